@@ -1,0 +1,68 @@
+"""Constant data that is read only when somebody looks at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.graph.dtypes import DType
+
+
+class Constant:
+    """An immutable array whose bytes may still lie in a file.
+
+    Shape and dtype are always known; :meth:`numpy` maps, unpacks or computes the elements on
+    first use. Memory-mapped data is a view, never a copy.
+    """
+
+    __slots__ = ("_array", "_load", "dtype", "shape")
+
+    def __init__(
+        self, dtype: DType, shape: tuple[int, ...], load: Callable[[], NDArray[np.generic]]
+    ) -> None:
+        self.dtype, self.shape = dtype, shape
+        self._load: Callable[[], NDArray[np.generic]] | None = load
+        self._array: NDArray[np.generic] | None = None
+
+    @staticmethod
+    def of(array: NDArray[np.generic]) -> Constant:
+        """Wraps an array that is already in memory (not copied)."""
+        constant = Constant(DType.of(array.dtype), array.shape, lambda: array)
+        constant.numpy()
+        return constant
+
+    def numpy(self) -> NDArray[np.generic]:
+        """Returns the elements as a read-only array of ``shape``; a view where possible."""
+        if self._array is None:
+            assert self._load is not None
+            array = self._load().view()
+            assert array.shape == self.shape and array.dtype == self.dtype.numpy
+            array.flags.writeable = False
+            self._array, self._load = array, None
+        return self._array
+
+    def map(
+        self,
+        function: Callable[[NDArray[np.generic]], NDArray[np.generic]],
+        *,
+        dtype: DType | None = None,
+        shape: tuple[int, ...] | None = None,
+    ) -> Constant:
+        """Returns ``function`` of the elements, computed when first looked at."""
+        return Constant(
+            dtype or self.dtype,
+            self.shape if shape is None else shape,
+            lambda: function(self.numpy()),
+        )
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes the elements take in memory."""
+        return self.size * self.dtype.numpy.itemsize

@@ -1,0 +1,102 @@
+"""Element types: what a tensor stores, independent of what the numbers mean."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import ml_dtypes
+import numpy as np
+
+
+class Kind(Enum):
+    """The families of element types."""
+
+    FLOAT = "float"
+    SIGNED = "signed"
+    UNSIGNED = "unsigned"
+    BOOL = "bool"
+    STRING = "string"
+
+
+class DType(Enum):
+    """An element type, named as NumPy and ml_dtypes name it.
+
+    The value is ``(name, kind, bits, numpy scalar type)``; sub-byte types take one byte per
+    element in memory and ``bits`` bits in a file.
+    """
+
+    FLOAT64 = ("float64", Kind.FLOAT, 64, np.float64)
+    FLOAT32 = ("float32", Kind.FLOAT, 32, np.float32)
+    FLOAT16 = ("float16", Kind.FLOAT, 16, np.float16)
+    BFLOAT16 = ("bfloat16", Kind.FLOAT, 16, ml_dtypes.bfloat16)
+    FLOAT8_E4M3FN = ("float8_e4m3fn", Kind.FLOAT, 8, ml_dtypes.float8_e4m3fn)
+    FLOAT8_E4M3FNUZ = ("float8_e4m3fnuz", Kind.FLOAT, 8, ml_dtypes.float8_e4m3fnuz)
+    FLOAT8_E5M2 = ("float8_e5m2", Kind.FLOAT, 8, ml_dtypes.float8_e5m2)
+    FLOAT8_E5M2FNUZ = ("float8_e5m2fnuz", Kind.FLOAT, 8, ml_dtypes.float8_e5m2fnuz)
+    FLOAT8_E8M0 = ("float8_e8m0fnu", Kind.FLOAT, 8, ml_dtypes.float8_e8m0fnu)
+    FLOAT4_E2M1 = ("float4_e2m1fn", Kind.FLOAT, 4, ml_dtypes.float4_e2m1fn)
+    INT64 = ("int64", Kind.SIGNED, 64, np.int64)
+    INT32 = ("int32", Kind.SIGNED, 32, np.int32)
+    INT16 = ("int16", Kind.SIGNED, 16, np.int16)
+    INT8 = ("int8", Kind.SIGNED, 8, np.int8)
+    INT4 = ("int4", Kind.SIGNED, 4, ml_dtypes.int4)
+    INT2 = ("int2", Kind.SIGNED, 2, ml_dtypes.int2)
+    UINT64 = ("uint64", Kind.UNSIGNED, 64, np.uint64)
+    UINT32 = ("uint32", Kind.UNSIGNED, 32, np.uint32)
+    UINT16 = ("uint16", Kind.UNSIGNED, 16, np.uint16)
+    UINT8 = ("uint8", Kind.UNSIGNED, 8, np.uint8)
+    UINT4 = ("uint4", Kind.UNSIGNED, 4, ml_dtypes.uint4)
+    UINT2 = ("uint2", Kind.UNSIGNED, 2, ml_dtypes.uint2)
+    BOOL = ("bool", Kind.BOOL, 8, np.bool_)
+    STRING = ("string", Kind.STRING, 0, np.object_)
+
+    def __init__(self, label: str, kind: Kind, bits: int, scalar: type) -> None:
+        self.label = label
+        self.kind = kind
+        self.bits = bits
+        self.numpy: np.dtype = np.dtype(scalar)
+
+    @property
+    def is_integer(self) -> bool:
+        """True for signed and unsigned integers of any width."""
+        return self.kind in (Kind.SIGNED, Kind.UNSIGNED)
+
+    @property
+    def is_signed(self) -> bool:
+        """True for signed integers."""
+        return self.kind is Kind.SIGNED
+
+    @property
+    def is_float(self) -> bool:
+        """True for every floating-point type, the 8-bit and 4-bit ones included."""
+        return self.kind is Kind.FLOAT
+
+    @property
+    def is_small_float(self) -> bool:
+        """True for the 8-bit and 4-bit floating-point types, which only store quantized values."""
+        return self.kind is Kind.FLOAT and self.bits <= 8
+
+    @property
+    def qmin(self) -> int:
+        """Smallest integer the type holds."""
+        return -(1 << (self.bits - 1)) if self.is_signed else 0
+
+    @property
+    def qmax(self) -> int:
+        """Largest integer the type holds."""
+        return (1 << (self.bits - (1 if self.is_signed else 0))) - 1
+
+    def __str__(self) -> str:
+        return self.label
+
+    @staticmethod
+    def of(dtype: np.dtype) -> DType:
+        """Returns the element type of a NumPy dtype.
+
+        Raises:
+            KeyError: The dtype has no counterpart.
+        """
+        return _BY_NUMPY[np.dtype(dtype)]
+
+
+_BY_NUMPY = {dtype.numpy: dtype for dtype in DType}

@@ -1,0 +1,197 @@
+"""The typed graph: values with types, nodes with operators, edges both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.operator import Attributes, Operator
+from qdqbridge.graph.types import QuantType, ValueType
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a node comes from: names of the file's nodes and their ``metadata_props``."""
+
+    nodes: tuple[str, ...] = ()
+    metadata: tuple[tuple[str, str], ...] = ()
+    spelling: str = ""
+
+    def joined(self, other: Origin) -> Origin:
+        """Returns the origin of a node made from two."""
+        return Origin(
+            tuple(dict.fromkeys((*self.nodes, *other.nodes))),
+            tuple(dict((*self.metadata, *other.metadata)).items()),
+            self.spelling or other.spelling,
+        )
+
+
+NO_ORIGIN = Origin()
+
+
+class Value:
+    """One edge of the graph: a graph input, a constant or the result of a node.
+
+    Attributes:
+        type: Its type, the place where quantization lives.
+        name: The tensor's name in the file, kept as provenance; no meaning depends on it.
+        producer: The node that computes it; None for graph inputs and constants.
+        constant: Its data where it is a constant.
+        users: ``(node, operand index)`` pairs that read it.
+        written: The constant as its file wrote it, where ``constant`` is a rounding of it
+            (a float bias next to its derived int32 form). Only writers look at it.
+    """
+
+    __slots__ = ("constant", "metadata", "name", "producer", "type", "users", "written")
+
+    def __init__(
+        self, type_: ValueType, name: str = "", *, constant: Constant | None = None
+    ) -> None:
+        self.type = type_
+        self.name = name
+        self.constant = constant
+        self.producer: Node | None = None
+        self.users: dict[tuple[Node, int], None] = {}
+        self.metadata: tuple[tuple[str, str], ...] = ()
+        self.written: Constant | None = None
+
+    @property
+    def quant(self) -> QuantType | None:
+        """Its type where it is quantized, else None."""
+        return self.type if isinstance(self.type, QuantType) else None
+
+    @property
+    def is_constant(self) -> bool:
+        """True for constants."""
+        return self.constant is not None
+
+    @property
+    def rank(self) -> int | None:
+        """Number of axes, None where unknown."""
+        return None if self.type.shape is None else len(self.type.shape)
+
+    def __repr__(self) -> str:
+        return f"Value({self.name!r}: {self.type})"
+
+
+class Node:
+    """One application of an operator."""
+
+    __slots__ = ("attributes", "inputs", "op", "origin", "outputs")
+
+    def __init__(
+        self,
+        op: Operator,
+        attributes: Attributes,
+        inputs: Sequence[Value | None],
+        outputs: Sequence[Value],
+        origin: Origin = NO_ORIGIN,
+    ) -> None:
+        self.op, self.attributes, self.origin = op, attributes, origin
+        self.inputs: list[Value | None] = list(inputs)
+        self.outputs: list[Value] = list(outputs)
+        for index, value in enumerate(self.inputs):
+            if value is not None:
+                value.users[self, index] = None
+        for value in self.outputs:
+            value.producer = self
+
+    @property
+    def name(self) -> str:
+        """The first name of the file's node it comes from (for messages)."""
+        return (
+            self.origin.nodes[0]
+            if self.origin.nodes
+            else (self.outputs[0].name if self.outputs else "")
+        )
+
+    @property
+    def output(self) -> Value:
+        """The first result."""
+        return self.outputs[0]
+
+    def operand(self, index: int) -> Value:
+        """Returns operand ``index``, which must be present."""
+        value = self.inputs[index]
+        assert value is not None, f"{self.op.name} has no operand {index}"
+        return value
+
+    def optional(self, index: int) -> Value | None:
+        """Returns operand ``index`` or None where it is left out."""
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    def data_operands(self) -> Iterable[tuple[int, Value]]:
+        """Yields the operands that may be quantized, with their indices."""
+        for index, value in enumerate(self.inputs):
+            if value is not None and self.op.is_data(index):
+                yield index, value
+
+    def __repr__(self) -> str:
+        return f"Node({self.op.name} {self.name!r})"
+
+
+@dataclass(slots=True, eq=False)
+class Graph:
+    """A whole network.
+
+    Attributes:
+        inputs: Graph inputs in the file's order; their names are the interface.
+        outputs: Result values in the file's order.
+        output_names: The interface names of the outputs.
+        nodes: All nodes in a topological order.
+        name: The file's graph name.
+        metadata: The file's model properties (provenance).
+        opset: The default-domain opset of the file it was read from; 0 if none.
+        canonical: True once the canonical rules have run.
+        notes: What the canonical rules refused or want said (see ``explain``).
+    """
+
+    inputs: list[Value]
+    outputs: list[Value]
+    output_names: list[str]
+    nodes: list[Node]
+    name: str = ""
+    metadata: dict[str, str] = field(default_factory=dict)
+    opset: int = 0
+    canonical: bool = False
+    notes: list[Note] = field(default_factory=list)
+
+    def text(self) -> str:
+        """Returns the deterministic text form (see :mod:`qdqbridge.graph.printer`)."""
+        from qdqbridge.graph.printer import text
+
+        return text(self)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the text form; equal for equal networks however their files are written."""
+        from qdqbridge.graph.digest import digest
+
+        return digest(self)
+
+    def values(self) -> Iterable[Value]:
+        """Yields every value once: inputs, then operands and results in node order."""
+        seen: dict[Value, None] = dict.fromkeys(self.inputs)
+        for node in self.nodes:
+            seen.update(dict.fromkeys(v for v in node.inputs if v is not None))
+            seen.update(dict.fromkeys(node.outputs))
+        seen.update(dict.fromkeys(self.outputs))
+        return seen
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something worth telling about a node: why it stayed float, what was assumed.
+
+    Attributes:
+        rule: The rule (or reader) that speaks, kebab-case.
+        node: Name of the node in the file.
+        reason: One sentence.
+        culprits: Names of the tensors or nodes that cause it.
+    """
+
+    rule: str
+    node: str
+    reason: str
+    culprits: tuple[str, ...] = ()

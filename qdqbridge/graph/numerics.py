@@ -1,0 +1,90 @@
+"""The elementary steps of the numeric contract, in NumPy, bit for bit.
+
+Sources: ONNX QuantizeLinear/DequantizeLinear (opset 10 to 25): ``y = saturate(round(x / scale) +
+zero_point)`` with round half to even, division (not multiplication by a reciprocal), and the zero
+point added after rounding. NaN becomes 0, as onnxruntime has it; ONNX leaves it open.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.graph.quantization import QuantParams
+
+Array = NDArray[Any]
+
+
+def dequantize(stored: Array, params: QuantParams, dtype: Any = np.float32) -> Array:
+    """Returns the real values of ``stored`` in ``dtype``: ``(stored - zero_point) * scale``.
+
+    With ``dtype=np.float32``: one exact integer subtraction, one conversion, one multiplication.
+    """
+    scale = params.aligned(params.scale, stored.shape).astype(dtype)
+    if not params.storage_dtype.is_integer:
+        return stored.astype(dtype) * scale
+    if params.zero_point.any():
+        zero_point = params.aligned(params.zero_point, stored.shape)
+        wide = np.int64 if params.storage_dtype.bits >= 32 else np.int32
+        return (stored.astype(wide) - zero_point.astype(wide)).astype(dtype) * scale
+    wide_stored = (
+        stored
+        if stored.dtype.itemsize > 1 or stored.dtype.kind in "iu"
+        else stored.astype(np.int8 if params.storage_dtype.is_signed else np.uint8)
+    )
+    return wide_stored.astype(dtype) * scale
+
+
+def quantize(real: Array, params: QuantParams) -> Array:
+    """Returns ``saturate(rint(real / scale) + zero_point)`` in the storage type.
+
+    The division is done in the dtype of ``real`` (float32 by contract, float64 for the ideal).
+    """
+    scale = params.aligned(params.scale, real.shape).astype(real.dtype)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        scaled = real / scale
+    if not params.storage_dtype.is_integer:
+        return scaled.astype(params.storage_dtype.numpy)
+    zero_point = params.aligned(params.zero_point, real.shape)
+    return saturate(scaled, params, zero_point)
+
+
+def saturate(scaled: Array, params: QuantParams, zero_point: Array | int | None = None) -> Array:
+    """Returns ``clip(rint(scaled) + zero_point, qmin, qmax)`` in the storage type."""
+    if zero_point is None:
+        zero_point = params.zero_point
+    rounded = np.rint(scaled)
+    shifted = rounded + np.asarray(zero_point).astype(rounded.dtype)
+    shifted = np.where(np.isnan(shifted), np.asarray(0, rounded.dtype), shifted)
+    clipped = np.clip(shifted, params.qmin, params.qmax)
+    return clipped.astype(np.int64).astype(params.storage_dtype.numpy)
+
+
+def multiplier(*numerator: Array, denominator: Array) -> NDArray[np.float32]:
+    """Returns ``float32(float32(a * b) / c)``, the one multiplier of a requantization."""
+    product = np.asarray(numerator[0], np.float32)
+    for factor in numerator[1:]:
+        product = np.asarray(product * np.asarray(factor, np.float32), np.float32)
+    return np.asarray(product / np.asarray(denominator, np.float32), np.float32)
+
+
+def requantize(accumulator: Array, scale: NDArray[np.float32], params: QuantParams) -> Array:
+    """Returns ``saturate(rint(float32(accumulator) * scale) + zero_point)``.
+
+    Args:
+        accumulator: Exact integers (int32 or int64).
+        scale: float32 multiplier, broadcastable against the accumulator.
+        params: Per-tensor parameters of the result.
+    """
+    return saturate(accumulator.astype(np.float32) * scale, params)
+
+
+def codes(params: QuantParams) -> Array:
+    """Returns every stored value of an 8- or 16-bit type in the order of its bit pattern."""
+    bits = params.storage_dtype.bits
+    unsigned = np.arange(1 << bits, dtype=np.uint8 if bits <= 8 else np.uint16)
+    if params.storage_dtype.is_signed:
+        return unsigned.view(np.int8 if bits <= 8 else np.int16)
+    return unsigned

@@ -1,0 +1,151 @@
+"""Quantization parameters: how stored integers stand for real numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.errors import UnsupportedQuantization
+from qdqbridge.graph.dtypes import DType
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantParams:
+    """``real = (stored - zero_point) * scale``, per tensor, per axis or per block.
+
+    Invariants (checked on creation):
+
+    * ``scale`` is a rank-0 array (per tensor), a rank-1 array of ``shape[axis]`` entries (per
+      axis), or an array of the value's rank whose extent along ``axis`` counts blocks of
+      ``block_size`` elements (blocked).
+    * ``scale`` has the dtype ``expressed_dtype`` and its bits are those of the file.
+    * ``zero_point`` has the shape of ``scale``; int32 for integer storage.
+    * ``qmin <= qmax`` lie within the storage type; the storage may be wider than the range.
+    * equality and hash are by value, bit for bit.
+
+    Vocabulary as in MLIR's ``quant`` dialect.
+    """
+
+    storage_dtype: DType
+    scale: NDArray[np.generic]
+    zero_point: NDArray[np.int32]
+    axis: int | None = None
+    block_size: int | None = None
+    qmin: int = 0
+    qmax: int = 0
+    expressed_dtype: DType = DType.FLOAT32
+    _key: tuple[object, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        set_ = object.__setattr__
+        scale = np.ascontiguousarray(self.scale, dtype=self.expressed_dtype.numpy)
+        scale = scale.reshape(self.scale.shape)
+        zero_point = np.asarray(self.zero_point, dtype=np.int32)
+        if zero_point.shape != scale.shape:
+            zero_point = np.ascontiguousarray(np.broadcast_to(zero_point, scale.shape))
+        scale.flags.writeable = False
+        zero_point.flags.writeable = False
+        set_(self, "scale", scale)
+        set_(self, "zero_point", zero_point)
+        if self.qmin == 0 and self.qmax == 0 and self.storage_dtype.is_integer:
+            set_(self, "qmin", self.storage_dtype.qmin)
+            set_(self, "qmax", self.storage_dtype.qmax)
+        if (self.axis is None) != (scale.ndim == 0):
+            raise UnsupportedQuantization(
+                "the shape of the scale does not agree with the axis",
+                why=f"scale has shape {scale.shape} and axis is {self.axis}",
+                fix="give a scalar scale for per-tensor, or an axis for per-channel parameters",
+            )
+        set_(
+            self,
+            "_key",
+            (
+                self.storage_dtype,
+                self.expressed_dtype,
+                self.axis,
+                self.block_size,
+                self.qmin,
+                self.qmax,
+                scale.shape,
+                scale.tobytes(),
+                zero_point.tobytes(),
+            ),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, QuantParams) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def per_tensor(self) -> bool:
+        """One scale and one zero point for the whole tensor."""
+        return self.axis is None
+
+    @property
+    def blocked(self) -> bool:
+        """Scales vary along ``axis`` every ``block_size`` elements."""
+        return self.block_size is not None
+
+    @property
+    def full_range(self) -> bool:
+        """True where ``qmin``/``qmax`` are those of the storage type."""
+        if not self.storage_dtype.is_integer:
+            return True
+        return (self.qmin, self.qmax) == (self.storage_dtype.qmin, self.storage_dtype.qmax)
+
+    @property
+    def symmetric(self) -> bool:
+        """True where every zero point is 0."""
+        return not self.zero_point.any()
+
+    def with_range(self, qmin: int, qmax: int) -> QuantParams:
+        """Returns the same mapping with another range of stored values."""
+        return replace(self, qmin=qmin, qmax=qmax)
+
+    def widened(self) -> QuantParams:
+        """Returns the same mapping over the whole range of the storage type."""
+        return self.with_range(0, 0) if not self.full_range else self
+
+    def same_mapping(self, other: QuantParams) -> bool:
+        """True where both map every stored value to the same real one (ranges may differ)."""
+        return self.widened() == other.widened()
+
+    def with_axis(self, axis: int | None) -> QuantParams:
+        """Returns the same parameters along another axis (after a transposition)."""
+        return self if axis == self.axis else replace(self, axis=axis)
+
+    def aligned(self, array: NDArray[np.generic], shape: tuple[int, ...]) -> NDArray[np.generic]:
+        """Returns ``array`` (a scale or zero point) shaped to broadcast against ``shape``.
+
+        Args:
+            array: ``self.scale``, ``self.zero_point`` or anything of their shape.
+            shape: The shape of the tensor that these parameters describe.
+        """
+        if self.axis is None:
+            return array
+        if self.block_size is not None:
+            repeated = np.repeat(array, self.block_size, axis=self.axis)
+            return repeated.take(range(shape[self.axis]), axis=self.axis)
+        return array.reshape([-1 if i == self.axis else 1 for i in range(len(shape))])
+
+
+def per_tensor(
+    storage_dtype: DType,
+    scale: float | np.generic,
+    zero_point: int = 0,
+    *,
+    qmin: int = 0,
+    qmax: int = 0,
+) -> QuantParams:
+    """Returns per-tensor parameters with a float32 scale."""
+    return QuantParams(
+        storage_dtype,
+        np.asarray(scale, np.float32),
+        np.asarray(zero_point, np.int32),
+        qmin=qmin,
+        qmax=qmax,
+    )

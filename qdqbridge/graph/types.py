@@ -1,0 +1,58 @@
+"""Types of values: plain tensors, and quantized tensors that carry their parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.quantization import QuantParams
+
+Dim: TypeAlias = "int | str"
+"""A known extent, or the name of a symbolic one (``batch``)."""
+
+Shape: TypeAlias = "tuple[Dim, ...] | None"
+"""Extents of a tensor; None where even the rank is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """A plain tensor: its numbers are what they say."""
+
+    dtype: DType
+    shape: Shape
+
+    def with_shape(self, shape: Shape) -> TensorType:
+        """Returns this type for another shape."""
+        return TensorType(self.dtype, shape)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantType:
+    """A quantized tensor: stored integers that stand for real numbers by ``params``."""
+
+    params: QuantParams
+    shape: Shape
+
+    @property
+    def dtype(self) -> DType:
+        """The storage type."""
+        return self.params.storage_dtype
+
+    def with_shape(self, shape: Shape) -> QuantType:
+        """Returns this type for another shape."""
+        return QuantType(self.params, shape)
+
+    def with_params(self, params: QuantParams) -> QuantType:
+        """Returns this type with other parameters."""
+        return QuantType(params, self.shape)
+
+
+ValueType: TypeAlias = "TensorType | QuantType"
+
+
+def static_shape(shape: Shape) -> tuple[int, ...] | None:
+    """Returns the shape where every extent is a known number, else None."""
+    if shape is None or any(isinstance(dim, str) for dim in shape):
+        return None
+    return tuple(dim for dim in shape if isinstance(dim, int))

@@ -1,0 +1,230 @@
+"""Typed attribute records of the operator table.
+
+Axes are non-negative, pads are resolved to explicit numbers, and inputs that only configure
+(``Slice`` starts, ``Pad`` pads, ``Clip`` bounds …) are attributes wherever they are constants.
+Pads are written ``(begin…, end…)`` as ONNX does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.operator import Attributes
+
+Ints = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConvAttrs(Attributes):
+    """Conv: one entry of strides and dilations per spatial axis, two of pads."""
+
+    strides: Ints
+    dilations: Ints
+    pads: Ints
+    group: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ConvTransposeAttrs(Attributes):
+    """ConvTranspose: weight is (in, out / group, spatial…)."""
+
+    strides: Ints
+    dilations: Ints
+    pads: Ints
+    output_padding: Ints
+    group: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GemmAttrs(Attributes):
+    """Gemm: ``alpha * op(a) @ op(b) + beta * c``."""
+
+    alpha: float = 1.0
+    beta: float = 1.0
+    trans_a: bool = False
+    trans_b: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PoolAttrs(Attributes):
+    """AveragePool and MaxPool."""
+
+    kernel_shape: Ints
+    strides: Ints
+    dilations: Ints
+    pads: Ints
+    ceil_mode: bool = False
+    count_include_pad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceAttrs(Attributes):
+    """Reductions; ``axes`` lists every reduced axis."""
+
+    axes: Ints
+    keepdims: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class AxisAttrs(Attributes):
+    """Operators with one axis: Concat, Gather, Flatten, CumSum …"""
+
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxAttrs(Attributes):
+    """Softmax and LogSoftmax: the axes normalized together (several before opset 13)."""
+
+    axes: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class AlphaAttrs(Attributes):
+    """LeakyRelu, Elu, Celu, ThresholdedRelu, Swish: one coefficient (a float32 number)."""
+
+    alpha: float
+
+
+@dataclass(frozen=True, slots=True)
+class HardSigmoidAttrs(Attributes):
+    """HardSigmoid: ``max(0, min(1, alpha * x + beta))``."""
+
+    alpha: float
+    beta: float
+
+
+@dataclass(frozen=True, slots=True)
+class SeluAttrs(Attributes):
+    """Selu: ``gamma * (alpha * exp(x) - alpha)`` for negative x."""
+
+    alpha: float
+    gamma: float
+
+
+@dataclass(frozen=True, slots=True)
+class GeluAttrs(Attributes):
+    """Gelu: ``approximate`` is ``none`` (erf) or ``tanh``."""
+
+    approximate: str = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class ClipAttrs(Attributes):
+    """Clip with constant bounds; None where there is none."""
+
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReshapeAttrs(Attributes):
+    """Reshape: the target; None where a second operand gives it at run time.
+
+    0 copies the input's extent (unless ``allow_zero``), one -1 takes what is left.
+    """
+
+    shape: Ints | None
+    allow_zero: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandAttrs(Attributes):
+    """Expand: the target; None where a second operand gives it at run time."""
+
+    shape: Ints | None
+
+
+@dataclass(frozen=True, slots=True)
+class TransposeAttrs(Attributes):
+    """Transpose: ``output axis i is input axis perm[i]``."""
+
+    perm: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class AxesAttrs(Attributes):
+    """Squeeze (axes of the input) and Unsqueeze (axes of the output), sorted."""
+
+    axes: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class SliceAttrs(Attributes):
+    """Slice: one entry per sliced axis; starts and ends as written (may be negative or huge)."""
+
+    starts: Ints
+    ends: Ints
+    axes: Ints
+    steps: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class SplitAttrs(Attributes):
+    """Split: the extent of every part along the axis."""
+
+    axis: int
+    sizes: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class PadAttrs(Attributes):
+    """Pad: ``pads`` covers every axis; ``value`` is a real number, used in constant mode."""
+
+    pads: Ints
+    mode: str = "constant"
+    value: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TileAttrs(Attributes):
+    """Tile: one factor per axis."""
+
+    repeats: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class DepthSpaceAttrs(Attributes):
+    """DepthToSpace (``mode`` DCR or CRD) and SpaceToDepth."""
+
+    block_size: int
+    mode: str = "DCR"
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeAttrs(Attributes):
+    """Resize: ``scales`` and ``sizes`` cover every axis; ``sizes`` is None where scales decide."""
+
+    mode: str
+    coordinate_transformation_mode: str
+    nearest_mode: str
+    scales: tuple[float, ...] | None
+    sizes: Ints | None
+    cubic_coeff_a: float = -0.75
+    exclude_outside: bool = False
+    extrapolation_value: float = 0.0
+    antialias: bool = False
+    roi: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NormAttrs(Attributes):
+    """LayerNormalization: normalized axes are ``axis`` and all after it."""
+
+    axis: int
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class EpsilonAttrs(Attributes):
+    """InstanceNormalization and BatchNormalization (inference)."""
+
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class CastAttrs(Attributes):
+    """Cast: the element type of the result."""
+
+    to: DType
