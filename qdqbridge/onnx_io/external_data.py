@@ -1,0 +1,155 @@
+"""Tensor data in files next to the model: mapped when looked at, never from outside its folder."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from weakref import WeakValueDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from qdqbridge.errors import InvalidModelError, ModelFileError
+
+
+class _MappedFile:
+    """One file of external data, mapped once however many tensors read it."""
+
+    __slots__ = ("__weakref__", "_map", "path")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._map: NDArray[np.uint8] | None = None
+
+    def view(self, offset: int, nbytes: int, where: str) -> NDArray[np.uint8]:
+        """Returns bytes of the file; the view need not be aligned."""
+        if self._map is None:
+            try:
+                self._map = np.asarray(np.memmap(self.path, np.uint8, "r"))
+            except (OSError, ValueError) as error:
+                raise ModelFileError(
+                    "external data cannot be mapped",
+                    where=where,
+                    why=str(error),
+                    fix="keep the data file in place while the model is in use",
+                ) from error
+        return self._map[offset : offset + nbytes]
+
+
+_MAPPED: WeakValueDictionary[tuple[Path, int, int, int], _MappedFile] = WeakValueDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """What a tensor's ``external_data`` entries say."""
+
+    location: str
+    offset: int
+    length: int | None
+
+
+def external_bytes(
+    tensor: TensorProto, nbytes: int, folder: Path | None, where: str
+) -> Callable[[], NDArray[np.uint8]]:
+    """Checks where a tensor's data lies and returns what maps it when called.
+
+    Args:
+        tensor: A tensor whose ``data_location`` is EXTERNAL.
+        nbytes: Bytes that its type and shape take.
+        folder: Folder of the model file; None for a model that was not read from a file.
+        where: File and tensor, for messages.
+
+    Raises:
+        ModelFileError: The file is missing, too short, or not inside ``folder``.
+        InvalidModelError: The entries are malformed or disagree with ``nbytes``.
+    """
+    extent = _extent(tensor, where)
+    if extent.length is not None and extent.length != nbytes:
+        raise InvalidModelError(
+            "a tensor's data does not fit its shape",
+            where=where,
+            why=f"its shape takes {nbytes} bytes, and length says {extent.length}",
+            fix="export the model again",
+        )
+    if folder is None:
+        raise ModelFileError(
+            "a model in memory refers to external data",
+            where=where,
+            why=f"location is '{extent.location}', and the model's folder is not known",
+            fix="give the path of the model file, or load the data into the model first",
+        )
+    path, status = _located(extent.location, folder, where)
+    if extent.offset + nbytes > status.st_size:
+        raise ModelFileError(
+            "external data ends before the tensor does",
+            where=where,
+            why=f"offset {extent.offset} + {nbytes} bytes is beyond the {status.st_size} bytes "
+            f"of '{extent.location}'",
+            fix="fetch the data file again (it may be a Git LFS pointer or a broken download)",
+        )
+    key = (path, status.st_ino, status.st_mtime_ns, status.st_size)
+    mapped = _MAPPED.get(key)
+    if mapped is None:
+        mapped = _MAPPED[key] = _MappedFile(path)
+    kept, offset = mapped, extent.offset
+    return lambda: kept.view(offset, nbytes, where)
+
+
+def _extent(tensor: TensorProto, where: str) -> _Extent:
+    entries: dict[str, str] = {}
+    for entry in tensor.external_data:
+        if entry.key in entries:
+            raise InvalidModelError(
+                "external data is described twice",
+                where=where,
+                why=f"'{entry.key}' appears twice",
+                fix="export the model again",
+            )
+        entries[entry.key] = entry.value
+    numbers: dict[str, int] = {}
+    for key in ("offset", "length"):
+        text = entries.get(key, "").strip()
+        if not text:
+            continue
+        if not (text.isascii() and text.isdigit() and len(text) < 20):
+            raise InvalidModelError(
+                f"the {key} of external data is not a size",
+                where=where,
+                why=f"{key} is '{text[:40]}'",
+                fix="export the model again",
+            )
+        numbers[key] = int(text)
+    return _Extent(entries.get("location", ""), numbers.get("offset", 0), numbers.get("length"))
+
+
+def _located(location: str, folder: Path, where: str) -> tuple[Path, os.stat_result]:
+    """Returns the file of external data, which must be a regular file inside ``folder``."""
+    fix = "put the data file into the model's folder and use its relative name"
+    refuse = "external data is not a file inside the model's folder"
+    windows = PureWindowsPath(location)
+    if not location or "\0" in location or windows.drive or windows.root:
+        why = f"location is '{location[:200]}'"
+        raise ModelFileError(refuse, where=where, why=why, fix=fix)
+    normal = PurePosixPath(os.path.normpath(location.replace("\\", "/")))
+    if normal.parts[:1] == ("..",):
+        why = f"location '{location[:200]}' leads out of the folder"
+        raise ModelFileError(refuse, where=where, why=why, fix=fix)
+    try:
+        path = (folder / normal).resolve(strict=True)
+        inside = path.is_relative_to(folder.resolve(strict=True))
+        status = path.stat()
+    except (OSError, RuntimeError, ValueError) as error:
+        why = f"'{location[:200]}' cannot be opened: {getattr(error, 'strerror', None) or error}"
+        raise ModelFileError("external data is missing", where=where, why=why, fix=fix) from error
+    if not inside:
+        why = f"'{location[:200]}' is a link that leads out of the folder"
+        raise ModelFileError(refuse, where=where, why=why, fix=fix)
+    if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
+        kind = "empty" if stat.S_ISREG(status.st_mode) else "not a regular file"
+        why = f"'{location[:200]}' is {kind}"
+        raise ModelFileError(refuse, where=where, why=why, fix=fix)
+    return path, status

@@ -1,0 +1,343 @@
+"""ONNX tensors and constants, both ways, without trusting what a file says about itself.
+
+Sizes are checked before anything is read or allocated. Sub-byte elements are packed with the
+first element in the low bits (ONNX ``TensorProto``, field ``int32_data``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from qdqbridge.errors import InvalidModelError, UnsupportedModelError
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.onnx_io.external_data import external_bytes
+
+_ONNX_NAMES = {
+    "FLOAT": DType.FLOAT32,
+    "UINT8": DType.UINT8,
+    "INT8": DType.INT8,
+    "UINT16": DType.UINT16,
+    "INT16": DType.INT16,
+    "INT32": DType.INT32,
+    "INT64": DType.INT64,
+    "STRING": DType.STRING,
+    "BOOL": DType.BOOL,
+    "FLOAT16": DType.FLOAT16,
+    "DOUBLE": DType.FLOAT64,
+    "UINT32": DType.UINT32,
+    "UINT64": DType.UINT64,
+    "BFLOAT16": DType.BFLOAT16,
+    "FLOAT8E4M3FN": DType.FLOAT8_E4M3FN,
+    "FLOAT8E4M3FNUZ": DType.FLOAT8_E4M3FNUZ,
+    "FLOAT8E5M2": DType.FLOAT8_E5M2,
+    "FLOAT8E5M2FNUZ": DType.FLOAT8_E5M2FNUZ,
+    "UINT4": DType.UINT4,
+    "INT4": DType.INT4,
+    "FLOAT4E2M1": DType.FLOAT4_E2M1,
+    "FLOAT8E8M0": DType.FLOAT8_E8M0,
+    "UINT2": DType.UINT2,
+    "INT2": DType.INT2,
+}
+_CODES = dict(TensorProto.DataType.items())
+_BY_CODE = {_CODES[name]: dtype for name, dtype in _ONNX_NAMES.items() if name in _CODES}
+_CODE_OF = {dtype: code for code, dtype in _BY_CODE.items()}
+
+_TYPED_FIELDS = (
+    "float_data",
+    "int32_data",
+    "string_data",
+    "int64_data",
+    "double_data",
+    "uint64_data",
+)
+_FIELD_OF = {
+    DType.FLOAT32: "float_data",
+    DType.FLOAT64: "double_data",
+    DType.INT64: "int64_data",
+    DType.UINT64: "uint64_data",
+    DType.UINT32: "uint64_data",
+    DType.STRING: "string_data",
+}
+_MAX_BYTES = 2**63 - 1
+_MAX_RANK = 32
+"""NumPy 1.26's limit; no real tensor comes near it."""
+
+
+def dtype_from_onnx(code: int, where: str) -> DType:
+    """Returns the element type of an ONNX ``data_type`` number.
+
+    Raises:
+        InvalidModelError: The number is 0 (undefined) or unknown to ONNX.
+        UnsupportedModelError: ONNX knows the type and there is no counterpart here.
+    """
+    dtype = _BY_CODE.get(code)
+    if dtype is not None:
+        return dtype
+    names = {number: name for name, number in _CODES.items()}
+    if code == TensorProto.UNDEFINED or code not in names:
+        raise InvalidModelError(
+            "a tensor has no known element type",
+            where=where,
+            why=f"data_type is {code}" + (" (undefined)" if code == 0 else ""),
+            fix="export the model again; the file is damaged or newer than this program",
+        )
+    raise UnsupportedModelError(
+        f"element type {names[code]} has no counterpart here",
+        where=where,
+        why=f"data_type is {code}",
+        fix="cast the tensor to a supported type before exporting",
+    )
+
+
+def dtype_to_onnx(dtype: DType) -> int:
+    """Returns the ONNX ``data_type`` number of an element type."""
+    return _CODE_OF[dtype]
+
+
+def packed_nbytes(dtype: DType, count: int) -> int:
+    """Returns the bytes that ``count`` elements take in a file."""
+    return -(-count * dtype.bits // 8)
+
+
+def constant_from_proto(tensor: TensorProto, folder: Path | None, where: str) -> Constant:
+    """Returns the constant that a ``TensorProto`` describes.
+
+    Args:
+        tensor: The tensor; its bytes may lie in another file.
+        folder: Folder of the model file; None for a model that was not read from a file.
+        where: File and tensor, for messages.
+
+    Raises:
+        ModelFileError: External data is missing, too short, or outside ``folder``.
+        InvalidModelError: Type, extents and data of the tensor contradict each other.
+        UnsupportedModelError: An element type without counterpart.
+    """
+    if tensor.name:
+        where = f"{where}, tensor '{tensor.name}'"
+    dtype = dtype_from_onnx(tensor.data_type, where)
+    shape = _checked_shape(tensor.dims, dtype, where)
+    _check_one_source(tensor, where)
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return _external_constant(tensor, dtype, shape, folder, where)
+    if tensor.HasField("raw_data"):
+        return _raw_constant(tensor.raw_data, dtype, shape, where)
+    return _typed_constant(tensor, dtype, shape, where)
+
+
+def proto_from_constant(name: str, constant: Constant) -> TensorProto:
+    """Returns the ``TensorProto`` of a constant, its bytes in ``raw_data``."""
+    tensor = TensorProto(name=name, data_type=dtype_to_onnx(constant.dtype), dims=constant.shape)
+    if constant.dtype is DType.STRING:
+        tensor.string_data.extend(str(text).encode() for text in constant.numpy().ravel())
+    else:
+        tensor.raw_data = raw_bytes(constant)
+    return tensor
+
+
+def raw_bytes(constant: Constant) -> bytes:
+    """Returns a numeric constant as ONNX stores it: little-endian, sub-byte types packed."""
+    array = np.ascontiguousarray(constant.numpy()).ravel()
+    if constant.dtype.bits >= 8:
+        return array.tobytes()
+    if constant.dtype.is_integer:
+        array = array.astype(np.int8)
+    return _pack(array.view(np.uint8), constant.dtype.bits).tobytes()
+
+
+def _count(shape: Iterable[int]) -> int:
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count
+
+
+def _checked_shape(dims: Iterable[int], dtype: DType, where: str) -> tuple[int, ...]:
+    shape = tuple(int(extent) for extent in dims)
+    if any(extent < 0 for extent in shape):
+        raise InvalidModelError(
+            "a tensor has a negative extent",
+            where=where,
+            why=f"its dims are {list(shape)}",
+            fix="export the model again",
+        )
+    # Zero extents are left out: NumPy refuses (0, 2**62, 2**62) as well.
+    nbytes = packed_nbytes(dtype, _count(extent for extent in shape if extent))
+    if nbytes > _MAX_BYTES or len(shape) > _MAX_RANK:
+        raise InvalidModelError(
+            "a tensor is larger than anything can hold",
+            where=where,
+            why=f"its dims are {list(shape)}",
+            fix="export the model again",
+        )
+    return shape
+
+
+def _check_one_source(tensor: TensorProto, where: str) -> None:
+    filled = [field for field in _TYPED_FIELDS if len(getattr(tensor, field))]
+    if tensor.HasField("raw_data"):
+        filled.append("raw_data")
+    if tensor.data_location == TensorProto.EXTERNAL:
+        filled = [field for field in filled if field != "raw_data" or tensor.raw_data]
+        filled.append("external_data")
+    if len(filled) > 1:
+        raise InvalidModelError(
+            "a tensor holds its data twice",
+            where=where,
+            why=f"both {' and '.join(filled)} are filled",
+            fix="export the model again",
+        )
+
+
+def _wrong_size(
+    where: str, shape: tuple[int, ...], dtype: DType, need: str, have: str
+) -> InvalidModelError:
+    return InvalidModelError(
+        "a tensor's data does not fit its shape",
+        where=where,
+        why=f"{dtype}{list(shape)} takes {need}, and there are {have}",
+        fix="export the model again; the file is damaged",
+    )
+
+
+def _raw_constant(raw: bytes, dtype: DType, shape: tuple[int, ...], where: str) -> Constant:
+    need = packed_nbytes(dtype, _count(shape))
+    if dtype is DType.STRING:
+        raise InvalidModelError(
+            "a string tensor has raw_data",
+            where=where,
+            why="strings are stored in string_data",
+            fix="export the model again",
+        )
+    if len(raw) != need:
+        raise _wrong_size(where, shape, dtype, f"{need} bytes", str(len(raw)))
+    return _from_bytes(np.frombuffer(raw, np.uint8), dtype, shape)
+
+
+def _from_bytes(data: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...]) -> Constant:
+    """Returns a constant over bytes in memory: a view, or unpacked when first looked at."""
+    return Constant(dtype, shape, lambda: _decode_bytes(data, dtype, shape))
+
+
+def _decode_bytes(
+    data: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...]
+) -> NDArray[np.generic]:
+    if dtype is DType.BOOL:
+        return (data != 0).reshape(shape)
+    if dtype.bits >= 8:
+        return data.view(dtype.numpy).reshape(shape)
+    codes = _unpack(data, dtype.bits, _count(shape))
+    if not dtype.is_integer:
+        return codes.view(dtype.numpy).reshape(shape)
+    if dtype.is_signed:
+        half = np.uint8(1 << (dtype.bits - 1))
+        codes = ((codes ^ half) - half).view(np.int8)
+    return codes.astype(dtype.numpy).reshape(shape)
+
+
+def _unpack(data: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint8]:
+    per_byte = 8 // bits
+    codes = np.empty((data.size, per_byte), np.uint8)
+    for place in range(per_byte):
+        np.right_shift(data, np.uint8(place * bits), out=codes[:, place])
+    codes &= np.uint8((1 << bits) - 1)
+    return codes.ravel()[:count]
+
+
+def _pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    per_byte = 8 // bits
+    padded = np.zeros(-(-codes.size // per_byte) * per_byte, np.uint8)
+    padded[: codes.size] = codes & np.uint8((1 << bits) - 1)
+    places = padded.reshape(-1, per_byte)
+    packed = np.zeros(len(places), np.uint8)
+    for place in range(per_byte):
+        packed |= places[:, place] << np.uint8(place * bits)
+    return packed
+
+
+def _typed_constant(
+    tensor: TensorProto, dtype: DType, shape: tuple[int, ...], where: str
+) -> Constant:
+    field = _FIELD_OF.get(dtype, "int32_data")
+    values: Any = getattr(tensor, field)
+    count = _count(shape)
+    need = packed_nbytes(dtype, count) if 0 < dtype.bits < 8 else count
+    if len(values) != need:
+        have = next((f for f in _TYPED_FIELDS if len(getattr(tensor, f))), "no data")
+        found = f"{len(values)} there" if have in (field, "no data") else f"its data in {have}"
+        raise _wrong_size(where, shape, dtype, f"{need} entries of {field}", found)
+    if dtype is DType.STRING:
+        return Constant.of(_strings(values, shape, where))
+    if field != "int32_data":
+        source = {DType.UINT32: np.uint64}.get(dtype, dtype.numpy)
+        return Constant.of(_fitting(np.fromiter(values, source, need), dtype, where).reshape(shape))
+    numbers = np.fromiter(values, np.int32, need)
+    if dtype.bits < 8:
+        return _from_bytes(_bit_patterns(numbers, 8, where), dtype, shape)
+    if dtype.is_float:
+        return _from_bytes(_bit_patterns(numbers, dtype.bits, where).view(np.uint8), dtype, shape)
+    if dtype is DType.BOOL:
+        return Constant.of((numbers != 0).reshape(shape))
+    return Constant.of(_fitting(numbers, dtype, where).reshape(shape))
+
+
+def _fitting(numbers: NDArray[Any], dtype: DType, where: str) -> NDArray[Any]:
+    if (
+        dtype.is_integer
+        and numbers.size
+        and (int(numbers.min()) < dtype.qmin or int(numbers.max()) > dtype.qmax)
+    ):
+        raise InvalidModelError(
+            f"a tensor holds numbers that {dtype} cannot",
+            where=where,
+            why=f"they lie in {int(numbers.min())}..{int(numbers.max())}",
+            fix="export the model again",
+        )
+    return numbers.astype(dtype.numpy, copy=False)
+
+
+def _bit_patterns(numbers: NDArray[np.int32], bits: int, where: str) -> NDArray[Any]:
+    """Returns ``bits``-wide patterns stored one per int32 (sign-extended ones are accepted)."""
+    if numbers.size and (numbers.min() < -(1 << (bits - 1)) or numbers.max() >= 1 << bits):
+        raise InvalidModelError(
+            f"a tensor holds entries wider than {bits} bits",
+            where=where,
+            why=f"they lie in {int(numbers.min())}..{int(numbers.max())}",
+            fix="export the model again",
+        )
+    return numbers.astype(np.uint8 if bits == 8 else np.uint16)
+
+
+def _strings(values: Iterable[bytes], shape: tuple[int, ...], where: str) -> NDArray[Any]:
+    try:
+        texts = [value.decode() for value in values]
+    except UnicodeDecodeError as error:
+        raise InvalidModelError(
+            "a string tensor is not UTF-8",
+            where=where,
+            why=str(error),
+            fix="export the model again",
+        ) from error
+    array = np.empty(len(texts), object)
+    array[:] = texts
+    return array.reshape(shape)
+
+
+def _external_constant(
+    tensor: TensorProto, dtype: DType, shape: tuple[int, ...], folder: Path | None, where: str
+) -> Constant:
+    if dtype is DType.STRING:
+        raise InvalidModelError(
+            "a string tensor lies in external data",
+            where=where,
+            why="ONNX stores strings in string_data only",
+            fix="export the model again",
+        )
+    load = external_bytes(tensor, packed_nbytes(dtype, _count(shape)), folder, where)
+    return Constant(dtype, shape, lambda: _decode_bytes(load(), dtype, shape))
