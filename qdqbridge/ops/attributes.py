@@ -228,3 +228,11 @@ class CastAttrs(Attributes):
     """Cast: the element type of the result."""
 
     to: DType
+
+
+@dataclass(frozen=True, slots=True)
+class GroupNormAttrs(Attributes):
+    """GroupNormalization: channels are split into ``num_groups`` equal runs."""
+
+    num_groups: int
+    epsilon: float

@@ -1,0 +1,127 @@
+"""Exact integer accumulators, and the one rounding that ends them.
+
+Dot products of centred codes are computed in the fastest type that is exact for them: float32
+below 2**24, float64 below 2**53, else int64. The order of additions cannot matter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.numerics import dequantize, multiplier, quantize, requantize
+from qdqbridge.graph.operator import Array
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import QuantType, ValueType
+
+
+def integer_params(type_: ValueType | None) -> QuantParams | None:
+    """Returns the parameters of a value that integer arithmetic can take: at most 16 bits."""
+    if not isinstance(type_, QuantType) or type_.params.blocked:
+        return None
+    dtype = type_.params.storage_dtype
+    return type_.params if dtype.is_integer and dtype.bits <= 16 else None
+
+
+def centered(stored: Array, params: QuantParams) -> Array:
+    """Returns ``stored - zero_point`` as int32."""
+    zero_point = params.aligned(params.zero_point, stored.shape)
+    return stored.astype(np.int32) - zero_point
+
+
+def exact_dtype(a: Array, b: Array, count: int) -> Any:
+    """Returns the fastest dtype that holds every sum of ``count`` products ``a * b`` exactly."""
+    largest = [max(abs(int(v.min())), abs(int(v.max()))) if v.size else 0 for v in (a, b)]
+    bound = largest[0] * largest[1] * max(count, 1)
+    if bound < 1 << 24:
+        return np.float32
+    return np.float64 if bound < 1 << 53 else np.int64
+
+
+def accumulation_dtype(array: Array) -> Any:
+    """Returns the dtype in which sums of plain values are formed: float64 for every float."""
+    return array.dtype if array.dtype.kind in "iub" else np.float64
+
+
+def with_bias(
+    accumulator: Array, scale: Array, bias: Array | None, type_: ValueType | None
+) -> tuple[Array, Array | None]:
+    """Adds a bias to the accumulator where it is an integer of the accumulator's own scale.
+
+    Args:
+        accumulator: int64 sums.
+        scale: float32 scale of the accumulator, broadcastable against it.
+        bias: Stored bias, broadcastable against the accumulator.
+        type_: Its type.
+
+    Returns:
+        The accumulator, and the bias in float32 where it could not be added.
+    """
+    if bias is None:
+        return accumulator, None
+    if not isinstance(type_, QuantType):
+        return accumulator, bias.astype(np.float32)
+    params = type_.params
+    own = params.scale.size in (1, bias.size) and not params.blocked
+    if own and params.storage_dtype is DType.INT32 and params.symmetric:
+        scales = np.broadcast_to(params.scale.reshape(-1), (bias.size,)).reshape(bias.shape)
+        wanted = np.broadcast_to(scale, np.broadcast_shapes(scale.shape, bias.shape))
+        if np.array_equal(np.broadcast_to(scales, wanted.shape), wanted):
+            return accumulator + bias.astype(np.int64), None
+    flat = QuantType(params, None).params
+    return accumulator, _dequantized(bias, flat)
+
+
+def _dequantized(bias: Array, params: QuantParams) -> Array:
+    if params.scale.size == bias.size and params.axis is not None:
+        flat = dequantize(bias.reshape(-1), params.with_axis(0))
+        return flat.reshape(bias.shape)
+    return dequantize(bias, params)
+
+
+def finished(
+    accumulator: Array, scale: Array, bias: Array | None, result: ValueType | None
+) -> Array:
+    """Returns the result of an accumulating operator.
+
+    Quantized: ``sat(rint(f32(acc) * f32(scale / sy)) + zy)``; with a float bias
+    ``quantize(f32(acc) * scale + bias)``; float: ``f32(acc) * scale (+ bias)``.
+    """
+    if isinstance(result, QuantType):
+        params = result.params
+        if bias is None and params.per_tensor and params.storage_dtype.is_integer:
+            return requantize(accumulator, multiplier(scale, denominator=params.scale), params)
+    real = accumulator.astype(np.float32) * scale
+    if bias is not None:
+        real = real + bias
+    if isinstance(result, QuantType):
+        return quantize(real, result.params)
+    return real if result is None else real.astype(result.dtype.numpy)
+
+
+def averaged(
+    total: Array, count: Array | int, params: QuantParams, result: ValueType | None
+) -> Array:
+    """Returns ``total / count`` elements of scale ``params.scale`` as the result's type.
+
+    Quantized: ``sat(rint(f32(S) * f32(f64(sx) / (f64(sy) * n))) + zy)``; float:
+    ``f32(S) * f32(f64(sx) / n)``.
+
+    Args:
+        total: Exact integer sums of centred codes.
+        count: Number of summed elements, broadcastable against ``total``.
+        params: Per-tensor parameters of the summed value.
+        result: Type of the result.
+    """
+    scale, number = params.scale.astype(np.float64), np.asarray(count, np.float64)
+    if isinstance(result, QuantType):
+        out = result.params
+        if out.per_tensor and out.storage_dtype.is_integer:
+            ratio = np.asarray(scale / (out.scale.astype(np.float64) * number), np.float32)
+            return requantize(total, ratio, out)
+    real = total.astype(np.float32) * np.asarray(scale / number, np.float32)
+    if isinstance(result, QuantType):
+        return quantize(real, result.params)
+    return real if result is None else real.astype(result.dtype.numpy)

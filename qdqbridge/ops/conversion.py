@@ -1,0 +1,112 @@
+"""The four changes of type on an edge: quantize, dequantize, requantize and reinterpret.
+
+As real-valued operators they are the identity; what they do to stored values follows from the
+types alone and lives in their contracts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from qdqbridge.graph.graph import Node
+from qdqbridge.graph.numerics import dequantize, quantize
+from qdqbridge.graph.operator import Array, Flow, NoAttributes, Operands, Operator, Types
+from qdqbridge.graph.types import QuantType, TensorType
+from qdqbridge.ops.shapes import differ, known
+from qdqbridge.ops.stored import present
+
+
+def _same(attributes: NoAttributes, operands: Operands) -> tuple[Array, ...]:
+    del attributes
+    return present(operands, 1)
+
+
+def _quantize(
+    attributes: NoAttributes, operands: Operands, types: Types, results: Types
+) -> tuple[Array, ...] | None:
+    del attributes, types
+    (x,), result = present(operands, 1), results[0]
+    return (quantize(x, result.params),) if isinstance(result, QuantType) else None
+
+
+def _dequantize(
+    attributes: NoAttributes, operands: Operands, types: Types, results: Types
+) -> tuple[Array, ...] | None:
+    del attributes
+    (x,), source, result = present(operands, 1), types[0], results[0]
+    if not isinstance(source, QuantType):
+        return None
+    real = dequantize(x, source.params)
+    return (real.astype(result.dtype.numpy) if isinstance(result, TensorType) else real,)
+
+
+def _requantize(
+    attributes: NoAttributes, operands: Operands, types: Types, results: Types
+) -> tuple[Array, ...] | None:
+    del attributes
+    (x,), source, result = present(operands, 1), types[0], results[0]
+    if not isinstance(source, QuantType) or not isinstance(result, QuantType):
+        return None
+    return (quantize(dequantize(x, source.params), result.params),)
+
+
+def _reinterpret(
+    attributes: NoAttributes, operands: Operands, types: Types, results: Types
+) -> tuple[Array, ...] | None:
+    del attributes, types
+    (x,), result = present(operands, 1), results[0]
+    if result is None or result.dtype.numpy == x.dtype:
+        return (x,)
+    return (np.ascontiguousarray(x).view(result.dtype.numpy),)
+
+
+def _check(*, quantized_operand: bool, quantized_result: bool) -> Callable[[Node], Iterator[str]]:
+    """Returns a ``check`` of which sides have to be quantized, and of equal shapes."""
+
+    def check(node: Node) -> Iterator[str]:
+        x, y = node.operand(0), node.output
+        for value, wanted, what in (
+            (x, quantized_operand, "operand"), (y, quantized_result, "result")
+        ):
+            if isinstance(value.type, QuantType) != wanted:
+                yield f"the {what} is {'not ' if wanted else ''}quantized"
+        if x.rank is not None and y.rank is not None and x.rank != y.rank:
+            yield f"the operand has rank {x.rank}, the result {y.rank}"
+        for axis in range(min(x.rank or 0, y.rank or 0)):
+            if differ(known(x, axis), known(y, axis)):
+                yield f"axis {axis} is {known(x, axis)} before and {known(y, axis)} after"
+
+    return check
+
+
+def _check_reinterpret(node: Node) -> Iterator[str]:
+    yield from _check(quantized_operand=True, quantized_result=True)(node)
+    before, after = node.operand(0).type.dtype, node.output.type.dtype
+    if before.bits != after.bits:
+        yield f"{before} and {after} differ in width"
+
+
+QUANTIZE = Operator(
+    name="quantize", flow=Flow.CONVERT, attributes=NoAttributes, compute=_same,
+    contract=_quantize, check=_check(quantized_operand=False, quantized_result=True),
+    numerics="sat(rint(x / s) + z): float32 division, half to even, NaN to stored 0. ",
+)
+DEQUANTIZE = Operator(
+    name="dequantize", flow=Flow.CONVERT, attributes=NoAttributes, compute=_same,
+    contract=_dequantize, check=_check(quantized_operand=True, quantized_result=False),
+    numerics="f32(q - z) * s. ",
+)
+REQUANTIZE = Operator(
+    name="requantize", flow=Flow.CONVERT, attributes=NoAttributes, compute=_same,
+    contract=_requantize, check=_check(quantized_operand=True, quantized_result=True),
+    numerics="dequantize, then quantize: sat(rint(f32(q - z) * s / s') + z'). ",
+)
+REINTERPRET = Operator(
+    name="reinterpret", flow=Flow.CONVERT, attributes=NoAttributes, compute=_same,
+    contract=_reinterpret, check=_check_reinterpret,
+    numerics="The same stored bits under other parameters. Exact.",
+)
+
+OPERATORS = (QUANTIZE, DEQUANTIZE, REQUANTIZE, REINTERPRET)

@@ -1,0 +1,177 @@
+"""Operators of several operands, element by element with broadcasting; and Concat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from qdqbridge.graph.graph import Node
+from qdqbridge.graph.numerics import quantize
+from qdqbridge.graph.operator import (
+    Array, Compute, Flow, NoAttributes, Operands, Operator, Types,
+)
+from qdqbridge.graph.types import QuantType
+from qdqbridge.ops.attributes import AxisAttrs
+from qdqbridge.ops.shapes import differ, known
+from qdqbridge.ops.stored import converted, present
+
+
+def _pairwise(function: Callable[[Array, Array], Array]) -> Compute:
+    """Returns a ``compute`` that folds ``function`` over the operands from left to right."""
+
+    def compute(attributes: Any, operands: Operands) -> tuple[Array, ...]:
+        del attributes
+        with np.errstate(all="ignore"):
+            return (np.asarray(reduce(function, present(operands, len(operands)))),)
+
+    return compute
+
+
+def _divide(a: Array, b: Array) -> Array:
+    if a.dtype.kind in "iu":
+        quotient = np.abs(a) // np.abs(b)
+        return np.asarray(np.where((a < 0) != (b < 0), -quotient, quotient), a.dtype)
+    return a / b
+
+
+def _power(a: Array, b: Array) -> Array:
+    """Returns ``a ** b`` in the dtype of ``a``: float64 inside, one rounding."""
+    if a.dtype.kind in "iu" and b.dtype.kind in "iu":
+        return np.power(a, b.astype(a.dtype))
+    return np.asarray(np.power(a.astype(np.float64), b.astype(np.float64))).astype(a.dtype)
+
+
+def _prelu(x: Array, slope: Array) -> Array:
+    return np.where(x < 0, x * slope, x)
+
+
+def _where(attributes: NoAttributes, operands: Operands) -> tuple[Array, ...]:
+    del attributes
+    condition, a, b = present(operands, 3)
+    return (np.where(condition, a, b),)
+
+
+def _concat(attributes: AxisAttrs, operands: Operands) -> tuple[Array, ...]:
+    return (np.concatenate(present(operands, len(operands)), axis=attributes.axis),)
+
+
+def _in_result_type(operand: Array, type_: Any, result: QuantType) -> Array:
+    """Returns an operand quantized as the result; unchanged where it already is."""
+    if isinstance(type_, QuantType):
+        return converted(operand, type_.params, result)
+    return quantize(operand.astype(np.float32), result.params)
+
+
+def _concat_contract(
+    attributes: AxisAttrs, operands: Operands, types: Types, results: Types
+) -> tuple[Array, ...] | None:
+    result = results[0]
+    if not isinstance(result, QuantType) or not result.params.per_tensor:
+        return None
+    parts = [
+        _in_result_type(operand, type_, result)
+        for operand, type_ in zip(present(operands, len(operands)), types, strict=False)
+    ]
+    return _concat(attributes, parts)
+
+
+def _where_contract(
+    attributes: NoAttributes, operands: Operands, types: Types, results: Types
+) -> tuple[Array, ...] | None:
+    result = results[0]
+    if not isinstance(result, QuantType) or not result.params.per_tensor:
+        return None
+    condition, a, b = present(operands, 3)
+    parts = (_in_result_type(a, types[1], result), _in_result_type(b, types[2], result))
+    return _where(attributes, (condition, *parts))
+
+
+def _check_broadcast(node: Node) -> Iterator[str]:
+    values = [value for value in node.inputs if value is not None]
+    ranks = [value.rank for value in values if value.rank is not None]
+    for axis in range(1, max(ranks, default=0) + 1):
+        sizes = {size for value in values if (size := known(value, -axis)) is not None} - {1}
+        if len(sizes) > 1:
+            yield f"axis {-axis} has extents {sorted(sizes)}, which do not broadcast"
+
+
+def _check_pair(node: Node) -> Iterator[str]:
+    if len(node.inputs) != 2 or None in node.inputs:
+        yield f"needs two operands, has {len(node.inputs)}"
+        return
+    yield from _check_broadcast(node)
+
+
+def _check_prelu(node: Node) -> Iterator[str]:
+    yield from _check_pair(node)
+    if len(node.inputs) != 2 or None in node.inputs:
+        return
+    x, slope = node.operand(0), node.operand(1)
+    if x.rank is not None and slope.rank is not None and slope.rank > x.rank:
+        yield f"the slope has rank {slope.rank} and the input only {x.rank}"
+    for axis in range(1, (slope.rank or 0) + 1):
+        if known(slope, -axis) != 1 and differ(known(slope, -axis), known(x, -axis)):
+            yield f"axis {-axis} of the slope does not broadcast to the input"
+
+
+def _check_where(node: Node) -> Iterator[str]:
+    if len(node.inputs) != 3 or None in node.inputs:
+        yield f"needs three operands, has {len(node.inputs)}"
+        return
+    yield from _check_broadcast(node)
+
+
+def _check_concat(node: Node) -> Iterator[str]:
+    attributes = node.attributes
+    assert isinstance(attributes, AxisAttrs)
+    values = [value for value in node.inputs if value is not None]
+    ranks = {value.rank for value in values} - {None}
+    if len(ranks) > 1:
+        yield f"operands have ranks {sorted(rank for rank in ranks if rank is not None)}"
+        return
+    for rank in ranks:
+        assert rank is not None
+        if not 0 <= attributes.axis < rank:
+            yield f"axis {attributes.axis} does not exist in operands of rank {rank}"
+            return
+        for axis in range(rank):
+            sizes = {size for value in values if (size := known(value, axis)) is not None}
+            if axis != attributes.axis and len(sizes) > 1:
+                yield f"axis {axis} has different extents {sorted(sizes)}"
+
+
+def _row(name: str, function: Callable[[Array, Array], Array], formula: str) -> Operator:
+    variadic = name in ("Min", "Max")
+    return Operator(
+        name=name, flow=Flow.ELEMENTWISE, attributes=NoAttributes, compute=_pairwise(function),
+        check=_check_broadcast if variadic else _check_pair,
+        numerics=f"quantize({formula}) in float32, operands dequantized. ",
+    )
+
+
+ADD = _row("Add", np.add, "a + b")
+SUB = _row("Sub", np.subtract, "a - b")
+MUL = _row("Mul", np.multiply, "a * b")
+DIV = _row("Div", _divide, "a / b")
+MIN = _row("Min", np.minimum, "min(a, b, ...)")
+MAX = _row("Max", np.maximum, "max(a, b, ...)")
+POW = _row("Pow", _power, "f32(f64(a) ** f64(b))")
+PRELU = Operator(
+    name="PRelu", flow=Flow.ELEMENTWISE, attributes=NoAttributes, compute=_pairwise(_prelu),
+    check=_check_prelu, numerics="quantize(x * slope where x < 0, else x) in float32. ",
+)
+WHERE = Operator(
+    name="Where", flow=Flow.ELEMENTWISE, attributes=NoAttributes, compute=_where,
+    contract=_where_contract, data=(1, 2), check=_check_where,
+    numerics="Operands are requantized to the result's parameters, then chosen. ",
+)
+CONCAT = Operator(
+    name="Concat", flow=Flow.ELEMENTWISE, attributes=AxisAttrs, compute=_concat,
+    contract=_concat_contract, check=_check_concat,
+    numerics="Operands are requantized to the result's parameters, then joined. ",
+)
+
+OPERATORS = (ADD, SUB, MUL, DIV, MIN, MAX, POW, PRELU, WHERE, CONCAT)

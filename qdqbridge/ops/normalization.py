@@ -1,0 +1,231 @@
+"""Layer, instance, group, RMS and batch normalization (inference)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qdqbridge.graph.graph import Node
+from qdqbridge.graph.numerics import dequantize, quantize
+from qdqbridge.graph.operator import Array, Flow, Operands, Operator, Types
+from qdqbridge.graph.types import QuantType, ValueType
+from qdqbridge.ops.accumulator import accumulation_dtype, centered, integer_params
+from qdqbridge.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
+from qdqbridge.ops.shapes import axes_fit, differ, known, vector_fits
+from qdqbridge.ops.stored import optional, present
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """How an operator groups the elements it normalizes together.
+
+    Attributes:
+        shape: The shape to which x is brought; its ``axes`` are reduced.
+        axes: The axes normalized together.
+        affine: The shape to which gamma and beta are brought, in the shape of x.
+        centred: False for RMS normalization, which subtracts no mean.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    affine: tuple[int, ...] | None
+    centred: bool = True
+
+
+def _layer_rows(attributes: NormAttrs, x: Array) -> _Rows:
+    return _Rows(x.shape, tuple(range(attributes.axis, x.ndim)), None)
+
+
+def _rms_rows(attributes: NormAttrs, x: Array) -> _Rows:
+    return _Rows(x.shape, tuple(range(attributes.axis, x.ndim)), None, centred=False)
+
+
+def _instance_rows(attributes: EpsilonAttrs, x: Array) -> _Rows:
+    del attributes
+    return _Rows(x.shape, tuple(range(2, x.ndim)), (-1, *([1] * (x.ndim - 2))))
+
+
+def _group_rows(attributes: GroupNormAttrs, x: Array) -> _Rows:
+    groups = attributes.num_groups
+    shape = (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
+    return _Rows(shape, tuple(range(2, len(shape))), (-1, *([1] * (x.ndim - 2))))
+
+
+def _affine(t: Array, rows: _Rows, gamma: Array, beta: Array | None) -> Array:
+    """Returns ``t * gamma + beta``, two operations in the dtype of ``t``."""
+    result = t * _placed(gamma.astype(t.dtype), rows)
+    return result if beta is None else result + _placed(beta.astype(t.dtype), rows)
+
+
+def _placed(vector: Array, rows: _Rows) -> Array:
+    return vector if rows.affine is None else vector.reshape(rows.affine)
+
+
+def _real_normalization(rows: _Rows, x: Array, epsilon: float) -> Array:
+    """Returns x normalized: statistics in float64, the elements in the dtype of ``x``."""
+    wide = x.reshape(rows.shape).astype(accumulation_dtype(x))
+    mean = wide.mean(axis=rows.axes, keepdims=True) if rows.centred else np.zeros(())
+    variance = np.square(wide - mean).mean(axis=rows.axes, keepdims=True)
+    inverse = 1.0 / np.sqrt(variance + epsilon)
+    shifted = x.reshape(rows.shape)
+    if rows.centred:
+        shifted = shifted - mean.astype(x.dtype)
+    return (shifted * inverse.astype(x.dtype)).reshape(x.shape)
+
+
+def _exact_spread(codes: Array, rows: _Rows, count: int) -> tuple[Array, Array]:
+    """Returns ``S1 / n`` and ``D = n * S2 - S1 * S1`` in float64, D rounded once."""
+    largest = int(np.abs(codes).max(initial=0))
+    wide: Any = np.int64 if (count * largest) ** 2 < 1 << 62 else object
+    first = codes.sum(axis=rows.axes, keepdims=True, dtype=np.int64)
+    second = np.square(codes).sum(axis=rows.axes, keepdims=True, dtype=np.int64)
+    s1, s2 = first.astype(wide), second.astype(wide)
+    spread = count * s2 - s1 * s1 if rows.centred else count * s2
+    return first.astype(np.float64) / np.float64(count), spread.astype(np.float64)
+
+
+def _integer_normalization(rows: _Rows, codes: Array, scale: float, epsilon: float) -> Array:
+    """Returns the normalized codes in float32, from exact integer statistics."""
+    codes = codes.reshape(rows.shape)
+    count = int(np.prod([codes.shape[axis] for axis in rows.axes], dtype=np.int64))
+    mean, spread = _exact_spread(codes, rows, count)
+    sx = np.float64(scale)
+    variance = spread / np.float64(count * count)
+    variance = variance * (sx * sx)
+    inverse = (sx / np.sqrt(variance + np.float64(np.float32(epsilon)))).astype(np.float32)
+    shifted = codes.astype(np.float32)
+    if rows.centred:
+        shifted = shifted - mean.astype(np.float32)
+    return shifted * inverse
+
+
+def _real(operand: Array, type_: ValueType | None) -> Array:
+    """Returns a stored operand as float32."""
+    if isinstance(type_, QuantType):
+        return dequantize(operand, type_.params)
+    return operand.astype(np.float32)
+
+
+def _compute(rows: Any) -> Any:
+    """Returns the ``compute`` of a normalization whose grouping is ``rows``."""
+
+    def compute(attributes: Any, operands: Operands) -> tuple[Array, ...]:
+        x, gamma = present(operands, 2)
+        layout = rows(attributes, x)
+        with np.errstate(all="ignore"):
+            t = _real_normalization(layout, x, float(np.float32(attributes.epsilon)))
+            return (_affine(t, layout, gamma, optional(operands, 2)),)
+
+    return compute
+
+
+def _contract(rows: Any) -> Any:
+    """Returns the contract of a normalization whose grouping is ``rows``."""
+
+    def contract(
+        attributes: Any, operands: Operands, types: Types, results: Types
+    ) -> tuple[Array, ...] | None:
+        params = integer_params(types[0])
+        if params is None or not params.per_tensor:
+            return None
+        x, gamma = present(operands, 2)
+        layout = rows(attributes, x)
+        codes = centered(x, params).astype(np.int64)
+        with np.errstate(all="ignore"):
+            t = _integer_normalization(layout, codes, float(params.scale), attributes.epsilon)
+            beta = optional(operands, 2)
+            shift = None if beta is None else _real(beta, types[2])
+            y = _affine(t.reshape(x.shape), layout, _real(gamma, types[1]), shift)
+        result = results[0]
+        if isinstance(result, QuantType):
+            return (quantize(y, result.params),)
+        return (y if result is None else y.astype(result.dtype.numpy),)
+
+    return contract
+
+
+def _batch(attributes: EpsilonAttrs, operands: Operands) -> tuple[Array, ...]:
+    x, gamma, beta, mean, variance = present(operands, 5)
+    one, epsilon = x.dtype.type(1), x.dtype.type(np.float32(attributes.epsilon))
+    with np.errstate(all="ignore"):
+        inverse = one / np.sqrt(variance.astype(x.dtype) + epsilon)
+        scale = inverse * gamma.astype(x.dtype)
+        shift = beta.astype(x.dtype) - mean.astype(x.dtype) * scale
+    column = (-1, *([1] * (x.ndim - 2)))
+    return (x * scale.reshape(column) + shift.reshape(column),)
+
+
+def _check_axis(node: Node) -> Iterator[str]:
+    attributes = node.attributes
+    assert isinstance(attributes, NormAttrs)
+    x = node.operand(0)
+    yield from axes_fit((attributes.axis,), x.rank)
+    if attributes.epsilon < 0:
+        yield f"epsilon is {attributes.epsilon}"
+    for index, what in ((1, "the scale"), (2, "the bias")):
+        value = node.optional(index)
+        if value is None or value.rank is None or x.rank is None:
+            continue
+        if value.rank > x.rank:
+            yield f"{what} has rank {value.rank}, the input only {x.rank}"
+        for axis in range(1, min(value.rank, x.rank) + 1):
+            if known(value, -axis) != 1 and differ(known(value, -axis), known(x, -axis)):
+                yield f"axis {-axis} of {what} is {known(value, -axis)}, not {known(x, -axis)}"
+
+
+def _check_channels(node: Node) -> Iterator[str]:
+    x = node.operand(0)
+    if x.rank is not None and x.rank < 2:
+        yield f"the input has rank {x.rank}; it needs a batch and a channel axis"
+        return
+    attributes = node.attributes
+    assert isinstance(attributes, EpsilonAttrs | GroupNormAttrs)
+    if attributes.epsilon < 0:
+        yield f"epsilon is {attributes.epsilon}"
+    channels = known(x, 1)
+    for index, what in enumerate(("the scale", "the bias", "the mean", "the variance"), 1):
+        yield from vector_fits(node.optional(index), channels, what)
+    if isinstance(attributes, GroupNormAttrs) and channels is not None and (
+        attributes.num_groups < 1 or channels % attributes.num_groups
+    ):
+        yield f"{attributes.num_groups} groups do not divide the {channels} channels"
+
+
+_INTEGER = (
+    "c = x - zx; exact S1 = sum c, S2 = sum c*c, {d}; in float64 mean = S1/n, "
+    "v = f64(D)/f64(n*n) * (sx*sx), r = sx / sqrt(v + eps); in float32 "
+    "t = {t} * f32(r); y = quantize(t * gamma + beta). "
+)
+_CENTRED = _INTEGER.format(d="D = n*S2 - S1*S1", t="(f32(c) - f32(mean))")
+
+LAYER = Operator(
+    name="LayerNormalization", flow=Flow.ROUND, attributes=NormAttrs,
+    compute=_compute(_layer_rows), contract=_contract(_layer_rows), check=_check_axis,
+    numerics=_CENTRED,
+)
+RMS = Operator(
+    name="RMSNormalization", flow=Flow.ROUND, attributes=NormAttrs,
+    compute=_compute(_rms_rows), contract=_contract(_rms_rows), check=_check_axis,
+    numerics=_INTEGER.format(d="D = n*S2", t="f32(c)"),
+)
+INSTANCE = Operator(
+    name="InstanceNormalization", flow=Flow.ROUND, attributes=EpsilonAttrs,
+    compute=_compute(_instance_rows), contract=_contract(_instance_rows),
+    check=_check_channels, numerics=_CENTRED,
+)
+GROUP = Operator(
+    name="GroupNormalization", flow=Flow.ROUND, attributes=GroupNormAttrs,
+    compute=_compute(_group_rows), contract=_contract(_group_rows), check=_check_channels,
+    numerics=_CENTRED + "Scale and bias have one entry per channel (opset 21).",
+)
+BATCH = Operator(
+    name="BatchNormalization", flow=Flow.ROUND, attributes=EpsilonAttrs, compute=_batch,
+    check=_check_channels,
+    numerics="In float32: i = 1 / sqrt(var + eps), a = i * gamma, b = beta - mean * a, "
+    "y = quantize(x * a + b), x dequantized. ",
+)
+
+OPERATORS = (LAYER, RMS, INSTANCE, GROUP, BATCH)

@@ -1,0 +1,105 @@
+"""ReduceMean, ReduceSum, ReduceMax and ReduceMin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from qdqbridge.graph.graph import Node
+from qdqbridge.graph.operator import Array, Flow, Operands, Operator, Types
+from qdqbridge.ops.accumulator import accumulation_dtype, averaged, centered, integer_params
+from qdqbridge.ops.attributes import ReduceAttrs
+from qdqbridge.ops.pooling import comparable
+from qdqbridge.ops.shapes import axes_fit
+from qdqbridge.ops.stored import moved, present
+
+
+def _count(attrs: ReduceAttrs, x: Array) -> int:
+    return int(np.prod([x.shape[axis] for axis in attrs.axes], dtype=np.int64))
+
+
+def _sum(attrs: ReduceAttrs, x: Array) -> Array:
+    wide = x.astype(accumulation_dtype(x))
+    return np.asarray(wide.sum(axis=attrs.axes, keepdims=attrs.keepdims, dtype=wide.dtype))
+
+
+def _reduce_sum(attrs: ReduceAttrs, operands: Operands) -> tuple[Array, ...]:
+    (x,) = present(operands, 1)
+    return (_sum(attrs, x).astype(x.dtype),)
+
+
+def _reduce_mean(attrs: ReduceAttrs, operands: Operands) -> tuple[Array, ...]:
+    (x,) = present(operands, 1)
+    total, count = _sum(attrs, x), _count(attrs, x)
+    if x.dtype.kind in "iu":
+        return ((np.sign(total) * (np.abs(total) // count)).astype(x.dtype),)
+    return ((total / count).astype(x.dtype),)
+
+
+def _reduce_max(attrs: ReduceAttrs, operands: Operands) -> tuple[Array, ...]:
+    (x,) = present(operands, 1)
+    best = comparable(x).max(axis=attrs.axes, keepdims=attrs.keepdims)
+    return (np.asarray(best).astype(x.dtype),)
+
+
+def _reduce_min(attrs: ReduceAttrs, operands: Operands) -> tuple[Array, ...]:
+    (x,) = present(operands, 1)
+    best = comparable(x).min(axis=attrs.axes, keepdims=attrs.keepdims)
+    return (np.asarray(best).astype(x.dtype),)
+
+
+def _summed(
+    attrs: ReduceAttrs, operands: Operands, types: Types, results: Types, *, mean: bool
+) -> tuple[Array, ...] | None:
+    params = integer_params(types[0])
+    if params is None or not params.per_tensor:
+        return None
+    (x,) = present(operands, 1)
+    total = centered(x, params).sum(axis=attrs.axes, keepdims=attrs.keepdims, dtype=np.int64)
+    count = _count(attrs, x) if mean else 1
+    return (averaged(np.asarray(total), count, params, results[0]),)
+
+
+def _sum_contract(
+    attrs: ReduceAttrs, operands: Operands, types: Types, results: Types
+) -> tuple[Array, ...] | None:
+    return _summed(attrs, operands, types, results, mean=False)
+
+
+def _mean_contract(
+    attrs: ReduceAttrs, operands: Operands, types: Types, results: Types
+) -> tuple[Array, ...] | None:
+    return _summed(attrs, operands, types, results, mean=True)
+
+
+def _check(node: Node) -> Iterator[str]:
+    attrs = node.attributes
+    assert isinstance(attrs, ReduceAttrs)
+    yield from axes_fit(attrs.axes, node.operand(0).rank)
+
+
+_MEAN = (
+    "S = exact integer sum of (x - zx) over the n reduced elements{n}; "
+    "y = sat(rint(f32(S) * M) + zy), M = f32(f64(sx) / (f64(sy) * n)). "
+    "Float result: f32(S) * f32(f64(sx) / n). "
+)
+
+REDUCE_MEAN = Operator(
+    name="ReduceMean", flow=Flow.AVERAGE, attributes=ReduceAttrs, compute=_reduce_mean,
+    contract=_mean_contract, check=_check, numerics=_MEAN.format(n=""),
+)
+REDUCE_SUM = Operator(
+    name="ReduceSum", flow=Flow.AVERAGE, attributes=ReduceAttrs, compute=_reduce_sum,
+    contract=_sum_contract, check=_check, numerics=_MEAN.format(n=", n taken as 1"),
+)
+REDUCE_MAX = Operator(
+    name="ReduceMax", flow=Flow.MOVE, attributes=ReduceAttrs, compute=_reduce_max,
+    contract=moved(_reduce_max), check=_check, numerics="The largest stored value. Exact.",
+)
+REDUCE_MIN = Operator(
+    name="ReduceMin", flow=Flow.MOVE, attributes=ReduceAttrs, compute=_reduce_min,
+    contract=moved(_reduce_min), check=_check, numerics="The smallest stored value. Exact.",
+)
+
+OPERATORS = (REDUCE_MEAN, REDUCE_SUM, REDUCE_MAX, REDUCE_MIN)

@@ -1,0 +1,73 @@
+"""Softmax and LogSoftmax over one or several axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from qdqbridge.graph.exp32 import exp32
+from qdqbridge.graph.graph import Node
+from qdqbridge.graph.operator import Array, Flow, Operands, Operator
+from qdqbridge.ops.attributes import SoftmaxAttrs
+from qdqbridge.ops.shapes import axes_fit
+from qdqbridge.ops.stored import present
+
+_FRACTION = 2.0**40
+"""Exponentials are summed as exact multiples of 2**-40, so that no order matters."""
+
+
+def _exponentials(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array, Array]:
+    """Returns ``d = x - max``, ``exp(d)`` and its sum in float64."""
+    difference = x - x.max(axis=axes, keepdims=True)
+    if x.dtype == np.float64:
+        powers = np.exp(difference)
+        return difference, powers, powers.sum(axis=axes, keepdims=True)
+    powers = exp32(difference)
+    fixed = np.rint(powers.astype(np.float64) * _FRACTION).astype(np.int64)
+    total = fixed.sum(axis=axes, keepdims=True, dtype=np.int64)
+    return difference, powers, total.astype(np.float64) / _FRACTION
+
+
+def _wide(x: Array) -> Array:
+    return x if x.dtype == np.float64 else x.astype(np.float32)
+
+
+def _softmax(attributes: SoftmaxAttrs, operands: Operands) -> tuple[Array, ...]:
+    (x,) = present(operands, 1)
+    wide = _wide(x)
+    _, powers, total = _exponentials(wide, attributes.axes)
+    return ((powers / total.astype(wide.dtype)).astype(x.dtype),)
+
+
+def _log_softmax(attributes: SoftmaxAttrs, operands: Operands) -> tuple[Array, ...]:
+    (x,) = present(operands, 1)
+    wide = _wide(x)
+    difference, _, total = _exponentials(wide, attributes.axes)
+    return ((difference - np.log(total).astype(wide.dtype)).astype(x.dtype),)
+
+
+def _check(node: Node) -> Iterator[str]:
+    attributes = node.attributes
+    assert isinstance(attributes, SoftmaxAttrs)
+    if not attributes.axes:
+        yield "no axis is given"
+    yield from axes_fit(attributes.axes, node.operand(0).rank)
+
+
+_NUMERICS = (
+    "d = x - max(x) in float32; e = exp32(d) (graph/exp32.py); S = sum of rint(f64(e) * 2**40) "
+    "as int64; {}. "
+)
+
+SOFTMAX = Operator(
+    name="Softmax", flow=Flow.ROUND, attributes=SoftmaxAttrs, compute=_softmax, check=_check,
+    numerics=_NUMERICS.format("y = quantize(e / f32(f64(S) * 2**-40))"),
+)
+LOG_SOFTMAX = Operator(
+    name="LogSoftmax", flow=Flow.ROUND, attributes=SoftmaxAttrs, compute=_log_softmax,
+    check=_check,
+    numerics=_NUMERICS.format("y = quantize(d - f32(log(f64(S) * 2**-40)))"),
+)
+
+OPERATORS = (SOFTMAX, LOG_SOFTMAX)

@@ -1,0 +1,39 @@
+"""The operator table: every row, and the rows by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from qdqbridge.graph.operator import Operator
+from qdqbridge.ops import (
+    conversion,
+    convolution,
+    elementwise,
+    matmul,
+    movers,
+    normalization,
+    pooling,
+    reduction,
+    resize,
+    selection,
+    softmax,
+    unary,
+)
+
+OPERATORS: tuple[Operator, ...] = (
+    *convolution.OPERATORS,
+    *matmul.OPERATORS,
+    *pooling.OPERATORS,
+    *reduction.OPERATORS,
+    *elementwise.OPERATORS,
+    *unary.OPERATORS,
+    *softmax.OPERATORS,
+    *normalization.OPERATORS,
+    *resize.OPERATORS,
+    *movers.OPERATORS,
+    *selection.OPERATORS,
+    *conversion.OPERATORS,
+)
+
+BY_NAME: Mapping[str, Operator] = MappingProxyType({row.name: row for row in OPERATORS})
