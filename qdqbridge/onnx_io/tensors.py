@@ -70,7 +70,7 @@ _MAX_RANK = 32
 """NumPy 1.26's limit; no real tensor comes near it."""
 
 
-def dtype_from_onnx(code: int, where: str) -> DType:
+def dtype_of(code: int, where: str) -> DType:
     """Returns the element type of an ONNX ``data_type`` number.
 
     Raises:
@@ -121,7 +121,7 @@ def constant_from_proto(tensor: TensorProto, folder: Path | None, where: str) ->
     """
     if tensor.name:
         where = f"{where}, tensor '{tensor.name}'"
-    dtype = dtype_from_onnx(tensor.data_type, where)
+    dtype = dtype_of(tensor.data_type, where)
     shape = _checked_shape(tensor.dims, dtype, where)
     _check_one_source(tensor, where)
     if tensor.data_location == TensorProto.EXTERNAL:

@@ -15,7 +15,7 @@ from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.tensors import (
     constant_from_proto,
-    dtype_from_onnx,
+    dtype_of,
     dtype_to_onnx,
     packed_nbytes,
     proto_from_constant,
@@ -122,7 +122,7 @@ def test_broken_tensors_are_refused_by_name(case: str) -> None:
 
 def test_complex_numbers_are_refused_as_unsupported() -> None:
     with pytest.raises(UnsupportedModelError, match="COMPLEX64"):
-        dtype_from_onnx(TensorProto.COMPLEX64, "m")
+        dtype_of(TensorProto.COMPLEX64, "m")
 
 
 def external(

@@ -1,0 +1,50 @@
+"""Cast."""
+
+from __future__ import annotations
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.onnx_io.codecs.codec import (
+    OLDEST,
+    Codec,
+    Decoded,
+    Encoded,
+    Operands,
+    decoded,
+    encoded,
+    real_dtype,
+)
+from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
+from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx
+from qdqbridge.ops.attributes import CastAttrs
+
+_SINCE = {
+    DType.INT4: 21,
+    DType.UINT4: 21,
+    DType.FLOAT4_E2M1: 23,
+    DType.FLOAT8_E8M0: 24,
+    DType.INT2: 25,
+    DType.UINT2: 25,
+}
+
+
+def _read(node: NodeView) -> Decoded:
+    to = dtype_of(node.int_("to", 0), node.describe())
+    if DType.STRING in (to, real_dtype(node.operand(0))):
+        raise NoRow("it converts strings")
+    if to.is_small_float and not node.flag("saturate", default=True):
+        raise NoRow("it overflows to infinity (saturate=0)")
+    if to is DType.FLOAT8_E8M0 and node.string("round_mode", "up") != "up":
+        raise NoRow("it has a rounding mode of its own")
+    return decoded("Cast", CastAttrs(to), node.operands)
+
+
+def _write(attributes: CastAttrs, operands: Operands, opset: int) -> Encoded:
+    del opset
+    return encoded("Cast", operands, to=dtype_to_onnx(attributes.to))
+
+
+def _needs(attributes: CastAttrs) -> int:
+    return _SINCE.get(attributes.to, 19 if attributes.to.is_small_float else OLDEST)
+
+
+CODECS = (Codec(onnx_name="Cast", row="Cast", read=_read, write=_write, needs=_needs),)

@@ -1,0 +1,196 @@
+"""Resize in every version, and Upsample, its older name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from qdqbridge.onnx_io.codecs.codec import (
+    OLDEST,
+    Codec,
+    Decoded,
+    Encoded,
+    Operands,
+    decoded,
+    encoded,
+    int64,
+)
+from qdqbridge.onnx_io.codecs.view import Ints, NodeView, NoRow
+from qdqbridge.ops.attributes import ResizeAttrs
+
+_COORDINATES = (
+    "half_pixel",
+    "half_pixel_symmetric",
+    "pytorch_half_pixel",
+    "align_corners",
+    "asymmetric",
+    "tf_crop_and_resize",
+)
+_NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+Scales = tuple[float, ...]
+
+
+def _read_old(node: NodeView) -> Decoded:
+    """Upsample 7 and 9, Resize 10: asymmetric coordinates, scales only."""
+    scales = node.floats("scales", None) if node.opset < 9 else _scales(node, 1)
+    if scales is None:
+        raise node.fault("scales are missing")
+    _check_count(node, "scales", scales, 1)
+    mode = {"bilinear": "linear"}.get(
+        node.string("mode", "nearest"), node.string("mode", "nearest")
+    )
+    nearest = "round_prefer_floor"
+    if mode == "nearest":
+        # onnxruntime's reading of the opset-10 text: truncate going up, round up going down.
+        down = [scale < 1 for scale in scales if scale != 1]
+        if any(down) and not all(down):
+            raise NoRow("it makes one axis longer and another shorter by an old rounding rule")
+        nearest = "ceil" if any(down) else "floor"
+    elif mode != "linear":
+        raise node.fault(f"the mode is '{mode}'")
+    attributes = ResizeAttrs(mode, "asymmetric", nearest, scales, None)
+    return decoded("Resize", attributes, node.operands[:1])
+
+
+def _read(node: NodeView) -> Decoded:
+    if node.opset < 11:
+        return _read_old(node)
+    mode = node.string("mode", "nearest")
+    coordinates = node.string("coordinate_transformation_mode", "half_pixel")
+    nearest = node.string("nearest_mode", "round_prefer_floor")
+    if mode not in ("nearest", "linear", "cubic") or nearest not in _NEAREST:
+        raise node.fault(f"Resize has mode '{mode}' and nearest_mode '{nearest}'")
+    if coordinates not in _COORDINATES:
+        raise NoRow(f"coordinate_transformation_mode is '{coordinates}'")
+    axes = node.ints("axes", None)
+    axes = None if axes is None else node.wrap_all(axes)
+    scales, sizes = _extents(node, axes)
+    crop = coordinates == "tf_crop_and_resize"
+    attributes = ResizeAttrs(
+        mode,
+        coordinates,
+        nearest if mode == "nearest" else "round_prefer_floor",
+        scales,
+        sizes,
+        cubic_coeff_a=node.float_("cubic_coeff_a", -0.75) if mode == "cubic" else -0.75,
+        exclude_outside=mode != "nearest" and node.flag("exclude_outside"),
+        extrapolation_value=node.float_("extrapolation_value", 0.0) if crop else 0.0,
+        antialias=mode != "nearest" and node.flag("antialias"),
+        roi=_roi(node, axes) if crop else (),
+    )
+    return decoded("Resize", attributes, node.operands[:1])
+
+
+def _scales(node: NodeView, index: int) -> Scales | None:
+    array = node.constant(index)
+    if array is None or array.size == 0:
+        return None
+    scales = tuple(float(scale) for scale in np.asarray(array, np.float32).reshape(-1))
+    if not all(math.isfinite(scale) and scale > 0 for scale in scales):
+        raise node.fault("a scale is not a positive number", why=f"the scales are {list(scales)}")
+    return scales
+
+
+def _extents(node: NodeView, axes: Ints | None) -> tuple[Scales | None, Ints | None]:
+    """Returns scales or sizes of every axis."""
+    scales, sizes = _scales(node, 2), node.constant_ints(3) or None
+    if (scales is None) == (sizes is None):
+        raise node.fault(
+            "Resize needs either scales or sizes", why=f"scales {scales}, sizes {sizes}"
+        )
+    if scales is not None:
+        _check_count(node, "scales", scales, 1, axes)
+        if axes is None:
+            return scales, None
+        full = dict.fromkeys(range(node.rank()), 1.0) | dict(zip(axes, scales, strict=True))
+        return tuple(full.values()), None
+    assert sizes is not None
+    _check_count(node, "sizes", sizes, 1, axes)
+    policy = node.string("keep_aspect_ratio_policy", "stretch")
+    if policy != "stretch":
+        return _kept_ratio(node, axes or tuple(range(len(sizes))), sizes, policy)
+    if axes is None:
+        return None, sizes
+    wanted = dict(zip(axes, sizes, strict=True))
+    return None, tuple(
+        wanted[i] if i in wanted else node.known_extent(i) for i in range(node.rank())
+    )
+
+
+def _kept_ratio(
+    node: NodeView, axes: Ints, sizes: Ints, policy: str
+) -> tuple[Scales | None, Ints | None]:
+    """Returns what ``keep_aspect_ratio_policy`` means: one scale, sizes rounded half up."""
+    choose = {"not_larger": min, "not_smaller": max}.get(policy)
+    if choose is None:
+        raise node.fault(f"keep_aspect_ratio_policy is '{policy}'")
+    shape = [node.known_extent(i) for i in range(node.rank())]
+    if any(shape[axis] == 0 for axis in axes):
+        raise NoRow("the input is empty")
+    scale = float(np.float32(choose(s / shape[a] for a, s in zip(axes, sizes, strict=True))))
+    scales = tuple(scale if i in axes else 1.0 for i in range(len(shape)))
+    out = tuple(
+        int(scale * extent + 0.5) if i in axes else extent for i, extent in enumerate(shape)
+    )
+    if all(np.float32(o / e) == np.float32(s) for o, e, s in zip(out, shape, scales, strict=True)):
+        return None, out
+    if all(int(e * s) == o for o, e, s in zip(out, shape, scales, strict=True)):
+        return scales, None
+    raise NoRow("the aspect ratio cannot be kept with plain scales or sizes")
+
+
+def _check_count(
+    node: NodeView, name: str, entries: Sequence[float], per_axis: int, axes: Ints | None = None
+) -> None:
+    shape = node.shape(0)
+    count = len(axes) if axes is not None else None if shape is None else len(shape)
+    if count is not None and len(entries) != per_axis * count:
+        raise node.fault(
+            f"{name} does not fit the input", why=f"{len(entries)} entries for {count} axes"
+        )
+
+
+def _roi(node: NodeView, axes: Ints | None) -> tuple[float, ...]:
+    array = node.constant(1)
+    roi = () if array is None else tuple(float(r) for r in np.asarray(array).reshape(-1))
+    _check_count(node, "roi", roi, 2, axes)
+    if axes is None:
+        return roi
+    rank = node.rank()
+    full = [0.0] * rank + [1.0] * rank
+    for i, axis in enumerate(axes):
+        full[axis], full[axis + rank] = roi[i], roi[i + len(axes)]
+    return tuple(full)
+
+
+def _write(attributes: ResizeAttrs, operands: Operands, opset: int) -> Encoded:
+    antialias = {"antialias": 1} if attributes.antialias else {}
+    del opset
+    roi = np.array(attributes.roi, np.float32) if attributes.roi else None
+    scales = None if attributes.sizes is not None else np.array(attributes.scales, np.float32)
+    sizes = None if attributes.sizes is None else int64(attributes.sizes)
+    return encoded(
+        "Resize",
+        [operands[0], roi, scales, sizes],
+        mode=attributes.mode,
+        coordinate_transformation_mode=attributes.coordinate_transformation_mode,
+        nearest_mode=attributes.nearest_mode,
+        cubic_coeff_a=attributes.cubic_coeff_a,
+        exclude_outside=int(attributes.exclude_outside),
+        extrapolation_value=attributes.extrapolation_value,
+        **antialias,
+    )
+
+
+def _needs(attributes: ResizeAttrs) -> int:
+    if attributes.coordinate_transformation_mode == "half_pixel_symmetric":
+        return 19
+    return 18 if attributes.antialias else OLDEST
+
+
+CODECS = (
+    Codec(onnx_name="Resize", row="Resize", read=_read, write=_write, needs=_needs),
+    Codec(onnx_name="Upsample", row="Resize", read=_read_old),
+)

@@ -1,0 +1,89 @@
+"""What a node must look like by ONNX's own schema, before a codec reads it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import onnx.defs
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.onnx_io.codecs.view import NodeView
+
+
+@lru_cache(maxsize=1024)
+def schema_of(op_type: str, domain: str, opset: int) -> Any:
+    """Returns the onnx package's schema in force at an opset; None where there is none."""
+    try:
+        return onnx.defs.get_schema(op_type, opset, domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def check(node: NodeView, known: tuple[str, ...]) -> None:
+    """Checks attribute names and types, and that the inputs that must be there are.
+
+    Args:
+        node: The node.
+        known: Its attribute names, where the onnx package has no schema for its domain.
+
+    Raises:
+        InvalidModelError: The node breaks its operator's schema.
+    """
+    schema = schema_of(node.op_type, node.domain, node.opset)
+    if schema is None:
+        if node.domain == "":
+            raise node.fault(
+                f"operator {node.op_type} does not exist in opset {node.opset}",
+                fix="declare the opset that the exporter used",
+            )
+        _check_names(node, known)
+        return
+    _check_names(node, schema.attributes)
+    for name, attribute in schema.attributes.items():
+        _check_attribute(node, name, attribute)
+    _check_operands(node, schema)
+
+
+def _check_names(node: NodeView, known: Any) -> None:
+    unknown = [name for name in node.attribute_names if name not in known]
+    if unknown:
+        raise node.fault(
+            f"attribute '{unknown[0]}' is not one of {node.op_type}'s",
+            why=f"in opset {node.opset} it takes: {', '.join(sorted(known)) or 'none'}",
+            fix="declare the opset that the exporter used",
+        )
+
+
+def _check_attribute(node: NodeView, name: str, attribute: Any) -> None:
+    if not node.has(name):
+        if attribute.required:
+            raise node.fault(f"attribute '{name}' is missing")
+        return
+    given = next(a for a in node.proto.attribute if a.name == name)
+    if given.type != int(attribute.type.value):
+        raise node.fault(
+            f"attribute '{name}' has the wrong type",
+            why=f"it is {onnx.AttributeProto.AttributeType.Name(given.type)}, and {node.op_type} "
+            f"takes {attribute.type.name}",
+        )
+
+
+def _check_operands(node: NodeView, schema: Any) -> None:
+    count = len(node.operands)
+    if not schema.min_input <= count <= schema.max_input:
+        raise node.fault(
+            f"{node.op_type} has {count} inputs",
+            why=f"in opset {node.opset} it takes {schema.min_input} to {schema.max_input}",
+        )
+    option = onnx.defs.OpSchema.FormalParameterOption
+    for index, value in enumerate(node.operands):
+        formal = schema.inputs[min(index, len(schema.inputs) - 1)]
+        if value is None:
+            if formal.option == option.Single:
+                raise node.fault(f"input {index} ({formal.name}) is missing")
+        elif value.type.dtype is DType.STRING and "tensor(string)" not in formal.types:
+            raise node.fault(
+                f"input {index} ({formal.name}) is a string tensor",
+                why=f"{node.op_type} takes numbers",
+            )

@@ -1,0 +1,148 @@
+"""Operators that only change a tensor's shape or the order of its axes."""
+
+from __future__ import annotations
+
+from qdqbridge.onnx_io.codecs.codec import (
+    OLDEST,
+    Codec,
+    Decoded,
+    Encoded,
+    Operands,
+    decoded,
+    encoded,
+    int64,
+)
+from qdqbridge.onnx_io.codecs.view import Ints, NodeView, NoRow
+from qdqbridge.ops.attributes import (
+    AxesAttrs,
+    AxisAttrs,
+    ExpandAttrs,
+    ReshapeAttrs,
+    TransposeAttrs,
+)
+
+
+def _target(node: NodeView) -> Ints | None:
+    """Returns operand 1, a shape; None where it is known only at run time."""
+    try:
+        return node.constant_ints(1)
+    except NoRow:
+        return None
+
+
+def _read_reshape(node: NodeView) -> Decoded:
+    shape, allow_zero = _target(node), node.flag("allowzero")
+    if shape is None:
+        return decoded("Reshape", ReshapeAttrs(None, allow_zero), node.operands)
+    if (
+        shape.count(-1) > 1
+        or min(shape, default=0) < -1
+        or (allow_zero and 0 in shape and -1 in shape)
+    ):
+        raise node.fault(
+            "Reshape has an ambiguous target",
+            why=f"the shape is {list(shape)}",
+            fix="use at most one -1, and no 0 beside it with allowzero",
+        )
+    attributes = ReshapeAttrs(shape, allow_zero and 0 in shape)
+    return decoded("Reshape", attributes, node.operands[:1])
+
+
+def _write_reshape(attributes: ReshapeAttrs, operands: Operands, opset: int) -> Encoded:
+    target = operands[1] if attributes.shape is None else int64(attributes.shape)
+    zero = {"allowzero": int(attributes.allow_zero)} if opset >= 14 else {}
+    return encoded("Reshape", [operands[0], target], **zero)
+
+
+def _read_expand(node: NodeView) -> Decoded:
+    shape = _target(node)
+    return decoded("Expand", ExpandAttrs(shape), node.operands[: 2 if shape is None else 1])
+
+
+def _write_expand(attributes: ExpandAttrs, operands: Operands, opset: int) -> Encoded:
+    del opset
+    target = operands[1] if attributes.shape is None else int64(attributes.shape)
+    return encoded("Expand", [operands[0], target])
+
+
+def _read_transpose(node: NodeView) -> Decoded:
+    perm = node.ints("perm", None)
+    if perm is None:
+        perm = tuple(reversed(range(node.rank())))
+    shape = node.shape(0)
+    if sorted(perm) != list(range(len(perm))) or (shape is not None and len(shape) != len(perm)):
+        raise node.fault(
+            "perm is no permutation of the input's axes",
+            why=f"perm is {list(perm)}, the input's shape is {shape}",
+            fix="correct perm",
+        )
+    return decoded("Transpose", TransposeAttrs(perm), node.operands)
+
+
+def _write_transpose(attributes: TransposeAttrs, operands: Operands, opset: int) -> Encoded:
+    del opset
+    return encoded("Transpose", operands, perm=list(attributes.perm))
+
+
+def _axes(node: NodeView) -> Ints | None:
+    return node.constant_ints(1) if node.opset >= 13 else node.ints("axes", None)
+
+
+def _read_squeeze(node: NodeView) -> Decoded:
+    axes = _axes(node)
+    if axes is None:
+        axes = tuple(i for i in range(node.rank()) if node.known_extent(i) == 1)
+    resolved = node.wrap_all(axes)
+    long = [axis for axis in resolved if node.extent(axis) not in (None, 1)]
+    if long:
+        raise node.fault(
+            f"axis {long[0]} cannot be squeezed",
+            why=f"its extent is {node.extent(long[0])}",
+            fix="squeeze axes of extent 1",
+        )
+    return decoded("Squeeze", AxesAttrs(tuple(sorted(resolved))), node.operands[:1])
+
+
+def _read_unsqueeze(node: NodeView) -> Decoded:
+    axes = _axes(node)
+    if axes is None:
+        raise node.fault("axes are missing")
+    resolved = node.wrap_all(axes, extra=len(axes))
+    return decoded("Unsqueeze", AxesAttrs(tuple(sorted(resolved))), node.operands[:1])
+
+
+def _squeeze(name: str) -> Codec:
+    def write(attributes: AxesAttrs, operands: Operands, opset: int) -> Encoded:
+        del opset
+        return encoded(name, [operands[0], int64(attributes.axes)])
+
+    read = _read_squeeze if name == "Squeeze" else _read_unsqueeze
+    return Codec(onnx_name=name, row=name, read=read, write=write)
+
+
+def _read_flatten(node: NodeView) -> Decoded:
+    axis = node.int_("axis", 1)
+    if axis < 0:
+        return decoded("Flatten", AxisAttrs(node.wrap(axis)), node.operands)
+    return decoded("Flatten", AxisAttrs(node.wrap(axis, extra=1)), node.operands)
+
+
+def _write_flatten(attributes: AxisAttrs, operands: Operands, opset: int) -> Encoded:
+    del opset
+    return encoded("Flatten", operands, axis=attributes.axis)
+
+
+CODECS = (
+    Codec(
+        onnx_name="Reshape",
+        row="Reshape",
+        read=_read_reshape,
+        write=_write_reshape,
+        needs=lambda attributes: 14 if attributes.allow_zero else OLDEST,
+    ),
+    Codec(onnx_name="Expand", row="Expand", read=_read_expand, write=_write_expand),
+    Codec(onnx_name="Transpose", row="Transpose", read=_read_transpose, write=_write_transpose),
+    Codec(onnx_name="Flatten", row="Flatten", read=_read_flatten, write=_write_flatten),
+    _squeeze("Squeeze"),
+    _squeeze("Unsqueeze"),
+)
