@@ -1,7 +1,7 @@
 """The QNN dialect on Relax."""
 
-from qdqbridge.relax.dialect import quantize
+from qdqbridge.relax.dialect import convolution, dense, quantize, transposed
 from qdqbridge.relax.dialect.op import Attribute, QnnOp, call, lookup, register
 
-register(quantize.OPS)
-QNN_OPS = quantize.OPS
+QNN_OPS = (*quantize.OPS, *convolution.OPS, *transposed.OPS, *dense.OPS)
+register(QNN_OPS)

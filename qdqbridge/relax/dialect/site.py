@@ -111,16 +111,27 @@ class Site:
             channels: Extent of the channel axis, or None where only per-tensor is allowed.
             what: What the axis is called in an error.
         """
-        for index, dtype in ((scale, "float32"), (zero_point, "int32")):
-            self.expect_dtype(index, dtype)
-            shape = self.shape(index)
-            if len(shape) > 1:
-                self.fail(f"{self.arguments[index]} has {len(shape)} axes", "give it 0 or 1")
-            if not shape or shape[0] == 1:
-                continue
-            if channels is None:
-                self.fail(f"{self.arguments[index]} has {shape[0]} entries", "give one number")
-            self.expect_equal(shape[0], channels, f"{self.arguments[index]} and {what}")
+        self.expect_vector(scale, "float32", channels, what=what)
+        self.expect_vector(zero_point, "int32", channels, what=what)
+
+    def expect_vector(
+        self, index: int, dtype: str, *channels: Extent, what: str = "channels"
+    ) -> None:
+        """Checks one parameter: a number, or one entry for each of any of ``channels``."""
+        self.expect_dtype(index, dtype)
+        shape = self.shape(index)
+        if len(shape) > 1:
+            self.fail(f"{self.arguments[index]} has {len(shape)} axes", "give it 0 or 1")
+        if not shape or shape[0] == 1:
+            return
+        known = [extent for extent in channels if extent is not None]
+        if not known:
+            self.fail(f"{self.arguments[index]} has {shape[0]} entries", "give one number")
+        if all(isinstance(extent, int) and extent != shape[0] for extent in known):
+            self.fail(
+                f"{self.arguments[index]} has {shape[0]} entries for {known[-1]} {what}",
+                "give one number, or one for each",
+            )
 
     def constant(self, index: int) -> NDArray[Any]:
         """Returns the elements of a constant argument.

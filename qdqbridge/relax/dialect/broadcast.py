@@ -1,0 +1,46 @@
+"""NumPy broadcasting of extents that may be symbolic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
+
+from tvm import ir, tirx
+
+from qdqbridge.relax.dialect.arithmetic import Prim
+from qdqbridge.relax.dialect.site import Extent, Site
+
+
+def _one(extent: Extent) -> bool:
+    return not ir.is_prim_expr(extent) and int(extent) == 1 or (
+        isinstance(extent, tirx.IntImm) and extent.value == 1
+    )
+
+
+def _equal(a: Extent, b: Extent) -> bool:
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    return not isinstance(a, int) and not isinstance(b, int) and ir.structural_equal(a, b)
+
+
+def broadcast_shape(site: Site, *shapes: Sequence[Extent]) -> list[Extent]:
+    """Returns the common shape.
+
+    Raises:
+        GraphError: Two extents differ, or cannot be shown to be equal, and neither is 1.
+    """
+    result: list[Extent] = []
+    for extents in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
+        wide = [extent for extent in extents if not _one(extent)]
+        for extent in wide[1:]:
+            if not _equal(wide[0], extent):
+                site.fail(f"shapes {[list(shape) for shape in shapes]} do not broadcast")
+        result.append(wide[0] if wide else 1)
+    return result[::-1]
+
+
+def broadcast_indices(indices: Sequence[Prim], shape: Sequence[Any]) -> list[Prim]:
+    """Returns the indices of an operand of ``shape`` for an element of the broadcast result."""
+    own = list(indices)[len(indices) - len(shape) :]
+    return [0 if _one(extent) else index for index, extent in zip(own, shape, strict=True)]
