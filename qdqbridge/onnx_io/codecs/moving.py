@@ -166,6 +166,8 @@ def _read_depth_space(node: NodeView) -> Decoded:
     mode, size = node.string("mode", "DCR"), node.int_("blocksize", 0)
     if mode not in ("DCR", "CRD") or size < 1:
         raise node.fault(f"{node.op_type} has mode '{mode}' and blocksize {size}")
+    if node.op_type == "SpaceToDepth" and mode == "CRD":
+        raise NoRow("its mode is CRD")
     return decoded(node.op_type, DepthSpaceAttrs(size, mode), node.operands)
 
 

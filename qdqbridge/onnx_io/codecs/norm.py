@@ -4,24 +4,52 @@ from __future__ import annotations
 
 from qdqbridge.onnx_io.codecs.codec import Codec, Decoded, Encoded, Operands, decoded, encoded
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
-from qdqbridge.ops.attributes import EpsilonAttrs, NormAttrs
+from qdqbridge.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
 
 _EPSILON = 1e-5
 
 
-def _read_layer(node: NodeView) -> Decoded:
-    if node.results() > 1:
-        raise NoRow("mean or deviation is a result")
+def _over_axes(name: str, introduced: int) -> Codec:
+    """Returns the codec of an operator that normalizes ``axis`` and all axes after it."""
+
+    def read(node: NodeView) -> Decoded:
+        if node.results() > 1:
+            raise NoRow("mean or deviation is a result")
+        if node.int_("stash_type", 1) != 1:
+            raise NoRow("it does not compute in float32")
+        axis = node.wrap(node.int_("axis", -1))
+        return decoded(name, NormAttrs(axis, node.float_("epsilon", _EPSILON)), node.operands)
+
+    def write(attributes: NormAttrs, operands: Operands, opset: int) -> Encoded:
+        del opset
+        return encoded(name, operands, axis=attributes.axis, epsilon=attributes.epsilon)
+
+    return Codec(onnx_name=name, row=name, read=read, write=write, introduced=introduced)
+
+
+def _read_group(node: NodeView) -> Decoded:
+    groups, channels = node.int_("num_groups", 0), node.extent(1)
+    if groups < 1 or (channels is not None and channels % groups):
+        raise node.fault(
+            "num_groups does not divide the channels",
+            why=f"{groups} groups, {channels} channels",
+        )
+    if node.opset < 21 and groups != channels:
+        raise NoRow("its scale is per group (before opset 21)")
     if node.int_("stash_type", 1) != 1:
         raise NoRow("it does not compute in float32")
-    axis = node.wrap(node.int_("axis", -1))
-    attributes = NormAttrs(axis, node.float_("epsilon", _EPSILON))
-    return decoded("LayerNormalization", attributes, node.operands)
+    attributes = GroupNormAttrs(groups, node.float_("epsilon", _EPSILON))
+    return decoded("GroupNormalization", attributes, node.operands)
 
 
-def _write_layer(attributes: NormAttrs, operands: Operands, opset: int) -> Encoded:
+def _write_group(attributes: GroupNormAttrs, operands: Operands, opset: int) -> Encoded:
     del opset
-    return encoded("LayerNormalization", operands, axis=attributes.axis, epsilon=attributes.epsilon)
+    return encoded(
+        "GroupNormalization",
+        operands,
+        num_groups=attributes.num_groups,
+        epsilon=attributes.epsilon,
+    )
 
 
 def _read_batch(node: NodeView) -> Decoded:
@@ -49,12 +77,14 @@ def _write_batch(attributes: EpsilonAttrs, operands: Operands, opset: int) -> En
 
 
 CODECS = (
+    _over_axes("LayerNormalization", 17),
+    _over_axes("RMSNormalization", 23),
     Codec(
-        onnx_name="LayerNormalization",
-        row="LayerNormalization",
-        read=_read_layer,
-        write=_write_layer,
-        introduced=17,
+        onnx_name="GroupNormalization",
+        row="GroupNormalization",
+        read=_read_group,
+        write=_write_group,
+        introduced=21,
     ),
     Codec(
         onnx_name="BatchNormalization",

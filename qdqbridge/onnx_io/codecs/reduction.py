@@ -13,7 +13,7 @@ from qdqbridge.onnx_io.codecs.codec import (
     encoded,
     int64,
 )
-from qdqbridge.onnx_io.codecs.view import Ints, NodeView
+from qdqbridge.onnx_io.codecs.view import Ints, NodeView, NoRow
 from qdqbridge.ops.attributes import ReduceAttrs, SoftmaxAttrs
 
 
@@ -31,6 +31,8 @@ def _reduction(name: str, as_input: int) -> Codec:
         if not axes and node.flag("noop_with_empty_axes"):
             return decoded("Identity", NO_ATTRIBUTES, node.operands[:1])
         resolved = node.wrap_all(axes) if axes else tuple(range(node.rank()))
+        if name in ("ReduceMax", "ReduceMin") and any(node.extent(a) == 0 for a in resolved):
+            raise NoRow("it reduces nothing")
         attributes = ReduceAttrs(tuple(sorted(resolved)), node.flag("keepdims", default=True))
         return decoded(name, attributes, node.operands[:1])
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.onnx_io.codecs.codec import (
     OLDEST,
     Codec,
@@ -20,6 +21,8 @@ from qdqbridge.onnx_io.codecs.codec import (
 from qdqbridge.onnx_io.codecs.view import Ints, NodeView, NoRow
 from qdqbridge.ops.attributes import ResizeAttrs
 
+_TF_NEAREST = "tf_half_pixel_for_nn"
+"""A mode of opset 11 only: ``(x + 0.5) / scale``."""
 _COORDINATES = (
     "half_pixel",
     "half_pixel_symmetric",
@@ -27,6 +30,7 @@ _COORDINATES = (
     "align_corners",
     "asymmetric",
     "tf_crop_and_resize",
+    _TF_NEAREST,
 )
 _NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 Scales = tuple[float, ...]
@@ -38,9 +42,8 @@ def _read_old(node: NodeView) -> Decoded:
     if scales is None:
         raise node.fault("scales are missing")
     _check_count(node, "scales", scales, 1)
-    mode = {"bilinear": "linear"}.get(
-        node.string("mode", "nearest"), node.string("mode", "nearest")
-    )
+    mode = node.string("mode", "nearest")
+    mode = "linear" if mode == "bilinear" else mode
     nearest = "round_prefer_floor"
     if mode == "nearest":
         # onnxruntime's reading of the opset-10 text: truncate going up, round up going down.
@@ -64,9 +67,14 @@ def _read(node: NodeView) -> Decoded:
         raise node.fault(f"Resize has mode '{mode}' and nearest_mode '{nearest}'")
     if coordinates not in _COORDINATES:
         raise NoRow(f"coordinate_transformation_mode is '{coordinates}'")
+    if mode != "nearest" and node.flag("antialias"):
+        raise NoRow("it smooths before it shrinks (antialias)")
     axes = node.ints("axes", None)
     axes = None if axes is None else node.wrap_all(axes)
     scales, sizes = _extents(node, axes)
+    exact = mode == "nearest" and nearest == "floor" and _powers_of_two(node, scales, sizes)
+    if coordinates == _TF_NEAREST and exact:
+        coordinates, nearest = "half_pixel", "round_prefer_ceil"  # the same, without rounding
     crop = coordinates == "tf_crop_and_resize"
     attributes = ResizeAttrs(
         mode,
@@ -77,7 +85,6 @@ def _read(node: NodeView) -> Decoded:
         cubic_coeff_a=node.float_("cubic_coeff_a", -0.75) if mode == "cubic" else -0.75,
         exclude_outside=mode != "nearest" and node.flag("exclude_outside"),
         extrapolation_value=node.float_("extrapolation_value", 0.0) if crop else 0.0,
-        antialias=mode != "nearest" and node.flag("antialias"),
         roi=_roi(node, axes) if crop else (),
     )
     return decoded("Resize", attributes, node.operands[:1])
@@ -117,6 +124,13 @@ def _extents(node: NodeView, axes: Ints | None) -> tuple[Scales | None, Ints | N
     return None, tuple(
         wanted[i] if i in wanted else node.known_extent(i) for i in range(node.rank())
     )
+
+
+def _powers_of_two(node: NodeView, scales: Scales | None, sizes: Ints | None) -> bool:
+    if scales is None:
+        assert sizes is not None
+        scales = tuple(size / (node.extent(i) or math.nan) for i, size in enumerate(sizes))
+    return all(math.frexp(scale)[0] == 0.5 for scale in scales)
 
 
 def _kept_ratio(
@@ -166,8 +180,14 @@ def _roi(node: NodeView, axes: Ints | None) -> tuple[float, ...]:
 
 
 def _write(attributes: ResizeAttrs, operands: Operands, opset: int) -> Encoded:
-    antialias = {"antialias": 1} if attributes.antialias else {}
     del opset
+    if attributes.coordinate_transformation_mode == _TF_NEAREST:
+        raise UnsupportedTargetError(
+            f"Resize with {_TF_NEAREST} cannot be written",
+            why="ONNX has this mode in opset 11 only",
+            fix="use half_pixel with nearest_mode round_prefer_ceil in the original model",
+        )
+    antialias = {"antialias": 1} if attributes.antialias else {}
     roi = np.array(attributes.roi, np.float32) if attributes.roi else None
     scales = None if attributes.sizes is not None else np.array(attributes.scales, np.float32)
     sizes = None if attributes.sizes is None else int64(attributes.sizes)

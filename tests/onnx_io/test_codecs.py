@@ -1,0 +1,169 @@
+"""What a codec writes, it reads back, in every opset that can express it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
+from qdqbridge.onnx_io.codecs import BY_ROW, decode, encode, since
+from qdqbridge.ops import attributes as a
+from tests.onnx_io.codec_nodes import constant, model_of, value, view_of
+
+NEWEST = onnx.defs.onnx_opset_version()
+X = value((2, 4, 6, 6))
+VECTOR = constant(np.ones(4, np.float32))
+F = float
+HALF = F(np.float32(0.3))
+
+UNARY = (
+    "Sigmoid Tanh Exp Log Sqrt Reciprocal Erf Abs Neg Floor Ceil Round Sin Cos Softplus Softsign "
+    "Relu Sign HardSwish Mish Identity GlobalAveragePool GlobalMaxPool"
+)
+BINARY = "Add Sub Mul Div Min Max Pow PRelu MatMul"
+
+CASES: list[tuple[str, Attributes, list[Value | None]]] = [
+    *((name, NO_ATTRIBUTES, [X]) for name in UNARY.split()),
+    *((name, NO_ATTRIBUTES, [X, X]) for name in BINARY.split()),
+    ("Where", NO_ATTRIBUTES, [value((6,), DType.BOOL), X, X]),
+    *((name, a.AlphaAttrs(HALF), [X]) for name in
+      ("LeakyRelu", "Elu", "Celu", "ThresholdedRelu", "Swish")),
+    ("Selu", a.SeluAttrs(1.5, 1.25), [X]),
+    ("HardSigmoid", a.HardSigmoidAttrs(0.25, 0.5), [X]),
+    ("Gelu", a.GeluAttrs("none"), [X]),
+    ("Gelu", a.GeluAttrs("tanh"), [X]),
+    ("Clip", a.ClipAttrs(0.0, 6.0), [X]),
+    ("Clip", a.ClipAttrs(None, HALF), [X]),
+    ("Clip", a.ClipAttrs(-1.0, None), [X]),
+    ("Clip", a.ClipAttrs(None, None), [X]),
+    ("Clip", a.ClipAttrs(-3.0, 7.0), [value((3,), DType.INT8)]),
+    ("Conv", a.ConvAttrs((2, 1), (1, 2), (1, 2, 0, 1), 2),
+     [X, constant(np.ones((4, 2, 3, 3), np.float32)), VECTOR]),
+    ("Conv", a.ConvAttrs((1, 1), (1, 1), (0, 0, 0, 0)), [X, value((5, 4, 1, 1))]),
+    ("ConvTranspose", a.ConvTransposeAttrs((2, 2), (1, 1), (1, 0, 0, 1), (1, 0), 2),
+     [X, constant(np.ones((4, 2, 3, 3), np.float32))]),
+    ("Gemm", a.GemmAttrs(0.5, 2.0, trans_a=True, trans_b=True),
+     [value((3, 2)), value((5, 3)), value((5,))]),
+    ("Gemm", a.GemmAttrs(), [value((2, 3)), value((3, 5))]),
+    ("AveragePool", a.PoolAttrs((3, 2), (2, 1), (1, 1), (1, 0, 1, 1), ceil_mode=True,
+                                count_include_pad=True), [X]),
+    ("AveragePool", a.PoolAttrs((2, 2), (1, 1), (2, 1), (0, 0, 0, 0)), [X]),
+    ("MaxPool", a.PoolAttrs((3, 3), (2, 2), (2, 1), (1, 1, 1, 1), ceil_mode=True), [X]),
+    *((name, a.ReduceAttrs((1, 3), keepdims=keep), [X])
+      for name in ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin") for keep in (True, False)),
+    ("ReduceMean", a.ReduceAttrs(()), [value(())]),
+    ("Softmax", a.SoftmaxAttrs((2,)), [X]),
+    ("LogSoftmax", a.SoftmaxAttrs((3,)), [X]),
+    ("LayerNormalization", a.NormAttrs(3, HALF), [X, constant(np.ones(6, np.float32))]),
+    ("RMSNormalization", a.NormAttrs(3, HALF), [X, constant(np.ones(6, np.float32))]),
+    ("InstanceNormalization", a.EpsilonAttrs(HALF), [X, VECTOR, VECTOR]),
+    ("GroupNormalization", a.GroupNormAttrs(2, HALF), [X, VECTOR, VECTOR]),
+    ("BatchNormalization", a.EpsilonAttrs(HALF), [X, VECTOR, VECTOR, VECTOR, VECTOR]),
+    ("Resize", a.ResizeAttrs("nearest", "asymmetric", "floor", (1.0, 1.0, 2.0, 2.0), None), [X]),
+    ("Resize", a.ResizeAttrs("linear", "align_corners", "round_prefer_floor", None,
+                             (2, 4, 9, 12)), [X]),
+    ("Resize", a.ResizeAttrs("linear", "half_pixel_symmetric", "round_prefer_floor",
+                             (1.0, 1.0, HALF, 2.0), None), [X]),
+    ("Resize", a.ResizeAttrs("cubic", "half_pixel", "round_prefer_floor", (1.0, 1.0, 2.0, 2.0),
+                             None, cubic_coeff_a=-0.5, exclude_outside=True), [X]),
+    ("Resize", a.ResizeAttrs("linear", "tf_crop_and_resize", "round_prefer_floor", None,
+                             (2, 4, 3, 3), extrapolation_value=HALF,
+                             roi=(0.0, 0.0, 0.25, 0.5, 1.0, 1.0, 0.75, 1.0)), [X]),
+    ("Reshape", a.ReshapeAttrs((0, -1)), [X]),
+    ("Reshape", a.ReshapeAttrs((0, 3), allow_zero=True), [value((0, 5))]),
+    ("Reshape", a.ReshapeAttrs(None), [X, value((2,), DType.INT64)]),
+    ("Expand", a.ExpandAttrs((2, 4, 6, 6)), [value((4, 1, 1))]),
+    ("Expand", a.ExpandAttrs(None), [X, value((4,), DType.INT64)]),
+    ("Transpose", a.TransposeAttrs((0, 2, 3, 1)), [X]),
+    ("Squeeze", a.AxesAttrs((0, 2)), [value((1, 3, 1))]),
+    ("Unsqueeze", a.AxesAttrs((0, 5)), [X]),
+    ("Flatten", a.AxisAttrs(0), [X]),
+    ("Flatten", a.AxisAttrs(4), [X]),
+    ("Slice", a.SliceAttrs((1, -1), (2**63 - 1, -(2**63)), (0, 3), (1, -2)), [X]),
+    ("Gather", a.AxisAttrs(1), [X, value((2, 2), DType.INT64)]),
+    ("Concat", a.AxisAttrs(2), [X, X, X]),
+    ("Split", a.SplitAttrs(1, (1, 3)), [X]),
+    ("Pad", a.PadAttrs((0, 0, 1, 2, 0, 0, 0, -1)), [X]),
+    ("Pad", a.PadAttrs((0, 0, 1, 2, 0, 0, 0, 1), value=-1.5), [X]),
+    ("Pad", a.PadAttrs((0, 0, 1, 2, 0, 0, 0, 1), "reflect"), [X]),
+    ("Pad", a.PadAttrs((0, 0, 1, 2, 0, 0, 0, 1), "wrap"), [X]),
+    ("DepthToSpace", a.DepthSpaceAttrs(2, "CRD"), [X]),
+    ("SpaceToDepth", a.DepthSpaceAttrs(2), [X]),
+    ("Tile", a.TileAttrs((1, 2, 1, 3)), [X]),
+    ("Cast", a.CastAttrs(DType.FLOAT16), [X]),
+    ("Cast", a.CastAttrs(DType.FLOAT8_E4M3FN), [X]),
+    ("Cast", a.CastAttrs(DType.INT4), [X]),
+]
+
+
+def identify(item: object) -> str:
+    return item if isinstance(item, str) else ""
+
+
+def test_every_codec_that_writes_is_tried() -> None:
+    assert {name for name, _, _ in CASES} == set(BY_ROW)
+
+
+@pytest.mark.parametrize(("row", "attributes", "operands"), CASES, ids=identify)
+def test_what_is_written_is_read_back(
+    row: str, attributes: Any, operands: list[Value | None]
+) -> None:
+    results = len(attributes.sizes) if row == "Split" else 1
+    lowest = since(row, attributes)
+    for opset in range(lowest, NEWEST + 1):
+        encoded = encode(row, attributes, operands, opset)
+        node = view_of(encoded, opset, results)
+        decoded = decode(node)
+        assert decoded is not None
+        assert (decoded.op_name, decoded.attributes) == (row, attributes)
+        assert decoded.operands == operands
+        onnx.checker.check_node(node.proto, checker_context(opset))
+        if opset in (lowest, 21):
+            model = model_of(node)
+            if model.graph.output[0].type.tensor_type.HasField("shape"):
+                onnx.checker.check_model(model, full_check=True)
+    if lowest > 13:
+        with pytest.raises(UnsupportedTargetError, match=row):
+            encode(row, attributes, operands, lowest - 1)
+
+
+def checker_context(opset: int) -> onnx.checker.C.CheckerContext:
+    context = onnx.checker.C.CheckerContext()
+    context.ir_version = 10
+    context.opset_imports = {"": opset}
+    return context
+
+
+@pytest.mark.parametrize(
+    ("row", "attributes", "opset"),
+    [
+        ("Gelu", a.GeluAttrs(), 20), ("LayerNormalization", a.NormAttrs(1, 0.1), 17),
+        ("Mish", NO_ATTRIBUTES, 18), ("HardSwish", NO_ATTRIBUTES, 14),
+        ("Swish", a.AlphaAttrs(1.0), 24), ("Relu", NO_ATTRIBUTES, 13),
+        ("GroupNormalization", a.GroupNormAttrs(1, 0.1), 21),
+        ("AveragePool", a.PoolAttrs((2,), (1,), (1,), (0, 0)), 13),
+        ("AveragePool", a.PoolAttrs((2,), (1,), (2,), (0, 0)), 19),
+        ("MaxPool", a.PoolAttrs((2,), (1,), (2,), (0, 0)), 13),
+        ("Cast", a.CastAttrs(DType.INT2), 25),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_opset_that_attributes_need(row: str, attributes: Attributes, opset: int) -> None:
+    assert since(row, attributes) == opset
+
+
+def test_softmax_over_several_axes_cannot_be_written() -> None:
+    with pytest.raises(UnsupportedTargetError, match="one axis"):
+        encode("Softmax", a.SoftmaxAttrs((1, 2)), [X], 13)
+
+
+def test_a_mode_that_onnx_dropped_cannot_be_written() -> None:
+    mode = a.ResizeAttrs("nearest", "tf_half_pixel_for_nn", "floor", (1.0, 1.0, 3.0, 3.0), None)
+    with pytest.raises(UnsupportedTargetError, match="tf_half_pixel"):
+        encode("Resize", mode, [X], 13)
