@@ -37,7 +37,7 @@ class Constant:
         """Returns the elements as a read-only array of ``shape``; a view where possible."""
         if self._array is None:
             assert self._load is not None
-            array = self._load().view()
+            array = np.asarray(self._load()).view()
             assert array.shape == self.shape and array.dtype == self.dtype.numpy
             array.flags.writeable = False
             self._array, self._load = array, None

@@ -76,9 +76,13 @@ class Value:
 
 
 class Node:
-    """One application of an operator."""
+    """One application of an operator.
 
-    __slots__ = ("attributes", "inputs", "op", "origin", "outputs")
+    A node is a proposal until :func:`qdqbridge.graph.edit.link` enters it into the user lists of
+    its operands; rules build nodes freely, only the editor links them.
+    """
+
+    __slots__ = ("attributes", "inputs", "linked", "op", "origin", "outputs")
 
     def __init__(
         self,
@@ -91,9 +95,7 @@ class Node:
         self.op, self.attributes, self.origin = op, attributes, origin
         self.inputs: list[Value | None] = list(inputs)
         self.outputs: list[Value] = list(outputs)
-        for index, value in enumerate(self.inputs):
-            if value is not None:
-                value.users[self, index] = None
+        self.linked = False
         for value in self.outputs:
             value.producer = self
 

@@ -81,7 +81,10 @@ def params_text(params: QuantParams) -> str:
     parts = [str(params.storage_dtype)]
     if params.expressed_dtype is not DType.FLOAT32:
         parts[0] += f":{params.expressed_dtype}"
-    parts += [elements(params.scale), elements(params.zero_point)]
+    zero_point = params.zero_point
+    if zero_point.size and (zero_point == zero_point.flat[0]).all():
+        zero_point = zero_point.reshape(-1)[0]
+    parts += [elements(params.scale), elements(np.asarray(zero_point))]
     if params.axis is not None:
         parts.append(f"axis={params.axis}")
     if params.block_size is not None:

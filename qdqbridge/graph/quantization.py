@@ -40,11 +40,10 @@ class QuantParams:
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__
-        scale = np.ascontiguousarray(self.scale, dtype=self.expressed_dtype.numpy)
-        scale = scale.reshape(self.scale.shape)
-        zero_point = np.asarray(self.zero_point, dtype=np.int32)
-        if zero_point.shape != scale.shape:
-            zero_point = np.ascontiguousarray(np.broadcast_to(zero_point, scale.shape))
+        scale = np.array(self.scale, dtype=self.expressed_dtype.numpy, order="C")
+        zero_point = np.array(
+            np.broadcast_to(np.asarray(self.zero_point), scale.shape), dtype=np.int32, order="C"
+        )
         scale.flags.writeable = False
         zero_point.flags.writeable = False
         set_(self, "scale", scale)

@@ -82,7 +82,6 @@ def _check(*, quantized_operand: bool, quantized_result: bool) -> Callable[[Node
 
 
 def _check_reinterpret(node: Node) -> Iterator[str]:
-    yield from _check(quantized_operand=True, quantized_result=True)(node)
     before, after = node.operand(0).type.dtype, node.output.type.dtype
     if before.bits != after.bits:
         yield f"{before} and {after} differ in width"
@@ -104,7 +103,7 @@ REQUANTIZE = Operator(
     numerics="dequantize, then quantize: sat(rint(f32(q - z) * s / s') + z'). ",
 )
 REINTERPRET = Operator(
-    name="reinterpret", flow=Flow.CONVERT, attributes=NoAttributes, compute=_same,
+    name="reinterpret", flow=Flow.REINTERPRET, attributes=NoAttributes, compute=_same,
     contract=_reinterpret, check=_check_reinterpret,
     numerics="The same stored bits under other parameters. Exact.",
 )

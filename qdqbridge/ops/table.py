@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from qdqbridge.graph.operator import Operator
 from qdqbridge.ops import (
+    cast,
     conversion,
     convolution,
     elementwise,
@@ -34,6 +35,7 @@ OPERATORS: tuple[Operator, ...] = (
     *movers.OPERATORS,
     *selection.OPERATORS,
     *conversion.OPERATORS,
+    *cast.OPERATORS,
 )
 
 BY_NAME: Mapping[str, Operator] = MappingProxyType({row.name: row for row in OPERATORS})

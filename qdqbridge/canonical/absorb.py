@@ -1,0 +1,174 @@
+"""Rules that move quantization from Q/DQ neighbours into the types of an operator's values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from qdqbridge.canonical.build import retyped
+from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule, stored_behind
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import TensorType
+from qdqbridge.ops.attributes import GemmAttrs, ResizeAttrs
+
+_WEIGHT_BITS = 16
+
+
+@rule("absorb-accumulator-operands", "Conv", "ConvTranspose", "Gemm", "MatMul", "Dense")
+def absorb_accumulator_operands(node: Node, scope: Scope) -> Proposal:
+    """``Conv(dequantize(x), dequantize(w)) -> Conv(x, w)``; also a weight alone."""
+    del scope
+    x, w = (_stored(node, index) for index in (0, 1))
+    new_x, new_w = stored_behind(node.operand(0)), stored_behind(node.operand(1))
+    if new_x is None and new_w is None:
+        return _float_operands(node) if x is None or w is None else None
+    x, w = new_x or x, new_w or w
+    if w is None:
+        return Reject("its weight is float", (node.operand(1).name,))
+    refusal = _weight_refusal(node, w)
+    if refusal is not None:
+        return refusal
+    if x is not None and x.quant is not None and not x.quant.params.per_tensor:
+        return Reject("its input is quantized per channel", (x.name,))
+    if x is None and w.constant is None:
+        return Reject(
+            "one operand is float and the other a quantized activation",
+            (node.operand(0).name,),
+        )
+    operands = [x or node.operand(0), w, *node.inputs[2:]]
+    return Replace({node.output: retyped(node, operands, node.output.type, node.output.name)})
+
+
+def _float_operands(node: Node) -> Proposal:
+    names = tuple(node.operand(i).name for i in (0, 1) if not node.operand(i).quant)
+    return Reject("its operands are float", names)
+
+
+def _stored(node: Node, index: int) -> Value | None:
+    value = node.operand(index)
+    return value if value.quant else None
+
+
+def _weight_refusal(node: Node, w: Value) -> Reject | None:
+    assert w.quant is not None
+    params = w.quant.params
+    if not params.storage_dtype.is_integer or params.storage_dtype.bits > _WEIGHT_BITS:
+        return Reject(f"its weight is stored as {params.storage_dtype}", (w.name,))
+    if (
+        w.constant is not None
+        and node.operand(0).quant is None
+        and not stored_behind(node.operand(0))
+    ):
+        return None  # weight-only: dequantized in any granularity
+    if params.blocked:
+        return Reject("its weight is quantized in blocks, its input per tensor", (w.name,))
+    axis = output_axis(node, w)
+    if params.axis is not None and params.axis != axis:
+        return Reject(
+            f"its weight is quantized along axis {params.axis}, its results vary along {axis}",
+            (w.name,),
+        )
+    return None
+
+
+def output_axis(node: Node, w: Value) -> int | None:
+    """Returns the axis of the weight that numbers the results, None where per-axis cannot be."""
+    if node.op.name in ("Conv", "Dense"):
+        return 0
+    if node.op.name == "ConvTranspose":
+        return 1
+    if isinstance(node.attributes, GemmAttrs):
+        return 0 if node.attributes.trans_b else 1
+    return None if w.rank is None or w.rank < 2 else w.rank - 1
+
+
+@rule("absorb-result", "quantize")
+def absorb_result(node: Node, scope: Scope) -> Proposal:
+    """``quantize(Conv(x, w)) -> Conv(x, w)`` into the quantized type, for quantized x and w."""
+    source, target = node.operand(0), node.output.quant
+    op = source.producer
+    if op is None or target is None or op.op.flow is not Flow.ACCUMULATE:
+        return None
+    if op.operand(0).quant is None or op.operand(1).quant is None:
+        return None
+    if scope.sole_reader(source) is not node:
+        return _about(op, _shared(source, scope))
+    refusal = _result_refusal(target.params)
+    if refusal is not None:
+        return _about(op, refusal)
+    return Replace({node.output: retyped(op, op.inputs, node.output.type, node.output.name)})
+
+
+@rule("absorb-both-sides", "quantize")
+def absorb_both_sides(node: Node, scope: Scope) -> Proposal:
+    """``quantize(Add(dequantize(a), dequantize(b))) -> Add(a, b)`` into the quantized type."""
+    source, target = node.operand(0), node.output.quant
+    op = source.producer
+    if op is None or target is None or len(op.outputs) != 1:
+        return None
+    if op.op.flow not in (Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND):
+        return None
+    operands = _quantized_operands(op)
+    if isinstance(operands, Reject):
+        return _about(op, operands)
+    if scope.sole_reader(source) is not node:
+        return _about(op, _shared(source, scope))
+    refusal = _result_refusal(target.params) or _form_refusal(op)
+    if refusal is not None:
+        return _about(op, refusal)
+    return Replace({node.output: retyped(op, operands, node.output.type, node.output.name)})
+
+
+def _about(op: Node, reject: Reject) -> Reject:
+    return replace(reject, about=op)
+
+
+def _quantized_operands(op: Node) -> list[Value | None] | Reject:
+    operands = list(op.inputs)
+    quantized = 0
+    for index, value in op.data_operands():
+        stored = stored_behind(value)
+        if stored is not None and stored.quant is not None:
+            if stored.constant is None and not stored.quant.params.per_tensor:
+                return Reject(f"operand {index} is quantized per channel", (stored.name,))
+            if not _narrow(stored.quant.params) and stored.constant is None:
+                return Reject(f"operand {index} is stored as {stored.type.dtype}", (stored.name,))
+            operands[index] = stored
+            quantized += stored.constant is None
+        elif value.constant is None and isinstance(value.type, TensorType):
+            origin = "a graph input" if value.producer is None else value.producer.op.name
+            return Reject(f"operand {index} is float: the result of {origin}", (value.name,))
+    return operands if quantized else Reject("no operand is quantized")
+
+
+def _narrow(params: QuantParams) -> bool:
+    return params.storage_dtype.is_integer and params.storage_dtype.bits <= _WEIGHT_BITS
+
+
+def _result_refusal(params: QuantParams) -> Reject | None:
+    if not params.per_tensor:
+        return Reject("its result is quantized per channel")
+    if not _narrow(params):
+        return Reject(f"its result is stored as {params.storage_dtype}")
+    return None
+
+
+def _form_refusal(op: Node) -> Reject | None:
+    if op.op.name == "Pow" and (op.operand(1).constant is None or op.operand(1).rank != 0):
+        exponent = op.operand(1)
+        if exponent.constant is None or exponent.constant.size != 1:
+            return Reject("Pow has an integer form only for one constant exponent")
+    attributes = op.attributes
+    if isinstance(attributes, ResizeAttrs) and attributes.antialias:
+        return Reject("Resize with antialias has no integer form")
+    return None
+
+
+def _shared(source: Value, scope: Scope) -> Reject:
+    readers = [f"{n.op.name} '{n.name}'" for n in scope.readers(source)]
+    if scope.is_output(source):
+        readers.append("the graph's output")
+    return Reject(
+        "its float result is read several times", (source.name, *sorted(set(readers))[:4])
+    )

@@ -1,0 +1,158 @@
+"""Rules for biases: an int32 constant in units of ``scale_x * scale_w``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.canonical.build import constant, result, retyped
+from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule, stored_behind
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.numerics import dequantize
+from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.quantization import QuantParams
+
+_WITH_BIAS = ("Conv", "ConvTranspose", "Dense")
+_ULP = 2.0**-22
+_LIMIT = 2**31 - 1
+
+
+@rule("derived-bias", *_WITH_BIAS)
+def derived_bias(node: Node, scope: Scope) -> Proposal:
+    """``Conv(x, w, bias) -> Conv(x, w, int32 bias)`` in units of ``scale_x * scale_w``.
+
+    An int32 bias that is in those units already is taken as it is; any other constant is
+    ``rint(bias / (scale_x * scale_w))`` in float64.
+    """
+    del scope
+    x, w, bias = node.operand(0).quant, node.operand(1).quant, node.optional(2)
+    if x is None or w is None or bias is None:
+        return None
+    params = derived_params(node, x.params, w.params)
+    if bias.quant is not None and bias.quant.params == params:
+        return None
+    stored = stored_behind(bias) or bias
+    if stored.constant is None:
+        return Reject("its bias is no constant", (bias.name,))
+    written = _Written.of(stored)
+    integers = written.integers(params)
+    if integers is None:
+        return Reject(
+            "its bias does not fit int32 in units of scale_x * scale_w and stays float",
+            (bias.name,),
+        )
+    value = constant(Constant.of(integers), params, stored.name)
+    value.written = written.kept(params)
+    return Replace(
+        {node.output: retyped(node, [*node.inputs[:2], value], node.output.type, node.output.name)}
+    )
+
+
+def derived_params(node: Node, x: QuantParams, w: QuantParams) -> QuantParams:
+    """Returns the type of an accumulator of ``node``: scale ``f32(sx * sw)``, zero point 0."""
+    scale = np.asarray(x.scale.astype(np.float32) * w.scale.astype(np.float32), np.float32)
+    if scale.ndim and node.op.name == "ConvTranspose":
+        group = getattr(node.attributes, "group", 1)
+        scale = np.tile(scale, group)
+    axis = 0 if scale.ndim else None
+    return QuantParams(DType.INT32, scale, np.zeros(scale.shape, np.int32), axis=axis)
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A bias as its file writes it: float, or integers with a scale of their own."""
+
+    data: NDArray[Any]
+    params: QuantParams | None
+
+    @staticmethod
+    def of(value: Value) -> _Written:
+        assert value.constant is not None
+        params = None if value.quant is None else value.quant.params
+        return _Written(value.constant.numpy(), params)
+
+    def integers(self, params: QuantParams) -> NDArray[np.int32] | None:
+        if self._in_units(params):
+            return self.data.astype(np.int32)
+        divisor = params.scale.astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            scaled = np.rint(self._real(np.float64) / divisor)
+        if not np.isfinite(scaled).all() or (np.abs(scaled) > _LIMIT).any():
+            return None
+        return scaled.astype(np.int32)
+
+    def kept(self, params: QuantParams) -> Constant | None:
+        """Returns the real bias where the integers are a rounding of it."""
+        if self._in_units(params):
+            return None
+        return Constant.of(np.asarray(self._real(np.float32), np.float32))
+
+    def _real(self, dtype: Any) -> NDArray[Any]:
+        if self.params is None:
+            return self.data.astype(dtype)
+        return dequantize(self.data, self.params, dtype)
+
+    def _in_units(self, params: QuantParams) -> bool:
+        own = self.params
+        if own is None or own.storage_dtype is not DType.INT32 or not own.symmetric:
+            return False
+        ratio = own.scale.astype(np.float64) / params.scale.astype(np.float64)
+        return bool((np.abs(ratio - 1) <= _ULP).all())
+
+
+@rule("bias-from-add", "Add")
+def bias_from_add(node: Node, scope: Scope) -> Proposal:
+    """``Add(MatMul(x, w), const) -> MatMul(x, w, const)``: there is no rounding between them."""
+    for index in (0, 1):
+        source, other = node.operand(index), node.operand(1 - index)
+        op = source.producer
+        if op is None or op.op.name not in _WITH_BIAS or op.op.flow is not Flow.ACCUMULATE:
+            continue
+        if op.optional(2) is not None or scope.sole_reader(source) is not node:
+            continue
+        if op.operand(0).quant is None or op.operand(1).quant is None:
+            continue
+        vector = _vector(op, other)
+        if vector is None:
+            return Reject(
+                "an addend of an integer product is no constant vector of its channels",
+                (other.name,),
+            )
+        value = result(
+            op.op,
+            op.attributes,
+            [*op.inputs[:2], vector],
+            node.output.type,
+            op.origin.joined(node.origin),
+            node.output.name,
+        )
+        return Replace({node.output: value})
+    return None
+
+
+def _vector(op: Node, addend: Value) -> Value | None:
+    """Returns ``addend`` as a rank-1 bias of ``op``, None where it is none."""
+    stored = stored_behind(addend) or addend
+    shape, w = op.output.type.shape, op.operand(1).type.shape
+    if stored.constant is None or shape is None or w is None:
+        return None
+    if stored.quant is not None and stored.quant.params.storage_dtype is not DType.INT32:
+        return None
+    channels = w[0] if op.op.name != "ConvTranspose" else None
+    axis = len(shape) - 1 if op.op.name == "Dense" else 1
+    own = stored.constant.shape
+    padded = (1,) * (len(shape) - len(own)) + own
+    expected = tuple(channels if i == axis else 1 for i in range(len(shape)))
+    if padded != expected or not isinstance(channels, int):
+        return None
+    params = None if stored.quant is None else stored.quant.params
+    if params is not None and params.axis is not None:
+        params = params.with_axis(0)
+    return constant(
+        stored.constant.map(lambda a: a.reshape(channels), shape=(channels,)), params, stored.name
+    )

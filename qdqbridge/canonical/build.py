@@ -1,0 +1,61 @@
+"""Building the nodes that rules propose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.graph import NO_ORIGIN, Node, Origin, Value
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Operator
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import QuantType, TensorType, ValueType
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
+
+
+def result(
+    op: Operator,
+    attributes: Attributes,
+    operands: Sequence[Value | None],
+    type_: ValueType,
+    origin: Origin = NO_ORIGIN,
+    name: str = "",
+) -> Value:
+    """Returns the result of a new node with one result."""
+    value = Value(type_, name)
+    Node(op, attributes, operands, [value], origin)
+    return value
+
+
+def quantized(value: Value, params: QuantParams, origin: Origin, name: str = "") -> Value:
+    """Returns ``quantize(value)``."""
+    return result(
+        QUANTIZE, NO_ATTRIBUTES, [value], QuantType(params, value.type.shape), origin, name
+    )
+
+
+def requantized(value: Value, params: QuantParams, origin: Origin, name: str = "") -> Value:
+    """Returns ``requantize(value)``."""
+    return result(
+        REQUANTIZE, NO_ATTRIBUTES, [value], QuantType(params, value.type.shape), origin, name
+    )
+
+
+def dequantized(value: Value, dtype: DType, origin: Origin, name: str = "") -> Value:
+    """Returns ``dequantize(value)``."""
+    return result(
+        DEQUANTIZE, NO_ATTRIBUTES, [value], TensorType(dtype, value.type.shape), origin, name
+    )
+
+
+def retyped(node: Node, operands: Sequence[Value | None], type_: ValueType, name: str) -> Value:
+    """Returns the result of ``node`` applied to other operands, in another type."""
+    return result(node.op, node.attributes, operands, type_, node.origin, name)
+
+
+def constant(data: Constant, params: QuantParams | None, name: str) -> Value:
+    """Returns a constant value, quantized where ``params`` are given."""
+    type_: ValueType = (
+        TensorType(data.dtype, data.shape) if params is None else QuantType(params, data.shape)
+    )
+    return Value(type_, name, constant=data)

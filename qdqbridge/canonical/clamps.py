@@ -1,0 +1,95 @@
+"""Rules for Relu and Clip: a clamp next to a rounding is a narrower range of the type."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from qdqbridge.canonical.build import quantized, result, retyped
+from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.numerics import quantize
+from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import QuantType
+from qdqbridge.ops.attributes import ClipAttrs
+
+_ROUNDING = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
+
+
+def bounds(node: Node) -> tuple[float, float] | None:
+    """Returns the real interval of a Relu or Clip, None for any other node."""
+    if node.op.name == "Relu":
+        return 0.0, math.inf
+    if node.op.name == "Clip" and isinstance(node.attributes, ClipAttrs):
+        low, high = node.attributes.low, node.attributes.high
+        return -math.inf if low is None else low, math.inf if high is None else high
+    return None
+
+
+def narrowed(params: QuantParams, low: float, high: float) -> QuantParams:
+    """Returns ``params`` with the range that ``[low, high]`` rounds into."""
+    wide = params.widened()
+    qmin, qmax = params.qmin, params.qmax
+    if math.isfinite(low):
+        qmin = max(qmin, min(int(quantize(np.float32([low]), wide)[0]), qmax))
+    if math.isfinite(high):
+        qmax = min(qmax, max(int(quantize(np.float32([high]), wide)[0]), qmin))
+    return params.with_range(qmin, qmax)
+
+
+@rule("clamp-before-quantize", "quantize")
+def clamp_before_quantize(node: Node, scope: Scope) -> Proposal:
+    """``quantize(Relu(x)) -> quantize(x)`` into a narrower range; rounding is monotone."""
+    clamp, target = node.operand(0).producer, node.output.quant
+    if clamp is None or target is None:
+        return None
+    interval = bounds(clamp)
+    if interval is None:
+        return None
+    if not target.params.per_tensor or not target.params.storage_dtype.is_integer:
+        return Reject(f"the range of a clamp ({clamp.op.name}) cannot be per channel")
+    if scope.is_output(clamp.output) or any(
+        reader.op.name != "quantize" for reader in scope.readers(clamp.output)
+    ):
+        return Reject(f"the result of {clamp.op.name} is also read as float", (clamp.output.name,))
+    if interval[0] > interval[1]:
+        return Reject(f"the bounds of {clamp.op.name} are empty: {interval}")
+    params = narrowed(target.params, *interval)
+    origin = clamp.origin.joined(node.origin)
+    return Replace({node.output: quantized(clamp.operand(0), params, origin, node.output.name)})
+
+
+@rule("clamp-into-producer", "requantize")
+def clamp_into_producer(node: Node, scope: Scope) -> Proposal:
+    """``requantize(op(x))`` that only narrows the range ``-> op(x)`` into the narrow range."""
+    source, target = node.operand(0), node.output.quant
+    producer = source.producer
+    if source.quant is None or target is None or producer is None:
+        return None
+    if not source.quant.params.same_mapping(target.params):
+        return None
+    if scope.sole_reader(source) is not node or len(producer.outputs) != 1:
+        return None
+    params = _intersection(source.quant.params, target.params)
+    if producer.op.flow in _ROUNDING or producer.op.name in ("quantize", "requantize"):
+        type_ = QuantType(params, node.output.type.shape)
+        return Replace({node.output: retyped(producer, producer.inputs, type_, node.output.name)})
+    if producer.op.flow is Flow.MOVE and producer.op.name != "Pad":
+        return Replace({node.output: _clamp_first(node, producer, params)})
+    return None
+
+
+def _intersection(source: QuantParams, target: QuantParams) -> QuantParams:
+    qmin = max(source.qmin, target.qmin)
+    return target.with_range(qmin, max(qmin, min(source.qmax, target.qmax)))
+
+
+def _clamp_first(node: Node, mover: Node, params: QuantParams) -> Value:
+    first = mover.operand(0)
+    clamped = result(
+        node.op, node.attributes, [first], QuantType(params, first.type.shape), node.origin
+    )
+    type_ = QuantType(params, node.output.type.shape)
+    return retyped(mover, [clamped, *mover.inputs[1:]], type_, node.output.name)

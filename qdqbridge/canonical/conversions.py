@@ -1,0 +1,94 @@
+"""Rules for changes of type: what cancels, what is one requantize, what is a constant."""
+
+from __future__ import annotations
+
+from qdqbridge.canonical.build import constant, requantized, retyped
+from qdqbridge.canonical.rule import Proposal, Replace, Scope, made_by, rule, stored_behind
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.graph import Node
+from qdqbridge.graph.interpreter import evaluate_node
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import QuantType, TensorType
+
+_EXACT_BITS = 16
+
+
+def covers(wide: QuantParams, narrow: QuantParams) -> bool:
+    """True where every stored value of ``narrow`` is one of ``wide`` with the same meaning."""
+    return wide.same_mapping(narrow) and wide.qmin <= narrow.qmin and wide.qmax >= narrow.qmax
+
+
+@rule("quantized-constant", "quantize", "requantize")
+def quantized_constant(node: Node, scope: Scope) -> Proposal:
+    """``quantize(const) -> const``, rounded as ONNX says, when first looked at."""
+    del scope
+    source, target = node.operand(0), node.output.type
+    if source.constant is None or not isinstance(target, QuantType):
+        return None
+    data, shape = source.constant, source.constant.shape
+    folded = Constant(
+        target.dtype, shape, lambda: evaluate_node(node, [data.numpy()])[0].reshape(shape)
+    )
+    return Replace({node.output: constant(folded, target.params, source.name)})
+
+
+@rule("reinterpreted-constant", "reinterpret")
+def reinterpreted_constant(node: Node, scope: Scope) -> Proposal:
+    """``reinterpret(const) -> const`` of the other type."""
+    del scope
+    source, target = node.operand(0), node.output.type
+    if source.constant is None:
+        return None
+    params = target.params if isinstance(target, QuantType) else None
+    return Replace({node.output: constant(source.constant, params, source.name)})
+
+
+@rule("reinterpret-twice", "reinterpret")
+def reinterpret_twice(node: Node, scope: Scope) -> Proposal:
+    """``reinterpret(reinterpret(q)) -> reinterpret(q)``, or ``q`` where the type is the same."""
+    del scope
+    source = node.operand(0)
+    if source.type == node.output.type:
+        return Replace({node.output: source})
+    inner = made_by(source, "reinterpret")
+    if inner is None:
+        return None
+    original = inner.operand(0)
+    if original.type == node.output.type:
+        return Replace({node.output: original})
+    return Replace({node.output: retyped(node, [original], node.output.type, node.output.name)})
+
+
+@rule("dequantize-quantize", "quantize")
+def dequantize_quantize(node: Node, scope: Scope) -> Proposal:
+    """``quantize(dequantize(q)) -> q`` with equal parameters, else ``requantize(q)``."""
+    del scope
+    stored, target = stored_behind(node.operand(0)), node.output.quant
+    if stored is None or stored.quant is None or target is None:
+        return None
+    source = stored.quant.params
+    if covers(target.params, source) and source.storage_dtype.bits <= _EXACT_BITS:
+        return Replace({node.output: stored})
+    if source.storage_dtype.bits > _EXACT_BITS:
+        return None
+    return Replace({node.output: requantized(stored, target.params, node.origin, node.output.name)})
+
+
+@rule("requantize-nothing", "requantize")
+def requantize_nothing(node: Node, scope: Scope) -> Proposal:
+    """``requantize(q) -> q`` where the parameters are equal and the range covers q's."""
+    del scope
+    source, target = node.operand(0), node.output.quant
+    if source.quant is None or target is None or not covers(target.params, source.quant.params):
+        return None
+    return Replace({node.output: source})
+
+
+@rule("cast-nothing", "Cast")
+def cast_nothing(node: Node, scope: Scope) -> Proposal:
+    """``Cast(x) -> x`` where x has that type already."""
+    del scope
+    source = node.operand(0)
+    if isinstance(source.type, TensorType) and source.type.dtype is node.output.type.dtype:
+        return Replace({node.output: source})
+    return None

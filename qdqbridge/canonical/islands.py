@@ -1,0 +1,56 @@
+"""What stays float between quantized neighbours, and why."""
+
+from __future__ import annotations
+
+from qdqbridge.graph.graph import Graph, Node, Note
+from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.types import TensorType
+
+_CONVERSIONS = (Flow.CONVERT, Flow.REINTERPRET)
+
+
+def islands(graph: Graph) -> list[Note]:
+    """Returns one note per float operator that reads a dequantized value or feeds a quantize."""
+    outputs = set(graph.outputs)
+    notes: list[Note] = []
+    reasons = {note.node: note for note in graph.notes}
+    for node in graph.nodes:
+        if node.op.flow in _CONVERSIONS or not _is_float(node):
+            continue
+        reads = [v.name for v in node.inputs if v is not None and _dequantized(v)]
+        feeds = [v.name for v in node.outputs if any(n.op.name == "quantize" for n, _ in v.users)]
+        if not reads and not feeds:
+            continue
+        known = reasons.get(node.name)
+        reason = _reason(node, outputs) if known is None else known.reason
+        notes.append(Note("float-island", node.name, f"{node.op.name}: {reason}", (*reads, *feeds)))
+    return notes
+
+
+def _is_float(node: Node) -> bool:
+    results = node.outputs
+    return bool(results) and all(
+        isinstance(v.type, TensorType) and v.type.dtype.is_float for v in results
+    )
+
+
+def _dequantized(value: object) -> bool:
+    producer = getattr(value, "producer", None)
+    return producer is not None and producer.op.name == "dequantize"
+
+
+def _reason(node: Node, outputs: set[object]) -> str:
+    if node.op.flow is Flow.FLOAT:
+        return "the operator has no quantized form"
+    if all(v.quant for i, v in node.data_operands() if i < 2):
+        return "operands are quantized and the result is float (integer sums, then dequantize)"
+    for index, value in node.data_operands():
+        if value.constant is None and not _dequantized(value) and not value.quant:
+            maker = "a graph input" if value.producer is None else value.producer.op.name
+            return f"operand {index} is float: the result of {maker}"
+    if node.output in outputs:
+        return "its float result is a graph output"
+    readers = sorted({n.op.name for n, _ in node.output.users})
+    if readers != ["quantize"]:
+        return f"its float result is read by {', '.join(readers)}"
+    return "the file does not quantize it"

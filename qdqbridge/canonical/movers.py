@@ -1,0 +1,201 @@
+"""Rules for data movers: they work on stored integers, so conversions pass through them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from qdqbridge.canonical.build import dequantized, quantized, result
+from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule, stored_behind
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.interpreter import evaluate_node
+from qdqbridge.graph.numerics import dequantize, quantize
+from qdqbridge.graph.operator import Attributes, Flow
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import QuantType, Shape, TensorType, static_shape
+from qdqbridge.ops.attributes import AxesAttrs, PadAttrs, ResizeAttrs, TransposeAttrs
+
+
+def moves(node: Node) -> bool:
+    """True where the node only moves values (nearest Resize included)."""
+    if node.op.name == "Resize" and isinstance(node.attributes, ResizeAttrs):
+        return node.attributes.mode == "nearest" and not (
+            node.attributes.coordinate_transformation_mode == "tf_crop_and_resize"
+        )
+    return node.op.flow is Flow.MOVE
+
+
+def moved_axis(node: Node, params: QuantParams, shape: Shape, to: Shape) -> int | None:
+    """Returns where the quantization axis of a mover's operand ends up, None if it is lost."""
+    axis = params.axis
+    if axis is None or shape is None:
+        return None
+    attributes = node.attributes
+    if isinstance(attributes, TransposeAttrs):
+        return attributes.perm.index(axis)
+    if node.op.name == "Squeeze" and isinstance(attributes, AxesAttrs):
+        kept = [i for i in range(len(shape)) if i not in attributes.axes]
+        return kept.index(axis) if axis in kept else None
+    if node.op.name == "Unsqueeze" and isinstance(attributes, AxesAttrs):
+        rank = len(shape) + len(attributes.axes)
+        return [i for i in range(rank) if i not in attributes.axes][axis]
+    if node.op.name in ("Reshape", "Flatten"):
+        return _reshaped_axis(axis, static_shape(shape), static_shape(to))
+    return None
+
+
+def _reshaped_axis(
+    axis: int, shape: tuple[int, ...] | None, to: tuple[int, ...] | None
+) -> int | None:
+    if shape is None or to is None:
+        return None
+    before = math.prod(shape[:axis])
+    for index, extent in enumerate(to):
+        if extent == shape[axis] and math.prod(to[:index]) == before:
+            return index
+    return None
+
+
+def moved_params(node: Node, params: QuantParams) -> QuantParams | None:
+    """Returns the parameters of a mover's result, None where they cannot be told."""
+    if params.per_tensor:
+        return params
+    if params.blocked and not isinstance(node.attributes, TransposeAttrs):
+        return None
+    axis = moved_axis(node, params, node.operand(0).type.shape, node.output.type.shape)
+    if axis is None:
+        return None
+    if params.blocked and isinstance(node.attributes, TransposeAttrs):
+        perm = node.attributes.perm
+        return replace(
+            params,
+            scale=params.scale.transpose(perm),
+            zero_point=params.zero_point.transpose(perm),
+            axis=axis,
+        )
+    return params.with_axis(axis)
+
+
+@rule("dequantize-through-mover")
+def dequantize_through_mover(node: Node, scope: Scope) -> Proposal:
+    """``mover(dequantize(q)) -> dequantize(mover(q))``."""
+    del scope
+    if not moves(node) or not node.inputs:
+        return None
+    stored = stored_behind(node.operand(0))
+    if stored is None or stored.quant is None:
+        return None
+    params = moved_params(node, stored.quant.params)
+    if params is None:
+        return Reject(f"{node.op.name} mixes the channels of a per-channel quantized tensor")
+    attributes = _pad_attributes(node, params)
+    if isinstance(attributes, Reject):
+        return attributes
+    operands = [stored, *node.inputs[1:]]
+    outputs = [Value(QuantType(params, v.type.shape)) for v in node.outputs]
+    Node(node.op, attributes, operands, outputs, node.origin)
+    return Replace(
+        {
+            old: dequantized(new, old.type.dtype, node.origin, old.name)
+            for old, new in zip(node.outputs, outputs, strict=True)
+        }
+    )
+
+
+def _pad_attributes(node: Node, params: QuantParams) -> Attributes | Reject:
+    """Pad values must be representable, or the padded result has another type."""
+    attributes = node.attributes
+    if not isinstance(attributes, PadAttrs) or attributes.mode != "constant":
+        return attributes
+    value = np.float32([attributes.value])
+    rounded = dequantize(quantize(value, params), params)
+    if rounded[0] != value[0]:
+        return Reject(
+            f"the pad value {attributes.value!r} is not representable in the input's quantization"
+        )
+    return replace(attributes, value=float(rounded[0]))
+
+
+@rule("quantize-through-mover", "quantize")
+def quantize_through_mover(node: Node, scope: Scope) -> Proposal:
+    """``quantize(mover(x)) -> mover(quantize(x))`` where nothing else reads the mover."""
+    source, target = node.operand(0), node.output.quant
+    mover = source.producer
+    if mover is None or target is None or not moves(mover) or not target.params.per_tensor:
+        return None
+    if not isinstance(mover.operand(0).type, TensorType):
+        return None
+    readers = [reader for value in mover.outputs for reader in scope.readers(value)]
+    leaves = any(scope.is_output(value) for value in mover.outputs)
+    if leaves or any(
+        r.op.name != "quantize" or r.output.quant is None or r.output.quant.params != target.params
+        for r in readers
+    ):
+        return Reject(
+            f"the result of {mover.op.name} is also read as float or with other parameters",
+            (source.name,),
+        )
+    first = mover.operand(0)
+    stored = quantized(first, target.params, node.origin)
+    attributes = _rounded_pad(mover, target.params)
+    outputs = [Value(QuantType(target.params, v.type.shape), v.name) for v in mover.outputs]
+    Node(mover.op, attributes, [stored, *mover.inputs[1:]], outputs, mover.origin)
+    moved = dict(zip(mover.outputs, outputs, strict=True))
+    return Replace({reader.output: moved[reader.operand(0)] for reader in readers})
+
+
+def _rounded_pad(mover: Node, params: QuantParams) -> Attributes:
+    """``quantize(pad(x, v)) == pad(quantize(x), quantize(v))``: v rounds like any other value."""
+    attributes = mover.attributes
+    if not isinstance(attributes, PadAttrs) or attributes.mode != "constant":
+        return attributes
+    rounded = dequantize(quantize(np.float32([attributes.value]), params), params)
+    return replace(attributes, value=float(rounded[0]))
+
+
+@rule("moved-constant")
+def moved_constant(node: Node, scope: Scope) -> Proposal:
+    """``mover(const) -> const``, moved when first looked at (a transposition stays a view)."""
+    del scope
+    if not moves(node) or len(node.outputs) != 1 or not node.inputs:
+        return None
+    if any(v is not None and v.constant is None for v in node.inputs):
+        return None
+    shape = static_shape(node.output.type.shape)
+    source = node.operand(0)
+    assert source.constant is not None
+    if shape is None:
+        return None
+    type_ = node.output.type
+    data = [None if v is None or v.constant is None else v.constant for v in node.inputs]
+    folded = Constant(
+        type_.dtype,
+        shape,
+        lambda: evaluate_node(node, [None if d is None else d.numpy() for d in data])[0],
+    )
+    value = Value(type_, node.output.name or source.name, constant=folded)
+    return Replace({node.output: value})
+
+
+@rule("static-reshape", "Reshape", "Expand")
+def static_reshape(node: Node, scope: Scope) -> Proposal:
+    """A run-time target whose result has one unknown extent at most is an attribute."""
+    del scope
+    target = getattr(node.attributes, "shape", None)
+    shape = node.output.type.shape
+    if target is not None or shape is None:
+        return None
+    unknown = [i for i, dim in enumerate(shape) if not isinstance(dim, int)]
+    if len(unknown) > 1 or (unknown and node.op.name == "Expand"):
+        return None
+    extents = tuple(dim if isinstance(dim, int) else -1 for dim in shape)
+    if 0 in extents:
+        return None
+    attributes = type(node.attributes)(extents)  # type: ignore[call-arg] # shape is its first field
+    value = result(
+        node.op, attributes, node.inputs[:1], node.output.type, node.origin, node.output.name
+    )
+    return Replace({node.output: value})

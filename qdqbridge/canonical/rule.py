@@ -1,0 +1,96 @@
+"""What a rule is: a name, the operators it looks at, and a function that proposes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from qdqbridge.graph.edit import Editor
+from qdqbridge.graph.graph import Node, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Every reader of each key shall read its value instead.
+
+    New values come from nodes that the rule built; the driver links them.
+    """
+
+    values: dict[Value, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """The rule looked and refused; ``explain`` shows it.
+
+    Attributes:
+        reason: Says why, with the operator that it is about as its subject.
+        culprits: Names of the tensors or nodes that cause it.
+        about: That operator; None where it is the node looked at.
+    """
+
+    reason: str
+    culprits: tuple[str, ...] = ()
+    about: Node | None = None
+
+
+Proposal: TypeAlias = "Replace | Reject | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a rule may ask about the surroundings of a node."""
+
+    editor: Editor
+
+    def is_output(self, value: Value) -> bool:
+        """True where ``value`` leaves the graph."""
+        return self.editor.is_output(value)
+
+    def readers(self, value: Value) -> list[Node]:
+        """Returns the nodes that read ``value``, once per operand."""
+        return [node for node, _ in value.users]
+
+    def sole_reader(self, value: Value) -> Node | None:
+        """Returns the one node that reads ``value`` where nothing else does."""
+        if len(value.users) != 1 or self.is_output(value):
+            return None
+        return next(iter(value.users))[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rewrite.
+
+    Attributes:
+        name: Kebab-case.
+        apply: Looks at a node and proposes; its docstring is the rewrite. It has no state.
+        ops: Names of the operators it looks at; None for all.
+    """
+
+    name: str
+    apply: Callable[[Node, Scope], Proposal]
+    ops: frozenset[str] | None = field(default=None)
+
+
+def rule(name: str, *ops: str) -> Callable[[Callable[[Node, Scope], Proposal]], Rule]:
+    """Makes a :class:`Rule` of the decorated function."""
+
+    def make(apply: Callable[[Node, Scope], Proposal]) -> Rule:
+        return Rule(name, apply, frozenset(ops) if ops else None)
+
+    return make
+
+
+def made_by(value: Value | None, name: str) -> Node | None:
+    """Returns the producer of ``value`` where it is the operator ``name``."""
+    if value is None or value.producer is None or value.producer.op.name != name:
+        return None
+    return value.producer
+
+
+def stored_behind(value: Value | None) -> Value | None:
+    """Returns ``q`` where ``value`` is ``dequantize(q)``."""
+    node = made_by(value, "dequantize")
+    return None if node is None else node.operand(0)

@@ -1,0 +1,44 @@
+"""The canonical rules, in the order in which they look at a node."""
+
+from __future__ import annotations
+
+from qdqbridge.canonical import (
+    absorb,
+    bias,
+    clamps,
+    conversions,
+    dense,
+    folding,
+    movers,
+    sharing,
+    weights,
+)
+from qdqbridge.canonical.rule import Rule
+
+RULES: tuple[Rule, ...] = (
+    folding.small_constant,
+    sharing.merge_equal,
+    conversions.quantized_constant,
+    conversions.reinterpreted_constant,
+    conversions.reinterpret_twice,
+    conversions.cast_nothing,
+    weights.positive_scale,
+    weights.coarsest_granularity,
+    weights.signed_weight,
+    weights.float_norm_offset,
+    movers.static_reshape,
+    movers.moved_constant,
+    movers.dequantize_through_mover,
+    clamps.clamp_before_quantize,
+    movers.quantize_through_mover,
+    conversions.dequantize_quantize,
+    conversions.requantize_nothing,
+    clamps.clamp_into_producer,
+    absorb.absorb_accumulator_operands,
+    dense.matmul_is_dense,
+    dense.gemm_is_dense,
+    bias.bias_from_add,
+    bias.derived_bias,
+    absorb.absorb_result,
+    absorb.absorb_both_sides,
+)

@@ -1,0 +1,36 @@
+"""The same conversion of the same value is one node, however often the file writes it."""
+
+from __future__ import annotations
+
+from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
+from qdqbridge.graph.graph import Node
+from qdqbridge.graph.operator import Flow
+
+_MERGED = (Flow.CONVERT, Flow.REINTERPRET, Flow.MOVE)
+_MANY = 64
+
+
+@rule("merge-equal")
+def merge_equal(node: Node, scope: Scope) -> Proposal:
+    """``f(x), f(x) -> f(x)`` for conversions and movers (idioms A23, A24)."""
+    del scope
+    if node.op.flow not in _MERGED or len(node.outputs) != 1 or not node.inputs:
+        return None
+    if any(value is not None and value.constant is not None for value in node.inputs[:1]):
+        return None
+    for count, (other, _) in enumerate(node.operand(0).users):
+        if other is node or count > _MANY:
+            return None
+        if _equal(node, other):
+            return Replace({node.output: other.output})
+    return None
+
+
+def _equal(node: Node, other: Node) -> bool:
+    return (
+        other.op is node.op
+        and other.inputs == node.inputs
+        and other.attributes == node.attributes
+        and len(other.outputs) == 1
+        and other.output.type == node.output.type
+    )

@@ -1,0 +1,156 @@
+"""Rules for quantized constants: signed with zero point 0, positive scales, coarsest granularity."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.canonical.build import constant
+from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.numerics import dequantize
+from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.quantization import QuantParams
+
+_SIGNED = {
+    DType.UINT8: DType.INT8,
+    DType.UINT4: DType.INT4,
+    DType.UINT2: DType.INT2,
+    DType.UINT16: DType.INT16,
+}
+
+_NORMS = frozenset(
+    ("LayerNormalization", "InstanceNormalization", "GroupNormalization", "BatchNormalization")
+)
+
+
+@rule("coarsest-granularity", "dequantize")
+def coarsest_granularity(node: Node, scope: Scope) -> Proposal:
+    """``const`` with equal blocks or channels ``-> const`` with one scale for them."""
+    del scope
+    value = node.operand(0)
+    if value.constant is None or value.quant is None:
+        return None
+    params = coarsest(value.quant.params.widened())
+    return _with(node, value, value.constant, params)
+
+
+@rule("positive-scale", "dequantize")
+def positive_scale(node: Node, scope: Scope) -> Proposal:
+    """``const`` with a negative scale ``-> const`` with the integers mirrored."""
+    del scope
+    value = node.operand(0)
+    if value.constant is None or value.quant is None:
+        return None
+    params = value.quant.params
+    negative = params.scale.astype(np.float32) < 0
+    if not negative.any():
+        return None
+    stored = value.constant.numpy().astype(np.int64)
+    flip = np.broadcast_to(params.aligned(negative, stored.shape), stored.shape)
+    zero_point = params.aligned(params.zero_point, stored.shape).astype(np.int64)
+    mirrored = np.where(flip, 2 * zero_point - stored, stored)
+    if mirrored.min(initial=0) < params.qmin or mirrored.max(initial=0) > params.qmax:
+        return Reject("a negative scale cannot be folded: a mirrored weight exceeds its type")
+    data = Constant.of(mirrored.astype(params.storage_dtype.numpy))
+    return _with(node, value, data, replace(params, scale=np.abs(params.scale)))
+
+
+@rule("signed-weight", "dequantize")
+def signed_weight(node: Node, scope: Scope) -> Proposal:
+    """A weight with a zero point ``-> `` the signed integers ``w - zero_point`` where they fit."""
+    value = node.operand(0)
+    if value.constant is None or value.quant is None:
+        return None
+    params = value.quant.params
+    if params.symmetric and params.storage_dtype.is_signed:
+        return None
+    if not any(_is_weight(reader, node.output) for reader in scope.readers(node.output)):
+        return None
+    signed = _SIGNED.get(params.storage_dtype, params.storage_dtype)
+    if not signed.is_signed or not _fits(value.constant, params, signed):
+        return None
+    target = replace(
+        params, storage_dtype=signed, zero_point=np.zeros_like(params.zero_point), qmin=0, qmax=0
+    )
+    data = value.constant.map(lambda array: _shifted(array, params, signed), dtype=signed)
+    return _with(node, value, data, target)
+
+
+def _is_weight(node: Node, value: Value) -> bool:
+    weighted = node.op.flow is Flow.ACCUMULATE or node.op.name in _NORMS
+    return weighted and len(node.inputs) > 1 and node.inputs[1] is value
+
+
+@rule("float-norm-offset", "dequantize")
+def float_norm_offset(node: Node, scope: Scope) -> Proposal:
+    """``LayerNormalization(x, gamma, dequantize(int32)) -> LayerNormalization(x, gamma, float)``.
+
+    A norm has no accumulator whose units an int32 offset could share (idioms C5, C8).
+    """
+    value, readers = node.operand(0), scope.readers(node.output)
+    if value.constant is None or value.quant is None or value.type.dtype is not DType.INT32:
+        return None
+    if scope.is_output(node.output) or any(r.op.name not in _NORMS for r in readers):
+        return None
+    params, data = value.quant.params, value.constant
+    real = Constant(
+        DType.FLOAT32, data.shape, lambda: dequantize(data.numpy(), params).astype(np.float32)
+    )
+    return Replace({node.output: constant(real, None, value.name)})
+
+
+def _fits(data: Constant, params: QuantParams, signed: DType) -> bool:
+    middle = params.storage_dtype.qmin - signed.qmin
+    if (params.zero_point == middle).all():
+        return True
+    stored = data.numpy().astype(np.int64)
+    shifted = stored - params.aligned(params.zero_point, stored.shape)
+    return bool(shifted.min(initial=0) >= signed.qmin and shifted.max(initial=0) <= signed.qmax)
+
+
+def _shifted(array: NDArray[Any], params: QuantParams, signed: DType) -> NDArray[Any]:
+    zero_point = params.aligned(params.zero_point, array.shape).astype(np.int32)
+    return (array.astype(np.int32) - zero_point).astype(signed.numpy)
+
+
+def coarsest(params: QuantParams) -> QuantParams:
+    """Returns the same parameters in the coarsest granularity that says the same thing."""
+    if params.axis is None:
+        return params
+    scale, zero_point = params.scale, params.zero_point
+    varying = [i for i in range(scale.ndim) if _varies(scale, i) or _varies(zero_point, i)]
+    if not varying:
+        first = (0,) * scale.ndim
+        return replace(
+            params, scale=scale[first], zero_point=zero_point[first], axis=None, block_size=None
+        )
+    if params.blocked and len(varying) == 1 and varying[0] != params.axis:
+        index = tuple(slice(None) if i == varying[0] else 0 for i in range(scale.ndim))
+        return replace(
+            params,
+            scale=scale[index],
+            zero_point=zero_point[index],
+            axis=varying[0],
+            block_size=None,
+        )
+    return params
+
+
+def _varies(array: NDArray[Any], axis: int) -> bool:
+    first = array.take([0], axis=axis)
+    return not np.array_equal(np.broadcast_to(first, array.shape).view(), array, equal_nan=False)
+
+
+def _with(node: Node, value: Value, data: Constant, params: QuantParams) -> Proposal:
+    if value.quant is None or (data is value.constant and params == value.quant.params):
+        return None
+    fresh = constant(data, params, value.name)
+    output = Value(node.output.type, node.output.name)
+    Node(node.op, node.attributes, [fresh], [output], node.origin)
+    return Replace({node.output: output})

@@ -1,0 +1,102 @@
+"""What must hold for every graph, and what more must hold for a canonical one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from qdqbridge.errors import GraphError, InvalidModelError
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.types import QuantType
+
+_LISTED = 8
+
+
+def verify(graph: Graph, file: str = "") -> None:
+    """Checks the operators' own rules on every node, and the canonical form where it is claimed.
+
+    Args:
+        graph: Any graph.
+        file: Name of the file it comes from, for messages.
+
+    Raises:
+        InvalidModelError: A node breaks its operator's rules (shapes, attributes).
+        GraphError: The graph claims to be canonical and is not.
+    """
+    problems: list[tuple[Node, str]] = []
+    for node in graph.nodes:
+        problems += [(node, problem) for problem in node.op.check(node)]
+    if problems:
+        raise _error(
+            InvalidModelError, "the model breaks the rules of its operators", problems, file
+        )
+    if graph.canonical:
+        broken = [(node, p) for node in graph.nodes for p in _canonical_problems(node)]
+        if broken:
+            raise _error(GraphError, "the graph is not in canonical form", broken, file)
+
+
+def _error(
+    kind: type[InvalidModelError] | type[GraphError],
+    what: str,
+    problems: list[tuple[Node, str]],
+    file: str,
+) -> InvalidModelError | GraphError:
+    listed = "; ".join(f"{n.op.name} '{n.name}': {text}" for n, text in problems[:_LISTED])
+    more = f" (and {len(problems) - _LISTED} more)" if len(problems) > _LISTED else ""
+    return kind(
+        what,
+        where=file or f"{problems[0][0].op.name} '{problems[0][0].name}'",
+        why=listed + more,
+        fix="correct these nodes, or export the model again",
+    )
+
+
+def _canonical_problems(node: Node) -> Iterator[str]:
+    yield from _parameter_problems(node)
+    name, first = node.op.name, node.inputs[0] if node.inputs else None
+    if first is None:
+        return
+    producer = None if first.producer is None else first.producer.op.name
+    if name == "quantize" and producer == "dequantize" and first.type.dtype.bits <= 16:
+        yield "a quantize of a dequantize must be a requantize"
+    if name in ("quantize", "requantize") and first.is_constant:
+        yield "a constant must be stored quantized"
+    if node.op.flow is Flow.MOVE and isinstance(first.type, QuantType):
+        if any(not _same_storage(first, result) for result in node.outputs):
+            yield "a data mover must keep its operand's quantization"
+    if node.op.flow is Flow.ACCUMULATE and first.quant and node.operand(1).quant:
+        yield from _bias_problems(node)
+
+
+def _parameter_problems(node: Node) -> Iterator[str]:
+    for value in (*node.inputs, *node.outputs):
+        if value is None or value.quant is None:
+            continue
+        params = value.quant.params
+        scale = params.scale.astype(np.float64)
+        # A constant keeps a negative scale where its mirrored integers would not fit.
+        if not np.isfinite(scale).all() or (not value.is_constant and (scale <= 0).any()):
+            yield f"the scale of '{value.name}' is not positive and finite"
+        if params.axis is not None and params.axis < 0:
+            yield f"the axis of '{value.name}' is negative"
+
+
+def _same_storage(first: Value, result: Value) -> bool:
+    a, b = first.quant, result.quant
+    if a is None or b is None:
+        return False
+    return a.params.per_tensor == b.params.per_tensor and (
+        not a.params.per_tensor or a.params.same_mapping(b.params)
+    )
+
+
+def _bias_problems(node: Node) -> Iterator[str]:
+    bias = node.optional(2)
+    if bias is None or bias.quant is None:
+        return
+    params = bias.quant.params
+    if params.storage_dtype.label != "int32" or not params.symmetric or not bias.is_constant:
+        yield f"the bias '{bias.name}' is not an int32 constant with zero point 0"

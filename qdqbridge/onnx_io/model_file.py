@@ -1,0 +1,99 @@
+"""From a path to a ModelProto whose header makes sense. External data stays on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from qdqbridge.errors import InvalidModelError, ModelFileError
+
+OLDEST_OPSET, OLDEST_IR = 7, 3
+ONNX_DOMAINS = ("", "ai.onnx")
+
+
+def read_model(path: Path) -> onnx.ModelProto:
+    """Parses the file and checks its header.
+
+    Raises:
+        ModelFileError: The file is missing, empty, truncated or not ONNX.
+        InvalidModelError: Its IR version or opset is one that ONNX does not have.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelFileError(
+            "cannot read the model file",
+            where=str(path),
+            why=error.strerror or str(error),
+            fix="check the path and its permissions",
+        ) from error
+    model = _parse(data, path)
+    _check_header(model, path)
+    return model
+
+
+def _parse(data: bytes, path: Path) -> onnx.ModelProto:
+    if not data:
+        raise ModelFileError(
+            "the model file is empty", where=str(path), fix="export or download it again"
+        )
+    if data.startswith(b"version https://git-lfs"):
+        raise ModelFileError(
+            "the file is a Git LFS pointer, not the model",
+            where=str(path),
+            fix="run 'git lfs pull' in the repository it comes from",
+        )
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError as error:
+        raise ModelFileError(
+            "the file is not an ONNX model, or it is truncated",
+            where=str(path),
+            why=f"protobuf cannot parse its {len(data)} bytes",
+            fix="export or download it again",
+        ) from error
+    if not model.HasField("graph") or not model.ir_version:
+        raise ModelFileError(
+            "the file holds no ONNX graph",
+            where=str(path),
+            why="the graph or the IR version is missing",
+            fix="check that this is an ONNX file, not another format renamed",
+        )
+    return model
+
+
+def _check_header(model: onnx.ModelProto, path: Path) -> None:
+    if not OLDEST_IR <= model.ir_version <= onnx.IR_VERSION:
+        raise InvalidModelError(
+            f"IR version {model.ir_version} is not known",
+            where=str(path),
+            why=f"versions {OLDEST_IR} to {onnx.IR_VERSION} exist for onnx {onnx.__version__}",
+            fix="upgrade the onnx package, or export with an older one",
+        )
+    domains = [entry.domain for entry in model.opset_import]
+    if not domains or not (set(domains) & set(ONNX_DOMAINS) or model.graph.node == []):
+        raise InvalidModelError(
+            "the model does not say which opset it uses",
+            where=str(path),
+            why=f"opset_import lists {domains or 'nothing'}",
+            fix="add an opset_import entry for the default domain",
+        )
+    newest = onnx.defs.onnx_opset_version()
+    opset = default_opset(model)
+    if not OLDEST_OPSET <= opset <= newest:
+        raise InvalidModelError(
+            f"opset {opset} is not supported",
+            where=str(path),
+            why=f"this reads opsets {OLDEST_OPSET} to {newest} (onnx {onnx.__version__})",
+            fix="convert the model with onnx.version_converter, or upgrade the onnx package",
+        )
+
+
+def default_opset(model: onnx.ModelProto) -> int:
+    """Returns the opset of the default domain (the newest listed, 0 if none)."""
+    return max(
+        (entry.version for entry in model.opset_import if entry.domain in ONNX_DOMAINS), default=0
+    )

@@ -1,0 +1,108 @@
+"""Which operators a file may use: ONNX's own schemas, and the contrib ones that have a row here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+import onnx
+
+from qdqbridge.errors import InvalidModelError, UnsupportedModelError
+from qdqbridge.onnx_io.model_file import ONNX_DOMAINS, default_opset
+from qdqbridge.onnx_io.structure import describe, subgraphs
+
+_CONTRIB = {
+    ("com.microsoft", "QuantizeLinear"),
+    ("com.microsoft", "DequantizeLinear"),
+    ("com.microsoft", "Gelu"),
+    ("com.microsoft", "QuickGelu"),
+}
+
+
+def check_known(model: onnx.ModelProto, file: str) -> None:
+    """Checks that every node's operator exists and has a valid number of operands.
+
+    Raises:
+        UnsupportedModelError: Operators without a counterpart; lists all of them at once.
+        InvalidModelError: A node breaks its operator's schema.
+    """
+    opsets = {e.domain: e.version for e in model.opset_import}
+    opset = default_opset(model)
+    unknown: dict[str, list[str]] = {}
+    for node in _all_nodes(model.graph.node):
+        if node.domain not in ONNX_DOMAINS and node.domain not in opsets:
+            raise InvalidModelError(
+                f"the domain '{node.domain}' is used but not imported",
+                where=f"{file}, {describe(node)}",
+                fix="add an opset_import entry for the domain",
+            )
+        if (node.domain, node.op_type) in _CONTRIB:
+            _check_arity(node, *((2, 3) if "Linear" in node.op_type else (1, 1)), file)
+            continue
+        version = opset if node.domain in ONNX_DOMAINS else opsets[node.domain]
+        schema = _schema(node.op_type, version, "" if node.domain in ONNX_DOMAINS else node.domain)
+        if schema is None:
+            key = f"{node.domain or 'ai.onnx'}::{node.op_type}"
+            unknown.setdefault(key, []).append(node.name or node.output[0])
+            continue
+        _check_arity(node, schema.min_input, schema.max_input, file)
+        _check_required(node, schema, file)
+    if unknown:
+        listed = "; ".join(
+            f"{op} ({len(names)}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''})"
+            for op, names in unknown.items()
+        )
+        raise UnsupportedModelError(
+            f"the model uses {len(unknown)} operator(s) unknown at opset {opset}",
+            where=file,
+            why=listed,
+            fix="export with standard ONNX operators, or convert the model to a newer opset",
+        )
+
+
+def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    pending = [iter(nodes)]
+    while pending:
+        node = next(pending[-1], None)
+        if node is None:
+            pending.pop()
+            continue
+        yield node
+        pending.extend(iter(body.node) for body in subgraphs(node))
+
+
+@cache
+def _schema(op_type: str, version: int, domain: str) -> onnx.defs.OpSchema | None:
+    try:
+        return onnx.defs.get_schema(op_type, version, domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _check_arity(node: onnx.NodeProto, least: int, most: int, file: str) -> None:
+    if not least <= len(node.input) <= most:
+        raise InvalidModelError(
+            f"{node.op_type} has {len(node.input)} inputs",
+            where=f"{file}, {describe(node)}",
+            why=f"it takes {least} to {most}",
+            fix="export the model again",
+        )
+    missing = [i for i in range(least) if not node.input[i]]
+    if missing:
+        raise InvalidModelError(
+            f"{node.op_type} lacks input {missing[0]}",
+            where=f"{file}, {describe(node)}",
+            why="the input's name is empty, and the operator needs it",
+            fix="export the model again",
+        )
+
+
+def _check_required(node: onnx.NodeProto, schema: onnx.defs.OpSchema, file: str) -> None:
+    given = {attribute.name for attribute in node.attribute}
+    for name, attribute in schema.attributes.items():
+        if attribute.required and name not in given:
+            raise InvalidModelError(
+                f"{node.op_type} lacks its attribute '{name}'",
+                where=f"{file}, {describe(node)}",
+                fix="export the model again",
+            )

@@ -1,0 +1,191 @@
+"""QuantizeLinear and DequantizeLinear of every opset and domain, as quantization parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.errors import InvalidModelError, UnsupportedQuantization
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import Shape
+
+SCALE_DTYPES = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
+STORAGE_DTYPES = (
+    DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT4, DType.UINT4,
+    DType.INT2, DType.UINT2, DType.INT32,
+    DType.FLOAT8_E4M3FN, DType.FLOAT8_E4M3FNUZ, DType.FLOAT8_E5M2, DType.FLOAT8_E5M2FNUZ,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """What a Q or DQ node says about its parameters, before it is checked.
+
+    Attributes:
+        where: File, node and tensor, for messages.
+        storage: The integer (or 8-bit float) side's element type.
+        scale: As the file holds it, any rank.
+        zero_point: As the file holds it, or None where it is left out.
+        axis: The attribute, possibly negative.
+        block_size: The attribute, 0 where absent.
+        shape: Shape of the data, as far as known.
+    """
+
+    where: str
+    storage: DType
+    scale: NDArray[Any]
+    zero_point: NDArray[Any] | None
+    axis: int
+    block_size: int
+    shape: Shape
+
+    def params(self) -> QuantParams:
+        """Returns the checked parameters.
+
+        Raises:
+            InvalidModelError: Shapes, dtypes or axis contradict each other.
+            UnsupportedQuantization: Scales that stand for no finite real numbers.
+        """
+        self._check_dtypes()
+        scale = self._squeezed(self.scale)
+        zero_point = np.zeros(scale.shape, np.int32)
+        if self.zero_point is not None:
+            given = self._squeezed(self.zero_point)
+            if given.ndim and given.shape != scale.shape:
+                raise self._invalid(
+                    f"the zero point has shape {self.zero_point.shape} and the scale "
+                    f"{self.scale.shape}",
+                    "give both the same shape",
+                )
+            if self.storage.is_integer:
+                zero_point = np.broadcast_to(given.astype(np.int32), scale.shape)
+            elif given.astype(np.float32).any():
+                raise self._invalid("a float8 zero point must be 0", "set it to 0")
+        axis, block_size = self._granularity(scale)
+        self._check_scale(scale)
+        return QuantParams(
+            self.storage,
+            scale,
+            zero_point,
+            axis=axis,
+            block_size=block_size,
+            expressed_dtype=DType.of(self.scale.dtype),
+        )
+
+    def _squeezed(self, array: NDArray[Any]) -> NDArray[Any]:
+        # Producers write one-element parameters with any rank (idioms A2, A3).
+        return array.reshape(()) if array.size == 1 else array
+
+    def _check_dtypes(self) -> None:
+        if self.storage not in STORAGE_DTYPES:
+            raise UnsupportedQuantization(
+                f"quantization to {self.storage} is not supported",
+                where=self.where,
+                why=f"supported storage types: {', '.join(map(str, STORAGE_DTYPES))}",
+                fix="export with one of them",
+            )
+        if DType.of(self.scale.dtype) not in SCALE_DTYPES:
+            raise self._invalid(
+                f"the scale is {self.scale.dtype}", "a scale is float32, float16 or bfloat16"
+            )
+        if self.zero_point is not None and DType.of(self.zero_point.dtype) is not self.storage:
+            raise self._invalid(
+                f"the zero point is {self.zero_point.dtype} and the stored data {self.storage}",
+                "give the zero point the element type of the quantized data",
+            )
+        if self.scale.size == 0:
+            raise self._invalid("the scale has no elements", "give one scale, or one per channel")
+        if self.block_size < 0:
+            raise self._invalid(
+                f"block_size is {self.block_size}", "give a positive block_size, or leave it out"
+            )
+
+    def _granularity(self, scale: NDArray[Any]) -> tuple[int | None, int | None]:
+        if scale.ndim == 0:
+            return None, None
+        rank = None if self.shape is None else len(self.shape)
+        if rank is None:
+            if self.axis < 0 or scale.ndim > 1:
+                raise self._invalid(
+                    "the rank of the data is unknown", "add shape information to the model"
+                )
+            return self.axis, None
+        axis = self.axis + rank if self.axis < 0 else self.axis
+        if not 0 <= axis < rank:
+            raise self._invalid(
+                f"axis {self.axis} is outside of the data's {rank} axes",
+                f"give an axis from {-rank} to {rank - 1}",
+            )
+        if self.block_size or (scale.ndim == rank and scale.ndim > 1):
+            return self._blocks(scale, axis)
+        if scale.ndim > 1:
+            raise self._invalid(
+                f"the scale has shape {scale.shape} without a block_size",
+                "give a scalar, one scale per channel, or block_size with a scale of full rank",
+            )
+        extent = self._extents()[axis]
+        if isinstance(extent, int) and extent != len(scale):
+            raise self._invalid(
+                f"scale has shape {scale.shape} but axis {axis} of the data has length {extent}",
+                "set the axis that has one scale per index, or export with per-tensor parameters",
+            )
+        return axis, None
+
+    def _extents(self) -> tuple[int | str, ...]:
+        assert self.shape is not None
+        return self.shape
+
+    def _blocks(self, scale: NDArray[Any], axis: int) -> tuple[int, int]:
+        extents = self._extents()
+        if scale.ndim != len(extents):
+            raise self._invalid(
+                f"blocked scales have rank {scale.ndim}, the data rank {len(extents)}",
+                "give the scale the rank of the data",
+            )
+        if not self.block_size:  # idiom B12: the attribute is left out
+            differing = [i for i, d in enumerate(extents) if d != scale.shape[i]]
+            axis = differing[0] if len(differing) == 1 else axis
+        for index, (extent, count) in enumerate(zip(extents, scale.shape, strict=True)):
+            if not isinstance(extent, int):
+                raise self._invalid(
+                    f"axis {index} has an unknown extent", "blocked data needs static shapes"
+                )
+            size = 1
+            if index == axis:
+                size = self.block_size or max(1, -(-extent // max(count, 1)))
+            if count == 0 or -(-extent // size) != count:
+                raise self._invalid(
+                    f"scale has shape {scale.shape}, which does not divide data of shape "
+                    f"{extents} into blocks of {self.block_size or size} along axis {axis}",
+                    "block_size must be between ceil(extent / blocks) and its largest fit",
+                )
+        size = self.block_size or -(-int(extents[axis]) // scale.shape[axis])
+        return axis, size
+
+    def _check_scale(self, scale: NDArray[Any]) -> None:
+        wide = scale.astype(np.float64)
+        tiny = float(np.finfo(np.float32).tiny)
+        span = max(abs(self.storage.qmin), self.storage.qmax) if self.storage.is_integer else 448
+        if self.storage.bits >= 32:
+            span = 1
+        finite = np.isfinite(wide) & (wide != 0)
+        sound = finite & (np.abs(wide) >= tiny)
+        sound &= np.abs(wide) * span <= float(np.finfo(np.float32).max)
+        if not sound.all():
+            bad = scale.reshape(-1)[np.argmin(sound.reshape(-1))]
+            raise UnsupportedQuantization(
+                "a scale stands for no usable real numbers",
+                where=self.where,
+                why=f"it is {bad!r}: scales must be finite, not 0, not subnormal, and the "
+                "largest stored value must have a finite float32 real value",
+                fix="calibrate this tensor again, or replace the scale by a small positive number",
+            )
+
+    def _invalid(self, why: str, fix: str) -> InvalidModelError:
+        return InvalidModelError(
+            "cannot read the quantization parameters", where=self.where, why=why, fix=fix
+        )

@@ -1,0 +1,401 @@
+"""ONNX file -> raw :class:`Graph`: every node read as it is written, parameters resolved.
+
+QuantizeLinear and DequantizeLinear become ``quantize`` and ``dequantize`` nodes between plain and
+quantized values; the canonical rules absorb them later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from qdqbridge.errors import InvalidModelError, UnsupportedModelError, UnsupportedQuantization
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.edit import Editor
+from qdqbridge.graph.graph import Graph, Node, Note, Origin, Value
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Flow, Operator
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import QuantType, TensorType, ValueType
+from qdqbridge.onnx_io.branches import take_constant_branches
+from qdqbridge.onnx_io.codecs import decode
+from qdqbridge.onnx_io.codecs.view import NodeView
+from qdqbridge.onnx_io.constants import constant_of_node, fold
+
+
+def foreign_node(*a):
+    raise NotImplementedError(a[0].op_type)  # TEMP
+
+
+from qdqbridge.onnx_io.model_file import ONNX_DOMAINS, default_opset, read_model
+from qdqbridge.onnx_io.operators_known import check_known
+from qdqbridge.onnx_io.qdq import Encoding
+from qdqbridge.onnx_io.shapes import TypeAndShape, infer, shape_of
+from qdqbridge.onnx_io.structure import (
+    captured_names,
+    check_names,
+    describe,
+    inline_functions,
+    sort_nodes,
+)
+from qdqbridge.onnx_io.tensors import constant_from_proto, dtype_of
+from qdqbridge.ops.attributes import ClipAttrs
+from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET, REQUANTIZE
+from qdqbridge.ops.table import BY_NAME
+
+_Q_DOMAINS = (*ONNX_DOMAINS, "com.microsoft")
+
+
+def read(path: Path) -> Graph:
+    """Reads an ONNX file.
+
+    Args:
+        path: The ``.onnx`` file; external data must lie in its folder.
+
+    Returns:
+        The raw graph: one node per ONNX node that computes something.
+
+    Raises:
+        ModelFileError: The file or its external data cannot be read.
+        InvalidModelError: The model breaks ONNX's rules.
+        UnsupportedModelError: An operator or encoding has no counterpart here; all are listed.
+    """
+    model = inline_functions(read_model(path), path.name)
+    check_names(model.graph, path.name)
+    model = take_constant_branches(model)
+    check_known(model, path.name)
+    sort_nodes(model.graph, path.name)
+    return _Builder(model, path).graph()
+
+
+class _Builder:
+    def __init__(self, model: onnx.ModelProto, path: Path) -> None:
+        self.model, self.path, self.file = model, path, path.name
+        self.opset = default_opset(model)
+        self.opsets = {e.domain: e.version for e in model.opset_import}
+        self.values: dict[str, Value] = {}
+        self.types: dict[str, TypeAndShape] = infer(model)
+        self.nodes: list[Node] = []
+        self.notes: list[Note] = []
+        self.quantized_constants: dict[tuple[Value, QuantParams], Value] = {}
+
+    def graph(self) -> Graph:
+        proto = self.model.graph
+        self._constants(proto)
+        inputs = self._inputs(proto)
+        for node in proto.node:
+            self._node(node)
+        outputs = [self._output(value) for value in proto.output]
+        graph = Graph(
+            inputs,
+            outputs,
+            [value.name for value in proto.output],
+            self.nodes,
+            name=proto.name,
+            metadata={p.key: p.value for p in self.model.metadata_props},
+            opset=self.opset,
+            notes=self.notes,
+        )
+        Editor(graph).finish()
+        return graph
+
+    # ---- values -------------------------------------------------------------------------------
+
+    def _constants(self, proto: onnx.GraphProto) -> None:
+        for tensor in proto.initializer:
+            where = f"{self.file}, initializer '{tensor.name}'"
+            constant = constant_from_proto(tensor, self.path.parent, where)
+            self.values[tensor.name] = _constant_value(constant, tensor.name)
+
+    def _inputs(self, proto: onnx.GraphProto) -> list[Value]:
+        inputs: list[Value] = []
+        for info in proto.input:
+            if info.name in self.values:
+                reason = "it has an initializer, so it is read as a constant"
+                self.notes.append(Note("input-with-initializer", info.name, reason))
+                continue
+            if info.type.WhichOneof("value") != "tensor_type":
+                raise UnsupportedModelError(
+                    f"graph input '{info.name}' is not a tensor",
+                    where=self.file,
+                    why=f"its type is {info.type.WhichOneof('value')}",
+                    fix="only tensors cross the boundary of a graph",
+                )
+            where = f"{self.file}, graph input '{info.name}'"
+            dtype = dtype_of(info.type.tensor_type.elem_type, where)
+            value = Value(TensorType(dtype, shape_of(info.type)), info.name)
+            self.values[info.name] = value
+            inputs.append(value)
+        return inputs
+
+    def _output(self, info: onnx.ValueInfoProto) -> Value:
+        if info.name not in self.values:
+            raise InvalidModelError(
+                f"graph output '{info.name}' is not produced by any node",
+                where=self.file,
+                fix="export the model again; a node was lost",
+            )
+        return self.values[info.name]
+
+    def _operand(self, name: str) -> Value | None:
+        return self.values[name] if name else None
+
+    def _result(self, name: str, like: Sequence[Value | None]) -> Value:
+        known = self.types.get(name)
+        if known is not None and known[0]:
+            dtype = dtype_of(known[0], f"{self.file}, tensor '{name}'")
+            return Value(TensorType(dtype, known[1]), name)
+        first = next((v for v in like if v is not None), None)
+        dtype = DType.FLOAT32 if first is None or first.quant else first.type.dtype
+        return Value(TensorType(dtype, None), name)
+
+    # ---- nodes --------------------------------------------------------------------------------
+
+    def _node(self, proto: onnx.NodeProto) -> None:
+        if proto.op_type == "Constant" and proto.domain in ONNX_DOMAINS:
+            where = f"{self.file}, {describe(proto)}"
+            constant = constant_of_node(proto, self.path.parent, where)
+            self.values[proto.output[0]] = _constant_value(constant, proto.output[0])
+        elif proto.op_type == "QuantizeLinear" and proto.domain in _Q_DOMAINS:
+            self._quantize(proto)
+        elif proto.op_type == "DequantizeLinear" and proto.domain in _Q_DOMAINS:
+            self._dequantize(proto)
+        else:
+            self._compute(proto)
+
+    def _view(self, proto: onnx.NodeProto, operands: Sequence[Value | None]) -> NodeView:
+        results = [self.types.get(name, (0, None))[1] for name in proto.output]
+        opset = self.opsets.get(proto.domain, self.opset)
+        if proto.domain in ONNX_DOMAINS:
+            opset = self.opset
+        return NodeView(proto, opset, list(operands), results, self.file)
+
+    def _compute(self, proto: onnx.NodeProto) -> None:
+        operands = [self._operand(name) for name in proto.input]
+        operands = self._stored_operands(proto, operands)
+        if operands is None:
+            return
+        view = self._view(proto, operands)
+        decoded = decode(view)
+        if decoded is None:
+            captured = [self.values[name] for name in captured_names(proto)]
+            op, attributes, operands = foreign_node(proto, view.opset, operands, captured)
+        else:
+            op, attributes = BY_NAME[decoded.op_name], decoded.attributes
+            operands = list(decoded.operands)
+        if op.name == "Identity" and operands[0] is not None:
+            self.values[proto.output[0]] = operands[0]
+            return
+        results = [self._result(name, operands) for name in proto.output if name]
+        self._type_moved(op, operands, results)
+        self._add(op, attributes, operands, results, proto)
+
+    def _stored_operands(
+        self, proto: onnx.NodeProto, operands: list[Value | None]
+    ) -> list[Value | None] | None:
+        """Operators that work on stored integers between a Q and a DQ (idioms A16, A19, G10)."""
+        first = operands[0] if operands else None
+        if not any(v is not None and v.quant for v in operands):
+            return operands
+        if first is not None and first.quant and proto.op_type in ("Clip", "Relu"):
+            self._stored_clip(proto, first, operands)
+            return None
+        if first is not None and first.quant and proto.op_type == "Cast":
+            to = next(a.i for a in proto.attribute if a.name == "to")
+            if dtype_of(to, self.file) is first.type.dtype:
+                self.values[proto.output[0]] = first
+                return None
+        row = BY_NAME.get(proto.op_type)
+        quants = [v.quant.params for v in operands if v is not None and v.quant]
+        if row is not None and row.flow is Flow.MOVE and quants[0].per_tensor:
+            return operands
+        if proto.op_type == "Concat" and len(quants) == len(operands) and len(set(quants)) == 1:
+            return operands
+        return [self._plain(v) if v is not None and v.quant else v for v in operands]
+
+    def _stored_clip(
+        self, proto: onnx.NodeProto, first: Value, operands: list[Value | None]
+    ) -> None:
+        params = first.type.params if isinstance(first.type, QuantType) else None
+        assert params is not None
+        low, high = (0, params.qmax) if proto.op_type == "Relu" else (params.qmin, params.qmax)
+        if proto.op_type == "Clip":
+            bounds = decode(self._view(proto, operands))
+            if bounds is None or not isinstance(bounds.attributes, ClipAttrs):
+                raise UnsupportedQuantization(
+                    "the bounds of a Clip on stored integers are not constants",
+                    where=f"{self.file}, {describe(proto)}",
+                    fix="export with constant bounds",
+                )
+            low = low if bounds.attributes.low is None else int(bounds.attributes.low)
+            high = high if bounds.attributes.high is None else int(bounds.attributes.high)
+        narrow = params.with_range(max(low, params.qmin), min(high, params.qmax))
+        result = Value(QuantType(narrow, first.type.shape), proto.output[0])
+        self._add(REQUANTIZE, NO_ATTRIBUTES, [first], [result], proto)
+
+    def _plain(self, value: Value) -> Value:
+        plain = Value(TensorType(value.type.dtype, value.type.shape), value.name)
+        self.nodes.append(Node(REINTERPRET, NO_ATTRIBUTES, [value], [plain]))
+        return plain
+
+    def _type_moved(
+        self, op: Operator, operands: Sequence[Value | None], results: Sequence[Value]
+    ) -> None:
+        """Gives results of movers and equal Concats on stored integers the operand's type."""
+        first = next((v for i, v in enumerate(operands) if v is not None and op.is_data(i)), None)
+        if first is None or first.quant is None or op.flow is Flow.FLOAT:
+            return
+        for result in results:
+            if result.type.dtype is first.type.dtype:
+                result.type = QuantType(first.quant.params, result.type.shape)
+
+    def _add(
+        self,
+        op: Operator,
+        attributes: object,
+        operands: Sequence[Value | None],
+        results: Sequence[Value],
+        proto: onnx.NodeProto,
+    ) -> None:
+        origin = Origin(
+            (proto.name or (proto.output[0] if proto.output else ""),),
+            tuple((p.key, p.value) for p in proto.metadata_props),
+            proto.op_type,
+        )
+        self.nodes.append(Node(op, attributes, operands, results, origin))  # type: ignore[arg-type]
+        for value in results:
+            self.values[value.name] = value
+
+    # ---- quantize and dequantize --------------------------------------------------------------
+
+    def _quantize(self, proto: onnx.NodeProto) -> None:
+        view = self._view(proto, [self._operand(name) for name in proto.input])
+        data = self._data(view, "QuantizeLinear")
+        if data.quant is not None:
+            data = self._plain(data)
+        encoding = self._encoding(view, data, None)
+        if encoding is None:
+            self._carry(proto, view)
+            return
+        if not data.type.dtype.is_float and data.type.dtype is not DType.INT32:
+            raise InvalidModelError(
+                f"QuantizeLinear of {data.type.dtype} data",
+                where=encoding.where,
+                why="it takes float or int32 data",
+                fix="cast the data to float32 first",
+            )
+        result = Value(QuantType(self._params(encoding, data), data.type.shape), proto.output[0])
+        self._add(QUANTIZE, NO_ATTRIBUTES, [data], [result], proto)
+
+    def _dequantize(self, proto: onnx.NodeProto) -> None:
+        view = self._view(proto, [self._operand(name) for name in proto.input])
+        data = self._data(view, "DequantizeLinear")
+        folded = fold(data) if data.producer is not None and data.quant is None else None
+        if folded is not None:
+            data = _constant_value(folded, data.name)
+        encoding = self._encoding(view, data, data.type.dtype)
+        if encoding is None:
+            self._carry(proto, view)
+            return
+        stored = self._typed(data, self._params(encoding, data))
+        dtype = view.int_("output_dtype", 0)
+        expressed = dtype_of(dtype, encoding.where) if dtype else DType.of(encoding.scale.dtype)
+        result = Value(TensorType(expressed, data.type.shape), proto.output[0])
+        self._add(DEQUANTIZE, NO_ATTRIBUTES, [stored], [result], proto)
+
+    def _carry(self, proto: onnx.NodeProto, view: NodeView) -> None:
+        """Keeps a Q or DQ whose parameters are computed at run time as a float operator."""
+        operands = [self._plain(v) if v is not None and v.quant else v for v in view.operands]
+        op, attributes, operands = foreign_node(proto, view.opset, operands, [])
+        self._add(op, attributes, operands, [self._result(proto.output[0], ())], proto)
+
+    def _data(self, view: NodeView, op_type: str) -> Value:
+        del op_type
+        data = view.operands[0]
+        assert data is not None  # check_known saw to it
+        return data
+
+    def _encoding(self, view: NodeView, data: Value, storage: DType | None) -> Encoding | None:
+        where = f"{self.file}, {view.describe()}"
+        scale = self._parameter(view, 1, where)
+        if scale is None:
+            return None
+        zero_point = None
+        if len(view.operands) > 2 and view.operands[2] is not None:
+            zero_point = self._parameter(view, 2, where)
+            if zero_point is None:
+                return None
+        if storage is None:
+            storage = self._storage(view, zero_point, where)
+        return Encoding(
+            where,
+            storage,
+            scale.numpy(),
+            None if zero_point is None else zero_point.numpy(),
+            view.int_("axis", 1),
+            view.int_("block_size", 0),
+            data.type.shape,
+        )
+
+    def _storage(self, view: NodeView, zero_point: Constant | None, where: str) -> DType:
+        declared = view.int_("output_dtype", 0)
+        dtype = dtype_of(declared, where) if declared else None
+        if zero_point is None:
+            return dtype or DType.UINT8
+        if dtype is not None and dtype is not zero_point.dtype:
+            raise InvalidModelError(
+                "output_dtype and the zero point disagree",
+                where=where,
+                why=f"output_dtype is {dtype}, the zero point is {zero_point.dtype}",
+                fix="drop output_dtype, or give the zero point that element type",
+            )
+        return zero_point.dtype
+
+    def _parameter(self, view: NodeView, index: int, where: str) -> Constant | None:
+        value = view.operands[index]
+        assert value is not None
+        constant = fold(value)
+        if constant is None and value.producer is None:
+            raise UnsupportedQuantization(
+                "a quantization parameter is a graph input",
+                where=f"{where}, input {index} ('{value.name}')",
+                why="scales and zero points must be known when the model is read",
+                fix="make it an initializer",
+            )
+        return constant
+
+    def _params(self, encoding: Encoding, data: Value) -> QuantParams:
+        params = encoding.params()
+        if data.constant is None and (params.scale.astype(np.float32) < 0).any():
+            raise UnsupportedQuantization(
+                "a negative scale on an activation",
+                where=encoding.where,
+                why=f"the scale is {params.scale!r}",
+                fix="negate the scale and mirror the zero point in the exporter",
+            )
+        return params
+
+    def _typed(self, data: Value, params: QuantParams) -> Value:
+        """Returns ``data`` as a value of quantized type."""
+        if data.constant is not None:
+            key = (data, params)
+            if key not in self.quantized_constants:
+                typed = _constant_value(data.constant, data.name)
+                typed.type = QuantType(params, data.type.shape)
+                self.quantized_constants[key] = typed
+            return self.quantized_constants[key]
+        if data.quant is not None:
+            if data.quant.params.same_mapping(params):
+                return data
+            params = params.with_range(data.quant.params.qmin, data.quant.params.qmax)
+        typed = Value(QuantType(params, data.type.shape), data.name)
+        self.nodes.append(Node(REINTERPRET, NO_ATTRIBUTES, [data], [typed]))
+        return typed
+
+
+def _constant_value(constant: Constant, name: str) -> Value:
+    type_: ValueType = TensorType(constant.dtype, constant.shape)
+    return Value(type_, name, constant=constant)

@@ -1,0 +1,94 @@
+"""Shapes and element types of every tensor, by ONNX's own inference on a light copy.
+
+The copy leaves out the bytes of large initializers, and stands a Cast for every QuantizeLinear and
+DequantizeLinear of any domain or opset, because those never change a shape.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from qdqbridge.graph.types import Shape
+
+log = logging.getLogger(__name__)
+
+_SMALL = 256
+_QUANTIZE = ("QuantizeLinear", "DequantizeLinear")
+_DOMAINS = ("", "ai.onnx", "com.microsoft")
+TypeAndShape = tuple[int, Shape]
+
+
+def infer(model: onnx.ModelProto) -> dict[str, TypeAndShape]:
+    """Returns ``name -> (ONNX element type, shape)`` for what inference can tell."""
+    light = _light_copy(model)
+    try:
+        light = onnx.shape_inference.infer_shapes(light, data_prop=True)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
+        log.warning("shape inference stopped: %s", error)
+    known: dict[str, TypeAndShape] = {}
+    for value in (*light.graph.input, *light.graph.value_info, *light.graph.output):
+        if value.type.WhichOneof("value") == "tensor_type":
+            known[value.name] = (value.type.tensor_type.elem_type, shape_of(value.type))
+    return known
+
+
+def shape_of(type_: onnx.TypeProto) -> Shape:
+    """Returns the shape that a TypeProto declares."""
+    tensor = type_.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    dims: list[int | str] = []
+    for index, dim in enumerate(tensor.shape.dim):
+        if dim.HasField("dim_value"):
+            dims.append(dim.dim_value)
+        else:
+            dims.append(dim.dim_param or f"?{index}")
+    return tuple(dims)
+
+
+def _light_copy(model: onnx.ModelProto) -> onnx.ModelProto:
+    light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    graph, source = light.graph, model.graph
+    graph.name = source.name or "graph"
+    listed = {value.name for value in source.input}
+    graph.input.extend(source.input)
+    graph.output.extend(source.output)
+    graph.value_info.extend(source.value_info)
+    types = {t.name: t.data_type for t in source.initializer}
+    for tensor in source.initializer:
+        if _is_small(tensor):
+            graph.initializer.append(tensor)
+        elif tensor.name not in listed:
+            graph.input.append(
+                helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            )
+    for node in source.node:
+        if node.op_type in _QUANTIZE and node.domain in _DOMAINS and len(node.input) >= 2:
+            graph.node.append(_cast_for(node, types))
+        else:
+            graph.node.append(node)
+    return light
+
+
+def _is_small(tensor: TensorProto) -> bool:
+    return (
+        tensor.data_location != TensorProto.EXTERNAL
+        and int(np.prod(tensor.dims, dtype=np.float64)) <= _SMALL
+    )
+
+
+def _cast_for(node: onnx.NodeProto, types: dict[str, int]) -> onnx.NodeProto:
+    declared = next((a.i for a in node.attribute if a.name == "output_dtype" and a.i), 0)
+    if node.op_type == "DequantizeLinear":
+        to = declared or types.get(node.input[1], TensorProto.FLOAT)
+        if to not in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16):
+            to = TensorProto.FLOAT
+    else:
+        zero_point = node.input[2] if len(node.input) > 2 else ""
+        to = declared or types.get(zero_point, TensorProto.UINT8)
+        types[node.output[0]] = to
+    return helper.make_node("Cast", [node.input[0]], list(node.output[:1]), node.name, to=to)

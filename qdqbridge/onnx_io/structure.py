@@ -1,0 +1,182 @@
+"""ONNX's structural rules: names defined once, defined before use, no recursion, no cycles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import onnx
+import onnx.inliner
+
+from qdqbridge.errors import InvalidModelError
+
+_MAX_DEPTH = 64
+
+
+def check_names(graph: onnx.GraphProto, file: str) -> None:
+    """Checks single static assignment, inputs with types, and outputs that exist.
+
+    Raises:
+        InvalidModelError: A name is defined twice, an input has no type, or there is no output.
+    """
+    defined: dict[str, str] = {}
+    initializers = [t.name for t in graph.initializer] + [
+        t.values.name for t in graph.sparse_initializer
+    ]
+    _define(defined, (i.name for i in graph.input), "a graph input", file)
+    twice: dict[str, str] = {}
+    _define(twice, initializers, "an initializer", file)
+    defined.update(twice)
+    for node in graph.node:
+        _define(defined, (o for o in node.output if o), f"a result of {describe(node)}", file)
+    for value in graph.input:
+        if value.name not in twice and not value.type.WhichOneof("value"):
+            raise InvalidModelError(
+                f"graph input '{value.name}' has no type",
+                where=file,
+                why="ONNX requires a type for every graph input",
+                fix="add the element type and shape to the graph input",
+            )
+    if not graph.output:
+        raise InvalidModelError(
+            "the graph has no outputs", where=file, fix="mark at least one tensor as graph output"
+        )
+
+
+def _define(defined: dict[str, str], names: Iterable[str], what: str, file: str) -> None:
+    for name in names:
+        if name in defined:
+            raise InvalidModelError(
+                f"the tensor name '{name}' is defined twice",
+                where=file,
+                why=f"it is {defined[name]} and again {what}",
+                fix="every tensor needs a name of its own (single static assignment)",
+            )
+        defined[name] = what
+
+
+def describe(node: onnx.NodeProto) -> str:
+    """Returns ``Conv 'conv1'`` for messages."""
+    name = node.name or (node.output[0] if node.output else "")
+    return f"{node.op_type} '{name}'"
+
+
+def captured_names(node: onnx.NodeProto) -> list[str]:
+    """Returns the outer-scope tensors that the subgraphs of ``node`` read, in order of use."""
+    found: dict[str, None] = {}
+    for body in subgraphs(node):
+        inner = {v.name for v in body.input} | {t.name for t in body.initializer}
+        inner |= {o for n in body.node for o in n.output}
+        for child in body.node:
+            for name in (*child.input, *captured_names(child)):
+                if name and name not in inner:
+                    found[name] = None
+        for output in body.output:
+            if output.name not in inner:
+                found[output.name] = None
+    return list(found)
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yields the graphs among the attributes of ``node``."""
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == onnx.AttributeProto.GRAPHS:
+            yield from attribute.graphs
+
+
+def sort_nodes(graph: onnx.GraphProto, file: str) -> None:
+    """Puts the nodes into a topological order where the file's order is none.
+
+    Raises:
+        InvalidModelError: A tensor is read that nothing defines, or there is a cycle.
+    """
+    nodes = list(graph.node)
+    maker = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    known = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    known |= {t.values.name for t in graph.sparse_initializer}
+    waiting: list[int] = []
+    readers: dict[int, list[int]] = {}
+    is_sorted = True
+    for index, node in enumerate(nodes):
+        needs: set[int] = set()
+        for name in (*node.input, *captured_names(node)):
+            if name and name not in known:
+                if name not in maker:
+                    raise _undefined(name, node, file)
+                needs.add(maker[name])
+        is_sorted = is_sorted and all(need < index for need in needs)
+        waiting.append(len(needs))
+        for need in needs:
+            readers.setdefault(need, []).append(index)
+    if not is_sorted:
+        order = [
+            onnx.NodeProto.FromString(n.SerializeToString())
+            for n in _kahn(nodes, waiting, readers, file)
+        ]
+        del graph.node[:]
+        graph.node.extend(order)
+
+
+def _kahn(
+    nodes: Sequence[onnx.NodeProto],
+    waiting: list[int],
+    readers: dict[int, list[int]],
+    file: str,
+) -> list[onnx.NodeProto]:
+    ready = [i for i, count in enumerate(waiting) if count == 0]
+    for index in ready:
+        for reader in readers.get(index, ()):
+            waiting[reader] -= 1
+            if waiting[reader] == 0:
+                ready.append(reader)
+    if len(ready) < len(nodes):
+        stuck = next(i for i, count in enumerate(waiting) if count)
+        raise InvalidModelError(
+            "the graph has a cycle",
+            where=f"{file}, {describe(nodes[stuck])}",
+            why=f"{len(nodes) - len(ready)} nodes wait for their own results",
+            fix="ONNX graphs must be acyclic; export the model again",
+        )
+    return [nodes[index] for index in ready]
+
+
+def _undefined(name: str, node: onnx.NodeProto, file: str) -> InvalidModelError:
+    return InvalidModelError(
+        f"the tensor '{name}' is read but nothing defines it",
+        where=f"{file}, {describe(node)}",
+        why="it is no graph input, no initializer and no node's result",
+        fix="export the model again; an initializer or a node was lost",
+    )
+
+
+def inline_functions(model: onnx.ModelProto, file: str) -> onnx.ModelProto:
+    """Returns the model with every model-local function replaced by its body.
+
+    Raises:
+        InvalidModelError: A function calls itself.
+    """
+    if not model.functions:
+        return model
+    bodies = {(f.domain, f.name): f for f in model.functions}
+    for key in bodies:
+        _check_recursion(key, bodies, (), file)
+    return onnx.inliner.inline_local_functions(model)
+
+
+def _check_recursion(
+    key: tuple[str, str],
+    bodies: dict[tuple[str, str], onnx.FunctionProto],
+    path: tuple[tuple[str, str], ...],
+    file: str,
+) -> None:
+    if key in path or len(path) > _MAX_DEPTH:
+        raise InvalidModelError(
+            f"the model-local function '{key[1]}' calls itself",
+            where=file,
+            why=" -> ".join(name for _, name in (*path, key)),
+            fix="ONNX functions must not be recursive",
+        )
+    for node in bodies[key].node:
+        if (node.domain, node.op_type) in bodies:
+            _check_recursion((node.domain, node.op_type), bodies, (*path, key), file)
