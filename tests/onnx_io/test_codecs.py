@@ -97,7 +97,6 @@ CASES: list[tuple[str, Attributes, list[Value | None]]] = [
     ("SpaceToDepth", a.DepthSpaceAttrs(2), [X]),
     ("Tile", a.TileAttrs((1, 2, 1, 3)), [X]),
     ("Cast", a.CastAttrs(DType.FLOAT16), [X]),
-    ("Cast", a.CastAttrs(DType.FLOAT8_E4M3FN), [X]),
     ("Cast", a.CastAttrs(DType.INT4), [X]),
 ]
 

@@ -20,8 +20,6 @@ from qdqbridge.ops.attributes import CastAttrs
 _SINCE = {
     DType.INT4: 21,
     DType.UINT4: 21,
-    DType.FLOAT4_E2M1: 23,
-    DType.FLOAT8_E8M0: 24,
     DType.INT2: 25,
     DType.UINT2: 25,
 }
@@ -31,10 +29,8 @@ def _read(node: NodeView) -> Decoded:
     to = dtype_of(node.int_("to", 0), node.describe())
     if DType.STRING in (to, real_dtype(node.operand(0))):
         raise NoRow("it converts strings")
-    if to.is_small_float and not node.flag("saturate", default=True):
-        raise NoRow("it overflows to infinity (saturate=0)")
-    if to is DType.FLOAT8_E8M0 and node.string("round_mode", "up") != "up":
-        raise NoRow("it has a rounding mode of its own")
+    if to.is_small_float:
+        raise NoRow(f"it rounds to {to} by rules of its own")
     return decoded("Cast", CastAttrs(to), node.operands)
 
 
@@ -44,7 +40,7 @@ def _write(attributes: CastAttrs, operands: Operands, opset: int) -> Encoded:
 
 
 def _needs(attributes: CastAttrs) -> int:
-    return _SINCE.get(attributes.to, 19 if attributes.to.is_small_float else OLDEST)
+    return _SINCE.get(attributes.to, OLDEST)
 
 
 CODECS = (Codec(onnx_name="Cast", row="Cast", read=_read, write=_write, needs=_needs),)
