@@ -9,7 +9,10 @@ from tvm import relax, s_tir
 from tvm.relax.utils import gen_call_tir_inputs
 
 BLOCK = "accumulate"
-"""Name of the reduction that :func:`emit_reduction` reorders."""
+"""Name of the stage that :func:`emit_reduction` takes for the reduction by default."""
+
+DATA_PARALLEL = 0
+"""``IterVar.kDataPar`` of TVM."""
 
 
 def emit(
@@ -26,27 +29,34 @@ def emit_reduction(
     args: Sequence[Any],
     *,
     inner: int = 0,
+    blocks: Sequence[str] = (BLOCK,),
 ) -> Any:
-    """As :func:`emit`, with the initialization of a reduction taken out of its loop.
+    """As :func:`emit`, with the initialization of reductions taken out of their loops.
 
     Args:
         builder: The builder of the module.
         name: Hint for the name of the PrimFunc.
-        function: Makes a TE tensor; its reduction is the stage named ``BLOCK``.
+        function: Makes a TE tensor.
         args: Relax expressions.
         inner: How many of the last data loops are fused and run inside the reduction loops; with
             0 the reduction is innermost.
+        blocks: Names of the stages that reduce.
     """
     func, call_args, type_ = gen_call_tir_inputs(function, *args)
     schedule = s_tir.Schedule(func)
-    block = schedule.get_sblock(BLOCK)
+    for block in blocks:
+        _reorder(schedule, block, inner)
+    result = schedule.mod["main"].without_attr("global_symbol")
+    return relax.call_tir(builder.add_func(result, name), call_args, type_)
+
+
+def _reorder(schedule: s_tir.Schedule, name: str, inner: int) -> None:
+    block = schedule.get_sblock(name)
     loops = list(schedule.get_loops(block))
-    kinds = [str(var.iter_type) for var in schedule.get(block).iter_vars]
-    data = len([kind for kind in kinds if kind == "0"])
+    axes = schedule.get(block).iter_vars
+    data = sum(int(axis.iter_type) == DATA_PARALLEL for axis in axes)
     outer, reduction = loops[:data], loops[data:]
     if inner:
         fused = schedule.fuse(*outer[-inner:]) if inner > 1 else outer[-1]
         schedule.reorder(*outer[:-inner], *reduction, fused)
     schedule.decompose_reduction(block, reduction[0])
-    result = schedule.mod["main"].without_attr("global_symbol")
-    return relax.call_tir(builder.add_func(result, name), call_args, type_)

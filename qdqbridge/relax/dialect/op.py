@@ -142,3 +142,9 @@ def call(name: str, args: Sequence[Any], attrs: Mapping[str, Any] | None = None)
         )
     exprs = [relax.Tuple(arg) if isinstance(arg, tuple | list) else arg for arg in args]
     return ir.Call(Op.get(name), exprs, attrs=op.complete(attrs or {}))
+
+
+def lower_call(builder: relax.BlockBuilder, node: ir.Call) -> Any:
+    """Returns the legalization of a call, for a legalization that is made of others."""
+    op = lookup(node.op.name)
+    return op.lower(builder, Site(op.name, op.arguments, node))

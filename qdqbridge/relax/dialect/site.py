@@ -151,6 +151,10 @@ class Site:
             )
         return np.asarray(expr.value.numpy())
 
+    def is_constant(self, index: int) -> bool:
+        """True where an argument is a constant."""
+        return isinstance(self.args[index], ir.GenericConst)
+
     def vector(self, index: int) -> NDArray[Any]:
         """Returns a constant argument as a rank-1 array (one entry where it is per tensor)."""
         return self.constant(index).reshape(-1)

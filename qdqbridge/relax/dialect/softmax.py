@@ -1,0 +1,141 @@
+"""qnn.softmax and qnn.log_softmax: an own exponential and an exact fixed-point sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax, te, tirx
+
+from qdqbridge.graph import exp32
+from qdqbridge.relax.dialect.arithmetic import (
+    Prim,
+    fence_argument,
+    fenced,
+    quantized,
+    real,
+)
+from qdqbridge.relax.dialect.kernel import emit_reduction
+from qdqbridge.relax.dialect.op import Attribute, QnnOp
+from qdqbridge.relax.dialect.site import Site, const, tensor_type
+from qdqbridge.relax.dialect.unary import FIVE, OUT_DTYPE, infer_codes
+
+FRACTION = 2.0**40
+"""Exponentials are summed as integers in units of ``1 / FRACTION``."""
+
+
+def exponential(x: Prim, zero: te.Tensor) -> Prim:
+    """Returns ``graph.exp32.exp32`` of a float32 expression, operation for operation."""
+
+    def f32(value: Any) -> Prim:
+        return tirx.const(float(value), "float32")
+
+    lowest = f32(exp32.LOWEST)
+    clamped = tirx.min(tirx.max(x, lowest), f32(exp32.HIGHEST))
+    n = tirx.nearbyint(clamped * f32(exp32.LOG2E))
+    high = fenced(n * f32(exp32.LN2_HIGH), zero)
+    r = (clamped - high) - fenced(n * f32(exp32.LN2_LOW), zero)
+    p = f32(exp32.POLYNOMIAL[0])
+    for coefficient in exp32.POLYNOMIAL[1:]:
+        p = fenced(p * r, zero) + f32(coefficient)
+    y = (fenced((p * r) * r, zero) + r) + f32(1)
+    bits = (n.astype("int32") + tirx.const(127, "int32")) << tirx.const(23, "int32")
+    power = tirx.reinterpret("float32", bits)
+    return tirx.Select(x < lowest, f32(0), y * power)
+
+
+def _axes(site: Site) -> tuple[int, ...]:
+    """Returns the axes that are normalized together."""
+    rank, value = len(site.shape(0)), site.attr("axis")
+    axes = (value,) if isinstance(value, int) else tuple(value)
+    if not axes or not rank:
+        site.fail(f"axis is {value} for {rank} axes")
+    return tuple(sorted({site.normal_axis(axis, rank) for axis in axes}))
+
+
+def _infer(site: Site) -> relax.TensorType:
+    _axes(site)
+    type_ = infer_codes(site)
+    return tensor_type(site.shape(0), str(type_.dtype))
+
+
+def _over(x: te.Tensor, axes: tuple[int, ...], name: str) -> tuple[list[Any], Any]:
+    """Returns reduction axes, and the function from a row's indices to an element's."""
+    taps = {axis: te.reduce_axis((0, x.shape[axis]), name=f"{name}{axis}") for axis in axes}
+
+    def element(row: tuple[Prim, ...]) -> list[Prim]:
+        return [taps[d].var if d in taps else v for d, v in enumerate(row)]
+
+    return list(taps.values()), element
+
+
+def _lower(*, log: bool) -> Any:
+    def lower(builder: relax.BlockBuilder, site: Site) -> Any:
+        axes, out = _axes(site), site.attr("out_dtype") or site.dtype(0)
+
+        def softmax(
+            x: te.Tensor, sx: te.Tensor, zx: te.Tensor, sy: te.Tensor, zy: te.Tensor,
+            zero: te.Tensor,
+        ) -> te.Tensor:
+            rows = [1 if d in axes else extent for d, extent in enumerate(x.shape)]
+
+            def row_of(i: tuple[Prim, ...]) -> list[Prim]:
+                return [0 if d in axes else v for d, v in enumerate(i)]
+
+            taps, at = _over(x, axes, "m")
+            largest = te.compute(
+                rows, lambda *i: te.max(x(*at(i)).astype("int32"), axis=taps), name="largest"
+            )
+
+            def difference(i: tuple[Prim, ...]) -> Prim:
+                top = fenced(real(largest(*row_of(i)), zx[0], sx[0]), zero)
+                return fenced(real(x(*i), zx[0], sx[0]), zero) - top
+
+            powers = te.compute(
+                x.shape, lambda *i: exponential(difference(i), zero), name="powers"
+            )
+            sum_taps, sum_at = _over(x, axes, "s")
+
+            def fixed(*i: Prim) -> Prim:
+                scaled = powers(*sum_at(i)).astype("float64") * tirx.const(FRACTION, "float64")
+                return te.sum(tirx.nearbyint(scaled).astype("int64"), axis=sum_taps)
+
+            total = te.compute(rows, fixed, name="total")
+
+            def element(*i: Prim) -> Prim:
+                unit = tirx.const(1 / FRACTION, "float64")
+                whole = total(*row_of(i)).astype("float64") * unit
+                if log:
+                    value = difference(i) - tirx.log(whole).astype("float32")
+                else:
+                    value = powers(*i) / whole.astype("float32")
+                return quantized(value, sy[0], zy[0], out, nan=False)
+
+            return te.compute(x.shape, element, name="softmax")
+
+        args = [
+            const(site.vector(i), "float32" if i in (1, 3) else "int32") for i in (1, 2, 3, 4)
+        ]
+        name = "qnn_log_softmax" if log else "qnn_softmax"
+        return emit_reduction(
+            builder, name, softmax, [site.args[0], *args, fence_argument()],
+            blocks=("largest", "total"),
+        )
+
+    return lower
+
+
+_ATTRIBUTES = (
+    Attribute("axis", -1, "the axis, or the list of axes, normalized together"), OUT_DTYPE,
+)
+_DOC = "d = x - max(x); e = exp32(d); S = sum of rint(f64(e) * 2**40); "
+
+OPS = (
+    QnnOp(
+        "qnn.softmax", FIVE, _ATTRIBUTES, _infer, _lower(log=False),
+        _DOC + "quantize(e / f32(S * 2**-40))",
+    ),
+    QnnOp(
+        "qnn.log_softmax", FIVE, _ATTRIBUTES, _infer, _lower(log=True),
+        _DOC + "quantize(d - f32(log(S * 2**-40)))",
+    ),
+)

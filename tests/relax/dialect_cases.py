@@ -1,0 +1,115 @@
+"""Calls of the dialect next to what the operator table says of them, built as one module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.numerics import dequantize, quantize
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import QuantType, TensorType
+from qdqbridge.ops.table import BY_NAME
+from qdqbridge.relax import dialect
+
+Array = np.ndarray[Any, Any]
+
+
+def params(dtype: str, scale: Any, zero_point: Any = 0, axis: int | None = None) -> QuantParams:
+    return QuantParams(
+        DType.of(np.dtype(dtype)), np.asarray(scale, np.float32),
+        np.asarray(zero_point, np.int32), axis=axis,
+    )
+
+
+def every_code(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
+    """Random codes among which both ends of the range occur."""
+    info = np.iinfo(dtype)
+    data = rng.integers(info.min, info.max + 1, shape).astype(dtype)
+    if data.size > 1:
+        data.flat[0], data.flat[-1] = info.min, info.max
+    return data
+
+
+def scale_of(p: QuantParams) -> Any:
+    return relax.const(np.asarray(p.scale), "float32")
+
+
+def zero_of(p: QuantParams) -> Any:
+    return relax.const(np.asarray(p.zero_point), "int32")
+
+
+def contract(row: str, attributes: Any, operands: Any, types: Any, result: Any) -> Array:
+    """What the operator table computes: its contract, else dequantize, compute, quantize."""
+    operator, typed = BY_NAME[row], [
+        None if t is None else QuantType(t, None) if isinstance(t, QuantParams)
+        else TensorType(DType.FLOAT32, None)
+        for t in types
+    ]
+    out = QuantType(result, None)
+    if operator.contract is not None:
+        stored = operator.contract(attributes, operands, typed, (out,))
+        if stored is not None:
+            return stored[0]
+    real = [
+        dequantize(o, t) if isinstance(t, QuantParams) else o
+        for o, t in zip(operands, types, strict=True)
+    ]
+    (values,) = operator.compute(attributes, real)
+    return quantize(values.astype(np.float32), result)
+
+
+@dataclass
+class Cases:
+    """Functions of one module, each with its inputs and what it must return."""
+
+    target: Any = "llvm"
+    builder: relax.BlockBuilder = field(default_factory=relax.BlockBuilder)
+    expected: dict[str, tuple[list[Array], Array, str]] = field(default_factory=dict)
+
+    def add(
+        self, name: str, args: list[Any], attrs: dict[str, Any], expected: Array,
+        *, symbolic: bool = True,
+    ) -> None:
+        """Adds a call; NumPy arrays among ``args`` are inputs of the function.
+
+        The first axis of every input is symbolic if ``symbolic`` (one variable per extent).
+        """
+        label = f"case{len(self.expected)}"
+        inputs = [arg for arg in args if isinstance(arg, np.ndarray)]
+        names: dict[int, Any] = {}
+        variables: list[Any] = []
+        for i, array in enumerate(inputs):
+            shape: list[Any] = list(array.shape)
+            if symbolic and len(shape) > 1 and shape[0] > 1:
+                shape[0] = names.setdefault(shape[0], tirx.Var(f"n{shape[0]}", "int64"))
+            variables.append(relax.Var(f"x{i}", relax.TensorType(shape, str(array.dtype))))
+        feed = iter(variables)
+        exprs = [next(feed) if isinstance(arg, np.ndarray) else arg for arg in args]
+        with self.builder.function(label, variables):
+            with self.builder.dataflow():
+                value = self.builder.emit(dialect.call(name, exprs, attrs))
+                result = self.builder.emit_output(value)
+            self.builder.emit_func_output(result)
+        self.expected[label] = (inputs, expected, f"{name} {attrs}")
+
+    def module(self) -> tvm.IRModule:
+        return self.builder.get()
+
+    def check(self) -> None:
+        """Builds with TVM's default pipeline, runs, and demands equal bits."""
+        executable = tvm.compile(self.module(), target=tvm.target.Target(self.target))
+        machine = relax.VirtualMachine(executable, tvm.cpu())
+        assert self.expected
+        for label, (inputs, expected, text) in self.expected.items():
+            tensors = [tvm.runtime.tensor(np.ascontiguousarray(array)) for array in inputs]
+            got = machine[label](*tensors).numpy()
+            assert got.dtype == expected.dtype, text
+            assert got.shape == expected.shape, text
+            wrong = int((got != expected).sum())
+            worst = np.abs(got.astype(np.float64) - expected.astype(np.float64)).max(initial=0)
+            assert wrong == 0, f"{text}: {wrong} of {got.size} differ, at most by {worst}"
