@@ -67,8 +67,10 @@ def _params(types: Types, channel_axis: int | None) -> tuple[QuantParams, QuantP
     return pa, pb
 
 
-def _scale(pa: QuantParams, pb: QuantParams) -> Array:
-    return np.asarray(pa.scale.astype(np.float32) * pb.scale.astype(np.float32), np.float32)
+def _scale(pa: QuantParams, pb: QuantParams, alpha: float = 1.0) -> Array:
+    """Returns ``f32(f32(alpha * sa) * sb)``, the order of onnxruntime's QGemm."""
+    first = np.asarray(np.float32(alpha) * pa.scale.astype(np.float32), np.float32)
+    return np.asarray(first * pb.scale.astype(np.float32), np.float32)
 
 
 def _type(types: Types, index: int) -> ValueType | None:
@@ -112,9 +114,7 @@ def _gemm_contract(
         return None
     a, b = present(operands, 2)
     total = _integer_product(a, b, *params, trans_a=attrs.trans_a, trans_b=attrs.trans_b)
-    scale = _scale(*params)
-    if attrs.alpha != 1.0:
-        scale = np.asarray(scale * np.float32(attrs.alpha), np.float32)
+    scale = _scale(*params, attrs.alpha)
     bias, bias_type = optional(operands, 2), _type(types, 2)
     if bias is None or attrs.beta == 1.0:
         total, real = with_bias(total, scale, bias, bias_type)
@@ -189,8 +189,8 @@ DENSE = Operator(
 GEMM = Operator(
     name="Gemm", flow=Flow.ACCUMULATE, attributes=GemmAttrs, compute=_gemm,
     contract=_gemm_contract, check=_check_gemm,
-    numerics=_NUMERICS + "alpha != 1: M = f32(f32(f32(sx * sw) * alpha) / sy), and an int32 bias "
-    "has the scale f32(f32(sx * sw) * alpha); beta != 1 makes every bias a float one, f32(b * beta).",
+    numerics=_NUMERICS + "alpha != 1: M = f32(f32(f32(alpha * sx) * sw) / sy), and an int32 bias "
+    "has the scale f32(f32(alpha * sx) * sw); beta != 1 makes every bias a float one, f32(b * beta).",
 )
 MATMUL = Operator(
     name="MatMul", flow=Flow.ACCUMULATE, attributes=NoAttributes, compute=_matmul,
