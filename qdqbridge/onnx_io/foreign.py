@@ -1,0 +1,368 @@
+"""Nodes without a row in the operator table, carried unharmed.
+
+A foreign node keeps its ``NodeProto`` with every name replaced by a stable one, so that the text
+form of a graph does not depend on the file's names. It computes in onnxruntime, as a model of one
+node, and is written back as it was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import AttributeProto, GraphProto, NodeProto, helper
+
+from qdqbridge.errors import UnsupportedModelError
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.operator import Attributes, Flow, Operands, Operator
+from qdqbridge.onnx_io.codecs import BY_ROW
+from qdqbridge.onnx_io.codecs.schema import schema_of
+from qdqbridge.onnx_io.structure import captured_names
+from qdqbridge.onnx_io.tensors import dtype_to_onnx
+
+_OPTIMIZATIONS_OFF = 0
+_OLDEST = 7
+"""The oldest opset that onnxruntime promises to run."""
+_BODY_OPSET = 17
+"""ONNX's opset inside the subgraphs of a node of another domain, which does not say its own."""
+_IR_VERSION = 10
+
+
+@dataclass(frozen=True, slots=True)
+class StoredNode:
+    """A serialized ``NodeProto`` with normal names; its text is a short hash."""
+
+    data: bytes
+
+    def proto(self) -> NodeProto:
+        """Returns the node, free to be changed."""
+        return NodeProto.FromString(self.data)
+
+    def __repr__(self) -> str:
+        return f"#{sha256(self.data).hexdigest()[:16]}"
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignAttrs(Attributes):
+    """A node as its file has it.
+
+    Attributes:
+        domain: Its domain, empty for ONNX itself.
+        op_type: Its operator.
+        version: The opset version of the domain.
+        node: The node; its inputs are ``in_0`` …, its outputs ``out_0`` …, the names inside its
+            subgraphs are numbered, and left-out inputs and outputs are empty.
+        captures: The stable names, inside the subgraphs, of the outer-scope tensors that they
+            read; these are operands after the node's own inputs.
+    """
+
+    domain: str
+    op_type: str
+    version: int
+    node: StoredNode
+    captures: tuple[str, ...] = ()
+
+
+def foreign_node(
+    proto: NodeProto, opset: int, operands: Sequence[Value | None], captured: Sequence[Value]
+) -> tuple[Operator, ForeignAttrs, list[Value | None]]:
+    """Returns operator, attributes and operands of a node without a row.
+
+    Args:
+        proto: The node.
+        opset: Version of its domain.
+        operands: One value per input.
+        captured: The values that its subgraphs read from outside, in the order of
+            :func:`~qdqbridge.onnx_io.structure.captured_names`.
+    """
+    attributes = foreign_attributes(proto, opset)
+    op = foreign_operator(attributes.domain, attributes.op_type)
+    return op, attributes, [*operands, *captured]
+
+
+def foreign_attributes(proto: NodeProto, opset: int) -> ForeignAttrs:
+    """Returns a node's record: everything it says but its names and annotations."""
+    domain = "" if proto.domain == "ai.onnx" else proto.domain
+    captured = captured_names(proto)
+    names = {name: f"capture_{i}" for i, name in enumerate(captured)}
+    node = NodeProto(op_type=proto.op_type, domain=domain, overload=proto.overload)
+    node.input.extend(f"in_{i}" if name else "" for i, name in enumerate(proto.input))
+    node.output.extend(f"out_{i}" if name else "" for i, name in enumerate(proto.output))
+    counter = _Counter()
+    for attribute in sorted(proto.attribute, key=lambda a: a.name):
+        node.attribute.append(_renamed_attribute(attribute, names, counter))
+    stored = StoredNode(node.SerializeToString(deterministic=True))
+    captures = tuple(names.values())
+    return ForeignAttrs(domain, proto.op_type, _version(node, opset), stored, captures)
+
+
+def fits(attributes: ForeignAttrs, opset: int) -> bool:
+    """Returns whether a node means the same in another version of its domain.
+
+    Writers ask this before they put a foreign node into a file of another opset.
+    """
+    return _fits(attributes.node.proto(), attributes.domain, attributes.version, opset)
+
+
+def _fits(node: NodeProto, domain: str, version: int, opset: int) -> bool:
+    if version == opset or node.domain != domain:
+        return True
+    old, new = (schema_of(node.op_type, domain, v) for v in (version, opset))
+    if old is None or new is None or old.since_version != new.since_version:
+        return False
+    bodies = [body for attribute in node.attribute for body in _bodies(attribute)]
+    return all(_fits(inner, domain, version, opset) for body in bodies for inner in body.node)
+
+
+def _version(node: NodeProto, opset: int) -> int:
+    """Returns the version since which the operator is as it is, so that the opset leaves no trace.
+
+    The version of the file where the node has subgraphs, whose nodes have versions of their own.
+    """
+    schema = schema_of(node.op_type, node.domain, opset)
+    if schema is None or any(_bodies(attribute) for attribute in node.attribute):
+        return opset
+    return min(opset, max(int(schema.since_version), 1 if node.domain else _OLDEST))
+
+
+def foreign_node_proto(
+    attributes: ForeignAttrs, input_names: Sequence[str], output_names: Sequence[str]
+) -> NodeProto:
+    """Returns the node to write.
+
+    Args:
+        attributes: Its record.
+        input_names: One name per operand, those for the captured tensors at the end; empty for
+            an operand that is left out.
+        output_names: One name per result; the first one is the prefix of the names inside
+            subgraphs, so that these are unique.
+    """
+    node = attributes.node.proto()
+    own = len(node.input)
+    names = dict(zip(attributes.captures, input_names[own:], strict=True))
+    prefix = next(iter(output_names), "")
+    for attribute in node.attribute:
+        for body in _bodies(attribute):
+            names |= {name: f"{prefix}.{name}" for name in _all_defined(body)}
+            _rename_inside(body, names)
+    results = iter(output_names)
+    outputs = [next(results) if name else "" for name in node.output]
+    del node.input[:], node.output[:]
+    node.input.extend(input_names[:own])
+    node.output.extend(outputs)
+    return node
+
+
+@cache
+def foreign_operator(domain: str, op_type: str) -> Operator:
+    """Returns the one operator of all foreign nodes of a kind.
+
+    Its name is ONNX's; a spelling of an operator that has a row gets the domain in front
+    (``ai.onnx::Slice``), so that nobody takes it for the row.
+    """
+    plain = domain == "" and op_type not in BY_ROW
+    return Operator(
+        name=op_type if plain else f"{domain or 'ai.onnx'}::{op_type}",
+        flow=Flow.FLOAT,
+        attributes=ForeignAttrs,
+        compute=_compute,
+        numerics="What onnxruntime computes with optimizations disabled.",
+    )
+
+
+# ---- names inside subgraphs -------------------------------------------------------------------
+
+
+class _Counter:
+    """Numbers for the tensors inside the subgraphs of one node."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> str:
+        self.count += 1
+        return f"t_{self.count - 1}"
+
+
+def _bodies(attribute: AttributeProto) -> Sequence[GraphProto]:
+    if attribute.type == AttributeProto.GRAPH:
+        return [attribute.g]
+    return attribute.graphs if attribute.type == AttributeProto.GRAPHS else []
+
+
+def _renamed_attribute(
+    attribute: AttributeProto, names: Mapping[str, str], counter: _Counter
+) -> AttributeProto:
+    copy = AttributeProto()
+    copy.CopyFrom(attribute)
+    copy.ClearField("doc_string")
+    if copy.type == AttributeProto.TENSOR:
+        copy.t.ClearField("name")
+        copy.t.ClearField("doc_string")
+    for index, body in enumerate(_bodies(copy)):
+        _normalize(body, names, counter, f"body_{index}")
+    return copy
+
+
+def _normalize(body: GraphProto, outer: Mapping[str, str], counter: _Counter, name: str) -> None:
+    """Numbers every tensor that ``body`` defines and drops what computes nothing."""
+    names = dict(outer)
+    for defined in _defined(body):
+        names[defined] = counter()
+    _rename_inside(body, names, deeper=False)
+    body.name = name
+    for field in ("doc_string", "value_info", "metadata_props", "quantization_annotation"):
+        body.ClearField(field)
+    for value in (*body.input, *body.output):
+        value.ClearField("doc_string")
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.HasField("dim_param"):
+                dim.Clear()
+    for node in body.node:
+        for field in ("name", "doc_string", "metadata_props"):
+            node.ClearField(field)
+        renamed = [_renamed_attribute(a, names, counter) for a in node.attribute]
+        del node.attribute[:]
+        node.attribute.extend(renamed)
+
+
+def _defined(body: GraphProto) -> list[str]:
+    """Returns the names that a graph gives to tensors, in order, without its subgraphs'."""
+    found = [v.name for v in body.input] + [t.name for t in body.initializer]
+    found += [t.values.name for t in body.sparse_initializer]
+    found += [name for node in body.node for name in node.output if name]
+    return list(dict.fromkeys(found))
+
+
+def _all_defined(body: GraphProto) -> list[str]:
+    """Returns the names that a graph and its subgraphs give to tensors."""
+    found = _defined(body)
+    for node in body.node:
+        for attribute in node.attribute:
+            for inner in _bodies(attribute):
+                found += _all_defined(inner)
+    return found
+
+
+def _rename_inside(body: GraphProto, names: Mapping[str, str], *, deeper: bool = True) -> None:
+    """Applies ``names`` to every use and definition in ``body``, and below it if ``deeper``."""
+    for named in (*body.input, *body.output, *body.initializer, *body.value_info):
+        named.name = names.get(named.name, named.name)
+    for sparse in body.sparse_initializer:
+        sparse.values.name = names.get(sparse.values.name, sparse.values.name)
+    for node in body.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+        if deeper:
+            for attribute in node.attribute:
+                for inner in _bodies(attribute):
+                    _rename_inside(inner, names)
+
+
+# ---- running ----------------------------------------------------------------------------------
+
+
+def _compute(attributes: ForeignAttrs, operands: Operands) -> tuple[NDArray[Any], ...]:
+    """Runs the node; in float32 where it is asked for float64 that onnxruntime does not have."""
+    arrays = [None if operand is None else np.asarray(operand) for operand in operands]
+    try:
+        return _run(attributes, arrays)
+    except UnsupportedModelError:
+        if not any(array is not None and array.dtype == np.float64 for array in arrays):
+            raise
+    results = _run(attributes, [_as(np.float64, np.float32, array) for array in arrays])
+    return tuple(_as(np.float32, np.float64, result) for result in results)
+
+
+def _as(old: type, new: type, array: Any) -> Any:
+    return array.astype(new) if array is not None and array.dtype == old else array
+
+
+def _run(
+    attributes: ForeignAttrs, arrays: Sequence[NDArray[Any] | None]
+) -> tuple[NDArray[Any], ...]:
+    given = {f"in_{i}": array for i, array in enumerate(arrays) if array is not None}
+    signature = tuple((name, DType.of(array.dtype), array.ndim) for name, array in given.items())
+    session = _session(attributes, signature, len(arrays))
+    try:
+        return tuple(session.run(None, given))
+    except Exception as error:  # as in _session
+        raise _cannot_run(attributes, error) from error
+
+
+@lru_cache(maxsize=256)
+def _session(
+    attributes: ForeignAttrs, signature: tuple[tuple[str, DType, int], ...], count: int
+) -> Any:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel(_OPTIMIZATIONS_OFF)
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    data = _model(attributes, signature, count).SerializeToString()
+    try:
+        return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has a dozen classes, none documented
+        raise _cannot_run(attributes, error) from error
+
+
+def _cannot_run(attributes: ForeignAttrs, error: Exception) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"onnxruntime cannot run {attributes.domain or 'ai.onnx'}::{attributes.op_type}",
+        where=f"a node of opset version {attributes.version}",
+        why=(str(error).splitlines() or [""])[0][:300],
+        fix="replace the operator, or install the runtime that has it",
+    )
+
+
+def _model(
+    attributes: ForeignAttrs, signature: tuple[tuple[str, DType, int], ...], count: int
+) -> onnx.ModelProto:
+    present = {name for name, _, _ in signature}
+    names = [f"in_{i}" if f"in_{i}" in present else "" for i in range(count)]
+    stored = attributes.node.proto()
+    node = foreign_node_proto(attributes, names, [name for name in stored.output if name])
+    inputs = [
+        helper.make_tensor_value_info(name, dtype_to_onnx(dtype), [None] * rank)
+        for name, dtype, rank in signature
+    ]
+    outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
+    graph = helper.make_graph([node], "foreign", inputs, outputs)
+    return helper.make_model(
+        graph, opset_imports=_imports(attributes, node), ir_version=_IR_VERSION
+    )
+
+
+def _imports(attributes: ForeignAttrs, node: NodeProto) -> list[onnx.OperatorSetIdProto]:
+    versions = {domain: 1 for domain in _domains(node)}
+    versions[""] = _BODY_OPSET
+    versions[attributes.domain] = attributes.version
+    return [helper.make_opsetid(domain, version) for domain, version in versions.items()]
+
+
+def _domains(node: NodeProto) -> set[str]:
+    found = {"" if node.domain == "ai.onnx" else node.domain}
+    for attribute in node.attribute:
+        for body in _bodies(attribute):
+            for inner in body.node:
+                found |= _domains(inner)
+    return found
+
+
+__all__ = [
+    "ForeignAttrs",
+    "StoredNode",
+    "fits",
+    "foreign_attributes",
+    "foreign_node",
+    "foreign_node_proto",
+    "foreign_operator",
+]

@@ -1,0 +1,202 @@
+"""Nodes without a row: carried, run and written back unharmed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from qdqbridge.errors import UnsupportedModelError
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.printer import attributes_text
+from qdqbridge.graph.types import TensorType
+from qdqbridge.onnx_io.foreign import (
+    ForeignAttrs,
+    fits,
+    foreign_attributes,
+    foreign_node,
+    foreign_node_proto,
+    foreign_operator,
+)
+from qdqbridge.onnx_io.structure import captured_names
+
+ort.set_default_logger_severity(4)
+FLOAT = TensorProto.FLOAT
+
+
+def info(name: str, shape: list[Any] | None = None, dtype: int = FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+def if_node(**names: str) -> NodeProto:
+    """An If whose branches read ``a`` and ``b`` from outside, one of them two levels down."""
+    n = {key: key for key in ("cond", "a", "b", "y", "p", "q", "k", "node")} | names
+    k = numpy_helper.from_array(np.float32([10]), n["k"])
+    inner_then = helper.make_graph([helper.make_node("Neg", [n["a"]], [n["q"]])], "i",
+                                   [], [info(n["q"])])
+    inner_else = helper.make_graph([helper.make_node("Abs", [n["p"]], [n["q"] + "2"])], "j",
+                                   [], [info(n["q"] + "2")])
+    then = helper.make_graph(
+        [
+            helper.make_node("Add", [n["a"], n["k"]], [n["p"]], n["node"]),
+            helper.make_node("If", [n["cond"]], ["r"], then_branch=inner_then,
+                             else_branch=inner_else),
+            helper.make_node("Add", [n["p"], "r"], ["s"]),
+        ],
+        n["node"] + "then", [], [info("s", ["dim_" + n["p"]])], [k],
+    )  # fmt: skip
+    other = helper.make_graph(
+        [helper.make_node("Mul", [n["b"], n["b"]], ["s"])], "e", [], [info("s")]
+    )
+    return helper.make_node("If", [n["cond"]], [n["y"]], n["node"], then_branch=then,
+                            else_branch=other, doc_string=n["node"])  # fmt: skip
+
+
+def value(name: str, dtype: DType = DType.FLOAT32) -> Value:
+    return Value(TensorType(dtype, (2,)), name)
+
+
+def test_topk_is_computed_and_written_back() -> None:
+    proto = helper.make_node("TopK", ["x", "k"], ["v", "i"], "top", axis=0, largest=0)
+    op, attributes, operands = foreign_node(proto, 13, [value("x"), value("k")], [])
+    assert (op.name, op.flow, len(operands)) == ("TopK", Flow.FLOAT, 2)
+    values, indices = op.compute(attributes, [np.float32([3, 1, 2]), np.array([2])])
+    assert values.tolist() == [1, 2] and indices.tolist() == [1, 2]
+    assert indices.dtype == np.int64
+    back = foreign_node_proto(attributes, ["x", "k"], ["v", "i"])
+    proto.ClearField("name")
+    assert sorted(map(str, back.attribute)) == sorted(map(str, proto.attribute))
+    assert (back.op_type, back.input, back.output) == ("TopK", proto.input, proto.output)
+
+
+def test_left_out_inputs_and_results_stay_left_out() -> None:
+    proto = helper.make_node("LSTM", ["x", "w", "r", "", "", "h"], ["", "last"], hidden_size=2)
+    attributes = foreign_attributes(proto, 14)
+    x, w, r = np.ones((3, 1, 4), np.float32), np.ones((1, 8, 4)), np.ones((1, 8, 2))
+    arrays = [x, w.astype(np.float32), r.astype(np.float32), None, None,
+              np.zeros((1, 1, 2), np.float32)]  # fmt: skip
+    (last,) = foreign_operator("", "LSTM").compute(attributes, arrays)
+    assert last.shape == (1, 1, 2) and (last > 0.9).all()
+    back = foreign_node_proto(attributes, ["x", "w", "r", "", "", "h"], ["last"])
+    assert list(back.input) == list(proto.input) and list(back.output) == ["", "last"]
+    wide = [None if array is None else array.astype(np.float64) for array in arrays]
+    (exact,) = foreign_operator("", "LSTM").compute(attributes, wide)
+    assert exact.dtype == np.float64
+    np.testing.assert_allclose(exact, last, 1e-6)
+
+
+def test_captured_tensors_become_operands() -> None:
+    proto = if_node()
+    captured = captured_names(proto)
+    assert set(captured) == {"a", "b", "cond"}
+    values = {name: value(name) for name in captured}
+    op, attributes, operands = foreign_node(
+        proto, 17, [value("cond", DType.BOOL)], [values[name] for name in captured]
+    )
+    assert operands[1:] == [values[name] for name in captured]
+    a, b = np.float32([1, -2]), np.float32([3, 4])
+    for condition, expected in ((True, a + 10 - a), (False, b * b)):
+        given = {"a": a, "b": b, "cond": np.array(condition)}
+        arrays = [np.array(condition), *(given[name] for name in captured)]
+        (result,) = op.compute(attributes, arrays)
+        np.testing.assert_array_equal(result, expected)
+
+
+def test_names_leave_no_trace() -> None:
+    plain = foreign_attributes(if_node(), 17)
+    renamed = foreign_attributes(
+        if_node(cond="c", a="t_1", b="capture_0", y="z", p="a", q="t_0", k="b", node="nn"), 17
+    )
+    assert plain == renamed and hash(plain) == hash(renamed)
+    assert repr(plain) == repr(renamed) and attributes_text(plain) == attributes_text(renamed)
+    assert len(repr(plain)) < 250
+
+
+def test_different_nodes_differ() -> None:
+    first = foreign_attributes(helper.make_node("TopK", ["x", "k"], ["v", "i"], axis=0), 13)
+    second = foreign_attributes(helper.make_node("TopK", ["x", "k"], ["v", "i"], axis=1), 13)
+    third = foreign_attributes(helper.make_node("TopK", ["x", "k"], ["", "i"], axis=1), 13)
+    assert len({first, second, third}) == 3 and repr(first) != repr(second)
+
+
+@pytest.mark.parametrize("names", [["cond", "a", "b"], ["c", "t_0", "capture_0"]], ids=str)
+def test_written_subgraphs_read_the_new_names(names: list[str]) -> None:
+    proto = if_node()
+    attributes = foreign_attributes(proto, 17)
+    now = dict(zip(("cond", "a", "b"), names, strict=True))
+    captures = [now[name] for name in captured_names(proto)]
+    back = foreign_node_proto(attributes, [now["cond"], *captures], ["y"])
+    assert captured_names(back) == captures
+    assert foreign_attributes(back, 17) == attributes
+    tensors = [info(now["cond"], [], TensorProto.BOOL), info(now["a"], [2]), info(now["b"], [2])]
+    graph = helper.make_graph([back], "g", tensors, [info("y", [2])])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model, full_check=True)
+    session = ort.InferenceSession(model.SerializeToString())
+    a = np.float32([1, -2])
+    feed = {now["cond"]: np.array(True), now["a"]: a, now["b"]: a}
+    np.testing.assert_array_equal(session.run(None, feed)[0], np.float32([10, 10]))
+
+
+def test_a_loop_is_carried() -> None:
+    body = helper.make_graph(
+        [helper.make_node("Add", ["state", "outer"], ["next"]),
+         helper.make_node("Identity", ["go"], ["go_on"]),
+         helper.make_node("Identity", ["next"], ["scan"])],
+        "body",
+        [info("i", [], TensorProto.INT64), info("go", [], TensorProto.BOOL), info("state", [2])],
+        [info("go_on", [], TensorProto.BOOL), info("next", [2]), info("scan", [2])],
+    )  # fmt: skip
+    proto = helper.make_node("Loop", ["n", "", "x"], ["last", "all"], body=body)
+    attributes = foreign_attributes(proto, 16)
+    assert attributes.captures == ("capture_0",)
+    x, one = np.zeros(2, np.float32), np.ones(2, np.float32)
+    last, scanned = foreign_operator("", "Loop").compute(
+        attributes, [np.array(3), None, x, one]
+    )
+    assert last.tolist() == [3, 3] and scanned.shape == (3, 2)
+
+
+def test_other_domains_run() -> None:
+    proto = helper.make_node("BiasGelu", ["x", "b"], ["y"], domain="com.microsoft")
+    attributes = foreign_attributes(proto, 1)
+    op = foreign_operator("com.microsoft", "BiasGelu")
+    assert op.name == "com.microsoft::BiasGelu"
+    (result,) = op.compute(attributes, [np.zeros((1, 3), np.float32), np.float32([0, 1, 9])])
+    np.testing.assert_allclose(result, [[0, 0.841345, 9]], 1e-5)
+
+
+def test_a_spelling_of_an_operator_with_a_row_is_not_taken_for_it() -> None:
+    assert foreign_operator("", "Slice").name == "ai.onnx::Slice"
+    assert foreign_operator("", "Slice") is foreign_operator("", "Slice")
+
+
+def test_the_opset_leaves_no_trace_where_the_operator_is_the_same() -> None:
+    proto = helper.make_node("TopK", ["x", "k"], ["v", "i"])
+    assert foreign_attributes(proto, 13) == foreign_attributes(proto, 17)
+    old = foreign_attributes(helper.make_node("TopK", ["x", "k"], ["v", "i"]), 10)
+    assert old.version == 10
+    assert fits(old, 10) and not fits(old, 11) and not fits(old, 13)
+    assert fits(foreign_attributes(proto, 13), 17)
+    nested = foreign_attributes(if_node(), 17)
+    assert fits(nested, 18) and not fits(nested, 12)
+
+
+def test_what_onnxruntime_does_not_know_is_named() -> None:
+    proto = helper.make_node("Frobnicate", ["x"], ["y"], domain="com.acme")
+    attributes = foreign_attributes(proto, 1)
+    assert isinstance(attributes, ForeignAttrs)
+    with pytest.raises(UnsupportedModelError, match="com.acme::Frobnicate"):
+        foreign_operator("com.acme", "Frobnicate").compute(attributes, [np.zeros(2, np.float32)])
+
+
+def test_wrong_operands_are_named() -> None:
+    attributes = foreign_attributes(helper.make_node("TopK", ["x", "k"], ["v", "i"]), 13)
+    with pytest.raises(UnsupportedModelError, match="ai.onnx::TopK"):
+        foreign_operator("", "TopK").compute(attributes, [np.zeros(2, np.float32), np.array([9])])
