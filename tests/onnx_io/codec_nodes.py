@@ -51,7 +51,11 @@ def view(
 def view_of(encoded: Encoded, opset: int, results: int = 1) -> NodeView:
     """The view of a node that a codec wrote."""
     return view(
-        encoded.op_type, encoded.inputs, opset, domain=encoded.domain, results=results,
+        encoded.op_type,
+        encoded.inputs,
+        opset,
+        domain=encoded.domain,
+        results=results,
         **encoded.attributes,
     )
 
@@ -89,7 +93,6 @@ def model_of(node: NodeView) -> onnx.ModelProto:
 def computed(row: str, attributes: Any, operands: Sequence[Value | None], x: Array) -> list[Array]:
     """What the operator table computes; operands that are no constants get ``x``."""
     arrays = [
-        None if v is None else v.constant.numpy() if v.constant is not None else x
-        for v in operands
+        None if v is None else v.constant.numpy() if v.constant is not None else x for v in operands
     ]
     return list(BY_NAME[row].compute(attributes, arrays))

@@ -32,8 +32,10 @@ CASES: list[tuple[str, Attributes, list[Value | None]]] = [
     *((name, NO_ATTRIBUTES, [X]) for name in UNARY.split()),
     *((name, NO_ATTRIBUTES, [X, X]) for name in BINARY.split()),
     ("Where", NO_ATTRIBUTES, [value((6,), DType.BOOL), X, X]),
-    *((name, a.AlphaAttrs(HALF), [X]) for name in
-      ("LeakyRelu", "Elu", "Celu", "ThresholdedRelu", "Swish")),
+    *(
+        (name, a.AlphaAttrs(HALF), [X])
+        for name in ("LeakyRelu", "Elu", "Celu", "ThresholdedRelu", "Swish")
+    ),
     ("Selu", a.SeluAttrs(1.5, 1.25), [X]),
     ("HardSigmoid", a.HardSigmoidAttrs(0.25, 0.5), [X]),
     ("Gelu", a.GeluAttrs("none"), [X]),
@@ -43,20 +45,35 @@ CASES: list[tuple[str, Attributes, list[Value | None]]] = [
     ("Clip", a.ClipAttrs(-1.0, None), [X]),
     ("Clip", a.ClipAttrs(None, None), [X]),
     ("Clip", a.ClipAttrs(-3.0, 7.0), [value((3,), DType.INT8)]),
-    ("Conv", a.ConvAttrs((2, 1), (1, 2), (1, 2, 0, 1), 2),
-     [X, constant(np.ones((4, 2, 3, 3), np.float32)), VECTOR]),
+    (
+        "Conv",
+        a.ConvAttrs((2, 1), (1, 2), (1, 2, 0, 1), 2),
+        [X, constant(np.ones((4, 2, 3, 3), np.float32)), VECTOR],
+    ),
     ("Conv", a.ConvAttrs((1, 1), (1, 1), (0, 0, 0, 0)), [X, value((5, 4, 1, 1))]),
-    ("ConvTranspose", a.ConvTransposeAttrs((2, 2), (1, 1), (1, 0, 0, 1), (1, 0), 2),
-     [X, constant(np.ones((4, 2, 3, 3), np.float32))]),
-    ("Gemm", a.GemmAttrs(0.5, 2.0, trans_a=True, trans_b=True),
-     [value((3, 2)), value((5, 3)), value((5,))]),
+    (
+        "ConvTranspose",
+        a.ConvTransposeAttrs((2, 2), (1, 1), (1, 0, 0, 1), (1, 0), 2),
+        [X, constant(np.ones((4, 2, 3, 3), np.float32))],
+    ),
+    (
+        "Gemm",
+        a.GemmAttrs(0.5, 2.0, trans_a=True, trans_b=True),
+        [value((3, 2)), value((5, 3)), value((5,))],
+    ),
     ("Gemm", a.GemmAttrs(), [value((2, 3)), value((3, 5))]),
-    ("AveragePool", a.PoolAttrs((3, 2), (2, 1), (1, 1), (1, 0, 1, 1), ceil_mode=True,
-                                count_include_pad=True), [X]),
+    (
+        "AveragePool",
+        a.PoolAttrs((3, 2), (2, 1), (1, 1), (1, 0, 1, 1), ceil_mode=True, count_include_pad=True),
+        [X],
+    ),
     ("AveragePool", a.PoolAttrs((2, 2), (1, 1), (2, 1), (0, 0, 0, 0)), [X]),
     ("MaxPool", a.PoolAttrs((3, 3), (2, 2), (2, 1), (1, 1, 1, 1), ceil_mode=True), [X]),
-    *((name, a.ReduceAttrs((1, 3), keepdims=keep), [X])
-      for name in ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin") for keep in (True, False)),
+    *(
+        (name, a.ReduceAttrs((1, 3), keepdims=keep), [X])
+        for name in ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin")
+        for keep in (True, False)
+    ),
     ("ReduceMean", a.ReduceAttrs(()), [value(())]),
     ("Softmax", a.SoftmaxAttrs((2,)), [X]),
     ("LogSoftmax", a.SoftmaxAttrs((3,)), [X]),
@@ -66,15 +83,44 @@ CASES: list[tuple[str, Attributes, list[Value | None]]] = [
     ("GroupNormalization", a.GroupNormAttrs(2, HALF), [X, VECTOR, VECTOR]),
     ("BatchNormalization", a.EpsilonAttrs(HALF), [X, VECTOR, VECTOR, VECTOR, VECTOR]),
     ("Resize", a.ResizeAttrs("nearest", "asymmetric", "floor", (1.0, 1.0, 2.0, 2.0), None), [X]),
-    ("Resize", a.ResizeAttrs("linear", "align_corners", "round_prefer_floor", None,
-                             (2, 4, 9, 12)), [X]),
-    ("Resize", a.ResizeAttrs("linear", "half_pixel_symmetric", "round_prefer_floor",
-                             (1.0, 1.0, HALF, 2.0), None), [X]),
-    ("Resize", a.ResizeAttrs("cubic", "half_pixel", "round_prefer_floor", (1.0, 1.0, 2.0, 2.0),
-                             None, cubic_coeff_a=-0.5, exclude_outside=True), [X]),
-    ("Resize", a.ResizeAttrs("linear", "tf_crop_and_resize", "round_prefer_floor", None,
-                             (2, 4, 3, 3), extrapolation_value=HALF,
-                             roi=(0.0, 0.0, 0.25, 0.5, 1.0, 1.0, 0.75, 1.0)), [X]),
+    (
+        "Resize",
+        a.ResizeAttrs("linear", "align_corners", "round_prefer_floor", None, (2, 4, 9, 12)),
+        [X],
+    ),
+    (
+        "Resize",
+        a.ResizeAttrs(
+            "linear", "half_pixel_symmetric", "round_prefer_floor", (1.0, 1.0, HALF, 2.0), None
+        ),
+        [X],
+    ),
+    (
+        "Resize",
+        a.ResizeAttrs(
+            "cubic",
+            "half_pixel",
+            "round_prefer_floor",
+            (1.0, 1.0, 2.0, 2.0),
+            None,
+            cubic_coeff_a=-0.5,
+            exclude_outside=True,
+        ),
+        [X],
+    ),
+    (
+        "Resize",
+        a.ResizeAttrs(
+            "linear",
+            "tf_crop_and_resize",
+            "round_prefer_floor",
+            None,
+            (2, 4, 3, 3),
+            extrapolation_value=HALF,
+            roi=(0.0, 0.0, 0.25, 0.5, 1.0, 1.0, 0.75, 1.0),
+        ),
+        [X],
+    ),
     ("Reshape", a.ReshapeAttrs((0, -1)), [X]),
     ("Reshape", a.ReshapeAttrs((0, 3), allow_zero=True), [value((0, 5))]),
     ("Reshape", a.ReshapeAttrs(None), [X, value((2,), DType.INT64)]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,12 @@ import onnxruntime as ort
 import pytest
 
 from qdqbridge.errors import InvalidModelError
+from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Value
+from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES
+from qdqbridge.graph.quantization import per_tensor
+from qdqbridge.graph.types import QuantType
 from qdqbridge.onnx_io.codecs import NodeView, decode, why_not
 from qdqbridge.ops import attributes as a
 from qdqbridge.ops.table import BY_NAME
@@ -21,6 +25,7 @@ ort.set_default_logger_severity(4)
 RNG = np.random.default_rng(0)
 X = value((2, 4, 7, 6))
 W = constant(RNG.standard_normal((4, 2, 3, 3)).astype(np.float32))
+AXES: tuple[dict[str, Any], ...] = ({}, {"axis": 2}, {"axis": 3})
 SAME = ("SAME_UPPER", "SAME_LOWER", "VALID")
 
 
@@ -58,7 +63,7 @@ SPELLINGS: list[NodeView] = [
     view("ReduceSum", [X, i64(2)], 13), view("ReduceSum", [X], 13, noop_with_empty_axes=1),
     view("ReduceMean", [X, i64()], 18, noop_with_empty_axes=1),
     *(view("Softmax", [X], opset, **axis) for opset in (7, 11, 13)
-      for axis in ({}, {"axis": 2}, {"axis": 3})),
+      for axis in AXES),
     view("Softmax", [X], 11, axis=-2), view("LogSoftmax", [X], 12, axis=0),
     view("Clip", [X], 7, min=-0.5, max=0.25), view("Clip", [X], 7, max=0.5),
     view("Clip", [X], 7), view("Clip", [X, scalar(-0.5), scalar(0.25)], 11),
@@ -127,7 +132,7 @@ def test_a_spelling_means_what_onnxruntime_makes_of_it(node: NodeView) -> None:
     session = ort.InferenceSession(
         model_of(node).SerializeToString(), providers=["CPUExecutionProvider"]
     )
-    expected = session.run(None, {i.name: x for i in session.get_inputs()})
+    expected: Sequence[Any] = session.run(None, {i.name: x for i in session.get_inputs()})
     decoded = decode(node)
     assert decoded is not None, why_not(node)
     results = computed(decoded.op_name, decoded.attributes, decoded.operands, x)
@@ -245,7 +250,7 @@ def test_an_attribute_given_twice_is_refused() -> None:
 
 
 def test_same_padding_with_stride_one_needs_no_extents() -> None:
-    dilated = {"auto_pad": "SAME_LOWER", "group": 2, "dilations": [2, 1]}
+    dilated: dict[str, Any] = {"auto_pad": "SAME_LOWER", "group": 2, "dilations": [2, 1]}
     decoded = decode(view("Conv", [SYMBOLIC, W], 11, **dilated))
     assert decoded is not None
     assert decoded.attributes == a.ConvAttrs((1, 1), (2, 1), (2, 1, 2, 1), 2)
@@ -257,7 +262,7 @@ def test_symbolic_extents_that_do_not_matter_do_not_matter() -> None:
 
 
 def test_a_clip_bound_that_changes_nothing_is_no_bound() -> None:
-    limit = np.finfo(np.float32).max
+    limit = float(np.finfo(np.float32).max)
     decoded = decode(view("Clip", [X, scalar(-limit), scalar(np.inf)], 13))
     assert decoded is not None and decoded.attributes == a.ClipAttrs(None, None)
 
@@ -267,6 +272,35 @@ def test_a_shape_known_at_run_time_stays_an_operand() -> None:
         decoded = decode(view(op_type, [X, LENGTHS], 13))
         assert decoded is not None and decoded.attributes == record
         assert decoded.operands == [X, LENGTHS]
+
+
+@pytest.mark.parametrize(
+    ("written", "real"),
+    [(None, -32.0), (np.array(128, np.uint8), 0.0), (np.array([130], np.uint8), 0.5)],
+)
+def test_padding_stored_integers_is_padding_with_what_they_stand_for(
+    written: Any, real: float
+) -> None:
+    stored = Value(QuantType(per_tensor(DType.UINT8, 0.25, 128), (2,)), "x")
+    decoded = decode(view("Pad", [stored, i64(1, 0), written], 13))
+    assert decoded is not None and decoded.attributes == a.PadAttrs((1, 0), value=real)
+
+
+def test_a_quantized_bound_means_its_real_value() -> None:
+    bound = Value(
+        QuantType(per_tensor(DType.UINT8, 0.25, 128), ()), "b",
+        constant=Constant.of(np.array(152, np.uint8)),
+    )  # fmt: skip
+    decoded = decode(view("Clip", [X, scalar(0.0), bound], 13))
+    assert decoded is not None and decoded.attributes == a.ClipAttrs(0.0, 6.0)
+
+
+def test_bounds_may_be_computed_from_constants() -> None:
+    cast = BY_NAME["Cast"]
+    bound = value(())
+    Node(cast, a.CastAttrs(DType.FLOAT32), [constant(np.array(6, np.int64))], [bound])
+    decoded = decode(view("Clip", [X, None, bound], 13))
+    assert decoded is not None and decoded.attributes == a.ClipAttrs(None, 6.0)
 
 
 def test_left_out_operands_at_the_end_are_dropped() -> None:

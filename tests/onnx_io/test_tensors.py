@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -22,7 +23,7 @@ from qdqbridge.onnx_io.tensors import (
 )
 
 
-def sample(dtype: DType, count: int) -> np.ndarray:
+def sample(dtype: DType, count: int) -> np.ndarray[Any, Any]:
     if dtype is DType.STRING:
         return np.array([f"text {i} é" for i in range(count)], object)
     if dtype is DType.BOOL:
@@ -33,8 +34,9 @@ def sample(dtype: DType, count: int) -> np.ndarray:
     return np.array([1.0, 2.0, 0.5, 4.0])[np.arange(count) % 4].astype(dtype.numpy)
 
 
-def tensor(**fields: object) -> TensorProto:
-    return TensorProto(**{"name": "t", "data_type": TensorProto.INT8, "dims": [2, 3], **fields})
+def tensor(**fields: Any) -> TensorProto:
+    given: dict[str, Any] = {"name": "t", "data_type": TensorProto.INT8, "dims": [2, 3], **fields}
+    return TensorProto(**given)
 
 
 @pytest.mark.parametrize("dtype", list(DType), ids=str)
@@ -126,7 +128,7 @@ def test_complex_numbers_are_refused_as_unsupported() -> None:
 
 
 def external(
-    location: str = "w.bin", dims: tuple[int, ...] = (2, 3), **entries: object
+    location: str = "w.bin", dims: tuple[int, ...] = (2, 3), **entries: Any
 ) -> TensorProto:
     proto = tensor(dims=dims, data_location=TensorProto.EXTERNAL)
     for key, value in {"location": location, **entries}.items():
@@ -213,7 +215,7 @@ def test_external_data_stays_inside_its_folder_and_file(case: str, folder: Path)
     ],
     ids=str,
 )
-def test_malformed_external_extents_are_refused(entries: dict[str, object], folder: Path) -> None:
+def test_malformed_external_extents_are_refused(entries: dict[str, Any], folder: Path) -> None:
     with pytest.raises(InvalidModelError):
         constant_from_proto(external(**entries), folder, "m.onnx")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from qdqbridge.graph.dtypes import Kind
+from qdqbridge.graph.numerics import dequantize
+from qdqbridge.graph.types import QuantType
 from qdqbridge.onnx_io.codecs.codec import (
     OLDEST,
     Codec,
@@ -111,10 +113,21 @@ def _read_pad(node: NodeView) -> Decoded:
         pads, value = node.ints("pads", ()), node.float_("value", 0.0)
     else:
         pads = node.constant_ints(1) or ()
-        value = (node.constant_number(2) or 0.0) if mode == "constant" else 0.0
+        value = _pad_value(node) if mode == "constant" else 0.0
     pads = _all_axes(node, pads, node.constant_ints(3) if node.opset >= 18 else None)
     value = value if mode == "constant" else 0.0
     return decoded("Pad", PadAttrs(pads, mode, value), node.operands[:1])
+
+
+def _pad_value(node: NodeView) -> float:
+    """Returns the real number that a Pad writes, also where it works on stored integers."""
+    number = node.constant_number(2) or 0.0
+    data, given = node.operand(0), node.optional(2)
+    if not isinstance(data.type, QuantType) or (given is not None and given.quant):
+        return number
+    if not data.type.params.per_tensor:
+        raise NoRow("it pads stored integers of several scales")
+    return float(dequantize(np.array(number).astype(data.type.dtype.numpy), data.type.params))
 
 
 def _all_axes(node: NodeView, pads: Ints, axes: Ints | None) -> Ints:
