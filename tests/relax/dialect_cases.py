@@ -77,19 +77,27 @@ class Cases:
     ) -> None:
         """Adds a call; NumPy arrays among ``args`` are inputs of the function.
 
-        The first axis of every input is symbolic if ``symbolic`` (one variable per extent).
+        With ``symbolic`` the first axis of the inputs of the highest rank is symbolic.
         """
         label = f"case{len(self.expected)}"
-        inputs = [arg for arg in args if isinstance(arg, np.ndarray)]
+        flat = [e for arg in args for e in (arg if isinstance(arg, tuple) else (arg,))]
+        inputs = [arg for arg in flat if isinstance(arg, np.ndarray)]
         names: dict[int, Any] = {}
+        rank = max((array.ndim for array in inputs), default=0)
         variables: list[Any] = []
         for i, array in enumerate(inputs):
             shape: list[Any] = list(array.shape)
-            if symbolic and len(shape) > 1 and shape[0] > 1:
+            if symbolic and len(shape) == rank > 1 and shape[0] > 1:
                 shape[0] = names.setdefault(shape[0], tirx.Var(f"n{shape[0]}", "int64"))
             variables.append(relax.Var(f"x{i}", relax.TensorType(shape, str(array.dtype))))
         feed = iter(variables)
-        exprs = [next(feed) if isinstance(arg, np.ndarray) else arg for arg in args]
+
+        def expression(arg: Any) -> Any:
+            if isinstance(arg, tuple):
+                return tuple(expression(member) for member in arg)
+            return next(feed) if isinstance(arg, np.ndarray) else arg
+
+        exprs = [expression(arg) for arg in args]
         with self.builder.function(label, variables):
             with self.builder.dataflow():
                 value = self.builder.emit(dialect.call(name, exprs, attrs))
@@ -106,7 +114,7 @@ class Cases:
         machine = relax.VirtualMachine(executable, tvm.cpu())
         assert self.expected
         for label, (inputs, expected, text) in self.expected.items():
-            tensors = [tvm.runtime.tensor(np.ascontiguousarray(array)) for array in inputs]
+            tensors = [tvm.runtime.tensor(array.copy(order="C")) for array in inputs]
             got = machine[label](*tensors).numpy()
             assert got.dtype == expected.dtype, text
             assert got.shape == expected.shape, text

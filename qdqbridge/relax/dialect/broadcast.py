@@ -6,22 +6,27 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from tvm import ir, tirx
+from tvm import sym, tirx
 
 from qdqbridge.relax.dialect.arithmetic import Prim
 from qdqbridge.relax.dialect.site import Extent, Site
 
 
 def _one(extent: Extent) -> bool:
-    return not ir.is_prim_expr(extent) and int(extent) == 1 or (
-        isinstance(extent, tirx.IntImm) and extent.value == 1
-    )
+    return _number(extent) == 1
+
+
+def _number(extent: Extent) -> int | None:
+    """Returns a known extent as an int, None where it is symbolic."""
+    value = extent.value if isinstance(extent, tirx.IntImm) else extent
+    return value if isinstance(value, int) else None
 
 
 def _equal(a: Extent, b: Extent) -> bool:
-    if isinstance(a, int) and isinstance(b, int):
-        return a == b
-    return not isinstance(a, int) and not isinstance(b, int) and ir.structural_equal(a, b)
+    known = _number(a), _number(b)
+    if None not in known:
+        return known[0] == known[1]
+    return sym.Analyzer().can_prove_equal(a, b)
 
 
 def broadcast_shape(site: Site, *shapes: Sequence[Extent]) -> list[Extent]:

@@ -164,10 +164,11 @@ class Site:
         return self.normal_axis(self.attr(name), rank, name)
 
     def normal_axis(self, axis: int, rank: int, label: str = "axis") -> int:
-        """Returns ``axis`` counted from the front."""
-        if not -rank <= axis < max(rank, 1):
+        """Returns ``axis`` counted from the front; a scalar counts as one axis."""
+        extent = max(rank, 1)
+        if not -extent <= axis < extent:
             self.fail(f"{label} is {axis} for {rank} axes")
-        return axis % rank if rank else 0
+        return axis % extent
 
 
 def _decode(value: Any) -> Any:
