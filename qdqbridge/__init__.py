@@ -1,0 +1,44 @@
+"""Quantized ONNX models in one canonical form: read, explain, run on TVM, write back.
+
+Importing this package is cheap; onnx, onnxruntime and TVM are imported when a function needs them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qdqbridge.errors import QdqBridgeError
+from qdqbridge.graph.graph import Graph
+from qdqbridge.pipeline import compare, compile, evaluate, explain, load, save, to_relax
+
+if TYPE_CHECKING:
+    from qdqbridge.relax.executable import Executable
+    from qdqbridge.report.compare import Comparison
+
+__version__ = "0.1.0"
+__all__ = [
+    "Comparison",
+    "Executable",
+    "Graph",
+    "QdqBridgeError",
+    "compare",
+    "compile",
+    "evaluate",
+    "explain",
+    "load",
+    "save",
+    "to_relax",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Imports what is costly when somebody asks for it."""
+    if name == "Executable":
+        from qdqbridge.relax.executable import Executable
+
+        return Executable
+    if name == "Comparison":
+        from qdqbridge.report.compare import Comparison
+
+        return Comparison
+    raise AttributeError(f"module 'qdqbridge' has no attribute '{name}'")

@@ -1,0 +1,1 @@
+"""Comparisons of engines, and tables of what was found."""

@@ -1,0 +1,209 @@
+"""The whole flow on one page: every function is one step, every CLI verb is made of these steps.
+
+Libraries are imported by the step that needs them, so ``import qdqbridge`` stays cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from qdqbridge.errors import OutputExistsError, UnsupportedTargetError
+from qdqbridge.graph.graph import Graph, Note, Value
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from qdqbridge.relax.executable import Executable
+    from qdqbridge.report.compare import Comparison
+    from qdqbridge.report.engine import Engine
+    from qdqbridge.report.inspection import Inspection
+
+File: TypeAlias = "str | PathLike[str]"
+Side: TypeAlias = "Graph | Executable | str | PathLike[str]"
+"""What can be compared: a graph (interpreter), an executable (TVM), a model file (onnxruntime)."""
+
+
+def load(path: File, *, canonical: bool = True) -> Graph:
+    """Reads an ONNX model.
+
+    Args:
+        path: The ``.onnx`` file; external data must lie in its folder.
+        canonical: Rewrite it to the canonical form; otherwise return it as it is written.
+
+    Raises:
+        ModelFileError: The file cannot be read.
+        InvalidModelError: The model breaks ONNX's rules.
+        UnsupportedModelError: Something in it has no counterpart here; all of it is listed.
+    """
+    from qdqbridge.canonical import canonicalize
+    from qdqbridge.graph.verify import verify
+    from qdqbridge.onnx_io.reader import read
+
+    file = Path(path)
+    graph = read(file)
+    verify(graph, file.name)
+    if canonical:
+        verify(canonicalize(graph), file.name)
+    return graph
+
+
+def inspect(path: File) -> Inspection:
+    """Returns what a model file holds: operators, quantization, interface, digest, notes.
+
+    Raises:
+        QdqBridgeError: As :func:`load`.
+    """
+    from qdqbridge.onnx_io.header import header
+    from qdqbridge.report.inspection import inspection
+
+    raw, canonical = load(path, canonical=False), load(path)
+    return inspection(header(Path(path)), raw, canonical, explain(canonical))
+
+
+def explain(graph: Graph) -> list[Note]:
+    """Returns why nodes stayed float, and what was assumed while reading."""
+    from qdqbridge.canonical import islands
+
+    return [*graph.notes, *islands(graph)]
+
+
+def evaluate(
+    graph: Graph, inputs: Mapping[str, NDArray[Any]], *, exact: bool = False
+) -> dict[str, NDArray[Any]]:
+    """Runs a graph in NumPy: the numeric contract itself, bit for bit.
+
+    Args:
+        graph: Any graph.
+        inputs: One array per graph input, by name; quantized inputs take stored integers.
+        exact: Compute the real-valued meaning in float64 instead, rounding only into quantized
+            types.
+
+    Raises:
+        InputDataError: An input is missing, unknown, or of the wrong element type or shape.
+    """
+    from qdqbridge.graph.interpreter import evaluate as interpret
+
+    return interpret(graph, inputs, exact=exact)[0]
+
+
+def to_relax(graph: Graph, *, keep_params: bool = False) -> tuple[Any, dict[str, NDArray[Any]]]:
+    """Returns a Relax ``IRModule`` of ``qnn.*`` operators, and its parameters by name.
+
+    Args:
+        graph: A canonical graph.
+        keep_params: Make large constants parameters of ``main`` instead of constants in it.
+
+    Raises:
+        UnsupportedTargetError: TVM is not installed, or cannot express the graph.
+    """
+    _need_tvm()
+    from qdqbridge.relax.emission import emit
+
+    return emit(graph, keep_params=keep_params)
+
+
+def compile(graph: Graph, target: str = "llvm", *, expose: Sequence[Value] = ()) -> Executable:
+    """Builds ``graph`` with TVM.
+
+    Args:
+        graph: A canonical graph.
+        target: A TVM target, e.g. ``llvm`` or ``llvm -mcpu=core-avx2``.
+        expose: Intermediate values that ``run`` shall return as well, under their names.
+
+    Raises:
+        UnsupportedTargetError: TVM is not installed, or cannot express the graph.
+    """
+    _need_tvm()
+    from qdqbridge.graph.expose import with_outputs
+    from qdqbridge.relax.executable import build
+
+    return build(with_outputs(graph, expose) if expose else graph, target)
+
+
+def save(graph: Graph, path: File, profile: str = "ort", *, overwrite: bool = False) -> None:
+    """Writes ``graph`` as a QDQ model.
+
+    Args:
+        graph: A canonical graph.
+        path: The ``.onnx`` file to write.
+        profile: Whose conventions to follow; ``ort`` is onnxruntime.
+        overwrite: Replace an existing file.
+
+    Raises:
+        OutputExistsError: The file exists and ``overwrite`` is not given.
+        UnsupportedTargetError: The profile cannot express the graph.
+    """
+    from qdqbridge.onnx_io.writer import write
+
+    file = Path(path)
+    if file.exists() and not overwrite:
+        raise OutputExistsError(
+            f"'{file}' exists", fix="give another name, or allow overwriting (--force)"
+        )
+    write(graph, file, profile)
+
+
+def compare(
+    a: Side,
+    b: Side,
+    data: Mapping[str, NDArray[Any]],
+    *,
+    local: bool = False,
+    batch_size: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Comparison:
+    """Compares two engines value by value; values are matched by tensor name.
+
+    A graph is run by the NumPy interpreter, an executable by TVM, and a path to an ONNX file by
+    onnxruntime with graph optimizations disabled.
+
+    Args:
+        a: One side.
+        b: The other side, the reference.
+        data: One array per model input, by name.
+        local: Run each node of ``a`` by the interpreter on the operands that ``b`` recorded, so
+            that a difference is counted at the node that makes it, and say what causes it.
+        batch_size: Examples to feed at once; by default what the model fixes, or all.
+        progress: Called with the batches done and their number.
+
+    Raises:
+        InputDataError: The data does not fit the model.
+        UnsupportedTargetError: An engine cannot run the model.
+    """
+    from qdqbridge.report.compare import compare_engines
+    from qdqbridge.report.local import compare_locally
+
+    graph, reference = _graph_of(a, canonical=local), _engine(b)
+    if local:
+        return compare_locally(graph, reference, data, size=batch_size, progress=progress)
+    return compare_engines(_engine(a), reference, graph, data, size=batch_size, progress=progress)
+
+
+def _graph_of(side: Side, *, canonical: bool) -> Graph:
+    if isinstance(side, Graph):
+        return side
+    if isinstance(side, (str, PathLike)):
+        return load(side, canonical=canonical)
+    return side.graph
+
+
+def _engine(side: Side) -> Engine:
+    from qdqbridge.report.engine import Built, Interpreter
+
+    if isinstance(side, Graph):
+        return Interpreter(side)
+    if isinstance(side, (str, PathLike)):
+        from qdqbridge.onnx_io.session import Session
+
+        return Session(Path(side))
+    return Built(side)
+
+
+def _need_tvm() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("tvm") is None:
+        raise UnsupportedTargetError("TVM is not installed", fix="pip install 'qdqbridge[relax]'")

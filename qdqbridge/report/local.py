@@ -1,0 +1,119 @@
+"""The local comparison: each node on the operands that the reference recorded.
+
+A difference is counted at the node that makes it and does not spread. Where the reference did not
+record an operand (the canonical form has values that the file does not), the interpreter computes
+it from those that were recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from qdqbridge.graph.batches import batches
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.interpreter import check_inputs, evaluate_node
+from qdqbridge.report.bounds import exact
+from qdqbridge.report.causes import blame
+from qdqbridge.report.compare import Comparison, Progress, ordered, producers, same_meaning
+from qdqbridge.report.difference import Tally, differing
+from qdqbridge.report.engine import Engine, visible
+
+Array = NDArray[Any]
+
+
+def compare_locally(
+    graph: Graph,
+    reference: Engine,
+    data: Mapping[str, Array],
+    *,
+    size: int | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Runs every node of ``graph`` by the interpreter on what ``reference`` recorded.
+
+    Args:
+        graph: The graph whose nodes are to be proved.
+        reference: The engine that records.
+        data: One array per graph input.
+        size: Examples per batch.
+        progress: Called with the batches done and their number.
+
+    Raises:
+        InputDataError: The data does not fit.
+    """
+    seen = visible(graph)
+    known = set(reference.names)
+    names = [
+        name
+        for name, value in seen.items()
+        if name in known and same_meaning(value.type, reference.types.get(name))
+    ]
+    made_by = producers(graph)
+    outputs = set(graph.output_names) & set(reference.outputs)
+    tallies = {
+        seen[name]: Tally(name, made_by.get(name, ""), seen[name].type, name in outputs)
+        for name in names
+    }
+    mismatched: dict[Value, None] = {}
+    for number, batch in enumerate(batches(graph.inputs, data, size), 1):
+        inputs = dict(zip(graph.inputs, check_inputs(graph, batch.inputs), strict=True))
+        recorded = {seen[name]: a for name, a in reference.run(batch.inputs, names).items()}
+        _Walk(tallies, recorded, mismatched).run(graph.nodes, inputs)
+        if progress is not None:
+            progress(number, batch.count)
+    unmatched = [n for n, v in seen.items() if v not in tallies or v in mismatched]
+    used = [tally for value, tally in tallies.items() if value not in mismatched and tally.count]
+    return Comparison("interpreter", reference.label, True, ordered(used), tuple(unmatched))
+
+
+class _Walk:
+    """One pass over the nodes with one batch."""
+
+    def __init__(
+        self,
+        tallies: Mapping[Value, Tally],
+        recorded: Mapping[Value, Array],
+        mismatched: dict[Value, None],
+    ) -> None:
+        self.tallies, self.recorded, self.mismatched = tallies, recorded, mismatched
+        self.values: dict[Value, Array] = {}
+
+    def run(self, nodes: Sequence[Node], inputs: Mapping[Value, Array]) -> None:
+        self.values.update(inputs)
+        left = {v: len(v.users) for node in nodes for v in (*node.inputs, *node.outputs) if v}
+        for node in nodes:
+            self._node(node)
+            for value in node.inputs:
+                if value is not None:
+                    left[value] -= 1
+                    if left[value] == 0:
+                        self.values.pop(value, None)
+
+    def _node(self, node: Node) -> None:
+        operands = [None if value is None else self._stored(value) for value in node.inputs]
+        results = evaluate_node(node, operands)
+        for value, ours in zip(node.outputs, results, strict=False):
+            theirs = self.recorded.get(value)
+            if theirs is not None and (theirs.dtype != ours.dtype or theirs.shape != ours.shape):
+                self.mismatched[value] = None
+                theirs = None
+            self.values[value] = ours if theirs is None else theirs
+            if theirs is not None and ours.dtype != object:
+                self._tally(node, value, operands, ours, theirs)
+
+    def _stored(self, value: Value) -> Array:
+        return self.values[value] if value.constant is None else value.constant.numpy()
+
+    def _tally(
+        self, node: Node, value: Value, operands: Sequence[Array | None], ours: Array, theirs: Array
+    ) -> None:
+        tally = self.tallies[value]
+        tally.add(ours, theirs)
+        differs = differing(ours, theirs)
+        if differs.any():
+            known = exact(node, operands) if value is node.output else None
+            found = blame(ours, theirs, differs, known, value.type)
+            tally.blame(found.causes, found.bound)
