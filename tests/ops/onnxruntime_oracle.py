@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -258,3 +260,58 @@ def proven_ties(
     midpoint = (first + second) / 2 - float(params.zero_point)
     distance = np.abs(real[wrong] / float(params.scale) - midpoint)
     return bool((distance <= np.broadcast_to(np.asarray(tolerance), a.shape)[wrong]).all())
+
+
+def per_axis(
+    rng: np.random.Generator, dtype: DType, count: int, axis: int, *, zero_points: bool = False
+) -> QuantParams:
+    """Returns random parameters along an axis; zero points are 0 unless asked for."""
+    scale = (2.0 ** rng.uniform(-8, -4, count)).astype(np.float32)
+    points = rng.integers(dtype.qmin, dtype.qmax + 1, count) if zero_points else np.zeros(count)
+    return QuantParams(dtype, scale, points.astype(np.int32), axis=axis)
+
+
+def product_bias(
+    rng: np.random.Generator, x: Operand, w: Operand, count: int, *, alpha: float = 1.0
+) -> Operand:
+    """Returns a random int32 bias whose scale is that of the products of ``x`` and ``w``."""
+    assert x.params is not None and w.params is not None
+    first = np.asarray(np.float32(alpha) * x.params.scale, np.float32)
+    scale = np.asarray(first * w.params.scale, np.float32)
+    zero_point = np.zeros(scale.shape, np.int32)
+    params = QuantParams(DType.INT32, scale, zero_point, axis=0 if scale.ndim else None)
+    return Operand(rng.integers(-3000, 3000, count).astype(np.int32), params, True)
+
+
+def dot_error(
+    name: str, attributes: Any, operands: Sequence[Operand], result: QuantParams, count: int
+) -> Array:
+    """Returns the error bound of a float32 sum of products, in units of the result's scale.
+
+    ``(n + 4) * 2**-24`` times the sum of absolute products, for any order of summation.
+    """
+    absolute = [
+        np.abs(dequantize(operand.values, operand.params, np.float64))
+        if operand.params is not None else np.abs(operand.values.astype(np.float64))
+        for operand in operands
+    ]
+    (total,) = BY_NAME[name].compute(attributes, absolute)
+    return (count + 4) * 2.0**-24 * np.abs(total) / float(result.scale)
+
+
+def fused_operators(
+    op: str,
+    operands: Sequence[Operand | None],
+    results: Sequence[QuantParams | None],
+    attributes: Mapping[str, Any],
+) -> list[str]:
+    """Returns the operators onnxruntime runs after all its optimizations."""
+    serialized, _ = model(op, operands, results, attributes)
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "optimized.onnx")
+        options = ort.SessionOptions()
+        options.optimized_model_filepath = path
+        options.log_severity_level = 3
+        options.add_session_config_entry("session.qdqisint8allowed", "1")
+        ort.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
+        return [node.op_type for node in onnx.load(path).graph.node]
