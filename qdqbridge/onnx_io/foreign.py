@@ -20,12 +20,12 @@ from onnx import AttributeProto, GraphProto, NodeProto, helper
 
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Value
+from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Attributes, Flow, Operands, Operator
 from qdqbridge.onnx_io.codecs import BY_ROW
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.structure import captured_names
-from qdqbridge.onnx_io.tensors import dtype_to_onnx
+from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 
 _OPTIMIZATIONS_OFF = 0
 _OLDEST = 7
@@ -68,6 +68,42 @@ class ForeignAttrs(Attributes):
     version: int
     node: StoredNode
     captures: tuple[str, ...] = ()
+
+    def model(self, node: Node) -> onnx.ModelProto:
+        """Returns a model that holds this node alone, for other importers of ONNX.
+
+        Args:
+            node: The graph node that has these attributes; its constants become initializers.
+        """
+        names = [f"in_{i}" if v is not None else "" for i, v in enumerate(node.inputs)]
+        outputs = [f"out_{i}" for i in range(len(node.outputs))]
+        inputs: list[onnx.ValueInfoProto] = []
+        initializers: list[onnx.TensorProto] = []
+        for name, value in zip(names, node.inputs, strict=True):
+            if value is None:
+                continue
+            if value.constant is not None:
+                initializers.append(proto_from_constant(name, value.constant))
+            else:
+                inputs.append(_info(name, value))
+        graph = helper.make_graph(
+            [foreign_node_proto(self, names, outputs)],
+            "one_node",
+            inputs,
+            [_info(name, value) for name, value in zip(outputs, node.outputs, strict=True)],
+            initializers,
+        )
+        imports = [helper.make_opsetid(self.domain, self.version)]
+        if self.domain:
+            imports.append(helper.make_opsetid("", _BODY_OPSET))
+        return helper.make_model(graph, opset_imports=imports, ir_version=_IR_VERSION)
+
+
+def _info(name: str, value: Value) -> onnx.ValueInfoProto:
+    shape = value.type.shape
+    return helper.make_tensor_value_info(
+        name, dtype_to_onnx(value.type.dtype), None if shape is None else list(shape)
+    )
 
 
 def foreign_node(

@@ -26,10 +26,7 @@ from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.constants import constant_of_node, fold
 
 
-def foreign_node(*a):
-    raise NotImplementedError(a[0].op_type)  # TEMP
-
-
+from qdqbridge.onnx_io.foreign import foreign_node
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS, default_opset, read_model
 from qdqbridge.onnx_io.operators_known import check_known
 from qdqbridge.onnx_io.qdq import Encoding

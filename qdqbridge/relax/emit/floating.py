@@ -1,0 +1,379 @@
+"""Operators on float values: the plain Relax operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from qdqbridge.graph.graph import Node
+from qdqbridge.ops.attributes import (
+    AlphaAttrs,
+    AxisAttrs,
+    CastAttrs,
+    ClipAttrs,
+    ConvAttrs,
+    ConvTransposeAttrs,
+    EpsilonAttrs,
+    GeluAttrs,
+    GemmAttrs,
+    HardSigmoidAttrs,
+    NormAttrs,
+    PoolAttrs,
+    ReduceAttrs,
+    SeluAttrs,
+    SoftmaxAttrs,
+)
+from qdqbridge.relax.emit.movers import window_pads
+from qdqbridge.relax.emit.scope import Expr, Scope, number, tvm_dtype, unsupported
+
+Emit = Callable[[Scope, Node, list[Expr]], Expr]
+_op = relax.op
+
+
+def _like(x: Expr, value: float) -> Expr:
+    return number(np.asarray(value, str(x.ty.dtype)))
+
+
+def _rank(x: Expr) -> int:
+    return len(x.ty.shape.values)
+
+
+def _plain(function: Callable[..., Expr]) -> Emit:
+    return lambda scope, node, args: function(*args)
+
+
+def _folded(function: Callable[..., Expr]) -> Emit:
+    def emit(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+        del node
+        total = args[0]
+        for other in args[1:]:
+            total = function(scope.emit(total) if total is not args[0] else total, other)
+        return total
+
+    return emit
+
+
+def _conv(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    attributes = node.attributes
+    assert isinstance(attributes, ConvAttrs | ConvTransposeAttrs)
+    rank = _rank(args[0]) - 2
+    attrs: dict[str, Any] = {
+        "strides": attributes.strides,
+        "padding": attributes.pads,
+        "dilation": attributes.dilations,
+        "groups": attributes.group,
+    }
+    name = f"conv{rank}d"
+    if isinstance(attributes, ConvTransposeAttrs):
+        attrs["output_padding"] = attributes.output_padding
+        name += "_transpose"
+    result = getattr(_op.nn, name)(args[0], args[1], **attrs)
+    if len(args) < 3:
+        return result
+    column = scope.emit(_op.reshape(args[2], (-1, *([1] * rank))))
+    return _op.add(scope.emit(result), column)
+
+
+def _dense(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    del node
+    product = _op.matmul(args[0], scope.emit(_op.permute_dims(args[1])))
+    return product if len(args) < 3 else _op.add(scope.emit(product), args[2])
+
+
+def _gemm(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    attributes = node.attributes
+    assert isinstance(attributes, GemmAttrs)
+    a = scope.emit(_op.permute_dims(args[0])) if attributes.trans_a else args[0]
+    b = scope.emit(_op.permute_dims(args[1])) if attributes.trans_b else args[1]
+    total = scope.emit(_op.matmul(a, b))
+    if attributes.alpha != 1.0:
+        total = scope.emit(_op.multiply(total, _like(total, attributes.alpha)))
+    if len(args) < 3:
+        return total
+    bias = args[2]
+    if attributes.beta != 1.0:
+        bias = scope.emit(_op.multiply(bias, _like(bias, attributes.beta)))
+    return _op.add(total, bias)
+
+
+def _average_pool(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    attributes, x = node.attributes, args[0]
+    assert isinstance(attributes, PoolAttrs)
+    rank = len(attributes.kernel_shape)
+    have = [int(e) if not hasattr(e, "name") else e for e in x.ty.shape.values]
+    pads = window_pads(node, attributes, have)
+    if attributes.count_include_pad and pads != attributes.pads:
+        # The windows of ceil_mode may reach beyond the padding, which does not count.
+        ones = scope.emit(_op.ones_like(x))
+        return _counted_pool(scope, attributes, x, ones, pads)
+    pool = (_op.nn.avg_pool1d, _op.nn.avg_pool2d, _op.nn.avg_pool3d)[rank - 1]
+    return pool(
+        x,
+        pool_size=attributes.kernel_shape,
+        strides=attributes.strides,
+        padding=pads,
+        dilation=attributes.dilations,
+        count_include_pad=attributes.count_include_pad,
+    )
+
+
+def _counted_pool(
+    scope: Scope, attributes: PoolAttrs, x: Expr, ones: Expr, pads: tuple[int, ...]
+) -> Expr:
+    rank = len(attributes.kernel_shape)
+    pool = (_op.nn.avg_pool1d, _op.nn.avg_pool2d, _op.nn.avg_pool3d)[rank - 1]
+    widths = [0, 0, 0, 0]
+    for i in range(rank):
+        widths += [attributes.pads[i], attributes.pads[rank + i]]
+    extra = tuple(p - q for p, q in zip(pads, attributes.pads, strict=True))
+    window = {
+        "pool_size": attributes.kernel_shape,
+        "strides": attributes.strides,
+        "padding": extra,
+        "dilation": attributes.dilations,
+        "count_include_pad": True,
+    }
+    total = scope.emit(pool(scope.emit(_op.nn.pad(x, widths)), **window))
+    share = scope.emit(pool(scope.emit(_op.nn.pad(ones, widths, "constant", 1.0)), **window))
+    return _op.divide(total, share)
+
+
+def _reduce(name: str) -> Emit:
+    def emit(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+        del scope
+        axes, keepdims = list(range(2, _rank(args[0]))), True
+        if isinstance(node.attributes, ReduceAttrs):
+            axes, keepdims = list(node.attributes.axes), node.attributes.keepdims
+        return getattr(_op, name)(args[0], axes, keepdims)
+
+    return emit
+
+
+def _softmax(name: str) -> Emit:
+    def emit(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+        attributes, x = node.attributes, args[0]
+        assert isinstance(attributes, SoftmaxAttrs)
+        function = getattr(_op.nn, name)
+        if len(attributes.axes) == 1:
+            return function(x, attributes.axes[0])
+        shape = list(x.ty.shape.values)
+        flat = scope.emit(_op.reshape(x, (*shape[: attributes.axes[0]], -1)))
+        return _op.reshape(scope.emit(function(flat, -1)), shape)
+
+    return emit
+
+
+def _layer_norm(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    attributes, x = node.attributes, args[0]
+    assert isinstance(attributes, NormAttrs)
+    axes = list(range(attributes.axis, _rank(x)))
+    beta = args[2] if len(args) > 2 else scope.emit(_op.zeros_like(args[1]))
+    return _op.nn.layer_norm(x, args[1], beta, axes, attributes.epsilon)
+
+
+def _instance_norm(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    del scope
+    assert isinstance(node.attributes, EpsilonAttrs)
+    axes = list(range(2, _rank(args[0])))
+    return _op.nn.instance_norm(*args, 1, axes, node.attributes.epsilon)
+
+
+def _batch_norm(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    attributes = node.attributes
+    assert isinstance(attributes, EpsilonAttrs)
+    result = _op.nn.batch_norm(*args, axis=1, epsilon=attributes.epsilon, training=False)
+    return relax.TupleGetItem(scope.emit(result), 0)
+
+
+def _clip(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    attributes, x = node.attributes, args[0]
+    assert isinstance(attributes, ClipAttrs)
+    if attributes.low is not None:
+        x = scope.emit(_op.maximum(x, _like(x, attributes.low)))
+    return x if attributes.high is None else _op.minimum(x, _like(x, attributes.high))
+
+
+def _leaky_relu(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    del scope
+    assert isinstance(node.attributes, AlphaAttrs)
+    return _op.nn.leakyrelu(args[0], node.attributes.alpha)
+
+
+def _prelu(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    del node
+    x, slope = args
+    negative = scope.emit(_op.less(x, _like(x, 0)))
+    return _op.where(negative, scope.emit(_op.multiply(x, slope)), x)
+
+
+def _hard_sigmoid(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    attributes, x = node.attributes, args[0]
+    assert isinstance(attributes, HardSigmoidAttrs)
+    return _hard(scope, x, attributes.alpha, attributes.beta)
+
+
+def _hard(scope: Scope, x: Expr, alpha: float, beta: float) -> Expr:
+    scaled = scope.emit(_op.multiply(x, _like(x, alpha)))
+    shifted = scope.emit(_op.add(scaled, _like(x, beta)))
+    floored = scope.emit(_op.maximum(shifted, _like(x, 0)))
+    return _op.minimum(floored, _like(x, 1))
+
+
+def _hard_swish(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    del node
+    gate = scope.emit(_hard(scope, args[0], 1 / 6, 0.5))
+    return _op.multiply(args[0], gate)
+
+
+def _swish(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    x, attributes = args[0], node.attributes
+    assert isinstance(attributes, AlphaAttrs)
+    gated = (
+        x if attributes.alpha == 1.0 else scope.emit(_op.multiply(x, _like(x, attributes.alpha)))
+    )
+    return _op.multiply(x, scope.emit(_op.sigmoid(gated)))
+
+
+def _gelu(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    del scope
+    assert isinstance(node.attributes, GeluAttrs)
+    tanh = node.attributes.approximate == "tanh"
+    return _op.nn.gelu_tanh(args[0]) if tanh else _op.nn.gelu(args[0])
+
+
+def _negative_part(scope: Scope, x: Expr, alpha: float, inner: float) -> Expr:
+    """Returns ``alpha * (exp(min(x, 0) / inner) - 1)``."""
+    low = scope.emit(_op.minimum(x, _like(x, 0)))
+    if inner != 1.0:
+        low = scope.emit(_op.divide(low, _like(x, inner)))
+    grown = scope.emit(_op.exp(low))
+    return scope.emit(_op.multiply(scope.emit(_op.subtract(grown, _like(x, 1))), _like(x, alpha)))
+
+
+def _elu(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    x, attributes = args[0], node.attributes
+    assert isinstance(attributes, AlphaAttrs)
+    inner = attributes.alpha if node.op.name == "Celu" else 1.0
+    low = _negative_part(scope, x, attributes.alpha, inner)
+    return _op.add(scope.emit(_op.maximum(x, _like(x, 0))), low)
+
+
+def _selu(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    x, attributes = args[0], node.attributes
+    assert isinstance(attributes, SeluAttrs)
+    low = _negative_part(scope, x, attributes.alpha, 1.0)
+    total = scope.emit(_op.add(scope.emit(_op.maximum(x, _like(x, 0))), low))
+    return _op.multiply(total, _like(x, attributes.gamma))
+
+
+def _softsign(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    del node
+    x = args[0]
+    size = scope.emit(_op.add(scope.emit(_op.abs(x)), _like(x, 1)))
+    return _op.divide(x, size)
+
+
+def _softplus(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    """``log(1 + exp(x))`` as ``max(x, 0) + log(1 + exp(-abs(x)))``."""
+    del node
+    x = args[0]
+    size = scope.emit(_op.negative(scope.emit(_op.abs(x))))
+    grown = scope.emit(_op.add(scope.emit(_op.exp(size)), _like(x, 1)))
+    return _op.add(scope.emit(_op.maximum(x, _like(x, 0))), scope.emit(_op.log(grown)))
+
+
+def _mish(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    inner = scope.emit(_softplus(scope, node, args))
+    return _op.multiply(args[0], scope.emit(_op.tanh(inner)))
+
+
+def _thresholded(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    x, attributes = args[0], node.attributes
+    assert isinstance(attributes, AlphaAttrs)
+    above = scope.emit(_op.greater(x, _like(x, attributes.alpha)))
+    return _op.where(above, x, scope.emit(_op.zeros_like(x)))
+
+
+def _concat(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    del scope
+    assert isinstance(node.attributes, AxisAttrs)
+    return _op.concat(args, axis=node.attributes.axis)
+
+
+def _cast(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    del scope
+    assert isinstance(node.attributes, CastAttrs)
+    return _op.astype(args[0], tvm_dtype(node.attributes.to))
+
+
+def _divide(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    del scope
+    if not node.output.type.dtype.is_float:
+        raise unsupported(node, "integer division truncates in ONNX and floors in TVM")
+    return _op.divide(*args)
+
+
+def _reciprocal(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    del scope, node
+    return _op.divide(_like(args[0], 1), args[0])
+
+
+FLOATING: dict[str, Emit] = {
+    "Conv": _conv,
+    "ConvTranspose": _conv,
+    "Dense": _dense,
+    "Gemm": _gemm,
+    "MatMul": _plain(_op.matmul),
+    "AveragePool": _average_pool,
+    "GlobalAveragePool": _reduce("mean"),
+    "ReduceMean": _reduce("mean"),
+    "ReduceSum": _reduce("sum"),
+    "Add": _plain(_op.add),
+    "Sub": _plain(_op.subtract),
+    "Mul": _plain(_op.multiply),
+    "Div": _divide,
+    "Min": _folded(_op.minimum),
+    "Max": _folded(_op.maximum),
+    "Pow": _plain(_op.power),
+    "Where": _plain(_op.where),
+    "PRelu": _prelu,
+    "Concat": _concat,
+    "Softmax": _softmax("softmax"),
+    "LogSoftmax": _softmax("log_softmax"),
+    "LayerNormalization": _layer_norm,
+    "InstanceNormalization": _instance_norm,
+    "BatchNormalization": _batch_norm,
+    "Clip": _clip,
+    "Relu": _plain(_op.nn.relu),
+    "LeakyRelu": _leaky_relu,
+    "HardSigmoid": _hard_sigmoid,
+    "HardSwish": _hard_swish,
+    "Swish": _swish,
+    "Gelu": _gelu,
+    "Elu": _elu,
+    "Celu": _elu,
+    "Selu": _selu,
+    "Softsign": _softsign,
+    "Softplus": _softplus,
+    "Mish": _mish,
+    "ThresholdedRelu": _thresholded,
+    "Sigmoid": _plain(_op.sigmoid),
+    "Tanh": _plain(_op.tanh),
+    "Exp": _plain(_op.exp),
+    "Log": _plain(_op.log),
+    "Sqrt": _plain(_op.sqrt),
+    "Reciprocal": _reciprocal,
+    "Erf": _plain(_op.erf),
+    "Abs": _plain(_op.abs),
+    "Neg": _plain(_op.negative),
+    "Floor": _plain(_op.floor),
+    "Ceil": _plain(_op.ceil),
+    "Round": _plain(_op.round),
+    "Sin": _plain(_op.sin),
+    "Cos": _plain(_op.cos),
+    "Sign": _plain(_op.sign),
+    "Cast": _cast,
+}

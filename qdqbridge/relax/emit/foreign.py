@@ -1,0 +1,38 @@
+"""Nodes without a row: TVM's own ONNX converters, one node at a time, as functions of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Sequence
+
+from tvm import relax
+from tvm.relax.frontend.onnx import from_onnx
+
+from qdqbridge.graph.graph import Node
+from qdqbridge.relax.emit.scope import Expr, Scope, unsupported
+
+
+def emit_foreign(scope: Scope, node: Node) -> Sequence[Expr]:
+    """Emits a carried-through node as a call of a function that TVM imports from it.
+
+    Raises:
+        UnsupportedTargetError: TVM has no converter for it, or the converter refuses.
+    """
+    one_node = getattr(node.attributes, "model", None)
+    if one_node is None:
+        raise unsupported(node, "it carries no ONNX node")
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # TVM prints before it raises
+            module = from_onnx(one_node(node), keep_params_in_input=False)
+    except Exception as error:  # TVM's converters raise whatever they meet
+        reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        raise unsupported(node, f"TVM's ONNX importer refuses it: {reason[0]}") from error
+    function = module["main"].without_attr("global_symbol")
+    name = f"onnx_{node.op.name.rpartition('::')[2].lower()}"
+    callee = scope.builder.add_func(function, name)
+    args = [scope.value(v) for v in node.inputs if v is not None and v.constant is None]
+    called = scope.emit(relax.Call(callee, args))
+    if len(node.outputs) == 1:
+        return [called]
+    return [relax.TupleGetItem(called, i) for i in range(len(node.outputs))]

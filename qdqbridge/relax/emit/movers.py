@@ -1,0 +1,246 @@
+"""Data movers: the plain Relax operator, on floats and on stored integers alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tvm import relax, tirx
+
+from qdqbridge.graph.graph import Node
+from qdqbridge.graph.numerics import quantize
+from qdqbridge.graph.types import static_shape
+from qdqbridge.ops.attributes import (
+    AxesAttrs,
+    AxisAttrs,
+    DepthSpaceAttrs,
+    ExpandAttrs,
+    PadAttrs,
+    PoolAttrs,
+    ReduceAttrs,
+    ReshapeAttrs,
+    SliceAttrs,
+    SplitAttrs,
+    TileAttrs,
+    TransposeAttrs,
+)
+from qdqbridge.relax.emit.scope import Expr, Scope, number, unsupported
+
+Emit = Callable[[Scope, Node, Expr], Any]
+
+
+def _extents(x: Expr) -> list[Any]:
+    return [int(e) if isinstance(e, tirx.IntImm) else e for e in x.ty.shape.values]
+
+
+def _reshape(scope: Scope, node: Node, x: Expr) -> Expr:
+    attributes = node.attributes
+    if isinstance(attributes, ReshapeAttrs) and attributes.shape is not None:
+        have = _extents(x)
+        keep = not attributes.allow_zero
+        target = [have[i] if dim == 0 and keep else dim for i, dim in enumerate(attributes.shape)]
+        return relax.op.reshape(x, target)
+    shape = node.output.type.shape
+    if shape is not None and all(isinstance(d, int) or d in scope.extents for d in shape):
+        return relax.op.reshape(x, scope.shape(shape))
+    return relax.op.reshape(x, scope.emit(relax.op.tensor_to_shape(scope.value(node.operand(1)))))
+
+
+def _flatten(scope: Scope, node: Node, x: Expr) -> Expr:
+    del scope
+    assert isinstance(node.attributes, AxisAttrs)
+    have, axis = _extents(x), node.attributes.axis
+    lead = int(np.prod(have[:axis])) if all(isinstance(d, int) for d in have[:axis]) else None
+    tail = int(np.prod(have[axis:])) if all(isinstance(d, int) for d in have[axis:]) else None
+    if lead is not None:
+        return relax.op.reshape(x, (lead, -1))
+    if tail is not None:
+        return relax.op.reshape(x, (-1, tail))
+    raise unsupported(node, "extents on both sides of the axis are symbolic")
+
+
+def _transpose(scope: Scope, node: Node, x: Expr) -> Expr:
+    del scope
+    assert isinstance(node.attributes, TransposeAttrs)
+    return relax.op.permute_dims(x, list(node.attributes.perm))
+
+
+def _squeeze(scope: Scope, node: Node, x: Expr) -> Expr:
+    del scope
+    assert isinstance(node.attributes, AxesAttrs)
+    return relax.op.squeeze(x, list(node.attributes.axes))
+
+
+def _unsqueeze(scope: Scope, node: Node, x: Expr) -> Expr:
+    del scope
+    assert isinstance(node.attributes, AxesAttrs)
+    return relax.op.expand_dims(x, list(node.attributes.axes))
+
+
+def _slice(scope: Scope, node: Node, x: Expr) -> Expr:
+    del scope
+    attributes, have = node.attributes, _extents(x)
+    assert isinstance(attributes, SliceAttrs)
+    begins: list[Any] = []
+    ends: list[Any] = []
+    for start, end, axis, step in zip(
+        attributes.starts, attributes.ends, attributes.axes, attributes.steps, strict=True
+    ):
+        extent = have[axis]
+        if isinstance(extent, int):
+            begin, stop, _ = slice(start, end, step).indices(extent)
+            if step < 0 and stop < 0:
+                stop = -extent - 1
+            if step > 0 and stop < begin:
+                stop = begin
+        else:
+            begin, stop = start, min(end, 1 << 31)
+        begins.append(begin)
+        ends.append(stop)
+    return relax.op.strided_slice(
+        x, axes=list(attributes.axes), begin=begins, end=ends, strides=list(attributes.steps)
+    )
+
+
+def _gather(scope: Scope, node: Node, x: Expr) -> Expr:
+    attributes, indices = node.attributes, node.operand(1)
+    assert isinstance(attributes, AxisAttrs)
+    extent = _extents(x)[attributes.axis]
+    if indices.constant is not None and isinstance(extent, int):
+        array = indices.constant.numpy().astype(np.int64)
+        array = np.where(array < 0, array + extent, array)
+        if array.ndim == 0:
+            picked = scope.emit(relax.op.take(x, number(array.reshape(1)), axis=attributes.axis))
+            return relax.op.squeeze(picked, [attributes.axis])
+        return relax.op.take(x, number(array), axis=attributes.axis)
+    index = scope.value(indices)
+    if isinstance(extent, int):
+        zero = number(np.zeros((), str(index.ty.dtype)))
+        length = number(np.asarray(extent, str(index.ty.dtype)))
+        negative = scope.emit(relax.op.less(index, zero))
+        wrapped = scope.emit(relax.op.add(index, length))
+        index = scope.emit(relax.op.where(negative, wrapped, index))
+    return relax.op.take(x, index, axis=attributes.axis)
+
+
+def _split(scope: Scope, node: Node, x: Expr) -> list[Expr]:
+    assert isinstance(node.attributes, SplitAttrs)
+    sizes = node.attributes.sizes
+    if len(sizes) == 1:
+        return [x]
+    cuts = [int(c) for c in np.cumsum(sizes)[:-1]]
+    parts = scope.emit(relax.op.split(x, cuts, axis=node.attributes.axis))
+    return [relax.TupleGetItem(parts, i) for i in range(len(sizes))]
+
+
+def _pad(scope: Scope, node: Node, x: Expr) -> Expr:
+    del scope
+    attributes = node.attributes
+    assert isinstance(attributes, PadAttrs)
+    rank = len(attributes.pads) // 2
+    widths = [w for i in range(rank) for w in (attributes.pads[i], attributes.pads[rank + i])]
+    if any(w < 0 for w in widths):
+        raise unsupported(node, "negative pads crop; TVM's pad only grows")
+    modes = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
+    value: float = attributes.value
+    quant = node.operand(0).quant
+    if quant is not None:
+        value = float(quantize(np.float32([attributes.value]), quant.params)[0])
+    return relax.op.nn.pad(x, widths, modes[attributes.mode], value)
+
+
+def _tile(scope: Scope, node: Node, x: Expr) -> Expr:
+    del scope
+    assert isinstance(node.attributes, TileAttrs)
+    return relax.op.tile(x, list(node.attributes.repeats))
+
+
+def _expand(scope: Scope, node: Node, x: Expr) -> Expr:
+    assert isinstance(node.attributes, ExpandAttrs)
+    return relax.op.broadcast_to(x, scope.shape(node.output.type.shape))
+
+
+def _depth_to_space(scope: Scope, node: Node, x: Expr) -> Expr:
+    assert isinstance(node.attributes, DepthSpaceAttrs)
+    size, mode = node.attributes.block_size, node.attributes.mode
+    n, c, h, w = _extents(x)
+    depth = c // (size * size)
+    first = (n, size, size, depth, h, w) if mode == "DCR" else (n, depth, size, size, h, w)
+    order = [0, 3, 4, 1, 5, 2] if mode == "DCR" else [0, 1, 4, 2, 5, 3]
+    split = scope.emit(relax.op.reshape(x, first))
+    turned = scope.emit(relax.op.permute_dims(split, order))
+    return relax.op.reshape(turned, (n, depth, h * size, w * size))
+
+
+def _space_to_depth(scope: Scope, node: Node, x: Expr) -> Expr:
+    assert isinstance(node.attributes, DepthSpaceAttrs)
+    size = node.attributes.block_size
+    n, c, h, w = _extents(x)
+    split = scope.emit(relax.op.reshape(x, (n, c, h // size, size, w // size, size)))
+    turned = scope.emit(relax.op.permute_dims(split, [0, 3, 5, 1, 2, 4]))
+    return relax.op.reshape(turned, (n, c * size * size, h // size, w // size))
+
+
+def _max_pool(scope: Scope, node: Node, x: Expr) -> Expr:
+    del scope
+    attributes = node.attributes
+    assert isinstance(attributes, PoolAttrs)
+    rank = len(attributes.kernel_shape)
+    pool = (relax.op.nn.max_pool1d, relax.op.nn.max_pool2d, relax.op.nn.max_pool3d)[rank - 1]
+    return pool(
+        x,
+        pool_size=attributes.kernel_shape,
+        strides=attributes.strides,
+        padding=window_pads(node, attributes, _extents(x)),
+        dilation=attributes.dilations,
+    )
+
+
+def window_pads(node: Node, attributes: PoolAttrs, have: list[Any]) -> tuple[int, ...]:
+    """Returns pads under which the last windows of ``ceil_mode`` lie inside the padding."""
+    rank = len(attributes.kernel_shape)
+    pads = list(attributes.pads)
+    out = static_shape(node.output.type.shape and node.output.type.shape[2:])
+    if not attributes.ceil_mode:
+        return tuple(pads)
+    if out is None or not all(isinstance(e, int) for e in have[2:]):
+        raise unsupported(node, "ceil_mode needs static spatial extents")
+    for i in range(rank):
+        reach = (out[i] - 1) * attributes.strides[i]
+        reach += (attributes.kernel_shape[i] - 1) * attributes.dilations[i] + 1
+        pads[rank + i] = max(pads[rank + i], reach - have[2 + i] - pads[i])
+    return tuple(pads)
+
+
+def _reduce(name: str) -> Emit:
+    def emit(scope: Scope, node: Node, x: Expr) -> Expr:
+        del scope
+        attributes, axes, keepdims = node.attributes, list(range(2, len(_extents(x)))), True
+        if isinstance(attributes, ReduceAttrs):
+            axes, keepdims = list(attributes.axes), attributes.keepdims
+        return getattr(relax.op, name)(x, axes, keepdims)
+
+    return emit
+
+
+MOVERS: dict[str, Emit] = {
+    "Reshape": _reshape,
+    "Flatten": _flatten,
+    "Transpose": _transpose,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
+    "Slice": _slice,
+    "Gather": _gather,
+    "Split": _split,
+    "Pad": _pad,
+    "Tile": _tile,
+    "Expand": _expand,
+    "DepthToSpace": _depth_to_space,
+    "SpaceToDepth": _space_to_depth,
+    "MaxPool": _max_pool,
+    "GlobalMaxPool": _reduce("max"),
+    "ReduceMax": _reduce("max"),
+    "ReduceMin": _reduce("min"),
+    "Identity": lambda scope, node, x: x,
+}

@@ -1,0 +1,227 @@
+"""Operators that dequantize, compute in float32 and quantize, and the averages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.ops.attributes import (
+    AlphaAttrs,
+    AxisAttrs,
+    EpsilonAttrs,
+    GeluAttrs,
+    HardSigmoidAttrs,
+    NormAttrs,
+    PoolAttrs,
+    ReduceAttrs,
+    SeluAttrs,
+    SoftmaxAttrs,
+)
+from qdqbridge.relax.emit.scope import Expr, Scope, number, storage
+
+_PLAIN_UNARY = {
+    "Sigmoid": "sigmoid", "Tanh": "tanh", "Exp": "exp", "Log": "log", "Sqrt": "sqrt",
+    "Reciprocal": "reciprocal", "Erf": "erf", "Abs": "abs", "Neg": "negative", "Floor": "floor",
+    "Ceil": "ceil", "Round": "round", "Sin": "sin", "Cos": "cos", "HardSwish": "hardswish",
+    "Softplus": "softplus", "Softsign": "softsign", "Mish": "mish", "Sign": "sign",
+}  # fmt: skip
+_ALPHA_UNARY = {
+    "LeakyRelu": "leaky_relu", "Elu": "elu", "Celu": "celu", "Swish": "silu",
+    "ThresholdedRelu": "thresholded_relu",
+}  # fmt: skip
+_BINARY = {
+    "Add": "add", "Sub": "subtract", "Mul": "mul", "Div": "divide", "Min": "minimum",
+    "Max": "maximum", "PRelu": "prelu", "Pow": "power",
+}  # fmt: skip
+
+
+def quantized_result(scope: Scope, node: Node) -> Expr | None:
+    """Emits the operator's own qnn call; returns None where it has none for these operands."""
+    result = node.output.quant
+    if result is None or not result.params.per_tensor:
+        return None
+    name, attributes = node.op.name, node.attributes
+    emit = _FAMILIES.get(name)
+    if emit is not None:
+        return emit(scope, node)
+    if name in _PLAIN_UNARY:
+        return _unary(scope, node, _PLAIN_UNARY[name], {})
+    if isinstance(attributes, AlphaAttrs):
+        return _unary(scope, node, _ALPHA_UNARY[name], {"alpha": attributes.alpha})
+    if isinstance(attributes, GeluAttrs):
+        return _unary(scope, node, "gelu", {"approximate": attributes.approximate})
+    if isinstance(attributes, SeluAttrs):
+        attrs = {"alpha": attributes.alpha, "gamma": attributes.gamma}
+        return _unary(scope, node, "selu", attrs)
+    if isinstance(attributes, HardSigmoidAttrs):
+        attrs = {"alpha": attributes.alpha, "beta": attributes.beta}
+        return _unary(scope, node, "hardsigmoid", attrs)
+    if name in _BINARY:
+        return _binary(scope, node, _BINARY[name])
+    return None
+
+
+def _result(node: Node) -> QuantParams:
+    assert node.output.quant is not None
+    return node.output.quant.params
+
+
+def _typed(scope: Scope, value: Value) -> tuple[Expr, Expr, Expr, int] | None:
+    """Returns an operand with its scale, zero point and axis; a float one has scale 1."""
+    if value.quant is None:
+        if str(value.type.dtype) != "float32":
+            return None
+        one, zero = np.ones((), np.float32), np.zeros((), np.int32)
+        return scope.value(value), number(one), number(zero), -1
+    params = value.quant.params
+    if params.blocked or params.storage_dtype.bits < 8 or params.storage_dtype.bits > 16:
+        return None
+    axis = -1 if params.axis is None else params.axis
+    return scope.value(value), scope.scale(params), scope.zero_point(params), axis
+
+
+def _outputs(scope: Scope, params: QuantParams) -> list[Expr]:
+    return [scope.scale(params), scope.zero_point(params)]
+
+
+def _unary(scope: Scope, node: Node, name: str, attrs: dict[str, Any]) -> Expr | None:
+    operand = _typed(scope, node.operand(0))
+    if operand is None or node.operand(0).quant is None:
+        return None
+    params = _result(node)
+    args = [*operand[:3], *_outputs(scope, params)]
+    attrs = {**attrs, "out_dtype": storage(params)}
+    return scope.clamp(scope.qnn(name, args, attrs), params)
+
+
+def _binary(scope: Scope, node: Node, name: str) -> Expr | None:
+    if len(node.inputs) != 2:
+        return None
+    left, right = _typed(scope, node.operand(0)), _typed(scope, node.operand(1))
+    if left is None or right is None:
+        return None
+    params = _result(node)
+    args = [left[0], right[0], *left[1:3], *right[1:3], *_outputs(scope, params)]
+    attrs = {"lhs_axis": left[3], "rhs_axis": right[3], "out_dtype": storage(params)}
+    return scope.clamp(scope.qnn(name, args, attrs), params)
+
+
+def _where(scope: Scope, node: Node) -> Expr | None:
+    left, right = _typed(scope, node.operand(1)), _typed(scope, node.operand(2))
+    if left is None or right is None:
+        return None
+    params = _result(node)
+    condition = scope.value(node.operand(0))
+    args = [condition, left[0], right[0], *left[1:3], *right[1:3], *_outputs(scope, params)]
+    attrs = {"lhs_axis": left[3], "rhs_axis": right[3], "out_dtype": storage(params)}
+    return scope.clamp(scope.qnn("where", args, attrs), params)
+
+
+def _concat(scope: Scope, node: Node) -> Expr | None:
+    attributes, params = node.attributes, _result(node)
+    assert isinstance(attributes, AxisAttrs)
+    values = [value for value in node.inputs if value is not None]
+    if any(v.quant is None or not v.quant.params.per_tensor for v in values):
+        return None
+    typed = [v.quant.params for v in values if v.quant is not None]
+    data = [scope.value(value) for value in values]
+    if all(p.same_mapping(params) for p in typed):
+        joined = scope.emit(relax.op.concat(data, axis=attributes.axis))
+        covered = all(p.qmin >= params.qmin and p.qmax <= params.qmax for p in typed)
+        return joined if covered else scope.clamp(joined, params)
+    if any(p.storage_dtype is not params.storage_dtype for p in typed):
+        return None
+    scales, zeros = [scope.scale(p) for p in typed], [scope.zero_point(p) for p in typed]
+    args = [data, scales, zeros, *_outputs(scope, params)]
+    return scope.clamp(scope.qnn("concatenate", args, {"axis": attributes.axis}), params)
+
+
+def _average_pool(scope: Scope, node: Node) -> Expr | None:
+    attributes, params = node.attributes, _result(node)
+    assert isinstance(attributes, PoolAttrs)
+    rank = len(attributes.kernel_shape)
+    operand = _typed(scope, node.operand(0))
+    if operand is None:
+        return None
+    attrs = {
+        "pool_size": list(attributes.kernel_shape),
+        "strides": list(attributes.strides),
+        "padding": list(attributes.pads),
+        "dilation": list(attributes.dilations),
+        "ceil_mode": attributes.ceil_mode,
+        "count_include_pad": attributes.count_include_pad,
+        "out_dtype": storage(params),
+    }
+    args = [*operand[:3], *_outputs(scope, params)]
+    return scope.clamp(scope.qnn(f"avg_pool{rank}d", args, attrs), params)
+
+
+def _reduction(name: str) -> Callable[[Scope, Node], Expr | None]:
+    def emit(scope: Scope, node: Node) -> Expr | None:
+        attributes, params = node.attributes, _result(node)
+        rank, operand = node.operand(0).rank, _typed(scope, node.operand(0))
+        if rank is None or operand is None:
+            return None
+        axes, keepdims = list(range(2, rank)), True
+        if isinstance(attributes, ReduceAttrs):
+            axes, keepdims = list(attributes.axes), attributes.keepdims
+        attrs = {"axis": axes, "keepdims": keepdims, "out_dtype": storage(params)}
+        args = [*operand[:3], *_outputs(scope, params)]
+        return scope.clamp(scope.qnn(name, args, attrs), params)
+
+    return emit
+
+
+def _softmax(name: str) -> Callable[[Scope, Node], Expr | None]:
+    def emit(scope: Scope, node: Node) -> Expr | None:
+        attributes, params = node.attributes, _result(node)
+        operand = _typed(scope, node.operand(0))
+        assert isinstance(attributes, SoftmaxAttrs)
+        if operand is None:
+            return None
+        axes = list(attributes.axes)
+        args = [*operand[:3], *_outputs(scope, params)]
+        attrs = {"axis": axes[0] if len(axes) == 1 else axes, "out_dtype": storage(params)}
+        return scope.clamp(scope.qnn(name, args, attrs), params)
+
+    return emit
+
+
+def _norm(name: str) -> Callable[[Scope, Node], Expr | None]:
+    def emit(scope: Scope, node: Node) -> Expr | None:
+        attributes, params = node.attributes, _result(node)
+        parts = [_typed(scope, value) for value in node.inputs if value is not None]
+        if len(parts) != 3 or any(part is None or part[3] != -1 for part in parts):
+            return None
+        known = [part for part in parts if part is not None]
+        args = [part[0] for part in known]
+        for part in known:
+            args += part[1:3]
+        attrs: dict[str, Any] = {"out_dtype": storage(params)}
+        if isinstance(attributes, NormAttrs):
+            attrs |= {"axis": attributes.axis, "epsilon": attributes.epsilon}
+        elif isinstance(attributes, EpsilonAttrs):
+            attrs |= {"epsilon": attributes.epsilon}
+        args += _outputs(scope, params)
+        return scope.clamp(scope.qnn(name, args, attrs), params)
+
+    return emit
+
+
+_FAMILIES: dict[str, Callable[[Scope, Node], Expr | None]] = {
+    "Where": _where,
+    "Concat": _concat,
+    "AveragePool": _average_pool,
+    "GlobalAveragePool": _reduction("mean"),
+    "ReduceMean": _reduction("mean"),
+    "ReduceSum": _reduction("sum"),
+    "Softmax": _softmax("softmax"),
+    "LogSoftmax": _softmax("log_softmax"),
+    "LayerNormalization": _norm("layer_norm"),
+    "InstanceNormalization": _norm("instance_norm"),
+}
