@@ -59,7 +59,8 @@ def contract(row: str, attributes: Any, operands: Any, types: Any, result: Any) 
         dequantize(o, t) if isinstance(t, QuantParams) else o
         for o, t in zip(operands, types, strict=True)
     ]
-    (values,) = operator.compute(attributes, real)
+    with np.errstate(all="ignore"):
+        (values,) = operator.compute(attributes, real)
     return quantize(values.astype(np.float32), result)
 
 

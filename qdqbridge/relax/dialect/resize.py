@@ -173,7 +173,8 @@ def _cubic(plan: _Plan) -> Taps:
     for position, axis in enumerate(reversed(axes)):
         taps, weights, whole = cubic_taps(plan.attributes, plan.shape[axis], axis)
         if position == 0:
-            weights = [weight / whole for weight in weights]
+            with np.errstate(invalid="ignore"):  # no tap counts far outside the input
+                weights = [weight / whole for weight in weights]
         divisor = plan.add(whole, "float32") if position else None
         steps.append((
             axis, [plan.add(tap, "int32") for tap in taps],
