@@ -42,11 +42,11 @@ def check_known(model: onnx.ModelProto, file: str) -> None:
         version = opset if node.domain in ONNX_DOMAINS else opsets[node.domain]
         schema = _schema(node.op_type, version, "" if node.domain in ONNX_DOMAINS else node.domain)
         if schema is None:
-            key = f"{node.domain or 'ai.onnx'}::{node.op_type}"
+            key = ascii(f"{node.domain or 'ai.onnx'}::{node.op_type}")[1:-1]
             unknown.setdefault(key, []).append(node.name or node.output[0])
             continue
         _check_arity(node, schema.min_input, schema.max_input, file)
-        _check_required(node, schema, file)
+        _check_attributes(node, schema, file)
     if unknown:
         listed = "; ".join(
             f"{op} ({len(names)}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''})"
@@ -75,7 +75,7 @@ def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 def _schema(op_type: str, version: int, domain: str) -> onnx.defs.OpSchema | None:
     try:
         return onnx.defs.get_schema(op_type, version, domain)
-    except onnx.defs.SchemaError:
+    except (onnx.defs.SchemaError, TypeError):  # TypeError: a name that is not Unicode
         return None
 
 
@@ -97,7 +97,7 @@ def _check_arity(node: onnx.NodeProto, least: int, most: int, file: str) -> None
         )
 
 
-def _check_required(node: onnx.NodeProto, schema: onnx.defs.OpSchema, file: str) -> None:
+def _check_attributes(node: onnx.NodeProto, schema: onnx.defs.OpSchema, file: str) -> None:
     given = {attribute.name for attribute in node.attribute}
     for name, attribute in schema.attributes.items():
         if attribute.required and name not in given:
@@ -105,4 +105,14 @@ def _check_required(node: onnx.NodeProto, schema: onnx.defs.OpSchema, file: str)
                 f"{node.op_type} lacks its attribute '{name}'",
                 where=f"{file}, {describe(node)}",
                 fix="export the model again",
+            )
+    if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+        unknown = sorted(given - set(schema.attributes))
+        if unknown:
+            raise InvalidModelError(
+                f"{node.op_type} has no attribute '{unknown[0]}' at this opset",
+                where=f"{file}, {describe(node)}",
+                why=f"it knows {sorted(schema.attributes) or 'none'}; axis came with opset 13, "
+                "output_dtype and block_size with 21",
+                fix="declare the opset that the exporter meant",
             )

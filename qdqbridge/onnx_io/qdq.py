@@ -20,6 +20,14 @@ STORAGE_DTYPES = (
     DType.FLOAT8_E4M3FN, DType.FLOAT8_E4M3FNUZ, DType.FLOAT8_E5M2, DType.FLOAT8_E5M2FNUZ,
 )  # fmt: skip
 
+SINCE = {
+    DType.INT16: 21, DType.UINT16: 21, DType.INT4: 21, DType.UINT4: 21,
+    DType.INT2: 25, DType.UINT2: 25,
+    DType.FLOAT8_E4M3FN: 19, DType.FLOAT8_E4M3FNUZ: 19,
+    DType.FLOAT8_E5M2: 19, DType.FLOAT8_E5M2FNUZ: 19,
+}  # fmt: skip
+"""The opset that brought a storage type to QuantizeLinear and DequantizeLinear."""
+
 
 @dataclass(frozen=True, slots=True)
 class Encoding:

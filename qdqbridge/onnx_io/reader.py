@@ -29,7 +29,7 @@ from qdqbridge.onnx_io.constants import constant_of_node, fold
 from qdqbridge.onnx_io.foreign import foreign_node
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS, default_opset, read_model
 from qdqbridge.onnx_io.operators_known import check_known
-from qdqbridge.onnx_io.qdq import Encoding
+from qdqbridge.onnx_io.qdq import SINCE, Encoding
 from qdqbridge.onnx_io.shapes import TypeAndShape, infer, shape_of
 from qdqbridge.onnx_io.structure import (
     captured_names,
@@ -327,6 +327,14 @@ class _Builder:
                 return None
         if storage is None:
             storage = self._storage(view, zero_point, where)
+        since = SINCE.get(storage, 0)
+        if view.proto.domain in ONNX_DOMAINS and view.opset < since:
+            raise InvalidModelError(
+                f"{storage} does not exist in opset {view.opset}",
+                where=where,
+                why=f"ONNX has it since opset {since}",
+                fix=f"declare opset {since} or newer, or use the domain com.microsoft",
+            )
         return Encoding(
             where,
             storage,
