@@ -16,6 +16,7 @@ from qdqbridge.graph.graph import Graph, Note, Value
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from qdqbridge.onnx_io.session import Session
     from qdqbridge.relax.executable import Executable
     from qdqbridge.report.compare import Comparison
     from qdqbridge.report.engine import Engine
@@ -100,7 +101,7 @@ def to_relax(graph: Graph, *, keep_params: bool = False) -> tuple[Any, dict[str,
         UnsupportedTargetError: TVM is not installed, or cannot express the graph.
     """
     _need_tvm()
-    from qdqbridge.relax.emission import emit
+    from qdqbridge.relax.emit import emit
 
     return emit(graph, keep_params=keep_params)
 
@@ -121,6 +122,46 @@ def compile(graph: Graph, target: str = "llvm", *, expose: Sequence[Value] = ())
     from qdqbridge.relax.executable import build
 
     return build(with_outputs(graph, expose) if expose else graph, target)
+
+
+def export_tvm(
+    graph: Graph, path: File, target: str = "llvm", *, params: File | None = None
+) -> None:
+    """Writes ``graph`` for TVM, replacing existing files.
+
+    Args:
+        graph: A canonical graph.
+        path: ``.json`` (a Relax module), ``.py`` (TVMScript, to read) or ``.so`` (compiled).
+        target: The TVM target of a ``.so``.
+        params: An ``.npz`` file for the large constants of a module.
+
+    Raises:
+        UnsupportedTargetError: TVM is not installed, or cannot express the graph.
+    """
+    file = Path(path)
+    if file.suffix == ".so":
+        compile(graph, target).library.export_library(str(file))
+        return
+    module, arrays = to_relax(graph, keep_params=params is not None)
+    from qdqbridge.relax.files import write_module
+
+    write_module(module, file)
+    if params is not None:
+        import numpy as np
+
+        with Path(params).open("wb") as stream:
+            np.savez(stream, **arrays)
+
+
+def session(path: File) -> Session:
+    """Returns a model file in onnxruntime, graph optimizations disabled.
+
+    Raises:
+        ModelFileError: The file cannot be read.
+    """
+    from qdqbridge.onnx_io.session import Session
+
+    return Session(Path(path))
 
 
 def save(graph: Graph, path: File, profile: str = "ort", *, overwrite: bool = False) -> None:
@@ -196,9 +237,7 @@ def _engine(side: Side) -> Engine:
     if isinstance(side, Graph):
         return Interpreter(side)
     if isinstance(side, (str, PathLike)):
-        from qdqbridge.onnx_io.session import Session
-
-        return Session(Path(side))
+        return session(side)
     return Built(side)
 
 

@@ -1,0 +1,79 @@
+"""Exit codes, and what is said on the way out.
+
+0 done; 1 a threshold not met; 2 usage; 3 the model, the data or the target is not supported or
+invalid; 70 our bug; 130 interrupted; 141 nobody reads our output any more.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from cyclopts import CycloptsError
+from rich.markup import escape
+
+from qdqbridge.cli.output import stderr
+from qdqbridge.errors import QdqBridgeError
+
+DONE, NOT_MET, USAGE, MODEL, BUG, INTERRUPTED, NO_READER = 0, 1, 2, 3, 70, 130, 141
+ISSUES = "https://github.com/qdqbridge/qdqbridge/issues"
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command line and returns its exit code; nothing escapes but SystemExit."""
+    from qdqbridge.cli.verbs import app
+
+    try:
+        result = app(
+            list(arguments), exit_on_error=False, print_error=False, result_action="return_value"
+        )
+        sys.stdout.flush()
+    except CycloptsError as error:
+        return _usage(error)
+    except QdqBridgeError as error:
+        show(error)
+        return MODEL
+    except KeyboardInterrupt:
+        stderr().print("interrupted", style="dim")
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO_READER
+    except Exception as error:  # whatever is left is our fault, and said so
+        return _bug(error)
+    return result if isinstance(result, int) else DONE
+
+
+def show(error: QdqBridgeError) -> None:
+    """Prints an error: what failed, where, why, and how to fix it."""
+    console = stderr()
+    first, *rest = str(error).splitlines()
+    console.print(f"[bold red]error:[/] {escape(first)}", highlight=False, soft_wrap=True)
+    for line in rest:
+        console.print(escape(line), highlight=False, soft_wrap=True)
+
+
+def _usage(error: CycloptsError) -> int:
+    message = " ".join(str(error).split())
+    chain = [name for name in error.command_chain or () if name]
+    show(QdqBridgeError(message, fix=f"see '{' '.join(['qdqbridge', *chain, '--help'])}'"))
+    return USAGE
+
+
+def _bug(error: Exception) -> int:
+    if os.environ.get("QDQBRIDGE_DEBUG"):
+        traceback.print_exc()
+        return BUG
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{os.path.basename(last.filename)}, line {last.lineno}"
+    show(
+        QdqBridgeError(
+            "a bug in qdqbridge, not in your model",
+            where=where,
+            why=f"{type(error).__name__}: {error}",
+            fix=f"set QDQBRIDGE_DEBUG=1 to see more, and please report it: {ISSUES}",
+        )
+    )
+    return BUG

@@ -1,0 +1,106 @@
+"""Where results and messages go: results to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from qdqbridge.errors import OutputExistsError
+
+_PIPED_WIDTH = 160
+
+
+def stdout() -> Console:
+    """Returns the console for results; wide where they go to a file or a pipe."""
+    return Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+
+
+def stderr() -> Console:
+    """Returns the console for errors and progress."""
+    return Console(stderr=True, width=None if sys.stderr.isatty() else _PIPED_WIDTH)
+
+
+def show(*parts: RenderableType) -> None:
+    """Prints results for people."""
+    console = stdout()
+    for part in parts:
+        console.print(part, highlight=False)
+
+
+def show_text(text: str) -> None:
+    """Prints a text exactly as it is."""
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+def show_json(value: Mapping[str, Any]) -> None:
+    """Prints a result for programs: one JSON object; infinities and NaN become null."""
+    sys.stdout.write(json.dumps(_plain(value), ensure_ascii=False, indent=2) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    return value
+
+
+def warn(message: str) -> None:
+    """Prints a warning."""
+    stderr().print(Text.assemble(("warning: ", "yellow"), message), soft_wrap=True)
+
+
+def say(message: str) -> None:
+    """Prints what was done."""
+    stderr().print(Text(message, style="dim"), soft_wrap=True)
+
+
+@contextmanager
+def progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Shows a bar on stderr where that is a terminal; yields ``report(done, total)``."""
+    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = stderr()
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def status(label: str) -> Iterator[None]:
+    """Shows that something long is going on, where stderr is a terminal."""
+    console = stderr()
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(label):
+        yield
+
+
+def free(path: Path, *, force: bool) -> Path:
+    """Returns ``path`` where it may be written.
+
+    Raises:
+        OutputExistsError: It exists and ``force`` is not given, or its folder does not exist.
+    """
+    if path.is_dir() or not path.parent.is_dir():
+        raise OutputExistsError(
+            f"'{path}' cannot be written",
+            why="it is a folder" if path.is_dir() else f"there is no folder '{path.parent}'",
+            fix="give the name of a file in an existing folder",
+        )
+    if path.exists() and not force:
+        raise OutputExistsError(f"'{path}' exists", fix="give another name, or --force")
+    return path

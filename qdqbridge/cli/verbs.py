@@ -1,0 +1,251 @@
+"""The verbs of the command line: each is a call or two of the pipeline, and its rendering."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+from numpy.typing import NDArray
+
+import qdqbridge
+from qdqbridge import pipeline
+from qdqbridge.cli import arrays, output, render
+from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.graph.batches import Batch, batches, joined
+from qdqbridge.graph.expose import intermediates
+from qdqbridge.graph.graph import Graph
+from qdqbridge.graph.printer import text
+from qdqbridge.report.compare import Comparison
+
+app = App(
+    name="qdqbridge",
+    help="Quantized ONNX models in one canonical form: read, explain, run on TVM, write back.",
+    version=qdqbridge.__version__,
+    suppress_keyboard_interrupt=False,
+)
+Model = Annotated[Path, Parameter(help="The ONNX file.")]
+Data = Annotated[Path, Parameter(help="An .npz file with one array per model input.")]
+Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for programs.")]
+Force = Annotated[bool, Parameter(negative=(), help="Overwrite existing files.")]
+Out = Annotated[Path, Parameter(name=("--output", "-o"), help="The file to write.")]
+MaybeOut = Annotated[Path | None, Parameter(name=("--output", "-o"), help="A file to write to.")]
+BatchSize = Annotated[
+    int | None, Parameter(help="Examples at once; by default what the model fixes, or all.")
+]
+Engine = Annotated[Literal["tvm", "interpreter", "onnxruntime"], Parameter(help="What runs it.")]
+OurEngine = Annotated[Literal["tvm", "interpreter"], Parameter(help="What is checked.")]
+Target = Annotated[str, Parameter(help="The TVM target.")]
+
+
+@app.command
+def inspect(model: Model, /, *, json: Json = False) -> None:
+    """Show what a model holds: operators, quantization, interface, digest."""
+    found = pipeline.inspect(model)
+    if json:
+        output.show_json(render.inspection_json(found))
+    else:
+        output.show(*render.inspection_parts(found))
+
+
+@app.command
+def canonicalize(
+    model: Model, /, *, output_: MaybeOut = None, force: Force = False, json: Json = False
+) -> None:
+    """Print the canonical text form."""
+    path = None if output_ is None else output.free(output_, force=force)
+    graph = pipeline.load(model)
+    if path is not None:
+        path.write_text(text(graph), "utf-8")
+        output.say(f"wrote {path}")
+    if json:
+        found = {"digest": graph.digest, "nodes": len(graph.nodes), "text": text(graph)}
+        output.show_json({**found, "output": None if path is None else str(path)})
+    elif path is None:
+        output.show_text(text(graph))
+    else:
+        output.show_text(graph.digest)
+
+
+@app.command
+def explain(model: Model, /, *, json: Json = False) -> None:
+    """Say why nodes stayed float, and what was assumed."""
+    notes = pipeline.explain(pipeline.load(model))
+    if json:
+        output.show_json({"notes": [render.note_json(note) for note in notes]})
+    elif notes:
+        output.show(render.notes_table(notes))
+    else:
+        output.show_text("nothing to explain: every node between quantized values is quantized")
+
+
+@app.command
+def run(
+    model: Model,
+    /,
+    *,
+    data: Data,
+    output_: MaybeOut = None,
+    engine: Engine = "tvm",
+    target: Target = "llvm",
+    batch_size: BatchSize = None,
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Run a model on data; show its outputs or write them to an .npz file."""
+    path = None if output_ is None else output.free(output_, force=force)
+    graph = pipeline.load(model)
+    inputs = arrays.read_inputs(data, graph.inputs)
+    runner = _runner(engine, graph, model, target)
+    fed: list[Batch] = []
+    results: dict[str, list[NDArray[Any]]] = {name: [] for name in graph.output_names}
+    with output.progress("batches") as report:
+        for batch in batches(graph.inputs, inputs, batch_size):
+            for name, array in runner(batch.inputs).items():
+                results[name].append(array)
+            fed.append(batch)
+            report(len(fed), batch.count)
+    whole = {name: joined(parts, fed, name) for name, parts in results.items()}
+    if path is not None:
+        arrays.write_arrays(path, whole)
+        output.say(f"wrote {path}")
+    if json:
+        found = {"engine": engine, "batches": len(fed), "outputs": render.arrays_json(whole)}
+        output.show_json({**found, "output": None if path is None else str(path)})
+    else:
+        output.show(render.arrays_table(whole))
+
+
+def _runner(engine: str, graph: Graph, model: Path, target: str) -> Any:
+    """Returns a function from inputs by name to outputs by name."""
+    if engine == "interpreter":
+        return lambda inputs: pipeline.evaluate(graph, inputs)
+    if engine == "onnxruntime":
+        session = pipeline.session(model)
+        return lambda inputs: session.run(inputs, graph.output_names)
+    with output.status("compiling"):
+        return pipeline.compile(graph, target).run
+
+
+@app.command
+def compare(
+    model: Model,
+    /,
+    *,
+    data: Data,
+    reference: Annotated[
+        str, Parameter(help="'onnxruntime', 'interpreter', or another ONNX file of the network.")
+    ] = "onnxruntime",
+    engine: OurEngine = "tvm",
+    local: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            help="Run each node by the interpreter on the reference's operands; name causes.",
+        ),
+    ] = False,
+    max_lsb: Annotated[
+        int | None, Parameter(help="Exit with 1 if stored integers differ by more anywhere.")
+    ] = None,
+    everything: Annotated[
+        bool, Parameter(name="--all", negative=(), help="List equal values as well.")
+    ] = False,
+    target: Target = "llvm",
+    batch_size: BatchSize = None,
+    json: Json = False,
+) -> int:
+    """Compare a model with onnxruntime (graph optimizations off), value by value.
+
+    Exits with 1 if --max-lsb is not kept, nothing could be compared, or --local finds a
+    difference that rounding does not explain.
+    """
+    graph = pipeline.load(model)
+    inputs = arrays.read_inputs(data, graph.inputs)
+    ours: pipeline.Side = graph
+    if engine == "tvm" and not local:
+        with output.status("compiling"):
+            ours = pipeline.compile(graph, target, expose=intermediates(graph))
+    known: dict[str, pipeline.Side] = {"onnxruntime": model, "interpreter": graph}
+    with output.progress("batches") as report:
+        found = pipeline.compare(
+            ours,
+            known.get(reference, reference),
+            inputs,
+            local=local,
+            batch_size=batch_size,
+            progress=report,
+        )
+    if json:
+        output.show_json(render.comparison_json(found))
+    else:
+        output.show(*render.comparison_parts(found, everything=everything))
+    return _verdict(found, max_lsb)
+
+
+def _verdict(found: Comparison, max_lsb: int | None) -> int:
+    from qdqbridge.cli.failures import DONE, NOT_MET
+
+    if not found.values or found.unexplained:
+        return NOT_MET
+    if max_lsb is not None and found.max_lsb > max_lsb:
+        output.say(f"--max-lsb {max_lsb} is not kept: the largest difference is {found.max_lsb}")
+        return NOT_MET
+    return DONE
+
+
+@app.command
+def export(
+    model: Model,
+    /,
+    *,
+    output_: Out,
+    profile: Annotated[str, Parameter(help="Whose conventions to follow.")] = "ort",
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Write a model as a QDQ model in canonical spelling."""
+    path = output.free(output_, force=force)
+    graph = pipeline.load(model)
+    pipeline.save(graph, path, profile, overwrite=force)
+    if json:
+        output.show_json({"output": str(path), "profile": profile, "digest": graph.digest})
+    else:
+        output.show_text(str(path))
+
+
+@app.command
+def to_tvm(
+    model: Model,
+    /,
+    *,
+    output_: Out,
+    params: Annotated[
+        Path | None, Parameter(help="An .npz file for the large constants (.json and .py only).")
+    ] = None,
+    target: Target = "llvm",
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Write a model for TVM: .json (Relax module), .py (TVMScript) or .so (compiled)."""
+    path = output.free(output_, force=force)
+    constants = None if params is None else output.free(params, force=force)
+    _check_suffix(path, constants)
+    graph = pipeline.load(model)
+    with output.status("compiling"):
+        pipeline.export_tvm(graph, path, target, params=constants)
+    if json:
+        names = {"output": str(path), "params": None if constants is None else str(constants)}
+        output.show_json({**names, "digest": graph.digest})
+    else:
+        output.show_text(str(path))
+
+
+def _check_suffix(path: Path, params: Path | None) -> None:
+    if path.suffix not in (".json", ".py", ".so"):
+        raise UnsupportedTargetError(
+            f"'{path.name}' has no known suffix", fix="end it in .json, .py or .so"
+        )
+    if path.suffix == ".so" and params is not None:
+        raise UnsupportedTargetError(
+            "a compiled module holds its constants itself", fix="leave --params out"
+        )

@@ -1,0 +1,171 @@
+"""Models to disk: streamed tensor by tensor, replaced in one step, large ones with external data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from onnx import ModelProto, TensorProto
+
+from qdqbridge.errors import ModelFileError, OutputExistsError
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.onnx_io.tensors import (
+    dtype_to_onnx,
+    packed_nbytes,
+    proto_from_constant,
+    raw_bytes,
+)
+
+EXTERNAL_ABOVE = 1_500_000_000
+"""Protobuf cannot hold 2 GiB, and some readers stop a little earlier."""
+
+_INLINE = 1024
+"""Smaller tensors stay in the model: shape inference and people want to see them."""
+
+_ALIGNMENT = 64
+# Field numbers of onnx.proto with their wire type "length-delimited".
+_MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_RAW_DATA = (n << 3 | 2 for n in (7, 5, 9))
+
+
+def write_files(
+    model: ModelProto, constants: Mapping[str, Constant], path: Path, *, overwrite: bool
+) -> None:
+    """Writes a model and its initializers; nothing at all where something fails.
+
+    Args:
+        model: The model without initializers.
+        constants: The initializers by name.
+        path: The file; external data goes next to it as ``<name>.data``.
+        overwrite: Replace files that are there.
+
+    Raises:
+        OutputExistsError: A file is there and must not be replaced.
+        ModelFileError: The operating system refuses.
+    """
+    large = sum(map(nbytes, constants.values())) > EXTERNAL_ABOVE
+    data = path.with_name(path.name + ".data")
+    for file in (path, data) if large else (path,):
+        if file.exists() and not overwrite:
+            raise OutputExistsError(
+                "the file is there already", where=str(file), fix="choose another name or --force"
+            )
+    try:
+        if not large:
+            _replace({path: lambda stream: _write_model(stream, model, constants, {})})
+            return
+        offsets: dict[str, int] = {}
+        _replace(
+            {
+                data: lambda stream: _write_data(stream, constants, offsets),
+                path: lambda stream: _write_model(
+                    stream, model, constants, _external(constants, offsets, data.name)
+                ),
+            }
+        )
+    except OSError as error:
+        raise ModelFileError(
+            "cannot write the model file",
+            where=str(path),
+            why=error.strerror or str(error),
+            fix="check the folder, its permissions and the free space",
+        ) from error
+
+
+def nbytes(constant: Constant) -> int:
+    """Returns the bytes that a constant takes in a file (0 for strings, which are few)."""
+    return packed_nbytes(constant.dtype, constant.size)
+
+
+def _replace(writers: Mapping[Path, Callable[[BinaryIO], None]]) -> None:
+    """Writes every file under a temporary name, then moves all to their places."""
+    temporary = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in writers}
+    try:
+        for path, write in writers.items():
+            with temporary[path].open("wb") as stream:
+                write(stream)
+        for path, source in temporary.items():
+            os.replace(source, path)
+    finally:
+        for source in temporary.values():
+            with suppress(OSError):
+                source.unlink()
+
+
+def _write_model(
+    stream: BinaryIO,
+    model: ModelProto,
+    constants: Mapping[str, Constant],
+    external: Mapping[str, TensorProto],
+) -> None:
+    """Writes protobuf's wire format by hand, so that no tensor is held twice."""
+    head = ModelProto()
+    head.CopyFrom(model)
+    head.ClearField("graph")
+    stream.write(head.SerializeToString())
+    graph = model.graph.SerializeToString()
+    parts = [_part(name, c, external.get(name)) for name, c in constants.items()]
+    size = len(graph) + sum(len(header) + rest for header, rest in parts)
+    stream.write(_field(_MODEL_GRAPH, size) + graph)
+    for (header, rest), constant in zip(parts, constants.values(), strict=True):
+        stream.write(header)
+        if rest:
+            stream.write(raw_bytes(constant))
+
+
+def _part(name: str, constant: Constant, external: TensorProto | None) -> tuple[bytes, int]:
+    """Returns the bytes of an initializer before its data, and the length of the data."""
+    if external is not None or constant.dtype is DType.STRING:
+        body = (external or proto_from_constant(name, constant)).SerializeToString()
+        return _field(_GRAPH_INITIALIZER, len(body)) + body, 0
+    body = TensorProto(
+        name=name, data_type=dtype_to_onnx(constant.dtype), dims=constant.shape
+    ).SerializeToString()
+    length = nbytes(constant)
+    body += _field(_TENSOR_RAW_DATA, length)
+    return _field(_GRAPH_INITIALIZER, len(body) + length) + body, length
+
+
+def _field(tag: int, length: int) -> bytes:
+    return bytes(_varint(tag)) + bytes(_varint(length))
+
+
+def _varint(number: int) -> Iterator[int]:
+    while number > 0x7F:
+        yield number & 0x7F | 0x80
+        number >>= 7
+    yield number
+
+
+def _is_external(constant: Constant) -> bool:
+    return constant.dtype is not DType.STRING and nbytes(constant) >= _INLINE
+
+
+def _write_data(
+    stream: BinaryIO, constants: Mapping[str, Constant], offsets: dict[str, int]
+) -> None:
+    for name, constant in constants.items():
+        if _is_external(constant):
+            stream.write(bytes(-stream.tell() % _ALIGNMENT))
+            offsets[name] = stream.tell()
+            stream.write(raw_bytes(constant))
+
+
+def _external(
+    constants: Mapping[str, Constant], offsets: Mapping[str, int], location: str
+) -> dict[str, TensorProto]:
+    protos: dict[str, TensorProto] = {}
+    for name, offset in offsets.items():
+        constant = constants[name]
+        proto = TensorProto(
+            name=name, data_type=dtype_to_onnx(constant.dtype), dims=constant.shape,
+            data_location=TensorProto.EXTERNAL,
+        )  # fmt: skip
+        entries = {"location": location, "offset": offset, "length": nbytes(constant)}
+        for key, value in entries.items():
+            proto.external_data.add(key=key, value=str(value))
+        protos[name] = proto
+    return protos

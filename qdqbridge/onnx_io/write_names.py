@@ -1,0 +1,112 @@
+"""Names for the tensors and nodes of a written file: the old ones where they are free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.operator import Flow
+from qdqbridge.onnx_io.foreign import ForeignAttrs
+from qdqbridge.onnx_io.structure import subgraphs
+
+_QUANTIZED = "_QuantizeLinear_Output"
+
+
+class Names:
+    """Hands out names, each only once."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._taken = {""} | set(taken)
+        self._next: dict[str, int] = {}
+
+    def take(self, wanted: str) -> str:
+        """Returns ``wanted`` where it is free, else the first free ``wanted_1`` …"""
+        wanted = wanted.encode("utf-8", "replace").decode()  # protobuf refuses lone surrogates
+        name = wanted
+        while name in self._taken:
+            self._next[wanted] = self._next.get(wanted, 0) + 1
+            name = f"{wanted or 'tensor'}_{self._next[wanted]}"
+        self._taken.add(name)
+        return name
+
+
+class TensorNames:
+    """The name of every value of a graph, and free ones for what stands between them.
+
+    Inputs and outputs keep their interface names. A value whose bits are those of another one
+    (``reinterpret``) shares its tensor.
+
+    Attributes:
+        free: Hands out further names.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._names: dict[Value, str] = {value: value.name for value in graph.inputs}
+        _check_interface(graph)
+        self.free = Names([*self._names.values(), *graph.output_names, *_names_inside(graph.nodes)])
+        for name, value in zip(graph.output_names, graph.outputs, strict=True):
+            root = tensor_of(value)
+            if root.producer is not None and root not in self._names:
+                self._names[root] = name
+        for value in graph.values():
+            root = tensor_of(value)
+            if root not in self._names:
+                self._names[root] = self.free.take(root.name)
+
+    def of(self, value: Value) -> str:
+        """Returns the name of the tensor that holds a value's stored elements."""
+        return self._names[tensor_of(value)]
+
+
+def tensor_of(value: Value) -> Value:
+    """Returns the value whose tensor also holds ``value``: reinterpreting moves no bits."""
+    while value.producer is not None and value.producer.op.flow is Flow.REINTERPRET:
+        source = value.producer.operand(0)
+        if source.type.dtype is not value.type.dtype:
+            raise UnsupportedTargetError(
+                f"ONNX cannot reinterpret {source.type.dtype} as {value.type.dtype}",
+                where=f"tensor '{value.name}'",
+                fix="requantize the tensor instead",
+            )
+        value = source
+    return value
+
+
+def real_name(quantized: str) -> str:
+    """Returns the name of the float tensor that ``quantized`` is made of (onnxruntime's habit)."""
+    stem = quantized.removesuffix(_QUANTIZED)
+    return stem if stem and stem != quantized else f"{quantized}_float"
+
+
+def stem(quantized: str) -> str:
+    """Returns what the names of a quantized tensor's neighbours begin with."""
+    return quantized.removesuffix(_QUANTIZED) or quantized
+
+
+def _check_interface(graph: Graph) -> None:
+    inputs = [value.name for value in graph.inputs]
+    own = {value.name: value for value in graph.inputs}
+    twice = [name for name in inputs if inputs.count(name) > 1] if len(own) < len(inputs) else []
+    outputs = zip(graph.output_names, graph.outputs, strict=True)
+    clash = [n for n, v in outputs if n in own and own[n] is not tensor_of(v)]
+    repeated = len(set(graph.output_names)) < len(graph.output_names)
+    if twice or clash or repeated or "" in (*inputs, *graph.output_names):
+        raise UnsupportedTargetError(
+            "the names of the graph's inputs and outputs are not unique",
+            why=f"inputs {inputs}, outputs {graph.output_names}",
+            fix="give every input and output a name of its own",
+        )
+
+
+def _names_inside(nodes: Iterable[Node]) -> Iterable[str]:
+    """Yields the names inside subgraphs: outer tensors may not have them (ONNX, SSA)."""
+    for node in nodes:
+        if isinstance(node.attributes, ForeignAttrs):
+            pending = list(subgraphs(node.attributes.node.proto()))
+            while pending:
+                body = pending.pop()
+                yield from (t.name for t in (*body.input, *body.initializer))
+                for inner in body.node:
+                    yield from inner.output
+                    pending.extend(subgraphs(inner))

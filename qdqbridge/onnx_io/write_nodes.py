@@ -1,0 +1,336 @@
+"""Graph nodes as ONNX nodes between QuantizeLinear and DequantizeLinear."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.numerics import dequantize
+from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import QuantType, Shape, TensorType
+from qdqbridge.onnx_io.codecs import BY_ROW, encode
+from qdqbridge.onnx_io.foreign import ForeignAttrs, foreign_node_proto
+from qdqbridge.onnx_io.profiles import Clamp, Profile
+from qdqbridge.onnx_io.tensors import dtype_to_onnx
+from qdqbridge.onnx_io.write_dense import dense_rows
+from qdqbridge.onnx_io.write_names import Names, TensorNames, real_name, stem
+from qdqbridge.onnx_io.write_parameters import (
+    Parameters,
+    granularity,
+    quantizable,
+    real_bounds,
+    starts_at_zero,
+)
+from qdqbridge.onnx_io.write_real import real_dtype
+from qdqbridge.onnx_io.write_sheet import NodeRow, Sheet
+
+_BIAS = 2
+_INTEGER_KERNELS = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE)
+
+
+class NodeWriter:
+    """Turns the nodes of one graph into rows of a sheet.
+
+    Args:
+        graph: The graph.
+        opset: The default-domain opset.
+        profile: How to spell what can be spelled in several ways.
+        sheet: Where rows, initializers and types go.
+    """
+
+    def __init__(self, graph: Graph, opset: int, profile: Profile, sheet: Sheet) -> None:
+        self.opset, self.profile, self.sheet = opset, profile, sheet
+        self.tensors = TensorNames(graph)
+        self.free = self.tensors.free
+        self.node_names = Names()
+        self.own_names = {n: self.node_names.take(n.name) for n in graph.nodes if n.origin.nodes}
+        self.parameters = Parameters(self.free, sheet.constants)
+        self._constants: dict[tuple[object, ...], str] = {}
+        self._small: dict[tuple[Any, ...], str] = {}
+        self._real: set[Value] = set()
+
+    # ---- rows ---------------------------------------------------------------------------------
+
+    def row(
+        self,
+        op_type: str,
+        inputs: Sequence[str],
+        output: str,
+        type_: TensorType,
+        attributes: dict[str, Any] | None = None,
+        node: Node | None = None,
+    ) -> str:
+        """Adds a node with one result; ``node`` is the graph's where this row is its heart."""
+        wanted = output.replace(f"_{op_type}_Output", f"_{op_type}")
+        wanted = wanted if wanted != output else f"{output}_{op_type}"
+        name, metadata = self._identity(node, wanted)
+        row = NodeRow(op_type, inputs, [output], attributes or {}, name, metadata)
+        self.sheet.nodes.append(row)
+        self.sheet.types[output] = type_
+        return output
+
+    def _identity(self, node: Node | None, wanted: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+        if node is None:
+            return self.node_names.take(wanted), ()
+        return self.own_names.pop(node, "") or self.node_names.take(wanted), node.origin.metadata
+
+    def node(self, node: Node) -> None:
+        """Adds the rows of one graph node."""
+        if node.op.flow is Flow.REINTERPRET:
+            return  # its result shares the operand's tensor
+        if node.op.flow is Flow.CONVERT and node.op.name != "Cast":
+            self._convert(node)
+        elif isinstance(node.attributes, ForeignAttrs):
+            self._foreign(node, node.attributes)
+        elif node.op.name == "Dense":
+            target, type_ = self.target(node.output, node)
+            dense_rows(self, node, target, type_)
+            self.finish(node, node.output, target)
+        elif node.op.name in BY_ROW:
+            self._compute(node)
+        else:
+            raise UnsupportedTargetError(
+                f"ONNX has no operator for {node.op.name}",
+                where=f"node '{node.name}'",
+                fix="replace it by ONNX operators",
+            )
+
+    def _compute(self, node: Node) -> None:
+        encoded = encode(node.op.name, node.attributes, node.inputs, self.opset)
+        dtype = real_dtype(node)
+        name, metadata = self._identity(node, f"{self.tensors.of(node.output)}_{node.op.name}")
+        inputs: list[str] = []
+        for index, operand in enumerate(encoded.inputs):
+            if operand is None:
+                inputs.append("")
+            elif isinstance(operand, Value):
+                inputs.append(self.operand(node, index, operand, dtype))
+            else:
+                inputs.append(self.array(operand, f"{name}_input_{index}"))
+        targets = [self.target(value, node) for value in node.outputs]
+        attributes = {k: v for k, v in encoded.attributes.items() if v not in ([], ())}
+        names = [target for target, _ in targets]
+        row = NodeRow(encoded.op_type, inputs, names, attributes, name, metadata)
+        self.sheet.nodes.append(row)
+        self.sheet.types.update(targets)
+        for value, target in zip(node.outputs, names, strict=True):
+            self.finish(node, value, target)
+
+    def _foreign(self, node: Node, attributes: ForeignAttrs) -> None:
+        dtype = real_dtype(node)
+        inputs = ["" if v is None else self.real(v, dtype) for v in node.inputs]
+        outputs = [self.tensors.of(value) for value in node.outputs]
+        name, metadata = self._identity(node, f"{outputs[0]}_{attributes.op_type}")
+        proto = foreign_node_proto(attributes, inputs, outputs)
+        self.sheet.nodes.append(
+            NodeRow(attributes.op_type, inputs, outputs, {}, name, metadata, proto)
+        )
+        for value, output in zip(node.outputs, outputs, strict=True):
+            self.sheet.types[output] = TensorType(value.type.dtype, value.type.shape)
+
+    def output(self, name: str, value: Value) -> None:
+        """Adds what leads from a value to the graph output ``name``, if anything has to."""
+        if value in self._real:
+            raise UnsupportedTargetError(
+                f"ONNX cannot quantize to {value.type.dtype}",
+                where=f"graph output '{name}'",
+                fix="dequantize the output",
+            )
+        source = self.stored(value)
+        type_ = TensorType(value.type.dtype, value.type.shape)
+        if source == name:
+            self.sheet.types[name] = type_
+        else:
+            self.row("Identity", [source], name, type_)
+
+    # ---- operands -----------------------------------------------------------------------------
+
+    def operand(self, node: Node, index: int, value: Value, dtype: DType) -> str:
+        """Returns the tensor that a node reads as operand ``index``, in real numbers."""
+        if index == _BIAS and node.op.flow is Flow.ACCUMULATE:
+            return self.bias(value, dtype)
+        return self.real(value, dtype)
+
+    def bias(self, value: Value, dtype: DType) -> str:
+        """Returns the tensor of a bias: the file's own float numbers where it had some."""
+        written, quant = value.written, value.quant
+        if written is None and quant is not None and quant.params.expressed_dtype is not dtype:
+            if value.constant is None:
+                return self.real(value, dtype)
+            written = value.constant.map(
+                lambda array: dequantize(array, quant.params), dtype=DType.FLOAT32
+            )
+        if written is None:
+            return self.real(value, dtype)
+        if written.dtype is not dtype:
+            written = written.map(lambda array: array.astype(dtype.numpy), dtype=dtype)
+        return self.constant(written, self.tensors.of(value))
+
+    def real(self, value: Value, dtype: DType) -> str:
+        """Returns a tensor with the real numbers of a value: a DQ of its own for this reader."""
+        if value.quant is None or value in self._real:
+            return self.stored(value)
+        source = self.stored(value)
+        target = self.free.take(f"{stem(source)}_DequantizeLinear_Output")
+        return self.dequantize(source, value.quant, target, dtype)
+
+    def stored(self, value: Value) -> str:
+        """Returns the tensor with the stored elements of a value."""
+        name = self.tensors.of(value)
+        return name if value.constant is None else self.constant(value.constant, name)
+
+    def constant(self, constant: Constant, name: str) -> str:
+        """Returns the initializer of a constant; one for all that look at the same memory.
+
+        Args:
+            constant: The data.
+            name: A name that was handed out for it.
+        """
+        array = constant.numpy()
+        start = array.__array_interface__["data"][0]
+        key = (start, array.strides, constant.shape, constant.dtype)
+        if key not in self._constants:
+            name = self.free.take(name) if name in self.sheet.constants else name
+            self._constants[key] = name
+            self.sheet.constants[name] = constant
+        return self._constants[key]
+
+    def array(self, array: NDArray[Any], name: str) -> str:
+        """Returns the initializer of a small array that an operator takes as an operand."""
+        key = (array.dtype, array.shape, array.tobytes())
+        if key not in self._small:
+            self._small[key] = self.constant(Constant.of(array), self.free.take(name))
+        return self._small[key]
+
+    # ---- conversions --------------------------------------------------------------------------
+
+    def _convert(self, node: Node) -> None:
+        source, result = node.operand(0), node.output
+        if source.quant is None:
+            self.quantize(self.stored(source), source.type.dtype, result, node)
+        elif result.quant is None:
+            target = self.tensors.of(result)
+            if source in self._real:
+                type_ = TensorType(result.type.dtype, result.type.shape)
+                self.row("Identity", [self.stored(source)], target, type_, node=node)
+            else:
+                tensor = self.stored(source)
+                self.dequantize(tensor, source.quant, target, result.type.dtype, node)
+        else:
+            dtype = source.quant.params.expressed_dtype
+            self.quantize(self.real(source, dtype), dtype, result, node)
+
+    def dequantize(
+        self,
+        tensor: str,
+        type_: QuantType,
+        target: str,
+        dtype: DType,
+        node: Node | None = None,
+    ) -> str:
+        """Adds a DequantizeLinear."""
+        attributes = granularity(type_.params)
+        if dtype is not type_.params.expressed_dtype:
+            attributes["output_dtype"] = dtype_to_onnx(dtype)
+        inputs = [tensor, *self.parameters.of(type_.params, stem(tensor))]
+        result = TensorType(dtype, type_.shape)
+        return self.row("DequantizeLinear", inputs, target, result, attributes, node)
+
+    # ---- results ------------------------------------------------------------------------------
+
+    def target(self, value: Value, node: Node) -> tuple[str, TensorType]:
+        """Returns the tensor that an operator itself writes, and its type."""
+        name, shape = self.tensors.of(value), value.type.shape
+        if value.quant is None:
+            return name, TensorType(value.type.dtype, shape)
+        if quantizable(value.quant.params):
+            name = self.free.take(real_name(name))
+        return name, TensorType(real_dtype(node), shape)
+
+    def finish(self, node: Node, value: Value, target: str) -> None:
+        """Adds what leads from an operator's float result to a value of quantized type."""
+        if value.quant is None:
+            return
+        if not quantizable(value.quant.params):
+            self._real.add(value)
+            return
+        dtype, clamp = real_dtype(node), not _implied(node, value)
+        fuses = node.op.flow in _INTEGER_KERNELS
+        self.quantize(target, dtype, value, clamp=clamp, fuses=fuses)
+
+    def quantize(
+        self, tensor: str, dtype: DType, value: Value, node: Node | None = None, *,
+        clamp: bool = True, fuses: bool = False,
+    ) -> None:  # fmt: skip
+        """Adds a QuantizeLinear, and a clamp where the range is narrower than the storage."""
+        assert value.quant is not None
+        params, target, shape = value.quant.params, self.tensors.of(value), value.type.shape
+        if not quantizable(params):
+            raise UnsupportedTargetError(
+                f"ONNX cannot quantize to {params.storage_dtype}",
+                where=f"tensor '{value.name}'",
+                fix="choose a storage type of 16 bits or less",
+            )
+        if clamp and not params.full_range:
+            if self.profile.clamp is Clamp.BEHIND and fuses:
+                tensor = self._rounded(tensor, dtype, value.quant, target)
+            tensor = self._clamp(tensor, params, dtype, shape, target)
+        inputs = [tensor, *self.parameters.of(params, stem(target))]
+        type_ = TensorType(params.storage_dtype, shape)
+        self.row("QuantizeLinear", inputs, target, type_, granularity(params), node)
+
+    def _rounded(self, tensor: str, dtype: DType, type_: QuantType, name: str) -> str:
+        """Returns ``tensor`` after a Q/DQ pair; a clamp behind it gives the same integers."""
+        base = f"{stem(name)}_unclamped"
+        inputs = [tensor, *self.parameters.of(type_.params, stem(name))]
+        stored = self.row(
+            "QuantizeLinear", inputs, self.free.take(base),
+            TensorType(type_.dtype, type_.shape), granularity(type_.params),
+        )  # fmt: skip
+        target = self.free.take(f"{base}_DequantizeLinear_Output")
+        return self.dequantize(stored, type_, target, dtype)
+
+    def _clamp(
+        self, tensor: str, params: QuantParams, dtype: DType, shape: Shape, target: str
+    ) -> str:
+        type_ = TensorType(dtype, shape)
+        if starts_at_zero(params):
+            return self.row("Relu", [tensor], self.free.take(f"{stem(target)}_relu"), type_)
+        if not params.per_tensor:
+            raise UnsupportedTargetError(
+                "ONNX cannot clamp to a range per channel",
+                where=f"tensor '{target}'",
+                fix="use per-tensor parameters",
+            )
+        bounds = (
+            "" if bound is None else self.array(np.array(bound, dtype.numpy), f"{target}_{side}")
+            for side, bound in zip(("low", "high"), real_bounds(params), strict=True)
+        )
+        name = self.free.take(f"{stem(target)}_clip")
+        return self.row("Clip", _trimmed([tensor, *bounds]), name, type_)
+
+
+def _trimmed(inputs: Iterable[str]) -> list[str]:
+    kept = list(inputs)
+    while kept and not kept[-1]:
+        kept.pop()
+    return kept
+
+
+def _implied(node: Node, value: Value) -> bool:
+    """True where a mover's operand has the narrow range already."""
+    if node.op.flow is not Flow.MOVE or value.quant is None or not node.inputs:
+        return False
+    first = node.operand(0).quant
+    if first is None or not first.params.same_mapping(value.quant.params):
+        return False
+    own, result = first.params, value.quant.params
+    return result.qmin <= own.qmin and own.qmax <= result.qmax

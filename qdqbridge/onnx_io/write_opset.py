@@ -1,0 +1,187 @@
+"""Which opset a graph is written for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import onnx
+
+from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Graph, Node
+from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import QuantType, TensorType
+from qdqbridge.onnx_io.codecs import BY_ROW, since
+from qdqbridge.onnx_io.codecs.schema import schema_of
+from qdqbridge.onnx_io.foreign import ForeignAttrs
+from qdqbridge.onnx_io.structure import subgraphs
+from qdqbridge.onnx_io.write_real import mixes_types
+
+OLDEST = 13
+_METADATA_IR = 10
+_STORAGE = {
+    DType.INT16: 21, DType.UINT16: 21, DType.INT4: 21, DType.UINT4: 21,
+    DType.INT2: 25, DType.UINT2: 25, DType.FLOAT4_E2M1: 23,
+    DType.FLOAT8_E4M3FN: 19, DType.FLOAT8_E4M3FNUZ: 19,
+    DType.FLOAT8_E5M2: 19, DType.FLOAT8_E5M2FNUZ: 19,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one part of a graph asks of the opset, and why."""
+
+    reason: str
+    accepts: Callable[[int], bool]
+
+
+def choose_opset(graph: Graph) -> int:
+    """Returns the source's opset where it can say everything, else the lowest that can.
+
+    Raises:
+        UnsupportedTargetError: No opset can; the message lists what contradicts.
+    """
+    needs = list(dict.fromkeys(_needs(graph)))
+    newest = onnx.defs.onnx_opset_version()
+    candidates = [graph.opset, *range(OLDEST, newest + 1)]
+    for opset in candidates:
+        if OLDEST <= opset <= newest and all(need.accepts(opset) for need in needs):
+            return opset
+    tightest = {need.reason: _span(need, newest) for need in needs}
+    raise UnsupportedTargetError(
+        "no opset can express this graph",
+        why="; ".join(f"{reason}: {span}" for reason, span in tightest.items()),
+        fix="change one of these, or export the original with a newer opset",
+    )
+
+
+def imports_of(graph: Graph, opset: int) -> dict[str, int]:
+    """Returns the opset version of every domain that the written graph uses."""
+    versions = {"": opset}
+    for node in graph.nodes:
+        attributes = node.attributes
+        if not isinstance(attributes, ForeignAttrs):
+            continue
+        if attributes.domain and versions.get(attributes.domain, attributes.version) != (
+            attributes.version
+        ):
+            raise UnsupportedTargetError(
+                f"two versions of the domain '{attributes.domain}' meet in one graph",
+                where=f"node '{node.name}'",
+                why=f"{versions[attributes.domain]} and {attributes.version}",
+                fix="export both parts with one version",
+            )
+        versions.setdefault(attributes.domain, attributes.version)
+        for proto in _all(attributes.node.proto()):
+            versions.setdefault("" if proto.domain == "ai.onnx" else proto.domain, 1)
+    return versions
+
+
+def ir_version_of(imports: dict[str, int], *, with_metadata: bool) -> int:
+    """Returns the lowest IR version that has these opsets (and ``metadata_props`` of nodes)."""
+    known = onnx.helper.OP_SET_ID_VERSION_MAP
+    version = int(known.get(("ai.onnx", imports[""]), onnx.IR_VERSION))
+    return max(version, _METADATA_IR) if with_metadata else version
+
+
+def _span(need: Need, newest: int) -> str:
+    accepted = [opset for opset in range(OLDEST, newest + 1) if need.accepts(opset)]
+    return f"{accepted[0]} to {accepted[-1]}" if accepted else "none"
+
+
+def _at_least(opset: int, reason: str) -> Need:
+    return Need(reason, _AtLeast(opset))
+
+
+@dataclass(frozen=True, slots=True)
+class _AtLeast:
+    opset: int
+
+    def __call__(self, opset: int) -> bool:
+        return opset >= self.opset
+
+
+@dataclass(frozen=True, slots=True)
+class _SameSchema:
+    """The operator means at an opset what it means at the version it was written for."""
+
+    op_type: str
+    version: int
+
+    def __call__(self, opset: int) -> bool:
+        own, other = (schema_of(self.op_type, "", v) for v in (self.version, opset))
+        if own is None or other is None:
+            return opset == self.version
+        return bool(own.since_version == other.since_version)
+
+
+@dataclass(frozen=True, slots=True)
+class _MixedQuantize:
+    """QuantizeLinear of one element type with a scale of another one."""
+
+    integer: bool
+
+    def __call__(self, opset: int) -> bool:
+        return opset >= 23 or (self.integer and opset < 19)
+
+
+def _needs(graph: Graph) -> Iterator[Need]:
+    for value in graph.values():
+        if isinstance(value.type, QuantType):
+            yield from _type_needs(value.type.params)
+    for node in graph.nodes:
+        yield from _node_needs(node, graph.opset)
+
+
+def _type_needs(params: QuantParams) -> Iterator[Need]:
+    storage = params.storage_dtype
+    if storage in _STORAGE:
+        yield _at_least(_STORAGE[storage], f"tensors stored as {storage}")
+    if params.expressed_dtype is not DType.FLOAT32:
+        yield _at_least(19, f"{params.expressed_dtype} scales")
+    if params.blocked:
+        yield _at_least(21, "scales per block")
+
+
+def _node_needs(node: Node, source: int) -> Iterator[Need]:
+    attributes = node.attributes
+    if isinstance(attributes, ForeignAttrs):
+        for proto in _all(attributes.node.proto()):
+            if proto.domain in ("", "ai.onnx"):
+                version = source if attributes.domain else attributes.version
+                reason = f"{proto.op_type} '{node.name}' as in opset {version}"
+                yield Need(reason, _SameSchema(proto.op_type, version))
+    elif node.op.flow in (Flow.CONVERT, Flow.REINTERPRET):
+        yield from _conversion_needs(node)
+    else:
+        lowest = since(node.op.name, attributes) if node.op.name in BY_ROW else OLDEST
+        if lowest > OLDEST:
+            yield _at_least(lowest, f"{node.op.name} '{node.name}'")
+        if mixes_types(node):
+            yield _at_least(23, f"scales of several element types at {node.op.name} '{node.name}'")
+
+
+def _conversion_needs(node: Node) -> Iterator[Need]:
+    source, target = node.operand(0).type, node.output.type
+    if isinstance(source, TensorType) and isinstance(target, QuantType):
+        if node.op.name == "quantize" and source.dtype is not target.params.expressed_dtype:
+            yield Need(
+                f"a {target.params.expressed_dtype} scale for {source.dtype} data",
+                _MixedQuantize(source.dtype.is_integer),
+            )
+    elif isinstance(source, QuantType) and node.op.name == "dequantize":
+        if target.dtype is not source.params.expressed_dtype:
+            yield _at_least(23, "a result of another element type than its scale")
+    elif isinstance(source, QuantType) and isinstance(target, QuantType):
+        expressed = {source.params.expressed_dtype, target.params.expressed_dtype}
+        if node.op.name == "requantize" and len(expressed) > 1:
+            yield _at_least(23, "a requantization between scales of two element types")
+
+
+def _all(proto: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    yield proto
+    for body in subgraphs(proto):
+        for inner in body.node:
+            yield from _all(inner)
