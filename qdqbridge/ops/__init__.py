@@ -1,0 +1,1 @@
+"""The operator table: one row per operator, in one file per family."""

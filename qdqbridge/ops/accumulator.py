@@ -27,7 +27,7 @@ def integer_params(type_: ValueType | None) -> QuantParams | None:
 
 def centered(stored: Array, params: QuantParams) -> Array:
     """Returns ``stored - zero_point`` as int32."""
-    zero_point = params.aligned(params.zero_point, stored.shape)
+    zero_point: Array = params.aligned(params.zero_point, stored.shape)
     return stored.astype(np.int32) - zero_point
 
 
@@ -70,11 +70,11 @@ def with_bias(
         wanted = np.broadcast_to(scale, np.broadcast_shapes(scale.shape, bias.shape))
         if np.array_equal(np.broadcast_to(scales, wanted.shape), wanted):
             return accumulator + bias.astype(np.int64), None
-    flat = QuantType(params, None).params
-    return accumulator, _dequantized(bias, flat)
+    return accumulator, _dequantized(bias, params)
 
 
 def _dequantized(bias: Array, params: QuantParams) -> Array:
+    """Returns a bias in float32, whichever axes of extent 1 were put around it."""
     if params.scale.size == bias.size and params.axis is not None:
         flat = dequantize(bias.reshape(-1), params.with_axis(0))
         return flat.reshape(bias.shape)

@@ -68,7 +68,7 @@ class ReduceAttrs(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class AxisAttrs(Attributes):
-    """Operators with one axis: Concat, Gather, Flatten, CumSum …"""
+    """Operators with one axis: Concat, Gather, Flatten and others."""
 
     axis: int
 

@@ -9,7 +9,12 @@ import numpy as np
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.operator import Array, Flow, Operands, Operator, Types
 from qdqbridge.ops.accumulator import (
-    accumulation_dtype, centered, exact_dtype, finished, integer_params, with_bias,
+    accumulation_dtype,
+    centered,
+    exact_dtype,
+    finished,
+    integer_params,
+    with_bias,
 )
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs
 from qdqbridge.ops.shapes import differ, known, per_tensor, spatial_lengths, vector_fits
@@ -47,7 +52,7 @@ def spread(attrs: ConvTransposeAttrs, x: Array, w: Array) -> Array:
     for tap, view in taps(total, kernel, attrs.strides, attrs.dilations, x.shape[2:]):
         matrix = np.swapaxes(weights[(..., *tap)], 1, 2)
         part = matrix * columns if matrix.shape[2] == 1 else np.matmul(matrix, columns)
-        view += part.reshape(x.shape[0], channels, *x.shape[2:])
+        np.add(view, part.reshape(x.shape[0], channels, *x.shape[2:]), out=view)
     crop = tuple(
         slice(attrs.pads[i], room[i] - attrs.pads[i + rank]) for i in range(rank)
     )
@@ -102,7 +107,9 @@ def _contract(
     return (finished(total, scale, real, results[0]),)
 
 
-def _check_common(node: Node, lists: Sequence[tuple[str, Sequence[int], int, int]]) -> Iterator[str]:
+def _check_common(
+    node: Node, lists: Sequence[tuple[str, Sequence[int], int, int]]
+) -> Iterator[str]:
     x, w = node.operand(0), node.operand(1)
     if x.rank is not None and x.rank < 3:
         yield f"the input has rank {x.rank}; it needs a batch, a channel and a spatial axis"

@@ -11,7 +11,13 @@ import numpy as np
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.numerics import quantize
 from qdqbridge.graph.operator import (
-    Array, Compute, Flow, NoAttributes, Operands, Operator, Types,
+    Array,
+    Compute,
+    Flow,
+    NoAttributes,
+    Operands,
+    Operator,
+    Types,
 )
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import AxisAttrs

@@ -11,7 +11,12 @@ from qdqbridge.graph.operator import Array, Flow, NoAttributes, Operands, Operat
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import ValueType
 from qdqbridge.ops.accumulator import (
-    accumulation_dtype, centered, exact_dtype, finished, integer_params, with_bias,
+    accumulation_dtype,
+    centered,
+    exact_dtype,
+    finished,
+    integer_params,
+    with_bias,
 )
 from qdqbridge.ops.attributes import GemmAttrs
 from qdqbridge.ops.shapes import differ, known, per_tensor, vector_fits
@@ -190,7 +195,8 @@ GEMM = Operator(
     name="Gemm", flow=Flow.ACCUMULATE, attributes=GemmAttrs, compute=_gemm,
     contract=_gemm_contract, check=_check_gemm,
     numerics=_NUMERICS + "alpha != 1: M = f32(f32(f32(alpha * sx) * sw) / sy), and an int32 bias "
-    "has the scale f32(f32(alpha * sx) * sw); beta != 1 makes every bias a float one, f32(b * beta).",
+    "has the scale f32(f32(alpha * sx) * sw); beta != 1 makes every bias a float "
+    "one, f32(b * beta).",
 )
 MATMUL = Operator(
     name="MatMul", flow=Flow.ACCUMULATE, attributes=NoAttributes, compute=_matmul,

@@ -9,10 +9,21 @@ import numpy as np
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.operator import (
-    Array, Attributes, Flow, NoAttributes, Operands, Operator,
+    Array,
+    Attributes,
+    Flow,
+    NoAttributes,
+    Operands,
+    Operator,
 )
 from qdqbridge.ops.attributes import (
-    AxesAttrs, AxisAttrs, DepthSpaceAttrs, ExpandAttrs, ReshapeAttrs, TileAttrs, TransposeAttrs,
+    AxesAttrs,
+    AxisAttrs,
+    DepthSpaceAttrs,
+    ExpandAttrs,
+    ReshapeAttrs,
+    TileAttrs,
+    TransposeAttrs,
 )
 from qdqbridge.ops.shapes import axes_fit, differ, known
 from qdqbridge.ops.stored import moved, optional, present

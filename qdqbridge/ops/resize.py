@@ -181,8 +181,11 @@ def _cubic(attributes: ResizeAttrs, x: Array) -> Array:
 
 
 def _cubic_axis(attributes: ResizeAttrs, x: Array, axis: int, *, innermost: bool) -> Array:
-    """Interpolates along one axis; onnxruntime divides by the weights' sum before
-    multiplying along the innermost axis, and after it along the others."""
+    """Interpolates along one axis.
+
+    onnxruntime divides by the sum of the weights before it multiplies along the innermost axis,
+    and after it along the others.
+    """
     f, length = x.dtype.type, x.shape[axis]
     where = coordinates(attributes, x.shape, axis, x.dtype)
     floor = np.floor(where)

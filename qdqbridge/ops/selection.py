@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 
@@ -15,7 +16,9 @@ from qdqbridge.ops.movers import mover
 from qdqbridge.ops.shapes import axes_fit, known
 from qdqbridge.ops.stored import converted, present
 
-_MODES = {"constant": "constant", "reflect": "reflect", "edge": "edge", "wrap": "wrap"}
+_MODES: dict[str, Literal["reflect", "edge", "wrap"]] = {
+    "reflect": "reflect", "edge": "edge", "wrap": "wrap"
+}
 
 
 def _slice(attributes: SliceAttrs, operands: Operands) -> tuple[Array, ...]:
@@ -24,9 +27,8 @@ def _slice(attributes: SliceAttrs, operands: Operands) -> tuple[Array, ...]:
     for start, end, axis, step in zip(
         attributes.starts, attributes.ends, attributes.axes, attributes.steps, strict=True
     ):
-        if step < 0 and start < -x.shape[axis]:
-            start = 0
-        region[axis] = slice(start, end, step)
+        from_front = step < 0 and start < -x.shape[axis]
+        region[axis] = slice(0 if from_front else start, end, step)
     return (x[tuple(region)],)
 
 
@@ -58,8 +60,8 @@ def _surrounded(attributes: PadAttrs, x: Array, value: Array) -> Array:
             inner
         )
         return result
-    mode = _MODES[attributes.mode]
-    return np.pad(inner, widths, mode=mode)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    around: Array = np.pad(inner, widths, mode=_MODES[attributes.mode])
+    return around
 
 
 def _pad(attributes: PadAttrs, operands: Operands) -> tuple[Array, ...]:
@@ -117,7 +119,7 @@ def _check_split(node: Node) -> Iterator[str]:
 def _check_pad(node: Node) -> Iterator[str]:
     attributes, x = node.attributes, node.operand(0)
     assert isinstance(attributes, PadAttrs)
-    if attributes.mode not in _MODES:
+    if attributes.mode not in ("constant", *_MODES):
         yield f"mode {attributes.mode!r} does not exist"
     if x.rank is None:
         return

@@ -13,10 +13,20 @@ from typing import Any
 import numpy as np
 
 from qdqbridge.graph.operator import (
-    Array, Attributes, Compute, Flow, NoAttributes, Operands, Operator,
+    Array,
+    Attributes,
+    Compute,
+    Flow,
+    NoAttributes,
+    Operands,
+    Operator,
 )
 from qdqbridge.ops.attributes import (
-    AlphaAttrs, ClipAttrs, GeluAttrs, HardSigmoidAttrs, SeluAttrs,
+    AlphaAttrs,
+    ClipAttrs,
+    GeluAttrs,
+    HardSigmoidAttrs,
+    SeluAttrs,
 )
 from qdqbridge.ops.stored import present, tabulated
 

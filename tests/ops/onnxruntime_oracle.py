@@ -87,7 +87,7 @@ def model(
             value(f"s{i}", np.asarray(params.scale), fixed=constant)
             zero_point = np.asarray(params.zero_point).astype(params.storage_dtype.numpy)
             value(f"z{i}", zero_point, fixed=constant)
-            axis = {} if params.axis is None else {"axis": params.axis}
+            axis: dict[str, Any] = {} if params.axis is None else {"axis": params.axis}
             nodes.append(
                 helper.make_node("DequantizeLinear", [f"x{i}", f"s{i}", f"z{i}"], [f"f{i}"], **axis)
             )
@@ -132,7 +132,7 @@ def theirs(
 ) -> list[Array]:
     """Returns what onnxruntime computes."""
     serialized, feed = model(op, operands, results, attributes or {}, opset=opset)
-    return session(serialized, optimized=optimized).run(None, feed)
+    return [np.asarray(part) for part in session(serialized, optimized=optimized).run(None, feed)]
 
 
 def ours(
@@ -199,7 +199,7 @@ def pairs(
         py = random_params(rng, dtype, nice=i % 3 != 2)
         if i % 3 == 1:
             factor = np.float32(rng.choice([0.5, 1.0, 2.0, 3.0]))
-            py = per_tensor(dtype, px.scale * factor, int(py.zero_point))
+            py = per_tensor(dtype, float(px.scale) * float(factor), int(py.zero_point))
         yield px, py
 
 
@@ -220,13 +220,17 @@ def assert_equal(
     attributes: Any,
     operands: Sequence[Operand | None],
     result: QuantParams | None,
-    onnx_operands: Sequence[Operand | None] | None = None,
-    **onnx_attributes: Any,
+    fields: Mapping[str, Any] | None = None,
+    *,
+    given: Sequence[Operand | None] | None = None,
+    opset: int = 21,
 ) -> int:
-    """Asserts that onnxruntime and the table agree in every stored value; returns how many."""
-    given = operands if onnx_operands is None else onnx_operands
-    opset = onnx_attributes.pop("opset", 21)
-    (their,) = theirs(name, given, [result], onnx_attributes, opset=opset)
+    """Asserts that onnxruntime and the table agree in every stored value; returns how many.
+
+    ``fields`` and ``given`` are the attributes and inputs of the ONNX node.
+    """
+    inputs = operands if given is None else given
+    (their,) = theirs(name, inputs, [result], fields, opset=opset)
     (our,) = ours(name, attributes, operands, [result])
     assert mismatches(their, our) == 0, (name, attributes, result)
     return our.size
@@ -276,8 +280,8 @@ def product_bias(
 ) -> Operand:
     """Returns a random int32 bias whose scale is that of the products of ``x`` and ``w``."""
     assert x.params is not None and w.params is not None
-    first = np.asarray(np.float32(alpha) * x.params.scale, np.float32)
-    scale = np.asarray(first * w.params.scale, np.float32)
+    first = np.multiply(np.float32(alpha), x.params.scale, dtype=np.float32)
+    scale = np.multiply(first, w.params.scale, dtype=np.float32)
     zero_point = np.zeros(scale.shape, np.int32)
     params = QuantParams(DType.INT32, scale, zero_point, axis=0 if scale.ndim else None)
     return Operand(rng.integers(-3000, 3000, count).astype(np.int32), params, True)

@@ -35,7 +35,7 @@ def test_every_code_requantizes_as_onnxruntime_does(dtype) -> None:
 def test_quantize_and_dequantize_equal_onnxruntime() -> None:
     for seed, (px, py) in enumerate(pairs(20, DType.INT8, 30)):
         rng = np.random.default_rng(seed)
-        half = (rng.integers(-300, 300, 500) / 2).astype(np.float32) * py.scale
+        half = (rng.integers(-300, 300, 500) / 2).astype(np.float32) * np.float32(float(py.scale))
         x = Operand(np.concatenate([half, rng.standard_normal(500).astype(np.float32)]))
         (their,) = theirs("Identity", [x], [py])
         (our,) = ours("quantize", NO_ATTRIBUTES, [x], [py])

@@ -52,8 +52,8 @@ TRANSPOSED = {
 }
 
 
-def onnx_attributes(attributes: ConvAttrs | ConvTransposeAttrs) -> dict[str, object]:
-    fields = {
+def onnx_attributes(attributes: ConvAttrs | ConvTransposeAttrs) -> dict[str, tuple[int, ...] | int]:
+    fields: dict[str, tuple[int, ...] | int] = {
         "strides": attributes.strides, "dilations": attributes.dilations,
         "pads": attributes.pads, "group": attributes.group,
     }
@@ -124,7 +124,8 @@ def test_conv_differs_from_the_float_kernel_in_ties_only(granularity, bias) -> N
                 if bias == "int32":
                     operands.append(product_bias(rng, x, w, ws[0]))
                 if bias == "float":
-                    operands.append(Operand(rng.standard_normal(ws[0]).astype(np.float32), None, True))
+                    real = rng.standard_normal(ws[0]).astype(np.float32)
+                    operands.append(Operand(real, None, True))
                 counted = unfused("Conv", attributes, operands, py)
                 differences, total = differences + counted[0], total + counted[1]
     assert differences * 5000 < total
@@ -172,7 +173,7 @@ def test_float_result_is_the_accumulator_times_one_scale() -> None:
     (our,) = ours("Conv", attributes, [x, w], [None])
     cx = x.values.astype(np.float64) - x.params.zero_point
     (acc,) = BY_NAME["Conv"].compute(attributes, (cx, w.values.astype(np.float64)))
-    scale = (x.params.scale * w.params.scale).reshape(-1, 1, 1)
+    scale = np.multiply(x.params.scale, w.params.scale).reshape(-1, 1, 1)
     assert scale.dtype == np.float32
     np.testing.assert_array_equal(our, acc.astype(np.float32) * scale)
 

@@ -79,7 +79,7 @@ def test_where_and_concat_equal_onnxruntime(dtype) -> None:
         condition = Operand(rng.integers(0, 2, (5, 60)).astype(np.bool_))
         assert_equal("Where", NO_ATTRIBUTES, [condition, a, b], py)
         joined = [quantized(rng, (2, n, 30), p) for n, p in ((3, px), (1, py), (2, b.params or px))]
-        assert_equal("Concat", AxisAttrs(1), joined, py, axis=1)
+        assert_equal("Concat", AxisAttrs(1), joined, py, {"axis": 1})
 
 
 def test_concat_passes_an_operand_of_its_own_type_unchanged() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -26,15 +28,17 @@ from tests.ops.onnxruntime_oracle import (
 )
 
 PAIRS = ((DType.UINT8, DType.INT8), (DType.INT8, DType.INT8), (DType.UINT8, DType.UINT8))
+MIXED = (DType.UINT8, DType.INT8)
 FORMS = [(False, False), (False, True), (True, True)]
 ALPHA = float(np.float32(0.7))
 SEEDS = 12
 
 
 def make(
-    rng: np.random.Generator, dx: DType, dw: DType, xs: tuple[int, ...], ws: tuple[int, ...],
+    rng: np.random.Generator, dtypes: tuple[DType, DType], xs: tuple[int, ...], ws: tuple[int, ...],
     axis: int | None, depth: int,
 ) -> tuple[Operand, Operand, QuantParams]:
+    dx, dw = dtypes
     px = random_params(rng, dx, nice=False, low=-8, high=-4)
     pw = (
         random_params(rng, dw, nice=False, low=-8, high=-4) if axis is None
@@ -45,13 +49,15 @@ def make(
     return quantized(rng, xs, px), quantized(rng, ws, pw, fixed=True), py
 
 
-def gemm(seed: int, dtypes, form, *, per_column: bool) -> tuple[list[Operand], QuantParams, dict]:
+def gemm(
+    seed: int, dtypes: tuple[DType, DType], form: tuple[bool, bool], *, per_column: bool
+) -> tuple[list[Operand], QuantParams, dict[str, Any]]:
     rng = np.random.default_rng(seed)
     trans_a, trans_b = form
     m, k, n = [(9, 33, 17), (5, 256, 40)][seed % 2]
     axis = (0 if trans_b else 1) if per_column else None
     a, b, py = make(
-        rng, *dtypes, (k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n), axis, k
+        rng, dtypes, (k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n), axis, k
     )
     alpha = 1.0 if seed % 3 else ALPHA
     operands = [a, b]
@@ -61,7 +67,7 @@ def gemm(seed: int, dtypes, form, *, per_column: bool) -> tuple[list[Operand], Q
     return operands, py, fields
 
 
-def attributes(fields: dict) -> GemmAttrs:
+def attributes(fields: dict[str, Any]) -> GemmAttrs:
     return GemmAttrs(fields["alpha"], 1.0, bool(fields["transA"]), bool(fields["transB"]))
 
 
@@ -101,7 +107,7 @@ def test_matmul_equals_the_fused_kernel(dtypes, per_column) -> None:
     """Bit for bit: QLinearMatMul."""
     for seed in range(SEEDS):
         rng = np.random.default_rng(seed)
-        a, b, py = make(rng, *dtypes, (2, 7, 65), (65, 19), 1 if per_column else None, 65)
+        a, b, py = make(rng, dtypes, (2, 7, 65), (65, 19), 1 if per_column else None, 65)
         if seed == 0:
             assert "QLinearMatMul" in fused_operators("MatMul", [a, b], [py], {})
         (their,) = theirs("MatMul", [a, b], [py], optimized=True)
@@ -118,7 +124,7 @@ def test_matmul_differs_from_the_float_kernel_in_ties_only(shapes) -> None:
     for dx, _ in PAIRS[:2]:
         for seed in range(SEEDS):
             rng = np.random.default_rng(seed)
-            a, b, py = make(rng, dx, dx, *shapes, None, 65)
+            a, b, py = make(rng, (dx, dx), shapes[0], shapes[1], None, 65)
             (their,) = theirs("MatMul", [a, b], [py])
             (our,) = ours("MatMul", NO_ATTRIBUTES, [a, b], [py])
             (real,) = ideal("MatMul", NO_ATTRIBUTES, [a, b])
@@ -134,7 +140,7 @@ def test_float_result_equals_matmul_integer_to_float(per_column) -> None:
     for seed in range(SEEDS):
         rng = np.random.default_rng(seed)
         a, b, _ = make(
-            rng, DType.UINT8, DType.INT8, (2, 7, 65), (65, 19), 1 if per_column else None, 65
+            rng, MIXED, (2, 7, 65), (65, 19), 1 if per_column else None, 65
         )
         if seed == 0:
             assert "MatMulIntegerToFloat" in fused_operators("MatMul", [a, b], [None], {})
@@ -147,7 +153,7 @@ def test_float_result_equals_matmul_integer_to_float(per_column) -> None:
 def test_dense_equals_gemm_with_a_transposed_weight(per_row) -> None:
     rng = np.random.default_rng(0)
     x, w, py = make(
-        rng, DType.UINT8, DType.INT8, (6, 33), (11, 33), 0 if per_row else None, 33
+        rng, MIXED, (6, 33), (11, 33), 0 if per_row else None, 33
     )
     bias = product_bias(rng, x, w, 11)
     (gemm_,) = ours("Gemm", GemmAttrs(trans_b=True), [x, w, bias], [py])
@@ -161,7 +167,7 @@ def test_dense_equals_gemm_with_a_transposed_weight(per_row) -> None:
 def test_bias_of_another_scale_is_added_in_float() -> None:
     """An int32 bias that is not in units of the products cannot join the accumulator."""
     rng = np.random.default_rng(1)
-    x, w, py = make(rng, DType.UINT8, DType.INT8, (6, 33), (11, 33), 0, 33)
+    x, w, py = make(rng, MIXED, (6, 33), (11, 33), 0, 33)
     assert x.params is not None and w.params is not None
     stored = rng.integers(-100, 100, 11).astype(np.int32)
     bias = Operand(stored, per_tensor(DType.INT32, 0.01))
@@ -170,14 +176,14 @@ def test_bias_of_another_scale_is_added_in_float() -> None:
     (b,) = ours("Dense", NO_ATTRIBUTES, [x, w, plain], [py])
     np.testing.assert_array_equal(a, b)
     acc = (x.values.astype(np.int64) - int(x.params.zero_point)) @ w.values.T.astype(np.int64)
-    real = acc.astype(np.float32) * (x.params.scale * w.params.scale) + plain.values
-    expected = np.clip(np.rint(real / py.scale) + py.zero_point, py.qmin, py.qmax)
+    real = acc.astype(np.float32) * np.multiply(x.params.scale, w.params.scale) + plain.values
+    expected = np.clip(np.rint(real / float(py.scale)) + py.zero_point, py.qmin, py.qmax)
     np.testing.assert_array_equal(a, expected)
 
 
 def test_beta_scales_the_bias() -> None:
     rng = np.random.default_rng(2)
-    a, b, py = make(rng, DType.UINT8, DType.INT8, (6, 33), (33, 11), None, 33)
+    a, b, py = make(rng, MIXED, (6, 33), (33, 11), None, 33)
     bias = product_bias(rng, a, b, 11)
     fields = {"beta": 0.5}
     (our,) = ours("Gemm", GemmAttrs(beta=0.5), [a, b, bias], [py])
@@ -195,7 +201,7 @@ def test_integers_that_are_not_quantized_multiply_exactly() -> None:
 
 def test_float_weight_and_weight_only_have_no_integer_form() -> None:
     rng = np.random.default_rng(3)
-    x, w, _ = make(rng, DType.UINT8, DType.INT8, (6, 33), (11, 33), 0, 33)
+    x, w, _ = make(rng, MIXED, (6, 33), (11, 33), 0, 33)
     contract = BY_NAME["Dense"].contract
     assert contract is not None
     real = Operand(x.real)

@@ -83,7 +83,7 @@ def test_equals_onnxruntime(case, dtype) -> None:
         x = quantized(np.random.default_rng(seed), shape, px)
         for result in (px, py, None):
             name = case.split()[0]
-            assert_equal(name, attributes, [x], result, [x, *inputs], **fields)
+            assert_equal(name, attributes, [x], result, fields, given=[x, *inputs])
 
 
 @pytest.mark.parametrize("pads", [(1, 0, 2, 0, 3, 1), (-1, 0, 2, 0, -1, 1)], ids=str)
@@ -93,7 +93,7 @@ def test_pad_with_a_constant_equals_onnxruntime(value, pads) -> None:
         x = quantized(np.random.default_rng(seed), (3, 4, 2), px)
         given = [x, ints(*pads), Operand(np.asarray(value, np.float32))]
         for result in (px, py, None):
-            assert_equal("Pad", PadAttrs(pads, value=value), [x], result, given)
+            assert_equal("Pad", PadAttrs(pads, value=value), [x], result, given=given)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -103,7 +103,7 @@ def test_gather_equals_onnxruntime(index, axis) -> None:
         x = quantized(np.random.default_rng(seed), (3, 4), px)
         operands = [x, Operand(np.asarray(index, np.int64))]
         for result in (px, py, None):
-            assert_equal("Gather", AxisAttrs(axis), operands, result, axis=axis)
+            assert_equal("Gather", AxisAttrs(axis), operands, result, {"axis": axis})
 
 
 def test_split_equals_onnxruntime() -> None:

@@ -49,15 +49,15 @@ def test_equals_onnxruntime_but_for_ties(case, dtype) -> None:
     name, differences, total = case.split()[0], 0, 0
     for seed, (px, py) in enumerate(pairs(12, dtype, 30)):
         rng = np.random.default_rng(seed)
-        py = result(dtype, seed, py)
+        out = result(dtype, seed, py)
         operands = [quantized(rng, SHAPE, px), floats(rng, *affine)]
         if name != "RMSNormalization":
             operands.append(floats(rng, *affine))
-        (their,) = theirs(name, operands, [py], {**fields, "epsilon": EPSILON}, opset=opset)
-        (our,) = ours(name, attributes, operands, [py])
+        (their,) = theirs(name, operands, [out], {**fields, "epsilon": EPSILON}, opset=opset)
+        (our,) = ours(name, attributes, operands, [out])
         (real,) = ideal(name, attributes, operands)
-        error = (np.abs(real) + 8) * 2.0**-19 / float(py.scale)
-        assert proven_ties(their, our, real, py, error)
+        error = (np.abs(real) + 8) * 2.0**-19 / float(out.scale)
+        assert proven_ties(their, our, real, out, error)
         differences, total = differences + mismatches(their, our), total + our.size
     assert differences * 10_000 < total
 
@@ -65,14 +65,14 @@ def test_equals_onnxruntime_but_for_ties(case, dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_batch_normalization_equals_onnxruntime(dtype) -> None:
     """The same float32 operations in the same order, so even float results agree in every bit."""
-    attributes = EpsilonAttrs(EPSILON)
+    attributes, fields = EpsilonAttrs(EPSILON), {"epsilon": EPSILON}
     for seed, (px, py) in enumerate(pairs(13, dtype, 30)):
         rng = np.random.default_rng(seed)
         variance = Operand((rng.random(6) + 0.1).astype(np.float32))
         vectors = [floats(rng, 6), floats(rng, 6), floats(rng, 6), variance]
         operands = [quantized(rng, SHAPE, px), *vectors]
-        assert_equal("BatchNormalization", attributes, operands, py, epsilon=EPSILON)
-        assert_equal("BatchNormalization", attributes, operands, None, epsilon=EPSILON)
+        assert_equal("BatchNormalization", attributes, operands, py, fields)
+        assert_equal("BatchNormalization", attributes, operands, None, fields)
 
 
 def test_quantized_scale_and_bias_are_dequantized_first() -> None:

@@ -97,7 +97,7 @@ def test_extremes_equal_onnxruntime(name, axes) -> None:
     for dtype in DTYPES:
         for seed, (px, py) in enumerate(pairs(8, dtype, 12)):
             x = quantized(np.random.default_rng(seed), (2, 3, 11, 10), px)
-            assert_equal(name, ReduceAttrs(axes, False), [x], py, [x, given], keepdims=0)
+            assert_equal(name, ReduceAttrs(axes, False), [x], py, {"keepdims": 0}, given=[x, given])
 
 
 @pytest.mark.parametrize("dilations", [(1, 1), (2, 1)], ids=str)
@@ -111,8 +111,8 @@ def test_max_pool_equals_onnxruntime(ceil_mode, dilations) -> None:
     for dtype in DTYPES:
         for seed, (px, py) in enumerate(pairs(9, dtype, 12)):
             x = quantized(np.random.default_rng(seed), (2, 3, 11, 10), px)
-            assert_equal("MaxPool", attributes, [x], px, **fields)
-            assert_equal("MaxPool", attributes, [x], py, **fields)
+            assert_equal("MaxPool", attributes, [x], px, fields)
+            assert_equal("MaxPool", attributes, [x], py, fields)
             assert_equal("GlobalMaxPool", NO_ATTRIBUTES, [x], px)
 
 
@@ -126,7 +126,7 @@ def test_1d_and_3d_pools(spatial) -> None:
     }
     for seed, (px, py) in enumerate(pairs(10, DType.UINT8, 12)):
         x = quantized(np.random.default_rng(seed), (2, 3, *spatial), px)
-        assert_equal("MaxPool", attributes, [x], px, **fields)
+        assert_equal("MaxPool", attributes, [x], px, fields)
         tied("AveragePool", attributes, x, py, fields, [x], 2**rank)
 
 

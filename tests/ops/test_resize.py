@@ -74,7 +74,7 @@ def test_equals_onnxruntime(mode, coordinates) -> None:
                 "extrapolation_value": attributes.extrapolation_value,
             }
             for result in (py, px if mode == "nearest" else None):
-                assert_equal("Resize", attributes, [x], result, given, **fields)
+                assert_equal("Resize", attributes, [x], result, fields, given=given)
 
 
 @pytest.mark.parametrize("factor", [2.0, 0.5, 1.5])
@@ -85,7 +85,8 @@ def test_opset_10_nearest_equals_onnxruntime(factor) -> None:
     params = per_tensor(DType.UINT8, 0.1, 3)
     x = quantized(rng, (1, 2, 8, 8), params)
     scales = Operand(np.asarray(attributes.scales, np.float32))
-    assert_equal("Resize", attributes, [x], params, [x, scales], opset=10, mode="nearest")
+    fields = {"mode": "nearest"}
+    assert_equal("Resize", attributes, [x], params, fields, given=[x, scales], opset=10)
 
 
 def test_only_nearest_without_a_crop_moves_values() -> None:

@@ -33,12 +33,12 @@ def test_equals_onnxruntime_but_for_ties(name, dtype, axis) -> None:
     attributes = SoftmaxAttrs((axis,))
     for seed, (px, py) in enumerate(pairs(11, dtype, 40)):
         x = quantized(np.random.default_rng(seed), (4, 7, 33), px)
-        py = per_tensor(dtype, np.float32(SCALES[name][seed % 4]), int(py.zero_point))
-        (their,) = theirs(name, [x], [py], {"axis": axis})
-        (our,) = ours(name, attributes, [x], [py])
+        out = per_tensor(dtype, np.float32(SCALES[name][seed % 4]), int(py.zero_point))
+        (their,) = theirs(name, [x], [out], {"axis": axis})
+        (our,) = ours(name, attributes, [x], [out])
         (real,) = ideal(name, attributes, [x])
-        error = (np.abs(real) + 1) * 2.0**-20 / float(py.scale)
-        assert proven_ties(their, our, real, py, error)
+        error = (np.abs(real) + 1) * 2.0**-20 / float(out.scale)
+        assert proven_ties(their, our, real, out, error)
         differences, total = differences + mismatches(their, our), total + our.size
     assert differences * 10_000 < total
 

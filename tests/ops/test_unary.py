@@ -35,10 +35,10 @@ def f32(value: float) -> float:
     return float(np.float32(value))
 
 
-PLAIN = (
-    "Sigmoid Exp Sin Cos Erf Softplus Reciprocal Abs Neg Floor Ceil Round Sign Relu Softsign "
-    "HardSwish"
-).split()
+PLAIN = [
+    "Sigmoid", "Exp", "Sin", "Cos", "Erf", "Softplus", "Reciprocal", "Abs", "Neg", "Floor", "Ceil",
+    "Round", "Sign", "Relu", "Softsign", "HardSwish",
+]
 EQUAL: list[tuple[str, Attributes, dict[str, float | str]]] = [
     *((name, NO_ATTRIBUTES, {}) for name in PLAIN),
     ("Gelu", GeluAttrs("none"), {"approximate": "none"}),
