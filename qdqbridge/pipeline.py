@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from qdqbridge.errors import OutputExistsError, UnsupportedTargetError
+from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph, Note, Value
 
 if TYPE_CHECKING:
@@ -179,12 +179,7 @@ def save(graph: Graph, path: File, profile: str = "ort", *, overwrite: bool = Fa
     """
     from qdqbridge.onnx_io.writer import write
 
-    file = Path(path)
-    if file.exists() and not overwrite:
-        raise OutputExistsError(
-            f"'{file}' exists", fix="give another name, or allow overwriting (--force)"
-        )
-    write(graph, file, profile)
+    write(graph, Path(path), profile=profile, overwrite=overwrite)
 
 
 def compare(
