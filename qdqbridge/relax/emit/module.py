@@ -21,7 +21,8 @@ from qdqbridge.relax.emit.foreign import emit_foreign
 from qdqbridge.relax.emit.movers import MOVERS
 from qdqbridge.relax.emit.resize import emit_resize
 from qdqbridge.relax.emit.rounded import quantized_result
-from qdqbridge.relax.emit.scope import Expr, Scope, fill, tvm_dtype, unsupported
+from qdqbridge.relax.emit.scope import Expr, Scope, tvm_dtype, unsupported
+from qdqbridge.relax.emit.transposition import fill
 
 LARGE = 1 << 16
 """Bytes from which a constant becomes a parameter when parameters are kept apart."""

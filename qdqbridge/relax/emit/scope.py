@@ -17,6 +17,7 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import Shape
 from qdqbridge.relax.dialect import call
+from qdqbridge.relax.emit.transposition import fill
 
 Expr = Any
 HOLDABLE = frozenset(
@@ -192,26 +193,6 @@ def to_tensor(constant: Constant) -> Any:
     tensor = tvm.runtime.empty(constant.shape, dtype)
     fill(np.from_dlpack(tensor), constant.numpy())
     return tensor
-
-
-_TILE = 256
-
-
-def fill(target: NDArray[Any], source: NDArray[Any]) -> None:
-    """Copies ``source`` into ``target``; a transposed matrix goes tile by tile, for the caches."""
-    if target.dtype != source.dtype and source.dtype.kind != "V":
-        source = source.astype(target.dtype)
-    elif target.dtype != source.dtype:
-        source = source.astype(target.dtype)
-    if source.ndim != 2 or source.flags.c_contiguous or source.size < _TILE * _TILE:
-        target[...] = source
-        return
-    rows, columns = source.shape
-    for row in range(0, rows, _TILE):
-        for column in range(0, columns, _TILE):
-            target[row : row + _TILE, column : column + _TILE] = source[
-                row : row + _TILE, column : column + _TILE
-            ]
 
 
 def number(array: NDArray[Any]) -> Expr:

@@ -1,0 +1,221 @@
+"""Measurements that are too slow or too large for the tests.
+
+``bench.py import`` generates a 24-layer MLP with 0.8 GB of int8 weights in external data and chains
+of 2,500, 5,000 and 10,000 nodes in a temporary folder, and measures reading them. Every measurement
+runs in a process of its own, so that peak memory is its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+LAYERS, HIDDEN = 24, 2048
+CHAINS = (2_500, 5_000, 10_000)
+LIMITS = {
+    "load seconds": 1.0,
+    "load MB": 150.0,
+    "load + to_relax / onnx.load": 3.0,
+    "10,000 nodes seconds": 2.0,
+}
+
+
+# ---- models -----------------------------------------------------------------------------------
+
+
+def write_mlp(path: Path) -> None:
+    """Writes MatMul -> Q/DQ layers of HIDDEN x 4 HIDDEN x HIDDEN int8 weights, data outside."""
+    rng = np.random.default_rng(0)
+    nodes, initializers = [], [_scalar("s", 0.02, np.float32), _scalar("z", 128, np.uint8)]
+    data = path.with_suffix(".data")
+    current, offset = "x", 0
+    with data.open("wb") as file:
+        for layer in range(LAYERS):
+            for part, (rows, columns) in enumerate(((HIDDEN, 4 * HIDDEN), (4 * HIDDEN, HIDDEN))):
+                name = f"w{layer}_{part}"
+                array = rng.integers(-127, 128, (rows, columns), dtype=np.int8)
+                file.write(array.tobytes())
+                initializers.append(_external(name, array, data.name, offset))
+                offset += array.nbytes
+                scale = rng.uniform(1e-4, 1e-3, columns).astype(np.float32)
+                initializers.append(numpy_helper.from_array(scale, f"{name}_s"))
+                zeros = np.zeros(columns, np.int8)
+                initializers.append(numpy_helper.from_array(zeros, f"{name}_z"))
+                nodes += _layer(current, name)
+                current = f"{name}_y"
+    graph = helper.make_graph(
+        nodes,
+        "mlp",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", HIDDEN])],
+        [helper.make_tensor_value_info(current, TensorProto.FLOAT, ["batch", HIDDEN])],
+        initializers,
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+
+
+def _layer(x: str, w: str) -> list[onnx.NodeProto]:
+    return [
+        helper.make_node("QuantizeLinear", [x, "s", "z"], [f"{w}_q"]),
+        helper.make_node("DequantizeLinear", [f"{w}_q", "s", "z"], [f"{w}_x"]),
+        helper.make_node("DequantizeLinear", [w, f"{w}_s", f"{w}_z"], [f"{w}_d"], axis=1),
+        helper.make_node("MatMul", [f"{w}_x", f"{w}_d"], [f"{w}_m"]),
+        helper.make_node("QuantizeLinear", [f"{w}_m", "s", "z"], [f"{w}_r"]),
+        helper.make_node("DequantizeLinear", [f"{w}_r", "s", "z"], [f"{w}_y"]),
+    ]
+
+
+def _scalar(name: str, value: float, dtype: type) -> TensorProto:
+    return numpy_helper.from_array(np.array(value, dtype), name)
+
+
+def _external(name: str, array: np.ndarray, location: str, offset: int) -> TensorProto:
+    tensor = TensorProto(name=name, data_type=TensorProto.INT8, dims=array.shape)
+    tensor.data_location = TensorProto.EXTERNAL
+    entries = {"location": location, "offset": str(offset), "length": str(array.nbytes)}
+    for key, value in entries.items():
+        entry = tensor.external_data.add()
+        entry.key, entry.value = key, value
+    return tensor
+
+
+def write_chain(path: Path, count: int) -> None:
+    """Writes about ``count`` nodes: residual blocks of Conv, Relu and Add with their Q/DQ."""
+    rng = np.random.default_rng(0)
+    weight = rng.integers(-127, 128, (8, 8, 1, 1), dtype=np.int8)
+    initializers = [
+        _scalar("s", 0.02, np.float32), _scalar("z", 128, np.uint8),
+        _scalar("ws", 0.01, np.float32), _scalar("wz", 0, np.int8),
+        numpy_helper.from_array(weight, "w"),
+    ]  # fmt: skip
+    nodes = _q_dq("x", "x0")
+    current = "x0"
+    block = 0
+    while len(nodes) < count:
+        b = f"b{block}"
+        nodes.append(helper.make_node("DequantizeLinear", ["w", "ws", "wz"], [f"{b}_w"]))
+        nodes.append(helper.make_node("Conv", [current, f"{b}_w"], [f"{b}_c"]))
+        nodes.append(helper.make_node("Relu", [f"{b}_c"], [f"{b}_r"]))
+        nodes += _q_dq(f"{b}_r", f"{b}_d")
+        nodes.append(helper.make_node("Add", [current, f"{b}_d"], [f"{b}_a"]))
+        nodes += _q_dq(f"{b}_a", f"{b}_y")
+        current, block = f"{b}_y", block + 1
+    shape = ["batch", 8, 4, 4]
+    graph = helper.make_graph(
+        nodes,
+        "chain",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(current, TensorProto.FLOAT, shape)],
+        initializers,
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+
+
+def _q_dq(x: str, y: str) -> list[onnx.NodeProto]:
+    return [
+        helper.make_node("QuantizeLinear", [x, "s", "z"], [f"{y}_q"]),
+        helper.make_node("DequantizeLinear", [f"{y}_q", "s", "z"], [y]),
+    ]
+
+
+# ---- measurements, each in a process of its own -------------------------------------------------
+
+
+def peak_mb() -> float:
+    """Returns the largest resident memory of this process so far, in MB (mapped pages count)."""
+    status = Path("/proc/self/status")
+    if status.exists():  # ru_maxrss would start at the parent's
+        line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
+        return int(line.split()[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def measure(job: str, path: str) -> dict[str, float]:
+    """Runs one job and returns its seconds and the growth of peak memory."""
+    jobs: dict[str, Callable[[str], object]] = {
+        "onnx.load": onnx.load, "load": _load, "to_relax": _to_relax,
+    }  # fmt: skip
+    import qdqbridge  # noqa: F401  its start-up is not the file's cost
+
+    if job == "to_relax":
+        import tvm  # noqa: F401
+    start_mb, start = peak_mb(), time.perf_counter()
+    kept = jobs[job](path)
+    seconds = time.perf_counter() - start
+    return {"seconds": seconds, "mb": peak_mb() - start_mb, "kept": float(kept is not None)}
+
+
+def _load(path: str) -> object:
+    import qdqbridge
+
+    return qdqbridge.load(path)
+
+
+def _to_relax(path: str) -> object:
+    import qdqbridge
+
+    graph = qdqbridge.load(path)
+    return graph, qdqbridge.to_relax(graph)
+
+
+def measured(job: str, path: Path, repeats: int = 3) -> dict[str, float]:
+    """Returns the fastest of ``repeats`` runs of a job, each in a fresh process."""
+    runs = []
+    for _ in range(repeats):
+        command = [sys.executable, __file__, "measure", job, str(path)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        runs.append(json.loads(done.stdout))
+    return min(runs, key=lambda run: run["seconds"])
+
+
+def bench_import() -> int:
+    """Measures reading, prints a table, returns 1 where a limit is missed."""
+    results: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        mlp = Path(folder) / "mlp.onnx"
+        write_mlp(mlp)
+        rows = {job: measured(job, mlp) for job in ("onnx.load", "load", "to_relax")}
+        for job, row in rows.items():
+            print(f"mlp 0.8 GB  {job:<10} {row['seconds']:6.2f} s  {row['mb']:8.0f} MB above start")
+        results["load seconds"] = rows["load"]["seconds"]
+        results["load MB"] = rows["load"]["mb"]
+        ratio = rows["to_relax"]["seconds"] / rows["onnx.load"]["seconds"]
+        results["load + to_relax / onnx.load"] = ratio
+        for count in CHAINS:
+            chain = Path(folder) / f"chain{count}.onnx"
+            write_chain(chain, count)
+            row = measured("load", chain)
+            print(f"chain {count:>6} nodes load {row['seconds']:6.2f} s  {row['mb']:8.0f} MB")
+            results[f"{count:,} nodes seconds"] = row["seconds"]
+    missed = [f"{k}: {results[k]:.2f} > {v}" for k, v in LIMITS.items() if results[k] > v]
+    print("limits: " + ("; ".join(missed) if missed else "all met"))
+    return 1 if missed else 0
+
+
+def main() -> int:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("import", help="cost of reading models")
+    worker = commands.add_parser("measure", help="one measurement (used by the others)")
+    worker.add_argument("job")
+    worker.add_argument("path")
+    arguments = parser.parse_args()
+    if arguments.command == "measure":
+        print(json.dumps(measure(arguments.job, arguments.path)))
+        return 0
+    return bench_import()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
