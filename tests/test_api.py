@@ -1,0 +1,174 @@
+"""The public API: what it promises, what it costs to import, how it fails."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import qdqbridge as qb
+from qdqbridge.errors import (
+    InputDataError,
+    InvalidModelError,
+    ModelFileError,
+    OutputExistsError,
+    UnsupportedTargetError,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = ROOT / "models" / "digits_cnn_u8s8_per_channel.onnx"
+
+
+@pytest.fixture(scope="module")
+def images():
+    with np.load(ROOT / "models" / "digits_test.npz") as data:
+        return data["x"][:8]
+
+
+def python(code):
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return result.stdout.split()
+
+
+def test_all_is_a_dozen_names_and_they_exist():
+    pytest.importorskip("tvm")
+    assert len(qb.__all__) <= 12
+    assert sorted(qb.__all__) == qb.__all__
+    for name in qb.__all__:
+        assert getattr(qb, name).__doc__
+
+
+def test_unknown_names_are_attribute_errors():
+    with pytest.raises(AttributeError, match="no attribute 'convert'"):
+        _ = qb.convert
+
+
+def test_import_is_cheap():
+    code = (
+        "import sys, time; start = time.process_time(); import qdqbridge;"
+        "print(time.process_time() - start, *sys.modules)"
+    )
+    seconds, *modules = python(code)
+    assert not {"tvm", "onnx", "onnxruntime", "rich", "cyclopts"} & set(modules)
+    assert float(seconds) < 0.3  # CPU time, so that a busy machine does not count
+
+
+def test_reading_and_running_does_not_import_tvm():
+    code = (
+        "import sys, numpy, qdqbridge as qb;"
+        f"g = qb.load({str(MODEL)!r});"
+        "qb.evaluate(g, {'input': numpy.zeros((1, 1, 8, 8), 'float32')});"
+        "print('tvm' in sys.modules)"
+    )
+    assert python(code) == ["False"]
+
+
+def test_version_is_that_of_the_project():
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    assert re.search(r'^version = "(.*)"$', project, re.M)[1] == qb.__version__
+
+
+def test_load_takes_paths_and_strings():
+    graph = qb.load(MODEL)
+    assert graph.canonical
+    assert qb.load(str(MODEL)).digest == graph.digest
+    raw = qb.load(MODEL, canonical=False)
+    assert not raw.canonical
+    assert len(raw.nodes) > len(graph.nodes)
+
+
+def test_load_maps_every_failure(tmp_path):
+    (tmp_path / "text.onnx").write_text("no model")
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    truncated = MODEL.read_bytes()[:-1000]
+    (tmp_path / "cut.onnx").write_bytes(truncated)
+    for name in ("missing.onnx", "text.onnx", "empty.onnx", "cut.onnx", "."):
+        with pytest.raises((ModelFileError, InvalidModelError)) as caught:
+            qb.load(tmp_path / name)
+        assert isinstance(caught.value, qb.QdqBridgeError)
+        assert caught.value.fix
+
+
+def test_evaluate_returns_outputs_by_name(images):
+    graph = qb.load(MODEL)
+    exact = qb.evaluate(graph, {"input": images}, exact=True)["logits"]
+    real = qb.evaluate(graph, {"input": images})["logits"]
+    assert real.dtype == np.float32
+    assert real.shape == (8, 10)
+    assert np.abs(exact - real).max() < 0.2  # a few steps of the output scale
+
+
+def test_explain_returns_the_graphs_notes():
+    graph = qb.load(ROOT / "models" / "digits_attention_u8s8_per_channel.onnx")
+    notes = qb.explain(graph)
+    islands = [note for note in notes if note.rule == "float-island"]
+    assert {note.node.rsplit("/", 1)[1] for note in islands} >= {"Div", "Erf"}
+
+
+def test_save_does_not_overwrite(tmp_path):
+    graph = qb.load(MODEL)
+    path = tmp_path / "out.onnx"
+    qb.save(graph, path)
+    assert qb.load(path).digest == graph.digest
+    with pytest.raises(OutputExistsError):
+        qb.save(graph, str(path))
+    qb.save(graph, path, overwrite=True)
+
+
+def test_save_names_the_profiles(tmp_path):
+    with pytest.raises(UnsupportedTargetError, match="no export profile 'nobody'"):
+        qb.save(qb.load(MODEL), tmp_path / "out.onnx", profile="nobody")
+    assert not list(tmp_path.iterdir())
+
+
+def test_compare_two_graphs(images):
+    graph = qb.load(MODEL)
+    found = qb.compare(graph, qb.load(MODEL), {"input": images})
+    assert found.equal
+    assert {value.name for value in found.values} >= {"logits", "logits_QuantizeLinear_Output"}
+    assert [value.name for value in found.outputs] == ["logits"]
+    assert "equal" in str(found)
+
+
+def test_compare_two_files(images):
+    found = qb.compare(MODEL, str(MODEL), {"input": images})
+    assert found.equal
+    assert (found.a, found.b) == ("onnxruntime", "onnxruntime")
+
+
+def test_compare_checks_the_data(images):
+    with pytest.raises(InputDataError, match="wrong element type"):
+        qb.compare(qb.load(MODEL), MODEL, {"input": images.astype(np.float64)})
+
+
+@pytest.mark.relax
+def test_tvm_equals_the_interpreter_at_every_value(images):
+    pytest.importorskip("tvm")
+    from qdqbridge.graph.expose import intermediates
+
+    graph = qb.load(MODEL)
+    executable = qb.compile(graph, expose=intermediates(graph))
+    assert isinstance(executable, qb.Executable)
+    found = qb.compare(executable, graph, {"input": images})
+    assert found.equal, str(found)
+    assert len(found.values) == len(graph.nodes)
+    assert [value.name for value in found.outputs] == ["logits"]
+
+
+@pytest.mark.relax
+def test_to_relax_returns_a_module():
+    pytest.importorskip("tvm")
+    module, params = qb.to_relax(qb.load(MODEL))
+    assert "qnn.conv2d" in module.script()
+    assert params == {}
+
+
+def test_without_tvm_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UnsupportedTargetError) as caught:
+        qb.compile(qb.load(MODEL))
+    assert "qdqbridge[relax]" in caught.value.fix

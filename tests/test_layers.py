@@ -1,0 +1,84 @@
+"""The import rule of the design: graph <- ops <- its users <- pipeline <- cli, and who may use what."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "qdqbridge"
+LEVELS = {
+    "errors": 0,
+    "graph": 1,
+    "ops": 2,
+    "canonical": 3,
+    "onnx_io": 3,
+    "relax": 3,
+    "relay": 3,
+    "quantize": 3,
+    "byoc": 3,
+    "report": 3,
+    "pipeline": 4,
+    "__init__": 5,
+    "cli": 6,
+}
+ALLOWED = {
+    "onnx": {"onnx_io"},
+    "onnx_graphsurgeon": {"onnx_io"},
+    "tvm": {"relax", "relay", "byoc"},
+    "cyclopts": {"cli"},
+    "rich": {"cli", "report"},
+}
+PEERS = {("byoc", "relax"), ("byoc", "relay")}
+"""Packages of one level that may use each other, and which way round."""
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def part(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Yields the modules a file imports, in functions and under TYPE_CHECKING too."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: relative imports hide the layer"
+            yield node.module or ""
+            if node.module == "qdqbridge":
+                yield from (f"qdqbridge.{alias.name}" for alias in node.names)
+
+
+def violations(path: Path) -> list[str]:
+    here, found = part(path), []
+    for module in imports(path):
+        top, _, rest = module.partition(".")
+        if top in ALLOWED and here not in ALLOWED[top]:
+            found.append(f"{here} imports {top}")
+        if top != "qdqbridge":
+            continue
+        there = rest.partition(".")[0] or "__init__"
+        same = here == there or (here, there) in PEERS
+        if there in LEVELS and not same and LEVELS[there] >= LEVELS[here]:
+            found.append(f"{here} imports {there}")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_run_downwards(path):
+    assert violations(path) == []
+
+
+def test_every_part_has_a_level():
+    assert {part(path) for path in FILES} <= LEVELS.keys()
+
+
+def test_the_rule_finds_violations(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
+    (tmp_path / "graph").mkdir()
+    bad = tmp_path / "graph" / "bad.py"
+    bad.write_text("def f():\n    import tvm.relax\n    from qdqbridge.canonical import rule\n")
+    assert violations(bad) == ["graph imports tvm", "graph imports canonical"]
+
