@@ -102,6 +102,14 @@ def external_bytes(
 def _extent(tensor: TensorProto, where: str) -> _Extent:
     entries: dict[str, str] = {}
     for entry in tensor.external_data:
+        # protobuf hands out bytes where a string is not UTF-8
+        if not (isinstance(entry.key, str) and isinstance(entry.value, str)):  # pyright: ignore
+            raise InvalidModelError(
+                "external data is described in bytes that are no text",
+                where=where,
+                why=f"an entry is {entry.key!r}: {entry.value!r}",
+                fix="export the model again; the file is damaged",
+            )
         if entry.key in entries:
             raise InvalidModelError(
                 "external data is described twice",

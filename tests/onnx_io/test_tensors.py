@@ -220,6 +220,12 @@ def test_malformed_external_extents_are_refused(entries: dict[str, Any], folder:
         constant_from_proto(external(**entries), folder, "m.onnx")
 
 
+def test_a_location_that_is_no_text_is_refused(folder: Path) -> None:
+    data = external("w.bin").SerializeToString().replace(b"w.bin", b"\xff.bin")
+    with pytest.raises(InvalidModelError, match="no text"):
+        constant_from_proto(TensorProto.FromString(data), folder, "m.onnx")
+
+
 def test_a_model_in_memory_has_no_external_data() -> None:
     with pytest.raises(ModelFileError, match="in memory"):
         constant_from_proto(external(), None, "m.onnx")

@@ -16,7 +16,7 @@ def schema_of(op_type: str, domain: str, opset: int) -> Any:
     """Returns the onnx package's schema in force at an opset; None where there is none."""
     try:
         return onnx.defs.get_schema(op_type, opset, domain)
-    except onnx.defs.SchemaError:
+    except (onnx.defs.SchemaError, TypeError):  # TypeError: the name is not UTF-8
         return None
 
 
