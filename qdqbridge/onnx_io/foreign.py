@@ -7,7 +7,7 @@ node, and is written back as it was read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from hashlib import sha256
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import AttributeProto, GraphProto, NodeProto, helper
+from onnx import NodeProto, helper
 
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.graph.dtypes import DType
@@ -25,6 +25,13 @@ from qdqbridge.graph.operator import Attributes, Flow, Operands, Operator
 from qdqbridge.onnx_io.codecs import BY_ROW
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.structure import captured_names
+from qdqbridge.onnx_io.subgraph_names import (
+    Counter,
+    all_defined,
+    bodies,
+    rename_inside,
+    renamed_attribute,
+)
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 
 _OPTIMIZATIONS_OFF = 0
@@ -131,9 +138,9 @@ def foreign_attributes(proto: NodeProto, opset: int) -> ForeignAttrs:
     node = NodeProto(op_type=proto.op_type, domain=domain, overload=proto.overload)
     node.input.extend(f"in_{i}" if name else "" for i, name in enumerate(proto.input))
     node.output.extend(f"out_{i}" if name else "" for i, name in enumerate(proto.output))
-    counter = _Counter()
+    counter = Counter()
     for attribute in sorted(proto.attribute, key=lambda a: a.name):
-        node.attribute.append(_renamed_attribute(attribute, names, counter))
+        node.attribute.append(renamed_attribute(attribute, names, counter))
     stored = StoredNode(node.SerializeToString(deterministic=True))
     captures = tuple(names.values())
     return ForeignAttrs(domain, proto.op_type, _version(node, opset), stored, captures)
@@ -153,8 +160,8 @@ def _fits(node: NodeProto, domain: str, version: int, opset: int) -> bool:
     old, new = (schema_of(node.op_type, domain, v) for v in (version, opset))
     if old is None or new is None or old.since_version != new.since_version:
         return False
-    bodies = [body for attribute in node.attribute for body in _bodies(attribute)]
-    return all(_fits(inner, domain, version, opset) for body in bodies for inner in body.node)
+    inner = [n for attribute in node.attribute for body in bodies(attribute) for n in body.node]
+    return all(_fits(child, domain, version, opset) for child in inner)
 
 
 def _version(node: NodeProto, opset: int) -> int:
@@ -163,7 +170,7 @@ def _version(node: NodeProto, opset: int) -> int:
     The version of the file where the node has subgraphs, whose nodes have versions of their own.
     """
     schema = schema_of(node.op_type, node.domain, opset)
-    if schema is None or any(_bodies(attribute) for attribute in node.attribute):
+    if schema is None or any(bodies(attribute) for attribute in node.attribute):
         return opset
     return min(opset, max(int(schema.since_version), 1 if node.domain else _OLDEST))
 
@@ -185,9 +192,9 @@ def foreign_node_proto(
     names = dict(zip(attributes.captures, input_names[own:], strict=True))
     prefix = next(iter(output_names), "")
     for attribute in node.attribute:
-        for body in _bodies(attribute):
-            names |= {name: f"{prefix}.{name}" for name in _all_defined(body)}
-            _rename_inside(body, names)
+        for body in bodies(attribute):
+            names |= {name: f"{prefix}.{name}" for name in all_defined(body)}
+            rename_inside(body, names)
     results = iter(output_names)
     outputs = [next(results) if name else "" for name in node.output]
     del node.input[:], node.output[:]
@@ -211,95 +218,6 @@ def foreign_operator(domain: str, op_type: str) -> Operator:
         compute=_compute,
         numerics="What onnxruntime computes with optimizations disabled.",
     )
-
-
-# ---- names inside subgraphs -------------------------------------------------------------------
-
-
-class _Counter:
-    """Numbers for the tensors inside the subgraphs of one node."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self) -> str:
-        self.count += 1
-        return f"t_{self.count - 1}"
-
-
-def _bodies(attribute: AttributeProto) -> Sequence[GraphProto]:
-    if attribute.type == AttributeProto.GRAPH:
-        return [attribute.g]
-    return attribute.graphs if attribute.type == AttributeProto.GRAPHS else []
-
-
-def _renamed_attribute(
-    attribute: AttributeProto, names: Mapping[str, str], counter: _Counter
-) -> AttributeProto:
-    copy = AttributeProto()
-    copy.CopyFrom(attribute)
-    copy.ClearField("doc_string")
-    if copy.type == AttributeProto.TENSOR:
-        copy.t.ClearField("name")
-        copy.t.ClearField("doc_string")
-    for index, body in enumerate(_bodies(copy)):
-        _normalize(body, names, counter, f"body_{index}")
-    return copy
-
-
-def _normalize(body: GraphProto, outer: Mapping[str, str], counter: _Counter, name: str) -> None:
-    """Numbers every tensor that ``body`` defines and drops what computes nothing."""
-    names = dict(outer)
-    for defined in _defined(body):
-        names[defined] = counter()
-    _rename_inside(body, names, deeper=False)
-    body.name = name
-    for field in ("doc_string", "value_info", "metadata_props", "quantization_annotation"):
-        body.ClearField(field)
-    for value in (*body.input, *body.output):
-        value.ClearField("doc_string")
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.HasField("dim_param"):
-                dim.Clear()
-    for node in body.node:
-        for field in ("name", "doc_string", "metadata_props"):
-            node.ClearField(field)
-        renamed = [_renamed_attribute(a, names, counter) for a in node.attribute]
-        del node.attribute[:]
-        node.attribute.extend(renamed)
-
-
-def _defined(body: GraphProto) -> list[str]:
-    """Returns the names that a graph gives to tensors, in order, without its subgraphs'."""
-    found = [v.name for v in body.input] + [t.name for t in body.initializer]
-    found += [t.values.name for t in body.sparse_initializer]
-    found += [name for node in body.node for name in node.output if name]
-    return list(dict.fromkeys(found))
-
-
-def _all_defined(body: GraphProto) -> list[str]:
-    """Returns the names that a graph and its subgraphs give to tensors."""
-    found = _defined(body)
-    for node in body.node:
-        for attribute in node.attribute:
-            for inner in _bodies(attribute):
-                found += _all_defined(inner)
-    return found
-
-
-def _rename_inside(body: GraphProto, names: Mapping[str, str], *, deeper: bool = True) -> None:
-    """Applies ``names`` to every use and definition in ``body``, and below it if ``deeper``."""
-    for named in (*body.input, *body.output, *body.initializer, *body.value_info):
-        named.name = names.get(named.name, named.name)
-    for sparse in body.sparse_initializer:
-        sparse.values.name = names.get(sparse.values.name, sparse.values.name)
-    for node in body.node:
-        node.input[:] = [names.get(name, name) for name in node.input]
-        node.output[:] = [names.get(name, name) for name in node.output]
-        if deeper:
-            for attribute in node.attribute:
-                for inner in _bodies(attribute):
-                    _rename_inside(inner, names)
 
 
 # ---- running ----------------------------------------------------------------------------------
@@ -387,7 +305,7 @@ def _imports(attributes: ForeignAttrs, node: NodeProto) -> list[onnx.OperatorSet
 def _domains(node: NodeProto) -> set[str]:
     found = {"" if node.domain == "ai.onnx" else node.domain}
     for attribute in node.attribute:
-        for body in _bodies(attribute):
+        for body in bodies(attribute):
             for inner in body.node:
                 found |= _domains(inner)
     return found

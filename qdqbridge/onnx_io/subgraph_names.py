@@ -1,0 +1,102 @@
+"""Names inside the subgraphs of a node: numbered when it is read, made unique when written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from onnx import AttributeProto, GraphProto
+
+
+class Counter:
+    """Numbers for the tensors inside the subgraphs of one node."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> str:
+        """Returns the next name."""
+        self.count += 1
+        return f"t_{self.count - 1}"
+
+
+def bodies(attribute: AttributeProto) -> Sequence[GraphProto]:
+    """Returns the graphs that an attribute holds."""
+    if attribute.type == AttributeProto.GRAPH:
+        return [attribute.g]
+    return attribute.graphs if attribute.type == AttributeProto.GRAPHS else []
+
+
+def renamed_attribute(
+    attribute: AttributeProto, names: Mapping[str, str], counter: Counter
+) -> AttributeProto:
+    """Returns an attribute without annotations, the tensors of its graphs numbered.
+
+    Args:
+        attribute: The attribute.
+        names: New names of the outer-scope tensors that its graphs read.
+        counter: Where the numbers come from, one for a whole node.
+    """
+    copy = AttributeProto()
+    copy.CopyFrom(attribute)
+    copy.ClearField("doc_string")
+    if copy.type == AttributeProto.TENSOR:
+        copy.t.ClearField("name")
+        copy.t.ClearField("doc_string")
+    for index, body in enumerate(bodies(copy)):
+        _normalize(body, names, counter, f"body_{index}")
+    return copy
+
+
+def _normalize(body: GraphProto, outer: Mapping[str, str], counter: Counter, name: str) -> None:
+    """Numbers every tensor that ``body`` defines and drops what computes nothing."""
+    names = dict(outer)
+    for defined in _defined(body):
+        names[defined] = counter()
+    rename_inside(body, names, deeper=False)
+    body.name = name
+    for field in ("doc_string", "value_info", "metadata_props", "quantization_annotation"):
+        body.ClearField(field)
+    for value in (*body.input, *body.output):
+        value.ClearField("doc_string")
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.HasField("dim_param"):
+                dim.Clear()
+    for node in body.node:
+        for field in ("name", "doc_string", "metadata_props"):
+            node.ClearField(field)
+        renamed = [renamed_attribute(a, names, counter) for a in node.attribute]
+        del node.attribute[:]
+        node.attribute.extend(renamed)
+
+
+def _defined(body: GraphProto) -> list[str]:
+    """Returns the names that a graph gives to tensors, in order, without its subgraphs'."""
+    found = [v.name for v in body.input] + [t.name for t in body.initializer]
+    found += [t.values.name for t in body.sparse_initializer]
+    found += [name for node in body.node for name in node.output if name]
+    return list(dict.fromkeys(found))
+
+
+def all_defined(body: GraphProto) -> list[str]:
+    """Returns the names that a graph and its subgraphs give to tensors."""
+    found = _defined(body)
+    for node in body.node:
+        for attribute in node.attribute:
+            for inner in bodies(attribute):
+                found += all_defined(inner)
+    return found
+
+
+def rename_inside(body: GraphProto, names: Mapping[str, str], *, deeper: bool = True) -> None:
+    """Applies ``names`` to every use and definition in ``body``, and below it if ``deeper``."""
+    for named in (*body.input, *body.output, *body.initializer, *body.value_info):
+        named.name = names.get(named.name, named.name)
+    for sparse in body.sparse_initializer:
+        sparse.values.name = names.get(sparse.values.name, sparse.values.name)
+    for node in body.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+        if deeper:
+            for attribute in node.attribute:
+                for inner in bodies(attribute):
+                    rename_inside(inner, names)
