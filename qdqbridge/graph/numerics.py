@@ -58,6 +58,8 @@ def saturate(scaled: Array, params: QuantParams, zero_point: Array | int | None 
     rounded = np.rint(scaled)
     shifted = rounded + np.asarray(zero_point).astype(rounded.dtype)
     shifted = np.where(np.isnan(shifted), np.asarray(0, rounded.dtype), shifted)
+    if params.storage_dtype.bits > 24:  # float32 does not hold 2**31 - 1: it would wrap
+        shifted = shifted.astype(np.float64)
     clipped = np.clip(shifted, params.qmin, params.qmax)
     return clipped.astype(np.int64).astype(params.storage_dtype.numpy)
 
