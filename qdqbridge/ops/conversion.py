@@ -90,17 +90,19 @@ def _check_reinterpret(node: Node) -> Iterator[str]:
 QUANTIZE = Operator(
     name="quantize", flow=Flow.CONVERT, attributes=NoAttributes, compute=_same,
     contract=_quantize, check=_check(quantized_operand=False, quantized_result=True),
-    numerics="sat(rint(x / s) + z): float32 division, half to even, NaN to stored 0. ",
+    numerics="sat(rint(x / s) + z): float32 division, half to even. Equals onnxruntime 1.31, except "
+    "for NaN, for which it stores qmin.",
 )
 DEQUANTIZE = Operator(
     name="dequantize", flow=Flow.CONVERT, attributes=NoAttributes, compute=_same,
     contract=_dequantize, check=_check(quantized_operand=True, quantized_result=False),
-    numerics="f32(q - z) * s. ",
+    numerics="f32(q - z) * s. Equals onnxruntime 1.31 in every bit.",
 )
 REQUANTIZE = Operator(
     name="requantize", flow=Flow.CONVERT, attributes=NoAttributes, compute=_same,
     contract=_requantize, check=_check(quantized_operand=True, quantized_result=True),
-    numerics="dequantize, then quantize: sat(rint(f32(q - z) * s / s') + z'). ",
+    numerics="dequantize, then quantize: sat(rint(f32(q - z) * s / s') + z'). Equals "
+    "onnxruntime 1.31 on every code.",
 )
 REINTERPRET = Operator(
     name="reinterpret", flow=Flow.REINTERPRET, attributes=NoAttributes, compute=_same,

@@ -157,15 +157,20 @@ _MEAN = (
     "y = sat(rint(f32(S) * M) + zy), M = f32(f64(sx) / (f64(sy) * n)). "
     "Float result: f32(S) * f32(f64(sx) / n). "
 )
+_FLOAT = (
+    "onnxruntime 1.31 adds dequantized values in float32: 1 LSB different in 1 of 700 results "
+    "where the scales are tenths or powers of two (many exact midpoints), in 0 of 140,000 with other "
+    "scales; each is a midpoint within the error of its sum."
+)
 
 AVERAGE_POOL = Operator(
     name="AveragePool", flow=Flow.AVERAGE, attributes=PoolAttrs, compute=_average_pool,
-    contract=_average_contract, check=_check_pool, numerics=_MEAN,
+    contract=_average_contract, check=_check_pool, numerics=_MEAN + _FLOAT,
 )
 GLOBAL_AVERAGE_POOL = Operator(
     name="GlobalAveragePool", flow=Flow.AVERAGE, attributes=NoAttributes,
     compute=_global_average, contract=_global_average_contract, check=_check_global,
-    numerics=_MEAN,
+    numerics=_MEAN + _FLOAT,
 )
 MAX_POOL = Operator(
     name="MaxPool", flow=Flow.MOVE, attributes=PoolAttrs, compute=_max_pool,

@@ -84,14 +84,19 @@ _MEAN = (
     "y = sat(rint(f32(S) * M) + zy), M = f32(f64(sx) / (f64(sy) * n)). "
     "Float result: f32(S) * f32(f64(sx) / n). "
 )
+_FLOAT = (
+    "onnxruntime 1.31 adds dequantized values in float32: 1 LSB different in 1 of 700 results "
+    "where the scales are tenths or powers of two (many exact midpoints), in 0 of 26,000 with other "
+    "scales; each is a midpoint within the error of its sum."
+)
 
 REDUCE_MEAN = Operator(
     name="ReduceMean", flow=Flow.AVERAGE, attributes=ReduceAttrs, compute=_reduce_mean,
-    contract=_mean_contract, check=_check, numerics=_MEAN.format(n=""),
+    contract=_mean_contract, check=_check, numerics=_MEAN.format(n="") + _FLOAT,
 )
 REDUCE_SUM = Operator(
     name="ReduceSum", flow=Flow.AVERAGE, attributes=ReduceAttrs, compute=_reduce_sum,
-    contract=_sum_contract, check=_check, numerics=_MEAN.format(n=", n taken as 1"),
+    contract=_sum_contract, check=_check, numerics=_MEAN.format(n=", n taken as 1") + _FLOAT,
 )
 REDUCE_MAX = Operator(
     name="ReduceMax", flow=Flow.MOVE, attributes=ReduceAttrs, compute=_reduce_max,

@@ -143,16 +143,18 @@ def _row(
 ) -> Operator:
     return Operator(
         name=name, flow=Flow.ELEMENTWISE, attributes=attributes, compute=compute,
-        contract=tabulated(compute), numerics=formula,
+        contract=tabulated(compute),
+        numerics=formula if formula.endswith(".") else formula + _EQUAL,
     )
 
 
-_ROUNDED = "quantize of the correctly rounded float32 of {}."
+_ROUNDED = "quantize of the correctly rounded float32 of {}. "
+_EQUAL = "Against onnxruntime 1.31: no code differs (NaN apart: it stores qmin)."
 _MLAS = (
-    " onnxruntime approximates it in float32: 1 LSB different where the real result lies within "
-    "that error of a midpoint ({} results, with scales chosen to make midpoints)."
+    "onnxruntime 1.31 approximates it in float32: 1 LSB different where the real result lies "
+    "within that error of a midpoint ({} results, with scales chosen to make midpoints)."
 )
-_EXACT = "quantize of {}, one float32 operation after the other."
+_EXACT = "quantize of {}, one float32 operation after the other. "
 
 OPERATORS = (
     _row("Sigmoid", _rounded(_sigmoid), _ROUNDED.format("1 / (1 + exp(-x))")),

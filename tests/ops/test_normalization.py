@@ -62,6 +62,26 @@ def test_equals_onnxruntime_but_for_ties(case, dtype) -> None:
     assert differences * 10_000 < total
 
 
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_fine_16_bit_results_differ_in_ties_only(case) -> None:
+    attributes, fields, affine, opset = CASES[case]
+    name, differences, total = case.split()[0], 0, 0
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        px = per_tensor(DType.INT16, np.float32(2.0 ** rng.uniform(-13, -11)), seed)
+        py = per_tensor(DType.INT16, 2.0**-12, -seed)
+        operands = [quantized(rng, SHAPE, px), floats(rng, *affine)]
+        if name != "RMSNormalization":
+            operands.append(floats(rng, *affine))
+        (their,) = theirs(name, operands, [py], {**fields, "epsilon": EPSILON}, opset=opset)
+        (our,) = ours(name, attributes, operands, [py])
+        (real,) = ideal(name, attributes, operands)
+        error = (np.abs(real) + 8) * 2.0**-21 / float(py.scale)
+        assert proven_ties(their, our, real, py, error)
+        differences, total = differences + mismatches(their, our), total + our.size
+    assert differences * 1000 < total
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_batch_normalization_equals_onnxruntime(dtype) -> None:
     """The same float32 operations in the same order, so even float results agree in every bit."""

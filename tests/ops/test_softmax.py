@@ -43,6 +43,24 @@ def test_equals_onnxruntime_but_for_ties(name, dtype, axis) -> None:
     assert differences * 10_000 < total
 
 
+@pytest.mark.parametrize("name", sorted(SCALES))
+def test_fine_16_bit_results_differ_in_ties_only(name) -> None:
+    differences = total = 0
+    fine = {"Softmax": 2.0**-15, "LogSoftmax": 2.0**-10}[name]
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        px = per_tensor(DType.INT16, np.float32(2.0 ** rng.uniform(-13, -11)), seed)
+        py = per_tensor(DType.INT16, fine, -30000 if name == "Softmax" else 30000)
+        x = quantized(rng, (4, 7, 33), px)
+        (their,) = theirs(name, [x], [py], {"axis": 2})
+        (our,) = ours(name, SoftmaxAttrs((2,)), [x], [py])
+        (real,) = ideal(name, SoftmaxAttrs((2,)), [x])
+        error = (np.abs(real) + 1) * 2.0**-21 / fine
+        assert proven_ties(their, our, real, py, error)
+        differences, total = differences + mismatches(their, our), total + our.size
+    assert differences * 2000 < total
+
+
 def test_several_axes_are_normalized_together() -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((3, 4, 5)).astype(np.float32)
