@@ -1,4 +1,4 @@
-"""Models to disk: streamed tensor by tensor, replaced in one step, large ones with external data."""
+"""Models to disk: streamed tensor by tensor, replaced in one step, external data if large."""
 
 from __future__ import annotations
 

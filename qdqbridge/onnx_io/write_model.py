@@ -64,7 +64,7 @@ def _variable(name: str, type_: TensorType | None) -> gs.Variable:
 
 
 def _shape(shape: Shape) -> list[int | str | None] | None:
-    """Returns a shape in ONNX's terms; the reader calls unnamed extents ``?0`` …"""
+    """Returns a shape in ONNX's terms, where the reader's ``?0`` has no name."""
     if shape is None:
         return None
     return [None if isinstance(d, str) and d.startswith("?") else d for d in shape]

@@ -21,7 +21,7 @@ class Names:
         self._next: dict[str, int] = {}
 
     def take(self, wanted: str) -> str:
-        """Returns ``wanted`` where it is free, else the first free ``wanted_1`` …"""
+        """Returns ``wanted`` where it is free, else a numbered one."""
         wanted = wanted.encode("utf-8", "replace").decode()  # protobuf refuses lone surrogates
         name = wanted
         while name in self._taken:
@@ -52,7 +52,7 @@ class TensorNames:
         for value in graph.values():
             root = tensor_of(value)
             if root not in self._names:
-                self._names[root] = self.free.take(root.name)
+                self._names[root] = self.free.take(root.name or _invented(root))
 
     def of(self, value: Value) -> str:
         """Returns the name of the tensor that holds a value's stored elements."""
@@ -71,6 +71,12 @@ def tensor_of(value: Value) -> Value:
             )
         value = source
     return value
+
+
+def _invented(value: Value) -> str:
+    """Returns a name for a value that a rule made."""
+    maker = value.producer
+    return "constant" if maker is None else f"{maker.name or maker.op.name}_output"
 
 
 def real_name(quantized: str) -> str:

@@ -29,7 +29,7 @@ from qdqbridge.onnx_io.write_parameters import (
     real_bounds,
     starts_at_zero,
 )
-from qdqbridge.onnx_io.write_real import real_dtype
+from qdqbridge.onnx_io.write_real import is_quantized, real_dtype
 from qdqbridge.onnx_io.write_sheet import NodeRow, Sheet
 
 _BIAS = 2
@@ -134,7 +134,8 @@ class NodeWriter:
             NodeRow(attributes.op_type, inputs, outputs, {}, name, metadata, proto)
         )
         for value, output in zip(node.outputs, outputs, strict=True):
-            self.sheet.types[output] = TensorType(value.type.dtype, value.type.shape)
+            if value.type.shape is not None:  # else it may be no tensor at all, but a sequence
+                self.sheet.types[output] = TensorType(value.type.dtype, value.type.shape)
 
     def output(self, name: str, value: Value) -> None:
         """Adds what leads from a value to the graph output ``name``, if anything has to."""
@@ -157,22 +158,33 @@ class NodeWriter:
         """Returns the tensor that a node reads as operand ``index``, in real numbers."""
         if index == _BIAS and node.op.flow is Flow.ACCUMULATE:
             return self.bias(value, dtype)
+        if value.constant is not None and is_quantized(node) and node.op.is_data(index):
+            return self.converted(value, dtype)
         return self.real(value, dtype)
 
     def bias(self, value: Value, dtype: DType) -> str:
         """Returns the tensor of a bias: the file's own float numbers where it had some."""
-        written, quant = value.written, value.quant
-        if written is None and quant is not None and quant.params.expressed_dtype is not dtype:
-            if value.constant is None:
-                return self.real(value, dtype)
-            written = value.constant.map(
+        if value.written is not None:
+            return self._cast(value.written, value, dtype)
+        return self.converted(value, dtype)
+
+    def converted(self, value: Value, dtype: DType) -> str:
+        """Returns a value in real numbers; a constant of another float type is converted."""
+        constant, quant = value.constant, value.quant
+        own = value.type.dtype if quant is None else quant.params.expressed_dtype
+        if constant is None or own is dtype or not own.is_float:
+            return self.real(value, dtype)
+        if quant is not None:
+            constant = constant.map(
                 lambda array: dequantize(array, quant.params), dtype=DType.FLOAT32
             )
-        if written is None:
-            return self.real(value, dtype)
-        if written.dtype is not dtype:
-            written = written.map(lambda array: array.astype(dtype.numpy), dtype=dtype)
-        return self.constant(written, self.tensors.of(value))
+        return self._cast(constant, value, dtype)
+
+    def _cast(self, constant: Constant, value: Value, dtype: DType) -> str:
+        if constant.dtype is not dtype:
+            source = constant
+            constant = source.map(lambda array: array.astype(dtype.numpy), dtype=dtype)
+        return self.constant(constant, self.tensors.of(value))
 
     def real(self, value: Value, dtype: DType) -> str:
         """Returns a tensor with the real numbers of a value: a DQ of its own for this reader."""

@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node
-from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.types import QuantType, ValueType
-
-
-def real_dtypes(node: Node) -> set[DType]:
-    """Returns the float types of a node's data operands; a derived bias has no say."""
-    operands = list(node.data_operands())
-    if node.op.flow is Flow.ACCUMULATE:
-        operands = [pair for pair in operands if pair[0] < 2]
-    found = {_expressed(value.type) for _, value in operands}
-    return {dtype for dtype in found if dtype.is_float}
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.types import QuantType
 
 
 def real_dtype(node: Node) -> DType:
-    """Returns the one type that a node's operands are dequantized to."""
-    found = real_dtypes(node)
-    return next(iter(found)) if len(found) == 1 else DType.FLOAT32
+    """Returns the type that a node's operands are dequantized to.
 
-
-def _expressed(type_: ValueType) -> DType:
-    return type_.params.expressed_dtype if isinstance(type_, QuantType) else type_.dtype
+    It is that of the operands known only at run time: constants can be given any type.
+    """
+    operands = [value for _, value in node.data_operands()]
+    running = [value for value in operands if value.constant is None]
+    found = {_expressed(value) for value in running or operands}
+    floats = {dtype for dtype in found if dtype.is_float}
+    return next(iter(floats)) if len(floats) == 1 else DType.FLOAT32
 
 
 def mixes_types(node: Node) -> bool:
     """True where a quantized operand or result has a scale of another type than the node's."""
     dtype = real_dtype(node)
     operands = [value for _, value in node.data_operands() if value.constant is None]
-    quants = [v.quant for v in (*operands, *node.inputs[1:2], *node.outputs) if v is not None]
+    weights = [value for value in node.inputs[1:2] if value is not None]
+    quants = [value.quant for value in (*operands, *weights, *node.outputs)]
     return any(q is not None and q.params.expressed_dtype is not dtype for q in quants)
+
+
+def is_quantized(node: Node) -> bool:
+    """True where any operand or result is quantized."""
+    return any(v is not None and v.quant is not None for v in (*node.inputs, *node.outputs))
+
+
+def _expressed(value: Value) -> DType:
+    type_ = value.type
+    return type_.params.expressed_dtype if isinstance(type_, QuantType) else type_.dtype
