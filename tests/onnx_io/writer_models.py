@@ -185,9 +185,7 @@ MATRICES: dict[str, Callable[[Net], str]] = {
     "gemm_columns": lambda net: net.fake(_gemm(net, 0), *Y),
     "gemm_float_result": lambda net: _gemm(net, 0),
     "gemm_no_bias": lambda net: net.fake(_gemm(net, 1, bias=False), *Y),
-    "gemm_add": lambda net: net.fake(
-        net.op("Add", _gemm(net, 1, bias=False), net.floats(7)), *Y
-    ),
+    "gemm_add": lambda net: net.fake(net.op("Add", _gemm(net, 1, bias=False), net.floats(7)), *Y),
     "matmul": lambda net: net.fake(_matmul(net), *Y),
     "matmul_add": lambda net: net.fake(net.op("Add", _matmul(net), net.floats(7)), *Y),
     "matmul_float_result": _matmul,

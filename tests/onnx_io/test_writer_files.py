@@ -1,0 +1,102 @@
+"""Files appear complete or not at all; large models have their data beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqbridge.canonical import canonicalize
+from qdqbridge.errors import ModelFileError, OutputExistsError
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Graph
+from qdqbridge.onnx_io import write_file
+from qdqbridge.onnx_io.reader import read
+from qdqbridge.onnx_io.write_file import write_files
+from qdqbridge.onnx_io.writer import to_proto, write
+from tests.onnx_io.writer_models import run, samples
+
+SOURCE = Path(__file__).parents[2] / "models" / "digits_cnn_u8s8_per_channel.onnx"
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return canonicalize(read(SOURCE))
+
+
+def test_external_data(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_file, "EXTERNAL_ABOVE", 1000)
+    path = tmp_path / "large.onnx"
+    write(graph, path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["large.onnx", "large.onnx.data"]
+    onnx.checker.check_model(str(path), full_check=True)
+    again = canonicalize(read(path))
+    assert again.digest == graph.digest
+    feeds = samples(onnx.load(SOURCE))
+    np.testing.assert_array_equal(run(SOURCE, feeds)[0], run(path, feeds)[0])
+    assert onnx.load(path).graph.node == to_proto(graph).graph.node
+    write(again, path)  # over the data that the graph is mapped from
+    assert canonicalize(read(path)).digest == graph.digest
+
+
+def test_no_overwriting(graph: Graph, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"mine")
+    with pytest.raises(OutputExistsError, match="is there already"):
+        write(graph, path, overwrite=False)
+    assert path.read_bytes() == b"mine"
+    write(graph, path)
+    assert onnx.load(path).graph.name == graph.name
+
+
+@pytest.mark.parametrize("limit", [1000, write_file.EXTERNAL_ABOVE])
+def test_nothing_is_left_of_a_failure(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_file, "EXTERNAL_ABOVE", limit)
+
+    def fail() -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        raise OSError(28, "No space left on device")
+
+    constants = {
+        "whole": Constant.of(np.zeros(400, np.float32)),
+        "broken": Constant(DType.FLOAT32, (400,), fail),
+    }
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"mine")
+    with pytest.raises(ModelFileError, match="cannot write") as error:
+        write_files(onnx.ModelProto(), constants, path, overwrite=True)
+    assert "No space left" in str(error.value)
+    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+    assert path.read_bytes() == b"mine"
+
+
+def test_missing_folder(graph: Graph, tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="cannot write the model file"):
+        write(graph, tmp_path / "missing" / "model.onnx")
+
+
+def test_streamed_bytes_are_protobuf(tmp_path: Path) -> None:
+    arrays = {
+        "empty": np.zeros((0, 3), np.float32),
+        "scalar": np.array(1.5),
+        "flags": np.array([True, False]),
+        "text": np.array(["a", "ü"], object),
+        "transposed": np.arange(6000, dtype=np.int16).reshape(60, 100).T,
+        "nibbles": np.array([1, -3, 7], np.int8).astype(DType.INT4.numpy),
+        "half": np.array([0.5, -2], DType.BFLOAT16.numpy),
+    }
+    constants = {name: Constant.of(array) for name, array in arrays.items()}
+    path = tmp_path / "tensors.onnx"
+    write_files(onnx.ModelProto(ir_version=10), constants, path, overwrite=True)
+    for tensor in onnx.load(path).graph.initializer:
+        want = arrays[tensor.name]
+        have = onnx.numpy_helper.to_array(tensor)
+        if want.dtype == object:
+            assert [text.decode() for text in tensor.string_data] == want.tolist()
+            continue
+        assert have.shape == want.shape
+        np.testing.assert_array_equal(have.astype(np.float32), want.astype(np.float32))
