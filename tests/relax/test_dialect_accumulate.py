@@ -64,7 +64,7 @@ def test_conv(xd: str, wd: str) -> None:
             _get(attrs, "strides", 1, rank), _get(attrs, "dilation", 1, rank),
             _get(attrs, "padding", 0, 2 * rank), attrs.get("groups", 1),
         )
-        for zx, zw in ((0, 0), (77, 0), (-5, 3), (3, list(range(-1, ws[0] - 1)))):
+        for zx, zw in ((77, 0), (3, list(range(-1, ws[0] - 1)))):
             column = np.asarray(zw).reshape(-1, *[1] * (rank + 1))
             total = correlate(record, x.astype(np.int64) - zx, w.astype(np.int64) - column)
             wide = "int64" if xd == "int16" else "int32"
@@ -85,7 +85,7 @@ def test_conv_transpose(xd: str, wd: str) -> None:
             _get(attrs, "strides", 1, rank), _get(attrs, "dilation", 1, rank),
             _get(attrs, "padding", 0, 2 * rank), _get(attrs, "output_padding", 0, rank), groups,
         )
-        for zx, zw in ((9, 0), (-5, 3), (3, list(range(-1, ws[1] - 1)))):
+        for zx, zw in ((-5, 3), (3, list(range(-1, ws[1] - 1)))):
             row = np.asarray(zw).reshape(1, -1, *[1] * rank)
             total = spread(record, x.astype(np.int64) - zx, w.astype(np.int64) - row)
             wide = "int64" if xd == "int16" else "int32"
@@ -103,9 +103,9 @@ def test_dense_and_batch_matmul(xd: str, wd: str) -> None:
     wide = "int64" if xd == "int16" else "int32"
     cases = Cases()
     w = every_code(rng, wd, (7, 33))
-    for shape in ((33,), (3, 33), (2, 3, 33)):
+    for shape in ((33,), (2, 3, 33)):
         x = every_code(rng, xd, shape)
-        for zw in (0, 5, list(range(7))):
+        for zw in (0, list(range(7))):
             shifted = w.astype(np.int64) - np.asarray(zw).reshape(-1, 1)
             total = (x.astype(np.int64) + 7) @ shifted.T
             attrs = {"units": 7, "out_dtype": wide}
@@ -113,14 +113,13 @@ def test_dense_and_batch_matmul(xd: str, wd: str) -> None:
     for xs, ys in (((4, 6, 33), (4, 33, 5)), ((2, 1, 6, 9), (3, 9, 5)), ((6, 9), (2, 3, 9, 5))):
         x, y = every_code(rng, xd, xs), every_code(rng, wd, ys)
         total = ((x.astype(np.int64) - 3) @ (y.astype(np.int64) - 2)).astype(wide)
-        for ta in (False, True):
-            for tb in (False, True):
-                a = np.swapaxes(x, -1, -2).copy() if ta else x
-                b = np.swapaxes(y, -1, -2).copy() if tb else y
-                args = _six(a, b, 3, 2)
-                args[1] = b
-                attrs = {"transpose_a": ta, "transpose_b": tb, "out_dtype": wide}
-                cases.add("qnn.batch_matmul", args, attrs, total, symbolic=len(xs) > 2)
+        for ta, tb in ((False, True), (True, False), (False, False)):
+            a = np.swapaxes(x, -1, -2).copy() if ta else x
+            b = np.swapaxes(y, -1, -2).copy() if tb else y
+            args = _six(a, b, 3, 2)
+            args[1] = b
+            attrs = {"transpose_a": ta, "transpose_b": tb, "out_dtype": wide}
+            cases.add("qnn.batch_matmul", args, attrs, total, symbolic=len(xs) > 2)
     cases.check()
 
 

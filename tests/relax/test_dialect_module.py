@@ -16,6 +16,7 @@ from qdqbridge.graph.numerics import multiplier, requantize
 from qdqbridge.ops.attributes import ConvAttrs
 from qdqbridge.ops.convolution import correlate
 from qdqbridge.relax import dialect
+from qdqbridge.relax.dialect.site import tensor_type
 from tests.relax.dialect_cases import Array, every_code, params, scale_of, zero_of
 
 
@@ -26,7 +27,7 @@ def _scalar(value: Any, dtype: str) -> Any:
 def _network(batch: Any, weights: list[Array]) -> tvm.IRModule:
     """Convolution, bias, requantize and sigmoid, once per weight."""
     builder, p = relax.BlockBuilder(), params("int8", 0.1, 3)
-    x = relax.Var("x", relax.TensorType((batch, 4, 6, 6), "int8"))
+    x = relax.Var("x", tensor_type([batch, 4, 6, 6], "int8"))
     with builder.function("main", [x]):
         with builder.dataflow():
             value: Any = x
@@ -57,12 +58,13 @@ def weights() -> list[Array]:
     return [every_code(rng, "int8", (4, 4, 3, 3)) for _ in range(3)]
 
 
-def _calls(module: tvm.IRModule) -> list[str]:
+def _calls(module: Any) -> list[str]:
     names: list[str] = []
 
     def visit(node: Any) -> None:
         if isinstance(node, tvm.ir.Call) and isinstance(node.op, Op):
-            names.append(node.op.name)
+            operator: Any = node.op
+            names.append(operator.name)
 
     for function in module.functions.values():
         if isinstance(function, relax.Function):
@@ -97,18 +99,45 @@ def test_text_and_json_round_trip(weights: list[Array]) -> None:
 
 def test_symbolic_batch_runs_at_several_sizes(weights: list[Array]) -> None:
     module = _network(tirx.Var("n", "int64"), weights[:1])
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    cpu: Any = tvm.cpu()
+    machine = relax.VirtualMachine(tvm.compile(module, target=tvm.target.Target("llvm")), cpu)
     p = params("int8", 0.1, 3)
     for batch in (1, 5):
         x = every_code(np.random.default_rng(batch), "int8", (batch, 4, 6, 6))
         record = ConvAttrs((1, 1), (1, 1), (1, 1, 1, 1))
         total = correlate(record, x.astype(np.int64) - 3, weights[0].astype(np.int64)) + 9
-        codes = requantize(total, multiplier(np.float32(0.002), denominator=p.scale), p)
+        codes = requantize(total, multiplier(np.asarray(0.002, np.float32), denominator=p.scale), p)
         real = (codes.astype(np.float32) - 3) * np.float32(0.1)
         leaky = np.where(real >= 0, real, real * np.float32(0.1))
         expected = np.clip(np.rint(leaky / np.float32(0.1)) + 3, -128, 127).astype(np.int8)
         got = machine["main"](tvm.runtime.tensor(x)).numpy()
         np.testing.assert_array_equal(got, expected)
+
+
+def test_symbolic_image_sizes(weights: list[Array]) -> None:
+    """The extents of a convolution's result are expressions that the next call takes."""
+    n, h, w = (tirx.Var(name, "int64") for name in "nhw")
+    builder, p = relax.BlockBuilder(), params("int8", 0.1, 3)
+    x = relax.Var("x", tensor_type([n, 4, h, w], "int8"))
+    with builder.function("main", [x]):
+        both = builder.emit(dialect.call("qnn.concatenate", [
+            (x, x), (scale_of(p), scale_of(p)), (zero_of(p), zero_of(p)), scale_of(p), zero_of(p),
+        ], {"axis": 0}))
+        value = builder.emit(dialect.call("qnn.conv2d", [
+            both, relax.const(weights[0]), zero_of(p), _scalar(0, "int32"), scale_of(p),
+            _scalar(0.02, "float32"),
+        ], {"strides": [2, 2], "padding": [1, 1, 1, 1]}))
+        builder.emit_func_output(value)
+    cpu: Any = tvm.cpu()
+    executable = tvm.compile(builder.get(), target=tvm.target.Target("llvm"))
+    machine = relax.VirtualMachine(executable, cpu)
+    for shape in ((1, 4, 7, 10), (3, 4, 12, 5)):
+        data = every_code(np.random.default_rng(0), "int8", shape)
+        codes = np.concatenate([data, data]).astype(np.int64) - 3
+        record = ConvAttrs((2, 2), (1, 1), (1, 1, 1, 1))
+        expected = correlate(record, codes, weights[0].astype(np.int64))
+        got = machine["main"](tvm.runtime.tensor(data)).numpy()
+        np.testing.assert_array_equal(got, expected.astype(np.int32))
 
 
 def test_patterns_match_and_make_composites(weights: list[Array]) -> None:
@@ -152,8 +181,8 @@ def test_legalization_leaves_no_dialect_and_shares_kernels(weights: list[Array])
 
 def test_parameters_must_be_constants_to_legalize() -> None:
     builder, p = relax.BlockBuilder(), params("int8", 0.1, 3)
-    x = relax.Var("x", relax.TensorType((2, 3), "int8"))
-    scale = relax.Var("s", relax.TensorType((), "float32"))
+    x = relax.Var("x", tensor_type([2, 3], "int8"))
+    scale = relax.Var("s", tensor_type([], "float32"))
     with builder.function("main", [x, scale]):
         value = builder.emit(dialect.call(
             "qnn.tanh", [x, scale, zero_of(p), scale_of(p), zero_of(p)]

@@ -14,6 +14,7 @@ from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.ops.attributes import PoolAttrs, ReduceAttrs
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.relax import dialect
+from qdqbridge.relax.dialect.site import tensor_type
 from tests.relax.dialect_cases import Cases, contract, every_code, params, scale_of, zero_of
 
 POOLS: list[tuple[tuple[int, ...], dict[str, Any]]] = [
@@ -22,7 +23,8 @@ POOLS: list[tuple[tuple[int, ...], dict[str, Any]]] = [
     ((2, 3, 10, 8), {"pool_size": [3, 3], "strides": [2, 3], "padding": [1, 1, 1, 1]}),
     ((2, 3, 5, 4), {"pool_size": [5, 4]}),
     ((2, 3, 11), {"pool_size": [4], "strides": [3], "padding": [2, 1]}),
-    ((1, 2, 5, 6, 4), {"pool_size": [2, 3, 2], "strides": [2, 2, 1], "padding": [1, 0, 0, 1, 2, 1]}),
+    ((1, 2, 5, 6, 4),
+     {"pool_size": [2, 3, 2], "strides": [2, 2, 1], "padding": [1, 0, 0, 1, 2, 1]}),
 ]
 
 
@@ -110,7 +112,7 @@ def test_float_results() -> None:
 ])
 def test_wrong_calls_say_what_is_wrong(name: str, attrs: dict[str, Any], reason: str) -> None:
     p = params("int8", 1.0)
-    x = relax.Var("x", relax.TensorType((1, 2, 5, 5), "int8"))
+    x = relax.Var("x", tensor_type([1, 2, 5, 5], "int8"))
     with pytest.raises(GraphError) as error:
         relax.BlockBuilder().normalize(dialect.call(
             name, [x, scale_of(p), zero_of(p), scale_of(p), zero_of(p)], attrs

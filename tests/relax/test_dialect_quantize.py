@@ -13,6 +13,7 @@ from tvm.target import codegen
 from qdqbridge.errors import GraphError
 from qdqbridge.graph.numerics import codes, dequantize, multiplier, quantize, requantize
 from qdqbridge.relax import dialect
+from qdqbridge.relax.dialect.site import tensor_type
 from tests.relax.dialect_cases import Array, Cases, every_code, params, scale_of, zero_of
 
 CODES = ["int8", "uint8", "int16", "uint16"]
@@ -69,7 +70,8 @@ def test_requantize_multiplies_accumulators(wide: str) -> None:
     cases = Cases()
     for dtype in CODES:
         p = params(dtype, 0.37, 3)
-        for scale in (np.float32(0.0123), np.asarray([0.01, 0.002, 0.185, 0.3], np.float32)):
+        for scales in (0.0123, [0.01, 0.002, 0.185, 0.3]):
+            scale = np.asarray(scales, np.float32)
             column = scale.reshape(-1, 1) if scale.ndim else scale
             expected = requantize(x, multiplier(column, denominator=p.scale), p)
             args = [x, relax.const(scale), relax.const(0, "int32"), scale_of(p), zero_of(p)]
@@ -121,7 +123,7 @@ def test_requantize_rounding_modes(compute: str, rounding: str) -> None:
 
 
 def test_fixed_point_is_relays() -> None:
-    """``(x * round(0.3 * 2**32) + 2**32 // 2) >> 32`` for a multiplier of 0.3 (in Q31: shift -1)."""
+    """``(x * m + half) >> shift`` with 0.3 as a Q31 number m; see relay/qnn/utils.cc."""
     x = np.asarray([[1, 5, 10, 1000, 123456789, -5, -123456789]], np.int64)
     fixed, shift = dialect.quantize.fixed_point(
         np.asarray([0.3], np.float32), np.asarray([1.0], np.float32)
@@ -160,7 +162,7 @@ def test_wrong_calls_say_what_is_wrong(
 ) -> None:
     def expression(value: Any) -> Any:
         if isinstance(value, str):
-            return relax.Var("x", relax.TensorType((2, 3), value))
+            return relax.Var("x", tensor_type([2, 3], value))
         array = np.asarray(value)
         return relax.const(array.astype(np.float32 if array.dtype.kind == "f" else np.int32))
 

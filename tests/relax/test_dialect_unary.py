@@ -10,7 +10,11 @@ import pytest
 from qdqbridge.graph.numerics import codes, dequantize, quantize
 from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.ops.attributes import (
-    AlphaAttrs, ClipAttrs, GeluAttrs, HardSigmoidAttrs, SeluAttrs,
+    AlphaAttrs,
+    ClipAttrs,
+    GeluAttrs,
+    HardSigmoidAttrs,
+    SeluAttrs,
 )
 from tests.relax.dialect_cases import Cases, contract, params, scale_of, zero_of
 

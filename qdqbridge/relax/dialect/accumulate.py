@@ -9,6 +9,7 @@ import numpy as np
 from tvm import te, tirx
 
 from qdqbridge.relax.dialect.arithmetic import Prim
+from qdqbridge.relax.dialect.kernel import stage
 from qdqbridge.relax.dialect.op import Attribute
 from qdqbridge.relax.dialect.site import Site, is_code, limits
 
@@ -94,4 +95,4 @@ def padded_codes(
         nothing = tirx.const(0, narrow_dtype(str(x.dtype)))
         return tirx.if_then_else(tirx.all(*inside), value, nothing)
 
-    return te.compute(shape, element, name="centred_data")
+    return stage(shape, element, name="centred_data")

@@ -40,10 +40,10 @@ def fenced(value: Prim, zero: te.Tensor) -> Prim:
     The bits go through an exclusive-or with a zero that only the caller of the PrimFunc knows;
     unlike ``llvm.arithmetic.fence`` this keeps loops vectorizable.
     """
-    if kind_of(value) == "float64":
-        wide = tirx.reinterpret("int64", value) ^ zero[0].astype("int64")
-        return tirx.reinterpret("float64", wide)
-    return tirx.reinterpret("float32", tirx.reinterpret("int32", value) ^ zero[0])
+    kind = kind_of(value)
+    bits = "int64" if kind == "float64" else "int32"
+    nothing = zero[0] if bits == "int32" else zero[0].astype(bits)
+    return tirx.reinterpret(kind, tirx.bitwise_xor(tirx.reinterpret(bits, value), nothing))
 
 
 def real(code: Prim, zero_point: Prim, scale: Prim) -> Prim:

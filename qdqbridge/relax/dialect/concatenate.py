@@ -46,9 +46,9 @@ def _lower(builder: relax.BlockBuilder, site: Site) -> Any:
     scale, zero_point = site.constant(3), site.constant(4)
     parts: list[Any] = []
     for expr, s, z in zip(*(_fields(site, index) for index in range(3)), strict=True):
-        own = (
-            np.array_equal(site.constant_of(s, "scale").reshape(-1), scale.reshape(-1))
-            and np.array_equal(site.constant_of(z, "zero point").reshape(-1), zero_point.reshape(-1))
+        own = all(
+            np.array_equal(site.constant_of(param, label).reshape(-1), wanted.reshape(-1))
+            for param, label, wanted in ((s, "scale", scale), (z, "zero point", zero_point))
         )
         dtype = site.tensor_of(expr.ty, "data")[1]
         parts.append(expr if own else _recoded(builder, site, expr, s, z, dtype))
@@ -67,7 +67,8 @@ def _recoded(
         "qnn.requantize", [expr, scale, zero_point, site.args[3], site.args[4]],
         {"out_dtype": dtype},
     )
-    return builder.emit(lower_call(builder, builder.normalize(node)))
+    typed: Any = builder.normalize(node)
+    return builder.emit(lower_call(builder, typed))
 
 
 OPS = (

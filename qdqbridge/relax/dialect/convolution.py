@@ -20,7 +20,7 @@ from qdqbridge.relax.dialect.accumulate import (
     padded_codes,
 )
 from qdqbridge.relax.dialect.arithmetic import Prim, entry
-from qdqbridge.relax.dialect.kernel import BLOCK, emit_reduction
+from qdqbridge.relax.dialect.kernel import BLOCK, emit_reduction, stage
 from qdqbridge.relax.dialect.op import Attribute, QnnOp
 from qdqbridge.relax.dialect.site import Extent, Site, const, tensor_type
 
@@ -150,7 +150,7 @@ def _pointwise(window: Window, kernel: Sequence[int]) -> bool:
 
 
 def _centred_weight(w: te.Tensor, zero_point: te.Tensor, axis: int) -> te.Tensor:
-    return te.compute(
+    return stage(
         w.shape,
         lambda *i: centred(w(*i), entry(zero_point, i, axis), str(w.dtype)),
         name="centred_weight",
@@ -177,7 +177,7 @@ def correlation(
         ).astype(dtype)
         return te.sum(product, axis=taps)
 
-    return te.compute([data.shape[0], out, *sizes], element, name=BLOCK)
+    return stage([data.shape[0], out, *sizes], element, name=BLOCK)
 
 
 def window_attributes(rank: int, *, transposed: bool) -> tuple[Attribute, ...]:

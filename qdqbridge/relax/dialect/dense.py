@@ -9,7 +9,7 @@ from tvm import relax, te
 from qdqbridge.relax.dialect.accumulate import OUT_DTYPE, SIX, centred, check_operands
 from qdqbridge.relax.dialect.arithmetic import Prim, entry
 from qdqbridge.relax.dialect.broadcast import broadcast_indices, broadcast_shape
-from qdqbridge.relax.dialect.kernel import BLOCK, emit_reduction
+from qdqbridge.relax.dialect.kernel import BLOCK, emit_reduction, stage
 from qdqbridge.relax.dialect.op import Attribute, QnnOp
 from qdqbridge.relax.dialect.site import Site, const, tensor_type
 
@@ -31,12 +31,12 @@ def _lower_dense(builder: relax.BlockBuilder, site: Site) -> Any:
     shifted = bool(zero_points.any())
 
     def dense(x: te.Tensor, w: te.Tensor, zx: te.Tensor, *zw: te.Tensor) -> te.Tensor:
-        data = te.compute(
+        data = stage(
             x.shape, lambda *i: centred(x(*i), zx[0], str(x.dtype)), name="centred_data"
         )
         weight = w
         if shifted:
-            weight = te.compute(
+            weight = stage(
                 w.shape, lambda u, k: centred(w(u, k), entry(zw[0], (u,), 0), str(w.dtype)),
                 name="centred_weight",
             )
@@ -46,7 +46,7 @@ def _lower_dense(builder: relax.BlockBuilder, site: Site) -> Any:
             product = data(*i[:-1], k.var).astype(dtype) * weight(i[-1], k.var).astype(dtype)
             return te.sum(product, axis=k)
 
-        return te.compute([*x.shape[:-1], w.shape[0]], element, name=BLOCK)
+        return stage([*x.shape[:-1], w.shape[0]], element, name=BLOCK)
 
     args = [site.args[0], site.args[1], const(site.vector(2), "int32")]
     args += [const(zero_points, "int32")] if shifted else []
@@ -84,7 +84,7 @@ def _lower_matmul(builder: relax.BlockBuilder, site: Site) -> Any:
             b = right(*broadcast_indices(i[:-2], right.shape[:-2]), i[-1], k.var)
             return te.sum(a.astype(dtype) * b.astype(dtype), axis=k)
 
-        return te.compute([*lead, left.shape[-2], right.shape[-2]], element, name=BLOCK)
+        return stage([*lead, left.shape[-2], right.shape[-2]], element, name=BLOCK)
 
     args = [site.args[0], site.args[1], *(const(site.vector(i), "int32") for i in (2, 3))]
     return emit_reduction(builder, "qnn_batch_matmul", matmul, args)
@@ -98,7 +98,7 @@ def _rows(x: te.Tensor, zero_point: te.Tensor, name: str, *, swap: bool) -> te.T
         where = (*i[:-2], i[-1], i[-2]) if swap else i
         return centred(x(*where), zero_point[0], str(x.dtype))
 
-    return te.compute(shape, element, name=name)
+    return stage(shape, element, name=name)
 
 
 OPS = (

@@ -20,16 +20,16 @@ from qdqbridge.relax.dialect.arithmetic import (
     real,
 )
 from qdqbridge.relax.dialect.broadcast import broadcast_indices, broadcast_shape
-from qdqbridge.relax.dialect.kernel import emit
-from qdqbridge.relax.dialect.tables import index_of, quantize_table, real_codes
+from qdqbridge.relax.dialect.kernel import emit, stage
 from qdqbridge.relax.dialect.op import Attribute, QnnOp
 from qdqbridge.relax.dialect.site import Site, const, is_code, tensor_type
+from qdqbridge.relax.dialect.tables import index_of, quantize_table, real_codes
 
 EIGHT = (
     "lhs", "rhs", "lhs_scale", "lhs_zero_point", "rhs_scale", "rhs_zero_point", "output_scale",
     "output_zero_point",
 )
-OUT_DTYPE = Attribute("out_dtype", "", "type of the result; empty takes the first integer operand's")
+OUT_DTYPE = Attribute("out_dtype", "", "empty takes the type of the first integer operand")
 ATTRIBUTES = (
     Attribute("lhs_axis", -1, "the lhs axis of rank-1 lhs parameters"),
     Attribute("rhs_axis", -1, "the rhs axis of rank-1 rhs parameters"),
@@ -105,7 +105,7 @@ def _lower(name: str, function: Binary) -> Any:
                 return quantized(function(x, y), sy[0], zy[0], out)
 
             shape = broadcast_shape(site, a.shape, b.shape)
-            return te.compute(shape, element, name=name)
+            return stage(shape, element, name=name)
 
         args = [*site.args[:2], *params(site, (2, 3), (4, 5), (6, 7)), fence_argument()]
         return emit(builder, f"qnn_{name}", binary, args)
@@ -141,7 +141,7 @@ def _lower_power(builder: relax.BlockBuilder, site: Site) -> Any:
                 index = index * 256 + index_of(b(*broadcast_indices(i, b.shape)))
             return entries[index]
 
-        return te.compute(broadcast_shape(site, a.shape, b.shape), element, name="power")
+        return stage(broadcast_shape(site, a.shape, b.shape), element, name="power")
 
     return emit(builder, "qnn_power", power, [*site.args[:2], const(table, out)])
 
@@ -172,7 +172,7 @@ def _lower_where(builder: relax.BlockBuilder, site: Site) -> Any:
             return quantized(chosen, sy[0], zy[0], out)
 
         shape = broadcast_shape(site, condition.shape, a.shape, b.shape)
-        return te.compute(shape, element, name="where")
+        return stage(shape, element, name="where")
 
     args = [*site.args[:3], *params(site, (3, 4), (5, 6), (7, 8)), fence_argument()]
     return emit(builder, "qnn_where", where, args)

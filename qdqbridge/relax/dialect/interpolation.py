@@ -26,7 +26,7 @@ def along(attributes: ResizeAttrs, axis: int) -> ResizeAttrs:
 
 
 def nearest_indices(attributes: ResizeAttrs, length: int, axis: int) -> Table:
-    """Returns the input index of every output element: the Resize of 0, 1, 2 …"""
+    """Returns the input index of every output element, which is the Resize of 0, 1, 2 and so on."""
     single = replace(along(attributes, axis), extrapolation_value=0.0)
     (indices,) = RESIZE.compute(single, (np.arange(length, dtype=np.int64),))
     return indices

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm import relax, s_tir
+from tvm import relax, s_tir, te
 from tvm.relax.utils import gen_call_tir_inputs
 
 BLOCK = "accumulate"
@@ -13,6 +13,12 @@ BLOCK = "accumulate"
 
 DATA_PARALLEL = 0
 """``IterVar.kDataPar`` of TVM."""
+
+
+def stage(shape: Any, element: Callable[..., Any], name: str) -> te.Tensor:
+    """Returns the TE tensor of ``shape`` whose element at ``i…`` is ``element(*i)``."""
+    tensor: Any = te.compute(shape, element, name=name)
+    return tensor
 
 
 def emit(
@@ -50,7 +56,7 @@ def emit_reduction(
     return relax.call_tir(builder.add_func(result, name), call_args, type_)
 
 
-def _reorder(schedule: s_tir.Schedule, name: str, inner: int) -> None:
+def _reorder(schedule: Any, name: str, inner: int) -> None:
     block = schedule.get_sblock(name)
     loops = list(schedule.get_loops(block))
     axes = schedule.get(block).iter_vars

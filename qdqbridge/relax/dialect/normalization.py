@@ -23,7 +23,7 @@ from qdqbridge.relax.dialect.arithmetic import (
     real,
 )
 from qdqbridge.relax.dialect.broadcast import broadcast_indices
-from qdqbridge.relax.dialect.kernel import emit, emit_reduction
+from qdqbridge.relax.dialect.kernel import emit, emit_reduction, stage
 from qdqbridge.relax.dialect.op import Attribute, QnnOp
 from qdqbridge.relax.dialect.site import Extent, Site, const, is_code, tensor_type
 from qdqbridge.relax.dialect.unary import OUT_DTYPE
@@ -163,7 +163,7 @@ def _lower(name: str, decode: Callable[[Site], _Rows]) -> Any:
 
             def element(*i: Prim) -> Prim:
                 t = code(i).astype("float32")
-                if rows.centred:
+                if mean is not None:
                     t = t - mean(*row_of(i))
                 t = t * inverse(*row_of(i))
                 scaled = fenced(t * _affine(gamma, i, sg, zg, rows, zero), zero)
@@ -171,7 +171,7 @@ def _lower(name: str, decode: Callable[[Site], _Rows]) -> Any:
                     scaled + _affine(beta, i, sb, zb, rows, zero), sy[0], zy[0], out
                 )
 
-            return te.compute(x.shape, element, name=name)
+            return stage(x.shape, element, name=name)
 
         return emit_reduction(
             builder, f"qnn_{name}", norm, _arguments(site, count),
@@ -213,14 +213,14 @@ def _statistics(
         value = code(square_at(i)).astype(kinds[1])
         return te.sum(value * value, axis=squares)
 
-    second = te.compute(shape, square, name="second")
+    second = stage(shape, square, name="second")
     first = mean = None
     if rows.centred:
-        first = te.compute(
+        first = stage(
             shape, lambda *i: te.sum(code(at(i)).astype(kinds[0]), axis=axes), name="first"
         )
         total = first
-        mean = te.compute(
+        mean = stage(
             shape, lambda *i: (total(*i).astype("float64") / numbers[0]).astype("float32"),
             name="mean",
         )
@@ -233,7 +233,7 @@ def _statistics(
         root = tirx.sqrt(fenced(variance * numbers[2], zero) + numbers[3])
         return (numbers[4] / root).astype("float32")
 
-    return mean, te.compute(shape, inverse, name="inverse")
+    return mean, stage(shape, inverse, name="inverse")
 
 
 def _affine(
@@ -285,7 +285,7 @@ def _lower_batch(builder: relax.BlockBuilder, site: Site) -> Any:
             product = fenced(real(x(*i), zx[0], sx[0]) * entry(a, i, axis), zero)
             return quantized(product + entry(b, i, axis), sy[0], zy[0], out)
 
-        return te.compute(x.shape, element, name="batch_norm")
+        return stage(x.shape, element, name="batch_norm")
 
     params = [const(site.vector(i), "float32" if i in (5, 7) else "int32") for i in (5, 6, 7, 8)]
     args = [site.args[0], const(scale, "float32"), const(shift, "float32"), *params]

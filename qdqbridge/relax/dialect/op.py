@@ -140,7 +140,7 @@ def call(name: str, args: Sequence[Any], attrs: Mapping[str, Any] | None = None)
             why=f"{len(args)} arguments given",
             fix=f"it takes {len(op.arguments)}: {', '.join(op.arguments)}",
         )
-    exprs = [relax.Tuple(arg) if isinstance(arg, tuple | list) else arg for arg in args]
+    exprs: list[Any] = [relax.Tuple(arg) if isinstance(arg, tuple | list) else arg for arg in args]
     return ir.Call(Op.get(name), exprs, attrs=op.complete(attrs or {}))
 
 

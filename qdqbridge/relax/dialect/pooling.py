@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tvm import relax, te
+from tvm import relax, te, tirx
 
 from qdqbridge.relax.dialect.accumulate import (
     accumulator_dtype,
@@ -15,9 +15,9 @@ from qdqbridge.relax.dialect.accumulate import (
     magnitude,
     padded_codes,
 )
-from qdqbridge.relax.dialect.arithmetic import Prim, saturated, tirx
+from qdqbridge.relax.dialect.arithmetic import Prim, saturated
 from qdqbridge.relax.dialect.convolution import LAYOUTS, padding, spread
-from qdqbridge.relax.dialect.kernel import BLOCK, emit_reduction
+from qdqbridge.relax.dialect.kernel import BLOCK, emit_reduction, stage
 from qdqbridge.relax.dialect.op import REQUIRED, Attribute, QnnOp
 from qdqbridge.relax.dialect.site import Extent, Site, const, is_code, tensor_type
 from qdqbridge.relax.dialect.unary import FIVE
@@ -105,8 +105,9 @@ def _populations(site: Site, extents: Sequence[Extent], window: Four) -> NDArray
         site.fail("padding and ceil_mode need known spatial extents")
     total = np.ones([1] * rank, np.int64)
     for i, number in enumerate(_counts(site, extents, window)):
-        limit = extents[i] + pads[i]
-        low, high = (0, limit + pads[i + rank]) if site.attr("count_include_pad") else (pads[i], limit)
+        low, high = pads[i], extents[i] + pads[i]
+        if site.attr("count_include_pad"):
+            low, high = 0, high + pads[i + rank]
         reads = np.arange(number)[:, None] * strides[i] + np.arange(size[i]) * dilation[i]
         along = ((reads >= low) & (reads < high)).sum(axis=1)
         total = total * along.reshape([-1 if j == i else 1 for j in range(rank)])
@@ -116,7 +117,7 @@ def _populations(site: Site, extents: Sequence[Extent], window: Four) -> NDArray
 def _lower_pool(rank: int) -> Any:
     def lower(builder: relax.BlockBuilder, site: Site) -> Any:
         window, out = _window(site, rank), _result_dtype(site)
-        size, strides, dilation, pads = window
+        size, strides, dilation, _ = window
         multiplier = _multiplier(site, _populations(site, site.shape(0)[2:], window))
         uniform, dtype = multiplier.size == 1, _sum_dtype(site, int(np.prod(size)))
 
@@ -131,14 +132,13 @@ def _lower_pool(rank: int) -> Any:
                 ]
                 return te.sum(data(*i[:2], *pixel).astype(dtype), axis=taps)
 
-            sums = te.compute([*x.shape[:2], *sizes], total, name=BLOCK)
-            return te.compute(
+            sums = stage([*x.shape[:2], *sizes], total, name=BLOCK)
+            return stage(
                 sums.shape,
                 lambda *i: _finished(sums(*i), m[0] if uniform else m(*i[2:]), zy[0], out),
                 name="average",
             )
 
-        del pads
         args = [site.args[0], const(site.vector(2), "int32"), const(multiplier, "float32")]
         args.append(const(site.vector(4), "int32"))
         return emit_reduction(builder, f"qnn_avg_pool{rank}d", pool, args, inner=1)
@@ -200,14 +200,16 @@ def _lower_reduce(*, mean: bool) -> Any:
                 return te.sum(code, axis=list(taps.values()))
 
             kept = [d for d in range(len(x.shape)) if d not in axes]
-            sums = te.compute([x.shape[d] for d in kept] or [1], _any_rank(total, kept), name=BLOCK)
+            sums = stage([x.shape[d] for d in kept] or [1], _any_rank(total, kept), name=BLOCK)
 
             def element(*i: Prim) -> Prim:
                 where = [v for d, v in enumerate(i) if d in kept] if keep else list(i)
                 return _finished(sums(*(where if kept else [0])), m[0], zy[0], out)
 
-            result = [1 if d in axes else x.shape[d] for d in range(len(x.shape)) if keep or d in kept]
-            return te.compute(result, element, name="reduce")
+            result = [
+                1 if d in axes else e for d, e in enumerate(x.shape) if keep or d in kept
+            ]
+            return stage(result, element, name="reduce")
 
         args = [site.args[0], const(site.vector(2), "int32"), const(multiplier, "float32")]
         args.append(const(site.vector(4), "int32"))

@@ -19,6 +19,7 @@ from qdqbridge.relax.dialect.arithmetic import (
     rounded,
     saturated,
 )
+from qdqbridge.relax.dialect.kernel import stage
 from qdqbridge.relax.dialect.op import REQUIRED, Attribute, QnnOp
 from qdqbridge.relax.dialect.site import Site, const, is_code, is_integer, limits, tensor_type
 
@@ -57,7 +58,7 @@ def _lower_quantize(builder: relax.BlockBuilder, site: Site) -> Any:
             value = x(*i).astype("float32") / entry(scale, i, axis)
             return saturated(rounded(value, rounding, zero), entry(zero_point, i, axis), out)
 
-        return te.compute(x.shape, element, name="quantize")
+        return stage(x.shape, element, name="quantize")
 
     scale, zero_point = const(site.vector(1), "float32"), const(site.vector(2), "int32")
     return builder.call_te(quantize, site.args[0], scale, zero_point, fence_argument())
@@ -82,7 +83,7 @@ def _lower_dequantize(builder: relax.BlockBuilder, site: Site) -> Any:
             value = real(x(*i), entry(zero_point, i, axis), entry(scale, i, axis))
             return value.astype(out)
 
-        return te.compute(x.shape, element, name="dequantize")
+        return stage(x.shape, element, name="dequantize")
 
     scale, zero_point = const(site.vector(1), "float32"), const(site.vector(2), "int32")
     return builder.call_te(dequantize, site.args[0], scale, zero_point)
@@ -135,7 +136,7 @@ def _lower_multiply(builder: relax.BlockBuilder, site: Site) -> Any:
             scaled = code.astype(compute) * entry(m, i, axis)
             return saturated(rounded(scaled, rounding, zero), z_out[0], out, nan=False)
 
-        return te.compute(x.shape, element, name="requantize")
+        return stage(x.shape, element, name="requantize")
 
     return builder.call_te(
         requantize, site.args[0], const(multiplier, compute), const(site.vector(2), "int32"),
@@ -155,7 +156,7 @@ def _lower_recode(builder: relax.BlockBuilder, site: Site) -> Any:
             value = real(x(*i), entry(z_in, i, axis), entry(s_in, i, axis)) / s_out[0]
             return saturated(rounded(value, rounding, zero), z_out[0], out, nan=False)
 
-        return te.compute(x.shape, element, name="requantize")
+        return stage(x.shape, element, name="requantize")
 
     params = [const(site.vector(i), "float32" if i in (1, 3) else "int32") for i in (1, 2, 3, 4)]
     return builder.call_te(requantize, site.args[0], *params, fence_argument())
@@ -202,7 +203,7 @@ def _lower_fixed_point(builder: relax.BlockBuilder, site: Site) -> Any:
             result = ((product + half) >> shift) + z_out[0].astype("int64")
             return clipped(result, low, high).astype(out)
 
-        return te.compute(x.shape, element, name="requantize")
+        return stage(x.shape, element, name="requantize")
 
     return builder.call_te(
         requantize, site.args[0], const(multipliers, "int64"),

@@ -25,7 +25,7 @@ from qdqbridge.relax.dialect.arithmetic import (
 )
 from qdqbridge.relax.dialect.convolution import LAYOUTS
 from qdqbridge.relax.dialect.interpolation import cubic_taps, linear_sides, nearest_indices
-from qdqbridge.relax.dialect.kernel import emit
+from qdqbridge.relax.dialect.kernel import emit, stage
 from qdqbridge.relax.dialect.op import REQUIRED, Attribute, QnnOp
 from qdqbridge.relax.dialect.site import Extent, Site, const, tensor_type
 from qdqbridge.relax.dialect.unary import FIVE, OUT_DTYPE, infer_codes
@@ -200,7 +200,7 @@ def _cubic_stage(
             total = term if total is None else total + term
         return total
 
-    return te.compute(shape, element, name=f"axis{axis}")
+    return stage(shape, element, name=f"axis{axis}")
 
 
 def _lower(rank: int) -> Any:
@@ -232,7 +232,7 @@ def _lower(rank: int) -> Any:
                     result = tirx.Select(tirx.any(*mask), fill, result)
                 return quantized(result, sy[0], zy[0], dtype)
 
-            return te.compute(sizes, element, name="resize")
+            return stage(sizes, element, name="resize")
 
         params = [const(site.vector(i), "float32" if i in (1, 3) else "int32") for i in range(1, 5)]
         tables = [const(array, str(array.dtype)) for array in plan.tables]

@@ -55,7 +55,8 @@ class Site:
 
     def attr(self, name: str) -> Any:
         """Returns an attribute as a plain Python value; lists come as tuples."""
-        return _decode(self.call.attrs[name])
+        attrs: Any = self.call.attrs
+        return _decode(attrs[name])
 
     def tensor(self, index: int) -> tuple[list[Extent], str]:
         """Returns the extents (ints, or expressions where symbolic) and dtype of an argument."""
@@ -183,7 +184,7 @@ def _decode(value: Any) -> Any:
 
 def tensor_type(shape: Any, dtype: str) -> relax.TensorType:
     """Returns a Relax tensor type; integer arithmetic on symbolic extents is simplified."""
-    extents = [e if isinstance(e, int) else sym.Analyzer().simplify(e) for e in shape]
+    extents: list[Any] = [e if isinstance(e, int) else sym.Analyzer().simplify(e) for e in shape]
     return relax.TensorType(extents, dtype)
 
 

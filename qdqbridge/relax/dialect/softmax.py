@@ -14,7 +14,7 @@ from qdqbridge.relax.dialect.arithmetic import (
     quantized,
     real,
 )
-from qdqbridge.relax.dialect.kernel import emit_reduction
+from qdqbridge.relax.dialect.kernel import emit_reduction, stage
 from qdqbridge.relax.dialect.op import Attribute, QnnOp
 from qdqbridge.relax.dialect.site import Site, const, tensor_type
 from qdqbridge.relax.dialect.unary import FIVE, OUT_DTYPE, infer_codes
@@ -82,7 +82,7 @@ def _lower(*, log: bool) -> Any:
                 return [0 if d in axes else v for d, v in enumerate(i)]
 
             taps, at = _over(x, axes, "m")
-            largest = te.compute(
+            largest = stage(
                 rows, lambda *i: te.max(x(*at(i)).astype("int32"), axis=taps), name="largest"
             )
 
@@ -90,7 +90,7 @@ def _lower(*, log: bool) -> Any:
                 top = fenced(real(largest(*row_of(i)), zx[0], sx[0]), zero)
                 return fenced(real(x(*i), zx[0], sx[0]), zero) - top
 
-            powers = te.compute(
+            powers = stage(
                 x.shape, lambda *i: exponential(difference(i), zero), name="powers"
             )
             sum_taps, sum_at = _over(x, axes, "s")
@@ -99,7 +99,7 @@ def _lower(*, log: bool) -> Any:
                 scaled = powers(*sum_at(i)).astype("float64") * tirx.const(FRACTION, "float64")
                 return te.sum(tirx.nearbyint(scaled).astype("int64"), axis=sum_taps)
 
-            total = te.compute(rows, fixed, name="total")
+            total = stage(rows, fixed, name="total")
 
             def element(*i: Prim) -> Prim:
                 unit = tirx.const(1 / FRACTION, "float64")
@@ -110,7 +110,7 @@ def _lower(*, log: bool) -> Any:
                     value = powers(*i) / whole.astype("float32")
                 return quantized(value, sy[0], zy[0], out, nan=False)
 
-            return te.compute(x.shape, element, name="softmax")
+            return stage(x.shape, element, name="softmax")
 
         args = [
             const(site.vector(i), "float32" if i in (1, 3) else "int32") for i in (1, 2, 3, 4)

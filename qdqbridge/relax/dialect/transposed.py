@@ -20,7 +20,7 @@ from qdqbridge.relax.dialect.convolution import (
     decode_window,
     window_attributes,
 )
-from qdqbridge.relax.dialect.kernel import emit_reduction
+from qdqbridge.relax.dialect.kernel import emit_reduction, stage
 from qdqbridge.relax.dialect.op import QnnOp
 from qdqbridge.relax.dialect.site import Extent, Site, const, tensor_type
 
@@ -107,7 +107,7 @@ def _spread_codes(
         value = centred(x(*where), zero_point[0], str(x.dtype))
         return tirx.if_then_else(tirx.all(*inside), value, nothing)
 
-    return te.compute(shape, element, name="centred_data")
+    return stage(shape, element, name="centred_data")
 
 
 def _mirrored_weight(w: te.Tensor, zero_point: te.Tensor, groups: int) -> te.Tensor:
@@ -122,7 +122,7 @@ def _mirrored_weight(w: te.Tensor, zero_point: te.Tensor, groups: int) -> te.Ten
         own = entry(zero_point, (column, i[0]), 0 if int(zero_point.shape[0]) == out else 1)
         return centred(w(source, column, *taps), own, str(w.dtype))
 
-    return te.compute([out * groups, per_group, *w.shape[2:]], element, name="centred_weight")
+    return stage([out * groups, per_group, *w.shape[2:]], element, name="centred_weight")
 
 
 OPS = tuple(

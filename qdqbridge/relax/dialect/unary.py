@@ -22,10 +22,10 @@ from qdqbridge.ops.attributes import (
     SeluAttrs,
 )
 from qdqbridge.ops.unary import OPERATORS
-from qdqbridge.relax.dialect.kernel import emit
-from qdqbridge.relax.dialect.tables import index_of, quantize_table, real_codes
+from qdqbridge.relax.dialect.kernel import emit, stage
 from qdqbridge.relax.dialect.op import REQUIRED, Attribute, QnnOp
 from qdqbridge.relax.dialect.site import Site, const, is_code, tensor_type
+from qdqbridge.relax.dialect.tables import index_of, quantize_table, real_codes
 
 FIVE = ("data", "input_scale", "input_zero_point", "output_scale", "output_zero_point")
 OUT_DTYPE = Attribute("out_dtype", "", "type of the result; empty takes the data's")
@@ -130,7 +130,7 @@ def _lower(function: _Function) -> Any:
         table = quantize_table(values, site.constant(3), site.constant(4), out)
 
         def look_up(x: te.Tensor, entries: te.Tensor) -> te.Tensor:
-            return te.compute(x.shape, lambda *i: entries[index_of(x(*i))], name="look_up")
+            return stage(x.shape, lambda *i: entries[index_of(x(*i))], name="look_up")
 
         return emit(builder, "qnn_lookup", look_up, [site.args[0], const(table, out)])
 
