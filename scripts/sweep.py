@@ -59,6 +59,8 @@ class Sweep:
             row["status"] = "ok"
         except qb.QdqBridgeError as error:
             row["status"] = f"{type(error).__name__}: {error.what} ({error.why[:120]})"
+        except Exception as error:  # a bug of ours: recorded, and the sweep goes on
+            row["status"] = f"CRASH {error!r}"[:300]
         row["seconds"] = round(time.perf_counter() - start, 1)
         return row
 

@@ -148,20 +148,13 @@ class Scope:
 
     def clamp(self, stored: Expr, params: QuantParams) -> Expr:
         """Emits ``clip`` where the range is narrower than the storage type."""
-        if params.full_range or params.storage_dtype.bits < 8:
-            if params.storage_dtype.bits >= 8:
-                return stored
-        low, high = (relax.PrimValue(tirx.IntImm(storage(params), v)) for v in limits(params))
-        return self.emit(relax.op.clip(stored, low, high))
+        if params.full_range and params.storage_dtype.bits >= 8:
+            return stored
+        return self.emit(relax.op.clip(stored, params.qmin, params.qmax))
 
     def cast(self, expr: Expr, dtype: str) -> Expr:
         """Emits a change of element type where there is one."""
         return expr if str(expr.ty.dtype) == dtype else self.emit(relax.op.astype(expr, dtype))
-
-
-def limits(params: QuantParams) -> tuple[int, int]:
-    """Returns the range of stored values."""
-    return params.qmin, params.qmax
 
 
 def storage(params: QuantParams) -> str:
