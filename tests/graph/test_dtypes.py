@@ -29,9 +29,7 @@ def test_numpy_both_ways(dtype: DType) -> None:
     assert str(dtype) == dtype.numpy.name
 
 
-@pytest.mark.parametrize(
-    "dtype", [d for d in DType if d.is_integer and d.bits >= 8], ids=str
-)
+@pytest.mark.parametrize("dtype", [d for d in DType if d.is_integer and d.bits >= 8], ids=str)
 def test_ranges_are_numpy_s(dtype: DType) -> None:
     info = np.iinfo(dtype.numpy)
     assert (dtype.qmin, dtype.qmax) == (info.min, info.max)

@@ -120,16 +120,12 @@ def test_aligned_broadcasts_along_the_axis() -> None:
 
 def test_aligned_repeats_blocks_and_drops_what_is_over() -> None:
     scale = np.array([[1, 2], [3, 4]], np.float32)
-    params = QuantParams(
-        DType.INT4, scale, np.zeros((2, 2), np.int32), axis=1, block_size=3
-    )
+    params = QuantParams(DType.INT4, scale, np.zeros((2, 2), np.int32), axis=1, block_size=3)
     wide = params.aligned(params.scale, (2, 5))
     assert wide.tolist() == [[1, 1, 1, 2, 2], [3, 3, 3, 4, 4]]
 
 
 def test_scales_keep_their_element_type() -> None:
-    params = QuantParams(
-        DType.INT8, np.float16(0.1), np.int32(0), expressed_dtype=DType.FLOAT16
-    )
+    params = QuantParams(DType.INT8, np.float16(0.1), np.int32(0), expressed_dtype=DType.FLOAT16)
     assert params.scale.dtype == np.float16
     assert float(params.scale) == float(np.float16(0.1))
