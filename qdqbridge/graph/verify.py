@@ -59,9 +59,10 @@ def _canonical_problems(node: Node) -> Iterator[str]:
     name, first = node.op.name, node.inputs[0] if node.inputs else None
     if first is None:
         return
-    producer = None if first.producer is None else first.producer.op.name
-    if name == "quantize" and producer == "dequantize" and first.type.dtype.bits <= 16:
-        yield "a quantize of a dequantize must be a requantize"
+    producer = first.producer
+    if name == "quantize" and producer is not None and producer.op.name == "dequantize":
+        if producer.operand(0).type.dtype.bits <= 16:
+            yield "a quantize of a dequantize must be a requantize"
     if name in ("quantize", "requantize") and first.is_constant:
         yield "a constant must be stored quantized"
     if node.op.flow is Flow.MOVE and isinstance(first.type, QuantType):
