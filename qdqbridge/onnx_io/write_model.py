@@ -7,7 +7,8 @@ export of 10,000 nodes, 0.6 s for 40,000.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import onnx
 import onnx_graphsurgeon as gs
@@ -63,15 +64,14 @@ def _variable(name: str, type_: TensorType | None) -> gs.Variable:
     return gs.Variable(name, dtype=dtype_to_onnx(type_.dtype), shape=_shape(type_.shape))
 
 
-def _shape(shape: Shape) -> list[int | str | None] | None:
+def _shape(shape: Shape) -> Any:
     """Returns a shape in ONNX's terms, where the reader's ``?0`` has no name."""
     if shape is None:
         return None
     return [None if isinstance(d, str) and d.startswith("?") else d for d in shape]
 
 
-def _node(row: NodeRow, variable: object) -> gs.Node:
-    assert callable(variable)
+def _node(row: NodeRow, variable: Callable[[str], gs.Tensor]) -> gs.Node:
     return gs.Node(
         row.op_type,
         row.name,

@@ -25,7 +25,7 @@ class Net:
         self.tensors: list[onnx.TensorProto] = []
         self.random = np.random.default_rng(7)
 
-    def constant(self, array: Array | float) -> str:
+    def constant(self, array: Any) -> str:
         name = f"c{len(self.tensors)}"
         self.tensors.append(numpy_helper.from_array(np.asarray(array), name))
         return name
@@ -217,7 +217,7 @@ def run(model: Path, feeds: dict[str, Array], optimized: Path | None = None) -> 
         options.graph_optimization_level = levels.ORT_ENABLE_ALL
         options.optimized_model_filepath = str(optimized)
     session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, feeds))
+    return [np.asarray(array) for array in session.run(None, feeds)]
 
 
 def samples(model: onnx.ModelProto, seed: int = 3) -> dict[str, Array]:
