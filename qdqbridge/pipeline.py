@@ -147,10 +147,9 @@ def export_tvm(
 
     write_module(module, file)
     if params is not None:
-        import numpy as np
+        from qdqbridge.graph.archive import write_arrays
 
-        with Path(params).open("wb") as stream:
-            np.savez(stream, **arrays)
+        write_arrays(Path(params), arrays)
 
 
 def session(path: File) -> Session:

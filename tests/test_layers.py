@@ -1,4 +1,4 @@
-"""The import rule of the design: graph <- ops <- its users <- pipeline <- cli, and who may use what."""
+"""The import rule of the design: graph <- ops <- its users <- pipeline <- cli."""
 
 import ast
 from collections.abc import Iterator
@@ -81,4 +81,3 @@ def test_the_rule_finds_violations(tmp_path, monkeypatch):
     bad = tmp_path / "graph" / "bad.py"
     bad.write_text("def f():\n    import tvm.relax\n    from qdqbridge.canonical import rule\n")
     assert violations(bad) == ["graph imports tvm", "graph imports canonical"]
-

@@ -1,14 +1,13 @@
-"""Arrays from and to ``.npz`` files."""
+"""The model inputs in a user's ``.npz`` file."""
 
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from qdqbridge.cli.output import warn
@@ -51,11 +50,12 @@ def read_inputs(path: Path, inputs: Sequence[Value]) -> dict[str, Array]:
 
 def _read(path: Path) -> dict[str, Array]:
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return {path.stem: loaded}
-        with loaded:
-            return {name: np.asarray(loaded[name]) for name in loaded.files}
+        with path.open("rb") as stream:  # numpy leaves a damaged file open
+            loaded = np.load(stream, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return {path.stem: loaded}
+            with loaded:
+                return {name: np.asarray(loaded[name]) for name in loaded.files}
     except OSError as error:
         why = error.strerror or str(error)
         raise _unreadable(path, why, "check the path") from error
@@ -83,30 +83,10 @@ def _check_axes(value: Value, array: Array, path: Path) -> None:
 
 
 def _axes_fix(wanted: Sequence[int | str], have: Sequence[int]) -> str:
-    if len(wanted) == len(have) + 1:
-        for axis, extent in enumerate(wanted):
-            rest = [*wanted[:axis], *wanted[axis + 1 :]]
-            fits = all(
-                isinstance(w, str) or w == h or i == 0
-                for i, (w, h) in enumerate(zip(rest, have, strict=True))
-            )
-            if fits and (extent == 1 or axis == 0):
-                return f"insert the missing axis: numpy.expand_dims(array, {axis})"
+    for axis in range(len(wanted)) if len(wanted) == len(have) + 1 else ():
+        rest = [*wanted[:axis], *wanted[axis + 1 :]]
+        first = 1 if axis else 0  # any number of examples will do
+        pairs = list(zip(rest, have, strict=True))[first:]
+        if all(isinstance(want, str) or want == extent for want, extent in pairs):
+            return f"insert the missing axis: numpy.expand_dims(array, {axis})"
     return "reshape it before it is saved"
-
-
-def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Writes an ``.npz`` file; unlike ``numpy.savez`` it takes any name.
-
-    Raises:
-        InputDataError: The file cannot be written.
-    """
-    try:
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-            for name, array in arrays.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    npy.write_array(member, np.asanyarray(array), allow_pickle=False)
-    except OSError as error:
-        raise InputDataError(
-            "cannot write the arrays", where=str(path), why=error.strerror or str(error)
-        ) from error

@@ -18,7 +18,6 @@ from qdqbridge.cli.output import stderr
 from qdqbridge.errors import QdqBridgeError
 
 DONE, NOT_MET, USAGE, MODEL, BUG, INTERRUPTED, NO_READER = 0, 1, 2, 3, 70, 130, 141
-ISSUES = "https://github.com/qdqbridge/qdqbridge/issues"
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -73,7 +72,7 @@ def _bug(error: Exception) -> int:
             "a bug in qdqbridge, not in your model",
             where=where,
             why=f"{type(error).__name__}: {error}",
-            fix=f"set QDQBRIDGE_DEBUG=1 to see more, and please report it: {ISSUES}",
+            fix="set QDQBRIDGE_DEBUG=1 to see more, and please report it with the command",
         )
     )
     return BUG

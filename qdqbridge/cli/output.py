@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ def say(message: str) -> None:
 
 
 @contextmanager
-def progress(label: str) -> Iterator[Callable[[int, int], None]]:
+def progress(label: str) -> Generator[Callable[[int, int], None], None, None]:
     """Shows a bar on stderr where that is a terminal; yields ``report(done, total)``."""
     columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = stderr()
@@ -79,7 +79,7 @@ def progress(label: str) -> Iterator[Callable[[int, int], None]]:
 
 
 @contextmanager
-def status(label: str) -> Iterator[None]:
+def status(label: str) -> Generator[None, None, None]:
     """Shows that something long is going on, where stderr is a terminal."""
     console = stderr()
     if not console.is_terminal:

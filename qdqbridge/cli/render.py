@@ -174,6 +174,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
                 "top1_agreement": value.top1,
                 "causes": dict(value.causes),
                 "bound": value.bound,
+                "moved": value.moved,
             }
             for value in comparison.values
         ],

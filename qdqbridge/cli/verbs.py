@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from cyclopts import App, Parameter
 from numpy.typing import NDArray
@@ -12,6 +14,7 @@ import qdqbridge
 from qdqbridge import pipeline
 from qdqbridge.cli import arrays, output, render
 from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.graph.archive import write_arrays
 from qdqbridge.graph.batches import Batch, batches, joined
 from qdqbridge.graph.expose import intermediates
 from qdqbridge.graph.graph import Graph
@@ -24,6 +27,7 @@ app = App(
     version=qdqbridge.__version__,
     suppress_keyboard_interrupt=False,
 )
+Runner: TypeAlias = "Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]"
 Model = Annotated[Path, Parameter(help="The ONNX file.")]
 Data = Annotated[Path, Parameter(help="An .npz file with one array per model input.")]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for programs.")]
@@ -107,7 +111,7 @@ def run(
             report(len(fed), batch.count)
     whole = {name: joined(parts, fed, name) for name, parts in results.items()}
     if path is not None:
-        arrays.write_arrays(path, whole)
+        write_arrays(path, whole)
         output.say(f"wrote {path}")
     if json:
         found = {"engine": engine, "batches": len(fed), "outputs": render.arrays_json(whole)}
@@ -116,13 +120,12 @@ def run(
         output.show(render.arrays_table(whole))
 
 
-def _runner(engine: str, graph: Graph, model: Path, target: str) -> Any:
+def _runner(engine: str, graph: Graph, model: Path, target: str) -> Runner:
     """Returns a function from inputs by name to outputs by name."""
     if engine == "interpreter":
-        return lambda inputs: pipeline.evaluate(graph, inputs)
+        return partial(pipeline.evaluate, graph)
     if engine == "onnxruntime":
-        session = pipeline.session(model)
-        return lambda inputs: session.run(inputs, graph.output_names)
+        return partial(pipeline.session(model).run, names=graph.output_names)
     with output.status("compiling"):
         return pipeline.compile(graph, target).run
 

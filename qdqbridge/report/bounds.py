@@ -1,14 +1,16 @@
 """How far a float32 engine may lie from the exact result of one node.
 
-Every bound is a priori: it holds for any order of additions. With ``u`` = 2**-24 (float32) and
-``gamma(n) = n*u / (1 - n*u)`` (Higham, Accuracy and Stability of Numerical Algorithms, 3.1), the
-real result of a node may be off by
+With ``u`` = 2**-24 (float32), n roundings grow to ``growth(n)``: the smaller of the worst case
+``n*u / (1 - n*u)`` (Higham, Accuracy and Stability of Numerical Algorithms, 3.1; any order of
+additions) and ``8 * sqrt(n) * u`` (Higham and Mary, A New Approach to Probabilistic Rounding Error
+Analysis, 2019; missed with a probability below 2*n*exp(-32), and then a difference stays without
+explanation, which is the safe side). The real result of a node may be off by
 
-* **accumulate, average**: ``gamma(K + 10) * sum |x*w|`` for K terms. K + 1 roundings of products
+* **accumulate, average**: ``growth(K + 10) * sum |x*w|`` for K terms: K + 1 roundings of products
   and sums, two of the dequantized factors, four of the bias and its scale, three of a requantizing
   multiplier (its two factors and its product with the accumulator).
-* **softmax**: ``gamma(K + 16 + max|d|) * y``: an exponential of a rounded difference ``d``.
-* **normalizations**: first-order propagation of ``gamma(K + 8)`` through mean, variance
+* **softmax**: ``growth(K + 16 + max|d|) * y``: an exponential of a rounded difference ``d``.
+* **normalizations**: first-order propagation of ``growth(K + 8)`` through mean, variance
   ``E[x*x] - E[x]**2`` and the affine map.
 * **linear and cubic resize**: ``u * (32 + 8 * largest extent) * max|x|``: coordinates are float32.
 * **everything else**: ``8 * u * (|y| + m)``, where m is the largest intermediate result of usual
@@ -21,6 +23,7 @@ that add the zero point before they round.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -67,9 +70,10 @@ class Exact:
     as_written: Array | None = None
 
 
-def gamma(count: float) -> float:
-    """Returns ``n*u / (1 - n*u)``, the relative error of n float32 roundings."""
-    return count * UNIT / max(1 - count * UNIT, 0.5)
+def growth(count: float) -> float:
+    """Returns the relative error of ``count`` float32 roundings (see the top of this file)."""
+    worst = count * UNIT / max(1 - count * UNIT, 0.5)
+    return min(worst, 8 * math.sqrt(count) * UNIT)
 
 
 def exact(node: Node, operands: Operands) -> Exact | None:
@@ -122,7 +126,7 @@ def _accumulated(node: Node, operands: Operands) -> Exact:
         attributes = replace(attributes, alpha=abs(attributes.alpha), beta=abs(attributes.beta))
     size = _result(node, _absolute(reals), attributes)
     real = _result(node, reals)
-    bound = gamma(_terms(node, reals) + 10) * size
+    bound = growth(_terms(node, reals) + 10) * size
     return Exact(real, 8 * UNIT * np.abs(real), bound, _as_written(node, reals))
 
 
@@ -157,7 +161,7 @@ def _averaged(node: Node, operands: Operands) -> Exact:
         terms = int(np.prod(node.attributes.kernel_shape))
     else:
         terms = x.size // max(real.size, 1)
-    return Exact(real, 8 * UNIT * np.abs(real), gamma(terms + 10) * size)
+    return Exact(real, 8 * UNIT * np.abs(real), growth(terms + 10) * size)
 
 
 def _elementwise(node: Node, operands: Operands) -> Exact:
@@ -197,7 +201,7 @@ def _softmax_bound(node: Node, x: Array, real: Array) -> Array:
     axes = node.attributes.axes
     terms = float(np.prod([x.shape[axis] for axis in axes]))
     farthest = float((x.max(axis=axes, keepdims=True) - x).max(initial=0))
-    bound = gamma(terms + 16 + min(farthest, 128.0))
+    bound = growth(terms + 16 + min(farthest, 128.0))
     if node.op.name == "Softmax":
         return bound * np.abs(real) + 2.0**-126
     return bound * (1.0 + np.abs(real)) + UNIT * farthest
@@ -223,7 +227,7 @@ def _normalization_bound(node: Node, reals: Sequence[Array | None]) -> Array:
     size = size.reshape(x.shape) * np.abs(scale if column is None else scale.reshape(column))
     if shift is not None:
         size = size + np.abs(shift if column is None else shift.reshape(column))
-    return gamma(terms + 8) * size
+    return growth(terms + 8) * size
 
 
 def _groups(

@@ -2,6 +2,9 @@
 
 Both results are acceptable where each is the exact result, moved by no more than its bound, rounded
 once. The smallest bound for which that is true names the cause.
+
+A bound of half an LSB would explain any difference of one LSB, so none is used beyond ``CAP``: a
+result that has to be moved further than that stays unexplained.
 """
 
 from __future__ import annotations
@@ -26,6 +29,10 @@ UNEXPLAINED = "UNEXPLAINED"
 """None of these: a fault of one of the engines."""
 
 
+CAP = 0.125
+"""The furthest, in LSB, that an explanation may move a value."""
+
+
 @dataclass(frozen=True, slots=True)
 class Blame:
     """The causes of the differences of one tensor.
@@ -33,10 +40,12 @@ class Blame:
     Attributes:
         causes: Number of elements by cause.
         bound: Largest bound among the explained ones, in LSB (of floats: in real units).
+        moved: How far the exact values had to be moved at most, in the same units.
     """
 
     causes: dict[str, int]
-    bound: float
+    bound: float = 0.0
+    moved: float = 0.0
 
 
 def blame(
@@ -53,7 +62,7 @@ def blame(
     """
     total = int(np.count_nonzero(differs))
     if exact is None or exact.real.shape != ours.shape:
-        return Blame({UNEXPLAINED: total} if total else {}, 0.0)
+        return Blame({UNEXPLAINED: total} if total else {})
     picked = _picked(exact, differs)
     with np.errstate(all="ignore"):
         if isinstance(type_, QuantType):
@@ -61,16 +70,17 @@ def blame(
         else:
             steps = _real(ours[differs], theirs[differs], picked)
     causes: dict[str, int] = {}
-    left, widest = np.ones(total, np.bool_), 0.0
+    left, widest, furthest = np.ones(total, np.bool_), 0.0, 0.0
     for cause, need, bound in steps:
         fits = left & (need <= bound)
         if fits.any():
             causes[cause] = int(np.count_nonzero(fits))
             widest = max(widest, float(bound[fits].max()))
+            furthest = max(furthest, float(need[fits].max()))
         left &= ~fits
     if left.any():
         causes[UNEXPLAINED] = int(np.count_nonzero(left))
-    return Blame(causes, widest)
+    return Blame(causes, widest, furthest)
 
 
 _Step = tuple[str, Array, Array]
@@ -106,7 +116,8 @@ def _quantized(
         return np.abs(stored.astype(np.float64) - clipped) - 0.5
 
     both = np.maximum(need(ours, ideal), need(theirs, ideal))
-    few, many = exact.elementwise / scale + rounding, exact.accumulated / scale + rounding
+    few = np.minimum(exact.elementwise / scale + rounding, CAP)
+    many = np.minimum(exact.accumulated / scale + rounding, CAP)
     steps = [(TIE, both, few), (ACCUMULATION, both, many)]
     if exact.as_written is not None:
         written = exact.as_written / scale + zero

@@ -32,7 +32,9 @@ class Difference:
         sqnr_db: Power of the reference over that of the difference, in dB; infinite where equal.
         top1: Share of rows with the same largest element; for outputs of rank 2.
         causes: Number of differing elements by cause (local comparison).
-        bound: Largest error bound, in LSB, that explains a cause (local comparison).
+        bound: Largest error bound that explains a cause, in LSB; of floats in real units (local
+            comparison).
+        moved: How far exact values had to be moved for that, at most, in the same units.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Difference:
     top1: float | None
     causes: Mapping[str, int] = field(default_factory=dict[str, int])
     bound: float | None = None
+    moved: float | None = None
 
     @property
     def equal(self) -> bool:
@@ -84,6 +87,7 @@ class Tally:
     agreeing: int = 0
     causes: dict[str, int] = field(default_factory=dict[str, int])
     bound: float | None = None
+    moved: float | None = None
 
     def add(self, a: Array, b: Array) -> None:
         """Adds one batch: ``a`` against the reference ``b``, both as stored."""
@@ -107,11 +111,12 @@ class Tally:
         self.signal += float(np.square(np.where(np.isfinite(b), b, 0.0)).sum())
         self.noise += float(np.square(gap).sum())
 
-    def blame(self, causes: Mapping[str, int], bound: float) -> None:
+    def blame(self, causes: Mapping[str, int], bound: float, moved: float) -> None:
         """Adds the causes of one batch's differences."""
         for cause, number in causes.items():
             self.causes[cause] = self.causes.get(cause, 0) + number
         self.bound = max(self.bound or 0.0, bound)
+        self.moved = max(self.moved or 0.0, moved)
 
     def finish(self) -> Difference:
         """Returns the sums."""
@@ -129,6 +134,7 @@ class Tally:
             self.agreeing / self.rows if self.rows else None,
             dict(self.causes),
             self.bound,
+            self.moved,
         )
 
     def _sqnr(self) -> float:

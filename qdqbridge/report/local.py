@@ -116,4 +116,4 @@ class _Walk:
         if differs.any():
             known = exact(node, operands) if value is node.output else None
             found = blame(ours, theirs, differs, known, value.type)
-            tally.blame(found.causes, found.bound)
+            tally.blame(found.causes, found.bound, found.moved)

@@ -139,5 +139,6 @@ def _top1(value: Difference) -> str:
 
 def _causes(value: Difference) -> str:
     parts = [f"{number} {cause}" for cause, number in value.causes.items()]
-    bound = f" (within {value.bound:.2g})" if value.bound else ""
-    return ", ".join(parts) + bound
+    if not value.bound:
+        return ", ".join(parts)
+    return f"{', '.join(parts)} (moved {value.moved:.1g} of {value.bound:.1g})"

@@ -1,0 +1,103 @@
+"""What users do wrong with data files, and what they are told."""
+
+import numpy as np
+import pytest
+
+from qdqbridge.cli.arrays import read_inputs
+from qdqbridge.errors import InputDataError
+from qdqbridge.graph.archive import write_arrays
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.types import TensorType
+
+IMAGE = Value(TensorType(DType.FLOAT32, ("batch", 1, 8, 8)), "image")
+MASK = Value(TensorType(DType.FLOAT32, ("batch", 8)), "mask")
+PIXELS = np.zeros((5, 1, 8, 8), np.float32)
+
+
+def saved(path, **arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+def refused(path, inputs, match):
+    with pytest.raises(InputDataError, match=match) as caught:
+        read_inputs(path, inputs)
+    assert str(path) in caught.value.where
+    assert caught.value.fix
+    return caught.value
+
+
+def test_arrays_are_found_by_name(tmp_path):
+    path = saved(tmp_path / "d.npz", mask=np.ones((5, 8), np.float32), image=PIXELS)
+    assert set(read_inputs(path, [IMAGE, MASK])) == {"image", "mask"}
+
+
+def test_the_only_array_of_the_only_input_may_have_any_name(tmp_path):
+    assert set(read_inputs(saved(tmp_path / "d.npz", x=PIXELS), [IMAGE])) == {"image"}
+    np.save(tmp_path / "d.npy", PIXELS)
+    assert set(read_inputs(tmp_path / "d.npy", [IMAGE])) == {"image"}
+
+
+def test_labels_are_left_out_with_a_warning(tmp_path, capsys):
+    path = saved(tmp_path / "d.npz", x=PIXELS, labels=np.arange(5))
+    assert set(read_inputs(path, [IMAGE])) == {"image"}
+    assert "warning: the array 'labels'" in capsys.readouterr().err
+
+
+def test_other_extra_arrays_are_an_error(tmp_path):
+    path = saved(tmp_path / "d.npz", image=PIXELS, extra=np.arange(5))
+    assert "unknown: extra" in refused(path, [IMAGE], "not the inputs of the model").why
+
+
+def test_missing_arrays_are_named(tmp_path):
+    error = refused(saved(tmp_path / "d.npz", image=PIXELS), [IMAGE, MASK], "not the inputs")
+    assert "missing: mask" in error.why
+
+
+@pytest.mark.parametrize(
+    ("shape", "fix"),
+    [
+        ((5, 8, 8), "numpy.expand_dims(array, 1)"),
+        ((1, 8, 8), "numpy.expand_dims(array, 0)"),
+        ((5, 64), "reshape"),
+    ],
+)
+def test_a_wrong_number_of_axes_is_explained(tmp_path, shape, fix):
+    error = refused(saved(tmp_path / "d.npz", image=np.zeros(shape)), [IMAGE], "axes")
+    assert str(list(shape)) in error.why
+    assert fix in error.fix
+
+
+def test_files_that_are_no_data(tmp_path):
+    (tmp_path / "text.npz").write_text("hello")
+    (tmp_path / "empty.npz").write_bytes(b"")
+    whole = saved(tmp_path / "whole.npz", image=PIXELS).read_bytes()
+    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
+    np.savez(tmp_path / "objects.npz", image=np.array([{}, "text"], dtype=object))
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object))
+    names = ("missing.npz", "text.npz", "empty.npz", "cut.npz", "objects.npz", "objects.npy", ".")
+    for name in names:
+        refused(tmp_path / name, [IMAGE], "cannot read the data file")
+
+
+def test_damaged_elements_are_found(tmp_path):
+    path = saved(tmp_path / "d.npz", image=np.ones((5, 1, 8, 8), np.float32))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+    refused(path, [IMAGE], "cannot read the data file")
+
+
+def test_any_name_can_be_written(tmp_path):
+    arrays = {"file": np.arange(3), "a/b:0": np.ones((2, 2), np.float32)}
+    write_arrays(tmp_path / "o.npz", arrays)
+    with np.load(tmp_path / "o.npz") as read:
+        assert {name: read[name].tolist() for name in read.files} == {
+            name: array.tolist() for name, array in arrays.items()
+        }
+
+
+def test_writing_into_nowhere_is_our_error(tmp_path):
+    with pytest.raises(InputDataError, match="cannot write"):
+        write_arrays(tmp_path / "no" / "o.npz", {"x": PIXELS})
