@@ -19,5 +19,5 @@ def canonicalize(graph: Graph) -> Graph:
     type_inputs(graph)
     refused = run(graph, RULES)
     graph.canonical = True
-    graph.notes.extend(notes_of(refused))
+    graph.notes.extend(note for note in notes_of(refused) if note not in graph.notes)
     return graph

@@ -1,4 +1,4 @@
-"""Applies the rules until none fires: a worklist, linear in the size of the graph."""
+"""Applies the rules until none fires: a worklist, and sweeps over all nodes until one is idle."""
 
 from __future__ import annotations
 
@@ -25,8 +25,20 @@ class _Driver:
         self.refused: dict[tuple[str, Node], Reject] = {}
         self.queue: deque[Node] = deque(graph.nodes)
         self.queued: set[Node] = set(graph.nodes)
+        self.changed = False
 
     def run(self) -> dict[tuple[str, Node], Reject]:
+        self._drain()
+        while self.changed:  # a rule may look further than the neighbours that were queued
+            self.changed = False
+            self.editor.finish()
+            self._enqueue_all(self.graph.nodes)
+            self._drain()
+        self.editor.finish()
+        alive = set(self.graph.nodes)
+        return {key: reject for key, reject in self.refused.items() if key[1] in alive}
+
+    def _drain(self) -> None:
         while self.queue:
             node = self.queue.popleft()
             self.queued.discard(node)
@@ -36,9 +48,6 @@ class _Driver:
                 self._remove(node)
                 continue
             self._visit(node)
-        self.editor.finish()
-        alive = set(self.graph.nodes)
-        return {key: reject for key, reject in self.refused.items() if key[1] in alive}
 
     def _remove(self, node: Node) -> None:
         for producer in self.editor.remove(node):
@@ -63,6 +72,7 @@ class _Driver:
                 self.refused.pop((rule.name, node), None)
 
     def _replace(self, proposal: Replace, node: Node) -> None:
+        self.changed = True
         touched: dict[Node, None] = {node: None}
         for old, new in proposal.values.items():
             added = self.editor.insert(new)
