@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.graph.graphs import OUT, U8, apply, const, dq, graph, names, plain, q, rq, stored, typed
 
 from qdqbridge.errors import InvalidModelError
 from qdqbridge.graph.edit import Editor, link, unlink
@@ -12,6 +11,7 @@ from qdqbridge.graph.graph import Graph, Node, Origin, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.graph.order import execution_order
 from qdqbridge.ops.conversion import QUANTIZE
+from tests.graph.graphs import OUT, U8, apply, const, dq, graph, names, plain, q, rq, stored, typed
 
 
 def diamond() -> tuple[Graph, list[Value]]:

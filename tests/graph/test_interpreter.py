@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
+from qdqbridge.errors import InputDataError
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.interpreter import evaluate
+from qdqbridge.graph.quantization import per_tensor
+from qdqbridge.ops.attributes import TransposeAttrs
 from tests.graph.graphs import (
     OUT,
     U8,
@@ -18,12 +24,6 @@ from tests.graph.graphs import (
     stored,
     typed,
 )
-
-from qdqbridge.errors import InputDataError
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.interpreter import evaluate
-from qdqbridge.graph.quantization import per_tensor
-from qdqbridge.ops.attributes import TransposeAttrs
 
 
 def test_every_step_is_rounded_once() -> None:

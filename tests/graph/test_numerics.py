@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.graph.graphs import Array
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.numerics import (
@@ -18,6 +17,7 @@ from qdqbridge.graph.numerics import (
     saturate,
 )
 from qdqbridge.graph.quantization import QuantParams, per_tensor
+from tests.graph.graphs import Array
 
 
 def f32(*values: float) -> Array:

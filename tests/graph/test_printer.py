@@ -8,6 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
+from qdqbridge.graph.digest import array_hash, digest
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.edit import Editor
+from qdqbridge.graph.graph import Graph, Value
+from qdqbridge.graph.printer import elements, params_text
+from qdqbridge.graph.quantization import QuantParams, per_tensor
+from qdqbridge.ops.attributes import ClipAttrs, ConvAttrs, ReshapeAttrs
 from tests.graph.graphs import (
     OUT,
     U8,
@@ -23,14 +31,6 @@ from tests.graph.graphs import (
     stored,
     typed,
 )
-
-from qdqbridge.graph.digest import array_hash, digest
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.edit import Editor
-from qdqbridge.graph.graph import Graph, Value
-from qdqbridge.graph.printer import elements, params_text
-from qdqbridge.graph.quantization import QuantParams, per_tensor
-from qdqbridge.ops.attributes import ClipAttrs, ConvAttrs, ReshapeAttrs
 
 CONV = ConvAttrs((1, 1), (1, 1), (0, 0, 0, 0))
 

@@ -6,6 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
+from qdqbridge.errors import GraphError, InvalidModelError
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Graph, Value
+from qdqbridge.graph.quantization import QuantParams, per_tensor
+from qdqbridge.graph.verify import verify
+from qdqbridge.ops.attributes import TransposeAttrs
 from tests.graph.graphs import (
     OUT,
     U8,
@@ -20,13 +27,6 @@ from tests.graph.graphs import (
     stored,
     typed,
 )
-
-from qdqbridge.errors import GraphError, InvalidModelError
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Graph, Value
-from qdqbridge.graph.quantization import QuantParams, per_tensor
-from qdqbridge.graph.verify import verify
-from qdqbridge.ops.attributes import TransposeAttrs
 
 
 def claimed(*inputs: Value, result: Value) -> Graph:
