@@ -197,14 +197,8 @@ def _statistics(
 ) -> tuple[te.Tensor | None, te.Tensor]:
     """Returns ``f32(mean)`` and ``f32(sx / sqrt(variance + epsilon))`` of every row.
 
-    Args:
-        rows: How elements are grouped.
-        shape: Shape of the statistics.
-        taps: Makes the reduction axes.
-        code: The centred code of an element.
-        kinds: Types of the sums of codes and of squares.
-        numbers: n, n * n, sx * sx, epsilon and sx in float64.
-        zero: The fence argument.
+    ``kinds`` are the types of the sums of codes and of squares; ``numbers`` holds n, n * n,
+    sx * sx, epsilon and sx in float64.
     """
     axes, at = taps("a")
     squares, square_at = taps("b")

@@ -68,6 +68,46 @@ def _over(x: te.Tensor, axes: tuple[int, ...], name: str) -> tuple[list[Any], An
     return list(taps.values()), element
 
 
+class _Row:
+    """The stages of one softmax: the largest code, the exponentials and their sum."""
+
+    def __init__(
+        self, x: te.Tensor, axes: tuple[int, ...], scale: te.Tensor, zero_point: te.Tensor,
+        zero: te.Tensor,
+    ) -> None:
+        self.x, self.axes, self.scale, self.zero_point, self.zero = x, axes, scale, zero_point, zero
+        rows = [1 if d in axes else extent for d, extent in enumerate(x.shape)]
+        taps, at = _over(x, axes, "m")
+        self.largest = stage(
+            rows, lambda *i: te.max(x(*at(i)).astype("int32"), axis=taps), name="largest"
+        )
+        self.powers = stage(
+            x.shape, lambda *i: exponential(self.difference(i), zero), name="powers"
+        )
+        sum_taps, sum_at = _over(x, axes, "s")
+
+        def fixed(*i: Prim) -> Prim:
+            scaled = self.powers(*sum_at(i)).astype("float64") * tirx.const(FRACTION, "float64")
+            return te.sum(tirx.nearbyint(scaled).astype("int64"), axis=sum_taps)
+
+        self.total = stage(rows, fixed, name="total")
+
+    def _row(self, i: tuple[Prim, ...]) -> list[Prim]:
+        return [0 if d in self.axes else v for d, v in enumerate(i)]
+
+    def _real(self, code: Prim) -> Prim:
+        return fenced(real(code, self.zero_point[0], self.scale[0]), self.zero)
+
+    def difference(self, i: tuple[Prim, ...]) -> Prim:
+        """Returns ``x - max(x)`` of an element, in float32."""
+        return self._real(self.x(*i)) - self._real(self.largest(*self._row(i)))
+
+    def whole(self, i: tuple[Prim, ...]) -> Prim:
+        """Returns the sum of exponentials that belongs to an element, in float64."""
+        unit = tirx.const(1 / FRACTION, "float64")
+        return self.total(*self._row(i)).astype("float64") * unit
+
+
 def _lower(*, log: bool) -> Any:
     def lower(builder: relax.BlockBuilder, site: Site) -> Any:
         axes, out = _axes(site), site.attr("out_dtype") or site.dtype(0)
@@ -76,38 +116,13 @@ def _lower(*, log: bool) -> Any:
             x: te.Tensor, sx: te.Tensor, zx: te.Tensor, sy: te.Tensor, zy: te.Tensor,
             zero: te.Tensor,
         ) -> te.Tensor:
-            rows = [1 if d in axes else extent for d, extent in enumerate(x.shape)]
-
-            def row_of(i: tuple[Prim, ...]) -> list[Prim]:
-                return [0 if d in axes else v for d, v in enumerate(i)]
-
-            taps, at = _over(x, axes, "m")
-            largest = stage(
-                rows, lambda *i: te.max(x(*at(i)).astype("int32"), axis=taps), name="largest"
-            )
-
-            def difference(i: tuple[Prim, ...]) -> Prim:
-                top = fenced(real(largest(*row_of(i)), zx[0], sx[0]), zero)
-                return fenced(real(x(*i), zx[0], sx[0]), zero) - top
-
-            powers = stage(
-                x.shape, lambda *i: exponential(difference(i), zero), name="powers"
-            )
-            sum_taps, sum_at = _over(x, axes, "s")
-
-            def fixed(*i: Prim) -> Prim:
-                scaled = powers(*sum_at(i)).astype("float64") * tirx.const(FRACTION, "float64")
-                return te.sum(tirx.nearbyint(scaled).astype("int64"), axis=sum_taps)
-
-            total = stage(rows, fixed, name="total")
+            row = _Row(x, axes, sx, zx, zero)
 
             def element(*i: Prim) -> Prim:
-                unit = tirx.const(1 / FRACTION, "float64")
-                whole = total(*row_of(i)).astype("float64") * unit
                 if log:
-                    value = difference(i) - tirx.log(whole).astype("float32")
+                    value = row.difference(i) - tirx.log(row.whole(i)).astype("float32")
                 else:
-                    value = powers(*i) / whole.astype("float32")
+                    value = row.powers(*i) / row.whole(i).astype("float32")
                 return quantized(value, sy[0], zy[0], out, nan=False)
 
             return stage(x.shape, element, name="softmax")
