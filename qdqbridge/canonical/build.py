@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.errors import InvalidModelError
 from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import NO_ORIGIN, Node, Origin, Value
+from qdqbridge.graph.interpreter import evaluate_node
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Operator
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, TensorType, ValueType
-from qdqbridge.graph.dtypes import DType
 from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
 
 
@@ -59,3 +65,22 @@ def constant(data: Constant, params: QuantParams | None, name: str) -> Value:
         TensorType(data.dtype, data.shape) if params is None else QuantType(params, data.shape)
     )
     return Value(type_, name, constant=data)
+
+
+def evaluated(node: Node) -> NDArray[Any]:
+    """Returns the result of a node whose operands are constants.
+
+    Raises:
+        InvalidModelError: The constants do not fit together.
+    """
+    operands = [
+        None if v is None or v.constant is None else v.constant.numpy() for v in node.inputs
+    ]
+    try:
+        return np.asarray(evaluate_node(node, operands)[0])
+    except (ValueError, IndexError) as error:  # NumPy's word for shapes that do not fit
+        raise InvalidModelError(
+            f"{node.op.name} '{node.name}' cannot be computed",
+            why=str(error),
+            fix="its operands are constants of the file; correct them",
+        ) from error

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from qdqbridge.canonical.build import constant, requantized, retyped
+from qdqbridge.canonical.build import constant, evaluated, requantized, retyped
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, made_by, rule, stored_behind
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node
-from qdqbridge.graph.interpreter import evaluate_node
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, TensorType
 
@@ -25,10 +24,7 @@ def quantized_constant(node: Node, scope: Scope) -> Proposal:
     source, target = node.operand(0), node.output.type
     if source.constant is None or not isinstance(target, QuantType):
         return None
-    data, shape = source.constant, source.constant.shape
-    folded = Constant(
-        target.dtype, shape, lambda: evaluate_node(node, [data.numpy()])[0].reshape(shape)
-    )
+    folded = Constant(target.dtype, source.constant.shape, lambda: evaluated(node))
     return Replace({node.output: constant(folded, target.params, source.name)})
 
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqbridge.canonical.build import constant
+from qdqbridge.canonical.build import constant, evaluated
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node
-from qdqbridge.graph.interpreter import evaluate_node
 from qdqbridge.graph.types import static_shape
 
 _SMALL = 4096
 # One IEEE operation each, so the constant has the bits that every runtime computes.
 _EXACT = frozenset(
-    "Add Sub Mul Div Neg Abs Sqrt Reciprocal Floor Ceil Min Max Cast Concat Identity".split()
-)
+    (
+        "Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sqrt", "Reciprocal", "Floor", "Ceil", "Min",
+        "Max", "Cast", "Concat",
+    )
+)  # fmt: skip
 _EXACT_FOREIGN = frozenset(
-    ("Shape", "Size", "ConstantOfShape", "Range", "CastLike", "NonZero", "Equal", "Not", "And")
+    ("Size", "ConstantOfShape", "Range", "CastLike", "NonZero", "Equal", "Not", "And")
 )
 
 
@@ -28,28 +30,12 @@ def small_constant(node: Node, scope: Scope) -> Proposal:
     name = node.op.name.rpartition("::")[2]
     if len(node.outputs) != 1 or (name not in _EXACT and name not in _EXACT_FOREIGN):
         return None
-    if name == "Shape" and node.inputs and len(node.inputs) == 1:
-        return _shape(node)
-    data: list[Constant | None] = []
     for value in node.inputs:
         if value is None:
-            data.append(None)
-        elif value.constant is None or value.quant or value.constant.size > _SMALL:
+            continue
+        if value.constant is None or value.quant or value.constant.size > _SMALL:
             return None
-        else:
-            data.append(value.constant)
     size = static_shape(node.output.type.shape)
     if size is None or int(np.prod(size, dtype=np.float64)) > _SMALL:
         return None
-    array = evaluate_node(node, [None if d is None else d.numpy() for d in data])[0]
-    return Replace({node.output: constant(Constant.of(np.asarray(array)), None, node.output.name)})
-
-
-def _shape(node: Node) -> Proposal:
-    shape = static_shape(node.operand(0).type.shape)
-    size = static_shape(node.output.type.shape)
-    if shape is None or size is None or size != (len(shape),):
-        return None
-    return Replace(
-        {node.output: constant(Constant.of(np.array(shape, np.int64)), None, node.output.name)}
-    )
+    return Replace({node.output: constant(Constant.of(evaluated(node)), None, node.output.name)})

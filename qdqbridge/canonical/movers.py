@@ -7,24 +7,30 @@ from dataclasses import replace
 
 import numpy as np
 
-from qdqbridge.canonical.build import dequantized, quantized, result
-from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule, stored_behind
+from qdqbridge.canonical.build import dequantized, evaluated, quantized, requantized, result
+from qdqbridge.canonical.rule import (
+    Proposal,
+    Reject,
+    Replace,
+    Scope,
+    made_by,
+    rule,
+    stored_behind,
+)
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.interpreter import evaluate_node
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import Attributes, Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape, TensorType, static_shape
+from qdqbridge.ops import resize
 from qdqbridge.ops.attributes import AxesAttrs, PadAttrs, ResizeAttrs, TransposeAttrs
 
 
 def moves(node: Node) -> bool:
     """True where the node only moves values (nearest Resize included)."""
-    if node.op.name == "Resize" and isinstance(node.attributes, ResizeAttrs):
-        return node.attributes.mode == "nearest" and not (
-            node.attributes.coordinate_transformation_mode == "tf_crop_and_resize"
-        )
+    if isinstance(node.attributes, ResizeAttrs):
+        return resize.moves(node.attributes)
     return node.op.flow is Flow.MOVE
 
 
@@ -147,6 +153,33 @@ def quantize_through_mover(node: Node, scope: Scope) -> Proposal:
     return Replace({reader.output: moved[reader.operand(0)] for reader in readers})
 
 
+@rule("requantize-after-mover")
+def requantize_after_mover(node: Node, scope: Scope) -> Proposal:
+    """``mover(requantize(q)) -> requantize(mover(q))`` where the parameters change.
+
+    One place for a change of parameters, whichever of its neighbours the file writes it next to.
+    """
+    del scope
+    if not moves(node) or not node.inputs or len(node.outputs) != 1:
+        return None
+    change = made_by(node.inputs[0], "requantize")
+    if change is None or change.operand(0).quant is None or node.output.quant is None:
+        return None
+    stored, source, target = change.operand(0), change.operand(0).quant, change.output.quant
+    if source is None or target is None or source.params.same_mapping(target.params):
+        return None
+    params = moved_params(node, source.params)
+    if params is None:
+        return None
+    attributes = _pad_attributes(node, params)
+    if isinstance(attributes, Reject):
+        return None
+    type_ = QuantType(params, node.output.type.shape)
+    moved = result(node.op, attributes, [stored, *node.inputs[1:]], type_, node.origin)
+    value = requantized(moved, node.output.quant.params, change.origin, node.output.name)
+    return Replace({node.output: value})
+
+
 def _rounded_pad(mover: Node, params: QuantParams) -> Attributes:
     """``quantize(pad(x, v)) == pad(quantize(x), quantize(v))``: v rounds like any other value."""
     attributes = mover.attributes
@@ -170,32 +203,6 @@ def moved_constant(node: Node, scope: Scope) -> Proposal:
     if shape is None:
         return None
     type_ = node.output.type
-    data = [None if v is None or v.constant is None else v.constant for v in node.inputs]
-    folded = Constant(
-        type_.dtype,
-        shape,
-        lambda: evaluate_node(node, [None if d is None else d.numpy() for d in data])[0],
-    )
+    folded = Constant(type_.dtype, shape, lambda: evaluated(node))
     value = Value(type_, node.output.name or source.name, constant=folded)
-    return Replace({node.output: value})
-
-
-@rule("static-reshape", "Reshape", "Expand")
-def static_reshape(node: Node, scope: Scope) -> Proposal:
-    """A run-time target whose result has one unknown extent at most is an attribute."""
-    del scope
-    target = getattr(node.attributes, "shape", None)
-    shape = node.output.type.shape
-    if target is not None or shape is None:
-        return None
-    unknown = [i for i, dim in enumerate(shape) if not isinstance(dim, int)]
-    if len(unknown) > 1 or (unknown and node.op.name == "Expand"):
-        return None
-    extents = tuple(dim if isinstance(dim, int) else -1 for dim in shape)
-    if 0 in extents:
-        return None
-    attributes = type(node.attributes)(extents)  # type: ignore[call-arg] # shape is its first field
-    value = result(
-        node.op, attributes, node.inputs[:1], node.output.type, node.origin, node.output.name
-    )
     return Replace({node.output: value})

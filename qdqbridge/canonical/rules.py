@@ -8,6 +8,7 @@ from qdqbridge.canonical import (
     clamps,
     conversions,
     dense,
+    extents,
     folding,
     movers,
     sharing,
@@ -16,6 +17,8 @@ from qdqbridge.canonical import (
 from qdqbridge.canonical.rule import Rule
 
 RULES: tuple[Rule, ...] = (
+    extents.shape_of_stored,
+    extents.known_extents,
     folding.small_constant,
     sharing.merge_equal,
     conversions.quantized_constant,
@@ -26,13 +29,14 @@ RULES: tuple[Rule, ...] = (
     weights.coarsest_granularity,
     weights.signed_weight,
     weights.float_norm_offset,
-    movers.static_reshape,
+    extents.static_reshape,
     movers.moved_constant,
     movers.dequantize_through_mover,
     clamps.clamp_before_quantize,
     movers.quantize_through_mover,
     conversions.dequantize_quantize,
     conversions.requantize_nothing,
+    movers.requantize_after_mover,
     clamps.clamp_into_producer,
     absorb.absorb_accumulator_operands,
     dense.matmul_is_dense,

@@ -1,4 +1,4 @@
-"""Rules for quantized constants: signed with zero point 0, positive scales, coarsest granularity."""
+"""Rules for quantized constants: signed, zero point 0, positive scales, coarsest granularity."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""The typed graph and its meaning; NumPy only."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.errors import GraphError
 from qdqbridge.graph.dtypes import DType
 
 
@@ -38,7 +39,13 @@ class Constant:
         if self._array is None:
             assert self._load is not None
             array = np.asarray(self._load()).view()
-            assert array.shape == self.shape and array.dtype == self.dtype.numpy
+            if array.shape != self.shape or array.dtype != self.dtype.numpy:
+                raise GraphError(
+                    "a constant does not have the shape or element type that its file declares",
+                    why=f"declared {self.dtype}{list(self.shape)}, found {array.dtype}"
+                    f"{list(array.shape)}",
+                    fix="correct the declared shape, or remove it from the file",
+                )
             array.flags.writeable = False
             self._array, self._load = array, None
         return self._array

@@ -87,7 +87,9 @@ def evaluate_node(
     reals = [_real(o, t, dtype, exact=exact) for o, t in zip(operands, types, strict=True)]
     with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
         computed = node.op.compute(node.attributes, reals)
-    return [_round(real, type_, exact=exact) for real, type_ in zip(computed, results)]
+    return [
+        _round(real, type_, exact=exact) for real, type_ in zip(computed, results, strict=False)
+    ]
 
 
 def _quantized(types: Sequence[object], results: Sequence[object]) -> bool:

@@ -60,14 +60,14 @@ def _canonical_problems(node: Node) -> Iterator[str]:
     if first is None:
         return
     producer = first.producer
-    if name == "quantize" and producer is not None and producer.op.name == "dequantize":
-        if producer.operand(0).type.dtype.bits <= 16:
-            yield "a quantize of a dequantize must be a requantize"
+    converted = producer is not None and producer.op.name == "dequantize"
+    if name == "quantize" and converted and _bits_behind(first) <= 16:
+        yield "a quantize of a dequantize must be a requantize"
     if name in ("quantize", "requantize") and first.is_constant:
         yield "a constant must be stored quantized"
-    if node.op.flow is Flow.MOVE and isinstance(first.type, QuantType):
-        if any(not _same_storage(first, result) for result in node.outputs):
-            yield "a data mover must keep its operand's quantization"
+    keeps = all(_same_storage(first, result) for result in node.outputs)
+    if node.op.flow is Flow.MOVE and isinstance(first.type, QuantType) and not keeps:
+        yield "a data mover must keep its operand's quantization"
     if node.op.flow is Flow.ACCUMULATE and first.quant and node.operand(1).quant:
         yield from _bias_problems(node)
 
@@ -83,6 +83,10 @@ def _parameter_problems(node: Node) -> Iterator[str]:
             yield f"the scale of '{value.name}' is not positive and finite"
         if params.axis is not None and params.axis < 0:
             yield f"the axis of '{value.name}' is negative"
+
+
+def _bits_behind(value: Value) -> int:
+    return value.producer.operand(0).type.dtype.bits if value.producer is not None else 0
 
 
 def _same_storage(first: Value, result: Value) -> bool:

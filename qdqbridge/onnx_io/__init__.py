@@ -1,0 +1,1 @@
+"""ONNX files in and out; the only place that imports onnx."""

@@ -22,13 +22,19 @@ def take_constant_branches(model: onnx.ModelProto) -> onnx.ModelProto:
     conditions = {t.name: t for t in graph.initializer}
     for node in graph.node:
         if node.op_type == "Constant":
-            conditions.update({node.output[0]: a.t for a in node.attribute if a.name == "value"})
+            _note_constant(node, conditions)
     taken = set(v.name for v in graph.input) | set(conditions)
     taken |= {o for node in graph.node for o in node.output}
     nodes = _expand(graph.node, graph, conditions, taken)
     del graph.node[:]
     graph.node.extend(nodes)
     return model
+
+
+def _note_constant(node: onnx.NodeProto, conditions: dict[str, onnx.TensorProto]) -> None:
+    for attribute in node.attribute:
+        if attribute.name == "value":
+            conditions[node.output[0]] = attribute.t
 
 
 def _expand(
@@ -79,7 +85,7 @@ def _inlined(
         _rename(copy, names)
         nodes.append(copy)
         if copy.op_type == "Constant":
-            conditions.update({copy.output[0]: a.t for a in copy.attribute if a.name == "value"})
+            _note_constant(copy, conditions)
     for inner, outer in zip(body.output, node.output, strict=False):
         source = names.get(inner.name, inner.name)
         nodes.append(onnx.helper.make_node("Identity", [source], [outer], node.name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from qdqbridge.errors import InvalidModelError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.interpreter import evaluate_node
+from qdqbridge.graph.types import static_shape
 from qdqbridge.onnx_io.tensors import constant_from_proto
 
 _NUMBERS = {
@@ -60,10 +62,32 @@ def fold(value: Value) -> Constant | None:
         return None
     known: dict[Value, Constant] = {}
     for node in cone:
+        if any(not _bounded(node, result) for result in node.outputs):
+            return None
         operands = [None if v is None else _data(v, known).numpy() for v in node.inputs]
-        for result, array in zip(node.outputs, evaluate_node(node, operands), strict=False):
+        try:
+            results = evaluate_node(node, operands)
+        except (ValueError, IndexError) as error:  # NumPy's word for shapes that do not fit
+            raise InvalidModelError(
+                f"{node.op.name} '{node.name}' cannot be computed",
+                why=str(error),
+                fix="its operands are constants of the file; correct them",
+            ) from error
+        for result, array in zip(node.outputs, results, strict=False):
             known[result] = Constant.of(np.asarray(array))
     return known[value]
+
+
+_MOST = 1 << 22
+"""Elements that a folded constant may have; parameters are far smaller."""
+
+
+def _bounded(node: Node, result: Value) -> bool:
+    """True where a result is known to be small, so that folding cannot exhaust memory."""
+    shape = static_shape(result.type.shape)
+    if shape is not None:
+        return math.prod(shape) <= _MOST
+    return node.op.name not in ("ConstantOfShape", "Range", "Expand", "Tile", "Pad", "Resize")
 
 
 def _data(value: Value, known: dict[Value, Constant]) -> Constant:

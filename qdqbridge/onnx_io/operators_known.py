@@ -30,6 +30,12 @@ def check_known(model: onnx.ModelProto, file: str) -> None:
     opset = default_opset(model)
     unknown: dict[str, list[str]] = {}
     for node in _all_nodes(model.graph.node):
+        if not any(node.output):
+            raise InvalidModelError(
+                f"{node.op_type} has no result",
+                where=f"{file}, {describe(node)}",
+                fix="export the model again",
+            )
         if node.domain not in ONNX_DOMAINS and node.domain not in opsets:
             raise InvalidModelError(
                 f"the domain '{node.domain}' is used but not imported",
@@ -42,7 +48,7 @@ def check_known(model: onnx.ModelProto, file: str) -> None:
         version = opset if node.domain in ONNX_DOMAINS else opsets[node.domain]
         schema = _schema(node.op_type, version, "" if node.domain in ONNX_DOMAINS else node.domain)
         if schema is None:
-            key = ascii(f"{node.domain or 'ai.onnx'}::{node.op_type}")[1:-1]
+            key = f"{node.domain or 'ai.onnx'}::{node.op_type}"
             unknown.setdefault(key, []).append(node.name or node.output[0])
             continue
         _check_arity(node, schema.min_input, schema.max_input, file)
@@ -75,7 +81,7 @@ def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 def _schema(op_type: str, version: int, domain: str) -> onnx.defs.OpSchema | None:
     try:
         return onnx.defs.get_schema(op_type, version, domain)
-    except (onnx.defs.SchemaError, TypeError):  # TypeError: a name that is not Unicode
+    except onnx.defs.SchemaError:
         return None
 
 

@@ -24,8 +24,6 @@ from qdqbridge.onnx_io.branches import take_constant_branches
 from qdqbridge.onnx_io.codecs import decode
 from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.constants import constant_of_node, fold
-
-
 from qdqbridge.onnx_io.foreign import foreign_node
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS, default_opset, read_model
 from qdqbridge.onnx_io.operators_known import check_known
@@ -34,11 +32,12 @@ from qdqbridge.onnx_io.shapes import TypeAndShape, infer, shape_of
 from qdqbridge.onnx_io.structure import (
     captured_names,
     check_names,
+    check_text,
     describe,
     inline_functions,
     sort_nodes,
 )
-from qdqbridge.onnx_io.tensors import constant_from_proto, dtype_of
+from qdqbridge.onnx_io.tensors import constant_from_proto, dtype_of, embed_external_data
 from qdqbridge.ops.attributes import ClipAttrs
 from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET, REQUANTIZE
 from qdqbridge.ops.table import BY_NAME
@@ -60,10 +59,12 @@ def read(path: Path) -> Graph:
         InvalidModelError: The model breaks ONNX's rules.
         UnsupportedModelError: An operator or encoding has no counterpart here; all are listed.
     """
-    model = inline_functions(read_model(path), path.name)
+    model = read_model(path)
+    check_text(model, path.name)
+    model = inline_functions(model, path.name)
     check_names(model.graph, path.name)
-    model = take_constant_branches(model)
     check_known(model, path.name)
+    model = take_constant_branches(model)
     sort_nodes(model.graph, path.name)
     return _Builder(model, path).graph()
 
@@ -78,6 +79,9 @@ class _Builder:
         self.nodes: list[Node] = []
         self.notes: list[Note] = []
         self.quantized_constants: dict[tuple[Value, QuantParams], Value] = {}
+        self.read = {name for node in model.graph.node for name in node.input}
+        self.read |= {name for node in model.graph.node for name in captured_names(node)}
+        self.read |= {value.name for value in model.graph.output}
 
     def graph(self) -> Graph:
         proto = self.model.graph
@@ -171,6 +175,9 @@ class _Builder:
         return NodeView(proto, opset, list(operands), results, self.file)
 
     def _compute(self, proto: onnx.NodeProto) -> None:
+        if len(proto.output) > 1:
+            _drop_unread(proto, self.read)
+        embed_external_data(proto, self.path.parent, f"{self.file}, {describe(proto)}")
         operands = [self._operand(name) for name in proto.input]
         operands = self._stored_operands(proto, operands)
         if operands is None:
@@ -399,6 +406,15 @@ class _Builder:
         typed = Value(QuantType(params, data.type.shape), data.name)
         self.nodes.append(Node(REINTERPRET, NO_ATTRIBUTES, [data], [typed]))
         return typed
+
+
+def _drop_unread(proto: onnx.NodeProto, read: set[str]) -> None:
+    """Forgets results that nobody reads, such as the mask of a Dropout."""
+    for index, name in enumerate(proto.output):
+        if index and name not in read:
+            proto.output[index] = ""
+    while len(proto.output) > 1 and not proto.output[-1]:
+        proto.output.pop()
 
 
 def _constant_value(constant: Constant, name: str) -> Value:

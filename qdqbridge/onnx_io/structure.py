@@ -7,9 +7,46 @@ from collections.abc import Iterable, Iterator, Sequence
 import onnx
 import onnx.inliner
 
-from qdqbridge.errors import InvalidModelError
+from qdqbridge.errors import InvalidModelError, ModelFileError
 
 _MAX_DEPTH = 64
+
+
+def check_text(model: onnx.ModelProto, file: str) -> None:
+    """Checks that every name is text; protobuf hands out bytes where it is not UTF-8.
+
+    Raises:
+        ModelFileError: A name is not UTF-8.
+    """
+    graphs = [model.graph]
+    for function in model.functions:
+        _check_nodes_text(function.node, graphs, file)
+    while graphs:
+        graph = graphs.pop()
+        _check_nodes_text(graph.node, graphs, file)
+        named = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
+        if any(isinstance(item.name, bytes) for item in named):
+            raise _not_text(file)
+
+
+def _check_nodes_text(
+    nodes: Iterable[onnx.NodeProto], graphs: list[onnx.GraphProto], file: str
+) -> None:
+    for node in nodes:
+        strings = (node.op_type, node.domain, node.name, *node.input, *node.output)
+        strings += tuple(attribute.name for attribute in node.attribute)
+        if any(isinstance(text, bytes) for text in strings):
+            raise _not_text(file)
+        graphs.extend(subgraphs(node))
+
+
+def _not_text(file: str) -> ModelFileError:
+    return ModelFileError(
+        "a name in the model is not text",
+        where=file,
+        why="ONNX requires UTF-8, so the file is damaged",
+        fix="export or download it again",
+    )
 
 
 def check_names(graph: onnx.GraphProto, file: str) -> None:

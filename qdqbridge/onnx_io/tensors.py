@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto
+from onnx import NodeProto, TensorProto
 
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.external_data import external_bytes
+from qdqbridge.onnx_io.structure import subgraphs
 
 _ONNX_NAMES = {
     "FLOAT": DType.FLOAT32,
@@ -139,6 +140,21 @@ def proto_from_constant(name: str, constant: Constant) -> TensorProto:
     else:
         tensor.raw_data = raw_bytes(constant)
     return tensor
+
+
+def embed_external_data(node: NodeProto, folder: Path, where: str) -> None:
+    """Brings external data of the initializers inside a node's subgraphs into the node.
+
+    Raises:
+        ModelFileError: The data cannot be read.
+    """
+    for body in subgraphs(node):
+        for tensor in body.initializer:
+            if tensor.data_location == TensorProto.EXTERNAL:
+                constant = constant_from_proto(tensor, folder, where)
+                tensor.CopyFrom(proto_from_constant(tensor.name, constant))
+        for inner in body.node:
+            embed_external_data(inner, folder, where)
 
 
 def raw_bytes(constant: Constant) -> bytes:

@@ -50,8 +50,10 @@ def dense_rows(writer: NodeWriter, node: Node, target: str, type_: TensorType) -
 
 
 def _is_gemm(node: Node) -> bool:
-    x = node.operand(0)
-    return x.rank == 2 and not node.origin.spelling.startswith("MatMul")
+    spelling = node.origin.spelling
+    if spelling.startswith("Gemm"):
+        return True  # the rank of x may be unknown, ONNX says that it is 2
+    return spelling != "MatMul" and node.operand(0).rank == 2
 
 
 def _from_add(node: Node) -> bool:

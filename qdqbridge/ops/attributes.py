@@ -236,3 +236,11 @@ class GroupNormAttrs(Attributes):
 
     num_groups: int
     epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeAttrs(Attributes):
+    """Shape: the extents from axis ``start`` to before ``end`` (None: to the last)."""
+
+    start: int = 0
+    end: int | None = None

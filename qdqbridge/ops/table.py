@@ -11,6 +11,7 @@ from qdqbridge.ops import (
     conversion,
     convolution,
     elementwise,
+    extents,
     matmul,
     movers,
     normalization,
@@ -36,6 +37,7 @@ OPERATORS: tuple[Operator, ...] = (
     *selection.OPERATORS,
     *conversion.OPERATORS,
     *cast.OPERATORS,
+    *extents.OPERATORS,
 )
 
 BY_NAME: Mapping[str, Operator] = MappingProxyType({row.name: row for row in OPERATORS})

@@ -1,0 +1,1 @@
+"""The QNN dialect on Relax, today's TVM."""

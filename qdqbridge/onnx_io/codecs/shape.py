@@ -18,6 +18,7 @@ from qdqbridge.ops.attributes import (
     AxisAttrs,
     ExpandAttrs,
     ReshapeAttrs,
+    ShapeAttrs,
     TransposeAttrs,
 )
 
@@ -132,6 +133,17 @@ def _write_flatten(attributes: AxisAttrs, operands: Operands, opset: int) -> Enc
     return encoded("Flatten", operands, axis=attributes.axis)
 
 
+def _read_shape(node: NodeView) -> Decoded:
+    end = node.int_("end") if node.has("end") else None
+    return decoded("Shape", ShapeAttrs(node.int_("start", 0), end), node.operands)
+
+
+def _write_shape(attributes: ShapeAttrs, operands: Operands, opset: int) -> Encoded:
+    del opset
+    given = {"start": attributes.start or None, "end": attributes.end}
+    return encoded("Shape", operands, **{k: v for k, v in given.items() if v is not None})
+
+
 CODECS = (
     Codec(
         onnx_name="Reshape",
@@ -143,6 +155,13 @@ CODECS = (
     Codec(onnx_name="Expand", row="Expand", read=_read_expand, write=_write_expand),
     Codec(onnx_name="Transpose", row="Transpose", read=_read_transpose, write=_write_transpose),
     Codec(onnx_name="Flatten", row="Flatten", read=_read_flatten, write=_write_flatten),
+    Codec(
+        onnx_name="Shape",
+        row="Shape",
+        read=_read_shape,
+        write=_write_shape,
+        needs=lambda attributes: OLDEST if attributes == ShapeAttrs() else 15,
+    ),
     _squeeze("Squeeze"),
     _squeeze("Unsqueeze"),
 )

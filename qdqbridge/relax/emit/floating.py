@@ -24,6 +24,7 @@ from qdqbridge.ops.attributes import (
     PoolAttrs,
     ReduceAttrs,
     SeluAttrs,
+    ShapeAttrs,
     SoftmaxAttrs,
 )
 from qdqbridge.relax.emit.movers import window_pads
@@ -321,6 +322,16 @@ def _reciprocal(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     return _op.divide(_like(args[0], 1), args[0])
 
 
+def _shape(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    attributes = node.attributes
+    assert isinstance(attributes, ShapeAttrs)
+    whole = scope.emit(_op.shape_to_tensor(scope.emit(_op.shape_of(args[0]))))
+    if attributes == ShapeAttrs():
+        return whole
+    begin, end, _ = slice(attributes.start, attributes.end).indices(_rank(args[0]))
+    return _op.strided_slice(whole, axes=[0], begin=[begin], end=[max(begin, end)])
+
+
 FLOATING: dict[str, Emit] = {
     "Conv": _conv,
     "ConvTranspose": _conv,
@@ -376,4 +387,5 @@ FLOATING: dict[str, Emit] = {
     "Cos": _plain(_op.cos),
     "Sign": _plain(_op.sign),
     "Cast": _cast,
+    "Shape": _shape,
 }

@@ -143,7 +143,11 @@ class _Module:
         if node.op.name not in FLOATING:
             raise unsupported(node, "there is no Relax counterpart")
         scope = self.scope
-        args = [scope.real(value) for value in node.inputs if value is not None]
+        args = [
+            scope.real(value) if node.op.is_data(index) else scope.value(value)
+            for index, value in enumerate(node.inputs)
+            if value is not None
+        ]
         result = FLOATING[node.op.name](scope, node, args)
         if node.output.quant is None:
             return result

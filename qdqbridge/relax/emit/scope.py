@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tvm
 from numpy.typing import NDArray
-from tvm import ir, relax, tirx
+from tvm import relax, tirx
 
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
