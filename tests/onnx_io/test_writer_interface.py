@@ -207,9 +207,7 @@ def test_quantizing_to_int32_is_refused() -> None:
 
 
 @pytest.mark.parametrize("profile", ["ort", "portable"])
-@pytest.mark.parametrize(
-    ("qmin", "qmax"), [(3, 255), (0, 200), (10, 200), (3, 3)], ids=str
-)
+@pytest.mark.parametrize(("qmin", "qmax"), [(3, 255), (0, 200), (10, 200), (3, 3)], ids=str)
 def test_narrow_range(qmin: int, qmax: int, profile: str, tmp_path: Path) -> None:
     narrow = QuantType(CODES.with_range(qmin, qmax), (512,))
     graph = graph_of("quantize", TensorType(DType.FLOAT32, (512,)), narrow)
@@ -232,3 +230,29 @@ def test_one_initializer_for_one_constant() -> None:
     ]
     model = to_proto(Graph([x], [z], ["z"], nodes))
     assert [tensor.name for tensor in model.graph.initializer] == ["w"]
+
+
+@pytest.mark.parametrize(
+    ("spelling", "rank", "expected"),
+    [
+        ("Gemm", None, ["Gemm"]),
+        ("Gemm", 2, ["Gemm"]),
+        ("MatMul", 2, ["MatMul", "Add"]),
+        ("", 2, ["Gemm"]),
+        ("", 3, ["MatMul", "Add"]),
+        ("", None, ["MatMul", "Add"]),
+    ],
+)
+def test_dense_is_spelled_as_in_the_file(
+    spelling: str, rank: int | None, expected: list[str]
+) -> None:
+    float32 = DType.FLOAT32
+    x = value_of(TensorType(float32, None if rank is None else (4,) * rank), "x")
+    y = value_of(TensorType(float32, None if rank is None else (4,) * rank), "y")
+    w, b = (
+        Value(TensorType(float32, array.shape), "c", constant=Constant.of(array))
+        for array in (np.eye(4, dtype=np.float32), np.ones(4, np.float32))
+    )
+    node = Node(BY_NAME["Dense"], NO_ATTRIBUTES, [x, w, b], [y], Origin(("n",), (), spelling))
+    model = to_proto(Graph([x], [y], ["y"], [node]))
+    assert [proto.op_type for proto in model.graph.node] == expected
