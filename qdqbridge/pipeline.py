@@ -57,11 +57,15 @@ def inspect(path: File) -> Inspection:
     Raises:
         QdqBridgeError: As :func:`load`.
     """
+    from qdqbridge.canonical import canonicalize
+    from qdqbridge.graph.verify import verify
     from qdqbridge.onnx_io.header import header
-    from qdqbridge.report.inspection import inspection
+    from qdqbridge.report.inspection import inspection, operators
 
-    raw, canonical = load(path, canonical=False), load(path)
-    return inspection(header(Path(path)), raw, canonical, explain(canonical))
+    graph = load(path, canonical=False)
+    raw = operators(graph)  # before the graph is rewritten in place
+    verify(canonicalize(graph), Path(path).name)
+    return inspection(header(Path(path)), raw, graph, explain(graph))
 
 
 def explain(graph: Graph) -> list[Note]:

@@ -172,3 +172,31 @@ def test_without_tvm_the_message_says_what_to_install(monkeypatch):
     with pytest.raises(UnsupportedTargetError) as caught:
         qb.compile(qb.load(MODEL))
     assert "qdqbridge[relax]" in caught.value.fix
+
+
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def test_the_readme_lists_every_operator():
+    from qdqbridge.ops.table import OPERATORS
+
+    listed = set(re.findall(r"\b\w+\b", README.partition("## What is supported")[2]))
+    ours = {row.name for row in OPERATORS if row.name[0].isupper()}
+    assert ours <= listed
+
+
+def test_the_readme_shows_real_canonical_text():
+    text = qb.load(MODEL).text().splitlines()
+    block = README.partition("without names:\n\n```\n")[2].partition("```")[0].splitlines()
+    assert block[:2] == text[1:3]
+    assert text[3].startswith(block[2].partition("…")[0])
+    assert text[3].endswith(block[2].rpartition("}")[2])
+
+
+@pytest.mark.relax
+def test_the_readme_code_runs(monkeypatch, capsys):
+    pytest.importorskip("tvm")
+    monkeypatch.chdir(ROOT)
+    code = README.partition("```python\n")[2].partition("```")[0]
+    exec(compile(code, "README.md", "exec"), {})
+    assert "0 elements unexplained" in capsys.readouterr().out

@@ -39,6 +39,22 @@ BatchSize = Annotated[
 ]
 Engine = Annotated[Literal["tvm", "interpreter", "onnxruntime"], Parameter(help="What runs it.")]
 OurEngine = Annotated[Literal["tvm", "interpreter"], Parameter(help="What is checked.")]
+Reference = Annotated[
+    str, Parameter(help="'onnxruntime', 'interpreter', or another ONNX file of the network.")
+]
+Local = Annotated[
+    bool,
+    Parameter(
+        negative=(),
+        help="Run each node by the interpreter on the reference's operands; name causes.",
+    ),
+]
+MaxLsb = Annotated[
+    int | None, Parameter(help="Exit with 1 if stored integers differ by more anywhere.")
+]
+Everything = Annotated[
+    bool, Parameter(name="--all", negative=(), help="List equal values as well.")
+]
 Target = Annotated[str, Parameter(help="The TVM target.")]
 
 
@@ -136,23 +152,11 @@ def compare(
     /,
     *,
     data: Data,
-    reference: Annotated[
-        str, Parameter(help="'onnxruntime', 'interpreter', or another ONNX file of the network.")
-    ] = "onnxruntime",
+    reference: Reference = "onnxruntime",
     engine: OurEngine = "tvm",
-    local: Annotated[
-        bool,
-        Parameter(
-            negative=(),
-            help="Run each node by the interpreter on the reference's operands; name causes.",
-        ),
-    ] = False,
-    max_lsb: Annotated[
-        int | None, Parameter(help="Exit with 1 if stored integers differ by more anywhere.")
-    ] = None,
-    everything: Annotated[
-        bool, Parameter(name="--all", negative=(), help="List equal values as well.")
-    ] = False,
+    local: Local = False,
+    max_lsb: MaxLsb = None,
+    everything: Everything = False,
     target: Target = "llvm",
     batch_size: BatchSize = None,
     json: Json = False,

@@ -54,12 +54,14 @@ class Inspection:
     notes: tuple[Note, ...]
 
 
-def inspection(header: Header, raw: Graph, canonical: Graph, notes: Sequence[Note]) -> Inspection:
+def inspection(
+    header: Header, raw: Mapping[str, int], canonical: Graph, notes: Sequence[Note]
+) -> Inspection:
     """Returns the summary of a model.
 
     Args:
         header: What its file says.
-        raw: The graph as read.
+        raw: Number of nodes by operator, as read.
         canonical: Its canonical form.
         notes: What ``explain`` says about it.
     """
@@ -67,7 +69,7 @@ def inspection(header: Header, raw: Graph, canonical: Graph, notes: Sequence[Not
     results = [value for value in values if not value.is_constant]
     return Inspection(
         header=header,
-        raw=operators(raw),
+        raw=raw,
         canonical=operators(canonical),
         activations=_storages(results),
         constants=_storages([value for value in values if value.is_constant]),
