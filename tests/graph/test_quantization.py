@@ -129,3 +129,9 @@ def test_scales_keep_their_element_type() -> None:
     params = QuantParams(DType.INT8, np.float16(0.1), np.int32(0), expressed_dtype=DType.FLOAT16)
     assert params.scale.dtype == np.float16
     assert float(params.scale) == float(np.float16(0.1))
+
+
+def test_a_range_of_zero_alone_is_no_default() -> None:
+    params = per_tensor(DType.INT8, 1.0).with_range(0, 0)
+    assert (params.qmin, params.qmax, params.full_range) == (0, 0, False)
+    assert params.widened() == per_tensor(DType.INT8, 1.0)
