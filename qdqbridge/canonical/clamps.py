@@ -33,9 +33,9 @@ def narrowed(params: QuantParams, low: float, high: float) -> QuantParams:
     wide = params.widened()
     qmin, qmax = params.qmin, params.qmax
     if math.isfinite(low):
-        qmin = max(qmin, min(int(quantize(np.float32([low]), wide)[0]), qmax))
+        qmin = max(qmin, min(int(quantize(np.array([low], np.float32), wide)[0]), qmax))
     if math.isfinite(high):
-        qmax = min(qmax, max(int(quantize(np.float32([high]), wide)[0]), qmin))
+        qmax = min(qmax, max(int(quantize(np.array([high], np.float32), wide)[0]), qmin))
     return params.with_range(qmin, qmax)
 
 
@@ -82,8 +82,9 @@ def clamp_into_producer(node: Node, scope: Scope) -> Proposal:
 
 
 def _intersection(source: QuantParams, target: QuantParams) -> QuantParams:
-    qmin = max(source.qmin, target.qmin)
-    return target.with_range(qmin, max(qmin, min(source.qmax, target.qmax)))
+    """Returns the range of a value clipped to ``source`` first and to ``target`` then."""
+    qmin = min(max(source.qmin, target.qmin), target.qmax)
+    return target.with_range(qmin, max(min(source.qmax, target.qmax), target.qmin))
 
 
 def _clamp_first(node: Node, mover: Node, params: QuantParams) -> Value:

@@ -76,7 +76,7 @@ def signed_weight(node: Node, scope: Scope) -> Proposal:
     if not signed.is_signed or not _fits(value.constant, params, signed):
         return None
     target = replace(
-        params, storage_dtype=signed, zero_point=np.zeros_like(params.zero_point), qmin=0, qmax=0
+        params, storage_dtype=signed, zero_point=np.zeros_like(params.zero_point), qmin=0, qmax=-1
     )
     data = value.constant.map(lambda array: _shifted(array, params, signed), dtype=signed)
     return _with(node, value, data, target)

@@ -22,7 +22,8 @@ class QuantParams:
       ``block_size`` elements (blocked).
     * ``scale`` has the dtype ``expressed_dtype`` and its bits are those of the file.
     * ``zero_point`` has the shape of ``scale``; int32 for integer storage.
-    * ``qmin <= qmax`` lie within the storage type; the storage may be wider than the range.
+    * ``qmin <= qmax`` lie within the storage type; the storage may be wider than the range. An
+      empty range (the default) stands for all that the storage type holds.
     * equality and hash are by value, bit for bit.
 
     Vocabulary as in MLIR's ``quant`` dialect.
@@ -34,7 +35,7 @@ class QuantParams:
     axis: int | None = None
     block_size: int | None = None
     qmin: int = 0
-    qmax: int = 0
+    qmax: int = -1
     expressed_dtype: DType = DType.FLOAT32
     _key: tuple[object, ...] = field(init=False, repr=False)
 
@@ -48,9 +49,10 @@ class QuantParams:
         zero_point.flags.writeable = False
         set_(self, "scale", scale)
         set_(self, "zero_point", zero_point)
-        if self.qmin == 0 and self.qmax == 0 and self.storage_dtype.is_integer:
-            set_(self, "qmin", self.storage_dtype.qmin)
-            set_(self, "qmax", self.storage_dtype.qmax)
+        if self.qmax < self.qmin:
+            whole = self.storage_dtype.is_integer
+            set_(self, "qmin", self.storage_dtype.qmin if whole else 0)
+            set_(self, "qmax", self.storage_dtype.qmax if whole else 0)
         if (self.axis is None) != (scale.ndim == 0):
             raise UnsupportedQuantization(
                 "the shape of the scale does not agree with the axis",
@@ -107,7 +109,7 @@ class QuantParams:
 
     def widened(self) -> QuantParams:
         """Returns the same mapping over the whole range of the storage type."""
-        return self.with_range(0, 0) if not self.full_range else self
+        return self.with_range(0, -1) if not self.full_range else self
 
     def same_mapping(self, other: QuantParams) -> bool:
         """True where both map every stored value to the same real one (ranges may differ)."""
@@ -138,7 +140,7 @@ def per_tensor(
     zero_point: int = 0,
     *,
     qmin: int = 0,
-    qmax: int = 0,
+    qmax: int = -1,
 ) -> QuantParams:
     """Returns per-tensor parameters with a float32 scale."""
     return QuantParams(
