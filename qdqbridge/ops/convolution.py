@@ -173,8 +173,8 @@ CONV = Operator(
     name="Conv", flow=Flow.ACCUMULATE, attributes=ConvAttrs, compute=_conv, contract=_contract,
     check=_check_conv,
     numerics=_NUMERICS + "Against onnxruntime 1.31: its fused QLinearConv differs in 0 of "
-    "1,160,000 results, its float kernel in 10 of 2,600,000 by 1 LSB, each a midpoint within the error of "
-    "its float32 sum.",
+    "1,160,000 results, its float kernel in 10 of 2,600,000 by 1 LSB, each a midpoint within the "
+    "error of its float32 sum.",
 )
 CONV_TRANSPOSE = Operator(
     name="ConvTranspose", flow=Flow.ACCUMULATE, attributes=ConvTransposeAttrs,

@@ -86,8 +86,8 @@ _MEAN = (
 )
 _FLOAT = (
     "onnxruntime 1.31 adds dequantized values in float32: 1 LSB different in 1 of 700 results "
-    "where the scales are tenths or powers of two (many exact midpoints), in 0 of 26,000 with other "
-    "scales; each is a midpoint within the error of its sum."
+    "where the scales are tenths or powers of two (many exact midpoints), in 0 of 26,000 with "
+    "other scales; each is a midpoint within the error of its sum."
 )
 
 REDUCE_MEAN = Operator(

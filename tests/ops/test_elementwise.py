@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -92,6 +94,15 @@ def test_concat_passes_an_operand_of_its_own_type_unchanged() -> None:
     answer = contract(AxisAttrs(0), (stored, stored), (type_, type_), (type_,))
     assert answer is not None
     np.testing.assert_array_equal(answer[0], np.concatenate([stored, stored]))
+
+
+def test_power_is_rounded_once() -> None:
+    rng = np.random.default_rng(0)
+    a = rng.uniform(0.1, 9, 2000).astype(np.float32)
+    b = rng.uniform(-3, 3, 2000).astype(np.float32)
+    (result,) = BY_NAME["Pow"].compute(NO_ATTRIBUTES, (a, b))
+    expected = [np.float32(math.pow(x, y)) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+    np.testing.assert_array_equal(result, np.asarray(expected))
 
 
 def test_integers_that_are_not_quantized_divide_towards_zero() -> None:

@@ -10,6 +10,7 @@ import pytest
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.graph.quantization import QuantParams, per_tensor
+from qdqbridge.ops.accumulator import exact_dtype
 from qdqbridge.ops.attributes import GemmAttrs
 from qdqbridge.ops.table import BY_NAME
 from tests.ops.onnxruntime_oracle import (
@@ -149,6 +150,21 @@ def test_float_result_equals_matmul_integer_to_float(per_column) -> None:
         np.testing.assert_array_equal(their, our)
 
 
+@pytest.mark.parametrize("alpha", [1.0, ALPHA])
+@pytest.mark.parametrize("per_column", [False, True], ids=["tensor", "channel"])
+def test_float_result_of_gemm_equals_the_fused_kernel(per_column, alpha) -> None:
+    """The bits of a float result show the order in which alpha and both scales are multiplied."""
+    fields = {"alpha": alpha}
+    for seed in range(SEEDS):
+        rng = np.random.default_rng(seed)
+        a, b, _ = make(rng, MIXED, (7, 65), (65, 19), 1 if per_column else None, 65)
+        if seed == 0:
+            assert "QGemm" in fused_operators("Gemm", [a, b], [None], fields)
+        (their,) = theirs("Gemm", [a, b], [None], fields, optimized=True)
+        (our,) = ours("Gemm", GemmAttrs(alpha), [a, b], [None])
+        np.testing.assert_array_equal(their, our)
+
+
 @pytest.mark.parametrize("per_row", [False, True], ids=["tensor", "channel"])
 def test_dense_equals_gemm_with_a_transposed_weight(per_row) -> None:
     rng = np.random.default_rng(0)
@@ -179,6 +195,28 @@ def test_bias_of_another_scale_is_added_in_float() -> None:
     real = acc.astype(np.float32) * np.multiply(x.params.scale, w.params.scale) + plain.values
     expected = np.clip(np.rint(real / float(py.scale)) + py.zero_point, py.qmin, py.qmax)
     np.testing.assert_array_equal(a, expected)
+
+
+def test_bias_with_a_zero_point_is_added_in_float() -> None:
+    rng = np.random.default_rng(4)
+    x, w, py = make(rng, MIXED, (6, 33), (11, 33), None, 33)
+    assert x.params is not None and w.params is not None
+    scale = np.multiply(x.params.scale, w.params.scale, dtype=np.float32)
+    shifted = QuantParams(DType.INT32, scale, np.asarray(2000, np.int32))
+    bias = Operand(rng.integers(-3000, 3000, 11).astype(np.int32), shifted)
+    (a,) = ours("Dense", NO_ATTRIBUTES, [x, w, bias], [py])
+    (b,) = ours("Dense", NO_ATTRIBUTES, [x, w, Operand(bias.real)], [py])
+    np.testing.assert_array_equal(a, b)
+
+
+def test_sums_are_formed_in_the_narrowest_exact_type() -> None:
+    x, w = np.asarray([255, -3]), np.asarray([-128, 5])
+    assert exact_dtype(x, w, 513) is np.float32  # 513 * 255 * 128 < 2**24
+    assert exact_dtype(x, w, 515) is np.float64
+    wide = np.asarray([65535])
+    assert exact_dtype(wide, wide, 2**20) is np.float64
+    assert exact_dtype(wide, wide, 2**22) is np.int64
+    assert exact_dtype(np.zeros(0), w, 0) is np.float32
 
 
 def test_beta_scales_the_bias() -> None:

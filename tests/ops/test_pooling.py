@@ -64,6 +64,34 @@ def test_average_pool_differs_in_ties_only(include, ceil_mode, dilations) -> Non
     assert differences * 200 < total  # sums of 6 elements over nice scales make many ties
 
 
+@pytest.mark.parametrize("include", [False, True], ids=["", "include_pad"])
+def test_windows_that_reach_beyond_the_padding(include) -> None:
+    """Axis 2 drops a window that would start in the end padding; axis 3 has one that overhangs."""
+    attributes = PoolAttrs((2, 3), (2, 2), (1, 1), (0, 1, 1, 1), True, include)
+    fields = {
+        "kernel_shape": (2, 3), "strides": (2, 2), "pads": (0, 1, 1, 1), "ceil_mode": 1,
+    }
+    averaged = {**fields, "count_include_pad": int(include)}
+    for seed, (px, py) in enumerate(pairs(21, DType.UINT8, SETS)):
+        x = quantized(np.random.default_rng(seed), (2, 3, 4, 10), px)
+        assert_equal("MaxPool", attributes, [x], py, fields)
+        tied("AveragePool", attributes, x, py, averaged, [x], 6)
+
+
+def test_the_multiplier_of_a_mean_is_rounded_once() -> None:
+    """16-bit results are fine enough to show its last bit."""
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        px = per_tensor(DType.INT16, np.float32(rng.uniform(0.001, 0.002)), 5)
+        py = per_tensor(DType.INT16, np.float32(rng.uniform(0.001, 0.002)), -9)
+        x = quantized(rng, (1, 500, 3, 3), px)
+        (our,) = ours("GlobalAveragePool", NO_ATTRIBUTES, [x], [py])
+        total = (x.values.astype(np.int64) - 5).sum(axis=(2, 3), keepdims=True)
+        ratio = np.float32(np.float64(px.scale) / (np.float64(py.scale) * 9))
+        expected = np.rint(total.astype(np.float32) * ratio) - 9
+        np.testing.assert_array_equal(our, np.clip(expected, -32768, 32767))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_global_average_pool_differs_in_ties_only(dtype) -> None:
     differences = total = 0

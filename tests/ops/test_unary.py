@@ -163,6 +163,18 @@ def test_dtype_of_the_operand_is_kept(name) -> None:
         assert result.dtype == dtype
 
 
+@pytest.mark.parametrize(("name", "function"), [
+    ("Exp", math.exp), ("Log", math.log), ("Tanh", math.tanh), ("Sin", math.sin),
+    ("Cos", math.cos), ("Erf", math.erf),
+])
+def test_transcendental_functions_are_rounded_once(name, function) -> None:
+    x = np.random.default_rng(0).uniform(0.01, 8, 2000).astype(np.float32)
+    (result,) = BY_NAME[name].compute(NO_ATTRIBUTES, (x,))
+    assert result.dtype == np.float32
+    expected = np.asarray([np.float32(function(v)) for v in x.tolist()])
+    np.testing.assert_array_equal(result, expected)
+
+
 def test_values_against_the_standard_library() -> None:
     x = np.asarray([-2.5, -0.3, 0.7, 3.0])
     expected = {
