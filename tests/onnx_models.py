@@ -73,7 +73,7 @@ class Builder:
         return first
 
     def params(self, scale: Any, zero_point: Any, dtype: Any) -> list[str]:
-        scale = np.asarray(scale, np.float32) if np.isscalar(scale) else np.asarray(scale)
+        scale = np.asarray(scale, np.float32) if type(scale) in (int, float) else np.asarray(scale)
         names = [self.init(scale)]
         if zero_point is not None:
             names.append(self.init(np.broadcast_to(np.asarray(zero_point, dtype), scale.shape)))

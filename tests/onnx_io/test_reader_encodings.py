@@ -1,0 +1,467 @@
+"""Every spelling of Q and DQ parameters, read as one thing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Graph
+from qdqbridge.graph.quantization import QuantParams, per_tensor
+from qdqbridge.graph.types import QuantType, TensorType
+from qdqbridge.graph.verify import verify
+from tests.onnx_models import (
+    WEIGHT_SCALES,
+    Array,
+    Builder,
+    canonical,
+    conv_input,
+    conv_model,
+    ints,
+    load,
+    ops,
+    run,
+)
+
+SCALE = 2**-5
+
+
+def pair(
+    scale: Any = SCALE,
+    zero_point: Any = 0,
+    dtype: Any = np.uint8,
+    *,
+    shape: tuple[int, ...] = (2, 3),
+    opset: int = 13,
+    domain: str = "",
+    elem: int = TensorProto.FLOAT,
+    **attributes: Any,
+) -> Graph:
+    """``x -> Q -> DQ -> y``."""
+    b = Builder(opset, domain)
+    if domain:
+        b.opsets[domain] = 1
+    x = b.input("x", shape, elem)
+    b.output(b.qdq(x, scale, zero_point, dtype, **attributes), None, elem)
+    return load(b.model())
+
+
+def params_of(g: Graph) -> QuantParams:
+    (type_,) = {n.output.type for n in g.nodes if n.op.name == "quantize"}
+    assert isinstance(type_, QuantType)
+    return type_.params
+
+
+# ---- opsets and domains -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("opset", [10, 13, 17, 19, 21, 23, 25])
+def test_every_opset_reads_the_same(opset: int) -> None:
+    g = canonical(conv_model(opset))
+    verify(g)
+    assert g.opset == opset
+    assert ops(g) == ["quantize", "Conv", "dequantize"]
+    reference = canonical(conv_model(10 if opset == 10 else 13))
+    assert g.digest == reference.digest
+
+
+def test_per_channel_weights_count() -> None:
+    g = canonical(conv_model(13))
+    weight = g.nodes[1].operand(1).quant
+    assert weight is not None
+    assert weight.params.scale.tolist() == WEIGHT_SCALES.tolist()
+    assert weight.params.axis == 0
+    assert canonical(conv_model(10)).digest != g.digest
+
+
+def test_the_contrib_domain_is_the_same_operator() -> None:
+    assert (
+        canonical(conv_model(13, domain="com.microsoft")).digest == canonical(conv_model(13)).digest
+    )
+
+
+def test_the_contrib_domain_has_16_bits_early() -> None:
+    g = pair(dtype=np.uint16, domain="com.microsoft")
+    assert params_of(g) == per_tensor(DType.UINT16, SCALE)
+
+
+def test_ai_onnx_is_the_default_domain() -> None:
+    model = conv_model(13)
+    for node in model.graph.node:
+        node.domain = "ai.onnx"
+    assert canonical(model).digest == canonical(conv_model(13)).digest
+
+
+# ---- storage types ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "opset", "expected"),
+    [
+        (np.int8, 13, DType.INT8), (np.uint8, 10, DType.UINT8), (np.int16, 21, DType.INT16),
+        (np.uint16, 21, DType.UINT16), (ml_dtypes.int4, 21, DType.INT4),
+        (ml_dtypes.uint4, 21, DType.UINT4), (ml_dtypes.int2, 25, DType.INT2),
+        (ml_dtypes.uint2, 25, DType.UINT2),
+        (ml_dtypes.float8_e4m3fn, 19, DType.FLOAT8_E4M3FN),
+        (ml_dtypes.float8_e4m3fnuz, 19, DType.FLOAT8_E4M3FNUZ),
+        (ml_dtypes.float8_e5m2, 19, DType.FLOAT8_E5M2),
+        (ml_dtypes.float8_e5m2fnuz, 19, DType.FLOAT8_E5M2FNUZ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_storage_types(dtype: Any, opset: int, expected: DType) -> None:
+    g = pair(0.5, 0, dtype, opset=opset)
+    assert params_of(g).storage_dtype is expected
+    x = np.array([[0, 0.5, 1], [-1, 1.5, -0.5]], np.float32)
+    (y,) = run(g, {"x": x})
+    if expected.is_integer:
+        low, high = expected.qmin / 2, expected.qmax / 2
+        np.testing.assert_array_equal(y, np.clip(x, low, high))
+    else:
+        np.testing.assert_array_equal(y, x)
+
+
+def test_weights_of_every_storage_type() -> None:
+    for dtype in (ml_dtypes.int4, ml_dtypes.uint4, np.int16, np.uint8, ml_dtypes.float8_e4m3fn):
+        b = Builder(21)
+        x = b.input("x", [1, 3])
+        stored = np.array([[1, 2, 3], [4, 5, 6]]).astype(dtype)
+        b.output(b.op("Add", x, b.weight(stored, 0.5)))
+        (y,) = run(load(b.model()), {"x": np.zeros((1, 3), np.float32)})
+        assert y.tolist() == [[0.5, 1, 1.5], [2, 2.5, 3]]
+
+
+@pytest.mark.parametrize("elem", [TensorProto.FLOAT16, TensorProto.BFLOAT16], ids=["f16", "bf16"])
+def test_half_precision_scales_keep_their_bits(elem: int) -> None:
+    dtype = DType.FLOAT16 if elem == TensorProto.FLOAT16 else DType.BFLOAT16
+    scale = np.asarray(0.1).astype(dtype.numpy)
+    params = params_of(pair(scale, 3, np.uint8, opset=19, elem=elem))
+    assert params.expressed_dtype is dtype
+    assert params.scale.dtype == dtype.numpy
+    assert float(params.scale) == float(scale)
+
+
+def test_half_precision_data_is_computed_as_written() -> None:
+    g = pair(np.float16(0.5), 3, np.uint8, opset=19, elem=TensorProto.FLOAT16)
+    (y,) = run(g, {"x": np.array([[0, 0.25, 0.75], [-9, 5, 1]], np.float16)})
+    assert y.dtype == np.float16
+    assert y.tolist() == [[0, 0, 1], [-1.5, 5, 1]]
+
+
+# ---- zero points, ranks, axes -----------------------------------------------------------------
+
+
+def test_omitted_zero_points_are_zero() -> None:
+    assert params_of(pair(zero_point=None)) == per_tensor(DType.UINT8, SCALE)
+    b = Builder()
+    b.output(b.op("Add", b.input("x", [3]), b.dq(b.init(np.int8([1, 2, 3])), 0.5, None)))
+    (y,) = run(load(b.model()), {"x": np.zeros(3, np.float32)})
+    assert y.tolist() == [0.5, 1, 1.5]
+
+
+def test_an_empty_name_is_an_omitted_zero_point() -> None:
+    b = Builder()
+    scale = b.init(np.float32(SCALE))
+    stored = b.op("QuantizeLinear", b.input("x", [3]), scale, "")
+    b.output(b.op("DequantizeLinear", stored, scale, ""))
+    assert params_of(load(b.model())) == per_tensor(DType.UINT8, SCALE)
+
+
+@pytest.mark.parametrize(
+    ("output_dtype", "expected"),
+    [(TensorProto.INT8, DType.INT8), (TensorProto.INT16, DType.INT16), (0, DType.UINT8)],
+    ids=str,
+)
+def test_output_dtype_says_what_an_omitted_zero_point_cannot(
+    output_dtype: int, expected: DType
+) -> None:
+    b = Builder(21)
+    scale = b.init(np.float32(SCALE))
+    stored = b.op("QuantizeLinear", b.input("x", [3]), scale, output_dtype=output_dtype)
+    b.output(b.op("DequantizeLinear", stored, scale))
+    assert params_of(load(b.model())) == per_tensor(expected, SCALE)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (1, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("zero_shape", [(), (1,), (1, 1, 1)], ids=str)
+def test_one_element_is_a_scalar(shape: tuple[int, ...], zero_shape: tuple[int, ...]) -> None:
+    b = Builder()
+    x = b.input("x", [2, 3])
+    names = [b.init(np.full(shape, SCALE, np.float32)), b.init(np.full(zero_shape, 7, np.uint8))]
+    stored = b.op("QuantizeLinear", x, *names)
+    b.output(b.op("DequantizeLinear", stored, *names))
+    assert params_of(load(b.model())) == per_tensor(DType.UINT8, SCALE, 7)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1, 7])
+def test_the_axis_of_a_scalar_says_nothing(axis: int) -> None:
+    assert params_of(pair(axis=axis)) == per_tensor(DType.UINT8, SCALE)
+    assert params_of(pair(axis=axis, shape=(4,))) == per_tensor(DType.UINT8, SCALE)
+
+
+@pytest.mark.parametrize(("written", "axis"), [(0, 0), (-2, 0), (1, 1), (-1, 1), (None, 1)])
+def test_axes_are_wrapped(written: int | None, axis: int) -> None:
+    scale = np.float32([0.5, 0.25, 0.125])[: (2 if axis == 0 else 3)]
+    params = params_of(pair(scale, 0, np.int8, axis=written))
+    assert params.axis == axis
+    assert params.scale.tolist() == scale.tolist()
+
+
+def test_blocks() -> None:
+    b = Builder(21)
+    scale = np.float32([[1, 2], [3, 4]])
+    w = b.weight(np.ones((2, 5), np.int8), scale, axis=1, block_size=3)
+    b.output(b.op("Add", b.input("x", [2, 5]), w))
+    (y,) = run(load(b.model()), {"x": np.zeros((2, 5), np.float32)})
+    assert y.tolist() == [[1, 1, 1, 2, 2], [3, 3, 3, 4, 4]]
+
+
+def test_blocks_without_a_size_follow_from_the_shapes() -> None:
+    b = Builder(21)
+    w = b.weight(np.ones((2, 4), np.int8), np.float32([[1, 2], [3, 4]]), axis=1)
+    b.output(b.op("Add", b.input("x", [2, 4]), w))
+    (y,) = run(load(b.model()), {"x": np.zeros((2, 4), np.float32)})
+    assert y.tolist() == [[1, 1, 2, 2], [3, 3, 4, 4]]
+
+
+# ---- cones of constants behind parameters -----------------------------------------------------
+
+
+def cone(kind: str, b: Builder, scale: float, zero_point: int) -> tuple[str, str]:
+    """Scale and zero point, computed by the file in one of the ways that producers do."""
+    if kind == "Constant":
+        s, z = (
+            b.op("Constant", value=_tensor(v)) for v in (np.float32(scale), np.uint8(zero_point))
+        )
+        return s, z
+    if kind == "value_float":
+        z = b.op("Constant", value_int=zero_point)
+        return b.op("Constant", value_float=scale), b.op("Cast", z, to=TensorProto.UINT8)
+    if kind == "Identity":
+        s, z = b.init(np.float32(scale)), b.init(np.uint8(zero_point))
+        for _ in range(3):
+            s, z = b.op("Identity", s), b.op("Identity", z)
+        return s, z
+    if kind == "Cast":
+        s, z = b.init(np.float64(scale)), b.init(np.int64(zero_point))
+        return b.op("Cast", s, to=TensorProto.FLOAT), b.op("Cast", z, to=TensorProto.UINT8)
+    if kind == "CastLike":
+        like = b.init(np.uint8(0))
+        return b.init(np.float32(scale)), b.op("CastLike", b.init(np.int32(zero_point)), like)
+    if kind == "Mul":
+        s = b.op("Mul", b.init(np.float32(scale * 4)), b.init(np.float32(0.25)))
+        return s, b.op("Reshape", b.init(np.uint8([zero_point])), b.init(np.zeros(0, np.int64)))
+    if kind == "DQ":
+        s = b.dq(b.init(np.uint8(4)), scale / 4, 0)
+        return s, b.init(np.uint8(zero_point))
+    raise AssertionError(kind)
+
+
+def _tensor(array: Array) -> TensorProto:
+    from onnx import numpy_helper
+
+    return numpy_helper.from_array(np.asarray(array))
+
+
+@pytest.mark.parametrize(
+    "kind", ["Constant", "value_float", "Identity", "Cast", "CastLike", "Mul", "DQ"]
+)
+def test_computed_parameters(kind: str) -> None:
+    b = Builder(15)
+    s, z = cone(kind, b, SCALE, 7)
+    stored = b.op("QuantizeLinear", b.input("x", [2, 3]), s, z)
+    b.output(b.op("DequantizeLinear", stored, s, z))
+    g = load(b.model())
+    assert params_of(g) == per_tensor(DType.UINT8, SCALE, 7)
+    assert ops(g) == ["quantize", "dequantize"]
+
+
+@pytest.mark.parametrize("like", ["shape", "fixed"])
+def test_zero_points_made_by_constant_of_shape(like: str) -> None:
+    b = Builder()
+    scale = b.init(np.float32([0.5, 0.25, 0.125]))
+    shape = b.op("Shape", scale) if like == "shape" else b.init(np.int64([3]))
+    zero_point = b.op("ConstantOfShape", shape, value=_tensor(np.int8([0])))
+    stored = b.op("QuantizeLinear", b.input("x", [2, 3]), scale, zero_point)
+    b.output(b.op("DequantizeLinear", stored, scale, zero_point))
+    params = params_of(load(b.model()))
+    assert (params.axis, params.symmetric, params.storage_dtype) == (1, True, DType.INT8)
+
+
+def test_parameters_computed_at_run_time_are_carried() -> None:
+    b = Builder(13)
+    x = b.input("x", [4])
+    scale = b.op("ReduceMax", x, keepdims=0)
+    zero = b.init(np.uint8(0))
+    b.output(b.op("DequantizeLinear", b.op("QuantizeLinear", x, scale, zero), scale, zero))
+    g = canonical(b.model())
+    assert "quantize" not in ops(g)
+    (y,) = run(g, {"x": np.float32([1, 2, 4, 0.5])})
+    assert y.tolist() == [0, 0, 4, 0]
+
+
+def test_initializers_among_the_inputs_are_constants_with_a_note() -> None:
+    model = conv_model()
+    from onnx import helper
+
+    for tensor in model.graph.initializer:
+        model.graph.input.append(
+            helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        )
+    g = canonical(model)
+    assert [v.name for v in g.inputs] == ["x"]
+    assert g.digest == canonical(conv_model()).digest
+    assert {n.rule for n in g.notes} == {"input-with-initializer"}
+    assert len(g.notes) == len(model.graph.initializer)
+
+
+# ---- between a Q and its DQ -------------------------------------------------------------------
+
+
+def test_clip_between_is_a_range() -> None:
+    for opset in (10, 13):
+        b = Builder(opset)
+        stored = b.q(b.input("x", [400]), 0.5, 3, np.int8)
+        if opset == 13:
+            clipped = b.op("Clip", stored, b.init(np.int8(-7)), b.init(np.int8(90)))
+        else:
+            clipped = b.op("Clip", stored, min=-7.0, max=90.0)
+        b.output(b.dq(clipped, 0.5, 3, np.int8))
+        g = canonical(b.model())
+        assert ops(g) == ["quantize", "dequantize"]
+        assert params_of(g) == per_tensor(DType.INT8, 0.5, 3, qmin=-7, qmax=90)
+        x = np.arange(-200, 200).astype(np.float32)
+        (y,) = run(g, {"x": x})
+        np.testing.assert_array_equal(y, (np.clip(np.rint(x / 0.5) + 3, -7, 90) - 3) * 0.5)
+
+
+def test_clip_with_one_bound_and_relu_between() -> None:
+    b = Builder(14)
+    stored = b.q(b.input("x", [4]), 0.5, 3, np.int8)
+    upper = b.op("Clip", b.op("Relu", stored), "", b.init(np.int8(9)))
+    b.output(b.dq(upper, 0.5, 3, np.int8))
+    g = canonical(b.model())
+    assert params_of(g) == per_tensor(DType.INT8, 0.5, 3, qmin=0, qmax=9)
+
+
+def test_clip_of_a_stored_weight() -> None:
+    b = Builder()
+    w = b.op("Clip", b.init(np.int8([-128, 5, 127])), b.init(np.int8(-127)), b.init(np.int8(100)))
+    b.output(b.op("Add", b.input("x", [3]), b.dq(w, 0.5, 0, np.int8)))
+    (y,) = run(canonical(b.model()), {"x": np.zeros(3, np.float32)})
+    assert y.tolist() == [-63.5, 2.5, 50]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_casts_to_the_same_type_between_are_nothing(count: int) -> None:
+    b = Builder()
+    stored = b.q(b.input("x", [4]), SCALE)
+    for _ in range(count):
+        stored = b.op("Cast", stored, to=TensorProto.UINT8)
+    b.output(b.dq(stored, SCALE))
+    assert ops(load(b.model())) == ["quantize", "dequantize"]
+
+
+MOVES: list[tuple[str, list[Array], dict[str, Any]]] = [
+    ("Transpose", [], {"perm": [0, 2, 3, 1]}),
+    ("Reshape", [np.int64([1, -1])], {}),
+    ("Flatten", [], {}),
+    ("Slice", [np.int64([0]), np.int64([2]), np.int64([2])], {}),
+    ("Squeeze", [np.int64([0])], {}),
+    ("Unsqueeze", [np.int64([0])], {}),
+    ("MaxPool", [], {"kernel_shape": [2, 2]}),
+    ("DepthToSpace", [], {"blocksize": 2}),
+    ("Gather", [np.int64([1, 0])], {"axis": 1}),
+    ("Tile", [np.int64([1, 2, 1, 1])], {}),
+    ("Expand", [np.int64([2, 1, 1, 1])], {}),
+]
+
+
+@pytest.mark.parametrize(("op", "extra", "attributes"), MOVES, ids=[m[0] for m in MOVES])
+def test_movers_of_stored_integers_and_of_floats_are_one(
+    op: str, extra: list[Array], attributes: dict[str, Any]
+) -> None:
+    digests: set[str] = set()
+    for between in (False, True):
+        b = Builder()
+        x = b.q(b.input("x", [1, 4, 4, 4]), SCALE, 100)
+        names = [b.init(e) for e in extra]
+        if between:
+            y = b.dq(b.op(op, x, *names, **attributes), SCALE, 100)
+        else:
+            real = b.op(op, b.dq(x, SCALE, 100), *names, **attributes)
+            y = b.qdq(real, SCALE, 100)
+        b.output(y)
+        g = canonical(b.model())
+        assert ops(g) == ["quantize", op, "dequantize"]
+        digests.add(g.digest)
+    assert len(digests) == 1
+
+
+def test_concat_of_stored_integers() -> None:
+    b = Builder()
+    x = b.input("x", [2, 2])
+    stored = b.op("Concat", b.q(x, SCALE, 9), b.q(x, SCALE, 9), axis=1)
+    b.output(b.dq(stored, SCALE, 9))
+    g = canonical(b.model())
+    (y,) = run(g, {"x": np.float32([[1, 2], [3, -9]])})
+    assert y.tolist() == [[1, 2, 1, 2], [3, -9 / 32, 3, -9 / 32]]
+
+
+# ---- integer interfaces, two readings of one Q ------------------------------------------------
+
+
+def test_integer_inputs_and_outputs_are_quantized_types() -> None:
+    b = Builder()
+    x = b.dq(b.input("x", [1, 3, 6, 6], TensorProto.UINT8), SCALE, 120)
+    y = b.op("Relu", b.op("Conv", x, b.weight(ints((4, 3, 3, 3)), 2**-7)))
+    b.output(b.q(y, 0.25), None, TensorProto.UINT8)
+    g = canonical(b.model())
+    assert ops(g) == ["Conv"]
+    assert g.inputs[0].type == QuantType(per_tensor(DType.UINT8, SCALE, 120), (1, 3, 6, 6))
+    assert isinstance(g.outputs[0].type, QuantType)
+    (y_codes,) = run(g, {"x": ints((1, 3, 6, 6), dtype=np.uint8)})
+    assert y_codes.dtype == np.uint8
+
+
+def test_an_integer_input_that_also_leaves_is_plain() -> None:
+    b = Builder()
+    x = b.input("x", [4], TensorProto.UINT8)
+    b.output(b.dq(x, SCALE))
+    b.output(x, [4], TensorProto.UINT8)
+    g = canonical(b.model())
+    assert isinstance(g.inputs[0].type, TensorType)
+    y, codes = run(g, {"x": np.uint8([0, 1, 2, 255])})
+    assert y.tolist() == [0, SCALE, 2 * SCALE, 255 * SCALE]
+    assert codes.tolist() == [0, 1, 2, 255]
+
+
+def test_two_readings_of_one_q_are_reinterpretations() -> None:
+    b = Builder()
+    stored = b.q(b.input("x", [3]), 0.5, 10)
+    b.output(b.dq(stored, 0.5, 10))
+    b.output(b.dq(stored, 2.0, 0))
+    g = canonical(b.model())
+    assert ops(g).count("reinterpret") == 1
+    same, other = run(g, {"x": np.float32([1, 2, 400])})
+    assert same.tolist() == [1, 2, 122.5]
+    assert other.tolist() == [24, 28, 510]
+
+
+def test_a_q_of_int32_data() -> None:
+    b = Builder()
+    x = b.input("x", [4], TensorProto.INT32)
+    b.output(b.q(x, 2.0, 1), None, TensorProto.UINT8)
+    (y,) = run(load(b.model()), {"x": np.int32([1, 3, -9, 7])})
+    assert y.tolist() == [1, 3, 0, 5]
+
+
+def test_the_reader_and_the_canonical_form_compute_the_same() -> None:
+    for seed in range(3):
+        raw, rewritten = load(conv_model()), canonical(conv_model())
+        data = conv_input(seed)
+        np.testing.assert_array_equal(run(raw, data)[0], run(rewritten, data)[0])
