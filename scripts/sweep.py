@@ -122,7 +122,7 @@ def _against(ours: np.ndarray, theirs: np.ndarray, scale: float | None) -> dict[
 def _local(graph: qb.Graph, path: Path, inputs: Arrays) -> dict[str, Any]:
     found = qb.compare(graph, path, inputs, local=True).values
     causes: Counter[str] = Counter()
-    for difference in found:
+    for difference in (d for d in found if d.max_lsb is not None):
         for cause, count in difference.causes.items():
             causes[f"{difference.operator}/{cause}"] += count
     listed = " ".join(f"{cause}={count}" for cause, count in sorted(causes.items()))

@@ -26,8 +26,9 @@ _LIMIT = 2**31 - 1
 def derived_bias(node: Node, scope: Scope) -> Proposal:
     """``Conv(x, w, bias) -> Conv(x, w, int32 bias)`` in units of ``scale_x * scale_w``.
 
-    An int32 bias that is in those units already is taken as it is; any other constant is
-    ``rint(bias / (scale_x * scale_w))`` in float64.
+    An int32 bias that is in those units already is taken as it is. Any other constant is its
+    float32 value ``bias``: it stays that where the result is float, and becomes
+    ``rint(bias / (scale_x * scale_w))``, divided in float64, where the result is rounded.
     """
     del scope
     x, w, bias = node.operand(0).quant, node.operand(1).quant, node.optional(2)
@@ -40,6 +41,8 @@ def derived_bias(node: Node, scope: Scope) -> Proposal:
     if stored.constant is None:
         return Reject("its bias is no constant", (bias.name,))
     written = _Written.of(stored)
+    if node.output.quant is None and not written.in_units(params):
+        return None if bias.is_constant and bias.quant is None else _float_bias(node, written, bias)
     integers = written.integers(params)
     if integers is None:
         return Reject(
@@ -47,10 +50,16 @@ def derived_bias(node: Node, scope: Scope) -> Proposal:
             (bias.name,),
         )
     value = constant(Constant.of(integers), params, stored.name)
-    value.written = written.kept(params)
+    value.written = None if written.in_units(params) else Constant.of(written.real())
     return Replace(
         {node.output: retyped(node, [*node.inputs[:2], value], node.output.type, node.output.name)}
     )
+
+
+def _float_bias(node: Node, written: _Written, bias: Value) -> Proposal:
+    value = constant(Constant.of(written.real()), None, bias.name)
+    operands = [*node.inputs[:2], value]
+    return Replace({node.output: retyped(node, operands, node.output.type, node.output.name)})
 
 
 def derived_params(node: Node, x: QuantParams, w: QuantParams) -> QuantParams:
@@ -77,27 +86,22 @@ class _Written:
         return _Written(value.constant.numpy(), params)
 
     def integers(self, params: QuantParams) -> NDArray[np.int32] | None:
-        if self._in_units(params):
+        if self.in_units(params):
             return self.data.astype(np.int32)
         divisor = params.scale.astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            scaled = np.rint(self._real(np.float64) / divisor)
+            scaled = np.rint(self.real().astype(np.float64) / divisor)
         if not np.isfinite(scaled).all() or (np.abs(scaled) > _LIMIT).any():
             return None
         return scaled.astype(np.int32)
 
-    def kept(self, params: QuantParams) -> Constant | None:
-        """Returns the real bias where the integers are a rounding of it."""
-        if self._in_units(params):
-            return None
-        return Constant.of(np.asarray(self._real(np.float32), np.float32))
-
-    def _real(self, dtype: Any) -> NDArray[Any]:
+    def real(self) -> NDArray[Any]:
+        """Returns the bias as the file's DequantizeLinear yields it, or as it is."""
         if self.params is None:
-            return self.data.astype(dtype)
-        return dequantize(self.data, self.params, dtype)
+            return self.data
+        return dequantize(self.data, self.params).astype(self.params.expressed_dtype.numpy)
 
-    def _in_units(self, params: QuantParams) -> bool:
+    def in_units(self, params: QuantParams) -> bool:
         own = self.params
         if own is None or own.storage_dtype is not DType.INT32 or not own.symmetric:
             return False
@@ -113,7 +117,9 @@ def bias_from_add(node: Node, scope: Scope) -> Proposal:
         op = source.producer
         if op is None or op.op.name not in _WITH_BIAS or op.op.flow is not Flow.ACCUMULATE:
             continue
-        if op.optional(2) is not None or scope.sole_reader(source) is not node:
+        if source.quant is not None or op.optional(2) is not None:
+            continue  # a quantized product is rounded already, and a second bias has no place
+        if scope.sole_reader(source) is not node:
             continue
         if op.operand(0).quant is None or op.operand(1).quant is None:
             continue

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from qdqbridge.canonical.build import quantized, result, retyped
 from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule
 from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.numerics import quantize
-from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.numerics import dequantize, quantize
+from qdqbridge.graph.operator import Attributes, Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
-from qdqbridge.ops.attributes import ClipAttrs
+from qdqbridge.ops.attributes import ClipAttrs, PadAttrs
 
 _ROUNDING = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
 
@@ -76,7 +77,7 @@ def clamp_into_producer(node: Node, scope: Scope) -> Proposal:
     if producer.op.flow in _ROUNDING or producer.op.name in ("quantize", "requantize"):
         type_ = QuantType(params, node.output.type.shape)
         return Replace({node.output: retyped(producer, producer.inputs, type_, node.output.name)})
-    if producer.op.flow is Flow.MOVE and producer.op.name != "Pad":
+    if producer.op.flow is Flow.MOVE:
         return Replace({node.output: _clamp_first(node, producer, params)})
     return None
 
@@ -93,4 +94,14 @@ def _clamp_first(node: Node, mover: Node, params: QuantParams) -> Value:
         node.op, node.attributes, [first], QuantType(params, first.type.shape), node.origin
     )
     type_ = QuantType(params, node.output.type.shape)
-    return retyped(mover, [clamped, *mover.inputs[1:]], type_, node.output.name)
+    attributes = clamped_pad(mover.attributes, params)
+    operands = [clamped, *mover.inputs[1:]]
+    return result(mover.op, attributes, operands, type_, mover.origin, node.output.name)
+
+
+def clamped_pad(attributes: Attributes, params: QuantParams) -> Attributes:
+    """Returns the attributes of a mover whose operand is clamped: a pad value is clamped too."""
+    if not isinstance(attributes, PadAttrs) or attributes.mode != "constant":
+        return attributes
+    value = np.array([attributes.value], np.float32)
+    return replace(attributes, value=float(dequantize(quantize(value, params), params)[0]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from qdqbridge.canonical.rule import Reject, Replace, Rule, Scope
 from qdqbridge.graph.edit import Editor
@@ -91,8 +91,8 @@ class _Driver:
         siblings = [n for p in producers for v in p.outputs for n, _ in _few(v)]
         return [*producers, node, *siblings]
 
-    def _enqueue_all(self, nodes: object) -> None:
-        for node in nodes:  # type: ignore[attr-defined] # any iterable of nodes
+    def _enqueue_all(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
             if node not in self.queued:
                 self.queued.add(node)
                 self.queue.append(node)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqbridge.graph.graph import Graph, Node, Note
+from qdqbridge.graph.graph import Graph, Node, Note, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.types import TensorType
 
@@ -34,12 +34,11 @@ def _is_float(node: Node) -> bool:
     )
 
 
-def _dequantized(value: object) -> bool:
-    producer = getattr(value, "producer", None)
-    return producer is not None and producer.op.name == "dequantize"
+def _dequantized(value: Value) -> bool:
+    return value.producer is not None and value.producer.op.name == "dequantize"
 
 
-def _reason(node: Node, outputs: set[object]) -> str:
+def _reason(node: Node, outputs: set[Value]) -> str:
     if node.op.flow is Flow.FLOAT:
         return "the operator has no quantized form"
     if all(v.quant for i, v in node.data_operands() if i < 2):

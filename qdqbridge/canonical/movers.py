@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from qdqbridge.canonical.build import dequantized, evaluated, quantized, requantized, result
+from qdqbridge.canonical.conversions import covers
 from qdqbridge.canonical.rule import (
     Proposal,
     Reject,
@@ -116,7 +117,7 @@ def _pad_attributes(node: Node, params: QuantParams) -> Attributes | Reject:
     attributes = node.attributes
     if not isinstance(attributes, PadAttrs) or attributes.mode != "constant":
         return attributes
-    value = np.float32([attributes.value])
+    value = np.array([attributes.value], np.float32)
     rounded = dequantize(quantize(value, params), params)
     if rounded[0] != value[0]:
         return Reject(
@@ -153,6 +154,35 @@ def quantize_through_mover(node: Node, scope: Scope) -> Proposal:
     return Replace({reader.output: moved[reader.operand(0)] for reader in readers})
 
 
+@rule("mover-keeps-range")
+def mover_keeps_range(node: Node, scope: Scope) -> Proposal:
+    """``mover(q)`` of a narrower range ``->`` a result of that range."""
+    del scope
+    if not moves(node) or not node.inputs:
+        return None
+    source = None if node.inputs[0] is None else node.inputs[0].quant
+    if source is None or any(v.quant is None for v in node.outputs) or _pads_outside(node, source):
+        return None
+    params = moved_params(node, source.params)
+    wider = [v for v in node.outputs if v.quant is not None and v.quant.params != params]
+    if params is None or not wider:
+        return None
+    if any(v.quant is None or not covers(v.quant.params, params) for v in wider):
+        return None
+    outputs = [Value(QuantType(params, v.type.shape), v.name) for v in node.outputs]
+    Node(node.op, node.attributes, node.inputs, outputs, node.origin)
+    return Replace(dict(zip(node.outputs, outputs, strict=True)))
+
+
+def _pads_outside(node: Node, source: QuantType) -> bool:
+    attributes = node.attributes
+    if not isinstance(attributes, PadAttrs) or attributes.mode != "constant":
+        return False
+    value = np.array([attributes.value], np.float32)
+    clamped = quantize(value, source.params)
+    return bool(clamped[0] != quantize(value, source.params.widened())[0])
+
+
 @rule("requantize-after-mover")
 def requantize_after_mover(node: Node, scope: Scope) -> Proposal:
     """``mover(requantize(q)) -> requantize(mover(q))`` where the parameters change.
@@ -185,7 +215,7 @@ def _rounded_pad(mover: Node, params: QuantParams) -> Attributes:
     attributes = mover.attributes
     if not isinstance(attributes, PadAttrs) or attributes.mode != "constant":
         return attributes
-    rounded = dequantize(quantize(np.float32([attributes.value]), params), params)
+    rounded = dequantize(quantize(np.array([attributes.value], np.float32), params), params)
     return replace(attributes, value=float(rounded[0]))
 
 

@@ -36,6 +36,7 @@ RULES: tuple[Rule, ...] = (
     movers.quantize_through_mover,
     conversions.dequantize_quantize,
     conversions.requantize_nothing,
+    movers.mover_keeps_range,
     movers.requantize_after_mover,
     clamps.clamp_into_producer,
     absorb.absorb_accumulator_operands,

@@ -99,9 +99,7 @@ def float_norm_offset(node: Node, scope: Scope) -> Proposal:
     if scope.is_output(node.output) or any(r.op.name not in _NORMS for r in readers):
         return None
     params, data = value.quant.params, value.constant
-    real = Constant(
-        DType.FLOAT32, data.shape, lambda: dequantize(data.numpy(), params).astype(np.float32)
-    )
+    real = Constant(params.expressed_dtype, data.shape, lambda: _written(data, params))
     return Replace({node.output: constant(real, None, value.name)})
 
 
@@ -110,13 +108,18 @@ def _fits(data: Constant, params: QuantParams, signed: DType) -> bool:
     if (params.zero_point == middle).all():
         return True
     stored = data.numpy().astype(np.int64)
-    shifted = stored - params.aligned(params.zero_point, stored.shape)
+    shifted = stored - params.aligned(params.zero_point, stored.shape).astype(np.int64)
     return bool(shifted.min(initial=0) >= signed.qmin and shifted.max(initial=0) <= signed.qmax)
 
 
 def _shifted(array: NDArray[Any], params: QuantParams, signed: DType) -> NDArray[Any]:
     zero_point = params.aligned(params.zero_point, array.shape).astype(np.int32)
     return (array.astype(np.int32) - zero_point).astype(signed.numpy)
+
+
+def _written(data: Constant, params: QuantParams) -> NDArray[Any]:
+    """Returns what the file's DequantizeLinear yields."""
+    return dequantize(data.numpy(), params).astype(params.expressed_dtype.numpy)
 
 
 def coarsest(params: QuantParams) -> QuantParams:

@@ -154,10 +154,10 @@ class Graph:
     output_names: list[str]
     nodes: list[Node]
     name: str = ""
-    metadata: dict[str, str] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict[str, str])
     opset: int = 0
     canonical: bool = False
-    notes: list[Note] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=lambda: list[Note]())
 
     def text(self) -> str:
         """Returns the deterministic text form (see :mod:`qdqbridge.graph.printer`)."""

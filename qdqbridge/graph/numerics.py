@@ -2,7 +2,8 @@
 
 Sources: ONNX QuantizeLinear/DequantizeLinear (opset 10 to 25): ``y = saturate(round(x / scale) +
 zero_point)`` with round half to even, division (not multiplication by a reciprocal), and the zero
-point added after rounding. NaN becomes 0, as onnxruntime has it; ONNX leaves it open.
+point added after rounding. NaN becomes the smallest stored value, as in onnxruntime; ONNX leaves
+it open.
 """
 
 from __future__ import annotations
@@ -40,8 +41,11 @@ def dequantize(stored: Array, params: QuantParams, dtype: Any = np.float32) -> A
 def quantize(real: Array, params: QuantParams) -> Array:
     """Returns ``saturate(rint(real / scale) + zero_point)`` in the storage type.
 
-    The division is done in the dtype of ``real`` (float32 by contract, float64 for the ideal).
+    The division is done in float32 by contract (float16 data is widened first, as onnxruntime
+    does), in float64 for the ideal.
     """
+    if real.dtype.itemsize < 4:
+        real = real.astype(np.float32)
     scale = params.aligned(params.scale, real.shape).astype(real.dtype)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         scaled = real / scale
@@ -57,10 +61,10 @@ def saturate(scaled: Array, params: QuantParams, zero_point: Array | int | None 
         zero_point = params.zero_point
     rounded = np.rint(scaled)
     shifted = rounded + np.asarray(zero_point).astype(rounded.dtype)
-    shifted = np.where(np.isnan(shifted), np.asarray(0, rounded.dtype), shifted)
     if params.storage_dtype.bits > 24:  # float32 does not hold 2**31 - 1: it would wrap
         shifted = shifted.astype(np.float64)
-    clipped = np.clip(shifted, params.qmin, params.qmax)
+    # fmax takes the number where the other operand is NaN.
+    clipped = np.minimum(np.fmax(shifted, params.qmin), params.qmax)
     return clipped.astype(np.int64).astype(params.storage_dtype.numpy)
 
 

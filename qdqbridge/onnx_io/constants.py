@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from qdqbridge.errors import InvalidModelError
 from qdqbridge.graph.constant import Constant
@@ -62,9 +65,9 @@ def fold(value: Value) -> Constant | None:
         return None
     known: dict[Value, Constant] = {}
     for node in cone:
-        if any(not _bounded(node, result) for result in node.outputs):
-            return None
         operands = [None if v is None else _data(v, known).numpy() for v in node.inputs]
+        if not all(_bounded(node, result, operands) for result in node.outputs):
+            return None
         try:
             results = evaluate_node(node, operands)
         except (ValueError, IndexError) as error:  # NumPy's word for shapes that do not fit
@@ -82,9 +85,11 @@ _MOST = 1 << 22
 """Elements that a folded constant may have; parameters are far smaller."""
 
 
-def _bounded(node: Node, result: Value) -> bool:
+def _bounded(node: Node, result: Value, operands: Sequence[NDArray[Any] | None]) -> bool:
     """True where a result is known to be small, so that folding cannot exhaust memory."""
     shape = static_shape(result.type.shape)
+    if node.op.name == "ConstantOfShape" and operands[0] is not None:
+        shape = tuple(int(extent) for extent in operands[0].reshape(-1))
     if shape is not None:
         return math.prod(shape) <= _MOST
     return node.op.name not in ("ConstantOfShape", "Range", "Expand", "Tile", "Pad", "Resize")

@@ -38,7 +38,7 @@ from qdqbridge.onnx_io.structure import (
     sort_nodes,
 )
 from qdqbridge.onnx_io.tensors import constant_from_proto, dtype_of, embed_external_data
-from qdqbridge.ops.attributes import ClipAttrs
+from qdqbridge.ops.attributes import ClipAttrs, GemmAttrs
 from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET, REQUANTIZE
 from qdqbridge.ops.table import BY_NAME
 
@@ -267,7 +267,7 @@ class _Builder:
         origin = Origin(
             (proto.name or (proto.output[0] if proto.output else ""),),
             tuple((p.key, p.value) for p in proto.metadata_props),
-            proto.op_type,
+            _spelling(proto, attributes),
         )
         self.nodes.append(Node(op, attributes, operands, results, origin))  # type: ignore[arg-type]
         for value in results:
@@ -406,6 +406,13 @@ class _Builder:
         typed = Value(QuantType(params, data.type.shape), data.name)
         self.nodes.append(Node(REINTERPRET, NO_ATTRIBUTES, [data], [typed]))
         return typed
+
+
+def _spelling(proto: onnx.NodeProto, attributes: object) -> str:
+    """Returns how the file writes the operator, where that decides the bits of float kernels."""
+    if isinstance(attributes, GemmAttrs) and not attributes.trans_b:
+        return "Gemm(transB=0)"
+    return proto.op_type
 
 
 def _drop_unread(proto: onnx.NodeProto, read: set[str]) -> None:

@@ -17,6 +17,8 @@ from qdqbridge.graph.types import Shape
 log = logging.getLogger(__name__)
 
 _SMALL = 256
+_OLDER, _SAME = 13, 17
+"""From 13 to 17 operators only grew, and 17 propagates the data of shapes through more of them."""
 _QUANTIZE = ("QuantizeLinear", "DequantizeLinear")
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 TypeAndShape = tuple[int, Shape]
@@ -52,6 +54,9 @@ def shape_of(type_: onnx.TypeProto) -> Shape:
 
 def _light_copy(model: onnx.ModelProto) -> onnx.ModelProto:
     light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    for entry in light.opset_import:
+        if entry.domain in ("", "ai.onnx") and _OLDER <= entry.version < _SAME:
+            entry.version = _SAME
     graph, source = light.graph, model.graph
     graph.name = source.name or "graph"
     listed = {value.name for value in source.input}

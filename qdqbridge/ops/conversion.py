@@ -90,8 +90,8 @@ def _check_reinterpret(node: Node) -> Iterator[str]:
 QUANTIZE = Operator(
     name="quantize", flow=Flow.CONVERT, attributes=NoAttributes, compute=_same,
     contract=_quantize, check=_check(quantized_operand=False, quantized_result=True),
-    numerics="sat(rint(x / s) + z): float32 division, half to even. Equals onnxruntime 1.31, "
-    "except for NaN, for which it stores qmin.",
+    numerics="sat(rint(x / s) + z): float32 division, half to even. NaN gives qmin. Equals "
+    "onnxruntime 1.31.",
 )
 DEQUANTIZE = Operator(
     name="dequantize", flow=Flow.CONVERT, attributes=NoAttributes, compute=_same,

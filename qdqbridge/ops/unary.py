@@ -149,7 +149,7 @@ def _row(
 
 
 _ROUNDED = "quantize of the correctly rounded float32 of {}. "
-_EQUAL = "Against onnxruntime 1.31: no code differs (NaN apart: it stores qmin)."
+_EQUAL = "Against onnxruntime 1.31: no code differs."
 _MLAS = (
     "onnxruntime 1.31 approximates it in float32: 1 LSB different where the real result lies "
     "within that error of a midpoint ({} results, with scales chosen to make midpoints)."

@@ -27,7 +27,7 @@ class Executable:
 
     def __init__(self, graph: Graph, module: ir.IRModule, library: Any) -> None:
         self.graph, self.module, self.library = graph, module, library
-        self._device = tvm.cpu()
+        self._device: Any = tvm.cpu()
         self._machine = relax.VirtualMachine(library, self._device)
 
     @property

@@ -134,7 +134,7 @@ def _write_flatten(attributes: AxisAttrs, operands: Operands, opset: int) -> Enc
 
 
 def _read_shape(node: NodeView) -> Decoded:
-    end = node.int_("end") if node.has("end") else None
+    end = node.int_("end", 0) if node.has("end") else None
     return decoded("Shape", ShapeAttrs(node.int_("start", 0), end), node.operands)
 
 

@@ -82,13 +82,13 @@ def saturated(value: Prim, zero_point: Prim, dtype: str, *, nan: bool = True) ->
         value: A rounded float.
         zero_point: int32.
         dtype: The integer type of the result.
-        nan: Whether the value can be NaN, which counts as 0.
+        nan: Whether the value can be NaN, which becomes the smallest stored value.
     """
     kind = kind_of(value)
     shifted = value + zero_point.astype(kind)
-    if nan:
-        shifted = tirx.Select(tirx.isnan(shifted), tirx.const(0, kind), shifted)
     low, high = limits(dtype)
+    if nan:
+        shifted = tirx.Select(tirx.isnan(shifted), tirx.const(low, kind), shifted)
     if dtype in ("int32", "int64"):
         bound = tirx.const(float(1 << 62), kind)
         wide = tirx.max(tirx.min(shifted, bound), -bound).astype("int64")

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from tvm import relax
 
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import static_shape
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs
 from qdqbridge.relax.dialect import accumulator_dtype, magnitude
-from qdqbridge.relax.emit.scope import Expr, Scope, number, storage
+from qdqbridge.relax.emit.scope import Expr, Scope, number, op, storage
 
 
 def quantized_accumulation(scope: Scope, node: Node) -> Expr | None:
@@ -122,10 +121,11 @@ def _finish(
 ) -> Expr:
     """Bias, then requantize into the result's type, or dequantize where it is float."""
     px, pw = _params(node)
-    scale = np.asarray(px.scale.astype(np.float32) * pw.scale.astype(np.float32), np.float32)
-    scale = np.tile(scale, tiles) if scale.ndim else scale
+    left = px.scale.astype(np.float32)
     if alpha != 1.0:
-        scale = np.asarray(scale * np.float32(alpha), np.float32)
+        left = np.asarray(np.float32(alpha) * left, np.float32)
+    scale = np.asarray(left * pw.scale.astype(np.float32), np.float32)
+    scale = np.tile(scale, tiles) if scale.ndim else scale
     bias = node.optional(2)
     if bias is not None and bias.quant is not None:
         acc = _add_bias(scope, acc, bias, trailing)
@@ -145,7 +145,7 @@ def _finish(
     real = scope.qnn("dequantize", [acc, number(scale), zero], {"axis": axis})
     if float_bias is not None:
         vector = _column(scope, scope.value(float_bias), float_bias, trailing)
-        real = scope.emit(relax.op.add(real, vector))
+        real = scope.emit(op.add(real, vector))
     return real if result is None else scope.quantize(real, result.params)
 
 
@@ -153,10 +153,10 @@ def _add_bias(scope: Scope, acc: Expr, bias: Value, trailing: int) -> Expr:
     assert bias.constant is not None
     dtype = str(acc.ty.dtype)
     array = bias.constant.numpy().astype(dtype).reshape(-1, *([1] * trailing))
-    return scope.emit(relax.op.add(acc, number(array)))
+    return scope.emit(op.add(acc, number(array)))
 
 
 def _column(scope: Scope, vector: Expr, bias: Value, trailing: int) -> Expr:
     if not trailing or bias.rank != 1:
         return vector
-    return scope.emit(relax.op.reshape(vector, (-1, *([1] * trailing))))
+    return scope.emit(op.reshape(vector, (-1, *([1] * trailing))))

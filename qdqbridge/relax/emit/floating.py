@@ -28,10 +28,9 @@ from qdqbridge.ops.attributes import (
     SoftmaxAttrs,
 )
 from qdqbridge.relax.emit.movers import window_pads
-from qdqbridge.relax.emit.scope import Expr, Scope, number, tvm_dtype, unsupported
+from qdqbridge.relax.emit.scope import Expr, Scope, number, op, tvm_dtype, unsupported
 
 Emit = Callable[[Scope, Node, list[Expr]], Expr]
-_op = relax.op
 
 
 def _like(x: Expr, value: float) -> Expr:
@@ -71,33 +70,33 @@ def _conv(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     if isinstance(attributes, ConvTransposeAttrs):
         attrs["output_padding"] = attributes.output_padding
         name += "_transpose"
-    result = getattr(_op.nn, name)(args[0], args[1], **attrs)
+    result = getattr(op.nn, name)(args[0], args[1], **attrs)
     if len(args) < 3:
         return result
-    column = scope.emit(_op.reshape(args[2], (-1, *([1] * rank))))
-    return _op.add(scope.emit(result), column)
+    column = scope.emit(op.reshape(args[2], (-1, *([1] * rank))))
+    return op.add(scope.emit(result), column)
 
 
 def _dense(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     del node
-    product = _op.matmul(args[0], scope.emit(_op.permute_dims(args[1])))
-    return product if len(args) < 3 else _op.add(scope.emit(product), args[2])
+    product = op.matmul(args[0], scope.emit(op.permute_dims(args[1])))
+    return product if len(args) < 3 else op.add(scope.emit(product), args[2])
 
 
 def _gemm(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     attributes = node.attributes
     assert isinstance(attributes, GemmAttrs)
-    a = scope.emit(_op.permute_dims(args[0])) if attributes.trans_a else args[0]
-    b = scope.emit(_op.permute_dims(args[1])) if attributes.trans_b else args[1]
-    total = scope.emit(_op.matmul(a, b))
+    a = scope.emit(op.permute_dims(args[0])) if attributes.trans_a else args[0]
+    b = scope.emit(op.permute_dims(args[1])) if attributes.trans_b else args[1]
+    total = scope.emit(op.matmul(a, b))
     if attributes.alpha != 1.0:
-        total = scope.emit(_op.multiply(total, _like(total, attributes.alpha)))
+        total = scope.emit(op.multiply(total, _like(total, attributes.alpha)))
     if len(args) < 3:
         return total
     bias = args[2]
     if attributes.beta != 1.0:
-        bias = scope.emit(_op.multiply(bias, _like(bias, attributes.beta)))
-    return _op.add(total, bias)
+        bias = scope.emit(op.multiply(bias, _like(bias, attributes.beta)))
+    return op.add(total, bias)
 
 
 def _average_pool(scope: Scope, node: Node, args: list[Expr]) -> Expr:
@@ -108,9 +107,9 @@ def _average_pool(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     pads = window_pads(node, attributes, have)
     if attributes.count_include_pad and pads != attributes.pads:
         # The windows of ceil_mode may reach beyond the padding, which does not count.
-        ones = scope.emit(_op.ones_like(x))
+        ones = scope.emit(op.ones_like(x))
         return _counted_pool(scope, attributes, x, ones, pads)
-    pool = (_op.nn.avg_pool1d, _op.nn.avg_pool2d, _op.nn.avg_pool3d)[rank - 1]
+    pool = (op.nn.avg_pool1d, op.nn.avg_pool2d, op.nn.avg_pool3d)[rank - 1]
     return pool(
         x,
         pool_size=attributes.kernel_shape,
@@ -125,7 +124,7 @@ def _counted_pool(
     scope: Scope, attributes: PoolAttrs, x: Expr, ones: Expr, pads: tuple[int, ...]
 ) -> Expr:
     rank = len(attributes.kernel_shape)
-    pool = (_op.nn.avg_pool1d, _op.nn.avg_pool2d, _op.nn.avg_pool3d)[rank - 1]
+    pool = (op.nn.avg_pool1d, op.nn.avg_pool2d, op.nn.avg_pool3d)[rank - 1]
     widths = [0, 0, 0, 0]
     for i in range(rank):
         widths += [attributes.pads[i], attributes.pads[rank + i]]
@@ -137,9 +136,9 @@ def _counted_pool(
         "dilation": attributes.dilations,
         "count_include_pad": True,
     }
-    total = scope.emit(pool(scope.emit(_op.nn.pad(x, widths)), **window))
-    share = scope.emit(pool(scope.emit(_op.nn.pad(ones, widths, "constant", 1.0)), **window))
-    return _op.divide(total, share)
+    total = scope.emit(pool(scope.emit(op.nn.pad(x, widths)), **window))
+    share = scope.emit(pool(scope.emit(op.nn.pad(ones, widths, "constant", 1.0)), **window))
+    return op.divide(total, share)
 
 
 def _reduce(name: str) -> Emit:
@@ -148,7 +147,7 @@ def _reduce(name: str) -> Emit:
         axes, keepdims = list(range(2, _rank(args[0]))), True
         if isinstance(node.attributes, ReduceAttrs):
             axes, keepdims = list(node.attributes.axes), node.attributes.keepdims
-        return getattr(_op, name)(args[0], axes, keepdims)
+        return getattr(op, name)(args[0], axes, keepdims)
 
     return emit
 
@@ -157,12 +156,12 @@ def _softmax(name: str) -> Emit:
     def emit(scope: Scope, node: Node, args: list[Expr]) -> Expr:
         attributes, x = node.attributes, args[0]
         assert isinstance(attributes, SoftmaxAttrs)
-        function = getattr(_op.nn, name)
+        function = getattr(op.nn, name)
         if len(attributes.axes) == 1:
             return function(x, attributes.axes[0])
         shape = list(x.ty.shape.values)
-        flat = scope.emit(_op.reshape(x, (*shape[: attributes.axes[0]], -1)))
-        return _op.reshape(scope.emit(function(flat, -1)), shape)
+        flat = scope.emit(op.reshape(x, (*shape[: attributes.axes[0]], -1)))
+        return op.reshape(scope.emit(function(flat, -1)), shape)
 
     return emit
 
@@ -171,21 +170,21 @@ def _layer_norm(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     attributes, x = node.attributes, args[0]
     assert isinstance(attributes, NormAttrs)
     axes = list(range(attributes.axis, _rank(x)))
-    beta = args[2] if len(args) > 2 else scope.emit(_op.zeros_like(args[1]))
-    return _op.nn.layer_norm(x, args[1], beta, axes, attributes.epsilon)
+    beta = args[2] if len(args) > 2 else scope.emit(op.zeros_like(args[1]))
+    return op.nn.layer_norm(x, args[1], beta, axes, attributes.epsilon)
 
 
 def _instance_norm(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     del scope
     assert isinstance(node.attributes, EpsilonAttrs)
     axes = list(range(2, _rank(args[0])))
-    return _op.nn.instance_norm(*args, 1, axes, node.attributes.epsilon)
+    return op.nn.instance_norm(*args, 1, axes, node.attributes.epsilon)
 
 
 def _batch_norm(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     attributes = node.attributes
     assert isinstance(attributes, EpsilonAttrs)
-    result = _op.nn.batch_norm(*args, axis=1, epsilon=attributes.epsilon, training=False)
+    result = op.nn.batch_norm(*args, axis=1, epsilon=attributes.epsilon, training=False)
     return relax.TupleGetItem(scope.emit(result), 0)
 
 
@@ -193,21 +192,21 @@ def _clip(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     attributes, x = node.attributes, args[0]
     assert isinstance(attributes, ClipAttrs)
     if attributes.low is not None:
-        x = scope.emit(_op.maximum(x, _like(x, attributes.low)))
-    return x if attributes.high is None else _op.minimum(x, _like(x, attributes.high))
+        x = scope.emit(op.maximum(x, _like(x, attributes.low)))
+    return x if attributes.high is None else op.minimum(x, _like(x, attributes.high))
 
 
 def _leaky_relu(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     del scope
     assert isinstance(node.attributes, AlphaAttrs)
-    return _op.nn.leakyrelu(args[0], node.attributes.alpha)
+    return op.nn.leakyrelu(args[0], node.attributes.alpha)
 
 
 def _prelu(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     del node
     x, slope = args
-    negative = scope.emit(_op.less(x, _like(x, 0)))
-    return _op.where(negative, scope.emit(_op.multiply(x, slope)), x)
+    negative = scope.emit(op.less(x, _like(x, 0)))
+    return op.where(negative, scope.emit(op.multiply(x, slope)), x)
 
 
 def _hard_sigmoid(scope: Scope, node: Node, args: list[Expr]) -> Expr:
@@ -217,41 +216,39 @@ def _hard_sigmoid(scope: Scope, node: Node, args: list[Expr]) -> Expr:
 
 
 def _hard(scope: Scope, x: Expr, alpha: float, beta: float) -> Expr:
-    scaled = scope.emit(_op.multiply(x, _like(x, alpha)))
-    shifted = scope.emit(_op.add(scaled, _like(x, beta)))
-    floored = scope.emit(_op.maximum(shifted, _like(x, 0)))
-    return _op.minimum(floored, _like(x, 1))
+    scaled = scope.emit(op.multiply(x, _like(x, alpha)))
+    shifted = scope.emit(op.add(scaled, _like(x, beta)))
+    floored = scope.emit(op.maximum(shifted, _like(x, 0)))
+    return op.minimum(floored, _like(x, 1))
 
 
 def _hard_swish(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     del node
     gate = scope.emit(_hard(scope, args[0], 1 / 6, 0.5))
-    return _op.multiply(args[0], gate)
+    return op.multiply(args[0], gate)
 
 
 def _swish(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     x, attributes = args[0], node.attributes
     assert isinstance(attributes, AlphaAttrs)
-    gated = (
-        x if attributes.alpha == 1.0 else scope.emit(_op.multiply(x, _like(x, attributes.alpha)))
-    )
-    return _op.multiply(x, scope.emit(_op.sigmoid(gated)))
+    gated = x if attributes.alpha == 1.0 else scope.emit(op.multiply(x, _like(x, attributes.alpha)))
+    return op.multiply(x, scope.emit(op.sigmoid(gated)))
 
 
 def _gelu(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     del scope
     assert isinstance(node.attributes, GeluAttrs)
     tanh = node.attributes.approximate == "tanh"
-    return _op.nn.gelu_tanh(args[0]) if tanh else _op.nn.gelu(args[0])
+    return op.nn.gelu_tanh(args[0]) if tanh else op.nn.gelu(args[0])
 
 
 def _negative_part(scope: Scope, x: Expr, alpha: float, inner: float) -> Expr:
     """Returns ``alpha * (exp(min(x, 0) / inner) - 1)``."""
-    low = scope.emit(_op.minimum(x, _like(x, 0)))
+    low = scope.emit(op.minimum(x, _like(x, 0)))
     if inner != 1.0:
-        low = scope.emit(_op.divide(low, _like(x, inner)))
-    grown = scope.emit(_op.exp(low))
-    return scope.emit(_op.multiply(scope.emit(_op.subtract(grown, _like(x, 1))), _like(x, alpha)))
+        low = scope.emit(op.divide(low, _like(x, inner)))
+    grown = scope.emit(op.exp(low))
+    return scope.emit(op.multiply(scope.emit(op.subtract(grown, _like(x, 1))), _like(x, alpha)))
 
 
 def _elu(scope: Scope, node: Node, args: list[Expr]) -> Expr:
@@ -259,77 +256,77 @@ def _elu(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     assert isinstance(attributes, AlphaAttrs)
     inner = attributes.alpha if node.op.name == "Celu" else 1.0
     low = _negative_part(scope, x, attributes.alpha, inner)
-    return _op.add(scope.emit(_op.maximum(x, _like(x, 0))), low)
+    return op.add(scope.emit(op.maximum(x, _like(x, 0))), low)
 
 
 def _selu(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     x, attributes = args[0], node.attributes
     assert isinstance(attributes, SeluAttrs)
     low = _negative_part(scope, x, attributes.alpha, 1.0)
-    total = scope.emit(_op.add(scope.emit(_op.maximum(x, _like(x, 0))), low))
-    return _op.multiply(total, _like(x, attributes.gamma))
+    total = scope.emit(op.add(scope.emit(op.maximum(x, _like(x, 0))), low))
+    return op.multiply(total, _like(x, attributes.gamma))
 
 
 def _softsign(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     del node
     x = args[0]
-    size = scope.emit(_op.add(scope.emit(_op.abs(x)), _like(x, 1)))
-    return _op.divide(x, size)
+    size = scope.emit(op.add(scope.emit(op.abs(x)), _like(x, 1)))
+    return op.divide(x, size)
 
 
 def _softplus(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     """``log(1 + exp(x))`` as ``max(x, 0) + log(1 + exp(-abs(x)))``."""
     del node
     x = args[0]
-    size = scope.emit(_op.negative(scope.emit(_op.abs(x))))
-    grown = scope.emit(_op.add(scope.emit(_op.exp(size)), _like(x, 1)))
-    return _op.add(scope.emit(_op.maximum(x, _like(x, 0))), scope.emit(_op.log(grown)))
+    size = scope.emit(op.negative(scope.emit(op.abs(x))))
+    grown = scope.emit(op.add(scope.emit(op.exp(size)), _like(x, 1)))
+    return op.add(scope.emit(op.maximum(x, _like(x, 0))), scope.emit(op.log(grown)))
 
 
 def _mish(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     inner = scope.emit(_softplus(scope, node, args))
-    return _op.multiply(args[0], scope.emit(_op.tanh(inner)))
+    return op.multiply(args[0], scope.emit(op.tanh(inner)))
 
 
 def _thresholded(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     x, attributes = args[0], node.attributes
     assert isinstance(attributes, AlphaAttrs)
-    above = scope.emit(_op.greater(x, _like(x, attributes.alpha)))
-    return _op.where(above, x, scope.emit(_op.zeros_like(x)))
+    above = scope.emit(op.greater(x, _like(x, attributes.alpha)))
+    return op.where(above, x, scope.emit(op.zeros_like(x)))
 
 
 def _concat(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     del scope
     assert isinstance(node.attributes, AxisAttrs)
-    return _op.concat(args, axis=node.attributes.axis)
+    return op.concat(args, axis=node.attributes.axis)
 
 
 def _cast(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     del scope
     assert isinstance(node.attributes, CastAttrs)
-    return _op.astype(args[0], tvm_dtype(node.attributes.to))
+    return op.astype(args[0], tvm_dtype(node.attributes.to))
 
 
 def _divide(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     del scope
     if not node.output.type.dtype.is_float:
         raise unsupported(node, "integer division truncates in ONNX and floors in TVM")
-    return _op.divide(*args)
+    return op.divide(*args)
 
 
 def _reciprocal(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     del scope, node
-    return _op.divide(_like(args[0], 1), args[0])
+    return op.divide(_like(args[0], 1), args[0])
 
 
 def _shape(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     attributes = node.attributes
     assert isinstance(attributes, ShapeAttrs)
-    whole = scope.emit(_op.shape_to_tensor(scope.emit(_op.shape_of(args[0]))))
+    whole = scope.emit(op.shape_to_tensor(scope.emit(op.shape_of(args[0]))))
     if attributes == ShapeAttrs():
         return whole
     begin, end, _ = slice(attributes.start, attributes.end).indices(_rank(args[0]))
-    return _op.strided_slice(whole, axes=[0], begin=[begin], end=[max(begin, end)])
+    return op.strided_slice(whole, axes=[0], begin=[begin], end=[max(begin, end)])
 
 
 FLOATING: dict[str, Emit] = {
@@ -337,19 +334,19 @@ FLOATING: dict[str, Emit] = {
     "ConvTranspose": _conv,
     "Dense": _dense,
     "Gemm": _gemm,
-    "MatMul": _plain(_op.matmul),
+    "MatMul": _plain(op.matmul),
     "AveragePool": _average_pool,
     "GlobalAveragePool": _reduce("mean"),
     "ReduceMean": _reduce("mean"),
     "ReduceSum": _reduce("sum"),
-    "Add": _plain(_op.add),
-    "Sub": _plain(_op.subtract),
-    "Mul": _plain(_op.multiply),
+    "Add": _plain(op.add),
+    "Sub": _plain(op.subtract),
+    "Mul": _plain(op.multiply),
     "Div": _divide,
-    "Min": _folded(_op.minimum),
-    "Max": _folded(_op.maximum),
-    "Pow": _plain(_op.power),
-    "Where": _plain(_op.where),
+    "Min": _folded(op.minimum),
+    "Max": _folded(op.maximum),
+    "Pow": _plain(op.power),
+    "Where": _plain(op.where),
     "PRelu": _prelu,
     "Concat": _concat,
     "Softmax": _softmax("softmax"),
@@ -358,7 +355,7 @@ FLOATING: dict[str, Emit] = {
     "InstanceNormalization": _instance_norm,
     "BatchNormalization": _batch_norm,
     "Clip": _clip,
-    "Relu": _plain(_op.nn.relu),
+    "Relu": _plain(op.nn.relu),
     "LeakyRelu": _leaky_relu,
     "HardSigmoid": _hard_sigmoid,
     "HardSwish": _hard_swish,
@@ -371,21 +368,21 @@ FLOATING: dict[str, Emit] = {
     "Softplus": _softplus,
     "Mish": _mish,
     "ThresholdedRelu": _thresholded,
-    "Sigmoid": _plain(_op.sigmoid),
-    "Tanh": _plain(_op.tanh),
-    "Exp": _plain(_op.exp),
-    "Log": _plain(_op.log),
-    "Sqrt": _plain(_op.sqrt),
+    "Sigmoid": _plain(op.sigmoid),
+    "Tanh": _plain(op.tanh),
+    "Exp": _plain(op.exp),
+    "Log": _plain(op.log),
+    "Sqrt": _plain(op.sqrt),
     "Reciprocal": _reciprocal,
-    "Erf": _plain(_op.erf),
-    "Abs": _plain(_op.abs),
-    "Neg": _plain(_op.negative),
-    "Floor": _plain(_op.floor),
-    "Ceil": _plain(_op.ceil),
-    "Round": _plain(_op.round),
-    "Sin": _plain(_op.sin),
-    "Cos": _plain(_op.cos),
-    "Sign": _plain(_op.sign),
+    "Erf": _plain(op.erf),
+    "Abs": _plain(op.abs),
+    "Neg": _plain(op.negative),
+    "Floor": _plain(op.floor),
+    "Ceil": _plain(op.ceil),
+    "Round": _plain(op.round),
+    "Sin": _plain(op.sin),
+    "Cos": _plain(op.cos),
+    "Sign": _plain(op.sign),
     "Cast": _cast,
     "Shape": _shape,
 }

@@ -14,6 +14,7 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
+from qdqbridge.relax.dialect.site import tensor_type
 from qdqbridge.relax.emit.accumulate import quantized_accumulation
 from qdqbridge.relax.emit.conversions import CONVERSIONS
 from qdqbridge.relax.emit.floating import FLOATING
@@ -58,7 +59,7 @@ class _Module:
     def emit(self) -> tuple[ir.IRModule, dict[str, NDArray[Any]]]:
         self._check()
         inputs = [self._input(value) for value in self.graph.inputs]
-        attrs = {
+        attrs: Any = {
             "num_input": len(inputs),
             "input_names": [value.name for value in self.graph.inputs],
             "output_names": list(self.graph.output_names),
@@ -109,7 +110,7 @@ class _Module:
         if constant.nbytes < LARGE:
             return None
         unique = self._name(name or "param")
-        variable = relax.Var(unique, relax.TensorType(constant.shape, tvm_dtype(constant.dtype)))
+        variable = relax.Var(unique, tensor_type(constant.shape, tvm_dtype(constant.dtype)))
         self.lifted[unique] = (variable, constant)
         return variable
 

@@ -25,7 +25,7 @@ from qdqbridge.ops.attributes import (
     TileAttrs,
     TransposeAttrs,
 )
-from qdqbridge.relax.emit.scope import Expr, Scope, number, unsupported
+from qdqbridge.relax.emit.scope import Expr, Scope, number, op, unsupported
 
 Emit = Callable[[Scope, Node, Expr], Any]
 
@@ -40,11 +40,11 @@ def _reshape(scope: Scope, node: Node, x: Expr) -> Expr:
         have = _extents(x)
         keep = not attributes.allow_zero
         target = [have[i] if dim == 0 and keep else dim for i, dim in enumerate(attributes.shape)]
-        return relax.op.reshape(x, target)
+        return op.reshape(x, target)
     shape = node.output.type.shape
     if shape is not None and all(isinstance(d, int) or d in scope.extents for d in shape):
-        return relax.op.reshape(x, scope.shape(shape))
-    return relax.op.reshape(x, scope.emit(relax.op.tensor_to_shape(scope.value(node.operand(1)))))
+        return op.reshape(x, scope.shape(shape))
+    return op.reshape(x, scope.emit(op.tensor_to_shape(scope.value(node.operand(1)))))
 
 
 def _flatten(scope: Scope, node: Node, x: Expr) -> Expr:
@@ -54,28 +54,28 @@ def _flatten(scope: Scope, node: Node, x: Expr) -> Expr:
     lead = int(np.prod(have[:axis])) if all(isinstance(d, int) for d in have[:axis]) else None
     tail = int(np.prod(have[axis:])) if all(isinstance(d, int) for d in have[axis:]) else None
     if lead is not None:
-        return relax.op.reshape(x, (lead, -1))
+        return op.reshape(x, (lead, -1))
     if tail is not None:
-        return relax.op.reshape(x, (-1, tail))
+        return op.reshape(x, (-1, tail))
     raise unsupported(node, "extents on both sides of the axis are symbolic")
 
 
 def _transpose(scope: Scope, node: Node, x: Expr) -> Expr:
     del scope
     assert isinstance(node.attributes, TransposeAttrs)
-    return relax.op.permute_dims(x, list(node.attributes.perm))
+    return op.permute_dims(x, list(node.attributes.perm))
 
 
 def _squeeze(scope: Scope, node: Node, x: Expr) -> Expr:
     del scope
     assert isinstance(node.attributes, AxesAttrs)
-    return relax.op.squeeze(x, list(node.attributes.axes))
+    return op.squeeze(x, list(node.attributes.axes))
 
 
 def _unsqueeze(scope: Scope, node: Node, x: Expr) -> Expr:
     del scope
     assert isinstance(node.attributes, AxesAttrs)
-    return relax.op.expand_dims(x, list(node.attributes.axes))
+    return op.expand_dims(x, list(node.attributes.axes))
 
 
 def _slice(scope: Scope, node: Node, x: Expr) -> Expr:
@@ -98,7 +98,7 @@ def _slice(scope: Scope, node: Node, x: Expr) -> Expr:
             begin, stop = start, min(end, 1 << 31)
         begins.append(begin)
         ends.append(stop)
-    return relax.op.strided_slice(
+    return op.strided_slice(
         x, axes=list(attributes.axes), begin=begins, end=ends, strides=list(attributes.steps)
     )
 
@@ -111,17 +111,17 @@ def _gather(scope: Scope, node: Node, x: Expr) -> Expr:
         array = indices.constant.numpy().astype(np.int64)
         array = np.where(array < 0, array + extent, array)
         if array.ndim == 0:
-            picked = scope.emit(relax.op.take(x, number(array.reshape(1)), axis=attributes.axis))
-            return relax.op.squeeze(picked, [attributes.axis])
-        return relax.op.take(x, number(array), axis=attributes.axis)
+            picked = scope.emit(op.take(x, number(array.reshape(1)), axis=attributes.axis))
+            return op.squeeze(picked, [attributes.axis])
+        return op.take(x, number(array), axis=attributes.axis)
     index = scope.value(indices)
     if isinstance(extent, int):
         zero = number(np.zeros((), str(index.ty.dtype)))
         length = number(np.asarray(extent, str(index.ty.dtype)))
-        negative = scope.emit(relax.op.less(index, zero))
-        wrapped = scope.emit(relax.op.add(index, length))
-        index = scope.emit(relax.op.where(negative, wrapped, index))
-    return relax.op.take(x, index, axis=attributes.axis)
+        negative = scope.emit(op.less(index, zero))
+        wrapped = scope.emit(op.add(index, length))
+        index = scope.emit(op.where(negative, wrapped, index))
+    return op.take(x, index, axis=attributes.axis)
 
 
 def _split(scope: Scope, node: Node, x: Expr) -> list[Expr]:
@@ -130,7 +130,7 @@ def _split(scope: Scope, node: Node, x: Expr) -> list[Expr]:
     if len(sizes) == 1:
         return [x]
     cuts = [int(c) for c in np.cumsum(sizes)[:-1]]
-    parts = scope.emit(relax.op.split(x, cuts, axis=node.attributes.axis))
+    parts = scope.emit(op.split(x, cuts, axis=node.attributes.axis))
     return [relax.TupleGetItem(parts, i) for i in range(len(sizes))]
 
 
@@ -146,19 +146,19 @@ def _pad(scope: Scope, node: Node, x: Expr) -> Expr:
     value: float = attributes.value
     quant = node.operand(0).quant
     if quant is not None:
-        value = float(quantize(np.float32([attributes.value]), quant.params)[0])
-    return relax.op.nn.pad(x, widths, modes[attributes.mode], value)
+        value = float(quantize(np.array([attributes.value], np.float32), quant.params)[0])
+    return op.nn.pad(x, widths, modes[attributes.mode], value)
 
 
 def _tile(scope: Scope, node: Node, x: Expr) -> Expr:
     del scope
     assert isinstance(node.attributes, TileAttrs)
-    return relax.op.tile(x, list(node.attributes.repeats))
+    return op.tile(x, list(node.attributes.repeats))
 
 
 def _expand(scope: Scope, node: Node, x: Expr) -> Expr:
     assert isinstance(node.attributes, ExpandAttrs)
-    return relax.op.broadcast_to(x, scope.shape(node.output.type.shape))
+    return op.broadcast_to(x, scope.shape(node.output.type.shape))
 
 
 def _depth_to_space(scope: Scope, node: Node, x: Expr) -> Expr:
@@ -168,18 +168,18 @@ def _depth_to_space(scope: Scope, node: Node, x: Expr) -> Expr:
     depth = c // (size * size)
     first = (n, size, size, depth, h, w) if mode == "DCR" else (n, depth, size, size, h, w)
     order = [0, 3, 4, 1, 5, 2] if mode == "DCR" else [0, 1, 4, 2, 5, 3]
-    split = scope.emit(relax.op.reshape(x, first))
-    turned = scope.emit(relax.op.permute_dims(split, order))
-    return relax.op.reshape(turned, (n, depth, h * size, w * size))
+    split = scope.emit(op.reshape(x, first))
+    turned = scope.emit(op.permute_dims(split, order))
+    return op.reshape(turned, (n, depth, h * size, w * size))
 
 
 def _space_to_depth(scope: Scope, node: Node, x: Expr) -> Expr:
     assert isinstance(node.attributes, DepthSpaceAttrs)
     size = node.attributes.block_size
     n, c, h, w = _extents(x)
-    split = scope.emit(relax.op.reshape(x, (n, c, h // size, size, w // size, size)))
-    turned = scope.emit(relax.op.permute_dims(split, [0, 3, 5, 1, 2, 4]))
-    return relax.op.reshape(turned, (n, c * size * size, h // size, w // size))
+    split = scope.emit(op.reshape(x, (n, c, h // size, size, w // size, size)))
+    turned = scope.emit(op.permute_dims(split, [0, 3, 5, 1, 2, 4]))
+    return op.reshape(turned, (n, c * size * size, h // size, w // size))
 
 
 def _max_pool(scope: Scope, node: Node, x: Expr) -> Expr:
@@ -187,7 +187,7 @@ def _max_pool(scope: Scope, node: Node, x: Expr) -> Expr:
     attributes = node.attributes
     assert isinstance(attributes, PoolAttrs)
     rank = len(attributes.kernel_shape)
-    pool = (relax.op.nn.max_pool1d, relax.op.nn.max_pool2d, relax.op.nn.max_pool3d)[rank - 1]
+    pool = (op.nn.max_pool1d, op.nn.max_pool2d, op.nn.max_pool3d)[rank - 1]
     return pool(
         x,
         pool_size=attributes.kernel_shape,
@@ -219,7 +219,7 @@ def _reduce(name: str) -> Emit:
         attributes, axes, keepdims = node.attributes, list(range(2, len(_extents(x)))), True
         if isinstance(attributes, ReduceAttrs):
             axes, keepdims = list(attributes.axes), attributes.keepdims
-        return getattr(relax.op, name)(x, axes, keepdims)
+        return getattr(op, name)(x, axes, keepdims)
 
     return emit
 

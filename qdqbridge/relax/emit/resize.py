@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import relax
-
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.types import Shape
 from qdqbridge.ops.attributes import ResizeAttrs
 from qdqbridge.ops.resize import moves
-from qdqbridge.relax.emit.scope import Expr, Scope, unsupported
+from qdqbridge.relax.emit.scope import Expr, Scope, op, unsupported
 
 _METHODS = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "cubic"}
 
@@ -81,7 +79,7 @@ def _floating(scope: Scope, node: Node, attributes: ResizeAttrs) -> Expr:
         "floor": "floor", "ceil": "ceil",
     }  # fmt: skip
     resized = scope.emit(
-        relax.op.image.resize2d(
+        op.image.resize2d(
             value,
             tuple(size),
             layout="NCHW",

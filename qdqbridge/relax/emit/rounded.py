@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from tvm import relax
 
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.quantization import QuantParams
@@ -22,7 +21,7 @@ from qdqbridge.ops.attributes import (
     SeluAttrs,
     SoftmaxAttrs,
 )
-from qdqbridge.relax.emit.scope import Expr, Scope, number, storage
+from qdqbridge.relax.emit.scope import Expr, Scope, number, op, storage
 
 _PLAIN_UNARY = {
     "Sigmoid": "sigmoid", "Tanh": "tanh", "Exp": "exp", "Log": "log", "Sqrt": "sqrt",
@@ -131,7 +130,7 @@ def _concat(scope: Scope, node: Node) -> Expr | None:
     typed = [v.quant.params for v in values if v.quant is not None]
     data = [scope.value(value) for value in values]
     if all(p.same_mapping(params) for p in typed):
-        joined = scope.emit(relax.op.concat(data, axis=attributes.axis))
+        joined = scope.emit(op.concat(data, axis=attributes.axis))
         covered = all(p.qmin >= params.qmin and p.qmax <= params.qmax for p in typed)
         return joined if covered else scope.clamp(joined, params)
     if any(p.storage_dtype is not params.storage_dtype for p in typed):

@@ -20,6 +20,8 @@ from qdqbridge.relax.dialect import call
 from qdqbridge.relax.emit.transposition import fill
 
 Expr = Any
+op: Any = relax.op
+"""Relax's operators; their annotations deny the lists and numbers that they take."""
 HOLDABLE = frozenset(
     (
         DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.INT64, DType.INT32,
@@ -135,26 +137,22 @@ class Scope:
         extent = int(stored.ty.shape.values[params.axis])
         parts: list[Expr] = []
         for array in (params.zero_point, params.scale.astype(np.float32)):
-            repeated = self.emit(
-                relax.op.repeat(number(array), params.block_size, axis=params.axis)
-            )
+            repeated = self.emit(op.repeat(number(array), params.block_size, axis=params.axis))
             parts.append(
-                self.emit(
-                    relax.op.strided_slice(repeated, axes=[params.axis], begin=[0], end=[extent])
-                )
+                self.emit(op.strided_slice(repeated, axes=[params.axis], begin=[0], end=[extent]))
             )
-        centred = self.emit(relax.op.subtract(self.cast(stored, "int32"), parts[0]))
-        return self.emit(relax.op.multiply(self.cast(centred, "float32"), parts[1]))
+        centred = self.emit(op.subtract(self.cast(stored, "int32"), parts[0]))
+        return self.emit(op.multiply(self.cast(centred, "float32"), parts[1]))
 
     def clamp(self, stored: Expr, params: QuantParams) -> Expr:
         """Emits ``clip`` where the range is narrower than the storage type."""
         if params.full_range and params.storage_dtype.bits >= 8:
             return stored
-        return self.emit(relax.op.clip(stored, params.qmin, params.qmax))
+        return self.emit(op.clip(stored, params.qmin, params.qmax))
 
     def cast(self, expr: Expr, dtype: str) -> Expr:
         """Emits a change of element type where there is one."""
-        return expr if str(expr.ty.dtype) == dtype else self.emit(relax.op.astype(expr, dtype))
+        return expr if str(expr.ty.dtype) == dtype else self.emit(op.astype(expr, dtype))
 
 
 def storage(params: QuantParams) -> str:
