@@ -157,7 +157,7 @@ class Graph:
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     opset: int = 0
     canonical: bool = False
-    notes: list[Note] = field(default_factory=lambda: list[Note]())
+    notes: list[Note] = field(default_factory=list["Note"])
 
     def text(self) -> str:
         """Returns the deterministic text form (see :mod:`qdqbridge.graph.printer`)."""

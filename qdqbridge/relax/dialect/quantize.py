@@ -218,7 +218,7 @@ OPS = (
     QnnOp(
         "qnn.quantize", ("data", "output_scale", "output_zero_point"),
         (AXIS, Attribute("out_dtype", REQUIRED, "integer type of the result"), ROUNDING),
-        _infer_quantize, _lower_quantize, "sat(rint(x / scale) + zero_point); NaN gives the smallest value",
+        _infer_quantize, _lower_quantize, "sat(rint(x / scale) + zero_point); NaN: the smallest",
     ),
     QnnOp(
         "qnn.dequantize", ("data", "input_scale", "input_zero_point"),
