@@ -11,7 +11,7 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import static_shape
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs
 from qdqbridge.relax.dialect import accumulator_dtype, magnitude
-from qdqbridge.relax.emit.scope import Expr, Scope, number, op, storage
+from qdqbridge.relax.emit.scope import Expr, Scope, number, op, storage, tvm_dtype
 
 
 def quantized_accumulation(scope: Scope, node: Node) -> Expr | None:
@@ -145,8 +145,10 @@ def _finish(
     real = scope.qnn("dequantize", [acc, number(scale), zero], {"axis": axis})
     if float_bias is not None:
         vector = _column(scope, scope.value(float_bias), float_bias, trailing)
-        real = scope.emit(op.add(real, vector))
-    return real if result is None else scope.quantize(real, result.params)
+        real = scope.emit(op.add(real, scope.cast(vector, "float32")))
+    if result is not None:
+        return scope.quantize(real, result.params)
+    return scope.cast(real, tvm_dtype(node.output.type.dtype))
 
 
 def _add_bias(scope: Scope, acc: Expr, bias: Value, trailing: int) -> Expr:

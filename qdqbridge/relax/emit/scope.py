@@ -64,7 +64,10 @@ class Scope:
         """Returns the float expression of a value; dequantizes where it is quantized."""
         if value.quant is None:
             return self.value(value)
-        return self.dequantize(self.value(value), value.quant.params, rank=value.rank)
+        params = value.quant.params
+        return self.cast(
+            self.dequantize(self.value(value), params), tvm_dtype(params.expressed_dtype)
+        )
 
     def constant(self, constant: Constant, name: str) -> Expr:
         """Returns a constant expression; one per Constant object, copied into TVM once."""
@@ -122,9 +125,8 @@ class Scope:
         args = [real, self.scale(params), self.zero_point(params)]
         return self.clamp(self.qnn("quantize", args, attrs, hint), params)
 
-    def dequantize(self, stored: Expr, params: QuantParams, *, rank: int | None = None) -> Expr:
-        """Emits ``qnn.dequantize``."""
-        del rank
+    def dequantize(self, stored: Expr, params: QuantParams) -> Expr:
+        """Emits ``qnn.dequantize`` to float32."""
         if params.blocked:
             return self._dequantize_blocks(stored, params)
         axis = -1 if params.axis is None else params.axis
