@@ -301,6 +301,21 @@ def no_nodes(m: Model) -> None:
     del m.graph.node[:]
 
 
+@case(ModelFileError)
+def graph_name_that_is_no_text(m: Model) -> None:
+    m.graph.name = "NOT-TEXT"
+
+
+@case(ModelFileError)
+def node_name_that_is_no_text(m: Model) -> None:
+    node(m, "Conv").name = "NOT-TEXT"
+
+
+@case(ModelFileError)
+def extent_name_that_is_no_text(m: Model) -> None:
+    m.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "NOT-TEXT"
+
+
 @case(InvalidModelError)
 def input_without_type(m: Model) -> None:
     m.graph.input[0].ClearField("type")
@@ -526,7 +541,7 @@ def test_broken_models(name: str, folder: Path) -> None:
     model = conv_model()
     breaker(model)
     path = folder / "broken.onnx"
-    path.write_bytes(model.SerializeToString())
+    path.write_bytes(model.SerializeToString().replace(b"NOT-TEXT", b"\xff\xfeT-TEXT"))
     error = refused(path)
     assert type(error) is expected, f"{type(error).__name__}: {error}"
     assert error.where
@@ -536,6 +551,17 @@ def test_the_model_itself_is_sound(folder: Path) -> None:
     path = folder / "sound.onnx"
     path.write_bytes(conv_model().SerializeToString())
     loaded(path)
+
+
+@pytest.mark.parametrize("shape", [[2**40], [2**40, 3, 6, 6]], ids=["vector", "batch"])
+def test_huge_inputs_are_read_without_allocating(shape: list[int], tmp_path: Path) -> None:
+    b = Builder()
+    b.output(b.qdq(b.op("Relu", b.qdq(b.input("x", shape), 0.5)), 0.5))
+    path = tmp_path / "huge.onnx"
+    path.write_bytes(b.model().SerializeToString())
+    start = time.perf_counter()
+    assert loaded(path).inputs[0].type.shape == tuple(shape)
+    assert time.perf_counter() - start < SECONDS
 
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123456789\nsize 12345\n"
