@@ -25,7 +25,13 @@ def check_text(model: onnx.ModelProto, file: str) -> None:
         graph = graphs.pop()
         _check_nodes_text(graph.node, graphs, file)
         named = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
-        if any(isinstance(item.name, bytes) for item in named):
+        texts = [graph.name, *(item.name for item in named)]
+        texts += [
+            dim.dim_param
+            for value in (*graph.input, *graph.output, *graph.value_info)
+            for dim in value.type.tensor_type.shape.dim
+        ]
+        if any(isinstance(text, bytes) for text in texts):
             raise _not_text(file)
 
 
