@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import onnx
 
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError, UnsupportedQuantization
@@ -27,7 +26,7 @@ from qdqbridge.onnx_io.constants import constant_of_node, fold
 from qdqbridge.onnx_io.foreign import foreign_node
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS, default_opset, read_model
 from qdqbridge.onnx_io.operators_known import check_known
-from qdqbridge.onnx_io.qdq import SINCE, Encoding
+from qdqbridge.onnx_io.qdq_nodes import encoding_of, params_of
 from qdqbridge.onnx_io.shapes import TypeAndShape, infer, shape_of
 from qdqbridge.onnx_io.structure import (
     captured_names,
@@ -277,10 +276,10 @@ class _Builder:
 
     def _quantize(self, proto: onnx.NodeProto) -> None:
         view = self._view(proto, [self._operand(name) for name in proto.input])
-        data = self._data(view, "QuantizeLinear")
+        data = view.operand(0)
         if data.quant is not None:
             data = self._plain(data)
-        encoding = self._encoding(view, data, None)
+        encoding = encoding_of(view, data, None)
         if encoding is None:
             self._carry(proto, view)
             return
@@ -291,20 +290,20 @@ class _Builder:
                 why="it takes float or int32 data",
                 fix="cast the data to float32 first",
             )
-        result = Value(QuantType(self._params(encoding, data), data.type.shape), proto.output[0])
+        result = Value(QuantType(params_of(encoding, data), data.type.shape), proto.output[0])
         self._add(QUANTIZE, NO_ATTRIBUTES, [data], [result], proto)
 
     def _dequantize(self, proto: onnx.NodeProto) -> None:
         view = self._view(proto, [self._operand(name) for name in proto.input])
-        data = self._data(view, "DequantizeLinear")
+        data = view.operand(0)
         folded = fold(data) if data.producer is not None and data.quant is None else None
         if folded is not None:
             data = _constant_value(folded, data.name)
-        encoding = self._encoding(view, data, data.type.dtype)
+        encoding = encoding_of(view, data, data.type.dtype)
         if encoding is None:
             self._carry(proto, view)
             return
-        stored = self._typed(data, self._params(encoding, data))
+        stored = self._typed(data, params_of(encoding, data))
         dtype = view.int_("output_dtype", 0)
         expressed = dtype_of(dtype, encoding.where) if dtype else DType.of(encoding.scale.dtype)
         result = Value(TensorType(expressed, data.type.shape), proto.output[0])
@@ -315,80 +314,6 @@ class _Builder:
         operands = [self._plain(v) if v is not None and v.quant else v for v in view.operands]
         op, attributes, operands = foreign_node(proto, view.opset, operands, [])
         self._add(op, attributes, operands, [self._result(proto.output[0], ())], proto)
-
-    def _data(self, view: NodeView, op_type: str) -> Value:
-        del op_type
-        data = view.operands[0]
-        assert data is not None  # check_known saw to it
-        return data
-
-    def _encoding(self, view: NodeView, data: Value, storage: DType | None) -> Encoding | None:
-        where = f"{self.file}, {view.describe()}"
-        scale = self._parameter(view, 1, where)
-        if scale is None:
-            return None
-        zero_point = None
-        if len(view.operands) > 2 and view.operands[2] is not None:
-            zero_point = self._parameter(view, 2, where)
-            if zero_point is None:
-                return None
-        if storage is None:
-            storage = self._storage(view, zero_point, where)
-        since = SINCE.get(storage, 0)
-        if view.proto.domain in ONNX_DOMAINS and view.opset < since:
-            raise InvalidModelError(
-                f"{storage} does not exist in opset {view.opset}",
-                where=where,
-                why=f"ONNX has it since opset {since}",
-                fix=f"declare opset {since} or newer, or use the domain com.microsoft",
-            )
-        return Encoding(
-            where,
-            storage,
-            scale.numpy(),
-            None if zero_point is None else zero_point.numpy(),
-            view.int_("axis", 1),
-            view.int_("block_size", 0),
-            data.type.shape,
-        )
-
-    def _storage(self, view: NodeView, zero_point: Constant | None, where: str) -> DType:
-        declared = view.int_("output_dtype", 0)
-        dtype = dtype_of(declared, where) if declared else None
-        if zero_point is None:
-            return dtype or DType.UINT8
-        if dtype is not None and dtype is not zero_point.dtype:
-            raise InvalidModelError(
-                "output_dtype and the zero point disagree",
-                where=where,
-                why=f"output_dtype is {dtype}, the zero point is {zero_point.dtype}",
-                fix="drop output_dtype, or give the zero point that element type",
-            )
-        return zero_point.dtype
-
-    def _parameter(self, view: NodeView, index: int, where: str) -> Constant | None:
-        value = view.operands[index]
-        assert value is not None
-        constant = fold(value)
-        if constant is None and value.producer is None:
-            raise UnsupportedQuantization(
-                "a quantization parameter is a graph input",
-                where=f"{where}, input {index} ('{value.name}')",
-                why="scales and zero points must be known when the model is read",
-                fix="make it an initializer",
-            )
-        return constant
-
-    def _params(self, encoding: Encoding, data: Value) -> QuantParams:
-        params = encoding.params()
-        if data.constant is None and (params.scale.astype(np.float32) < 0).any():
-            raise UnsupportedQuantization(
-                "a negative scale on an activation",
-                where=encoding.where,
-                why=f"the scale is {params.scale!r}",
-                fix="negate the scale and mirror the zero point in the exporter",
-            )
-        return params
 
     def _typed(self, data: Value, params: QuantParams) -> Value:
         """Returns ``data`` as a value of quantized type."""

@@ -1,0 +1,104 @@
+"""What a QuantizeLinear or DequantizeLinear node says, with its parameters looked up."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qdqbridge.errors import InvalidModelError, UnsupportedQuantization
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.onnx_io.codecs.view import NodeView
+from qdqbridge.onnx_io.constants import fold
+from qdqbridge.onnx_io.model_file import ONNX_DOMAINS
+from qdqbridge.onnx_io.qdq import SINCE, Encoding
+from qdqbridge.onnx_io.tensors import dtype_of
+
+
+def encoding_of(view: NodeView, data: Value, storage: DType | None) -> Encoding | None:
+    """Returns what the node says about its parameters; None where they are run-time values.
+
+    Args:
+        view: The node.
+        data: What it reads.
+        storage: The stored element type of a DequantizeLinear; None where the node decides.
+
+    Raises:
+        InvalidModelError: The node contradicts itself or its opset.
+        UnsupportedQuantization: A parameter is a graph input.
+    """
+    where = f"{view.file}, {view.describe()}"
+    scale = _parameter(view, 1, where)
+    if scale is None:
+        return None
+    zero_point = None
+    if view.optional(2) is not None:
+        zero_point = _parameter(view, 2, where)
+        if zero_point is None:
+            return None
+    if storage is None:
+        storage = _storage(view, zero_point, where)
+    since = SINCE.get(storage, 0)
+    if view.proto.domain in ONNX_DOMAINS and view.opset < since:
+        raise InvalidModelError(
+            f"{storage} does not exist in opset {view.opset}",
+            where=where,
+            why=f"ONNX has it since opset {since}",
+            fix=f"declare opset {since} or newer, or use the domain com.microsoft",
+        )
+    return Encoding(
+        where,
+        storage,
+        scale.numpy(),
+        None if zero_point is None else zero_point.numpy(),
+        view.int_("axis", 1),
+        view.int_("block_size", 0),
+        data.type.shape,
+    )
+
+
+def _storage(view: NodeView, zero_point: Constant | None, where: str) -> DType:
+    declared = view.int_("output_dtype", 0)
+    dtype = dtype_of(declared, where) if declared else None
+    if zero_point is None:
+        return dtype or DType.UINT8
+    if dtype is not None and dtype is not zero_point.dtype:
+        raise InvalidModelError(
+            "output_dtype and the zero point disagree",
+            where=where,
+            why=f"output_dtype is {dtype}, the zero point is {zero_point.dtype}",
+            fix="drop output_dtype, or give the zero point that element type",
+        )
+    return zero_point.dtype
+
+
+def _parameter(view: NodeView, index: int, where: str) -> Constant | None:
+    value = view.operand(index)
+    constant = fold(value)
+    if constant is None and value.producer is None:
+        raise UnsupportedQuantization(
+            "a quantization parameter is a graph input",
+            where=f"{where}, input {index} ('{value.name}')",
+            why="scales and zero points must be known when the model is read",
+            fix="make it an initializer",
+        )
+    return constant
+
+
+def params_of(encoding: Encoding, data: Value) -> QuantParams:
+    """Returns the checked parameters of ``data``.
+
+    Raises:
+        InvalidModelError: As :meth:`Encoding.params`.
+        UnsupportedQuantization: As :meth:`Encoding.params`, or a negative scale on an activation.
+    """
+    params = encoding.params()
+    if data.constant is None and (params.scale.astype(np.float32) < 0).any():
+        raise UnsupportedQuantization(
+            "a negative scale on an activation",
+            where=encoding.where,
+            why=f"the scale is {params.scale!r}",
+            fix="negate the scale and mirror the zero point in the exporter",
+        )
+    return params
