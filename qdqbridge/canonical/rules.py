@@ -6,6 +6,7 @@ from qdqbridge.canonical import (
     absorb,
     bias,
     clamps,
+    compositions,
     conversions,
     dense,
     extents,
@@ -46,4 +47,5 @@ RULES: tuple[Rule, ...] = (
     bias.derived_bias,
     absorb.absorb_result,
     absorb.absorb_both_sides,
+    compositions.compose_elementwise,
 )

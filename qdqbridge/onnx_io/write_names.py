@@ -54,6 +54,10 @@ class TensorNames:
             if root not in self._names:
                 self._names[root] = self.free.take(root.name or _invented(root))
 
+    def adopt(self, value: Value, name: str) -> None:
+        """Gives a value that stands between the graph's own a name."""
+        self._names[value] = name
+
     def of(self, value: Value) -> str:
         """Returns the name of the tensor that holds a value's stored elements."""
         return self._names[tensor_of(value)]

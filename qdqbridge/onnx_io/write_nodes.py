@@ -31,6 +31,7 @@ from qdqbridge.onnx_io.write_parameters import (
 )
 from qdqbridge.onnx_io.write_real import is_quantized, real_dtype
 from qdqbridge.onnx_io.write_sheet import NodeRow, Sheet
+from qdqbridge.ops.composition import CompositionAttrs
 
 _BIAS = 2
 _INTEGER_KERNELS = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE)
@@ -94,6 +95,9 @@ class NodeWriter:
             target, type_ = self.target(node.output, node)
             dense_rows(self, node, target, type_)
             self.finish(node, node.output, target)
+        elif isinstance(node.attributes, CompositionAttrs):
+            for part in self._parts(node, node.attributes):
+                self._compute(part)
         elif node.op.name in BY_ROW:
             self._compute(node)
         else:
@@ -123,6 +127,26 @@ class NodeWriter:
         self.sheet.types.update(targets)
         for value, target in zip(node.outputs, names, strict=True):
             self.finish(node, value, target)
+
+    def _parts(self, node: Node, attributes: CompositionAttrs) -> list[Node]:
+        """Returns the operators of a composition, float in between as the file had them."""
+        values: list[Value | None] = list(node.inputs)
+        parts: list[Node] = []
+        for step in attributes.steps:
+            last = step is attributes.steps[-1]
+            type_ = node.output.type if last else TensorType(DType.FLOAT32, node.output.type.shape)
+            value = Value(type_, node.output.name if last else step.name)
+            name = self.tensors.of(node.output) if last else self.free.take(step.name or "composed")
+            self.tensors.adopt(value, name)
+            operands = [values[i] for i in step.operands]
+            parts.append(Node(step.op, step.attributes, operands, [value], step.origin))
+            values.append(value)
+        self._real_result(node, parts[-1])
+        return parts
+
+    def _real_result(self, node: Node, last: Node) -> None:
+        if node in self.own_names:
+            self.own_names[last] = self.own_names.pop(node)
 
     def _foreign(self, node: Node, attributes: ForeignAttrs) -> None:
         dtype = real_dtype(node)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from qdqbridge.graph.operator import Operator
 from qdqbridge.ops import (
     cast,
+    composition,
     conversion,
     convolution,
     elementwise,
@@ -37,6 +38,7 @@ OPERATORS: tuple[Operator, ...] = (
     *selection.OPERATORS,
     *conversion.OPERATORS,
     *cast.OPERATORS,
+    *composition.OPERATORS,
     *extents.OPERATORS,
 )
 

@@ -11,7 +11,7 @@ Build calls with :func:`call`. Scales are float32 and zero points int32 constant
 * averages: avg_pool1d, avg_pool2d, avg_pool3d, mean, sum
 * tables: sigmoid, tanh, exp, log, sin, cos, erf, sqrt, rsqrt, reciprocal, abs, negative, floor,
   ceil, round, sign, relu, clip, leaky_relu, thresholded_relu, elu, celu, selu, gelu, silu, mish,
-  softplus, softsign, hardsigmoid, hardswish
+  softplus, softsign, hardsigmoid, hardswish; lookup in a table of one's own
 * rows: softmax, log_softmax, layer_norm, rms_norm, instance_norm, group_norm, batch_norm
 * resize1d, resize2d, resize3d, resize
 """

@@ -137,10 +137,34 @@ def _lower(function: _Function) -> Any:
     return lower
 
 
-OPS = tuple(
-    QnnOp(
-        f"qnn.{function.name}", FIVE, (*function.attributes, OUT_DTYPE), infer_codes,
-        _lower(function), f"quantize({function.name}(dequantize(x))), a table over the codes",
-    )
-    for function in FUNCTIONS
+def _infer_lookup(site: Site) -> relax.TensorType:
+    shape, dtype = site.tensor(0)
+    entries, out = site.tensor(1)
+    if not is_code(dtype):
+        site.fail(f"data has dtype {dtype}", "give an 8- or 16-bit integer")
+    if list(entries) != [1 << (8 if dtype in ("int8", "uint8") else 16)]:
+        site.fail(f"the table has shape {entries}", "give one entry per code, by bit pattern")
+    return tensor_type(shape, out)
+
+
+def _lower_lookup(builder: relax.BlockBuilder, site: Site) -> Any:
+    def look_up(x: te.Tensor, entries: te.Tensor) -> te.Tensor:
+        return stage(x.shape, lambda *i: entries[index_of(x(*i))], name="look_up")
+
+    return emit(builder, "qnn_lookup", look_up, [site.args[0], site.args[1]])
+
+
+LOOKUP = QnnOp(
+    "qnn.lookup", ("data", "table"), (), _infer_lookup, _lower_lookup,
+    "table[bit pattern of data]",
+)  # fmt: skip
+OPS = (
+    LOOKUP,
+    *(
+        QnnOp(
+            f"qnn.{function.name}", FIVE, (*function.attributes, OUT_DTYPE), infer_codes,
+            _lower(function), f"quantize({function.name}(dequantize(x))), a table over the codes",
+        )
+        for function in FUNCTIONS
+    ),
 )

@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from tvm import tirx
 
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import static_shape
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs
 from qdqbridge.relax.dialect import accumulator_dtype, magnitude
-from qdqbridge.relax.emit.scope import Expr, Scope, number, op, storage, tvm_dtype
+from qdqbridge.relax.emit.scope import Expr, Scope, number, op, storage, tvm_dtype, unsupported
 
 
 def quantized_accumulation(scope: Scope, node: Node) -> Expr | None:
@@ -23,9 +28,7 @@ def quantized_accumulation(scope: Scope, node: Node) -> Expr | None:
         return _convolution(scope, node)
     if node.op.name == "Dense":
         return _dense(scope, node)
-    if node.op.name in ("MatMul", "Gemm"):
-        return _matmul(scope, node)
-    return None
+    return _product(scope, node)
 
 
 def _params(node: Node) -> tuple[QuantParams, QuantParams]:
@@ -82,31 +85,57 @@ def _convolution(scope: Scope, node: Node) -> Expr:
 
 
 def _dense(scope: Scope, node: Node) -> Expr:
-    shape = static_shape(node.operand(1).type.shape)
-    assert shape is not None
-    attrs = {"units": shape[0], "out_dtype": _accumulator(node, shape[1])}
-    acc = scope.qnn("dense", _operands(scope, node), attrs)
-    rank = node.output.rank or len(acc.ty.shape.values)
-    return _finish(scope, node, acc, axis=rank - 1, trailing=0)
+    return _by_matrix(scope, node, scope.value(node.operand(0)), node.operand(1).constant)
 
 
-def _matmul(scope: Scope, node: Node) -> Expr | None:
-    attributes, x = node.attributes, node.operand(0)
-    if (x.rank or 0) < 2 or (node.operand(1).rank or 0) < 2:
-        return None
+def _product(scope: Scope, node: Node) -> Expr:
+    """Gemm and MatMul: ``qnn.dense`` where the second operand is a constant matrix."""
+    attributes, w = node.attributes, node.operand(1)
     gemm = attributes if isinstance(attributes, GemmAttrs) else GemmAttrs()
-    inner = x.type.shape[-2 if gemm.trans_a else -1] if x.type.shape else None
+    if w.constant is not None and w.rank == 2:
+        rows, columns = w.constant.shape
+        weight = w.constant
+        if not gemm.trans_b:
+            weight = weight.map(np.transpose, shape=(columns, rows))
+        x = scope.value(node.operand(0))
+        x = scope.emit(op.permute_dims(x)) if gemm.trans_a else x
+        return _by_matrix(scope, node, x, weight, gemm)
+    return _batch_matmul(scope, node, gemm)
+
+
+def _by_matrix(
+    scope: Scope, node: Node, x: Expr, weight: Constant | None, gemm: GemmAttrs | None = None
+) -> Expr:
+    """Emits ``qnn.dense`` of ``x`` and a weight of shape (units, K)."""
+    stored = scope.value(node.operand(1))
+    if weight is not None:
+        stored = scope.constant(weight, node.operand(1).name)
+    units, inner = (int(extent) for extent in stored.ty.shape.values)
+    attrs = {"units": units, "out_dtype": _accumulator(node, inner)}
+    acc = scope.qnn("dense", [x, stored, *_operands(scope, node)[2:]], attrs)
+    return _finish(scope, node, acc, axis=len(acc.ty.shape.values) - 1, trailing=0, gemm=gemm)
+
+
+def _batch_matmul(scope: Scope, node: Node, gemm: GemmAttrs) -> Expr:
+    x, w, *params = _operands(scope, node)
+    if node.operand(1).quant is not None and not _params(node)[1].per_tensor:
+        raise unsupported(node, "qnn.batch_matmul takes one scale for its second operand")
+    single = [len(e.ty.shape.values) == 1 for e in (x, w)]  # vectors are matrices of one row
+    x = scope.emit(op.expand_dims(x, [0])) if single[0] else x
+    w = scope.emit(op.expand_dims(w, [1])) if single[1] else w
+    extent = x.ty.shape.values[-2 if gemm.trans_a else -1]
+    inner = int(extent) if isinstance(extent, int | tirx.IntImm) else 1 << 31
     attrs = {
         "transpose_a": gemm.trans_a,
         "transpose_b": gemm.trans_b,
-        "out_dtype": _accumulator(node, inner if isinstance(inner, int) else 1 << 31),
+        "out_dtype": _accumulator(node, inner),
     }
-    bias = node.optional(2)
-    if bias is not None and (bias.quant is not None or gemm.beta != 1.0):
-        return None
-    acc = scope.qnn("batch_matmul", _operands(scope, node), attrs)
-    rank = len(acc.ty.shape.values)
-    return _finish(scope, node, acc, axis=rank - 1, trailing=0, alpha=gemm.alpha)
+    acc = scope.qnn("batch_matmul", [x, w, *params], attrs)
+    if any(single):
+        rank = len(acc.ty.shape.values)
+        axes = [rank - 2 + i for i in range(2) if single[i]]
+        acc = scope.emit(op.squeeze(acc, axes))
+    return _finish(scope, node, acc, axis=-1, trailing=0, gemm=gemm)
 
 
 def _finish(
@@ -117,22 +146,20 @@ def _finish(
     axis: int,
     trailing: int,
     tiles: int = 1,
-    alpha: float = 1.0,
+    gemm: GemmAttrs | None = None,
 ) -> Expr:
     """Bias, then requantize into the result's type, or dequantize where it is float."""
     px, pw = _params(node)
     left = px.scale.astype(np.float32)
-    if alpha != 1.0:
-        left = np.asarray(np.float32(alpha) * left, np.float32)
+    if gemm is not None and gemm.alpha != 1.0:
+        left = np.asarray(np.float32(gemm.alpha) * left, np.float32)
     scale = np.asarray(left * pw.scale.astype(np.float32), np.float32)
     scale = np.tile(scale, tiles) if scale.ndim else scale
-    bias = node.optional(2)
-    if bias is not None and bias.quant is not None:
-        acc = _add_bias(scope, acc, bias, trailing)
-    zero = number(np.zeros((), np.int32))
-    result = node.output.quant
-    float_bias = bias if bias is not None and bias.quant is None else None
-    if result is not None and float_bias is None:
+    bias, beta = node.optional(2), 1.0 if gemm is None else gemm.beta
+    if bias is not None and beta == 1.0 and _in_units(bias, scale):
+        acc, bias = _add_bias(scope, acc, bias, trailing), None
+    zero, result = number(np.zeros((), np.int32)), node.output.quant
+    if result is not None and bias is None:
         attrs = {
             "axis": axis,
             "rounding": "TONEAREST_EVEN",
@@ -143,18 +170,39 @@ def _finish(
         args.append(scope.zero_point(result.params))
         return scope.clamp(scope.qnn("requantize", args, attrs), result.params)
     real = scope.qnn("dequantize", [acc, number(scale), zero], {"axis": axis})
-    if float_bias is not None:
-        vector = _column(scope, scope.value(float_bias), float_bias, trailing)
-        real = scope.emit(op.add(real, scope.cast(vector, "float32")))
+    if bias is not None:
+        real = scope.emit(op.add(real, _real_bias(scope, bias, trailing, beta)))
     if result is not None:
         return scope.quantize(real, result.params)
     return scope.cast(real, tvm_dtype(node.output.type.dtype))
 
 
+def _in_units(bias: Value, scale: NDArray[Any]) -> bool:
+    """True where a bias counts in units of the accumulator's scale, so that it can be added."""
+    if bias.constant is None or bias.quant is None:
+        return False
+    params = bias.quant.params
+    if params.storage_dtype is not DType.INT32 or not params.symmetric or params.blocked:
+        return False
+    return bool(np.array_equal(*np.broadcast_arrays(params.scale.reshape(-1), scale)))
+
+
+def _real_bias(scope: Scope, bias: Value, trailing: int, beta: float) -> Expr:
+    if bias.constant is None:
+        real = scope.cast(scope.real(bias), "float32")
+    else:
+        stored = bias.constant.numpy()
+        array = stored if bias.quant is None else dequantize(stored, bias.quant.params)
+        real = number(array.astype(np.float32))
+    if beta != 1.0:
+        real = scope.emit(op.multiply(real, number(np.asarray(beta, np.float32))))
+    return _column(scope, real, bias, trailing)
+
+
 def _add_bias(scope: Scope, acc: Expr, bias: Value, trailing: int) -> Expr:
     assert bias.constant is not None
-    dtype = str(acc.ty.dtype)
-    array = bias.constant.numpy().astype(dtype).reshape(-1, *([1] * trailing))
+    array = bias.constant.numpy().astype(str(acc.ty.dtype))
+    array = array.reshape(-1, *([1] * trailing)) if trailing else array
     return scope.emit(op.add(acc, number(array)))
 
 

@@ -78,7 +78,7 @@ class _Module:
         return module, arrays
 
     def _check(self) -> None:
-        known = MOVERS.keys() | FLOATING.keys() | CONVERSIONS.keys() | {"Resize"}
+        known = MOVERS.keys() | FLOATING.keys() | CONVERSIONS.keys() | {"Resize", "Composition"}
         bad = [
             n for n in self.graph.nodes if n.op.flow is not Flow.FLOAT and n.op.name not in known
         ]

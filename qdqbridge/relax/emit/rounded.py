@@ -21,6 +21,7 @@ from qdqbridge.ops.attributes import (
     SeluAttrs,
     SoftmaxAttrs,
 )
+from qdqbridge.ops.composition import CompositionAttrs, table
 from qdqbridge.relax.emit.scope import Expr, Scope, number, op, storage
 
 _PLAIN_UNARY = {
@@ -212,7 +213,18 @@ def _norm(name: str) -> Callable[[Scope, Node], Expr | None]:
     return emit
 
 
+def _composition(scope: Scope, node: Node) -> Expr | None:
+    attributes, source, params = node.attributes, node.operand(0).quant, _result(node)
+    assert isinstance(attributes, CompositionAttrs)
+    if source is None:
+        return None
+    scalars = [v.constant.numpy() for v in node.inputs[1:] if v is not None and v.constant]
+    entries = table(attributes, source.params, params, scalars)
+    return scope.qnn("lookup", [scope.value(node.operand(0)), number(entries)])
+
+
 _FAMILIES: dict[str, Callable[[Scope, Node], Expr | None]] = {
+    "Composition": _composition,
     "Where": _where,
     "Concat": _concat,
     "AveragePool": _average_pool,

@@ -1,0 +1,88 @@
+"""Composition: several elementwise operators of one tensor as one function, rounded once.
+
+A file that leaves the values between two operators float (``DQ -> Div -> Erf -> Q``) means one
+function of the dequantized operand. On 8- and 16-bit codes that is one table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from qdqbridge.graph.graph import NO_ORIGIN, Origin
+from qdqbridge.graph.numerics import codes, dequantize, quantize
+from qdqbridge.graph.operator import Array, Attributes, Flow, Operands, Operator, Types
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import QuantType
+from qdqbridge.ops.stored import present
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operator of a composition.
+
+    Attributes:
+        op: Its row, elementwise.
+        attributes: Its attributes.
+        operands: Where they come from: the node's operands are numbered first, then the results of
+            the steps before.
+        origin: Where it comes from (provenance).
+        name: The name of its float result in the file (provenance).
+    """
+
+    op: Operator
+    attributes: Attributes
+    operands: tuple[int, ...]
+    origin: Origin = field(default=NO_ORIGIN, compare=False)
+    name: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        from qdqbridge.graph.printer import attributes_text
+
+        listed = ",".join(map(str, self.operands))
+        return f"{self.op.name}({listed}){attributes_text(self.attributes)}"
+
+
+@dataclass(frozen=True, slots=True)
+class CompositionAttrs(Attributes):
+    """The steps in execution order; the last one is the result."""
+
+    steps: tuple[Step, ...]
+
+
+def _compose(attributes: CompositionAttrs, operands: Operands) -> tuple[Array, ...]:
+    values = list(present(operands, len(operands)))
+    for step in attributes.steps:
+        with np.errstate(all="ignore"):
+            (result,) = step.op.compute(step.attributes, [values[i] for i in step.operands])
+        values.append(result)
+    return (values[-1],)
+
+
+def table(
+    attributes: CompositionAttrs, source: QuantParams, result: QuantParams, scalars: Operands
+) -> Array:
+    """Returns the stored result of every code of ``source``, in the order of its bit pattern."""
+    (values,) = _compose(attributes, [dequantize(codes(source), source), *scalars])
+    return quantize(values, result)
+
+
+def _contract(
+    attributes: CompositionAttrs, operands: Operands, types: Types, results: Types
+) -> tuple[Array, ...] | None:
+    source, result, stored = types[0], results[0], operands[0]
+    if not isinstance(source, QuantType) or not isinstance(result, QuantType) or stored is None:
+        return None
+    entries = table(attributes, source.params, result.params, operands[1:])
+    index = np.ascontiguousarray(stored).view(np.uint8 if stored.itemsize == 1 else np.uint16)
+    return (entries[index],)
+
+
+COMPOSITION = Operator(
+    name="Composition", flow=Flow.ELEMENTWISE, attributes=CompositionAttrs, compute=_compose,
+    contract=_contract, data=(0,),
+    numerics="A table over all codes: each step in float32 as its own row says, one rounding.",
+)  # fmt: skip
+
+OPERATORS = (COMPOSITION,)
