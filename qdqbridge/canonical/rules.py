@@ -29,6 +29,7 @@ RULES: tuple[Rule, ...] = (
     weights.positive_scale,
     weights.coarsest_granularity,
     weights.signed_weight,
+    weights.normal_operands,
     weights.float_norm_offset,
     extents.static_reshape,
     movers.moved_constant,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.canonical.build import constant
+from qdqbridge.canonical.build import constant, retyped
 from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
@@ -24,6 +24,7 @@ _SIGNED = {
     DType.UINT16: DType.INT16,
 }
 
+_COMPUTING = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
 _NORMS = frozenset(
     ("LayerNormalization", "InstanceNormalization", "GroupNormalization", "BatchNormalization")
 )
@@ -36,8 +37,7 @@ def coarsest_granularity(node: Node, scope: Scope) -> Proposal:
     value = node.operand(0)
     if value.constant is None or value.quant is None:
         return None
-    params = coarsest(value.quant.params.widened())
-    return _with(node, value, value.constant, params)
+    return _with(node, value, value.constant, coarsest(value.quant.params.widened()))
 
 
 @rule("positive-scale", "dequantize")
@@ -47,39 +47,71 @@ def positive_scale(node: Node, scope: Scope) -> Proposal:
     value = node.operand(0)
     if value.constant is None or value.quant is None:
         return None
-    params = value.quant.params
-    negative = params.scale.astype(np.float32) < 0
-    if not negative.any():
-        return None
-    stored = value.constant.numpy().astype(np.int64)
-    flip = np.broadcast_to(params.aligned(negative, stored.shape), stored.shape)
-    zero_point = params.aligned(params.zero_point, stored.shape).astype(np.int64)
-    mirrored = np.where(flip, 2 * zero_point - stored, stored)
-    if mirrored.min(initial=0) < params.qmin or mirrored.max(initial=0) > params.qmax:
+    mirrored = _mirrored(value.constant, value.quant.params)
+    if mirrored is None:
         return Reject("a negative scale cannot be folded: a mirrored weight exceeds its type")
-    data = Constant.of(mirrored.astype(params.storage_dtype.numpy))
-    return _with(node, value, data, replace(params, scale=np.abs(params.scale)))
+    return _with(node, value, *mirrored)
 
 
 @rule("signed-weight", "dequantize")
 def signed_weight(node: Node, scope: Scope) -> Proposal:
     """A weight with a zero point ``-> `` the signed integers ``w - zero_point`` where they fit."""
-    value = node.operand(0)
-    if value.constant is None or value.quant is None:
+    value, readers = node.operand(0), scope.readers(node.output)
+    if value.constant is None or value.quant is None or scope.is_output(node.output):
         return None
-    params = value.quant.params
+    if not readers or not all(_is_weight(reader, node.output) for reader in readers):
+        return None
+    return _with(node, value, *_signed(value.constant, value.quant.params))
+
+
+@rule("normal-operands")
+def normal_operands(node: Node, scope: Scope) -> Proposal:
+    """The three rules above, for a constant that an operator took before they looked at it."""
+    del scope
+    if node.op.flow not in _COMPUTING or len(node.outputs) != 1:
+        return None
+    operands = list(node.inputs)
+    for index, value in node.data_operands():
+        if value.constant is None or value.quant is None or value.type.dtype is DType.INT32:
+            continue
+        data, params = value.constant, value.quant.params
+        data, params = _mirrored(data, params) or (data, params)
+        params = coarsest(params.widened())
+        if index == 1 and _is_weight(node, value):
+            data, params = _signed(data, params)
+        if params != value.quant.params:
+            operands[index] = constant(data, params, value.name)
+    if operands == node.inputs:
+        return None
+    return Replace({node.output: retyped(node, operands, node.output.type, node.output.name)})
+
+
+def _mirrored(data: Constant, params: QuantParams) -> tuple[Constant, QuantParams] | None:
+    """Returns the constant with positive scales, None where its integers would not fit."""
+    negative = params.scale.astype(np.float32) < 0
+    if not negative.any():
+        return data, params
+    stored = data.numpy().astype(np.int64)
+    flip = np.broadcast_to(params.aligned(negative, stored.shape), stored.shape)
+    zero_point = params.aligned(params.zero_point, stored.shape).astype(np.int64)
+    mirrored = np.where(flip, 2 * zero_point - stored, stored)
+    if mirrored.min(initial=0) < params.qmin or mirrored.max(initial=0) > params.qmax:
+        return None
+    positive = replace(params, scale=np.abs(params.scale))
+    return Constant.of(mirrored.astype(params.storage_dtype.numpy)), positive
+
+
+def _signed(data: Constant, params: QuantParams) -> tuple[Constant, QuantParams]:
+    """Returns the constant as signed integers with zero point 0 where they fit."""
     if params.symmetric and params.storage_dtype.is_signed:
-        return None
-    if not any(_is_weight(reader, node.output) for reader in scope.readers(node.output)):
-        return None
+        return data, params
     signed = _SIGNED.get(params.storage_dtype, params.storage_dtype)
-    if not signed.is_signed or not _fits(value.constant, params, signed):
-        return None
+    if not signed.is_signed or not _fits(data, params, signed):
+        return data, params
     target = replace(
         params, storage_dtype=signed, zero_point=np.zeros_like(params.zero_point), qmin=0, qmax=-1
     )
-    data = value.constant.map(lambda array: _shifted(array, params, signed), dtype=signed)
-    return _with(node, value, data, target)
+    return data.map(lambda array: _shifted(array, params, signed), dtype=signed), target
 
 
 def _is_weight(node: Node, value: Value) -> bool:
