@@ -8,7 +8,6 @@ import pytest
 from qdqbridge.canonical import clamps
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
-from qdqbridge.graph.operator import Attributes
 from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.ops.attributes import ClipAttrs, PadAttrs, TransposeAttrs
 from tests.canonical.at_work import alone, settled
@@ -175,13 +174,23 @@ def test_the_clamp_of_a_moved_value_is_done_before_the_move() -> None:
     assert params_of(g.nodes[0].output) == NARROW
 
 
-@pytest.mark.parametrize("case", ["shared", "output", "other mapping", "pad"])
+@pytest.mark.parametrize(
+    ("value", "padded"), [(0.0, 0.0), (100.0, 10.0), (-1.0, 0.0)], ids=["in", "above", "below"]
+)
+def test_pad_values_are_clamped_too(value: float, padded: float) -> None:
+    x = stored("x", U8, (50,))
+    y = rq(x, OUT)
+    y = apply("Pad", y, attributes=PadAttrs((1, 1), value=value), type_=typed((52,), OUT))
+    g = graph([x], rq(y, NARROW))
+    alone(g, clamps.clamp_into_producer)
+    assert names(g) == ["requantize", "Pad"]
+    assert g.nodes[-1].attributes == PadAttrs((1, 1), value=padded)
+
+
+@pytest.mark.parametrize("case", ["shared", "output", "other mapping"])
 def test_ranges_stay_behind(case: str) -> None:
     x = stored("x", U8, (50,))
-    attributes: Attributes = PadAttrs((1, 1))
     y = rq(x, OUT)
-    if case == "pad":
-        y = apply("Pad", y, attributes=attributes, type_=typed((52,), OUT))
     target = per_tensor(DType.UINT8, 2**-2, 10) if case == "other mapping" else NARROW
     more = {"shared": [dq(y)], "output": [y]}.get(case, [])
     g = graph([x], rq(y, target), *more)

@@ -1,0 +1,506 @@
+"""Rewrites of a QDQ model into equivalent idioms, each a function ``(model, random) -> None``.
+
+A rewrite changes how a model is written and nothing that it means, so the digest of the canonical
+graph must not change. Some rewrites may not apply to a model; they then do nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+Model = onnx.ModelProto
+Rewrite = Callable[[Model, random.Random], None]
+
+Q, DQ = "QuantizeLinear", "DequantizeLinear"
+_SOME = 0.5
+_WEIGHTED = ("Conv", "Gemm", "MatMul", "Transpose")
+
+
+def copy_of(model: Model) -> Model:
+    return Model.FromString(model.SerializeToString())
+
+
+# ---- looking at a model -----------------------------------------------------------------------
+
+
+def opset(model: Model) -> int:
+    return next(e.version for e in model.opset_import if e.domain in ("", "ai.onnx"))
+
+
+def tensors(model: Model) -> dict[str, TensorProto]:
+    return {t.name: t for t in model.graph.initializer}
+
+
+def array(model: Model, name: str) -> np.ndarray[Any, Any] | None:
+    tensor = tensors(model).get(name)
+    return None if tensor is None else numpy_helper.to_array(tensor)
+
+
+def readers(model: Model, name: str) -> list[onnx.NodeProto]:
+    return [n for n in model.graph.node if name in n.input]
+
+
+def producer(model: Model, name: str) -> onnx.NodeProto | None:
+    return next((n for n in model.graph.node if name in n.output), None)
+
+
+def conversions(model: Model) -> list[onnx.NodeProto]:
+    return [n for n in model.graph.node if n.op_type in (Q, DQ)]
+
+
+def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
+    return next((helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)
+
+
+def set_attribute(node: onnx.NodeProto, name: str, value: Any) -> None:
+    kept = [a for a in node.attribute if a.name != name]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    if value is not None:
+        node.attribute.append(helper.make_attribute(name, value))
+
+
+def fresh(model: Model, hint: str) -> str:
+    taken = {o for n in model.graph.node for o in n.output} | set(tensors(model))
+    taken |= {v.name for v in model.graph.input}
+    return next(f"{hint}~{i}" for i in range(10**6) if f"{hint}~{i}" not in taken)
+
+
+def add(model: Model, data: Any, hint: str = "c") -> str:
+    name = fresh(model, hint)
+    model.graph.initializer.append(numpy_helper.from_array(np.asarray(data), name))
+    return name
+
+
+def insert(model: Model, node: onnx.NodeProto) -> str:
+    """Adds a node in front of all others (files need not be sorted); returns its result."""
+    model.graph.node.insert(0, node)
+    return node.output[0]
+
+
+def weights(model: Model) -> Iterator[tuple[onnx.NodeProto, np.ndarray[Any, Any]]]:
+    """Yields the DQ nodes of constants of up to 16 bits that one node reads, with the integers."""
+    for node in model.graph.node:
+        if node.op_type == DQ:
+            stored = array(model, node.input[0])
+            if stored is not None and stored.dtype.itemsize <= 2 and stored.ndim >= 2:
+                yield node, stored
+
+
+def axis_of(node: onnx.NodeProto, rank: int) -> int:
+    axis = attribute(node, "axis", 1)
+    return axis + rank if axis < 0 else axis
+
+
+def parameters(model: Model, node: onnx.NodeProto) -> tuple[Any, Any]:
+    scale = array(model, node.input[1])
+    zero_point = array(model, node.input[2]) if len(node.input) > 2 and node.input[2] else None
+    return scale, zero_point
+
+
+# ---- names and order --------------------------------------------------------------------------
+
+
+def rename(model: Model, rng: random.Random) -> None:
+    kept = {v.name for v in (*model.graph.input, *model.graph.output)}
+    names: dict[str, str] = {"": ""}
+
+    def new(name: str) -> str:
+        if name in kept:
+            return name
+        return names.setdefault(name, f"t{rng.randrange(10**9)}/{len(names)}")
+
+    for tensor in model.graph.initializer:
+        tensor.name = new(tensor.name)
+    for node in model.graph.node:
+        node.name = rng.choice(["", f"n{rng.randrange(10**6)}"])
+        node.input[:] = [new(name) for name in node.input]
+        node.output[:] = [new(name) for name in node.output]
+    model.graph.name = f"g{rng.randrange(100)}"
+    del model.graph.value_info[:]
+
+
+def shuffle(model: Model, rng: random.Random) -> None:
+    nodes, initializers = list(model.graph.node), list(model.graph.initializer)
+    rng.shuffle(nodes)
+    rng.shuffle(initializers)
+    del model.graph.node[:], model.graph.initializer[:]
+    model.graph.node.extend(nodes)
+    model.graph.initializer.extend(initializers)
+
+
+def unused(model: Model, rng: random.Random) -> None:
+    source = rng.choice([o for n in model.graph.node for o in n.output])
+    add(model, np.ones(3, np.float32), "unused")
+    insert(model, helper.make_node("Identity", [source], [fresh(model, "unused")]))
+
+
+def annotate(model: Model, rng: random.Random) -> None:
+    model.doc_string = f"doc {rng.random()}"
+    model.producer_name = rng.choice(["onnx.quantize", "pytorch", ""])
+    for node in model.graph.node:
+        if rng.random() < _SOME:
+            node.doc_string = "generated"
+            node.metadata_props.add(key="k", value=str(rng.random()))
+
+
+# ---- constants --------------------------------------------------------------------------------
+
+
+def constant_nodes(model: Model, rng: random.Random) -> None:
+    inputs = {v.name for v in model.graph.input}
+    for tensor in list(model.graph.initializer):
+        if rng.random() < _SOME and tensor.name not in inputs:
+            model.graph.initializer.remove(tensor)
+            node = helper.make_node("Constant", [], [tensor.name])
+            value = TensorProto()
+            value.CopyFrom(tensor)
+            value.name = rng.choice(["", "value"])
+            node.attribute.append(helper.make_attribute("value", value))
+            insert(model, node)
+
+
+def inputs_too(model: Model, rng: random.Random) -> None:
+    for tensor in model.graph.initializer:
+        if rng.random() < _SOME and tensor.name not in {v.name for v in model.graph.input}:
+            model.graph.input.append(
+                helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            )
+
+
+def typed_fields(model: Model, rng: random.Random) -> None:
+    """Writes small tensors into float_data and int32_data instead of raw_data."""
+    for tensor in model.graph.initializer:
+        data = numpy_helper.to_array(tensor)
+        if rng.random() < _SOME and data.dtype in (np.float32, np.int8, np.uint8, np.int32):
+            made = helper.make_tensor(tensor.name, tensor.data_type, data.shape, data.ravel())
+            tensor.CopyFrom(made)
+
+
+def cones(model: Model, rng: random.Random) -> None:
+    """Puts Identity and Cast nodes between parameters and the nodes that read them."""
+    for node in conversions(model):
+        for index in range(1, len(node.input)):
+            data = array(model, node.input[index])
+            if data is None or rng.random() < _SOME:
+                continue
+            if rng.random() < _SOME:
+                made = helper.make_node("Identity", [node.input[index]], [fresh(model, "id")])
+            else:
+                wide = data.astype(np.float64 if data.dtype.kind == "f" else np.int64)
+                to = helper.np_dtype_to_tensor_dtype(data.dtype)
+                made = helper.make_node("Cast", [add(model, wide)], [fresh(model, "cast")], to=to)
+            node.input[index] = insert(model, made)
+
+
+def unshare(model: Model, rng: random.Random) -> None:
+    for node in conversions(model):
+        for index in range(1, len(node.input)):
+            data = array(model, node.input[index])
+            if data is not None and rng.random() < _SOME:
+                node.input[index] = add(model, data)
+
+
+# ---- parameters -------------------------------------------------------------------------------
+
+
+def ranks(model: Model, rng: random.Random) -> None:
+    """Scalars become ``[1]`` or of higher rank, and back."""
+    for node in conversions(model):
+        for index in range(1, len(node.input)):
+            data = array(model, node.input[index])
+            if data is not None and data.size == 1 and rng.random() < _SOME:
+                shape = rng.choice([(), (1,), (1, 1)])
+                node.input[index] = add(model, data.reshape(shape))
+
+
+def axes(model: Model, rng: random.Random) -> None:
+    """Negative axes, and any axis for scalars."""
+    if opset(model) < 13:
+        return
+    for node in conversions(model):
+        scale, _ = parameters(model, node)
+        stored = array(model, node.input[0])
+        if scale is None or rng.random() < _SOME:
+            continue
+        if scale.size == 1:
+            set_attribute(node, "axis", rng.choice([None, 0, 1, -1]))
+        elif stored is not None:
+            set_attribute(node, "axis", axis_of(node, stored.ndim) - stored.ndim)
+
+
+def omit_zero(model: Model, rng: random.Random) -> None:
+    for node in conversions(model):
+        _, zero_point = parameters(model, node)
+        if zero_point is None or zero_point.any() or rng.random() < _SOME:
+            continue
+        if node.op_type == Q and zero_point.dtype != np.uint8:
+            continue
+        del node.input[2:]
+        if rng.random() < _SOME:
+            node.input.append("")
+
+
+def spread(model: Model, rng: random.Random) -> None:
+    """Per-tensor weights become per-channel ones with equal entries."""
+    if opset(model) < 13:
+        return
+    for node, stored in weights(model):
+        scale, zero_point = parameters(model, node)
+        if scale is None or scale.size != 1 or rng.random() < _SOME:
+            continue
+        if len(node.input) > 2 and node.input[2] and zero_point is None:
+            continue
+        axis = rng.randrange(stored.ndim)
+        node.input[1] = add(model, np.full(stored.shape[axis], scale.reshape(())))
+        if zero_point is not None:
+            node.input[2] = add(model, np.full(stored.shape[axis], zero_point.reshape(())))
+        set_attribute(node, "axis", axis)
+
+
+def domain(model: Model, rng: random.Random) -> None:
+    for node in conversions(model):
+        if rng.random() < _SOME and not node.domain:
+            node.domain = "com.microsoft"
+    if "com.microsoft" not in {e.domain for e in model.opset_import}:
+        model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+
+
+def newer_opset(model: Model, rng: random.Random) -> None:
+    """A later opset in which the nodes of the base models have not changed their form."""
+    if opset(model) < 13:
+        return
+    for entry in model.opset_import:
+        if entry.domain == "":
+            entry.version = rng.choice([v for v in (13, 14, 15, 16, 17, 18, 19, 20, 21)
+                                        if v >= entry.version])  # fmt: skip
+
+
+# ---- conversions ------------------------------------------------------------------------------
+
+
+def duplicate_dq(model: Model, rng: random.Random) -> None:
+    """One DQ per reader."""
+    outputs = {v.name for v in model.graph.output}
+    for node in list(model.graph.node):
+        if node.op_type != DQ or node.output[0] in outputs or rng.random() < _SOME:
+            continue
+        for reader in readers(model, node.output[0])[1:]:
+            twin = onnx.NodeProto()
+            twin.CopyFrom(node)
+            twin.output[0] = fresh(model, "dq")
+            twin.name = ""
+            insert(model, twin)
+            reader.input[:] = [
+                twin.output[0] if name == node.output[0] else name for name in reader.input
+            ]
+
+
+def duplicate_q(model: Model, rng: random.Random) -> None:
+    """A Q of its own for one of the DQs that read a Q (dedicated pairs)."""
+    for node in list(model.graph.node):
+        found = readers(model, node.output[0])
+        if node.op_type != Q or rng.random() < _SOME or len(found) < 2:
+            continue
+        twin = onnx.NodeProto()
+        twin.CopyFrom(node)
+        twin.output[0] = fresh(model, "q")
+        insert(model, twin)
+        reader = rng.choice(found)
+        reader.input[:] = [
+            twin.output[0] if name == node.output[0] else name for name in reader.input
+        ]
+
+
+def cast_between(model: Model, rng: random.Random) -> None:
+    """``Q -> Cast to the same type -> DQ``."""
+    for node in list(model.graph.node):
+        if node.op_type != Q or rng.random() < _SOME:
+            continue
+        if node.output[0] in {v.name for v in model.graph.output}:
+            continue
+        zero = array(model, node.input[2]) if len(node.input) > 2 and node.input[2] else None
+        computed = len(node.input) > 2 and node.input[2] and zero is None
+        if computed:
+            continue
+        to = TensorProto.UINT8 if zero is None else helper.np_dtype_to_tensor_dtype(zero.dtype)
+        result = fresh(model, "cast")
+        for reader in readers(model, node.output[0]):
+            reader.input[:] = [result if n == node.output[0] else n for n in reader.input]
+        insert(model, helper.make_node("Cast", [node.output[0]], [result], to=to))
+
+
+# ---- weights ----------------------------------------------------------------------------------
+
+
+def float_weights(model: Model, rng: random.Random) -> None:
+    """``int -> DQ`` becomes ``float -> Q -> DQ`` with values that round back to the integers."""
+    for node, stored in list(weights(model)):
+        scale, zero_point = parameters(model, node)
+        if scale is None or zero_point is None or rng.random() < _SOME:
+            continue
+        shape = [1] * stored.ndim
+        if scale.size > 1:
+            shape[axis_of(node, stored.ndim)] = scale.size
+        centered = stored.astype(np.float64) - zero_point.astype(np.float64).reshape(
+            shape if zero_point.size > 1 else ()
+        )
+        noise = np.random.default_rng(rng.randrange(2**32)).uniform(-0.4, 0.4, stored.shape)
+        real = ((centered + noise) * scale.reshape(shape if scale.size > 1 else ())).astype(
+            np.float32
+        )
+        twin = onnx.NodeProto()
+        twin.CopyFrom(node)
+        twin.op_type, twin.name = Q, ""
+        twin.input[0], twin.output[0] = add(model, real), fresh(model, "wq")
+        node.input[0] = insert(model, twin)
+
+
+def unsigned_weights(model: Model, rng: random.Random) -> None:
+    """Symmetric int8 weights become uint8 ones around 128."""
+    for node, stored in list(weights(model)):
+        scale, zero_point = parameters(model, node)
+        computed = len(node.input) > 2 and node.input[2] and zero_point is None
+        if stored.dtype != np.int8 or scale is None or computed or rng.random() < _SOME:
+            continue
+        if zero_point is not None and zero_point.any():
+            continue
+        if any(r.op_type not in _WEIGHTED for r in readers(model, node.output[0])):
+            continue
+        zeros = np.full(scale.shape, 128, np.uint8)
+        node.input[0] = add(model, (stored.astype(np.int16) + 128).astype(np.uint8))
+        del node.input[2:]
+        node.input.append(add(model, zeros))
+
+
+def _swapped(model: Model, node: onnx.NodeProto, stored: np.ndarray[Any, Any]) -> str:
+    """A DQ of the transposed matrix, with its axis moved along; returns its result."""
+    twin = onnx.NodeProto()
+    twin.CopyFrom(node)
+    twin.name = ""
+    twin.input[0] = add(model, np.ascontiguousarray(stored.T))
+    twin.output[0] = fresh(model, "wt")
+    scale, _ = parameters(model, node)
+    if scale is not None and scale.size > 1:
+        set_attribute(twin, "axis", 1 - axis_of(node, 2))
+    return insert(model, twin)
+
+
+def _matrices(
+    model: Model,
+) -> Iterator[tuple[onnx.NodeProto, np.ndarray[Any, Any], onnx.NodeProto]]:
+    """Yields DQ, integers and reader of matrices that a Gemm or MatMul has as second operand."""
+    for node, stored in list(weights(model)):
+        found = readers(model, node.output[0])
+        scale, _ = parameters(model, node)
+        if stored.ndim != 2 or len(found) != 1 or scale is None:
+            continue
+        if found[0].op_type in ("Gemm", "MatMul") and found[0].input[1] == node.output[0]:
+            yield node, stored, found[0]
+
+
+def trans_b(model: Model, rng: random.Random) -> None:
+    for node, stored, reader in _matrices(model):
+        if reader.op_type == "Gemm" and rng.random() < _SOME:
+            reader.input[1] = _swapped(model, node, stored)
+            set_attribute(reader, "transB", 1 - attribute(reader, "transB", 0))
+
+
+def transpose_behind(model: Model, rng: random.Random) -> None:
+    """``DQ(w) -> DQ(w transposed) -> Transpose``."""
+    for node, stored, reader in _matrices(model):
+        if rng.random() < _SOME:
+            swapped = _swapped(model, node, stored)
+            perm = {} if rng.random() < _SOME else {"perm": [1, 0]}
+            made = helper.make_node("Transpose", [swapped], [fresh(model, "t")], **perm)
+            reader.input[1] = insert(model, made)
+
+
+def gemm_as_matmul(model: Model, rng: random.Random) -> None:
+    """``Gemm(x, w, b)`` becomes ``Add(MatMul(x, w), b)``, and a MatMul a Gemm."""
+    for _, _, reader in list(_matrices(model)):
+        if rng.random() < _SOME:
+            continue
+        if reader.op_type == "Gemm" and not attribute(reader, "transB", 0):
+            if attribute(reader, "alpha", 1.0) != 1 or attribute(reader, "beta", 1.0) != 1:
+                continue
+            product = fresh(model, "mm")
+            made = helper.make_node("MatMul", reader.input[:2], [product])
+            if len(reader.input) > 2:
+                addends = [product, reader.input[2]]
+                rng.shuffle(addends)
+                insert(model, helper.make_node("Add", addends, [reader.output[0]]))
+            else:
+                made.output[0] = reader.output[0]
+            model.graph.node.remove(reader)
+            insert(model, made)
+
+
+# ---- activations ------------------------------------------------------------------------------
+
+
+def relu_as_clip(model: Model, rng: random.Random) -> None:
+    for node in model.graph.node:
+        if node.op_type == "Relu" and rng.random() < _SOME:
+            node.op_type = "Clip"
+            node.input.append(add(model, np.float32(0)))
+
+
+def move_reshape(model: Model, rng: random.Random) -> None:
+    """Between ``DQ -> mover -> Q`` of one scale and the mover on stored integers."""
+    for node in list(model.graph.node):
+        if node.op_type not in ("Reshape", "Transpose", "Flatten", "MaxPool"):
+            continue
+        before = producer(model, node.input[0])
+        after = readers(model, node.output[0])
+        if before is None or before.op_type != DQ or len(after) != 1 or after[0].op_type != Q:
+            continue
+        if node.op_type == "MaxPool" and opset(model) < 12:
+            continue
+        # x -> Q -> DQ -> mover -> Q -> DQ becomes x -> Q -> mover -> DQ
+        same = [
+            _same(model, a, b) for a, b in zip(before.input[1:], after[0].input[1:], strict=False)
+        ]
+        if not all(same) or len(before.input) != len(after[0].input) or rng.random() < _SOME:
+            continue
+        if attribute(before, "axis", 1) != attribute(after[0], "axis", 1):
+            continue
+        node.input[0] = before.input[0]
+        result = after[0].output[0]
+        model.graph.node.remove(after[0])
+        node.output[0] = result
+
+
+def _same(model: Model, a: str, b: str) -> bool:
+    x, y = array(model, a), array(model, b)
+    if x is None or y is None:
+        return a == b
+    return x.dtype == y.dtype and x.size == y.size == 1 and x.reshape(()) == y.reshape(())
+
+
+REWRITES: dict[str, Rewrite] = {
+    f.__name__: f
+    for f in (
+        rename, shuffle, unused, annotate, constant_nodes, inputs_too, typed_fields, cones,
+        unshare, ranks, axes, omit_zero, spread, domain, newer_opset, duplicate_dq, duplicate_q,
+        cast_between, float_weights, unsigned_weights, trans_b, transpose_behind, gemm_as_matmul,
+        relu_as_clip, move_reshape,
+    )
+}  # fmt: skip
+
+
+def scrambled(model: Model, seed: int) -> tuple[Model, list[str]]:
+    """Returns the model after some rewrites in random order, and their names."""
+    rng = random.Random(seed)
+    result, names = copy_of(model), list(REWRITES)
+    rng.shuffle(names)
+    names = names[: rng.randint(1, len(names))]
+    for name in names:
+        REWRITES[name](result, rng)
+    return result, names
