@@ -25,11 +25,14 @@ def compose_elementwise(node: Node, scope: Scope) -> Proposal:
         return None
     if not target.params.per_tensor or target.params.storage_dtype not in _STORAGE:
         return None
+    makers = [v.producer for v in end.inputs if v is not None and v.producer is not None]
+    if not any(_is_step(maker) for maker in makers):
+        return None
     region = _Region()
     refusal = region.grow(end)
     if refusal is not None:
         return replace(refusal, about=end)
-    if len(region.order) < 2 or region.source is None:
+    if region.source is None:
         return None
     leak = _leak(region, end, scope)
     if leak is not None:

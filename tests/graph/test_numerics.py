@@ -62,8 +62,8 @@ def test_narrow_ranges_clip() -> None:
     assert quantize(f32(-9, 0, 10, 90), params).tolist() == [3, 3, 13, 50]
 
 
-def test_nan_is_stored_zero_within_the_range() -> None:
-    assert quantize(f32(np.nan), per_tensor(DType.INT8, 1.0)).tolist() == [0]
+def test_nan_is_the_smallest_stored_value() -> None:
+    assert quantize(f32(np.nan), per_tensor(DType.INT8, 1.0)).tolist() == [-128]
     assert quantize(f32(np.nan), per_tensor(DType.UINT8, 1.0, 100)).tolist() == [0]
     assert quantize(f32(np.nan), per_tensor(DType.UINT8, 1.0, qmin=4, qmax=9)).tolist() == [4]
 
