@@ -9,8 +9,6 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, TensorType
 
-_EXACT_BITS = 16
-
 
 def covers(wide: QuantParams, narrow: QuantParams) -> bool:
     """True where every stored value of ``narrow`` is one of ``wide`` with the same meaning."""
@@ -63,10 +61,10 @@ def dequantize_quantize(node: Node, scope: Scope) -> Proposal:
     if stored is None or stored.quant is None or target is None:
         return None
     source = stored.quant.params
-    if covers(target.params, source) and source.storage_dtype.bits <= _EXACT_BITS:
-        return Replace({node.output: stored})
-    if source.storage_dtype.bits > _EXACT_BITS:
+    if not source.round_trips:
         return None
+    if covers(target.params, source):
+        return Replace({node.output: stored})
     return Replace({node.output: requantized(stored, target.params, node.origin, node.output.name)})
 
 

@@ -86,6 +86,11 @@ class DType(Enum):
         """Largest integer the type holds."""
         return (1 << (self.bits - (1 if self.is_signed else 0))) - 1
 
+    @property
+    def largest(self) -> float:
+        """Largest finite number of a floating-point type."""
+        return float(ml_dtypes.finfo(self.numpy).max)
+
     def __str__(self) -> str:
         return self.label
 

@@ -81,6 +81,10 @@ def params_text(params: QuantParams) -> str:
     parts = [str(params.storage_dtype)]
     if params.expressed_dtype is not DType.FLOAT32:
         parts[0] += f":{params.expressed_dtype}"
+    if params.scale_dtype is not params.expressed_dtype:
+        parts[0] += f":{params.scale_dtype}"
+    if not params.saturate:
+        parts[0] += ":unsaturated"
     zero_point = params.zero_point
     if zero_point.size and (zero_point == zero_point.flat[0]).all():
         zero_point = zero_point.reshape(-1)[0]

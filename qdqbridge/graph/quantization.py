@@ -20,10 +20,13 @@ class QuantParams:
     * ``scale`` is a rank-0 array (per tensor), a rank-1 array of ``shape[axis]`` entries (per
       axis), or an array of the value's rank whose extent along ``axis`` counts blocks of
       ``block_size`` elements (blocked).
-    * ``scale`` has the dtype ``expressed_dtype`` and its bits are those of the file.
+    * ``scale`` has the dtype ``expressed_dtype`` and its bits are those of the file; only powers of
+      two stored as float8_e8m0fnu (the microscaling formats) keep that type instead.
     * ``zero_point`` has the shape of ``scale``; int32 for integer storage.
     * ``qmin <= qmax`` lie within the storage type; the storage may be wider than the range. An
       empty range (the default) stands for all that the storage type holds.
+    * ``saturate`` is False where a float8 storage takes values beyond its largest finite one as
+      NaN or infinity (ONNX's attribute of QuantizeLinear); True for every other storage.
     * equality and hash are by value, bit for bit.
 
     Vocabulary as in MLIR's ``quant`` dialect.
@@ -37,11 +40,14 @@ class QuantParams:
     qmin: int = 0
     qmax: int = -1
     expressed_dtype: DType = DType.FLOAT32
+    saturate: bool = True
     _key: tuple[object, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__
-        scale = np.array(self.scale, dtype=self.expressed_dtype.numpy, order="C")
+        power = np.asarray(self.scale).dtype == DType.FLOAT8_E8M0.numpy
+        dtype = DType.FLOAT8_E8M0 if power else self.expressed_dtype
+        scale = np.array(self.scale, dtype=dtype.numpy, order="C")
         zero_point = np.array(
             np.broadcast_to(np.asarray(self.zero_point), scale.shape), dtype=np.int32, order="C"
         )
@@ -65,6 +71,8 @@ class QuantParams:
             (
                 self.storage_dtype,
                 self.expressed_dtype,
+                dtype,
+                self.saturate,
                 self.axis,
                 self.block_size,
                 self.qmin,
@@ -92,11 +100,21 @@ class QuantParams:
         return self.block_size is not None
 
     @property
+    def scale_dtype(self) -> DType:
+        """The element type in which the scale is stored: ``expressed_dtype`` or float8_e8m0fnu."""
+        return DType.of(self.scale.dtype)
+
+    @property
     def full_range(self) -> bool:
         """True where ``qmin``/``qmax`` are those of the storage type."""
         if not self.storage_dtype.is_integer:
             return True
         return (self.qmin, self.qmax) == (self.storage_dtype.qmin, self.storage_dtype.qmax)
+
+    @property
+    def round_trips(self) -> bool:
+        """True where ``quantize(dequantize(q))`` is q: the expressed type tells the codes apart."""
+        return self.storage_dtype.bits <= (16 if self.expressed_dtype is DType.FLOAT32 else 8)
 
     @property
     def symmetric(self) -> bool:
@@ -109,7 +127,9 @@ class QuantParams:
 
     def widened(self) -> QuantParams:
         """Returns the same mapping over the whole range of the storage type."""
-        return self.with_range(0, -1) if not self.full_range else self
+        if self.full_range and self.saturate:
+            return self
+        return replace(self, qmin=0, qmax=-1, saturate=True)
 
     def same_mapping(self, other: QuantParams) -> bool:
         """True where both map every stored value to the same real one (ranges may differ)."""

@@ -61,7 +61,7 @@ def _canonical_problems(node: Node) -> Iterator[str]:
         return
     producer = first.producer
     converted = producer is not None and producer.op.name == "dequantize"
-    if name == "quantize" and converted and _bits_behind(first) <= 16:
+    if name == "quantize" and converted and _round_trips(first):
         yield "a quantize of a dequantize must be a requantize"
     if name in ("quantize", "requantize") and first.is_constant:
         yield "a constant must be stored quantized"
@@ -85,8 +85,9 @@ def _parameter_problems(node: Node) -> Iterator[str]:
             yield f"the axis of '{value.name}' is negative"
 
 
-def _bits_behind(value: Value) -> int:
-    return value.producer.operand(0).type.dtype.bits if value.producer is not None else 0
+def _round_trips(value: Value) -> bool:
+    stored = None if value.producer is None else value.producer.operand(0).quant
+    return stored is not None and stored.params.round_trips
 
 
 def _same_storage(first: Value, result: Value) -> bool:

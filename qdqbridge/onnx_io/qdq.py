@@ -13,20 +13,22 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import Shape
 
-SCALE_DTYPES = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
+SCALE_DTYPES = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT8_E8M0)
 STORAGE_DTYPES = (
     DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT4, DType.UINT4,
     DType.INT2, DType.UINT2, DType.INT32,
     DType.FLOAT8_E4M3FN, DType.FLOAT8_E4M3FNUZ, DType.FLOAT8_E5M2, DType.FLOAT8_E5M2FNUZ,
+    DType.FLOAT4_E2M1,
 )  # fmt: skip
 
 SINCE = {
     DType.INT16: 21, DType.UINT16: 21, DType.INT4: 21, DType.UINT4: 21,
     DType.INT2: 25, DType.UINT2: 25,
     DType.FLOAT8_E4M3FN: 19, DType.FLOAT8_E4M3FNUZ: 19,
-    DType.FLOAT8_E5M2: 19, DType.FLOAT8_E5M2FNUZ: 19,
+    DType.FLOAT8_E5M2: 19, DType.FLOAT8_E5M2FNUZ: 19, DType.FLOAT4_E2M1: 23,
+    DType.FLOAT8_E8M0: 24,
 }  # fmt: skip
-"""The opset that brought a storage type to QuantizeLinear and DequantizeLinear."""
+"""The opset that brought an element type to QuantizeLinear and DequantizeLinear."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class Encoding:
         axis: The attribute, possibly negative.
         block_size: The attribute, 0 where absent.
         shape: Shape of the data, as far as known.
+        expressed: Element type of the real side; that of the scale where the node does not say.
+        saturate: The attribute of QuantizeLinear.
     """
 
     where: str
@@ -50,6 +54,14 @@ class Encoding:
     axis: int
     block_size: int
     shape: Shape
+    expressed: DType | None = None
+    saturate: bool = True
+
+    @property
+    def expressed_dtype(self) -> DType:
+        """The element type of the real values whose quantization this is."""
+        own = DType.of(self.scale.dtype)
+        return (self.expressed or DType.FLOAT32) if own is DType.FLOAT8_E8M0 else own
 
     def params(self) -> QuantParams:
         """Returns the checked parameters.
@@ -72,7 +84,9 @@ class Encoding:
             if self.storage.is_integer:
                 zero_point = np.broadcast_to(given.astype(np.int32), scale.shape)
             elif given.astype(np.float32).any():
-                raise self._invalid("a float8 zero point must be 0", "set it to 0")
+                raise self._invalid(
+                    "the zero point of a floating-point storage must be 0", "set it to 0"
+                )
         axis, block_size = self._granularity(scale)
         self._check_scale(scale)
         return QuantParams(
@@ -81,7 +95,8 @@ class Encoding:
             zero_point,
             axis=axis,
             block_size=block_size,
-            expressed_dtype=DType.of(self.scale.dtype),
+            expressed_dtype=self.expressed_dtype,
+            saturate=self.saturate or self.storage.is_integer,
         )
 
     def _squeezed(self, array: NDArray[Any]) -> NDArray[Any]:
@@ -98,7 +113,8 @@ class Encoding:
             )
         if DType.of(self.scale.dtype) not in SCALE_DTYPES:
             raise self._invalid(
-                f"the scale is {self.scale.dtype}", "a scale is float32, float16 or bfloat16"
+                f"the scale is {self.scale.dtype}",
+                "a scale is float32, float16, bfloat16 or float8_e8m0fnu",
             )
         if self.zero_point is not None and DType.of(self.zero_point.dtype) is not self.storage:
             raise self._invalid(
@@ -177,7 +193,11 @@ class Encoding:
     def _check_scale(self, scale: NDArray[Any]) -> None:
         wide = scale.astype(np.float64)
         tiny = float(np.finfo(np.float32).tiny)
-        span = max(abs(self.storage.qmin), self.storage.qmax) if self.storage.is_integer else 448
+        span = (
+            max(abs(self.storage.qmin), self.storage.qmax)
+            if self.storage.is_integer
+            else self.storage.largest
+        )
         if self.storage.bits >= 32:
             span = 1
         finite = np.isfinite(wide) & (wide != 0)

@@ -39,14 +39,8 @@ def encoding_of(view: NodeView, data: Value, storage: DType | None) -> Encoding 
             return None
     if storage is None:
         storage = _storage(view, zero_point, where)
-    since = SINCE.get(storage, 0)
-    if view.proto.domain in ONNX_DOMAINS and view.opset < since:
-        raise InvalidModelError(
-            f"{storage} does not exist in opset {view.opset}",
-            where=where,
-            why=f"ONNX has it since opset {since}",
-            fix=f"declare opset {since} or newer, or use the domain com.microsoft",
-        )
+    _check_since(view, storage, where)
+    _check_since(view, scale.dtype, where)
     return Encoding(
         where,
         storage,
@@ -55,7 +49,28 @@ def encoding_of(view: NodeView, data: Value, storage: DType | None) -> Encoding 
         view.int_("axis", 1),
         view.int_("block_size", 0),
         data.type.shape,
+        _expressed(view, data, where),
+        bool(view.int_("saturate", 1)),
     )
+
+
+def _check_since(view: NodeView, dtype: DType, where: str) -> None:
+    since = SINCE.get(dtype, 0)
+    if view.proto.domain in ONNX_DOMAINS and view.opset < since:
+        raise InvalidModelError(
+            f"{dtype} does not exist in opset {view.opset}",
+            where=where,
+            why=f"ONNX has it since opset {since}",
+            fix=f"declare opset {since} or newer, or use the domain com.microsoft",
+        )
+
+
+def _expressed(view: NodeView, data: Value, where: str) -> DType | None:
+    """Returns the real side's element type where the node itself says it."""
+    if view.proto.op_type == "QuantizeLinear":
+        return data.type.dtype if data.type.dtype.is_float else None
+    declared = view.int_("output_dtype", 0)
+    return dtype_of(declared, where) if declared else None
 
 
 def _storage(view: NodeView, zero_point: Constant | None, where: str) -> DType:

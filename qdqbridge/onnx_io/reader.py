@@ -305,7 +305,7 @@ class _Builder:
             return
         stored = self._typed(data, params_of(encoding, data))
         dtype = view.int_("output_dtype", 0)
-        expressed = dtype_of(dtype, encoding.where) if dtype else DType.of(encoding.scale.dtype)
+        expressed = dtype_of(dtype, encoding.where) if dtype else encoding.expressed_dtype
         result = Value(TensorType(expressed, data.type.shape), proto.output[0])
         self._add(DEQUANTIZE, NO_ATTRIBUTES, [stored], [result], proto)
 

@@ -26,6 +26,7 @@ from qdqbridge.onnx_io.write_parameters import (
     Parameters,
     granularity,
     quantizable,
+    quantizing,
     real_bounds,
     starts_at_zero,
 )
@@ -274,7 +275,7 @@ class NodeWriter:
     ) -> str:
         """Adds a DequantizeLinear."""
         attributes = granularity(type_.params)
-        if dtype is not type_.params.expressed_dtype:
+        if dtype is not type_.params.scale_dtype:
             attributes["output_dtype"] = dtype_to_onnx(dtype)
         inputs = [tensor, *self.parameters.of(type_.params, stem(tensor))]
         result = TensorType(dtype, type_.shape)
@@ -321,7 +322,7 @@ class NodeWriter:
             tensor = self._clamp(tensor, params, dtype, shape, target)
         inputs = [tensor, *self.parameters.of(params, stem(target))]
         type_ = TensorType(params.storage_dtype, shape)
-        self.row("QuantizeLinear", inputs, target, type_, granularity(params), node)
+        self.row("QuantizeLinear", inputs, target, type_, quantizing(params), node)
 
     def _rounded(self, tensor: str, dtype: DType, type_: QuantType, name: str) -> str:
         """Returns ``tensor`` after a Q/DQ pair; a clamp behind it gives the same integers."""
@@ -329,7 +330,7 @@ class NodeWriter:
         inputs = [tensor, *self.parameters.of(type_.params, stem(name))]
         stored = self.row(
             "QuantizeLinear", inputs, self.free.take(base),
-            TensorType(type_.dtype, type_.shape), granularity(type_.params),
+            TensorType(type_.dtype, type_.shape), quantizing(type_.params),
         )  # fmt: skip
         target = self.free.take(f"{base}_DequantizeLinear_Output")
         return self.dequantize(stored, type_, target, dtype)

@@ -141,6 +141,8 @@ def _type_needs(params: QuantParams) -> Iterator[Need]:
         yield _at_least(_STORAGE[storage], f"tensors stored as {storage}")
     if params.expressed_dtype is not DType.FLOAT32:
         yield _at_least(19, f"{params.expressed_dtype} scales")
+    if params.scale_dtype is DType.FLOAT8_E8M0:
+        yield _at_least(24, f"{params.scale_dtype} scales")
     if params.blocked:
         yield _at_least(21, "scales per block")
 

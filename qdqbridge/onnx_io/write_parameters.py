@@ -32,7 +32,7 @@ class Parameters:
         """Returns the names of scale and zero point; new ones begin with ``stem``."""
         scale, zero_point = params.scale, params.zero_point
         key = (
-            params.storage_dtype, params.expressed_dtype, scale.shape,
+            params.storage_dtype, params.scale_dtype, scale.shape,
             scale.tobytes(), zero_point.tobytes(),
         )  # fmt: skip
         if key not in self._known:
@@ -49,6 +49,11 @@ def granularity(params: QuantParams) -> dict[str, int]:
     """Returns the attributes ``axis`` and ``block_size``, empty for per-tensor parameters."""
     given = {"axis": params.axis, "block_size": params.block_size}
     return {name: number for name, number in given.items() if number is not None}
+
+
+def quantizing(params: QuantParams) -> dict[str, int]:
+    """Returns the attributes of a QuantizeLinear into ``params``."""
+    return granularity(params) | ({} if params.saturate else {"saturate": 0})
 
 
 def real_bounds(params: QuantParams) -> tuple[float | None, float | None]:
