@@ -148,7 +148,10 @@ def quantize_through_mover(node: Node, scope: Scope) -> Proposal:
     first = mover.operand(0)
     stored = quantized(first, target.params, node.origin)
     attributes = _rounded_pad(mover, target.params)
-    outputs = [Value(QuantType(target.params, v.type.shape), v.name) for v in mover.outputs]
+    names = {reader.operand(0): reader.output.name for reader in reversed(readers)}
+    outputs = [
+        Value(QuantType(target.params, v.type.shape), names.get(v, "")) for v in mover.outputs
+    ]
     Node(mover.op, attributes, [stored, *mover.inputs[1:]], outputs, mover.origin)
     moved = dict(zip(mover.outputs, outputs, strict=True))
     return Replace({reader.output: moved[reader.operand(0)] for reader in readers})

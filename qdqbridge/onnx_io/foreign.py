@@ -52,6 +52,10 @@ class StoredNode:
         """Returns the node, free to be changed."""
         return NodeProto.FromString(self.data)
 
+    def integers(self) -> dict[str, int]:
+        """Returns the integer attributes."""
+        return {a.name: a.i for a in self.proto().attribute if a.type == onnx.AttributeProto.INT}
+
     def __repr__(self) -> str:
         return f"#{sha256(self.data).hexdigest()[:16]}"
 

@@ -242,3 +242,22 @@ def _groups(
         return tuple(range(2, x.ndim + 1)), shape, column
     assert isinstance(attributes, EpsilonAttrs)
     return tuple(range(2, x.ndim)), x.shape, column
+
+
+def moved(node: Node, behind: Exact, operands: Sequence[Array | None]) -> Exact:
+    """Returns exact results after a data mover: the values and their bounds move alike.
+
+    Args:
+        node: A node that only moves values.
+        behind: The exact values of its first operand.
+        operands: Its operands; the first one gives the shape.
+    """
+    first = operands[0]
+    shape = behind.real.shape if first is None else first.shape
+
+    def move(array: Array) -> Array:
+        whole = np.broadcast_to(np.asarray(array, np.float64), shape)
+        return node.op.compute(node.attributes, [whole, *operands[1:]])[0]
+
+    written = None if behind.as_written is None else move(behind.as_written)
+    return Exact(move(behind.real), move(behind.elementwise), move(behind.accumulated), written)

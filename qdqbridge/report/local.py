@@ -2,12 +2,14 @@
 
 A difference is counted at the node that makes it and does not spread. Where the reference did not
 record an operand (the canonical form has values that the file does not), the interpreter computes
-it from those that were recorded.
+it from those that were recorded, and a difference behind data movers is explained by the node
+before them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -15,7 +17,8 @@ from numpy.typing import NDArray
 from qdqbridge.graph.batches import batches
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.interpreter import check_inputs, evaluate_node
-from qdqbridge.report.bounds import exact
+from qdqbridge.graph.operator import Flow
+from qdqbridge.report.bounds import Exact, exact, moved
 from qdqbridge.report.causes import blame
 from qdqbridge.report.compare import Comparison, Progress, ordered, producers, same_meaning
 from qdqbridge.report.difference import Tally, differing
@@ -69,6 +72,17 @@ def compare_locally(
     return Comparison("interpreter", reference.label, True, ordered(used), tuple(unmatched))
 
 
+Source = Callable[[], Exact | None]
+
+
+def _exact(node: Node, operands: Sequence[Array | None], source: Source | None) -> Exact | None:
+    """Returns the exact results of a node; those behind it, moved, where it only moves."""
+    if node.op.flow is not Flow.MOVE or source is None:
+        return exact(node, operands)
+    behind = source()
+    return None if behind is None else moved(node, behind, operands)
+
+
 class _Walk:
     """One pass over the nodes with one batch."""
 
@@ -80,6 +94,7 @@ class _Walk:
     ) -> None:
         self.tallies, self.recorded, self.mismatched = tallies, recorded, mismatched
         self.values: dict[Value, Array] = {}
+        self.unrecorded: dict[Value, Source] = {}
 
     def run(self, nodes: Sequence[Node], inputs: Mapping[Value, Array]) -> None:
         self.values.update(inputs)
@@ -91,6 +106,7 @@ class _Walk:
                     left[value] -= 1
                     if left[value] == 0:
                         self.values.pop(value, None)
+                        self.unrecorded.pop(value, None)
 
     def _node(self, node: Node) -> None:
         operands = [None if value is None else self._stored(value) for value in node.inputs]
@@ -101,8 +117,14 @@ class _Walk:
                 self.mismatched[value] = None
                 theirs = None
             self.values[value] = ours if theirs is None else theirs
+            if theirs is None:
+                self.unrecorded[value] = partial(_exact, node, operands, self._behind(node))
             if theirs is not None and ours.dtype != object:
                 self._tally(node, value, operands, ours, theirs)
+
+    def _behind(self, node: Node) -> Source | None:
+        first = node.inputs[0] if node.inputs else None
+        return None if first is None else self.unrecorded.get(first)
 
     def _stored(self, value: Value) -> Array:
         return self.values[value] if value.constant is None else value.constant.numpy()
@@ -114,6 +136,8 @@ class _Walk:
         tally.add(ours, theirs)
         differs = differing(ours, theirs)
         if differs.any():
-            known = exact(node, operands) if value is node.output else None
+            known = None
+            if value is node.output:
+                known = _exact(node, operands, self._behind(node))
             found = blame(ours, theirs, differs, known, value.type)
             tally.blame(found.causes, found.bound, found.moved)

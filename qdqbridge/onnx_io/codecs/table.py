@@ -17,6 +17,7 @@ from qdqbridge.onnx_io.codecs import (
     reduction,
     resize,
     schema,
+    sequence,
     shape,
 )
 from qdqbridge.onnx_io.codecs.codec import Codec, Decoded, Encoded, Operands
@@ -35,6 +36,7 @@ CODECS: tuple[Codec, ...] = (
     *shape.CODECS,
     *moving.CODECS,
     *conversion.CODECS,
+    *sequence.CODECS,
 )
 BY_ONNX = {(codec.domain, codec.onnx_name): codec for codec in CODECS}
 BY_ROW = {codec.row: codec for codec in CODECS if codec.write is not None}

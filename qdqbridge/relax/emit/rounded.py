@@ -12,16 +12,15 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import (
     AlphaAttrs,
     AxisAttrs,
-    EpsilonAttrs,
     GeluAttrs,
     HardSigmoidAttrs,
-    NormAttrs,
     PoolAttrs,
     ReduceAttrs,
     SeluAttrs,
     SoftmaxAttrs,
 )
 from qdqbridge.ops.composition import CompositionAttrs, table
+from qdqbridge.relax.emit.norms import QUANTIZED_NORMS
 from qdqbridge.relax.emit.scope import Expr, Scope, number, op, storage
 
 _PLAIN_UNARY = {
@@ -38,6 +37,9 @@ _BINARY = {
     "Add": "add", "Sub": "subtract", "Mul": "mul", "Div": "divide", "Min": "minimum",
     "Max": "maximum", "PRelu": "prelu", "Pow": "power",
 }  # fmt: skip
+
+_Typed = tuple[Expr, Expr, Expr, int]
+"""An operand with its scale, zero point and the axis of these."""
 
 
 def quantized_result(scope: Scope, node: Node) -> Expr | None:
@@ -71,18 +73,28 @@ def _result(node: Node) -> QuantParams:
     return node.output.quant.params
 
 
-def _typed(scope: Scope, value: Value) -> tuple[Expr, Expr, Expr, int] | None:
+def _typed(scope: Scope, value: Value) -> _Typed | None:
     """Returns an operand with its scale, zero point and axis; a float one has scale 1."""
     if value.quant is None:
-        if str(value.type.dtype) != "float32":
-            return None
+        plain = _plain(scope, value)
         one, zero = np.ones((), np.float32), np.zeros((), np.int32)
-        return scope.value(value), number(one), number(zero), -1
+        return None if plain is None else (plain, number(one), number(zero), -1)
     params = value.quant.params
-    if params.blocked or params.storage_dtype.bits < 8 or params.storage_dtype.bits > 16:
+    if params.blocked or params.storage_dtype.bits > 16:
         return None
     axis = -1 if params.axis is None else params.axis
     return scope.value(value), scope.scale(params), scope.zero_point(params), axis
+
+
+def _plain(scope: Scope, value: Value) -> Expr | None:
+    """Returns an operand as float32; None where that would change a value."""
+    if str(value.type.dtype) == "float32":
+        return scope.value(value)
+    if value.constant is None:
+        return None
+    array = value.constant.numpy()
+    narrow = array.astype(np.float32)
+    return number(narrow) if np.array_equal(narrow.astype(array.dtype), array) else None
 
 
 def _outputs(scope: Scope, params: QuantParams) -> list[Expr]:
@@ -101,14 +113,32 @@ def _unary(scope: Scope, node: Node, name: str, attrs: dict[str, Any]) -> Expr |
 
 def _binary(scope: Scope, node: Node, name: str) -> Expr | None:
     if len(node.inputs) != 2:
-        return None
+        return _folded(scope, node, name)
     left, right = _typed(scope, node.operand(0)), _typed(scope, node.operand(1))
     if left is None or right is None:
         return None
-    params = _result(node)
+    return _pair(scope, name, left, right, _result(node))
+
+
+def _pair(scope: Scope, name: str, left: _Typed, right: _Typed, params: QuantParams) -> Expr:
     args = [left[0], right[0], *left[1:3], *right[1:3], *_outputs(scope, params)]
     attrs = {"lhs_axis": left[3], "rhs_axis": right[3], "out_dtype": storage(params)}
     return scope.clamp(scope.qnn(name, args, attrs), params)
+
+
+def _folded(scope: Scope, node: Node, name: str) -> Expr | None:
+    """Min and Max of any number: pairs, each rounded; rounding is monotone and repeatable."""
+    parts = [_typed(scope, value) for value in node.inputs if value is not None]
+    typed, params = [part for part in parts if part is not None], _result(node)
+    if len(typed) != len(node.inputs):
+        return None
+    if len(typed) == 1:
+        return scope.converted(node.operand(0), params)
+    total = typed[0]
+    for other in typed[1:]:
+        joined = _pair(scope, name, total, other, params)
+        total = (joined, *_outputs(scope, params), -1)
+    return total[0]
 
 
 def _where(scope: Scope, node: Node) -> Expr | None:
@@ -126,16 +156,16 @@ def _concat(scope: Scope, node: Node) -> Expr | None:
     attributes, params = node.attributes, _result(node)
     assert isinstance(attributes, AxisAttrs)
     values = [value for value in node.inputs if value is not None]
-    if any(v.quant is None or not v.quant.params.per_tensor for v in values):
-        return None
-    typed = [v.quant.params for v in values if v.quant is not None]
-    data = [scope.value(value) for value in values]
-    if all(p.same_mapping(params) for p in typed):
-        joined = scope.emit(op.concat(data, axis=attributes.axis))
+    typed = [v.quant.params for v in values if v.quant is not None and v.quant.params.per_tensor]
+    whole = len(typed) == len(values)
+    if whole and all(p.same_mapping(params) for p in typed):
+        joined = scope.emit(op.concat([scope.value(v) for v in values], axis=attributes.axis))
         covered = all(p.qmin >= params.qmin and p.qmax <= params.qmax for p in typed)
         return joined if covered else scope.clamp(joined, params)
-    if any(p.storage_dtype is not params.storage_dtype for p in typed):
-        return None
+    if not whole or any(p.storage_dtype is not params.storage_dtype for p in typed):
+        parts = [scope.converted(value, params) for value in values]
+        return scope.emit(op.concat(parts, axis=attributes.axis))
+    data = [scope.value(value) for value in values]
     scales, zeros = [scope.scale(p) for p in typed], [scope.zero_point(p) for p in typed]
     args = [data, scales, zeros, *_outputs(scope, params)]
     return scope.clamp(scope.qnn("concatenate", args, {"axis": attributes.axis}), params)
@@ -192,27 +222,6 @@ def _softmax(name: str) -> Callable[[Scope, Node], Expr | None]:
     return emit
 
 
-def _norm(name: str) -> Callable[[Scope, Node], Expr | None]:
-    def emit(scope: Scope, node: Node) -> Expr | None:
-        attributes, params = node.attributes, _result(node)
-        parts = [_typed(scope, value) for value in node.inputs if value is not None]
-        if len(parts) != 3 or any(part is None or part[3] != -1 for part in parts):
-            return None
-        known = [part for part in parts if part is not None]
-        args = [part[0] for part in known]
-        for part in known:
-            args += part[1:3]
-        attrs: dict[str, Any] = {"out_dtype": storage(params)}
-        if isinstance(attributes, NormAttrs):
-            attrs |= {"axis": attributes.axis, "epsilon": attributes.epsilon}
-        elif isinstance(attributes, EpsilonAttrs):
-            attrs |= {"epsilon": attributes.epsilon}
-        args += _outputs(scope, params)
-        return scope.clamp(scope.qnn(name, args, attrs), params)
-
-    return emit
-
-
 def _composition(scope: Scope, node: Node) -> Expr | None:
     attributes, source, params = node.attributes, node.operand(0).quant, _result(node)
     assert isinstance(attributes, CompositionAttrs)
@@ -233,6 +242,5 @@ _FAMILIES: dict[str, Callable[[Scope, Node], Expr | None]] = {
     "ReduceSum": _reduction("sum"),
     "Softmax": _softmax("softmax"),
     "LogSoftmax": _softmax("log_softmax"),
-    "LayerNormalization": _norm("layer_norm"),
-    "InstanceNormalization": _norm("instance_norm"),
+    **QUANTIZED_NORMS,
 }
