@@ -7,7 +7,8 @@ from functools import cache
 
 import onnx
 
-from qdqbridge.errors import InvalidModelError, UnsupportedModelError
+from qdqbridge.errors import InvalidModelError, UnsupportedModelError, UnsupportedQuantization
+from qdqbridge.onnx_io.lowering import Refusal, is_microsoft, lowering_of, refusal
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS, default_opset
 from qdqbridge.onnx_io.structure import describe, subgraphs
 
@@ -19,6 +20,9 @@ _CONTRIB = {
 }
 
 
+_STANDARD = "export with standard ONNX operators, or convert the model to a newer opset"
+
+
 def check_known(model: onnx.ModelProto, file: str) -> None:
     """Checks that every node's operator exists and has a valid number of operands.
 
@@ -28,7 +32,7 @@ def check_known(model: onnx.ModelProto, file: str) -> None:
     """
     opsets = {e.domain: e.version for e in model.opset_import}
     opset = default_opset(model)
-    unknown: dict[str, list[str]] = {}
+    unknown: dict[tuple[str, str], list[str]] = {}
     for node in _all_nodes(model.graph.node):
         if not any(node.output):
             raise InvalidModelError(
@@ -47,23 +51,45 @@ def check_known(model: onnx.ModelProto, file: str) -> None:
             continue
         version = opset if node.domain in ONNX_DOMAINS else opsets[node.domain]
         schema = _schema(node.op_type, version, "" if node.domain in ONNX_DOMAINS else node.domain)
+        row = lowering_of(node, opset)
+        if schema is None and row is not None:
+            _check_arity(node, row.least, row.most, file, row.optional)
+            continue
         if schema is None:
-            key = f"{node.domain or 'ai.onnx'}::{node.op_type}"
+            key = (node.domain or "ai.onnx", node.op_type)
             unknown.setdefault(key, []).append(node.name or node.output[0])
             continue
         _check_arity(node, schema.min_input, schema.max_input, file)
         _check_attributes(node, schema, file)
     if unknown:
-        listed = "; ".join(
-            f"{op} ({len(names)}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''})"
-            for op, names in unknown.items()
-        )
-        raise UnsupportedModelError(
-            f"the model uses {len(unknown)} operator(s) unknown at opset {opset}",
-            where=file,
-            why=listed,
-            fix="export with standard ONNX operators, or convert the model to a newer opset",
-        )
+        raise _unknown(unknown, opset, file)
+
+
+def _unknown(
+    unknown: dict[tuple[str, str], list[str]], opset: int, file: str
+) -> UnsupportedModelError:
+    listed: list[str] = []
+    fixes: dict[str, None] = {}
+    refused = 0
+    for (domain, op_type), names in unknown.items():
+        known = refusal(domain, op_type)
+        refused += known is not None
+        if known is None and domain == "ai.onnx" and is_microsoft(op_type):
+            known = Refusal(
+                "an operator of the domain com.microsoft",
+                f"set the domain of {op_type} to com.microsoft, as onnxruntime demands",
+            )
+        fixes[_STANDARD if known is None else known.fix] = None
+        nodes = f"{len(names)}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
+        what = "" if known is None else f": {known.what}"
+        listed.append(f"{domain}::{op_type} ({nodes}){what}")
+    kind = UnsupportedQuantization if refused == len(unknown) else UnsupportedModelError
+    return kind(
+        f"the model uses {len(unknown)} operator(s) unknown at opset {opset}",
+        where=file,
+        why="; ".join(listed),
+        fix="; ".join(fixes),
+    )
 
 
 def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
@@ -85,7 +111,9 @@ def _schema(op_type: str, version: int, domain: str) -> onnx.defs.OpSchema | Non
         return None
 
 
-def _check_arity(node: onnx.NodeProto, least: int, most: int, file: str) -> None:
+def _check_arity(
+    node: onnx.NodeProto, least: int, most: int, file: str, optional: tuple[int, ...] = ()
+) -> None:
     if not least <= len(node.input) <= most:
         raise InvalidModelError(
             f"{node.op_type} has {len(node.input)} inputs",
@@ -93,7 +121,7 @@ def _check_arity(node: onnx.NodeProto, least: int, most: int, file: str) -> None
             why=f"it takes {least} to {most}",
             fix="export the model again",
         )
-    missing = [i for i in range(least) if not node.input[i]]
+    missing = [i for i in range(least) if not node.input[i] and i not in optional]
     if missing:
         raise InvalidModelError(
             f"{node.op_type} lacks input {missing[0]}",

@@ -24,6 +24,7 @@ from qdqbridge.onnx_io.codecs import decode
 from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.constants import constant_of_node, fold
 from qdqbridge.onnx_io.foreign import foreign_node
+from qdqbridge.onnx_io.lowering import lower
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS, default_opset, read_model
 from qdqbridge.onnx_io.operators_known import check_known
 from qdqbridge.onnx_io.qdq_nodes import encoding_of, params_of
@@ -65,6 +66,7 @@ def read(path: Path) -> Graph:
     check_known(model, path.name)
     model = take_constant_branches(model)
     sort_nodes(model.graph, path.name)
+    model = lower(model, path.parent, path.name)
     return _Builder(model, path).graph()
 
 

@@ -1,0 +1,50 @@
+"""The activations that onnxruntime fuses into other operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from qdqbridge.onnx_io.lowering.site import Site
+
+_PLAIN = ("Relu", "Tanh", "Sigmoid")
+
+
+def activated(site: Site, kind: str, params: Sequence[float], x: str, result: str) -> str:
+    """Returns an activation of ``x``.
+
+    Args:
+        site: The node.
+        kind: ONNX's name of it.
+        params: Its parameters, in the order of onnxruntime's ``activation_params``.
+        x: The tensor.
+        result: Name of the result.
+
+    Raises:
+        UnsupportedQuantization: onnxruntime has no such fused activation.
+    """
+    if kind in _PLAIN:
+        return site.op(kind, [x], result)
+    if kind == "LeakyRelu":
+        return site.op(kind, [x], result, alpha=params[0] if params else 0.01)
+    if kind == "HardSigmoid":
+        alpha, beta = (*params, *(0.2, 0.5)[len(params) :])[:2]
+        return site.op(kind, [x], result, alpha=alpha, beta=beta)
+    if kind == "Clip" and len(params) == 2:
+        return clipped(site, x, params[0], params[1], np.float32, result)
+    raise site.refusal(
+        f"the fused activation '{kind}' is unknown",
+        f"known: {', '.join(_PLAIN)}, LeakyRelu, HardSigmoid, Clip",
+        "save the model without extended optimizations",
+    )
+
+
+def clipped(
+    site: Site, x: str, low: float, high: float, dtype: type[np.generic], result: str = ""
+) -> str:
+    """Returns ``Clip(x, low, high)`` in the spelling of the model's opset."""
+    if site.main_opset < 11:
+        return site.op("Clip", [x], result, min=float(low), max=float(high))
+    bounds = [site.constant(np.array(bound, dtype), "bound") for bound in (low, high)]
+    return site.op("Clip", [x, *bounds], result)

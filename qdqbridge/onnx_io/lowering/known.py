@@ -1,0 +1,140 @@
+"""What is known of a model's tensors while its nodes are being lowered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+
+from qdqbridge.onnx_io.constants import constant_of_node
+from qdqbridge.onnx_io.model_file import ONNX_DOMAINS
+from qdqbridge.onnx_io.shapes import TypeAndShape, infer
+from qdqbridge.onnx_io.tensors import constant_from_proto
+
+_CONE = 32
+"""Nodes that the computation of a parameter may take."""
+_NONE: TypeAndShape = (0, None)
+
+
+class Known:
+    """Constants, types and layouts of a model of which a first part is lowered.
+
+    Args:
+        model: The model; its nodes are in a topological order.
+        folder: Where its external data lies.
+        file: File name, for messages.
+
+    Attributes:
+        lowered: The nodes made so far.
+        taken: Every tensor name in use.
+        layouts: ``name -> (source, perm)`` for tensors that are ``Transpose(source, perm)``.
+    """
+
+    def __init__(self, model: onnx.ModelProto, folder: Path, file: str) -> None:
+        self.model, self.folder, self.file = model, folder, file
+        graph = model.graph
+        self.lowered: list[onnx.NodeProto] = []
+        self.initializers = {tensor.name: tensor for tensor in graph.initializer}
+        self.makers = {name: node for node in graph.node for name in node.output if name}
+        self.taken = {value.name for value in graph.input} | set(self.initializers)
+        self.taken |= set(self.makers)
+        self.layouts: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self._arrays: dict[str, NDArray[Any] | None] = {}
+        self._types: dict[str, TypeAndShape] = {}
+        self._inferred = -1
+
+    def fresh(self, hint: str) -> str:
+        """Returns a tensor name that nothing has."""
+        name, number = hint, 1
+        while name in self.taken:
+            number += 1
+            name = f"{hint}.{number}"
+        self.taken.add(name)
+        return name
+
+    def add_initializer(self, tensor: onnx.TensorProto) -> None:
+        """Enters a constant under its name."""
+        self.model.graph.initializer.append(tensor)
+        self.initializers[tensor.name] = tensor
+
+    # ---- constants ----------------------------------------------------------------------------
+
+    def array(self, name: str) -> NDArray[Any] | None:
+        """Returns the data of a constant: an initializer, or what a few nodes make of some."""
+        if name not in self._arrays:
+            self._arrays[name] = self._array(name)
+        return self._arrays[name]
+
+    def _array(self, name: str) -> NDArray[Any] | None:
+        where = f"{self.file}, initializer '{name}'"
+        if name in self.initializers:
+            return constant_from_proto(self.initializers[name], self.folder, where).numpy()
+        node = self.makers.get(name)
+        if node is not None and node.op_type == "Constant" and node.domain in ONNX_DOMAINS:
+            return constant_of_node(node, self.folder, where).numpy()
+        cone = self._cone(name)
+        return None if cone is None else self._run(cone, name)
+
+    def is_constant(self, name: str) -> bool:
+        """True where only constants determine a tensor."""
+        return name in self.initializers or self._cone(name) is not None
+
+    def _cone(self, name: str) -> list[onnx.NodeProto] | None:
+        """Returns the nodes behind ``name`` in order; None if an input is among them, or many."""
+        cone: list[onnx.NodeProto] = []
+        pending = [name]
+        while pending:
+            current = pending.pop()
+            if not current or current in self.initializers:
+                continue
+            node = self.makers.get(current)
+            if node is None or node.domain not in ONNX_DOMAINS or len(cone) == _CONE:
+                return None
+            cone.append(node)
+            pending.extend(node.input)
+        places = {id(node): place for place, node in enumerate(self.model.graph.node)}
+        unique = {id(node): node for node in cone}
+        return sorted(unique.values(), key=lambda node: places.get(id(node), 0))
+
+    def _run(self, cone: list[onnx.NodeProto], name: str) -> NDArray[Any] | None:
+        used = {operand for node in cone for operand in node.input}
+        tensors = [self.initializers[n] for n in sorted(used) if n in self.initializers]
+        graph = onnx.helper.make_graph(cone, "cone", [], [onnx.ValueInfoProto(name=name)], tensors)
+        model = onnx.helper.make_model(graph, opset_imports=list(self.model.opset_import))
+        try:
+            return np.asarray(ReferenceEvaluator(model).run(None, {})[0])
+        except Exception:  # the evaluator raises whatever its operators meet
+            return None
+
+    # ---- types --------------------------------------------------------------------------------
+
+    def element_type(self, name: str) -> int:
+        """Returns ONNX's number of a tensor's element type, 0 where unknown."""
+        return self._type(name)[0]
+
+    def rank(self, name: str) -> int | None:
+        """Returns a tensor's rank, None where unknown."""
+        shape = self._type(name)[1]
+        return None if shape is None else len(shape)
+
+    def _type(self, name: str) -> TypeAndShape:
+        if name in self.initializers:
+            tensor = self.initializers[name]
+            return tensor.data_type, tuple(tensor.dims)
+        if name not in self._types and self._inferred != len(self.lowered):
+            self._infer()
+        return self._types.get(name, _NONE)
+
+    def _infer(self) -> None:
+        """Infers the types of the part that is lowered already."""
+        source = self.model.graph
+        graph = onnx.GraphProto(name="lowered", input=source.input, value_info=source.value_info)
+        graph.initializer.extend(source.initializer)
+        graph.node.extend(self.lowered)
+        part = onnx.ModelProto(ir_version=self.model.ir_version, graph=graph)
+        part.opset_import.extend(self.model.opset_import)
+        self._types, self._inferred = infer(part), len(self.lowered)

@@ -1,0 +1,65 @@
+"""Other encodings of quantization, rewritten into Q/DQ nodes around ONNX's operators.
+
+Done on the file, node by node in topological order, before shapes are inferred, so that everything
+behind it sees one idiom: a QLinearConv reads exactly as DQ -> Conv -> Q with the same parameters.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from qdqbridge.onnx_io.lowering.known import Known
+from qdqbridge.onnx_io.lowering.layout import transposed
+from qdqbridge.onnx_io.lowering.site import MICROSOFT, Site
+from qdqbridge.onnx_io.lowering.table import lowering_of
+from qdqbridge.onnx_io.model_file import ONNX_DOMAINS, default_opset
+
+
+def lower(model: onnx.ModelProto, folder: Path, file: str) -> onnx.ModelProto:
+    """Replaces every node that has a lowering (those in subgraphs stay).
+
+    Args:
+        model: A checked model with sorted nodes; changed in place.
+        folder: Where its external data lies.
+        file: File name, for messages.
+
+    Returns:
+        The model.
+
+    Raises:
+        InvalidModelError: A node contradicts itself.
+        UnsupportedQuantization: A node's encoding has no Q/DQ meaning.
+    """
+    opset = default_opset(model)
+    if not any(lowering_of(node, opset) for node in model.graph.node):
+        return model
+    if not any(entry.domain == MICROSOFT for entry in model.opset_import):
+        model.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
+    known = Known(model, folder, file)
+    for node in model.graph.node:
+        row = lowering_of(node, opset)
+        if row is not None:
+            row.apply(Site(node, known))
+        elif node.op_type == "Transpose" and node.domain in ONNX_DOMAINS:
+            _transpose(node, known)
+        else:
+            known.lowered.append(node)
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in known.lowered]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
+def _transpose(node: onnx.NodeProto, known: Known) -> None:
+    """Keeps a Transpose, or takes the source where it undoes another one."""
+    site = Site(node, known)
+    perm = site.ints("perm", None)
+    if perm is None:
+        known.lowered.append(node)
+        return
+    source = transposed(site, node.input[0], perm)
+    site.op("Identity", [source], node.output[0])
+    if source in known.layouts:
+        known.layouts[node.output[0]] = known.layouts[source]

@@ -1,0 +1,152 @@
+"""com.microsoft's MatMulNBits and GatherBlockQuantized: packed weights with scales per block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from qdqbridge.onnx_io.lowering.bits import UNSIGNED, tensor_of, unpacked
+from qdqbridge.onnx_io.lowering.site import Site
+
+_NIBBLES = (TensorProto.INT4, TensorProto.UINT4)
+
+
+def matmul_nbits(site: Site) -> None:
+    """``MatMul(a, Transpose(DQ(w[N, K], blocks of K)))``; a missing zero point is 8 (128, 2).
+
+    Float arithmetic: onnxruntime's kernels add in another order, and with ``accuracy_level`` 4
+    quantize ``a`` on the way, so results differ in their last bits or by that rounding.
+    Source: onnxruntime docs/ContribOperators.md.
+    """
+    bits, block = _width(site), site.int_("block_size", 0)
+    rows, columns = site.int_("N", 0), site.int_("K", 0)
+    if min(rows, columns, block) < 1:
+        raise site.fault(
+            "N, K or block_size is missing", why=f"N={rows}, K={columns}, block_size={block}"
+        )
+    _check_order(site, columns, block)
+    blocks = -(-columns // block)
+    weight = _weight(site, bits, rows, columns, block * blocks)
+    scales = site.array(2, "its scale")
+    if scales.size != rows * blocks:
+        raise _misfit(site, "scales", scales, rows * blocks)
+    scale = site.constant(scales.reshape(rows, blocks), "scales")
+    zero_point = _zero_point(site, bits, (rows, blocks))
+    real = site.dequantize(weight, scale, zero_point, axis=1, block_size=block)
+    bias, output = site.input(5), site.proto.output[0]
+    turned = site.op("Transpose", [real], perm=[1, 0])
+    y = site.op("MatMul", [site.input(0), turned], "" if bias else output)
+    if bias:
+        site.op("Add", [y, bias], output)
+
+
+def _width(site: Site) -> int:
+    bits = site.int_("bits", 4)
+    if bits not in UNSIGNED:
+        raise site.refusal(
+            f"weights of {bits} bits",
+            "their codes do not divide a byte",
+            "quantize to 2, 4 or 8 bits",
+        )
+    return bits
+
+
+def _misfit(site: Site, what: str, array: NDArray[Any], wanted: int) -> Exception:
+    return site.fault(
+        f"{what} does not fit N, K and block_size",
+        why=f"it has {array.size} elements of shape {array.shape}; {wanted} are needed",
+        fix="correct the attributes, or quantize the weight again",
+    )
+
+
+def _check_order(site: Site, columns: int, block: int) -> None:
+    """Refuses a ``g_idx`` that permutes the columns (GPTQ with act-order)."""
+    if not site.input(4):
+        return
+    groups = site.array(4, "g_idx").reshape(-1)
+    if not np.array_equal(groups[:columns], np.arange(columns) // block):
+        raise site.refusal(
+            "its columns are in an order of their own (g_idx)",
+            "a block of DequantizeLinear is a run of neighbours; g_idx scatters it",
+            "quantize without act-order (desc_act=False)",
+        )
+
+
+def _weight(site: Site, bits: int, rows: int, columns: int, padded: int) -> str:
+    """Returns the weight as ``[N, K]`` codes; without padding its bytes are taken as they are."""
+    source = site.known.initializers.get(site.input(1))
+    size = rows * padded * bits // 8
+    if source is not None and columns == padded and np.prod(source.dims) == size:
+        stored = source.HasField("raw_data") or source.data_location == TensorProto.EXTERNAL
+        if stored and source.data_type == TensorProto.UINT8:
+            tensor = TensorProto()
+            tensor.CopyFrom(source)
+            tensor.name = site.known.fresh(f"{site.proto.output[0]}.weight")
+            tensor.data_type = UNSIGNED[bits]
+            tensor.dims[:] = (rows, columns)
+            site.known.add_initializer(tensor)
+            return tensor.name
+    data = site.array(1, "its weight")
+    if data.size != size:
+        raise _misfit(site, "B", data, size)
+    bytes_ = data.view(np.uint8).reshape(rows, padded * bits // 8)
+    return _codes(site, unpacked(bytes_, bits, columns), bits, "weight")
+
+
+def _codes(site: Site, codes: NDArray[Any], bits: int, hint: str) -> str:
+    name = site.known.fresh(f"{site.proto.output[0]}.{hint}")
+    site.known.add_initializer(tensor_of(codes, bits, name))
+    return name
+
+
+def _zero_point(site: Site, bits: int, shape: tuple[int, int]) -> str:
+    if not site.input(3):
+        return _codes(site, np.array(1 << (bits - 1)), bits, "zero_point")
+    given = site.array(3, "its zero point")
+    rows, blocks = shape
+    if given.dtype.kind in "iu":
+        width = -(-blocks * bits // 8)
+        if given.size != rows * width:
+            raise _misfit(site, "zero_points", given, rows * width)
+        codes = unpacked(given.view(np.uint8).reshape(rows, width), bits, blocks)
+        return _codes(site, codes, bits, "zero_point")
+    real = given.astype(np.float64)
+    if given.size != rows * blocks or (real != np.clip(np.rint(real), 0, (1 << bits) - 1)).any():
+        raise site.refusal(
+            "its zero points are no codes",
+            f"float zero points of shape {given.shape}, from {real.min():g} to {real.max():g}",
+            f"give whole zero points from 0 to {(1 << bits) - 1}",
+        )
+    return _codes(site, real.reshape(shape), bits, "zero_point")
+
+
+def gather_block_quantized(site: Site) -> None:
+    """``Gather(DQ(w, blocks), indices)``.
+
+    Bytes hold packed codes with a missing zero point of 8 (4 bits) or 128 (8 bits); int4 and uint4
+    data have 0. Against onnxruntime 1.31: equal.
+    Source: onnxruntime docs/ContribOperators.md.
+    """
+    data, indices, scale, zero_point = (site.input(i) for i in range(4))
+    block, width = site.int_("block_size", 128), 4
+    if site.known.element_type(data) not in _NIBBLES:
+        width = _width(site)
+        codes = site.array(0, "its weight")
+        data = _codes(site, unpacked(codes, width, codes.shape[-1] * 8 // width), width, "weight")
+        zero_point = _gathered_zero_point(site, width)
+    elif site.known.rank(data) is None:
+        raise site.refusal("its weight is no constant", "its rank is unknown", "make it constant")
+    axis = site.int_("quantize_axis", 1)
+    real = site.dequantize(data, scale, zero_point, axis=axis, block_size=block)
+    site.op("Gather", [real, indices], site.proto.output[0], axis=site.int_("gather_axis", 0))
+
+
+def _gathered_zero_point(site: Site, bits: int) -> str:
+    if not site.input(3):
+        return _codes(site, np.array(1 << (bits - 1)), bits, "zero_point")
+    blocks = site.array(2, "its scale").shape[-1]
+    codes = unpacked(site.array(3, "its zero point"), bits, blocks)
+    return _codes(site, codes, bits, "zero_point")

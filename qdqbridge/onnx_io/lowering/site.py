@@ -1,0 +1,151 @@
+"""One node being lowered: what it says, and the nodes that are made in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from qdqbridge.errors import UnsupportedQuantization
+from qdqbridge.onnx_io.codecs.view import NodeView
+from qdqbridge.onnx_io.lowering.known import Known
+from qdqbridge.onnx_io.model_file import default_opset
+
+MICROSOFT = "com.microsoft"
+"""The domain in which QuantizeLinear and DequantizeLinear exist alike under every opset."""
+
+
+class Site(NodeView):
+    """A node, typed access to it, and a builder of the nodes that say the same.
+
+    New nodes carry the node's name and metadata, and use tensor names that nothing else has.
+
+    Args:
+        proto: The node.
+        known: What is known of the model.
+    """
+
+    __slots__ = ("known", "main_opset")
+
+    def __init__(self, proto: onnx.NodeProto, known: Known) -> None:
+        super().__init__(proto, 1, [], [], known.file)
+        self.known = known
+        self.main_opset = default_opset(known.model)
+
+    # ---- reading ------------------------------------------------------------------------------
+
+    def input(self, index: int) -> str:
+        """Returns the name of an input, empty where it is left out."""
+        inputs = self.proto.input
+        return inputs[index] if index < len(inputs) else ""
+
+    def wants(self, index: int) -> bool:
+        """True where the node names a result."""
+        return index < len(self.proto.output) and bool(self.proto.output[index])
+
+    def array(self, index: int, what: str) -> NDArray[Any]:
+        """Returns the data of an input that has to be constant.
+
+        Raises:
+            UnsupportedQuantization: It is computed at run time.
+        """
+        found = self.known.array(self.input(index))
+        if found is None:
+            raise self.refusal(
+                f"{what} is no constant",
+                f"input {index} ('{self.input(index)}') is known only at run time",
+                "make it an initializer",
+            )
+        return found
+
+    def refusal(self, what: str, why: str, fix: str) -> UnsupportedQuantization:
+        """Returns the error for an encoding that has no counterpart."""
+        return UnsupportedQuantization(
+            f"{self.op_type}: {what}", where=f"{self.file}, {self.describe()}", why=why, fix=fix
+        )
+
+    # ---- making -------------------------------------------------------------------------------
+
+    def constant(self, array: NDArray[Any] | np.generic, hint: str) -> str:
+        """Enters a constant; returns its name."""
+        name = self.known.fresh(f"{self.proto.output[0]}.{hint}")
+        self.known.add_initializer(numpy_helper.from_array(np.asarray(array), name))
+        return name
+
+    def op(
+        self, op_type: str, inputs: Sequence[str], result: str = "", *, domain: str = "",
+        outputs: int = 1, **attributes: Any,
+    ) -> str:  # fmt: skip
+        """Makes a node; returns the name of its first result (the others follow as ``.1`` …).
+
+        Args:
+            op_type: The operator.
+            inputs: Names; empty ones at the end are dropped.
+            result: Name of the first result; a new one where empty.
+            domain: The operator's domain.
+            outputs: Number of results.
+            **attributes: ONNX attributes; None leaves one out.
+        """
+        first = result or self.known.fresh(f"{self.proto.output[0]}.{op_type}")
+        kept = list(inputs)
+        while kept and not kept[-1]:
+            kept.pop()
+        names = [first, *(self.known.fresh(f"{first}.{i}") for i in range(1, outputs))]
+        node = helper.make_node(op_type, kept, names, self.name, domain=domain)
+        given = {key: value for key, value in attributes.items() if value is not None}
+        node.attribute.extend(helper.make_attribute(key, value) for key, value in given.items())
+        node.metadata_props.extend(self.proto.metadata_props)
+        self.known.lowered.append(node)
+        return first
+
+    def dequantize(
+        self, stored: str, scale: str, zero_point: str = "", *, axis: int | None = None,
+        block_size: int | None = None,
+    ) -> str:  # fmt: skip
+        """Returns ``DequantizeLinear(stored)``."""
+        return self.op(
+            "DequantizeLinear", [stored, scale, zero_point],
+            domain=MICROSOFT, axis=axis, block_size=block_size,
+        )  # fmt: skip
+
+    def quantize(self, value: str, scale: str, zero_point: str, like: str, result: str = "") -> str:
+        """Returns ``QuantizeLinear(value)``.
+
+        Args:
+            value: A float tensor.
+            scale: Its scale.
+            zero_point: Its zero point; empty for 0.
+            like: A tensor of the storage type, for a left-out zero point.
+            result: Name of the result; a new one where empty.
+        """
+        to = None
+        if not zero_point:
+            to = self.known.element_type(like)
+            if not to:
+                raise self.refusal(
+                    "its storage type is unknown",
+                    f"the zero point is left out, and so is the type of '{like}'",
+                    "give the zero point, or run shape inference on the model",
+                )
+        return self.op(
+            "QuantizeLinear", [value, scale, zero_point], result, domain=MICROSOFT, output_dtype=to
+        )
+
+    def product(self, factors: Sequence[str]) -> str:
+        """Returns the float product of constant scales, multiplied from left to right."""
+        name = factors[0]
+        for factor in factors[1:]:
+            name = self.op("Mul", [name, factor])
+        return name
+
+    def same_attributes(self, *leave: str) -> dict[str, Any]:
+        """Returns the node's attributes but those in ``leave``."""
+        return {
+            attribute.name: helper.get_attribute_value(attribute)
+            for attribute in self.proto.attribute
+            if attribute.name not in leave
+        }
