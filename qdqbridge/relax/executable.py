@@ -55,7 +55,7 @@ class Executable:
         arrays = check_inputs(self.graph, inputs)
         if any(0 in array.shape for array in arrays):
             raise InputDataError("an input has no elements", fix="feed at least one sample")
-        tensors = [tvm.runtime.tensor(np.ascontiguousarray(a), self._device) for a in arrays]
+        tensors = [tvm.runtime.tensor(np.asarray(a, order="C"), self._device) for a in arrays]
         result = self._machine["main"](*tensors)
         results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
         return {
