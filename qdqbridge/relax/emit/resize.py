@@ -7,7 +7,7 @@ from typing import Any
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.types import Shape
 from qdqbridge.ops.attributes import ResizeAttrs
-from qdqbridge.ops.resize import moves
+from qdqbridge.ops.resize import moves, sizes
 from qdqbridge.relax.emit.scope import Expr, Scope, op, unsupported
 
 _METHODS = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "cubic"}
@@ -34,23 +34,39 @@ def _spatial(attributes: ResizeAttrs, shape: Shape, result: Shape) -> int:
     """Returns 1 to 3 where only the axes after batch and channels are resized, else 0."""
     if shape is None or result is None or not 3 <= len(shape) <= 5:
         return 0
-    kept = shape[:2] == result[:2]
+    kept = all(_kept(attributes, shape, result, axis) for axis in (0, 1))
     factors = attributes.scales is None or attributes.scales[:2] == (1.0, 1.0)
     return len(shape) - 2 if kept and factors else 0
 
 
-def _attributes(node: Node, attributes: ResizeAttrs, rank: int) -> dict[str, Any]:
+def _kept(
+    attributes: ResizeAttrs, shape: tuple[int | str, ...], result: tuple[int | str, ...], axis: int
+) -> bool:
+    """True where an axis is not resized; shape inference renames a symbolic extent times 1."""
+    if attributes.scales is not None:
+        return attributes.scales[axis] == 1.0
+    return shape[axis] == result[axis]
+
+
+def _sizes(node: Node, attributes: ResizeAttrs, lead: int) -> list[int]:
+    """Returns the extents of the axes from ``lead`` on; 0 keeps one."""
     before, after = node.operand(0).type.shape, node.output.type.shape
     if before is None or after is None:
         raise unsupported(node, "the rank of its input is unknown")
-    lead = len(after) - rank if rank else 0
-    size: list[int] = []
-    for old, new in zip(before[lead:], after[lead:], strict=True):
-        if isinstance(new, str) and new != old:
+    computed = sizes(attributes, tuple(d if isinstance(d, int) else 1 for d in before))
+    result: list[int] = []
+    for axis in range(lead, len(before)):
+        extent = before[axis]
+        if not isinstance(extent, int) and not _kept(attributes, before, after, axis):
             raise unsupported(node, "it resizes an axis of symbolic extent")
-        size.append(new if isinstance(new, int) else 0)
+        result.append(computed[axis] if isinstance(extent, int) else 0)
+    return result
+
+
+def _attributes(node: Node, attributes: ResizeAttrs, rank: int) -> dict[str, Any]:
+    lead = 2 if rank else 0
     attrs: dict[str, Any] = {
-        "size": size,
+        "size": _sizes(node, attributes, lead),
         "scales": list(attributes.scales[lead:]) if attributes.scales else [],
         "method": _METHODS[attributes.mode],
         "coordinate_transformation_mode": attributes.coordinate_transformation_mode,
@@ -71,9 +87,9 @@ def _floating(scope: Scope, node: Node, attributes: ResizeAttrs) -> Expr:
     rank = _spatial(attributes, node.operand(0).type.shape, shape)
     if rank != 2 or shape is None or attributes.antialias:
         raise unsupported(node, "TVM resizes floats in two spatial axes only")
-    size = [dim for dim in shape[2:] if isinstance(dim, int)]
-    if len(size) != 2:
-        raise unsupported(node, "it resizes an axis of symbolic extent")
+    size = _sizes(node, attributes, 2)
+    if 0 in size:
+        raise unsupported(node, "TVM resizes floats of known spatial extents only")
     rounding = {
         "round_prefer_floor": "round", "round_prefer_ceil": "round_prefer_ceil",
         "floor": "floor", "ceil": "ceil",
