@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import ir, relax, tirx
 
-from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.errors import GraphError, UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
@@ -27,6 +27,7 @@ from qdqbridge.relax.emit.transposition import fill
 
 LARGE = 1 << 16
 """Bytes from which a constant becomes a parameter when parameters are kept apart."""
+_LISTED = 8
 
 
 def emit(graph: Graph, *, keep_params: bool = False) -> tuple[ir.IRModule, dict[str, NDArray[Any]]]:
@@ -65,14 +66,16 @@ class _Module:
             "output_names": list(self.graph.output_names),
         }
         with self.builder.function("main", attrs=attrs):
+            # An error that left these scopes early would leave blocks open in TVM.
             with self.builder.dataflow():
-                for node in self.graph.nodes:
-                    self._node(node)
-                outputs = [self.scope.value(value) for value in self.graph.outputs]
+                problems = self._nodes()
+                outputs = [] if problems else [self.scope.value(v) for v in self.graph.outputs]
                 result = outputs[0] if len(outputs) == 1 else relax.Tuple(outputs)
                 result = self.builder.emit_output(result)
             params = [variable for variable, _ in self.lifted.values()]
             self.builder.emit_func_output(result, [*inputs, *params])
+        if problems:
+            raise _joined(problems) from problems[0].__cause__
         module = self.builder.finalize()
         arrays = {name: _array(constant) for name, (_, constant) in self.lifted.items()}
         return module, arrays
@@ -83,7 +86,7 @@ class _Module:
             n for n in self.graph.nodes if n.op.flow is not Flow.FLOAT and n.op.name not in known
         ]
         if bad:
-            listed = "; ".join(f"{n.op.name} '{n.name}'" for n in bad[:8])
+            listed = "; ".join(f"{n.op.name} '{n.name}'" for n in bad[:_LISTED])
             raise UnsupportedTargetError(
                 f"{len(bad)} node(s) have no counterpart in TVM",
                 why=listed,
@@ -115,6 +118,25 @@ class _Module:
         return variable
 
     # ---- nodes --------------------------------------------------------------------------------
+
+    def _nodes(self) -> list[UnsupportedTargetError]:
+        """Emits every node whose operands are known; returns what could not be emitted."""
+        problems: list[UnsupportedTargetError] = []
+        exprs = self.scope.exprs
+        for node in self.graph.nodes:
+            if any(v.constant is None and v not in exprs for v in node.inputs if v is not None):
+                continue  # it reads what could not be emitted
+            try:
+                self._node(node)
+            except UnsupportedTargetError as error:
+                error.where = error.where or f"node '{node.name}'"
+                problems.append(error)
+            except (GraphError, RuntimeError, TypeError, ValueError) as error:
+                why = error.why if isinstance(error, GraphError) else str(error).strip()
+                refused = unsupported(node, f"TVM refuses it: {(why.splitlines() or ['?'])[0]}")
+                refused.__cause__ = error
+                problems.append(refused)
+        return problems
 
     def _node(self, node: Node) -> None:
         results = self._emitted(node)
@@ -153,6 +175,16 @@ class _Module:
         if node.output.quant is None:
             return result
         return scope.quantize(scope.emit(result), node.output.quant.params)
+
+
+def _joined(problems: list[UnsupportedTargetError]) -> UnsupportedTargetError:
+    if len(problems) == 1:
+        return problems[0]
+    listed = "; ".join(f"{e.what}, {e.where}: {e.why}" for e in problems[:_LISTED])
+    more = f" (and {len(problems) - _LISTED} more)" if len(problems) > _LISTED else ""
+    return UnsupportedTargetError(
+        f"{len(problems)} nodes cannot be emitted for TVM", why=listed + more, fix=problems[0].fix
+    )
 
 
 def _array(constant: Constant) -> NDArray[Any]:
