@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from tvm import relax
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.ops.attributes import (
@@ -16,11 +15,9 @@ from qdqbridge.ops.attributes import (
     ClipAttrs,
     ConvAttrs,
     ConvTransposeAttrs,
-    EpsilonAttrs,
     GeluAttrs,
     GemmAttrs,
     HardSigmoidAttrs,
-    NormAttrs,
     PoolAttrs,
     ReduceAttrs,
     SeluAttrs,
@@ -28,6 +25,7 @@ from qdqbridge.ops.attributes import (
     SoftmaxAttrs,
 )
 from qdqbridge.relax.emit.movers import window_pads
+from qdqbridge.relax.emit.norms import FLOATING_NORMS
 from qdqbridge.relax.emit.scope import Expr, Scope, number, op, tvm_dtype, unsupported
 
 Emit = Callable[[Scope, Node, list[Expr]], Expr]
@@ -166,28 +164,6 @@ def _softmax(name: str) -> Emit:
     return emit
 
 
-def _layer_norm(scope: Scope, node: Node, args: list[Expr]) -> Expr:
-    attributes, x = node.attributes, args[0]
-    assert isinstance(attributes, NormAttrs)
-    axes = list(range(attributes.axis, _rank(x)))
-    beta = args[2] if len(args) > 2 else scope.emit(op.zeros_like(args[1]))
-    return op.nn.layer_norm(x, args[1], beta, axes, attributes.epsilon)
-
-
-def _instance_norm(scope: Scope, node: Node, args: list[Expr]) -> Expr:
-    del scope
-    assert isinstance(node.attributes, EpsilonAttrs)
-    axes = list(range(2, _rank(args[0])))
-    return op.nn.instance_norm(*args, 1, axes, node.attributes.epsilon)
-
-
-def _batch_norm(scope: Scope, node: Node, args: list[Expr]) -> Expr:
-    attributes = node.attributes
-    assert isinstance(attributes, EpsilonAttrs)
-    result = op.nn.batch_norm(*args, axis=1, epsilon=attributes.epsilon, training=False)
-    return relax.TupleGetItem(scope.emit(result), 0)
-
-
 def _clip(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     attributes, x = node.attributes, args[0]
     assert isinstance(attributes, ClipAttrs)
@@ -314,6 +290,16 @@ def _divide(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     return op.divide(*args)
 
 
+def _power(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    """The result has the base's type, whatever the exponent's."""
+    del node
+    base, exponent = args
+    own, other = str(base.ty.dtype), str(exponent.ty.dtype)
+    wide = own if "float" in own or own == other else "float64"
+    raised = op.power(scope.cast(base, wide), scope.cast(exponent, wide))
+    return raised if wide == own else op.astype(scope.emit(raised), own)
+
+
 def _reciprocal(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     del scope, node
     return op.divide(_like(args[0], 1), args[0])
@@ -345,15 +331,13 @@ FLOATING: dict[str, Emit] = {
     "Div": _divide,
     "Min": _folded(op.minimum),
     "Max": _folded(op.maximum),
-    "Pow": _plain(op.power),
+    "Pow": _power,
     "Where": _plain(op.where),
     "PRelu": _prelu,
     "Concat": _concat,
     "Softmax": _softmax("softmax"),
     "LogSoftmax": _softmax("log_softmax"),
-    "LayerNormalization": _layer_norm,
-    "InstanceNormalization": _instance_norm,
-    "BatchNormalization": _batch_norm,
+    **FLOATING_NORMS,
     "Clip": _clip,
     "Relu": _plain(op.nn.relu),
     "LeakyRelu": _leaky_relu,

@@ -14,6 +14,7 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.numerics import quantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import Shape
 from qdqbridge.relax.dialect import call
@@ -124,6 +125,26 @@ class Scope:
         attrs = {"axis": axis, "out_dtype": storage(params)}
         args = [real, self.scale(params), self.zero_point(params)]
         return self.clamp(self.qnn("quantize", args, attrs, hint), params)
+
+    def converted(self, value: Value, params: QuantParams) -> Expr:
+        """Returns a value in the quantized type of ``params``: as it is, or rounded once."""
+        if value.quant is None:
+            if value.constant is None:
+                return self.quantize(self.cast(self.value(value), "float32"), params)
+            return number(quantize(value.constant.numpy().astype(np.float32), params))
+        source = value.quant.params
+        if source.same_mapping(params):
+            return self.clamp(self.value(value), params)
+        if not source.per_tensor or not params.per_tensor:
+            return self.quantize(self.real(value), params)
+        attrs = {
+            "rounding": "TONEAREST_EVEN",
+            "compute_dtype": "float32",
+            "out_dtype": storage(params),
+        }
+        args = [self.value(value), self.scale(source), self.zero_point(source)]
+        args += [self.scale(params), self.zero_point(params)]
+        return self.clamp(self.qnn("requantize", args, attrs), params)
 
     def dequantize(self, stored: Expr, params: QuantParams) -> Expr:
         """Emits ``qnn.dequantize`` to float32."""
