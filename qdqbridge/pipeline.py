@@ -44,7 +44,7 @@ def load(path: File, *, canonical: bool = True) -> Graph:
     from qdqbridge.onnx_io.reader import read
 
     file = Path(path)
-    graph = read(file)
+    graph = read(file, canonicalize)
     verify(graph, file.name)
     if canonical:
         verify(canonicalize(graph), file.name)

@@ -129,7 +129,7 @@ def load(model: onnx.ModelProto | bytes, folder: Path | None = None) -> Graph:
     with tempfile.TemporaryDirectory() as scratch:
         path = (folder or Path(scratch)) / "model.onnx"
         path.write_bytes(data)
-        return read(path)
+        return read(path, canonicalize)
 
 
 def canonical(model: onnx.ModelProto | bytes, folder: Path | None = None) -> Graph:

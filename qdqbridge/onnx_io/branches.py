@@ -54,17 +54,26 @@ def _expand(
         value = bool(numpy_helper.to_array(condition).all())
         name = "then_branch" if value else "else_branch"
         body = next(a.g for a in node.attribute if a.name == name)
-        pending.extend(reversed(_inlined(node, body, graph, conditions, taken)))
+        pending.extend(reversed(inlined(node, body, graph, conditions, taken)))
     return result
 
 
-def _inlined(
+def inlined(
     node: onnx.NodeProto,
     body: onnx.GraphProto,
     graph: onnx.GraphProto,
     conditions: dict[str, onnx.TensorProto],
     taken: set[str],
 ) -> list[onnx.NodeProto]:
+    """Returns the nodes of a branch in the place of its If, and adds its initializers to ``graph``.
+
+    Args:
+        node: The If.
+        body: The branch.
+        graph: The graph that has the If.
+        conditions: Known constants; those of the branch are entered.
+        taken: Names in use; those of the branch are entered.
+    """
     local = [t.name for t in body.initializer] + [o for n in body.node for o in n.output if o]
     names: dict[str, str] = {}
     for name in local:

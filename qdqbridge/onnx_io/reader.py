@@ -6,7 +6,7 @@ quantized values; the canonical rules absorb them later.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -23,6 +23,7 @@ from qdqbridge.onnx_io.branches import take_constant_branches
 from qdqbridge.onnx_io.codecs import decode
 from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.constants import constant_of_node, fold
+from qdqbridge.onnx_io.equal_branches import take_equal_branches
 from qdqbridge.onnx_io.foreign import foreign_node
 from qdqbridge.onnx_io.lowering import lower
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS, default_opset, read_model
@@ -45,11 +46,12 @@ from qdqbridge.ops.table import BY_NAME
 _Q_DOMAINS = (*ONNX_DOMAINS, "com.microsoft")
 
 
-def read(path: Path) -> Graph:
+def read(path: Path, normal: Callable[[Graph], Graph] = lambda graph: graph) -> Graph:
     """Reads an ONNX file.
 
     Args:
         path: The ``.onnx`` file; external data must lie in its folder.
+        normal: Returns the form in which the two branches of an If are compared.
 
     Returns:
         The raw graph: one node per ONNX node that computes something.
@@ -65,17 +67,26 @@ def read(path: Path) -> Graph:
     check_names(model.graph, path.name)
     check_known(model, path.name)
     model = take_constant_branches(model)
+
+    def text_of(body: onnx.ModelProto, constants: Mapping[str, Constant]) -> str:
+        body = take_equal_branches(take_constant_branches(body), path.parent, text_of)
+        sort_nodes(body.graph, path.name)
+        return normal(_Builder(body, path, constants).graph()).text()
+
+    model = take_equal_branches(model, path.parent, text_of)
     sort_nodes(model.graph, path.name)
     model = lower(model, path.parent, path.name)
     return _Builder(model, path).graph()
 
 
 class _Builder:
-    def __init__(self, model: onnx.ModelProto, path: Path) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, path: Path, outer: Mapping[str, Constant] | None = None
+    ) -> None:
         self.model, self.path, self.file = model, path, path.name
         self.opset = default_opset(model)
         self.opsets = {e.domain: e.version for e in model.opset_import}
-        self.values: dict[str, Value] = {}
+        self.values = {name: _constant_value(data, name) for name, data in (outer or {}).items()}
         self.types: dict[str, TypeAndShape] = infer(model)
         self.nodes: list[Node] = []
         self.notes: list[Note] = []
@@ -186,7 +197,7 @@ class _Builder:
         view = self._view(proto, operands)
         decoded = decode(view)
         if decoded is None:
-            captured = [self.values[name] for name in captured_names(proto)]
+            captured = [self._plain(self.values[name]) for name in captured_names(proto)]
             op, attributes, operands = foreign_node(proto, view.opset, operands, captured)
         else:
             op, attributes = BY_NAME[decoded.op_name], decoded.attributes
@@ -242,6 +253,8 @@ class _Builder:
         self._add(REQUANTIZE, NO_ATTRIBUTES, [first], [result], proto)
 
     def _plain(self, value: Value) -> Value:
+        if value.quant is None:
+            return value
         plain = Value(TensorType(value.type.dtype, value.type.shape), value.name)
         self.nodes.append(Node(REINTERPRET, NO_ATTRIBUTES, [value], [plain]))
         return plain

@@ -73,7 +73,7 @@ def _light_copy(model: onnx.ModelProto) -> onnx.ModelProto:
     graph.value_info.extend(source.value_info)
     types = {t.name: t.data_type for t in source.initializer}
     for tensor in source.initializer:
-        if _is_small(tensor):
+        if is_small(tensor):
             graph.initializer.append(tensor)
         elif tensor.name not in listed:
             graph.input.append(
@@ -87,7 +87,21 @@ def _light_copy(model: onnx.ModelProto) -> onnx.ModelProto:
     return light
 
 
-def _is_small(tensor: TensorProto) -> bool:
+def _note_type(node: onnx.NodeProto, types: dict[str, int]) -> None:
+    """Notes the element types of what zero points are made with (idioms A4 to A8)."""
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    if node.op_type in ("Constant", "ConstantOfShape") and "value" in attributes:
+        types[node.output[0]] = attributes["value"].t.data_type
+    elif node.op_type == "Cast" and "to" in attributes:
+        types[node.output[0]] = attributes["to"].i
+    elif node.op_type == "CastLike" and node.input[1] in types:
+        types[node.output[0]] = types[node.input[1]]
+    elif node.op_type in _KEEPS_TYPE and node.input[0] in types:
+        types[node.output[0]] = types[node.input[0]]
+
+
+def is_small(tensor: TensorProto) -> bool:
+    """True where a tensor's data may matter to shapes and is cheap to copy."""
     return (
         tensor.data_location != TensorProto.EXTERNAL
         and int(np.prod(tensor.dims, dtype=np.float64)) <= _SMALL
