@@ -20,6 +20,7 @@ _SMALL = 256
 _LONG = 1 << 20
 _OLDER, _SAME = 13, 17
 """From 13 to 17 operators only grew, and 17 propagates the data of shapes through more of them."""
+_KEEPS_TYPE = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Expand")
 _QUANTIZE = ("QuantizeLinear", "DequantizeLinear")
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 TypeAndShape = tuple[int, Shape]
@@ -84,6 +85,7 @@ def _light_copy(model: onnx.ModelProto) -> onnx.ModelProto:
             graph.node.append(_cast_for(node, types))
         else:
             graph.node.append(node)
+            _note_type(node, types)
     return light
 
 
