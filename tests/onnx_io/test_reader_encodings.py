@@ -465,3 +465,21 @@ def test_the_reader_and_the_canonical_form_compute_the_same() -> None:
         raw, rewritten = load(conv_model()), canonical(conv_model())
         data = conv_input(seed)
         np.testing.assert_array_equal(run(raw, data)[0], run(rewritten, data)[0])
+
+
+@pytest.mark.parametrize("kind", ["Constant", "Identity", "Cast"])
+def test_movers_of_integers_whose_zero_point_is_computed(kind: str) -> None:
+    b = Builder()
+    x = b.input("x", [2, 3])
+    scale, zero = b.init(np.float32(0.5)), np.int8(0)
+    if kind == "Constant":
+        z = b.op("Constant", value=_tensor(zero))
+    elif kind == "Identity":
+        z = b.op("Identity", b.init(zero))
+    else:
+        z = b.op("Cast", b.init(np.int64(0)), to=TensorProto.INT8)
+    moved = b.op("Transpose", b.op("QuantizeLinear", x, scale, z))
+    b.output(b.op("DequantizeLinear", moved, scale, z))
+    g = canonical(b.model())
+    assert ops(g) == ["quantize", "Transpose", "dequantize"]
+    assert params_of(g) == per_tensor(DType.INT8, 0.5)
