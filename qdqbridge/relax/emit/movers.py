@@ -25,6 +25,7 @@ from qdqbridge.ops.attributes import (
     TileAttrs,
     TransposeAttrs,
 )
+from qdqbridge.relax.emit.extents import run_time_broadcast, run_time_extent, run_time_reshape
 from qdqbridge.relax.emit.scope import Expr, Scope, number, op, unsupported
 
 Emit = Callable[[Scope, Node, Expr], Any]
@@ -36,15 +37,13 @@ def _extents(x: Expr) -> list[Any]:
 
 def _reshape(scope: Scope, node: Node, x: Expr) -> Expr:
     attributes = node.attributes
-    if isinstance(attributes, ReshapeAttrs) and attributes.shape is not None:
-        have = _extents(x)
-        keep = not attributes.allow_zero
-        target = [have[i] if dim == 0 and keep else dim for i, dim in enumerate(attributes.shape)]
-        return op.reshape(x, target)
-    shape = node.output.type.shape
-    if shape is not None and all(isinstance(d, int) or d in scope.extents for d in shape):
-        return op.reshape(x, scope.shape(shape))
-    return op.reshape(x, scope.emit(op.tensor_to_shape(scope.value(node.operand(1)))))
+    assert isinstance(attributes, ReshapeAttrs)
+    if attributes.shape is None:
+        return op.reshape(x, run_time_reshape(scope, node, x, allow_zero=attributes.allow_zero))
+    have = _extents(x)
+    keep = not attributes.allow_zero
+    target = [have[i] if dim == 0 and keep else dim for i, dim in enumerate(attributes.shape)]
+    return op.reshape(x, target)
 
 
 def _flatten(scope: Scope, node: Node, x: Expr) -> Expr:
@@ -115,13 +114,10 @@ def _gather(scope: Scope, node: Node, x: Expr) -> Expr:
             return op.squeeze(picked, [attributes.axis])
         return op.take(x, number(array), axis=attributes.axis)
     index = scope.value(indices)
-    if isinstance(extent, int):
-        zero = number(np.zeros((), str(index.ty.dtype)))
-        length = number(np.asarray(extent, str(index.ty.dtype)))
-        negative = scope.emit(op.less(index, zero))
-        wrapped = scope.emit(op.add(index, length))
-        index = scope.emit(op.where(negative, wrapped, index))
-    return op.take(x, index, axis=attributes.axis)
+    length = run_time_extent(scope, x, attributes.axis, str(index.ty.dtype))
+    negative = scope.emit(op.less(index, number(np.zeros((), str(index.ty.dtype)))))
+    wrapped = scope.emit(op.add(index, length))
+    return op.take(x, scope.emit(op.where(negative, wrapped, index)), axis=attributes.axis)
 
 
 def _split(scope: Scope, node: Node, x: Expr) -> list[Expr]:
@@ -135,19 +131,30 @@ def _split(scope: Scope, node: Node, x: Expr) -> list[Expr]:
 
 
 def _pad(scope: Scope, node: Node, x: Expr) -> Expr:
-    del scope
     attributes = node.attributes
     assert isinstance(attributes, PadAttrs)
     rank = len(attributes.pads) // 2
-    widths = [w for i in range(rank) for w in (attributes.pads[i], attributes.pads[rank + i])]
-    if any(w < 0 for w in widths):
-        raise unsupported(node, "negative pads crop; TVM's pad only grows")
+    x = _cropped(scope, node, x, attributes.pads)
+    widths = [max(attributes.pads[j], 0) for i in range(rank) for j in (i, rank + i)]
     modes = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
     value: float = attributes.value
     quant = node.operand(0).quant
     if quant is not None:
         value = float(quantize(np.array([attributes.value], np.float32), quant.params)[0])
     return op.nn.pad(x, widths, modes[attributes.mode], value)
+
+
+def _cropped(scope: Scope, node: Node, x: Expr, pads: tuple[int, ...]) -> Expr:
+    """Negative pads cut elements off, before the others add any."""
+    rank, have = len(pads) // 2, _extents(x)
+    axes = [axis for axis in range(rank) if pads[axis] < 0 or pads[rank + axis] < 0]
+    if not axes:
+        return x
+    if not all(isinstance(have[axis], int) for axis in axes):
+        raise unsupported(node, "it crops an axis of symbolic extent")
+    begins = [max(-pads[axis], 0) for axis in axes]
+    ends = [have[axis] + min(pads[rank + axis], 0) for axis in axes]
+    return scope.emit(op.strided_slice(x, axes=axes, begin=begins, end=ends))
 
 
 def _tile(scope: Scope, node: Node, x: Expr) -> Expr:
@@ -158,7 +165,14 @@ def _tile(scope: Scope, node: Node, x: Expr) -> Expr:
 
 def _expand(scope: Scope, node: Node, x: Expr) -> Expr:
     assert isinstance(node.attributes, ExpandAttrs)
-    return op.broadcast_to(x, scope.shape(node.output.type.shape))
+    target = node.attributes.shape
+    if target is None:
+        return op.broadcast_to(x, run_time_broadcast(scope, node, x))
+    have = _extents(x)
+    rank = max(len(have), len(target))
+    own = [1] * (rank - len(have)) + have
+    wanted = [1] * (rank - len(target)) + list(target)
+    return op.broadcast_to(x, [o if w == 1 else w for o, w in zip(own, wanted, strict=True)])
 
 
 def _depth_to_space(scope: Scope, node: Node, x: Expr) -> Expr:
