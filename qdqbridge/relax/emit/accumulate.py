@@ -184,7 +184,8 @@ def _in_units(bias: Value, scale: NDArray[Any]) -> bool:
     params = bias.quant.params
     if params.storage_dtype is not DType.INT32 or not params.symmetric or params.blocked:
         return False
-    return bool(np.array_equal(*np.broadcast_arrays(params.scale.reshape(-1), scale)))
+    own, wanted = np.broadcast_arrays(params.scale.reshape(-1), scale)
+    return bool(np.array_equal(own, wanted))
 
 
 def _real_bias(scope: Scope, bias: Value, trailing: int, beta: float) -> Expr:
