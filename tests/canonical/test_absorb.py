@@ -21,7 +21,21 @@ from qdqbridge.ops.attributes import (
     SoftmaxAttrs,
 )
 from tests.canonical.at_work import alone, reasons, settled
-from tests.graph.graphs import OUT, U8, W8, apply, const, dq, graph, names, plain, q, stored, typed
+from tests.graph.graphs import (
+    OUT,
+    U8,
+    W8,
+    apply,
+    const,
+    dq,
+    graph,
+    names,
+    plain,
+    q,
+    quant,
+    stored,
+    typed,
+)
 
 CONV = ConvAttrs((1, 1), (1, 1), (0, 0, 0, 0))
 CONVT = ConvTransposeAttrs((1, 1), (1, 1), (0, 0, 0, 0), (0, 0))
@@ -30,7 +44,7 @@ OPERANDS = absorb.absorb_accumulator_operands
 
 def axis(n: int, axis: int, dtype: DType = DType.INT8) -> QuantParams:
     scale = np.float32(2.0) ** -np.arange(3, 3 + n).astype(np.float32)
-    return QuantParams(dtype, scale, np.int32(0), axis=axis)
+    return quant(dtype, scale, np.int32(0), axis=axis)
 
 
 def conv(x: Value, w: QuantParams | None = W8, *, op: str = "Conv", name: str = "conv") -> Value:
@@ -65,7 +79,7 @@ def test_both_operands_are_absorbed(w: QuantParams) -> None:
 
 
 def test_a_weight_alone_is_absorbed() -> None:
-    blocked = QuantParams(
+    blocked = quant(
         DType.INT4, np.ones((2, 2, 1, 1), np.float32) / 2, np.zeros((2, 2, 1, 1)), axis=1,
         block_size=1,
     )  # fmt: skip
@@ -116,14 +130,14 @@ def test_weights_of_a_gemm(trans_b: bool, along: int) -> None:
 )
 def test_operands_that_stay_float(case: str, reason: str) -> None:
     x = image(axis(2, 1, DType.UINT8) if case == "per channel input" else U8)
-    blocked = QuantParams(
-        DType.INT4, np.float32([1, 2, 4, 8]).reshape(2, 2, 1, 1), np.zeros((2, 2, 1, 1)),
+    blocked = quant(
+        DType.INT4, np.array([1, 2, 4, 8], np.float32).reshape(2, 2, 1, 1), np.zeros((2, 2, 1, 1)),
         axis=1, block_size=1,
     )  # fmt: skip
     weights = {
         "float weight": None, "float": None, "blocks": blocked,
         "int32 weight": per_tensor(DType.INT32, 0.5),
-        "float8 weight": QuantParams(DType.FLOAT8_E4M3FN, np.float32(1), np.int32(0)),
+        "float8 weight": quant(DType.FLOAT8_E4M3FN, np.float32(1), np.int32(0)),
     }  # fmt: skip
     source = apply("Exp", dq(x)) if case == "float" else dq(x)
     g = graph([x], conv(source, weights.get(case, W8)))
@@ -177,7 +191,7 @@ def test_a_result_that_is_read_several_times_stays_float(more: str) -> None:
         (axis(2, 1), "its result is quantized per channel"),
         (per_tensor(DType.INT32, 2**-12), "its result is stored as int32"),
         (
-            QuantParams(DType.FLOAT8_E5M2, np.float32(1), np.int32(0)),
+            quant(DType.FLOAT8_E5M2, np.float32(1), np.int32(0)),
             "its result is stored as float8_e5m2",
         ),
     ],

@@ -22,6 +22,7 @@ from tests.graph.graphs import (
     names,
     plain,
     q,
+    quant,
     rq,
     stored,
     typed,
@@ -101,7 +102,7 @@ def test_clamps_that_several_quantizes_read_are_folded_into_each() -> None:
 
 
 def test_clamps_cannot_be_per_channel() -> None:
-    params = QuantParams(DType.INT8, np.float32([1, 0.5]), np.int32(0), axis=1)
+    params = quant(DType.INT8, np.array([1, 0.5], np.float32), np.int32(0), axis=1)
     x = plain("x", (5, 2))
     g = graph([x], q(relu(x), params))
     (reason,) = alone(g, clamps.clamp_before_quantize)
@@ -110,7 +111,7 @@ def test_clamps_cannot_be_per_channel() -> None:
 
 def test_float8_has_no_range() -> None:
     x = plain("x", (5,))
-    g = graph([x], q(relu(x), QuantParams(DType.FLOAT8_E4M3FN, np.float32(1), np.int32(0))))
+    g = graph([x], q(relu(x), quant(DType.FLOAT8_E4M3FN, np.float32(1), np.int32(0))))
     assert len(alone(g, clamps.clamp_before_quantize)) == 1
     assert names(g) == ["Relu", "quantize"]
 

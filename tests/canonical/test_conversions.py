@@ -24,6 +24,7 @@ from tests.graph.graphs import (
     names,
     plain,
     q,
+    quant,
     rq,
     stored,
     typed,
@@ -224,8 +225,8 @@ def test_many_equal_readers_stay_linear() -> None:
 
 def test_small_constants_are_computed() -> None:
     x = plain("x", (2,))
-    bound = apply("Mul", apply("Add", const(np.float32([1, 2])), const(np.float32([3, 4]))),
-                  const(np.float32([0.5, 0.5])))  # fmt: skip
+    total = apply("Add", *(const(np.array(c, np.float32)) for c in ([1, 2], [3, 4])))
+    bound = apply("Mul", total, const(np.array([0.5, 0.5], np.float32)))
     g = graph([x], apply("Add", x, bound))
     alone(g, folding.small_constant)
     assert names(g) == ["Add"]
@@ -267,7 +268,7 @@ def test_constants_move_as_views() -> None:
 
 
 def test_unsqueezed_parameters_move_their_axis() -> None:
-    params = QuantParams(DType.INT8, np.float32([0.5, 0.25]), np.int32(0), axis=0)
+    params = quant(DType.INT8, np.array([0.5, 0.25], np.float32), np.int32(0), axis=0)
     c = const(np.array([3, 4], np.int8), params)
     x = stored("x", U8, (2, 2, 3))
     u = apply("Unsqueeze", dq(c), attributes=AxesAttrs((1,)), type_=typed((2, 1)))

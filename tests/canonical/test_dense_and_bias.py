@@ -8,10 +8,25 @@ import pytest
 from qdqbridge.canonical import bias, canonicalize, dense
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs
 from tests.canonical.at_work import alone, reasons, settled
-from tests.graph.graphs import OUT, U8, W8, Array, apply, const, dq, graph, names, q, stored, typed
+from tests.graph.graphs import (
+    OUT,
+    U8,
+    W8,
+    Array,
+    apply,
+    const,
+    dq,
+    graph,
+    names,
+    q,
+    quant,
+    stored,
+    typed,
+)
 
 CODES = np.array([[1, -2, 3], [4, 5, -6]], np.int8)  # [K=2, N=3]
 N3 = np.array([0.5, 0.25, 0.125], np.float32)
@@ -19,7 +34,7 @@ ACC = np.float32(2**-12)  # U8.scale * W8.scale
 
 
 def per_channel(axis: int) -> QuantParams:
-    return QuantParams(DType.INT8, N3, np.int32(0), axis=axis)
+    return quant(DType.INT8, N3, np.int32(0), axis=axis)
 
 
 def rows() -> Value:
@@ -152,8 +167,8 @@ def test_units_may_differ_by_a_rounding() -> None:
         (np.array([2, -4, 6], np.int32), per_tensor(DType.INT32, ACC / 2), [1, -2, 3]),
         (np.array([4, 5, 6], np.int32), per_tensor(DType.INT32, ACC, 4), [0, 1, 2]),
         (np.array([1, -2, 3], np.int8), per_tensor(DType.INT8, ACC * 64), [64, -128, 192]),
-        (np.float32([1, -2, 3]) * 2**-10, None, [4, -8, 12]),
-        (np.float32([0.5, 1.5, -0.5]) * ACC, None, [0, 2, 0]),
+        (np.array([1, -2, 3], np.float32) * 2**-10, None, [4, -8, 12]),
+        (np.array([0.5, 1.5, -0.5], np.float32) * ACC, None, [0, 2, 0]),
     ],
     ids=["other scale", "finer scale", "zero point", "int8", "float", "float ties"],
 )
@@ -169,21 +184,21 @@ def test_other_biases_are_derived(
     assert value.type == typed((3,), INT32)
     assert array_of(value).tolist() == expected
     assert value.written is not None
-    real = data if params is None else (data.astype(int) - params.zero_point) * params.scale
+    real = data if params is None else dequantize(data, params)
     np.testing.assert_array_equal(value.written.numpy(), np.asarray(real, np.float32))
 
 
 def test_biases_per_channel() -> None:
-    g = canonicalize(dense_of(const(np.float32([1, 1, 1])), per_channel(0)))
+    g = canonicalize(dense_of(const(np.array([1, 1, 1], np.float32)), per_channel(0)))
     value = only(g).operand(2)
     assert value.quant is not None
-    np.testing.assert_array_equal(value.quant.params.scale, U8.scale * N3)
+    np.testing.assert_array_equal(value.quant.params.scale, np.float32(2**-5) * N3)
     assert (value.quant.params.axis, array_of(value).tolist()) == (0, [64, 128, 256])
 
 
 @pytest.mark.parametrize("wrong", [2.0**30, np.inf, np.nan], ids=str)
 def test_biases_that_do_not_fit_stay_float(wrong: float) -> None:
-    g = dense_of(const(np.float32([0, wrong, 0])))
+    g = dense_of(const(np.array([0, wrong, 0], np.float32)))
     (reason,) = alone(g, bias.derived_bias)
     assert "does not fit int32 in units of scale_x * scale_w and stays float" in reason
     assert only(g).operand(2).quant is None
@@ -198,7 +213,7 @@ def test_computed_biases_are_refused() -> None:
 
 
 def test_one_bias_of_two_layers_is_derived_for_each() -> None:
-    x, c = rows(), const(np.float32([1, 2, 3]))
+    x, c = rows(), const(np.array([1, 2, 3], np.float32))
     w = np.ascontiguousarray(CODES.T)
     a = apply("Dense", x, const(w, W8), c, type_=typed((4, 3), OUT))
     b = apply("Dense", x, const(w, per_tensor(DType.INT8, 2**-5)), c, type_=typed((4, 3), OUT))
@@ -208,11 +223,12 @@ def test_one_bias_of_two_layers_is_derived_for_each() -> None:
 
 
 def test_a_grouped_transposed_convolution_repeats_its_scales() -> None:
-    w_params = QuantParams(DType.INT8, np.float32([0.5, 0.25]), np.int32(0), axis=1)
+    w_params = quant(DType.INT8, np.array([0.5, 0.25], np.float32), np.int32(0), axis=1)
     w = const(np.ones((2, 2, 1, 1), np.int8), w_params)
     x = stored("x", U8, (1, 2, 2, 2))
     attributes = ConvTransposeAttrs((1, 1), (1, 1), (0, 0, 0, 0), (0, 0), group=2)
-    y = apply("ConvTranspose", x, w, const(np.float32([1, 1, 1, 1])), attributes=attributes,
+    ones = const(np.ones(4, np.float32))
+    y = apply("ConvTranspose", x, w, ones, attributes=attributes,
               type_=typed((1, 4, 2, 2), OUT))  # fmt: skip
     g = settled(graph([x], y))
     assert array_of(only(g).operand(2)).tolist() == [64, 128, 64, 128]
@@ -237,7 +253,7 @@ def added(addend: Value, *, first: bool = False, op: str = "Dense") -> Graph:
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("shape", [(3,), (1, 3)], ids=str)
 def test_addends_are_biases(first: bool, shape: tuple[int, ...]) -> None:
-    g = added(const(np.float32([1, 2, 3]).reshape(shape)), first=first)
+    g = added(const(np.array([1, 2, 3], np.float32).reshape(shape)), first=first)
     assert alone(g, bias.bias_from_add) == []
     assert names(settled(g)) == ["Dense"]
     assert array_of(only(g).operand(2)).tolist() == [4096, 8192, 12288]
@@ -245,14 +261,14 @@ def test_addends_are_biases(first: bool, shape: tuple[int, ...]) -> None:
 
 def test_int32_addends_keep_their_integers() -> None:
     scale = np.full(3, ACC)
-    params = QuantParams(DType.INT32, scale, np.int32(0), axis=1)
+    params = quant(DType.INT32, scale, np.int32(0), axis=1)
     g = settled(added(dq(const(np.array([[5, 6, 7]], np.int32), params))))
     assert names(g) == ["Dense"]
     assert array_of(only(g).operand(2)).tolist() == [5, 6, 7]
 
 
 def test_addends_of_convolutions() -> None:
-    g = settled(added(const(np.float32([1, 2, 3]).reshape(3, 1, 1)), op="Conv"))
+    g = settled(added(const(np.array([1, 2, 3], np.float32).reshape(3, 1, 1)), op="Conv"))
     assert names(g) == ["Conv"]
     assert array_of(only(g).operand(2)).tolist() == [4096, 8192, 12288]
 
@@ -277,7 +293,7 @@ def test_other_addends_are_refused(addend: Value) -> None:
 
 
 def test_a_second_bias_or_a_second_reader_stays_an_add() -> None:
-    x, c = rows(), const(np.float32([1, 2, 3]))
+    x, c = rows(), const(np.array([1, 2, 3], np.float32))
     w = const(np.ascontiguousarray(CODES.T), W8)
     biased = apply("Dense", x, w, c, type_=typed((4, 3)))
     shared = apply("Dense", x, w, type_=typed((4, 3)))

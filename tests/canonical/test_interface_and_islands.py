@@ -25,6 +25,7 @@ from tests.graph.graphs import (
     names,
     plain,
     q,
+    quant,
     stored,
     typed,
 )
@@ -80,7 +81,7 @@ def kernel(params: QuantParams | None) -> Value:
 
 
 def channels(axis: int) -> QuantParams:
-    return QuantParams(DType.INT8, np.float32([1, 0.5]), np.int32(0), axis=axis)
+    return quant(DType.INT8, np.array([1, 0.5], np.float32), np.int32(0), axis=axis)
 
 
 @pytest.mark.parametrize(

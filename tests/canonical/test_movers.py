@@ -26,7 +26,21 @@ from qdqbridge.ops.attributes import (
 )
 from qdqbridge.ops.table import BY_NAME
 from tests.canonical.at_work import alone, reasons, settled
-from tests.graph.graphs import OUT, S8, U8, apply, const, dq, graph, names, plain, q, stored, typed
+from tests.graph.graphs import (
+    OUT,
+    S8,
+    U8,
+    apply,
+    const,
+    dq,
+    graph,
+    names,
+    plain,
+    q,
+    quant,
+    stored,
+    typed,
+)
 
 NEAREST = ResizeAttrs("nearest", "asymmetric", "floor", (1.0, 1.0, 2.0, 2.0), None)
 MOVERS: list[tuple[str, Attributes, tuple[int, ...]]] = [
@@ -99,7 +113,7 @@ def test_every_part_of_a_split_is_quantized_alike() -> None:
 
 # ---- per channel ------------------------------------------------------------------------------
 
-PER_CHANNEL = QuantParams(
+PER_CHANNEL = quant(
     DType.INT8, np.array([1, 0.5, 0.25, 2], np.float32), np.array([0, 1, 2, 3]), axis=1
 )
 
@@ -133,7 +147,7 @@ def test_channels_move_along(
 
 
 def test_a_squeezed_axis_of_channels_is_lost() -> None:
-    one = QuantParams(DType.INT8, np.float32([0.5]), np.int32(0), axis=1)
+    one = quant(DType.INT8, np.array([0.5], np.float32), np.int32(0), axis=1)
     x = stored("x", one, (2, 1, 3))
     y = apply("Squeeze", dq(x), attributes=AxesAttrs((1,)), type_=typed((2, 3)))
     assert len(alone(graph([x], y), movers.dequantize_through_mover)) == 1
@@ -148,8 +162,8 @@ def test_quantize_per_channel_stays_behind_the_mover() -> None:
 
 
 def test_blocks_are_transposed_with_their_scales() -> None:
-    params = QuantParams(
-        DType.INT4, np.float32([[1, 0.5], [2, 4]]), np.zeros((2, 2)), axis=1, block_size=2
+    params = quant(
+        DType.INT4, np.array([[1, 0.5], [2, 4]], np.float32), np.zeros((2, 2)), axis=1, block_size=2
     )
     w = const(np.array([[1, 2, 3, 4], [5, 6, 7, -8]]).astype(DType.INT4.numpy), params)
     x = plain("x", (1, 4))

@@ -11,7 +11,20 @@ from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.ops.attributes import NormAttrs
 from tests.canonical.at_work import alone, settled
-from tests.graph.graphs import OUT, U8, Array, apply, const, dq, graph, names, q, stored, typed
+from tests.graph.graphs import (
+    OUT,
+    U8,
+    Array,
+    apply,
+    const,
+    dq,
+    graph,
+    names,
+    q,
+    quant,
+    stored,
+    typed,
+)
 
 S2 = np.array([0.5, 0.25], np.float32)
 
@@ -35,7 +48,7 @@ def weight(g: Graph) -> tuple[Array, QuantParams]:
 
 
 def per_axis(dtype: DType, zero_point: object = 0, axis: int = 0, scale: Array = S2) -> QuantParams:
-    return QuantParams(dtype, scale, np.asarray(zero_point, np.int32), axis=axis)
+    return quant(dtype, scale, np.asarray(zero_point, np.int32), axis=axis)
 
 
 CODES = np.array([[0, 128, 255], [1, 127, 200]], np.uint8)
@@ -118,7 +131,7 @@ def test_constants_that_are_no_weights_keep_their_type() -> None:
 @pytest.mark.parametrize("zero_point", [0, 3])
 def test_negative_scales_mirror_the_integers(zero_point: int) -> None:
     codes = np.array([[-100, 0, 100], [-100, 0, 100]], np.int8)
-    g = weighed(codes, per_axis(DType.INT8, zero_point, scale=np.float32([-0.5, 0.25])))
+    g = weighed(codes, per_axis(DType.INT8, zero_point, scale=np.array([-0.5, 0.25], np.float32)))
     assert alone(g, weights.positive_scale) == []
     data, params = weight(g)
     assert params.scale.tolist() == [0.5, 0.25]
@@ -137,7 +150,7 @@ def test_a_mirrored_weight_that_does_not_fit_is_refused() -> None:
 
 
 def blocked(scale: list[list[float]], zero_point: object = 0) -> QuantParams:
-    return QuantParams(
+    return quant(
         DType.INT8, np.array(scale, np.float32), np.asarray(zero_point), axis=1, block_size=2
     )
 
@@ -145,15 +158,15 @@ def blocked(scale: list[list[float]], zero_point: object = 0) -> QuantParams:
 @pytest.mark.parametrize(
     ("params", "expected"),
     [
-        (per_axis(DType.INT8, scale=np.float32([0.5, 0.5])), per_tensor(DType.INT8, 0.5)),
+        (per_axis(DType.INT8, scale=np.array([0.5, 0.5], np.float32)), per_tensor(DType.INT8, 0.5)),
         (blocked([[0.5, 0.5], [0.5, 0.5]]), per_tensor(DType.INT8, 0.5)),
         (blocked([[0.5, 0.5], [0.25, 0.25]]), per_axis(DType.INT8)),
         (blocked([[0.5, 0.25], [0.5, 0.25]]), blocked([[0.5, 0.25], [0.5, 0.25]])),
         (blocked([[0.5, 0.25], [0.25, 0.5]]), blocked([[0.5, 0.25], [0.25, 0.5]])),
         (per_axis(DType.INT8), per_axis(DType.INT8)),
         (
-            per_axis(DType.INT8, [0, 1], scale=np.float32([0.5, 0.5])),
-            per_axis(DType.INT8, [0, 1], scale=np.float32([0.5, 0.5])),
+            per_axis(DType.INT8, [0, 1], scale=np.array([0.5, 0.5], np.float32)),
+            per_axis(DType.INT8, [0, 1], scale=np.array([0.5, 0.5], np.float32)),
         ),
         (per_tensor(DType.INT8, 0.5), per_tensor(DType.INT8, 0.5)),
         (per_tensor(DType.INT8, 0.5, qmin=-127, qmax=127), per_tensor(DType.INT8, 0.5)),

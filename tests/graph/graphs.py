@@ -24,6 +24,11 @@ W8 = per_tensor(DType.INT8, 2**-7)
 OUT = per_tensor(DType.UINT8, 2**-3, 10)
 
 
+def quant(storage: DType, scale: Any, zero_point: Any = 0, **fields: Any) -> QuantParams:
+    """Returns parameters of any granularity from anything that NumPy takes for an array."""
+    return QuantParams(storage, np.asarray(scale), np.asarray(zero_point), **fields)
+
+
 def plain(name: str, shape: Shape, dtype: DType = DType.FLOAT32) -> Value:
     return Value(TensorType(dtype, shape), name)
 

@@ -16,8 +16,8 @@ from qdqbridge.graph.numerics import (
     requantize,
     saturate,
 )
-from qdqbridge.graph.quantization import QuantParams, per_tensor
-from tests.graph.graphs import Array
+from qdqbridge.graph.quantization import per_tensor
+from tests.graph.graphs import Array, quant
 
 
 def f32(*values: float) -> Array:
@@ -117,7 +117,7 @@ def test_sub_byte_types(dtype: DType, zero_point: int) -> None:
 
 
 def test_float8_rounds_in_its_own_type() -> None:
-    params = QuantParams(DType.FLOAT8_E4M3FN, np.float32(2), np.int32(0))
+    params = quant(DType.FLOAT8_E4M3FN, np.float32(2), np.int32(0))
     stored = quantize(f32(1.0, -6.0, 0.3), params)
     assert stored.dtype == DType.FLOAT8_E4M3FN.numpy
     expected = f32(0.5, -3.0, 0.15).astype(DType.FLOAT8_E4M3FN.numpy)
@@ -128,10 +128,10 @@ def test_float8_rounds_in_its_own_type() -> None:
 
 
 def test_per_axis_and_blocks() -> None:
-    params = QuantParams(DType.INT8, f32(1, 10), np.array([0, 1], np.int32), axis=1)
+    params = quant(DType.INT8, f32(1, 10), np.array([0, 1], np.int32), axis=1)
     assert quantize(f32(25, 25).reshape(1, 2), params).tolist() == [[25, 3]]
     assert dequantize(np.array([[25, 3]], np.int8), params).tolist() == [[25, 20]]
-    blocked = QuantParams(
+    blocked = quant(
         DType.INT8, f32(1, 10).reshape(1, 2), np.zeros((1, 2), np.int32), axis=1, block_size=2
     )
     assert quantize(f32(30, 20, 30).reshape(1, 3), blocked).tolist() == [[30, 20, 3]]

@@ -27,6 +27,7 @@ from tests.graph.graphs import (
     graph,
     plain,
     q,
+    quant,
     rq,
     stored,
     typed,
@@ -148,17 +149,17 @@ def test_left_out_operands_and_attributes() -> None:
         (U8, "quant<uint8, 0x1.0000000000000p-5, 128>"),
         (U8.with_range(128, 255), "quant<uint8, 0x1.0000000000000p-5, 128, range=128..255>"),
         (
-            QuantParams(DType.INT8, np.array([1, 2], np.float32), np.int32(0), axis=1),
+            quant(DType.INT8, np.array([1, 2], np.float32), np.int32(0), axis=1),
             "quant<int8, [0x1.0000000000000p+0 0x1.0000000000000p+1], 0, axis=1>",
         ),
         (
-            QuantParams(
+            quant(
                 DType.INT4, np.array([[1, 2]], np.float32), np.array([[0, 1]]), axis=1, block_size=4
             ),
             "quant<int4, [0x1.0000000000000p+0 0x1.0000000000000p+1], [0 1], axis=1, block=4>",
         ),
         (
-            QuantParams(
+            quant(
                 DType.INT8, np.float16(0.5), np.int32(0), expressed_dtype=DType.FLOAT16
             ),
             "quant<int8:float16, 0x1.0000000000000p-1, 0>",
@@ -175,7 +176,7 @@ def test_long_arrays_are_shape_and_hash() -> None:
     assert re.fullmatch(r"#2x3:[0-9a-f]{32}", elements(array))
     assert elements(array) == f"#2x3:{hashlib.sha256(array.tobytes()).hexdigest()[:32]}"
     assert elements(array.T.copy()) != elements(array)
-    assert elements(np.float32(0.1)) == float(np.float32(0.1)).hex()
+    assert elements(np.asarray(0.1, np.float32)) == float(np.float32(0.1)).hex()
     assert elements(np.array([True, False])) == "[1 0]"
     assert elements(np.array(["a", "b"], object)) == "['a', 'b']"
     assert elements(np.array([-3, 7]).astype(DType.INT4.numpy)) == "[-3 7]"

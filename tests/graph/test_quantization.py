@@ -10,11 +10,12 @@ import pytest
 from qdqbridge.errors import UnsupportedQuantization
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.quantization import QuantParams, per_tensor
+from tests.graph.graphs import quant
 
 
 def per_axis(axis: int = 1, **fields: object) -> QuantParams:
     scale = np.array([0.5, 0.25, 0.125], np.float32)
-    return QuantParams(DType.INT8, scale, np.array([0, 1, 2], np.int32), axis=axis, **fields)  # type: ignore[arg-type]
+    return quant(DType.INT8, scale, np.array([0, 1, 2], np.int32), axis=axis, **fields)  # type: ignore[arg-type]
 
 
 def test_the_range_is_that_of_the_storage_type_unless_given() -> None:
@@ -29,8 +30,8 @@ def test_the_range_is_that_of_the_storage_type_unless_given() -> None:
 
 def test_one_zero_point_stands_for_all_channels() -> None:
     scale = np.array([0.5, 0.25], np.float32)
-    one = QuantParams(DType.UINT8, scale, np.int32(7), axis=0)
-    two = QuantParams(DType.UINT8, scale, np.array([7, 7], np.int32), axis=0)
+    one = quant(DType.UINT8, scale, np.int32(7), axis=0)
+    two = quant(DType.UINT8, scale, np.array([7, 7], np.int32), axis=0)
     assert one == two
     assert hash(one) == hash(two)
     assert one.zero_point.tolist() == [7, 7]
@@ -73,14 +74,14 @@ def test_no_params_equal_something_else() -> None:
 )
 def test_shape_and_axis_must_agree(scale: np.ndarray, axis: int | None) -> None:
     with pytest.raises(UnsupportedQuantization) as caught:
-        QuantParams(DType.INT8, np.asarray(scale), np.int32(0), axis=axis)
+        quant(DType.INT8, np.asarray(scale), np.int32(0), axis=axis)
     assert str(np.asarray(scale).shape) in caught.value.why
     assert caught.value.fix
 
 
 def test_arrays_are_copied_and_locked() -> None:
     scale, zero_point = np.ones(2, np.float32), np.zeros(2, np.int32)
-    params = QuantParams(DType.INT8, scale, zero_point, axis=0)
+    params = quant(DType.INT8, scale, zero_point, axis=0)
     key = hash(params)
     scale[0], zero_point[0] = 5, 5
     assert params.scale.tolist() == [1, 1]
@@ -98,7 +99,7 @@ def test_predicates() -> None:
     assert per_tensor(DType.INT8, 1.0).symmetric
     assert not per_axis().symmetric
     assert not per_axis().blocked
-    float8 = QuantParams(DType.FLOAT8_E4M3FN, np.float32(1), np.int32(0))
+    float8 = quant(DType.FLOAT8_E4M3FN, np.float32(1), np.int32(0))
     assert float8.full_range
     assert float8.widened() is float8
 
@@ -120,13 +121,13 @@ def test_aligned_broadcasts_along_the_axis() -> None:
 
 def test_aligned_repeats_blocks_and_drops_what_is_over() -> None:
     scale = np.array([[1, 2], [3, 4]], np.float32)
-    params = QuantParams(DType.INT4, scale, np.zeros((2, 2), np.int32), axis=1, block_size=3)
+    params = quant(DType.INT4, scale, np.zeros((2, 2), np.int32), axis=1, block_size=3)
     wide = params.aligned(params.scale, (2, 5))
     assert wide.tolist() == [[1, 1, 1, 2, 2], [3, 3, 3, 4, 4]]
 
 
 def test_scales_keep_their_element_type() -> None:
-    params = QuantParams(DType.INT8, np.float16(0.1), np.int32(0), expressed_dtype=DType.FLOAT16)
+    params = quant(DType.INT8, np.float16(0.1), np.int32(0), expressed_dtype=DType.FLOAT16)
     assert params.scale.dtype == np.float16
     assert float(params.scale) == float(np.float16(0.1))
 

@@ -23,6 +23,7 @@ from tests.graph.graphs import (
     graph,
     plain,
     q,
+    quant,
     rq,
     stored,
     typed,
@@ -131,7 +132,7 @@ def test_a_constant_may_keep_a_negative_scale() -> None:
 
 
 def test_axes_are_not_negative() -> None:
-    params = QuantParams(DType.INT8, np.ones(2, np.float32), np.int32(0), axis=0)
+    params = quant(DType.INT8, np.ones(2, np.float32), np.int32(0), axis=0)
     x = stored("x", replace(params, axis=-1), (3, 2))
     with pytest.raises(GraphError) as caught:
         verify(claimed(x, result=dq(x)))

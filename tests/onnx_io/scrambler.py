@@ -178,7 +178,7 @@ def typed_fields(model: Model, rng: random.Random) -> None:
     """Writes small tensors into float_data and int32_data instead of raw_data."""
     for tensor in model.graph.initializer:
         data = numpy_helper.to_array(tensor)
-        if rng.random() < _SOME and data.dtype in (np.float32, np.int8, np.uint8, np.int32):
+        if rng.random() < _SOME and str(data.dtype) in ("float32", "int8", "uint8", "int32"):
             made = helper.make_tensor(tensor.name, tensor.data_type, data.shape, data.ravel())
             tensor.CopyFrom(made)
 
@@ -417,8 +417,8 @@ def transpose_behind(model: Model, rng: random.Random) -> None:
     for node, stored, reader in _matrices(model):
         if rng.random() < _SOME:
             swapped = _swapped(model, node, stored)
-            perm = {} if rng.random() < _SOME else {"perm": [1, 0]}
-            made = helper.make_node("Transpose", [swapped], [fresh(model, "t")], **perm)
+            made = helper.make_node("Transpose", [swapped], [fresh(model, "t")])
+            set_attribute(made, "perm", rng.choice([None, [1, 0]]))
             reader.input[1] = insert(model, made)
 
 

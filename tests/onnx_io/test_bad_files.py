@@ -280,7 +280,7 @@ def two_initializers_of_one_name(m: Model) -> None:
 
 @case(InvalidModelError)
 def initializer_named_like_a_result(m: Model) -> None:
-    tensor = numpy_helper.from_array(np.float32(1), node(m, "Conv").output[0])
+    tensor = numpy_helper.from_array(np.ones((), np.float32), node(m, "Conv").output[0])
     m.graph.initializer.append(tensor)
 
 
@@ -423,7 +423,7 @@ def _external(**entries: str) -> Breaker:
     return breaker
 
 
-CASES |= {
+EXTERNAL: dict[str, tuple[Breaker, type[QdqBridgeError]]] = {
     "external: missing": (_external(location="none.bin"), ModelFileError),
     "external: too short": (_external(location="short.bin"), ModelFileError),
     "external: offset past the end": (
@@ -444,6 +444,7 @@ CASES |= {
     "external: folder": (_external(location="folder"), ModelFileError),
     "external: link out": (_external(location="link.bin"), ModelFileError),
 }  # fmt: skip
+CASES.update(EXTERNAL)
 
 
 # ---- header -----------------------------------------------------------------------------------

@@ -32,9 +32,11 @@ def mlp() -> onnx.ModelProto:
     h = b.qdq(b.op("Relu", b.op("Gemm", x, w1, bias)), 2**-4, 0)
     w2 = b.weight(ints((6, 6), 3), 2**-7)
     g = b.op("MatMul", h, w2)
-    g = b.qdq(b.op("Add", g, b.init(np.float32([1, 0.5, -2, 0, 3, 0.25]))), 2**-4, 3, np.int8)
+    g = b.qdq(
+        b.op("Add", g, b.init(np.array([1, 0.5, -2, 0, 3, 0.25], np.float32))), 2**-4, 3, np.int8
+    )
     s = b.qdq(b.op("Add", g, h), 2**-3, 100)
-    w3 = b.weight(ints((3, 6), 4), np.float32([0.5, 0.25, 0.125]), axis=0)
+    w3 = b.weight(ints((3, 6), 4), np.array([0.5, 0.25, 0.125], np.float32), axis=0)
     b.output(b.qdq(b.op("Gemm", s, w3, transB=1), 2**-2, 10), ["n", 3])
     return b.model()
 
@@ -43,16 +45,18 @@ def residual() -> onnx.ModelProto:
     """Two convolutions, a skip, pooling and a reshape into a Gemm."""
     b = Builder()
     x = b.qdq(b.input("x", [1, 3, 8, 8]), SCALE, 120)
-    w = np.float32([2**-7, 2**-6, 3 * 2**-8, 2**-7])
+    w = np.array([2**-7, 2**-6, 3 * 2**-8, 2**-7], np.float32)
     c1 = b.op("Conv", x, b.weight(ints((4, 3, 3, 3), 5), w, axis=0), pads=[1, 1, 1, 1])
     c1 = b.qdq(b.op("Relu", c1), 2**-3, 0)
-    bias = b.init(np.float32([0.5, -1, 0, 2]))
+    bias = b.init(np.array([0.5, -1, 0, 2], np.float32))
     c2 = b.op("Conv", c1, b.weight(ints((4, 4, 1, 1), 6), 2**-6), bias)
     c2 = b.qdq(c2, 2**-3, 128)
     s = b.qdq(b.op("Relu", b.op("Add", c1, c2)), 2**-2, 0)
     p = b.qdq(b.op("MaxPool", s, kernel_shape=[2, 2], strides=[2, 2]), 2**-2, 0)
-    f = b.qdq(b.op("Reshape", p, b.init(np.int64([1, -1]))), 2**-2, 0)
-    y = b.op("Gemm", f, b.weight(ints((64, 5), 7), 2**-8), b.init(np.float32([1, 2, 3, 4, 5])))
+    f = b.qdq(b.op("Reshape", p, b.init(np.array([1, -1], np.int64))), 2**-2, 0)
+    y = b.op(
+        "Gemm", f, b.weight(ints((64, 5), 7), 2**-8), b.init(np.array([1, 2, 3, 4, 5], np.float32))
+    )
     b.output(b.qdq(y, 2**-1, 128))
     return b.model()
 
@@ -86,7 +90,9 @@ def stored_interface() -> onnx.ModelProto:
     pool = b.op("AveragePool", x, kernel_shape=[3, 3], strides=[1, 1], pads=[1, 1, 1, 1])
     right = b.qdq(pool, SCALE, 128)
     joined = b.qdq(b.op("Concat", left, right, axis=1), SCALE, 128)
-    y = b.op("Conv", joined, b.weight(ints((2, 8, 1, 1), 11), np.float32([0.5, 0.25]), axis=0))
+    y = b.op(
+        "Conv", joined, b.weight(ints((2, 8, 1, 1), 11), np.array([0.5, 0.25], np.float32), axis=0)
+    )
     b.output(b.q(b.op("Relu", y), 0.5, 0), None, TensorProto.UINT8)
     b.output(b.qdq(b.op("Transpose", joined, perm=[0, 2, 3, 1]), SCALE, 128))
     return b.model()

@@ -158,7 +158,7 @@ def test_half_precision_data_is_computed_as_written() -> None:
 def test_omitted_zero_points_are_zero() -> None:
     assert params_of(pair(zero_point=None)) == per_tensor(DType.UINT8, SCALE)
     b = Builder()
-    b.output(b.op("Add", b.input("x", [3]), b.dq(b.init(np.int8([1, 2, 3])), 0.5, None)))
+    b.output(b.op("Add", b.input("x", [3]), b.dq(b.init(np.array([1, 2, 3], np.int8)), 0.5, None)))
     (y,) = run(load(b.model()), {"x": np.zeros(3, np.float32)})
     assert y.tolist() == [0.5, 1, 1.5]
 
@@ -205,7 +205,7 @@ def test_the_axis_of_a_scalar_says_nothing(axis: int) -> None:
 
 @pytest.mark.parametrize(("written", "axis"), [(0, 0), (-2, 0), (1, 1), (-1, 1), (None, 1)])
 def test_axes_are_wrapped(written: int | None, axis: int) -> None:
-    scale = np.float32([0.5, 0.25, 0.125])[: (2 if axis == 0 else 3)]
+    scale = np.array([0.5, 0.25, 0.125], np.float32)[: (2 if axis == 0 else 3)]
     params = params_of(pair(scale, 0, np.int8, axis=written))
     assert params.axis == axis
     assert params.scale.tolist() == scale.tolist()
@@ -213,7 +213,7 @@ def test_axes_are_wrapped(written: int | None, axis: int) -> None:
 
 def test_blocks() -> None:
     b = Builder(21)
-    scale = np.float32([[1, 2], [3, 4]])
+    scale = np.array([[1, 2], [3, 4]], np.float32)
     w = b.weight(np.ones((2, 5), np.int8), scale, axis=1, block_size=3)
     b.output(b.op("Add", b.input("x", [2, 5]), w))
     (y,) = run(load(b.model()), {"x": np.zeros((2, 5), np.float32)})
@@ -222,7 +222,7 @@ def test_blocks() -> None:
 
 def test_blocks_without_a_size_follow_from_the_shapes() -> None:
     b = Builder(21)
-    w = b.weight(np.ones((2, 4), np.int8), np.float32([[1, 2], [3, 4]]), axis=1)
+    w = b.weight(np.ones((2, 4), np.int8), np.array([[1, 2], [3, 4]], np.float32), axis=1)
     b.output(b.op("Add", b.input("x", [2, 4]), w))
     (y,) = run(load(b.model()), {"x": np.zeros((2, 4), np.float32)})
     assert y.tolist() == [[1, 1, 2, 2], [3, 3, 4, 4]]
@@ -254,14 +254,16 @@ def cone(kind: str, b: Builder, scale: float, zero_point: int) -> tuple[str, str
         return b.init(np.float32(scale)), b.op("CastLike", b.init(np.int32(zero_point)), like)
     if kind == "Mul":
         s = b.op("Mul", b.init(np.float32(scale * 4)), b.init(np.float32(0.25)))
-        return s, b.op("Reshape", b.init(np.uint8([zero_point])), b.init(np.zeros(0, np.int64)))
+        return s, b.op(
+            "Reshape", b.init(np.array([zero_point], np.uint8)), b.init(np.zeros(0, np.int64))
+        )
     if kind == "DQ":
         s = b.dq(b.init(np.uint8(4)), scale / 4, 0)
         return s, b.init(np.uint8(zero_point))
     raise AssertionError(kind)
 
 
-def _tensor(array: Array) -> TensorProto:
+def _tensor(array: Any) -> TensorProto:
     from onnx import numpy_helper
 
     return numpy_helper.from_array(np.asarray(array))
@@ -283,9 +285,9 @@ def test_computed_parameters(kind: str) -> None:
 @pytest.mark.parametrize("like", ["shape", "fixed"])
 def test_zero_points_made_by_constant_of_shape(like: str) -> None:
     b = Builder()
-    scale = b.init(np.float32([0.5, 0.25, 0.125]))
-    shape = b.op("Shape", scale) if like == "shape" else b.init(np.int64([3]))
-    zero_point = b.op("ConstantOfShape", shape, value=_tensor(np.int8([0])))
+    scale = b.init(np.array([0.5, 0.25, 0.125], np.float32))
+    shape = b.op("Shape", scale) if like == "shape" else b.init(np.array([3], np.int64))
+    zero_point = b.op("ConstantOfShape", shape, value=_tensor(np.array([0], np.int8)))
     stored = b.op("QuantizeLinear", b.input("x", [2, 3]), scale, zero_point)
     b.output(b.op("DequantizeLinear", stored, scale, zero_point))
     params = params_of(load(b.model()))
@@ -300,7 +302,7 @@ def test_parameters_computed_at_run_time_are_carried() -> None:
     b.output(b.op("DequantizeLinear", b.op("QuantizeLinear", x, scale, zero), scale, zero))
     g = canonical(b.model())
     assert "quantize" not in ops(g)
-    (y,) = run(g, {"x": np.float32([1, 2, 4, 0.5])})
+    (y,) = run(g, {"x": np.array([1, 2, 4, 0.5], np.float32)})
     assert y.tolist() == [0, 0, 4, 0]
 
 
@@ -315,8 +317,8 @@ def test_initializers_among_the_inputs_are_constants_with_a_note() -> None:
     g = canonical(model)
     assert [v.name for v in g.inputs] == ["x"]
     assert g.digest == canonical(conv_model()).digest
-    assert {n.rule for n in g.notes} == {"input-with-initializer"}
-    assert len(g.notes) == len(model.graph.initializer)
+    noted = [n.node for n in g.notes if n.rule == "input-with-initializer"]
+    assert noted == [t.name for t in model.graph.initializer]
 
 
 # ---- between a Q and its DQ -------------------------------------------------------------------
@@ -350,7 +352,12 @@ def test_clip_with_one_bound_and_relu_between() -> None:
 
 def test_clip_of_a_stored_weight() -> None:
     b = Builder()
-    w = b.op("Clip", b.init(np.int8([-128, 5, 127])), b.init(np.int8(-127)), b.init(np.int8(100)))
+    w = b.op(
+        "Clip",
+        b.init(np.array([-128, 5, 127], np.int8)),
+        b.init(np.int8(-127)),
+        b.init(np.int8(100)),
+    )
     b.output(b.op("Add", b.input("x", [3]), b.dq(w, 0.5, 0, np.int8)))
     (y,) = run(canonical(b.model()), {"x": np.zeros(3, np.float32)})
     assert y.tolist() == [-63.5, 2.5, 50]
@@ -368,16 +375,16 @@ def test_casts_to_the_same_type_between_are_nothing(count: int) -> None:
 
 MOVES: list[tuple[str, list[Array], dict[str, Any]]] = [
     ("Transpose", [], {"perm": [0, 2, 3, 1]}),
-    ("Reshape", [np.int64([1, -1])], {}),
+    ("Reshape", [np.array([1, -1], np.int64)], {}),
     ("Flatten", [], {}),
-    ("Slice", [np.int64([0]), np.int64([2]), np.int64([2])], {}),
-    ("Squeeze", [np.int64([0])], {}),
-    ("Unsqueeze", [np.int64([0])], {}),
+    ("Slice", [np.array([0], np.int64), np.array([2], np.int64), np.array([2], np.int64)], {}),
+    ("Squeeze", [np.array([0], np.int64)], {}),
+    ("Unsqueeze", [np.array([0], np.int64)], {}),
     ("MaxPool", [], {"kernel_shape": [2, 2]}),
     ("DepthToSpace", [], {"blocksize": 2}),
-    ("Gather", [np.int64([1, 0])], {"axis": 1}),
-    ("Tile", [np.int64([1, 2, 1, 1])], {}),
-    ("Expand", [np.int64([2, 1, 1, 1])], {}),
+    ("Gather", [np.array([1, 0], np.int64)], {"axis": 1}),
+    ("Tile", [np.array([1, 2, 1, 1], np.int64)], {}),
+    ("Expand", [np.array([2, 1, 1, 1], np.int64)], {}),
 ]
 
 
@@ -408,7 +415,7 @@ def test_concat_of_stored_integers() -> None:
     stored = b.op("Concat", b.q(x, SCALE, 9), b.q(x, SCALE, 9), axis=1)
     b.output(b.dq(stored, SCALE, 9))
     g = canonical(b.model())
-    (y,) = run(g, {"x": np.float32([[1, 2], [3, -9]])})
+    (y,) = run(g, {"x": np.array([[1, 2], [3, -9]], np.float32)})
     assert y.tolist() == [[1, 2, 1, 2], [3, -9 / 32, 3, -9 / 32]]
 
 
@@ -435,7 +442,7 @@ def test_an_integer_input_that_also_leaves_is_plain() -> None:
     b.output(x, [4], TensorProto.UINT8)
     g = canonical(b.model())
     assert isinstance(g.inputs[0].type, TensorType)
-    y, codes = run(g, {"x": np.uint8([0, 1, 2, 255])})
+    y, codes = run(g, {"x": np.array([0, 1, 2, 255], np.uint8)})
     assert y.tolist() == [0, SCALE, 2 * SCALE, 255 * SCALE]
     assert codes.tolist() == [0, 1, 2, 255]
 
@@ -447,7 +454,7 @@ def test_two_readings_of_one_q_are_reinterpretations() -> None:
     b.output(b.dq(stored, 2.0, 0))
     g = canonical(b.model())
     assert ops(g).count("reinterpret") == 1
-    same, other = run(g, {"x": np.float32([1, 2, 400])})
+    same, other = run(g, {"x": np.array([1, 2, 400], np.float32)})
     assert same.tolist() == [1, 2, 122.5]
     assert other.tolist() == [24, 28, 510]
 
@@ -456,7 +463,7 @@ def test_a_q_of_int32_data() -> None:
     b = Builder()
     x = b.input("x", [4], TensorProto.INT32)
     b.output(b.q(x, 2.0, 1), None, TensorProto.UINT8)
-    (y,) = run(load(b.model()), {"x": np.int32([1, 3, -9, 7])})
+    (y,) = run(load(b.model()), {"x": np.array([1, 3, -9, 7], np.int32)})
     assert y.tolist() == [1, 3, 0, 5]
 
 

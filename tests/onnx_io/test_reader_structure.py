@@ -99,10 +99,10 @@ def test_unread_nodes_and_initializers_are_dropped() -> None:
 
 def test_an_output_may_be_an_input_or_a_constant() -> None:
     b = Builder()
-    x, c = b.input("x", [2]), b.init(np.float32([5, 6]))
+    x, c = b.input("x", [2]), b.init(np.array([5, 6], np.float32))
     b.output(x, [2])
     b.output(c, [2])
-    got = run(canonical(b.model()), {"x": np.float32([1, 2])})
+    got = run(canonical(b.model()), {"x": np.array([1, 2], np.float32)})
     assert [a.tolist() for a in got] == [[1, 2], [5, 6]]
 
 
@@ -154,8 +154,9 @@ def branch(scale: float, name: str, shared: str = "x") -> onnx.GraphProto:
         helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"]),
     ]
     values = [
-        numpy_helper.from_array(np.float32(scale), "s"), numpy_helper.from_array(np.uint8(0), "z")
-    ]  # fmt: skip
+        numpy_helper.from_array(np.asarray(scale, np.float32), "s"),
+        numpy_helper.from_array(np.zeros((), np.uint8), "z"),
+    ]
     return helper.make_graph(nodes, name, [], [info("y")], values)
 
 
@@ -167,7 +168,7 @@ def test_an_if_with_a_constant_condition_is_its_branch(condition: bool, how: str
     if how == "initializer":
         c = b.init(np.bool_(condition))
     else:
-        c = b.op("Constant", value=numpy_helper.from_array(np.bool_(condition)))
+        c = b.op("Constant", value=numpy_helper.from_array(np.asarray(condition)))
     b.output(b.op("If", c, then_branch=branch(0.5, "t"), else_branch=branch(0.25, "e")))
     g = canonical(b.model())
     plain = Builder()
@@ -187,7 +188,7 @@ def test_nested_ifs_and_clashing_names() -> None:
     b.init(np.float32(3), "s")  # the branches have an "s" of their own
     first = b.op("If", "c", then_branch=inner, else_branch=branch(0.125, "e2"))
     b.output(b.op("Mul", first, "s"))
-    (y,) = run(canonical(b.model()), {"x": np.float32([0.2, 0.3, 0.8, 9])})
+    (y,) = run(canonical(b.model()), {"x": np.array([0.2, 0.3, 0.8, 9], np.float32)})
     assert y.tolist() == [0, 1.5, 3, 27]
 
 
@@ -209,10 +210,10 @@ def test_a_dynamic_if_is_carried_with_what_it_captures() -> None:
     assert ops(g) == ["quantize", "dequantize", "If", "quantize", "dequantize"]
     (node,) = [n for n in g.nodes if n.op.name == "If"]
     assert len(node.inputs) == 2
-    x = np.float32([0, 1, 2, 0.5])
-    (negative,) = run(g, {"x": x, "c": np.bool_(False)})
+    x = np.array([0, 1, 2, 0.5], np.float32)
+    (negative,) = run(g, {"x": x, "c": np.asarray(False)})
     assert negative.tolist() == [0, -1, -2, -0.5]
-    (positive,) = run(g, {"x": x, "c": np.bool_(True)})
+    (positive,) = run(g, {"x": x, "c": np.asarray(True)})
     np.testing.assert_allclose(positive, np.minimum(np.exp(x), 155 * SCALE), atol=SCALE / 2)
 
 
@@ -235,18 +236,18 @@ def test_loops_are_carried() -> None:
     b.output(y)
     g = canonical(b.model())
     assert ops(g) == ["quantize", "dequantize", "Loop"]
-    (y_data,) = run(g, {"x": np.float32([1, 2, 0])})
+    (y_data,) = run(g, {"x": np.array([1, 2, 0], np.float32)})
     assert y_data.tolist() == [5, 10, 0]
 
 
 def test_top_k_and_cumsum() -> None:
     b = Builder()
     x = b.qdq(b.input("x", [6]), SCALE)
-    k = b.op("TopK", x, b.init(np.int64([2])), outputs=2)
+    k = b.op("TopK", x, b.init(np.array([2], np.int64)), outputs=2)
     b.output(b.op("CumSum", k, b.init(np.int64(0))))
     b.output(f"{k}:1", None, TensorProto.INT64)
     g = canonical(b.model())
-    sums, indices = run(g, {"x": np.float32([1, 5, 2, 0, 4, 3])})
+    sums, indices = run(g, {"x": np.array([1, 5, 2, 0, 4, 3], np.float32)})
     assert sums.tolist() == [5, 9]
     assert indices.tolist() == [1, 4]
 
@@ -255,12 +256,16 @@ def test_non_max_suppression() -> None:
     b = Builder()
     boxes = b.qdq(b.input("boxes", [1, 3, 4]), SCALE)
     scores = b.qdq(b.input("scores", [1, 1, 3]), SCALE)
-    limits = [b.init(np.int64([2])), b.init(np.float32([0.5])), b.init(np.float32([0.1]))]
+    limits = [
+        b.init(np.array([2], np.int64)),
+        b.init(np.array([0.5], np.float32)),
+        b.init(np.array([0.1], np.float32)),
+    ]
     b.output(b.op("NonMaxSuppression", boxes, scores, *limits), None, TensorProto.INT64)
     g = canonical(b.model())
     data = {
-        "boxes": np.float32([[[0, 0, 1, 1], [0, 0, 1, 1], [2, 2, 3, 3]]]),
-        "scores": np.float32([[[0.5, 0.75, 0.25]]]),
+        "boxes": np.array([[[0, 0, 1, 1], [0, 0, 1, 1], [2, 2, 3, 3]]], np.float32),
+        "scores": np.array([[[0.5, 0.75, 0.25]]], np.float32),
     }
     assert run(g, data)[0].tolist() == [[0, 0, 1], [0, 0, 2]]
 
