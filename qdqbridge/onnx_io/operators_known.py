@@ -40,7 +40,8 @@ def check_known(model: onnx.ModelProto, file: str) -> None:
                 where=f"{file}, {describe(node)}",
                 fix="export the model again",
             )
-        if node.domain not in ONNX_DOMAINS and node.domain not in opsets:
+        row = lowering_of(node, opset)
+        if node.domain not in ONNX_DOMAINS and node.domain not in opsets and row is None:
             raise InvalidModelError(
                 f"the domain '{node.domain}' is used but not imported",
                 where=f"{file}, {describe(node)}",
@@ -49,9 +50,8 @@ def check_known(model: onnx.ModelProto, file: str) -> None:
         if (node.domain, node.op_type) in _CONTRIB:
             _check_arity(node, *((2, 3) if "Linear" in node.op_type else (1, 1)), file)
             continue
-        version = opset if node.domain in ONNX_DOMAINS else opsets[node.domain]
+        version = opset if node.domain in ONNX_DOMAINS else opsets.get(node.domain, 1)
         schema = _schema(node.op_type, version, "" if node.domain in ONNX_DOMAINS else node.domain)
-        row = lowering_of(node, opset)
         if schema is None and row is not None:
             _check_arity(node, row.least, row.most, file, row.optional)
             continue

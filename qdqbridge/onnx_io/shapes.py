@@ -22,6 +22,7 @@ _OLDER, _SAME = 13, 17
 """From 13 to 17 operators only grew, and 17 propagates the data of shapes through more of them."""
 _KEEPS_TYPE = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Expand")
 _QUANTIZE = ("QuantizeLinear", "DequantizeLinear")
+_SHAPED_AS_INPUT = ("Gelu", "QuickGelu")
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 TypeAndShape = tuple[int, Shape]
 
@@ -73,6 +74,13 @@ def _light_copy(model: onnx.ModelProto) -> onnx.ModelProto:
     graph.output.extend(source.output)
     graph.value_info.extend(source.value_info)
     types = {t.name: t.data_type for t in source.initializer}
+    types |= {
+        node.output[0]: attribute.t.data_type
+        for node in source.node
+        if node.op_type == "Constant" and node.output
+        for attribute in node.attribute
+        if attribute.name == "value"
+    }
     for tensor in source.initializer:
         if is_small(tensor):
             graph.initializer.append(tensor)
@@ -83,6 +91,8 @@ def _light_copy(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in source.node:
         if node.op_type in _QUANTIZE and node.domain in _DOMAINS and len(node.input) >= 2:
             graph.node.append(_cast_for(node, types))
+        elif node.op_type in _SHAPED_AS_INPUT and node.domain == "com.microsoft":
+            graph.node.append(helper.make_node("Identity", node.input[:1], node.output[:1]))
         else:
             graph.node.append(node)
             _note_type(node, types)
