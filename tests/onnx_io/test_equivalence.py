@@ -13,7 +13,8 @@ import pytest
 from onnx import TensorProto
 
 from qdqbridge.graph.verify import verify
-from tests.onnx_io.scrambler import REWRITES, copy_of, scrambled
+from tests.onnx_io.model_views import copy_of
+from tests.onnx_io.scrambler import REWRITES, scrambled
 from tests.onnx_models import Array, Builder, canonical, conv_model, ints, load, ops, run
 
 COUNT = int(os.environ.get("QDQBRIDGE_SCRAMBLES", "160"))
