@@ -26,7 +26,7 @@ from qdqbridge.ops.attributes import (
 )
 from qdqbridge.relax.emit.movers import window_pads
 from qdqbridge.relax.emit.norms import FLOATING_NORMS
-from qdqbridge.relax.emit.scope import Expr, Scope, number, op, tvm_dtype, unsupported
+from qdqbridge.relax.emit.scope import Expr, Scope, number, op, tvm_dtype
 
 Emit = Callable[[Scope, Node, list[Expr]], Expr]
 
@@ -284,10 +284,14 @@ def _cast(scope: Scope, node: Node, args: list[Expr]) -> Expr:
 
 
 def _divide(scope: Scope, node: Node, args: list[Expr]) -> Expr:
-    del scope
-    if not node.output.type.dtype.is_float:
-        raise unsupported(node, "integer division truncates in ONNX and floors in TVM")
-    return op.divide(*args)
+    """The quotient of integers is cut towards zero in ONNX and floored in TVM."""
+    dtype, (a, b) = node.output.type.dtype, args
+    if dtype.is_float or str(a.ty.dtype).startswith("uint"):
+        return op.divide(a, b) if dtype.is_float else op.floor_divide(a, b)
+    whole = scope.emit(op.floor_divide(scope.emit(op.abs(a)), scope.emit(op.abs(b))))
+    signs = [scope.emit(op.less(arg, _like(arg, 0))) for arg in args]
+    differ = scope.emit(op.logical_xor(*signs))
+    return op.where(differ, scope.emit(op.negative(whole)), whole)
 
 
 def _power(scope: Scope, node: Node, args: list[Expr]) -> Expr:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.types import Shape
 from qdqbridge.ops.attributes import ResizeAttrs
-from qdqbridge.ops.resize import moves, sizes
-from qdqbridge.relax.emit.scope import Expr, Scope, op, unsupported
+from qdqbridge.ops.resize import RESIZE, moves, sizes
+from qdqbridge.relax.emit.scope import Expr, Scope, number, op, unsupported
 
 _METHODS = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "cubic"}
 
 
 def emit_resize(scope: Scope, node: Node) -> Expr:
-    """Emits a Resize of any rank and mode on quantized values, and 2-D interpolation of floats."""
+    """Emits a Resize of any rank and mode on quantized values, and of floats."""
     attributes, value, result = node.attributes, node.operand(0), node.output
     assert isinstance(attributes, ResizeAttrs)
     if value.quant is None or result.quant is None:
@@ -82,29 +86,44 @@ def _attributes(node: Node, attributes: ResizeAttrs, rank: int) -> dict[str, Any
 
 
 def _floating(scope: Scope, node: Node, attributes: ResizeAttrs) -> Expr:
-    value = scope.real(node.operand(0))
-    shape = node.output.type.shape
-    rank = _spatial(attributes, node.operand(0).type.shape, shape)
-    if rank != 2 or shape is None or attributes.antialias:
-        raise unsupported(node, "TVM resizes floats in two spatial axes only")
-    size = _sizes(node, attributes, 2)
-    if 0 in size:
-        raise unsupported(node, "TVM resizes floats of known spatial extents only")
-    rounding = {
-        "round_prefer_floor": "round", "round_prefer_ceil": "round_prefer_ceil",
-        "floor": "floor", "ceil": "ceil",
-    }  # fmt: skip
-    resized = scope.emit(
-        op.image.resize2d(
-            value,
-            tuple(size),
-            layout="NCHW",
-            method=_METHODS[attributes.mode],
-            coordinate_transformation_mode=attributes.coordinate_transformation_mode,
-            rounding_method=rounding[attributes.nearest_mode],
-            cubic_alpha=attributes.cubic_coeff_a,
-            cubic_exclude=int(attributes.exclude_outside),
-        )
-    )
+    """Emits one weighted sum of shifted values per resized axis."""
+    value, shape = scope.real(node.operand(0)), node.operand(0).type.shape
+    if attributes.antialias or attributes.coordinate_transformation_mode == "tf_crop_and_resize":
+        raise unsupported(node, "TVM resizes floats neither with antialias nor with a crop")
+    extents = _sizes(node, attributes, 0)
+    assert shape is not None
+    for axis, (length, size) in enumerate(zip(shape, extents, strict=True)):
+        if isinstance(length, int) and not (size == length and _unscaled(attributes, axis)):
+            value = _along(scope, value, axis, _weights(attributes, axis, length, size))
     quant = node.output.quant
-    return resized if quant is None else scope.quantize(resized, quant.params)
+    return value if quant is None else scope.quantize(value, quant.params)
+
+
+def _unscaled(attributes: ResizeAttrs, axis: int) -> bool:
+    return attributes.scales is None or attributes.scales[axis] == 1.0
+
+
+def _weights(attributes: ResizeAttrs, axis: int, length: int, size: int) -> NDArray[np.float32]:
+    """Returns the matrix (size, length) of an axis: what the operator makes of the identity."""
+    scales = None if attributes.scales is None else (attributes.scales[axis], 1.0)
+    alone = replace(attributes, scales=scales, sizes=(size, length))
+    if attributes.sizes is None:
+        alone = replace(alone, sizes=None)
+    (matrix,) = RESIZE.compute(alone, (np.eye(length, dtype=np.float32),))
+    return matrix
+
+
+def _along(scope: Scope, x: Expr, axis: int, matrix: NDArray[np.float32]) -> Expr:
+    """Returns the product of a sparse matrix with an axis of ``x``."""
+    count = max(int((matrix != 0).sum(axis=1).max()), 1)
+    taps = np.sort(np.argsort(matrix == 0, axis=1, kind="stable")[:, :count], axis=1)
+    column = [-1 if i == axis else 1 for i in range(len(x.ty.shape.values))]
+    total: Expr = None
+    for tap in taps.T:
+        weight = np.take_along_axis(matrix, tap[:, None], axis=1)
+        term = scope.emit(op.take(x, number(tap.astype(np.int64)), axis=axis))
+        if count > 1:
+            factor = number(weight.reshape(column).astype(str(x.ty.dtype)))
+            term = scope.emit(op.multiply(term, factor))
+        total = term if total is None else scope.emit(op.add(total, term))
+    return total
