@@ -27,12 +27,14 @@ Side: TypeAlias = "Graph | Executable | str | PathLike[str]"
 """What can be compared: a graph (interpreter), an executable (TVM), a model file (onnxruntime)."""
 
 
-def load(path: File, *, canonical: bool = True) -> Graph:
+def load(path: File, *, canonical: bool = True, decomposed: bool = False) -> Graph:
     """Reads an ONNX model.
 
     Args:
         path: The ``.onnx`` file; external data must lie in its folder.
         canonical: Rewrite it to the canonical form; otherwise return it as it is written.
+        decomposed: Read float arithmetic that fake-quantizes (Div, Round, Add, Clip, Sub, Mul) as
+            QuantizeLinear and DequantizeLinear. Such a file does not say that it means that.
 
     Raises:
         ModelFileError: The file cannot be read.
@@ -47,11 +49,11 @@ def load(path: File, *, canonical: bool = True) -> Graph:
     graph = read(file, canonicalize)
     verify(graph, file.name)
     if canonical:
-        verify(canonicalize(graph), file.name)
+        verify(canonicalize(graph, decomposed=decomposed), file.name)
     return graph
 
 
-def inspect(path: File) -> Inspection:
+def inspect(path: File, *, decomposed: bool = False) -> Inspection:
     """Returns what a model file holds: operators, quantization, interface, digest, notes.
 
     Raises:
@@ -64,7 +66,7 @@ def inspect(path: File) -> Inspection:
 
     graph = load(path, canonical=False)
     raw = operators(graph)  # before the graph is rewritten in place
-    verify(canonicalize(graph), Path(path).name)
+    verify(canonicalize(graph, decomposed=decomposed), Path(path).name)
     return inspection(header(Path(path)), raw, graph, explain(graph))
 
 

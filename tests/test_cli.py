@@ -88,7 +88,7 @@ def test_explain(capsys):
     notes = json.loads(capsys.readouterr().out)["notes"]
     assert {"rule", "node", "reason", "culprits"} == set(notes[0])
     assert run(["explain", MODEL]) == 0
-    assert "nothing to explain" in capsys.readouterr().out
+    assert "clamp-in-range" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("engine", ["interpreter", "onnxruntime"])
@@ -209,7 +209,7 @@ def test_a_missing_model_exits_with_3_and_says_what_where_why_and_how_to_fix(cap
 
 
 def test_our_bugs_exit_with_70_without_a_traceback(monkeypatch, capsys):
-    def broken(path):
+    def broken(path, **options):
         raise ZeroDivisionError("[red]oops")
 
     monkeypatch.delenv("QDQBRIDGE_DEBUG", raising=False)
@@ -225,7 +225,7 @@ def test_our_bugs_exit_with_70_without_a_traceback(monkeypatch, capsys):
 
 
 def test_an_interrupt_exits_with_130(monkeypatch, capsys):
-    def interrupted(path):
+    def interrupted(path, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("qdqbridge.pipeline.inspect", interrupted)

@@ -12,7 +12,7 @@ from qdqbridge.canonical.build import constant, result, retyped
 from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule, stored_behind
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.graph import Node, Note, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
@@ -20,6 +20,8 @@ from qdqbridge.graph.quantization import QuantParams
 _WITH_BIAS = ("Conv", "ConvTranspose", "Dense")
 _ULP = 2.0**-22
 _LIMIT = 2**31 - 1
+_CLOSE = 1e-2
+"""The relative error that onnxruntime lets pass between the scale of a bias and its units."""
 
 
 @rule("derived-bias", *_WITH_BIAS)
@@ -52,7 +54,8 @@ def derived_bias(node: Node, scope: Scope) -> Proposal:
     value = constant(Constant.of(integers), params, stored.name)
     value.written = None if written.in_units(params) else Constant.of(written.real())
     return Replace(
-        {node.output: retyped(node, [*node.inputs[:2], value], node.output.type, node.output.name)}
+        {node.output: retyped(node, [*node.inputs[:2], value], node.output.type, node.output.name)},
+        written.remarks(node, params, bias),
     )
 
 
@@ -101,6 +104,26 @@ class _Written:
             return self.data
         return dequantize(self.data, self.params).astype(self.params.expressed_dtype.numpy)
 
+    def remarks(self, node: Node, params: QuantParams, bias: Value) -> tuple[Note, ...]:
+        """Returns a note where the file gives the bias a scale of its own (idioms C5, C6, C7)."""
+        if self.params is None:
+            return ()
+        ratio = self.params.scale.astype(np.float64) / params.scale.astype(np.float64)
+        if (np.abs(ratio - 1) <= _CLOSE).all():
+            return ()
+        low, high = float(ratio.min()), float(ratio.max())
+        times = f"{low:.6g}" if high - low <= _CLOSE * high else f"{low:.3g} to {high:.3g}"
+        reason = (
+            f"its bias has a scale of its own, {times} times scale_x * scale_w; its real value is "
+            "rounded to those units"
+        )
+        if high - low <= _CLOSE * high and node.origin.spelling.startswith("Gemm"):
+            reason += (
+                ". A Gemm with that beta, quantized by onnxruntime, looks like this and has lost "
+                "the factor"
+            )
+        return (Note("bias-scale", node.name, reason, (bias.name,)),)
+
     def in_units(self, params: QuantParams) -> bool:
         own = self.params
         if own is None or own.storage_dtype is not DType.INT32 or not own.symmetric:
@@ -124,6 +147,8 @@ def bias_from_add(node: Node, scope: Scope) -> Proposal:
         if op.operand(0).quant is None or op.operand(1).quant is None:
             continue
         vector = _vector(op, other)
+        if vector is None and (stored_behind(other) or other).constant is None:
+            continue  # two activations: a residual, not a bias
         if vector is None:
             return Reject(
                 "an addend of an integer product is no constant vector of its channels",

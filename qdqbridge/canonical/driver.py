@@ -73,6 +73,7 @@ class _Driver:
 
     def _replace(self, proposal: Replace, node: Node) -> None:
         self.changed = True
+        self.graph.notes.extend(note for note in proposal.notes if note not in self.graph.notes)
         touched: dict[Node, None] = {node: None}
         for old, new in proposal.values.items():
             added = self.editor.insert(new)

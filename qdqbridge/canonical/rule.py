@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from qdqbridge.graph.edit import Editor
-from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.graph import Node, Note, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +15,14 @@ class Replace:
     """Every reader of each key shall read its value instead.
 
     New values come from nodes that the rule built; the driver links them.
+
+    Attributes:
+        values: What to read in the place of what.
+        notes: What somebody should know about it.
     """
 
     values: dict[Value, Value]
+    notes: tuple[Note, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

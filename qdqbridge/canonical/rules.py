@@ -8,6 +8,7 @@ from qdqbridge.canonical import (
     clamps,
     compositions,
     conversions,
+    decomposed,
     dense,
     extents,
     folding,
@@ -20,6 +21,7 @@ from qdqbridge.canonical.rule import Rule
 RULES: tuple[Rule, ...] = (
     extents.shape_of_stored,
     extents.known_extents,
+    decomposed.cast_scale_is_dequantize,
     folding.small_constant,
     sharing.merge_equal,
     conversions.quantized_constant,
@@ -50,3 +52,6 @@ RULES: tuple[Rule, ...] = (
     absorb.absorb_both_sides,
     compositions.compose_elementwise,
 )
+
+DECOMPOSED: tuple[Rule, ...] = (decomposed.fake_quantize, *RULES)
+"""With the option ``decomposed``: float arithmetic that stands for Q and DQ is read as such."""

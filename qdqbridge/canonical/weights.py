@@ -66,13 +66,17 @@ def signed_weight(node: Node, scope: Scope) -> Proposal:
 
 @rule("normal-operands")
 def normal_operands(node: Node, scope: Scope) -> Proposal:
-    """The three rules above, for a constant that an operator took before they looked at it."""
+    """These rules, for a constant that an operator took before they looked at it."""
     del scope
     if node.op.flow not in _COMPUTING or len(node.outputs) != 1:
         return None
     operands = list(node.inputs)
     for index, value in node.data_operands():
-        if value.constant is None or value.quant is None or value.type.dtype is DType.INT32:
+        if value.constant is None or value.quant is None:
+            continue
+        if value.type.dtype is DType.INT32:
+            if node.op.name in _NORMS:
+                operands[index] = _float_offset(value)
             continue
         data, params = value.constant, value.quant.params
         data, params = _mirrored(data, params) or (data, params)
@@ -130,9 +134,14 @@ def float_norm_offset(node: Node, scope: Scope) -> Proposal:
         return None
     if scope.is_output(node.output) or any(r.op.name not in _NORMS for r in readers):
         return None
+    return Replace({node.output: _float_offset(value)})
+
+
+def _float_offset(value: Value) -> Value:
+    assert value.constant is not None and value.quant is not None
     params, data = value.quant.params, value.constant
     real = Constant(params.expressed_dtype, data.shape, lambda: _written(data, params))
-    return Replace({node.output: constant(real, None, value.name)})
+    return constant(real, None, value.name)
 
 
 def _fits(data: Constant, params: QuantParams, signed: DType) -> bool:

@@ -56,12 +56,16 @@ Everything = Annotated[
     bool, Parameter(name="--all", negative=(), help="List equal values as well.")
 ]
 Target = Annotated[str, Parameter(help="The TVM target.")]
+Decomposed = Annotated[
+    bool,
+    Parameter(negative=(), help="Read fake-quantization in float arithmetic as Q and DQ."),
+]
 
 
 @app.command
-def inspect(model: Model, /, *, json: Json = False) -> None:
+def inspect(model: Model, /, *, decomposed: Decomposed = False, json: Json = False) -> None:
     """Show what a model holds: operators, quantization, interface, digest."""
-    found = pipeline.inspect(model)
+    found = pipeline.inspect(model, decomposed=decomposed)
     if json:
         output.show_json(render.inspection_json(found))
     else:
@@ -70,11 +74,17 @@ def inspect(model: Model, /, *, json: Json = False) -> None:
 
 @app.command
 def canonicalize(
-    model: Model, /, *, output_: MaybeOut = None, force: Force = False, json: Json = False
+    model: Model,
+    /,
+    *,
+    output_: MaybeOut = None,
+    force: Force = False,
+    decomposed: Decomposed = False,
+    json: Json = False,
 ) -> None:
     """Print the canonical text form."""
     path = None if output_ is None else output.free(output_, force=force)
-    graph = pipeline.load(model)
+    graph = pipeline.load(model, decomposed=decomposed)
     if path is not None:
         path.write_text(text(graph), "utf-8")
         output.say(f"wrote {path}")
@@ -88,9 +98,9 @@ def canonicalize(
 
 
 @app.command
-def explain(model: Model, /, *, json: Json = False) -> None:
+def explain(model: Model, /, *, decomposed: Decomposed = False, json: Json = False) -> None:
     """Say why nodes stayed float, and what was assumed."""
-    notes = pipeline.explain(pipeline.load(model))
+    notes = pipeline.explain(pipeline.load(model, decomposed=decomposed))
     if json:
         output.show_json({"notes": [render.note_json(note) for note in notes]})
     elif notes:
@@ -110,11 +120,12 @@ def run(
     target: Target = "llvm",
     batch_size: BatchSize = None,
     force: Force = False,
+    decomposed: Decomposed = False,
     json: Json = False,
 ) -> None:
     """Run a model on data; show its outputs or write them to an .npz file."""
     path = None if output_ is None else output.free(output_, force=force)
-    graph = pipeline.load(model)
+    graph = pipeline.load(model, decomposed=decomposed)
     inputs = arrays.read_inputs(data, graph.inputs)
     runner = _runner(engine, graph, model, target)
     fed: list[Batch] = []
@@ -159,6 +170,7 @@ def compare(
     everything: Everything = False,
     target: Target = "llvm",
     batch_size: BatchSize = None,
+    decomposed: Decomposed = False,
     json: Json = False,
 ) -> int:
     """Compare a model with onnxruntime (graph optimizations off), value by value.
@@ -166,7 +178,7 @@ def compare(
     Exits with 1 if --max-lsb is not kept, nothing could be compared, or --local finds a
     difference that rounding does not explain.
     """
-    graph = pipeline.load(model)
+    graph = pipeline.load(model, decomposed=decomposed)
     inputs = arrays.read_inputs(data, graph.inputs)
     ours: pipeline.Side = graph
     if engine == "tvm" and not local:
@@ -208,11 +220,12 @@ def export(
     output_: Out,
     profile: Annotated[str, Parameter(help="Whose conventions to follow.")] = "ort",
     force: Force = False,
+    decomposed: Decomposed = False,
     json: Json = False,
 ) -> None:
     """Write a model as a QDQ model in canonical spelling."""
     path = output.free(output_, force=force)
-    graph = pipeline.load(model)
+    graph = pipeline.load(model, decomposed=decomposed)
     pipeline.save(graph, path, profile, overwrite=force)
     if json:
         output.show_json({"output": str(path), "profile": profile, "digest": graph.digest})
@@ -231,13 +244,14 @@ def to_tvm(
     ] = None,
     target: Target = "llvm",
     force: Force = False,
+    decomposed: Decomposed = False,
     json: Json = False,
 ) -> None:
     """Write a model for TVM: .json (Relax module), .py (TVMScript) or .so (compiled)."""
     path = output.free(output_, force=force)
     constants = None if params is None else output.free(params, force=force)
     _check_suffix(path, constants)
-    graph = pipeline.load(model)
+    graph = pipeline.load(model, decomposed=decomposed)
     with output.status("compiling"):
         pipeline.export_tvm(graph, path, target, params=constants)
     if json:

@@ -6,7 +6,7 @@ quantized values; the canonical rules absorb them later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -29,6 +29,7 @@ from qdqbridge.onnx_io.lowering import lower
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS, default_opset, read_model
 from qdqbridge.onnx_io.operators_known import check_known
 from qdqbridge.onnx_io.qdq_nodes import encoding_of, params_of
+from qdqbridge.onnx_io.qdq_remarks import remarks
 from qdqbridge.onnx_io.shapes import TypeAndShape, infer, shape_of
 from qdqbridge.onnx_io.structure import (
     captured_names,
@@ -90,6 +91,7 @@ class _Builder:
         self.types: dict[str, TypeAndShape] = infer(model)
         self.nodes: list[Node] = []
         self.notes: list[Note] = []
+        self.noted: set[tuple[str, str]] = set()
         self.quantized_constants: dict[tuple[Value, QuantParams], Value] = {}
         self.read = {name for node in model.graph.node for name in node.input}
         self.read |= {name for node in model.graph.node for name in captured_names(node)}
@@ -305,7 +307,9 @@ class _Builder:
                 why="it takes float or int32 data",
                 fix="cast the data to float32 first",
             )
-        result = Value(QuantType(params_of(encoding, data), data.type.shape), proto.output[0])
+        params = params_of(encoding, data)
+        self._note(remarks(view, encoding, params, data))
+        result = Value(QuantType(params, data.type.shape), proto.output[0])
         self._add(QUANTIZE, NO_ATTRIBUTES, [data], [result], proto)
 
     def _dequantize(self, proto: onnx.NodeProto) -> None:
@@ -318,11 +322,20 @@ class _Builder:
         if encoding is None:
             self._carry(proto, view)
             return
-        stored = self._typed(data, params_of(encoding, data))
+        params = params_of(encoding, data)
+        self._note(remarks(view, encoding, params, data))
+        stored = self._typed(data, params)
         dtype = view.int_("output_dtype", 0)
         expressed = dtype_of(dtype, encoding.where) if dtype else encoding.expressed_dtype
         result = Value(TensorType(expressed, data.type.shape), proto.output[0])
         self._add(DEQUANTIZE, NO_ATTRIBUTES, [stored], [result], proto)
+
+    def _note(self, notes: Iterable[Note]) -> None:
+        """Enters notes about parameters, once for the Q and the DQ that share them."""
+        for note in notes:
+            if (note.rule, note.culprits[1]) not in self.noted:
+                self.noted.add((note.rule, note.culprits[1]))
+                self.notes.append(note)
 
     def _carry(self, proto: onnx.NodeProto, view: NodeView) -> None:
         """Keeps a Q or DQ whose parameters are computed at run time as a float operator."""
