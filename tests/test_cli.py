@@ -83,7 +83,7 @@ def test_canonicalize_prints_the_text_form(capsys, tmp_path):
 def test_explain(capsys):
     attention = str(ROOT / "models" / "digits_attention_u8s8_per_channel.onnx")
     assert run(["explain", attention]) == 0
-    assert "float-island" in capsys.readouterr().out
+    assert "clamp-in-range" in capsys.readouterr().out
     assert run(["explain", attention, "--json"]) == 0
     notes = json.loads(capsys.readouterr().out)["notes"]
     assert {"rule", "node", "reason", "culprits"} == set(notes[0])
