@@ -12,6 +12,7 @@ from qdqbridge.canonical import (
     dense,
     extents,
     folding,
+    joins,
     movers,
     sharing,
     weights,
@@ -49,6 +50,8 @@ RULES: tuple[Rule, ...] = (
     bias.bias_from_add,
     bias.derived_bias,
     absorb.absorb_result,
+    joins.dequantize_through_concat,
+    joins.quantize_into_concat,
     absorb.absorb_both_sides,
     compositions.compose_elementwise,
 )

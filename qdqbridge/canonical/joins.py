@@ -1,0 +1,55 @@
+"""Rules for Concat: joining moves values, so conversions pass through it operand by operand."""
+
+from __future__ import annotations
+
+from qdqbridge.canonical.build import dequantized, quantized, result
+from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule, stored_behind
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.types import QuantType, TensorType
+
+
+@rule("dequantize-through-concat", "Concat")
+def dequantize_through_concat(node: Node, scope: Scope) -> Proposal:
+    """``Concat(dequantize(a), dequantize(b)) -> dequantize(Concat(a, b))`` for equal parameters."""
+    del scope
+    if not isinstance(node.output.type, TensorType):
+        return None
+    stored = [stored_behind(value) for value in node.inputs]
+    types = [None if value is None else value.quant for value in stored]
+    params = {None if type_ is None else type_.params for type_ in types}
+    first = next(iter(params))
+    if len(params) != 1 or first is None or not first.per_tensor:
+        return None
+    type_ = QuantType(first, node.output.type.shape)
+    joined = result(node.op, node.attributes, stored, type_, node.origin)
+    dtype = node.output.type.dtype
+    return Replace({node.output: dequantized(joined, dtype, node.origin, node.output.name)})
+
+
+@rule("quantize-into-concat", "quantize")
+def quantize_into_concat(node: Node, scope: Scope) -> Proposal:
+    """``quantize(Concat(x, dequantize(q))) -> Concat(quantize(x), q)`` into the quantized type."""
+    source, target = node.operand(0), node.output.quant
+    join = source.producer
+    if join is None or target is None or join.op.name != "Concat" or scope.is_output(source):
+        return None
+    if not target.params.per_tensor or len(scope.readers(source)) != 1:
+        return None
+    operands = [None if v is None else _operand(v, node, target) for v in join.inputs]
+    if any(value is None for value in operands):
+        return None
+    origin = join.origin.joined(node.origin)
+    value = result(join.op, join.attributes, operands, node.output.type, origin, node.output.name)
+    return Replace({node.output: value})
+
+
+def _operand(value: Value, node: Node, target: QuantType) -> Value | None:
+    """Returns the quantized operand that stands for a float one, None where there is none."""
+    stored = stored_behind(value)
+    if stored is not None and stored.quant is not None:
+        params = stored.quant.params
+        fits = params.per_tensor and params.storage_dtype.is_integer
+        return stored if fits and params.storage_dtype.bits <= 16 else None
+    if not isinstance(value.type, TensorType) or not value.type.dtype.is_float:
+        return None
+    return quantized(value, target.params, node.origin)
