@@ -72,13 +72,16 @@ def _shape(shape: Shape) -> Any:
 
 
 def _node(row: NodeRow, variable: Callable[[str], gs.Tensor]) -> gs.Node:
-    return gs.Node(
+    node = gs.Node(
         row.op_type,
         row.name,
         dict(row.attributes),
         [variable(tensor) for tensor in row.inputs],
         [variable(tensor) for tensor in row.outputs],
     )
+    if row.domain:
+        node.domain = row.domain
+    return node
 
 
 def _add_what_graphsurgeon_drops(model: ModelProto, sheet: Sheet) -> None:

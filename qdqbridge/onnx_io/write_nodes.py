@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.errors import UnsupportedTargetError
@@ -14,12 +13,12 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import QuantType, Shape, TensorType
+from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.onnx_io.codecs import BY_ROW, encode
 from qdqbridge.onnx_io.foreign import ForeignAttrs, foreign_node_proto
-from qdqbridge.onnx_io.profiles import Clamp, Profile
+from qdqbridge.onnx_io.profiles.profile import Bias, Clamp, Profile
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
+from qdqbridge.onnx_io.write_clamps import clamp_real, clip_stored, rounded
 from qdqbridge.onnx_io.write_dense import dense_rows
 from qdqbridge.onnx_io.write_names import Names, TensorNames, real_name, stem
 from qdqbridge.onnx_io.write_parameters import (
@@ -27,14 +26,14 @@ from qdqbridge.onnx_io.write_parameters import (
     granularity,
     quantizable,
     quantizing,
-    real_bounds,
-    starts_at_zero,
 )
+from qdqbridge.onnx_io.write_qlinear import qlinear_row
 from qdqbridge.onnx_io.write_real import is_quantized, real_dtype
 from qdqbridge.onnx_io.write_sheet import NodeRow, Sheet
 from qdqbridge.ops.composition import CompositionAttrs
 
 _BIAS = 2
+_CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
 _INTEGER_KERNELS = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE)
 
 
@@ -46,10 +45,13 @@ class NodeWriter:
         opset: The default-domain opset.
         profile: How to spell what can be spelled in several ways.
         sheet: Where rows, initializers and types go.
+        domain: The domain of Q and DQ.
     """
 
-    def __init__(self, graph: Graph, opset: int, profile: Profile, sheet: Sheet) -> None:
-        self.opset, self.profile, self.sheet = opset, profile, sheet
+    def __init__(
+        self, graph: Graph, opset: int, profile: Profile, sheet: Sheet, domain: str = ""
+    ) -> None:
+        self.opset, self.profile, self.sheet, self.domain = opset, profile, sheet, domain
         self.tensors = TensorNames(graph)
         self.free = self.tensors.free
         self.node_names = Names()
@@ -69,12 +71,14 @@ class NodeWriter:
         type_: TensorType,
         attributes: dict[str, Any] | None = None,
         node: Node | None = None,
+        domain: str = "",
     ) -> str:
         """Adds a node with one result; ``node`` is the graph's where this row is its heart."""
         wanted = output.replace(f"_{op_type}_Output", f"_{op_type}")
         wanted = wanted if wanted != output else f"{output}_{op_type}"
         name, metadata = self._identity(node, wanted)
-        row = NodeRow(op_type, inputs, [output], attributes or {}, name, metadata)
+        domain = domain or (self.domain if op_type in _CONVERSIONS else "")
+        row = NodeRow(op_type, inputs, [output], attributes or {}, name, metadata, domain=domain)
         self.sheet.nodes.append(row)
         self.sheet.types[output] = type_
         return output
@@ -88,6 +92,8 @@ class NodeWriter:
         """Adds the rows of one graph node."""
         if node.op.flow is Flow.REINTERPRET:
             return  # its result shares the operand's tensor
+        if self.profile.operators and qlinear_row(self, node):
+            return
         if node.op.flow is Flow.CONVERT and node.op.name != "Cast":
             self._convert(node)
         elif isinstance(node.attributes, ForeignAttrs):
@@ -122,6 +128,8 @@ class NodeWriter:
                 inputs.append(self.array(operand, f"{name}_input_{index}"))
         targets = [self.target(value, node) for value in node.outputs]
         attributes = {k: v for k, v in encoded.attributes.items() if v not in ([], ())}
+        if node.op.name == "AveragePool" and set(attributes.get("dilations", ())) == {1}:
+            del attributes["dilations"]  # onnxruntime's QLinearAveragePool does not have it
         names = [target for target, _ in targets]
         row = NodeRow(encoded.op_type, inputs, names, attributes, name, metadata)
         self.sheet.nodes.append(row)
@@ -189,7 +197,12 @@ class NodeWriter:
 
     def bias(self, value: Value, dtype: DType) -> str:
         """Returns the tensor of a bias: the file's own float numbers where it had some."""
-        if value.written is not None:
+        spelling = self.profile.bias
+        if spelling is Bias.FLOAT and value.constant is not None and value.quant is not None:
+            params = value.quant.params
+            real = value.constant.map(lambda a: dequantize(a, params), dtype=DType.FLOAT32)
+            return self._cast(value.written or real, value, dtype)
+        if value.written is not None and spelling is not Bias.INT32:
             return self._cast(value.written, value, dtype)
         return self.converted(value, dtype)
 
@@ -317,49 +330,20 @@ class NodeWriter:
                 fix="choose a storage type of 16 bits or less",
             )
         if clamp and not params.full_range:
-            if self.profile.clamp is Clamp.BEHIND and fuses:
-                tensor = self._rounded(tensor, dtype, value.quant, target)
-            tensor = self._clamp(tensor, params, dtype, shape, target)
+            stored = self.profile.clamp is Clamp.STORED and fuses
+            if stored and params.storage_dtype is not DType.UINT8:
+                tensor = rounded(self, tensor, dtype, value)
+            elif stored:
+                whole = self.free.take(f"{stem(target)}_unclamped")
+                inputs = [tensor, *self.parameters.of(params, stem(target))]
+                type_ = TensorType(params.storage_dtype, shape)
+                self.row("QuantizeLinear", inputs, whole, type_, quantizing(params), node)
+                clip_stored(self, whole, value)
+                return
+            tensor = clamp_real(self, tensor, dtype, value)
         inputs = [tensor, *self.parameters.of(params, stem(target))]
         type_ = TensorType(params.storage_dtype, shape)
         self.row("QuantizeLinear", inputs, target, type_, quantizing(params), node)
-
-    def _rounded(self, tensor: str, dtype: DType, type_: QuantType, name: str) -> str:
-        """Returns ``tensor`` after a Q/DQ pair; a clamp behind it gives the same integers."""
-        base = f"{stem(name)}_unclamped"
-        inputs = [tensor, *self.parameters.of(type_.params, stem(name))]
-        stored = self.row(
-            "QuantizeLinear", inputs, self.free.take(base),
-            TensorType(type_.dtype, type_.shape), quantizing(type_.params),
-        )  # fmt: skip
-        target = self.free.take(f"{base}_DequantizeLinear_Output")
-        return self.dequantize(stored, type_, target, dtype)
-
-    def _clamp(
-        self, tensor: str, params: QuantParams, dtype: DType, shape: Shape, target: str
-    ) -> str:
-        type_ = TensorType(dtype, shape)
-        if starts_at_zero(params):
-            return self.row("Relu", [tensor], self.free.take(f"{stem(target)}_relu"), type_)
-        if not params.per_tensor:
-            raise UnsupportedTargetError(
-                "ONNX cannot clamp to a range per channel",
-                where=f"tensor '{target}'",
-                fix="use per-tensor parameters",
-            )
-        bounds = (
-            "" if bound is None else self.array(np.array(bound, dtype.numpy), f"{target}_{side}")
-            for side, bound in zip(("low", "high"), real_bounds(params), strict=True)
-        )
-        name = self.free.take(f"{stem(target)}_clip")
-        return self.row("Clip", _trimmed([tensor, *bounds]), name, type_)
-
-
-def _trimmed(inputs: Iterable[str]) -> list[str]:
-    kept = list(inputs)
-    while kept and not kept[-1]:
-        kept.pop()
-    return kept
 
 
 def _implied(node: Node, value: Value) -> bool:

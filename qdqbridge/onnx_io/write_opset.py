@@ -21,6 +21,8 @@ from qdqbridge.onnx_io.write_real import mixes_types
 
 OLDEST = 13
 _METADATA_IR = 10
+CONTRIB = frozenset({DType.INT16, DType.UINT16, DType.INT4, DType.UINT4})
+"""Storage types that com.microsoft's Q and DQ have at every opset."""
 _STORAGE = {
     DType.INT16: 21, DType.UINT16: 21, DType.INT4: 21, DType.UINT4: 21,
     DType.INT2: 25, DType.UINT2: 25, DType.FLOAT4_E2M1: 23,
@@ -37,15 +39,21 @@ class Need:
     accepts: Callable[[int], bool]
 
 
-def choose_opset(graph: Graph) -> int:
+def choose_opset(graph: Graph, *, contrib: bool = False, newest: int | None = None) -> int:
     """Returns the source's opset where it can say everything, else the lowest that can.
+
+    Args:
+        graph: What is to be written.
+        contrib: 16-bit and 4-bit types may be spelled in ``com.microsoft``.
+        newest: The newest opset to take, and the first to try where the source's is newer.
 
     Raises:
         UnsupportedTargetError: No opset can; the message lists what contradicts.
     """
-    needs = list(dict.fromkeys(_needs(graph)))
-    newest = onnx.defs.onnx_opset_version()
-    candidates = [graph.opset, *range(OLDEST, newest + 1)]
+    needs = list(dict.fromkeys(_needs(graph, contrib=contrib)))
+    preferred = () if newest is None else (newest,)
+    newest = newest or onnx.defs.onnx_opset_version()
+    candidates = [graph.opset, *preferred, *range(OLDEST, newest + 1)]
     for opset in candidates:
         if OLDEST <= opset <= newest and all(need.accepts(opset) for need in needs):
             return opset
@@ -55,6 +63,12 @@ def choose_opset(graph: Graph) -> int:
         why="; ".join(f"{reason}: {span}" for reason, span in tightest.items()),
         fix="change one of these, or export the original with a newer opset",
     )
+
+
+def needs_contrib(graph: Graph, opset: int) -> bool:
+    """True where Q and DQ of an opset cannot store a type that com.microsoft's can."""
+    storages = (v.type.dtype for v in graph.values() if isinstance(v.type, QuantType))
+    return any(storage in CONTRIB and _STORAGE[storage] > opset for storage in storages)
 
 
 def imports_of(graph: Graph, opset: int) -> dict[str, int]:
@@ -127,17 +141,17 @@ class _MixedQuantize:
         return opset >= 23 or (self.integer and opset < 19)
 
 
-def _needs(graph: Graph) -> Iterator[Need]:
+def _needs(graph: Graph, *, contrib: bool) -> Iterator[Need]:
     for value in graph.values():
         if isinstance(value.type, QuantType):
-            yield from _type_needs(value.type.params)
+            yield from _type_needs(value.type.params, contrib=contrib)
     for node in graph.nodes:
         yield from _node_needs(node, graph.opset)
 
 
-def _type_needs(params: QuantParams) -> Iterator[Need]:
+def _type_needs(params: QuantParams, *, contrib: bool) -> Iterator[Need]:
     storage = params.storage_dtype
-    if storage in _STORAGE:
+    if storage in _STORAGE and not (contrib and storage in CONTRIB):
         yield _at_least(_STORAGE[storage], f"tensors stored as {storage}")
     if params.expressed_dtype is not DType.FLOAT32:
         yield _at_least(19, f"{params.expressed_dtype} scales")

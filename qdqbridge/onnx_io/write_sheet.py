@@ -24,6 +24,7 @@ class NodeRow:
         name: The node's name.
         metadata: Its ``metadata_props``.
         proto: The finished node, for what is written as it was read.
+        domain: The operator's domain.
     """
 
     op_type: str
@@ -33,6 +34,7 @@ class NodeRow:
     name: str = ""
     metadata: tuple[tuple[str, str], ...] = ()
     proto: NodeProto | None = None
+    domain: str = ""
 
 
 @dataclass(slots=True)

@@ -6,15 +6,22 @@ from pathlib import Path
 
 from onnx import ModelProto
 
+from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.types import TensorType
-from qdqbridge.onnx_io.profiles import Profile, profile_of
-from qdqbridge.onnx_io.tensors import proto_from_constant
+from qdqbridge.onnx_io.profiles import Effect, Profile, profile_of
+from qdqbridge.onnx_io.profiles.checker import check_model
+from qdqbridge.onnx_io.profiles.recentering import recentered
+from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 from qdqbridge.onnx_io.write_file import write_files
 from qdqbridge.onnx_io.write_model import model_without_tensors
 from qdqbridge.onnx_io.write_nodes import NodeWriter
-from qdqbridge.onnx_io.write_opset import choose_opset, imports_of
+from qdqbridge.onnx_io.write_opset import choose_opset, imports_of, needs_contrib
 from qdqbridge.onnx_io.write_sheet import Sheet
+
+_MICROSOFT = "com.microsoft"
+_PARAMETERS = 1 << 16
+"""Elements up to which a constant is looked at for the check: scales and zero points."""
 
 
 def write(graph: Graph, path: Path, *, profile: str = "ort", overwrite: bool = True) -> None:
@@ -35,8 +42,11 @@ def write(graph: Graph, path: Path, *, profile: str = "ort", overwrite: bool = T
         OutputExistsError: A file is there and ``overwrite`` is False.
         ModelFileError: The operating system refuses.
     """
-    sheet = _sheet(graph, profile_of(profile))
+    chosen = profile_of(profile)
+    sheet = _sheet(graph, chosen)
     model = model_without_tensors(sheet, graph.name, graph.metadata)
+    if chosen.strict:
+        _refuse_what_breaks(model, sheet, chosen, graph.name)
     write_files(model, sheet.constants, path, overwrite=overwrite)
 
 
@@ -53,10 +63,58 @@ def to_proto(graph: Graph, profile: str = "ort") -> ModelProto:
     return model
 
 
+def _refuse_what_breaks(model: ModelProto, sheet: Sheet, profile: Profile, name: str) -> None:
+    """Raises the complete list of what the profile's runtime would refuse."""
+    found = check_model(_light(model, sheet), profile, folder=Path(), file=name or "graph")
+    refused = [finding for finding in found if finding.effect is Effect.REFUSED]
+    if not refused:
+        return
+    count = f"{len(refused)} place{'s' if len(refused) > 1 else ''}"
+    fixes = dict.fromkeys(finding.fix for finding in refused if finding.fix)
+    raise UnsupportedTargetError(
+        f"{profile.runtime} cannot take this graph ({count})",
+        where=f"profile '{profile.name}'",
+        why="\n         ".join(f"{f.operator} '{f.node}': {f.reason}" for f in refused),
+        fix="; ".join(fixes),
+    )
+
+
+def _light(model: ModelProto, sheet: Sheet) -> ModelProto:
+    """Returns a model with its scales and zero points, and of other constants only the type."""
+    light = ModelProto()
+    light.CopyFrom(model)
+    for tensor, constant in sheet.constants.items():
+        if constant.size <= _PARAMETERS:
+            light.graph.initializer.append(proto_from_constant(tensor, constant))
+        else:
+            dtype = dtype_to_onnx(constant.dtype)
+            light.graph.initializer.add(name=tensor, data_type=dtype, dims=constant.shape)
+    return light
+
+
 def _sheet(graph: Graph, profile: Profile) -> Sheet:
-    opset = choose_opset(graph)
+    graph = recentered(graph) if profile.recentered else graph
+    opset = choose_opset(graph, contrib=profile.contrib)
+    sheet = _filled(graph, profile, opset)
+    if profile.older is None or opset <= profile.older.newest:
+        return sheet
+    model = _light(model_without_tensors(sheet, graph.name, {}), sheet)
+    found = check_model(model, profile, folder=Path(), file=graph.name)
+    if all(finding.rule != profile.older.rule for finding in found):
+        return sheet
+    try:
+        older = choose_opset(graph, contrib=profile.contrib, newest=profile.older.newest)
+    except UnsupportedTargetError:
+        return sheet
+    return _filled(graph, profile, older)
+
+
+def _filled(graph: Graph, profile: Profile, opset: int) -> Sheet:
     sheet = Sheet(imports=imports_of(graph, opset))
-    writer = NodeWriter(graph, opset, profile, sheet)
+    contrib = profile.contrib and needs_contrib(graph, opset)
+    if contrib:
+        sheet.imports.setdefault(_MICROSOFT, 1)
+    writer = NodeWriter(graph, opset, profile, sheet, _MICROSOFT if contrib else "")
     for value in graph.inputs:
         sheet.inputs.append(value.name)
         sheet.types[value.name] = TensorType(value.type.dtype, value.type.shape)

@@ -11,7 +11,6 @@ import pytest
 from qdqbridge.canonical import canonicalize
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
-from qdqbridge.onnx_io.profiles import PROFILES
 from qdqbridge.onnx_io.reader import read
 from qdqbridge.onnx_io.writer import to_proto, write
 from tests.onnx_io.writer_models import IMAGES, MATRICES, network, run, samples
@@ -19,6 +18,8 @@ from tests.onnx_io.writer_models import IMAGES, MATRICES, network, run, samples
 MODELS = Path(__file__).parents[2] / "models"
 OWN_MODELS = sorted(path.name for path in MODELS.glob("*.onnx"))
 NETWORKS = [*IMAGES, *MATRICES]
+PROFILES = ("ort", "portable", "openvino")
+"""Those that spell every graph, to the last bit; the others are in test_profiles_export."""
 
 
 def canonical(path: Path) -> Graph:

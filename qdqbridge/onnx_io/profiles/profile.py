@@ -2,55 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from types import MappingProxyType
 
-from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.onnx_io.profiles.finding import Rule
 
 
 class Clamp(Enum):
-    """Where a range narrower than the storage type is spelled; both give the same integers."""
+    """Where a range narrower than the storage type is spelled; all give the same integers."""
 
     BEFORE = "Relu or Clip on the operator's float result, before its QuantizeLinear"
-    BEHIND = "Relu or Clip between a Q/DQ pair of the whole range and a second Q"
+    STORED = "on stored uint8; for other types, on floats between a Q/DQ pair and a second Q"
+
+
+class Bias(Enum):
+    """How a bias is spelled that has an integer form."""
+
+    AS_READ = "as the file it was read from"
+    FLOAT = "as float constant"
+    INT32 = "as int32 constant behind a DequantizeLinear"
+
+
+@dataclass(frozen=True, slots=True)
+class Older:
+    """An opset to fall back to where a newer one breaks a rule.
+
+    Attributes:
+        rule: The rule's name.
+        newest: The newest opset that keeps it.
+    """
+
+    rule: str
+    newest: int
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """How to spell what ONNX allows to spell in several ways.
+    """How to spell what ONNX allows to spell in several ways, and what the runtime demands.
 
     Attributes:
         name: The name users give.
+        runtime: What reads such files.
         clamp: Where narrower ranges are spelled.
+        rules: What a file must keep so that the runtime accepts and fuses it.
+        bias: How biases are spelled.
+        recentered: Turn uint8 with zero point 128 into int8 with zero point 0.
+        contrib: Spell Q and DQ of 16 and 4 bits in ``com.microsoft`` below opset 21.
+        operators: Use QLinear operators where there is one.
+        strict: Refuse to write what the runtime would refuse to read.
+        older: Where to write an older opset than the source's.
     """
 
     name: str
+    runtime: str
     clamp: Clamp
-
-
-PROFILES: Mapping[str, Profile] = MappingProxyType(
-    {
-        # onnxruntime 1.31 makes a float FusedConv of a Conv with a clamp right behind it; with a
-        # Q/DQ pair between them the Conv is a QLinearConv.
-        "ort": Profile("ort", Clamp.BEHIND),
-        # Everybody else looks for the activation where training frameworks put it.
-        "portable": Profile("portable", Clamp.BEFORE),
-    }
-)
-
-
-def profile_of(name: str) -> Profile:
-    """Returns the profile of that name.
-
-    Raises:
-        UnsupportedTargetError: There is none.
-    """
-    if name not in PROFILES:
-        raise UnsupportedTargetError(
-            f"there is no export profile '{name}'",
-            why=f"the profiles are {', '.join(PROFILES)}",
-            fix="use one of them",
-        )
-    return PROFILES[name]
+    rules: tuple[Rule, ...] = ()
+    bias: Bias = Bias.AS_READ
+    recentered: bool = False
+    contrib: bool = False
+    operators: bool = False
+    strict: bool = False
+    older: Older | None = None

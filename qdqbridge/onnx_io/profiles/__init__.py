@@ -1,0 +1,88 @@
+"""Export profiles: how files are spelled for a runtime, and whether a file would fuse on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from types import MappingProxyType
+
+from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.graph.graph import Graph
+from qdqbridge.onnx_io.profiles import openvino, ort, portable, qnn, qoperator, tensorrt
+from qdqbridge.onnx_io.profiles.checker import check_source
+from qdqbridge.onnx_io.profiles.finding import Effect, Finding, Reason, Rule
+from qdqbridge.onnx_io.profiles.profile import Bias, Clamp, Older, Profile
+
+__all__ = [
+    "PROFILES",
+    "Bias",
+    "Clamp",
+    "Effect",
+    "Finding",
+    "Profile",
+    "Reason",
+    "Rule",
+    "check",
+    "profile_of",
+]
+
+_ALL = (
+    # onnxruntime 1.31 makes a float FusedConv of a Conv with a clamp right behind it; with the
+    # clamp on integers the Conv is a QLinearConv, and the clamp is integer as well. On x86 that
+    # holds for uint8 only: int8 becomes uint8 where a DQ follows its Q at once.
+    Profile(
+        "ort", "onnxruntime, CPU on x86", Clamp.STORED, ort.RULES,
+        older=Older("int8-past-movers", 20),
+    ),
+    # Everybody else looks for the activation where training frameworks put it.
+    Profile("portable", "any reader of QDQ files", Clamp.BEFORE, portable.RULES),
+    Profile(
+        "tensorrt", "TensorRT", Clamp.BEFORE, tensorrt.RULES,
+        bias=Bias.FLOAT, recentered=True, strict=True,
+    ),
+    Profile(
+        "qnn", "onnxruntime with QNN", Clamp.BEFORE, qnn.RULES,
+        bias=Bias.INT32, contrib=True, strict=True,
+    ),
+    Profile("openvino", "OpenVINO", Clamp.BEFORE, openvino.RULES, strict=True),
+    Profile(
+        "qoperator", "onnxruntime without graph optimizations", Clamp.STORED, qoperator.RULES,
+        bias=Bias.INT32, operators=True,
+    ),
+)  # fmt: skip
+
+PROFILES: Mapping[str, Profile] = MappingProxyType({profile.name: profile for profile in _ALL})
+
+
+def profile_of(name: str) -> Profile:
+    """Returns the profile of that name.
+
+    Raises:
+        UnsupportedTargetError: There is none.
+    """
+    if name not in PROFILES:
+        raise UnsupportedTargetError(
+            f"there is no export profile '{name}'",
+            why=f"the profiles are {', '.join(PROFILES)}",
+            fix="use one of them",
+        )
+    return PROFILES[name]
+
+
+def check(source: Graph | str | PathLike[str], profile: str = "ort") -> list[Finding]:
+    """Returns where and why a model would not run on integers on a runtime.
+
+    Args:
+        source: A model file, in whatever form; or a graph, which is checked as the file that the
+            profile would write.
+        profile: The name of the profile.
+
+    Returns:
+        Nothing where the runtime accepts the file and every operator between DQ and Q runs on
+        integers.
+
+    Raises:
+        UnsupportedTargetError: The profile is not known.
+        QdqBridgeError: The file cannot be read.
+    """
+    return check_source(source, profile_of(profile))

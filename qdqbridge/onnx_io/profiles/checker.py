@@ -1,0 +1,51 @@
+"""Whether a file keeps what a profile's runtime demands."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+
+import onnx
+
+from qdqbridge.graph.graph import Graph
+from qdqbridge.onnx_io.branches import take_constant_branches
+from qdqbridge.onnx_io.model_file import read_model
+from qdqbridge.onnx_io.profiles.file_view import FileView
+from qdqbridge.onnx_io.profiles.finding import Finding, findings_of
+from qdqbridge.onnx_io.profiles.profile import Profile
+from qdqbridge.onnx_io.shapes import infer
+from qdqbridge.onnx_io.structure import check_text, inline_functions, sort_nodes
+
+
+def view_of(model: onnx.ModelProto, folder: Path, file: str) -> FileView:
+    """Returns a model as a runtime sees it.
+
+    Args:
+        model: The model; it is not changed.
+        folder: Where its external data lies.
+        file: Its name, for messages.
+    """
+    model = take_constant_branches(inline_functions(model, file))
+    if model.graph.node:
+        sort_nodes(model.graph, file)
+    return FileView(model, folder, infer(model))
+
+
+def check_model(
+    model: onnx.ModelProto, profile: Profile, *, folder: Path, file: str
+) -> list[Finding]:
+    """Returns what a model does not keep of a profile."""
+    return findings_of(view_of(model, folder, file), profile.rules)
+
+
+def check_source(source: Graph | str | PathLike[str], profile: Profile) -> list[Finding]:
+    """Returns what a file, or the file that a graph would be written to, does not keep."""
+    if isinstance(source, Graph):
+        from qdqbridge.onnx_io.writer import to_proto  # the writer knows profiles
+
+        model = to_proto(source, profile.name)
+        return check_model(model, profile, folder=Path(), file=source.name or "graph")
+    path = Path(source)
+    model = read_model(path)
+    check_text(model, path.name)
+    return check_model(model, profile, folder=path.parent, file=path.name)

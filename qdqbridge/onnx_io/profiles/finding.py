@@ -1,0 +1,101 @@
+"""What a profile demands, as records that can be listed, and what a file does not keep of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from qdqbridge.onnx_io.profiles.file_view import FileNode, FileView
+
+
+class Effect(Enum):
+    """What happens where a rule is not kept."""
+
+    REFUSED = "refused"
+    """The runtime does not load the file, or computes something else from it."""
+
+    FLOAT = "float"
+    """The runtime computes in float what it could compute on integers."""
+
+    NO_KERNEL = "no kernel"
+    """The runtime computes in float: it has no integer form of the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a rule is not kept.
+
+    Attributes:
+        text: One sentence that names the values.
+        tensors: The tensors concerned.
+    """
+
+    text: str
+    tensors: tuple[str, ...] = ()
+
+
+Check: TypeAlias = "Callable[[FileView, FileNode], Reason | None]"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One demand of a runtime.
+
+    Attributes:
+        name: Kebab-case.
+        applies_to: The nodes it speaks about, in words.
+        check: Returns why a node does not keep it, None where it does or is not concerned.
+        source: Where the demand is written or was measured.
+        effect: What happens where it is not kept.
+        fix: What the user can do.
+    """
+
+    name: str
+    applies_to: str
+    check: Check
+    source: str
+    effect: Effect
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One place where a file does not keep a rule.
+
+    Attributes:
+        rule: The rule's name.
+        effect: What happens.
+        node: Name of the node.
+        operator: Its operator.
+        reason: One sentence that names the values.
+        tensors: The tensors concerned.
+        fix: What the user can do.
+        source: Where the demand is written or was measured.
+    """
+
+    rule: str
+    effect: Effect
+    node: str
+    operator: str
+    reason: str
+    tensors: tuple[str, ...] = ()
+    fix: str = ""
+    source: str = ""
+
+
+def findings_of(view: FileView, rules: tuple[Rule, ...]) -> list[Finding]:
+    """Returns every place where a file does not keep one of the rules, in the file's order."""
+    found: list[Finding] = []
+    for node in view.nodes:
+        for rule in rules:
+            reason = rule.check(view, node)
+            if reason is not None:
+                found.append(
+                    Finding(
+                        rule.name, rule.effect, node.name, node.op, reason.text, reason.tensors,
+                        rule.fix, rule.source,
+                    )
+                )  # fmt: skip
+    return found

@@ -1,0 +1,342 @@
+"""What onnxruntime's CPU provider demands of a QDQ file before it computes on integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.onnx_io.profiles.file_view import (
+    Encoding,
+    FileNode,
+    FileView,
+    is_dequantize,
+    is_quantize,
+)
+from qdqbridge.onnx_io.profiles.finding import Check, Effect, Reason, Rule
+from qdqbridge.onnx_io.profiles.islands import COPIES, islands_of
+from qdqbridge.onnx_io.profiles.ort_fusion import bias_add, propagates, redundant, source, target
+
+_SELECTORS = "onnxruntime qdq_selectors.cc; measured on 1.31.1"
+_UNARY = frozenset({"AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid", "Softmax"})
+_DROPPED = frozenset({"MaxPool", "ReduceMax", "ReduceMin", "Resize"})
+_BINARY = frozenset({"Add", "Mul"})
+_ACCUMULATES = frozenset({"Conv", "Gemm", "MatMul"})
+_KERNELS = _UNARY | _DROPPED | _BINARY | _ACCUMULATES | {"Concat", "Where"}
+_CLAMPS = frozenset({"Relu", "Clip"})
+_FLOAT_RESULT = frozenset({"Gemm", "MatMul"})
+_SCALARS = _BINARY | {"AveragePool", "Concat"}
+_NEAR = 0.01
+_DOMAINS = frozenset(
+    {"", "com.microsoft", "ai.onnx.ml", "com.microsoft.nchwc", "com.ms.internal.nhwc"}
+)
+_EIGHT = (DType.INT8, DType.UINT8)
+
+
+def _data(node: FileNode) -> Iterator[str]:
+    """Yields the operands that must be dequantized, bias left out."""
+    if node.op in _UNARY | _DROPPED:
+        yield node.input(0)
+    elif node.op == "Where":
+        yield from node.inputs[1:3]
+    elif node.op == "Concat":
+        yield from node.inputs
+    else:
+        yield from node.inputs[:2]
+
+
+def _kernel(view: FileView, node: FileNode) -> Reason | None:
+    if node.op in _KERNELS:
+        return None
+    if node.op in _CLAMPS and redundant(view, node) is not None:
+        return None
+    return Reason(f"there is no integer {node.op} on the CPU", (node.output,))
+
+
+def _operands(view: FileView, node: FileNode) -> Reason | None:
+    if node.op not in _KERNELS:
+        return None
+    for index, name in enumerate(_data(node)):
+        if source(view, name) is not None or _quantized_for_us(view, node, index):
+            continue
+        made = view.producer(name)
+        origin = "a graph input" if made is None else f"made by {made.op} '{made.name}'"
+        origin = "a float constant" if view.is_constant(name) else origin
+        return Reason(f"operand {index} is not dequantized: '{name}' is {origin}", (name,))
+    return None
+
+
+def _quantized_for_us(view: FileView, node: FileNode, index: int) -> bool:
+    """True for float operands that onnxruntime quantizes itself."""
+    if node.op == "Where":  # where_dummy_dq.cc: one constant scalar gets a DQ of its own
+        pair = [source(view, name) is not None for name in node.inputs[1:3]]
+        constant = view.constant(node.inputs[1 + index])
+        folded = view.is_folded(node.inputs[1 + index])
+        return any(pair) and folded and constant is not None and constant.size == 1
+    if node.op not in ("Conv", "Gemm") or index != 1 or not view.is_folded(node.input(1)):
+        return False  # weight_bias_quantization.cc
+    return target(view, node.output).encoding is not None
+
+
+def _result(view: FileView, node: FileNode) -> Reason | None:
+    if node.op not in _KERNELS:
+        return None
+    if node.op in _DROPPED and propagates(view, node) and source(view, node.input(0)):
+        return None
+    found = target(view, node.output)
+    if found.encoding is not None or (found.floating and node.op in _FLOAT_RESULT):
+        return None
+    return Reason(found.problem, (node.output,))
+
+
+def _encodings(view: FileView, node: FileNode) -> Iterator[tuple[str, Encoding, DType | None]]:
+    """Yields tensor, parameters and stored type of each operand and of the result."""
+    for name in _data(node):
+        found = source(view, name)
+        if found is not None:
+            yield name, found.encoding, found.dtype
+    behind = target(view, node.output)
+    if behind.encoding is not None:
+        yield node.output, behind.encoding, behind.dtype
+
+
+def _types(view: FileView, node: FileNode) -> Reason | None:
+    if node.op not in _KERNELS:
+        return None
+    found = [(name, dtype) for name, _, dtype in _encodings(view, node) if dtype is not None]
+    wide = [(name, dtype) for name, dtype in found if dtype not in _EIGHT]
+    if wide:
+        listed = ", ".join(f"'{name}' is {dtype}" for name, dtype in wide)
+        return Reason(f"integer kernels take 8 bits: {listed}", tuple(name for name, _ in wide))
+    activations = [pair for i, pair in enumerate(found) if i != 1 or node.op not in _ACCUMULATES]
+    if len({dtype for _, dtype in activations}) > 1:
+        listed = ", ".join(f"'{name}' {dtype}" for name, dtype in activations)
+        return Reason(f"operands and result differ in type on x86: {listed}")
+    if node.op in ("Conv", "MatMul") and found and found[0][1] is DType.INT8:
+        return Reason(
+            f"'{found[0][0]}' stays int8 on x86, where {node.op} takes uint8 activations: only a "
+            "Q/DQ pair with one reader is turned into uint8", (found[0][0],),
+        )  # fmt: skip
+    return None
+
+
+def _parameters(view: FileView, node: FileNode) -> Reason | None:
+    if node.op not in _KERNELS:
+        return None
+    for index, (name, found, _) in enumerate(_encodings(view, node)):
+        weight = node.op in _ACCUMULATES and index == 1
+        if node.op in _DROPPED | {"Conv"}:
+            if not view.is_folded(found.node.input(1)):
+                return Reason(f"the scale of '{name}' is not an initializer", (name,))
+            if found.explicit and not view.is_folded(found.node.input(2)):
+                return Reason(f"the zero point of '{name}' is not an initializer", (name,))
+        if found.scale is None:
+            continue
+        if found.scale.dtype != np.float32 and node.op != "Concat":
+            return Reason(f"the scale of '{name}' is {found.scale.dtype}", (name,))
+        if found.block_size and weight:
+            return Reason(f"'{name}' is quantized in blocks of {found.block_size}", (name,))
+        if not found.per_tensor and not weight:
+            return Reason(f"'{name}' is quantized per channel ({found.scale.size} scales)", (name,))
+    return None
+
+
+def _bias(view: FileView, node: FileNode) -> Reason | None:
+    name = node.input(2)
+    if node.op not in ("Conv", "Gemm") or not name:
+        return None
+    beta = node.attributes.get("beta", 1.0)
+    if beta != 1.0:
+        return Reason(f"beta is {beta}", (name,))
+    found = view.dequantized(name)
+    if found is not None:
+        if found.dtype is not DType.INT32:
+            return Reason(f"the bias '{name}' is {found.dtype}, it must be int32", (name,))
+        return _bias_scale(view, node, found) if node.op == "Conv" else None
+    if view.is_folded(name) and target(view, node.output).encoding is not None:
+        return None
+    kind = "a float constant" if view.is_folded(name) else "computed"
+    return Reason(f"the bias '{name}' is {kind}, and nothing quantizes the result", (name,))
+
+
+def _bias_scale(view: FileView, node: FileNode, bias: Encoding) -> Reason | None:
+    """Compares the scale of a bias with the product it must be, to one percent (#28229)."""
+    x, w = (source(view, name) for name in node.inputs[:2])
+    if x is None or w is None:
+        return None
+    scales = [e.scale for e in (x.encoding, w.encoding, bias)]
+    if any(scale is None for scale in scales):
+        return None
+    sx, sw, sb = (np.asarray(scale, np.float64).reshape(-1) for scale in scales)
+    if (sw <= 0).any():
+        return Reason(f"a scale of the weight '{node.input(1)}' is not positive", (node.input(1),))
+    if sb.size not in (1, sw.size) or sx.size != 1:
+        return None
+    ratio = sb / (sx * sw)
+    worst = float(ratio[np.argmax(np.abs(ratio - 1))])
+    if abs(worst - 1) < _NEAR:
+        return None
+    text = f"the scale of the bias is {worst:.6g} times scale x * scale w"
+    return Reason(text, (node.input(2),))
+
+
+def _zero_points(view: FileView, node: FileNode) -> Reason | None:
+    if node.op != "Gemm":
+        return None
+    for name, found, _ in _encodings(view, node):
+        if not found.explicit:
+            return Reason(f"the zero point of '{name}' is left out", (name,))
+    return None
+
+
+def _drop(view: FileView, node: FileNode) -> Reason | None:
+    if node.op not in _DROPPED:
+        return None
+    found, behind = source(view, node.input(0)), target(view, node.output).encoding
+    if found is None or behind is None:
+        return None
+    before = found.encoding
+    if not before.same_mapping(behind):
+        return Reason(f"'{node.input(0)}' and '{node.output}' are quantized differently")
+    if not (before.explicit and behind.explicit):
+        return Reason("a zero point is left out, and the pair is only dropped with both written")
+    if before.scale is not None and node.op != "Resize" and not (before.scale > 0).all():
+        return Reason("a scale that is not positive turns the order of the values round")
+    return None
+
+
+def _scalars(view: FileView, node: FileNode) -> Reason | None:
+    checks = (_operands, _result, _types)
+    if node.op not in _SCALARS or any(check(view, node) for check in checks):
+        return None
+    for name, found, _ in _encodings(view, node):
+        if found.scale is not None and found.scale.dtype != np.float32 and node.op == "Concat":
+            return Reason(f"the scale of '{name}' is {found.scale.dtype}")
+        rank = view.rank(found.node.input(1))
+        if rank and (found.scale is None or found.per_tensor):
+            return Reason(f"the scale of '{name}' has {rank} axes, the fused operator wants none")
+    return None
+
+
+def _clash(view: FileView, node: FileNode) -> Reason | None:
+    """From opset 21 on, a Q with ``output_dtype`` whose zero point is turned into uint8."""
+    if view.opset < 21:
+        return None
+    if is_quantize(node):
+        found = view.encoding(node)
+        written = node.attributes.get("output_dtype", 0) and found.explicit
+        readers = sum(len(view.consumers(n.output)) for n, _ in view.consumers(node.output))
+        if written and found.dtype is DType.INT8 and found.per_tensor and readers == 1:
+            return Reason("output_dtype is int8 and the zero point becomes uint8 on x86")
+        return None
+    fused = bias_add(view, node)
+    if fused is not None and view.rank(node.input(0)) != 2:
+        found_source = source(view, node.input(0))
+        if found_source is not None and found_source.encoding.dtype is DType.INT8:
+            return Reason(
+                f"MatMul and Add '{fused.name}' become a Gemm behind a Reshape, and the int8 pair "
+                f"before '{node.input(0)}' is pushed past that", (node.input(0),),
+            )  # fmt: skip
+    for name in node.inputs[:1]:
+        found_source = source(view, name)
+        if found_source is None or not found_source.moved or node.op in COPIES:
+            continue
+        encoding = found_source.encoding
+        if encoding.dtype is DType.INT8 and found_source.dtype is DType.UINT8:
+            return Reason(f"the int8 pair before '{name}' is pushed past a mover", (name,))
+    return None
+
+
+def _known(view: FileView, node: FileNode) -> Reason | None:
+    del view
+    domain = node.op.rpartition("::")[0]
+    if domain in _DOMAINS:
+        return None
+    return Reason(f"the domain '{domain}' is not registered")
+
+
+def _scale_type(view: FileView, node: FileNode) -> Reason | None:
+    if not (is_quantize(node) or is_dequantize(node)) or "::" in node.op:
+        return None
+    dtype = view.dtype(node.input(1))
+    if dtype is not None and dtype is not DType.FLOAT32 and view.opset < 19:
+        return Reason(f"the scale is {dtype}, which opset {view.opset} does not have")
+    return None
+
+
+def _dilations(view: FileView, node: FileNode) -> Reason | None:
+    checks = (_operands, _result, _types)
+    if node.op != "AveragePool" or "dilations" not in node.attributes:
+        return None
+    if any(check(view, node) for check in checks):
+        return None
+    return Reason("QLinearAveragePool does not have the attribute dilations", (node.output,))
+
+
+def _small_floats(view: FileView, node: FileNode) -> Reason | None:
+    if node.op not in ("Conv", "Gemm", "MatMul") or _operands(view, node):
+        return None
+    found = [(name, dtype) for name, _, dtype in _encodings(view, node)]
+    if len(found) < 3 or any(dtype is None or not dtype.is_float for _, dtype in found):
+        return None
+    return Reason(f"'{found[0][0]}' is {found[0][1]}, and fusions do not look at that")
+
+
+def _between(check: Check) -> Check:
+    """Restricts a check to float compute between Q and DQ."""
+    return lambda view, node: check(view, node) if node in islands_of(view) else None
+
+
+def _rule(
+    name: str, applies_to: str, check: Callable[[FileView, FileNode], Reason | None], fix: str
+) -> Rule:
+    return Rule(name, applies_to, _between(check), _SELECTORS, Effect.FLOAT, fix)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "integer-kernel", "float compute between DQ and Q", _between(_kernel),
+        "onnxruntime qdq_selector_action_transformer.cc", Effect.NO_KERNEL,
+        "leave the operator's neighbours in float, or accept one float operator",
+    ),
+    _rule("operands-dequantized", "operators with an integer kernel", _operands,
+          "quantize the operand"),
+    _rule("result-quantized", "operators with an integer kernel", _result,
+          "quantize the result, once, for all of its readers"),
+    _rule("element-types", "operators with an integer kernel", _types,
+          "use one 8-bit type for activations, int8 weights"),
+    _rule("constant-scalar-parameters", "operators with an integer kernel", _parameters,
+          "write scale and zero point as initializers"),
+    _rule("bias-int32", "Conv, Gemm", _bias, "quantize the bias to int32, scale x * scale w"),
+    _rule("zero-points-written", "Gemm", _zero_points, "write the zero points"),
+    _rule("pair-can-be-dropped", "MaxPool, ReduceMax, ReduceMin, Resize", _drop,
+          "give input and output one scale and an explicit zero point"),
+    Rule(
+        "registered-operator", "every node", _known, "onnxruntime 1.31.1", Effect.REFUSED,
+        "export without custom operators",
+    ),
+    Rule(
+        "known-types", "Q and DQ", _scale_type, "onnxruntime 1.31.1: 'Type Error'", Effect.REFUSED,
+        "write float32 scales and integers, or declare the opset that brought the type",
+    ),
+    Rule(
+        "no-dilations", "AveragePool", _between(_dilations),
+        "onnxruntime 1.31.1: 'Unrecognized attribute: dilations'", Effect.REFUSED,
+        "leave the attribute out",
+    ),
+    Rule(
+        "no-small-floats", "Conv, Gemm, MatMul", _between(_small_floats),
+        "onnxruntime 1.31.1: 'Type Error'", Effect.REFUSED, "quantize to integers",
+    ),
+    Rule(
+        "int8-past-movers", "int8 pairs from opset 21 on", _clash,
+        "onnxruntime 1.31.1: 'output_dtype INT8 does not match y_zero_point type UINT8'",
+        Effect.REFUSED, "quantize behind the mover as well, or declare an opset below 21",
+    ),
+    Rule(
+        "rank-0-parameters", "Add, Mul, Concat, Where, unary operators", _between(_scalars),
+        "onnxruntime 1.31.1: 'Scale and Zero-point must be a scalar'", Effect.REFUSED,
+        "reshape scale and zero point to rank 0",
+    ),
+)  # fmt: skip

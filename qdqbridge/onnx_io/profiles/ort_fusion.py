@@ -1,0 +1,205 @@
+"""What onnxruntime does to Q/DQ before it looks for fusions, as far as fusions depend on it.
+
+Read in onnxruntime/core/optimizer: qdq_transformer/qdq_propagation.cc, qdq_util.cc,
+weight_bias_quantization.cc, selectors_actions/qdq_selectors.cc; measured on 1.31.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.onnx_io.profiles.file_view import (
+    Encoding,
+    FileNode,
+    FileView,
+    is_dequantize,
+    is_quantize,
+)
+
+_PROPAGATES = {
+    "MaxPool": (12,),
+    "Reshape": (5, 13, 14, 19, 21, 23, 24, 25),
+    "Transpose": (1, 13, 21, 23, 24, 25),
+    "Squeeze": (1, 11, 13, 21, 23, 24, 25),
+    "Unsqueeze": (1, 11, 13, 21, 23, 24, 25),
+    "Slice": (1, 10, 11, 13),
+}
+"""Movers past which Q and DQ are pushed, with the versions of the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The DQ that an operand comes from.
+
+    Attributes:
+        encoding: Its parameters.
+        dtype: The stored type after :func:`_on_x86`.
+        moved: True where the DQ is pushed past a mover to get there.
+    """
+
+    encoding: Encoding
+    dtype: DType | None
+    moved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the result of a node goes: one Q, or why there is none that fits.
+
+    Attributes:
+        encoding: The parameters of the Q.
+        dtype: The stored type after :func:`_on_x86`.
+        problem: Why there is none.
+        floating: True where no QuantizeLinear reads the result at all.
+    """
+
+    encoding: Encoding | None
+    dtype: DType | None = None
+    problem: str = ""
+    floating: bool = False
+
+
+def source(view: FileView, tensor: str) -> Source | None:
+    """Returns the DQ that feeds an operand, behind movers where a DQ is pushed past them."""
+    readers = len(view.consumers(tensor))
+    moved = False
+    for _ in range(len(view.nodes)):
+        found = view.dequantized(tensor)
+        if found is not None:
+            if not moved:
+                readers = _dequantized_readers(view, found.node.input(0))
+                maker = view.producer(found.node.input(0))
+                pair = maker is not None and is_quantize(maker)
+                pair = pair and not view.is_constant(found.node.input(0))
+            else:
+                pair = True
+            return Source(found, _on_x86(found, readers) if pair else found.dtype, moved)
+        node = view.producer(tensor)
+        if node is not None and node.op == "Transpose" and view.is_constant(tensor):
+            tensor = node.input(0)  # transposed weights: the transpose optimizer swaps the two
+            continue
+        if node is None or not propagates(view, node):
+            return None
+        below = view.dequantized(node.input(0))
+        if below is not None and not below.per_tensor:
+            return None
+        moved, tensor = True, node.input(0)
+    return None
+
+
+def _on_x86(found: Encoding, readers: int) -> DType | None:
+    """Returns the stored type after qdq_s8_to_u8.cc.
+
+    On x86 a pair of int8 Q and DQ becomes uint8 where one operator reads it; a pair with more
+    readers stays int8, and for that there are no kernels of Conv and MatMul.
+    """
+    plain = found.dtype is DType.INT8 and found.explicit and found.per_tensor
+    return DType.UINT8 if plain and readers == 1 else found.dtype
+
+
+def _dequantized_readers(view: FileView, stored: str) -> int:
+    """Returns how many operands read a stored tensor through DQ nodes, one DQ for each of them."""
+    count = 2 if stored in view.outputs else 0
+    for node, _ in view.consumers(stored):
+        count += max(1, len(view.consumers(node.output))) if is_dequantize(node) else 2
+    return count
+
+
+def target(view: FileView, tensor: str) -> Target:
+    """Returns the Q that the result ``tensor`` goes to, behind clamps that it makes redundant."""
+    readers = view.consumers(tensor)
+    found = view.quantized(tensor)
+    if not found and len(readers) == 1 and tensor not in view.outputs:
+        node = readers[0][0]
+        if node.op in ("Relu", "Clip") and readers[0][1] == 0:
+            return _behind_clamp(view, node)
+        if propagates(view, node) and readers[0][1] == 0:
+            behind = target(view, node.output)
+            return behind if behind.encoding is None else _moved(behind, behind.encoding)
+    if not found:
+        names = sorted({node.op for node, _ in readers}) or ["the graph's output"]
+        problem = f"no QuantizeLinear reads its result '{tensor}', which goes to {', '.join(names)}"
+        return Target(None, problem=problem, floating=True)
+    if tensor in view.outputs:
+        return Target(None, problem=f"its result '{tensor}' is an output of the graph as well")
+    if len(found) < len(readers):
+        others = sorted({node.op for node, _ in readers if not is_quantize(node)})
+        problem = f"{', '.join(others)} reads its float result '{tensor}' as well"
+        return Target(None, problem=problem)
+    if any(not first.same_mapping(found[0]) for first in found[1:]):
+        problem = f"its result '{tensor}' is quantized in {len(found)} different ways"
+        return Target(None, problem=problem)
+    readers = sum(_dequantized_readers(view, e.node.output) for e in found)
+    return Target(found[0], _on_x86(found[0], readers))
+
+
+def _moved(behind: Target, found: Encoding) -> Target:
+    """Returns a Q that is pushed before a mover: the mover is its only reader."""
+    return replace(behind, dtype=_on_x86(found, 1))
+
+
+def bias_add(view: FileView, node: FileNode) -> FileNode | None:
+    """Returns the Add of a bias that a MatMul is fused with to a Gemm (matmul_add_fusion.cc)."""
+    readers = view.consumers(node.output)
+    if node.op != "MatMul" or len(readers) != 1 or node.output in view.outputs:
+        return None
+    add, index = readers[0]
+    if add.op != "Add" or not view.is_folded(add.input(1 - index)):
+        return None
+    return add if view.rank(add.input(1 - index)) == 1 else None
+
+
+def redundant(view: FileView, node: FileNode) -> Encoding | None:
+    """Returns the Q that makes a Relu or Clip redundant, if one does."""
+    behind = target(view, node.output).encoding
+    if behind is None or behind.dtype is None or behind.scale is None or not behind.per_tensor:
+        return None
+    low, high = clamp_bounds(view, node)
+    if low is None or high is None:
+        return None
+    scale, zero = behind.scale.reshape(()).astype(np.float32), behind.zero()
+    with np.errstate(all="ignore"):
+        ends = [np.rint(np.float32(bound) / scale) + zero for bound in (low, high)]
+    covers = ends[0] <= behind.dtype.qmin and ends[1] >= behind.dtype.qmax
+    return behind if covers else None
+
+
+def clamp_bounds(view: FileView, node: FileNode) -> tuple[float | None, float | None]:
+    """Returns the interval of a Relu or Clip, None on a side that is not constant."""
+    if node.op == "Relu":
+        return 0.0, float("inf")
+    bounds: list[float | None] = []
+    for index, (name, default) in enumerate((("min", "-inf"), ("max", "inf")), 1):
+        operand = node.input(index)
+        if not operand:
+            bounds.append(float(node.attributes.get(name, default)))
+            continue
+        found = view.constant(operand)
+        bounds.append(None if found is None or found.size != 1 else float(found.reshape(())))
+    return bounds[0], bounds[1]
+
+
+def _behind_clamp(view: FileView, node: FileNode) -> Target:
+    behind = target(view, node.output)
+    if behind.encoding is None:
+        return behind
+    if redundant(view, node) is not None:
+        return behind
+    low, high = clamp_bounds(view, node)
+    return Target(
+        None,
+        problem=f"{node.op} '{node.name}' to {low} .. {high} stands before its QuantizeLinear "
+        f"(zero point {behind.encoding.zero()}), whose range does not imply it",
+    )
+
+
+def propagates(view: FileView, node: FileNode) -> bool:
+    """True for movers past which Q and DQ are pushed."""
+    versions = _PROPAGATES.get(node.op)
+    if versions is None:
+        return False
+    return int(onnx.defs.get_schema(node.op, view.opset).since_version) in versions

@@ -1,0 +1,127 @@
+"""What onnxruntime's QNN provider demands of a QDQ file.
+
+Sources: the provider's documentation and the issues named at the rules. Not run here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.onnx_io.profiles.file_view import FileNode, FileView
+from qdqbridge.onnx_io.profiles.finding import Effect, Reason, Rule
+from qdqbridge.onnx_io.profiles.islands import islands_of
+from qdqbridge.onnx_io.profiles.shared_rules import (
+    constant_positive_scale,
+    encoding_of,
+    is_parameter,
+    per_tensor_activations,
+    storage,
+    stored_tensor,
+    weight_axis,
+)
+
+_WIDE = (DType.INT16, DType.UINT16)
+_NARROW = (DType.INT4, DType.UINT4)
+_ACTIVATIONS = (DType.UINT8, DType.INT8, *_WIDE)
+_CONTRIB_BELOW = 21
+_NEAR = 0.01
+
+
+def _domain(view: FileView, node: FileNode) -> Reason | None:
+    found = encoding_of(view, node)
+    if found is None or view.opset >= _CONTRIB_BELOW or "::" in node.op:
+        return None
+    if found.dtype not in (*_WIDE, *_NARROW):
+        return None
+    tensor = stored_tensor(node)
+    text = f"'{tensor}' is {found.dtype}, which opset {view.opset} does not have"
+    return Reason(text, (tensor,))
+
+
+def _symmetric_channels(view: FileView, node: FileNode) -> Reason | None:
+    found = encoding_of(view, node)
+    if found is None or not is_parameter(view, node) or found.scale is None or found.per_tensor:
+        return None
+    signed = found.dtype is not None and found.dtype.is_signed
+    if signed and found.symmetric:
+        return None
+    tensor = stored_tensor(node)
+    zero = 0 if found.zero_point is None else int(np.abs(found.zero_point.astype(np.int64)).max())
+    text = f"the per-channel constant '{tensor}' is {found.dtype} with zero points up to {zero}"
+    return Reason(text, (tensor,))
+
+
+def _bias(view: FileView, node: FileNode) -> Reason | None:
+    name = node.input(2)
+    x = view.dequantized(node.input(0))
+    if node.op not in ("Conv", "ConvTranspose", "Gemm") or not name or x is None:
+        return None
+    found = view.dequantized(name)
+    if found is None:
+        return Reason(f"the bias '{name}' is not quantized", (name,))
+    if found.dtype is not DType.INT32:
+        return Reason(f"the bias '{found.node.input(0)}' is {found.dtype}, not int32", (name,))
+    w = view.dequantized(node.input(1))
+    scales = [e.scale if e is not None else None for e in (x, w, found)]
+    if any(scale is None for scale in scales):
+        return None
+    sx, sw, sb = (np.asarray(scale, np.float64).reshape(-1) for scale in scales)
+    if sb.size not in (1, sw.size) or sx.size != 1:
+        return None
+    ratio = sb / (sx * sw)
+    worst = float(ratio[np.argmax(np.abs(ratio - 1))])
+    if abs(worst - 1) < _NEAR:
+        return None
+    return Reason(f"the scale of the bias is {worst:.6g} times scale x * scale w", (name,))
+
+
+def _no_blocks(view: FileView, node: FileNode) -> Reason | None:
+    found = encoding_of(view, node)
+    if found is None or not found.block_size:
+        return None
+    tensor = stored_tensor(node)
+    return Reason(f"'{tensor}' is quantized in blocks of {found.block_size}", (tensor,))
+
+
+def _node_unit(view: FileView, node: FileNode) -> Reason | None:
+    if node not in islands_of(view):
+        return None
+    for index, name in enumerate(node.inputs):
+        if name and not view.is_constant(name) and view.dequantized(name) is None:
+            if view.dtype(name) is DType.BOOL:
+                continue
+            return Reason(f"operand {index} '{name}' is not dequantized", (name,))
+    if view.quantized(node.output) or _clamped(view, node):
+        return None
+    return Reason(f"its result '{node.output}' is not quantized", (node.output,))
+
+
+def _clamped(view: FileView, node: FileNode) -> bool:
+    readers = view.consumers(node.output)
+    clamp = readers[0][0] if len(readers) == 1 else None
+    return clamp is not None and clamp.op in ("Relu", "Clip") and bool(view.quantized(clamp.output))
+
+
+_DOCS = "onnxruntime, QNN Execution Provider"
+
+RULES: tuple[Rule, ...] = (
+    Rule("contrib-domain", "Q and DQ of 16 and 4 bits", _domain, "ONNX: QuantizeLinear-21",
+         Effect.REFUSED, "use com.microsoft, or declare opset 21"),
+    Rule("storage", "Q and DQ", storage(_ACTIVATIONS, (*_ACTIVATIONS, *_NARROW, DType.INT32)),
+         _DOCS, Effect.REFUSED, "use 8 or 16 bits for activations"),
+    Rule("constant-positive-scale", "Q and DQ", constant_positive_scale, _DOCS, Effect.REFUSED,
+         "write scales as initializers"),
+    Rule("per-tensor-activations", "Q and DQ of activations", per_tensor_activations, _DOCS,
+         Effect.REFUSED, "use one scale per activation"),
+    Rule("symmetric-per-channel", "DQ of per-channel constants", _symmetric_channels,
+         "microsoft/onnxruntime#20154", Effect.REFUSED, "use int8 with zero point 0"),
+    Rule("weight-axis", "per-channel weights", weight_axis({"Conv": 0, "ConvTranspose": 1}),
+         "microsoft/onnxruntime#20154", Effect.REFUSED, "use the axis of the output channels"),
+    Rule("bias-int32", "Conv, ConvTranspose, Gemm", _bias, "microsoft/onnxruntime#26709",
+         Effect.FLOAT, "quantize the bias to int32, scale x * scale w"),
+    Rule("no-blocks", "DQ of weights", _no_blocks, "onnxruntime-qnn#650", Effect.FLOAT,
+         "use per-channel scales"),
+    Rule("whole-node-unit", "float compute between DQ and Q", _node_unit, _DOCS, Effect.FLOAT,
+         "quantize every operand and the result"),
+)  # fmt: skip

@@ -1,0 +1,133 @@
+"""Checks that several runtimes share, each about one Q or DQ node or one weighted operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.onnx_io.profiles.file_view import (
+    Encoding,
+    FileNode,
+    FileView,
+    is_dequantize,
+    is_quantize,
+)
+from qdqbridge.onnx_io.profiles.finding import Check, Reason
+
+WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+
+
+def encoding_of(view: FileView, node: FileNode) -> Encoding | None:
+    """Returns the parameters of a Q or DQ node that runs, None for any other node."""
+    if is_dequantize(node) or (is_quantize(node) and not view.is_constant(node.input(0))):
+        return view.encoding(node)
+    return None
+
+
+def stored_tensor(node: FileNode) -> str:
+    """Returns the integer tensor of a Q or DQ node."""
+    return node.output if is_quantize(node) else node.input(0)
+
+
+def is_parameter(view: FileView, node: FileNode) -> bool:
+    """True for the DQ of a constant."""
+    return is_dequantize(node) and view.is_constant(node.input(0))
+
+
+def storage(activations: Iterable[DType], constants: Iterable[DType]) -> Check:
+    """Returns a check of the element types that Q and DQ nodes store."""
+    allowed = {False: tuple(activations), True: tuple(constants)}
+
+    def check(view: FileView, node: FileNode) -> Reason | None:
+        found = encoding_of(view, node)
+        if found is None or found.dtype is None:
+            return None
+        constant = is_parameter(view, node)
+        if found.dtype in allowed[constant]:
+            return None
+        kind, listed = "constant" if constant else "activation", map(str, allowed[constant])
+        tensor = stored_tensor(node)
+        text = f"the {kind} '{tensor}' is {found.dtype}, not {' or '.join(listed)}"
+        return Reason(text, (tensor,))
+
+    return check
+
+
+def constant_positive_scale(view: FileView, node: FileNode) -> Reason | None:
+    """Checks that the scale is known when the engine is built, finite and above 0."""
+    found = encoding_of(view, node)
+    if found is None:
+        return None
+    name = node.input(1)
+    if not view.is_constant(name):
+        return Reason(f"the scale '{name}' is computed at run time", (name,))
+    if found.scale is None:
+        return None
+    wide = found.scale.astype(np.float64)
+    if np.isfinite(wide).all() and (wide > 0).all():
+        return None
+    return Reason(f"the scale '{name}' holds {wide[~(wide > 0)].reshape(-1)[0]:.6g}", (name,))
+
+
+def per_tensor_activations(view: FileView, node: FileNode) -> Reason | None:
+    """Checks that activations have one scale."""
+    found = encoding_of(view, node)
+    if found is None or is_parameter(view, node) or found.scale is None or found.per_tensor:
+        return None
+    tensor = stored_tensor(node)
+    return Reason(f"the activation '{tensor}' has {found.scale.size} scales", (tensor,))
+
+
+def onnx_domain(view: FileView, node: FileNode) -> Reason | None:
+    """Checks that Q and DQ are ONNX's own."""
+    if encoding_of(view, node) is None or "::" not in node.op:
+        return None
+    return Reason(f"{node.op} is no operator of ONNX")
+
+
+def explicit_zero_point(view: FileView, node: FileNode) -> Reason | None:
+    """Checks that the zero point is written."""
+    found = encoding_of(view, node)
+    if found is None or found.explicit:
+        return None
+    tensor = stored_tensor(node)
+    return Reason(f"the zero point of '{tensor}' is left out", (tensor,))
+
+
+def weight_axis(axis_of: dict[str, int]) -> Check:
+    """Returns a check of the axis of per-channel weights.
+
+    Args:
+        axis_of: The axis by operator; Gemm and MatMul are known.
+    """
+
+    def check(view: FileView, node: FileNode) -> Reason | None:
+        found = view.dequantized(node.input(1)) if node.op in WEIGHTED else None
+        if found is None or found.scale is None or found.per_tensor or found.block_size:
+            return None
+        rank = view.rank(found.node.input(0)) or view.rank(node.input(1))
+        if rank is None:
+            return None
+        last = rank - 2 if node.attributes.get("transB", 0) else rank - 1
+        wanted, axis = axis_of.get(node.op, last), found.axis % rank
+        if axis == wanted:
+            return None
+        name = found.node.input(0)
+        return Reason(f"the weight '{name}' has scales along axis {axis}, not {wanted}", (name,))
+
+    return check
+
+
+def both_or_none(view: FileView, node: FileNode) -> Reason | None:
+    """Checks that an activation and its weight are both quantized, or none of them."""
+    if node.op not in WEIGHTED or len(node.inputs) < 2:
+        return None
+    pair = [view.dequantized(name) for name in node.inputs[:2]]
+    if (pair[0] is None) == (pair[1] is None) or view.is_constant(node.input(0)):
+        return None
+    index = 0 if pair[0] is None else 1
+    name = node.input(index)
+    text = f"operand {1 - index} is dequantized and operand {index} ('{name}') is not"
+    return Reason(text, (name,))

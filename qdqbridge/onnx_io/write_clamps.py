@@ -1,0 +1,81 @@
+"""Ranges narrower than the storage type, as ONNX nodes: on real numbers or on stored integers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.types import TensorType
+from qdqbridge.onnx_io.write_names import stem
+from qdqbridge.onnx_io.write_parameters import quantizing, real_bounds, starts_at_zero
+
+if TYPE_CHECKING:
+    from qdqbridge.onnx_io.write_nodes import NodeWriter
+
+
+def rounded(writer: NodeWriter, tensor: str, dtype: DType, value: Value) -> str:
+    """Returns ``tensor`` after a Q/DQ pair; a clamp behind it gives the same integers.
+
+    Args:
+        writer: Where the rows go.
+        tensor: A float tensor that becomes ``value``.
+        dtype: Its type.
+        value: A quantized value.
+    """
+    assert value.quant is not None
+    type_, name = value.quant, stem(writer.tensors.of(value))
+    inputs = [tensor, *writer.parameters.of(type_.params, name)]
+    stored = writer.row(
+        "QuantizeLinear", inputs, writer.free.take(f"{name}_unclamped"),
+        TensorType(type_.dtype, type_.shape), quantizing(type_.params),
+    )  # fmt: skip
+    target = writer.free.take(f"{name}_unclamped_DequantizeLinear_Output")
+    return writer.dequantize(stored, type_, target, dtype)
+
+
+def clip_stored(writer: NodeWriter, tensor: str, value: Value) -> None:
+    """Adds the Clip of stored integers that makes the narrow range of ``value``."""
+    assert value.quant is not None
+    params, target = value.quant.params, writer.tensors.of(value)
+    ends = zip(("low", "high"), (params.qmin, params.qmax), strict=True)
+    dtype = params.storage_dtype.numpy
+    bounds = [writer.array(np.array(end, dtype), f"{target}_{side}") for side, end in ends]
+    type_ = TensorType(params.storage_dtype, value.type.shape)
+    writer.row("Clip", [tensor, *bounds], target, type_)
+
+
+def clamp_real(writer: NodeWriter, tensor: str, dtype: DType, value: Value) -> str:
+    """Returns ``tensor`` behind the Relu or Clip that makes the narrow range of ``value``.
+
+    Raises:
+        UnsupportedTargetError: The range has other real ends in every channel.
+    """
+    assert value.quant is not None
+    params, target = value.quant.params, writer.tensors.of(value)
+    type_ = TensorType(dtype, value.type.shape)
+    if starts_at_zero(params):
+        return writer.row("Relu", [tensor], writer.free.take(f"{stem(target)}_relu"), type_)
+    if not params.per_tensor:
+        raise UnsupportedTargetError(
+            "ONNX cannot clamp to a range per channel",
+            where=f"tensor '{target}'",
+            fix="use per-tensor parameters",
+        )
+    bounds = (
+        "" if bound is None else writer.array(np.array(bound, dtype.numpy), f"{target}_{side}")
+        for side, bound in zip(("low", "high"), real_bounds(params), strict=True)
+    )
+    name = writer.free.take(f"{stem(target)}_clip")
+    return writer.row("Clip", _trimmed([tensor, *bounds]), name, type_)
+
+
+def _trimmed(inputs: Iterable[str]) -> list[str]:
+    kept = list(inputs)
+    while kept and not kept[-1]:
+        kept.pop()
+    return kept
