@@ -10,10 +10,12 @@ import tvm
 from numpy.typing import NDArray
 from tvm import ir, relax
 
-from qdqbridge.errors import InputDataError, UnsupportedTargetError
+from qdqbridge.errors import GraphError, InputDataError, UnsupportedTargetError
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import check_inputs
 from qdqbridge.relax.emit import emit
+from qdqbridge.relax.emit.scope import tvm_dtype
 
 
 class Executable:
@@ -55,12 +57,20 @@ class Executable:
         arrays = check_inputs(self.graph, inputs)
         if any(0 in array.shape for array in arrays):
             raise InputDataError("an input has no elements", fix="feed at least one sample")
-        tensors = [tvm.runtime.tensor(np.asarray(a, order="C"), self._device) for a in arrays]
+        tensors = [tvm.runtime.tensor(_held(a), self._device) for a in arrays]
         result = self._machine["main"](*tensors)
         results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
+        types = [value.type.dtype.numpy for value in self.graph.outputs]
         return {
-            name: tensor.numpy() for name, tensor in zip(self.output_names, results, strict=True)
+            name: tensor.numpy().astype(dtype, copy=False)  # sub-byte types run as bytes
+            for name, tensor, dtype in zip(self.output_names, results, types, strict=True)
         }
+
+
+def _held(array: NDArray[Any]) -> NDArray[Any]:
+    """Returns an input as TVM holds it: a byte per element of a sub-byte type."""
+    held = tvm_dtype(DType.of(array.dtype))
+    return np.asarray(array, order="C").astype(held, copy=False)
 
 
 def build(graph: Graph, target: Any = "llvm") -> Executable:
@@ -83,5 +93,13 @@ def build(graph: Graph, target: Any = "llvm") -> Executable:
             why=str(error).strip().splitlines()[-1],
             fix="use 'llvm', or a target dictionary such as {'kind': 'llvm', 'mcpu': 'znver5'}",
         ) from error
-    library = tvm.compile(module, resolved)
+    try:
+        library = tvm.compile(module, resolved)
+    except Exception as error:  # whatever a pass or LLVM raises
+        reason = error.why if isinstance(error, GraphError) else str(error)
+        raise UnsupportedTargetError(
+            "TVM cannot build the module",
+            why=(reason.strip().splitlines() or [type(error).__name__])[0],
+            fix="run the graph with the interpreter, and report the module (to_relax)",
+        ) from error
     return Executable(graph, module, library)

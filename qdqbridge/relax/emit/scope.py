@@ -121,6 +121,13 @@ class Scope:
 
     def quantize(self, real: Expr, params: QuantParams, hint: str = "") -> Expr:
         """Emits ``qnn.quantize`` and the clamp of a narrower range."""
+        if params.blocked:
+            zero_point, scale = self._along_blocks(real, params)
+            rounded = self.emit(op.round(self.emit(op.divide(real, scale))))
+            real = self.emit(op.add(rounded, self.cast(zero_point, "float32")))
+            args = [real, number(np.ones((), np.float32)), number(np.zeros((), np.int32))]
+            attrs = {"axis": -1, "out_dtype": storage(params)}
+            return self.clamp(self.qnn("quantize", args, attrs, hint), params)
         axis = -1 if params.axis is None else params.axis
         attrs = {"axis": axis, "out_dtype": storage(params)}
         args = [real, self.scale(params), self.zero_point(params)]
@@ -156,16 +163,21 @@ class Scope:
 
     def _dequantize_blocks(self, stored: Expr, params: QuantParams) -> Expr:
         """Blocked parameters: repeat them along the axis, then one subtraction and product."""
+        zero_point, scale = self._along_blocks(stored, params)
+        centred = self.emit(op.subtract(self.cast(stored, "int32"), zero_point))
+        return self.emit(op.multiply(self.cast(centred, "float32"), scale))
+
+    def _along_blocks(self, data: Expr, params: QuantParams) -> list[Expr]:
+        """Returns zero points and scales of blocks, repeated to the extent of ``data``."""
         assert params.axis is not None and params.block_size is not None
-        extent = int(stored.ty.shape.values[params.axis])
+        extent = int(data.ty.shape.values[params.axis])
         parts: list[Expr] = []
         for array in (params.zero_point, params.scale.astype(np.float32)):
             repeated = self.emit(op.repeat(number(array), params.block_size, axis=params.axis))
             parts.append(
                 self.emit(op.strided_slice(repeated, axes=[params.axis], begin=[0], end=[extent]))
             )
-        centred = self.emit(op.subtract(self.cast(stored, "int32"), parts[0]))
-        return self.emit(op.multiply(self.cast(centred, "float32"), parts[1]))
+        return parts
 
     def clamp(self, stored: Expr, params: QuantParams) -> Expr:
         """Emits ``clip`` where the range is narrower than the storage type."""
