@@ -64,6 +64,7 @@ _QUARK = (
 LOWERINGS: tuple[Lowering, ...] = (
     Lowering("", "QLinearConv", 8, 9, convolution.qlinear_conv),
     _microsoft("QLinearConv", 8, 9, convolution.qlinear_conv),
+    Lowering("", "ConvInteger", 2, 4, convolution.conv_integer),
     _microsoft("FusedConv", 2, 4, convolution.fused_conv),
     Lowering("", "QLinearMatMul", 8, 8, matrix.qlinear_matmul),
     _microsoft("QLinearMatMul", 8, 8, matrix.qlinear_matmul),

@@ -1,0 +1,198 @@
+"""Packed weights: MatMulNBits and GatherBlockQuantized."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqbridge.errors import InvalidModelError, UnsupportedQuantization
+from qdqbridge.onnx_io.lowering.bits import packed, unpacked
+from tests.onnx_io.lowering_cases import MS, Case, int4_bytes, ort_run
+from tests.onnx_models import Builder, canonical, load, ops, run
+
+RNG = np.random.default_rng(5)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("count", [1, 7, 16])
+def test_packing_round_trips(bits, count):
+    data = RNG.integers(0, 1 << bits, (3, count)).astype(np.uint8)
+    per_row = -(-count * bits // 8)
+    rows = b"".join(packed(row, bits) for row in data)
+    stored = np.frombuffer(rows, np.uint8).reshape(3, per_row)
+    assert np.array_equal(unpacked(stored, bits, count), data)
+
+
+def test_codes_lie_lowest_bits_first():
+    assert packed(np.array([1, 2, 3]), 4) == bytes([0x21, 0x03])
+    assert packed(np.array([1, 2, 3, 0, 3]), 2) == bytes([0b00111001, 3])
+
+
+class NBits:
+    """A MatMulNBits model, and the dense weight that it stands for."""
+
+    def __init__(
+        self, bits: int = 4, k: int = 48, block: int = 16, *, zero: str = "", bias: bool = False,
+        order: np.ndarray | None = None, flat: bool = False,
+    ) -> None:  # fmt: skip
+        n, self.case = 5, Case(Builder(17))
+        b, blocks = self.case.builder, -(-k // block)
+        padded = block * blocks
+        weight = RNG.integers(0, 1 << bits, (n, padded)).astype(np.uint8)
+        scale = RNG.uniform(0.01, 0.1, (n, blocks)).astype(np.float32)
+        points = np.full((n, blocks), 1 << (bits - 1))
+        inputs = [self.case.float("x", [3, k], 1)]
+        per_row = padded * bits // 8
+        stored = np.frombuffer(packed(weight, bits), np.uint8).reshape(n, blocks, per_row // blocks)
+        inputs += [b.init(stored), b.init(scale.reshape(-1) if flat else scale), "", "", ""]
+        if zero:
+            points = RNG.integers(0, 1 << bits, (n, blocks))
+            rows = b"".join(packed(row, bits) for row in points)
+            codes = np.frombuffer(rows, np.uint8).reshape(n, -1)
+            inputs[3] = b.init(codes if zero == "packed" else points.astype(np.float32))
+        if order is not None:
+            inputs[4] = b.init(order.astype(np.int32))
+        offset = np.zeros(n, np.float32)
+        if bias:
+            offset = RNG.normal(size=n).astype(np.float32)
+            inputs[5] = b.init(offset)
+        while not inputs[-1]:
+            inputs.pop()
+        attributes = {"N": n, "K": k, "bits": bits, "block_size": block}
+        self.y = b.op("MatMulNBits", *inputs, domain=MS, **attributes)
+        wide = np.repeat(scale, block, 1) * (weight - np.repeat(points, block, 1)).astype(
+            np.float32
+        )
+        self.dense, self.offset = wide[:, :k], offset
+
+    def model(self) -> onnx.ModelProto:
+        return self.case.model(self.y)
+
+    def expected(self) -> np.ndarray:
+        x = self.case.feeds["x"].astype(np.float64)
+        return x @ self.dense.T.astype(np.float64) + self.offset
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("zero", ["", "packed"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_matmul_nbits_is_a_product_with_a_packed_weight(bits, zero, bias):
+    it = NBits(bits, zero=zero, bias=bias)
+    graph = canonical(it.model())
+    dense = next(node for node in graph.nodes if node.op.name == "Dense")
+    params = dense.operand(1).quant.params
+    assert params.storage_dtype.bits == bits and params.block_size == 16
+    assert np.allclose(run(graph, it.case.feeds)[0], it.expected(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("k", [40, 41])
+def test_a_last_block_may_be_short(k):
+    it = NBits(4, k=k, zero="packed")
+    graph = canonical(it.model())
+    assert np.allclose(run(graph, it.case.feeds)[0], it.expected(), rtol=0, atol=1e-5)
+    assert np.allclose(ort_run(it.model(), it.case.feeds)[0], it.expected(), rtol=0, atol=1e-4)
+
+
+def test_scales_may_be_flat_and_zero_points_whole_floats():
+    it = NBits(4, zero="float", flat=True)
+    graph = canonical(it.model())
+    assert np.allclose(run(graph, it.case.feeds)[0], it.expected(), rtol=0, atol=1e-5)
+
+
+def test_the_digest_is_that_of_a_blocked_dequantize():
+    it = NBits(4)
+    b = Builder(21)
+    weight = np.rint(it.dense / np.repeat(scales(it), 16, 1)).astype(np.int8)
+    name = b.name("w")
+    codes = (weight.T.reshape(-1) & 15).astype(np.uint8)
+    b.initializers.append(
+        onnx.helper.make_tensor(
+            name, onnx.TensorProto.INT4, weight.T.shape, packed(codes, 4), raw=True
+        )
+    )
+    w = b.op("DequantizeLinear", name, b.init(scales(it).T.copy()), axis=0, block_size=16)
+    b.output(b.op("MatMul", b.input("x", [3, 48]), w))
+    model = b.model()
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    assert canonical(model).digest == canonical(it.model()).digest
+
+
+def scales(it: NBits) -> np.ndarray:
+    tensor = next(t for t in it.case.builder.initializers if t.name == "init_2")
+    return onnx.numpy_helper.to_array(tensor)
+
+
+def test_an_identity_order_is_none():
+    it = NBits(4, order=np.arange(48) // 16)
+    graph = canonical(it.model())
+    assert np.allclose(run(graph, it.case.feeds)[0], it.expected(), rtol=0, atol=1e-5)
+
+
+def test_a_permuting_order_is_refused_by_name():
+    with pytest.raises(UnsupportedQuantization, match="g_idx") as caught:
+        load(NBits(4, order=(np.arange(48) // 16)[::-1]).model())
+    assert "desc_act" in caught.value.fix
+
+
+def test_zero_points_between_codes_are_refused():
+    it = NBits(4, zero="float")
+    tensor = it.case.builder.initializers[-1]
+    broken = onnx.numpy_helper.to_array(tensor) + np.float32(0.5)
+    tensor.CopyFrom(onnx.numpy_helper.from_array(broken, tensor.name))
+    with pytest.raises(UnsupportedQuantization, match="zero points"):
+        load(it.model())
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "error"),
+    [("bits", 5, UnsupportedQuantization), ("K", 64, InvalidModelError),
+     ("N", 6, InvalidModelError), ("block_size", 0, InvalidModelError)],
+)  # fmt: skip
+def test_contradicting_attributes_are_refused(attribute, value, error):
+    model = NBits(4).model()
+    next(a for a in model.graph.node[0].attribute if a.name == attribute).i = value
+    with pytest.raises(error, match=r"MatMulNBits|block_size|N, K"):
+        load(model)
+
+
+def test_the_bytes_of_a_weight_are_not_copied_to_another_width():
+    graph = load(NBits(4).model())
+    weight = next(v for v in graph.values() if v.name.endswith(".weight"))
+    assert weight.type.dtype.label == "uint4" and weight.type.shape == (5, 48)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("zero", [False, True])
+def test_gather_of_packed_rows(bits, zero):
+    case = Case(Builder(17))
+    b = case.builder
+    codes = RNG.integers(0, 1 << bits, (6, 32)).astype(np.uint8)
+    points = RNG.integers(0, 1 << bits, (6, 2)).astype(np.uint8)
+    inputs = [b.init(int4_bytes(codes) if bits == 4 else codes)]
+    case.feeds["i"] = np.array([[0, 5], [2, 2]], np.int64)
+    inputs.append(b.input("i", [2, 2], onnx.TensorProto.INT64))
+    inputs.append(b.init(RNG.uniform(0.01, 0.1, (6, 2)).astype(np.float32)))
+    if zero:
+        inputs.append(b.init(int4_bytes(points) if bits == 4 else points))
+    at = {"bits": bits, "block_size": 16, "quantize_axis": 1, "gather_axis": 0}
+    model = case.model(b.op("GatherBlockQuantized", *inputs, domain=MS, **at))
+    graph = canonical(model)
+    assert np.array_equal(run(graph, case.feeds)[0], ort_run(model, case.feeds)[0])
+    assert ops(graph)[-1] == "Gather"
+
+
+@pytest.mark.parametrize("kind", [onnx.TensorProto.INT4, onnx.TensorProto.UINT4])
+@pytest.mark.parametrize("gather_axis", [0, 1])
+def test_gather_of_four_bit_tensors_has_zero_point_zero(kind, gather_axis):
+    case = Case(Builder(21))
+    b = case.builder
+    codes = RNG.integers(0, 16, 6 * 32).astype(np.uint8)
+    tensor = onnx.helper.make_tensor("w", kind, [6, 32], packed(codes, 4), raw=True)
+    b.initializers.append(tensor)
+    case.feeds["i"] = np.array([0, 3], np.int64)
+    scale = b.init(RNG.uniform(0.01, 0.1, (6, 2)).astype(np.float32))
+    at = {"block_size": 16, "quantize_axis": 1, "gather_axis": gather_axis}
+    indices = b.input("i", [2], onnx.TensorProto.INT64)
+    model = case.model(b.op("GatherBlockQuantized", "w", indices, scale, domain=MS, **at))
+    assert np.array_equal(run(canonical(model), case.feeds)[0], ort_run(model, case.feeds)[0])
