@@ -83,7 +83,7 @@ def _matched(scope: Scope, node: Node, target: Expr) -> list[Any]:
     """Returns the elements of an int64 vector as extents, bound to variables of the function."""
     count, shape = int(target.ty.shape.values[0]), node.output.type.shape
     names = shape or tuple(f"{node.output.name or 'extent'}_{i}" for i in range(count))
-    extents = [name if isinstance(name, int) else scope.extent(name) for name in names]
+    extents: list[Any] = [name if isinstance(name, int) else scope.extent(name) for name in names]
     found = scope.emit(op.tensor_to_shape(target))
     scope.builder.match_cast(found, relax.ShapeType(extents))
     return extents

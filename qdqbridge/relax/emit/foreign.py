@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from tvm import relax
+from tvm import ir, relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.frontend.onnx import from_onnx
 
 from qdqbridge.graph.graph import Node
@@ -28,11 +30,36 @@ def emit_foreign(scope: Scope, node: Node) -> Sequence[Expr]:
     except Exception as error:  # TVM's converters raise whatever they meet
         reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
         raise unsupported(node, f"TVM's ONNX importer refuses it: {reason[0]}") from error
-    function = module["main"].without_attr("global_symbol")
     name = f"onnx_{node.op.name.rpartition('::')[2].lower()}"
-    callee = scope.builder.add_func(function, name)
+    callee = _added(scope.builder, module, name)
     args = [scope.value(v) for v in node.inputs if v is not None and v.constant is None]
     called = scope.emit(relax.Call(callee, args))
     if len(node.outputs) == 1:
         return [called]
     return [relax.TupleGetItem(called, i) for i in range(len(node.outputs))]
+
+
+def _added(builder: relax.BlockBuilder, module: ir.IRModule, name: str) -> ir.GlobalVar:
+    """Adds ``main`` of an imported module, and the functions that it calls, under new names."""
+    renamed: dict[str, ir.GlobalVar] = {}
+    for variable, function in module.functions.items():
+        if variable.name_hint != "main":
+            private = function.without_attr("global_symbol")
+            renamed[variable.name_hint] = builder.add_func(private, variable.name_hint)
+    main: Any = module["main"].without_attr("global_symbol")
+    if renamed:
+        main = _Renamed(renamed).visit_expr(main)
+    function: Any = main
+    return builder.add_func(function, name)
+
+
+@mutator
+class _Renamed(PyExprMutator):
+    """Calls functions by their new names."""
+
+    def __init__(self, names: Mapping[str, ir.GlobalVar]) -> None:
+        super().__init__()
+        self.names = names
+
+    def visit_global_var_(self, op: ir.GlobalVar) -> ir.GlobalVar:
+        return self.names.get(op.name_hint, op)
