@@ -11,6 +11,8 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.quantization import QuantParams
 from tests.onnx_models import Builder
 
 Array = NDArray[Any]
@@ -40,7 +42,8 @@ def ort_run(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> list[Array]:
     session = ort.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    return list(session.run(None, dict(inputs)))
+    results: Any = session.run(None, dict(inputs))
+    return list(results)
 
 
 def codes(shape: Sequence[int], dtype: Any, seed: int) -> Array:
@@ -100,12 +103,18 @@ def twin(
     operands = [
         b.op(
             "DequantizeLinear", name, *q.names(b),
-            **({} if q.axis is None else {"axis": q.axis}),
+            axis=q.axis,
         )
         for name, q in x
     ]  # fmt: skip
     real = b.op(op, *front, *operands, *extra, **attributes)
     return real if y is None else b.op("QuantizeLinear", real, *y.names(b))
+
+
+def params_of(value: Value) -> QuantParams:
+    """Returns the parameters of a quantized value."""
+    assert value.quant is not None
+    return value.quant.params
 
 
 def lsb(a: Array, b: Array) -> Array:

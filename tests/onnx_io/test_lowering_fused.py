@@ -83,7 +83,7 @@ def test_fused_matmul_finds_ranks_behind_lowered_nodes():
 def test_fused_gemm(activation):
     case = Case(Builder(17))
     inputs = [case.float("x", [3, 4], 1), weights(case, [5, 4], 2), weights(case, [5], 3)]
-    at = {"transB": 1, "alpha": 0.5, "activation": activation}
+    at: dict[str, Any] = {"transB": 1, "alpha": 0.5, "activation": activation}
     check(case, case.builder.op("FusedGemm", *inputs, domain=MS, **at))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from qdqbridge.errors import InvalidModelError, UnsupportedQuantization
 from qdqbridge.onnx_io.lowering.bits import packed, unpacked
-from tests.onnx_io.lowering_cases import MS, Case, int4_bytes, ort_run
+from tests.onnx_io.lowering_cases import MS, Case, int4_bytes, ort_run, params_of
 from tests.onnx_models import Builder, canonical, load, ops, run
 
 RNG = np.random.default_rng(5)
@@ -81,7 +81,7 @@ def test_matmul_nbits_is_a_product_with_a_packed_weight(bits, zero, bias):
     it = NBits(bits, zero=zero, bias=bias)
     graph = canonical(it.model())
     dense = next(node for node in graph.nodes if node.op.name == "Dense")
-    params = dense.operand(1).quant.params
+    params = params_of(dense.operand(1))
     assert params.storage_dtype.bits == bits and params.block_size == 16
     assert np.allclose(run(graph, it.case.feeds)[0], it.expected(), rtol=0, atol=1e-5)
 

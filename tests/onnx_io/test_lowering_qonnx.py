@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from qdqbridge.errors import UnsupportedQuantization
+from tests.onnx_io.lowering_cases import params_of
 from tests.onnx_models import Builder, canonical, load, ops, run
 
 DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
@@ -57,7 +58,7 @@ def test_every_domain_has_it(domain, op):
 def test_range_of_every_width(bits, signed, narrow):
     scale = 4 / (1 << bits)
     graph = canonical(model(scale, 0, bits, signed=signed, narrow=narrow))
-    params = graph.nodes[0].output.quant.params
+    params = params_of(graph.nodes[0].output)
     assert params.storage_dtype.bits == (8 if bits <= 8 else 16)
     assert params.qmax - params.qmin == (1 << bits) - 1 - narrow
     expected = quantized(DATA, scale, 0, bits, signed=signed, narrow=narrow)
@@ -74,7 +75,7 @@ def test_the_range_is_written_in_every_opset(opset):
 def test_scales_of_one_channel_axis(shape):
     scale = np.array([0.01, 0.02, 0.03, 0.04], np.float32).reshape(shape)
     graph = canonical(model(scale))
-    params = graph.nodes[0].output.quant.params
+    params = params_of(graph.nodes[0].output)
     assert params.axis == 1 and params.scale.shape == (4,)
     assert near(run(graph, {"x": DATA})[0], quantized(DATA, scale, 0, 8))
 
@@ -82,7 +83,7 @@ def test_scales_of_one_channel_axis(shape):
 def test_zero_points():
     graph = canonical(model(0.02, 37, 8, signed=0))
     assert near(run(graph, {"x": DATA})[0], quantized(DATA, 0.02, 37, 8, signed=0))
-    assert int(graph.nodes[0].output.quant.params.zero_point) == 37
+    assert int(params_of(graph.nodes[0].output).zero_point) == 37
 
 
 def test_parameters_may_be_computed_from_constants():
@@ -112,7 +113,11 @@ def net(style: str) -> onnx.ModelProto:
             s = np.asarray(s, np.float32)
             inputs = [b.init(s if shape is None else s.reshape(shape))]
             inputs += [b.init(np.float32(0)), b.init(np.float32(bits))]
-            at = {"signed": int(low < 0), "narrow": int(bits == 4), "rounding_mode": "ROUND"}
+            at: dict[str, Any] = {
+                "signed": int(low < 0),
+                "narrow": int(bits == 4),
+                "rounding_mode": "ROUND",
+            }
             return b.op("Quant", x, *inputs, domain=DOMAINS[1], **at)
         dtype: Any = {8: np.int8 if low < 0 else np.uint8, 4: np.int8, 32: np.int32}[bits]
         at = {"axis": 0} if np.ndim(s) else {}

@@ -46,5 +46,5 @@ def clipped(
     """Returns ``Clip(x, low, high)`` in the spelling of the model's opset."""
     if site.main_opset < 11:
         return site.op("Clip", [x], result, min=float(low), max=float(high))
-    bounds = [site.constant(np.array(bound, dtype), "bound") for bound in (low, high)]
+    bounds = [site.enter(np.array(bound, dtype), "bound") for bound in (low, high)]
     return site.op("Clip", [x, *bounds], result)

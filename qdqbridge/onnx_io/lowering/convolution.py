@@ -51,7 +51,7 @@ def conv_integer(site: Site) -> None:
     weight = site.known.array(w)
     zero = site.known.array(zw) if zw else np.zeros(1, np.int64)
     if weight is None or zero is None or not _exact(site, weight, zero):
-        if zero is None or zero.size > 1:
+        if zero is not None and zero.size > 1:
             raise site.refusal(
                 "zero points per channel",
                 "its sums exceed 2^24, and onnxruntime has no kernel for it",
@@ -62,7 +62,7 @@ def conv_integer(site: Site) -> None:
     real = site.op("Cast", [x], to=TensorProto.FLOAT)
     if zx:
         real = site.op("Sub", [real, site.op("Cast", [zx], to=TensorProto.FLOAT)])
-    ones = site.constant(np.ones(zero.shape if zw else (), np.float32), "unit")
+    ones = site.enter(np.ones(zero.shape if zw else (), np.float32), "unit")
     total = site.op("Conv", [real, site.dequantize(w, ones, zw, axis=0)], **site.same_attributes())
     site.op("Cast", [total], site.proto.output[0], to=TensorProto.INT32)
 

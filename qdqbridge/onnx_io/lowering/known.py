@@ -106,7 +106,8 @@ class Known:
         graph = onnx.helper.make_graph(cone, "cone", [], [onnx.ValueInfoProto(name=name)], tensors)
         model = onnx.helper.make_model(graph, opset_imports=list(self.model.opset_import))
         try:
-            return np.asarray(ReferenceEvaluator(model).run(None, {})[0])
+            results: Any = ReferenceEvaluator(model).run(None, {})
+            return np.asarray(results[0])
         except Exception:  # the evaluator raises whatever its operators meet
             return None
 

@@ -35,7 +35,7 @@ def _vector(site: Site, name: str, axis: int) -> str:
             f"'{name}' has shape {array.shape}",
             "give one scale per tensor, or one per row or column",
         )
-    return site.constant(array.reshape(-1), "vector")
+    return site.enter(array.reshape(-1), "vector")
 
 
 def qgemm(site: Site) -> None:
@@ -51,7 +51,7 @@ def qgemm(site: Site) -> None:
     if c:
         factors = [sa, sb]
         if alpha != 1.0:
-            factors.insert(0, site.constant(np.float32(alpha), "alpha"))
+            factors.insert(0, site.enter(np.float32(alpha), "alpha"))
         operands.append(site.dequantize(c, site.product(factors), axis=-1))
     output = site.proto.output[0]
     y = site.op(
@@ -123,7 +123,7 @@ def fused_matmul(site: Site) -> None:
         site.op("MatMul", [a, b], output)
         return
     dtype = np.float16 if site.known.element_type(a) == TensorProto.FLOAT16 else np.float32
-    factor = site.constant(np.array(alpha, dtype), "alpha")
+    factor = site.enter(np.array(alpha, dtype), "alpha")
     site.op("Mul", [site.op("MatMul", [a, b]), factor], output)
 
 

@@ -84,7 +84,7 @@ def _axes(site: Site) -> list[int]:
 
 def _mean(site: Site, x: str, axes: list[int]) -> str:
     if site.main_opset >= _AXES_INPUT_SINCE:
-        return site.op("ReduceMean", [x, site.constant(np.array(axes, np.int64), "axes")])
+        return site.op("ReduceMean", [x, site.enter(np.array(axes, np.int64), "axes")])
     return site.op("ReduceMean", [x], axes=axes)
 
 
@@ -110,7 +110,7 @@ def _root_mean_square(
 
 def _over_deviation(site: Site, x: str, centre: str, axes: list[int], epsilon: float) -> str:
     square = _mean(site, site.op("Mul", [centre, centre]), axes)
-    shifted = site.op("Add", [square, site.constant(_like(site, x, epsilon), "epsilon")])
+    shifted = site.op("Add", [square, site.enter(_like(site, x, epsilon), "epsilon")])
     return site.op("Div", [x, site.op("Sqrt", [shifted])])
 
 
@@ -141,7 +141,7 @@ def fast_gelu(site: Site) -> None:
         site.op("Gelu", [x], output, approximate="tanh")
         return
     number = {
-        key: site.constant(_like(site, x, value), key)
+        key: site.enter(_like(site, x, value), key)
         for key, value in (("half", 0.5), ("one", 1.0), ("root", 0.7978845608), ("c", 0.044715))
     }
     cube = site.op("Mul", [site.op("Mul", [x, x]), x])

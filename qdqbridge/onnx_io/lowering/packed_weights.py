@@ -33,7 +33,7 @@ def matmul_nbits(site: Site) -> None:
     scales = site.array(2, "its scale")
     if scales.size != rows * blocks:
         raise _misfit(site, "scales", scales, rows * blocks)
-    scale = site.constant(scales.reshape(rows, blocks), "scales")
+    scale = site.enter(scales.reshape(rows, blocks), "scales")
     zero_point = _zero_point(site, bits, (rows, blocks))
     real = site.dequantize(weight, scale, zero_point, axis=1, block_size=block)
     bias, output = site.input(5), site.proto.output[0]

@@ -47,11 +47,11 @@ def bipolar_quant(site: Site) -> None:
 
 def _bipolar(site: Site) -> None:
     scale, axis = _squeezed(site, site.array(1, "its scale").astype(np.float32))
-    one, minus = (site.constant(np.int8(sign), "sign") for sign in (1, -1))
-    zero = site.constant(np.float32(0), "zero")
+    one, minus = (site.enter(np.int8(sign), "sign") for sign in (1, -1))
+    zero = site.enter(np.float32(0), "zero")
     negative = site.op("Less", [site.input(0), zero])
     stored = site.op("Where", [negative, minus, one])
-    _real(site, stored, site.constant(scale, "scale"), "", axis, site.proto.output[0])
+    _real(site, stored, site.enter(scale, "scale"), "", axis, site.proto.output[0])
 
 
 def trunc(site: Site) -> None:
@@ -78,13 +78,13 @@ def trunc(site: Site) -> None:
     step = np.float32(2.0 ** np.round(np.log2(result / scale)))
     dtype = _storage(site, wide, signed=signed)
     stored, _, zero = _quantized(site, scale, zero_point, None, dtype)
-    unit = site.dequantize(stored, site.constant(np.float32(1), "unit"), zero)
+    unit = site.dequantize(stored, site.enter(np.float32(1), "unit"), zero)
     small = _storage(site, bits, signed=signed)
-    small_zero = site.constant(np.zeros((), small), "zero_point")
+    small_zero = site.enter(np.zeros((), small), "zero_point")
     low, high = _range(bits, signed=signed, narrow=site.flag("narrow"))
-    cut = site.quantize(unit, site.constant(step, "step"), small_zero, "")
+    cut = site.quantize(unit, site.enter(step, "step"), small_zero, "")
     cut = clipped(site, cut, low, high, small)
-    _real(site, cut, site.constant(result, "scale"), small_zero, None, site.proto.output[0])
+    _real(site, cut, site.enter(result, "scale"), small_zero, None, site.proto.output[0])
 
 
 # ---- what the inputs say ----------------------------------------------------------------------
@@ -173,8 +173,8 @@ def _quantized(
             f"it is {zero_point.reshape(-1)[:4]}, the integers are {info.min} to {info.max}",
             "train with a zero point among the integers",
         )
-    scale_name = site.constant(scale, "scale")
-    zero_name = site.constant(zero_point.astype(dtype), "zero_point")
+    scale_name = site.enter(scale, "scale")
+    zero_name = site.enter(zero_point.astype(dtype), "zero_point")
     inputs = [site.input(0), scale_name, zero_name]
     stored = site.op("QuantizeLinear", inputs, domain="com.microsoft", axis=axis)
     return stored, scale_name, zero_name

@@ -70,7 +70,7 @@ class Site(NodeView):
 
     # ---- making -------------------------------------------------------------------------------
 
-    def constant(self, array: NDArray[Any] | np.generic, hint: str) -> str:
+    def enter(self, array: NDArray[Any] | np.generic, hint: str) -> str:
         """Enters a constant; returns its name."""
         name = self.known.fresh(f"{self.proto.output[0]}.{hint}")
         self.known.add_initializer(numpy_helper.from_array(np.asarray(array), name))
