@@ -10,12 +10,12 @@ import tvm
 from numpy.typing import NDArray
 from tvm import ir, relax
 
-from qdqbridge.errors import GraphError, InputDataError, UnsupportedTargetError
+from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import check_inputs
 from qdqbridge.relax.emit import emit
-from qdqbridge.relax.emit.scope import tvm_dtype
+from qdqbridge.relax.emit.scope import reason, tvm_dtype
 
 
 class Executable:
@@ -96,10 +96,9 @@ def build(graph: Graph, target: Any = "llvm") -> Executable:
     try:
         library = tvm.compile(module, resolved)
     except Exception as error:  # whatever a pass or LLVM raises
-        reason = error.why if isinstance(error, GraphError) else str(error)
         raise UnsupportedTargetError(
             "TVM cannot build the module",
-            why=(reason.strip().splitlines() or [type(error).__name__])[0],
+            why=reason(error),
             fix="run the graph with the interpreter, and report the module (to_relax)",
         ) from error
     return Executable(graph, module, library)

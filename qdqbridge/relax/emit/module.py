@@ -22,7 +22,7 @@ from qdqbridge.relax.emit.foreign import emit_foreign
 from qdqbridge.relax.emit.movers import MOVERS
 from qdqbridge.relax.emit.resize import emit_resize
 from qdqbridge.relax.emit.rounded import quantized_result
-from qdqbridge.relax.emit.scope import Expr, Scope, tvm_dtype, unsupported
+from qdqbridge.relax.emit.scope import Expr, Scope, reason, tvm_dtype, unsupported
 from qdqbridge.relax.emit.transposition import fill
 
 LARGE = 1 << 16
@@ -132,8 +132,7 @@ class _Module:
                 error.where = error.where or f"node '{node.name}'"
                 problems.append(error)
             except (GraphError, RuntimeError, TypeError, ValueError) as error:
-                why = error.why if isinstance(error, GraphError) else str(error).strip()
-                refused = unsupported(node, f"TVM refuses it: {(why.splitlines() or ['?'])[0]}")
+                refused = unsupported(node, f"TVM refuses it: {reason(error)}")
                 refused.__cause__ = error
                 problems.append(refused)
         return problems
@@ -142,7 +141,15 @@ class _Module:
         results = self._emitted(node)
         for value, expr in zip(node.outputs, results, strict=False):
             bound = expr if isinstance(expr, relax.Var) else self.scope.emit(expr)
-            self.scope.exprs[value] = bound
+            self.scope.exprs[value] = self._with_extents(value, bound)
+
+    def _with_extents(self, value: Value, bound: relax.Var) -> relax.Var:
+        """Gives names to extents that an imported operator computes at run time."""
+        known = isinstance(bound.ty, relax.TensorType) and bound.ty.shape is not None
+        if known or value.type.shape is None:
+            return bound
+        type_ = relax.TensorType(self.scope.shape(value.type.shape), tvm_dtype(value.type.dtype))
+        return self.builder.match_cast(bound, type_)
 
     def _emitted(self, node: Node) -> Sequence[Expr]:
         scope, name = self.scope, node.op.name

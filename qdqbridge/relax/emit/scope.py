@@ -234,3 +234,10 @@ def unsupported(node: Node, why: str) -> UnsupportedTargetError:
         why=why,
         fix="run it with onnxruntime, or change the model",
     )
+
+
+def reason(error: Exception) -> str:
+    """Returns in one line what TVM says; it hands our own errors back as their text."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    stated = [line.removeprefix("why").strip() for line in lines if line.startswith("why ")]
+    return next(iter([*stated, *lines]), type(error).__name__)
