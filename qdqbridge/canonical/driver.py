@@ -26,6 +26,7 @@ class _Driver:
         self.queue: deque[Node] = deque(graph.nodes)
         self.queued: set[Node] = set(graph.nodes)
         self.changed = False
+        self.told: dict[Note, None] = dict.fromkeys(graph.notes)
 
     def run(self) -> dict[tuple[str, Node], Reject]:
         self._drain()
@@ -35,6 +36,7 @@ class _Driver:
             self._enqueue_all(self.graph.nodes)
             self._drain()
         self.editor.finish()
+        self.graph.notes = list(self.told)
         alive = set(self.graph.nodes)
         return {key: reject for key, reject in self.refused.items() if key[1] in alive}
 
@@ -73,7 +75,7 @@ class _Driver:
 
     def _replace(self, proposal: Replace, node: Node) -> None:
         self.changed = True
-        self.graph.notes.extend(note for note in proposal.notes if note not in self.graph.notes)
+        self.told.update(dict.fromkeys(proposal.notes))
         touched: dict[Node, None] = {node: None}
         for old, new in proposal.values.items():
             added = self.editor.insert(new)

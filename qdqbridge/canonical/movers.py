@@ -26,6 +26,10 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape, TensorType, static_shape
 from qdqbridge.ops import resize
 from qdqbridge.ops.attributes import AxesAttrs, PadAttrs, ResizeAttrs, TransposeAttrs
+from qdqbridge.ops.table import OPERATORS
+
+MOVERS = tuple(row.name for row in OPERATORS if row.flow is Flow.MOVE or row is resize.RESIZE)
+"""The operators that move values, some of them only with some attributes."""
 
 
 def moves(node: Node) -> bool:
@@ -86,7 +90,7 @@ def moved_params(node: Node, params: QuantParams) -> QuantParams | None:
     return params.with_axis(axis)
 
 
-@rule("dequantize-through-mover")
+@rule("dequantize-through-mover", *MOVERS)
 def dequantize_through_mover(node: Node, scope: Scope) -> Proposal:
     """``mover(dequantize(q)) -> dequantize(mover(q))``."""
     del scope
@@ -157,7 +161,7 @@ def quantize_through_mover(node: Node, scope: Scope) -> Proposal:
     return Replace({reader.output: moved[reader.operand(0)] for reader in readers})
 
 
-@rule("mover-keeps-range")
+@rule("mover-keeps-range", *MOVERS)
 def mover_keeps_range(node: Node, scope: Scope) -> Proposal:
     """``mover(q)`` of a narrower range ``->`` a result of that range."""
     del scope
@@ -186,7 +190,7 @@ def _pads_outside(node: Node, source: QuantType) -> bool:
     return bool(clamped[0] != quantize(value, source.params.widened())[0])
 
 
-@rule("requantize-after-mover")
+@rule("requantize-after-mover", *MOVERS)
 def requantize_after_mover(node: Node, scope: Scope) -> Proposal:
     """``mover(requantize(q)) -> requantize(mover(q))`` where the parameters change.
 
@@ -222,7 +226,7 @@ def _rounded_pad(mover: Node, params: QuantParams) -> Attributes:
     return replace(attributes, value=float(rounded[0]))
 
 
-@rule("moved-constant")
+@rule("moved-constant", *MOVERS)
 def moved_constant(node: Node, scope: Scope) -> Proposal:
     """``mover(const) -> const``, moved when first looked at (a transposition stays a view)."""
     del scope

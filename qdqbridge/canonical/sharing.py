@@ -5,12 +5,13 @@ from __future__ import annotations
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.operator import Flow
+from qdqbridge.ops.table import OPERATORS
 
 _MERGED = (Flow.CONVERT, Flow.REINTERPRET, Flow.MOVE)
 _MANY = 64
 
 
-@rule("merge-equal")
+@rule("merge-equal", *(row.name for row in OPERATORS if row.flow in _MERGED), "Resize")
 def merge_equal(node: Node, scope: Scope) -> Proposal:
     """``f(x), f(x) -> f(x)`` for conversions and movers (idioms A23, A24)."""
     del scope

@@ -84,6 +84,8 @@ class QuantParams:
         )
 
     def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
         return isinstance(other, QuantParams) and self._key == other._key
 
     def __hash__(self) -> int:

@@ -63,6 +63,14 @@ class Encoding:
         own = DType.of(self.scale.dtype)
         return (self.expressed or DType.FLOAT32) if own is DType.FLOAT8_E8M0 else own
 
+    def key(self) -> tuple[object, ...]:
+        """Returns what :meth:`params` depends on: equal keys have equal parameters."""
+        scale, zero_point = self.scale, self.zero_point
+        stored = None if zero_point is None else (zero_point.dtype, zero_point.tobytes())
+        shapes = (scale.shape, None if zero_point is None else zero_point.shape, self.shape)
+        kind = (self.storage, self.expressed, self.saturate, self.axis, self.block_size)
+        return (scale.dtype, scale.tobytes(), stored, shapes, kind)
+
     def params(self) -> QuantParams:
         """Returns the checked parameters.
 

@@ -101,14 +101,24 @@ def _parameter(view: NodeView, index: int, where: str) -> Constant | None:
     return constant
 
 
-def params_of(encoding: Encoding, data: Value) -> QuantParams:
+def params_of(
+    encoding: Encoding, data: Value, known: dict[tuple[object, ...], QuantParams]
+) -> QuantParams:
     """Returns the checked parameters of ``data``.
+
+    Args:
+        encoding: What the node says.
+        data: What it quantizes or dequantizes.
+        known: Parameters that were checked before, by :meth:`Encoding.key`; grows.
 
     Raises:
         InvalidModelError: As :meth:`Encoding.params`.
         UnsupportedQuantization: As :meth:`Encoding.params`, or a negative scale on an activation.
     """
-    params = encoding.params()
+    key = encoding.key()
+    if key not in known:
+        known[key] = encoding.params()
+    params = known[key]
     if data.constant is None and (params.scale.astype(np.float32) < 0).any():
         raise UnsupportedQuantization(
             "a negative scale on an activation",

@@ -93,6 +93,7 @@ class _Builder:
         self.notes: list[Note] = []
         self.noted: set[tuple[str, str]] = set()
         self.quantized_constants: dict[tuple[Value, QuantParams], Value] = {}
+        self.params: dict[tuple[object, ...], QuantParams] = {}
         self.read = {name for node in model.graph.node for name in node.input}
         self.read |= {name for node in model.graph.node for name in captured_names(node)}
         self.read |= {value.name for value in model.graph.output}
@@ -307,7 +308,7 @@ class _Builder:
                 why="it takes float or int32 data",
                 fix="cast the data to float32 first",
             )
-        params = params_of(encoding, data)
+        params = params_of(encoding, data, self.params)
         self._note(remarks(view, encoding, params, data))
         result = Value(QuantType(params, data.type.shape), proto.output[0])
         self._add(QUANTIZE, NO_ATTRIBUTES, [data], [result], proto)
@@ -322,7 +323,7 @@ class _Builder:
         if encoding is None:
             self._carry(proto, view)
             return
-        params = params_of(encoding, data)
+        params = params_of(encoding, data, self.params)
         self._note(remarks(view, encoding, params, data))
         stored = self._typed(data, params)
         dtype = view.int_("output_dtype", 0)
@@ -340,7 +341,8 @@ class _Builder:
     def _carry(self, proto: onnx.NodeProto, view: NodeView) -> None:
         """Keeps a Q or DQ whose parameters are computed at run time as a float operator."""
         operands = [self._plain(v) if v is not None and v.quant else v for v in view.operands]
-        op, attributes, operands = foreign_node(proto, view.opset, operands, [])
+        # With its scalar scale the oldest version means what opset 13 means.
+        op, attributes, operands = foreign_node(proto, max(view.opset, 13), operands, [])
         self._add(op, attributes, operands, [self._result(proto.output[0], ())], proto)
 
     def _typed(self, data: Value, params: QuantParams) -> Value:
