@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("tvm")
 
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.quantization import QuantParams
 from tests.relax.single_ops import (
     Model,
@@ -202,8 +203,49 @@ def test_conversions() -> None:
     given = m.operand(X(narrow))
     stored = b.q(given, channels.scale, channels.zero_point, np.int8, axis=1)
     b.output(stored, None, 3)
-    graph, executable = m.check()
-    del graph, executable
+    m.check()
+
+
+def test_reinterpretation() -> None:
+    """Stored integers that are dequantized with other parameters than they were made with."""
+    m = Model()
+    b = m.builder
+    real = m.operand(X(np.linspace(-9, 9, 12, dtype=np.float32).reshape(3, 4)))
+    stored = b.q(real, 0.1, 128)
+    m.finish(b.op("Sigmoid", b.dq(stored, 0.2, 90)), Y8)
+    b.output(b.op("Relu", b.dq(stored, 0.3, 100)), None)
+    b.output(stored, None, 2)
+    b.input("x", [3, 4], 3)
+    m.inputs["x"] = codes((3, 4), "int8")
+    moved = b.op("Transpose", "x")
+    m.finish(b.op("Sigmoid", b.dq(moved, 0.1, 3, np.int8)), Y8)
+    b.output(moved, None, 3)
+    graph, _ = m.check()
+    assert [node.op.name for node in graph.nodes].count("reinterpret") == 3
+
+
+def test_half_precision_scales() -> None:
+    """A model whose real values are float16 computes in float32, and rounds floats at the end."""
+    m = Model()
+    half = QuantParams(
+        DType.INT8, np.asarray(0.5, np.float16), np.asarray(3, np.int32),
+        expressed_dtype=DType.FLOAT16,
+    )
+    x = X(codes((1, 2, 4, 4), "int8"), half)
+    w = X(codes((3, 2, 3, 3), "int8"), half, fixed=True)
+    wide = QuantParams(
+        DType.INT8, np.asarray(300, np.float16), np.asarray(3, np.int32),
+        expressed_dtype=DType.FLOAT16,
+    )
+    m.add("Conv", [x, w], wide)
+    m.add("Conv", [x, w], None, dtype=10)
+    m.add("Add", [x, x], half)
+    m.add("Mul", [x, const(np.float16(0.3))], half)
+    m.add("Softmax", [x], half)
+    m.add("GlobalAveragePool", [x], half)
+    m.add("Resize", [x, None, const([1, 1, 2, 2], np.float32)], half, mode="linear")
+    m.add("Identity", [x], None, row="dequantize", dtype=10)
+    m.check()
 
 
 def test_symbolic_batch() -> None:

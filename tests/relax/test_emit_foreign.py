@@ -82,6 +82,17 @@ def test_symbolic_batch() -> None:
     assert out[executable.output_names[0]].tolist() == [[1, 2, 3, 4]] * 2
 
 
+def test_extents_that_an_import_computes() -> None:
+    """A slice by fed positions: its result's extents get names, so that more can follow."""
+    m = Model()
+    b = m.builder
+    x = m.operand(X(codes((4, 6), "int8"), S8))
+    y = b.op("Slice", x, m.operand(X(np.array([1]))), m.operand(X(np.array([3]))),
+             b.init(np.array([0])))
+    m.finish(b.op("Sigmoid", b.qdq(y, 0.5, 3, np.int8)), U8)
+    m.check()
+
+
 def branch(name: str, op: str) -> object:
     result = helper.make_tensor_value_info(f"{name}_y", TensorProto.FLOAT, [2])
     node = helper.make_node(op, ["x"], [f"{name}_y"], f"{name}_node")

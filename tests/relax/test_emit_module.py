@@ -17,6 +17,10 @@ import qdqbridge as qb
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.ops.table import OPERATORS
+from qdqbridge.relax.emit.conversions import CONVERSIONS
+from qdqbridge.relax.emit.floating import FLOATING
+from qdqbridge.relax.emit.movers import MOVERS
 from tests.relax.single_ops import (
     Array,
     Model,
@@ -304,3 +308,8 @@ def test_patterns_match_and_partition() -> None:
             relax.analysis.post_order_visit(function, visit)
     assert sorted(found) == ["npu.conv2d", "npu.dense", "npu.table"]
     assert [c.op.name for c in qnn_calls(parts)] == ["qnn.add", "qnn.dequantize", "qnn.mean"]
+
+
+def test_every_row_can_be_emitted() -> None:
+    known = {*MOVERS, *FLOATING, *CONVERSIONS, "Resize", "Composition"}
+    assert {row.name for row in OPERATORS} <= known

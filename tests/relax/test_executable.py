@@ -268,3 +268,11 @@ def test_per_channel_operands_of_a_batched_product_are_refused(capfd) -> None:
     w = X(codes((2, 8, 3), "int8"), params("int8", [0.1, 0.2, 0.3], [0] * 3, 2), fixed=True)
     m.add("MatMul", [X(codes((2, 4, 8), "int8"), S8), w], S8)
     assert "one scale" in refused(m, capfd).why
+
+
+def test_the_dialects_own_reason_is_told(capfd) -> None:
+    m = Model()
+    m.add("GlobalAveragePool", [X(codes((1, 2, 4, 4), "int8"), S8, shape=[1, 2, "h", 4])], S8)
+    error = refused(m, capfd)
+    assert "GlobalAveragePool" in error.what
+    assert "extent" in error.why
