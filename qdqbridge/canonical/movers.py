@@ -74,6 +74,10 @@ def moved_params(node: Node, params: QuantParams) -> QuantParams | None:
     """Returns the parameters of a mover's result, None where they cannot be told."""
     if params.per_tensor:
         return params
+    if node.op.name == "Reshape":
+        blocks = _rows_as_blocks(node, params)
+        if blocks is not None:
+            return blocks
     if params.blocked and not isinstance(node.attributes, TransposeAttrs):
         return None
     axis = moved_axis(node, params, node.operand(0).type.shape, node.output.type.shape)
@@ -88,6 +92,20 @@ def moved_params(node: Node, params: QuantParams) -> QuantParams | None:
             axis=axis,
         )
     return params.with_axis(axis)
+
+
+def _rows_as_blocks(node: Node, params: QuantParams) -> QuantParams | None:
+    """Returns the parameters of rows of a block each that are joined to longer rows (idiom B5)."""
+    shape, to = (static_shape(v.type.shape) for v in (node.operand(0), node.output))
+    if params.blocked or params.axis != 0 or shape is None or to is None:
+        return None
+    rows, block = shape[0], math.prod(shape[1:])
+    if len(to) < 2 or rows == to[0] or not block or to[-1] % block or to[-1] == block:
+        return None
+    extents = (*to[:-1], to[-1] // block)
+    scale, zero_point = params.scale.reshape(extents), params.zero_point.reshape(extents)
+    axis = len(to) - 1
+    return replace(params, scale=scale, zero_point=zero_point, axis=axis, block_size=block)
 
 
 @rule("dequantize-through-mover", *MOVERS)

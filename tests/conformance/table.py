@@ -72,11 +72,11 @@ def _cast_back(case: NodeTest, found: Mapping[str, Array]) -> dict[str, Array]:
 def _onnxruntime(case: NodeTest) -> Mapping[str, Array]:
     import onnxruntime as ort
 
-    options = ort.SessionOptions()
+    options: Any = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     model = _plain_output(_restamped(case), case)
-    session = ort.InferenceSession(
+    session: Any = ort.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     given = {i.name: case.inputs[i.name] for i in session.get_inputs()}
