@@ -16,6 +16,8 @@ from qdqbridge.graph.graph import Graph, Note, Value
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from qdqbridge.graph.diff import Difference
+    from qdqbridge.onnx_io.profiles import Finding, Profile
     from qdqbridge.onnx_io.session import Session
     from qdqbridge.relax.executable import Executable
     from qdqbridge.report.compare import Comparison
@@ -185,6 +187,45 @@ def save(graph: Graph, path: File, profile: str = "ort", *, overwrite: bool = Fa
     from qdqbridge.onnx_io.writer import write
 
     write(graph, Path(path), profile=profile, overwrite=overwrite)
+
+
+def profile(name: str) -> Profile:
+    """Returns an export profile: how it spells files, and the rules that its runtime demands.
+
+    Raises:
+        UnsupportedTargetError: There is none of that name.
+    """
+    from qdqbridge.onnx_io.profiles import profile_of
+
+    return profile_of(name)
+
+
+def check(source: Graph | File, profile: str = "ort") -> list[Finding]:
+    """Returns where and why a model would not run on integers on a profile's runtime.
+
+    Args:
+        source: A model file in whatever form, or a graph (checked as the profile would write it).
+        profile: The name of the profile.
+
+    Raises:
+        UnsupportedTargetError: The profile is not known.
+        QdqBridgeError: The file cannot be read.
+    """
+    from qdqbridge.onnx_io.profiles import check as check_profile
+
+    return check_profile(source, profile)
+
+
+def diff(a: Graph, b: Graph) -> list[Difference]:
+    """Returns where two graphs differ, in words; nothing where their digests are equal.
+
+    Args:
+        a: A canonical graph.
+        b: Another one.
+    """
+    from qdqbridge.graph.diff import diff as diff_graphs
+
+    return diff_graphs(a, b)
 
 
 def compare(

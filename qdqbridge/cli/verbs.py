@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from cyclopts import App, Parameter
 from numpy.typing import NDArray
 
 import qdqbridge
 from qdqbridge import pipeline
-from qdqbridge.cli import arrays, output, render
-from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.cli import arrays, output, render, render_checks
+from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
 from qdqbridge.graph.archive import write_arrays
 from qdqbridge.graph.batches import Batch, batches, joined
 from qdqbridge.graph.expose import intermediates
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.printer import text
 from qdqbridge.report.compare import Comparison
+
+if TYPE_CHECKING:
+    from qdqbridge.onnx_io.profiles import Finding
 
 app = App(
     name="qdqbridge",
@@ -56,6 +59,13 @@ Everything = Annotated[
     bool, Parameter(name="--all", negative=(), help="List equal values as well.")
 ]
 Target = Annotated[str, Parameter(help="The TVM target.")]
+Check = Annotated[
+    bool,
+    Parameter(
+        negative=(),
+        help="Say where and why the file (the one written, if any) would not fuse.",
+    ),
+]
 Decomposed = Annotated[
     bool,
     Parameter(negative=(), help="Read fake-quantization in float arithmetic as Q and DQ."),
@@ -217,20 +227,57 @@ def export(
     model: Model,
     /,
     *,
-    output_: Out,
+    output_: MaybeOut = None,
     profile: Annotated[str, Parameter(help="Whose conventions to follow.")] = "ort",
+    check: Check = False,
     force: Force = False,
     decomposed: Decomposed = False,
     json: Json = False,
-) -> None:
-    """Write a model as a QDQ model in canonical spelling."""
-    path = output.free(output_, force=force)
-    graph = pipeline.load(model, decomposed=decomposed)
-    pipeline.save(graph, path, profile, overwrite=force)
+) -> int:
+    """Write a model in canonical spelling; --check says where a runtime would not fuse it.
+
+    Exits with 1 if --check finds anything.
+    """
+    from qdqbridge.cli.failures import DONE, NOT_MET, USAGE, show
+
+    if output_ is None and not check:
+        show(QdqBridgeError("give --output to write the model, or --check to look at it"))
+        return USAGE
+    found: dict[str, Any] = {}
+    if output_ is not None:
+        path = output.free(output_, force=force)
+        graph = pipeline.load(model, decomposed=decomposed)
+        pipeline.save(graph, path, profile, overwrite=force)
+        found = {"output": str(path), "profile": profile, "digest": graph.digest}
+        if not json:
+            output.show_text(str(path))
+    findings = pipeline.check(output_ or model, profile) if check else []
     if json:
-        output.show_json({"output": str(path), "profile": profile, "digest": graph.digest})
+        output.show_json({**found, **(_checked_json(profile, findings) if check else {})})
+    elif check:
+        output.show(*render_checks.findings_parts(pipeline.profile(profile), findings))
+    return NOT_MET if findings else DONE
+
+
+def _checked_json(profile: str, findings: Sequence[Finding]) -> dict[str, Any]:
+    return render_checks.findings_json(pipeline.profile(profile), findings)
+
+
+@app.command
+def diff(a: Model, b: Model, /, *, decomposed: Decomposed = False, json: Json = False) -> int:
+    """Say where the canonical forms of two models differ.
+
+    Exits with 1 if they do.
+    """
+    from qdqbridge.cli.failures import DONE, NOT_MET
+
+    graphs = (pipeline.load(model, decomposed=decomposed) for model in (a, b))
+    found = pipeline.diff(*graphs)
+    if json:
+        output.show_json(render_checks.differences_json(found))
     else:
-        output.show_text(str(path))
+        output.show(*render_checks.differences_parts(found))
+    return NOT_MET if found else DONE
 
 
 @app.command

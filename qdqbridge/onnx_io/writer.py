@@ -69,12 +69,14 @@ def _refuse_what_breaks(model: ModelProto, sheet: Sheet, profile: Profile, name:
     refused = [finding for finding in found if finding.effect is Effect.REFUSED]
     if not refused:
         return
-    count = f"{len(refused)} place{'s' if len(refused) > 1 else ''}"
+    reasons = {f.reason: f for f in reversed(refused)}  # a Q and its DQs have one
+    listed = [f for f in refused if reasons[f.reason] is f]
+    count = f"{len(listed)} reason{'s' if len(listed) > 1 else ''}"
     fixes = dict.fromkeys(finding.fix for finding in refused if finding.fix)
     raise UnsupportedTargetError(
         f"{profile.runtime} cannot take this graph ({count})",
         where=f"profile '{profile.name}'",
-        why="\n         ".join(f"{f.operator} '{f.node}': {f.reason}" for f in refused),
+        why="\n         ".join(f"{f.operator} '{f.node}': {f.reason}" for f in listed),
         fix="; ".join(fixes),
     )
 

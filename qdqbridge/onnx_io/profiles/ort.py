@@ -16,7 +16,16 @@ from qdqbridge.onnx_io.profiles.file_view import (
 )
 from qdqbridge.onnx_io.profiles.finding import Check, Effect, Reason, Rule
 from qdqbridge.onnx_io.profiles.islands import COPIES, islands_of
-from qdqbridge.onnx_io.profiles.ort_fusion import bias_add, propagates, redundant, source, target
+from qdqbridge.onnx_io.profiles.ort_fusion import (
+    bias_add,
+    is_bias_add,
+    on_x86,
+    propagates,
+    redundant,
+    result_of,
+    source,
+    target,
+)
 
 _SELECTORS = "onnxruntime qdq_selectors.cc; measured on 1.31.1"
 _UNARY = frozenset({"AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid", "Softmax"})
@@ -46,6 +55,10 @@ def _data(node: FileNode) -> Iterator[str]:
         yield from node.inputs[:2]
 
 
+def _has_kernel(view: FileView, node: FileNode) -> bool:
+    return node.op in _KERNELS and not is_bias_add(view, node)
+
+
 def _kernel(view: FileView, node: FileNode) -> Reason | None:
     if node.op in _KERNELS:
         return None
@@ -55,7 +68,7 @@ def _kernel(view: FileView, node: FileNode) -> Reason | None:
 
 
 def _operands(view: FileView, node: FileNode) -> Reason | None:
-    if node.op not in _KERNELS:
+    if not _has_kernel(view, node):
         return None
     for index, name in enumerate(_data(node)):
         if source(view, name) is not None or _quantized_for_us(view, node, index):
@@ -80,29 +93,35 @@ def _quantized_for_us(view: FileView, node: FileNode, index: int) -> bool:
 
 
 def _result(view: FileView, node: FileNode) -> Reason | None:
-    if node.op not in _KERNELS:
+    if not _has_kernel(view, node):
         return None
     if node.op in _DROPPED and propagates(view, node) and source(view, node.input(0)):
         return None
-    found = target(view, node.output)
-    if found.encoding is not None or (found.floating and node.op in _FLOAT_RESULT):
+    found = target(view, result_of(view, node))
+    floating = node.op in _FLOAT_RESULT and bias_add(view, node) is None
+    if found.encoding is not None or (found.floating and floating):
         return None
     return Reason(found.problem, (node.output,))
 
 
 def _encodings(view: FileView, node: FileNode) -> Iterator[tuple[str, Encoding, DType | None]]:
     """Yields tensor, parameters and stored type of each operand and of the result."""
-    for name in _data(node):
+    # A Gemm made of MatMul and Add stands between two Reshapes, past which Q and DQ are pushed.
+    reshaped = bias_add(view, node) is not None and view.rank(node.input(0)) != 2
+    for index, name in enumerate(_data(node)):
         found = source(view, name)
         if found is not None:
-            yield name, found.encoding, found.dtype
-    behind = target(view, node.output)
+            alone = reshaped and index == 0
+            dtype = on_x86(found.encoding, 1) if alone else found.dtype
+            yield name, found.encoding, dtype
+    behind = target(view, result_of(view, node))
     if behind.encoding is not None:
-        yield node.output, behind.encoding, behind.dtype
+        dtype = on_x86(behind.encoding, 1) if reshaped else behind.dtype
+        yield result_of(view, node), behind.encoding, dtype
 
 
 def _types(view: FileView, node: FileNode) -> Reason | None:
-    if node.op not in _KERNELS:
+    if not _has_kernel(view, node):
         return None
     found = [(name, dtype) for name, _, dtype in _encodings(view, node) if dtype is not None]
     wide = [(name, dtype) for name, dtype in found if dtype not in _EIGHT]
@@ -122,11 +141,11 @@ def _types(view: FileView, node: FileNode) -> Reason | None:
 
 
 def _parameters(view: FileView, node: FileNode) -> Reason | None:
-    if node.op not in _KERNELS:
+    if not _has_kernel(view, node):
         return None
     for index, (name, found, _) in enumerate(_encodings(view, node)):
         weight = node.op in _ACCUMULATES and index == 1
-        if node.op in _DROPPED | {"Conv"}:
+        if node.op in _DROPPED or (node.op == "Conv" and node.input(2)):
             if not view.is_folded(found.node.input(1)):
                 return Reason(f"the scale of '{name}' is not an initializer", (name,))
             if found.explicit and not view.is_folded(found.node.input(2)):
@@ -208,7 +227,11 @@ def _drop(view: FileView, node: FileNode) -> Reason | None:
 
 def _scalars(view: FileView, node: FileNode) -> Reason | None:
     checks = (_operands, _result, _types)
-    if node.op not in _SCALARS or any(check(view, node) for check in checks):
+    if (
+        node.op not in _SCALARS
+        or not _has_kernel(view, node)
+        or any(check(view, node) for check in checks)
+    ):
         return None
     for name, found, _ in _encodings(view, node):
         if found.scale is not None and found.scale.dtype != np.float32 and node.op == "Concat":

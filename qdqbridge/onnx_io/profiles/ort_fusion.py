@@ -37,7 +37,7 @@ class Source:
 
     Attributes:
         encoding: Its parameters.
-        dtype: The stored type after :func:`_on_x86`.
+        dtype: The stored type after :func:`on_x86`.
         moved: True where the DQ is pushed past a mover to get there.
     """
 
@@ -52,7 +52,7 @@ class Target:
 
     Attributes:
         encoding: The parameters of the Q.
-        dtype: The stored type after :func:`_on_x86`.
+        dtype: The stored type after :func:`on_x86`.
         problem: Why there is none.
         floating: True where no QuantizeLinear reads the result at all.
     """
@@ -77,7 +77,7 @@ def source(view: FileView, tensor: str) -> Source | None:
                 pair = pair and not view.is_constant(found.node.input(0))
             else:
                 pair = True
-            return Source(found, _on_x86(found, readers) if pair else found.dtype, moved)
+            return Source(found, on_x86(found, readers) if pair else found.dtype, moved)
         node = view.producer(tensor)
         if node is not None and node.op == "Transpose" and view.is_constant(tensor):
             tensor = node.input(0)  # transposed weights: the transpose optimizer swaps the two
@@ -91,7 +91,7 @@ def source(view: FileView, tensor: str) -> Source | None:
     return None
 
 
-def _on_x86(found: Encoding, readers: int) -> DType | None:
+def on_x86(found: Encoding, readers: int) -> DType | None:
     """Returns the stored type after qdq_s8_to_u8.cc.
 
     On x86 a pair of int8 Q and DQ becomes uint8 where one operator reads it; a pair with more
@@ -134,12 +134,12 @@ def target(view: FileView, tensor: str) -> Target:
         problem = f"its result '{tensor}' is quantized in {len(found)} different ways"
         return Target(None, problem=problem)
     readers = sum(_dequantized_readers(view, e.node.output) for e in found)
-    return Target(found[0], _on_x86(found[0], readers))
+    return Target(found[0], on_x86(found[0], readers))
 
 
 def _moved(behind: Target, found: Encoding) -> Target:
     """Returns a Q that is pushed before a mover: the mover is its only reader."""
-    return replace(behind, dtype=_on_x86(found, 1))
+    return replace(behind, dtype=on_x86(found, 1))
 
 
 def bias_add(view: FileView, node: FileNode) -> FileNode | None:
@@ -148,9 +148,22 @@ def bias_add(view: FileView, node: FileNode) -> FileNode | None:
     if node.op != "MatMul" or len(readers) != 1 or node.output in view.outputs:
         return None
     add, index = readers[0]
-    if add.op != "Add" or not view.is_folded(add.input(1 - index)):
+    bias = add.input(1 - index)
+    if add.op != "Add" or not view.is_folded(bias) or view.rank(bias) != 1:
         return None
-    return add if view.rank(add.input(1 - index)) == 1 else None
+    return add if view.rank(node.input(1)) in (2, None) else None
+
+
+def is_bias_add(view: FileView, node: FileNode) -> bool:
+    """True for an Add that becomes the bias of a Gemm."""
+    makers = (view.producer(name) for name in node.inputs)
+    return any(m is not None and bias_add(view, m) is node for m in makers)
+
+
+def result_of(view: FileView, node: FileNode) -> str:
+    """Returns the tensor that a node writes once a bias behind it is part of it."""
+    add = bias_add(view, node)
+    return node.output if add is None else add.output
 
 
 def redundant(view: FileView, node: FileNode) -> Encoding | None:

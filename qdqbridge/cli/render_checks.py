@@ -1,0 +1,99 @@
+"""What a profile's check and a diff found, as tables for people and as JSON for programs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from qdqbridge.graph.diff import Difference
+
+if TYPE_CHECKING:
+    from qdqbridge.onnx_io.profiles import Finding, Profile
+
+_STYLES = {"refused": "bold red", "float": "yellow", "no kernel": "dim"}
+
+
+def findings_json(profile: Profile, findings: Sequence[Finding]) -> dict[str, Any]:
+    """Returns the findings of a check as JSON."""
+    return {
+        "profile": profile.name,
+        "runtime": profile.runtime,
+        "met": not findings,
+        "rules": [
+            {"name": rule.name, "applies_to": rule.applies_to, "source": rule.source}
+            for rule in profile.rules
+        ],
+        "findings": [
+            {
+                "rule": finding.rule,
+                "effect": finding.effect.value,
+                "node": finding.node,
+                "operator": finding.operator,
+                "reason": finding.reason,
+                "tensors": list(finding.tensors),
+                "fix": finding.fix,
+                "source": finding.source,
+            }
+            for finding in findings
+        ],
+    }
+
+
+def findings_parts(profile: Profile, findings: Sequence[Finding]) -> list[RenderableType]:
+    """Returns the findings of a check as a table and a summary."""
+    if not findings:
+        rules = len(profile.rules)
+        text = f"{profile.runtime}: all {rules} rules of profile '{profile.name}' are kept"
+        return [Text(text)]
+    table = Table(title=f"{profile.runtime}, profile '{profile.name}'", title_justify="left")
+    table.add_column("node", overflow="fold", ratio=2)
+    table.add_column("operator", no_wrap=True)
+    table.add_column("effect", no_wrap=True)
+    table.add_column("reason", overflow="fold", ratio=4)
+    table.add_column("rule", overflow="fold", ratio=1)
+    for finding in findings:
+        effect = Text(finding.effect.value, style=_STYLES[finding.effect.value])
+        table.add_row(
+            Text(finding.node), Text(finding.operator), effect, Text(finding.reason),
+            Text(finding.rule),
+        )  # fmt: skip
+    counts = Counter(finding.effect.value for finding in findings)
+    listed = ", ".join(f"{counts[effect]} {effect}" for effect in _STYLES if counts[effect])
+    return [table, Text(f"{len(findings)} findings: {listed}"), *_fixes(findings)]
+
+
+def _fixes(findings: Sequence[Finding]) -> list[RenderableType]:
+    fixes = {finding.rule: finding.fix for finding in findings if finding.fix}
+    return [Text(f"  {rule}: {fix}", style="dim") for rule, fix in fixes.items()]
+
+
+def differences_json(differences: Sequence[Difference]) -> dict[str, Any]:
+    """Returns a diff as JSON."""
+    return {
+        "equal": not differences,
+        "differences": [
+            {"kind": d.kind.value, "where": d.where, "text": d.text, "a": d.a, "b": d.b}
+            for d in differences
+        ],
+    }
+
+
+def differences_parts(differences: Sequence[Difference]) -> list[RenderableType]:
+    """Returns a diff as a table and a summary."""
+    if not differences:
+        return [Text("equal: both models have one canonical form")]
+    table = Table(show_edge=True)
+    table.add_column("what", no_wrap=True)
+    table.add_column("where", overflow="fold", ratio=2)
+    table.add_column("difference", overflow="fold", ratio=3)
+    for difference in differences:
+        cells = (difference.kind.value, difference.where, difference.text)
+        table.add_row(*map(Text, cells))
+    counts = Counter(difference.kind.value for difference in differences)
+    listed = ", ".join(f"{number} {kind}" for kind, number in counts.most_common())
+    return [table, Text(f"{len(differences)} differences: {listed}")]

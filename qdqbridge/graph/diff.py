@@ -1,0 +1,242 @@
+"""Where two graphs differ, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from enum import Enum
+
+from qdqbridge.graph.alignment import Alignment, align, main_operand
+from qdqbridge.graph.difference import constant_words, type_words
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.printer import attributes_text
+from qdqbridge.graph.types import QuantType, Shape
+
+_BIAS = 2
+
+
+class Kind(Enum):
+    """What differs."""
+
+    STRUCTURE = "structure"
+    OPERATOR = "operator"
+    ATTRIBUTE = "attribute"
+    QUANTIZATION = "quantization"
+    CONSTANT = "constant"
+    BIAS = "bias"
+    TYPE = "type"
+    INTERFACE = "interface"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One difference; ``a`` is what was, ``b`` what is.
+
+    Attributes:
+        kind: What differs.
+        where: The operator and the names of the node in both graphs (or the graph's input).
+        text: How, with values.
+        a: Name of the node of ``a`` (of the input or output at the interface); may be empty.
+        b: Name of the node of ``b``.
+    """
+
+    kind: Kind
+    where: str
+    text: str
+    a: str = ""
+    b: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}: {self.where}: {self.text}"
+
+
+def diff(a: Graph, b: Graph) -> list[Difference]:
+    """Returns where two graphs differ; nothing where their text forms, and digests, are equal.
+
+    Nodes are found by their place between inputs and outputs; names serve the words only.
+
+    Args:
+        a: One graph, canonical or raw.
+        b: The other one.
+    """
+    if a.text() == b.text():
+        return []
+    found = align(a, b)
+    differences = [*_interface(a, b), *_nodes(a, b, found), *_outputs(a, b, found)]
+    if differences:
+        return differences
+    form = "canonical" if a.canonical else "raw"
+    other = "canonical" if b.canonical else "raw"
+    words = f"one is {form}, the other {other}" if form != other else _first_line(a, b)
+    return [Difference(Kind.STRUCTURE, "the text form", words)]
+
+
+def _first_line(a: Graph, b: Graph) -> str:
+    lines = zip(a.text().splitlines(), b.text().splitlines(), strict=False)
+    pairs = ((number, x, y) for number, (x, y) in enumerate(lines, 1) if x != y)
+    number, x, y = next(pairs, (0, "", ""))
+    return f"line {number}: {x} -> {y}"
+
+
+# ---- interface ----------------------------------------------------------------------------------
+
+
+def _interface(a: Graph, b: Graph) -> Iterator[Difference]:
+    for word, mine, others in (
+        ("inputs", len(a.inputs), len(b.inputs)),
+        ("outputs", len(a.outputs), len(b.outputs)),
+    ):
+        if mine != others:
+            text = f"number of {word} {mine} -> {others}"
+            yield Difference(Kind.INTERFACE, "the graph", text)
+    symbols: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    for index, (x, y) in enumerate(zip(a.inputs, b.inputs, strict=False)):
+        where = f"input {index} ('{x.name}')"
+        for quantization, words in type_words(x.type, y.type):
+            kind = Kind.QUANTIZATION if quantization else Kind.INTERFACE
+            yield Difference(kind, where, words, x.name, y.name)
+        if _numbered(x.type.shape, symbols[0]) != _numbered(y.type.shape, symbols[1]):
+            text = f"shape {_shape(x.type.shape)} -> {_shape(y.type.shape)}"
+            yield Difference(Kind.INTERFACE, where, text, x.name, y.name)
+
+
+def _numbered(shape: Shape, symbols: dict[str, int]) -> tuple[object, ...] | None:
+    """Returns a shape whose symbols are numbered: their names mean nothing."""
+    if shape is None:
+        return None
+    return tuple(
+        ("symbol", symbols.setdefault(d, len(symbols))) if isinstance(d, str) else d for d in shape
+    )
+
+
+def _shape(shape: Shape) -> str:
+    return "unknown" if shape is None else f"[{', '.join(map(str, shape))}]"
+
+
+def _outputs(a: Graph, b: Graph, found: Alignment) -> Iterator[Difference]:
+    for index, (x, y) in enumerate(zip(a.outputs, b.outputs, strict=False)):
+        if not _correspond(x, y, a, b, found):
+            name, other = a.output_names[index], b.output_names[index]
+            text = f"comes from {_origin(x)} -> from {_origin(y)}"
+            yield Difference(Kind.INTERFACE, f"output {index} ('{name}')", text, name, other)
+
+
+# ---- nodes --------------------------------------------------------------------------------------
+
+
+def _nodes(a: Graph, b: Graph, found: Alignment) -> Iterator[Difference]:
+    for node in a.nodes:
+        other = found.forward.get(node)
+        if other is None:
+            text = f"only in the first graph, {_place(node)}"
+            yield Difference(Kind.STRUCTURE, _label(node), text, node.name)
+        else:
+            yield from _pair(node, other, a, b, found)
+    for node in b.nodes:
+        if node not in found.backward:
+            text = f"only in the second graph, {_place(node)}"
+            yield Difference(Kind.STRUCTURE, _label(node), text, "", node.name)
+
+
+def _pair(x: Node, y: Node, a: Graph, b: Graph, found: Alignment) -> Iterator[Difference]:
+    where, names = _where(x, y), (x.name, y.name)
+    if x.op.name != y.op.name:
+        yield Difference(Kind.OPERATOR, where, f"{x.op.name} -> {y.op.name}", *names)
+    elif attributes_text(x.attributes) != attributes_text(y.attributes):
+        for text in _attributes(x, y):
+            yield Difference(Kind.ATTRIBUTE, where, text, *names)
+    for index, (mine, theirs) in enumerate(zip(x.outputs, y.outputs, strict=False)):
+        result = "result" if len(x.outputs) == 1 else f"result {index}"
+        for quantization, words in type_words(mine.type, theirs.type):
+            kind = Kind.QUANTIZATION if quantization else Kind.TYPE
+            yield Difference(kind, where, f"{result}: {words}", *names)
+    for index in range(max(len(x.inputs), len(y.inputs))):
+        for kind, text in _operands(x, y, index, a, b, found):
+            yield Difference(kind, where, text, *names)
+
+
+def _attributes(x: Node, y: Node) -> Iterator[str]:
+    if type(x.attributes) is not type(y.attributes):
+        yield f"{attributes_text(x.attributes)} -> {attributes_text(y.attributes)}"
+        return
+    for entry in fields(x.attributes):  # type: ignore[arg-type] # a dataclass
+        mine, theirs = getattr(x.attributes, entry.name), getattr(y.attributes, entry.name)
+        if str(mine) != str(theirs):
+            yield f"{entry.name} {mine} -> {theirs}"
+
+
+def _operands(
+    x: Node, y: Node, index: int, a: Graph, b: Graph, found: Alignment
+) -> Iterator[tuple[Kind, str]]:
+    mine, theirs = x.optional(index), y.optional(index)
+    bias = index == _BIAS and x.op.flow is Flow.ACCUMULATE and x.op is y.op
+    name = "bias" if bias else f"operand {index}"
+    if mine is None or theirs is None:
+        if mine is not theirs:
+            gone = f"{_origin(mine)} -> none" if mine is not None else f"none -> {_origin(theirs)}"
+            yield (Kind.BIAS if bias else Kind.STRUCTURE), f"{name}: {gone}"
+        return
+    if mine.constant is None or theirs.constant is None:
+        if not _correspond(mine, theirs, a, b, found):
+            yield Kind.STRUCTURE, f"{name} reads {_origin(mine)} -> {_origin(theirs)}"
+        return
+    for quantization, words in type_words(mine.type, theirs.type):
+        kind = Kind.QUANTIZATION if quantization else Kind.TYPE
+        yield (Kind.BIAS if bias else kind), f"{name} '{mine.name}': {words}"
+    quantized = isinstance(mine.type, QuantType)
+    if quantized != isinstance(theirs.type, QuantType):
+        return  # codes and real numbers have nothing to compare
+    text = constant_words(mine.constant, theirs.constant, quantized=quantized)
+    if text is not None:
+        yield (Kind.BIAS if bias else Kind.CONSTANT), f"{name} '{mine.name}': {text}"
+
+
+def _correspond(x: Value, y: Value, a: Graph, b: Graph, found: Alignment) -> bool:
+    """True where two operands are one value, inserted and missing nodes between looked past."""
+    x, y = _beyond(x, found.forward), _beyond(y, found.backward)
+    if x.producer is None or y.producer is None:
+        if x.producer is not y.producer or x.is_constant != y.is_constant:
+            return False
+        return x.is_constant or a.inputs.index(x) == b.inputs.index(y)
+    if found.forward.get(x.producer) is not y.producer:
+        return False
+    return x.producer.outputs.index(x) == y.producer.outputs.index(y)
+
+
+def _beyond(value: Value, partners: dict[Node, Node]) -> Value:
+    """Returns the value before the nodes that only one graph has; they are told of already."""
+    while value.producer is not None and value.producer not in partners:
+        source = main_operand(value.producer)
+        if source is None:
+            break
+        value = source
+    return value
+
+
+# ---- words --------------------------------------------------------------------------------------
+
+
+def _label(node: Node) -> str:
+    return f"{node.op.name} '{node.name}'"
+
+
+def _where(x: Node, y: Node) -> str:
+    if x.op.name != y.op.name:
+        return f"{_label(x)} / {_label(y)}"
+    return _label(x) if x.name == y.name else f"{_label(x)} / '{y.name}'"
+
+
+def _origin(value: Value | None) -> str:
+    if value is None:
+        return "nothing"
+    if value.constant is not None:
+        return f"constant '{value.name}'"
+    return f"input '{value.name}'" if value.producer is None else _label(value.producer)
+
+
+def _place(node: Node) -> str:
+    before = [_origin(v) for v in node.inputs if v is not None and v.constant is None]
+    readers = dict.fromkeys(_label(user) for value in node.outputs for user, _ in value.users)
+    after = ", ".join(list(readers)[:3]) or "the graph's output"
+    return f"between {', '.join(before[:3]) or 'constants'} and {after}"

@@ -1,0 +1,301 @@
+"""Each rule of each profile: a file that breaks it has that finding, one that keeps it none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.onnx_io.profiles import PROFILES, Effect, Finding, check, profile_of
+from tests.onnx_io.writer_models import CNN, ROWS, S8, S32, U8, Net, X, Y
+
+MODELS = Path(__file__).parents[2] / "models"
+SYMMETRIC = (0.02, 0, S8)
+
+
+def findings(
+    build: Callable[[Net], str], folder: Path, profile: str, *, opset: int = 17, **model: Any
+) -> list[Finding]:
+    net = Net(opset)
+    proto = net.model([build(net)], model.pop("shape", CNN), **model)
+    path = folder / "model.onnx"
+    onnx.save(proto, path)
+    return check(path, profile)
+
+
+def rules(found: list[Finding]) -> set[str]:
+    return {finding.rule for finding in found}
+
+
+def conv(
+    net: Net, *, x: Any = None, weight: str = "", bias: str = "", y: Any = Y, axis: int = 0
+) -> str:
+    operands = [net.fake("x", *(x or X)), weight or net.weight(4, 4, 3, 3, axis=axis)]
+    result = net.op("Conv", *operands, *([bias] if bias else []), pads=[1, 1, 1, 1])
+    return result if y is None else net.fake(result, *y)
+
+
+def int32_bias(net: Net, ratio: float = 1.0) -> tuple[str, str]:
+    """A per-tensor weight and a bias whose scale is the product, times ``ratio``."""
+    scale = np.float32(0.01)
+    weight = net.dq(net.constant(np.ones((4, 4, 3, 3), S8)), scale, 0, S8)
+    bias = net.dq(net.constant(np.arange(4, dtype=S32)), np.float32(X[0]) * scale * ratio, 0, S32)
+    return weight, bias
+
+
+def with_bias(net: Net, ratio: float) -> str:
+    weight, bias = int32_bias(net, ratio)
+    return conv(net, weight=weight, bias=bias)
+
+
+def per_channel_activation(net: Net) -> str:
+    scale = net.constant(np.full(4, 0.1, np.float32))
+    zero = net.constant(np.zeros(4, U8))
+    stored = net.op("QuantizeLinear", conv(net), scale, zero, axis=1)
+    return net.op("DequantizeLinear", stored, scale, zero, axis=1)
+
+
+def without_zero_point(net: Net) -> str:
+    scale = net.constant(np.float32(0.1))
+    stored = net.op("QuantizeLinear", "x", scale)
+    return net.op("DequantizeLinear", stored, scale)
+
+
+def rank_one(net: Net, op: str = "Add") -> str:
+    scale, zero = net.constant(np.full(1, 0.1, np.float32)), net.constant(np.zeros(1, U8))
+
+    def fake(x: str) -> str:
+        stored = net.op("QuantizeLinear", x, scale, zero)
+        return net.op("DequantizeLinear", stored, scale, zero)
+
+    return fake(net.op(op, fake("x"), fake("x")))
+
+
+def computed_scale(net: Net) -> str:
+    peak = net.op("Abs", net.op("ReduceMax", "x", keepdims=0))
+    zero = net.constant(np.array(0, S8))
+    stored = net.op("QuantizeLinear", "x", peak, zero)
+    return net.op("DequantizeLinear", stored, peak, zero)
+
+
+def blocked(net: Net, axis: int, dtype: Any = S8) -> str:
+    weight = net.constant(net.random.integers(-7, 8, (16, 16)).astype(S8))
+    shape = (2, 16) if axis == 0 else (16, 2)
+    scale = net.constant(np.full(shape, 0.1, np.float32))
+    zero = net.constant(np.zeros(shape, dtype))
+    real = net.op("DequantizeLinear", weight, scale, zero, axis=axis, block_size=8)
+    return net.op("MatMul", net.fake("x", *SYMMETRIC), real)
+
+
+def sixteen_bits(net: Net) -> str:
+    return net.fake("x", 0.001, 30000, np.uint16)
+
+
+def contrib(net: Net) -> str:
+    result = net.fake("x", *SYMMETRIC)
+    for node in net.nodes:
+        node.domain = "com.microsoft"
+    return result
+
+
+def residual(net: Net) -> str:
+    skip = net.fake("x", *SYMMETRIC)
+    branch = net.op("Conv", skip, net.weight(4, 4, 1, 1, axis=0))
+    return net.op("Add", net.fake(branch, 0.1, 0, S8), skip)
+
+
+def int8_read_twice(net: Net) -> str:
+    """onnxruntime turns int8 into uint8 on x86, but not where two operators read it."""
+    x = net.fake("x", *SYMMETRIC)
+    branch = net.fake(net.op("Conv", x, net.weight(4, 4, 1, 1, axis=0)), 0.1, 0, S8)
+    return net.fake(net.op("Add", x, branch), 0.1, 0, S8)
+
+
+def transposed(net: Net, axis: int) -> str:
+    operands = net.fake("x", *SYMMETRIC), net.weight(4, 4, 3, 3, axis=axis)
+    return net.op("ConvTranspose", *operands)
+
+
+def asymmetric_channels(net: Net) -> str:
+    stored = net.constant(net.random.integers(0, 255, (4, 4, 3, 3)).astype(U8))
+    weight = net.dq(stored, np.full(4, 0.01), [100, 120, 128, 131], U8, axis=0)
+    return conv(net, weight=weight)
+
+
+BROKEN: dict[str, tuple[str, str, Callable[[Net], str]]] = {
+    # profile, rule, network
+    "ort_float_operand": (
+        "ort", "operands-dequantized",
+        lambda n: n.fake(n.op("Add", conv(n), n.op("Sin", conv(n))), *Y),
+    ),
+    "ort_float_result": ("ort", "result-quantized", lambda n: conv(n, y=None)),
+    "ort_result_read_twice": (
+        "ort", "result-quantized",
+        lambda n: n.op("Add", n.fake(r := conv(n, y=None), *Y), n.op("Sin", r)),
+    ),
+    "ort_clamp_not_implied": (
+        "ort", "result-quantized", lambda n: n.fake(n.op("Relu", conv(n, y=None)), *Y),
+    ),
+    "ort_16_bits": (
+        "ort", "element-types",
+        lambda n: n.fake(n.op("Add", n.fake("x", *X), n.fake("x", 0.001, 0, np.int16)), *Y),
+    ),
+    "ort_int8_read_twice": ("ort", "element-types", int8_read_twice),
+    "ort_bias_scale": ("ort", "bias-int32", lambda n: with_bias(n, 1.5)),
+    "ort_no_kernel": ("ort", "integer-kernel", lambda n: n.fake(n.op("Sin", conv(n)), *Y)),
+    "ort_pool_rescaled": (
+        "ort", "pair-can-be-dropped",
+        lambda n: n.fake(n.op("ReduceMax", n.fake("x", *X)), *Y),
+    ),
+    "ort_rank_one": ("ort", "rank-0-parameters", rank_one),
+    "portable_domain": ("portable", "onnx-domain", contrib),
+    "portable_zero_point": ("portable", "explicit-zero-point", without_zero_point),
+    "portable_rank": ("portable", "rank-0-parameters", rank_one),
+    "portable_axis": (
+        "portable", "positive-axis",
+        lambda n: n.op("Conv", "x", n.dq(n.constant(np.ones((4, 4, 1, 1), S8)), np.full(4, 0.1),
+                                         0, S8, axis=-4)),
+    ),
+    "portable_scale": ("portable", "constant-positive-scale", computed_scale),
+    "portable_opset": ("portable", "declared-opset", sixteen_bits),
+    "tensorrt_type": ("tensorrt", "signed-8-bit", lambda n: n.fake("x", 0.1, 0, U8)),
+    "tensorrt_zero_point": ("tensorrt", "zero-point-0", lambda n: n.fake("x", 0.1, 3, S8)),
+    "tensorrt_bias": ("tensorrt", "float-bias", lambda n: with_bias(n, 1.0)),
+    "tensorrt_domain": ("tensorrt", "onnx-domain", contrib),
+    "tensorrt_scale": ("tensorrt", "constant-positive-scale", computed_scale),
+    "tensorrt_negative_scale": (
+        "tensorrt", "constant-positive-scale", lambda n: n.fake("x", -0.1, 0, S8),
+    ),
+    "tensorrt_channels": ("tensorrt", "per-tensor-activations", per_channel_activation),
+    "tensorrt_transposed": ("tensorrt", "weight-axis", lambda n: transposed(n, 1)),
+    "tensorrt_conv_axis": (
+        "tensorrt", "weight-axis", lambda n: conv(n, x=SYMMETRIC, y=(0.1, 0, S8), axis=1),
+    ),
+    "tensorrt_half": (
+        "tensorrt", "both-operands-quantized",
+        lambda n: n.op("Conv", n.fake("x", *SYMMETRIC), n.floats(4, 4, 3, 3)),
+    ),
+    "tensorrt_residual": ("tensorrt", "no-q-before-residual-add", residual),
+    "qnn_domain": ("qnn", "contrib-domain", sixteen_bits),
+    "qnn_channels": ("qnn", "symmetric-per-channel", asymmetric_channels),
+    "qnn_activation": ("qnn", "per-tensor-activations", per_channel_activation),
+    "qnn_axis": ("qnn", "weight-axis", lambda n: transposed(n, 0)),
+    "qnn_float_bias": ("qnn", "bias-int32", lambda n: conv(n, bias=n.floats(4))),
+    "qnn_bias_scale": ("qnn", "bias-int32", lambda n: with_bias(n, 2.0)),
+    "qnn_float_result": ("qnn", "whole-node-unit", lambda n: conv(n, y=None)),
+    "qnn_storage": (
+        "qnn", "storage", lambda n: n.dq(n.op("Cast", "x", to=6), 0.1, 0, S32),
+    ),
+    "openvino_zero_point": ("openvino", "explicit-zero-point", without_zero_point),
+    "openvino_16_bits": ("openvino", "8-bit-activations", sixteen_bits),
+    "openvino_axis": ("openvino", "weight-axis", lambda n: conv(n, axis=1)),
+    "qoperator_form": ("qoperator", "qlinear-form", conv),
+    "qoperator_none": ("qoperator", "integer-kernel", lambda n: n.fake(n.op("Sin", conv(n)), *Y)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_rule_is_found(name: str, tmp_path: Path) -> None:
+    profile, rule, build = BROKEN[name]
+    found = [f for f in findings(build, tmp_path, profile) if f.rule == rule]
+    assert found
+    record = next(r for r in profile_of(profile).rules if r.name == rule)
+    for finding in found:
+        assert (finding.effect, finding.fix) == (record.effect, record.fix)
+        assert finding.reason and finding.source and finding.node
+
+
+@pytest.mark.parametrize(
+    ("axis", "profile", "rule"),
+    [(1, "openvino", "blocks-along-axis-0"), (0, "tensorrt", "blocks-of-4-bits"),
+     (0, "qnn", "no-blocks")],
+)  # fmt: skip
+def test_blocks(axis: int, profile: str, rule: str, tmp_path: Path) -> None:
+    shape: list[int | str] = [5, 16]
+    found = findings(lambda n: blocked(n, axis), tmp_path, profile, opset=21, shape=shape)
+    assert rule in rules(found)
+
+
+def test_blocks_along_axis_0_are_fine_for_openvino(tmp_path: Path) -> None:
+    shape: list[int | str] = [5, 16]
+    found = findings(lambda n: blocked(n, 0), tmp_path, "openvino", opset=21, shape=shape)
+    assert "blocks-along-axis-0" not in rules(found)
+
+
+KEPT: dict[str, tuple[str, Callable[[Net], str]]] = {
+    "ort_conv": ("ort", conv),
+    "ort_bias": ("ort", lambda n: with_bias(n, 1.0)),
+    "ort_bias_within_a_percent": ("ort", lambda n: with_bias(n, 1.005)),
+    "ort_float_bias": ("ort", lambda n: conv(n, bias=n.floats(4))),
+    "ort_implied_relu": ("ort", lambda n: n.fake(n.op("Relu", conv(n, y=None)), 0.05, 0)),
+    "ort_int8": ("ort", lambda n: conv(n, x=SYMMETRIC, y=(0.05, 0, S8))),
+    "ort_pool_passed": (
+        "ort", lambda n: n.fake(n.op("Conv", n.op("MaxPool", n.fake("x", *X), kernel_shape=[2, 2]),
+                                     n.weight(4, 4, 1, 1, axis=0)), *Y),
+    ),
+    "portable": ("portable", lambda n: with_bias(n, 1.0)),
+    "tensorrt": ("tensorrt", lambda n: conv(n, x=SYMMETRIC, bias=n.floats(4), y=(0.1, 0, S8))),
+    "tensorrt_transposed": ("tensorrt", lambda n: transposed(n, 0)),
+    "qnn": ("qnn", lambda n: with_bias(n, 1.0)),
+    "qnn_transposed": ("qnn", lambda n: n.fake(transposed(n, 1), *Y)),
+    "openvino": ("openvino", lambda n: with_bias(n, 1.0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_kept_rules_give_no_finding(name: str, tmp_path: Path) -> None:
+    profile, build = KEPT[name]
+    assert findings(build, tmp_path, profile) == []
+
+
+def test_sixteen_bits_at_opset_21_are_declared(tmp_path: Path) -> None:
+    for profile in ("portable", "qnn"):
+        assert findings(sixteen_bits, tmp_path, profile, opset=21) == []
+
+
+def test_findings_name_nodes_tensors_and_values(tmp_path: Path) -> None:
+    (found,) = findings(lambda n: n.dq(n.q("x", 0.1, 3, S8), 0.1, 0, S8), tmp_path, "tensorrt")
+    assert (found.operator, found.node, found.tensors) == ("QuantizeLinear", "n0", (
+        "QuantizeLinear_0",
+    ))  # fmt: skip
+    assert "(int8) is 3, not 0" in found.reason
+
+
+def test_a_custom_domain_is_refused(tmp_path: Path) -> None:
+    net = Net()
+    net.nodes.append(onnx.helper.make_node("Quant", ["x"], ["y"], "q", domain="qonnx.custom"))
+    model = net.model(["y"], ROWS)
+    model.opset_import.append(onnx.helper.make_opsetid("qonnx.custom", 1))
+    onnx.save(model, tmp_path / "m.onnx")
+    (found,) = check(tmp_path / "m.onnx")
+    assert (found.rule, found.effect) == ("registered-operator", Effect.REFUSED)
+
+
+def test_rules_are_named_once_and_tell_their_source() -> None:
+    for profile in PROFILES.values():
+        names = [rule.name for rule in profile.rules]
+        assert names and len(names) == len(set(names))
+        assert all(rule.source and rule.fix and rule.applies_to for rule in profile.rules)
+
+
+def test_every_rule_has_a_test() -> None:
+    tested = {(profile, rule) for profile, rule, _ in BROKEN.values()}
+    tested |= {("openvino", "blocks-along-axis-0"), ("tensorrt", "blocks-of-4-bits")}
+    tested |= {("qnn", "no-blocks"), ("ort", "registered-operator")}
+    missing = {(p.name, r.name) for p in PROFILES.values() for r in p.rules} - tested
+    # In test_profiles_ort: against what onnxruntime does. Openvino's shared checks: above.
+    assert {rule for profile, rule in missing if profile == "ort"} == {
+        "constant-scalar-parameters", "known-types", "no-dilations", "no-small-floats",
+        "int8-past-movers", "zero-points-written",
+    }  # fmt: skip
+    assert {profile for profile, _ in missing} <= {"ort", "qnn", "openvino"}
+
+
+def test_unknown_profile() -> None:
+    with pytest.raises(UnsupportedTargetError, match="no export profile 'rot13'"):
+        check(MODELS / "digits_cnn_float.onnx", "rot13")

@@ -1,0 +1,271 @@
+"""The rules of the ``ort`` profile against what onnxruntime's optimizer really does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqbridge.canonical import canonicalize
+from qdqbridge.onnx_io.profiles import check
+from qdqbridge.onnx_io.profiles.checker import view_of
+from qdqbridge.onnx_io.profiles.islands import bare, islands
+from qdqbridge.onnx_io.reader import read
+from qdqbridge.onnx_io.writer import write
+from tests.onnx_io import test_profiles
+from tests.onnx_io.test_profiles import BROKEN, KEPT, SYMMETRIC
+from tests.onnx_io.writer_models import CNN, IMAGES, MATRICES, S8, U8, Net, X, Y, network
+
+MODELS = Path(__file__).parents[2] / "models"
+OWN_MODELS = sorted(path.name for path in MODELS.glob("*.onnx"))
+NETWORKS = [*IMAGES, *MATRICES]
+
+
+def optimized(path: Path) -> onnx.ModelProto | None:
+    """Returns the graph that onnxruntime runs, None where it does not load the file."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    dump = path.with_suffix(".optimized.onnx")
+    options.optimized_model_filepath = str(dump)
+    try:
+        ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception:  # onnxruntime's exceptions share no other base
+        return None
+    return onnx.load(dump)
+
+
+def assert_agrees(path: Path) -> bool:
+    """Checks that findings are empty iff no float compute is left; returns whether none is."""
+    found, model = check(path), optimized(path)
+    refused = [finding for finding in found if finding.effect.value == "refused"]
+    assert (model is None) == bool(refused), refused
+    if model is None:
+        return False
+    left = [bare(node) for node in islands(view_of(model, path.parent, path.name))]
+    assert bool(left) == bool(found), (left, found)
+    return not left
+
+
+def saved(build: Callable[[Net], str], folder: Path, opset: int = 17) -> Path:
+    net = Net(opset)
+    path = folder / "model.onnx"
+    onnx.save(net.model([build(net)], CNN), path)
+    return path
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "source.onnx"
+    onnx.save(network(name), path)
+    assert_agrees(path)
+
+
+@pytest.mark.parametrize("opset", [17, 21])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_written_networks(name: str, opset: int, tmp_path: Path) -> None:
+    source, path = tmp_path / "source.onnx", tmp_path / "written.onnx"
+    onnx.save(network(name, opset), source)
+    write(canonicalize(read(source)), path)
+    assert_agrees(path)
+
+
+@pytest.mark.parametrize("name", OWN_MODELS)
+def test_own_models(name: str, tmp_path: Path) -> None:
+    source, path = tmp_path / "source.onnx", tmp_path / "written.onnx"
+    source.write_bytes((MODELS / name).read_bytes())
+    assert_agrees(source)
+    write(canonicalize(read(source)), path)
+    assert_agrees(path)
+
+
+def test_what_is_quantized_throughout_runs_on_integers(tmp_path: Path) -> None:
+    path = tmp_path / "written.onnx"
+    write(canonicalize(read(MODELS / "digits_cnn_u8s8_per_channel.onnx")), path)
+    assert assert_agrees(path)
+
+
+def test_only_operators_without_a_kernel_stay_float(tmp_path: Path) -> None:
+    path = tmp_path / "written.onnx"
+    write(canonicalize(read(MODELS / "digits_attention_u8s8_per_channel.onnx")), path)
+    found = check(path)
+    assert {finding.effect.value for finding in found} == {"no kernel"}
+    model = optimized(path)
+    assert model is not None
+    left = {bare(node) for node in islands(view_of(model, tmp_path, "m"))}
+    assert left == {finding.operator for finding in found}
+
+
+BY_ORT = [name for name in BROKEN if name.startswith("ort_") and name != "ort_16_bits"]
+
+
+@pytest.mark.parametrize("name", BY_ORT)
+def test_broken_rules_are_what_onnxruntime_does(name: str, tmp_path: Path) -> None:
+    assert not assert_agrees(saved(BROKEN[name][2], tmp_path))
+
+
+@pytest.mark.parametrize("name", [name for name in KEPT if name.startswith("ort_")])
+def test_kept_rules_are_what_onnxruntime_does(name: str, tmp_path: Path) -> None:
+    assert assert_agrees(saved(KEPT[name][1], tmp_path))
+
+
+def pool(net: Net) -> str:
+    x = net.fake("x", *X)
+    return net.fake(net.op("AveragePool", x, kernel_shape=[2, 2], dilations=[1, 1]), *Y)
+
+
+def int8_past_reshape(net: Net) -> str:
+    shape = net.constant(np.array([-1, 6], np.int64))
+    x = net.op("Reshape", net.fake("x", *SYMMETRIC), shape)
+    return net.fake(net.op("Mul", x, x), 0.1, 0, S8)
+
+
+def without_zero_points(net: Net) -> str:
+    def fake(x: str) -> str:
+        scale = net.constant(np.float32(0.1))
+        return net.op("DequantizeLinear", net.op("QuantizeLinear", x, scale), scale)
+
+    shape = net.constant(np.array([-1, 6], np.int64))
+    x = fake(net.op("Reshape", "x", shape))
+    return fake(net.op("Gemm", x, net.weight(3, 6), transB=1))
+
+
+@pytest.mark.parametrize(
+    ("build", "opset", "rule"),
+    [(pool, 19, "no-dilations"), (without_zero_points, 17, "zero-points-written")],
+)
+def test_further_rules(build: Callable[[Net], str], opset: int, rule: str, tmp_path: Path) -> None:
+    path = saved(build, tmp_path, opset)
+    assert not assert_agrees(path)
+    assert rule in {finding.rule for finding in check(path)}
+
+
+def int8_matmul_add(opset: int) -> onnx.ModelProto:
+    """A product of int8 whose bias is an Add of its own: onnxruntime puts a Reshape before it."""
+    net = Net(opset)
+    product = net.op("MatMul", net.fake("x", *SYMMETRIC), net.weight(24, 7, axis=1))
+    result = net.fake(net.op("Add", product, net.floats(7)), 0.3, 0, S8)
+    return net.model([result], [2, 5, 24])
+
+
+def test_int8_past_movers_does_not_load_from_opset_21(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(int8_matmul_add(21), path)
+    assert "int8-past-movers" in {finding.rule for finding in check(path)}
+    assert optimized(path) is None
+    onnx.save(int8_matmul_add(20), path)
+    assert not [f for f in check(path) if f.effect.value == "refused"]
+    assert optimized(path) is not None
+
+
+def test_the_writer_falls_back_to_an_opset_that_loads(tmp_path: Path) -> None:
+    source, path = tmp_path / "source.onnx", tmp_path / "written.onnx"
+    onnx.save(int8_matmul_add(21), source)
+    graph = canonicalize(read(source))
+    digest = graph.digest
+    write(graph, path)
+    assert onnx.load(path).opset_import[0].version == 20
+    assert canonicalize(read(path)).digest == digest
+    assert_agrees(path)
+
+
+def test_the_writer_leaves_dilations_out(tmp_path: Path) -> None:
+    path = tmp_path / "written.onnx"
+    write(canonicalize(read(saved(pool, tmp_path, 19))), path)
+    assert assert_agrees(path)
+
+
+def half_scales(opset: int) -> onnx.ModelProto:
+    scale = numpy_helper.from_array(np.array(0.1, np.float16), "s")
+    zero = numpy_helper.from_array(np.array(3, U8), "z")
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], "q"),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], "dq"),
+    ]
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT16, [2, 3]) for n in "xy"]
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:], [scale, zero])
+    imports = [helper.make_opsetid("", opset)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=9)
+
+
+@pytest.mark.parametrize(("opset", "loads"), [(17, False), (19, True)])
+def test_float16_scales_came_with_opset_19(opset: int, loads: bool, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(half_scales(opset), path)
+    assert ("known-types" in {f.rule for f in check(path)}) is not loads
+    assert (optimized(path) is not None) is loads
+
+
+def computed_parameter(net: Net) -> str:
+    """A scale that is no initializer even after folding: a DQ makes it."""
+    scale = net.dq(net.constant(np.array(2, U8)), 0.01)
+    zero = net.constant(np.array(120, U8))
+    x = net.op("DequantizeLinear", net.op("QuantizeLinear", "x", scale, zero), scale, zero)
+    weight, bias = test_profiles.int32_bias(net)
+    return net.fake(net.op("Conv", x, weight, bias), *Y)
+
+
+def test_scales_must_be_initializers(tmp_path: Path) -> None:
+    path = saved(computed_parameter, tmp_path)
+    assert "constant-scalar-parameters" in {finding.rule for finding in check(path)}
+    assert not assert_agrees(path)
+
+
+def overridable(path: Path) -> None:
+    """Makes every initializer a graph input as well, so that a caller may replace it."""
+    model = onnx.load(path)
+    for tensor in model.graph.initializer:
+        model.graph.input.append(
+            helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        )
+    onnx.save(model, path)
+
+
+def test_initializers_that_are_inputs_are_no_constants(tmp_path: Path) -> None:
+    path = saved(lambda n: test_profiles.with_bias(n, 1.0), tmp_path)
+    assert assert_agrees(path)
+    overridable(path)
+    assert not assert_agrees(path)
+
+
+def small_floats() -> onnx.ModelProto:
+    dtype = helper.tensor_dtype_to_np_dtype(TensorProto.FLOAT8E4M3FN)
+    weight = np.ones((4, 6)).astype(dtype)
+    tensors = [
+        numpy_helper.from_array(np.array(0.5, np.float32), "s"),
+        numpy_helper.from_array(np.zeros((), dtype), "z"),
+        numpy_helper.from_array(weight, "w"),
+    ]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"], "a"),
+        helper.make_node("DequantizeLinear", ["xq", "s", "z"], ["xd"], "b"),
+        helper.make_node("DequantizeLinear", ["w", "s", "z"], ["wd"], "c"),
+        helper.make_node("Gemm", ["xd", "wd"], ["h"], "gemm", transB=1),
+        helper.make_node("QuantizeLinear", ["h", "s", "z"], ["hq"], "d"),
+        helper.make_node("DequantizeLinear", ["hq", "s", "z"], ["y"], "e"),
+    ]
+    ports = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 6]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 4]),
+    ]
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:], tensors)
+    imports = [helper.make_opsetid("", 19)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=9)
+
+
+def test_float8_is_fused_into_an_operator_that_does_not_exist(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(small_floats(), path)
+    assert "no-small-floats" in {finding.rule for finding in check(path)}
+    assert optimized(path) is None
+
+
+def test_int32_bias_of_another_scale_is_not_fused(tmp_path: Path) -> None:
+    path = saved(lambda n: test_profiles.with_bias(n, 1.02), tmp_path)
+    assert not assert_agrees(path)
