@@ -142,6 +142,7 @@ def test_concatenate() -> None:
     m = Model()
     same = [every(S8, (2, 3, n), n) for n in (1, 4, 2)]
     m.add("Concat", same, S8, axis=2, label="equal parameters")
+    m.add("Concat", same, S8, axis=2, label="equal parameters, narrow", then="Relu", whole=False)
     mixed = [every(p, (2, 3), i) for i, p in enumerate((S8, TIES, params("int8", 0.07, 8)))]
     m.add("Concat", mixed, TIES, axis=-2, label="different parameters")
     m.add("Concat", mixed, params("int8", 0.07, 8), axis=1, then="Relu", label="narrow")

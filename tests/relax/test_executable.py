@@ -201,6 +201,17 @@ def test_all_unsupported_nodes_are_named(capfd) -> None:
     assert all(n.name in error.why for n in m.builder.nodes if n.op_type == "Multinomial")
 
 
+def test_what_the_importer_prints_is_not_shown(capfd) -> None:
+    """TVM's converter of OneHot fails on a depth of rank 1, after printing the node."""
+    m = Model()
+    depth, values = const([3], np.int64), const([0.0, 1.0], np.float32)
+    m.add("OneHot", [X(np.array([0, 2, 1])), depth, values], None, row="")
+    graph = m.load()
+    with pytest.raises(UnsupportedTargetError, match="OneHot"):
+        qb.compile(graph)
+    assert capfd.readouterr().out == ""
+
+
 def test_float8_is_refused_when_compiling_not_when_loading(capfd) -> None:
     m = Model()
     data = np.linspace(-1, 1, 8).reshape(4, 2).astype(ml_dtypes.float8_e4m3fn)
