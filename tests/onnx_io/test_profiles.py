@@ -35,7 +35,11 @@ def rules(found: list[Finding]) -> set[str]:
 def conv(
     net: Net, *, x: Any = None, weight: str = "", bias: str = "", y: Any = Y, axis: int = 0
 ) -> str:
-    operands = [net.fake("x", *(x or X)), weight or net.weight(4, 4, 3, 3, axis=axis)]
+    scale, zero_point, *dtype = x or X
+    operands = [
+        net.fake("x", scale, int(zero_point), *dtype),
+        weight or net.weight(4, 4, 3, 3, axis=axis),
+    ]
     result = net.op("Conv", *operands, *([bias] if bias else []), pads=[1, 1, 1, 1])
     return result if y is None else net.fake(result, *y)
 
