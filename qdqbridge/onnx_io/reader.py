@@ -21,6 +21,7 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, TensorType, ValueType
 from qdqbridge.onnx_io.branches import take_constant_branches
 from qdqbridge.onnx_io.codecs import decode
+from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.constants import constant_of_node, fold
 from qdqbridge.onnx_io.equal_branches import take_equal_branches
@@ -191,7 +192,7 @@ class _Builder:
 
     def _compute(self, proto: onnx.NodeProto) -> None:
         if len(proto.output) > 1:
-            _drop_unread(proto, self.read)
+            _drop_unread(proto, self.read, self.opset)
         embed_external_data(proto, self.path.parent, f"{self.file}, {describe(proto)}")
         operands = [self._operand(name) for name in proto.input]
         operands = self._stored_operands(proto, operands)
@@ -370,10 +371,12 @@ def _spelling(proto: onnx.NodeProto, attributes: object) -> str:
     return proto.op_type
 
 
-def _drop_unread(proto: onnx.NodeProto, read: set[str]) -> None:
-    """Forgets results that nobody reads, such as the mask of a Dropout."""
+def _drop_unread(proto: onnx.NodeProto, read: set[str], opset: int) -> None:
+    """Forgets results that nobody reads and that may be left out, such as a Dropout's mask."""
+    schema = schema_of(proto.op_type, "", opset) if proto.domain in ONNX_DOMAINS else None
+    needed = 1 if schema is None else max(1, schema.min_output)
     for index, name in enumerate(proto.output):
-        if index and name not in read:
+        if index >= needed and name not in read:
             proto.output[index] = ""
     while len(proto.output) > 1 and not proto.output[-1]:
         proto.output.pop()

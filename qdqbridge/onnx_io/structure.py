@@ -120,8 +120,8 @@ def captured_names(node: onnx.NodeProto) -> list[str]:
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Yields the graphs among the attributes of ``node``."""
-    for attribute in node.attribute:
+    """Yields the graphs among the attributes of ``node``, whose order in the file means nothing."""
+    for attribute in sorted(node.attribute, key=lambda a: a.name):
         if attribute.type == onnx.AttributeProto.GRAPH:
             yield attribute.g
         elif attribute.type == onnx.AttributeProto.GRAPHS:

@@ -1,0 +1,83 @@
+"""Reading a small model as a producer writes it, with everything checked that must always hold."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from qdqbridge.canonical import canonicalize
+from qdqbridge.graph.graph import Graph, Node
+from qdqbridge.graph.verify import verify
+from qdqbridge.onnx_io.reader import read
+from qdqbridge.onnx_io.writer import write
+from tests.canonical.at_work import data_for
+from tests.onnx_models import Array, Builder, ints, load, run
+
+X = 2**-5
+"""The scale of most activations here; powers of two keep every float sum exact."""
+
+
+def settled(model: onnx.ModelProto, *, exact: bool = True) -> Graph:
+    """Returns the canonical graph: verified, a fixpoint, and computing what the raw graph does.
+
+    Args:
+        model: The model.
+        exact: Whether the results must agree in every bit; else within 1e-5.
+    """
+    raw = load(model)
+    verify(raw)
+    data = data_for(raw)
+    before = run(raw, data)
+    g = canonicalize(load(model))
+    verify(g)
+    text = g.text()
+    assert canonicalize(g).text() == text
+    inputs = {v.name: data[v.name] for v in g.inputs}
+    for want, got in zip(before, run(g, inputs), strict=True):
+        if exact:
+            np.testing.assert_array_equal(got, want)
+        else:
+            np.testing.assert_allclose(got.astype(float), want.astype(float), atol=1e-5, rtol=1e-5)
+    _written_and_read_again(g)
+    return g
+
+
+def _written_and_read_again(g: Graph) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "again.onnx"
+        write(g, path)
+        assert canonicalize(read(path, canonicalize)).digest == g.digest
+
+
+def node_of(g: Graph, name: str) -> Node:
+    (node,) = [n for n in g.nodes if n.op.name == name]
+    return node
+
+
+def notes_of(g: Graph, rule: str) -> list[str]:
+    return [note.reason for note in g.notes if note.rule == rule]
+
+
+def constant_of(node: Node, index: int) -> Array:
+    value = node.operand(index)
+    assert value.constant is not None
+    return value.constant.numpy()
+
+
+def conv(
+    b: Builder,
+    x: str,
+    *,
+    bias: str = "",
+    shape: tuple[int, ...] = (4, 3, 1, 1),
+    scale: Any = 2**-7,
+    **attributes: Any,
+) -> str:
+    """Adds a Conv of an int8 weight."""
+    channels = {"axis": 0} if np.ndim(scale) else {}
+    w = b.weight(ints(shape, 1), scale, **channels)
+    return b.op("Conv", x, w, *([bias] if bias else []), **attributes)
