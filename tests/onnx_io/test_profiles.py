@@ -270,6 +270,22 @@ def test_findings_name_nodes_tensors_and_values(tmp_path: Path) -> None:
     assert "(int8) is 3, not 0" in found.reason
 
 
+@pytest.mark.parametrize("number", [0.0, -0.5, np.inf, np.nan])
+@pytest.mark.parametrize("profile", ["portable", "tensorrt", "qnn", "openvino"])
+def test_scales_that_are_no_scales(profile: str, number: float, tmp_path: Path) -> None:
+    found = findings(lambda n: conv(n, x=(number, 0, S8)), tmp_path, profile)
+    reasons = {f.reason for f in found if f.rule == "constant-positive-scale"}
+    assert reasons
+    assert all(f"holds {number:.6g}" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("profile", ["ort", "qnn"])
+@pytest.mark.parametrize("ratio", [0.0, np.inf])
+def test_biases_without_a_usable_scale(profile: str, ratio: float, tmp_path: Path) -> None:
+    found = findings(lambda n: with_bias(n, ratio), tmp_path, profile)
+    assert "bias-int32" in rules(found)
+
+
 def test_a_custom_domain_is_refused(tmp_path: Path) -> None:
     net = Net()
     net.nodes.append(onnx.helper.make_node("Quant", ["x"], ["y"], "q", domain="qonnx.custom"))

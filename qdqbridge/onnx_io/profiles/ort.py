@@ -26,6 +26,7 @@ from qdqbridge.onnx_io.profiles.ort_fusion import (
     source,
     target,
 )
+from qdqbridge.onnx_io.profiles.shared_rules import bias_ratio
 
 _SELECTORS = "onnxruntime qdq_selectors.cc; measured on 1.31.1"
 _UNARY = frozenset({"AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid", "Softmax"})
@@ -184,17 +185,11 @@ def _bias_scale(view: FileView, node: FileNode, bias: Encoding) -> Reason | None
     x, w = (source(view, name) for name in node.inputs[:2])
     if x is None or w is None:
         return None
-    scales = [e.scale for e in (x.encoding, w.encoding, bias)]
-    if any(scale is None for scale in scales):
-        return None
-    sx, sw, sb = (np.asarray(scale, np.float64).reshape(-1) for scale in scales)
-    if (sw <= 0).any():
+    weight = w.encoding.scale
+    if weight is not None and not (weight > 0).all():
         return Reason(f"a scale of the weight '{node.input(1)}' is not positive", (node.input(1),))
-    if sb.size not in (1, sw.size) or sx.size != 1:
-        return None
-    ratio = sb / (sx * sw)
-    worst = float(ratio[np.argmax(np.abs(ratio - 1))])
-    if abs(worst - 1) < _NEAR:
+    worst = bias_ratio(x.encoding, w.encoding, bias)
+    if worst is None or abs(worst - 1) < _NEAR:
         return None
     text = f"the scale of the bias is {worst:.6g} times scale x * scale w"
     return Reason(text, (node.input(2),))

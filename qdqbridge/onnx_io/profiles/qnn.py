@@ -12,6 +12,7 @@ from qdqbridge.onnx_io.profiles.file_view import FileNode, FileView
 from qdqbridge.onnx_io.profiles.finding import Effect, Reason, Rule
 from qdqbridge.onnx_io.profiles.islands import islands_of
 from qdqbridge.onnx_io.profiles.shared_rules import (
+    bias_ratio,
     constant_positive_scale,
     encoding_of,
     is_parameter,
@@ -63,15 +64,8 @@ def _bias(view: FileView, node: FileNode) -> Reason | None:
     if found.dtype is not DType.INT32:
         return Reason(f"the bias '{found.node.input(0)}' is {found.dtype}, not int32", (name,))
     w = view.dequantized(node.input(1))
-    scales = [e.scale if e is not None else None for e in (x, w, found)]
-    if any(scale is None for scale in scales):
-        return None
-    sx, sw, sb = (np.asarray(scale, np.float64).reshape(-1) for scale in scales)
-    if sb.size not in (1, sw.size) or sx.size != 1:
-        return None
-    ratio = sb / (sx * sw)
-    worst = float(ratio[np.argmax(np.abs(ratio - 1))])
-    if abs(worst - 1) < _NEAR:
+    worst = None if w is None else bias_ratio(x, w, found)
+    if worst is None or abs(worst - 1) < _NEAR:
         return None
     return Reason(f"the scale of the bias is {worst:.6g} times scale x * scale w", (name,))
 

@@ -66,9 +66,10 @@ def constant_positive_scale(view: FileView, node: FileNode) -> Reason | None:
     if found.scale is None:
         return None
     wide = found.scale.astype(np.float64)
-    if np.isfinite(wide).all() and (wide > 0).all():
+    sound = np.isfinite(wide) & (wide > 0)
+    if sound.all():
         return None
-    return Reason(f"the scale '{name}' holds {wide[~(wide > 0)].reshape(-1)[0]:.6g}", (name,))
+    return Reason(f"the scale '{name}' holds {wide[~sound].reshape(-1)[0]:.6g}", (name,))
 
 
 def per_tensor_activations(view: FileView, node: FileNode) -> Reason | None:
@@ -118,6 +119,23 @@ def weight_axis(axis_of: dict[str, int]) -> Check:
         return Reason(f"the weight '{name}' has scales along axis {axis}, not {wanted}", (name,))
 
     return check
+
+
+def bias_ratio(x: Encoding, w: Encoding, bias: Encoding) -> float | None:
+    """Returns the scale of a bias over ``scale x * scale w`` where that is farthest from 1.
+
+    None where it is not known.
+    """
+    if x.scale is None or w.scale is None or bias.scale is None:
+        return None
+    sx, sw, sb = (
+        e.scale.astype(np.float64).reshape(-1) for e in (x, w, bias) if e.scale is not None
+    )
+    if sb.size not in (1, sw.size) or sx.size != 1:
+        return None
+    with np.errstate(all="ignore"):
+        ratio = sb / (sx * sw)
+        return float(ratio[np.argmax(np.abs(ratio - 1))])
 
 
 def both_or_none(view: FileView, node: FileNode) -> Reason | None:
