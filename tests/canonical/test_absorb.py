@@ -70,6 +70,7 @@ def quantized_operands(g: Graph) -> list[bool]:
 
 
 @pytest.mark.parametrize("w", [W8, axis(2, 0), per_tensor(DType.INT4, 0.5)], ids=str)
+@pytest.mark.idiom("B1")
 def test_both_operands_are_absorbed(w: QuantParams) -> None:
     x = image()
     g = graph([x], conv(dq(x), w))
@@ -78,6 +79,7 @@ def test_both_operands_are_absorbed(w: QuantParams) -> None:
     assert names(settled(g)) == ["Conv"]
 
 
+@pytest.mark.idiom("D14")
 def test_a_weight_alone_is_absorbed() -> None:
     blocked = quant(
         DType.INT4, np.ones((2, 2, 1, 1), np.float32) / 2, np.zeros((2, 2, 1, 1)), axis=1,
@@ -92,6 +94,7 @@ def test_a_weight_alone_is_absorbed() -> None:
         assert (note.reason, note.culprits) == ("its operands are float", ("x",))
 
 
+@pytest.mark.idiom("B2")
 @pytest.mark.parametrize(
     ("op", "good", "bad"), [("Conv", 0, 1), ("ConvTranspose", 1, 0)], ids=["Conv", "ConvTranspose"]
 )
@@ -153,6 +156,7 @@ def test_a_product_of_a_float_and_a_quantized_activation_stays_float() -> None:
     assert alone(g, OPERANDS) == ["one operand is float and the other a quantized activation"]
 
 
+@pytest.mark.idiom("D8")
 def test_two_activations_are_absorbed() -> None:
     a, b = stored("a", U8, (2, 3)), stored("b", OUT, (3, 2))
     g = graph([a, b], q(apply("MatMul", dq(a), dq(b), type_=typed((2, 2))), U8))
@@ -162,6 +166,7 @@ def test_two_activations_are_absorbed() -> None:
 # ---- absorb-result ----------------------------------------------------------------------------
 
 
+@pytest.mark.idiom("D1")
 def test_the_result_is_absorbed() -> None:
     x = image()
     g = settled(graph([x], dq(q(conv(dq(x)), OUT))))
@@ -224,6 +229,7 @@ OPS: list[tuple[str, int, Attributes, tuple[int, ...]]] = [
 ]
 
 
+@pytest.mark.idiom("E1", "H1")
 @pytest.mark.parametrize(
     ("op", "count", "attributes", "shape"), OPS, ids=[name for name, *_ in OPS]
 )
@@ -239,6 +245,7 @@ def test_elementwise_and_pools_are_absorbed(
     settled(g)
 
 
+@pytest.mark.idiom("B7")
 @pytest.mark.parametrize("constant", ["stored", "float", "per channel"])
 def test_constants_may_be_anything(constant: str) -> None:
     x = image()

@@ -42,6 +42,7 @@ def params_of(value: Value) -> QuantParams:
     return value.quant.params
 
 
+@pytest.mark.idiom("D6")
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
     [
@@ -63,6 +64,7 @@ def test_clips_in_front_of_a_quantize(
     settled(g)
 
 
+@pytest.mark.idiom("D4")
 def test_relu_is_nothing_where_the_range_says_so() -> None:
     x = plain("x", (500,))
     g = settled(graph([x], q(relu(x), per_tensor(DType.UINT8, 2**-5))))
@@ -199,12 +201,14 @@ def test_ranges_stay_behind(case: str) -> None:
     assert names(g).count("requantize") == 2
 
 
+@pytest.mark.idiom("D5")
 def test_relu_between_two_pairs_keeps_both_roundings() -> None:
     x = plain("x", (500,))
     g = settled(graph([x], dq(q(relu(dq(q(x, U8))), per_tensor(DType.UINT8, 2**-4, 3)))))
     assert names(g) == ["quantize", "requantize", "dequantize"]
 
 
+@pytest.mark.idiom("D5")
 def test_relu_between_two_pairs_of_one_type_is_a_range_of_the_first() -> None:
     x = plain("x", (500,))
     g = settled(graph([x], dq(q(relu(dq(q(x, U8))), U8))))

@@ -36,6 +36,7 @@ WIDE = per_tensor(DType.INT32, 2**-9)
 # ---- dequantize-quantize, requantize-nothing --------------------------------------------------
 
 
+@pytest.mark.idiom("J2")
 def test_equal_parameters_cancel() -> None:
     x = stored("x", U8, (8,))
     g = graph([x], q(dq(x), per_tensor(DType.UINT8, 2**-5, 128)))
@@ -65,6 +66,7 @@ def test_a_wider_range_covers() -> None:
     assert names(settled(g)) == []
 
 
+@pytest.mark.idiom("J3")
 def test_two_roundings_are_kept() -> None:
     x = stored("x", U8, (64,))
     g = graph([x], q(dq(q(dq(x), OUT)), U8))
@@ -83,6 +85,7 @@ def test_int32_does_not_fit_float32_so_nothing_cancels() -> None:
     assert names(g).count("quantize") == 2
 
 
+@pytest.mark.idiom("A24")
 def test_other_readers_of_the_dequantize_keep_it() -> None:
     x = stored("x", U8, (8,))
     real = dq(x)
@@ -109,6 +112,7 @@ def test_requantize_to_something_else_stays(params: QuantParams) -> None:
 # ---- constants --------------------------------------------------------------------------------
 
 
+@pytest.mark.idiom("B3")
 def test_quantized_constants_are_rounded_once_like_onnx() -> None:
     data = np.array([0.5, 1.5, -0.5, 300, np.nan], np.float32)
     x = stored("x", U8, (5,))
@@ -176,6 +180,7 @@ def test_casts_to_the_own_type() -> None:
 # ---- merge-equal ------------------------------------------------------------------------------
 
 
+@pytest.mark.idiom("A23")
 def test_equal_conversions_are_one() -> None:
     x = plain("x", (8,))
     y = apply("Add", dq(q(x, U8, "q1")), dq(q(x, U8, "q2")))

@@ -60,6 +60,7 @@ def array_of(value: Value) -> Array:
 # ---- one form ---------------------------------------------------------------------------------
 
 
+@pytest.mark.idiom("B4")
 @pytest.mark.parametrize("params", [W8, per_channel(1)], ids=["tensor", "channel"])
 def test_matmul_and_gemm_are_one_dense(params: QuantParams) -> None:
     texts: set[str] = set()
@@ -81,6 +82,7 @@ def test_matmul_and_gemm_are_one_dense(params: QuantParams) -> None:
     assert len(texts) == 1
 
 
+@pytest.mark.idiom("D9")
 @pytest.mark.parametrize(
     "attributes", [GemmAttrs(trans_a=True), GemmAttrs(alpha=0.5)], ids=["transA", "alpha"]
 )
@@ -107,6 +109,7 @@ def test_stacks_of_matrices_and_vectors_are_no_dense() -> None:
     assert names(g) == ["MatMul", "MatMul"]
 
 
+@pytest.mark.idiom("D9")
 @pytest.mark.parametrize(
     ("shape", "kept"),
     [((3,), True), ((1, 3), True), ((1,), True), ((), True), ((1, 1), True), ((4, 1), False),
@@ -143,6 +146,7 @@ def dense_of(bias_: Value, w: QuantParams = W8) -> Graph:
     return graph([x], y)
 
 
+@pytest.mark.idiom("C1")
 def test_a_bias_in_its_units_is_taken_as_it_is() -> None:
     g = dense_of(dq(const(np.array([1, -2, 3], np.int32), INT32)))
     assert alone(g, bias.derived_bias) == []
@@ -160,6 +164,7 @@ def test_units_may_differ_by_a_rounding() -> None:
     assert len(texts) == 1
 
 
+@pytest.mark.idiom("C3", "C5")
 @pytest.mark.parametrize(
     ("data", "params", "expected"),
     [
@@ -188,6 +193,7 @@ def test_other_biases_are_derived(
     np.testing.assert_array_equal(value.written.numpy(), np.asarray(real, np.float32))
 
 
+@pytest.mark.idiom("C2")
 def test_biases_per_channel() -> None:
     g = canonicalize(dense_of(const(np.array([1, 1, 1], np.float32)), per_channel(0)))
     value = only(g).operand(2)
@@ -212,6 +218,7 @@ def test_computed_biases_are_refused() -> None:
     assert reasons(settled(g)) == {"derived-bias": "its bias is no constant"}
 
 
+@pytest.mark.idiom("B14")
 def test_one_bias_of_two_layers_is_derived_for_each() -> None:
     x, c = rows(), const(np.array([1, 2, 3], np.float32))
     w = np.ascontiguousarray(CODES.T)
@@ -222,6 +229,7 @@ def test_one_bias_of_two_layers_is_derived_for_each() -> None:
     assert biases == [[4096, 8192, 12288], [1024, 2048, 3072]]
 
 
+@pytest.mark.idiom("B13")
 def test_a_grouped_transposed_convolution_repeats_its_scales() -> None:
     w_params = quant(DType.INT8, np.array([0.5, 0.25], np.float32), np.int32(0), axis=1)
     w = const(np.ones((2, 2, 1, 1), np.int8), w_params)
@@ -259,6 +267,7 @@ def test_addends_are_biases(first: bool, shape: tuple[int, ...]) -> None:
     assert array_of(only(g).operand(2)).tolist() == [4096, 8192, 12288]
 
 
+@pytest.mark.idiom("C10")
 def test_int32_addends_keep_their_integers() -> None:
     scale = np.full(3, ACC)
     params = quant(DType.INT32, scale, np.int32(0), axis=1)
@@ -302,6 +311,7 @@ def test_a_second_bias_or_a_second_reader_stays_an_add() -> None:
     assert names(g).count("Add") == 2
 
 
+@pytest.mark.idiom("C9")
 def test_a_rounding_between_product_and_addend_stays() -> None:
     x = rows()
     w = const(np.ascontiguousarray(CODES.T), W8)

@@ -182,7 +182,7 @@ def test_scales_of_empty_channels_are_noted() -> None:
     assert reason.startswith("2 of its 4 scales are 5.96e-08")
 
 
-@pytest.mark.idiom("A29")
+@pytest.mark.idiom("A29", "L4", "L9")
 def test_the_producer_s_name_means_nothing() -> None:
     def model(producer: str):
         b = Builder()

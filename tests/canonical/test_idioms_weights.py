@@ -86,8 +86,8 @@ def test_weights_of_less_than_a_byte(dtype: str, per_channel: bool) -> None:
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("dtype", ["int4", "uint4", "int2", "uint8", "int16"])
 def test_blocks_along_any_axis_with_a_ragged_last_one(axis: int, size: int, dtype: str) -> None:
-    shape: tuple[int, ...] = (7, 5)
-    count = list(shape)
+    shape = (7, 5)
+    count: list[int] = [*shape]
     count[axis] = -(-shape[axis] // size)
     rng = np.random.default_rng(size)
     scale = (2.0 ** -rng.integers(3, 9, count)).astype(np.float32)

@@ -60,6 +60,7 @@ MOVERS: list[tuple[str, Attributes, tuple[int, ...]]] = [
 IDS = [name for name, _, _ in MOVERS]
 
 
+@pytest.mark.idiom("G3")
 @pytest.mark.parametrize(("op", "attributes", "shape"), MOVERS, ids=IDS)
 def test_dequantize_passes_through(op: str, attributes: Attributes, shape: tuple[int, ...]) -> None:
     x = stored("x", U8, (1, 4, 4, 4))
@@ -70,6 +71,7 @@ def test_dequantize_passes_through(op: str, attributes: Attributes, shape: tuple
     settled(g)
 
 
+@pytest.mark.idiom("G4")
 @pytest.mark.parametrize(("op", "attributes", "shape"), MOVERS, ids=IDS)
 def test_quantize_passes_through(op: str, attributes: Attributes, shape: tuple[int, ...]) -> None:
     x = plain("x", (1, 4, 4, 4))
@@ -79,6 +81,7 @@ def test_quantize_passes_through(op: str, attributes: Attributes, shape: tuple[i
     settled(g)
 
 
+@pytest.mark.idiom("G1")
 @pytest.mark.parametrize(("op", "attributes", "shape"), MOVERS, ids=IDS)
 def test_a_mover_between_a_pair_works_on_integers(
     op: str, attributes: Attributes, shape: tuple[int, ...]
@@ -118,6 +121,7 @@ PER_CHANNEL = quant(
 )
 
 
+@pytest.mark.idiom("G9")
 @pytest.mark.parametrize(
     ("op", "attributes", "shape", "axis"),
     [
@@ -219,6 +223,7 @@ def test_an_unrepresentable_pad_between_a_pair_is_an_island_with_a_reason() -> N
     assert "not representable" in reasons(g)["dequantize-through-mover"]
 
 
+@pytest.mark.idiom("G5")
 def test_linear_resize_is_no_mover() -> None:
     linear = ResizeAttrs("linear", "half_pixel", "round_prefer_floor", (1.0, 1.0, 2.0, 2.0), None)
     x = stored("x", U8, (1, 1, 2, 2))

@@ -57,6 +57,7 @@ CODES = np.array([[0, 128, 255], [1, 127, 200]], np.uint8)
 # ---- signed-weight ----------------------------------------------------------------------------
 
 
+@pytest.mark.idiom("B8")
 @pytest.mark.parametrize(
     "params",
     [per_tensor(DType.UINT8, 0.5, 128), per_axis(DType.UINT8, 128)],
@@ -73,6 +74,7 @@ def test_unsigned_weights_around_128_are_signed(params: QuantParams) -> None:
     assert names(settled(g)) == ["Dense"]
 
 
+@pytest.mark.idiom("B8")
 def test_different_zero_points_are_signed_where_everything_fits() -> None:
     codes = np.array([[0, 100, 127], [200, 255, 180]], np.uint8)
     g = weighed(codes, per_axis(DType.UINT8, [100, 210]))
@@ -82,6 +84,7 @@ def test_different_zero_points_are_signed_where_everything_fits() -> None:
     assert params == per_axis(DType.INT8)
 
 
+@pytest.mark.idiom("B8")
 def test_different_zero_points_stay_where_something_does_not_fit() -> None:
     codes = np.array([[0, 100, 255], [200, 255, 180]], np.uint8)
     params = per_axis(DType.UINT8, [100, 210])  # 255 - 100 > 127
@@ -128,6 +131,7 @@ def test_constants_that_are_no_weights_keep_their_type() -> None:
 # ---- positive-scale ---------------------------------------------------------------------------
 
 
+@pytest.mark.idiom("A27")
 @pytest.mark.parametrize("zero_point", [0, 3])
 def test_negative_scales_mirror_the_integers(zero_point: int) -> None:
     codes = np.array([[-100, 0, 100], [-100, 0, 100]], np.int8)
@@ -139,6 +143,7 @@ def test_negative_scales_mirror_the_integers(zero_point: int) -> None:
     assert data[1].tolist() == [-100, 0, 100]
 
 
+@pytest.mark.idiom("A27")
 def test_a_mirrored_weight_that_does_not_fit_is_refused() -> None:
     g = weighed(np.array([[-128, 0, 0]] * 2, np.int8), per_tensor(DType.INT8, -0.5))
     (reason,) = alone(g, weights.positive_scale)
@@ -155,6 +160,7 @@ def blocked(scale: list[list[float]], zero_point: object = 0) -> QuantParams:
     )
 
 
+@pytest.mark.idiom("B17")
 @pytest.mark.parametrize(
     ("params", "expected"),
     [
@@ -197,6 +203,7 @@ def norm(offset: Value, *, shared: bool = False) -> Graph:
 OFFSET = per_tensor(DType.INT32, 2**-10)
 
 
+@pytest.mark.idiom("C8")
 def test_int32_offsets_of_norms_are_float() -> None:
     g = norm(const(np.array([7, -900, 5], np.int32), OFFSET))
     alone(g, weights.float_norm_offset)

@@ -145,6 +145,7 @@ def test_the_bases_compute_what_their_raw_graphs_compute(base: str) -> None:
             np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.idiom("A4", "A15", "A22", "A23", "A24", "A25", "L4")
 @pytest.mark.parametrize("rewrite", REWRITES)
 @pytest.mark.parametrize("base", BASES)
 def test_one_rewrite(base: str, rewrite: str) -> None:

@@ -87,6 +87,7 @@ def test_fused_gemm(activation):
     check(case, case.builder.op("FusedGemm", *inputs, domain=MS, **at))
 
 
+@pytest.mark.idiom("K8")
 @pytest.mark.parametrize("opset", [13, 17, 18])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("total", [False, True])
@@ -120,6 +121,7 @@ def test_layer_normalization_before_opset_17(axis):
     check(case, case.builder.op("LayerNormalization", *inputs, axis=axis, epsilon=1e-5))
 
 
+@pytest.mark.idiom("I3")
 @pytest.mark.parametrize("opset", [13, 20])
 @pytest.mark.parametrize("op", ["BiasGelu", "FastGelu", "FastGelu with bias"])
 def test_gelus(opset, op):

@@ -16,6 +16,7 @@ X = Q(0.031, 117)
 SCALES = np.array([0.002, 0.003, 0.0011, 0.0024])
 
 
+@pytest.mark.idiom("K8")
 @pytest.mark.parametrize("run_time_scale", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_integer_product_to_float(run_time_scale, bias):
@@ -34,6 +35,7 @@ def test_integer_product_to_float(run_time_scale, bias):
     assert np.array_equal(run(graph, case.feeds)[0], ort_run(model, case.feeds)[0])
 
 
+@pytest.mark.idiom("D15", "K8")
 @pytest.mark.parametrize("bias", [False, True])
 def test_dynamic_quantization_stays_dynamic(bias):
     case = Case(Builder(17))
@@ -48,6 +50,7 @@ def test_dynamic_quantization_stays_dynamic(bias):
     assert np.array_equal(run(graph, case.feeds)[0], ort_run(model, case.feeds)[0])
 
 
+@pytest.mark.idiom("K7")
 @pytest.mark.parametrize("zero_points", [0, 1, 2])
 def test_matmul_integer_is_carried(zero_points):
     case = Case(Builder(17))
@@ -67,6 +70,7 @@ def conv_integer(channels: int, *zeros: Any) -> tuple[onnx.ModelProto, Case]:
     return case.model(y, elem=onnx.TensorProto.INT32), case
 
 
+@pytest.mark.idiom("K7")
 @pytest.mark.parametrize("zeros", [(), (13,), (13, 120), (0, 255)])
 def test_conv_integer_is_an_exact_float_convolution(zeros):
     model, case = conv_integer(3, *zeros)
@@ -82,6 +86,7 @@ def test_conv_integer_with_sums_beyond_float32_is_carried():
     assert np.array_equal(run(graph, case.feeds)[0], ort_run(model, case.feeds)[0])
 
 
+@pytest.mark.idiom("K7")
 def test_conv_integer_with_zero_points_per_channel():
     # onnxruntime has no kernel for it; the model with the differences as weights is the reference.
     zeros = np.array([1, 100, 128, 200], np.uint8)

@@ -74,6 +74,7 @@ class NBits:
         return x @ self.dense.T.astype(np.float64) + self.offset
 
 
+@pytest.mark.idiom("B15", "D14")
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("zero", ["", "packed"])
 @pytest.mark.parametrize("bias", [False, True])
@@ -100,6 +101,7 @@ def test_scales_may_be_flat_and_zero_points_whole_floats():
     assert np.allclose(run(graph, it.case.feeds)[0], it.expected(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.idiom("B15")
 def test_the_digest_is_that_of_a_blocked_dequantize():
     it = NBits(4)
     b = Builder(21)
@@ -162,6 +164,7 @@ def test_the_bytes_of_a_weight_are_not_copied_to_another_width():
     assert weight.type.dtype.label == "uint4" and weight.type.shape == (5, 48)
 
 
+@pytest.mark.idiom("B15", "K8")
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("zero", [False, True])
 def test_gather_of_packed_rows(bits, zero):

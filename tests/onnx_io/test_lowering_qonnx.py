@@ -44,6 +44,7 @@ def near(got: np.ndarray, expected: np.ndarray) -> bool:
     return bool(np.allclose(got, expected, rtol=1e-6, atol=0))
 
 
+@pytest.mark.idiom("L1")
 @pytest.mark.parametrize("domain", DOMAINS)
 @pytest.mark.parametrize("op", ["Quant", "IntQuant"])
 def test_every_domain_has_it(domain, op):
@@ -138,6 +139,7 @@ def net(style: str) -> onnx.ModelProto:
     return b.model()
 
 
+@pytest.mark.idiom("L1")
 def test_a_network_has_the_digest_of_its_qdq_twin():
     graph = canonical(net("qonnx"))
     assert [node for node in ops(graph) if node not in ("quantize", "dequantize")] == ["Conv"]
@@ -172,6 +174,7 @@ def test_run_time_scales_are_refused():
         load(b.model())
 
 
+@pytest.mark.idiom("L1")
 @pytest.mark.parametrize("spelling", ["BipolarQuant", "Quant"])
 def test_bipolar_values_are_plus_and_minus_one(spelling):
     b = Builder(13)
@@ -211,6 +214,7 @@ def test_other_truncations_are_refused(fields, says):
         load(trunc(**fields))
 
 
+@pytest.mark.idiom("L5")
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16])
 def test_quark_is_qdq_in_another_domain(dtype):
     graphs: list[str] = []
@@ -223,6 +227,7 @@ def test_quark_is_qdq_in_another_domain(dtype):
     assert len(set(graphs)) == 1
 
 
+@pytest.mark.idiom("L5")
 def test_quark_storage_in_floats_is_refused():
     b = Builder(21)
     params = [b.init(np.float32(0.1)), b.init(np.float16(0))]

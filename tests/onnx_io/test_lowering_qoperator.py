@@ -154,6 +154,7 @@ def made(build: Build, *, lowered: bool) -> tuple[onnx.ModelProto, Case]:
     return case.model(build(case, lowered), elem=UINT8), case
 
 
+@pytest.mark.idiom("K1", "K2", "K3", "K4", "K5", "K6")
 @pytest.mark.parametrize("name", CASES)
 def test_equals_onnxruntime(name):
     model, case = made(CASES[name], lowered=True)
@@ -163,6 +164,7 @@ def test_equals_onnxruntime(name):
     assert np.array_equal(got, expected)
 
 
+@pytest.mark.idiom("K1", "K2", "K3", "K4", "K5", "K6")
 @pytest.mark.parametrize("name", CASES)
 def test_has_the_digest_of_its_twin(name):
     lowered, _ = made(CASES[name], lowered=True)
@@ -177,6 +179,7 @@ def test_is_one_integer_node(name):
     assert all(value.quant for value in (*graph.inputs, *graph.outputs) if value.name != "c")
 
 
+@pytest.mark.idiom("K3")
 def test_a_qgemm_without_output_scale_has_a_float_result():
     case = Case(Builder(17))
     b, x = case.builder, case.stored("x", [5, 8], np.uint8, 1)
@@ -212,6 +215,7 @@ def test_average_pool_differs_at_midpoints_of_odd_zero_points_only():
         assert difference.max() == (1 if differs else 0)
 
 
+@pytest.mark.idiom("K6")
 @pytest.mark.parametrize("given", ["", "x", "y"])
 def test_left_out_zero_points_are_zero(given):
     # onnxruntime 1.31 aborts where y's is left out, so the model with zeros is the reference.
@@ -238,6 +242,7 @@ def test_a_softmax_of_an_older_opset_runs_over_all_following_axes():
     assert ops(graph).count("Softmax") == 1
 
 
+@pytest.mark.idiom("K2")
 def test_parameters_of_qlinear_matmul_may_have_full_rank():
     case = Case(Builder(21))
     b, x = case.builder, case.stored("x", [5, 8], np.uint8, 1)
@@ -286,6 +291,7 @@ def channels_first_net(case: Case) -> str:
     return twin(b, "GlobalAveragePool", [(m, Z)], X)
 
 
+@pytest.mark.idiom("K1")
 def test_channels_last_nodes_leave_no_transposition():
     last, first = Case(Builder(17)), Case(Builder(17))
     model = last.model(channels_last_net(last), elem=UINT8)

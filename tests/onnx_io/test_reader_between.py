@@ -33,6 +33,7 @@ def params_of(g: Graph) -> QuantParams:
     return type_.params
 
 
+@pytest.mark.idiom("A16")
 def test_clip_between_is_a_range() -> None:
     for opset in (10, 13):
         b = Builder(opset)
@@ -59,6 +60,7 @@ def test_clip_with_one_bound_and_relu_between() -> None:
     assert params_of(g) == per_tensor(DType.INT8, 0.5, 3, qmin=0, qmax=9)
 
 
+@pytest.mark.idiom("A17", "B9")
 def test_clip_of_a_stored_weight() -> None:
     b = Builder()
     w = b.op(
@@ -72,6 +74,7 @@ def test_clip_of_a_stored_weight() -> None:
     assert y.tolist() == [-63.5, 2.5, 50]
 
 
+@pytest.mark.idiom("A19")
 @pytest.mark.parametrize("count", [1, 3])
 def test_casts_to_the_same_type_between_are_nothing(count: int) -> None:
     b = Builder()
@@ -97,6 +100,7 @@ MOVES: list[tuple[str, list[Array], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.idiom("G10", "K9")
 @pytest.mark.parametrize(("op", "extra", "attributes"), MOVES, ids=[m[0] for m in MOVES])
 def test_movers_of_stored_integers_and_of_floats_are_one(
     op: str, extra: list[Array], attributes: dict[str, Any]
@@ -131,6 +135,7 @@ def test_concat_of_stored_integers() -> None:
 # ---- integer interfaces, two readings of one Q ------------------------------------------------
 
 
+@pytest.mark.idiom("J4")
 def test_integer_inputs_and_outputs_are_quantized_types() -> None:
     b = Builder()
     x = b.dq(b.input("x", [1, 3, 6, 6], TensorProto.UINT8), SCALE, 120)
@@ -168,6 +173,7 @@ def test_two_readings_of_one_q_are_reinterpretations() -> None:
     assert other.tolist() == [24, 28, 510]
 
 
+@pytest.mark.idiom("J6")
 def test_a_q_of_int32_data() -> None:
     b = Builder()
     x = b.input("x", [4], TensorProto.INT32)

@@ -56,6 +56,7 @@ def params_of(g: Graph) -> QuantParams:
 # ---- opsets and domains -----------------------------------------------------------------------
 
 
+@pytest.mark.idiom("A1", "L9")
 @pytest.mark.parametrize("opset", [10, 13, 17, 19, 21, 23, 25])
 def test_every_opset_reads_the_same(opset: int) -> None:
     g = canonical(conv_model(opset))
@@ -66,6 +67,7 @@ def test_every_opset_reads_the_same(opset: int) -> None:
     assert g.digest == reference.digest
 
 
+@pytest.mark.idiom("B2")
 def test_per_channel_weights_count() -> None:
     g = canonical(conv_model(13))
     weight = g.nodes[1].operand(1).quant
@@ -75,12 +77,14 @@ def test_per_channel_weights_count() -> None:
     assert canonical(conv_model(10)).digest != g.digest
 
 
+@pytest.mark.idiom("A22")
 def test_the_contrib_domain_is_the_same_operator() -> None:
     assert (
         canonical(conv_model(13, domain="com.microsoft")).digest == canonical(conv_model(13)).digest
     )
 
 
+@pytest.mark.idiom("A22")
 def test_the_contrib_domain_has_16_bits_early() -> None:
     g = pair(dtype=np.uint16, domain="com.microsoft")
     assert params_of(g) == per_tensor(DType.UINT16, SCALE)
@@ -122,6 +126,7 @@ def test_storage_types(dtype: Any, opset: int, expected: DType) -> None:
         np.testing.assert_array_equal(y, x)
 
 
+@pytest.mark.idiom("B10")
 def test_weights_of_every_storage_type() -> None:
     for dtype in (ml_dtypes.int4, ml_dtypes.uint4, np.int16, np.uint8, ml_dtypes.float8_e4m3fn):
         b = Builder(21)
@@ -152,6 +157,7 @@ def test_half_precision_data_is_computed_as_written() -> None:
 # ---- zero points, ranks, axes -----------------------------------------------------------------
 
 
+@pytest.mark.idiom("A12")
 def test_omitted_zero_points_are_zero() -> None:
     assert params_of(pair(zero_point=None)) == per_tensor(DType.UINT8, SCALE)
     b = Builder()
@@ -168,6 +174,7 @@ def test_an_empty_name_is_an_omitted_zero_point() -> None:
     assert params_of(load(b.model())) == per_tensor(DType.UINT8, SCALE)
 
 
+@pytest.mark.idiom("A13")
 @pytest.mark.parametrize(
     ("output_dtype", "expected"),
     [(TensorProto.INT8, DType.INT8), (TensorProto.INT16, DType.INT16), (0, DType.UINT8)],
@@ -183,6 +190,7 @@ def test_output_dtype_says_what_an_omitted_zero_point_cannot(
     assert params_of(load(b.model())) == per_tensor(expected, SCALE)
 
 
+@pytest.mark.idiom("A2", "A3")
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (1, 1, 1, 1)], ids=str)
 @pytest.mark.parametrize("zero_shape", [(), (1,), (1, 1, 1)], ids=str)
 def test_one_element_is_a_scalar(shape: tuple[int, ...], zero_shape: tuple[int, ...]) -> None:
@@ -194,12 +202,14 @@ def test_one_element_is_a_scalar(shape: tuple[int, ...], zero_shape: tuple[int, 
     assert params_of(load(b.model())) == per_tensor(DType.UINT8, SCALE, 7)
 
 
+@pytest.mark.idiom("A14")
 @pytest.mark.parametrize("axis", [0, 1, -1, 7])
 def test_the_axis_of_a_scalar_says_nothing(axis: int) -> None:
     assert params_of(pair(axis=axis)) == per_tensor(DType.UINT8, SCALE)
     assert params_of(pair(axis=axis, shape=(4,))) == per_tensor(DType.UINT8, SCALE)
 
 
+@pytest.mark.idiom("A15")
 @pytest.mark.parametrize(("written", "axis"), [(0, 0), (-2, 0), (1, 1), (-1, 1), (None, 1)])
 def test_axes_are_wrapped(written: int | None, axis: int) -> None:
     scale = np.array([0.5, 0.25, 0.125], np.float32)[: (2 if axis == 0 else 3)]
@@ -208,6 +218,7 @@ def test_axes_are_wrapped(written: int | None, axis: int) -> None:
     assert params.scale.tolist() == scale.tolist()
 
 
+@pytest.mark.idiom("B11")
 def test_blocks() -> None:
     b = Builder(21)
     scale = np.array([[1, 2], [3, 4]], np.float32)
@@ -217,6 +228,7 @@ def test_blocks() -> None:
     assert y.tolist() == [[1, 1, 1, 2, 2], [3, 3, 3, 4, 4]]
 
 
+@pytest.mark.idiom("B12")
 def test_blocks_without_a_size_follow_from_the_shapes() -> None:
     b = Builder(21)
     w = b.weight(np.ones((2, 4), np.int8), np.array([[1, 2], [3, 4]], np.float32), axis=1)
@@ -266,6 +278,7 @@ def _tensor(array: Any) -> TensorProto:
     return numpy_helper.from_array(np.asarray(array))
 
 
+@pytest.mark.idiom("A4", "A5", "A6")
 @pytest.mark.parametrize(
     "kind", ["Constant", "value_float", "Identity", "Cast", "CastLike", "Mul", "DQ"]
 )
@@ -279,6 +292,7 @@ def test_computed_parameters(kind: str) -> None:
     assert ops(g) == ["quantize", "dequantize"]
 
 
+@pytest.mark.idiom("A8")
 @pytest.mark.parametrize("like", ["shape", "fixed"])
 def test_zero_points_made_by_constant_of_shape(like: str) -> None:
     b = Builder()
@@ -303,6 +317,7 @@ def test_parameters_computed_at_run_time_are_carried() -> None:
     assert y.tolist() == [0, 0, 4, 0]
 
 
+@pytest.mark.idiom("A26")
 def test_initializers_among_the_inputs_are_constants_with_a_note() -> None:
     model = conv_model()
     from onnx import helper

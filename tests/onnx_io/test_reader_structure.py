@@ -135,6 +135,7 @@ def calling(name: str, *functions: onnx.FunctionProto) -> onnx.ModelProto:
     return b.model()
 
 
+@pytest.mark.idiom("L8")
 def test_model_local_functions_are_their_bodies() -> None:
     g = canonical(calling("FakeQuant", pair_function()))
     assert ops(g) == ["quantize", "Exp", "dequantize"]
@@ -240,6 +241,7 @@ def test_loops_are_carried() -> None:
     assert y_data.tolist() == [5, 10, 0]
 
 
+@pytest.mark.idiom("G12")
 def test_top_k_and_cumsum() -> None:
     b = Builder()
     x = b.qdq(b.input("x", [6]), SCALE)
