@@ -129,10 +129,10 @@ class _Builder:
 
     def _inputs(self, proto: onnx.GraphProto) -> list[Value]:
         inputs: list[Value] = []
+        constants: list[str] = []
         for info in proto.input:
             if info.name in self.values:
-                reason = "it has an initializer, so it is read as a constant"
-                self.notes.append(Note("input-with-initializer", info.name, reason))
+                constants.append(info.name)
                 continue
             if info.type.WhichOneof("value") != "tensor_type":
                 raise UnsupportedModelError(
@@ -146,6 +146,10 @@ class _Builder:
             value = Value(TensorType(dtype, shape_of(info.type)), info.name)
             self.values[info.name] = value
             inputs.append(value)
+        if constants:
+            reason = f"{len(constants)} graph inputs have initializers and are read as constants"
+            note = Note("input-with-initializer", constants[0], reason, tuple(constants))
+            self.notes.append(note)
         return inputs
 
     def _output(self, info: onnx.ValueInfoProto) -> Value:

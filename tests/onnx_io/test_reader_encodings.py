@@ -329,8 +329,8 @@ def test_initializers_among_the_inputs_are_constants_with_a_note() -> None:
     g = canonical(model)
     assert [v.name for v in g.inputs] == ["x"]
     assert g.digest == canonical(conv_model()).digest
-    noted = [n.node for n in g.notes if n.rule == "input-with-initializer"]
-    assert noted == [t.name for t in model.graph.initializer]
+    noted = [n.culprits for n in g.notes if n.rule == "input-with-initializer"]
+    assert noted == [tuple(t.name for t in model.graph.initializer)]
 
 
 @pytest.mark.parametrize("kind", ["Constant", "Identity", "Cast"])
