@@ -129,6 +129,8 @@ CASES: list[tuple[str, Attributes, list[Value | None]]] = [
     ("Transpose", a.TransposeAttrs((0, 2, 3, 1)), [X]),
     ("Squeeze", a.AxesAttrs((0, 2)), [value((1, 3, 1))]),
     ("Unsqueeze", a.AxesAttrs((0, 5)), [X]),
+    ("Shape", a.ShapeAttrs(), [X]),
+    ("Shape", a.ShapeAttrs(1, -1), [X]),
     ("Flatten", a.AxisAttrs(0), [X]),
     ("Flatten", a.AxisAttrs(4), [X]),
     ("Slice", a.SliceAttrs((1, -1), (2**63 - 1, -(2**63)), (0, 3), (1, -2)), [X]),

@@ -91,7 +91,7 @@ def test_attributes_mean_what_onnx_means(op_type: str) -> None:
         again = decode(view_of(encoded, opset, len(node.proto.output)))
         assert again is not None and again.attributes == decoded.attributes, case.name
         tried += 1
-    assert tried or op_type in ("Upsample", "QuickGelu"), "no case was tried"
+    assert tried or op_type in ("Upsample", "QuickGelu", "SequenceAt"), "no case was tried"
 
 
 def check(name: str, have: Any, want: Any) -> None:

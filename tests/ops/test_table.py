@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from onnx import defs
 
-from qdqbridge.graph.operator import Attributes, Flow
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Flow
+from qdqbridge.ops.composition import CompositionAttrs, Step
 from qdqbridge.ops.table import BY_NAME, OPERATORS
 
-OURS = {"Dense", "quantize", "dequantize", "requantize", "reinterpret"}
+OURS = {"Composition", "Dense", "quantize", "dequantize", "requantize", "reinterpret"}
 
 
 def test_names_are_unique() -> None:
@@ -70,6 +71,7 @@ def test_elementwise_rows_keep_the_dtype(row, dtype) -> None:
         records.ClipAttrs: records.ClipAttrs(-0.5, 0.5), records.GeluAttrs: records.GeluAttrs(),
         records.HardSigmoidAttrs: records.HardSigmoidAttrs(0.25, 0.5),
         records.SeluAttrs: records.SeluAttrs(1.5, 1.0),
+        CompositionAttrs: CompositionAttrs((Step(BY_NAME["Erf"], NO_ATTRIBUTES, (0,)),)),
     }
     attributes = made[row.attributes] if row.attributes in made else row.attributes()
     x = np.asarray([0.25, 0.5, 2.0], dtype)
