@@ -30,7 +30,8 @@ def model(path: Path, split: np.ndarray | None, position: int, *, keepdims: int 
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         constants,
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(made, path)
     return path
 
 
