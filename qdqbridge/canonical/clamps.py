@@ -33,9 +33,9 @@ def narrowed(params: QuantParams, low: float, high: float) -> QuantParams:
     """Returns ``params`` with the range that ``[low, high]`` rounds into."""
     wide = params.widened()
     qmin, qmax = params.qmin, params.qmax
-    if math.isfinite(low):
+    if low > -math.inf:
         qmin = max(qmin, min(int(quantize(np.array([low], np.float32), wide)[0]), qmax))
-    if math.isfinite(high):
+    if high < math.inf:
         qmax = min(qmax, max(int(quantize(np.array([high], np.float32), wide)[0]), qmin))
     return params.with_range(qmin, qmax)
 

@@ -32,6 +32,7 @@ def _equal(node: Node, other: Node) -> bool:
         other.op is node.op
         and other.inputs == node.inputs
         and other.attributes == node.attributes
+        and repr(other.attributes) == repr(node.attributes)  # 0.0 == -0.0
         and len(other.outputs) == 1
         and other.output.type == node.output.type
     )

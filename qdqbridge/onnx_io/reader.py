@@ -64,20 +64,20 @@ def read(path: Path, normal: Callable[[Graph], Graph] = lambda graph: graph) -> 
         UnsupportedModelError: An operator or encoding has no counterpart here; all are listed.
     """
     model = read_model(path)
-    check_text(model, path.name)
-    model = inline_functions(model, path.name)
-    check_names(model.graph, path.name)
-    check_known(model, path.name)
+    check_text(model, str(path))
+    model = inline_functions(model, str(path))
+    check_names(model.graph, str(path))
+    check_known(model, str(path))
     model = take_constant_branches(model)
 
     def text_of(body: onnx.ModelProto, constants: Mapping[str, Constant]) -> str:
         body = take_equal_branches(take_constant_branches(body), path.parent, text_of)
-        sort_nodes(body.graph, path.name)
+        sort_nodes(body.graph, str(path))
         return normal(_Builder(body, path, constants).graph()).text()
 
     model = take_equal_branches(model, path.parent, text_of)
-    sort_nodes(model.graph, path.name)
-    model = lower(model, path.parent, path.name)
+    sort_nodes(model.graph, str(path))
+    model = lower(model, path.parent, str(path))
     return _Builder(model, path).graph()
 
 
@@ -85,7 +85,7 @@ class _Builder:
     def __init__(
         self, model: onnx.ModelProto, path: Path, outer: Mapping[str, Constant] | None = None
     ) -> None:
-        self.model, self.path, self.file = model, path, path.name
+        self.model, self.path, self.file = model, path, str(path)
         self.opset = default_opset(model)
         self.opsets = {e.domain: e.version for e in model.opset_import}
         self.values = {name: _constant_value(data, name) for name, data in (outer or {}).items()}
@@ -378,9 +378,13 @@ def _spelling(proto: onnx.NodeProto, attributes: object) -> str:
 def _drop_unread(proto: onnx.NodeProto, read: set[str], opset: int) -> None:
     """Forgets results that nobody reads and that may be left out, such as a Dropout's mask."""
     schema = schema_of(proto.op_type, "", opset) if proto.domain in ONNX_DOMAINS else None
-    needed = 1 if schema is None else max(1, schema.min_output)
+    optional = onnx.defs.OpSchema.FormalParameterOption.Optional
     for index, name in enumerate(proto.output):
-        if index >= needed and name not in read:
+        # The number of a variadic operator's results (Split, Loop) has a meaning.
+        left_out = schema is None or (
+            index < len(schema.outputs) and schema.outputs[index].option == optional
+        )
+        if index and left_out and name not in read:
             proto.output[index] = ""
     while len(proto.output) > 1 and not proto.output[-1]:
         proto.output.pop()

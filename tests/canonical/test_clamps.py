@@ -214,3 +214,18 @@ def test_relu_between_two_pairs_of_one_type_is_a_range_of_the_first() -> None:
     g = settled(graph([x], dq(q(relu(dq(q(x, U8))), U8))))
     assert names(g) == ["quantize", "dequantize"]
     assert params_of(g.nodes[0].output) == U8.with_range(128, 255)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "code"), [(np.inf, None, 255), (None, -np.inf, 0)], ids=str
+)
+def test_an_infinite_bound_on_the_wrong_side_is_kept(low, high, code) -> None:
+    x = plain("x", (20,))
+    clipped = apply("Clip", x, attributes=ClipAttrs(low, high))
+    g = settled(graph([x], q(clipped, U8)))
+    assert names(g) == ["quantize"]
+    assert g.nodes[0].output.quant is not None
+    assert (g.nodes[0].output.quant.params.qmin, g.nodes[0].output.quant.params.qmax) == (
+        code,
+        code,
+    )

@@ -103,7 +103,8 @@ def _average_pool(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     rank = len(attributes.kernel_shape)
     have = [int(e) if not hasattr(e, "name") else e for e in x.ty.shape.values]
     pads = window_pads(node, attributes, have)
-    if attributes.count_include_pad and pads != attributes.pads:
+    beyond = any(p > q for p, q in zip(pads, attributes.pads, strict=True))
+    if attributes.count_include_pad and beyond:
         # The windows of ceil_mode may reach beyond the padding, which does not count.
         ones = scope.emit(op.ones_like(x))
         return _counted_pool(scope, attributes, x, ones, pads)
@@ -123,10 +124,11 @@ def _counted_pool(
 ) -> Expr:
     rank = len(attributes.kernel_shape)
     pool = (op.nn.avg_pool1d, op.nn.avg_pool2d, op.nn.avg_pool3d)[rank - 1]
+    counted = [min(p, q) for p, q in zip(pads, attributes.pads, strict=True)]
     widths = [0, 0, 0, 0]
     for i in range(rank):
-        widths += [attributes.pads[i], attributes.pads[rank + i]]
-    extra = tuple(p - q for p, q in zip(pads, attributes.pads, strict=True))
+        widths += [counted[i], counted[rank + i]]
+    extra = tuple(p - q for p, q in zip(pads, counted, strict=True))
     window = {
         "pool_size": attributes.kernel_shape,
         "strides": attributes.strides,

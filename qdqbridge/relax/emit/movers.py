@@ -10,7 +10,6 @@ from tvm import relax, tirx
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.numerics import quantize
-from qdqbridge.graph.types import static_shape
 from qdqbridge.ops.attributes import (
     AxesAttrs,
     AxisAttrs,
@@ -212,18 +211,23 @@ def _max_pool(scope: Scope, node: Node, x: Expr) -> Expr:
 
 
 def window_pads(node: Node, attributes: PoolAttrs, have: list[Any]) -> tuple[int, ...]:
-    """Returns pads under which the last windows of ``ceil_mode`` lie inside the padding."""
+    """Returns pads under which a pool without ``ceil_mode`` has ONNX's windows.
+
+    ONNX drops a last window that would start in the padding behind the data.
+    """
     rank = len(attributes.kernel_shape)
     pads = list(attributes.pads)
-    out = static_shape(node.output.type.shape and node.output.type.shape[2:])
     if not attributes.ceil_mode:
         return tuple(pads)
-    if out is None or not all(isinstance(e, int) for e in have[2:]):
+    if not all(isinstance(e, int) for e in have[2:]):
         raise unsupported(node, "ceil_mode needs static spatial extents")
     for i in range(rank):
-        reach = (out[i] - 1) * attributes.strides[i]
-        reach += (attributes.kernel_shape[i] - 1) * attributes.dilations[i] + 1
-        pads[rank + i] = max(pads[rank + i], reach - have[2 + i] - pads[i])
+        span = (attributes.kernel_shape[i] - 1) * attributes.dilations[i] + 1
+        data, stride = have[2 + i] + pads[i], attributes.strides[i]
+        windows = -(-(data + pads[rank + i] - span) // stride) + 1
+        if (windows - 1) * stride >= data:
+            windows -= 1
+        pads[rank + i] = max(0, (windows - 1) * stride + span - data)
     return tuple(pads)
 
 

@@ -1,0 +1,43 @@
+"""Results that nobody reads: optional ones are forgotten, those of a Split are counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import qdqbridge as qb
+from qdqbridge.pipeline import session
+
+
+def split(path: Path, read: list[int], sizes: list[int] | None) -> Path:
+    inputs = ["x"] if sizes is None else ["x", "sizes"]
+    nodes = [helper.make_node("Split", inputs, ["p0", "p1", "p2"], axis=1)]
+    nodes += [helper.make_node("Neg", [f"p{i}"], [f"y{i}"]) for i in read]
+    constants = [] if sizes is None else [numpy_helper.from_array(np.array(sizes), "sizes")]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 6])],
+        [helper.make_tensor_value_info(f"y{i}", TensorProto.FLOAT, None) for i in read],
+        constants,
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    onnx.save(made, path)
+    return path
+
+
+@pytest.mark.parametrize("sizes", [None, [2, 2, 2], [1, 3, 2]], ids=str)
+@pytest.mark.parametrize("read", [[0, 1], [0, 2], [1]], ids=str)
+def test_a_split_keeps_its_parts(tmp_path, read, sizes):
+    path = split(tmp_path / "m.onnx", read, sizes)
+    graph = qb.load(path)
+    assert len(graph.nodes[0].outputs) == 3
+    x = {"x": np.arange(12, dtype=np.float32).reshape(2, 6)}
+    expected = session(path).run(x, graph.output_names)
+    found = qb.evaluate(graph, x)
+    for name in graph.output_names:
+        np.testing.assert_array_equal(found[name], expected[name])
