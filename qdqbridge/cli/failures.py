@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 
 from cyclopts import CycloptsError
 from rich.markup import escape
@@ -40,6 +41,10 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO_READER
+    except OSError as error:  # a full disk, a folder that cannot be written
+        return _refused("the operating system refuses", error.strerror or str(error), "free space")
+    except MemoryError as error:
+        return _refused("there is not enough memory", str(error), "smaller data or shapes")
     except Exception as error:  # whatever is left is our fault, and said so
         return _bug(error)
     return result if isinstance(result, int) else DONE
@@ -52,6 +57,14 @@ def show(error: QdqBridgeError) -> None:
     console.print(f"[bold red]error:[/] {escape(first)}", highlight=False, soft_wrap=True)
     for line in rest:
         console.print(escape(line), highlight=False, soft_wrap=True)
+
+
+def _refused(what: str, why: str, wanted: str) -> int:
+    with suppress(OSError):
+        show(QdqBridgeError(what, why=why, fix=f"try again with {wanted}"))
+    with suppress(OSError):  # what is left of the output cannot be flushed at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return MODEL
 
 
 def _usage(error: CycloptsError) -> int:
