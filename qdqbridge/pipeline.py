@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.errors import InputDataError, OutputExistsError, UnsupportedTargetError
 from qdqbridge.graph.graph import Graph, Note, Value
 
 if TYPE_CHECKING:
@@ -42,16 +42,17 @@ def load(path: File, *, canonical: bool = True, decomposed: bool = False) -> Gra
         ModelFileError: The file cannot be read.
         InvalidModelError: The model breaks ONNX's rules.
         UnsupportedModelError: Something in it has no counterpart here; all of it is listed.
+        InputDataError: ``path`` is no path.
     """
     from qdqbridge.canonical import canonicalize
     from qdqbridge.graph.verify import verify
     from qdqbridge.onnx_io.reader import read
 
-    file = Path(path)
+    file = _path(path)
     graph = read(file, canonicalize)
-    verify(graph, file.name)
+    verify(graph, str(file))
     if canonical:
-        verify(canonicalize(graph, decomposed=decomposed), file.name)
+        verify(canonicalize(graph, decomposed=decomposed), str(file))
     return graph
 
 
@@ -68,15 +69,20 @@ def inspect(path: File, *, decomposed: bool = False) -> Inspection:
 
     graph = load(path, canonical=False)
     raw = operators(graph)  # before the graph is rewritten in place
-    verify(canonicalize(graph, decomposed=decomposed), Path(path).name)
+    verify(canonicalize(graph, decomposed=decomposed), str(path))
     return inspection(header(Path(path)), raw, graph, explain(graph))
 
 
 def explain(graph: Graph) -> list[Note]:
-    """Returns why nodes stayed float, and what was assumed while reading."""
-    from qdqbridge.canonical import islands
+    """Returns why nodes stayed float, and what was assumed while reading.
 
-    return [*graph.notes, *islands(graph)]
+    Raises:
+        InputDataError: It is no graph, but a path for example.
+    """
+    _need_graph(graph, "explain")
+    from qdqbridge.canonical import explanation
+
+    return explanation(graph)
 
 
 def evaluate(
@@ -91,8 +97,10 @@ def evaluate(
             types.
 
     Raises:
-        InputDataError: An input is missing, unknown, or of the wrong element type or shape.
+        InputDataError: An input is missing, unknown, or of the wrong element type or shape; or
+            ``graph`` is no graph.
     """
+    _need_graph(graph, "evaluate")
     from qdqbridge.graph.interpreter import evaluate as interpret
 
     return interpret(graph, inputs, exact=exact)[0]
@@ -103,11 +111,13 @@ def to_relax(graph: Graph, *, keep_params: bool = False) -> tuple[Any, dict[str,
 
     Args:
         graph: A canonical graph.
-        keep_params: Make large constants parameters of ``main`` instead of constants in it.
+        keep_params: Make constants of 64 KiB or more parameters of ``main``, not constants in it.
 
     Raises:
+        InputDataError: ``graph`` is no graph, but a path for example.
         UnsupportedTargetError: TVM is not installed, or cannot express the graph.
     """
+    _need_graph(graph, "to_relax")
     _need_tvm()
     from qdqbridge.relax.emit import emit
 
@@ -123,8 +133,10 @@ def compile(graph: Graph, target: str = "llvm", *, expose: Sequence[Value] = ())
         expose: Intermediate values that ``run`` shall return as well, under their names.
 
     Raises:
+        InputDataError: ``graph`` is no graph, but a path for example.
         UnsupportedTargetError: TVM is not installed, or cannot express the graph.
     """
+    _need_graph(graph, "compile")
     _need_tvm()
     from qdqbridge.graph.expose import with_outputs
     from qdqbridge.relax.executable import build
@@ -134,30 +146,38 @@ def compile(graph: Graph, target: str = "llvm", *, expose: Sequence[Value] = ())
 
 def export_tvm(
     graph: Graph, path: File, target: str = "llvm", *, params: File | None = None
-) -> None:
+) -> int:
     """Writes ``graph`` for TVM, replacing existing files.
 
     Args:
         graph: A canonical graph.
         path: ``.json`` (a Relax module), ``.py`` (TVMScript, to read) or ``.so`` (compiled).
         target: The TVM target of a ``.so``.
-        params: An ``.npz`` file for the large constants of a module.
+        params: An ``.npz`` file for the constants of a module that take 64 KiB or more; not
+            written where there are none.
+
+    Returns:
+        The number of constants in ``params``.
 
     Raises:
         UnsupportedTargetError: TVM is not installed, or cannot express the graph.
     """
     file = Path(path)
     if file.suffix == ".so":
-        compile(graph, target).library.export_library(str(file))
-        return
+        executable = compile(graph, target)
+        from qdqbridge.relax.files import write_library
+
+        write_library(executable.library, file)
+        return 0
     module, arrays = to_relax(graph, keep_params=params is not None)
     from qdqbridge.relax.files import write_module
 
     write_module(module, file)
-    if params is not None:
+    if params is not None and arrays:
         from qdqbridge.graph.archive import write_arrays
 
         write_arrays(Path(params), arrays)
+    return len(arrays)
 
 
 def session(path: File) -> Session:
@@ -168,7 +188,7 @@ def session(path: File) -> Session:
     """
     from qdqbridge.onnx_io.session import Session
 
-    return Session(Path(path))
+    return Session(_path(path))
 
 
 def save(graph: Graph, path: File, profile: str = "ort", *, overwrite: bool = False) -> None:
@@ -181,12 +201,18 @@ def save(graph: Graph, path: File, profile: str = "ort", *, overwrite: bool = Fa
         overwrite: Replace an existing file.
 
     Raises:
+        InputDataError: ``graph`` is no graph, but a path for example.
         OutputExistsError: The file exists and ``overwrite`` is not given.
         UnsupportedTargetError: The profile cannot express the graph.
     """
+    _need_graph(graph, "save")
     from qdqbridge.onnx_io.writer import write
 
-    write(graph, Path(path), profile=profile, overwrite=overwrite)
+    try:
+        write(graph, _path(path), profile=profile, overwrite=overwrite)
+    except OutputExistsError as error:
+        fix = "choose another name, or overwrite=True (on the command line --force)"
+        raise OutputExistsError(error.what, where=error.where, why=error.why, fix=fix) from error
 
 
 def profile(name: str) -> Profile:
@@ -213,7 +239,7 @@ def check(source: Graph | File, profile: str = "ort") -> list[Finding]:
     """
     from qdqbridge.onnx_io.profiles import check as check_profile
 
-    return check_profile(source, profile)
+    return check_profile(source if isinstance(source, Graph) else _path(source), profile)
 
 
 def diff(a: Graph, b: Graph) -> list[Difference]:
@@ -222,7 +248,12 @@ def diff(a: Graph, b: Graph) -> list[Difference]:
     Args:
         a: A canonical graph.
         b: Another one.
+
+    Raises:
+        InputDataError: One of them is no graph, but a path for example.
     """
+    _need_graph(a, "diff")
+    _need_graph(b, "diff")
     from qdqbridge.graph.diff import diff as diff_graphs
 
     return diff_graphs(a, b)
@@ -269,6 +300,7 @@ def _graph_of(side: Side, *, canonical: bool) -> Graph:
         return side
     if isinstance(side, (str, PathLike)):
         return load(side, canonical=canonical)
+    _need_side(side)
     return side.graph
 
 
@@ -279,7 +311,34 @@ def _engine(side: Side) -> Engine:
         return Interpreter(side)
     if isinstance(side, (str, PathLike)):
         return session(side)
+    _need_side(side)
     return Built(side)
+
+
+def _path(path: object) -> Path:
+    if isinstance(path, (str, PathLike)):
+        return Path(path)  # pyright: ignore[reportUnknownArgumentType]
+    raise InputDataError(
+        "the path of a model file is needed",
+        why=f"{type(path).__name__} is no path",
+        fix="give a str or a pathlib.Path",
+    )
+
+
+def _need_graph(graph: object, function: str) -> None:
+    if not isinstance(graph, Graph):
+        raise InputDataError(
+            f"{function} needs a graph, not {type(graph).__name__}",
+            fix="load it first: qdqbridge.load(path)",
+        )
+
+
+def _need_side(side: object) -> None:
+    if not (hasattr(side, "graph") and hasattr(side, "run")):
+        raise InputDataError(
+            f"{type(side).__name__} cannot be compared",
+            fix="give a graph, an executable, or the path of a model file",
+        )
 
 
 def _need_tvm() -> None:

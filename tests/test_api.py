@@ -114,8 +114,10 @@ def test_save_does_not_overwrite(tmp_path):
     path = tmp_path / "out.onnx"
     qb.save(graph, path)
     assert qb.load(path).digest == graph.digest
-    with pytest.raises(OutputExistsError):
+    with pytest.raises(OutputExistsError) as caught:
         qb.save(graph, str(path))
+    assert "overwrite=True" in caught.value.fix
+    assert "--force" in caught.value.fix
     qb.save(graph, path, overwrite=True)
 
 
@@ -172,6 +174,53 @@ def test_without_tvm_the_message_says_what_to_install(monkeypatch):
     with pytest.raises(UnsupportedTargetError) as caught:
         qb.compile(qb.load(MODEL))
     assert "qdqbridge[relax]" in caught.value.fix
+
+
+@pytest.mark.parametrize("thing", [MODEL, str(MODEL), None, 3], ids=["path", "str", "None", "int"])
+def test_what_is_no_graph_is_said_to_need_loading(thing, tmp_path):
+    calls = [
+        lambda: qb.compile(thing),
+        lambda: qb.evaluate(thing, {}),
+        lambda: qb.to_relax(thing),
+        lambda: qb.save(thing, tmp_path / "out.onnx"),
+        lambda: qb.explain(thing),
+    ]
+    for call in calls:
+        with pytest.raises(InputDataError, match="needs a graph") as caught:
+            call()
+        assert "load it first" in caught.value.fix
+
+
+@pytest.mark.parametrize("thing", [3, None, b"m.onnx", ["m.onnx"]], ids=repr)
+def test_what_is_no_path_is_said_to_be_none(thing, images):
+    with pytest.raises(InputDataError, match="path of a model file"):
+        qb.load(thing)
+    with pytest.raises(InputDataError, match="cannot be compared"):
+        qb.compare(qb.load(MODEL), thing, {"input": images})
+
+
+def test_inputs_without_names_are_refused(images):
+    graph = qb.load(MODEL)
+    for call in (lambda: qb.evaluate(graph, images), lambda: qb.compare(graph, MODEL, images)):
+        with pytest.raises(InputDataError, match="without their names") as caught:
+            call()
+        assert "'input': array" in caught.value.fix
+
+
+@pytest.mark.relax
+def test_executables_refuse_inputs_without_names(images):
+    pytest.importorskip("tvm")
+    with pytest.raises(InputDataError, match="without their names"):
+        qb.compile(qb.load(MODEL)).run(images)
+
+
+@pytest.mark.relax
+def test_other_targets_than_the_cpu_are_refused():
+    pytest.importorskip("tvm")
+    for target in ("cuda", "c"):
+        with pytest.raises(UnsupportedTargetError) as caught:
+            qb.compile(qb.load(MODEL), target=target)
+        assert "only CPU (llvm) targets" in caught.value.why
 
 
 README = (ROOT / "README.md").read_text("utf-8")

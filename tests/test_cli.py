@@ -169,7 +169,8 @@ def test_to_tvm_writes_what_the_suffix_says(tmp_path, capsys):
     ids=lambda arguments: arguments[0],
 )
 def test_nothing_is_overwritten_without_force(arguments, tmp_path, data, capsys):
-    path = tmp_path / "there.py"
+    suffix = {"export": ".onnx", "run": ".npz"}.get(arguments[0], ".py")
+    path = tmp_path / f"there{suffix}"
     path.write_text("mine")
     more = ["--data", data, "--engine", "interpreter"] if arguments[0] == "run" else []
     assert run([*arguments, "-o", str(path), *more]) == 3

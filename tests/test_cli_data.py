@@ -33,10 +33,17 @@ def test_arrays_are_found_by_name(tmp_path):
     assert set(read_inputs(path, [IMAGE, MASK])) == {"image", "mask"}
 
 
-def test_the_only_array_of_the_only_input_may_have_any_name(tmp_path):
+def test_the_only_array_of_the_only_input_may_have_any_name_and_a_warning_says_so(tmp_path, capsys):
     assert set(read_inputs(saved(tmp_path / "d.npz", x=PIXELS), [IMAGE])) == {"image"}
+    assert capsys.readouterr().err == "warning: 'x' is taken as 'image'\n"
+    read_inputs(saved(tmp_path / "d.npz", image=PIXELS), [IMAGE])
+    assert capsys.readouterr().err == ""
+
+
+def test_an_npy_file_has_no_names_to_warn_about(tmp_path, capsys):
     np.save(tmp_path / "d.npy", PIXELS)
     assert set(read_inputs(tmp_path / "d.npy", [IMAGE])) == {"image"}
+    assert capsys.readouterr().err == ""
 
 
 def test_labels_are_left_out_with_a_warning(tmp_path, capsys):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from qdqbridge.canonical.diagnostics import diagnose
 from qdqbridge.canonical.driver import notes_of, run
 from qdqbridge.canonical.interface import type_inputs
-from qdqbridge.canonical.islands import islands
+from qdqbridge.canonical.islands import explanation, islands
 from qdqbridge.canonical.rules import DECOMPOSED, RULES
 from qdqbridge.graph.graph import Graph
 
-__all__ = ["RULES", "canonicalize", "islands"]
+__all__ = ["RULES", "canonicalize", "explanation", "islands"]
 
 
 def canonicalize(graph: Graph, *, decomposed: bool = False) -> Graph:

@@ -41,8 +41,11 @@ def absorb_accumulator_operands(node: Node, scope: Scope) -> Proposal:
 
 
 def _float_operands(node: Node) -> Proposal:
-    names = tuple(node.operand(i).name for i in (0, 1) if not node.operand(i).quant)
-    return Reject("its operands are float", names)
+    x, w = node.operand(0), node.operand(1)
+    names = tuple(value.name for value in (x, w) if not value.quant)
+    if w.quant:
+        return Reject("its input is float, only its weight is quantized", names)
+    return Reject("its weight is float" if x.quant else "its operands are float", names)
 
 
 def _stored(node: Node, index: int) -> Value | None:

@@ -6,7 +6,24 @@ from qdqbridge.graph.graph import Graph, Node, Note, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.types import TensorType
 
+_TAUTOLOGY = "absorb-accumulator-operands"
+"""Refuses float operands, as all are in a file without quantization."""
 _CONVERSIONS = (Flow.CONVERT, Flow.REINTERPRET)
+
+
+def explanation(graph: Graph) -> list[Note]:
+    """Returns the graph's notes and its islands; one sentence where nothing is quantized."""
+    if _quantized(graph):
+        return [*graph.notes, *islands(graph)]
+    others = [note for note in graph.notes if note.rule != _TAUTOLOGY]
+    return [Note("no-quantization", graph.name, "the file has no quantization"), *others]
+
+
+def _quantized(graph: Graph) -> bool:
+    names = (node.op.name for node in graph.nodes)
+    return any(value.quant for value in graph.values()) or any(
+        "Quantize" in name or "Integer" in name for name in names
+    )
 
 
 def islands(graph: Graph) -> list[Note]:

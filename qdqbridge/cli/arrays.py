@@ -22,7 +22,7 @@ def read_inputs(path: Path, inputs: Sequence[Value]) -> dict[str, Array]:
     """Returns one array per graph input.
 
     Arrays are found by the input's name; a model with one input takes the only array of a file
-    whatever it is called. An array named ``labels`` is left out.
+    whatever it is called, and a warning says so. An array named ``labels`` is left out.
 
     Raises:
         InputDataError: The file cannot be read, or its arrays are not the model's inputs.
@@ -33,7 +33,10 @@ def read_inputs(path: Path, inputs: Sequence[Value]) -> dict[str, Array]:
         warn(f"the array '{_LABELS}' of {path.name} is no input of the model; it is left out")
         del arrays[_LABELS]
     if len(names) == 1 and len(arrays) == 1:
-        arrays = {names[0]: next(iter(arrays.values()))}
+        ((name, array),) = arrays.items()
+        if name != names[0] and path.suffix != ".npy":  # an .npy file has no names
+            warn(f"'{name}' is taken as '{names[0]}'")
+        arrays = {names[0]: array}
     if set(arrays) != set(names):
         missing = [name for name in names if name not in arrays]
         unknown = [name for name in arrays if name not in names]

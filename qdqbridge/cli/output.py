@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from qdqbridge.errors import OutputExistsError
+from qdqbridge.errors import InputDataError, OutputExistsError, UnsupportedTargetError
 
 _PIPED_WIDTH = 160
 
@@ -89,12 +89,34 @@ def status(label: str) -> Generator[None, None, None]:
         yield
 
 
-def free(path: Path, *, force: bool) -> Path:
+def free(
+    path: Path, *, force: bool, model: Path, data: Path | None = None, suffix: str = ""
+) -> Path:
     """Returns ``path`` where it may be written.
+
+    Args:
+        path: The file to write.
+        force: It may exist.
+        model: A model that is read, and must not be replaced.
+        data: A data file for which the same is true.
+        suffix: What the name must end in.
 
     Raises:
         OutputExistsError: It exists and ``force`` is not given, or its folder does not exist.
+        InputDataError: It is one of the files that are read.
+        UnsupportedTargetError: It has another suffix.
     """
+    if suffix and path.suffix != suffix:
+        raise UnsupportedTargetError(
+            f"'{path.name}' does not end in {suffix}", fix=f"end it in {suffix}"
+        )
+    for what, read in (("model", model), ("data", data)):
+        if read is not None and _same(path, read):
+            raise InputDataError(
+                f"would overwrite the {what} that is read",
+                where=str(path),
+                fix="give another name; --force does not change this",
+            )
     if path.is_dir() or not path.parent.is_dir():
         raise OutputExistsError(
             f"'{path}' cannot be written",
@@ -104,3 +126,10 @@ def free(path: Path, *, force: bool) -> Path:
     if path.exists() and not force:
         raise OutputExistsError(f"'{path}' exists", fix="give another name, or --force")
     return path
+
+
+def _same(a: Path, b: Path) -> bool:
+    try:
+        return a.samefile(b)
+    except OSError:  # one of them is not there
+        return False

@@ -41,7 +41,10 @@ BatchSize = Annotated[
     int | None, Parameter(help="Examples at once; by default what the model fixes, or all.")
 ]
 Engine = Annotated[Literal["tvm", "interpreter", "onnxruntime"], Parameter(help="What runs it.")]
-OurEngine = Annotated[Literal["tvm", "interpreter"], Parameter(help="What is checked.")]
+OurEngine = Annotated[
+    Literal["tvm", "interpreter"] | None,
+    Parameter(help="What is checked: by default tvm, with --local the interpreter."),
+]
 Reference = Annotated[
     str, Parameter(help="'onnxruntime', 'interpreter', or another ONNX file of the network.")
 ]
@@ -93,7 +96,7 @@ def canonicalize(
     json: Json = False,
 ) -> None:
     """Print the canonical text form."""
-    path = None if output_ is None else output.free(output_, force=force)
+    path = None if output_ is None else output.free(output_, force=force, model=model)
     graph = pipeline.load(model, decomposed=decomposed)
     if path is not None:
         path.write_text(text(graph), "utf-8")
@@ -134,7 +137,9 @@ def run(
     json: Json = False,
 ) -> None:
     """Run a model on data; show its outputs or write them to an .npz file."""
-    path = None if output_ is None else output.free(output_, force=force)
+    path = output_
+    if path is not None:
+        output.free(path, force=force, model=model, data=data, suffix=".npz")
     graph = pipeline.load(model, decomposed=decomposed)
     inputs = arrays.read_inputs(data, graph.inputs)
     runner = _runner(engine, graph, model, target)
@@ -174,7 +179,7 @@ def compare(
     *,
     data: Data,
     reference: Reference = "onnxruntime",
-    engine: OurEngine = "tvm",
+    engine: OurEngine = None,
     local: Local = False,
     max_lsb: MaxLsb = None,
     everything: Everything = False,
@@ -188,10 +193,16 @@ def compare(
     Exits with 1 if --max-lsb is not kept, nothing could be compared, or --local finds a
     difference that rounding does not explain.
     """
+    if local and engine == "tvm":
+        return _usage(
+            "--local runs each node by the interpreter, not by TVM",
+            fix="leave --engine out; to check TVM, compare without --local, or with "
+            "--reference interpreter",
+        )
     graph = pipeline.load(model, decomposed=decomposed)
     inputs = arrays.read_inputs(data, graph.inputs)
     ours: pipeline.Side = graph
-    if engine == "tvm" and not local:
+    if engine != "interpreter" and not local:
         with output.status("compiling"):
             ours = pipeline.compile(graph, target, expose=intermediates(graph))
     known: dict[str, pipeline.Side] = {"onnxruntime": model, "interpreter": graph}
@@ -209,6 +220,13 @@ def compare(
     else:
         output.show(*render.comparison_parts(found, everything=everything))
     return _verdict(found, max_lsb)
+
+
+def _usage(what: str, *, fix: str = "") -> int:
+    from qdqbridge.cli.failures import USAGE, show
+
+    show(QdqBridgeError(what, fix=fix))
+    return USAGE
 
 
 def _verdict(found: Comparison, max_lsb: int | None) -> int:
@@ -238,14 +256,13 @@ def export(
 
     Exits with 1 if --check finds anything.
     """
-    from qdqbridge.cli.failures import DONE, NOT_MET, USAGE, show
+    from qdqbridge.cli.failures import DONE, NOT_MET
 
     if output_ is None and not check:
-        show(QdqBridgeError("give --output to write the model, or --check to look at it"))
-        return USAGE
+        return _usage("give --output to write the model, or --check to look at it")
     found: dict[str, Any] = {}
     if output_ is not None:
-        path = output.free(output_, force=force)
+        path = output.free(output_, force=force, model=model, suffix=".onnx")
         graph = pipeline.load(model, decomposed=decomposed)
         pipeline.save(graph, path, profile, overwrite=force)
         found = {"output": str(path), "profile": profile, "digest": graph.digest}
@@ -287,7 +304,8 @@ def to_tvm(
     *,
     output_: Out,
     params: Annotated[
-        Path | None, Parameter(help="An .npz file for the large constants (.json and .py only).")
+        Path | None,
+        Parameter(help="An .npz file for the constants of 64 KiB or more (.json and .py only)."),
     ] = None,
     target: Target = "llvm",
     force: Force = False,
@@ -295,12 +313,15 @@ def to_tvm(
     json: Json = False,
 ) -> None:
     """Write a model for TVM: .json (Relax module), .py (TVMScript) or .so (compiled)."""
-    path = output.free(output_, force=force)
-    constants = None if params is None else output.free(params, force=force)
+    path = output.free(output_, force=force, model=model)
+    constants = None if params is None else output.free(params, force=force, model=model)
     _check_suffix(path, constants)
     graph = pipeline.load(model, decomposed=decomposed)
     with output.status("compiling"):
-        pipeline.export_tvm(graph, path, target, params=constants)
+        number = pipeline.export_tvm(graph, path, target, params=constants)
+    if constants is not None and not number:
+        output.say(f"no constant has 64 KiB or more: {constants} is not written")
+        constants = None
     if json:
         names = {"output": str(path), "params": None if constants is None else str(constants)}
         output.show_json({**names, "digest": graph.digest})

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.graph import Value
+from qdqbridge.graph.interpreter import check_mapping
 
 Array = NDArray[Any]
 
@@ -46,8 +47,11 @@ def batches(
         size: Examples per batch, for models that leave axis 0 open.
 
     Raises:
-        InputDataError: ``size`` is not the extent that the model fixes.
+        InputDataError: There are no samples, or ``size`` is not the extent that the model fixes.
     """
+    check_mapping(inputs, data)
+    data = {name: np.asarray(array) for name, array in data.items()}
+    _check_samples(inputs, data)
     step = _step(inputs, data, size)
     if step is None:
         rows = max((len(a) for a in data.values() if a.ndim), default=1)
@@ -62,6 +66,18 @@ def batches(
         if rows < step and fixed:
             parts = {name: _filled(part, step) for name, part in parts.items()}
         yield Batch(parts, rows, step if fixed else rows, count)
+
+
+def _check_samples(inputs: Sequence[Value], data: Mapping[str, Array]) -> None:
+    """Refuses arrays without elements; the model itself may fix an extent to 0."""
+    for value in inputs:
+        array = data.get(value.name)
+        if array is not None and 0 in array.shape and 0 not in (value.type.shape or ()):
+            raise InputDataError(
+                f"no samples: input '{value.name}' has no elements",
+                why=f"its shape is {list(array.shape)}",
+                fix="feed at least one sample",
+            )
 
 
 def _step(inputs: Sequence[Value], data: Mapping[str, Array], size: int | None) -> int | None:

@@ -129,8 +129,10 @@ def check_inputs(graph: Graph, inputs: Mapping[str, Array]) -> list[Array]:
     """Returns the arrays of ``inputs`` in the order of the graph's inputs.
 
     Raises:
-        InputDataError: An input is missing, unknown, or of the wrong dtype or shape.
+        InputDataError: ``inputs`` is no mapping, or an input is missing, unknown, or of the wrong
+            dtype or shape.
     """
+    check_mapping(graph.inputs, inputs)
     names = [value.name for value in graph.inputs]
     unknown = sorted(set(inputs) - set(names))
     missing = [name for name in names if name not in inputs]
@@ -142,6 +144,21 @@ def check_inputs(graph: Graph, inputs: Mapping[str, Array]) -> list[Array]:
         )
     bound: dict[str, int] = {}
     return [_check_input(value, np.asarray(inputs[value.name]), bound) for value in graph.inputs]
+
+
+def check_mapping(inputs: Sequence[Value], data: object) -> None:
+    """Refuses data that does not give arrays by the names of the inputs.
+
+    Raises:
+        InputDataError: ``data`` is no mapping.
+    """
+    if not isinstance(data, Mapping):
+        listed = ", ".join(f"'{value.name}': array" for value in inputs)
+        raise InputDataError(
+            "the inputs are given without their names",
+            why=f"a mapping from names to arrays is expected, not {type(data).__name__}",
+            fix=f"give {{{listed}}}",
+        )
 
 
 def _check_input(value: Value, array: Array, bound: dict[str, int]) -> Array:

@@ -22,11 +22,11 @@ def read_model(path: Path) -> onnx.ModelProto:
     """
     try:
         data = path.read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise ModelFileError(
             "cannot read the model file",
             where=str(path),
-            why=error.strerror or str(error),
+            why=getattr(error, "strerror", None) or str(error),
             fix="check the path and its permissions",
         ) from error
     model = _parse(data, path)

@@ -84,6 +84,7 @@ class Encoding:
         if self.zero_point is not None:
             given = self._squeezed(self.zero_point)
             if given.ndim and given.shape != scale.shape:
+                self._granularity(scale)  # a scale of no use is the first thing to say
                 raise self._invalid(
                     f"the zero point has shape {self.zero_point.shape} and the scale "
                     f"{self.scale.shape}",
@@ -216,7 +217,7 @@ class Encoding:
             raise UnsupportedQuantization(
                 "a scale stands for no usable real numbers",
                 where=self.where,
-                why=f"it is {bad!r}: scales must be finite, not 0, not subnormal, and the "
+                why=f"it is {float(bad):.6g}: scales must be finite, not 0, not subnormal, and the "
                 "largest stored value must have a finite float32 real value",
                 fix="calibrate this tensor again, or replace the scale by a small positive number",
             )

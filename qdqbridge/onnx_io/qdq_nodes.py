@@ -123,7 +123,7 @@ def params_of(
         raise UnsupportedQuantization(
             "a negative scale on an activation",
             where=encoding.where,
-            why=f"the scale is {params.scale!r}",
+            why=f"the scale is {float(params.scale.min()):.6g}",
             fix="negate the scale and mirror the zero point in the exporter",
         )
     return params

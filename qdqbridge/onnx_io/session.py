@@ -92,7 +92,7 @@ class Session:
         message = " ".join(str(error).split())
         return kind(
             f"onnxruntime {what}",
-            where=self.path.name,
+            where=str(self.path),
             why=message if len(message) <= 400 else message[:400] + " …",
             fix="the reference must run by itself; try another version of onnxruntime"
             if kind is UnsupportedTargetError

@@ -93,6 +93,12 @@ def build(graph: Graph, target: Any = "llvm") -> Executable:
             why=str(error).strip().splitlines()[-1],
             fix="use 'llvm', or a target dictionary such as {'kind': 'llvm', 'mcpu': 'znver5'}",
         ) from error
+    if resolved.kind.name != "llvm":
+        raise UnsupportedTargetError(
+            f"the target {target!r} is not supported",
+            why="only CPU (llvm) targets are",
+            fix="use 'llvm', or a target dictionary such as {'kind': 'llvm', 'mcpu': 'znver5'}",
+        )
     try:
         library = tvm.compile(module, resolved)
     except Exception as error:  # whatever a pass or LLVM raises

@@ -21,6 +21,8 @@ from qdqbridge.report.bounds import UNIT, Exact
 Array = NDArray[Any]
 TIE = "tie"
 """The exact value lies within a few units in the last place of a rounding boundary."""
+ROUNDING = "rounding"
+"""The same for float results, which are always rounded: both lie within a few ulp of it."""
 ACCUMULATION = "float accumulation"
 """It lies within what float32 sums in any order can move it."""
 BIAS = "rounded bias"
@@ -127,7 +129,7 @@ def _quantized(
 
 
 def _real(ours: Array, theirs: Array, exact: Exact) -> list[_Step]:
-    """Floats are rounded to float32 or less, so ties are differences of a few ulp."""
+    """Floats are rounded to float32 or less, so any may differ by a few ulp."""
     unit = UNIT if ours.dtype.itemsize >= 4 else float(np.finfo(ours.dtype).eps) / 2
     rounding = unit * np.abs(exact.real)
 
@@ -136,7 +138,7 @@ def _real(ours: Array, theirs: Array, exact: Exact) -> list[_Step]:
 
     both = np.maximum(need(ours, exact.real), need(theirs, exact.real))
     steps = [
-        (TIE, both, exact.elementwise + rounding),
+        (ROUNDING, both, exact.elementwise + rounding),
         (ACCUMULATION, both, exact.accumulated + rounding),
     ]
     if exact.as_written is not None:

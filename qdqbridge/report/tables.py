@@ -138,7 +138,4 @@ def _top1(value: Difference) -> str:
 
 
 def _causes(value: Difference) -> str:
-    parts = [f"{number} {cause}" for cause, number in value.causes.items()]
-    if not value.bound:
-        return ", ".join(parts)
-    return f"{', '.join(parts)} (moved {value.moved:.1g} of {value.bound:.1g})"
+    return ", ".join(f"{number} {cause}" for cause, number in value.causes.items())

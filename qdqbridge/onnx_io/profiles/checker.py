@@ -11,10 +11,16 @@ from qdqbridge.graph.graph import Graph
 from qdqbridge.onnx_io.branches import take_constant_branches
 from qdqbridge.onnx_io.model_file import read_model
 from qdqbridge.onnx_io.profiles.file_view import FileView
-from qdqbridge.onnx_io.profiles.finding import Finding, findings_of
+from qdqbridge.onnx_io.profiles.finding import Effect, Finding, findings_of
 from qdqbridge.onnx_io.profiles.profile import Profile
 from qdqbridge.onnx_io.shapes import infer
 from qdqbridge.onnx_io.structure import check_text, inline_functions, sort_nodes
+
+_STARTS = ("QLinear", "QGemm", "QAttention", "QMoE", "QOrdered", "MatMulNBits")
+_NO_QUANTIZATION = Finding(
+    "no-quantization", Effect.FLOAT, "", "", "the file has no quantization",
+    fix="quantize the model first, e.g. with onnxruntime.quantization",
+)  # fmt: skip
 
 
 def view_of(model: onnx.ModelProto, folder: Path, file: str) -> FileView:
@@ -44,8 +50,24 @@ def check_source(source: Graph | str | PathLike[str], profile: Profile) -> list[
         from qdqbridge.onnx_io.writer import to_proto  # the writer knows profiles
 
         model = to_proto(source, profile.name)
-        return check_model(model, profile, folder=Path(), file=source.name or "graph")
+        file = source.name or "graph"
+        return _checked(model, profile, folder=Path(), file=file)
     path = Path(source)
     model = read_model(path)
-    check_text(model, path.name)
-    return check_model(model, profile, folder=path.parent, file=path.name)
+    check_text(model, str(path))
+    return _checked(model, profile, folder=path.parent, file=str(path))
+
+
+def _checked(model: onnx.ModelProto, profile: Profile, *, folder: Path, file: str) -> list[Finding]:
+    found = check_model(model, profile, folder=folder, file=file)
+    nodes = (*model.graph.node, *(node for body in model.functions for node in body.node))
+    return found if any(map(_quantized, nodes)) else [_NO_QUANTIZATION, *found]
+
+
+def _quantized(node: onnx.NodeProto) -> bool:
+    """True for operators of quantized models, also within the bodies of an If or a Loop."""
+    name = node.op_type
+    if "Quant" in name or "Integer" in name or name.startswith(_STARTS):
+        return True
+    bodies = [a.g for a in node.attribute] + [g for a in node.attribute for g in a.graphs]
+    return any(_quantized(inner) for body in bodies for inner in body.node)
