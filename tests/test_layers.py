@@ -21,6 +21,7 @@ LEVELS = {
     "pipeline": 4,
     "__init__": 5,
     "cli": 6,
+    "__main__": 7,
 }
 ALLOWED = {
     "onnx": {"onnx_io"},

@@ -16,7 +16,7 @@ def explanation(graph: Graph) -> list[Note]:
     if _quantized(graph):
         return [*graph.notes, *islands(graph)]
     others = [note for note in graph.notes if note.rule != _TAUTOLOGY]
-    return [Note("no-quantization", graph.name, "the file has no quantization"), *others]
+    return [Note("no-quantization", "", "the file has no quantization"), *others]
 
 
 def _quantized(graph: Graph) -> bool:

@@ -16,6 +16,7 @@ from tvm import ir
 def write_module(module: ir.IRModule, path: Path) -> None:
     """Writes a module: ``.json`` for TVM to load, ``.py`` (TVMScript) for people to read.
 
+    TVMScript holds its constants as metadata; TVM reads it back where all extents are fixed.
     Loading the JSON needs ``import qdqbridge.relax.dialect`` first, which registers ``qnn.*``.
 
     Args:
