@@ -145,6 +145,8 @@ def test_check_says_that_nothing_is_quantized(capsys):
     assert run(["export", FLOAT, "--check", "--json"]) == 1
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
     assert finding["reason"] == "the file has no quantization"
+    assert run(["export", FLOAT, "--check"]) == 1
+    assert "1 finding: 1 float" in capsys.readouterr().out
 
 
 def test_the_package_runs_as_a_module():

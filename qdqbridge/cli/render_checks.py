@@ -64,7 +64,8 @@ def findings_parts(profile: Profile, findings: Sequence[Finding]) -> list[Render
         )  # fmt: skip
     counts = Counter(finding.effect.value for finding in findings)
     listed = ", ".join(f"{counts[effect]} {effect}" for effect in _STYLES if counts[effect])
-    return [table, Text(f"{len(findings)} findings: {listed}"), *_fixes(findings)]
+    word = "finding" if len(findings) == 1 else "findings"
+    return [table, Text(f"{len(findings)} {word}: {listed}"), *_fixes(findings)]
 
 
 def _fixes(findings: Sequence[Finding]) -> list[RenderableType]:
