@@ -177,3 +177,11 @@ def test_messages_about_scales(scale, shape, why, tmp_path, capsys):
     assert why in err
     assert "np.float" not in err
     assert path in err  # as it was given
+
+
+def test_params_need_a_file_of_their_own(tmp_path, capsys):
+    for name in ("same.json", "params.json"):
+        arguments = ["to-tvm", MODEL, "-o", str(tmp_path / "same.json")]
+        assert run([*arguments, "--params", str(tmp_path / name)]) == 3
+        assert "a file of its own" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

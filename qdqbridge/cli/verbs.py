@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import qdqbridge
 from qdqbridge import pipeline
 from qdqbridge.cli import arrays, output, render, render_checks
-from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
+from qdqbridge.errors import InputDataError, QdqBridgeError, UnsupportedTargetError
 from qdqbridge.graph.archive import write_arrays
 from qdqbridge.graph.batches import Batch, batches, joined
 from qdqbridge.graph.expose import intermediates
@@ -333,6 +333,10 @@ def _check_suffix(path: Path, params: Path | None) -> None:
     if path.suffix not in (".json", ".py", ".so"):
         raise UnsupportedTargetError(
             f"'{path.name}' has no known suffix", fix="end it in .json, .py or .so"
+        )
+    if params is not None and (params.suffix != ".npz" or params.resolve() == path.resolve()):
+        raise InputDataError(
+            "--params needs a file of its own that ends in .npz", why=f"it is '{params}'"
         )
     if path.suffix == ".so" and params is not None:
         raise UnsupportedTargetError(

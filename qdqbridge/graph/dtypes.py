@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -89,7 +90,7 @@ class DType(Enum):
     @property
     def largest(self) -> float:
         """Largest finite number of a floating-point type."""
-        return float(ml_dtypes.finfo(self.numpy).max)
+        return float(cast("Any", ml_dtypes.finfo)(self.numpy).max)
 
     def __str__(self) -> str:
         return self.label

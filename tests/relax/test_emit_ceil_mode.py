@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,7 +22,7 @@ WINDOWS = (
 
 
 def pools(path: Path, op: str) -> Path:
-    extra = {"count_include_pad": 1} if op == "AveragePool" else {}
+    extra: dict[str, Any] = {"count_include_pad": 1} if op == "AveragePool" else {}
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
         helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
