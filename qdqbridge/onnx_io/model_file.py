@@ -37,12 +37,16 @@ def read_model(path: Path) -> onnx.ModelProto:
 def _parse(data: bytes, path: Path) -> onnx.ModelProto:
     if not data:
         raise ModelFileError(
-            "the model file is empty", where=str(path), fix="export or download it again"
+            "the model file is empty",
+            where=str(path),
+            why="it has 0 bytes",
+            fix="export or download it again",
         )
     if data.startswith(b"version https://git-lfs"):
         raise ModelFileError(
             "the file is a Git LFS pointer, not the model",
             where=str(path),
+            why="it begins with 'version https://git-lfs'",
             fix="run 'git lfs pull' in the repository it comes from",
         )
     model = onnx.ModelProto()

@@ -45,6 +45,7 @@ def check_known(model: onnx.ModelProto, file: str) -> None:
             raise InvalidModelError(
                 f"the domain '{node.domain}' is used but not imported",
                 where=f"{file}, {describe(node)}",
+                why=f"opset_import lists {sorted(opsets) or 'nothing'}",
                 fix="add an opset_import entry for the domain",
             )
         if (node.domain, node.op_type) in _CONTRIB:

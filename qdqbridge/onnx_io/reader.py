@@ -157,6 +157,7 @@ class _Builder:
             raise InvalidModelError(
                 f"graph output '{info.name}' is not produced by any node",
                 where=self.file,
+                why="it is no graph input and no initializer either",
                 fix="export the model again; a node was lost",
             )
         return self.values[info.name]

@@ -81,7 +81,10 @@ def check_names(graph: onnx.GraphProto, file: str) -> None:
             )
     if not graph.output:
         raise InvalidModelError(
-            "the graph has no outputs", where=file, fix="mark at least one tensor as graph output"
+            "the graph has no outputs",
+            where=file,
+            why="nothing that it computes would leave it",
+            fix="mark at least one tensor as graph output",
         )
 
 

@@ -59,7 +59,9 @@ class NodeView:
         for attribute in proto.attribute:
             if attribute.name in self._attributes:
                 raise self.fault(
-                    f"attribute '{attribute.name}' is given twice", fix="keep one of them"
+                    f"attribute '{attribute.name}' is given twice",
+                    why="ONNX does not say which one counts",
+                    fix="keep one of them",
                 )
             if attribute.ref_attr_name:
                 raise self.fault(
