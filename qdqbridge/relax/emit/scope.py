@@ -217,8 +217,13 @@ def to_tensor(constant: Constant) -> Any:
     """Returns constant data as a TVM tensor; a transposed or mapped array is copied just once."""
     dtype = tvm_dtype(constant.dtype)
     tensor = tvm.runtime.empty(constant.shape, dtype)
-    fill(np.from_dlpack(tensor), constant.numpy())
-    return tensor
+    view = np.from_dlpack(tensor)
+    if view.flags.writeable:
+        fill(view, constant.numpy())
+        return tensor
+    array = np.empty(view.shape, view.dtype)  # NumPy 1 takes no memory of others to write into
+    fill(array, constant.numpy())
+    return tvm.runtime.tensor(array)
 
 
 def number(array: NDArray[Any]) -> Expr:
