@@ -105,7 +105,8 @@ def model(
             name, dtype = f"q{i}", _onnx_type(params.storage_dtype.numpy)
         outputs.append(helper.make_tensor_value_info(name, dtype, None))
     graph = helper.make_graph(nodes, "one", inputs, outputs, initializers)
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    proto = helper.make_model(graph, opset_imports=imports)
     proto.ir_version = 10
     return proto.SerializeToString(), feed
 
