@@ -84,7 +84,7 @@ def test_matmul_nbits_is_a_product_with_a_packed_weight(bits, zero, bias):
     dense = next(node for node in graph.nodes if node.op.name == "Dense")
     params = params_of(dense.operand(1))
     assert params.storage_dtype.bits == bits and params.block_size == 16
-    # A float product: float32 sums of 32 terms or so, in another order than the float64 reference.
+    # A float product: float32 sums, in another order than the reference's.
     assert np.allclose(run(graph, it.case.feeds)[0], it.expected(), rtol=0, atol=1e-5)
 
 
