@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from qdqbridge.canonical.diagnostics import diagnose
 from qdqbridge.canonical.driver import notes_of, run
-from qdqbridge.canonical.interface import type_inputs
+from qdqbridge.canonical.interface import release_inputs
 from qdqbridge.canonical.islands import explanation, islands
-from qdqbridge.canonical.rules import DECOMPOSED, RULES
+from qdqbridge.canonical.rules import RULES, rules_with
 from qdqbridge.graph.graph import Graph
+from qdqbridge.ops.integers import settle
 
 __all__ = ["RULES", "canonicalize", "explanation", "islands"]
 
 
-def canonicalize(graph: Graph, *, decomposed: bool = False) -> Graph:
+def canonicalize(
+    graph: Graph, *, decomposed: bool = False, fold_affine: bool = False, reroll: bool = False
+) -> Graph:
     """Rewrites ``graph`` in place to the canonical form and returns it.
 
     Applying it again changes nothing. Refusals that still stand are appended to ``graph.notes``,
@@ -21,9 +24,13 @@ def canonicalize(graph: Graph, *, decomposed: bool = False) -> Graph:
     Args:
         graph: Any graph.
         decomposed: Read fake-quantization in float arithmetic (idiom L2) as Q and DQ.
+        fold_affine: Fold float affine maps behind integer products into these (idiom B6).
+        reroll: Make one operator of each activation, norm and softmax that is spelled step by
+            step. It is rounded once then, which may change the last bit of a float result.
     """
-    type_inputs(graph)
-    refused = run(graph, DECOMPOSED if decomposed else RULES)
+    settle(graph)
+    refused = run(graph, rules_with(decomposed=decomposed, fold_affine=fold_affine, reroll=reroll))
+    release_inputs(graph)
     graph.canonical = True
     for note in (*notes_of(refused), *diagnose(graph)):
         if note not in graph.notes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qdqbridge.canonical.build import retyped
-from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule, stored_behind
+from qdqbridge.canonical.casts import before_cast, stored_before_cast, taken_in
+from qdqbridge.canonical.rule import Proposal, Reject, Scope, rule
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
@@ -20,7 +20,7 @@ def absorb_accumulator_operands(node: Node, scope: Scope) -> Proposal:
     """``Conv(dequantize(x), dequantize(w)) -> Conv(x, w)``; also a weight alone."""
     del scope
     x, w = (_stored(node, index) for index in (0, 1))
-    new_x, new_w = stored_behind(node.operand(0)), stored_behind(node.operand(1))
+    new_x, new_w = stored_before_cast(node.operand(0)), stored_before_cast(node.operand(1))
     if new_x is None and new_w is None:
         return _float_operands(node) if x is None or w is None else None
     x, w = new_x or x, new_w or w
@@ -37,7 +37,7 @@ def absorb_accumulator_operands(node: Node, scope: Scope) -> Proposal:
             (node.operand(0).name,),
         )
     operands = [x or node.operand(0), w, *node.inputs[2:]]
-    return Replace({node.output: retyped(node, operands, node.output.type, node.output.name)})
+    return taken_in(node, operands, node.output)
 
 
 def _float_operands(node: Node) -> Proposal:
@@ -61,7 +61,7 @@ def _weight_refusal(node: Node, w: Value) -> Reject | None:
     if (
         w.constant is not None
         and node.operand(0).quant is None
-        and not stored_behind(node.operand(0))
+        and not stored_before_cast(node.operand(0))
     ):
         return None  # weight-only: dequantized in any granularity
     if params.blocked:
@@ -89,24 +89,24 @@ def output_axis(node: Node, w: Value) -> int | None:
 @rule("absorb-result", "quantize")
 def absorb_result(node: Node, scope: Scope) -> Proposal:
     """``quantize(Conv(x, w)) -> Conv(x, w)`` into the quantized type, for quantized x and w."""
-    source, target = node.operand(0), node.output.quant
+    source, target = before_cast(node.operand(0), scope), node.output.quant
     op = source.producer
     if op is None or target is None or op.op.flow is not Flow.ACCUMULATE:
         return None
     if op.operand(0).quant is None or op.operand(1).quant is None:
         return None
-    if scope.sole_reader(source) is not node:
+    if not _only_reader(node, source, scope):
         return _about(op, _shared(source, scope))
     refusal = _result_refusal(target.params)
     if refusal is not None:
         return _about(op, refusal)
-    return Replace({node.output: retyped(op, op.inputs, node.output.type, node.output.name)})
+    return taken_in(op, op.inputs, node.output)
 
 
 @rule("absorb-both-sides", "quantize")
 def absorb_both_sides(node: Node, scope: Scope) -> Proposal:
     """``quantize(Add(dequantize(a), dequantize(b))) -> Add(a, b)`` into the quantized type."""
-    source, target = node.operand(0), node.output.quant
+    source, target = before_cast(node.operand(0), scope), node.output.quant
     op = source.producer
     if op is None or target is None or len(op.outputs) != 1:
         return None
@@ -115,12 +115,17 @@ def absorb_both_sides(node: Node, scope: Scope) -> Proposal:
     operands = _quantized_operands(op)
     if isinstance(operands, Reject):
         return _about(op, operands)
-    if scope.sole_reader(source) is not node:
+    if not _only_reader(node, source, scope):
         return _about(op, _shared(source, scope))
     refusal = _result_refusal(target.params) or _form_refusal(op)
     if refusal is not None:
         return _about(op, refusal)
-    return Replace({node.output: retyped(op, operands, node.output.type, node.output.name)})
+    return taken_in(op, operands, node.output)
+
+
+def _only_reader(node: Node, source: Value, scope: Scope) -> bool:
+    reader = scope.sole_reader(source)
+    return reader is node or (reader is not None and reader is node.operand(0).producer)
 
 
 def _about(op: Node, reject: Reject) -> Reject:
@@ -131,7 +136,7 @@ def _quantized_operands(op: Node) -> list[Value | None] | Reject:
     operands = list(op.inputs)
     quantized = 0
     for index, value in op.data_operands():
-        stored = stored_behind(value)
+        stored = stored_before_cast(value)
         if stored is not None and stored.quant is not None:
             if stored.constant is None and not stored.quant.params.per_tensor:
                 return Reject(f"operand {index} is quantized per channel", (stored.name,))

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.canonical.build import constant, result, retyped
+from qdqbridge.canonical.linear import added_origin
 from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule, stored_behind
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
@@ -144,7 +145,7 @@ def bias_from_add(node: Node, scope: Scope) -> Proposal:
             continue  # a quantized product is rounded already, and a second bias has no place
         if scope.sole_reader(source) is not node:
             continue
-        if op.operand(0).quant is None or op.operand(1).quant is None:
+        if op.operand(1).quant is None or not (op.operand(0).quant or op.op.name == "Dense"):
             continue
         vector = _vector(op, other)
         if vector is None and (stored_behind(other) or other).constant is None:
@@ -159,7 +160,7 @@ def bias_from_add(node: Node, scope: Scope) -> Proposal:
             op.attributes,
             [*op.inputs[:2], vector],
             node.output.type,
-            op.origin.joined(node.origin),
+            added_origin(op, node),
             node.output.name,
         )
         return Replace({node.output: value})
@@ -172,7 +173,7 @@ def _vector(op: Node, addend: Value) -> Value | None:
     shape, w = op.output.type.shape, op.operand(1).type.shape
     if stored.constant is None or shape is None or w is None:
         return None
-    if stored.quant is not None and stored.quant.params.storage_dtype is not DType.INT32:
+    if stored.quant is not None and stored.quant.params.blocked:
         return None
     channels = w[0] if op.op.name != "ConvTranspose" else None
     axis = len(shape) - 1 if op.op.name == "Dense" else 1

@@ -15,6 +15,7 @@ from qdqbridge.graph.operator import Attributes, Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import ClipAttrs, PadAttrs
+from qdqbridge.ops.table import BY_NAME
 
 _ROUNDING = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
 
@@ -38,6 +39,68 @@ def narrowed(params: QuantParams, low: float, high: float) -> QuantParams:
     if high < math.inf:
         qmax = min(qmax, max(int(quantize(np.array([high], np.float32), wide)[0]), qmin))
     return params.with_range(qmin, qmax)
+
+
+@rule("clip-of-an-extreme", "Max", "Min")
+def clip_of_an_extreme(node: Node, scope: Scope) -> Proposal:
+    """``Max(x, number) -> Clip(x, low=number)``, ``Min(x, number) -> Clip(x, high=number)``."""
+    del scope
+    if len(node.inputs) != 2 or node.output.quant is not None:
+        return None
+    for index in (0, 1):
+        x, bound = node.operand(index), node.operand(1 - index)
+        data = bound.constant
+        if data is None or data.size != 1 or bound.quant or x.constant is not None:
+            continue
+        number = float(data.numpy().reshape(()).astype(np.float64))
+        if x.quant or not x.type.dtype.is_float or (bound.rank or 0) > (x.rank or 0):
+            return None
+        if math.isnan(number):
+            return None
+        low = node.op.name == "Max"
+        return _clipped(node, x, ClipAttrs(number, None) if low else ClipAttrs(None, number))
+    return None
+
+
+@rule("clip-twice", "Clip")
+def clip_twice(node: Node, scope: Scope) -> Proposal:
+    """``Clip(Clip(x)) -> Clip(x)``, within the bounds of both."""
+    del scope
+    inner, own = node.operand(0).producer, node.attributes
+    if inner is None or not isinstance(own, ClipAttrs) or node.output.quant is not None:
+        return None
+    first = inner.attributes
+    if not isinstance(first, ClipAttrs) or inner.operand(0).quant is not None:
+        return None
+    ends = _both(first, own)
+    return None if ends is None else _clipped(node, inner.operand(0), ends)
+
+
+@rule("clip-nothing", "Clip")
+def clip_nothing(node: Node, scope: Scope) -> Proposal:
+    """``Clip(x) -> x`` without bounds."""
+    del scope
+    x, own = node.operand(0), node.attributes
+    if not isinstance(own, ClipAttrs) or x.type != node.output.type:
+        return None
+    unbounded = own.low in (None, -math.inf) and own.high in (None, math.inf)
+    return Replace({node.output: x}) if unbounded and x.type.dtype.is_float else None
+
+
+def _both(first: ClipAttrs, then: ClipAttrs) -> ClipAttrs | None:
+    """Returns the bounds of two clips, None where the second lies outside of the first."""
+    lows = [end.low for end in (first, then) if end.low is not None]
+    highs = [end.high for end in (first, then) if end.high is not None]
+    low, high = max(lows, default=None), min(highs, default=None)
+    if low is not None and high is not None and low > high:
+        return None
+    return ClipAttrs(low, high)
+
+
+def _clipped(node: Node, x: Value, attributes: ClipAttrs) -> Replace:
+    output = node.output
+    value = result(BY_NAME["Clip"], attributes, [x], output.type, node.origin, output.name)
+    return Replace({output: value})
 
 
 @rule("clamp-before-quantize", "quantize")

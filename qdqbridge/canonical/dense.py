@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,12 +11,14 @@ from numpy.typing import NDArray
 
 from qdqbridge.canonical.build import constant, result
 from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule, stored_behind
+from qdqbridge.canonical.weights import mirror
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import NO_ATTRIBUTES
-from qdqbridge.ops.attributes import GemmAttrs
+from qdqbridge.ops.attributes import GemmAttrs, TransposeAttrs
 from qdqbridge.ops.matmul import DENSE
+from qdqbridge.ops.table import BY_NAME
 
 
 @rule("matmul-is-dense", "MatMul")
@@ -29,23 +33,56 @@ def matmul_is_dense(node: Node, scope: Scope) -> Proposal:
 
 @rule("gemm-is-dense", "Gemm")
 def gemm_is_dense(node: Node, scope: Scope) -> Proposal:
-    """``Gemm(x, w, c) -> Dense(x, w, c)`` for a quantized constant w and a bias per column."""
+    """``Gemm(x, w, c) -> Dense(x, w, c)`` for a quantized constant w and a bias per column.
+
+    A transposed x becomes a Transpose, an alpha that is a power of two part of w's scales: both
+    change no bit of the product.
+    """
     del scope
     attributes, w, bias = node.attributes, node.operand(1), node.optional(2)
     if not isinstance(attributes, GemmAttrs) or w.constant is None or w.quant is None:
         return None
-    if attributes.trans_a or attributes.alpha != 1.0:
-        return Reject("Gemm with transA or alpha keeps its own form")
-    weight = w if attributes.trans_b else transposed(w)
+    weight = _times(w, attributes.alpha)
+    if weight is None:
+        return Reject(
+            f"Gemm with alpha {attributes.alpha:.6g} keeps its form: no exact part of the scales"
+        )
+    weight = weight if attributes.trans_b else transposed(weight)
     if bias is not None:
         bias = _bias(bias, attributes.beta, weight)
         if isinstance(bias, Reject):
             return bias
-    return _dense(node, weight, bias)
+    return _dense(node, weight, bias, _rows(node) if attributes.trans_a else None)
 
 
-def _dense(node: Node, weight: Value, bias: Value | None) -> Proposal:
-    operands = [node.operand(0), weight] + ([bias] if bias is not None else [])
+def _times(w: Value, alpha: float) -> Value | None:
+    """Returns a weight with its scales multiplied by a power of two, None for any other factor."""
+    assert w.constant is not None and w.quant is not None
+    params = w.quant.params
+    if alpha == 1.0:
+        return w
+    if math.frexp(abs(alpha))[0] != 0.5 or params.scale_dtype is not params.expressed_dtype:
+        return None
+    with np.errstate(over="ignore", under="ignore"):
+        wide = params.scale.astype(np.float64) * alpha
+        scale = wide.astype(params.scale.dtype)
+    tiny = float(np.finfo(np.float32).tiny)
+    if (scale.astype(np.float64) != wide).any() or (np.abs(wide) < tiny).any():
+        return None
+    found = mirror(w.constant, replace(params, scale=scale))
+    return None if found is None else constant(*found, w.name)
+
+
+def _rows(node: Node) -> Value:
+    """Returns the transposed first operand."""
+    x = node.operand(0)
+    shape = None if x.type.shape is None else x.type.shape[::-1]
+    type_ = x.type.with_shape(shape)
+    return result(BY_NAME["Transpose"], TransposeAttrs((1, 0)), [x], type_, node.origin)
+
+
+def _dense(node: Node, weight: Value, bias: Value | None, x: Value | None = None) -> Proposal:
+    operands = [x or node.operand(0), weight] + ([bias] if bias is not None else [])
     value = result(DENSE, NO_ATTRIBUTES, operands, node.output.type, node.origin, node.output.name)
     return Replace({node.output: value})
 
@@ -55,8 +92,6 @@ def transposed(w: Value) -> Value:
     assert w.constant is not None and w.quant is not None
     params = w.quant.params
     if params.blocked:
-        from dataclasses import replace
-
         params = replace(
             params,
             scale=params.scale.T,
@@ -65,9 +100,7 @@ def transposed(w: Value) -> Value:
         )
     elif params.axis is not None:
         params = params.with_axis(1 - params.axis)
-    rows, columns = w.constant.shape
-    data = w.constant.map(np.transpose, shape=(columns, rows))
-    return constant(data, params, w.name)
+    return constant(w.constant.transposed(), params, w.name)
 
 
 def _bias(bias: Value, beta: float, weight: Value) -> Value | Reject:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.canonical.absorb import output_axis
+from qdqbridge.canonical.affine import chain_behind
 from qdqbridge.canonical.decomposed import is_fake_quantize
 from qdqbridge.canonical.rule import stored_behind
 from qdqbridge.graph.graph import Graph, Node, Note, Value
@@ -23,9 +24,24 @@ _SAMPLE, _FEWEST = 64, 4
 
 
 def diagnose(graph: Graph) -> list[Note]:
-    """Returns notes about clamps that live in ranges, folded weights and fake-quantization."""
+    """Returns notes about clamps in ranges, folded weights, fake-quantization, affine maps."""
     notes = [_clamps(graph), _folded(graph), _fake_quantization(graph)]
-    return [note for note in notes if note is not None]
+    return [*(note for note in notes if note is not None), *_affine(graph)]
+
+
+def _affine(graph: Graph) -> Iterator[Note]:
+    outputs = set(graph.outputs)
+    for node in graph.nodes:
+        chain = chain_behind(node, outputs.__contains__)
+        if chain is None:
+            continue
+        reason = (
+            f"{chain.listed()} scale and shift its float result per channel; the option "
+            "'fold_affine' (--fold-affine) folds them into its weight's scales and its bias, which "
+            "moves float32 roundings"
+        )
+        names = tuple(n.name for n in chain.nodes)
+        yield Note("affine-behind-product", chain.product.name, reason, names)
 
 
 def _clamps(graph: Graph) -> Note | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+import math
 
 from qdqbridge.canonical.build import constant, evaluated
 from qdqbridge.canonical.decomposed import is_stored
@@ -12,35 +12,55 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.graph.types import static_shape
 
 _SMALL = 4096
+_GROWTH = 4
+"""What a file computes may be this much larger than what it holds."""
 # One IEEE operation each, so the constant has the bits that every runtime computes.
 _EXACT = frozenset(
     (
         "Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sqrt", "Reciprocal", "Floor", "Ceil", "Min",
-        "Max", "Cast", "Concat",
+        "Max", "Cast", "Concat", "Where",
     )
 )  # fmt: skip
 _EXACT_FOREIGN = frozenset(
-    ("Size", "ConstantOfShape", "Range", "CastLike", "NonZero", "Equal", "Not", "And")
-)
+    (
+        "Size", "ConstantOfShape", "Range", "CastLike", "NonZero", "Equal", "Less", "Greater",
+        "IsNaN", "IsInf", "Not", "And", "Or",
+    )
+)  # fmt: skip
 
 
 @rule("small-constant")
 def small_constant(node: Node, scope: Scope) -> Proposal:
-    """``op(const…) -> const`` for small operands and operators that are exact everywhere."""
+    """``op(const…) -> const`` for small operands and operators that are exact everywhere.
+
+    Of any size where only quantizes read the result (idiom B6 without constant folding: a training
+    weight times the scale of its batch norm); it is computed when first looked at.
+    """
     name = node.op.name.rpartition("::")[2]
     if len(node.outputs) != 1 or (name not in _EXACT and name not in _EXACT_FOREIGN):
         return None
-    if _is_part(node, name, scope):
+    shape = static_shape(node.output.type.shape)
+    operands = [value for value in node.inputs if value is not None]
+    if shape is None or _is_part(node, name, scope):
         return None
-    for value in node.inputs:
-        if value is None:
-            continue
-        if value.constant is None or value.quant or value.constant.size > _SMALL:
+    sizes = [math.prod(shape)]
+    for value in operands:
+        if value.constant is None or value.quant:
             return None
-    size = static_shape(node.output.type.shape)
-    if size is None or int(np.prod(size, dtype=np.float64)) > _SMALL:
+        sizes.append(value.constant.size)
+    if max(sizes) <= _SMALL:
+        data = Constant.of(evaluated(node))
+    elif sizes[0] <= _GROWTH * max(sizes[1:], default=0) and _is_only_quantized(node, scope):
+        data = Constant(node.output.type.dtype, shape, lambda: evaluated(node))
+    else:
         return None
-    return Replace({node.output: constant(Constant.of(evaluated(node)), None, node.output.name)})
+    return Replace({node.output: constant(data, None, node.output.name)})
+
+
+def _is_only_quantized(node: Node, scope: Scope) -> bool:
+    readers = scope.readers(node.output)
+    plain = all(reader.op.name == "quantize" for reader in readers)
+    return plain and bool(readers) and not scope.is_output(node.output)
 
 
 def _is_part(node: Node, name: str, scope: Scope) -> bool:

@@ -45,10 +45,8 @@ def islands(graph: Graph) -> list[Note]:
 
 
 def _is_float(node: Node) -> bool:
-    results = node.outputs
-    return bool(results) and all(
-        isinstance(v.type, TensorType) and v.type.dtype.is_float for v in results
-    )
+    """True where a result is float: TopK, for one, has an index as well."""
+    return any(isinstance(v.type, TensorType) and v.type.dtype.is_float for v in node.outputs)
 
 
 def _dequantized(value: Value) -> bool:

@@ -141,7 +141,7 @@ def _pad_attributes(node: Node, params: QuantParams) -> Attributes | Reject:
         return attributes
     value = np.array([attributes.value], np.float32)
     rounded = dequantize(quantize(value, params), params)
-    if rounded[0] != value[0]:
+    if rounded.tobytes() != value.tobytes():  # -0.0 is no stored value either
         return Reject(
             f"the pad value {attributes.value!r} is not representable in the input's quantization"
         )
@@ -244,6 +244,11 @@ def _rounded_pad(mover: Node, params: QuantParams) -> Attributes:
     return replace(attributes, value=float(rounded[0]))
 
 
+_LOOKED_AT = 1 << 20
+_GROWTH = 4
+"""A constant that a Tile, an Expand or a Pad makes larger than this stays a node."""
+
+
 @rule("moved-constant", *MOVERS)
 def moved_constant(node: Node, scope: Scope) -> Proposal:
     """``mover(const) -> const``, moved when first looked at (a transposition stays a view)."""
@@ -259,5 +264,9 @@ def moved_constant(node: Node, scope: Scope) -> Proposal:
         return None
     type_ = node.output.type
     folded = Constant(type_.dtype, shape, lambda: evaluated(node))
+    if folded.size > max(_LOOKED_AT, _GROWTH * source.constant.size):
+        return None
+    if folded.size <= _LOOKED_AT:
+        folded.numpy()  # a file that declares another shape is found out while it is read
     value = Value(type_, node.output.name or source.name, constant=folded)
     return Replace({node.output: value})

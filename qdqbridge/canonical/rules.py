@@ -4,38 +4,70 @@ from __future__ import annotations
 
 from qdqbridge.canonical import (
     absorb,
+    activations,
+    affine,
     bias,
+    blocks,
+    casts,
     clamps,
     compositions,
     conversions,
-    decomposed,
     dense,
     extents,
     folding,
+    gathers,
     joins,
+    linear,
     movers,
+    norms,
+    pools,
+    reshapes,
     sharing,
+    softmax,
+    transposes,
     weights,
 )
+from qdqbridge.canonical import decomposed as decompositions
+from qdqbridge.canonical.rerolled import REROLLED
 from qdqbridge.canonical.rule import Rule
 
 RULES: tuple[Rule, ...] = (
     extents.shape_of_stored,
     extents.known_extents,
-    decomposed.cast_scale_is_dequantize,
+    decompositions.cast_scale_is_dequantize,
     folding.small_constant,
     sharing.merge_equal,
     conversions.quantized_constant,
     conversions.reinterpreted_constant,
     conversions.reinterpret_twice,
     conversions.cast_nothing,
+    casts.cast_dequantized,
+    casts.cast_before_quantize,
     weights.positive_scale,
     weights.coarsest_granularity,
     weights.signed_weight,
     weights.normal_operands,
     weights.float_norm_offset,
     extents.static_reshape,
+    gathers.negative_indices,
+    pools.no_padding_to_count,
+    pools.mean_over_space,
+    pools.pool_over_a_sequence,
+    softmax.softmax_of_a_matrix,
+    softmax.softmax_of_rows,
     movers.moved_constant,
+    reshapes.reshape_nothing,
+    blocks.blocks_of_depth,
+    reshapes.moved_twice,
+    transposes.island_of_a_layout,
+    reshapes.flatten_is_reshape,
+    reshapes.reshape_is_flatten,
+    reshapes.reshape_target,
+    clamps.clip_of_an_extreme,
+    clamps.clip_twice,
+    clamps.clip_nothing,
+    activations.division_of_one,
+    norms.norm_without_offset,
     movers.dequantize_through_mover,
     clamps.clamp_before_quantize,
     movers.quantize_through_mover,
@@ -47,6 +79,9 @@ RULES: tuple[Rule, ...] = (
     absorb.absorb_accumulator_operands,
     dense.matmul_is_dense,
     dense.gemm_is_dense,
+    linear.convolution_bias,
+    linear.product_of_matrices,
+    linear.product_bias,
     bias.bias_from_add,
     bias.derived_bias,
     absorb.absorb_result,
@@ -56,5 +91,18 @@ RULES: tuple[Rule, ...] = (
     compositions.compose_elementwise,
 )
 
-DECOMPOSED: tuple[Rule, ...] = (decomposed.fake_quantize, *RULES)
-"""With the option ``decomposed``: float arithmetic that stands for Q and DQ is read as such."""
+
+def rules_with(*, decomposed: bool, fold_affine: bool, reroll: bool) -> tuple[Rule, ...]:
+    """Returns the rules with those of the options in front.
+
+    Args:
+        decomposed: Float arithmetic that stands for Q and DQ is read as such.
+        fold_affine: Float affine maps behind integer products are folded into these.
+        reroll: Activations and norms that are spelled step by step become one operator each.
+    """
+    options: tuple[tuple[bool, tuple[Rule, ...]], ...] = (
+        (decomposed, (decompositions.fake_quantize,)),
+        (fold_affine, (affine.fold_affine,)),
+        (reroll, REROLLED),
+    )
+    return (*(chosen for wanted, rules in options if wanted for chosen in rules), *RULES)

@@ -47,7 +47,7 @@ def positive_scale(node: Node, scope: Scope) -> Proposal:
     value = node.operand(0)
     if value.constant is None or value.quant is None:
         return None
-    mirrored = _mirrored(value.constant, value.quant.params)
+    mirrored = mirror(value.constant, value.quant.params)
     if mirrored is None:
         return Reject("a negative scale cannot be folded: a mirrored weight exceeds its type")
     return _with(node, value, *mirrored)
@@ -79,7 +79,7 @@ def normal_operands(node: Node, scope: Scope) -> Proposal:
                 operands[index] = _float_offset(value)
             continue
         data, params = value.constant, value.quant.params
-        data, params = _mirrored(data, params) or (data, params)
+        data, params = mirror(data, params) or (data, params)
         params = coarsest(params.widened())
         if index == 1 and _is_weight(node, value):
             data, params = _signed(data, params)
@@ -90,7 +90,7 @@ def normal_operands(node: Node, scope: Scope) -> Proposal:
     return Replace({node.output: retyped(node, operands, node.output.type, node.output.name)})
 
 
-def _mirrored(data: Constant, params: QuantParams) -> tuple[Constant, QuantParams] | None:
+def mirror(data: Constant, params: QuantParams) -> tuple[Constant, QuantParams] | None:
     """Returns the constant with positive scales, None where its integers would not fit."""
     negative = params.scale.astype(np.float32) < 0
     if not negative.any():

@@ -58,20 +58,28 @@ def align(a: Graph, b: Graph) -> Alignment:
 
 def _before(graph: Graph) -> dict[Node, int]:
     """Returns a hash of the operators that each node depends on, and how."""
-    inputs = {value: index for index, value in enumerate(graph.inputs)}
+    places = places_of(graph)
     hashes: dict[Node, int] = {}
     for node in graph.nodes:
-        operands = tuple(_operand(value, inputs, hashes) for value in node.inputs)
+        operands = tuple(_operand(value, places, hashes) for value in node.inputs)
         hashes[node] = hash((node.op.name, operands))
     return hashes
 
 
-def _operand(value: Value | None, inputs: dict[Value, int], hashes: dict[Node, int]) -> Hashable:
+def places_of(graph: Graph) -> dict[Value, int]:
+    """Returns the place of each input among the inputs, of each result among its node's."""
+    places = {value: index for index, value in enumerate(graph.inputs)}
+    for node in graph.nodes:
+        places.update((value, index) for index, value in enumerate(node.outputs))
+    return places
+
+
+def _operand(value: Value | None, places: dict[Value, int], hashes: dict[Node, int]) -> Hashable:
     if value is None or value.constant is not None:
         return value is None
     if value.producer is None:
-        return ("input", inputs.get(value, -1))
-    return (hashes[value.producer], value.producer.outputs.index(value))
+        return ("input", places.get(value, -1))
+    return (hashes[value.producer], places[value])
 
 
 def _behind(graph: Graph) -> dict[Node, int]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from qdqbridge.errors import InputDataError
+from qdqbridge.graph.placing import placed
 
 Array = NDArray[Any]
 
@@ -20,14 +20,12 @@ def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
     """Writes an ``.npz`` file; unlike ``numpy.savez`` it takes any name.
 
     Raises:
-        InputDataError: The file cannot be written.
+        OutputFileError: The file cannot be written.
     """
-    try:
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-            for name, array in arrays.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    npy.write_array(member, np.asanyarray(array), allow_pickle=False)
-    except OSError as error:
-        raise InputDataError(
-            "cannot write the arrays", where=str(path), why=error.strerror or str(error)
-        ) from error
+    with (
+        placed(path) as scratch,
+        zipfile.ZipFile(scratch, "w", zipfile.ZIP_STORED, allowZip64=True) as archive,
+    ):
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                npy.write_array(member, np.asanyarray(array), allow_pickle=False)

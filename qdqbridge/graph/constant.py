@@ -18,14 +18,28 @@ class Constant:
     first use. Memory-mapped data is a view, never a copy.
     """
 
-    __slots__ = ("_array", "_load", "dtype", "shape")
+    __slots__ = ("_array", "_check", "_load", "_transposed", "dtype", "shape")
 
     def __init__(
-        self, dtype: DType, shape: tuple[int, ...], load: Callable[[], NDArray[np.generic]]
+        self,
+        dtype: DType,
+        shape: tuple[int, ...],
+        load: Callable[[], NDArray[np.generic]],
+        check: Callable[[], None] | None = None,
     ) -> None:
+        """Makes a constant.
+
+        Args:
+            dtype: The element type.
+            shape: The extents.
+            load: Returns the elements.
+            check: Raises where the elements can no longer be looked at; called at every look.
+        """
+        self._check = check
         self.dtype, self.shape = dtype, shape
         self._load: Callable[[], NDArray[np.generic]] | None = load
         self._array: NDArray[np.generic] | None = None
+        self._transposed: Constant | None = None
 
     @staticmethod
     def of(array: NDArray[np.generic]) -> Constant:
@@ -36,6 +50,8 @@ class Constant:
 
     def numpy(self) -> NDArray[np.generic]:
         """Returns the elements as a read-only array of ``shape``; a view where possible."""
+        if self._check is not None:
+            self._check()
         if self._array is None:
             assert self._load is not None
             array = np.asarray(self._load()).view()
@@ -62,7 +78,14 @@ class Constant:
             dtype or self.dtype,
             self.shape if shape is None else shape,
             lambda: function(self.numpy()),
+            self._check,
         )
+
+    def transposed(self) -> Constant:
+        """Returns the constant with its axes reversed, a view; the same object for every caller."""
+        if self._transposed is None:
+            self._transposed = self.map(np.transpose, shape=self.shape[::-1])
+        return self._transposed
 
     @property
     def size(self) -> int:

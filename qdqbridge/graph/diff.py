@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
+from itertools import islice
 
-from qdqbridge.graph.alignment import Alignment, align, main_operand
+from qdqbridge.graph.alignment import Alignment, align, main_operand, places_of
 from qdqbridge.graph.difference import constant_words, type_words
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
@@ -14,6 +15,8 @@ from qdqbridge.graph.printer import attributes_text
 from qdqbridge.graph.types import QuantType, Shape
 
 _BIAS = 2
+_LISTED = 16
+"""Neighbours of a node that are looked at for words."""
 
 
 class Kind(Enum):
@@ -62,14 +65,62 @@ def diff(a: Graph, b: Graph) -> list[Difference]:
     """
     if a.text() == b.text():
         return []
-    found = align(a, b)
-    differences = [*_interface(a, b), *_nodes(a, b, found), *_outputs(a, b, found)]
+    found = _Pairing.of(a, b)
+    differences = [*_interface(a, b), *_nodes(found), *_outputs(found)]
     if differences:
         return differences
     form = "canonical" if a.canonical else "raw"
     other = "canonical" if b.canonical else "raw"
     words = f"one is {form}, the other {other}" if form != other else _first_line(a, b)
     return [Difference(Kind.STRUCTURE, "the text form", words)]
+
+
+@dataclass(slots=True)
+class _Pairing:
+    """Two graphs and which of their values are one.
+
+    Attributes:
+        a: One graph.
+        b: The other one.
+        nodes: Which nodes correspond.
+        places: The place of each value among the inputs or its node's results.
+        sources: What was found behind nodes that only one graph has.
+    """
+
+    a: Graph
+    b: Graph
+    nodes: Alignment
+    places: dict[Value, int]
+    sources: dict[Value, Value] = field(default_factory=dict[Value, Value])
+
+    @staticmethod
+    def of(a: Graph, b: Graph) -> _Pairing:
+        """Aligns two graphs."""
+        return _Pairing(a, b, align(a, b), places_of(a) | places_of(b))
+
+    def same(self, x: Value, y: Value) -> bool:
+        """True where two operands are one value, inserted and missing nodes between looked past."""
+        x, y = self._behind(x, self.nodes.forward), self._behind(y, self.nodes.backward)
+        if x.producer is None or y.producer is None:
+            if x.producer is not y.producer or x.is_constant != y.is_constant:
+                return False
+            return x.is_constant or self.places.get(x) == self.places.get(y)
+        if self.nodes.forward.get(x.producer) is not y.producer:
+            return False
+        return self.places[x] == self.places[y]
+
+    def _behind(self, value: Value, partners: dict[Node, Node]) -> Value:
+        """Returns the value before the nodes that only one graph has; they are told of already."""
+        passed: list[Value] = []
+        while value.producer is not None and value.producer not in partners:
+            known = self.sources.get(value)
+            source = main_operand(value.producer) if known is None else known
+            if source is None:
+                break
+            passed.append(value)
+            value = source
+        self.sources.update(dict.fromkeys(passed, value))
+        return value
 
 
 def _first_line(a: Graph, b: Graph) -> str:
@@ -114,9 +165,10 @@ def _shape(shape: Shape) -> str:
     return "unknown" if shape is None else f"[{', '.join(map(str, shape))}]"
 
 
-def _outputs(a: Graph, b: Graph, found: Alignment) -> Iterator[Difference]:
+def _outputs(found: _Pairing) -> Iterator[Difference]:
+    a, b = found.a, found.b
     for index, (x, y) in enumerate(zip(a.outputs, b.outputs, strict=False)):
-        if not _correspond(x, y, a, b, found):
+        if not found.same(x, y):
             name, other = a.output_names[index], b.output_names[index]
             text = f"comes from {_origin(x)} -> from {_origin(y)}"
             yield Difference(Kind.INTERFACE, f"output {index} ('{name}')", text, name, other)
@@ -125,21 +177,21 @@ def _outputs(a: Graph, b: Graph, found: Alignment) -> Iterator[Difference]:
 # ---- nodes --------------------------------------------------------------------------------------
 
 
-def _nodes(a: Graph, b: Graph, found: Alignment) -> Iterator[Difference]:
-    for node in a.nodes:
-        other = found.forward.get(node)
+def _nodes(found: _Pairing) -> Iterator[Difference]:
+    for node in found.a.nodes:
+        other = found.nodes.forward.get(node)
         if other is None:
             text = f"only in the first graph, {_place(node)}"
             yield Difference(Kind.STRUCTURE, _label(node), text, node.name)
         else:
-            yield from _pair(node, other, a, b, found)
-    for node in b.nodes:
-        if node not in found.backward:
+            yield from _pair(node, other, found)
+    for node in found.b.nodes:
+        if node not in found.nodes.backward:
             text = f"only in the second graph, {_place(node)}"
             yield Difference(Kind.STRUCTURE, _label(node), text, "", node.name)
 
 
-def _pair(x: Node, y: Node, a: Graph, b: Graph, found: Alignment) -> Iterator[Difference]:
+def _pair(x: Node, y: Node, found: _Pairing) -> Iterator[Difference]:
     where, names = _where(x, y), (x.name, y.name)
     if x.op.name != y.op.name:
         yield Difference(Kind.OPERATOR, where, f"{x.op.name} -> {y.op.name}", *names)
@@ -152,7 +204,7 @@ def _pair(x: Node, y: Node, a: Graph, b: Graph, found: Alignment) -> Iterator[Di
             kind = Kind.QUANTIZATION if quantization else Kind.TYPE
             yield Difference(kind, where, f"{result}: {words}", *names)
     for index in range(max(len(x.inputs), len(y.inputs))):
-        for kind, text in _operands(x, y, index, a, b, found):
+        for kind, text in _operands(x, y, index, found):
             yield Difference(kind, where, text, *names)
 
 
@@ -166,9 +218,7 @@ def _attributes(x: Node, y: Node) -> Iterator[str]:
             yield f"{entry.name} {mine} -> {theirs}"
 
 
-def _operands(
-    x: Node, y: Node, index: int, a: Graph, b: Graph, found: Alignment
-) -> Iterator[tuple[Kind, str]]:
+def _operands(x: Node, y: Node, index: int, found: _Pairing) -> Iterator[tuple[Kind, str]]:
     mine, theirs = x.optional(index), y.optional(index)
     bias = index == _BIAS and x.op.flow is Flow.ACCUMULATE and x.op is y.op
     name = "bias" if bias else f"operand {index}"
@@ -178,7 +228,7 @@ def _operands(
             yield (Kind.BIAS if bias else Kind.STRUCTURE), f"{name}: {gone}"
         return
     if mine.constant is None or theirs.constant is None:
-        if not _correspond(mine, theirs, a, b, found):
+        if not found.same(mine, theirs):
             yield Kind.STRUCTURE, f"{name} reads {_origin(mine)} -> {_origin(theirs)}"
         return
     for quantization, words in type_words(mine.type, theirs.type):
@@ -190,28 +240,6 @@ def _operands(
     text = constant_words(mine.constant, theirs.constant, quantized=quantized)
     if text is not None:
         yield (Kind.BIAS if bias else Kind.CONSTANT), f"{name} '{mine.name}': {text}"
-
-
-def _correspond(x: Value, y: Value, a: Graph, b: Graph, found: Alignment) -> bool:
-    """True where two operands are one value, inserted and missing nodes between looked past."""
-    x, y = _beyond(x, found.forward), _beyond(y, found.backward)
-    if x.producer is None or y.producer is None:
-        if x.producer is not y.producer or x.is_constant != y.is_constant:
-            return False
-        return x.is_constant or a.inputs.index(x) == b.inputs.index(y)
-    if found.forward.get(x.producer) is not y.producer:
-        return False
-    return x.producer.outputs.index(x) == y.producer.outputs.index(y)
-
-
-def _beyond(value: Value, partners: dict[Node, Node]) -> Value:
-    """Returns the value before the nodes that only one graph has; they are told of already."""
-    while value.producer is not None and value.producer not in partners:
-        source = main_operand(value.producer)
-        if source is None:
-            break
-        value = source
-    return value
 
 
 # ---- words --------------------------------------------------------------------------------------
@@ -236,7 +264,8 @@ def _origin(value: Value | None) -> str:
 
 
 def _place(node: Node) -> str:
-    before = [_origin(v) for v in node.inputs if v is not None and v.constant is None]
-    readers = dict.fromkeys(_label(user) for value in node.outputs for user, _ in value.users)
+    before = [_origin(v) for v in node.inputs[:_LISTED] if v is not None and v.constant is None]
+    users = islice((user for value in node.outputs for user, _ in value.users), _LISTED)
+    readers = dict.fromkeys(_label(user) for user in users)
     after = ", ".join(list(readers)[:3]) or "the graph's output"
     return f"between {', '.join(before[:3]) or 'constants'} and {after}"

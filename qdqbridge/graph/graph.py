@@ -6,17 +6,29 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.operator import Attributes, Operator
 from qdqbridge.graph.types import QuantType, ValueType
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a node comes from: names of the file's nodes and their ``metadata_props``."""
+    """Where a node comes from: names of the file's nodes and their ``metadata_props``.
+
+    Attributes:
+        nodes: Names of the file's nodes.
+        metadata: Their ``metadata_props``.
+        spelling: How the file writes it where there are several ways.
+        with_add: The file adds its bias behind it.
+        computed: The float type in which the file computes it, where Casts around it say another
+            one than the scales of its operands have. Only writers and reports look at it.
+    """
 
     nodes: tuple[str, ...] = ()
     metadata: tuple[tuple[str, str], ...] = ()
     spelling: str = ""
+    with_add: bool = False
+    computed: DType | None = None
 
     def joined(self, other: Origin) -> Origin:
         """Returns the origin of a node made from two."""
@@ -24,6 +36,8 @@ class Origin:
             tuple(dict.fromkeys((*self.nodes, *other.nodes))),
             tuple(dict((*self.metadata, *other.metadata)).items()),
             self.spelling or other.spelling,
+            self.with_add or other.with_add,
+            self.computed or other.computed,
         )
 
 

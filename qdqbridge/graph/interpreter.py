@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.guard import computing
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.types import QuantType, TensorType
@@ -45,6 +46,8 @@ def evaluate(
 
     Raises:
         InputDataError: An input is missing, unknown, or of the wrong dtype or shape.
+        InvalidModelError: A node cannot be computed on these inputs.
+        UnsupportedModelError: A value does not fit in memory.
     """
     values = dict(zip(graph.inputs, check_inputs(graph, inputs), strict=True))
     keep = set(graph.outputs) | set(wanted)
@@ -53,10 +56,8 @@ def evaluate(
         if visit is not None:
             visit(node)
         operands = [None if v is None else _stored(v, values) for v in node.inputs]
-        for value, result in zip(
-            node.outputs, evaluate_node(node, operands, exact=exact), strict=False
-        ):
-            values[value] = result
+        results = computed(node, operands, exact=exact)
+        values.update(zip(node.outputs, results, strict=False))
         for value in node.inputs:
             if value is not None:
                 left[value] -= 1
@@ -67,6 +68,19 @@ def evaluate(
         for name, value in zip(graph.output_names, graph.outputs, strict=True)
     }
     return outputs, {value: _stored(value, values) for value in wanted}
+
+
+def computed(
+    node: Node, operands: Sequence[Array | None], *, exact: bool = False
+) -> Sequence[Array]:
+    """Runs one node as :func:`evaluate_node` does; what NumPy cannot do is told by name.
+
+    Raises:
+        InvalidModelError: The operands do not fit the operator.
+        UnsupportedModelError: The results do not fit in memory.
+    """
+    with computing(node):
+        return evaluate_node(node, operands, exact=exact)
 
 
 def evaluate_node(
@@ -84,7 +98,8 @@ def evaluate_node(
     if flow is Flow.MOVE and _moves(types, results):
         return node.op.compute(node.attributes, operands)
     dtype = np.float64 if exact else np.float32
-    reals = [_real(o, t, dtype, exact=exact) for o, t in zip(operands, types, strict=True)]
+    wide = exact or flow is not Flow.FLOAT  # a carried operator takes its own element types
+    reals = [_real(o, t, dtype, wide=wide) for o, t in zip(operands, types, strict=True)]
     with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
         computed = node.op.compute(node.attributes, reals)
     return [
@@ -107,13 +122,15 @@ def _stored(value: Value, values: Mapping[Value, Array]) -> Array:
     return values[value] if value.constant is None else value.constant.numpy()
 
 
-def _real(operand: Array | None, type_: object, dtype: Any, *, exact: bool) -> Array | None:
+def _real(operand: Array | None, type_: object, dtype: Any, *, wide: bool) -> Array | None:
+    """Returns an operand as it is computed with: float16 and bfloat16 in float32, as engines do."""
     if operand is None:
         return None
     if isinstance(type_, QuantType):
         return dequantize(operand, type_.params, dtype)
-    if exact and isinstance(type_, TensorType) and type_.dtype.is_float:
-        return operand.astype(np.float64)
+    if wide and isinstance(type_, TensorType) and type_.dtype.is_float:
+        least = np.float32 if operand.itemsize < 4 else operand.dtype
+        return operand.astype(np.promote_types(dtype, least), copy=False)
     return operand
 
 
@@ -143,7 +160,18 @@ def check_inputs(graph: Graph, inputs: Mapping[str, Array]) -> list[Array]:
             fix=f"give exactly: {', '.join(names)}",
         )
     bound: dict[str, int] = {}
-    return [_check_input(value, np.asarray(inputs[value.name]), bound) for value in graph.inputs]
+    return [_check_input(v, _array(v.name, inputs[v.name]), bound) for v in graph.inputs]
+
+
+def _array(name: str, data: object) -> Array:
+    try:
+        return np.asarray(data)
+    except ValueError as error:  # nested lists of different lengths
+        raise InputDataError(
+            f"input '{name}' is no array",
+            why=str(error).split(". ")[0],
+            fix="feed one numpy array for it",
+        ) from error
 
 
 def check_mapping(inputs: Sequence[Value], data: object) -> None:

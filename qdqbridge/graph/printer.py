@@ -21,7 +21,7 @@ from qdqbridge.graph.operator import Attributes
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape, ValueType
 
-VERSION = "qnn-canonical 1"
+VERSION = "qnn-canonical 3"
 _SHORT = 4
 
 

@@ -19,11 +19,29 @@ from qdqbridge.errors import InvalidModelError, ModelFileError
 class _MappedFile:
     """One file of external data, mapped once however many tensors read it."""
 
-    __slots__ = ("__weakref__", "_map", "path")
+    __slots__ = ("__weakref__", "_identity", "_map", "path")
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, identity: tuple[int, ...]) -> None:
+        self.path, self._identity = path, identity
         self._map: NDArray[np.uint8] | None = None
+
+    def check(self, where: str) -> None:
+        """Checks that the file is the one that was there when the model was read.
+
+        Looking at what a shorter file no longer has would end the process.
+
+        Raises:
+            ModelFileError: It was removed, replaced or written to.
+        """
+        try:
+            identity = _identity(self.path.stat())
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise _changed(where, f"'{self.path.name}' cannot be opened: {why}") from error
+        if identity != self._identity:
+            was, now = self._identity[-1], identity[-1]
+            size = f"had {was} bytes and has {now}" if was != now else "is another, or was written"
+            raise _changed(where, f"'{self.path.name}' {size}")
 
     def view(self, offset: int, nbytes: int, where: str) -> NDArray[np.uint8]:
         """Returns bytes of the file; the view need not be aligned."""
@@ -40,7 +58,20 @@ class _MappedFile:
         return self._map[offset : offset + nbytes]
 
 
-_MAPPED: WeakValueDictionary[tuple[Path, int, int, int], _MappedFile] = WeakValueDictionary()
+_MAPPED: WeakValueDictionary[tuple[Path, tuple[int, ...]], _MappedFile] = WeakValueDictionary()
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _changed(where: str, why: str) -> ModelFileError:
+    return ModelFileError(
+        "external data changed after the model was read",
+        where=where,
+        why=why,
+        fix="load the model again, and keep its data file in place while it is in use",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +85,11 @@ class _Extent:
 
 def external_bytes(
     tensor: TensorProto, nbytes: int, folder: Path | None, where: str
-) -> Callable[[], NDArray[np.uint8]]:
-    """Checks where a tensor's data lies and returns what maps it when called.
+) -> tuple[Callable[[], NDArray[np.uint8]], Callable[[], None]]:
+    """Checks where a tensor's data lies.
+
+    Returns:
+        What maps the data when called, and what checks that they are still as they were.
 
     Args:
         tensor: A tensor whose ``data_location`` is EXTERNAL.
@@ -91,12 +125,12 @@ def external_bytes(
             f"of '{extent.location}'",
             fix="fetch the data file again (it may be a Git LFS pointer or a broken download)",
         )
-    key = (path, status.st_ino, status.st_mtime_ns, status.st_size)
+    key = (path, _identity(status))
     mapped = _MAPPED.get(key)
     if mapped is None:
-        mapped = _MAPPED[key] = _MappedFile(path)
+        mapped = _MAPPED[key] = _MappedFile(*key)
     kept, offset = mapped, extent.offset
-    return lambda: kept.view(offset, nbytes, where)
+    return lambda: kept.view(offset, nbytes, where), lambda: kept.check(where)
 
 
 def _extent(tensor: TensorProto, where: str) -> _Extent:

@@ -11,20 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import NodeProto, helper
+from onnx import NodeProto, helper, numpy_helper
 
-from qdqbridge.errors import UnsupportedModelError
+from qdqbridge.errors import UnsupportedModelError, UnsupportedTargetError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Attributes, Flow, Operands, Operator
 from qdqbridge.onnx_io.codecs import BY_ROW
 from qdqbridge.onnx_io.codecs.schema import schema_of
-from qdqbridge.onnx_io.structure import captured_names
+from qdqbridge.onnx_io.declared import check_operand_types
+from qdqbridge.onnx_io.structure import captured_names, describe
 from qdqbridge.onnx_io.subgraph_names import (
     Counter,
     all_defined,
@@ -40,6 +41,9 @@ _OLDEST = 7
 _BODY_OPSET = 17
 """ONNX's opset inside the subgraphs of a node of another domain, which does not say its own."""
 _IR_VERSION = 10
+_FIXED = {"Resize": ("in_1", "in_2", "in_3"), "Upsample": ("in_1",)}
+"""Operands that onnxruntime's shape inference wants to be initializers."""
+_Fixed: TypeAlias = "tuple[str, str, tuple[int, ...], bytes]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,17 @@ class ForeignAttrs(Attributes):
 
         Args:
             node: The graph node that has these attributes; its constants become initializers.
+
+        Raises:
+            UnsupportedTargetError: It takes or gives what is no tensor.
         """
+        if not _tensors_only(self):
+            raise UnsupportedTargetError(
+                f"{node.op.name} cannot be handed on",
+                where=f"node '{node.name}'",
+                why="it takes or gives a sequence or an optional, only tensors are handed on",
+                fix="run the model with onnxruntime, or replace the sequence by tensors",
+            )
         names = [f"in_{i}" if v is not None else "" for i, v in enumerate(node.inputs)]
         outputs = [f"out_{i}" for i in range(len(node.outputs))]
         inputs: list[onnx.ValueInfoProto] = []
@@ -110,6 +124,17 @@ class ForeignAttrs(Attributes):
         return helper.make_model(graph, opset_imports=imports, ir_version=_IR_VERSION)
 
 
+def _tensors_only(attributes: ForeignAttrs) -> bool:
+    """Returns whether all operands and results of a node are tensors, its bodies' results too."""
+    node = attributes.node.proto()
+    results = [o for a in node.attribute for body in bodies(a) for o in body.output]
+    if any(o.type.WhichOneof("value") not in (None, "tensor_type") for o in results):
+        return False
+    schema = schema_of(attributes.op_type, attributes.domain, attributes.version)
+    formals = () if schema is None else (*schema.inputs, *schema.outputs)
+    return all(any(kind.startswith("tensor(") for kind in formal.types) for formal in formals)
+
+
 def _info(name: str, value: Value) -> onnx.ValueInfoProto:
     shape = value.type.shape
     return helper.make_tensor_value_info(
@@ -118,7 +143,11 @@ def _info(name: str, value: Value) -> onnx.ValueInfoProto:
 
 
 def foreign_node(
-    proto: NodeProto, opset: int, operands: Sequence[Value | None], captured: Sequence[Value]
+    proto: NodeProto,
+    opset: int,
+    operands: Sequence[Value | None],
+    captured: Sequence[Value],
+    file: str = "",
 ) -> tuple[Operator, ForeignAttrs, list[Value | None]]:
     """Returns operator, attributes and operands of a node without a row.
 
@@ -128,7 +157,13 @@ def foreign_node(
         operands: One value per input.
         captured: The values that its subgraphs read from outside, in the order of
             :func:`~qdqbridge.onnx_io.structure.captured_names`.
+        file: The model file, whose declared types are checked.
+
+    Raises:
+        InvalidModelError: The operator does not take the types of its operands.
     """
+    if file:
+        check_operand_types(proto, opset, operands, f"{file}, {describe(proto)}")
     attributes = foreign_attributes(proto, opset)
     op = foreign_operator(attributes.domain, attributes.op_type)
     return op, attributes, [*operands, *captured]
@@ -247,17 +282,33 @@ def _run(
     attributes: ForeignAttrs, arrays: Sequence[NDArray[Any] | None]
 ) -> tuple[NDArray[Any], ...]:
     given = {f"in_{i}": array for i, array in enumerate(arrays) if array is not None}
+    fixed = tuple(
+        (name, array.dtype.str, array.shape, array.tobytes())
+        for name in _FIXED.get(attributes.op_type, ())
+        if (array := given.pop(name, None)) is not None
+    )
     signature = tuple((name, DType.of(array.dtype), array.ndim) for name, array in given.items())
-    session = _session(attributes, signature, len(arrays))
+    session = _session(attributes, signature, len(arrays), fixed)
     try:
-        return tuple(session.run(None, given))
+        results = tuple(session.run(None, given))
     except Exception as error:  # as in _session
         raise _cannot_run(attributes, error) from error
+    if not all(isinstance(result, np.ndarray) for result in results):
+        raise UnsupportedModelError(
+            f"{attributes.domain or 'ai.onnx'}::{attributes.op_type} gives no tensor",
+            where=f"a node of opset version {attributes.version}",
+            why="sequences and optionals are carried from file to file, and not computed with",
+            fix="run the file with onnxruntime, or replace the sequence by tensors",
+        )
+    return results
 
 
 @lru_cache(maxsize=256)
 def _session(
-    attributes: ForeignAttrs, signature: tuple[tuple[str, DType, int], ...], count: int
+    attributes: ForeignAttrs,
+    signature: tuple[tuple[str, DType, int], ...],
+    count: int,
+    fixed: tuple[_Fixed, ...],
 ) -> Any:
     import onnxruntime as ort
 
@@ -265,7 +316,7 @@ def _session(
     options.graph_optimization_level = ort.GraphOptimizationLevel(_OPTIMIZATIONS_OFF)
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    data = _model(attributes, signature, count).SerializeToString()
+    data = _model(attributes, signature, count, fixed).SerializeToString()
     try:
         return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has a dozen classes, none documented
@@ -282,9 +333,12 @@ def _cannot_run(attributes: ForeignAttrs, error: Exception) -> UnsupportedModelE
 
 
 def _model(
-    attributes: ForeignAttrs, signature: tuple[tuple[str, DType, int], ...], count: int
+    attributes: ForeignAttrs,
+    signature: tuple[tuple[str, DType, int], ...],
+    count: int,
+    fixed: tuple[_Fixed, ...],
 ) -> onnx.ModelProto:
-    present = {name for name, _, _ in signature}
+    present = {name for name, *_ in (*signature, *fixed)}
     names = [f"in_{i}" if f"in_{i}" in present else "" for i in range(count)]
     stored = attributes.node.proto()
     node = foreign_node_proto(attributes, names, [name for name in stored.output if name])
@@ -293,7 +347,11 @@ def _model(
         for name, dtype, rank in signature
     ]
     outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
-    graph = helper.make_graph([node], "foreign", inputs, outputs)
+    initializers = [
+        numpy_helper.from_array(np.frombuffer(data, np.dtype(dtype)).reshape(shape), name)
+        for name, dtype, shape, data in fixed
+    ]
+    graph = helper.make_graph([node], "foreign", inputs, outputs, initializers)
     return helper.make_model(
         graph, opset_imports=_imports(attributes, node), ir_version=_IR_VERSION
     )

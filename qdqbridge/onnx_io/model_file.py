@@ -21,6 +21,8 @@ def read_model(path: Path) -> onnx.ModelProto:
         InvalidModelError: Its IR version or opset is one that ONNX does not have.
     """
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ValueError("it is a pipe or a device, which need not end")
         data = path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise ModelFileError(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import cache
-
 import onnx
 
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError, UnsupportedQuantization
+from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.lowering import Refusal, is_microsoft, lowering_of, refusal
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS, default_opset
-from qdqbridge.onnx_io.structure import describe, subgraphs
+from qdqbridge.onnx_io.structure import all_nodes, describe
 
 _CONTRIB = {
     ("com.microsoft", "QuantizeLinear"),
@@ -19,7 +17,7 @@ _CONTRIB = {
     ("com.microsoft", "QuickGelu"),
 }
 
-
+_OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
 _STANDARD = "export with standard ONNX operators, or convert the model to a newer opset"
 
 
@@ -33,7 +31,7 @@ def check_known(model: onnx.ModelProto, file: str) -> None:
     opsets = {e.domain: e.version for e in model.opset_import}
     opset = default_opset(model)
     unknown: dict[tuple[str, str], list[str]] = {}
-    for node in _all_nodes(model.graph.node):
+    for node in all_nodes(model.graph.node):
         if not any(node.output):
             raise InvalidModelError(
                 f"{node.op_type} has no result",
@@ -52,7 +50,8 @@ def check_known(model: onnx.ModelProto, file: str) -> None:
             _check_arity(node, *((2, 3) if "Linear" in node.op_type else (1, 1)), file)
             continue
         version = opset if node.domain in ONNX_DOMAINS else opsets.get(node.domain, 1)
-        schema = _schema(node.op_type, version, "" if node.domain in ONNX_DOMAINS else node.domain)
+        domain = "" if node.domain in ONNX_DOMAINS else node.domain
+        schema = schema_of(node.op_type, domain, version)
         if schema is None and row is not None:
             _check_arity(node, row.least, row.most, file, row.optional)
             continue
@@ -60,7 +59,8 @@ def check_known(model: onnx.ModelProto, file: str) -> None:
             key = (node.domain or "ai.onnx", node.op_type)
             unknown.setdefault(key, []).append(node.name or node.output[0])
             continue
-        _check_arity(node, schema.min_input, schema.max_input, file)
+        optional = tuple(i for i, each in enumerate(schema.inputs) if each.option == _OPTIONAL)
+        _check_arity(node, schema.min_input, schema.max_input, file, optional)
         _check_attributes(node, schema, file)
     if unknown:
         raise _unknown(unknown, opset, file)
@@ -91,25 +91,6 @@ def _unknown(
         why="; ".join(listed),
         fix="; ".join(fixes),
     )
-
-
-def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    pending = [iter(nodes)]
-    while pending:
-        node = next(pending[-1], None)
-        if node is None:
-            pending.pop()
-            continue
-        yield node
-        pending.extend(iter(body.node) for body in subgraphs(node))
-
-
-@cache
-def _schema(op_type: str, version: int, domain: str) -> onnx.defs.OpSchema | None:
-    try:
-        return onnx.defs.get_schema(op_type, version, domain)
-    except onnx.defs.SchemaError:
-        return None
 
 
 def _check_arity(

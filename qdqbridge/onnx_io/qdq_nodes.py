@@ -41,6 +41,7 @@ def encoding_of(view: NodeView, data: Value, storage: DType | None) -> Encoding 
         storage = _storage(view, zero_point, where)
     _check_since(view, storage, where)
     _check_since(view, scale.dtype, where)
+    _check_precision(view, scale.dtype, data.type.dtype, where)
     return Encoding(
         where,
         storage,
@@ -63,6 +64,26 @@ def _check_since(view: NodeView, dtype: DType, where: str) -> None:
             why=f"ONNX has it since opset {since}",
             fix=f"declare opset {since} or newer, or use the domain com.microsoft",
         )
+
+
+def _check_precision(view: NodeView, scale: DType, data: DType, where: str) -> None:
+    """Refuses a QuantizeLinear whose division is to be rounded to another type than ours.
+
+    We divide in float32, as runtimes do for float16 data with a float16 scale. ``precision`` may
+    say that; another type would give other integers.
+    """
+    declared = view.int_("precision", 0)
+    if not declared:
+        return
+    dtype = dtype_of(declared, where)
+    if dtype is DType.FLOAT32 or (dtype is scale and dtype is data):
+        return
+    raise UnsupportedQuantization(
+        f"the attribute precision asks for a division in {dtype}",
+        where=where,
+        why=f"{data} data is divided by a {scale} scale in float32 here",
+        fix="set precision to float32 (1), or leave it out",
+    )
 
 
 def _expressed(view: NodeView, data: Value, where: str) -> DType | None:

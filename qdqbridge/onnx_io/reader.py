@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnx
 
-from qdqbridge.errors import InvalidModelError, UnsupportedModelError, UnsupportedQuantization
+from qdqbridge.errors import InvalidModelError, UnsupportedQuantization
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.edit import Editor
@@ -24,8 +24,10 @@ from qdqbridge.onnx_io.codecs import decode
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.constants import constant_of_node, fold
+from qdqbridge.onnx_io.declared import check_moved, check_quantizes
 from qdqbridge.onnx_io.equal_branches import take_equal_branches
 from qdqbridge.onnx_io.foreign import foreign_node
+from qdqbridge.onnx_io.functions import inline_functions
 from qdqbridge.onnx_io.lowering import lower
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS, default_opset, read_model
 from qdqbridge.onnx_io.operators_known import check_known
@@ -37,7 +39,6 @@ from qdqbridge.onnx_io.structure import (
     check_names,
     check_text,
     describe,
-    inline_functions,
     sort_nodes,
 )
 from qdqbridge.onnx_io.tensors import constant_from_proto, dtype_of, embed_external_data
@@ -134,13 +135,6 @@ class _Builder:
             if info.name in self.values:
                 constants.append(info.name)
                 continue
-            if info.type.WhichOneof("value") != "tensor_type":
-                raise UnsupportedModelError(
-                    f"graph input '{info.name}' is not a tensor",
-                    where=self.file,
-                    why=f"its type is {info.type.WhichOneof('value')}",
-                    fix="only tensors cross the boundary of a graph",
-                )
             where = f"{self.file}, graph input '{info.name}'"
             dtype = dtype_of(info.type.tensor_type.elem_type, where)
             value = Value(TensorType(dtype, shape_of(info.type)), info.name)
@@ -207,7 +201,8 @@ class _Builder:
         decoded = decode(view)
         if decoded is None:
             captured = [self._plain(self.values[name]) for name in captured_names(proto)]
-            op, attributes, operands = foreign_node(proto, view.opset, operands, captured)
+            found = foreign_node(proto, view.opset, operands, captured, self.file)
+            op, attributes, operands = found
         else:
             op, attributes = BY_NAME[decoded.op_name], decoded.attributes
             operands = list(decoded.operands)
@@ -215,6 +210,7 @@ class _Builder:
             self.values[proto.output[0]] = operands[0]
             return
         results = [self._result(name, operands) for name in proto.output if name]
+        check_moved(op, operands, results, f"{self.file}, {describe(proto)}")
         self._type_moved(op, operands, results)
         self._add(op, attributes, operands, results, proto)
 
@@ -314,6 +310,7 @@ class _Builder:
                 why="it takes float or int32 data",
                 fix="cast the data to float32 first",
             )
+        check_quantizes(proto.domain, encoding.storage, encoding.where)
         params = params_of(encoding, data, self.params)
         self._note(remarks(view, encoding, params, data))
         result = Value(QuantType(params, data.type.shape), proto.output[0])

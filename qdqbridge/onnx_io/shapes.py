@@ -13,11 +13,11 @@ import onnx
 from onnx import TensorProto, helper
 
 from qdqbridge.graph.types import Shape
+from qdqbridge.onnx_io.inference import guarded_inference
 
 log = logging.getLogger(__name__)
 
 _SMALL = 256
-_LONG = 1 << 20
 _OLDER, _SAME = 13, 17
 """From 13 to 17 operators only grew, and 17 propagates the data of shapes through more of them."""
 _KEEPS_TYPE = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Expand")
@@ -31,21 +31,14 @@ def infer(model: onnx.ModelProto) -> dict[str, TypeAndShape]:
     """Returns ``name -> (ONNX element type, shape)`` for what inference can tell."""
     light = _light_copy(model)
     try:
-        light = onnx.shape_inference.infer_shapes(light, data_prop=not _has_long_vector(light))
+        light = guarded_inference(light)
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, MemoryError) as error:
-        log.warning("shape inference stopped: %s", error)
+        log.info("shape inference stopped: %s", error)
     known: dict[str, TypeAndShape] = {}
     for value in (*light.graph.input, *light.graph.value_info, *light.graph.output):
         if value.type.WhichOneof("value") == "tensor_type":
             known[value.name] = (value.type.tensor_type.elem_type, shape_of(value.type))
     return known
-
-
-def _has_long_vector(model: onnx.ModelProto) -> bool:
-    """True where propagating data would cost memory: it makes a symbol per element of a vector."""
-    values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
-    shapes = (value.type.tensor_type.shape.dim for value in values)
-    return any(len(dims) == 1 and dims[0].dim_value > _LONG for dims in shapes)
 
 
 def shape_of(type_: onnx.TypeProto) -> Shape:
@@ -55,7 +48,7 @@ def shape_of(type_: onnx.TypeProto) -> Shape:
         return None
     dims: list[int | str] = []
     for index, dim in enumerate(tensor.shape.dim):
-        if dim.HasField("dim_value"):
+        if dim.HasField("dim_value") and dim.dim_value >= 0:
             dims.append(dim.dim_value)
         else:
             dims.append(dim.dim_param or f"?{index}")

@@ -1,15 +1,12 @@
-"""ONNX's structural rules: names defined once, defined before use, no recursion, no cycles."""
+"""ONNX's structural rules: names defined once, defined before use, no cycles."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
 import onnx
-import onnx.inliner
 
-from qdqbridge.errors import InvalidModelError, ModelFileError
-
-_MAX_DEPTH = 64
+from qdqbridge.errors import InvalidModelError, ModelFileError, UnsupportedModelError
 
 
 def check_text(model: onnx.ModelProto, file: str) -> None:
@@ -19,8 +16,14 @@ def check_text(model: onnx.ModelProto, file: str) -> None:
         ModelFileError: A name is not UTF-8.
     """
     graphs = [model.graph]
+    header = [model.producer_name, model.producer_version, model.domain, *_texts(model)]
+    header += [entry.domain for entry in model.opset_import]
     for function in model.functions:
+        header += [function.name, function.domain, *function.input, *function.output]
+        header += [*function.attribute, *(entry.domain for entry in function.opset_import)]
         _check_nodes_text(function.node, graphs, file)
+    if any(isinstance(text, bytes) for text in header):
+        raise _not_text(file)
     while graphs:
         graph = graphs.pop()
         _check_nodes_text(graph.node, graphs, file)
@@ -40,10 +43,15 @@ def _check_nodes_text(
 ) -> None:
     for node in nodes:
         strings = (node.op_type, node.domain, node.name, *node.input, *node.output)
-        strings += tuple(attribute.name for attribute in node.attribute)
+        strings += (*(attribute.name for attribute in node.attribute), *_texts(node))
         if any(isinstance(text, bytes) for text in strings):
             raise _not_text(file)
         graphs.extend(subgraphs(node))
+
+
+def _texts(holder: onnx.ModelProto | onnx.NodeProto) -> tuple[str, ...]:
+    """Returns the texts of the metadata."""
+    return tuple(text for entry in holder.metadata_props for text in (entry.key, entry.value))
 
 
 def _not_text(file: str) -> ModelFileError:
@@ -56,10 +64,11 @@ def _not_text(file: str) -> ModelFileError:
 
 
 def check_names(graph: onnx.GraphProto, file: str) -> None:
-    """Checks single static assignment, inputs with types, and outputs that exist.
+    """Checks single static assignment, inputs with types, outputs that exist, and all as tensors.
 
     Raises:
         InvalidModelError: A name is defined twice, an input has no type, or there is no output.
+        UnsupportedModelError: An input or output is a sequence, a map or an optional.
     """
     defined: dict[str, str] = {}
     initializers = [t.name for t in graph.initializer] + [
@@ -86,6 +95,21 @@ def check_names(graph: onnx.GraphProto, file: str) -> None:
             why="nothing that it computes would leave it",
             fix="mark at least one tensor as graph output",
         )
+    inputs = [value for value in graph.input if value.name not in twice]
+    _check_tensors("input", inputs, file)
+    _check_tensors("output", graph.output, file)
+
+
+def _check_tensors(what: str, values: Iterable[onnx.ValueInfoProto], file: str) -> None:
+    for value in values:
+        kind = value.type.WhichOneof("value")
+        if kind not in (None, "tensor_type"):
+            raise UnsupportedModelError(
+                f"graph {what} '{value.name}' is not a tensor",
+                where=file,
+                why=f"its type is {kind}",
+                fix="only tensors cross the boundary of a graph",
+            )
 
 
 def _define(defined: dict[str, str], names: Iterable[str], what: str, file: str) -> None:
@@ -129,6 +153,18 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
             yield attribute.g
         elif attribute.type == onnx.AttributeProto.GRAPHS:
             yield from attribute.graphs
+
+
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yields nodes and those inside their subgraphs."""
+    pending = [iter(nodes)]
+    while pending:
+        node = next(pending[-1], None)
+        if node is None:
+            pending.pop()
+            continue
+        yield node
+        pending.extend(iter(body.node) for body in subgraphs(node))
 
 
 def sort_nodes(graph: onnx.GraphProto, file: str) -> None:
@@ -194,35 +230,3 @@ def _undefined(name: str, node: onnx.NodeProto, file: str) -> InvalidModelError:
         why="it is no graph input, no initializer and no node's result",
         fix="export the model again; an initializer or a node was lost",
     )
-
-
-def inline_functions(model: onnx.ModelProto, file: str) -> onnx.ModelProto:
-    """Returns the model with every model-local function replaced by its body.
-
-    Raises:
-        InvalidModelError: A function calls itself.
-    """
-    if not model.functions:
-        return model
-    bodies = {(f.domain, f.name): f for f in model.functions}
-    for key in bodies:
-        _check_recursion(key, bodies, (), file)
-    return onnx.inliner.inline_local_functions(model)
-
-
-def _check_recursion(
-    key: tuple[str, str],
-    bodies: dict[tuple[str, str], onnx.FunctionProto],
-    path: tuple[tuple[str, str], ...],
-    file: str,
-) -> None:
-    if key in path or len(path) > _MAX_DEPTH:
-        raise InvalidModelError(
-            f"the model-local function '{key[1]}' calls itself",
-            where=file,
-            why=" -> ".join(name for _, name in (*path, key)),
-            fix="ONNX functions must not be recursive",
-        )
-    for node in bodies[key].node:
-        if (node.domain, node.op_type) in bodies:
-            _check_recursion((node.domain, node.op_type), bodies, (*path, key), file)

@@ -355,5 +355,5 @@ def _external_constant(
             why="ONNX stores strings in string_data only",
             fix="export the model again",
         )
-    load = external_bytes(tensor, packed_nbytes(dtype, _count(shape)), folder, where)
-    return Constant(dtype, shape, lambda: _decode_bytes(load(), dtype, shape))
+    load, check = external_bytes(tensor, packed_nbytes(dtype, _count(shape)), folder, where)
+    return Constant(dtype, shape, lambda: _decode_bytes(load(), dtype, shape), check)

@@ -58,7 +58,7 @@ def _is_gemm(node: Node) -> bool:
 
 def _from_add(node: Node) -> bool:
     """True where the bias was an Add of its own in the file."""
-    return len(node.origin.nodes) > 1
+    return node.origin.with_add
 
 
 def _weight(writer: NodeWriter, node: Node, *, gemm: bool) -> tuple[str, bool]:

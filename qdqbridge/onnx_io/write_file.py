@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -54,6 +55,8 @@ def write_files(
                 "the file is there already", where=str(file), fix="choose another name or --force"
             )
     try:
+        if "\0" in str(path):
+            raise OSError(errno.EINVAL, "its name holds a NUL")
         if not large:
             _replace({path: lambda stream: _write_model(stream, model, constants, {})})
             return
@@ -83,6 +86,9 @@ def nbytes(constant: Constant) -> int:
 def _replace(writers: Mapping[Path, Callable[[BinaryIO], None]]) -> None:
     """Writes every file under a temporary name, then moves all to their places."""
     temporary = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in writers}
+    for path in writers:
+        if path.exists() and not path.is_file():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder or a device")
     try:
         for path, write in writers.items():
             with temporary[path].open("wb") as stream:

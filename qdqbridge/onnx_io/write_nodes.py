@@ -30,9 +30,19 @@ from qdqbridge.onnx_io.write_parameters import (
 from qdqbridge.onnx_io.write_qlinear import qlinear_row
 from qdqbridge.onnx_io.write_real import is_quantized, real_dtype
 from qdqbridge.onnx_io.write_sheet import NodeRow, Sheet
+from qdqbridge.onnx_io.write_simulated import simulated_row
+from qdqbridge.onnx_io.write_spelled import (
+    add_behind,
+    adds_behind,
+    is_product_of_rows,
+    respelled,
+)
 from qdqbridge.ops.composition import CompositionAttrs
+from qdqbridge.ops.simulated import SimulatedAttrs
 
 _BIAS = 2
+_MIXED = 23
+"""The opset whose QuantizeLinear takes data and scales of different float types."""
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
 _INTEGER_KERNELS = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE)
 
@@ -98,7 +108,9 @@ class NodeWriter:
             self._convert(node)
         elif isinstance(node.attributes, ForeignAttrs):
             self._foreign(node, node.attributes)
-        elif node.op.name == "Dense":
+        elif isinstance(node.attributes, SimulatedAttrs):
+            simulated_row(self, node)
+        elif node.op.name == "Dense" or is_product_of_rows(node):
             target, type_ = self.target(node.output, node)
             dense_rows(self, node, target, type_)
             self.finish(node, node.output, target)
@@ -115,7 +127,9 @@ class NodeWriter:
             )
 
     def _compute(self, node: Node) -> None:
-        encoded = encode(node.op.name, node.attributes, node.inputs, self.opset)
+        behind = adds_behind(node)
+        operands = node.inputs[:_BIAS] if behind else node.inputs
+        encoded = encode(*respelled(node), operands, self.opset)
         dtype = real_dtype(node)
         name, metadata = self._identity(node, f"{self.tensors.of(node.output)}_{node.op.name}")
         inputs: list[str] = []
@@ -131,9 +145,13 @@ class NodeWriter:
         if node.op.name == "AveragePool" and set(attributes.get("dilations", ())) == {1}:
             del attributes["dilations"]  # onnxruntime's QLinearAveragePool does not have it
         names = [target for target, _ in targets]
-        row = NodeRow(encoded.op_type, inputs, names, attributes, name, metadata)
+        results = [self.free.take(f"{names[0]}_product")] if behind else names
+        row = NodeRow(encoded.op_type, inputs, results, attributes, name, metadata)
         self.sheet.nodes.append(row)
         self.sheet.types.update(targets)
+        if behind:
+            self.sheet.types[results[0]] = targets[0][1]
+            add_behind(self, node, results[0], names[0])
         for value, target in zip(node.outputs, names, strict=True):
             self.finish(node, value, target)
 
@@ -191,7 +209,8 @@ class NodeWriter:
         """Returns the tensor that a node reads as operand ``index``, in real numbers."""
         if index == _BIAS and node.op.flow is Flow.ACCUMULATE:
             return self.bias(value, dtype)
-        if value.constant is not None and is_quantized(node) and node.op.is_data(index):
+        plain = value.constant is not None and value.quant is None
+        if plain and is_quantized(node) and node.op.is_data(index):
             return self.converted(value, dtype)
         return self.real(value, dtype)
 
@@ -265,7 +284,8 @@ class NodeWriter:
     def _convert(self, node: Node) -> None:
         source, result = node.operand(0), node.output
         if source.quant is None:
-            self.quantize(self.stored(source), source.type.dtype, result, node)
+            tensor, dtype = self._widened(self.stored(source), source, result)
+            self.quantize(tensor, dtype, result, node)
         elif result.quant is None:
             target = self.tensors.of(result)
             if source in self._real:
@@ -278,6 +298,15 @@ class NodeWriter:
             dtype = source.quant.params.expressed_dtype
             self.quantize(self.real(source, dtype), dtype, result, node)
 
+    def _widened(self, tensor: str, source: Value, result: Value) -> tuple[str, DType]:
+        """Returns data to quantize, cast to float32 where its type is narrower than the scale's."""
+        own = source.type.dtype
+        wide = result.quant is not None and result.quant.params.expressed_dtype is DType.FLOAT32
+        if not wide or not own.is_float or own.bits >= DType.FLOAT32.bits:
+            return tensor, own
+        name = self.free.take(f"{stem(tensor)}_{DType.FLOAT32}")
+        return self.cast(tensor, name, TensorType(DType.FLOAT32, source.type.shape)), DType.FLOAT32
+
     def dequantize(
         self,
         tensor: str,
@@ -286,13 +315,22 @@ class NodeWriter:
         dtype: DType,
         node: Node | None = None,
     ) -> str:
-        """Adds a DequantizeLinear."""
+        """Adds a DequantizeLinear, and a Cast where ``dtype`` is not that of the real values."""
+        own = type_.params.expressed_dtype
+        if dtype is not own:
+            real = self.free.take(f"{stem(tensor)}_DequantizeLinear_{own}")
+            self.dequantize(tensor, type_, real, own)
+            return self.cast(real, target, TensorType(dtype, type_.shape), node)
         attributes = granularity(type_.params)
         if dtype is not type_.params.scale_dtype:
             attributes["output_dtype"] = dtype_to_onnx(dtype)
         inputs = [tensor, *self.parameters.of(type_.params, stem(tensor))]
         result = TensorType(dtype, type_.shape)
         return self.row("DequantizeLinear", inputs, target, result, attributes, node)
+
+    def cast(self, tensor: str, target: str, type_: TensorType, node: Node | None = None) -> str:
+        """Adds a Cast to another float type."""
+        return self.row("Cast", [tensor], target, type_, {"to": dtype_to_onnx(type_.dtype)}, node)
 
     # ---- results ------------------------------------------------------------------------------
 
@@ -314,6 +352,10 @@ class NodeWriter:
             return
         dtype, clamp = real_dtype(node), not _implied(node, value)
         fuses = node.op.flow in _INTEGER_KERNELS
+        own = value.quant.params.expressed_dtype
+        if dtype is not own and (node.origin.computed is not None or self.opset < _MIXED):
+            name = self.free.take(f"{stem(target)}_{own}")
+            target, dtype = self.cast(target, name, TensorType(own, value.type.shape)), own
         self.quantize(target, dtype, value, clamp=clamp, fuses=fuses)
 
     def quantize(

@@ -12,12 +12,11 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import QuantType, TensorType
+from qdqbridge.graph.types import QuantType
 from qdqbridge.onnx_io.codecs import BY_ROW, since
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.onnx_io.structure import subgraphs
-from qdqbridge.onnx_io.write_real import mixes_types
 
 OLDEST = 13
 _METADATA_IR = 10
@@ -132,13 +131,11 @@ class _SameSchema:
 
 
 @dataclass(frozen=True, slots=True)
-class _MixedQuantize:
-    """QuantizeLinear of one element type with a scale of another one."""
-
-    integer: bool
+class _IntegerQuantize:
+    """QuantizeLinear of integers with a scale of a float type."""
 
     def __call__(self, opset: int) -> bool:
-        return opset >= 23 or (self.integer and opset < 19)
+        return opset >= 23 or opset < 19
 
 
 def _needs(graph: Graph, *, contrib: bool) -> Iterator[Need]:
@@ -175,25 +172,20 @@ def _node_needs(node: Node, source: int) -> Iterator[Need]:
         lowest = since(node.op.name, attributes) if node.op.name in BY_ROW else OLDEST
         if lowest > OLDEST:
             yield _at_least(lowest, f"{node.op.name} '{node.name}'")
-        if mixes_types(node):
-            yield _at_least(23, f"scales of several element types at {node.op.name} '{node.name}'")
 
 
 def _conversion_needs(node: Node) -> Iterator[Need]:
     source, target = node.operand(0).type, node.output.type
-    if isinstance(source, TensorType) and isinstance(target, QuantType):
-        if node.op.name == "quantize" and source.dtype is not target.params.expressed_dtype:
-            yield Need(
-                f"a {target.params.expressed_dtype} scale for {source.dtype} data",
-                _MixedQuantize(source.dtype.is_integer),
-            )
-    elif isinstance(source, QuantType) and node.op.name == "dequantize":
-        if target.dtype is not source.params.expressed_dtype:
-            yield _at_least(23, "a result of another element type than its scale")
-    elif isinstance(source, QuantType) and isinstance(target, QuantType):
-        expressed = {source.params.expressed_dtype, target.params.expressed_dtype}
-        if node.op.name == "requantize" and len(expressed) > 1:
+    if not isinstance(target, QuantType):
+        return
+    own = target.params.expressed_dtype
+    if isinstance(source, QuantType):
+        if node.op.name == "requantize" and source.params.expressed_dtype is not own:
             yield _at_least(23, "a requantization between scales of two element types")
+    elif node.op.name == "quantize" and source.dtype.is_integer:
+        yield Need(f"a {own} scale for {source.dtype} data", _IntegerQuantize())
+    elif node.op.name == "quantize" and own not in (source.dtype, DType.FLOAT32):
+        yield _at_least(23, f"a {own} scale for {source.dtype} data")
 
 
 def _all(proto: onnx.NodeProto) -> Iterator[onnx.NodeProto]:

@@ -10,22 +10,16 @@ from qdqbridge.graph.types import QuantType
 def real_dtype(node: Node) -> DType:
     """Returns the type that a node's operands are dequantized to.
 
-    It is that of the operands known only at run time: constants can be given any type.
+    It is that in which the file computes, where Casts said so, else that of the operands known
+    only at run time: constants can be given any type.
     """
+    if node.origin.computed is not None:
+        return node.origin.computed
     operands = [value for _, value in node.data_operands()]
     running = [value for value in operands if value.constant is None]
     found = {_expressed(value) for value in running or operands}
     floats = {dtype for dtype in found if dtype.is_float}
     return next(iter(floats)) if len(floats) == 1 else DType.FLOAT32
-
-
-def mixes_types(node: Node) -> bool:
-    """True where a quantized operand or result has a scale of another type than the node's."""
-    dtype = real_dtype(node)
-    operands = [value for _, value in node.data_operands() if value.constant is None]
-    weights = [value for value in node.inputs[1:2] if value is not None]
-    quants = [value.quant for value in (*operands, *weights, *node.outputs)]
-    return any(q is not None and q.params.expressed_dtype is not dtype for q in quants)
 
 
 def is_quantized(node: Node) -> bool:

@@ -11,7 +11,7 @@ from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.types import TensorType
 from qdqbridge.onnx_io.profiles import Effect, Profile, profile_of
 from qdqbridge.onnx_io.profiles.checker import check_model
-from qdqbridge.onnx_io.profiles.recentering import recentered
+from qdqbridge.onnx_io.profiles.recentering import recentered, unsigned
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 from qdqbridge.onnx_io.write_file import write_files
 from qdqbridge.onnx_io.write_model import model_without_tensors
@@ -24,7 +24,14 @@ _PARAMETERS = 1 << 16
 """Elements up to which a constant is looked at for the check: scales and zero points."""
 
 
-def write(graph: Graph, path: Path, *, profile: str = "ort", overwrite: bool = True) -> None:
+def write(
+    graph: Graph,
+    path: Path,
+    *,
+    profile: str = "ort",
+    recenter: bool = False,
+    overwrite: bool = True,
+) -> None:
     """Writes a graph as a QDQ ONNX file.
 
     With graph optimizations disabled onnxruntime computes from it, bit for bit, what it computes
@@ -35,15 +42,17 @@ def write(graph: Graph, path: Path, *, profile: str = "ort", overwrite: bool = T
         graph: A canonical graph, or a raw one.
         path: The file.
         profile: How to spell what can be spelled in several ways (see :mod:`.profiles`).
+        recenter: Write int8 activations as uint8, which computes the same.
         overwrite: Replace files that are there.
 
     Raises:
-        UnsupportedTargetError: The profile is not known, or ONNX cannot express the graph.
+        UnsupportedTargetError: The profile is not known or demands int8, or ONNX cannot express
+            the graph.
         OutputExistsError: A file is there and ``overwrite`` is False.
         ModelFileError: The operating system refuses.
     """
     chosen = profile_of(profile)
-    sheet = _sheet(graph, chosen)
+    sheet = _sheet(_unsigned(graph, chosen) if recenter else graph, chosen)
     model = model_without_tensors(sheet, graph.name, graph.metadata)
     if chosen.strict:
         _refuse_what_breaks(model, sheet, chosen, graph.name)
@@ -61,6 +70,17 @@ def to_proto(graph: Graph, profile: str = "ort") -> ModelProto:
     for name, constant in sheet.constants.items():
         model.graph.initializer.append(proto_from_constant(name, constant))
     return model
+
+
+def _unsigned(graph: Graph, profile: Profile) -> Graph:
+    if profile.recentered:
+        raise UnsupportedTargetError(
+            f"{profile.runtime} cannot take uint8 activations",
+            where=f"profile '{profile.name}'",
+            why="it has int8 with zero point 0 only",
+            fix="leave recenter out, or write for another profile",
+        )
+    return unsigned(graph)
 
 
 def _refuse_what_breaks(model: ModelProto, sheet: Sheet, profile: Profile, name: str) -> None:

@@ -51,13 +51,18 @@ class CompositionAttrs(Attributes):
     steps: tuple[Step, ...]
 
 
-def _compose(attributes: CompositionAttrs, operands: Operands) -> tuple[Array, ...]:
+def composed(attributes: CompositionAttrs, operands: Operands) -> list[Array]:
+    """Returns the results of all steps, in the element type of the operands."""
     values = list(present(operands, len(operands)))
     for step in attributes.steps:
         with np.errstate(all="ignore"):
             (result,) = step.op.compute(step.attributes, [values[i] for i in step.operands])
         values.append(result)
-    return (values[-1],)
+    return values[len(operands) :]
+
+
+def _compose(attributes: CompositionAttrs, operands: Operands) -> tuple[Array, ...]:
+    return (composed(attributes, operands)[-1],)
 
 
 def table(

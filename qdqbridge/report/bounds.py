@@ -14,8 +14,8 @@ explanation, which is the safe side). The real result of a node may be off by
   ``E[x*x] - E[x]**2`` and the affine map.
 * **linear and cubic resize**: ``u * (32 + 8 * largest extent) * max|x|``: coordinates are float32.
 * **everything else**: ``8 * u * (|y| + m)``, where m is the largest intermediate result of usual
-  implementations (1 for a sigmoid, |x| for a gelu). Operands are the float32 values that every
-  engine starts from, so that their rounding does not count.
+  implementations (1 for a sigmoid, |x| for a gelu; of a composition, of its own steps). Operands
+  are the float32 values that every engine starts from, so that their rounding does not count.
 
 The quantization that follows adds ``2*u*|y / scale|`` for the division and ``u*|t|`` for engines
 that add the zero point before they round.
@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import Flow
@@ -43,6 +44,7 @@ from qdqbridge.ops.attributes import (
     PoolAttrs,
     SoftmaxAttrs,
 )
+from qdqbridge.ops.composition import CompositionAttrs, composed
 
 Array = NDArray[Any]
 Operands = Sequence["Array | None"]
@@ -62,12 +64,15 @@ class Exact:
         accumulated: Bound where sums are formed in float32, at least ``elementwise``.
         as_written: The float64 result with the bias that the file has, where the graph's is a
             rounding of it.
+        halves: Intervals of the results of engines that compute in float16
+            (:mod:`qdqbridge.report.float16`); any of them may be the right one.
     """
 
     real: Array
     elementwise: Array
     accumulated: Array
     as_written: Array | None = None
+    halves: tuple[tuple[Array, Array], ...] = ()
 
 
 def growth(count: float) -> float:
@@ -76,35 +81,82 @@ def growth(count: float) -> float:
     return min(worst, 8 * math.sqrt(count) * UNIT)
 
 
-def exact(node: Node, operands: Operands) -> Exact | None:
+def exact(
+    node: Node,
+    operands: Operands,
+    *,
+    rounded: frozenset[int] = frozenset(),
+    half: DType = DType.FLOAT16,
+) -> Exact | None:
     """Returns the exact first result of ``node``; None where no bound is known.
 
     Args:
         node: Any node.
         operands: The stored values of its operands.
+        rounded: Quantized operands whose real values are rounded first.
+        half: The type that they are rounded to.
     """
+    dtype = np.float64 if node.op.flow in (Flow.ACCUMULATE, Flow.AVERAGE) else np.float32
     with np.errstate(all="ignore"):
+        reals = _reals(node, operands, dtype, rounded, half)
         match node.op.flow:
             case Flow.ACCUMULATE:
-                return _accumulated(node, operands)
+                return _accumulated(node, reals)
             case Flow.AVERAGE:
-                return _averaged(node, operands)
+                return _averaged(node, reals)
             case Flow.ROUND:
-                return _rounded(node, operands)
+                return _rounded(node, reals)
             case Flow.ELEMENTWISE | Flow.CONVERT | Flow.MOVE:
-                return _elementwise(node, operands)
+                return _elementwise(node, reals)
             case Flow.REINTERPRET | Flow.FLOAT:
                 return None
 
 
-def _reals(node: Node, operands: Operands, dtype: Any) -> list[Array | None]:
+def magnitude(node: Node, operands: Operands) -> Array:
+    """Returns ``sum |x*w|`` of an accumulating node, ``mean |x|`` of an averaging one."""
+    return _magnitude(node, _reals(node, operands, np.float64))
+
+
+def sensitivity(node: Node, operands: Operands, error: float) -> Array | None:
+    """Returns how far relative errors of the first operand move a softmax, norm or resize.
+
+    To first order, for any errors of its elements up to ``error``; None where it is not known.
+    """
+    reals = _reals(node, operands, np.float32)
+    x = reals[0]
+    assert x is not None
+    match node.op.name:
+        case "Softmax" | "LogSoftmax":
+            assert isinstance(node.attributes, SoftmaxAttrs)
+            largest = np.abs(x).max(axis=node.attributes.axes, keepdims=True)
+            moved = np.expm1(2 * error * largest)
+            return moved * _result(node, reals) if node.op.name == "Softmax" else moved
+        case "BatchNormalization":
+            return None
+        case "Resize":
+            return np.asarray(4 * error * np.abs(x).max(initial=0))
+        case _:
+            return 2 * error * _normalization_size(node, reals)
+
+
+def _reals(
+    node: Node,
+    operands: Operands,
+    dtype: Any,
+    rounded: frozenset[int] = frozenset(),
+    half: DType = DType.FLOAT16,
+) -> list[Array | None]:
     """Returns float64 operands, dequantized in ``dtype``."""
     reals: list[Array | None] = []
-    for value, operand in zip(node.inputs, operands, strict=True):
+    for index, (value, operand) in enumerate(zip(node.inputs, operands, strict=True)):
         if operand is None or value is None:
             reals.append(None)
         elif isinstance(value.type, QuantType):
-            reals.append(dequantize(operand, value.type.params, dtype).astype(np.float64))
+            params = value.type.params
+            real = dequantize(operand, params, np.float32 if index in rounded else dtype)
+            if index in rounded:
+                real = real.astype(half.numpy)
+            reals.append(real.astype(np.float64))
         else:
             wide = value.type.dtype.is_float
             reals.append(operand.astype(np.float64) if wide else operand)
@@ -119,14 +171,16 @@ def _result(node: Node, reals: Sequence[Array | None], attributes: object = None
     return np.asarray(node.op.compute(attributes or node.attributes, reals)[0], np.float64)
 
 
-def _accumulated(node: Node, operands: Operands) -> Exact:
-    reals = _reals(node, operands, np.float64)
+def _magnitude(node: Node, reals: Sequence[Array | None]) -> Array:
     attributes = node.attributes
     if isinstance(attributes, GemmAttrs):
         attributes = replace(attributes, alpha=abs(attributes.alpha), beta=abs(attributes.beta))
-    size = _result(node, _absolute(reals), attributes)
+    return _result(node, _absolute(reals), attributes)
+
+
+def _accumulated(node: Node, reals: list[Array | None]) -> Exact:
     real = _result(node, reals)
-    bound = growth(_terms(node, reals) + 10) * size
+    bound = growth(_terms(node, reals) + 10) * _magnitude(node, reals)
     return Exact(real, 8 * UNIT * np.abs(real), bound, _as_written(node, reals))
 
 
@@ -152,9 +206,8 @@ def _as_written(node: Node, reals: list[Array | None]) -> Array | None:
     return _result(node, [*reals[:2], written, *reals[3:]])
 
 
-def _averaged(node: Node, operands: Operands) -> Exact:
-    reals = _reals(node, operands, np.float64)
-    real, size = _result(node, reals), _result(node, _absolute(reals))
+def _averaged(node: Node, reals: list[Array | None]) -> Exact:
+    real, size = _result(node, reals), _magnitude(node, reals)
     x = reals[0]
     assert x is not None
     if isinstance(node.attributes, PoolAttrs):
@@ -164,20 +217,21 @@ def _averaged(node: Node, operands: Operands) -> Exact:
     return Exact(real, 8 * UNIT * np.abs(real), growth(terms + 10) * size)
 
 
-def _elementwise(node: Node, operands: Operands) -> Exact:
-    reals = _reals(node, operands, np.float32)
+def _elementwise(node: Node, reals: list[Array | None]) -> Exact:
     real = _result(node, reals)
     size = np.abs(real)
     if node.op.name in _UNIT_SIZED:
         size = size + 1.0
     elif node.op.name in _OPERAND_SIZED and reals[0] is not None:
         size = size + np.abs(reals[0])
+    elif isinstance(node.attributes, CompositionAttrs):
+        steps = composed(node.attributes, reals)
+        size = size + np.max([np.broadcast_to(np.abs(s), size.shape) for s in steps], axis=0)
     bound = 8 * UNIT * size
     return Exact(real, bound, bound)
 
 
-def _rounded(node: Node, operands: Operands) -> Exact:
-    reals = _reals(node, operands, np.float32)
+def _rounded(node: Node, reals: list[Array | None]) -> Exact:
     real = _result(node, reals)
     x = reals[0]
     assert x is not None
@@ -209,12 +263,21 @@ def _softmax_bound(node: Node, x: Array, real: Array) -> Array:
 
 def _normalization_bound(node: Node, reals: Sequence[Array | None]) -> Array:
     """Returns the bound of ``(x - mean) * r * g + b`` for float32 sums of x and of x*x."""
+    x = reals[0]
+    assert x is not None
+    axes, shape, _ = _groups(node.attributes, x)
+    rows = x.reshape(shape)
+    terms = float(np.prod([rows.shape[axis] for axis in axes]))
+    return growth(terms + 8) * _normalization_size(node, reals)
+
+
+def _normalization_size(node: Node, reals: Sequence[Array | None]) -> Array:
+    """Returns what one relative error of every element, sum and factor is multiplied by."""
     x, scale = reals[0], reals[1]
     assert x is not None and scale is not None
     attributes, shift = node.attributes, reals[2] if len(reals) > 2 else None
     axes, shape, column = _groups(attributes, x)
     rows = x.reshape(shape)
-    terms = float(np.prod([rows.shape[axis] for axis in axes]))
     square = np.square(rows).mean(axis=axes, keepdims=True)
     mean = np.zeros(())
     if node.op.name in _CENTRED:
@@ -227,7 +290,7 @@ def _normalization_bound(node: Node, reals: Sequence[Array | None]) -> Array:
     size = size.reshape(x.shape) * np.abs(scale if column is None else scale.reshape(column))
     if shift is not None:
         size = size + np.abs(shift if column is None else shift.reshape(column))
-    return growth(terms + 8) * size
+    return size
 
 
 def _groups(
@@ -242,22 +305,3 @@ def _groups(
         return tuple(range(2, x.ndim + 1)), shape, column
     assert isinstance(attributes, EpsilonAttrs)
     return tuple(range(2, x.ndim)), x.shape, column
-
-
-def moved(node: Node, behind: Exact, operands: Sequence[Array | None]) -> Exact:
-    """Returns exact results after a data mover: the values and their bounds move alike.
-
-    Args:
-        node: A node that only moves values.
-        behind: The exact values of its first operand.
-        operands: Its operands; the first one gives the shape.
-    """
-    first = operands[0]
-    shape = behind.real.shape if first is None else first.shape
-
-    def move(array: Array) -> Array:
-        whole = np.broadcast_to(np.asarray(array, np.float64), shape)
-        return node.op.compute(node.attributes, [whole, *operands[1:]])[0]
-
-    written = None if behind.as_written is None else move(behind.as_written)
-    return Exact(move(behind.real), move(behind.elementwise), move(behind.accumulated), written)

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.types import QuantType, ValueType
 from qdqbridge.report.bounds import UNIT, Exact
+from qdqbridge.report.float16 import HALVES, smallest, unit
 
 Array = NDArray[Any]
 TIE = "tie"
@@ -27,6 +29,8 @@ ACCUMULATION = "float accumulation"
 """It lies within what float32 sums in any order can move it."""
 BIAS = "rounded bias"
 """The file's bias is float; the graph's is it in whole units of the accumulator."""
+HALF = "float16 arithmetic"
+"""Operands or the result were rounded to float16 (or bfloat16) on the way, which we do not do."""
 UNEXPLAINED = "UNEXPLAINED"
 """None of these: a fault of one of the engines."""
 
@@ -76,7 +80,7 @@ def blame(
     for cause, need, bound in steps:
         fits = left & (need <= bound)
         if fits.any():
-            causes[cause] = int(np.count_nonzero(fits))
+            causes[cause] = causes.get(cause, 0) + int(np.count_nonzero(fits))
             widest = max(widest, float(bound[fits].max()))
             furthest = max(furthest, float(need[fits].max()))
         left &= ~fits
@@ -96,6 +100,7 @@ def _picked(exact: Exact, differs: Array) -> Exact:
         np.broadcast_to(exact.elementwise, shape)[differs],
         np.broadcast_to(exact.accumulated, shape)[differs],
         None if exact.as_written is None else exact.as_written[differs],
+        tuple((low[differs], high[differs]) for low, high in exact.halves),
     )
 
 
@@ -125,13 +130,31 @@ def _quantized(
         written = exact.as_written / scale + zero
         either = np.maximum(need(ours, ideal), need(theirs, written))
         steps.append((BIAS, either, many))
+    for low, high in exact.halves:
+        ends = low / scale + zero, high / scale + zero
+        fits = _beyond(theirs, *(np.clip(e, params.qmin, params.qmax) for e in ends)) <= rounding
+        fits &= need(ours, ideal) <= many
+        steps.append((HALF, *_placed(fits, need(theirs, ideal))))
     return steps
+
+
+def _beyond(stored: Array, low: Array, high: Array) -> Array:
+    """Returns how far stored integers lie from what the numbers of an interval round to."""
+    wide = stored.astype(np.float64)
+    return np.maximum(low - wide, wide - high) - 0.5
+
+
+def _placed(fits: Array, distance: Array) -> tuple[Array, Array]:
+    """Returns need and bound of a cause that is proved in another way where ``fits`` is true."""
+    return np.where(fits, distance, np.inf), distance
 
 
 def _real(ours: Array, theirs: Array, exact: Exact) -> list[_Step]:
     """Floats are rounded to float32 or less, so any may differ by a few ulp."""
-    unit = UNIT if ours.dtype.itemsize >= 4 else float(np.finfo(ours.dtype).eps) / 2
-    rounding = unit * np.abs(exact.real)
+    dtype = DType.of(ours.dtype)
+    rounding = (unit(dtype) if dtype in HALVES else UNIT) * np.abs(exact.real)
+    if dtype in HALVES:
+        rounding = rounding + smallest(dtype)
 
     def need(stored: Array, target: Array) -> Array:
         return np.abs(stored.astype(np.float64) - target)
@@ -144,4 +167,9 @@ def _real(ours: Array, theirs: Array, exact: Exact) -> list[_Step]:
     if exact.as_written is not None:
         either = np.maximum(need(ours, exact.real), need(theirs, exact.as_written))
         steps.append((BIAS, either, exact.accumulated + rounding))
+    for low, high in exact.halves:
+        wide = theirs.astype(np.float64)
+        fits = (low <= wide) & (wide <= high)
+        fits &= need(ours, exact.real) <= exact.accumulated + rounding
+        steps.append((HALF, *_placed(fits, need(theirs, exact.real))))
     return steps

@@ -18,11 +18,13 @@ from qdqbridge.graph.batches import batches
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.interpreter import check_inputs, evaluate_node
 from qdqbridge.graph.operator import Flow
-from qdqbridge.report.bounds import Exact, exact, moved
+from qdqbridge.report.bounds import Exact, exact
 from qdqbridge.report.causes import blame
 from qdqbridge.report.compare import Comparison, Progress, ordered, producers, same_meaning
 from qdqbridge.report.difference import Tally, differing
 from qdqbridge.report.engine import Engine, visible
+from qdqbridge.report.float16 import with_halves
+from qdqbridge.report.passing import joined, moved
 
 Array = NDArray[Any]
 
@@ -75,12 +77,17 @@ def compare_locally(
 Source = Callable[[], Exact | None]
 
 
-def _exact(node: Node, operands: Sequence[Array | None], source: Source | None) -> Exact | None:
+def _exact(
+    node: Node, operands: Sequence[Array | None], sources: Sequence[Source | None]
+) -> Exact | None:
     """Returns the exact results of a node; those behind it, moved, where it only moves."""
-    if node.op.flow is not Flow.MOVE or source is None:
-        return exact(node, operands)
-    behind = source()
-    return None if behind is None else moved(node, behind, operands)
+    if node.op.flow is Flow.MOVE and sources and sources[0] is not None:
+        behind = sources[0]()
+        return None if behind is None else moved(node, behind, operands)
+    if node.op.name == "Concat" and any(sources):
+        behind = [None if source is None else source() for source in sources]
+        return joined(node, behind, operands)
+    return with_halves(node, operands, exact(node, operands))
 
 
 class _Walk:
@@ -122,9 +129,16 @@ class _Walk:
             if theirs is not None and ours.dtype != object:
                 self._tally(node, value, operands, ours, theirs)
 
-    def _behind(self, node: Node) -> Source | None:
-        first = node.inputs[0] if node.inputs else None
-        return None if first is None else self.unrecorded.get(first)
+    def _behind(self, node: Node) -> list[Source | None]:
+        """Returns, for each operand that was not recorded, what gives its exact values."""
+        return [self._source(node, value) for value in node.inputs]
+
+    def _source(self, node: Node, value: Value | None) -> Source | None:
+        if value is None or node.op.flow is Flow.MOVE:
+            return None if value is None else self.unrecorded.get(value)
+        own, result = value.quant, node.output.quant
+        passed = own is not None and result is not None and own.params == result.params
+        return self.unrecorded.get(value) if passed else None
 
     def _stored(self, value: Value) -> Array:
         return self.values[value] if value.constant is None else value.constant.numpy()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
 from qdqbridge.onnx_io.codecs.codec import (
     OLDEST,
@@ -87,6 +88,10 @@ def _read_clip(node: NodeView) -> Decoded:
     if node.opset < 11:
         low = node.float_("min", -np.inf) if node.has("min") else None
         high = node.float_("max", np.inf) if node.has("max") else None
+        if np.isnan([low or 0.0, high or 0.0]).any():
+            raise node.fault(
+                "a bound of Clip is NaN", why=f"min is {low}, max is {high}; no runtime takes them"
+            )
     else:
         low, high = node.constant_number(1), node.constant_number(2)
     least, most = _range(node.operand(0))
@@ -106,11 +111,18 @@ def _range(value: object) -> tuple[float, float]:
     return float(limits.min), float(limits.max)
 
 
+def _bound(bound: float, dtype: DType) -> float:
+    """Returns a bound that an integer type can hold and that means the same."""
+    if not dtype.is_integer or dtype.qmin < bound < dtype.qmax:
+        return bound
+    return dtype.qmax if bound >= dtype.qmax else dtype.qmin
+
+
 def _write_clip(attributes: ClipAttrs, operands: Operands, opset: int) -> Encoded:
     del opset
-    dtype = real_dtype(operands[0]).numpy
+    dtype = real_dtype(operands[0])
     bounds = [
-        None if bound is None else np.array(bound, dtype)
+        None if bound is None else np.array(_bound(bound, dtype), dtype.numpy)
         for bound in (attributes.low, attributes.high)
     ]
     return encoded("Clip", [operands[0], *bounds])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from qdqbridge.graph.dtypes import Kind
@@ -121,7 +123,8 @@ def _read_pad(node: NodeView) -> Decoded:
 
 def _pad_value(node: NodeView) -> float:
     """Returns the real number that a Pad writes, also where it works on stored integers."""
-    number = node.constant_number(2) or 0.0
+    found = node.constant_number(2)
+    number = 0.0 if found is None else found  # -0.0 is another value
     data, given = node.operand(0), node.optional(2)
     if not isinstance(data.type, QuantType) or (given is not None and given.quant):
         return number
@@ -150,7 +153,8 @@ def _all_axes(node: NodeView, pads: Ints, axes: Ints | None) -> Ints:
 def _write_pad(attributes: PadAttrs, operands: Operands, opset: int) -> Encoded:
     del opset
     value = None
-    if attributes.mode == "constant" and attributes.value != 0:
+    given = attributes.value != 0 or math.copysign(1, attributes.value) < 0
+    if attributes.mode == "constant" and given:
         value = np.array(attributes.value, real_dtype(operands[0]).numpy)
     inputs = [operands[0], int64(attributes.pads), value]
     return encoded("Pad", inputs, mode=attributes.mode)

@@ -11,6 +11,7 @@ from onnx import TensorProto
 from qdqbridge.onnx_io.lowering.activation import activated
 from qdqbridge.onnx_io.lowering.layout import to_first, to_last, transposed, usual_rank
 from qdqbridge.onnx_io.lowering.site import Site
+from qdqbridge.onnx_io.tensors import dtype_of
 
 _SPAN, _EXACT = 255, 1 << 24
 """The largest difference of two 8-bit integers, and the end of float32's exact ones."""
@@ -70,7 +71,7 @@ def conv_integer(site: Site) -> None:
 def _same_type(site: Site, data: str, zero_point: str) -> None:
     kinds = site.known.element_type(data), site.known.element_type(zero_point)
     if zero_point and all(kinds) and kinds[0] != kinds[1]:
-        names = [TensorProto.DataType.Name(kind) for kind in kinds]
+        names = [dtype_of(kind, f"{site.file}, {site.describe()}") for kind in kinds]
         raise site.fault(
             "a zero point has another type than its data",
             why=f"'{data}' is {names[0]}, '{zero_point}' is {names[1]}",
@@ -79,8 +80,11 @@ def _same_type(site: Site, data: str, zero_point: str) -> None:
 
 
 def _exact(site: Site, weight: NDArray[Any], zero: NDArray[Any]) -> bool:
-    if zero.size not in (1, len(weight)):
-        raise site.fault("the weight's zero point does not fit", why=f"it has shape {zero.shape}")
+    if weight.ndim == 0 or zero.size not in (1, len(weight)):
+        raise site.fault(
+            "the weight's zero point does not fit",
+            why=f"it has shape {zero.shape}, the weight {weight.shape}",
+        )
     rows = weight.reshape(len(weight), -1).astype(np.int64) - zero.reshape(-1, 1).astype(np.int64)
     return int(np.abs(rows).sum(axis=1).max(initial=0)) * _SPAN < _EXACT
 

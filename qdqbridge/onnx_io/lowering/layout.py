@@ -28,7 +28,8 @@ def transposed(site: Site, name: str, perm: Perm, result: str = "") -> str:
     """Returns ``Transpose(name)``, or its source where the two cancel and no name is asked for."""
     layouts = site.known.layouts
     source, inner = layouts.get(name, ("", ()))
-    if source and not result and tuple(inner[i] for i in perm) == tuple(range(len(perm))):
+    order = [*range(len(inner))]  # the file's perm may be no permutation
+    if source and not result and sorted(perm) == order and [inner[i] for i in perm] == order:
         return source
     made = site.op("Transpose", [name], result, perm=list(perm))
     layouts[made] = (name, perm)

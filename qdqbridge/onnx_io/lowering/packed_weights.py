@@ -89,10 +89,10 @@ def _weight(site: Site, bits: int, rows: int, columns: int, padded: int) -> str:
             tensor.dims[:] = (rows, columns)
             site.known.add_initializer(tensor)
             return tensor.name
-    data = site.array(1, "its weight")
+    data = site.packed(1, "its weight")
     if data.size != size:
         raise _misfit(site, "B", data, size)
-    bytes_ = data.view(np.uint8).reshape(rows, padded * bits // 8)
+    bytes_ = data.reshape(rows, padded * bits // 8)
     return _codes(site, unpacked(bytes_, bits, columns), bits, "weight")
 
 
@@ -111,7 +111,8 @@ def _zero_point(site: Site, bits: int, shape: tuple[int, int]) -> str:
         width = -(-blocks * bits // 8)
         if given.size != rows * width:
             raise _misfit(site, "zero_points", given, rows * width)
-        codes = unpacked(given.view(np.uint8).reshape(rows, width), bits, blocks)
+        given = site.packed(3, "its zero point")
+        codes = unpacked(given.reshape(rows, width), bits, blocks)
         return _codes(site, codes, bits, "zero_point")
     real = given.astype(np.float64)
     if given.size != rows * blocks or (real != np.clip(np.rint(real), 0, (1 << bits) - 1)).any():
@@ -134,7 +135,7 @@ def gather_block_quantized(site: Site) -> None:
     block, width = site.int_("block_size", 128), 4
     if site.known.element_type(data) not in _NIBBLES:
         width = _width(site)
-        codes = site.array(0, "its weight")
+        codes = site.packed(0, "its weight")
         data = _codes(site, unpacked(codes, width, codes.shape[-1] * 8 // width), width, "weight")
         zero_point = _gathered_zero_point(site, width)
     elif site.known.rank(data) is None:
@@ -148,5 +149,5 @@ def _gathered_zero_point(site: Site, bits: int) -> str:
     if not site.input(3):
         return _codes(site, np.array(1 << (bits - 1)), bits, "zero_point")
     blocks = site.array(2, "its scale").shape[-1]
-    codes = unpacked(site.array(3, "its zero point"), bits, blocks)
+    codes = unpacked(site.packed(3, "its zero point"), bits, blocks)
     return _codes(site, codes, bits, "zero_point")

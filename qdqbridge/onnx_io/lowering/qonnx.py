@@ -103,7 +103,7 @@ def _check_rounding(site: Site, default: str) -> None:
 def _bits(site: Site, index: int) -> int:
     array = site.array(index, "its bit width").astype(np.float64)
     widths = sorted({float(width) for width in array.reshape(-1)})
-    if len(widths) != 1 or widths[0] != int(widths[0]) or not 1 <= widths[0] <= _MOST_BITS:
+    if len(widths) != 1 or not widths[0].is_integer() or not 1 <= widths[0] <= _MOST_BITS:
         raise site.refusal(
             "its bit width",
             f"it is {widths[:4]}; one whole number from 1 to {_MOST_BITS} is needed",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import AttributeProto, helper, numpy_helper
 
 from qdqbridge.errors import UnsupportedQuantization
 from qdqbridge.onnx_io.codecs.view import NodeView
@@ -62,6 +62,21 @@ class Site(NodeView):
             )
         return found
 
+    def packed(self, index: int, what: str) -> NDArray[np.uint8]:
+        """Returns the bytes of an input that has to be constant and of an 8-bit integer type.
+
+        Raises:
+            UnsupportedQuantization: It is computed at run time, or of another type.
+        """
+        array = self.array(index, what)
+        if array.dtype.itemsize != 1 or array.dtype.kind not in "iu":
+            raise self.refusal(
+                f"{what} is no array of packed codes",
+                f"input {index} ('{self.input(index)}') is {array.dtype}",
+                "store it as uint8",
+            )
+        return array.view(np.uint8)
+
     def refusal(self, what: str, why: str, fix: str) -> UnsupportedQuantization:
         """Returns the error for an encoding that has no counterpart."""
         return UnsupportedQuantization(
@@ -97,7 +112,7 @@ class Site(NodeView):
         names = [first, *(self.known.fresh(f"{first}.{i}") for i in range(1, outputs))]
         node = helper.make_node(op_type, kept, names, self.name, domain=domain)
         given = {key: value for key, value in attributes.items() if value is not None}
-        node.attribute.extend(helper.make_attribute(key, value) for key, value in given.items())
+        node.attribute.extend(_attribute(key, value) for key, value in given.items())
         node.metadata_props.extend(self.proto.metadata_props)
         self.known.lowered.append(node)
         return first
@@ -149,3 +164,8 @@ class Site(NodeView):
             for attribute in self.proto.attribute
             if attribute.name not in leave
         }
+
+
+def _attribute(key: str, value: Any) -> onnx.AttributeProto:
+    empty = isinstance(value, list) and not value  # of integers, which all lists here are
+    return helper.make_attribute(key, value, attr_type=AttributeProto.INTS if empty else None)

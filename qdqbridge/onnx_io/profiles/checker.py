@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 
 import onnx
 
+from qdqbridge.errors import UnsupportedQuantization
 from qdqbridge.graph.graph import Graph
 from qdqbridge.onnx_io.branches import take_constant_branches
+from qdqbridge.onnx_io.functions import inline_functions
 from qdqbridge.onnx_io.model_file import read_model
 from qdqbridge.onnx_io.profiles.file_view import FileView
 from qdqbridge.onnx_io.profiles.finding import Effect, Finding, findings_of
 from qdqbridge.onnx_io.profiles.profile import Profile
+from qdqbridge.onnx_io.reader import read
 from qdqbridge.onnx_io.shapes import infer
-from qdqbridge.onnx_io.structure import check_text, inline_functions, sort_nodes
+from qdqbridge.onnx_io.structure import check_text, sort_nodes
 
 _STARTS = ("QLinear", "QGemm", "QAttention", "QMoE", "QOrdered", "MatMulNBits")
 _NO_QUANTIZATION = Finding(
@@ -45,7 +49,13 @@ def check_model(
 
 
 def check_source(source: Graph | str | PathLike[str], profile: Profile) -> list[Finding]:
-    """Returns what a file, or the file that a graph would be written to, does not keep."""
+    """Returns what a file, or the file that a graph would be written to, does not keep.
+
+    Raises:
+        ModelFileError: The file cannot be read.
+        InvalidModelError: It breaks ONNX's rules, and none of the profile's.
+        UnsupportedModelError: It keeps the profile's rules, and has operators that nobody knows.
+    """
     if isinstance(source, Graph):
         from qdqbridge.onnx_io.writer import to_proto  # the writer knows profiles
 
@@ -55,7 +65,11 @@ def check_source(source: Graph | str | PathLike[str], profile: Profile) -> list[
     path = Path(source)
     model = read_model(path)
     check_text(model, str(path))
-    return _checked(model, profile, folder=path.parent, file=str(path))
+    found = _checked(model, profile, folder=path.parent, file=str(path))
+    if not found:  # a file that nothing can read keeps no rule either
+        with suppress(UnsupportedQuantization):  # another runtime may know what it means
+            read(path)
+    return found
 
 
 def _checked(model: onnx.ModelProto, profile: Profile, *, folder: Path, file: str) -> list[Finding]:
@@ -67,7 +81,7 @@ def _checked(model: onnx.ModelProto, profile: Profile, *, folder: Path, file: st
 def _quantized(node: onnx.NodeProto) -> bool:
     """True for operators of quantized models, also within the bodies of an If or a Loop."""
     name = node.op_type
-    if "Quant" in name or "Integer" in name or name.startswith(_STARTS):
+    if "quant" in name.lower() or "Integer" in name or name.startswith(_STARTS):
         return True
     bodies = [a.g for a in node.attribute] + [g for a in node.attribute for g in a.graphs]
     return any(_quantized(inner) for body in bodies for inner in body.node)

@@ -1,0 +1,126 @@
+"""Rules that give float products one form: what is added to them per channel is their bias.
+
+onnxruntime's float kernels round a bias inside a product differently from one behind it, so the
+origin remembers what the file had, and writers write that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from qdqbridge.canonical.build import constant, dequantized, result
+from qdqbridge.canonical.rule import Proposal, Replace, Scope, made_by, rule, stored_behind
+from qdqbridge.graph.graph import Node, Origin, Value
+from qdqbridge.graph.types import TensorType
+from qdqbridge.ops.attributes import GemmAttrs, ReshapeAttrs
+from qdqbridge.ops.table import BY_NAME
+
+ROWS = GemmAttrs(trans_b=True)
+"""The attributes of a float product whose weight has one row per unit."""
+
+
+def added_origin(product: Node, add: Node) -> Origin:
+    """Returns the origin of a product that has taken in an Add behind it."""
+    origin = product.origin.joined(add.origin)
+    if not product.origin.spelling or product.origin.with_add:
+        return origin
+    return replace(origin, spelling=product.origin.spelling, with_add=True)
+
+
+@rule("convolution-bias", "Add")
+def convolution_bias(node: Node, scope: Scope) -> Proposal:
+    """``Add(Conv(x, w), column) -> Conv(x, w, vector)`` for a float result of Conv.
+
+    Importers write a bias so: reshaped to one element per channel.
+    """
+    for index in (0, 1):
+        source, other = node.operand(index), node.operand(1 - index)
+        conv = source.producer
+        if conv is None or conv.op.name not in ("Conv", "ConvTranspose"):
+            continue
+        if source.quant is not None or conv.optional(2) is not None:
+            continue
+        if scope.sole_reader(source) is not node or _integer(conv):
+            continue
+        vector = _vector(conv, other)
+        if vector is None:
+            continue
+        return _joined(conv, node, [*conv.inputs[:2], vector])
+    return None
+
+
+def _integer(conv: Node) -> bool:
+    """True for a product of integers, whose bias has a rule of its own."""
+    return conv.operand(0).quant is not None and conv.operand(1).quant is not None
+
+
+def _joined(product: Node, add: Node, operands: list[Value | None]) -> Replace:
+    output, origin = add.output, added_origin(product, add)
+    value = result(product.op, product.attributes, operands, output.type, origin, output.name)
+    return Replace({output: value})
+
+
+def _vector(conv: Node, addend: Value) -> Value | None:
+    """Returns the vector behind an addend (1, C, 1, …), None where it is something else."""
+    shape, out = addend.type.shape, conv.output.type.shape
+    if shape is None or out is None or len(out) < 3:
+        return None
+    wanted = (out[1], *([1] * (len(out) - 2)))
+    if shape not in (wanted, (1, *wanted)) or not isinstance(out[1], int):
+        return None
+    reshape = made_by(addend, "Reshape")
+    if reshape is not None and isinstance(reshape.attributes, ReshapeAttrs):
+        source = reshape.operand(0)
+        known = source.rank == 1 and source.quant is None and not conv.origin.spelling
+        return source if known else None
+    stored = stored_behind(addend) or addend
+    if stored.constant is None:
+        return None
+    flat = stored.constant.map(lambda a: a.reshape(-1), shape=(out[1],))
+    params = None if stored.quant is None else stored.quant.params
+    if params is None:
+        return constant(flat, None, stored.name)
+    typed = constant(flat, params.with_axis(None if params.axis is None else 0), stored.name)
+    return dequantized(typed, addend.type.dtype, conv.origin)
+
+
+@rule("product-of-matrices", "MatMul", "Gemm")
+def product_of_matrices(node: Node, scope: Scope) -> Proposal:
+    """``MatMul(a, w) -> Gemm(a, transpose(w); transB)`` for float matrices and a constant w."""
+    del scope
+    a, w, given = node.operand(0), node.operand(1), node.attributes
+    if a.rank != 2 or w.rank != 2 or a.quant is not None or not _is_plain(w):
+        return None
+    if isinstance(given, GemmAttrs) and given != GemmAttrs():
+        return None
+    assert w.constant is not None
+    data = w.constant.transposed()
+    turned = Value(TensorType(data.dtype, data.shape), w.name, constant=data)
+    operands, output = [a, turned, *node.inputs[2:]], node.output
+    op, name = BY_NAME["Gemm"], node.output.name
+    return Replace({output: result(op, ROWS, operands, output.type, node.origin, name)})
+
+
+def _is_plain(w: Value) -> bool:
+    return w.constant is not None and w.quant is None and w.type.dtype.is_float
+
+
+@rule("product-bias", "Add")
+def product_bias(node: Node, scope: Scope) -> Proposal:
+    """``Add(Gemm(a, w), vector) -> Gemm(a, w, vector)`` for a float product and a constant."""
+    for index in (0, 1):
+        source, other = node.operand(index), node.operand(1 - index)
+        product = made_by(source, "Gemm")
+        if product is None or source.quant is not None or scope.sole_reader(source) is not node:
+            continue
+        w = product.operand(1)
+        if product.optional(2) is not None or product.attributes != ROWS or not _is_plain(w):
+            continue
+        units = w.type.shape[0] if w.type.shape else None
+        data = other.constant
+        if data is None or not _is_plain(other) or data.shape not in ((units,), (1, units)):
+            continue
+        flat = data.map(lambda array: array.reshape(-1), shape=data.shape[-1:])
+        bias = constant(flat, None, other.name)
+        return _joined(product, node, [*product.inputs[:2], bias])
+    return None

@@ -1,0 +1,185 @@
+"""Rules that give changes of shape one spelling: files write the same reshape in many ways."""
+
+from __future__ import annotations
+
+import math
+
+from qdqbridge.canonical.build import result
+from qdqbridge.canonical.rule import Proposal, Replace, Scope, made_by, rule
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.operator import Attributes
+from qdqbridge.graph.types import Dim, static_shape
+from qdqbridge.ops.attributes import AxesAttrs, AxisAttrs, ReshapeAttrs, TransposeAttrs
+from qdqbridge.ops.table import BY_NAME
+
+_ROWS = AxisAttrs(1)
+
+
+@rule("reshape-nothing", "Reshape", "Flatten", "Expand", "Transpose", "Tile")
+def reshape_nothing(node: Node, scope: Scope) -> Proposal:
+    """``Reshape(x) -> x`` where the shape is the same; a Transpose that moves no axis too."""
+    del scope
+    x, attributes = node.operand(0), node.attributes
+    if isinstance(attributes, TransposeAttrs):
+        same = attributes.perm == tuple(range(len(attributes.perm)))
+    else:
+        same = x.type.shape is not None and x.type.shape == node.output.type.shape
+    if not same or x.type != node.output.type:
+        return None
+    return Replace({node.output: x})
+
+
+@rule("flatten-is-reshape", "Flatten")
+def flatten_is_reshape(node: Node, scope: Scope) -> Proposal:
+    """``Flatten(x, axis) -> Reshape(x)`` along every axis but 1, which is a Flatten's own."""
+    del scope
+    if node.attributes == _ROWS:
+        return None
+    target = _target(node.operand(0), node.output)
+    return None if target is None else _respelled(node, "Reshape", ReshapeAttrs(target))
+
+
+@rule("reshape-is-flatten", "Reshape")
+def reshape_is_flatten(node: Node, scope: Scope) -> Proposal:
+    """``Reshape(x) -> Flatten(x)`` where axis 0 stays and all others become one."""
+    del scope
+    before, after = node.operand(0).type.shape, node.output.type.shape
+    if not _fixed(node) or before is None or after is None:
+        return None
+    if len(before) < 3 or len(after) != 2 or 0 in (*before, *after):
+        return None
+    if before[0] != after[0] and 0 not in _copied(node) and not _keeps_first(before, after):
+        return None
+    return _respelled(node, "Flatten", _ROWS)
+
+
+@rule("reshape-target", "Reshape")
+def reshape_target(node: Node, scope: Scope) -> Proposal:
+    """``Reshape(x, target) -> Reshape(x)`` with the one target that shapes spell so.
+
+    An extent that x has at the same place is copied (0), so that it may change. What is left (-1)
+    is the one that is unknown, or else the first extent, or where that is copied the last one that
+    is not; all others are numbers.
+    """
+    del scope
+    if not _fixed(node):
+        return None
+    target = _target(node.operand(0), node.output, _copied(node))
+    if target is None or node.attributes == ReshapeAttrs(target):
+        return None
+    return _respelled(node, "Reshape", ReshapeAttrs(target))
+
+
+def _fixed(node: Node) -> bool:
+    attributes = node.attributes
+    return isinstance(attributes, ReshapeAttrs) and attributes.shape is not None
+
+
+def _copied(node: Node) -> frozenset[int]:
+    """Returns the axes of which a Reshape says itself that they are copied."""
+    attributes = node.attributes
+    assert isinstance(attributes, ReshapeAttrs) and attributes.shape is not None
+    zeros = () if attributes.allow_zero else enumerate(attributes.shape)
+    return frozenset(index for index, dim in zeros if dim == 0)
+
+
+def _target(x: Value, y: Value, copied: frozenset[int] = frozenset()) -> tuple[int, ...] | None:
+    """Returns the target of a reshape of x to y, None where ONNX has none."""
+    before, after = x.type.shape, y.type.shape
+    if before is None or after is None or 0 in (*before, *after):
+        return None
+    same = {*copied, 0} if _keeps_first(before, after) else copied
+    written = [
+        0 if index in same else _extent(before, index, dim) for index, dim in enumerate(after)
+    ]
+    numbers = [index for index, dim in enumerate(written) if dim > 0]
+    if -1 not in written and numbers:
+        written[numbers[0] if numbers[0] == 0 else numbers[-1]] = -1
+    return tuple(written) if written.count(-1) <= 1 else None
+
+
+def _keeps_first(before: tuple[Dim, ...], after: tuple[Dim, ...]) -> bool:
+    """True where the first extents have two names, and all others the same product."""
+    a, b = static_shape(before[1:]), static_shape(after[1:])
+    if a is None or b is None or not before or not after:
+        return False
+    names = isinstance(before[0], str) and isinstance(after[0], str)
+    return names and math.prod(a) == math.prod(b)
+
+
+def _extent(before: tuple[Dim, ...], index: int, dim: Dim) -> int:
+    if index < len(before) and before[index] == dim:
+        return 0
+    return dim if isinstance(dim, int) else -1
+
+
+def _respelled(node: Node, name: str, attributes: Attributes) -> Replace:
+    output = node.output
+    value = result(
+        BY_NAME[name], attributes, [node.operand(0)], output.type, node.origin, output.name
+    )
+    return Replace({output: value})
+
+
+# ---- one after the other -----------------------------------------------------------------------
+
+
+@rule("moved-twice", "Reshape", "Flatten", "Transpose", "Unsqueeze", "Squeeze")
+def moved_twice(node: Node, scope: Scope) -> Proposal:
+    """``Transpose(Transpose(x)) -> Transpose(x)``; so Reshape, Squeeze and Unsqueeze."""
+    del scope
+    inner = made_by(node.operand(0), node.op.name)
+    if inner is None and node.op.name in ("Reshape", "Flatten"):
+        inner = made_by(node.operand(0), "Flatten" if node.op.name == "Reshape" else "Reshape")
+    if inner is None or not inner.inputs or inner.operand(0).quant != _quant_like(node, inner):
+        return None
+    attributes = _composed(node, inner)
+    if attributes is None:
+        return None
+    x, output = inner.operand(0), node.output
+    origin, name = inner.origin.joined(node.origin), output.name
+    op = BY_NAME["Reshape"] if isinstance(attributes, ReshapeAttrs) else node.op
+    return Replace({output: result(op, attributes, [x], output.type, origin, name)})
+
+
+def _quant_like(node: Node, inner: Node) -> object:
+    """Returns the type that the first operand must have for both to be one mover of it."""
+    x, result_ = inner.operand(0), node.output
+    if x.quant is None or result_.quant is None:
+        return None
+    same = x.quant.params == result_.quant.params and x.quant.params.per_tensor
+    return x.quant if same else None
+
+
+def _composed(node: Node, inner: Node) -> Attributes | None:
+    """Returns the attributes of two movers as one."""
+    a, b = inner.attributes, node.attributes
+    if isinstance(a, TransposeAttrs) and isinstance(b, TransposeAttrs):
+        return TransposeAttrs(tuple(a.perm[axis] for axis in b.perm))
+    if isinstance(a, AxesAttrs) and isinstance(b, AxesAttrs):
+        rank = inner.output.rank if node.op.name == "Unsqueeze" else inner.operand(0).rank
+        return None if rank is None else _joined(node.op.name, a.axes, b.axes, rank)
+    if node.op.name in ("Reshape", "Flatten") and _known(inner) and _known(node):
+        target = _target(inner.operand(0), node.output)
+        return None if target is None else ReshapeAttrs(target)
+    return None
+
+
+def _known(node: Node) -> bool:
+    return node.op.name == "Flatten" or _fixed(node)
+
+
+def _joined(name: str, first: tuple[int, ...], then: tuple[int, ...], rank: int) -> AxesAttrs:
+    """Returns the axes of two Squeezes or two Unsqueezes.
+
+    Args:
+        name: Which of them.
+        first: Axes of the one that comes first.
+        then: Axes of the other.
+        rank: Of the first operand of a Squeeze, of the first result of an Unsqueeze.
+    """
+    if name == "Squeeze":
+        left = [axis for axis in range(rank) if axis not in first]
+        return AxesAttrs(tuple(sorted((*first, *(left[axis] for axis in then)))))
+    kept = [axis for axis in range(rank + len(then)) if axis not in then]
+    return AxesAttrs(tuple(sorted((*then, *(kept[axis] for axis in first)))))

@@ -1,0 +1,103 @@
+"""uint8 as int8 or back, zero points shifted by 128: the same real numbers, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.edit import Editor
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import QuantType
+
+_HALF = 128
+_OTHER = {DType.UINT8: (DType.INT8, -_HALF), DType.INT8: (DType.UINT8, _HALF)}
+
+
+def _every(value: Value) -> bool:
+    del value
+    return True
+
+
+def recentered(
+    graph: Graph, source: DType = DType.UINT8, only: Callable[[Value], bool] = _every
+) -> Graph:
+    """Returns a copy of a graph in which values of one 8-bit type have the other one.
+
+    Inputs, outputs and values whose bits something else looks at keep their type, and so does what
+    data movers tie to them.
+
+    Args:
+        graph: The graph; it is not changed.
+        source: ``uint8`` (to become int8) or ``int8`` (to become uint8).
+        only: Which values; others keep their type.
+    """
+    kept = _kept(graph, only)
+    copies: dict[Value, Value] = {}
+    for value in graph.values():
+        quant = None if value in kept else value.quant
+        shifted = quant is not None and quant.params.storage_dtype is source
+        copies[value] = _copy(value, _shifted(quant.params) if quant and shifted else None)
+    for node in graph.nodes:
+        inputs = [None if v is None else copies[v] for v in node.inputs]
+        Node(node.op, node.attributes, inputs, [copies[v] for v in node.outputs], node.origin)
+    result = Graph(
+        [copies[v] for v in graph.inputs], [copies[v] for v in graph.outputs],
+        list(graph.output_names), [], graph.name, dict(graph.metadata), graph.opset,
+        graph.canonical, list(graph.notes),
+    )  # fmt: skip
+    Editor(result).finish()
+    return result
+
+
+def _kept(graph: Graph, only: Callable[[Value], bool]) -> set[Value]:
+    kept = {*graph.inputs, *graph.outputs}
+    kept.update(value for value in graph.values() if value.quant is not None and not only(value))
+    for node in graph.nodes:
+        if node.op.flow in (Flow.REINTERPRET, Flow.FLOAT):
+            kept.update(v for v in (*node.inputs, *node.outputs) if v is not None)
+    movers = [_ties(node) for node in graph.nodes if node.op.flow is Flow.MOVE]
+    while True:  # a mover has one type on both sides
+        tied = {value for ties in movers if not kept.isdisjoint(ties) for value in ties}
+        if tied <= kept:
+            return kept
+        kept |= tied
+
+
+def _ties(node: Node) -> list[Value]:
+    operands = [value for _, value in node.data_operands()]
+    return [value for value in (*operands, *node.outputs) if value.quant is not None]
+
+
+def _shifted(params: QuantParams) -> QuantParams:
+    target, shift = _OTHER[params.storage_dtype]
+    return replace(
+        params,
+        storage_dtype=target,
+        zero_point=params.zero_point + shift,
+        qmin=params.qmin + shift,
+        qmax=params.qmax + shift,
+    )
+
+
+def _copy(value: Value, params: QuantParams | None) -> Value:
+    constant, type_ = value.constant, value.type
+    if params is not None and isinstance(type_, QuantType):
+        if constant is not None:
+            constant = _moved(constant, params.storage_dtype)
+        type_ = QuantType(params, type_.shape)
+    copy = Value(type_, value.name, constant=constant)
+    copy.metadata, copy.written = value.metadata, value.written
+    return copy
+
+
+def _moved(constant: Constant, target: DType) -> Constant:
+    shift = -_HALF if target is DType.INT8 else _HALF
+    return constant.map(
+        lambda a: (a.astype(np.int16) + shift).astype(target.numpy), dtype=target
+    )  # fmt: skip

@@ -1,0 +1,96 @@
+"""A simulated rounding as ONNX nodes: an If around Q and DQ whose parameters are tensors.
+
+QuantizeLinear and DequantizeLinear store int16, whichever type is simulated: codes are shifted so
+that the smallest one is the smallest int16, and what lies above the largest one is cut off before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper
+
+from qdqbridge.graph.graph import Node
+from qdqbridge.graph.types import TensorType
+from qdqbridge.onnx_io.write_sheet import NodeRow
+from qdqbridge.ops.simulated import SimulatedAttrs
+
+if TYPE_CHECKING:
+    from qdqbridge.onnx_io.write_nodes import NodeWriter
+
+_SMALLEST = -(2**15)
+_INT16 = 21
+"""The opset whose QuantizeLinear stores int16; onnxruntime's own does so at every opset."""
+_MICROSOFT = "com.microsoft"
+
+
+def simulated_row(writer: NodeWriter, node: Node) -> None:
+    """Adds the row of one ``SimulateQuantization``.
+
+    Args:
+        writer: Where it goes.
+        node: ``SimulateQuantization(x, code, scale, zero_point, low, high)``.
+    """
+    assert isinstance(node.attributes, SimulatedAttrs)
+    names = [writer.stored(node.operand(index)) for index in range(6)]
+    output, x = writer.tensors.of(node.output), node.operand(0)
+    name = writer.node_names.take(f"{output}_If")
+    condition = writer.free.take(f"{names[1]}_condition")
+    bool_ = {"to": TensorProto.BOOL}
+    writer.sheet.nodes.append(NodeRow("Cast", [names[1]], [condition], bool_, f"{name}_Cast"))
+    body = _Body(writer, output)
+    body.rounded(names, node.attributes.axis, x.rank or 0)
+    other = _Body(writer, output)
+    other.add("Identity", [names[0]], "same")
+    proto = helper.make_node(
+        "If", [condition], [output], then_branch=body.graph(x.rank), else_branch=other.graph(x.rank)
+    )
+    writer.sheet.nodes.append(NodeRow("If", [condition], [output], {}, name, (), proto))
+    writer.sheet.types[output] = TensorType(node.output.type.dtype, node.output.type.shape)
+
+
+class _Body:
+    """A branch: nodes that read tensors around it, and initializers of the whole model."""
+
+    def __init__(self, writer: NodeWriter, stem: str) -> None:
+        self._writer, self._stem = writer, stem
+        self._nodes: list[NodeProto] = []
+
+    def add(self, op: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
+        """Adds a node with one result; returns its tensor."""
+        output = self._writer.free.take(f"{self._stem}_{name}")
+        self._nodes.append(helper.make_node(op, list(inputs), [output], **attributes))
+        return output
+
+    def rounded(self, names: Sequence[str], axis: int | None, rank: int) -> None:
+        """Adds Q and DQ of what is not above the largest code."""
+        x, _, scale, zero_point, low, high = names
+        smallest = self._writer.array(np.array(_SMALLEST, np.int32), "smallest_int16")
+        reach = self.add("Sub", [high, zero_point], "reach")
+        steps = self.add("Cast", [reach], "steps", to=TensorProto.FLOAT)
+        largest = self.add("Mul", [steps, scale], "largest")
+        depth = self.add("Sub", [low, zero_point], "depth")
+        shifted = self.add("Sub", [smallest, depth], "shifted")
+        zero = self.add("Cast", [shifted], "zero_point", to=TensorProto.INT16)
+        if axis is None:
+            cut = self.add("Clip", [x, "", largest], "cut")
+        else:
+            axes = self._writer.array(
+                np.array([i for i in range(rank) if i != axis], np.int64), "other_axes"
+            )
+            cut = self.add("Min", [x, self.add("Unsqueeze", [largest, axes], "bound")], "cut")
+        along: dict[str, Any] = {} if axis is None else {"axis": axis}
+        if self._writer.opset < _INT16:
+            along["domain"] = _MICROSOFT
+            self._writer.sheet.imports.setdefault(_MICROSOFT, 1)
+        codes = self.add("QuantizeLinear", [cut, scale, zero], "codes", **along)
+        self.add("DequantizeLinear", [codes, scale, zero], "rounded", **along)
+
+    def graph(self, rank: int | None) -> Any:
+        """Returns the branch; its result is that of its last node."""
+        name = self._nodes[-1].output[0]
+        shape = None if rank is None else [None] * rank
+        result = helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        return helper.make_graph(self._nodes, f"{self._stem}_branch", [], [result])

@@ -1,0 +1,64 @@
+"""Operators as their file spelled them, where onnxruntime's float kernels round differently."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qdqbridge.graph.graph import Node
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
+from qdqbridge.graph.types import TensorType
+from qdqbridge.onnx_io.write_real import is_quantized, real_dtype
+from qdqbridge.ops.attributes import GemmAttrs, ReduceAttrs
+
+if TYPE_CHECKING:
+    from qdqbridge.onnx_io.write_nodes import NodeWriter
+
+_SEQUENCE = ReduceAttrs((2,))
+_ROWS = GemmAttrs(trans_b=True)
+
+
+def respelled(node: Node) -> tuple[str, Attributes]:
+    """Returns the operator to write for a node, and its attributes.
+
+    A mean over space is a GlobalAveragePool, and one of a sequence a ReduceMean, but for files that
+    had it the other way round; of stored integers onnxruntime has a kernel for the pool alone.
+    """
+    name, spelling, rank = node.op.name, node.origin.spelling, node.output.rank or 0
+    if name == "GlobalAveragePool" and spelling == "ReduceMean":
+        return spelling, ReduceAttrs(tuple(range(2, rank)))
+    pool = spelling == "GlobalAveragePool" or (not spelling and is_quantized(node))
+    if name == "ReduceMean" and pool and rank == 3 and node.attributes == _SEQUENCE:
+        return "GlobalAveragePool", NO_ATTRIBUTES
+    return name, node.attributes
+
+
+def is_product_of_rows(node: Node) -> bool:
+    """True for a float Gemm that has the operands of a Dense."""
+    if node.op.name != "Gemm" or node.attributes != _ROWS or is_quantized(node):
+        return False
+    return node.operand(1).constant is not None
+
+
+def adds_behind(node: Node) -> bool:
+    """True for a float convolution whose bias was an Add of its own."""
+    if node.op.name not in ("Conv", "ConvTranspose") or not node.origin.with_add:
+        return False
+    bias = node.optional(2)
+    return bias is not None and bias.constant is not None and not is_quantized(node)
+
+
+def add_behind(writer: NodeWriter, node: Node, product: str, target: str) -> None:
+    """Adds the row of such a bias.
+
+    Args:
+        writer: Where it goes.
+        node: The convolution.
+        product: Its result without bias.
+        target: The tensor to write.
+    """
+    bias, output = node.operand(2), node.output
+    assert bias.constant is not None
+    shape = (bias.constant.size, *([1] * ((output.rank or 0) - 2)))
+    column = bias.constant.map(lambda array: array.reshape(shape), shape=shape)
+    inputs = [product, writer.constant(column, writer.tensors.of(bias))]
+    writer.row("Add", inputs, target, TensorType(real_dtype(node), output.type.shape))
