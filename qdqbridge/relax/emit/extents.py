@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tvm import relax, tirx
 
 from qdqbridge.graph.graph import Node
-from qdqbridge.relax.emit.scope import Expr, Scope, number, op, unsupported
+from qdqbridge.qnn.emit.scope import Expr, unsupported
+
+if TYPE_CHECKING:
+    from qdqbridge.relax.emit.scope import Scope
+
+op: Any = relax.op
 
 
 def run_time_extent(scope: Scope, x: Expr, axis: int, dtype: str) -> Expr:
     """Returns the length of an axis as a scalar; a constant where it is known."""
     extent = x.ty.shape.values[axis]
     if isinstance(extent, int | tirx.IntImm):
-        return number(np.asarray(int(extent), dtype))
-    picked = op.take(_shape(scope, x), number(np.asarray([axis], np.int64)), axis=0)
+        return scope.number(np.asarray(int(extent), dtype))
+    picked = op.take(shape_vector(scope, x), scope.number(np.asarray([axis], np.int64)), axis=0)
     return scope.cast(scope.emit(op.squeeze(scope.emit(picked), [0])), dtype)
 
 
@@ -28,12 +33,12 @@ def run_time_reshape(scope: Scope, node: Node, x: Expr, *, allow_zero: bool) -> 
     """
     target, rank = _target(scope, node)
     if not allow_zero:
-        own = _shape(scope, x, rank)
-        zero = scope.emit(op.equal(target, _number(0)))
+        own = shape_vector(scope, x, rank)
+        zero = scope.emit(op.equal(target, _number(scope, 0)))
         target = scope.emit(op.where(zero, own, target))
-    left = scope.emit(op.equal(target, _number(-1)))
-    stated = scope.emit(op.prod(scope.emit(op.where(left, _number(1), target))))
-    total = scope.emit(op.prod(_shape(scope, x)))
+    left = scope.emit(op.equal(target, _number(scope, -1)))
+    stated = scope.emit(op.prod(scope.emit(op.where(left, _number(scope, 1), target))))
+    total = scope.emit(op.prod(shape_vector(scope, x)))
     rest = scope.emit(op.floor_divide(total, stated))
     return _matched(scope, node, scope.emit(op.where(left, rest, target)))
 
@@ -46,17 +51,19 @@ def run_time_broadcast(scope: Scope, node: Node, x: Expr) -> list[Any]:
     """
     target, rank = _target(scope, node)
     have = len(x.ty.shape.values)
-    own = _shape(scope, x)
+    own = shape_vector(scope, x)
     if have < rank:
-        own = scope.emit(op.concat([number(np.ones(rank - have, np.int64)), own], axis=0))
+        own = scope.emit(op.concat([scope.number(np.ones(rank - have, np.int64)), own], axis=0))
     if rank < have:
-        target = scope.emit(op.concat([number(np.ones(have - rank, np.int64)), target], axis=0))
-    single = scope.emit(op.equal(target, _number(1)))
+        target = scope.emit(
+            op.concat([scope.number(np.ones(have - rank, np.int64)), target], axis=0)
+        )
+    single = scope.emit(op.equal(target, _number(scope, 1)))
     return _matched(scope, node, scope.emit(op.where(single, own, target)))
 
 
-def _number(value: int) -> Expr:
-    return number(np.asarray(value, np.int64))
+def _number(scope: Scope, value: int) -> Expr:
+    return scope.number(np.asarray(value, np.int64))
 
 
 def _target(scope: Scope, node: Node) -> tuple[Expr, int]:
@@ -68,7 +75,7 @@ def _target(scope: Scope, node: Node) -> tuple[Expr, int]:
     return target, int(shape.values[0])
 
 
-def _shape(scope: Scope, x: Expr, count: int | None = None) -> Expr:
+def shape_vector(scope: Scope, x: Expr, count: int | None = None) -> Expr:
     """Returns the extents of ``x`` as an int64 vector: the first ``count``, or 1 beyond them."""
     whole = scope.emit(op.shape_to_tensor(scope.emit(op.shape_of(x))))
     rank = len(x.ty.shape.values)
@@ -76,7 +83,7 @@ def _shape(scope: Scope, x: Expr, count: int | None = None) -> Expr:
         return whole
     if count < rank:
         return scope.emit(op.strided_slice(whole, axes=[0], begin=[0], end=[count]))
-    return scope.emit(op.concat([whole, number(np.ones(count - rank, np.int64))], axis=0))
+    return scope.emit(op.concat([whole, scope.number(np.ones(count - rank, np.int64))], axis=0))
 
 
 def _matched(scope: Scope, node: Node, target: Expr) -> list[Any]:

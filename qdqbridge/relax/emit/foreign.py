@@ -12,21 +12,27 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.frontend.onnx import from_onnx
 
 from qdqbridge.graph.graph import Node
-from qdqbridge.relax.emit.scope import Expr, Scope, unsupported
+from qdqbridge.qnn.emit.scope import Expr, unsupported
+from qdqbridge.relax.emit.importer_gaps import gap
+from qdqbridge.relax.emit.scope import Scope
 
 
 def emit_foreign(scope: Scope, node: Node) -> Sequence[Expr]:
     """Emits a carried-through node as a call of a function that TVM imports from it.
 
     Raises:
-        UnsupportedTargetError: TVM has no converter for it, or the converter refuses.
+        UnsupportedTargetError: TVM has no converter for it, or the converter refuses or is wrong.
     """
     one_node = getattr(node.attributes, "model", None)
     if one_node is None:
         raise unsupported(node, "it carries no ONNX node")
+    wrong = gap(node)
+    if wrong is not None:
+        raise unsupported(node, f"TVM's ONNX importer would compute it wrongly: {wrong}")
+    alone = one_node(node)
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # TVM prints before it raises
-            module = from_onnx(one_node(node), keep_params_in_input=False)
+            module = from_onnx(alone, keep_params_in_input=False)
     except Exception as error:  # TVM's converters raise whatever they meet
         reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
         raise unsupported(node, f"TVM's ONNX importer refuses it: {reason[0]}") from error

@@ -1,4 +1,4 @@
-"""What an emission function works with: the builder, and an expression for every value."""
+"""The Relax side of emission: the builder, and an expression for every value."""
 
 from __future__ import annotations
 
@@ -8,34 +8,28 @@ from typing import Any
 import numpy as np
 import tvm
 from numpy.typing import NDArray
-from tvm import relax, tirx
+from tvm import ir, relax, tirx
 
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.numerics import quantize
-from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.graph import Node
 from qdqbridge.graph.types import Shape
+from qdqbridge.ops.attributes import ReshapeAttrs
+from qdqbridge.qnn.emit.dtypes import tvm_dtype
+from qdqbridge.qnn.emit.scope import Expr
+from qdqbridge.qnn.emit.scope import Scope as SharedScope
 from qdqbridge.relax.dialect import call
+from qdqbridge.relax.emit.extents import (
+    run_time_broadcast,
+    run_time_extent,
+    run_time_reshape,
+    shape_vector,
+)
 from qdqbridge.relax.emit.transposition import fill
 
-Expr = Any
-op: Any = relax.op
-"""Relax's operators; their annotations deny the lists and numbers that they take."""
-HOLDABLE = frozenset(
-    (
-        DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.INT64, DType.INT32,
-        DType.INT16, DType.INT8, DType.UINT64, DType.UINT32, DType.UINT16, DType.UINT8, DType.BOOL,
-    )
-)  # fmt: skip
-"""Element types that TVM 0.27 stores in tensors."""
 
-_SUB_BYTE = {DType.INT4: np.int8, DType.INT2: np.int8, DType.UINT4: np.uint8, DType.UINT2: np.uint8}
-
-
-class Scope:
-    """Emits into one function.
+class Scope(SharedScope):
+    """Emits into one Relax function.
 
     Args:
         builder: The block builder, inside the function's dataflow block.
@@ -43,32 +37,17 @@ class Scope:
         lift: Makes a parameter of a large constant; None embeds every constant.
     """
 
+    op: Any = relax.op
+
     def __init__(
         self,
         builder: relax.BlockBuilder,
         extents: dict[str, tirx.Var],
         lift: Any = None,
     ) -> None:
-        self.builder, self.extents, self._lift = builder, extents, lift
-        self.exprs: dict[Value, Expr] = {}
+        super().__init__()
+        self.builder, self.symbols, self._lift = builder, extents, lift
         self._constants: dict[Constant, Expr] = {}
-
-    # ---- values -------------------------------------------------------------------------------
-
-    def value(self, value: Value) -> Expr:
-        """Returns the expression of a value as it is stored."""
-        if value.constant is not None:
-            return self.constant(value.constant, value.name)
-        return self.exprs[value]
-
-    def real(self, value: Value) -> Expr:
-        """Returns the float expression of a value; dequantizes where it is quantized."""
-        if value.quant is None:
-            return self.value(value)
-        params = value.quant.params
-        return self.cast(
-            self.dequantize(self.value(value), params), tvm_dtype(params.expressed_dtype)
-        )
 
     def constant(self, constant: Constant, name: str) -> Expr:
         """Returns a constant expression; one per Constant object, copied into TVM once."""
@@ -95,15 +74,22 @@ class Scope:
 
     def extent(self, name: str) -> tirx.Var:
         """Returns the TIR variable of a symbolic extent."""
-        if name not in self.extents:
-            self.extents[name] = tirx.Var(name, "int64")
-        return self.extents[name]
-
-    # ---- building -----------------------------------------------------------------------------
+        if name not in self.symbols:
+            self.symbols[name] = tirx.Var(name, "int64")
+        return self.symbols[name]
 
     def emit(self, expr: Expr, name: str = "") -> Expr:
-        """Binds an expression to a new variable of the block."""
-        return self.builder.emit(expr, name)
+        """Binds an expression to a new variable of the block; a variable is itself."""
+        if isinstance(expr, relax.Var):
+            return expr
+        return self.builder.emit(self._from_node(expr), name)
+
+    def _from_node(self, expr: Expr) -> Expr:
+        """Gives a call a span that says which node it comes from."""
+        if not self.origin or not isinstance(expr, ir.Call) or expr.span is not None:
+            return expr
+        span = ir.Span(ir.SourceName(self.origin), 0, 0, 0, 0)
+        return ir.Call(expr.op, expr.args, expr.attrs, expr.ty_args, span)
 
     def qnn(
         self, name: str, args: Sequence[Any], attrs: dict[str, Any] | None = None, hint: str = ""
@@ -111,106 +97,35 @@ class Scope:
         """Emits a call of the QNN dialect."""
         return self.emit(call(f"qnn.{name}", args, attrs), hint)
 
-    def scale(self, params: QuantParams) -> Expr:
-        """Returns the scale as a float32 constant of rank 0 or 1."""
-        return number(params.scale.astype(np.float32))
+    def number(self, array: NDArray[Any]) -> Expr:
+        """Returns a small constant (a scale, a zero point, indices)."""
+        return relax.const(np.ascontiguousarray(array).reshape(array.shape), str(array.dtype))
 
-    def zero_point(self, params: QuantParams) -> Expr:
-        """Returns the zero point as an int32 constant of the scale's shape."""
-        return number(params.zero_point)
+    def extents(self, expr: Expr) -> list[Any]:
+        """Returns the shape of an expression: ints, and TIR expressions."""
+        return [int(e) if isinstance(e, tirx.IntImm) else e for e in expr.ty.shape.values]
 
-    def quantize(self, real: Expr, params: QuantParams, hint: str = "") -> Expr:
-        """Emits ``qnn.quantize`` and the clamp of a narrower range."""
-        if params.blocked:
-            zero_point, scale = self._along_blocks(real, params)
-            rounded = self.emit(op.round(self.emit(op.divide(real, scale))))
-            real = self.emit(op.add(rounded, self.cast(zero_point, "float32")))
-            args = [real, number(np.ones((), np.float32)), number(np.zeros((), np.int32))]
-            attrs = {"axis": -1, "out_dtype": storage(params)}
-            return self.clamp(self.qnn("quantize", args, attrs, hint), params)
-        axis = -1 if params.axis is None else params.axis
-        attrs = {"axis": axis, "out_dtype": storage(params)}
-        args = [real, self.scale(params), self.zero_point(params)]
-        return self.clamp(self.qnn("quantize", args, attrs, hint), params)
+    def dtype(self, expr: Expr) -> str:
+        """Returns the element type of an expression."""
+        return str(expr.ty.dtype)
 
-    def converted(self, value: Value, params: QuantParams) -> Expr:
-        """Returns a value in the quantized type of ``params``: as it is, or rounded once."""
-        if value.quant is None:
-            if value.constant is None:
-                return self.quantize(self.cast(self.value(value), "float32"), params)
-            return number(quantize(value.constant.numpy().astype(np.float32), params))
-        source = value.quant.params
-        if source.same_mapping(params):
-            return self.clamp(self.value(value), params)
-        if not source.per_tensor or not params.per_tensor:
-            return self.quantize(self.real(value), params)
-        attrs = {
-            "rounding": "TONEAREST_EVEN",
-            "compute_dtype": "float32",
-            "out_dtype": storage(params),
-        }
-        args = [self.value(value), self.scale(source), self.zero_point(source)]
-        args += [self.scale(params), self.zero_point(params)]
-        return self.clamp(self.qnn("requantize", args, attrs), params)
+    def item(self, expr: Expr, index: int) -> Expr:
+        """Returns a field of a tuple."""
+        return relax.TupleGetItem(expr, index)
 
-    def dequantize(self, stored: Expr, params: QuantParams) -> Expr:
-        """Emits ``qnn.dequantize`` to float32."""
-        if params.blocked:
-            return self._dequantize_blocks(stored, params)
-        axis = -1 if params.axis is None else params.axis
-        args = [stored, self.scale(params), self.zero_point(params)]
-        return self.qnn("dequantize", args, {"axis": axis})
+    def run_time_extent(self, expr: Expr, axis: int, dtype: str) -> Expr:
+        """Returns the length of an axis as a scalar; a constant where it is known."""
+        return run_time_extent(self, expr, axis, dtype)
 
-    def _dequantize_blocks(self, stored: Expr, params: QuantParams) -> Expr:
-        """Blocked parameters: repeat them along the axis, then one subtraction and product."""
-        zero_point, scale = self._along_blocks(stored, params)
-        centred = self.emit(op.subtract(self.cast(stored, "int32"), zero_point))
-        return self.emit(op.multiply(self.cast(centred, "float32"), scale))
+    def run_time_shape(self, node: Node, expr: Expr) -> Expr:
+        """Returns the extents that the last operand of a Reshape or Expand gives at run time."""
+        if isinstance(node.attributes, ReshapeAttrs):
+            return run_time_reshape(self, node, expr, allow_zero=node.attributes.allow_zero)
+        return run_time_broadcast(self, node, expr)
 
-    def _along_blocks(self, data: Expr, params: QuantParams) -> list[Expr]:
-        """Returns zero points and scales of blocks, repeated to the extent of ``data``."""
-        assert params.axis is not None and params.block_size is not None
-        extent = int(data.ty.shape.values[params.axis])
-        parts: list[Expr] = []
-        for array in (params.zero_point, params.scale.astype(np.float32)):
-            repeated = self.emit(op.repeat(number(array), params.block_size, axis=params.axis))
-            parts.append(
-                self.emit(op.strided_slice(repeated, axes=[params.axis], begin=[0], end=[extent]))
-            )
-        return parts
-
-    def clamp(self, stored: Expr, params: QuantParams) -> Expr:
-        """Emits ``clip`` where the range is narrower than the storage type."""
-        if params.full_range and params.storage_dtype.bits >= 8:
-            return stored
-        return self.emit(op.clip(stored, params.qmin, params.qmax))
-
-    def cast(self, expr: Expr, dtype: str) -> Expr:
-        """Emits a change of element type where there is one."""
-        return expr if str(expr.ty.dtype) == dtype else self.emit(op.astype(expr, dtype))
-
-
-def storage(params: QuantParams) -> str:
-    """Returns the TVM element type that holds ``params``' stored values."""
-    dtype = params.storage_dtype
-    return str(np.dtype(_SUB_BYTE[dtype])) if dtype in _SUB_BYTE else tvm_dtype(dtype)
-
-
-def tvm_dtype(dtype: DType) -> str:
-    """Returns TVM's name of an element type.
-
-    Raises:
-        UnsupportedTargetError: TVM 0.27 has no tensors of it.
-    """
-    if dtype in _SUB_BYTE:
-        return str(np.dtype(_SUB_BYTE[dtype]))
-    if dtype not in HOLDABLE:
-        raise UnsupportedTargetError(
-            f"TVM cannot hold tensors of {dtype}",
-            why="this is a limit of TVM 0.27, not of the model",
-            fix="run it with the interpreter or onnxruntime, or export the graph",
-        )
-    return str(dtype)
+    def shape_vector(self, expr: Expr) -> Expr:
+        """Returns the extents of an expression as an int64 vector."""
+        return shape_vector(self, expr)
 
 
 def to_tensor(constant: Constant) -> Any:
@@ -224,25 +139,3 @@ def to_tensor(constant: Constant) -> Any:
     array = np.empty(view.shape, view.dtype)  # NumPy 1 takes no memory of others to write into
     fill(array, constant.numpy())
     return tvm.runtime.tensor(array)
-
-
-def number(array: NDArray[Any]) -> Expr:
-    """Returns a small constant (a scale, a zero point, indices)."""
-    return relax.const(np.ascontiguousarray(array).reshape(array.shape), str(array.dtype))
-
-
-def unsupported(node: Node, why: str) -> UnsupportedTargetError:
-    """Returns the error of a node that TVM cannot run."""
-    return UnsupportedTargetError(
-        f"{node.op.name} cannot be emitted for TVM",
-        where=f"node '{node.name}'",
-        why=why,
-        fix="run it with onnxruntime, or change the model",
-    )
-
-
-def reason(error: Exception) -> str:
-    """Returns in one line what TVM says; it hands our own errors back as their text."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    stated = [line.removeprefix("why").strip() for line in lines if line.startswith("why ")]
-    return next(iter([*stated, *lines]), type(error).__name__)

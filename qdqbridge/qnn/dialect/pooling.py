@@ -1,0 +1,262 @@
+"""qnn.avg_pool1d, avg_pool2d, avg_pool3d, qnn.mean and qnn.sum: exact sums, one multiplier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm import te
+
+from qdqbridge.qnn.dialect.accumulate import (
+    centred,
+    padded_codes,
+)
+from qdqbridge.qnn.dialect.arithmetic import Prim, saturated
+from qdqbridge.qnn.dialect.convolution import padding, spread
+from qdqbridge.qnn.dialect.kernel import BLOCK, stage
+from qdqbridge.qnn.dialect.layout import SPATIAL, data_layout
+from qdqbridge.qnn.dialect.op import REQUIRED, Attribute, QnnOp
+from qdqbridge.qnn.dialect.site import Extent, Site, TensorType
+from qdqbridge.qnn.dialect.tir import tirx
+from qdqbridge.qnn.dialect.unary import FIVE
+from qdqbridge.qnn.ranges import accumulator_dtype, is_code, magnitude
+
+OUT_DTYPE = Attribute("out_dtype", "", "type of the result; empty takes the data's; or float32")
+Four = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def _result_dtype(site: Site) -> str:
+    dtype = site.dtype(0)
+    out = site.attr("out_dtype") or dtype
+    if not is_code(dtype) or not (is_code(out) or out == "float32"):
+        site.fail(
+            f"data is {dtype}, out_dtype {out}",
+            "give an 8- or 16-bit integer (or out_dtype float32)",
+        )
+    site.expect_params(1, 2)
+    site.expect_params(3, 4)
+    return out
+
+
+def _multiplier(site: Site, count: Any) -> NDArray[np.float32]:
+    """Returns ``f32(f64(sx) / (f64(sy) * n))``, or ``f32(f64(sx) / n)`` for a float result."""
+    number = np.asarray(count, np.float64)
+    scale = site.vector(1).astype(np.float64)
+    if _result_dtype(site) == "float32":
+        return (scale / number).astype(np.float32)
+    return (scale / (site.vector(3).astype(np.float64) * number)).astype(np.float32)
+
+
+def _finished(total: Prim, multiplier: Prim, zero_point: Prim, out: str) -> Prim:
+    scaled = total.astype("float32") * multiplier
+    if out == "float32":
+        return scaled
+    return saturated(tirx.nearbyint(scaled), zero_point, out, nan=False)
+
+
+def _sum_dtype(site: Site, count: int) -> str:
+    return accumulator_dtype(count, magnitude(site.dtype(0), site.vector(2)), 1)
+
+
+def _window(site: Site, rank: int) -> Four:
+    """Returns pool size, strides, dilation and the padding, begins first."""
+    begin, end = padding(site, rank)
+    size, strides, dilation = (spread(site, n, rank) for n in ("pool_size", "strides", "dilation"))
+    return size, strides, dilation, begin + end
+
+
+def _counts(site: Site, extents: Sequence[Extent], window: Four) -> list[Extent]:
+    """Returns the number of windows along every spatial axis (ONNX's rule for ceil_mode)."""
+    size, strides, dilation, pads = window
+    rank, ceil = len(size), bool(site.attr("ceil_mode"))
+    result: list[Extent] = []
+    for i, extent in enumerate(extents):
+        room = extent + pads[i] + pads[i + rank] - (size[i] - 1) * dilation[i] - 1
+        number = (room + strides[i] - 1) // strides[i] + 1 if ceil else room // strides[i] + 1
+        if ceil and not isinstance(extent, int) and strides[i] > 1:
+            site.fail("ceil_mode needs known spatial extents")
+        if ceil and isinstance(number, int) and (number - 1) * strides[i] >= extent + pads[i]:
+            number -= 1
+        result.append(number)
+    return result
+
+
+def _infer_pool(rank: int) -> Any:
+    def infer(site: Site) -> TensorType:
+        out, layout = _result_dtype(site), data_layout(site, "layout", rank)
+        shape = layout.logical(site.expect_rank(0, rank + 2))
+        sizes = _counts(site, shape[2:], _window(site, rank))
+        if any(isinstance(size, int) and size < 1 for size in sizes):
+            site.fail(f"the window is larger than the padded input {shape[2:]}")
+        return TensorType.of(layout.stored([*shape[:2], *sizes]), out)
+
+    return infer
+
+
+def _populations(site: Site, extents: Sequence[Extent], window: Four) -> NDArray[np.int64]:
+    """Returns how many elements each window averages over, or one number where all agree."""
+    size, strides, dilation, pads = window
+    rank, whole = len(size), int(np.prod(size))
+    if not any(pads) and not site.attr("ceil_mode"):
+        return np.asarray([whole])
+    if not all(isinstance(extent, int) for extent in extents):
+        site.fail("padding and ceil_mode need known spatial extents")
+    total = np.ones([1] * rank, np.int64)
+    for i, number in enumerate(_counts(site, extents, window)):
+        low, high = pads[i], extents[i] + pads[i]
+        if site.attr("count_include_pad"):
+            low, high = 0, high + pads[i + rank]
+        reads = np.arange(number)[:, None] * strides[i] + np.arange(size[i]) * dilation[i]
+        along = ((reads >= low) & (reads < high)).sum(axis=1)
+        total = total * along.reshape([-1 if j == i else 1 for j in range(rank)])
+    return np.asarray([total.flat[0]]) if (total == total.flat[0]).all() else total
+
+
+def _lower_pool(rank: int) -> Any:
+    def lower(site: Site) -> Any:
+        window, out = _window(site, rank), _result_dtype(site)
+        size, strides, dilation, _ = window
+        layout = data_layout(site, "layout", rank)
+        extents = layout.logical(site.shape(0))[2:]
+        multiplier = _multiplier(site, _populations(site, extents, window))
+        uniform, dtype = multiplier.size == 1, _sum_dtype(site, int(np.prod(size)))
+
+        def pool(x: te.Tensor, zx: te.Tensor, m: te.Tensor, zy: te.Tensor) -> te.Tensor:
+            shape = [_known(extent) for extent in layout.logical(x.shape)]
+            sizes = _counts(site, shape[2:], window)
+            reach = [(0, 0), (0, 0), *_reach(shape[2:], sizes, window)]
+            data = padded_codes(x, zx, layout.stored(reach))
+            taps = [te.reduce_axis((0, extent), name=f"k{i}") for i, extent in enumerate(size)]
+
+            def total(*i: Prim) -> Prim:
+                batch, channel, *pixel = layout.logical(i)
+                where = [
+                    v * strides[d] + taps[d].var * dilation[d] for d, v in enumerate(pixel)
+                ]
+                code = data(*layout.stored([batch, channel, *where]))
+                return te.sum(code.astype(dtype), axis=taps)
+
+            def average(*i: Prim) -> Prim:
+                own = m[0] if uniform else m(*layout.logical(i)[2:])
+                return _finished(sums(*i), own, zy[0], out)
+
+            sums = stage(layout.stored([*shape[:2], *sizes]), total, name=BLOCK)
+            return stage(sums.shape, average, name="average")
+
+        zeros = [site.const(site.vector(i), "int32") for i in (2, 4)]
+        args = [site.args[0], zeros[0], site.const(multiplier, "float32"), zeros[1]]
+        return site.reduce_te(f"qnn_avg_pool{rank}d", pool, args, inner=1)
+
+    return lower
+
+
+def _known(extent: Any) -> Extent:
+    return extent.value if isinstance(extent, tirx.IntImm) else extent
+
+
+def _reach(extents: Sequence[Any], sizes: Sequence[Extent], window: Four) -> list[tuple[int, int]]:
+    """Returns the padding, with its end moved as far as the last window reaches."""
+    size, strides, dilation, pads = window
+    pairs: list[tuple[int, int]] = []
+    for i, extent in enumerate(_known(e) for e in extents):
+        end = pads[i + len(size)]
+        if isinstance(extent, int):
+            reach = (sizes[i] - 1) * strides[i] + (size[i] - 1) * dilation[i] + 1
+            end = max(end, reach - extent - pads[i])
+        pairs.append((pads[i], end))
+    return pairs
+
+
+def _axes(site: Site) -> tuple[int, ...]:
+    """Returns the reduced axes, sorted; none given means all."""
+    rank, value = len(site.shape(0)), site.attr("axis")
+    axes = (value,) if isinstance(value, int) else tuple(value) or tuple(range(rank))
+    return tuple(sorted({site.normal_axis(axis, rank) for axis in axes}))
+
+
+def _infer_reduce(site: Site) -> TensorType:
+    out, shape, axes = _result_dtype(site), site.shape(0), _axes(site)
+    if not all(isinstance(shape[axis], int) for axis in axes):
+        site.fail(f"the extents of axes {axes} are not known", "reduce axes of known extent")
+    keep = site.attr("keepdims")
+    return TensorType.of(
+        [1 if i in axes else e for i, e in enumerate(shape) if keep or i not in axes], out
+    )
+
+
+def _lower_reduce(*, mean: bool) -> Any:
+    def lower(site: Site) -> Any:
+        axes, out, keep = _axes(site), _result_dtype(site), bool(site.attr("keepdims"))
+        shape = site.shape(0)
+        count = int(np.prod([shape[axis] for axis in axes], dtype=np.int64))
+        multiplier = _multiplier(site, count if mean else 1)
+        dtype = _sum_dtype(site, count)
+
+        def reduce(x: te.Tensor, zx: te.Tensor, m: te.Tensor, zy: te.Tensor) -> te.Tensor:
+            taps = {axis: te.reduce_axis((0, x.shape[axis]), name=f"k{axis}") for axis in axes}
+
+            def total(*i: Prim) -> Prim:
+                rest = iter(i)
+                where = [
+                    taps[d].var if d in taps else next(rest) for d in range(len(x.shape))
+                ]
+                code = centred(x(*where), zx[0], str(x.dtype)).astype(dtype)
+                return te.sum(code, axis=list(taps.values()))
+
+            kept = [d for d in range(len(x.shape)) if d not in axes]
+            sums = stage([x.shape[d] for d in kept] or [1], _any_rank(total, kept), name=BLOCK)
+
+            def element(*i: Prim) -> Prim:
+                where = [v for d, v in enumerate(i) if d in kept] if keep else list(i)
+                return _finished(sums(*(where if kept else [0])), m[0], zy[0], out)
+
+            result = [
+                1 if d in axes else e for d, e in enumerate(x.shape) if keep or d in kept
+            ]
+            return stage(result, element, name="reduce")
+
+        zeros = [site.const(site.vector(i), "int32") for i in (2, 4)]
+        args = [site.args[0], zeros[0], site.const(multiplier, "float32"), zeros[1]]
+        return site.reduce_te("qnn_mean" if mean else "qnn_sum", reduce, args)
+
+    return lower
+
+
+def _any_rank(function: Any, kept: Sequence[int]) -> Any:
+    """Returns ``function`` for a stage that keeps one dummy axis where no axis is left."""
+    return function if kept else lambda *_: function()
+
+
+def _pool_attributes(rank: int) -> tuple[Attribute, ...]:
+    return (
+        Attribute("pool_size", REQUIRED, "one per spatial axis"),
+        Attribute("strides", [1] * rank, "one per spatial axis"),
+        Attribute("padding", [0] * (2 * rank), "begins of all spatial axes, then ends"),
+        Attribute("dilation", [1] * rank, "one per spatial axis"),
+        Attribute("ceil_mode", False, "a last window may reach beyond the padding"),
+        Attribute("count_include_pad", False, "whether padding counts"),
+        Attribute("layout", f"NC{SPATIAL[rank]}", "channels first, or last (NHWC)"),
+        OUT_DTYPE,
+    )
+
+
+_REDUCE = (
+    Attribute("axis", [], "reduced axes; empty for all"),
+    Attribute("keepdims", False, "whether reduced axes stay with extent 1"),
+    OUT_DTYPE,
+)
+_DOC = "sat(rint(f32(S) * f32(sx / (sy * n))) + zy), S the exact sum of x - zx"
+
+OPS = (
+    *(
+        QnnOp(
+            f"qnn.avg_pool{rank}d", FIVE, _pool_attributes(rank), _infer_pool(rank),
+            _lower_pool(rank), _DOC,
+        )
+        for rank in (1, 2, 3)
+    ),
+    QnnOp("qnn.mean", FIVE, _REDUCE, _infer_reduce, _lower_reduce(mean=True), _DOC),
+    QnnOp("qnn.sum", FIVE, _REDUCE, _infer_reduce, _lower_reduce(mean=False), _DOC + ", n = 1"),
+)

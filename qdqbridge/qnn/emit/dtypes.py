@@ -1,0 +1,41 @@
+"""Element types of TVM's tensors."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.quantization import QuantParams
+
+HOLDABLE = frozenset(
+    (
+        DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.INT64, DType.INT32,
+        DType.INT16, DType.INT8, DType.UINT64, DType.UINT32, DType.UINT16, DType.UINT8, DType.BOOL,
+    )
+)  # fmt: skip
+"""Element types that TVM stores in tensors."""
+
+_SUB_BYTE = {DType.INT4: np.int8, DType.INT2: np.int8, DType.UINT4: np.uint8, DType.UINT2: np.uint8}
+
+
+def storage(params: QuantParams) -> str:
+    """Returns the TVM element type that holds ``params``' stored values."""
+    return tvm_dtype(params.storage_dtype)
+
+
+def tvm_dtype(dtype: DType) -> str:
+    """Returns TVM's name of an element type; a byte holds an element of a sub-byte type.
+
+    Raises:
+        UnsupportedTargetError: TVM has no tensors of it.
+    """
+    if dtype in _SUB_BYTE:
+        return str(np.dtype(_SUB_BYTE[dtype]))
+    if dtype not in HOLDABLE:
+        raise UnsupportedTargetError(
+            f"TVM cannot hold tensors of {dtype}",
+            why="this is a limit of TVM, not of the model",
+            fix="run it with the interpreter or onnxruntime, or export the graph",
+        )
+    return str(dtype)

@@ -1,0 +1,250 @@
+"""Operators that dequantize, compute in float32 and quantize, and the averages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.ops.attributes import (
+    AlphaAttrs,
+    AxisAttrs,
+    GeluAttrs,
+    HardSigmoidAttrs,
+    PoolAttrs,
+    ReduceAttrs,
+    SeluAttrs,
+    SoftmaxAttrs,
+)
+from qdqbridge.ops.composition import CompositionAttrs, table
+from qdqbridge.qnn.emit.dtypes import storage
+from qdqbridge.qnn.emit.norms import QUANTIZED_NORMS
+from qdqbridge.qnn.emit.scope import Expr, Scope
+from qdqbridge.qnn.origin import written
+
+_PLAIN_UNARY = {
+    "Sigmoid": "sigmoid", "Tanh": "tanh", "Exp": "exp", "Log": "log", "Sqrt": "sqrt",
+    "Reciprocal": "reciprocal", "Erf": "erf", "Abs": "abs", "Neg": "negative", "Floor": "floor",
+    "Ceil": "ceil", "Round": "round", "Sin": "sin", "Cos": "cos", "HardSwish": "hardswish",
+    "Softplus": "softplus", "Softsign": "softsign", "Mish": "mish", "Sign": "sign",
+}  # fmt: skip
+_ALPHA_UNARY = {
+    "LeakyRelu": "leaky_relu", "Elu": "elu", "Celu": "celu", "Swish": "silu",
+    "ThresholdedRelu": "thresholded_relu",
+}  # fmt: skip
+_BINARY = {
+    "Add": "add", "Sub": "subtract", "Mul": "mul", "Div": "divide", "Min": "minimum",
+    "Max": "maximum", "PRelu": "prelu", "Pow": "power",
+}  # fmt: skip
+
+_Typed = tuple[Expr, Expr, Expr, int]
+"""An operand with its scale, zero point and the axis of these."""
+
+
+def quantized_result(scope: Scope, node: Node) -> Expr | None:
+    """Emits the operator's own qnn call; returns None where it has none for these operands."""
+    result = node.output.quant
+    if result is None or not result.params.per_tensor:
+        return None
+    name, attributes = node.op.name, node.attributes
+    emit = _FAMILIES.get(name)
+    if emit is not None:
+        return emit(scope, node)
+    if name in _PLAIN_UNARY:
+        return _unary(scope, node, _PLAIN_UNARY[name], {})
+    if isinstance(attributes, AlphaAttrs):
+        return _unary(scope, node, _ALPHA_UNARY[name], {"alpha": attributes.alpha})
+    if isinstance(attributes, GeluAttrs):
+        return _unary(scope, node, "gelu", {"approximate": attributes.approximate})
+    if isinstance(attributes, SeluAttrs):
+        attrs = {"alpha": attributes.alpha, "gamma": attributes.gamma}
+        return _unary(scope, node, "selu", attrs)
+    if isinstance(attributes, HardSigmoidAttrs):
+        attrs = {"alpha": attributes.alpha, "beta": attributes.beta}
+        return _unary(scope, node, "hardsigmoid", attrs)
+    if name in _BINARY:
+        return _binary(scope, node, _BINARY[name])
+    return None
+
+
+def _result(node: Node) -> QuantParams:
+    assert node.output.quant is not None
+    return node.output.quant.params
+
+
+def _typed(scope: Scope, value: Value) -> _Typed | None:
+    """Returns an operand with its scale, zero point and axis; a float one has scale 1."""
+    if value.quant is None:
+        plain = _plain(scope, value)
+        one, zero = np.ones((), np.float32), np.zeros((), np.int32)
+        return None if plain is None else (plain, scope.number(one), scope.number(zero), -1)
+    params = value.quant.params
+    if params.blocked or params.storage_dtype.bits > 16:
+        return None
+    axis = -1 if params.axis is None else params.axis
+    return scope.value(value), scope.scale(params), scope.zero_point(params), axis
+
+
+def _plain(scope: Scope, value: Value) -> Expr | None:
+    """Returns an operand as float32; None where that would change a value."""
+    if str(value.type.dtype) == "float32":
+        return scope.value(value)
+    if value.constant is None:
+        return None
+    array = value.constant.numpy()
+    narrow = array.astype(np.float32)
+    return scope.number(narrow) if np.array_equal(narrow.astype(array.dtype), array) else None
+
+
+def _outputs(scope: Scope, params: QuantParams) -> list[Expr]:
+    return [scope.scale(params), scope.zero_point(params)]
+
+
+def _unary(scope: Scope, node: Node, name: str, attrs: dict[str, Any]) -> Expr | None:
+    operand = _typed(scope, node.operand(0))
+    if operand is None or node.operand(0).quant is None:
+        return None
+    params = _result(node)
+    args = [*operand[:3], *_outputs(scope, params)]
+    attrs = {**attrs, "out_dtype": storage(params)}
+    return scope.clamp(scope.qnn(name, args, attrs), params)
+
+
+def _binary(scope: Scope, node: Node, name: str) -> Expr | None:
+    if len(node.inputs) != 2:
+        return _folded(scope, node, name)
+    left, right = _typed(scope, node.operand(0)), _typed(scope, node.operand(1))
+    if left is None or right is None:
+        return None
+    return _pair(scope, name, left, right, _result(node))
+
+
+def _pair(scope: Scope, name: str, left: _Typed, right: _Typed, params: QuantParams) -> Expr:
+    args = [left[0], right[0], *left[1:3], *right[1:3], *_outputs(scope, params)]
+    attrs = {"lhs_axis": left[3], "rhs_axis": right[3], "out_dtype": storage(params)}
+    return scope.clamp(scope.qnn(name, args, attrs), params)
+
+
+def _folded(scope: Scope, node: Node, name: str) -> Expr | None:
+    """Min and Max of any number: pairs, each rounded; rounding is monotone and repeatable."""
+    parts = [_typed(scope, value) for value in node.inputs if value is not None]
+    typed, params = [part for part in parts if part is not None], _result(node)
+    if len(typed) != len(node.inputs):
+        return None
+    if len(typed) == 1:
+        return scope.converted(node.operand(0), params)
+    total = typed[0]
+    for other in typed[1:]:
+        joined = _pair(scope, name, total, other, params)
+        total = (joined, *_outputs(scope, params), -1)
+    return total[0]
+
+
+def _where(scope: Scope, node: Node) -> Expr | None:
+    left, right = _typed(scope, node.operand(1)), _typed(scope, node.operand(2))
+    if left is None or right is None:
+        return None
+    params = _result(node)
+    condition = scope.value(node.operand(0))
+    args = [condition, left[0], right[0], *left[1:3], *right[1:3], *_outputs(scope, params)]
+    attrs = {"lhs_axis": left[3], "rhs_axis": right[3], "out_dtype": storage(params)}
+    return scope.clamp(scope.qnn("where", args, attrs), params)
+
+
+def _concat(scope: Scope, node: Node) -> Expr | None:
+    attributes, params = node.attributes, _result(node)
+    assert isinstance(attributes, AxisAttrs)
+    values = [value for value in node.inputs if value is not None]
+    typed = [v.quant.params for v in values if v.quant is not None and v.quant.params.per_tensor]
+    whole = len(typed) == len(values)
+    if whole and all(p.same_mapping(params) for p in typed):
+        joined = scope.emit(scope.op.concat([scope.value(v) for v in values], axis=attributes.axis))
+        covered = all(p.qmin >= params.qmin and p.qmax <= params.qmax for p in typed)
+        return joined if covered else scope.clamp(joined, params)
+    if not whole or any(p.storage_dtype is not params.storage_dtype for p in typed):
+        parts = [scope.converted(value, params) for value in values]
+        return scope.emit(scope.op.concat(parts, axis=attributes.axis))
+    data = [scope.value(value) for value in values]
+    scales, zeros = [scope.scale(p) for p in typed], [scope.zero_point(p) for p in typed]
+    args = [data, scales, zeros, *_outputs(scope, params)]
+    return scope.clamp(scope.qnn("concatenate", args, {"axis": attributes.axis}), params)
+
+
+def _average_pool(scope: Scope, node: Node) -> Expr | None:
+    attributes, params = node.attributes, _result(node)
+    assert isinstance(attributes, PoolAttrs)
+    rank = len(attributes.kernel_shape)
+    operand = _typed(scope, node.operand(0))
+    if operand is None:
+        return None
+    attrs = {
+        "pool_size": list(attributes.kernel_shape),
+        "strides": list(attributes.strides),
+        "padding": list(attributes.pads),
+        "dilation": list(attributes.dilations),
+        "ceil_mode": attributes.ceil_mode,
+        "count_include_pad": attributes.count_include_pad,
+        "layout": scope.layout(node, rank + 2),
+        "out_dtype": storage(params),
+    }
+    args = [*operand[:3], *_outputs(scope, params)]
+    return scope.clamp(scope.qnn(f"avg_pool{rank}d", args, attrs), params)
+
+
+def _reduction(name: str) -> Callable[[Scope, Node], Expr | None]:
+    def emit(scope: Scope, node: Node) -> Expr | None:
+        attributes, params = node.attributes, _result(node)
+        rank, operand = node.operand(0).rank, _typed(scope, node.operand(0))
+        if rank is None or operand is None:
+            return None
+        axes, keepdims = scope.spatial(node, rank), True
+        if isinstance(attributes, ReduceAttrs):
+            axes, keepdims = list(attributes.axes), attributes.keepdims
+        attrs = {"axis": axes, "keepdims": keepdims, "out_dtype": storage(params)}
+        args = [*operand[:3], *_outputs(scope, params)]
+        return scope.clamp(scope.qnn(name, args, attrs), params)
+
+    return emit
+
+
+def _softmax(name: str) -> Callable[[Scope, Node], Expr | None]:
+    def emit(scope: Scope, node: Node) -> Expr | None:
+        attributes, params = node.attributes, _result(node)
+        operand = _typed(scope, node.operand(0))
+        assert isinstance(attributes, SoftmaxAttrs)
+        if operand is None:
+            return None
+        axes = list(attributes.axes)
+        args = [*operand[:3], *_outputs(scope, params)]
+        attrs = {"axis": axes[0] if len(axes) == 1 else axes, "out_dtype": storage(params)}
+        return scope.clamp(scope.qnn(name, args, attrs), params)
+
+    return emit
+
+
+def _composition(scope: Scope, node: Node) -> Expr | None:
+    attributes, source, params = node.attributes, node.operand(0).quant, _result(node)
+    assert isinstance(attributes, CompositionAttrs)
+    if source is None:
+        return None
+    scalars = [v.constant.numpy() for v in node.inputs[1:] if v is not None and v.constant]
+    entries = table(attributes, source.params, params, scalars)
+    args = [scope.value(node.operand(0)), scope.number(entries)]
+    return scope.qnn("lookup", args, {"function": written(node, named=False)})
+
+
+_FAMILIES: dict[str, Callable[[Scope, Node], Expr | None]] = {
+    "Composition": _composition,
+    "Where": _where,
+    "Concat": _concat,
+    "AveragePool": _average_pool,
+    "GlobalAveragePool": _reduction("mean"),
+    "ReduceMean": _reduction("mean"),
+    "ReduceSum": _reduction("sum"),
+    "Softmax": _softmax("softmax"),
+    "LogSoftmax": _softmax("log_softmax"),
+    **QUANTIZED_NORMS,
+}

@@ -1,0 +1,43 @@
+"""Simulated roundings: ``qnn.simulated_quantize`` and ``qnn.simulated_dequantize``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from qdqbridge.graph.graph import Node
+from qdqbridge.ops.simulated import SimulatedAttrs
+from qdqbridge.qnn.emit.scope import Expr, Scope
+
+
+def _simulate(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    """Emits both calls, and between them the clamp to codes that the type has and more.
+
+    Without a type both calls give their operand back; the clamp is left out then as well.
+    """
+    attributes = node.attributes
+    assert isinstance(attributes, SimulatedAttrs)
+    x, code, scale, zero_point, low, high = args
+    attrs = {"axis": -1 if attributes.axis is None else attributes.axis}
+    codes = scope.qnn("simulated_quantize", [x, code, scale, zero_point], attrs)
+    for bound, clamp in ((high, scope.op.minimum), (low, scope.op.maximum)):
+        codes = scope.emit(clamp(codes, _along(scope, bound, x, attributes.axis)))
+    real = scope.qnn("simulated_dequantize", [codes, code, scale, zero_point], attrs)
+    disabled = scope.emit(scope.op.equal(code, scope.number(np.zeros((), np.int32))))
+    return scope.op.where(disabled, x, real)
+
+
+def _along(scope: Scope, bound: Expr, x: Expr, axis: int | None) -> Expr:
+    """Returns an integer bound as floats that broadcast against ``x``."""
+    number = scope.cast(bound, "float32")
+    if axis is None or not scope.extents(bound):
+        return number
+    extents = scope.extents(bound)
+    shape = [extents[0] if i == axis else 1 for i in range(scope.rank(x))]
+    return scope.emit(scope.op.reshape(number, shape))
+
+
+FLOATING_SIMULATED: dict[str, Callable[[Scope, Node, list[Expr]], Expr]] = {
+    "SimulateQuantization": _simulate,
+}

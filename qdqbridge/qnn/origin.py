@@ -1,0 +1,334 @@
+"""The text that an emitter puts into the span of every call: which graph node it comes from.
+
+A call of a host's operator does not tell everything about a node: ``Reshape`` to ``[0, -1]`` is
+written as a reshape to known extents, ``HardSwish`` of floats as five calls, int4 as int8. What a
+module computes is what its calls say; a span only says how the graph had spelled it, and a reader
+believes it only where both agree.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Node, Origin, Value
+from qdqbridge.graph.operator import Attributes, Flow
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import QuantType, ValueType
+from qdqbridge.ops.composition import CompositionAttrs, Step
+from qdqbridge.ops.table import BY_NAME
+
+_PREFIX = "qdqbridge:"
+_LAYOUT = "qdqbridge-layout:"
+_DTYPES = {dtype.label: dtype for dtype in DType}
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a span says about the node that its call belongs to.
+
+    Attributes:
+        op: Name of the node's operator.
+        attributes: Its attributes; None where the operator is not in the table (``raw`` has them).
+        operands: Element type of each operand, ``storage[:expressed[:scale]]``; empty for a plain
+            tensor and where an operand is left out.
+        plain: Element types of plain constant operands, by index.
+        results: The same of each result.
+        names: Names of the result tensors.
+        origin: The names of the file's nodes.
+        raw: The attributes as they are written.
+        more: What only some operators have; the functions of this module read it.
+    """
+
+    op: str
+    attributes: Attributes | None
+    operands: tuple[str, ...]
+    plain: Mapping[int, DType]
+    results: tuple[str, ...]
+    names: tuple[str, ...]
+    origin: Origin
+    raw: Mapping[str, Any]
+    more: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Name of the first result."""
+        return self.names[0] if self.names else ""
+
+
+def written(
+    node: Node,
+    *,
+    named: bool = True,
+    layout: tuple[bool, bool] | None = None,
+    swapped: bool = False,
+) -> str:
+    """Returns the text for the spans of the calls that ``node`` becomes.
+
+    Args:
+        node: The node.
+        named: Say which names it has in its file.
+        layout: Whether the calls take its operands and give its results channels-last where the
+            file has them channels-first; None where a layout plan has changed nothing.
+        swapped: The calls take its two operands in the other order.
+    """
+    inputs = list(enumerate(node.inputs))
+    spelled: dict[str, Any] = {"swapped": True} if swapped else {}
+    if layout is not None:
+        spelled["layout"] = list(layout)
+        spelled["ranks"] = {i: v.rank for i, v in inputs if v is not None and v.is_constant}
+    fixed = {i: v for i, v in inputs if v is not None and v.constant is not None}
+    record: dict[str, Any] = {
+        "op": node.op.name,
+        "attributes": _attributes(node.attributes),
+        "operands": ["" if v is None else _element(v.type) for v in node.inputs],
+        "plain": {i: str(v.type.dtype) for i, v in fixed.items() if v.quant is None},
+        "results": [_element(v.type) for v in node.outputs],
+        "names": [v.name if named else "" for v in node.outputs],
+        "nodes": list(node.origin.nodes) if named else [],
+        "metadata": [list(pair) for pair in node.origin.metadata] if named else [],
+        "more": _more(node, fixed) | spelled,
+    }
+    return _PREFIX + json.dumps(record, separators=(",", ":"))
+
+
+def _more(node: Node, fixed: Mapping[int, Value]) -> dict[str, Any]:
+    """Returns what the calls of some operators do not show at all."""
+    more: dict[str, Any] = {}
+    moves = node.op.flow in (Flow.MOVE, Flow.REINTERPRET, Flow.CONVERT)
+    if moves or node.op.name in ("Concat", "Min", "Max"):
+        more["params"] = [
+            None if v.quant is None else _params(v.quant.params) for v in node.outputs
+        ]
+    if isinstance(node.attributes, CompositionAttrs):
+        more |= _function(node)
+    elif node.op.name == "Gather" and 1 in fixed:
+        more["indices"] = _indices(fixed[1])
+    elif node.op.name not in BY_NAME:
+        more["absent"] = [i for i, v in enumerate(node.inputs) if v is None]
+        more["types"] = [str(v.type.dtype) for v in node.outputs]
+        if sum(v.constant.nbytes for v in fixed.values() if v.constant) <= _MOST:
+            more["constants"] = {i: _array(v) for i, v in fixed.items()}
+    else:
+        given = {i: v.quant.params for i, v in fixed.items() if v.quant is not None and i > 0}
+        folded = {i: p for i, p in given.items() if i > 1 or node.op.flow is Flow.ROUND}
+        more["folded"] = {i: _params(params) for i, params in folded.items()}
+    return more
+
+
+def conversion(name: str, *, last: bool) -> str:
+    """Returns the text for the span of a call that only changes a layout.
+
+    Args:
+        name: Of the value.
+        last: Its result is channels-last.
+    """
+    return f"{_LAYOUT}{'last' if last else 'first'}:{name}"
+
+
+def converted(text: str) -> bool | None:
+    """Returns whether a change of layout makes a value channels-last; None for other texts."""
+    return text.startswith(f"{_LAYOUT}last:") if text.startswith(_LAYOUT) else None
+
+
+def label(text: str) -> str:
+    """Returns the name of the value that a span is about, whoever wrote it."""
+    if converted(text) is not None:
+        return text.removeprefix(_LAYOUT).partition(":")[2]
+    claim = claimed(text)
+    return text if claim is None else claim.name
+
+
+def type_text(type_: ValueType) -> str:
+    """Returns what a function's attribute says about an input that is quantized, else nothing."""
+    return json.dumps(_params(type_.params)) if isinstance(type_, QuantType) else ""
+
+
+def params_of(text: str) -> QuantParams | None:
+    """Returns the parameters in a text of :func:`type_text`."""
+    return _read_params(json.loads(text)) if text else None
+
+
+def claimed(text: str) -> Claim | None:
+    """Returns what a span says; None where it is no text of :func:`written`."""
+    if not text.startswith(_PREFIX):
+        return None
+    record = json.loads(text[len(_PREFIX) :])
+    raw = record["attributes"]
+    row = BY_NAME.get(record["op"])
+    metadata = tuple((key, value) for key, value in record["metadata"])
+    return Claim(
+        record["op"],
+        None if row is None else _record(row.attributes, raw),
+        tuple(record["operands"]),
+        {int(i): _DTYPES[name] for i, name in record["plain"].items()},
+        tuple(record["results"]),
+        tuple(record["names"]),
+        Origin(tuple(record["nodes"]), metadata),
+        raw,
+        record["more"],
+    )
+
+
+# ---- what some operators need besides ----------------------------------------------------------
+
+_MOST = 1 << 20
+"""Bytes of constants of a foreign node that a span carries at most."""
+
+
+def layout_of(claim: Claim) -> tuple[bool, bool] | None:
+    """Returns whether operands and results are carried channels-last; None where as in the file."""
+    found = claim.more.get("layout")
+    return None if found is None else (bool(found[0]), bool(found[1]))
+
+
+def ranks_of(claim: Claim) -> dict[int, int]:
+    """Returns the ranks of constant operands in the file, by index."""
+    return {int(i): rank for i, rank in claim.more.get("ranks", {}).items()}
+
+
+def is_swapped(claim: Claim) -> bool:
+    """True where the calls take the two operands of the node in the other order."""
+    return bool(claim.more.get("swapped"))
+
+
+def moved_params(claim: Claim) -> list[QuantParams | None]:
+    """Returns the parameters of a mover's results."""
+    return [None if p is None else _read_params(p) for p in claim.more.get("params", ())]
+
+
+def folded_params(claim: Claim, index: int) -> QuantParams | None:
+    """Returns the parameters of a constant operand that hosts get as real numbers."""
+    record = claim.more.get("folded", {}).get(str(index))
+    return None if record is None else _read_params(record)
+
+
+def function_of(claim: Claim) -> tuple[QuantParams, QuantParams, list[NDArray[Any]]] | None:
+    """Returns operand parameters, result parameters and scalars of a claimed Composition."""
+    if not all(name in claim.more for name in ("source", "result", "scalars")):
+        return None
+    scalars = [np.asarray(v, np.float32).reshape(shape) for v, shape in claim.more["scalars"]]
+    return _read_params(claim.more["source"]), _read_params(claim.more["result"]), scalars
+
+
+def constants_of(claim: Claim) -> dict[int, NDArray[Any]] | None:
+    """Returns the constant operands of a foreign node; None where they were too large to write."""
+    if "constants" not in claim.more:
+        return None
+    return {int(i): _read_array(record) for i, record in claim.more["constants"].items()}
+
+
+def _function(node: Node) -> dict[str, Any]:
+    """Returns what a table over codes does not show: both parameters and the float constants."""
+    scalars = [v.constant.numpy() for v in node.inputs[1:] if v is not None and v.constant]
+    found: dict[str, Any] = {"scalars": [[float(s.reshape(-1)[0]), list(s.shape)] for s in scalars]}
+    for name, value in (("source", node.operand(0)), ("result", node.output)):
+        if value.quant is not None:
+            found[name] = _params(value.quant.params)
+    return found
+
+
+def _indices(value: Value) -> dict[str, Any]:
+    """Returns what a host's indices do not show: which were negative, and their element type."""
+    assert value.constant is not None
+    array: NDArray[Any] = value.constant.numpy()
+    negative = np.flatnonzero(array.reshape(-1) < 0).tolist()
+    return {"dtype": str(array.dtype), "size": array.size, "negative": negative}
+
+
+def _array(value: Value) -> list[Any]:
+    assert value.constant is not None
+    array = np.ascontiguousarray(value.constant.numpy())
+    shape = list(value.constant.shape)  # NumPy makes a vector of a scalar
+    return [str(value.type.dtype), shape, base64.b64encode(array.tobytes()).decode()]
+
+
+def _read_array(record: list[Any]) -> NDArray[Any]:
+    dtype, shape, data = record
+    return np.frombuffer(base64.b64decode(data), _DTYPES[dtype].numpy).reshape(shape)
+
+
+def _params(params: QuantParams) -> list[Any]:
+    """Returns parameters; every scale type is exact as a decimal of float64."""
+    return [
+        _element(QuantType(params, None)), params.scale.astype(np.float64).tolist(),
+        params.zero_point.tolist(), params.axis, params.block_size, params.qmin, params.qmax,
+    ]  # fmt: skip
+
+
+def _read_params(record: list[Any]) -> QuantParams:
+    text, scale, zero_point, axis, block, qmin, qmax = record
+    storage, expressed, kind = element(text)
+    return QuantParams(
+        storage, np.asarray(scale).astype(kind.numpy), np.asarray(zero_point, np.int32), axis=axis,
+        block_size=block, qmin=qmin, qmax=qmax, expressed_dtype=expressed,
+    )  # fmt: skip
+
+
+def dtype_of(name: str) -> DType:
+    """Returns the element type of a name in a claim."""
+    return _DTYPES[name]
+
+
+def element(text: str) -> tuple[DType, DType, DType]:
+    """Returns storage, expressed and scale type of an element type in a claim."""
+    storage, *rest = (_DTYPES[part] for part in text.split(":"))
+    expressed = rest[0] if rest else DType.FLOAT32
+    return storage, expressed, rest[1] if len(rest) > 1 else expressed
+
+
+def _element(type_: ValueType) -> str:
+    if not isinstance(type_, QuantType):
+        return ""
+    params = type_.params
+    parts = [str(params.storage_dtype)]
+    if params.scale_dtype is not params.expressed_dtype:
+        parts += [str(params.expressed_dtype), str(params.scale_dtype)]
+    elif params.expressed_dtype is not DType.FLOAT32:
+        parts.append(str(params.expressed_dtype))
+    return ":".join(parts)
+
+
+def _attributes(attributes: Attributes) -> dict[str, Any]:
+    names = [field.name for field in fields(attributes)]  # type: ignore[arg-type] # a dataclass
+    return {name: _plain(getattr(attributes, name)) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, Step):
+        return {
+            "op": value.op.name,
+            "attributes": _attributes(value.attributes),
+            "operands": list(value.operands),
+        }
+    if isinstance(value, DType):
+        return value.label
+    data = getattr(value, "data", None)  # the node of a foreign operator
+    return base64.b64encode(data).decode() if isinstance(data, bytes) else value
+
+
+def _record(kind: type[Attributes], raw: Mapping[str, Any]) -> Attributes:
+    if kind is CompositionAttrs:
+        return CompositionAttrs(tuple(_step(step) for step in raw["steps"]))
+    return kind(**{name: _value(name, value) for name, value in raw.items()})
+
+
+def _step(raw: Mapping[str, Any]) -> Step:
+    row = BY_NAME[raw["op"]]
+    attributes = _record(row.attributes, raw["attributes"])
+    return Step(row, attributes, tuple(raw["operands"]))
+
+
+def _value(name: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_value(name, item) for item in value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    return _DTYPES[value] if name == "to" else value

@@ -1,0 +1,53 @@
+"""Ranges of integer types, and which accumulator holds a sum of products exactly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+_INTEGERS = {
+    "int8": (-128, 127),
+    "uint8": (0, 255),
+    "int16": (-(1 << 15), (1 << 15) - 1),
+    "uint16": (0, (1 << 16) - 1),
+    "int32": (-(1 << 31), (1 << 31) - 1),
+    "int64": (-(1 << 63), (1 << 63) - 1),
+}
+
+
+def limits(dtype: str) -> tuple[int, int]:
+    """Returns the smallest and largest value of an integer type."""
+    return _INTEGERS[dtype]
+
+
+def is_integer(dtype: str) -> bool:
+    """True for the integer types that the dialect stores."""
+    return dtype in _INTEGERS
+
+
+def is_code(dtype: str) -> bool:
+    """True for 8- and 16-bit integers, the types of quantized activations."""
+    return dtype in ("int8", "uint8", "int16", "uint16")
+
+
+def magnitude(dtype: str, zero_point: Any) -> int:
+    """Returns the largest ``|code - zero_point|`` of an integer type."""
+    low, high = limits(dtype)
+    zero_points = np.asarray(zero_point, np.int64)
+    return max(abs(low - int(zero_points.max())), abs(high - int(zero_points.min())))
+
+
+def accumulator_dtype(count: int, left: int, right: int, bias: int = 0) -> str:
+    """Returns the type that holds every sum of ``count`` products exactly.
+
+    Args:
+        count: Number of products.
+        left: Largest ``|x - zx|``; see :func:`magnitude`.
+        right: Largest ``|w - zw|``.
+        bias: Largest ``|bias|`` that is added later.
+
+    Returns:
+        ``int32`` or ``int64``.
+    """
+    return "int32" if count * left * right + bias < 1 << 31 else "int64"

@@ -1,0 +1,47 @@
+"""Reading what emission writes: calls of ``qnn.*`` and plain operators back into a graph.
+
+A host's reader (:mod:`qdqbridge.relax.read`, ``qdqbridge.relay.read``) walks over the calls of a
+function, operands first, and hands over each as a :class:`Call` with Relay's operator and
+attribute names. A :class:`Reading` looks up the row of the operator and makes graph nodes of it::
+
+    reading = Reading({**ROWS, **rows_of_your_own}, where="module 'main'")
+    x = reading.input("image", "uint8", ("batch", 3, 32, 32))
+    w = reading.constant(array, "weight")
+    entry = reading.call(Call("qnn.conv2d", (x, w, zx, zw, sx, sw), attrs, types))
+    ...
+    graph = reading.finish([x], [last], ["logits"])      # raw: canonicalize it
+
+What a call stands for is an :data:`Entry`: a graph :class:`Value`, an :class:`Accumulator` (the
+int32 result of a product, which becomes one node together with the bias and the requantize that
+follow), or a tuple of entries. A row is ``(reading, call) -> Entry``; a host adds rows of its own
+for spellings of its own (``nn.bias_add`` is one already).
+
+* Rows make nodes in absorbed form (``Add`` of quantized operands with a quantized result); what a
+  host writes with ``qnn.dequantize`` and floats is read like that and absorbed by the canonical
+  rules.
+* Integers that only move get their parameters from who reads them (:mod:`.types`).
+* A call without a row stands for itself (:meth:`Reading.unread`). It may be part of a chain that
+  completes an operator (:mod:`.composed`); whatever is left of it in the end is refused, all at
+  once and by name.
+* Channels-last calls are read as channels-first nodes between Transposes.
+* ``call.claim`` (:func:`qdqbridge.qnn.origin.claimed` of the call's span) says how the graph had
+  spelled what the call means, and is believed only where both agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from qdqbridge.qnn.read.call import Accumulator, Call, Entry, Result
+from qdqbridge.qnn.read.floating import FLOATING
+from qdqbridge.qnn.read.moving import MOVING
+from qdqbridge.qnn.read.picking import PICKING
+from qdqbridge.qnn.read.reading import Reading, Row
+from qdqbridge.qnn.read.rounded import QNN
+from qdqbridge.qnn.read.shaping import SHAPING
+
+ROWS: Mapping[str, Row] = MappingProxyType({**QNN, **SHAPING, **MOVING, **PICKING, **FLOATING})
+"""What every operator that emission writes becomes, by Relay's name."""
+
+__all__ = ["ROWS", "Accumulator", "Call", "Entry", "Reading", "Result", "Row"]

@@ -1,0 +1,268 @@
+"""qnn.conv*, qnn.dense and qnn.batch_matmul, with the bias and the rounding that follow them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType
+from qdqbridge.ops.attributes import (
+    AxesAttrs,
+    ConvAttrs,
+    ConvTransposeAttrs,
+    GemmAttrs,
+    TransposeAttrs,
+)
+from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
+from qdqbridge.qnn.read import parameters
+from qdqbridge.qnn.read.call import Accumulator, Call
+from qdqbridge.qnn.read.layout import (
+    channels_first,
+    pads,
+    permuted_shape,
+    transposed,
+    weight_first,
+)
+from qdqbridge.qnn.read.reading import Reading, Row
+
+_CLOSE = 1e-6
+"""The relative difference that passes between a product of scales and what a call says."""
+
+
+def convolution(rank: int, *, transpose: bool) -> Row:
+    """Returns the row of ``qnn.conv<rank>d`` or its transpose."""
+
+    def read(reading: Reading, call: Call) -> Accumulator:
+        x = _data(reading, call, 0, 2, 4)
+        x, back = channels_first(reading, x, str(call.get("data_layout") or ""), rank)
+        layout = str(call.get("kernel_layout") or "")
+        kernel, axis = weight_first(reading, call, x, layout, rank, transpose=transpose)
+        w = parameters.operand(reading, kernel, 1, 5, 3, axis=axis)
+        common: dict[str, Any] = {
+            "strides": call.ints("strides", rank),
+            "dilations": call.ints("dilation", rank),
+            "pads": pads(call, rank),
+            "group": int(call.get("groups", 1)),
+        }
+        if transpose:
+            extra = call.ints("output_padding", rank)
+            attributes = ConvTransposeAttrs(output_padding=extra, **common)
+        else:
+            attributes = ConvAttrs(**common)
+        op = CONV_TRANSPOSE if transpose else CONV
+        tiles = attributes.group if transpose else 1
+        return _accumulator(call, op, attributes, x, w, back=back, tiles=tiles)
+
+    return read
+
+
+def dense(reading: Reading, call: Call) -> Accumulator:
+    """``qnn.dense``: a weight of shape (units, K)."""
+    x = _data(reading, call, 0, 2, 4)
+    w = parameters.operand(reading, call, 1, 5, 3, axis=0)
+    if w.constant is None or x.rank == 1:
+        product = _accumulator(call, MATMUL, NO_ATTRIBUTES, x, _swapped(reading, w))
+    else:
+        product = _accumulator(call, DENSE, NO_ATTRIBUTES, x, w)
+    return _as_gemm(reading, product)
+
+
+def batch_matmul(reading: Reading, call: Call) -> Accumulator:
+    """``qnn.batch_matmul``, in which Relay's second operand lies transposed."""
+    x = _data(reading, call, 0, 2, 4)
+    w = parameters.operand(reading, call, 1, 5, 3)
+    trans_a = bool(call.get("transpose_a", False))
+    trans_b = bool(call.get("transpose_b", True))
+    claim = call.claim
+    if claim is not None and isinstance(claim.attributes, GemmAttrs) and x.rank == w.rank == 2:
+        given = claim.attributes
+        if (given.trans_a, given.trans_b) == (trans_a, trans_b):
+            return _accumulator(call, GEMM, given, x, w)
+    x = _swapped(reading, x) if trans_a else x
+    w = _swapped(reading, w) if trans_b else w
+    return _accumulator(call, MATMUL, NO_ATTRIBUTES, x, w)
+
+
+def _data(reading: Reading, call: Call, index: int, zero_point: int, scale: int) -> Value:
+    value = parameters.operand(reading, call, index, scale, zero_point)
+    if value.quant is None:
+        raise reading.refused(f"its data has type {value.type.dtype}")
+    return value
+
+
+def _swapped(reading: Reading, value: Value) -> Value:
+    rank = value.rank or 0
+    return transposed(reading, value, (*range(rank - 2), rank - 1, rank - 2))
+
+
+def _accumulator(
+    call: Call, op: Any, attributes: Any, x: Value, w: Value, *,
+    back: tuple[int, ...] | None = None, tiles: int = 1,
+) -> Accumulator:  # fmt: skip
+    assert x.quant is not None and w.quant is not None
+    alpha = np.float32(attributes.alpha if isinstance(attributes, GemmAttrs) else 1)
+    left = np.asarray(alpha * x.quant.params.scale.astype(np.float32), np.float32)
+    scale = np.asarray(left * w.quant.params.scale.astype(np.float32), np.float32)
+    scale = np.tile(scale, tiles) if scale.ndim else scale
+    return Accumulator(op, attributes, x, w, scale, call.result, back=back, claim=call.claim)
+
+
+def _as_gemm(reading: Reading, product: Accumulator) -> Accumulator:
+    """Returns a product as the Gemm or MatMul that its span claims, where that is the same."""
+    claim = product.claim
+    if claim is None or product.op is not DENSE or not isinstance(claim.attributes, GemmAttrs):
+        return product
+    given, x = claim.attributes, product.x
+    if given.trans_a:
+        source = _before(reading, x, TransposeAttrs)
+        if source is None:
+            return product
+        x = source
+    w = product.w if given.trans_b else _swapped(reading, product.w)
+    left = np.asarray(np.float32(given.alpha) * product.params[0].scale.astype(np.float32))
+    scale = np.asarray(left * product.params[1].scale.astype(np.float32), np.float32)
+    return replace(product, op=GEMM, attributes=given, x=x, w=w, scale=scale)
+
+
+def _before(reading: Reading, value: Value, kind: type[Attributes]) -> Value | None:
+    """Returns the operand of the mover behind a quantized value, in the same quantization."""
+    node = value.producer
+    if node is not None and node.op.name == "reinterpret":
+        node = node.operand(0).producer
+    if node is None or not isinstance(node.attributes, kind) or value.quant is None:
+        return None
+    return reading.stored(node.operand(0), value.quant.params)
+
+
+# ---- bias --------------------------------------------------------------------------------------
+
+
+def with_bias(reading: Reading, product: Accumulator, bias: Value, axis: int) -> Accumulator:
+    """Returns a product to which a constant of integers has been added along ``axis`` onwards."""
+    if bias.constant is None or not bias.type.dtype.is_integer:
+        raise reading.refused("what is added to the int32 result of a product is no constant")
+    array = bias.constant.numpy().astype(np.int64)
+    if array.ndim == 1 and axis >= 0:
+        rank = len(product.result.shape or ())
+        array = array.reshape(-1, *([1] * (rank - 1 - axis)))
+    total = array if product.bias is None else product.bias + array
+    return replace(product, bias=total)
+
+
+def squeezed(reading: Reading, product: Accumulator, call: Call) -> Accumulator:
+    """Undoes that vectors are multiplied as matrices of one row or column."""
+    axes = {axis % len(product.result.shape or ()) for axis in call.ints("axis")}
+    rank = len(product.result.shape or ())
+    x, w = product.x, product.w
+    for axis, side in ((rank - 2, 0), (rank - 1, 1)):
+        if axis not in axes:
+            continue
+        source = _before(reading, (x, w)[side], AxesAttrs)
+        if source is None:
+            raise reading.refused("axes of an int32 product are dropped")
+        x, w = (source, w) if side == 0 else (x, source)
+    return replace(product, x=x, w=w, result=call.result)
+
+
+def _bias(product: Accumulator) -> Value | None:
+    if product.bias is None:
+        return None
+    array: NDArray[Any] = product.bias
+    if product.op is not GEMM or array.size == array.shape[-1]:
+        channels = product.result.shape
+        if product.op in (CONV, CONV_TRANSPOSE) or (
+            channels is not None and array.size == channels[-1]
+        ):
+            array = array.reshape(-1)
+    largest = np.abs(array).max(initial=0)
+    storage = DType.INT32 if largest < 1 << 31 else DType.INT64
+    axis = (array.ndim - 1) if product.scale.ndim else None
+    params = QuantParams(storage, product.scale, np.zeros(product.scale.shape, np.int32), axis=axis)
+    data = Constant.of(np.ascontiguousarray(array.astype(storage.numpy)))
+    return Value(QuantType(params, data.shape), "", constant=data)
+
+
+# ---- rounding ----------------------------------------------------------------------------------
+
+
+def rounded(reading: Reading, product: Accumulator, call: Call) -> Value:
+    """``qnn.requantize`` of a product."""
+    params = parameters.result(reading, call, 3, 4)
+    product = _scaled(reading, product, call)
+    return _node(reading, product, call, lambda shape: QuantType(params, shape))
+
+
+def real(reading: Reading, product: Accumulator, call: Call) -> Value:
+    """``qnn.dequantize`` of a product."""
+    product = _scaled(reading, product, call)
+    return _node(reading, product, call, lambda shape: TensorType(call.dtype, shape))
+
+
+def _scaled(reading: Reading, product: Accumulator, call: Call) -> Accumulator:
+    """Returns a product with the scale that a call gives it."""
+    given = parameters.array(reading, call.args[1], "scale").astype(np.float32).reshape(-1)
+    if parameters.array(reading, call.args[2], "zero point").any():
+        raise reading.refused("the int32 result of a product has a zero point")
+    own = product.scale.reshape(-1)
+    if given.size in (1, own.size) or own.size == 1:
+        near = np.abs(given.astype(np.float64) / own - 1) <= _CLOSE
+        if near.all():
+            return product
+    if own.size > 1 and given.size != own.size:
+        raise reading.refused(
+            f"its {given.size} scale(s) are not the product of its operands', which are {own.size}"
+        )
+    x, w = product.params
+    scale = np.asarray(given.astype(np.float64) / x.scale.astype(np.float64), np.float32)
+    if product.op is CONV_TRANSPOSE and given.size > 1:
+        raise reading.refused("the scale of its result is not the product of its operands'")
+    axis = None if scale.size == 1 else _channel_axis(product)
+    shaped = scale.reshape(()) if axis is None else scale
+    zero = w.zero_point.reshape(-1)[0] if w.per_tensor else w.zero_point
+    rescaled = QuantParams(w.storage_dtype, shaped, np.broadcast_to(zero, shaped.shape), axis=axis)
+    weight = reading.stored(reading.plain(_integers(product.w)), rescaled)
+    reading.memory["rescaled", weight] = product.w
+    return replace(product, w=weight, scale=np.asarray(given, np.float32).reshape(shaped.shape))
+
+
+def _integers(value: Value) -> Value:
+    if value.constant is None:
+        return value
+    return Value(
+        TensorType(value.type.dtype, value.type.shape), value.name, constant=value.constant
+    )
+
+
+def _channel_axis(product: Accumulator) -> int:
+    if product.op in (CONV, DENSE):
+        return 0
+    return (product.w.rank or 1) - 1
+
+
+def _node(
+    reading: Reading, product: Accumulator, call: Call, type_of: Callable[[Shape], ValueType]
+) -> Value:
+    operands = [product.x, product.w]
+    bias = _bias(product)
+    operands += [] if bias is None else [bias]
+    shape = call.result.shape
+    if product.back is None:
+        return reading.node(product.op, product.attributes, operands, type_of(shape), call)
+    inner = type_of(permuted_shape(shape, _inverse(product.back)))
+    value = reading.node(product.op, product.attributes, operands, inner, call)
+    turn = TransposeAttrs(product.back)
+    return reading.node("Transpose", turn, [value], type_of(shape))
+
+
+def _inverse(perm: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(perm.index(i) for i in range(len(perm)))

@@ -1,0 +1,273 @@
+"""Activations and arithmetic that a host spells as several calls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.operator import NO_ATTRIBUTES
+from qdqbridge.graph.patterns import Match, Pattern, match, near, scalar
+from qdqbridge.ops.attributes import (
+    AlphaAttrs,
+    ClipAttrs,
+    GeluAttrs,
+    HardSigmoidAttrs,
+    SeluAttrs,
+)
+from qdqbridge.qnn.read.call import Call
+from qdqbridge.qnn.read.chains import Find, Whole, present, spelled
+
+
+def _unary(op: str, pattern: Pattern) -> Find:
+    def find(node: Node, call: Call) -> Whole | None:
+        del call
+        found = Match()
+        if not match(node.output, pattern, found):
+            return None
+        return Whole(op, NO_ATTRIBUTES, [found.values["x"]])
+
+    return find
+
+
+def _clip(node: Node, call: Call) -> Whole | None:
+    """``Min(Max(x, low), high)``, of which either may be missing."""
+    del call
+    if len(node.inputs) != 2 or node.op.name not in ("Min", "Max"):
+        return None
+    bound, source = scalar(node.operand(1)), node.operand(0)
+    if bound is None:
+        return None
+    if node.op.name == "Max":
+        return Whole("Clip", ClipAttrs(bound, None), [source])
+    inner = source.producer
+    first = None if inner is None else inner.attributes
+    if inner is not None and isinstance(first, ClipAttrs) and first.high is None:
+        return Whole("Clip", ClipAttrs(first.low, bound), [inner.operand(0)])
+    return Whole("Clip", ClipAttrs(None, bound), [source])
+
+
+_HARD: Pattern = ("Min", ("Max", ("Add", ("Mul", "x", "#alpha"), "#beta"), 0.0), 1.0)
+_HALF_SWISH: Pattern = ("Min", ("Max", ("Add", ("Mul", "x", 1 / 6), 0.5), 0.0), 1.0)
+
+
+def _hard_sigmoid(node: Node, call: Call) -> Whole | None:
+    found = Match()
+    if not match(node.output, _HARD, found):
+        return None
+    attributes = HardSigmoidAttrs(found.numbers["alpha"], found.numbers["beta"])
+    given = spelled(call, HardSigmoidAttrs)
+    if given and near(given.alpha, attributes.alpha) and near(given.beta, attributes.beta):
+        attributes = given
+    return Whole("HardSigmoid", attributes, [found.values["x"]])
+
+
+def _hard_swish(node: Node, call: Call) -> Whole | None:
+    """``x * hard_sigmoid(x)``, or ``x * clip(x + 3, 0, 6) / 6``."""
+    found = Match()
+    if not match(node.output, ("Div", ("Mul", "x", "gate"), 6.0), found):
+        return _unary("HardSwish", ("Mul", "x", _HALF_SWISH))(node, call)
+    x, gate = found.values["x"], found.values["gate"].producer
+    if gate is None or gate.attributes != ClipAttrs(0.0, 6.0):
+        return None
+    shifted = Match({"x": x})
+    whole = match(gate.operand(0), ("Add", "x", 3.0), shifted)
+    return Whole("HardSwish", NO_ATTRIBUTES, [x]) if whole else None
+
+
+_ERF: Pattern = ("Mul", ("Mul", "x", 0.5), ("Add", ("Erf", ("Mul", "x", math.sqrt(0.5))), 1.0))
+_CUBE: Pattern = ("Mul", ("Mul", "x", "x"), ("Mul", "x", 0.044715))
+_TANH: Pattern = ("Tanh", ("Mul", ("Add", "x", _CUBE), math.sqrt(2 / math.pi)))
+
+
+def _gelu(node: Node, call: Call) -> Whole | None:
+    """Either form of it, as a host without Gelu gets it."""
+    del call
+    forms = (("none", _ERF), ("tanh", ("Mul", ("Mul", "x", 0.5), ("Add", _TANH, 1.0))))
+    for approximate, pattern in forms:
+        found = Match()
+        if match(node.output, pattern, found):
+            return Whole("Gelu", GeluAttrs(approximate), [found.values["x"]])
+    return None
+
+
+def hard_swish(node: Node, call: Call) -> Whole | None:
+    """``Mul(x, HardSigmoid(x, 1/6, 1/2))``, which has been put together already."""
+    del call
+    x, gate = node.operand(0), node.operand(1).producer
+    given = None if gate is None else gate.attributes
+    if gate is None or gate.operand(0) is not x or not isinstance(given, HardSigmoidAttrs):
+        return None
+    if not near(given.alpha, 1 / 6) or not near(given.beta, 0.5):
+        return None
+    return Whole("HardSwish", NO_ATTRIBUTES, [x])
+
+
+def scaled_elu(node: Node, call: Call) -> Whole | None:
+    """``Mul(Elu(x), gamma)`` with the two numbers of a Selu."""
+    del call
+    gamma, inner = scalar(node.operand(1)), node.operand(0).producer
+    if gamma is None or inner is None or inner.op.name != "Elu":
+        return None
+    alpha = getattr(inner.attributes, "alpha", 0.0)
+    if not near(alpha, _SELU[0]) or not near(gamma, _SELU[1]):
+        return None
+    return Whole("Selu", SeluAttrs(alpha, gamma), [inner.operand(0)])
+
+
+_SELU = (1.67326319217681884765625, 1.05070102214813232421875)
+
+
+def _swish(node: Node, call: Call) -> Whole | None:
+    found, given = Match(), spelled(call, AlphaAttrs)
+    if match(node.output, ("Mul", "x", ("Sigmoid", "x")), found):
+        return Whole("Swish", AlphaAttrs(1.0), [found.values["x"]])
+    found = Match()
+    if not match(node.output, ("Mul", "x", ("Sigmoid", ("Mul", "x", "#alpha"))), found):
+        return None
+    alpha = found.numbers["alpha"]
+    alpha = given.alpha if given and near(given.alpha, alpha) else alpha
+    return Whole("Swish", AlphaAttrs(alpha), [found.values["x"]])
+
+
+def _grown(inner: Pattern) -> Pattern:
+    return ("Mul", ("Sub", ("Exp", inner), 1.0), "#alpha")
+
+
+_LOW: Pattern = ("Min", "x", 0.0)
+_ELU: Pattern = ("Add", ("Max", "x", 0.0), _grown(_LOW))
+_CELU: Pattern = ("Add", ("Max", "x", 0.0), _grown(("Div", _LOW, "#alpha")))
+
+
+def _elu(node: Node, call: Call) -> Whole | None:
+    for pattern in (_CELU, _ELU):
+        found = Match()
+        if match(node.output, pattern, found):
+            given, alpha = spelled(call, AlphaAttrs), found.numbers["alpha"]
+            attributes = AlphaAttrs(alpha)
+            if given is not None and near(given.alpha, alpha):
+                attributes = given
+            name = "Celu" if pattern is _CELU or (call.claim and call.claim.op == "Celu") else "Elu"
+            if name == "Celu" and pattern is _ELU and not near(alpha, 1.0):
+                return None
+            return Whole(name, attributes, [found.values["x"]])
+    return None
+
+
+def _selu(node: Node, call: Call) -> Whole | None:
+    found, given = Match(), spelled(call, SeluAttrs)
+    if not match(node.output, ("Mul", _ELU, "#gamma"), found):
+        return None
+    attributes = SeluAttrs(found.numbers["alpha"], found.numbers["gamma"])
+    if given and near(given.alpha, attributes.alpha) and near(given.gamma, attributes.gamma):
+        attributes = given
+    return Whole("Selu", attributes, [found.values["x"]])
+
+
+_SOFTPLUS: Pattern = (
+    "Add",
+    ("Max", "x", 0.0),
+    ("Log", ("Add", ("Exp", ("Neg", ("Abs", "x"))), 1.0)),
+)
+
+
+def _thresholded(node: Node, call: Call) -> Whole | None:
+    given = spelled(call, AlphaAttrs)
+    test = node.operand(0).producer if node.op.name == "Where" else None
+    if test is None or given is None or test.op.name not in ("unread:greater", "Greater"):
+        return None
+    x, other, zeros = test.operand(0), node.operand(1), node.operand(2)
+    bound = scalar(test.operand(1))
+    is_zero = zeros.constant is not None and not zeros.constant.numpy().any()
+    is_zero = is_zero or _is_unread(zeros, "zeros_like")
+    if other is not x or bound is None or not near(bound, given.alpha) or not is_zero:
+        return None
+    return Whole("ThresholdedRelu", given, [x])
+
+
+def _is_unread(value: Value, name: str) -> bool:
+    return value.producer is not None and value.producer.op.name == f"unread:{name}"
+
+
+def _prelu(node: Node, call: Call) -> Whole | None:
+    del call
+    if node.op.name != "Where":
+        return None
+    test, scaled, x = node.operand(0).producer, node.operand(1).producer, node.operand(2)
+    if test is None or scaled is None or scaled.op.name != "Mul":
+        return None
+    if test.op.name not in ("unread:less", "Less"):
+        return None
+    if test.operand(0) is not x or scalar(test.operand(1)) != 0 or scaled.operand(0) is not x:
+        return None
+    return Whole("PRelu", NO_ATTRIBUTES, [x, scaled.operand(1)])
+
+
+def _several(node: Node, call: Call) -> Whole | None:
+    """A Min or Max of several operands, of which the last call takes in one more."""
+    claim, inner = call.claim, node.operand(0).producer
+    if claim is None or inner is None or inner.op is not node.op or len(claim.operands) < 3:
+        return None
+    if inner.output.name != claim.name or len(node.inputs) != 2:
+        return None
+    return Whole(claim.op, NO_ATTRIBUTES, [*present(inner), node.operand(1)])
+
+
+def _reciprocal(node: Node, call: Call) -> Whole | None:
+    del call
+    if node.op.name != "Div" or scalar(node.operand(0)) != 1.0:
+        return None
+    return Whole("Reciprocal", NO_ATTRIBUTES, [node.operand(1)])
+
+
+def _integer_quotient(node: Node, call: Call) -> Whole | None:
+    """``where(a < 0 xor b < 0, -(abs(a) // abs(b)), abs(a) // abs(b))``."""
+    del call
+    if node.op.name == "unread:floor_divide" and not node.operand(0).type.dtype.is_signed:
+        return Whole("Div", NO_ATTRIBUTES, [node.operand(0), node.operand(1)])
+    if node.op.name != "Where":
+        return None
+    whole = node.operand(2).producer
+    if whole is None or whole.op.name != "unread:floor_divide":
+        return None
+    sides = [whole.operand(i).producer for i in (0, 1)]
+    if any(side is None or side.op.name != "Abs" for side in sides):
+        return None
+    return Whole("Div", NO_ATTRIBUTES, [side.operand(0) for side in sides if side is not None])
+
+
+def _power(node: Node, call: Call) -> Whole | None:
+    """A power whose operands were cast to one type."""
+    power = node.operand(0).producer if node.op.name == "Cast" else node
+    if power is None or power.op.name != "Pow" or call.claim is None:
+        return None
+    operands = [_uncast(power.operand(0)), _uncast(power.operand(1))]
+    return Whole("Pow", NO_ATTRIBUTES, operands)
+
+
+def _uncast(value: Value) -> Value:
+    node = value.producer
+    return node.operand(0) if node is not None and node.op.name == "Cast" else value
+
+
+ACTIVATIONS: Mapping[str, Find] = {
+    "Clip": _clip,
+    "HardSigmoid": _hard_sigmoid,
+    "HardSwish": _hard_swish,
+    "Swish": _swish,
+    "Elu": _elu,
+    "Celu": _elu,
+    "Selu": _selu,
+    "Gelu": _gelu,
+    "Softsign": _unary("Softsign", ("Div", "x", ("Add", ("Abs", "x"), 1.0))),
+    "Softplus": _unary("Softplus", _SOFTPLUS),
+    "Mish": _unary("Mish", ("Mul", "x", ("Tanh", _SOFTPLUS))),
+    "ThresholdedRelu": _thresholded,
+    "PRelu": _prelu,
+    "Reciprocal": _reciprocal,
+    "Min": _several,
+    "Max": _several,
+    "Div": _integer_quotient,
+    "Pow": _power,
+}
+"""What completes each activation and each arithmetic operator, by the graph's name."""

@@ -1,0 +1,87 @@
+"""Blocked parameters, which no call of the dialect takes: arithmetic with repeated scales."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.operator import NO_ATTRIBUTES
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import QuantType
+from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE
+from qdqbridge.qnn.origin import element
+from qdqbridge.qnn.read.call import Call
+from qdqbridge.qnn.read.parameters import as_claimed
+from qdqbridge.qnn.read.reading import Reading, tensor
+
+
+def dequantized(reading: Reading, call: Call, value: Value) -> Value | None:
+    """``(x - repeat(zero_point)) * repeat(scale)`` in int32, then float32."""
+    node = value.producer
+    scale = None if node is None or node.op.name != "Mul" else _repeated(reading, node.operand(1))
+    if node is None or scale is None:
+        return None
+    centred = _made(_made_by(node.operand(0), "Cast"), "Sub")
+    source = None if centred is None else _made_by(centred.operand(0), "Cast")
+    zero = None if centred is None else _repeated(reading, centred.operand(1))
+    if source is None or zero is None:
+        return None
+    stored = source.operand(0)
+    params = QuantParams(
+        stored.type.dtype, scale[0].astype(np.float32), zero[0], axis=scale[1], block_size=scale[2]
+    )
+    for text in () if call.claim is None else call.claim.operands:
+        if text and _same_kind(text, stored):
+            params = as_claimed(params, text, stored)
+            break
+    data = reading.stored(stored, params)
+    return reading.node(DEQUANTIZE, NO_ATTRIBUTES, [data], tensor(call), call)
+
+
+def quantized(reading: Reading, call: Call, data: Value, unit: QuantParams) -> Value | None:
+    """``quantize(round(x / repeat(scale)) + repeat(zero_point), 1, 0)``."""
+    if not unit.per_tensor or unit.scale != 1 or unit.zero_point != 0:
+        return None
+    total = _made_by(data, "Add")
+    rounded = None if total is None else _made_by(total.operand(0), "Round")
+    quotient = None if rounded is None else _made_by(rounded.operand(0), "Div")
+    if total is None or quotient is None:
+        return None
+    scale = _repeated(reading, quotient.operand(1))
+    shift = _made_by(total.operand(1), "Cast")
+    zero = _repeated(reading, total.operand(1) if shift is None else shift.operand(0))
+    if scale is None or zero is None:
+        return None
+    params = QuantParams(
+        unit.storage_dtype, scale[0].astype(np.float32), zero[0], axis=scale[1],
+        block_size=scale[2],
+    )  # fmt: skip
+    type_ = QuantType(params, call.result.shape)
+    return reading.node(QUANTIZE, NO_ATTRIBUTES, [quotient.operand(0)], type_, call)
+
+
+def _same_kind(text: str, stored: Value) -> bool:
+    storage = element(text)[0]
+    return storage.is_integer and storage.is_signed == stored.type.dtype.is_signed
+
+
+def _repeated(reading: Reading, value: Value) -> tuple[NDArray[Any], int, int] | None:
+    """Returns the array, the axis and the count of what was repeated to ``value``."""
+    found = reading.memory.get(("repeated", value))
+    if found is None:
+        return None
+    data, axis, count = found
+    return data.constant.numpy(), axis, count
+
+
+def _made_by(value: Value, name: str) -> Node | None:
+    node = value.producer
+    return node if node is not None and node.op.name == name else None
+
+
+def _made(node: Node | None, name: str) -> Node | None:
+    """Returns the node of that name behind another node's operand."""
+    return None if node is None else _made_by(node.operand(0), name)

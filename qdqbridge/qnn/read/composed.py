@@ -1,0 +1,51 @@
+"""Operators that a host spells as several calls, put together again.
+
+Every float operator without a counterpart on the host is emitted as a chain of others. The last
+call of such a chain completes it: what stands behind it is compared with the chain, and the whole
+operator takes its place. Where a span says which operator a call belongs to, only that one is
+looked for; without spans, only chains that nobody writes for anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from qdqbridge.graph.graph import Value
+from qdqbridge.qnn.read.activations import ACTIVATIONS, hard_swish, scaled_elu
+from qdqbridge.qnn.read.call import Call
+from qdqbridge.qnn.read.chains import Find
+from qdqbridge.qnn.read.reading import Reading, tensor
+from qdqbridge.qnn.read.wholes import PRODUCTS, linear
+
+
+def composed(reading: Reading, call: Call, value: Value) -> Value:
+    """Returns the result of the operator that ``value`` completes, or ``value`` itself."""
+    node = value.producer
+    if node is None:
+        return value
+    claim = call.claim
+    if claim is None:
+        found = next((w for f in UNMISTAKABLE.get(node.op.name, ()) if (w := f(node, call))), None)
+    elif claim.op == node.op.name and claim.op not in PARTIAL:
+        return value
+    else:
+        find = CLAIMED.get(claim.op)
+        found = None if find is None else find(node, call)
+    if found is None:
+        return value
+    return reading.node(found.op, found.attributes, found.operands, tensor(call), call)
+
+
+CLAIMED: Mapping[str, Find] = {**ACTIVATIONS, **PRODUCTS}
+"""What completes each operator, by the operator that a span names."""
+
+PARTIAL = frozenset(("Pow", "Min", "Max"))
+"""Operators that are looked for behind a call of their own name too."""
+
+UNMISTAKABLE: Mapping[str, tuple[Find, ...]] = {
+    "Min": (CLAIMED["HardSigmoid"],),
+    "Mul": (hard_swish, scaled_elu),
+    "Add": (linear, CLAIMED["Softplus"], CLAIMED["Elu"], CLAIMED["Conv"], CLAIMED["ConvTranspose"]),
+    "Where": (CLAIMED["PRelu"],),
+}
+"""Chains that are read without a span, by the operator that ends them."""

@@ -1,0 +1,88 @@
+"""qnn operators that change the type of a value, and tables over codes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.operator import NO_ATTRIBUTES
+from qdqbridge.graph.types import QuantType
+from qdqbridge.ops.composition import COMPOSITION, CompositionAttrs, table
+from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
+from qdqbridge.qnn.origin import claimed, function_of
+from qdqbridge.qnn.read import accumulate, parameters
+from qdqbridge.qnn.read.blocks import quantized
+from qdqbridge.qnn.read.call import Accumulator, Call
+from qdqbridge.qnn.read.reading import Reading, tensor
+
+
+def quantize(reading: Reading, call: Call) -> Value:
+    """``qnn.quantize(data, scale, zero_point)``."""
+    axis = int(call.get("axis", -1))
+    params = parameters.result(reading, call, 1, 2, axis=axis)
+    type_ = QuantType(params, call.result.shape)
+    data = reading.plain(call.args[0])
+    blocked = quantized(reading, call, data, params)
+    if blocked is not None:
+        return blocked
+    return reading.node(QUANTIZE, NO_ATTRIBUTES, [data], type_, call)
+
+
+def dequantize(reading: Reading, call: Call) -> Value:
+    """``qnn.dequantize(data, scale, zero_point)``, of a product too."""
+    if isinstance(call.args[0], Accumulator):
+        return accumulate.real(reading, call.args[0], call)
+    axis = int(call.get("axis", -1))
+    position = _position(call, call.args[0])
+    data = parameters.operand(reading, call, 0, 1, 2, axis=axis, position=position)
+    return reading.node(DEQUANTIZE, NO_ATTRIBUTES, [data], tensor(call), call)
+
+
+def requantize(reading: Reading, call: Call) -> Value:
+    """``qnn.requantize(data, s_in, z_in, s_out, z_out)``, of a product too."""
+    if isinstance(call.args[0], Accumulator):
+        return accumulate.rounded(reading, call.args[0], call)
+    data = parameters.operand(reading, call, 0, 1, 2, axis=int(call.get("axis", -1)))
+    params = parameters.result(reading, call, 3, 4)
+    claim = call.claim
+    single = claim is not None and claim.op in ("Min", "Max") and len(claim.operands) == 1
+    return reading.node(
+        claim.op if claim is not None and single else REQUANTIZE,
+        NO_ATTRIBUTES,
+        [data],
+        QuantType(params, call.result.shape),
+        call,
+    )
+
+
+def _position(call: Call, entry: Any) -> int:
+    """Returns which operand of the claimed node a dequantized tensor is: one of its type."""
+    claim = call.claim
+    if claim is None or not isinstance(entry, Value):
+        return 0
+    dtype = entry.type.dtype
+    for index, text in enumerate(claim.operands):
+        storage = text.partition(":")[0]
+        if storage and (
+            storage == dtype.label or (storage.rstrip("24") == dtype.label.rstrip("8"))
+        ):
+            return index
+    return len(claim.operands)
+
+
+def lookup(reading: Reading, call: Call) -> Value:
+    """``qnn.lookup(data, table)`` whose attribute says which function the table holds."""
+    claim = claimed(str(call.get("function", ""))) or call.claim
+    function = None if claim is None else function_of(claim)
+    if claim is None or function is None or not isinstance(claim.attributes, CompositionAttrs):
+        raise reading.refused("nothing says which function its table holds")
+    source, result, scalars = function
+    entries = parameters.array(reading, call.args[1], "table")
+    if not np.array_equal(table(claim.attributes, source, result, scalars), entries):
+        raise reading.refused("its table is not that of the function that it names")
+    data = reading.stored(call.args[0], source)
+    constants = [reading.constant(scalar) for scalar in scalars]
+    type_ = QuantType(result, call.result.shape)
+    return reading.node(COMPOSITION, claim.attributes, [data, *constants], type_, call)

@@ -1,0 +1,312 @@
+"""Plain operators on floats, and the integer arithmetic that belongs to products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
+from qdqbridge.graph.types import TensorType
+from qdqbridge.ops.attributes import (
+    AlphaAttrs,
+    CastAttrs,
+    ConvAttrs,
+    ConvTransposeAttrs,
+    EpsilonAttrs,
+    GeluAttrs,
+    GroupNormAttrs,
+    NormAttrs,
+    ReshapeAttrs,
+    ShapeAttrs,
+    SoftmaxAttrs,
+    TransposeAttrs,
+)
+from qdqbridge.qnn.read import accumulate
+from qdqbridge.qnn.read.blocks import dequantized
+from qdqbridge.qnn.read.call import Accumulator, Call, Entry
+from qdqbridge.qnn.read.composed import composed
+from qdqbridge.qnn.read.layout import channels_first, pads, permuted_shape, weight_first
+from qdqbridge.qnn.read.picking import pool_attributes
+from qdqbridge.qnn.read.reading import Reading, Row, tensor
+from qdqbridge.qnn.read.resizing import resized
+from qdqbridge.qnn.read.rounded import reduced
+
+
+def made(
+    reading: Reading, call: Call, name: str, attributes: Attributes, operands: list[Value]
+) -> Value:
+    """Adds a node on plain operands, or the operator that it completes (see ``composed``)."""
+    value = reading.node(name, attributes, operands, tensor(call), call)
+    found = dequantized(reading, call, value) or resized(reading, call, value)
+    return found or composed(reading, call, value)
+
+
+def plain(name: str, attributes: Attributes = NO_ATTRIBUTES) -> Row:
+    """Returns the row of an operator whose arguments are the node's operands."""
+
+    def read(reading: Reading, call: Call) -> Value:
+        operands = [reading.plain(entry) for entry in call.args]
+        return made(reading, call, name, attributes, operands)
+
+    return read
+
+
+def add(reading: Reading, call: Call) -> Entry:
+    """``add(a, b)``: of floats, or the bias of an integer product."""
+    for product, other in (call.args, call.args[::-1]):
+        if isinstance(product, Accumulator):
+            return accumulate.with_bias(reading, product, reading.value(other), -1)
+    return plain("Add")(reading, call)
+
+
+def bias_add(reading: Reading, call: Call) -> Entry:
+    """``nn.bias_add(data, bias, axis)``."""
+    data, bias = call.args
+    rank = len(call.result.shape or ())
+    axis = int(call.get("axis", 1)) % max(rank, 1)
+    if isinstance(data, Accumulator):
+        return accumulate.with_bias(reading, data, reading.value(bias), axis)
+    return made(reading, call, "Add", NO_ATTRIBUTES, [
+        reading.plain(data), _column(reading, reading.plain(bias), rank - 1 - axis)
+    ])  # fmt: skip
+
+
+def _column(reading: Reading, bias: Value, trailing: int) -> Value:
+    if not trailing or bias.rank != 1:
+        return bias
+    extents = (bias.type.shape or (0,))[0]
+    shape = (extents, *([1] * trailing))
+    attributes = ReshapeAttrs((-1, *([1] * trailing)))
+    return reading.node("Reshape", attributes, [bias], TensorType(bias.type.dtype, shape))
+
+
+def cast(reading: Reading, call: Call) -> Entry:
+    """``cast(x, dtype)``; one that an operator of another float type ends with is part of it."""
+    entry = call.args[0]
+    if isinstance(entry, Accumulator):
+        return entry if call.dtype.is_integer else reading.unread(call)
+    data = reading.value(entry)
+    node, claim = data.producer, call.claim
+    if claim is not None and claim.op != "Cast" and node is not None and node in reading.claims:
+        ends = node.op.name in (claim.op, "dequantize") and data.quant is None
+        if reading.claims[node] == claim and ends:
+            return reading.retyped(data, tensor(call), call)
+    if claim is None and data.type.dtype is call.dtype:
+        return data
+    attributes = CastAttrs(call.dtype)
+    return made(reading, call, "Cast", attributes, [reading.plain(data)])
+
+
+def convolution(rank: int, *, transpose: bool) -> Row:
+    """Returns the row of ``nn.conv<rank>d`` or its transpose."""
+
+    def read(reading: Reading, call: Call) -> Value:
+        x = reading.plain(call.args[0])
+        x, back = channels_first(reading, x, str(call.get("data_layout") or ""), rank)
+        layout = str(call.get("kernel_layout") or "")
+        kernel, _ = weight_first(reading, call, x, layout, rank, transpose=transpose)
+        common: dict[str, Any] = {
+            "strides": call.ints("strides", rank),
+            "dilations": call.ints("dilation", rank),
+            "pads": pads(call, rank),
+            "group": int(call.get("groups", 1)),
+        }
+        attributes: Attributes = ConvAttrs(**common)
+        if transpose:
+            extra = call.ints("output_padding", rank)
+            attributes = ConvTransposeAttrs(output_padding=extra, **common)
+        name = "ConvTranspose" if transpose else "Conv"
+        operands = [x, reading.plain(kernel.args[1])]
+        return laid_out(reading, call, name, attributes, operands, back)
+
+    return read
+
+
+def laid_out(
+    reading: Reading, call: Call, name: str, attributes: Attributes, operands: list[Value],
+    back: tuple[int, ...] | None,
+) -> Value:  # fmt: skip
+    """Adds a node in the graph's layout and a Transpose to the host's."""
+    if back is None:
+        return made(reading, call, name, attributes, operands)
+    inverse = tuple(back.index(i) for i in range(len(back)))
+    inner = TensorType(call.dtype, permuted_shape(call.result.shape, inverse))
+    value = reading.node(name, attributes, operands, inner, call)
+    return reading.node("Transpose", TransposeAttrs(back), [value], tensor(call))
+
+
+def average_pool(rank: int) -> Row:
+    """Returns the row of ``nn.avg_pool<rank>d``."""
+
+    def read(reading: Reading, call: Call) -> Value:
+        data = reading.plain(call.args[0])
+        data, back = channels_first(reading, data, str(call.get("layout") or ""), rank)
+        attributes = pool_attributes(call, rank)
+        return laid_out(reading, call, "AveragePool", attributes, [data], back)
+
+    return read
+
+
+def reduction(name: str, everywhere: str = "") -> Row:
+    """Returns the row of ``mean`` and ``sum``."""
+
+    def read(reading: Reading, call: Call) -> Value:
+        data = reading.plain(call.args[0])
+        chosen, attributes = reduced(call, data, name, everywhere)
+        return made(reading, call, chosen, attributes, [data])
+
+    return read
+
+
+def softmax(name: str) -> Row:
+    """Returns the row of ``nn.softmax`` and ``nn.log_softmax``."""
+
+    def read(reading: Reading, call: Call) -> Value:
+        data = reading.plain(call.args[0])
+        axes = (int(call.get("axis", -1)) % max(data.rank or 0, 1),)
+        return made(reading, call, name, SoftmaxAttrs(axes), [data])
+
+    return read
+
+
+def leaky_relu(reading: Reading, call: Call) -> Value:
+    """``nn.leaky_relu(x, alpha)``; the graph's alpha is a float32 number."""
+    alpha = AlphaAttrs(float(np.float32(call.attrs["alpha"])))
+    return made(reading, call, "LeakyRelu", alpha, [reading.plain(call.args[0])])
+
+
+# ---- norms -------------------------------------------------------------------------------------
+
+
+def layer_norm(reading: Reading, call: Call) -> Value:
+    """``nn.layer_norm(x, gamma, beta, axis, epsilon)``, normalized to the last axis."""
+    operands = _affine(reading, call)
+    rank = operands[0].rank or 0
+    axes = sorted(a % max(rank, 1) for a in call.ints("axis" if "axis" in call.attrs else "axes"))
+    if axes != list(range(axes[0], rank)):
+        raise reading.refused(f"it normalizes axes {axes} of {rank}")
+    attributes = NormAttrs(axes[0], _number(call, "epsilon"))
+    return made(reading, call, "LayerNormalization", attributes, operands)
+
+
+def _affine(reading: Reading, call: Call) -> list[Value]:
+    """Returns the operands of a norm; a beta of zeros that the span does not name is left out."""
+    operands = [reading.plain(entry) for entry in call.args]
+    claim = call.claim
+    if claim is not None and len(claim.operands) == 2 and len(operands) == 3:
+        beta = operands[2]
+        if beta.constant is not None and not beta.constant.numpy().any():
+            return operands[:2]
+    return operands
+
+
+def instance_norm(reading: Reading, call: Call) -> Value:
+    """``nn.instance_norm(x, gamma, beta)`` with the channels on axis 1."""
+    operands = [reading.plain(entry) for entry in call.args]
+    attributes = EpsilonAttrs(_number(call, "epsilon"))
+    return made(reading, call, "InstanceNormalization", attributes, operands)
+
+
+def group_norm(reading: Reading, call: Call) -> Value:
+    """``nn.group_norm(x, gamma, beta, num_groups)`` with the channels on axis 1."""
+    operands = [reading.plain(entry) for entry in call.args]
+    attributes = GroupNormAttrs(int(call.attrs["num_groups"]), _number(call, "epsilon"))
+    return made(reading, call, "GroupNormalization", attributes, operands)
+
+
+def batch_norm(reading: Reading, call: Call) -> list[Value]:
+    """``nn.batch_norm(x, gamma, beta, mean, var)``; a graph has only the first of its results."""
+    operands = [reading.plain(entry) for entry in call.args]
+    attributes = EpsilonAttrs(_number(call, "epsilon"))
+    value = made(reading, call, "BatchNormalization", attributes, operands)
+    return [value, *reading.unread(call, "it also returns statistics")[1:]]
+
+
+def _number(call: Call, name: str) -> float:
+    """Returns a float attribute: as its span spells it where that is the same in float32."""
+    value = float(np.float32(call.attrs[name]))
+    given = None if call.claim is None else call.claim.attributes
+    spelled = getattr(given, name, None)
+    same = isinstance(spelled, float) and np.float32(spelled) == np.float32(value)
+    return spelled if same and spelled is not None else value
+
+
+# ---- shapes and constants ----------------------------------------------------------------------
+
+
+def shape_of(reading: Reading, call: Call) -> Value:
+    """``shape_of(x)`` as an int64 vector."""
+    data = reading.value(call.args[0])
+    rank = data.rank
+    type_ = TensorType(DType.INT64, None if rank is None else (rank,))
+    return reading.node("Shape", ShapeAttrs(), [data], type_, call)
+
+
+def same(reading: Reading, call: Call) -> Value:
+    """Calls that only change how a host holds extents: a vector is a vector."""
+    return reading.value(call.args[0])
+
+
+def filled(number: float) -> Row:
+    """Returns the row of ``zeros_like`` and ``ones_like``: a constant where the shape is known."""
+
+    def read(reading: Reading, call: Call) -> Value:
+        shape = call.result.shape
+        if shape is None or any(isinstance(dim, str) for dim in shape):
+            return reading.unread(call, "its shape is not known")[0]
+        known = tuple(dim for dim in shape if isinstance(dim, int))
+        return reading.constant(np.full(known, number, call.dtype.numpy))
+
+    return read
+
+
+def floor_divide(reading: Reading, call: Call) -> Value:
+    """``floor_divide(a, b)``: part of the quotient of integers."""
+    return composed(reading, call, reading.unread(call)[0])
+
+
+def _gelu(approximate: str) -> Row:
+    return plain("Gelu", GeluAttrs(approximate))
+
+
+_SAME: dict[str, str] = {
+    "subtract": "Sub", "multiply": "Mul", "divide": "Div", "minimum": "Min", "maximum": "Max",
+    "power": "Pow", "where": "Where", "nn.relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh",
+    "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "erf": "Erf", "abs": "Abs", "negative": "Neg",
+    "floor": "Floor", "ceil": "Ceil", "round": "Round", "sin": "Sin", "cos": "Cos",
+    "sign": "Sign", "matmul": "MatMul",
+}  # fmt: skip
+
+FLOATING: dict[str, Row] = {
+    **{name: plain(row) for name, row in _SAME.items()},
+    "add": add,
+    "floor_divide": floor_divide,
+    "nn.bias_add": bias_add,
+    "cast": cast,
+    "mean": reduction("ReduceMean", "GlobalAveragePool"),
+    "sum": reduction("ReduceSum"),
+    "nn.softmax": softmax("Softmax"),
+    "nn.log_softmax": softmax("LogSoftmax"),
+    "nn.leaky_relu": leaky_relu,
+    "nn.gelu": _gelu("none"),
+    "nn.gelu_tanh": _gelu("tanh"),
+    "nn.layer_norm": layer_norm,
+    "nn.instance_norm": instance_norm,
+    "nn.group_norm": group_norm,
+    "nn.batch_norm": batch_norm,
+    "shape_of": shape_of,
+    "shape_to_tensor": same,
+    "tensor_to_shape": same,
+    "zeros_like": filled(0.0),
+    "ones_like": filled(1.0),
+    **{f"nn.avg_pool{rank}d": average_pool(rank) for rank in (1, 2, 3)},
+    **{
+        f"nn.conv{rank}d{suffix}": convolution(rank, transpose=bool(suffix))
+        for rank in (1, 2, 3)
+        for suffix in ("", "_transpose")
+    },
+}
+"""One row per plain operator on floats, by Relay's name."""

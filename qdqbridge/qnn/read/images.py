@@ -1,0 +1,185 @@
+"""Rows over images that hosts have beside what emission writes: global pools, resizing, blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
+from qdqbridge.graph.types import TensorType, ValueType
+from qdqbridge.ops.attributes import (
+    AxisAttrs,
+    DepthSpaceAttrs,
+    ResizeAttrs,
+    TransposeAttrs,
+)
+from qdqbridge.qnn.layout.remap import restored
+from qdqbridge.qnn.origin import layout_of
+from qdqbridge.qnn.read.layout import channels_first, permuted_shape
+from qdqbridge.qnn.read.site import Ints, Site
+from qdqbridge.qnn.weights import axis_weights
+
+_METHODS = {"nearest_neighbor": "nearest", "linear": "linear", "cubic": "cubic"}
+_ROUNDING = {
+    "round": "round_prefer_ceil",
+    "round_prefer_floor": "round_prefer_floor",
+    "round_prefer_ceil": "round_prefer_ceil",
+    "floor": "floor",
+    "ceil": "ceil",
+}
+_LAYOUTS = {3: "NCW", 4: "NCHW", 5: "NCDHW"}
+
+
+def laid_out(
+    site: Site, op: str, attributes_of: Callable[[Value, TensorType], Attributes]
+) -> Value:
+    """Returns ``op`` of operand 0 with channels first, brought back into the call's layout.
+
+    Args:
+        site: The call.
+        op: The row's name.
+        attributes_of: Makes the attributes from the operand and the type of the result, both with
+            channels first.
+    """
+    data, rank = site.value(0), len(site.result.shape or ())
+    layout = site.text("layout") or _LAYOUTS.get(rank, "")
+    x, back = channels_first(site.reading, data, layout, rank - 2)
+    result = site.result
+    if back is not None:
+        order = tuple(back.index(axis) for axis in range(rank))
+        result = TensorType(result.dtype, permuted_shape(result.shape, order))
+    attributes = attributes_of(x, result)
+    if not _moves(op, attributes):
+        x = site.plain(x)
+    type_: ValueType = result if x.quant is None else x.quant.with_shape(result.shape)
+    y = site.emit(op, [x], attributes, type_)
+    if back is None:
+        return y
+    return site.reading.node(
+        "Transpose", TransposeAttrs(back), [y], y.type.with_shape(site.result.shape)
+    )
+
+
+def _moves(op: str, attributes: Attributes) -> bool:
+    if isinstance(attributes, ResizeAttrs):
+        return attributes.mode == "nearest"
+    return op in ("GlobalMaxPool", "DepthToSpace", "SpaceToDepth")
+
+
+def global_pool(op: str) -> Callable[[Site], Value]:
+    """Returns the row of ``nn.global_{max,avg}_pool2d`` and of adaptive pools to 1x1."""
+
+    def row(site: Site) -> Value:
+        def attributes(x: Value, y: TensorType) -> Attributes:
+            del x
+            if any(extent != 1 for extent in (y.shape or ())[2:]):
+                raise site.refusal("it pools to several elements, with windows of unequal size")
+            return NO_ATTRIBUTES
+
+        return laid_out(site, op, attributes)
+
+    return row
+
+
+def resize(site: Site) -> Value:
+    """``image.resize{1,2,3}d(x; size, method, coordinate_transformation_mode, …)``."""
+    return laid_out(site, "Resize", lambda x, y: _resize_attributes(site, x, y))
+
+
+def _resize_attributes(site: Site, x: Value, y: TensorType) -> ResizeAttrs:
+    """Returns the attributes; the sizes as scales where those are whole numbers."""
+    method = site.text("method", "linear")
+    if method not in _METHODS:
+        raise site.refusal(f"its method is {method}")
+    mode, coordinates = _METHODS[method], site.text("coordinate_transformation_mode", "half_pixel")
+    sizes, before = site.static(Value(y)), site.static(x)
+    whole = all(after % extent == 0 for after, extent in zip(sizes, before, strict=True))
+    factors = tuple(float(after // extent) for after, extent in zip(sizes, before, strict=True))
+    crop, nearest = coordinates == "tf_crop_and_resize", mode == "nearest"
+    attributes = ResizeAttrs(
+        mode,
+        coordinates,
+        _rounding(site, coordinates) if nearest else "round_prefer_floor",
+        factors if whole else None,
+        None if whole else sizes,
+        cubic_coeff_a=site.number("cubic_alpha", -0.75) if mode == "cubic" else -0.75,
+        exclude_outside=not nearest and bool(site.integer("cubic_exclude")),
+        extrapolation_value=site.number("extrapolation_value") if crop else 0.0,
+        roi=_roi(site, len(sizes)) if crop else (),
+    )
+    return _as_claimed(site, attributes, before, sizes)
+
+
+def _rounding(site: Site, coordinates: str) -> str:
+    """Returns ONNX's nearest mode; what is not stated depends on the coordinates in Relay."""
+    stated = site.text("rounding_method")
+    return _ROUNDING[stated or ("round" if coordinates == "align_corners" else "floor")]
+
+
+def _as_claimed(site: Site, attributes: ResizeAttrs, before: Ints, after: Ints) -> ResizeAttrs:
+    """Returns the attributes of the span's Resize where they give every axis the same weights."""
+    claim = site.call.claim
+    given = None if claim is None else claim.attributes
+    if claim is None or not isinstance(given, ResizeAttrs) or given.mode != attributes.mode:
+        return attributes
+    if layout_of(claim) is not None:
+        given = restored(given, len(before))
+        assert isinstance(given, ResizeAttrs)
+    for axis, (length, size) in enumerate(zip(before, after, strict=True)):
+        a, b = (axis_weights(each, axis, length, size) for each in (given, attributes))
+        if not np.array_equal(a, b):
+            return attributes
+    return given
+
+
+def _roi(site: Site, rank: int) -> tuple[float, ...]:
+    """Returns ONNX's region of interest from Relay's (y1, x1, y2, x2)."""
+    roi = tuple(float(entry) for entry in site.call.attrs.get("roi") or ())
+    half = len(roi) // 2
+    keep = rank - half
+    return (0.0,) * keep + roi[:half] + (1.0,) * keep + roi[half:]
+
+
+def upsampling(site: Site) -> Value:
+    """``nn.upsampling(x; scale_h, scale_w, method, align_corners)``."""
+    method = site.text("method", "nearest_neighbor")
+    mode = {"nearest_neighbor": "nearest", "bilinear": "linear"}.get(method)
+    if mode is None:
+        raise site.refusal(f"its method is {method}")
+    corners = "align_corners" if site.flag("align_corners") else "half_pixel"
+    coordinates = "asymmetric" if mode == "nearest" else corners
+    rounding = "floor" if mode == "nearest" else "round_prefer_floor"
+    scales = (1.0, 1.0, site.number("scale_h", 1.0), site.number("scale_w", 1.0))
+    attributes = ResizeAttrs(mode, coordinates, rounding, scales, None)
+    return laid_out(site, "Resize", lambda x, y: attributes)
+
+
+def blocks(op: str) -> Callable[[Site], Value]:
+    """Returns the row of ``nn.depth_to_space(x; block_size, mode)`` and its inverse."""
+
+    def row(site: Site) -> Value:
+        mode = site.text("mode", "DCR") if op == "DepthToSpace" else "DCR"
+        attributes = DepthSpaceAttrs(site.integer("block_size"), mode)
+        return laid_out(site, op, lambda x, y: attributes)
+
+    return row
+
+
+def batch_flatten(site: Site) -> Value:
+    """``nn.batch_flatten(x)``."""
+    return site.emit("Flatten", [site.value(0)], AxisAttrs(1))
+
+
+ROWS: Mapping[str, Callable[[Site], Value]] = {
+    **{f"nn.global_avg_pool{n}d": global_pool("GlobalAveragePool") for n in (1, 2, 3)},
+    **{f"nn.global_max_pool{n}d": global_pool("GlobalMaxPool") for n in (1, 2, 3)},
+    **{f"nn.adaptive_avg_pool{n}d": global_pool("GlobalAveragePool") for n in (1, 2, 3)},
+    **{f"nn.adaptive_max_pool{n}d": global_pool("GlobalMaxPool") for n in (1, 2, 3)},
+    **{f"image.resize{n}d": resize for n in (1, 2, 3)},
+    "nn.upsampling": upsampling,
+    "nn.depth_to_space": blocks("DepthToSpace"),
+    "nn.space_to_depth": blocks("SpaceToDepth"),
+    "nn.batch_flatten": batch_flatten,
+}

@@ -1,0 +1,139 @@
+"""Layouts of a host's data and kernels; the graph's own is channels first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType
+from qdqbridge.ops.attributes import TransposeAttrs
+from qdqbridge.qnn.read.call import Call
+from qdqbridge.qnn.read.reading import Reading
+
+_SPATIAL = "DHW"
+
+
+def channels_first(
+    reading: Reading, value: Value, layout: str, rank: int
+) -> tuple[Value, tuple[int, ...] | None]:
+    """Returns data with its channels on axis 1, and how to lay out a result like the data.
+
+    Args:
+        reading: The graph so far.
+        value: The data.
+        layout: Its layout, ``NHWC`` for example; empty is channels first.
+        rank: Number of spatial axes.
+    """
+    letters = "NC" + _SPATIAL[3 - rank :]
+    if not layout or layout == letters:
+        return value, None
+    if sorted(layout) != sorted(letters):
+        raise reading.refused(f"its data has layout {layout}")
+    perm = tuple(layout.index(letter) for letter in letters)
+    return transposed(reading, value, perm), tuple(letters.index(letter) for letter in layout)
+
+
+def weight_first(
+    reading: Reading, call: Call, data: Value, layout: str, rank: int, *, transpose: bool
+) -> tuple[Call, int]:
+    """Returns the call with its kernel as the graph has it, and the axis of its output channels.
+
+    Args:
+        reading: The graph so far.
+        call: The convolution.
+        data: What it convolves, channels on axis 1.
+        layout: The kernel's layout; empty is the graph's.
+        rank: Number of spatial axes.
+        transpose: True for a transposed convolution.
+    """
+    lead = "IO" if transpose else "OI"
+    letters, axis = lead + _SPATIAL[3 - rank :], 1 if transpose else 0
+    weight = reading.value(call.args[1])
+    if layout and layout != letters:
+        if sorted(layout) != sorted(letters):
+            raise reading.refused(f"its kernel has layout {layout}")
+        weight = transposed(reading, weight, tuple(layout.index(letter) for letter in letters))
+    groups, shape = int(call.get("groups", 1)), data.type.shape
+    if not transpose and shape is not None and shape[1] == groups:
+        weight = _depthwise(weight, groups)
+    return replace(call, args=(call.args[0], weight, *call.args[2:])), axis
+
+
+def _depthwise(weight: Value, groups: int) -> Value:
+    """Several results per channel: Relay's (channels, multiplier, …) as (results, 1, …).
+
+    One input channel per group is what makes a convolution depthwise; the kernel's shape alone
+    could also be that of one result per group of several channels.
+    """
+    data, shape = weight.constant, weight.type.shape
+    if data is None or shape is None or groups == 1 or data.shape[0] != groups:
+        return weight
+    multiplier = data.shape[1]
+    if multiplier == 1:
+        return weight
+    to = (groups * multiplier, 1, *data.shape[2:])
+    return _constant(weight, data.map(lambda a: a.reshape(to), shape=to))
+
+
+def transposed(reading: Reading, value: Value, perm: tuple[int, ...]) -> Value:
+    """Returns a value with its axes permuted; a constant at once, as a view."""
+    key = ("transposed", value, perm)
+    if key not in reading.memory:
+        reading.memory[key] = _transposed(reading, value, perm)
+    return reading.memory[key]
+
+
+def _transposed(reading: Reading, value: Value, perm: tuple[int, ...]) -> Value:
+    data = value.constant
+    if data is not None:
+        shape = tuple(data.shape[axis] for axis in perm)
+        moved = data.map(lambda array: np.transpose(array, perm), shape=shape)
+        return _constant(value, moved, perm)
+    before = _untransposed(reading, value, perm)
+    if before is not None:
+        return before
+    shape = permuted_shape(value.type.shape, perm)
+    type_: ValueType = TensorType(value.type.dtype, shape)
+    if value.quant is not None:
+        type_ = value.quant.with_shape(shape)
+    return reading.node("Transpose", TransposeAttrs(perm), [value], type_)
+
+
+def _untransposed(reading: Reading, value: Value, perm: tuple[int, ...]) -> Value | None:
+    """Returns what a transposition was made of that this one undoes."""
+    node = value.producer
+    if node is not None and node.op.name == "reinterpret":
+        node = node.operand(0).producer
+    if node is None or not isinstance(node.attributes, TransposeAttrs):
+        return None
+    if tuple(node.attributes.perm[axis] for axis in perm) != tuple(range(len(perm))):
+        return None
+    source = node.operand(0)
+    if value.quant is None:
+        return source
+    return reading.stored(source, value.quant.params) if value.quant.params.per_tensor else None
+
+
+def _constant(value: Value, data: Constant, perm: tuple[int, ...] | None = None) -> Value:
+    if value.quant is None:
+        return Value(TensorType(data.dtype, data.shape), value.name, constant=data)
+    params = value.quant.params
+    if params.axis is not None and perm is not None:
+        params = params.with_axis(perm.index(params.axis))
+    return Value(QuantType(params, data.shape), value.name, constant=data)
+
+
+def permuted_shape(shape: Shape, perm: tuple[int, ...]) -> Shape:
+    """Returns the shape of a transposition."""
+    return None if shape is None else tuple(shape[axis] for axis in perm)
+
+
+def pads(call: Call, rank: int, name: str = "padding") -> tuple[int, ...]:
+    """Returns padding as begins and ends of every spatial axis."""
+    given = call.ints(name, 2 * rank)
+    if len(given) == 1:
+        return given * (2 * rank)
+    return given if len(given) == 2 * rank else given * 2

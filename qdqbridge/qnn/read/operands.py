@@ -1,0 +1,65 @@
+"""Operands as the graph had them, where a host got the same numbers in another type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.numerics import dequantize, quantize
+from qdqbridge.graph.operator import Operator
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import QuantType, TensorType
+from qdqbridge.qnn.origin import Claim, folded_params
+
+
+def as_spelled(
+    op: Operator, operands: Sequence[Value | None], claim: Claim | None
+) -> list[Value | None]:
+    """Returns the operands of a node as its span spells them, where they are the same numbers."""
+    if claim is None or op.name != claim.op or len(operands) != len(claim.operands):
+        return list(operands)
+    return [None if v is None else _spelled(v, i, claim) for i, v in enumerate(operands)]
+
+
+def _spelled(value: Value, index: int, claim: Claim) -> Value:
+    if value.quant is not None:
+        return value
+    if not claim.operands[index]:
+        dtype = claim.plain.get(index)
+        return value if dtype is None or value.constant is None else _cast(value, dtype)
+    node = value.producer
+    if node is not None and node.op.name == "dequantize":
+        source = node.operand(0)
+        if source.constant is not None or not any(claim.results):
+            return source
+    params = folded_params(claim, index)
+    return value if params is None or value.constant is None else _stored(value, params)
+
+
+def _cast(value: Value, dtype: DType) -> Value:
+    """Returns a constant in another element type, if that holds its numbers exactly."""
+    assert value.constant is not None
+    if value.type.dtype is dtype:
+        return value
+    array = value.constant.numpy()
+    with np.errstate(all="ignore"):
+        cast = array.astype(dtype.numpy)
+        if not np.array_equal(cast.astype(array.dtype), array):
+            return value
+    return Value(TensorType(dtype, cast.shape), value.name, constant=Constant.of(cast))
+
+
+def _stored(value: Value, params: QuantParams) -> Value:
+    """Returns a float constant as the quantized one that it was folded from."""
+    assert value.constant is not None
+    array = value.constant.numpy()
+    if params.blocked or (params.axis is not None and array.shape != params.scale.shape):
+        return value
+    stored = quantize(array.astype(np.float32), params)
+    if not np.array_equal(dequantize(stored, params).astype(array.dtype), array):
+        return value
+    return Value(QuantType(params, array.shape), value.name, constant=Constant.of(stored))

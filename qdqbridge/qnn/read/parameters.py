@@ -1,0 +1,143 @@
+"""Scales and zero points of a call as quantization parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.qnn.origin import element
+from qdqbridge.qnn.read.call import Call, Entry
+from qdqbridge.qnn.read.constants import constant_of
+from qdqbridge.qnn.read.reading import Reading
+
+
+def array(reading: Reading, entry: Entry, what: str) -> NDArray[Any]:
+    """Returns the elements of an argument that must be constant.
+
+    Raises:
+        UnsupportedModelError: It is not.
+    """
+    found = constant_of(reading.value(entry))
+    if found is None:
+        raise reading.refused(f"its {what} is no constant")
+    return found
+
+
+def operand(
+    reading: Reading, call: Call, index: int, scale: int, zero_point: int, *,
+    axis: int = -1, position: int = -1,
+) -> Value:  # fmt: skip
+    """Returns argument ``index`` as a quantized value; a float one as it is.
+
+    Args:
+        reading: The graph so far.
+        call: The call.
+        index: Index of the data.
+        scale: Index of its scale.
+        zero_point: Index of its zero point.
+        axis: Axis of a vector of scales.
+        position: Index of the operand in the graph's node, where a claim about it may be found;
+            by default ``index``.
+    """
+    value = reading.value(call.args[index])
+    if value.type.dtype.is_float:
+        return value
+    storage = value.type.dtype
+    params = parameters(reading, call, scale, zero_point, storage, axis=axis, rank=value.rank)
+    wanted = () if call.claim is None else call.claim.operands
+    position = index if position < 0 else position
+    if position < len(wanted) and wanted[position]:
+        params = as_claimed(params, wanted[position], value)
+    return reading.stored(value, params)
+
+
+def parameters(
+    reading: Reading, call: Call, scale: int, zero_point: int, storage: DType, *,
+    axis: int = -1, rank: int | None = None,
+) -> QuantParams:  # fmt: skip
+    """Returns the parameters that two arguments of a call give."""
+    scales = array(reading, call.args[scale], "scale")
+    zeros = array(reading, call.args[zero_point], "zero point")
+    return from_arrays(scales, zeros, storage, axis=axis, rank=rank)
+
+
+def from_arrays(
+    scales: NDArray[Any], zeros: NDArray[Any], storage: DType, *,
+    axis: int = -1, rank: int | None = None,
+) -> QuantParams:  # fmt: skip
+    """Returns parameters; vectors of one entry are numbers, an axis is made non-negative."""
+    expressed = DType.of(scales.dtype) if scales.dtype in _HALVES else DType.FLOAT32
+    zeros = np.asarray(zeros, np.int32)
+    if scales.size == 1 and zeros.size == 1:
+        return QuantParams(
+            storage, scales.reshape(()), zeros.reshape(()), expressed_dtype=expressed
+        )
+    scales, zeros = np.broadcast_arrays(scales.reshape(-1), zeros.reshape(-1))
+    if axis < 0:
+        axis += len(scales.shape) if rank is None else rank
+    return QuantParams(storage, scales, zeros, axis=axis, expressed_dtype=expressed)
+
+
+_HALVES = (DType.FLOAT16.numpy, DType.BFLOAT16.numpy)
+"""Types of scales that a model computes in; every other one is written as float32."""
+
+
+def result(
+    reading: Reading, call: Call, scale: int, zero_point: int, *, axis: int = -1
+) -> QuantParams:
+    """Returns the parameters of a call's result."""
+    shape = call.result.shape
+    params = parameters(
+        reading, call, scale, zero_point, call.dtype, axis=axis,
+        rank=None if shape is None else len(shape),
+    )  # fmt: skip
+    claims = () if call.claim is None else call.claim.results
+    if not claims or not claims[0]:
+        return params
+    return _expressed(params, claims[0])
+
+
+def as_claimed(params: QuantParams, text: str, value: Value) -> QuantParams:
+    """Returns an operand's parameters with the storage and scale type of a claim, if they fit."""
+    storage = element(text)[0]
+    params = _expressed(params, text)
+    if storage is params.storage_dtype or not holds(params.storage_dtype, storage):
+        return params
+    if value.constant is not None:
+        stored = value.constant.numpy()
+        fits = stored.min(initial=0) >= storage.qmin and stored.max(initial=0) <= storage.qmax
+    else:
+        fits = value.producer is None
+    return changed(params, storage) if fits else params
+
+
+def holds(wide: DType, narrow: DType) -> bool:
+    """True where ``narrow`` is a sub-byte type that hosts store as ``wide``."""
+    return narrow.bits < 8 and wide.bits == 8 and narrow.is_signed == wide.is_signed
+
+
+def changed(params: QuantParams, storage: DType, qmin: int = 0, qmax: int = -1) -> QuantParams:
+    """Returns the same mapping stored as another type."""
+    return QuantParams(
+        storage, params.scale, params.zero_point, axis=params.axis, block_size=params.block_size,
+        qmin=qmin, qmax=qmax, expressed_dtype=params.expressed_dtype,
+    )  # fmt: skip
+
+
+def _expressed(params: QuantParams, text: str) -> QuantParams:
+    """Returns parameters whose scale has the claimed type, where it has the very same value."""
+    _, expressed, kind = element(text)
+    scale = params.scale.astype(kind.numpy)
+    if (expressed, kind) == (params.expressed_dtype, params.scale_dtype):
+        return params
+    if not np.array_equal(scale.astype(np.float32), params.scale.astype(np.float32)):
+        return params
+    return QuantParams(
+        params.storage_dtype, scale, params.zero_point, axis=params.axis, qmin=params.qmin,
+        qmax=params.qmax, expressed_dtype=expressed,
+    )  # fmt: skip

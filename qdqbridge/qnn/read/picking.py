@@ -1,0 +1,110 @@
+"""Maxima, and clips of stored integers: they pick values, so quantization stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.types import QuantType, TensorType
+from qdqbridge.ops.attributes import ClipAttrs, PoolAttrs, TransposeAttrs
+from qdqbridge.qnn.origin import element
+from qdqbridge.qnn.read.call import Call
+from qdqbridge.qnn.read.layout import channels_first, pads, permuted_shape
+from qdqbridge.qnn.read.mover import claimed, hinted, moved, per_tensor, type_like
+from qdqbridge.qnn.read.parameters import changed, holds
+from qdqbridge.qnn.read.reading import Reading, Row
+from qdqbridge.qnn.read.rounded import reduced
+
+
+def max_pool(rank: int) -> Row:
+    """Returns the row of ``nn.max_pool<rank>d``."""
+
+    def read(reading: Reading, call: Call) -> Value:
+        data = per_tensor(reading, call.args[0])
+        data, back = channels_first(reading, data, str(call.get("layout") or ""), rank)
+        attributes = pool_attributes(call, rank)
+        shape = call.result.shape
+        if back is None:
+            value = reading.node("MaxPool", attributes, [data], type_like(data, call), call)
+            return hinted(reading, call, value)
+        inner = permuted_shape(shape, tuple(back.index(i) for i in range(len(back))))
+        type_ = TensorType(data.type.dtype, inner)
+        wide = type_ if data.quant is None else data.quant.with_shape(inner)
+        value = reading.node("MaxPool", attributes, [data], wide, call)
+        turn = TransposeAttrs(back)
+        return reading.node("Transpose", turn, [value], type_like(data, call))
+
+    return read
+
+
+def pool_attributes(call: Call, rank: int) -> PoolAttrs:
+    """Returns the attributes of a pool; those its span claims where the windows are the same."""
+    attributes = PoolAttrs(
+        kernel_shape=call.ints("pool_size", rank),
+        strides=call.ints("strides", rank),
+        dilations=call.ints("dilation", rank),
+        pads=pads(call, rank),
+        ceil_mode=bool(call.get("ceil_mode", False)),
+        count_include_pad=bool(call.get("count_include_pad", False)),
+    )
+    given = claimed(call, PoolAttrs)
+    if given is None or (given.kernel_shape, given.strides, given.dilations) != (
+        attributes.kernel_shape, attributes.strides, attributes.dilations,
+    ):  # fmt: skip
+        return attributes
+    if given.count_include_pad != attributes.count_include_pad and any(attributes.pads):
+        return attributes
+    same = given.pads == attributes.pads
+    wider = all(p <= q for p, q in zip(given.pads, attributes.pads, strict=True))
+    return given if same or (given.ceil_mode and wider) else attributes
+
+
+def extreme(name: str, everywhere: str = "") -> Row:
+    """Returns the row of ``max`` and ``min`` along axes."""
+
+    def read(reading: Reading, call: Call) -> Value:
+        data = reading.value(call.args[0])
+        chosen, attributes = reduced(call, data, name, everywhere)
+        return moved(reading, call, chosen, attributes)
+
+    return read
+
+
+def clip(reading: Reading, call: Call) -> Value:
+    """``clip(x, a_min, a_max)`` of floats, and of stored integers: a narrower range."""
+    data = reading.value(call.args[0])
+    low, high = float(call.attrs["a_min"]), float(call.attrs["a_max"])
+    if data.type.dtype.is_float:
+        attributes = ClipAttrs(low, high)
+        return reading.node("Clip", attributes, [data], type_like(data, call), call)
+    if data.quant is None or not data.quant.params.per_tensor:
+        plain = reading.plain(data)
+        value = reading.node("Clip", ClipAttrs(low, high), [plain], type_like(plain, call), call)
+        return hinted(reading, call, value)
+    params = data.quant.params
+    qmin, qmax = max(int(low), params.qmin), min(int(high), params.qmax)
+    narrow = params.with_range(qmin, qmax)
+    storage = _claimed_storage(call, data, qmin, qmax)
+    if storage is not None:
+        type_ = QuantType(changed(params, storage, qmin, qmax), data.type.shape)
+        return reading.retyped(data, type_, call)
+    return reading.narrowed(data, narrow, call)
+
+
+def _claimed_storage(call: Call, data: Value, qmin: int, qmax: int) -> Any:
+    """Returns the sub-byte type that a clamped result has where its span says so."""
+    claims = () if call.claim is None else call.claim.results
+    if not claims or not claims[0] or data.producer is None:
+        return None
+    storage = element(claims[0])[0]
+    fits = holds(data.type.dtype, storage) and storage.qmin <= qmin and qmax <= storage.qmax
+    return storage if fits and data.producer.op.name != "reinterpret" else None
+
+
+PICKING: dict[str, Row] = {
+    "clip": clip,
+    "max": extreme("ReduceMax", "GlobalMaxPool"),
+    "min": extreme("ReduceMin"),
+    **{f"nn.max_pool{rank}d": max_pool(rank) for rank in (1, 2, 3)},
+}
+"""One row per plain operator that picks values, by Relay's name."""

@@ -1,0 +1,149 @@
+"""Products that a host computes on stacks of matrices, or on images of height 1.
+
+Where an operator takes matrices only, or images only, emission shapes the operands before it and
+the result after it. The last of these calls completes the product as the graph has it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.types import QuantType, Shape, TensorType
+from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs, TransposeAttrs
+from qdqbridge.qnn.origin import Claim
+from qdqbridge.qnn.read.call import Call
+from qdqbridge.qnn.read.reading import Reading
+
+_STACKED = ("MatMul", "Gemm", "Dense")
+_IMAGES = ("Conv", "ConvTranspose")
+
+
+def whole_product(reading: Reading, call: Call, value: Value) -> Value | None:
+    """Returns the product whose result a reshape or squeeze of ``value`` is, None for others."""
+    claim, node = call.claim, value.producer
+    if claim is None or node is None or reading.claims.get(node) != claim:
+        return None
+    if node.op.name == "requantize" and node.operand(0).producer is not None:
+        node = node.operand(0).producer
+    if node is None or node.op.flow is not Flow.ACCUMULATE:
+        return None
+    if claim.op in _IMAGES and node.op.name == claim.op:
+        operands = _sequences(reading, claim, node)
+    elif _later(claim, node):
+        return value if value.type.shape == call.result.shape else None
+    elif claim.op in _STACKED and node.op.name in _STACKED:
+        operands = _matrices(reading, claim, node, call.result.shape)
+    else:
+        return None
+    if operands is None or claim.attributes is None:
+        return None
+    shape = call.result.shape
+    plain = TensorType(value.type.dtype, shape)
+    type_ = plain if value.quant is None else value.quant.with_shape(shape)
+    return reading.node(claim.op, claim.attributes, operands, type_, call)
+
+
+def _later(claim: Claim, node: Node) -> bool:
+    """True for a product of floats that a later call multiplies by a Gemm's alpha."""
+    given = claim.attributes
+    scaled = isinstance(given, GemmAttrs) and given.alpha != 1.0
+    return scaled and node.op.name != "Gemm" and node.operand(0).quant is None
+
+
+def _matrices(
+    reading: Reading, claim: Claim, node: Node, shape: Shape
+) -> list[Value | None] | None:
+    """Returns the operands before they were stacked, if their product has the result's shape."""
+    gemm = claim.attributes if isinstance(claim.attributes, GemmAttrs) else GemmAttrs()
+    weight = node.operand(1) if node.op.name == "Gemm" else _without(reading, node, gemm.alpha)
+    if weight is None:
+        return None
+    x, w = _unshaped(reading, node.operand(0), claim), _unshaped(reading, weight, claim)
+    dense, stated = claim.op == "Dense", node.op.name == "Dense"
+    (left, turned_left), (right, turned_right) = x, w
+    if turned_left != gemm.trans_a:
+        return None
+    if turned_right != ((dense or gemm.trans_b) and not stated):
+        return None
+    found = _product_shape(left.type.shape, right.type.shape, gemm, dense=dense)
+    return [left, right, *node.inputs[2:]] if found == shape else None
+
+
+def _without(reading: Reading, node: Node, alpha: float) -> Value | None:
+    """Returns the second operand as it was before its scale took a Gemm's alpha in."""
+    value = node.operand(1)
+    if alpha == 1.0:
+        return value
+    before = reading.memory.get(("rescaled", value))
+    if not isinstance(before, Value) or before.quant is None or value.quant is None:
+        return None
+    own, taken = (v.quant.params.scale.astype(np.float64) for v in (before, value) if v.quant)
+    near = own.shape == taken.shape and np.allclose(own * alpha, taken, 1e-6, 0)
+    return before if near else None
+
+
+def _product_shape(a: Shape, b: Shape, gemm: GemmAttrs, *, dense: bool) -> Shape:
+    if a is None or b is None:
+        return None
+    rows = a[-1:] if gemm.trans_a else a[-2:-1]
+    if dense:
+        return (*a[:-1], b[0])
+    columns = b[-2:-1] if gemm.trans_b else b[-1:]
+    if len(b) == 1:
+        return a[:-1]
+    if len(a) == 1:
+        return (*b[:-2], *columns)
+    return (*_broadcast(a[:-2], b[:-2]), *rows, *columns)
+
+
+def _broadcast(a: tuple[int | str, ...], b: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    rank = max(len(a), len(b))
+    left, right = (1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b
+    return tuple(y if x == 1 else x for x, y in zip(left, right, strict=True))
+
+
+def _unshaped(reading: Reading, value: Value, claim: Claim) -> tuple[Value, bool]:
+    """Returns what a product's own movers take, and whether they swap the last two axes."""
+    current, turned, quant = value, False, value.quant
+    best = current, turned
+    while current.producer is not None:
+        node = current.producer
+        if node.op.name == "reinterpret":
+            current = node.operand(0)
+            continue
+        own = reading.claims.get(node)
+        if node.op.flow is not Flow.MOVE or (own is not None and own != claim):
+            break
+        if isinstance(node.attributes, TransposeAttrs):
+            turned = not turned
+        elif own is None:
+            break
+        current = node.operand(0)
+        if own is not None:
+            best = current, turned
+    source, turned = best
+    return (source if quant is None else reading.stored(source, quant.params)), turned
+
+
+def _sequences(reading: Reading, claim: Claim, node: Node) -> list[Value | None] | None:
+    """Returns the operands of a convolution of sequences from those of one of images."""
+    attributes, given = node.attributes, claim.attributes
+    if not isinstance(attributes, ConvAttrs | ConvTransposeAttrs):
+        return None
+    if not isinstance(given, ConvAttrs | ConvTransposeAttrs):
+        return None
+    half = len(given.pads) // 2
+    lifted = (0, *given.pads[:half], 0, *given.pads[half:])
+    if attributes.pads != lifted or attributes.strides != (1, *given.strides):
+        return None
+    if attributes.dilations != (1, *given.dilations) or attributes.group != given.group:
+        return None
+    x, w = _unshaped(reading, node.operand(0), claim)[0], node.operand(1)
+    if w.constant is None or w.quant is None or len(w.constant.shape) != 4:
+        return None
+    shape = (*w.constant.shape[:2], w.constant.shape[3])
+    data = w.constant.map(lambda array: array.reshape(shape), shape=shape)
+    weight = Value(QuantType(w.quant.params, shape), w.name, constant=data)
+    return [x, weight, *node.inputs[2:]]
