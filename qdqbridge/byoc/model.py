@@ -1,0 +1,134 @@
+"""A model through a table: rewritten if asked, emitted in the dialect, partitioned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Literal, TypeAlias
+
+from qdqbridge.byoc.constraints import Constraints
+from qdqbridge.byoc.coverage import Coverage
+from qdqbridge.byoc.limits import Limits
+from qdqbridge.byoc.partition import partition
+from qdqbridge.byoc.rewrites import Rewrite, named, prepare
+from qdqbridge.byoc.shipped import ShippedTable, partition_shipped
+from qdqbridge.byoc.table import Table
+from qdqbridge.byoc.tables import canonical
+from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.graph.graph import Graph
+
+Dialect: TypeAlias = Literal["relax", "relay"]
+
+_INT8 = Constraints(
+    Limits(activations=("int8",), weights=("int8",), symmetric_weights=True),
+    {"softmax": Limits(output_scale=1 / 256, output_zero_point=-128)},
+)
+
+TABLES: Mapping[str, Callable[[], Table]] = {
+    "canonical": canonical,
+    "int8": lambda: canonical("int8", constraints=_INT8),
+    "per-tensor": lambda: canonical("per-tensor", constraints=Constraints(Limits(per_tensor=True))),
+}
+"""Our own tables: everything, a typical int8 backend, and one with a scale for each tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partitioned:
+    """A model after :func:`partition_model`.
+
+    Attributes:
+        module: The partitioned module of the dialect.
+        coverage: What was taken, what was left, and why.
+        rewrites: What was changed in the graph before.
+    """
+
+    module: Any
+    coverage: Coverage
+    rewrites: tuple[Rewrite, ...]
+
+
+def partition_model(
+    graph: Graph,
+    table: str | Table = "canonical",
+    *,
+    dialect: Dialect = "relax",
+    rewrite: bool = False,
+    extents: Mapping[str, int] | None = None,
+) -> Partitioned:
+    """Emits a graph and partitions it.
+
+    Args:
+        graph: A canonical graph.
+        table: A table, or the name of one: of ``TABLES``, on Relay also of the shipped ones.
+        dialect: ``relax``, or ``relay`` in an environment with TVM up to 0.19.
+        rewrite: Make the graph eligible first, by legal rewrites.
+        extents: Numbers for symbolic extents, by name; shipped tables want ``{"batch": 1}``.
+
+    Raises:
+        UnsupportedTargetError: There is no such table or dialect here, or TVM cannot express
+            the graph.
+    """
+    shipped = None
+    if isinstance(table, str):
+        table, shipped = _table(table, dialect)
+    done: list[Rewrite] = []
+    if rewrite:
+        wanted = table if shipped is None else named(shipped.rewrites)
+        graph, done = prepare(graph, wanted)
+    module = _emitted(graph, dialect, shipped, extents)
+    if shipped is None:
+        divided, coverage = partition(module, table)
+    else:
+        divided, coverage = partition_shipped(module, shipped)
+    return Partitioned(divided, coverage, tuple(done))
+
+
+def _table(name: str, dialect: Dialect) -> tuple[Table, ShippedTable | None]:
+    if name in TABLES:
+        return TABLES[name](), None
+    shipped: Mapping[str, ShippedTable] = _shipped() if dialect == "relay" else {}
+    if name not in shipped:
+        known = [*TABLES, *shipped]
+        raise UnsupportedTargetError(
+            f"there is no table '{name}' for {dialect}", fix=f"there are {', '.join(known)}"
+        )
+    return Table(name, ()), shipped[name]
+
+
+def _need(dialect: Dialect) -> None:
+    if find_spec("tvm") is None or find_spec(f"tvm.{dialect}") is None:
+        fixes = {
+            "relax": "pip install 'qdqbridge[relax]'",
+            "relay": "make an environment with it by scripts/relay_env",
+        }
+        have = "TVM is not installed" if find_spec("tvm") is None else "this TVM is without it"
+        raise UnsupportedTargetError(
+            f"{dialect.capitalize()} is not here", why=have, fix=fixes[dialect]
+        )
+
+
+def _shipped() -> Mapping[str, ShippedTable]:
+    _need("relay")
+    if find_spec("qdqbridge.relay.tables") is None:
+        return {}
+    tables: Any = import_module("qdqbridge.relay.tables")
+    return tables.TABLES
+
+
+def _emitted(
+    graph: Graph,
+    dialect: Dialect,
+    shipped: ShippedTable | None,
+    extents: Mapping[str, int] | None,
+) -> Any:
+    _need(dialect)
+    if dialect == "relax":
+        from qdqbridge.relax.emit import emit as emit_relax
+
+        return emit_relax(graph)[0]
+    from qdqbridge.relay.emit import emit as emit_relay
+
+    spelling = "canonical" if shipped is None else shipped.spelling
+    return emit_relay(graph, spelling, extents=extents)[0]

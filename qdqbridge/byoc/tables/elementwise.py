@@ -1,0 +1,42 @@
+"""Operators of two operands, functions of one element, and rows: softmax and norms."""
+
+from __future__ import annotations
+
+from qdqbridge.byoc import descriptions
+from qdqbridge.byoc.pattern import Anything, Call, Constant, Pattern
+from qdqbridge.byoc.table import Describe, Entry
+from qdqbridge.byoc.tables.accumulations import FOUR, TWO, clipped
+
+_BINARY = ("add", "subtract", "mul", "divide", "minimum", "maximum", "power", "prelu")
+UNARY_NAMES = (
+    "sigmoid", "tanh", "exp", "log", "sin", "cos", "erf", "sqrt", "rsqrt", "reciprocal", "abs",
+    "negative", "floor", "ceil", "round", "sign", "relu", "clip", "leaky_relu",
+    "thresholded_relu", "elu", "celu", "selu", "gelu", "silu", "mish", "softplus", "softsign",
+    "hardsigmoid", "hardswish",
+)  # fmt: skip
+_NORMS = ("layer_norm", "rms_norm", "instance_norm", "group_norm")
+
+
+def one(name: str, operator: str, describing: Describe, *args: Pattern) -> Entry:
+    """Returns an entry of one operator, clamped where the module clamps it."""
+    return Entry(name, clipped(Call(operator, *args).named("op")), describing)
+
+
+_OPERAND = Anything()
+BINARY = (
+    *(
+        one(name, f"qnn.{name}", descriptions.binary, _OPERAND, _OPERAND, *FOUR, *TWO)
+        for name in _BINARY
+    ),
+    one("where", "qnn.where", descriptions.binary, *(_OPERAND,) * 3, *FOUR, *TWO),
+)
+UNARY = (
+    *(one(name, f"qnn.{name}", descriptions.unary, _OPERAND, *FOUR) for name in UNARY_NAMES),
+    one("lookup", "qnn.lookup", descriptions.lookup, _OPERAND, Constant()),
+)
+ROWS = (
+    one("softmax", "qnn.softmax", descriptions.softmax, _OPERAND, *FOUR),
+    one("log_softmax", "qnn.log_softmax", descriptions.softmax, _OPERAND, *FOUR),
+    *(one(name, f"qnn.{name}", descriptions.normalization) for name in _NORMS),
+    one("batch_norm", "qnn.batch_norm", descriptions.normalization),
+)

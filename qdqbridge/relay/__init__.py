@@ -1,0 +1,38 @@
+"""Relay (TVM 0.16): emit, build, read and store; importing it registers the ``qnn`` operators."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from qdqbridge.relay import dialect
+from qdqbridge.relay.build import Executable, bind, build
+from qdqbridge.relay.emit import emit
+from qdqbridge.relay.files import load, readable, save
+
+if TYPE_CHECKING:
+    from qdqbridge.relay.read import export_quantized, from_relay, from_simulated
+
+__all__ = [
+    "Executable",
+    "bind",
+    "build",
+    "dialect",
+    "emit",
+    "export_quantized",
+    "from_relay",
+    "from_simulated",
+    "load",
+    "readable",
+    "save",
+]
+
+_READING = ("export_quantized", "from_relay", "from_simulated")
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the readers, which need onnx, when somebody asks for one."""
+    if name not in _READING:
+        raise AttributeError(f"module 'qdqbridge.relay' has no attribute '{name}'")
+    from qdqbridge.relay import read
+
+    return getattr(read, name)

@@ -1,0 +1,7 @@
+"""Graph -> Relay, in the spelling and layout that the pattern tables of a backend match."""
+
+from __future__ import annotations
+
+from qdqbridge.relay.emit.module import emit
+
+__all__ = ["emit"]

@@ -1,0 +1,187 @@
+"""A whole graph as a Relay module with one function ``main``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+import tvm
+from numpy.typing import NDArray
+from tvm import ir, relay
+
+from qdqbridge.arguments import need_graph
+from qdqbridge.errors import InputDataError, UnsupportedTargetError
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.qnn.emit.dtypes import tvm_dtype
+from qdqbridge.qnn.emit.nodes import check_known, emit_nodes, joined
+from qdqbridge.qnn.emit.scope import Expr
+from qdqbridge.qnn.layout import carried, plan
+from qdqbridge.qnn.origin import conversion, type_text
+from qdqbridge.relay.emit.dynamic import emit_dynamic
+from qdqbridge.relay.emit.scope import Scope, held
+from qdqbridge.relay.emit.spellings import Form, spelling_of
+
+LARGE = 1 << 16
+"""Bytes from which a constant becomes a parameter when parameters are kept apart."""
+LAYOUTS = ("NCHW", "NHWC")
+LIMIT = 1 << 31
+"""Relay's extents are int32."""
+
+
+def emit(
+    graph: Graph,
+    spelling: str = "canonical",
+    layout: str | None = None,
+    *,
+    extents: Mapping[str, int] | None = None,
+    keep_params: bool = False,
+) -> tuple[ir.IRModule, dict[str, NDArray[Any]]]:
+    """Returns ``graph`` as a Relay module in the QNN dialect.
+
+    Args:
+        graph: A canonical graph.
+        spelling: ``canonical`` (exact), ``tflite``, ``dnnl`` or ``fq2i``; see
+            ``qdqbridge.relay.emit.spellings`` for what each is for and how exact it is.
+        layout: ``NCHW`` or ``NHWC``; None takes the spelling's own. The inputs and outputs of
+            ``main`` keep the graph's layout.
+        extents: Numbers for the symbolic extents of the inputs, by name (``{"batch": 1}``).
+        keep_params: Make large constants parameters of ``main`` after the graph's inputs.
+
+    Returns:
+        The module, typed, and the parameters by name (empty unless ``keep_params``). ``main``
+        returns one tensor, or a tuple of several; its attributes ``input_names`` and
+        ``output_names`` hold the model's own names, ``input_types`` what quantized inputs mean.
+        Spans say which node a call comes from (:mod:`qdqbridge.qnn.origin`).
+
+    Raises:
+        InputDataError: ``graph`` is no graph, or ``extents`` are no positive numbers of its inputs.
+        UnsupportedTargetError: A node, an element type or a symbolic extent that Relay cannot
+            express; lists every one. No such spelling or layout.
+    """
+    need_graph(graph, "relay.emit")
+    form = spelling_of(spelling)
+    chosen = form.layout if layout is None else layout
+    if chosen not in LAYOUTS:
+        raise UnsupportedTargetError(
+            f"Relay modules have no layout {layout!r}", fix=f"use one of {', '.join(LAYOUTS)}"
+        )
+    check_known(graph)
+    _check_extents(graph, {} if extents is None else extents)
+    return _Module(graph, form, chosen, extents or {}, keep_params=keep_params).emit()
+
+
+def _check_extents(graph: Graph, extents: Mapping[str, int]) -> None:
+    symbolic = {
+        str(dim): None
+        for value in graph.inputs
+        for dim in (("rank",) if value.type.shape is None else value.type.shape)
+        if isinstance(dim, str)
+    }
+    _check_numbers(extents, list(symbolic))
+    open_ = {name: None for name in symbolic if name not in extents}
+    if open_:
+        named = ", ".join(f"'{name}'" for name in open_)
+        raise UnsupportedTargetError(
+            "Relay needs the extents of every input",
+            why=f"{named} {'is' if len(open_) == 1 else 'are'} not known",
+            fix=f"give numbers: extents={{{', '.join(f'{n!r}: 1' for n in open_)}}}, "
+            f"on the command line {' '.join(f'--extent {n}=1' for n in open_)}",
+        )
+
+
+def _check_numbers(extents: object, symbolic: Sequence[str]) -> None:
+    known = f"its inputs have {', '.join(symbolic) or 'no symbolic extents'}"
+    if not isinstance(extents, Mapping):
+        raise InputDataError(
+            "extents must be numbers by name", why=f"{type(extents).__name__} is no mapping",
+            fix=known,
+        )
+    numbers: Mapping[Any, Any] = extents
+    for name, number in numbers.items():
+        if name not in symbolic:
+            raise InputDataError(f"the model has no symbolic extent '{name}'", fix=known)
+        if not isinstance(number, Integral) or not 0 < int(number) < LIMIT:
+            raise InputDataError(
+                f"the extent '{name}' must be a number from 1 to {LIMIT - 1}",
+                why=f"it is {number!r}",
+            )
+
+
+class _Module:
+    def __init__(
+        self, graph: Graph, form: Form, layout: str, extents: Mapping[str, int], *,
+        keep_params: bool,
+    ) -> None:  # fmt: skip
+        last = layout == "NHWC"
+        ours = carried(graph, plan(graph, last, fixed=form.fixed))
+        self.graph, self.sources, self.to_last = ours.graph, ours.sources, ours.to_last
+        self.extents = extents
+        self.names: set[str] = set()
+        self.lifted: dict[str, tuple[Any, Constant]] = {}
+        lift = self._lift if keep_params else None
+        self.scope = Scope(form.spelling, ours.channels_last, lift)
+
+    def emit(self) -> tuple[ir.IRModule, dict[str, NDArray[Any]]]:
+        inputs = [self._input(value) for value in self.graph.inputs]
+        problems = emit_nodes(self.scope, self.graph, self._bound, self._foreign, self._begin)
+        if problems:
+            raise joined(problems) from problems[0].__cause__
+        outputs = [self.scope.value(value) for value in self.graph.outputs]
+        result = outputs[0] if len(outputs) == 1 else relay.Tuple(outputs)
+        params = [variable for variable, _ in self.lifted.values()]
+        function: Any = relay.Function([*inputs, *params], result)
+        function = function.with_attr(
+            {
+                "input_names": [value.name for value in self.graph.inputs],
+                "input_types": [type_text(value.type) for value in self.graph.inputs],
+                "output_names": list(self.graph.output_names),
+            }
+        )
+        module = relay.transform.InferType()(tvm.IRModule.from_expr(function))
+        return module, {name: held(constant) for name, (_, constant) in self.lifted.items()}
+
+    def _input(self, value: Value) -> Any:
+        shape = [
+            self.extents.get(d, 0) if isinstance(d, str) else d for d in value.type.shape or ()
+        ]
+        name = self._name(value.name or "input")
+        variable = self.scope.emit(relay.var(name, shape=shape, dtype=tvm_dtype(value.type.dtype)))
+        self.scope.exprs[value] = variable
+        return variable
+
+    def _name(self, name: str) -> str:
+        base = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or "v"
+        base = base if not base[0].isdigit() else f"v{base}"
+        unique, count = base, 1
+        while unique in self.names:
+            count += 1
+            unique = f"{base}_{count}"
+        self.names.add(unique)
+        return unique
+
+    def _lift(self, constant: Constant, name: str) -> Any:
+        if constant.nbytes < LARGE:
+            return None
+        unique = self._name(name or "param")
+        dtype = tvm_dtype(constant.dtype)
+        variable = relay.var(unique, shape=list(constant.shape), dtype=dtype)
+        self.lifted[unique] = (variable, constant)
+        return variable
+
+    def _begin(self, node: Node) -> None:
+        """Describes a node as the file has it, or a conversion of layouts."""
+        if node in self.sources:
+            self.scope.describe(*self.sources[node])
+        else:
+            last = node in self.to_last
+            self.scope.origin = conversion(node.output.name, last=last)
+
+    def _bound(self, value: Value, expr: Expr) -> Any:
+        del value
+        return self.scope.emit(expr)
+
+    def _foreign(self, node: Node) -> Sequence[Expr]:
+        return emit_dynamic(self.scope, node)
