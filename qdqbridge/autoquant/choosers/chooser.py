@@ -1,0 +1,54 @@
+"""What a chooser is told, and what it returns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from qdqbridge.autoquant.formats import Format
+from qdqbridge.autoquant.stats import TensorStats
+from qdqbridge.graph.quantization import QuantParams
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where a tensor stands.
+
+    Attributes:
+        name: The tensor's name in the float model.
+        producer: The operator that makes it; empty for a graph input.
+        readers: The operators that read it.
+        chosen: The parameters of the tensors before it, by name: choosers run in topological
+            order.
+    """
+
+    name: str = ""
+    producer: str = ""
+    readers: tuple[str, ...] = ()
+    chosen: Mapping[str, QuantParams] = field(default_factory=dict[str, QuantParams])
+
+
+class Chooser(Protocol):
+    """Anything that chooses parameters."""
+
+    def __call__(self, stats: TensorStats, format: Format, context: Context) -> QuantParams:
+        """Returns the parameters of a tensor."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RangeChooser(ABC):
+    """A chooser that chooses a range of real numbers; its format makes parameters of it."""
+
+    @abstractmethod
+    def range(self, stats: TensorStats, format: Format) -> tuple[float, float]:
+        """Returns the smallest and largest number that codes shall stand for."""
+
+    def __call__(self, stats: TensorStats, format: Format, context: Context) -> QuantParams:
+        """Returns per-tensor parameters that cover :meth:`range`."""
+        del context
+        if stats.minimum > stats.maximum:
+            return format.per_tensor().params(0, 0)
+        return format.per_tensor().params(*self.range(stats, format))

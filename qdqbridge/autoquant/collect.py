@@ -1,0 +1,232 @@
+"""One pass over the data: every sample goes through the float model once, and is forgotten."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from qdqbridge.autoquant.profile import (
+    Profile,
+    channel_axis,
+    empty,
+    observable,
+    profile_id,
+    sample_hash,
+)
+from qdqbridge.autoquant.running import Measured, running
+from qdqbridge.autoquant.samples import Sample
+from qdqbridge.autoquant.stats import TensorStats
+from qdqbridge.errors import InputDataError
+from qdqbridge.graph.graph import Graph, Value
+from qdqbridge.graph.interpreter import check_inputs
+
+Progress = Callable[[int, int], None]
+
+
+class Data(Protocol):
+    """Samples that can be gone through, any number of times."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Sample]: ...
+
+
+class Observer(Protocol):
+    """Something that runs the float model and says what it saw of each tensor.
+
+    Attributes:
+        values: The tensors it looks at.
+    """
+
+    values: Sequence[Value]
+
+    def observe(self, sample: Sample) -> None:
+        """Looks at one sample."""
+        ...
+
+    def taken(self) -> Sequence[TensorStats]:
+        """Returns the statistics of :attr:`values` over what was seen since, and starts anew."""
+        ...
+
+
+class Recording:
+    """An observer for any engine that returns tensors."""
+
+    def __init__(
+        self,
+        values: Sequence[Value],
+        run: Callable[[Sample], Sequence[NDArray[Any]]],
+        *,
+        histograms: bool = True,
+        fast: bool | None = None,
+    ) -> None:
+        """Takes an engine.
+
+        Args:
+            values: The tensors that ``run`` returns.
+            run: Runs the model on one sample.
+            histograms: Count values as well.
+            fast: Compiled loops, or NumPy; by default the loops where TVM is installed.
+        """
+        self.values: Sequence[Value] = list(values)
+        self._run = run
+        self._running = [
+            running(channel_axis(value), histogram=histograms, fast=fast) for value in self.values
+        ]
+
+    def observe(self, sample: Sample) -> None:
+        """Looks at one sample."""
+        for array, tensor in zip(self._run(sample), self._running, strict=True):
+            tensor.add(array)
+
+    def taken(self) -> Sequence[TensorStats]:
+        """Returns the statistics over what was seen since, and starts anew."""
+        return [tensor.taken() for tensor in self._running]
+
+
+class Computed:
+    """An observer whose engine computes the statistics itself: only these leave it."""
+
+    def __init__(
+        self, values: Sequence[Value], run: Callable[[Sample], Sequence[Sequence[NDArray[Any]]]]
+    ) -> None:
+        """Takes an engine.
+
+        Args:
+            values: The tensors that it looks at.
+            run: Runs the model on one sample; gives keys, facts and perhaps tables of each tensor,
+                see :mod:`qdqbridge.relax.statistics`.
+        """
+        self.values: Sequence[Value] = list(values)
+        self._run = run
+        self._running = [Measured(channel_axis(value)) for value in self.values]
+
+    def observe(self, sample: Sample) -> None:
+        """Looks at one sample."""
+        for parts, tensor in zip(self._run(sample), self._running, strict=True):
+            facts = parts[1].tolist()
+            tensor.measured(parts[0], facts)
+            for tables in parts[2:]:
+                tensor.counted(tables, facts[3], facts[0])
+
+    def taken(self) -> Sequence[TensorStats]:
+        """Returns the statistics over what was seen since, and starts anew."""
+        return [tensor.taken() for tensor in self._running]
+
+
+def onnxruntime_observer(graph: Graph, *, histograms: bool = True, threads: int = 0) -> Observer:
+    """Returns an observer that runs the model with onnxruntime.
+
+    Raises:
+        UnsupportedTargetError: onnxruntime cannot run the model.
+    """
+    from qdqbridge.onnx_io.running import Runner
+
+    values = observable(graph)
+    runner = Runner(graph, values, threads=threads)
+    return Recording(values, runner.run, histograms=histograms)
+
+
+def tvm_observer(graph: Graph, *, histograms: bool = True, target: Any = "llvm") -> Observer:
+    """Returns an observer that runs the model with TVM, statistics and all.
+
+    Raises:
+        UnsupportedTargetError: TVM is not there, or cannot build the model.
+    """
+    from qdqbridge.relax.profiling import ProfilingModule
+
+    values = observable(graph)
+    watched = [(value, channel_axis(value)) for value in values]
+    module = ProfilingModule(graph, watched, histograms=histograms, target=target)
+    return Computed(values, module.run)
+
+
+def collect(
+    graph: Graph,
+    samples: Data,
+    observer: Observer,
+    *,
+    histograms: bool = True,
+    start: Profile | None = None,
+    checkpoint: Callable[[Profile], None] | None = None,
+    interval: float = 5.0,
+    progress: Progress | None = None,
+) -> Profile:
+    """Returns the profile of ``graph`` over ``samples``.
+
+    Args:
+        graph: A canonical float graph.
+        samples: The data.
+        observer: Runs the model; its values are among the observable ones of ``graph``.
+        histograms: Whether the observer counts values.
+        start: A profile of the first samples, made before; they are not run again.
+        checkpoint: Called now and then with what there is to save.
+        interval: Seconds between two such calls.
+        progress: Called with the number of samples done, and of all.
+
+    Raises:
+        InputDataError: ``start`` is of another model or of other samples.
+    """
+    total = empty(graph, histograms=histograms)
+    remaining = iter(samples)
+    if start is not None:
+        total = _resumed(total, start, remaining)
+    done, seen, data, saved = total.samples, 0, 0, time.monotonic()
+    for sample in remaining:
+        check_inputs(graph, sample)
+        observer.observe(sample)
+        data += sample_hash(sample)
+        seen += 1
+        if checkpoint is not None and time.monotonic() >= saved + interval:
+            total, seen, data = _added(total, observer, seen, data), 0, 0
+            checkpoint(total)
+            saved = time.monotonic()
+        done += 1
+        if progress is not None:
+            progress(done, len(samples))
+    return _added(total, observer, seen, data)
+
+
+def _added(total: Profile, observer: Observer, samples: int, data: int) -> Profile:
+    """Returns ``total`` with what the observer saw of so many further samples."""
+    tensors = dict(total.tensors)
+    for value, stats in zip(observer.values, observer.taken(), strict=True):
+        key = profile_id(value)
+        tensors[key] = replace(tensors[key], stats=tensors[key].stats.merged(stats))
+    data = (total.data + data) % (1 << 256)
+    return replace(total, samples=total.samples + samples, data=data, tensors=tensors)
+
+
+def _resumed(nothing: Profile, start: Profile, samples: Iterator[Sample]) -> Profile:
+    """Returns the profile to go on from; takes its samples off the iterator."""
+    whole = nothing.merged(start)  # or it is of another model
+    first = [sample_hash(sample) for sample in islice(samples, start.samples)]
+    if len(first) < start.samples or sum(first) % (1 << 256) != start.data:
+        raise InputDataError(
+            "the profile cannot be continued: it is of other data",
+            why=f"it holds {start.samples} samples which are not the first ones given",
+            fix="give the data it was begun with, or start anew",
+        )
+    return whole
+
+
+def check_profile(profile: Profile, graph: Graph) -> None:
+    """Refuses a profile that is not of ``graph``.
+
+    Raises:
+        InputDataError: It is of another model, or holds no sample.
+    """
+    if profile.model != graph.digest:
+        raise InputDataError(
+            "the profile is of another model",
+            why=f"it is of the model with digest {profile.model[:12]}…, this one has "
+            f"{graph.digest[:12]}…",
+            fix="profile this model",
+        )
+    if not profile.samples:
+        raise InputDataError("the profile holds no sample", fix="profile some data")

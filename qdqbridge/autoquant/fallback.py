@@ -1,0 +1,326 @@
+"""As few layers as possible with more bits, or float, until the outputs are good enough.
+
+The layers are ranked once; how many of the most costly ones have to change is found by halving,
+on the simulated graph. One pass from the least costly of them back then takes back what was not
+needed. What is found is proven on the real quantized graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from qdqbridge.autoquant.apply import apply
+from qdqbridge.autoquant.decide import Decision
+from qdqbridge.autoquant.fallback_real import outputs_of
+from qdqbridge.autoquant.formats import Format
+from qdqbridge.autoquant.plan import Wishes
+from qdqbridge.autoquant.sensitivity import Ranking, Sensitivity, sensitivity
+from qdqbridge.autoquant.sensitivity_variants import Change, Layer, Variants
+from qdqbridge.autoquant.simulate import Simulation
+from qdqbridge.autoquant.simulate_metrics import Metrics
+from qdqbridge.errors import InputDataError
+from qdqbridge.graph.graph import Graph
+
+Progress = Callable[[str, int], None]
+Changes = dict[Layer, Change]
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What the outputs have to be like.
+
+    Attributes:
+        min_sqnr: Smallest signal to noise in dB; None for any.
+        max_drop: Largest loss: of the user's metric where the simulation has one, else of top-1
+            agreement (0.01 for 1 %); None for any.
+    """
+
+    min_sqnr: float | None = None
+    max_drop: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.min_sqnr is None and self.max_drop is None:
+            raise InputDataError(
+                "nothing says how good the quantized model has to be",
+                fix="give a smallest SQNR, a largest drop, or both",
+            )
+        if self.min_sqnr is not None and not math.isfinite(self.min_sqnr):
+            raise InputDataError(
+                f"a smallest SQNR of {self.min_sqnr} says nothing", fix="give a number in dB"
+            )
+        if self.max_drop is not None and not 0 <= self.max_drop < math.inf:
+            raise InputDataError(
+                f"a largest drop of {self.max_drop} says nothing",
+                fix="give a share, 0.01 for 1 %; 0 for no drop at all",
+            )
+
+    def met(self, metrics: Metrics) -> bool:
+        """True where ``metrics`` are good enough."""
+        if self.min_sqnr is not None and metrics.sqnr < self.min_sqnr:
+            return False
+        return self.max_drop is None or metrics.drop <= self.max_drop
+
+    def __str__(self) -> str:
+        parts: list[str] = []
+        if self.min_sqnr is not None:
+            parts.append(f"at least {self.min_sqnr:g} dB")
+        if self.max_drop is not None:
+            parts.append(f"a drop of at most {self.max_drop:g}")
+        return " and ".join(parts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reverted:
+    """One layer that was changed, and why.
+
+    Attributes:
+        layer: The layer.
+        to: ``int16`` (or another storage type) or ``float``.
+        rank: Its place among all layers, 1 for the most costly.
+        alone: The outputs where only this layer is quantized.
+        reason: One sentence.
+    """
+
+    layer: Layer
+    to: str
+    rank: int
+    alone: Metrics
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fallback:
+    """What was found.
+
+    Attributes:
+        graph: The quantized graph.
+        decision: Its parameters.
+        wishes: What to wish of the plan to get it again.
+        before: The outputs where every layer is quantized, simulated.
+        simulated: The outputs of the decision, simulated.
+        metrics: The outputs of :attr:`graph` itself.
+        reverted: Which layers were changed, in the order of their nodes.
+        evaluations: How many sets of layers were tried, without the ranking.
+        ranking: What each layer costs; None where nothing had to be changed.
+    """
+
+    graph: Graph
+    decision: Decision
+    wishes: Wishes
+    before: Metrics
+    simulated: Metrics
+    metrics: Metrics
+    reverted: Sequence[Reverted]
+    evaluations: int
+    ranking: Ranking | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Search:
+    """Tries sets of changes; every set is tried once."""
+
+    variants: Variants
+    simulation: Simulation
+    goal: Goal
+    progress: Progress | None
+    tried: dict[frozenset[tuple[Layer, Change]], Metrics] = field(
+        default_factory=dict["frozenset[tuple[Layer, Change]]", Metrics]
+    )
+
+    def metrics(self, changes: Mapping[Layer, Change]) -> Metrics:
+        key = frozenset(changes.items())
+        if key not in self.tried:
+            self.tried[key] = self.simulation.metrics(self.variants.decision(changes))
+            if self.progress is not None:
+                self.progress("fallback", len(self.tried))
+        return self.tried[key]
+
+    def met(self, changes: Mapping[Layer, Change]) -> bool:
+        return self.goal.met(self.metrics(changes))
+
+    def shortest(self, ranked: Sequence[Layer], change: Change, rest: Changes) -> Changes | None:
+        """Returns ``rest`` with ``change`` for as few of the first layers as are needed.
+
+        Args:
+            ranked: The most costly layer first.
+            change: What they get.
+            rest: What all layers get that do not get it.
+
+        Returns:
+            None where all of them are not enough.
+        """
+
+        def prefix(count: int) -> Changes:
+            return {**rest, **dict.fromkeys(ranked[:count], change)}
+
+        if not self.met(prefix(len(ranked))):
+            return None
+        low, high = 0, len(ranked)
+        while low < high:
+            middle = (low + high) // 2
+            if self.met(prefix(middle)):
+                high = middle
+            else:
+                low = middle + 1
+        return prefix(high) if self.met(prefix(high)) else prefix(len(ranked))
+
+    def pruned(
+        self, changes: Changes, ranked: Sequence[Layer], levels: Sequence[Change]
+    ) -> Changes:
+        """Returns ``changes`` without what is not needed, the least costly layer first."""
+        kept = dict(changes)
+        for layer in reversed([layer for layer in ranked if layer in changes]):
+            without = {key: value for key, value in kept.items() if key is not layer}
+            softer = levels[: levels.index(kept[layer])]
+            options = [without, *({**kept, layer: level} for level in softer)]
+            kept = next((option for option in options if self.met(option)), kept)
+        return kept
+
+
+def fall_back(
+    variants: Variants,
+    simulation: Simulation,
+    goal: Goal,
+    *,
+    wide: Format | None = None,
+    wide_weights: Format | None = None,
+    to_float: bool = True,
+    ranking: Ranking | None = None,
+    progress: Progress | None = None,
+) -> Fallback:
+    """Returns a quantized graph that meets ``goal`` with as few changes as were found.
+
+    Layers get ``wide_weights`` first, then ``wide`` activations as well; only what that does not
+    mend stays float.
+
+    Args:
+        variants: The decision to begin with.
+        simulation: A simulation of its graph.
+        goal: How good the outputs have to be.
+        wide: The format of more bits; None where the target has none (see ``widened``).
+        wide_weights: The same of weights (see ``widened_weights``).
+        to_float: Whether layers may stay float.
+        ranking: What each layer costs; by default that is found out where it is needed.
+        progress: Called with what is done, and how many trials that took so far.
+
+    Raises:
+        InputDataError: No set of layers meets the goal, so it cannot be met.
+    """
+    search = _Search(variants, simulation, goal, progress)
+    before = search.metrics({})
+    if goal.max_drop is not None and before.score is None and before.top1 is None:
+        raise InputDataError(
+            "there is nothing that could drop",
+            why="the outputs are no classes, and no metric is given",
+            fix="give a metric, or a smallest SQNR",
+        )
+    if goal.met(before):
+        found = _proven(search, {}, [], before, None)
+        if found is not None:
+            return found
+    if ranking is None:
+        ranking = sensitivity(variants, simulation, without=False)
+    simulation.hold(variants.base)
+    ranked = list(ranking.layers)
+    layers = [entry.layer for entry in ranked]
+    levels = _levels(goal, wide, wide_weights, to_float=to_float)
+    changes = _chosen(search, layers, levels)
+    simulation.release()
+    while changes is not None:
+        found = _proven(search, changes, ranked, before, ranking)
+        if found is not None:
+            return found
+        changes = _further(changes, layers, levels)
+    raise InputDataError(
+        "no choice of layers is good enough",
+        why=f"wanted: {goal}; with all layers changed: "
+        f"{search.metrics(dict.fromkeys(layers, levels[-1]) if levels else {}).sqnr:.2f} dB",
+        fix="allow layers to stay float, or ask for less",
+    )
+
+
+def _levels(
+    goal: Goal, wide: Format | None, wide_weights: Format | None, *, to_float: bool
+) -> list[Change]:
+    """Returns what a layer may get, the cheapest first."""
+    found: list[Change] = []
+    if wide_weights is not None:
+        found.append(Change(None, weights=wide_weights))
+    if wide is not None:
+        found.append(Change(wide, weights=wide_weights))
+    if to_float:
+        found.append(Change())
+    return [replace(change, reason=f"{change} for {goal}") for change in found]
+
+
+def _chosen(
+    search: _Search, layers: Sequence[Layer], levels: Sequence[Change]
+) -> Changes | None:
+    """Returns the fewest changes of the cheapest level that is enough, less below that."""
+    rest: Changes = {}
+    below: Change | None = None
+    for level in levels:
+        changes = search.shortest(layers, level, rest)
+        if changes is not None:
+            if below is not None:
+                most = {layer: change for layer, change in changes.items() if change is level}
+                others = [layer for layer in layers if layer not in most]
+                changes = search.shortest(others, below, most) or changes
+            return search.pruned(changes, layers, levels)
+        rest, below = dict.fromkeys(layers, level), level
+    return None
+
+
+def _further(
+    changes: Changes, layers: Sequence[Layer], levels: Sequence[Change]
+) -> Changes | None:
+    """Returns one more change, for what holds in the simulation and not in the real graph."""
+    for layer in layers:
+        if layer not in changes:
+            return {**changes, layer: levels[0]}
+    for layer in layers:
+        if changes[layer] is not levels[-1]:
+            return {**changes, layer: levels[levels.index(changes[layer]) + 1]}
+    return None
+
+
+def _proven(
+    search: _Search,
+    changes: Changes,
+    ranked: Sequence[Sensitivity],
+    before: Metrics,
+    ranking: Ranking | None,
+) -> Fallback | None:
+    """Returns the real graph with ``changes``; None where it does not meet the goal."""
+    decision = search.variants.decision(changes)
+    graph = apply(decision)
+    simulation = search.simulation
+    real = simulation.compared(outputs_of(graph, simulation.batches), simulation.reference)
+    if not search.goal.met(real):
+        return None
+    return Fallback(
+        graph,
+        decision,
+        search.variants.wishes_for(changes),
+        before,
+        search.metrics(changes),
+        real,
+        _report(changes, ranked),
+        len(search.tried),
+        ranking,
+    )
+
+
+def _report(changes: Changes, ranked: Sequence[Sensitivity]) -> list[Reverted]:
+    found: list[Reverted] = []
+    for rank, entry in enumerate(ranked, 1):
+        change = changes.get(entry.layer)
+        if change is None:
+            continue
+        to = str(change)
+        alone = "no error" if math.isinf(entry.alone.sqnr) else f"{entry.alone.sqnr:.2f} dB"
+        reason = f"{change.reason}: quantized alone it gives {alone}, rank {rank} of {len(ranked)}"
+        found.append(Reverted(entry.layer, to, rank, entry.alone, reason))
+    return found

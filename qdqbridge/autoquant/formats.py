@@ -1,0 +1,106 @@
+"""How numbers shall be stored, and the parameters that a range of real numbers gives then.
+
+Scales are computed in float64 and rounded to float32; zero points follow from the rounded scale,
+which is the one that the file will hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.quantization import QuantParams
+
+_TINY = float(np.finfo(np.float32).tiny)
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a tensor shall be stored.
+
+    Attributes:
+        storage: An integer type.
+        symmetric: The range reaches as far on both sides of zero; the zero point is the middle of
+            the codes (0 for signed storage, 128 for uint8).
+        restricted: A signed symmetric type leaves its smallest code out, as [-127, 127].
+        power_of_two: The scale is a power of two.
+        axis: The axis with parameters per channel; None for one pair per tensor.
+    """
+
+    storage: DType
+    symmetric: bool = False
+    restricted: bool = True
+    power_of_two: bool = False
+    axis: int | None = None
+
+    @property
+    def low(self) -> int:
+        """The smallest code used."""
+        narrow = self.symmetric and self.restricted and self.storage.is_signed
+        return self.storage.qmin + 1 if narrow else self.storage.qmin
+
+    @property
+    def high(self) -> int:
+        """The largest code used."""
+        return self.storage.qmax
+
+    @property
+    def middle(self) -> int:
+        """The zero point of a symmetric range."""
+        return 0 if self.storage.is_signed else (self.storage.qmax + 1) // 2
+
+    @property
+    def levels(self) -> int:
+        """Number of codes used."""
+        return self.high - self.low + 1
+
+    def per_tensor(self) -> Format:
+        """Returns this format with one pair of parameters."""
+        return replace(self, axis=None)
+
+    def scale(self, low: Any, high: Any) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """Returns scale and zero point whose codes cover ``[low, high]`` and zero.
+
+        Args:
+            low: Smallest real number to be covered, of any shape; values above 0 count as 0.
+            high: Largest one, of the same shape; values below 0 count as 0.
+
+        Returns:
+            float32 scales, positive and normal, and int32 zero points.
+        """
+        bottom = np.minimum(np.asarray(low, np.float64), 0)
+        top = np.maximum(np.asarray(high, np.float64), 0)
+        step = self._step(bottom, top)
+        if self.power_of_two:
+            step = np.exp2(np.ceil(np.log2(step)))
+        scale = np.asarray(np.maximum(step, _TINY), np.float32)
+        if self.symmetric:
+            return scale, np.full(scale.shape, self.middle, np.int32)
+        zero_point = np.rint(self.low - bottom / scale.astype(np.float64))
+        return scale, np.asarray(np.clip(zero_point, self.low, self.high), np.int32)
+
+    def _step(self, bottom: NDArray[Any], top: NDArray[Any]) -> NDArray[Any]:
+        if not self.symmetric:
+            step = (top - bottom) / (self.high - self.low)
+        else:
+            reach = np.maximum(top, -bottom)
+            # Storage that reaches further down than up, as [-128, 127], is used to its middle.
+            step = reach / ((self.high - self.low) / 2)
+        return np.where(step > 0, step, 1.0)
+
+    def params(self, low: Any, high: Any) -> QuantParams:
+        """Returns the parameters of a tensor; arrays of bounds where ``axis`` is given."""
+        scale, zero_point = self.scale(low, high)
+        narrow = self.low != self.storage.qmin
+        return QuantParams(
+            self.storage,
+            scale,
+            zero_point,
+            axis=self.axis,
+            qmin=self.low if narrow else 0,
+            qmax=self.high if narrow else -1,
+        )

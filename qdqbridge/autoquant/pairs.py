@@ -1,0 +1,83 @@
+"""Sums of two products in 16 bits: where ``vpmaddubsw`` saturates, and how little prevents it.
+
+The instruction multiplies unsigned bytes by signed ones and adds neighbours with saturation to
+int16. Kernels for CPUs without VNNI are built on it (onnxruntime's MLAS on AVX2, TVM's x86
+schedules). What is assumed of such a kernel:
+
+* Activations go in as stored codes, 0 to 255; signed ones are shifted by 128, which costs a
+  correction outside of the sums. Weights go in as stored, signed; unsigned ones shifted by -128.
+* Zero points are corrected outside as well, so that no code is centred before it is multiplied.
+* A convolution is a product of matrices whose inner axis runs over channels first and over taps
+  last (``channels-last``), in one flat row; where the number of channels is a multiple of four,
+  blocks of four channels (``NCHW4c``) form the same pairs. ``channels-first`` is the other order.
+* A term that is left over is paired with zero, and cannot saturate: ``255 * 128 <= 32767``.
+* Depthwise convolutions do not run on such products, 16-bit operands do not either.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Order: TypeAlias = "Literal['channels-last', 'channels-first']"
+"""In which order the inner axis of a convolution runs over channels and taps."""
+
+FULL = (0, 255)
+"""All codes of an unsigned byte."""
+_STEPS = 23
+_MARGIN = 1 + 2.0**-20
+"""Room for three float32 roundings: of the scale, of the real weight, of their quotient."""
+
+
+def paired(rows: NDArray[Any]) -> NDArray[np.int64]:
+    """Returns ``rows`` of weights, shape (channels, terms), as (channels, pairs, 2)."""
+    even = rows[:, : rows.shape[1] // 2 * 2].astype(np.int64)
+    return even.reshape(len(rows), -1, 2)
+
+
+def can_saturate(pairs: NDArray[np.int64], codes: tuple[int, int] = FULL) -> NDArray[np.bool_]:
+    """Returns for each pair whether some input makes its sum leave int16.
+
+    Args:
+        pairs: Stored signed weights, shape (..., 2).
+        codes: Smallest and largest unsigned input code.
+    """
+    low, high = codes
+    ends = np.stack([pairs * low, pairs * high])
+    largest, smallest = ends.max(axis=0).sum(axis=-1), ends.min(axis=0).sum(axis=-1)
+    return (largest > np.iinfo(np.int16).max) | (smallest < np.iinfo(np.int16).min)
+
+
+def saturating(rows: NDArray[Any], codes: tuple[int, int] = FULL) -> NDArray[np.int64]:
+    """Returns how many pairs of neighbouring weights can saturate, per channel.
+
+    Args:
+        rows: Stored signed weights in the kernel's order, shape (channels, terms).
+        codes: Smallest and largest unsigned input code.
+    """
+    return can_saturate(paired(rows), codes).sum(axis=1).astype(np.int64)
+
+
+def remedy(rows: NDArray[Any]) -> NDArray[np.float64]:
+    """Returns by which factor the scale of each channel has to grow so that no pair saturates.
+
+    1 where none does; never more than 2, which is what seven bits for all weights cost. The real
+    weights are taken to be what the stored ones stand for.
+
+    Args:
+        rows: Stored signed weights in the kernel's order, shape (channels, terms).
+    """
+    pairs = paired(rows)
+    # Magnitudes of rounded weights do not grow with the factor: no other pair ever saturates.
+    channels, places = np.nonzero(can_saturate(pairs))
+    suspects = pairs[channels, places]
+    low, high = np.ones(len(suspects)), np.full(len(suspects), 2.0)
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        still = can_saturate(np.rint(suspects / middle[:, None]).astype(np.int64))
+        low, high = np.where(still, middle, low), np.where(still, high, middle)
+    factors = np.ones(len(rows))
+    np.maximum.at(factors, channels, np.minimum(high * _MARGIN, 2.0))
+    return factors

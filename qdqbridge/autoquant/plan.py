@@ -1,0 +1,297 @@
+"""From a float graph and a target to a plan: which values are quantized, and who decides how.
+
+A *unit* is what computes between two roundings: a product with its bias and clamp, or elementwise
+operators in a row that are one function of one tensor. Only what enters and leaves a unit is
+quantized; the values inside are never rounded, so they need no parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from qdqbridge.autoquant.formats import Format
+from qdqbridge.autoquant.spec import Derived, Fixed, Observed, Plan, Shared, Weight
+from qdqbridge.autoquant.targets import OperatorRule, Target
+from qdqbridge.autoquant.units import CLAMPS, Units
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import TensorType
+from qdqbridge.ops.attributes import GemmAttrs
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a user says on top of the target.
+
+    Attributes:
+        floats: Nodes that stay float, and why.
+        fixed: Parameters by value.
+        formats: Formats of values by node: what the node reads and computes.
+        weights: Formats of constant weights by node.
+    """
+
+    floats: Mapping[Node, str] = field(default_factory=dict[Node, str])
+    fixed: Mapping[Value, QuantParams] = field(default_factory=dict[Value, QuantParams])
+    formats: Mapping[Node, Format] = field(default_factory=dict[Node, Format])
+    weights: Mapping[Node, Format] = field(default_factory=dict[Node, Format])
+
+
+def plan(graph: Graph, target: Target, wishes: Wishes | None = None) -> Plan:
+    """Returns what has to be decided to quantize ``graph`` for ``target``.
+
+    Args:
+        graph: A canonical float graph; it is not changed.
+        target: The hardware.
+        wishes: What the user wants otherwise.
+    """
+    return _Planner(graph, target, wishes or Wishes()).plan()
+
+
+class _Planner:
+    def __init__(self, graph: Graph, target: Target, wishes: Wishes) -> None:
+        self.graph, self.target = graph, target
+        self.floats = wishes.floats
+        self.fixed = wishes.fixed
+        self.formats, self.weights = wishes.formats, wishes.weights
+        self.result = Plan(graph, float_biases=target.float_biases)
+        self.rules: dict[Node, OperatorRule] = {}
+        self.wanted: dict[Value, list[Format]] = {}
+        self.ranges: dict[Value, OperatorRule] = {}
+
+    def plan(self) -> Plan:
+        self._treat_nodes()
+        self.units = Units(self.graph, set(self.rules))
+        self.read_as_codes = self._read_as_codes()
+        for node in self.graph.nodes:
+            if node in self.rules:
+                self._want(node, self.rules[node])
+        self._spread_over_movers()
+        for value in self._in_order():
+            self._decide(value)
+        for node, rule in self.rules.items():
+            if rule.shares:
+                self._share(node)
+        for node in self.rules:
+            if node.op.name in CLAMPS:
+                self._reach_for_clamp(node)
+        return self.result
+
+    def _treat_nodes(self) -> None:
+        for node in self.graph.nodes:
+            rule = self.target.rule_for(node)
+            if node in self.floats:
+                self.result.floats[node] = self.floats[node]
+            elif node.op.flow is Flow.MOVE:
+                continue
+            elif rule is None:
+                self.result.floats[node] = f"target {self.target.name} has no {node.op.name}"
+            elif not all(_is_float32(v) for _, v in node.data_operands()):
+                self.result.floats[node] = "its operands are not float32"
+            else:
+                self.rules[node] = rule
+                self.result.rules[node] = rule.name
+
+    def _want(self, node: Node, rule: OperatorRule) -> None:
+        own = self.formats.get(node)
+        operands = own or rule.operands or self.target.activations
+        for index, value in node.data_operands():
+            if value.is_constant:
+                self._weight(node, index, value, rule)
+            elif node.op.flow is Flow.ACCUMULATE and index == 2:
+                continue  # a bias that is computed is added as it is
+            elif self._stays_unrounded(node, value):
+                self.result.unrounded.add((node, index))
+            elif not self.units.is_inside(value):
+                self.wanted.setdefault(value, []).append(operands)
+        for value in node.outputs:
+            if self.units.is_inside(value) or not _is_float32(value):
+                continue
+            if self._ends_product(node) and value not in self.read_as_codes:
+                continue  # its float result costs nothing and is not rounded twice
+            self.wanted.setdefault(value, []).append(own or rule.result or self.target.activations)
+            if rule.fixed is not None:
+                self.ranges[value] = rule
+
+    def _stays_unrounded(self, node: Node, value: Value) -> bool:
+        """True for an operand of a residual Add that the target wants float."""
+        producer = value.producer
+        if self.target.residuals or node.op.name != "Add" or producer not in self.rules:
+            return False
+        both = not any(v.is_constant for _, v in node.data_operands())
+        return both and producer.op.flow is Flow.ACCUMULATE and not self.units.is_inside(value)
+
+    def _read_as_codes(self) -> set[Value]:
+        """Returns the values that integer operators or quantized outputs need, movers between."""
+        needed = {value for value in self.graph.outputs if self._leaves_as_codes(value)}
+        for node in reversed(self.graph.nodes):
+            moves = node.op.flow is Flow.MOVE and node not in self.floats
+            if node in self.rules or (moves and needed & set(node.outputs)):
+                operands = (value for _, value in node.data_operands())
+                needed |= {v for v in operands if not self._stays_unrounded(node, v)}
+        return needed
+
+    def _leaves_as_codes(self, value: Value) -> bool:
+        """True for an output of the graph that the target wants rounded."""
+        producer = value.producer
+        while producer and producer.op.flow is Flow.MOVE and producer not in self.floats:
+            value = producer.operand(0)
+            producer = value.producer
+        product = self._product_of(producer) if producer in self.rules else None
+        free = product is not None and product.op.name in self.target.float_results
+        return self.target.outputs and not free
+
+    def _product_of(self, node: Node) -> Node | None:
+        """Returns the product whose sums ``node`` ends: itself, or the one before its bias."""
+        if node.op.flow is Flow.ACCUMULATE:
+            return node
+        operands = (value for _, value in node.data_operands() if self.units.is_inside(value))
+        return next(operands).producer if self.units.adds_bias(node) else None
+
+    def _ends_product(self, node: Node) -> bool:
+        return self._product_of(node) is not None
+
+    def _weight(self, node: Node, index: int, value: Value, rule: OperatorRule) -> None:
+        if node.op.flow is Flow.ACCUMULATE:
+            if index == 1 or (index == 0 and node.op.name in ("MatMul", "Gemm")):
+                format = self.weights.get(node) or rule.weights or self.target.weights
+                if format.axis is not None:
+                    format = replace(format, axis=results_axis(node) if index == 1 else None)
+                self.result.weights.append(Weight(node, index, Observed(format)))
+            elif index == 2:
+                self.result.weights.append(Weight(node, index, Derived()))
+        elif self.units.adds_bias(node):
+            self.result.weights.append(Weight(node, index, Derived()))
+        elif self.target.constants and not self.units.joins(node) and _worth_quantizing(node):
+            format = (rule.operands or self.target.activations).per_tensor()
+            self.result.weights.append(Weight(node, index, Observed(format)))
+
+    def _spread_over_movers(self) -> None:
+        """What a mover reads or moves is quantized where one of both is: nothing is rounded."""
+        nodes = [n for n in self.graph.nodes if n.op.flow is Flow.MOVE and n not in self.floats]
+        for node in nodes:
+            if node.operand(0) in self.wanted:
+                for value in node.outputs:
+                    if _is_float32(value):
+                        self.wanted.setdefault(value, [])
+        for node in reversed(nodes):
+            source = node.operand(0)
+            moved = [v for v in node.outputs if v in self.wanted]
+            known = source in self.wanted or source.is_constant or self.units.is_inside(source)
+            if moved and not known and _is_float32(source):
+                formats = [f for v in moved for f in self.wanted[v]]
+                self.wanted[source] = formats or [self.target.activations]
+
+    def _in_order(self) -> list[Value]:
+        produced = [v for node in self.graph.nodes for v in node.outputs]
+        return [v for v in (*self.graph.inputs, *produced) if v in self.wanted]
+
+    def _decide(self, value: Value) -> None:
+        producer, specs = value.producer, self.result.specs
+        if value in self.fixed:
+            specs[value] = Fixed(self.fixed[value], "the user")
+            return
+        if producer is not None and producer.op.flow is Flow.MOVE:
+            source = producer.operand(0)
+            if source in specs and producer not in self.floats:
+                specs[value] = Shared(source)
+                return
+        format = widest(self.wanted[value]) or self.target.activations
+        rule = self.ranges.get(value)
+        if rule is not None and rule.fixed is not None:
+            specs[value] = Fixed(bounded(format, rule.fixed), f"rule {rule.name}")
+        else:
+            specs[value] = Observed(format.per_tensor())
+
+    def _share(self, node: Node) -> None:
+        specs, result = self.result.specs, node.output
+        operands = [value for _, value in node.data_operands() if value in specs]
+        if result in specs and len(operands) == 1:
+            self._follow(result, operands[0])
+        elif result in specs:
+            for value in operands:
+                self._follow(value, result)
+
+    def _reach_for_clamp(self, clamp: Node) -> None:
+        """Gives what is moved and clamped then, and read by nobody else, the clamp's parameters.
+
+        What the clamp cuts off is not worth a code: ``Relu(MaxPool(Conv(x)))`` is rounded to the
+        range of the Relu where the Conv ends.
+        """
+        specs, result = self.result.specs, clamp.output
+        source = clamp.operand(0)
+        while self._moves_alone(source):
+            assert source.producer is not None
+            source = source.producer.operand(0)
+        own, other = specs.get(source), specs.get(result)
+        if source is clamp.operand(0) or not self._read_once(source):
+            return
+        if isinstance(own, Observed) and own == other and source not in self.result.joined:
+            specs[source] = Shared(result)
+
+    def _moves_alone(self, value: Value) -> bool:
+        """True where a mover that shares parameters makes ``value``, which is read once."""
+        spec = self.result.specs.get(value)
+        return isinstance(spec, Shared) and self._read_once(value) and moves_only(value.producer)
+
+    def _read_once(self, value: Value) -> bool:
+        return len(value.users) == 1 and value not in self.graph.outputs
+
+    def _follow(self, value: Value, leader: Value) -> None:
+        """Gives ``value``, and all that share its parameters, those of ``leader``."""
+        specs, joined = self.result.specs, self.result.joined
+        value, leader = self.result.root(value), self.result.root(leader)
+        own, other = specs[value], specs[leader]
+        if value is leader or not isinstance(own, Observed):
+            return
+        if isinstance(other, Observed) and other.format == own.format:
+            joined[leader] = [*joined.get(leader, ()), value, *joined.pop(value, ())]
+        elif not (isinstance(other, Fixed) and other.params.storage_dtype is own.format.storage):
+            return
+        specs[value] = Shared(leader)
+
+
+def moves_only(node: Node | None) -> bool:
+    """True for movers whose results are values that they read, or bounds of them."""
+    return node is not None and node.op.flow is Flow.MOVE and node.op.name != "Pad"
+
+
+def bounded(format: Format, interval: tuple[float, float]) -> QuantParams:
+    """Returns parameters for a known interval.
+
+    Its ends are those for 8 bits, ``2**n - 1`` steps of ``2**-8`` or ``2**-7``; wider storage
+    divides the same interval more finely.
+    """
+    low, high = interval
+    whole = 1.0 if low == 0 else 2.0
+    if format.symmetric:
+        return format.per_tensor().params(-max(-low, high), max(-low, high))
+    step = whole / (format.high - format.low + 1)
+    return format.per_tensor().params(low, low + step * (format.high - format.low))
+
+
+def widest(formats: Collection[Format]) -> Format | None:
+    """Returns the format with the most bits; of equals the one asked for first."""
+    return max(formats, key=lambda f: f.storage.bits, default=None)
+
+
+def results_axis(node: Node) -> int | None:
+    """Returns the axis of operand 1 that numbers the results; None where scales cannot vary."""
+    name, attributes, w = node.op.name, node.attributes, node.operand(1)
+    if name in ("Conv", "Dense"):
+        return 0
+    if name == "ConvTranspose":
+        return 1
+    if isinstance(attributes, GemmAttrs):
+        return 0 if attributes.trans_b else 1
+    return w.rank - 1 if w.rank == 2 else None
+
+
+def _worth_quantizing(node: Node) -> bool:
+    """False for operators whose constants are parameters of a function, not a second tensor."""
+    return node.op.name in ("Add", "Sub", "Mul", "Div", "Min", "Max", "PRelu", "Where", "Concat")
+
+
+def _is_float32(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and str(value.type.dtype) == "float32"

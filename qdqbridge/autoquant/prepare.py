@@ -1,0 +1,144 @@
+"""A float graph made ready: what inference computes twice is computed once.
+
+A batch normalization behind a product is a scale and an offset per channel; they go into the
+weights, so that the weights that are quantized are those that are multiplied. A norm or activation
+that is spelled step by step becomes one operator, which is rounded once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.canonical.build import constant, retyped
+from qdqbridge.canonical.driver import run
+from qdqbridge.canonical.rerolled import REROLLED
+from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.copying import copied
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.types import TensorType
+from qdqbridge.ops.attributes import EpsilonAttrs, GemmAttrs
+
+_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "Dense")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Affine:
+    """``y = x * scale + offset`` for each channel; both are float64 vectors."""
+
+    scale: NDArray[np.float64]
+    offset: NDArray[np.float64]
+
+
+def prepared(graph: Graph) -> Graph:
+    """Returns a copy of a float graph with batch normalizations folded and operators whole.
+
+    The outputs stay what they were up to float rounding.
+    """
+    copy = copied(graph).graph
+    notes = list(copy.notes)
+    run(copy, PREPARING)
+    copy.notes = notes
+    return copy
+
+
+@rule("fold-batch-norm", "BatchNormalization")
+def fold_batch_norm(node: Node, scope: Scope) -> Proposal:
+    """``BatchNormalization(Conv(x, w, b)) -> Conv(x, w', b')`` for constant statistics."""
+    product = node.operand(0).producer
+    if product is None or product.op.name not in _PRODUCTS:
+        return None
+    if scope.sole_reader(node.operand(0)) is not node or not _is_plain(product):
+        return None
+    affine = _statistics(node)
+    if affine is None:
+        return None
+    value = scaled(product, affine, node.output.name)
+    return None if value is None else Replace({node.output: value})
+
+
+PREPARING = (fold_batch_norm, *REROLLED)
+
+
+def _is_plain(product: Node) -> bool:
+    """True where weight and bias are float32 constants and the attributes hide no factor."""
+    attributes = product.attributes
+    if isinstance(attributes, GemmAttrs) and (attributes.alpha, attributes.beta) != (1.0, 1.0):
+        return False
+    operands = [product.operand(1), product.optional(2)]
+    return all(
+        v is None or (v.constant is not None and isinstance(v.type, TensorType)) for v in operands
+    )
+
+
+def _statistics(node: Node) -> Affine | None:
+    constants = [value.constant for value in node.inputs[1:5] if value is not None]
+    arrays = [c.numpy().astype(np.float64) for c in constants if c is not None]
+    attributes = node.attributes
+    if len(arrays) != 4 or not isinstance(attributes, EpsilonAttrs):
+        return None
+    gamma, beta, mean, variance = arrays
+    factor = gamma / np.sqrt(variance + attributes.epsilon)
+    return Affine(factor, beta - mean * factor)
+
+
+def scaled(product: Node, affine: Affine, name: str) -> Value | None:
+    """Returns the result of ``product`` with ``affine`` in its weight and bias.
+
+    Args:
+        product: A product with constant weight and bias.
+        affine: One scale and offset per output channel.
+        name: What to call the result.
+
+    Returns:
+        None where the channels do not fit.
+    """
+    weight, bias = product.operand(1), product.optional(2)
+    assert weight.constant is not None
+    array = weight.constant.numpy()
+    axis = channel_axis_of(product)
+    groups = getattr(product.attributes, "group", 1) if product.op.name == "ConvTranspose" else 1
+    if array.shape[axis] * groups != len(affine.scale):
+        return None
+    old = np.zeros(len(affine.scale)) if bias is None else _vector(bias, len(affine.scale))
+    if old is None:
+        return None
+    operands = [
+        product.operand(0),
+        _constant(_times(array, affine.scale, axis, groups), weight.name),
+        _constant(old * affine.scale + affine.offset, "" if bias is None else bias.name),
+    ]
+    return retyped(product, operands, product.output.type, name)
+
+
+def channel_axis_of(product: Node) -> int:
+    """Returns the axis of a weight that numbers the output channels (within a group)."""
+    if product.op.name == "ConvTranspose":
+        return 1
+    attributes = product.attributes
+    return 1 if isinstance(attributes, GemmAttrs) and not attributes.trans_b else 0
+
+
+def _times(
+    array: NDArray[Any], scale: NDArray[np.float64], axis: int, groups: int
+) -> NDArray[np.float64]:
+    wide = array.astype(np.float64)
+    if groups == 1:
+        return wide * scale.reshape([-1 if i == axis else 1 for i in range(array.ndim)])
+    split = wide.reshape(groups, array.shape[0] // groups, *array.shape[1:])
+    factors = scale.reshape(groups, 1, array.shape[1], *([1] * (array.ndim - 2)))
+    return (split * factors).reshape(array.shape)
+
+
+def _vector(bias: Value, channels: int) -> NDArray[np.float64] | None:
+    assert bias.constant is not None
+    array = bias.constant.numpy().astype(np.float64)
+    return array.reshape(-1) * np.ones(channels) if array.size in (1, channels) else None
+
+
+def _constant(array: NDArray[np.float64], name: str) -> Value:
+    return constant(Constant.of(array.astype(np.float32)), None, name)

@@ -1,0 +1,1 @@
+"""Steps that make a float graph easier to quantize, or make up for what quantization did."""

@@ -1,0 +1,167 @@
+"""Full bias correction in one sweep.
+
+Rounding weights shifts the mean of what a product computes; errors of earlier layers shift it
+further. ``b += mean(y - y')`` per channel, over samples and positions, makes up for both, where
+``y'`` is computed from operands that are quantized and corrected already
+(Nagel et al. 2019; "full" or sequential correction elsewhere, one pass over the data per layer
+there).
+
+A channel is corrected only where that helps on samples that the correction was not made from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.autoquant.biases import product_of, with_room_for_biases
+from qdqbridge.autoquant.decide import Decision
+from qdqbridge.autoquant.repair.layers import along, layer_of
+from qdqbridge.autoquant.repair.rewriting import Slot, moved, rewritten
+from qdqbridge.autoquant.repair.sweep import SAMPLES, Batches, sweep
+from qdqbridge.autoquant.samples import Samples
+from qdqbridge.autoquant.spec import Derived, Plan, Weight
+from qdqbridge.graph.graph import Node
+
+Array = NDArray[Any]
+_WITHOUT_BIAS = ("Conv", "ConvTranspose", "Gemm", "Dense")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a correction goes.
+
+    Attributes:
+        slot: The node and operand that holds the bias, or would hold it.
+        axis: The axis of the node's result that numbers channels; may count from the end.
+        channels: Their number.
+    """
+
+    slot: Slot
+    axis: int
+    channels: int
+
+
+def places(plan: Plan) -> dict[Node, Place]:
+    """Returns by node where the biases of quantized products are."""
+    found: dict[Node, Place] = {}
+    told: set[Node] = set()
+    for weight in plan.weights:
+        product = product_of(weight) if isinstance(weight.spec, Derived) else None
+        layer = None if product is None else layer_of(product)
+        if layer is None or product not in plan.rules:
+            continue
+        told.add(layer.node)
+        constant = weight.value.constant
+        idle = getattr(weight.node.attributes, "beta", 1.0) == 0
+        if constant is not None and not idle and constant.size in (1, layer.outputs):
+            found[weight.node] = Place(
+                (weight.node, weight.index), layer.result_axis, layer.outputs
+            )
+    for node in plan.rules:
+        layer = layer_of(node) if node.op.name in _WITHOUT_BIAS else None
+        if layer is not None and node not in told and node.optional(2) is None:
+            found[node] = Place((node, 2), layer.result_axis, layer.outputs)
+    return found
+
+
+@dataclass(slots=True, eq=False)
+class Correcting:
+    """Finds the corrections on the way through the graph.
+
+    Attributes:
+        places: Where biases are.
+        shifts: By node what has to be added to its bias, per channel.
+        tried: Number of channels looked at.
+    """
+
+    places: dict[Node, Place]
+    shifts: dict[Node, Array] = field(default_factory=dict["Node", "Array"])
+    tried: int = 0
+
+    def weight(self, weight: Weight, operands: Batches) -> None:
+        """Leaves weights as they are."""
+
+    def result(self, node: Node, real: Batches, quantized: Batches) -> Array | None:
+        """Returns the correction of a node with a bias."""
+        place = self.places.get(node)
+        if place is None:
+            return None
+        rank = real[0].ndim
+        errors = [
+            np.moveaxis(y.astype(np.float64) - z, place.axis, 0).reshape(place.channels, -1)
+            for y, z in zip(real, quantized, strict=True)
+        ]
+        shift = correction(errors)
+        self.tried += place.channels
+        if not shift.any():
+            return None
+        self.shifts[node] = shift
+        return along(shift, place.axis, rank)
+
+
+def correction(errors: Batches) -> Array:
+    """Returns what to add per channel: the mean error, 0 where halves of the data disagree.
+
+    Args:
+        errors: ``[channels, elements]`` for every batch.
+    """
+    halves = [np.concatenate(errors[start::2], axis=1) for start in (0, 1) if errors[start::2]]
+    whole = np.concatenate(list(errors), axis=1)
+    mean = np.nan_to_num(whole.mean(axis=1), posinf=0.0, neginf=0.0)
+    if len(halves) < 2:
+        return mean
+    first, second = (half.mean(axis=1) for half in halves)
+    # |e - m|^2 < |e|^2 on the other half, which is 2 m mean(e) > m^2 there
+    agree = (2 * first * second > first**2) & (2 * first * second > second**2)
+    return np.where(agree, mean, 0.0)
+
+
+def corrected(
+    decision: Decision, samples: Samples, *, limit: int = SAMPLES
+) -> tuple[Decision, str]:
+    """Returns a decision about a graph with corrected biases, and what was done.
+
+    Args:
+        decision: Not changed.
+        samples: Calibration data.
+        limit: How many samples to use.
+    """
+    found = Correcting(places(decision.plan))
+    sweep(decision, samples, found, limit=limit)
+    if not found.shifts:
+        return decision, f"no mean of {len(found.places)} products is off"
+    constants = {found.places[n].slot: _bias(found.places[n], s) for n, s in found.shifts.items()}
+    copy = rewritten(decision.plan.graph, constants)
+    result = moved(decision, copy)
+    known = {(w.node, w.index) for w in result.plan.weights}
+    for node, index in constants:
+        slot = (copy.nodes[node], index)
+        if slot not in known:
+            result.plan.weights.append(Weight(*slot, Derived()))
+    count = sum(int(np.count_nonzero(s)) for s in found.shifts.values())
+    told = f"{count} of {found.tried} channels of {len(found.places)} products shifted"
+    return _with_room(result), told
+
+
+def _bias(place: Place, shift: Array) -> Array:
+    node, index = place.slot
+    old = node.optional(index)
+    if old is None or old.constant is None:
+        return shift
+    array = old.constant.numpy().astype(np.float64)
+    factor = getattr(node.attributes, "beta", 1.0)
+    if array.size == place.channels:
+        return array + (shift / factor).reshape(array.shape)
+    rank = max(array.ndim, 1 if index == 2 else (node.output.rank or 1))
+    return array + along(shift / factor, place.axis if index != 2 else 0, rank)
+
+
+def _with_room(decision: Decision) -> Decision:
+    """Raises scales of weights where a corrected bias needs it."""
+    weights = with_room_for_biases(decision.plan, decision.values, decision.weights)
+    integers = {w: a for w, a in decision.integers.items() if weights[w] == decision.weights[w]}
+    return replace(decision, weights=weights, integers=integers)

@@ -1,0 +1,247 @@
+"""Cross-layer equalization: factors per channel between products that leave the function as it is.
+
+``relu(s * x) = s * relu(x)`` for ``s > 0``, so the results of one product may be divided by a
+factor per channel that the next one's weights are multiplied with. With ``r1`` and ``r2`` the
+largest weights of a channel on both sides, ``s = sqrt(r1 / r2)`` makes both equal
+(Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019).
+Repeated until nothing moves; through depthwise convolutions that gives every weight of a channel
+the geometric mean of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.autoquant.repair.layers import Layer, Norm, Vector, layer_of
+from qdqbridge.autoquant.repair.paths import Reach, Refused, reach
+from qdqbridge.autoquant.repair.rewriting import Slot, rewritten
+from qdqbridge.autoquant.stats import TensorStats
+from qdqbridge.graph.graph import Graph, Node
+from qdqbridge.graph.operator import Attributes
+from qdqbridge.ops.attributes import ClipAttrs
+
+TOLERANCE = 1e-6
+"""Largest change of a logarithm at which factors count as settled; the usual 1e-3 leaves them
+farther from the fixed point than float32 is exact."""
+SWEEPS = 200
+SETTLED = 0.01
+"""Channels whose logarithms differ by less are not worth touching."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Link:
+    """A node whose result channels may be divided by factors, and what reads them.
+
+    Attributes:
+        source: A product, or a normalization.
+        reach: What has to follow.
+    """
+
+    source: Layer | Norm
+    reach: Reach
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Links:
+    """What can be equalized in a graph.
+
+    Attributes:
+        graph: The graph.
+        links: In topological order.
+        refused: By name of a product why its channels cannot be scaled.
+    """
+
+    graph: Graph
+    links: Sequence[Link]
+    refused: Mapping[str, str]
+
+
+def links(graph: Graph, seen: Mapping[str, TensorStats]) -> Links:
+    """Returns the products whose channels can be scaled.
+
+    Args:
+        graph: A float graph.
+        seen: Statistics by tensor name: they say which Clips never reach their bounds.
+    """
+    found: list[Link] = []
+    refused: dict[str, str] = {}
+    for node in graph.nodes:
+        layer = layer_of(node)
+        if layer is None:
+            continue
+        try:
+            found.append(Link(layer, reach_of(graph, layer, seen)))
+        except Refused as reason:
+            refused[node.name] = str(reason)
+    return Links(graph, found, refused)
+
+
+def reach_of(graph: Graph, source: Layer | Norm, seen: Mapping[str, TensorStats]) -> Reach:
+    """Returns what has to follow where the result channels of ``source`` are scaled.
+
+    Raises:
+        Refused: They cannot be.
+    """
+    bias = source.node.optional(2)
+    if bias is not None and (
+        bias.constant is None or bias.constant.size not in (1, source.outputs)
+    ):
+        raise Refused(f"the bias of {source.node.name!r} is no vector of constants")
+    found = reach(graph, source.node.output, source.result_axis)
+    if not found.ends:
+        raise Refused("nothing reads it")
+    for clip in found.clips:
+        _check_inactive(clip, seen.get(clip.operand(0).name))
+    return found
+
+
+def _check_inactive(clip: Node, stats: TensorStats | None) -> None:
+    """Refuses a Clip with a bound that would have to differ from channel to channel."""
+    attributes = clip.attributes
+    assert isinstance(attributes, ClipAttrs)
+    low, high = attributes.low, attributes.high
+    free = low in (None, 0.0) and high is None
+    if free:
+        return
+    name = f"Clip {clip.name!r}"
+    if stats is None or not stats.finite:
+        raise Refused(f"{name} has bounds and nothing was seen of its operand")
+    if high is not None and stats.maximum > high:
+        raise Refused(f"{name} cuts what is above {high:g}")
+    if low not in (None, 0.0) and stats.minimum < low:
+        raise Refused(f"{name} cuts what is below {low:g}")
+
+
+def factors(found: Links) -> dict[Link, Vector]:
+    """Returns by what to divide the channels of every link: 1 where one side has no weights."""
+    peaks: dict[Node, Vector] = {}
+    for link in found.links:
+        if isinstance(link.source, Layer):
+            peaks.setdefault(link.source.node, link.source.peaks())
+        for end in link.reach.ends:
+            peaks.setdefault(end.layer.node, end.layer.peaks())
+    total = {link: np.ones(link.source.outputs) for link in found.links}
+    for _ in range(SWEEPS):
+        moved = 0.0
+        for link in found.links:
+            step = _step(link, peaks)
+            moved = max(moved, float(np.abs(np.log(step)).max(initial=0.0)))
+            total[link] *= step
+            _apply(link, step, peaks)
+        if moved < TOLERANCE:
+            break
+    return total
+
+
+def _step(link: Link, peaks: Mapping[Node, Vector]) -> Vector:
+    """Returns ``sqrt(r1 / r2)`` for the channels of one link."""
+    first = peaks[link.source.node].max(axis=2, initial=0.0).reshape(-1)
+    second = np.zeros_like(first)
+    for end in link.reach.ends:
+        peak = peaks[end.layer.node].max(axis=1, initial=0.0).reshape(-1)
+        np.maximum.at(second, end.channels, peak)
+    usable = (first > 0) & (second > 0) & np.isfinite(first) & np.isfinite(second)
+    ratio = np.divide(first, second, out=np.ones_like(first), where=usable)
+    return np.sqrt(ratio)
+
+
+def _apply(link: Link, step: Vector, peaks: Mapping[Node, Vector]) -> None:
+    first = peaks[link.source.node]
+    first /= step.reshape(first.shape[0], -1, 1)
+    for end in link.reach.ends:
+        second = peaks[end.layer.node]
+        second *= step[end.channels].reshape(second.shape[0], 1, -1)
+
+
+def rescaled(graph: Graph, scales: Mapping[Link, Vector]) -> Graph:
+    """Returns ``graph`` with the channels of links divided by ``scales``: the same function.
+
+    Clips on the way that never reach their upper bound lose it.
+    """
+    results: dict[Node, Vector] = {}
+    operands: dict[Node, Vector] = {}
+    layers: dict[Node, Layer] = {}
+    constants: dict[Slot, NDArray[np.float32]] = {}
+    attributes: dict[Node, Attributes] = {}
+    for link, scale in scales.items():
+        if isinstance(link.source, Norm):
+            for index, value in list(enumerate(link.source.node.inputs))[1:3]:
+                if value is not None:
+                    constants[link.source.node, index] = _vector(link.source.node, index, 1 / scale)
+        else:
+            layers[link.source.node] = link.source
+            results[link.source.node] = 1 / scale
+        for end in link.reach.ends:
+            layers[end.layer.node] = end.layer
+            operands[end.layer.node] = scale[end.channels]
+        for node, index, numbers in link.reach.constants:
+            constants[node, index] = _added(node, index, scale[numbers])
+        attributes |= {clip: _unbounded(clip) for clip in link.reach.clips}
+    for node, layer in layers.items():
+        rows = results.get(node, np.ones(layer.outputs))
+        columns = operands.get(node, np.ones(layer.inputs))
+        constants[node, 1] = layer.multiplied(rows, columns)
+        bias = node.optional(2)
+        if node in results and bias is not None:
+            constants[node, 2] = _vector(node, 2, rows)
+    return rewritten(graph, constants, attributes).graph
+
+
+def _vector(node: Node, index: int, rows: Vector) -> NDArray[np.float32]:
+    """Returns a bias times one factor per result channel."""
+    bias = node.operand(index).constant
+    assert bias is not None
+    shape = bias.shape if bias.size == len(rows) else rows.shape
+    wide = bias.numpy().astype(np.float64).reshape(-1) * rows
+    return wide.reshape(shape).astype(np.float32)
+
+
+def _added(node: Node, index: int, scale: Vector) -> NDArray[np.float32]:
+    """Returns a constant that is added, divided by the factors of what it is added to."""
+    old = node.operand(index).constant
+    assert old is not None
+    wide = old.numpy().astype(np.float64) / scale
+    kept = tuple(  # factors differ along few axes: the others stay as long as they were
+        slice(None)
+        if a == 1 or (np.diff(wide, axis=i) != 0).any()
+        else slice(0, _extent(old.shape, wide.ndim, i))
+        for i, a in enumerate(wide.shape)
+    )
+    result = wide[kept].astype(np.float32)
+    return result.reshape(old.shape) if result.size == old.size else result
+
+
+def _extent(shape: tuple[int, ...], rank: int, axis: int) -> int:
+    return ((1,) * (rank - len(shape)) + shape)[axis]
+
+
+def _unbounded(clip: Node) -> ClipAttrs:
+    attributes = clip.attributes
+    assert isinstance(attributes, ClipAttrs)
+    return replace(attributes, low=0.0 if attributes.low == 0.0 else None, high=None)
+
+
+def spread(scales: Mapping[Link, Vector]) -> float:
+    """Returns the largest ``|ln s|``: how far from equal the channels were."""
+    return max((float(np.abs(np.log(s)).max(initial=0.0)) for s in scales.values()), default=0.0)
+
+
+def equalized(graph: Graph, seen: Mapping[str, TensorStats]) -> tuple[Graph, str]:
+    """Returns ``graph`` with the channels of linked products equalized, and what was done.
+
+    The outputs stay what they were up to float rounding; see :func:`links` for ``seen``.
+    """
+    found = links(graph, seen)
+    scales = factors(found)
+    if not scales:
+        reasons = "; ".join(sorted(set(found.refused.values()))) or "there are no products"
+        return graph, f"no channels can be scaled: {reasons}"
+    factor = np.exp(spread(scales))
+    if spread(scales) < SETTLED:
+        return graph, f"channels of {len(scales)} products are equal already"
+    told = f"channels of {len(scales)} products divided by factors up to {factor:.3g}"
+    return rescaled(graph, scales), told

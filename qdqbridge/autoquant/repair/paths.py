@@ -1,0 +1,192 @@
+"""Where the channels of a tensor go: through what keeps a factor, to the products that read them.
+
+A factor per channel passes unchanged through operators ``f`` with ``f(c * x) = c * f(x)`` for
+``c > 0``, and through whatever moves values. Channels are followed by what happens to their
+numbers: movers are run on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.autoquant.repair.layers import Layer, layer_of
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.operator import Flow
+from qdqbridge.ops.attributes import ClipAttrs, PadAttrs, ReduceAttrs, ResizeAttrs
+
+Numbers = NDArray[np.int64]
+_HOMOGENEOUS = ("Relu", "LeakyRelu", "Neg", "Abs")
+_IMAGES = ("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Resize", "Pad")
+_REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin")
+
+
+class Refused(Exception):
+    """A factor per channel does not pass; the message says what stops it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class End:
+    """A product that reads the channels.
+
+    Attributes:
+        layer: The product.
+        channels: For each channel of its operand the one that it comes from.
+    """
+
+    layer: Layer
+    channels: Numbers
+
+
+@dataclass(slots=True, eq=False)
+class Reach:
+    """All that has to be changed with the channels of a tensor.
+
+    Attributes:
+        ends: The products that read them.
+        constants: Constants added on the way (node, operand) with the channel of each element of
+            the sum, broadcastable.
+        clips: Bounds on the way, which a factor would move.
+    """
+
+    ends: list[End] = field(default_factory=list[End])
+    constants: list[tuple[Node, int, Numbers]] = field(
+        default_factory=list["tuple[Node, int, Numbers]"]
+    )
+    clips: list[Node] = field(default_factory=list[Node])
+
+
+def reach(graph: Graph, value: Value, axis: int) -> Reach:
+    """Returns where the channels of ``value`` go.
+
+    Args:
+        graph: The graph.
+        value: A tensor with channels along ``axis``.
+        axis: May count from the end.
+
+    Raises:
+        Refused: Something on the way does not keep a factor per channel.
+    """
+    shape = _extents(value)
+    axis %= len(shape)
+    numbers = np.arange(shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    walk = _Walk(set(graph.outputs))
+    walk.follow(value, np.broadcast_to(numbers, shape))
+    return walk.found
+
+
+def _extents(value: Value) -> tuple[int, ...]:
+    """Returns the shape with 1 for every symbolic extent."""
+    if value.type.shape is None:
+        raise Refused(f"the shape of {value.name!r} is not known")
+    return tuple(d if isinstance(d, int) else 1 for d in value.type.shape)
+
+
+@dataclass(slots=True, eq=False)
+class _Walk:
+    outputs: set[Value]
+    found: Reach = field(default_factory=Reach)
+
+    def follow(self, value: Value, numbers: Numbers) -> None:
+        if value in self.outputs:
+            raise Refused(f"{value.name!r} leaves the graph")
+        for node, index in value.users:
+            self._pass(node, index, numbers)
+
+    def _pass(self, node: Node, index: int, numbers: Numbers) -> None:
+        name, layer = node.op.name, layer_of(node)
+        if layer is not None and index == 0:
+            channels = _vector(numbers, layer.operand_axis, node)
+            if len(channels) != layer.inputs:
+                raise Refused(f"{_called(node)} reads other channels")
+            self.found.ends.append(End(layer, channels))
+        elif name in ("Add", "Sub") and _other_is_constant(node, index):
+            self.found.constants.append((node, 1 - index, numbers))
+            self.follow(node.output, _with_other(node, index, numbers))
+        elif name == "Mul" or (name in ("Div", "PRelu") and index == 0):
+            if not _other_is_constant(node, index):
+                raise Refused(f"{_called(node)} joins two tensors")
+            self.follow(node.output, _with_other(node, index, numbers))
+        else:
+            if name == "Clip":
+                self.found.clips.append(node)
+            for value, moved in zip(node.outputs, _moved(node, index, numbers), strict=False):
+                self.follow(value, moved)
+
+
+def _called(node: Node) -> str:
+    return f"{node.op.name} {node.name!r}"
+
+
+def _other_is_constant(node: Node, index: int) -> bool:
+    return len(node.inputs) == 2 and node.operand(1 - index).is_constant
+
+
+def _with_other(node: Node, index: int, numbers: Numbers) -> Numbers:
+    other = node.operand(1 - index).constant
+    assert other is not None
+    return np.broadcast_to(numbers, np.broadcast_shapes(numbers.shape, other.shape))
+
+
+def _vector(numbers: Numbers, axis: int, node: Node) -> Numbers:
+    """Returns the channels along ``axis`` where they vary along nothing else."""
+    lines = np.moveaxis(numbers, axis, 0).reshape(numbers.shape[axis], -1)
+    if not lines.size or (lines != lines[:, :1]).any():
+        raise Refused(f"{_called(node)} mixes channels")
+    return lines[:, 0]
+
+
+def _moved(node: Node, index: int, numbers: Numbers) -> list[Numbers]:
+    """Returns the channels of the results of an operator that keeps a factor per channel."""
+    name, attributes = node.op.name, node.attributes
+    if name in _HOMOGENEOUS or isinstance(attributes, ClipAttrs):
+        return [numbers]
+    if name in _IMAGES:
+        return [_image(node, numbers)]
+    if name in _REDUCTIONS and isinstance(attributes, ReduceAttrs):
+        return [_reduced(node, attributes, numbers)]
+    if node.op.flow is Flow.MOVE:
+        return _run(node, index, numbers)
+    several = sum(not v.is_constant for _, v in node.data_operands()) > 1
+    raise Refused(f"{_called(node)} " + ("joins two tensors" if several else "keeps no factor"))
+
+
+def _image(node: Node, numbers: Numbers) -> Numbers:
+    """Pools, resampling and padding with zeros: axis 1 stays what it is."""
+    attributes = node.attributes
+    if isinstance(attributes, PadAttrs) and attributes.mode == "constant" and attributes.value:
+        raise Refused(f"{_called(node)} adds numbers that are not zero")
+    if isinstance(attributes, ResizeAttrs) and attributes.extrapolation_value:
+        raise Refused(f"{_called(node)} adds numbers that are not zero")
+    shape = _extents(node.output)
+    channels = _vector(numbers, 1, node)
+    if len(shape) != numbers.ndim or shape[1] != len(channels):
+        raise Refused(f"{_called(node)} changes the channels")
+    return np.broadcast_to(channels.reshape(1, -1, *[1] * (len(shape) - 2)), shape)
+
+
+def _reduced(node: Node, attributes: ReduceAttrs, numbers: Numbers) -> Numbers:
+    least = numbers.min(axis=attributes.axes, keepdims=attributes.keepdims)
+    if (least != numbers.max(axis=attributes.axes, keepdims=attributes.keepdims)).any():
+        raise Refused(f"{_called(node)} mixes channels")
+    return least
+
+
+def _run(node: Node, index: int, numbers: Numbers) -> list[Numbers]:
+    operands: list[NDArray[Any] | None] = []
+    for i, value in enumerate(node.inputs):
+        if i == index:
+            operands.append(np.ascontiguousarray(numbers))
+        elif value is not None and value.constant is None:
+            raise Refused(f"{_called(node)} is told at run time what to do")
+        else:
+            operands.append(None if value is None or not value.constant else value.constant.numpy())
+    compute: Callable[..., Any] = node.op.compute
+    try:
+        return [np.asarray(result) for result in compute(node.attributes, operands)]
+    except (ValueError, IndexError) as error:  # NumPy's word for shapes that do not fit
+        raise Refused(f"{_called(node)} needs extents that are symbolic") from error

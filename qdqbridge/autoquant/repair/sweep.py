@@ -1,0 +1,244 @@
+"""The float graph and the quantized one, side by side, from the inputs to the outputs, once.
+
+Only what later nodes still read is kept. Someone may look at every node on the way and change what
+is quantized there: everything behind it sees the change, so that errors are corrected where the
+errors of what lies before are already in. One sweep costs two runs of every node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.autoquant.apply import stored_integers
+from qdqbridge.autoquant.decide import Decision
+from qdqbridge.autoquant.samples import Sample, Samples
+from qdqbridge.autoquant.spec import Weight
+from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.interpreter import computed
+from qdqbridge.graph.numerics import dequantize, quantize
+from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.quantization import QuantParams
+
+Array = NDArray[Any]
+Batches = Sequence[Array]
+SAMPLES, BATCHES = 64, 4
+MEMORY = 1 << 28
+"""Bytes that the arrays around one node may take."""
+_COSTLY = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ROUND)
+
+
+class Visitor(Protocol):
+    """Somebody who changes what is quantized, node by node."""
+
+    def weight(self, weight: Weight, operands: Batches) -> Array | None:
+        """Returns other stored integers for a weight; None to leave them.
+
+        Args:
+            weight: A weight with parameters, operand 1 of its node.
+            operands: What the quantized graph gives its node as operand 0, batch by batch.
+        """
+        ...
+
+    def result(self, node: Node, real: Batches, quantized: Batches) -> Array | None:
+        """Returns what to add to the quantized result of a node; None for nothing.
+
+        Args:
+            node: Any node with a result.
+            real: Its first result in the float graph, batch by batch.
+            quantized: The same in the quantized graph, before it is rounded.
+        """
+        ...
+
+
+def sweep(
+    decision: Decision,
+    samples: Samples,
+    visitor: Visitor,
+    *,
+    limit: int = SAMPLES,
+    memory: int = MEMORY,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Leads ``visitor`` through the graph.
+
+    Args:
+        decision: What is quantized, and how.
+        samples: The data.
+        visitor: Changes it.
+        limit: How many samples to carry along, at most.
+        memory: Bytes that the arrays around one node may take; fewer samples are carried if need
+            be.
+        progress: Called with the number of nodes done, and of all.
+    """
+    state = _State(decision, batches(decision.plan.graph, samples, limit, memory))
+    nodes = decision.plan.graph.nodes
+    for index, node in enumerate(nodes):
+        state.step(node, visitor)
+        if progress is not None:
+            progress(index + 1, len(nodes))
+
+
+def batches(graph: Graph, samples: Samples, limit: int, memory: int) -> list[Sample]:
+    """Returns samples, spread evenly, several at once where every input leaves axis 0 open."""
+    largest = max((_bytes(v) for v in graph.values() if not v.is_constant), default=1)
+    fitting = memory // (4 * samples.step * max(largest, 1))
+    count = int(min(limit, len(samples), max(fitting, 2 * BATCHES)))
+    picked = [samples[int(i)] for i in np.linspace(0, len(samples) - 1, count)]
+    shapes = [value.type.shape for value in graph.inputs]
+    if samples.step > 1 or not all(shape and isinstance(shape[0], str) for shape in shapes):
+        return picked
+    each = max(1, -(-count // BATCHES))
+    return [
+        {name: np.concatenate([s[name] for s in picked[i : i + each]]) for name in picked[0]}
+        for i in range(0, count, each)
+    ]
+
+
+def _bytes(value: Value) -> int:
+    shape = value.type.shape or ()
+    return 4 * int(np.prod([d if isinstance(d, int) else 1 for d in shape], dtype=np.int64))
+
+
+@dataclass(slots=True, eq=False)
+class _State:
+    """The frontier: what later nodes still read."""
+
+    decision: Decision
+    inputs: Sequence[Sample]
+    real: dict[Value, list[Array]] = field(default_factory=dict["Value", "list[Array]"])
+    rough: dict[Value, list[Array]] = field(default_factory=dict["Value", "list[Array]"])
+    rounded: dict[Value, list[Array]] = field(default_factory=dict["Value", "list[Array]"])
+    left: dict[Value, int] = field(default_factory=dict["Value", "int"])
+    weights: Mapping[tuple[Node, int], Weight] = field(default_factory=dict[Any, Any])
+
+    def __post_init__(self) -> None:
+        graph = self.decision.plan.graph
+        self.left = {value: len(value.users) for value in graph.values()}
+        self.weights = {(w.node, w.index): w for w in self.decision.weights}
+        for value in graph.inputs:
+            arrays = [np.asarray(sample[value.name]) for sample in self.inputs]
+            self._keep(value, arrays, arrays)
+
+    def _keep(self, value: Value, real: list[Array], quantized: list[Array]) -> None:
+        self.real[value], self.rough[value] = real, quantized
+        params = self.decision.values.get(value)
+        self.rounded[value] = quantized
+        if params is not None:
+            self.rounded[value] = [stored_and_read(a, params) for a in quantized]
+            if not any(user in self.decision.plan.unrounded for user in value.users):
+                self.rough[value] = []
+
+    def step(self, node: Node, visitor: Visitor) -> None:
+        constants = {i: self._constant(node, i, visitor) for i in range(len(node.inputs))}
+        real = _executed(node, [self._operands(node, self.real)])[0]
+        quantized = _executed(node, [self._quantized(node, constants)])[0]
+        change = visitor.result(node, real[0], quantized[0]) if node.outputs else None
+        if change is not None:
+            quantized[0] = [array + change.astype(array.dtype) for array in quantized[0]]
+        for i, value in enumerate(node.outputs[: len(real)]):
+            self._keep(value, real[i], quantized[i])
+        self._forget(node)
+
+    def _constant(self, node: Node, index: int, visitor: Visitor) -> Array | None:
+        """Returns a constant as the quantized graph has it."""
+        weight = self.weights.get((node, index))
+        if weight is None:
+            return None
+        params = self.decision.weights[weight]
+        integers = None
+        if index == 1 and node.op.flow is Flow.ACCUMULATE and not node.operand(0).is_constant:
+            integers = visitor.weight(weight, self._read(node, 0))
+        if integers is None:
+            integers = stored_integers(weight, params, self.decision).numpy()
+        return dequantize(integers, params)
+
+    def _read(self, node: Node, index: int) -> list[Array]:
+        value = node.operand(index)
+        unrounded = (node, index) in self.decision.plan.unrounded
+        return self.rough[value] if unrounded else self.rounded[value]
+
+    def _operands(self, node: Node, kept: Mapping[Value, list[Array]]) -> list[list[Array | None]]:
+        return [
+            [None if v is None else _held(v, kept, batch) for v in node.inputs]
+            for batch in range(len(self.inputs))
+        ]
+
+    def _quantized(
+        self, node: Node, constants: Mapping[int, Array | None]
+    ) -> list[list[Array | None]]:
+        result: list[list[Array | None]] = []
+        for batch in range(len(self.inputs)):
+            row: list[Array | None] = []
+            for index, value in enumerate(node.inputs):
+                if value is None:
+                    row.append(None)
+                elif value.constant is not None:
+                    changed = constants[index]
+                    row.append(value.constant.numpy() if changed is None else changed)
+                else:
+                    row.append(self._read(node, index)[batch])
+            result.append(row)
+        return result
+
+    def _forget(self, node: Node) -> None:
+        for value in node.inputs:
+            if value is not None:
+                self.left[value] -= 1
+                if not self.left[value]:
+                    for kept in (self.real, self.rough, self.rounded):
+                        kept.pop(value, None)
+
+
+def _held(value: Value, kept: Mapping[Value, list[Array]], batch: int) -> Array:
+    return kept[value][batch] if value.constant is None else value.constant.numpy()
+
+
+def stored_and_read(array: Array, params: QuantParams) -> Array:
+    """Returns the real numbers that remain of ``array`` after it was stored."""
+    return dequantize(quantize(array, params), params)
+
+
+def _executed(node: Node, runs: Sequence[list[list[Array | None]]]) -> list[list[list[Array]]]:
+    """Returns for every run by result of the node its batches."""
+    run = _engine(node)
+    return [[list(r) for r in zip(*(run(row) for row in rows), strict=True)] for rows in runs]
+
+
+def _engine(node: Node) -> Callable[[Sequence[Array | None]], Sequence[Array]]:
+    """Returns what runs a node: onnxruntime where it costs something, else NumPy."""
+    if node.op.flow in _COSTLY or node.op.name == "MaxPool":
+        found = _compiled(node)
+        if found is not None:
+            return found
+    return lambda operands: computed(node, operands)
+
+
+def _compiled(node: Node) -> Callable[[Sequence[Array | None]], Sequence[Array]] | None:
+    from qdqbridge.onnx_io.running import Runner
+
+    inputs = [
+        None if v is None else Value(v.type, f"operand_{i}") for i, v in enumerate(node.inputs)
+    ]
+    outputs = [Value(v.type, f"result_{i}") for i, v in enumerate(node.outputs)]
+    alone = Node(node.op, node.attributes, inputs, outputs, node.origin)
+    given = [v for v in inputs if v is not None]
+    for value in given:
+        value.users[alone, inputs.index(value)] = None
+    alone.linked = True
+    graph = Graph(given, outputs, [v.name for v in outputs], [alone], opset=0, canonical=True)
+    try:
+        runner = Runner(graph, outputs, optimized=False)
+    except UnsupportedTargetError:
+        return None
+
+    def run(operands: Sequence[Array | None]) -> Sequence[Array]:
+        feeds = {f"operand_{i}": np.asarray(a) for i, a in enumerate(operands) if a is not None}
+        return runner.run(feeds)
+
+    return run

@@ -1,0 +1,295 @@
+"""From a quantization to the record that its report is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from qdqbridge.autoquant.accumulators import accumulators
+from qdqbridge.autoquant.decide import Decision
+from qdqbridge.autoquant.errors import LIMIT, Errors, errors, spread, weight_errors
+from qdqbridge.autoquant.histogram import SIDE, Histogram
+from qdqbridge.autoquant.observed import observe
+from qdqbridge.autoquant.prepare import prepared
+from qdqbridge.autoquant.profile import Profile, observable, origin_of
+from qdqbridge.autoquant.samples import Samples
+from qdqbridge.autoquant.spec import Derived, Fixed, Observed, Shared
+from qdqbridge.autoquant.stats import TensorStats
+from qdqbridge.autoquant.targets import Target
+from qdqbridge.graph.graph import Graph, Value
+from qdqbridge.graph.placing import write_text
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.report.quantization.page import quantization_html
+from qdqbridge.report.quantization.record import (
+    FallbackRow,
+    FloatNode,
+    QuantizationRecord,
+    RepairRow,
+    Tensor,
+)
+
+if TYPE_CHECKING:
+    from qdqbridge.autoquant.fallback import Fallback
+    from qdqbridge.autoquant.repair.steps import Record as Repair
+
+Progress = Callable[[int, int], None]
+_BINS = 64
+"""Bars of a histogram in a report, at most."""
+_PROGRAMS = ("qdqbridge", "numpy", "onnx", "onnxruntime")
+
+
+class Made(Protocol):
+    """A quantized graph and how it came about: ``Quantized``, or a repair's ``State``."""
+
+    @property
+    def graph(self) -> Graph:
+        """The quantized graph."""
+        ...
+
+    @property
+    def decision(self) -> Decision:
+        """The plan, with the float graph, and the parameters."""
+        ...
+
+    @property
+    def profile(self) -> Profile:
+        """What was seen of the float graph."""
+        ...
+
+
+def record_of(
+    made: Made,
+    target: Target,
+    samples: Samples | None,
+    *,
+    original: Graph | None = None,
+    reference: Graph | None = None,
+    model: str = "model",
+    data: str = "data",
+    repairs: Sequence[Repair] = (),
+    fallback: Fallback | None = None,
+    goal: str = "",
+    notes: Sequence[str] = (),
+    versions: Mapping[str, str] | None = None,
+    limit: int = LIMIT,
+    progress: Progress | None = None,
+) -> QuantizationRecord:
+    """Returns what a report on a quantization shows; errors are measured here.
+
+    Args:
+        made: What came out.
+        target: What it is for.
+        samples: Calibration data to measure on; None where there is only a profile.
+        original: The float graph that the user gave; its outputs are what they are compared with.
+        reference: The float graph whose tensors layers are compared with: after channels were
+            scaled, before biases were corrected: :attr:`Quantized.reference`. Without it, the one
+            that the profile is of is looked for.
+        model: What to call the model.
+        data: What to call the data.
+        repairs: What became of the repair steps.
+        fallback: Which layers were taken back.
+        goal: What the outputs had to be like.
+        notes: What else to tell.
+        versions: Of programs, by name; by default of those that are installed.
+        limit: Samples to measure on, at most.
+        progress: Called with the steps done and their number.
+
+    Raises:
+        InputDataError: The samples do not fit the graph.
+    """
+    found, seen = Errors((), (), None, 0), None
+    if samples is not None:
+        report = progress or _silent
+        reference, told = reference_of(made, original, reference)
+        notes = [*notes, *told]
+        found = errors(
+            reference,
+            made.graph,
+            samples,
+            original=original,
+            limit=limit,
+            progress=lambda done, total: report(done, 2 * total),
+        )
+        few = spread(samples, limit)
+        seen = observe(
+            made.graph, few, progress=lambda done, total: report(total + done, 2 * total)
+        )
+    stats = made.profile.by_name()
+    return QuantizationRecord(
+        model=model,
+        float_digest=made.profile.model if original is None else original.digest,
+        digest=made.graph.digest,
+        target=target.name,
+        data=data,
+        samples=made.profile.samples,
+        measured=found.samples,
+        versions=installed() if versions is None else versions,
+        choosers=_choosers(target),
+        outputs=found.outputs,
+        top1=found.top1,
+        layers=found.layers,
+        tensors=tensors(made.decision, stats),
+        weights=weight_errors(made.decision),
+        accumulators=tuple(row.row() for row in accumulators(made.graph, stats, seen=seen)),
+        floats=_floats(made.decision),
+        fallback=() if fallback is None else _fallback(fallback),
+        goal=goal,
+        repairs=tuple(RepairRow(r.step, r.applied, r.told, r.before, r.after) for r in repairs),
+        notes=tuple(notes),
+    )
+
+
+def reference_of(
+    made: Made, original: Graph | None, reference: Graph | None = None
+) -> tuple[Graph, list[str]]:
+    """Returns the float graph that layers are compared with, and what there is to say about it.
+
+    Biases that were corrected are those of the plan's graph: against it, the correction would look
+    like an error. The profile says which graph it is of.
+
+    Args:
+        made: What came out.
+        original: The float graph that the user gave.
+        reference: The graph, where somebody knows it.
+    """
+    if reference is not None:
+        return reference, []
+    planned = made.decision.plan.graph
+    if planned.digest == made.profile.model:
+        return planned, []
+    if original is not None:
+        ready = prepared(original)
+        if made.profile.model in (original.digest, ready.digest):
+            return ready, []
+    return planned, [
+        "Layers are compared with the float model after its biases were corrected, so that what "
+        "the correction does looks like an error of the layer."
+    ]
+
+
+def _silent(done: int, total: int) -> None:
+    del done, total
+
+
+def write_report(record: QuantizationRecord, path: Path) -> None:
+    """Writes a report, replacing an existing file; it is there whole or not at all.
+
+    Args:
+        record: What to show.
+        path: The ``.html`` file.
+
+    Raises:
+        OutputFileError: The operating system refuses.
+    """
+    write_text(path, quantization_html(record))
+
+
+def installed() -> dict[str, str]:
+    """Returns the versions of the programs that take part."""
+    result: dict[str, str] = {}
+    for name in _PROGRAMS:
+        try:
+            result[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return result
+
+
+def _choosers(target: Target) -> dict[str, str]:
+    formats = {target.weights, *(r.weights for r in target.rules if r.weights is not None)}
+    names = {repr(target.chooser_of_weights(format)) for format in formats}
+    return {"activations": repr(target.chooser), "weights": ", ".join(sorted(names))}
+
+
+def _floats(decision: Decision) -> tuple[FloatNode, ...]:
+    floats = decision.plan.floats
+    nodes = [node for node in decision.plan.graph.nodes if node in floats]
+    return tuple(FloatNode(node.name, node.op.name, floats[node]) for node in nodes)
+
+
+def _fallback(found: Fallback) -> tuple[FallbackRow, ...]:
+    return tuple(
+        FallbackRow(each.layer.name, each.to, each.rank, each.alone.sqnr, each.reason)
+        for each in found.reverted
+    )
+
+
+def tensors(decision: Decision, stats: Mapping[str, TensorStats]) -> tuple[Tensor, ...]:
+    """Returns what was seen of every float tensor, and the range chosen for it.
+
+    Args:
+        decision: Parameters of the tensors that are stored.
+        stats: By name.
+    """
+    return tuple(
+        _tensor(value, stats[value.name], decision)
+        for value in observable(decision.plan.graph)
+        if value.name in stats
+    )
+
+
+def _tensor(value: Value, seen: TensorStats, decision: Decision) -> Tensor:
+    params = decision.values.get(value)
+    bins = _binned(seen.histogram)
+    known = params is not None and params.per_tensor
+    low, high = real_range(params) if params is not None and known else (0.0, 0.0)
+    return Tensor(
+        value.name,
+        origin_of(value)[0],
+        "" if params is None else str(params.storage_dtype),
+        float(params.scale) if params is not None and known else None,
+        int(params.zero_point) if params is not None and known else 0,
+        low,
+        high,
+        _decided(value, decision),
+        seen.minimum,
+        seen.maximum,
+        seen.finite,
+        seen.zeros,
+        _clipped(seen, low, high) if known else 0.0,
+        *bins,
+    )
+
+
+def real_range(params: QuantParams) -> tuple[float, float]:
+    """Returns the smallest and the largest real number that the codes stand for."""
+    scale, zero = float(params.scale), int(params.zero_point)
+    return scale * (params.qmin - zero), scale * (params.qmax - zero)
+
+
+def _decided(value: Value, decision: Decision) -> str:
+    match decision.plan.specs.get(value):
+        case Fixed(reason=reason):
+            return f"fixed by {reason}"
+        case Shared(source=source):
+            return f"shared with {source.name}"
+        case Observed():
+            return "chosen"
+        case Derived() | None:
+            return ""
+
+
+def _clipped(seen: TensorStats, low: float, high: float) -> float:
+    """Returns the share of values in bins that lie outside of a range."""
+    if not seen.finite or (low <= seen.minimum and seen.maximum <= high):
+        return 0.0
+    edges, counts = seen.histogram.edges, seen.histogram.counts
+    outside = counts[(edges[1:] <= low) | (edges[:-1] >= high)].sum()
+    return float(outside) / seen.finite
+
+
+def _binned(histogram: Histogram) -> tuple[float, float, tuple[int, ...]]:
+    """Returns left edge, width and counts of few bins that hold all values."""
+    filled = np.flatnonzero(histogram.counts)
+    while len(filled) and filled[-1] - filled[0] >= _BINS:
+        histogram = histogram.coarsened(histogram.exponent + 1)
+        filled = np.flatnonzero(histogram.counts)
+    if not len(filled):
+        return 0.0, 0.0, ()
+    first, last = int(filled[0]), int(filled[-1])
+    counts = tuple(int(count) for count in histogram.counts[first : last + 1])
+    return (first - SIDE) * histogram.width, histogram.width, counts

@@ -1,0 +1,228 @@
+"""A plan as a graph whose parameters are inputs: nothing is compiled to try other ones.
+
+Behind every value that a plan may round stands a ``SimulateQuantization``, and every constant that
+it may quantize is an input: what becomes of constants is computed once for each set of parameters,
+not for each sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from qdqbridge.autoquant.spec import Fixed, Plan
+from qdqbridge.graph.copying import Copy, copied
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.edit import Editor, link
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.types import Shape, TensorType
+from qdqbridge.ops.simulated import SIMULATE, SimulatedAttrs
+
+Operand = tuple[Node, int]
+"""A node and which of its operands: an edge of the plan's graph."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """One rounding of the simulated graph.
+
+    Attributes:
+        value: The value of the plan's graph that is rounded.
+        reader: The operand that has this rounding for itself; None for all others' one.
+        channels: Scales that it takes; None for one.
+        axis: Along which axis they lie.
+        inputs: The graph's inputs code, scale, zero_point, low and high.
+        output: What the readers get.
+    """
+
+    value: Value
+    reader: Operand | None
+    channels: int | None
+    axis: int | None
+    inputs: tuple[Value, ...]
+    output: Value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SimulatedGraph:
+    """The graph and where everything of the plan is in it.
+
+    Attributes:
+        graph: It has the plan's inputs, then parameters.
+        samples: The inputs that take samples.
+        places: Its roundings.
+        constants: The input of every constant that a plan may quantize.
+        values: The copy of every value of the plan's graph, before it is rounded.
+    """
+
+    graph: Graph
+    samples: tuple[Value, ...]
+    places: tuple[Place, ...]
+    constants: Mapping[Operand, Value]
+    values: Mapping[Value, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What has to be variable.
+
+    Attributes:
+        values: Values that may be rounded; per channel where an axis and an extent are given.
+        apart: Operands that may be left out when other readers of their value get it rounded.
+        constants: Constants that may be quantized.
+    """
+
+    values: Mapping[Value, tuple[int, int] | None]
+    apart: frozenset[Operand]
+    constants: frozenset[Operand]
+
+    @staticmethod
+    def of(plans: Iterable[Plan]) -> Needs:
+        """Returns what is needed to try each of ``plans``."""
+        values: dict[Value, tuple[int, int] | None] = {}
+        apart: set[Operand] = set()
+        constants: set[Operand] = set()
+        for plan in plans:
+            for value in plan.specs:
+                values[value] = values.get(value) or _channels(plan, value)
+            apart |= plan.unrounded
+            constants |= {(weight.node, weight.index) for weight in plan.weights}
+        return Needs(values, frozenset(apart), frozenset(constants))
+
+    def joined(self, other: Needs) -> Needs:
+        """Returns what both need."""
+        values = dict(self.values)
+        for value, channels in other.values.items():
+            values[value] = values.get(value) or channels
+        return Needs(values, self.apart | other.apart, self.constants | other.constants)
+
+    def covers(self, other: Needs) -> bool:
+        """True where a graph for this has all that ``other`` needs."""
+        known = all(
+            value in self.values and (channels is None or self.values[value] == channels)
+            for value, channels in other.values.items()
+        )
+        return known and other.apart <= self.apart and other.constants <= self.constants
+
+
+def _channels(plan: Plan, value: Value) -> tuple[int, int] | None:
+    spec = plan.specs[plan.root(value)]
+    if not isinstance(spec, Fixed) or spec.params.axis is None:
+        return None
+    return spec.params.axis, len(spec.params.scale)
+
+
+def simulated(graph: Graph, needs: Needs) -> SimulatedGraph:
+    """Returns ``graph`` with everything variable that ``needs`` lists.
+
+    Args:
+        graph: A canonical float graph; it is not changed.
+        needs: From the plans that shall be tried.
+    """
+    copy = copied(graph)
+    builder = _Builder(copy, needs)
+    order = {node: position for position, node in enumerate(graph.nodes)}
+    for node, index in sorted(needs.constants, key=lambda operand: (order[operand[0]], operand[1])):
+        builder.feed(node, index)
+    for value, channels in needs.values.items():
+        builder.round(value, channels)
+    return builder.finished(graph)
+
+
+class _Builder:
+    def __init__(self, copy: Copy, needs: Needs) -> None:
+        self._copy, self._needs = copy, needs
+        self._editor = Editor(copy.graph)
+        self._places: list[Place] = []
+        self._constants: dict[Operand, Value] = {}
+        self._samples = tuple(copy.graph.inputs)
+        self._taken = {value.name for value in self._samples} | set(copy.graph.output_names)
+        self._name_values()
+
+    def _name_values(self) -> None:
+        """Gives every value a name of its own: parts of the graph become graphs."""
+        for value in self._copy.values.values():
+            if value not in self._samples:
+                value.name = self._unused(value.name or "value")
+
+    def _unused(self, name: str) -> str:
+        number, free = 0, name
+        while free in self._taken:
+            number += 1
+            free = f"{name}#{number}"
+        self._taken.add(free)
+        return free
+
+    def _input(self, name: str, dtype: DType, shape: Shape) -> Value:
+        value = Value(TensorType(dtype, shape), self._unused(name))
+        self._copy.graph.inputs.append(value)
+        return value
+
+    def feed(self, node: Node, index: int) -> None:
+        """Makes a constant operand an input."""
+        copy = self._copy.nodes[node]
+        old = copy.operand(index)
+        new = self._input(old.name, old.type.dtype, old.type.shape)
+        self._reads(copy, index, new)
+        self._constants[node, index] = new
+        if node.op.name == "Dense" and index == 1 and node.operand(0).rank == 2:
+            # A Gemm takes a weight that is no constant as it is stored, row by row.
+            copy.origin = replace(node.origin, spelling="Gemm")
+
+    def _reads(self, node: Node, index: int, value: Value) -> None:
+        node.operand(index).users.pop((node, index), None)
+        node.inputs[index] = value
+        value.users[node, index] = None
+
+    def round(self, value: Value, channels: tuple[int, int] | None) -> None:
+        """Puts a rounding between a value and its readers, and more for readers of their own."""
+        copy = self._copy.values[value]
+        own = [(n, i) for n, i in value.users if (n, i) in self._needs.apart]
+        apart = [(self._copy.nodes[n], i) for n, i in own]
+        shared = [user for user in copy.users if user not in apart]
+        if shared or self._editor.is_output(copy):
+            place = self._place(value, None, channels)
+            self._editor.replace_value(copy, place.output)
+            self._link(place)
+            for node, index in apart:
+                self._reads(node, index, copy)
+        for operand, (node, index) in zip(own, apart, strict=True):
+            place = self._place(value, operand, channels)
+            self._link(place)
+            self._reads(node, index, place.output)
+
+    def _link(self, place: Place) -> None:
+        assert place.output.producer is not None
+        link(place.output.producer)
+
+    def _place(
+        self, value: Value, reader: Operand | None, channels: tuple[int, int] | None
+    ) -> Place:
+        copy = self._copy.values[value]
+        axis, extent = (None, None) if channels is None else channels
+        shape: Shape = () if extent is None else (extent,)
+        inputs = (
+            self._input(f"{copy.name}.code", DType.INT32, ()),
+            self._input(f"{copy.name}.scale", DType.FLOAT32, shape),
+            self._input(f"{copy.name}.zero_point", DType.INT32, shape),
+            self._input(f"{copy.name}.low", DType.INT32, ()),
+            self._input(f"{copy.name}.high", DType.INT32, ()),
+        )
+        output = Value(copy.type, self._unused(f"{copy.name}.rounded"))
+        Node(SIMULATE, SimulatedAttrs(axis), [copy, *inputs], [output])
+        place = Place(value, reader, extent, axis, inputs, output)
+        self._places.append(place)
+        return place
+
+    def finished(self, graph: Graph) -> SimulatedGraph:
+        self._editor.finish()
+        self._copy.graph.canonical = False
+        self._copy.graph.notes = []
+        values = {value: self._copy.values[value] for value in _all(graph, self._copy.values)}
+        return SimulatedGraph(
+            self._copy.graph, self._samples, tuple(self._places), self._constants, values
+        )
+
+
+def _all(graph: Graph, known: Collection[Value]) -> list[Value]:
+    return [value for value in graph.values() if value in known]

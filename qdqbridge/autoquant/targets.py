@@ -1,0 +1,207 @@
+"""What a piece of hardware wants: formats, and which operators run on integers.
+
+A target is plain data. To describe another one, take one of these and ``replace`` what differs, or
+put rules before its own::
+
+    npu = replace(
+        ORT,
+        name="npu",
+        rules=(
+            OperatorRule("pointwise", ops={"Conv"}, when=pointwise, weights=PER_TENSOR),
+            *ORT.rules,
+        ),
+    )
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from qdqbridge.autoquant.choosers import MSE, Chooser, MinMax, Percentile
+from qdqbridge.autoquant.formats import Format
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Node
+from qdqbridge.graph.operator import Flow
+
+U8 = Format(DType.UINT8)
+S8 = Format(DType.INT8)
+SYMMETRIC_S8 = Format(DType.INT8, symmetric=True)
+SYMMETRIC_S16 = Format(DType.INT16, symmetric=True)
+U16 = Format(DType.UINT16)
+PER_TENSOR = SYMMETRIC_S8
+PER_CHANNEL = Format(DType.INT8, symmetric=True, axis=0)
+WEIGHTS: Mapping[str, Format] = MappingProxyType(
+    {
+        "int4": Format(DType.INT4, symmetric=True, axis=0),
+        "int8": PER_CHANNEL,
+        "int16": Format(DType.INT16, symmetric=True, axis=0),
+        "uint4": Format(DType.UINT4, axis=0),
+        "uint8": Format(DType.UINT8, axis=0),
+    }
+)
+"""Formats of weights by name: signed ones symmetric, unsigned ones not."""
+
+
+CANDIDATES: tuple[Chooser, ...] = (
+    MSE(), MSE(saturation=3.0), MSE(saturation=10.0), Percentile(99.99), MinMax(), MinMax(1.1),
+)  # fmt: skip
+"""Choosers of activations worth trying, from those that clip most to one that leaves room."""
+WEIGHT_CANDIDATES: tuple[Chooser, ...] = (MinMax(), MSE())
+
+
+def always(node: Node) -> bool:
+    """True: for rules that do not look at the node."""
+    del node
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRule:
+    """How a target treats some operators; the first rule of a target that matches decides.
+
+    Attributes:
+        name: Kebab-case; reports say by which rule a node was treated.
+        ops: Names of ONNX operators.
+        when: Looks at a node of these operators.
+        quantized: Whether they run on integers at all.
+        operands: Format of activations that they read; None for the target's.
+        weights: Format of constant weights; ``axis`` other than None means the axis that numbers
+            the results, wherever the operator has it. None for the target's.
+        result: Format of what they compute; None for the target's.
+        fixed: The real range of the result where it is known in advance, as [0, 1] of a Softmax.
+        shares: Operands and result have one pair of parameters, so that nothing is rescaled: of
+            the result for operators that join tensors, of the operand for those of one tensor.
+    """
+
+    name: str
+    ops: Collection[str]
+    when: Callable[[Node], bool] = always
+    quantized: bool = True
+    operands: Format | None = None
+    weights: Format | None = None
+    result: Format | None = None
+    fixed: tuple[float, float] | None = None
+    shares: bool = False
+
+    def matches(self, node: Node) -> bool:
+        """True where the rule is about ``node``."""
+        return node.op.name in self.ops and self.when(node)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A description of what runs on integers, and how.
+
+    Attributes:
+        name: What users call it.
+        profile: The export profile that suits it.
+        activations: Format of activations.
+        weights: Format of weights.
+        rules: Looked at in order; an operator that none matches stays float.
+        constants: Quantize constant operands of elementwise operators as well.
+        outputs: Quantize the graph's outputs.
+        float_results: Operators whose results leave the graph unrounded all the same: where the
+            kernel scales its sums to float32 as readily as it rounds them.
+        float_biases: Biases of sums that leave unrounded stay real numbers; else they are int32.
+        residuals: Quantize the results of products that an Add of two tensors reads. TensorRT
+            fuses the Add with the product where that operand is float.
+        chooser: Parameters of activations.
+        candidates: Choosers that are tried against it, for all activations and for single ones,
+            where there are samples to try on; none to leave it at ``chooser``.
+        weight_chooser: Parameters of weights; by default those of the extremes for 8 bits and
+            more, and of the smallest error below, with ``weight_candidates`` tried against them.
+        weight_candidates: Choosers that are tried where there is no ``weight_chooser``.
+    """
+
+    name: str
+    profile: str
+    activations: Format
+    weights: Format
+    rules: tuple[OperatorRule, ...]
+    constants: bool = True
+    outputs: bool = True
+    float_results: Collection[str] = ()
+    float_biases: bool = False
+    residuals: bool = True
+    chooser: Chooser = field(default_factory=MSE)
+    candidates: tuple[Chooser, ...] = CANDIDATES
+    weight_chooser: Chooser | None = None
+    weight_candidates: tuple[Chooser, ...] = WEIGHT_CANDIDATES
+
+    def chooser_of_weights(self, format: Format) -> Chooser:
+        """Returns the chooser for constants that are stored as ``format``."""
+        if self.weight_chooser is not None:
+            return self.weight_chooser
+        return MinMax() if format.storage.bits >= 8 else MSE()
+
+    def rule_for(self, node: Node) -> OperatorRule | None:
+        """Returns the rule that decides about ``node``; None where it stays float."""
+        for rule in self.rules:
+            if rule.matches(node):
+                return rule if rule.quantized else None
+        return None
+
+
+ACCUMULATORS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Dense")
+ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Min", "Max", "PRelu", "Where", "Concat")
+UNARY = (
+    "Relu", "Clip", "LeakyRelu", "Elu", "Selu", "Celu", "ThresholdedRelu", "HardSwish", "Swish",
+    "Mish", "Gelu", "Softplus", "Softsign", "Exp", "Log", "Sqrt", "Reciprocal", "Erf", "Sin", "Cos",
+    "Abs", "Neg", "Pow",
+)  # fmt: skip
+POOLS = ("AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum")
+NORMS = (
+    "LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization",
+    "BatchNormalization",
+)  # fmt: skip
+BOUNDED = (
+    OperatorRule("unit-range", ("Sigmoid", "Softmax", "HardSigmoid"), fixed=(0.0, 255 / 256)),
+    OperatorRule("signed-unit-range", ("Tanh", "Softsign"), fixed=(-1.0, 127 / 128)),
+)
+"""Operators whose results lie in a known interval: a scale of 1/256 or 1/128 for 8 bits."""
+
+
+def moves(node: Node) -> bool:
+    """True for operators that only move values."""
+    return node.op.flow is Flow.MOVE
+
+
+EVERYTHING = (
+    *BOUNDED,
+    OperatorRule("products", ACCUMULATORS),
+    OperatorRule("averages", POOLS),
+    OperatorRule("elementwise", (*ELEMENTWISE, *UNARY)),
+    OperatorRule("normalizations", NORMS),
+    OperatorRule("resize", ("Resize",)),
+)
+"""Rules of a target that runs every operator on integers."""
+
+_FLOAT_IN_ORT = ("Gemm", "MatMul", "Dense", "ConvTranspose")
+"""QGemm and MatMulIntegerToFloat give floats; there is no integer ConvTranspose."""
+ORT = Target("ort", "ort", U8, PER_CHANNEL, EVERYTHING, float_results=_FLOAT_IN_ORT)
+ORT_S8 = Target("ort-s8", "ort", S8, PER_CHANNEL, EVERYTHING, float_results=_FLOAT_IN_ORT)
+TENSORRT = Target(
+    "tensorrt",
+    "tensorrt",
+    SYMMETRIC_S8,
+    PER_CHANNEL,
+    (OperatorRule("transposed", ("ConvTranspose",), weights=PER_TENSOR), *EVERYTHING),
+    float_results=ACCUMULATORS,
+    float_biases=True,
+    residuals=False,
+)
+QNN = Target("qnn", "qnn", U8, PER_CHANNEL, EVERYTHING)
+A16W8 = Target("a16w8", "qnn", U16, PER_CHANNEL, EVERYTHING)
+OPENVINO = Target("openvino", "openvino", U8, PER_CHANNEL, EVERYTHING, float_results=ACCUMULATORS)
+POWER_OF_TWO = Target(
+    "power-of-two",
+    "ort",
+    Format(DType.INT8, symmetric=True, power_of_two=True),
+    Format(DType.INT8, symmetric=True, power_of_two=True),
+    EVERYTHING,
+)
+_ALL = (ORT, ORT_S8, TENSORRT, QNN, A16W8, OPENVINO, POWER_OF_TWO)
+TARGETS: Mapping[str, Target] = MappingProxyType({t.name: t for t in _ALL})
+"""The targets that have a name."""

@@ -1,0 +1,148 @@
+"""Profiles of float models: what the verb ``profile`` is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from qdqbridge.arguments import need_graph, need_tvm, path_of
+from qdqbridge.graph.graph import Graph
+from qdqbridge.pipeline import load
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from qdqbridge.autoquant.profile import Profile
+    from qdqbridge.autoquant.profile_map import Found
+
+File: TypeAlias = "str | PathLike[str]"
+
+
+def profile(
+    model: Graph | File,
+    data: Mapping[str, NDArray[Any]] | File,
+    *,
+    engine: Literal["onnxruntime", "tvm"] = "onnxruntime",
+    histograms: bool = True,
+    start: Profile | File | None = None,
+    workers: int | Literal["ray"] | None = None,
+    threads: int = 0,
+    checkpoint: Callable[[Profile], None] | None = None,
+    interval: float = 5.0,
+    progress: Callable[[int, int], None] | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> Profile:
+    """Runs a float model over data and returns the statistics of every float tensor.
+
+    Every sample goes through the model once and alone, so that the result does not depend on how
+    the data comes: shards profiled apart and merged make the same profile, byte for byte.
+
+    Args:
+        model: A canonical float graph, or the file of one.
+        data: One array per input with examples along axis 0; or an ``.npz`` file of such, or a
+            folder of such files, which are read sample by sample.
+        engine: What runs the model. With ``tvm`` statistics are computed in the compiled module.
+        histograms: Count values as well, not only their extremes.
+        start: A profile of the first samples, or its file, to go on from.
+        workers: A number of processes that share the work, or ``ray``; with onnxruntime only.
+        threads: Threads of onnxruntime; 0 lets it choose.
+        checkpoint: Called now and then with what there is to save.
+        interval: Seconds between two such calls.
+        progress: Called with the number of samples done, and of all.
+        warn: Called with what was assumed about the data.
+
+    Raises:
+        InputDataError: The data does not fit the model, or ``start`` is of another model or data.
+        UnsupportedTargetError: The engine cannot run the model, or is not installed.
+    """
+    from qdqbridge.autoquant.profiling import profile_model
+
+    return profile_model(
+        graph_of(model),
+        data if isinstance(data, Mapping) else path_of(data),
+        engine=engine,
+        histograms=histograms,
+        start=load_profile(start) if isinstance(start, (str, PathLike)) else start,
+        workers=workers,
+        threads=threads,
+        checkpoint=checkpoint,
+        interval=interval,
+        progress=progress,
+        warn=warn,
+    )
+
+
+def graph_of(model: Graph | File) -> Graph:
+    """Returns a graph, read from its file where a path is given.
+
+    Raises:
+        QdqBridgeError: As :func:`qdqbridge.load`.
+    """
+    if not isinstance(model, (str, PathLike)):
+        need_graph(model, "profile")
+        return model
+    return load(model)
+
+
+def load_profile(path: File) -> Profile:
+    """Reads a profile.
+
+    Raises:
+        InputDataError: The file cannot be read or is no profile.
+    """
+    from qdqbridge.autoquant.profile_file import read
+
+    return read(path_of(path))
+
+
+def save_profile(profile: Profile, path: File) -> None:
+    """Writes a profile, replacing an existing file; it is there whole or not at all.
+
+    Raises:
+        OutputFileError: The operating system refuses.
+    """
+    from qdqbridge.autoquant.profile_file import text
+    from qdqbridge.graph.placing import write_text
+
+    write_text(path_of(path), text(profile))
+
+
+def merge_profiles(profiles: Sequence[Profile | File]) -> Profile:
+    """Returns the profile of the samples of all ``profiles``, in whatever order they come.
+
+    Raises:
+        InputDataError: There is none, one cannot be read, or they are of different models.
+    """
+    from qdqbridge.autoquant.profile import merge
+
+    return merge(load_profile(p) if isinstance(p, (str, PathLike)) else p for p in profiles)
+
+
+def find_in_profile(
+    profile: Profile | File, model: Graph | File, stage: str = "emitted", name: str | None = None
+) -> list[Found]:
+    """Says which entries of a profile belong to the expressions of a Relax module.
+
+    Args:
+        profile: A profile of ``model``, or its file.
+        model: A canonical float graph, or the file of one.
+        stage: ``emitted``, ``folded``, ``channels-last``, ``mixed``, ``legalized``, ``fused`` or
+            ``fused-tir``: where in TVM's standard pipeline.
+        name: Only bindings of variables, or of tensors of the model, of this name.
+
+    Raises:
+        InputDataError: The profile is of another model, or there is nothing of that name.
+        UnsupportedTargetError: There is no such stage, or TVM is not installed.
+    """
+    from qdqbridge.autoquant.profile_map import lookup
+
+    need_tvm()
+    found = load_profile(profile) if isinstance(profile, (str, PathLike)) else profile
+    return lookup(found, graph_of(model), stage, name)
+
+
+def partial_file(path: Path) -> Path:
+    """Returns where a profile is kept while it is made."""
+    return path.with_name(path.name + ".partial")

@@ -1,0 +1,300 @@
+"""Quantization of float models: what the verb ``quantize`` is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from qdqbridge.arguments import path_of
+from qdqbridge.errors import InputDataError
+from qdqbridge.graph.graph import Graph
+from qdqbridge.profiling import graph_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from qdqbridge.autoquant.choosers import Chooser
+    from qdqbridge.autoquant.fallback import Fallback, Goal
+    from qdqbridge.autoquant.formats import Format
+    from qdqbridge.autoquant.profile import Profile
+    from qdqbridge.autoquant.quantize import Quantized
+    from qdqbridge.autoquant.requests import Request
+    from qdqbridge.autoquant.samples import Samples
+    from qdqbridge.autoquant.simulate_metrics import Metric, Metrics
+    from qdqbridge.autoquant.targets import Target
+    from qdqbridge.graph.quantization import QuantParams
+
+File: TypeAlias = "str | PathLike[str]"
+_REPAIR = ("equalize", "round", "bias")
+_JUDGING = 256
+"""Samples on which goals and reports are judged, taken from all of the data."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Quantization:
+    """A quantized model and how it came about.
+
+    Attributes:
+        made: The quantized graph before anything was taken back, its parameters, what repair did.
+        original: The float graph.
+        target: What it is for.
+        request: What the user wanted otherwise than the target.
+        samples: What goals and reports are judged on; None where there is only a profile.
+        goal: What the outputs had to be like; None for nothing.
+        fallback: What it took to meet the goal.
+    """
+
+    made: Quantized
+    original: Graph
+    target: Target
+    request: Request
+    samples: Samples | None
+    goal: Goal | None = None
+    fallback: Fallback | None = None
+
+    @property
+    def graph(self) -> Graph:
+        """The quantized graph."""
+        return self.made.graph if self.fallback is None else self.fallback.graph
+
+    def meeting(
+        self,
+        *,
+        min_sqnr: float | None = None,
+        max_drop: float | None = None,
+        metric: Metric | None = None,
+        fallback: Literal["int16", "float"] = "int16",
+    ) -> Quantization:
+        """Returns this with as many layers in more bits, or in float, as a goal needs.
+
+        Args:
+            min_sqnr: Smallest signal to noise of the outputs, in dB.
+            max_drop: Largest loss of ``metric``, else of top-1 agreement (0.01 for 1 %).
+            metric: A score of the outputs by name; more is better.
+            fallback: What layers get first; ``float`` leaves them float at once.
+
+        Raises:
+            InputDataError: There are no samples, or the goal cannot be met.
+        """
+        from qdqbridge.autoquant.fallback import Goal
+        from qdqbridge.autoquant.goals import met
+
+        goal = Goal(min_sqnr, max_drop)
+        if self.samples is None:
+            raise _no_data("no goal can be judged without it")
+        options: dict[str, Any] = {"request": self.request, "fallback": fallback, "metric": metric}
+        found = met(self.made, goal, self.samples, self.target, **options)
+        return replace(self, goal=goal, fallback=found)
+
+    def outputs(self) -> Metrics | None:
+        """Returns how far the outputs are from the float model's; None without samples."""
+        from qdqbridge.autoquant.fallback_real import outputs_of
+        from qdqbridge.autoquant.observed import in_batches
+        from qdqbridge.autoquant.simulate_metrics import measured
+
+        if self.fallback is not None:
+            return self.fallback.metrics
+        if self.samples is None:
+            return None
+        pieces = in_batches(self.original, self.samples)
+        wanted, found = outputs_of(self.original, pieces), outputs_of(self.graph, pieces)
+        return measured(self.graph.output_names, wanted, found)
+
+    def report(
+        self,
+        path: File,
+        *,
+        model: str = "model",
+        data: str = "data",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Writes a page about it: errors per layer, histograms, accumulators, what fell back.
+
+        Args:
+            path: The ``.html`` file; it is replaced.
+            model: What to call the model.
+            data: What to call the data.
+            progress: Called with the steps done and their number.
+
+        Raises:
+            OutputFileError: The operating system refuses.
+        """
+        from qdqbridge.autoquant.reporting import record_of, write_report
+
+        tuning = self.made.tuning
+        record = record_of(
+            self.made if self.fallback is None else _Fallen(self.made, self.fallback),
+            self.target,
+            self.samples,
+            original=self.original,
+            reference=self.made.reference,
+            model=model,
+            data=data,
+            repairs=[*self.made.repairs, *([] if tuning is None else [tuning])],
+            fallback=self.fallback,
+            goal="" if self.goal is None else str(self.goal),
+            progress=progress,
+        )
+        write_report(record, path_of(path))
+
+
+class _Fallen:
+    """What a report looks at where layers were taken back."""
+
+    def __init__(self, made: Quantized, fallback: Fallback) -> None:
+        self.graph, self.decision, self.profile = fallback.graph, fallback.decision, made.profile
+
+
+def quantize(
+    model: Graph | File,
+    data: Mapping[str, NDArray[Any]] | File | None,
+    *,
+    target: str | Target = "ort",
+    profile: Profile | File | None = None,
+    exclude: Sequence[str] = (),
+    only: Sequence[str] = (),
+    fixed: Mapping[str, QuantParams] | None = None,
+    formats: Mapping[str, Format] | None = None,
+    chooser: str | Chooser | None = None,
+    weight_chooser: str | Chooser | None = None,
+    weights: str | None = None,
+    repair: Sequence[str] = _REPAIR,
+    min_sqnr: float | None = None,
+    max_drop: float | None = None,
+    metric: Metric | None = None,
+    fallback: Literal["int16", "float"] = "int16",
+    progress: Callable[[int, int], None] | None = None,
+) -> Graph:
+    """Quantizes a float model after a look at what it does on data.
+
+    Args:
+        model: A canonical float graph, or the file of one.
+        data: Samples, one array per input with examples along axis 0, or an ``.npz`` file of
+            such, or a folder of such files; None where ``profile`` has seen them.
+        target: What the result is for, by name (``qdqbridge.autoquant.targets``) or described.
+        profile: What ``qdqbridge profile`` found on the same model.
+        exclude: Nodes that stay float: names or patterns of nodes or operators.
+        only: Nodes that are quantized, all others staying float.
+        fixed: Parameters of tensors by name, instead of a chooser's.
+        formats: Formats of what nodes read and compute, by names or patterns.
+        chooser: Parameters of activations: ``mse``, ``minmax``, ``percentile``,
+            ``mean-of-maxima``, ``kl``, or any function; by default the target's.
+        weight_chooser: Parameters of weights.
+        weights: How weights are stored: ``int8``, ``uint8``, ``int16``, ``int4``, ``uint4``; by
+            default the target's type.
+        repair: What to try, each step kept only where it brings the outputs closer to those of the
+            float model: ``equalize`` channels across layers, ``smooth`` activations, ``round``
+            4-bit weights together, correct ``bias``. Nothing is tried without data.
+        min_sqnr: Layers get more bits until the outputs have that signal to noise, in dB.
+        max_drop: The same until so much of ``metric`` is lost at most, or of top-1 agreement
+            (0.01 for 1 %) where there is none.
+        metric: A score of the outputs by name; more is better.
+        fallback: What layers get first for a goal; ``float`` leaves them float at once.
+        progress: Called with the steps done and their number.
+
+    Raises:
+        InputDataError: The data or the profile does not fit the model, the model is quantized
+            already or computes NaN, a name stands for nothing, or the goal cannot be met.
+        UnsupportedModelError: Nothing in the model can be quantized.
+        UnsupportedTargetError: There is no such target, chooser or type.
+    """
+    made = quantization(
+        model,
+        data,
+        target=target,
+        profile=profile,
+        exclude=exclude,
+        only=only,
+        fixed=fixed,
+        formats=formats,
+        chooser=chooser,
+        weight_chooser=weight_chooser,
+        weights=weights,
+        repair=repair,
+        progress=progress,
+    )
+    if min_sqnr is None and max_drop is None:
+        return made.graph
+    return made.meeting(
+        min_sqnr=min_sqnr, max_drop=max_drop, metric=metric, fallback=fallback
+    ).graph
+
+
+def quantization(
+    model: Graph | File,
+    data: Mapping[str, NDArray[Any]] | File | None,
+    *,
+    target: str | Target = "ort",
+    profile: Profile | File | None = None,
+    exclude: Sequence[str] = (),
+    only: Sequence[str] = (),
+    fixed: Mapping[str, QuantParams] | None = None,
+    formats: Mapping[str, Format] | None = None,
+    chooser: str | Chooser | None = None,
+    weight_chooser: str | Chooser | None = None,
+    weights: str | None = None,
+    repair: Sequence[str] = _REPAIR,
+    progress: Callable[[int, int], None] | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> Quantization:
+    """Quantizes as :func:`quantize` does and returns how it came about as well.
+
+    Args:
+        model: As for :func:`quantize`, and so are all but the last.
+        data: Samples.
+        target: What the result is for.
+        profile: Statistics.
+        exclude: Nodes that stay float.
+        only: Nodes that do not.
+        fixed: Parameters of tensors.
+        formats: Formats of nodes.
+        chooser: Parameters of activations.
+        weight_chooser: Parameters of weights.
+        weights: How weights are stored.
+        repair: What to try.
+        progress: Called with the steps done and their number.
+        warn: Called with what was assumed about files of data.
+
+    Raises:
+        QdqBridgeError: As :func:`quantize`.
+    """
+    from qdqbridge.autoquant.model import quantize_model, target_of, with_choosers, with_weights
+    from qdqbridge.autoquant.requests import Request
+    from qdqbridge.autoquant.samples import Samples
+    from qdqbridge.autoquant.streams import open_samples
+    from qdqbridge.autoquant.tuning import spread
+
+    if data is None and profile is None:
+        raise _no_data("without it only what a profile has seen can be quantized")
+    graph = graph_of(model)
+    described = with_choosers(target_of(target), chooser, weight_chooser)
+    if weights is not None:
+        described = with_weights(described, weights)
+    request = Request(exclude, only, fixed or {}, formats or {})
+    samples = None
+    if isinstance(data, (str, PathLike)):
+        samples = open_samples(Path(data), graph.inputs, warn)
+    elif data is not None:
+        samples = Samples.of(graph.inputs, data)
+    made = quantize_model(
+        graph,
+        samples,
+        described,
+        profile=profile,
+        request=request,
+        repair=repair if samples is not None else (),
+        progress=progress,
+    )
+    few = None if samples is None else spread(samples, _JUDGING)
+    return Quantization(made, graph, described, request, few)
+
+
+def _no_data(why: str) -> InputDataError:
+    return InputDataError(
+        "no data is given",
+        why=why,
+        fix="give samples: arrays, an .npz file or a folder of them (--data on the command line)",
+    )
