@@ -1,0 +1,157 @@
+"""Loops over the elements of a result whose operands broadcast, with as few axes as possible."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qdqbridge.qnn.dialect.tir import tirx
+from qdqbridge.relax.kernels.lanes import Buffer, Prim, each_piece, load, splat
+from qdqbridge.relax.kernels.loops import turns
+
+GRAIN = 1 << 14
+"""Elements that a thread should at least have to do: starting one takes some microseconds."""
+Open = tuple["int | None", ...]
+"""Extents of which the first may be known at run time only (None)."""
+Body = Callable[[Prim, list[Prim], int], None]
+"""Writes a piece: its start in the result, its starts in the operands, and its lanes."""
+
+
+def batch_of(*shapes: Open) -> Prim:
+    """Returns a variable for the open first extents of shapes; 1 where there is none."""
+    return tirx.Var("n", "int64") if any(None in shape for shape in shapes) else 1
+
+
+def known(shape: Open, batch: Prim) -> list[Any]:
+    """Returns a shape with the variable for its open extent."""
+    return [batch if extent is None else extent for extent in shape]
+
+
+def worth_sharing(tasks: int, shape: Open, cost: int = 1) -> bool:
+    """True where a result is large enough for several threads; an open one is taken to be.
+
+    Args:
+        tasks: How many threads there are.
+        shape: Of the result.
+        cost: What an element takes, in elements of a copy.
+    """
+    count = math.prod(extent or 1 for extent in shape)
+    return tasks > 1 and (None in shape or count * cost >= 2 * GRAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Loops:
+    """Axes of a result, neighbours merged where every operand goes through them alike.
+
+    Attributes:
+        extents: Extents of the merged axes; an open one stands alone in front.
+        strides: For every operand, its stride along every axis; 0 where it is repeated.
+    """
+
+    extents: tuple[Prim, ...]
+    strides: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def over(cls, shape: Open, operands: Sequence[Open], batch: Prim = 1) -> Loops:
+        """Returns the loops of operands (C-contiguous, NumPy's rule) over a result."""
+        steps = [strides_over(shape, operand) for operand in operands]
+        merged: list[tuple[Prim, tuple[int, ...]]] = []
+        for axis, extent in enumerate(shape):
+            strides = tuple(own[axis] for own in steps)
+            if extent is None:
+                merged.append((batch, strides))
+            elif extent == 1:
+                continue
+            elif _continues(merged, extent, strides):
+                merged[-1] = (merged[-1][0] * extent, strides)
+            else:
+                merged.append((extent, strides))
+        if not merged or not isinstance(merged[-1][0], int):
+            merged.append((1, (1,) * len(steps)))
+        return cls(
+            tuple(extent for extent, _ in merged),
+            tuple(tuple(strides[i] for _, strides in merged) for i in range(len(steps))),
+        )
+
+    def emit(self, lanes: int, tasks: int, body: Body) -> None:
+        """Emits the loops.
+
+        Args:
+            lanes: Elements that are worked on at once.
+            tasks: How many threads the work is to be spread over.
+            body: Writes a piece.
+        """
+        *outer, inner = self.extents
+        rows: Prim = math.prod(outer)
+        opened = not isinstance(rows, int)
+        if tasks == 1 or (not opened and rows * inner < 2 * GRAIN):
+            self._rows(rows, lanes, body, parallel=False)
+        elif opened or rows * GRAIN >= inner:
+            self._rows(rows, lanes, body, parallel=True)
+        else:
+            self._parts(rows, lanes, body)
+
+    def _rows(self, rows: Prim, lanes: int, body: Body, *, parallel: bool) -> None:
+        """A task per row."""
+        with turns(rows, parallel=parallel) as row:
+            self._row(row, tirx.const(0, "int32"), self.extents[-1], lanes, body)
+
+    def _parts(self, rows: int, lanes: int, body: Body) -> None:
+        """Few long rows: a task per part of a row; the last part may overlap the one before."""
+        inner = self.extents[-1]
+        parts = -(-inner // GRAIN)
+        part = -(-inner // (parts * lanes)) * lanes
+        with turns(rows * parts, parallel=True) as task:
+            begin = tirx.min(task % parts * part, inner - part)
+            self._row(task // parts, begin, part, lanes, body)
+
+    def _row(self, row: Prim, begin: Prim, count: int, lanes: int, body: Body) -> None:
+        """Writes ``count`` elements of a row."""
+        starts = [self._start(own, row) for own in self.strides]
+        first = row * self.extents[-1] + begin
+
+        def piece(i: Prim, width: int) -> None:
+            own = [
+                start + (begin + i) * strides[-1]
+                for start, strides in zip(starts, self.strides, strict=True)
+            ]
+            body(first + i, own, width)
+
+        each_piece(count, lanes, piece)
+
+    def _start(self, strides: Sequence[int], row: Prim) -> Prim:
+        """Returns where an operand begins in a row, given the number of the row."""
+        start: Prim = tirx.const(0, "int32")
+        for axis in range(len(self.extents) - 2, 0, -1):
+            extent = self.extents[axis]
+            start = start + row % extent * strides[axis]
+            row = row // extent
+        return start + row * strides[0] if len(self.extents) > 1 else start
+
+    def read(self, operand: int, buffer: Buffer, start: Prim, lanes: int) -> Prim:
+        """Returns the elements of an operand that belong to a piece of the result."""
+        if self.strides[operand][-1] == 0:
+            return splat(load(buffer, start, 1), lanes)
+        return load(buffer, start, lanes)
+
+
+def _continues(
+    merged: Sequence[tuple[Prim, tuple[int, ...]]], extent: int, strides: tuple[int, ...]
+) -> bool:
+    """True where an axis can be merged into the one before."""
+    if not merged or not isinstance(merged[-1][0], int):
+        return False
+    return all(a == b * extent for a, b in zip(merged[-1][1], strides, strict=True))
+
+
+def strides_over(shape: Open, operand: Open) -> list[int]:
+    """Returns the strides of an operand over the axes of the result that it broadcasts to."""
+    full = [1] * (len(shape) - len(operand)) + list(operand)
+    steps, step = [0] * len(full), 1
+    for axis in range(len(full) - 1, -1, -1):
+        extent = full[axis]
+        steps[axis] = 0 if extent == 1 else step
+        step *= 1 if extent is None else extent
+    return steps

@@ -1,0 +1,237 @@
+"""How float and integer vectors become 8-bit codes, with parameters that are arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import Shape
+from qdqbridge.qnn.dialect.tir import tirx
+from qdqbridge.relax.kernels.cpu import Cpu
+from qdqbridge.relax.kernels.lanes import (
+    Buffer,
+    Prim,
+    bound,
+    fence,
+    floats,
+    fused,
+    load,
+    narrowed,
+    nearest,
+    splat,
+    wide,
+)
+from qdqbridge.relax.kernels.operands import extents as open_extents
+from qdqbridge.relax.kernels.saturation import packing_of
+
+BYTES = {DType.UINT8: "uint8", DType.INT8: "int8"}
+REACH = 2.0**20
+"""Quotients beyond it saturate in any 8-bit type."""
+_USUAL = 1e-30, 1e30
+
+
+def bytes_of(value: Value) -> QuantParams | None:
+    """Returns the parameters of a value of 8-bit codes that has one scale; None for others."""
+    quant = value.quant
+    if quant is None or not quant.params.per_tensor or quant.params.storage_dtype not in BYTES:
+        return None
+    usual = _USUAL[0] < float(quant.params.scale) < _USUAL[1]
+    return quant.params if usual else None
+
+
+def storage(params: QuantParams) -> str:
+    """Returns TVM's name of the element type of 8-bit codes."""
+    return BYTES[params.storage_dtype]
+
+
+def extents(shape: Shape) -> tuple[int | None, ...] | None:
+    """Returns a shape of any rank, as :func:`~.operands.extents` returns others."""
+    return () if shape == () else open_extents(shape)
+
+
+def one_batch(*values: Value | None) -> bool:
+    """True where the open extents of values are all the same."""
+    shapes = [value.type.shape for value in values if value is not None]
+    names = {extent for shape in shapes if shape for extent in shape if isinstance(extent, str)}
+    return len(names) <= 1
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Codes that a kernel reads; one scale for all of them.
+
+    Attributes:
+        scale: The scale, a scalar expression.
+        zero_point: The zero point, int32.
+    """
+
+    scale: Prim
+    zero_point: Prim
+
+    def real(self, code: Prim, lanes: int) -> Prim:
+        """Returns the float32 value of codes, fenced."""
+        centred = wide(code, lanes) - splat(self.zero_point, lanes)
+        return fence(floats(centred, lanes) * splat(self.scale, lanes))
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What shapes the code that makes codes of a result.
+
+    Attributes:
+        cpu: The CPU.
+        dtype: ``uint8`` or ``int8``.
+        multiplies: True where two multiplications divide by the scale; see :func:`multiplies`.
+        shifted: True where the zero point is not 0.
+        clamped: True where the range is narrower than the type's.
+    """
+
+    cpu: Cpu
+    dtype: str
+    multiplies: bool
+    shifted: bool
+    clamped: bool
+
+    @property
+    def lanes(self) -> int:
+        """Codes that are made at once."""
+        return 4 * self.cpu.lanes
+
+
+def form_of(params: QuantParams, cpu: Cpu) -> Form:
+    """Returns the form of the codes of a result."""
+    shifted = bool(params.zero_point.any())
+    return Form(cpu, storage(params), multiplies(params, cpu), shifted, not params.full_range)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Codes that a kernel writes; see :func:`target_floats` and :func:`target_integers`.
+
+    Attributes:
+        form: What shapes the code.
+        floats: Buffer of float32 numbers.
+        integers: Buffer of int32 numbers.
+        first: Index of the first of :func:`target_floats`.
+        zero: Index of the first of :func:`target_integers`.
+    """
+
+    form: Form
+    floats: Buffer
+    integers: Buffer
+    first: int
+    zero: int
+
+    def quantized(self, value: Prim, lanes: int, *, bounded: bool = False) -> Prim:
+        """Returns the codes of float32 values: a division, rounded half to even, saturated.
+
+        Args:
+            value: The values; a NaN becomes the smallest code.
+            lanes: Their number.
+            bounded: True where no value is beyond the reach of the scale, or NaN.
+        """
+        if not bounded:
+            reach = self._float(3, lanes)
+            value = bound(tirx.min(tirx.max(value, -reach), reach))
+        if self.form.multiplies:
+            rest = value * self._float(2, lanes)
+            return self.rounded(fused(value, self._float(1, lanes), rest), lanes)
+        return self.rounded(value / self._float(0, lanes), lanes)
+
+    def _float(self, index: int, lanes: int) -> Prim:
+        return splat(load(self.floats, self.first + index, 1), lanes)
+
+    def rounded(self, value: Prim, lanes: int) -> Prim:
+        """Returns the codes of float32 quotients that lie within int32."""
+        form, whole = self.form, bound(nearest(value, lanes))
+        packing = packing_of(form.cpu)
+        zero_point = load(self.integers, self.zero, 1)
+        if packing is None or lanes != form.lanes:
+            whole = whole + splat(zero_point, lanes) if form.shifted else whole
+            codes = narrowed(whole, form.dtype, lanes)
+        else:
+            step = lanes // 4
+            four = [
+                tirx.Shuffle([whole], list(range(first, first + step)))
+                for first in range(0, lanes, step)
+            ]
+            codes = packing.packed(four, zero_point if form.shifted else None, form.dtype)
+        if not form.clamped:
+            return codes
+        low, high = (
+            splat(load(self.integers, self.zero + i, 1).astype(form.dtype), lanes) for i in (1, 2)
+        )
+        return tirx.max(tirx.min(codes, high), low)
+
+
+FLOATS = 4
+"""Number of :func:`target_floats`."""
+INTEGERS = 3
+"""Number of :func:`target_integers`."""
+
+
+def target_floats(params: QuantParams) -> list[Any]:
+    """Returns the scale, its reciprocal in two parts, and from where on every code saturates."""
+    scale = np.float32(params.scale)
+    return [scale, *_reciprocal(scale), np.float32(REACH) * scale]
+
+
+def target_integers(params: QuantParams) -> list[int]:
+    """Returns the zero point, the smallest and the largest code."""
+    return [int(params.zero_point), params.qmin, params.qmax]
+
+
+def _reciprocal(scale: np.float32) -> tuple[np.float32, np.float32]:
+    first = np.float32(1) / scale
+    rest = (1.0 - np.float64(first) * np.float64(scale)) / np.float64(scale)
+    return first, np.float32(rest)
+
+
+def multiplies(params: QuantParams, cpu: Cpu) -> bool:
+    """True where ``fma(x, first, x * second)`` rounds as ``x / scale``, in every 8-bit code.
+
+    The two parts of the reciprocal are Brisebarre's and Muller's (2004). Both sides grow with x,
+    so they agree on all numbers if they agree on the few around every midpoint between codes.
+    """
+    return cpu.fuses and _multiplies(np.float32(params.scale).tobytes())
+
+
+@lru_cache(maxsize=1024)
+def _multiplies(bits: bytes) -> bool:
+    scale = np.frombuffer(bits, np.float32)[0]
+    first, second = _reciprocal(scale)
+    x = ((np.arange(-256, 257) + 0.5) * np.float64(scale)).astype(np.float32)
+    near = [x]
+    for side in (np.float32(np.inf), np.float32(-np.inf)):
+        moved = x
+        for _ in range(_NEIGHBOURS):
+            moved = np.nextafter(moved, side)
+            near.append(moved)
+    x = np.concatenate(near)
+    exact = np.float64(first) * x.astype(np.float64) + (x * second).astype(np.float64)
+    rounded = exact.astype(np.float32)
+    # float64 may have rounded the sum to a midpoint of float32, where it decides the rest.
+    beyond = np.nextafter(rounded, np.where(exact > rounded, np.inf, -np.inf).astype(np.float32))
+    middle = (exact != rounded) & (exact - rounded == beyond - exact)
+    return not middle.any() and np.array_equal(np.rint(rounded), np.rint(x / scale))
+
+
+_NEIGHBOURS = 4
+"""Both quotients are within 2 ulp of the exact one."""
+
+
+def float_numbers(*numbers: Any) -> NDArray[np.float32]:
+    """Returns numbers as a constant of a kernel."""
+    return np.asarray(numbers, np.float32)
+
+
+def integer_numbers(*numbers: Any) -> NDArray[np.int32]:
+    """Returns numbers as a constant of a kernel."""
+    return np.asarray(numbers, np.int32)

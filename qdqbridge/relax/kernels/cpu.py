@@ -1,0 +1,82 @@
+"""What kernels need to know of a CPU: its vector registers and its dot product."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tvm.runtime import num_threads
+from tvm.target import codegen
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """A class of CPUs that runs the same kernels; to be compared by ``==``, not by identity.
+
+    Attributes:
+        name: What it is called, by its dot product.
+        lanes: 32-bit lanes of a vector register, which is also the number of output channels that
+            are packed side by side.
+        registers: Vector registers.
+        depth: Products that one lane of a dot product sums: 4 of bytes, or 2 of 16-bit integers.
+        fuses: True where products and sums of floats fuse.
+        permutes: True where one instruction looks 64 bytes up in 128 entries (AVX-512 VBMI). A
+            kernel that cares says so in its description.
+    """
+
+    name: str
+    lanes: int
+    registers: int
+    depth: int
+    fuses: bool
+    permutes: bool = field(default=False, compare=False)
+
+    @property
+    def bytes_in(self) -> bool:
+        """True where dot products take activations as they are carried, one byte each."""
+        return self.depth == 4
+
+
+AVX512_VNNI = Cpu("avx512_vnni", 16, 32, 4, fuses=True)
+"""``vpdpbusd`` on 512 bits."""
+AVX_VNNI = Cpu("avx_vnni", 8, 16, 4, fuses=True)
+"""``vpdpbusd`` on 256 bits."""
+AVX2 = Cpu("avx2", 8, 16, 2, fuses=True)
+"""``vpmaddwd`` on 256 bits; ``vpmaddubsw`` saturates, and is never used."""
+GENERIC = Cpu("generic", 4, 16, 2, fuses=False)
+"""Plain vectors of LLVM, on any architecture."""
+
+_WANTED: tuple[tuple[Cpu, tuple[str, ...]], ...] = (
+    (AVX512_VNNI, ("avx512vnni", "avx512bw", "avx512vl", "fma")),
+    (AVX_VNNI, ("avxvnni", "avx2", "fma")),
+    (AVX2, ("avx2", "fma")),
+)
+
+
+def host_target() -> Any:
+    """Returns TVM's target of the machine that this runs on."""
+    import tvm
+
+    name = codegen.llvm_get_system_cpu()
+    return tvm.target.Target({"kind": "llvm", "mcpu": name} if name else "llvm")
+
+
+def host_threads() -> int:
+    """Returns how many threads TVM uses on this machine."""
+    return int(num_threads())
+
+
+def cpu_features(target: Any) -> frozenset[str]:
+    """Returns LLVM's names of the features that a target's CPU has."""
+    return frozenset(map(str, codegen.llvm_get_cpu_features(target)))
+
+
+def cpu_of(target: Any) -> Cpu:
+    """Returns the best class of CPUs whose every feature a target has.
+
+    Args:
+        target: A TVM target of kind ``llvm``.
+    """
+    features = cpu_features(target)
+    cpu = next((cpu for cpu, wanted in _WANTED if features.issuperset(wanted)), GENERIC)
+    return replace(cpu, permutes="avx512vbmi" in features) if cpu == AVX512_VNNI else cpu

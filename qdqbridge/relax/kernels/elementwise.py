@@ -1,0 +1,260 @@
+"""Add, Sub, Mul, Div, Min, Max and PRelu of 8-bit codes, with broadcasting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.numerics import dequantize
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.qnn.dialect.tir import tirx
+from qdqbridge.relax.kernels import fitting
+from qdqbridge.relax.kernels.broadcasting import Loops, Open, batch_of, known
+from qdqbridge.relax.kernels.codes import (
+    FLOATS,
+    INTEGERS,
+    REACH,
+    Form,
+    Source,
+    Target,
+    bytes_of,
+    extents,
+    float_numbers,
+    form_of,
+    integer_numbers,
+    one_batch,
+    storage,
+    target_floats,
+    target_integers,
+)
+from qdqbridge.relax.kernels.fitting import Fit
+from qdqbridge.relax.kernels.kernel import Kernel, Place
+from qdqbridge.relax.kernels.lanes import (
+    Prim,
+    bound,
+    flat,
+    floats,
+    fused,
+    load,
+    number,
+    splat,
+    store,
+    wide,
+)
+from qdqbridge.relax.kernels.script import T, prim_func
+
+LINEAR, PRODUCT = "linear", "product"
+"""Formulas of :mod:`qdqbridge.relax.kernels.fitting`; other names are operators."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """What shapes the code of an operator of two operands.
+
+    Attributes:
+        formula: ``linear``, ``product``, or the operator's name: then both operands are
+            dequantized and the result is divided by its scale.
+        shapes: Extents of both operands and of the result; an open first one is None.
+        dtypes: Element types of both operands: ``uint8``, ``int8`` or ``float32``.
+        swapped: True where the right operand comes first among the arguments, because the left one
+            is a constant.
+        form: The codes of the result.
+        bounded: True where the real value of every result is within the reach of its scale.
+        tasks: How many threads the work is to be spread over.
+    """
+
+    formula: str
+    shapes: tuple[Open, Open, Open]
+    dtypes: tuple[str, str]
+    swapped: bool
+    form: Form
+    bounded: bool
+    tasks: int
+
+
+def _prelu(x: Prim, slope: Prim, lanes: int) -> Prim:
+    return tirx.Select(x < number(0.0, "float32", lanes), x * slope, x)
+
+
+_REAL: dict[str, Callable[[Prim, Prim, int], Prim]] = {
+    "Add": lambda a, b, _: a + b,
+    "Sub": lambda a, b, _: a - b,
+    "Mul": lambda a, b, _: a * b,
+    "Div": lambda a, b, _: a / b,
+    "Min": lambda a, b, _: tirx.min(a, b),
+    "Max": lambda a, b, _: tirx.max(a, b),
+    "PRelu": _prelu,
+}
+
+
+def build(binary: Binary) -> Any:
+    """Returns a PrimFunc of both operands, ``floats``, ``integers`` and the result.
+
+    ``floats`` and ``integers`` are those of a fit, or, with the operator's own formula, the scales
+    of the operands and :func:`target_floats`; their zero points and :func:`target_integers`. The
+    smallest and largest code are the last two integers always.
+    """
+    return prim_func(lambda: _body(binary))
+
+
+def _body(binary: Binary) -> None:
+    batch = batch_of(*binary.shapes)
+    types = [
+        T.buffer(known(shape, batch), dtype)
+        for shape, dtype in zip(binary.shapes, (*binary.dtypes, binary.form.dtype), strict=True)
+    ]
+    order = (1, 0) if binary.swapped else (0, 1)
+    arguments = {index: T.arg("ab"[index], types[index]) for index in order}
+    counts = {LINEAR: (3, 3), PRODUCT: (1, 5)}.get(binary.formula, (2 + FLOATS, 5))
+    reals = T.arg("floats", T.buffer((counts[0],), "float32"))
+    integers = T.arg("integers", T.buffer((counts[1],), "int32"))
+    y = T.arg("y", types[2])
+    buffers = [flat(arguments[index]) for index in (0, 1)]
+    result = flat(y)
+    first = counts[0] - FLOATS, counts[1] - INTEGERS
+    target = Target(binary.form, reals, integers, *first)
+    formula = _FORMULAS.get(binary.formula, _exact)
+    loops = Loops.over(binary.shapes[2], binary.shapes[:2], batch)
+
+    def piece(start: Prim, own: list[Prim], lanes: int) -> None:
+        a, b = (loops.read(i, buffers[i], own[i], lanes) for i in (0, 1))
+        store(result, start, formula(binary, target, a, b, lanes), lanes)
+
+    loops.emit(binary.form.lanes, binary.tasks, piece)
+
+
+def _linear(binary: Binary, target: Target, a: Prim, b: Prim, lanes: int) -> Prim:
+    del binary
+    first, second, shift = (splat(load(target.floats, i, 1), lanes) for i in range(3))
+    inner = fused(floats(wide(b, lanes), lanes), second, shift)
+    return target.rounded(fused(floats(wide(a, lanes), lanes), first, inner), lanes)
+
+
+def _product(binary: Binary, target: Target, a: Prim, b: Prim, lanes: int) -> Prim:
+    del binary
+    centred = [
+        floats(wide(code, lanes) - splat(load(target.integers, i, 1), lanes), lanes)
+        for i, code in enumerate((a, b))
+    ]
+    factor = splat(load(target.floats, 0, 1), lanes)
+    return target.rounded(centred[0] * centred[1] * factor, lanes)
+
+
+def _exact(binary: Binary, target: Target, a: Prim, b: Prim, lanes: int) -> Prim:
+    values = [
+        Source(load(target.floats, i, 1), load(target.integers, i, 1)).real(code, lanes)
+        if dtype != "float32"
+        else code
+        for i, (code, dtype) in enumerate(zip((a, b), binary.dtypes, strict=True))
+    ]
+    values = [bound(value) for value in values]
+    value = bound(_REAL[binary.formula](*values, lanes))
+    return target.quantized(value, lanes, bounded=binary.bounded)
+
+
+_FORMULAS = {LINEAR: _linear, PRODUCT: _product}
+
+
+# ---- nodes ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Operand:
+    """An operand: codes with parameters, or float32; its array where it is a constant."""
+
+    shape: Open
+    params: QuantParams | None
+    array: NDArray[Any] | None
+
+    @property
+    def dtype(self) -> str:
+        return "float32" if self.params is None else storage(self.params)
+
+
+def claim(node: Node, place: Place) -> Kernel | None:
+    """Returns the kernel of an operator of two operands into 8-bit codes."""
+    if node.op.name not in _REAL or len(node.inputs) != 2:
+        return None
+    result, shape = bytes_of(node.output), extents(node.output.type.shape)
+    operands = [_operand(node.operand(i)) for i in (0, 1)]
+    a, b = operands
+    if result is None or shape is None or a is None or b is None:
+        return None
+    if (a.array is not None and b.array is not None) or not one_batch(*node.inputs, node.output):
+        return None
+    formula, fit = _formula(node, (a, b), result, place)
+    binary = Binary(
+        formula, (a.shape, b.shape, shape), (a.dtype, b.dtype), a.array is not None,
+        form_of(result, place.cpu), _bounded(node, (a, b), result), place.threads,
+    )  # fmt: skip
+    constants = [array for array in (a.array, b.array) if array is not None]
+    numbers = _numbers((a, b), result) if fit is None else _fitted(fit, result)
+    dynamic = [node.operand(i) for i in (0, 1) if not node.operand(i).is_constant]
+    return Kernel(
+        node.op.name.lower(), binary, build, tuple(dynamic), (*constants, *numbers),
+        (node.output,),
+    )
+
+
+def _operand(value: Value) -> _Operand | None:
+    """Returns an operand as codes, or as float32; None where it is neither."""
+    params, constant = bytes_of(value), value.constant
+    array = None if constant is None else constant.numpy()
+    shape = extents(value.type.shape)
+    if shape is None:
+        return None
+    if params is not None:
+        return _Operand(shape, params, None if array is None else np.ascontiguousarray(array))
+    if value.quant is not None:
+        if array is None:
+            return None
+        array = dequantize(array, value.quant.params)
+    if array is None:
+        return _Operand(shape, None, None) if value.type.dtype is DType.FLOAT32 else None
+    real = np.ascontiguousarray(array, np.float32)
+    return _Operand(shape, None, real) if np.array_equal(real, array) else None
+
+
+def _formula(
+    node: Node, operands: tuple[_Operand, _Operand], result: QuantParams, place: Place
+) -> tuple[str, Fit | None]:
+    """Returns the formula of a node: a cheap one where its codes are the contract's."""
+    a, b = (operand.params for operand in operands)
+    find = {"Add": fitting.linear, "Sub": fitting.linear, "Mul": fitting.product}.get(node.op.name)
+    if find is None or a is None or b is None or not place.cpu.fuses:
+        return node.op.name, None
+    fit = find(node.op, a, b, result)
+    name = PRODUCT if node.op.name == "Mul" else LINEAR
+    return (node.op.name, None) if fit is None else (name, fit)
+
+
+def _bounded(
+    node: Node, operands: tuple[_Operand, _Operand], result: QuantParams
+) -> bool:
+    """True where codes of 8 bits cannot bring results beyond the reach of the scale."""
+    params = [operand.params for operand in operands]
+    if node.op.name == "Div" or None in params:
+        return False
+    a, b = (255 * float(p.scale) for p in params if p is not None)
+    return max(a * b, a + b) < REACH * float(result.scale)
+
+
+def _fitted(fit: Fit, result: QuantParams) -> list[NDArray[Any]]:
+    limits = [result.qmin, result.qmax]
+    return [fit.factors, integer_numbers(*fit.integers, *limits)]
+
+
+def _numbers(operands: tuple[_Operand, _Operand], result: QuantParams) -> list[NDArray[Any]]:
+    params = [operand.params for operand in operands]
+    scales = [1.0 if p is None else np.float32(p.scale) for p in params]
+    zeros = [0 if p is None else int(p.zero_point) for p in params]
+    return [
+        float_numbers(*scales, *target_floats(result)),
+        integer_numbers(*zeros, *target_integers(result)),
+    ]

@@ -1,0 +1,146 @@
+"""Functions of one 8-bit operand: a table of 256 entries, made by the interpreter itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.interpreter import evaluate_node
+from qdqbridge.graph.numerics import codes
+from qdqbridge.graph.operator import Flow
+from qdqbridge.qnn.dialect.tir import tirx
+from qdqbridge.relax.kernels.broadcasting import Loops, Open, batch_of, known
+from qdqbridge.relax.kernels.codes import bytes_of, extents, storage
+from qdqbridge.relax.kernels.kernel import Kernel, Place
+from qdqbridge.relax.kernels.lanes import (
+    Buffer,
+    Prim,
+    bound,
+    flat,
+    intrinsic,
+    load,
+    number,
+    store,
+    typed,
+)
+from qdqbridge.relax.kernels.script import T, prim_func
+
+TABLE = 256
+"""Entries of a table."""
+REGISTER = 64
+"""Bytes of a register of AVX-512."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What shapes the code of a function of one operand.
+
+    Attributes:
+        shape: Extents of operand and result; an open first one is None.
+        dtypes: Their element types, ``uint8`` or ``int8``.
+        permutes: True to look up in registers (AVX-512 VBMI), False to load every entry.
+        tasks: How many threads the work is to be spread over.
+    """
+
+    shape: Open
+    dtypes: tuple[str, str]
+    permutes: bool
+    tasks: int
+
+
+def build(lookup: Lookup) -> Any:
+    """Returns a PrimFunc of ``x``, the table by bit pattern, and the result."""
+
+    def body() -> None:
+        batch = batch_of(lookup.shape)
+        shape = known(lookup.shape, batch)
+        x = T.arg("x", T.buffer(shape, lookup.dtypes[0]))
+        table = T.arg("table", T.buffer((TABLE,), lookup.dtypes[1]))
+        y = T.arg("y", T.buffer(shape, lookup.dtypes[1]))
+        source, result = flat(x), flat(y)
+        loops = Loops.over(lookup.shape, [lookup.shape], batch)
+
+        def piece(start: Prim, own: list[Prim], lanes: int) -> None:
+            if lookup.permutes and lanes == REGISTER:
+                code = load(source, own[0], lanes)
+                store(result, start, permuted(table, code, lookup.dtypes[1]), lanes)
+                return
+            for lane in range(lanes):
+                index = tirx.reinterpret("uint8", load(source, own[0] + lane, 1)).astype("int32")
+                store(result, start + lane, load(table, index, 1), 1)
+
+        loops.emit(REGISTER if lookup.permutes else 8, lookup.tasks, piece)
+
+    return prim_func(body)
+
+
+def permuted(table: Buffer, code: Prim, dtype: str) -> Prim:
+    """Returns the entries of 64 codes of 8 bits, looked up in registers (AVX-512 VBMI).
+
+    Args:
+        table: Entries by the bit pattern of a code.
+        code: 64 codes.
+        dtype: The element type of the entries.
+    """
+    kind = typed("int8", REGISTER)
+    index = bound(tirx.reinterpret(kind, code))
+    quarters = [tirx.reinterpret(kind, load(table, i * REGISTER, REGISTER)) for i in range(4)]
+    low, high = (
+        intrinsic("llvm.x86.avx512.vpermi2var.qi.512", kind, first, index, second)
+        for first, second in (quarters[:2], quarters[2:])
+    )
+    chosen = tirx.Select(index < number(0, "int8", REGISTER), high, low)
+    return tirx.reinterpret(typed(dtype, REGISTER), chosen)
+
+
+# ---- nodes ----------------------------------------------------------------------------------
+
+
+def claim(node: Node, place: Place) -> Kernel | None:
+    """Returns the kernel of a node that is a function of one value of 8-bit codes."""
+    found = table_of(node)
+    if found is None:
+        return None
+    source, entries = found
+    params, shape = bytes_of(source), extents(source.type.shape)
+    if params is None or shape is None:
+        return None
+    dtypes = storage(params), str(entries.dtype)
+    lookup = Lookup(shape, dtypes, place.cpu.permutes, place.threads)
+    return Kernel(node.op.name.lower(), lookup, build, (source,), (entries,), (node.output,))
+
+
+def table_of(node: Node) -> tuple[Value, NDArray[Any]] | None:
+    """Returns the operand that a node is a function of, and the result of every code of it.
+
+    The entries are in the order of the codes' bit patterns. None where the node is no function of
+    one value of 8-bit codes, element by element, into 8-bit codes.
+    """
+    if node.op.flow not in (Flow.ELEMENTWISE, Flow.CONVERT) or len(node.outputs) != 1:
+        return None
+    dynamic = {value for value in node.inputs if value is not None and value.constant is None}
+    if len(dynamic) != 1 or bytes_of(node.output) is None:
+        return None
+    (source,) = dynamic
+    params = bytes_of(source)
+    if params is None or source.type.shape is None or source.type.shape != node.output.type.shape:
+        return None
+    operands: list[NDArray[Any] | None] = []
+    for value in node.inputs:
+        if value is None or value is source:
+            operands.append(None if value is None else codes(params))
+        elif value.constant is None or value.constant.size != 1 or not _plain(value):
+            return None
+        else:
+            operands.append(value.constant.numpy().reshape(()))
+    (entries,) = evaluate_node(node, operands)
+    return source, np.ascontiguousarray(entries)
+
+
+def _plain(value: Value) -> bool:
+    """True for a constant that means the same with no axes."""
+    return value.quant is None or value.quant.params.per_tensor

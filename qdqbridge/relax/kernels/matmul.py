@@ -1,0 +1,164 @@
+"""Which products of two activations have a kernel, and what its operands are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from qdqbridge.graph.graph import Node
+from qdqbridge.ops.attributes import GemmAttrs, TransposeAttrs
+from qdqbridge.relax.kernels.batched import Batched, Matrices, build
+from qdqbridge.relax.kernels.epilogue import Requantize
+from qdqbridge.relax.kernels.kernel import Array, Kernel, Place
+from qdqbridge.relax.kernels.operands import codes_of
+from qdqbridge.relax.kernels.plain import Plain
+from qdqbridge.relax.kernels.reals import is_real
+from qdqbridge.relax.kernels.requantization import requantization, sum_scale
+from qdqbridge.relax.kernels.views import View, view_of, whole
+
+_INNER = 1 << 13
+"""Sums of as many products, corrections included, stay within int32."""
+
+
+def claim(node: Node, place: Place) -> Kernel | None:
+    """Returns the kernel of a MatMul or Gemm (without a bias) of two activations, bytes or floats.
+
+    Floats with an alpha other than 1 have none.
+    """
+    if node.optional(2) is not None or any(node.operand(i).is_constant for i in (0, 1)):
+        return None
+    product = _product(node)
+    if product is None:
+        return None
+    alpha = node.attributes.alpha if isinstance(node.attributes, GemmAttrs) else 1.0
+    if all(is_real(value) for value in (node.operand(0), node.operand(1), node.output)):
+        return None if alpha != 1.0 else _kernel(node, place, product, (False, False), Plain(), ())
+    x, w = (codes_of(node.operand(i)) for i in (0, 1))
+    if x is None or w is None:
+        return None
+    found = requantization(node.output, sum_scale(x, node.operand(1), alpha))
+    inner = product.sizes[1]
+    if found is None or found.multiplier.size != 1:
+        return None
+    if inner > _INNER or not found.holds(inner * 255 * 255):
+        return None
+    centre = w.zero_point - 128
+    numbers = (*found.ends, x.zero_point, centre, inner * x.zero_point * centre)
+    constants = (found.multiplier, np.asarray(numbers, np.int32))
+    shifted = x.zero_point != 0, centre != 0
+    return _kernel(node, place, product, shifted, found.form, constants)
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """Both operands and the result as matrices.
+
+    Attributes:
+        a: The first operand.
+        b: The second operand.
+        result: The result.
+        batches: Extents of the batch axes.
+        strides: Strides of both operands along them.
+        sizes: Rows, products of a sum, columns.
+    """
+
+    a: View
+    b: View
+    result: View
+    batches: tuple[int | None, ...]
+    strides: list[tuple[int, ...]]
+    sizes: tuple[int, int, int]
+
+
+def _product(node: Node) -> _Product | None:
+    a, b, result = _matrices(node, 0), _matrices(node, 1), whole(node.output)
+    if a is None or b is None or result is None:
+        return None
+    batches = _batches(result, (a, b))
+    rows, inner, columns = a.shape[-2], a.shape[-1], b.shape[-1]
+    if batches is None or rows is None or inner is None or columns is None:
+        return None
+    return _Product(a, b, result, *batches, (rows, inner, columns))
+
+
+def _kernel(
+    node: Node, place: Place, product: _Product, shifted: tuple[bool, bool],
+    form: Requantize | Plain, constants: tuple[Array, ...],
+) -> Kernel:
+    rows, inner, columns = product.sizes
+    a, b = (
+        _operand(view, steps) for view, steps in zip((product.a, product.b), product.strides,
+                                                     strict=True)
+    )  # fmt: skip
+    result = product.result
+    signed = isinstance(form, Requantize) and form.signed
+    y = Matrices(result.shape, result.strides[:-2], columns, 1, signed)
+    description = Batched(
+        place.cpu, a, b, y, product.batches, rows, inner, columns, shifted, form,
+        place.threads > 1,
+    )  # fmt: skip
+    work = 2 * rows * inner * columns * math.prod(extent or 0 for extent in product.batches)
+    kind = "float_matmul" if isinstance(form, Plain) else "matmul"
+    return Kernel(
+        f"{kind}_{rows}x{inner}x{columns}", description, build, (product.a.value, product.b.value),
+        constants, (node.output,), work, transposed,
+    )  # fmt: skip
+
+
+def transposed(kernel: Kernel, node: Node) -> Kernel | None:
+    """Returns a product that writes its result as the Transpose that alone reads it would.
+
+    Args:
+        kernel: The kernel of a product.
+        node: The Transpose.
+    """
+    attributes, d, result = node.attributes, kernel.description, whole(node.output)
+    if not isinstance(attributes, TransposeAttrs) or not isinstance(d, Batched) or result is None:
+        return None
+    strides = [0] * len(attributes.perm)
+    for axis, source in enumerate(attributes.perm):
+        strides[source] = result.strides[axis]
+    if strides[-1] != 1:
+        return None
+    y = replace(d.y, shape=result.shape, batches=tuple(strides[:-2]), row=strides[-2])
+    return replace(kernel, description=replace(d, y=y), outputs=(node.output,))
+
+
+def _matrices(node: Node, index: int) -> View | None:
+    """Returns an operand as matrices as they are multiplied; vectors are none."""
+    view = view_of(node.operand(index))
+    if view is None or len(view.shape) < 2:
+        return None
+    gemm = node.attributes
+    if isinstance(gemm, GemmAttrs) and (gemm.trans_b if index else gemm.trans_a):
+        return View(view.value, view.shape[::-1], view.strides[::-1])
+    return view
+
+
+def _batches(
+    result: View, operands: Sequence[View]
+) -> tuple[tuple[int | None, ...], list[tuple[int, ...]]] | None:
+    """Returns the batch axes of the result, and every operand's strides along them."""
+    axes = result.shape[:-2]
+    if None in axes[1:] or result.shape[-2] is None:
+        return None
+    strides: list[tuple[int, ...]] = []
+    for view in operands:
+        missing = len(axes) - (len(view.shape) - 2)
+        own = (1,) * missing + view.shape[:-2]
+        pairs = zip(own, axes, strict=True)
+        if any((have is None) != (want is None) and have != 1 for have, want in pairs):
+            return None
+        steps = (0,) * missing + view.strides[:-2]
+        strides.append(tuple(0 if n == 1 else s for n, s in zip(own, steps, strict=True)))
+    return axes, strides
+
+
+def _operand(view: View, batches: tuple[int, ...]) -> Matrices:
+    tensor, codes = whole(view.value), codes_of(view.value)
+    assert tensor is not None
+    signed = codes is not None and codes.signed
+    return Matrices(tensor.shape, batches, view.strides[-2], view.strides[-1], signed)

@@ -1,0 +1,85 @@
+"""Quantized operands and results as kernels of products take them: bytes, centred weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import Shape
+from qdqbridge.relax.kernels.kernel import Array
+
+_HALF = 128
+_ELEMENTS = 1 << 30
+"""Tensors with more elements could need indices beyond int32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """An activation of at most 8 bits, one scale, as uint8 codes.
+
+    Attributes:
+        params: Its parameters, as it is stored.
+        signed: True where int8 is stored; codes are 128 more.
+    """
+
+    params: QuantParams
+    signed: bool
+
+    def code(self, stored: int) -> int:
+        """Returns a stored value, or a zero point, as a uint8 code."""
+        return stored + _HALF if self.signed else stored
+
+    @property
+    def zero_point(self) -> int:
+        """The zero point as a uint8 code."""
+        return self.code(int(self.params.zero_point))
+
+
+def codes_of(value: Value) -> Codes | None:
+    """Returns how an activation is stored; None where it is not in bytes, or not quantized."""
+    quant = value.quant
+    if quant is None or not quant.params.per_tensor:
+        return None
+    dtype = quant.params.storage_dtype
+    if not dtype.is_integer or dtype.bits > 8:
+        return None
+    return Codes(quant.params, dtype.is_signed)
+
+
+def centred_weight(value: Value, axis: int | None) -> Array | None:
+    """Returns a constant weight minus its zero points as int32.
+
+    Args:
+        value: The weight.
+        axis: The axis of the output channels, along which parameters may vary.
+
+    Returns:
+        None where it is no constant, has more than 8 bits, or parameters along another axis.
+    """
+    quant, constant = value.quant, value.constant
+    if quant is None or constant is None or quant.params.blocked:
+        return None
+    params = quant.params
+    if not params.storage_dtype.is_integer or params.storage_dtype.bits > 8:
+        return None
+    if params.axis not in (None, axis):
+        return None
+    stored = constant.numpy()
+    zero_point = params.aligned(params.zero_point, stored.shape)
+    return stored.astype(np.int32) - zero_point.astype(np.int32)
+
+
+def extents(shape: Shape) -> tuple[int | None, ...] | None:
+    """Returns a shape of which at most the first extent is open (None).
+
+    Returns:
+        None where another extent is open, one is 0, or there are too many elements.
+    """
+    if not shape or any(isinstance(extent, str) for extent in shape[1:]):
+        return None
+    found = tuple(None if isinstance(extent, str) else extent for extent in shape)
+    size = np.prod([extent for extent in found if extent is not None], dtype=np.int64)
+    return found if 0 < size < _ELEMENTS else None

@@ -1,0 +1,64 @@
+"""Extents that a file leaves open though they follow from its inputs, as Relax infers them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+
+from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.graph.copying import copied
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.types import Dim, Shape
+from qdqbridge.ops.attributes import PoolAttrs
+from qdqbridge.relax.emit.module import ModuleEmitter
+
+
+def with_extents(graph: Graph) -> Graph:
+    """Returns a graph in which every extent is known, or an input's, that can be; else the same.
+
+    Args:
+        graph: A canonical graph; it is not changed.
+    """
+    open_ = any(_left_open(value.type.shape, graph) for value in graph.values())
+    if not open_ and not any(_counts_windows(node) for node in graph.nodes):
+        return graph
+    emitter = ModuleEmitter(graph, keep_params=True)
+    try:
+        emitter.emit()
+    except UnsupportedTargetError:
+        return graph  # compiling says why
+    names = {variable: name for name, variable in emitter.extents.items()}
+    copy = copied(graph)
+    for value, new in copy.values.items():
+        found = _inferred(value, emitter.scope.exprs.get(value), names)
+        if found is not None:
+            new.type = new.type.with_shape(found)
+    return copy.graph
+
+
+def _counts_windows(node: Node) -> bool:
+    """True for a pool of ceil_mode, one window too wide in ONNX's own inference (onnx 1.23)."""
+    return isinstance(node.attributes, PoolAttrs) and node.attributes.ceil_mode
+
+
+def _left_open(shape: Shape, graph: Graph) -> bool:
+    """True where an extent is neither known nor one of the inputs'."""
+    given = {extent for value in graph.inputs for extent in value.type.shape or ()}
+    return shape is None or any(isinstance(e, str) and e not in given for e in shape)
+
+
+def _inferred(value: Value, expr: Any, names: dict[Any, str]) -> Shape:
+    """Returns the extents that Relax found; those of the graph where it found none."""
+    shape = getattr(getattr(expr, "ty", None), "shape", None)
+    values = getattr(shape, "values", None)
+    if value.is_constant or values is None:
+        return value.type.shape
+    old = value.type.shape or (None,) * len(values)
+    extents: list[Dim] = []
+    for number, (extent, own) in enumerate(zip(values, old, strict=True)):
+        if isinstance(extent, tirx.IntImm):
+            extents.append(int(extent))
+        else:
+            extents.append(names.get(extent, own or f"{value.name}_{number}"))
+    return tuple(extents)

@@ -1,0 +1,69 @@
+"""Values that are others seen through transposes and reshapes: kernels read these in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.ops.attributes import TransposeAttrs
+from qdqbridge.relax.kernels.operands import extents
+
+_RESHAPES = frozenset(("Reshape", "Flatten", "Unsqueeze", "Squeeze"))
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor in memory, and how its elements are looked at.
+
+    Attributes:
+        value: The value whose tensor it is.
+        shape: Extents of the view; None for an open first extent of the tensor.
+        strides: Elements from one index of an axis to the next.
+    """
+
+    value: Value
+    shape: tuple[int | None, ...]
+    strides: tuple[int, ...]
+
+
+def strides_of(shape: tuple[int | None, ...]) -> tuple[int, ...]:
+    """Returns the strides of a tensor in C order; an open extent may only be the first."""
+    strides: list[int] = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent or 1
+    return tuple(reversed(strides))
+
+
+def whole(value: Value) -> View | None:
+    """Returns a value as it is; None where other extents than the first are open."""
+    shape = extents(value.type.shape)
+    return None if shape is None else View(value, shape, strides_of(shape))
+
+
+def view_of(value: Value) -> View | None:
+    """Returns a value, seen through the transposes and reshapes that made it."""
+    node, own = value.producer, whole(value)
+    if node is None or own is None or not _same_codes(node):
+        return own
+    if node.op.name in _RESHAPES:
+        source = whole(node.operand(0))
+        inner = view_of(node.operand(0))
+        plain = inner is not None and source is not None and inner.strides == source.strides
+        return View(inner.value, own.shape, own.strides) if plain and inner else own
+    if isinstance(node.attributes, TransposeAttrs):
+        inner = view_of(node.operand(0))
+        if inner is not None:
+            perm = node.attributes.perm
+            shape = tuple(inner.shape[axis] for axis in perm)
+            return View(inner.value, shape, tuple(inner.strides[axis] for axis in perm))
+    return own
+
+
+def _same_codes(node: Node) -> bool:
+    """True where a mover leaves codes and what they mean alone."""
+    before, after = node.operand(0), node.output
+    if before.quant is None or after.quant is None:
+        return before.quant is after.quant and before.type.dtype is after.type.dtype
+    return before.quant.params == after.quant.params
