@@ -1,0 +1,7 @@
+"""Relax -> graph: modules of the QNN dialect as emission writes them."""
+
+from __future__ import annotations
+
+from qdqbridge.relax.read.module import from_relax, read_function
+
+__all__ = ["from_relax", "read_function"]

@@ -1,0 +1,76 @@
+"""Rows of tensors that are made from nothing: of one number, of a range, of a shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.types import TensorType, static_shape
+from qdqbridge.ops.attributes import ExpandAttrs
+from qdqbridge.qnn.read import Call, Reading, Row
+from qdqbridge.qnn.read.constants import constant_of
+from qdqbridge.qnn.read.reading import tensor
+from qdqbridge.relax.read.standard import standard
+
+_LARGEST = 1 << 16
+"""Elements up to which a constant is written out; a larger one is expanded from one number."""
+
+
+def filled(number: float) -> Row:
+    """Returns the row of ``zeros`` and ``ones``, and of those like another tensor."""
+
+    def read(reading: Reading, call: Call) -> Value:
+        single = np.asarray(number, call.dtype.numpy)
+        return _spread(reading, call, reading.constant(single))
+
+    return read
+
+
+def full(reading: Reading, call: Call) -> Value:
+    """``full(shape, number)`` and ``full_like(x, number)``."""
+    value = reading.plain(call.args[-1])
+    found = constant_of(value)
+    if found is not None and found.size == 1:
+        single = found.reshape(()).astype(call.dtype.numpy)
+        value = reading.constant(single)
+    return _spread(reading, call, value)
+
+
+def _spread(reading: Reading, call: Call, value: Value) -> Value:
+    """Returns a value of one element as a tensor of the call's shape."""
+    extents = static_shape(call.result.shape)
+    if extents is None:
+        raise reading.refused("its shape is known at run time only")
+    if value.constant is not None and int(np.prod(extents)) <= _LARGEST:
+        return reading.constant(np.full(extents, value.constant.numpy().reshape(())))
+    return reading.node("Expand", ExpandAttrs(extents), [value], tensor(call), call)
+
+
+def arange(reading: Reading, call: Call) -> Value:
+    """``arange(start, end, step)`` between numbers."""
+    ends = [call.get(name) for name in ("start", "end", "step")]
+    if any(not isinstance(end, int | float) for end in ends):
+        raise reading.refused("an end of its range is known at run time only")
+    return reading.constant(np.arange(*ends).astype(call.dtype.numpy))
+
+
+def size(reading: Reading, call: Call) -> Value:
+    """``size(x)``: the number of elements."""
+    x = reading.value(call.args[0])
+    return standard(reading, "Size", [x], [TensorType(DType.INT64, ())], call)[0]
+
+
+ROWS: Mapping[str, Row] = {
+    "zeros": filled(0),
+    "ones": filled(1),
+    "zeros_like": filled(0),
+    "ones_like": filled(1),
+    "full": full,
+    "full_like": full,
+    "arange": arange,
+    "size": size,
+}
+"""One row per operator, by Relax's name."""

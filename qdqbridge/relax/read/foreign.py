@@ -1,0 +1,39 @@
+"""Nodes without a row: a call of an imported function whose span holds the ONNX node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.types import TensorType
+from qdqbridge.onnx_io.carried import carried
+from qdqbridge.qnn.origin import Claim, constants_of, dtype_of
+from qdqbridge.qnn.read import Call, Entry, Reading
+from qdqbridge.relax.read.spelling import results_of
+
+
+def foreign_node(
+    reading: Reading, claim: Claim, arguments: Sequence[Entry], expr: Any
+) -> list[Value] | Value | None:
+    """Returns the results of the node that a span holds; None where it does not hold all of it."""
+    constants, found = constants_of(claim), carried(claim.raw)
+    if constants is None or found is None:
+        return None
+    given = iter(arguments)
+    operands: list[Value | None] = []
+    for index in range(len(claim.operands)):
+        if index in claim.more["absent"]:
+            operands.append(None)
+        elif index in constants:
+            operands.append(reading.constant(constants[index]))
+        else:
+            operands.append(reading.plain(next(given)))
+    results = tuple(results_of(expr.ty))
+    types = [
+        TensorType(dtype_of(name), result.shape)
+        for name, result in zip(claim.more["types"], results, strict=False)
+    ]
+    call = Call(claim.op, tuple(arguments), {}, results, claim)
+    values = reading.several(*found, operands, types, call)
+    return values[0] if len(values) == 1 else values

@@ -1,0 +1,314 @@
+"""A function of a Relax module as a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm import ir, relax, tirx
+
+from qdqbridge.errors import UnsupportedModelError
+from qdqbridge.graph.graph import Graph, Value
+from qdqbridge.ops.table import BY_NAME
+from qdqbridge.qnn.origin import Claim, claimed, params_of
+from qdqbridge.qnn.read import Call, Entry, Reading
+from qdqbridge.qnn.read.constants import constant_of
+from qdqbridge.qnn.read.reading import flat
+from qdqbridge.relax.read.branches import chosen
+from qdqbridge.relax.read.extents import Extents
+from qdqbridge.relax.read.foreign import foreign_node
+from qdqbridge.relax.read.generated import generated
+from qdqbridge.relax.read.plain import plain
+from qdqbridge.relax.read.spelling import decoded, results_of
+from qdqbridge.relax.read.table import ROWS
+
+Arrays = Mapping[str, Any]
+
+
+def from_relax(
+    module: ir.IRModule, params: Arrays | None = None, *, function: str = "main"
+) -> Graph:
+    """Reads a module: of TVM's frontends, of the QNN dialect as emission writes it, or of both.
+
+    Functions that the function calls (composites, partitioned regions) are read through. Passes
+    that keep operators may have been applied; what they have lowered is refused.
+
+    Args:
+        module: The module.
+        params: Arrays of parameters by name, where the module keeps them apart and does not carry
+            them in its attribute ``params``.
+        function: Which of its functions.
+
+    Returns:
+        The raw graph; :func:`qdqbridge.canonical.canonicalize` makes it canonical.
+
+    Raises:
+        UnsupportedModelError: It has calls without a counterpart; every one is listed.
+    """
+    body = module[function]
+    return FunctionReader(module, f"function '{function}'").graph(body, params or {})
+
+
+def read_function(
+    function: relax.Function,
+    module: ir.IRModule | None = None,
+    *,
+    params: Arrays | None = None,
+    output_names: Sequence[str] = (),
+    where: str = "",
+) -> Graph:
+    """Reads one function, a partitioned region say.
+
+    Args:
+        function: The function; its tensor parameters are the graph's inputs, by their names.
+        module: Where the functions live that it calls.
+        params: Constants by parameter name; these parameters are no inputs.
+        output_names: Names of the results; by default ``output_names`` of its attributes, or
+            ``output_0`` and so on.
+        where: Names the function in messages.
+
+    Raises:
+        UnsupportedModelError: It has calls without a counterpart; every one is listed.
+    """
+    return FunctionReader(module, where).graph(function, params or {}, output_names)
+
+
+_LOWERED = "TVM has lowered it to a kernel; read the module before LegalizeOps and fusion"
+_OPAQUE = "it calls a function outside of the module; read the module before it is partitioned"
+_OPAQUE_CALLS = ("call_tir", "call_tir_inplace", "call_tir_with_grad", "vm.call_tir_dyn")
+
+
+class FunctionReader:
+    """Reads the bindings of one function, and of those it calls."""
+
+    def __init__(self, module: ir.IRModule | None, where: str) -> None:
+        self.module, self.where = module, where
+        self.reading = Reading(ROWS, where)
+        self.entries: dict[Any, Entry] = {}
+        self.constants: dict[Any, Value] = {}
+        self.functions: dict[Any, relax.Function] = {}
+        self.matched: dict[Any, Entry] = {}
+        self.extents = Extents(self.reading)
+
+    def graph(self, function: Any, params: Arrays, output_names: Sequence[str] = ()) -> Graph:
+        """Returns the function as a graph; arguments as those of :func:`read_function`."""
+        attrs = function.attrs
+        given = [] if attrs is None else [str(n) for n in attrs.get("input_names", ())]
+        types = [] if attrs is None else [str(t) for t in attrs.get("input_types", ())]
+        names = list(output_names)
+        if not names and attrs is not None:
+            names = [str(n) for n in attrs.get("output_names", ())]
+        params = {**_carried(function), **params}
+        inputs: list[Value] = []
+        for index, variable in enumerate(function.params):
+            if str(variable.name) in params:
+                array = np.asarray(_array(params[str(variable.name)]))
+                self.entries[variable] = self.reading.constant(array, str(variable.name))
+                continue
+            self._need_no_params(attrs, index, variable)
+            name = given[len(inputs)] if len(inputs) < len(given) else str(variable.name)
+            value = self._input(variable, name)
+            if len(inputs) < len(types):
+                self.reading.hints[value] = params_of(types[len(inputs)])
+            inputs.append(value)
+        outputs = flat([self.sequence(function.body)])
+        if not names:
+            names = [f"output_{i}" for i in range(len(outputs))]
+        return self.reading.finish(inputs, outputs, names)
+
+    def _need_no_params(self, attrs: Any, index: int, variable: Any) -> None:
+        count = None if attrs is None else attrs.get("num_input")
+        if count is not None and index >= int(count):
+            raise UnsupportedModelError(
+                f"the parameter '{variable.name}' has no value",
+                where=self.where,
+                why=f"the function takes {int(count)} inputs; the parameters after them are kept "
+                "apart from the module",
+                fix="give params, the arrays that came with the module",
+            )
+
+    def _input(self, variable: Any, name: str) -> Value:
+        result = results_of(variable.ty)
+        if not isinstance(variable.ty, relax.TensorType):
+            raise UnsupportedModelError(
+                f"the parameter '{variable.name}' is no tensor",
+                where=self.where,
+                why=f"its type is {variable.ty}",
+                fix="give the function one parameter for each tensor",
+            )
+        value = self.reading.input(name, result[0].dtype, result[0].shape)
+        self.extents.note(value, variable.ty)
+        self.entries[variable] = value
+        return value
+
+    # ---- bindings -----------------------------------------------------------------------------
+
+    def sequence(self, body: Any) -> Entry:
+        """Returns what a sequence of bindings comes to."""
+        if not isinstance(body, relax.SeqExpr):
+            return self._entry(body)
+        for block in body.blocks:
+            for binding in block.bindings:
+                self.entries[binding.var] = self._binding(binding)
+        return self._entry(body.body)
+
+    def _binding(self, binding: Any) -> Entry:
+        if isinstance(binding, relax.MatchCast):
+            entry = self._entry(binding.value)
+            extents = getattr(binding.ty, "values", None)
+            if extents is not None:  # the extents that a vector holds at run time
+                self.matched.update((e, entry) for e in extents if isinstance(e, tirx.Var))
+            elif isinstance(entry, Value):
+                self.extents.note(entry, binding.ty)
+            return entry
+        return self._entry(binding.value, binding.var)
+
+    def _entry(self, expr: Any, variable: Any = None) -> Entry:
+        if isinstance(expr, relax.Function):
+            self.functions[variable] = expr
+            return []
+        if isinstance(expr, relax.Var):
+            return self.entries.get(expr, [])
+        if isinstance(expr, relax.Tuple):
+            return [self._entry(field) for field in expr.fields]
+        if isinstance(expr, relax.TupleGetItem):
+            return _fields(self._entry(expr.tuple_value))[int(expr.index)]
+        if isinstance(expr, ir.GenericConst):
+            return self._constant(expr)
+        if isinstance(expr, ir.Call):
+            return self._call(expr, variable)
+        if isinstance(expr, relax.If):
+            return self._branch(expr, variable)
+        if isinstance(expr, relax.ShapeExpr):
+            return self.extents.vector(expr.values)
+        return self._unknown(expr, variable)
+
+    def _unknown(self, expr: Any, variable: Any, why: str = "") -> Entry:
+        """An argument that is no tensor is none; a binding of something else is refused later."""
+        number = plain(expr)
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            return self.reading.constant(np.asarray(number, str(expr.ty)))
+        if variable is None:
+            return []
+        results = tuple(results_of(variable.ty))
+        name = type(expr).__name__
+        call = Call(name, (), {}, results, None, str(variable.name), self.where)
+        return self.reading.unread(call, why)
+
+    def _constant(self, expr: Any) -> Value:
+        if expr not in self.constants:
+            self.constants[expr] = self.reading.constant(_array(expr.value))
+        return self.constants[expr]
+
+    # ---- branches -----------------------------------------------------------------------------
+
+    def _branch(self, expr: Any, variable: Any) -> Entry:
+        """An If whose condition is known, or whose branches are equal, is a branch."""
+        condition = self.reading.value(self._entry(expr.cond))
+        known = constant_of(condition)
+        if known is not None:
+            return self.sequence(expr.true_branch if bool(known.all()) else expr.false_branch)
+        return chosen(self, expr, condition, None if variable is None else variable.ty)
+
+    def inside(self, branch: Any, captured: Mapping[Any, Value]) -> Graph:
+        """Returns a branch as a graph of its own, whose inputs are what it captures."""
+        inner = FunctionReader(self.module, self.where)
+        inner.functions.update(self.functions)
+        inputs: list[Value] = []
+        for outer, value in captured.items():
+            own = Value(value.type, value.name, constant=value.constant)
+            inner.entries[outer] = own
+            inputs += [] if value.is_constant else [own]
+            if isinstance(outer.ty, relax.TensorType):
+                inner.extents.note(own, outer.ty)
+        outputs = flat([inner.sequence(branch)])
+        names = [f"output_{i}" for i in range(len(outputs))]
+        return inner.reading.finish(inputs, outputs, names)
+
+    def captured(self, branch: Any) -> dict[Any, Value]:
+        """Returns the tensors outside of a branch that it reads, by their variables."""
+        free = [v for v in relax.analysis.free_vars(branch) if v in self.entries]
+        return {v: self.reading.value(self.entries[v]) for v in free}
+
+    # ---- calls --------------------------------------------------------------------------------
+
+    def _call(self, expr: Any, variable: Any) -> Entry:
+        callee, claim = self._callee(expr.op), _claim(expr)
+        if callee is not None and claim is not None and claim.op not in BY_NAME:
+            found = foreign_node(self.reading, claim, [self._entry(a) for a in expr.args], expr)
+            if found is not None:
+                return found
+        if callee is not None:
+            arguments = [self._entry(arg) for arg in expr.args]
+            self.entries.update(zip(callee.params, arguments, strict=True))
+            return self.sequence(callee.body)
+        if not isinstance(expr.op, ir.Op):
+            return self._outside(expr, variable)
+        return self._operator(expr, variable, claim)
+
+    def _operator(self, expr: Any, variable: Any, claim: Claim | None) -> Entry:
+        type_ = expr.ty if variable is None else variable.ty
+        label = "" if variable is None else str(variable.name)
+        why, found = "", decoded(expr)
+        if found[0] in _OPAQUE_CALLS:
+            kernel = self._kernel(expr)
+            why = "" if kernel is not None else _LOWERED
+            found = found if kernel is None else kernel
+        name, args, attrs = found
+        entries = [] if why else [self._entry(arg) for arg in args]
+        wanted = attrs.get("newshape" if name == "reshape" else "shape", ())
+        if isinstance(wanted, tuple):
+            entries += [self.matched[e] for e in wanted if e in self.matched][:1]
+        where = (label, self.where)
+        call = Call(name, tuple(entries), attrs, tuple(results_of(type_)), claim, *where)
+        return self.reading.unread(call, why) if why else self.reading.call(call)
+
+    def _kernel(self, expr: Any) -> Any:
+        """Returns the operator that a frontend has written as a kernel of its own."""
+        callee = expr.args[0]
+        known = self.module is not None and isinstance(callee, ir.GlobalVar)
+        if not known or not isinstance(expr.args[1], relax.Tuple):
+            return None
+        return generated(self.module[callee], list(expr.args[1].fields), expr.ty)  # type: ignore[index] # known
+
+    def _outside(self, expr: Any, variable: Any) -> Entry:
+        """A call of what is no operator: a packed function, a variable that holds a closure."""
+        symbol = str(getattr(expr.op, "global_symbol", getattr(expr.op, "name_hint", "")))
+        if symbol.endswith("tensor_to_shape"):
+            return self._entry(expr.args[0])
+        results = tuple(results_of(expr.ty if variable is None else variable.ty))
+        label = "" if variable is None else str(variable.name)
+        call = Call(symbol or type(expr.op).__name__, (), {}, results, None, label, self.where)
+        return self.reading.unread(call, _OPAQUE)
+
+    def _callee(self, op: Any) -> Any:
+        """Returns the function that a call calls, None for an operator."""
+        if isinstance(op, relax.Function):
+            return op
+        if isinstance(op, ir.GlobalVar) and self.module is not None:
+            found = self.module[op]
+            return found if isinstance(found, relax.Function) else None
+        return self.functions.get(op) if isinstance(op, relax.Var) else None
+
+
+def _claim(expr: Any) -> Claim | None:
+    span = expr.span
+    return None if span is None else claimed(str(span.source_name.name))
+
+
+def _carried(function: Any) -> dict[str, Any]:
+    """Returns the parameters that a frontend has put into the function's attributes."""
+    attrs = function.attrs
+    values = [] if attrs is None else list(attrs.get("params", ()) or ())
+    names = [str(v.name) for v in function.params]
+    return dict(zip(names[len(names) - len(values) :], values, strict=True))
+
+
+def _fields(entry: Entry) -> Sequence[Entry]:
+    return [entry] if not isinstance(entry, Sequence) else entry
+
+
+def _array(tensor: Any) -> NDArray[Any]:
+    return np.asarray(tensor.numpy() if hasattr(tensor, "numpy") else tensor)
