@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING
 
 from qdqbridge.errors import QdqBridgeError
 from qdqbridge.graph.graph import Graph
-from qdqbridge.pipeline import compare, compile, evaluate, explain, load, save, to_relax
+from qdqbridge.pipeline import (
+    compare,
+    compile,
+    evaluate,
+    explain,
+    from_relax,
+    load,
+    load_executable,
+    save,
+    to_relax,
+)
+from qdqbridge.profiling import load_profile, merge_profiles, profile, save_profile
+from qdqbridge.quantizing import quantize
 
 if TYPE_CHECKING:
     from qdqbridge.relax.executable import Executable
@@ -25,8 +37,15 @@ __all__ = [
     "compile",
     "evaluate",
     "explain",
+    "from_relax",
     "load",
+    "load_executable",
+    "load_profile",
+    "merge_profiles",
+    "profile",
+    "quantize",
     "save",
+    "save_profile",
     "to_relax",
 ]
 

@@ -56,5 +56,9 @@ class OutputExistsError(QdqBridgeError):
     """A file would be overwritten and nobody asked for that."""
 
 
+class OutputFileError(QdqBridgeError):
+    """A file cannot be written: no space, no permission, a folder in its place."""
+
+
 class GraphError(QdqBridgeError):
     """A graph breaks an invariant of :mod:`qdqbridge.graph.verify`."""

@@ -10,12 +10,21 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from qdqbridge.errors import InputDataError, OutputExistsError, UnsupportedTargetError
+from qdqbridge.arguments import (
+    need_graph,
+    need_module,
+    need_relay,
+    need_side,
+    need_tvm,
+    path_of,
+)
+from qdqbridge.errors import OutputExistsError
 from qdqbridge.graph.graph import Graph, Note, Value
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from qdqbridge.byoc.model import Dialect, Partitioned
     from qdqbridge.graph.diff import Difference
     from qdqbridge.onnx_io.profiles import Finding, Profile
     from qdqbridge.onnx_io.session import Session
@@ -29,7 +38,14 @@ Side: TypeAlias = "Graph | Executable | str | PathLike[str]"
 """What can be compared: a graph (interpreter), an executable (TVM), a model file (onnxruntime)."""
 
 
-def load(path: File, *, canonical: bool = True, decomposed: bool = False) -> Graph:
+def load(
+    path: File,
+    *,
+    canonical: bool = True,
+    decomposed: bool = False,
+    fold_affine: bool = False,
+    reroll: bool = False,
+) -> Graph:
     """Reads an ONNX model.
 
     Args:
@@ -37,6 +53,10 @@ def load(path: File, *, canonical: bool = True, decomposed: bool = False) -> Gra
         canonical: Rewrite it to the canonical form; otherwise return it as it is written.
         decomposed: Read float arithmetic that fake-quantizes (Div, Round, Add, Clip, Sub, Mul) as
             QuantizeLinear and DequantizeLinear. Such a file does not say that it means that.
+        fold_affine: Fold float Mul, Div, Add, Sub and BatchNormalization per channel behind an
+            integer product into its scales and bias. This moves float32 roundings.
+        reroll: Make one operator of each activation, norm and softmax that is spelled step by
+            step (Gelu, HardSwish, LayerNormalization …). This moves float32 roundings.
 
     Raises:
         ModelFileError: The file cannot be read.
@@ -48,15 +68,16 @@ def load(path: File, *, canonical: bool = True, decomposed: bool = False) -> Gra
     from qdqbridge.graph.verify import verify
     from qdqbridge.onnx_io.reader import read
 
-    file = _path(path)
+    file = path_of(path)
     graph = read(file, canonicalize)
     verify(graph, str(file))
     if canonical:
-        verify(canonicalize(graph, decomposed=decomposed), str(file))
+        canonicalize(graph, decomposed=decomposed, fold_affine=fold_affine, reroll=reroll)
+        verify(graph, str(file))
     return graph
 
 
-def inspect(path: File, *, decomposed: bool = False) -> Inspection:
+def inspect(path: File, *, decomposed: bool = False, fold_affine: bool = False) -> Inspection:
     """Returns what a model file holds: operators, quantization, interface, digest, notes.
 
     Raises:
@@ -69,7 +90,7 @@ def inspect(path: File, *, decomposed: bool = False) -> Inspection:
 
     graph = load(path, canonical=False)
     raw = operators(graph)  # before the graph is rewritten in place
-    verify(canonicalize(graph, decomposed=decomposed), str(path))
+    verify(canonicalize(graph, decomposed=decomposed, fold_affine=fold_affine), str(path))
     return inspection(header(Path(path)), raw, graph, explain(graph))
 
 
@@ -79,7 +100,7 @@ def explain(graph: Graph) -> list[Note]:
     Raises:
         InputDataError: It is no graph, but a path for example.
     """
-    _need_graph(graph, "explain")
+    need_graph(graph, "explain")
     from qdqbridge.canonical import explanation
 
     return explanation(graph)
@@ -100,48 +121,115 @@ def evaluate(
         InputDataError: An input is missing, unknown, or of the wrong element type or shape; or
             ``graph`` is no graph.
     """
-    _need_graph(graph, "evaluate")
+    need_graph(graph, "evaluate")
     from qdqbridge.graph.interpreter import evaluate as interpret
 
     return interpret(graph, inputs, exact=exact)[0]
 
 
-def to_relax(graph: Graph, *, keep_params: bool = False) -> tuple[Any, dict[str, NDArray[Any]]]:
-    """Returns a Relax ``IRModule`` of ``qnn.*`` operators, and its parameters by name.
+def to_relax(
+    graph: Graph, *, keep_params: bool = False, spelling: str = "qnn"
+) -> tuple[Any, dict[str, NDArray[Any]]]:
+    """Returns a Relax ``IRModule`` and its parameters by name.
 
     Args:
         graph: A canonical graph.
         keep_params: Make constants of 64 KiB or more parameters of ``main``, not constants in it.
+        spelling: ``qnn``: operators ``qnn.*`` on integers, exactly what :func:`evaluate` computes.
+            ``qdq``: float operators between ``R.quantize`` and ``R.dequantize``, for TVM's own
+            pattern tables.
 
     Raises:
         InputDataError: ``graph`` is no graph, but a path for example.
         UnsupportedTargetError: TVM is not installed, or cannot express the graph.
     """
-    _need_graph(graph, "to_relax")
-    _need_tvm()
+    need_graph(graph, "to_relax")
+    need_tvm()
     from qdqbridge.relax.emit import emit
 
-    return emit(graph, keep_params=keep_params)
+    return emit(graph, keep_params=keep_params, spelling=spelling)
 
 
-def compile(graph: Graph, target: str = "llvm", *, expose: Sequence[Value] = ()) -> Executable:
+def from_relax(
+    module: Any,
+    params: Mapping[str, Any] | None = None,
+    *,
+    canonical: bool = True,
+    reroll: bool = False,
+) -> Graph:
+    """Reads a Relax ``IRModule``: of TVM's frontends, or as :func:`to_relax` writes it.
+
+    Float operators, ``R.quantize`` and ``R.dequantize`` and the operators ``qnn.*`` may stand
+    side by side. Passes that keep operators may have been applied; functions that ``main`` calls
+    (composites, partitioned regions) are read through. What has been lowered to kernels is
+    refused.
+
+    Args:
+        module: The module.
+        params: Its parameters by name, where they are kept apart from it.
+        canonical: Rewrite the graph to the canonical form.
+        reroll: As for :func:`load`.
+
+    Raises:
+        UnsupportedModelError: Calls have no counterpart in a graph; all of them are listed.
+        UnsupportedTargetError: TVM is not installed.
+        InputDataError: It is no module with a function ``main``.
+    """
+    need_tvm()
+    need_module(module, "from_relax")
+    from qdqbridge.canonical import canonicalize
+    from qdqbridge.graph.verify import verify
+    from qdqbridge.relax.read import from_relax as read_relax
+
+    graph = read_relax(module, params)
+    verify(graph)
+    if canonical:
+        verify(canonicalize(graph, reroll=reroll))
+    return graph
+
+
+def compile(
+    graph: Graph, target: str = "host", *, kernels: str = "fast", threads: int | None = None,
+    expose: Sequence[Value] = (),
+) -> Executable:
     """Builds ``graph`` with TVM.
 
     Args:
         graph: A canonical graph.
-        target: A TVM target, e.g. ``llvm`` or ``llvm -mcpu=core-avx2``.
+        target: ``host``, this machine's CPU, or a TVM target such as ``llvm`` (any CPU of this
+            architecture) or ``{"kind": "llvm", "mcpu": "haswell"}``.
+        kernels: ``fast``, kernels made for the target's instructions, or ``reference``, plain
+            loops; both compute the same bits wherever results are quantized.
+        threads: How many threads run it; by default as many as TVM takes: the environment variable
+            TVM_NUM_THREADS, or half of the machine's.
         expose: Intermediate values that ``run`` shall return as well, under their names.
 
     Raises:
-        InputDataError: ``graph`` is no graph, but a path for example.
-        UnsupportedTargetError: TVM is not installed, or cannot express the graph.
+        InputDataError: ``graph`` is no graph, but a path for example; or ``threads`` is below 1.
+        UnsupportedTargetError: TVM is not installed, or cannot express the graph; or there are no
+            such kernels.
     """
-    _need_graph(graph, "compile")
-    _need_tvm()
+    need_graph(graph, "compile")
+    need_tvm()
     from qdqbridge.graph.expose import with_outputs
     from qdqbridge.relax.executable import build
 
-    return build(with_outputs(graph, expose) if expose else graph, target)
+    whole = with_outputs(graph, expose) if expose else graph
+    return build(whole, target, kernels=kernels, threads=threads)
+
+
+def load_executable(path: File) -> Executable:
+    """Returns an executable that ``Executable.save`` wrote; its graph is the interface alone.
+
+    Raises:
+        ModelFileError: The file cannot be read, is no such library, or is damaged.
+        UnsupportedTargetError: TVM is not installed, or this CPU has not the instructions that the
+            library was compiled for.
+    """
+    need_tvm()
+    from qdqbridge.relax.executable import load_executable as load_library
+
+    return load_library(path_of(path))
 
 
 def export_tvm(
@@ -167,7 +255,9 @@ def export_tvm(
         executable = compile(graph, target)
         from qdqbridge.relax.files import write_library
 
-        write_library(executable.library, file)
+        held = {id(v.constant): v.constant.nbytes for v in graph.values() if v.constant}
+        code = len(graph.nodes) << 16  # rather more than less
+        write_library(executable.library, file, sum(held.values()) + code)
         return 0
     module, arrays = to_relax(graph, keep_params=params is not None)
     from qdqbridge.relax.files import write_module
@@ -180,6 +270,61 @@ def export_tvm(
     return len(arrays)
 
 
+def export_relay(
+    graph: Graph,
+    path: File,
+    *,
+    spelling: str = "canonical",
+    extents: Mapping[str, int] | None = None,
+) -> None:
+    """Writes ``graph`` as a Relay module that ``qdqbridge.relay.load`` reads, replacing a file.
+
+    Args:
+        graph: A canonical graph.
+        path: The file to write.
+        spelling: ``canonical``, ``tflite``, ``dnnl`` or ``fq2i``; see ``qdqbridge.relay.emit``.
+        extents: Numbers for symbolic extents, by name.
+
+    Raises:
+        InputDataError: ``graph`` is no graph, or the file cannot be written.
+        UnsupportedTargetError: This TVM is without Relay, or Relay cannot express the graph.
+    """
+    need_graph(graph, "export_relay")
+    need_relay()
+    from qdqbridge.relay.emit import emit
+    from qdqbridge.relay.files import save as save_relay
+
+    module, params = emit(graph, spelling, extents=extents)
+    save_relay(module, params, path_of(path))
+
+
+def partition(
+    graph: Graph,
+    table: str = "canonical",
+    *,
+    dialect: Dialect = "relax",
+    rewrite: bool = False,
+    extents: Mapping[str, int] | None = None,
+) -> Partitioned:
+    """Says what a backend's pattern table takes of a graph, what it leaves, and why.
+
+    Args:
+        graph: A canonical graph.
+        table: The name of a table.
+        dialect: ``relax``, or ``relay`` in an environment with TVM up to 0.19.
+        rewrite: Make the graph eligible first, by rewrites that are exact or say their error.
+        extents: Numbers for symbolic extents, by name.
+
+    Raises:
+        InputDataError: ``graph`` is no graph, but a path for example.
+        UnsupportedTargetError: There is no such table or dialect here.
+    """
+    need_graph(graph, "partition")
+    from qdqbridge.byoc.model import partition_model
+
+    return partition_model(graph, table, dialect=dialect, rewrite=rewrite, extents=extents)
+
+
 def session(path: File) -> Session:
     """Returns a model file in onnxruntime, graph optimizations disabled.
 
@@ -188,34 +333,43 @@ def session(path: File) -> Session:
     """
     from qdqbridge.onnx_io.session import Session
 
-    return Session(_path(path))
+    return Session(path_of(path))
 
 
-def save(graph: Graph, path: File, profile: str = "ort", *, overwrite: bool = False) -> None:
+def save(
+    graph: Graph,
+    path: File,
+    profile: str = "ort",
+    *,
+    recenter: bool = False,
+    overwrite: bool = False,
+) -> None:
     """Writes ``graph`` as a QDQ model.
 
     Args:
         graph: A canonical graph.
         path: The ``.onnx`` file to write.
         profile: Whose conventions to follow; ``ort`` is onnxruntime.
+        recenter: Write int8 activations as uint8, zero points shifted by 128: the same results,
+            several times faster in onnxruntime on x86. The file has a digest of its own.
         overwrite: Replace an existing file.
 
     Raises:
         InputDataError: ``graph`` is no graph, but a path for example.
         OutputExistsError: The file exists and ``overwrite`` is not given.
-        UnsupportedTargetError: The profile cannot express the graph.
+        UnsupportedTargetError: The profile cannot express the graph, or demands int8.
     """
-    _need_graph(graph, "save")
+    need_graph(graph, "save")
     from qdqbridge.onnx_io.writer import write
 
     try:
-        write(graph, _path(path), profile=profile, overwrite=overwrite)
+        write(graph, path_of(path), profile=profile, recenter=recenter, overwrite=overwrite)
     except OutputExistsError as error:
         fix = "choose another name, or overwrite=True (on the command line --force)"
         raise OutputExistsError(error.what, where=error.where, why=error.why, fix=fix) from error
 
 
-def profile(name: str) -> Profile:
+def export_profile(name: str) -> Profile:
     """Returns an export profile: how it spells files, and the rules that its runtime demands.
 
     Raises:
@@ -239,7 +393,7 @@ def check(source: Graph | File, profile: str = "ort") -> list[Finding]:
     """
     from qdqbridge.onnx_io.profiles import check as check_profile
 
-    return check_profile(source if isinstance(source, Graph) else _path(source), profile)
+    return check_profile(source if isinstance(source, Graph) else path_of(source), profile)
 
 
 def diff(a: Graph, b: Graph) -> list[Difference]:
@@ -252,8 +406,8 @@ def diff(a: Graph, b: Graph) -> list[Difference]:
     Raises:
         InputDataError: One of them is no graph, but a path for example.
     """
-    _need_graph(a, "diff")
-    _need_graph(b, "diff")
+    need_graph(a, "diff")
+    need_graph(b, "diff")
     from qdqbridge.graph.diff import diff as diff_graphs
 
     return diff_graphs(a, b)
@@ -300,7 +454,7 @@ def _graph_of(side: Side, *, canonical: bool) -> Graph:
         return side
     if isinstance(side, (str, PathLike)):
         return load(side, canonical=canonical)
-    _need_side(side)
+    need_side(side)
     return side.graph
 
 
@@ -311,38 +465,5 @@ def _engine(side: Side) -> Engine:
         return Interpreter(side)
     if isinstance(side, (str, PathLike)):
         return session(side)
-    _need_side(side)
+    need_side(side)
     return Built(side)
-
-
-def _path(path: object) -> Path:
-    if isinstance(path, (str, PathLike)):
-        return Path(path)  # pyright: ignore[reportUnknownArgumentType]
-    raise InputDataError(
-        "the path of a model file is needed",
-        why=f"{type(path).__name__} is no path",
-        fix="give a str or a pathlib.Path",
-    )
-
-
-def _need_graph(graph: object, function: str) -> None:
-    if not isinstance(graph, Graph):
-        raise InputDataError(
-            f"{function} needs a graph, not {type(graph).__name__}",
-            fix="load it first: qdqbridge.load(path)",
-        )
-
-
-def _need_side(side: object) -> None:
-    if not (hasattr(side, "graph") and hasattr(side, "run")):
-        raise InputDataError(
-            f"{type(side).__name__} cannot be compared",
-            fix="give a graph, an executable, or the path of a model file",
-        )
-
-
-def _need_tvm() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("tvm") is None:
-        raise UnsupportedTargetError("TVM is not installed", fix="pip install 'qdqbridge[relax]'")

@@ -9,6 +9,13 @@ __all__ = ["main"]
 
 def main() -> None:
     """Runs ``qdqbridge`` with the arguments of the process and exits with its code."""
-    from qdqbridge.cli.failures import run
+    try:
+        from qdqbridge.cli.failures import run
+        from qdqbridge.cli.streams import any_text, open_streams
 
-    sys.exit(run(sys.argv[1:]))
+        open_streams()
+        any_text()
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # while Python reads our modules, or we say goodbye
+        code = 130
+    sys.exit(code)

@@ -16,6 +16,7 @@ from cyclopts import CycloptsError
 from rich.markup import escape
 
 from qdqbridge.cli.output import stderr
+from qdqbridge.cli.streams import silence
 from qdqbridge.errors import QdqBridgeError
 
 DONE, NOT_MET, USAGE, MODEL, BUG, INTERRUPTED, NO_READER = 0, 1, 2, 3, 70, 130, 141
@@ -23,9 +24,20 @@ DONE, NOT_MET, USAGE, MODEL, BUG, INTERRUPTED, NO_READER = 0, 1, 2, 3, 70, 130, 
 
 def run(arguments: Sequence[str]) -> int:
     """Runs one command line and returns its exit code; nothing escapes but SystemExit."""
-    from qdqbridge.cli.verbs import app
-
     try:
+        return _run(arguments)
+    except BrokenPipeError:
+        silence()
+        return NO_READER
+    except OSError:  # not even the message can be written
+        silence()
+        return MODEL
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
+        from qdqbridge.cli.verbs import app
+
         result = app(
             list(arguments), exit_on_error=False, print_error=False, result_action="return_value"
         )
@@ -39,8 +51,7 @@ def run(arguments: Sequence[str]) -> int:
         stderr().print("interrupted", style="dim")
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return NO_READER
+        raise
     except OSError as error:  # a full disk, a folder that cannot be written
         return _refused("the operating system refuses", error.strerror or str(error), "free space")
     except MemoryError as error:
@@ -62,8 +73,7 @@ def show(error: QdqBridgeError) -> None:
 def _refused(what: str, why: str, wanted: str) -> int:
     with suppress(OSError):
         show(QdqBridgeError(what, why=why, fix=f"try again with {wanted}"))
-    with suppress(OSError):  # what is left of the output cannot be flushed at exit either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    silence()
     return MODEL
 
 
@@ -89,3 +99,9 @@ def _bug(error: Exception) -> int:
         )
     )
     return BUG
+
+
+def usage(what: str, *, fix: str = "") -> int:
+    """Shows what is wrong with a command line; returns the exit code of that."""
+    show(QdqBridgeError(what, fix=fix))
+    return USAGE

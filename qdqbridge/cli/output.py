@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from qdqbridge.errors import InputDataError, OutputExistsError, UnsupportedTargetError
@@ -19,14 +26,20 @@ from qdqbridge.errors import InputDataError, OutputExistsError, UnsupportedTarge
 _PIPED_WIDTH = 160
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Lets the error out; rich would end the process with another code."""
+        raise BrokenPipeError
+
+
 def stdout() -> Console:
     """Returns the console for results; wide where they go to a file or a pipe."""
-    return Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+    return _Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
 
 
 def stderr() -> Console:
     """Returns the console for errors and progress."""
-    return Console(stderr=True, width=None if sys.stderr.isatty() else _PIPED_WIDTH)
+    return _Console(stderr=True, width=None if sys.stderr.isatty() else _PIPED_WIDTH)
 
 
 def show(*parts: RenderableType) -> None:
@@ -43,7 +56,8 @@ def show_text(text: str) -> None:
 
 def show_json(value: Mapping[str, Any]) -> None:
     """Prints a result for programs: one JSON object; infinities and NaN become null."""
-    sys.stdout.write(json.dumps(_plain(value), ensure_ascii=False, indent=2) + "\n")
+    ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
+    sys.stdout.write(json.dumps(_plain(value), ensure_ascii=ascii_only, indent=2) + "\n")
 
 
 def _plain(value: Any) -> Any:
@@ -68,8 +82,18 @@ def say(message: str) -> None:
 
 @contextmanager
 def progress(label: str) -> Generator[Callable[[int, int], None], None, None]:
-    """Shows a bar on stderr where that is a terminal; yields ``report(done, total)``."""
-    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    """Shows a bar with the time taken and left; yields ``report(done, total)``.
+
+    It is on stderr, and only where that is a terminal.
+    """
+    columns = (
+        TextColumn(label),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
     console = stderr()
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal

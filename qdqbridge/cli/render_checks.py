@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -51,21 +52,42 @@ def findings_parts(profile: Profile, findings: Sequence[Finding]) -> list[Render
         text = f"{profile.runtime}: all {rules} rules of profile '{profile.name}' are kept"
         return [Text(text)]
     table = Table(title=f"{profile.runtime}, profile '{profile.name}'", title_justify="left")
-    table.add_column("node", overflow="fold", ratio=2)
+    table.add_column("count", justify="right")
     table.add_column("operator", no_wrap=True)
     table.add_column("effect", no_wrap=True)
-    table.add_column("reason", overflow="fold", ratio=4)
+    table.add_column("reason", overflow="fold", ratio=3)
+    table.add_column("nodes", overflow="fold", ratio=3)
     table.add_column("rule", overflow="fold", ratio=1)
-    for finding in findings:
-        effect = Text(finding.effect.value, style=_STYLES[finding.effect.value])
-        table.add_row(
-            Text(finding.node), Text(finding.operator), effect, Text(finding.reason),
-            Text(finding.rule),
-        )  # fmt: skip
+    for group in _groups(findings):
+        first, count = group[0], len(group)
+        effect = Text(first.effect.value, style=_STYLES[first.effect.value])
+        reason = first.reason if count == 1 else _QUOTED.sub("'…'", first.reason)
+        cells = map(Text, (reason, _listed(group), first.rule))
+        table.add_row(str(count), Text(first.operator), effect, *cells)
     counts = Counter(finding.effect.value for finding in findings)
     listed = ", ".join(f"{counts[effect]} {effect}" for effect in _STYLES if counts[effect])
     word = "finding" if len(findings) == 1 else "findings"
     return [table, Text(f"{len(findings)} {word}: {listed}"), *_fixes(findings)]
+
+
+_LISTED = 3
+_QUOTED = re.compile(r"'[^']*'")
+
+
+def _groups(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Returns findings that differ only in the names of nodes and tensors together."""
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        reason = _QUOTED.sub("", finding.reason)
+        key = (finding.rule, finding.operator, finding.effect.value, reason)
+        groups.setdefault(key, []).append(finding)
+    return list(groups.values())
+
+
+def _listed(group: Sequence[Finding]) -> str:
+    names = ", ".join(finding.node for finding in group[:_LISTED])
+    more = len(group) - _LISTED
+    return f"{names} and {more} more (--json lists them)" if more > 0 else names
 
 
 def _fixes(findings: Sequence[Finding]) -> list[RenderableType]:

@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from cyclopts import App, Parameter
 from numpy.typing import NDArray
 
 import qdqbridge
 from qdqbridge import pipeline
-from qdqbridge.cli import arrays, output, render, render_checks
-from qdqbridge.errors import InputDataError, QdqBridgeError, UnsupportedTargetError
+from qdqbridge.cli import (
+    arrays,
+    output,
+    render,
+    render_kernels,
+    verbs_byoc,
+    verbs_export,
+    verbs_profile,
+    verbs_quantize,
+    verbs_statistics,
+)
+from qdqbridge.cli.parameters import (
+    Data,
+    Decomposed,
+    FoldAffine,
+    Force,
+    Json,
+    MaybeOut,
+    Model,
+    Target,
+)
+from qdqbridge.errors import InputDataError
 from qdqbridge.graph.archive import write_arrays
 from qdqbridge.graph.batches import Batch, batches, joined
 from qdqbridge.graph.expose import intermediates
 from qdqbridge.graph.graph import Graph
+from qdqbridge.graph.placing import write_text
 from qdqbridge.graph.printer import text
 from qdqbridge.report.compare import Comparison
-
-if TYPE_CHECKING:
-    from qdqbridge.onnx_io.profiles import Finding
 
 app = App(
     name="qdqbridge",
@@ -31,12 +49,6 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 Runner: TypeAlias = "Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]"
-Model = Annotated[Path, Parameter(help="The ONNX file.")]
-Data = Annotated[Path, Parameter(help="An .npz file with one array per model input.")]
-Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for programs.")]
-Force = Annotated[bool, Parameter(negative=(), help="Overwrite existing files.")]
-Out = Annotated[Path, Parameter(name=("--output", "-o"), help="The file to write.")]
-MaybeOut = Annotated[Path | None, Parameter(name=("--output", "-o"), help="A file to write to.")]
 BatchSize = Annotated[
     int | None, Parameter(help="Examples at once; by default what the model fixes, or all.")
 ]
@@ -55,30 +67,28 @@ Local = Annotated[
         help="Run each node by the interpreter on the reference's operands; name causes.",
     ),
 ]
+ProfileKernels = Annotated[
+    bool, Parameter(negative=(), help="Show the time of every kernel on the first batch.")
+]
 MaxLsb = Annotated[
     int | None, Parameter(help="Exit with 1 if stored integers differ by more anywhere.")
 ]
 Everything = Annotated[
     bool, Parameter(name="--all", negative=(), help="List equal values as well.")
 ]
-Target = Annotated[str, Parameter(help="The TVM target.")]
-Check = Annotated[
-    bool,
-    Parameter(
-        negative=(),
-        help="Say where and why the file (the one written, if any) would not fuse.",
-    ),
-]
-Decomposed = Annotated[
-    bool,
-    Parameter(negative=(), help="Read fake-quantization in float arithmetic as Q and DQ."),
-]
 
 
 @app.command
-def inspect(model: Model, /, *, decomposed: Decomposed = False, json: Json = False) -> None:
+def inspect(
+    model: Model,
+    /,
+    *,
+    decomposed: Decomposed = False,
+    fold_affine: FoldAffine = False,
+    json: Json = False,
+) -> None:
     """Show what a model holds: operators, quantization, interface, digest."""
-    found = pipeline.inspect(model, decomposed=decomposed)
+    found = pipeline.inspect(model, decomposed=decomposed, fold_affine=fold_affine)
     if json:
         output.show_json(render.inspection_json(found))
     else:
@@ -93,13 +103,14 @@ def canonicalize(
     output_: MaybeOut = None,
     force: Force = False,
     decomposed: Decomposed = False,
+    fold_affine: FoldAffine = False,
     json: Json = False,
 ) -> None:
     """Print the canonical text form."""
     path = None if output_ is None else output.free(output_, force=force, model=model)
-    graph = pipeline.load(model, decomposed=decomposed)
+    graph = pipeline.load(model, decomposed=decomposed, fold_affine=fold_affine)
     if path is not None:
-        path.write_text(text(graph), "utf-8")
+        write_text(path, text(graph))
         output.say(f"wrote {path}")
     if json:
         found = {"digest": graph.digest, "nodes": len(graph.nodes), "text": text(graph)}
@@ -111,9 +122,16 @@ def canonicalize(
 
 
 @app.command
-def explain(model: Model, /, *, decomposed: Decomposed = False, json: Json = False) -> None:
+def explain(
+    model: Model,
+    /,
+    *,
+    decomposed: Decomposed = False,
+    fold_affine: FoldAffine = False,
+    json: Json = False,
+) -> None:
     """Say why nodes stayed float, and what was assumed."""
-    notes = pipeline.explain(pipeline.load(model, decomposed=decomposed))
+    notes = pipeline.explain(pipeline.load(model, decomposed=decomposed, fold_affine=fold_affine))
     if json:
         output.show_json({"notes": [render.note_json(note) for note in notes]})
     elif notes:
@@ -130,19 +148,39 @@ def run(
     data: Data,
     output_: MaybeOut = None,
     engine: Engine = "tvm",
-    target: Target = "llvm",
+    target: Target = "host",
     batch_size: BatchSize = None,
+    profile_kernels: ProfileKernels = False,
     force: Force = False,
     decomposed: Decomposed = False,
+    fold_affine: FoldAffine = False,
     json: Json = False,
 ) -> None:
     """Run a model on data; show its outputs or write them to an .npz file."""
     path = output_
     if path is not None:
         output.free(path, force=force, model=model, data=data, suffix=".npz")
-    graph = pipeline.load(model, decomposed=decomposed)
+    graph = pipeline.load(model, decomposed=decomposed, fold_affine=fold_affine)
     inputs = arrays.read_inputs(data, graph.inputs)
     runner = _runner(engine, graph, model, target)
+    timed = _timed(runner, target) if profile_kernels else None
+    fed, whole = _results(runner, graph, inputs, batch_size)
+    times = None if timed is None else timed(fed[0].inputs)
+    if path is not None:
+        write_arrays(path, whole)
+        output.say(f"wrote {path}")
+    if not json:
+        tables = [] if times is None else [render_kernels.kernels_table(*times)]
+        return output.show(render.arrays_table(whole), *tables)
+    found = {"engine": engine, "batches": len(fed), "outputs": render.arrays_json(whole)}
+    own = {} if times is None else render_kernels.kernels_json(*times)
+    output.show_json({**found, **own, "output": None if path is None else str(path)})
+
+
+def _results(
+    runner: Runner, graph: Graph, inputs: Mapping[str, NDArray[Any]], batch_size: int | None
+) -> tuple[list[Batch], dict[str, NDArray[Any]]]:
+    """Returns the batches that were fed, and the outputs of all of them together."""
     fed: list[Batch] = []
     results: dict[str, list[NDArray[Any]]] = {name: [] for name in graph.output_names}
     with output.progress("batches") as report:
@@ -151,15 +189,7 @@ def run(
                 results[name].append(array)
             fed.append(batch)
             report(len(fed), batch.count)
-    whole = {name: joined(parts, fed, name) for name, parts in results.items()}
-    if path is not None:
-        write_arrays(path, whole)
-        output.say(f"wrote {path}")
-    if json:
-        found = {"engine": engine, "batches": len(fed), "outputs": render.arrays_json(whole)}
-        output.show_json({**found, "output": None if path is None else str(path)})
-    else:
-        output.show(render.arrays_table(whole))
+    return fed, {name: joined(parts, fed, name) for name, parts in results.items()}
 
 
 def _runner(engine: str, graph: Graph, model: Path, target: str) -> Runner:
@@ -170,6 +200,34 @@ def _runner(engine: str, graph: Graph, model: Path, target: str) -> Runner:
         return partial(pipeline.session(model).run, names=graph.output_names)
     with output.status("compiling"):
         return pipeline.compile(graph, target).run
+
+
+def _timed(runner: Runner, target: str) -> Callable[[Mapping[str, NDArray[Any]]], Any]:
+    """Returns what times the kernels of a compiled model and measures the limit.
+
+    Raises:
+        InputDataError: Something else than TVM runs the model.
+    """
+    executable = getattr(runner, "__self__", None)
+    if not hasattr(executable, "library"):
+        raise InputDataError(
+            "there are no kernels to profile", why="the model is not compiled by TVM",
+            fix="leave --engine out, or give --engine tvm",
+        )
+    return partial(_kernel_times, executable, target)
+
+
+def _kernel_times(
+    executable: Any, target: str, inputs: Mapping[str, NDArray[Any]]
+) -> tuple[Any, float]:
+    from qdqbridge.relax.executable import target_of
+    from qdqbridge.relax.kernel_times import kernel_times
+    from qdqbridge.relax.kernels.cpu import cpu_of
+    from qdqbridge.relax.kernels.limit import limit
+
+    resolved = target_of(target)
+    with output.status("timing kernels"):
+        return kernel_times(executable, inputs), limit(cpu_of(resolved), resolved)
 
 
 @app.command
@@ -186,6 +244,7 @@ def compare(
     target: Target = "llvm",
     batch_size: BatchSize = None,
     decomposed: Decomposed = False,
+    fold_affine: FoldAffine = False,
     json: Json = False,
 ) -> int:
     """Compare a model with onnxruntime (graph optimizations off), value by value.
@@ -193,13 +252,15 @@ def compare(
     Exits with 1 if --max-lsb is not kept, nothing could be compared, or --local finds a
     difference that rounding does not explain.
     """
+    from qdqbridge.cli.failures import usage
+
     if local and engine == "tvm":
-        return _usage(
+        return usage(
             "--local runs each node by the interpreter, not by TVM",
             fix="leave --engine out; to check TVM, compare without --local, or with "
             "--reference interpreter",
         )
-    graph = pipeline.load(model, decomposed=decomposed)
+    graph = pipeline.load(model, decomposed=decomposed, fold_affine=fold_affine)
     inputs = arrays.read_inputs(data, graph.inputs)
     ours: pipeline.Side = graph
     if engine != "interpreter" and not local:
@@ -222,13 +283,6 @@ def compare(
     return _verdict(found, max_lsb)
 
 
-def _usage(what: str, *, fix: str = "") -> int:
-    from qdqbridge.cli.failures import USAGE, show
-
-    show(QdqBridgeError(what, fix=fix))
-    return USAGE
-
-
 def _verdict(found: Comparison, max_lsb: int | None) -> int:
     from qdqbridge.cli.failures import DONE, NOT_MET
 
@@ -240,105 +294,10 @@ def _verdict(found: Comparison, max_lsb: int | None) -> int:
     return DONE
 
 
-@app.command
-def export(
-    model: Model,
-    /,
-    *,
-    output_: MaybeOut = None,
-    profile: Annotated[str, Parameter(help="Whose conventions to follow.")] = "ort",
-    check: Check = False,
-    force: Force = False,
-    decomposed: Decomposed = False,
-    json: Json = False,
-) -> int:
-    """Write a model in canonical spelling; --check says where a runtime would not fuse it.
-
-    Exits with 1 if --check finds anything.
-    """
-    from qdqbridge.cli.failures import DONE, NOT_MET
-
-    if output_ is None and not check:
-        return _usage("give --output to write the model, or --check to look at it")
-    found: dict[str, Any] = {}
-    if output_ is not None:
-        path = output.free(output_, force=force, model=model, suffix=".onnx")
-        graph = pipeline.load(model, decomposed=decomposed)
-        pipeline.save(graph, path, profile, overwrite=force)
-        found = {"output": str(path), "profile": profile, "digest": graph.digest}
-        if not json:
-            output.show_text(str(path))
-    findings = pipeline.check(output_ or model, profile) if check else []
-    if json:
-        output.show_json({**found, **(_checked_json(profile, findings) if check else {})})
-    elif check:
-        output.show(*render_checks.findings_parts(pipeline.profile(profile), findings))
-    return NOT_MET if findings else DONE
-
-
-def _checked_json(profile: str, findings: Sequence[Finding]) -> dict[str, Any]:
-    return render_checks.findings_json(pipeline.profile(profile), findings)
-
-
-@app.command
-def diff(a: Model, b: Model, /, *, decomposed: Decomposed = False, json: Json = False) -> int:
-    """Say where the canonical forms of two models differ.
-
-    Exits with 1 if they do.
-    """
-    from qdqbridge.cli.failures import DONE, NOT_MET
-
-    graphs = (pipeline.load(model, decomposed=decomposed) for model in (a, b))
-    found = pipeline.diff(*graphs)
-    if json:
-        output.show_json(render_checks.differences_json(found))
-    else:
-        output.show(*render_checks.differences_parts(found))
-    return NOT_MET if found else DONE
-
-
-@app.command
-def to_tvm(
-    model: Model,
-    /,
-    *,
-    output_: Out,
-    params: Annotated[
-        Path | None,
-        Parameter(help="An .npz file for the constants of 64 KiB or more (.json and .py only)."),
-    ] = None,
-    target: Target = "llvm",
-    force: Force = False,
-    decomposed: Decomposed = False,
-    json: Json = False,
-) -> None:
-    """Write a model for TVM: .json (Relax module), .py (TVMScript) or .so (compiled)."""
-    path = output.free(output_, force=force, model=model)
-    constants = None if params is None else output.free(params, force=force, model=model)
-    _check_suffix(path, constants)
-    graph = pipeline.load(model, decomposed=decomposed)
-    with output.status("compiling"):
-        number = pipeline.export_tvm(graph, path, target, params=constants)
-    if constants is not None and not number:
-        output.say(f"no constant has 64 KiB or more: {constants} is not written")
-        constants = None
-    if json:
-        names = {"output": str(path), "params": None if constants is None else str(constants)}
-        output.show_json({**names, "digest": graph.digest})
-    else:
-        output.show_text(str(path))
-
-
-def _check_suffix(path: Path, params: Path | None) -> None:
-    if path.suffix not in (".json", ".py", ".so"):
-        raise UnsupportedTargetError(
-            f"'{path.name}' has no known suffix", fix="end it in .json, .py or .so"
-        )
-    if params is not None and (params.suffix != ".npz" or params.resolve() == path.resolve()):
-        raise InputDataError(
-            "--params needs a file of its own that ends in .npz", why=f"it is '{params}'"
-        )
-    if path.suffix == ".so" and params is not None:
-        raise UnsupportedTargetError(
-            "a compiled module holds its constants itself", fix="leave --params out"
-        )
+app.command(verbs_export.export)
+app.command(verbs_export.diff)
+app.command(verbs_export.to_tvm)
+app.command(verbs_byoc.partition)
+app.command(verbs_quantize.quantize)
+app.command(verbs_statistics.accumulators)
+app.command(verbs_profile.app)

@@ -3,32 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tvm
 from numpy.typing import NDArray
-from tvm import ir, relax
+from tvm import relax
 
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import check_inputs
+from qdqbridge.graph.types import static_shape
+from qdqbridge.qnn.emit.scope import reason
+from qdqbridge.relax import saving
 from qdqbridge.relax.emit import emit
-from qdqbridge.relax.emit.scope import reason, tvm_dtype
+from qdqbridge.relax.kernels.cpu import cpu_of, host_target, host_threads
+from qdqbridge.relax.kernels.emit import emit_plan
+from qdqbridge.relax.kernels.plan import plan
+from qdqbridge.relax.tensors import aligned, to_array, to_tensor
+from qdqbridge.relax.threads import Caller
+from qdqbridge.relax.tiling import without_remainders
+
+HOST = "host"
+KERNELS = ("fast", "reference")
 
 
 class Executable:
     """Compiled machine code with the interface of the model.
 
     Attributes:
-        graph: The graph it was compiled from.
-        module: The Relax module before lowering.
-        library: TVM's compiled module (``library.export_library(path)`` saves it).
+        graph: The graph it was compiled from; of one that was loaded, the interface alone.
+        module: The Relax module before lowering; None of one that was loaded.
+        library: TVM's compiled module.
+        threads: How many threads run it.
+        target: The TVM target; None of one that was loaded.
     """
 
-    def __init__(self, graph: Graph, module: ir.IRModule, library: Any) -> None:
+    def __init__(
+        self, graph: Graph, module: Any, library: Any, threads: int = 1, target: Any = None
+    ) -> None:
         self.graph, self.module, self.library = graph, module, library
+        self.threads, self.target, self._caller = threads, target, Caller(threads)
         self._device: Any = tvm.cpu()
         self._machine = relax.VirtualMachine(library, self._device)
 
@@ -42,11 +58,43 @@ class Executable:
         """The model's output names, in order."""
         return list(self.graph.output_names)
 
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes it as a library that :func:`qdqbridge.load_executable` loads, with its interface.
+
+        Args:
+            path: The file, which ends in ``.so``; an existing one is replaced.
+
+        Raises:
+            InputDataError: The name does not end so, or this executable was loaded itself.
+            OutputFileError: The operating system or the linker refuses.
+        """
+        if self.target is None:
+            raise InputDataError(
+                "cannot save the executable",
+                why="it was loaded from a file, or TVM did not compile it for one target",
+                fix="copy that file",
+            )
+        held = {id(v.constant): v.constant.nbytes for v in self.graph.values() if v.constant}
+        code = len(self.graph.nodes) << 16  # rather more than less
+        interface = saving.interface_of(self.graph, self.target, self.threads)
+        saving.write(self.library, Path(path), sum(held.values()) + code, interface)
+
+    def buffers(self) -> dict[str, NDArray[Any]]:
+        """Returns an array for each input of known extents, to fill in and run without a copy."""
+        made: dict[str, NDArray[Any]] = {}
+        for value in self.graph.inputs:
+            shape = static_shape(value.type.shape)
+            if shape is not None:
+                made[value.name] = aligned(shape, value.type.dtype.numpy)
+        return made
+
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Runs the model.
 
         Args:
-            inputs: One array per input; quantized inputs take stored integers.
+            inputs: One array per input; quantized inputs take stored integers. An array is copied
+                unless it is contiguous, writable and begins at a multiple of 64 bytes, as those of
+                :meth:`buffers` do.
 
         Returns:
             One array per output name; quantized outputs are stored integers.
@@ -57,34 +105,27 @@ class Executable:
         arrays = check_inputs(self.graph, inputs)
         if any(0 in array.shape for array in arrays):
             raise InputDataError("an input has no elements", fix="feed at least one sample")
-        tensors = [tvm.runtime.tensor(_held(a), self._device) for a in arrays]
-        result = self._machine["main"](*tensors)
+        tensors = [to_tensor(array, self._device) for array in arrays]
+        result = self._caller.call(self._machine["main"], *tensors)
         results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
         types = [value.type.dtype.numpy for value in self.graph.outputs]
         return {
-            name: tensor.numpy().astype(dtype, copy=False)  # sub-byte types run as bytes
+            name: to_array(tensor).astype(dtype, copy=False)  # sub-byte types run as bytes
             for name, tensor, dtype in zip(self.output_names, results, types, strict=True)
         }
 
 
-def _held(array: NDArray[Any]) -> NDArray[Any]:
-    """Returns an input as TVM holds it: a byte per element of a sub-byte type."""
-    held = tvm_dtype(DType.of(array.dtype))
-    return np.asarray(array, order="C").astype(held, copy=False)
-
-
-def build(graph: Graph, target: Any = "llvm") -> Executable:
-    """Compiles a graph with TVM.
+def target_of(target: Any) -> Any:
+    """Returns a CPU target of TVM's.
 
     Args:
-        graph: A canonical graph.
-        target: A TVM target, or its string or dictionary form.
+        target: A TVM target, its string or dictionary form, or ``host``: this machine's CPU.
 
     Raises:
-        UnsupportedTargetError: TVM cannot run a node or an element type of the graph, or the
-            target does not exist.
+        UnsupportedTargetError: There is none, or it is no CPU.
     """
-    module, _ = emit(graph)
+    if isinstance(target, str) and target == HOST:
+        return host_target()
     try:
         resolved = tvm.target.Target(target)
     except Exception as error:  # TVM raises ValueError, KeyError or its own
@@ -99,12 +140,54 @@ def build(graph: Graph, target: Any = "llvm") -> Executable:
             why="only CPU (llvm) targets are",
             fix="use 'llvm', or a target dictionary such as {'kind': 'llvm', 'mcpu': 'znver5'}",
         )
+    return resolved
+
+
+def build(
+    graph: Graph, target: Any = HOST, *, kernels: str = "fast", threads: int | None = None
+) -> Executable:
+    """Compiles a graph with TVM.
+
+    Args:
+        graph: A canonical graph.
+        target: A TVM target, its string or dictionary form, or ``host``: this machine's CPU.
+        kernels: ``fast``, or ``reference``: the plain legalization, which computes the same.
+        threads: How many threads run it; by default as many as TVM takes (TVM_NUM_THREADS, or half
+            of the machine's).
+
+    Raises:
+        InputDataError: ``threads`` is no positive number.
+        UnsupportedTargetError: TVM cannot run a node or an element type of the graph, or the
+            target does not exist. Or there are no such kernels.
+    """
+    if kernels not in KERNELS:
+        raise UnsupportedTargetError(
+            f"there are no kernels {kernels!r}", fix=f"use one of {', '.join(KERNELS)}"
+        )
+    if threads is not None and threads < 1:
+        raise InputDataError(f"threads is {threads}", fix="give 1 or more")
+    resolved, count = target_of(target), threads or host_threads()
+    if kernels == "fast":
+        module = emit_plan(plan(graph, cpu_of(resolved), count))
+    else:
+        module, _ = emit(graph)
     try:
-        library = tvm.compile(module, resolved)
+        library = tvm.compile(without_remainders(module), resolved)
     except Exception as error:  # whatever a pass or LLVM raises
         raise UnsupportedTargetError(
             "TVM cannot build the module",
             why=reason(error),
             fix="run the graph with the interpreter, and report the module (to_relax)",
         ) from error
-    return Executable(graph, module, library)
+    return Executable(graph, module, library, count, resolved)
+
+
+def load_executable(path: Path) -> Executable:
+    """Returns what :meth:`Executable.save` wrote.
+
+    Raises:
+        ModelFileError: The file cannot be read, is no such library, or is damaged.
+        UnsupportedTargetError: This CPU has not the instructions that it was compiled for.
+    """
+    graph, library, threads = saving.read(path)
+    return Executable(graph, None, library, threads)

@@ -12,6 +12,9 @@ from typing import Any
 import tvm
 from tvm import ir
 
+from qdqbridge.errors import OutputFileError
+from qdqbridge.graph.placing import placed, write_text
+
 
 def write_module(module: ir.IRModule, path: Path) -> None:
     """Writes a module: ``.json`` for TVM to load, ``.py`` (TVMScript) for people to read.
@@ -22,18 +25,63 @@ def write_module(module: ir.IRModule, path: Path) -> None:
     Args:
         module: Any Relax module.
         path: Where to; its suffix says how.
+
+    Raises:
+        OutputFileError: The operating system refuses.
     """
     if path.suffix == ".py":
         text = module.script(show_meta=True) + "\n"  # the metadata holds the constants
     else:
         text = tvm.ir.save_json(module)
-    path.write_text(text, "utf-8")
+    write_text(path, text)
 
 
-def write_library(library: Any, path: Path) -> None:
-    """Writes compiled code, without the warning that TVM prints for each of its constants."""
-    with _without(b"Warning: Scope Saving"):
-        library.export_library(str(path))
+def write_library(library: Any, path: Path, nbytes: int) -> None:
+    """Writes compiled code, without the warning that TVM prints for each of its constants.
+
+    Args:
+        library: What TVM compiled.
+        path: Where to; the linker's files lie in a folder beside it meanwhile.
+        nbytes: About what constants and code take in it.
+
+    Raises:
+        OutputFileError: The operating system or the linker refuses.
+    """
+    with (
+        placed(path) as scratch,
+        tempfile.TemporaryDirectory(
+            prefix=f".{path.name[:80]}.", dir=path.parent, ignore_cleanup_errors=True
+        ) as folder,
+    ):
+        _reserve(Path(folder) / "reserved", _COPIES * nbytes + _LEAST)
+        try:
+            with _without(b"Warning: Scope Saving"):
+                library.export_library(str(scratch), workspace_dir=folder)
+        except RuntimeError as error:  # the linker's words, behind those of TVM
+            raise OutputFileError(
+                "cannot link the library",
+                where=str(path),
+                why=_last_line(error),
+                fix="check the free space, also for temporary files, and that a C compiler works",
+            ) from error
+
+
+_COPIES, _LEAST = 3, 2 << 20
+"""Constants and code lie in two object files and in the library."""
+
+
+def _reserve(path: Path, nbytes: int) -> None:
+    """Sees whether there is space: LLVM ends the whole process where there is none."""
+    block = bytes(1 << 20)
+    with path.open("wb") as stream:
+        for _ in range(-(-nbytes // len(block))):
+            stream.write(block)
+    path.unlink()
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__
 
 
 @contextmanager

@@ -1,0 +1,94 @@
+"""What users hand to the public functions, checked before anything costly begins."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+
+from qdqbridge.errors import InputDataError, UnsupportedTargetError
+from qdqbridge.graph.graph import Graph
+
+
+def path_of(path: object) -> Path:
+    """Returns ``path`` as a path.
+
+    Raises:
+        InputDataError: It is none.
+    """
+    if isinstance(path, (str, PathLike)):
+        return Path(path)  # pyright: ignore[reportUnknownArgumentType]
+    raise InputDataError(
+        "the path of a model file is needed",
+        why=f"{type(path).__name__} is no path",
+        fix="give a str or a pathlib.Path",
+    )
+
+
+def need_graph(graph: object, function: str) -> None:
+    """Refuses what is no graph.
+
+    Raises:
+        InputDataError: It is none.
+    """
+    if not isinstance(graph, Graph):
+        raise InputDataError(
+            f"{function} needs a graph, not {type(graph).__name__}",
+            fix="load it first: qdqbridge.load(path)",
+        )
+
+
+def need_module(module: object, function: str) -> None:
+    """Refuses what is no TVM module with a function ``main``.
+
+    Raises:
+        InputDataError: It is none.
+    """
+    names = [str(name.name_hint) for name in getattr(module, "functions", ())]
+    if "main" not in names:
+        raise InputDataError(
+            f"{function} needs an IRModule with a function 'main'",
+            why=f"it is given {type(module).__name__} with {', '.join(names) or 'no functions'}",
+            fix="give the module of to_relax, or one of qdqbridge.relay.emit on Relay",
+        )
+
+
+def need_side(side: object) -> None:
+    """Refuses what is no executable.
+
+    Raises:
+        InputDataError: It is none.
+    """
+    if not (hasattr(side, "graph") and hasattr(side, "run")):
+        raise InputDataError(
+            f"{type(side).__name__} cannot be compared",
+            fix="give a graph, an executable, or the path of a model file",
+        )
+
+
+def need_tvm() -> None:
+    """Refuses to go on without TVM.
+
+    Raises:
+        UnsupportedTargetError: It is not installed.
+    """
+    from importlib.util import find_spec  # looked up when asked: it may be replaced
+
+    if find_spec("tvm") is None:
+        raise UnsupportedTargetError("TVM is not installed", fix="pip install 'qdqbridge[relax]'")
+
+
+def need_relay() -> None:
+    """Refuses to go on without Relay.
+
+    Raises:
+        UnsupportedTargetError: TVM is not installed, or is one without Relay.
+    """
+    from importlib.util import find_spec
+
+    here = find_spec("tvm") is not None
+    if not here or find_spec("tvm.relay") is None:
+        raise UnsupportedTargetError(
+            "Relay is not here",
+            why="this TVM is without it" if here else "TVM is not installed",
+            fix="make an environment with TVM up to 0.19 by scripts/relay_env",
+        )

@@ -1,0 +1,57 @@
+"""Parameters that several verbs have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from qdqbridge.errors import InputDataError
+
+Model = Annotated[Path, Parameter(help="The ONNX file.")]
+Data = Annotated[Path, Parameter(help="An .npz file with one array per model input.")]
+Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for programs.")]
+Force = Annotated[bool, Parameter(negative=(), help="Overwrite existing files.")]
+Out = Annotated[Path, Parameter(name=("--output", "-o"), help="The file to write.")]
+MaybeOut = Annotated[Path | None, Parameter(name=("--output", "-o"), help="A file to write to.")]
+Target = Annotated[str, Parameter(help="The TVM target.")]
+Decomposed = Annotated[
+    bool,
+    Parameter(negative=(), help="Read fake-quantization in float arithmetic as Q and DQ."),
+]
+FoldAffine = Annotated[
+    bool,
+    Parameter(
+        negative=(),
+        help="Fold float Mul, Add, BatchNormalization … behind integer products into these.",
+    ),
+]
+Spelling = Annotated[
+    Literal["canonical", "tflite", "dnnl", "fq2i"],
+    Parameter(help="Of a Relay module: which backends' patterns it suits."),
+]
+Extents = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--extent",
+        negative=(),
+        help="A number for a symbolic extent (batch=1); repeatable.",
+    ),
+]
+
+
+def extents_of(texts: Sequence[str]) -> dict[str, int]:
+    """Returns extents by name.
+
+    Raises:
+        InputDataError: A text is not of the form ``batch=1``.
+    """
+    found: dict[str, int] = {}
+    for text in texts:
+        name, sign, number = text.partition("=")
+        if not (name and sign and number.isdecimal()):
+            raise InputDataError(f"--extent {text!r} is no extent", fix="write it as batch=1")
+        found[name] = int(number)
+    return found

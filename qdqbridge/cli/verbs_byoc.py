@@ -1,0 +1,77 @@
+"""The verb ``partition``: what a backend's table takes of a model, what it leaves, and why."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from qdqbridge import pipeline
+from qdqbridge.cli import output
+from qdqbridge.cli.parameters import Decomposed, Extents, Json, Model, extents_of
+
+Dialect = Annotated[
+    Literal["relax", "relay"],
+    Parameter(help="Where: Relax, or Relay in an environment with TVM up to 0.19."),
+]
+TableName = Annotated[
+    str,
+    Parameter(
+        name="--table",
+        help="'canonical', 'int8', 'per-tensor', or on Relay a shipped one such as 'ethos-u'.",
+    ),
+]
+DoRewrite = Annotated[
+    bool,
+    Parameter(
+        name="--rewrite",
+        negative=(),
+        help="Make the model eligible first: 8-bit types, softmax scales, clamps.",
+    ),
+]
+
+
+def partition(
+    model: Model,
+    /,
+    *,
+    dialect: Dialect = "relax",
+    table: TableName = "canonical",
+    rewrite: DoRewrite = False,
+    extent: Extents = (),
+    decomposed: Decomposed = False,
+    json: Json = False,
+) -> int:
+    """Show what a backend's pattern table takes of a model, what it leaves, and why.
+
+    Exits with 1 if an operator on quantized values is left.
+    """
+    from qdqbridge.cli.failures import DONE, NOT_MET
+
+    graph = pipeline.load(model, decomposed=decomposed)
+    with output.status("partitioning"):
+        found = pipeline.partition(
+            graph, table, dialect=dialect, rewrite=rewrite, extents=extents_of(extent)
+        )
+    if json:
+        rewrites = [_rewrite_json(each) for each in found.rewrites]
+        output.show_json({"dialect": dialect, **found.coverage.json(), "rewrites": rewrites})
+    else:
+        lines = [_rewrite_line(each) for each in found.rewrites]
+        output.show_text("\n".join([*lines, found.coverage.text()]))
+    return DONE if found.coverage.complete else NOT_MET
+
+
+def _rewrite_json(rewrite: Any) -> dict[str, Any]:
+    return {
+        "name": rewrite.name,
+        "where": rewrite.where,
+        "done": rewrite.done,
+        "exactness": rewrite.exactness,
+        "detail": rewrite.detail,
+    }
+
+
+def _rewrite_line(rewrite: Any) -> str:
+    verb = "rewrote" if rewrite.done else "did not rewrite"
+    return f"{verb} {rewrite.where} ({rewrite.name}, {rewrite.exactness}): {rewrite.detail}"

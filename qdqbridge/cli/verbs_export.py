@@ -1,0 +1,167 @@
+"""The verbs that write models and look at files: ``export``, ``diff``, ``to-tvm``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from qdqbridge import pipeline
+from qdqbridge.cli import output, render_checks
+from qdqbridge.cli.parameters import (
+    Decomposed,
+    Extents,
+    FoldAffine,
+    Force,
+    Json,
+    MaybeOut,
+    Model,
+    Out,
+    Spelling,
+    Target,
+)
+from qdqbridge.cli.writing import (
+    FOR_TVM,
+    LIBRARY,
+    RELAY,
+    check_extents,
+    check_suffix,
+    write_for_tvm,
+)
+from qdqbridge.errors import InputDataError, UnsupportedTargetError
+
+if TYPE_CHECKING:
+    from qdqbridge.onnx_io.profiles import Finding
+
+Check = Annotated[
+    bool,
+    Parameter(
+        negative=(),
+        help="Say where and why the file (the one written, if any) would not fuse.",
+    ),
+]
+
+
+def export(
+    model: Model,
+    /,
+    *,
+    output_: MaybeOut = None,
+    profile: Annotated[str, Parameter(help="Whose conventions to follow.")] = "ort",
+    recenter: Annotated[
+        bool, Parameter(negative=(), help="Write int8 activations as uint8: the same results.")
+    ] = False,
+    check: Check = False,
+    force: Force = False,
+    decomposed: Decomposed = False,
+    fold_affine: FoldAffine = False,
+    json: Json = False,
+) -> int:
+    """Write a model in canonical spelling; --check says where a runtime would not fuse it.
+
+    Exits with 1 if --check finds anything.
+    """
+    from qdqbridge.cli.failures import DONE, NOT_MET, usage
+
+    if output_ is None and not check:
+        return usage("give --output to write the model, or --check to look at it")
+    if output_ is None and recenter:
+        return usage("--recenter changes what is written: give --output as well")
+    found: dict[str, Any] = {}
+    if output_ is not None:
+        path = output.free(output_, force=force, model=model, suffix=".onnx")
+        graph = pipeline.load(model, decomposed=decomposed, fold_affine=fold_affine)
+        pipeline.save(graph, path, profile, recenter=recenter, overwrite=force)
+        found = {"output": str(path), "profile": profile, "digest": graph.digest}
+        if not json:
+            output.show_text(str(path))
+    findings = pipeline.check(output_ or model, profile) if check else []
+    if json:
+        output.show_json({**found, **(_checked_json(profile, findings) if check else {})})
+    elif check:
+        output.show(*render_checks.findings_parts(pipeline.export_profile(profile), findings))
+    return NOT_MET if findings else DONE
+
+
+def _checked_json(profile: str, findings: Sequence[Finding]) -> dict[str, Any]:
+    return render_checks.findings_json(pipeline.export_profile(profile), findings)
+
+
+def diff(
+    a: Model,
+    b: Model,
+    /,
+    *,
+    decomposed: Decomposed = False,
+    fold_affine: FoldAffine = False,
+    json: Json = False,
+) -> int:
+    """Say where the canonical forms of two models differ.
+
+    Exits with 1 if they do.
+    """
+    from qdqbridge.cli.failures import DONE, NOT_MET
+
+    graphs = (
+        pipeline.load(model, decomposed=decomposed, fold_affine=fold_affine) for model in (a, b)
+    )
+    found = pipeline.diff(*graphs)
+    if json:
+        output.show_json(render_checks.differences_json(found))
+    else:
+        output.show(*render_checks.differences_parts(found))
+    return NOT_MET if found else DONE
+
+
+def to_tvm(
+    model: Model,
+    /,
+    *,
+    output_: Out,
+    params: Annotated[
+        Path | None,
+        Parameter(help="An .npz file for the constants of 64 KiB or more (.json and .py only)."),
+    ] = None,
+    target: Target = "llvm",
+    spelling: Spelling = "canonical",
+    extent: Extents = (),
+    force: Force = False,
+    decomposed: Decomposed = False,
+    fold_affine: FoldAffine = False,
+    json: Json = False,
+) -> None:
+    """Write a model for TVM: .json (Relax module), .py (TVMScript), .so (compiled) or .relay.
+
+    A .relay file holds a Relay module and its parameters; it needs TVM up to 0.19.
+    """
+    path = output.free(output_, force=force, model=model)
+    constants = None if params is None else output.free(params, force=force, model=model)
+    _check_suffix(path, constants)
+    graph = pipeline.load(model, decomposed=decomposed, fold_affine=fold_affine)
+    check_extents(path, graph, extent)
+    with output.status("compiling"):
+        number = write_for_tvm(
+            graph, path, target=target, params=constants, spelling=spelling, extents=extent
+        )
+    if constants is not None and not number:
+        output.say(f"no constant has 64 KiB or more: {constants} is not written")
+        constants = None
+    if json:
+        names = {"output": str(path), "params": None if constants is None else str(constants)}
+        output.show_json({**names, "digest": graph.digest})
+    else:
+        output.show_text(str(path))
+
+
+def _check_suffix(path: Path, params: Path | None) -> None:
+    check_suffix(path, FOR_TVM)
+    if params is not None and (params.suffix != ".npz" or params.resolve() == path.resolve()):
+        raise InputDataError(
+            "--params needs a file of its own that ends in .npz", why=f"it is '{params}'"
+        )
+    if path.suffix in (LIBRARY, RELAY) and params is not None:
+        raise UnsupportedTargetError(
+            "such a file holds its constants itself", fix="leave --params out"
+        )

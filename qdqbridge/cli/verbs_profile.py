@@ -1,0 +1,212 @@
+"""The verb ``profile``: statistics of every float tensor of a model, merged and looked up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+from rich.table import Table
+from rich.text import Text
+
+from qdqbridge import profiling
+from qdqbridge.cli import output
+from qdqbridge.cli.parameters import Force, Json
+from qdqbridge.errors import InputDataError
+
+if TYPE_CHECKING:
+    from qdqbridge.autoquant.profile import Profile
+    from qdqbridge.autoquant.profile_map import Found
+
+Model = Annotated[Path, Parameter(help="The ONNX file of a float model.")]
+Data = Annotated[
+    Path, Parameter(help="An .npz file with one array per model input, or a folder of such files.")
+]
+Out = Annotated[Path, Parameter(name=("--output", "-o"), help="The profile to write, a .json.")]
+Engine = Annotated[Literal["onnxruntime", "tvm"], Parameter(help="What runs the model.")]
+Workers = Annotated[
+    str | None, Parameter(help="A number of processes that share the work, or 'ray'.")
+]
+Resume = Annotated[
+    bool, Parameter(negative=(), help="Go on where an earlier run with this --output was ended.")
+]
+MinMaxOnly = Annotated[
+    bool, Parameter(negative=(), help="Take extremes only; do not count values.")
+]
+Stage = Annotated[
+    Literal["emitted", "folded", "channels-last", "mixed", "legalized", "fused", "fused-tir"],
+    Parameter(help="Where in TVM's standard pipeline."),
+]
+Threads = Annotated[int, Parameter(help="Threads of onnxruntime; 0 lets it choose.")]
+Seconds = Annotated[float, Parameter(help="Save what there is every so many seconds.")]
+FailOnNonfinite = Annotated[
+    bool, Parameter(negative=(), help="Exit with 1 if a tensor holds NaN or infinities.")
+]
+
+app = App(name="profile")
+
+
+@app.default
+def profile(
+    model: Model,
+    /,
+    *,
+    data: Data,
+    output_: Out,
+    engine: Engine = "onnxruntime",
+    min_max_only: MinMaxOnly = False,
+    resume: Resume = False,
+    engine_workers: Workers = None,
+    threads: Threads = 0,
+    save_every: Seconds = 5.0,
+    fail_on_nonfinite: FailOnNonfinite = False,
+    force: Force = False,
+    json: Json = False,
+) -> int:
+    """Run a float model over data and write statistics of every float tensor.
+
+    What there is after some seconds is saved beside the output; --resume goes on from there.
+    """
+    from qdqbridge.cli.failures import DONE, NOT_MET
+
+    path = output.free(output_, force=force, model=model, data=data, suffix=".json")
+    partial = profiling.partial_file(path)
+    start = _start(partial, resume=resume)
+    with output.progress("samples") as progress:
+        found = profiling.profile(
+            model,
+            data,
+            engine=engine,
+            histograms=not min_max_only,
+            start=start,
+            workers=_workers(engine_workers),
+            threads=threads,
+            checkpoint=lambda state: profiling.save_profile(state, partial),
+            interval=save_every,
+            progress=progress,
+            warn=output.warn,
+        )
+    profiling.save_profile(found, path)
+    partial.unlink(missing_ok=True)
+    bad = _warn_of_nonfinite(found)
+    _show(found, path, as_json=json)
+    return NOT_MET if bad and fail_on_nonfinite else DONE
+
+
+def _start(partial: Path, *, resume: bool) -> Profile | None:
+    if not resume:
+        return None
+    if not partial.exists():
+        output.say(f"there is no {partial.name} to go on from; starting with the first sample")
+        return None
+    start = profiling.load_profile(partial)
+    output.say(f"going on after {start.samples} samples")
+    return start
+
+
+def _workers(text: str | None) -> int | Literal["ray"] | None:
+    if text is None or text == "ray":
+        return text
+    if not text.isdecimal() or int(text) == 0:
+        raise InputDataError(
+            f"--engine-workers {text!r} is no number of workers",
+            fix="give a positive number, or 'ray'",
+        )
+    return int(text)
+
+
+def _warn_of_nonfinite(profile: Profile) -> int:
+    bad = [entry for entry in profile.tensors.values() if entry.stats.finite < entry.stats.count]
+    for entry in bad:
+        stats = entry.stats
+        infinite = stats.positive_infinities + stats.negative_infinities
+        output.warn(
+            f"'{entry.name}' ({entry.operator or 'input'}) holds {stats.nans} NaN and "
+            f"{infinite} infinities among {stats.count} values; they are in no other statistic"
+        )
+    return len(bad)
+
+
+def _show(profile: Profile, path: Path, *, as_json: bool) -> None:
+    found: dict[str, Any] = {
+        "output": str(path),
+        "samples": profile.samples,
+        "tensors": len(profile.tensors),
+        "model": profile.model,
+        "data": f"{profile.data:064x}",
+    }
+    if as_json:
+        output.show_json(found)
+    else:
+        output.show_text(f"{path}: {profile.samples} samples, {len(profile.tensors)} tensors")
+
+
+@app.command
+def merge(
+    *profiles: Annotated[Path, Parameter(help="Profiles of one model over different data.")],
+    output_: Out,
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Write the profile of the samples of several profiles."""
+    if not profiles:
+        raise InputDataError("there is no profile to merge", fix="give at least one file")
+    path = output.free(output_, force=force, model=profiles[0], suffix=".json")
+    shards = [profiling.load_profile(shard) for shard in profiles]
+    if len({shard.data for shard in shards}) < len(shards):
+        output.warn("two of these profiles are of the same data, which now counts twice")
+    found = profiling.merge_profiles(shards)
+    profiling.save_profile(found, path)
+    _show(found, path, as_json=json)
+
+
+@app.command
+def lookup(
+    profile: Annotated[Path, Parameter(help="A profile of the model.")],
+    model: Model,
+    name: Annotated[
+        str | None, Parameter(help="A variable of the module, or a tensor of the model.")
+    ] = None,
+    /,
+    *,
+    stage: Stage = "emitted",
+    json: Json = False,
+) -> int:
+    """Say which profile entries belong to the expressions of the Relax module.
+
+    Exits with 1 if a call is tied to no tensor of the model.
+    """
+    from qdqbridge.cli.failures import DONE, NOT_MET
+
+    with output.status("lowering"):
+        found = profiling.find_in_profile(profile, model, stage, name)
+    if json:
+        output.show_json({"stage": stage, "places": [_found_json(each) for each in found]})
+    else:
+        output.show(_found_table(found, stage))
+    unknown = [each for each in found if each.relation == "unknown"]
+    return NOT_MET if unknown else DONE
+
+
+def _found_json(found: Found) -> dict[str, Any]:
+    return {
+        "function": found.function,
+        "variable": found.variable,
+        "expression": found.expression,
+        "relation": found.relation,
+        "ids": found.ids,
+        "tensors": [entry.name for entry in found.entries],
+        "result": found.result,
+    }
+
+
+def _found_table(found: list[Found], stage: str) -> Table:
+    table = Table("function", "variable", "is", "tensors of the model", "range", title=stage)
+    for each in found:
+        names = "\n".join(entry.name for entry in each.entries)
+        ranges = "\n".join(
+            f"{entry.stats.minimum:.4g} … {entry.stats.maximum:.4g}" for entry in each.entries
+        )
+        cells = (each.function, each.variable, each.relation, names, ranges)
+        table.add_row(*(Text(cell) for cell in cells))
+    return table

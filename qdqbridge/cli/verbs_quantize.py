@@ -1,0 +1,203 @@
+"""The verb ``quantize``: a float model as a quantized one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+from rich.table import Table
+from rich.text import Text
+
+from qdqbridge import pipeline, quantizing
+from qdqbridge.cli import output
+from qdqbridge.cli.parameters import Extents, Force, Json, Spelling
+from qdqbridge.cli.writing import FOR_TVM, ONNX, check_extents, check_suffix, write_for_tvm
+from qdqbridge.errors import InputDataError
+
+if TYPE_CHECKING:
+    from qdqbridge.quantizing import Quantization
+
+Model = Annotated[Path, Parameter(help="The ONNX file of a float model.")]
+Data = Annotated[
+    Path | None,
+    Parameter(help="An .npz file with one array per model input, or a folder of such files."),
+]
+Out = Annotated[
+    Path,
+    Parameter(
+        name=("--output", "-o"),
+        help="The file to write: .onnx; or .json, .py, .so for TVM, .relay for TVM up to 0.19.",
+    ),
+]
+TargetName = Annotated[
+    str,
+    Parameter(
+        name="--target",
+        help="ort, ort-s8, tensorrt, qnn, openvino, a16w8, power-of-two; whose rules and formats.",
+    ),
+]
+ProfileFile = Annotated[
+    Path | None, Parameter(name="--profile", help="What 'qdqbridge profile' wrote of this model.")
+]
+ExportProfile = Annotated[
+    str | None, Parameter(help="Whose conventions the file follows; by default the target's.")
+]
+ChooserName = Annotated[
+    Literal["mse", "minmax", "percentile", "mean-of-maxima", "kl"] | None,
+    Parameter(name="--chooser", help="How ranges of activations are chosen; default the target's."),
+]
+Weights = Annotated[
+    Literal["int8", "uint8", "int16", "int4", "uint4"] | None,
+    Parameter(name="--weights", help="How weights are stored; by default the target's type."),
+]
+Patterns = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--exclude",
+        negative=(),
+        help="Nodes that stay float: a name or pattern; repeatable.",
+    ),
+]
+Only = Annotated[
+    tuple[str, ...],
+    Parameter(name="--only", negative=(), help="Nodes that are quantized, no others."),
+]
+Repair = Annotated[
+    str,
+    Parameter(
+        name="--repair",
+        help="Steps to try, each kept where it helps: equalize,smooth,round,bias; or none.",
+    ),
+]
+MinSqnr = Annotated[
+    float | None, Parameter(help="Give layers more bits until outputs are that close, in dB.")
+]
+MaxDrop = Annotated[
+    float | None,
+    Parameter(help="Give layers more bits until so much top-1 agreement is lost at most (0.01)."),
+]
+FallbackTo = Annotated[
+    Literal["int16", "float"], Parameter(name="--fallback", help="What such layers get first.")
+]
+Report = Annotated[Path | None, Parameter(help="An .html page about it to write.")]
+
+
+def quantize(
+    model: Model,
+    /,
+    *,
+    output_: Out,
+    data: Data = None,
+    target: TargetName = "ort",
+    profile: ProfileFile = None,
+    export_profile: ExportProfile = None,
+    chooser: ChooserName = None,
+    weights: Weights = None,
+    exclude: Patterns = (),
+    only: Only = (),
+    repair: Repair = "equalize,round,bias",
+    min_sqnr: MinSqnr = None,
+    max_drop: MaxDrop = None,
+    fallback: FallbackTo = "int16",
+    report: Report = None,
+    spelling: Spelling = "canonical",
+    extent: Extents = (),
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Quantize a float model after a look at what it does on data."""
+    from qdqbridge.autoquant.fallback import Goal
+
+    path = output.free(output_, force=force, model=model, data=data)
+    check_suffix(path, (ONNX, *FOR_TVM))
+    if report is not None:
+        output.free(report, force=force, model=model, data=data, suffix=".html")
+    wanted = min_sqnr is not None or max_drop is not None
+    if wanted:
+        Goal(min_sqnr, max_drop)  # one that says nothing is refused before all the work
+    if data is None and (wanted or report is not None):
+        raise InputDataError(
+            "no data is given", why="without it no goal or report can be judged", fix="give --data"
+        )
+    if export_profile is not None:
+        pipeline.export_profile(export_profile)
+    graph = pipeline.load(model)
+    check_extents(path, graph, extent)
+    with output.progress("quantizing") as progress:
+        made = quantizing.quantization(
+            graph, data, target=target, profile=profile, exclude=exclude, only=only,
+            chooser=chooser, weights=weights, repair=_steps(repair), progress=progress,
+            warn=output.warn,
+        )  # fmt: skip
+    if wanted:
+        with output.status("looking for layers that need more bits"):
+            made = made.meeting(min_sqnr=min_sqnr, max_drop=max_drop, fallback=fallback)
+    if path.suffix == ONNX:
+        pipeline.save(made.graph, path, export_profile or made.target.profile, overwrite=True)
+    else:
+        write_for_tvm(made.graph, path, spelling=spelling, extents=extent)
+    if report is not None:
+        with output.progress("report") as progress:
+            made.report(report, model=model.name, data=data.name if data else "", progress=progress)
+    _show(made, path, report, as_json=json)
+
+
+def _steps(text: str) -> tuple[str, ...]:
+    return tuple(step for step in text.split(",") if step and step != "none")
+
+
+def _show(made: Quantization, path: Path, report: Path | None, *, as_json: bool) -> None:
+    facts = _facts(made, path, report)
+    if as_json:
+        output.show_json(facts)
+        return
+    table = Table(show_header=False, box=None)
+    for name in ("output", "digest", "integer", "float", "fixed", "shared", "samples"):
+        table.add_row(name, Text(str(facts[name])))
+    if facts["sqnr"] is not None:
+        table.add_row("outputs", Text(_closeness(facts["sqnr"], facts["top1"])))
+    for step in facts["repairs"]:
+        kept = "kept" if step["applied"] else "not kept"
+        table.add_row(step["step"], Text(f"{kept}: {step['told']}"))
+    for row in facts["reverted"]:
+        table.add_row("reverted", Text(f"{row['layer']}: {row['reason']}"))
+    for node, reason in list(facts["reasons"].items())[:10]:
+        table.add_row("float", Text(f"{node}: {reason}"))
+    output.show(table)
+
+
+def _closeness(sqnr: float, top1: float | None) -> str:
+    classes = "" if top1 is None else f", the same class in {100 * top1:.2f} %"
+    return f"{sqnr:.2f} dB from the float model's on these data{classes}"
+
+
+def _facts(made: Quantization, path: Path, report: Path | None) -> dict[str, Any]:
+    from qdqbridge.autoquant.spec import Fixed, Shared
+
+    found, tuning, outputs = made.fallback, made.made.tuning, made.outputs()
+    decision = made.made.decision if found is None else found.decision
+    specs = list(decision.plan.specs.values())
+    steps = [*made.made.repairs, *([] if tuning is None else [tuning])]
+    reasons = {node.name: reason for node, reason in decision.plan.floats.items()}
+    return {
+        "output": str(path),
+        "report": None if report is None else str(report),
+        "digest": made.graph.digest,
+        "samples": made.made.profile.samples,
+        "sqnr": None if outputs is None else outputs.sqnr,
+        "top1": None if outputs is None else outputs.top1,
+        "integer": len(decision.plan.rules),
+        "float": len(reasons),
+        "fixed": sum(isinstance(spec, Fixed) for spec in specs),
+        "shared": sum(isinstance(spec, Shared) for spec in specs),
+        "reasons": reasons,
+        "repairs": [
+            {"step": s.step, "applied": s.applied, "told": s.told, "before": s.before,
+             "after": s.after}
+            for s in steps
+        ],
+        "reverted": [] if found is None else [
+            {"layer": r.layer.name, "to": r.to, "reason": r.reason} for r in found.reverted
+        ],
+    }  # fmt: skip

@@ -1,0 +1,100 @@
+"""Where the time of an executable goes: every kernel alone, in the order and on the data of a run.
+
+TVM tells an instrument of every function before it is called; the instrument calls the function
+several times, which changes nothing since kernels write to their last argument only, and keeps the
+median.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import tvm
+from numpy.typing import NDArray
+from tvm import relax
+
+from qdqbridge.graph.interpreter import check_inputs
+from qdqbridge.relax.executable import Executable
+from qdqbridge.relax.kernels.emit import WORK
+from qdqbridge.relax.tensors import to_tensor
+from qdqbridge.relax.threads import Caller
+
+_REPEATS = 7
+_RUN = 0
+"""What an instrument returns so that TVM goes on (``VMInstrumentReturnKind::kNoOp``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """One kernel.
+
+    Attributes:
+        name: Its name in the compiled module.
+        calls: How often a run calls it.
+        seconds: What these calls take together.
+        operations: What they compute, two per multiplication and addition; 0 where that is not
+            counted.
+    """
+
+    name: str
+    calls: int
+    seconds: float
+    operations: int
+
+    @property
+    def rate(self) -> float | None:
+        """Operations per second; None where they are not counted."""
+        return self.operations / self.seconds if self.operations and self.seconds else None
+
+
+def kernel_times(
+    executable: Executable, inputs: Mapping[str, NDArray[Any]], repeats: int = _REPEATS
+) -> list[KernelTime]:
+    """Returns the kernels of an executable, the one that takes most of the time first.
+
+    Args:
+        executable: What is run.
+        inputs: As for ``Executable.run``.
+        repeats: Calls of every kernel, of which the median counts.
+
+    Raises:
+        InputDataError: The inputs are not those of the model.
+    """
+    device: Any = tvm.cpu()
+    tensors = [to_tensor(a, device) for a in check_inputs(executable.graph, inputs)]
+    machine = relax.VirtualMachine(executable.library, device)
+    times: dict[str, list[float]] = {}
+
+    def instrument(function: Any, name: str, before: bool, _: Any, *args: Any) -> int:
+        if before and not name.startswith("vm."):
+            taken: list[float] = []
+            for _turn in range(repeats):
+                start = time.perf_counter()
+                function(*args)
+                taken.append(time.perf_counter() - start)
+            times.setdefault(name, []).append(median(taken))
+        return _RUN
+
+    hook: Any = instrument
+    machine.set_instrument(hook)
+    Caller(executable.threads).call(machine["main"], *tensors)
+    work = _operations(executable.module)
+    found = [
+        KernelTime(name, len(taken), sum(taken), len(taken) * work.get(name, 0))
+        for name, taken in times.items()
+    ]
+    return sorted(found, key=lambda entry: -entry.seconds)
+
+
+def _operations(module: Any) -> dict[str, int]:
+    """Returns the operations of one call of every kernel; none are known of a loaded library."""
+    functions = {} if module is None else module.functions
+    return {
+        variable.name_hint: int(function.attrs[WORK])
+        for variable, function in functions.items()
+        if function.attrs is not None and WORK in function.attrs
+    }

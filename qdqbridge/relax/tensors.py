@@ -1,0 +1,69 @@
+"""Arrays as TVM's tensors and back, without a copy where memory allows it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.qnn.emit.dtypes import tvm_dtype
+
+Array = NDArray[Any]
+ALIGNMENT = 64
+"""Bytes; TVM's code reads tensors in vectors of this size."""
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Returns an array with uninitialized elements that TVM takes without a copy."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+    return np.ndarray(shape, dtype, memory, -_address(memory) % ALIGNMENT)
+
+
+def handed_over(array: Array) -> bool:
+    """True where TVM can read an input in the caller's memory.
+
+    It has to lie in C order from a multiple of 64 bytes on and be writable (DLPack has no way to
+    say that it is not), with an element type that DLPack and TVM have.
+    """
+    if array.dtype not in _PLAIN or not array.flags.carray:  # in C order, writable, aligned
+        return False
+    return _address(array) % ALIGNMENT == 0
+
+
+_PLAIN = frozenset(
+    dtype.numpy for dtype in DType if dtype.numpy.kind in "iuf" and dtype.numpy.isbuiltin == 1
+)
+"""Element types that NumPy, DLPack and TVM have."""
+
+
+def _address(array: Array) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def to_tensor(array: Array, device: Any) -> Any:
+    """Returns an input as TVM holds it: a byte per element of a sub-byte type.
+
+    What cannot be handed over is copied: by NumPy where DLPack has the type, since TVM's way takes
+    ten times as long.
+    """
+    if handed_over(array):
+        return tvm.runtime.from_dlpack(array)
+    if array.dtype not in _PLAIN:
+        array = np.asarray(array, order="C").astype(tvm_dtype(DType.of(array.dtype)), copy=False)
+    if array.dtype not in _PLAIN:
+        return tvm.runtime.tensor(array, device)
+    copy = aligned(array.shape, array.dtype)
+    np.copyto(copy, array)
+    return tvm.runtime.from_dlpack(copy)
+
+
+def to_array(tensor: Any) -> Array:
+    """Returns a copy of a result."""
+    if str(tensor.dtype).rstrip("0123456789") not in ("int", "uint", "float"):
+        return tensor.numpy()
+    return np.from_dlpack(tensor).copy()
