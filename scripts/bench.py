@@ -3,6 +3,15 @@
 ``bench.py import`` generates a 24-layer MLP with 0.8 GB of int8 weights in external data and chains
 of 2,500, 5,000 and 10,000 nodes in a temporary folder, and measures reading them. Every measurement
 runs in a process of its own, so that peak memory is its own.
+
+``bench.py byoc [MODEL ...]`` builds models with all they have in onnxruntime inside TVM's virtual
+machine, and compares results and latency with onnxruntime on the file: one thread, calls in turn.
+Inputs are those of an ``inputs.npz`` beside the model, else seeded random numbers.
+
+``bench.py profile`` measures what profiling costs, ``bench.py quantize`` and ``bench.py sabotage``
+what quantizing does to networks, beside other tools: see bench_profile.py, bench_quantize.py and
+bench_sabotage.py. ``bench.py run [NETWORK ...]`` measures latency of whole networks, ours beside
+onnxruntime's and TVM's: see bench_run.py, which has its own options.
 """
 
 from __future__ import annotations
@@ -14,8 +23,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -29,6 +39,8 @@ LIMITS = {
     "load + to_relax / onnx.load": 3.0,
     "10,000 nodes seconds": 2.0,
 }
+BYOC_RATIO = 1.3
+"""Largest median of latency in TVM's virtual machine over onnxruntime's."""
 
 
 # ---- models -----------------------------------------------------------------------------------
@@ -202,18 +214,152 @@ def bench_import() -> int:
     return 1 if missed else 0
 
 
+# ---- onnxruntime inside TVM, against onnxruntime -----------------------------------------------
+
+
+def bench_byoc(paths: list[str], calls: int) -> int:
+    """Measures models, prints a table, returns 1 where a limit is missed."""
+    files = [Path(path) for path in paths] or sorted(
+        path for path in (Path(__file__).parents[1] / "models").glob("*s8*.onnx")
+    )
+    missed, exact = [], 0
+    print(f"{'model':<44} {'regions':>7} {'left':>4} {'differ':>9} {'us':>6} {'VM':>5} {'run':>5}")
+    for file in files:
+        name = str(Path(*file.parts[-3:-1])) if file.name == "model.onnx" else file.stem
+        try:
+            row = _byoc_row(file, calls)
+        except Exception as error:  # whatever onnxruntime, TVM or we refuse
+            print(f"{name:<44} {' '.join(str(error).split())[:100]}")
+            continue
+        exact += row["differ"] == 0
+        if row["VM"] > BYOC_RATIO or row["export"]:
+            missed.append(name)
+        print(
+            f"{name:<44} {row['regions']:7} {row['left']:4} {row['differ']:4}/{row['of']:<4} "
+            f"{row['us']:6.0f} {row['VM']:5.2f} {row['run']:5.2f}"
+            + (f"  {row['export']} differ from the exported file" if row["export"] else ""),
+            flush=True,
+        )
+    print(f"{exact} equal onnxruntime on the file bit for bit")
+    print("limits: " + ("; ".join(missed) if missed else "all met"))
+    return 1 if missed else 0
+
+
+def _byoc_row(file: Path, calls: int) -> dict[str, Any]:
+    """Returns regions, operators left, differing results, and medians of latency and ratios."""
+    import onnxruntime as ort
+    import tvm
+
+    import qdqbridge as qb
+    from qdqbridge.byoc import onnxruntime_backend as backend
+    from qdqbridge.onnx_io.writer import to_proto
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    graph = qb.load(file)
+    data = to_proto(graph).SerializeToString()
+    exported = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    executable, coverage = backend.compile(graph, threads=1)
+    batches = list(_feeds(file, graph))
+    row: dict[str, Any] = {"differ": 0, "of": 0, "export": 0}
+    for feeds in batches:
+        got = list(executable.run(feeds).values())
+        for key, reference in (("differ", session), ("export", exported)):
+            results = zip(got, reference.run(None, feeds), strict=True)
+            row[key] += sum(int((a != b).sum()) for a, b in results)
+        row["of"] += sum(a.size for a in got)
+    machine = tvm.relax.VirtualMachine(executable.library, tvm.cpu())["main"]
+    tensors = [tvm.runtime.tensor(batches[0][value.name]) for value in graph.inputs]
+    ways = [
+        lambda: session.run(None, batches[0]),
+        lambda: machine(*tensors),
+        lambda: executable.run(batches[0]),
+    ]
+    times = np.array([[_seconds(way) for way in ways] for _ in range(calls)])
+    ratios = np.median(times / times[:, :1], axis=0)
+    row |= {"us": float(np.median(times[:, 0])) * 1e6, "VM": ratios[1], "run": ratios[2]}
+    return row | {"regions": len(coverage.regions), "left": len(coverage.left)}
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _feeds(file: Path, graph: Any) -> Iterator[dict[str, np.ndarray]]:
+    """Yields inputs of the model's batch size, one sample where that is symbolic."""
+    samples, stored = file.with_name("inputs.npz"), {}
+    if samples.exists():
+        stored = {k: v for k, v in np.load(samples).items() if k != "labels"}
+    rng = np.random.default_rng(0)
+    shapes = {
+        v.name: [d if isinstance(d, int) else 1 for d in v.type.shape or ()] for v in graph.inputs
+    }
+    count = min((len(v) // (shapes[k] or [1])[0] for k, v in stored.items()), default=8)
+    for index in range(count):
+        feeds = {}
+        for value in graph.inputs:
+            shape, dtype = shapes[value.name], value.type.dtype.numpy
+            part = slice(index * (shape or [1])[0], (index + 1) * (shape or [1])[0])
+            drawn = rng.normal(size=shape) * (1 if np.dtype(dtype).kind == "f" else 40)
+            array = stored[value.name][part] if value.name in stored else drawn
+            feeds[value.name] = np.ascontiguousarray(array.astype(dtype))
+        yield feeds
+
+
 def main() -> int:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("import", help="cost of reading models")
+    byoc = commands.add_parser("byoc", help="onnxruntime inside TVM against onnxruntime")
+    byoc.add_argument("models", nargs="*", help="by default the quantized ones of models/")
+    byoc.add_argument("--calls", type=int, default=300, help="calls per measurement")
+    profile = commands.add_parser("profile", help="statistics of tensors beside the forward pass")
+    profile.add_argument("--samples", type=int, nargs="*", default=[10, 40, 160])
+    profile.add_argument("--calibrated", type=int, default=40, help="most for onnxruntime's own")
+    sabotage = commands.add_parser("sabotage", help="scaled channels, quantized by us and others")
+    sabotage.add_argument("--seeds", type=int, default=8, help="random scalings of each width")
+    quantize = commands.add_parser("quantize", help="networks quantized by us and others")
+    quantize.add_argument("networks", nargs="*", help="names; by default all there are")
+    quantize.add_argument("--target", default="ort")
+    quantize.add_argument("--choosers", nargs="+", default=["default"], help="ours to try")
+    quantize.add_argument("--ours", action="store_true", help="leave the other tools out")
+    quantize.add_argument("--nncf", help="a Python that has NNCF")
+    quantize.add_argument("--seed", type=int, default=0, help="of the drawn pictures")
+    quantize.add_argument("--json", type=Path, help="a file for the figures")
+    commands.add_parser("run", help="latency of whole networks; see bench run --help")
     worker = commands.add_parser("measure", help="one measurement (used by the others)")
     worker.add_argument("job")
     worker.add_argument("path")
+    if sys.argv[1:2] == ["run"]:  # its options are its own
+        from bench_run import main as bench_run
+
+        return bench_run(sys.argv[2:])
     arguments = parser.parse_args()
     if arguments.command == "measure":
         print(json.dumps(measure(arguments.job, arguments.path)))
         return 0
+    if arguments.command == "profile":
+        from bench_profile import bench_profile
+
+        return bench_profile(arguments.samples, arguments.calibrated)
+    if arguments.command == "byoc":
+        return bench_byoc(arguments.models, arguments.calls)
+    if arguments.command == "sabotage":
+        from bench_sabotage import bench as bench_sabotage
+
+        return bench_sabotage(arguments.seeds)
+    if arguments.command == "quantize":
+        from bench_quantize import bench as bench_quantize
+        from bench_quantize import methods
+
+        ways = methods(
+            arguments.target, arguments.choosers, arguments.nncf, others=not arguments.ours
+        )
+        return bench_quantize(arguments.networks, arguments.seed, ways, arguments.json)
     return bench_import()
 
 

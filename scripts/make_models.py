@@ -35,6 +35,8 @@ from onnxruntime.quantization import (
 from onnxruntime.quantization.shape_inference import quant_pre_process
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
+from sklearn.neural_network import MLPClassifier
+from threadpoolctl import threadpool_limits
 from torch import nn
 from torch.nn import functional
 
@@ -163,6 +165,46 @@ class DigitsAttention(nn.Module):
         return self.classifier(self.norm(self.blocks(x)).mean(dim=1))
 
 
+def multilayer_perceptron(digits: Digits) -> nn.Module:
+    """Three hidden layers with ReLU, trained by scikit-learn with its default settings.
+
+    Every hidden channel may be scaled freely, which is what equalization is tried on.
+    """
+    classifier = MLPClassifier((64, 64, 32), random_state=SEED)
+    with threadpool_limits(1):
+        classifier.fit(digits.train_x.reshape(-1, 64), digits.train_y)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for weight, bias in zip(classifier.coefs_, classifier.intercepts_, strict=True):
+        linear = nn.Linear(*weight.shape)
+        linear.weight.data = torch.from_numpy(weight.T.copy()).float()
+        linear.bias.data = torch.from_numpy(bias).float()
+        layers += [linear, nn.ReLU()]
+    return nn.Sequential(*layers[:-1]).eval()
+
+
+class DigitsMobile(nn.Sequential):
+    """Convolutions, depthwise ones between pointwise ones, no residual sum: triples of layers."""
+
+    def __init__(self) -> None:
+        def block(before: int, after: int, **how: int) -> list[nn.Module]:
+            return [
+                nn.Conv2d(before, after, bias=False, **how), nn.BatchNorm2d(after), nn.ReLU()
+            ]  # fmt: skip
+
+        super().__init__(
+            *block(1, 16, kernel_size=3, padding=1),
+            *block(16, 16, kernel_size=3, padding=1, groups=16),
+            *block(16, 32, kernel_size=1),
+            *block(32, 32, kernel_size=3, padding=1, stride=2, groups=32),
+            *block(32, 64, kernel_size=1),
+            *block(64, 64, kernel_size=3, padding=1, groups=64),
+            *block(64, 64, kernel_size=1),
+            nn.AvgPool2d(4),
+            nn.Flatten(),
+            nn.Linear(64, 10),
+        )
+
+
 class Calibration(CalibrationDataReader):
     """Feeds training images to onnxruntime's calibrator in batches of 32."""
 
@@ -277,6 +319,15 @@ def make_network(
     return rows
 
 
+def make_mlp(digits: Digits) -> dict[str, object]:
+    """Train and export the multilayer perceptron; returns its row of the manifest."""
+    path = MODELS / "digits_mlp_float.onnx"
+    export_float(multilayer_perceptron(digits), path)
+    torch_version = version("torch").split("+")[0]
+    exporter = f"scikit-learn {version('scikit-learn')}, torch {torch_version}"
+    return describe(path, "digits_mlp", exporter, "float", accuracy(path, digits), None)
+
+
 def describe(
     path: Path,
     network: str,
@@ -341,6 +392,9 @@ def main() -> None:
     torch.manual_seed(SEED)
     attention = (U8S8_PER_CHANNEL,)
     rows += make_network("digits_attention", DigitsAttention(), 60, attention, digits)
+    rows.append(make_mlp(digits))
+    torch.manual_seed(SEED)
+    rows += make_network("digits_mobile", DigitsMobile(), 40, (), digits)
     write_test_images(MODELS / "digits_test.npz", digits)
     write_manifest(MODELS / "manifest.json", rows)
     for row in rows:

@@ -1,0 +1,221 @@
+"""Latency of whole networks: ours, onnxruntime on floats and on QDQ, and TVM's default.
+
+``scripts/bench run [NETWORK ...]``: networks with random weights (see run_networks.py) are
+quantized by onnxruntime's own tool (static, per channel, one sample), with uint8 (u8s8) or int8
+(s8s8) activations, and run by every engine in one process, call after call in turn; what is
+printed are medians, and medians of the ratios of calls made next to each other. ``--threads 2``
+gives both engines two threads. ``--tvm`` adds TVM's own pipeline on the same QDQ file, ``--model``
+files of one's own, which are run as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from run_networks import NETWORKS
+
+Array = NDArray[Any]
+Feeds = dict[str, Array]
+Call = Callable[[], Any]
+KINDS = ("u8s8", "s8s8")
+
+
+# ---- models -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network in float (None where there is no float file) and quantized."""
+
+    name: str
+    real: Path | None
+    quantized: Path
+
+
+def subjects(arguments: argparse.Namespace, folder: Path) -> Iterator[Subject]:
+    """Yields what is to be measured; files are made where the folder does not have them."""
+    for name in arguments.networks or NETWORKS:
+        real = folder / f"{name}.onnx"
+        if not real.exists():
+            onnx.save(NETWORKS[name](), real)
+        for kind in arguments.kinds:
+            quantized = folder / f"{name}_{kind}.onnx"
+            if not quantized.exists():
+                quantize(real, quantized, kind)
+            yield Subject(f"{name} {kind}", real, quantized)
+    for file in arguments.model:
+        name = f"{file.parent.name}/{file.stem}" if file.stem == "model" else file.stem
+        yield Subject(name, None, file)
+
+
+def quantize(source: Path, target: Path, kind: str) -> None:
+    """Writes a network as onnxruntime quantizes it: every operator, per channel."""
+    from onnxruntime.quantization import (
+        CalibrationDataReader,
+        QuantFormat,
+        QuantType,
+        quantize_static,
+    )
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.samples = iter([feeds(source)])
+
+        def get_next(self) -> Feeds | None:
+            return next(self.samples, None)
+
+    operators = sorted({node.op_type for node in onnx.load(source).graph.node})
+    signed = kind == "s8s8"
+    quantize_static(
+        str(source), str(target), Reader(), quant_format=QuantFormat.QDQ, per_channel=True,
+        op_types_to_quantize=operators, weight_type=QuantType.QInt8,
+        activation_type=QuantType.QInt8 if signed else QuantType.QUInt8,
+        extra_options={"ActivationSymmetric": False, "WeightSymmetric": True},
+    )
+
+
+def feeds(path: Path) -> Feeds:
+    """Returns a seeded input of every float input of a file; 1 for open extents."""
+    rng = np.random.default_rng(1)
+    model = onnx.load(path, load_external_data=False)
+    made: Feeds = {}
+    constants = {tensor.name for tensor in model.graph.initializer}
+    for value in model.graph.input:
+        if value.name in constants:
+            continue
+        type_ = value.type.tensor_type
+        shape = [d.dim_value or 1 for d in type_.shape.dim]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(type_.elem_type)
+        if dtype.kind == "f":
+            made[value.name] = rng.standard_normal(shape).astype(dtype)
+        else:
+            made[value.name] = rng.integers(0, 100, shape).astype(dtype)
+    return made
+
+
+# ---- engines ----------------------------------------------------------------------------------
+
+
+def onnxruntime(path: Path, data: Feeds, threads: int) -> Call:
+    """Returns a call of onnxruntime with all its optimizations."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return lambda: session.run(None, data)
+
+
+def ours(path: Path, data: Feeds, threads: int) -> tuple[Call, float]:
+    """Returns a call of our executable, and the seconds that compiling took."""
+    import qdqbridge as qb
+
+    graph = qb.load(path)
+    start = time.perf_counter()
+    executable = qb.compile(graph, threads=threads)
+    seconds = time.perf_counter() - start
+    held = executable.buffers()
+    for name, buffer in held.items():
+        buffer[...] = data[name]
+    return lambda: executable.run({**data, **held}), seconds
+
+
+def tvm_default(path: Path, data: Feeds) -> Call:
+    """Returns a call of what TVM makes of the file by its own importer and pipeline."""
+    import tvm
+    from tvm import relax
+    from tvm.relax.frontend.onnx import from_onnx
+
+    module = from_onnx(onnx.load(path), keep_params_in_input=False)
+    target = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
+    machine = relax.VirtualMachine(tvm.compile(module, target=target), tvm.cpu())
+    tensors = [tvm.runtime.tensor(array) for array in data.values()]
+    return lambda: machine["main"](*tensors)
+
+
+# ---- measuring --------------------------------------------------------------------------------
+
+
+def measure(calls: Mapping[str, Call], seconds: float) -> dict[str, list[float]]:
+    """Runs calls in turn for some seconds; returns the time of each, round by round."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(next(iter(times.values()))) < 5:
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - start)
+    return times
+
+
+def row(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measures one network."""
+    data, threads = feeds(subject.quantized), arguments.threads
+    own, compiled = ours(subject.quantized, data, threads)
+    calls = {"ours": own, "ort qdq": onnxruntime(subject.quantized, data, threads)}
+    if subject.real is not None:
+        calls["ort float"] = onnxruntime(subject.real, data, threads)
+    times = measure(calls, arguments.seconds)
+    if arguments.tvm:
+        times |= measure({"tvm": tvm_default(subject.quantized, data)}, 0.0)
+    found: dict[str, Any] = {"network": subject.name, "compile s": round(compiled, 1)}
+    for name, values in times.items():
+        found[f"{name} ms"] = round(float(np.median(values)) * 1e3, 3)
+    for name in ("ort qdq", "ort float"):
+        if name in times:
+            ratios = np.divide(times["ours"], times[name])
+            found[f"ours / {name}"] = round(float(np.median(ratios)), 3)
+    return found
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns rows as a table."""
+    heads = list(dict.fromkeys(key for entry in rows for key in entry))
+    lines = [[str(entry.get(head, "")) for head in heads] for entry in rows]
+    widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in [heads, *lines]
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the measurements."""
+    parser = argparse.ArgumentParser(prog="bench run", description=(__doc__ or "").strip())
+    parser.add_argument("networks", nargs="*", choices=[*NETWORKS, []], metavar="NETWORK")
+    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=10.0, help="per network")
+    parser.add_argument("--model", nargs="*", type=Path, default=[], help="quantized files")
+    parser.add_argument("--folder", type=Path, help="where networks are kept between runs")
+    parser.add_argument("--tvm", action="store_true", help="add TVM's default, which is slow")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        rows: list[dict[str, Any]] = []
+        for subject in subjects(arguments, folder):
+            rows.append(row(subject, arguments))
+            print(rows[-1]["network"], file=sys.stderr)
+    print(json.dumps(rows, indent=1) if arguments.json else table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
