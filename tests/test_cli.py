@@ -160,7 +160,7 @@ def test_to_tvm_writes_what_the_suffix_says(tmp_path, capsys):
     assert "qnn.conv2d" in module.script()
     assert "qnn.conv2d" in (tmp_path / "m.py").read_text("utf-8")
     assert run(["to-tvm", MODEL, "-o", str(tmp_path / "m.onnx")]) == 3
-    assert "end it in .json, .py or .so" in capsys.readouterr().err
+    assert "end it in .json, .py, .so or .relay" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from qdqbridge.cli.arrays import read_inputs
-from qdqbridge.errors import InputDataError
+from qdqbridge.errors import InputDataError, OutputFileError
 from qdqbridge.graph.archive import write_arrays
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
@@ -106,5 +106,5 @@ def test_any_name_can_be_written(tmp_path):
 
 
 def test_writing_into_nowhere_is_our_error(tmp_path):
-    with pytest.raises(InputDataError, match="cannot write"):
+    with pytest.raises(OutputFileError, match="cannot write"):
         write_arrays(tmp_path / "no" / "o.npz", {"x": PIXELS})

@@ -35,6 +35,26 @@ def test_check_of_a_file_that_does_not(capsys):
     assert f"{len(pipeline.check(ATTENTION))} findings: " in out
 
 
+def test_equal_findings_are_counted(capsys):
+    found = pipeline.check(CNN, "tensorrt")
+    assert len(found) > 20
+    assert run(["export", CNN, "--check", "--profile", "tensorrt"]) == 1
+    out = capsys.readouterr().out
+    assert f"{len(found)} findings: " in out
+    assert "more (--json lists them)" in out.replace("│", "")
+    assert len(out.splitlines()) < 2 * len(found)
+    biases = [f for f in found if f.rule == "float-bias"]
+    assert f"│ {len(biases):5} │" in out
+    assert run(["export", CNN, "--check", "--profile", "tensorrt", "--json"]) == 1
+    assert len(json.loads(capsys.readouterr().out)["findings"]) == len(found)
+
+
+def test_an_invalid_file_is_not_checked(capsys):
+    for name in ("nowhere.onnx", "manifest.json"):
+        assert run(["export", str(ROOT / name), "--check"]) == MODEL
+        assert name in capsys.readouterr().err
+
+
 def test_check_for_programs(capsys):
     assert run(["export", SIGNED, "--check", "--profile", "tensorrt", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)

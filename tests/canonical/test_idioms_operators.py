@@ -287,16 +287,6 @@ def test_a_tensor_converted_for_some_of_its_readers() -> None:
     assert ops(g).count("requantize") == 2
 
 
-@pytest.mark.idiom("J5")
-def test_a_cast_between_a_dequantize_and_its_reader_is_computed() -> None:
-    b = Builder(21)
-    x = b.qdq(b.input("x", [2, 4]), 0.1, 128)
-    half = b.op("Cast", x, to=TensorProto.FLOAT16)
-    b.output(b.op("Cast", b.op("Sqrt", b.op("Abs", half)), to=TensorProto.FLOAT))
-    g = settled(b.model())
-    assert ops(g).count("Cast") == 2
-
-
 @pytest.mark.idiom("J7")
 def test_unmatched_conversions_around_a_foreign_operator_stay() -> None:
     b = Builder()

@@ -7,11 +7,11 @@ import pytest
 
 from qdqbridge.canonical import RULES, canonicalize, islands
 from qdqbridge.canonical.driver import run
-from qdqbridge.canonical.interface import type_inputs
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.ops.attributes import ConvAttrs, GemmAttrs, ReduceAttrs, SoftmaxAttrs
+from qdqbridge.ops.integers import settle
 from tests.canonical.at_work import settled
 from tests.graph.graphs import (
     OUT,
@@ -29,37 +29,37 @@ from tests.graph.graphs import (
     stored,
     typed,
 )
+from tests.onnx_models import Builder, load
 
 
 def reinterpreted(x: Value, params: QuantParams = U8) -> Value:
     return apply("reinterpret", x, type_=typed(x.type.shape, params))
 
 
-# ---- type_inputs ------------------------------------------------------------------------------
+# ---- inputs -----------------------------------------------------------------------------------
 
 
 def test_integer_inputs_take_the_type_their_readers_agree_on() -> None:
     x = plain("x", (4,), DType.UINT8)
     g = graph([x], dq(reinterpreted(x)), q(apply("Exp", dq(reinterpreted(x))), OUT))
-    type_inputs(g)
+    settle(g)
     assert x.type == typed((4,), U8)
     assert "reinterpret" not in names(g)
     settled(g)
 
 
-@pytest.mark.parametrize("case", ["two types", "other reader", "output", "float", "unread"])
+@pytest.mark.parametrize("case", ["two types", "other reader", "float", "unread"])
 def test_other_inputs_keep_their_type(case: str) -> None:
     x = plain("x", (4,), DType.FLOAT32 if case == "float" else DType.UINT8)
     y = dq(q(x, U8)) if case == "float" else dq(reinterpreted(x))
     more = {
         "two types": [dq(reinterpreted(x, OUT))],
         "other reader": [apply("Neg", x)],
-        "output": [x],
     }.get(case, [])
     outputs = [] if case == "unread" else [y, *more]
     g = graph([x], *outputs)
     before = x.type
-    type_inputs(g)
+    settle(g)
     assert x.type == before
 
 
@@ -99,6 +99,13 @@ def test_island_of_a_per_channel_activation() -> None:
     x = stored("x", channels(1), (1, 2, 3, 3))
     g = graph([x], q(conv(dq(x), kernel(W8)), OUT))
     assert found(g) == {"conv": "Conv: its input is quantized per channel"}
+
+
+def test_island_of_an_operator_whose_second_result_is_an_index() -> None:
+    b = Builder()
+    values = b.op("TopK", b.qdq(b.input("x", [2, 4]), 0.5), b.init(np.array([2])), outputs=2)
+    b.output(b.qdq(values, 0.5))
+    assert list(found(load(b.model())).values()) == ["TopK: the operator has no quantized form"]
 
 
 def test_island_of_a_shared_result() -> None:

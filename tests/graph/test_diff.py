@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qdqbridge.graph import diff as diff_module
+from qdqbridge.graph.alignment import main_operand
 from qdqbridge.graph.diff import Difference, Kind, diff
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Graph, Value
+from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.quantization import QuantParams, per_tensor
-from qdqbridge.ops.attributes import ConvAttrs, TransposeAttrs
+from qdqbridge.ops.attributes import AxisAttrs, ConvAttrs, TransposeAttrs
 from tests.graph.graphs import OUT, S8, U8, W8, apply, const, dq, graph, plain, q, rq, stored, typed
 
 WEIGHT = np.arange(-36, 36, dtype=np.int8).reshape(2, 4, 3, 3)
@@ -252,6 +254,36 @@ def test_large_graphs_take_linear_time() -> None:
 
     seconds(200)
     assert seconds(4000) < 8 * 4 * max(seconds(1000), 0.02)
+
+
+def test_nodes_of_one_graph_only_are_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long row of nodes that is gone, each with a reader: no reader walks the whole row."""
+
+    def build(length: int, *, row: bool) -> Graph:
+        x = stored("x", U8, (1, 4))
+        value, readers = x, list[Value]()
+        for index in range(length):
+            if row:
+                value = apply("Sigmoid", value, type_=typed((1, 4), U8), name=f"row{index}")
+            readers.append(apply("Add", value, x, type_=typed((1, 4), U8), name=f"add{index}"))
+        type_ = typed((1, 4 * length), U8)
+        joined = apply("Concat", *readers, type_=type_, attributes=AxisAttrs(1), name="joined")
+        return graph([x], joined)
+
+    def steps(length: int) -> int:
+        count = 0
+
+        def counted(node: Node) -> Value | None:
+            nonlocal count
+            count += 1
+            return main_operand(node)
+
+        monkeypatch.setattr(diff_module, "main_operand", counted)
+        found = diff(build(length, row=True), build(length, row=False))
+        assert sum(d.kind is Kind.STRUCTURE for d in found) >= length
+        return count
+
+    assert steps(400) <= 2 * steps(200) + 10
 
 
 def test_every_difference_reads_as_a_sentence() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -147,6 +149,14 @@ def test_inputs_that_do_not_fit(inputs: dict[str, np.ndarray], what: str, why: s
         evaluate(graph([x], x), inputs)
     assert why in caught.value.why
     assert caught.value.fix
+
+
+def test_lists_of_different_lengths_are_no_array() -> None:
+    x = plain("x", (2, 2))
+    g = graph([x], x)
+    ragged: Any = [[1.0, 2.0], [3.0]]
+    with pytest.raises(InputDataError, match="input 'x' is no array"):
+        evaluate(g, {"x": ragged})
 
 
 def test_extents_of_one_name_must_agree() -> None:

@@ -154,3 +154,8 @@ def int64_into_a_quantize(m: Model) -> None:
 def int64_data_into_a_dequantize(m: Model) -> None:
     put(weight(m), np.ones((4, 3, 3, 3), np.int64))
     put(initializer(m, "DequantizeLinear", 2, WEIGHT), np.zeros(4, np.int64))
+
+
+@case(InvalidModelError)
+def quantize_to_int32(m: Model) -> None:
+    put(initializer(m, "QuantizeLinear", 2), np.int32(0))

@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from qdqbridge.errors import UnsupportedModelError
+from qdqbridge.errors import InvalidModelError, UnsupportedModelError, UnsupportedTargetError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.operator import Flow
@@ -25,6 +25,8 @@ from qdqbridge.onnx_io.foreign import (
     foreign_operator,
 )
 from qdqbridge.onnx_io.structure import captured_names
+from tests.onnx_io.lowering_cases import ort_run
+from tests.onnx_models import Builder, load, run
 
 ort.set_default_logger_severity(4)
 FLOAT = TensorProto.FLOAT
@@ -167,6 +169,47 @@ def test_a_loop_is_carried() -> None:
     assert last.tolist() == [3, 3] and scanned.shape == (3, 2)
 
 
+def test_a_loop_may_leave_out_its_condition() -> None:
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go"], ["on"]),
+            helper.make_node("Add", ["a", "a"], ["b"]),
+        ],
+        "body",
+        [info("i", [], TensorProto.INT64), info("go", [], TensorProto.BOOL), info("a", [2])],
+        [info("on", [], TensorProto.BOOL), info("b", [2])],
+    )
+    b = Builder()
+    b.output(b.op("Loop", b.init(np.int64(3)), "", b.input("x", [2]), body=body), [2])
+    assert run(load(b.model()), {"x": f32(1, 2)})[0].tolist() == [8, 16]
+
+
+def sequence_model(*, output: bool = False) -> onnx.ModelProto:
+    """A sequence between quantized tensors, or as the graph's output."""
+    b = Builder(17)
+    parts = b.op("SplitToSequence", b.qdq(b.input("x", [4, 6]), 0.5), axis=0)
+    if output:
+        b.outputs.append(helper.make_tensor_sequence_value_info(parts, FLOAT, None))
+    else:
+        b.output(b.qdq(b.op("ConcatFromSequence", parts, axis=0), 0.5))
+    return b.model()
+
+
+def test_sequences_are_carried_and_not_computed() -> None:
+    g = load(sequence_model())
+    with pytest.raises(UnsupportedModelError, match="SplitToSequence gives no tensor"):
+        run(g, {"x": np.ones((4, 6), np.float32)})
+    for node in g.nodes:
+        if isinstance(node.attributes, ForeignAttrs):
+            with pytest.raises(UnsupportedTargetError, match="cannot be handed on"):
+                node.attributes.model(node)
+
+
+def test_a_sequence_does_not_leave_a_graph() -> None:
+    with pytest.raises(UnsupportedModelError, match="is not a tensor"):
+        load(sequence_model(output=True))
+
+
 def test_other_domains_run() -> None:
     proto = helper.make_node("BiasGelu", ["x", "b"], ["y"], domain="com.microsoft")
     attributes = foreign_attributes(proto, 1)
@@ -204,3 +247,32 @@ def test_wrong_operands_are_named() -> None:
     attributes = foreign_attributes(helper.make_node("TopK", ["x", "k"], ["v", "i"]), 13)
     with pytest.raises(UnsupportedModelError, match=r"ai\.onnx::TopK"):
         foreign_operator("", "TopK").compute(attributes, [np.zeros(2, np.float32), np.array([9])])
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("policy", ["not_larger", "not_smaller"])
+@pytest.mark.parametrize("shape", [[1, 2, 5, 7], ["n", 2, "h", "w"]], ids=["static", "symbolic"])
+def test_resize_that_keeps_the_aspect_ratio_of_some_axes(
+    shape: list[int | str], policy: str, mode: str
+) -> None:
+    b = Builder(19)
+    sizes = b.init(np.array([9, 11], np.int64))
+    y = b.op(
+        "Resize", b.input("x", shape), "", "", sizes, axes=[3, 2], mode=mode,
+        keep_aspect_ratio_policy=policy,
+    )  # fmt: skip
+    b.output(y, [None] * 4)  # type: ignore[list-item]
+    x = np.random.default_rng(0).normal(size=(1, 2, 5, 7)).astype(np.float32)
+    (ours,) = run(load(b.model()), {"x": x})
+    (theirs,) = ort_run(b.model(), {"x": x})
+    np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("b_type", "zero_type"), [(np.int16, None), (np.uint8, np.int8)])
+def test_types_that_an_operator_does_not_take_are_refused(b_type: Any, zero_type: Any) -> None:
+    b = Builder(13)
+    names = [b.input("x", [2, 3], TensorProto.UINT8), b.init(np.ones((3, 2), b_type))]
+    zero = [] if zero_type is None else [b.init(np.zeros((), zero_type))]
+    b.output(b.op("MatMulInteger", *names, *zero), [2, 2], TensorProto.INT32)
+    with pytest.raises(InvalidModelError, match="does not take these element types"):
+        load(b.model())

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
-from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.errors import InvalidModelError, UnsupportedTargetError
 from qdqbridge.onnx_io.profiles import PROFILES, Effect, Finding, check, profile_of
 from tests.onnx_io.writer_models import CNN, ROWS, S8, S32, U8, Net, X, Y
+from tests.onnx_models import conv_model
 
 MODELS = Path(__file__).parents[2] / "models"
 SYMMETRIC = (0.02, 0, S8)
@@ -319,3 +321,13 @@ def test_every_rule_has_a_test() -> None:
 def test_unknown_profile() -> None:
     with pytest.raises(UnsupportedTargetError, match="no export profile 'rot13'"):
         check(MODELS / "digits_cnn_float.onnx", "rot13")
+
+
+def test_an_invalid_file_keeps_no_rules(tmp_path: Path) -> None:
+    model = conv_model()
+    (node,) = [n for n in model.graph.node if n.op_type == "Conv"]
+    node.attribute.append(helper.make_attribute("group", 5))
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(InvalidModelError, match="group"):
+        check(path, "portable")

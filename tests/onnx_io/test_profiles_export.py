@@ -207,6 +207,25 @@ def test_recentering_computes_the_same(build: Callable[[Net], str], tmp_path: Pa
         np.testing.assert_array_equal(expected, evaluate(again, feeds)[0][name])
 
 
+@pytest.mark.parametrize("name", sorted(p.name for p in MODELS.glob("*s8s8*.onnx")))
+def test_int8_activations_are_written_as_uint8(name: str, tmp_path: Path) -> None:
+    graph, path = canonicalize(read(MODELS / name)), tmp_path / "unsigned.onnx"
+    write(graph, path, recenter=True)
+    again = canonicalize(read(path))
+    kept = [v for v in again.values() if v.constant is None and str(v.type.dtype) == "int8"]
+    assert not kept
+    feeds = data(graph)
+    for found, expected in zip(run(path, feeds), run(MODELS / name, feeds), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_what_demands_int8_is_not_recentered(tmp_path: Path) -> None:
+    graph = canonicalize(read(source("quantized_output", tmp_path)))
+    with pytest.raises(UnsupportedTargetError, match="uint8"):
+        write(graph, tmp_path / "out.onnx", profile="tensorrt", recenter=True)
+    assert not (tmp_path / "out.onnx").exists()
+
+
 def test_stored_inputs_and_outputs_keep_their_type(tmp_path: Path) -> None:
     graph = canonicalize(read(source("quantized_output", tmp_path)))
     assert recentered(graph).outputs[0].type == graph.outputs[0].type

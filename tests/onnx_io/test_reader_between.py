@@ -11,7 +11,7 @@ from onnx import TensorProto
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.quantization import QuantParams, per_tensor
-from qdqbridge.graph.types import QuantType, TensorType
+from qdqbridge.graph.types import QuantType
 from tests.onnx_models import (
     Array,
     Builder,
@@ -87,7 +87,7 @@ def test_casts_to_the_same_type_between_are_nothing(count: int) -> None:
 
 MOVES: list[tuple[str, list[Array], dict[str, Any]]] = [
     ("Transpose", [], {"perm": [0, 2, 3, 1]}),
-    ("Reshape", [np.array([1, -1], np.int64)], {}),
+    ("Reshape", [np.array([1, 2, -1], np.int64)], {}),
     ("Flatten", [], {}),
     ("Slice", [np.array([0], np.int64), np.array([2], np.int64), np.array([2], np.int64)], {}),
     ("Squeeze", [np.array([0], np.int64)], {}),
@@ -149,13 +149,13 @@ def test_integer_inputs_and_outputs_are_quantized_types() -> None:
     assert y_codes.dtype == np.uint8
 
 
-def test_an_integer_input_that_also_leaves_is_plain() -> None:
+def test_an_integer_input_that_also_leaves_is_typed() -> None:
     b = Builder()
     x = b.input("x", [4], TensorProto.UINT8)
     b.output(b.dq(x, SCALE))
     b.output(x, [4], TensorProto.UINT8)
     g = canonical(b.model())
-    assert isinstance(g.inputs[0].type, TensorType)
+    assert g.inputs[0].type == QuantType(per_tensor(DType.UINT8, SCALE, 0), (4,))
     y, codes = run(g, {"x": np.array([0, 1, 2, 255], np.uint8)})
     assert y.tolist() == [0, SCALE, 2 * SCALE, 255 * SCALE]
     assert codes.tolist() == [0, 1, 2, 255]

@@ -79,6 +79,12 @@ def test_missing_folder(graph: Graph, tmp_path: Path) -> None:
         write(graph, tmp_path / "missing" / "model.onnx")
 
 
+def test_a_name_that_no_file_can_have(graph: Graph, tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="cannot write") as error:
+        write(graph, tmp_path / "a\0b.onnx")
+    assert "NUL" in error.value.why and not list(tmp_path.iterdir())
+
+
 def test_streamed_bytes_are_protobuf(tmp_path: Path) -> None:
     arrays = {
         "empty": np.zeros((0, 3), np.float32),

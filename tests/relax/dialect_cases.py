@@ -9,31 +9,11 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import QuantType, TensorType
-from qdqbridge.ops.table import BY_NAME
 from qdqbridge.relax import dialect
+from tests.dialect_contract import Array, contract, every_code, params
 
-Array = np.ndarray[Any, Any]
-
-
-def params(dtype: str, scale: Any, zero_point: Any = 0, axis: int | None = None) -> QuantParams:
-    return QuantParams(
-        DType.of(np.dtype(dtype)), np.asarray(scale, np.float32),
-        np.asarray(zero_point, np.int32), axis=axis,
-    )
-
-
-def every_code(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
-    """Random codes among which both ends of the range occur."""
-    info = np.iinfo(dtype)
-    data = rng.integers(info.min, info.max + 1, shape).astype(dtype)
-    if data.size > 1:
-        data.flat[0], data.flat[-1] = info.min, info.max
-    return data
-
+__all__ = ["Array", "Cases", "contract", "every_code", "params", "scale_of", "zero_of"]
 
 def scale_of(p: QuantParams) -> Any:
     return relax.const(np.asarray(p.scale), "float32")
@@ -41,27 +21,6 @@ def scale_of(p: QuantParams) -> Any:
 
 def zero_of(p: QuantParams) -> Any:
     return relax.const(np.asarray(p.zero_point), "int32")
-
-
-def contract(row: str, attributes: Any, operands: Any, types: Any, result: Any) -> Array:
-    """What the operator table computes: its contract, else dequantize, compute, quantize."""
-    operator, typed = BY_NAME[row], [
-        None if t is None else QuantType(t, None) if isinstance(t, QuantParams)
-        else TensorType(DType.FLOAT32, None)
-        for t in types
-    ]
-    out = QuantType(result, None)
-    if operator.contract is not None:
-        stored = operator.contract(attributes, operands, typed, (out,))
-        if stored is not None:
-            return stored[0]
-    real = [
-        dequantize(o, t) if isinstance(t, QuantParams) else o
-        for o, t in zip(operands, types, strict=True)
-    ]
-    with np.errstate(all="ignore"):
-        (values,) = operator.compute(attributes, real)
-    return quantize(values.astype(np.float32), result)
 
 
 @dataclass

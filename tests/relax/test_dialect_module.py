@@ -16,7 +16,7 @@ from qdqbridge.graph.numerics import multiplier, requantize
 from qdqbridge.ops.attributes import ConvAttrs
 from qdqbridge.ops.convolution import correlate
 from qdqbridge.relax import dialect
-from qdqbridge.relax.dialect.site import tensor_type
+from qdqbridge.relax.dialect import tensor_type
 from tests.relax.dialect_cases import Array, every_code, params, scale_of, zero_of
 
 

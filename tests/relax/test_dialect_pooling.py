@@ -14,7 +14,7 @@ from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.ops.attributes import PoolAttrs, ReduceAttrs
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.relax import dialect
-from qdqbridge.relax.dialect.site import tensor_type
+from qdqbridge.relax.dialect import tensor_type
 from tests.relax.dialect_cases import Cases, contract, every_code, params, scale_of, zero_of
 
 POOLS: list[tuple[tuple[int, ...], dict[str, Any]]] = [
@@ -106,7 +106,7 @@ def test_float_results() -> None:
 @pytest.mark.parametrize(("name", "attrs", "reason"), [
     ("qnn.avg_pool2d", {}, "missing attributes ['pool_size']"),
     ("qnn.avg_pool2d", {"pool_size": [9, 9]}, "larger than the padded input"),
-    ("qnn.avg_pool2d", {"pool_size": [2, 2], "layout": "NHWC"}, "only NCHW"),
+    ("qnn.avg_pool2d", {"pool_size": [2, 2], "layout": "NCHW4c"}, "layout is NCHW4c"),
     ("qnn.mean", {"axis": [4]}, "axis is 4 for 4 axes"),
     ("qnn.mean", {"out_dtype": "int32"}, "out_dtype int32"),
 ])

@@ -12,8 +12,9 @@ from tvm.target import codegen
 
 from qdqbridge.errors import GraphError
 from qdqbridge.graph.numerics import codes, dequantize, multiplier, quantize, requantize
+from qdqbridge.qnn.dialect.quantize import fixed_point
 from qdqbridge.relax import dialect
-from qdqbridge.relax.dialect.site import tensor_type
+from qdqbridge.relax.dialect import tensor_type
 from tests.relax.dialect_cases import Array, Cases, every_code, params, scale_of, zero_of
 
 CODES = ["int8", "uint8", "int16", "uint16"]
@@ -125,7 +126,7 @@ def test_requantize_rounding_modes(compute: str, rounding: str) -> None:
 def test_fixed_point_is_relays() -> None:
     """``(x * m + half) >> shift`` with 0.3 as a Q31 number m; see relay/qnn/utils.cc."""
     x = np.asarray([[1, 5, 10, 1000, 123456789, -5, -123456789]], np.int64)
-    fixed, shift = dialect.quantize.fixed_point(
+    fixed, shift = fixed_point(
         np.asarray([0.3], np.float32), np.asarray([1.0], np.float32)
     )
     ratio = Fraction(float(np.float32(0.3)))

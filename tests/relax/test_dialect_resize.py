@@ -13,7 +13,7 @@ from qdqbridge.errors import GraphError
 from qdqbridge.ops.attributes import ResizeAttrs
 from qdqbridge.ops.resize import COORDINATES, NEAREST
 from qdqbridge.relax import dialect
-from qdqbridge.relax.dialect.site import tensor_type
+from qdqbridge.relax.dialect import tensor_type
 from tests.relax.dialect_cases import Cases, contract, every_code, params, scale_of, zero_of
 
 TARGETS = ["llvm", {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()}]

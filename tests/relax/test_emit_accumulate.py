@@ -22,8 +22,12 @@ Y8 = params("uint8", 1.37, 77)
 
 
 def weight(
-    shape: tuple[int, ...], scale: Any = 0.25, dtype: str = "int8", zero: Any = 0,
-    axis: int | None = None, seed: int = 7,
+    shape: tuple[int, ...],
+    scale: Any = 0.25,
+    dtype: str = "int8",
+    zero: Any = 0,
+    axis: int | None = None,
+    seed: int = 7,
 ) -> X:
     count = 1 if axis is None else shape[axis]
     if axis is not None and np.ndim(scale) == 0:
@@ -71,10 +75,20 @@ def test_convolutions() -> None:
     w = weight((6, 2, 3, 2), 0.01, axis=0)
     conv(x, w, bias(x, w, 6), label="per channel", group=2, strides=[2, 1], dilations=[2, 1])
     w = weight((4, 1, 3, 3), 0.013, axis=0)
-    conv(x, w, bias(x, w, 4), y=params("int8", 0.37, 1), label="depthwise", group=4,
-         auto_pad="SAME_UPPER", strides=[2, 2])
+    conv(
+        x,
+        w,
+        bias(x, w, 4),
+        y=params("int8", 0.37, 1),
+        label="depthwise",
+        group=4,
+        auto_pad="SAME_UPPER",
+        strides=[2, 2],
+    )
     w = weight((8, 1, 1, 1), 0.013)
     conv(x, w, label="multiplier", group=4)
+    w = weight((2, 2, 3, 3), 0.013, axis=0)
+    conv(x, w, bias(x, w, 2), label="a result per group of two channels", group=2)
     w = weight((5, 4, 1, 1), 0.02, "uint8", 97)
     conv(x, w, bias(x, w, 5), label="uint8 weight with zero point")
     w = weight((5, 4, 2, 2), 0.02, "uint8", [0, 255, 128, 1, 130], axis=0)
@@ -112,16 +126,33 @@ def test_transposed_convolutions() -> None:
     for rank in (1, 2, 3):
         x = X(codes((2, 4, *(5, 4, 3)[:rank]), "uint8", rank), U8)
         w = weight((4, 3, *(3, 2, 2)[:rank]), 0.02, axis=1)
-        m.add("ConvTranspose", [x, w, bias(x, w, 3)], Y8, label="per channel",
-              strides=[2] * rank, output_padding=[1] + [0] * (rank - 1))
+        m.add(
+            "ConvTranspose",
+            [x, w, bias(x, w, 3)],
+            Y8,
+            label="per channel",
+            strides=[2] * rank,
+            output_padding=[1] + [0] * (rank - 1),
+        )
     x = X(codes((1, 4, 5, 4), "int8", 5), S8)
     w = weight((4, 2, 3, 3), 0.25)
-    m.add("ConvTranspose", [x, w], TIES, label="pads", group=2, pads=[1, 0, 0, 1],
-          dilations=[2, 1], strides=[1, 3])
+    m.add(
+        "ConvTranspose",
+        [x, w],
+        TIES,
+        label="pads",
+        group=2,
+        pads=[1, 0, 0, 1],
+        dilations=[2, 1],
+        strides=[1, 3],
+    )
     w = weight((4, 2, 2, 2), 0.05, axis=1)
     scale = np.float32(0.5) * np.tile(np.asarray(w.params.scale if w.params else 0), 2)
-    b = X(np.arange(-200, 200, 100).astype(np.int32), QuantParams(
-        DType.INT32, scale.astype(np.float32), np.zeros(4, np.int32), 0), True)
+    b = X(
+        np.arange(-200, 200, 100).astype(np.int32),
+        QuantParams(DType.INT32, scale.astype(np.float32), np.zeros(4, np.int32), 0),
+        True,
+    )
     m.add("ConvTranspose", [x, w, b], Y8, label="groups, per channel", group=2, strides=[2, 2])
     w = weight((4, 1, 2, 3), 0.05, "uint8", 100)
     m.add("ConvTranspose", [x, w], Y8, label="depthwise", group=4, output_shape=[6, 6])
@@ -143,10 +174,12 @@ def test_matrix_products_with_a_constant() -> None:
     m.add("Gemm", [x, w, bias(x, w, 5)], params("int8", 0.3, 9), row="Dense")
     m.add("Gemm", [x, w], Y8, alpha=0.37)
     turned = X(codes((16, 3), "uint8", 4), U8)
-    m.add("Gemm", [turned, w], Y8, transA=1)
-    m.add("Gemm", [turned, weight((5, 16), 0.02)], Y8, transA=1, transB=1, alpha=2.0)
-    m.add("Gemm", [turned, w, bias(x, w, 5)], Y8, transA=1, label="int32 bias", whole=False)
-    m.add("Gemm", [x, w, bias(doubled(x), w, 5)], Y8, alpha=2.0, label="int32 bias", whole=False)
+    m.add("Gemm", [turned, w], Y8, row="Dense", transA=1)
+    m.add("Gemm", [turned, w], Y8, transA=1, alpha=0.37)
+    b = weight((5, 16), 0.02)
+    m.add("Gemm", [turned, b], Y8, row="Dense", transA=1, transB=1, alpha=2.0)
+    m.add("Gemm", [turned, w, bias(x, w, 5)], Y8, transA=1, label="int32 bias", row="Dense")
+    m.add("Gemm", [x, w, bias(doubled(x), w, 5)], Y8, alpha=2.0, label="int32 bias", row="Dense")
     _, executable = m.check()
     names = call_names(executable.module)
     assert names.count("qnn.dense") == len(m.branches)
@@ -155,8 +188,13 @@ def test_matrix_products_with_a_constant() -> None:
 def test_products_of_two_activations() -> None:
     m = Model()
     for a, b in (
-        ((3, 8), (8, 5)), ((2, 3, 8), (2, 8, 5)), ((2, 4, 3, 8), (2, 4, 8, 5)),
-        ((2, 3, 8), (8, 5)), ((2, 1, 3, 8), (4, 8, 5)), ((3, 8), (2, 8, 2)), ((1, 8), (8, 1)),
+        ((3, 8), (8, 5)),
+        ((2, 3, 8), (2, 8, 5)),
+        ((2, 4, 3, 8), (2, 4, 8, 5)),
+        ((2, 3, 8), (8, 5)),
+        ((2, 1, 3, 8), (4, 8, 5)),
+        ((3, 8), (2, 8, 2)),
+        ((1, 8), (8, 1)),
     ):
         left, right = X(codes(a, "uint8", 1), U8), X(codes(b, "int8", 2), S8)
         m.add("MatMul", [left, right], Y8, label=f"{a} {b}")
@@ -253,8 +291,13 @@ def test_float_biases() -> None:
         m.add("Gemm", [y, w, addend], Y8, label=f"bias of shape {shape}", row="", alpha=0.3)
         m.add("Gemm", [y, w, addend], None, label=f"bias of shape {shape}", row="", beta=0.7)
     m.add("Gemm", [y, X(codes((16, 4), "uint8"), U8), X(real((3, 4)))], None, beta=0.7)
-    m.add("Gemm", [y, X(codes((16, 4), "uint8"), U8), X(codes((3, 4), "uint8"), U8)], Y8,
-          whole=False, label="a quantized activation as bias")
+    m.add(
+        "Gemm",
+        [y, X(codes((16, 4), "uint8"), U8), X(codes((3, 4), "uint8"), U8)],
+        Y8,
+        whole=False,
+        label="a quantized activation as bias",
+    )
     m.check()
 
 
@@ -308,7 +351,7 @@ def test_weight_only() -> None:
     from qdqbridge import compile as build
     from qdqbridge import evaluate
 
-    executable = build(graph)
+    executable = build(graph, kernels="reference")
     expected, got = evaluate(graph, m.inputs), executable.run(m.inputs)
     for branch in m.branches:
         (name,) = branch.outputs

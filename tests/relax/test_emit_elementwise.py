@@ -11,6 +11,7 @@ pytest.importorskip("tvm")
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import QuantType
 from tests.relax.single_ops import (
     Model,
     X,
@@ -107,8 +108,8 @@ def test_float_constants() -> None:
     m.add("Mul", [x, const([[0.5], [-2.0]], np.float32)], TIES)
     m.add("Add", [const(np.float32(1.25)), x], TIES)
     m.add("Sub", [const(np.float32(1.25)), x], TIES)
-    m.add("Min", [x, const(np.float32(1.25))], TIES)
-    m.add("Max", [x, const(np.float32(-1.25))], Y8)
+    m.add("Min", [x, const([[1.25], [0.5]], np.float32)], TIES)
+    m.add("Max", [x, const([[-1.25], [0.5]], np.float32)], Y8)
     m.add("Pow", [x, const(np.float32(2))], params("uint8", 16.0, 0))
     m.add("Pow", [every(params("uint8", 0.02)), const([0.5], np.float32)], params("int8", 0.02))
     m.add("Pow", [every(params("uint8", 0.02)), const([3], np.int64)], params("int8", 0.9))
@@ -222,7 +223,8 @@ def test_reinterpretation() -> None:
     m.finish(b.op("Sigmoid", b.dq(moved, 0.1, 3, np.int8)), Y8)
     b.output(moved, None, 3)
     graph, _ = m.check()
-    assert [node.op.name for node in graph.nodes].count("reinterpret") == 3
+    assert [node.op.name for node in graph.nodes].count("reinterpret") == 2
+    assert isinstance(graph.inputs[1].type, QuantType)  # integers that move before they have a type
 
 
 def test_half_precision_scales() -> None:

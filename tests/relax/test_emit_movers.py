@@ -34,10 +34,10 @@ def only_integers(m: Model) -> None:
 def test_shapes() -> None:
     m = Model()
     m.add("Reshape", [x(2, 3, 4), ints(4, 6)], S8)
-    m.add("Reshape", [x(2, 3, 4), ints(0, -1)], S8)
+    m.add("Reshape", [x(2, 3, 4), ints(0, -1)], S8, row="Flatten")
     m.add("Reshape", [x(2, 3, 4, signed=False), ints(-1)], U8)
-    m.add("Flatten", [x(2, 3, 4)], S8, axis=0)
-    m.add("Flatten", [x(2, 3, 4)], S8, axis=-1)
+    m.add("Flatten", [x(2, 3, 4)], S8, axis=0, row="Reshape")
+    m.add("Flatten", [x(2, 3, 4)], S8, axis=-1, row="Reshape")
     m.add("Transpose", [x(2, 3, 4)], S8, perm=[2, 0, 1])
     m.add("Transpose", [x(2, 3, 4, signed=False)], U8)
     m.add("Squeeze", [x(1, 3, 1), ints(0, -1)], S8)
@@ -160,7 +160,7 @@ def test_run_time_shapes_of_a_symbolic_batch() -> None:
 def test_symbolic_batch() -> None:
     m = Model()
     data, image = x(3, 4, 6, shape=["n", 4, 6]), x(3, 4, 6, 6, shape=["n", 4, 6, 6])
-    m.add("Reshape", [data, ints(0, 24)], S8)
+    m.add("Reshape", [data, ints(0, 24)], S8, row="Flatten")
     m.add("Reshape", [data, ints(-1, 6)], S8)
     m.add("Flatten", [data], S8)
     m.add("Transpose", [data], S8, perm=[1, 0, 2])

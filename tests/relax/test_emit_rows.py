@@ -32,15 +32,30 @@ def test_average_pools() -> None:
     m.add("AveragePool", [image], Y8, kernel_shape=[3, 2], pads=[1, 0, 2, 1], strides=[2, 1])
     m.add("AveragePool", [image], Y8, kernel_shape=[3, 3], pads=[1, 1, 1, 1], count_include_pad=1)
     m.add("AveragePool", [image], U8, kernel_shape=[3, 3], ceil_mode=1, strides=[2, 2])
-    m.add("AveragePool", [image], Y8, kernel_shape=[3, 3], ceil_mode=1, strides=[2, 2],
-          pads=[1, 0, 0, 1], count_include_pad=1)
+    m.add(
+        "AveragePool",
+        [image],
+        Y8,
+        kernel_shape=[3, 3],
+        ceil_mode=1,
+        strides=[2, 2],
+        pads=[1, 0, 0, 1],
+        count_include_pad=1,
+    )
     m.add("AveragePool", [image], Y8, kernel_shape=[2, 2], auto_pad="SAME_UPPER", strides=[2, 2])
     m.add("AveragePool", [image], Y8, kernel_shape=[2, 2], dilations=[2, 3])
     m.add("AveragePool", [x(S8, 1, 2, 9)], TIES, kernel_shape=[4], strides=[2])
     m.add("AveragePool", [x(S8, 1, 2, 4, 5, 3)], TIES, kernel_shape=[2, 3, 2], pads=[1, 1, 0] * 2)
     m.add("AveragePool", [x(S16, 1, 2, 6, 6)], U16, kernel_shape=[3, 3])
     m.add("GlobalAveragePool", [image], Y8)
-    m.add("GlobalAveragePool", [x(S8, 2, 3, 8)], TIES, then="Relu", label="narrow range")
+    m.add(
+        "GlobalAveragePool",
+        [x(S8, 2, 3, 8)],
+        TIES,
+        then="Relu",
+        label="narrow range",
+        row="ReduceMean",
+    )
     _, executable = m.check()
     assert not FLOATS & set(call_names(executable.module))
 
@@ -79,8 +94,12 @@ def test_softmax_over_several_axes() -> None:
     """Before opset 13 everything from the axis on is one row."""
     m = Model(opset=12)
     for axis in (1, 2, 3):
-        m.add("Softmax", [x(params("int8", 0.0625, 3), 2, 3, 4, 5)], params("uint8", 1 / 256),
-              axis=axis)
+        m.add(
+            "Softmax",
+            [x(params("int8", 0.0625, 3), 2, 3, 4, 5)],
+            params("uint8", 1 / 256),
+            axis=axis,
+        )
     m.check()
 
 
@@ -143,22 +162,51 @@ def test_resize() -> None:
     for mode in ("nearest", "linear", "cubic"):
         for kind in ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"):
             sizes = const([1, 2, 7, 4], np.int64)
-            m.add("Resize", [image, none, none, sizes], U8, mode=mode,
-                  coordinate_transformation_mode=kind)
-        m.add("Resize", [image, none, double], Y8, mode=mode, row="" if mode == "nearest" else None,
-              whole=mode != "nearest")
+            m.add(
+                "Resize",
+                [image, none, none, sizes],
+                U8,
+                mode=mode,
+                coordinate_transformation_mode=kind,
+            )
+        m.add(
+            "Resize",
+            [image, none, double],
+            Y8,
+            mode=mode,
+            row="" if mode == "nearest" else None,
+            whole=mode != "nearest",
+        )
     for rounding in ("floor", "ceil", "round_prefer_ceil"):
-        m.add("Resize", [image, none, const([1, 1, 0.6, 1.7], np.float32)], U8, mode="nearest",
-              nearest_mode=rounding, coordinate_transformation_mode="asymmetric")
+        m.add(
+            "Resize",
+            [image, none, const([1, 1, 0.6, 1.7], np.float32)],
+            U8,
+            mode="nearest",
+            nearest_mode=rounding,
+            coordinate_transformation_mode="asymmetric",
+        )
     m.add("Resize", [image, none, double], U8, mode="cubic", cubic_coeff_a=-0.5, exclude_outside=1)
     roi = const([0, 0, 0.2, 0.1, 1, 1, 0.8, 1.3], np.float32)
-    m.add("Resize", [image, roi, none, const([1, 2, 4, 4], np.int64)], U8, mode="linear",
-          coordinate_transformation_mode="tf_crop_and_resize", extrapolation_value=1.5)
+    m.add(
+        "Resize",
+        [image, roi, none, const([1, 2, 4, 4], np.int64)],
+        U8,
+        mode="linear",
+        coordinate_transformation_mode="tf_crop_and_resize",
+        extrapolation_value=1.5,
+    )
     m.add("Resize", [x(S8, 1, 2, 5), none, const([1, 1, 2.5], np.float32)], S8, mode="linear")
-    m.add("Resize", [x(S8, 1, 2, 3, 4, 5), none, const([1, 1, 2, 1, 2], np.float32)], S8,
-          mode="linear")
+    m.add(
+        "Resize",
+        [x(S8, 1, 2, 3, 4, 5), none, const([1, 1, 2, 1, 2], np.float32)],
+        S8,
+        mode="linear",
+    )
     m.add("Resize", [x(S8, 2, 3), none, const([2, 3], np.float32)], S8, mode="nearest")
     m.add("Resize", [x(S16, 1, 1, 3, 4), none, double], S16, mode="linear")
+    m.add("Resize", [x(S16, 1, 1, 3, 4), none, double], Y8, mode="linear", label="narrower")
+    m.add("Resize", [x(S8, 1, 2, 5), none, const([1, 1, 2], np.float32)], S16, mode="cubic")
     _, executable = m.check()
     assert not FLOATS & set(call_names(executable.module))
 

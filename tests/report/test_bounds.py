@@ -1,5 +1,7 @@
 """The bounds hold for float32 arithmetic in any order, and are too tight to hide a fault."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,6 +16,7 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.ops.attributes import NormAttrs, SoftmaxAttrs
+from qdqbridge.ops.composition import COMPOSITION, CompositionAttrs, Step
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.report import bounds
 from qdqbridge.report.causes import ACCUMULATION, BIAS, TIE, UNEXPLAINED, blame
@@ -167,3 +170,22 @@ def test_saturated_results_are_compared_with_the_saturated_ideal():
     feeds = (np.array([[255] * 9], np.uint8), np.array([[127] * 9], np.int8))
     node = dense(9, 1)
     assert explain(node, feeds, np.array([[254]], np.uint8)) == {UNEXPLAINED: 1}
+
+
+def test_a_composition_may_be_off_by_what_its_steps_cancel():
+    """``1 + erf(x)`` near -1: little is left of numbers that were rounded near 1."""
+    params = per_tensor(DType.UINT16, 1e-4, 60000)
+    type_ = QuantType(params, (4,))
+    steps = (
+        Step(BY_NAME["Erf"], NO_ATTRIBUTES, (0,)),
+        Step(BY_NAME["Add"], NO_ATTRIBUTES, (1, 2)),
+    )
+    one = Value(TensorType(DType.FLOAT32, ()), constant=Constant.of(np.ones((), np.float32)))
+    node = Node(COMPOSITION, CompositionAttrs(steps), [Value(type_), one], [Value(type_)])
+    codes = np.array([0, 5000, 30000, 60000], np.uint16)
+    known = exact(node, [codes, np.float32(1)])
+    real = dequantize(codes, params).astype(np.float64)
+    for nearby in (1 - 2.0**-24, 1 + 2.0**-23):  # an erf that is off by an ulp
+        other = 1 + np.vectorize(math.erf)(real) * nearby
+        assert (np.abs(other - known.real) <= known.accumulated).all()
+    assert float(known.accumulated.max()) < 0.05 * float(params.scale)

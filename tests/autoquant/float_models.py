@@ -1,0 +1,52 @@
+"""Small float networks and decisions about them, for tests of what follows a decision."""
+
+import numpy as np
+
+from qdqbridge.autoquant.collect import collect, onnxruntime_observer
+from qdqbridge.autoquant.decide import decide
+from qdqbridge.autoquant.plan import plan
+from qdqbridge.autoquant.prepare import prepared
+from qdqbridge.autoquant.profile import observable
+from qdqbridge.autoquant.samples import Samples
+from qdqbridge.autoquant.sensitivity_variants import Variants
+from tests.onnx_models import Builder, canonical
+
+
+def network(seed=0, *, spread=30.0):
+    """A CNN with a residual, movers, a pool and a classifier; two of its layers are delicate."""
+    rng = np.random.default_rng(seed)
+
+    def drawn(*shape):
+        return rng.standard_normal(shape).astype(np.float32)
+
+    def conv(b, x, channels, out, scale=None):
+        weight = drawn(out, channels, 3, 3) / (3 * channels**0.5)
+        if scale is not None:
+            weight *= scale.reshape(-1, 1, 1, 1)
+        return b.op("Conv", x, b.init(weight), b.init(drawn(out) / 4), pads=[1] * 4)
+
+    b = Builder(17)
+    x = b.input("x", ["n", 3, 8, 8])
+    y = b.op("Relu", conv(b, x, 3, 8))
+    uneven = np.geomspace(1, spread, 8).astype(np.float32)
+    y = b.op("Relu", conv(b, y, 8, 8, uneven))
+    z = conv(b, y, 8, 8, 1 / uneven)
+    y = b.op("Add", y, z)
+    y = b.op("MaxPool", y, kernel_shape=[2, 2], strides=[2, 2])
+    y = b.op("Sigmoid", conv(b, y, 8, 12))
+    y = b.op("Flatten", b.op("GlobalAveragePool", y))
+    b.output(b.op("Gemm", y, b.init(drawn(10, 12)), b.init(drawn(10)), transB=1))
+    return prepared(canonical(b.model()))
+
+
+def data(count=24, seed=1):
+    return np.random.default_rng(seed).standard_normal((count, 3, 8, 8)).astype(np.float32)
+
+
+def decided(graph, target, count=24):
+    """Returns samples, and the variants of a decision about ``graph``."""
+    samples = Samples.of(graph.inputs, {"x": data(count)})
+    seen = collect(graph, samples, onnxruntime_observer(graph)).by_name()
+    stats = {value: seen[value.name] for value in observable(graph)}
+    decision = decide(plan(graph, target), stats, target)
+    return samples, Variants(decision, target, stats)

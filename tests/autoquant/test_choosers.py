@@ -1,0 +1,137 @@
+import time
+
+import numpy as np
+import pytest
+
+from qdqbridge.autoquant.choosers import KL, MSE, Context, MeanOfMaxima, MinMax, Percentile
+from qdqbridge.autoquant.choosers.kl import divergences, threshold
+from qdqbridge.autoquant.formats import Format
+from qdqbridge.autoquant.stats import TensorStats
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.numerics import dequantize, quantize
+
+RNG = np.random.default_rng(0)
+U8 = Format(DType.UINT8)
+S8 = Format(DType.INT8, symmetric=True)
+S4 = Format(DType.INT4, symmetric=True)
+HERE = Context()
+DRAWN = {
+    "normal": RNG.standard_normal(40_000),
+    "relu": np.maximum(RNG.standard_normal(40_000), 0),
+    "laplace": RNG.laplace(size=40_000),
+    "heavy": RNG.standard_t(2, 40_000),
+    "lognormal": RNG.lognormal(0, 1.5, 40_000),
+    "softmax": RNG.dirichlet(np.full(100, 0.05), 400).ravel(),
+    "uniform": RNG.uniform(-1, 3, 40_000),
+    "outlier": np.append(RNG.standard_normal(39_999), 50),
+    "bimodal": np.append(RNG.normal(-4, 0.1, 20_000), RNG.normal(4, 0.1, 20_000)),
+}
+TENSORS = {name: values.astype(np.float32) for name, values in DRAWN.items()}
+STATS = {name: TensorStats.of(values) for name, values in TENSORS.items()}
+each_tensor = pytest.mark.parametrize("name", TENSORS)
+each_format = pytest.mark.parametrize("format", [U8, S8, S4], ids=["u8", "s8", "s4"])
+
+
+def error(values, params):
+    real = dequantize(quantize(values, params), params).astype(np.float64)
+    return float(np.mean((real - values) ** 2))
+
+
+@each_format
+@each_tensor
+def test_min_max_clips_nothing(name, format):
+    params = MinMax()(STATS[name], format, HERE)
+    values = TENSORS[name]
+    assert (
+        np.abs(dequantize(quantize(values, params), params) - values).max()
+        <= float(params.scale) * 0.51
+    )
+
+
+@each_format
+@each_tensor
+def test_mse_is_the_best_of_all_and_near_brute_force(name, format):
+    values, stats = TENSORS[name], STATS[name]
+    ours = error(values, MSE()(stats, format, HERE))
+    for other in (MinMax(), MeanOfMaxima(), Percentile(), Percentile(99.9), KL()):
+        assert ours <= error(values, other(stats, format, HERE)) * 1.02
+    low, high = min(stats.minimum, 0), max(stats.maximum, 0)
+    tried = [
+        error(values, format.params(low * a, high * b))
+        for a in np.linspace(0.02, 1, 25)
+        for b in np.linspace(0.02, 1, 25)
+    ]
+    assert ours <= min(tried) * 1.03
+
+
+@pytest.mark.parametrize("percent", [90, 99, 99.9, 99.999])
+@each_tensor
+def test_percentile_lies_within_a_bin_of_the_quantile(name, percent):
+    values, stats = TENSORS[name], STATS[name]
+    low, high = Percentile(percent).range(stats, U8)
+    tail = (100 - percent) / 200
+    width = stats.histogram.width
+    step = np.sort(values)  # a quantile lies between two neighbouring values
+    for found, rank in ((low, tail), (high, 1 - tail)):
+        at = rank * len(values)
+        before = step[max(int(at) - 2, 0)]
+        after = step[min(int(at) + 2, len(step) - 1)]
+        assert before - width <= found <= after + width
+
+
+def test_mean_of_maxima_is_a_mean():
+    samples = [np.array([-1, 2], np.float32), np.array([-3, 8], np.float32)]
+    stats = TensorStats.of(samples[0]).merged(TensorStats.of(samples[1]))
+    assert MeanOfMaxima().range(stats, U8) == (-2, 5)
+    assert MeanOfMaxima().range(stats, S8) == (-5, 5)
+
+
+def published_divergence(counts, kept, levels):
+    """The published loop, from its description: bins merged to cells, then spread again."""
+    p = counts[:kept].copy()
+    p[-1] += counts[kept:].sum()
+    q = np.zeros(kept)
+    for cell in range(levels):
+        inside = [j for j in range(kept) if j * levels // kept == cell]
+        used = [j for j in inside if counts[j] > 0]
+        for j in used:
+            q[j] = counts[inside].sum() / len(used)
+    p, q = p / p.sum(), q / q.sum()
+    if (q[p > 0] == 0).any():
+        return np.inf
+    return float(np.sum(p[p > 0] * np.log(p[p > 0] / q[p > 0])))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_kl_is_the_published_one(seed):
+    rng = np.random.default_rng(seed)
+    counts = np.floor(rng.exponential(20, 120) * (rng.random(120) < 0.8))
+    counts[-1] = 1
+    levels = 16
+    ours = divergences(counts, levels)
+    theirs = [published_divergence(counts, i, levels) for i in range(levels, 121)]
+    assert np.allclose(ours, theirs, rtol=0, atol=1e-12)
+    assert threshold(counts, levels) == levels + int(np.argmin(theirs))
+
+
+@each_tensor
+@pytest.mark.parametrize("chooser", [MinMax(), MeanOfMaxima(), Percentile(), MSE(), KL()], ids=repr)
+def test_a_choice_takes_milliseconds(chooser, name):
+    spent = []
+    for _ in range(3):
+        start = time.process_time()
+        chooser(STATS[name], U8, HERE)
+        spent.append(time.process_time() - start)
+    assert min(spent) < 0.05  # 10 ms where nothing else runs
+
+
+@pytest.mark.parametrize("chooser", [MinMax(), MeanOfMaxima(), Percentile(), MSE(), KL()], ids=repr)
+@pytest.mark.parametrize("values", [[], [np.nan], [0, 0], [3.0], [-3.0], [1e-44], [3e38, -3e38]])
+def test_odd_tensors_have_parameters(chooser, values):
+    for format in (U8, S8):
+        params = chooser(TensorStats.of(np.array(values, np.float32)), format, HERE)
+        assert np.isfinite(params.scale) and params.scale > 0
+        if 0 < np.abs(np.nan_to_num(values)).max(initial=0) < 1e38 and len(values) == 1:
+            array = np.array(values, np.float32)
+            error = dequantize(quantize(array, params), params) - array
+            assert np.abs(error).max() <= max(1e-6 * abs(values[0]), 1e-38)

@@ -1,0 +1,121 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import qdqbridge as qb
+from qdqbridge.autoquant.collect import Recording, check_profile, collect, onnxruntime_observer
+from qdqbridge.autoquant.profile import merge, observable
+from qdqbridge.autoquant.profile_file import parse, text
+from qdqbridge.autoquant.samples import Samples
+from qdqbridge.errors import InputDataError
+from qdqbridge.graph.interpreter import evaluate
+
+MODELS = Path(__file__).resolve().parents[2] / "models"
+
+IMAGES = np.load(MODELS / "digits_test.npz")["x"][:12]
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return qb.load(MODELS / "digits_cnn_float.onnx")
+
+
+@pytest.fixture(scope="module")
+def observer(graph):
+    return onnxruntime_observer(graph, threads=1)
+
+
+def samples_of(graph, images):
+    return Samples.of(graph.inputs, {graph.inputs[0].name: images})
+
+
+def test_every_float_tensor_is_profiled(graph, observer):
+    profile = collect(graph, samples_of(graph, IMAGES), observer)
+    names = {entry.name for entry in profile.tensors.values()}
+    assert names == {graph.inputs[0].name} | {v.name for n in graph.nodes for v in n.outputs}
+    for entry in profile.tensors.values():
+        assert entry.stats.per_sample.samples == len(IMAGES)
+
+
+def test_statistics_are_those_of_the_raw_tensors(graph, observer):
+    profile = collect(graph, samples_of(graph, IMAGES), observer).by_name()
+    values = [v for v in observable(graph) if v.producer is not None]
+    _, raw = evaluate(graph, {graph.inputs[0].name: IMAGES}, wanted=values)
+    for value in values:
+        stats = profile[value.name]
+        assert stats.maximum == pytest.approx(float(raw[value].max()), rel=1e-5, abs=1e-5)
+        assert stats.minimum == pytest.approx(float(raw[value].min()), rel=1e-5, abs=1e-5)
+        assert stats.count == raw[value].size
+
+
+def test_shards_and_resumption_give_the_same_bytes(graph, observer):
+    whole = text(collect(graph, samples_of(graph, IMAGES), observer))
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        order = rng.permutation(len(IMAGES))
+        cut = int(rng.integers(1, len(IMAGES)))
+        shards = [
+            collect(graph, samples_of(graph, IMAGES[part]), observer)
+            for part in (order[:cut], order[cut:])
+        ]
+        assert text(merge(shards)) == whole
+        first = collect(graph, samples_of(graph, IMAGES[:cut]), observer)
+        again = parse(text(first), "checkpoint")
+        assert text(collect(graph, samples_of(graph, IMAGES), observer, start=again)) == whole
+
+
+def test_a_killed_run_goes_on_where_it_was(graph, observer):
+    saved = []
+
+    def stop(profile):
+        saved.append(profile)
+        if len(saved) == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collect(graph, samples_of(graph, IMAGES), observer, checkpoint=stop, interval=0)
+    rest = []
+    profile = collect(
+        graph,
+        samples_of(graph, IMAGES),
+        observer,
+        start=saved[-1],
+        progress=lambda done, total: rest.append(done),
+    )
+    assert rest == list(range(6, len(IMAGES) + 1))
+    assert text(profile) == text(collect(graph, samples_of(graph, IMAGES), observer))
+
+
+def test_other_data_and_other_models_are_refused(graph, observer):
+    profile = collect(graph, samples_of(graph, IMAGES[:3]), observer)
+    for other in (IMAGES[::-1], IMAGES[:2]):
+        with pytest.raises(InputDataError, match="other data"):
+            collect(graph, samples_of(graph, other), observer, start=profile)
+    with pytest.raises(InputDataError, match="another model"):
+        check_profile(profile, qb.load(MODELS / "digits_attention_float.onnx"))
+    check_profile(profile, graph)
+
+
+def test_engines_agree(graph, observer):
+    values = observable(graph)
+
+    def interpret(sample):
+        computed = [v for v in values if v.producer is not None]
+        _, found = evaluate(graph, sample, wanted=computed)
+        return [found[v] if v in found else sample[v.name] for v in values]
+
+    ours = collect(graph, samples_of(graph, IMAGES), Recording(values, interpret)).by_name()
+    theirs = collect(graph, samples_of(graph, IMAGES), observer).by_name()
+    for name, stats in ours.items():
+        assert stats.maximum == pytest.approx(theirs[name].maximum, rel=1e-5, abs=1e-6)
+        assert stats.count == theirs[name].count
+
+
+@pytest.mark.parametrize(
+    "data",
+    [{}, {"other": IMAGES}, {"input": IMAGES[:0]}, {"input": np.float32(1)}],
+)
+def test_data_that_is_none(graph, data):
+    with pytest.raises(InputDataError):
+        Samples.of(graph.inputs, data)

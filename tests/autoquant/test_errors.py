@@ -1,0 +1,268 @@
+"""Errors per layer and of weights, against what they mean; and the record made of them."""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+import qdqbridge as qb
+from qdqbridge.autoquant.accumulators import accumulators
+from qdqbridge.autoquant.decide import Decision
+from qdqbridge.autoquant.errors import errors, matches, spread, sqnr, weight_errors
+from qdqbridge.autoquant.model import quantize_model
+from qdqbridge.autoquant.prepare import prepared
+from qdqbridge.autoquant.reporting import record_of, reference_of, tensors, write_report
+from qdqbridge.autoquant.requests import Request
+from qdqbridge.autoquant.samples import Samples
+from qdqbridge.autoquant.stats import TensorStats
+from qdqbridge.autoquant.targets import ORT
+from qdqbridge.graph.copying import copied
+from qdqbridge.graph.interpreter import evaluate, evaluate_node
+from qdqbridge.graph.numerics import dequantize, quantize
+from qdqbridge.report.quantization import quantization_html
+from tests.autoquant.test_collect import MODELS
+from tests.onnx_models import Builder, canonical
+
+IMAGES = np.load(MODELS / "digits_test.npz")["x"][:40]
+
+
+@pytest.fixture(scope="module", params=["cnn", "attention"])
+def made(request):
+    graph = qb.load(MODELS / f"digits_{request.param}_float.onnx")
+    data = {graph.inputs[0].name: IMAGES}
+    return quantize_model(graph, data, choosers=("mse", "minmax"))
+
+
+def samples_of(made, count=40):
+    inputs = made.decision.plan.graph.inputs
+    return Samples.of(inputs, {inputs[0].name: IMAGES[:count]})
+
+
+def decibels(real, other):
+    real = real.astype(np.float64)
+    noise = np.sum((real - other) ** 2)
+    return 10 * np.log10(np.sum(real**2) / noise) if noise else math.inf
+
+
+def test_errors_are_those_of_the_whole_tensors(made):
+    graph, samples = made.decision.plan.graph, samples_of(made)
+    found = errors(graph, made.graph, samples, limit=100)
+    assert found.samples == 40
+    matched = matches(graph, made.graph)
+    _, reals = evaluate(graph, samples.arrays, wanted=matched.values())
+    outputs, stored = evaluate(made.graph, samples.arrays, wanted=matched)
+    assert len(found.layers) > 8
+    by_name = {}
+    for value, real in matched.items():
+        if value.producer is not None:
+            by_name.setdefault(real.name, (value, real))
+    for layer in found.layers:
+        value, real = by_name[layer.name]
+        got = stored[value]
+        got = got if value.quant is None else dequantize(got, value.quant.params)
+        assert layer.accumulated_db == pytest.approx(decibels(reals[real], got), abs=0.01)
+    name = graph.output_names[0]
+    wanted = evaluate(graph, samples.arrays)[0][name]
+    assert found.outputs[0].name == name
+    assert found.outputs[0].sqnr_db == pytest.approx(decibels(wanted, outputs[name]), abs=0.01)
+    assert found.top1 == np.mean(wanted.argmax(1) == outputs[name].argmax(1))
+
+
+def test_a_layer_alone_is_fed_with_float_tensors_rounded_once(made):
+    graph, samples = made.decision.plan.graph, samples_of(made)
+    found = {layer.name: layer for layer in errors(graph, made.graph, samples, limit=100).layers}
+    matched = matches(graph, made.graph)
+    _, reals = evaluate(graph, samples.arrays, wanted=matched.values())
+    checked = 0
+    for node in made.graph.nodes:
+        operands = [v for v in node.inputs if v is not None and v.constant is None]
+        result = node.outputs[0]
+        if result not in matched or not all(v in matched for v in operands):
+            continue
+        layer = found.get(matched[result].name)
+        if layer is None or layer.operator != node.op.name:
+            continue
+        stored = []
+        for value in node.inputs:
+            if value is None or value.constant is not None:
+                stored.append(None if value is None else value.constant.numpy())
+            else:
+                real = reals[matched[value]]
+                stored.append(real if value.quant is None else quantize(real, value.quant.params))
+        ours = evaluate_node(node, stored)[0]
+        ours = ours if result.quant is None else dequantize(ours, result.quant.params)
+        assert layer.local_db == pytest.approx(decibels(reals[matched[result]], ours), abs=0.02)
+        checked += 1
+    assert checked >= 8
+
+
+def test_every_stored_activation_has_a_float_counterpart(made):
+    matched = matches(made.decision.plan.graph, made.graph)
+    for node in made.graph.nodes:
+        for value in node.outputs:
+            assert value in matched
+
+
+def test_the_graph_itself_has_no_error():
+    graph = qb.load(MODELS / "digits_cnn_float.onnx")
+    found = errors(graph, graph, Samples.of(graph.inputs, {"input": IMAGES[:8]}))
+    assert all(layer.accumulated_db > 110 and layer.local_db > 110 for layer in found.layers)
+    assert found.top1 == 1.0
+
+
+def test_progress_ends_with_all():
+    graph = qb.load(MODELS / "digits_cnn_float.onnx")
+    seen = []
+    samples = Samples.of(graph.inputs, {"input": IMAGES})
+    errors(graph, graph, samples, limit=20, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_samples_are_spread_over_all():
+    samples = Samples({"x": np.arange(100)}, 1)
+    assert spread(samples, 5).arrays["x"].tolist() == [0, 24, 49, 74, 99]
+    assert len(spread(samples, 1000)) == 100
+    pairs = Samples({"x": np.arange(100)}, 2)
+    assert spread(pairs, 4).arrays["x"].tolist() == [0, 1, 98, 99]
+    assert len(spread(pairs, 1)) == 1
+
+
+def test_ratios_of_powers():
+    assert sqnr(100.0, 1.0) == pytest.approx(20.0)
+    assert sqnr(1.0, 0.0) == math.inf and sqnr(0.0, 1.0) == -math.inf
+    assert math.isnan(sqnr(0.0, 0.0)) and math.isnan(sqnr(math.nan, 1.0))
+    assert sqnr(1e-320, 1e300) < -6000
+
+
+def test_weight_errors_are_those_of_the_stored_weights(made):
+    found = weight_errors(made.decision)
+    assert len(found) == len(made.decision.weights)
+    for row, (weight, params) in zip(found, made.decision.weights.items(), strict=True):
+        real = weight.value.constant.numpy()
+        got = dequantize(quantize(real, params), params)
+        assert row.name == weight.value.name and row.scales == params.scale.size
+        assert row.sqnr_db == pytest.approx(decibels(real, got), abs=1e-3)
+        assert row.largest >= 0
+
+
+def test_the_record_holds_what_was_found(made, tmp_path):
+    samples = samples_of(made, 16)
+    reference = made.reference
+    assert reference.digest == made.profile.model
+    record = record_of(
+        made, ORT, samples, reference=reference, model="net", data="x.npz", versions={}, limit=16
+    )
+    assert record.digest == made.graph.digest and record.float_digest == made.profile.model
+    assert (record.samples, record.measured) == (40, 16)
+    assert record.layers == errors(reference, made.graph, samples, limit=16).layers
+    assert record.notes == () and record.outputs[0].sqnr_db > 30
+    assert [t.name for t in record.tensors] == [e.name for e in made.profile.tensors.values()]
+    assert len(record.accumulators) == len(accumulators(made.graph))
+    for row in record.accumulators:
+        assert row.observed_bits is not None and row.calibrated_bits is not None
+        assert row.observed_bits <= row.calibrated_bits <= row.bits <= row.naive_bits
+    assert "MSE" in record.choosers["activations"]
+    path = tmp_path / "r.html"
+    write_report(record, path)
+    assert path.read_text("utf-8") == quantization_html(record)
+
+
+def test_tensors_have_the_histogram_and_the_range_that_was_chosen(made):
+    stats, values = made.profile.by_name(), {v.name: p for v, p in made.decision.values.items()}
+    found = tensors(made.decision, stats)
+    assert {t.name for t in found if t.scale is not None} == set(values)
+    for tensor in found:
+        seen = stats[tensor.name]
+        assert sum(tensor.bins) == seen.histogram.total == tensor.count - tensor.zeros
+        assert len(tensor.bins) <= 64
+        if tensor.bins:
+            last = tensor.first + tensor.width * len(tensor.bins)
+            assert tensor.first <= seen.minimum or seen.minimum == 0  # zeros are in no bin
+            assert seen.maximum < last or seen.maximum == 0
+            assert tensor.bins[0] and tensor.bins[-1]
+        if tensor.scale is not None:
+            codes = np.array([0, 255], np.uint8)
+            ends = dequantize(codes, values[tensor.name])
+            assert (tensor.low, tensor.high) == pytest.approx(tuple(ends), rel=1e-6)
+
+
+def test_clipped_values_are_counted(made):
+    name, params = next((v, p) for v, p in made.decision.values.items())
+    values = np.linspace(-1, 1, 2001).astype(np.float32)
+    narrow = replace(params, scale=np.float32(1 / 255), zero_point=np.int32(0))
+    decision = replace(made.decision, values={name: narrow})
+    (tensor,) = tensors(decision, {name.name: TensorStats.of(values)})
+    assert tensor.clipped == pytest.approx(0.5, abs=0.01)  # all that is negative
+    assert (tensor.low, tensor.high) == pytest.approx((0.0, 1.0))
+
+
+def test_what_stays_float_is_told():
+    graph = qb.load(MODELS / "digits_cnn_float.onnx")
+    made = quantize_model(
+        graph, {"input": IMAGES}, request=Request(exclude=["Gemm"]), choosers=("mse", "minmax")
+    )
+    record = record_of(made, ORT, None, versions={})
+    assert [(row.operator, row.reason) for row in record.floats] == [
+        ("Gemm", "the user excludes 'Gemm'")
+    ]
+    assert record.layers == () and record.outputs == () and record.measured == 0
+    assert all(row.observed is None for row in record.accumulators)
+    assert all(row.calibrated_bits is not None for row in record.accumulators)  # by the profile
+
+
+def test_corrected_biases_are_no_errors():
+    graph = qb.load(MODELS / "digits_cnn_float.onnx")
+    made = quantize_model(graph, {"input": IMAGES}, choosers=("mse", "minmax"))
+    plan = made.decision.plan
+    corrected = copied(plan.graph)
+    for node in corrected.graph.nodes:
+        bias = node.optional(2) if node.op.name in ("Conv", "Gemm", "Dense") else None
+        if bias is not None and bias.constant is not None:
+            bias.constant = bias.constant.map(
+                lambda array: array.astype(np.float32) + np.float32(0.5)
+            )
+    other = replace(made, decision=Decision(replace(plan, graph=corrected.graph)))
+    other = replace(other, profile=replace(made.profile, model=prepared(graph).digest))
+    found, told = reference_of(other, graph)
+    assert found.digest == prepared(graph).digest and told == []
+    found, told = reference_of(other, None)
+    assert found is corrected.graph and "corrected" in told[0]
+    assert reference_of(other, None, graph) == (graph, [])
+    samples = Samples.of(graph.inputs, {"input": IMAGES[:8]})
+    same = errors(corrected.graph, corrected.graph, samples)
+    against = errors(corrected.graph, corrected.graph, samples, original=graph)
+    assert same.outputs[0].sqnr_db > 110
+    assert against.outputs[0].sqnr_db < 40
+
+
+@dataclass
+class Step:
+    step: str = "bias"
+    applied: bool = True
+    told: str = "12 layers"
+    before: float | None = 30.0
+    after: float | None = 31.0
+
+
+def test_repair_steps_are_taken_over(made):
+    record = record_of(made, ORT, None, repairs=[Step()], versions={})  # pyright: ignore[reportArgumentType]
+    (row,) = record.repairs
+    assert (row.step, row.applied, row.told) == ("bias", True, "12 layers")
+    assert (row.before_db, row.after_db) == (30.0, 31.0)
+
+
+def test_what_a_clamp_cuts_off_later_is_no_error():
+    """The range of a Relu behind a MaxPool is that of the product before it."""
+    b = Builder(17)
+    rng = np.random.default_rng(0)
+    y = b.input("x", ["n", 3, 8, 8])
+    y = b.op("Conv", y, b.init(rng.standard_normal((4, 3, 3, 3)).astype(np.float32)))
+    y = b.op("Relu", b.op("MaxPool", y, kernel_shape=[2, 2], strides=[2, 2]))
+    y = b.op("MatMul", b.op("Flatten", y), b.init(rng.standard_normal((36, 4)).astype(np.float32)))
+    b.output(y)
+    graph = canonical(b.model())
+    samples = Samples.of(graph.inputs, {"x": rng.standard_normal((8, 3, 8, 8)).astype(np.float32)})
+    found = quantize_model(graph, samples.arrays, repair=(), choosers=("minmax", None))
+    layers = {e.operator: e for e in errors(found.reference or graph, found.graph, samples).layers}
+    assert layers["Conv"].local_db > 30 and layers["Conv"].accumulated_db > 30

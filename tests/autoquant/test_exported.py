@@ -1,0 +1,101 @@
+"""What is exported is what was quantized: read again, run by onnxruntime, and run by TVM."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import qdqbridge as qb
+from qdqbridge.autoquant.model import quantize_model
+from qdqbridge.autoquant.targets import TARGETS
+from qdqbridge.graph.graph import Graph
+from qdqbridge.pipeline import check
+
+MODELS = Path(__file__).resolve().parents[2] / "models"
+IMAGES = np.load(MODELS / "digits_test.npz")["x"]
+DATA = {"input": IMAGES[:40]}
+FED = {"input": IMAGES[40:56]}
+NETWORKS = ("mlp", "cnn", "mobile", "attention")
+OTHERS = ("int4", "uint4", "uint8", "int16")
+"""Types of weights that no target has by default."""
+
+
+@cache
+def network(name):
+    return qb.load(MODELS / f"digits_{name}_float.onnx")
+
+
+@cache
+def profile_of(name):
+    return qb.profile(network(name), DATA, threads=1)
+
+
+@cache
+def quantized(name: str, target: str = "ort", weights: str | None = None) -> Graph:
+    choosers = ("minmax", None)
+    return quantize_model(
+        network(name), None, target, profile=profile_of(name), choosers=choosers, weights=weights
+    ).graph
+
+
+def written(graph, path, target="ort"):
+    """Writes a graph for a target; returns it as it is read again."""
+    qb.save(graph, path, TARGETS[target].profile)
+    found = qb.load(path)
+    assert found.digest == graph.digest
+    return found
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_onnxruntime_computes_what_the_interpreter_does(name, target, tmp_path):
+    """Every node on onnxruntime's own operands; what differs is explained by its float32 sums."""
+    path = tmp_path / "quantized.onnx"
+    found = written(quantized(name, target), path, target)
+    compared = qb.compare(found, path, FED, local=True)
+    assert len(compared.values) > len(found.nodes) / 2
+    assert compared.unexplained == 0 and compared.max_lsb <= 1
+
+
+@pytest.mark.parametrize("weights", OTHERS)
+def test_types_of_weights(weights, tmp_path):
+    path = tmp_path / "quantized.onnx"
+    found = written(quantized("mobile", weights=weights), path)
+    compared = qb.compare(found, path, FED, local=True)
+    assert compared.unexplained == 0 and compared.max_lsb <= 1
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize(
+    ("name", "target", "weights"),
+    [
+        ("mlp", "a16w8", None),
+        ("mlp", "power-of-two", None),
+        ("mlp", "ort", "int4"),
+        ("mlp", "qnn", "int16"),
+        ("cnn", "tensorrt", None),
+        ("mobile", "ort-s8", None),
+        ("attention", "openvino", None),
+    ],
+)
+def test_tvm_computes_what_the_interpreter_does(name, target, weights, tmp_path):
+    pytest.importorskip("tvm_ffi")
+    found = written(quantized(name, target, weights), tmp_path / "quantized.onnx", target)
+    compared = qb.compare(qb.compile(found), found, FED)
+    assert compared.equal, compared.worst
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "openvino"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_files_keep_the_rules_of_their_runtime(name, target):
+    assert check(quantized(name, target), TARGETS[target].profile) == []
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "mobile"])
+def test_files_fuse_in_onnxruntime(name):
+    """The last product keeps its integer kernel, though its result leaves as real numbers."""
+    assert check(quantized(name), "ort") == []
+    assert quantized(name).outputs[0].quant is None

@@ -1,0 +1,151 @@
+"""Repair on the project's networks: what helps is kept, what does not is told and left out."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import qdqbridge
+from qdqbridge.autoquant.formats import Format
+from qdqbridge.autoquant.model import quantize_model
+from qdqbridge.autoquant.prepare import prepared
+from qdqbridge.autoquant.repair import steps
+from qdqbridge.autoquant.repair.equalize import equalized, links, rescaled
+from qdqbridge.autoquant.repair.layers import layer_of
+from qdqbridge.autoquant.repair.proof import Judge
+from qdqbridge.autoquant.repair.steps import DEFAULT, GAIN
+from qdqbridge.autoquant.requests import Request
+from qdqbridge.autoquant.samples import Samples
+from qdqbridge.autoquant.targets import ORT
+from qdqbridge.errors import InputDataError, UnsupportedModelError
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.quantization import per_tensor
+from tests.onnx_models import Builder, canonical
+
+MODELS = Path(__file__).resolve().parents[2] / "models"
+DIGITS = dict(np.load(MODELS / "digits_test.npz"))
+SEEN, FRESH, LABELS = DIGITS["x"][:200], DIGITS["x"][200:], DIGITS["labels"][200:]
+DATA = {"input": SEEN}
+
+
+def network(name):
+    return prepared(qdqbridge.load(MODELS / f"{name}.onnx"))
+
+
+def judged(graph, *others):
+    judge = Judge(graph, Samples.of(graph.inputs, {"input": FRESH}), len(FRESH))
+    return [judge.sqnr(other) for other in others]
+
+
+def top1(graph):
+    (logits,) = qdqbridge.evaluate(graph, {"input": FRESH}).values()
+    return 100 * float(np.mean(logits.argmax(axis=1) == LABELS))
+
+
+def weights(graph):
+    return [layer.weight for node in graph.nodes if (layer := layer_of(node)) is not None]
+
+
+def sabotaged(graph, seed, width):
+    """The same function, its channels scaled by 10^U(-width, width)."""
+    rng = np.random.default_rng(seed)
+    found = links(graph, {}).links
+    return rescaled(
+        graph, {link: 10 ** rng.uniform(-width, width, link.source.outputs) for link in found}
+    )
+
+
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize(("name", "least"), [("digits_mlp_float", 38), ("digits_mobile_float", 31)])
+def test_sabotage_is_repaired(name, least, width):
+    graph = network(name)
+    settled = weights(equalized(graph, {})[0])
+    for seed in range(2):
+        broken = sabotaged(graph, seed, width)
+        plain = quantize_model(broken, DATA, repair=())
+        found = quantize_model(broken, DATA, repair=("equalize",))
+        (record,) = found.repairs
+        assert record.applied and record.before is not None and record.after is not None
+        assert record.after > record.before + 15
+        before, after = judged(graph, plain.graph, found.graph)
+        assert after >= least and after > before + 15
+        assert top1(found.graph) >= 96.5
+        for a, b in zip(settled, weights(found.decision.plan.graph), strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["digits_cnn_float", "digits_attention_float", "digits_mlp_float"])
+def test_the_default_steps_help_on_other_samples(name):
+    graph = network(name)
+    plain = quantize_model(graph, DATA, repair=())
+    found = quantize_model(graph, DATA)
+    assert [record.step for record in found.repairs] == list(DEFAULT)
+    before, after = judged(graph, plain.graph, found.graph)
+    assert after > before - GAIN
+    for record in found.repairs:
+        gained = record.after is not None and record.after >= (record.before or 0) + GAIN
+        assert record.applied == gained and record.told
+
+
+def test_4_bit_weights_gain_most():
+    graph = network("digits_cnn_float")
+    target = replace(ORT, weights=Format(DType.INT4, symmetric=True, axis=0))
+    plain = quantize_model(graph, DATA, target, repair=())
+    found = quantize_model(graph, DATA, target)
+    assert {r.step for r in found.repairs if r.applied} >= {"round", "bias"}
+    before, after = judged(graph, plain.graph, found.graph)
+    assert after > before + 4
+
+
+def test_steps_that_do_not_exist_and_parameters_of_the_user():
+    graph = network("digits_mlp_float")
+    with pytest.raises(InputDataError, match="no repair step 'polish'"):
+        quantize_model(graph, DATA, repair=("polish",))
+    name = graph.nodes[2].output.name
+    fixed = Request(fixed={name: per_tensor(DType.UINT8, 0.05)})
+    found = quantize_model(graph, DATA, request=fixed, repair=("equalize",))
+    assert not found.repairs[0].applied and "the user fixed" in found.repairs[0].told
+
+
+def test_what_cannot_be_tried_is_told(monkeypatch):
+    def broken(decision, samples):
+        raise UnsupportedModelError("an operator that nobody can run", fix="none")
+
+    monkeypatch.setattr(steps, "corrected", broken)
+    found = quantize_model(network("digits_mlp_float"), DATA, repair=("bias",))
+    (record,) = found.repairs
+    assert not record.applied and record.told.endswith("tried: an operator that nobody can run")
+
+
+def test_infinite_outputs_do_not_decide():
+    b = Builder(17)
+    mask = np.array([[0, -np.inf, 0]], np.float32)
+    y = b.op("MatMul", b.input("x", ["n", 4]), b.init(np.eye(4, 3, dtype=np.float32)))
+    b.output(b.op("Add", y, b.init(mask)))
+    graph = canonical(b.model())
+    judge = Judge(graph, Samples.of(graph.inputs, {"x": np.ones((5, 4), np.float32)}))
+    assert judge.sqnr(graph) == np.inf
+
+
+def test_no_data_no_repair():
+    graph = network("digits_mlp_float")
+    profile = quantize_model(graph, DATA, repair=()).profile
+    found = quantize_model(graph, None, profile=profile)
+    assert found.repairs == ()
+    both = quantize_model(graph, DATA, profile=profile)
+    assert both.repairs and both.graph.digest == quantize_model(graph, DATA).graph.digest
+
+
+def test_progress_never_goes_back():
+    told = []
+    b = Builder(17)
+    weight = np.ones((3, 3), np.float32)
+    b.output(b.op("Sigmoid", b.op("MatMul", b.input("input", ["n", 3]), b.init(weight))))
+    graph = canonical(b.model())
+    data = {"input": np.linspace(-1, 1, 30, dtype=np.float32).reshape(10, 3)}
+    for model, samples in ((network("digits_mlp_float"), DATA), (graph, data)):
+        told.clear()
+        quantize_model(model, samples, progress=lambda *a: told.append(a))
+        done, totals = zip(*told, strict=True)
+        assert len(set(totals)) == 1 and list(done) == sorted(done) and done[-1] == totals[0]

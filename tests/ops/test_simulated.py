@@ -1,0 +1,95 @@
+"""A rounding with parameters at run time is quantize and dequantize, on every engine."""
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.edit import link
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.interpreter import evaluate
+from qdqbridge.graph.numerics import dequantize, quantize
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import TensorType
+from qdqbridge.onnx_io.running import Runner
+from qdqbridge.ops.simulated import CODES, DISABLED, SIMULATE, SimulatedAttrs
+
+STORAGES = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT4, DType.UINT4, None)
+CHANNELS = 5
+
+
+def graph_of(axis, opset=17):
+    shape = () if axis is None else (CHANNELS,)
+    data = TensorType(DType.FLOAT32, ("n", CHANNELS, 4))
+    inputs = [
+        Value(data, "x"),
+        Value(TensorType(DType.INT32, ()), "code"),
+        Value(TensorType(DType.FLOAT32, shape), "scale"),
+        Value(TensorType(DType.INT32, shape), "zero_point"),
+        Value(TensorType(DType.INT32, ()), "low"),
+        Value(TensorType(DType.INT32, ()), "high"),
+    ]
+    output = Value(data, "y")
+    node = Node(SIMULATE, SimulatedAttrs(axis), inputs, [output])
+    link(node)
+    return Graph(inputs, [output], ["y"], [node], opset=opset)
+
+
+def cases(axis):
+    """Yields feeds and what is expected: every storage type, and none."""
+    rng = np.random.default_rng(1)
+    shape = () if axis is None else (CHANNELS,)
+    for storage in STORAGES:
+        x = (rng.standard_normal((3, CHANNELS, 4)) * 5).astype(np.float32)
+        x[0, 0, :3] = np.nan, np.inf, -np.inf
+        own = storage or DType.INT8
+        low = own.qmin + 1 if own.is_signed else own.qmin
+        scale = np.asarray(rng.uniform(1e-3, 0.1, shape), np.float32)
+        zero_point = np.asarray(rng.integers(low, own.qmax, shape), np.int32)
+        params = QuantParams(own, scale, zero_point, axis=axis, qmin=low, qmax=own.qmax)
+        feeds = {
+            "x": x,
+            "code": np.array(DISABLED if storage is None else CODES[storage], np.int32),
+            "scale": params.scale,
+            "zero_point": params.zero_point,
+            "low": np.array(params.qmin, np.int32),
+            "high": np.array(params.qmax, np.int32),
+        }
+        yield feeds, x if storage is None else dequantize(quantize(x, params), params)
+
+
+@pytest.mark.parametrize("axis", [None, 1])
+def test_the_interpreter(axis):
+    graph = graph_of(axis)
+    for feeds, expected in cases(axis):
+        np.testing.assert_array_equal(evaluate(graph, feeds)[0]["y"], expected)
+
+
+@pytest.mark.parametrize("opset", [13, 17, 21])
+@pytest.mark.parametrize("axis", [None, 1])
+def test_onnxruntime(axis, opset):
+    runner = Runner(graph_of(axis, opset))
+    for feeds, expected in cases(axis):
+        np.testing.assert_array_equal(runner.run(feeds)[0], expected)
+
+
+@pytest.mark.parametrize("axis", [None, 1])
+def test_tvm(axis):
+    if find_spec("tvm_ffi") is None:
+        return  # the TVM that has Relay has no Relax
+    from qdqbridge.relax.executable import build
+
+    compiled = build(graph_of(axis))
+    for feeds, expected in cases(axis):
+        np.testing.assert_array_equal(compiled.run(feeds)["y"], expected)
+
+
+def test_the_module_has_the_calls_of_relay():
+    if find_spec("tvm_ffi") is None:
+        return
+    from qdqbridge.relax.emit import emit
+
+    text = emit(graph_of(1))[0].script()
+    assert "qnn.simulated_quantize" in text
+    assert "qnn.simulated_dequantize" in text

@@ -1,0 +1,100 @@
+"""Kernels of products of two activations, with the transposes around them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qdqbridge.graph.edit import Editor
+from qdqbridge.graph.graph import Graph, Value
+from qdqbridge.graph.interpreter import evaluate
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import QuantType, Shape
+from qdqbridge.ops.attributes import ReshapeAttrs, TransposeAttrs
+from qdqbridge.relax.executable import build
+from qdqbridge.relax.kernels.cpu import Cpu
+from qdqbridge.relax.kernels.matmul import claim
+from qdqbridge.relax.kernels.plan import plan
+from tests.dialect_contract import every_code, params
+from tests.graph.graphs import apply, stored
+from tests.relax.kernels import random_products
+from tests.relax.kernels.kernel_cases import CPUS, DOT_CPUS, HOST, Cases, target_of
+
+HEADS, DEPTH, TOKENS = 3, 20, 18
+
+
+@pytest.mark.parametrize("cpu", DOT_CPUS, ids=lambda cpu: cpu.name)
+def test_random(cpu: Cpu) -> None:
+    rng, cases = np.random.default_rng(8), Cases(claim, cpu)
+    for _ in range(20 if cpu == HOST else 8):
+        name, attributes, operands, out = random_products.activations(rng)
+        cases.add(name, attributes, operands, out)
+    cases.check()
+
+
+def _typed(own: QuantParams, shape: Shape) -> QuantType:
+    return QuantType(own, shape)
+
+
+def _heads(x: Value, own: QuantParams, batch: Any, *perm: int) -> Value:
+    shape = (batch, TOKENS, HEADS, DEPTH)
+    target = ReshapeAttrs((-1, *shape[1:]))
+    split = apply("Reshape", x, type_=_typed(own, shape), attributes=target)
+    turned = tuple(shape[axis] for axis in perm)
+    return apply("Transpose", split, type_=_typed(own, turned), attributes=TransposeAttrs(perm))
+
+
+def _attention(batch: Any) -> tuple[Graph, dict[str, Any]]:
+    """Scores of queries and keys, and their product with values, heads apart."""
+    rng, inputs, feeds = np.random.default_rng(1), [], {}
+    codes = [params("uint8", 0.02, 140), params("int8", 0.02, -3), params("uint8", 0.03, 0)]
+    for name, own in zip("qkv", codes, strict=True):
+        inputs.append(stored(name, own, (batch, TOKENS, HEADS * DEPTH)))
+        dtype = own.storage_dtype.label
+        feeds[name] = every_code(rng, dtype, (2, TOKENS, HEADS * DEPTH))
+    q, k, v = (
+        _heads(x, own, batch, *perm)
+        for x, own, perm in zip(
+            inputs, codes, [(0, 2, 1, 3), (0, 2, 3, 1), (0, 2, 1, 3)], strict=True
+        )
+    )
+    middle, out = params("uint8", 0.9, 128), params("int8", 3.0, 5)
+    scores = apply("MatMul", q, k, type_=_typed(middle, (batch, HEADS, TOKENS, TOKENS)))
+    mixed = apply("MatMul", scores, v, type_=_typed(out, (batch, HEADS, TOKENS, DEPTH)))
+    back = apply(
+        "Transpose", mixed, type_=_typed(out, (batch, TOKENS, HEADS, DEPTH)),
+        attributes=TransposeAttrs((0, 2, 1, 3)),
+    )
+    flat = apply(
+        "Reshape", back, type_=_typed(out, (batch, TOKENS, HEADS * DEPTH)),
+        attributes=ReshapeAttrs((-1, TOKENS, HEADS * DEPTH)),
+    )
+    graph = Graph(inputs, [flat], ["y"], [])
+    Editor(graph).finish()
+    return graph, feeds
+
+
+@pytest.mark.parametrize("batch", [2, "batch"])
+def test_transposes_are_read_and_written_through(batch: Any) -> None:
+    graph, feeds = _attention(batch)
+    made = plan(graph, HOST)
+    assert sorted(node.op.name for node in made.needed) == [
+        "MatMul", "Reshape", "Transpose",
+    ]  # fmt: skip
+    (wanted,) = evaluate(graph, feeds)[0].values()
+    for cpu in CPUS if batch == 2 else CPUS[:1]:
+        (got,) = build(graph, target_of(cpu)).run(feeds).values()
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_transpose_that_others_read_stays() -> None:
+    graph, feeds = _attention(2)
+    mixed = graph.nodes[-3].output
+    graph.outputs.append(mixed)
+    graph.output_names.append("mixed")
+    assert {node.op.name for node in plan(graph, HOST).needed} >= {"Transpose", "MatMul"}
+    wanted, got = evaluate(graph, feeds)[0], build(graph).run(feeds)
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(got[name], array)

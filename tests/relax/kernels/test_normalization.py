@@ -1,0 +1,69 @@
+"""Normalizations of rows: lengths around the registers, factors of every kind, constant rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from qdqbridge.ops.attributes import NormAttrs
+from qdqbridge.relax.kernels.cpu import Cpu
+from qdqbridge.relax.kernels.normalization import claim
+from tests.dialect_contract import every_code, params
+from tests.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
+
+
+def _fixed(rng: np.random.Generator, shape: tuple[int, ...]) -> Operand:
+    return Operand(rng.normal(1, 0.5, shape).astype(np.float32), None, fixed=True)
+
+
+@pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
+def test_rows(cpu: Cpu) -> None:
+    rng = np.random.default_rng(0)
+    cases = Cases(claim, cpu)
+    counts = (1, 3, 16, 31, 64, 100, 768) if cpu == HOST else (7, 130)
+    for i, count in enumerate(counts):
+        kind = ("uint8", "int8")[i % 2]
+        x = params(kind, (0.1, 0.003, 2.0)[i % 3], int(rng.choice([0, 1, 127])))
+        y = params(("int8", "uint8")[i // 2 % 2], 0.03, int(rng.choice([0, 1, 127])))
+        data = Operand(every_code(rng, kind, (2, 3, count)), x)
+        factors = [_fixed(rng, (count,)), _fixed(rng, (count,))]
+        for name, operands in (
+            ("LayerNormalization", [data, *factors]), ("LayerNormalization", [data, factors[0]]),
+            ("RMSNormalization", [data, factors[0]]),
+        ):
+            cases.add(name, NormAttrs(2, 1e-5), operands, y)
+    cases.check()
+
+
+def test_factors_and_axes() -> None:
+    rng = np.random.default_rng(1)
+    x, y = params("uint8", 0.05, 255), params("uint8", 0.02, 128).with_range(9, 222)
+    gamma = Operand(every_code(rng, "int8", (4, 5)), params("int8", 0.01, 3), fixed=True)
+    beta = Operand(rng.integers(-99, 99, (4, 5)).astype(np.int32), params("int32", 0.01), True)
+    for opened, threads in ((False, 1), (True, 1), (True, 2)):
+        cases = Cases(claim, opened=opened, threads=threads)
+        data = Operand(every_code(rng, "uint8", (3, 6, 4, 5)), x)
+        cases.add("LayerNormalization", NormAttrs(2, 1e-3), [data, gamma, beta], y)
+        cases.add("LayerNormalization", NormAttrs(2, 0.0), [data, _fixed(rng, (1,))], y)
+        cases.check()
+
+
+def test_constant_rows_without_epsilon_are_not_a_number() -> None:
+    cases = Cases(claim)
+    data = Operand(np.full((2, 40), 77, np.uint8), params("uint8", 0.1, 5))
+    for z in (0, 128, 255):
+        factors, result = [Operand(np.ones(40, np.float32), None, True)] * 2, params("uint8", 1, z)
+        cases.add("LayerNormalization", NormAttrs(1, 0.0), [data, *factors], result)
+    cases.check()
+
+
+def test_what_is_refused() -> None:
+    rng = np.random.default_rng(2)
+    cases = Cases(claim)
+    x = params("uint8", 0.05, 3)
+    data = Operand(every_code(rng, "uint8", (2, 6)), x)
+    fed = Operand(np.ones(6, np.float32))
+    cases.add("LayerNormalization", NormAttrs(1, 1e-5), [data, fed, fed], x, needed=False)
+    long = Operand(np.zeros((1, 40_000), np.uint8), x)
+    cases.add("LayerNormalization", NormAttrs(1, 1e-5), [long, _fixed(rng, (1,))], x, needed=False)
+    assert cases.refused == 2

@@ -1,0 +1,50 @@
+"""Times of kernels: all of a run, operations that are right, the limit that was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import qdqbridge as qb
+from qdqbridge.errors import InputDataError
+from qdqbridge.relax.kernel_times import kernel_times
+from qdqbridge.relax.kernels.cpu import cpu_of, host_target
+from qdqbridge.relax.kernels.limit import limit
+
+MODEL = Path(__file__).parents[2] / "models" / "digits_cnn_u8s8_per_channel.onnx"
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_kernel_of_a_run_is_timed(threads: int, tmp_path: Path) -> None:
+    graph = qb.load(MODEL)
+    executable = qb.compile(graph, threads=threads)
+    (value,) = graph.inputs
+    shape = [e if isinstance(e, int) else 1 for e in value.type.shape or ()]
+    data = {value.name: np.random.default_rng(0).normal(size=shape).astype(np.float32)}
+    before = executable.run(data)
+    times = kernel_times(executable, data, repeats=3)
+    assert sum(entry.calls for entry in times) >= 4
+    assert [entry.seconds for entry in times] == sorted((e.seconds for e in times), reverse=True)
+    assert all(entry.seconds > 0 for entry in times)
+    assert not any(entry.name.startswith("vm.") for entry in times)
+    for name, array in executable.run(data).items():
+        np.testing.assert_array_equal(array, before[name])
+    if threads == 1:
+        executable.save(tmp_path / "digits.so")
+        loaded = kernel_times(qb.load_executable(tmp_path / "digits.so"), data, repeats=1)
+        assert {entry.name for entry in loaded} == {entry.name for entry in times}
+        assert all(entry.rate is None for entry in loaded)
+
+
+def test_inputs_are_checked() -> None:
+    with pytest.raises(InputDataError):
+        kernel_times(qb.compile(qb.load(MODEL)), {})
+
+
+def test_the_limit_is_a_rate() -> None:
+    target = host_target()
+    found = limit(cpu_of(target), target)
+    assert 1e9 < found < 1e14
+    assert limit(cpu_of(target), target) == found

@@ -1,0 +1,69 @@
+"""Operators that TVM's own ONNX frontend has imported: they come back as the file had them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+pytest.importorskip("tvm")
+
+from tests.onnx_models import Builder, canonical
+from tests.relax.frontend_cases import GROUPS, through_tvm
+from tests.relax.read_cases import same
+
+pytestmark = pytest.mark.relax
+
+
+def model(group: str, *, quantized: bool) -> onnx.ModelProto:
+    """Every operator of a group alone, or between DequantizeLinear and QuantizeLinear."""
+    opset, shape, operators = GROUPS[group]
+    b = Builder(opset)
+    x = b.input("x", shape)
+    for name, make in operators.items():
+        if not quantized:
+            kind = onnx.TensorProto.FLOAT16 if name == "Cast" else onnx.TensorProto.FLOAT
+            b.output(make(b, x), None, kind)
+        elif name != "Cast":
+            b.output(b.qdq(make(b, b.qdq(x, 0.03125, 100)), 0.0625, 90))
+    return b.model()
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("quantized", [False, True], ids=["float", "quantized"])
+def test_operators_come_back(group: str, *, quantized: bool) -> None:
+    found = model(group, quantized=quantized)
+    same(through_tvm(found), canonical(found))
+
+
+def test_weights_and_biases_are_stored_ones() -> None:
+    b = Builder(13)
+    x = b.qdq(b.input("x", [1, 4, 6, 6]), 0.03125, 100)
+    codes = np.random.default_rng(0).integers(-128, 128, (3, 4, 3, 3)).astype(np.int8)
+    scales = np.array([0.5, 0.25, 0.125], np.float32)
+    w = b.weight(codes, scales, axis=0)
+    bias = b.weight(np.array([1, -2, 3], np.int32), scales * np.float32(0.03125), axis=0)
+    b.output(b.qdq(b.op("Relu", b.op("Conv", x, w, bias)), 0.25, 0))
+    found = b.model()
+    same(through_tvm(found), canonical(found))
+
+
+@pytest.mark.parametrize("axis", [1, 2, -1])
+def test_softmax_of_old_opsets(axis: int) -> None:
+    b = Builder(11)
+    b.output(b.op("Softmax", b.input("x", [2, 3, 4]), axis=axis))
+    found = b.model()
+    same(through_tvm(found), canonical(found))
+
+
+def test_half_floats() -> None:
+    b = Builder(19)
+    x = b.input("x", [1, 8], onnx.TensorProto.FLOAT16)
+    scale: Any = np.float16(0.03125)
+    w = b.weight(np.ones((4, 8), np.int8), np.full(4, 0.5, np.float16), axis=0)
+    y = b.op("Gemm", b.qdq(x, scale, 3), w, transB=1)
+    b.output(b.qdq(y, np.float16(0.25), 7), None, onnx.TensorProto.FLOAT16)
+    found = b.model()
+    same(through_tvm(found), canonical(found))

@@ -1,0 +1,77 @@
+"""What from_relax refuses, and what it says then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+import tvm
+from tvm import relax
+
+import qdqbridge as qb
+from qdqbridge.errors import UnsupportedModelError
+from qdqbridge.relax.dialect import tensor_type
+from tests.relax.read_cases import read_back, same
+from tests.relax.single_ops import Model, X, codes, params
+
+pytestmark = pytest.mark.relax
+
+
+def large() -> qb.Graph:
+    """A product whose weight is larger than what stays in a module."""
+    m = Model()
+    w = X(codes((300, 256), "int8"), params("int8", 0.01), fixed=True)
+    m.add(
+        "MatMul",
+        [X(codes((1, 300), "int8"), params("int8", 0.5)), w],
+        params("int8", 2.0),
+        row="Dense",
+    )
+    return m.load()
+
+
+def test_parameters_kept_apart_are_needed(tmp_path: Path) -> None:
+    graph = large()
+    module, arrays = qb.to_relax(graph, keep_params=True)
+    assert arrays
+    same(qb.from_relax(module, arrays), graph)
+    archive = tmp_path / "p.npz"
+    save: Any = np.savez
+    save(archive, **arrays)
+    same(qb.from_relax(module, np.load(archive)), graph)
+    with pytest.raises(UnsupportedModelError, match="has no value") as error:
+        qb.from_relax(module)
+    assert "params" in error.value.fix
+    tensors: Any = {name: tvm.runtime.tensor(np.ascontiguousarray(a)) for name, a in arrays.items()}
+    same(qb.from_relax(relax.transform.BindParams("main", tensors)(module)), graph)
+
+
+def test_operators_without_a_counterpart_are_listed() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", tensor_type((4, 4), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            a = builder.emit(relax.op.cumprod(x, axis=1))
+            b = builder.emit(relax.op.median(a, axis=0, keepdims=True)[0])
+            out = builder.emit_output(relax.op.add(a, b))
+        builder.emit_func_output(out)
+    with pytest.raises(UnsupportedModelError, match=r"2 call\(s\)") as error:
+        qb.from_relax(builder.finalize())
+    assert "cumprod" in error.value.why
+    assert "median" in error.value.why
+
+
+def test_a_composition_is_read_from_its_attribute() -> None:
+    m = Model()
+    b = m.builder
+    x = m.operand(X(codes((2, 40), "uint8"), params("uint8", 0.05, 131)))
+    half = b.op("Mul", b.op("Erf", b.op("Div", x, b.init(np.float32(2)))), b.init(np.float32(0.5)))
+    m.finish(half, params("int8", 0.01))
+    graph = m.load()
+    assert [n.op.name for n in graph.nodes] == ["Composition"]
+    same(read_back(graph), graph)

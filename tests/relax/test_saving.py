@@ -1,0 +1,84 @@
+"""Executables as files: the same results, the interface, damage, other CPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+
+import qdqbridge as qb
+from qdqbridge.errors import InputDataError, ModelFileError, UnsupportedTargetError
+from qdqbridge.relax import saving
+
+MODEL = Path(__file__).parents[2] / "models" / "digits_cnn_u8s8_per_channel.onnx"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: Any) -> tuple[Any, Path]:
+    executable = qb.compile(qb.load(MODEL))
+    path = tmp_path_factory.mktemp("saved") / "digits.so"
+    executable.save(path)
+    return executable, path
+
+
+def test_results_and_interface_are_the_same(saved: Any) -> None:
+    executable, path = saved
+    loaded = qb.load_executable(path)
+    assert loaded.input_names == executable.input_names
+    assert loaded.output_names == executable.output_names
+    types = [v.type.dtype for v in (*executable.graph.inputs, *executable.graph.outputs)]
+    assert [v.type.dtype for v in (*loaded.graph.inputs, *loaded.graph.outputs)] == types
+    assert [v.type.shape for v in loaded.graph.inputs] == [
+        v.type.shape for v in executable.graph.inputs
+    ]
+    shape = [e if isinstance(e, int) else 3 for e in loaded.graph.inputs[0].type.shape or ()]
+    data = {loaded.input_names[0]: np.random.default_rng(0).normal(size=shape).astype(np.float32)}
+    wanted = executable.run(data)
+    for name, array in loaded.run(data).items():
+        np.testing.assert_array_equal(array, wanted[name])
+
+
+def test_wrong_inputs_are_refused_as_before(saved: Any) -> None:
+    loaded = qb.load_executable(saved[1])
+    with pytest.raises(InputDataError, match="not those of the model"):
+        loaded.run({})
+    with pytest.raises(InputDataError, match="wrong element type"):
+        loaded.run({loaded.input_names[0]: np.zeros((1, 1, 8, 8), np.int32)})
+
+
+def test_a_library_for_tvm_alone(saved: Any) -> None:
+    assert tvm.runtime.load_module(str(saved[1]))["vm_load_executable"] is not None
+
+
+def test_damage_is_found(saved: Any, tmp_path: Path) -> None:
+    whole = saved[1].read_bytes()
+    for name, data in (
+        ("short", whole[: len(whole) // 2]), ("empty", b""), ("other", b"x" * 4096),
+        ("changed", whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:]),
+        ("interface", whole.replace(b'"threads"', b'"threadz"')),
+    ):
+        path = tmp_path / f"{name}.so"
+        path.write_bytes(data)
+        with pytest.raises(ModelFileError, match="cannot load"):
+            qb.load_executable(path)
+    with pytest.raises(ModelFileError):
+        qb.load_executable(tmp_path / "missing.so")
+
+
+def test_a_cpu_without_the_instructions(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    least = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
+    monkeypatch.setattr(saving, "host_target", lambda: least)
+    if set(saving.features_of(saved[0].target)) - set(saving.features_of(least)):
+        with pytest.raises(UnsupportedTargetError, match="cannot run the library"):
+            qb.load_executable(saved[1])
+
+
+def test_what_cannot_be_saved(saved: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputDataError, match="cannot save"):
+        saved[0].save(tmp_path / "digits.bin")
+    with pytest.raises(InputDataError, match="cannot save"):
+        qb.load_executable(saved[1]).save(tmp_path / "again.so")
+    assert not list(tmp_path.iterdir())
