@@ -29,6 +29,8 @@ Array = NDArray[Any]
 Feeds = dict[str, Array]
 Call = Callable[[], Any]
 KINDS = ("u8s8", "s8s8")
+RESTS = 0.2
+"""Seconds after which TVM's and onnxruntime's threads have given up waiting for more work."""
 
 
 # ---- models -----------------------------------------------------------------------------------
@@ -149,14 +151,18 @@ def tvm_default(path: Path, data: Feeds) -> Call:
 # ---- measuring --------------------------------------------------------------------------------
 
 
-def measure(calls: Mapping[str, Call], seconds: float) -> dict[str, list[float]]:
-    """Runs calls in turn for some seconds; returns the time of each, round by round."""
+def measure(calls: Mapping[str, Call], seconds: float, rest: float = 0.0) -> dict[str, list[float]]:
+    """Runs calls in turn for some seconds; returns the time of each, round by round.
+
+    Before each call it rests: threads that wait for more work keep their cores busy for a while.
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(next(iter(times.values()))) < 5:
         for name, call in calls.items():
+            time.sleep(rest)
             start = time.perf_counter()
             call()
             times[name].append(time.perf_counter() - start)
@@ -170,7 +176,7 @@ def row(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
     calls = {"ours": own, "ort qdq": onnxruntime(subject.quantized, data, threads)}
     if subject.real is not None:
         calls["ort float"] = onnxruntime(subject.real, data, threads)
-    times = measure(calls, arguments.seconds)
+    times = measure(calls, arguments.seconds, RESTS if threads > 1 else 0.0)
     if arguments.tvm:
         times |= measure({"tvm": tvm_default(subject.quantized, data)}, 0.0)
     found: dict[str, Any] = {"network": subject.name, "compile s": round(compiled, 1)}

@@ -1,24 +1,21 @@
-"""Several threads for kernels: a thread of our own that calls TVM, on a core that it keeps.
+"""Several threads for kernels: a thread of our own that calls TVM, with a pool of its own.
 
-TVM's pool belongs to the thread that calls it, and has the size that it first had there. TVM pins
-the workers to cores but not the caller, which the system may then put on a worker's core: with two
-threads on two cores that halves the speed. So calls of several threads come from a thread made for
-them, which starts its own pool and is pinned to a core that no worker has.
+TVM's pool, its size and the size up to which loops are shared at all belong to the thread that
+calls it, and are what ``TVM_NUM_THREADS`` or half of the cores say when it first calls. So calls of
+several threads come from a thread made for them, whose pool is set up for as many as are asked for;
+neither the environment nor the pools of other threads change.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import tvm
 
-_VARIABLE = "TVM_NUM_THREADS"
-_STARTING = threading.Lock()
+_ONE_CORE_EACH, _ALL_CORES = -2, -3  # modes of TVM's runtime.config_threadpool
 
 
 class Caller:
@@ -40,39 +37,22 @@ class Caller:
 
 
 def _start(count: int) -> None:
-    """Starts the pool of this thread, and pins this thread."""
-    with _STARTING:
-        before, known = os.environ.get(_VARIABLE), threads_and_cores()
-        os.environ[_VARIABLE] = str(count)
-        try:
-            tvm.runtime.num_threads()  # starts the pool
-        finally:
-            if before is None:
-                del os.environ[_VARIABLE]
-            else:
-                os.environ[_VARIABLE] = before
-        workers = [cores for task, cores in threads_and_cores().items() if task not in known]
-    _pin({core for cores in workers if len(cores) == 1 for core in cores})
+    """Sets up the pool of this thread.
+
+    Where every core gets one thread, each keeps its core: TVM pins its workers, and this thread,
+    which works too, takes the core that is left. With fewer threads than cores the system places
+    them, so that several executables do not share cores while others idle.
+    """
+    cores = _cores()
+    wanted = [str(cores[i % len(cores)]) for i in range(max(count, len(cores)))]
+    pinned = count == len(cores)
+    mode = _ONE_CORE_EACH if pinned else _ALL_CORES
+    tvm.get_global_func("runtime.config_threadpool")(mode, count, wanted)
+    if pinned and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores[:1])
 
 
-def _pin(taken: set[int]) -> None:
-    """Keeps this thread on a core that is not taken; leaves it free where that is not known."""
-    if not taken or not hasattr(os, "sched_setaffinity"):
-        return
-    left = sorted(os.sched_getaffinity(0) - taken)
-    if left:
-        os.sched_setaffinity(0, left[:1])
-
-
-def threads_and_cores() -> dict[str, set[int]]:
-    """Returns the cores that each thread of this process may use; nothing where that is hidden."""
-    tasks = Path("/proc/self/task")
-    if not hasattr(os, "sched_getaffinity") or not tasks.exists():
-        return {}
-    found: dict[str, set[int]] = {}
-    for task in tasks.iterdir():
-        try:
-            found[task.name] = set(os.sched_getaffinity(int(task.name)))
-        except OSError:  # it has ended
-            continue
-    return found
+def _cores() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
