@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING
 
 from qdqbridge.errors import QdqBridgeError
 from qdqbridge.graph.graph import Graph
-from qdqbridge.pipeline import (
-    compare,
-    compile,
-    evaluate,
-    explain,
-    from_relax,
-    load,
-    load_executable,
-    save,
-    to_relax,
-)
+from qdqbridge.hosting import compile, from_relax, load_executable, to_relax
+from qdqbridge.pipeline import compare, evaluate, explain, load, save
 from qdqbridge.profiling import load_profile, merge_profiles, profile, save_profile
 from qdqbridge.quantizing import quantize
 

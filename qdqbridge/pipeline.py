@@ -1,30 +1,24 @@
-"""The whole flow on one page: every function is one step, every CLI verb is made of these steps.
+"""The flow of a model file on one page: read, explain, interpret, write, check, compare.
+
+What needs TVM is in :mod:`qdqbridge.hosting`; every CLI verb is made of these steps.
 
 Libraries are imported by the step that needs them, so ``import qdqbridge`` stays cheap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from qdqbridge.arguments import (
-    need_graph,
-    need_module,
-    need_relay,
-    need_side,
-    need_tvm,
-    path_of,
-)
+from qdqbridge.arguments import need_graph, need_side, path_of
 from qdqbridge.errors import OutputExistsError
-from qdqbridge.graph.graph import Graph, Note, Value
+from qdqbridge.graph.graph import Graph, Note
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from qdqbridge.byoc.model import Dialect, Partitioned
     from qdqbridge.graph.diff import Difference
     from qdqbridge.onnx_io.profiles import Finding, Profile
     from qdqbridge.onnx_io.session import Session
@@ -125,204 +119,6 @@ def evaluate(
     from qdqbridge.graph.interpreter import evaluate as interpret
 
     return interpret(graph, inputs, exact=exact)[0]
-
-
-def to_relax(
-    graph: Graph, *, keep_params: bool = False, spelling: str = "qnn"
-) -> tuple[Any, dict[str, NDArray[Any]]]:
-    """Returns a Relax ``IRModule`` and its parameters by name.
-
-    Args:
-        graph: A canonical graph.
-        keep_params: Make constants of 64 KiB or more parameters of ``main``, not constants in it.
-        spelling: ``qnn``: operators ``qnn.*`` on integers, exactly what :func:`evaluate` computes.
-            ``qdq``: float operators between ``R.quantize`` and ``R.dequantize``, for TVM's own
-            pattern tables.
-
-    Raises:
-        InputDataError: ``graph`` is no graph, but a path for example.
-        UnsupportedTargetError: TVM is not installed, or cannot express the graph.
-    """
-    need_graph(graph, "to_relax")
-    need_tvm()
-    from qdqbridge.relax.emit import emit
-
-    return emit(graph, keep_params=keep_params, spelling=spelling)
-
-
-def from_relax(
-    module: Any,
-    params: Mapping[str, Any] | None = None,
-    *,
-    canonical: bool = True,
-    reroll: bool = False,
-) -> Graph:
-    """Reads a Relax ``IRModule``: of TVM's frontends, or as :func:`to_relax` writes it.
-
-    Float operators, ``R.quantize`` and ``R.dequantize`` and the operators ``qnn.*`` may stand
-    side by side. Passes that keep operators may have been applied; functions that ``main`` calls
-    (composites, partitioned regions) are read through. What has been lowered to kernels is
-    refused.
-
-    Args:
-        module: The module.
-        params: Its parameters by name, where they are kept apart from it.
-        canonical: Rewrite the graph to the canonical form.
-        reroll: As for :func:`load`.
-
-    Raises:
-        UnsupportedModelError: Calls have no counterpart in a graph; all of them are listed.
-        UnsupportedTargetError: TVM is not installed.
-        InputDataError: It is no module with a function ``main``.
-    """
-    need_tvm()
-    need_module(module, "from_relax")
-    from qdqbridge.canonical import canonicalize
-    from qdqbridge.graph.verify import verify
-    from qdqbridge.relax.read import from_relax as read_relax
-
-    graph = read_relax(module, params)
-    verify(graph)
-    if canonical:
-        verify(canonicalize(graph, reroll=reroll))
-    return graph
-
-
-def compile(
-    graph: Graph, target: str = "host", *, kernels: str = "fast", threads: int | None = None,
-    expose: Sequence[Value] = (),
-) -> Executable:
-    """Builds ``graph`` with TVM.
-
-    Args:
-        graph: A canonical graph.
-        target: ``host``, this machine's CPU, or a TVM target such as ``llvm`` (any CPU of this
-            architecture) or ``{"kind": "llvm", "mcpu": "haswell"}``.
-        kernels: ``fast``, kernels made for the target's instructions, or ``reference``, plain
-            loops; both compute the same bits wherever results are quantized.
-        threads: How many threads run it; by default as many as TVM takes: the environment variable
-            TVM_NUM_THREADS, or half of the machine's.
-        expose: Intermediate values that ``run`` shall return as well, under their names.
-
-    Raises:
-        InputDataError: ``graph`` is no graph, but a path for example; or ``threads`` is below 1.
-        UnsupportedTargetError: TVM is not installed, or cannot express the graph; or there are no
-            such kernels.
-    """
-    need_graph(graph, "compile")
-    need_tvm()
-    from qdqbridge.graph.expose import with_outputs
-    from qdqbridge.relax.executable import build
-
-    whole = with_outputs(graph, expose) if expose else graph
-    return build(whole, target, kernels=kernels, threads=threads)
-
-
-def load_executable(path: File) -> Executable:
-    """Returns an executable that ``Executable.save`` wrote; its graph is the interface alone.
-
-    Raises:
-        ModelFileError: The file cannot be read, is no such library, or is damaged.
-        UnsupportedTargetError: TVM is not installed, or this CPU has not the instructions that the
-            library was compiled for.
-    """
-    need_tvm()
-    from qdqbridge.relax.executable import load_executable as load_library
-
-    return load_library(path_of(path))
-
-
-def export_tvm(
-    graph: Graph, path: File, target: str = "llvm", *, params: File | None = None
-) -> int:
-    """Writes ``graph`` for TVM, replacing existing files.
-
-    Args:
-        graph: A canonical graph.
-        path: ``.json`` (a Relax module), ``.py`` (TVMScript, to read) or ``.so`` (compiled).
-        target: The TVM target of a ``.so``.
-        params: An ``.npz`` file for the constants of a module that take 64 KiB or more; not
-            written where there are none.
-
-    Returns:
-        The number of constants in ``params``.
-
-    Raises:
-        UnsupportedTargetError: TVM is not installed, or cannot express the graph.
-    """
-    file = Path(path)
-    if file.suffix == ".so":
-        executable = compile(graph, target)
-        from qdqbridge.relax.files import write_library
-
-        held = {id(v.constant): v.constant.nbytes for v in graph.values() if v.constant}
-        code = len(graph.nodes) << 16  # rather more than less
-        write_library(executable.library, file, sum(held.values()) + code)
-        return 0
-    module, arrays = to_relax(graph, keep_params=params is not None)
-    from qdqbridge.relax.files import write_module
-
-    write_module(module, file)
-    if params is not None and arrays:
-        from qdqbridge.graph.archive import write_arrays
-
-        write_arrays(Path(params), arrays)
-    return len(arrays)
-
-
-def export_relay(
-    graph: Graph,
-    path: File,
-    *,
-    spelling: str = "canonical",
-    extents: Mapping[str, int] | None = None,
-) -> None:
-    """Writes ``graph`` as a Relay module that ``qdqbridge.relay.load`` reads, replacing a file.
-
-    Args:
-        graph: A canonical graph.
-        path: The file to write.
-        spelling: ``canonical``, ``tflite``, ``dnnl`` or ``fq2i``; see ``qdqbridge.relay.emit``.
-        extents: Numbers for symbolic extents, by name.
-
-    Raises:
-        InputDataError: ``graph`` is no graph, or the file cannot be written.
-        UnsupportedTargetError: This TVM is without Relay, or Relay cannot express the graph.
-    """
-    need_graph(graph, "export_relay")
-    need_relay()
-    from qdqbridge.relay.emit import emit
-    from qdqbridge.relay.files import save as save_relay
-
-    module, params = emit(graph, spelling, extents=extents)
-    save_relay(module, params, path_of(path))
-
-
-def partition(
-    graph: Graph,
-    table: str = "canonical",
-    *,
-    dialect: Dialect = "relax",
-    rewrite: bool = False,
-    extents: Mapping[str, int] | None = None,
-) -> Partitioned:
-    """Says what a backend's pattern table takes of a graph, what it leaves, and why.
-
-    Args:
-        graph: A canonical graph.
-        table: The name of a table.
-        dialect: ``relax``, or ``relay`` in an environment with TVM up to 0.19.
-        rewrite: Make the graph eligible first, by rewrites that are exact or say their error.
-        extents: Numbers for symbolic extents, by name.
-
-    Raises:
-        InputDataError: ``graph`` is no graph, but a path for example.
-        UnsupportedTargetError: There is no such table or dialect here.
-    """
-    need_graph(graph, "partition")
-    from qdqbridge.byoc.model import partition_model
-
-    return partition_model(graph, table, dialect=dialect, rewrite=rewrite, extents=extents)
 
 
 def session(path: File) -> Session:

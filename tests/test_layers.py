@@ -1,4 +1,4 @@
-"""The import rule of the design: graph <- ops <- its users <- pipeline <- cli."""
+"""The import rule of the design: graph <- ops <- its users <- pipeline, hosting <- cli."""
 
 import ast
 from collections.abc import Iterator
@@ -20,6 +20,7 @@ LEVELS = {
     "relay": 4,
     "byoc": 5,
     "autoquant": 5,
+    "hosting": 6,
     "pipeline": 6,
     "profiling": 7,
     "quantizing": 8,

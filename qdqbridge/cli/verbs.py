@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 from numpy.typing import NDArray
 
 import qdqbridge
-from qdqbridge import pipeline
+from qdqbridge import hosting, pipeline
 from qdqbridge.cli import (
     arrays,
     output,
@@ -199,7 +199,7 @@ def _runner(engine: str, graph: Graph, model: Path, target: str) -> Runner:
     if engine == "onnxruntime":
         return partial(pipeline.session(model).run, names=graph.output_names)
     with output.status("compiling"):
-        return pipeline.compile(graph, target).run
+        return hosting.compile(graph, target).run
 
 
 def _timed(runner: Runner, target: str) -> Callable[[Mapping[str, NDArray[Any]]], Any]:
@@ -265,7 +265,7 @@ def compare(
     ours: pipeline.Side = graph
     if engine != "interpreter" and not local:
         with output.status("compiling"):
-            ours = pipeline.compile(graph, target, expose=intermediates(graph))
+            ours = hosting.compile(graph, target, expose=intermediates(graph))
     known: dict[str, pipeline.Side] = {"onnxruntime": model, "interpreter": graph}
     with output.progress("batches") as report:
         found = pipeline.compare(

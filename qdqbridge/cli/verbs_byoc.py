@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from qdqbridge import pipeline
+from qdqbridge import hosting, pipeline
 from qdqbridge.cli import output
 from qdqbridge.cli.parameters import Decomposed, Extents, Json, Model, extents_of
 
@@ -50,7 +50,7 @@ def partition(
 
     graph = pipeline.load(model, decomposed=decomposed)
     with output.status("partitioning"):
-        found = pipeline.partition(
+        found = hosting.partition(
             graph, table, dialect=dialect, rewrite=rewrite, extents=extents_of(extent)
         )
     if json:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqbridge import pipeline
+from qdqbridge import hosting
 from qdqbridge.arguments import need_relay, need_tvm
 from qdqbridge.cli.parameters import extents_of
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
@@ -67,6 +67,6 @@ def write_for_tvm(
         QdqBridgeError: TVM cannot express the graph, or the file cannot be written.
     """
     if path.suffix != RELAY:
-        return pipeline.export_tvm(graph, path, target, params=params)
-    pipeline.export_relay(graph, path, spelling=spelling, extents=extents_of(extents))
+        return hosting.export_tvm(graph, path, target, params=params)
+    hosting.export_relay(graph, path, spelling=spelling, extents=extents_of(extents))
     return 0
