@@ -8,12 +8,17 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import relax, tirx
+from tvm.target import codegen
 
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.relax import dialect
-from tests.dialect_contract import Array, contract, every_code, params
+from tests.dialect.contract import Array, contract, every_code, params
 
 __all__ = ["Array", "Cases", "contract", "every_code", "params", "scale_of", "zero_of"]
+
+TARGETS = "llvm", {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()}
+"""The second has fused multiply-add on every machine that can run TVM fast."""
+
 
 def scale_of(p: QuantParams) -> Any:
     return relax.const(np.asarray(p.scale), "float32")

@@ -12,7 +12,7 @@ from tvm import relay
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.relay.build import build
 from qdqbridge.relay.dialect import call
-from tests.dialect_contract import Array
+from tests.dialect.contract import Array
 
 TARGETS = [
     "llvm -mtriple=x86_64-linux-gnu",

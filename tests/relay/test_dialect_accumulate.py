@@ -9,7 +9,7 @@ import pytest
 
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, PoolAttrs, ResizeAttrs
 from qdqbridge.ops.convolution import correlate, spread
-from tests.dialect_contract import Array, contract, every_code, params
+from tests.dialect.contract import Array, contract, every_code, params
 from tests.relay.relay_cases import TARGETS, Cases, all_args, const
 
 TYPES = [("int8", "int8"), ("uint8", "int8"), ("uint8", "uint8"), ("int16", "int8")]

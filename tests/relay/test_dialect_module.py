@@ -17,7 +17,7 @@ from qdqbridge.relay import build
 from qdqbridge.relay.dialect import call, half_even, lookup, register
 from qdqbridge.relay.dialect.attributes import names_of
 from qdqbridge.relay.dialect.native import NATIVE
-from tests.dialect_contract import Array, every_code, params
+from tests.dialect.contract import Array, every_code, params
 from tests.relay.relay_cases import TARGETS, Cases, all_args, const, scale_of, zero_of
 
 P = params("int8", 0.1, 3)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qdqbridge.graph.numerics import codes, dequantize, multiplier, quantize, requantize
-from tests.dialect_contract import contract, every_code, params
+from tests.dialect.contract import contract, every_code, params
 from tests.relay.relay_cases import TARGETS, Cases, all_args, const, scale_of, zero_of
 
 CODES = ("int8", "uint8", "int16", "uint16")

@@ -14,7 +14,7 @@ from tvm.ir import Op
 from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.relay.dialect import call, half_even
 from qdqbridge.relay.dialect.native import NATIVE
-from tests.dialect_contract import Array, contract, params
+from tests.dialect.contract import Array, contract, params
 from tests.relay.relay_cases import TARGETS, all_args, const
 
 X: Array = np.arange(-9, 10, dtype=np.float32) / 2

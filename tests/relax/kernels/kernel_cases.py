@@ -30,7 +30,7 @@ from qdqbridge.relax.kernels.cpu import (
     host_target,
 )
 from qdqbridge.relax.kernels.kernel import Claim, Kernel, Place
-from tests.dialect_contract import Array, contract
+from tests.dialect.contract import Array, contract
 
 _LEAST: dict[Cpu, dict[str, Any]] = {
     AVX512_VNNI: {"mcpu": "cascadelake"}, AVX_VNNI: {"mcpu": "haswell", "mattr": ["+avxvnni"]},

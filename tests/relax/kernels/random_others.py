@@ -22,7 +22,7 @@ from qdqbridge.ops.attributes import (
     SoftmaxAttrs,
     TransposeAttrs,
 )
-from tests.dialect_contract import every_code, params
+from tests.dialect.contract import every_code, params
 from tests.relax.kernels.kernel_cases import Operand
 
 ZEROS = {"uint8": (0, 1, 127, 128, 255, 77), "int8": (-128, -127, -1, 0, 127, 5)}

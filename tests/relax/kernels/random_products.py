@@ -10,7 +10,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs
-from tests.dialect_contract import every_code, params
+from tests.dialect.contract import every_code, params
 from tests.relax.kernels.kernel_cases import Operand
 
 Product = tuple[str, Attributes, "list[Operand | None]", QuantParams]

@@ -9,7 +9,7 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.relax.kernels.boundary import claim_dequantize, claim_quantize
 from qdqbridge.relax.kernels.codes import multiplies
 from qdqbridge.relax.kernels.cpu import Cpu
-from tests.dialect_contract import Array, every_code, params
+from tests.dialect.contract import Array, every_code, params
 from tests.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 
 

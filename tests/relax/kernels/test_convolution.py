@@ -12,7 +12,7 @@ from qdqbridge.ops.attributes import ConvAttrs
 from qdqbridge.relax.kernels.convolution import claim, merge_groups
 from qdqbridge.relax.kernels.cpu import AVX512_VNNI, Cpu
 from qdqbridge.relax.kernels.geometry import Direct
-from tests.dialect_contract import every_code, params
+from tests.dialect.contract import every_code, params
 from tests.relax.kernels import random_products
 from tests.relax.kernels.kernel_cases import DOT_CPUS, HOST, Cases, Operand
 

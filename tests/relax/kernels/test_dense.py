@@ -8,7 +8,7 @@ import pytest
 from qdqbridge.ops.attributes import GemmAttrs
 from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.dense import claim
-from tests.dialect_contract import every_code, params
+from tests.dialect.contract import every_code, params
 from tests.relax.kernels import random_products
 from tests.relax.kernels.kernel_cases import DOT_CPUS, HOST, Cases, Operand
 

@@ -17,7 +17,7 @@ from qdqbridge.ops.table import BY_NAME
 from qdqbridge.relax.kernels.channelwise import claim, extend
 from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.kernel import Place
-from tests.dialect_contract import contract, every_code, params
+from tests.dialect.contract import contract, every_code, params
 from tests.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 
 WINDOWS = [

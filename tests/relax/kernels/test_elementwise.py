@@ -13,7 +13,7 @@ from qdqbridge.ops.table import BY_NAME
 from qdqbridge.relax.kernels import fitting
 from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.elementwise import LINEAR, PRODUCT, Binary, claim
-from tests.dialect_contract import every_code, params
+from tests.dialect.contract import every_code, params
 from tests.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 
 SHAPES = [

@@ -11,7 +11,7 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.ops.attributes import AlphaAttrs, GeluAttrs, HardSigmoidAttrs
 from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.lookup import claim, table_of
-from tests.dialect_contract import every_code, params
+from tests.dialect.contract import every_code, params
 from tests.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 
 FUNCTIONS = [

@@ -25,7 +25,7 @@ from qdqbridge.ops.table import BY_NAME
 from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.kernel import Place
 from qdqbridge.relax.kernels.movers import claim
-from tests.dialect_contract import every_code, params
+from tests.dialect.contract import every_code, params
 from tests.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand, target_of
 
 X = params("uint8", 0.1, 3)

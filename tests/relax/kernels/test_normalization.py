@@ -8,7 +8,7 @@ import pytest
 from qdqbridge.ops.attributes import NormAttrs
 from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.normalization import claim
-from tests.dialect_contract import every_code, params
+from tests.dialect.contract import every_code, params
 from tests.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 
 

@@ -9,7 +9,7 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.ops.attributes import PoolAttrs, ReduceAttrs
 from qdqbridge.relax.kernels.averages import claim_axes, claim_window
 from qdqbridge.relax.kernels.cpu import Cpu
-from tests.dialect_contract import every_code, params
+from tests.dialect.contract import every_code, params
 from tests.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 
 WINDOWS = [

@@ -8,7 +8,7 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.ops.attributes import ConvAttrs, NormAttrs, PoolAttrs, ResizeAttrs, SoftmaxAttrs
 from qdqbridge.relax.kernels.broadcasting import worth_sharing
 from qdqbridge.relax.kernels.families import claimed
-from tests.dialect_contract import every_code, params
+from tests.dialect.contract import every_code, params
 from tests.relax.kernels.kernel_cases import Cases, Operand
 
 X = params("uint8", 0.05, 7)

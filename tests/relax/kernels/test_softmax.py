@@ -8,7 +8,7 @@ import pytest
 from qdqbridge.ops.attributes import SoftmaxAttrs
 from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.softmax import claim
-from tests.dialect_contract import every_code, params
+from tests.dialect.contract import every_code, params
 from tests.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 
 

@@ -17,7 +17,7 @@ from qdqbridge.relax.executable import build
 from qdqbridge.relax.kernels import stages
 from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.plan import plan
-from tests.dialect_contract import every_code, params
+from tests.dialect.contract import every_code, params
 from tests.graph.graphs import apply, const, stored
 from tests.relax.kernels.kernel_cases import DOT_CPUS, HOST, target_of
 

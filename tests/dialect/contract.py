@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,35 @@ from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.ops.table import BY_NAME
 
 Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Host:
+    """What tests of the dialect need of a host; ``conftest.py`` of its folder makes it.
+
+    Attributes:
+        cases: Makes a collection of calls for a target, or for the host's default one.
+        const: An array as a constant of its own type.
+        targets: A plain CPU, and one with fused multiply-add.
+    """
+
+    cases: Callable[..., Any]
+    const: Callable[[Array], Any]
+    targets: tuple[Any, Any]
+
+    def scale_of(self, p: QuantParams) -> Any:
+        return self.const(np.asarray(p.scale, np.float32))
+
+    def zero_of(self, p: QuantParams) -> Any:
+        return self.const(np.asarray(p.zero_point, np.int32))
+
+    def all_args(self, *pairs: QuantParams | None) -> list[Any]:
+        """Scale and zero point of each; 1 and 0 for what is not quantized."""
+        one = [self.const(np.array(1, np.float32)), self.const(np.array(0, np.int32))]
+        return [
+            c for p in pairs
+            for c in ([self.scale_of(p), self.zero_of(p)] if p is not None else one)
+        ]  # fmt: skip
 
 
 def params(dtype: str, scale: Any, zero_point: Any = 0, axis: int | None = None) -> QuantParams:

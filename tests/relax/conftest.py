@@ -1,0 +1,12 @@
+"""The host that tests of the dialect run on."""
+
+import pytest
+from tvm import relax
+
+from tests.dialect.contract import Host
+from tests.relax.dialect_cases import TARGETS, Cases
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host(Cases, relax.const, TARGETS)
