@@ -4,14 +4,17 @@
 quantized by onnxruntime's own tool (static, per channel, one sample), with uint8 (u8s8) or int8
 (s8s8) activations, and run by every engine in one process, call after call in turn; what is
 printed are medians, and medians of the ratios of calls made next to each other. ``--threads 2``
-gives both engines two threads. ``--tvm`` adds TVM's own pipeline on the same QDQ file, ``--model``
-files of one's own, which are run as they are.
+gives both engines two threads. ``--tvm`` adds TVM's own pipeline on the same QDQ file (for this
+machine's CPU), ``--target haswell`` compiles ours for a lesser CPU, ``--memory`` adds the peak
+memory of compiling, in a process of its own (see compile_memory.py), ``--recenter`` onnxruntime on
+the file that ``save(recenter=True)`` writes, ``--model`` files of one's own, run as they are.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from bench_target import target_of
 from numpy.typing import NDArray
 from run_networks import NETWORKS
 
@@ -109,25 +113,28 @@ def feeds(path: Path) -> Feeds:
 # ---- engines ----------------------------------------------------------------------------------
 
 
-def onnxruntime(path: Path, data: Feeds, threads: int) -> Call:
-    """Returns a call of onnxruntime with all its optimizations."""
+def onnxruntime(path: Path, data: Feeds, threads: int, *, optimized: bool = True) -> Call:
+    """Returns a call of onnxruntime, with all its optimizations or with none."""
     import onnxruntime as ort
+
+    levels = ort.GraphOptimizationLevel
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    level = levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
+    options.graph_optimization_level = level
     session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return lambda: session.run(None, data)
 
 
-def ours(path: Path, data: Feeds, threads: int) -> tuple[Call, float]:
+def ours(path: Path, data: Feeds, threads: int, cpu: str) -> tuple[Call, float]:
     """Returns a call of our executable, and the seconds that compiling took."""
     import qdqbridge as qb
 
     graph = qb.load(path)
     start = time.perf_counter()
-    executable = qb.compile(graph, threads=threads)
+    executable = qb.compile(graph, target_of(cpu), threads=threads)
     seconds = time.perf_counter() - start
     held = executable.buffers()
     for name, buffer in held.items():
@@ -146,6 +153,41 @@ def tvm_default(path: Path, data: Feeds) -> Call:
     machine = relax.VirtualMachine(tvm.compile(module, target=target), tvm.cpu())
     tensors = [tvm.runtime.tensor(array) for array in data.values()]
     return lambda: machine["main"](*tensors)
+
+
+def recentred(path: Path, data: Feeds, threads: int) -> tuple[Call, dict[str, str]]:
+    """Returns a call of onnxruntime on the re-centred file, and how its outputs compare."""
+    import qdqbridge as qb
+
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / path.name
+        qb.save(qb.load(path), made, recenter=True)
+        compared = {
+            f"outputs, {what}": difference(
+                onnxruntime(path, data, 1, optimized=optimized)(),
+                onnxruntime(made, data, 1, optimized=optimized)(),
+            )
+            for what, optimized in (("optimized", True), ("as written", False))
+        }
+        return onnxruntime(made, data, threads), compared
+
+
+def difference(first: Sequence[Array], second: Sequence[Array]) -> str:
+    """Returns how many elements of two lists of arrays are not the same bits."""
+    count = sum(
+        int((a.reshape(-1) != b.reshape(-1)).sum()) for a, b in zip(first, second, strict=True)
+    )
+    return "equal" if count == 0 else f"{count} of {sum(a.size for a in first)} differ"
+
+
+def memory(path: Path, cpu: str) -> dict[str, int]:
+    """Returns the peak memory of compiling a file in a fresh process, and the bound of it."""
+    script = Path(__file__).with_name("compile_memory.py")
+    run = subprocess.run(
+        [sys.executable, str(script), str(path), cpu], check=True, capture_output=True, text=True
+    )
+    found: dict[str, float] = json.loads(run.stdout)
+    return {f"{name} MB": round(value) for name, value in found.items()}
 
 
 # ---- measuring --------------------------------------------------------------------------------
@@ -172,20 +214,30 @@ def measure(calls: Mapping[str, Call], seconds: float, rest: float = 0.0) -> dic
 def row(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
     """Measures one network."""
     data, threads = feeds(subject.quantized), arguments.threads
-    own, compiled = ours(subject.quantized, data, threads)
+    own, compiled = ours(subject.quantized, data, threads, arguments.target)
+    found: dict[str, Any] = {"network": subject.name, "compile s": round(compiled, 1)}
     calls = {"ours": own, "ort qdq": onnxruntime(subject.quantized, data, threads)}
     if subject.real is not None:
         calls["ort float"] = onnxruntime(subject.real, data, threads)
+    if arguments.recenter:
+        calls["ort recentred"], compared = recentred(subject.quantized, data, threads)
+        found |= compared
+    if arguments.memory:
+        found |= memory(subject.quantized, arguments.target)
     times = measure(calls, arguments.seconds, RESTS if threads > 1 else 0.0)
     if arguments.tvm:
         times |= measure({"tvm": tvm_default(subject.quantized, data)}, 0.0)
-    found: dict[str, Any] = {"network": subject.name, "compile s": round(compiled, 1)}
     for name, values in times.items():
         found[f"{name} ms"] = round(float(np.median(values)) * 1e3, 3)
     for name in ("ort qdq", "ort float"):
         if name in times:
             ratios = np.divide(times["ours"], times[name])
             found[f"ours / {name}"] = round(float(np.median(ratios)), 3)
+    if "ort recentred" in times:
+        ratios = np.divide(times["ort qdq"], times["ort recentred"])
+        found["ort qdq / recentred"] = round(float(np.median(ratios)), 2)
+    if "tvm" in times:
+        found["tvm / ours"] = round(float(np.median(times["tvm"]) / np.median(times["ours"])), 1)
     return found
 
 
@@ -210,6 +262,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--model", nargs="*", type=Path, default=[], help="quantized files")
     parser.add_argument("--folder", type=Path, help="where networks are kept between runs")
     parser.add_argument("--tvm", action="store_true", help="add TVM's default, which is slow")
+    parser.add_argument("--target", default="host", help="CPU of ours, as LLVM names it")
+    parser.add_argument("--memory", action="store_true", help="add peak memory of compiling")
+    parser.add_argument("--recenter", action="store_true", help="add the re-centred file")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as temporary:

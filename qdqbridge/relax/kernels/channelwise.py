@@ -43,6 +43,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
     whole, bias = integer_bias(node, scale, channels)
     if result is None or not whole or channels < _LEAST:
         return None
+    weight = weight.astype(np.int32)
     wide = weight.reshape(channels, *([1] if len(shape) == 3 else []), *weight.shape[2:])
     sums = _sums(wide, x.zero_point, bias)
     if sums is None or not result.holds(sums[1]) or not _fits(wide, place):

@@ -17,6 +17,7 @@ from qdqbridge.qnn.emit.scope import Expr, Scope
 from qdqbridge.relax.emit.module import ModuleEmitter
 from qdqbridge.relax.kernels.kernel import Array, Kernel
 from qdqbridge.relax.kernels.plan import Plan
+from qdqbridge.relax.tensors import to_tensor
 
 WORK = "qdqbridge.work"
 """Attribute of a PrimFunc: operations of one call, 0 where they are not counted."""
@@ -81,4 +82,5 @@ def _extents(shape: Shape, operands: Sequence[Expr]) -> list[Any]:
 
 
 def _constant(array: Array) -> Any:
-    return relax.const(tvm.runtime.tensor(np.ascontiguousarray(array)))
+    """Returns a constant; one that lies as TVM wants it is not copied."""
+    return relax.const(to_tensor(np.ascontiguousarray(array), tvm.cpu()))

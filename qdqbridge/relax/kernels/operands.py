@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import Shape
@@ -50,7 +51,7 @@ def codes_of(value: Value) -> Codes | None:
 
 
 def centred_weight(value: Value, axis: int | None) -> Array | None:
-    """Returns a constant weight minus its zero points as int32.
+    """Returns a constant weight minus its zero points: the weight itself as int8, or int16.
 
     Args:
         value: The weight.
@@ -68,8 +69,10 @@ def centred_weight(value: Value, axis: int | None) -> Array | None:
     if params.axis not in (None, axis):
         return None
     stored = constant.numpy()
+    if params.symmetric and params.storage_dtype is DType.INT8:
+        return stored
     zero_point = params.aligned(params.zero_point, stored.shape)
-    return stored.astype(np.int32) - zero_point.astype(np.int32)
+    return stored.astype(np.int16) - zero_point.astype(np.int16)
 
 
 def extents(shape: Shape) -> tuple[int | None, ...] | None:

@@ -6,6 +6,7 @@ packed as (groups, blocks, runs, steps, lanes, depth), zeros filling the last bl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.relax.kernels.cpu import Cpu
+from qdqbridge.relax.tensors import aligned
 
 Array = NDArray[Any]
+_PIECE = 1 << 20
+"""Weights that are worked on at a time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +52,7 @@ def padded(array: Array, axis: int, multiple: int) -> Array:
 
 
 def pack(cpu: Cpu, weights: Array, zero_point: int, bias: Array | None) -> Packed | None:
-    """Packs weights.
+    """Packs weights, some channels after the other, so that copies stay small.
 
     Args:
         cpu: The CPU.
@@ -59,23 +63,41 @@ def pack(cpu: Cpu, weights: Array, zero_point: int, bias: Array | None) -> Packe
     Returns:
         None where a sum of products could leave int32.
     """
-    groups = len(weights)
-    wide = weights.astype(np.int32)
-    sums = wide.sum(axis=(2, 3), dtype=np.int64)
+    groups, channels, runs, length = weights.shape
+    sums = weights.sum(axis=(2, 3), dtype=np.int64)
     start = np.zeros(sums.shape, np.int64) if bias is None else bias.reshape(sums.shape)
     start = start.astype(np.int64) - zero_point * sums
-    largest = 255 * np.abs(wide).sum(axis=(2, 3), dtype=np.int64) + np.abs(start)
+    largest = 255 * _magnitudes(weights) + np.abs(start)
     if largest.max(initial=0) >= 1 << 31:
         return None
-    halves = _bytes(wide) if cpu.bytes_in else [wide]
-    wide = np.concatenate(halves, axis=2).astype(np.int8 if cpu.bytes_in else np.int16)
-    wide = padded(padded(wide, 1, cpu.lanes), 3, cpu.depth)
-    _, lanes, runs, length = wide.shape
-    split = wide.reshape(
-        groups, lanes // cpu.lanes, cpu.lanes, runs, length // cpu.depth, cpu.depth
-    )
-    packed = np.ascontiguousarray(split.transpose(0, 1, 3, 4, 2, 5))
-    return Packed(packed, per_lane(cpu, start.astype(np.int32), groups), len(halves))
+    parts = _parts(weights) if cpu.bytes_in else 1
+    blocks, count = -(-channels // cpu.lanes), steps(cpu, length)
+    shape = groups, blocks, parts * runs, count, cpu.lanes, cpu.depth
+    packed = aligned(shape, np.dtype(np.int8 if cpu.bytes_in else np.int16))
+    for group, first, some in _pieces(weights, cpu.lanes):
+        into = packed[group, first // cpu.lanes :]
+        for part, own in enumerate(_bytes(some, parts) if cpu.bytes_in else [some]):
+            wide = padded(padded(own, 0, cpu.lanes), 2, cpu.depth)
+            split = wide.reshape(-1, cpu.lanes, runs, count, cpu.depth).transpose(0, 2, 3, 1, 4)
+            into[: len(split), part * runs : (part + 1) * runs] = split
+    return Packed(packed, per_lane(cpu, start.astype(np.int32), groups), parts)
+
+
+def _pieces(weights: Array, lanes: int) -> Iterator[tuple[int, int, Array]]:
+    """Yields every group's channels, some at a time: group, first channel, and them as int32."""
+    groups, channels, runs, length = weights.shape
+    count = lanes * max(1, _PIECE // (lanes * runs * length))
+    for group in range(groups):
+        for first in range(0, channels, count):
+            yield group, first, weights[group, first : first + count].astype(np.int32)
+
+
+def _magnitudes(weights: Array) -> Array:
+    """Returns the sum of the absolute weights of every channel, (groups, channels)."""
+    found = np.zeros(weights.shape[:2], np.int64)
+    for group, first, some in _pieces(weights, 1):
+        found[group, first : first + len(some)] = np.abs(some).sum(axis=(1, 2), dtype=np.int64)
+    return found
 
 
 def per_lane(cpu: Cpu, vector: Array, groups: int) -> Array:
@@ -84,16 +106,21 @@ def per_lane(cpu: Cpu, vector: Array, groups: int) -> Array:
     return np.ascontiguousarray(padded(per_group, 1, cpu.lanes).reshape(-1))
 
 
-def _bytes(weights: Array) -> list[Array]:
-    """Returns weights of 9 bits as the few arrays of bytes whose sum they are."""
-    found: list[Array] = []
-    while weights.any() or not found:
-        found.append(np.clip(weights, -128, 127))
-        weights = weights - found[-1]
-    return found
+def _parts(weights: Array) -> int:
+    """Returns of how many bytes the weights are the sum."""
+    low, high = int(weights.min(initial=0)), int(weights.max(initial=0))
+    return max(-(low // 128), -(-high // 127), 1)
+
+
+def _bytes(weights: Array, parts: int) -> Iterator[Array]:
+    """Yields the arrays of bytes whose sum weights of 9 bits are."""
+    for _ in range(parts):
+        part = np.clip(weights, -128, 127)
+        yield part
+        weights = weights - part
 
 
 def reach(packed: Packed, weights: Array) -> int:
     """Returns a bound of the magnitude of every sum."""
-    total = np.abs(weights.astype(np.int64)).sum(axis=(2, 3)).max(initial=0)
+    total = _magnitudes(weights).max(initial=0)
     return int(255 * total + np.abs(packed.bias.astype(np.int64)).max(initial=0))
