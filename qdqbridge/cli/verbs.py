@@ -241,7 +241,7 @@ def compare(
     local: Local = False,
     max_lsb: MaxLsb = None,
     everything: Everything = False,
-    target: Target = "llvm",
+    target: Target = "host",
     batch_size: BatchSize = None,
     decomposed: Decomposed = False,
     fold_affine: FoldAffine = False,
