@@ -81,7 +81,7 @@ def from_relax(
 
 
 def compile(
-    graph: Graph, target: str = "host", *, kernels: str = "fast", threads: int | None = None,
+    graph: Graph, target: Any = "host", *, kernels: str = "fast", threads: int | None = None,
     expose: Sequence[Value] = (),
 ) -> Executable:
     """Builds ``graph`` with TVM.
@@ -89,7 +89,8 @@ def compile(
     Args:
         graph: A canonical graph.
         target: ``host``, this machine's CPU, or a TVM target such as ``llvm`` (any CPU of this
-            architecture) or ``{"kind": "llvm", "mcpu": "haswell"}``.
+            architecture) or ``{"kind": "llvm", "mcpu": "haswell"}``, as a dictionary or JSON. What
+            this CPU cannot run can be saved.
         kernels: ``fast``, kernels made for the target's instructions, or ``reference``, plain
             loops; both compute the same bits wherever results are quantized.
         threads: How many threads run it; by default as many as TVM takes: the environment variable
@@ -97,7 +98,8 @@ def compile(
         expose: Intermediate values that ``run`` shall return as well, under their names.
 
     Raises:
-        InputDataError: ``graph`` is no graph, but a path for example; or ``threads`` is below 1.
+        InputDataError: ``graph`` is no graph, but a path for example; or ``threads`` is no number
+            from 1 on.
         UnsupportedTargetError: TVM is not installed, or cannot express the graph; or there are no
             such kernels.
     """
@@ -131,7 +133,8 @@ def export_tvm(
 
     Args:
         graph: A canonical graph.
-        path: ``.json`` (a Relax module), ``.py`` (TVMScript, to read) or ``.so`` (compiled).
+        path: ``.json`` (a Relax module), ``.py`` (TVMScript, to read) or ``.so`` (compiled),
+            which :func:`load_executable` and TVM itself load.
         target: The TVM target of a ``.so``.
         params: An ``.npz`` file for the constants of a module that take 64 KiB or more; not
             written where there are none.
@@ -144,12 +147,7 @@ def export_tvm(
     """
     file = Path(path)
     if file.suffix == ".so":
-        executable = compile(graph, target)
-        from qdqbridge.relax.files import write_library
-
-        held = {id(v.constant): v.constant.nbytes for v in graph.values() if v.constant}
-        code = len(graph.nodes) << 16  # rather more than less
-        write_library(executable.library, file, sum(held.values()) + code)
+        compile(graph, target).save(file)
         return 0
     module, arrays = to_relax(graph, keep_params=params is not None)
     from qdqbridge.relax.files import write_module

@@ -7,10 +7,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tvm
 from numpy.typing import NDArray
 from tvm import relax
 
+from qdqbridge.arguments import path_of
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import check_inputs
@@ -18,6 +20,8 @@ from qdqbridge.graph.types import static_shape
 from qdqbridge.qnn.emit.scope import reason
 from qdqbridge.relax import saving
 from qdqbridge.relax.emit import emit
+from qdqbridge.relax.files import without_lines
+from qdqbridge.relax.instructions import features_of, missing_features, need_features
 from qdqbridge.relax.kernels.cpu import cpu_of, host_target, host_threads
 from qdqbridge.relax.kernels.emit import emit_plan
 from qdqbridge.relax.kernels.plan import plan
@@ -31,6 +35,9 @@ KERNELS = ("fast", "reference")
 
 class Executable:
     """Compiled machine code with the interface of the model.
+
+    Several threads may call :meth:`run` of one executable, which they then do in turn, or each of
+    its own executable at the same time.
 
     Attributes:
         graph: The graph it was compiled from; of one that was loaded, the interface alone.
@@ -46,7 +53,23 @@ class Executable:
         self.graph, self.module, self.library = graph, module, library
         self.threads, self.target, self._caller = threads, target, Caller(threads)
         self._device: Any = tvm.cpu()
-        self._machine = relax.VirtualMachine(library, self._device)
+        # what was loaded has been looked at
+        self._features = [] if target is None else features_of(target)
+        self._main: Any = None
+        if not missing_features(self._features):
+            with without_lines(b"Warning: Scope Loaded"):
+                self._main = relax.VirtualMachine(library, self._device)["main"]
+
+    def __reduce__(self) -> str:
+        """Refuses to be pickled or copied.
+
+        Raises:
+            InputDataError: Always.
+        """
+        raise InputDataError(
+            "an executable cannot be pickled or copied", why="it holds machine code",
+            fix="save it, and load it with load_executable",
+        )
 
     @property
     def input_names(self) -> list[str]:
@@ -77,7 +100,7 @@ class Executable:
         held = {id(v.constant): v.constant.nbytes for v in self.graph.values() if v.constant}
         code = len(self.graph.nodes) << 16  # rather more than less
         interface = saving.interface_of(self.graph, self.target, self.threads)
-        saving.write(self.library, Path(path), sum(held.values()) + code, interface)
+        saving.write(self.library, path_of(path), sum(held.values()) + code, interface)
 
     def buffers(self) -> dict[str, NDArray[Any]]:
         """Returns an array for each input of known extents, to fill in and run without a copy."""
@@ -101,12 +124,17 @@ class Executable:
 
         Raises:
             InputDataError: An input is missing, unknown, or of the wrong dtype or shape.
+            UnsupportedTargetError: It was compiled for a CPU with instructions that this one has
+                not.
         """
         arrays = check_inputs(self.graph, inputs)
+        if self._main is None:
+            need_features(self._features)
+        main: Any = self._main
         if any(0 in array.shape for array in arrays):
             raise InputDataError("an input has no elements", fix="feed at least one sample")
         tensors = [to_tensor(array, self._device) for array in arrays]
-        result = self._caller.call(self._machine["main"], *tensors)
+        result = self._caller.call(main, *tensors)
         results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
         types = [value.type.dtype.numpy for value in self.graph.outputs]
         return {
@@ -164,9 +192,7 @@ def build(
         raise UnsupportedTargetError(
             f"there are no kernels {kernels!r}", fix=f"use one of {', '.join(KERNELS)}"
         )
-    if threads is not None and threads < 1:
-        raise InputDataError(f"threads is {threads}", fix="give 1 or more")
-    resolved, count = target_of(target), threads or host_threads()
+    resolved, count = target_of(target), _count_of(threads)
     if kernels == "fast":
         module = emit_plan(plan(graph, cpu_of(resolved), count))
     else:
@@ -180,6 +206,14 @@ def build(
             fix="run the graph with the interpreter, and report the module (to_relax)",
         ) from error
     return Executable(graph, module, library, count, resolved)
+
+
+def _count_of(threads: Any) -> int:
+    if threads is None:
+        return host_threads()
+    if not isinstance(threads, (int, np.integer)) or threads < 1:
+        raise InputDataError(f"threads is {threads!r}", fix="give a whole number from 1 on")
+    return int(threads)
 
 
 def load_executable(path: Path) -> Executable:

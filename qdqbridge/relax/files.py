@@ -55,7 +55,7 @@ def write_library(library: Any, path: Path, nbytes: int) -> None:
     ):
         _reserve(Path(folder) / "reserved", _COPIES * nbytes + _LEAST)
         try:
-            with _without(b"Warning: Scope Saving"):
+            with without_lines(b"Warning: Scope Saving"):
                 library.export_library(str(scratch), workspace_dir=folder)
         except RuntimeError as error:  # the linker's words, behind those of TVM
             raise OutputFileError(
@@ -85,7 +85,7 @@ def _last_line(error: Exception) -> str:
 
 
 @contextmanager
-def _without(noise: bytes) -> Generator[None, None, None]:
+def without_lines(noise: bytes) -> Generator[None, None, None]:
     """Holds back what is written to file descriptor 2, and leaves out the lines with ``noise``."""
     with tempfile.TemporaryFile() as held:
         stderr = os.dup(2)

@@ -19,6 +19,8 @@ from tvm import relax
 
 from qdqbridge.graph.interpreter import check_inputs
 from qdqbridge.relax.executable import Executable
+from qdqbridge.relax.files import without_lines
+from qdqbridge.relax.instructions import features_of, need_features
 from qdqbridge.relax.kernels.emit import WORK
 from qdqbridge.relax.tensors import to_tensor
 from qdqbridge.relax.threads import Caller
@@ -66,7 +68,10 @@ def kernel_times(
     """
     device: Any = tvm.cpu()
     tensors = [to_tensor(a, device) for a in check_inputs(executable.graph, inputs)]
-    machine = relax.VirtualMachine(executable.library, device)
+    if executable.target is not None:
+        need_features(features_of(executable.target))
+    with without_lines(b"Warning: Scope Loaded"):
+        machine = relax.VirtualMachine(executable.library, device)
     times: dict[str, list[float]] = {}
 
     def instrument(function: Any, name: str, before: bool, _: Any, *args: Any) -> int:

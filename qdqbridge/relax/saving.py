@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm.target import codegen
 
-from qdqbridge.errors import InputDataError, ModelFileError, UnsupportedTargetError
+from qdqbridge.errors import InputDataError, ModelFileError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.placing import placed
 from qdqbridge.graph.types import TensorType
-from qdqbridge.relax.files import write_library
-from qdqbridge.relax.kernels.cpu import host_target
+from qdqbridge.relax.files import without_lines, write_library
+from qdqbridge.relax.instructions import features_of, need_features
 
 SUFFIX = ".so"
 _MARK = b"qdqbridge library 1\n"
@@ -69,17 +68,12 @@ def read(path: Path) -> tuple[Graph, Any, int]:
         found = _checked(path)
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from error
-    missing = sorted(set(found["features"]) - set(features_of(host_target())))
-    if missing:
-        raise UnsupportedTargetError(
-            "this CPU cannot run the library", where=str(path),
-            why=f"it has no {', '.join(missing[:6])}",
-            fix="compile the model here, or for a target that both CPUs have",
-        )
+    need_features(found["features"], str(path))
     inputs, outputs = ([_value(entry) for entry in found[end]] for end in ("inputs", "outputs"))
     graph = Graph(inputs, outputs, [value.name for value in outputs], [], found["name"])
     try:
-        library = tvm.runtime.load_module(str(path.resolve()))
+        with without_lines(b"Warning: Scope Loaded"):  # one for each constant
+            library = tvm.runtime.load_module(str(path.resolve()))
     except Exception as error:  # whatever TVM or the loader raises
         raise _unreadable(path, str(error).strip().splitlines()[-1]) from error
     return graph, library, int(found["threads"])
@@ -95,12 +89,6 @@ def interface_of(graph: Graph, target: Any, threads: int) -> dict[str, Any]:
         "threads": threads,
         "features": features_of(target),
     }
-
-
-def features_of(target: Any) -> list[str]:
-    """Returns the sets of instructions of a target; names with hyphens are LLVM's habits."""
-    names = map(str, codegen.llvm_get_cpu_features(target))
-    return sorted(name for name in names if "-" not in name or name.startswith("amx-"))
 
 
 def _entry(name: str, value: Value) -> dict[str, Any]:

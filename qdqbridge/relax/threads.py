@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from typing import Any
 
 import tvm
@@ -21,19 +22,31 @@ _ONE_CORE_EACH, _ALL_CORES = -2, -3  # modes of TVM's runtime.config_threadpool
 class Caller:
     """Calls functions one after the other, with a pool of ``count`` threads for TVM's loops.
 
+    Callers may be many threads: TVM's machine holds the state of one run only. A child of a fork
+    gets a thread of its own, since those of its parent do not live there.
+
     Args:
         count: Threads; with 1 functions are called where they are handed in.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._own = None if count == 1 else ThreadPoolExecutor(
-            1, thread_name_prefix="qdqbridge", initializer=_start, initargs=(count,)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self._process, self._turn = os.getpid(), Lock()
+        self._own = None if self.count == 1 else ThreadPoolExecutor(
+            1, thread_name_prefix="qdqbridge", initializer=_start, initargs=(self.count,)
         )
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Returns what ``function`` returns; raises what it raises."""
-        return function(*args) if self._own is None else self._own.submit(function, *args).result()
+        if os.getpid() != self._process:
+            self._prepare()
+        if self._own is not None:
+            return self._own.submit(function, *args).result()
+        with self._turn:
+            return function(*args)
 
 
 def _start(count: int) -> None:

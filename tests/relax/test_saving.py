@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import platform
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +15,11 @@ import tvm
 
 import qdqbridge as qb
 from qdqbridge.errors import InputDataError, ModelFileError, UnsupportedTargetError
-from qdqbridge.relax import saving
+from qdqbridge.relax import instructions
+from qdqbridge.relax.kernel_times import kernel_times
 
 MODEL = Path(__file__).parents[2] / "models" / "digits_cnn_u8s8_per_channel.onnx"
+_OTHER = "x86_64-linux-gnu" if platform.machine() == "aarch64" else "aarch64-linux-gnu"
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +76,31 @@ def test_damage_is_found(saved: Any, tmp_path: Path) -> None:
 
 def test_a_cpu_without_the_instructions(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     least = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
-    monkeypatch.setattr(saving, "host_target", lambda: least)
-    if set(saving.features_of(saved[0].target)) - set(saving.features_of(least)):
+    wanted = instructions.features_of(saved[0].target)
+    monkeypatch.setattr(instructions, "host_target", lambda: least)
+    if set(wanted) - set(instructions.features_of(least)):
         with pytest.raises(UnsupportedTargetError, match="cannot run the library"):
             qb.load_executable(saved[1])
+
+
+def test_code_for_another_architecture_is_compiled_and_not_run() -> None:
+    executable = qb.compile(qb.load(MODEL), {"kind": "llvm", "mtriple": _OTHER})
+    data = {executable.input_names[0]: np.zeros((1, 1, 8, 8), np.float32)}
+    for run in (executable.run, partial(kernel_times, executable)):
+        with pytest.raises(UnsupportedTargetError, match="cannot run the executable"):
+            run(data)
+
+
+def test_habits_and_systems_instructions_do_not_matter() -> None:
+    lesser = instructions.features_of(tvm.target.Target({"kind": "llvm", "mcpu": "haswell"}))
+    assert {"avx2", "fma"} <= set(lesser)
+    assert not {"ermsb", "invpcid", "macrofusion", "xsave"} & set(lesser)
+
+
+def test_loading_is_quiet(saved: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    loaded = qb.load_executable(saved[1])
+    kernel_times(loaded, {loaded.input_names[0]: np.zeros((1, 1, 8, 8), np.float32)}, 1)
+    assert "".join(capfd.readouterr()) == ""
 
 
 def test_what_cannot_be_saved(saved: Any, tmp_path: Path) -> None:
@@ -81,4 +108,12 @@ def test_what_cannot_be_saved(saved: Any, tmp_path: Path) -> None:
         saved[0].save(tmp_path / "digits.bin")
     with pytest.raises(InputDataError, match="cannot save"):
         qb.load_executable(saved[1]).save(tmp_path / "again.so")
+    with pytest.raises(InputDataError, match="path"):
+        saved[0].save(5)
     assert not list(tmp_path.iterdir())
+
+
+def test_pickles_and_copies_are_refused(saved: Any) -> None:
+    for duplicate in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(InputDataError, match="cannot be pickled"):
+            duplicate(saved[0])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +86,37 @@ def test_errors_come_back() -> None:
         Caller(2).call(lambda: 1 // 0)
 
 
-def test_no_threads_are_refused() -> None:
-    with pytest.raises(InputDataError):
-        qb.compile(qb.load(MODEL), threads=0)
+@pytest.mark.parametrize("threads", [0, -1, 1.5, "2"])
+def test_no_number_of_threads_is_refused(threads: Any) -> None:
+    with pytest.raises(InputDataError, match="threads is"):
+        qb.compile(qb.load(MODEL), threads=threads)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_many_callers_of_one_executable(threads: int) -> None:
+    """TVM's machine holds one run: two at once end the process."""
+    graph = qb.load(MODEL)
+    executable = qb.compile(graph, threads=threads)
+    rng = np.random.default_rng(0)
+    fed = [{"input": rng.normal(size=(n, 1, 8, 8)).astype(np.float32)} for n in range(1, 9)]
+    meant = [qb.evaluate(graph, data)["logits"] for data in fed]
+
+    def call(turn: int) -> bool:
+        got = executable.run(fed[turn % 8])["logits"]
+        return np.array_equal(got, meant[turn % 8])
+
+    with ThreadPoolExecutor(6) as callers:
+        assert all(callers.map(call, range(240)))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+def test_a_child_of_a_fork_runs_on() -> None:
+    caller = Caller(2)
+    assert caller.call(os.getpid) == os.getpid()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on forks beside threads
+        child = os.fork()
+    if not child:
+        signal.alarm(20)
+        os._exit(0 if caller.call(os.getpid) == os.getpid() else 1)
+    assert os.waitpid(child, 0)[1] == 0
