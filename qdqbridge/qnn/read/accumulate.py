@@ -33,6 +33,7 @@ from qdqbridge.qnn.read.layout import (
     transposed,
     weight_first,
 )
+from qdqbridge.qnn.read.products import whole_product
 from qdqbridge.qnn.read.reading import Reading, Row
 
 _CLOSE = 1e-6
@@ -215,8 +216,8 @@ def _scaled(reading: Reading, product: Accumulator, call: Call) -> Accumulator:
         raise reading.refused("the int32 result of a product has a zero point")
     own = product.scale.reshape(-1)
     if given.size in (1, own.size) or own.size == 1:
-        near = np.abs(given.astype(np.float64) / own - 1) <= _CLOSE
-        if near.all():
+        wide = own.astype(np.float64)  # a Gemm's alpha of 0 makes it 0
+        if (np.abs(given - wide) <= _CLOSE * np.abs(wide)).all():
             return product
     if own.size > 1 and given.size != own.size:
         raise reading.refused(
@@ -257,7 +258,11 @@ def _node(
     operands += [] if bias is None else [bias]
     shape = call.result.shape
     if product.back is None:
-        return reading.node(product.op, product.attributes, operands, type_of(shape), call)
+        value = reading.node(product.op, product.attributes, operands, type_of(shape), call)
+        stacked = (
+            product.op is MATMUL and product.claim is not None and product.claim.op == "MatMul"
+        )
+        return (whole_product(reading, call, value) if stacked else None) or value
     inner = type_of(permuted_shape(shape, _inverse(product.back)))
     value = reading.node(product.op, product.attributes, operands, inner, call)
     turn = TransposeAttrs(product.back)

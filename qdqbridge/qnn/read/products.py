@@ -10,23 +10,31 @@ import numpy as np
 
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.patterns import Match, match, near
 from qdqbridge.graph.types import QuantType, Shape, TensorType
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs, TransposeAttrs
 from qdqbridge.qnn.origin import Claim
 from qdqbridge.qnn.read.call import Call
+from qdqbridge.qnn.read.layout import transposed
 from qdqbridge.qnn.read.reading import Reading
 
 _STACKED = ("MatMul", "Gemm", "Dense")
 _IMAGES = ("Conv", "ConvTranspose")
+_UNBIASED = 2
 
 
 def whole_product(reading: Reading, call: Call, value: Value) -> Value | None:
-    """Returns the product whose result a reshape or squeeze of ``value`` is, None for others."""
-    claim, node = call.claim, value.producer
-    if claim is None or node is None or reading.claims.get(node) != claim:
+    """Returns the product that a call of its own claim completes, None for others.
+
+    Args:
+        reading: The graph so far.
+        call: A reshape or squeeze of ``value``, or the rounding that made it.
+        value: What stands for the product so far.
+    """
+    claim, last = call.claim, value.producer
+    if claim is None or last is None or reading.claims.get(last) != claim:
         return None
-    if node.op.name == "requantize" and node.operand(0).producer is not None:
-        node = node.operand(0).producer
+    node, bias = _behind(reading, claim, last)
     if node is None or node.op.flow is not Flow.ACCUMULATE:
         return None
     if claim.op in _IMAGES and node.op.name == claim.op:
@@ -42,7 +50,34 @@ def whole_product(reading: Reading, call: Call, value: Value) -> Value | None:
     shape = call.result.shape
     plain = TensorType(value.type.dtype, shape)
     type_ = plain if value.quant is None else value.quant.with_shape(shape)
+    operands += [] if bias is None else [bias]
     return reading.node(claim.op, claim.attributes, operands, type_, call)
+
+
+def _behind(reading: Reading, claim: Claim, node: Node | None) -> tuple[Node | None, Value | None]:
+    """Returns the product behind its own movers and roundings, and a real bias that is added."""
+    while node is not None and node.op.flow is not Flow.ACCUMULATE:
+        own = reading.claims.get(node) == claim
+        if node.op.name == "Add" and own and isinstance(claim.attributes, GemmAttrs):
+            bias = scaled_bias(node.operand(1), claim.attributes)
+            inner = node.operand(0).producer
+            complete = inner is None or bias is None or len(inner.inputs) != _UNBIASED
+            return (None, None) if complete else (inner, bias)
+        mover = own and node.op.flow is Flow.MOVE
+        if node.op.name != "requantize" and not mover and not (own and node.op.name == "quantize"):
+            return None, None
+        node = node.operand(0).producer
+    return node, None
+
+
+def scaled_bias(value: Value, given: GemmAttrs) -> Value | None:
+    """Returns what a Gemm's beta was multiplied with, None where it was not."""
+    if given.beta == 1.0:
+        return value
+    found = Match()
+    if match(value, ("Mul", "c", "#beta"), found) and near(found.numbers["beta"], given.beta):
+        return found.values["c"]
+    return None
 
 
 def _later(claim: Claim, node: Node) -> bool:
@@ -63,6 +98,8 @@ def _matrices(
     x, w = _unshaped(reading, node.operand(0), claim), _unshaped(reading, weight, claim)
     dense, stated = claim.op == "Dense", node.op.name == "Dense"
     (left, turned_left), (right, turned_right) = x, w
+    if stated and claim.op == "MatMul" and right.rank == 2:  # of a vector by a constant
+        right = transposed(reading, right, (1, 0))
     if turned_left != gemm.trans_a:
         return None
     if turned_right != ((dense or gemm.trans_b) and not stated):

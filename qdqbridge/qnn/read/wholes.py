@@ -17,6 +17,7 @@ from qdqbridge.ops.attributes import (
 )
 from qdqbridge.qnn.read.call import Call
 from qdqbridge.qnn.read.chains import Find, Whole, present, spelled
+from qdqbridge.qnn.read.products import scaled_bias
 
 
 def _gemm(node: Node, call: Call) -> Whole | None:
@@ -32,16 +33,9 @@ def _gemm(node: Node, call: Call) -> Whole | None:
             return None
         return _product(inner, given) if near(alpha, given.alpha) else None
     if node.op.name == "Add":
-        inner, bias = node.operand(0).producer, node.operand(1)
-        if inner is None or inner.op.name != "Gemm" or len(inner.inputs) != 2:
+        inner, bias = node.operand(0).producer, scaled_bias(node.operand(1), given)
+        if inner is None or bias is None or inner.op.name != "Gemm" or len(inner.inputs) != 2:
             return None
-        if given.beta != 1.0:
-            found = Match()
-            if not match(bias, ("Mul", "c", "#beta"), found):
-                return None
-            if not near(found.numbers["beta"], given.beta):
-                return None
-            bias = found.values["c"]
         return Whole("Gemm", given, [inner.operand(0), inner.operand(1), bias])
     return None
 
