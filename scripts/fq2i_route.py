@@ -72,12 +72,12 @@ def imported(path: Path, extents: Mapping[str, int]) -> Any:
     return relay.transform.DynamicToStatic()(module)
 
 
-def run(module: Any, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+def run(module: Any, inputs: Mapping[str, np.ndarray], target: str = "llvm") -> list[np.ndarray]:
     """Builds a module with TVM's own arithmetic and returns its results."""
     from tvm.contrib import graph_executor
 
     with tvm.transform.PassContext(opt_level=3):
-        library = relay.build(module, target=_target("llvm"))
+        library = relay.build(module, target=_target(target))
     machine = graph_executor.GraphModule(library["default"](tvm.cpu()))
     for name, array in inputs.items():
         machine.set_input(name, array)
