@@ -40,6 +40,7 @@ from qdqbridge.relax.kernels.micro import (
 )
 from qdqbridge.relax.kernels.panels import Panel, pack_panel, stage_matrix
 from qdqbridge.relax.kernels.plain import Plain, PlainWriter
+from qdqbridge.relax.kernels.scaled import Scaled, ScaledWriter
 from qdqbridge.relax.kernels.script import T, prim_func
 
 NUMBERS = 6
@@ -85,7 +86,7 @@ class Batched:
         inner: Products of a sum.
         columns: Columns of the result.
         shifted: Whether the first operand has a zero point, and the second.
-        form: How sums become codes, or what is done with sums of floats.
+        form: How sums become codes or floats, or what is done with sums of floats.
         parallel: True to spread the batches over threads.
     """
 
@@ -98,7 +99,7 @@ class Batched:
     inner: int
     columns: int
     shifted: tuple[bool, bool]
-    form: Requantize | Plain
+    form: Requantize | Plain | Scaled
     parallel: bool
 
     @property
@@ -163,7 +164,11 @@ class _Batched:
         self.d, self.numbers = d, [none] * NUMBERS if d.floats else extras.numbers
         self.a, self.b, self.y = tensors
         if isinstance(d.form, Plain):
-            self.writer: Writer | PlainWriter = PlainWriter(d.cpu, d.form, None, None, self.y)
+            self.writer: Writer | PlainWriter | ScaledWriter = PlainWriter(
+                d.cpu, d.form, None, None, self.y
+            )
+        elif isinstance(d.form, Scaled):
+            self.writer = ScaledWriter(d.cpu, d.form, extras, self.y)
         else:
             self.writer = Writer(d.cpu, d.form, extras, self.y)
 

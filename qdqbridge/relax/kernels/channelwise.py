@@ -10,6 +10,7 @@ import numpy as np
 from qdqbridge.graph.graph import Node
 from qdqbridge.ops.attributes import ConvAttrs
 from qdqbridge.relax.kernels.depthwise import Depthwise, build
+from qdqbridge.relax.kernels.epilogue import Requantize
 from qdqbridge.relax.kernels.kernel import Array, Kernel, Place
 from qdqbridge.relax.kernels.lookup import table_of
 from qdqbridge.relax.kernels.operands import centred_weight, codes_of, extents
@@ -45,13 +46,15 @@ def claim(node: Node, place: Place) -> Kernel | None:
         return None
     weight = weight.astype(np.int32)
     wide = weight.reshape(channels, *([1] if len(shape) == 3 else []), *weight.shape[2:])
+    form = result.form
+    assert isinstance(form, Requantize)
     sums = _sums(wide, x.zero_point, bias)
     if sums is None or not result.holds(sums[1]) or not _fits(wide, place):
         return None
     d = Depthwise(
         place.cpu, shape, outcome, shape[0], _image(shape), channels, x.signed,
         (wide.shape[1], wide.shape[2]), _two(attributes.strides, 1), _two(attributes.dilations, 1),
-        _two(attributes.pads[: len(attributes.pads) // 2], 0), _image(outcome), result.form,
+        _two(attributes.pads[: len(attributes.pads) // 2], 0), _image(outcome), form,
         place.threads,
     )  # fmt: skip
     multiplier = per_lane(place.cpu, np.broadcast_to(result.multiplier, (channels,)), 1)

@@ -17,6 +17,7 @@ from qdqbridge.relax.kernels.plain import Plain
 from qdqbridge.relax.kernels.product import Operands, product
 from qdqbridge.relax.kernels.reals import is_real, real_constant, real_product
 from qdqbridge.relax.kernels.requantization import sum_scale
+from qdqbridge.relax.kernels.scaled import Scaled
 
 _RANKS = (3, 4)
 Shape = tuple["int | None", ...]
@@ -38,7 +39,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
     merged, groups = merge_groups(weight, attributes.group, place.cpu.lanes)
     window = _window(attributes, shape, result, (weight.shape[2], weight.shape[3]), place.threads)
 
-    def describe(part: int, sums: int, form: Requantize | Plain) -> Direct:
+    def describe(part: int, sums: int, form: Requantize | Plain | Scaled) -> Direct:
         del part
         return Direct(
             place.cpu, shape, result, shape[0], window.image, known(shape[-1]),

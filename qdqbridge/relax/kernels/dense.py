@@ -16,6 +16,7 @@ from qdqbridge.relax.kernels.plain import Plain
 from qdqbridge.relax.kernels.product import Operands, product
 from qdqbridge.relax.kernels.reals import is_real, real_constant, real_product
 from qdqbridge.relax.kernels.requantization import sum_scale
+from qdqbridge.relax.kernels.scaled import Scaled
 
 
 def claim(node: Node, place: Place) -> Kernel | None:
@@ -32,7 +33,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
     batch = None if shape[0] is None and len(shape) > 1 else 1
     rows = math.prod(extent for extent in shape[:-1] if extent is not None)
 
-    def describe(part: int, sums: int, form: Requantize | Plain) -> Direct:
+    def describe(part: int, sums: int, form: Requantize | Plain | Scaled) -> Direct:
         del part
         return Direct(
             place.cpu, shape, result, batch, (1, rows), inner, x is not None and x.signed, (1, 1),

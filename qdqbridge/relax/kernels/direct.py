@@ -13,6 +13,7 @@ from qdqbridge.relax.kernels.lookup import TABLE
 from qdqbridge.relax.kernels.loops import share, turns, within
 from qdqbridge.relax.kernels.micro import Tile, channel_pieces, most_pixels, parts
 from qdqbridge.relax.kernels.plain import Plain, PlainWriter
+from qdqbridge.relax.kernels.scaled import Scaled, ScaledWriter
 from qdqbridge.relax.kernels.script import T, prim_func
 from qdqbridge.relax.kernels.staging import stage_rows
 
@@ -61,6 +62,8 @@ def _other(d: Direct) -> str:
     """Returns the element type of a tensor that is added to the result; empty for none."""
     if isinstance(d.form, Plain):
         return "float32" if d.form.added else ""
+    if isinstance(d.form, Scaled):
+        return ""
     return "uint8" if d.form.linear is not None and d.form.linear.other == "tensor" else ""
 
 
@@ -73,6 +76,9 @@ def _arguments(d: Direct, other: Buffer) -> Extras:
     multiplier = T.arg("multiplier", T.buffer((d.lanes,), "float32"))
     extras = replace(extras, multiplier=multiplier)
     extras = replace(extras, numbers=T.arg("ends", T.buffer((ENDS + 1,), "int32")))
+    if isinstance(d.form, Scaled):
+        added = T.arg("added", T.buffer((d.lanes,), "float32")) if d.form.added else None
+        return replace(extras, factors=added)
     if d.form.linear is not None:
         factors = T.arg("factors", T.buffer((ENDS,), "float32"))
         extras = replace(extras, factors=factors, ends=T.arg("sum", T.buffer((ENDS,), "int32")))
@@ -83,9 +89,13 @@ def _arguments(d: Direct, other: Buffer) -> Extras:
     return extras
 
 
-def _writer(d: Direct, arguments: Extras, result: Buffer) -> Writer | PlainWriter:
+def _writer(
+    d: Direct, arguments: Extras, result: Buffer
+) -> Writer | PlainWriter | ScaledWriter:
     if isinstance(d.form, Plain):
         return PlainWriter(d.cpu, d.form, arguments.factors, arguments.other, result)
+    if isinstance(d.form, Scaled):
+        return ScaledWriter(d.cpu, d.form, arguments, result)
     return Writer(d.cpu, d.form, arguments, result)
 
 
@@ -102,7 +112,7 @@ class _Direct:
 
     def __init__(
         self, d: Direct, x: Buffer, weights: Buffer, bias: Buffer, code: Prim,
-        writer: Writer | PlainWriter,
+        writer: Writer | PlainWriter | ScaledWriter,
     ) -> None:
         self.d, self.x, self.weights, self.bias = d, x, weights, bias
         self.code, self.writer = code, writer

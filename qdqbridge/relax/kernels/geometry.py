@@ -15,6 +15,7 @@ from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.epilogue import Requantize
 from qdqbridge.relax.kernels.micro import Elements, blocks_of, elements_of, most_pixels, parts
 from qdqbridge.relax.kernels.plain import Plain
+from qdqbridge.relax.kernels.scaled import Scaled
 from qdqbridge.relax.kernels.staging import Row, Staging
 
 Pair = tuple[int, int]
@@ -59,7 +60,7 @@ class Direct:
         groups: Groups.
         out_channels: Output channels.
         weights: Sums that make a weight, see :class:`~.packing.Packed`.
-        form: How sums become codes, or what is done with sums of floats.
+        form: How sums become codes or floats, or what is done with sums of floats.
         tasks: How many threads the work is to be spread over.
         placing: Where pixels are written to; None for one behind the other.
     """
@@ -79,7 +80,7 @@ class Direct:
     groups: int
     out_channels: int
     weights: int
-    form: Requantize | Plain
+    form: Requantize | Plain | Scaled
     tasks: int
     placing: Placing | None = None
 

@@ -16,7 +16,8 @@ from qdqbridge.relax.kernels.kernel import Array, Kernel, Place
 from qdqbridge.relax.kernels.operands import codes_of
 from qdqbridge.relax.kernels.plain import Plain
 from qdqbridge.relax.kernels.reals import is_real
-from qdqbridge.relax.kernels.requantization import requantization, sum_scale
+from qdqbridge.relax.kernels.requantization import requantization, scaled, sum_scale
+from qdqbridge.relax.kernels.scaled import Scaled
 from qdqbridge.relax.kernels.views import View, view_of, whole
 
 _INNER = 1 << 13
@@ -39,7 +40,8 @@ def claim(node: Node, place: Place) -> Kernel | None:
     x, w = (codes_of(node.operand(i)) for i in (0, 1))
     if x is None or w is None:
         return None
-    found = requantization(node.output, sum_scale(x, node.operand(1), alpha))
+    scale = sum_scale(x, node.operand(1), alpha)
+    found = scaled(node, scale, 0) or requantization(node.output, scale)
     inner = product.sizes[1]
     if found is None or found.multiplier.size != 1:
         return None
@@ -86,7 +88,7 @@ def _product(node: Node) -> _Product | None:
 
 def _kernel(
     node: Node, place: Place, product: _Product, shifted: tuple[bool, bool],
-    form: Requantize | Plain, constants: tuple[Array, ...],
+    form: Requantize | Plain | Scaled, constants: tuple[Array, ...],
 ) -> Kernel:
     rows, inner, columns = product.sizes
     a, b = (

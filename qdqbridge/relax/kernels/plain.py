@@ -61,9 +61,10 @@ class PlainWriter:
         for pixel, start in enumerate(starts):
             for block in range(tile.blocks):
                 count = tail if block == tile.blocks - 1 else lanes
-                self._put(tile.sums(pixel, block), start + block * lanes, count)
+                self.put(tile.sums(pixel, block), start + block * lanes, count)
 
-    def _put(self, sums: Prim, start: Prim, count: int) -> None:
+    def put(self, sums: Prim, start: Prim, count: int) -> None:
+        """Stores the first ``count`` lanes of a register from ``start`` on."""
         lanes = self.cpu.lanes
         if count == lanes:
             store(self._result, start, self._finished(sums, start, lanes), lanes)

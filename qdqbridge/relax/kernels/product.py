@@ -16,8 +16,12 @@ from qdqbridge.relax.kernels.kernel import Array, Kernel
 from qdqbridge.relax.kernels.names import name_of
 from qdqbridge.relax.kernels.operands import Codes
 from qdqbridge.relax.kernels.packing import pack, per_lane, reach
-from qdqbridge.relax.kernels.requantization import integer_bias, requantization
+from qdqbridge.relax.kernels.requantization import integer_bias, requantization, scaled
+from qdqbridge.relax.kernels.scaled import Scaled
 from qdqbridge.relax.kernels.stages import extend
+
+Form = Requantize | Scaled
+"""How sums of integers become results."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +41,7 @@ class Operands:
 
 
 def product(
-    node: Node, operands: Operands, describe: Callable[[int, int, Requantize], Direct]
+    node: Node, operands: Operands, describe: Callable[[int, int, Form], Direct]
 ) -> Kernel | None:
     """Returns the kernel of a node.
 
@@ -48,13 +52,15 @@ def product(
             form of the epilogue.
 
     Returns:
-        None where sums could leave int32, or the result or the bias is no integer.
+        None where sums could leave int32, the result is neither codes nor float32, or codes have a
+        bias that is no integer.
     """
     x, weights = operands.x, operands.weights
     groups, channels = weights[0].shape[0], weights[0].shape[0] * weights[0].shape[1]
-    result = requantization(node.output, operands.scale)
+    real = scaled(node, operands.scale, channels)
+    result = real or requantization(node.output, operands.scale)
     whole, bias = integer_bias(node, operands.scale, channels)
-    if result is None or not whole:
+    if result is None or not (whole or real):
         return None
     parts: list[Direct] = []
     arrays: list[Array] = []
@@ -72,7 +78,10 @@ def product(
         2 * math.prod(part.result) * (part.batch or 0) * own.size
         for part, own in zip(parts, weights, strict=True)
     )
+    constants = [*arrays, multiplier, ends]
+    if result.added is not None:
+        constants.append(per_lane(parts[0].cpu, result.added, groups))
     return Kernel(
-        name_of(node, parts), tuple(parts), build_parts, (node.operand(0),),
-        (*arrays, multiplier, ends), (node.output,), work, extend,
+        name_of(node, parts), tuple(parts), build_parts, (node.operand(0),), tuple(constants),
+        (node.output,), work, None if real else extend,
     )  # fmt: skip

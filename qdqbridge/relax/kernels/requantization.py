@@ -12,6 +12,8 @@ from qdqbridge.ops.accumulator import with_bias
 from qdqbridge.relax.kernels.epilogue import Requantize
 from qdqbridge.relax.kernels.kernel import Array
 from qdqbridge.relax.kernels.operands import Codes, codes_of
+from qdqbridge.relax.kernels.reals import is_real
+from qdqbridge.relax.kernels.scaled import Scaled
 
 _REACH = 1 << 30
 """Rounded products below it fit int32 with a zero point added."""
@@ -24,15 +26,19 @@ class Requantization:
     Attributes:
         form: The shape of the code.
         multiplier: float32, one entry or one per channel.
-        ends: Zero point, smallest and largest code, as uint8 codes.
+        ends: Zero point, smallest and largest code, as uint8 codes; of floats they say nothing.
+        added: float32, what is added to floats, one entry per channel; None for nothing.
     """
 
-    form: Requantize
+    form: Requantize | Scaled
     multiplier: Array
     ends: tuple[int, int, int]
+    added: Array | None = None
 
     def holds(self, largest: int) -> bool:
-        """True where sums up to ``largest`` become numbers that int32 holds."""
+        """True where sums up to ``largest`` become numbers that int32 holds, or floats."""
+        if isinstance(self.form, Scaled):
+            return True
         reach = largest * float(np.abs(self.multiplier).max(initial=0))
         return np.isfinite(reach) and reach < _REACH
 
@@ -48,6 +54,27 @@ def requantization(result: Value, scale: Array) -> Requantization | None:
         factor = multiplier(scale, denominator=params.scale)
     form = Requantize(ends[0] != 0, ends[1:] != (0, 255), codes.signed)
     return Requantization(form, factor.reshape(-1), ends)
+
+
+def scaled(node: Node, scale: Array, channels: int) -> Requantization | None:
+    """Returns how sums of ``scale`` (float32) become a result of floats; None for other results."""
+    if not is_real(node.output):
+        return None
+    whole, _ = integer_bias(node, scale, channels)
+    added = None if whole else _real_bias(node, channels)
+    if not whole and added is None:
+        return None
+    return Requantization(Scaled(added is not None), scale.reshape(-1), (0, 0, 0), added)
+
+
+def _real_bias(node: Node, channels: int) -> Array | None:
+    """Returns a constant bias of one entry per channel as float32."""
+    bias = node.operand(2)
+    if bias.constant is None or bias.rank != 1 or bias.constant.size != channels:
+        return None
+    zeros = np.zeros(channels, np.int64)
+    _, real = with_bias(zeros, np.zeros(1, np.float32), bias.constant.numpy(), bias.type)
+    return real
 
 
 def integer_bias(node: Node, scale: Array, channels: int) -> tuple[bool, Array | None]:

@@ -30,6 +30,7 @@ from qdqbridge.relax.kernels.plain import Plain
 from qdqbridge.relax.kernels.product import Operands, product
 from qdqbridge.relax.kernels.reals import is_real, real_constant, real_product
 from qdqbridge.relax.kernels.requantization import sum_scale
+from qdqbridge.relax.kernels.scaled import Scaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
     kernels = [merged[:, :, rows.taps][..., columns.taps] for rows, columns in grid]
     strides, outcome = along(attributes.strides, 1), image_of(result)
 
-    def describe(part: int, sums: int, form: Requantize | Plain) -> Direct:
+    def describe(part: int, sums: int, form: Requantize | Plain | Scaled) -> Direct:
         rows, columns = grid[part]
         placing = Placing(
             rows.first * outcome[1] + columns.first, strides[0] * outcome[1], strides[1],

@@ -13,7 +13,8 @@ from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs
 from tests.dialect.contract import every_code, params
 from tests.relax.kernels.kernel_cases import Operand
 
-Product = tuple[str, Attributes, "list[Operand | None]", QuantParams]
+Product = tuple[str, Attributes, "list[Operand | None]", QuantParams | None]
+"""Operator, attributes, operands, and the parameters of the result; None for floats."""
 _ZEROS = {"uint8": (0, 1, 127, 128, 255, 77), "int8": (0, -128, 127, -1, 5)}
 
 
@@ -45,10 +46,13 @@ def weight(rng: np.random.Generator, shape: tuple[int, ...], axis: int | None) -
 
 
 def bias(
-    rng: np.random.Generator, x: Operand, w: Operand, channels: int
+    rng: np.random.Generator, x: Operand, w: Operand, out: QuantParams | None, channels: int
 ) -> Operand | None:
+    """A bias in units of the sums, or none; some of float results are floats."""
     if rng.random() < 0.3:
         return None
+    if out is None and rng.random() < 0.5:
+        return Operand(rng.normal(0, 3, channels).astype(np.float32), fixed=True)
     assert x.params is not None and w.params is not None
     scale = x.params.scale.astype(np.float32) * w.params.scale.astype(np.float32)
     codes = rng.integers(-20000, 20000, channels).astype(np.int32)
@@ -56,8 +60,10 @@ def bias(
     return Operand(codes, params("int32", scale, 0, axis), fixed=True)
 
 
-def result(rng: np.random.Generator, products: int) -> QuantParams:
-    """Parameters under which most results stay within 8 bits; ranges may be narrower."""
+def result(rng: np.random.Generator, products: int) -> QuantParams | None:
+    """Parameters under which most results stay within 8 bits, ranges may be narrower; or floats."""
+    if rng.random() < 0.15:
+        return None
     dtype = pick(rng, "uint8", "uint8", "int8")
     scale = 0.02 * 0.005 * np.sqrt(products) * 74 * 60 / rng.choice([15, 60, 120])
     found = params(dtype, scale, pick(rng, *_ZEROS[dtype]))
@@ -86,7 +92,8 @@ def convolution(rng: np.random.Generator) -> Product:
     w = weight(rng, (outputs, inputs // group, *kernel), 0)
     attributes = ConvAttrs(tuple(strides), tuple(dilations), tuple(pads), group)
     products = int(np.prod(kernel)) * inputs // group
-    return "Conv", attributes, [x, w, bias(rng, x, w, outputs)], result(rng, products)
+    out = result(rng, products)
+    return "Conv", attributes, [x, w, bias(rng, x, w, out, outputs)], out
 
 
 def transposed(rng: np.random.Generator) -> Product:
@@ -125,10 +132,11 @@ def matrix(rng: np.random.Generator) -> Product:
     rows = op == "Dense" or (isinstance(attributes, GemmAttrs) and attributes.trans_b)
     w = weight(rng, (units, inner) if rows else (inner, units), 0 if rows else 1)
     operands: list[Operand | None] = [x, w]
+    out = result(rng, inner)
     if op != "MatMul":
         plain = isinstance(attributes, GemmAttrs) and attributes.alpha != 1.0
-        operands.append(None if plain else bias(rng, x, w, units))
-    return op, attributes, operands, result(rng, inner)
+        operands.append(None if plain else bias(rng, x, w, out, units))
+    return op, attributes, operands, out
 
 
 def uint4(shape: tuple[int, ...], rng: np.random.Generator) -> Operand:
