@@ -3,6 +3,8 @@
 The folder is as for ``scripts/sweep``. Each file is imported by ``tvm.relax.frontend.onnx``, read
 by ``from_relax`` and made canonical; its digest is compared with that of ``load`` on the file.
 Where it differs, the first difference is the reason. A table of the reasons ends the run.
+
+With ``--own`` no importer takes part: what ``to_relax`` writes, in both spellings, is read back.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +28,30 @@ from tvm.relax.frontend.onnx import from_onnx
 import qdqbridge as qb
 from qdqbridge.graph.diff import diff
 
-FIELDS = ("file", "status", "why", "digest", "nodes", "seconds")
+FIELDS = ("file", "route", "status", "why", "digest", "nodes", "seconds")
 Row = dict[str, object]
+IMPORTER, SPELLINGS = "importer", ("qnn", "qdq")
 
 
-def row_of(path: Path) -> Row:
-    """Returns the CSV row of one model."""
-    start = time.perf_counter()
-    row = _row(path)
-    return row | {"seconds": round(time.perf_counter() - start, 2)}
-
-
-def _row(path: Path) -> Row:
+def rows_of(path: Path, routes: Sequence[str]) -> Iterator[Row]:
+    """Yields the CSV rows of one model, one for each route there and back."""
     try:
         graph = qb.load(path)
     except qb.QdqBridgeError as error:
-        return {"status": "not loaded", "why": _words(error)}
+        yield {"status": "not loaded", "why": _words(error)}
+        return
+    for route in routes:
+        start = time.perf_counter()
+        row = _row(path, graph, route)
+        yield row | {"route": route, "seconds": round(time.perf_counter() - start, 2)}
+
+
+def _row(path: Path, graph: qb.Graph, route: str) -> Row:
     row: Row = {"nodes": len(graph.nodes), "digest": graph.digest[:16]}
     try:
-        module = imported(path)
+        module = imported(path) if route == IMPORTER else qb.to_relax(graph, spelling=route)[0]
+    except qb.QdqBridgeError as error:
+        return row | {"status": "not emitted", "why": _words(error)}
     except Exception as error:  # whatever TVM's importer raises
         return row | {"status": "not imported", "why": _last(error)}
     try:
@@ -85,7 +92,8 @@ def _selected(folder: Path, words: list[str]) -> Iterator[str]:
 def _kind(row: Row) -> str:
     """Returns a row's outcome with the names and numbers of its reason left out."""
     reason = re.sub(r"'[^']*'|\d+", "…", str(row.get("why", "")))
-    return f"{row['status']}: {reason[:110]}" if reason else str(row["status"])
+    outcome = " ".join(str(row[key]) for key in ("route", "status") if key in row)
+    return f"{outcome}: {reason[:110]}" if reason else outcome
 
 
 def main() -> int:
@@ -94,19 +102,21 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("-o", "--output", type=Path, default=Path("sweep_from_tvm.csv"))
     parser.add_argument("--only", nargs="*", default=[], help="words, one of them in the name")
+    parser.add_argument("--own", action="store_true", help="read what to_relax writes")
     parser.add_argument("--count", type=int, default=None, help="stop after so many files")
     arguments = parser.parse_args()
     names = sorted(_selected(arguments.folder, arguments.only))
     random.Random(4).shuffle(names)  # what is done when it is stopped is a sample
+    routes = SPELLINGS if arguments.own else (IMPORTER,)
     kinds: Counter[str] = Counter()
     with arguments.output.open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()
         for name in names[: arguments.count]:
-            row = {"file": name} | row_of(arguments.folder / name)
-            writer.writerow(row)
+            for row in rows_of(arguments.folder / name, routes):
+                writer.writerow({"file": name} | row)
+                kinds[_kind(row)] += 1
             file.flush()
-            kinds[_kind(row)] += 1
     for kind, count in kinds.most_common():
         print(f"{count:4} {kind}")
     return 0

@@ -23,6 +23,7 @@ LEVELS = {
     "hosting": 6,
     "pipeline": 6,
     "profiling": 7,
+    "sources": 7,
     "quantizing": 8,
     "__init__": 9,
     "cli": 10,

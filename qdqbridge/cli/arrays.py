@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.cli.output import warn
 from qdqbridge.errors import InputDataError
+from qdqbridge.graph.archive import read_arrays
 from qdqbridge.graph.graph import Value
 
 Array = NDArray[Any]
@@ -27,7 +26,7 @@ def read_inputs(path: Path, inputs: Sequence[Value]) -> dict[str, Array]:
     Raises:
         InputDataError: The file cannot be read, or its arrays are not the model's inputs.
     """
-    arrays = _read(path)
+    arrays = read_arrays(path)
     names = [value.name for value in inputs]
     if _LABELS in arrays and _LABELS not in names:
         warn(f"the array '{_LABELS}' of {path.name} is no input of the model; it is left out")
@@ -49,28 +48,6 @@ def read_inputs(path: Path, inputs: Sequence[Value]) -> dict[str, Array]:
     for value in inputs:
         _check_axes(value, arrays[value.name], path)
     return arrays
-
-
-def _read(path: Path) -> dict[str, Array]:
-    try:
-        with path.open("rb") as stream:  # numpy leaves a damaged file open
-            loaded = np.load(stream, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                return {path.stem: loaded}
-            with loaded:
-                return {name: np.asarray(loaded[name]) for name in loaded.files}
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise _unreadable(path, why, "check the path") from error
-    except (ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
-        pickled = "pickle" in str(error).lower()
-        why = "it is damaged, holds Python objects, or is no NumPy file" if pickled else str(error)
-        fix = "write it with numpy.savez(path, name=array), numbers only"
-        raise _unreadable(path, why, fix) from error
-
-
-def _unreadable(path: Path, why: str, fix: str) -> InputDataError:
-    return InputDataError("cannot read the data file", where=str(path), why=why, fix=fix)
 
 
 def _check_axes(value: Value, array: Array, path: Path) -> None:

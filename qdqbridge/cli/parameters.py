@@ -10,7 +10,13 @@ from cyclopts import Parameter
 
 from qdqbridge.errors import InputDataError
 
-Model = Annotated[Path, Parameter(help="The ONNX file.")]
+Model = Annotated[
+    Path, Parameter(help="The model: .onnx, or a Relax module as .json or .py (TVMScript).")
+]
+Params = Annotated[
+    Path | None,
+    Parameter(name="--params", help="An .npz file with the parameters of a Relax module."),
+]
 Data = Annotated[Path, Parameter(help="An .npz file with one array per model input.")]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for programs.")]
 Force = Annotated[bool, Parameter(negative=(), help="Overwrite existing files.")]

@@ -111,7 +111,7 @@ def inspection_parts(found: Inspection) -> list[RenderableType]:
     facts.add_column(overflow="fold")
     opsets = ", ".join(f"{domain} {version}" for domain, version in header.opsets.items())
     rows = [
-        ("opset", f"{opsets} (IR {header.ir_version})"),
+        ("opset", opsets if header.ir_version is None else f"{opsets} (IR {header.ir_version})"),
         ("producer", header.producer or "not said"),
         *(("input", _port_text(port)) for port in found.inputs),
         *(("output", _port_text(port)) for port in found.outputs),

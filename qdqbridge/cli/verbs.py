@@ -31,6 +31,7 @@ from qdqbridge.cli.parameters import (
     Json,
     MaybeOut,
     Model,
+    Params,
     Target,
 )
 from qdqbridge.errors import InputDataError
@@ -41,6 +42,7 @@ from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.placing import write_text
 from qdqbridge.graph.printer import text
 from qdqbridge.report.compare import Comparison
+from qdqbridge.sources import as_onnx, inspect_model, load_model
 
 app = App(
     name="qdqbridge",
@@ -85,10 +87,13 @@ def inspect(
     *,
     decomposed: Decomposed = False,
     fold_affine: FoldAffine = False,
+    params: Params = None,
     json: Json = False,
 ) -> None:
     """Show what a model holds: operators, quantization, interface, digest."""
-    found = pipeline.inspect(model, decomposed=decomposed, fold_affine=fold_affine)
+    found = inspect_model(
+        model, params=params, decomposed=decomposed, fold_affine=fold_affine
+    )
     if json:
         output.show_json(render.inspection_json(found))
     else:
@@ -104,11 +109,12 @@ def canonicalize(
     force: Force = False,
     decomposed: Decomposed = False,
     fold_affine: FoldAffine = False,
+    params: Params = None,
     json: Json = False,
 ) -> None:
     """Print the canonical text form."""
     path = None if output_ is None else output.free(output_, force=force, model=model)
-    graph = pipeline.load(model, decomposed=decomposed, fold_affine=fold_affine)
+    graph = load_model(model, params=params, decomposed=decomposed, fold_affine=fold_affine)
     if path is not None:
         write_text(path, text(graph))
         output.say(f"wrote {path}")
@@ -128,10 +134,12 @@ def explain(
     *,
     decomposed: Decomposed = False,
     fold_affine: FoldAffine = False,
+    params: Params = None,
     json: Json = False,
 ) -> None:
     """Say why nodes stayed float, and what was assumed."""
-    notes = pipeline.explain(pipeline.load(model, decomposed=decomposed, fold_affine=fold_affine))
+    graph = load_model(model, params=params, decomposed=decomposed, fold_affine=fold_affine)
+    notes = pipeline.explain(graph)
     if json:
         output.show_json({"notes": [render.note_json(note) for note in notes]})
     elif notes:
@@ -154,13 +162,14 @@ def run(
     force: Force = False,
     decomposed: Decomposed = False,
     fold_affine: FoldAffine = False,
+    params: Params = None,
     json: Json = False,
 ) -> None:
     """Run a model on data; show its outputs or write them to an .npz file."""
     path = output_
     if path is not None:
         output.free(path, force=force, model=model, data=data, suffix=".npz")
-    graph = pipeline.load(model, decomposed=decomposed, fold_affine=fold_affine)
+    graph = load_model(model, params=params, decomposed=decomposed, fold_affine=fold_affine)
     inputs = arrays.read_inputs(data, graph.inputs)
     runner = _runner(engine, graph, model, target)
     timed = _timed(runner, target) if profile_kernels else None
@@ -197,7 +206,8 @@ def _runner(engine: str, graph: Graph, model: Path, target: str) -> Runner:
     if engine == "interpreter":
         return partial(pipeline.evaluate, graph)
     if engine == "onnxruntime":
-        return partial(pipeline.session(model).run, names=graph.output_names)
+        with as_onnx(model, graph) as file:
+            return partial(pipeline.session(file).run, names=graph.output_names)
     with output.status("compiling"):
         return hosting.compile(graph, target).run
 
@@ -245,6 +255,7 @@ def compare(
     batch_size: BatchSize = None,
     decomposed: Decomposed = False,
     fold_affine: FoldAffine = False,
+    params: Params = None,
     json: Json = False,
 ) -> int:
     """Compare a model with onnxruntime (graph optimizations off), value by value.
@@ -260,14 +271,14 @@ def compare(
             fix="leave --engine out; to check TVM, compare without --local, or with "
             "--reference interpreter",
         )
-    graph = pipeline.load(model, decomposed=decomposed, fold_affine=fold_affine)
+    graph = load_model(model, params=params, decomposed=decomposed, fold_affine=fold_affine)
     inputs = arrays.read_inputs(data, graph.inputs)
     ours: pipeline.Side = graph
     if engine != "interpreter" and not local:
         with output.status("compiling"):
             ours = hosting.compile(graph, target, expose=intermediates(graph))
-    known: dict[str, pipeline.Side] = {"onnxruntime": model, "interpreter": graph}
-    with output.progress("batches") as report:
+    with as_onnx(model, graph) as file, output.progress("batches") as report:
+        known: dict[str, pipeline.Side] = {"onnxruntime": file, "interpreter": graph}
         found = pipeline.compare(
             ours,
             known.get(reference, reference),

@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from qdqbridge import hosting, pipeline
+from qdqbridge import hosting
 from qdqbridge.cli import output
-from qdqbridge.cli.parameters import Decomposed, Extents, Json, Model, extents_of
+from qdqbridge.cli.parameters import Decomposed, Extents, Json, Model, Params, extents_of
+from qdqbridge.sources import load_model
 
 Dialect = Annotated[
     Literal["relax", "relay"],
@@ -40,6 +41,7 @@ def partition(
     rewrite: DoRewrite = False,
     extent: Extents = (),
     decomposed: Decomposed = False,
+    params: Params = None,
     json: Json = False,
 ) -> int:
     """Show what a backend's pattern table takes of a model, what it leaves, and why.
@@ -48,7 +50,7 @@ def partition(
     """
     from qdqbridge.cli.failures import DONE, NOT_MET
 
-    graph = pipeline.load(model, decomposed=decomposed)
+    graph = load_model(model, params=params, decomposed=decomposed)
     with output.status("partitioning"):
         found = hosting.partition(
             graph, table, dialect=dialect, rewrite=rewrite, extents=extents_of(extent)

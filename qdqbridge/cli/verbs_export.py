@@ -19,6 +19,7 @@ from qdqbridge.cli.parameters import (
     MaybeOut,
     Model,
     Out,
+    Params,
     Spelling,
     Target,
 )
@@ -31,6 +32,8 @@ from qdqbridge.cli.writing import (
     write_for_tvm,
 )
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
+from qdqbridge.graph.graph import Graph
+from qdqbridge.sources import is_module, load_model
 
 if TYPE_CHECKING:
     from qdqbridge.onnx_io.profiles import Finding
@@ -57,6 +60,7 @@ def export(
     force: Force = False,
     decomposed: Decomposed = False,
     fold_affine: FoldAffine = False,
+    params: Params = None,
     json: Json = False,
 ) -> int:
     """Write a model in canonical spelling; --check says where a runtime would not fuse it.
@@ -69,15 +73,19 @@ def export(
         return usage("give --output to write the model, or --check to look at it")
     if output_ is None and recenter:
         return usage("--recenter changes what is written: give --output as well")
-    found: dict[str, Any] = {}
+    path = None
     if output_ is not None:
-        path = output.free(output_, force=force, model=model, suffix=".onnx")
-        graph = pipeline.load(model, decomposed=decomposed, fold_affine=fold_affine)
-        pipeline.save(graph, path, profile, recenter=recenter, overwrite=force)
-        found = {"output": str(path), "profile": profile, "digest": graph.digest}
+        path = output.free(output_, force=force, model=model, data=params, suffix=".onnx")
+    found: dict[str, Any] = {}
+    source: Graph | Path = model
+    if path is not None or is_module(model):
+        source = load_model(model, params=params, decomposed=decomposed, fold_affine=fold_affine)
+    if path is not None and isinstance(source, Graph):
+        pipeline.save(source, path, profile, recenter=recenter, overwrite=force)
+        found = {"output": str(path), "profile": profile, "digest": source.digest}
         if not json:
             output.show_text(str(path))
-    findings = pipeline.check(output_ or model, profile) if check else []
+    findings = pipeline.check(output_ or source, profile) if check else []
     if json:
         output.show_json({**found, **(_checked_json(profile, findings) if check else {})})
     elif check:
@@ -96,6 +104,7 @@ def diff(
     *,
     decomposed: Decomposed = False,
     fold_affine: FoldAffine = False,
+    params: Params = None,
     json: Json = False,
 ) -> int:
     """Say where the canonical forms of two models differ.
@@ -105,7 +114,11 @@ def diff(
     from qdqbridge.cli.failures import DONE, NOT_MET
 
     graphs = (
-        pipeline.load(model, decomposed=decomposed, fold_affine=fold_affine) for model in (a, b)
+        load_model(
+            model, params=params if is_module(model) else None, decomposed=decomposed,
+            fold_affine=fold_affine,
+        )
+        for model in (a, b)
     )
     found = pipeline.diff(*graphs)
     if json:
@@ -139,7 +152,7 @@ def to_tvm(
     path = output.free(output_, force=force, model=model)
     constants = None if params is None else output.free(params, force=force, model=model)
     _check_suffix(path, constants)
-    graph = pipeline.load(model, decomposed=decomposed, fold_affine=fold_affine)
+    graph = load_model(model, decomposed=decomposed, fold_affine=fold_affine)
     check_extents(path, graph, extent)
     with output.status("compiling"):
         number = write_for_tvm(

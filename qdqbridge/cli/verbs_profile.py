@@ -11,14 +11,14 @@ from rich.text import Text
 
 from qdqbridge import profiling
 from qdqbridge.cli import output
-from qdqbridge.cli.parameters import Force, Json
+from qdqbridge.cli.parameters import Force, Json, Model, Params
 from qdqbridge.errors import InputDataError
+from qdqbridge.sources import load_model
 
 if TYPE_CHECKING:
     from qdqbridge.autoquant.profile import Profile
     from qdqbridge.autoquant.profile_map import Found
 
-Model = Annotated[Path, Parameter(help="The ONNX file of a float model.")]
 Data = Annotated[
     Path, Parameter(help="An .npz file with one array per model input, or a folder of such files.")
 ]
@@ -60,6 +60,7 @@ def profile(
     threads: Threads = 0,
     save_every: Seconds = 5.0,
     fail_on_nonfinite: FailOnNonfinite = False,
+    params: Params = None,
     force: Force = False,
     json: Json = False,
 ) -> int:
@@ -72,9 +73,10 @@ def profile(
     path = output.free(output_, force=force, model=model, data=data, suffix=".json")
     partial = profiling.partial_file(path)
     start = _start(partial, resume=resume)
+    graph = load_model(model, params=params)
     with output.progress("samples") as progress:
         found = profiling.profile(
-            model,
+            graph,
             data,
             engine=engine,
             histograms=not min_max_only,
@@ -170,6 +172,7 @@ def lookup(
     /,
     *,
     stage: Stage = "emitted",
+    params: Params = None,
     json: Json = False,
 ) -> int:
     """Say which profile entries belong to the expressions of the Relax module.
@@ -179,7 +182,8 @@ def lookup(
     from qdqbridge.cli.failures import DONE, NOT_MET
 
     with output.status("lowering"):
-        found = profiling.find_in_profile(profile, model, stage, name)
+        graph = load_model(model, params=params)
+        found = profiling.find_in_profile(profile, graph, stage, name)
     if json:
         output.show_json({"stage": stage, "places": [_found_json(each) for each in found]})
     else:

@@ -11,14 +11,14 @@ from rich.text import Text
 
 from qdqbridge import pipeline, quantizing
 from qdqbridge.cli import output
-from qdqbridge.cli.parameters import Extents, Force, Json, Spelling
+from qdqbridge.cli.parameters import Extents, Force, Json, Model, Params, Spelling
 from qdqbridge.cli.writing import FOR_TVM, ONNX, check_extents, check_suffix, write_for_tvm
 from qdqbridge.errors import InputDataError
+from qdqbridge.sources import load_model
 
 if TYPE_CHECKING:
     from qdqbridge.quantizing import Quantization
 
-Model = Annotated[Path, Parameter(help="The ONNX file of a float model.")]
 Data = Annotated[
     Path | None,
     Parameter(help="An .npz file with one array per model input, or a folder of such files."),
@@ -103,6 +103,7 @@ def quantize(
     report: Report = None,
     spelling: Spelling = "canonical",
     extent: Extents = (),
+    params: Params = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -122,7 +123,7 @@ def quantize(
         )
     if export_profile is not None:
         pipeline.export_profile(export_profile)
-    graph = pipeline.load(model)
+    graph = load_model(model, params=params)
     check_extents(path, graph, extent)
     with output.progress("quantizing") as progress:
         made = quantizing.quantization(

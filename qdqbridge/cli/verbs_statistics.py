@@ -12,18 +12,17 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from qdqbridge import pipeline
 from qdqbridge.cli import arrays, output
-from qdqbridge.cli.parameters import Decomposed, Json
+from qdqbridge.cli.parameters import Decomposed, Json, Model, Params
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.graph.graph import Graph
+from qdqbridge.sources import load_model
 
 if TYPE_CHECKING:
     from qdqbridge.autoquant.accumulators import Accumulator
     from qdqbridge.autoquant.samples import Sample, Samples
     from qdqbridge.report.quantization.record import AccumulatorRow
 
-Model = Annotated[Path, Parameter(help="The ONNX file of a quantized model.")]
 Data = Annotated[
     Path | None,
     Parameter(help="An .npz file with one array per model input: adds observed ranges and sums."),
@@ -47,6 +46,7 @@ def accumulators(
     pairs: Pairs = "channels-last",
     max_bits: MaxBits = None,
     decomposed: Decomposed = False,
+    params: Params = None,
     json: Json = False,
 ) -> int:
     """Show the bits that sums of integer products need, and 16-bit pairs that can saturate.
@@ -57,7 +57,7 @@ def accumulators(
     from qdqbridge.autoquant.observed import observe
     from qdqbridge.cli.failures import DONE, NOT_MET
 
-    graph = pipeline.load(model, decomposed=decomposed)
+    graph = load_model(model, params=params, decomposed=decomposed)
     seen, count = None, 0
     if data is not None:
         feeds = arrays.read_inputs(data, graph.inputs)

@@ -1,4 +1,4 @@
-"""Arrays to ``.npz`` files."""
+"""Arrays in ``.npz`` files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from qdqbridge.errors import InputDataError
 from qdqbridge.graph.placing import placed
 
 Array = NDArray[Any]
@@ -29,3 +30,30 @@ def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 npy.write_array(member, np.asanyarray(array), allow_pickle=False)
+
+
+def read_arrays(path: Path) -> dict[str, Array]:
+    """Returns the arrays of an ``.npz`` file by name; that of an ``.npy`` by the file's name.
+
+    Raises:
+        InputDataError: The file cannot be read, or holds something else than numbers.
+    """
+    try:
+        with path.open("rb") as stream:  # numpy leaves a damaged file open
+            loaded = np.load(stream, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return {path.stem: loaded}
+            with loaded:
+                return {name: np.asarray(loaded[name]) for name in loaded.files}
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise _unreadable(path, why, "check the path") from error
+    except (ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
+        pickled = "pickle" in str(error).lower()
+        why = "it is damaged, holds Python objects, or is no NumPy file" if pickled else str(error)
+        fix = "write it with numpy.savez(path, name=array), numbers only"
+        raise _unreadable(path, why, fix) from error
+
+
+def _unreadable(path: Path, why: str, fix: str) -> InputDataError:
+    return InputDataError("cannot read the data file", where=str(path), why=why, fix=fix)

@@ -12,14 +12,14 @@ class Header:
 
     Attributes:
         file: Name of the file.
-        ir_version: Version of the file format.
-        opsets: Version of every operator domain.
+        ir_version: Version of ONNX's file format; None where it is another format.
+        opsets: Version of every operator domain, or of TVM for its modules.
         producer: Name and version of the program that wrote it.
         operators: Number of nodes by operator, the most frequent first.
     """
 
     file: str
-    ir_version: int
-    opsets: Mapping[str, int]
+    ir_version: int | None
+    opsets: Mapping[str, int | str]
     producer: str
     operators: Mapping[str, int]
