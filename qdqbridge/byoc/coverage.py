@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class Left:
 
     Attributes:
         operator: Its name.
-        name: The variable that holds its result.
+        name: Its result's name in the model, or the variable that holds it.
         kind: ``refused`` by a check, ``no pattern`` for what it is or stands in, ``read
             elsewhere`` than in a composite that would hold it, ``float``, or an operator on
             ``plain integers`` (indices, shapes).
@@ -189,6 +190,19 @@ def untouched(call: Applied) -> Kind | None:
     return "float" if any(d.startswith(("float", "bfloat")) for d in dtypes) else "plain integers"
 
 
+_GENERATED = re.compile(r"(lv|gv|%)\d*")
+"""Names that a host counts out, which say nothing about the model."""
+
+
+def _seen_from(call: Applied, other: Applied) -> str:
+    """Returns another operator in words, with its name in the model where that is another one.
+
+    The calls that one node became have one name. Equal reasons are then equal texts.
+    """
+    tells = other.name != call.name and _GENERATED.fullmatch(other.name) is None
+    return f"{other.op} {other.name}" if tells and other.name else other.op
+
+
 def _widened(term: Term) -> bool:
     """Returns whether a value is codes in a wider type, as sums and averages want them."""
     cast = isinstance(term, Applied) and term.op == "cast"
@@ -232,7 +246,7 @@ class _Explainer:
         matched = [each for each in own if each[1].depth == longest]
         whole = matched + self.inside.get(call, [])
         refused = [self._refusal(call, *each) for each in whole if each[1].reasons]
-        leaks = [self._leak(v) for _, v in whole if not v.reasons]
+        leaks = [self._leak(call, v) for _, v in whole if not v.reasons]
         plain = untouched(call)
         if plain == "float":
             return plain, [_FLOAT]
@@ -242,7 +256,7 @@ class _Explainer:
             return ("refused" if refused else "read elsewhere"), [*refused, *leaks]
         sums = self._completes(call)
         if sums and not self.verdicts[call]:
-            return "no pattern", [f"it belongs to {sums[0].op} {sums[0].name}, which is left"]
+            return "no pattern", [f"it belongs to {_seen_from(call, sums[0])}, which is left"]
         return "no pattern", [self._unmatched(call)]
 
     def _completes(self, call: Applied) -> list[Applied]:
@@ -250,11 +264,11 @@ class _Explainer:
         return [t for t in call.args if isinstance(t, Applied) and t.op in SUMS]
 
     def _refusal(self, call: Applied, root: Applied, verdict: Verdict) -> str:
-        part = "" if call is root else f" (it ends with {root.op} {root.name})"
+        part = "" if call is root else f" (it ends with {_seen_from(call, root)})"
         name = verdict.entry.name.partition("#")[0]  # shipped tables have entries of one name
         return f"{name}{part} refuses: {'; '.join(verdict.reasons)}"
 
-    def _leak(self, verdict: Verdict) -> str:
+    def _leak(self, at: Applied, verdict: Verdict) -> str:
         """A match that TVM did not take: something outside reads a value inside."""
         assert verdict.match is not None
         calls = set(verdict.match.calls)
@@ -263,9 +277,10 @@ class _Explainer:
             return f"{verdict.entry.name}: {gone[0].op} is in another composite already"
         for call in verdict.match.calls[1:]:
             outside = [reader for reader in self.readers.get(call, ()) if reader not in calls]
-            where = f"{outside[0].op} {outside[0].name}" if outside else "the result of main"
+            where = _seen_from(at, outside[0]) if outside else "the result of main"
             if outside or not self.readers.get(call, ()):
-                return f"{verdict.entry.name}: {call.op} {call.name} is read by {where} as well"
+                inner = _seen_from(at, call)
+                return f"{verdict.entry.name}: {inner} is read by {where} as well"
         return f"{verdict.entry.name}: a value inside is read outside of it as well"
 
     def _unmatched(self, call: Applied) -> str:
@@ -275,7 +290,7 @@ class _Explainer:
         having = [e.name for e in self.table.entries if call.op in e.operators]
         if not having:
             return f"no entry of the table has {call.op}"
-        readers = [f"{r.op} {r.name}" for r in self.readers.get(call, ())]
+        readers = [_seen_from(call, reader) for reader in self.readers.get(call, ())]
         return (
             f"{', '.join(having[:_NAMED])} would hold it, and does not end with what reads it: "
             f"{', '.join(readers[:_NAMED]) or 'a composite, or the result of main'}"

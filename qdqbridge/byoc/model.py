@@ -17,6 +17,7 @@ from qdqbridge.byoc.shipped import ShippedTable, partition_shipped
 from qdqbridge.byoc.table import Table
 from qdqbridge.byoc.tables import canonical
 from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.graph.extents import check_extents
 from qdqbridge.graph.graph import Graph
 
 Dialect: TypeAlias = Literal["relax", "relay"]
@@ -67,9 +68,12 @@ def partition_model(
         extents: Numbers for symbolic extents, by name; shipped tables want ``{"batch": 1}``.
 
     Raises:
+        InputDataError: ``extents`` are no positive numbers of the graph's inputs.
         UnsupportedTargetError: There is no such table or dialect here, or TVM cannot express
             the graph.
     """
+    numbers = extents or {}
+    check_extents(graph, numbers)
     shipped = None
     if isinstance(table, str):
         table, shipped = _table(table, dialect)
@@ -77,7 +81,7 @@ def partition_model(
     if rewrite:
         wanted = table if shipped is None else named(shipped.rewrites)
         graph, done = prepare(graph, wanted)
-    module = _emitted(graph, dialect, shipped, extents)
+    module = _emitted(graph, dialect, shipped, numbers)
     if shipped is None:
         divided, coverage = partition(module, table)
     else:
@@ -121,13 +125,13 @@ def _emitted(
     graph: Graph,
     dialect: Dialect,
     shipped: ShippedTable | None,
-    extents: Mapping[str, int] | None,
+    extents: Mapping[str, int],
 ) -> Any:
     _need(dialect)
     if dialect == "relax":
-        from qdqbridge.relax.emit import emit as emit_relax
+        from qdqbridge.byoc.relax_extents import with_numbers
 
-        return emit_relax(graph)[0]
+        return with_numbers(graph, extents)
     from qdqbridge.relay.emit import emit as emit_relay
 
     spelling = "canonical" if shipped is None else shipped.spelling

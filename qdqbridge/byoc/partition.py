@@ -9,7 +9,7 @@ from qdqbridge.byoc.coverage import Coverage, coverage, reasons_of
 from qdqbridge.byoc.host import Composite, Host
 from qdqbridge.byoc.records import Record
 from qdqbridge.byoc.table import Table
-from qdqbridge.errors import GraphError, InputDataError, UnsupportedTargetError
+from qdqbridge.errors import GraphError, InputDataError, QdqBridgeError, UnsupportedTargetError
 
 
 def host_of(module: Any) -> Host:
@@ -76,15 +76,21 @@ def describe(function: Any, table: Table) -> Record:
     composite: Composite = (
         function if isinstance(function, Composite) else host_of(function).composite(function)
     )
-    entry = table.entry(composite.name)
-    verdict = None if entry is None else entry.judge(composite.result)
-    if verdict is None or verdict.record is None:
-        raise GraphError(
-            f"the composite '{composite.name}' cannot be described",
-            why="no entry of that name" if verdict is None else "; ".join(verdict.reasons),
-            fix=f"give the table that partitioned the module; this one is '{table.name}'",
-        )
+    try:
+        verdict = table.entry(composite.name).judge(composite.result)
+    except QdqBridgeError as error:
+        raise _undescribed(composite, table, str(error.what)) from error
+    if verdict.record is None:
+        raise _undescribed(composite, table, "; ".join(verdict.reasons))
     return verdict.record
+
+
+def _undescribed(composite: Composite, table: Table, why: str) -> GraphError:
+    return GraphError(
+        f"the composite '{composite.name}' cannot be described",
+        why=why,
+        fix=f"give the table that partitioned the module; this one is '{table.name}'",
+    )
 
 
 def composites(module: Any) -> tuple[Composite, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 from tvm import ir, relax, tirx
 
 from qdqbridge.byoc.terms import Applied, Extents, Fixed, Free, Group, Term
+from qdqbridge.qnn.origin import label
 
 _RELAY_NAMES = {
     "relax.permute_dims": "transpose", "relax.concat": "concatenate", "relax.astype": "cast",
@@ -84,7 +85,7 @@ class Reader:
             return reader.term(expr)
         bound = self._bindings.get(variable)
         if isinstance(bound, ir.Call):
-            return self._inside(bound) or self.call(bound, variable.name)
+            return self._inside(bound) or self.call(bound, _name(bound) or variable.name)
         if isinstance(bound, relax.TupleGetItem):
             whole = self.term(bound.tuple_value)
             if isinstance(whole, Group):
@@ -122,6 +123,13 @@ class Reader:
             lambda: [self.term(a) for a in call.args if not _is_attribute(a, names)],
             lambda: _attributes(call, names), name=name,
         )  # fmt: skip
+
+
+def _name(call: Any) -> str:
+    """Returns the name in the model that the emitter left on a call; empty where there is none."""
+    span = getattr(call, "span", None)
+    source = getattr(span, "source_name", None)
+    return "" if source is None else label(str(source.name))
 
 
 def _is_attribute(expr: Any, names: Sequence[str]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from qdqbridge.byoc.constraints import Constraints
@@ -144,17 +144,16 @@ class Table:
         Raises:
             QdqBridgeError: There is none of a name.
         """
-        known = {entry.name for entry in self.entries}
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            raise QdqBridgeError(
-                f"the table '{self.name}' has no entry {unknown[0]!r}",
-                fix=f"it has {', '.join(sorted(known))}",
-            )
+        self._check_known(names)
         return replace(self, entries=tuple(e for e in self.entries if e.name in names))
 
     def without(self, *names: str) -> Table:
-        """Returns the table less these entries."""
+        """Returns the table less these entries.
+
+        Raises:
+            QdqBridgeError: There is none of a name.
+        """
+        self._check_known(names)
         return replace(self, entries=tuple(e for e in self.entries if e.name not in names))
 
     def judge(self, entry: Entry, term: Term) -> Verdict:
@@ -172,10 +171,25 @@ class Table:
                 if isinstance(root, Call) and root.op == call.op:
                     yield self.judge(replace(entry, pattern=root), call)
 
-    def entry(self, composite: str) -> Entry | None:
-        """Returns the entry of a composite's name (``npu.conv2d`` or ``conv2d``)."""
+    def entry(self, composite: str) -> Entry:
+        """Returns the entry of a composite's name (``npu.conv2d`` or ``conv2d``).
+
+        Raises:
+            QdqBridgeError: There is none of that name.
+        """
         name = composite.removeprefix(f"{self.name}.")
-        return next((entry for entry in self.entries if entry.name == name), None)
+        self._check_known([name])
+        return next(entry for entry in self.entries if entry.name == name)
+
+    def _check_known(self, names: Sequence[str]) -> None:
+        known = {entry.name for entry in self.entries}
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise QdqBridgeError(
+                f"the table '{self.name}' has no entry {unknown[0]!r}",
+                why=f"it has {', '.join(sorted(known)) or 'none at all'}",
+                fix="give one of these names, with or without the table's before it",
+            )
 
 
 def table(name: str, *groups: Iterable[Entry]) -> Table:

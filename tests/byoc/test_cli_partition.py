@@ -54,6 +54,32 @@ def test_unknown_tables_and_extents_are_refused(capsys: pytest.CaptureFixture[st
     assert run(["partition", CNN, "--dialect", "mlir"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("extent", "words"),
+    [
+        ("batch=0", ("'batch' must be a number from 1", "it is 0", "batch=1")),
+        ("batch=2147483648", ("'batch' must be a number from 1", "it is 2147483648")),
+        ("time=2", ("no symbolic extent 'time'", "its inputs have batch")),
+    ],
+)
+def test_extents_that_the_model_does_not_have_are_refused(
+    extent: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["partition", CNN, "--extent", extent]) == 3
+    out, err = capsys.readouterr()
+    assert out == "" and all(word in err for word in words)
+
+
+def test_extents_become_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["partition", CNN, "--table", "int8", "--json"]
+    shapes: dict[str, set[str]] = {}
+    for extent in ("", "batch=3"):
+        assert run([*options, *(["--extent", extent] if extent else [])]) == 1
+        left = json.loads(capsys.readouterr().out)["left"]
+        shapes[extent] = {item["result"].partition("[")[2].partition(",")[0] for item in left}
+    assert shapes == {"": {"batch"}, "batch=3": {"3"}}
+
+
 def test_relay_is_asked_for_where_it_is_not(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,7 +179,7 @@ def test_a_value_that_is_read_elsewhere_keeps_its_chain_outside() -> None:
     left = left_of(builder.get(), canonical())
     kind, reason = left["qnn.requantize"]
     assert kind == "read elsewhere" and "qnn.dense" in reason and "negative" in reason
-    assert left["negative"] == ("no pattern", "it belongs to qnn.dense lv, which is left")
+    assert left["negative"] == ("no pattern", "it belongs to qnn.dense, which is left")
 
 
 def test_float_operators_are_told_apart() -> None:
@@ -229,6 +229,21 @@ def test_a_composite_of_another_table_cannot_be_described() -> None:
     module, _ = partition(qb.to_relax(conv_model().load())[0], canonical("a"))
     with pytest.raises(GraphError, match="cannot be described"):
         describe(composites(module)[0], canonical("b"))
+    with pytest.raises(GraphError, match="the table 'a' has no entry 'conv2d'"):
+        describe(composites(module)[0], canonical("a").without("conv2d"))
+
+
+def test_calls_have_the_names_of_the_model_and_equal_reasons_are_told_once() -> None:
+    graph = qb.load(MODELS / "digits_cnn_u8s8_per_channel.onnx")
+    module, _ = qb.to_relax(graph)
+    table = canonical("npu", constraints=Constraints(Limits(activations=("int8",))))
+    _, coverage = partition(module, table)
+    names = {value.name for value in graph.values()}
+    assert {item.name for item in coverage.left} <= names
+    convolutions = [item for item in coverage.left if item.operator == "qnn.conv2d"]
+    assert len({item.name for item in convolutions}) == len(convolutions) == 5
+    assert len({item.reasons for item in convolutions}) == 1
+    assert coverage.text().count("conv2d (it ends with qnn.requantize) refuses") == 2  # and add
 
 
 def test_what_is_no_module_is_refused() -> None:

@@ -144,7 +144,12 @@ def test_tables_are_checked_and_chosen_from() -> None:
     assert [e.name for e in few.entries] == ["conv2d", "dense"]
     assert [e.name for e in few.without("dense").entries] == ["conv2d"]
     assert few.entry("npu.dense") is few.entries[1]
-    assert few.entry("other.dense") is None
+    for wrong in ("other.dense", "conv9d", ""):
+        with pytest.raises(QdqBridgeError, match="'npu' has no entry") as caught:
+            few.entry(wrong)
+        assert caught.value.why == "it has conv2d, dense"
+    with pytest.raises(QdqBridgeError, match="has no entry 'conv9d'"):
+        few.without("conv9d")
 
 
 def test_a_check_is_added_to_the_entry_own() -> None:

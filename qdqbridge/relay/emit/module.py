@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 from typing import Any
 
 import tvm
@@ -12,8 +11,9 @@ from numpy.typing import NDArray
 from tvm import ir, relay
 
 from qdqbridge.arguments import need_graph
-from qdqbridge.errors import InputDataError, UnsupportedTargetError
+from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.extents import check_extents, symbolic_extents
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.nodes import check_known, emit_nodes, joined
@@ -27,8 +27,6 @@ from qdqbridge.relay.emit.spellings import Form, spelling_of
 LARGE = 1 << 16
 """Bytes from which a constant becomes a parameter when parameters are kept apart."""
 LAYOUTS = ("NCHW", "NHWC")
-LIMIT = 1 << 31
-"""Relay's extents are int32."""
 
 
 def emit(
@@ -74,14 +72,9 @@ def emit(
 
 
 def _check_extents(graph: Graph, extents: Mapping[str, int]) -> None:
-    symbolic = {
-        str(dim): None
-        for value in graph.inputs
-        for dim in (("rank",) if value.type.shape is None else value.type.shape)
-        if isinstance(dim, str)
-    }
-    _check_numbers(extents, list(symbolic))
-    open_ = {name: None for name in symbolic if name not in extents}
+    check_extents(graph, extents)
+    open_ = [name for name in symbolic_extents(graph) if name not in extents]
+    open_ += ["rank"] if any(value.type.shape is None for value in graph.inputs) else []
     if open_:
         named = ", ".join(f"'{name}'" for name in open_)
         raise UnsupportedTargetError(
@@ -90,24 +83,6 @@ def _check_extents(graph: Graph, extents: Mapping[str, int]) -> None:
             fix=f"give numbers: extents={{{', '.join(f'{n!r}: 1' for n in open_)}}}, "
             f"on the command line {' '.join(f'--extent {n}=1' for n in open_)}",
         )
-
-
-def _check_numbers(extents: object, symbolic: Sequence[str]) -> None:
-    known = f"its inputs have {', '.join(symbolic) or 'no symbolic extents'}"
-    if not isinstance(extents, Mapping):
-        raise InputDataError(
-            "extents must be numbers by name", why=f"{type(extents).__name__} is no mapping",
-            fix=known,
-        )
-    numbers: Mapping[Any, Any] = extents
-    for name, number in numbers.items():
-        if name not in symbolic:
-            raise InputDataError(f"the model has no symbolic extent '{name}'", fix=known)
-        if not isinstance(number, Integral) or not 0 < int(number) < LIMIT:
-            raise InputDataError(
-                f"the extent '{name}' must be a number from 1 to {LIMIT - 1}",
-                why=f"it is {number!r}",
-            )
 
 
 class _Module:
