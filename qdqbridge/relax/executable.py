@@ -22,6 +22,7 @@ from qdqbridge.relax import saving
 from qdqbridge.relax.emit import emit
 from qdqbridge.relax.files import without_lines
 from qdqbridge.relax.instructions import features_of, missing_features, need_features
+from qdqbridge.relax.interrupts import raise_interrupt
 from qdqbridge.relax.kernels.cpu import cpu_of, host_target, host_threads
 from qdqbridge.relax.kernels.emit import emit_plan
 from qdqbridge.relax.kernels.plan import plan
@@ -200,6 +201,7 @@ def build(
     try:
         library = tvm.compile(without_remainders(module), resolved)
     except Exception as error:  # whatever a pass or LLVM raises
+        raise_interrupt(error)
         raise UnsupportedTargetError(
             "TVM cannot build the module",
             why=reason(error),

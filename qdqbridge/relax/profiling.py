@@ -20,6 +20,7 @@ from qdqbridge.graph.interpreter import check_inputs
 from qdqbridge.qnn.emit.scope import Expr, reason
 from qdqbridge.relax.emit.module import ModuleEmitter
 from qdqbridge.relax.executable import target_of
+from qdqbridge.relax.interrupts import raise_interrupt
 from qdqbridge.relax.statistics import FACTS, SIDE, SPLIT, both, extremes
 
 Array = NDArray[Any]
@@ -93,6 +94,7 @@ class ProfilingModule:
         try:
             library = tvm.compile(self.module, resolved)
         except Exception as error:  # whatever a pass or LLVM raises
+            raise_interrupt(error)
             raise UnsupportedTargetError(
                 "TVM cannot build the module that takes statistics",
                 why=reason(error),

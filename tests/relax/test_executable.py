@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("tvm")
 
+import tvm
 from tvm.relax import BlockBuilder
 
 import qdqbridge as qb
@@ -280,6 +281,21 @@ def test_what_tvm_cannot_build_is_one_error(monkeypatch) -> None:
     with pytest.raises(UnsupportedTargetError, match="cannot build") as caught:
         qb.compile(graph)
     assert caught.value.why == "Check failed: x is false"
+
+
+def test_an_interrupted_build_is_interrupted(monkeypatch) -> None:
+    """TVM makes a wordless RuntimeError of a KeyboardInterrupt in a pass."""
+
+    def interrupted(module: object, context: object) -> None:
+        raise KeyboardInterrupt
+
+    passed: Any = tvm.transform.module_pass(interrupted, opt_level=0)
+    m = Model()
+    m.add("Relu", [X(np.ones((1, 4), np.float32))], None)
+    graph = m.load()
+    monkeypatch.setattr("tvm.compile", lambda module, target: passed(module))
+    with pytest.raises(KeyboardInterrupt):
+        qb.compile(graph)
 
 
 def test_per_channel_operands_of_a_batched_product_are_refused(capfd) -> None:
