@@ -58,12 +58,15 @@ def requantize(reading: Reading, call: Call) -> Value:
 
 
 def _position(call: Call, entry: Any) -> int:
-    """Returns which operand of the claimed node a dequantized tensor is: one of its type."""
+    """Returns which operand of the claimed node a dequantized tensor is: one of its type.
+
+    The first one, but of constants the last one: a weight stands behind what it is applied to.
+    """
     claim = call.claim
     if claim is None or not isinstance(entry, Value):
         return 0
-    dtype = entry.type.dtype
-    for index, text in enumerate(claim.operands):
+    dtype, places = entry.type.dtype, list(enumerate(claim.operands))
+    for index, text in reversed(places) if entry.is_constant else places:
         storage = text.partition(":")[0]
         if storage and (
             storage == dtype.label or (storage.rstrip("24") == dtype.label.rstrip("8"))

@@ -34,7 +34,6 @@ from qdqbridge.relax.emit.scope import Scope
 
 _METHODS = {"nearest": "nearest_neighbor", "linear": "linear"}
 _COORDINATES = ("asymmetric", "align_corners", "half_pixel")
-_AVERAGES = frozenset(("AveragePool", "GlobalAveragePool", "ReduceMean"))
 
 
 class QdqScope(Scope):
@@ -151,7 +150,7 @@ def _within(node: Node, params: QuantParams) -> bool:
     source = node.operand(0).quant
     if source is None or not (source.params.per_tensor and params.per_tensor):
         return False
-    if node.op.name not in MOVERS and node.op.name not in _AVERAGES:
+    if node.op.name not in MOVERS:
         return False
     (low, high), (lowest, highest) = _interval(source.params), _interval(params)
     return lowest <= min(low, 0.0) and max(high, 0.0) <= highest
