@@ -93,7 +93,8 @@ def cast(reading: Reading, call: Call) -> Entry:
     if claim is not None and claim.op != "Cast" and node is not None and node in reading.claims:
         ends = node.op.name in (claim.op, "dequantize") and data.quant is None
         if reading.claims[node] == claim and ends:
-            return reading.retyped(data, tensor(call), call)
+            alone = len(node.outputs) == 1  # a part of a Split is quantized from its own type
+            return reading.retyped(data, tensor(call), call) if alone else data
     if claim is None and data.type.dtype is call.dtype:
         return data
     attributes = CastAttrs(call.dtype)
