@@ -331,6 +331,7 @@ def main() -> int:
     quantize.add_argument("--seed", type=int, default=0, help="of the drawn pictures")
     quantize.add_argument("--json", type=Path, help="a file for the figures")
     commands.add_parser("run", help="latency of whole networks; see bench run --help")
+    commands.add_parser("export", help="onnxruntime on what we export; see bench export --help")
     worker = commands.add_parser("measure", help="one measurement (used by the others)")
     worker.add_argument("job")
     worker.add_argument("path")
@@ -338,6 +339,10 @@ def main() -> int:
         from bench_run import main as bench_run
 
         return bench_run(sys.argv[2:])
+    if sys.argv[1:2] == ["export"]:
+        from bench_export import main as bench_export
+
+        return bench_export(sys.argv[2:])
     arguments = parser.parse_args()
     if arguments.command == "measure":
         print(json.dumps(measure(arguments.job, arguments.path)))
