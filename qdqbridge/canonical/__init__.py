@@ -14,7 +14,12 @@ __all__ = ["RULES", "canonicalize", "explanation", "islands"]
 
 
 def canonicalize(
-    graph: Graph, *, decomposed: bool = False, fold_affine: bool = False, reroll: bool = False
+    graph: Graph,
+    *,
+    decomposed: bool = False,
+    fold_affine: bool = False,
+    reroll: bool = False,
+    channels_first: bool = False,
 ) -> Graph:
     """Rewrites ``graph`` in place to the canonical form and returns it.
 
@@ -27,9 +32,14 @@ def canonicalize(
         fold_affine: Fold float affine maps behind integer products into these (idiom B6).
         reroll: Make one operator of each activation, norm and softmax that is spelled step by
             step. It is rounded once then, which may change the last bit of a float result.
+        channels_first: Carry transposes to channels-last down the graph until something undoes
+            them, as an image network of another layout wants it. Float sums change their order.
     """
     settle(graph)
-    refused = run(graph, rules_with(decomposed=decomposed, fold_affine=fold_affine, reroll=reroll))
+    rules = rules_with(
+        decomposed=decomposed, fold_affine=fold_affine, reroll=reroll, channels_first=channels_first
+    )
+    refused = run(graph, rules)
     release_inputs(graph)
     graph.canonical = True
     for note in (*notes_of(refused), *diagnose(graph)):

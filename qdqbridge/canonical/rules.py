@@ -22,12 +22,14 @@ from qdqbridge.canonical import (
     norms,
     pools,
     reshapes,
+    resizes,
     sharing,
     softmax,
     transposes,
     weights,
 )
 from qdqbridge.canonical import decomposed as decompositions
+from qdqbridge.canonical.channels import CHANNELS
 from qdqbridge.canonical.rerolled import REROLLED
 from qdqbridge.canonical.rule import Rule
 
@@ -53,6 +55,7 @@ RULES: tuple[Rule, ...] = (
     pools.no_padding_to_count,
     pools.mean_over_space,
     pools.pool_over_a_sequence,
+    resizes.nearest_by_whole_factors,
     softmax.softmax_of_a_matrix,
     softmax.softmax_of_rows,
     movers.moved_constant,
@@ -92,17 +95,21 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def rules_with(*, decomposed: bool, fold_affine: bool, reroll: bool) -> tuple[Rule, ...]:
+def rules_with(
+    *, decomposed: bool, fold_affine: bool, reroll: bool, channels_first: bool = False
+) -> tuple[Rule, ...]:
     """Returns the rules with those of the options in front.
 
     Args:
         decomposed: Float arithmetic that stands for Q and DQ is read as such.
         fold_affine: Float affine maps behind integer products are folded into these.
         reroll: Activations and norms that are spelled step by step become one operator each.
+        channels_first: Transposes to channels-last move down, to where something undoes them.
     """
     options: tuple[tuple[bool, tuple[Rule, ...]], ...] = (
         (decomposed, (decompositions.fake_quantize,)),
         (fold_affine, (affine.fold_affine,)),
         (reroll, REROLLED),
+        (channels_first, CHANNELS),
     )
     return (*(chosen for wanted, rules in options if wanted for chosen in rules), *RULES)

@@ -9,7 +9,7 @@ import numpy as np
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
-from qdqbridge.graph.types import TensorType
+from qdqbridge.graph.types import TensorType, static_shape
 from qdqbridge.ops.attributes import (
     AlphaAttrs,
     CastAttrs,
@@ -220,10 +220,28 @@ def group_norm(reading: Reading, call: Call) -> Value:
 
 def batch_norm(reading: Reading, call: Call) -> list[Value]:
     """``nn.batch_norm(x, gamma, beta, mean, var)``; a graph has only the first of its results."""
-    operands = [reading.plain(entry) for entry in call.args]
+    if call.get("training"):
+        raise reading.refused("it normalizes with the statistics of the batch (training=True)")
+    x, gamma, beta, *statistics = (reading.plain(entry) for entry in call.args)
+    gamma = gamma if call.get("scale", True) else _filled_like(reading, gamma, 1)
+    beta = beta if call.get("center", True) else _filled_like(reading, beta, 0)
+    rank = max(x.rank or 0, 1)
+    axis = int(call.get("axis", 1)) % rank
+    if axis not in (1, rank - 1):
+        raise reading.refused(f"its channels are on axis {axis} of {rank}")
+    layout = "" if axis == 1 else "N" + "DHW"[5 - rank :] + "C"
+    x, back = channels_first(reading, x, layout, rank - 2)
     attributes = EpsilonAttrs(_number(call, "epsilon"))
-    value = made(reading, call, "BatchNormalization", attributes, operands)
+    operands = [x, gamma, beta, *statistics]
+    value = laid_out(reading, call, "BatchNormalization", attributes, operands, back)
     return [value, *reading.unread(call, "it also returns statistics")[1:]]
+
+
+def _filled_like(reading: Reading, value: Value, number: float) -> Value:
+    extents = static_shape(value.type.shape)
+    if extents is None:
+        raise reading.refused("the number of its channels is unknown")
+    return reading.constant(np.full(extents, number, value.type.dtype.numpy))
 
 
 def _number(call: Call, name: str) -> float:

@@ -94,7 +94,7 @@ def _resize_attributes(site: Site, x: Value, y: TensorType) -> ResizeAttrs:
     if method not in _METHODS:
         raise site.refusal(f"its method is {method}")
     mode, coordinates = _METHODS[method], site.text("coordinate_transformation_mode", "half_pixel")
-    sizes, before = site.static(Value(y)), site.static(x)
+    before, sizes = _extents(site, x, y)
     whole = all(after % extent == 0 for after, extent in zip(sizes, before, strict=True))
     factors = tuple(float(after // extent) for after, extent in zip(sizes, before, strict=True))
     crop, nearest = coordinates == "tf_crop_and_resize", mode == "nearest"
@@ -110,6 +110,18 @@ def _resize_attributes(site: Site, x: Value, y: TensorType) -> ResizeAttrs:
         roi=_roi(site, len(sizes)) if crop else (),
     )
     return _as_claimed(site, attributes, before, sizes)
+
+
+def _extents(site: Site, x: Value, y: TensorType) -> tuple[Ints, Ints]:
+    """Returns the extents before and after; one that is kept and known at run time only is 1."""
+    pairs = tuple(zip(site.shape(x), site.shape(Value(y)), strict=True))
+    kept = [a == b and isinstance(a, str) for a, b in pairs]
+    known = [(1, 1) if same else pair for same, pair in zip(kept, pairs, strict=True)]
+    whole = all(isinstance(a, int) and isinstance(b, int) and b % a == 0 for a, b in known)
+    if any(kept) and not whole:
+        raise site.refusal("an extent is not known before the model runs")
+    before, after = ([int(side) for side in sides] for sides in zip(*known, strict=True))
+    return tuple(before), tuple(after)
 
 
 def _rounding(site: Site, coordinates: str) -> str:

@@ -51,6 +51,16 @@ class Extents:
         type_ = TensorType(DType.INT64, (len(parts),))
         return parts[0] if len(parts) == 1 else self._node("Concat", AxisAttrs(0), parts, type_)
 
+    def target(self, shape: Sequence[Any], own: Sequence[Any]) -> Value | None:
+        """Returns what a tensor of extents ``own`` is broadcast to, where that is no constant.
+
+        An extent that the tensor has already is 1 in it, as in the target of ONNX's Expand.
+        """
+        wide = (*(1,) * (len(shape) - len(own)), *own)
+        names = [e if isinstance(e, int) else str(getattr(e, "name", e)) for e in map(plain, shape)]
+        rest = [1 if n == w else e for e, n, w in zip(shape, names, wide, strict=True)]
+        return None if all(isinstance(plain(e), int) for e in rest) else self.vector(rest)
+
     def _one(self, extent: Any) -> Value:
         """Returns one extent as a vector of one element."""
         number = plain(extent)

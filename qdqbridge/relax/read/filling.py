@@ -9,7 +9,7 @@ import numpy as np
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.types import TensorType, static_shape
-from qdqbridge.ops.attributes import ExpandAttrs
+from qdqbridge.ops.attributes import ExpandAttrs, ShapeAttrs
 from qdqbridge.qnn.read import Call, Reading, Row
 from qdqbridge.qnn.read.constants import constant_of
 from qdqbridge.qnn.read.reading import tensor
@@ -43,10 +43,20 @@ def _spread(reading: Reading, call: Call, value: Value) -> Value:
     """Returns a value of one element as a tensor of the call's shape."""
     extents = static_shape(call.result.shape)
     if extents is None:
-        raise reading.refused("its shape is known at run time only")
+        return _like(reading, call, value)
     if value.constant is not None and int(np.prod(extents)) <= _LARGEST:
         return reading.constant(np.full(extents, value.constant.numpy().reshape(())))
     return reading.node("Expand", ExpandAttrs(extents), [value], tensor(call), call)
+
+
+def _like(reading: Reading, call: Call, value: Value) -> Value:
+    """Returns a value of one element in the shape of the call's first argument, a tensor."""
+    first = call.args[0] if call.args else None
+    if not isinstance(first, Value) or first.type.shape != call.result.shape:
+        raise reading.refused("its shape is known at run time only")
+    vector = TensorType(DType.INT64, (first.rank or 0,))
+    shape = reading.node("Shape", ShapeAttrs(), [first], vector)
+    return reading.node("Expand", ExpandAttrs(None), [value, shape], tensor(call), call)
 
 
 def arange(reading: Reading, call: Call) -> Value:

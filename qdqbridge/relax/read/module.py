@@ -260,10 +260,21 @@ class FunctionReader:
         entries = [] if why else [self._entry(arg) for arg in args]
         wanted = attrs.get("newshape" if name == "reshape" else "shape", ())
         if isinstance(wanted, tuple):
-            entries += [self.matched[e] for e in wanted if e in self.matched][:1]
+            entries += self._vector(name, wanted, entries, claim)
         where = (label, self.where)
         call = Call(name, tuple(entries), attrs, tuple(results_of(type_)), claim, *where)
         return self.reading.unread(call, why) if why else self.reading.call(call)
+
+    def _vector(
+        self, name: str, wanted: tuple[Any, ...], entries: list[Entry], claim: Claim | None
+    ) -> list[Entry]:
+        """Returns the vector of a target shape that is known at run time only."""
+        held = [self.matched[extent] for extent in wanted if extent in self.matched][:1]
+        data = entries[0] if entries else None
+        if held or name != "broadcast_to" or claim is not None or not isinstance(data, Value):
+            return held
+        found = self.extents.target(wanted, data.type.shape or ())
+        return [] if found is None else [found]
 
     def _kernel(self, expr: Any) -> Any:
         """Returns the operator that a frontend has written as a kernel of its own."""
@@ -299,10 +310,15 @@ def _claim(expr: Any) -> Claim | None:
 
 
 def _carried(function: Any) -> dict[str, Any]:
-    """Returns the parameters that a frontend has put into the function's attributes."""
+    """Returns the parameters that a frontend has put into the function's attributes.
+
+    The TFLite frontend puts constants there which are in the function itself, and no parameters.
+    """
     attrs = function.attrs
     values = [] if attrs is None else list(attrs.get("params", ()) or ())
     names = [str(v.name) for v in function.params]
+    if attrs is not None and attrs.get("num_input") == len(names):
+        return {}
     return dict(zip(names[len(names) - len(values) :], values, strict=True))
 
 

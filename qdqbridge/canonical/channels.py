@@ -1,0 +1,187 @@
+"""Rules that carry transposes to channels-last down a graph, until something undoes them.
+
+For graphs of frontends whose images are channels-last (TFLite): between two convolutions nothing
+is left of that layout, however the values in between branch. They are no part of the canonical
+form, because they move transposes of any graph, and the order in which floats are summed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from qdqbridge.canonical.build import constant, dequantized, result
+from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, made_by, rule, stored_behind
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.operator import Attributes, Flow
+from qdqbridge.graph.types import QuantType, TensorType, ValueType
+from qdqbridge.ops.attributes import (
+    AxisAttrs,
+    PadAttrs,
+    ReduceAttrs,
+    ReshapeAttrs,
+    SoftmaxAttrs,
+    TransposeAttrs,
+)
+from qdqbridge.ops.table import BY_NAME
+
+_LAST = ((0, 2, 1), (0, 2, 3, 1), (0, 2, 3, 4, 1))
+
+
+@rule("operator-before-transpose")
+def operator_before_transpose(node: Node, scope: Scope) -> Proposal:
+    """``op(Transpose(x), Transpose(y), c) -> Transpose(op(x, y, c'))`` of channels-last x and y.
+
+    Of elementwise operators, joins, paddings and a softmax; a constant is transposed itself.
+    """
+    del scope
+    perm = _permutation(node)
+    if perm is None or len(node.outputs) != 1 or node.output.rank != len(perm):
+        return None
+    attributes = _attributes(node, perm)
+    if attributes is None:
+        return None
+    operands: list[Value | None] = []
+    for value in node.inputs:
+        turned = None if value is None else _turned(value, perm)
+        if value is not None and turned is None:
+            return None
+        operands.append(turned)
+    inner_type = _type(node.output.type, perm)
+    if inner_type is None:
+        return None
+    inner = result(node.op, attributes, operands, inner_type, node.origin, node.output.name)
+    return Replace({node.output: _transposed(inner, perm, node)})
+
+
+@rule("reduce-before-transpose", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin")
+def reduce_before_transpose(node: Node, scope: Scope) -> Proposal:
+    """``ReduceMean(Transpose(x)) -> ReduceMean(x)`` over the same axes; so sums and extremes."""
+    del scope
+    perm, attributes = _permutation(node), node.attributes
+    if perm is None or not isinstance(attributes, ReduceAttrs):
+        return None
+    x = _turned(node.operand(0), perm)
+    axes = replace(attributes, axes=tuple(sorted(perm[axis] for axis in attributes.axes)))
+    left = [perm[axis] for axis in range(len(perm)) if axis not in attributes.axes]
+    if x is None:
+        return None
+    if attributes.keepdims:
+        type_ = _type(node.output.type, perm)
+        if type_ is None:
+            return None
+        inner = result(node.op, axes, [x], type_, node.origin, node.output.name)
+        return Replace({node.output: _transposed(inner, perm, node)})
+    if left != sorted(left):
+        return None
+    output = node.output
+    return Replace({output: result(node.op, axes, [x], output.type, node.origin, output.name)})
+
+
+@rule("reshape-of-a-transpose", "Reshape", "Flatten")
+def reshape_of_a_transpose(node: Node, scope: Scope) -> Proposal:
+    """``Reshape(Transpose(x)) -> Reshape(x)`` where the transpose moves extents of 1 only."""
+    del scope
+    turn, attributes = made_by(node.operand(0), "Transpose"), node.attributes
+    if turn is None or not isinstance(turn.attributes, TransposeAttrs):
+        return None
+    shape = turn.operand(0).type.shape
+    perm, output = turn.attributes.perm, node.output
+    if shape is None or perm[0] != 0 or turn.operand(0).quant != _like(output, turn.operand(0)):
+        return None
+    long = [axis for axis in perm if shape[axis] != 1]
+    copies = isinstance(attributes, ReshapeAttrs) and 0 in (attributes.shape or (0,))[1:]
+    if long != sorted(long) or copies:
+        return None
+    x, origin = turn.operand(0), node.origin
+    return Replace({output: result(node.op, attributes, [x], output.type, origin, output.name)})
+
+
+CHANNELS: tuple[Rule, ...] = (
+    operator_before_transpose,
+    reduce_before_transpose,
+    reshape_of_a_transpose,
+)
+
+
+def _like(output: Value, x: Value) -> object:
+    """Returns the type that x must have for the reshape to be a mover of it."""
+    if output.quant is None or x.quant is None:
+        return None
+    return x.quant if x.quant.params == output.quant.params else output.quant
+
+
+def _permutation(node: Node) -> tuple[int, ...] | None:
+    """Returns how the operands are transposed, the same for all that are; None if none is."""
+    found = {
+        perm for value in node.inputs if value is not None and (perm := _perm(value)) is not None
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+def _perm(value: Value) -> tuple[int, ...] | None:
+    turn = made_by(stored_behind(value) or value, "Transpose")
+    if turn is None or not isinstance(turn.attributes, TransposeAttrs):
+        return None
+    perm = turn.attributes.perm
+    return perm if perm in _LAST else None
+
+
+def _turned(value: Value, perm: tuple[int, ...]) -> Value | None:
+    """Returns an operand as it is without the transposition."""
+    if value.constant is not None:
+        return _constant(value, perm)
+    stored = stored_behind(value)
+    if stored is not None:
+        inner = _turned(stored, perm)
+        node = value.producer
+        assert node is not None
+        return None if inner is None else dequantized(inner, value.type.dtype, node.origin)
+    turn = made_by(value, "Transpose")
+    return turn.operand(0) if turn is not None and _perm(value) == perm else None
+
+
+def _constant(value: Value, perm: tuple[int, ...]) -> Value | None:
+    data, rank = value.constant, len(perm)
+    params = None if value.quant is None else value.quant.params
+    assert data is not None
+    if data.size == 1 and len(data.shape) <= 1 and (params is None or params.per_tensor):
+        return value
+    if len(data.shape) > rank or (params is not None and params.block_size is not None):
+        return None
+    lead = rank - len(data.shape)
+    wide, back = (1,) * lead + data.shape, tuple(perm.index(axis) for axis in range(rank))
+    shape = tuple(wide[axis] for axis in back)
+    moved = data.map(lambda array: array.reshape(wide).transpose(back), shape=shape)
+    if params is not None and params.axis is not None:
+        params = params.with_axis(perm[params.axis + lead])
+    return constant(moved, params, value.name)
+
+
+def _type(type_: ValueType, perm: tuple[int, ...]) -> ValueType | None:
+    """Returns a type before the transposition."""
+    if type_.shape is None:
+        return None
+    shape = tuple(type_.shape[perm.index(axis)] for axis in range(len(perm)))
+    if isinstance(type_, QuantType):
+        return type_.with_shape(shape) if type_.params.per_tensor else None
+    return TensorType(type_.dtype, shape)
+
+
+def _transposed(inner: Value, perm: tuple[int, ...], node: Node) -> Value:
+    attributes, type_ = TransposeAttrs(perm), node.output.type
+    return result(BY_NAME["Transpose"], attributes, [inner], type_, node.origin, node.output.name)
+
+
+def _attributes(node: Node, perm: tuple[int, ...]) -> Attributes | None:
+    """Returns the attributes of an operator before the transposition, None if it has to stay."""
+    attributes = node.attributes
+    if node.op.name == "Concat" and isinstance(attributes, AxisAttrs):
+        return AxisAttrs(perm[attributes.axis])
+    if isinstance(attributes, SoftmaxAttrs):
+        return SoftmaxAttrs(tuple(sorted(perm[axis] for axis in attributes.axes)))
+    if isinstance(attributes, PadAttrs):
+        rank = len(perm)
+        sides = attributes.pads[:rank], attributes.pads[rank:]
+        pads = tuple(side[perm.index(axis)] for side in sides for axis in range(rank))
+        return replace(attributes, pads=pads)
+    return attributes if node.op.flow is Flow.ELEMENTWISE else None

@@ -1,0 +1,8 @@
+"""TVM's PyTorch and TFLite frontends, completed: their modules as graphs."""
+
+from __future__ import annotations
+
+from qdqbridge.relax.frontends.pytorch import from_torch
+from qdqbridge.relax.frontends.tflite import from_tflite
+
+__all__ = ["from_tflite", "from_torch"]
