@@ -1,0 +1,153 @@
+"""Writes the table of Relax's operators and what ``from_relax`` makes of them.
+
+Run as ``python scripts/support_table.py``; with ``--check`` it only says whether the table is
+current. What TVM has is listed by TVM; what we have are the rows of the reader, and the ONNX
+operators named in the code of a row are what it can become.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import onnx
+import tvm
+from tvm import ir, relax  # noqa: F401 (registers the operators)
+
+from qdqbridge.graph.operator import Operator
+from qdqbridge.relax.read.spelling import _NAMES
+from qdqbridge.relax.read.table import ROWS
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLE = ROOT / "qdqbridge" / "relax" / "README.md"
+_BEGIN, _END = "<!-- support table -->", "<!-- end of the support table -->"
+_ONNX = {schema.name for schema in onnx.defs.get_all_schemas()}
+_OURS = {"Dense": "Gemm", "quantize": "QuantizeLinear", "dequantize": "DequantizeLinear"}
+
+_REASONS: tuple[tuple[str, str], ...] = (
+    (r"call_tir$", "only loop nests that a frontend generates and that are known by their shape"),
+    (r"(call_tir_|vm\.|memory\.|builtin\.|call_builtin)", "made by lowering; read before it"),
+    (r"call_|invoke_|make_closure", "calls a function that the module does not hold"),
+    (r"(dist|ccl)\.", "several devices; ONNX has one"),
+    (r"grad\.|.*nll_loss|.*cross_entropy|collapse_sum", "training; ONNX files are for inference"),
+    (r"inspect\.|hint_on_device|to_vdevice|wrap_param|null_value", "about memory and devices"),
+    (r"print|assert_op", "has an effect beside its result"),
+    (r"vision\.(roi_align|all_class)", "no row yet"),
+    (r"vision\.|nn\.attention_var_len|layout_transform", "no ONNX operator computes the same"),
+    (r"atan2|cumprod|median|bucketize|multinomial", "no ONNX operator computes the same"),
+)
+_ELSE = "no row yet"
+
+Row = Callable[..., Any]
+
+
+def operators() -> list[str]:
+    """Returns Relax's operators, without the prefix."""
+    names = (str(name) for name in ir.Op.list_op_names())
+    return sorted(name.removeprefix("relax.") for name in names if name.startswith("relax."))
+
+
+def becomes(name: str) -> list[str] | None:
+    """Returns the ONNX operators that an operator can become, None where it has no row."""
+    row = ROWS.get(_NAMES.get(name, name))
+    return None if row is None else list(dict.fromkeys(_named(row, set(), 2)))
+
+
+def _named(part: Any, seen: set[int], depth: int) -> Iterator[str]:
+    """Yields ONNX operators named in a function, in what it encloses and in what it calls."""
+    if id(part) in seen:
+        return
+    seen.add(id(part))
+    if isinstance(part, str):
+        name = _OURS.get(part, part)
+        if name in _ONNX:
+            yield name
+    elif isinstance(part, Operator):
+        yield from _named(part.name, seen, depth)
+    elif isinstance(part, list | tuple):
+        for item in part:
+            yield from _named(item, seen, depth)
+    elif inspect.isfunction(part):
+        yield from _of_function(part, seen, depth)
+
+
+def _of_function(function: Any, seen: set[int], depth: int) -> Iterator[str]:
+    for cell in function.__closure__ or ():
+        yield from _named(cell.cell_contents, seen, depth)
+    yield from _of_code(function.__code__, seen)
+    if not depth:
+        return
+    for name in _globals(function.__code__):
+        known = function.__globals__.get(name)
+        near = getattr(known, "__module__", None) == function.__module__
+        if isinstance(known, Operator) or (inspect.isfunction(known) and near):
+            yield from _named(known, seen, depth - 1)
+
+
+def _of_code(code: CodeType, seen: set[int]) -> Iterator[str]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _of_code(constant, seen)
+        elif isinstance(constant, str) and len(constant) < 40:
+            yield from (n for n in [_OURS.get(constant, constant)] if n in _ONNX)
+
+
+def _globals(code: CodeType) -> list[str]:
+    inner = [c for c in code.co_consts if isinstance(c, CodeType)]
+    return [*code.co_names, *(name for c in inner for name in _globals(c))]
+
+
+def reason(name: str) -> str:
+    """Returns why an operator without a row has none."""
+    return next((why for pattern, why in _REASONS if re.match(pattern, name)), _ELSE)
+
+
+def table() -> str:
+    """Returns the table."""
+    names = operators()
+    found = {name: becomes(name) for name in names}
+    count = sum(result is not None for result in found.values())
+    lines = [
+        f"{count} of the {len(names)} operators of Relax {_version()} are read.", "",
+        "| Relax operator | read | what its row can make of it, or why not |", "|---|---|---|",
+    ]  # fmt: skip
+    for name in names:
+        result = found[name]
+        said = reason(name) if result is None else ", ".join(result) or "none: a constant, or its operand"
+        lines.append(f"| `{name}` | {'no' if result is None else 'yes'} | {said} |")
+    return "\n".join(lines)
+
+
+def _version() -> str:
+    return ".".join(tvm.__version__.split(".")[:2])
+
+
+def page() -> str:
+    """Returns the page with the table as it should be."""
+    text = TABLE.read_text("utf-8")
+    head, _, rest = text.partition(_BEGIN)
+    return f"{head}{_BEGIN}\n{table()}\n{_END}{rest.partition(_END)[2]}"
+
+
+def main() -> int:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only say whether it is current")
+    wanted, check = page(), parser.parse_args().check
+    if wanted == TABLE.read_text("utf-8"):
+        return 0
+    if check:
+        print(f"{TABLE.name} is not current: run python scripts/support_table.py", file=sys.stderr)
+        return 1
+    TABLE.write_text(wanted, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
