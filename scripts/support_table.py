@@ -119,7 +119,8 @@ def table() -> str:
     ]  # fmt: skip
     for name in names:
         result = found[name]
-        said = reason(name) if result is None else ", ".join(result) or "none: a constant, or its operand"
+        made = "none: a constant, or its operand" if result == [] else ", ".join(result or ())
+        said = reason(name) if result is None else made
         lines.append(f"| `{name}` | {'no' if result is None else 'yes'} | {said} |")
     return "\n".join(lines)
 
