@@ -20,6 +20,7 @@ from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.copying import copied
 from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.naming import name_values
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import EpsilonAttrs, GemmAttrs
 
@@ -37,13 +38,14 @@ class Affine:
 def prepared(graph: Graph) -> Graph:
     """Returns a copy of a float graph with batch normalizations folded and operators whole.
 
-    The outputs stay what they were up to float rounding.
+    The outputs stay what they were up to float rounding. Every value has a name of its own, by which
+    a profile knows it.
     """
     copy = copied(graph).graph
     notes = list(copy.notes)
     run(copy, PREPARING)
     copy.notes = notes
-    return copy
+    return name_values(copy)
 
 
 @rule("fold-batch-norm", "BatchNormalization")

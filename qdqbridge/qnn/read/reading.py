@@ -13,6 +13,7 @@ from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Origin, Value
+from qdqbridge.graph.naming import name_values
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Flow, NoAttributes, Operator
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType
@@ -206,7 +207,7 @@ class Reading:
         if left:
             raise self._left(left)
         settle(graph, self.hints)
-        return graph
+        return name_values(graph)
 
     def _left(self, nodes: Sequence[Node]) -> UnsupportedModelError:
         listed = [f"{n.op.name.removeprefix(_UNREAD)} '{n.name}': {self.whys[n]}" for n in nodes]

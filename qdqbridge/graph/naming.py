@@ -1,0 +1,29 @@
+"""Names of a graph's own for values that have none, or that another has too."""
+
+from __future__ import annotations
+
+from qdqbridge.graph.graph import Graph
+
+
+def name_values(graph: Graph) -> Graph:
+    """Gives every computed value a name that no other has, in place, and returns the graph.
+
+    Inputs keep theirs, and so does the first of several values of one name. The names depend on
+    nothing but the graph.
+    """
+    taken = {value.name for value in graph.inputs}
+    given = {v.name for node in graph.nodes for v in node.outputs} | taken
+    for node in graph.nodes:
+        for value in node.outputs:
+            if not value.name or value.name in taken:
+                value.name = _fresh(value.name or node.op.name.lower(), given)
+                given.add(value.name)
+            taken.add(value.name)
+    return graph
+
+
+def _fresh(base: str, given: set[str]) -> str:
+    count = 1
+    while f"{base}_{count}" in given:
+        count += 1
+    return f"{base}_{count}"
