@@ -13,6 +13,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from qdqbridge.graph.types import Shape
+from qdqbridge.onnx_io.dropped_windows import without_dropped
 from qdqbridge.onnx_io.inference import guarded_inference
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,8 @@ def infer(model: onnx.ModelProto) -> dict[str, TypeAndShape]:
     light = _light_copy(model)
     try:
         light = guarded_inference(light)
+        while (exact := without_dropped(light)) is not None:
+            light = guarded_inference(exact)
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, MemoryError) as error:
         log.info("shape inference stopped: %s", error)
     known: dict[str, TypeAndShape] = {}

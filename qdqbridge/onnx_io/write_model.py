@@ -15,6 +15,7 @@ import onnx_graphsurgeon as gs
 from onnx import ModelProto
 
 from qdqbridge.graph.types import Shape, TensorType
+from qdqbridge.onnx_io.dropped_windows import leave_open
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
 from qdqbridge.onnx_io.write_opset import ir_version_of
 from qdqbridge.onnx_io.write_sheet import NodeRow, Sheet
@@ -51,6 +52,7 @@ def model_without_tensors(sheet: Sheet, name: str, metadata: Mapping[str, str]) 
     )
     model = gs.export_onnx(graph)
     _add_what_graphsurgeon_drops(model, sheet)
+    leave_open(model)
     for key, value in metadata.items():
         model.metadata_props.add(key=key, value=value)
     with_metadata = any(row.metadata for row in sheet.nodes)

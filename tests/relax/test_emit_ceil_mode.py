@@ -58,7 +58,13 @@ def test_windows_of_ceil_mode_are_onnx_s(tmp_path, op):
     x = {"x": np.random.default_rng(0).normal(size=(1, 1, 7, 8)).astype(np.float32)}
     ours, meant = qb.compile(graph).run(x), qb.evaluate(graph, x)
     theirs = session(path).run(x, graph.output_names)
-    for name in graph.output_names:
+    module, params = qb.to_relax(graph)
+    shapes = [value.type.shape for value in graph.outputs]
+    fields = module["main"].ret_ty.fields
+    assert [tuple(map(int, field.shape.values)) for field in fields] == shapes
+    assert qb.from_relax(module, params).digest == graph.digest
+    for name, shape in zip(graph.output_names, shapes, strict=True):
+        assert shape == meant[name].shape
         assert ours[name].shape == meant[name].shape == theirs[name].shape
         if name.startswith("y"):
             np.testing.assert_array_equal(ours[name], meant[name])

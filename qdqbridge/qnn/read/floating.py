@@ -145,7 +145,7 @@ def average_pool(rank: int) -> Row:
     def read(reading: Reading, call: Call) -> Value:
         data = reading.plain(call.args[0])
         data, back = channels_first(reading, data, str(call.get("layout") or ""), rank)
-        attributes = pool_attributes(call, rank)
+        attributes = pool_attributes(call, rank, data)
         return laid_out(reading, call, "AveragePool", attributes, [data], back)
 
     return read

@@ -7,6 +7,7 @@ from typing import Any
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.ops.attributes import ClipAttrs, PoolAttrs, TransposeAttrs
+from qdqbridge.ops.windows import extents
 from qdqbridge.qnn.origin import element
 from qdqbridge.qnn.read.call import Call
 from qdqbridge.qnn.read.layout import channels_first, pads, permuted_shape
@@ -22,7 +23,7 @@ def max_pool(rank: int) -> Row:
     def read(reading: Reading, call: Call) -> Value:
         data = per_tensor(reading, call.args[0])
         data, back = channels_first(reading, data, str(call.get("layout") or ""), rank)
-        attributes = pool_attributes(call, rank)
+        attributes = pool_attributes(call, rank, data)
         shape = call.result.shape
         if back is None:
             value = reading.node("MaxPool", attributes, [data], type_like(data, call), call)
@@ -37,8 +38,14 @@ def max_pool(rank: int) -> Row:
     return read
 
 
-def pool_attributes(call: Call, rank: int) -> PoolAttrs:
-    """Returns the attributes of a pool; those its span claims where the windows are the same."""
+def pool_attributes(call: Call, rank: int, data: Value) -> PoolAttrs:
+    """Returns the attributes of a pool; those its span claims where the windows are the same.
+
+    Args:
+        call: The call.
+        rank: Number of spatial axes.
+        data: Its operand, channels first.
+    """
     attributes = PoolAttrs(
         kernel_shape=call.ints("pool_size", rank),
         strides=call.ints("strides", rank),
@@ -55,8 +62,20 @@ def pool_attributes(call: Call, rank: int) -> PoolAttrs:
     if given.count_include_pad != attributes.count_include_pad and any(attributes.pads):
         return attributes
     same = given.pads == attributes.pads
-    wider = all(p <= q for p, q in zip(given.pads, attributes.pads, strict=True))
-    return given if same or (given.ceil_mode and wider) else attributes
+    return given if same or _same_windows(given, attributes, data) else attributes
+
+
+def _same_windows(given: PoolAttrs, stated: PoolAttrs, data: Value) -> bool:
+    """True where the end pads that a call states stand for the ceil_mode of its span."""
+    rank = len(given.kernel_shape)
+    sizes = [extent for extent in (data.type.shape or ())[2:] if isinstance(extent, int)]
+    if not given.ceil_mode or given.pads[:rank] != stated.pads[:rank] or len(sizes) != rank:
+        return False
+    counts = [
+        extents(sizes, a.kernel_shape, a.strides, a.dilations, a.pads, ceil_mode=a.ceil_mode)
+        for a in (given, stated)
+    ]
+    return counts[0] == counts[1]
 
 
 def extreme(name: str, everywhere: str = "") -> Row:

@@ -8,9 +8,8 @@ from tvm import tirx
 
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.copying import copied
-from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.types import Dim, Shape
-from qdqbridge.ops.attributes import PoolAttrs
 from qdqbridge.relax.emit.module import ModuleEmitter
 
 
@@ -20,8 +19,7 @@ def with_extents(graph: Graph) -> Graph:
     Args:
         graph: A canonical graph; it is not changed.
     """
-    open_ = any(_left_open(value.type.shape, graph) for value in graph.values())
-    if not open_ and not any(_counts_windows(node) for node in graph.nodes):
+    if not any(_left_open(value.type.shape, graph) for value in graph.values()):
         return graph
     emitter = ModuleEmitter(graph, keep_params=True)
     try:
@@ -35,11 +33,6 @@ def with_extents(graph: Graph) -> Graph:
         if found is not None:
             new.type = new.type.with_shape(found)
     return copy.graph
-
-
-def _counts_windows(node: Node) -> bool:
-    """True for a pool of ceil_mode, one window too wide in ONNX's own inference (onnx 1.23)."""
-    return isinstance(node.attributes, PoolAttrs) and node.attributes.ceil_mode
 
 
 def _left_open(shape: Shape, graph: Graph) -> bool:
