@@ -1,12 +1,13 @@
 """Random nodes through the kernels, against the operator table, bit for bit.
 
 ``scripts/sweep_kernels --cases 5000``: convolutions, transposed convolutions, products with a
-constant matrix and products of two activations; shapes, strides, dilations, paddings, groups,
-zero points (0, 1, 127, 128, 255 and odd ones, of activations and of weights), parameters per
-tensor and per channel, ranges, uint8 and int8, remainders of every kind; on each class of CPUs
-whose code runs here, by turns. The first difference ends it, with its seed.
+constant matrix, and products of two activations, of 8 bits and some of 16; shapes, strides,
+dilations, paddings, groups, zero points (0, 1, 127, 128, 255 and odd ones, of activations and of
+weights), parameters per tensor and per channel, ranges, uint8 and int8, results of floats,
+remainders of every kind; on each class of CPUs whose code runs here, by turns. The first difference
+ends it, with its seed.
 
-``--of others``: everything that is no product (elementwise operators, tables, depthwise
+``--of others``: everything that is no product (elementwise operators, tables, choices, depthwise
 convolutions, pools, reductions, softmax, normalizations, movers, resizing, quantization).
 """
 
@@ -32,8 +33,9 @@ MODULE = 60
 KINDS: dict[str, tuple[Callable[[np.random.Generator], random_products.Product], float]] = {
     "convolution": (random_products.convolution, 0.5),
     "transposed": (random_products.transposed, 0.1),
-    "matrix": (random_products.matrix, 0.25),
-    "activations": (random_products.activations, 0.15),
+    "matrix": (random_products.matrix, 0.2),
+    "activations": (random_products.activations, 0.1),
+    "16 bits": (random_products.wide, 0.1),
 }
 
 
@@ -44,7 +46,7 @@ def module(seed: int, counts: Counter[str]) -> tuple[int, int]:
     for _ in range(MODULE):
         kind = str(rng.choice(list(KINDS), p=[share for _, share in KINDS.values()]))
         name, attributes, operands, result = KINDS[kind][0](rng)
-        last = kind in ("convolution", "transposed")
+        last = name in ("Conv", "ConvTranspose")
         made = cases.add(name, attributes, operands, result, last=last, needed=False)
         counts[f"{kind}, {cases.cpu.name}" + ("" if made else ", no kernel")] += 1
     return cases.check(), cases.refused

@@ -1,4 +1,4 @@
-"""How float and integer vectors become 8-bit codes, with parameters that are arguments."""
+"""How float and integer vectors become codes of 8 or 16 bits, with parameters as arguments."""
 
 from __future__ import annotations
 
@@ -32,28 +32,40 @@ from qdqbridge.relax.kernels.operands import extents as open_extents
 from qdqbridge.relax.kernels.saturation import packing_of
 
 BYTES = {DType.UINT8: "uint8", DType.INT8: "int8"}
+CODES = {**BYTES, DType.UINT16: "uint16", DType.INT16: "int16"}
 REACH = 2.0**20
-"""Quotients beyond it saturate in any 8-bit type."""
+"""Quotients beyond it saturate in any type of up to 16 bits."""
 _USUAL = 1e-30, 1e30
 
 
 def bytes_of(value: Value) -> QuantParams | None:
     """Returns the parameters of a value of 8-bit codes that has one scale; None for others."""
+    params = words_of(value)
+    return None if params is None or params.storage_dtype not in BYTES else params
+
+
+def words_of(value: Value) -> QuantParams | None:
+    """Returns the parameters of a value of 8- or 16-bit codes of one scale; None for others."""
     quant = value.quant
-    if quant is None or not quant.params.per_tensor or quant.params.storage_dtype not in BYTES:
+    if quant is None or not quant.params.per_tensor or quant.params.storage_dtype not in CODES:
         return None
     usual = _USUAL[0] < float(quant.params.scale) < _USUAL[1]
     return quant.params if usual else None
 
 
 def storage(params: QuantParams) -> str:
-    """Returns TVM's name of the element type of 8-bit codes."""
-    return BYTES[params.storage_dtype]
+    """Returns TVM's name of the element type of codes."""
+    return CODES[params.storage_dtype]
 
 
 def extents(shape: Shape) -> tuple[int | None, ...] | None:
     """Returns a shape of any rank, as :func:`~.operands.extents` returns others."""
     return () if shape == () else open_extents(shape)
+
+
+def operand_extents(value: Value) -> tuple[int | None, ...] | None:
+    """Returns the shape of an operand; a constant of no axes is handed over with one."""
+    return (1,) if value.is_constant and value.rank == 0 else extents(value.type.shape)
 
 
 def one_batch(*values: Value | None) -> bool:
@@ -87,7 +99,7 @@ class Form:
 
     Attributes:
         cpu: The CPU.
-        dtype: ``uint8`` or ``int8``.
+        dtype: Their element type.
         multiplies: True where two multiplications divide by the scale; see :func:`multiplies`.
         shifted: True where the zero point is not 0.
         clamped: True where the range is narrower than the type's.
@@ -153,7 +165,7 @@ class Target:
         form, whole = self.form, bound(nearest(value, lanes))
         packing = packing_of(form.cpu)
         zero_point = load(self.integers, self.zero, 1)
-        if packing is None or lanes != form.lanes:
+        if packing is None or lanes != form.lanes or form.dtype not in packing.codes:
             whole = whole + splat(zero_point, lanes) if form.shifted else whole
             codes = narrowed(whole, form.dtype, lanes)
         else:
@@ -200,7 +212,8 @@ def multiplies(params: QuantParams, cpu: Cpu) -> bool:
     The two parts of the reciprocal are Brisebarre's and Muller's (2004). Both sides grow with x,
     so they agree on all numbers if they agree on the few around every midpoint between codes.
     """
-    return cpu.fuses and _multiplies(np.float32(params.scale).tobytes())
+    small = params.storage_dtype in BYTES
+    return small and cpu.fuses and _multiplies(np.float32(params.scale).tobytes())
 
 
 @lru_cache(maxsize=1024)

@@ -37,7 +37,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
     if x is None and weight.shape[1] == 1 and attributes.group > 1:
         return None  # a group has nothing to sum over but the kernel
     merged, groups = merge_groups(weight, attributes.group, place.cpu.lanes)
-    window = _window(attributes, shape, result, (weight.shape[2], weight.shape[3]), place.threads)
+    window = window_of(attributes, shape, result, (weight.shape[2], weight.shape[3]), place.threads)
 
     def describe(part: int, sums: int, form: Requantize | Plain | Scaled) -> Direct:
         del part
@@ -95,7 +95,7 @@ def runs(weight: Array, groups: int, dilation: int) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
+class Window:
     """A convolution as one of images; see :class:`~.direct.Direct`."""
 
     image: Pair
@@ -106,9 +106,9 @@ class _Window:
     result: Pair
 
 
-def _window(
+def window_of(
     attributes: ConvAttrs, shape: Shape, result: Shape, kernel: Pair, threads: int
-) -> _Window:
+) -> Window:
     """Returns the window; where every pixel stands alone, an image of one row per thread."""
     image, outcome = image_of(shape), image_of(result)
     strides, dilations = along(attributes.strides, 1), along(attributes.dilations, 1)
@@ -117,7 +117,7 @@ def _window(
         rows = threads if pixels % threads == 0 else 1
         image = outcome = rows, pixels // rows
     begin = along(attributes.pads[: len(attributes.pads) // 2], 0)
-    return _Window(image, kernel, strides, dilations, begin, outcome)
+    return Window(image, kernel, strides, dilations, begin, outcome)
 
 
 def along(values: tuple[int, ...], neutral: int) -> Pair:

@@ -8,6 +8,7 @@ from typing import Any
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.epilogue import ENDS, Extras, Writer
 from qdqbridge.relax.kernels.geometry import Direct, Pair
+from qdqbridge.relax.kernels.halves import Halves, HalvesWriter
 from qdqbridge.relax.kernels.lanes import Buffer, Prim, flat, load
 from qdqbridge.relax.kernels.lookup import TABLE
 from qdqbridge.relax.kernels.loops import share, turns, within
@@ -16,6 +17,9 @@ from qdqbridge.relax.kernels.plain import Plain, PlainWriter
 from qdqbridge.relax.kernels.scaled import Scaled, ScaledWriter
 from qdqbridge.relax.kernels.script import T, prim_func
 from qdqbridge.relax.kernels.staging import stage_rows
+
+AnyWriter = Writer | PlainWriter | ScaledWriter | HalvesWriter
+"""What finishes the sums of a tile."""
 
 
 def build(description: Direct) -> Any:
@@ -44,13 +48,13 @@ def _body(parts: tuple[Direct, ...]) -> None:
         [batch if extent is None else extent for extent in shape]
         for shape in (d.operand, d.outcome)
     )
-    x = T.arg("x", T.buffer(given, d.stored))
+    x = T.arg("x", T.buffer(given, "uint16" if d.paired else d.stored))
     other = T.arg("other", T.buffer(taken, _other(d))) if _other(d) else None
     packed = [_packed(part, i) for i, part in enumerate(parts)]
     arguments = _arguments(d, other)
     y = T.arg("y", T.buffer(taken, d.form.dtype))
     with T.sblock("root"):
-        source, result = flat(x), flat(y)
+        source, result = flat(x, "uint8" if d.paired else ""), flat(y)
         arguments = arguments if other is None else replace(arguments, other=flat(other))
         code = tirx.const(0.0, "float32") if d.floats else arguments.numbers[ENDS]
         for part, (weights, bias) in zip(parts, packed, strict=True):
@@ -62,7 +66,7 @@ def _other(d: Direct) -> str:
     """Returns the element type of a tensor that is added to the result; empty for none."""
     if isinstance(d.form, Plain):
         return "float32" if d.form.added else ""
-    if isinstance(d.form, Scaled):
+    if isinstance(d.form, Scaled | Halves):
         return ""
     return "uint8" if d.form.linear is not None and d.form.linear.other == "tensor" else ""
 
@@ -73,9 +77,12 @@ def _arguments(d: Direct, other: Buffer) -> Extras:
     if isinstance(d.form, Plain):
         bounds = T.arg("bounds", T.buffer((2,), "float32")) if d.form.clamped else None
         return replace(extras, factors=bounds)
-    multiplier = T.arg("multiplier", T.buffer((d.lanes,), "float32"))
+    channels = d.lanes // 2 if d.paired else d.lanes
+    multiplier = T.arg("multiplier", T.buffer((channels,), "float32"))
     extras = replace(extras, multiplier=multiplier)
     extras = replace(extras, numbers=T.arg("ends", T.buffer((ENDS + 1,), "int32")))
+    if isinstance(d.form, Halves):
+        return replace(extras, factors=T.arg("offsets", T.buffer((channels,), d.form.offsets)))
     if isinstance(d.form, Scaled):
         added = T.arg("added", T.buffer((d.lanes,), "float32")) if d.form.added else None
         return replace(extras, factors=added)
@@ -89,9 +96,9 @@ def _arguments(d: Direct, other: Buffer) -> Extras:
     return extras
 
 
-def _writer(
-    d: Direct, arguments: Extras, result: Buffer
-) -> Writer | PlainWriter | ScaledWriter:
+def _writer(d: Direct, arguments: Extras, result: Buffer) -> AnyWriter:
+    if isinstance(d.form, Halves):
+        return HalvesWriter(d.cpu, d.form, arguments, result)
     if isinstance(d.form, Plain):
         return PlainWriter(d.cpu, d.form, arguments.factors, arguments.other, result)
     if isinstance(d.form, Scaled):
@@ -112,7 +119,7 @@ class _Direct:
 
     def __init__(
         self, d: Direct, x: Buffer, weights: Buffer, bias: Buffer, code: Prim,
-        writer: Writer | PlainWriter | ScaledWriter,
+        writer: AnyWriter,
     ) -> None:
         self.d, self.x, self.weights, self.bias = d, x, weights, bias
         self.code, self.writer = code, writer

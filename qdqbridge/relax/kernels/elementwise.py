@@ -1,4 +1,4 @@
-"""Add, Sub, Mul, Div, Min, Max and PRelu of 8-bit codes, with broadcasting."""
+"""Add, Sub, Mul, Div, Min, Max and PRelu of codes of 8 or 16 bits, with broadcasting."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels import fitting
 from qdqbridge.relax.kernels.broadcasting import Loops, Open, batch_of, known
 from qdqbridge.relax.kernels.codes import (
+    BYTES,
     FLOATS,
     INTEGERS,
     REACH,
     Form,
     Source,
     Target,
-    bytes_of,
     extents,
     float_numbers,
     form_of,
     integer_numbers,
     one_batch,
+    operand_extents,
     storage,
     target_floats,
     target_integers,
+    words_of,
 )
 from qdqbridge.relax.kernels.fitting import Fit
 from qdqbridge.relax.kernels.kernel import Kernel, Place
@@ -61,7 +63,7 @@ class Binary:
         formula: ``linear``, ``product``, or the operator's name: then both operands are
             dequantized and the result is divided by its scale.
         shapes: Extents of both operands and of the result; an open first one is None.
-        dtypes: Element types of both operands: ``uint8``, ``int8`` or ``float32``.
+        dtypes: Element types of both operands: of codes, or ``float32``.
         swapped: True where the right operand comes first among the arguments, because the left one
             is a constant.
         form: The codes of the result.
@@ -178,10 +180,10 @@ class _Operand:
 
 
 def claim(node: Node, place: Place) -> Kernel | None:
-    """Returns the kernel of an operator of two operands into 8-bit codes."""
+    """Returns the kernel of an operator of two operands into codes."""
     if node.op.name not in _REAL or len(node.inputs) != 2:
         return None
-    result, shape = bytes_of(node.output), extents(node.output.type.shape)
+    result, shape = words_of(node.output), extents(node.output.type.shape)
     operands = [_operand(node.operand(i)) for i in (0, 1)]
     a, b = operands
     if result is None or shape is None or a is None or b is None:
@@ -204,9 +206,9 @@ def claim(node: Node, place: Place) -> Kernel | None:
 
 def _operand(value: Value) -> _Operand | None:
     """Returns an operand as codes, or as float32; None where it is neither."""
-    params, constant = bytes_of(value), value.constant
+    params, constant = words_of(value), value.constant
     array = None if constant is None else constant.numpy()
-    shape = extents(value.type.shape)
+    shape = operand_extents(value)
     if shape is None:
         return None
     if params is not None:
@@ -229,6 +231,8 @@ def _formula(
     find = {"Add": fitting.linear, "Sub": fitting.linear, "Mul": fitting.product}.get(node.op.name)
     if find is None or a is None or b is None or not place.cpu.fuses:
         return node.op.name, None
+    if any(params.storage_dtype not in BYTES for params in (a, b, result)):
+        return node.op.name, None
     fit = find(node.op, a, b, result)
     name = PRODUCT if node.op.name == "Mul" else LINEAR
     return (node.op.name, None) if fit is None else (name, fit)
@@ -237,11 +241,13 @@ def _formula(
 def _bounded(
     node: Node, operands: tuple[_Operand, _Operand], result: QuantParams
 ) -> bool:
-    """True where codes of 8 bits cannot bring results beyond the reach of the scale."""
+    """True where codes cannot bring results beyond the reach of the scale."""
     params = [operand.params for operand in operands]
     if node.op.name == "Div" or None in params:
         return False
-    a, b = (255 * float(p.scale) for p in params if p is not None)
+    a, b = (
+        ((1 << p.storage_dtype.bits) - 1) * float(p.scale) for p in params if p is not None
+    )
     return max(a * b, a + b) < REACH * float(result.scale)
 
 

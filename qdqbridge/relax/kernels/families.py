@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.relax.kernels import (
+    affine,
     averages,
     boundary,
     channelwise,
@@ -17,9 +18,11 @@ from qdqbridge.relax.kernels import (
     movers,
     normalization,
     resampling,
+    selection,
     softmax,
     transposed,
     weight_only,
+    wide_product,
 )
 from qdqbridge.relax.kernels.kernel import Claim, Kernel, Place
 
@@ -27,28 +30,34 @@ _BINARY = ("Add", "Sub", "Mul", "Div", "Min", "Max", "PRelu")
 _OVER_AXES = (
     "ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "GlobalAveragePool", "GlobalMaxPool",
 )  # fmt: skip
+_ROWS = (
+    "LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization",
+)  # fmt: skip
 FAMILIES: Mapping[str, tuple[Claim, ...]] = {
-    "Conv": (channelwise.claim, convolution.claim),
+    "Conv": (channelwise.claim, convolution.claim, wide_product.claim_convolution),
     "ConvTranspose": (transposed.claim,),
-    "Dense": (weight_only.claim, dense.claim),
-    "Gemm": (dense.claim, matmul.claim),
-    "MatMul": (dense.claim, matmul.claim),
+    "Dense": (weight_only.claim, dense.claim, wide_product.claim_dense),
+    "Gemm": (dense.claim, wide_product.claim_dense, matmul.claim),
+    "MatMul": (dense.claim, wide_product.claim_dense, matmul.claim),
     **dict.fromkeys(_BINARY, (lookup.claim, elementwise.claim)),
     **dict.fromkeys(_OVER_AXES, (averages.claim_axes,)),
     **dict.fromkeys(("MaxPool", "AveragePool"), (averages.claim_window,)),
     **dict.fromkeys(movers.OPERATORS, (movers.claim,)),
     "Resize": (resampling.claim,),
+    "Where": (lookup.claim, selection.claim),
     "quantize": (boundary.claim_quantize,),
     "dequantize": (boundary.claim_dequantize,),
+    "requantize": (lookup.claim, boundary.claim_requantize),
     **dict.fromkeys(("Softmax", "LogSoftmax"), (softmax.claim,)),
-    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), (normalization.claim,)),
+    **dict.fromkeys(_ROWS, (normalization.claim,)),
+    "BatchNormalization": (affine.claim,),
 }
 """Who makes the kernel of a node, by operator; other operators may be functions of one operand."""
 
 
 def claimed(node: Node, place: Place) -> Kernel | None:
     """Returns the kernel of a node, or None where the plain legalization computes it."""
-    for claim in FAMILIES.get(node.op.name, (lookup.claim,)):
+    for claim in FAMILIES.get(node.op.name, (lookup.claim_wide,)):
         kernel = claim(node, place)
         if kernel is not None:
             return kernel

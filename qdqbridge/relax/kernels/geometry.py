@@ -13,6 +13,7 @@ from functools import cached_property
 
 from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.epilogue import Requantize
+from qdqbridge.relax.kernels.halves import Halves
 from qdqbridge.relax.kernels.micro import Elements, blocks_of, elements_of, most_pixels, parts
 from qdqbridge.relax.kernels.plain import Plain
 from qdqbridge.relax.kernels.scaled import Scaled
@@ -80,7 +81,7 @@ class Direct:
     groups: int
     out_channels: int
     weights: int
-    form: Requantize | Plain | Scaled
+    form: Requantize | Plain | Scaled | Halves
     tasks: int
     placing: Placing | None = None
 
@@ -100,6 +101,11 @@ class Direct:
     def stored(self) -> str:
         """Element type of the activations' tensor."""
         return "float32" if self.floats else "int8" if self.signed else "uint8"
+
+    @cached_property
+    def paired(self) -> bool:
+        """True where two bytes are an activation, and two blocks of sums a block of results."""
+        return isinstance(self.form, Halves)
 
     # ---- runs ---------------------------------------------------------------------------------
 
@@ -152,7 +158,7 @@ class Direct:
         before = self.begin[1]
         copied = min(self.image[1], self.reach[1] - before)
         row = [n * self.channels for n in (before, copied, self.reach[1] - before - copied)]
-        return Staging(Row(*row), self.elements.source, self.signed)
+        return Staging(Row(*row), self.elements.source, self.signed, self.paired)
 
     @cached_property
     def pitch(self) -> int:
@@ -186,7 +192,10 @@ class Direct:
     def tile_blocks(self) -> int:
         """Blocks of output channels of a tile."""
         columns = parts(self.result[1], most_pixels(self.cpu, self.blocks)).size
-        return blocks_of(self.cpu, self.tile_rows * columns, self.blocks)
+        pixels = self.tile_rows * columns
+        if self.paired:
+            return 2 * blocks_of(self.cpu, 2 * pixels + 1, self.blocks // 2)
+        return blocks_of(self.cpu, pixels, self.blocks)
 
     @cached_property
     def place(self) -> Placing:

@@ -48,12 +48,12 @@ def typed(dtype: str, lanes: int) -> str:
     return dtype if lanes == 1 else f"{dtype}x{lanes}"
 
 
-def flat(buffer: Buffer) -> Buffer:
-    """Returns a view of a buffer with one axis."""
-    count: Any = 1
+def flat(buffer: Buffer, dtype: str = "") -> Buffer:
+    """Returns a view of a buffer with one axis; ``uint8`` has the bytes of two-byte elements."""
+    count: Any = 2 if dtype else 1
     for extent in buffer.shape:
         count = extent * count
-    return T.decl_buffer((count,), str(buffer.dtype), data=buffer.data)
+    return T.decl_buffer((count,), dtype or str(buffer.dtype), data=buffer.data)
 
 
 def bound(value: Prim) -> Prim:
@@ -105,7 +105,7 @@ def floats(value: Prim, lanes: int) -> Prim:
 
 
 def narrowed(value: Prim, dtype: str, lanes: int) -> Prim:
-    """Returns int32 values saturated to an 8-bit type."""
+    """Returns int32 values saturated to a type of 8 or 16 bits."""
     low, high = limits(dtype)
     clipped = tirx.max(
         tirx.min(value, number(high, "int32", lanes)), number(low, "int32", lanes)

@@ -1,7 +1,8 @@
-"""Functions of one 8-bit operand: a table of 256 entries, made by the interpreter itself."""
+"""Functions of one operand of codes: a table of all of them, made by the interpreter itself."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,10 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.interpreter import evaluate_node
 from qdqbridge.graph.numerics import codes
 from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.broadcasting import Loops, Open, batch_of, known
-from qdqbridge.relax.kernels.codes import bytes_of, extents, storage
+from qdqbridge.relax.kernels.codes import bytes_of, extents, storage, words_of
 from qdqbridge.relax.kernels.kernel import Kernel, Place
 from qdqbridge.relax.kernels.lanes import (
     Buffer,
@@ -41,7 +43,7 @@ class Lookup:
 
     Attributes:
         shape: Extents of operand and result; an open first one is None.
-        dtypes: Their element types, ``uint8`` or ``int8``.
+        dtypes: Their element types, of 8 or 16 bits.
         permutes: True to look up in registers (AVX-512 VBMI), False to load every entry.
         tasks: How many threads the work is to be spread over.
     """
@@ -59,7 +61,9 @@ def build(lookup: Lookup) -> Any:
         batch = batch_of(lookup.shape)
         shape = known(lookup.shape, batch)
         x = T.arg("x", T.buffer(shape, lookup.dtypes[0]))
-        table = T.arg("table", T.buffer((TABLE,), lookup.dtypes[1]))
+        index = f"uint{8 * np.dtype(lookup.dtypes[0]).itemsize}"
+        entries = 1 << 8 * np.dtype(index).itemsize
+        table = T.arg("table", T.buffer((entries,), lookup.dtypes[1]))
         y = T.arg("y", T.buffer(shape, lookup.dtypes[1]))
         source, result = flat(x), flat(y)
         loops = Loops.over(lookup.shape, [lookup.shape], batch)
@@ -70,8 +74,8 @@ def build(lookup: Lookup) -> Any:
                 store(result, start, permuted(table, code, lookup.dtypes[1]), lanes)
                 return
             for lane in range(lanes):
-                index = tirx.reinterpret("uint8", load(source, own[0] + lane, 1)).astype("int32")
-                store(result, start + lane, load(table, index, 1), 1)
+                entry = tirx.reinterpret(index, load(source, own[0] + lane, 1)).astype("int32")
+                store(result, start + lane, load(table, entry, 1), 1)
 
         loops.emit(REGISTER if lookup.permutes else 8, lookup.tasks, piece)
 
@@ -102,31 +106,45 @@ def permuted(table: Buffer, code: Prim, dtype: str) -> Prim:
 
 def claim(node: Node, place: Place) -> Kernel | None:
     """Returns the kernel of a node that is a function of one value of 8-bit codes."""
-    found = table_of(node)
+    return _claim(node, place, bytes_of)
+
+
+def claim_wide(node: Node, place: Place) -> Kernel | None:
+    """As :func:`claim`, of codes of 8 or 16 bits, with a table of as many as 65,536 entries."""
+    return _claim(node, place, words_of)
+
+
+def _claim(node: Node, place: Place, params_of: ParamsOf) -> Kernel | None:
+    found = table_of(node, params_of)
     if found is None:
         return None
     source, entries = found
-    params, shape = bytes_of(source), extents(source.type.shape)
+    params, shape = params_of(source), extents(source.type.shape)
     if params is None or shape is None:
         return None
     dtypes = storage(params), str(entries.dtype)
-    lookup = Lookup(shape, dtypes, place.cpu.permutes, place.threads)
+    permutes = place.cpu.permutes and all(np.dtype(dtype).itemsize == 1 for dtype in dtypes)
+    lookup = Lookup(shape, dtypes, permutes, place.threads)
     return Kernel(node.op.name.lower(), lookup, build, (source,), (entries,), (node.output,))
 
 
-def table_of(node: Node) -> tuple[Value, NDArray[Any]] | None:
+ParamsOf = Callable[[Value], QuantParams | None]
+"""Returns the parameters of a value whose codes have a type that is wanted, else None."""
+
+
+def table_of(node: Node, params_of: ParamsOf = bytes_of) -> tuple[Value, NDArray[Any]] | None:
     """Returns the operand that a node is a function of, and the result of every code of it.
 
     The entries are in the order of the codes' bit patterns. None where the node is no function of
-    one value of 8-bit codes, element by element, into 8-bit codes.
+    one value of codes (of 8 bits, by default), element by element, into codes.
     """
     if node.op.flow not in (Flow.ELEMENTWISE, Flow.CONVERT) or len(node.outputs) != 1:
         return None
     dynamic = {value for value in node.inputs if value is not None and value.constant is None}
-    if len(dynamic) != 1 or bytes_of(node.output) is None:
+    if len(dynamic) != 1 or params_of(node.output) is None:
         return None
     (source,) = dynamic
-    params = bytes_of(source)
+    params = params_of(source)
     if params is None or source.type.shape is None or source.type.shape != node.output.type.shape:
         return None
     operands: list[NDArray[Any] | None] = []

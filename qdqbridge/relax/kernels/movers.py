@@ -1,4 +1,4 @@
-"""Nodes that only move 8-bit codes, as copies between strided views."""
+"""Nodes that only move codes, as copies between strided views."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from qdqbridge.ops.attributes import (
     TransposeAttrs,
 )
 from qdqbridge.relax.kernels.broadcasting import Open, strides_over
-from qdqbridge.relax.kernels.codes import BYTES, bytes_of, extents, one_batch
+from qdqbridge.relax.kernels.codes import CODES, bytes_of, extents, one_batch
 from qdqbridge.relax.kernels.kernel import Kernel, Place
 from qdqbridge.relax.kernels.moving import Move, Part, build
 from qdqbridge.relax.kernels.views import strides_of
@@ -65,14 +65,14 @@ class _Shapes:
 
 
 def claim(node: Node, place: Place) -> Kernel | None:
-    """Returns the kernel of a node that lays out bytes anew."""
+    """Returns the kernel of a node that lays out codes anew."""
     joins = node.op.name == "Concat"
     inputs = node.inputs if joins else node.inputs[:1]
     values = [value for value in inputs if value is not None]
     found = [extents(value.type.shape) for value in (*values, *node.outputs)]
     known = tuple(shape for shape in found if shape)
     kinds = {value.type.dtype for value in (*values, *node.outputs)}
-    if len(known) < len(found) or len(kinds) > 1 or not kinds <= set(BYTES):
+    if len(known) < len(found) or len(kinds) > 1 or not kinds <= set(CODES):
         return None
     if any(value.is_constant for value in values) or not one_batch(*values, *node.outputs):
         return None
@@ -80,7 +80,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
     box = _BOXES[node.op.name](node, shapes)
     if box is None:
         return None
-    dtype = BYTES[node.output.type.dtype]
+    dtype = CODES[node.output.type.dtype]
     move = Move(
         shapes.operands, shapes.results, dtype, tuple(box.parts), box.fill is not None,
         len(box.tables), place.cpu.permutes, place.threads,

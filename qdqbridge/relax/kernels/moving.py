@@ -1,4 +1,4 @@
-"""Bytes that are laid out anew: copies between strided views, transposed in registers."""
+"""Codes that are laid out anew: copies between strided views, transposed in registers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Move:
     Attributes:
         operands: Shapes of the operands as their tensors have them.
         outcomes: Shapes of the results.
-        dtype: Element type of all, one byte.
+        dtype: Element type of all.
         parts: The boxes.
         filled: Whether the first result is filled with a code first.
         tables: Number of tables.

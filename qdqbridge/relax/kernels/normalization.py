@@ -1,4 +1,4 @@
-"""LayerNormalization and RMSNormalization of rows of 8-bit codes.
+"""Layer, RMS, instance and group normalization: rows of codes of 8 or 16 bits.
 
 What is computed, and in which order, is :mod:`qdqbridge.qnn.dialect.normalization`'s: exact integer
 sums of codes and squares, float64 per row, float32 per element.
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize
-from qdqbridge.ops.attributes import NormAttrs
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.broadcasting import Open, batch_of, known, worth_sharing
 from qdqbridge.relax.kernels.codes import (
@@ -23,7 +24,6 @@ from qdqbridge.relax.kernels.codes import (
     INTEGERS,
     Form,
     Target,
-    bytes_of,
     extents,
     float_numbers,
     form_of,
@@ -31,6 +31,7 @@ from qdqbridge.relax.kernels.codes import (
     storage,
     target_floats,
     target_integers,
+    words_of,
 )
 from qdqbridge.relax.kernels.kernel import Kernel, Place
 from qdqbridge.relax.kernels.lanes import (
@@ -46,6 +47,7 @@ from qdqbridge.relax.kernels.lanes import (
     splat,
     store,
     summed,
+    typed,
     wide,
 )
 from qdqbridge.relax.kernels.loops import turns
@@ -66,6 +68,8 @@ class Normalize:
         form: The codes of the result.
         rows: Rows; those of one element of an open first extent.
         count: Elements of a row.
+        channels: Channels of a row, which have one factor each; 0 where every element has its own.
+        sums: Types in which lanes are added up, and the sums of lanes.
         shifts: False where nothing is added behind the factors.
         tasks: How many threads the work is to be spread over.
     """
@@ -76,6 +80,8 @@ class Normalize:
     form: Form
     rows: int
     count: int
+    channels: int
+    sums: tuple[str, str]
     shifts: bool
     tasks: int
 
@@ -83,9 +89,9 @@ class Normalize:
 def build(normalize: Normalize) -> Any:
     """Returns a PrimFunc of ``x, gamma, beta, numbers, floats, integers`` and the result.
 
-    ``gamma`` and ``beta`` (only with ``shifts``) are float32 of a row. ``numbers`` are float64:
-    n, n * n, the square of the scale of ``x``, epsilon, and the scale. ``floats`` are
-    :func:`~.codes.target_floats`, ``integers`` the zero point of ``x`` and
+    ``gamma`` and ``beta`` (only with ``shifts``) are float32, of a row or of all channels.
+    ``numbers`` are float64: n, n * n, the square of the scale of ``x``, epsilon, and the scale.
+    ``floats`` are :func:`~.codes.target_floats`, ``integers`` the zero point of ``x`` and
     :func:`~.codes.target_integers`.
     """
 
@@ -94,7 +100,8 @@ def build(normalize: Normalize) -> Any:
         shape = known(normalize.shape, batch)
         x = T.arg("x", T.buffer(shape, normalize.dtype))
         names = ("gamma", "beta") if normalize.shifts else ("gamma",)
-        affine = [T.arg(name, T.buffer((normalize.count,), "float32")) for name in names]
+        factors = shape[1] if normalize.channels else normalize.count
+        affine = [T.arg(name, T.buffer((factors,), "float32")) for name in names]
         numbers = T.arg("numbers", T.buffer((_NUMBERS,), "float64"))
         reals = T.arg("floats", T.buffer((FLOATS,), "float32"))
         integers = T.arg("integers", T.buffer((1 + INTEGERS,), "int32"))
@@ -104,7 +111,7 @@ def build(normalize: Normalize) -> Any:
             writer = _Row(normalize, flat(x), flat(y), affine, numbers, target)
             shared = worth_sharing(normalize.tasks, normalize.shape, 2)
             with turns(batch * normalize.rows, parallel=shared) as row:
-                writer.write(row * normalize.count)
+                writer.write(row)
 
     return prim_func(body)
 
@@ -120,22 +127,38 @@ class _Row:
         self.affine, self.numbers, self.target = affine, numbers, target
         self.zero_point = load(target.integers, 0, 1)
 
-    def write(self, start: Prim) -> None:
-        """Writes the row that begins at ``start``."""
-        normalize = self.normalize
-        first, second = self._sums(start)
-        mean, inverse = self._statistics(first, second)
+    def write(self, row: Prim) -> None:
+        """Writes a row."""
+        normalize, start = self.normalize, row * self.normalize.count
+        mean, inverse = self._statistics(*self._sums(start))
+        if not normalize.channels:
+            self._part(start, normalize.count, (mean, inverse), None)
+            return
+        count = normalize.count // normalize.channels
+        groups = (normalize.shape[1] or 1) // normalize.channels
+        with turns(normalize.channels) as channel:
+            index = row % groups * normalize.channels + channel
+            self._part(start + channel * count, count, (mean, inverse), index)
+
+    def _part(self, start: Prim, count: int, row: tuple[Prim, Prim], channel: Prim | None) -> None:
+        """Writes ``count`` elements, all with the factors of a channel, or each with its own."""
+        normalize, (mean, inverse) = self.normalize, row
+
+        def factor(index: int, offset: Prim, lanes: int) -> Prim:
+            if channel is None:
+                return load(self.affine[index], offset, lanes)
+            return splat(load(self.affine[index], channel, 1), lanes)
 
         def piece(offset: Prim, lanes: int) -> None:
             value = floats(self._code(start + offset, lanes), lanes)
             if normalize.centred:
                 value = value - splat(mean, lanes)
-            value = value * splat(inverse, lanes) * load(self.affine[0], offset, lanes)
+            value = value * splat(inverse, lanes) * factor(0, offset, lanes)
             if normalize.shifts:
-                value = fence(value) + load(self.affine[1], offset, lanes)
+                value = fence(value) + factor(1, offset, lanes)
             store(self.result, start + offset, self.target.quantized(bound(value), lanes), lanes)
 
-        each_piece(normalize.count, normalize.form.lanes, piece)
+        each_piece(count, normalize.form.lanes, piece)
 
     def _code(self, start: Prim, lanes: int) -> Prim:
         """Returns centred codes."""
@@ -143,25 +166,28 @@ class _Row:
         return bound(code - splat(self.zero_point, lanes))
 
     def _sums(self, start: Prim) -> tuple[Prim, Prim]:
-        """Returns the sum of a row and that of its squares, in int32."""
-        full = self.normalize.form.lanes
-        vectors = [T.alloc_buffer((full,), "int32") for _ in range(2)]
-        singles = [T.alloc_buffer((1,), "int32") for _ in range(2)]
+        """Returns the sum of a row and that of its squares."""
+        full, (kind, whole) = self.normalize.form.lanes, self.normalize.sums
+        vectors = [T.alloc_buffer((full,), kind) for _ in range(2)]
+        singles = [T.alloc_buffer((1,), whole) for _ in range(2)]
         for vector, single in zip(vectors, singles, strict=True):
-            store(vector, 0, number(0, "int32", full), full)
-            store(single, 0, tirx.const(0, "int32"), 1)
+            store(vector, 0, number(0, kind, full), full)
+            store(single, 0, tirx.const(0, whole), 1)
+
+        def total(value: Prim, lanes: int) -> Prim:
+            return summed(value.astype(typed(whole, lanes)), lanes)
 
         def piece(offset: Prim, lanes: int) -> None:
-            code = self._code(start + offset, lanes)
+            code = bound(self._code(start + offset, lanes).astype(typed(kind, lanes)))
             for vector, single, value in zip(vectors, singles, (code, code * code), strict=True):
                 if lanes == full:
                     store(vector, 0, load(vector, 0, full) + value, full)
                 else:
-                    store(single, 0, load(single, 0, 1) + summed(value, lanes), 1)
+                    store(single, 0, load(single, 0, 1) + total(value, lanes), 1)
 
         each_piece(self.normalize.count, full, piece, overlap=False)
         first, second = (
-            bound(load(single, 0, 1) + summed(load(vector, 0, full), full))
+            bound(load(single, 0, 1) + total(load(vector, 0, full), full))
             for vector, single in zip(vectors, singles, strict=True)
         )
         return first, second
@@ -182,39 +208,82 @@ class _Row:
 
 
 def claim(node: Node, place: Place) -> Kernel | None:
-    """Returns the kernel of a normalization of rows with constant factors."""
-    source, result = bytes_of(node.operand(0)), bytes_of(node.output)
-    shape, attributes = extents(node.output.type.shape), node.attributes
-    if source is None or result is None or not shape or not isinstance(attributes, NormAttrs):
+    """Returns the kernel of a normalization with constant factors; channels are second."""
+    source, result = words_of(node.operand(0)), words_of(node.output)
+    shape, form = extents(node.output.type.shape), _form_of_rows(node)
+    if source is None or result is None or form is None or shape is None:
         return None
-    axis = attributes.axis % len(shape)
-    inner = [extent for extent in shape[axis:] if extent is not None]
-    rows, count = math.prod(extent or 1 for extent in shape[:axis]), math.prod(inner)
-    if len(inner) < len(shape) - axis or count * 255 * 255 >= 1 << 31:
+    if form.channels and place.channels_last:
         return None
-    gamma = _affine(node.operand(1), inner)
-    given = node.optional(2)
-    beta = None if given is None else _affine(given, inner)
-    if gamma is None or (given is not None and beta is None):
+    sums = _sums_of(source, form.count, 4 * place.cpu.lanes)
+    gamma, given = _affine(node.operand(1), form.factors), node.optional(2)
+    beta = None if given is None else _affine(given, form.factors)
+    if gamma is None or sums is None or (given is not None and beta is None):
         return None
     normalize = Normalize(
-        node.op.name == "LayerNormalization", shape, storage(source), form_of(result, place.cpu),
-        rows, count, beta is not None, place.threads,
+        node.op.name != "RMSNormalization", shape, storage(source), form_of(result, place.cpu),
+        form.rows, form.count, form.channels, sums, beta is not None, place.threads,
     )  # fmt: skip
-    scale = np.float64(np.float32(source.scale))
-    epsilon = np.float64(np.float32(attributes.epsilon))
+    count, scale = form.count, np.float64(np.float32(source.scale))
+    epsilon = np.float64(np.float32(form.epsilon))
     constants = (
         gamma, *([] if beta is None else [beta]),
         np.asarray([count, count * count, scale * scale, epsilon, scale], np.float64),
         float_numbers(*target_floats(result)),
         integer_numbers(int(source.zero_point), *target_integers(result)),
     )  # fmt: skip
-    name = f"{'layer' if normalize.centred else 'rms'}_norm_{count}"
+    name = f"{node.op.name.removesuffix('Normalization').lower()}_norm_{count}"
     return Kernel(name, normalize, build, (node.operand(0),), constants, (node.output,))
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """Rows of a tensor; see :class:`Normalize`.
+
+    Attributes:
+        factors: Shape of what has a factor each.
+    """
+
+    rows: int
+    count: int
+    channels: int
+    factors: list[int]
+    epsilon: float
+
+
+def _form_of_rows(node: Node) -> _Form | None:
+    """Returns what a node normalizes together; None where extents of it are open."""
+    shape, attributes = extents(node.output.type.shape), node.attributes
+    if not shape or not isinstance(attributes, NormAttrs | GroupNormAttrs | EpsilonAttrs):
+        return None
+    along = not isinstance(attributes, NormAttrs)
+    axis = 1 if isinstance(attributes, NormAttrs | GroupNormAttrs) else 2
+    axis = attributes.axis % len(shape) if isinstance(attributes, NormAttrs) else axis
+    inner = [extent for extent in shape[axis:] if extent is not None]
+    if len(inner) < len(shape) - axis or len(shape) < 1 + along:
+        return None
+    groups = attributes.num_groups if isinstance(attributes, GroupNormAttrs) else 1
+    rows = groups * math.prod(extent or 1 for extent in shape[:axis])
+    count = math.prod(inner) // groups
+    if not along:
+        return _Form(rows, count, 0, inner, attributes.epsilon)
+    channels = shape[1] or 1
+    own = channels // groups if isinstance(attributes, GroupNormAttrs) else 1
+    return _Form(rows, count, own, [channels], attributes.epsilon)
+
+
+def _sums_of(source: QuantParams, count: int, lanes: int) -> tuple[str, str] | None:
+    """Returns the types of sums over ``count`` elements; None where int64 could be too small."""
+    square = ((1 << source.storage_dtype.bits) - 1) ** 2
+    if 4 * square * count**2 >= 1 << 63:
+        return None
+    if square * count < 1 << 31:
+        return "int32", "int32"
+    return ("int32" if square * -(-count // lanes) < 1 << 31 else "int64"), "int64"
+
+
 def _affine(value: Value, inner: list[int]) -> NDArray[np.float32] | None:
-    """Returns constant factors as float32 of a whole row."""
+    """Returns constant factors as float32."""
     if value.constant is None or (value.rank or 0) > len(inner):
         return None
     array: NDArray[Any] = value.constant.numpy()

@@ -56,11 +56,13 @@ class Staging:
         row: A row.
         dtype: Element type of the copy, ``uint8`` or ``int16``.
         signed: True where the source holds int8 codes, whose zero points count 128 less.
+        paired: True where two bytes are a code, and the zero point has both.
     """
 
     row: Row
     dtype: str
     signed: bool
+    paired: bool = False
 
     def room(self, rows: int) -> Buffer:
         """Returns memory for that many rows."""
@@ -92,11 +94,16 @@ class Staging:
             value = tirx.bitwise_xor(unsigned, number(128, "uint8", lanes))
         return value if self.dtype == "uint8" else value.astype(typed(self.dtype, lanes))
 
-    def _fill(self, target: Buffer, at: Prim, count: int, code: Prim) -> None:
-        value = code.astype(self.dtype)
+    def _everywhere(self, code: Prim, lanes: int) -> Prim:
+        """Returns the zero point in every lane; its bytes in turn where they are a pair."""
+        if not self.paired:
+            return splat(code.astype(self.dtype), lanes)
+        pair = splat(code.astype("uint16"), lanes // 2)
+        return tirx.reinterpret(typed("uint8", lanes), pair).astype(typed(self.dtype, lanes))
 
+    def _fill(self, target: Buffer, at: Prim, count: int, code: Prim) -> None:
         def piece(offset: Prim, lanes: int) -> None:
-            store(target, at + offset, splat(value, lanes), lanes)
+            store(target, at + offset, self._everywhere(code, lanes), lanes)
 
         each_piece(count, _LANES, piece)
 

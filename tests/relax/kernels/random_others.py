@@ -13,6 +13,8 @@ from qdqbridge.ops.attributes import (
     AlphaAttrs,
     AxisAttrs,
     ConvAttrs,
+    EpsilonAttrs,
+    GroupNormAttrs,
     NormAttrs,
     PadAttrs,
     PoolAttrs,
@@ -25,7 +27,10 @@ from qdqbridge.ops.attributes import (
 from tests.dialect.contract import every_code, params
 from tests.relax.kernels.kernel_cases import Operand
 
-ZEROS = {"uint8": (0, 1, 127, 128, 255, 77), "int8": (-128, -127, -1, 0, 127, 5)}
+ZEROS = {
+    "uint8": (0, 1, 127, 128, 255, 77), "int8": (-128, -127, -1, 0, 127, 5),
+    "uint16": (0, 1, 32768, 65535, 777), "int16": (-32768, -1, 0, 32767, 5),
+}  # fmt: skip
 Rng = np.random.Generator
 
 
@@ -42,6 +47,11 @@ class Other:
 
 def _dtype(rng: Rng) -> str:
     return str(rng.choice(["uint8", "int8"]))
+
+
+def _wide(rng: Rng) -> str:
+    """A type of 8 bits, or at times of 16."""
+    return _dtype(rng) if rng.random() < 0.75 else str(rng.choice(["uint16", "int16"]))
 
 
 def _params(rng: Rng, dtype: str, *, narrow: bool = False) -> QuantParams:
@@ -72,7 +82,7 @@ def binary(rng: Rng) -> Other:
     shape = _extents(rng, int(rng.integers(1, 5)))
     shapes = [tuple(1 if rng.random() < 0.25 else e for e in shape) for _ in range(2)]
     shapes[int(rng.integers(2))] = shape
-    operands = [_data(rng, own) for own in shapes]
+    operands = [_data(rng, own, _wide(rng)) for own in shapes]
     for i in range(2):
         if rng.random() < 0.15:
             operands[i] = Operand(rng.normal(0, 5, shapes[i]).astype(np.float32))
@@ -80,15 +90,58 @@ def binary(rng: Rng) -> Other:
         i = int(rng.integers(2))
         operands[i] = Operand(operands[i].array, operands[i].params, fixed=True)
     name = str(rng.choice(["Add", "Sub", "Mul", "Div", "Min", "Max"]))
-    return Other(name, NO_ATTRIBUTES, operands, _params(rng, _dtype(rng), narrow=True))
+    return Other(name, NO_ATTRIBUTES, operands, _params(rng, _wide(rng), narrow=True))
 
 
 def unary(rng: Rng) -> Other:
     """A function of one operand."""
     name = str(rng.choice(["Sigmoid", "HardSwish", "Tanh", "Relu", "Exp", "LeakyRelu", "Neg"]))
     attributes = AlphaAttrs(0.1) if name == "LeakyRelu" else NO_ATTRIBUTES
-    data = _data(rng, _extents(rng, int(rng.integers(1, 5))))
-    return Other(name, attributes, [data], _params(rng, _dtype(rng), narrow=True))
+    data = _data(rng, _extents(rng, int(rng.integers(1, 5))), _wide(rng))
+    return Other(name, attributes, [data], _params(rng, _wide(rng), narrow=True))
+
+
+def where(rng: Rng) -> Other:
+    """A Where of a mask and two operands that broadcast; some are floats, some constants."""
+    shape = _extents(rng, int(rng.integers(1, 5)))
+    shapes = [tuple(1 if rng.random() < 0.25 else e for e in shape) for _ in range(3)]
+    shapes[int(rng.integers(3))] = shape
+    result = _params(rng, _wide(rng), narrow=True)
+    operands = [Operand(rng.random(shapes[0]) < 0.5, fixed=bool(rng.random() < 0.5))]
+    for own in shapes[1:]:
+        kind = rng.random()
+        made = _data(rng, own, _wide(rng))
+        if kind < 0.2:
+            made = Operand(rng.normal(0, 5, own).astype(np.float32))
+        elif kind < 0.5:
+            made = _data(rng, own, result.storage_dtype.label)
+            made = Operand(made.array, result.widened())
+        operands.append(Operand(made.array, made.params, fixed=bool(rng.random() < 0.2)))
+    return Other("Where", NO_ATTRIBUTES, operands, result)
+
+
+def norm(rng: Rng) -> Other:
+    """A normalization whose factors belong to channels."""
+    shape = (*_extents(rng, 2, 256), *_extents(rng, int(rng.integers(1, 3)), 1000))
+    data, result = _data(rng, shape, _wide(rng)), _params(rng, _wide(rng), narrow=True)
+    factors = [
+        Operand(rng.uniform(0.1, 2, shape[1]).astype(np.float32), None, fixed=True)
+        for _ in range(4)
+    ]
+    name = str(rng.choice(["InstanceNormalization", "GroupNormalization", "BatchNormalization"]))
+    epsilon = float(rng.choice([1e-5, 1e-12, 0.1]))
+    if name == "GroupNormalization":
+        groups = [n for n in range(1, shape[1] + 1) if shape[1] % n == 0]
+        attributes: Attributes = GroupNormAttrs(int(rng.choice(groups)), epsilon)
+    else:
+        attributes = EpsilonAttrs(epsilon)
+    return Other(name, attributes, [data, *factors[: 4 if name[0] == "B" else 2]], result)
+
+
+def requantize(rng: Rng) -> Other:
+    """Codes to codes with other parameters."""
+    data = _data(rng, _extents(rng, int(rng.integers(1, 4))), _wide(rng))
+    return Other("requantize", NO_ATTRIBUTES, [data], _params(rng, _wide(rng), narrow=True))
 
 
 def _window(rng: Rng, image: tuple[int, ...]) -> tuple[Any, ...] | None:
@@ -163,7 +216,7 @@ def axes(rng: Rng) -> Other:
 def rows(rng: Rng) -> Other:
     """Softmax, LogSoftmax, LayerNormalization or RMSNormalization."""
     shape = (*_extents(rng, 2, 64), int(rng.integers(1, 300)))
-    data, result = _data(rng, shape), _params(rng, _dtype(rng), narrow=True)
+    data, result = _data(rng, shape, _wide(rng)), _params(rng, _wide(rng), narrow=True)
     if rng.random() < 0.5:
         name = str(rng.choice(["Softmax", "LogSoftmax"]))
         return Other(name, SoftmaxAttrs((2,)), [data], result)
@@ -179,7 +232,7 @@ def rows(rng: Rng) -> Other:
 def mover(rng: Rng) -> Other:
     """A transpose, slice, pad or concatenation."""
     shape = _extents(rng, int(rng.integers(1, 5)))
-    data, rank = _data(rng, shape), len(shape)
+    data, rank = _data(rng, shape, _wide(rng)), len(shape)
     kind = int(rng.integers(4))
     if kind == 0:
         perm = tuple(int(axis) for axis in rng.permutation(rank))
@@ -220,8 +273,8 @@ def boundary(rng: Rng) -> Other:
     """QuantizeLinear of numbers near the midpoints between codes, or DequantizeLinear."""
     shape = _extents(rng, int(rng.integers(1, 4)))
     if rng.random() < 0.3:
-        return Other("dequantize", NO_ATTRIBUTES, [_data(rng, shape)], None)
-    result = _params(rng, _dtype(rng), narrow=True)
+        return Other("dequantize", NO_ATTRIBUTES, [_data(rng, shape, _wide(rng))], None)
+    result = _params(rng, _wide(rng), narrow=True)
     middle = (rng.integers(-300, 300, shape) + 0.5) * np.float64(result.scale)
     near = middle.astype(np.float32).view(np.int32) + rng.integers(-2, 3, shape, np.int32)
     return Other("quantize", NO_ATTRIBUTES, [Operand(near.view(np.float32))], result)
@@ -229,6 +282,6 @@ def boundary(rng: Rng) -> Other:
 
 KINDS = (
     binary, binary, unary, pool, pool, depthwise, depthwise, axes, rows, rows, mover, mover, resize,
-    boundary,
+    boundary, where, norm, requantize,
 )  # fmt: skip
 """Makers of random nodes; what has many forms is there twice."""

@@ -139,6 +139,40 @@ def matrix(rng: np.random.Generator) -> Product:
     return op, attributes, operands, out
 
 
+def wide(rng: np.random.Generator) -> Product:
+    """A Dense, MatMul or Conv of uint16 activations; units often are whole registers."""
+    units, inner = pick(rng, 16, 16, 32, 48, 64, 96, 10), pick(rng, 1, 3, 8, 16, 33, 200)
+    zero_point = pick(rng, 0, 1, 255, 32768, 40000, 65535)
+    if rng.random() < 0.5:
+        shape: tuple[int, ...] = (pick(rng, 1, 2), int(rng.integers(1, 40)), inner)
+        rows = bool(rng.integers(2))
+        name, axis = ("Dense", 0) if rows else ("MatMul", 1)
+        w = weight(rng, (units, inner) if rows else (inner, units), axis)
+        attributes: Attributes = NO_ATTRIBUTES
+        products = inner
+    else:
+        group = pick(rng, 1, 1, 2)
+        rank = pick(rng, 1, 2)
+        kernel = [pick(rng, 1, 3, 2) for _ in range(rank)]
+        strides = [pick(rng, 1, 1, 2) for _ in range(rank)]
+        dilations = [pick(rng, 1, 1, 2) for _ in range(rank)]
+        pads = [int(rng.integers(0, k)) for k in (*kernel, *kernel)]
+        shape = (pick(rng, 1, 2), group * inner, *(int(rng.integers(5, 15)) for _ in kernel))
+        w = weight(rng, (units, inner, *kernel), 0)
+        name, products = "Conv", inner * int(np.prod(kernel))
+        attributes = ConvAttrs(tuple(strides), tuple(dilations), tuple(pads), group)
+    x = Operand(every_code(rng, "uint16", shape), params("uint16", 1e-4, zero_point))
+    dtype = pick(rng, "uint16", "uint16", "uint8", "int16")
+    scale = 1e-4 * 0.005 * np.sqrt(products) * 74 * 2e4 / (3e4 if "16" in dtype else 100)
+    out = params(dtype, scale, pick(rng, *((0, 3) if dtype == "int16" else (0, 128, 3))))
+    if rng.random() < 0.2:
+        out = out.with_range(5, 100)
+    operands: list[Operand | None] = [x, w]
+    if name != "MatMul":
+        operands.append(bias(rng, x, w, out, units))
+    return name, attributes, operands, out
+
+
 def uint4(shape: tuple[int, ...], rng: np.random.Generator) -> Operand:
     """Activations of four bits, a byte each."""
     own = QuantParams(DType.UINT4, np.asarray(0.1, np.float32), np.asarray(7, np.int32))

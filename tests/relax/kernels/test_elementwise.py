@@ -160,3 +160,16 @@ def test_what_is_refused() -> None:
     ):
         assert cases.add("Add", NO_ATTRIBUTES, operands, result, needed=False) is None
     assert cases.refused == 5
+
+
+def test_16_bits_and_numbers_without_axes() -> None:
+    rng = np.random.default_rng(16)
+    cases = Cases(claim)
+    for name in ("Add", "Mul", "Div", "Sub", "PRelu", "Max"):
+        x = Operand(every_code(rng, "uint16", (3, 130)), params("uint16", 2e-4, 32768))
+        single = Operand(np.asarray(40000, np.uint16), params("uint16", 1e-4, 7), fixed=True)
+        real = Operand(np.asarray(0.3, np.float32), fixed=True)
+        for other in (single, real, x):
+            cases.add(name, NO_ATTRIBUTES, [x, other], params("int16", 3e-4, -9))
+            cases.add(name, NO_ATTRIBUTES, [x, other], params("uint8", 0.02, 128))
+    cases.check()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdqbridge.ops.attributes import NormAttrs
+from qdqbridge.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
 from qdqbridge.relax.kernels.cpu import Cpu
+from qdqbridge.relax.kernels.families import claimed
 from qdqbridge.relax.kernels.normalization import claim
 from tests.dialect.contract import every_code, params
 from tests.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
@@ -64,6 +65,42 @@ def test_what_is_refused() -> None:
     data = Operand(every_code(rng, "uint8", (2, 6)), x)
     fed = Operand(np.ones(6, np.float32))
     cases.add("LayerNormalization", NormAttrs(1, 1e-5), [data, fed, fed], x, needed=False)
-    long = Operand(np.zeros((1, 40_000), np.uint8), x)
-    cases.add("LayerNormalization", NormAttrs(1, 1e-5), [long, _fixed(rng, (1,))], x, needed=False)
+    turned = Operand(every_code(rng, "uint8", (2, 6, 3)), x)
+    own = [turned, _fixed(rng, (6,)), _fixed(rng, (6,))]
+    cases.add("InstanceNormalization", EpsilonAttrs(1e-5), own, x, last=True, needed=False)
     assert cases.refused == 2
+
+
+@pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
+def test_channels_with_factors(cpu: Cpu) -> None:
+    rng = np.random.default_rng(3)
+    for opened, threads in ((False, 1), (True, 2)):
+        cases = Cases(claimed, cpu, opened=opened, threads=threads)
+        for kind, out, shape in (
+            ("uint8", "uint8", (2, 6, 5, 7)), ("int8", "uint16", (2, 6, 33)),
+            ("uint16", "int16", (1, 6, 4, 16)), ("uint8", "int8", (3, 6)),
+        ):
+            data = Operand(every_code(rng, kind, shape), params(kind, 0.02, 77))
+            y = params(out, 0.03 if "8" in out else 1e-4, 3)
+            factors = [_fixed(rng, (6,)) for _ in range(3)]
+            positive = Operand(rng.uniform(0.1, 2, 6).astype(np.float32), None, fixed=True)
+            coded = Operand(every_code(rng, "int8", (6,)), params("int8", 0.01, 3), fixed=True)
+            if len(shape) > 2:
+                own = [data, coded, factors[0]]
+                cases.add("InstanceNormalization", EpsilonAttrs(1e-5), own, y)
+            cases.add("GroupNormalization", GroupNormAttrs(3, 1e-5), [data, *factors[:2]], y)
+            cases.add("BatchNormalization", EpsilonAttrs(1e-5), [data, *factors, positive], y)
+        cases.check()
+
+
+def test_sums_beyond_32_bits() -> None:
+    rng, cases = np.random.default_rng(4), Cases(claim)
+    y, factors = params("uint8", 0.03, 128), [_fixed(rng, (1,))] * 2
+    for kind, zero_point in (("uint8", 0), ("uint16", 65535)):
+        x = params(kind, 0.05, zero_point)
+        for shape in ((1, 1, 300, 301) if kind == "uint8" else (1, 1, 20_011), (1, 1, 9_003)):
+            low = np.full(shape, 255 if kind == "uint8" else 0).astype(kind)
+            for array in (low, every_code(rng, kind, shape)):
+                data = Operand(array, x)
+                cases.add("InstanceNormalization", EpsilonAttrs(1e-5), [data, *factors], y)
+    cases.check()
