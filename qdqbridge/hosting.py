@@ -71,12 +71,13 @@ def from_relax(
     need_module(module, "from_relax")
     from qdqbridge.canonical import canonicalize
     from qdqbridge.graph.verify import verify
+    from qdqbridge.relax.read import channels_last
     from qdqbridge.relax.read import from_relax as read_relax
 
     graph = read_relax(module, params)
     verify(graph)
     if canonical:
-        verify(canonicalize(graph, reroll=reroll))
+        verify(canonicalize(graph, reroll=reroll, channels_first=channels_last(module)))
     return graph
 
 

@@ -51,16 +51,19 @@ def load_model(
         InputDataError: ``params`` cannot be read, or the model is ONNX, which needs none.
     """
     file = path_of(path)
-    options: dict[str, Any] = {"decomposed": decomposed, "fold_affine": fold_affine}
+    options: dict[str, Any] = {
+        "decomposed": decomposed, "fold_affine": fold_affine, "reroll": reroll,
+    }  # fmt: skip
     if not is_module(file):
         _need_none(params, file)
-        return load(file, canonical=canonical, reroll=reroll, **options)
+        return load(file, canonical=canonical, **options)
     from qdqbridge.canonical import canonicalize
     from qdqbridge.graph.verify import verify
 
-    graph = _graph_of(_module(file), file, params)
+    module = _module(file)
+    graph = _graph_of(module, file, params)
     if canonical:
-        verify(canonicalize(graph, reroll=reroll, **options), str(file))
+        verify(canonicalize(graph, channels_first=_last(module), **options), str(file))
     return graph
 
 
@@ -84,7 +87,8 @@ def inspect_model(
     module = _module(file)
     graph = _graph_of(module, file, params)
     raw = operators(graph)  # before the graph is rewritten in place
-    verify(canonicalize(graph, decomposed=decomposed, fold_affine=fold_affine), str(file))
+    options: dict[str, Any] = {"decomposed": decomposed, "fold_affine": fold_affine}
+    verify(canonicalize(graph, channels_first=_last(module), **options), str(file))
     return inspection(summary(module, file.name), raw, graph, explain(graph))
 
 
@@ -111,6 +115,12 @@ def _module(file: Path) -> Any:
     from qdqbridge.relax.saved import read_module
 
     return read_module(file)
+
+
+def _last(module: Any) -> bool:
+    from qdqbridge.relax.read import channels_last
+
+    return channels_last(module)
 
 
 def _graph_of(module: Any, file: Path, params: File | None) -> Graph:

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("tvm")
 
 import tvm
-from tvm import relax
+from tvm import relax, topi
 
 import qdqbridge as qb
 from qdqbridge.errors import InputDataError, ModelFileError
@@ -174,7 +174,7 @@ def test_generated_kernels_are_part_of_scripts(tmp_path: Path) -> None:
     x = relax.Var("x", tensor_type((4, 4), "float32"))
     with builder.function("main", [x]):
         with builder.dataflow():
-            y = builder.emit_te(tvm.topi.maximum, x, x)
+            y = builder.emit_te(topi.maximum, x, x)
             out = builder.emit_output(y)
         builder.emit_func_output(out)
     path = tmp_path / "m.py"

@@ -30,12 +30,20 @@ Found = tuple[str, Attributes, Sequence[Value]]
 Find = Callable[[Reading, Node], "Found | None"]
 
 
-def completing(row: Row, *finds: Find) -> Row:
-    """Returns ``row`` whose result may complete an operator that one of ``finds`` knows."""
+def completing(row: Row, *finds: Find, claimed: str = "") -> Row:
+    """Returns ``row`` whose result may complete an operator that one of ``finds`` knows.
+
+    Args:
+        row: The row of one operator.
+        finds: What may end with it.
+        claimed: The operator that a call may claim to be part of; others are left alone.
+    """
 
     def read(reading: Reading, call: Call) -> Entry | list[Value]:
         value = row(reading, call)
-        if call.claim is not None or not isinstance(value, Value) or value.producer is None:
+        if call.claim is not None and call.claim.op != claimed:
+            return value
+        if not isinstance(value, Value) or value.producer is None:
             return value
         for find in finds:
             found = find(reading, value.producer)
@@ -171,6 +179,23 @@ def _instance_norm(reading: Reading, node: Node) -> Found | None:
     return "InstanceNormalization", EpsilonAttrs(found.numbers["epsilon"]), operands
 
 
+def _batch_norm(reading: Reading, node: Node) -> Found | None:
+    """``(x - mean) / sqrt(variance + eps) * gamma + beta``, as TVM decomposes it for inference."""
+    del reading
+    found = Match()
+    if not match(node.output, _INSTANCE, found):
+        return None
+    x, rank = found.values["x"], node.output.rank or 0
+    axes = AxesAttrs((0, *range(2, rank)))
+    operands = [x]
+    for name in ("gamma", "beta", "mean", "variance"):
+        wide = found.values[name].producer
+        if wide is None or wide.attributes != axes or wide.operand(0).rank != 1:
+            return None
+        operands.append(wide.operand(0))
+    return "BatchNormalization", EpsilonAttrs(found.numbers["epsilon"]), operands
+
+
 _AFFINE: Pattern = ("Add", ("Mul", "norm", "gamma"), "beta")
 
 
@@ -209,8 +234,9 @@ def _vector(value: Value, rank: int) -> Value | None:
 
 def rows(shared: Mapping[str, Row]) -> dict[str, Row]:
     """Returns the rows of ``shared`` that may end a chain, looking for those chains."""
+    add = completing(shared["add"], _elu, _softplus, _instance_norm, _group_norm)
     return {
-        "add": completing(shared["add"], _elu, _softplus, _instance_norm, _group_norm),
+        "add": completing(add, _batch_norm, claimed="BatchNormalization"),
         "clip": completing(shared["clip"], _hard_sigmoid),
         "multiply": completing(shared["multiply"], _hard_swish, _selu, _mish, _thresholded),
         "divide": completing(shared["divide"], _softsign),
