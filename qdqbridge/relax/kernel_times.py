@@ -8,14 +8,15 @@ median.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import tvm
 from numpy.typing import NDArray
-from tvm import relax
+from tvm import relax, tirx
 
 from qdqbridge.graph.interpreter import check_inputs
 from qdqbridge.relax.executable import Executable
@@ -73,6 +74,7 @@ def kernel_times(
     with without_lines(b"Warning: Scope Loaded"):
         machine = relax.VirtualMachine(executable.library, device)
     times: dict[str, list[float]] = {}
+    work, done = _works(executable.module), Counter[str]()
 
     def instrument(function: Any, name: str, before: bool, _: Any, *args: Any) -> int:
         if before and not name.startswith("vm."):
@@ -82,24 +84,51 @@ def kernel_times(
                 function(*args)
                 taken.append(time.perf_counter() - start)
             times.setdefault(name, []).append(median(taken))
+            if name in work:
+                done[name] += work[name].operations(args)
         return _RUN
 
     hook: Any = instrument
     machine.set_instrument(hook)
     Caller(executable.threads).call(machine["main"], *tensors)
-    work = _operations(executable.module)
     found = [
-        KernelTime(name, len(taken), sum(taken), len(taken) * work.get(name, 0))
+        KernelTime(name, len(taken), sum(taken), done[name])
         for name, taken in times.items()
     ]
     return sorted(found, key=lambda entry: -entry.seconds)
 
 
-def _operations(module: Any) -> dict[str, int]:
-    """Returns the operations of one call of every kernel; none are known of a loaded library."""
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a kernel computes.
+
+    Attributes:
+        once: Operations of a call, an open extent counting as 1.
+        opened: The argument whose first extent is the open one; None where none is.
+    """
+
+    once: int
+    opened: int | None
+
+    def operations(self, args: Sequence[Any]) -> int:
+        """Returns the operations of a call with these arguments."""
+        return self.once * (1 if self.opened is None else int(args[self.opened].shape[0]))
+
+
+def _works(module: Any) -> dict[str, _Work]:
+    """Returns what every kernel computes; nothing is known of a loaded library."""
     functions = {} if module is None else module.functions
     return {
-        variable.name_hint: int(function.attrs[WORK])
+        variable.name_hint: _Work(int(function.attrs[WORK]), _opened(function))
         for variable, function in functions.items()
         if function.attrs is not None and WORK in function.attrs
     }
+
+
+def _opened(function: Any) -> int | None:
+    """Returns the first argument whose first extent is known at run time only."""
+    for index, argument in enumerate(function.params):
+        shape = argument.shape
+        if len(shape) and not isinstance(shape[0], tirx.IntImm):
+            return index
+    return None

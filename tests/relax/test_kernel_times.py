@@ -38,6 +38,21 @@ def test_every_kernel_of_a_run_is_timed(threads: int, tmp_path: Path) -> None:
         assert all(entry.rate is None for entry in loaded)
 
 
+@pytest.mark.parametrize("batch", [1, 5])
+def test_open_batches_count_as_they_are_fed(batch: int) -> None:
+    graph = qb.load(MODEL)
+    (value,) = graph.inputs
+    assert any(isinstance(extent, str) for extent in value.type.shape or ())
+    shape = [e if isinstance(e, int) else batch for e in value.type.shape or ()]
+    times = kernel_times(qb.compile(graph), {value.name: np.zeros(shape, np.float32)}, repeats=1)
+    convolution = next(node for node in graph.nodes if node.op.name == "Conv")
+    weight, result = convolution.operand(1).constant, convolution.output.type.shape
+    assert weight is not None and result is not None
+    pixels = np.prod([e for e in result[2:] if isinstance(e, int)])
+    expected = 2 * batch * pixels * np.prod(weight.shape)
+    assert expected in [entry.operations for entry in times if entry.name.startswith("conv")]
+
+
 def test_inputs_are_checked() -> None:
     with pytest.raises(InputDataError):
         kernel_times(qb.compile(qb.load(MODEL)), {})

@@ -60,7 +60,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
     multiplier = per_lane(place.cpu, np.broadcast_to(result.multiplier, (channels,)), 1)
     ends = np.asarray((*result.ends, x.zero_point), np.int32)
     constants = pack(d, wide), per_lane(place.cpu, sums[0], 1), multiplier, ends
-    work = 2 * (shape[0] or 0) * math.prod(d.result) * wide.size
+    work = 2 * (shape[0] or 1) * math.prod(d.result) * wide.size
     name = f"depthwise_{d.kernel[0]}x{d.kernel[1]}_s{d.strides[0]}_{channels}"
     name += f"_{d.result[0]}x{d.result[1]}"
     return Kernel(name, d, build, (node.operand(0),), constants, (node.output,), work, extend)

@@ -20,7 +20,8 @@ from qdqbridge.relax.kernels.plan import Plan
 from qdqbridge.relax.tensors import to_tensor
 
 WORK = "qdqbridge.work"
-"""Attribute of a PrimFunc: operations of one call, 0 where they are not counted."""
+"""Attribute of a PrimFunc: operations of one call, an open extent counting as 1; 0 where they are
+not counted."""
 
 
 def emit_plan(plan: Plan) -> ir.IRModule:

@@ -43,7 +43,7 @@ class Kernel:
         constants: Packed weights, biases, multipliers, tables: C-contiguous arrays.
         outputs: The values it writes.
         work: Operations of one call (two per multiplication and addition), for shares of the
-            limit; 0 where that says nothing.
+            limit, an open extent counting as 1; 0 where that says nothing.
         extend: Returns the kernel that also computes the node that alone reads its only output, or
             None where it cannot; called as ``extend(kernel, node)``.
     """

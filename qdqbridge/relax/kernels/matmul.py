@@ -102,7 +102,7 @@ def _kernel(
         place.cpu, a, b, y, product.batches, rows, inner, columns, shifted, form,
         place.threads > 1,
     )  # fmt: skip
-    work = 2 * rows * inner * columns * math.prod(extent or 0 for extent in product.batches)
+    work = 2 * rows * inner * columns * math.prod(extent or 1 for extent in product.batches)
     kind = "float_matmul" if isinstance(form, Plain) else "matmul"
     return Kernel(
         f"{kind}_{rows}x{inner}x{columns}", description, build, (product.a.value, product.b.value),

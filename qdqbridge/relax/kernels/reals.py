@@ -66,7 +66,7 @@ def real_product(
     for part, own in zip(parts, weights, strict=True):
         arrays += [pack_reals(part.cpu, own), per_lane(part.cpu, bias, groups)]
     work = sum(
-        2 * math.prod(part.result) * (part.batch or 0) * own.size
+        2 * math.prod(part.result) * (part.batch or 1) * own.size
         for part, own in zip(parts, weights, strict=True)
     )
     return Kernel(

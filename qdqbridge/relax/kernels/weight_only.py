@@ -189,7 +189,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
     return Kernel(
         f"dense_w{weight.bits}_{description.rows}x{inner}x{units}", description, build,
         (node.operand(0),), constants, (node.output,),
-        2 * description.rows * (description.batch or 0) * inner * units,
+        2 * description.rows * (description.batch or 1) * inner * units,
     )  # fmt: skip
 
 

@@ -91,7 +91,7 @@ def _product(
     ends = np.asarray(
         (int(result.zero_point), result.qmin, result.qmax, int(x.zero_point)), np.int32
     )
-    work = 2 * math.prod(end) * (batch or 0) * weight.size
+    work = 2 * math.prod(end) * (batch or 1) * weight.size
     constants = packed.weights, packed.bias, factors, ends, offsets
     return Kernel(
         f"{name_of(node, (direct,))}_16_bits", (direct,), build_parts, (node.operand(0),),
