@@ -67,3 +67,23 @@ def test_half_floats() -> None:
     b.output(b.qdq(y, np.float16(0.25), 7), None, onnx.TensorProto.FLOAT16)
     found = b.model()
     same(through_tvm(found), canonical(found))
+
+
+ZEROS = {"one": np.int8(0), "each": np.arange(4, dtype=np.int8)}
+
+
+@pytest.mark.parametrize("zero_point", ZEROS.values(), ids=list(ZEROS))
+def test_dynamic_quantization(zero_point: Any) -> None:
+    """TVM takes both operators apart; they are found again, the data's parameters too."""
+    b = Builder(13)
+    x = b.input("x", [2, 8])
+    results = ["codes", "scale", "zero"]
+    b.nodes.append(onnx.helper.make_node("DynamicQuantizeLinear", [x], results))
+    w = b.init(np.random.default_rng(0).integers(-128, 128, (8, 4)).astype(np.int8))
+    product = b.op("MatMulInteger", "codes", w, "zero", b.init(np.asarray(zero_point)))
+    real = b.op("Cast", product, to=onnx.TensorProto.FLOAT)
+    b.output(b.op("Mul", real, "scale"), [2, 4])
+    found = b.model()
+    again = through_tvm(found)
+    same(again, canonical(found))
+    assert [n.op.name for n in again.nodes][:2] == ["DynamicQuantizeLinear", "MatMulInteger"]

@@ -16,10 +16,10 @@ pytest.importorskip("tvm")
 import tvm
 from tvm import relax
 from tvm.relax.dpl import is_op, wildcard
-from tvm.relax.frontend.onnx import from_onnx
 
 import qdqbridge as qb
 from tests.onnx_models import Builder, canonical
+from tests.relax.frontend_cases import imported
 from tests.relax.read_cases import same
 
 pytestmark = pytest.mark.relax
@@ -101,7 +101,7 @@ def graph_of(net: str) -> qb.Graph:
 
 def module_of(net: str, source: str) -> Any:
     if source == "importer":
-        return from_onnx(proto(net))
+        return imported(proto(net))
     return qb.to_relax(graph_of(net), spelling=source)[0]
 
 
@@ -150,7 +150,9 @@ def test_mixed_precision_is_computed_as_tvm_does(net: str, dtype: str) -> None:
     shape: Any = graph.inputs[0].type.shape
     x = np.random.default_rng(1).normal(0, 1, shape).astype(np.float32)
     (ours,) = qb.evaluate(graph, {graph.inputs[0].name: x}).values()
-    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    target: Any = tvm.target.Target("llvm")
+    cpu: Any = tvm.cpu()
+    machine = relax.VirtualMachine(tvm.compile(module, target), cpu)
     theirs = machine["main"](tvm.runtime.tensor(x)).numpy()
     assert ours.dtype == theirs.dtype
     # Sums of half floats in another order: a few units of their last place (2^-10).

@@ -13,6 +13,7 @@ from qdqbridge.relax.read import (
     arithmetic,
     attention,
     decomposed,
+    dynamic,
     filling,
     rearranging,
     standard,
@@ -39,5 +40,7 @@ _WITH_OWN: Mapping[str, Row] = {
     **rearranging.rows(_PLAIN),
 }
 
-ROWS: Mapping[str, Row] = MappingProxyType({**_WITH_OWN, **decomposed.rows(_WITH_OWN)})
+ROWS: Mapping[str, Row] = MappingProxyType(
+    {**_WITH_OWN, **decomposed.rows(_WITH_OWN), **dynamic.rows(_WITH_OWN)}
+)
 """One row per operator, by Relay's name where that has it, else by Relax's."""
