@@ -1,4 +1,4 @@
-"""Writes tests/relax/tflite/: an int8 TFLite network by TensorFlow's own converter, and its outputs.
+"""Writes tests/relax/tflite/: an int8 TFLite network by TensorFlow's converter, and its outputs.
 
 Run as ``python scripts/make_tflite.py`` where TensorFlow is installed (tried: 2.21, CPU); nothing
 else needs that. The outputs are those of TFLite's interpreter with its reference kernels.

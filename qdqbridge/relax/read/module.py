@@ -269,7 +269,12 @@ class FunctionReader:
         self, name: str, wanted: tuple[Any, ...], entries: list[Entry], claim: Claim | None
     ) -> list[Entry]:
         """Returns the vector of a target shape that is known at run time only."""
-        held = [self.matched[extent] for extent in wanted if extent in self.matched][:1]
+        if claim is not None and getattr(claim.attributes, "shape", None) is not None:
+            return []  # the node had a target in its attributes
+        unknown = [e for e in wanted if e in self.matched]
+        if claim is None and name == "reshape":
+            unknown = [e for e in unknown if e not in self.extents.sources]
+        held = [self.matched[extent] for extent in unknown][:1]
         data = entries[0] if entries else None
         if held or name != "broadcast_to" or claim is not None or not isinstance(data, Value):
             return held
