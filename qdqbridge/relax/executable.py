@@ -90,7 +90,8 @@ class Executable:
 
         Raises:
             InputDataError: The name does not end so, or this executable was loaded itself.
-            OutputFileError: The operating system or the linker refuses.
+            OutputFileError: The operating system or the linker refuses, as it does for another
+                architecture.
         """
         if self.target is None:
             raise InputDataError(

@@ -36,13 +36,14 @@ def write_module(module: ir.IRModule, path: Path) -> None:
     write_text(path, text)
 
 
-def write_library(library: Any, path: Path, nbytes: int) -> None:
+def write_library(library: Any, path: Path, nbytes: int, told: Path | None = None) -> None:
     """Writes compiled code, without the warning that TVM prints for each of its constants.
 
     Args:
         library: What TVM compiled.
         path: Where to; the linker's files lie in a folder beside it meanwhile.
         nbytes: About what constants and code take in it.
+        told: The file that errors name, where ``path`` is only on the way to it.
 
     Raises:
         OutputFileError: The operating system or the linker refuses.
@@ -60,9 +61,10 @@ def write_library(library: Any, path: Path, nbytes: int) -> None:
         except RuntimeError as error:  # the linker's words, behind those of TVM
             raise OutputFileError(
                 "cannot link the library",
-                where=str(path),
+                where=str(told or path),
                 why=_last_line(error),
-                fix="check the free space, also for temporary files, and that a C compiler works",
+                fix="check the free space, also for temporary files, and that a C compiler works; "
+                "code for another architecture is linked there",
             ) from error
 
 
@@ -81,6 +83,7 @@ def _reserve(path: Path, nbytes: int) -> None:
 
 def _last_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("Command line:")]
     return lines[-1][:300] if lines else type(error).__name__
 
 

@@ -49,7 +49,7 @@ def write(library: Any, path: Path, nbytes: int, interface: dict[str, Any]) -> N
         )
     text = json.dumps(interface).encode()
     with placed(path) as scratch:
-        write_library(library, scratch, nbytes)
+        write_library(library, scratch, nbytes, path)
         with scratch.open("ab") as stream:
             stream.write(text + len(text).to_bytes(_LENGTH, "little"))
         digest = _digest(scratch, scratch.stat().st_size)

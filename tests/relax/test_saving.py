@@ -14,7 +14,12 @@ import pytest
 import tvm
 
 import qdqbridge as qb
-from qdqbridge.errors import InputDataError, ModelFileError, UnsupportedTargetError
+from qdqbridge.errors import (
+    InputDataError,
+    ModelFileError,
+    OutputFileError,
+    UnsupportedTargetError,
+)
 from qdqbridge.relax import instructions
 from qdqbridge.relax.kernel_times import kernel_times
 
@@ -83,12 +88,16 @@ def test_a_cpu_without_the_instructions(saved: Any, monkeypatch: pytest.MonkeyPa
             qb.load_executable(saved[1])
 
 
-def test_code_for_another_architecture_is_compiled_and_not_run() -> None:
+def test_code_for_another_architecture_is_compiled_and_not_run(tmp_path: Path) -> None:
     executable = qb.compile(qb.load(MODEL), {"kind": "llvm", "mtriple": _OTHER})
     data = {executable.input_names[0]: np.zeros((1, 1, 8, 8), np.float32)}
     for run in (executable.run, partial(kernel_times, executable)):
         with pytest.raises(UnsupportedTargetError, match="cannot run the executable"):
             run(data)
+    with pytest.raises(OutputFileError, match="cannot link") as caught:
+        executable.save(tmp_path / "other.so")
+    assert caught.value.where == str(tmp_path / "other.so")
+    assert not list(tmp_path.iterdir())
 
 
 def test_habits_and_systems_instructions_do_not_matter() -> None:
