@@ -189,7 +189,9 @@ def triangle(*, upper: bool) -> Row:
 
 def one_hot(reading: Reading, call: Call) -> Value:
     """``one_hot(indices, on_value, off_value, depth, axis)``."""
-    index = _index_type(reading, reading.plain(call.args[0]))
+    index = reading.plain(call.args[0])
+    if index.type.dtype is not DType.INT64:  # the one type that goes with depth in onnxruntime
+        index = _cast(reading, index, DType.INT64)
     numbers = [float(call.attrs["off_value"]), float(call.attrs["on_value"])]
     values = reading.constant(np.asarray(numbers, call.dtype.numpy))
     depth = reading.constant(np.asarray(int(call.attrs["depth"]), np.int64))
