@@ -67,6 +67,7 @@ class Quantization:
         max_drop: float | None = None,
         metric: Metric | None = None,
         fallback: Literal["int16", "float"] = "int16",
+        progress: Callable[[int, int], None] | None = None,
     ) -> Quantization:
         """Returns this with as many layers in more bits, or in float, as a goal needs.
 
@@ -75,6 +76,7 @@ class Quantization:
             max_drop: Largest loss of ``metric``, else of top-1 agreement (0.01 for 1 %).
             metric: A score of the outputs by name; more is better.
             fallback: What layers get first; ``float`` leaves them float at once.
+            progress: Called with the trials done, and how many there will be at most.
 
         Raises:
             InputDataError: There are no samples, or the goal cannot be met.
@@ -85,8 +87,10 @@ class Quantization:
         goal = Goal(min_sqnr, max_drop)
         if self.samples is None:
             raise _no_data("no goal can be judged without it")
-        options: dict[str, Any] = {"request": self.request, "fallback": fallback, "metric": metric}
-        found = met(self.made, goal, self.samples, self.target, **options)
+        found = met(
+            self.made, goal, self.samples, self.target, request=self.request, fallback=fallback,
+            metric=metric, progress=progress,
+        )  # fmt: skip
         return replace(self, goal=goal, fallback=found)
 
     def outputs(self) -> Metrics | None:
@@ -193,7 +197,8 @@ def quantize(
             (0.01 for 1 %) where there is none.
         metric: A score of the outputs by name; more is better.
         fallback: What layers get first for a goal; ``float`` leaves them float at once.
-        progress: Called with the steps done and their number.
+        progress: Called with the steps done and their number; then with the trials done to meet
+            a goal, and how many there will be at most.
 
     Raises:
         InputDataError: The data or the profile does not fit the model, the model is quantized
@@ -219,7 +224,7 @@ def quantize(
     if min_sqnr is None and max_drop is None:
         return made.graph
     return made.meeting(
-        min_sqnr=min_sqnr, max_drop=max_drop, metric=metric, fallback=fallback
+        min_sqnr=min_sqnr, max_drop=max_drop, metric=metric, fallback=fallback, progress=progress
     ).graph
 
 

@@ -17,13 +17,14 @@ from qdqbridge.autoquant.fallback_real import outputs_of
 from qdqbridge.autoquant.formats import Format
 from qdqbridge.autoquant.plan import Wishes
 from qdqbridge.autoquant.sensitivity import Ranking, Sensitivity, sensitivity
-from qdqbridge.autoquant.sensitivity_variants import Change, Layer, Variants
+from qdqbridge.autoquant.sensitivity_variants import Change, Layer, Variants, layers_of
 from qdqbridge.autoquant.simulate import Simulation
 from qdqbridge.autoquant.simulate_metrics import Metrics
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.graph import Graph
 
-Progress = Callable[[str, int], None]
+Progress = Callable[[int, int], None]
+"""Takes the trials done, and how many there will be at most, as far as can be told by then."""
 Changes = dict[Layer, Change]
 
 
@@ -119,12 +120,16 @@ class Fallback:
 
 @dataclass(slots=True, eq=False)
 class _Search:
-    """Tries sets of changes; every set is tried once."""
+    """Tries sets of changes; every set is tried once.
+
+    ``ahead`` is how many more trials the present step takes at most.
+    """
 
     variants: Variants
     simulation: Simulation
     goal: Goal
     progress: Progress | None
+    ahead: int = 0
     tried: dict[frozenset[tuple[Layer, Change]], Metrics] = field(
         default_factory=dict["frozenset[tuple[Layer, Change]]", Metrics]
     )
@@ -133,9 +138,17 @@ class _Search:
         key = frozenset(changes.items())
         if key not in self.tried:
             self.tried[key] = self.simulation.metrics(self.variants.decision(changes))
-            if self.progress is not None:
-                self.progress("fallback", len(self.tried))
+            self._tell()
         return self.tried[key]
+
+    def finish(self) -> None:
+        """Says that there is nothing left to try."""
+        self.ahead = 0
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.progress is not None:
+            self.progress(len(self.tried), len(self.tried) + self.ahead)
 
     def met(self, changes: Mapping[Layer, Change]) -> bool:
         return self.goal.met(self.metrics(changes))
@@ -155,10 +168,12 @@ class _Search:
         def prefix(count: int) -> Changes:
             return {**rest, **dict.fromkeys(ranked[:count], change)}
 
+        self.ahead = trials(len(ranked), 1)
         if not self.met(prefix(len(ranked))):
             return None
         low, high = 0, len(ranked)
         while low < high:
+            self.ahead = (high - low).bit_length()
             middle = (low + high) // 2
             if self.met(prefix(middle)):
                 high = middle
@@ -171,12 +186,19 @@ class _Search:
     ) -> Changes:
         """Returns ``changes`` without what is not needed, the least costly layer first."""
         kept = dict(changes)
+        self.ahead = sum(1 + levels.index(change) for change in changes.values())
         for layer in reversed([layer for layer in ranked if layer in changes]):
+            self.ahead -= 1 + levels.index(kept[layer])
             without = {key: value for key, value in kept.items() if key is not layer}
             softer = levels[: levels.index(kept[layer])]
             options = [without, *({**kept, layer: level} for level in softer)]
             kept = next((option for option in options if self.met(option)), kept)
         return kept
+
+
+def trials(layers: int, levels: int) -> int:
+    """Returns how many trials it takes to find how many of some layers have to change."""
+    return levels * (1 + layers.bit_length())
 
 
 def fall_back(
@@ -203,12 +225,15 @@ def fall_back(
         wide_weights: The same of weights (see ``widened_weights``).
         to_float: Whether layers may stay float.
         ranking: What each layer costs; by default that is found out where it is needed.
-        progress: Called with what is done, and how many trials that took so far.
+        progress: Called with the trials done, and how many there will be at most.
 
     Raises:
         InputDataError: No set of layers meets the goal, so it cannot be met.
     """
-    search = _Search(variants, simulation, goal, progress)
+    most = trials(
+        len(layers_of(variants.base.plan)), sum((bool(wide), bool(wide_weights), to_float))
+    )
+    search = _Search(variants, simulation, goal, progress, most)
     before = search.metrics({})
     if goal.max_drop is not None and before.score is None and before.top1 is None:
         raise InputDataError(
@@ -227,6 +252,7 @@ def fall_back(
     layers = [entry.layer for entry in ranked]
     levels = _levels(goal, wide, wide_weights, to_float=to_float)
     changes = _chosen(search, layers, levels)
+    search.finish()
     simulation.release()
     while changes is not None:
         found = _proven(search, changes, ranked, before, ranking)
@@ -255,9 +281,7 @@ def _levels(
     return [replace(change, reason=f"{change} for {goal}") for change in found]
 
 
-def _chosen(
-    search: _Search, layers: Sequence[Layer], levels: Sequence[Change]
-) -> Changes | None:
+def _chosen(search: _Search, layers: Sequence[Layer], levels: Sequence[Change]) -> Changes | None:
     """Returns the fewest changes of the cheapest level that is enough, less below that."""
     rest: Changes = {}
     below: Change | None = None
@@ -273,9 +297,7 @@ def _chosen(
     return None
 
 
-def _further(
-    changes: Changes, layers: Sequence[Layer], levels: Sequence[Change]
-) -> Changes | None:
+def _further(changes: Changes, layers: Sequence[Layer], levels: Sequence[Change]) -> Changes | None:
     """Returns one more change, for what holds in the simulation and not in the real graph."""
     for layer in layers:
         if layer not in changes:

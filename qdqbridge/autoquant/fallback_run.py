@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from qdqbridge.autoquant.decide import Decision
-from qdqbridge.autoquant.fallback import Fallback, Goal, Progress, fall_back
+from qdqbridge.autoquant.fallback import Fallback, Goal, Progress, fall_back, trials
 from qdqbridge.autoquant.plan import Wishes
 from qdqbridge.autoquant.samples import Sample, Samples
 from qdqbridge.autoquant.sensitivity import sensitivity
@@ -18,6 +18,9 @@ from qdqbridge.autoquant.simulate_metrics import Metric
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.autoquant.targets import Target
 from qdqbridge.graph.graph import Value
+
+_LEVELS: Mapping[str, int] = {"int16": 3, "float": 1}
+"""What a layer may get: more bits of weights, then of activations, then float; or that at once."""
 
 
 def meeting(
@@ -47,7 +50,7 @@ def meeting(
             float at once.
         metric: A user's score of the outputs; more is better.
         engine: What runs the simulated graph.
-        progress: Called with what is done, and how many trials that took so far.
+        progress: Called with the trials done, and how many there will be at most.
 
     Raises:
         InputDataError: The goal cannot be met.
@@ -56,16 +59,13 @@ def meeting(
     own = replace(wishes, floats={**decision.plan.floats, **wishes.floats})
     variants = Variants(decision, target, stats, own)
     simulation = Simulation(decision.plan, samples, engine=engine, metric=metric)
-    ranking = None
-    if not goal.met(simulation.metrics(decision)) and layers_of(decision.plan):
-
-        def told(done: int, total: int) -> None:
-            del total
-            if progress is not None:
-                progress("sensitivity", done)
-
-        ranking = sensitivity(variants, simulation, without=False, progress=told)
     more = fallback == "int16"
+    ranking, ranked = None, 0
+    if not goal.met(simulation.metrics(decision)) and layers_of(decision.plan):
+        ranked = len(layers_of(decision.plan))
+        ahead = trials(ranked, _LEVELS[fallback])
+        told = None if progress is None else _after(progress, 0, ahead)
+        ranking = sensitivity(variants, simulation, without=False, progress=told)
     return fall_back(
         variants,
         simulation,
@@ -73,5 +73,10 @@ def meeting(
         wide=widened(target) if more else None,
         wide_weights=widened_weights(target) if more else None,
         ranking=ranking,
-        progress=progress,
+        progress=None if progress is None else _after(progress, ranked),
     )
+
+
+def _after(progress: Progress, done: int, ahead: int = 0) -> Progress:
+    """Returns ``progress`` for a part of the work, ``done`` trials before and ``ahead`` behind."""
+    return lambda trial, total: progress(done + trial, done + total + ahead)

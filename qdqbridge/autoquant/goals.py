@@ -14,7 +14,7 @@ from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.simulate_metrics import Metric
 from qdqbridge.autoquant.targets import Target
 
-Step = Callable[[str, int], None]
+Step = Callable[[int, int], None]
 
 
 def met(
@@ -38,7 +38,7 @@ def met(
         request: What the user asked for when it was made.
         fallback: Whether layers get 16 bits first, or stay float at once.
         metric: A user's score of the outputs by name; more is better.
-        progress: Called with what is done, and how many trials that took.
+        progress: Called with the trials done, and how many there will be at most.
 
     Raises:
         InputDataError: The goal cannot be met.

@@ -132,8 +132,10 @@ def quantize(
             warn=output.warn,
         )  # fmt: skip
     if wanted:
-        with output.status("looking for layers that need more bits"):
-            made = made.meeting(min_sqnr=min_sqnr, max_drop=max_drop, fallback=fallback)
+        with output.progress("looking for layers that need more bits") as progress:
+            made = made.meeting(
+                min_sqnr=min_sqnr, max_drop=max_drop, fallback=fallback, progress=progress
+            )
     if path.suffix == ONNX:
         pipeline.save(made.graph, path, export_profile or made.target.profile, overwrite=True)
     else:

@@ -24,7 +24,7 @@ def test_several_processes_make_the_same_profile(alone):
 
 
 def test_ray_makes_the_same_profile(alone):
-    pytest.importorskip("ray")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'qdqbridge[ray]'")
     shared = profile(MODEL, {"input": IMAGES}, workers="ray")
     assert text(shared) == text(alone)
 

@@ -116,11 +116,13 @@ def test_one_layer_is_found_in_few_trials():
     halfway = (ranking.everything.sqnr + enough) / 2
     result = fall_back(
         variants, simulation, Goal(min_sqnr=halfway), wide=wide, ranking=ranking,
-        progress=lambda what, count: said.append((what, count)),
+        progress=lambda *done: said.append(done),
     )  # fmt: skip
     assert [(r.layer, r.to, r.rank) for r in result.reverted] == [(first, "int16", 1)]
     assert result.evaluations <= 2 + np.ceil(np.log2(len(ranking.layers))) + 1
-    assert said[-1] == ("fallback", result.evaluations)
+    assert [done for done, _ in said[:-1]] == list(range(1, result.evaluations + 1))
+    assert all(done <= result.evaluations <= total for done, total in said)
+    assert said[-1] == (result.evaluations, result.evaluations)
 
 
 def test_goals_that_say_nothing_or_cannot_be_met():
@@ -143,10 +145,13 @@ def test_the_whole_way_from_a_decision():
     said = []
     result = meeting(
         decision, Goal(min_sqnr=before + 3), samples, target, stats,
-        progress=lambda what, count: said.append(what),
+        progress=lambda *done: said.append(done),
     )  # fmt: skip
     assert result.metrics.sqnr >= before + 3
-    assert said[0] == "sensitivity"
-    assert said[-1] == "fallback"
+    layers = len(layers_of(decision.plan))
+    done, total = zip(*said, strict=True)
+    assert done[:-1] == tuple(range(1, layers + result.evaluations + 1))
+    assert total[0] > layers  # the search is counted from the start
+    assert all(count >= place for place, count in said) and done[-1] == total[-1]
     floats = meeting(decision, Goal(min_sqnr=before + 3), samples, target, stats, fallback="float")
     assert {r.to for r in floats.reverted} == {"float"}
