@@ -4,6 +4,10 @@ One line per model and table: composites / regions / operators left, for a modul
 ``relay.emit`` wrote in the table's spelling, for the same after the rewrites that the table asks
 for, and for what TVM's importer and FakeQuantizationToInteger make of the file, as it is and after
 ConvertLayout to channels-last. ``-`` is a route that failed.
+
+``--resume`` goes on behind the models that the output file has; ``--summary`` prints one line per
+table from a file, and runs nothing: composites, calls taken by name, regions, operators left, how
+many models have a region, and how many operators are left without a reason.
 """
 
 from __future__ import annotations
@@ -108,27 +112,77 @@ def _eight_bit(paths: Iterator[Path]) -> Iterator[Path]:
             yield path
 
 
+def _summary(found: list[dict[str, Any]]) -> str:
+    """Returns the totals of each table and route of ours."""
+    lines = [f"{len({row['file'] for row in found})} models"]
+    lines += [f"  {row['file']}: {row['error']}" for row in found if row["error"]]
+    for table, route in ((table, route) for table in TABLES for route in ROUTES):
+        texts = [row[route] for row in found if row["table"] == table]
+        figures = [_figures(text) for text in texts if text and text != "-"]
+        if figures:
+            taken, alone, regions, left = map(sum, zip(*figures, strict=True))
+            some = sum(1 for each in figures if each[2])
+            lines.append(
+                f"{table} {route}: {len(figures)} models, {taken} composites + {alone} calls in "
+                f"{regions} regions, {left} left; {some} models with a region"
+            )
+    vague = sum(int(row["unexplained"] or 0) for row in found)
+    lines.append(f"operators left without a reason of their own: {vague}")
+    return "\n".join(lines)
+
+
+def _figures(text: str) -> tuple[int, int, int, int]:
+    """Returns the numbers of a text of :func:`shown`."""
+    taken, regions, left = text.split("/")
+    composites, _, alone = taken.partition("+")
+    return int(composites), int(alone or 0), int(regions), int(left)
+
+
+def _done(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _name(path: Path) -> str:
+    return "/".join(path.parts[-3:-1]) if path.name == "model.onnx" else path.stem
+
+
 def main() -> int:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", type=Path, nargs="+", help="files, or folders with a manifest")
     parser.add_argument("-o", "--output", type=Path, default=Path("coverage_tables.csv"))
     parser.add_argument("--fq2i-every", type=int, default=1, help="TVM's route for every n-th")
+    parser.add_argument("--resume", action="store_true", help="go on behind the output's rows")
+    parser.add_argument("--summary", action="store_true", help="the output's totals, and no run")
     arguments = parser.parse_args()
-    with arguments.output.open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        for number, path in enumerate(_models(arguments.models)):
-            routes = ROUTES if number % arguments.fq2i_every == 0 else ROUTES[:2]
-            print(path, file=sys.stderr)
-            name = "/".join(path.parts[-3:-1]) if path.name == "model.onnx" else path.stem
-            try:
-                for row in rows(path, routes):
-                    writer.writerow({"file": name, **row})
-            except qb.QdqBridgeError as error:
-                writer.writerow({"file": name, "error": f"{error.what} ({error.why[:150]})"})
-            file.flush()
+    done = _done(arguments.output) if arguments.resume or arguments.summary else []
+    if not arguments.summary:
+        have = {row["file"] for row in done}
+        with arguments.output.open("w", newline="") as file:
+            writer = csv.DictWriter(file, FIELDS)
+            writer.writeheader()
+            writer.writerows(done)
+            for number, path in enumerate(_models(arguments.models)):
+                if _name(path) in have:
+                    continue
+                every = arguments.fq2i_every
+                routes = ROUTES if every and number % every == 0 else ROUTES[:2]
+                print(path, file=sys.stderr)
+                writer.writerows({"file": _name(path), **row} for row in _rows(path, routes))
+                file.flush()
+    print(_summary(_done(arguments.output)))
     return 0
+
+
+def _rows(path: Path, routes: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Returns the rows of one model, or the one that says why there are none."""
+    try:
+        return list(rows(path, routes))
+    except qb.QdqBridgeError as error:
+        return [{"error": f"{error.what} ({error.why[:150]})"}]
 
 
 if __name__ == "__main__":
