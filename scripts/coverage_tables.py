@@ -41,12 +41,12 @@ def shown(coverage: Coverage) -> str:
     return f"{count}{by_name}/{len(coverage.regions)}/{len(coverage.left)}"
 
 
-def rows(path: Path, routes: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+def rows(path: Path, routes: tuple[str, ...], tables: list[str]) -> Iterator[dict[str, Any]]:
     """Yields the rows of one model."""
     graph = qb.load(path)
     extents = {d: 1 for v in graph.inputs for d in v.type.shape or () if isinstance(d, str)}
-    modules = _foreign(path, extents) if "fq2i" in routes else {}
-    for name, table in TABLES.items():
+    modules = _foreign(path, extents) if "fq2i" in routes and tables else {}
+    for name, table in ((name, TABLES[name]) for name in tables):
         row: dict[str, Any] = {"table": name}
         ours = partition_model(graph, name, dialect="relay", extents=extents)
         row["ours"] = shown(ours.coverage)
@@ -154,35 +154,36 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", type=Path, nargs="+", help="files, or folders with a manifest")
     parser.add_argument("-o", "--output", type=Path, default=Path("coverage_tables.csv"))
+    parser.add_argument("--tables", nargs="*", default=list(TABLES), help="which tables")
     parser.add_argument("--fq2i-every", type=int, default=1, help="TVM's route for every n-th")
     parser.add_argument("--resume", action="store_true", help="go on behind the output's rows")
     parser.add_argument("--summary", action="store_true", help="the output's totals, and no run")
     arguments = parser.parse_args()
     done = _done(arguments.output) if arguments.resume or arguments.summary else []
     if not arguments.summary:
-        have = {row["file"] for row in done}
+        have = {(row["file"], row["table"]) for row in done}
         with arguments.output.open("w", newline="") as file:
             writer = csv.DictWriter(file, FIELDS)
             writer.writeheader()
             writer.writerows(done)
             for number, path in enumerate(_models(arguments.models)):
-                if _name(path) in have:
-                    continue
+                tables = [t for t in arguments.tables if (_name(path), t) not in have]
                 every = arguments.fq2i_every
                 routes = ROUTES if every and number % every == 0 else ROUTES[:2]
+                for row in _rows(path, routes, tables):
+                    writer.writerow({"file": _name(path), **row})
+                    file.flush()
                 print(path, file=sys.stderr)
-                writer.writerows({"file": _name(path), **row} for row in _rows(path, routes))
-                file.flush()
     print(_summary(_done(arguments.output)))
     return 0
 
 
-def _rows(path: Path, routes: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Returns the rows of one model, or the one that says why there are none."""
+def _rows(path: Path, routes: tuple[str, ...], tables: list[str]) -> Iterator[dict[str, Any]]:
+    """Yields the rows of one model; the last one says why there are no more."""
     try:
-        return list(rows(path, routes))
+        yield from rows(path, routes, tables)
     except qb.QdqBridgeError as error:
-        return [{"error": f"{error.what} ({error.why[:150]})"}]
+        yield {"error": f"{error.what} ({error.why[:150]})"}
 
 
 if __name__ == "__main__":
