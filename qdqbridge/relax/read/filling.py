@@ -19,6 +19,10 @@ _LARGEST = 1 << 16
 """Elements up to which a constant is written out; a larger one is expanded from one number."""
 
 
+_LONGEST = 1 << 24
+"""Elements of a range that are written out; anybody may write a longer one in few letters."""
+
+
 def filled(number: float) -> Row:
     """Returns the row of ``zeros`` and ``ones``, and of those like another tensor."""
 
@@ -64,7 +68,10 @@ def arange(reading: Reading, call: Call) -> Value:
     ends = [call.get(name) for name in ("start", "end", "step")]
     if any(not isinstance(end, int | float) for end in ends):
         raise reading.refused("an end of its range is known at run time only")
-    return reading.constant(np.arange(*ends).astype(call.dtype.numpy))
+    start, end, step = ends
+    if step == 0 or (end - start) / step > _LONGEST:
+        raise reading.refused(f"its range has more than {_LONGEST} elements, or a step of 0")
+    return reading.constant(np.arange(start, end, step).astype(call.dtype.numpy))
 
 
 def size(reading: Reading, call: Call) -> Value:
