@@ -64,25 +64,25 @@ def compile_pattern(pattern: Pattern, arities: Sequence[int] = _ARITIES) -> Any:
             return called.has_attr(dict(attrs)) if attrs else called
 
 
-_PREFIX = "qnn.qdq_"
+EXTENSION = "qnn.qdq_"
 """Operators of ours that go beyond Relay's of the same name: another type, another axis."""
 
 
 def _spelled(op: str) -> list[str]:
     """Returns the operators that go by one name here."""
-    ours = op.replace("qnn.", _PREFIX, 1) if op.startswith("qnn.") else op
+    ours = op.replace("qnn.", EXTENSION, 1) if op.startswith("qnn.") else op
     known = set(map(str, tvm.ir.Op.list_op_names()))
     return [name for name in dict.fromkeys((op, ours)) if name in known] or [op]
 
 
 def _name_of(op: Any) -> str:
     """Returns the name under which patterns know an operator."""
-    return str(op.name).replace(_PREFIX, "qnn.", 1)
+    return str(op.name).replace(EXTENSION, "qnn.", 1)
 
 
 def _known() -> frozenset[str]:
     names = map(str, tvm.ir.Op.list_op_names())
-    return frozenset(name.replace(_PREFIX, "qnn.", 1) for name in names)
+    return frozenset(name.replace(EXTENSION, "qnn.", 1) for name in names)
 
 
 def pattern_table(

@@ -11,9 +11,12 @@ from tvm.relay import dataflow_pattern as dfp
 from qdqbridge.byoc import descriptions
 from qdqbridge.byoc.pattern import Anything, Call, Constant, Either, Pattern, Tuple
 from qdqbridge.byoc.records import Record
+from qdqbridge.byoc.relay_host import EXTENSION
 from qdqbridge.byoc.table import Check, Entry, Table
 from qdqbridge.errors import QdqBridgeError
 
+_ENDS = ("clip", "qnn.requantize", "qnn.quantize")
+"""What a composite may end with, behind the operator that it is about."""
 Why = Callable[[str, Any], "list[str]"]
 """(entry, root expression) -> why the table's own check refuses."""
 
@@ -95,19 +98,36 @@ def explaining(name: str, patterns: Sequence[Any], why: Why | None = None) -> Ta
         short = str(full).removeprefix(f"{name}.")
         used[short] = count = used.get(short, 0) + 1
         unique = short if count == 1 else f"{short}#{count}"
-        own = _own_check(short, check[0], why) if check else _nothing
+        own = _own_check(short, check[0] if check else _anything, why)
         entries.append(Entry(unique, converted(pattern), descriptions.other, own))
     return Table(name.replace(".", "_"), tuple(entries))
 
 
-def _nothing(record: Record) -> list[str]:
-    del record
-    return []
+def _anything(expr: Any) -> bool:
+    del expr
+    return True
+
+
+def _extension(expr: Any) -> str:
+    """Returns the operator of ours for which a pattern of Relay's operators is meant to stand."""
+    while isinstance(expr, tvm.relay.Call):
+        name = str(getattr(expr.op, "name", ""))
+        if name.startswith(EXTENSION):
+            return name
+        if name not in _ENDS:
+            return ""
+        expr = expr.args[0]
+    return ""
 
 
 def _own_check(entry: str, check: Callable[[Any], Any], why: Why | None) -> Check:
     def asked(record: Record) -> list[str]:
         expr = record.output.term.source
+        extension = _extension(expr)
+        if extension:
+            return [
+                f"it is {extension}, with an element type or axis that Relay's operator has not"
+            ]
         try:
             taken = bool(check(expr))
         except (tvm.TVMError, QdqBridgeError, AttributeError, IndexError, KeyError, TypeError,

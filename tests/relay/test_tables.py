@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import qdqbridge as qb
@@ -13,6 +14,7 @@ from qdqbridge.byoc.shipped import partition_shipped
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.relay.emit import emit
 from qdqbridge.relay.tables import TABLES
+from tests.onnx_models import Builder, canonical
 from tests.relay.gated_cnn import VARIANTS, quantized
 
 VAGUE = ("its own check refuses", "its own check fails")
@@ -71,6 +73,16 @@ def test_reasons_name_what_is_in_the_way(models: dict[str, qb.Graph]) -> None:
     assert "16 scales, one for the tensor" in reasons(models["u8s8"], "arm_compute_lib")
     assert "the table leaves concatenations out" in reasons(models["u8s8"], "arm_compute_lib")
     assert "the result is int8, uint8 is taken" in reasons(models["s8s8"], "dnnl")
+
+
+@pytest.mark.parametrize("table", ["cmsis-nn", "ethos-u"])
+def test_an_operator_that_relay_has_not_is_named(table: str) -> None:
+    b = Builder()
+    y = b.op("Mul", b.qdq(b.input("x", [1, 4, 4, 2]), 2**-5, 0, np.int8), b.init(np.float32(0.7)))
+    b.output(b.qdq(y, 2**-4, 0, np.int8))
+    coverage = partition_model(canonical(b.model()), table, dialect="relay").coverage
+    (left,) = [item for item in coverage.left if item.operator == "qnn.mul"]
+    assert left.kind == "refused" and "it is qnn.qdq_mul" in left.reasons[0]
 
 
 @pytest.mark.parametrize("table", ["cmsis-nn", "ethos-n", "ethos-u", "vsi_npu"])
