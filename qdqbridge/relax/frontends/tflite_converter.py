@@ -20,7 +20,7 @@ _MOVERS = (
 )  # fmt: skip
 _STORED = ("PAD", "PADV2")
 """Movers that TVM writes on the stored integers themselves: the number they add is one of these."""
-_COMPUTED = ("AVERAGE_POOL_2D", "BATCH_MATMUL", "ELU", "GELU", "PRELU")
+_COMPUTED = ("AVERAGE_POOL_2D", "BATCH_MATMUL", "ELU", "PRELU")
 
 
 class CompletedConverter(OperatorConverter):  # type: ignore[misc] # TVM has no type stubs
@@ -47,20 +47,24 @@ class CompletedConverter(OperatorConverter):  # type: ignore[misc] # TVM has no 
 
     def _between(self, convert: Callable[..., Any]) -> Callable[..., Any]:
         def run(op: Any) -> Any:
-            tensors = [t for t in self.get_input_tensors(op) if t.qnn_params]
             outputs = self.get_output_tensors(op)
-            names = [get_tensor_name(self.subgraph, t.tensor_idx) for t in tensors]
+            tensors = {
+                get_tensor_name(self.subgraph, tensor.tensor_idx): tensor
+                for tensor in self.get_input_tensors(op)
+                if tensor.qnn_params
+            }
             kept = dict(self.exp_tab.exprs)
-            reals = [self.dequantize(self.get_tensor_expr(t), t) for t in tensors]
-            self.exp_tab.exprs.update(zip(names, reals, strict=True))
+            for name, tensor in tensors.items():
+                real = self.dequantize(self.get_tensor_expr(tensor), tensor)
+                self.exp_tab.exprs[name] = self.bb.normalize(real)
             self._real = True
             try:
                 result = convert(op=op)
             finally:
                 self._real = False
-                for name in names:
+                for name in tensors:
                     del self.exp_tab.exprs[name]
-                self.exp_tab.exprs.update({n: kept[n] for n in names if n in kept})
+                self.exp_tab.exprs.update({n: kept[n] for n in tensors if n in kept})
             return self._stored(result, outputs)
 
         return run
