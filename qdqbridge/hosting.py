@@ -83,7 +83,7 @@ def from_relax(
 
 def compile(
     graph: Graph, target: Any = "host", *, kernels: str = "fast", threads: int | None = None,
-    expose: Sequence[Value] = (),
+    expose: Sequence[Value] = (), extents: Mapping[str, int] | None = None,
 ) -> Executable:
     """Builds ``graph`` with TVM.
 
@@ -97,19 +97,22 @@ def compile(
         threads: How many threads run it; by default as many as TVM takes: the environment variable
             TVM_NUM_THREADS, or half of the machine's.
         expose: Intermediate values that ``run`` shall return as well, under their names.
+        extents: Numbers for symbolic extents, by name. Kernels are fast where at most the leading
+            one is open, say the batch; with more plain loops run.
 
     Raises:
-        InputDataError: ``graph`` is no graph, but a path for example; or ``threads`` is no number
-            from 1 on.
+        InputDataError: ``graph`` is no graph, but a path for example; ``threads`` is no number
+            from 1 on; or ``extents`` do not fit.
         UnsupportedTargetError: TVM is not installed, or cannot express the graph; or there are no
             such kernels.
     """
     need_graph(graph, "compile")
     need_tvm()
     from qdqbridge.graph.expose import with_outputs
+    from qdqbridge.graph.extents import with_numbers
     from qdqbridge.relax.executable import build
 
-    whole = with_outputs(graph, expose) if expose else graph
+    whole = with_numbers(with_outputs(graph, expose) if expose else graph, extents or {})
     return build(whole, target, kernels=kernels, threads=threads)
 
 
@@ -128,7 +131,7 @@ def load_executable(path: File) -> Executable:
 
 
 def export_tvm(
-    graph: Graph, path: File, target: str = "llvm", *, params: File | None = None
+    graph: Graph, path: File, target: str = "host", *, params: File | None = None
 ) -> int:
     """Writes ``graph`` for TVM, replacing existing files.
 

@@ -38,8 +38,8 @@ class Affine:
 def prepared(graph: Graph) -> Graph:
     """Returns a copy of a float graph with batch normalizations folded and operators whole.
 
-    The outputs stay what they were up to float rounding. Every value has a name of its own, by which
-    a profile knows it.
+    The outputs stay what they were up to float rounding. Every value has a name of its own, by
+    which a profile knows it.
     """
     copy = copied(graph).graph
     notes = list(copy.notes)

@@ -17,7 +17,7 @@ from qdqbridge.byoc.shipped import ShippedTable, partition_shipped
 from qdqbridge.byoc.table import Table
 from qdqbridge.byoc.tables import canonical
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.extents import check_extents
+from qdqbridge.graph.extents import with_numbers
 from qdqbridge.graph.graph import Graph
 
 Dialect: TypeAlias = Literal["relax", "relay"]
@@ -72,8 +72,7 @@ def partition_model(
         UnsupportedTargetError: There is no such table or dialect here, or TVM cannot express
             the graph.
     """
-    numbers = extents or {}
-    check_extents(graph, numbers)
+    graph = with_numbers(graph, extents or {})
     shipped = None
     if isinstance(table, str):
         table, shipped = _table(table, dialect)
@@ -81,7 +80,7 @@ def partition_model(
     if rewrite:
         wanted = table if shipped is None else named(shipped.rewrites)
         graph, done = prepare(graph, wanted)
-    module = _emitted(graph, dialect, shipped, numbers)
+    module = _emitted(graph, dialect, shipped)
     if shipped is None:
         divided, coverage = partition(module, table)
     else:
@@ -121,18 +120,13 @@ def _shipped() -> Mapping[str, ShippedTable]:
     return tables.TABLES
 
 
-def _emitted(
-    graph: Graph,
-    dialect: Dialect,
-    shipped: ShippedTable | None,
-    extents: Mapping[str, int],
-) -> Any:
+def _emitted(graph: Graph, dialect: Dialect, shipped: ShippedTable | None) -> Any:
     _need(dialect)
     if dialect == "relax":
-        from qdqbridge.byoc.relax_extents import with_numbers
+        from qdqbridge.relax.emit import emit
 
-        return with_numbers(graph, extents)
+        return emit(graph)[0]
     from qdqbridge.relay.emit import emit as emit_relay
 
     spelling = "canonical" if shipped is None else shipped.spelling
-    return emit_relay(graph, spelling, extents=extents)[0]
+    return emit_relay(graph, spelling)[0]

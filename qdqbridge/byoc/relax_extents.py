@@ -1,4 +1,4 @@
-"""Modules with numbers for symbolic extents, and composites that state these themselves.
+"""Composites that state their symbolic extents themselves.
 
 TVM's outlining makes a parameter of a target shape that holds a symbolic extent: the shape is then
 no longer stated inside, the result's type is lost, and the operator cannot be legalized. Here such
@@ -7,24 +7,10 @@ parameters are replaced by the shape that their type states.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
-
-from qdqbridge.graph.graph import Graph
-from qdqbridge.relax.emit.module import ModuleEmitter
-
-
-def with_numbers(graph: Graph, extents: Mapping[str, int]) -> ir.IRModule:
-    """Returns the Relax module of a graph, with numbers for the symbolic extents that are named."""
-    emitter = ModuleEmitter(graph)
-    module, _ = emitter.emit()
-    if not extents:
-        return module
-    numbers: Any = {emitter.extents[name]: int(number) for name, number in extents.items()}
-    return relax.transform.BindSymbolicVars(numbers, "main")(module)
 
 
 def with_stated_extents(module: ir.IRModule) -> ir.IRModule:

@@ -23,6 +23,10 @@ Force = Annotated[bool, Parameter(negative=(), help="Overwrite existing files.")
 Out = Annotated[Path, Parameter(name=("--output", "-o"), help="The file to write.")]
 MaybeOut = Annotated[Path | None, Parameter(name=("--output", "-o"), help="A file to write to.")]
 Target = Annotated[str, Parameter(help="The TVM target.")]
+Threads = Annotated[
+    int | None,
+    Parameter(help="Threads that compute; by default TVM_NUM_THREADS, or half of the machine's."),
+]
 Decomposed = Annotated[
     bool,
     Parameter(negative=(), help="Read fake-quantization in float arithmetic as Q and DQ."),

@@ -26,6 +26,7 @@ from qdqbridge.cli import (
 from qdqbridge.cli.parameters import (
     Data,
     Decomposed,
+    Extents,
     FoldAffine,
     Force,
     Json,
@@ -33,11 +34,14 @@ from qdqbridge.cli.parameters import (
     Model,
     Params,
     Target,
+    Threads,
+    extents_of,
 )
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.archive import write_arrays
 from qdqbridge.graph.batches import Batch, batches, joined
 from qdqbridge.graph.expose import intermediates
+from qdqbridge.graph.extents import with_numbers
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.placing import write_text
 from qdqbridge.graph.printer import text
@@ -157,6 +161,8 @@ def run(
     output_: MaybeOut = None,
     engine: Engine = "tvm",
     target: Target = "host",
+    threads: Threads = None,
+    extent: Extents = (),
     batch_size: BatchSize = None,
     profile_kernels: ProfileKernels = False,
     force: Force = False,
@@ -170,8 +176,9 @@ def run(
     if path is not None:
         output.free(path, force=force, model=model, data=data, suffix=".npz")
     graph = load_model(model, params=params, decomposed=decomposed, fold_affine=fold_affine)
+    graph = with_numbers(graph, extents_of(extent))
     inputs = arrays.read_inputs(data, graph.inputs)
-    runner = _runner(engine, graph, model, target)
+    runner = _runner(engine, graph, model, target, threads)
     timed = _timed(runner, target) if profile_kernels else None
     fed, whole = _results(runner, graph, inputs, batch_size)
     times = None if timed is None else timed(fed[0].inputs)
@@ -201,15 +208,26 @@ def _results(
     return fed, {name: joined(parts, fed, name) for name, parts in results.items()}
 
 
-def _runner(engine: str, graph: Graph, model: Path, target: str) -> Runner:
+def _runner(
+    engine: str, graph: Graph, model: Path, target: str, threads: int | None
+) -> Runner:
     """Returns a function from inputs by name to outputs by name."""
     if engine == "interpreter":
         return partial(pipeline.evaluate, graph)
     if engine == "onnxruntime":
         with as_onnx(model, graph) as file:
             return partial(pipeline.session(file).run, names=graph.output_names)
+    _say_what_is_open(graph)
     with output.status("compiling"):
-        return hosting.compile(graph, target).run
+        return hosting.compile(graph, target, threads=threads).run
+
+
+def _say_what_is_open(graph: Graph) -> None:
+    shapes = [value.type.shape or () for value in graph.inputs]
+    names = dict.fromkeys(dim for shape in shapes for dim in shape[1:] if isinstance(dim, str))
+    if names:
+        numbers = " ".join(f"--extent {name}=…" for name in names)
+        output.say(f"{', '.join(names)} open besides the batch: plain loops run; faster: {numbers}")
 
 
 def _timed(runner: Runner, target: str) -> Callable[[Mapping[str, NDArray[Any]]], Any]:
@@ -252,6 +270,7 @@ def compare(
     max_lsb: MaxLsb = None,
     everything: Everything = False,
     target: Target = "host",
+    extent: Extents = (),
     batch_size: BatchSize = None,
     decomposed: Decomposed = False,
     fold_affine: FoldAffine = False,
@@ -272,6 +291,7 @@ def compare(
             "--reference interpreter",
         )
     graph = load_model(model, params=params, decomposed=decomposed, fold_affine=fold_affine)
+    graph = with_numbers(graph, extents_of(extent))
     inputs = arrays.read_inputs(data, graph.inputs)
     ours: pipeline.Side = graph
     if engine != "interpreter" and not local:

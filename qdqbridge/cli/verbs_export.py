@@ -137,7 +137,7 @@ def to_tvm(
         Path | None,
         Parameter(help="An .npz file for the constants of 64 KiB or more (.json and .py only)."),
     ] = None,
-    target: Target = "llvm",
+    target: Target = "host",
     spelling: Spelling = "canonical",
     extent: Extents = (),
     force: Force = False,

@@ -10,6 +10,7 @@ from qdqbridge import hosting
 from qdqbridge.arguments import need_relay, need_tvm
 from qdqbridge.cli.parameters import extents_of
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
+from qdqbridge.graph.extents import symbolic_extents, with_numbers
 
 if TYPE_CHECKING:
     from qdqbridge.graph.graph import Graph
@@ -36,14 +37,12 @@ def check_suffix(path: Path, suffixes: Sequence[str]) -> None:
 
 
 def check_extents(path: Path, graph: Graph, extents: Sequence[str]) -> None:
-    """Refuses to begin where Relay would want numbers for symbolic extents at the end.
+    """Refuses numbers that do not fit, and Relay without numbers, before work begins.
 
     Raises:
-        InputDataError: One is missing, or is no number.
+        InputDataError: One is missing, is no number, or no extent of the graph.
     """
-    known = extents_of(extents)
-    shapes = [value.type.shape or () for value in graph.inputs]
-    open_ = sorted({d for shape in shapes for d in shape if isinstance(d, str)} - set(known))
+    open_ = symbolic_extents(with_numbers(graph, extents_of(extents)))
     if path.suffix == RELAY and open_:
         raise InputDataError(
             "Relay wants numbers for symbolic extents",
@@ -56,7 +55,7 @@ def write_for_tvm(
     graph: Graph,
     path: Path,
     *,
-    target: str = "llvm",
+    target: str = "host",
     params: Path | None = None,
     spelling: str = "canonical",
     extents: Sequence[str] = (),
@@ -66,7 +65,8 @@ def write_for_tvm(
     Raises:
         QdqBridgeError: TVM cannot express the graph, or the file cannot be written.
     """
+    whole = with_numbers(graph, extents_of(extents))
     if path.suffix != RELAY:
-        return hosting.export_tvm(graph, path, target, params=params)
-    hosting.export_relay(graph, path, spelling=spelling, extents=extents_of(extents))
+        return hosting.export_tvm(whole, path, target, params=params)
+    hosting.export_relay(whole, path, spelling=spelling)
     return 0

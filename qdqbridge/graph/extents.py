@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import Any, cast
 
 from qdqbridge.errors import InputDataError
+from qdqbridge.graph.copying import copied
 from qdqbridge.graph.graph import Graph
 
 LIMIT = 1 << 31
@@ -17,6 +18,30 @@ def symbolic_extents(graph: Graph) -> tuple[str, ...]:
     """Returns the names of the inputs' symbolic extents, each once, in order."""
     named = (dim for value in graph.inputs for dim in value.type.shape or ())
     return tuple(dict.fromkeys(dim for dim in named if isinstance(dim, str)))
+
+
+def with_numbers(graph: Graph, extents: Mapping[str, int]) -> Graph:
+    """Returns a graph in which symbolic extents are numbers; ``graph`` itself where none is given.
+
+    Args:
+        graph: The graph; it is not changed, and data of constants is shared.
+        extents: Positive numbers by name.
+
+    Raises:
+        InputDataError: It is no mapping, or a name or number does not fit.
+    """
+    check_extents(graph, extents)
+    if not extents:
+        return graph
+    copy = copied(graph)
+    for value in copy.values.values():
+        shape = value.type.shape
+        if shape is not None:
+            value.type = value.type.with_shape(tuple(
+                int(extents[dim]) if isinstance(dim, str) and dim in extents else dim
+                for dim in shape
+            ))  # fmt: skip
+    return copy.graph
 
 
 def check_extents(graph: Graph, extents: object) -> None:
