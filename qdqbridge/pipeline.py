@@ -71,7 +71,9 @@ def load(
     return graph
 
 
-def inspect(path: File, *, decomposed: bool = False, fold_affine: bool = False) -> Inspection:
+def inspect(
+    path: File, *, decomposed: bool = False, fold_affine: bool = False, reroll: bool = False
+) -> Inspection:
     """Returns what a model file holds: operators, quantization, interface, digest, notes.
 
     Raises:
@@ -84,7 +86,8 @@ def inspect(path: File, *, decomposed: bool = False, fold_affine: bool = False) 
 
     graph = load(path, canonical=False)
     raw = operators(graph)  # before the graph is rewritten in place
-    verify(canonicalize(graph, decomposed=decomposed, fold_affine=fold_affine), str(path))
+    canonicalize(graph, decomposed=decomposed, fold_affine=fold_affine, reroll=reroll)
+    verify(graph, str(path))
     return inspection(header(Path(path)), raw, graph, explain(graph))
 
 

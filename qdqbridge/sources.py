@@ -68,7 +68,12 @@ def load_model(
 
 
 def inspect_model(
-    path: File, *, params: File | None = None, decomposed: bool = False, fold_affine: bool = False
+    path: File,
+    *,
+    params: File | None = None,
+    decomposed: bool = False,
+    fold_affine: bool = False,
+    reroll: bool = False,
 ) -> Inspection:
     """Returns what a model file holds, of whatever kind it is.
 
@@ -76,9 +81,12 @@ def inspect_model(
         QdqBridgeError: As :func:`load_model`.
     """
     file = path_of(path)
+    options: dict[str, Any] = {
+        "decomposed": decomposed, "fold_affine": fold_affine, "reroll": reroll,
+    }  # fmt: skip
     if not is_module(file):
         _need_none(params, file)
-        return inspect(file, decomposed=decomposed, fold_affine=fold_affine)
+        return inspect(file, **options)
     from qdqbridge.canonical import canonicalize
     from qdqbridge.graph.verify import verify
     from qdqbridge.relax.saved import summary
@@ -87,7 +95,6 @@ def inspect_model(
     module = _module(file)
     graph = _graph_of(module, file, params)
     raw = operators(graph)  # before the graph is rewritten in place
-    options: dict[str, Any] = {"decomposed": decomposed, "fold_affine": fold_affine}
     verify(canonicalize(graph, channels_first=_last(module), **options), str(file))
     return inspection(summary(module, file.name), raw, graph, explain(graph))
 

@@ -13,10 +13,6 @@ from qdqbridge.errors import InputDataError
 Model = Annotated[
     Path, Parameter(help="The model: .onnx, or a Relax module as .json or .py (TVMScript).")
 ]
-Params = Annotated[
-    Path | None,
-    Parameter(name="--params", help="An .npz file with the parameters of a Relax module."),
-]
 Data = Annotated[Path, Parameter(help="An .npz file with one array per model input.")]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for programs.")]
 Force = Annotated[bool, Parameter(negative=(), help="Overwrite existing files.")]
@@ -26,17 +22,6 @@ Target = Annotated[str, Parameter(help="The TVM target.")]
 Threads = Annotated[
     int | None,
     Parameter(help="Threads that compute; by default TVM_NUM_THREADS, or half of the machine's."),
-]
-Decomposed = Annotated[
-    bool,
-    Parameter(negative=(), help="Read fake-quantization in float arithmetic as Q and DQ."),
-]
-FoldAffine = Annotated[
-    bool,
-    Parameter(
-        negative=(),
-        help="Fold float Mul, Add, BatchNormalization … behind integer products into these.",
-    ),
 ]
 Spelling = Annotated[
     Literal["canonical", "tflite", "dnnl", "fq2i"],

@@ -25,18 +25,16 @@ from qdqbridge.cli import (
 )
 from qdqbridge.cli.parameters import (
     Data,
-    Decomposed,
     Extents,
-    FoldAffine,
     Force,
     Json,
     MaybeOut,
     Model,
-    Params,
     Target,
     Threads,
     extents_of,
 )
+from qdqbridge.cli.reading import AS_IT_IS, Reading
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.archive import write_arrays
 from qdqbridge.graph.batches import Batch, batches, joined
@@ -46,7 +44,7 @@ from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.placing import write_text
 from qdqbridge.graph.printer import text
 from qdqbridge.report.compare import Comparison
-from qdqbridge.sources import as_onnx, inspect_model, load_model
+from qdqbridge.sources import as_onnx
 
 app = App(
     name="qdqbridge",
@@ -89,15 +87,11 @@ def inspect(
     model: Model,
     /,
     *,
-    decomposed: Decomposed = False,
-    fold_affine: FoldAffine = False,
-    params: Params = None,
+    reading: Reading = AS_IT_IS,
     json: Json = False,
 ) -> None:
     """Show what a model holds: operators, quantization, interface, digest."""
-    found = inspect_model(
-        model, params=params, decomposed=decomposed, fold_affine=fold_affine
-    )
+    found = reading.inspect(model)
     if json:
         output.show_json(render.inspection_json(found))
     else:
@@ -111,14 +105,12 @@ def canonicalize(
     *,
     output_: MaybeOut = None,
     force: Force = False,
-    decomposed: Decomposed = False,
-    fold_affine: FoldAffine = False,
-    params: Params = None,
+    reading: Reading = AS_IT_IS,
     json: Json = False,
 ) -> None:
     """Print the canonical text form."""
     path = None if output_ is None else output.free(output_, force=force, model=model)
-    graph = load_model(model, params=params, decomposed=decomposed, fold_affine=fold_affine)
+    graph = reading.read(model)
     if path is not None:
         write_text(path, text(graph))
         output.say(f"wrote {path}")
@@ -136,13 +128,11 @@ def explain(
     model: Model,
     /,
     *,
-    decomposed: Decomposed = False,
-    fold_affine: FoldAffine = False,
-    params: Params = None,
+    reading: Reading = AS_IT_IS,
     json: Json = False,
 ) -> None:
     """Say why nodes stayed float, and what was assumed."""
-    graph = load_model(model, params=params, decomposed=decomposed, fold_affine=fold_affine)
+    graph = reading.read(model)
     notes = pipeline.explain(graph)
     if json:
         output.show_json({"notes": [render.note_json(note) for note in notes]})
@@ -166,16 +156,14 @@ def run(
     batch_size: BatchSize = None,
     profile_kernels: ProfileKernels = False,
     force: Force = False,
-    decomposed: Decomposed = False,
-    fold_affine: FoldAffine = False,
-    params: Params = None,
+    reading: Reading = AS_IT_IS,
     json: Json = False,
 ) -> None:
     """Run a model on data; show its outputs or write them to an .npz file."""
     path = output_
     if path is not None:
         output.free(path, force=force, model=model, data=data, suffix=".npz")
-    graph = load_model(model, params=params, decomposed=decomposed, fold_affine=fold_affine)
+    graph = reading.read(model)
     graph = with_numbers(graph, extents_of(extent))
     inputs = arrays.read_inputs(data, graph.inputs)
     runner = _runner(engine, graph, model, target, threads)
@@ -272,9 +260,7 @@ def compare(
     target: Target = "host",
     extent: Extents = (),
     batch_size: BatchSize = None,
-    decomposed: Decomposed = False,
-    fold_affine: FoldAffine = False,
-    params: Params = None,
+    reading: Reading = AS_IT_IS,
     json: Json = False,
 ) -> int:
     """Compare a model with onnxruntime (graph optimizations off), value by value.
@@ -290,7 +276,7 @@ def compare(
             fix="leave --engine out; to check TVM, compare without --local, or with "
             "--reference interpreter",
         )
-    graph = load_model(model, params=params, decomposed=decomposed, fold_affine=fold_affine)
+    graph = reading.read(model)
     graph = with_numbers(graph, extents_of(extent))
     inputs = arrays.read_inputs(data, graph.inputs)
     ours: pipeline.Side = graph

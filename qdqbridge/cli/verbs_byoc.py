@@ -8,8 +8,8 @@ from cyclopts import Parameter
 
 from qdqbridge import hosting
 from qdqbridge.cli import output
-from qdqbridge.cli.parameters import Decomposed, Extents, Json, Model, Params, extents_of
-from qdqbridge.sources import load_model
+from qdqbridge.cli.parameters import Extents, Json, Model, extents_of
+from qdqbridge.cli.reading import AS_IT_IS, Reading
 
 Dialect = Annotated[
     Literal["relax", "relay"],
@@ -40,8 +40,7 @@ def partition(
     table: TableName = "canonical",
     rewrite: DoRewrite = False,
     extent: Extents = (),
-    decomposed: Decomposed = False,
-    params: Params = None,
+    reading: Reading = AS_IT_IS,
     json: Json = False,
 ) -> int:
     """Show what a backend's pattern table takes of a model, what it leaves, and why.
@@ -50,7 +49,7 @@ def partition(
     """
     from qdqbridge.cli.failures import DONE, NOT_MET
 
-    graph = load_model(model, params=params, decomposed=decomposed)
+    graph = reading.read(model)
     with output.status("partitioning"):
         found = hosting.partition(
             graph, table, dialect=dialect, rewrite=rewrite, extents=extents_of(extent)

@@ -11,18 +11,16 @@ from cyclopts import Parameter
 from qdqbridge import pipeline
 from qdqbridge.cli import output, render_checks
 from qdqbridge.cli.parameters import (
-    Decomposed,
     Extents,
-    FoldAffine,
     Force,
     Json,
     MaybeOut,
     Model,
     Out,
-    Params,
     Spelling,
     Target,
 )
+from qdqbridge.cli.reading import AS_IT_IS, EXACTLY, Reading, Rewriting
 from qdqbridge.cli.writing import (
     FOR_TVM,
     LIBRARY,
@@ -33,7 +31,7 @@ from qdqbridge.cli.writing import (
 )
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
-from qdqbridge.sources import is_module, load_model
+from qdqbridge.sources import is_module
 
 if TYPE_CHECKING:
     from qdqbridge.onnx_io.profiles import Finding
@@ -58,9 +56,7 @@ def export(
     ] = False,
     check: Check = False,
     force: Force = False,
-    decomposed: Decomposed = False,
-    fold_affine: FoldAffine = False,
-    params: Params = None,
+    reading: Reading = AS_IT_IS,
     json: Json = False,
 ) -> int:
     """Write a model in canonical spelling; --check says where a runtime would not fuse it.
@@ -75,11 +71,11 @@ def export(
         return usage("--recenter changes what is written: give --output as well")
     path = None
     if output_ is not None:
-        path = output.free(output_, force=force, model=model, data=params, suffix=".onnx")
+        path = output.free(output_, force=force, model=model, data=reading.params, suffix=".onnx")
     found: dict[str, Any] = {}
     source: Graph | Path = model
     if path is not None or is_module(model):
-        source = load_model(model, params=params, decomposed=decomposed, fold_affine=fold_affine)
+        source = reading.read(model)
     if path is not None and isinstance(source, Graph):
         pipeline.save(source, path, profile, recenter=recenter, overwrite=force)
         found = {"output": str(path), "profile": profile, "digest": source.digest}
@@ -102,9 +98,7 @@ def diff(
     b: Model,
     /,
     *,
-    decomposed: Decomposed = False,
-    fold_affine: FoldAffine = False,
-    params: Params = None,
+    reading: Reading = AS_IT_IS,
     json: Json = False,
 ) -> int:
     """Say where the canonical forms of two models differ.
@@ -113,14 +107,7 @@ def diff(
     """
     from qdqbridge.cli.failures import DONE, NOT_MET
 
-    graphs = (
-        load_model(
-            model, params=params if is_module(model) else None, decomposed=decomposed,
-            fold_affine=fold_affine,
-        )
-        for model in (a, b)
-    )
-    found = pipeline.diff(*graphs)
+    found = pipeline.diff(reading.read_any(a), reading.read_any(b))
     if json:
         output.show_json(render_checks.differences_json(found))
     else:
@@ -141,8 +128,7 @@ def to_tvm(
     spelling: Spelling = "canonical",
     extent: Extents = (),
     force: Force = False,
-    decomposed: Decomposed = False,
-    fold_affine: FoldAffine = False,
+    rewriting: Rewriting = EXACTLY,
     json: Json = False,
 ) -> None:
     """Write a model for TVM: .json (Relax module), .py (TVMScript), .so (compiled) or .relay.
@@ -152,7 +138,7 @@ def to_tvm(
     path = output.free(output_, force=force, model=model)
     constants = None if params is None else output.free(params, force=force, model=model)
     _check_suffix(path, constants)
-    graph = load_model(model, decomposed=decomposed, fold_affine=fold_affine)
+    graph = rewriting.load(model)
     check_extents(path, graph, extent)
     with output.status("compiling"):
         number = write_for_tvm(

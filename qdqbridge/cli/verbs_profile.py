@@ -11,9 +11,9 @@ from rich.text import Text
 
 from qdqbridge import profiling
 from qdqbridge.cli import output
-from qdqbridge.cli.parameters import Force, Json, Model, Params
+from qdqbridge.cli.parameters import Force, Json, Model
+from qdqbridge.cli.reading import AS_IT_IS, Reading
 from qdqbridge.errors import InputDataError
-from qdqbridge.sources import load_model
 
 if TYPE_CHECKING:
     from qdqbridge.autoquant.profile import Profile
@@ -60,7 +60,7 @@ def profile(
     threads: Threads = 0,
     save_every: Seconds = 5.0,
     fail_on_nonfinite: FailOnNonfinite = False,
-    params: Params = None,
+    reading: Reading = AS_IT_IS,
     force: Force = False,
     json: Json = False,
 ) -> int:
@@ -73,7 +73,7 @@ def profile(
     path = output.free(output_, force=force, model=model, data=data, suffix=".json")
     partial = profiling.partial_file(path)
     start = _start(partial, resume=resume)
-    graph = load_model(model, params=params)
+    graph = reading.read(model)
     with output.progress("samples") as progress:
         found = profiling.profile(
             graph,
@@ -172,7 +172,7 @@ def lookup(
     /,
     *,
     stage: Stage = "emitted",
-    params: Params = None,
+    reading: Reading = AS_IT_IS,
     json: Json = False,
 ) -> int:
     """Say which profile entries belong to the expressions of the Relax module.
@@ -182,7 +182,7 @@ def lookup(
     from qdqbridge.cli.failures import DONE, NOT_MET
 
     with output.status("lowering"):
-        graph = load_model(model, params=params)
+        graph = reading.read(model)
         found = profiling.find_in_profile(profile, graph, stage, name)
     if json:
         output.show_json({"stage": stage, "places": [_found_json(each) for each in found]})

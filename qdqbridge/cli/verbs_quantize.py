@@ -11,10 +11,10 @@ from rich.text import Text
 
 from qdqbridge import pipeline, quantizing
 from qdqbridge.cli import output
-from qdqbridge.cli.parameters import Extents, Force, Json, Model, Params, Spelling
+from qdqbridge.cli.parameters import Extents, Force, Json, Model, Spelling
+from qdqbridge.cli.reading import AS_IT_IS, Reading
 from qdqbridge.cli.writing import FOR_TVM, ONNX, check_extents, check_suffix, write_for_tvm
 from qdqbridge.errors import InputDataError
-from qdqbridge.sources import load_model
 
 if TYPE_CHECKING:
     from qdqbridge.quantizing import Quantization
@@ -103,7 +103,7 @@ def quantize(
     report: Report = None,
     spelling: Spelling = "canonical",
     extent: Extents = (),
-    params: Params = None,
+    reading: Reading = AS_IT_IS,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -123,7 +123,7 @@ def quantize(
         )
     if export_profile is not None:
         pipeline.export_profile(export_profile)
-    graph = load_model(model, params=params)
+    graph = reading.read(model)
     check_extents(path, graph, extent)
     with output.progress("quantizing") as progress:
         made = quantizing.quantization(

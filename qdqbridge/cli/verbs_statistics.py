@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from qdqbridge.cli import arrays, output
-from qdqbridge.cli.parameters import Decomposed, Json, Model, Params
+from qdqbridge.cli.parameters import Json, Model
+from qdqbridge.cli.reading import AS_IT_IS, Reading
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.graph.graph import Graph
-from qdqbridge.sources import load_model
 
 if TYPE_CHECKING:
     from qdqbridge.autoquant.accumulators import Accumulator
@@ -45,8 +45,7 @@ def accumulators(
     samples: Limit = 64,
     pairs: Pairs = "channels-last",
     max_bits: MaxBits = None,
-    decomposed: Decomposed = False,
-    params: Params = None,
+    reading: Reading = AS_IT_IS,
     json: Json = False,
 ) -> int:
     """Show the bits that sums of integer products need, and 16-bit pairs that can saturate.
@@ -57,7 +56,7 @@ def accumulators(
     from qdqbridge.autoquant.observed import observe
     from qdqbridge.cli.failures import DONE, NOT_MET
 
-    graph = load_model(model, params=params, decomposed=decomposed)
+    graph = reading.read(model)
     seen, count = None, 0
     if data is not None:
         feeds = arrays.read_inputs(data, graph.inputs)

@@ -13,7 +13,7 @@ import tvm
 from tvm import ir
 
 from qdqbridge.errors import OutputFileError
-from qdqbridge.graph.placing import placed, write_text
+from qdqbridge.graph.placing import write_text
 
 
 def write_module(module: ir.IRModule, path: Path) -> None:
@@ -36,24 +36,22 @@ def write_module(module: ir.IRModule, path: Path) -> None:
     write_text(path, text)
 
 
-def write_library(library: Any, path: Path, nbytes: int, told: Path | None = None) -> None:
+def write_library(library: Any, scratch: Path, nbytes: int, path: Path) -> None:
     """Writes compiled code, without the warning that TVM prints for each of its constants.
 
     Args:
         library: What TVM compiled.
-        path: Where to; the linker's files lie in a folder beside it meanwhile.
+        scratch: Where to; the linker's files lie in a folder beside it meanwhile.
         nbytes: About what constants and code take in it.
-        told: The file that errors name, where ``path`` is only on the way to it.
+        path: The file that it becomes, which errors name.
 
     Raises:
-        OutputFileError: The operating system or the linker refuses.
+        OutputFileError: The linker refuses.
+        OSError: The operating system refuses.
     """
-    with (
-        placed(path) as scratch,
-        tempfile.TemporaryDirectory(
-            prefix=f".{path.name[:80]}.", dir=path.parent, ignore_cleanup_errors=True
-        ) as folder,
-    ):
+    with tempfile.TemporaryDirectory(
+        prefix=f".{scratch.name[:80]}.", dir=scratch.parent, ignore_cleanup_errors=True
+    ) as folder:
         _reserve(Path(folder) / "reserved", _COPIES * nbytes + _LEAST)
         try:
             with without_lines(b"Warning: Scope Saving"):
@@ -61,7 +59,7 @@ def write_library(library: Any, path: Path, nbytes: int, told: Path | None = Non
         except RuntimeError as error:  # the linker's words, behind those of TVM
             raise OutputFileError(
                 "cannot link the library",
-                where=str(told or path),
+                where=str(path),
                 why=_last_line(error),
                 fix="check the free space, also for temporary files, and that a C compiler works; "
                 "code for another architecture is linked there",
