@@ -1,10 +1,11 @@
-"""Models in files of any kind: ONNX, or a Relax module that TVM or somebody else has saved."""
+"""Models in files of any kind: ONNX, TFLite, or a Relax module that somebody has saved."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from qdqbridge.arguments import need_tvm, path_of
 from qdqbridge.errors import InputDataError, ModelFileError, QdqBridgeError
 from qdqbridge.graph.graph import Graph
+from qdqbridge.graph.header import Header
 from qdqbridge.hosting import from_relax
 from qdqbridge.pipeline import explain, inspect, load, save
 
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 
 File: TypeAlias = "str | PathLike[str]"
 MODULES = (".json", ".py")
-"""Suffixes of Relax modules; any other file is taken as ONNX."""
+"""Suffixes of Relax modules."""
+TFLITE = ".tflite"
 
 
 def load_model(
@@ -32,7 +35,7 @@ def load_model(
     fold_affine: bool = False,
     reroll: bool = False,
 ) -> Graph:
-    """Reads an ONNX model, or a Relax module in a file: ``.json`` or ``.py``.
+    """Reads an ONNX model, a TFLite file, or a Relax module in a file: ``.json`` or ``.py``.
 
     A ``.json`` is what ``tvm.ir.save_json`` writes. A ``.py`` is TVMScript; it is compared with
     what TVM itself writes and parsed, never run.
@@ -48,23 +51,15 @@ def load_model(
     Raises:
         ModelFileError: The file cannot be read, or holds something else.
         UnsupportedModelError: Something in it has no counterpart here; all of it is listed.
-        InputDataError: ``params`` cannot be read, or the model is ONNX, which needs none.
+        InputDataError: ``params`` cannot be read, or the model is no module and needs none.
     """
     file = path_of(path)
-    options: dict[str, Any] = {
-        "decomposed": decomposed, "fold_affine": fold_affine, "reroll": reroll,
-    }  # fmt: skip
-    if not is_module(file):
+    options = {"decomposed": decomposed, "fold_affine": fold_affine, "reroll": reroll}
+    if not through_tvm(file):
         _need_none(params, file)
         return load(file, canonical=canonical, **options)
-    from qdqbridge.canonical import canonicalize
-    from qdqbridge.graph.verify import verify
-
-    module = _module(file)
-    graph = _graph_of(module, file, params)
-    if canonical:
-        verify(canonicalize(graph, channels_first=_last(module), **options), str(file))
-    return graph
+    foreign = _foreign(file, params)
+    return foreign.canonical(file, options) if canonical else foreign.graph
 
 
 def inspect_model(
@@ -81,22 +76,16 @@ def inspect_model(
         QdqBridgeError: As :func:`load_model`.
     """
     file = path_of(path)
-    options: dict[str, Any] = {
-        "decomposed": decomposed, "fold_affine": fold_affine, "reroll": reroll,
-    }  # fmt: skip
-    if not is_module(file):
+    options = {"decomposed": decomposed, "fold_affine": fold_affine, "reroll": reroll}
+    if not through_tvm(file):
         _need_none(params, file)
         return inspect(file, **options)
-    from qdqbridge.canonical import canonicalize
-    from qdqbridge.graph.verify import verify
-    from qdqbridge.relax.saved import summary
     from qdqbridge.report.inspection import inspection, operators
 
-    module = _module(file)
-    graph = _graph_of(module, file, params)
-    raw = operators(graph)  # before the graph is rewritten in place
-    verify(canonicalize(graph, channels_first=_last(module), **options), str(file))
-    return inspection(summary(module, file.name), raw, graph, explain(graph))
+    foreign = _foreign(file, params)
+    raw = operators(foreign.graph)  # before the graph is rewritten in place
+    graph = foreign.canonical(file, options)
+    return inspection(foreign.header, raw, graph, explain(graph))
 
 
 def is_module(path: Path) -> bool:
@@ -104,30 +93,66 @@ def is_module(path: Path) -> bool:
     return path.suffix in MODULES
 
 
+def through_tvm(path: Path) -> bool:
+    """Returns whether TVM reads a file, by its suffix; any other file is taken as ONNX."""
+    return is_module(path) or path.suffix == TFLITE
+
+
+@dataclass(frozen=True, slots=True)
+class _Foreign:
+    """A graph that TVM has read, as it is written there.
+
+    Attributes:
+        graph: The raw graph.
+        header: What its file says of itself.
+        channels_last: Whether images lie channels-last in it.
+    """
+
+    graph: Graph
+    header: Header
+    channels_last: bool
+
+    def canonical(self, file: Path, options: Mapping[str, bool]) -> Graph:
+        from qdqbridge.canonical import canonicalize
+        from qdqbridge.graph.verify import verify
+
+        canonicalize(self.graph, channels_first=self.channels_last, **options)
+        verify(self.graph, str(file))
+        return self.graph
+
+
+def _foreign(file: Path, params: File | None) -> _Foreign:
+    need_tvm()
+    if file.suffix == TFLITE:
+        _need_none(params, file)
+        return _tflite(file)
+    from qdqbridge.relax.read import channels_last
+    from qdqbridge.relax.saved import read_module, summary
+
+    module = read_module(file)
+    graph = _graph_of(module, file, params)
+    return _Foreign(graph, summary(module, file.name), channels_last(module))
+
+
+def _tflite(file: Path) -> _Foreign:
+    from qdqbridge.relax.frontends import from_tflite
+    from qdqbridge.report.inspection import operators
+
+    graph = from_tflite(file, canonical=False)
+    return _Foreign(graph, Header(file.name, None, {"tflite": 3}, "", operators(graph)), True)
+
+
 @contextmanager
 def as_onnx(path: File, graph: Graph) -> Generator[Path, None, None]:
-    """Yields an ONNX file of a model: its own, or for a module one that lasts as long as this."""
+    """Yields an ONNX file of a model: its own, or for another one that lasts as long as this."""
     file = path_of(path)
-    if not is_module(file):
+    if not through_tvm(file):
         yield file
         return
     with tempfile.TemporaryDirectory() as folder:
         exported = Path(folder) / f"{file.stem}.onnx"
         save(graph, exported)
         yield exported
-
-
-def _module(file: Path) -> Any:
-    need_tvm()
-    from qdqbridge.relax.saved import read_module
-
-    return read_module(file)
-
-
-def _last(module: Any) -> bool:
-    from qdqbridge.relax.read import channels_last
-
-    return channels_last(module)
 
 
 def _graph_of(module: Any, file: Path, params: File | None) -> Graph:
@@ -154,5 +179,5 @@ def _arrays(path: Path) -> dict[str, Any]:
 def _need_none(params: File | None, file: Path) -> None:
     if params is not None:
         raise InputDataError(
-            "an ONNX model holds its parameters itself", where=str(file), fix="leave --params out"
+            "the model holds its parameters itself", where=str(file), fix="leave --params out"
         )

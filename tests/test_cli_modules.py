@@ -90,3 +90,17 @@ def test_an_onnx_model_has_its_parameters(
 ) -> None:
     assert run(["inspect", str(CNN), "--params", str(folder / "d.npz")]) == MODEL
     assert "leave --params out" in capsys.readouterr().err
+
+
+def test_tflite_files_are_models_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tflite", reason="TVM reads TFLite files through the package tflite")
+    model = Path(__file__).parent / "relax" / "tflite" / "int8_network.tflite"
+    path = tmp_path / "again.onnx"
+    assert run(["export", str(model), "-o", str(path)]) == DONE
+    assert run(["diff", str(model), str(path)]) == DONE
+    capsys.readouterr()
+    assert run(["inspect", str(model), "--json"]) == DONE
+    assert json.loads(capsys.readouterr().out)["digest"] == qb.load(path).digest
+    assert run(["inspect", str(CNN.with_suffix(".tflite"))]) == MODEL

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from qdqbridge.errors import InputDataError
 
 Model = Annotated[
-    Path, Parameter(help="The model: .onnx, or a Relax module as .json or .py (TVMScript).")
+    Path, Parameter(help="The model: .onnx, .tflite, or a Relax module: .json or .py (TVMScript).")
 ]
 Data = Annotated[Path, Parameter(help="An .npz file with one array per model input.")]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for programs.")]

@@ -59,7 +59,7 @@ def test_loops_are_shared_whatever_the_environment_says(
         monkeypatch.delenv("TVM_NUM_THREADS", raising=False)
     else:
         monkeypatch.setenv("TVM_NUM_THREADS", variable)
-    shared = tvm.compile(_which_thread(), "llvm")
+    shared = tvm.compile(_which_thread(), tvm.target.Target("llvm"))
     told = tvm.runtime.tensor(np.zeros(2, np.int64))
 
     def call() -> int:
