@@ -37,18 +37,24 @@ def need_graph(graph: object, function: str) -> None:
         )
 
 
-def need_module(module: object, function: str) -> None:
-    """Refuses what is no TVM module with a function ``main``.
+def need_module(module: object, function: str, name: str = "main") -> None:
+    """Refuses what is no TVM module with a function ``name``.
+
+    Args:
+        module: What should be one.
+        function: Who wants it, for the message.
+        name: The function that it must have.
 
     Raises:
         InputDataError: It is none.
     """
-    names = [str(name.name_hint) for name in getattr(module, "functions", ())]
-    if "main" not in names:
+    names = [str(own.name_hint) for own in getattr(module, "functions", ())]
+    if name not in names:
         raise InputDataError(
-            f"{function} needs an IRModule with a function 'main'",
+            f"{function} needs an IRModule with a function '{name}'",
             why=f"it is given {type(module).__name__} with {', '.join(names) or 'no functions'}",
-            fix="give the module of to_relax, or one of qdqbridge.relay.emit on Relay",
+            fix="give the module of to_relax, or one of qdqbridge.relay.emit on Relay; "
+            "from_relax reads another function where function= names it",
         )
 
 

@@ -46,35 +46,42 @@ def from_relax(
     module: Any,
     params: Mapping[str, Any] | None = None,
     *,
+    function: str = "",
     canonical: bool = True,
     reroll: bool = False,
 ) -> Graph:
     """Reads a Relax ``IRModule``: of TVM's frontends, or as :func:`to_relax` writes it.
 
     Float operators, ``R.quantize`` and ``R.dequantize`` and the operators ``qnn.*`` may stand
-    side by side. Passes that keep operators may have been applied; functions that ``main`` calls
+    side by side. Passes that keep operators may have been applied; functions that it calls
     (composites, partitioned regions) are read through. What has been lowered to kernels is
     refused.
 
     Args:
         module: The module.
-        params: Its parameters by name, where they are kept apart from it.
+        params: Its parameters by name, where they are kept apart from it, or what
+            ``relax.frontend.detach_params`` returns.
+        function: Which of its functions; by default ``main``, or the only one
+            (``nn.Module.export_tvm`` names them by their methods, ``forward`` for example).
         canonical: Rewrite the graph to the canonical form.
         reroll: As for :func:`load`.
 
     Raises:
         UnsupportedModelError: Calls have no counterpart in a graph; all of them are listed.
         UnsupportedTargetError: TVM is not installed.
-        InputDataError: It is no module with a function ``main``.
+        InputDataError: It is no module with such a function, or ``params`` do not fit that.
     """
     need_tvm()
-    need_module(module, "from_relax")
+    from qdqbridge.relax.read import entry_name
+
+    name = function or (entry_name(module) if hasattr(module, "functions") else "") or "main"
+    need_module(module, "from_relax", name)
     from qdqbridge.canonical import canonicalize
     from qdqbridge.graph.verify import verify
     from qdqbridge.relax.read import channels_last
     from qdqbridge.relax.read import from_relax as read_relax
 
-    graph = read_relax(module, params)
+    graph = read_relax(module, params, function=name)
     verify(graph)
     if canonical:
         verify(canonicalize(graph, reroll=reroll, channels_first=channels_last(module)))

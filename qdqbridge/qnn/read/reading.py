@@ -210,12 +210,14 @@ class Reading:
         return name_values(graph)
 
     def _left(self, nodes: Sequence[Node]) -> UnsupportedModelError:
-        listed = [f"{n.op.name.removeprefix(_UNREAD)} '{n.name}': {self.whys[n]}" for n in nodes]
-        more = f" (and {len(nodes) - _LISTED} more)" if len(nodes) > _LISTED else ""
+        listed: dict[str, list[str]] = {}
+        for node in nodes:
+            call = f"{node.op.name.removeprefix(_UNREAD)} '{node.name}'"
+            listed.setdefault(self.whys[node], []).append(call)
         return UnsupportedModelError(
             f"{len(nodes)} call(s) have no counterpart in a graph",
             where=self.where,
-            why="; ".join(listed[:_LISTED]) + more,
+            why="; ".join(f"{_some(calls)}: {why}" for why, calls in listed.items()),
             fix="rewrite them, or keep them outside of the function that is read",
         )
 
@@ -234,6 +236,11 @@ def _same_numbers(own: QuantParams, given: QuantParams) -> bool:
         and np.array_equal(own.scale.astype(np.float32), given.scale.astype(np.float32))
         and np.array_equal(own.zero_point, given.zero_point)
     )
+
+
+def _some(calls: Sequence[str]) -> str:
+    more = f" and {len(calls) - _LISTED} more" if len(calls) > _LISTED else ""
+    return ", ".join(calls[:_LISTED]) + more
 
 
 def flat(entries: Sequence[Entry]) -> list[Entry]:

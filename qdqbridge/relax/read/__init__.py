@@ -1,8 +1,9 @@
-"""Relax -> graph: modules of the QNN dialect as emission writes them."""
+"""Relax -> graph: modules of TVM's frontends and of the QNN dialect."""
 
 from __future__ import annotations
 
+from qdqbridge.relax.read.given import entry_name
 from qdqbridge.relax.read.layouts import channels_last
 from qdqbridge.relax.read.module import from_relax, read_function
 
-__all__ = ["channels_last", "from_relax", "read_function"]
+__all__ = ["channels_last", "entry_name", "from_relax", "read_function"]

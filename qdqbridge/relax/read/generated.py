@@ -123,6 +123,8 @@ def _widths(kernel: _Kernel) -> Iterator[tuple[list[int], list[int]]]:
 def _tiles(kernel: _Kernel) -> Iterator[_Candidate]:
     before, after = plain(tuple(kernel.shape)), plain(tuple(kernel.target))
     before = (1,) * (len(after) - len(before)) + before
+    if len(before) > len(after):
+        return
     if not all(isinstance(e, int) and e > 0 for e in (*before, *after)):
         return
     repeats = [b // a for a, b in zip(before, after, strict=True)]

@@ -20,11 +20,10 @@ from qdqbridge.relax.read.branches import chosen
 from qdqbridge.relax.read.extents import Extents
 from qdqbridge.relax.read.foreign import foreign_node
 from qdqbridge.relax.read.generated import generated
+from qdqbridge.relax.read.given import Arrays, carried_params, fitting, given_params
 from qdqbridge.relax.read.plain import plain
 from qdqbridge.relax.read.spelling import decoded, results_of
 from qdqbridge.relax.read.table import ROWS
-
-Arrays = Mapping[str, Any]
 
 
 def from_relax(
@@ -38,7 +37,7 @@ def from_relax(
     Args:
         module: The module.
         params: Arrays of parameters by name, where the module keeps them apart and does not carry
-            them in its attribute ``params``.
+            them in its attribute ``params``; or what ``relax.frontend.detach_params`` returns.
         function: Which of its functions.
 
     Returns:
@@ -46,9 +45,11 @@ def from_relax(
 
     Raises:
         UnsupportedModelError: It has calls without a counterpart; every one is listed.
+        InputDataError: ``params`` do not fit the function.
     """
     body = module[function]
-    return FunctionReader(module, f"function '{function}'").graph(body, params or {})
+    arrays = {} if params is None else given_params(body, function, params)
+    return FunctionReader(module, f"function '{function}'").graph(body, arrays)
 
 
 def read_function(
@@ -77,6 +78,7 @@ def read_function(
 
 _LOWERED = "TVM has lowered it to a kernel; read the module before LegalizeOps and fusion"
 _OPAQUE = "it calls a function outside of the module; read the module before it is partitioned"
+_RECURSIVE = "the function calls itself, which no graph can say"
 _OPAQUE_CALLS = ("call_tir", "call_tir_inplace", "call_tir_with_grad", "vm.call_tir_dyn")
 
 
@@ -91,6 +93,8 @@ class FunctionReader:
         self.functions: dict[Any, relax.Function] = {}
         self.matched: dict[Any, Entry] = {}
         self.extents = Extents(self.reading)
+        self.open: list[relax.Function] = []
+        """The functions that are being read, each called by the one before it."""
 
     def graph(self, function: Any, params: Arrays, output_names: Sequence[str] = ()) -> Graph:
         """Returns the function as a graph; arguments as those of :func:`read_function`."""
@@ -100,11 +104,11 @@ class FunctionReader:
         names = list(output_names)
         if not names and attrs is not None:
             names = [str(n) for n in attrs.get("output_names", ())]
-        params = {**_carried(function), **params}
+        params = {**carried_params(function), **params}
         inputs: list[Value] = []
         for index, variable in enumerate(function.params):
             if str(variable.name) in params:
-                array = np.asarray(_array(params[str(variable.name)]))
+                array = fitting(variable, params[str(variable.name)])
                 self.entries[variable] = self.reading.constant(array, str(variable.name))
                 continue
             self._need_no_params(attrs, index, variable)
@@ -113,6 +117,7 @@ class FunctionReader:
             if len(inputs) < len(types):
                 self.reading.hints[value] = params_of(types[len(inputs)])
             inputs.append(value)
+        self.open = [function]
         outputs = flat([self.sequence(function.body)])
         if not names:
             names = [f"output_{i}" for i in range(len(outputs))]
@@ -216,6 +221,7 @@ class FunctionReader:
         """Returns a branch as a graph of its own, whose inputs are what it captures."""
         inner = FunctionReader(self.module, self.where)
         inner.functions.update(self.functions)
+        inner.open = [*self.open]
         inputs: list[Value] = []
         for outer, value in captured.items():
             own = Value(value.type, value.name, constant=value.constant)
@@ -241,12 +247,21 @@ class FunctionReader:
             if found is not None:
                 return found
         if callee is not None:
-            arguments = [self._entry(arg) for arg in expr.args]
-            self.entries.update(zip(callee.params, arguments, strict=True))
-            return self.sequence(callee.body)
+            return self._inlined(callee, expr, variable)
         if not isinstance(expr.op, ir.Op):
             return self._outside(expr, variable)
         return self._operator(expr, variable, claim)
+
+    def _inlined(self, callee: Any, expr: Any, variable: Any) -> Entry:
+        """Reads a function of the module in the place of its call."""
+        arguments = [self._entry(arg) for arg in expr.args]
+        if any(callee.same_as(function) for function in self.open):
+            return self._stand_in(expr, variable, arguments, _RECURSIVE)
+        self.open.append(callee)
+        self.entries.update(zip(callee.params, arguments, strict=True))
+        result = self.sequence(callee.body)
+        self.open.pop()
+        return result
 
     def _operator(self, expr: Any, variable: Any, claim: Claim | None) -> Entry:
         type_ = expr.ty if variable is None else variable.ty
@@ -257,13 +272,17 @@ class FunctionReader:
             why = "" if kernel is not None else _LOWERED
             found = found if kernel is None else kernel
         name, args, attrs = found
-        entries = [] if why else [self._entry(arg) for arg in args]
+        entries = [self._entry(arg) for arg in args]
         wanted = attrs.get("newshape" if name == "reshape" else "shape", ())
         if isinstance(wanted, tuple):
             entries += self._vector(name, wanted, entries, claim)
         where = (label, self.where)
         call = Call(name, tuple(entries), attrs, tuple(results_of(type_)), claim, *where)
-        return self.reading.unread(call, why) if why else self.reading.call(call)
+        return self._unread(call, why) if why else self.reading.call(call)
+
+    def _unread(self, call: Call, why: str) -> Entry:
+        results = self.reading.unread(call, why)
+        return results[0] if len(results) == 1 else results
 
     def _vector(
         self, name: str, wanted: tuple[Any, ...], entries: list[Entry], claim: Claim | None
@@ -291,13 +310,17 @@ class FunctionReader:
 
     def _outside(self, expr: Any, variable: Any) -> Entry:
         """A call of what is no operator: a packed function, a variable that holds a closure."""
-        symbol = str(getattr(expr.op, "global_symbol", getattr(expr.op, "name_hint", "")))
-        if symbol.endswith("tensor_to_shape"):
+        if _symbol(expr).endswith("tensor_to_shape"):
             return self._entry(expr.args[0])
+        return self._stand_in(expr, variable, [self._entry(arg) for arg in expr.args], _OPAQUE)
+
+    def _stand_in(self, expr: Any, variable: Any, entries: list[Entry], why: str) -> Entry:
+        """Returns what stands for the call of a function that cannot be read."""
         results = tuple(results_of(expr.ty if variable is None else variable.ty))
         label = "" if variable is None else str(variable.name)
-        call = Call(symbol or type(expr.op).__name__, (), {}, results, None, label, self.where)
-        return self.reading.unread(call, _OPAQUE)
+        name = _symbol(expr) or type(expr.op).__name__
+        call = Call(name, tuple(entries), {}, results, None, label, self.where)
+        return self._unread(call, why)
 
     def _callee(self, op: Any) -> Any:
         """Returns the function that a call calls, None for an operator."""
@@ -309,22 +332,14 @@ class FunctionReader:
         return self.functions.get(op) if isinstance(op, relax.Var) else None
 
 
+def _symbol(expr: Any) -> str:
+    """Returns the name of the function that a call calls."""
+    return str(getattr(expr.op, "global_symbol", getattr(expr.op, "name_hint", "")))
+
+
 def _claim(expr: Any) -> Claim | None:
     span = expr.span
     return None if span is None else claimed(str(span.source_name.name))
-
-
-def _carried(function: Any) -> dict[str, Any]:
-    """Returns the parameters that a frontend has put into the function's attributes.
-
-    The TFLite frontend puts constants there which are in the function itself, and no parameters.
-    """
-    attrs = function.attrs
-    values = [] if attrs is None else list(attrs.get("params", ()) or ())
-    names = [str(v.name) for v in function.params]
-    if attrs is not None and attrs.get("num_input") == len(names):
-        return {}
-    return dict(zip(names[len(names) - len(values) :], values, strict=True))
 
 
 def _fields(entry: Entry) -> Sequence[Entry]:

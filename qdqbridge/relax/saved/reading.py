@@ -13,6 +13,7 @@ from tvm import ir
 
 import qdqbridge.relax.dialect as _dialect  # noqa: F401 # pyright: ignore[reportUnusedImport]
 from qdqbridge.errors import ModelFileError
+from qdqbridge.relax.read.given import entry_name
 from qdqbridge.relax.saved.script import Refused, Script, script_of
 from qdqbridge.relax.saved.structure import checked, unreadable
 
@@ -36,8 +37,9 @@ def read_module(path: Path) -> ir.IRModule:
     module = _of_script(text, where) if path.suffix == ".py" else _of_json(text, where)
     if not isinstance(module, ir.IRModule):
         raise unreadable(where, f"it holds {type(module).__name__}, not IRModule")
-    if "main" not in {str(name.name_hint) for name in module.functions}:
-        raise unreadable(where, "the module has no function 'main'")
+    if not entry_name(module):
+        names = ", ".join(sorted(str(name.name_hint) for name in module.functions))
+        raise unreadable(where, f"of its functions ({names or 'none'}) none is 'main'")
     return module
 
 

@@ -33,7 +33,7 @@ _TEXTS = (
     "ffi.OpaquePyObject",
 )
 _PLAIN = ("None", "int", "bool", "float", *_TEXTS, "Device", "ffi.Shape")
-_FAMILIES = ("ir.", "relax.", "tirx.", "s_tir.", "target.", "script.", "node.")
+_FAMILIES = ("ir.", "prim.", "relax.", "tirx.", "s_tir.", "target.", "script.", "node.")
 _INLINE = ("int", "bool", "float")
 _HEADER, _MAGIC = struct.Struct("<QQiiiBBH"), 0xDD5E40F096B4A13F
 
