@@ -51,7 +51,7 @@ class Subject:
 
 def subjects(arguments: argparse.Namespace, folder: Path) -> Iterator[Subject]:
     """Yields what is to be measured; files are made where the folder does not have them."""
-    for name in arguments.networks or NETWORKS:
+    for name in arguments.networks or ([] if arguments.model else NETWORKS):
         real = folder / f"{name}.onnx"
         if not real.exists():
             onnx.save(NETWORKS[name](), real)
@@ -255,9 +255,12 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 def main(argv: Sequence[str]) -> int:
     """Runs the measurements."""
     parser = argparse.ArgumentParser(prog="bench run", description=(__doc__ or "").strip())
-    parser.add_argument("networks", nargs="*", choices=[*NETWORKS, []], metavar="NETWORK")
+    parser.add_argument(
+        "networks", nargs="*", choices=[*NETWORKS, []], metavar="NETWORK",
+        help=f"of {', '.join(NETWORKS)}; by default all, or none beside --model",
+    )  # fmt: skip
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, choices=range(1, 257), metavar="N")
     parser.add_argument("--seconds", type=float, default=10.0, help="per network")
     parser.add_argument("--model", nargs="*", type=Path, default=[], help="quantized files")
     parser.add_argument("--folder", type=Path, help="where networks are kept between runs")

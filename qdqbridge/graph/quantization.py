@@ -59,6 +59,7 @@ class QuantParams:
             whole = self.storage_dtype.is_integer
             set_(self, "qmin", self.storage_dtype.qmin if whole else 0)
             set_(self, "qmax", self.storage_dtype.qmax if whole else 0)
+        self._check_range()
         if (self.axis is None) != (scale.ndim == 0):
             raise UnsupportedQuantization(
                 "the shape of the scale does not agree with the axis",
@@ -82,6 +83,16 @@ class QuantParams:
                 zero_point.tobytes(),
             ),
         )
+
+    def _check_range(self) -> None:
+        kind = self.storage_dtype
+        if kind.is_integer and not kind.qmin <= self.qmin <= self.qmax <= kind.qmax:
+            raise UnsupportedQuantization(
+                "the range of stored values does not fit their type",
+                why=f"{self.qmin} to {self.qmax} is not within {kind.label}'s "
+                f"{kind.qmin} to {kind.qmax}",
+                fix="give a range within the type, or a wider type",
+            )
 
     def __eq__(self, other: object) -> bool:
         if self is other:

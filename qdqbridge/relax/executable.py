@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import tvm
 from numpy.typing import NDArray
 from tvm import relax
+from tvm.target import codegen
 
 from qdqbridge.arguments import path_of
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
@@ -170,7 +172,21 @@ def target_of(target: Any) -> Any:
             why="only CPU (llvm) targets are",
             fix="use 'llvm', or a target dictionary such as {'kind': 'llvm', 'mcpu': 'znver5'}",
         )
+    _need_known_cpu(resolved)
     return resolved
+
+
+def _need_known_cpu(target: Any) -> None:
+    """Refuses a CPU that LLVM does not know: it would compile for any CPU instead."""
+    name = target.attrs.get("mcpu")
+    known = sorted(map(str, codegen.llvm_get_cpu_archlist(target)))
+    if name is not None and str(name) not in known:
+        like = get_close_matches(str(name), known, 3)
+        raise UnsupportedTargetError(
+            f"LLVM knows no CPU '{name}'",
+            why=f"for {target.attrs.get('mtriple', 'this machine')} it knows {len(known)} others",
+            fix=f"use {', '.join(like)}" if like else "use 'host', this machine's CPU",
+        )
 
 
 def build(

@@ -28,6 +28,12 @@ def test_the_range_is_that_of_the_storage_type_unless_given() -> None:
     assert narrow.same_mapping(narrow.widened())
 
 
+@pytest.mark.parametrize("ends", [(-200, 7), (0, 200)])
+def test_a_range_beyond_the_type_is_refused(ends: tuple[int, int]) -> None:
+    with pytest.raises(UnsupportedQuantization, match="-128 to 127"):
+        per_tensor(DType.INT8, 0.5).with_range(*ends)
+
+
 def test_one_zero_point_stands_for_all_channels() -> None:
     scale = np.array([0.5, 0.25], np.float32)
     one = quant(DType.UINT8, scale, np.int32(7), axis=0)

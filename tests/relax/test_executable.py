@@ -172,6 +172,8 @@ def test_targets() -> None:
         with pytest.raises(UnsupportedTargetError, match="no target") as caught:
             qb.compile(graph, wrong)
         assert len(caught.value.why.splitlines()) == 1
+    with pytest.raises(UnsupportedTargetError, match="haswell"):
+        qb.compile(graph, {"kind": "llvm", "mcpu": "hasswell"})
 
 
 # ---- what TVM cannot run ------------------------------------------------------------------------

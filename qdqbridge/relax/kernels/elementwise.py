@@ -219,8 +219,8 @@ def _operand(value: Value) -> _Operand | None:
         array = dequantize(array, value.quant.params)
     if array is None:
         return _Operand(shape, None, None) if value.type.dtype is DType.FLOAT32 else None
-    real = np.ascontiguousarray(array, np.float32)
-    return _Operand(shape, None, real) if np.array_equal(real, array) else None
+    real = np.ascontiguousarray(array, np.float32)  # which makes an axis of a number
+    return _Operand(shape, None, real) if np.array_equal(real.reshape(array.shape), array) else None
 
 
 def _formula(

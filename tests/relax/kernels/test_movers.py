@@ -132,7 +132,7 @@ def test_open_batches() -> None:
 def test_what_is_refused() -> None:
     rng = np.random.default_rng(6)
     cases = Cases(claim)
-    wide = Operand(every_code(rng, "int16", (2, 3)), params("int16", 0.1))
+    wide = Operand(every_code(rng, "int32", (2, 3)), params("int32", 0.1))
     cases.add("Transpose", TransposeAttrs((1, 0)), [wide], wide.params, needed=False)
     cases.add("Pad", PadAttrs((0, 1, 0, 0), "edge"), [_data(rng, (2, 3))], X, needed=False)
     channels = params("uint8", [0.1, 0.2], [1, 2], axis=0)
