@@ -23,6 +23,7 @@ from qdqbridge.ops.attributes import (
 
 Extents: TypeAlias = "list[Dim]"
 _DEPTH = 32
+_LARGEST = 1 << 63
 
 
 @rule("shape-of-stored", "Shape")
@@ -47,7 +48,9 @@ def known_extents(node: Node, scope: Scope) -> Proposal:
     if extents is None or any(isinstance(dim, str) for dim in extents):
         return None
     shape = node.output.type.shape
-    array = np.array(extents, node.output.type.dtype.numpy)
+    if any(abs(int(dim)) >= _LARGEST for dim in extents):
+        return None
+    array = np.array(extents, np.int64).astype(node.output.type.dtype.numpy)
     if shape is not None and len(shape) == 0:
         array = array.reshape(())
     return Replace({node.output: constant(Constant.of(array), None, node.output.name)})
@@ -98,10 +101,12 @@ def _written(target: Extents, source: tuple[Dim, ...]) -> tuple[int, ...] | None
 
 
 def extents_of(value: Value, depth: int = 0) -> Extents | None:
-    """Returns the numbers in a small integer tensor; a name stands for an unknown extent.
+    """Returns the numbers in a small integer vector or scalar; a name stands for an unknown extent.
 
     Follows Shape, Slice, Gather, Concat, Squeeze, Unsqueeze and Cast back to shapes and constants.
     """
+    if (value.rank or 0) > 1:
+        return None  # what a shape is made of has one axis
     if value.constant is not None:
         small = value.constant.size <= _DEPTH and value.constant.dtype.is_integer
         return [int(x) for x in value.constant.numpy().reshape(-1)] if small else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import onnx
 
@@ -127,7 +128,25 @@ class _SameSchema:
         own, other = (schema_of(self.op_type, "", v) for v in (self.version, opset))
         if own is None or other is None:
             return opset == self.version
-        return bool(own.since_version == other.since_version)
+        same = own.since_version == other.since_version
+        return bool(same or (own.since_version < other.since_version and _wider(own, other)))
+
+
+def _wider(own: Any, other: Any) -> bool:
+    """True where a later version of an operator differs in more element types only."""
+
+    def signature(schema: Any) -> Any:
+        operands = [(o.name, str(o.option)) for o in (*schema.inputs, *schema.outputs)]
+        attributes = {
+            name: (str(a.type), a.required, a.default_value.SerializeToString())
+            for name, a in schema.attributes.items()
+        }
+        return operands, attributes
+
+    if signature(own) != signature(other):
+        return False
+    allowed = [[(o.name, set(o.types)) for o in (*s.inputs, *s.outputs)] for s in (own, other)]
+    return all(a[1] <= b[1] for a, b in zip(*allowed, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

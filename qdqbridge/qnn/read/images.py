@@ -105,7 +105,7 @@ def _resize_attributes(site: Site, x: Value, y: TensorType) -> ResizeAttrs:
         factors if whole else None,
         None if whole else sizes,
         cubic_coeff_a=site.number("cubic_alpha", -0.75) if mode == "cubic" else -0.75,
-        exclude_outside=not nearest and bool(site.integer("cubic_exclude")),
+        exclude_outside=mode == "cubic" and bool(site.integer("cubic_exclude")),
         extrapolation_value=site.number("extrapolation_value") if crop else 0.0,
         roi=_roi(site, len(sizes)) if crop else (),
     )

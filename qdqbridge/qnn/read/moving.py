@@ -11,7 +11,9 @@ from qdqbridge.graph.graph import Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.types import QuantType, TensorType, ValueType
 from qdqbridge.ops.attributes import (
+    AxesAttrs,
     AxisAttrs,
+    ClipAttrs,
     PadAttrs,
     ShapeAttrs,
     SliceAttrs,
@@ -93,6 +95,7 @@ def take(reading: Reading, call: Call) -> Value:
         return reading.unread(call, "it takes from all axes at once")[0]
     attributes = AxisAttrs(int(axis) % max(data.rank or 0, 1))
     index = _spelled(reading, call, data, index, attributes.axis)
+    index = _within(reading, call, data, index, attributes.axis)
     value = moved(reading, call, "Gather", attributes, index)
     return resized(reading, call, value) or value
 
@@ -116,6 +119,23 @@ def _spelled(reading: Reading, call: Call, data: Value, index: Value, axis: int)
     array = index.constant.numpy().astype(spelled["dtype"])
     array.reshape(-1)[spelled["negative"]] -= extent
     return reading.constant(array, index.name)
+
+
+def _within(reading: Reading, call: Call, data: Value, index: Value, axis: int) -> Value:
+    """Returns indices in range where the call says that others are clipped or wrapped."""
+    mode = str(call.get("mode") or "fast")
+    if call.claim is not None or mode not in ("clip", "wrap"):
+        return index
+    extent = None if data.type.shape is None else data.type.shape[axis]
+    if not isinstance(extent, int):
+        raise reading.refused("its indices are clipped or wrapped by an extent that is not known")
+    if index.constant is not None:
+        array = index.constant.numpy()
+        inside = array.clip(0, extent - 1) if mode == "clip" else array % extent
+        return index if np.array_equal(array, inside) else reading.constant(inside, index.name)
+    if mode == "wrap":
+        raise reading.refused("it wraps indices that are known at run time only")
+    return reading.node("Clip", ClipAttrs(0.0, extent - 1.0), [index], index.type)
 
 
 def split(reading: Reading, call: Call) -> list[Value]:
@@ -171,8 +191,14 @@ def _uncropped(reading: Reading, call: Call, data: Value, attributes: PadAttrs) 
 def tile(reading: Reading, call: Call) -> Value:
     """``tile(x, reps)``."""
     data = reading.value(call.args[0])
-    reps = call.ints("reps")
-    reps = (1,) * ((data.rank or 0) - len(reps)) + reps
+    reps, rank = call.ints("reps"), data.rank or 0
+    if len(reps) > rank and data.type.shape is not None:
+        lead = len(reps) - rank
+        wide = replace(call.result, shape=(1,) * lead + data.type.shape)
+        axes = AxesAttrs(tuple(range(lead)))
+        inner = replace(call, results=(wide,), claim=None)
+        call = replace(call, args=(moved(reading, inner, "Unsqueeze", axes),))
+    reps = (1,) * (rank - len(reps)) + reps
     return moved(reading, call, "Tile", TileAttrs(reps))
 
 

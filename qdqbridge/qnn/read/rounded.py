@@ -238,14 +238,15 @@ def _resize_attributes(
     half = len(roi) // 2
     own = tuple(d if isinstance(d, int) else 0 for d in data.type.shape or ())
     sizes = (*own[:lead], *call.ints("size"))
+    method = str(call.attrs["method"])
     attributes = ResizeAttrs(
-        mode=_METHODS[str(call.attrs["method"])],
+        mode=_METHODS[method],
         coordinate_transformation_mode=str(call.attrs["coordinate_transformation_mode"]),
         nearest_mode=str(call.attrs["rounding_method"]),
         scales=(*(1.0,) * lead, *scales) if scales else None,
         sizes=None if scales else sizes,
         cubic_coeff_a=float(call.attrs["cubic_alpha"]),
-        exclude_outside=bool(call.attrs["cubic_exclude"]),
+        exclude_outside=method == "cubic" and bool(call.attrs["cubic_exclude"]),
         extrapolation_value=float(call.attrs["extrapolation_value"]),
         roi=(*(0.0,) * lead, *roi[:half], *(1.0,) * lead, *roi[half:]) if roi else (),
     )

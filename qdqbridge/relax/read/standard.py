@@ -145,10 +145,12 @@ def along(op_type: str) -> Row:
 
 
 def at_positions(op_type: str) -> Row:
-    """Returns the row of ``gather_nd`` and ``scatter_nd``."""
+    """Returns the row of ``gather_nd`` and ``scatter_nd``; ONNX's take int64 indices only."""
 
     def read(reading: Reading, call: Call) -> Value:
         operands = [reading.plain(entry) for entry in call.args]
+        if operands[1].type.dtype is not DType.INT64:
+            operands[1] = _cast(reading, operands[1], DType.INT64)
         lead = int(call.get("batch_dims", 0) or 0)
         return _scattered(reading, call, op_type, operands, {"batch_dims": lead} if lead else {})
 
