@@ -54,6 +54,8 @@ ROWS: Mapping[str, tuple[Make, Array]] = {
     "argsort": (lambda x: R.argsort(x, axis=2, dtype="int32"), SHUFFLED),
     "cumsum": (lambda x: R.cumsum(x, axis=2, exclusive=True), WHOLE.astype(np.float32)),
     "prod": (lambda x: R.prod(x, axis=[2]), FLOATS),
+    "prod of all, and silu": (lambda x: R.nn.silu(R.prod(x, keepdims=True)), FLOATS),
+    "shift of bits": (lambda x: R.left_shift(R.astype(x, "uint8"), const(3, "uint8")), WHOLE),
     "batch_flatten": (R.nn.batch_flatten, FLOATS),
     "silu": (R.nn.silu, FLOATS),
     "selu": (R.nn.selu, FLOATS),
@@ -74,8 +76,8 @@ ROWS: Mapping[str, tuple[Make, Array]] = {
     "attention": (lambda x: R.nn.attention(x, x, R.negative(x)), HEADS),
     "causal attention": (lambda x: R.nn.attention(x, x, x, causal_mask="TopLeft"), HEADS),
 }
-_ROUNDED = ("rsqrt", "variance", "std", "prod", "silu", "selu", "softplus", "prelu",
-            "rms_norm", "attention", "causal attention")  # fmt: skip
+_ROUNDED = ("rsqrt", "variance", "std", "prod", "prod of all, and silu", "silu", "selu",
+            "softplus", "prelu", "rms_norm", "attention", "causal attention")  # fmt: skip
 """Floats that TVM computes by another formula, or sums in another order."""
 
 

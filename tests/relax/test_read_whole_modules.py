@@ -16,7 +16,7 @@ from tvm.relax.frontend import detach_params, nn
 from tvm.relax.frontend.nn import spec
 
 import qdqbridge as qb
-from qdqbridge.errors import InputDataError, UnsupportedModelError
+from qdqbridge.errors import InputDataError, ModelFileError, UnsupportedModelError
 from qdqbridge.relax.dialect import tensor_type
 from qdqbridge.sources import load_model
 
@@ -128,3 +128,34 @@ def test_parameters_that_do_not_fit_are_refused() -> None:
         qb.from_relax(module, as_list, function="forward")
     with pytest.raises(InputDataError, match="5 parameters"):
         qb.from_relax(module, {"forward": [*as_list, *as_list]}, function="forward")
+
+
+def test_functions_that_multiply_are_refused_before_they_fill_the_memory() -> None:
+    builder = relax.BlockBuilder()
+    last = None
+    for level in range(40):
+        x = relax.Var("x", tensor_type((2,), "float32"))
+        with builder.function("main" if level == 39 else f"f{level}", [x]):
+            y = relax.op.abs(x) if last is None else relax.Call(last, [relax.Call(last, [x])])
+            builder.emit_func_output(builder.emit(y))
+        last = builder.get().get_global_var("main" if level == 39 else f"f{level}")
+    with pytest.raises(UnsupportedModelError, match="too large"):
+        qb.from_relax(builder.get())
+
+
+def test_constants_that_a_file_lacks_are_named(tmp_path: Path) -> None:
+    module, params = network()
+    held: Any = params
+    bound = relax.transform.BindParams("forward", held)(module)
+    (tmp_path / "m.py").write_text(bound.script(show_meta=False))
+    with pytest.raises(ModelFileError, match="show_meta=True"):
+        load_model(tmp_path / "m.py")
+
+
+def test_bits_of_signed_integers_are_not_shifted() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", tensor_type((2,), "int32"))
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(relax.op.left_shift(x, x)))
+    with pytest.raises(UnsupportedModelError, match="unsigned"):
+        qb.from_relax(builder.get())

@@ -79,6 +79,8 @@ def read_function(
 _LOWERED = "TVM has lowered it to a kernel; read the module before LegalizeOps and fusion"
 _OPAQUE = "it calls a function outside of the module; read the module before it is partitioned"
 _RECURSIVE = "the function calls itself, which no graph can say"
+_INLINED = 1 << 16
+"""Calls of functions that are read: a module in which each calls the next one twice has 2^n."""
 _OPAQUE_CALLS = ("call_tir", "call_tir_inplace", "call_tir_with_grad", "vm.call_tir_dyn")
 
 
@@ -93,6 +95,7 @@ class FunctionReader:
         self.functions: dict[Any, relax.Function] = {}
         self.matched: dict[Any, Entry] = {}
         self.extents = Extents(self.reading)
+        self.inlined = 0
         self.open: list[relax.Function] = []
         """The functions that are being read, each called by the one before it."""
 
@@ -221,7 +224,7 @@ class FunctionReader:
         """Returns a branch as a graph of its own, whose inputs are what it captures."""
         inner = FunctionReader(self.module, self.where)
         inner.functions.update(self.functions)
-        inner.open = [*self.open]
+        inner.open, inner.inlined = [*self.open], self.inlined
         inputs: list[Value] = []
         for outer, value in captured.items():
             own = Value(value.type, value.name, constant=value.constant)
@@ -230,6 +233,7 @@ class FunctionReader:
             if isinstance(outer.ty, relax.TensorType):
                 inner.extents.note(own, outer.ty)
         outputs = flat([inner.sequence(branch)])
+        self.inlined = inner.inlined
         names = [f"output_{i}" for i in range(len(outputs))]
         return inner.reading.finish(inputs, outputs, names)
 
@@ -257,6 +261,14 @@ class FunctionReader:
         arguments = [self._entry(arg) for arg in expr.args]
         if any(callee.same_as(function) for function in self.open):
             return self._stand_in(expr, variable, arguments, _RECURSIVE)
+        self.inlined += 1
+        if self.inlined > _INLINED:
+            raise UnsupportedModelError(
+                "the module is too large",
+                where=self.where,
+                why=f"its functions call each other more than {_INLINED} times",
+                fix="give each layer its own operators, or call functions less deeply",
+            )
         self.open.append(callee)
         self.entries.update(zip(callee.params, arguments, strict=True))
         result = self.sequence(callee.body)

@@ -102,15 +102,34 @@ def _cast(reading: Reading, x: Value, dtype: DType) -> Value:
     return reading.node("Cast", CastAttrs(dtype), [x], TensorType(dtype, x.type.shape))
 
 
+_AXES_ARE_OPERANDS = 18
+
+
 def product(reading: Reading, call: Call) -> Value:
     """``prod(x, axis, keepdims)``."""
     x = reading.plain(call.args[0])
     given = call.get("axis")
     rank = max(x.rank or 0, 1)
     axes = list(range(x.rank or 0)) if given is None else [a % rank for a in call.ints("axis")]
+    operands = [x, reading.constant(np.asarray(sorted(axes), np.int64))]
     kept = int(bool(call.get("keepdims", False)))
     types = [tensor(call)]
-    return standard(reading, "ReduceProd", [x], types, call, axes=sorted(axes), keepdims=kept)[0]
+    return standard(
+        reading, "ReduceProd", operands, types, call, opset=_AXES_ARE_OPERANDS, keepdims=kept
+    )[0]
+
+
+def shifted(direction: str) -> Row:
+    """Returns the row of a shift of bits, which ONNX has for unsigned integers."""
+
+    def read(reading: Reading, call: Call) -> Value:
+        operands = [reading.plain(entry) for entry in call.args]
+        if operands[0].type.dtype.numpy.kind != "u":
+            raise reading.refused("ONNX shifts the bits of unsigned integers only")
+        types = [tensor(call)]
+        return standard(reading, "BitShift", operands, types, call, direction=direction)[0]
+
+    return read
 
 
 def largest(reading: Reading, call: Call) -> list[Value]:
@@ -218,8 +237,8 @@ _make: Callable[..., Row] = same_operands
 STANDARD: Mapping[str, Row] = {
     **{name: _make(op_type) for name, op_type in _NAMES.items()},
     **{name: _make(op_type, _BITS_SINCE) for name, op_type in _BITS.items()},
-    "left_shift": _make("BitShift", direction="LEFT"),
-    "right_shift": _make("BitShift", direction="RIGHT"),
+    "left_shift": shifted("LEFT"),
+    "right_shift": shifted("RIGHT"),
     "floor_mod": _make("Mod", fmod=0),
     "mod": _make("Mod", fmod=1),
     "nonzero": _make("NonZero"),

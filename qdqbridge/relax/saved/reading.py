@@ -92,6 +92,13 @@ def _parsed(found: Script, where: str) -> Any:
     names |= {name: TypeVar(name) for name in found.symbols}  # pyright: ignore[reportGeneralTypeIssues]
     if found.metadata is not None:
         names["metadata"] = _of_json(found.metadata, where)
+    elif found.wants_metadata:
+        raise ModelFileError(
+            "the constants of this module are not in its file",
+            where=where,
+            why="TVMScript holds them as metadata, which was left out",
+            fix="write it with module.script(show_meta=True), or save it with tvm.ir.save_json",
+        )
     program = ast.unparse(ast.Module([found.program], []))
     noise = io.StringIO()
     try:

@@ -36,6 +36,12 @@ class Script:
     symbols: list[str] = field(default_factory=list[str])
     metadata: str | None = None
 
+    @property
+    def wants_metadata(self) -> bool:
+        """Whether the module names constants that its file should hold."""
+        nodes = ast.walk(self.program)
+        return any(isinstance(node, ast.Name) and node.id == "metadata" for node in nodes)
+
 
 def script_of(text: str) -> Script:
     """Returns the checked parts of a file.
