@@ -131,7 +131,7 @@ def _within(reading: Reading, call: Call, data: Value, index: Value, axis: int) 
         raise reading.refused("its indices are clipped or wrapped by an extent that is not known")
     if index.constant is not None:
         array = index.constant.numpy()
-        inside = array.clip(0, extent - 1) if mode == "clip" else array % extent
+        inside = array.clip(0, extent - 1) if mode == "clip" else np.mod(array, extent)
         return index if np.array_equal(array, inside) else reading.constant(inside, index.name)
     if mode == "wrap":
         raise reading.refused("it wraps indices that are known at run time only")
