@@ -13,20 +13,17 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from types import MappingProxyType
 
-import numpy as np
-
-from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.edit import Editor, link, unlink
 from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES
-from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType
 from qdqbridge.ops.attributes import ReduceAttrs, ReshapeAttrs, TransposeAttrs
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.qnn.layout.cut import INFINITE, SINK, SOURCE, Network
 from qdqbridge.qnn.layout.permutation import channels_first, channels_last, unmoved
 from qdqbridge.qnn.layout.remap import restored
-from qdqbridge.qnn.layout.sides import WINDOWS, Side, broadcast_constant, sides
+from qdqbridge.qnn.layout.sides import WINDOWS, Side, sides
 from qdqbridge.qnn.read.site import AS_WRITTEN, CARRIED, TO_FIRST, TO_LAST, UNCLAIMED
+from qdqbridge.qnn.read.turning import turned_constant, turned_shape, turned_type
 
 _RANKS = (3, 4, 5)
 _NATIVE = frozenset(
@@ -103,13 +100,10 @@ def _reshapes_as_transposes(graph: Graph) -> None:
             continue
         ways = ((channels_last, before), (channels_first, after))
         for turn, channels in ways[::-1] if node.origin.spelling == TO_FIRST else ways:
-            if _turned(before.type.shape, turn(rank)) == after.type.shape and unmoved(channels):
+            wanted = turned_shape(before.type.shape, turn(rank))
+            if wanted == after.type.shape and unmoved(channels):
                 node.op, node.attributes = BY_NAME["Transpose"], TransposeAttrs(turn(rank))
                 break
-
-
-def _turned(shape: Shape, perm: tuple[int, ...]) -> Shape:
-    return None if shape is None else tuple(shape[axis] for axis in perm)
 
 
 # ---- which nodes can have either layout --------------------------------------------------------
@@ -300,7 +294,7 @@ class _Cancelling:
             return self._in(value, Layout.FIRST)
         if flip and value.is_constant and value.rank:
             rank = node.output.rank or 0
-            return _turned_constant(value, rank, self.ranks.get(value, rank))
+            return turned_constant(value, rank, self.ranks.get(value, rank))
         return self._in(value, self.labels[value]) if value in self.labels else value
 
     def _in(self, value: Value, layout: Layout) -> Value:
@@ -315,7 +309,7 @@ class _Cancelling:
             source = self.made.get((root, have), root)
             rank = root.rank or 0
             perm = channels_first(rank) if layout is Layout.FIRST else channels_last(rank)
-            turned = Value(_turned_type(source.type, perm), root.name)
+            turned = Value(turned_type(source.type, perm), root.name)
             link(Node(BY_NAME["Transpose"], TransposeAttrs(perm), [source], [turned]))
             self.made[root, layout] = turned
         return self.made[root, layout]
@@ -327,7 +321,7 @@ class _Cancelling:
         outputs: list[Value] = []
         for value in node.outputs:
             first = value in given
-            type_ = _turned_type(value.type, channels_first(rank)) if first else value.type
+            type_ = turned_type(value.type, channels_first(rank)) if first else value.type
             new = Value(type_, value.name)
             if first:
                 self.made[value, Layout.FIRST] = new
@@ -343,38 +337,6 @@ class _Cancelling:
             editor = Editor(self.graph)
             for old, new in zip(node.outputs, outputs, strict=True):
                 editor.replace_value(old, new)
-
-
-def _turned_type(type_: ValueType, perm: tuple[int, ...]) -> ValueType:
-    shape = _turned(type_.shape, perm)
-    if isinstance(type_, QuantType):
-        axis = type_.params.axis
-        return QuantType(type_.params.with_axis(None if axis is None else perm.index(axis)), shape)
-    return TensorType(type_.dtype, shape)
-
-
-def _turned_constant(value: Value, rank: int, axes: int) -> Value:
-    """Returns a constant operand of a node whose operands are channels-first now.
-
-    Args:
-        value: The constant.
-        rank: Rank of the node.
-        axes: How many axes the constant shall have, if those in front have extent 1.
-    """
-    assert (value.constant is not None and broadcast_constant(value)) or value.rank == rank
-    data = value.constant
-    assert data is not None
-    padded = (1,) * (rank - len(data.shape)) + data.shape
-    perm = channels_first(rank)
-    shape = tuple(padded[axis] for axis in perm)
-    type_ = _turned_type(value.type.with_shape(padded), perm)
-    if broadcast_constant(value) and all(extent == 1 for extent in shape[: rank - axes]):
-        shape = shape[rank - axes :]
-        type_ = type_.with_shape(shape)
-    turned: Constant = data.map(
-        lambda array: np.transpose(array.reshape(padded), perm).reshape(shape), shape=shape
-    )
-    return Value(type_, value.name, constant=turned)
 
 
 def _unmoved_before_reshape(graph: Graph) -> None:
