@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import ctypes
 import json
 import os
 import re
@@ -44,6 +43,7 @@ import onnx
 from onnx import numpy_helper
 
 import qdqbridge as qb
+from qdqbridge.onnx_io.ort_values import run
 
 STAGES = ("ort", "load", "eval", "save", "tvm")
 OWN = ("load", "eval", "save")
@@ -133,13 +133,12 @@ class Run:
         return qb.evaluate(self._loaded(), self.inputs)
 
     def _ort(self) -> Mapping[str, Any]:
-        return run_onnxruntime(self.file, self.model, self.inputs)
+        return run_onnxruntime(self.file, self.inputs)
 
     def _save(self) -> Mapping[str, Any]:
         qb.save(self._loaded(), self.saved, overwrite=True)
-        written = onnx.load(self.saved)
-        onnx.checker.check_model(written)
-        return run_onnxruntime(self.saved, written, self.inputs)
+        onnx.checker.check_model(str(self.saved))
+        return run_onnxruntime(self.saved, self.inputs)
 
     def _tvm(self) -> Mapping[str, Any]:
         return qb.compile(self._loaded(), threads=1).run(self.inputs)
@@ -193,9 +192,7 @@ def compare(name: str, found: Any, expected: Any, rtol: float, atol: float) -> N
         )
 
 
-def run_onnxruntime(
-    path: Path, model: onnx.ModelProto, inputs: Mapping[str, Any]
-) -> dict[str, Any]:
+def run_onnxruntime(path: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what onnxruntime computes, nothing optimized."""
     import onnxruntime as ort
 
@@ -205,51 +202,8 @@ def run_onnxruntime(
     options.intra_op_num_threads = 1
     session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_outputs()]
-    types = {info.name: info.type for info in (*model.graph.input, *model.graph.output)}
     feeds = {value.name: inputs[value.name] for value in session.get_inputs()}
-    if any(_foreign(each) for each in feeds.values()) or any(
-        _foreign_type(types[name]) for name in names
-    ):
-        tensors = {name: _ort_value(array, types[name]) for name, array in feeds.items()}
-        results = session.run_with_ort_values(names, tensors)
-        return {n: _from_ort(v, types[n]) for n, v in zip(names, results, strict=True)}
-    return dict(zip(names, session.run(names, feeds), strict=True))
-
-
-def _foreign(array: Any) -> bool:
-    """True of element types that onnxruntime does not take as arrays."""
-    return isinstance(array, np.ndarray) and array.dtype.kind not in "iubfcOUS"
-
-
-def _foreign_type(type_: onnx.TypeProto) -> bool:
-    element = type_.tensor_type.elem_type
-    return bool(element) and element not in _STRING and _foreign(np.empty(0, _dtype(element)))
-
-
-_STRING = (onnx.TensorProto.STRING,)
-
-
-def _dtype(element: int) -> Any:
-    return onnx.helper.tensor_dtype_to_np_dtype(element)
-
-
-def _ort_value(array: Any, type_: onnx.TypeProto) -> Any:
-    import onnxruntime as ort
-
-    if not _foreign(array):
-        return ort.OrtValue.ortvalue_from_numpy(array)
-    element = type_.tensor_type.elem_type
-    bits = np.uint16 if array.itemsize == 2 else np.uint8
-    packed = np.ascontiguousarray(array).view(bits)
-    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(packed, element)
-
-
-def _from_ort(value: Any, type_: onnx.TypeProto) -> Any:
-    if not _foreign_type(type_):
-        return value.numpy()
-    dtype = np.dtype(_dtype(type_.tensor_type.elem_type))  # numpy() does not know these types
-    data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
-    return np.frombuffer(data, dtype).reshape(value.shape())
+    return dict(zip(names, run(session, feeds), strict=True))
 
 
 # ---- children ---------------------------------------------------------------------------------
@@ -260,10 +214,10 @@ def work(queue: Sequence[tuple[Any, list[str]]], write: Callable[[object], None]
     for case, stages in queue:
         with tempfile.TemporaryDirectory() as folder:
             write([case.name, stages[0], None, ""])
-            run = Run(case, Path(folder))
+            ours = Run(case, Path(folder))
             for stage in stages:
                 write([case.name, stage, None, ""])
-                outcome = run.stage(stage)
+                outcome = ours.stage(stage)
                 write([case.name, stage, *outcome])
 
 

@@ -63,16 +63,31 @@ def quantize(real: Array, params: QuantParams) -> Array:
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         scaled = real / scale
     if not params.storage_dtype.is_integer:
-        return _small_float(scaled, params)
+        return _small_float(scaled, params.storage_dtype, saturate=params.saturate)
     zero_point = params.aligned(params.zero_point, real.shape)
     return saturate(scaled, params, zero_point)
 
 
-def _small_float(scaled: Array, params: QuantParams) -> Array:
-    dtype = params.storage_dtype
+def rounded_to(
+    scaled: Array, dtype: DType, zero_point: Array | int = 0, *, saturate: bool = True
+) -> Array:
+    """Returns ``saturate(rint(scaled) + zero_point)`` over the whole range of a storage type.
+
+    Args:
+        scaled: float32 or float64.
+        dtype: An integer type, or an 8-bit or 4-bit float type, which has no zero point.
+        zero_point: Broadcastable against ``scaled``.
+        saturate: False where a float type takes what is beyond its largest number as it can.
+    """
+    if not dtype.is_integer:
+        return _small_float(scaled, dtype, saturate=saturate)
+    return _integers(scaled, dtype, zero_point, dtype.qmin, dtype.qmax)
+
+
+def _small_float(scaled: Array, dtype: DType, *, saturate: bool) -> Array:
     largest = float(dtype.largest)
     # float64 on the way down would round once more than float32 does.
-    if params.saturate or dtype is DType.FLOAT4_E2M1:
+    if saturate or dtype is DType.FLOAT4_E2M1:
         scaled = np.where(np.isnan(scaled), scaled, np.clip(scaled, -largest, largest))
     with np.errstate(over="ignore", invalid="ignore"):
         return scaled.astype(dtype.numpy)
@@ -82,13 +97,17 @@ def saturate(scaled: Array, params: QuantParams, zero_point: Array | int | None 
     """Returns ``clip(rint(scaled) + zero_point, qmin, qmax)`` in the storage type."""
     if zero_point is None:
         zero_point = params.zero_point
+    return _integers(scaled, params.storage_dtype, zero_point, params.qmin, params.qmax)
+
+
+def _integers(scaled: Array, dtype: DType, zero_point: Array | int, low: int, high: int) -> Array:
     rounded = np.rint(scaled)
     shifted = rounded + np.asarray(zero_point).astype(rounded.dtype)
-    if params.storage_dtype.bits > 24:  # float32 does not hold 2**31 - 1: it would wrap
+    if dtype.bits > 24:  # float32 does not hold 2**31 - 1: it would wrap
         shifted = shifted.astype(np.float64)
     # fmax takes the number where the other operand is NaN.
-    clipped = np.minimum(np.fmax(shifted, params.qmin), params.qmax)
-    return clipped.astype(np.int64).astype(params.storage_dtype.numpy)
+    clipped = np.minimum(np.fmax(shifted, low), high)
+    return clipped.astype(np.int64).astype(dtype.numpy)
 
 
 def multiplier(*numerator: Array, denominator: Array) -> NDArray[np.float32]:

@@ -12,7 +12,7 @@ from qdqbridge.graph.graph import Value
 from qdqbridge.graph.operator import Flow, Operator
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS
-from qdqbridge.onnx_io.tensors import dtype_to_onnx
+from qdqbridge.onnx_io.tensors import onnx_name
 
 
 def check_moved(
@@ -74,8 +74,7 @@ def check_operand_types(
     for value, formal in zip(operands, schema.inputs if schema is not None else (), strict=False):
         if value is None or value.producer is not None:
             continue
-        name = onnx.TensorProto.DataType.Name(dtype_to_onnx(value.type.dtype)).lower()
-        type_ = f"tensor({name})"
+        type_ = f"tensor({onnx_name(value.type.dtype)})"
         if type_ not in formal.types or bound.setdefault(formal.type_str, type_) != type_:
             raise InvalidModelError(
                 f"{proto.op_type} does not take these element types",

@@ -7,6 +7,7 @@ node, and is written back as it was read.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -25,6 +26,7 @@ from qdqbridge.graph.operator import Attributes, Flow, Operands, Operator
 from qdqbridge.onnx_io.codecs import BY_ROW
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.declared import check_operand_types
+from qdqbridge.onnx_io.ort_values import run
 from qdqbridge.onnx_io.structure import captured_names, describe
 from qdqbridge.onnx_io.subgraph_names import (
     Counter,
@@ -35,6 +37,9 @@ from qdqbridge.onnx_io.subgraph_names import (
 )
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 
+log = logging.getLogger(__name__)
+
+_KNOWN = frozenset(dtype.numpy for dtype in DType)
 _OPTIMIZATIONS_OFF = 0
 _OLDEST = 7
 """The oldest opset that onnxruntime promises to run."""
@@ -255,7 +260,8 @@ def foreign_operator(domain: str, op_type: str) -> Operator:
         flow=Flow.FLOAT,
         attributes=ForeignAttrs,
         compute=_compute,
-        numerics="What onnxruntime computes with optimizations disabled.",
+        numerics="What onnxruntime computes with optimizations disabled; where it has no kernel, "
+        "what ONNX's own reference computes.",
     )
 
 
@@ -263,15 +269,48 @@ def foreign_operator(domain: str, op_type: str) -> Operator:
 
 
 def _compute(attributes: ForeignAttrs, operands: Operands) -> tuple[NDArray[Any], ...]:
-    """Runs the node; in float32 where it is asked for float64 that onnxruntime does not have."""
+    """Runs the node in onnxruntime, and in ONNX's own reference where that has no kernel.
+
+    What the reference does not have either runs in float32 where it is asked for float64.
+    """
     arrays = [None if operand is None else np.asarray(operand) for operand in operands]
     try:
         return _run(attributes, arrays)
-    except UnsupportedModelError:
+    except UnsupportedModelError as error:
+        found = _referred(attributes, arrays)
+        if found is not None:
+            return found
         if not any(array is not None and array.dtype == np.float64 for array in arrays):
-            raise
+            raise error
     results = _run(attributes, [_as(np.float64, np.float32, array) for array in arrays])
     return tuple(_as(np.float32, np.float64, result) for result in results)
+
+
+def _referred(
+    attributes: ForeignAttrs, arrays: Sequence[NDArray[Any] | None]
+) -> tuple[NDArray[Any], ...] | None:
+    """Returns what ONNX's reference implementation computes; None where it cannot."""
+    given = {f"in_{i}": array for i, array in enumerate(arrays) if array is not None}
+    signature = tuple((name, DType.of(array.dtype), array.ndim) for name, array in given.items())
+    try:
+        session = _evaluator(attributes, signature, len(arrays))
+        results = tuple(session.run(None, given))
+    except Exception as error:  # whatever a Python implementation of an operator raises
+        log.debug("ONNX's reference cannot run %s: %s", attributes.op_type, error)
+        return None
+    if any(isinstance(result, list) for result in results):
+        return None
+    arrays = tuple(np.asarray(result) for result in results)
+    return arrays if all(array.dtype in _KNOWN for array in arrays) else None
+
+
+@lru_cache(maxsize=256)
+def _evaluator(
+    attributes: ForeignAttrs, signature: tuple[tuple[str, DType, int], ...], count: int
+) -> Any:
+    from onnx.reference import ReferenceEvaluator
+
+    return ReferenceEvaluator(_model(attributes, signature, count, ()))
 
 
 def _as(old: type, new: type, array: Any) -> Any:
@@ -290,7 +329,7 @@ def _run(
     signature = tuple((name, DType.of(array.dtype), array.ndim) for name, array in given.items())
     session = _session(attributes, signature, len(arrays), fixed)
     try:
-        results = tuple(session.run(None, given))
+        results = tuple(run(session, given))
     except Exception as error:  # as in _session
         raise _cannot_run(attributes, error) from error
     if not all(isinstance(result, np.ndarray) for result in results):

@@ -26,15 +26,15 @@ def encoding_of(view: NodeView, data: Value, storage: DType | None) -> Encoding 
 
     Raises:
         InvalidModelError: The node contradicts itself or its opset.
-        UnsupportedQuantization: A parameter is a graph input.
+        UnsupportedQuantization: It divides in a type that no parameters of a type stand for.
     """
     where = f"{view.file}, {view.describe()}"
-    scale = _parameter(view, 1, where)
+    scale = _parameter(view, 1)
     if scale is None:
         return None
     zero_point = None
     if view.optional(2) is not None:
-        zero_point = _parameter(view, 2, where)
+        zero_point = _parameter(view, 2)
         if zero_point is None:
             return None
     if storage is None:
@@ -109,17 +109,8 @@ def _storage(view: NodeView, zero_point: Constant | None, where: str) -> DType:
     return zero_point.dtype
 
 
-def _parameter(view: NodeView, index: int, where: str) -> Constant | None:
-    value = view.operand(index)
-    constant = fold(value)
-    if constant is None and value.producer is None:
-        raise UnsupportedQuantization(
-            "a quantization parameter is a graph input",
-            where=f"{where}, input {index} ('{value.name}')",
-            why="scales and zero points must be known when the model is read",
-            fix="make it an initializer",
-        )
-    return constant
+def _parameter(view: NodeView, index: int) -> Constant | None:
+    return fold(view.operand(index))
 
 
 def params_of(

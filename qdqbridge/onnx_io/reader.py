@@ -42,7 +42,7 @@ from qdqbridge.onnx_io.structure import (
     sort_nodes,
 )
 from qdqbridge.onnx_io.tensors import constant_from_proto, dtype_of, embed_external_data
-from qdqbridge.ops.attributes import ClipAttrs, GemmAttrs
+from qdqbridge.ops.attributes import ClipAttrs, GemmAttrs, LinearAttrs
 from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET, REQUANTIZE
 from qdqbridge.ops.table import BY_NAME
 
@@ -342,11 +342,14 @@ class _Builder:
                 self.notes.append(note)
 
     def _carry(self, proto: onnx.NodeProto, view: NodeView) -> None:
-        """Keeps a Q or DQ whose parameters are computed at run time as a float operator."""
+        """Keeps a Q or DQ whose parameters are computed at run time as an operator of its own."""
         operands = [self._plain(v) if v is not None and v.quant else v for v in view.operands]
-        # With its scalar scale the oldest version means what opset 13 means.
-        op, attributes, operands = foreign_node(proto, max(view.opset, 13), operands, [])
-        self._add(op, attributes, operands, [self._result(proto.output[0], ())], proto)
+        view = self._view(proto, operands)
+        decoded = decode(view)
+        assert decoded is not None and isinstance(decoded.attributes, LinearAttrs)
+        op, attributes = BY_NAME[decoded.op_name], decoded.attributes
+        result = Value(TensorType(attributes.to, view.shape(0)), proto.output[0])
+        self._add(op, attributes, decoded.operands, [result], proto)
 
     def _typed(self, data: Value, params: QuantParams) -> Value:
         """Returns ``data`` as a value of quantized type."""

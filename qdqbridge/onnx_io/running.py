@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.expose import with_outputs
 from qdqbridge.graph.graph import Graph, Value
+from qdqbridge.onnx_io.ort_values import run
 
 Array = NDArray[Any]
 
@@ -85,7 +86,7 @@ class Execution:
             UnsupportedTargetError: onnxruntime cannot run the graph on these inputs.
         """
         try:
-            results = self._session.run(self._names, dict(inputs)) if self._names else []
+            results = run(self._session, inputs, self._names) if self._names else []
         except Exception as error:  # onnxruntime has no common error of its own
             raise _error("cannot run the model", error) from error
         found = dict(zip(self._names, results, strict=True))

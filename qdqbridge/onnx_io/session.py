@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from qdqbridge.errors import InputDataError, QdqBridgeError, UnsupportedTargetError
 from qdqbridge.graph.types import ValueType
 from qdqbridge.onnx_io.model_file import read_model
+from qdqbridge.onnx_io.ort_values import run
 
 Array = NDArray[Any]
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -57,7 +58,7 @@ class Session:
 
         session = self._session(tuple(names))
         try:
-            results = session.run(list(names), dict(inputs))
+            results = run(session, inputs, names)
         except (InvalidArgument, ValueError) as error:
             raise self._error(InputDataError, "does not take these inputs", error) from error
         except Exception as error:  # onnxruntime has no common error of its own

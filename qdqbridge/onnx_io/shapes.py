@@ -69,7 +69,8 @@ def _light_copy(model: onnx.ModelProto) -> onnx.ModelProto:
     graph.input.extend(source.input)
     graph.output.extend(source.output)
     graph.value_info.extend(source.value_info)
-    types = {t.name: t.data_type for t in source.initializer}
+    types = {value.name: value.type.tensor_type.elem_type for value in source.input}
+    types |= {t.name: t.data_type for t in source.initializer}
     types |= {
         node.output[0]: attribute.t.data_type
         for node in source.node

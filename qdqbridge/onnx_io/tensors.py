@@ -102,6 +102,11 @@ def dtype_to_onnx(dtype: DType) -> int:
     return _CODE_OF[dtype]
 
 
+def onnx_name(dtype: DType) -> str:
+    """Returns the name of an element type in the types of ONNX's schemas."""
+    return TensorProto.DataType.Name(dtype_to_onnx(dtype)).lower()
+
+
 def packed_nbytes(dtype: DType, count: int) -> int:
     """Returns the bytes that ``count`` elements take in a file."""
     return -(-count * dtype.bits // 8)
@@ -233,10 +238,10 @@ def _raw_constant(raw: bytes, dtype: DType, shape: tuple[int, ...], where: str) 
         )
     if len(raw) != need:
         raise _wrong_size(where, shape, dtype, f"{need} bytes", str(len(raw)))
-    return _from_bytes(np.frombuffer(raw, np.uint8), dtype, shape)
+    return from_bytes(np.frombuffer(raw, np.uint8), dtype, shape)
 
 
-def _from_bytes(data: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...]) -> Constant:
+def from_bytes(data: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...]) -> Constant:
     """Returns a constant over bytes in memory: a view, or unpacked when first looked at."""
     return Constant(dtype, shape, lambda: _decode_bytes(data, dtype, shape))
 
@@ -295,9 +300,9 @@ def _typed_constant(
         return Constant.of(_fitting(np.fromiter(values, source, need), dtype, where).reshape(shape))
     numbers = np.fromiter(values, np.int32, need)
     if dtype.bits < 8:
-        return _from_bytes(_bit_patterns(numbers, 8, where), dtype, shape)
+        return from_bytes(_bit_patterns(numbers, 8, where), dtype, shape)
     if dtype.is_float:
-        return _from_bytes(_bit_patterns(numbers, dtype.bits, where).view(np.uint8), dtype, shape)
+        return from_bytes(_bit_patterns(numbers, dtype.bits, where).view(np.uint8), dtype, shape)
     if dtype is DType.BOOL:
         return Constant.of((numbers != 0).reshape(shape))
     return Constant.of(_fitting(numbers, dtype, where).reshape(shape))

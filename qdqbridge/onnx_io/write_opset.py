@@ -18,6 +18,9 @@ from qdqbridge.onnx_io.codecs import BY_ROW, since
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.onnx_io.structure import subgraphs
+from qdqbridge.onnx_io.tensors import onnx_name
+from qdqbridge.onnx_io.write_sheet import Sheet
+from qdqbridge.ops.attributes import LinearAttrs
 
 OLDEST = 13
 _METADATA_IR = 10
@@ -39,13 +42,21 @@ class Need:
     accepts: Callable[[int], bool]
 
 
-def choose_opset(graph: Graph, *, contrib: bool = False, newest: int | None = None) -> int:
+def choose_opset(
+    graph: Graph,
+    *,
+    contrib: bool = False,
+    newest: int | None = None,
+    known: int | None = None,
+) -> int:
     """Returns the source's opset where it can say everything, else the lowest that can.
 
     Args:
         graph: What is to be written.
         contrib: 16-bit and 4-bit types may be spelled in ``com.microsoft``.
         newest: The newest opset to take, and the first to try where the source's is newer.
+        known: The newest opset that the runtime knows: the first to try where the source's is
+            newer, and newer ones only where no other can say everything.
 
     Raises:
         UnsupportedTargetError: No opset can; the message lists what contradicts.
@@ -54,6 +65,8 @@ def choose_opset(graph: Graph, *, contrib: bool = False, newest: int | None = No
     preferred = () if newest is None else (newest,)
     newest = newest or onnx.defs.onnx_opset_version()
     candidates = [graph.opset, *preferred, *range(OLDEST, newest + 1)]
+    if known is not None and graph.opset > known:
+        candidates = [known, *range(OLDEST, known), *candidates]
     for opset in candidates:
         if OLDEST <= opset <= newest and all(need.accepts(opset) for need in needs):
             return opset
@@ -63,6 +76,23 @@ def choose_opset(graph: Graph, *, contrib: bool = False, newest: int | None = No
         why="; ".join(f"{reason}: {span}" for reason, span in tightest.items()),
         fix="change one of these, or export the original with a newer opset",
     )
+
+
+def takes_types(sheet: Sheet) -> bool:
+    """Returns whether the operators of a sheet take the element types of their operands.
+
+    Operators grow by element types from opset to opset, which needs of attributes do not show.
+    """
+    types = {name: type_.dtype for name, type_ in sheet.types.items()}
+    types |= {name: constant.dtype for name, constant in sheet.constants.items()}
+    for row in sheet.nodes:
+        schema = schema_of(row.op_type, row.domain, sheet.imports.get(row.domain, 1))
+        for name, formal in zip(
+            row.inputs, schema.inputs if schema is not None else (), strict=False
+        ):
+            if name in types and f"tensor({onnx_name(types[name])})" not in formal.types:
+                return False
+    return True
 
 
 def needs_contrib(graph: Graph, opset: int) -> bool:
@@ -191,6 +221,26 @@ def _node_needs(node: Node, source: int) -> Iterator[Need]:
         lowest = since(node.op.name, attributes) if node.op.name in BY_ROW else OLDEST
         if lowest > OLDEST:
             yield _at_least(lowest, f"{node.op.name} '{node.name}'")
+        if isinstance(attributes, LinearAttrs):
+            yield from _linear_needs(node, attributes)
+
+
+def _linear_needs(node: Node, attributes: LinearAttrs) -> Iterator[Need]:
+    """What Q and DQ with parameters of run time need for the types of their operands."""
+    data, scale = (node.operand(i).type.dtype for i in (0, 1))
+    what = f"{node.op.name} '{node.name}'"
+    quantizes = node.op.name == "QuantizeLinear"
+    real, stored = (data, attributes.to) if quantizes else (attributes.to, data)
+    if stored in _STORAGE:
+        yield _at_least(_STORAGE[stored], f"{what} with {stored} data")
+    if scale is DType.FLOAT8_E8M0:
+        yield _at_least(24, f"{what} with {scale} scales")
+    elif real.is_integer:
+        yield Need(f"a {scale} scale for {real} data", _IntegerQuantize())
+    elif real is not scale:
+        yield _at_least(23, f"{what} with {real} data and {scale} scales")
+    elif scale is not DType.FLOAT32:
+        yield _at_least(19, f"{what} with {scale} scales")
 
 
 def _conversion_needs(node: Node) -> Iterator[Need]:

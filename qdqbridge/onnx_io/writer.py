@@ -16,7 +16,7 @@ from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 from qdqbridge.onnx_io.write_file import write_files
 from qdqbridge.onnx_io.write_model import model_without_tensors
 from qdqbridge.onnx_io.write_nodes import NodeWriter
-from qdqbridge.onnx_io.write_opset import choose_opset, imports_of, needs_contrib
+from qdqbridge.onnx_io.write_opset import choose_opset, imports_of, needs_contrib, takes_types
 from qdqbridge.onnx_io.write_sheet import Sheet
 
 _MICROSOFT = "com.microsoft"
@@ -116,8 +116,11 @@ def _light(model: ModelProto, sheet: Sheet) -> ModelProto:
 
 def _sheet(graph: Graph, profile: Profile) -> Sheet:
     graph = recentered(graph) if profile.recentered else graph
-    opset = choose_opset(graph, contrib=profile.contrib)
+    opset = choose_opset(graph, contrib=profile.contrib, known=profile.newest)
     sheet = _filled(graph, profile, opset)
+    if opset < graph.opset and not takes_types(sheet):
+        opset = choose_opset(graph, contrib=profile.contrib)
+        sheet = _filled(graph, profile, opset)
     if profile.older is None or opset <= profile.older.newest:
         return sheet
     model = _light(model_without_tensors(sheet, graph.name, {}), sheet)

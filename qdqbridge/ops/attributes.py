@@ -244,3 +244,19 @@ class ShapeAttrs(Attributes):
 
     start: int = 0
     end: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinearAttrs(Attributes):
+    """QuantizeLinear and DequantizeLinear whose parameters are operands.
+
+    ``to`` is the element type of the result; ``axis`` the one of parameters per channel or block,
+    None where they are scalars; ``block_size`` 0 where there are no blocks; ``precision`` the type
+    of the division, None for float32.
+    """
+
+    to: DType
+    axis: int | None = None
+    block_size: int = 0
+    saturate: bool = True
+    precision: DType | None = None

@@ -22,11 +22,13 @@ from qdqbridge.graph.graph import Node, Origin, Value
 from qdqbridge.graph.operator import Attributes, Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, ValueType
+from qdqbridge.ops.attributes import LinearAttrs
 from qdqbridge.ops.composition import CompositionAttrs, Step
 from qdqbridge.ops.table import BY_NAME
 
 _PREFIX = "qdqbridge:"
 _LAYOUT = "qdqbridge-layout:"
+_BYTE = 8
 _DTYPES = {dtype.label: dtype for dtype in DType}
 
 
@@ -111,7 +113,7 @@ def _more(node: Node, fixed: Mapping[int, Value]) -> dict[str, Any]:
         more |= _function(node)
     elif node.op.name == "Gather" and 1 in fixed:
         more["indices"] = _indices(fixed[1])
-    elif node.op.name not in BY_NAME:
+    elif is_function(node.op.name):
         more["absent"] = [i for i, v in enumerate(node.inputs) if v is None]
         more["types"] = [str(v.type.dtype) for v in node.outputs]
         if sum(v.constant.nbytes for v in fixed.values() if v.constant) <= _MOST:
@@ -147,13 +149,25 @@ def label(text: str) -> str:
 
 
 def type_text(type_: ValueType) -> str:
-    """Returns what a function's attribute says about an input that is quantized, else nothing."""
-    return json.dumps(_params(type_.params)) if isinstance(type_, QuantType) else ""
+    """Returns what a function's attribute says of an input whose type its parameter hides.
+
+    That is the quantization, and the element type of what hosts hold in more bits.
+    """
+    if isinstance(type_, QuantType):
+        return json.dumps(_params(type_.params))
+    return json.dumps(type_.dtype.label) if type_.dtype.bits < _BYTE else ""
 
 
 def params_of(text: str) -> QuantParams | None:
     """Returns the parameters in a text of :func:`type_text`."""
-    return _read_params(json.loads(text)) if text else None
+    record = json.loads(text) if text else None
+    return _read_params(record) if isinstance(record, list) else None  # pyright: ignore[reportUnknownArgumentType]
+
+
+def plain_dtype_of(text: str) -> DType | None:
+    """Returns the element type in a text of :func:`type_text`."""
+    record = json.loads(text) if text else None
+    return _DTYPES.get(record) if isinstance(record, str) else None
 
 
 def claimed(text: str) -> Claim | None:
@@ -181,6 +195,12 @@ def claimed(text: str) -> Claim | None:
 
 _MOST = 1 << 20
 """Bytes of constants of a foreign node that a span carries at most."""
+
+
+def is_function(name: str) -> bool:
+    """Returns whether hosts emit an operator as a call of a function of its own."""
+    row = BY_NAME.get(name)
+    return row is None or row.attributes is LinearAttrs
 
 
 def layout_of(claim: Claim) -> tuple[bool, bool] | None:
@@ -331,4 +351,4 @@ def _step(raw: Mapping[str, Any]) -> Step:
 def _value(name: str, value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_value(name, item) for item in value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    return _DTYPES[value] if name == "to" else value
+    return _DTYPES[value] if name in ("to", "precision") and value is not None else value

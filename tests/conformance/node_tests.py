@@ -1,7 +1,7 @@
-"""ONNX's own backend node tests of quantization, as models whose parameters are constants.
+"""ONNX's own backend node tests of quantization, with parameters as constants or as inputs.
 
 In ONNX's tests scales and zero points are graph inputs. Every model that people have holds them
-as initializers, and so do these, and weights of convolutions too; the data stays input.
+as initializers, and so do these, and weights of convolutions too, unless they are left as they are.
 """
 
 from __future__ import annotations
@@ -48,17 +48,21 @@ class NodeTest:
 
 
 @cache
-def node_tests() -> tuple[NodeTest, ...]:
-    """Returns the quantization tests that the installed onnx can make."""
+def node_tests(*, as_inputs: bool = False) -> tuple[NodeTest, ...]:
+    """Returns the quantization tests that the installed onnx can make.
+
+    Args:
+        as_inputs: Leave the parameters graph inputs, as ONNX has them.
+    """
     from onnx.backend.test.case.node import collect_testcases
 
     with warnings.catch_warnings():  # making the inputs of other operators' tests divides by zero
         warnings.simplefilter("ignore")
         cases = [c for c in collect_testcases(None) if _QUANTIZATION.search(c.name)]
-    return tuple(_node_test(case) for case in sorted(cases, key=lambda c: c.name))
+    return tuple(_node_test(case, as_inputs=as_inputs) for case in sorted(cases, key=lambda c: c.name))
 
 
-def _node_test(case: Any) -> NodeTest:
+def _node_test(case: Any, *, as_inputs: bool) -> NodeTest:
     model = onnx.ModelProto()
     model.CopyFrom(case.model)
     (fed, wanted), *_ = case.data_sets
@@ -67,7 +71,7 @@ def _node_test(case: Any) -> NodeTest:
     del model.graph.input[:]
     for info, given in zip(kept, fed, strict=True):
         array = _array(given)
-        if _CONSTANT.search(info.name):
+        if _CONSTANT.search(info.name) and not as_inputs:
             model.graph.initializer.append(_tensor(given, array, info.name))
         else:
             model.graph.input.append(info)

@@ -15,6 +15,8 @@ from tests.conformance.node_tests import NodeTest, node_tests
 from tests.onnx_models import canonical
 
 CASES = [pytest.param(case, id=case.name) for case in node_tests()]
+AS_INPUTS = [pytest.param(case, id=case.name) for case in node_tests(as_inputs=True)]
+"""The same cases with scales and zero points (and weights) of run time."""
 NOT_IN_TVM = {
     DType.FLOAT8_E4M3FN, DType.FLOAT8_E4M3FNUZ, DType.FLOAT8_E5M2, DType.FLOAT8_E5M2FNUZ,
     DType.FLOAT4_E2M1,
@@ -34,12 +36,12 @@ def test_the_installed_onnx_makes_the_tests_that_were_counted() -> None:
     assert len(CASES) >= 35
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *AS_INPUTS])
 def test_interpreter(case: NodeTest) -> None:
     case.check(evaluate(graph_of(case), case.inputs)[0])
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *AS_INPUTS])
 def test_written_and_read_again(case: NodeTest, tmp_path) -> None:
     graph = graph_of(case)
     write(graph, tmp_path / "again.onnx")
@@ -61,3 +63,27 @@ def test_tvm(case: NodeTest) -> None:
     case.check(found)
     for name, array in evaluate(graph, case.inputs)[0].items():
         np.testing.assert_array_equal(found[name].astype(np.float64), array.astype(np.float64))
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize("case", AS_INPUTS)
+def test_through_relax_with_parameters_of_run_time(case: NodeTest) -> None:
+    hosting = pytest.importorskip("qdqbridge.hosting")
+    graph = graph_of(case)
+    absent = any(value.type.dtype in NOT_IN_TVM for value in graph.values())
+    if absent or any(node.op.name == "ConvInteger" for node in graph.nodes):
+        with pytest.raises(UnsupportedTargetError):
+            hosting.to_relax(graph)
+        return
+    assert hosting.from_relax(hosting.to_relax(graph)[0]).digest == graph.digest
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize(
+    "name", ["quantizelinear_axis", "quantizelinear_blocked_asymmetric", "dequantizelinear_blocked",
+             "dequantizelinear_int4", "qlinearmatmul_3D_int8_float32"],
+)  # fmt: skip
+def test_tvm_with_parameters_of_run_time(name: str) -> None:
+    executable = pytest.importorskip("qdqbridge.relax.executable")
+    (case,) = (case for case in node_tests(as_inputs=True) if case.name == f"test_{name}")
+    case.check(executable.build(graph_of(case)).run(case.inputs))

@@ -10,6 +10,7 @@ from qdqbridge.onnx_io.codecs import (
     conversion,
     convolution,
     elementwise,
+    linear,
     matrix,
     moving,
     norm,
@@ -37,6 +38,7 @@ CODECS: tuple[Codec, ...] = (
     *moving.CODECS,
     *conversion.CODECS,
     *sequence.CODECS,
+    *linear.CODECS,
 )
 BY_ONNX = {(codec.domain, codec.onnx_name): codec for codec in CODECS}
 BY_ROW = {codec.row: codec for codec in CODECS if codec.write is not None}

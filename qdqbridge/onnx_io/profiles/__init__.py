@@ -26,13 +26,15 @@ __all__ = [
     "profile_of",
 ]
 
+_ORT_OPSET = 27
+"""The newest opset of which onnxruntime 1.32 has kernels."""
 _ALL = (
     # onnxruntime 1.31 makes a float FusedConv of a Conv with a clamp right behind it; with the
     # clamp on integers the Conv is a QLinearConv, and the clamp is integer as well. On x86 that
     # holds for uint8 only: int8 becomes uint8 where a DQ follows its Q at once.
     Profile(
         "ort", "onnxruntime, CPU on x86", Clamp.STORED, ort.RULES,
-        older=Older("int8-past-movers", 20),
+        older=Older("int8-past-movers", 20), newest=_ORT_OPSET,
     ),
     # Everybody else looks for the activation where training frameworks put it.
     Profile("portable", "any reader of QDQ files", Clamp.BEFORE, portable.RULES),
@@ -47,7 +49,7 @@ _ALL = (
     Profile("openvino", "OpenVINO", Clamp.BEFORE, openvino.RULES, strict=True),
     Profile(
         "qoperator", "onnxruntime without graph optimizations", Clamp.STORED, qoperator.RULES,
-        bias=Bias.INT32, operators=True,
+        bias=Bias.INT32, operators=True, newest=_ORT_OPSET,
     ),
 )  # fmt: skip
 

@@ -51,6 +51,8 @@ class Profile:
         operators: Use QLinear operators where there is one.
         strict: Refuse to write what the runtime would refuse to read.
         older: Where to write an older opset than the source's.
+        newest: The newest opset that the runtime has kernels of; a newer one is written only
+            where the graph cannot be said in these.
     """
 
     name: str
@@ -63,3 +65,4 @@ class Profile:
     operators: bool = False
     strict: bool = False
     older: Older | None = None
+    newest: int | None = None

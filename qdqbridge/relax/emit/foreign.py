@@ -1,4 +1,4 @@
-"""Nodes without a row: TVM's own ONNX converters, one node at a time, as functions of their own."""
+"""Nodes as functions of their own: those without a row by TVM's own ONNX converters."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.frontend.onnx import from_onnx
 
 from qdqbridge.graph.graph import Node
+from qdqbridge.ops.attributes import LinearAttrs
 from qdqbridge.qnn.emit.scope import Expr, unsupported
 from qdqbridge.relax.emit.importer_gaps import gap
+from qdqbridge.relax.emit.run_time_parameters import arguments, linear_module
 from qdqbridge.relax.emit.scope import Scope
 
 
@@ -23,6 +25,9 @@ def emit_foreign(scope: Scope, node: Node) -> Sequence[Expr]:
     Raises:
         UnsupportedTargetError: TVM has no converter for it, or the converter refuses or is wrong.
     """
+    if isinstance(node.attributes, LinearAttrs):
+        callee = _added(scope.builder, linear_module(node, node.attributes), node.op.name.lower())
+        return [scope.emit(relax.Call(callee, arguments(scope, node)))]
     one_node = getattr(node.attributes, "model", None)
     if one_node is None:
         raise unsupported(node, "it carries no ONNX node")

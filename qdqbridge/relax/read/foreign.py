@@ -1,4 +1,4 @@
-"""Nodes without a row: a call of an imported function whose span holds the ONNX node."""
+"""Nodes that are functions: a call of an imported function whose span holds the ONNX node."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.types import TensorType
 from qdqbridge.onnx_io.carried import carried
+from qdqbridge.ops.table import BY_NAME
 from qdqbridge.qnn.origin import Claim, constants_of, dtype_of
 from qdqbridge.qnn.read import Call, Entry, Reading
 from qdqbridge.relax.read.spelling import results_of
@@ -17,7 +18,11 @@ def foreign_node(
     reading: Reading, claim: Claim, arguments: Sequence[Entry], expr: Any
 ) -> list[Value] | Value | None:
     """Returns the results of the node that a span holds; None where it does not hold all of it."""
-    constants, found = constants_of(claim), carried(claim.raw)
+    row = BY_NAME.get(claim.op)
+    found = carried(claim.raw)
+    if row is not None and claim.attributes is not None:
+        found = row, claim.attributes
+    constants = constants_of(claim)
     if constants is None or found is None:
         return None
     given = iter(arguments)

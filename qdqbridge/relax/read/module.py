@@ -11,8 +11,8 @@ from tvm import ir, relax, tirx
 
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.graph.graph import Graph, Value
-from qdqbridge.ops.table import BY_NAME
-from qdqbridge.qnn.origin import Claim, claimed, params_of
+from qdqbridge.graph.types import TensorType
+from qdqbridge.qnn.origin import Claim, claimed, is_function, params_of, plain_dtype_of
 from qdqbridge.qnn.read import Call, Entry, Reading
 from qdqbridge.qnn.read.constants import constant_of
 from qdqbridge.qnn.read.reading import flat
@@ -119,6 +119,9 @@ class FunctionReader:
             value = self._input(variable, name)
             if len(inputs) < len(types):
                 self.reading.hints[value] = params_of(types[len(inputs)])
+                plain_dtype = plain_dtype_of(types[len(inputs)])
+                if plain_dtype is not None:
+                    value.type = TensorType(plain_dtype, value.type.shape)
             inputs.append(value)
         self.open = [function]
         outputs = flat([self.sequence(function.body)])
@@ -246,7 +249,7 @@ class FunctionReader:
 
     def _call(self, expr: Any, variable: Any) -> Entry:
         callee, claim = self._callee(expr.op), _claim(expr)
-        if callee is not None and claim is not None and claim.op not in BY_NAME:
+        if callee is not None and claim is not None and is_function(claim.op):
             found = foreign_node(self.reading, claim, [self._entry(a) for a in expr.args], expr)
             if found is not None:
                 return found
