@@ -132,13 +132,6 @@ def per_channel_at_opset_10(m: Model) -> None:
     m.opset_import[0].version = 10
 
 
-@case(UnsupportedQuantization)
-def scale_is_a_graph_input(m: Model) -> None:
-    tensor = initializer(m, "QuantizeLinear", 1)
-    m.graph.input.append(helper.make_tensor_value_info(tensor.name, TensorProto.FLOAT, []))
-    m.graph.initializer.remove(tensor)
-
-
 @case(InvalidModelError)
 def output_dtype_against_the_zero_point(m: Model) -> None:
     m.opset_import[0].version = 21

@@ -146,6 +146,18 @@ CASES: list[tuple[str, Attributes, list[Value | None]]] = [
     ("Tile", a.TileAttrs((1, 2, 1, 3)), [X]),
     ("Cast", a.CastAttrs(DType.FLOAT16), [X]),
     ("Cast", a.CastAttrs(DType.INT4), [X]),
+    ("QuantizeLinear", a.LinearAttrs(DType.UINT8), [X, value(())]),
+    (
+        "QuantizeLinear",
+        a.LinearAttrs(DType.FLOAT8_E5M2, axis=2, saturate=False),
+        [X, value((5,)), value((5,), DType.FLOAT8_E5M2)],
+    ),
+    ("DequantizeLinear", a.LinearAttrs(DType.FLOAT32), [value((2, 3), DType.INT8), value(())]),
+    (
+        "DequantizeLinear",
+        a.LinearAttrs(DType.FLOAT32, axis=1, block_size=2),
+        [value((2, 6), DType.INT4), value((2, 3)), value((2, 3), DType.INT4)],
+    ),
 ]
 
 
