@@ -1,4 +1,12 @@
-"""Rules for biases: an int32 constant in units of ``scale_x * scale_w``."""
+"""Rules for biases: an int32 constant in units of ``scale_x * scale_w``.
+
+A float bias is part of the meaning. Integer engines round it to the units of the accumulator, which
+moves a result, before that is rounded, by ``|bias - integer * scale_x * scale_w| / scale_y`` steps
+of its own type: at most half of ``scale_x * scale_w / scale_y``, which is tiny in a well scaled
+network and may be anything in another. Up to :data:`MOVED` steps the rounding is taken as a
+spelling of the same network, so that a file with a float bias and its twin with an int32 one have
+one digest; beyond it the bias stays float, in the graph and in the digest.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +29,9 @@ from qdqbridge.graph.quantization import QuantParams
 _WITH_BIAS = ("Conv", "ConvTranspose", "Dense")
 _ULP = 2.0**-22
 _LIMIT = 2**31 - 1
+MOVED = 2.0**-4
+"""What rounding a bias may move a result by, in steps (LSB) of its type, before it is rounded."""
+
 _CLOSE = 1e-2
 """The relative error that onnxruntime lets pass between the scale of a bias and its units."""
 
@@ -30,8 +41,9 @@ def derived_bias(node: Node, scope: Scope) -> Proposal:
     """``Conv(x, w, bias) -> Conv(x, w, int32 bias)`` in units of ``scale_x * scale_w``.
 
     An int32 bias that is in those units already is taken as it is. Any other constant is its
-    float32 value ``bias``: it stays that where the result is float, and becomes
-    ``rint(bias / (scale_x * scale_w))``, divided in float64, where the result is rounded.
+    float32 value ``bias``: it stays that where the result is float, and where rounding it would
+    move the result by more than :data:`MOVED` of its steps; else it becomes
+    ``rint(bias / (scale_x * scale_w))``, divided in float64.
     """
     del scope
     x, w, bias = node.operand(0).quant, node.operand(1).quant, node.optional(2)
@@ -43,27 +55,53 @@ def derived_bias(node: Node, scope: Scope) -> Proposal:
     stored = stored_behind(bias) or bias
     if stored.constant is None:
         return Reject("its bias is no constant", (bias.name,))
-    written = _Written.of(stored)
-    if node.output.quant is None and not written.in_units(params):
-        return None if bias.is_constant and bias.quant is None else _float_bias(node, written, bias)
+    written, y = _Written.of(stored), node.output.quant
+    exact = written.in_units(params)
+    if y is None and not exact:
+        return None if bias.quant is None and bias.is_constant else _real_bias(node, written, bias)
     integers = written.integers(params)
-    if integers is None:
-        return Reject(
-            "its bias does not fit int32 in units of scale_x * scale_w and stays float",
-            (bias.name,),
-        )
+    reason = None if exact or y is None else _reason(written, integers, params, y.params)
+    if reason is not None:
+        if bias.quant is None and bias.is_constant:
+            return Reject(reason, (bias.name,))
+        return _real_bias(node, written, bias, written.remarks(node, params, bias, rounded=False))
+    assert integers is not None
     value = constant(Constant.of(integers), params, stored.name)
-    value.written = None if written.in_units(params) else Constant.of(written.real())
-    return Replace(
-        {node.output: retyped(node, [*node.inputs[:2], value], node.output.type, node.output.name)},
-        written.remarks(node, params, bias),
+    value.written = None if exact else Constant.of(written.real())
+    return _with_bias(node, value, written.remarks(node, params, bias, rounded=True))
+
+
+def _real_bias(
+    node: Node, written: _Written, bias: Value, remarks: tuple[Note, ...] = ()
+) -> Replace:
+    return _with_bias(node, constant(Constant.of(written.real()), None, bias.name), remarks)
+
+
+def _with_bias(node: Node, bias: Value, remarks: tuple[Note, ...]) -> Replace:
+    operands = [*node.inputs[:2], bias]
+    value = retyped(node, operands, node.output.type, node.output.name)
+    return Replace({node.output: value}, remarks)
+
+
+def _reason(
+    written: _Written,
+    integers: NDArray[np.int32] | None,
+    params: QuantParams,
+    result: QuantParams,
+) -> str | None:
+    """Returns why a bias stays float though the result is rounded, None where it need not."""
+    if integers is None:
+        return "its bias does not fit int32 in units of scale_x * scale_w and stays float"
+    rounded = integers * params.scale.astype(np.float64)
+    distance = np.abs(written.real().astype(np.float64) - rounded).max(initial=0.0)
+    smallest = float(result.scale.astype(np.float64).min())
+    moved = float(distance) / (smallest * result.storage_dtype.step)
+    if moved <= MOVED:
+        return None
+    return (
+        f"its bias stays float: rounded to units of scale_x * scale_w it would move the result "
+        f"by {moved:.3g} LSB, more than {MOVED:.3g}"
     )
-
-
-def _float_bias(node: Node, written: _Written, bias: Value) -> Proposal:
-    value = constant(Constant.of(written.real()), None, bias.name)
-    operands = [*node.inputs[:2], value]
-    return Replace({node.output: retyped(node, operands, node.output.type, node.output.name)})
 
 
 def derived_params(node: Node, x: QuantParams, w: QuantParams) -> QuantParams:
@@ -105,7 +143,9 @@ class _Written:
             return self.data
         return dequantize(self.data, self.params).astype(self.params.expressed_dtype.numpy)
 
-    def remarks(self, node: Node, params: QuantParams, bias: Value) -> tuple[Note, ...]:
+    def remarks(
+        self, node: Node, params: QuantParams, bias: Value, *, rounded: bool
+    ) -> tuple[Note, ...]:
         """Returns a note where the file gives the bias a scale of its own (idioms C5, C6, C7)."""
         if self.params is None:
             return ()
@@ -114,9 +154,10 @@ class _Written:
             return ()
         low, high = float(ratio.min()), float(ratio.max())
         times = f"{low:.6g}" if high - low <= _CLOSE * high else f"{low:.3g} to {high:.3g}"
+        done = "is rounded to those units" if rounded else "stays float"
         reason = (
-            f"its bias has a scale of its own, {times} times scale_x * scale_w; its real value is "
-            "rounded to those units"
+            f"its bias has a scale of its own, {times} times scale_x * scale_w; its real value "
+            f"{done}"
         )
         if high - low <= _CLOSE * high and node.origin.spelling.startswith("Gemm"):
             reason += (

@@ -92,6 +92,13 @@ class DType(Enum):
         """Largest finite number of a floating-point type."""
         return float(cast("Any", ml_dtypes.finfo)(self.numpy).max)
 
+    @property
+    def step(self) -> float:
+        """Smallest distance between two numbers of the type: 1 for integers."""
+        if not self.is_float:
+            return 1.0
+        return float(cast("Any", ml_dtypes.finfo)(self.numpy).smallest_subnormal)
+
     def __str__(self) -> str:
         return self.label
 
