@@ -165,8 +165,10 @@ def _check_conv_transpose(node: Node) -> Iterator[str]:
 _NUMERICS = (
     "acc = exact sum of (x - zx)(w - zw) + bias_int32; y = sat(rint(f32(acc) * M) + zy), "
     "M = f32(f32(sx * sw) / sy) per output channel. Float result: f32(acc) * f32(sx * sw). "
-    "Float bias b: quantize(f32(acc) * f32(sx * sw) + b). Float compute: sums in float64, "
-    "rounded once. "
+    "Float bias b: quantize(f32(acc) * f32(sx * sw) + b); reading makes it bias_int32 = "
+    "rint(b / (sx * sw)) where that moves y, before it is rounded, by 1/16 LSB at most. "
+    "onnxruntime 1.32 with graph optimizations does so to every float bias. Float compute: sums in "
+    "float64, rounded once. "
 )
 
 CONV = Operator(
