@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from qdqbridge.canonical.build import constant, dequantized, result
 from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, made_by, rule, stored_behind
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Attributes, Flow
 from qdqbridge.graph.types import QuantType, TensorType, ValueType
@@ -82,21 +85,34 @@ def reshape_of_a_transpose(node: Node, scope: Scope) -> Proposal:
     """``Reshape(Transpose(x)) -> Reshape(x)`` where the transpose moves extents of 1 only."""
     del scope
     turn, attributes = made_by(node.operand(0), "Transpose"), node.attributes
-    if turn is None or not isinstance(turn.attributes, TransposeAttrs):
+    if turn is None or not isinstance(turn.attributes, TransposeAttrs) or len(node.inputs) != 1:
         return None
     shape = turn.operand(0).type.shape
     perm, output = turn.attributes.perm, node.output
     if shape is None or perm[0] != 0 or turn.operand(0).quant != _like(output, turn.operand(0)):
         return None
     long = [axis for axis in perm if shape[axis] != 1]
-    copies = isinstance(attributes, ReshapeAttrs) and 0 in (attributes.shape or (0,))[1:]
+    copies = isinstance(attributes, ReshapeAttrs) and 0 in (attributes.shape or ())[1:]
     if long != sorted(long) or copies:
         return None
     x, origin = turn.operand(0), node.origin
     return Replace({output: result(node.op, attributes, [x], output.type, origin, output.name)})
 
 
+@rule("widened-constant", "Cast")
+def widened_constant(node: Node, scope: Scope) -> Proposal:
+    """``Cast(const) -> const`` from half floats: weights that are stored so and read as float32."""
+    del scope
+    source, dtype = node.operand(0), node.output.type.dtype
+    halves = (DType.FLOAT16, DType.BFLOAT16)
+    if source.constant is None or source.type.dtype not in halves or dtype is not DType.FLOAT32:
+        return None
+    wide = source.constant.map(lambda array: array.astype(np.float32), dtype=dtype)
+    return Replace({node.output: constant(wide, None, node.output.name)})
+
+
 CHANNELS: tuple[Rule, ...] = (
+    widened_constant,
     operator_before_transpose,
     reduce_before_transpose,
     reshape_of_a_transpose,

@@ -64,7 +64,17 @@ def read(path: Path, normal: Callable[[Graph], Graph] = lambda graph: graph) -> 
         InvalidModelError: The model breaks ONNX's rules.
         UnsupportedModelError: An operator or encoding has no counterpart here; all are listed.
     """
-    model = read_model(path)
+    return read_proto(read_model(path), path, normal)
+
+
+def read_proto(model: onnx.ModelProto, path: Path, normal: Callable[[Graph], Graph]) -> Graph:
+    """Reads a model in memory, which may refer to external data; it is changed.
+
+    Args:
+        model: The model.
+        path: The file that it stands for; external data must lie in its folder.
+        normal: As for :func:`read`, which says what is returned and raised too.
+    """
     check_text(model, str(path))
     model = inline_functions(model, str(path))
     check_names(model.graph, str(path))

@@ -1,0 +1,181 @@
+"""A model put together node by node in ONNX's words, for readers of other formats.
+
+What is assembled goes through the ONNX reader: its operators, shapes, foldings and checks are the
+same, wherever the nodes come from. Data that lie in the source file stay there and are mapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Graph
+from qdqbridge.graph.types import Shape
+from qdqbridge.onnx_io.reader import read_proto
+from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
+
+OPSET = 21
+"""The opset of assembled nodes: the first with 4-bit and blocked quantization."""
+_IR_VERSION = 10
+_MAPPED = 1024
+"""Bytes from which data stay in the file; smaller ones may be shapes, which inference looks at."""
+
+
+class Assembly:
+    """Nodes, tensors and the interface of a model that is being read.
+
+    Args:
+        file: The file they come from; tensors that :meth:`stored` names lie in it.
+        outer: The assembly around this one, for the body of an If.
+    """
+
+    def __init__(self, file: Path, outer: Assembly | None = None) -> None:
+        self.file = file
+        self._outer = outer
+        self._graph = onnx.GraphProto(name=file.stem)
+        self._names: set[str] = set() if outer is None else outer._names
+        self._shared: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+
+    # ---- tensors ------------------------------------------------------------------------------
+
+    def name(self, wish: str = "") -> str:
+        """Returns a name that no tensor has yet, ``wish`` where that is free."""
+        wish = wish or "t"
+        name, count = wish, 1
+        while name in self._names:
+            name, count = f"{wish}_{count}", count + 1
+        self._names.add(name)
+        return name
+
+    def input(self, name: str, dtype: DType, shape: Shape) -> str:
+        """Adds an input."""
+        name = self.name(name)
+        self._graph.input.append(_info(name, dtype, shape))
+        return name
+
+    def constant(self, array: NDArray[Any], name: str = "") -> str:
+        """Adds a small constant; equal ones without a name are one."""
+        array = np.asarray(array)
+        key = (str(array.dtype), array.shape, array.tobytes())
+        if not name and key in self._shared:
+            return self._shared[key]
+        given = self.name(name or "constant")
+        self._graph.initializer.append(proto_from_constant(given, Constant.of(array)))
+        if not name:
+            self._shared[key] = given
+        return given
+
+    def stored(
+        self, name: str, dtype: DType, shape: Sequence[int], data: bytes, offset: int, nbytes: int
+    ) -> str:
+        """Adds a constant whose bytes lie in the source file.
+
+        Args:
+            name: The wished name.
+            dtype: Its element type.
+            shape: Its extents.
+            data: The file's bytes.
+            offset: Where the constant begins.
+            nbytes: How many bytes it has.
+        """
+        name = self.name(name)
+        tensor = TensorProto(name=name, data_type=dtype_to_onnx(dtype), dims=shape)
+        if nbytes < _MAPPED:
+            tensor.raw_data = data[offset : offset + nbytes]
+        else:
+            tensor.data_location = TensorProto.EXTERNAL
+            place = {"location": self.file.name, "offset": offset, "length": nbytes}
+            for key, value in place.items():
+                tensor.external_data.add(key=key, value=str(value))
+        self._graph.initializer.append(tensor)
+        return name
+
+    # ---- nodes --------------------------------------------------------------------------------
+
+    def node(
+        self, op_type: str, operands: Sequence[str], *, label: str = "", result: str = "",
+        domain: str = "", **attributes: Any,
+    ) -> str:  # fmt: skip
+        """Adds a node with one result and returns that.
+
+        Args:
+            op_type: ONNX's name of the operator.
+            operands: Names of its operands, empty where one is left out.
+            label: The node's name: where it comes from.
+            result: The wished name of its result.
+            domain: The operator's domain.
+            attributes: ONNX's attributes.
+        """
+        return self.nodes(
+            op_type, operands, 1, label=label, results=(result,), domain=domain, **attributes
+        )[0]
+
+    def nodes(
+        self, op_type: str, operands: Sequence[str], count: int, *, label: str = "",
+        results: Sequence[str] = (), domain: str = "", **attributes: Any,
+    ) -> list[str]:  # fmt: skip
+        """Adds a node with ``count`` results and returns these; arguments as for :meth:`node`."""
+        wishes = [*results, *[""] * (count - len(results))]
+        names = [self.name(wish or f"{label or op_type}:{i}") for i, wish in enumerate(wishes)]
+        node = helper.make_node(op_type, operands, names, name=label, domain=domain, **attributes)
+        self._graph.node.append(node)
+        return names
+
+    def branch(
+        self, condition: str, bodies: Sequence[Callable[[Assembly], Sequence[str]]], count: int,
+        *, label: str = "",
+    ) -> list[str]:  # fmt: skip
+        """Adds an If.
+
+        Args:
+            condition: A boolean scalar.
+            bodies: What adds the nodes of the branches, taken and not, and returns their results.
+            count: How many results they have.
+            label: The node's name.
+        """
+        graphs: dict[str, onnx.GraphProto] = {}
+        for kind, body in zip(("then_branch", "else_branch"), bodies, strict=True):
+            inner = Assembly(self.file, self)
+            results = body(inner)
+            for name in results:
+                own = inner.node("Identity", [name])
+                inner._graph.output.add(name=own)
+            graphs[kind] = inner._graph
+        return self.nodes("If", [condition], count, label=label, **graphs)
+
+    # ---- the whole ----------------------------------------------------------------------------
+
+    def graph(
+        self,
+        outputs: Sequence[tuple[str, str, DType, Shape]],
+        metadata: Mapping[str, str],
+        normal: Callable[[Graph], Graph],
+    ) -> Graph:
+        """Returns the raw graph, read as an ONNX model is.
+
+        Args:
+            outputs: Tensor, interface name, element type and shape of each output.
+            metadata: The model's properties.
+            normal: As for :func:`qdqbridge.onnx_io.reader.read`.
+        """
+        for tensor, name, dtype, shape in outputs:
+            self._graph.node.append(helper.make_node("Identity", [tensor], [name]))
+            self._graph.output.append(_info(name, dtype, shape))
+        imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
+        model = helper.make_model(self._graph, opset_imports=imports, ir_version=_IR_VERSION)
+        for key, value in metadata.items():
+            model.metadata_props.add(key=key, value=value)
+        return read_proto(model, self.file, normal)
+
+
+def _info(name: str, dtype: DType, shape: Shape) -> onnx.ValueInfoProto:
+    extents = None if shape is None else list(shape)
+    return helper.make_tensor_value_info(name, dtype_to_onnx(dtype), extents)

@@ -1,0 +1,1 @@
+"""TFLite files read into graphs: flatbuffer, tensors, operators by a table."""

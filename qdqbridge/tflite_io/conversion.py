@@ -1,0 +1,390 @@
+"""One subgraph of a TFLite file on its way into a graph: its tensors as names of an assembly.
+
+A quantized tensor is known by two names: its stored integers, and the real numbers they stand for
+(a DequantizeLinear of them, added when first asked for). Operators compute on real numbers; their
+results are quantized as their tensors say. So a TFLite file becomes the QDQ model that says the
+same, and the canonical rules do the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.errors import UnsupportedModelError
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Note
+from qdqbridge.onnx_io.assembly import Assembly
+from qdqbridge.tflite_io.schema import Model, Op, Quantization, Subgraph, Tensor
+from qdqbridge.tflite_io.sparse import densified
+
+DTYPES: Mapping[str, DType] = {
+    "FLOAT64": DType.FLOAT64, "FLOAT32": DType.FLOAT32, "FLOAT16": DType.FLOAT16,
+    "BFLOAT16": DType.BFLOAT16, "INT64": DType.INT64, "INT32": DType.INT32, "INT16": DType.INT16,
+    "INT8": DType.INT8, "INT4": DType.INT4, "INT2": DType.INT2, "UINT64": DType.UINT64,
+    "UINT32": DType.UINT32, "UINT16": DType.UINT16, "UINT8": DType.UINT8, "UINT4": DType.UINT4,
+    "BOOL": DType.BOOL,
+}  # fmt: skip
+"""Element types by TFLite's names; the others (complex, strings, resources) have no tensor here."""
+_QUANTIZED = (DType.INT8, DType.UINT8, DType.INT16, DType.INT4, DType.INT2, DType.INT32)
+_ACTIVATIONS: Mapping[int, tuple[str, float, float]] = {
+    1: ("Relu", 0.0, 0.0), 2: ("Clip", -1.0, 1.0), 3: ("Clip", 0.0, 6.0),
+}  # fmt: skip
+_TANH, _SIGN_BIT = 4, 5
+
+Row: TypeAlias = "Callable[[Conversion, Op], None]"
+"""Adds the nodes of an operator and says what its results are."""
+
+
+class UnknownForm(Exception):
+    """An operator in a form without a counterpart; the message says which."""
+
+
+@dataclass(slots=True)
+class State:
+    """What the subgraphs of a file share.
+
+    Attributes:
+        model: The file.
+        rows: What adds the nodes of an operator, by TFLite's name.
+        notes: What somebody should know.
+        refused: Operators without a counterpart, and why.
+        resources: Tensors of variables: what they hold now, by name.
+        initial: What the initializing subgraph has put into variables.
+        depth: How many subgraphs are open, each called by the one before.
+    """
+
+    model: Model
+    rows: Mapping[str, Row]
+    notes: list[Note] = field(default_factory=list[Note])
+    refused: dict[tuple[str, str], list[str]] = field(
+        default_factory=dict[tuple[str, str], list[str]]
+    )
+    resources: dict[str, Resource] = field(default_factory=dict[str, "Resource"])
+    initial: dict[str, tuple[Conversion, int]] = field(
+        default_factory=dict[str, "tuple[Conversion, int]"]
+    )
+    depth: int = 0
+
+
+@dataclass(slots=True)
+class Resource:
+    """A variable that keeps its tensor from one run to the next: an input and an output more.
+
+    Attributes:
+        tensor: A tensor of its type.
+        name: The input's name.
+        stored: What it holds at this point of the program, as the file stores it.
+    """
+
+    tensor: Tensor
+    name: str
+    stored: str
+
+
+_MOST_CALLS = 64
+
+
+class Conversion:
+    """The operators of one subgraph, added to an assembly.
+
+    Args:
+        state: What all subgraphs share.
+        subgraph: The subgraph.
+        to: Where its nodes go.
+    """
+
+    def __init__(self, state: State, subgraph: Subgraph, to: Assembly) -> None:
+        self.state, self.subgraph, self.to = state, subgraph, to
+        self.stored_names: dict[int, str] = {}
+        self.real_names: dict[int, str] = {}
+        self.arrays: dict[int, NDArray[Any]] = {}
+        self.resources: dict[int, str] = {}
+        """Handles of variables: the variable's name."""
+
+    # ---- running ------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Adds every operator."""
+        for op in self.subgraph.ops:
+            row = self.state.rows.get(op.name)
+            try:
+                if row is None:
+                    raise UnknownForm("it has no counterpart")
+                row(self, op)
+            except UnknownForm as refusal:
+                first = self.subgraph.tensors[op.outputs[0]].label if op.outputs else ""
+                self.state.refused.setdefault((op.name, str(refusal)), []).append(first)
+                self._stand_in(op)
+
+    def _stand_in(self, op: Op) -> None:
+        """Gives the results of a refused operator names, so that all others are looked at too."""
+        for index in op.outputs:
+            if index >= 0 and not self.known(index):
+                self.stored_names[index] = self.to.name(self.tensor(index).name)
+
+    def called(self, index: int, operands: Sequence[str], to: Assembly | None = None) -> list[str]:
+        """Adds another subgraph's operators on operands as stored; returns its results as stored.
+
+        Raises:
+            UnknownForm: It does not exist, takes other operands, or calls itself.
+        """
+        if not 0 < index < len(self.state.model.subgraphs):
+            raise UnknownForm(f"subgraph {index} does not exist")
+        if self.state.depth >= _MOST_CALLS:
+            raise UnknownForm("its subgraphs call one another without end")
+        body = self.state.model.subgraphs[index]
+        if len(body.inputs) != len(operands):
+            raise UnknownForm(f"subgraph {index} takes {len(body.inputs)} operands")
+        inner = Conversion(self.state, body, to or self.to)
+        inner.stored_names.update(zip(body.inputs, operands, strict=True))
+        self.state.depth += 1
+        try:
+            inner.run()
+        finally:
+            self.state.depth -= 1
+        return [inner.stored(i) for i in body.outputs]
+
+    def note(self, rule: str, op: Op, reason: str) -> None:
+        """Remarks something about an operator."""
+        name = self.tensor(op.outputs[0]).label if op.outputs else op.name
+        self.state.notes.append(Note(rule, name, reason, (name,)))
+
+    # ---- tensors ------------------------------------------------------------------------------
+
+    def tensor(self, index: int) -> Tensor:
+        """Returns a tensor's record."""
+        if index < 0:
+            raise UnknownForm("an operand is left out")
+        return self.subgraph.tensors[index]
+
+    def has(self, op: Op, place: int) -> bool:
+        """Returns whether an operand is given."""
+        return place < len(op.inputs) and op.inputs[place] >= 0
+
+    def at(self, op: Op, place: int) -> Tensor:
+        """Returns the record of an operand."""
+        if not self.has(op, place):
+            raise UnknownForm(f"operand {place} is left out")
+        return self.tensor(op.inputs[place])
+
+    def shape(self, index: int) -> tuple[int, ...]:
+        """Returns a tensor's declared extents, -1 where open."""
+        shape = self.tensor(index).shape
+        if shape is None:
+            raise UnknownForm(f"the rank of '{self.tensor(index).label}' is not known")
+        return shape
+
+    def rank(self, index: int) -> int:
+        """Returns a tensor's number of axes."""
+        return len(self.shape(index))
+
+    def dtype(self, tensor: Tensor) -> DType:
+        """Returns a tensor's element type."""
+        dtype = DTYPES.get(tensor.type)
+        if dtype is None:
+            raise UnknownForm(f"'{tensor.label}' is {tensor.type}")
+        return dtype
+
+    def quantization(self, tensor: Tensor) -> Quantization | None:
+        """Returns the parameters of a tensor whose numbers are quantized."""
+        return tensor.quantization if DTYPES.get(tensor.type) in _QUANTIZED else None
+
+    def known(self, index: int) -> bool:
+        """Returns whether a tensor is given or has been computed."""
+        return index in self.stored_names or index in self.real_names
+
+    def array(self, index: int) -> NDArray[Any] | None:
+        """Returns the elements of a constant, None where it is none."""
+        tensor = self.tensor(index)
+        if self.known(index) and index not in self.arrays and tensor.offset is None:
+            return None
+        if index not in self.arrays:
+            if tensor.offset is None or tensor.variable:
+                return None
+            self.arrays[index] = _elements(tensor, self.dtype(tensor), self.state.model.data)
+        return self.arrays[index]
+
+    def numbers(self, op: Op, place: int) -> list[int]:
+        """Returns an operand that has to be constant integers."""
+        array = self.array(self.at(op, place).index)
+        if array is None:
+            raise UnknownForm(f"operand {place} is computed while the model runs")
+        return [int(i) for i in array.reshape(-1)]
+
+    def stored(self, index: int) -> str:
+        """Returns a tensor's elements as the file stores them."""
+        if index not in self.stored_names:
+            tensor = self.tensor(index)
+            if index in self.real_names:
+                self.stored_names[index] = self._quantized(self.real_names[index], tensor)
+            else:
+                self.stored_names[index] = self._constant(tensor)
+        return self.stored_names[index]
+
+    def real(self, index: int) -> str:
+        """Returns a tensor's real numbers: of a quantized one, its integers dequantized."""
+        if index not in self.real_names:
+            tensor = self.tensor(index)
+            params = self.quantization(tensor)
+            stored = self.stored(index)
+            self.real_names[index] = (
+                stored if params is None else self._dequantized(stored, tensor, params)
+            )
+        return self.real_names[index]
+
+    def operands(self, op: Op) -> list[str]:
+        """Returns the real numbers of all operands, empty names for those left out."""
+        return [self.real(i) if i >= 0 else "" for i in op.inputs]
+
+    def float_of(self, index: int) -> str:
+        """Returns a tensor as float32: real numbers, half floats widened."""
+        name, tensor = self.real(index), self.tensor(index)
+        if tensor.type in ("FLOAT16", "BFLOAT16"):
+            return self.cast(name, DType.FLOAT32)
+        return name
+
+    def long(self, op: Op, place: int) -> str:
+        """Returns an integer operand as int64, as ONNX wants sizes and indices."""
+        tensor = self.at(op, place)
+        array = self.array(tensor.index)
+        if array is not None:
+            return self.to.constant(array.astype(np.int64))
+        name = self.stored(tensor.index)
+        return name if tensor.type == "INT64" else self.cast(name, DType.INT64)
+
+    def cast(self, name: str, dtype: DType) -> str:
+        """Returns a tensor in another element type."""
+        return self.to.node("Cast", [name], to=_CODES[dtype])
+
+    def put(self, op: Op, result: str, place: int = 0) -> None:
+        """Says what real numbers a result has; a quantized tensor's are quantized."""
+        index = op.outputs[place]
+        if index < 0:
+            return
+        tensor = self.tensor(index)
+        if self.quantization(tensor) is None:
+            self.stored_names[index] = self.real_names[index] = result
+            return
+        self.stored_names[index] = self._quantized(result, tensor)
+
+    def put_stored(self, op: Op, result: str, place: int = 0) -> None:
+        """Says what a result's elements are, as the file stores them."""
+        self.stored_names[op.outputs[place]] = result
+
+    def activated(self, result: str, op: Op, kind: int) -> str:
+        """Returns a result behind its fused activation, TFLite's number ``kind``."""
+        if kind in _ACTIVATIONS:
+            name, low, high = _ACTIVATIONS[kind]
+            if name == "Relu":
+                return self.to.node("Relu", [result], label=self.label(op))
+            bounds = [self.to.constant(np.float32(low)), self.to.constant(np.float32(high))]
+            return self.to.node("Clip", [result, *bounds], label=self.label(op))
+        if kind == _TANH:
+            return self.to.node("Tanh", [result], label=self.label(op))
+        if kind == _SIGN_BIT:
+            raise UnknownForm("its fused activation is SIGN_BIT")
+        return result
+
+    def label(self, op: Op) -> str:
+        """Returns the name that an operator's nodes have: of its first result."""
+        return self.tensor(op.outputs[0]).name if op.outputs else ""
+
+    # ---- quantization -------------------------------------------------------------------------
+
+    def _constant(self, tensor: Tensor) -> str:
+        if tensor.sparsity is not None:
+            array = self.array(tensor.index)
+            assert array is not None
+            return self.to.constant(array, tensor.name or "constant")
+        if tensor.variable:
+            raise UnknownForm(f"'{tensor.label}' keeps its data from one run to the next")
+        if tensor.offset is None and 0 not in (tensor.shape or (1,)):
+            raise UnknownForm(f"'{tensor.label}' has no data and nothing computes it")
+        dtype, shape = self.dtype(tensor), self.shape(tensor.index)
+        if tensor.offset is None:
+            return self.to.constant(np.zeros(shape, dtype.numpy), tensor.name or "constant")
+        data = self.state.model.data
+        _check_size(tensor, dtype)
+        return self.to.stored(tensor.name, dtype, shape, data, tensor.offset, tensor.nbytes)
+
+    def _params(self, tensor: Tensor, params: Quantization) -> tuple[list[str], dict[str, int]]:
+        """Returns the operands of Q and DQ behind the data, and their attributes."""
+        dtype = self.dtype(tensor)
+        scale, zero_point = params.scale, params.zero_point
+        axis: dict[str, int] = {}
+        if params.per_tensor:
+            scale, zero_point = scale.reshape(()), zero_point.reshape(())
+        else:
+            axis["axis"] = params.axis
+        if not (dtype.qmin <= zero_point.min() and zero_point.max() <= dtype.qmax):
+            raise UnknownForm(f"a zero point of '{tensor.label}' does not fit {dtype}")
+        stored = zero_point.astype(np.int64).astype(dtype.numpy)
+        return [self.to.constant(scale), self.to.constant(stored)], axis
+
+    def _dequantized(self, stored: str, tensor: Tensor, params: Quantization) -> str:
+        operands, axis = self._params(tensor, params)
+        return self.to.node("DequantizeLinear", [stored, *operands], label=tensor.name, **axis)
+
+    def _quantized(self, real: str, tensor: Tensor) -> str:
+        params = self.quantization(tensor)
+        if params is None:
+            return real
+        if tensor.type == "INT32":
+            raise UnknownForm(f"'{tensor.label}' is quantized to int32 while the model runs")
+        operands, axis = self._params(tensor, params)
+        return self.to.node(
+            "QuantizeLinear", [real, *operands], label=tensor.name, result=tensor.name, **axis
+        )
+
+
+_CODES: Mapping[DType, int] = {
+    DType.FLOAT32: 1, DType.UINT8: 2, DType.INT8: 3, DType.UINT16: 4, DType.INT16: 5,
+    DType.INT32: 6, DType.INT64: 7, DType.BOOL: 9, DType.FLOAT16: 10, DType.FLOAT64: 11,
+    DType.UINT32: 12, DType.UINT64: 13, DType.BFLOAT16: 16,
+}  # fmt: skip
+"""ONNX's numbers of element types that a Cast gives."""
+
+
+def _check_size(tensor: Tensor, dtype: DType) -> None:
+    count = int(np.prod(tensor.shape or (), dtype=object))
+    wanted = (count * dtype.bits + 7) // 8
+    if wanted != tensor.nbytes:
+        raise UnknownForm(
+            f"'{tensor.label}' has {tensor.nbytes} bytes of data, its shape takes {wanted}"
+        )
+
+
+def _elements(tensor: Tensor, dtype: DType, data: bytes) -> NDArray[Any]:
+    assert tensor.offset is not None
+    raw = np.frombuffer(data, np.uint8, tensor.nbytes, tensor.offset)
+    if tensor.sparsity is not None:
+        return densified(raw.view(dtype.numpy), tensor.shape or (), tensor.sparsity)
+    _check_size(tensor, dtype)
+    if dtype.bits < 8:
+        raise UnknownForm(f"'{tensor.label}' is packed {dtype} where plain numbers are wanted")
+    return raw.view(dtype.numpy).reshape(tensor.shape or ())
+
+
+def refuse(state: State, where: str) -> None:
+    """Raises for all operators that had no counterpart.
+
+    Raises:
+        UnsupportedModelError: There are any; all of them are listed.
+    """
+    if not state.refused:
+        return
+    lines = [
+        f"{name} ({len(found)}, '{found[0]}'): {why}"
+        for (name, why), found in state.refused.items()
+    ]
+    raise UnsupportedModelError(
+        "operators of the TFLite file have no counterpart",
+        where=where,
+        why="; ".join(lines),
+        fix="convert the model to ONNX from its source, or replace these operators",
+    )

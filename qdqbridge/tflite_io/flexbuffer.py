@@ -1,0 +1,25 @@
+"""Options of custom operators: a flat map in FlexBuffers' encoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qdqbridge.tflite_io.conversion import UnknownForm
+
+
+def root_map(data: bytes) -> dict[str, Any]:
+    """Returns the numbers of a map.
+
+    Raises:
+        UnknownForm: The data are no such map.
+    """
+    from flatbuffers import flexbuffers
+
+    try:
+        root = flexbuffers.GetRoot(bytearray(data))
+        if not root.IsMap or len(root.AsMap) > len(data):
+            raise UnknownForm("its options are no map")
+        found = root.AsMap
+        return {key.Key: value.Value for key, value in zip(found.Keys, found.Values, strict=True)}
+    except (ValueError, IndexError, TypeError, OverflowError, UnicodeDecodeError) as error:
+        raise UnknownForm("its options cannot be read") from error

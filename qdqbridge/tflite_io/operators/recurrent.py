@@ -1,0 +1,142 @@
+"""Recurrent layers, as ONNX's LSTM and RNN.
+
+Quantized ones compute in real numbers here: TFLite rounds the gates of a fully integer LSTM to
+int16 on the way, and quantizes the activations of a hybrid one while it runs; both are noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from qdqbridge.tflite_io.conversion import Conversion, Row, UnknownForm
+from qdqbridge.tflite_io.schema import Op
+
+_GATES = (0, 3, 2, 1)
+"""TFLite keeps input, forget, cell, output; ONNX wants input, output, forget, cell."""
+_ACTIVATIONS: Mapping[int, str] = {1: "Relu", 4: "Tanh"}
+
+
+def lstm(c: Conversion, op: Op) -> None:
+    """UNIDIRECTIONAL_SEQUENCE_LSTM with all four gates, peepholes as given."""
+    _lstm(c, op, [_direction(c, op, 1, 18)], state=18, steps=bool(op.option("TimeMajor", False)))
+
+
+def bidirectional_lstm(c: Conversion, op: Op) -> None:
+    """BIDIRECTIONAL_SEQUENCE_LSTM whose outputs are joined."""
+    if not op.option("MergeOutputs", False):
+        raise UnknownForm("its two directions have an output each")
+    directions = [_direction(c, op, 1, 35), _direction(c, op, 18, 37)]
+    _lstm(c, op, directions, state=35, steps=bool(op.option("TimeMajor", True)))
+
+
+class _Direction:
+    """The weights of one direction in ONNX's layout; empty names where there are none."""
+
+    def __init__(self, weight: str, recurrent: str, bias: str, peepholes: str) -> None:
+        self.weight, self.recurrent, self.bias, self.peepholes = weight, recurrent, bias, peepholes
+
+
+def _direction(c: Conversion, op: Op, first: int, state: int) -> _Direction:
+    """Reads four input weights, four recurrent ones, three peepholes, four biases."""
+    del state
+    if not c.has(op, first):
+        raise UnknownForm("its input gate is coupled to the forget gate")
+    if c.has(op, first + 15) or (first == 1 and c.has(op, 16)):
+        raise UnknownForm("it projects its output")
+    if any(c.has(op, place) for place in (20, 21, 22, 23)) and first == 1 and len(op.inputs) <= 24:
+        raise UnknownForm("it normalizes its gates")
+
+    def stacked(place: int, order: Sequence[int]) -> str:
+        parts = [c.float_of(c.at(op, place + gate).index) for gate in order]
+        rows = c.to.node("Concat", parts, axis=0)
+        return c.to.node("Unsqueeze", [rows, c.to.constant(np.asarray([0], np.int64))])
+
+    weight, recurrent = stacked(first, _GATES), stacked(first + 4, _GATES)
+    peepholes = ""
+    if c.has(op, first + 8):  # cell to input, forget, output; ONNX wants input, output, forget
+        peepholes = stacked(first + 8, (0, 2, 1))
+    return _Direction(weight, recurrent, stacked(first + 11, _GATES), peepholes)
+
+
+def _lstm(
+    c: Conversion, op: Op, directions: Sequence[_Direction], *, state: int, steps: bool
+) -> None:
+    kind = int(op.option("FusedActivationFunction"))
+    if kind not in _ACTIVATIONS:
+        raise UnknownForm(f"its fused activation is number {kind}")
+    if float(op.option("ProjClip", 0.0)):
+        raise UnknownForm("it clips its projection")
+    clip, act = float(op.option("CellClip", 0.0)), _ACTIVATIONS[kind]
+    if c.quantization(c.at(op, 1)) is not None:
+        c.note("quantized-recurrence", op, f"{op.name} is quantized; it computes in float here")
+    if clip:
+        c.note("cell-clip", op, f"{op.name} clips its cell state at {clip:g}; ONNX clips gates")
+        raise UnknownForm(f"it clips its cell state at {clip:g}")
+    _zero_states(c, op, range(state, state + 2 * len(directions)))
+    units = c.shape(op.inputs[5])[0]
+    x = c.float_of(op.inputs[0])
+    if not steps:
+        x = c.to.node("Transpose", [x], perm=[1, 0, 2])
+
+    def joined(parts: Sequence[str]) -> str:
+        return parts[0] if len(parts) == 1 else c.to.node("Concat", list(parts), axis=0)
+
+    weight, recurrent = joined([d.weight for d in directions]), joined([d.recurrent for d in directions])
+    biases = [
+        c.to.node("Concat", [d.bias, c.to.constant(np.zeros((1, 4 * units), np.float32))], axis=1)
+        for d in directions
+    ]
+    operands = [x, weight, recurrent, joined(biases)]
+    if directions[0].peepholes:
+        operands += ["", "", "", joined([d.peepholes for d in directions])]
+    more = {"direction": "bidirectional"} if len(directions) == 2 else {}
+    result = c.to.node(
+        "LSTM", operands, label=c.label(op), hidden_size=units,
+        activations=["Sigmoid", act, act] * len(directions), **more,
+    )  # fmt: skip
+    result = c.to.node("Transpose", [result], perm=[0, 2, 1, 3] if steps else [2, 0, 1, 3])
+    target = c.to.constant(np.asarray([0, 0, units * len(directions)], np.int64))
+    c.put(op, c.to.node("Reshape", [result, target], label=c.label(op)))
+
+
+def _zero_states(c: Conversion, op: Op, places: Sequence[int]) -> None:
+    """Checks that the states are variables, which a fresh interpreter fills with zeros."""
+    for place in places:
+        if c.has(op, place) and not c.at(op, place).variable:
+            array = c.array(op.inputs[place])
+            if array is None or array.any():
+                raise UnknownForm("its first state is not zero")
+
+
+def rnn(c: Conversion, op: Op) -> None:
+    """UNIDIRECTIONAL_SEQUENCE_RNN (x, weights, recurrent weights, bias, state)."""
+    kind = int(op.option("FusedActivationFunction"))
+    if kind not in _ACTIVATIONS:
+        raise UnknownForm(f"its fused activation is number {kind}")
+    _zero_states(c, op, [4])
+    units, steps = c.shape(op.inputs[1])[0], bool(op.option("TimeMajor", False))
+    x = c.float_of(op.inputs[0])
+    if not steps:
+        x = c.to.node("Transpose", [x], perm=[1, 0, 2])
+    lead = c.to.constant(np.asarray([0], np.int64))
+    weights = [c.to.node("Unsqueeze", [c.float_of(op.inputs[i]), lead]) for i in (1, 2, 3)]
+    bias = c.to.node(
+        "Concat", [weights[2], c.to.constant(np.zeros((1, units), np.float32))], axis=1
+    )
+    result = c.to.node(
+        "RNN", [x, weights[0], weights[1], bias], label=c.label(op), hidden_size=units,
+        activations=[_ACTIVATIONS[kind]],
+    )  # fmt: skip
+    result = c.to.node("Squeeze", [result, c.to.constant(np.asarray([1], np.int64))])
+    if not steps:
+        result = c.to.node("Transpose", [result], perm=[1, 0, 2])
+    c.put(op, result)
+
+
+ROWS: Mapping[str, Row] = {
+    "BIDIRECTIONAL_SEQUENCE_LSTM": bidirectional_lstm,
+    "UNIDIRECTIONAL_SEQUENCE_LSTM": lstm,
+    "UNIDIRECTIONAL_SEQUENCE_RNN": rnn,
+}

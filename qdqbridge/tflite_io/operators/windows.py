@@ -1,0 +1,199 @@
+"""TFLite's pools, reductions, normalizations and resizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.tflite_io.conversion import Conversion, Row, UnknownForm
+from qdqbridge.tflite_io.operators.products import (
+    channels_first,
+    channels_last,
+    per_axis,
+    same_or_valid,
+)
+from qdqbridge.tflite_io.schema import Op
+
+
+def pool(op_type: str, **attributes: Any) -> Row:
+    """Returns the row of a 2-D pool."""
+
+    def convert(c: Conversion, op: Op) -> None:
+        x = channels_first(c, c.real(op.inputs[0]), 4)
+        kernel = [int(op.option("FilterHeight")), int(op.option("FilterWidth"))]
+        result = c.to.node(
+            op_type, [x], label=c.label(op), kernel_shape=kernel, auto_pad=same_or_valid(op),
+            strides=per_axis(op, "Stride", 4), **attributes,
+        )  # fmt: skip
+        kind = int(op.option("FusedActivationFunction"))
+        c.put(op, channels_last(c, c.activated(result, op, kind), 4))
+
+    return convert
+
+
+def reduction(op_type: str) -> Row:
+    """Returns the row of a reduction; the second operand lists its axes."""
+
+    def convert(c: Conversion, op: Op) -> None:
+        result = c.to.node(
+            op_type, [c.real(op.inputs[0]), _axes(c, op)], label=c.label(op),
+            keepdims=int(op.option("KeepDims", False)), noop_with_empty_axes=1,
+        )  # fmt: skip
+        c.put(op, result)
+
+    return convert
+
+
+def _axes(c: Conversion, op: Op) -> str:
+    """Returns the axes, each once and in order."""
+    rank = max(c.rank(op.inputs[0]), 1)
+    axes = sorted({axis % rank for axis in c.numbers(op, 1)})
+    return c.to.constant(np.asarray(axes, np.int64))
+
+
+def logical_reduction(op_type: str) -> Row:
+    """Returns the row of REDUCE_ANY and REDUCE_ALL, as extremes of integers."""
+
+    def convert(c: Conversion, op: Op) -> None:
+        x = c.cast(c.stored(op.inputs[0]), DType.INT32)
+        found = c.to.node(
+            op_type, [x, _axes(c, op)], label=c.label(op),
+            keepdims=int(op.option("KeepDims", False)), noop_with_empty_axes=1,
+        )  # fmt: skip
+        c.put_stored(op, c.cast(found, DType.BOOL))
+
+    return convert
+
+
+def extreme_index(op_type: str) -> Row:
+    """Returns the row of ARG_MAX and ARG_MIN."""
+
+    def convert(c: Conversion, op: Op) -> None:
+        axis = c.numbers(op, 1)[0]
+        found = c.to.node(
+            op_type, [c.real(op.inputs[0])], label=c.label(op), axis=axis, keepdims=0
+        )
+        kind = c.dtype(c.tensor(op.outputs[0]))
+        c.put_stored(op, found if kind is DType.INT64 else c.cast(found, kind))
+
+    return convert
+
+
+def softmax(c: Conversion, op: Op) -> None:
+    """SOFTMAX over the last axis, of ``beta · x``."""
+    x, beta = c.real(op.inputs[0]), float(op.option("Beta", 1.0))
+    if beta != 1.0:
+        x = c.to.node("Mul", [x, c.to.constant(np.float32(beta))], label=c.label(op))
+    c.put(op, c.to.node("Softmax", [x], label=c.label(op), axis=-1))
+
+
+def log_softmax(c: Conversion, op: Op) -> None:
+    """LOG_SOFTMAX over the last axis."""
+    c.put(op, c.to.node("LogSoftmax", [c.real(op.inputs[0])], label=c.label(op), axis=-1))
+
+
+_NORM_EPSILON = 1e-6
+
+
+def unit_length(c: Conversion, op: Op) -> None:
+    """L2_NORMALIZATION over the last axis: ``x / sqrt(max(Σ x², 1e-6))``."""
+    x, axes = c.real(op.inputs[0]), c.to.constant(np.asarray([-1], np.int64))
+    total = c.to.node("ReduceSumSquare", [x, axes], keepdims=1)
+    floor = c.to.node("Max", [total, c.to.constant(np.float32(_NORM_EPSILON))])
+    result = c.to.node("Div", [x, c.to.node("Sqrt", [floor])], label=c.label(op))
+    c.put(op, c.activated(result, op, int(op.option("FusedActivationFunction"))))
+
+
+def l2_pool(c: Conversion, op: Op) -> None:
+    """L2_POOL_2D: the root of the mean of squares."""
+    x = channels_first(c, c.real(op.inputs[0]), 4)
+    kernel = [int(op.option("FilterHeight")), int(op.option("FilterWidth"))]
+    mean = c.to.node(
+        "AveragePool", [c.to.node("Mul", [x, x])], kernel_shape=kernel,
+        auto_pad=same_or_valid(op), strides=per_axis(op, "Stride", 4),
+    )  # fmt: skip
+    result = c.to.node("Sqrt", [mean], label=c.label(op))
+    kind = int(op.option("FusedActivationFunction"))
+    c.put(op, channels_last(c, c.activated(result, op, kind), 4))
+
+
+def local_response(c: Conversion, op: Op) -> None:
+    """LOCAL_RESPONSE_NORMALIZATION: ``x / (bias + alpha · Σ x²)^beta`` over 2·radius+1 channels."""
+    size = 2 * int(op.option("Radius")) + 1
+    x = channels_first(c, c.real(op.inputs[0]), 4)
+    result = c.to.node(
+        "LRN", [x], label=c.label(op), size=size, alpha=float(op.option("Alpha")) * size,
+        beta=float(op.option("Beta")), bias=float(op.option("Bias")),
+    )  # fmt: skip
+    c.put(op, channels_last(c, result, 4))
+
+
+def resize(mode: str) -> Row:
+    """Returns the row of RESIZE_BILINEAR and RESIZE_NEAREST_NEIGHBOR.
+
+    TFLite's nearest takes ``floor((x + ½) · scale)`` with half-pixel centers, ``round(x · scale)``
+    with aligned corners, else ``floor(x · scale)``.
+    """
+
+    def convert(c: Conversion, op: Op) -> None:
+        x = channels_first(c, c.real(op.inputs[0]), 4)
+        corners = bool(op.option("AlignCorners", False))
+        centers = bool(op.option("HalfPixelCenters", False))
+        place = "align_corners" if corners else "half_pixel" if centers else "asymmetric"
+        more: dict[str, Any] = {}
+        if mode == "nearest":
+            more["nearest_mode"] = "round_prefer_ceil" if corners or centers else "floor"
+        sizes = _sizes(c, op, x)
+        result = c.to.node(
+            "Resize", [x, "", "", sizes], label=c.label(op), mode=mode,
+            coordinate_transformation_mode=place, **more,
+        )  # fmt: skip
+        c.put(op, channels_last(c, result, 4))
+
+    return convert
+
+
+def _sizes(c: Conversion, op: Op, x: str) -> str:
+    """Returns the four extents of a channels-first result."""
+    batch, *_, channels = c.shape(op.inputs[0])
+    if batch > 0 and channels > 0 and c.array(op.inputs[1]) is not None:
+        return c.to.constant(np.asarray([batch, channels, *c.numbers(op, 1)], np.int64))
+    kept = c.to.node("Shape", [x], start=0, end=2)
+    return c.to.node("Concat", [kept, c.long(op, 1)], axis=0)
+
+
+def cumulated(c: Conversion, op: Op) -> None:
+    """CUMSUM."""
+    if c.dtype(c.at(op, 0)) is DType.INT8:
+        raise UnknownForm("it sums quantized numbers")
+    result = c.to.node(
+        "CumSum", [c.real(op.inputs[0]), c.long(op, 1)], label=c.label(op),
+        exclusive=int(op.option("Exclusive", False)), reverse=int(op.option("Reverse", False)),
+    )  # fmt: skip
+    c.put(op, result)
+
+
+ROWS: Mapping[str, Row] = {
+    "ARG_MAX": extreme_index("ArgMax"),
+    "ARG_MIN": extreme_index("ArgMin"),
+    "AVERAGE_POOL_2D": pool("AveragePool"),
+    "CUMSUM": cumulated,
+    "L2_NORMALIZATION": unit_length,
+    "L2_POOL_2D": l2_pool,
+    "LOCAL_RESPONSE_NORMALIZATION": local_response,
+    "LOG_SOFTMAX": log_softmax,
+    "MAX_POOL_2D": pool("MaxPool"),
+    "MEAN": reduction("ReduceMean"),
+    "REDUCE_ALL": logical_reduction("ReduceMin"),
+    "REDUCE_ANY": logical_reduction("ReduceMax"),
+    "REDUCE_MAX": reduction("ReduceMax"),
+    "REDUCE_MIN": reduction("ReduceMin"),
+    "REDUCE_PROD": reduction("ReduceProd"),
+    "RESIZE_BILINEAR": resize("linear"),
+    "RESIZE_NEAREST_NEIGHBOR": resize("nearest"),
+    "SOFTMAX": softmax,
+    "SUM": reduction("ReduceSum"),
+}

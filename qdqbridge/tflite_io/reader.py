@@ -1,0 +1,94 @@
+"""A TFLite file, float or quantized, as a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+
+from qdqbridge.errors import ModelFileError
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Graph
+from qdqbridge.graph.types import Shape
+from qdqbridge.onnx_io.assembly import Assembly
+from qdqbridge.tflite_io.conversion import Conversion, State, UnknownForm, refuse
+from qdqbridge.tflite_io.operators import ROWS
+from qdqbridge.tflite_io.schema import Model, parsed
+
+_Output = tuple[str, str, DType, Shape]
+
+
+def read(
+    path: str | PathLike[str], normal: Callable[[Graph], Graph] = lambda graph: graph
+) -> Graph:
+    """Reads a TFLite file.
+
+    Args:
+        path: The ``.tflite`` file; its weights stay in it and are mapped.
+        normal: As for :func:`qdqbridge.onnx_io.reader.read`.
+
+    Returns:
+        The raw graph: inputs and outputs with the file's names, element types and layout; inside,
+        images are turned to channels-first around each operator that wants them so.
+
+    Raises:
+        ModelFileError: The file cannot be read, is no TFLite file, or is damaged.
+        InvalidModelError: It contradicts itself.
+        UnsupportedModelError: The package ``tflite`` is not installed, or operators have no
+            counterpart here; all of them are listed.
+    """
+    file = Path(path)
+    try:
+        model = parsed(_content(file), str(file))
+        return _graph(model, file, normal)
+    except UnknownForm as error:
+        raise ModelFileError(
+            "the TFLite file contradicts itself", where=str(file), why=str(error)
+        ) from error
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ModelFileError(
+            "the model file cannot be read", where=str(file), why=error.strerror or str(error)
+        ) from error
+
+
+def _graph(model: Model, file: Path, normal: Callable[[Graph], Graph]) -> Graph:
+    state = State(model, ROWS)
+    main = model.subgraphs[0]
+    names = model.signatures.get(0, {})
+    assembly = Assembly(file)
+    conversion = Conversion(state, main, assembly)
+    for index in main.inputs:
+        tensor = conversion.tensor(index)
+        name = tensor.name or names.get(index, "input")
+        shape = _shape(tensor.shape, index == main.inputs[0], name)
+        conversion.stored_names[index] = assembly.input(name, conversion.dtype(tensor), shape)
+    conversion.run()
+    refuse(state, str(file))
+    outputs: list[_Output] = []
+    for index in main.outputs:
+        tensor = conversion.tensor(index)
+        stored = conversion.stored(index)
+        name = assembly.name(tensor.name or names.get(index, "output"))
+        outputs.append((stored, name, conversion.dtype(tensor), None))
+    for variable in state.resources.values():
+        name = assembly.name(f"{variable.name}:next")
+        outputs.append((variable.stored, name, conversion.dtype(variable.tensor), None))
+    metadata = {"description": model.description} if model.description else {}
+    graph = assembly.graph(outputs, metadata, normal)
+    graph.notes.extend(state.notes)
+    return graph
+
+
+def _shape(shape: tuple[int, ...] | None, first: bool, name: str) -> Shape:
+    """Returns extents whose open ones have names: the first input's leading one is the batch."""
+    if shape is None:
+        return None
+    return tuple(
+        extent if extent >= 0 else "batch" if first and axis == 0 else f"{name}:{axis}"
+        for axis, extent in enumerate(shape)
+    )
