@@ -40,10 +40,11 @@ def load(
     fold_affine: bool = False,
     reroll: bool = False,
 ) -> Graph:
-    """Reads an ONNX model.
+    """Reads an ONNX model, or a TFLite one.
 
     Args:
-        path: The ``.onnx`` file; external data must lie in its folder.
+        path: The ``.onnx`` file, whose external data must lie in its folder; or a ``.tflite``
+            file, whose images are channels-last outside and channels-first inside.
         canonical: Rewrite it to the canonical form; otherwise return it as it is written.
         decomposed: Read float arithmetic that fake-quantizes (Div, Round, Add, Clip, Sub, Mul) as
             QuantizeLinear and DequantizeLinear. Such a file does not say that it means that.
@@ -60,15 +61,30 @@ def load(
     """
     from qdqbridge.canonical import canonicalize
     from qdqbridge.graph.verify import verify
-    from qdqbridge.onnx_io.reader import read
 
     file = path_of(path)
+    tflite = is_tflite(file)
+    if tflite:
+        from qdqbridge.tflite_io.reader import read
+    else:
+        from qdqbridge.onnx_io.reader import read
     graph = read(file, canonicalize)
     verify(graph, str(file))
     if canonical:
-        canonicalize(graph, decomposed=decomposed, fold_affine=fold_affine, reroll=reroll)
+        canonicalize(
+            graph,
+            decomposed=decomposed,
+            fold_affine=fold_affine,
+            reroll=reroll,
+            channels_first=tflite,
+        )
         verify(graph, str(file))
     return graph
+
+
+def is_tflite(path: Path) -> bool:
+    """Returns whether a file is a TFLite model, by its suffix."""
+    return path.suffix == ".tflite"
 
 
 def inspect(

@@ -15,7 +15,7 @@ from qdqbridge.errors import InputDataError, ModelFileError, QdqBridgeError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.header import Header
 from qdqbridge.hosting import from_relax
-from qdqbridge.pipeline import explain, inspect, load, save
+from qdqbridge.pipeline import explain, inspect, is_tflite, load, save
 
 if TYPE_CHECKING:
     from qdqbridge.report.inspection import Inspection
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 File: TypeAlias = "str | PathLike[str]"
 MODULES = (".json", ".py")
 """Suffixes of Relax modules."""
-TFLITE = ".tflite"
 
 
 def load_model(
@@ -55,7 +54,7 @@ def load_model(
     """
     file = path_of(path)
     options = {"decomposed": decomposed, "fold_affine": fold_affine, "reroll": reroll}
-    if not through_tvm(file):
+    if not is_module(file):
         _need_none(params, file)
         return load(file, canonical=canonical, **options)
     foreign = _foreign(file, params)
@@ -77,7 +76,7 @@ def inspect_model(
     """
     file = path_of(path)
     options = {"decomposed": decomposed, "fold_affine": fold_affine, "reroll": reroll}
-    if not through_tvm(file):
+    if is_onnx(file):
         _need_none(params, file)
         return inspect(file, **options)
     from qdqbridge.report.inspection import inspection, operators
@@ -93,14 +92,14 @@ def is_module(path: Path) -> bool:
     return path.suffix in MODULES
 
 
-def through_tvm(path: Path) -> bool:
-    """Returns whether TVM reads a file, by its suffix; any other file is taken as ONNX."""
-    return is_module(path) or path.suffix == TFLITE
+def is_onnx(path: Path) -> bool:
+    """Returns whether a file is taken as ONNX: any that is no module and no TFLite model."""
+    return not is_module(path) and not is_tflite(path)
 
 
 @dataclass(frozen=True, slots=True)
 class _Foreign:
-    """A graph that TVM has read, as it is written there.
+    """A graph of a file that is no ONNX, as it is written there.
 
     Attributes:
         graph: The raw graph.
@@ -122,10 +121,10 @@ class _Foreign:
 
 
 def _foreign(file: Path, params: File | None) -> _Foreign:
-    need_tvm()
-    if file.suffix == TFLITE:
+    if is_tflite(file):
         _need_none(params, file)
         return _tflite(file)
+    need_tvm()
     from qdqbridge.relax.read import channels_last
     from qdqbridge.relax.saved import read_module, summary
 
@@ -135,10 +134,9 @@ def _foreign(file: Path, params: File | None) -> _Foreign:
 
 
 def _tflite(file: Path) -> _Foreign:
-    from qdqbridge.relax.frontends import from_tflite
     from qdqbridge.report.inspection import operators
 
-    graph = from_tflite(file, canonical=False)
+    graph = load(file, canonical=False)
     return _Foreign(graph, Header(file.name, None, {"tflite": 3}, "", operators(graph)), True)
 
 
@@ -146,7 +144,7 @@ def _tflite(file: Path) -> _Foreign:
 def as_onnx(path: File, graph: Graph) -> Generator[Path, None, None]:
     """Yields an ONNX file of a model: its own, or for another one that lasts as long as this."""
     file = path_of(path)
-    if not through_tvm(file):
+    if is_onnx(file):
         yield file
         return
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Writes tests/relax/tflite/: an int8 TFLite network by TensorFlow's converter, and its outputs.
+"""Writes tests/tflite_io/data/: an int8 TFLite network by TensorFlow's converter, and its outputs.
 
 Run as ``python scripts/make_tflite.py`` where TensorFlow is installed (tried: 2.21, CPU); nothing
 else needs that. The outputs are those of TFLite's interpreter with its reference kernels.
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-FOLDER = Path(__file__).resolve().parent.parent / "tests" / "relax" / "tflite"
+FOLDER = Path(__file__).resolve().parent.parent / "tests" / "tflite_io" / "data"
 layers = tf.keras.layers
 
 

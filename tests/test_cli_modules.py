@@ -96,7 +96,7 @@ def test_tflite_files_are_models_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("tflite", reason="TVM reads TFLite files through the package tflite")
-    model = Path(__file__).parent / "relax" / "tflite" / "int8_network.tflite"
+    model = Path(__file__).parent / "tflite_io" / "data" / "int8_network.tflite"
     path = tmp_path / "again.onnx"
     assert run(["export", str(model), "-o", str(path)]) == DONE
     assert run(["diff", str(model), str(path)]) == DONE

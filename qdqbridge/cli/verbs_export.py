@@ -31,7 +31,7 @@ from qdqbridge.cli.writing import (
 )
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
-from qdqbridge.sources import through_tvm
+from qdqbridge.sources import is_onnx
 
 if TYPE_CHECKING:
     from qdqbridge.onnx_io.profiles import Finding
@@ -74,7 +74,7 @@ def export(
         path = output.free(output_, force=force, model=model, data=reading.params, suffix=".onnx")
     found: dict[str, Any] = {}
     source: Graph | Path = model
-    if path is not None or through_tvm(model):
+    if path is not None or not is_onnx(model):
         source = reading.read(model)
     if path is not None and isinstance(source, Graph):
         pipeline.save(source, path, profile, recenter=recenter, overwrite=force)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 from onnx import TensorProto, helper
 
 from qdqbridge.graph.constant import Constant
@@ -61,9 +61,9 @@ class Assembly:
         self._graph.input.append(_info(name, dtype, shape))
         return name
 
-    def constant(self, array: NDArray[Any], name: str = "") -> str:
+    def constant(self, numbers: ArrayLike, name: str = "") -> str:
         """Adds a small constant; equal ones without a name are one."""
-        array = np.asarray(array)
+        array = np.asarray(numbers)
         key = (str(array.dtype), array.shape, array.tobytes())
         if not name and key in self._shared:
             return self._shared[key]
@@ -141,15 +141,18 @@ class Assembly:
             count: How many results they have.
             label: The node's name.
         """
-        graphs: dict[str, onnx.GraphProto] = {}
-        for kind, body in zip(("then_branch", "else_branch"), bodies, strict=True):
+        graphs: list[onnx.GraphProto] = []
+        for body in bodies:
             inner = Assembly(self.file, self)
             results = body(inner)
             for name in results:
                 own = inner.node("Identity", [name])
                 inner._graph.output.add(name=own)
-            graphs[kind] = inner._graph
-        return self.nodes("If", [condition], count, label=label, **graphs)
+            graphs.append(inner._graph)
+        taken, other = graphs
+        return self.nodes(
+            "If", [condition], count, label=label, then_branch=taken, else_branch=other
+        )
 
     # ---- the whole ----------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ same, and the canonical rules do the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -248,6 +248,11 @@ class Conversion:
             return self.cast(name, DType.FLOAT32)
         return name
 
+    def longs(self, numbers: NDArray[Any] | Iterable[int]) -> str:
+        """Returns a constant vector of int64."""
+        listed = numbers if isinstance(numbers, np.ndarray) else list(numbers)
+        return self.to.constant(np.asarray(listed, np.int64))
+
     def long(self, op: Op, place: int) -> str:
         """Returns an integer operand as int64, as ONNX wants sizes and indices."""
         tensor = self.at(op, place)
@@ -312,23 +317,20 @@ class Conversion:
         _check_size(tensor, dtype)
         return self.to.stored(tensor.name, dtype, shape, data, tensor.offset, tensor.nbytes)
 
-    def _params(self, tensor: Tensor, params: Quantization) -> tuple[list[str], dict[str, int]]:
-        """Returns the operands of Q and DQ behind the data, and their attributes."""
+    def _params(self, tensor: Tensor, params: Quantization) -> tuple[list[str], int]:
+        """Returns the operands of Q and DQ behind the data, and their axis."""
         dtype = self.dtype(tensor)
         scale, zero_point = params.scale, params.zero_point
-        axis: dict[str, int] = {}
         if params.per_tensor:
             scale, zero_point = scale.reshape(()), zero_point.reshape(())
-        else:
-            axis["axis"] = params.axis
         if not (dtype.qmin <= zero_point.min() and zero_point.max() <= dtype.qmax):
             raise UnknownForm(f"a zero point of '{tensor.label}' does not fit {dtype}")
         stored = zero_point.astype(np.int64).astype(dtype.numpy)
-        return [self.to.constant(scale), self.to.constant(stored)], axis
+        return [self.to.constant(scale), self.to.constant(stored)], params.axis
 
     def _dequantized(self, stored: str, tensor: Tensor, params: Quantization) -> str:
         operands, axis = self._params(tensor, params)
-        return self.to.node("DequantizeLinear", [stored, *operands], label=tensor.name, **axis)
+        return self.to.node("DequantizeLinear", [stored, *operands], label=tensor.name, axis=axis)
 
     def _quantized(self, real: str, tensor: Tensor) -> str:
         params = self.quantization(tensor)
@@ -338,7 +340,7 @@ class Conversion:
             raise UnknownForm(f"'{tensor.label}' is quantized to int32 while the model runs")
         operands, axis = self._params(tensor, params)
         return self.to.node(
-            "QuantizeLinear", [real, *operands], label=tensor.name, result=tensor.name, **axis
+            "QuantizeLinear", [real, *operands], label=tensor.name, result=tensor.name, axis=axis
         )
 
 

@@ -20,6 +20,7 @@ def root_map(data: bytes) -> dict[str, Any]:
         if not root.IsMap or len(root.AsMap) > len(data):
             raise UnknownForm("its options are no map")
         found = root.AsMap
-        return {key.Key: value.Value for key, value in zip(found.Keys, found.Values, strict=True)}
+        keys, values = found.Keys, found.Values
+        return {keys[i].AsKey: values[i].Value for i in range(len(found))}
     except (ValueError, IndexError, TypeError, OverflowError, UnicodeDecodeError) as error:
         raise UnknownForm("its options cannot be read") from error

@@ -273,15 +273,17 @@ class _Parser:
             _text(graph.Name()), tensors, self._ints(graph, "Inputs"),
             self._ints(graph, "Outputs"), ops,
         )  # fmt: skip
-        for indices in (made.inputs, made.outputs, *(i for op in ops for i in (op.inputs, op.outputs))):
-            for index in indices:
-                if not -1 <= index < len(tensors):
-                    raise InvalidModelError(
-                        f"tensor {index} does not exist",
-                        where=self.where,
-                        why=f"its graph has {len(tensors)} tensors",
-                        fix="convert the model again",
-                    )
+        named = [*made.inputs, *made.outputs]
+        for op in ops:
+            named += [*op.inputs, *op.outputs]
+        for index in named:
+            if not -1 <= index < len(tensors):
+                raise InvalidModelError(
+                    f"tensor {index} does not exist",
+                    where=self.where,
+                    why=f"its graph has {len(tensors)} tensors",
+                    fix="convert the model again",
+                )
         return made
 
     def _tensor(
@@ -385,7 +387,8 @@ class _Parser:
 
 
 def _enum(names: Any) -> dict[int, str]:
-    return {value: key for key, value in vars(names).items() if isinstance(value, int)}
+    members: dict[str, Any] = dict(vars(names))
+    return {value: key for key, value in members.items() if isinstance(value, int)}
 
 
 def _text(raw: bytes | None) -> str:

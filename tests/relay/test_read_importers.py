@@ -16,7 +16,7 @@ from qdqbridge.relay.dialect import install_shims
 from qdqbridge.relay.read import from_relay
 from tests.onnx_models import Builder, canonical
 from tests.relay.relay_side import fixed, imported, run
-from tests.relay.tflite_writer import Model
+from tests.tflite_io.tflite_writer import Model
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 CNNS = ("digits_cnn_u8s8_per_channel", "digits_cnn_s8s8_per_tensor")

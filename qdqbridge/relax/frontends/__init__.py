@@ -1,4 +1,4 @@
-"""TVM's PyTorch and TFLite frontends, completed: their modules as graphs."""
+"""TVM's PyTorch frontend, completed: its modules as graphs."""
 
 from __future__ import annotations
 

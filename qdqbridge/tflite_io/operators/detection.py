@@ -31,34 +31,34 @@ def detection_post_process(c: Conversion, op: Op) -> None:
     boxes = _decoded(c, op, options)
     scores = c.real(op.inputs[1])  # (1, anchors, classes with background)
     label = c.shape(op.inputs[1])[-1] - classes
-    bounds = [_longs(c, [n]) for n in (label, label + classes, 2)]
+    bounds = [c.longs([n]) for n in (label, label + classes, 2)]
     scores = c.to.node("Slice", [scores, *bounds])
     classed = c.to.node("Transpose", [scores], perm=[0, 2, 1])
     if not regular:
-        classed = c.to.node("ReduceMax", [classed, _longs(c, [1])], keepdims=1)
+        classed = c.to.node("ReduceMax", [classed, c.longs([1])], keepdims=1)
     limits = [c.to.constant(np.asarray([most], np.int64))] + [
         c.to.constant(np.asarray([float(options.get(name, 0.0))], np.float32))
         for name in ("nms_iou_threshold", "nms_score_threshold")
     ]
     if regular:
-        limits[0] = _longs(c, [int(options.get("detections_per_class", 100))])
+        limits[0] = c.longs([int(options.get("detections_per_class", 100))])
     kept = c.to.node("NonMaxSuppression", [boxes, classed, *limits], label=c.label(op))
     of_class = c.to.node("Gather", [kept, c.to.constant(np.int64(1))], axis=1)
     anchors = c.to.node("Gather", [kept, c.to.constant(np.int64(2))], axis=1)
-    places = c.to.node("Slice", [kept, _longs(c, [1]), _longs(c, [3]), _longs(c, [1])])
-    flat = c.to.node("Squeeze", [classed, _longs(c, [0])])
+    places = c.to.node("Slice", [kept, c.longs([1]), c.longs([3]), c.longs([1])])
+    flat = c.to.node("Squeeze", [classed, c.longs([0])])
     found = c.to.node("GatherND", [flat, places])
-    count = c.to.node("Min", [c.to.node("Shape", [found]), _longs(c, [most])])
+    count = c.to.node("Min", [c.to.node("Shape", [found]), c.longs([most])])
     top, order = c.to.nodes("TopK", [found, count], 2)
     anchors = c.to.node("Gather", [anchors, order])
     if regular:
         names = c.to.node("Gather", [of_class, order])
     else:
         best_class = c.to.node("ArgMax", [scores], axis=2, keepdims=0)
-        best_class = c.to.node("Squeeze", [best_class, _longs(c, [0])])
+        best_class = c.to.node("Squeeze", [best_class, c.longs([0])])
         names = c.to.node("Gather", [best_class, anchors])
-    chosen = c.to.node("Gather", [c.to.node("Squeeze", [boxes, _longs(c, [0])]), anchors])
-    missing = c.to.node("Sub", [_longs(c, [most]), count])
+    chosen = c.to.node("Gather", [c.to.node("Squeeze", [boxes, c.longs([0])]), anchors])
+    missing = c.to.node("Sub", [c.longs([most]), count])
     _filled(c, op, 0, chosen, missing, 2)
     _filled(c, op, 1, c.cast(names, DType.FLOAT32), missing, 1)
     _filled(c, op, 2, top, missing, 1)
@@ -67,11 +67,11 @@ def detection_post_process(c: Conversion, op: Op) -> None:
 
 def _filled(c: Conversion, op: Op, place: int, found: str, missing: str, rank: int) -> None:
     """Puts a result: zeros behind what was found, and an axis for the one image."""
-    none = _longs(c, [0] * rank)
-    behind = c.to.node("Concat", [missing, _longs(c, [0] * (rank - 1))], axis=0)
+    none = c.longs([0] * rank)
+    behind = c.to.node("Concat", [missing, c.longs([0] * (rank - 1))], axis=0)
     amounts = c.to.node("Concat", [none, behind], axis=0)
     whole = c.to.node("Pad", [found, amounts])
-    c.put(op, c.to.node("Unsqueeze", [whole, _longs(c, [0])], label=c.label(op)), place)
+    c.put(op, c.to.node("Unsqueeze", [whole, c.longs([0])], label=c.label(op)), place)
 
 
 def _decoded(c: Conversion, op: Op, options: Mapping[str, Any]) -> str:
@@ -89,28 +89,24 @@ def _decoded(c: Conversion, op: Op, options: Mapping[str, Any]) -> str:
 
 
 def _halves(c: Conversion, x: str, axis: int) -> list[str]:
-    return c.to.nodes("Split", [x, _longs(c, [2, 2])], 2, axis=axis)
+    return c.to.nodes("Split", [x, c.longs([2, 2])], 2, axis=axis)
 
 
 def suppression(c: Conversion, op: Op) -> None:
     """NON_MAX_SUPPRESSION_V4: indices, filled with zeros, and how many count."""
-    lead = _longs(c, [0])
+    lead = c.longs([0])
     boxes = c.to.node("Unsqueeze", [c.real(op.inputs[0]), lead])
-    scores = c.to.node("Unsqueeze", [c.real(op.inputs[1]), _longs(c, [0, 1])])
+    scores = c.to.node("Unsqueeze", [c.real(op.inputs[1]), c.longs([0, 1])])
     most = c.numbers(op, 2)[0]
-    limits = [c.to.node("Reshape", [c.real(op.inputs[i]), _longs(c, [1])]) for i in (3, 4)]
-    kept = c.to.node("NonMaxSuppression", [boxes, scores, _longs(c, [most]), *limits])
+    limits = [c.to.node("Reshape", [c.real(op.inputs[i]), c.longs([1])]) for i in (3, 4)]
+    kept = c.to.node("NonMaxSuppression", [boxes, scores, c.longs([most]), *limits])
     index = c.to.node("Gather", [kept, c.to.constant(np.int64(2))], axis=1)
     count = c.to.node("Shape", [index])
-    missing = c.to.node("Concat", [lead, c.to.node("Sub", [_longs(c, [most]), count])], axis=0)
+    missing = c.to.node("Concat", [lead, c.to.node("Sub", [c.longs([most]), count])], axis=0)
     padded = c.to.node("Pad", [index, missing], label=c.label(op))
     c.put_stored(op, c.cast(padded, DType.INT32), 0)
     number = c.to.node("Squeeze", [count, lead])
     c.put_stored(op, c.cast(number, DType.INT32), 1)
-
-
-def _longs(c: Conversion, numbers: list[int]) -> str:
-    return c.to.constant(np.asarray(numbers, np.int64))
 
 
 ROWS: Mapping[str, Row] = {

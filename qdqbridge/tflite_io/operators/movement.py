@@ -15,19 +15,15 @@ _FAR = (1 << 31) - 1
 """An end behind every extent."""
 
 
-def _longs(c: Conversion, numbers: Sequence[int]) -> str:
-    return c.to.constant(np.asarray(list(numbers), np.int64))
-
-
 def reshape(c: Conversion, op: Op) -> None:
     """RESHAPE: to the second operand, or to the option where there is none."""
     x = c.real(op.inputs[0])
     if c.has(op, 1):
         shape = c.long(op, 1)
     elif op.options is not None and not op.options.NewShapeIsNone():
-        shape = _longs(c, [int(i) for i in op.options.NewShapeAsNumpy()])
+        shape = c.longs([int(i) for i in op.options.NewShapeAsNumpy()])
     else:
-        shape = _longs(c, c.shape(op.outputs[0]))
+        shape = c.longs(c.shape(op.outputs[0]))
     c.put(op, c.to.node("Reshape", [x, shape], label=c.label(op), allowzero=_zero(c, op)))
 
 
@@ -45,16 +41,16 @@ def squeeze(c: Conversion, op: Op) -> None:
         listed = [int(i) % rank for i in op.options.SqueezeDimsAsNumpy()]
     operands = [c.real(op.inputs[0])]
     if listed:
-        operands.append(_longs(c, listed))
+        operands.append(c.longs(listed))
     else:
         ones = [i for i, extent in enumerate(c.shape(op.inputs[0])) if extent == 1]
-        operands.append(_longs(c, ones))
+        operands.append(c.longs(ones))
     c.put(op, c.to.node("Squeeze", operands, label=c.label(op)))
 
 
 def expand_dims(c: Conversion, op: Op) -> None:
     """EXPAND_DIMS at one axis."""
-    axes = _longs(c, [c.numbers(op, 1)[0] % (c.rank(op.inputs[0]) + 1)])
+    axes = c.longs([c.numbers(op, 1)[0] % (c.rank(op.inputs[0]) + 1)])
     c.put(op, c.to.node("Unsqueeze", [c.real(op.inputs[0]), axes], label=c.label(op)))
 
 
@@ -74,7 +70,7 @@ def concatenation(c: Conversion, op: Op) -> None:
 def pack(c: Conversion, op: Op) -> None:
     """PACK: operands side by side along a new axis."""
     axis = int(op.option("Axis"))
-    place = _longs(c, [axis])
+    place = c.longs([axis])
     rows = [c.to.node("Unsqueeze", [x, place]) for x in c.operands(op)]
     c.put(op, c.to.node("Concat", rows, label=c.label(op), axis=axis))
 
@@ -83,9 +79,9 @@ def unpack(c: Conversion, op: Op) -> None:
     """UNPACK: each index along an axis by itself."""
     axis, count = int(op.option("Axis")), len(op.outputs)
     x = c.real(op.inputs[0])
-    parts = c.to.nodes("Split", [x, _longs(c, [1] * count)], count, label=c.label(op), axis=axis)
+    parts = c.to.nodes("Split", [x, c.longs([1] * count)], count, label=c.label(op), axis=axis)
     for place, part in enumerate(parts):
-        c.put(op, c.to.node("Squeeze", [part, _longs(c, [axis])]), place)
+        c.put(op, c.to.node("Squeeze", [part, c.longs([axis])]), place)
 
 
 def split(c: Conversion, op: Op) -> None:
@@ -112,7 +108,7 @@ def _parts(c: Conversion, op: Op, x: str, axis: int, sizes: Sequence[int]) -> No
     if len(sizes) != len(op.outputs):
         raise UnknownForm(f"it has {len(sizes)} sizes for {len(op.outputs)} parts")
     parts = c.to.nodes(
-        "Split", [x, _longs(c, sizes)], len(sizes), label=c.label(op), axis=axis
+        "Split", [x, c.longs(sizes)], len(sizes), label=c.label(op), axis=axis
     )
     for place, part in enumerate(parts):
         c.put(op, part, place)
@@ -124,7 +120,7 @@ def slices(c: Conversion, op: Op) -> None:
     begin, size = c.array(op.inputs[1]), c.array(op.inputs[2])
     if begin is not None and size is not None:
         begin, size = begin.reshape(-1).astype(np.int64), size.reshape(-1).astype(np.int64)
-        starts, ends = _longs(c, begin), _longs(c, np.where(size < 0, _FAR, begin + size))
+        starts, ends = c.longs(begin), c.longs(np.where(size < 0, _FAR, begin + size))
     else:
         starts, sizes = c.long(op, 1), c.long(op, 2)
         open_ = c.to.node("Less", [sizes, c.to.constant(np.int64(0))])
@@ -161,14 +157,14 @@ def strided_slice(c: Conversion, op: Op) -> None:
     ends = _masked(c, ends, [masks["End"] >> e & 1 for e in picked] & ~single, steps, 1)
     x = c.real(op.inputs[0])
     if picked:
-        axes = _longs(c, [axis for _, axis, _ in indexed])
-        x = c.to.node("Slice", [x, starts, ends, axes, _longs(c, steps)], label=c.label(op))
+        axes = c.longs([axis for _, axis, _ in indexed])
+        x = c.to.node("Slice", [x, starts, ends, axes, c.longs(steps)], label=c.label(op))
     dropped = [axis for (_, axis, _), one in zip(indexed, single, strict=True) if one]
     if dropped:
-        x = c.to.node("Squeeze", [x, _longs(c, dropped)], label=c.label(op))
+        x = c.to.node("Squeeze", [x, c.longs(dropped)], label=c.label(op))
     new = _new_axes(rank, entries, masks)
     if new:
-        x = c.to.node("Unsqueeze", [x, _longs(c, new)], label=c.label(op))
+        x = c.to.node("Unsqueeze", [x, c.longs(new)], label=c.label(op))
     c.put(op, x)
 
 
@@ -216,7 +212,7 @@ def _new_axes(rank: int, entries: int, masks: Mapping[str, int]) -> list[int]:
 def _picked(c: Conversion, vector: str, entries: Sequence[int], count: int) -> str:
     if list(entries) == list(range(count)):
         return vector
-    return c.to.node("Gather", [vector, _longs(c, entries)], axis=0)
+    return c.to.node("Gather", [vector, c.longs(entries)], axis=0)
 
 
 def _masked(
@@ -226,20 +222,20 @@ def _masked(
     if not masked.any():
         return vector
     far = np.where((steps > 0) == bool(end), _FAR, -_FAR if end else 0)
-    return c.to.node("Where", [c.to.constant(masked), _longs(c, far), vector])
+    return c.to.node("Where", [c.to.constant(masked), c.longs(far), vector])
 
 
 def pad(c: Conversion, op: Op) -> None:
     """PAD and PADV2: begins and ends per axis; a quantized tensor is padded with real zeros."""
     pads = c.array(op.inputs[1])
     if pads is not None:
-        amounts = _longs(c, pads.T.reshape(-1))
+        amounts = c.longs(pads.T.reshape(-1))
     else:
         turned = c.to.node("Transpose", [c.long(op, 1)], perm=[1, 0])
-        amounts = c.to.node("Reshape", [turned, _longs(c, [-1])])
+        amounts = c.to.node("Reshape", [turned, c.longs([-1])])
     operands = [c.real(op.inputs[0]), amounts]
     if op.name == "PADV2":
-        operands.append(c.to.node("Reshape", [c.real(op.inputs[2]), _longs(c, [])]))
+        operands.append(c.to.node("Reshape", [c.real(op.inputs[2]), c.longs([])]))
     c.put(op, c.to.node("Pad", operands, label=c.label(op), mode="constant"))
 
 
@@ -248,7 +244,7 @@ def mirror_pad(c: Conversion, op: Op) -> None:
     pads = np.asarray(c.numbers(op, 1)).reshape(-1, 2)
     x = c.real(op.inputs[0])
     if int(op.option("Mode")) == 0:
-        amounts = _longs(c, pads.T.reshape(-1))
+        amounts = c.longs(pads.T.reshape(-1))
         c.put(op, c.to.node("Pad", [x, amounts], label=c.label(op), mode="reflect"))
         return
     for axis, (begin, end) in enumerate(pads):  # ONNX has no mode that repeats the edge
@@ -258,7 +254,7 @@ def mirror_pad(c: Conversion, op: Op) -> None:
         if extent < 0:
             raise UnknownForm("it mirrors an open extent")
         around = np.pad(np.arange(extent), (int(begin), int(end)), mode="symmetric")
-        x = c.to.node("Gather", [x, _longs(c, around)], label=c.label(op), axis=axis)
+        x = c.to.node("Gather", [x, c.longs(around)], label=c.label(op), axis=axis)
     c.put(op, x)
 
 
@@ -303,18 +299,21 @@ def reverse(c: Conversion, op: Op) -> None:
     """REVERSE_V2 along the listed axes."""
     x, axes = c.real(op.inputs[0]), c.numbers(op, 1)
     ends = [-_FAR] * len(axes)
-    steps = _longs(c, [-1] * len(axes))
-    operands = [x, _longs(c, [-1] * len(axes)), _longs(c, ends), _longs(c, axes), steps]
+    steps = c.longs([-1] * len(axes))
+    operands = [x, c.longs([-1] * len(axes)), c.longs(ends), c.longs(axes), steps]
     c.put(op, c.to.node("Slice", operands, label=c.label(op)))
 
 
 def reverse_sequence(c: Conversion, op: Op) -> None:
     """REVERSE_SEQUENCE by lengths per batch."""
     operands = [c.real(op.inputs[0]), c.long(op, 1)]
-    axes = {"time_axis": int(op.option("SeqDim")), "batch_axis": int(op.option("BatchDim"))}
-    if set(axes.values()) != {0, 1}:
+    time, batch = int(op.option("SeqDim")), int(op.option("BatchDim"))
+    if {time, batch} != {0, 1}:
         raise UnknownForm("its batch and time are not the first two axes")
-    c.put(op, c.to.node("ReverseSequence", operands, label=c.label(op), **axes))
+    result = c.to.node(
+        "ReverseSequence", operands, label=c.label(op), time_axis=time, batch_axis=batch
+    )
+    c.put(op, result)
 
 
 def depth_to_space(c: Conversion, op: Op) -> None:
@@ -328,7 +327,8 @@ def depth_to_space(c: Conversion, op: Op) -> None:
 def space_to_depth(c: Conversion, op: Op) -> None:
     """SPACE_TO_DEPTH."""
     x = channels_first(c, c.real(op.inputs[0]), 4)
-    result = c.to.node("SpaceToDepth", [x], label=c.label(op), blocksize=int(op.option("BlockSize")))
+    size = int(op.option("BlockSize"))
+    result = c.to.node("SpaceToDepth", [x], label=c.label(op), blocksize=size)
     c.put(op, channels_last(c, result, 4))
 
 
@@ -341,16 +341,16 @@ def batch_to_space(c: Conversion, op: Op) -> None:
     rest = extents[count:]
     _need_known((batch, *extents))
     outer = batch // int(np.prod(block))
-    x = c.to.node("Reshape", [c.real(op.inputs[0]), _longs(c, [*block, outer, *spatial, *rest])])
+    x = c.to.node("Reshape", [c.real(op.inputs[0]), c.longs([*block, outer, *spatial, *rest])])
     perm = [count]
     for axis in range(count):
         perm += [count + 1 + axis, axis]
     perm += range(2 * count + 1, 2 * count + 1 + len(rest))
     x = c.to.node("Transpose", [x], perm=perm)
     whole = [s * b for s, b in zip(spatial, block, strict=True)]
-    x = c.to.node("Reshape", [x, _longs(c, [outer, *whole, *rest])], label=c.label(op))
+    x = c.to.node("Reshape", [x, c.longs([outer, *whole, *rest])], label=c.label(op))
     ends = [w - int(e) for w, e in zip(whole, crops[:, 1], strict=True)]
-    operands = [x, _longs(c, crops[:, 0]), _longs(c, ends), _longs(c, range(1, count + 1))]
+    operands = [x, c.longs(crops[:, 0]), c.longs(ends), c.longs(range(1, count + 1))]
     c.put(op, c.to.node("Slice", operands, label=c.label(op)))
 
 
@@ -368,14 +368,14 @@ def space_to_batch(c: Conversion, op: Op) -> None:
     shape = [batch]
     for extent, size in zip(padded, block, strict=True):
         shape += [extent // size, size]
-    x = c.to.node("Reshape", [x, _longs(c, [*shape, *rest])])
+    x = c.to.node("Reshape", [x, c.longs([*shape, *rest])])
     perm = [2 * axis + 2 for axis in range(count)] + [0]
     perm += [2 * axis + 1 for axis in range(count)]
     perm += range(2 * count + 1, 2 * count + 1 + len(rest))
     x = c.to.node("Transpose", [x], perm=perm)
     inner = [extent // size for extent, size in zip(padded, block, strict=True)]
     target = [batch * int(np.prod(block)), *inner, *rest]
-    c.put(op, c.to.node("Reshape", [x, _longs(c, target)], label=c.label(op)))
+    c.put(op, c.to.node("Reshape", [x, c.longs(target)], label=c.label(op)))
 
 
 def _need_known(extents: Sequence[int]) -> None:
@@ -397,13 +397,13 @@ def rank(c: Conversion, op: Op) -> None:
 
 def number_range(c: Conversion, op: Op) -> None:
     """RANGE (start, limit, delta)."""
-    scalars = [c.to.node("Reshape", [c.stored(i), _longs(c, [])]) for i in op.inputs]
+    scalars = [c.to.node("Reshape", [c.stored(i), c.longs([])]) for i in op.inputs]
     c.put_stored(op, c.to.node("Range", scalars, label=c.label(op)))
 
 
 def top_k(c: Conversion, op: Op) -> None:
     """TOPK_V2 along the last axis."""
-    count = c.to.node("Reshape", [c.long(op, 1), _longs(c, [1])])
+    count = c.to.node("Reshape", [c.long(op, 1), c.longs([1])])
     values, index = c.to.nodes("TopK", [c.real(op.inputs[0]), count], 2, label=c.label(op), axis=-1)
     c.put(op, values)
     c.put_stored(op, c.cast(index, c.dtype(c.tensor(op.outputs[1]))), 1)
@@ -412,7 +412,7 @@ def top_k(c: Conversion, op: Op) -> None:
 def one_hot(c: Conversion, op: Op) -> None:
     """ONE_HOT (indices, depth, on, off)."""
     on, off = (
-        c.to.node("Reshape", [c.real(op.inputs[i]), _longs(c, [1])]) for i in (2, 3)
+        c.to.node("Reshape", [c.real(op.inputs[i]), c.longs([1])]) for i in (2, 3)
     )
     operands = [c.long(op, 0), c.long(op, 1), c.to.node("Concat", [off, on], axis=0)]
     c.put(op, c.to.node("OneHot", operands, label=c.label(op), axis=int(op.option("Axis", -1))))
@@ -436,7 +436,7 @@ def update_slice(c: Conversion, op: Op) -> None:
     _need_known((*extents, *sizes))
     starts = c.to.node(
         "Min",
-        [c.long(op, 2), _longs(c, [e - s for e, s in zip(extents, sizes, strict=True)])],
+        [c.long(op, 2), c.longs([e - s for e, s in zip(extents, sizes, strict=True)])],
     )
     starts = c.to.node("Max", [starts, c.to.constant(np.zeros(len(sizes), np.int64))])
     grid = np.stack(np.meshgrid(*(np.arange(s) for s in sizes), indexing="ij"), axis=-1)

@@ -83,7 +83,8 @@ def _lstm(
     def joined(parts: Sequence[str]) -> str:
         return parts[0] if len(parts) == 1 else c.to.node("Concat", list(parts), axis=0)
 
-    weight, recurrent = joined([d.weight for d in directions]), joined([d.recurrent for d in directions])
+    weight = joined([d.weight for d in directions])
+    recurrent = joined([d.recurrent for d in directions])
     biases = [
         c.to.node("Concat", [d.bias, c.to.constant(np.zeros((1, 4 * units), np.float32))], axis=1)
         for d in directions

@@ -146,9 +146,8 @@ def resize(mode: str) -> Row:
         more: dict[str, Any] = {}
         if mode == "nearest":
             more["nearest_mode"] = "round_prefer_ceil" if corners or centers else "floor"
-        sizes = _sizes(c, op, x)
         result = c.to.node(
-            "Resize", [x, "", "", sizes], label=c.label(op), mode=mode,
+            "Resize", [x, *_target(c, op, x)], label=c.label(op), mode=mode,
             coordinate_transformation_mode=place, **more,
         )  # fmt: skip
         c.put(op, channels_last(c, result, 4))
@@ -156,13 +155,18 @@ def resize(mode: str) -> Row:
     return convert
 
 
-def _sizes(c: Conversion, op: Op, x: str) -> str:
-    """Returns the four extents of a channels-first result."""
-    batch, *_, channels = c.shape(op.inputs[0])
-    if batch > 0 and channels > 0 and c.array(op.inputs[1]) is not None:
-        return c.to.constant(np.asarray([batch, channels, *c.numbers(op, 1)], np.int64))
+def _target(c: Conversion, op: Op, x: str) -> list[str]:
+    """Returns ONNX's operands that say the result's extents: whole factors, or four sizes."""
+    batch, *spatial, channels = c.shape(op.inputs[0])
+    if c.array(op.inputs[1]) is not None:
+        sizes = c.numbers(op, 1)
+        if all(0 < old <= new and new % old == 0 for old, new in zip(spatial, sizes, strict=True)):
+            factors = [new // old for old, new in zip(spatial, sizes, strict=True)]
+            return ["", c.to.constant(np.asarray([1, 1, *factors], np.float32))]
+        if batch > 0 and channels > 0:
+            return ["", "", c.to.constant(np.asarray([batch, channels, *sizes], np.int64))]
     kept = c.to.node("Shape", [x], start=0, end=2)
-    return c.to.node("Concat", [kept, c.long(op, 1)], axis=0)
+    return ["", "", c.to.node("Concat", [kept, c.long(op, 1)], axis=0)]
 
 
 def cumulated(c: Conversion, op: Op) -> None:

@@ -13,19 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("tflite", reason="the package that knows the schema of TFLite")
 pytest.importorskip("tvm")
-pytest.importorskip("tflite", reason="TVM reads TFLite files through the package tflite")
 
 import qdqbridge as qb
 from qdqbridge.errors import ModelFileError, UnsupportedModelError
-from qdqbridge.relax.frontends import from_tflite
 from tests.onnx_models import Builder, canonical, ops
 from tests.relax.read_cases import read_back, same
 
-pytestmark = pytest.mark.relax
 tflite: Any = import_module("tflite")
 
-FOLDER = Path(__file__).parent / "tflite"
+FOLDER = Path(__file__).parent / "data"
 MODEL = FOLDER / "int8_network.tflite"
 INT8 = 3  # onnx.TensorProto.INT8
 Array = np.ndarray[Any, Any]
@@ -125,7 +123,7 @@ def twin() -> Any:
 
 
 def test_the_digest_is_that_of_the_onnx_twin() -> None:
-    graph = from_tflite(MODEL)
+    graph = qb.load(MODEL)
     same(graph, canonical(twin()))
     assert ops(graph).count("Transpose") == 1  # the layout shows at the input only
     assert not [note for note in qb.explain(graph) if note.rule == "float-island"]
@@ -133,7 +131,7 @@ def test_the_digest_is_that_of_the_onnx_twin() -> None:
 
 def test_outputs_are_those_of_tflite() -> None:
     """TFLite rounds products in fixed point: a code may be the next one."""
-    graph = from_tflite(MODEL)
+    graph = qb.load(MODEL)
     data = np.load(FOLDER / "int8_network.npz")
     (name,) = (v.name for v in graph.inputs)
     found = [qb.evaluate(graph, {name: x})[graph.output_names[0]] for x in data["x"]]
@@ -143,7 +141,7 @@ def test_outputs_are_those_of_tflite() -> None:
 
 
 def test_it_goes_on_like_any_graph(tmp_path: Path) -> None:
-    graph = from_tflite(MODEL)
+    graph = qb.load(MODEL)
     assert [v.type.shape for v in graph.inputs] == [(1, 8, 8, 1)]
     same(read_back(graph), graph)
     qb.save(graph, tmp_path / "again.onnx")
@@ -155,17 +153,18 @@ def test_a_damaged_file_is_refused(tmp_path: Path, cut: int) -> None:
     file = tmp_path / "cut.tflite"
     file.write_bytes(MODEL.read_bytes()[:cut])
     with pytest.raises((ModelFileError, UnsupportedModelError)) as error:
-        from_tflite(file)
+        qb.load(file)
     assert str(file) in error.value.where
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="cannot be read"):
-        from_tflite(tmp_path / "missing.tflite")
+        qb.load(tmp_path / "missing.tflite")
+    (tmp_path / "other.tflite").write_bytes(Path(__file__).read_bytes())
     with pytest.raises(ModelFileError, match="no TFLite file"):
-        from_tflite(Path(__file__))
+        qb.load(tmp_path / "other.tflite")
 
 
 def test_raw_graphs_keep_the_layout() -> None:
-    raw = from_tflite(MODEL, canonical=False)
+    raw = qb.load(MODEL, canonical=False)
     assert ops(raw).count("Transpose") > 5
