@@ -24,6 +24,8 @@ from tests.onnx_io.writer_models import CNN, IMAGES, MATRICES, S8, U8, Net, X, Y
 MODELS = Path(__file__).parents[2] / "models"
 OWN_MODELS = sorted(path.name for path in MODELS.glob("*.onnx"))
 NETWORKS = [*IMAGES, *MATRICES]
+LOADS_MORE = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 32)
+"""1.32 loads and fuses vectors of one scale, and float8 products; up to 1.31 it refuses them."""
 
 
 def optimized(path: Path) -> onnx.ModelProto | None:
@@ -108,7 +110,12 @@ BY_ORT = [name for name in BROKEN if name.startswith("ort_") and name != "ort_16
 
 @pytest.mark.parametrize("name", BY_ORT)
 def test_broken_rules_are_what_onnxruntime_does(name: str, tmp_path: Path) -> None:
-    assert not assert_agrees(saved(BROKEN[name][2], tmp_path))
+    path = saved(BROKEN[name][2], tmp_path)
+    if name == "ort_rank_one" and LOADS_MORE:
+        assert optimized(path) is not None
+        assert "up to 1.31" in check(path)[0].source
+        return
+    assert not assert_agrees(path)
 
 
 @pytest.mark.parametrize("name", [name for name in KEPT if name.startswith("ort_")])
@@ -264,7 +271,7 @@ def test_float8_is_fused_into_an_operator_that_does_not_exist(tmp_path: Path) ->
     path = tmp_path / "model.onnx"
     onnx.save(small_floats(), path)
     assert "no-small-floats" in {finding.rule for finding in check(path)}
-    assert optimized(path) is None
+    assert (optimized(path) is not None) == LOADS_MORE
 
 
 def test_int32_bias_of_another_scale_is_not_fused(tmp_path: Path) -> None:

@@ -345,7 +345,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "no-small-floats", "Conv, Gemm, MatMul", _between(_small_floats),
-        "onnxruntime 1.31.1: 'Type Error'", Effect.REFUSED, "quantize to integers",
+        "onnxruntime up to 1.31: 'Type Error'", Effect.REFUSED, "quantize to integers",
     ),
     Rule(
         "int8-past-movers", "int8 pairs from opset 21 on", _clash,
@@ -354,7 +354,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "rank-0-parameters", "Add, Mul, Concat, Where, unary operators", _between(_scalars),
-        "onnxruntime 1.31.1: 'Scale and Zero-point must be a scalar'", Effect.REFUSED,
+        "onnxruntime up to 1.31: 'Scale and Zero-point must be a scalar'", Effect.REFUSED,
         "reshape scale and zero point to rank 0",
     ),
 )  # fmt: skip
