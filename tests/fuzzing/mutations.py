@@ -26,14 +26,17 @@ OPERATORS = (
 
 
 def mutated(valid: bytes, rng: Random) -> bytes:
-    """Returns a damaged copy of a serialized model."""
-    if rng.random() < 0.1:
-        return _bytes(valid, rng)
+    """Returns a damaged copy of a serialized model: one in ten its bytes, else its fields."""
+    return damaged(valid, rng) if rng.random() < 0.1 else restructured(valid, rng)
+
+
+def restructured(valid: bytes, rng: Random) -> bytes:
+    """Returns a copy of a serialized model that is one still, of other fields."""
     model = onnx.ModelProto()
     try:
         model.ParseFromString(valid)
     except DecodeError:
-        return _bytes(valid, rng)
+        return damaged(valid, rng)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         mutation = rng.choice(MUTATIONS)
         try:
@@ -43,7 +46,8 @@ def mutated(valid: bytes, rng: Random) -> bytes:
     return model.SerializeToString()
 
 
-def _bytes(valid: bytes, rng: Random) -> bytes:
+def damaged(valid: bytes, rng: Random) -> bytes:
+    """Returns a copy of a file with other bytes."""
     data = bytearray(valid)
     for _ in range(rng.choice((1, 1, 2, 4, 24))):
         if not data:
@@ -167,6 +171,60 @@ def _shape(model: onnx.ModelProto, rng: Random) -> None:
                 extent.dim_value = rng.choice(NUMBERS)
 
 
+def _surgery(model: onnx.ModelProto, rng: Random) -> None:
+    """Moves nodes into branches, loops and functions, and to other domains and opsets."""
+    graph, node = model.graph, _node(model, rng)
+    match rng.randrange(7):
+        case 0:
+            node.domain = rng.choice(("", "ai.onnx", "com.microsoft", "qonnx.custom_op.general", "x"))
+        case 1:
+            model.opset_import.append(
+                helper.make_opsetid(rng.choice(("", "ai.onnx", "com.microsoft", "x")), rng.randrange(30))
+            )
+        case 2:
+            _into_branch(model, node, rng)
+        case 3:
+            _into_function(model, node)
+        case 4:  # an operand too few
+            del node.input[rng.randrange(len(node.input))]
+        case 5:
+            node.output.append(rng.choice([*node.output, "more", ""]))
+        case _:
+            swapped, other = list(graph.node), rng.randrange(len(graph.node))
+            swapped[0], swapped[other] = swapped[other], swapped[0]
+            copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in swapped]
+            del graph.node[:]
+            graph.node.extend(copies)
+
+
+def _into_branch(model: onnx.ModelProto, node: onnx.NodeProto, rng: Random) -> None:
+    """Puts an If, a Loop or a Scan around a node."""
+    body = onnx.GraphProto(name="body")
+    body.node.add().CopyFrom(node)
+    body.output.extend(onnx.ValueInfoProto(name=name) for name in node.output)
+    outputs = list(node.output)
+    condition = numpy_helper.from_array(np.array(True), f"true_{rng.randrange(10**9)}")
+    kind = rng.choice(("If", "If", "Loop", "Scan"))
+    inputs = [condition.name] if rng.random() < 0.5 else [rng.choice(model.graph.input).name]
+    model.graph.initializer.append(condition)
+    names = ("then_branch", "else_branch") if kind == "If" else ("body",)
+    operands = ["", *inputs] if kind == "Loop" else inputs
+    attributes = {name: body for name in names}
+    node.CopyFrom(helper.make_node(kind, operands, outputs, **attributes))
+
+
+def _into_function(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
+    """Makes a function of a node, and calls it."""
+    name = f"F{len(model.functions)}"
+    inputs = list(dict.fromkeys(n for n in node.input if n))
+    copy = onnx.NodeProto.FromString(node.SerializeToString())
+    imports = list(model.opset_import)
+    model.functions.append(helper.make_function("f", name, inputs, list(node.output), [copy], imports))
+    if all(entry.domain != "f" for entry in model.opset_import):
+        model.opset_import.append(helper.make_opsetid("f", 1))
+    node.CopyFrom(helper.make_node(name, inputs, list(copy.output), domain="f"))
+
+
 def _structure(model: onnx.ModelProto, rng: Random) -> None:
     """Rewires, renames, drops, doubles or replaces nodes; changes opsets."""
     graph, node = model.graph, _node(model, rng)
@@ -210,5 +268,5 @@ def _insert(model: onnx.ModelProto, rng: Random, names: list[str]) -> None:
 
 MUTATIONS: tuple[Callable[[onnx.ModelProto, Random], None], ...] = (
     _field, _field, _attribute, _attribute, _initializer, _initializer, _shape, _structure,
-    _structure,
+    _structure, _surgery,
 )  # fmt: skip
