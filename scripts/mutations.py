@@ -179,7 +179,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="run one case here, and show what comes out")
     parser.add_argument("-o", "--output", type=Path, default=Path("findings"))
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     valid = valid_files(arguments.kind, arguments.folders, arguments.output / "modules.pickle")
     if arguments.only is not None:

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.errors import InvalidModelError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import NO_ORIGIN, Node, Origin, Value
-from qdqbridge.graph.interpreter import evaluate_node
+from qdqbridge.graph.interpreter import computed
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Operator
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, TensorType, ValueType
@@ -68,7 +67,7 @@ def constant(data: Constant, params: QuantParams | None, name: str) -> Value:
 
 
 def evaluated(node: Node) -> NDArray[Any]:
-    """Returns the result of a node whose operands are constants.
+    """Returns the result of a node whose operands are constants; ask first what that takes.
 
     Raises:
         InvalidModelError: The constants do not fit together.
@@ -76,11 +75,4 @@ def evaluated(node: Node) -> NDArray[Any]:
     operands = [
         None if v is None or v.constant is None else v.constant.numpy() for v in node.inputs
     ]
-    try:
-        return np.asarray(evaluate_node(node, operands)[0])
-    except (ValueError, IndexError) as error:  # NumPy's word for shapes that do not fit
-        raise InvalidModelError(
-            f"{node.op.name} '{node.name}' cannot be computed",
-            why=str(error),
-            fix="its operands are constants of the file; correct them",
-        ) from error
+    return np.asarray(computed(node, operands)[0])

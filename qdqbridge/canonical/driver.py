@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from qdqbridge.canonical.rule import Reject, Replace, Rule, Scope
 from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import Graph, Node, Note, Value
+from qdqbridge.ops.folding import Budget
 
 
 def run(graph: Graph, rules: Sequence[Rule]) -> dict[tuple[str, Node], Reject]:
@@ -18,7 +19,7 @@ def run(graph: Graph, rules: Sequence[Rule]) -> dict[tuple[str, Node], Reject]:
 class _Driver:
     def __init__(self, graph: Graph, rules: Sequence[Rule]) -> None:
         self.editor = Editor(graph)
-        self.scope = Scope(self.editor)
+        self.scope = Scope(self.editor, Budget.of(graph.nodes))
         self.graph = graph
         self.by_op: dict[str, list[Rule]] = {}
         self.rules = rules

@@ -10,6 +10,7 @@ from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.types import static_shape
+from qdqbridge.ops.folding import affordable
 
 _SMALL = 4096
 _GROWTH = 4
@@ -48,12 +49,16 @@ def small_constant(node: Node, scope: Scope) -> Proposal:
         if value.constant is None or value.quant:
             return None
         sizes.append(value.constant.size)
-    if max(sizes) <= _SMALL:
-        data = Constant.of(evaluated(node))
-    elif sizes[0] <= _GROWTH * max(sizes[1:], default=0) and _is_only_quantized(node, scope):
-        data = Constant(node.output.type.dtype, shape, lambda: evaluated(node))
-    else:
+    is_small = max(sizes) <= _SMALL
+    grows = sizes[0] > _GROWTH * max(sizes[1:], default=0)
+    if not is_small and (grows or not _is_only_quantized(node, scope)):
         return None
+    if not affordable(node, [v and v.constant for v in node.inputs], scope.budget):
+        return None
+    if is_small:
+        data = Constant.of(evaluated(node))
+    else:
+        data = Constant(node.output.type.dtype, shape, lambda: evaluated(node))
     return Replace({node.output: constant(data, None, node.output.name)})
 
 

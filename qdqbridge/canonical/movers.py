@@ -26,6 +26,7 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape, TensorType, static_shape
 from qdqbridge.ops import resize
 from qdqbridge.ops.attributes import AxesAttrs, PadAttrs, ResizeAttrs, TransposeAttrs
+from qdqbridge.ops.folding import proportionate
 from qdqbridge.ops.table import OPERATORS
 
 MOVERS = tuple(row.name for row in OPERATORS if row.flow is Flow.MOVE or row is resize.RESIZE)
@@ -252,7 +253,6 @@ _GROWTH = 4
 @rule("moved-constant", *MOVERS)
 def moved_constant(node: Node, scope: Scope) -> Proposal:
     """``mover(const) -> const``, moved when first looked at (a transposition stays a view)."""
-    del scope
     if not moves(node) or len(node.outputs) != 1 or not node.inputs:
         return None
     if any(v is not None and v.constant is None for v in node.inputs):
@@ -265,6 +265,10 @@ def moved_constant(node: Node, scope: Scope) -> Proposal:
     type_ = node.output.type
     folded = Constant(type_.dtype, shape, lambda: evaluated(node))
     if folded.size > max(_LOOKED_AT, _GROWTH * source.constant.size):
+        return None
+    if not proportionate(node, [v and v.constant for v in node.inputs]):
+        return None
+    if not scope.budget.affords(max(folded.size - source.constant.size, 0)):
         return None
     if folded.size <= _LOOKED_AT:
         folded.numpy()  # a file that declares another shape is found out while it is read

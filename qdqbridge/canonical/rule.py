@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import Node, Note, Value
+from qdqbridge.ops.folding import Budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,15 @@ Proposal: TypeAlias = "Replace | Reject | None"
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a rule may ask about the surroundings of a node."""
+    """What a rule may ask about the surroundings of a node.
+
+    Attributes:
+        editor: Knows the graph.
+        budget: What rules may compute of constants, all together.
+    """
 
     editor: Editor
+    budget: Budget
 
     def is_output(self, value: Value) -> bool:
         """True where ``value`` leaves the graph."""

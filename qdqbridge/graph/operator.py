@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from qdqbridge.graph.types import ValueType
 
 if TYPE_CHECKING:
+    from qdqbridge.graph.constant import Constant
     from qdqbridge.graph.graph import Node
 
 Array: TypeAlias = "NDArray[Any]"
@@ -48,6 +49,10 @@ Returns None where the operands' types have no integer form (then: dequantize, c
 """
 
 
+Steps: TypeAlias = "Callable[[Any, Sequence[Constant | None]], int | None]"
+"""``steps(attributes, operands)``: elements made, read and multiplied at most; None: not known."""
+
+
 def _no_problems(node: Node) -> Iterator[str]:
     del node
     return iter(())
@@ -67,6 +72,8 @@ class Operator:
         data: Indices of the operands whose values flow through (None: every operand). Other
             operands (indices, a condition) stay as they are.
         check: Yields what is wrong with a node of this operator, in words.
+        steps: How much it takes to compute, where the table does not know (``ops/steps.py``):
+            operators outside the table.
         numerics: The contract in words, with every known difference from onnxruntime.
     """
 
@@ -77,6 +84,7 @@ class Operator:
     contract: Contract | None = None
     data: tuple[int, ...] | None = None
     check: Callable[[Node], Iterator[str]] = field(default=_no_problems)
+    steps: Steps | None = None
     numerics: str = ""
 
     def is_data(self, index: int) -> bool:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from qdqbridge.errors import InvalidModelError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.interpreter import evaluate_node
-from qdqbridge.graph.types import static_shape
 from qdqbridge.onnx_io.tensors import constant_from_proto
+from qdqbridge.ops.folding import Budget, folded
 
 _NUMBERS = {
     "value_float": ("f", np.float32),
@@ -50,73 +45,90 @@ def constant_of_node(proto: onnx.NodeProto, folder: Path, where: str) -> Constan
     )
 
 
-def fold(value: Value) -> Constant | None:
-    """Returns the data of a value that only constants determine, None for any other.
+class Folding:
+    """The values that only constants determine, computed within a budget.
 
-    Runs the cone of nodes behind ``value`` once; meant for quantization parameters, bounds and
-    shapes, not for whole weights.
+    Meant for quantization parameters, bounds and shapes, not for whole weights.
     """
-    if value.constant is not None:
-        return value.constant
-    if value.producer is None:
-        return None
-    cone = _cone(value)
-    if cone is None:
-        return None
-    known: dict[Value, Constant] = {}
-    for node in cone:
-        operands = [None if v is None else _data(v, known).numpy() for v in node.inputs]
-        if not all(_bounded(node, result, operands) for result in node.outputs):
-            return None
-        try:
-            results = evaluate_node(node, operands)
-        except (ValueError, IndexError) as error:  # NumPy's word for shapes that do not fit
-            raise InvalidModelError(
-                f"{node.op.name} '{node.name}' cannot be computed",
-                why=str(error),
-                fix="its operands are constants of the file; correct them",
-            ) from error
-        for result, array in zip(node.outputs, results, strict=False):
-            known[result] = Constant.of(np.asarray(array))
-    return known[value]
 
+    def __init__(self, budget: Budget | None = None) -> None:
+        """Makes one for the graph of one file.
 
-_MOST = 1 << 22
-"""Elements that a folded constant may have; parameters are far smaller."""
+        Args:
+            budget: What it may take together.
+        """
+        self._budget = Budget() if budget is None else budget
+        self._known: dict[Value, Constant | None] = {}
+        self._fixed: dict[Value, bool] = {}
 
+    def constant(self, value: Value) -> Constant | None:
+        """Returns the data of a value.
 
-def _bounded(node: Node, result: Value, operands: Sequence[NDArray[Any] | None]) -> bool:
-    """True where a result is known to be small, so that folding cannot exhaust memory."""
-    shape = static_shape(result.type.shape)
-    if node.op.name == "ConstantOfShape" and operands[0] is not None:
-        shape = tuple(int(extent) for extent in operands[0].reshape(-1))
-    if shape is not None:
-        return math.prod(shape) <= _MOST
-    return node.op.name not in ("ConstantOfShape", "Range", "Expand", "Tile", "Pad", "Resize")
+        Returns:
+            None for a value that an input determines, or that would cost too much.
 
+        Raises:
+            InvalidModelError: A node does not fit its operands.
+        """
+        if value.constant is not None:
+            return value.constant
+        if value not in self._known:
+            self._known[value] = self._run(value) if self._is_fixed(value) else None
+        return self._known[value]
 
-def _data(value: Value, known: dict[Value, Constant]) -> Constant:
-    return known[value] if value.constant is None else value.constant
-
-
-def _cone(value: Value) -> list[Node] | None:
-    """Returns the nodes behind ``value`` in execution order; None if an input is among them."""
-    order: list[Node] = []
-    done: set[Node] = set()
-    stack: list[tuple[Node, bool]] = [(value.producer, False)] if value.producer else []
-    while stack:
-        node, ready = stack.pop()
-        if node in done:
-            continue
-        if ready:
-            done.add(node)
-            order.append(node)
-            continue
-        stack.append((node, True))
-        for operand in node.inputs:
-            if operand is None or operand.constant is not None:
-                continue
-            if operand.producer is None:
+    def _run(self, value: Value) -> Constant | None:
+        """Runs the nodes behind a value; what is small among their results is remembered."""
+        known: dict[Value, Constant] = {}
+        for node in self._cone(value):
+            operands = [None if v is None else self._data(v, known) for v in node.inputs]
+            results = folded(node, operands, self._budget)
+            if results is None:
                 return None
-            stack.append((operand.producer, False))
-    return order
+            for result, constant in zip(node.outputs, results, strict=False):
+                known[result] = constant
+                if constant.size <= _SMALL:
+                    self._known[result] = constant
+        return known.get(value)
+
+    def _data(self, value: Value, known: dict[Value, Constant]) -> Constant | None:
+        return value.constant or known.get(value) or self._known.get(value)
+
+    def _cone(self, value: Value) -> list[Node]:
+        """Returns the nodes behind ``value`` that have not run yet, in execution order."""
+        order: list[Node] = []
+        done: set[Node] = set()
+        stack: list[tuple[Value, bool]] = [(value, False)]
+        while stack:
+            current, ready = stack.pop()
+            node = current.producer
+            if node is None or node in done or self._known.get(current) is not None:
+                continue
+            if ready:
+                done.add(node)
+                order.append(node)
+                continue
+            stack.append((current, True))
+            stack += [(operand, False) for operand in node.inputs if operand is not None]
+        return order
+
+    def _is_fixed(self, value: Value) -> bool:
+        """Returns whether no input is behind a value; looks at every value of a file once."""
+        stack = [value]
+        while stack:
+            current = stack[-1]
+            node = current.producer
+            if current in self._fixed or current.constant is not None or node is None:
+                self._fixed.setdefault(current, current.constant is not None)
+                stack.pop()
+                continue
+            waiting = [v for v in node.inputs if v is not None and v not in self._fixed]
+            if waiting:
+                stack += waiting
+            else:
+                self._fixed[current] = all(v is None or self._fixed[v] for v in node.inputs)
+                stack.pop()
+        return self._fixed[value]
+
+
+_SMALL = 256
+"""Elements of a result that many may ask for."""

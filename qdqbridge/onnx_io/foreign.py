@@ -20,12 +20,14 @@ from numpy.typing import NDArray
 from onnx import NodeProto, helper, numpy_helper
 
 from qdqbridge.errors import UnsupportedModelError, UnsupportedTargetError
+from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Attributes, Flow, Operands, Operator
 from qdqbridge.onnx_io.codecs import BY_ROW
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.declared import check_operand_types
+from qdqbridge.onnx_io.foreign_steps import foreign_steps
 from qdqbridge.onnx_io.ort_values import run
 from qdqbridge.onnx_io.structure import captured_names, describe
 from qdqbridge.onnx_io.subgraph_names import (
@@ -260,6 +262,7 @@ def foreign_operator(domain: str, op_type: str) -> Operator:
         flow=Flow.FLOAT,
         attributes=ForeignAttrs,
         compute=_compute,
+        steps=_steps,
         numerics="What onnxruntime computes with optimizations disabled; where it has no kernel, "
         "what ONNX's own reference computes.",
     )
@@ -284,6 +287,10 @@ def _compute(attributes: ForeignAttrs, operands: Operands) -> tuple[NDArray[Any]
             raise error
     results = _run(attributes, [_as(np.float64, np.float32, array) for array in arrays])
     return tuple(_as(np.float32, np.float64, result) for result in results)
+
+
+def _steps(attributes: ForeignAttrs, operands: Sequence[Constant | None]) -> int | None:
+    return foreign_steps(attributes.node.proto(), attributes.domain, attributes.version, operands)
 
 
 def _referred(

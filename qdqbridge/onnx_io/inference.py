@@ -14,6 +14,8 @@ import onnx
 from onnx import TensorProto, helper
 
 _LONG, _LARGE = 1 << 20, 1 << 30
+_COPIES = 1 << 12
+"""Times the 256 elements of an initializer; the Concats of real shapes make a few dozen."""
 _INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 _MAKERS = ("ConstantOfShape", "Range", "Expand", "Tile", "Pad", "Resize", "Reshape", "OneHot")
 """Operators whose result is as large as their operands' data say."""
@@ -37,10 +39,13 @@ def guarded_inference(model: onnx.ModelProto) -> onnx.ModelProto:
     safe = _without_slices(model)
     if safe is not None:
         return safe
-    if any(node.op_type in _MAKERS for node in model.graph.node) and _has_long_vector(
-        _inferred(_with_loose_makers(model), data=True)
-    ):
-        return _inferred(model, data=False)
+    makes = any(node.op_type in _MAKERS for node in model.graph.node)
+    if makes or _copies(model.graph, {}) > _COPIES:
+        plain = _inferred(model, data=False)  # sees what one maker makes of another's result
+        if _has_long_vector(plain):
+            return plain
+        if makes and _has_long_vector(_inferred(_with_loose_makers(model), data=True)):
+            return plain
     return _inferred(model, data=True)
 
 
@@ -61,6 +66,28 @@ def _forget_negative(value: onnx.ValueInfoProto) -> None:
         for extent in value.type.tensor_type.shape.dim:
             if extent.dim_value < 0:
                 extent.Clear()
+
+
+def _copies(graph: onnx.GraphProto, known: dict[str, int]) -> int:
+    """Returns how often Concats put one element side by side, at most.
+
+    Forty Concats of a vector with itself, one after the other, make 2**40 copies of it.
+
+    Args:
+        graph: A graph, or the body of a node.
+        known: The copies in each value that is known already; grows.
+    """
+    most = 1
+    for node in graph.node:
+        counts = [known.get(name, 1) for name in node.input]
+        count = sum(counts) if node.op_type == "Concat" else max(counts, default=1)
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                if body.node:
+                    count = max(count, _copies(body, known))
+        known.update(dict.fromkeys(node.output, count))
+        most = max(most, count)
+    return most
 
 
 def _has_long_vector(model: onnx.ModelProto) -> bool:

@@ -6,6 +6,7 @@ import onnx
 
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError, UnsupportedQuantization
 from qdqbridge.onnx_io.codecs.schema import schema_of
+from qdqbridge.onnx_io.inferable import check_inferable
 from qdqbridge.onnx_io.lowering import Refusal, is_microsoft, lowering_of, refusal
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS, default_opset
 from qdqbridge.onnx_io.structure import all_nodes, describe
@@ -61,7 +62,9 @@ def check_known(model: onnx.ModelProto, file: str) -> None:
             continue
         optional = tuple(i for i, each in enumerate(schema.inputs) if each.option == _OPTIONAL)
         _check_arity(node, schema.min_input, schema.max_input, file, optional)
+        _check_results(node, schema, file)
         _check_attributes(node, schema, file)
+        check_inferable(node, file)
     if unknown:
         raise _unknown(unknown, opset, file)
 
@@ -113,6 +116,16 @@ def _check_arity(
         )
 
 
+def _check_results(node: onnx.NodeProto, schema: onnx.defs.OpSchema, file: str) -> None:
+    if len(node.output) > schema.max_output:
+        raise InvalidModelError(
+            f"{node.op_type} has {len(node.output)} results",
+            where=f"{file}, {describe(node)}",
+            why=f"it gives {schema.max_output} at most",
+            fix="export the model again",
+        )
+
+
 def _check_attributes(node: onnx.NodeProto, schema: onnx.defs.OpSchema, file: str) -> None:
     given = {attribute.name for attribute in node.attribute}
     for name, attribute in schema.attributes.items():
@@ -122,6 +135,8 @@ def _check_attributes(node: onnx.NodeProto, schema: onnx.defs.OpSchema, file: st
                 where=f"{file}, {describe(node)}",
                 fix="export the model again",
             )
+    for own in node.attribute:
+        _check_kind(node, own, schema, file)
     if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
         unknown = sorted(given - set(schema.attributes))
         if unknown:
@@ -132,3 +147,17 @@ def _check_attributes(node: onnx.NodeProto, schema: onnx.defs.OpSchema, file: st
                 "output_dtype and block_size with 21",
                 fix="declare the opset that the exporter meant",
             )
+
+
+def _check_kind(
+    node: onnx.NodeProto, given: onnx.AttributeProto, schema: onnx.defs.OpSchema, file: str
+) -> None:
+    attribute = schema.attributes.get(given.name)
+    if attribute is not None and given.type != int(attribute.type.value):
+        raise InvalidModelError(
+            f"attribute '{given.name}' of {node.op_type} has the wrong type",
+            where=f"{file}, {describe(node)}",
+            why=f"it is {onnx.AttributeProto.AttributeType.Name(given.type)}, and {node.op_type} "
+            f"takes {attribute.type.name}",
+            fix="export the model again",
+        )

@@ -10,7 +10,6 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.onnx_io.codecs.view import NodeView
-from qdqbridge.onnx_io.constants import fold
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS
 from qdqbridge.onnx_io.qdq import SINCE, Encoding
 from qdqbridge.onnx_io.tensors import dtype_of
@@ -110,7 +109,7 @@ def _storage(view: NodeView, zero_point: Constant | None, where: str) -> DType:
 
 
 def _parameter(view: NodeView, index: int) -> Constant | None:
-    return fold(view.operand(index))
+    return view.folding.constant(view.operand(index))
 
 
 def params_of(

@@ -23,7 +23,7 @@ from qdqbridge.onnx_io.branches import take_constant_branches
 from qdqbridge.onnx_io.codecs import decode
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.codecs.view import NodeView
-from qdqbridge.onnx_io.constants import constant_of_node, fold
+from qdqbridge.onnx_io.constants import Folding, constant_of_node
 from qdqbridge.onnx_io.declared import check_moved, check_quantizes
 from qdqbridge.onnx_io.equal_branches import take_equal_branches
 from qdqbridge.onnx_io.foreign import foreign_node
@@ -44,6 +44,7 @@ from qdqbridge.onnx_io.structure import (
 from qdqbridge.onnx_io.tensors import constant_from_proto, dtype_of, embed_external_data
 from qdqbridge.ops.attributes import ClipAttrs, GemmAttrs, LinearAttrs
 from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET, REQUANTIZE
+from qdqbridge.ops.folding import Budget
 from qdqbridge.ops.table import BY_NAME
 
 _Q_DOMAINS = (*ONNX_DOMAINS, "com.microsoft")
@@ -104,6 +105,7 @@ class _Builder:
         self.nodes: list[Node] = []
         self.notes: list[Note] = []
         self.noted: set[tuple[str, str]] = set()
+        self.folding = Folding()
         self.quantized_constants: dict[tuple[Value, QuantParams], Value] = {}
         self.params: dict[tuple[object, ...], QuantParams] = {}
         self.read = {name for node in model.graph.node for name in node.input}
@@ -113,6 +115,8 @@ class _Builder:
     def graph(self) -> Graph:
         proto = self.model.graph
         self._constants(proto)
+        held = sum(value.constant.size for value in self.values.values() if value.constant)
+        self.folding = Folding(Budget(held, len(proto.node)))
         inputs = self._inputs(proto)
         for node in proto.node:
             self._node(node)
@@ -197,7 +201,7 @@ class _Builder:
         opset = self.opsets.get(proto.domain, self.opset)
         if proto.domain in ONNX_DOMAINS:
             opset = self.opset
-        return NodeView(proto, opset, list(operands), results, self.file)
+        return NodeView(proto, opset, list(operands), results, self.file, self.folding)
 
     def _compute(self, proto: onnx.NodeProto) -> None:
         if len(proto.output) > 1:
@@ -329,7 +333,7 @@ class _Builder:
     def _dequantize(self, proto: onnx.NodeProto) -> None:
         view = self._view(proto, [self._operand(name) for name in proto.input])
         data = view.operand(0)
-        folded = fold(data) if data.producer is not None and data.quant is None else None
+        folded = None if data.producer is None or data.quant else view.folding.constant(data)
         if folded is not None:
             data = _constant_value(folded, data.name)
         encoding = encoding_of(view, data, data.type.dtype)

@@ -18,9 +18,9 @@ from typing import Any
 atheris: Any = import_module("atheris")
 
 with atheris.instrument_imports(include=["qdqbridge"]):
+    from tests.fuzzing.measured import run
     from tests.fuzzing.mutations import mutated
     from tests.fuzzing.target import put_through, seeds
-    from tests.fuzzing.measured import run
 
 FOLDER = Path(tempfile.mkdtemp())
 RESULTS: Counter[str] = Counter()

@@ -105,9 +105,8 @@ def _json(text: str, rng: Random) -> str:
     nodes: list[dict[str, Any]] = found["nodes"]
     node = rng.choice(nodes)
     data = node.get("data")
-    junk = rng.choice(
-        [rng.randrange(len(nodes)), rng.choice(_NUMBERS), 1.5, rng.choice(_TEXTS), None, [], {}, True]
-    )
+    number = rng.choice((rng.randrange(len(nodes)), rng.choice(_NUMBERS)))
+    junk: Any = rng.choice((number, number, 1.5, rng.choice(_TEXTS), None, [], {}, True))
     match rng.randrange(8):
         case 0:
             node["type"] = rng.choice(nodes)["type"]
@@ -117,7 +116,7 @@ def _json(text: str, rng: Random) -> str:
             _refer(nodes, node["type"], data, rng)
         case 4 if isinstance(data, dict) and data:
             del data[rng.choice(list(data))]
-        case 5 if node["type"] == "ffi.Tensor" and data:
+        case 5 if node["type"] == "ffi.Tensor" and isinstance(data, str):
             node["data"] = _bytes(data, rng)
         case _ if isinstance(data, dict | list) and data:
             keys: Any = list(data) if isinstance(data, dict) else range(len(data))

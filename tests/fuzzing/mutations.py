@@ -176,10 +176,14 @@ def _surgery(model: onnx.ModelProto, rng: Random) -> None:
     graph, node = model.graph, _node(model, rng)
     match rng.randrange(7):
         case 0:
-            node.domain = rng.choice(("", "ai.onnx", "com.microsoft", "qonnx.custom_op.general", "x"))
+            node.domain = rng.choice(
+                ("", "ai.onnx", "com.microsoft", "qonnx.custom_op.general", "x")
+            )
         case 1:
             model.opset_import.append(
-                helper.make_opsetid(rng.choice(("", "ai.onnx", "com.microsoft", "x")), rng.randrange(30))
+                helper.make_opsetid(
+                    rng.choice(("", "ai.onnx", "com.microsoft", "x")), rng.randrange(30)
+                )
             )
         case 2:
             _into_branch(model, node, rng)
@@ -209,8 +213,8 @@ def _into_branch(model: onnx.ModelProto, node: onnx.NodeProto, rng: Random) -> N
     model.graph.initializer.append(condition)
     names = ("then_branch", "else_branch") if kind == "If" else ("body",)
     operands = ["", *inputs] if kind == "Loop" else inputs
-    attributes = {name: body for name in names}
-    node.CopyFrom(helper.make_node(kind, operands, outputs, **attributes))
+    node.CopyFrom(helper.make_node(kind, operands, outputs))
+    node.attribute.extend(helper.make_attribute(name, body) for name in names)
 
 
 def _into_function(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
@@ -219,7 +223,9 @@ def _into_function(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
     inputs = list(dict.fromkeys(n for n in node.input if n))
     copy = onnx.NodeProto.FromString(node.SerializeToString())
     imports = list(model.opset_import)
-    model.functions.append(helper.make_function("f", name, inputs, list(node.output), [copy], imports))
+    model.functions.append(
+        helper.make_function("f", name, inputs, list(node.output), [copy], imports)
+    )
     if all(entry.domain != "f" for entry in model.opset_import):
         model.opset_import.append(helper.make_opsetid("f", 1))
     node.CopyFrom(helper.make_node(name, inputs, list(copy.output), domain="f"))

@@ -15,9 +15,9 @@ from onnx import TensorProto, helper
 
 import qdqbridge as qb
 from qdqbridge.errors import ModelFileError, UnsupportedModelError
+from tests.fuzzing.measured import run
 from tests.fuzzing.mutations import mutated
 from tests.fuzzing.target import put_through, seeds
-from tests.fuzzing.measured import run
 from tests.onnx_models import Builder, conv_model
 
 MEMORY = 100 << 20

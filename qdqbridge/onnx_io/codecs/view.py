@@ -15,7 +15,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.types import QuantType, Shape
-from qdqbridge.onnx_io.constants import fold
+from qdqbridge.onnx_io.constants import Folding
 
 Ints = tuple[int, ...]
 D = TypeVar("D")
@@ -37,12 +37,13 @@ class NodeView:
         operands: One value per input, None where left out.
         result_shapes: One shape per output, None where unknown.
         file: File name, for messages.
+        folding: Computes operands that the file spells as nodes; one for all nodes of a file.
 
     Raises:
         InvalidModelError: An attribute is given twice, or refers to a function's attribute.
     """
 
-    __slots__ = ("_attributes", "file", "operands", "opset", "proto", "result_shapes")
+    __slots__ = ("_attributes", "file", "folding", "operands", "opset", "proto", "result_shapes")
 
     def __init__(
         self,
@@ -51,8 +52,10 @@ class NodeView:
         operands: Sequence[Value | None],
         result_shapes: Sequence[Shape] = (),
         file: str = "",
+        folding: Folding | None = None,
     ) -> None:
         self.proto, self.opset, self.file = proto, opset, file
+        self.folding = Folding() if folding is None else folding
         self.operands = list(operands)
         self.result_shapes = list(result_shapes)
         self._attributes: dict[str, AttributeProto] = {}
@@ -173,7 +176,7 @@ class NodeView:
         value = self.optional(index)
         if value is None:
             return None
-        data = fold(value)
+        data = self.folding.constant(value)
         if data is None:
             raise NoRow(f"input {index} ('{value.name}') is known only at run time")
         if data.dtype is DType.STRING:

@@ -85,6 +85,8 @@ def _exact(site: Site, weight: NDArray[Any], zero: NDArray[Any]) -> bool:
             "the weight's zero point does not fit",
             why=f"it has shape {zero.shape}, the weight {weight.shape}",
         )
+    if not weight.size:
+        return True
     rows = weight.reshape(len(weight), -1).astype(np.int64) - zero.reshape(-1, 1).astype(np.int64)
     return int(np.abs(rows).sum(axis=1).max(initial=0)) * _SPAN < _EXACT
 

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.errors import InvalidModelError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.interpreter import evaluate_node
 from qdqbridge.graph.types import TensorType
+from qdqbridge.ops.folding import Budget, folded
 
 
 def constant_value(array: NDArray[Any], name: str = "") -> Value:
@@ -26,26 +27,18 @@ def constant_of(value: Value) -> NDArray[Any] | None:
     cone = _cone(value)
     if cone is None:
         return None
-    known: dict[Value, Value] = {}
+    known: dict[Value, Constant] = {}
+    budget = Budget()
     for node in cone:
-        operands = [None if v is None else known.get(v, v) for v in node.inputs]
-        result = _evaluated(Node(node.op, node.attributes, operands, [Value(node.output.type)]))
-        if result is None:
+        operands = [None if v is None else v.constant or known[v] for v in node.inputs]
+        try:
+            results = folded(node, operands, budget)
+        except InvalidModelError:  # the constants do not fit together
             return None
-        known[node.output] = Value(node.output.type, constant=Constant.of(result))
-    found = known[value].constant
-    return None if found is None else found.numpy()
-
-
-def _evaluated(node: Node) -> NDArray[Any] | None:
-    """Returns the result of a node of constants, None where they do not fit together."""
-    operands = [
-        None if v is None or v.constant is None else v.constant.numpy() for v in node.inputs
-    ]
-    try:
-        return np.asarray(evaluate_node(node, operands)[0])
-    except (ValueError, IndexError):  # NumPy's word for shapes that do not fit
-        return None
+        if results is None:
+            return None
+        known[node.output] = results[0]
+    return known[value].numpy()
 
 
 def _cone(value: Value) -> list[Node] | None:
