@@ -12,8 +12,12 @@ import tflite
 from numpy.typing import NDArray
 
 _TYPES = {
+    "bool": tflite.TensorType.BOOL,
+    "float16": tflite.TensorType.FLOAT16,
     "float32": tflite.TensorType.FLOAT32,
+    "int16": tflite.TensorType.INT16,
     "int32": tflite.TensorType.INT32,
+    "int64": tflite.TensorType.INT64,
     "int8": tflite.TensorType.INT8,
     "uint8": tflite.TensorType.UINT8,
 }
@@ -55,18 +59,20 @@ class Model:
         self.tensors.append(Tensor(name, tuple(shape), dtype, scale, zero_point, axis))
         return len(self.tensors) - 1
 
-    def constant(self, name: str, data: NDArray[Any], scale: Any = None, axis: int = 0) -> int:
-        index = self.tensor(name, data.shape, str(data.dtype), scale, 0, axis)
-        if np.ndim(scale):
+    def constant(self, name: str, data: NDArray[Any], scale: Any = None, axis: int = 0,
+                 zero_point: Any = 0) -> int:  # fmt: skip
+        index = self.tensor(name, data.shape, str(data.dtype), scale, zero_point, axis)
+        if np.ndim(scale) and not np.ndim(zero_point):
             self.tensors[index].zero_point = np.zeros(np.shape(scale), np.int64)
         self.tensors[index].data = data
         return index
 
-    def operator(self, name: str, inputs: Sequence[int], output: int, options: str,
-                 **fields: Any) -> int:  # fmt: skip
+    def operator(self, name: str, inputs: Sequence[int], output: int | Sequence[int],
+                 options: str = "", **fields: Any) -> int:  # fmt: skip
         code = getattr(tflite.BuiltinOperator, name)
-        self.operators.append(Operator(code, inputs, [output], options, fields))
-        return output
+        outputs = [output] if isinstance(output, int) else list(output)
+        self.operators.append(Operator(code, inputs, outputs, options, fields))
+        return outputs[0]
 
     def tobytes(self, inputs: Sequence[int], outputs: Sequence[int]) -> bytes:
         return _Writer(self).file(inputs, outputs)
@@ -113,14 +119,16 @@ class _Writer:
         return self.table("Tensor", **fields)
 
     def operator(self, operator: Operator, codes: list[int]) -> int:
-        options = self.table(operator.options, **operator.fields)
+        options: dict[str, Any] = {}
+        if operator.options:
+            options["BuiltinOptionsType"] = getattr(tflite.BuiltinOptions, operator.options)
+            options["BuiltinOptions"] = self.table(operator.options, **operator.fields)
         return self.table(
             "Operator",
             OpcodeIndex=codes.index(operator.code),
             Inputs=np.array(operator.inputs, np.int32),
             Outputs=np.array(operator.outputs, np.int32),
-            BuiltinOptionsType=getattr(tflite.BuiltinOptions, operator.options),
-            BuiltinOptions=options,
+            **options,
         )
 
     def file(self, inputs: Sequence[int], outputs: Sequence[int]) -> bytes:
