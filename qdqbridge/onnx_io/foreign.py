@@ -67,6 +67,14 @@ class StoredNode:
         """Returns the integer attributes."""
         return {a.name: a.i for a in self.proto().attribute if a.type == onnx.AttributeProto.INT}
 
+    def number(self, name: str) -> float | int | None:
+        """Returns the only element of a tensor that is an attribute; None where it is not given."""
+        for attribute in self.proto().attribute:
+            if attribute.name == name and attribute.HasField("t"):
+                array = numpy_helper.to_array(attribute.t)
+                return array.reshape(()).item() if array.size == 1 else None
+        return None
+
     def __repr__(self) -> str:
         return f"#{sha256(self.data).hexdigest()[:16]}"
 

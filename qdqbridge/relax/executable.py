@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
@@ -16,9 +17,11 @@ from tvm.target import codegen
 
 from qdqbridge.arguments import path_of
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
+from qdqbridge.graph.extents import symbolic_extents
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import check_inputs
 from qdqbridge.graph.types import static_shape
+from qdqbridge.ops.agreement import agreed
 from qdqbridge.qnn.emit.scope import reason
 from qdqbridge.relax import saving
 from qdqbridge.relax.emit import emit
@@ -127,7 +130,8 @@ class Executable:
             One array per output name; quantized outputs are stored integers.
 
         Raises:
-            InputDataError: An input is missing, unknown, or of the wrong dtype or shape.
+            InputDataError: An input is missing, unknown, or of the wrong dtype or shape, or open
+                extents do not fit each other.
             UnsupportedTargetError: It was compiled for a CPU with instructions that this one has
                 not.
         """
@@ -135,16 +139,32 @@ class Executable:
         if self._main is None:
             need_features(self._features)
         main: Any = self._main
-        if any(0 in array.shape for array in arrays):
-            raise InputDataError("an input has no elements", fix="feed at least one sample")
         tensors = [to_tensor(array, self._device) for array in arrays]
-        result = self._caller.call(main, *tensors)
+        try:
+            result = self._caller.call(main, *tensors)
+        except Exception as error:  # TVM raises what it likes
+            raise_interrupt(error)
+            if not symbolic_extents(self.graph):
+                raise
+            raise _unfit(error, arrays) from error
         results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
         types = [value.type.dtype.numpy for value in self.graph.outputs]
         return {
             name: to_array(tensor).astype(dtype, copy=False)  # sub-byte types run as bytes
             for name, tensor, dtype in zip(self.output_names, results, types, strict=True)
         }
+
+
+def _unfit(error: Exception, arrays: Sequence[NDArray[Any]]) -> InputDataError:
+    """Returns the error of inputs whose open extents do not fit each other."""
+    found = re.search(r"\((-?\d+) vs\. (-?\d+)\)", str(error))
+    why = reason(error) if found is None else f"an extent is {found[1]} where {found[2]} is needed"
+    fed = ", ".join(str(array.shape) for array in arrays)
+    return InputDataError(
+        "the model cannot run on inputs of these shapes",
+        why=f"{why}; the inputs are {fed}",
+        fix="feed extents that agree where the model's operators meet",
+    )
 
 
 def target_of(target: Any) -> Any:
@@ -211,6 +231,7 @@ def build(
             f"there are no kernels {kernels!r}", fix=f"use one of {', '.join(KERNELS)}"
         )
     resolved, count = target_of(target), _count_of(threads)
+    graph = agreed(graph)
     if kernels == "fast":
         module = emit_plan(plan(graph, cpu_of(resolved), count))
     else:

@@ -51,6 +51,8 @@ def to_tensor(array: Array, device: Any) -> Any:
     What cannot be handed over is copied: by NumPy where DLPack has the type, since TVM's way takes
     ten times as long.
     """
+    if not array.size:  # NumPy gives it strides that TVM does not take
+        return tvm.runtime.empty(array.shape, tvm_dtype(DType.of(array.dtype)), device)
     if handed_over(array):
         return tvm.runtime.from_dlpack(array)
     if array.dtype not in _PLAIN:

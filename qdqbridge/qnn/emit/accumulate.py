@@ -135,6 +135,7 @@ def _batch_matmul(scope: Scope, node: Node, gemm: GemmAttrs) -> Expr:
     single = [scope.rank(e) == 1 for e in (x, w)]  # vectors are matrices of one row
     x = scope.emit(scope.op.expand_dims(x, [0])) if single[0] else x
     w = scope.emit(scope.op.expand_dims(w, [1])) if single[1] else w
+    x, w = scope.aligned([x, w], trailing=2)
     extent = scope.extents(x)[-2 if gemm.trans_a else -1]
     inner = extent if isinstance(extent, int) else 1 << 31
     attrs = {

@@ -36,6 +36,11 @@ def _plain(name: str) -> Emit:
     return lambda scope, node, args: scope.function(name)(*args)
 
 
+def _broadcast(emit: Emit, trailing: int = 0) -> Emit:
+    """Returns ``emit`` for operands that broadcast on all but some last axes."""
+    return lambda scope, node, args: emit(scope, node, scope.aligned(args, trailing))
+
+
 def _folded(name: str) -> Emit:
     def emit(scope: Scope, node: Node, args: list[Expr]) -> Expr:
         del node
@@ -252,16 +257,16 @@ FLOATING: dict[str, Emit] = {
     **FLOATING_WINDOWS,
     "Dense": _dense,
     "Gemm": _gemm,
-    "MatMul": _plain("matmul"),
-    "Add": _plain("add"),
-    "Sub": _plain("subtract"),
-    "Mul": _plain("multiply"),
-    "Div": _divide,
-    "Min": _folded("minimum"),
-    "Max": _folded("maximum"),
-    "Pow": _power,
-    "Where": _plain("where"),
-    "PRelu": _prelu,
+    "MatMul": _broadcast(_plain("matmul"), 2),
+    "Add": _broadcast(_plain("add")),
+    "Sub": _broadcast(_plain("subtract")),
+    "Mul": _broadcast(_plain("multiply")),
+    "Div": _broadcast(_divide),
+    "Min": _broadcast(_folded("minimum")),
+    "Max": _broadcast(_folded("maximum")),
+    "Pow": _broadcast(_power),
+    "Where": _broadcast(_plain("where")),
+    "PRelu": _broadcast(_prelu),
     "Concat": _concat,
     "Softmax": _softmax("softmax"),
     "LogSoftmax": _softmax("log_softmax"),

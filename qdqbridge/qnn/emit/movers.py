@@ -161,12 +161,12 @@ def _expand(scope: Scope, node: Node, x: Expr) -> Expr:
     assert isinstance(node.attributes, ExpandAttrs)
     target = node.attributes.shape
     if target is None:
-        return scope.op.broadcast_to(x, scope.run_time_shape(node, x))
+        return scope.broadcast(x, scope.run_time_shape(node, x))
     have = scope.extents(x)
     rank = max(len(have), len(target))
     own = [1] * (rank - len(have)) + have
     wanted = [1] * (rank - len(target)) + list(target)
-    return scope.op.broadcast_to(x, [o if w == 1 else w for o, w in zip(own, wanted, strict=True)])
+    return scope.broadcast(x, [o if w == 1 else w for o, w in zip(own, wanted, strict=True)])
 
 
 def _depth_to_space(scope: Scope, node: Node, x: Expr) -> Expr:

@@ -123,7 +123,8 @@ def _binary(scope: Scope, node: Node, name: str) -> Expr | None:
 
 
 def _pair(scope: Scope, name: str, left: _Typed, right: _Typed, params: QuantParams) -> Expr:
-    args = [left[0], right[0], *left[1:3], *right[1:3], *_outputs(scope, params)]
+    operands = scope.aligned([left[0], right[0]])
+    args = [*operands, *left[1:3], *right[1:3], *_outputs(scope, params)]
     attrs = {"lhs_axis": left[3], "rhs_axis": right[3], "out_dtype": storage(params)}
     return scope.clamp(scope.qnn(name, args, attrs), params)
 
@@ -148,8 +149,8 @@ def _where(scope: Scope, node: Node) -> Expr | None:
     if left is None or right is None:
         return None
     params = _result(node)
-    condition = scope.value(node.operand(0))
-    args = [condition, left[0], right[0], *left[1:3], *right[1:3], *_outputs(scope, params)]
+    operands = scope.aligned([scope.value(node.operand(0)), left[0], right[0]])
+    args = [*operands, *left[1:3], *right[1:3], *_outputs(scope, params)]
     attrs = {"lhs_axis": left[3], "rhs_axis": right[3], "out_dtype": storage(params)}
     return scope.clamp(scope.qnn("where", args, attrs), params)
 

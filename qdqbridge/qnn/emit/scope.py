@@ -92,6 +92,20 @@ class Scope(ABC):
     def shape_vector(self, expr: Expr) -> Expr:
         """Returns the extents of an expression as an int64 vector."""
 
+    def broadcast(self, expr: Expr, shape: Any) -> Expr:
+        """Returns an expression repeated to a shape, which may be known at run time only."""
+        return self.op.broadcast_to(expr, shape)
+
+    def aligned(self, exprs: Sequence[Expr], trailing: int = 0) -> list[Expr]:
+        """Returns operands that broadcast; a host may decide at run time which extents are 1.
+
+        Args:
+            exprs: The operands.
+            trailing: How many of the last axes do not broadcast.
+        """
+        del trailing
+        return list(exprs)
+
     # ---- spans --------------------------------------------------------------------------------
 
     def describe(self, node: Node, layout: tuple[bool, bool] | None = None) -> None:

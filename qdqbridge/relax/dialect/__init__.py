@@ -8,11 +8,13 @@ contract bit for bit. Build calls with :func:`call`.
 from qdqbridge.qnn.dialect import QNN_OPS, REQUIRED, Attribute, QnnOp
 from qdqbridge.qnn.dialect.simulated import OPS as SIMULATED_OPS
 from qdqbridge.qnn.ranges import accumulator_dtype, magnitude
+from qdqbridge.relax.dialect import broadcast
 from qdqbridge.relax.dialect.host import RelaxHost, tensor_type
 from qdqbridge.relax.dialect.registration import call, lookup, lower_call, register
 
 register(QNN_OPS)
 register(SIMULATED_OPS)
+broadcast.register()
 
 __all__ = [
     "QNN_OPS", "REQUIRED", "Attribute", "QnnOp", "RelaxHost", "accumulator_dtype", "call",

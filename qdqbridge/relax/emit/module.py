@@ -18,6 +18,7 @@ from qdqbridge.qnn.emit.nodes import Form, check_known, emit_nodes, in_integers,
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.qnn.origin import type_text
 from qdqbridge.relax.dialect import tensor_type
+from qdqbridge.relax.emit.broadcasting import equal
 from qdqbridge.relax.emit.foreign import emit_foreign
 from qdqbridge.relax.emit.qdq import QdqScope, between_conversions
 from qdqbridge.relax.emit.scope import Scope
@@ -133,12 +134,22 @@ class ModuleEmitter:
         return self._with_extents(value, self.scope.emit(expr))
 
     def _with_extents(self, value: Value, bound: relax.Var) -> relax.Var:
-        """Gives names to extents that an imported operator computes at run time."""
-        known = isinstance(bound.ty, relax.TensorType) and bound.ty.shape is not None
-        if known or value.type.shape is None:
+        """Gives extents that are known to the model, or new names, to what TVM does not know."""
+        if not isinstance(bound.ty, relax.TensorType):
             return bound
-        type_ = relax.TensorType(self.scope.shape(value.type.shape), tvm_dtype(value.type.dtype))
-        return self.builder.match_cast(bound, type_)
+        found = None if value.producer is None else self.scope.arithmetic.shape(value.producer)
+        if bound.ty.shape is not None:
+            if found is None or all(map(equal, self.scope.extents(bound), found)):
+                return bound
+        elif found is None:
+            found = self._named(value)
+        if found is None:
+            return bound
+        return self.scope.matched(bound, found)
+
+    def _named(self, value: Value) -> list[Any] | None:
+        """Returns the extents of a result that are known at run time only, by the graph's names."""
+        return None if value.type.shape is None else self.scope.shape(value.type.shape)
 
 
 def _array(constant: Constant) -> NDArray[Any]:

@@ -19,6 +19,8 @@ from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.qnn.emit.scope import Scope as SharedScope
 from qdqbridge.relax.dialect import call
+from qdqbridge.relax.emit.arithmetic import Arithmetic
+from qdqbridge.relax.emit.broadcasting import aligned, spread
 from qdqbridge.relax.emit.extents import (
     run_time_broadcast,
     run_time_extent,
@@ -48,6 +50,9 @@ class Scope(SharedScope):
         super().__init__()
         self.builder, self.symbols, self._lift = builder, extents, lift
         self._constants: dict[Constant, Expr] = {}
+        self._bound: dict[str, tirx.Var] = {}
+        self._matches: dict[Expr, Expr] = {}
+        self.arithmetic = Arithmetic(self)
 
     def constant(self, constant: Constant, name: str) -> Expr:
         """Returns a constant expression; one per Constant object, copied into TVM once."""
@@ -77,6 +82,41 @@ class Scope(SharedScope):
         if name not in self.symbols:
             self.symbols[name] = tirx.Var(name, "int64")
         return self.symbols[name]
+
+    def bound_extent(self, extent: Any) -> tirx.Var:
+        """Returns a new variable that has the value of an expression of extents."""
+        if isinstance(extent, tirx.Var):
+            return extent
+        key = str(extent)
+        if key not in self._bound:
+            name, count = "extent", len(self._bound)
+            while name in self.symbols:
+                count += 1
+                name = f"extent_{count}"
+            self._bound[key] = variable = self.extent(name)
+            known = relax.ShapeExpr([extent])
+            self.builder.match_cast(known, relax.ShapeType([variable]))
+        return self._bound[key]
+
+    def broadcast(self, expr: Expr, shape: Any) -> Expr:
+        """Returns an expression repeated to a shape; open extents may turn out to be 1."""
+        return spread(self, expr, shape)
+
+    def matched(self, expr: Expr, extents: Sequence[Any]) -> Expr:
+        """Returns an expression with extents that are compared with its own when it runs.
+
+        What was matched before is matched again, not the match of it: TVM 0.27 dies of a match of
+        a match (KillAfterLastUse).
+        """
+        source = self._matches.get(expr, expr)
+        type_ = relax.TensorType(list(extents), self.dtype(expr))
+        match = self.builder.match_cast(source, type_)
+        self._matches[match] = source
+        return match
+
+    def aligned(self, exprs: Sequence[Expr], trailing: int = 0) -> list[Expr]:
+        """Returns operands that broadcast; what is not known is decided at run time."""
+        return aligned(self, exprs, trailing)
 
     def emit(self, expr: Expr, name: str = "") -> Expr:
         """Binds an expression to a new variable of the block; a variable is itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import Shape
+from qdqbridge.graph.types import Dim, Shape
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.lanes import (
@@ -73,6 +74,19 @@ def one_batch(*values: Value | None) -> bool:
     shapes = [value.type.shape for value in values if value is not None]
     names = {extent for shape in shapes if shape for extent in shape if isinstance(extent, str)}
     return len(names) <= 1
+
+
+def broadcasts(operands: Sequence[Value | None], result: Value) -> bool:
+    """True where every extent of every operand is certainly that of the result, or 1."""
+    shape = result.type.shape
+    return shape is not None and all(
+        v is None or (v.type.shape is not None and _within(v.type.shape, shape)) for v in operands
+    )
+
+
+def _within(shape: tuple[Dim, ...], result: tuple[Dim, ...]) -> bool:
+    own = result[len(result) - len(shape) :]
+    return all(a in (1, b) for a, b in zip(shape, own, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from qdqbridge.relax.kernels.codes import (
     Form,
     Source,
     Target,
+    broadcasts,
     extents,
     float_numbers,
     form_of,
@@ -189,6 +190,8 @@ def claim(node: Node, place: Place) -> Kernel | None:
     if result is None or shape is None or a is None or b is None:
         return None
     if (a.array is not None and b.array is not None) or not one_batch(*node.inputs, node.output):
+        return None
+    if not broadcasts(node.inputs, node.output):
         return None
     formula, fit = _formula(node, (a, b), result, place)
     binary = Binary(

@@ -11,6 +11,7 @@ import numpy as np
 from qdqbridge.graph.graph import Node
 from qdqbridge.ops.attributes import GemmAttrs, TransposeAttrs
 from qdqbridge.relax.kernels.batched import Batched, Matrices, build
+from qdqbridge.relax.kernels.codes import one_batch
 from qdqbridge.relax.kernels.epilogue import Requantize
 from qdqbridge.relax.kernels.kernel import Array, Kernel, Place
 from qdqbridge.relax.kernels.operands import codes_of
@@ -78,6 +79,8 @@ class _Product:
 def _product(node: Node) -> _Product | None:
     a, b, result = _matrices(node, 0), _matrices(node, 1), whole(node.output)
     if a is None or b is None or result is None:
+        return None
+    if not one_batch(a.value, b.value, node.output):
         return None
     batches = _batches(result, (a, b))
     rows, inner, columns = a.shape[-2], a.shape[-1], b.shape[-1]

@@ -17,6 +17,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.ops.attributes import ClipAttrs, GemmAttrs
+from qdqbridge.relax.kernels.codes import one_batch
 from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.direct import build_parts
 from qdqbridge.relax.kernels.geometry import Direct
@@ -113,6 +114,8 @@ def extend(kernel: Kernel, node: Node) -> Kernel | None:
     other = node.operand(int(node.operand(0) is kernel.outputs[0]))
     same = extents(other.type.shape) == extents(node.output.type.shape) == parts[0].outcome
     if other.constant is not None or not same or not is_real(other):
+        return None
+    if not one_batch(kernel.outputs[0], other, node.output):
         return None
     inputs = (*kernel.inputs, other)
     return _changed(kernel, node, replace(form, added=True), inputs=inputs)

@@ -23,6 +23,7 @@ from qdqbridge.relax.kernels.codes import (
     Form,
     Source,
     Target,
+    broadcasts,
     float_numbers,
     form_of,
     integer_numbers,
@@ -146,6 +147,8 @@ def claim(node: Node, place: Place) -> Kernel | None:
     shapes = [operand_extents(value) for value in (*values, node.output)]
     found = [shape for shape in shapes if shape is not None]
     if result is None or len(found) < len(shapes) or not one_batch(*values, node.output):
+        return None
+    if not broadcasts(values, node.output):
         return None
     sides = [_side(value, result) for value in values[1:]]
     a, b = sides

@@ -17,6 +17,7 @@ import numpy as np
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.relax.kernels import fitting
+from qdqbridge.relax.kernels.codes import one_batch
 from qdqbridge.relax.kernels.epilogue import Linear, Requantize
 from qdqbridge.relax.kernels.geometry import Direct
 from qdqbridge.relax.kernels.kernel import Array, Kernel
@@ -74,6 +75,8 @@ def _with_sum(kernel: Kernel, node: Node) -> Kernel | None:
     if kind is None or result is None or a is None or b is None:
         return None
     if shape != parts[0].outcome or DType.UINT8 is not other.type.dtype:
+        return None
+    if not one_batch(kernel.outputs[0], other, node.output):
         return None
     fit = fitting.linear(node.op, a.params, b.params, result.params)
     if fit is None:

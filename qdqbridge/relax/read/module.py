@@ -167,6 +167,8 @@ class FunctionReader:
 
     def _binding(self, binding: Any) -> Entry:
         if isinstance(binding, relax.MatchCast):
+            if isinstance(binding.value, relax.ShapeExpr):
+                return []  # a name for an extent that operators give
             entry = self._entry(binding.value)
             extents = getattr(binding.ty, "values", None)
             if extents is not None:  # the extents that a vector holds at run time
@@ -289,6 +291,8 @@ class FunctionReader:
         name, args, attrs = found
         entries = [self._entry(arg) for arg in args]
         wanted = attrs.get("newshape" if name == "reshape" else "shape", ())
+        if name == "broadcast_to" and attrs.get("implied"):
+            return entries[0]  # the operator that reads it broadcasts
         if isinstance(wanted, tuple):
             entries += self._vector(name, wanted, entries, claim)
         where = (label, self.where)

@@ -89,6 +89,7 @@ def _numbers(*names: str) -> Special:
 _SPECIAL: dict[str, Special] = {
     "reshape": _to_attributes("newshape"),
     "broadcast_to": _to_attributes("shape"),
+    "qnn.broadcast_to": _to_attributes("shape"),
     "strided_slice": _to_attributes("axes", "begin", "end", "strides"),
     "clip": _to_attributes("a_min", "a_max"),
     "image.resize2d": _to_attributes("size"),
@@ -107,6 +108,7 @@ _NAMES = {
     "concat": "concatenate",
     "astype": "cast",
     "nn.leakyrelu": "nn.leaky_relu",
+    "qnn.broadcast_to": "broadcast_to",
 }
 """Relay's name where Relax has another."""
 
