@@ -1,0 +1,76 @@
+"""Open extents on TVM: the interpreter's results, or one refusal for both."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+import qdqbridge as qb
+from qdqbridge.errors import InputDataError, QdqBridgeError
+from tests.onnx_models import Builder, canonical, ints
+from tests.relax.open_models import Case, case
+
+pytestmark = pytest.mark.relax
+QUICK = (0, 1, 2, 3, 5, 7, 9, 10, 11)
+"""Seeds of the quick subset; ``scripts/sweep_open.py`` runs as many as one likes."""
+
+
+def problems(model: Case, kernels: str) -> list[str]:
+    """Returns what differs between TVM and the interpreter on every feeding of a case."""
+    graph = canonical(model.model)
+    built, found = qb.compile(graph, kernels=kernels), list[str]()
+    for extents in model.feeds:
+        inputs = model.inputs(extents)
+        try:
+            expected = qb.evaluate(graph, inputs)
+        except QdqBridgeError:
+            expected = None
+        try:
+            given = built.run(inputs)
+        except InputDataError:
+            given = None
+        if expected is None or given is None:
+            if (expected is None) != (given is None):
+                found.append(f"{extents}: only one of both computes")
+            continue
+        found += [
+            f"{extents}: {name} differs"
+            for name in expected
+            if not np.array_equal(expected[name], given[name], equal_nan=True)
+        ]
+    return found
+
+
+@pytest.mark.parametrize("seed", QUICK)
+def test_tvm_computes_what_the_interpreter_does(seed: int) -> None:
+    assert problems(case(seed), ("fast", "reference")[seed % 2]) == []
+
+
+def two_batches() -> onnx.ModelProto:
+    """A convolution of n images, and m others added to its result."""
+    b = Builder(17)
+    x, other = b.qdq(b.input("x", ["n", 3, 6, 6]), 0.1, 120), b.input("other", ["m", 5, 6, 6])
+    y = b.op("Conv", x, b.weight(ints((5, 3, 3, 3)), 0.01), pads=[1, 1, 1, 1])
+    total = b.op("Add", b.qdq(y, 0.1, 120), b.qdq(other, 0.1, 120))
+    b.output(b.qdq(total, 0.2, 120))
+    return b.model()
+
+
+@pytest.mark.parametrize("kernels", ["fast", "reference"])
+def test_a_residual_of_another_batch(kernels: str) -> None:
+    """A kernel that adds while it writes takes a tensor of its own batch only."""
+    feeds = tuple({"n": n, "m": m} for n, m in ((1, 1), (3, 1), (1, 2), (0, 0), (65, 65), (3, 2)))
+    shapes = {"x": ("n", 3, 6, 6), "other": ("m", 5, 6, 6)}
+    assert problems(Case("residual", two_batches(), shapes, feeds, 0), kernels) == []
+
+
+def test_a_weight_decides_an_extent_that_the_file_leaves_open() -> None:
+    """Kernels would read past the end of rows that are shorter than the weight's."""
+    b = Builder(17)
+    x = b.qdq(b.input("x", ["n", "k"]), 0.1, 120)
+    b.output(b.qdq(b.op("MatMul", x, b.weight(ints((8, 5)), 0.01)), 0.2, 120))
+    built = qb.compile(canonical(b.model()))
+    assert built.run({"x": np.ones((2, 8), np.float32)})
+    with pytest.raises(InputDataError, match="wrong shape"):
+        built.run({"x": np.ones((2, 7), np.float32)})
