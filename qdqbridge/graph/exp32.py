@@ -39,6 +39,6 @@ def exp32(x: NDArray[np.float32]) -> NDArray[np.float32]:
     p = np.full_like(r, POLYNOMIAL[0])
     for coefficient in POLYNOMIAL[1:]:
         p = p * r + coefficient
-    y = ((p * r) * r + r) + np.float32(1)
+    y = ((p * r) * r + r) + np.float32(1)  # NaN of NaN, whatever 2**n is
     power = ((n.astype(np.int32) + np.int32(127)) << np.int32(23)).view(np.float32)
     return np.where(x < LOWEST, np.float32(0), y * power)

@@ -90,8 +90,10 @@ def _check_reinterpret(node: Node) -> Iterator[str]:
 QUANTIZE = Operator(
     name="quantize", flow=Flow.CONVERT, attributes=NoAttributes, compute=_same,
     contract=_quantize, check=_check(quantized_operand=False, quantized_result=True),
-    numerics="sat(rint(x / s) + z): float32 division, half to even. NaN gives qmin. Equals "
-    "onnxruntime 1.31.",
+    numerics="sat(rint(x / s) + z): float32 division, half to even. NaN gives qmin, "
+    "so that the range holds what it says (ONNX leaves NaN open: onnxruntime's gives the smallest "
+    "value of the storage, and a Clip behind it makes that qmin, but not one in front of it). "
+    "Otherwise equals onnxruntime 1.31.",
 )
 DEQUANTIZE = Operator(
     name="dequantize", flow=Flow.CONVERT, attributes=NoAttributes, compute=_same,

@@ -150,6 +150,7 @@ def _check_concat(node: Node) -> Iterator[str]:
 
 
 _EQUAL = "Against onnxruntime 1.31: no stored value differs."
+_NAN = "NaN where an operand is NaN. "
 
 
 def _row(name: str, function: Callable[[Array, Array], Array], formula: str) -> Operator:
@@ -157,7 +158,8 @@ def _row(name: str, function: Callable[[Array, Array], Array], formula: str) -> 
     return Operator(
         name=name, flow=Flow.ELEMENTWISE, attributes=NoAttributes, compute=_pairwise(function),
         check=_check_broadcast if variadic else _check_pair,
-        numerics=f"quantize({formula}) in float32, operands dequantized. {_EQUAL}",
+        numerics=f"quantize({formula}) in float32, operands dequantized. {_NAN if variadic else ''}"
+        f"{_EQUAL}",
     )
 
 

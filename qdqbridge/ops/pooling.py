@@ -157,6 +157,11 @@ _MEAN = (
     "y = sat(rint(f32(S) * M) + zy), M = f32(f64(sx) / (f64(sy) * n)). "
     "Float result: f32(S) * f32(f64(sx) / n). "
 )
+NAN_WINS = (
+    " A float result is NaN where a NaN is among them (ONNX leaves it open; onnxruntime's kernels "
+    "differ, by strides, axes and the place of the NaN, and some give the lowest finite number for "
+    "-infinity)."
+)
 _FLOAT = (
     "onnxruntime 1.31 adds dequantized values in float32: 1 LSB different in 1 of 700 results "
     "where the scales are tenths or powers of two (many exact midpoints), in 0 of 140,000 with "
@@ -175,12 +180,12 @@ GLOBAL_AVERAGE_POOL = Operator(
 MAX_POOL = Operator(
     name="MaxPool", flow=Flow.MOVE, attributes=PoolAttrs, compute=_max_pool,
     contract=moved(_max_pool), check=_check_pool,
-    numerics="The largest stored value of every window; padding never wins. Exact.",
+    numerics="The largest stored value of every window; padding never wins. Exact." + NAN_WINS,
 )
 GLOBAL_MAX_POOL = Operator(
     name="GlobalMaxPool", flow=Flow.MOVE, attributes=NoAttributes, compute=_global_max,
     contract=moved(_global_max), check=_check_global,
-    numerics="The largest stored value over the spatial axes. Exact.",
+    numerics="The largest stored value over the spatial axes. Exact." + NAN_WINS,
 )
 
 OPERATORS = (AVERAGE_POOL, GLOBAL_AVERAGE_POOL, MAX_POOL, GLOBAL_MAX_POOL)

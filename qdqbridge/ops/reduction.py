@@ -10,7 +10,7 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.graph.operator import Array, Flow, Operands, Operator, Types
 from qdqbridge.ops.accumulator import accumulation_dtype, averaged, centered, integer_params
 from qdqbridge.ops.attributes import ReduceAttrs
-from qdqbridge.ops.pooling import comparable
+from qdqbridge.ops.pooling import NAN_WINS, comparable
 from qdqbridge.ops.shapes import axes_fit
 from qdqbridge.ops.stored import moved, present
 
@@ -100,11 +100,13 @@ REDUCE_SUM = Operator(
 )
 REDUCE_MAX = Operator(
     name="ReduceMax", flow=Flow.MOVE, attributes=ReduceAttrs, compute=_reduce_max,
-    contract=moved(_reduce_max), check=_check, numerics="The largest stored value. Exact.",
+    contract=moved(_reduce_max), check=_check,
+    numerics="The largest stored value. Exact." + NAN_WINS,
 )
 REDUCE_MIN = Operator(
     name="ReduceMin", flow=Flow.MOVE, attributes=ReduceAttrs, compute=_reduce_min,
-    contract=moved(_reduce_min), check=_check, numerics="The smallest stored value. Exact.",
+    contract=moved(_reduce_min), check=_check,
+    numerics="The smallest stored value. Exact." + NAN_WINS,
 )
 
 OPERATORS = (REDUCE_MEAN, REDUCE_SUM, REDUCE_MAX, REDUCE_MIN)

@@ -18,15 +18,17 @@ _FRACTION = 2.0**40
 
 
 def _exponentials(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array, Array]:
-    """Returns ``d = x - max``, ``exp(d)`` and its sum in float64."""
-    difference = x - x.max(axis=axes, keepdims=True)
-    if x.dtype == np.float64:
-        powers = np.exp(difference)
-        return difference, powers, powers.sum(axis=axes, keepdims=True)
-    powers = exp32(difference)
-    fixed = np.rint(powers.astype(np.float64) * _FRACTION).astype(np.int64)
-    total = fixed.sum(axis=axes, keepdims=True, dtype=np.int64)
-    return difference, powers, total.astype(np.float64) / _FRACTION
+    """Returns ``d = x - max``, ``exp(d)`` and its sum in float64; NaN where max is not finite."""
+    top = x.max(axis=axes, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        difference = x - top
+        if x.dtype == np.float64:
+            powers = np.exp(difference)
+            return difference, powers, powers.sum(axis=axes, keepdims=True)
+        powers = exp32(difference)
+        fixed = np.rint(powers.astype(np.float64) * _FRACTION).astype(np.int64)
+    total = fixed.sum(axis=axes, keepdims=True, dtype=np.int64) / _FRACTION
+    return difference, powers, np.where(np.isfinite(top), total, np.nan)
 
 
 def _wide(x: Array) -> Array:

@@ -181,7 +181,7 @@ OPERATORS = (
     _row("Ceil", _plain(np.ceil), _EXACT.format("ceil(x)")),
     _row("Round", _plain(np.rint), _EXACT.format("rint(x), half to even")),
     _row("Sign", _plain(np.sign), _EXACT.format("sign(x)")),
-    _row("Relu", _plain(_relu), _EXACT.format("max(x, 0)")),
+    _row("Relu", _plain(_relu), _EXACT.format("max(x, 0), NaN of NaN")),
     _row("Softsign", _plain(_softsign), _EXACT.format("x * (1 / (1 + |x|))")),
     _row("Elu", _with(lambda x, a: _elu(x, a.alpha), rounded=False),
          _EXACT.format("x, or alpha * (exp(x) - 1) below 0"), AlphaAttrs),
@@ -200,5 +200,8 @@ OPERATORS = (
                rounded=False),
          _EXACT.format("x where x > alpha, else 0"), AlphaAttrs),
     _row("Clip", _with(_clip, rounded=False),
-         _EXACT.format("min(max(x, low), high)"), ClipAttrs),
+         _EXACT.format("min(max(x, low), high), NaN of NaN")
+         + "A bound that is left out is none, as in ONNX's own expansion of Clip; for onnxruntime "
+         "it is the largest finite number, which infinity becomes. " + _EQUAL,
+         ClipAttrs),
 )

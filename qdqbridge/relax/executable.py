@@ -31,9 +31,9 @@ from qdqbridge.relax.interrupts import raise_interrupt
 from qdqbridge.relax.kernels.cpu import cpu_of, host_target, host_threads
 from qdqbridge.relax.kernels.emit import emit_plan
 from qdqbridge.relax.kernels.plan import plan
+from qdqbridge.relax.lowering import lowered
 from qdqbridge.relax.tensors import aligned, to_array, to_tensor
 from qdqbridge.relax.threads import Caller
-from qdqbridge.relax.tiling import without_remainders
 
 HOST = "host"
 KERNELS = ("fast", "reference")
@@ -237,7 +237,7 @@ def build(
     else:
         module, _ = emit(graph)
     try:
-        library = tvm.compile(without_remainders(module), resolved)
+        library = tvm.compile(lowered(module), resolved)
     except Exception as error:  # whatever a pass or LLVM raises
         raise_interrupt(error)
         raise UnsupportedTargetError(

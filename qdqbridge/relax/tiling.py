@@ -11,37 +11,21 @@ from typing import Any
 
 import numpy as np
 from tvm import ir, relax, tirx
-from tvm.relax.expr_functor import PyExprMutator, mutator
 
 
-def without_remainders(module: ir.IRModule) -> ir.IRModule:
-    """Returns the module with ``take`` of constant indices in the place of ``tile``.
+def untiled(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | None:
+    """Returns a ``tile`` as ``take`` of constant indices.
 
     Axes whose extent is no number keep their ``tile``: LLVM does not see a power of two there.
     """
-    tiled = _Untiled(module)
-    for variable, function in module.functions.items():
-        if isinstance(function, relax.Function):
-            changed: Any = tiled.visit_expr(function)
-            tiled.builder_.update_func(variable, changed)
-    return tiled.builder_.get()
-
-
-@mutator
-class _Untiled(PyExprMutator):
-    """Rewrites the calls of ``relax.tile`` in one module."""
-
-    def visit_call_(self, op: relax.Call) -> relax.Expr:
-        made: Any = self.visit_expr_post_order(op)
-        if str(getattr(made.op, "name", "")) != "relax.tile":
-            return made
-        x: Any = made.args[0]
-        repeats = [int(count) for count in made.attrs.repeats]
-        if len(repeats) != len(x.ty.shape):
-            return made
-        for axis, extent in enumerate(x.ty.shape):
-            if repeats[axis] > 1 and isinstance(extent, tirx.IntImm):
-                index = relax.const(np.arange(int(extent) * repeats[axis]) % int(extent), "int64")
-                x = self.builder_.emit(relax.op.take(x, index, axis, mode="clip"))
-                repeats[axis] = 1
-        return relax.op.tile(x, repeats) if any(count != 1 for count in repeats) else x
+    x: Any = call.args[0]
+    attrs: Any = call.attrs
+    repeats = [int(count) for count in attrs.repeats]
+    if len(repeats) != len(x.ty.shape):
+        return None
+    for axis, extent in enumerate(x.ty.shape):
+        if repeats[axis] > 1 and isinstance(extent, tirx.IntImm):
+            index = relax.const(np.arange(int(extent) * repeats[axis]) % int(extent), "int64")
+            x = builder.emit(relax.op.take(x, index, axis, mode="clip"))
+            repeats[axis] = 1
+    return relax.op.tile(x, repeats) if any(count != 1 for count in repeats) else x

@@ -39,6 +39,21 @@ def layer_normalization(b: Builder, wrong: bool) -> None:
         b.output(f"{y}:1", [2, 1])
 
 
+def dropout(b: Builder, wrong: bool) -> None:
+    training = b.init(np.array(wrong))
+    b.output(b.op("Dropout", b.input("x", [2, 4]), b.init(np.float32(0.5)), training), [2, 4])
+
+
+def unique(b: Builder, wrong: bool) -> None:
+    y = b.op("Unique", b.input("x", [4]), outputs=4, axis=None if wrong else 0)
+    b.output(f"{y}:2", ["n"], TensorProto.INT64)
+
+
+def reduction(b: Builder, wrong: bool) -> None:
+    x, axes = b.input("x", [2, 4]), [] if wrong else [b.init(np.array([1]))]
+    b.output(b.op("ReduceL1", x, *axes, noop_with_empty_axes=1), None)
+
+
 def suppression(b: Builder, wrong: bool) -> None:
     limits = [b.init(np.array([3])), b.init(np.array([0.5], np.float32))]
     score = b.init(np.array([0.4 if wrong else 0], np.float32))
@@ -48,15 +63,52 @@ def suppression(b: Builder, wrong: bool) -> None:
 
 
 def graph_of(make: Make, wrong: bool) -> Graph:
-    b = Builder(18 if make is resize else 17)
+    b = Builder(18 if make in (resize, reduction) else 17)
     make(b, wrong)
     return canonical(b.model())
 
 
-@pytest.mark.parametrize("make", [resize, is_inf, layer_normalization, suppression])
+@pytest.mark.parametrize(
+    "make", [resize, is_inf, layer_normalization, suppression, dropout, unique, reduction]
+)
 def test_what_the_importer_gets_wrong_is_refused(make: Make) -> None:
     with pytest.raises(UnsupportedTargetError, match="cannot be emitted") as error:
         qb.to_relax(graph_of(make, True))
     assert "would compute it wrongly" in error.value.why
     module, _ = qb.to_relax(graph_of(make, False))
     assert "main" in [variable.name_hint for variable in module.functions]
+
+
+def test_training_statistics_weigh_the_old_ones() -> None:
+    """TVM's momentum is the weight of the new ones; every result is the interpreter's."""
+    b = Builder(17)
+    x = b.qdq(b.input("x", [2, 3, 4, 4]), 0.05, 128)
+    factors = [
+        b.init(np.array(a, np.float32)) for a in ([1, 2, 3], [0, 1, 2], [0, 0, 1], [1, 2, 1])
+    ]
+    for momentum in (None, 0.3):
+        y = b.op("BatchNormalization", x, *factors, outputs=3, training_mode=1, momentum=momentum)
+        for i in range(3):
+            b.output(f"{y}:{i}" if i else y)
+    check(b, [2, 3, 4, 4])
+
+
+def test_old_top_k_and_one_hot() -> None:
+    """TVM reads TopK of opset 10 as that of opset 1, and gives OneHot as float64."""
+    b = Builder(10)
+    y = b.op("TopK", b.input("x", [2, 5]), b.init(np.array([3])), outputs=2)
+    b.output(y, [2, 3])
+    b.output(f"{y}:1", [2, 3], TensorProto.INT64)
+    depth, values = b.init(np.array(4)), b.init(np.array([0, 1], np.float32))
+    indices = b.op("Cast", b.op("Abs", y), to=TensorProto.INT64)
+    b.output(b.op("OneHot", indices, depth, values), [2, 3, 4])
+    check(b, [2, 5])
+
+
+def check(b: Builder, shape: list[int]) -> None:
+    graph = canonical(b.model())
+    data = {"x": np.random.default_rng(0).normal(size=shape).astype(np.float32)}
+    meant, got = qb.evaluate(graph, data), qb.compile(graph).run(data)
+    for name, array in meant.items():
+        assert got[name].dtype == array.dtype
+        np.testing.assert_allclose(got[name], array, rtol=1e-5, atol=1e-6)

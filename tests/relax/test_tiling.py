@@ -12,7 +12,7 @@ from tvm import relax
 
 import qdqbridge as qb
 from qdqbridge.relax.executable import target_of
-from qdqbridge.relax.tiling import without_remainders
+from qdqbridge.relax.lowering import lowered
 from tests.onnx_models import Array, Builder, canonical, run
 
 
@@ -48,7 +48,7 @@ def _has_avx2() -> bool:
 def test_symbolic_extents_keep_their_tile() -> None:
     g = canonical(tiled(["n", 4], [3, 2], TensorProto.FLOAT).model())
     module, _ = qb.to_relax(g)
-    main: Any = without_remainders(module)["main"]
+    main: Any = lowered(module)["main"]
     values = [b.value for block in main.body.blocks for b in block.bindings]
     calls: list[Any] = [value for value in values if isinstance(value, relax.Call)]
     left = [str(call.op.name) for call in calls]

@@ -7,14 +7,15 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.frontend.onnx import from_onnx
 
-from qdqbridge.graph.graph import Node
+from qdqbridge.graph.graph import Node, Value
 from qdqbridge.ops.attributes import LinearAttrs
+from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.scope import Expr, unsupported
-from qdqbridge.relax.emit.importer_gaps import gap
+from qdqbridge.relax.emit.importer_gaps import gap, respelled
 from qdqbridge.relax.emit.run_time_parameters import arguments, linear_module
 from qdqbridge.relax.emit.scope import Scope
 
@@ -34,7 +35,7 @@ def emit_foreign(scope: Scope, node: Node) -> Sequence[Expr]:
     wrong = gap(node)
     if wrong is not None:
         raise unsupported(node, f"TVM's ONNX importer would compute it wrongly: {wrong}")
-    alone = one_node(node)
+    alone = respelled(one_node(node))
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # TVM prints before it raises
             module = from_onnx(alone, keep_params_in_input=False)
@@ -45,9 +46,46 @@ def emit_foreign(scope: Scope, node: Node) -> Sequence[Expr]:
     callee = _added(scope.builder, module, name)
     args = [scope.value(v) for v in node.inputs if v is not None and v.constant is None]
     called = scope.emit(relax.Call(callee, args))
-    if len(node.outputs) == 1:
-        return [called]
-    return [relax.TupleGetItem(called, i) for i in range(len(node.outputs))]
+    results = _results(node, called)[: len(node.outputs)]
+    return [_typed(scope, node, r, v) for r, v in zip(results, node.outputs, strict=True)]
+
+
+def _results(node: Node, called: Expr) -> list[Expr]:
+    """Returns one expression per result.
+
+    Raises:
+        UnsupportedTargetError: TVM returns fewer.
+    """
+    several = isinstance(called.ty, relax.TupleType)
+    given = len(called.ty.fields) if several else 1
+    if given < len(node.outputs):
+        raise unsupported(
+            node, f"TVM's ONNX importer gives {given} of its {len(node.outputs)} results"
+        )
+    return [relax.TupleGetItem(called, i) for i in range(given)] if several else [called]
+
+
+def _typed(scope: Scope, node: Node, result: Expr, value: Value) -> Expr:
+    """Returns a result in the graph's element type.
+
+    Raises:
+        UnsupportedTargetError: It has another shape than the graph's: TVM makes some results up.
+    """
+    type_: Any = scope.builder.normalize(result).ty
+    meant, shape = tvm_dtype(value.type.dtype), value.type.shape
+    extents = [] if type_.shape is None else list(type_.shape.values)
+    fixed = [
+        (int(have), extent)
+        for have, extent in zip(extents, shape or (), strict=False)
+        if isinstance(have, tirx.IntImm) and isinstance(extent, int)
+    ]
+    other_rank = shape is not None and type_.ndim not in (-1, len(shape))
+    if other_rank or any(have != extent for have, extent in fixed):
+        made = f"rank {type_.ndim}" if other_rank else f"{[have for have, _ in fixed]}"
+        raise unsupported(
+            node, f"TVM's ONNX importer gives {made} for the result '{value.name}' of {shape}"
+        )
+    return result if str(type_.dtype) == meant else scope.op.astype(scope.emit(result), meant)
 
 
 def _added(builder: relax.BlockBuilder, module: ir.IRModule, name: str) -> ir.GlobalVar:

@@ -1,4 +1,4 @@
-"""What TVM's ONNX importer takes and computes as something else.
+"""What TVM's ONNX importer takes and computes as something else: refused, or respelled for it.
 
 Found by running ONNX's backend node tests through TVM 0.27 and comparing with onnxruntime. What it
 refuses itself needs no row here.
@@ -7,12 +7,15 @@ refuses itself needs no row here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.onnx_io.foreign import ForeignAttrs
 
 _SCORE_THRESHOLD = 4
 """Which operand of NonMaxSuppression it is."""
+_DROPOUT_MASK = 12
+"""The opset since which Dropout's mask is true where nothing is dropped."""
 
 
 def gap(node: Node) -> str | None:
@@ -22,6 +25,33 @@ def gap(node: Node) -> str | None:
         return None
     found = _GAPS.get(attributes.op_type)
     return None if found is None else found(node, attributes)
+
+
+def respelled(model: Any) -> Any:
+    """Changes a model of one node, which an importer is given, to what TVM takes for it."""
+    (node,) = model.graph.node
+    if node.op_type == "BatchNormalization" and not node.domain:
+        _batch_normalization(node)
+    if node.op_type == "TopK" and not node.domain:
+        _top_k(model)
+    return model
+
+
+def _top_k(model: Any) -> None:
+    """TopK of opset 10 means what it means in 11; TVM reads it as that of opset 1."""
+    for entry in model.opset_import:
+        if not entry.domain and entry.version == 10:
+            entry.version = 11
+
+
+def _batch_normalization(node: Any) -> None:
+    """Momentum is the weight of the old statistics in ONNX, and of the new ones in TVM."""
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    training = attributes.get("training_mode")
+    if training is None or not training.i:
+        return
+    momentum = attributes.get("momentum") or node.attribute.add(name="momentum", type=1, f=0.9)
+    momentum.f = 1.0 - momentum.f
 
 
 def _resize(node: Node, attributes: ForeignAttrs) -> str | None:
@@ -41,6 +71,35 @@ def _layer_normalization(node: Node, attributes: ForeignAttrs) -> str | None:
     return "it makes up the mean and the deviation" if len(node.outputs) > 1 else None
 
 
+def _dropout(node: Node, attributes: ForeignAttrs) -> str | None:
+    if attributes.version < _DROPOUT_MASK and len(node.outputs) > 1:
+        return "the mask of an old Dropout is not what was kept"
+    training = node.inputs[2] if len(node.inputs) > 2 else None
+    if training is None or (training.constant is not None and not training.constant.numpy().any()):
+        return None
+    ratio = node.inputs[1]
+    if ratio is not None and ratio.constant is not None and not ratio.constant.numpy().any():
+        return None
+    return "it never drops anything"
+
+
+def _unique(node: Node, attributes: ForeignAttrs) -> str | None:
+    del node
+    stored = attributes.node.proto()
+    inverse = stored.output[2:3]
+    if any(attribute.name == "axis" for attribute in stored.attribute) or not any(inverse):
+        return None
+    return "it gives the inverse indices the shape of the data"
+
+
+def _element_reduction(node: Node, attributes: ForeignAttrs) -> str | None:
+    axes = node.inputs[1] if len(node.inputs) > 1 else None
+    empty = axes is None or (axes.constant is not None and not axes.constant.size)
+    if not attributes.node.integers().get("noop_with_empty_axes") or not empty:
+        return None
+    return "without axes it leaves out what happens to each element"
+
+
 def _suppression(node: Node, attributes: ForeignAttrs) -> str | None:
     del attributes
     limit = node.inputs[_SCORE_THRESHOLD] if len(node.inputs) > _SCORE_THRESHOLD else None
@@ -50,8 +109,13 @@ def _suppression(node: Node, attributes: ForeignAttrs) -> str | None:
 
 
 _GAPS: Mapping[str, Callable[[Node, ForeignAttrs], str | None]] = {
+    "Dropout": _dropout,
     "IsInf": _is_inf,
     "LayerNormalization": _layer_normalization,
     "NonMaxSuppression": _suppression,
     "Resize": _resize,
+    "Unique": _unique,
+    **dict.fromkeys(
+        ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceSumSquare"), _element_reduction
+    ),
 }
