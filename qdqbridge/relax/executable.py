@@ -22,6 +22,7 @@ from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import check_inputs
 from qdqbridge.graph.types import static_shape
 from qdqbridge.ops.agreement import agreed
+from qdqbridge.qnn.emit.dtypes import given_back
 from qdqbridge.qnn.emit.scope import reason
 from qdqbridge.relax import saving
 from qdqbridge.relax.emit import emit
@@ -148,9 +149,9 @@ class Executable:
                 raise
             raise _unfit(error, arrays) from error
         results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
-        types = [value.type.dtype.numpy for value in self.graph.outputs]
+        types = [value.type.dtype for value in self.graph.outputs]
         return {
-            name: to_array(tensor).astype(dtype, copy=False)  # sub-byte types run as bytes
+            name: given_back(to_array(tensor), dtype)
             for name, tensor, dtype in zip(self.output_names, results, types, strict=True)
         }
 

@@ -10,7 +10,7 @@ import tvm
 from numpy.typing import NDArray
 
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.qnn.emit.dtypes import tvm_dtype
+from qdqbridge.qnn.emit.dtypes import as_bytes, tvm_dtype
 
 Array = NDArray[Any]
 ALIGNMENT = 64
@@ -56,7 +56,8 @@ def to_tensor(array: Array, device: Any) -> Any:
     if handed_over(array):
         return tvm.runtime.from_dlpack(array)
     if array.dtype not in _PLAIN:
-        array = np.asarray(array, order="C").astype(tvm_dtype(DType.of(array.dtype)), copy=False)
+        array = as_bytes(np.asarray(array, order="C"))
+        array = array.astype(tvm_dtype(DType.of(array.dtype)), copy=False)
     if array.dtype not in _PLAIN:
         return tvm.runtime.tensor(array, device)
     copy = aligned(array.shape, array.dtype)

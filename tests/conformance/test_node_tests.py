@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from qdqbridge.errors import UnsupportedModelError, UnsupportedTargetError
-from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.onnx_io.writer import write
@@ -17,11 +16,6 @@ from tests.onnx_models import canonical
 CASES = [pytest.param(case, id=case.name) for case in node_tests()]
 AS_INPUTS = [pytest.param(case, id=case.name) for case in node_tests(as_inputs=True)]
 """The same cases with scales and zero points (and weights) of run time."""
-NOT_IN_TVM = {
-    DType.FLOAT8_E4M3FN, DType.FLOAT8_E4M3FNUZ, DType.FLOAT8_E5M2, DType.FLOAT8_E5M2FNUZ,
-    DType.FLOAT4_E2M1,
-}  # fmt: skip
-"""Element types that TVM 0.27 compiles for GPUs only, or not at all."""
 
 
 def graph_of(case: NodeTest) -> Graph:
@@ -55,10 +49,6 @@ def test_written_and_read_again(case: NodeTest, tmp_path) -> None:
 def test_tvm(case: NodeTest) -> None:
     executable = pytest.importorskip("qdqbridge.relax.executable")
     graph = graph_of(case)
-    if any(value.type.dtype in NOT_IN_TVM for value in graph.values()):
-        with pytest.raises(UnsupportedTargetError, match="TVM cannot hold tensors of float"):
-            executable.build(graph)
-        return
     found = executable.build(graph).run(case.inputs)
     case.check(found)
     for name, array in evaluate(graph, case.inputs)[0].items():
@@ -70,8 +60,7 @@ def test_tvm(case: NodeTest) -> None:
 def test_through_relax_with_parameters_of_run_time(case: NodeTest) -> None:
     hosting = pytest.importorskip("qdqbridge.hosting")
     graph = graph_of(case)
-    absent = any(value.type.dtype in NOT_IN_TVM for value in graph.values())
-    if absent or any(node.op.name == "ConvInteger" for node in graph.nodes):
+    if any(node.op.name == "ConvInteger" for node in graph.nodes):
         with pytest.raises(UnsupportedTargetError):
             hosting.to_relax(graph)
         return

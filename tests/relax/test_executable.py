@@ -223,17 +223,6 @@ def test_what_the_importer_prints_is_not_shown(capfd) -> None:
     gc.collect()  # the converter's block builder complains when it goes, in whatever test that is
 
 
-def test_float8_is_refused_when_compiling_not_when_loading(capfd) -> None:
-    m = Model()
-    data = np.linspace(-1, 1, 8).reshape(4, 2).astype(ml_dtypes.float8_e4m3fn)
-    kind = DType.of(data.dtype)
-    p = QuantParams(kind, np.asarray(0.5, np.float32), np.asarray(0, np.int32))
-    m.add("MatMul", [X(np.ones((3, 4), np.float32)), X(data, p, fixed=True)], None, row="")
-    assert qb.evaluate(m.load(), m.inputs)
-    error = refused(m, capfd)
-    assert "float8" in str(error)
-
-
 def test_emission_works_again_after_an_error(capfd) -> None:
     m = Model()
     m.add("Multinomial", [X(np.ones((1, 4), np.float32))], None, dtype=6, row="", sample_size=2)

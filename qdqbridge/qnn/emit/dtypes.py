@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.dtypes import DType
@@ -17,6 +20,19 @@ HOLDABLE = frozenset(
 """Element types that TVM stores in tensors."""
 
 _SUB_BYTE = {DType.INT4: np.int8, DType.INT2: np.int8, DType.UINT4: np.uint8, DType.UINT2: np.uint8}
+_MINIFLOATS = frozenset(dtype for dtype in DType if dtype.is_small_float)
+
+
+def as_bytes(array: NDArray[Any]) -> NDArray[Any]:
+    """Returns 8- and 4-bit floats as the bytes that TVM holds; any other array as it is."""
+    return array.view(np.uint8) if DType.of(array.dtype) in _MINIFLOATS else array
+
+
+def given_back(array: NDArray[Any], dtype: DType) -> NDArray[Any]:
+    """Returns an array of TVM's in the element type that it stands for."""
+    if dtype in _MINIFLOATS:
+        return array.view(dtype.numpy)
+    return array.astype(dtype.numpy, copy=False)
 
 
 def storage(params: QuantParams) -> str:
@@ -25,13 +41,17 @@ def storage(params: QuantParams) -> str:
 
 
 def tvm_dtype(dtype: DType) -> str:
-    """Returns TVM's name of an element type; a byte holds an element of a sub-byte type.
+    """Returns TVM's name of an element type.
+
+    A byte holds an element of a sub-byte type, and the bits of an 8- or 4-bit float.
 
     Raises:
         UnsupportedTargetError: TVM has no tensors of it.
     """
     if dtype in _SUB_BYTE:
         return str(np.dtype(_SUB_BYTE[dtype]))
+    if dtype in _MINIFLOATS:
+        return "uint8"
     if dtype not in HOLDABLE:
         raise UnsupportedTargetError(
             f"TVM cannot hold tensors of {dtype}",

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
+from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import (
     AlphaAttrs,
     AxisAttrs,
@@ -26,6 +28,12 @@ from qdqbridge.qnn.emit.simulated import FLOATING_SIMULATED
 from qdqbridge.qnn.emit.windows import FLOATING_WINDOWS
 
 Emit = Callable[[Scope, Node, list[Expr]], Expr]
+
+
+def unit_params(dtype: DType, *, saturate: bool = True) -> QuantParams:
+    """Returns the parameters under which stored numbers are the numbers themselves."""
+    one, zero = np.ones((), np.float32), np.zeros((), np.int32)
+    return QuantParams(dtype, one, zero, saturate=saturate)
 
 
 def _like(scope: Scope, x: Expr, value: float) -> Expr:
@@ -212,7 +220,10 @@ def _concat(scope: Scope, node: Node, args: list[Expr]) -> Expr:
 
 def _cast(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     assert isinstance(node.attributes, CastAttrs)
-    return scope.op.astype(args[0], tvm_dtype(node.attributes.to))
+    (x,), source = args, node.operand(0).type.dtype
+    if node.operand(0).quant is None and source.is_small_float:
+        x = scope.dequantize(x, unit_params(source))
+    return scope.op.astype(x, tvm_dtype(node.attributes.to))
 
 
 def _divide(scope: Scope, node: Node, args: list[Expr]) -> Expr:

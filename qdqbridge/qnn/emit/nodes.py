@@ -40,6 +40,21 @@ def check_known(graph: Graph) -> None:
         )
 
 
+_BYTE_MOVERS = frozenset((
+    "Reshape", "Expand", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Tile", "Identity",
+    "DepthToSpace", "SpaceToDepth", "Slice", "Gather", "Split",
+))  # fmt: skip
+"""Operators that neither compare nor make up the elements that they move."""
+
+
+def computes_minifloats(node: Node) -> bool:
+    """True where an operator works on 8- or 4-bit floats, whose bytes say nothing to it."""
+    if node.op.flow in (Flow.CONVERT, Flow.REINTERPRET) or node.op.name in _BYTE_MOVERS:
+        return False
+    values = [*(v for v in node.inputs if v is not None), *node.outputs]
+    return any(v.quant is not None and v.type.dtype.is_small_float for v in values)
+
+
 def in_integers(scope: Scope, node: Node, foreign: Foreign) -> Sequence[Expr]:
     """Emits a node in the QNN dialect, or as a float operator where that has no call for it."""
     name = node.op.name

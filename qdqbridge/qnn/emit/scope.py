@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import quantize
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.qnn.emit.dtypes import storage, tvm_dtype
+from qdqbridge.qnn.emit.dtypes import as_bytes, storage, tvm_dtype
 from qdqbridge.qnn.emit.spelling import CANONICAL, Spelling
 from qdqbridge.qnn.origin import written
 
@@ -175,6 +176,8 @@ class Scope(ABC):
 
     def quantize(self, real: Expr, params: QuantParams, hint: str = "") -> Expr:
         """Emits ``qnn.quantize`` and the clamp of a narrower range."""
+        if params.storage_dtype.is_small_float:
+            return self._quantize_minifloat(real, params, hint)
         if params.blocked:
             zero_point, scale = self._along_blocks(real, params)
             rounded = self.emit(self.op.round(self.emit(self.op.divide(real, scale))))
@@ -192,11 +195,12 @@ class Scope(ABC):
         if value.quant is None:
             if value.constant is None:
                 return self.quantize(self.cast(self.value(value), "float32"), params)
-            return self.number(quantize(value.constant.numpy().astype(np.float32), params))
+            return self.number(as_bytes(quantize(value.constant.numpy().astype(np.float32), params)))
         source = value.quant.params
         if source.same_mapping(params):
             return self.clamp(self.value(value), params)
-        if not source.per_tensor or not params.per_tensor:
+        integers = source.storage_dtype.is_integer and params.storage_dtype.is_integer
+        if not (source.per_tensor and params.per_tensor and integers):
             return self.quantize(self.real(value), params)
         attrs = {
             "rounding": "TONEAREST_EVEN",
@@ -209,6 +213,8 @@ class Scope(ABC):
 
     def dequantize(self, stored: Expr, params: QuantParams) -> Expr:
         """Emits ``qnn.dequantize`` to float32."""
+        if params.storage_dtype.is_small_float:
+            return self._dequantize_minifloat(stored, params)
         if params.blocked:
             return self._dequantize_blocks(stored, params)
         axis = -1 if params.axis is None else params.axis
@@ -220,6 +226,26 @@ class Scope(ABC):
         zero_point, scale = self._along_blocks(stored, params)
         centred = self.emit(self.op.subtract(self.cast(stored, "int32"), zero_point))
         return self.emit(self.op.multiply(self.cast(centred, "float32"), scale))
+
+    def _quantize_minifloat(self, real: Expr, params: QuantParams, hint: str) -> Expr:
+        """8- and 4-bit floats: their bits as bytes."""
+        axis, scale = -1 if params.axis is None else params.axis, self.scale(params)
+        if params.blocked:
+            real = self.emit(self.op.divide(real, self._along_blocks(real, params)[1]))
+            axis, scale = -1, self.number(np.ones((), np.float32))
+        saturate = params.saturate or params.storage_dtype is DType.FLOAT4_E2M1
+        attrs = {"axis": axis, "format": params.storage_dtype.label, "saturate": saturate}
+        return self.qnn("quantize_minifloat", [real, scale], attrs, hint)
+
+    def _dequantize_minifloat(self, stored: Expr, params: QuantParams) -> Expr:
+        axis, scale = -1 if params.axis is None else params.axis, self.scale(params)
+        if params.blocked:
+            axis, scale = -1, self.number(np.ones((), np.float32))
+        attrs = {"axis": axis, "format": params.storage_dtype.label}
+        number = self.qnn("dequantize_minifloat", [stored, scale], attrs)
+        if not params.blocked:
+            return number
+        return self.emit(self.op.multiply(number, self._along_blocks(stored, params)[1]))
 
     def _along_blocks(self, data: Expr, params: QuantParams) -> list[Expr]:
         """Returns zero points and scales of blocks, repeated to the extent of ``data``."""
@@ -238,6 +264,8 @@ class Scope(ABC):
 
     def clamp(self, stored: Expr, params: QuantParams) -> Expr:
         """Emits the clamp where the range is narrower than the storage type."""
+        if params.storage_dtype.is_small_float:
+            return stored
         if params.full_range and params.storage_dtype.bits >= 8:
             return stored
         return self.spelling.clamp(self, stored, params)

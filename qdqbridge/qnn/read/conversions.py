@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES
+from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.composition import COMPOSITION, CompositionAttrs, table
 from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
@@ -38,6 +40,34 @@ def dequantize(reading: Reading, call: Call) -> Value:
     position = _position(call, call.args[0])
     data = parameters.operand(reading, call, 0, 1, 2, axis=axis, position=position)
     return reading.node(DEQUANTIZE, NO_ATTRIBUTES, [data], tensor(call), call)
+
+
+def quantize_minifloat(reading: Reading, call: Call) -> Value:
+    """``qnn.quantize_minifloat(data, scale)``."""
+    type_ = QuantType(_minifloat(reading, call), call.result.shape)
+    data = reading.plain(call.args[0])
+    return reading.node(QUANTIZE, NO_ATTRIBUTES, [data], type_, call)
+
+
+def dequantize_minifloat(reading: Reading, call: Call) -> Value:
+    """``qnn.dequantize_minifloat(data, scale)``."""
+    data = reading.stored(call.args[0], _minifloat(reading, call))
+    return reading.node(DEQUANTIZE, NO_ATTRIBUTES, [data], tensor(call), call)
+
+
+def _minifloat(reading: Reading, call: Call) -> QuantParams:
+    """Returns the parameters that a call gives."""
+    name, scale = str(call.get("format", "")), parameters.array(reading, call.args[1], "scale")
+    storage = next((dtype for dtype in DType if dtype.label == name), None)
+    if storage is None or not storage.is_small_float:
+        raise reading.refused(f"its format is {name!r}")
+    saturate = bool(call.get("saturate", True))
+    zero, axis = np.zeros((), np.int32), int(call.get("axis", -1))
+    if scale.size == 1:
+        return QuantParams(storage, scale.reshape(()), zero, saturate=saturate)
+    if axis < 0:
+        axis += len(call.result.shape or ())
+    return QuantParams(storage, scale, zero, axis=axis, saturate=saturate)
 
 
 def requantize(reading: Reading, call: Call) -> Value:

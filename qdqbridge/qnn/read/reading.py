@@ -77,7 +77,11 @@ class Reading:
         data = value.constant
         if data.dtype is not params.storage_dtype:
             kind = params.storage_dtype
-            data = data.map(lambda array: array.astype(kind.numpy), dtype=kind)
+            bits = kind.is_small_float and data.dtype is DType.UINT8
+            data = data.map(
+                lambda array: array.view(kind.numpy) if bits else array.astype(kind.numpy),
+                dtype=kind,
+            )
         return Value(type_, value.name, constant=data)
 
     def plain(self, entry: Entry) -> Value:

@@ -28,7 +28,14 @@ from qdqbridge.qnn.layout.remap import restored
 from qdqbridge.qnn.origin import is_swapped
 from qdqbridge.qnn.read import accumulate, parameters
 from qdqbridge.qnn.read.call import Call
-from qdqbridge.qnn.read.conversions import dequantize, lookup, quantize, requantize
+from qdqbridge.qnn.read.conversions import (
+    dequantize,
+    dequantize_minifloat,
+    lookup,
+    quantize,
+    quantize_minifloat,
+    requantize,
+)
 from qdqbridge.qnn.read.layout import channels_first, pads, permuted_shape
 from qdqbridge.qnn.read.reading import Reading, Row, flat
 
@@ -311,6 +318,8 @@ QNN: dict[str, Row] = {
     "qnn.dequantize": dequantize,
     "quantize": quantize,
     "dequantize": dequantize,
+    "qnn.quantize_minifloat": quantize_minifloat,
+    "qnn.dequantize_minifloat": dequantize_minifloat,
     "qnn.requantize": requantize,
     "qnn.concatenate": concatenate,
     "qnn.lookup": lookup,

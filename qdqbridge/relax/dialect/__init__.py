@@ -6,6 +6,7 @@ contract bit for bit. Build calls with :func:`call`.
 """
 
 from qdqbridge.qnn.dialect import QNN_OPS, REQUIRED, Attribute, QnnOp
+from qdqbridge.qnn.dialect.minifloat import OPS as MINIFLOAT_OPS
 from qdqbridge.qnn.dialect.simulated import OPS as SIMULATED_OPS
 from qdqbridge.qnn.ranges import accumulator_dtype, magnitude
 from qdqbridge.relax.dialect import broadcast
@@ -13,6 +14,7 @@ from qdqbridge.relax.dialect.host import RelaxHost, tensor_type
 from qdqbridge.relax.dialect.registration import call, lookup, lower_call, register
 
 register(QNN_OPS)
+register(MINIFLOAT_OPS)
 register(SIMULATED_OPS)
 broadcast.register()
 

@@ -1,47 +1,72 @@
-"""Nodes as functions of their own: those without a row by TVM's own ONNX converters."""
+"""Nodes without a row, one at a time, as functions of their own.
+
+Whoever can say what a node computes is asked in turn: our compositions of Relax operators, TVM's
+own ONNX importer where it is known to be right, ONNX's definition of the operator in simpler nodes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.frontend.onnx import from_onnx
 
-from qdqbridge.graph.graph import Node, Value
+from qdqbridge.canonical import canonicalize
+from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.types import TensorType
+from qdqbridge.onnx_io.codecs.view import NoRow
+from qdqbridge.onnx_io.expansion import expanded
+from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.ops.attributes import LinearAttrs
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.scope import Expr, unsupported
+from qdqbridge.relax.emit.compositions import composition_of
 from qdqbridge.relax.emit.importer_gaps import gap, respelled
 from qdqbridge.relax.emit.run_time_parameters import arguments, linear_module
 from qdqbridge.relax.emit.scope import Scope
 
+EmitNode = Callable[[Scope, Node], Sequence[Expr]]
+EmitGraph = Callable[[Graph, "EmitNode | None"], ir.IRModule]
+"""Emits a graph as a module; its nodes without a row as the second argument says, if given."""
 
-def emit_foreign(scope: Scope, node: Node) -> Sequence[Expr]:
-    """Emits a carried-through node as a call of a function that TVM imports from it.
+
+def emit_foreign(scope: Scope, node: Node, emit_graph: EmitGraph) -> Sequence[Expr]:
+    """Emits a carried-through node as a call of a function that computes it.
+
+    Args:
+        scope: Where to.
+        node: The node.
+        emit_graph: Emits what the node stands for.
 
     Raises:
-        UnsupportedTargetError: TVM has no converter for it, or the converter refuses or is wrong.
+        UnsupportedTargetError: Nobody knows how to compute it with TVM.
     """
     if isinstance(node.attributes, LinearAttrs):
         callee = _added(scope.builder, linear_module(node, node.attributes), node.op.name.lower())
         return [scope.emit(relax.Call(callee, arguments(scope, node)))]
-    one_node = getattr(node.attributes, "model", None)
-    if one_node is None:
+    if not isinstance(node.attributes, ForeignAttrs):
         raise unsupported(node, "it carries no ONNX node")
-    wrong = gap(node)
-    if wrong is not None:
-        raise unsupported(node, f"TVM's ONNX importer would compute it wrongly: {wrong}")
-    alone = respelled(one_node(node))
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):  # TVM prints before it raises
-            module = from_onnx(alone, keep_params_in_input=False)
-    except Exception as error:  # TVM's converters raise whatever they meet
-        reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-        raise unsupported(node, f"TVM's ONNX importer refuses it: {reason[0]}") from error
+    reasons: list[str] = []
+    for way in (_composed, _imported, _defined):
+        try:
+            module = way(scope, node, emit_graph)
+            if module is not None:
+                return _called(scope, node, module)
+        except UnsupportedTargetError as error:
+            reasons.append(error.why)
+            cause: Exception = error
+        except QdqBridgeError as error:
+            reasons.append(f"{error.what}: {error.why}")
+            cause = error
+    raise unsupported(node, "; ".join(reasons)) from cause
+
+
+def _called(scope: Scope, node: Node, module: ir.IRModule) -> Sequence[Expr]:
     name = f"onnx_{node.op.name.rpartition('::')[2].lower()}"
     callee = _added(scope.builder, module, name)
     args = [scope.value(v) for v in node.inputs if v is not None and v.constant is None]
@@ -60,7 +85,7 @@ def _results(node: Node, called: Expr) -> list[Expr]:
     given = len(called.ty.fields) if several else 1
     if given < len(node.outputs):
         raise unsupported(
-            node, f"TVM's ONNX importer gives {given} of its {len(node.outputs)} results"
+            node, f"what computes it gives {given} of its {len(node.outputs)} results"
         )
     return [relax.TupleGetItem(called, i) for i in range(given)] if several else [called]
 
@@ -83,9 +108,77 @@ def _typed(scope: Scope, node: Node, result: Expr, value: Value) -> Expr:
     if other_rank or any(have != extent for have, extent in fixed):
         made = f"rank {type_.ndim}" if other_rank else f"{[have for have, _ in fixed]}"
         raise unsupported(
-            node, f"TVM's ONNX importer gives {made} for the result '{value.name}' of {shape}"
+            node, f"what computes it gives {made} for the result '{value.name}' of {shape}"
         )
     return result if str(type_.dtype) == meant else scope.op.astype(scope.emit(result), meant)
+
+
+# ---- who says what it computes ------------------------------------------------------------------
+
+
+def _composed(scope: Scope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:
+    """Returns our composition of Relax operators, where there is one for this spelling."""
+    composition = composition_of(node)
+    if composition is None:
+        return None
+
+    def emit(inner: Scope, alone: Node) -> Sequence[Expr]:
+        try:
+            return composition(inner, alone)
+        except NoRow as why:
+            raise unsupported(node, str(why)) from why
+
+    return emit_graph(_alone(scope, node), emit)
+
+
+def _imported(scope: Scope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:
+    """Returns what TVM's own ONNX importer makes of it."""
+    del scope, emit_graph
+    wrong = gap(node)
+    if wrong is not None:
+        raise unsupported(node, f"TVM's ONNX importer would compute it wrongly: {wrong}")
+    assert isinstance(node.attributes, ForeignAttrs)
+    for value in (*node.inputs, *node.outputs):
+        if value is not None and tvm_dtype(value.type.dtype) != str(value.type.dtype):
+            raise unsupported(node, f"TVM's ONNX importer has no tensors of {value.type.dtype}")
+    alone = respelled(node.attributes.model(node))
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # TVM prints before it raises
+            return from_onnx(alone, keep_params_in_input=False)
+    except Exception as error:  # TVM's converters raise whatever they meet
+        reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        raise unsupported(node, f"TVM's ONNX importer refuses it: {reason[0]}") from error
+
+
+def _defined(scope: Scope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:
+    """Returns ONNX's own definition of it in simpler nodes, where there is one."""
+    del scope
+    graph = expanded(node)
+    return None if graph is None else emit_graph(canonicalize(graph), None)
+
+
+def _alone(scope: Scope, node: Node) -> Graph:
+    """Returns a graph of the node alone; its inputs have the types of their expressions."""
+    inputs: list[Value | None] = []
+    for index, value in enumerate(node.inputs):
+        if value is not None and value.constant is None:
+            shape = tuple(_extents(scope, node, scope.value(value)))
+            value = Value(TensorType(value.type.dtype, shape), f"in_{index}")
+        inputs.append(value)
+    outputs = [Value(value.type, f"out_{index}") for index, value in enumerate(node.outputs)]
+    alone = Node(node.op, node.attributes, inputs, outputs, node.origin)
+    fed = [value for value in inputs if value is not None and value.constant is None]
+    return Graph(fed, outputs, [value.name for value in outputs], [alone])
+
+
+def _extents(scope: Scope, node: Node, expr: Expr) -> Iterator[int | str]:
+    if expr.ty.shape is None:
+        raise unsupported(node, "the shape of an operand is known at run time only")
+    for index, extent in enumerate(scope.extents(expr)):
+        if isinstance(extent, int):
+            yield extent
+        else:
+            yield extent.name if isinstance(extent, tirx.Var) else f"extent_{index}"
 
 
 def _added(builder: relax.BlockBuilder, module: ir.IRModule, name: str) -> ir.GlobalVar:

@@ -13,21 +13,21 @@ from tvm import ir, relax, tirx
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.qnn.emit.dtypes import tvm_dtype
-from qdqbridge.qnn.emit.nodes import Form, check_known, emit_nodes, in_integers, joined
+from qdqbridge.qnn.emit.dtypes import as_bytes, tvm_dtype
+from qdqbridge.qnn.emit.nodes import Form, check_known, emit_nodes, joined
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.qnn.origin import type_text
 from qdqbridge.relax.dialect import tensor_type
 from qdqbridge.relax.emit.broadcasting import equal
-from qdqbridge.relax.emit.foreign import emit_foreign
-from qdqbridge.relax.emit.qdq import QdqScope, between_conversions
+from qdqbridge.relax.emit.foreign import EmitNode, emit_foreign
+from qdqbridge.relax.emit.qdq import QdqScope, between_conversions, in_codes
 from qdqbridge.relax.emit.scope import Scope
 from qdqbridge.relax.emit.transposition import fill
 
 LARGE = 1 << 16
 """Bytes from which a constant becomes a parameter when parameters are kept apart."""
 _SPELLINGS: dict[str, tuple[type[Scope], Form]] = {
-    "qnn": (Scope, in_integers),
+    "qnn": (Scope, in_codes),
     "qdq": (QdqScope, between_conversions),
 }
 
@@ -63,8 +63,15 @@ def emit(
 class ModuleEmitter:
     """Emits one graph; who wants other results of ``main`` overrides :meth:`results`."""
 
-    def __init__(self, graph: Graph, *, keep_params: bool = False, spelling: str = "qnn") -> None:
-        self.graph = graph
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        keep_params: bool = False,
+        spelling: str = "qnn",
+        foreign: EmitNode | None = None,
+    ) -> None:
+        self.graph, self.emit_node = graph, foreign
         self.builder = relax.BlockBuilder()
         self.extents: dict[str, tirx.Var] = {}
         self.names: set[str] = set()
@@ -128,7 +135,9 @@ class ModuleEmitter:
         return variable
 
     def _foreign(self, node: Node) -> Sequence[Expr]:
-        return emit_foreign(self.scope, node)
+        if self.emit_node is not None:
+            return self.emit_node(self.scope, node)
+        return emit_foreign(self.scope, node, _emit_part)
 
     def _bound(self, value: Value, expr: Expr) -> relax.Var:
         return self._with_extents(value, self.scope.emit(expr))
@@ -152,8 +161,13 @@ class ModuleEmitter:
         return None if value.type.shape is None else self.scope.shape(value.type.shape)
 
 
+def _emit_part(graph: Graph, foreign: EmitNode | None) -> ir.IRModule:
+    """Returns the module of what a node without a row stands for."""
+    return ModuleEmitter(graph, foreign=foreign).emit()[0]
+
+
 def _array(constant: Constant) -> NDArray[Any]:
-    source = constant.numpy()
+    source = as_bytes(constant.numpy())
     if source.flags.c_contiguous:
         return source
     target = np.empty(source.shape, source.dtype)

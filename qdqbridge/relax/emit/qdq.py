@@ -26,7 +26,7 @@ from qdqbridge.qnn.emit.conversions import CONVERSIONS
 from qdqbridge.qnn.emit.dtypes import storage, tvm_dtype
 from qdqbridge.qnn.emit.floating import FLOATING
 from qdqbridge.qnn.emit.movers import MOVERS
-from qdqbridge.qnn.emit.nodes import Foreign
+from qdqbridge.qnn.emit.nodes import Foreign, computes_minifloats, in_integers
 from qdqbridge.qnn.emit.resize import emit_resize
 from qdqbridge.qnn.emit.scope import Expr, unsupported
 from qdqbridge.qnn.emit.scope import Scope as SharedScope
@@ -41,6 +41,8 @@ class QdqScope(Scope):
 
     def quantize(self, real: Expr, params: QuantParams, hint: str = "") -> Expr:
         """Emits ``R.quantize`` behind the clamp of a narrower range."""
+        if params.storage_dtype.is_small_float:
+            return super().quantize(real, params, hint)
         axis, bounded = -1 if params.axis is None else params.axis, None
         scale, zero_point = self.scale(params), self.zero_point(params)
         if params.blocked:
@@ -75,6 +77,8 @@ class QdqScope(Scope):
 
     def dequantize(self, stored: Expr, params: QuantParams) -> Expr:
         """Emits ``R.dequantize`` to float32, or to float16 where the model computes in that."""
+        if params.storage_dtype.is_small_float:
+            return super().dequantize(stored, params)
         if params.blocked:
             return self._dequantize_blocks(stored, params)
         axis = -1 if params.axis is None else params.axis
@@ -119,6 +123,12 @@ def between_conversions(scope: SharedScope, node: Node, foreign: Foreign) -> Seq
         reals = [_computed(scope, node, part)]
     emitted = [scope.emit(real) for real in reals]
     return [_stored(scope, node, v, e) for v, e in zip(node.outputs, emitted, strict=False)]
+
+
+def in_codes(scope: SharedScope, node: Node, foreign: Foreign) -> Sequence[Expr]:
+    """Emits a node in the QNN dialect; one that computes with 8- or 4-bit floats, on floats."""
+    form = between_conversions if computes_minifloats(node) else in_integers
+    return form(scope, node, foreign)
 
 
 def _floating(scope: SharedScope, node: Node, operator: Operator, attributes: Attributes) -> Node:

@@ -18,6 +18,7 @@ from qdqbridge.graph.quantization import per_tensor
 from qdqbridge.graph.types import static_shape
 from qdqbridge.ops.attributes import LinearAttrs
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
+from qdqbridge.qnn.emit.floating import unit_params
 from qdqbridge.qnn.emit.scope import Expr, unsupported
 from qdqbridge.relax.emit.scope import Scope
 
@@ -51,11 +52,11 @@ def linear_module(node: Node, attributes: LinearAttrs) -> ir.IRModule:
 
 def _quantized(scope: Scope, node: Node, attributes: LinearAttrs) -> Expr:
     x, scale, zero_point = _three(node)
-    if not attributes.to.is_integer:
-        raise unsupported(node, f"it rounds to {attributes.to}")
     real = scope.cast(scope.value(x), _WIDE)
     divisor = _aligned(scope, node, attributes, scale, _WIDE)
     scaled = scope.emit(scope.op.divide(real, divisor))
+    if not attributes.to.is_integer:
+        return scope.quantize(scaled, unit_params(attributes.to, saturate=attributes.saturate))
     if zero_point is not None:
         shift = _aligned(scope, node, attributes, zero_point, _WIDE)
         scaled = scope.emit(scope.op.add(scope.emit(scope.op.round(scaled)), shift))
@@ -65,9 +66,9 @@ def _quantized(scope: Scope, node: Node, attributes: LinearAttrs) -> Expr:
 def _dequantized(scope: Scope, node: Node, attributes: LinearAttrs) -> Expr:
     x, scale, zero_point = _three(node)
     stored = scope.value(x)
-    if not x.type.dtype.is_integer:
-        raise unsupported(node, f"its data is {x.type.dtype}")
-    if zero_point is not None:
+    if x.type.dtype.is_small_float:
+        stored = scope.dequantize(stored, unit_params(x.type.dtype))
+    elif zero_point is not None:
         wide = "int64" if x.type.dtype is DType.INT32 else "int32"
         shift = _aligned(scope, node, attributes, zero_point, wide)
         stored = scope.emit(scope.op.subtract(scope.cast(stored, wide), shift))

@@ -15,7 +15,7 @@ from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.types import Shape
 from qdqbridge.ops.attributes import ReshapeAttrs
-from qdqbridge.qnn.emit.dtypes import tvm_dtype
+from qdqbridge.qnn.emit.dtypes import as_bytes, tvm_dtype
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.qnn.emit.scope import Scope as SharedScope
 from qdqbridge.relax.dialect import call
@@ -139,6 +139,7 @@ class Scope(SharedScope):
 
     def number(self, array: NDArray[Any]) -> Expr:
         """Returns a small constant (a scale, a zero point, indices)."""
+        array = as_bytes(array)
         return relax.const(np.ascontiguousarray(array).reshape(array.shape), str(array.dtype))
 
     def extents(self, expr: Expr) -> list[Any]:
@@ -174,8 +175,8 @@ def to_tensor(constant: Constant) -> Any:
     tensor = tvm.runtime.empty(constant.shape, dtype)
     view = np.from_dlpack(tensor)
     if view.flags.writeable:
-        fill(view, constant.numpy())
+        fill(view, as_bytes(constant.numpy()))
         return tensor
     array = np.empty(view.shape, view.dtype)  # NumPy 1 takes no memory of others to write into
-    fill(array, constant.numpy())
+    fill(array, as_bytes(constant.numpy()))
     return tvm.runtime.tensor(array)

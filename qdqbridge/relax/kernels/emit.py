@@ -12,9 +12,10 @@ from tvm import ir, relax, tirx
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import Shape
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
-from qdqbridge.qnn.emit.nodes import Foreign, in_integers
+from qdqbridge.qnn.emit.nodes import Foreign
 from qdqbridge.qnn.emit.scope import Expr, Scope
 from qdqbridge.relax.emit.module import ModuleEmitter
+from qdqbridge.relax.emit.qdq import in_codes
 from qdqbridge.relax.kernels.kernel import Array, Kernel
 from qdqbridge.relax.kernels.plan import Plan
 from qdqbridge.relax.tensors import to_tensor
@@ -45,7 +46,7 @@ class _PlanEmitter(ModuleEmitter):
         if node not in self._plan.needed:
             return [None] * len(node.outputs)
         kernel = self._plan.kernels.get(node)
-        return in_integers(scope, node, foreign) if kernel is None else self._call(kernel)
+        return in_codes(scope, node, foreign) if kernel is None else self._call(kernel)
 
     def _bound(self, value: Value, expr: Expr | None) -> Expr:
         return None if expr is None else super()._bound(value, expr)

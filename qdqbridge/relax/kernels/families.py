@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qdqbridge.graph.graph import Node
+from qdqbridge.qnn.emit.nodes import computes_minifloats
 from qdqbridge.relax.kernels import (
     affine,
     averages,
@@ -57,6 +58,8 @@ FAMILIES: Mapping[str, tuple[Claim, ...]] = {
 
 def claimed(node: Node, place: Place) -> Kernel | None:
     """Returns the kernel of a node, or None where the plain legalization computes it."""
+    if computes_minifloats(node):
+        return None
     for claim in FAMILIES.get(node.op.name, (lookup.claim_wide,)):
         kernel = claim(node, place)
         if kernel is not None:

@@ -67,8 +67,19 @@ def emit(
             f"Relay modules have no layout {layout!r}", fix=f"use one of {', '.join(LAYOUTS)}"
         )
     check_known(graph)
+    _check_dtypes(graph)
     _check_extents(graph, {} if extents is None else extents)
     return _Module(graph, form, chosen, extents or {}, keep_params=keep_params).emit()
+
+
+def _check_dtypes(graph: Graph) -> None:
+    for value in graph.values():
+        if value.type.dtype.is_small_float:
+            raise UnsupportedTargetError(
+                f"Relay cannot hold tensors of {value.type.dtype}",
+                where=f"tensor '{value.name}'",
+                fix="compile it with Relax, or run it with onnxruntime",
+            )
 
 
 def _check_extents(graph: Graph, extents: Mapping[str, int]) -> None:

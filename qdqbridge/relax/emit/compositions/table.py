@@ -1,0 +1,30 @@
+"""Which ONNX operators are composed here, and by what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from qdqbridge.graph.graph import Node
+from qdqbridge.onnx_io.foreign import ForeignAttrs
+from qdqbridge.qnn.emit.scope import Expr
+from qdqbridge.relax.emit.compositions.conversion import CONVERSION
+from qdqbridge.relax.emit.compositions.site import Composition, Site
+from qdqbridge.relax.emit.scope import Scope
+
+COMPOSITIONS: Mapping[str, Composition] = {**CONVERSION}
+"""By the operator's name in ONNX's own domain."""
+
+
+def composition_of(node: Node) -> Callable[[Scope, Node], Sequence[Expr]] | None:
+    """Returns what emits a node without a row; None where nothing here does.
+
+    What is returned raises :class:`~qdqbridge.onnx_io.codecs.view.NoRow` for a spelling that it
+    does not know.
+    """
+    attributes = node.attributes
+    if not isinstance(attributes, ForeignAttrs) or attributes.domain:
+        return None
+    composition = COMPOSITIONS.get(attributes.op_type)
+    if composition is None:
+        return None
+    return lambda scope, alone: composition(Site.of(scope, alone))
