@@ -151,11 +151,12 @@ def label(text: str) -> str:
 def type_text(type_: ValueType) -> str:
     """Returns what a function's attribute says of an input whose type its parameter hides.
 
-    That is the quantization, and the element type of what hosts hold in more bits.
+    That is the quantization, and the element type of what hosts hold as another one.
     """
     if isinstance(type_, QuantType):
         return json.dumps(_params(type_.params))
-    return json.dumps(type_.dtype.label) if type_.dtype.bits < _BYTE else ""
+    hidden = type_.dtype.bits < _BYTE or type_.dtype.is_small_float
+    return json.dumps(type_.dtype.label) if hidden else ""
 
 
 def params_of(text: str) -> QuantParams | None:

@@ -6,7 +6,6 @@ import gc
 import logging
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -17,8 +16,6 @@ from tvm.relax import BlockBuilder
 
 import qdqbridge as qb
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.relax.emit.module import LARGE
 from tests.relax.single_ops import Array, Model, X, call_names, codes, const, equal, params
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
-from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.ops.attributes import (
     AlphaAttrs,
     AxisAttrs,
@@ -32,8 +33,7 @@ Emit = Callable[[Scope, Node, list[Expr]], Expr]
 
 def unit_params(dtype: DType, *, saturate: bool = True) -> QuantParams:
     """Returns the parameters under which stored numbers are the numbers themselves."""
-    one, zero = np.ones((), np.float32), np.zeros((), np.int32)
-    return QuantParams(dtype, one, zero, saturate=saturate)
+    return replace(per_tensor(dtype, 1.0), saturate=saturate)
 
 
 def _like(scope: Scope, x: Expr, value: float) -> Expr:

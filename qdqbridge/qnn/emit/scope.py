@@ -195,7 +195,8 @@ class Scope(ABC):
         if value.quant is None:
             if value.constant is None:
                 return self.quantize(self.cast(self.value(value), "float32"), params)
-            return self.number(as_bytes(quantize(value.constant.numpy().astype(np.float32), params)))
+            stored = quantize(value.constant.numpy().astype(np.float32), params)
+            return self.number(as_bytes(stored))
         source = value.quant.params
         if source.same_mapping(params):
             return self.clamp(self.value(value), params)

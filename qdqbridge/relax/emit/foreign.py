@@ -161,10 +161,11 @@ def _alone(scope: Scope, node: Node) -> Graph:
     """Returns a graph of the node alone; its inputs have the types of their expressions."""
     inputs: list[Value | None] = []
     for index, value in enumerate(node.inputs):
-        if value is not None and value.constant is None:
-            shape = tuple(_extents(scope, node, scope.value(value)))
-            value = Value(TensorType(value.type.dtype, shape), f"in_{index}")
-        inputs.append(value)
+        if value is None or value.constant is not None:
+            inputs.append(value)
+            continue
+        shape = tuple(_extents(scope, node, scope.value(value)))
+        inputs.append(Value(TensorType(value.type.dtype, shape), f"in_{index}"))
     outputs = [Value(value.type, f"out_{index}") for index, value in enumerate(node.outputs)]
     alone = Node(node.op, node.attributes, inputs, outputs, node.origin)
     fed = [value for value in inputs if value is not None and value.constant is None]
