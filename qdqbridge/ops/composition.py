@@ -80,7 +80,7 @@ def _contract(
     if not isinstance(source, QuantType) or not isinstance(result, QuantType) or stored is None:
         return None
     entries = table(attributes, source.params, result.params, operands[1:])
-    index = np.ascontiguousarray(stored).view(np.uint8 if stored.itemsize == 1 else np.uint16)
+    index = np.asarray(stored, order="C").view(np.uint8 if stored.itemsize == 1 else np.uint16)
     return (entries[index],)
 
 

@@ -59,7 +59,7 @@ def _reinterpret(
     (x,), result = present(operands, 1), results[0]
     if result is None or result.dtype.numpy == x.dtype:
         return (x,)
-    return (np.ascontiguousarray(x).view(result.dtype.numpy),)
+    return (np.asarray(x, order="C").view(result.dtype.numpy),)
 
 
 def _check(*, quantized_operand: bool, quantized_result: bool) -> Callable[[Node], Iterator[str]]:

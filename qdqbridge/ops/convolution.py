@@ -174,7 +174,8 @@ _NUMERICS = (
 CONV = Operator(
     name="Conv", flow=Flow.ACCUMULATE, attributes=ConvAttrs, compute=_conv, contract=_contract,
     check=_check_conv,
-    numerics=_NUMERICS + "Against onnxruntime 1.31: its fused QLinearConv differs in 0 of "
+    numerics=_NUMERICS + "SAME never crops; onnxruntime 1.32 shifts windows smaller than their "
+    "stride. Against onnxruntime 1.31: its fused QLinearConv differs in 0 of "
     "1,160,000 results, its float kernel in 10 of 2,600,000 by 1 LSB, each a midpoint within the "
     "error of its float32 sum.",
 )
@@ -182,7 +183,9 @@ CONV_TRANSPOSE = Operator(
     name="ConvTranspose", flow=Flow.ACCUMULATE, attributes=ConvTransposeAttrs,
     compute=_conv_transpose, contract=_contract, check=_check_conv_transpose,
     numerics=_NUMERICS.replace("channel.", "channel (weight axis 1, repeated for each group).", 1)
-    + "Against onnxruntime 1.31, which has no integer kernel: its float kernel differs in 14 of "
+    + "SAME crops to the input times the stride and never widens, as ONNX's shape inference and "
+    "onnxruntime 1.32; ONNX's text widens where the kernel is smaller than the stride. "
+    "Against onnxruntime 1.31, which has no integer kernel: its float kernel differs in 14 of "
     "340,000 results by 1 LSB, each a midpoint within the error of its float32 sum.",
 )
 

@@ -19,7 +19,7 @@ from qdqbridge.ops.windows import extents, padded, taps
 def _out(attrs: PoolAttrs, x: Array) -> tuple[int, ...]:
     return extents(
         x.shape[2:], attrs.kernel_shape, attrs.strides, attrs.dilations, attrs.pads,
-        ceil_mode=attrs.ceil_mode,
+        ceil_mode=attrs.ceil_mode, clipped=True,
     )
 
 
@@ -162,6 +162,13 @@ NAN_WINS = (
     "differ, by strides, axes and the place of the NaN, and some give the lowest finite number for "
     "-infinity)."
 )
+_WINDOWS = (
+    "A window wider than the padded input by less than a stride is one window of what there is, as "
+    "in ONNX's shape inference and onnxruntime 1.32; ONNX's text yields none. SAME counts dilated "
+    "kernels and never crops; onnxruntime 1.32 leaves dilations out of its padding, and shifts or "
+    "refuses windows smaller than their stride. It refuses padding as wide as the kernel however "
+    "dilated that is, and below opset 19 divides by the elements beyond the padding as well. "
+)
 _FLOAT = (
     "onnxruntime 1.31 adds dequantized values in float32: 1 LSB different in 1 of 700 results "
     "where the scales are tenths or powers of two (many exact midpoints), in 0 of 140,000 with "
@@ -170,7 +177,7 @@ _FLOAT = (
 
 AVERAGE_POOL = Operator(
     name="AveragePool", flow=Flow.AVERAGE, attributes=PoolAttrs, compute=_average_pool,
-    contract=_average_contract, check=_check_pool, numerics=_MEAN + _FLOAT,
+    contract=_average_contract, check=_check_pool, numerics=_MEAN + _WINDOWS + _FLOAT,
 )
 GLOBAL_AVERAGE_POOL = Operator(
     name="GlobalAveragePool", flow=Flow.AVERAGE, attributes=NoAttributes,
@@ -180,7 +187,9 @@ GLOBAL_AVERAGE_POOL = Operator(
 MAX_POOL = Operator(
     name="MaxPool", flow=Flow.MOVE, attributes=PoolAttrs, compute=_max_pool,
     contract=moved(_max_pool), check=_check_pool,
-    numerics="The largest stored value of every window; padding never wins. Exact." + NAN_WINS,
+    numerics="The largest stored value of every window; padding never wins. Exact. A float window "
+    "of nothing but padding is -inf; onnxruntime 1.32 yields the lowest finite number. "
+    + _WINDOWS.strip() + NAN_WINS,
 )
 GLOBAL_MAX_POOL = Operator(
     name="GlobalMaxPool", flow=Flow.MOVE, attributes=NoAttributes, compute=_global_max,

@@ -93,7 +93,7 @@ def tabulated(compute: Callable[[Any, Operands], tuple[Array, ...]]) -> Contract
             values = quantize(values, result.params)
         elif isinstance(result, TensorType):
             values = values.astype(result.dtype.numpy)
-        index = np.ascontiguousarray(stored).view(np.uint8 if bits == 8 else np.uint16)
+        index = np.asarray(stored, order="C").view(np.uint8 if bits == 8 else np.uint16)
         return (values[index],)
 
     return contract

@@ -22,20 +22,50 @@ def extents(
     pads: Sequence[int],
     *,
     ceil_mode: bool = False,
+    clipped: bool = False,
 ) -> tuple[int, ...]:
     """Returns the number of windows along every spatial axis.
 
-    With ``ceil_mode`` a last window may reach beyond the padding, but has to start inside the
-    input or its begin padding (ONNX AveragePool and MaxPool).
+    Args:
+        sizes: The extents of the input.
+        kernel: The extents of the window.
+        strides: How far windows lie apart.
+        dilations: How far the elements of a window lie apart.
+        pads: Begin and end padding.
+        ceil_mode: A last window may reach beyond the padding, but has to start inside the input or
+            its begin padding (ONNX AveragePool and MaxPool).
+        clipped: A window wider than the padded input by less than a stride counts as one (see
+            :func:`fitted`).
     """
     result: list[int] = []
     for i, size in enumerate(sizes):
         room = size + pads[i] + pads[i + len(sizes)] - span(kernel[i], dilations[i])
-        count = (-(-room // strides[i]) if ceil_mode else room // strides[i]) + 1
+        up = ceil_mode or (clipped and room < 0)
+        count = (-(-room // strides[i]) if up else room // strides[i]) + 1
         if ceil_mode and (count - 1) * strides[i] >= size + pads[i]:
             count -= 1
         result.append(max(count, 0))
     return tuple(result)
+
+
+def fitted(
+    size: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int]
+) -> tuple[int, int, int]:
+    """Returns kernel, stride and end padding of a pool whose windows fit along one axis.
+
+    A window that is wider than the padded input, by less than a stride, fits nowhere: ONNX's text,
+    which rounds the number of windows down, yields none. ONNX's shape inference and onnxruntime
+    (1.32) round it towards zero and yield one, of the elements there are; files are made for that.
+    Where that leaves padding as wide as the window, which onnxruntime refuses, it stays as it is.
+    """
+    room = size + sum(pads)
+    fewer = (room - 1) // dilation + 1
+    end = max(pads[1] - (room - span(fewer, dilation)), 0)
+    fits = not -stride < room - span(kernel, dilation) < 0
+    if fits or max(pads[0], end) >= fewer:
+        return kernel, stride, pads[1]
+    whole = size + pads[0] + end
+    return fewer, stride if whole == span(fewer, dilation) else whole, end
 
 
 def padded(
@@ -67,7 +97,7 @@ def taps(
     """Yields every position of the kernel with the view of ``x`` that it reads."""
     for tap in np.ndindex(*kernel):
         region = tuple(
-            slice(t * d, t * d + (o - 1) * s + 1, s)
+            slice(t * d, t * d + (o - 1) * s + 1 if o else t * d, s)
             for t, d, s, o in zip(tap, dilations, strides, out, strict=True)
         )
         yield tap, x[(slice(None), slice(None), *region)]

@@ -110,7 +110,7 @@ class ProfilingModule:
             InputDataError: An input is missing, unknown, or of the wrong dtype or shape.
         """
         arrays = check_inputs(self.graph, sample)
-        tensors = [tvm.runtime.tensor(np.ascontiguousarray(a), self._device) for a in arrays]
+        tensors = [tvm.runtime.tensor(np.asarray(a, order="C"), self._device) for a in arrays]
         result = list(self._machine["main"](*tensors))
         found = [np.from_dlpack(tensor) for tensor in result]
         step = self._parts

@@ -86,7 +86,7 @@ def _weight(
 def _zero_point(r: np.random.Generator, dtype: np.dtype[Any]) -> int:
     info = np.iinfo(dtype)
     middle = (info.max + info.min + 1) // 2
-    return int(r.choice([middle, r.integers(info.min, info.max // 2)]))
+    return int(r.choice([middle, int(r.integers(info.min, info.max // 2))]))
 
 
 def _bias(b: Builder, r: np.random.Generator, real: Array, scale: float) -> str:

@@ -55,3 +55,11 @@ def test_names_and_origins_are_no_part_of_the_meaning() -> None:
     named = Step(BY_NAME["Erf"], NO_ATTRIBUTES, (0,), name="erf")
     assert named == Step(BY_NAME["Erf"], NO_ATTRIBUTES, (0,))
     assert str(named) == "Erf(0)"
+
+
+def test_numbers_without_axes_stay_that() -> None:
+    assert COMPOSITION.contract is not None
+    types, results = [QuantType(X, ()), None], [QuantType(Y, ())]
+    found = COMPOSITION.contract(ATTRIBUTES, [np.int8(7)[...], HALF], types, results)
+    assert found is not None
+    assert found[0].shape == ()

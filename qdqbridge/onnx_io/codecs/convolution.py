@@ -77,14 +77,20 @@ def _read_transpose(node: NodeView) -> Decoded:
 
 
 def _pads_for(node: NodeView, window: Window, extra: Ints, shape: Ints | None) -> tuple[Ints, Ints]:
-    """Returns pads and output padding that give a wanted output shape (ONNX ConvTranspose)."""
+    """Returns pads and output padding that give a wanted output shape (ONNX ConvTranspose).
+
+    SAME makes the output the input times the stride where that crops. ONNX's text says so where the
+    kernel is smaller than the stride as well; its shape inference and onnxruntime (1.32) then leave
+    the output as it is, and files are made for that shape.
+    """
     totals: list[int] = []
     extras: list[int] = []
     for i, (span, stride) in enumerate(zip(window.spans(), window.strides, strict=True)):
-        if shape is None:  # SAME: the output is the input times the stride
-            total = extra[i] + span - stride
-        else:
-            total = stride * (node.known_extent(i + 2) - 1) + extra[i] + span - shape[i]
+        if shape is None:
+            totals.append(max(extra[i] + span - stride, 0))
+            extras.append(extra[i])
+            continue
+        total = stride * (node.known_extent(i + 2) - 1) + extra[i] + span - shape[i]
         totals.append(max(total, 0))
         extras.append(extra[i] + max(-total, 0))
         if total < 0 and extras[-1] >= max(stride, window.dilations[i]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from qdqbridge.onnx_io.codecs.codec import (
@@ -15,14 +16,15 @@ from qdqbridge.onnx_io.codecs.codec import (
     plain,
 )
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
-from qdqbridge.onnx_io.codecs.windows import kernel_of, window_of
+from qdqbridge.onnx_io.codecs.windows import Window, kernel_of, window_of
 from qdqbridge.ops.attributes import PoolAttrs
+from qdqbridge.ops.windows import fitted
 
 
 def _read(node: NodeView) -> Decoded:
     if node.results() > 1:
         raise NoRow("its indices are a result")
-    window = window_of(node, kernel_of(node, None))
+    window = _fitted(node, window_of(node, kernel_of(node, None)))
     attributes = PoolAttrs(
         window.kernel,
         window.strides,
@@ -33,6 +35,19 @@ def _read(node: NodeView) -> Decoded:
         count_include_pad=node.op_type == "AveragePool" and node.flag("count_include_pad"),
     )
     return decoded(node.op_type, attributes, node.operands)
+
+
+def _fitted(node: NodeView, window: Window) -> Window:
+    """Returns a window that fits into the input where its extents are known."""
+    rank = len(window.kernel)
+    kernel, strides, pads = list(window.kernel), list(window.strides), list(window.pads)
+    for i, dilation in enumerate(window.dilations):
+        size = node.extent(i + 2)
+        if size is not None:
+            ends = (pads[i], pads[i + rank])
+            fit = fitted(size, kernel[i], strides[i], dilation, ends)
+            kernel[i], strides[i], pads[i + rank] = fit
+    return replace(window, kernel=tuple(kernel), strides=tuple(strides), pads=tuple(pads))
 
 
 def _pool(name: str) -> Codec:

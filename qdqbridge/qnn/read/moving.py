@@ -82,7 +82,7 @@ def repeat(reading: Reading, call: Call) -> Value:
 def _cut(reading: Reading, data: Value, axis: int, end: int) -> Value:
     assert data.constant is not None
     array = data.constant.numpy().take(range(end), axis=axis)
-    value = reading.constant(np.ascontiguousarray(array))
+    value = reading.constant(np.asarray(array, order="C"))
     reading.memory["repeated", value] = reading.memory["repeated", data]
     return value
 
