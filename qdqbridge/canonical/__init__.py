@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from qdqbridge.canonical.compositions import order_steps
 from qdqbridge.canonical.diagnostics import diagnose
 from qdqbridge.canonical.driver import notes_of, run
 from qdqbridge.canonical.interface import release_inputs
 from qdqbridge.canonical.islands import explanation, islands
 from qdqbridge.canonical.rules import RULES, rules_with
+from qdqbridge.canonical.storage import settle_storage
 from qdqbridge.graph.graph import Graph
+from qdqbridge.graph.operand_order import order_operands
 from qdqbridge.ops.integers import settle
 
 __all__ = ["RULES", "canonicalize", "explanation", "islands"]
@@ -40,6 +43,10 @@ def canonicalize(
         decomposed=decomposed, fold_affine=fold_affine, reroll=reroll, channels_first=channels_first
     )
     refused = run(graph, rules)
+    while settle_storage(graph):
+        refused = run(graph, rules)
+    order_steps(graph)
+    order_operands(graph)
     release_inputs(graph)
     graph.canonical = True
     for note in (*notes_of(refused), *diagnose(graph)):

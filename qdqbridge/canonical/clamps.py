@@ -43,23 +43,31 @@ def narrowed(params: QuantParams, low: float, high: float) -> QuantParams:
 
 @rule("clip-of-an-extreme", "Max", "Min")
 def clip_of_an_extreme(node: Node, scope: Scope) -> Proposal:
-    """``Max(x, number) -> Clip(x, low=number)``, ``Min(x, number) -> Clip(x, high=number)``."""
+    """``Max(x, …, number) -> Clip(Max(x, …), low=number)``; ``Min`` gives the upper bound."""
     del scope
-    if len(node.inputs) != 2 or node.output.quant is not None:
+    if len(node.inputs) < 2 or node.output.quant is not None:
         return None
-    for index in (0, 1):
-        x, bound = node.operand(index), node.operand(1 - index)
-        data = bound.constant
-        if data is None or data.size != 1 or bound.quant or x.constant is not None:
-            continue
-        number = float(data.numpy().reshape(()).astype(np.float64))
-        if x.quant or not x.type.dtype.is_float or (bound.rank or 0) > (x.rank or 0):
-            return None
-        if math.isnan(number):
-            return None
-        low = node.op.name == "Max"
-        return _clipped(node, x, ClipAttrs(number, None) if low else ClipAttrs(None, number))
-    return None
+    values = [value for value in node.inputs if value is not None]
+    bounds = [value for value in values if _is_number(value)]
+    others = [value for value in values if value not in bounds]
+    if len(bounds) != 1 or all(value.is_constant for value in others):
+        return None
+    (bound,) = bounds
+    assert bound.constant is not None
+    number = float(bound.constant.numpy().reshape(()).astype(np.float64))
+    rank = max((value.rank or 0 for value in others), default=0)
+    plain = all(value.quant is None and value.type.dtype.is_float for value in others)
+    if not plain or (bound.rank or 0) > rank or math.isnan(number):
+        return None
+    x = others[0]
+    if len(others) > 1:
+        x = retyped(node, others, node.output.type, "")
+    low = node.op.name == "Max"
+    return _clipped(node, x, ClipAttrs(number, None) if low else ClipAttrs(None, number))
+
+
+def _is_number(value: Value) -> bool:
+    return value.constant is not None and value.constant.size == 1 and value.quant is None
 
 
 @rule("clip-twice", "Clip")

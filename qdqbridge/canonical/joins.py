@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from qdqbridge.canonical.build import dequantized, quantized, result
+from qdqbridge.canonical.build import dequantized, quantized, requantized, result, retyped
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule, stored_behind
+from qdqbridge.canonical.storage import shifted_as
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import QuantType, TensorType
 
@@ -14,7 +15,7 @@ def dequantize_through_concat(node: Node, scope: Scope) -> Proposal:
     del scope
     if not isinstance(node.output.type, TensorType):
         return None
-    stored = [stored_behind(value) for value in node.inputs]
+    stored = _alike([stored_behind(value) for value in node.inputs])
     types = [None if value is None else value.quant for value in stored]
     params = {None if type_ is None else type_.params for type_ in types}
     first = next(iter(params))
@@ -24,6 +25,33 @@ def dequantize_through_concat(node: Node, scope: Scope) -> Proposal:
     joined = result(node.op, node.attributes, stored, type_, node.origin)
     dtype = node.output.type.dtype
     return Replace({node.output: dequantized(joined, dtype, node.origin, node.output.name)})
+
+
+def _alike(stored: list[Value | None]) -> list[Value | None]:
+    """Returns the operands with constants in the signedness of what runs beside them."""
+    running = (v.quant.params for v in stored if v is not None and v.quant and not v.is_constant)
+    first = next(running, None)
+    if first is None:
+        return stored
+    return [v if v is None else shifted_as(v, first) or v for v in stored]
+
+
+@rule("joined-constant", "Concat", "Where")
+def joined_constant(node: Node, scope: Scope) -> Proposal:
+    """``Concat(x, const) -> Concat(x, const')`` in the type of the result: converted once, here."""
+    del scope
+    target = node.output.quant
+    if target is None or not target.params.per_tensor:
+        return None
+    operands = list(node.inputs)
+    for index, value in node.data_operands():
+        if value.constant is None or value.quant is None:
+            continue
+        if not value.quant.params.same_mapping(target.params):
+            operands[index] = requantized(value, target.params, node.origin, value.name)
+    if operands == node.inputs:
+        return None
+    return Replace({node.output: retyped(node, operands, target, node.output.name)})
 
 
 @rule("quantize-into-concat", "quantize")

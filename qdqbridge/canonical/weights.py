@@ -16,16 +16,10 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
-
-_SIGNED = {
-    DType.UINT8: DType.INT8,
-    DType.UINT4: DType.INT4,
-    DType.UINT2: DType.INT2,
-    DType.UINT16: DType.INT16,
-}
+from qdqbridge.graph.recenter import shiftable, shifted_params
 
 _COMPUTING = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
-_NORMS = frozenset(
+NORMS = frozenset(
     ("LayerNormalization", "InstanceNormalization", "GroupNormalization", "BatchNormalization")
 )
 
@@ -59,7 +53,7 @@ def signed_weight(node: Node, scope: Scope) -> Proposal:
     value, readers = node.operand(0), scope.readers(node.output)
     if value.constant is None or value.quant is None or scope.is_output(node.output):
         return None
-    if not readers or not all(_is_weight(reader, node.output) for reader in readers):
+    if not readers or not all(is_weight(reader, node.output) for reader in readers):
         return None
     return _with(node, value, *_signed(value.constant, value.quant.params))
 
@@ -75,13 +69,13 @@ def normal_operands(node: Node, scope: Scope) -> Proposal:
         if value.constant is None or value.quant is None:
             continue
         if value.type.dtype is DType.INT32:
-            if node.op.name in _NORMS:
+            if node.op.name in NORMS:
                 operands[index] = _float_offset(value)
             continue
         data, params = value.constant, value.quant.params
         data, params = mirror(data, params) or (data, params)
         params = coarsest(params.widened())
-        if index == 1 and _is_weight(node, value):
+        if index == 1 and is_weight(node, value):
             data, params = _signed(data, params)
         if params != value.quant.params:
             operands[index] = constant(data, params, value.name)
@@ -109,7 +103,9 @@ def _signed(data: Constant, params: QuantParams) -> tuple[Constant, QuantParams]
     """Returns the constant as signed integers with zero point 0 where they fit."""
     if params.symmetric and params.storage_dtype.is_signed:
         return data, params
-    signed = _SIGNED.get(params.storage_dtype, params.storage_dtype)
+    signed = params.storage_dtype
+    if shiftable(params) and not signed.is_signed:
+        signed = shifted_params(params).storage_dtype
     if not signed.is_signed or not _fits(data, params, signed):
         return data, params
     target = replace(
@@ -118,8 +114,9 @@ def _signed(data: Constant, params: QuantParams) -> tuple[Constant, QuantParams]
     return data.map(lambda array: _shifted(array, params, signed), dtype=signed), target
 
 
-def _is_weight(node: Node, value: Value) -> bool:
-    weighted = node.op.flow is Flow.ACCUMULATE or node.op.name in _NORMS
+def is_weight(node: Node, value: Value) -> bool:
+    """True where ``value`` is the operand that ``node`` multiplies its data by, term by term."""
+    weighted = node.op.flow is Flow.ACCUMULATE or node.op.name in NORMS
     return weighted and len(node.inputs) > 1 and node.inputs[1] is value
 
 
@@ -132,7 +129,7 @@ def float_norm_offset(node: Node, scope: Scope) -> Proposal:
     value, readers = node.operand(0), scope.readers(node.output)
     if value.constant is None or value.quant is None or value.type.dtype is not DType.INT32:
         return None
-    if scope.is_output(node.output) or any(r.op.name not in _NORMS for r in readers):
+    if scope.is_output(node.output) or any(r.op.name not in NORMS for r in readers):
         return None
     return Replace({node.output: _float_offset(value)})
 

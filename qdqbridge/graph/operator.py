@@ -52,6 +52,9 @@ Returns None where the operands' types have no integer form (then: dequantize, c
 Steps: TypeAlias = "Callable[[Any, Sequence[Constant | None]], int | None]"
 """``steps(attributes, operands)``: elements made, read and multiplied at most; None: not known."""
 
+EVERY_OPERAND = 1 << 31
+"""For :attr:`Operator.commuting`: as many operands as a node has."""
+
 
 def _no_problems(node: Node) -> Iterator[str]:
     del node
@@ -71,6 +74,8 @@ class Operator:
             "dequantize, compute, quantize".
         data: Indices of the operands whose values flow through (None: every operand). Other
             operands (indices, a condition) stay as they are.
+        commuting: How many of the first operands may change places without changing a bit of the
+            result (but the sign of a zero that an extreme chooses): 0, 2 or :data:`EVERY_OPERAND`.
         check: Yields what is wrong with a node of this operator, in words.
         steps: How much it takes to compute, where the table does not know (``ops/steps.py``):
             operators outside the table.
@@ -83,6 +88,7 @@ class Operator:
     compute: Compute
     contract: Contract | None = None
     data: tuple[int, ...] | None = None
+    commuting: int = 0
     check: Callable[[Node], Iterator[str]] = field(default=_no_problems)
     steps: Steps | None = None
     numerics: str = ""

@@ -1,4 +1,7 @@
-"""uint8 as int8 or back, zero points shifted by 128: the same real numbers, bit for bit."""
+"""uint8 as int8 or back, zero points shifted by 128: the same real numbers, bit for bit.
+
+So for any type that has one of the other signedness and the same width.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,13 @@ from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 
-_HALF = 128
-_OTHER = {DType.UINT8: (DType.INT8, -_HALF), DType.INT8: (DType.UINT8, _HALF)}
+_PAIRS = (
+    (DType.UINT2, DType.INT2),
+    (DType.UINT4, DType.INT4),
+    (DType.UINT8, DType.INT8),
+    (DType.UINT16, DType.INT16),
+)
+_OTHER = {a: b for pair in _PAIRS for a, b in (pair, pair[::-1])}
 
 
 def _every(value: Value) -> bool:
@@ -42,7 +50,7 @@ def recentered(
     for value in graph.values():
         quant = None if value in kept else value.quant
         shifted = quant is not None and quant.params.storage_dtype is source
-        copies[value] = _copy(value, _shifted(quant.params) if quant and shifted else None)
+        copies[value] = _copy(value, shifted_params(quant.params) if quant and shifted else None)
     for node in graph.nodes:
         inputs = [None if v is None else copies[v] for v in node.inputs]
         Node(node.op, node.attributes, inputs, [copies[v] for v in node.outputs], node.origin)
@@ -74,8 +82,15 @@ def _ties(node: Node) -> list[Value]:
     return [value for value in (*operands, *node.outputs) if value.quant is not None]
 
 
-def _shifted(params: QuantParams) -> QuantParams:
-    target, shift = _OTHER[params.storage_dtype]
+def shiftable(params: QuantParams) -> bool:
+    """True where the storage type has a twin of the other signedness."""
+    return params.storage_dtype in _OTHER
+
+
+def shifted_params(params: QuantParams) -> QuantParams:
+    """Returns parameters of the same real values in the type of the other signedness."""
+    target = _OTHER[params.storage_dtype]
+    shift = target.qmin - params.storage_dtype.qmin
     return replace(
         params,
         storage_dtype=target,
@@ -85,19 +100,21 @@ def _shifted(params: QuantParams) -> QuantParams:
     )
 
 
+def shifted_constant(constant: Constant) -> Constant:
+    """Returns stored integers in the type of the other signedness, shifted when looked at."""
+    target = _OTHER[constant.dtype]
+    shift = target.qmin - constant.dtype.qmin
+    return constant.map(
+        lambda array: (array.astype(np.int32) + shift).astype(target.numpy), dtype=target
+    )
+
+
 def _copy(value: Value, params: QuantParams | None) -> Value:
     constant, type_ = value.constant, value.type
     if params is not None and isinstance(type_, QuantType):
         if constant is not None:
-            constant = _moved(constant, params.storage_dtype)
+            constant = shifted_constant(constant)
         type_ = QuantType(params, type_.shape)
     copy = Value(type_, value.name, constant=constant)
     copy.metadata, copy.written = value.metadata, value.written
     return copy
-
-
-def _moved(constant: Constant, target: DType) -> Constant:
-    shift = -_HALF if target is DType.INT8 else _HALF
-    return constant.map(
-        lambda a: (a.astype(np.int16) + shift).astype(target.numpy), dtype=target
-    )  # fmt: skip

@@ -23,7 +23,7 @@ from qdqbridge.errors import UnsupportedModelError, UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.operator import Attributes, Flow, Operands, Operator
+from qdqbridge.graph.operator import EVERY_OPERAND, Attributes, Flow, Operands, Operator
 from qdqbridge.onnx_io.codecs import BY_ROW
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.declared import check_operand_types
@@ -50,6 +50,12 @@ _BODY_OPSET = 17
 _IR_VERSION = 10
 _FIXED = {"Resize": ("in_1", "in_2", "in_3"), "Upsample": ("in_1",)}
 """Operands that onnxruntime's shape inference wants to be initializers."""
+_COMMUTING = {
+    **dict.fromkeys(("And", "Or", "Xor", "Equal", "BitwiseAnd", "BitwiseOr", "BitwiseXor"), 2),
+    **dict.fromkeys(("Add", "Mul", "Sum", "Mean"), 2),  # of more, the first two are added first
+    **dict.fromkeys(("Min", "Max"), EVERY_OPERAND),
+}
+"""How many of the first operands of ONNX's own operators may change places."""
 _Fixed: TypeAlias = "tuple[str, str, tuple[int, ...], bytes]"
 
 
@@ -271,6 +277,7 @@ def foreign_operator(domain: str, op_type: str) -> Operator:
         attributes=ForeignAttrs,
         compute=_compute,
         steps=_steps,
+        commuting=_COMMUTING.get(op_type, 0) if domain == "" else 0,
         numerics="What onnxruntime computes with optimizations disabled; where it has no kernel, "
         "what ONNX's own reference computes.",
     )

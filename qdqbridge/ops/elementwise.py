@@ -11,6 +11,7 @@ import numpy as np
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.numerics import quantize
 from qdqbridge.graph.operator import (
+    EVERY_OPERAND,
     Array,
     Compute,
     Flow,
@@ -151,13 +152,14 @@ def _check_concat(node: Node) -> Iterator[str]:
 
 _EQUAL = "Against onnxruntime 1.31: no stored value differs."
 _NAN = "NaN where an operand is NaN. "
+_COMMUTING = {"Add": 2, "Mul": 2, "Min": EVERY_OPERAND, "Max": EVERY_OPERAND}
 
 
 def _row(name: str, function: Callable[[Array, Array], Array], formula: str) -> Operator:
     variadic = name in ("Min", "Max")
     return Operator(
         name=name, flow=Flow.ELEMENTWISE, attributes=NoAttributes, compute=_pairwise(function),
-        check=_check_broadcast if variadic else _check_pair,
+        commuting=_COMMUTING.get(name, 0), check=_check_broadcast if variadic else _check_pair,
         numerics=f"quantize({formula}) in float32, operands dequantized. {_NAN if variadic else ''}"
         f"{_EQUAL}",
     )
