@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from qdqbridge.canonical.build import dequantized, retyped
 from qdqbridge.canonical.casts import before_cast, stored_before_cast, taken_in
-from qdqbridge.canonical.rule import Proposal, Reject, Scope, rule
+from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
@@ -26,9 +27,9 @@ def absorb_accumulator_operands(node: Node, scope: Scope) -> Proposal:
     x, w = new_x or x, new_w or w
     if w is None:
         return Reject("its weight is float", (node.operand(1).name,))
-    refusal = _weight_refusal(node, w)
+    refusal = _storage_refusal(w) or _granularity_refusal(node, x, w)
     if refusal is not None:
-        return refusal
+        return refusal if new_w is not None else _released(node, w) or refusal
     if x is not None and x.quant is not None and not x.quant.params.per_tensor:
         return Reject("its input is quantized per channel", (x.name,))
     if x is None and w.constant is None:
@@ -38,6 +39,19 @@ def absorb_accumulator_operands(node: Node, scope: Scope) -> Proposal:
         )
     operands = [x or node.operand(0), w, *node.inputs[2:]]
     return taken_in(node, operands, node.output)
+
+
+def _released(node: Node, w: Value) -> Proposal:
+    """``Conv(dequantize(x), w) -> Conv(dequantize(x), dequantize(w))``.
+
+    The weight was taken in while x was float, in a granularity that does not go with stored x.
+    """
+    x = node.operand(0)
+    if x.quant is not None:
+        return None
+    weight = dequantized(w, x.type.dtype, node.origin)
+    operands = [x, weight, *node.inputs[2:]]
+    return Replace({node.output: retyped(node, operands, node.output.type, node.output.name)})
 
 
 def _float_operands(node: Node) -> Proposal:
@@ -53,16 +67,18 @@ def _stored(node: Node, index: int) -> Value | None:
     return value if value.quant else None
 
 
-def _weight_refusal(node: Node, w: Value) -> Reject | None:
+def _storage_refusal(w: Value) -> Reject | None:
     assert w.quant is not None
     params = w.quant.params
     if not params.storage_dtype.is_integer or params.storage_dtype.bits > _WEIGHT_BITS:
         return Reject(f"its weight is stored as {params.storage_dtype}", (w.name,))
-    if (
-        w.constant is not None
-        and node.operand(0).quant is None
-        and not stored_before_cast(node.operand(0))
-    ):
+    return None
+
+
+def _granularity_refusal(node: Node, x: Value | None, w: Value) -> Reject | None:
+    assert w.quant is not None
+    params = w.quant.params
+    if w.constant is not None and x is None:
         return None  # weight-only: dequantized in any granularity
     if params.blocked:
         return Reject("its weight is quantized in blocks, its input per tensor", (w.name,))

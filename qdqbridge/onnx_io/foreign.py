@@ -25,7 +25,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import EVERY_OPERAND, Attributes, Flow, Operands, Operator
 from qdqbridge.onnx_io.codecs import BY_ROW
-from qdqbridge.onnx_io.codecs.schema import schema_of
+from qdqbridge.onnx_io.codecs.schema import oldest_alike, schema_of, widened
 from qdqbridge.onnx_io.declared import check_operand_types
 from qdqbridge.onnx_io.foreign_steps import foreign_steps
 from qdqbridge.onnx_io.ort_values import run
@@ -37,7 +37,7 @@ from qdqbridge.onnx_io.subgraph_names import (
     rename_inside,
     renamed_attribute,
 )
-from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
+from qdqbridge.onnx_io.tensors import dtype_to_onnx, onnx_name, proto_from_constant
 
 log = logging.getLogger(__name__)
 
@@ -185,13 +185,21 @@ def foreign_node(
     """
     if file:
         check_operand_types(proto, opset, operands, f"{file}, {describe(proto)}")
-    attributes = foreign_attributes(proto, opset)
+    attributes = foreign_attributes(proto, opset, operands)
     op = foreign_operator(attributes.domain, attributes.op_type)
     return op, attributes, [*operands, *captured]
 
 
-def foreign_attributes(proto: NodeProto, opset: int) -> ForeignAttrs:
-    """Returns a node's record: everything it says but its names and annotations."""
+def foreign_attributes(
+    proto: NodeProto, opset: int, operands: Sequence[Value | None] = ()
+) -> ForeignAttrs:
+    """Returns a node's record: everything it says but its names and annotations.
+
+    Args:
+        proto: The node.
+        opset: Version of its domain.
+        operands: What it reads, where known: older versions may not take these element types.
+    """
     domain = "" if proto.domain == "ai.onnx" else proto.domain
     captured = captured_names(proto)
     names = {name: f"capture_{i}" for i, name in enumerate(captured)}
@@ -203,7 +211,8 @@ def foreign_attributes(proto: NodeProto, opset: int) -> ForeignAttrs:
         node.attribute.append(renamed_attribute(attribute, names, counter))
     stored = StoredNode(node.SerializeToString(deterministic=True))
     captures = tuple(names.values())
-    return ForeignAttrs(domain, proto.op_type, _version(node, opset), stored, captures)
+    version = _version(node, opset, operands)
+    return ForeignAttrs(domain, proto.op_type, version, stored, captures)
 
 
 def fits(attributes: ForeignAttrs, opset: int) -> bool:
@@ -218,21 +227,36 @@ def _fits(node: NodeProto, domain: str, version: int, opset: int) -> bool:
     if version == opset or node.domain != domain:
         return True
     old, new = (schema_of(node.op_type, domain, v) for v in (version, opset))
-    if old is None or new is None or old.since_version != new.since_version:
+    if old is None or new is None:
+        return False
+    if old.since_version != new.since_version and not widened(old, new):
         return False
     inner = [n for attribute in node.attribute for body in bodies(attribute) for n in body.node]
     return all(_fits(child, domain, version, opset) for child in inner)
 
 
-def _version(node: NodeProto, opset: int) -> int:
-    """Returns the version since which the operator is as it is, so that the opset leaves no trace.
+def _version(node: NodeProto, opset: int, operands: Sequence[Value | None]) -> int:
+    """Returns the oldest version that means the same, so that the file's opset leaves no trace.
 
     The version of the file where the node has subgraphs, whose nodes have versions of their own.
     """
-    schema = schema_of(node.op_type, node.domain, opset)
-    if schema is None or any(bodies(attribute) for attribute in node.attribute):
+    versions = oldest_alike(node.op_type, node.domain, opset)
+    if not versions or any(bodies(attribute) for attribute in node.attribute):
         return opset
-    return min(opset, max(int(schema.since_version), 1 if node.domain else _OLDEST))
+    chosen = next((s for s in versions if _takes(s, operands)), versions[-1])
+    return min(opset, max(int(chosen.since_version), 1 if node.domain else _OLDEST))
+
+
+def _takes(schema: Any, operands: Sequence[Value | None]) -> bool:
+    """True where an operator takes the element types of these operands."""
+    formals = list(schema.inputs)
+    for index, value in enumerate(operands):
+        if value is None or not formals:
+            continue
+        types = formals[min(index, len(formals) - 1)].types
+        if f"tensor({onnx_name(value.type.dtype)})" not in types:
+            return False
+    return True
 
 
 def foreign_node_proto(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import onnx
 
@@ -15,7 +14,7 @@ from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 from qdqbridge.onnx_io.codecs import BY_ROW, since
-from qdqbridge.onnx_io.codecs.schema import schema_of
+from qdqbridge.onnx_io.codecs.schema import schema_of, widened
 from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.onnx_io.structure import subgraphs
 from qdqbridge.onnx_io.tensors import onnx_name
@@ -159,24 +158,7 @@ class _SameSchema:
         if own is None or other is None:
             return opset == self.version
         same = own.since_version == other.since_version
-        return bool(same or (own.since_version < other.since_version and _wider(own, other)))
-
-
-def _wider(own: Any, other: Any) -> bool:
-    """True where a later version of an operator differs in more element types only."""
-
-    def signature(schema: Any) -> Any:
-        operands = [(o.name, str(o.option)) for o in (*schema.inputs, *schema.outputs)]
-        attributes = {
-            name: (str(a.type), a.required, a.default_value.SerializeToString())
-            for name, a in schema.attributes.items()
-        }
-        return operands, attributes
-
-    if signature(own) != signature(other):
-        return False
-    allowed = [[(o.name, set(o.types)) for o in (*s.inputs, *s.outputs)] for s in (own, other)]
-    return all(a[1] <= b[1] for a, b in zip(*allowed, strict=True))
+        return bool(same or (own.since_version < other.since_version and widened(own, other)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from qdqbridge.byoc.records import (
 from qdqbridge.byoc.tensor import Tensor
 from qdqbridge.graph.graph import Graph, Node
 from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.recenter import shifted_params
 from qdqbridge.ops.attributes import ConvAttrs
 from tests.relax.single_ops import Model, X, codes, const, params
 
@@ -133,7 +134,7 @@ def test_operators_of_two_operands() -> None:
     r = one("Add", [image(), X(codes((4, 1, 1), "uint8"), U8, fixed=True)], S8)
     assert isinstance(r, Binary) and r.op == "qnn.add"
     same(r.lhs, S8)
-    same(r.rhs, U8)
+    same(r.rhs, shifted_params(U8))  # as signed as the sum
     assert r.rhs.is_constant and not r.lhs.is_constant and r.output.same_params(r.lhs)
 
 

@@ -133,7 +133,7 @@ def test_several_operands() -> None:
         m.add(op, xs, TIES)
         m.add(op, us, Y8, label="broadcast")
         m.add(op, [*us, const([0.3], np.float32)], Y8, label="float constant")
-        m.add(op, xs[:1], TIES, row="", label="one operand")
+        m.add(op, xs[:1], TIES, row="requantize", label="one operand")
     _, executable = m.check()
     names = call_names(executable.module)
     assert not {"qnn.quantize", "qnn.dequantize"} & set(names), names

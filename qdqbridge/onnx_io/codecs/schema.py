@@ -20,6 +20,39 @@ def schema_of(op_type: str, domain: str, opset: int) -> Any:
         return None
 
 
+@lru_cache(maxsize=1024)
+def oldest_alike(op_type: str, domain: str, opset: int) -> tuple[Any, ...]:
+    """Returns the versions of an operator that mean what it means at an opset, the oldest first.
+
+    They differ in the element types that they take. Empty where the onnx package has no schema.
+    """
+    found = [schema_of(op_type, domain, opset)]
+    if found[0] is None:
+        return ()
+    while (older := schema_of(op_type, domain, found[0].since_version - 1)) is not None:
+        if older.since_version >= found[0].since_version or not widened(older, found[0]):
+            break
+        found.insert(0, older)
+    return tuple(found)
+
+
+def widened(older: Any, newer: Any) -> bool:
+    """True where a later version of an operator differs in more element types only."""
+
+    def signature(schema: Any) -> Any:
+        operands = [(o.name, str(o.option)) for o in (*schema.inputs, *schema.outputs)]
+        attributes = {
+            name: (str(a.type), a.required, a.default_value.SerializeToString())
+            for name, a in schema.attributes.items()
+        }
+        return operands, attributes
+
+    if signature(older) != signature(newer):
+        return False
+    allowed = [[set(o.types) for o in (*s.inputs, *s.outputs)] for s in (older, newer)]
+    return all(a <= b for a, b in zip(*allowed, strict=True))
+
+
 def check(node: NodeView, known: tuple[str, ...]) -> None:
     """Checks attribute names and types, and that the inputs that must be there are.
 

@@ -33,7 +33,7 @@ from qdqbridge.qnn.read.layout import (
     transposed,
     weight_first,
 )
-from qdqbridge.qnn.read.products import whole_product
+from qdqbridge.qnn.read.products import vector, whole_product
 from qdqbridge.qnn.read.reading import Reading, Row
 
 _CLOSE = 1e-6
@@ -168,7 +168,7 @@ def squeezed(reading: Reading, product: Accumulator, call: Call) -> Accumulator:
     for axis, side in ((rank - 2, 0), (rank - 1, 1)):
         if axis not in axes:
             continue
-        source = _before(reading, (x, w)[side], AxesAttrs)
+        source = _before(reading, (x, w)[side], AxesAttrs) or vector((x, w)[side])
         if source is None:
             raise reading.refused("axes of an int32 product are dropped")
         x, w = (source, w) if side == 0 else (x, source)

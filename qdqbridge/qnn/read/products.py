@@ -104,8 +104,23 @@ def _matrices(
         return None
     if turned_right != ((dense or gemm.trans_b) and not stated):
         return None
-    found = _product_shape(left.type.shape, right.type.shape, gemm, dense=dense)
-    return [left, right, *node.inputs[2:]] if found == shape else None
+    for a, b in ((left, right), (left, vector(right)), (vector(left), right)):
+        if a is None or b is None:
+            continue
+        if _product_shape(a.type.shape, b.type.shape, gemm, dense=dense) == shape:
+            return [a, b, *node.inputs[2:]]
+    return None
+
+
+def vector(value: Value) -> Value | None:
+    """Returns the vector in a constant matrix of one row or column, one scale for all of it."""
+    data, quant = value.constant, value.quant
+    if data is None or len(data.shape) != 2 or 1 not in data.shape:
+        return None
+    if quant is not None and not quant.params.per_tensor:
+        return None
+    flat = data.map(lambda array: array.reshape(-1), shape=(data.size,))
+    return Value(value.type.with_shape(flat.shape), value.name, constant=flat)
 
 
 def _without(reading: Reading, node: Node, alpha: float) -> Value | None:

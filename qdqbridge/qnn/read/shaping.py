@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from qdqbridge.graph.graph import Value
-from qdqbridge.graph.types import Shape
+from qdqbridge.graph.types import Shape, TensorType, static_shape
 from qdqbridge.ops.attributes import (
     AxesAttrs,
     AxisAttrs,
@@ -232,6 +232,10 @@ def expand_dims(reading: Reading, call: Call) -> Value:
     if "num_newaxis" in call.attrs:
         first = axes[0] if axes[0] >= 0 else axes[0] + rank - int(call.attrs["num_newaxis"]) + 1
         axes = tuple(range(first, first + int(call.attrs["num_newaxis"])))
+    data, shape = reading.value(call.args[0]), static_shape(call.results[0].shape)
+    if data.constant is not None and data.quant is None and shape is not None:
+        grown = data.constant.map(lambda array: array.reshape(shape), shape=shape)
+        return Value(TensorType(grown.dtype, shape), data.name, constant=grown)
     return moved(reading, call, "Unsqueeze", AxesAttrs(tuple(sorted(a % rank for a in axes))))
 
 

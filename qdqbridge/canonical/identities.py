@@ -1,0 +1,89 @@
+"""The rule for operators that, by their attributes, give back what they take."""
+
+from __future__ import annotations
+
+from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.types import static_shape
+from qdqbridge.ops import resize
+from qdqbridge.ops.attributes import (
+    AxesAttrs,
+    DepthSpaceAttrs,
+    PadAttrs,
+    PoolAttrs,
+    ResizeAttrs,
+    SliceAttrs,
+    SplitAttrs,
+    TileAttrs,
+)
+
+
+@rule(
+    "moves-nothing", "Tile", "Pad", "Slice", "Split", "Concat", "Squeeze", "Unsqueeze", "MaxPool",
+    "DepthToSpace", "SpaceToDepth", "Resize",
+)  # fmt: skip
+def moves_nothing(node: Node, scope: Scope) -> Proposal:
+    """``Tile(x, 1) -> x``; so a Pad by 0, a Slice of all, a Resize to the same extents and others.
+
+    Only where x has the type of the result: rounding into another one is no move.
+    """
+    del scope
+    x = node.inputs[0] if node.inputs else None
+    if x is None or len(node.outputs) != 1 or not _gives_back(node, x):
+        return None
+    same = x.quant is node.output.quant is None and x.type.dtype is node.output.type.dtype
+    if not same and (x.quant is None or node.output.quant is None):
+        return None
+    if x.quant is not None and node.output.quant is not None:
+        same = x.quant.params == node.output.quant.params
+    return Replace({node.output: x}) if same else None
+
+
+def _gives_back(node: Node, x: Value) -> bool:
+    match node.attributes:
+        case TileAttrs(repeats):
+            return set(repeats) <= {1}
+        case PadAttrs(pads):
+            return not any(pads)
+        case SliceAttrs():
+            return _takes_all(node.attributes, x)
+        case AxesAttrs(axes):
+            return not axes
+        case DepthSpaceAttrs(block_size):
+            return block_size == 1
+        case PoolAttrs(kernel_shape, strides, _, pads):
+            return {*kernel_shape, *strides} == {1} and not any(pads)
+        case ResizeAttrs():
+            return _keeps_extents(node.attributes, x)
+        case SplitAttrs(_, sizes):
+            return len(sizes) == 1
+        case _:
+            return node.op.name == "Concat" and len(node.inputs) == 1
+
+
+def _takes_all(given: SliceAttrs, x: Value) -> bool:
+    shape = x.type.shape
+    if shape is None:
+        return False
+    for start, end, axis, step in zip(
+        given.starts, given.ends, given.axes, given.steps, strict=True
+    ):
+        extent = shape[axis]
+        whole = isinstance(extent, int) and end >= extent
+        if start != 0 or step != 1 or not (whole or end >= _ENDLESS):
+            return False
+    return True
+
+
+_ENDLESS = 2**31 - 1
+"""An end of a Slice that no extent reaches."""
+
+
+def _keeps_extents(given: ResizeAttrs, x: Value) -> bool:
+    """True where every factor is 1, whatever the mode."""
+    if given.coordinate_transformation_mode == "tf_crop_and_resize":
+        return False
+    if given.scales is not None:
+        return set(given.scales) <= {1.0}
+    shape = static_shape(x.type.shape)
+    return shape is not None and resize.sizes(given, shape) == shape
