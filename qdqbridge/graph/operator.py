@@ -48,7 +48,6 @@ Contract: TypeAlias = "Callable[[Any, Operands, Types, Types], tuple[Array, ...]
 Returns None where the operands' types have no integer form (then: dequantize, compute, quantize).
 """
 
-
 Steps: TypeAlias = "Callable[[Any, Sequence[Constant | None]], int | None]"
 """``steps(attributes, operands)``: elements made, read and multiplied at most; None: not known."""
 
