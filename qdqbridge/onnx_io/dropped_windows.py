@@ -36,6 +36,19 @@ def without_dropped(model: onnx.ModelProto) -> onnx.ModelProto | None:
     return copy
 
 
+def without_dropped_windows(node: onnx.NodeProto, sizes: list[int]) -> onnx.NodeProto:
+    """Returns a node that states its windows without ceil_mode, where it is a pool that drops any.
+
+    Args:
+        node: Any node; it is changed where it is such a pool.
+        sizes: The spatial extents of its operand, 0 for unknown ones.
+    """
+    pads = _pads(node, sizes)
+    if pads is not None:
+        _restate(node, pads)
+    return node
+
+
 def leave_open(model: onnx.ModelProto) -> None:
     """Takes extents out of a model that ONNX's inference would contradict: it refuses such files.
 
@@ -49,14 +62,18 @@ def leave_open(model: onnx.ModelProto) -> None:
 
 def _ends(model: onnx.ModelProto) -> dict[int, list[int]]:
     """Returns the pads that stand for the ceil_mode of pools that drop a window, by index."""
-    nodes = [(i, node) for i, node in enumerate(model.graph.node) if node.op_type in _POOLS]
+    nodes = [
+        (i, node)
+        for i, node in enumerate(model.graph.node)
+        if node.op_type in _POOLS and node.input
+    ]
     if not nodes:
         return {}
     known = {
         value.name: [extent.dim_value for extent in value.type.tensor_type.shape.dim]
         for value in (*model.graph.input, *model.graph.value_info, *model.graph.output)
     }
-    found = ((index, _pads(node, known)) for index, node in nodes)
+    found = ((index, _pads(node, known.get(node.input[0], [])[2:])) for index, node in nodes)
     return {index: pads for index, pads in found if pads is not None}
 
 
@@ -69,12 +86,11 @@ def _behind(graph: onnx.GraphProto, pools: Mapping[int, object]) -> set[str]:
     return behind
 
 
-def _pads(node: onnx.NodeProto, known: Mapping[str, list[int]]) -> list[int] | None:
+def _pads(node: onnx.NodeProto, sizes: list[int]) -> list[int] | None:
     """Returns pads that make a pool's windows without ceil_mode; None where none is dropped."""
-    if node.op_type not in _POOLS or node.domain not in _DOMAINS or not node.input:
+    if node.op_type not in _POOLS or node.domain not in _DOMAINS:
         return None
     given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    sizes = known.get(node.input[0], [])[2:]
     kernel = list(given.get("kernel_shape", ()))
     rank = len(kernel)
     if given.get("auto_pad", b"NOTSET") != b"NOTSET" or not given.get("ceil_mode"):

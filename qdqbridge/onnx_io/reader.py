@@ -33,7 +33,8 @@ from qdqbridge.onnx_io.model_file import ONNX_DOMAINS, default_opset, read_model
 from qdqbridge.onnx_io.operators_known import check_known
 from qdqbridge.onnx_io.qdq_nodes import encoding_of, params_of
 from qdqbridge.onnx_io.qdq_remarks import remarks
-from qdqbridge.onnx_io.shapes import TypeAndShape, infer, shape_of
+from qdqbridge.onnx_io.results import Results
+from qdqbridge.onnx_io.shapes import shape_of
 from qdqbridge.onnx_io.structure import (
     captured_names,
     check_names,
@@ -101,7 +102,7 @@ class _Builder:
         self.opset = default_opset(model)
         self.opsets = {e.domain: e.version for e in model.opset_import}
         self.values = {name: _constant_value(data, name) for name, data in (outer or {}).items()}
-        self.types: dict[str, TypeAndShape] = infer(model)
+        self.results = Results(model, self.file, self.opset)
         self.nodes: list[Node] = []
         self.notes: list[Note] = []
         self.noted: set[tuple[str, str]] = set()
@@ -121,6 +122,7 @@ class _Builder:
         for node in proto.node:
             self._node(node)
         outputs = [self._output(value) for value in proto.output]
+        self.notes += self.results.contradictions(self.values)
         graph = Graph(
             inputs,
             outputs,
@@ -173,15 +175,6 @@ class _Builder:
     def _operand(self, name: str) -> Value | None:
         return self.values[name] if name else None
 
-    def _result(self, name: str, like: Sequence[Value | None]) -> Value:
-        known = self.types.get(name)
-        if known is not None and known[0]:
-            dtype = dtype_of(known[0], f"{self.file}, tensor '{name}'")
-            return Value(TensorType(dtype, known[1]), name)
-        first = next((v for v in like if v is not None), None)
-        dtype = DType.FLOAT32 if first is None or first.quant else first.type.dtype
-        return Value(TensorType(dtype, None), name)
-
     # ---- nodes --------------------------------------------------------------------------------
 
     def _node(self, proto: onnx.NodeProto) -> None:
@@ -197,18 +190,16 @@ class _Builder:
             self._compute(proto)
 
     def _view(self, proto: onnx.NodeProto, operands: Sequence[Value | None]) -> NodeView:
-        results = [self.types.get(name, (0, None))[1] for name in proto.output]
         opset = self.opsets.get(proto.domain, self.opset)
         if proto.domain in ONNX_DOMAINS:
             opset = self.opset
-        return NodeView(proto, opset, list(operands), results, self.file, self.folding)
+        return NodeView(proto, opset, list(operands), self.file, self.folding)
 
     def _compute(self, proto: onnx.NodeProto) -> None:
         if len(proto.output) > 1:
             _drop_unread(proto, self.read, self.opset)
         embed_external_data(proto, self.path.parent, f"{self.file}, {describe(proto)}")
-        operands = [self._operand(name) for name in proto.input]
-        operands = self._stored_operands(proto, operands)
+        operands = self._stored_operands(proto, self._operands(proto))
         if operands is None:
             return
         view = self._view(proto, operands)
@@ -223,10 +214,17 @@ class _Builder:
         if op.name == "Identity" and operands[0] is not None:
             self.values[proto.output[0]] = operands[0]
             return
-        results = [self._result(name, operands) for name in proto.output if name]
+        results = self.results.of(proto, op, attributes, operands, self.values)
         check_moved(op, operands, results, f"{self.file}, {describe(proto)}")
         self._type_moved(op, operands, results)
-        self._add(op, attributes, operands, results, proto)
+        node = self._add(op, attributes, operands, results, proto)
+        for value, constant in self.results.learn(node).items():
+            self.values[value.name] = constant
+
+    def _operands(self, proto: onnx.NodeProto) -> list[Value | None]:
+        """Returns the operands of a node; integers that constants determine are constants."""
+        operands = [self._operand(name) for name in proto.input]
+        return [None if value is None else self.results.folded(value) for value in operands]
 
     def _stored_operands(
         self, proto: onnx.NodeProto, operands: list[Value | None]
@@ -296,15 +294,17 @@ class _Builder:
         operands: Sequence[Value | None],
         results: Sequence[Value],
         proto: onnx.NodeProto,
-    ) -> None:
+    ) -> Node:
         origin = Origin(
             (proto.name or (proto.output[0] if proto.output else ""),),
             tuple((p.key, p.value) for p in proto.metadata_props),
             _spelling(proto, attributes),
         )
-        self.nodes.append(Node(op, attributes, operands, results, origin))  # type: ignore[arg-type]
+        node = Node(op, attributes, operands, results, origin)  # type: ignore[arg-type]
+        self.nodes.append(node)
         for value in results:
             self.values[value.name] = value
+        return node
 
     # ---- quantize and dequantize --------------------------------------------------------------
 

@@ -1,6 +1,7 @@
-"""Shapes and element types of every tensor, by ONNX's own inference on a light copy.
+"""Shapes and element types of every tensor of a file, by ONNX's own inference on a light copy.
 
-The copy leaves out the bytes of large initializers, and stands a Cast for every QuantizeLinear and
+The copy leaves out the bytes of large initializers, and what the file declares about results: that
+may be stale, and operators know better. It stands a Cast for every QuantizeLinear and
 DequantizeLinear of any domain or opset, because those never change a shape.
 """
 
@@ -29,7 +30,10 @@ TypeAndShape = tuple[int, Shape]
 
 
 def infer(model: onnx.ModelProto) -> dict[str, TypeAndShape]:
-    """Returns ``name -> (ONNX element type, shape)`` for what inference can tell."""
+    """Returns ``name -> (ONNX element type, shape)`` for what inference can tell.
+
+    Of what it cannot tell, the element type and the rank are those that the file declares.
+    """
     light = _light_copy(model)
     try:
         light = guarded_inference(light)
@@ -37,11 +41,25 @@ def infer(model: onnx.ModelProto) -> dict[str, TypeAndShape]:
             light = guarded_inference(exact)
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, MemoryError) as error:
         log.info("shape inference stopped: %s", error)
-    known: dict[str, TypeAndShape] = {}
+    known = declared_types(model.graph)
+    for name, (element, shape) in known.items():
+        known[name] = element, None if shape is None else tuple(f"?{i}" for i in range(len(shape)))
     for value in (*light.graph.input, *light.graph.value_info, *light.graph.output):
-        if value.type.WhichOneof("value") == "tensor_type":
-            known[value.name] = (value.type.tensor_type.elem_type, shape_of(value.type))
+        tensor = value.type.tensor_type
+        if tensor.elem_type:
+            shape = shape_of(value.type)
+            _, rank_only = known.get(value.name, (0, None))
+            known[value.name] = tensor.elem_type, rank_only if shape is None else shape
     return known
+
+
+def declared_types(graph: onnx.GraphProto) -> dict[str, TypeAndShape]:
+    """Returns ``name -> (ONNX element type, shape)`` for the results that a graph declares."""
+    return {
+        value.name: (value.type.tensor_type.elem_type, shape_of(value.type))
+        for value in (*graph.value_info, *graph.output)
+        if value.type.WhichOneof("value") == "tensor_type"
+    }
 
 
 def shape_of(type_: onnx.TypeProto) -> Shape:
@@ -54,7 +72,8 @@ def shape_of(type_: onnx.TypeProto) -> Shape:
         if dim.HasField("dim_value") and dim.dim_value >= 0:
             dims.append(dim.dim_value)
         else:
-            dims.append(dim.dim_param or f"?{index}")
+            # Parentheses are for extents that are computed: see :mod:`qdqbridge.graph.symbols`.
+            dims.append(dim.dim_param.lstrip("(") or f"?{index}")
     return tuple(dims)
 
 
@@ -67,8 +86,7 @@ def _light_copy(model: onnx.ModelProto) -> onnx.ModelProto:
     graph.name = source.name or "graph"
     listed = {value.name for value in source.input}
     graph.input.extend(source.input)
-    graph.output.extend(source.output)
-    graph.value_info.extend(source.value_info)
+    graph.output.extend(onnx.ValueInfoProto(name=value.name) for value in source.output)
     types = {value.name: value.type.tensor_type.elem_type for value in source.input}
     types |= {t.name: t.data_type for t in source.initializer}
     types |= {

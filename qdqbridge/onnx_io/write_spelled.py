@@ -23,8 +23,9 @@ def respelled(node: Node) -> tuple[str, Attributes]:
     A mean over space is a GlobalAveragePool, and one of a sequence a ReduceMean, but for files that
     had it the other way round; of stored integers onnxruntime has a kernel for the pool alone.
     """
-    name, spelling, rank = node.op.name, node.origin.spelling, node.output.rank or 0
-    if name == "GlobalAveragePool" and spelling == "ReduceMean":
+    name, spelling = node.op.name, node.origin.spelling
+    rank = node.operand(0).rank if node.inputs else None
+    if name == "GlobalAveragePool" and spelling == "ReduceMean" and rank is not None:
         return spelling, ReduceAttrs(tuple(range(2, rank)))
     pool = spelling == "GlobalAveragePool" or (not spelling and is_quantized(node))
     if name == "ReduceMean" and pool and rank == 3 and node.attributes == _SEQUENCE:

@@ -37,7 +37,6 @@ def view(
     *,
     domain: str = "",
     results: int = 1,
-    shapes: Sequence[Shape] = (),
     **attributes: Any,
 ) -> NodeView:
     """The view of a new node."""
@@ -45,7 +44,7 @@ def view(
     names = ["" if v is None else f"in_{i}" for i, v in enumerate(values)]
     outputs = [f"out_{i}" for i in range(results)]
     proto = helper.make_node(op_type, names, outputs, "n", domain=domain, **attributes)
-    return NodeView(proto, opset, values, shapes, "m.onnx")
+    return NodeView(proto, opset, values, "m.onnx")
 
 
 def view_of(encoded: Encoded, opset: int, results: int = 1) -> NodeView:

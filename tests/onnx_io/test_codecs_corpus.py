@@ -68,7 +68,7 @@ def node_of(case: Any) -> tuple[NodeView, list[Any]] | None:
         values[name] = Value(type_, name, constant=Constant.of(data))
     results = [array(data) for data in outputs]
     operands = [values[name] if name else None for name in proto.input]
-    view = NodeView(proto, opset, operands, [r.shape for r in results], case.name)
+    view = NodeView(proto, opset, operands, case.name)
     return view, results
 
 

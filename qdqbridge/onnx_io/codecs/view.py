@@ -35,7 +35,6 @@ class NodeView:
         proto: The node.
         opset: Version of the node's domain.
         operands: One value per input, None where left out.
-        result_shapes: One shape per output, None where unknown.
         file: File name, for messages.
         folding: Computes operands that the file spells as nodes; one for all nodes of a file.
 
@@ -43,21 +42,19 @@ class NodeView:
         InvalidModelError: An attribute is given twice, or refers to a function's attribute.
     """
 
-    __slots__ = ("_attributes", "file", "folding", "operands", "opset", "proto", "result_shapes")
+    __slots__ = ("_attributes", "file", "folding", "operands", "opset", "proto")
 
     def __init__(
         self,
         proto: onnx.NodeProto,
         opset: int,
         operands: Sequence[Value | None],
-        result_shapes: Sequence[Shape] = (),
         file: str = "",
         folding: Folding | None = None,
     ) -> None:
         self.proto, self.opset, self.file = proto, opset, file
         self.folding = Folding() if folding is None else folding
         self.operands = list(operands)
-        self.result_shapes = list(result_shapes)
         self._attributes: dict[str, AttributeProto] = {}
         for attribute in proto.attribute:
             if attribute.name in self._attributes:

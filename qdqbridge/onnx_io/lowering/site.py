@@ -32,7 +32,7 @@ class Site(NodeView):
     __slots__ = ("known", "main_opset")
 
     def __init__(self, proto: onnx.NodeProto, known: Known) -> None:
-        super().__init__(proto, 1, [], [], known.file)
+        super().__init__(proto, 1, [], known.file)
         self.known = known
         self.main_opset = default_opset(known.model)
 

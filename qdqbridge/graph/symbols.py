@@ -1,0 +1,113 @@
+"""Arithmetic of extents: sums of products of names, each sum written in one way.
+
+An extent is a number or a name (:data:`~qdqbridge.graph.types.Dim`). What is computed from names
+is a name too, in parentheses: ``(n*8)``, ``(past+sequence)``, so that two extents that are computed
+in two ways and must be equal have one name. What is no such sum has no name here: None.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from qdqbridge.graph.types import Dim
+
+_Monomial: TypeAlias = "tuple[str, ...]"
+_Sum: TypeAlias = "dict[_Monomial, int]"
+"""Coefficients of products of names; the product of none is 1."""
+_TERMS, _FACTORS, _LARGEST = 16, 8, 1 << 31
+_NO_FACTOR = re.compile(r"[+*()\s]|^-?\d+$")
+
+
+def is_computed(name: str) -> bool:
+    """Returns whether a name is that of a computed extent."""
+    return name.startswith("(")
+
+
+def total(dims: Iterable[Dim | None]) -> Dim | None:
+    """Returns the sum of extents; None where it has no name."""
+    found: _Sum = {}
+    for dim in dims:
+        terms = _parsed(dim)
+        if terms is None:
+            return None
+        for factors, coefficient in terms.items():
+            found[factors] = found.get(factors, 0) + coefficient
+    return _written(found)
+
+
+def product(dims: Iterable[Dim | None]) -> Dim | None:
+    """Returns the product of extents; None where it has no name."""
+    found: _Sum = {(): 1}
+    for dim in dims:
+        terms = _parsed(dim)
+        if terms is None or len(found) * len(terms) > _TERMS * _TERMS:
+            return None
+        multiplied: _Sum = {}
+        for a, first in found.items():
+            for b, second in terms.items():
+                factors = tuple(sorted((*a, *b)))
+                multiplied[factors] = multiplied.get(factors, 0) + first * second
+        found = multiplied
+    return _written(found)
+
+
+def quotient(dividend: Dim | None, divisor: Dim | None) -> Dim | None:
+    """Returns an extent divided by another where nothing is left over for any extents, else None.
+
+    The divisor has to be one product of names.
+    """
+    terms, by = _parsed(dividend), _parsed(divisor)
+    if terms is None or by is None or len(by) != 1:
+        return None
+    ((names, number),) = by.items()
+    if number == 0:
+        return None
+    found: _Sum = {}
+    for factors, coefficient in terms.items():
+        rest = list(factors)
+        for name in names:
+            if name not in rest:
+                return None
+            rest.remove(name)
+        if coefficient % number:
+            return None
+        found[tuple(rest)] = coefficient // number
+    return _written(found)
+
+
+def _parsed(dim: Dim | None) -> _Sum | None:
+    if dim is None:
+        return None
+    if isinstance(dim, int):
+        return {(): dim} if dim else {}
+    if not is_computed(dim):
+        return None if _NO_FACTOR.search(dim) else {(dim,): 1}
+    found: _Sum = {}
+    for term in dim[1:-1].split("+"):
+        factors = term.split("*")
+        number = factors.pop() if re.fullmatch(r"-?\d+", factors[-1]) else "1"
+        found[tuple(factors)] = int(number)
+    return found
+
+
+def _written(terms: _Sum) -> Dim | None:
+    kept = {factors: number for factors, number in terms.items() if number}
+    if len(kept) > _TERMS or any(
+        len(factors) > _FACTORS or abs(number) >= _LARGEST for factors, number in kept.items()
+    ):
+        return None
+    if not any(kept):  # no names, so at most the number alone
+        return kept.get((), 0)
+    if len(kept) == 1:
+        ((factors, number),) = kept.items()
+        if len(factors) == number == 1:
+            return factors[0]
+    ordered = sorted(kept.items(), key=lambda item: (-len(item[0]), item[0]))
+    return "(" + "+".join(_term(factors, number) for factors, number in ordered) + ")"
+
+
+def _term(factors: _Monomial, number: int) -> str:
+    written = [] if number == 1 and factors else [str(number)]
+    return "*".join([*factors, *written])

@@ -1,0 +1,341 @@
+"""The results of a file's nodes: typed by what the nodes compute, never by what the file declares.
+
+People change the batch of an input and leave the rest of a file as it is, so what a file declares
+about results is a hint: it says the element type and the rank where the operators do not tell. What
+contradicts the operators is told in a note. Extents that follow from nothing get names of their
+own, so that nothing is decided by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TypeProto
+
+from qdqbridge.errors import InvalidModelError
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Node, Note, Value
+from qdqbridge.graph.operator import Attributes, Operator
+from qdqbridge.graph.symbols import product
+from qdqbridge.graph.types import Dim, Shape, TensorType, static_shape
+from qdqbridge.onnx_io.constants import fold
+from qdqbridge.onnx_io.foreign import ForeignAttrs
+from qdqbridge.onnx_io.node_types import Extents as Open
+from qdqbridge.onnx_io.node_types import Inferred, NodeTypes, tensor_type
+from qdqbridge.onnx_io.shapes import declared_types
+from qdqbridge.onnx_io.structure import captured_names, describe
+from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx
+from qdqbridge.ops.attributes import (
+    ConvAttrs,
+    ExpandAttrs,
+    PoolAttrs,
+    ReshapeAttrs,
+    ShapeAttrs,
+    SplitAttrs,
+)
+from qdqbridge.ops.result_shapes import result_shape, windows_shape
+from qdqbridge.ops.shape_values import MOST, Extents, computed_extents, shape_extents
+
+_NUMBERS = (DType.INT64, DType.INT32, DType.BOOL)
+_FLOAT_DATA = ("Resize", "Upsample", "Range")
+"""Operators whose shape depends on float operands."""
+_RANDOM = ("Random", "Bernoulli", "Multinomial", "Dropout")
+_FOLDED = 4096
+"""Elements of integers that are folded where a node reads them."""
+_LISTED = 5
+
+
+class Results:
+    """Types results, and follows the numbers in what is computed from shapes.
+
+    Args:
+        model: The model whose nodes are read, in their order.
+        file: Its name, for messages.
+        opset: The version of ONNX's own domain.
+    """
+
+    def __init__(self, model: onnx.ModelProto, file: str, opset: int) -> None:
+        self.file, self.declared = file, declared_types(model.graph)
+        versions = {entry.domain: entry.version for entry in model.opset_import}
+        self._types = NodeTypes(versions, opset, model.ir_version)
+        self._protos: dict[tuple[DType, Shape], TypeProto] = {}
+        self._no_tensors: dict[Value, TypeProto] = {}
+        self._extents: dict[Value, Extents] = {}
+        self._fixed: dict[Value, Constant | None] = {}
+        """Values that only constants determine; their data where somebody asked for it."""
+        self._names: dict[tuple[object, ...], str] = {}
+
+    # ---- types --------------------------------------------------------------------------------
+
+    def of(
+        self,
+        proto: onnx.NodeProto,
+        op: Operator,
+        attributes: Attributes,
+        operands: Sequence[Value | None],
+        values: Mapping[str, Value],
+    ) -> list[Value]:
+        """Returns the results of a node, without those that are left out.
+
+        Args:
+            proto: The node.
+            op: The operator it is read as.
+            attributes: Its attributes.
+            operands: Its operands.
+            values: Every tensor that the node can read, by name.
+
+        Raises:
+            InvalidModelError: The file declares another element type than the node computes.
+        """
+        given = [values[name] if name else None for name in proto.input]
+        captured = {name: self._proto(values[name]) for name in captured_names(proto)}
+        types = [None if value is None else self._proto(value) for value in given]
+        inferred = self._types.results(proto, types, self._data(proto, given), captured)
+        more = self._open_shape(op, attributes, operands) if len(inferred) == 1 else None
+        results: list[Value] = []
+        for index, (name, known) in enumerate(zip(proto.output, inferred, strict=True)):
+            if not name:
+                continue
+            shape = self._shape(name, _merged(known.shape, more), (op, attributes, operands, index))
+            dtype = self._dtype(proto, name, known, operands)
+            value = Value(TensorType(dtype, shape), name)
+            if known.proto.WhichOneof("value") not in (None, "tensor_type"):
+                self._no_tensors[value] = known.proto
+            results.append(value)
+        return results
+
+    def _proto(self, value: Value) -> TypeProto:
+        if value in self._no_tensors:
+            return self._no_tensors[value]
+        key = (value.type.dtype, value.type.shape)
+        if key not in self._protos:
+            self._protos[key] = tensor_type(dtype_to_onnx(key[0]), key[1])
+        return self._protos[key]
+
+    def _data(
+        self, proto: onnx.NodeProto, operands: Sequence[Value | None]
+    ) -> dict[int, NDArray[np.generic]]:
+        """Returns the operands that a shape may depend on and that are known, by index."""
+        data: dict[int, NDArray[np.generic]] = {}
+        for index, value in enumerate(operands):
+            if value is None or value.quant or (value.rank or 0) > 1:
+                continue
+            if value.type.dtype not in _NUMBERS and proto.op_type not in _FLOAT_DATA:
+                continue
+            constant = self._constant(value)
+            if constant is not None and constant.size <= MOST:
+                data[index] = constant.numpy()
+        return data
+
+    def _open_shape(
+        self, op: Operator, attributes: Attributes, operands: Sequence[Value | None]
+    ) -> Open | None:
+        shapes = [None if value is None else value.type.shape for value in operands]
+        if isinstance(attributes, ConvAttrs) and shapes[1] is not None:
+            return windows_shape(attributes, shapes[0], _numbers(shapes[1][2:]), shapes[1][0])
+        if isinstance(attributes, PoolAttrs) and shapes[0] is not None:
+            channels = shapes[0][1] if len(shapes[0]) > 1 else None
+            return windows_shape(attributes, shapes[0], attributes.kernel_shape, channels)
+        target = None
+        if isinstance(attributes, ReshapeAttrs | ExpandAttrs) and len(operands) > 1:
+            target = self.numbers(operands[1])
+        elif op.name == "ConstantOfShape":
+            numbers = self.numbers(operands[0])
+            return None if numbers is None else tuple(numbers)
+        return result_shape(op.name, attributes, shapes, target)
+
+    def _shape(self, name: str, known: Open | None, origin: tuple[object, ...]) -> Shape:
+        if known is None:
+            _, declared = self.declared.get(name, (0, None))
+            known = None if declared is None else (None,) * len(declared)
+            origin = (name,)
+        elif None in known:
+            origin = _origin(name, *origin)  # type: ignore[arg-type]
+        if known is None:
+            return None
+        return tuple(
+            self._name((*origin, axis)) if dim is None else dim for axis, dim in enumerate(known)
+        )
+
+    def _name(self, key: tuple[object, ...]) -> str:
+        """Returns a name for an extent that nobody named; one for what is computed equally."""
+        return self._names.setdefault(key, f"?r{len(self._names)}")
+
+    def _dtype(
+        self, proto: onnx.NodeProto, name: str, known: Inferred, operands: Sequence[Value | None]
+    ) -> DType:
+        declared, _ = self.declared.get(name, (0, None))
+        where = f"{self.file}, {describe(proto)}"
+        if known.element and declared and declared != known.element:
+            made, said = (dtype_of(code, where) for code in (known.element, declared))
+            raise InvalidModelError(
+                f"the result of {proto.op_type} is declared with another element type",
+                where=where,
+                why=f"'{name}' is declared {said}, and the operator makes {made}",
+                fix="correct the declared type, or remove it from the file",
+            )
+        if known.element or declared:
+            return dtype_of(known.element or declared, f"{self.file}, tensor '{name}'")
+        first = next((v for v in operands if v is not None), None)
+        return DType.FLOAT32 if first is None or first.quant else first.type.dtype
+
+    def contradictions(self, values: Mapping[str, Value]) -> list[Note]:
+        """Returns a note of the declared shapes that are not those which the operators make."""
+        stale = {
+            name: shape
+            for name, (_, shape) in self.declared.items()
+            if name in values and _contradicts(shape, values[name].type.shape)
+        }
+        if not stale:
+            return []
+        first, shape = next(iter(stale.items()))
+        others = f", and so are {len(stale) - 1} more" if len(stale) > 1 else ""
+        reason = (
+            f"'{first}' is declared {_written(shape)}, and its operators make "
+            f"{_written(values[first].type.shape)}{others}; what they make counts"
+        )
+        producer = values[first].producer
+        node = first if producer is None else producer.name
+        return [Note("stale-shape", node, reason, tuple(stale)[:_LISTED])]
+
+    # ---- numbers ------------------------------------------------------------------------------
+
+    def learn(self, node: Node) -> dict[Value, Value]:
+        """Follows the numbers through a node.
+
+        Returns:
+            The constants to read in the place of its results, where extents determine these.
+        """
+        if _is_fixed(node, self._fixed):
+            self._fixed.update(dict.fromkeys(node.outputs))
+            return {}
+        found: dict[Value, Value] = {}
+        for value, extents in zip(node.outputs, self._computed(node), strict=False):
+            shape = value.type.shape
+            if extents is None or shape is None or len(shape) > 1:
+                continue
+            if (static_shape(shape) or (1,)) != (len(extents),):
+                continue
+            if any(isinstance(dim, str) for dim in extents):
+                self._extents[value] = extents
+                continue
+            array = np.array(extents, np.int64).astype(value.type.dtype.numpy)
+            constant = Constant.of(array.reshape((len(extents),) if shape else ()))
+            found[value] = Value(
+                TensorType(value.type.dtype, constant.shape), value.name, constant=constant
+            )
+        return found
+
+    def _computed(self, node: Node) -> list[Extents | None]:
+        if node.output.type.dtype not in _NUMBERS or node.output.quant is not None:
+            return []
+        attributes, name = node.attributes, node.op.name.rpartition("::")[2]
+        if isinstance(attributes, ForeignAttrs) and attributes.domain:
+            return []
+        if isinstance(attributes, ShapeAttrs):
+            return [shape_extents(attributes, node.operand(0).type.shape)]
+        if name == "Size":
+            count = product(node.operand(0).type.shape or (None,))
+            return [None if count is None else [count]]
+        if (node.output.rank or 0) > 1:
+            return []
+        parts = [self.numbers(value) for value in node.inputs]
+        if isinstance(attributes, SplitAttrs) and parts[0] is not None:
+            ends = np.cumsum(attributes.sizes)
+            rows = zip(ends, attributes.sizes, strict=True)
+            return [parts[0][end - size : end] for end, size in rows]
+        return [computed_extents(name, attributes, parts)]
+
+    def numbers(self, value: Value | None) -> Extents | None:
+        """Returns the elements of a small integer vector or scalar; extents may be names."""
+        if value is None or value.quant or value.type.dtype not in _NUMBERS:
+            return None
+        if value in self._extents:
+            return self._extents[value]
+        if (value.rank or 0) > 1:
+            return None
+        constant = self._constant(value)
+        if constant is None or constant.size > MOST:
+            return None
+        return [int(number) for number in constant.numpy().reshape(-1)]
+
+    def folded(self, value: Value) -> Value:
+        """Returns a constant in the place of integers that constants determine."""
+        if value not in self._fixed or value.quant or value.type.dtype not in _NUMBERS:
+            return value
+        constant = self._constant(value)
+        if constant is None or constant.size > _FOLDED:
+            return value
+        return Value(TensorType(constant.dtype, constant.shape), value.name, constant=constant)
+
+    def _constant(self, value: Value) -> Constant | None:
+        if value.constant is not None:
+            return value.constant
+        if value not in self._fixed:
+            return None
+        found = self._fixed[value]
+        if found is None:
+            found = self._fixed[value] = fold(value)
+        return found
+
+
+def _is_fixed(node: Node, fixed: Mapping[Value, object]) -> bool:
+    """True for a node that only constants determine."""
+    if node.op.name.startswith(_RANDOM) or not node.inputs:
+        return False
+    return all(v is None or v.constant is not None or v in fixed for v in node.inputs)
+
+
+def _origin(
+    name: str,
+    op: Operator,
+    attributes: Attributes,
+    operands: Sequence[Value | None],
+    index: int,
+) -> tuple[object, ...]:
+    """Returns what an open extent is known by: how it is computed, or the name of its tensor."""
+    run_time = isinstance(attributes, ReshapeAttrs | ExpandAttrs) and attributes.shape is None
+    if (
+        run_time
+        or isinstance(attributes, ForeignAttrs)
+        or any(value is not None and value.type.shape is None for value in operands)
+    ):
+        return (name,)
+    shapes = tuple(None if value is None else value.type.shape for value in operands)
+    return (op.name, attributes, shapes, index)
+
+
+def _merged(known: Open | None, more: Open | None) -> Open | None:
+    if known is None:
+        return more
+    if more is None or len(known) != len(more):
+        return known
+    return tuple(b if a is None else a for a, b in zip(known, more, strict=True))
+
+
+def _numbers(shape: Sequence[Dim]) -> tuple[int, ...]:
+    return tuple(dim for dim in shape if isinstance(dim, int))
+
+
+def _contradicts(declared: Shape, made: Shape) -> bool:
+    """True where a declared extent is a number and not the one that is made, or the rank differs.
+
+    A name of the reader's own is none that anything contradicts.
+    """
+    if declared is None or made is None:
+        return False
+    return len(declared) != len(made) or any(
+        isinstance(a, int) and a != b and not (isinstance(b, str) and b.startswith("?"))
+        for a, b in zip(declared, made, strict=True)
+    )
+
+
+def _written(shape: Shape) -> str:
+    dims = (
+        "?" if isinstance(dim, str) and dim.startswith("?") else str(dim) for dim in shape or ()
+    )
+    return f"[{', '.join(dims)}]"

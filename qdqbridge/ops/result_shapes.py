@@ -1,0 +1,118 @@
+"""Result shapes where extents have names: what follows beyond ONNX's own inference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from qdqbridge.graph.operator import Attributes
+from qdqbridge.graph.symbols import product, quotient, total
+from qdqbridge.graph.types import Dim, Shape
+from qdqbridge.ops.attributes import (
+    AxisAttrs,
+    ConvAttrs,
+    ExpandAttrs,
+    PadAttrs,
+    PoolAttrs,
+    ReshapeAttrs,
+    TileAttrs,
+)
+from qdqbridge.ops.windows import span
+
+Open: TypeAlias = "tuple[Dim | None, ...]"
+"""Extents of which some are not known."""
+
+
+def result_shape(
+    name: str, attributes: Attributes, shapes: Sequence[Shape], target: Sequence[Dim] | None
+) -> Open | None:
+    """Returns the shape of an operator's only result; None where nothing is known here.
+
+    Args:
+        name: The operator.
+        attributes: Its attributes.
+        shapes: The shapes of its operands.
+        target: The elements of the shape that a Reshape or an Expand takes as its operand.
+    """
+    first = shapes[0] if shapes else None
+    if isinstance(attributes, ReshapeAttrs | ExpandAttrs) and attributes.shape is not None:
+        target = attributes.shape
+    if isinstance(attributes, ReshapeAttrs):
+        return None if target is None else _reshaped(first, target, attributes.allow_zero)
+    if first is None:
+        return None
+    if isinstance(attributes, ExpandAttrs):
+        return None if target is None else _broadcast(first, target)
+    if name == "Flatten" and isinstance(attributes, AxisAttrs):
+        return (product(first[: attributes.axis]), product(first[attributes.axis :]))
+    if name == "Concat" and isinstance(attributes, AxisAttrs):
+        return _joined(shapes, attributes.axis)
+    if isinstance(attributes, TileAttrs) and len(attributes.repeats) == len(first):
+        return tuple(product(pair) for pair in zip(first, attributes.repeats, strict=True))
+    if isinstance(attributes, PadAttrs) and len(attributes.pads) == 2 * len(first):
+        ends = attributes.pads[len(first) :]
+        return tuple(total(row) for row in zip(first, attributes.pads, ends, strict=False))
+    return None
+
+
+def windows_shape(
+    attributes: Attributes, data: Shape, kernel: Sequence[int], channels: Dim | None
+) -> Open | None:
+    """Returns the shape of a convolution's or pool's result, open along axes with strides."""
+    if not isinstance(attributes, ConvAttrs | PoolAttrs) or data is None:
+        return None
+    rank = len(kernel)
+    pads, spans = attributes.pads, map(span, kernel, attributes.dilations)
+    if len(data) != rank + 2 or len(pads) != 2 * rank:
+        return None
+    spatial = [
+        total([extent, pads[i] + pads[i + rank] - wide + 1]) if stride == 1 else None
+        for i, (extent, wide, stride) in enumerate(
+            zip(data[2:], spans, attributes.strides, strict=True)
+        )
+    ]
+    return (data[0], channels, *spatial)
+
+
+def _reshaped(source: Shape, target: Sequence[Dim], allow_zero: bool) -> Open:
+    found: list[Dim | None] = []
+    for index, dim in enumerate(target):
+        if dim == 0 and not allow_zero:
+            found.append(source[index] if source is not None and index < len(source) else None)
+        else:
+            found.append(dim)
+    if -1 in found:
+        rest = found.index(-1)
+        others = product(dim for index, dim in enumerate(found) if index != rest)
+        found[rest] = None if source is None else quotient(product(source), others)
+    return tuple(None if isinstance(dim, int) and dim < 0 else dim for dim in found)
+
+
+def _broadcast(a: Sequence[Dim], b: Sequence[Dim]) -> Open:
+    rank = max(len(a), len(b))
+    left, right = ([*(1,) * (rank - len(dims)), *dims] for dims in (a, b))
+    return tuple(_common(x, y) for x, y in zip(left, right, strict=True))
+
+
+def _common(a: Dim, b: Dim) -> Dim | None:
+    if any(isinstance(dim, int) and dim < 0 for dim in (a, b)):
+        return None
+    if b in (a, 1):
+        return a
+    if a == 1:
+        return b
+    numbers = [dim for dim in (a, b) if isinstance(dim, int)]
+    return numbers[0] if len(numbers) == 1 else None
+
+
+def _joined(shapes: Sequence[Shape], axis: int) -> Open | None:
+    known = [shape for shape in shapes if shape is not None]
+    if len({len(shape) for shape in known}) != 1:
+        return None
+    columns: list[Dim | None] = []
+    for index, column in enumerate(zip(*known, strict=True)):
+        if index == axis:
+            columns.append(total(column) if len(known) == len(shapes) else None)
+        else:
+            columns.append(next((dim for dim in column if isinstance(dim, int)), column[0]))
+    return tuple(columns)
