@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import numpy as np
 
 from qdqbridge.canonical.build import constant, result
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule, stored_behind
 from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import Dim
-from qdqbridge.ops.attributes import (
-    AxesAttrs,
-    AxisAttrs,
-    CastAttrs,
-    ExpandAttrs,
-    ReshapeAttrs,
-    ShapeAttrs,
-    SliceAttrs,
+from qdqbridge.ops.attributes import ExpandAttrs, ReshapeAttrs, ShapeAttrs
+from qdqbridge.ops.shape_values import (
+    FOLLOWED,
+    MOST,
+    Extents,
+    computed_extents,
+    shape_extents,
 )
 
-Extents: TypeAlias = "list[Dim]"
 _DEPTH = 32
 _LARGEST = 1 << 63
 
@@ -38,7 +35,7 @@ def shape_of_stored(node: Node, scope: Scope) -> Proposal:
     )
 
 
-@rule("known-extents", "Shape", "Concat", "Slice", "Gather", "Squeeze", "Unsqueeze", "Cast")
+@rule("known-extents", "Shape", *FOLLOWED)
 def known_extents(node: Node, scope: Scope) -> Proposal:
     """``Shape(x) -> const`` where the extents asked for are known."""
     del scope
@@ -100,40 +97,33 @@ def _written(target: Extents, source: tuple[Dim, ...]) -> tuple[int, ...] | None
     return tuple(written) if written.count(-1) <= 1 else None
 
 
-def extents_of(value: Value, depth: int = 0) -> Extents | None:
-    """Returns the numbers in a small integer vector or scalar; a name stands for an unknown extent.
+def extents_of(value: Value) -> Extents | None:
+    """Returns the numbers in a small integer vector or scalar; a name stands for an open extent.
 
-    Follows Shape, Slice, Gather, Concat, Squeeze, Unsqueeze and Cast back to shapes and constants.
+    Follows shape arithmetic back to shapes and constants.
     """
-    if (value.rank or 0) > 1:
+    return _followed(value, {}, 0)
+
+
+def _followed(value: Value, known: dict[Value, Extents | None], depth: int) -> Extents | None:
+    if value not in known:
+        known[value] = _made(value, known, depth)
+    return known[value]
+
+
+def _made(value: Value, known: dict[Value, Extents | None], depth: int) -> Extents | None:
+    if (value.rank or 0) > 1 or value.quant is not None:
         return None  # what a shape is made of has one axis
     if value.constant is not None:
-        small = value.constant.size <= _DEPTH and value.constant.dtype.is_integer
+        small = value.constant.size <= MOST and value.constant.dtype.is_integer
         return [int(x) for x in value.constant.numpy().reshape(-1)] if small else None
     node = value.producer
-    if node is None or depth > _DEPTH:
+    if node is None or depth > _DEPTH or value.type.dtype not in (DType.INT32, DType.INT64):
         return None
     if isinstance(node.attributes, ShapeAttrs):
-        shape = node.operand(0).type.shape
-        return None if shape is None else list(shape[node.attributes.start : node.attributes.end])
-    parts = [None if v is None else extents_of(v, depth + 1) for v in node.inputs]
-    if any(part is None for part in parts):
+        return shape_extents(node.attributes, node.operand(0).type.shape)
+    name = node.op.name
+    if name not in FOLLOWED:
         return None
-    return _computed(node, [part for part in parts if part is not None])
-
-
-def _computed(node: Node, parts: list[Extents]) -> Extents | None:
-    attributes, name = node.attributes, node.op.name
-    if name == "Concat":
-        return [dim for part in parts for dim in part]
-    if isinstance(attributes, CastAttrs):
-        return parts[0] if attributes.to.is_integer else None
-    if name in ("Squeeze", "Unsqueeze") and isinstance(attributes, AxesAttrs):
-        return parts[0]
-    if isinstance(attributes, SliceAttrs) and attributes.axes == (0,):
-        return parts[0][attributes.starts[0] : attributes.ends[0] : attributes.steps[0]]
-    if name == "Gather" and isinstance(attributes, AxisAttrs):
-        picks = [i for i in parts[1] if isinstance(i, int)]
-        if len(picks) == len(parts[1]) and all(-len(parts[0]) <= i < len(parts[0]) for i in picks):
-            return [parts[0][i] for i in picks]
-    return None
+    parts = [None if v is None else _followed(v, known, depth + 1) for v in node.inputs]
+    return computed_extents(name, node.attributes, parts)

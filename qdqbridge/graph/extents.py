@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import Any, cast
 
 from qdqbridge.errors import InputDataError
+from qdqbridge.graph import symbols
 from qdqbridge.graph.copying import copied
 from qdqbridge.graph.graph import Graph
 
@@ -37,10 +38,9 @@ def with_numbers(graph: Graph, extents: Mapping[str, int]) -> Graph:
     for value in copy.values.values():
         shape = value.type.shape
         if shape is not None:
-            value.type = value.type.with_shape(tuple(
-                int(extents[dim]) if isinstance(dim, str) and dim in extents else dim
-                for dim in shape
-            ))  # fmt: skip
+            value.type = value.type.with_shape(
+                tuple(symbols.with_numbers(dim, extents) for dim in shape)
+            )
     return copy.graph
 
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.errors import InputDataError
+from qdqbridge.errors import InputDataError, InvalidModelError
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.guard import computing
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.types import QuantType, TensorType
+from qdqbridge.graph.types import Dim, QuantType, TensorType
 
 Array = NDArray[Any]
 
@@ -76,11 +76,29 @@ def computed(
     """Runs one node as :func:`evaluate_node` does; what NumPy cannot do is told by name.
 
     Raises:
-        InvalidModelError: The operands do not fit the operator.
+        InvalidModelError: The operands do not fit the operator, or a result has another shape than
+            the graph says: what was decided by that shape would be wrong.
         UnsupportedModelError: The results do not fit in memory.
     """
     with computing(node):
-        return evaluate_node(node, operands, exact=exact)
+        results = evaluate_node(node, operands, exact=exact)
+    for value, array in zip(node.outputs, results, strict=False):
+        shape = value.type.shape
+        if shape is not None and not _has_shape(array, shape):
+            raise InvalidModelError(
+                f"{node.op.name} '{node.name}' gives another shape than the model says",
+                where=node.name,
+                why=f"'{value.name}' has the shape {array.shape}, the model says {shape}",
+                fix="correct what the model declares about that tensor, or feed what it is made for",
+            )
+    return results
+
+
+def _has_shape(array: Array, shape: tuple[Dim, ...]) -> bool:
+    return array.ndim == len(shape) and all(
+        isinstance(want, str) or want == have
+        for want, have in zip(shape, array.shape, strict=True)
+    )
 
 
 def evaluate_node(

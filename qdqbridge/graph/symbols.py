@@ -8,7 +8,7 @@ in two ways and must be equal have one name. What is no such sum has no name her
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from qdqbridge.graph.types import Dim
@@ -75,6 +75,22 @@ def quotient(dividend: Dim | None, divisor: Dim | None) -> Dim | None:
             return None
         found[tuple(rest)] = coefficient // number
     return _written(found)
+
+
+def with_numbers(dim: Dim, numbers: Mapping[str, int]) -> Dim:
+    """Returns an extent in which names are numbers where these are given."""
+    if isinstance(dim, int):
+        return dim
+    if not is_computed(dim):
+        return int(numbers[dim]) if dim in numbers else dim
+    terms = _parsed(dim)
+    assert terms is not None
+    parts = [
+        product([*(with_numbers(name, numbers) for name in names), number])
+        for names, number in terms.items()
+    ]
+    found = total(parts)
+    return dim if found is None else found
 
 
 def _parsed(dim: Dim | None) -> _Sum | None:

@@ -119,3 +119,9 @@ _BINARY: dict[str, Callable[[Dim, Dim], Dim | None]] = {
     "Div": _quotient,
     "Equal": _equal,
 }
+
+FOLLOWED = (
+    "Concat", "Cast", "Squeeze", "Unsqueeze", "Identity", "Reshape", "Slice", "Gather", "Where",
+    *_BINARY,
+)  # fmt: skip
+"""Rows of the operator table that :func:`computed_extents` follows."""
