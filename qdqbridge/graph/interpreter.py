@@ -89,7 +89,7 @@ def computed(
                 f"{node.op.name} '{node.name}' gives another shape than the model says",
                 where=node.name,
                 why=f"'{value.name}' has the shape {array.shape}, the model says {shape}",
-                fix="correct what the model declares about that tensor, or feed what it is made for",
+                fix="correct what the model declares about it, or feed what the model is made for",
             )
     return results
 

@@ -116,7 +116,9 @@ class NodeTypes:
             found = onnx.shape_inference.infer_node_outputs(
                 schema, node, types, tensors, opset_imports=self.imports
             )
-        except (*_FAILURES, KeyError) as error:  # KeyError: an operand of unknown type
+        except onnx.checker.ValidationError:  # element types that this version does not take yet
+            return self._alone(proto, operands, data, {})
+        except _FAILURES as error:
             log.debug("%s: inference stopped: %s", proto.op_type, error)
             return [UNKNOWN] * len(proto.output)
         return [_told(found.get(f"out_{i}")) for i in range(len(proto.output))]
@@ -148,16 +150,16 @@ class NodeTypes:
 
 
 def tensor_type(element: int, shape: Sequence[Dim | None] | None) -> TypeProto:
-    """Returns the type of a tensor."""
+    """Returns the type of a tensor; what is no extent (below 0, or None) is left open."""
     proto = TypeProto()
     proto.tensor_type.elem_type = element
     if shape is not None:
         proto.tensor_type.shape.SetInParent()
         for dim in shape:
             extent = proto.tensor_type.shape.dim.add()
-            if isinstance(dim, int):
+            if isinstance(dim, int) and dim >= 0:
                 extent.dim_value = dim
-            elif dim is not None:
+            elif isinstance(dim, str):
                 extent.dim_param = dim
     return proto
 

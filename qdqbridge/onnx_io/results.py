@@ -9,6 +9,7 @@ own, so that nothing is decided by them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import onnx
@@ -44,6 +45,8 @@ _NUMBERS = (DType.INT64, DType.INT32, DType.BOOL)
 _FLOAT_DATA = ("Resize", "Upsample", "Range")
 """Operators whose shape depends on float operands."""
 _RANDOM = ("Random", "Bernoulli", "Multinomial", "Dropout")
+_Origin: TypeAlias = "tuple[Operator, Attributes, Sequence[Value | None], int]"
+"""A node's operator, attributes and operands, and the index of a result."""
 _FOLDED = 4096
 """Elements of integers that are folded where a node reads them."""
 _LISTED = 5
@@ -148,17 +151,19 @@ class Results:
             return None if numbers is None else tuple(numbers)
         return result_shape(op.name, attributes, shapes, target)
 
-    def _shape(self, name: str, known: Open | None, origin: tuple[object, ...]) -> Shape:
-        if known is None:
+    def _shape(self, name: str, known: Open | None, origin: _Origin) -> Shape:
+        """Returns a shape in which every open extent has a name."""
+        key: tuple[object, ...] = (name,)
+        if known is not None:
+            known = tuple(None if isinstance(dim, int) and dim < 0 else dim for dim in known)
+            key = _origin(name, *origin) if None in known else key
+        else:
             _, declared = self.declared.get(name, (0, None))
-            known = None if declared is None else (None,) * len(declared)
-            origin = (name,)
-        elif None in known:
-            origin = _origin(name, *origin)  # type: ignore[arg-type]
-        if known is None:
-            return None
+            if declared is None:
+                return None
+            known = (None,) * len(declared)
         return tuple(
-            self._name((*origin, axis)) if dim is None else dim for axis, dim in enumerate(known)
+            self._name((*key, axis)) if dim is None else dim for axis, dim in enumerate(known)
         )
 
     def _name(self, key: tuple[object, ...]) -> str:
