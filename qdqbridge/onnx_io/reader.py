@@ -102,11 +102,11 @@ class _Builder:
         self.opset = default_opset(model)
         self.opsets = {e.domain: e.version for e in model.opset_import}
         self.values = {name: _constant_value(data, name) for name, data in (outer or {}).items()}
-        self.results = Results(model, self.file, self.opset)
+        self.folding = Folding()
+        self.results = Results(model, self.file, self.opset, self.folding)
         self.nodes: list[Node] = []
         self.notes: list[Note] = []
         self.noted: set[tuple[str, str]] = set()
-        self.folding = Folding()
         self.quantized_constants: dict[tuple[Value, QuantParams], Value] = {}
         self.params: dict[tuple[object, ...], QuantParams] = {}
         self.read = {name for node in model.graph.node for name in node.input}
@@ -118,6 +118,7 @@ class _Builder:
         self._constants(proto)
         held = sum(value.constant.size for value in self.values.values() if value.constant)
         self.folding = Folding(Budget(held, len(proto.node)))
+        self.results = Results(self.model, self.file, self.opset, self.folding)
         inputs = self._inputs(proto)
         for node in proto.node:
             self._node(node)

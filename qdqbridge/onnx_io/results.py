@@ -16,14 +16,14 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TypeProto
 
-from qdqbridge.errors import InvalidModelError
+from qdqbridge.errors import InvalidModelError, QdqBridgeError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Note, Value
 from qdqbridge.graph.operator import Attributes, Operator
 from qdqbridge.graph.symbols import product
 from qdqbridge.graph.types import Dim, Shape, TensorType, static_shape
-from qdqbridge.onnx_io.constants import fold
+from qdqbridge.onnx_io.constants import Folding
 from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.onnx_io.node_types import Extents as Open
 from qdqbridge.onnx_io.node_types import Inferred, NodeTypes, tensor_type
@@ -44,7 +44,6 @@ from qdqbridge.ops.shape_values import MOST, Extents, computed_extents, shape_ex
 _NUMBERS = (DType.INT64, DType.INT32, DType.BOOL)
 _FLOAT_DATA = ("Resize", "Upsample", "Range")
 """Operators whose shape depends on float operands."""
-_RANDOM = ("Random", "Bernoulli", "Multinomial", "Dropout")
 _Origin: TypeAlias = "tuple[Operator, Attributes, Sequence[Value | None], int]"
 """A node's operator, attributes and operands, and the index of a result."""
 _FOLDED = 4096
@@ -59,17 +58,17 @@ class Results:
         model: The model whose nodes are read, in their order.
         file: Its name, for messages.
         opset: The version of ONNX's own domain.
+        folding: Computes what only constants determine.
     """
 
-    def __init__(self, model: onnx.ModelProto, file: str, opset: int) -> None:
+    def __init__(self, model: onnx.ModelProto, file: str, opset: int, folding: Folding) -> None:
         self.file, self.declared = file, declared_types(model.graph)
+        self.folding = folding
         versions = {entry.domain: entry.version for entry in model.opset_import}
         self._types = NodeTypes(versions, opset, model.ir_version)
         self._protos: dict[tuple[DType, Shape], TypeProto] = {}
         self._no_tensors: dict[Value, TypeProto] = {}
         self._extents: dict[Value, Extents] = {}
-        self._fixed: dict[Value, Constant | None] = {}
-        """Values that only constants determine; their data where somebody asked for it."""
         self._names: dict[tuple[object, ...], str] = {}
 
     # ---- types --------------------------------------------------------------------------------
@@ -215,9 +214,6 @@ class Results:
         Returns:
             The constants to read in the place of its results, where extents determine these.
         """
-        if _is_fixed(node, self._fixed):
-            self._fixed.update(dict.fromkeys(node.outputs))
-            return {}
         found: dict[Value, Value] = {}
         for value, extents in zip(node.outputs, self._computed(node), strict=False):
             shape = value.type.shape
@@ -270,7 +266,7 @@ class Results:
 
     def folded(self, value: Value) -> Value:
         """Returns a constant in the place of integers that constants determine."""
-        if value not in self._fixed or value.quant or value.type.dtype not in _NUMBERS:
+        if value.producer is None or value.quant or value.type.dtype not in _NUMBERS:
             return value
         constant = self._constant(value)
         if constant is None or constant.size > _FOLDED:
@@ -278,21 +274,10 @@ class Results:
         return Value(TensorType(constant.dtype, constant.shape), value.name, constant=constant)
 
     def _constant(self, value: Value) -> Constant | None:
-        if value.constant is not None:
-            return value.constant
-        if value not in self._fixed:
+        try:
+            return self.folding.constant(value)
+        except QdqBridgeError:  # whoever has to have the numbers says why there are none
             return None
-        found = self._fixed[value]
-        if found is None:
-            found = self._fixed[value] = fold(value)
-        return found
-
-
-def _is_fixed(node: Node, fixed: Mapping[Value, object]) -> bool:
-    """True for a node that only constants determine."""
-    if node.op.name.startswith(_RANDOM) or not node.inputs:
-        return False
-    return all(v is None or v.constant is not None or v in fixed for v in node.inputs)
 
 
 def _origin(
