@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -51,3 +52,8 @@ def accumulator_dtype(count: int, left: int, right: int, bias: int = 0) -> str:
         ``int32`` or ``int64``.
     """
     return "int32" if count * left * right + bias < 1 << 31 else "int64"
+
+
+def longest_row(dtype: str) -> int:
+    """Returns of how many codes the square of the sum, and n times the squares, fit int64."""
+    return math.isqrt((1 << 63) - 1) // (2 * magnitude(dtype, [0]))

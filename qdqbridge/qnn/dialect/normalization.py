@@ -26,7 +26,7 @@ from qdqbridge.qnn.dialect.op import Attribute, QnnOp
 from qdqbridge.qnn.dialect.site import Extent, Site, TensorType
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.dialect.unary import OUT_DTYPE
-from qdqbridge.qnn.ranges import accumulator_dtype, is_code, magnitude
+from qdqbridge.qnn.ranges import accumulator_dtype, is_code, longest_row, magnitude
 
 ELEVEN = (
     "data", "gamma", "beta", "input_scale", "input_zero_point", "gamma_scale",
@@ -72,25 +72,25 @@ def _group(site: Site) -> _Rows:
     return _Rows(1, groups=groups, channels=True)
 
 
-def _count(site: Site, rows: _Rows) -> int:
-    """Returns the number of elements of a row."""
+def _count(site: Site, rows: _Rows) -> int | None:
+    """Returns the number of elements of a row; None where only the run knows it."""
     extents = site.shape(0)[rows.first :]
     if not all(isinstance(extent, int) for extent in extents):
-        site.fail(f"the normalized extents {extents} are not known")
+        return None
     return int(np.prod(extents, dtype=np.int64)) // (rows.groups or 1)
 
 
-def _infer(decode: Callable[[Site], _Rows]) -> Any:
+def _infer(decode: Callable[[Site], _Rows], least: int = 2) -> Any:
     def infer(site: Site) -> TensorType:
         shape, dtype = site.tensor(0)
-        if len(shape) < 2:
-            site.fail(f"data has {len(shape)} axes", "give it at least 2")
+        if len(shape) < least:
+            site.fail(f"data has {len(shape)} axes", f"give it at least {least}")
         rows, out = decode(site), site.attr("out_dtype") or dtype
         if not is_code(dtype) or not is_code(out):
             site.fail(f"data is {dtype}, out_dtype {out}", "give 8- or 16-bit integers")
-        largest = magnitude(dtype, [0]) * 2
-        if (_count(site, rows) * largest) ** 2 >= 1 << 63:
-            site.fail(f"a row has {_count(site, rows)} elements", "its squares overflow int64")
+        count = _count(site, rows)
+        if count is not None and count > longest_row(dtype):
+            site.fail(f"a row has {count} elements", "its squares overflow int64")
         for index in (1, 2):
             _check_affine(site, index, shape, rows)
         for pair in ((3, 4), (5, 6), (7, 8), (9, 10)):
@@ -147,7 +147,8 @@ def _lower(name: str, decode: Callable[[Site], _Rows]) -> Any:
     def lower(site: Site) -> Any:
         rows, out = decode(site), site.attr("out_dtype") or site.dtype(0)
         count, largest = _count(site, rows), magnitude(site.dtype(0), site.vector(4))
-        kinds = accumulator_dtype(count, largest, 1), accumulator_dtype(count, largest, largest)
+        most = longest_row(site.dtype(0)) if count is None else count
+        kinds = accumulator_dtype(most, largest, 1), accumulator_dtype(most, largest, largest)
 
         def norm(
             x: te.Tensor, gamma: te.Tensor, beta: te.Tensor, zx: te.Tensor, sg: te.Tensor,
@@ -159,6 +160,8 @@ def _lower(name: str, decode: Callable[[Site], _Rows]) -> Any:
             def code(where: Indices) -> Prim:
                 return x(*where).astype("int32") - zx[0]
 
+            if count is None:
+                numbers = _counted(numbers, x.shape[rows.first :], rows.groups or 1)
             mean, inverse = _statistics(rows, shape, taps, code, kinds, numbers, zero)
 
             def element(*i: Prim) -> Prim:
@@ -173,7 +176,7 @@ def _lower(name: str, decode: Callable[[Site], _Rows]) -> Any:
 
             return stage(x.shape, element, name=name)
 
-        return site.reduce_te(f"qnn_{name}", norm, _arguments(site, count),
+        return site.reduce_te(f"qnn_{name}", norm, _arguments(site, count or 0),
             blocks=("first", "second") if rows.centred else ("second",),
         )
 
@@ -188,6 +191,20 @@ def _arguments(site: Site, count: int) -> list[Any]:
         site.const(site.vector(i), "float32" if i in (5, 7, 9) else "int32") for i in range(4, 11)
     ]
     return [*site.args[:3], *params, site.const(numbers, "float64"), site.fence()]
+
+
+def _counted(numbers: te.Tensor, extents: Sequence[Prim], groups: int) -> te.Tensor:
+    """Returns ``numbers`` with the elements of a row that the run has."""
+    total = extents[0]
+    for extent in extents[1:]:
+        total = total * extent
+    count = tirx.floordiv(total, tirx.const(groups, "int64")).astype("int64")
+
+    def number(i: Prim) -> Prim:
+        power = tirx.Select(i == 0, count, count * count).astype("float64")
+        return tirx.Select(i < 2, power, numbers[i])
+
+    return stage(numbers.shape, number, name="numbers")
 
 
 def _statistics(
@@ -291,11 +308,11 @@ _DOC = "exact integer statistics; quantize((c - mean) * r * gamma + beta)"
 
 OPS = (
     QnnOp(
-        "qnn.layer_norm", ELEVEN, (_AXIS, _EPSILON, OUT_DTYPE), _infer(_layer),
+        "qnn.layer_norm", ELEVEN, (_AXIS, _EPSILON, OUT_DTYPE), _infer(_layer, 1),
         _lower("layer_norm", _layer), _DOC,
     ),
     QnnOp(
-        "qnn.rms_norm", ELEVEN, (_AXIS, _EPSILON, OUT_DTYPE), _infer(_rms),
+        "qnn.rms_norm", ELEVEN, (_AXIS, _EPSILON, OUT_DTYPE), _infer(_rms, 1),
         _lower("rms_norm", _rms), "as layer_norm, without subtracting the mean",
     ),
     QnnOp(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,12 +77,19 @@ def _counts(site: Site, extents: Sequence[Extent], window: Four) -> list[Extent]
     for i, extent in enumerate(extents):
         room = extent + pads[i] + pads[i + rank] - (size[i] - 1) * dilation[i] - 1
         number = (room + strides[i] - 1) // strides[i] + 1 if ceil else room // strides[i] + 1
-        if ceil and not isinstance(extent, int) and strides[i] > 1:
-            site.fail("ceil_mode needs known spatial extents")
-        if ceil and isinstance(number, int) and (number - 1) * strides[i] >= extent + pads[i]:
-            number -= 1
+        if ceil and isinstance(number, int):
+            number -= int((number - 1) * strides[i] >= extent + pads[i])
+        elif ceil and _may_drop(window, i):
+            start = (number - 1) * strides[i]
+            number = tirx.Select(start >= extent + pads[i], number - 1, number)
         result.append(number)
     return result
+
+
+def _may_drop(window: Four, axis: int) -> bool:
+    """True where a last window of ``ceil_mode`` may start behind the data and so be left out."""
+    size, strides, dilation, pads = window
+    return pads[len(size) + axis] + strides[axis] > (size[axis] - 1) * dilation[axis] + 1
 
 
 def _infer_pool(rank: int) -> Any:
@@ -95,14 +104,20 @@ def _infer_pool(rank: int) -> Any:
     return infer
 
 
-def _populations(site: Site, extents: Sequence[Extent], window: Four) -> NDArray[np.int64]:
-    """Returns how many elements each window averages over, or one number where all agree."""
+def _populations(
+    site: Site, extents: Sequence[Extent], window: Four
+) -> NDArray[np.int64] | None:
+    """Returns how many elements each window averages over, or one number where all agree.
+
+    Returns:
+        None where that depends on extents that only the run knows.
+    """
     size, strides, dilation, pads = window
     rank, whole = len(size), int(np.prod(size))
     if not any(pads) and not site.attr("ceil_mode"):
         return np.asarray([whole])
     if not all(isinstance(extent, int) for extent in extents):
-        site.fail("padding and ceil_mode need known spatial extents")
+        return None
     total = np.ones([1] * rank, np.int64)
     for i, number in enumerate(_counts(site, extents, window)):
         low, high = pads[i], extents[i] + pads[i]
@@ -114,19 +129,38 @@ def _populations(site: Site, extents: Sequence[Extent], window: Four) -> NDArray
     return np.asarray([total.flat[0]]) if (total == total.flat[0]).all() else total
 
 
+def _population(
+    site: Site, extents: Sequence[Prim], window: Four, pixel: Sequence[Prim]
+) -> Prim:
+    """Returns how many elements one window averages over, from the extents of the run."""
+    size, strides, dilation, pads = window
+    total: Prim = tirx.const(1, "int64")
+    for i, extent in enumerate(extents):
+        low, high = pads[i], extent + pads[i]
+        if site.attr("count_include_pad"):
+            low, high = 0, high + pads[i + len(size)]
+        start = pixel[i] * strides[i]
+        first = tirx.max(tirx.floordiv(low - start + dilation[i] - 1, dilation[i]), 0)
+        last = tirx.min(tirx.floordiv(high - 1 - start, dilation[i]), size[i] - 1)
+        total = total * (last - first + 1)
+    return total
+
+
 def _lower_pool(rank: int) -> Any:
     def lower(site: Site) -> Any:
         window, out = _window(site, rank), _result_dtype(site)
         size, strides, dilation, _ = window
         layout = data_layout(site, "layout", rank)
         extents = layout.logical(site.shape(0))[2:]
-        multiplier = _multiplier(site, _populations(site, extents, window))
+        counts = _populations(site, extents, window)
+        multiplier = _ratio(site) if counts is None else _multiplier(site, counts)
         uniform, dtype = multiplier.size == 1, _sum_dtype(site, int(np.prod(size)))
 
         def pool(x: te.Tensor, zx: te.Tensor, m: te.Tensor, zy: te.Tensor) -> te.Tensor:
             shape = [_known(extent) for extent in layout.logical(x.shape)]
             sizes = _counts(site, shape[2:], window)
-            reach = [(0, 0), (0, 0), *_reach(shape[2:], sizes, window)]
+            ceil = bool(site.attr("ceil_mode"))
+            reach = [(0, 0), (0, 0), *_reach(shape[2:], sizes, window, ceil=ceil)]
             data = padded_codes(x, zx, layout.stored(reach))
             taps = [te.reduce_axis((0, extent), name=f"k{i}") for i, extent in enumerate(size)]
 
@@ -139,14 +173,19 @@ def _lower_pool(rank: int) -> Any:
                 return te.sum(code.astype(dtype), axis=taps)
 
             def average(*i: Prim) -> Prim:
-                own = m[0] if uniform else m(*layout.logical(i)[2:])
+                pixel = layout.logical(i)[2:]
+                if counts is None:
+                    own = _averaging(m, _population(site, shape[2:], window, pixel))
+                else:
+                    own = m[0] if uniform else m(*pixel)
                 return _finished(sums(*i), own, zy[0], out)
 
             sums = stage(layout.stored([*shape[:2], *sizes]), total, name=BLOCK)
             return stage(sums.shape, average, name="average")
 
         zeros = [site.const(site.vector(i), "int32") for i in (2, 4)]
-        args = [site.args[0], zeros[0], site.const(multiplier, "float32"), zeros[1]]
+        factor = site.const(multiplier, str(multiplier.dtype))
+        args = [site.args[0], zeros[0], factor, zeros[1]]
         return site.reduce_te(f"qnn_avg_pool{rank}d", pool, args, inner=1)
 
     return lower
@@ -156,8 +195,10 @@ def _known(extent: Any) -> Extent:
     return extent.value if isinstance(extent, tirx.IntImm) else extent
 
 
-def _reach(extents: Sequence[Any], sizes: Sequence[Extent], window: Four) -> list[tuple[int, int]]:
-    """Returns the padding, with its end moved as far as the last window reaches."""
+def _reach(
+    extents: Sequence[Any], sizes: Sequence[Extent], window: Four, *, ceil: bool
+) -> list[tuple[int, int]]:
+    """Returns the padding, with its end moved as far as the last window reaches, or further."""
     size, strides, dilation, pads = window
     pairs: list[tuple[int, int]] = []
     for i, extent in enumerate(_known(e) for e in extents):
@@ -165,6 +206,8 @@ def _reach(extents: Sequence[Any], sizes: Sequence[Extent], window: Four) -> lis
         if isinstance(extent, int):
             reach = (sizes[i] - 1) * strides[i] + (size[i] - 1) * dilation[i] + 1
             end = max(end, reach - extent - pads[i])
+        elif ceil:
+            end += strides[i] - 1
         pairs.append((pads[i], end))
     return pairs
 
@@ -178,8 +221,6 @@ def _axes(site: Site) -> tuple[int, ...]:
 
 def _infer_reduce(site: Site) -> TensorType:
     out, shape, axes = _result_dtype(site), site.shape(0), _axes(site)
-    if not all(isinstance(shape[axis], int) for axis in axes):
-        site.fail(f"the extents of axes {axes} are not known", "reduce axes of known extent")
     keep = site.attr("keepdims")
     return TensorType.of(
         [1 if i in axes else e for i, e in enumerate(shape) if keep or i not in axes], out
@@ -190,11 +231,17 @@ def _lower_reduce(*, mean: bool) -> Any:
     def lower(site: Site) -> Any:
         axes, out, keep = _axes(site), _result_dtype(site), bool(site.attr("keepdims"))
         shape = site.shape(0)
-        count = int(np.prod([shape[axis] for axis in axes], dtype=np.int64))
-        multiplier = _multiplier(site, count if mean else 1)
-        dtype = _sum_dtype(site, count)
+        reduced = [shape[axis] for axis in axes]
+        opened = not all(isinstance(extent, int) for extent in reduced)
+        count = 1 if opened else int(np.prod(reduced, dtype=np.int64))
+        multiplier = _ratio(site) if opened and mean else _multiplier(site, count if mean else 1)
+        dtype = "int64" if opened else _sum_dtype(site, count)
 
         def reduce(x: te.Tensor, zx: te.Tensor, m: te.Tensor, zy: te.Tensor) -> te.Tensor:
+            if opened and mean:
+                count = functools.reduce(operator.mul, (x.shape[axis] for axis in axes))
+                ratio = m
+                m = stage([1], lambda _: _averaging(ratio, count), name="multiplier")
             taps = {axis: te.reduce_axis((0, x.shape[axis]), name=f"k{axis}") for axis in axes}
 
             def total(*i: Prim) -> Prim:
@@ -218,10 +265,23 @@ def _lower_reduce(*, mean: bool) -> Any:
             return stage(result, element, name="reduce")
 
         zeros = [site.const(site.vector(i), "int32") for i in (2, 4)]
-        args = [site.args[0], zeros[0], site.const(multiplier, "float32"), zeros[1]]
+        factor = site.const(multiplier, str(multiplier.dtype))
+        args = [site.args[0], zeros[0], factor, zeros[1]]
         return site.reduce_te("qnn_mean" if mean else "qnn_sum", reduce, args)
 
     return lower
+
+
+def _ratio(site: Site) -> NDArray[np.float64]:
+    """Returns the scale of the data, and that of the result (1 for a float one)."""
+    scale = site.vector(1).astype(np.float64)[0]
+    out = 1.0 if _result_dtype(site) == "float32" else site.vector(3).astype(np.float64)[0]
+    return np.asarray([scale, out])
+
+
+def _averaging(ratio: te.Tensor, count: Prim) -> Prim:
+    """Returns :func:`_multiplier` of a number of elements that the run has."""
+    return (ratio[0] / (ratio[1] * count.astype("float64"))).astype("float32")
 
 
 def _any_rank(function: Any, kept: Sequence[int]) -> Any:

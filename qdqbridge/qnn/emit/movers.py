@@ -27,6 +27,10 @@ from qdqbridge.qnn.emit.scope import Expr, Scope, unsupported
 from qdqbridge.qnn.emit.windows import pool, window_pads
 
 Emit = Callable[[Scope, Node, Expr], Any]
+_FAR = 1 << 31
+"""An end of a slice behind every axis."""
+_BEYOND = {"reflect": 1, "wrap": 0}
+"""How many elements more than it adds on a side an axis has to have, by the mode of a Pad."""
 
 
 def _reshape(scope: Scope, node: Node, x: Expr) -> Expr:
@@ -83,7 +87,7 @@ def _slice(scope: Scope, node: Node, x: Expr) -> Expr:
             if step > 0 and stop < begin:
                 stop = begin
         else:
-            begin, stop = start, min(end, 1 << 31)
+            begin, stop = start, min(end, _FAR)
         begins.append(begin)
         ends.append(stop)
     return scope.op.strided_slice(
@@ -130,7 +134,18 @@ def _pad(scope: Scope, node: Node, x: Expr) -> Expr:
     assert isinstance(attributes, PadAttrs)
     rank = len(attributes.pads) // 2
     x = _cropped(scope, node, x, attributes.pads)
-    widths = [max(attributes.pads[j], 0) for i in range(rank) for j in (i, rank + i)]
+    pads = [(max(attributes.pads[i], 0), max(attributes.pads[rank + i], 0)) for i in range(rank)]
+    for axis, extent in enumerate(scope.extents(x)):
+        least = max(pads[axis])
+        least += _BEYOND.get(attributes.mode, -least)
+        if not isinstance(extent, int):
+            scope.at_least(extent, least)
+        elif 0 < extent < least:  # TVM's operator goes around once only
+            mode: Any = attributes.mode
+            index = np.pad(np.arange(extent, dtype=np.int64), pads[axis], mode=mode)
+            x = scope.emit(_taken(scope, x, scope.number(index), axis))
+            pads[axis] = (0, 0)
+    widths = [width for pair in pads for width in pair]
     modes = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
     value: float = attributes.value
     quant = node.operand(0).quant
@@ -145,10 +160,13 @@ def _cropped(scope: Scope, node: Node, x: Expr, pads: tuple[int, ...]) -> Expr:
     axes = [axis for axis in range(rank) if pads[axis] < 0 or pads[rank + axis] < 0]
     if not axes:
         return x
-    if not all(isinstance(have[axis], int) for axis in axes):
-        raise unsupported(node, "it crops an axis of symbolic extent")
     begins = [max(-pads[axis], 0) for axis in axes]
-    ends = [have[axis] + min(pads[rank + axis], 0) for axis in axes]
+    ends = [
+        have[axis] + min(pads[rank + axis], 0)
+        if isinstance(have[axis], int)
+        else min(pads[rank + axis], 0) or _FAR
+        for axis in axes
+    ]
     return scope.emit(scope.op.strided_slice(x, axes=axes, begin=begins, end=ends))
 
 

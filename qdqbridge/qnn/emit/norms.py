@@ -14,6 +14,7 @@ from qdqbridge.graph.numerics import dequantize
 from qdqbridge.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
 from qdqbridge.qnn.emit.dtypes import storage
 from qdqbridge.qnn.emit.scope import Expr, Scope
+from qdqbridge.qnn.ranges import longest_row
 
 _CODES = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
 _Typed = tuple[Expr, Expr, Expr]
@@ -50,6 +51,8 @@ def _call(scope: Scope, node: Node, name: str, rest: list[Any]) -> Expr:
     """Emits a call; ``rest`` holds expressions, or tuples of one and its parameters."""
     source, result = node.operand(0).quant, node.output.quant
     assert source is not None and result is not None
+    extents = scope.extents(scope.value(node.operand(0)))
+    scope.at_most(_normalized(node, extents), longest_row(storage(source.params)))
     tensors = [entry[0] if isinstance(entry, tuple) else entry for entry in rest]
     args = [scope.value(node.operand(0)), *tensors]
     args += [scope.scale(source.params), scope.zero_point(source.params)]
@@ -65,6 +68,14 @@ def _call(scope: Scope, node: Node, name: str, rest: list[Any]) -> Expr:
     elif isinstance(attributes, GroupNormAttrs):
         attrs["num_groups"] = attributes.num_groups
     return scope.clamp(scope.qnn(name, args, attrs), result.params)
+
+
+def _normalized(node: Node, extents: list[Any]) -> list[Any]:
+    """Returns the extents that are normalized together, but for groups; none for a batch norm."""
+    attributes = node.attributes
+    if isinstance(attributes, NormAttrs):
+        return extents[attributes.axis :]
+    return [] if node.op.name == "BatchNormalization" else extents[2:]
 
 
 def _is_codes(value: Value) -> bool:

@@ -93,6 +93,14 @@ class Scope(ABC):
     def shape_vector(self, expr: Expr) -> Expr:
         """Returns the extents of an expression as an int64 vector."""
 
+    def at_most(self, extents: Sequence[Any], count: int) -> None:
+        """Lets a run end with an error where open extents give more than ``count`` elements."""
+        del extents, count  # a host of known extents needs no check
+
+    def at_least(self, extent: Any, count: int) -> None:
+        """Lets a run end with an error where an open extent is less than ``count``."""
+        del extent, count
+
     def broadcast(self, expr: Expr, shape: Any) -> Expr:
         """Returns an expression repeated to a shape, which may be known at run time only."""
         return self.op.broadcast_to(expr, shape)

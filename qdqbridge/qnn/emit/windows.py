@@ -24,11 +24,15 @@ def window_pads(
     if not attributes.ceil_mode:
         return tuple(pads)
     extents = [have[axis] for axis in scope.spatial(node, rank + 2)]
-    if not all(isinstance(e, int) for e in extents):
-        raise unsupported(node, "ceil_mode needs static spatial extents")
     for i in range(rank):
         span = (attributes.kernel_shape[i] - 1) * attributes.dilations[i] + 1
-        data, stride = extents[i] + pads[i], attributes.strides[i]
+        stride = attributes.strides[i]
+        if not isinstance(extents[i], int):
+            if pads[rank + i] + stride > span:
+                raise unsupported(node, "a last window may start in the padding, or may not")
+            pads[rank + i] += stride - 1
+            continue
+        data = extents[i] + pads[i]
         windows = -(-(data + pads[rank + i] - span) // stride) + 1
         if (windows - 1) * stride >= data:
             windows -= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,9 +95,24 @@ class Scope(SharedScope):
                 count += 1
                 name = f"extent_{count}"
             self._bound[key] = variable = self.extent(name)
-            known = relax.ShapeExpr([extent])
-            self.builder.match_cast(known, relax.ShapeType([variable]))
+            self._match_shape(extent, variable)
         return self._bound[key]
+
+    def at_most(self, extents: Sequence[Any], count: int) -> None:
+        """Ends a run with an error where open extents give more than ``count`` elements."""
+        if not all(isinstance(extent, int) for extent in extents):
+            total = math.prod(extents)
+            self._match_shape(total, tirx.min(total, tirx.const(count, "int64")))
+
+    def at_least(self, extent: Any, count: int) -> None:
+        """Ends a run with an error where an open extent is less than ``count``."""
+        if not isinstance(extent, int) and count > 0:
+            self._match_shape(extent, tirx.max(extent, tirx.const(count, "int64")))
+
+    def _match_shape(self, extent: Any, wanted: Any) -> None:
+        """Matches one extent; TVM 0.27 needs a variable to match, not an expression."""
+        computed = self.builder.emit(relax.ShapeExpr([extent]))
+        self.builder.match_cast(computed, relax.ShapeType([wanted]))
 
     def broadcast(self, expr: Expr, shape: Any) -> Expr:
         """Returns an expression repeated to a shape; open extents may turn out to be 1."""

@@ -61,6 +61,15 @@ class Extents:
         rest = [1 if n == w else e for e, n, w in zip(shape, names, wide, strict=True)]
         return None if all(isinstance(plain(e), int) for e in rest) else self.vector(rest)
 
+    def knows(self, extent: Any) -> bool:
+        """True where an extent is arithmetic of extents of known tensors."""
+        if isinstance(plain(extent), int):
+            return True
+        if isinstance(extent, tirx.Var):
+            return extent in self.sources
+        known = any(isinstance(extent, kind) for kind, _ in _ARITHMETIC)
+        return known and self.knows(extent.a) and self.knows(extent.b)
+
     def _one(self, extent: Any) -> Value:
         """Returns one extent as a vector of one element."""
         number = plain(extent)

@@ -167,8 +167,6 @@ class FunctionReader:
 
     def _binding(self, binding: Any) -> Entry:
         if isinstance(binding, relax.MatchCast):
-            if isinstance(binding.value, relax.ShapeExpr):
-                return []  # a name for an extent that operators give
             entry = self._entry(binding.value)
             extents = getattr(binding.ty, "values", None)
             if extents is not None:  # the extents that a vector holds at run time
@@ -195,7 +193,8 @@ class FunctionReader:
         if isinstance(expr, relax.If):
             return self._branch(expr, variable)
         if isinstance(expr, relax.ShapeExpr):
-            return self.extents.vector(expr.values)
+            known = all(map(self.extents.knows, expr.values))
+            return self.extents.vector(expr.values) if known else []
         return self._unknown(expr, variable)
 
     def _unknown(self, expr: Any, variable: Any, why: str = "") -> Entry:
