@@ -24,6 +24,7 @@ from qdqbridge.autoquant.formats import Format
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.operator import Flow
+from qdqbridge.ops.table import OPERATORS
 
 U8 = Format(DType.UINT8)
 S8 = Format(DType.INT8)
@@ -144,21 +145,30 @@ class Target:
         return None
 
 
-ACCUMULATORS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Dense")
-ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Min", "Max", "PRelu", "Where", "Concat")
-UNARY = (
-    "Relu", "Clip", "LeakyRelu", "Elu", "Selu", "Celu", "ThresholdedRelu", "HardSwish", "Swish",
-    "Mish", "Gelu", "Softplus", "Softsign", "Exp", "Log", "Sqrt", "Reciprocal", "Erf", "Sin", "Cos",
-    "Abs", "Neg", "Pow",
-)  # fmt: skip
-POOLS = ("AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum")
-NORMS = (
-    "LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization",
-    "BatchNormalization",
-)  # fmt: skip
+def _named(*flows: Flow) -> tuple[str, ...]:
+    """Returns the operators of the table that targets quantize and quantization flows through so.
+
+    Those whose results lie in a known interval have rules of their own.
+    """
+    return tuple(
+        row.name
+        for row in OPERATORS
+        if row.flow in flows and row.quantize and row.interval is None
+    )
+
+
+def _bounded(name: str, interval: tuple[float, float]) -> OperatorRule:
+    names = tuple(row.name for row in OPERATORS if row.interval == interval and row.quantize)
+    return OperatorRule(name, names, fixed=interval)
+
+
+ACCUMULATORS = _named(Flow.ACCUMULATE)
+ELEMENTWISE = _named(Flow.ELEMENTWISE)
+POOLS = _named(Flow.AVERAGE)
+ROWS_AND_WINDOWS = _named(Flow.ROUND)
 BOUNDED = (
-    OperatorRule("unit-range", ("Sigmoid", "Softmax", "HardSigmoid"), fixed=(0.0, 255 / 256)),
-    OperatorRule("signed-unit-range", ("Tanh", "Softsign"), fixed=(-1.0, 127 / 128)),
+    _bounded("unit-range", (0.0, 255 / 256)),
+    _bounded("signed-unit-range", (-1.0, 127 / 128)),
 )
 """Operators whose results lie in a known interval: a scale of 1/256 or 1/128 for 8 bits."""
 
@@ -172,9 +182,8 @@ EVERYTHING = (
     *BOUNDED,
     OperatorRule("products", ACCUMULATORS),
     OperatorRule("averages", POOLS),
-    OperatorRule("elementwise", (*ELEMENTWISE, *UNARY)),
-    OperatorRule("normalizations", NORMS),
-    OperatorRule("resize", ("Resize",)),
+    OperatorRule("elementwise", ELEMENTWISE),
+    OperatorRule("rows-and-windows", ROWS_AND_WINDOWS),
 )
 """Rules of a target that runs every operator on integers."""
 

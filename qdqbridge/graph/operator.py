@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -20,10 +20,9 @@ Operands: TypeAlias = "Sequence[Array | None]"
 Types: TypeAlias = "Sequence[ValueType | None]"
 
 
+@dataclass(frozen=True, slots=True)
 class Attributes:
-    """Base of the typed attribute records (frozen dataclasses)."""
-
-    __slots__ = ()
+    """Base of the typed attribute records."""
 
 
 class Flow(Enum):
@@ -60,9 +59,63 @@ def _no_problems(node: Node) -> Iterator[str]:
     return iter(())
 
 
+class Magnitude(Enum):
+    """How large the intermediate results of an element-wise operator get; its float32 error."""
+
+    RESULT = "as large as the result"
+    UNIT = "as large as 1"
+    OPERAND = "as large as the operand"
+
+
+Pattern: TypeAlias = "tuple[Any, ...] | str | float"
+"""A chain of operators.
+
+``("Mul", a, b)`` is an operator of the table on its operands, and after these its attributes in
+their record's order, where it has any; ``"x"`` is any value, ``"#alpha"`` any number, and a number
+stands for itself.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A way to write an operator with others.
+
+    Attributes:
+        pattern: The chain: its operand is ``"x"`` (``"a"`` and ``"b"`` of two), and its attributes
+            are ``"#alpha"`` and so on.
+        given: Attributes that this form stands for without a number in the chain.
+    """
+
+    pattern: Pattern
+    given: Mapping[str, float | str] = field(default_factory=dict[str, "float | str"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxOp:
+    """How ONNX writes an operator whose attributes are ONNX's own.
+
+    Attributes:
+        name: ONNX's name.
+        domain: Its domain; those of other domains than ONNX's are only read.
+        since: The opset that introduced it; 0 for those that every opset has.
+        defaults: Every field of the operator's attribute record, with ONNX's default.
+        choices: What the strings among them may be.
+    """
+
+    name: str
+    domain: str = ""
+    since: int = 0
+    defaults: Mapping[str, float | str] = field(default_factory=dict[str, "float | str"])
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
+
+
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Operator:
     """One row of the operator table.
+
+    Everything else about an element-wise operator follows from its row: its ONNX codec, its
+    ``qnn`` operator with emission and reading on every host, the rules that recognize it where a
+    file writes it out, its kernels, error bounds, pattern-table entry and quantization targets.
 
     Attributes:
         name: The ONNX operator name, or ours for what ONNX does not have.
@@ -79,6 +132,17 @@ class Operator:
         steps: How much it takes to compute, where the table does not know (``ops/steps.py``):
             operators outside the table.
         numerics: The contract in words, with every known difference from onnxruntime.
+        arity: The number of operands of an element-wise operator (2: or more, folded from left to
+            right); 0 for operators whose readers and writers are written by hand.
+        onnx: How ONNX writes it; empty where a codec is written by hand.
+        qnn: Its name in the QNN dialect, after ``qnn.``; empty where it has no call of that kind.
+        tvm: TVM's operator on floats, which takes its operands and then its attributes; empty
+            where hosts write it out by the first of ``forms``, or emission is written by hand.
+        forms: Ways in which hosts and files write it out. The first is what emission writes where
+            there is no call; every one can be fused (:mod:`qdqbridge.canonical.fusions`).
+        magnitude: How large its intermediate results get.
+        interval: The real interval of its results where it is known, for scales of 8 bits.
+        quantize: Whether quantization targets run it on integers.
     """
 
     name: str
@@ -91,6 +155,23 @@ class Operator:
     check: Callable[[Node], Iterator[str]] = field(default=_no_problems)
     steps: Steps | None = None
     numerics: str = ""
+    arity: int = 0
+    onnx: tuple[OnnxOp, ...] = ()
+    qnn: str = ""
+    tvm: str = ""
+    forms: tuple[Form, ...] = ()
+    magnitude: Magnitude = Magnitude.RESULT
+    interval: tuple[float, float] | None = None
+    quantize: bool = True
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of its attributes, in their record's order."""
+        return tuple(self.attributes.__dataclass_fields__)
+
+    def values(self, attributes: Attributes) -> dict[str, Any]:
+        """Returns a record of its attributes by name."""
+        return {name: getattr(attributes, name) for name in self.fields}
 
     def is_data(self, index: int) -> bool:
         """True where operand ``index`` carries values that may be quantized."""

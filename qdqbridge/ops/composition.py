@@ -86,7 +86,7 @@ def _contract(
 
 COMPOSITION = Operator(
     name="Composition", flow=Flow.ELEMENTWISE, attributes=CompositionAttrs, compute=_compose,
-    contract=_contract, data=(0,),
+    contract=_contract, data=(0,), quantize=False,  # made of quantized operators already
     numerics="A table over all codes: each step in float32 as its own row says, one rounding.",
 )  # fmt: skip
 

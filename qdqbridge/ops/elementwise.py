@@ -15,7 +15,9 @@ from qdqbridge.graph.operator import (
     Array,
     Compute,
     Flow,
+    Form,
     NoAttributes,
+    OnnxOp,
     Operands,
     Operator,
     Types,
@@ -152,33 +154,57 @@ def _check_concat(node: Node) -> Iterator[str]:
 
 _EQUAL = "Against onnxruntime 1.31: no stored value differs."
 _NAN = "NaN where an operand is NaN. "
-_COMMUTING = {"Add": 2, "Mul": 2, "Min": EVERY_OPERAND, "Max": EVERY_OPERAND}
 
 
-def _row(name: str, function: Callable[[Array, Array], Array], formula: str) -> Operator:
-    variadic = name in ("Min", "Max")
+def binary(
+    name: str, function: Callable[[Array, Array], Array], formula: str, *, qnn: str = "",
+    tvm: str = "", since: int = 0, variadic: bool = False, forms: tuple[Form, ...] = (),
+    check: Callable[[Node], Iterator[str]] | None = None, commuting: int = 0,
+) -> Operator:  # fmt: skip
+    """Returns the row of an operator of two operands, broadcast to one shape.
+
+    Args:
+        name: ONNX's name.
+        function: The real-valued function.
+        formula: What is quantized, in words.
+        qnn: Its name in the QNN dialect; by default the name in lower case.
+        tvm: TVM's operator on floats; by default its name in the dialect where there is no form.
+        since: The opset that introduced it.
+        variadic: It takes any number of operands, folded from left to right.
+        forms: Ways to write it out with other operators, on ``"a"`` and ``"b"``.
+        check: What is wrong with a node, where that is more than shapes that do not broadcast.
+        commuting: How many of the first operands may swap places without moving a bit.
+    """
+    qnn = qnn or name.lower()
     return Operator(
         name=name, flow=Flow.ELEMENTWISE, attributes=NoAttributes, compute=_pairwise(function),
-        commuting=_COMMUTING.get(name, 0), check=_check_broadcast if variadic else _check_pair,
+        commuting=commuting,
+        check=check or (_check_broadcast if variadic else _check_pair),
         numerics=f"quantize({formula}) in float32, operands dequantized. {_NAN if variadic else ''}"
         f"{_EQUAL}",
-    )
+        arity=2, onnx=(OnnxOp(name=name, since=since),), qnn=qnn,
+        tvm=tvm or ("" if forms else qnn), forms=forms,
+    )  # fmt: skip
 
 
-ADD = _row("Add", np.add, "a + b")
-SUB = _row("Sub", np.subtract, "a - b")
-MUL = _row("Mul", np.multiply, "a * b")
-DIV = _row("Div", _divide, "a / b")
-MIN = _row("Min", np.minimum, "min(a, b, ...)")
-MAX = _row("Max", np.maximum, "max(a, b, ...)")
-POW = _row("Pow", _power, "f32(f64(a) ** f64(b))")
-PRELU = Operator(
-    name="PRelu", flow=Flow.ELEMENTWISE, attributes=NoAttributes, compute=_pairwise(_prelu),
-    check=_check_prelu, numerics="quantize(x * slope where x < 0, else x) in float32. " + _EQUAL,
+ADD = binary("Add", np.add, "a + b", commuting=2)
+SUB = binary("Sub", np.subtract, "a - b", qnn="subtract")
+MUL = binary("Mul", np.multiply, "a * b", tvm="multiply", commuting=2)
+DIV = binary("Div", _divide, "a / b", qnn="divide")
+MIN = binary(
+    "Min", np.minimum, "min(a, b, ...)", qnn="minimum", variadic=True, commuting=EVERY_OPERAND
 )
+MAX = binary(
+    "Max", np.maximum, "max(a, b, ...)", qnn="maximum", variadic=True, commuting=EVERY_OPERAND
+)
+POW = binary("Pow", _power, "f32(f64(a) ** f64(b))", qnn="power")
+PRELU = binary(
+    "PRelu", _prelu, "a * b where a < 0, else a", check=_check_prelu,
+    forms=(Form(("Where", ("Less", "a", 0.0), ("Mul", "a", "b"), "a")),),
+)  # fmt: skip
 WHERE = Operator(
     name="Where", flow=Flow.ELEMENTWISE, attributes=NoAttributes, compute=_where,
-    contract=_where_contract, data=(1, 2), check=_check_where,
+    contract=_where_contract, data=(1, 2), check=_check_where, onnx=(OnnxOp(name="Where"),),
     numerics="Operands are requantized to the result's parameters, then chosen. " + _EQUAL,
 )
 CONCAT = Operator(

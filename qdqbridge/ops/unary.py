@@ -7,7 +7,8 @@ rational ones are written in the operand's dtype, in the order that ONNX and onn
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,13 @@ from qdqbridge.graph.operator import (
     Attributes,
     Compute,
     Flow,
+    Form,
+    Magnitude,
     NoAttributes,
+    OnnxOp,
     Operands,
     Operator,
+    Pattern,
 )
 from qdqbridge.ops.attributes import (
     AlphaAttrs,
@@ -138,14 +143,40 @@ def _rounded(function: Callable[[Array], Array]) -> Compute:
     return _with(lambda x, _: function(x), rounded=True)
 
 
-def _row(
-    name: str, compute: Compute, formula: str, attributes: type[Attributes] = NoAttributes
-) -> Operator:
+def unary(
+    name: str, compute: Compute, numerics: str, *, attributes: type[Attributes] = NoAttributes,
+    defaults: Mapping[str, float | str] = MappingProxyType({}), since: int = 0,
+    onnx: tuple[OnnxOp, ...] | None = None, qnn: str | None = None, tvm: str = "",
+    forms: tuple[Form, ...] = (), magnitude: Magnitude = Magnitude.RESULT,
+    interval: tuple[float, float] | None = None,
+) -> Operator:  # fmt: skip
+    """Returns the row of an operator of one operand.
+
+    Args:
+        name: ONNX's name.
+        compute: The real-valued function.
+        numerics: The contract in words; without a full stop, it equals onnxruntime's.
+        attributes: Its attribute record, whose fields have ONNX's names.
+        defaults: ONNX's defaults of these.
+        since: The opset that introduced it.
+        onnx: ONNX's ways to write it; by default one of these name, defaults and opset.
+        qnn: Its name in the QNN dialect; by default the name in lower case. Empty for clamps, which
+            are ranges of quantized values.
+        tvm: TVM's operator on floats; by default the name in lower case where there is no form.
+        forms: Ways to write it out; the first is what a host without the operator gets.
+        magnitude: How large its intermediate results get.
+        interval: The real interval of its results, for scales of 8 bits.
+    """
+    written = OnnxOp(name=name, since=since, defaults=defaults)
     return Operator(
         name=name, flow=Flow.ELEMENTWISE, attributes=attributes, compute=compute,
         contract=tabulated(compute),
-        numerics=formula if formula.endswith(".") else formula + _EQUAL,
-    )
+        numerics=numerics if numerics.endswith(".") else numerics + _EQUAL,
+        arity=1, onnx=(written,) if onnx is None else onnx,
+        qnn=name.lower() if qnn is None else qnn,
+        tvm=tvm or ("" if forms else name.lower()), forms=forms, magnitude=magnitude,
+        interval=interval,
+    )  # fmt: skip
 
 
 _ROUNDED = "quantize of the correctly rounded float32 of {}. "
@@ -155,53 +186,159 @@ _MLAS = (
     "within that error of a midpoint ({} results, with scales chosen to make midpoints)."
 )
 _EXACT = "quantize of {}, one float32 operation after the other. "
+_UNIT, _OPERAND = Magnitude.UNIT, Magnitude.OPERAND
+_ZERO_TO_ONE = (0.0, 255 / 256)
+_AROUND_ZERO = (-1.0, 127 / 128)
+
+
+# ---- ways to write them out --------------------------------------------------------------------
+
+
+def _grown(inner: Pattern) -> Pattern:
+    return ("Mul", ("Sub", ("Exp", inner), 1.0), "#alpha")
+
+
+def _halves(inner: Pattern, approximate: str) -> tuple[Form, ...]:
+    """``x / 2 * (1 + inner)``, in the orders that files have."""
+    more: Pattern = ("Add", inner, 1.0)
+    patterns: tuple[Pattern, ...] = (
+        ("Mul", ("Mul", "x", 0.5), more),
+        ("Mul", ("Mul", "x", more), 0.5),
+        ("Mul", "x", ("Mul", more, 0.5)),
+    )
+    return tuple(Form(pattern, {"approximate": approximate}) for pattern in patterns)
+
+
+_LOW: Pattern = ("Min", "x", 0.0)
+_HIGH: Pattern = ("Max", "x", 0.0)
+_ELU: Pattern = ("Add", _HIGH, _grown(_LOW))
+_SOFTPLUS: Pattern = ("Add", _HIGH, ("Log", ("Add", ("Exp", ("Neg", ("Abs", "x"))), 1.0)))
+
+
+def _hard(alpha: Pattern, beta: Pattern) -> Pattern:
+    return ("Min", ("Max", ("Add", ("Mul", "x", alpha), beta), 0.0), 1.0)
+
+
+_GATE: Pattern = ("Clip", ("Add", "x", 3.0), 0.0, 6.0)
+_SIXTH = float(np.float32(1 / 6))
+_SIXTHS: Mapping[str, float | str] = {"alpha": _SIXTH, "beta": 0.5}
+_ERFS: tuple[Pattern, ...] = (
+    ("Erf", ("Mul", "x", math.sqrt(0.5))),
+    ("Erf", ("Div", "x", math.sqrt(2))),
+)
+_CUBES: tuple[Pattern, ...] = (
+    ("Mul", ("Mul", "x", "x"), ("Mul", "x", 0.044715)),
+    ("Mul", ("Pow", "x", 3.0), 0.044715),
+    ("Mul", ("Mul", ("Mul", "x", "x"), "x"), 0.044715),
+    ("Mul", ("Mul", ("Mul", "x", 0.044715), "x"), "x"),
+)
+_TANHS: tuple[Pattern, ...] = (
+    *(("Tanh", ("Mul", ("Add", "x", cube), math.sqrt(2 / math.pi))) for cube in _CUBES),
+    ("Tanh", ("Mul", ("Mul", "x", math.sqrt(2 / math.pi)),
+              ("Add", ("Mul", ("Mul", "x", "x"), 0.044715), 1.0))),
+)  # fmt: skip
+
+
+def _forms(*patterns: Pattern) -> tuple[Form, ...]:
+    return tuple(Form(pattern) for pattern in patterns)
+
+
+RELU = unary("Relu", _plain(_relu), _EXACT.format("max(x, 0), NaN of NaN"), qnn="",
+             tvm="nn.relu")  # fmt: skip
+CLIP = unary("Clip", _with(_clip, rounded=False),
+             _EXACT.format("min(max(x, low), high), NaN of NaN")
+             + "A bound that is left out is none, as in ONNX's own expansion of Clip; for "
+             "onnxruntime it is the largest finite number, which infinity becomes. " + _EQUAL,
+             attributes=ClipAttrs, onnx=(), qnn="",
+             forms=_forms(("Min", ("Max", "x", "#low"), "#high")))  # fmt: skip
 
 OPERATORS = (
-    _row("Sigmoid", _rounded(_sigmoid), _ROUNDED.format("1 / (1 + exp(-x))")),
-    _row("Tanh", _rounded(np.tanh), _ROUNDED.format("tanh(x)") + _MLAS.format("1 in 100,000")),
-    _row("Exp", _rounded(np.exp), _ROUNDED.format("exp(x)")),
-    _row("Log", _rounded(np.log), _ROUNDED.format("log(x)")),
-    _row("Sin", _rounded(np.sin), _ROUNDED.format("sin(x)")),
-    _row("Cos", _rounded(np.cos), _ROUNDED.format("cos(x)")),
-    _row("Erf", _rounded(erf), _ROUNDED.format("erf(x)")),
-    _row("Softplus", _rounded(_softplus), _ROUNDED.format("log(1 + exp(x))")),
-    _row("Gelu", _with(_gelu, rounded=True), _ROUNDED.format(
+    unary("Sigmoid", _rounded(_sigmoid), _ROUNDED.format("1 / (1 + exp(-x))"), magnitude=_UNIT,
+          interval=_ZERO_TO_ONE),
+    unary("Tanh", _rounded(np.tanh), _ROUNDED.format("tanh(x)") + _MLAS.format("1 in 100,000"),
+          magnitude=_UNIT, interval=_AROUND_ZERO),
+    unary("Exp", _rounded(np.exp), _ROUNDED.format("exp(x)")),
+    unary("Log", _rounded(np.log), _ROUNDED.format("log(x)")),
+    unary("Sin", _rounded(np.sin), _ROUNDED.format("sin(x)"), magnitude=_UNIT),
+    unary("Cos", _rounded(np.cos), _ROUNDED.format("cos(x)"), magnitude=_UNIT),
+    unary("Erf", _rounded(erf), _ROUNDED.format("erf(x)"), magnitude=_UNIT),
+    unary("Softplus", _rounded(_softplus), _ROUNDED.format("log(1 + exp(x))"),
+          forms=_forms(_SOFTPLUS, ("Log", ("Add", ("Exp", "x"), 1.0))), magnitude=_OPERAND),
+    unary("Gelu", _with(_gelu, rounded=True), _ROUNDED.format(
         "x / 2 * (1 + erf(x / sqrt 2)), or its tanh approximation")
-         + _MLAS.format("tanh form: 1 in 40,000"), GeluAttrs),
-    _row("Mish", _rounded(lambda x: x * np.tanh(_softplus(x))),
-         _ROUNDED.format("x * tanh(log(1 + exp(x)))") + _MLAS.format("1 in 8,000")),
-    _row("Swish", _with(lambda x, a: x * _sigmoid(a.alpha * x), rounded=True),
-         _ROUNDED.format("x / (1 + exp(-alpha * x))") + _MLAS.format("1 in 20,000"),
-         AlphaAttrs),
-    _row("Sqrt", _plain(np.sqrt), _EXACT.format("sqrt(x)")),
-    _row("Reciprocal", _plain(_reciprocal), _EXACT.format("1 / x")),
-    _row("Abs", _plain(np.abs), _EXACT.format("|x|")),
-    _row("Neg", _plain(np.negative), _EXACT.format("-x")),
-    _row("Floor", _plain(np.floor), _EXACT.format("floor(x)")),
-    _row("Ceil", _plain(np.ceil), _EXACT.format("ceil(x)")),
-    _row("Round", _plain(np.rint), _EXACT.format("rint(x), half to even")),
-    _row("Sign", _plain(np.sign), _EXACT.format("sign(x)")),
-    _row("Relu", _plain(_relu), _EXACT.format("max(x, 0), NaN of NaN")),
-    _row("Softsign", _plain(_softsign), _EXACT.format("x * (1 / (1 + |x|))")),
-    _row("Elu", _with(lambda x, a: _elu(x, a.alpha), rounded=False),
-         _EXACT.format("x, or alpha * (exp(x) - 1) below 0"), AlphaAttrs),
-    _row("Selu", _with(_selu, rounded=False),
-         _EXACT.format("gamma * (x, or alpha * (exp(x) - 1) below 0)"), SeluAttrs),
-    _row("Celu", _with(lambda x, a: _celu(x, a.alpha), rounded=False),
-         _EXACT.format("max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0)"), AlphaAttrs),
-    _row("HardSwish", _plain(_hard_swish),
-         _EXACT.format("x * max(0, min(1, x * f32(1/6) + 0.5))")),
-    _row("HardSigmoid", _with(lambda x, a: _hard_sigmoid(x, a.alpha, a.beta), rounded=False),
-         _EXACT.format("max(0, min(1, x * alpha + beta))"), HardSigmoidAttrs),
-    _row("LeakyRelu", _with(lambda x, a: _leaky_relu(x, a.alpha), rounded=False),
-         _EXACT.format("x, or x * alpha below 0"), AlphaAttrs),
-    _row("ThresholdedRelu",
-         _with(lambda x, a: np.where(x > x.dtype.type(a.alpha), x, x.dtype.type(0)),
-               rounded=False),
-         _EXACT.format("x where x > alpha, else 0"), AlphaAttrs),
-    _row("Clip", _with(_clip, rounded=False),
-         _EXACT.format("min(max(x, low), high), NaN of NaN")
-         + "A bound that is left out is none, as in ONNX's own expansion of Clip; for onnxruntime "
-         "it is the largest finite number, which infinity becomes. " + _EQUAL,
-         ClipAttrs),
-)
+          + _MLAS.format("tanh form: 1 in 40,000"), attributes=GeluAttrs, onnx=(
+        OnnxOp(name="Gelu", since=20, defaults={"approximate": "none"},
+               choices={"approximate": ("none", "tanh")}),
+        OnnxOp(name="Gelu", domain="com.microsoft", defaults={"approximate": "none"}),
+    ), forms=(
+        *(form for inner in _ERFS for form in _halves(inner, "none")),
+        *(form for inner in _TANHS for form in _halves(inner, "tanh")),
+    ), magnitude=_OPERAND),
+    unary("Mish", _rounded(lambda x: x * np.tanh(_softplus(x))),
+          _ROUNDED.format("x * tanh(log(1 + exp(x)))") + _MLAS.format("1 in 8,000"), since=18,
+          forms=_forms(("Mul", "x", ("Tanh", _SOFTPLUS)),
+                       ("Mul", "x", ("Tanh", ("Softplus", "x")))),
+          magnitude=_OPERAND),
+    unary("Swish", _with(lambda x, a: x * _sigmoid(a.alpha * x), rounded=True),
+          _ROUNDED.format("x / (1 + exp(-alpha * x))") + _MLAS.format("1 in 20,000"),
+          attributes=AlphaAttrs, qnn="silu", onnx=(
+        OnnxOp(name="Swish", since=24, defaults={"alpha": 1.0}),
+        OnnxOp(name="QuickGelu", domain="com.microsoft", defaults={"alpha": 1.702}),
+    ), forms=(
+        Form(("Mul", "x", ("Sigmoid", "x")), {"alpha": 1.0}),
+        Form(("Mul", "x", ("Sigmoid", ("Mul", "x", "#alpha")))),
+        Form(("Div", "x", ("Add", ("Exp", ("Neg", "x")), 1.0)), {"alpha": 1.0}),
+    ), magnitude=_OPERAND),
+    unary("Sqrt", _plain(np.sqrt), _EXACT.format("sqrt(x)")),
+    unary("Reciprocal", _plain(_reciprocal), _EXACT.format("1 / x"),
+          forms=_forms(("Div", 1.0, "x"))),
+    unary("Abs", _plain(np.abs), _EXACT.format("|x|")),
+    unary("Neg", _plain(np.negative), _EXACT.format("-x"), qnn="negative", tvm="negative"),
+    unary("Floor", _plain(np.floor), _EXACT.format("floor(x)")),
+    unary("Ceil", _plain(np.ceil), _EXACT.format("ceil(x)")),
+    unary("Round", _plain(np.rint), _EXACT.format("rint(x), half to even")),
+    unary("Sign", _plain(np.sign), _EXACT.format("sign(x)")),
+    RELU,
+    unary("Softsign", _plain(_softsign), _EXACT.format("x * (1 / (1 + |x|))"),
+          forms=_forms(("Div", "x", ("Add", ("Abs", "x"), 1.0))), magnitude=_UNIT,
+          interval=_AROUND_ZERO),
+    unary("Elu", _with(lambda x, a: _elu(x, a.alpha), rounded=False),
+          _EXACT.format("x, or alpha * (exp(x) - 1) below 0"), attributes=AlphaAttrs,
+          defaults={"alpha": 1.0}, forms=_forms(_ELU), magnitude=_OPERAND),
+    unary("Selu", _with(_selu, rounded=False),
+          _EXACT.format("gamma * (x, or alpha * (exp(x) - 1) below 0)"), attributes=SeluAttrs,
+          defaults={"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875},
+          forms=_forms(("Mul", _ELU, "#gamma")), magnitude=_OPERAND),
+    unary("Celu", _with(lambda x, a: _celu(x, a.alpha), rounded=False),
+          _EXACT.format("max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0)"),
+          attributes=AlphaAttrs, defaults={"alpha": 1.0},
+          forms=_forms(("Add", _HIGH, _grown(("Div", _LOW, "#alpha")))), magnitude=_OPERAND),
+    unary("HardSwish", _plain(_hard_swish),
+          _EXACT.format("x * max(0, min(1, x * f32(1/6) + 0.5))"), since=14, forms=_forms(
+        ("Mul", "x", _hard(_SIXTH, 0.5)),
+        ("Mul", "x", ("HardSigmoid", "x", _SIXTH, 0.5)),
+        ("Div", ("Mul", "x", _GATE), 6.0),
+        ("Mul", ("Mul", "x", _GATE), _SIXTH),
+        ("Mul", "x", ("Div", _GATE, 6.0)),
+        ("Mul", "x", ("Mul", _GATE, _SIXTH)),
+    ), magnitude=_OPERAND),
+    unary("HardSigmoid", _with(lambda x, a: _hard_sigmoid(x, a.alpha, a.beta), rounded=False),
+          _EXACT.format("max(0, min(1, x * alpha + beta))"), attributes=HardSigmoidAttrs,
+          defaults={"alpha": 0.2, "beta": 0.5}, forms=(
+        Form(_hard("#alpha", "#beta")),
+        Form(("Clip", ("Add", ("Mul", "x", "#alpha"), "#beta"), 0.0, 1.0)),
+        Form(("Div", _GATE, 6.0), _SIXTHS),
+        Form(("Mul", _GATE, _SIXTH), _SIXTHS),
+    ),
+          magnitude=_UNIT, interval=_ZERO_TO_ONE),
+    unary("LeakyRelu", _with(lambda x, a: _leaky_relu(x, a.alpha), rounded=False),
+          _EXACT.format("x, or x * alpha below 0"), attributes=AlphaAttrs,
+          defaults={"alpha": 0.01}, qnn="leaky_relu", tvm="nn.leakyrelu"),
+    unary("ThresholdedRelu",
+          _with(lambda x, a: np.where(x > x.dtype.type(a.alpha), x, x.dtype.type(0)),
+                rounded=False),
+          _EXACT.format("x where x > alpha, else 0"), attributes=AlphaAttrs,
+          defaults={"alpha": 1.0}, qnn="thresholded_relu",
+          forms=_forms(("Where", ("Greater", "x", "#alpha"), "x", 0.0))),
+    CLIP,
+)  # fmt: skip

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.numerics import dequantize
-from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.operator import Flow, Magnitude
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import (
     EpsilonAttrs,
@@ -49,8 +49,6 @@ from qdqbridge.ops.composition import CompositionAttrs, composed
 Array = NDArray[Any]
 Operands = Sequence["Array | None"]
 UNIT = 2.0**-24
-_UNIT_SIZED = {"Sigmoid", "Tanh", "Erf", "HardSigmoid", "Sin", "Cos", "Softsign"}
-_OPERAND_SIZED = {"Gelu", "Swish", "Mish", "HardSwish", "Elu", "Selu", "Celu", "Softplus"}
 _CENTRED = {"LayerNormalization", "InstanceNormalization", "GroupNormalization"}
 
 
@@ -220,9 +218,9 @@ def _averaged(node: Node, reals: list[Array | None]) -> Exact:
 def _elementwise(node: Node, reals: list[Array | None]) -> Exact:
     real = _result(node, reals)
     size = np.abs(real)
-    if node.op.name in _UNIT_SIZED:
+    if node.op.magnitude is Magnitude.UNIT:
         size = size + 1.0
-    elif node.op.name in _OPERAND_SIZED and reals[0] is not None:
+    elif node.op.magnitude is Magnitude.OPERAND and reals[0] is not None:
         size = size + np.abs(reals[0])
     elif isinstance(node.attributes, CompositionAttrs):
         steps = composed(node.attributes, reals)

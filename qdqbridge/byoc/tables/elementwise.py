@@ -6,13 +6,11 @@ from qdqbridge.byoc import descriptions
 from qdqbridge.byoc.pattern import Anything, Call, Constant, Pattern
 from qdqbridge.byoc.table import Describe, Entry
 from qdqbridge.byoc.tables.accumulations import FOUR, TWO, clipped
+from qdqbridge.ops.table import OPERATORS
 
-_BINARY = ("add", "subtract", "mul", "divide", "minimum", "maximum", "power", "prelu")
+_BINARY = tuple(row.qnn for row in OPERATORS if row.arity == 2)
 UNARY_NAMES = (
-    "sigmoid", "tanh", "exp", "log", "sin", "cos", "erf", "sqrt", "rsqrt", "reciprocal", "abs",
-    "negative", "floor", "ceil", "round", "sign", "relu", "clip", "leaky_relu",
-    "thresholded_relu", "elu", "celu", "selu", "gelu", "silu", "mish", "softplus", "softsign",
-    "hardsigmoid", "hardswish",
+    *(row.qnn for row in OPERATORS if row.arity == 1 and row.qnn), "relu", "clip", "rsqrt",
 )  # fmt: skip
 _NORMS = ("layer_norm", "rms_norm", "instance_norm", "group_norm")
 

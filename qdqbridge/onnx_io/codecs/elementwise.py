@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, OnnxOp, Operator
 from qdqbridge.onnx_io.codecs.codec import (
     OLDEST,
     Codec,
@@ -20,68 +18,41 @@ from qdqbridge.onnx_io.codecs.codec import (
     real_dtype,
 )
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
-from qdqbridge.ops.attributes import (
-    AlphaAttrs,
-    ClipAttrs,
-    GeluAttrs,
-    HardSigmoidAttrs,
-    SeluAttrs,
-)
-
-_PLAIN = (
-    "Add Sub Mul Div Min Max Pow PRelu Where Sigmoid Tanh Exp Log Sqrt Reciprocal Erf Abs Neg "
-    "Floor Ceil Round Sin Cos Softplus Softsign Relu Sign"
-)
+from qdqbridge.ops.attributes import ClipAttrs
+from qdqbridge.ops.elementwise import OPERATORS as ELEMENTWISE
+from qdqbridge.ops.unary import OPERATORS as UNARY
 
 
-def _alpha(
-    name: str, default: float, introduced: int = OLDEST, *, domain: str = "", row: str = ""
-) -> Codec:
+def codec(row: Operator, written: OnnxOp) -> Codec:
+    """Returns the codec of an operator whose attributes are ONNX's own."""
+
     def read(node: NodeView) -> Decoded:
-        return decoded(row or name, AlphaAttrs(node.float_("alpha", default)), node.operands)
-
-    def write(attributes: AlphaAttrs, operands: Operands, opset: int) -> Encoded:
-        del opset
-        return encoded(name, operands, alpha=attributes.alpha)
-
-    return Codec(
-        onnx_name=name,
-        domain=domain,
-        row=row or name,
-        read=read,
-        introduced=introduced,
-        write=None if domain else write,
-        known=("alpha",) if domain else (),
-    )
-
-
-def _two(
-    name: str,
-    record: Callable[[float, float], Attributes],
-    first: tuple[str, float],
-    second: tuple[str, float],
-) -> Codec:
-    def read(node: NodeView) -> Decoded:
-        return decoded(name, record(node.float_(*first), node.float_(*second)), node.operands)
+        values = {name: _attribute(node, written, name) for name in row.fields}
+        return decoded(row.name, row.attributes(**values), node.operands)
 
     def write(attributes: Attributes, operands: Operands, opset: int) -> Encoded:
         del opset
-        pairs = {key: getattr(attributes, key) for key in (first[0], second[0])}
-        return encoded(name, operands, **pairs)
+        return encoded(written.name, operands, **row.values(attributes))
 
-    return Codec(onnx_name=name, row=name, read=read, write=write)
+    return Codec(
+        onnx_name=written.name,
+        domain=written.domain,
+        row=row.name,
+        read=read,
+        introduced=max(written.since, OLDEST),
+        write=None if written.domain else write,
+        known=row.fields if written.domain else (),
+    )
 
 
-def _read_gelu(node: NodeView) -> Decoded:
-    approximate = node.string("approximate", "none") if node.domain == "" else "none"
-    if approximate not in ("none", "tanh"):
-        raise NoRow(f"approximate is '{approximate}'")
-    return decoded("Gelu", GeluAttrs(approximate), node.operands)
-
-
-def _write_gelu(attributes: GeluAttrs, operands: Operands, opset: int) -> Encoded:
-    del opset
-    return encoded("Gelu", operands, approximate=attributes.approximate)
+def _attribute(node: NodeView, written: OnnxOp, name: str) -> float | str:
+    default = written.defaults[name]
+    if not isinstance(default, str):
+        return node.float_(name, default)
+    value, choices = node.string(name, default), written.choices.get(name)
+    if choices is not None and value not in choices:
+        raise NoRow(f"{name} is '{value}'")
+    return value
 
 
 def _read_clip(node: NodeView) -> Decoded:
@@ -138,20 +109,8 @@ def _read_dropout(node: NodeView) -> Decoded:
 
 
 CODECS = (
-    *(plain(name) for name in _PLAIN.split()),
-    plain("HardSwish", 14),
-    plain("Mish", 18),
+    *(codec(row, written) for row in (*UNARY, *ELEMENTWISE) for written in row.onnx),
     plain("Identity"),
-    _alpha("LeakyRelu", 0.01),
-    _alpha("Elu", 1.0),
-    _alpha("Celu", 1.0),
-    _alpha("ThresholdedRelu", 1.0),
-    _alpha("Swish", 1.0, 24),
-    _alpha("QuickGelu", 1.702, domain="com.microsoft", row="Swish"),
-    _two("Selu", SeluAttrs, ("alpha", 1.67326319217681884765625), ("gamma", 1.05070102214813232)),
-    _two("HardSigmoid", HardSigmoidAttrs, ("alpha", 0.2), ("beta", 0.5)),
-    Codec(onnx_name="Gelu", row="Gelu", read=_read_gelu, write=_write_gelu, introduced=20),
-    Codec(onnx_name="Gelu", domain="com.microsoft", row="Gelu", read=_read_gelu),
     Codec(onnx_name="Clip", row="Clip", read=_read_clip, write=_write_clip),
     Codec(onnx_name="Dropout", row="Identity", read=_read_dropout),
 )

@@ -13,15 +13,9 @@ from typing import Any
 import numpy as np
 from tvm import te
 
-from qdqbridge.graph.operator import NO_ATTRIBUTES, Array, Attributes, Operator
-from qdqbridge.ops.attributes import (
-    AlphaAttrs,
-    ClipAttrs,
-    GeluAttrs,
-    HardSigmoidAttrs,
-    SeluAttrs,
-)
-from qdqbridge.ops.unary import OPERATORS
+from qdqbridge.graph.operator import Array, Operator
+from qdqbridge.ops.attributes import ClipAttrs
+from qdqbridge.ops.unary import CLIP, OPERATORS, RELU
 from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.op import REQUIRED, Attribute, QnnOp
 from qdqbridge.qnn.dialect.site import Site, TensorType
@@ -30,7 +24,6 @@ from qdqbridge.qnn.ranges import is_code
 
 FIVE = ("data", "input_scale", "input_zero_point", "output_scale", "output_zero_point")
 OUT_DTYPE = Attribute("out_dtype", "", "type of the result; empty takes the data's")
-_ROWS: dict[str, Operator] = {operator.name: operator for operator in OPERATORS}
 
 
 def infer_codes(site: Site) -> TensorType:
@@ -54,25 +47,23 @@ class _Function:
     attributes: tuple[Attribute, ...] = ()
 
 
-def _row(
-    name: str, row: str, decode: Callable[[Site], Attributes], *attributes: Attribute
-) -> _Function:
+def _function(row: Operator, name: str = "") -> _Function:
+    """Returns the function of a row; its attributes have ONNX's names and mostly its defaults."""
+
     def compute(site: Site, x: Array) -> Array:
-        (result,) = _ROWS[row].compute(decode(site), (x,))
+        record = row.attributes(**{field: site.attr(field) for field in row.fields})
+        (result,) = row.compute(record, (x,))
         return result
 
-    return _Function(name, compute, attributes)
-
-
-def _plain(name: str, row: str = "") -> _Function:
-    return _row(name, row or name.capitalize(), lambda _: NO_ATTRIBUTES)
-
-
-def _alpha(name: str, row: str, default: Any) -> _Function:
-    return _row(
-        name, row, lambda site: AlphaAttrs(site.attr("alpha")),
-        Attribute("alpha", default, "ONNX's alpha"),
+    defaults = {} if row.name in _WITHOUT_DEFAULTS else row.onnx[0].defaults
+    attributes = (
+        Attribute(field, defaults.get(field, REQUIRED), f"ONNX's {field}") for field in row.fields
     )
+    return _Function(name or row.qnn, compute, tuple(attributes))
+
+
+_WITHOUT_DEFAULTS = ("LeakyRelu",)
+"""Operators that Relay has, whose attributes are required there."""
 
 
 def _rsqrt(site: Site, x: Array) -> Array:
@@ -81,46 +72,23 @@ def _rsqrt(site: Site, x: Array) -> Array:
         return np.float32(1) / np.sqrt(x)
 
 
-def _clip(site: Site) -> ClipAttrs:
-    return ClipAttrs(site.attr("a_min"), site.attr("a_max"))
+def _clip(site: Site, x: Array) -> Array:
+    (result,) = CLIP.compute(ClipAttrs(site.attr("a_min"), site.attr("a_max")), (x,))
+    return result
 
 
 _HUGE = float(np.finfo(np.float32).max)
 FUNCTIONS = (
-    *(
-        _plain(name)
-        for name in (
-            "sigmoid", "tanh", "exp", "log", "sin", "cos", "erf", "softplus", "mish", "sqrt",
-            "reciprocal", "abs", "floor", "ceil", "round", "sign", "relu", "softsign",
-        )
-    ),
-    _plain("negative", "Neg"),
-    _plain("hardswish", "HardSwish"),
+    *(_function(row) for row in OPERATORS if row.qnn),
+    _function(RELU, "relu"),
     _Function("rsqrt", _rsqrt),
-    _row(
-        "gelu", "Gelu", lambda site: GeluAttrs(site.attr("approximate")),
-        Attribute("approximate", "none", "none (erf) or tanh"),
+    _Function(
+        "clip", _clip, (
+            Attribute("a_min", -_HUGE, "lower bound, a real number"),
+            Attribute("a_max", _HUGE, "upper bound, a real number"),
+        ),
     ),
-    _alpha("silu", "Swish", 1.0),
-    _alpha("elu", "Elu", 1.0),
-    _alpha("celu", "Celu", 1.0),
-    _alpha("leaky_relu", "LeakyRelu", REQUIRED),
-    _alpha("thresholded_relu", "ThresholdedRelu", 1.0),
-    _row(
-        "selu", "Selu", lambda site: SeluAttrs(site.attr("alpha"), site.attr("gamma")),
-        Attribute("alpha", 1.67326319217681884765625, "ONNX's alpha"),
-        Attribute("gamma", 1.05070102214813232421875, "ONNX's gamma"),
-    ),
-    _row(
-        "hardsigmoid", "HardSigmoid",
-        lambda site: HardSigmoidAttrs(site.attr("alpha"), site.attr("beta")),
-        Attribute("alpha", 0.2, "slope"), Attribute("beta", 0.5, "value at 0"),
-    ),
-    _row(
-        "clip", "Clip", _clip, Attribute("a_min", -_HUGE, "lower bound, a real number"),
-        Attribute("a_max", _HUGE, "upper bound, a real number"),
-    ),
-)
+)  # fmt: skip
 
 
 def _lower(function: _Function) -> Any:

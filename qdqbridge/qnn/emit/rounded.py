@@ -9,36 +9,12 @@ import numpy as np
 
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.ops.attributes import (
-    AlphaAttrs,
-    AxisAttrs,
-    GeluAttrs,
-    HardSigmoidAttrs,
-    PoolAttrs,
-    ReduceAttrs,
-    SeluAttrs,
-    SoftmaxAttrs,
-)
+from qdqbridge.ops.attributes import AxisAttrs, PoolAttrs, ReduceAttrs, SoftmaxAttrs
 from qdqbridge.ops.composition import CompositionAttrs, table
 from qdqbridge.qnn.emit.dtypes import storage
 from qdqbridge.qnn.emit.norms import QUANTIZED_NORMS
 from qdqbridge.qnn.emit.scope import Expr, Scope
 from qdqbridge.qnn.origin import written
-
-_PLAIN_UNARY = {
-    "Sigmoid": "sigmoid", "Tanh": "tanh", "Exp": "exp", "Log": "log", "Sqrt": "sqrt",
-    "Reciprocal": "reciprocal", "Erf": "erf", "Abs": "abs", "Neg": "negative", "Floor": "floor",
-    "Ceil": "ceil", "Round": "round", "Sin": "sin", "Cos": "cos", "HardSwish": "hardswish",
-    "Softplus": "softplus", "Softsign": "softsign", "Mish": "mish", "Sign": "sign",
-}  # fmt: skip
-_ALPHA_UNARY = {
-    "LeakyRelu": "leaky_relu", "Elu": "elu", "Celu": "celu", "Swish": "silu",
-    "ThresholdedRelu": "thresholded_relu",
-}  # fmt: skip
-_BINARY = {
-    "Add": "add", "Sub": "subtract", "Mul": "mul", "Div": "divide", "Min": "minimum",
-    "Max": "maximum", "PRelu": "prelu", "Pow": "power",
-}  # fmt: skip
 
 _Typed = tuple[Expr, Expr, Expr, int]
 """An operand with its scale, zero point and the axis of these."""
@@ -49,25 +25,14 @@ def quantized_result(scope: Scope, node: Node) -> Expr | None:
     result = node.output.quant
     if result is None or not result.params.per_tensor:
         return None
-    name, attributes = node.op.name, node.attributes
-    emit = _FAMILIES.get(name)
+    emit = _FAMILIES.get(node.op.name)
     if emit is not None:
         return emit(scope, node)
-    if name in _PLAIN_UNARY:
-        return _unary(scope, node, _PLAIN_UNARY[name], {})
-    if isinstance(attributes, AlphaAttrs):
-        return _unary(scope, node, _ALPHA_UNARY[name], {"alpha": attributes.alpha})
-    if isinstance(attributes, GeluAttrs):
-        return _unary(scope, node, "gelu", {"approximate": attributes.approximate})
-    if isinstance(attributes, SeluAttrs):
-        attrs = {"alpha": attributes.alpha, "gamma": attributes.gamma}
-        return _unary(scope, node, "selu", attrs)
-    if isinstance(attributes, HardSigmoidAttrs):
-        attrs = {"alpha": attributes.alpha, "beta": attributes.beta}
-        return _unary(scope, node, "hardsigmoid", attrs)
-    if name in _BINARY:
-        return _binary(scope, node, _BINARY[name])
-    return None
+    if not node.op.qnn:
+        return None
+    if node.op.arity == 1:
+        return _unary(scope, node, node.op.qnn, node.op.values(node.attributes))
+    return _binary(scope, node, node.op.qnn)
 
 
 def _result(node: Node) -> QuantParams:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from qdqbridge.graph.graph import Value
-from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Operator
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import (
-    AlphaAttrs,
     AxisAttrs,
     EpsilonAttrs,
-    GeluAttrs,
     GroupNormAttrs,
-    HardSigmoidAttrs,
     NormAttrs,
     PoolAttrs,
     ReduceAttrs,
     ResizeAttrs,
-    SeluAttrs,
     SoftmaxAttrs,
     TransposeAttrs,
 )
+from qdqbridge.ops.table import OPERATORS
 from qdqbridge.qnn.layout.remap import restored
 from qdqbridge.qnn.origin import is_swapped
 from qdqbridge.qnn.read import accumulate, parameters
@@ -45,14 +43,20 @@ _METHODS = {"nearest_neighbor": "nearest", "linear": "linear", "cubic": "cubic"}
 # ---- elementwise -------------------------------------------------------------------------------
 
 
-def unary(name: str, decode: Callable[[Call], Attributes] = lambda call: NO_ATTRIBUTES) -> Row:
-    """Returns the row of ``qnn.<op>(x, sx, zx, sy, zy)``."""
+def unary(row: Operator) -> Row:
+    """Returns the row of ``qnn.<op>(x, sx, zx, sy, zy)``, whose attributes are the operator's."""
 
     def read(reading: Reading, call: Call) -> Value:
         data = parameters.operand(reading, call, 0, 1, 2)
-        return _result(reading, call, name, decode(call), [data], 3)
+        return _result(reading, call, row.name, record(row, call.attrs), [data], 3)
 
     return read
+
+
+def record(row: Operator, attrs: Mapping[str, Any]) -> Attributes:
+    """Returns an operator's attributes from those of a call, which have the same names."""
+    kinds = {name: type(default) for name, default in row.onnx[0].defaults.items()}
+    return row.attributes(**{name: kinds[name](attrs[name]) for name in row.fields})
 
 
 def _result(
@@ -280,10 +284,6 @@ def _as_claimed(
 # ---- the rows ----------------------------------------------------------------------------------
 
 
-def _alpha(call: Call) -> Attributes:
-    return AlphaAttrs(float(call.attrs["alpha"]))
-
-
 def _layer(call: Call, rank: int) -> Attributes:
     return NormAttrs(int(call.attrs["axis"]) % max(rank, 1), float(call.attrs["epsilon"]))
 
@@ -297,21 +297,6 @@ def _groups(call: Call, rank: int) -> Attributes:
     del rank
     return GroupNormAttrs(int(call.attrs["num_groups"]), float(call.attrs["epsilon"]))
 
-
-_UNARY = {
-    "sigmoid": "Sigmoid", "tanh": "Tanh", "exp": "Exp", "log": "Log", "sqrt": "Sqrt",
-    "reciprocal": "Reciprocal", "erf": "Erf", "abs": "Abs", "negative": "Neg", "floor": "Floor",
-    "ceil": "Ceil", "round": "Round", "sin": "Sin", "cos": "Cos", "hardswish": "HardSwish",
-    "softplus": "Softplus", "softsign": "Softsign", "mish": "Mish", "sign": "Sign",
-}  # fmt: skip
-_ALPHA = {
-    "leaky_relu": "LeakyRelu", "elu": "Elu", "celu": "Celu", "silu": "Swish",
-    "thresholded_relu": "ThresholdedRelu",
-}  # fmt: skip
-_BINARY = {
-    "add": "Add", "subtract": "Sub", "mul": "Mul", "divide": "Div", "minimum": "Min",
-    "maximum": "Max", "prelu": "PRelu", "power": "Pow",
-}  # fmt: skip
 
 QNN: dict[str, Row] = {
     "qnn.quantize": quantize,
@@ -336,17 +321,8 @@ QNN: dict[str, Row] = {
     "qnn.resize": resize(0),
     "qnn.dense": accumulate.dense,
     "qnn.batch_matmul": accumulate.batch_matmul,
-    "qnn.gelu": unary("Gelu", lambda call: GeluAttrs(str(call.attrs["approximate"]))),
-    "qnn.selu": unary(
-        "Selu", lambda call: SeluAttrs(float(call.attrs["alpha"]), float(call.attrs["gamma"]))
-    ),
-    "qnn.hardsigmoid": unary(
-        "HardSigmoid",
-        lambda call: HardSigmoidAttrs(float(call.attrs["alpha"]), float(call.attrs["beta"])),
-    ),
-    **{f"qnn.{key}": unary(name) for key, name in _UNARY.items()},
-    **{f"qnn.{key}": unary(name, _alpha) for key, name in _ALPHA.items()},
-    **{f"qnn.{key}": binary(name) for key, name in _BINARY.items()},
+    **{f"qnn.{row.qnn}": unary(row) for row in OPERATORS if row.qnn and row.arity == 1},
+    **{f"qnn.{row.qnn}": binary(row.name) for row in OPERATORS if row.qnn and row.arity == 2},
     **{f"qnn.avg_pool{rank}d": average_pool(rank) for rank in (1, 2, 3)},
     **{f"qnn.resize{rank}d": resize(rank) for rank in (1, 2, 3)},
     **{
