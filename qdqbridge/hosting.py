@@ -67,6 +67,7 @@ def from_relax(
         reroll: As for :func:`load`.
 
     Raises:
+        InvalidModelError: The module's parts do not fit each other.
         UnsupportedModelError: Calls have no counterpart in a graph; all of them are listed.
         UnsupportedTargetError: TVM is not installed.
         InputDataError: It is no module with such a function, or ``params`` do not fit that.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from qdqbridge.arguments import need_tvm, path_of
-from qdqbridge.errors import InputDataError, ModelFileError, QdqBridgeError
+from qdqbridge.errors import InputDataError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.header import Header
 from qdqbridge.hosting import from_relax
@@ -49,6 +49,7 @@ def load_model(
 
     Raises:
         ModelFileError: The file cannot be read, or holds something else.
+        InvalidModelError: Its parts do not fit each other.
         UnsupportedModelError: Something in it has no counterpart here; all of it is listed.
         InputDataError: ``params`` cannot be read, or the model is no module and needs none.
     """
@@ -129,7 +130,7 @@ def _foreign(file: Path, params: File | None) -> _Foreign:
     from qdqbridge.relax.saved import read_module, summary
 
     module = read_module(file)
-    graph = _graph_of(module, file, params)
+    graph = from_relax(module, None if params is None else _arrays(params), canonical=False)
     return _Foreign(graph, summary(module, file.name), channels_last(module))
 
 
@@ -153,25 +154,10 @@ def as_onnx(path: File, graph: Graph) -> Generator[Path, None, None]:
         yield exported
 
 
-def _graph_of(module: Any, file: Path, params: File | None) -> Graph:
-    arrays = None if params is None else _arrays(path_of(params))
-    try:
-        return from_relax(module, arrays, canonical=False)
-    except QdqBridgeError:
-        raise
-    except Exception as error:  # TVM loads modules whose parts do not fit
-        raise ModelFileError(
-            "the module makes no sense",
-            where=str(file),
-            why=f"{type(error).__name__}: {error}"[:300],
-            fix="save it anew; if TVM compiles it, please report it",
-        ) from error
-
-
-def _arrays(path: Path) -> dict[str, Any]:
+def _arrays(path: File) -> dict[str, Any]:
     from qdqbridge.graph.archive import read_arrays
 
-    return read_arrays(path)
+    return read_arrays(path_of(path))
 
 
 def _need_none(params: File | None, file: Path) -> None:

@@ -66,8 +66,11 @@ def _child(kind: str, valid: Sequence[Seed], seed: int, numbers: range, pipe: in
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with tempfile.TemporaryDirectory() as folder, os.fdopen(pipe, "w") as stream:
-        warm = valid[0]
-        run(warm[1], Path(folder), _put(warm[0]))  # imports are not the case's memory
+        for suffix in dict.fromkeys(suffix for suffix, _ in valid):
+            data = next(data for other, data in valid if other == suffix)
+            found = run(data, Path(folder), _put(suffix))  # imports are not the case's memory
+            if "written" not in found["result"]:
+                raise AssertionError(f"undamaged files are not read: {found}")
         for number in numbers:
             print(json.dumps({"at": number}), file=stream, flush=True)
             suffix, data = case(kind, valid, seed, number)

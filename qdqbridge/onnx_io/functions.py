@@ -7,6 +7,7 @@ constant silently becomes another one, and does not bound what nested calls expa
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import onnx
 
@@ -22,6 +23,9 @@ _ALWAYS, _TIMES = 20_000, 50
 
 Functions that call each other twice, 40 deep, say 2**40 nodes in two kilobytes.
 """
+
+_MAX_BODIES = 32
+"""Bodies one in the other: protobuf reads a hundred messages in each other, three for a body."""
 
 _Key = tuple[str, str, str]
 _Attributes = dict[str, onnx.AttributeProto]
@@ -54,6 +58,26 @@ def inline_functions(model: onnx.ModelProto, file: str) -> onnx.ModelProto:
     return model
 
 
+class _Size(NamedTuple):
+    """What nodes stand for.
+
+    Attributes:
+        nodes: How many nodes without calls they become.
+        calls: How many functions lie in each other.
+        bodies: How many bodies lie in each other.
+    """
+
+    nodes: int
+    calls: int
+    bodies: int
+
+    def beside(self, other: _Size) -> _Size:
+        """Returns what both stand for."""
+        return _Size(
+            self.nodes + other.nodes, max(self.calls, other.calls), max(self.bodies, other.bodies)
+        )
+
+
 class _Inliner:
     def __init__(self, model: onnx.ModelProto, file: str) -> None:
         self.file = file
@@ -63,7 +87,7 @@ class _Inliner:
         self.taken = _names(model.graph)
         self.copies: dict[str, int] = {}
         self._check_twice(model.functions)
-        sizes: dict[_Key, int] = {}
+        sizes: dict[_Key, _Size] = {}
         for key in self.functions:
             self._measure(key, sizes, ())
             for node in all_nodes(self.functions[key].node):
@@ -168,40 +192,64 @@ class _Inliner:
                 fix="every function needs a name of its own in its domain",
             )
 
-    def _measure(self, key: _Key, sizes: dict[_Key, int], path: tuple[_Key, ...]) -> int:
-        """Returns how many nodes a call stands for.
+    def _measure(self, key: _Key, sizes: dict[_Key, _Size], path: tuple[_Key, ...]) -> _Size:
+        """Returns what a call stands for.
 
         Raises:
             InvalidModelError: The function calls itself, or functions are nested too deeply.
         """
         if key in path or len(path) > _MAX_DEPTH:
-            again = f"the model-local function '{key[1]}' calls itself"
-            raise InvalidModelError(
-                again if key in path else f"functions are nested deeper than {_MAX_DEPTH}",
-                where=self.file,
-                why=" -> ".join(name for _, name, _ in (*path, key)),
-                fix="ONNX functions must not be recursive",
-            )
+            raise self._nested(key, path)
         if key not in sizes:
-            total = 0
-            for node in all_nodes(self.functions[key].node):
-                called = _called(node)
-                inside = called in self.functions
-                total += self._measure(called, sizes, (*path, key)) if inside else 1
-            sizes[key] = total
+            sizes[key] = self._sum(self.functions[key].node, sizes, (*path, key))
+        if len(path) + sizes[key].calls > _MAX_DEPTH:
+            raise self._nested(key, path)
         return sizes[key]
 
-    def _check_size(self, graph: onnx.GraphProto, sizes: Mapping[_Key, int]) -> None:
-        total = sum(sizes.get(_called(node), 0) for node in all_nodes(graph.node))
+    def _sum(
+        self, nodes: Iterable[onnx.NodeProto], sizes: dict[_Key, _Size], path: tuple[_Key, ...]
+    ) -> _Size:
+        """Returns what nodes stand for, those of their bodies among them."""
+        total = _Size(0, 0, 0)
+        for node in nodes:
+            called = _called(node)
+            inside = called in self.functions
+            size = self._measure(called, sizes, path) if inside else _Size(1, 0, 0)
+            total = total.beside(_Size(size.nodes, size.calls + inside, size.bodies))
+            for body in subgraphs(node):
+                size = self._sum(body.node, sizes, path)
+                total = total.beside(_Size(size.nodes, size.calls, size.bodies + 1))
+        return total
+
+    def _nested(self, key: _Key, path: tuple[_Key, ...]) -> InvalidModelError:
+        again = f"the model-local function '{key[1]}' calls itself"
+        return InvalidModelError(
+            again if key in path else f"functions are nested deeper than {_MAX_DEPTH}",
+            where=self.file,
+            why=" -> ".join(name for _, name, _ in (*path, key)),
+            fix="ONNX functions must not be recursive, nor call each other so deeply",
+        )
+
+    def _check_size(self, graph: onnx.GraphProto, sizes: dict[_Key, _Size]) -> None:
+        size = self._sum(graph.node, sizes, ())
         bodies = (graph.node, *(function.node for function in self.functions.values()))
-        most = _ALWAYS + _TIMES * sum(1 for nodes in bodies for _ in all_nodes(nodes))
-        if total > most:
+        written = sum(1 for nodes in bodies for _ in all_nodes(nodes))
+        most = _ALWAYS + _TIMES * written
+        if size.nodes > most:
             raise UnsupportedModelError(
                 "the model's functions stand for too many nodes",
                 where=self.file,
-                why=f"put in the place of their calls they are {total:,}, "
+                why=f"put in the place of their calls they are {size.nodes:,}, "
                 f"{most:,} are taken at most",
                 fix="export the model without functions that call each other over and over",
+            )
+        if size.bodies > _MAX_BODIES:
+            raise UnsupportedModelError(
+                "the model's branches and loops are nested too deeply",
+                where=self.file,
+                why=f"with functions in the place of their calls they are {size.bodies} deep, "
+                f"and a file can hold {_MAX_BODIES}",
+                fix="export the model without functions",
             )
 
     def _check_meaning(self, node: onnx.NodeProto, function: onnx.FunctionProto) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.errors import InvalidModelError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Origin, Value
 from qdqbridge.graph.operator import Attributes, Flow
@@ -161,21 +162,37 @@ def type_text(type_: ValueType) -> str:
 
 def params_of(text: str) -> QuantParams | None:
     """Returns the parameters in a text of :func:`type_text`."""
-    record = json.loads(text) if text else None
+    record = _loaded(text) if text else None
     return _read_params(record) if isinstance(record, list) else None  # pyright: ignore[reportUnknownArgumentType]
 
 
 def plain_dtype_of(text: str) -> DType | None:
     """Returns the element type in a text of :func:`type_text`."""
-    record = json.loads(text) if text else None
+    record = _loaded(text) if text else None
     return _DTYPES.get(record) if isinstance(record, str) else None
+
+
+def _loaded(text: str) -> Any:
+    """Returns what a text of this module holds.
+
+    Raises:
+        InvalidModelError: The text is damaged.
+    """
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InvalidModelError(
+            "what the module says about its quantization is damaged",
+            why=f"{text[:100]!r} is no JSON: {error}",
+            fix="save the module anew",
+        ) from error
 
 
 def claimed(text: str) -> Claim | None:
     """Returns what a span says; None where it is no text of :func:`written`."""
     if not text.startswith(_PREFIX):
         return None
-    record = json.loads(text[len(_PREFIX) :])
+    record = _loaded(text[len(_PREFIX) :])
     raw = record["attributes"]
     row = BY_NAME.get(record["op"])
     metadata = tuple((key, value) for key, value in record["metadata"])

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import ir, relax, tirx
 
-from qdqbridge.errors import UnsupportedModelError
+from qdqbridge.errors import InvalidModelError, UnsupportedModelError
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.types import TensorType
 from qdqbridge.qnn.origin import Claim, claimed, is_function, params_of, plain_dtype_of
@@ -21,6 +21,7 @@ from qdqbridge.relax.read.extents import Extents
 from qdqbridge.relax.read.foreign import foreign_node
 from qdqbridge.relax.read.generated import generated
 from qdqbridge.relax.read.given import Arrays, carried_params, fitting, given_params
+from qdqbridge.relax.read.misfits import Place, misfits_told
 from qdqbridge.relax.read.plain import plain
 from qdqbridge.relax.read.spelling import decoded, results_of
 from qdqbridge.relax.read.table import ROWS
@@ -44,12 +45,15 @@ def from_relax(
         The raw graph; :func:`qdqbridge.canonical.canonicalize` makes it canonical.
 
     Raises:
+        InvalidModelError: Its parts do not fit each other.
         UnsupportedModelError: It has calls without a counterpart; every one is listed.
         InputDataError: ``params`` do not fit the function.
     """
-    body = module[function]
-    arrays = {} if params is None else given_params(body, function, params)
-    return FunctionReader(module, f"function '{function}'").graph(body, arrays)
+    reader = FunctionReader(module, f"function '{function}'")
+    with misfits_told(reader.place):
+        body = module[function]
+        arrays = {} if params is None else given_params(body, function, params)
+        return reader.graph(body, arrays)
 
 
 def read_function(
@@ -89,6 +93,7 @@ class FunctionReader:
 
     def __init__(self, module: ir.IRModule | None, where: str) -> None:
         self.module, self.where = module, where
+        self.place = Place(where)
         self.reading = Reading(ROWS, where)
         self.entries: dict[Any, Entry] = {}
         self.constants: dict[Any, Value] = {}
@@ -127,6 +132,13 @@ class FunctionReader:
         outputs = flat([self.sequence(function.body)])
         if not names:
             names = [f"output_{i}" for i in range(len(outputs))]
+        if len(names) != len(outputs):
+            raise InvalidModelError(
+                "the outputs have other names than there are outputs",
+                where=self.where,
+                why=f"the function returns {len(outputs)} tensors, and names {names}",
+                fix="correct the function's attribute output_names, or remove it",
+            )
         return self.reading.finish(inputs, outputs, names)
 
     def _need_no_params(self, attrs: Any, index: int, variable: Any) -> None:
@@ -162,6 +174,7 @@ class FunctionReader:
             return self._entry(body)
         for block in body.blocks:
             for binding in block.bindings:
+                self.place.variable = binding.var
                 self.entries[binding.var] = self._binding(binding)
         return self._entry(body.body)
 
@@ -229,6 +242,7 @@ class FunctionReader:
         inner = FunctionReader(self.module, self.where)
         inner.functions.update(self.functions)
         inner.open, inner.inlined = [*self.open], self.inlined
+        inner.place = self.place
         inputs: list[Value] = []
         for outer, value in captured.items():
             own = Value(value.type, value.name, constant=value.constant)
