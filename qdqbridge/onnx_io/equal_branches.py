@@ -6,7 +6,7 @@ that graph. So two branches are equal where they mean the same, however each of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,7 +21,12 @@ from qdqbridge.onnx_io.structure import captured_names
 from qdqbridge.onnx_io.tensors import constant_from_proto
 
 TextOf: TypeAlias = "Callable[[ModelProto, Mapping[str, Constant]], str]"
-"""Returns the text form of a model, given the data of those of its inputs that are constants."""
+"""Returns the text form of a model, given the data of those of its inputs that are constants.
+
+What it replaces in the model, an If whose branches are equal say, stays replaced.
+"""
+_PASSES = 8
+"""An If can be looked at where the shapes that it captures are known, from another If perhaps."""
 
 
 def take_equal_branches(model: ModelProto, folder: Path, text_of: TextOf) -> ModelProto:
@@ -33,14 +38,22 @@ def take_equal_branches(model: ModelProto, folder: Path, text_of: TextOf) -> Mod
         text_of: Reads a branch.
     """
     graph = model.graph
-    while any(node.op_type == "If" for node in graph.node):
-        scope = _Scope(model, folder)
+    compared: set[str] = set()  # first results; each If is read once, and those inside it with it
+    for _ in range(_PASSES):
+        if all(node.op_type != "If" or node.output[0] in compared for node in graph.node):
+            break
+        scope = _Scope(model, folder, compared)
         nodes: list[NodeProto] = []
         changed = False
         for node in graph.node:
             body = scope.common_body(node, text_of) if node.op_type == "If" else None
-            nodes += [node] if body is None else inlined(node, body, graph, {}, scope.taken)
-            changed |= body is not None
+            if body is None:
+                nodes.append(node)
+                continue
+            taken = inlined(node, body, graph, {}, scope.taken)
+            compared.update(inner.output[0] for inner in taken if inner.op_type == "If")
+            nodes += taken
+            changed = True
         if not changed:
             break
         del graph.node[:]
@@ -52,8 +65,8 @@ def take_equal_branches(model: ModelProto, folder: Path, text_of: TextOf) -> Mod
 class _Scope:
     """What the bodies inside a main graph can see of it."""
 
-    def __init__(self, model: ModelProto, folder: Path) -> None:
-        self.model, self.folder = model, folder
+    def __init__(self, model: ModelProto, folder: Path, compared: set[str]) -> None:
+        self.model, self.folder, self.compared = model, folder, compared
         self.types: Mapping[str, TypeAndShape] = infer(model)
         self.tensors = {tensor.name: tensor for tensor in model.graph.initializer}
         for node in model.graph.node:
@@ -64,7 +77,9 @@ class _Scope:
         self.taken |= {name for node in model.graph.node for name in node.output}
 
     def common_body(self, node: NodeProto, text_of: TextOf) -> GraphProto | None:
-        """Returns a branch of ``node`` where both mean the same, else None."""
+        """Returns a branch of ``node``, as it was read, where both mean the same, else None."""
+        if node.output[0] in self.compared:
+            return None
         branches = [a.g for a in node.attribute if a.name in ("then_branch", "else_branch")]
         if len(branches) != 2:
             return None
@@ -84,11 +99,13 @@ class _Scope:
             helper.make_tensor_value_info(name, data[name].data_type, list(data[name].dims))
             for name in large
         ]
+        self.compared.add(node.output[0])
+        models = [self._model(body, inputs, small) for body in branches]
         try:
-            texts = {text_of(self._model(body, inputs, small), large) for body in branches}
+            texts = {text_of(model, large) for model in models}
         except QdqBridgeError:  # a body that cannot be read by itself is carried as it is
             return None
-        return branches[0] if len(texts) == 1 else None
+        return _own(models[0].graph, data) if len(texts) == 1 else None
 
     def _model(
         self,
@@ -102,6 +119,14 @@ class _Scope:
         graph.value_info.extend(body.value_info)
         imports = self.model.opset_import
         return ModelProto(ir_version=self.model.ir_version, graph=graph, opset_import=imports)
+
+
+def _own(graph: GraphProto, captured: Collection[str]) -> GraphProto:
+    """Returns a body without the constants that it captures."""
+    kept = [tensor for tensor in graph.initializer if tensor.name not in captured]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    return graph
 
 
 def _named(tensor: TensorProto, name: str) -> TensorProto:

@@ -7,11 +7,12 @@ quantized values; the canonical rules absorb them later.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 
 import onnx
 
-from qdqbridge.errors import InvalidModelError, UnsupportedQuantization
+from qdqbridge.errors import InvalidModelError, UnsupportedModelError, UnsupportedQuantization
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.edit import Editor
@@ -69,6 +70,10 @@ def read(path: Path, normal: Callable[[Graph], Graph] = lambda graph: graph) -> 
     return read_proto(read_model(path), path, normal)
 
 
+_BRANCHES = 1 << 11
+"""Branches of Ifs that are read to be compared: a few milliseconds each."""
+
+
 def read_proto(model: onnx.ModelProto, path: Path, normal: Callable[[Graph], Graph]) -> Graph:
     """Reads a model in memory, which may refer to external data; it is changed.
 
@@ -83,7 +88,11 @@ def read_proto(model: onnx.ModelProto, path: Path, normal: Callable[[Graph], Gra
     check_known(model, str(path))
     model = take_constant_branches(model)
 
+    branches = count()
+
     def text_of(body: onnx.ModelProto, constants: Mapping[str, Constant]) -> str:
+        if next(branches) >= _BRANCHES:
+            raise UnsupportedModelError("the branches of so many Ifs are not compared")
         body = take_equal_branches(take_constant_branches(body), path.parent, text_of)
         sort_nodes(body.graph, str(path))
         return normal(_Builder(body, path, constants).graph()).text()

@@ -173,9 +173,11 @@ def test_a_short_run(seed: int, tmp_path: Path) -> None:
         put_through(mutated(rng.choice(models), rng), tmp_path)
 
 
-def test_the_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.fuzzing", "--count", "40", "-o", str(tmp_path / "f")]
+@pytest.mark.parametrize("kind", ["bytes", "structured"])
+def test_the_command(tmp_path: Path, kind: str) -> None:
     root = Path(__file__).resolve().parent.parent.parent
+    script = str(root / "scripts" / "mutations.py")
+    command = [sys.executable, script, kind, "--count", "40", "-o", str(tmp_path / "f")]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("40 cases")
+    assert done.stdout.startswith(f"{kind}: 40 cases")

@@ -129,6 +129,9 @@ ATTACKS = {
     "a derivation": {"parameter": ', z: R.Callable(derive_func="testing.nop")'},
     "a deletion": {"statement": "del y"},
     "an exception": {"statement": "raise y"},
+    "a hole in a shape": {"shape": "(None, 4)"},
+    "a hole in a list": {"statement": "z = R.reshape(x, R.shape([None, 4]))"},
+    "a hole in a tuple": {"statement": "z = R.tuple(None)"},
     "a loop for ever": {"statement": "while True: pass"},
     "a global": {"statement": "global n"},
     "an assertion": {"statement": f"assert {BAD}"},
@@ -171,10 +174,10 @@ def test_what_is_no_script_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_generated_kernels_are_part_of_scripts(tmp_path: Path) -> None:
     builder = relax.BlockBuilder()
-    x = relax.Var("x", tensor_type((4, 4), "float32"))
-    with builder.function("main", [x]):
+    x, other = (relax.Var(name, tensor_type((4, 4), "float32")) for name in ("x", "other"))
+    with builder.function("main", [x, other]):
         with builder.dataflow():
-            y = builder.emit_te(topi.maximum, x, x)
+            y = builder.emit_te(topi.maximum, x, other)
             out = builder.emit_output(y)
         builder.emit_func_output(out)
     path = tmp_path / "m.py"

@@ -255,6 +255,7 @@ class _Checker:
             case ast.Call():
                 self._call(node)
             case ast.Tuple(elements) | ast.List(elements):
+                self._no_holes(elements)
                 self._all(elements)
             case ast.Dict(keys, values) if all(isinstance(key, ast.Constant) for key in keys):
                 self._all([*keys, *values])
@@ -273,6 +274,12 @@ class _Checker:
                 self._numbers(values)
             case _:
                 _refuse(node, "such an expression")
+
+    def _no_holes(self, nodes: Iterable[ast.expr]) -> None:
+        """TVM follows every element of a shape or tuple; None ends the process."""
+        for node in nodes:
+            if isinstance(node, ast.Constant) and node.value is None:
+                _refuse(node, "None in a list")
 
     def _numbers(self, nodes: Sequence[ast.expr]) -> None:
         for node in nodes:
@@ -305,6 +312,8 @@ class _Checker:
             _refuse(node, f"a call of '{ast.unparse(node.func)[:60]}'")
         if any(keyword.arg in (None, "derive_func") for keyword in node.keywords):
             _refuse(node, "such an argument")
+        if name == "R.tuple":
+            self._no_holes(node.args)
         self._all([*node.args, *(keyword.value for keyword in node.keywords)])
         if name in TYPES:
             self._extents(node)
