@@ -9,8 +9,10 @@ import tvm
 from tvm import ir, relax
 
 from qdqbridge.graph.header import Header
+from qdqbridge.relax.read.misfits import Place, misfits_told
 
 
+@misfits_told(Place("the module"))
 def summary(module: ir.IRModule, file: str) -> Header:
     """Returns the number of calls by operator of a module.
 
