@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from qdqbridge.canonical.build import quantized, result, retyped
-from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule
+from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule, stored_behind
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import Attributes, Flow
@@ -43,18 +43,21 @@ def narrowed(params: QuantParams, low: float, high: float) -> QuantParams:
 
 @rule("clip-of-an-extreme", "Max", "Min")
 def clip_of_an_extreme(node: Node, scope: Scope) -> Proposal:
-    """``Max(x, …, number) -> Clip(Max(x, …), low=number)``; ``Min`` gives the upper bound."""
+    """``Max(x, …, number) -> Clip(Max(x, …), low=number)``; ``Min`` gives the upper bound.
+
+    The number may be stored quantized.
+    """
     del scope
     if len(node.inputs) < 2 or node.output.quant is not None:
         return None
     values = [value for value in node.inputs if value is not None]
-    bounds = [value for value in values if _is_number(value)]
+    bounds = [value for value in values if _number(value) is not None]
     others = [value for value in values if value not in bounds]
     if len(bounds) != 1 or all(value.is_constant for value in others):
         return None
     (bound,) = bounds
-    assert bound.constant is not None
-    number = float(bound.constant.numpy().reshape(()).astype(np.float64))
+    number = _number(bound)
+    assert number is not None
     rank = max((value.rank or 0 for value in others), default=0)
     plain = all(value.quant is None and value.type.dtype.is_float for value in others)
     if not plain or (bound.rank or 0) > rank or math.isnan(number):
@@ -66,8 +69,14 @@ def clip_of_an_extreme(node: Node, scope: Scope) -> Proposal:
     return _clipped(node, x, ClipAttrs(number, None) if low else ClipAttrs(None, number))
 
 
-def _is_number(value: Value) -> bool:
-    return value.constant is not None and value.constant.size == 1 and value.quant is None
+def _number(value: Value) -> float | None:
+    """Returns a real constant of one element."""
+    stored = stored_behind(value) or value
+    data = stored.constant
+    if data is None or data.size != 1 or (stored is value and value.quant is not None):
+        return None
+    real = data.numpy() if stored.quant is None else dequantize(data.numpy(), stored.quant.params)
+    return float(real.reshape(()).astype(np.float64))
 
 
 @rule("clip-twice", "Clip")

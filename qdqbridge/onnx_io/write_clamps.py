@@ -10,7 +10,7 @@ import numpy as np
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
-from qdqbridge.graph.types import TensorType
+from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.onnx_io.write_names import stem
 from qdqbridge.onnx_io.write_parameters import quantizing, real_bounds, starts_at_zero
 
@@ -72,6 +72,30 @@ def clamp_real(writer: NodeWriter, tensor: str, dtype: DType, value: Value) -> s
     )
     name = writer.free.take(f"{stem(target)}_clip")
     return writer.row("Clip", _trimmed([tensor, *bounds]), name, type_)
+
+
+def clamp_extremes(writer: NodeWriter, tensor: str, dtype: DType, value: Value) -> str:
+    """Returns ``tensor`` behind a Relu, a Clip of two ends, or a Max or Min of a stored number.
+
+    Args:
+        writer: Where the rows go.
+        tensor: Real numbers of the type of ``value``, over all of its storage type.
+        dtype: Their type.
+        value: A quantized value whose range is narrower than that.
+    """
+    assert value.quant is not None
+    params, full = value.quant.params, value.quant.params.storage_dtype
+    low, high = params.qmin > full.qmin, params.qmax < full.qmax
+    if low == high or starts_at_zero(params) or not params.per_tensor:
+        return clamp_real(writer, tensor, dtype, value)
+    side, end = ("low", params.qmin) if low else ("high", params.qmax)
+    name = stem(writer.tensors.of(value))
+    code = writer.array(np.array(end, full.numpy), f"{name}_{side}")
+    bound = writer.free.take(f"{stem(code)}_DequantizeLinear_Output")
+    bound = writer.dequantize(code, QuantType(params, ()), bound, dtype)
+    op_type = "Max" if low else "Min"
+    target = writer.free.take(f"{name}_{op_type.lower()}")
+    return writer.row(op_type, [tensor, bound], target, TensorType(dtype, value.type.shape))
 
 
 def _trimmed(inputs: Iterable[str]) -> list[str]:

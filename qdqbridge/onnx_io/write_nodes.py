@@ -18,7 +18,7 @@ from qdqbridge.onnx_io.codecs import BY_ROW, encode
 from qdqbridge.onnx_io.foreign import ForeignAttrs, foreign_node_proto
 from qdqbridge.onnx_io.profiles.profile import Bias, Clamp, Profile
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
-from qdqbridge.onnx_io.write_clamps import clamp_real, clip_stored, rounded
+from qdqbridge.onnx_io.write_clamps import clamp_extremes, clamp_real, clip_stored, rounded
 from qdqbridge.onnx_io.write_dense import dense_rows
 from qdqbridge.onnx_io.write_names import Names, TensorNames, real_name, stem
 from qdqbridge.onnx_io.write_parameters import (
@@ -373,16 +373,18 @@ class NodeWriter:
             )
         if clamp and not params.full_range:
             stored = self.profile.clamp is Clamp.STORED and fuses
-            if stored and params.storage_dtype is not DType.UINT8:
-                tensor = rounded(self, tensor, dtype, value)
-            elif stored:
+            if stored and params.storage_dtype is DType.UINT8:
                 whole = self.free.take(f"{stem(target)}_unclamped")
                 inputs = [tensor, *self.parameters.of(params, stem(target))]
                 type_ = TensorType(params.storage_dtype, shape)
                 self.row("QuantizeLinear", inputs, whole, type_, quantizing(params), node)
                 clip_stored(self, whole, value)
                 return
-            tensor = clamp_real(self, tensor, dtype, value)
+            if self.profile.clamp is Clamp.BEHIND:
+                tensor = clamp_extremes(self, rounded(self, tensor, dtype, value), dtype, value)
+            else:
+                tensor = rounded(self, tensor, dtype, value) if stored else tensor
+                tensor = clamp_real(self, tensor, dtype, value)
         inputs = [tensor, *self.parameters.of(params, stem(target))]
         type_ = TensorType(params.storage_dtype, shape)
         self.row("QuantizeLinear", inputs, target, type_, quantizing(params), node)

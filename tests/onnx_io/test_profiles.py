@@ -122,6 +122,10 @@ def int8_read_twice(net: Net) -> str:
     return net.fake(net.op("Add", x, branch), 0.1, 0, S8)
 
 
+def clip(net: Net, x: str, low: float, high: float) -> str:
+    return net.op("Clip", x, net.constant(np.float32(low)), net.constant(np.float32(high)))
+
+
 def transposed(net: Net, axis: int) -> str:
     operands = net.fake("x", *SYMMETRIC), net.weight(4, 4, 3, 3, axis=axis)
     return net.op("ConvTranspose", *operands)
@@ -197,6 +201,14 @@ BROKEN: dict[str, tuple[str, str, Callable[[Net], str]]] = {
     "qnn_storage": (
         "qnn", "storage", lambda n: n.dq(n.op("Cast", "x", to=6), 0.1, 0, S32),
     ),
+    "qnn_relu": (
+        "qnn", "clamp-behind-pair", lambda n: n.fake(n.op("Relu", conv(n, y=None)), *Y),
+    ),
+    "qnn_clip": (
+        "qnn", "clamp-behind-pair", lambda n: n.fake(clip(n, conv(n, y=None), 0, 1), 0.05, 0),
+    ),
+    "qnn_high_end": ("qnn", "clip-of-two-ends", lambda n: n.fake(clip(n, conv(n), -99, 1), *Y)),
+    "qnn_low_end": ("qnn", "clip-of-two-ends", lambda n: n.fake(clip(n, conv(n), -1, 99), *Y)),
     "openvino_zero_point": ("openvino", "explicit-zero-point", without_zero_point),
     "openvino_16_bits": ("openvino", "8-bit-activations", sixteen_bits),
     "openvino_axis": ("openvino", "weight-axis", lambda n: conv(n, axis=1)),
@@ -249,6 +261,9 @@ KEPT: dict[str, tuple[str, Callable[[Net], str]]] = {
     "tensorrt_transposed": ("tensorrt", lambda n: transposed(n, 0)),
     "qnn": ("qnn", lambda n: with_bias(n, 1.0)),
     "qnn_transposed": ("qnn", lambda n: n.fake(transposed(n, 1), *Y)),
+    "qnn_relu": ("qnn", lambda n: n.fake(n.op("Relu", with_bias(n, 1.0)), *Y)),
+    "qnn_implied_relu": ("qnn", lambda n: n.fake(n.op("Relu", conv(n, y=None)), 0.05, 0)),
+    "qnn_clip": ("qnn", lambda n: n.fake(clip(n, with_bias(n, 1.0), -1, 1), *Y)),
     "openvino": ("openvino", lambda n: with_bias(n, 1.0)),
 }  # fmt: skip
 

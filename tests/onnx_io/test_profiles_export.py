@@ -312,6 +312,40 @@ def test_float_biases_become_int32(tmp_path: Path) -> None:
     assert any(t.data_type == onnx.TensorProto.INT32 for t in onnx.load(path).graph.initializer)
 
 
+def clamped(net: Net, low: int, high: int, zero: int) -> str:
+    """A Conv whose result's codes are clipped to ``[low, high]`` behind a pair."""
+    y = (0.05, zero, S8)
+    numbers = [np.float32((end - zero) * np.float32(0.05)) for end in (low, high)]
+    bounds = [net.constant(number) for number in numbers]
+    return net.fake(net.op("Clip", conv(net, x=SYMMETRIC, y=y), *bounds), *y)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "zero", "spelled"),
+    [
+        (0, 127, 0, ["Relu"]),
+        (-128, 39, 0, ["Min"]),
+        (-128, 104, -128, ["Min"]),
+        (-39, 127, 0, ["Max"]),
+        (-40, 40, 0, ["Clip"]),
+        (20, 97, 20, ["Clip"]),
+        (-128, 127, -128, []),
+    ],
+)
+def test_hexagon_gets_clamps_that_it_computes(
+    low: int, high: int, zero: int, spelled: list[str], tmp_path: Path
+) -> None:
+    graph = built(lambda n: clamped(n, low, high, zero), tmp_path)
+    path = written(graph, "qnn", tmp_path)
+    nodes = onnx.load(path).graph.node
+    assert [n.op_type for n in nodes if n.op_type in ("Relu", "Clip", "Min", "Max")] == spelled
+    assert check(path, "qnn") == []
+    assert canonicalize(read(path)).digest == graph.digest
+    feeds = samples(onnx.load(path))
+    (want,), (got,) = run(tmp_path / "built.onnx", feeds), run(path, feeds)
+    np.testing.assert_array_equal(got, want)
+
+
 # ---- graphs ---------------------------------------------------------------------------------
 
 

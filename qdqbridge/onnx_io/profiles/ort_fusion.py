@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import onnx
 
 from qdqbridge.graph.dtypes import DType
@@ -19,6 +18,7 @@ from qdqbridge.onnx_io.profiles.file_view import (
     is_dequantize,
     is_quantize,
 )
+from qdqbridge.onnx_io.profiles.shared_rules import active_ends, clamp_bounds
 
 _PROPAGATES = {
     "MaxPool": (12,),
@@ -169,31 +169,8 @@ def result_of(view: FileView, node: FileNode) -> str:
 def redundant(view: FileView, node: FileNode) -> Encoding | None:
     """Returns the Q that makes a Relu or Clip redundant, if one does."""
     behind = target(view, node.output).encoding
-    if behind is None or behind.dtype is None or behind.scale is None or not behind.per_tensor:
-        return None
-    low, high = clamp_bounds(view, node)
-    if low is None or high is None:
-        return None
-    scale, zero = behind.scale.reshape(()).astype(np.float32), behind.zero()
-    with np.errstate(all="ignore"):
-        ends = [np.rint(np.float32(bound) / scale) + zero for bound in (low, high)]
-    covers = ends[0] <= behind.dtype.qmin and ends[1] >= behind.dtype.qmax
-    return behind if covers else None
-
-
-def clamp_bounds(view: FileView, node: FileNode) -> tuple[float | None, float | None]:
-    """Returns the interval of a Relu or Clip, None on a side that is not constant."""
-    if node.op == "Relu":
-        return 0.0, float("inf")
-    bounds: list[float | None] = []
-    for index, (name, default) in enumerate((("min", "-inf"), ("max", "inf")), 1):
-        operand = node.input(index)
-        if not operand:
-            bounds.append(float(node.attributes.get(name, default)))
-            continue
-        found = view.constant(operand)
-        bounds.append(None if found is None or found.size != 1 else float(found.reshape(())))
-    return bounds[0], bounds[1]
+    active = None if behind is None else active_ends(view, node, behind)
+    return behind if active == (False, False) else None
 
 
 def _behind_clamp(view: FileView, node: FileNode) -> Target:

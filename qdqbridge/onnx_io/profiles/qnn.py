@@ -1,6 +1,7 @@
 """What onnxruntime's QNN provider demands of a QDQ file.
 
-Sources: the provider's documentation and the issues named at the rules. Not run here.
+Sources: the provider's documentation and the issues named at the rules; for clamps, what the host
+build of Hexagon's backend computes (onnxruntime-qnn 2.7.0 on onnxruntime 1.32, x86: no phone).
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.onnx_io.profiles.file_view import FileNode, FileView
+from qdqbridge.onnx_io.profiles.file_view import FileNode, FileView, is_dequantize
 from qdqbridge.onnx_io.profiles.finding import Effect, Reason, Rule
 from qdqbridge.onnx_io.profiles.islands import islands_of
 from qdqbridge.onnx_io.profiles.shared_rules import (
+    active_ends,
     bias_ratio,
     constant_positive_scale,
     encoding_of,
@@ -79,7 +81,7 @@ def _no_blocks(view: FileView, node: FileNode) -> Reason | None:
 
 
 def _node_unit(view: FileView, node: FileNode) -> Reason | None:
-    if node not in islands_of(view):
+    if node not in islands_of(view) or _implied(view, node):
         return None
     for index, name in enumerate(node.inputs):
         if name and not view.is_constant(name) and view.dequantized(name) is None:
@@ -97,7 +99,37 @@ def _clamped(view: FileView, node: FileNode) -> bool:
     return clamp is not None and clamp.op in ("Relu", "Clip") and bool(view.quantized(clamp.output))
 
 
+def _implied(view: FileView, node: FileNode) -> bool:
+    """True for a Relu whose Q has its smallest value as zero point: it is part of the operator."""
+    found = view.quantized(node.output)
+    return node.op == "Relu" and bool(found) and active_ends(view, node, found[0]) == (False, False)
+
+
+def _clamp_before(view: FileView, node: FileNode) -> Reason | None:
+    made, found = view.producer(node.input(0)), view.quantized(node.output)
+    if node.op not in ("Relu", "Clip") or made is None or is_dequantize(made) or not found:
+        return None
+    if len(view.consumers(node.input(0))) > 1 or node not in islands_of(view):
+        return None
+    if _implied(view, node):
+        return None
+    text = f"{node.op} stands between {made.op} '{made.name}' and its QuantizeLinear"
+    return Reason(text, (node.output,))
+
+
+def _clip_of_one_end(view: FileView, node: FileNode) -> Reason | None:
+    found = view.quantized(node.output)
+    if node.op != "Clip" or view.dequantized(node.input(0)) is None or not found:
+        return None
+    active = active_ends(view, node, found[0])
+    if active is None or active[0] == active[1]:
+        return None
+    end = "lower" if active[0] else "upper"
+    return Reason(f"only its {end} end lies inside the range of the result", (node.output,))
+
+
 _DOCS = "onnxruntime, QNN Execution Provider"
+_HEXAGON = "onnxruntime-qnn 2.7.0, host build of Hexagon: not taken, or up to 254 LSB wrong"
 
 RULES: tuple[Rule, ...] = (
     Rule("contrib-domain", "Q and DQ of 16 and 4 bits", _domain, "ONNX: QuantizeLinear-21",
@@ -118,4 +150,8 @@ RULES: tuple[Rule, ...] = (
          "use per-channel scales"),
     Rule("whole-node-unit", "float compute between DQ and Q", _node_unit, _DOCS, Effect.FLOAT,
          "quantize every operand and the result"),
+    Rule("clamp-behind-pair", "Relu and Clip behind an operator", _clamp_before, _HEXAGON,
+         Effect.REFUSED, "quantize the result, dequantize it, clamp, and quantize again"),
+    Rule("clip-of-two-ends", "Clip between DQ and Q", _clip_of_one_end, _HEXAGON,
+         Effect.REFUSED, "use Relu, or Max or Min with a dequantized number"),
 )  # fmt: skip

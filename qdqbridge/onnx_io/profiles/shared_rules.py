@@ -149,3 +149,31 @@ def both_or_none(view: FileView, node: FileNode) -> Reason | None:
     name = node.input(index)
     text = f"operand {1 - index} is dequantized and operand {index} ('{name}') is not"
     return Reason(text, (name,))
+
+
+def clamp_bounds(view: FileView, node: FileNode) -> tuple[float | None, float | None]:
+    """Returns the interval of a Relu or Clip, None on a side that is not constant."""
+    if node.op == "Relu":
+        return 0.0, float("inf")
+    bounds: list[float | None] = []
+    for index, (name, default) in enumerate((("min", "-inf"), ("max", "inf")), 1):
+        operand = node.input(index)
+        if not operand:
+            bounds.append(float(node.attributes.get(name, default)))
+            continue
+        found = view.constant(operand)
+        bounds.append(None if found is None or found.size != 1 else float(found.reshape(())))
+    return bounds[0], bounds[1]
+
+
+def active_ends(view: FileView, node: FileNode, found: Encoding) -> tuple[bool, bool] | None:
+    """Returns which ends of a Relu or Clip lie inside the range of a Q; None where unknown."""
+    low, high = clamp_bounds(view, node)
+    if low is None or high is None or found.dtype is None or found.scale is None:
+        return None
+    if not found.per_tensor or not found.dtype.is_integer:
+        return None
+    scale, zero = found.scale.reshape(()).astype(np.float32), found.zero()
+    with np.errstate(all="ignore"):
+        ends = [float(np.rint(np.float32(bound) / scale) + zero) for bound in (low, high)]
+    return ends[0] > found.dtype.qmin, ends[1] < found.dtype.qmax
