@@ -1,7 +1,8 @@
-"""Damages models and saved modules, and reads what comes out as a user would.
+"""Damages models and saved modules, and reads what comes out as a user would; or makes models up.
 
 ``python scripts/mutations.py KIND --count 20000 -o findings FOLDER …`` where KIND is ``bytes``,
-``structured`` or ``modules``. Every case comes from the seed and its number alone. Cases run in
+``structured`` or ``modules``; or ``nodes`` or ``graphs``, random operators and random graphs that
+are also compiled and run (``tests/fuzzing/random_models.py``). Every case comes from the seed and its number alone. Cases run in
 forked children whose memory is limited; a child that ends, or uses more than a minute for a case,
 is a finding and the next child goes on behind it. The counts lie in the folder of the findings, so
 that a run that was stopped is taken up where it was.
@@ -29,7 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.fuzzing import modules, mutations
 from tests.fuzzing.measured import run
-from tests.fuzzing.target import put_module_through, put_through, seeds
+from tests.fuzzing.random_models import random_graph, random_node
+from tests.fuzzing.target import put_module_through, put_on_tvm, put_through, seeds
+from tests.onnx_models import conv_model
 
 SILENCE = 60.0
 BLOCK = 200
@@ -37,12 +40,15 @@ ADDRESS_SPACE = 8 << 30
 
 Seed = tuple[str, bytes]
 """The suffix of a file, and what it holds."""
-KINDS = ("bytes", "structured", "modules")
+RANDOM = {"nodes": random_node, "graphs": random_graph}
+KINDS = ("bytes", "structured", "modules", *RANDOM)
 
 
 def case(kind: str, valid: Sequence[Seed], seed: int, number: int) -> Seed:
     """Returns the damaged file of one case."""
     rng = Random(f"{kind}/{seed}/{number}")
+    if kind in RANDOM:
+        return ".onnx", RANDOM[kind](rng)
     suffix, data = rng.choice(valid)
     if kind == "bytes":
         return suffix, mutations.damaged(data, rng)
@@ -52,7 +58,9 @@ def case(kind: str, valid: Sequence[Seed], seed: int, number: int) -> Seed:
     return suffix, text.encode("utf-8", "surrogatepass")
 
 
-def _put(suffix: str) -> Callable[[bytes, Path], str]:
+def _put(kind: str, suffix: str) -> Callable[[bytes, Path], str]:
+    if kind in RANDOM:
+        return put_on_tvm
     if suffix == ".onnx":
         return put_through
     return lambda data, folder: put_module_through(data, folder, suffix)
@@ -68,13 +76,13 @@ def _child(kind: str, valid: Sequence[Seed], seed: int, numbers: range, pipe: in
     with tempfile.TemporaryDirectory() as folder, os.fdopen(pipe, "w") as stream:
         for suffix in dict.fromkeys(suffix for suffix, _ in valid):
             data = next(data for other, data in valid if other == suffix)
-            found = run(data, Path(folder), _put(suffix))  # imports are not the case's memory
-            if "written" not in found["result"]:
+            found = run(data, Path(folder), _put(kind, suffix))  # imports are not the case's memory
+            if not any(word in found["result"] for word in ("written", "same on TVM")):
                 raise AssertionError(f"undamaged files are not read: {found}")
         for number in numbers:
             print(json.dumps({"at": number}), file=stream, flush=True)
             suffix, data = case(kind, valid, seed, number)
-            found = run(data, Path(folder), _put(suffix))
+            found = run(data, Path(folder), _put(kind, suffix))
             print(json.dumps({**found, "number": number}), file=stream, flush=True)
 
 
@@ -159,6 +167,8 @@ class Run:
 
 def valid_files(kind: str, folders: list[Path], kept: Path) -> list[Seed]:
     """Returns what cases are made from; modules are made in a process of their own, once."""
+    if kind in RANDOM:
+        return [(".onnx", conv_model().SerializeToString())]
     if kind != "modules":
         return [(".onnx", data) for data in seeds(folders)]
     if not kept.exists():
@@ -190,7 +200,7 @@ def main() -> int:
         path = arguments.output / f"{arguments.kind}_{arguments.seed}_{arguments.only}{suffix}"
         path.write_bytes(data)
         with tempfile.TemporaryDirectory() as folder:
-            print(path, run(data, Path(folder), _put(suffix)))
+            print(path, run(data, Path(folder), _put(arguments.kind, suffix)))
         return 0
     this, start = Run(arguments.kind, arguments.seed, arguments.output), time.monotonic()
     while this.state["next"] < arguments.count:

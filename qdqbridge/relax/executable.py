@@ -134,7 +134,7 @@ class Executable:
             InputDataError: An input is missing, unknown, or of the wrong dtype or shape, or open
                 extents do not fit each other.
             UnsupportedTargetError: It was compiled for a CPU with instructions that this one has
-                not.
+                not, or TVM computes a shape that its own code does not take.
         """
         arrays = check_inputs(self.graph, inputs)
         if self._main is None:
@@ -146,7 +146,7 @@ class Executable:
         except Exception as error:  # TVM raises what it likes
             raise_interrupt(error)
             if not symbolic_extents(self.graph):
-                raise
+                raise _cannot_run(error) from error
             raise _unfit(error, arrays) from error
         results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
         types = [value.type.dtype for value in self.graph.outputs]
@@ -154,6 +154,15 @@ class Executable:
             name: given_back(to_array(tensor), dtype)
             for name, tensor, dtype in zip(self.output_names, results, types, strict=True)
         }
+
+
+def _cannot_run(error: Exception) -> UnsupportedTargetError:
+    """Returns the error of shapes that the data decide, where TVM's code has others in mind."""
+    return UnsupportedTargetError(
+        "TVM cannot run the model on these inputs",
+        why=reason(error),
+        fix="run the graph with the interpreter, and report the module (to_relax)",
+    )
 
 
 def _unfit(error: Exception, arrays: Sequence[NDArray[Any]]) -> InputDataError:
@@ -239,6 +248,7 @@ def build(
         module, _ = emit(graph)
     try:
         library = tvm.compile(lowered(module), resolved)
+        return Executable(graph, module, library, count, resolved)
     except Exception as error:  # whatever a pass or LLVM raises
         raise_interrupt(error)
         raise UnsupportedTargetError(
@@ -246,7 +256,6 @@ def build(
             why=reason(error),
             fix="run the graph with the interpreter, and report the module (to_relax)",
         ) from error
-    return Executable(graph, module, library, count, resolved)
 
 
 def _count_of(threads: Any) -> int:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
 
 import qdqbridge as qb
 from qdqbridge.pipeline import diff
@@ -45,6 +49,73 @@ def put_module_through(data: bytes, folder: Path, suffix: str = ".json") -> str:
     except qb.QdqBridgeError as error:
         _worded(error)
     return result
+
+
+def put_on_tvm(data: bytes, folder: Path) -> str:
+    """Reads a model and runs it: interpreter, Relax and back, TVM on one kind of kernels.
+
+    Returns:
+        How far it came, and whether TVM's results are the interpreter's.
+
+    Raises:
+        Exception: Whatever is no ``QdqBridgeError``; that is a finding, as the end of the process.
+    """
+    rng, path = Random(data), folder / "random.onnx"
+    path.write_bytes(data)
+    steps: dict[str, Callable[[], Any]] = {
+        "evaluated": lambda: qb.evaluate(graph, feeds),
+        "through Relax": lambda: qb.from_relax(qb.to_relax(graph)[0]),
+        "compiled": lambda: qb.compile(graph, kernels=rng.choice(("fast", "reference"))),
+    }
+    try:
+        graph = qb.load(path)
+        feeds = _feeds(graph, rng)
+    except qb.QdqBridgeError as error:
+        return f"not read: {_worded(error)}"
+    done: dict[str, Any] = {}
+    for name, step in steps.items():
+        try:
+            done[name] = step()
+        except qb.QdqBridgeError as error:
+            _worded(error)
+    words = [name for name in steps if name not in done]
+    if "through Relax" in done and done["through Relax"].digest != graph.digest:
+        words.append("the digest through Relax")
+    if "compiled" in done:
+        try:
+            results = done["compiled"].run(feeds)
+        except qb.QdqBridgeError as error:
+            _worded(error)
+            words.append("run")
+        else:
+            if "evaluated" in done and not _near(done["evaluated"], results):
+                words.append("the same on TVM")
+    return f"not {', '.join(words)}" if words else "the same on TVM"
+
+
+def _feeds(graph: qb.Graph, rng: Random) -> dict[str, Any]:
+    """Returns arrays for the inputs; at times an open extent is not the same everywhere."""
+    extents: dict[str, int] = {}
+    random = np.random.default_rng(rng.randrange(1 << 32))
+    feeds: dict[str, Any] = {}
+    for value in graph.inputs:
+        shape: list[int] = []
+        for extent in value.type.shape or ():
+            size = rng.choice((1, 2, 3))
+            fixed = extents.setdefault(extent, size) if isinstance(extent, str) else extent
+            shape.append(size if isinstance(extent, str) and rng.random() < 0.1 else fixed)
+        dtype = value.type.dtype.numpy
+        feeds[value.name] = (random.normal(size=shape) * 3).astype(dtype)
+    return feeds
+
+
+def _near(meant: dict[str, Any], got: dict[str, Any]) -> bool:
+    """Returns whether results agree up to the roundings of float32, and one code of 0.1."""
+    for name, array in meant.items():
+        a, b = np.asarray(array, np.float64), np.asarray(got[name], np.float64)
+        if a.shape != b.shape or not np.allclose(a, b, 1e-3, 0.11, equal_nan=True):
+            return False
+    return True
 
 
 def _put(data: bytes, path: Path, read: Callable[[Path], qb.Graph]) -> str:
