@@ -2,10 +2,12 @@
 
 ``python scripts/mutations.py KIND --count 20000 -o findings FOLDER …`` where KIND is ``bytes``,
 ``structured`` or ``modules``; or ``nodes`` or ``graphs``, random operators and random graphs that
-are also compiled and run (``tests/fuzzing/random_models.py``). Every case comes from the seed and its number alone. Cases run in
-forked children whose memory is limited; a child that ends, or uses more than a minute for a case,
-is a finding and the next child goes on behind it. The counts lie in the folder of the findings, so
-that a run that was stopped is taken up where it was.
+are also compiled and run (``tests/fuzzing/random_models.py``).
+
+Every case comes from the seed and its number alone. Cases run in forked children whose memory is
+limited; a child that ends, or uses more than a minute for a case, is a finding and the next child
+goes on behind it. The counts lie in the folder of the findings, so that a run that was stopped is
+taken up where it was.
 """
 
 from __future__ import annotations

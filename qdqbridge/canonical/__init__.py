@@ -5,7 +5,7 @@ from __future__ import annotations
 from qdqbridge.canonical.compositions import order_steps
 from qdqbridge.canonical.diagnostics import diagnose
 from qdqbridge.canonical.driver import notes_of, run
-from qdqbridge.canonical.interface import release_inputs
+from qdqbridge.canonical.interface import release_inputs, release_outputs
 from qdqbridge.canonical.islands import explanation, islands
 from qdqbridge.canonical.rules import RULES, rules_with
 from qdqbridge.canonical.storage import settle_storage
@@ -48,6 +48,7 @@ def canonicalize(
     order_steps(graph)
     order_operands(graph)
     release_inputs(graph)
+    release_outputs(graph)
     graph.canonical = True
     for note in (*notes_of(refused), *diagnose(graph)):
         if note not in graph.notes:

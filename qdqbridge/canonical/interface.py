@@ -1,8 +1,8 @@
-"""What the graph's inputs mean: what their readers say, and nothing where there are none."""
+"""What the graph's inputs and outputs mean: no more than a file could say of them."""
 
 from __future__ import annotations
 
-from qdqbridge.graph.graph import Graph
+from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.types import TensorType
 
 
@@ -11,3 +11,13 @@ def release_inputs(graph: Graph) -> None:
     for value in graph.inputs:
         if value.quant is not None and not value.users:
             value.type = TensorType(value.type.dtype, value.type.shape)
+
+
+def release_outputs(graph: Graph) -> None:
+    """Makes outputs that are quantized constants plain integers: nothing makes or reads them."""
+    plain: dict[Value, Value] = {}
+    for value in graph.outputs:
+        if value.quant is not None and value.constant is not None and value not in plain:
+            type_ = TensorType(value.type.dtype, value.type.shape)
+            plain[value] = Value(type_, value.name, constant=value.constant)
+    graph.outputs[:] = [plain.get(value, value) for value in graph.outputs]

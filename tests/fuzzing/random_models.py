@@ -86,7 +86,11 @@ def _operand(b: Builder, schema: Any, index: int, common: list[int], rng: Random
         return b.init(_data(shape, dtype, rng))
     opened = [f"d{i}" if rng.random() < 0.08 else extent for i, extent in enumerate(shape)]
     name = b.input(f"in_{index}", opened, helper.np_dtype_to_tensor_dtype(dtype))
-    return b.qdq(name, 0.1, rng.choice((0, 3, 128))) if kind == "float" and rng.random() < 0.4 else name
+    return (
+        b.qdq(name, 0.1, rng.choice((0, 3, 128)))
+        if kind == "float" and rng.random() < 0.4
+        else name
+    )
 
 
 def _data(shape: list[int], dtype: Any, rng: Random) -> Any:
@@ -261,14 +265,12 @@ def random_graph(rng: Random) -> bytes:
     g = _Graph(rng)
     for _ in range(rng.choice((4, 8, 14))):
         rng.choice(_GROW)(g)
-    for name, _ in {*g.values[-2:], rng.choice(g.values)} - {(v.name, ()) for v in g.b.inputs}:
-        if name not in {value.name for value in g.b.inputs}:
-            g.b.outputs.append(onnx.ValueInfoProto(name=name))
+    inputs = {value.name for value in g.b.inputs}
+    chosen = dict.fromkeys(name for name, _ in (*g.values[-2:], rng.choice(g.values)))
+    g.b.outputs += [onnx.ValueInfoProto(name=name) for name in chosen if name not in inputs]
     if not g.b.outputs:
         g.b.output(g.b.op("Relu", g.values[0][0]))
-    g.b.outputs.sort(key=lambda value: value.name)  # a set has no order
     model = g.b.model()
-    kinds = {value.name: helper.make_tensor_value_info(value.name, 1, None) for value in g.b.outputs}
     for value in model.graph.output:
-        value.CopyFrom(kinds[value.name])
+        value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, None))
     return model.SerializeToString()

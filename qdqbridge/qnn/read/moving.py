@@ -218,7 +218,8 @@ def _converted(reading: Reading, call: Call, values: list[Value]) -> Value | Non
     for i, (operand, value) in enumerate(zip(operands, values, strict=True)):
         if operand is value and value.quant is None:  # an input of a region, integers as they are
             operands[i] = reading.stored(value, params)
-    axis = int(call.get("axis") or 0) % max(len(call.result.shape or ()), 1)
+    # the result's own rank may be unknown where only the run can tell that extents agree
+    axis = int(call.get("axis") or 0) % max(values[0].rank or 0, 1)
     type_ = QuantType(params, call.result.shape)
     return reading.node("Concat", AxisAttrs(axis), operands, type_, call)
 

@@ -118,8 +118,7 @@ def concatenate(reading: Reading, call: Call) -> Value:
     for position, (entry, scale, zero) in enumerate(zip(data, scales, zeros, strict=True)):
         single = Call(call.op, (entry, scale, zero), call.attrs, call.results, call.claim)
         parts.append(parameters.operand(reading, single, 0, 1, 2, position=position))
-    rank = len(call.result.shape or ())
-    attributes = AxisAttrs(int(call.attrs["axis"]) % max(rank, 1))
+    attributes = AxisAttrs(int(call.attrs["axis"]) % max(parts[0].rank or 0, 1))
     return _result(reading, call, "Concat", attributes, parts, 3)
 
 

@@ -190,8 +190,8 @@ def _blocks(name: str, attributes: DepthSpaceAttrs, wide: Shape, last: bool) -> 
 
 def transpose(reading: Reading, call: Call) -> Value:
     """``transpose(x, axes)``; no axes reverse them."""
-    rank = reading.value(call.args[0]).rank or 0
-    axes = call.get("axes")
+    axes, known = call.get("axes"), reading.value(call.args[0]).rank
+    rank = len(axes or ()) if known is None else known
     perm = tuple(range(rank))[::-1] if not axes else tuple(a % rank for a in call.ints("axes"))
     return moved(reading, call, "Transpose", TransposeAttrs(perm))
 

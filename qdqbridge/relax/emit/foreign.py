@@ -160,11 +160,12 @@ def _defined(scope: Scope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | N
 def _alone(scope: Scope, node: Node) -> Graph:
     """Returns a graph of the node alone; its inputs have the types of their expressions."""
     inputs: list[Value | None] = []
+    names: dict[str, str] = {}
     for index, value in enumerate(node.inputs):
         if value is None or value.constant is not None:
             inputs.append(value)
             continue
-        shape = tuple(_extents(scope, node, scope.value(value)))
+        shape = tuple(_extents(scope, node, scope.value(value), names))
         inputs.append(Value(TensorType(value.type.dtype, shape), f"in_{index}"))
     outputs = [Value(value.type, f"out_{index}") for index, value in enumerate(node.outputs)]
     alone = Node(node.op, node.attributes, inputs, outputs, node.origin)
@@ -172,14 +173,15 @@ def _alone(scope: Scope, node: Node) -> Graph:
     return Graph(fed, outputs, [value.name for value in outputs], [alone])
 
 
-def _extents(scope: Scope, node: Node, expr: Expr) -> Iterator[int | str]:
+def _extents(scope: Scope, node: Node, expr: Expr, names: dict[str, str]) -> Iterator[int | str]:
+    """Yields extents; each expression has one name of its own in the whole node."""
     if expr.ty.shape is None:
         raise unsupported(node, "the shape of an operand is known at run time only")
-    for index, extent in enumerate(scope.extents(expr)):
+    for extent in scope.extents(expr):
         if isinstance(extent, int):
             yield extent
         else:
-            yield extent.name if isinstance(extent, tirx.Var) else f"extent_{index}"
+            yield names.setdefault(str(extent), f"extent_{len(names)}")
 
 
 def _added(builder: relax.BlockBuilder, module: ir.IRModule, name: str) -> ir.GlobalVar:

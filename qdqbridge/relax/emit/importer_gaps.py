@@ -30,11 +30,21 @@ def gap(node: Node) -> str | None:
 def respelled(model: Any) -> Any:
     """Changes a model of one node, which an importer is given, to what TVM takes for it."""
     (node,) = model.graph.node
+    _with_plain_extents(model.graph)
     if node.op_type == "BatchNormalization" and not node.domain:
         _batch_normalization(node)
     if node.op_type == "TopK" and not node.domain:
         _top_k(model)
     return model
+
+
+def _with_plain_extents(graph: Any) -> None:
+    """Gives open extents names of one word: TVM takes ``(a*b)`` for a product of others."""
+    names: dict[str, str] = {}
+    for value in (*graph.input, *graph.output):
+        for extent in value.type.tensor_type.shape.dim:
+            if extent.dim_param:
+                extent.dim_param = names.setdefault(extent.dim_param, f"extent_{len(names)}")
 
 
 def _top_k(model: Any) -> None:

@@ -159,7 +159,13 @@ class Scope(SharedScope):
         return relax.const(np.ascontiguousarray(array).reshape(array.shape), str(array.dtype))
 
     def extents(self, expr: Expr) -> list[Any]:
-        """Returns the shape of an expression: ints, and TIR expressions."""
+        """Returns the shape of an expression: ints, and TIR expressions.
+
+        Raises:
+            UnsupportedTargetError: The rank is unknown.
+        """
+        if expr.ty.shape is None:
+            self.shape(None)
         return [int(e) if isinstance(e, tirx.IntImm) else e for e in expr.ty.shape.values]
 
     def dtype(self, expr: Expr) -> str:

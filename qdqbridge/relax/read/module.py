@@ -185,6 +185,8 @@ class FunctionReader:
             if extents is not None:  # the extents that a vector holds at run time
                 self.matched.update((e, entry) for e in extents if isinstance(e, tirx.Var))
             elif isinstance(entry, Value):
+                if entry.type.shape is None:  # the module knows more than the operator tells
+                    entry.type = entry.type.with_shape(results_of(binding.ty)[0].shape)
                 self.extents.note(entry, binding.ty)
             return entry
         return self._entry(binding.value, binding.var)

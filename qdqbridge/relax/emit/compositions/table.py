@@ -8,10 +8,11 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.relax.emit.compositions.conversion import CONVERSION
+from qdqbridge.relax.emit.compositions.products import PRODUCTS
 from qdqbridge.relax.emit.compositions.site import Composition, Site
 from qdqbridge.relax.emit.scope import Scope
 
-COMPOSITIONS: Mapping[str, Composition] = {**CONVERSION}
+COMPOSITIONS: Mapping[str, Composition] = {**CONVERSION, **PRODUCTS}
 """By the operator's name in ONNX's own domain."""
 
 
