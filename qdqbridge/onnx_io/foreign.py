@@ -25,7 +25,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import EVERY_OPERAND, Attributes, Flow, Operands, Operator
 from qdqbridge.onnx_io.codecs import BY_ROW
-from qdqbridge.onnx_io.codecs.schema import oldest_alike, schema_of, widened
+from qdqbridge.onnx_io.codecs.schema import oldest_alike, schema_of
 from qdqbridge.onnx_io.declared import check_operand_types
 from qdqbridge.onnx_io.foreign_steps import foreign_steps
 from qdqbridge.onnx_io.ort_values import run
@@ -213,26 +213,6 @@ def foreign_attributes(
     captures = tuple(names.values())
     version = _version(node, opset, operands)
     return ForeignAttrs(domain, proto.op_type, version, stored, captures)
-
-
-def fits(attributes: ForeignAttrs, opset: int) -> bool:
-    """Returns whether a node means the same in another version of its domain.
-
-    Writers ask this before they put a foreign node into a file of another opset.
-    """
-    return _fits(attributes.node.proto(), attributes.domain, attributes.version, opset)
-
-
-def _fits(node: NodeProto, domain: str, version: int, opset: int) -> bool:
-    if version == opset or node.domain != domain:
-        return True
-    old, new = (schema_of(node.op_type, domain, v) for v in (version, opset))
-    if old is None or new is None:
-        return False
-    if old.since_version != new.since_version and not widened(old, new):
-        return False
-    inner = [n for attribute in node.attribute for body in bodies(attribute) for n in body.node]
-    return all(_fits(child, domain, version, opset) for child in inner)
 
 
 def _version(node: NodeProto, opset: int, operands: Sequence[Value | None]) -> int:
@@ -461,7 +441,6 @@ def _domains(node: NodeProto) -> set[str]:
 __all__ = [
     "ForeignAttrs",
     "StoredNode",
-    "fits",
     "foreign_attributes",
     "foreign_node",
     "foreign_node_proto",

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from qdqbridge.errors import InvalidModelError, ModelFileError
 
-OLDEST_OPSET, OLDEST_IR = 7, 3
+OLDEST_OPSET, OLDEST_IR = 1, 3
 ONNX_DOMAINS = ("", "ai.onnx")
 
 
@@ -80,7 +80,8 @@ def _check_header(model: onnx.ModelProto, path: Path) -> None:
             fix="upgrade the onnx package, or export with an older one",
         )
     domains = [entry.domain for entry in model.opset_import]
-    if not domains or not (set(domains) & set(ONNX_DOMAINS) or model.graph.node == []):
+    own = [node.op_type for node in model.graph.node if node.domain in ONNX_DOMAINS]
+    if not domains or (own and not set(domains) & set(ONNX_DOMAINS)):
         raise InvalidModelError(
             "the model does not say which opset it uses",
             where=str(path),
@@ -89,7 +90,7 @@ def _check_header(model: onnx.ModelProto, path: Path) -> None:
         )
     newest = onnx.defs.onnx_opset_version()
     opset = default_opset(model)
-    if not OLDEST_OPSET <= opset <= newest:
+    if set(domains) & set(ONNX_DOMAINS) and not OLDEST_OPSET <= opset <= newest:
         raise InvalidModelError(
             f"opset {opset} is not supported",
             where=str(path),

@@ -6,6 +6,7 @@ quantized values; the canonical rules absorb them later.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -19,9 +20,9 @@ from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import Graph, Node, Note, Origin, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Flow, Operator
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import QuantType, TensorType, ValueType
+from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType
 from qdqbridge.onnx_io.branches import take_constant_branches
-from qdqbridge.onnx_io.codecs import decode
+from qdqbridge.onnx_io.codecs import OLDEST_READ, decode
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.constants import Folding, constant_of_node
@@ -31,24 +32,34 @@ from qdqbridge.onnx_io.foreign import foreign_node
 from qdqbridge.onnx_io.functions import inline_functions
 from qdqbridge.onnx_io.lowering import lower
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS, default_opset, read_model
+from qdqbridge.onnx_io.older_forms import NewForm, NoNewForm, in_new_form, renewed
+from qdqbridge.onnx_io.operator_versions import AXES_OPERAND, REDUCTIONS, with_axes_attribute
 from qdqbridge.onnx_io.operators_known import check_known
 from qdqbridge.onnx_io.qdq_nodes import encoding_of, params_of
 from qdqbridge.onnx_io.qdq_remarks import remarks
 from qdqbridge.onnx_io.results import Results
 from qdqbridge.onnx_io.shapes import shape_of
 from qdqbridge.onnx_io.structure import (
+    all_nodes,
     captured_names,
     check_names,
     check_text,
     describe,
     sort_nodes,
 )
-from qdqbridge.onnx_io.tensors import constant_from_proto, dtype_of, embed_external_data
+from qdqbridge.onnx_io.tensors import (
+    constant_from_proto,
+    dtype_of,
+    dtype_to_onnx,
+    embed_external_data,
+    onnx_name,
+)
 from qdqbridge.ops.attributes import ClipAttrs, GemmAttrs, LinearAttrs
 from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET, REQUANTIZE
 from qdqbridge.ops.folding import Budget
 from qdqbridge.ops.table import BY_NAME
 
+log = logging.getLogger(__name__)
 _Q_DOMAINS = (*ONNX_DOMAINS, "com.microsoft")
 
 
@@ -86,6 +97,9 @@ def read_proto(model: onnx.ModelProto, path: Path, normal: Callable[[Graph], Gra
     model = inline_functions(model, str(path))
     check_names(model.graph, str(path))
     check_known(model, str(path))
+    if 0 < default_opset(model) < OLDEST_READ:
+        sort_nodes(model.graph, str(path))
+        model = renewed(model, str(path))
     model = take_constant_branches(model)
 
     branches = count()
@@ -118,6 +132,7 @@ class _Builder:
         self.noted: set[tuple[str, str]] = set()
         self.quantized_constants: dict[tuple[Value, QuantParams], Value] = {}
         self.params: dict[tuple[object, ...], QuantParams] = {}
+        self.taken: set[str] = set()
         self.read = {name for node in model.graph.node for name in node.input}
         self.read |= {name for node in model.graph.node for name in captured_names(node)}
         self.read |= {value.name for value in model.graph.output}
@@ -187,7 +202,7 @@ class _Builder:
 
     # ---- nodes --------------------------------------------------------------------------------
 
-    def _node(self, proto: onnx.NodeProto) -> None:
+    def _node(self, proto: onnx.NodeProto, opset: int = 0) -> None:
         if proto.op_type == "Constant" and proto.domain in ONNX_DOMAINS:
             where = f"{self.file}, {describe(proto)}"
             constant = constant_of_node(proto, self.path.parent, where)
@@ -197,24 +212,36 @@ class _Builder:
         elif proto.op_type == "DequantizeLinear" and proto.domain in _Q_DOMAINS:
             self._dequantize(proto)
         else:
-            self._compute(proto)
+            self._compute(proto, opset)
 
-    def _view(self, proto: onnx.NodeProto, operands: Sequence[Value | None]) -> NodeView:
-        opset = self.opsets.get(proto.domain, self.opset)
+    def _view(
+        self, proto: onnx.NodeProto, operands: Sequence[Value | None], opset: int = 0
+    ) -> NodeView:
         if proto.domain in ONNX_DOMAINS:
-            opset = self.opset
+            opset = opset or self.opset
+        else:
+            opset = self.opsets.get(proto.domain, self.opset)
         return NodeView(proto, opset, list(operands), self.file, self.folding)
 
-    def _compute(self, proto: onnx.NodeProto) -> None:
+    def _compute(self, proto: onnx.NodeProto, opset: int = 0) -> None:
+        """Reads a node of any operator; ``opset`` is the file's unless it is given."""
         if len(proto.output) > 1:
             _drop_unread(proto, self.read, self.opset)
         embed_external_data(proto, self.path.parent, f"{self.file}, {describe(proto)}")
         operands = self._stored_operands(proto, self._operands(proto))
         if operands is None:
             return
-        view = self._view(proto, operands)
+        view = self._view(proto, operands, opset)
         decoded = decode(view)
         if decoded is None:
+            form = self._new_form(proto, view.opset)
+            if form is not None and form.nodes is not None:
+                for each in form.nodes:
+                    self._node(each, form.opset)
+                return
+            if form is not None and view.domain == "":
+                view.opset = form.opset
+            proto, operands = self._reduced(proto, operands, view)
             captured = [self._plain(self.values[name]) for name in captured_names(proto)]
             found = foreign_node(proto, view.opset, operands, captured, self.file)
             op, attributes, operands = found
@@ -222,9 +249,13 @@ class _Builder:
             op, attributes = BY_NAME[decoded.op_name], decoded.attributes
             operands = list(decoded.operands)
         if op.name == "Identity" and operands[0] is not None:
+            if operands[0].type.shape is None:  # the rank that is declared of its copy is its own
+                (copy,) = self.results.of(proto, op, attributes, operands, self.values, opset)
+                operands[0].type = operands[0].type.with_shape(copy.type.shape)
             self.values[proto.output[0]] = operands[0]
             return
-        results = self.results.of(proto, op, attributes, operands, self.values)
+        opset = self.opset if view.domain else view.opset
+        results = self.results.of(proto, op, attributes, operands, self.values, opset)
         check_moved(op, operands, results, f"{self.file}, {describe(proto)}")
         self._type_moved(op, operands, results)
         node = self._add(op, attributes, operands, results, proto)
@@ -235,6 +266,53 @@ class _Builder:
         """Returns the operands of a node; integers that constants determine are constants."""
         operands = [self._operand(name) for name in proto.input]
         return [None if value is None else self.results.folded(value) for value in operands]
+
+    def _reduced(
+        self, proto: onnx.NodeProto, operands: list[Value | None], view: NodeView
+    ) -> tuple[onnx.NodeProto, list[Value | None]]:
+        """Returns a carried reduction by constant axes as opset 13 has it, whatever its opset."""
+        if view.op_type not in REDUCTIONS or view.domain or view.opset < AXES_OPERAND:
+            return proto, operands
+        axes = view.optional(1)
+        known = None if axes is None else self.folding.constant(axes)
+        x = view.operand(0).type.dtype
+        old = schema_of(view.op_type, "", 13)
+        taken = old is not None and f"tensor({onnx_name(x)})" in old.inputs[0].types
+        if (axes is not None and known is None) or not taken:
+            return proto, operands
+        older = with_axes_attribute(proto, None if known is None else known.numpy())
+        if older is None:
+            return proto, operands
+        view.opset = 13
+        return older, operands[:1]
+
+    def _new_form(self, proto: onnx.NodeProto, opset: int) -> NewForm | None:
+        """Returns a carried node in the terms of a newer opset; None where it has none there."""
+
+        def shape(name: str) -> Shape:
+            return self.values[name].type.shape
+
+        def element_type(name: str) -> int:
+            return dtype_to_onnx(self.values[name].type.dtype)
+
+        try:
+            return in_new_form(proto, opset, self._fresh, shape, element_type)
+        except NoNewForm as reason:
+            log.debug("%s is carried as it is: %s", describe(proto), reason)
+            return None
+
+    def _fresh(self, hint: str) -> str:
+        """Returns a tensor name that nothing has."""
+        if not self.taken:
+            self.taken |= {
+                name for node in all_nodes(self.model.graph.node) for name in node.output
+            }
+            self.taken |= set(self.values)
+        number = 1
+        while (name := f"{hint}.{number}") in self.taken:
+            number += 1
+        self.taken.add(name)
+        return name
 
     def _stored_operands(
         self, proto: onnx.NodeProto, operands: list[Value | None]

@@ -64,8 +64,9 @@ class Results:
     def __init__(self, model: onnx.ModelProto, file: str, opset: int, folding: Folding) -> None:
         self.file, self.declared = file, declared_types(model.graph)
         self.folding = folding
-        versions = {entry.domain: entry.version for entry in model.opset_import}
-        self._types = NodeTypes(versions, opset, model.ir_version)
+        self._versions = {entry.domain: entry.version for entry in model.opset_import}
+        self._opset, self._ir_version = opset, model.ir_version
+        self._types: dict[int, NodeTypes] = {}
         self._protos: dict[tuple[DType, Shape], TypeProto] = {}
         self._no_tensors: dict[Value, TypeProto] = {}
         self._extents: dict[Value, Extents] = {}
@@ -80,6 +81,7 @@ class Results:
         attributes: Attributes,
         operands: Sequence[Value | None],
         values: Mapping[str, Value],
+        opset: int = 0,
     ) -> list[Value]:
         """Returns the results of a node, without those that are left out.
 
@@ -89,6 +91,7 @@ class Results:
             attributes: Its attributes.
             operands: Its operands.
             values: Every tensor that the node can read, by name.
+            opset: The version of ONNX's own domain that it is written in; the file's if 0.
 
         Raises:
             InvalidModelError: The file declares another element type than the node computes.
@@ -96,7 +99,10 @@ class Results:
         given = [values[name] if name else None for name in proto.input]
         captured = {name: self._proto(values[name]) for name in captured_names(proto)}
         types = [None if value is None else self._proto(value) for value in given]
-        inferred = self._types.results(proto, types, self._data(proto, given), captured)
+        opset = opset or self._opset
+        if opset not in self._types:
+            self._types[opset] = NodeTypes(self._versions, opset, self._ir_version)
+        inferred = self._types[opset].results(proto, types, self._data(proto, given), captured)
         more = self._open_shape(op, attributes, operands) if len(inferred) == 1 else None
         results: list[Value] = []
         for index, (name, known) in enumerate(zip(proto.output, inferred, strict=True)):

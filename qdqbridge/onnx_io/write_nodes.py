@@ -16,6 +16,7 @@ from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.onnx_io.codecs import BY_ROW, encode
 from qdqbridge.onnx_io.foreign import ForeignAttrs, foreign_node_proto
+from qdqbridge.onnx_io.operator_versions import moved
 from qdqbridge.onnx_io.profiles.profile import Bias, Clamp, Profile
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
 from qdqbridge.onnx_io.write_clamps import clamp_extremes, clamp_real, clip_stored, rounded
@@ -181,6 +182,8 @@ class NodeWriter:
         outputs = [self.tensors.of(value) for value in node.outputs]
         name, metadata = self._identity(node, f"{outputs[0]}_{attributes.op_type}")
         proto = foreign_node_proto(attributes, inputs, outputs)
+        if not attributes.domain:
+            moved(proto, attributes.version, self.opset, lambda a: self.array(a, f"{name}_axes"))
         self.sheet.nodes.append(
             NodeRow(attributes.op_type, inputs, outputs, {}, name, metadata, proto)
         )

@@ -14,8 +14,9 @@ from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 from qdqbridge.onnx_io.codecs import BY_ROW, since
-from qdqbridge.onnx_io.codecs.schema import schema_of, widened
+from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.foreign import ForeignAttrs
+from qdqbridge.onnx_io.operator_versions import can_be_moved
 from qdqbridge.onnx_io.structure import subgraphs
 from qdqbridge.onnx_io.tensors import onnx_name
 from qdqbridge.onnx_io.write_sheet import Sheet
@@ -154,11 +155,7 @@ class _SameSchema:
     version: int
 
     def __call__(self, opset: int) -> bool:
-        own, other = (schema_of(self.op_type, "", v) for v in (self.version, opset))
-        if own is None or other is None:
-            return opset == self.version
-        same = own.since_version == other.since_version
-        return bool(same or (own.since_version < other.since_version and widened(own, other)))
+        return can_be_moved(self.op_type, self.version, opset)
 
 
 @dataclass(frozen=True, slots=True)

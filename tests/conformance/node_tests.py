@@ -59,7 +59,8 @@ def node_tests(*, as_inputs: bool = False) -> tuple[NodeTest, ...]:
     with warnings.catch_warnings():  # making the inputs of other operators' tests divides by zero
         warnings.simplefilter("ignore")
         cases = [c for c in collect_testcases(None) if _QUANTIZATION.search(c.name)]
-    return tuple(_node_test(case, as_inputs=as_inputs) for case in sorted(cases, key=lambda c: c.name))
+    cases.sort(key=lambda c: c.name)
+    return tuple(_node_test(case, as_inputs=as_inputs) for case in cases)
 
 
 def _node_test(case: Any, *, as_inputs: bool) -> NodeTest:

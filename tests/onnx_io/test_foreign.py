@@ -18,7 +18,6 @@ from qdqbridge.graph.printer import attributes_text
 from qdqbridge.graph.types import TensorType
 from qdqbridge.onnx_io.foreign import (
     ForeignAttrs,
-    fits,
     foreign_attributes,
     foreign_node,
     foreign_node_proto,
@@ -229,10 +228,6 @@ def test_the_opset_leaves_no_trace_where_the_operator_is_the_same() -> None:
     assert foreign_attributes(proto, 13) == foreign_attributes(proto, 17)
     old = foreign_attributes(helper.make_node("TopK", ["x", "k"], ["v", "i"]), 10)
     assert old.version == 10
-    assert fits(old, 10) and not fits(old, 11) and not fits(old, 13)
-    assert fits(foreign_attributes(proto, 13), 17)
-    nested = foreign_attributes(if_node(), 17)
-    assert fits(nested, 18) and not fits(nested, 12)
 
 
 def test_what_onnxruntime_does_not_know_is_named() -> None:

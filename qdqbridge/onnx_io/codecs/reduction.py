@@ -55,6 +55,9 @@ def _softmax(name: str) -> Codec:
         first = node.wrap(node.int_("axis", 1), extra=0 if node.int_("axis", 1) < 0 else 1)
         axes = range(first, node.rank())
         longer = tuple(axis for axis in axes if node.extent(axis) != 1)
+        opened = sum(node.extent(axis) is None for axis in range(node.rank()))
+        if len(longer) > 1 and opened > 1:
+            raise NoRow("it runs over several axes of open extents")
         return decoded(name, SoftmaxAttrs(longer or tuple(axes)[-1:]), node.operands)
 
     def write(attributes: SoftmaxAttrs, operands: Operands, opset: int) -> Encoded:

@@ -42,7 +42,7 @@ CODECS: tuple[Codec, ...] = (
 )
 BY_ONNX = {(codec.domain, codec.onnx_name): codec for codec in CODECS}
 BY_ROW = {codec.row: codec for codec in CODECS if codec.write is not None}
-_OLDEST_READ = 7
+OLDEST_READ = 7
 """Before opset 7 broadcasting was an attribute."""
 
 
@@ -72,8 +72,8 @@ def _decode(node: NodeView) -> Decoded | NoRow:
     codec = BY_ONNX.get((node.domain, node.op_type))
     if codec is None:
         return NoRow(f"operator {node.op_type} has no row")
-    if node.domain == "" and node.opset < _OLDEST_READ:
-        return NoRow(f"opset {node.opset} is older than {_OLDEST_READ}")
+    if node.domain == "" and node.opset < OLDEST_READ:
+        return NoRow(f"opset {node.opset} is older than {OLDEST_READ}")
     schema.check(node, codec.known)
     try:
         return codec.read(node)
