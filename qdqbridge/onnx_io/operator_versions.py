@@ -10,14 +10,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, helper, numpy_helper
 
-from qdqbridge.onnx_io.codecs.schema import schema_of
+from qdqbridge.onnx_io.codecs.schema import changed, schema_of
 from qdqbridge.onnx_io.subgraph_names import bodies
 
 _OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
-_CHANGED = {("GroupNormalization", 21), ("RoiAlign", 16), ("Split", 18)}
-"""Versions that changed a meaning which their signature does not show: scale and bias per channel,
-not per group; half a pixel by default; the number of parts has to be said."""
-
 REDUCTIONS = frozenset(
     ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean",
      "ReduceMin", "ReduceProd", "ReduceSumSquare")
@@ -41,10 +37,7 @@ def carries_over(op_type: str, version: int, opset: int) -> bool:
         return False
     if own.since_version >= other.since_version:
         return bool(own.since_version == other.since_version)
-    changed = (v for name, v in _CHANGED if name == op_type)
-    if any(own.since_version < v <= other.since_version for v in changed):
-        return False
-    return _grown(own, other)
+    return not changed(own, other) and _grown(own, other)
 
 
 def _grown(own: Any, other: Any) -> bool:

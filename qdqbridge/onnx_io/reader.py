@@ -234,12 +234,12 @@ class _Builder:
         view = self._view(proto, operands, opset)
         decoded = decode(view)
         if decoded is None:
-            form = self._new_form(proto, view.opset)
+            form = None if view.domain else self._new_form(proto, view.opset)
             if form is not None and form.nodes is not None:
                 for each in form.nodes:
                     self._node(each, form.opset)
                 return
-            if form is not None and view.domain == "":
+            if form is not None:
                 view.opset = form.opset
             proto, operands = self._reduced(proto, operands, view)
             captured = [self._plain(self.values[name]) for name in captured_names(proto)]

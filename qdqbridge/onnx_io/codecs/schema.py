@@ -36,6 +36,17 @@ def oldest_alike(op_type: str, domain: str, opset: int) -> tuple[Any, ...]:
     return tuple(found)
 
 
+_CHANGED = {("GroupNormalization", 21), ("Mod", 28), ("RoiAlign", 16), ("Split", 18)}
+"""Versions that changed a meaning which their signature does not show: scale and bias per channel,
+not per group; floats without fmod; half a pixel by default; the number of parts has to be said."""
+
+
+def changed(older: Any, newer: Any) -> bool:
+    """True where a version between two of an operator changed what its signature does not show."""
+    versions = (version for name, version in _CHANGED if name == older.name)
+    return any(older.since_version < version <= newer.since_version for version in versions)
+
+
 def widened(older: Any, newer: Any) -> bool:
     """True where a later version of an operator differs in more element types only."""
 
@@ -47,7 +58,7 @@ def widened(older: Any, newer: Any) -> bool:
         }
         return operands, attributes
 
-    if signature(older) != signature(newer):
+    if changed(older, newer) or signature(older) != signature(newer):
         return False
     allowed = [[set(o.types) for o in (*s.inputs, *s.outputs)] for s in (older, newer)]
     return all(a <= b for a, b in zip(*allowed, strict=True))
