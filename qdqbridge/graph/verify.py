@@ -22,9 +22,11 @@ def verify(graph: Graph, file: str = "") -> None:
         file: Name of the file it comes from, for messages.
 
     Raises:
-        InvalidModelError: A node breaks its operator's rules (shapes, attributes).
+        InvalidModelError: A node breaks its operator's rules (shapes, attributes), or two results
+            have one name.
         GraphError: The graph claims to be canonical and is not.
     """
+    _check_output_names(graph, file)
     problems: list[tuple[Node, str]] = []
     for node in graph.nodes:
         problems += [(node, problem) for problem in node.op.check(node)]
@@ -36,6 +38,22 @@ def verify(graph: Graph, file: str = "") -> None:
         broken = [(node, p) for node in graph.nodes for p in _canonical_problems(node)]
         if broken:
             raise _error(GraphError, "the graph is not in canonical form", broken, file)
+
+
+def _check_output_names(graph: Graph, file: str) -> None:
+    """Refuses a name for two results: those of a run are told apart by it.
+
+    One result may have its name twice, which is one entry among the results of a run.
+    """
+    named: dict[str, Value] = {}
+    for name, value in zip(graph.output_names, graph.outputs, strict=True):
+        if named.setdefault(name, value) is not value:
+            raise InvalidModelError(
+                f"two outputs have the name '{name}'",
+                where=file or graph.name,
+                why="they are different tensors",
+                fix="give every output a name of its own",
+            )
 
 
 def _error(

@@ -98,10 +98,10 @@ def _check_interface(graph: Graph) -> None:
     inputs = [value.name for value in graph.inputs]
     own = {value.name: value for value in graph.inputs}
     twice = [name for name in inputs if inputs.count(name) > 1] if len(own) < len(inputs) else []
-    outputs = zip(graph.output_names, graph.outputs, strict=True)
-    clash = [n for n, v in outputs if n in own and own[n] is not tensor_of(v)]
-    repeated = len(set(graph.output_names)) < len(graph.output_names)
-    if twice or clash or repeated or "" in (*inputs, *graph.output_names):
+    clash = False  # a name may be that of an input, or stand there twice, for one tensor
+    for name, value in zip(graph.output_names, graph.outputs, strict=True):
+        clash |= own.setdefault(name, tensor_of(value)) is not tensor_of(value)
+    if twice or clash or "" in (*inputs, *graph.output_names):
         raise UnsupportedTargetError(
             "the names of the graph's inputs and outputs are not unique",
             why=f"inputs {inputs}, outputs {graph.output_names}",

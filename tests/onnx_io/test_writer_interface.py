@@ -6,22 +6,26 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
+import qdqbridge as qb
 from qdqbridge.canonical import canonicalize
-from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.errors import InvalidModelError, UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Origin, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.graph.quantization import per_tensor
 from qdqbridge.graph.types import QuantType, TensorType
+from qdqbridge.graph.verify import verify
 from qdqbridge.onnx_io.reader import read
 from qdqbridge.onnx_io.writer import to_proto, write
 from qdqbridge.ops.attributes import AxisAttrs
 from qdqbridge.ops.table import BY_NAME
 from tests.onnx_io.writer_models import CNN, Net, run, samples
+from tests.onnx_models import Builder, canonical
 
 CODES = per_tensor(DType.UINT8, np.float32(0.5), 3)
 
@@ -160,6 +164,38 @@ def concat(names: tuple[str, str, str], origin: str = "") -> Graph:
     y = value_of(QuantType(CODES, (4,)), names[2])
     node = Node(BY_NAME["Concat"], AxisAttrs(0), [a, b], [y], Origin((origin,)))
     return Graph([a, b], [y], [names[2]], [node])
+
+
+def test_a_name_that_stands_twice_among_the_outputs(tmp_path: Path) -> None:
+    """A run gives it once, by its name; the file has it twice, as it had before."""
+    b = Builder(17)
+    y = b.qdq(b.input("x", [2, 3]), 0.1, 120)
+    b.output(y)
+    b.output("x", [2, 3])
+    b.output(y)
+    graph = canonical(b.model())
+    x = np.random.default_rng(0).normal(size=(2, 3)).astype(np.float32)
+    results = qb.evaluate(graph, {"x": x})
+    assert list(results) == [y, "x"]
+    path = tmp_path / "twice.onnx"
+    qb.save(graph, path)
+    assert [o.name for o in onnx.load(path).graph.output] == [y, "x", y]
+    assert qb.load(path).digest == graph.digest
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    given = session.run(None, {"x": x})
+    assert [np.array_equal(a, results[n]) for a, n in zip(given, [y, "x", y], strict=True)]
+    assert qb.compare(graph, path, {"x": x}).equal
+
+
+def test_two_results_of_one_name_are_refused() -> None:
+    b = Builder(17)
+    y = b.qdq(b.input("x", [2, 3]), 0.1, 120)
+    b.output(y)
+    b.output("x", [2, 3])
+    graph = canonical(b.model())
+    graph.output_names[1] = y
+    with pytest.raises(InvalidModelError, match="two outputs have the name"):
+        verify(graph)
 
 
 @pytest.mark.parametrize("name", ["a\x00b", "\x07\n", "ünï/códe::0", "x" * 5000, "y_scale"])

@@ -41,7 +41,7 @@ def _reshape(scope: Scope, node: Node, x: Expr) -> Expr:
     have = scope.extents(x)
     keep = not attributes.allow_zero
     target = [have[i] if dim == 0 and keep else dim for i, dim in enumerate(attributes.shape)]
-    return scope.op.reshape(x, target)
+    return scope.op.reshape(x, scope.rest_of(have, target))
 
 
 def _flatten(scope: Scope, node: Node, x: Expr) -> Expr:

@@ -97,6 +97,11 @@ class Scope(ABC):
         """Lets a run end with an error where open extents give more than ``count`` elements."""
         del extents, count  # a host of known extents needs no check
 
+    def rest_of(self, extents: Sequence[Any], target: list[Any]) -> list[Any]:
+        """Returns the target of a reshape of ``extents`` with -1 as what is left, if known."""
+        del extents
+        return target
+
     def at_least(self, extent: Any, count: int) -> None:
         """Lets a run end with an error where an open extent is less than ``count``."""
         del extent, count

@@ -120,15 +120,12 @@ def _spread(
     whole: Sequence[Extent],
 ) -> Expr:
     """Returns an operand with the common extent on every axis that is not settled."""
-    first = len(columns) - len(lead)
-    target, wanted = [*lead], [*lead]
+    first, target = len(columns) - len(lead), [*lead]
     for axis, own in enumerate(lead):
         if not settled(columns[first + axis]) and not isinstance(own, int):
-            wanted[axis] = whole[first + axis]
-            if not _caps(own, wanted[axis]):
-                target[axis] = chosen(own, wanted[axis])
-    if not all(map(equal, target, lead)):
-        expr = scope.emit(broadcast_to(expr, [*target, *rest], implied=True))
-    if all(map(equal, wanted, target)):
+            target[axis] = whole[first + axis]
+            same = own if _caps(own, target[axis]) else chosen(own, target[axis])
+            scope.need_same(same, target[axis])
+    if all(map(equal, target, lead)):
         return expr
-    return scope.matched(expr, [*wanted, *rest])
+    return scope.emit(broadcast_to(expr, [*target, *rest], implied=True))

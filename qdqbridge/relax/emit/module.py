@@ -148,13 +148,16 @@ class ModuleEmitter:
             return bound
         found = None if value.producer is None else self.scope.arithmetic.shape(value.producer)
         if bound.ty.shape is not None:
-            if found is None or all(map(equal, self.scope.extents(bound), found)):
+            own = self.scope.extents(bound)
+            # TVM never ends where a variable is matched with an expression of it (need_same)
+            fresh = all(isinstance(extent, int | tirx.Var) for extent in own)
+            if found is None or not fresh or all(map(equal, own, found)):
                 return bound
         elif found is None:
             found = self._named(value)
         if found is None:
             return bound
-        return self.scope.matched(bound, found)
+        return self.builder.match_cast(bound, relax.TensorType(found, tvm_dtype(value.type.dtype)))
 
     def _named(self, value: Value) -> list[Any] | None:
         """Returns the extents of a result that are known at run time only, by the graph's names."""

@@ -20,8 +20,8 @@ from qdqbridge.qnn.emit.dtypes import as_bytes, tvm_dtype
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.qnn.emit.scope import Scope as SharedScope
 from qdqbridge.relax.dialect import call
-from qdqbridge.relax.emit.arithmetic import Arithmetic
-from qdqbridge.relax.emit.broadcasting import aligned, spread
+from qdqbridge.relax.emit.arithmetic import Arithmetic, reshaped, simple
+from qdqbridge.relax.emit.broadcasting import aligned, equal, spread
 from qdqbridge.relax.emit.extents import (
     run_time_broadcast,
     run_time_extent,
@@ -52,7 +52,6 @@ class Scope(SharedScope):
         self.builder, self.symbols, self._lift = builder, extents, lift
         self._constants: dict[Constant, Expr] = {}
         self._bound: dict[str, tirx.Var] = {}
-        self._matches: dict[Expr, Expr] = {}
         self.arithmetic = Arithmetic(self)
 
     def constant(self, constant: Constant, name: str) -> Expr:
@@ -104,6 +103,23 @@ class Scope(SharedScope):
             total = math.prod(extents)
             self._match_shape(total, tirx.min(total, tirx.const(count, "int64")))
 
+    def rest_of(self, extents: Sequence[Any], target: list[Any]) -> list[Any]:
+        """Returns the target of a reshape of ``extents`` with what is left in the place of -1."""
+        if all(isinstance(extent, int) for extent in (*extents, *target)):
+            return target
+        found = reshaped(list(extents), target, allow_zero=True)
+        return target if found is None else [simple(extent) for extent in found]
+
+    def need_same(self, extent: Any, wanted: Any) -> None:
+        """Ends a run with an error where two extents differ.
+
+        A variable alone would not do as the pattern: CanonicalizeBindings of TVM 0.27 takes it for
+        a name of the extent, and never ends where the extent is an expression of it.
+        """
+        if not equal(extent, wanted):
+            wanted = tirx.const(wanted, "int64") if isinstance(wanted, int) else wanted
+            self._match_shape(extent, tirx.Select(extent == wanted, extent, wanted))
+
     def at_least(self, extent: Any, count: int) -> None:
         """Ends a run with an error where an open extent is less than ``count``."""
         if not isinstance(extent, int) and count > 0:
@@ -117,18 +133,6 @@ class Scope(SharedScope):
     def broadcast(self, expr: Expr, shape: Any) -> Expr:
         """Returns an expression repeated to a shape; open extents may turn out to be 1."""
         return spread(self, expr, shape)
-
-    def matched(self, expr: Expr, extents: Sequence[Any]) -> Expr:
-        """Returns an expression with extents that are compared with its own when it runs.
-
-        What was matched before is matched again, not the match of it: TVM 0.27 dies of a match of
-        a match (KillAfterLastUse).
-        """
-        source = self._matches.get(expr, expr)
-        type_ = relax.TensorType(list(extents), self.dtype(expr))
-        match = self.builder.match_cast(source, type_)
-        self._matches[match] = source
-        return match
 
     def aligned(self, exprs: Sequence[Expr], trailing: int = 0) -> list[Expr]:
         """Returns operands that broadcast; what is not known is decided at run time."""
