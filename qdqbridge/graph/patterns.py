@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from qdqbridge.graph.graph import Node, Value
-
-Pattern: TypeAlias = "tuple[Any, ...] | str | float"
-"""``("Add", a, b)``; a letter for any value; ``"#name"`` for any number; a number for itself."""
+from qdqbridge.graph.operator import Pattern
 
 _EITHER_ORDER = frozenset(("Add", "Mul", "Max", "Min"))
 
@@ -77,7 +75,10 @@ def _node_matches(value: Value, pattern: tuple[Any, ...], found: Match, either_o
     if node is None or node.op.name != pattern[0]:
         return False
     operands = [v for v in node.inputs if v is not None]
-    if len(operands) != len(pattern) - 1:
+    parts = pattern[1 : 1 + len(operands)]
+    if len(operands) != len(parts):
+        return False
+    if not _attributes_match(node, pattern[1 + len(operands) :], found):
         return False
     orders = [operands]
     if either_order and node.op.name in _EITHER_ORDER and len(operands) == 2:
@@ -85,11 +86,26 @@ def _node_matches(value: Value, pattern: tuple[Any, ...], found: Match, either_o
     for order in orders:
         trial = found.copy()
         trial.nodes.append(node)
-        pairs = zip(order, pattern[1:], strict=True)
+        pairs = zip(order, parts, strict=True)
         if all(_matches(operand, part, trial, either_order) for operand, part in pairs):
             found.take(trial)
             return True
     return False
+
+
+def _attributes_match(node: Node, wanted: tuple[Any, ...], found: Match) -> bool:
+    """Compares attributes with what stands behind the operands of a pattern; nothing takes any."""
+    values = node.op.values(node.attributes).values()
+    if not wanted:
+        return True
+    if len(wanted) != len(values):
+        return False
+    for value, part in zip(values, wanted, strict=True):
+        named = isinstance(part, str) and part.startswith("#")
+        same = found.numbers.setdefault(part[1:], value) == value if named else value == part
+        if not same:
+            return False
+    return True
 
 
 def scalar(value: Value, *, one_element: bool = False) -> float | None:

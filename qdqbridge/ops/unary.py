@@ -249,8 +249,7 @@ CLIP = unary("Clip", _with(_clip, rounded=False),
              _EXACT.format("min(max(x, low), high), NaN of NaN")
              + "A bound that is left out is none, as in ONNX's own expansion of Clip; for "
              "onnxruntime it is the largest finite number, which infinity becomes. " + _EQUAL,
-             attributes=ClipAttrs, onnx=(), qnn="",
-             forms=_forms(("Min", ("Max", "x", "#low"), "#high")))  # fmt: skip
+             attributes=ClipAttrs, onnx=(), qnn="")  # fmt: skip
 
 OPERATORS = (
     unary("Sigmoid", _rounded(_sigmoid), _ROUNDED.format("1 / (1 + exp(-x))"), magnitude=_UNIT,
@@ -308,7 +307,8 @@ OPERATORS = (
     unary("Selu", _with(_selu, rounded=False),
           _EXACT.format("gamma * (x, or alpha * (exp(x) - 1) below 0)"), attributes=SeluAttrs,
           defaults={"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875},
-          forms=_forms(("Mul", _ELU, "#gamma")), magnitude=_OPERAND),
+          forms=_forms(("Mul", _ELU, "#gamma"), ("Mul", ("Elu", "x", "#alpha"), "#gamma")),
+          magnitude=_OPERAND),
     unary("Celu", _with(lambda x, a: _celu(x, a.alpha), rounded=False),
           _EXACT.format("max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0)"),
           attributes=AlphaAttrs, defaults={"alpha": 1.0},

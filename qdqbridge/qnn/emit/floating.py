@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
+from qdqbridge.graph.operator import Operator, Pattern
 from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.ops.attributes import (
     AlphaAttrs,
@@ -17,11 +19,11 @@ from qdqbridge.ops.attributes import (
     ClipAttrs,
     GeluAttrs,
     GemmAttrs,
-    HardSigmoidAttrs,
-    SeluAttrs,
     ShapeAttrs,
     SoftmaxAttrs,
 )
+from qdqbridge.ops.forms import OPERANDS, form_for
+from qdqbridge.ops.table import OPERATORS
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.norms import FLOATING_NORMS
 from qdqbridge.qnn.emit.scope import Expr, Scope
@@ -106,104 +108,10 @@ def _clip(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     return x if attributes.high is None else scope.op.minimum(x, _like(scope, x, attributes.high))
 
 
-def _leaky_relu(scope: Scope, node: Node, args: list[Expr]) -> Expr:
-    assert isinstance(node.attributes, AlphaAttrs)
-    return scope.op.nn.leakyrelu(args[0], node.attributes.alpha)
-
-
-def _prelu(scope: Scope, node: Node, args: list[Expr]) -> Expr:
-    del node
-    x, slope = args
-    negative = scope.emit(scope.op.less(x, _like(scope, x, 0)))
-    return scope.op.where(negative, scope.emit(scope.op.multiply(x, slope)), x)
-
-
-def _hard_sigmoid(scope: Scope, node: Node, args: list[Expr]) -> Expr:
-    attributes, x = node.attributes, args[0]
-    assert isinstance(attributes, HardSigmoidAttrs)
-    return _hard(scope, x, attributes.alpha, attributes.beta)
-
-
-def _hard(scope: Scope, x: Expr, alpha: float, beta: float) -> Expr:
-    scaled = scope.emit(scope.op.multiply(x, _like(scope, x, alpha)))
-    shifted = scope.emit(scope.op.add(scaled, _like(scope, x, beta)))
-    floored = scope.emit(scope.op.maximum(shifted, _like(scope, x, 0)))
-    return scope.op.minimum(floored, _like(scope, x, 1))
-
-
-def _hard_swish(scope: Scope, node: Node, args: list[Expr]) -> Expr:
-    del node
-    gate = scope.emit(_hard(scope, args[0], 1 / 6, 0.5))
-    return scope.op.multiply(args[0], gate)
-
-
-def _swish(scope: Scope, node: Node, args: list[Expr]) -> Expr:
-    x, attributes = args[0], node.attributes
-    assert isinstance(attributes, AlphaAttrs)
-    gated = (
-        x
-        if attributes.alpha == 1.0
-        else scope.emit(scope.op.multiply(x, _like(scope, x, attributes.alpha)))
-    )
-    return scope.op.multiply(x, scope.emit(scope.op.sigmoid(gated)))
-
-
 def _gelu(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     assert isinstance(node.attributes, GeluAttrs)
     tanh = node.attributes.approximate == "tanh"
     return scope.op.nn.gelu_tanh(args[0]) if tanh else scope.op.nn.gelu(args[0])
-
-
-def _negative_part(scope: Scope, x: Expr, alpha: float, inner: float) -> Expr:
-    """Returns ``alpha * (exp(min(x, 0) / inner) - 1)``."""
-    low = scope.emit(scope.op.minimum(x, _like(scope, x, 0)))
-    if inner != 1.0:
-        low = scope.emit(scope.op.divide(low, _like(scope, x, inner)))
-    grown = scope.emit(scope.op.exp(low))
-    return scope.emit(
-        scope.op.multiply(
-            scope.emit(scope.op.subtract(grown, _like(scope, x, 1))), _like(scope, x, alpha)
-        )
-    )
-
-
-def _elu(scope: Scope, node: Node, args: list[Expr]) -> Expr:
-    x, attributes = args[0], node.attributes
-    assert isinstance(attributes, AlphaAttrs)
-    inner = attributes.alpha if node.op.name == "Celu" else 1.0
-    low = _negative_part(scope, x, attributes.alpha, inner)
-    return scope.op.add(scope.emit(scope.op.maximum(x, _like(scope, x, 0))), low)
-
-
-def _selu(scope: Scope, node: Node, args: list[Expr]) -> Expr:
-    x, attributes = args[0], node.attributes
-    assert isinstance(attributes, SeluAttrs)
-    low = _negative_part(scope, x, attributes.alpha, 1.0)
-    total = scope.emit(scope.op.add(scope.emit(scope.op.maximum(x, _like(scope, x, 0))), low))
-    return scope.op.multiply(total, _like(scope, x, attributes.gamma))
-
-
-def _softsign(scope: Scope, node: Node, args: list[Expr]) -> Expr:
-    del node
-    x = args[0]
-    size = scope.emit(scope.op.add(scope.emit(scope.op.abs(x)), _like(scope, x, 1)))
-    return scope.op.divide(x, size)
-
-
-def _softplus(scope: Scope, node: Node, args: list[Expr]) -> Expr:
-    """``log(1 + exp(x))`` as ``max(x, 0) + log(1 + exp(-abs(x)))``."""
-    del node
-    x = args[0]
-    size = scope.emit(scope.op.negative(scope.emit(scope.op.abs(x))))
-    grown = scope.emit(scope.op.add(scope.emit(scope.op.exp(size)), _like(scope, x, 1)))
-    return scope.op.add(
-        scope.emit(scope.op.maximum(x, _like(scope, x, 0))), scope.emit(scope.op.log(grown))
-    )
-
-
-def _mish(scope: Scope, node: Node, args: list[Expr]) -> Expr:
-    inner = scope.emit(_softplus(scope, node, args))
-    return scope.op.multiply(args[0], scope.emit(scope.op.tanh(inner)))
 
 
 def _thresholded(scope: Scope, node: Node, args: list[Expr]) -> Expr:
@@ -249,11 +157,6 @@ def _power(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     return raised if wide == own else scope.op.astype(scope.emit(raised), own)
 
 
-def _reciprocal(scope: Scope, node: Node, args: list[Expr]) -> Expr:
-    del node
-    return scope.op.divide(_like(scope, args[0], 1), args[0])
-
-
 def _shape(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     attributes = node.attributes
     assert isinstance(attributes, ShapeAttrs)
@@ -264,54 +167,71 @@ def _shape(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     return scope.op.strided_slice(whole, axes=[0], begin=[begin], end=[max(begin, end)])
 
 
+_STEPS: dict[str, str] = {
+    **{row.name: row.tvm for row in OPERATORS if row.tvm},
+    "Div": "divide", "Less": "less", "Greater": "greater", "Where": "where",
+}  # fmt: skip
+"""TVM's operators that the forms of others are written with."""
+
+
+def _called(row: Operator) -> Emit:
+    """TVM's own operator, which takes the operands and then the attributes."""
+
+    def emit(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+        return scope.function(row.tvm)(*args, *row.values(node.attributes).values())
+
+    return emit
+
+
+def _written(row: Operator) -> Emit:
+    """An operator that TVM has not, by the first of its forms."""
+
+    def emit(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+        form = form_for(row, node.attributes)
+        assert form is not None, f"{row.name} has no form for {node.attributes}"
+        known = {f"#{name}": value for name, value in row.values(node.attributes).items()}
+        known |= dict(zip(OPERANDS[row.arity], args, strict=True))
+        return _chain(scope, form.pattern, known, args[0])
+
+    return emit
+
+
+def _chain(scope: Scope, pattern: Pattern, known: Mapping[str, Any], like: Expr) -> Expr:
+    """Emits the steps of a pattern; the last one is left to the caller."""
+    if not isinstance(pattern, tuple):
+        value = known[pattern] if isinstance(pattern, str) else pattern
+        return _like(scope, like, value) if isinstance(value, float) else value
+    parts = [_chain(scope, part, known, like) for part in pattern[1:]]
+    parts = [
+        scope.emit(part) if isinstance(inner, tuple) else part
+        for part, inner in zip(parts, pattern[1:], strict=True)
+    ]
+    return scope.function(_STEPS[pattern[0]])(*parts)
+
+
+def _elementwise(row: Operator) -> Emit:
+    if not row.tvm:
+        return _written(row)
+    return _called(row) if row.arity == 1 else _folded(row.tvm)
+
+
 FLOATING: dict[str, Emit] = {
     **FLOATING_WINDOWS,
+    **{row.name: _elementwise(row) for row in OPERATORS if row.tvm or row.forms},
     "Dense": _dense,
     "Gemm": _gemm,
-    "MatMul": _broadcast(_plain("matmul"), 2),
-    "Add": _broadcast(_plain("add")),
-    "Sub": _broadcast(_plain("subtract")),
-    "Mul": _broadcast(_plain("multiply")),
-    "Div": _broadcast(_divide),
-    "Min": _broadcast(_folded("minimum")),
-    "Max": _broadcast(_folded("maximum")),
-    "Pow": _broadcast(_power),
-    "Where": _broadcast(_plain("where")),
-    "PRelu": _broadcast(_prelu),
+    "MatMul": _plain("matmul"),
+    "Div": _divide,
+    "Pow": _power,
+    "Where": _plain("where"),
     "Concat": _concat,
     "Softmax": _softmax("softmax"),
     "LogSoftmax": _softmax("log_softmax"),
     **FLOATING_NORMS,
     **FLOATING_SIMULATED,
     "Clip": _clip,
-    "Relu": _plain("nn.relu"),
-    "LeakyRelu": _leaky_relu,
-    "HardSigmoid": _hard_sigmoid,
-    "HardSwish": _hard_swish,
-    "Swish": _swish,
     "Gelu": _gelu,
-    "Elu": _elu,
-    "Celu": _elu,
-    "Selu": _selu,
-    "Softsign": _softsign,
-    "Softplus": _softplus,
-    "Mish": _mish,
     "ThresholdedRelu": _thresholded,
-    "Sigmoid": _plain("sigmoid"),
-    "Tanh": _plain("tanh"),
-    "Exp": _plain("exp"),
-    "Log": _plain("log"),
-    "Sqrt": _plain("sqrt"),
-    "Reciprocal": _reciprocal,
-    "Erf": _plain("erf"),
-    "Abs": _plain("abs"),
-    "Neg": _plain("negative"),
-    "Floor": _plain("floor"),
-    "Ceil": _plain("ceil"),
-    "Round": _plain("round"),
-    "Sin": _plain("sin"),
-    "Cos": _plain("cos"),
-    "Sign": _plain("sign"),
     "Cast": _cast,
     "Shape": _shape,
 }

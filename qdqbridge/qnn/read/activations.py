@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.operator import NO_ATTRIBUTES
-from qdqbridge.graph.patterns import Match, Pattern, match, near, scalar
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Operator
+from qdqbridge.graph.patterns import near, scalar
 from qdqbridge.ops.attributes import (
     AlphaAttrs,
     ClipAttrs,
-    GeluAttrs,
     HardSigmoidAttrs,
     SeluAttrs,
 )
+from qdqbridge.ops.forms import whole_forms, written
+from qdqbridge.ops.table import OPERATORS
 from qdqbridge.qnn.read.call import Call
 from qdqbridge.qnn.read.chains import Find, Whole, present, spelled
-
-
-def _unary(op: str, pattern: Pattern) -> Find:
-    def find(node: Node, call: Call) -> Whole | None:
-        del call
-        found = Match()
-        if not match(node.output, pattern, found):
-            return None
-        return Whole(op, NO_ATTRIBUTES, [found.values["x"]])
-
-    return find
 
 
 def _clip(node: Node, call: Call) -> Whole | None:
@@ -45,50 +34,6 @@ def _clip(node: Node, call: Call) -> Whole | None:
     if inner is not None and isinstance(first, ClipAttrs) and first.high is None:
         return Whole("Clip", ClipAttrs(first.low, bound), [inner.operand(0)])
     return Whole("Clip", ClipAttrs(None, bound), [source])
-
-
-_HARD: Pattern = ("Min", ("Max", ("Add", ("Mul", "x", "#alpha"), "#beta"), 0.0), 1.0)
-_HALF_SWISH: Pattern = ("Min", ("Max", ("Add", ("Mul", "x", 1 / 6), 0.5), 0.0), 1.0)
-
-
-def _hard_sigmoid(node: Node, call: Call) -> Whole | None:
-    found = Match()
-    if not match(node.output, _HARD, found):
-        return None
-    attributes = HardSigmoidAttrs(found.numbers["alpha"], found.numbers["beta"])
-    given = spelled(call, HardSigmoidAttrs)
-    if given and near(given.alpha, attributes.alpha) and near(given.beta, attributes.beta):
-        attributes = given
-    return Whole("HardSigmoid", attributes, [found.values["x"]])
-
-
-def _hard_swish(node: Node, call: Call) -> Whole | None:
-    """``x * hard_sigmoid(x)``, or ``x * clip(x + 3, 0, 6) / 6``."""
-    found = Match()
-    if not match(node.output, ("Div", ("Mul", "x", "gate"), 6.0), found):
-        return _unary("HardSwish", ("Mul", "x", _HALF_SWISH))(node, call)
-    x, gate = found.values["x"], found.values["gate"].producer
-    if gate is None or gate.attributes != ClipAttrs(0.0, 6.0):
-        return None
-    shifted = Match({"x": x})
-    whole = match(gate.operand(0), ("Add", "x", 3.0), shifted)
-    return Whole("HardSwish", NO_ATTRIBUTES, [x]) if whole else None
-
-
-_ERF: Pattern = ("Mul", ("Mul", "x", 0.5), ("Add", ("Erf", ("Mul", "x", math.sqrt(0.5))), 1.0))
-_CUBE: Pattern = ("Mul", ("Mul", "x", "x"), ("Mul", "x", 0.044715))
-_TANH: Pattern = ("Tanh", ("Mul", ("Add", "x", _CUBE), math.sqrt(2 / math.pi)))
-
-
-def _gelu(node: Node, call: Call) -> Whole | None:
-    """Either form of it, as a host without Gelu gets it."""
-    del call
-    forms = (("none", _ERF), ("tanh", ("Mul", ("Mul", "x", 0.5), ("Add", _TANH, 1.0))))
-    for approximate, pattern in forms:
-        found = Match()
-        if match(node.output, pattern, found):
-            return Whole("Gelu", GeluAttrs(approximate), [found.values["x"]])
-    return None
 
 
 def hard_swish(node: Node, call: Call) -> Whole | None:
@@ -116,59 +61,6 @@ def scaled_elu(node: Node, call: Call) -> Whole | None:
 
 
 _SELU = (1.67326319217681884765625, 1.05070102214813232421875)
-
-
-def _swish(node: Node, call: Call) -> Whole | None:
-    found, given = Match(), spelled(call, AlphaAttrs)
-    if match(node.output, ("Mul", "x", ("Sigmoid", "x")), found):
-        return Whole("Swish", AlphaAttrs(1.0), [found.values["x"]])
-    found = Match()
-    if not match(node.output, ("Mul", "x", ("Sigmoid", ("Mul", "x", "#alpha"))), found):
-        return None
-    alpha = found.numbers["alpha"]
-    alpha = given.alpha if given and near(given.alpha, alpha) else alpha
-    return Whole("Swish", AlphaAttrs(alpha), [found.values["x"]])
-
-
-def _grown(inner: Pattern) -> Pattern:
-    return ("Mul", ("Sub", ("Exp", inner), 1.0), "#alpha")
-
-
-_LOW: Pattern = ("Min", "x", 0.0)
-_ELU: Pattern = ("Add", ("Max", "x", 0.0), _grown(_LOW))
-_CELU: Pattern = ("Add", ("Max", "x", 0.0), _grown(("Div", _LOW, "#alpha")))
-
-
-def _elu(node: Node, call: Call) -> Whole | None:
-    for pattern in (_CELU, _ELU):
-        found = Match()
-        if match(node.output, pattern, found):
-            given, alpha = spelled(call, AlphaAttrs), found.numbers["alpha"]
-            attributes = AlphaAttrs(alpha)
-            if given is not None and near(given.alpha, alpha):
-                attributes = given
-            name = "Celu" if pattern is _CELU or (call.claim and call.claim.op == "Celu") else "Elu"
-            if name == "Celu" and pattern is _ELU and not near(alpha, 1.0):
-                return None
-            return Whole(name, attributes, [found.values["x"]])
-    return None
-
-
-def _selu(node: Node, call: Call) -> Whole | None:
-    found, given = Match(), spelled(call, SeluAttrs)
-    if not match(node.output, ("Mul", _ELU, "#gamma"), found):
-        return None
-    attributes = SeluAttrs(found.numbers["alpha"], found.numbers["gamma"])
-    if given and near(given.alpha, attributes.alpha) and near(given.gamma, attributes.gamma):
-        attributes = given
-    return Whole("Selu", attributes, [found.values["x"]])
-
-
-_SOFTPLUS: Pattern = (
-    "Add",
-    ("Max", "x", 0.0),
-    ("Log", ("Add", ("Exp", ("Neg", ("Abs", "x"))), 1.0)),
-)
 
 
 def _thresholded(node: Node, call: Call) -> Whole | None:
@@ -213,13 +105,6 @@ def _several(node: Node, call: Call) -> Whole | None:
     return Whole(claim.op, NO_ATTRIBUTES, [*present(inner), node.operand(1)])
 
 
-def _reciprocal(node: Node, call: Call) -> Whole | None:
-    del call
-    if node.op.name != "Div" or scalar(node.operand(0)) != 1.0:
-        return None
-    return Whole("Reciprocal", NO_ATTRIBUTES, [node.operand(1)])
-
-
 def _integer_quotient(node: Node, call: Call) -> Whole | None:
     """``where(a < 0 xor b < 0, -(abs(a) // abs(b)), abs(a) // abs(b))``."""
     del call
@@ -250,21 +135,23 @@ def _uncast(value: Value) -> Value:
     return node.operand(0) if node is not None and node.op.name == "Cast" else value
 
 
+def _by_forms(op: Operator) -> Find:
+    """Returns what finds an operator that is written in one of its forms."""
+    forms = whole_forms(op)
+
+    def find(node: Node, call: Call) -> Whole | None:
+        claimed = None if call.claim is None else call.claim.attributes
+        found = written(op, node.output, forms=forms, claimed=claimed)
+        return None if found is None else Whole(op.name, found.attributes, found.operands)
+
+    return find
+
+
 ACTIVATIONS: Mapping[str, Find] = {
+    **{op.name: _by_forms(op) for op in OPERATORS if op.forms},
     "Clip": _clip,
-    "HardSigmoid": _hard_sigmoid,
-    "HardSwish": _hard_swish,
-    "Swish": _swish,
-    "Elu": _elu,
-    "Celu": _elu,
-    "Selu": _selu,
-    "Gelu": _gelu,
-    "Softsign": _unary("Softsign", ("Div", "x", ("Add", ("Abs", "x"), 1.0))),
-    "Softplus": _unary("Softplus", _SOFTPLUS),
-    "Mish": _unary("Mish", ("Mul", "x", ("Tanh", _SOFTPLUS))),
     "ThresholdedRelu": _thresholded,
     "PRelu": _prelu,
-    "Reciprocal": _reciprocal,
     "Min": _several,
     "Max": _several,
     "Div": _integer_quotient,
