@@ -295,7 +295,8 @@ def test_per_channel_operands_of_a_batched_product_are_refused(capfd) -> None:
 
 def test_the_dialects_own_reason_is_told(capfd) -> None:
     m = Model()
-    m.add("GlobalAveragePool", [X(codes((1, 2, 4, 4), "int8"), S8, shape=[1, 2, "h", 4])], S8)
+    words, one = params("int16", 2**-8, 0), const(np.ones(1, np.float32))
+    m.add("LayerNormalization", [X(codes((1, 50_000), "int16"), words), one], words, axis=-1)
     error = refused(m, capfd)
-    assert "GlobalAveragePool" in error.what
-    assert "extent" in error.why
+    assert "LayerNormalization" in error.what
+    assert "a row has 50000 elements" in error.why
