@@ -47,7 +47,7 @@ _ALL = (
     # active at both ends, but no Relu, Max and Min.
     Profile(
         "qnn", "onnxruntime with QNN", Clamp.BEHIND, qnn.RULES,
-        bias=Bias.INT32, contrib=True, strict=True,
+        bias=Bias.INT32, contrib=True, strict=True, newest=_ORT_OPSET,
     ),
     Profile("openvino", "OpenVINO", Clamp.BEFORE, openvino.RULES, strict=True),
     Profile(
