@@ -75,7 +75,7 @@ def clamp_real(writer: NodeWriter, tensor: str, dtype: DType, value: Value) -> s
 
 
 def clamp_extremes(writer: NodeWriter, tensor: str, dtype: DType, value: Value) -> str:
-    """Returns ``tensor`` behind a Relu, a Clip of two ends, or a Max or Min of a stored number.
+    """Returns ``tensor`` behind a Relu, or a Max and a Min of stored numbers, a Q/DQ pair between.
 
     Args:
         writer: Where the rows go.
@@ -85,17 +85,20 @@ def clamp_extremes(writer: NodeWriter, tensor: str, dtype: DType, value: Value) 
     """
     assert value.quant is not None
     params, full = value.quant.params, value.quant.params.storage_dtype
-    low, high = params.qmin > full.qmin, params.qmax < full.qmax
-    if low == high or starts_at_zero(params) or not params.per_tensor:
+    if starts_at_zero(params) or not params.per_tensor:
         return clamp_real(writer, tensor, dtype, value)
-    side, end = ("low", params.qmin) if low else ("high", params.qmax)
-    name = stem(writer.tensors.of(value))
-    code = writer.array(np.array(end, full.numpy), f"{name}_{side}")
-    bound = writer.free.take(f"{stem(code)}_DequantizeLinear_Output")
-    bound = writer.dequantize(code, QuantType(params, ()), bound, dtype)
-    op_type = "Max" if low else "Min"
-    target = writer.free.take(f"{name}_{op_type.lower()}")
-    return writer.row(op_type, [tensor, bound], target, TensorType(dtype, value.type.shape))
+    ends = (("Max", "low", params.qmin, full.qmin), ("Min", "high", params.qmax, full.qmax))
+    active = [end for end in ends if end[2] != end[3]]
+    name, type_ = stem(writer.tensors.of(value)), TensorType(dtype, value.type.shape)
+    for op_type, side, end, _ in active:
+        if op_type == "Min" and len(active) > 1:
+            tensor = rounded(writer, tensor, dtype, value)
+        code = writer.array(np.array(end, full.numpy), f"{name}_{side}")
+        bound = writer.free.take(f"{stem(code)}_DequantizeLinear_Output")
+        bound = writer.dequantize(code, QuantType(params, ()), bound, dtype)
+        target = writer.free.take(f"{name}_{op_type.lower()}")
+        tensor = writer.row(op_type, [tensor, bound], target, type_)
+    return tensor
 
 
 def _trimmed(inputs: Iterable[str]) -> list[str]:

@@ -43,8 +43,8 @@ _ALL = (
         bias=Bias.FLOAT, recentered=True, strict=True,
     ),
     # Hexagon (the host build of onnxruntime-qnn 2.7.0) fuses a clamp on float results into the
-    # operator wrongly, or does not take it at all; behind the pair it loses a Clip that is not
-    # active at both ends, but no Relu, Max and Min.
+    # operator wrongly, or does not take it at all; behind the pair it loses a Clip of 16 bits, or
+    # one that is not active at both ends, but no Relu, Max and Min.
     Profile(
         "qnn", "onnxruntime with QNN", Clamp.BEHIND, qnn.RULES,
         bias=Bias.INT32, contrib=True, strict=True, newest=_ORT_OPSET,

@@ -12,7 +12,7 @@ class Clamp(Enum):
     """Where a range narrower than the storage type is spelled; all give the same integers."""
 
     BEFORE = "Relu or Clip on the operator's float result, before its QuantizeLinear"
-    BEHIND = "between a Q/DQ pair and a second Q: Relu, Clip of two ends, Max or Min of one"
+    BEHIND = "between a Q/DQ pair and a second Q: Relu, or Max and Min with stored numbers"
     STORED = "on stored uint8; for other types, on floats between a Q/DQ pair and a second Q"
 
 

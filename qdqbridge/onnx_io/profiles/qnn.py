@@ -117,15 +117,18 @@ def _clamp_before(view: FileView, node: FileNode) -> Reason | None:
     return Reason(text, (node.output,))
 
 
-def _clip_of_one_end(view: FileView, node: FileNode) -> Reason | None:
+def _clip_behind(view: FileView, node: FileNode) -> Reason | None:
     found = view.quantized(node.output)
     if node.op != "Clip" or view.dequantized(node.input(0)) is None or not found:
         return None
     active = active_ends(view, node, found[0])
-    if active is None or active[0] == active[1]:
+    if active is None or not any(active):
         return None
-    end = "lower" if active[0] else "upper"
-    return Reason(f"only its {end} end lies inside the range of the result", (node.output,))
+    if not all(active):
+        end = "lower" if active[0] else "upper"
+        return Reason(f"only its {end} end lies inside the range of the result", (node.output,))
+    wide = found[0].dtype in _WIDE
+    return Reason(f"it clips {found[0].dtype}", (node.output,)) if wide else None
 
 
 _DOCS = "onnxruntime, QNN Execution Provider"
@@ -152,6 +155,6 @@ RULES: tuple[Rule, ...] = (
          "quantize every operand and the result"),
     Rule("clamp-behind-pair", "Relu and Clip behind an operator", _clamp_before, _HEXAGON,
          Effect.REFUSED, "quantize the result, dequantize it, clamp, and quantize again"),
-    Rule("clip-of-two-ends", "Clip between DQ and Q", _clip_of_one_end, _HEXAGON,
-         Effect.REFUSED, "use Relu, or Max or Min with a dequantized number"),
+    Rule("clip-of-two-ends", "Clip between DQ and Q", _clip_behind, _HEXAGON,
+         Effect.REFUSED, "use Relu, or Max and Min with dequantized numbers"),
 )  # fmt: skip
