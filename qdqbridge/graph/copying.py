@@ -34,6 +34,7 @@ def copied(graph: Graph) -> Copy:
         if value not in values:
             new = Value(value.type, value.name, constant=value.constant)
             new.metadata, new.written = value.metadata, value.written
+            new.declared = value.declared
             values[value] = new
         return values[value]
 

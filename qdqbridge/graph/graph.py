@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.operator import Attributes, Operator
-from qdqbridge.graph.types import QuantType, ValueType
+from qdqbridge.graph.types import QuantType, Shape, ValueType
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,13 @@ class Value:
         users: ``(node, operand index)`` pairs that read it.
         written: The constant as its file wrote it, where ``constant`` is a rounding of it
             (a float bias next to its derived int32 form). Only writers look at it.
+        declared: The shape that its file declares, where nothing tells the rank. It may be wrong,
+            so nothing is decided by it; hosts that check it when they run may need it.
     """
 
-    __slots__ = ("constant", "metadata", "name", "producer", "type", "users", "written")
+    __slots__ = (
+        "constant", "declared", "metadata", "name", "producer", "type", "users", "written",
+    )  # fmt: skip
 
     def __init__(
         self, type_: ValueType, name: str = "", *, constant: Constant | None = None
@@ -69,6 +73,7 @@ class Value:
         self.users: dict[tuple[Node, int], None] = {}
         self.metadata: tuple[tuple[str, str], ...] = ()
         self.written: Constant | None = None
+        self.declared: Shape = None
 
     @property
     def quant(self) -> QuantType | None:

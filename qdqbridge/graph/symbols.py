@@ -29,10 +29,10 @@ def total(dims: Iterable[Dim | None]) -> Dim | None:
     """Returns the sum of extents; None where it has no name."""
     found: _Sum = {}
     for dim in dims:
-        terms = _parsed(dim)
-        if terms is None:
+        parsed = _parsed(dim)
+        if parsed is None:
             return None
-        for factors, coefficient in terms.items():
+        for factors, coefficient in parsed.items():
             found[factors] = found.get(factors, 0) + coefficient
     return _written(found)
 
@@ -41,12 +41,12 @@ def product(dims: Iterable[Dim | None]) -> Dim | None:
     """Returns the product of extents; None where it has no name."""
     found: _Sum = {(): 1}
     for dim in dims:
-        terms = _parsed(dim)
-        if terms is None or len(found) * len(terms) > _TERMS * _TERMS:
+        parsed = _parsed(dim)
+        if parsed is None or len(found) * len(parsed) > _TERMS * _TERMS:
             return None
         multiplied: _Sum = {}
         for a, first in found.items():
-            for b, second in terms.items():
+            for b, second in parsed.items():
                 factors = tuple(sorted((*a, *b)))
                 multiplied[factors] = multiplied.get(factors, 0) + first * second
         found = multiplied
@@ -58,14 +58,14 @@ def quotient(dividend: Dim | None, divisor: Dim | None) -> Dim | None:
 
     The divisor has to be one product of names.
     """
-    terms, by = _parsed(dividend), _parsed(divisor)
-    if terms is None or by is None or len(by) != 1:
+    parsed, by = _parsed(dividend), _parsed(divisor)
+    if parsed is None or by is None or len(by) != 1:
         return None
     ((names, number),) = by.items()
     if number == 0:
         return None
     found: _Sum = {}
-    for factors, coefficient in terms.items():
+    for factors, coefficient in parsed.items():
         rest = list(factors)
         for name in names:
             if name not in rest:
@@ -83,14 +83,17 @@ def with_numbers(dim: Dim, numbers: Mapping[str, int]) -> Dim:
         return dim
     if not is_computed(dim):
         return int(numbers[dim]) if dim in numbers else dim
-    terms = _parsed(dim)
-    assert terms is not None
     parts = [
         product([*(with_numbers(name, numbers) for name in names), number])
-        for names, number in terms.items()
+        for names, number in terms(dim)
     ]
     found = total(parts)
     return dim if found is None else found
+
+
+def terms(name: str) -> list[tuple[tuple[str, ...], int]]:
+    """Returns the products of names that a computed extent is the sum of, with coefficients."""
+    return list((_parsed(name) or {(name,): 1}).items())
 
 
 def _parsed(dim: Dim | None) -> _Sum | None:
@@ -108,8 +111,8 @@ def _parsed(dim: Dim | None) -> _Sum | None:
     return found
 
 
-def _written(terms: _Sum) -> Dim | None:
-    kept = {factors: number for factors, number in terms.items() if number}
+def _written(summed: _Sum) -> Dim | None:
+    kept = {factors: number for factors, number in summed.items() if number}
     if len(kept) > _TERMS or any(
         len(factors) > _FACTORS or abs(number) >= _LARGEST for factors, number in kept.items()
     ):

@@ -125,18 +125,19 @@ class ForeignAttrs(Attributes):
         outputs = [f"out_{i}" for i in range(len(node.outputs))]
         inputs: list[onnx.ValueInfoProto] = []
         initializers: list[onnx.TensorProto] = []
+        extents: dict[str, str] = {}
         for name, value in zip(names, node.inputs, strict=True):
             if value is None:
                 continue
             if value.constant is not None:
                 initializers.append(proto_from_constant(name, value.constant))
             else:
-                inputs.append(_info(name, value))
+                inputs.append(_info(name, value, extents))
         graph = helper.make_graph(
             [foreign_node_proto(self, names, outputs)],
             "one_node",
             inputs,
-            [_info(name, value) for name, value in zip(outputs, node.outputs, strict=True)],
+            [_info(*pair, extents) for pair in zip(outputs, node.outputs, strict=True)],
             initializers,
         )
         imports = [helper.make_opsetid(self.domain, self.version)]
@@ -156,11 +157,14 @@ def _tensors_only(attributes: ForeignAttrs) -> bool:
     return all(any(kind.startswith("tensor(") for kind in formal.types) for formal in formals)
 
 
-def _info(name: str, value: Value) -> onnx.ValueInfoProto:
-    shape = value.type.shape
-    return helper.make_tensor_value_info(
-        name, dtype_to_onnx(value.type.dtype), None if shape is None else list(shape)
-    )
+def _info(name: str, value: Value, extents: dict[str, str]) -> onnx.ValueInfoProto:
+    """Returns the type of a tensor; open extents get plain names, for importers that read them."""
+    shape = value.declared if value.type.shape is None else value.type.shape
+    plain = None if shape is None else [
+        extents.setdefault(dim, f"extent_{len(extents)}") if isinstance(dim, str) else dim
+        for dim in shape
+    ]  # fmt: skip
+    return helper.make_tensor_value_info(name, dtype_to_onnx(value.type.dtype), plain)
 
 
 def foreign_node(

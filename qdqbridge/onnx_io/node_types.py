@@ -21,6 +21,7 @@ from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.dropped_windows import without_dropped_windows
 from qdqbridge.onnx_io.inference import guarded_inference
 from qdqbridge.onnx_io.structure import subgraphs
+from qdqbridge.onnx_io.subgraph_names import forget_shape
 
 log = logging.getLogger(__name__)
 
@@ -229,8 +230,7 @@ def _without_declared(proto: NodeProto) -> NodeProto:
     for graph in _bodies(copy):
         del graph.value_info[:]
         for value in (*graph.input, *graph.output):
-            if value.type.WhichOneof("value") == "tensor_type":
-                value.type.tensor_type.ClearField("shape")
+            forget_shape(value)
     return copy
 
 

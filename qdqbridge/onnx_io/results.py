@@ -1,9 +1,9 @@
 """The results of a file's nodes: typed by what the nodes compute, never by what the file declares.
 
 People change the batch of an input and leave the rest of a file as it is, so what a file declares
-about results is a hint: it says the element type and the rank where the operators do not tell. What
-contradicts the operators is told in a note. Extents that follow from nothing get names of their
-own, so that nothing is decided by them.
+about results decides nothing: where the operators do not tell the rank either, it is kept beside
+the type, for hosts that check it when they run. What contradicts the operators is told in a note.
+Extents that follow from nothing get names of their own.
 """
 
 from __future__ import annotations
@@ -111,6 +111,8 @@ class Results:
             shape = self._shape(name, _merged(known.shape, more), (op, attributes, operands, index))
             dtype = self._dtype(proto, name, known, operands)
             value = Value(TensorType(dtype, shape), name)
+            if shape is None and name in self.declared:
+                value.declared = self.declared[name][1]
             if known.proto.WhichOneof("value") not in (None, "tensor_type"):
                 self._no_tensors[value] = known.proto
             results.append(value)
@@ -158,15 +160,10 @@ class Results:
 
     def _shape(self, name: str, known: Open | None, origin: _Origin) -> Shape:
         """Returns a shape in which every open extent has a name."""
-        key: tuple[object, ...] = (name,)
-        if known is not None:
-            known = tuple(None if isinstance(dim, int) and dim < 0 else dim for dim in known)
-            key = _origin(name, *origin) if None in known else key
-        else:
-            _, declared = self.declared.get(name, (0, None))
-            if declared is None:
-                return None
-            known = (None,) * len(declared)
+        if known is None:
+            return None
+        known = tuple(None if isinstance(dim, int) and dim < 0 else dim for dim in known)
+        key = _origin(name, *origin) if None in known else ()
         return tuple(
             self._name((*key, axis)) if dim is None else dim for axis, dim in enumerate(known)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from onnx import AttributeProto, GraphProto
+from onnx import AttributeProto, GraphProto, ValueInfoProto
 
 
 class Counter:
@@ -58,15 +58,24 @@ def _normalize(body: GraphProto, outer: Mapping[str, str], counter: Counter, nam
         body.ClearField(field)
     for value in (*body.input, *body.output):
         value.ClearField("doc_string")
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.HasField("dim_param"):
-                dim.Clear()
+        forget_shape(value)
     for node in body.node:
         for field in ("name", "doc_string", "metadata_props"):
             node.ClearField(field)
         renamed = [renamed_attribute(a, names, counter) for a in node.attribute]
         del node.attribute[:]
         node.attribute.extend(renamed)
+
+
+def forget_shape(value: ValueInfoProto) -> None:
+    """Removes the shape that a body declares for what it takes or gives: it may be stale.
+
+    A single number keeps it: onnxruntime makes a Loop's counter and condition of that shape.
+    """
+    if value.type.WhichOneof("value") == "tensor_type":
+        extents = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        if extents not in ([], [1]):
+            value.type.tensor_type.ClearField("shape")
 
 
 def _defined(body: GraphProto) -> list[str]:

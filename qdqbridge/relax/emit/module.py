@@ -160,8 +160,12 @@ class ModuleEmitter:
         return self.builder.match_cast(bound, relax.TensorType(found, tvm_dtype(value.type.dtype)))
 
     def _named(self, value: Value) -> list[Any] | None:
-        """Returns the extents of a result that are known at run time only, by the graph's names."""
-        return None if value.type.shape is None else self.scope.shape(value.type.shape)
+        """Returns the extents of a result that are known at run time only, by the graph's names.
+
+        Where nothing tells the rank they are those that the file declares: the run checks them.
+        """
+        shape = value.declared if value.type.shape is None else value.type.shape
+        return None if shape is None else self.scope.shape(shape)
 
 
 def _emit_part(graph: Graph, foreign: EmitNode | None) -> ir.IRModule:

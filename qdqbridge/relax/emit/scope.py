@@ -14,6 +14,7 @@ from tvm import ir, relax, tirx
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node
+from qdqbridge.graph.symbols import is_computed, terms
 from qdqbridge.graph.types import Shape
 from qdqbridge.ops.attributes import ReshapeAttrs
 from qdqbridge.qnn.emit.dtypes import as_bytes, tvm_dtype
@@ -75,7 +76,19 @@ class Scope(SharedScope):
                 why="the shape of a tensor is unknown",
                 fix="run onnx shape inference on the model, or fix its input shapes",
             )
-        return [dim if isinstance(dim, int) else self.extent(dim) for dim in shape]
+        return [dim if isinstance(dim, int) else self._open(dim) for dim in shape]
+
+    def _open(self, name: str) -> Any:
+        """Returns a symbolic extent; a computed one by what it is computed from, where known."""
+        if not is_computed(name):
+            return self.extent(name)
+        products = terms(name)
+        if any(factor not in self.symbols for factors, _ in products for factor in factors):
+            return self.extent(f"extent_{len(self.symbols)}")
+        return sum(
+            math.prod((self.symbols[factor] for factor in factors), start=number)
+            for factors, number in products
+        )
 
     def extent(self, name: str) -> tirx.Var:
         """Returns the TIR variable of a symbolic extent."""
