@@ -32,6 +32,7 @@ from qdqbridge.onnx_io.structure import captured_names, describe
 from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx
 from qdqbridge.ops.attributes import (
     ConvAttrs,
+    ConvTransposeAttrs,
     ExpandAttrs,
     PoolAttrs,
     ReshapeAttrs,
@@ -108,7 +109,8 @@ class Results:
         for index, (name, known) in enumerate(zip(proto.output, inferred, strict=True)):
             if not name:
                 continue
-            shape = self._shape(name, _merged(known.shape, more), (op, attributes, operands, index))
+            extents = _merged(self._windows(attributes, operands), _merged(known.shape, more))
+            shape = self._shape(name, extents, (op, attributes, operands, index))
             dtype = self._dtype(proto, name, known, operands)
             value = Value(TensorType(dtype, shape), name)
             if shape is None and name in self.declared:
@@ -141,15 +143,23 @@ class Results:
                 data[index] = constant.numpy()
         return data
 
+    def _windows(self, attributes: Attributes, operands: Sequence[Value | None]) -> Open | None:
+        """Returns the shape of what slides a window; ONNX's inference counts some otherwise."""
+        shapes = [None if value is None else value.type.shape for value in operands]
+        data = shapes[0] if shapes else None
+        if isinstance(attributes, PoolAttrs) and data is not None and len(data) > 1:
+            return windows_shape(attributes, data, attributes.kernel_shape, data[1])
+        if not isinstance(attributes, ConvAttrs | ConvTransposeAttrs) or shapes[1] is None:
+            return None
+        channels, kernel = shapes[1][0], _numbers(shapes[1][2:])
+        if isinstance(attributes, ConvTransposeAttrs):
+            channels = product([shapes[1][1], attributes.group])
+        return windows_shape(attributes, data, kernel, channels)
+
     def _open_shape(
         self, op: Operator, attributes: Attributes, operands: Sequence[Value | None]
     ) -> Open | None:
         shapes = [None if value is None else value.type.shape for value in operands]
-        if isinstance(attributes, ConvAttrs) and shapes[1] is not None:
-            return windows_shape(attributes, shapes[0], _numbers(shapes[1][2:]), shapes[1][0])
-        if isinstance(attributes, PoolAttrs) and shapes[0] is not None:
-            channels = shapes[0][1] if len(shapes[0]) > 1 else None
-            return windows_shape(attributes, shapes[0], attributes.kernel_shape, channels)
         target = None
         if isinstance(attributes, ReshapeAttrs | ExpandAttrs) and len(operands) > 1:
             target = self.numbers(operands[1])

@@ -11,13 +11,14 @@ from qdqbridge.graph.types import Dim, Shape
 from qdqbridge.ops.attributes import (
     AxisAttrs,
     ConvAttrs,
+    ConvTransposeAttrs,
     ExpandAttrs,
     PadAttrs,
     PoolAttrs,
     ReshapeAttrs,
     TileAttrs,
 )
-from qdqbridge.ops.windows import span
+from qdqbridge.ops.windows import extents, span
 
 Open: TypeAlias = "tuple[Dim | None, ...]"
 """Extents of which some are not known."""
@@ -56,22 +57,46 @@ def result_shape(
 
 
 def windows_shape(
-    attributes: Attributes, data: Shape, kernel: Sequence[int], channels: Dim | None
+    attributes: ConvAttrs | ConvTransposeAttrs | PoolAttrs,
+    data: Shape,
+    kernel: Sequence[int],
+    channels: Dim | None,
 ) -> Open | None:
-    """Returns the shape of a convolution's or pool's result, open along axes with strides."""
-    if not isinstance(attributes, ConvAttrs | PoolAttrs) or data is None:
-        return None
+    """Returns the shape of a convolution's or pool's result.
+
+    Args:
+        attributes: The operator's attributes.
+        data: The shape of its first operand.
+        kernel: The spatial extents of its window.
+        channels: How many channels the result has.
+    """
     rank = len(kernel)
-    pads, spans = attributes.pads, map(span, kernel, attributes.dilations)
-    if len(data) != rank + 2 or len(pads) != 2 * rank:
+    lists = (attributes.strides, attributes.dilations, attributes.pads[:rank])
+    if data is None or len(data) != rank + 2 or {len(each) for each in lists} != {rank}:
         return None
-    spatial = [
-        total([extent, pads[i] + pads[i + rank] - wide + 1]) if stride == 1 else None
-        for i, (extent, wide, stride) in enumerate(
-            zip(data[2:], spans, attributes.strides, strict=True)
-        )
-    ]
+    spatial = (_windows(attributes, index, dim, kernel) for index, dim in enumerate(data[2:]))
     return (data[0], channels, *spatial)
+
+
+def _windows(
+    attributes: ConvAttrs | ConvTransposeAttrs | PoolAttrs,
+    index: int,
+    dim: Dim,
+    kernel: Sequence[int],
+) -> Dim | None:
+    """Returns the extent of a result along one spatial axis, None where strides leave it open."""
+    stride, dilation = attributes.strides[index], attributes.dilations[index]
+    pads = (attributes.pads[index], attributes.pads[index + len(kernel)])
+    wide = span(kernel[index], dilation)
+    if isinstance(attributes, ConvTransposeAttrs):
+        grown = product([total([dim, -1]), stride])
+        return total([grown, wide, attributes.output_padding[index], *(-pad for pad in pads)])
+    pool = isinstance(attributes, PoolAttrs)
+    ceil_mode = pool and attributes.ceil_mode
+    if isinstance(dim, int):
+        window = ([dim], [kernel[index]], [stride], [dilation], pads)
+        return extents(*window, ceil_mode=ceil_mode, clipped=pool)[0] if stride > 0 else None
+    return total([dim, *pads, 1 - wide]) if stride == 1 and not ceil_mode else None
 
 
 def _reshaped(source: Shape, target: Sequence[Dim], allow_zero: bool) -> Open:

@@ -41,7 +41,7 @@ def check_both(build: Callable[[Callable[[Value, Value], Value]], Graph]) -> Gra
 
 def test_constants_are_last() -> None:
     x = plain("x", SHAPE)
-    g = settled(graph([x], apply("Mul", scalar(3), x)))
+    g = settled(graph([x], apply("Mul", scalar(3), x, type_=x.type)))
     assert g.nodes[0].operand(0) is x
 
 
@@ -112,7 +112,9 @@ def test_steps_of_compositions_have_one_order() -> None:
         rng = random.Random(seed)
 
         def op(name: str, *operands: Value, rng: random.Random = rng) -> Value:
-            return apply(name, *(operands if rng.random() < 0.5 else operands[::-1]))
+            widest = max(operands, key=lambda value: value.rank or 0)
+            order = operands if rng.random() < 0.5 else operands[::-1]
+            return apply(name, *order, type_=widest.type)
 
         x = stored("x", U8, (50,))
         real, half = dq(x), scalar(0.5)
