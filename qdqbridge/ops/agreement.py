@@ -91,7 +91,7 @@ def pairs(node: Node) -> Iterator[Pair]:
         yield _dim(node.operand(0), left), _dim(node.operand(1), right)
     elif name == "Dense":
         yield _dim(node.operand(0), -1), _dim(node.operand(1), 1)
-    elif name == "MatMul":
+    elif name in ("MatMul", "MatMulInteger"):
         inner = 0 if node.operand(1).rank == 1 else -2
         yield _dim(node.operand(0), -1), _dim(node.operand(1), inner)
     elif name == "Concat" and isinstance(attributes, AxisAttrs):

@@ -117,8 +117,7 @@ def _more(node: Node, fixed: Mapping[int, Value]) -> dict[str, Any]:
     elif is_function(node.op.name):
         more["absent"] = [i for i, v in enumerate(node.inputs) if v is None]
         more["types"] = [str(v.type.dtype) for v in node.outputs]
-        if sum(v.constant.nbytes for v in fixed.values() if v.constant) <= _MOST:
-            more["constants"] = {i: _array(v) for i, v in fixed.items()}
+        more["constants"] = {i: _array(v) for i, v in fixed.items() if is_written(v)}
     else:
         given = {i: v.quant.params for i, v in fixed.items() if v.quant is not None and i > 0}
         folded = {i: p for i, p in given.items() if i > 1 or node.op.flow is Flow.ROUND}
@@ -211,8 +210,13 @@ def claimed(text: str) -> Claim | None:
 
 # ---- what some operators need besides ----------------------------------------------------------
 
-_MOST = 1 << 20
-"""Bytes of constants of a foreign node that a span carries at most."""
+_WRITTEN = 1 << 16
+"""Bytes of a constant of a foreign node that a span carries at most."""
+
+
+def is_written(value: Value) -> bool:
+    """True of a constant of a foreign node that its span carries; others are handed over."""
+    return value.constant is not None and value.constant.nbytes <= _WRITTEN
 
 
 def is_function(name: str) -> bool:
@@ -257,7 +261,7 @@ def function_of(claim: Claim) -> tuple[QuantParams, QuantParams, list[NDArray[An
 
 
 def constants_of(claim: Claim) -> dict[int, NDArray[Any]] | None:
-    """Returns the constant operands of a foreign node; None where they were too large to write."""
+    """Returns the constant operands of a foreign node that its span carries; None without any."""
     if "constants" not in claim.more:
         return None
     return {int(i): _read_array(record) for i, record in claim.more["constants"].items()}

@@ -218,10 +218,16 @@ def _converted(reading: Reading, call: Call, values: list[Value]) -> Value | Non
     for i, (operand, value) in enumerate(zip(operands, values, strict=True)):
         if operand is value and value.quant is None:  # an input of a region, integers as they are
             operands[i] = reading.stored(value, params)
-    # the result's own rank may be unknown where only the run can tell that extents agree
-    axis = int(call.get("axis") or 0) % max(values[0].rank or 0, 1)
+    axis = _joined_axis(call, values)
     type_ = QuantType(params, call.result.shape)
     return reading.node("Concat", AxisAttrs(axis), operands, type_, call)
+
+
+def _joined_axis(call: Call, values: list[Value]) -> int:
+    """Returns the axis by the operands: where only the run tells that extents agree, TVM does not
+    even know the result's rank.
+    """
+    return int(call.get("axis") or 0) % max(values[0].rank or 0, 1)
 
 
 def _unconverted(reading: Reading, value: Value, claim: Claim) -> Value:
@@ -241,7 +247,7 @@ def concatenate(reading: Reading, call: Call) -> Value:
     spelled = _converted(reading, call, values)
     if spelled is not None:
         return spelled
-    axis = int(call.get("axis") or 0) % max(len(call.result.shape or ()), 1)
+    axis = _joined_axis(call, values)
     params = {v.quant.params.widened() for v in values if v.quant is not None}
     common = next(iter(params)) if len(params) == 1 else None
     if common is None or not common.per_tensor:

@@ -25,6 +25,7 @@ from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.ops.attributes import LinearAttrs
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.scope import Expr, unsupported
+from qdqbridge.qnn.origin import is_written
 from qdqbridge.relax.emit.compositions import composition_of
 from qdqbridge.relax.emit.importer_gaps import gap, respelled
 from qdqbridge.relax.emit.run_time_parameters import arguments, linear_module
@@ -46,6 +47,7 @@ def emit_foreign(scope: Scope, node: Node, emit_graph: EmitGraph) -> Sequence[Ex
     Raises:
         UnsupportedTargetError: Nobody knows how to compute it with TVM.
     """
+    node = _handed_over(scope, node)
     if isinstance(node.attributes, LinearAttrs):
         callee = _added(scope.builder, linear_module(node, node.attributes), node.op.name.lower())
         return [scope.emit(relax.Call(callee, arguments(scope, node)))]
@@ -64,6 +66,18 @@ def emit_foreign(scope: Scope, node: Node, emit_graph: EmitGraph) -> Sequence[Ex
             reasons.append(f"{error.what}: {error.why}")
             cause = error
     raise unsupported(node, "; ".join(reasons)) from cause
+
+
+def _handed_over(scope: Scope, node: Node) -> Node:
+    """Returns the node with its large constants as operands, which the call shows to readers."""
+    large = [v for v in node.inputs if v is not None and v.constant and not is_written(v)]
+    if not large:
+        return node
+    stands = {value: Value(value.type, value.name) for value in large}
+    scope.exprs.update((stand, scope.value(value)) for value, stand in stands.items())
+    inputs = [None if value is None else stands.get(value, value) for value in node.inputs]
+    outputs = [Value(value.type, value.name) for value in node.outputs]
+    return Node(node.op, node.attributes, inputs, outputs, node.origin)
 
 
 def _called(scope: Scope, node: Node, module: ir.IRModule) -> Sequence[Expr]:

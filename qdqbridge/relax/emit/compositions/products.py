@@ -11,8 +11,8 @@ from qdqbridge.relax.emit.compositions.site import Composition, Site
 
 def _matmul_integer(site: Site) -> Sequence[Expr]:
     """``(a - za) @ (b - zb)`` in int32; TVM's importer loses shapes where extents are open."""
-    rows, columns = _shifted(site, 0, 2, axis=0), _shifted(site, 1, 3, axis=1)
-    return [site("matmul", rows, columns, out_dtype="int32")]
+    operands = [_shifted(site, 0, 2, axis=0), _shifted(site, 1, 3, axis=1)]
+    return [site("matmul", *site.scope.aligned(operands, 2), out_dtype="int32")]
 
 
 def _shifted(site: Site, index: int, zero_index: int, *, axis: int) -> Expr:
