@@ -1,4 +1,4 @@
-"""Random MatMulIntegers: matrices that are fed or stored, zero points of every form, open extents."""
+"""Random MatMulIntegers: matrices fed or stored, zero points of every form, open extents."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ def _product(b: Builder, rng: np.random.Generator, feeds: Feeds) -> None:
     other = stack if rng.random() < 0.3 else ()
     names = [_operand(b, rng, feeds, (*stack, rows, terms), left, fixed=0.1),
              _operand(b, rng, feeds, (*other, terms, columns), right, fixed=0.3)]  # fmt: skip
-    shapes: list[list[tuple[int, ...]]] = [[(), (1,)], [(), (1,), (columns,)]]
-    if rng.random() < 0.8:  # onnxruntime takes one zero point for the rows
+    shapes: list[list[tuple[int, ...]]] = [[(), (1,)], [(), (1,)]]
+    if not other:
+        shapes[1].append((columns,))
+    if rng.random() < 0.8:  # onnxruntime takes one zero point for the rows, and for stacks
         for dtype, choices in zip((left, right), shapes, strict=True):
             chosen = choices[int(rng.integers(len(choices)))]
             names.append(_operand(b, rng, feeds, chosen, dtype, fixed=0.5))

@@ -210,9 +210,10 @@ def _chain(scope: Scope, pattern: Pattern, known: Mapping[str, Any], like: Expr)
 
 
 def _elementwise(row: Operator) -> Emit:
-    if not row.tvm:
-        return _written(row)
-    return _called(row) if row.arity == 1 else _folded(row.tvm)
+    if row.tvm and row.arity == 1:
+        return _called(row)
+    emit = _folded(row.tvm) if row.tvm else _written(row)
+    return emit if row.arity == 1 else _broadcast(emit)
 
 
 FLOATING: dict[str, Emit] = {
@@ -220,10 +221,10 @@ FLOATING: dict[str, Emit] = {
     **{row.name: _elementwise(row) for row in OPERATORS if row.tvm or row.forms},
     "Dense": _dense,
     "Gemm": _gemm,
-    "MatMul": _plain("matmul"),
-    "Div": _divide,
-    "Pow": _power,
-    "Where": _plain("where"),
+    "MatMul": _broadcast(_plain("matmul"), 2),
+    "Div": _broadcast(_divide),
+    "Pow": _broadcast(_power),
+    "Where": _broadcast(_plain("where")),
     "Concat": _concat,
     "Softmax": _softmax("softmax"),
     "LogSoftmax": _softmax("log_softmax"),

@@ -224,9 +224,7 @@ def _converted(reading: Reading, call: Call, values: list[Value]) -> Value | Non
 
 
 def _joined_axis(call: Call, values: list[Value]) -> int:
-    """Returns the axis by the operands: where only the run tells that extents agree, TVM does not
-    even know the result's rank.
-    """
+    """Returns the axis by the operands; TVM may not even know the rank of the result."""
     return int(call.get("axis") or 0) % max(values[0].rank or 0, 1)
 
 

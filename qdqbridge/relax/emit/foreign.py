@@ -19,6 +19,7 @@ from qdqbridge.canonical import canonicalize
 from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.types import TensorType
+from qdqbridge.graph.verify import verify
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.onnx_io.expansion import expanded
 from qdqbridge.onnx_io.foreign import ForeignAttrs
@@ -168,7 +169,10 @@ def _defined(scope: Scope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | N
     """Returns ONNX's own definition of it in simpler nodes, where there is one."""
     del scope
     graph = expanded(node)
-    return None if graph is None else emit_graph(canonicalize(graph), None)
+    if graph is None:
+        return None
+    verify(graph)  # of operands that the node should not have ONNX makes nodes that nobody takes
+    return emit_graph(canonicalize(graph), None)
 
 
 def _alone(scope: Scope, node: Node) -> Graph:
