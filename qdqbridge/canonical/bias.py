@@ -3,9 +3,9 @@
 A float bias is part of the meaning. Integer engines round it to the units of the accumulator, which
 moves a result, before that is rounded, by ``|bias - integer * scale_x * scale_w| / scale_y`` steps
 of its own type: at most half of ``scale_x * scale_w / scale_y``, which is tiny in a well scaled
-network and may be anything in another. Up to :data:`MOVED` steps the rounding is taken as a
-spelling of the same network, so that a file with a float bias and its twin with an int32 one have
-one digest; beyond it the bias stays float, in the graph and in the digest.
+network and may be anything in another. Up to ``BIAS_MOVES`` steps (``ops/accumulator.py``) the
+rounding is taken as a spelling of the same network, so that a file with a float bias and its twin
+with an int32 one have one digest; beyond it the bias stays float, in the graph and in the digest.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ from qdqbridge.graph.graph import Node, Note, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.ops.accumulator import BIAS_MOVES
 
 _WITH_BIAS = ("Conv", "ConvTranspose", "Dense")
 _ULP = 2.0**-22
 _LIMIT = 2**31 - 1
-MOVED = 2.0**-4
-"""What rounding a bias may move a result by, in steps (LSB) of its type, before it is rounded."""
-
 _CLOSE = 1e-2
 """The relative error that onnxruntime lets pass between the scale of a bias and its units."""
 
@@ -42,7 +40,7 @@ def derived_bias(node: Node, scope: Scope) -> Proposal:
 
     An int32 bias that is in those units already is taken as it is. Any other constant is its
     float32 value ``bias``: it stays that where the result is float, and where rounding it would
-    move the result by more than :data:`MOVED` of its steps; else it becomes
+    move the result by more than :data:`BIAS_MOVES` of its steps; else it becomes
     ``rint(bias / (scale_x * scale_w))``, divided in float64.
     """
     del scope
@@ -96,11 +94,11 @@ def _reason(
     distance = np.abs(written.real().astype(np.float64) - rounded).max(initial=0.0)
     smallest = float(result.scale.astype(np.float64).min())
     moved = float(distance) / (smallest * result.storage_dtype.step)
-    if moved <= MOVED:
+    if moved <= BIAS_MOVES:
         return None
     return (
         f"its bias stays float: rounded to units of scale_x * scale_w it would move the result "
-        f"by {moved:.3g} LSB, more than {MOVED:.3g}"
+        f"by {moved:.3g} LSB, more than {BIAS_MOVES:.3g}"
     )
 
 

@@ -16,7 +16,7 @@ from qdqbridge.graph.diff import Difference
 if TYPE_CHECKING:
     from qdqbridge.onnx_io.profiles import Finding, Profile
 
-_STYLES = {"refused": "bold red", "float": "yellow", "no kernel": "dim"}
+_STYLES = {"refused": "bold red", "other numbers": "red", "float": "yellow", "no kernel": "dim"}
 
 
 def findings_json(profile: Profile, findings: Sequence[Finding]) -> dict[str, Any]:

@@ -16,6 +16,12 @@ from qdqbridge.graph.operator import Array
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, ValueType
 
+BIAS_MOVES = 2.0**-4
+"""What rounding a bias to the accumulator may move a result by, before that is rounded, in LSB.
+
+Up to this the rounding is a spelling of the same network, beyond it the bias is float.
+"""
+
 
 def integer_params(type_: ValueType | None) -> QuantParams | None:
     """Returns the parameters of a value that integer arithmetic can take: at most 16 bits."""

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.canonical.bias import MOVED
+from qdqbridge.ops.accumulator import BIAS_MOVES
 from tests.canonical.idiom_models import X, constant_of, conv, node_of, settled
 from tests.canonical.random_biases import product
 from tests.onnx_io.lowering_cases import ort_run
@@ -43,14 +43,14 @@ def edge(steps: float) -> tuple[float, float, float, float]:
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_up_to_the_bound_a_bias_is_rounded(sign: int) -> None:
-    g = settled(biased(*edge(sign * MOVED)), exact=False)
+    g = settled(biased(*edge(sign * BIAS_MOVES)), exact=False)
     assert constant_of(node_of(g, "Conv"), 2).tolist() == [0, 1, -3, 5]
     assert g.digest == canonical(biased(0, UNIT, -3 * UNIT, 5 * UNIT)).digest
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_beyond_the_bound_a_bias_stays_float_and_explain_tells(sign: int, tmp_path: Path) -> None:
-    numbers = edge(sign * 1.01 * MOVED)
+    numbers = edge(sign * 1.01 * BIAS_MOVES)
     model = biased(*numbers)
     g = settled(model)
     np.testing.assert_array_equal(constant_of(node_of(g, "Conv"), 2), np.array(numbers, np.float32))
@@ -127,7 +127,7 @@ def test_random_products(seed: int, tmp_path: Path) -> None:
 def test_many_random_products(tmp_path: Path) -> None:
     counts = np.array([agrees(seed, tmp_path) for seed in range(30, 330)])
     different, total = counts.sum(axis=0)
-    assert different < total * MOVED / 4
+    assert different < total * BIAS_MOVES / 4
 
 
 @pytest.mark.relax

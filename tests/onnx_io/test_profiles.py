@@ -332,7 +332,7 @@ def test_every_rule_has_a_test() -> None:
     # In test_profiles_ort: against what onnxruntime does. Openvino's shared checks: above.
     assert {rule for profile, rule in missing if profile == "ort"} == {
         "constant-scalar-parameters", "known-types", "no-dilations", "no-small-floats",
-        "int8-past-movers", "zero-points-written",
+        "int8-past-movers", "zero-points-written", "float-bias-kept", "two-roundings",
     }  # fmt: skip
     assert {profile for profile, _ in missing} <= {"ort", "qnn", "openvino"}
 

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqbridge.canonical import canonicalize
-from qdqbridge.onnx_io.profiles import check
+from qdqbridge.onnx_io.profiles import Effect, check
 from qdqbridge.onnx_io.profiles.checker import view_of
 from qdqbridge.onnx_io.profiles.islands import bare, islands
 from qdqbridge.onnx_io.reader import read
@@ -45,7 +45,7 @@ def optimized(path: Path) -> onnx.ModelProto | None:
 
 def assert_agrees(path: Path) -> bool:
     """Checks that findings are empty iff no float compute is left; returns whether none is."""
-    found = [finding for finding in check(path) if finding.rule != "no-quantization"]
+    found = [f for f in check(path) if f.rule != "no-quantization" and f.effect is not Effect.OTHER]
     model = optimized(path)
     refused = [finding for finding in found if finding.effect.value == "refused"]
     assert (model is None) == bool(refused), refused
@@ -277,3 +277,43 @@ def test_float8_is_fused_into_an_operator_that_does_not_exist(tmp_path: Path) ->
 def test_int32_bias_of_another_scale_is_not_fused(tmp_path: Path) -> None:
     path = saved(lambda n: test_profiles.with_bias(n, 1.02), tmp_path)
     assert not assert_agrees(path)
+
+
+# ---- other numbers ----------------------------------------------------------------------------
+
+
+def _coarse(net: Net, bias: float) -> str:
+    """A Conv whose accumulator counts in steps of ten of the result's."""
+    weight = net.dq(net.constant(np.ones((4, 4, 1, 1), S8)), 0.5, 0, S8)
+    numbers = net.constant(np.full(4, bias, np.float32))
+    return net.fake(net.op("Conv", net.fake("x", 1.0, 120), weight, numbers), 0.05, 100)
+
+
+def _twice(net: Net, second: tuple[float, int]) -> str:
+    return net.op("Sqrt", net.op("Abs", net.fake(net.fake("x", *X), *second)))
+
+
+@pytest.mark.parametrize(
+    ("build", "rule"),
+    [
+        (lambda n: _coarse(n, 0.3), "float-bias-kept"),
+        (lambda n: _coarse(n, 0.5), None),
+        (lambda n: _twice(n, (0.031, 100)), "two-roundings"),
+        (lambda n: _twice(n, X), None),
+    ],
+    ids=["bias beyond the bound", "bias in units", "two scales", "one scale"],
+)
+def test_where_optimizations_change_the_numbers(
+    build: Callable[[Net], str], rule: str | None, tmp_path: Path
+) -> None:
+    path = saved(build, tmp_path)
+    found = {f.rule for f in check(path) if f.effect is Effect.OTHER}
+    assert found == ({rule} if rule else set())
+    x = np.random.default_rng(3).normal(size=(1, 4, 6, 6)).astype(np.float32)
+    results = []
+    for level in ("ORT_DISABLE_ALL", "ORT_ENABLE_ALL"):
+        options = ort.SessionOptions()
+        options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        results.append(np.asarray(session.run(None, {"x": x})[0]))
+    assert bool(np.abs(results[0] - results[1]).max() > 1e-6) == bool(rule)

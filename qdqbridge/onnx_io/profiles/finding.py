@@ -22,6 +22,9 @@ class Effect(Enum):
     NO_KERNEL = "no kernel"
     """The runtime computes in float: it has no integer form of the operator."""
 
+    OTHER = "other numbers"
+    """The runtime computes something else from it with its graph optimizations."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reason:

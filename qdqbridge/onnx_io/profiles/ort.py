@@ -27,6 +27,7 @@ from qdqbridge.onnx_io.profiles.ort_fusion import (
     target,
 )
 from qdqbridge.onnx_io.profiles.shared_rules import bias_ratio
+from qdqbridge.ops.accumulator import BIAS_MOVES
 
 _SELECTORS = "onnxruntime qdq_selectors.cc; measured on 1.31.1"
 _UNARY = frozenset({"AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid", "Softmax"})
@@ -301,6 +302,50 @@ def _small_floats(view: FileView, node: FileNode) -> Reason | None:
     return Reason(f"'{found[0][0]}' is {found[0][1]}, and fusions do not look at that")
 
 
+def _float_bias(view: FileView, node: FileNode) -> Reason | None:
+    """A float bias becomes int32 with scale x * scale w (weight_bias_quantization.cc)."""
+    name = node.input(2)
+    real = view.constant(name) if name else None
+    if node.op not in ("Conv", "ConvTranspose", "Gemm") or real is None or view.dequantized(name):
+        return None
+    x, w = (source(view, operand) for operand in node.inputs[:2])
+    y = target(view, node.output).encoding
+    if x is None or w is None or y is None or not view.is_constant(node.input(1)):
+        return None
+    ours = w.encoding.scale, x.encoding.scale, y.scale
+    if any(scale is None or not (scale > 0).all() for scale in ours) or real.dtype.kind != "f":
+        return None
+    w_scale, x_scale, step = (np.asarray(scale, np.float64) for scale in ours)
+    units = w_scale * x_scale.reshape(-1)[:1]
+    if x_scale.size != 1 or step.size != 1 or units.size not in (1, real.size):
+        return None
+    bias, units = real.reshape(-1).astype(np.float64), units.reshape(-1)
+    moved = float(np.abs(bias - np.rint(bias / units) * units).max(initial=0.0) / step.reshape(()))
+    if moved <= BIAS_MOVES:
+        return None
+    return Reason(f"the float bias '{name}' is rounded, which moves the result by {moved:.3g} LSB",
+                  (name,))  # fmt: skip
+
+
+def _two_roundings(view: FileView, node: FileNode) -> Reason | None:
+    """Q, DQ, Q, DQ become one Q and DQ of another scale (double_qdq_pairs_remover.cc)."""
+    between = view.dequantized(node.input(0)) if is_quantize(node) else None
+    if between is None:
+        return None
+    first = view.producer(between.node.input(0))
+    if first is None or not is_quantize(first):
+        return None
+    own, readers = view.encoding(node), [n for n, _ in view.consumers(node.output)]
+    alone = all(len(view.consumers(n.output)) == 1 for n in (first, between.node))
+    leaves = {first.output, between.node.output, node.output} & view.outputs
+    if leaves or not alone or not readers or not all(is_dequantize(n) for n in readers):
+        return None
+    if own.dtype is not between.dtype or own.same_mapping(between):
+        return None
+    text = f"'{first.output}' and '{node.output}' are rounded once, to another scale than either"
+    return Reason(text, (first.output, node.output))
+
+
 def _between(check: Check) -> Check:
     """Restricts a check to float compute between Q and DQ."""
     return lambda view, node: check(view, node) if node in islands_of(view) else None
@@ -356,5 +401,15 @@ RULES: tuple[Rule, ...] = (
         "rank-0-parameters", "Add, Mul, Concat, Where, unary operators", _between(_scalars),
         "onnxruntime up to 1.31: 'Scale and Zero-point must be a scalar'", Effect.REFUSED,
         "reshape scale and zero point to rank 0",
+    ),
+    Rule(
+        "float-bias-kept", "Conv, ConvTranspose, Gemm", _float_bias,
+        "onnxruntime weight_bias_quantization.cc; measured on 1.32", Effect.OTHER,
+        "add the bias behind the operator, or run without graph optimizations",
+    ),
+    Rule(
+        "two-roundings", "Q behind DQ", _two_roundings,
+        "onnxruntime double_qdq_pairs_remover.cc; measured on 1.32", Effect.OTHER,
+        "use one scale, or run without graph optimizations",
     ),
 )  # fmt: skip
