@@ -26,6 +26,7 @@ from qdqbridge.qnn.dialect.interpolation import cubic_taps, linear_sides, neares
 from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.layout import SPATIAL, Layout, data_layout, straight
 from qdqbridge.qnn.dialect.op import REQUIRED, Attribute, QnnOp
+from qdqbridge.qnn.dialect.open_resize import OpenAxis, scaled_extent
 from qdqbridge.qnn.dialect.site import Extent, Site, TensorType
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.dialect.unary import FIVE, OUT_DTYPE, infer_codes
@@ -36,7 +37,7 @@ METHODS = {"nearest_neighbor": "nearest", "linear": "linear", "cubic": "cubic"}
 def _decoded(site: Site, rank: int) -> tuple[ResizeAttrs, list[Extent]]:
     """Returns the attributes over every axis, and the shape of the result, channels-first.
 
-    Symbolic extents keep their size and count as 1 in the attributes.
+    Symbolic extents count as 1 in the attributes.
     """
     shape = _shape(site, rank)
     lead = len(shape) - rank if rank else 0
@@ -44,14 +45,23 @@ def _decoded(site: Site, rank: int) -> tuple[ResizeAttrs, list[Extent]]:
     if len(size) != len(shape) - lead or len(factors) not in (0, len(size)):
         site.fail(f"size is {size} and scales {factors}", "give one entry per resized axis")
     full, out = [1] * lead, shape[:lead]
-    for extent, wanted in zip(shape[lead:], size, strict=True):
-        same = wanted <= 0
-        if not same and not isinstance(extent, int):
-            site.fail(f"an axis of extent {extent} is resized", "resize axes of known extent")
-        full.append(1 if not isinstance(extent, int) else extent if same else wanted)
-        out.append(extent if same else wanted)
+    for axis, (extent, wanted) in enumerate(zip(shape[lead:], size, strict=True)):
+        if wanted < 0 and not factors:
+            site.fail(f"size is {size}", "give scales, or a size for every axis")
+        if isinstance(extent, int):
+            by_scale = int(np.float32(factors[axis]) * np.float32(extent)) if wanted < 0 else 0
+            full.append(by_scale or wanted or extent)
+            out.append(full[-1])
+        else:
+            full.append(wanted if wanted > 0 and not factors else 1)
+            out.append(_opened(extent, wanted, factors[axis] if factors else 1.0))
     full[:lead] = [extent if isinstance(extent, int) else 1 for extent in shape[:lead]]
     return _attributes(site, [1.0] * lead, factors, full), out
+
+
+def _opened(extent: Extent, wanted: int, factor: float) -> Extent:
+    """Returns the extent of the result for an open one of the data."""
+    return wanted if wanted > 0 else scaled_extent(extent, factor) if wanted < 0 else extent
 
 
 def _layout(site: Site, rank: int) -> Layout:
@@ -89,9 +99,17 @@ def _attributes(
     )
 
 
+def _kind(site: Site) -> TensorType:
+    """Returns the type of the result: codes, or floats of floats."""
+    shape, dtype = site.tensor(0)
+    if dtype == "float32" == (site.attr("out_dtype") or dtype):
+        return TensorType.of(shape, dtype)
+    return infer_codes(site)
+
+
 def _infer(rank: int) -> Any:
     def infer(site: Site) -> TensorType:
-        type_ = infer_codes(site)
+        type_ = _kind(site)
         if rank:
             site.expect_rank(0, rank + 2)
         attributes, out = _decoded(site, rank)
@@ -110,20 +128,70 @@ def _numbers(site: Site, rank: int) -> tuple[int, ...]:
 
 
 class _Plan:
-    """The steps of one call: which axes, with which tables, passed as constants in order."""
+    """The steps of one call: which axes, with which tables, passed as constants in order.
 
-    def __init__(self, attributes: ResizeAttrs, shape: tuple[int, ...]) -> None:
-        self.attributes, self.shape = attributes, shape
-        self.tables: list[NDArray[Any]] = []
+    Attributes:
+        attributes: Of the Resize.
+        shape: Extents of the data; 1 for an open one.
+        opened: The axes of open extent.
+        tables: Constants, and what the kernel itself computes: an axis, and the kind of table.
+    """
+
+    def __init__(
+        self, attributes: ResizeAttrs, shape: tuple[int, ...], opened: frozenset[int]
+    ) -> None:
+        self.attributes, self.shape, self.opened = attributes, shape, opened
+        self.tables: list[NDArray[Any] | tuple[int, str]] = []
 
     def add(self, array: NDArray[Any], dtype: str) -> int:
         """Keeps a table; returns its position."""
         self.tables.append(np.asarray(array, dtype))
         return len(self.tables) - 1
 
+    def later(self, axis: int, kind: str) -> int:
+        """Returns the position of a table of an open axis."""
+        self.tables.append((axis, kind))
+        return len(self.tables) - 1
+
+    def constants(self) -> list[NDArray[Any]]:
+        """Returns the tables that are known, and the scales of all axes."""
+        scales = self.attributes.scales or (1.0,) * len(self.shape)
+        known = [table for table in self.tables if not isinstance(table, tuple)]
+        return [*known, np.asarray(scales, np.float32)] if self.opened else known
+
+    def filled(
+        self, given: Sequence[te.Tensor], shape: Sequence[Prim], sizes: Sequence[Prim],
+        zero: te.Tensor,
+    ) -> list[te.Tensor]:
+        """Returns all tables, in a kernel that is given :meth:`constants`."""
+        if not self.opened:
+            return list(given)
+        *known, scales = given
+        by_scale = self.attributes.scales is not None
+        axes = {
+            axis: OpenAxis(
+                self.attributes, str(axis), shape[axis], _expression(sizes[axis]),
+                _entry_of(scales, axis) if by_scale else None, zero,
+            )
+            for axis in self.opened
+        }  # fmt: skip
+        rest = iter(known)
+        return [
+            axes[table[0]].table(table[1]) if isinstance(table, tuple) else next(rest)
+            for table in self.tables
+        ]
+
     def where(self, axis: int) -> NDArray[np.float32]:
         """Returns the coordinates along an axis."""
         return table.coordinates(self.attributes, self.shape, axis, np.float32)
+
+
+def _expression(extent: Extent) -> Prim:
+    return tirx.const(extent, "int64") if isinstance(extent, int) else extent
+
+
+def _entry_of(scales: te.Tensor, axis: int) -> te.Tensor:
+    return stage([1], lambda _: scales[axis], name=f"scale{axis}")
 
 
 def _nearest(plan: _Plan) -> list[tuple[int, int]]:
@@ -131,7 +199,10 @@ def _nearest(plan: _Plan) -> list[tuple[int, int]]:
     steps: list[tuple[int, int]] = []
     factors, sizes = (f(plan.attributes, plan.shape) for f in (table.scales, table.sizes))
     for axis, length in enumerate(plan.shape):
-        if sizes[axis] != length or factors[axis] != 1:
+        if axis in plan.opened:
+            if plan.attributes.scales is None or factors[axis] != 1:
+                steps.append((axis, plan.later(axis, "index")))
+        elif sizes[axis] != length or factors[axis] != 1:
             index = nearest_indices(plan.attributes, length, axis)
             steps.append((axis, plan.add(index, "int32")))
     return steps
@@ -144,6 +215,10 @@ def _linear(plan: _Plan) -> Sides:
     """Returns axes with their index tables and weight tables (lower, upper)."""
     steps: Sides = []
     for axis in table.interpolated_axes(plan.attributes, plan.shape):
+        if axis in plan.opened:
+            later = [plan.later(axis, kind) for kind in ("lower", "upper", "weight0", "weight1")]
+            steps.append((axis, (later[0], later[1]), (later[2], later[3])))
+            continue
         (lower, upper), (low_weight, high_weight) = linear_sides(
             plan.attributes, plan.shape[axis], axis
         )
@@ -178,6 +253,14 @@ def _cubic(plan: _Plan) -> Taps:
     steps: Taps = []
     axes = table.interpolated_axes(plan.attributes, plan.shape)
     for position, axis in enumerate(reversed(axes)):
+        if axis in plan.opened:
+            kind = "cubic" if position else "share"
+            steps.append((
+                axis, [plan.later(axis, f"tap{i}") for i in range(4)],
+                [plan.later(axis, f"{kind}{i}") for i in range(4)],
+                plan.later(axis, "whole") if position else None,
+            ))  # fmt: skip
+            continue
         taps, weights, whole = cubic_taps(plan.attributes, plan.shape[axis], axis)
         if position == 0:
             with np.errstate(invalid="ignore"):  # no tap counts far outside the input
@@ -214,9 +297,12 @@ def _lower(rank: int) -> Any:
     def lower(site: Site) -> Any:
         attributes, out = _decoded(site, rank)
         layout, dtype = _layout(site, rank), site.attr("out_dtype") or site.dtype(0)
-        plan = _Plan(attributes, _numbers(site, rank))
+        lead, size = len(out) - len(site.attr("size")), list(site.attr("size"))
+        factors = list(site.attr("scales")) or [1.0] * len(size)
+        opened = [a for a, e in enumerate(_shape(site, rank)) if not isinstance(e, int)]
+        plan = _Plan(attributes, _numbers(site, rank), frozenset(opened))
         make = {"nearest": _nearest, "linear": _linear, "cubic": _cubic}[attributes.mode]
-        _known_axes(site, attributes, rank)
+        _check_open(site, plan, out, rank)
         steps, outside = make(plan), _outside(plan)
 
         def resize(
@@ -224,7 +310,13 @@ def _lower(rank: int) -> Any:
             zero: te.Tensor, *tables: te.Tensor,
         ) -> te.Tensor:
             shape = layout.logical(x.shape)
-            sizes = [e if isinstance(e, int) else own for e, own in zip(out, shape, strict=True)]
+            sizes = [
+                e if isinstance(e, int)
+                else own if axis < lead
+                else _opened(own, size[axis - lead], factors[axis - lead])
+                for axis, (e, own) in enumerate(zip(out, shape, strict=True))
+            ]  # fmt: skip
+            tables = tuple(plan.filled(tables, shape, sizes, zero))
 
             def values(where: Sequence[Prim]) -> Prim:
                 return real(x(*layout.stored(where)), zx[0], sx[0])
@@ -238,12 +330,12 @@ def _lower(rank: int) -> Any:
                     mask = [tables[t][i[axis]] != tirx.const(0, "int32") for axis, t in outside]
                     fill = tirx.const(float(np.float32(attributes.extrapolation_value)), "float32")
                     result = tirx.Select(tirx.any(*mask), fill, result)
-                return quantized(result, sy[0], zy[0], dtype)
+                return result if dtype == "float32" else quantized(result, sy[0], zy[0], dtype)
 
             return stage(layout.stored(sizes), element, name="resize")
 
         params = site.params((1, 2), (3, 4))
-        tables = [site.const(array, str(array.dtype)) for array in plan.tables]
+        tables = [site.const(array, str(array.dtype)) for array in plan.constants()]
         args = [site.args[0], *params, site.fence(), *tables]
         return site.call_te(f"qnn_resize{rank or ''}{'d' if rank else ''}", resize, args)
 
@@ -278,16 +370,17 @@ def _reader(stage: te.Tensor) -> Any:
     return lambda where: stage(*where)
 
 
-def _known_axes(site: Site, attributes: ResizeAttrs, rank: int) -> None:
-    if attributes.mode == "nearest":
-        return
-    shape = _shape(site, rank)
-    for axis in table.interpolated_axes(attributes, _numbers(site, rank)):
-        if not isinstance(shape[axis], int):
-            site.fail(
-                f"axis {axis} has extent {shape[axis]}",
-                "onnxruntime interpolates over it too (rank 3 and 5); give it a known extent",
-            )
+def _check_open(site: Site, plan: _Plan, out: Sequence[Extent], rank: int) -> None:
+    """Refuses open axes on which more than indices and weights depends."""
+    shape, lead = _shape(site, rank), len(out) - len(site.attr("size"))
+    resized = [a for a in plan.opened if a >= lead and site.attr("size")[a - lead]]
+    if plan.attributes.coordinate_transformation_mode == "tf_crop_and_resize" and resized:
+        site.fail(f"it crops axes of the extents {shape}", "give it known extents")
+    by_size = plan.attributes.scales is None and [a for a in resized if isinstance(out[a], int)]
+    if by_size and plan.attributes.mode != "nearest" and (
+        len(shape) not in (3, 4, 5) or min(by_size) < 2
+    ):
+        site.fail(f"axes of the extents {shape} are resized by sizes", "give it known extents")
 
 
 def _outside(plan: _Plan) -> list[tuple[int, int]]:
@@ -314,6 +407,7 @@ _COMMON = (
     Attribute("roi", [], "starts, then ends, of the resized axes, for tf_crop_and_resize"),
     OUT_DTYPE,
 )
+_SPECIAL = "0 keeps one, -1 takes what scales give"
 _DOC = "dequantize, interpolate in float32 in onnxruntime's order, quantize"
 
 OPS = (
@@ -321,7 +415,7 @@ OPS = (
         QnnOp(
             f"qnn.resize{rank}d", FIVE,
             (
-                Attribute("size", REQUIRED, "extents of the spatial axes; 0 keeps one"),
+                Attribute("size", REQUIRED, f"extents of the spatial axes; {_SPECIAL}"),
                 Attribute("layout", f"NC{SPATIAL[rank]}", "channels first, or last (NHWC)"),
                 *_COMMON,
             ),
@@ -331,7 +425,7 @@ OPS = (
     ),
     QnnOp(
         "qnn.resize", FIVE,
-        (Attribute("size", REQUIRED, "extents of all axes; 0 keeps one"), *_COMMON),
+        (Attribute("size", REQUIRED, f"extents of all axes; {_SPECIAL}"), *_COMMON),
         _infer(0), _lower(0), _DOC,
     ),
 )

@@ -70,10 +70,9 @@ def _sizes(node: Node, attributes: ResizeAttrs, axes: Sequence[int]) -> list[int
     computed = sizes(attributes, tuple(d if isinstance(d, int) else 1 for d in before))
     result: list[int] = []
     for axis in axes:
-        extent = before[axis]
-        if not isinstance(extent, int) and not _kept(attributes, before, after, axis):
-            raise unsupported(node, "it resizes an axis of symbolic extent")
-        result.append(computed[axis] if isinstance(extent, int) else 0)
+        kept = _kept(attributes, before, after, axis)
+        by_scale = 0 if kept else -1 if attributes.sizes is None else computed[axis]
+        result.append(computed[axis] if isinstance(before[axis], int) else by_scale)
     return result
 
 
@@ -104,11 +103,26 @@ def _floating(scope: Scope, node: Node, attributes: ResizeAttrs) -> Expr:
     if shape is None:
         raise unsupported(node, "the rank of its input is unknown")
     extents = _sizes(node, attributes, range(len(shape)))
+    if any(size and not isinstance(d, int) for d, size in zip(shape, extents, strict=True)):
+        value = _opened(scope, node, attributes, value)
+        quant = node.output.quant
+        return value if quant is None else scope.quantize(value, quant.params)
     for axis, (length, size) in enumerate(zip(shape, extents, strict=True)):
         if isinstance(length, int) and not (size == length and _unscaled(attributes, axis)):
             value = _along(scope, value, axis, _weights(attributes, axis, length, size))
     quant = node.output.quant
     return value if quant is None else scope.quantize(value, quant.params)
+
+
+def _opened(scope: Scope, node: Node, attributes: ResizeAttrs, value: Expr) -> Expr:
+    """Emits ``qnn.resize`` of floats, whose weights are computed when it runs."""
+    attrs = {**_attributes(node, attributes, []), "out_dtype": "float32"}
+    one, zero = scope.number(np.ones((), np.float32)), scope.number(np.zeros((), np.int32))
+    dtype = scope.dtype(value)
+    if dtype == "float64":
+        raise unsupported(node, "it resizes float64 along an axis of symbolic extent")
+    resized = scope.qnn("resize", [scope.cast(value, "float32"), one, zero, one, zero], attrs)
+    return scope.cast(resized, dtype)
 
 
 def _unscaled(attributes: ResizeAttrs, axis: int) -> bool:
