@@ -8,6 +8,7 @@ from qdqbridge.canonical.driver import notes_of, run
 from qdqbridge.canonical.interface import release_inputs, release_outputs
 from qdqbridge.canonical.islands import explanation, islands
 from qdqbridge.canonical.rules import RULES, rules_with
+from qdqbridge.canonical.sharing import share_dequantized
 from qdqbridge.canonical.storage import settle_storage
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.operand_order import order_operands
@@ -43,7 +44,7 @@ def canonicalize(
         decomposed=decomposed, fold_affine=fold_affine, reroll=reroll, channels_first=channels_first
     )
     refused = run(graph, rules)
-    while settle_storage(graph):
+    while settle_storage(graph) or share_dequantized(graph):
         refused = run(graph, rules)
     order_steps(graph)
     order_operands(graph)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
-from qdqbridge.graph.graph import Node
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.edit import Editor
+from qdqbridge.graph.graph import Graph, Node
 from qdqbridge.graph.operator import Flow
 from qdqbridge.ops.table import OPERATORS
 
@@ -36,3 +38,33 @@ def _equal(node: Node, other: Node) -> bool:
         and len(other.outputs) == 1
         and other.output.type == node.output.type
     )
+
+
+def share_dequantized(graph: Graph) -> bool:
+    """Makes one node of the dequantizes of equal constants; returns whether there were several.
+
+    Elements are compared only where types and shapes agree, so hardly ever.
+    """
+    editor = Editor(graph)
+    kept: dict[object, list[Node]] = {}
+    changed = False
+    for node in graph.nodes:
+        source = node.inputs[0] if node.inputs else None
+        if node.op.name != "dequantize" or source is None or source.constant is None:
+            continue
+        alike = kept.setdefault((source.type, node.output.type), [])
+        for other in alike:
+            first = other.operand(0).constant
+            if first is not None and _same_elements(first, source.constant):
+                editor.replace_value(node.output, other.output)
+                changed = True
+                break
+        else:
+            alike.append(node)
+    if changed:
+        editor.finish()
+    return changed
+
+
+def _same_elements(a: Constant, b: Constant) -> bool:
+    return a is b or a.numpy().tobytes() == b.numpy().tobytes()

@@ -7,7 +7,7 @@ graph must not change. Some rewrites may not apply to a model; they then do noth
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx
@@ -31,6 +31,17 @@ from tests.onnx_io.model_views import (
     readers,
     set_attribute,
     weights,
+)
+from tests.onnx_io.spelling_rewrites import (
+    flatten_as_reshape,
+    identities,
+    initializers,
+    no_shapes,
+    other_signedness,
+    quantized_twice,
+    raised_opset,
+    reshape_targets,
+    swapped_operands,
 )
 from tests.onnx_io.weight_rewrites import (
     float_weights,
@@ -325,17 +336,28 @@ REWRITES: dict[str, Rewrite] = {
         rename, shuffle, unused, annotate, constant_nodes, inputs_too, typed_fields, cones,
         unshare, ranks, axes, omit_zero, spread, domain, newer_opset, duplicate_dq, duplicate_q,
         cast_between, float_weights, unsigned_weights, trans_b, transpose_behind, gemm_as_matmul,
-        relu_as_clip, move_reshape,
+        relu_as_clip, move_reshape, swapped_operands, identities, initializers, no_shapes,
+        reshape_targets, flatten_as_reshape, other_signedness, quantized_twice,
     )
 }  # fmt: skip
 
+_OF_BASES = ("newer_opset", "relu_as_clip")
+"""Rewrites that only hold for the models of the tests: no attribute or input of theirs changes."""
+ANYWHERE: dict[str, Rewrite] = {
+    **{name: rewrite for name, rewrite in REWRITES.items() if name not in _OF_BASES},
+    "raised_opset": raised_opset,
+}
+"""Rewrites of any producer's file."""
 
-def scrambled(model: Model, seed: int) -> tuple[Model, list[str]]:
+
+def scrambled(
+    model: Model, seed: int, rewrites: Mapping[str, Rewrite] = REWRITES
+) -> tuple[Model, list[str]]:
     """Returns the model after some rewrites in random order, and their names."""
     rng = random.Random(seed)
-    result, names = copy_of(model), list(REWRITES)
+    result, names = copy_of(model), list(rewrites)
     rng.shuffle(names)
     names = names[: rng.randint(1, len(names))]
     for name in names:
-        REWRITES[name](result, rng)
+        rewrites[name](result, rng)
     return result, names
