@@ -73,6 +73,9 @@ def main() -> int:
                 counts["unread"] += 1
                 continue
             counts["files"] += 1
+            if number % 50 == 49:
+                seconds = time.perf_counter() - start
+                print(f"{dict(counts)}, {seconds:.0f} s", file=sys.stderr, flush=True)
             for seed in range(arguments.first, arguments.first + arguments.seeds):
                 own = seed * 7919 + number
                 try:

@@ -45,11 +45,9 @@ def narrowed(params: QuantParams, low: float, high: float) -> QuantParams:
 def clip_of_an_extreme(node: Node, scope: Scope) -> Proposal:
     """``Max(x, …, number) -> Clip(Max(x, …), low=number)``; ``Min`` gives the upper bound.
 
-    The number may be stored quantized.
+    The number may be stored quantized. Of a rounded result it is a narrower range, as any clamp.
     """
     del scope
-    if len(node.inputs) < 2 or node.output.quant is not None:
-        return None
     values = [value for value in node.inputs if value is not None]
     bounds = [value for value in values if _number(value) is not None]
     others = [value for value in values if value not in bounds]
@@ -59,14 +57,27 @@ def clip_of_an_extreme(node: Node, scope: Scope) -> Proposal:
     number = _number(bound)
     assert number is not None
     rank = max((value.rank or 0 for value in others), default=0)
-    plain = all(value.quant is None and value.type.dtype.is_float for value in others)
-    if not plain or (bound.rank or 0) > rank or math.isnan(number):
+    if (bound.rank or 0) > rank or math.isnan(number):
+        return None
+    low = node.op.name == "Max"
+    interval = (number, math.inf) if low else (-math.inf, number)
+    if node.output.quant is not None:
+        return _narrow_extreme(node, others, node.output.quant.params, interval)
+    if any(value.quant is not None or not value.type.dtype.is_float for value in others):
         return None
     x = others[0]
     if len(others) > 1:
         x = retyped(node, others, node.output.type, "")
-    low = node.op.name == "Max"
     return _clipped(node, x, ClipAttrs(number, None) if low else ClipAttrs(None, number))
+
+
+def _narrow_extreme(
+    node: Node, others: list[Value], params: QuantParams, interval: tuple[float, float]
+) -> Proposal:
+    if not params.per_tensor or not params.storage_dtype.is_integer:
+        return None
+    type_ = QuantType(narrowed(params, *interval), node.output.type.shape)
+    return Replace({node.output: retyped(node, others, type_, node.output.name)})
 
 
 def _number(value: Value) -> float | None:

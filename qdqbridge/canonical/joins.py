@@ -36,6 +36,21 @@ def _alike(stored: list[Value | None]) -> list[Value | None]:
     return [v if v is None else shifted_as(v, first) or v for v in stored]
 
 
+@rule("convert-after-concat", "Concat")
+def convert_after_concat(node: Node, scope: Scope) -> Proposal:
+    """``Concat(a, b)`` of equal parameters into others ``-> requantize(Concat(a, b))``."""
+    del scope
+    target = node.output.quant
+    params = {None if v is None or v.quant is None else v.quant.params for v in node.inputs}
+    own = next(iter(params))
+    if target is None or len(params) != 1 or own is None or not own.per_tensor:
+        return None
+    if own.same_mapping(target.params) or all(v is None or v.is_constant for v in node.inputs):
+        return None
+    joined = retyped(node, node.inputs, QuantType(own, target.shape), "")
+    return Replace({node.output: requantized(joined, target.params, node.origin, node.output.name)})
+
+
 @rule("joined-constant", "Concat", "Where")
 def joined_constant(node: Node, scope: Scope) -> Proposal:
     """``Concat(x, const) -> Concat(x, const')`` in the type of the result: converted once, here."""

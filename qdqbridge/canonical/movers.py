@@ -111,19 +111,22 @@ def _rows_as_blocks(node: Node, params: QuantParams) -> QuantParams | None:
 
 @rule("dequantize-through-mover", *MOVERS)
 def dequantize_through_mover(node: Node, scope: Scope) -> Proposal:
-    """``mover(dequantize(q)) -> dequantize(mover(q))``."""
+    """``mover(dequantize(q)) -> dequantize(mover(q))``; so a mover of q with a float result."""
     del scope
     if not moves(node) or not node.inputs:
         return None
-    stored = stored_behind(node.operand(0))
+    real = all(v.quant is None and v.type.dtype.is_float for v in node.outputs)
+    stored = stored_behind(node.operand(0)) or (node.operand(0) if real else None)
     if stored is None or stored.quant is None:
         return None
     params = moved_params(node, stored.quant.params)
-    if params is None:
-        return Reject(f"{node.op.name} mixes the channels of a per-channel quantized tensor")
-    attributes = _pad_attributes(node, params)
-    if isinstance(attributes, Reject):
-        return attributes
+    attributes: Attributes | Reject = Reject(
+        f"{node.op.name} mixes the channels of a per-channel quantized tensor"
+    )
+    if params is not None:
+        attributes = _pad_attributes(node, params)
+    if params is None or isinstance(attributes, Reject):
+        return _on_real_values(node, stored) if stored is node.operand(0) else attributes
     operands = [stored, *node.inputs[1:]]
     outputs = [Value(QuantType(params, v.type.shape)) for v in node.outputs]
     Node(node.op, attributes, operands, outputs, node.origin)
@@ -133,6 +136,14 @@ def dequantize_through_mover(node: Node, scope: Scope) -> Proposal:
             for old, new in zip(node.outputs, outputs, strict=True)
         }
     )
+
+
+def _on_real_values(node: Node, stored: Value) -> Replace:
+    """``mover(q) -> mover(dequantize(q))``."""
+    real = dequantized(stored, node.output.type.dtype, node.origin)
+    outputs = [Value(v.type, v.name) for v in node.outputs]
+    Node(node.op, node.attributes, [real, *node.inputs[1:]], outputs, node.origin)
+    return Replace(dict(zip(node.outputs, outputs, strict=True)))
 
 
 def _pad_attributes(node: Node, params: QuantParams) -> Attributes | Reject:

@@ -99,12 +99,14 @@ def _target(x: Value, y: Value, copied: frozenset[int] = frozenset()) -> tuple[i
 
 
 def _keeps_first(before: tuple[Dim, ...], after: tuple[Dim, ...]) -> bool:
-    """True where the first extents have two names, and all others the same product."""
+    """True where all extents but the first have the same product, so that these are equal too.
+
+    They may have two names, or one a name and the other the only number that fits.
+    """
     a, b = static_shape(before[1:]), static_shape(after[1:])
     if a is None or b is None or not before or not after:
         return False
-    names = isinstance(before[0], str) and isinstance(after[0], str)
-    return names and math.prod(a) == math.prod(b)
+    return math.prod(a) == math.prod(b)
 
 
 def _extent(before: tuple[Dim, ...], index: int, dim: Dim) -> int:

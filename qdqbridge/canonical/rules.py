@@ -96,6 +96,7 @@ RULES: tuple[Rule, ...] = (
     absorb.absorb_result,
     joins.dequantize_through_concat,
     joins.quantize_into_concat,
+    joins.convert_after_concat,
     joins.joined_constant,
     absorb.absorb_both_sides,
     compositions.compose_elementwise,

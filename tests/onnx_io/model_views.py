@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +27,7 @@ def tensors(model: Model) -> dict[str, TensorProto]:
 
 
 def array(model: Model, name: str) -> np.ndarray[Any, Any] | None:
-    tensor = tensors(model).get(name)
+    tensor = next((t for t in model.graph.initializer if t.name == name), None)
     return None if tensor is None else numpy_helper.to_array(tensor)
 
 
@@ -54,14 +55,16 @@ def set_attribute(node: onnx.NodeProto, name: str, value: Any) -> None:
         node.attribute.append(helper.make_attribute(name, value))
 
 
-def fresh(model: Model, hint: str) -> str:
-    taken = {o for n in model.graph.node for o in n.output} | set(tensors(model))
-    taken |= {v.name for v in model.graph.input}
-    return next(f"{hint}~{i}" for i in range(10**6) if f"{hint}~{i}" not in taken)
+_NUMBERS = itertools.count()
+
+
+def fresh(hint: str) -> str:
+    """Returns a name that no tensor has, nor has had while this process runs."""
+    return f"{hint}~{next(_NUMBERS)}"
 
 
 def add(model: Model, data: Any, hint: str = "c") -> str:
-    name = fresh(model, hint)
+    name = fresh(hint)
     model.graph.initializer.append(numpy_helper.from_array(np.asarray(data), name))
     return name
 

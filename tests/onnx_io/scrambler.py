@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqbridge.onnx_io.structure import captured_names
 from tests.onnx_io.model_views import (
     DQ,
     Model,
@@ -61,6 +62,7 @@ _SOME = 0.5
 
 def rename(model: Model, rng: random.Random) -> None:
     kept = {v.name for v in (*model.graph.input, *model.graph.output)}
+    kept |= {name for node in model.graph.node for name in captured_names(node)}
     names: dict[str, str] = {"": ""}
 
     def new(name: str) -> str:
@@ -90,7 +92,7 @@ def shuffle(model: Model, rng: random.Random) -> None:
 def unused(model: Model, rng: random.Random) -> None:
     source = rng.choice([o for n in model.graph.node for o in n.output])
     add(model, np.ones(3, np.float32), "unused")
-    insert(model, helper.make_node("Identity", [source], [fresh(model, "unused")]))
+    insert(model, helper.make_node("Identity", [source], [fresh("unused")]))
 
 
 def annotate(model: Model, rng: random.Random) -> None:
@@ -143,11 +145,11 @@ def cones(model: Model, rng: random.Random) -> None:
             if data is None or rng.random() < _SOME:
                 continue
             if rng.random() < _SOME:
-                made = helper.make_node("Identity", [node.input[index]], [fresh(model, "id")])
+                made = helper.make_node("Identity", [node.input[index]], [fresh("id")])
             else:
                 wide = data.astype(np.float64 if data.dtype.kind == "f" else np.int64)
                 to = helper.np_dtype_to_tensor_dtype(data.dtype)
-                made = helper.make_node("Cast", [add(model, wide)], [fresh(model, "cast")], to=to)
+                made = helper.make_node("Cast", [add(model, wide)], [fresh("cast")], to=to)
             node.input[index] = insert(model, made)
 
 
@@ -246,7 +248,7 @@ def duplicate_dq(model: Model, rng: random.Random) -> None:
         for reader in readers(model, node.output[0])[1:]:
             twin = onnx.NodeProto()
             twin.CopyFrom(node)
-            twin.output[0] = fresh(model, "dq")
+            twin.output[0] = fresh("dq")
             twin.name = ""
             insert(model, twin)
             reader.input[:] = [
@@ -262,7 +264,7 @@ def duplicate_q(model: Model, rng: random.Random) -> None:
             continue
         twin = onnx.NodeProto()
         twin.CopyFrom(node)
-        twin.output[0] = fresh(model, "q")
+        twin.output[0] = fresh("q")
         insert(model, twin)
         reader = rng.choice(found)
         reader.input[:] = [
@@ -282,7 +284,7 @@ def cast_between(model: Model, rng: random.Random) -> None:
         if computed:
             continue
         to = TensorProto.UINT8 if zero is None else helper.np_dtype_to_tensor_dtype(zero.dtype)
-        result = fresh(model, "cast")
+        result = fresh("cast")
         for reader in readers(model, node.output[0]):
             reader.input[:] = [result if n == node.output[0] else n for n in reader.input]
         insert(model, helper.make_node("Cast", [node.output[0]], [result], to=to))

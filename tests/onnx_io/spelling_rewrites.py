@@ -57,7 +57,7 @@ def identities(model: Model, rng: random.Random) -> None:
     for node in list(model.graph.node):
         for index, name in enumerate(node.input):
             if name in made and rng.random() < _SOME / 3:
-                link = helper.make_node("Identity", [name], [fresh(model, "same")])
+                link = helper.make_node("Identity", [name], [fresh("same")])
                 node.input[index] = insert(model, link)
 
 
@@ -194,7 +194,7 @@ def quantized_twice(model: Model, rng: random.Random) -> None:
             continue
         zeros = np.zeros(scale.shape, stored.dtype) if zero_point is None else zero_point
         operands = [node.input[1], add(model, zeros)]
-        real, again = fresh(model, "real"), fresh(model, "again")
+        real, again = fresh("real"), fresh("again")
         first = helper.make_node(DQ, [node.input[0], *operands], [real])
         second = helper.make_node(Q, [real, *operands], [again])
         for made in (second, first):

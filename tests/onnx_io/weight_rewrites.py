@@ -32,7 +32,9 @@ def float_weights(model: Model, rng: random.Random) -> None:
     """``int -> DQ`` becomes ``float -> Q -> DQ`` with values that round back to the integers."""
     for node, stored in list(weights(model)):
         scale, zero_point = parameters(model, node)
-        if scale is None or zero_point is None or rng.random() < _SOME:
+        if scale is None or zero_point is None or rng.random() < _SOME or (scale <= 0).any():
+            continue
+        if attribute(node, "block_size", 0):
             continue
         shape = [1] * stored.ndim
         if scale.size > 1:
@@ -47,7 +49,7 @@ def float_weights(model: Model, rng: random.Random) -> None:
         twin = onnx.NodeProto()
         twin.CopyFrom(node)
         twin.op_type, twin.name = Q, ""
-        twin.input[0], twin.output[0] = add(model, real), fresh(model, "wq")
+        twin.input[0], twin.output[0] = add(model, real), fresh("wq")
         node.input[0] = insert(model, twin)
 
 
@@ -74,7 +76,7 @@ def _swapped(model: Model, node: onnx.NodeProto, stored: np.ndarray[Any, Any]) -
     twin.CopyFrom(node)
     twin.name = ""
     twin.input[0] = add(model, np.ascontiguousarray(stored.T))
-    twin.output[0] = fresh(model, "wt")
+    twin.output[0] = fresh("wt")
     scale, _ = parameters(model, node)
     if scale is not None and scale.size > 1:
         set_attribute(twin, "axis", 1 - axis_of(node, 2))
@@ -89,6 +91,8 @@ def _matrices(
         found = readers(model, node.output[0])
         scale, _ = parameters(model, node)
         if stored.ndim != 2 or len(found) != 1 or scale is None:
+            continue
+        if attribute(node, "block_size", 0):
             continue
         if found[0].op_type in ("Gemm", "MatMul") and found[0].input[1] == node.output[0]:
             yield node, stored, found[0]
@@ -106,7 +110,7 @@ def transpose_behind(model: Model, rng: random.Random) -> None:
     for node, stored, reader in _matrices(model):
         if rng.random() < _SOME:
             swapped = _swapped(model, node, stored)
-            made = helper.make_node("Transpose", [swapped], [fresh(model, "t")])
+            made = helper.make_node("Transpose", [swapped], [fresh("t")])
             set_attribute(made, "perm", rng.choice([None, [1, 0]]))
             reader.input[1] = insert(model, made)
 
@@ -119,7 +123,7 @@ def gemm_as_matmul(model: Model, rng: random.Random) -> None:
         if reader.op_type == "Gemm" and not attribute(reader, "transB", 0):
             if attribute(reader, "alpha", 1.0) != 1 or attribute(reader, "beta", 1.0) != 1:
                 continue
-            product = fresh(model, "mm")
+            product = fresh("mm")
             made = helper.make_node("MatMul", reader.input[:2], [product])
             if len(reader.input) > 2:
                 addends = [product, reader.input[2]]

@@ -70,11 +70,18 @@ def _thresholded(node: Node, call: Call) -> Whole | None:
         return None
     x, other, zeros = test.operand(0), node.operand(1), node.operand(2)
     bound = scalar(test.operand(1))
-    is_zero = zeros.constant is not None and not zeros.constant.numpy().any()
-    is_zero = is_zero or _is_unread(zeros, "zeros_like")
-    if other is not x or bound is None or not near(bound, given.alpha) or not is_zero:
+    if other is not x or bound is None or not near(bound, given.alpha) or not _is_zero(zeros):
         return None
     return Whole("ThresholdedRelu", given, [x])
+
+
+def _is_zero(value: Value) -> bool:
+    """True for zeros, also of an extent that is known at run time only."""
+    made = value.producer
+    if made is not None and made.op.name == "Expand":
+        value = made.operand(0)
+    zero = value.constant is not None and not value.constant.numpy().any()
+    return zero or _is_unread(value, "zeros_like")
 
 
 def _is_unread(value: Value, name: str) -> bool:

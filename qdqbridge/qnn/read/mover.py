@@ -7,18 +7,34 @@ from typing import Any
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.operator import Attributes
 from qdqbridge.graph.types import TensorType, ValueType
-from qdqbridge.qnn.origin import moved_params
+from qdqbridge.qnn.origin import element, moved_params
 from qdqbridge.qnn.read.call import Call, Entry
+from qdqbridge.qnn.read.parameters import holds
 from qdqbridge.qnn.read.reading import Reading
 
 
 def moved(reading: Reading, call: Call, name: str, attributes: Attributes, *more: Entry) -> Value:
     """Adds a mover of argument 0; its result has the operand's quantization."""
-    data = per_tensor(reading, call.args[0])
+    data = _narrow(call, per_tensor(reading, call.args[0]))
     operands = [data, *(reading.plain(entry) for entry in more)]
     return hinted(
         reading, call, reading.node(name, attributes, operands, type_like(data, call), call)
     )
+
+
+def _narrow(call: Call, value: Value) -> Value:
+    """Returns plain integers of a constant in the sub-byte type that a span gives them."""
+    wanted = () if call.claim is None else call.claim.operands
+    if value.constant is None or value.quant is not None or not (wanted and wanted[0]):
+        return value
+    storage = element(wanted[0])[0]
+    if not holds(value.type.dtype, storage):
+        return value
+    stored = value.constant.numpy()
+    if stored.min(initial=0) < storage.qmin or stored.max(initial=0) > storage.qmax:
+        return value
+    data = value.constant.map(lambda array: array.astype(storage.numpy), dtype=storage)
+    return Value(TensorType(storage, data.shape), value.name, constant=data)
 
 
 def hinted(reading: Reading, call: Call, value: Value, index: int = 0) -> Value:
