@@ -119,7 +119,11 @@ class Maker:
                 d.dim_value if d.HasField("dim_value") else d.dim_param or "?"
                 for d in type_.shape.dim
             )
-            if "?" in shape or any(isinstance(d, int) and d < 1 for d in shape) or type_.elem_type != TensorProto.FLOAT:
+            if (
+                "?" in shape
+                or any(isinstance(d, int) and d < 1 for d in shape)
+                or type_.elem_type != TensorProto.FLOAT
+            ):
                 return False
             if np.prod([d for d in shape if isinstance(d, int)], initial=1) > 1 << 14:
                 return False

@@ -338,8 +338,8 @@ REWRITES: dict[str, Rewrite] = {
         rename, shuffle, unused, annotate, constant_nodes, inputs_too, typed_fields, cones,
         unshare, ranks, axes, omit_zero, spread, domain, newer_opset, duplicate_dq, duplicate_q,
         cast_between, float_weights, unsigned_weights, trans_b, transpose_behind, gemm_as_matmul,
-        relu_as_clip, move_reshape, swapped_operands, identities, initializers, no_shapes,
-        reshape_targets, flatten_as_reshape, other_signedness, quantized_twice,
+        relu_as_clip, move_reshape, swapped_operands, identities, reshape_targets,
+        other_signedness, quantized_twice,
     )
 }  # fmt: skip
 
@@ -347,7 +347,7 @@ _OF_BASES = ("newer_opset", "relu_as_clip")
 """Rewrites that only hold for the models of the tests: no attribute or input of theirs changes."""
 ANYWHERE: dict[str, Rewrite] = {
     **{name: rewrite for name, rewrite in REWRITES.items() if name not in _OF_BASES},
-    "raised_opset": raised_opset,
+    **{f.__name__: f for f in (raised_opset, initializers, no_shapes, flatten_as_reshape)},
 }
 """Rewrites of any producer's file."""
 

@@ -229,5 +229,3 @@ def no_shapes(model: Model, rng: random.Random) -> None:
     """Intermediate tensors without declared types."""
     del rng
     del model.graph.value_info[:]
-
-
