@@ -48,8 +48,8 @@ def main() -> int:
             counts[f"{name} moved"] += 1
             print(f"seed {seed}: {name}", flush=True)
             if arguments.text:
-                texts = (g.text().splitlines() for g in (graph, back))
-                print("\n".join(difflib.unified_diff(*texts, lineterm="", n=0)), flush=True)
+                before, after = (g.text().splitlines() for g in (graph, back))
+                print("\n".join(difflib.unified_diff(before, after, lineterm="", n=0)), flush=True)
     for reason, count in reasons.most_common():
         print(f"refused {count} times: {reason}")
     seconds = time.perf_counter() - start

@@ -120,13 +120,11 @@ def dequantize_through_mover(node: Node, scope: Scope) -> Proposal:
     if stored is None or stored.quant is None:
         return None
     params = moved_params(node, stored.quant.params)
-    attributes: Attributes | Reject = Reject(
-        f"{node.op.name} mixes the channels of a per-channel quantized tensor"
-    )
-    if params is not None:
-        attributes = _pad_attributes(node, params)
-    if params is None or isinstance(attributes, Reject):
-        return _on_real_values(node, stored) if stored is node.operand(0) else attributes
+    mixed = f"{node.op.name} mixes the channels of a per-channel quantized tensor"
+    attributes = Reject(mixed) if params is None else _pad_attributes(node, params)
+    if isinstance(attributes, Reject):
+        return attributes if stored is not node.operand(0) else _on_real_values(node, stored)
+    assert params is not None
     operands = [stored, *node.inputs[1:]]
     outputs = [Value(QuantType(params, v.type.shape)) for v in node.outputs]
     Node(node.op, attributes, operands, outputs, node.origin)

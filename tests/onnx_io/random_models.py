@@ -74,7 +74,7 @@ class Maker:
         info = np.iinfo(dtype)
         stored = self.data.integers(info.min, info.max + 1, shape).astype(dtype)
         scale: Any = self.scale()
-        along: dict[str, int] = {}
+        along: dict[str, Any] = {}
         if axis is not None and self.rng.random() < 0.5:
             scale = np.array([self.scale() for _ in range(shape[axis])], np.float32)
             along = {"axis": axis}
@@ -83,7 +83,7 @@ class Maker:
             return self.nibbles(shape, scale, along)
         return self.b.weight(stored, scale, zero, **along)
 
-    def nibbles(self, shape: Dims, scale: Any, along: dict[str, int]) -> str:
+    def nibbles(self, shape: Dims, scale: Any, along: dict[str, Any]) -> str:
         kind = self.some(TensorProto.INT4, TensorProto.UINT4)
         low = -8 if kind == TensorProto.INT4 else 0
         numbers = self.data.integers(low, low + 16, shape)
