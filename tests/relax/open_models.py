@@ -254,8 +254,10 @@ def positions(b: OpenBuilder) -> tuple[Mapping[str, int], ...]:
 
 
 def reductions(b: OpenBuilder) -> tuple[Mapping[str, int], ...]:
-    op = b.pick("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceMean", "GlobalAveragePool",
-                "GlobalMaxPool", "ReduceL2", "ReduceProd")  # fmt: skip
+    op = b.pick(
+        "ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceMean", "GlobalAveragePool",
+        "GlobalMaxPool", "ReduceL2", "ReduceProd",
+    )  # fmt: skip
     if op.startswith("Global"):
         shape = b.pick(b.image(), ("n", 4, "w"), ("n", "m", "w"))
         b.result(b.op(op, b.data(shape)))
@@ -359,9 +361,9 @@ def pads(b: OpenBuilder) -> tuple[Mapping[str, int], ...]:
     if mode == "constant" and b.chance(0.6):
         args.append(b.init(np.float32(b.pick(0.0, 0.5, -1.0))))
     b.result(b.op("Pad", *args, mode=mode))
-    return tuple({name: size + 3 for name, size in feed.items()} for feed in _sizes(*_ALL)) + (
-        dict.fromkeys(_ALL, 2),
-    )
+    small = dict.fromkeys(_ALL, 2)
+    large = ({name: size + 3 for name, size in feed.items()} for feed in _sizes(*_ALL))
+    return (*large, small)
 
 
 def windows(b: OpenBuilder) -> tuple[Mapping[str, int], ...]:

@@ -17,7 +17,11 @@ QUICK = (0, 1, 2, 3, 5, 6, 7, 9, 10, 11, 32, 41, 42, 44)
 
 
 def problems(model: Case, kernels: str) -> list[str]:
-    """Returns what differs between TVM and the interpreter on every feeding of a case."""
+    """Returns what differs between TVM and the interpreter on every feeding of a case.
+
+    Raises:
+        UnsupportedTargetError: TVM cannot run the model.
+    """
     graph = canonical(model.model)
     built, found = qb.compile(graph, kernels=kernels), list[str]()
     for extents in model.feeds:
