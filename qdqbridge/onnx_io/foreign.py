@@ -347,9 +347,22 @@ def _as(old: type, new: type, array: Any) -> Any:
     return array.astype(new) if array is not None and array.dtype == old else array
 
 
+def _check_runnable(attributes: ForeignAttrs) -> None:
+    """Keeps from onnxruntime 1.32 what ends the process there: a normal distribution of no width.
+
+    Raises:
+        UnsupportedModelError: The node is one of these.
+    """
+    if attributes.op_type in ("RandomNormal", "RandomNormalLike"):
+        scales = [a.f for a in attributes.node.proto().attribute if a.name == "scale"]
+        if any(not scale > 0 for scale in scales):
+            raise _cannot_run(attributes, ValueError(f"its scale is {scales[0]}"))
+
+
 def _run(
     attributes: ForeignAttrs, arrays: Sequence[NDArray[Any] | None]
 ) -> tuple[NDArray[Any], ...]:
+    _check_runnable(attributes)
     given = {f"in_{i}": array for i, array in enumerate(arrays) if array is not None}
     fixed = tuple(
         (name, array.dtype.str, array.shape, array.tobytes())

@@ -133,9 +133,19 @@ def _check_where(node: Node) -> Iterator[str]:
     yield from _check_broadcast(node)
 
 
+def _check_variadic(node: Node) -> Iterator[str]:
+    if None in node.inputs:
+        yield f"operand {node.inputs.index(None)} is left out"
+        return
+    yield from _check_broadcast(node)
+
+
 def _check_concat(node: Node) -> Iterator[str]:
     attributes = node.attributes
     assert isinstance(attributes, AxisAttrs)
+    if None in node.inputs:
+        yield f"operand {node.inputs.index(None)} is left out"
+        return
     values = [value for value in node.inputs if value is not None]
     ranks = {value.rank for value in values} - {None}
     if len(ranks) > 1:
@@ -179,7 +189,7 @@ def binary(
     return Operator(
         name=name, flow=Flow.ELEMENTWISE, attributes=NoAttributes, compute=_pairwise(function),
         commuting=commuting,
-        check=check or (_check_broadcast if variadic else _check_pair),
+        check=check or (_check_variadic if variadic else _check_pair),
         numerics=f"quantize({formula}) in float32, operands dequantized. {_NAN if variadic else ''}"
         f"{_EQUAL}",
         arity=2, onnx=(OnnxOp(name=name, since=since),), qnn=qnn,

@@ -1,0 +1,69 @@
+"""Random operators and random graphs end no process and raise only our errors.
+
+``scripts/mutations.py nodes`` and ``graphs`` run thousands in children.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+pytest.importorskip("tvm")
+
+import qdqbridge as qb
+from qdqbridge.errors import InvalidModelError, UnsupportedTargetError
+from tests.fuzzing.random_models import random_graph, random_node
+from tests.fuzzing.target import put_on_tvm
+from tests.onnx_models import Builder, canonical
+
+pytestmark = pytest.mark.relax
+
+
+def test_random_operators(tmp_path: Path) -> None:
+    results = [put_on_tvm(random_node(Random(f"test/{n}")), tmp_path) for n in range(10)]
+    assert "the same on TVM" in results
+
+
+def test_random_graphs(tmp_path: Path) -> None:
+    results = [put_on_tvm(random_graph(Random(f"test/{n}")), tmp_path) for n in range(2)]
+    assert "the same on TVM" in results
+
+
+def test_a_left_out_operand_of_max_is_refused(tmp_path: Path) -> None:
+    b = Builder(17)
+    b.output(b.op("Max", b.input("x", [2]), "", b.input("y", [2])))
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b.model().SerializeToString())
+    with pytest.raises(InvalidModelError, match="left out"):
+        qb.load(path)
+
+
+@pytest.mark.parametrize("op", ["RandomNormalLike", "RandomNormal"])
+def test_a_normal_distribution_of_no_width_is_its_mean(op: str) -> None:
+    """onnxruntime's own assertion ends the process; ONNX's reference runs it."""
+    b = Builder(17)
+    x = b.input("x", [2])
+    operands, shape = ([x], None) if op.endswith("Like") else ([], [2])
+    made = b.op(op, *operands, scale=0.0, mean=3.0, shape=shape)
+    b.output(b.op("Add", x, made), [2])
+    (got,) = qb.evaluate(canonical(b.model()), {"x": np.ones(2, np.float32)}).values()
+    assert got.tolist() == [4, 4]
+
+
+def test_constants_of_no_elements_are_refused_by_tvm() -> None:
+    """TVM cannot load a library with one in it."""
+    b = Builder(20)
+    empty = b.init(np.zeros((1, 0, 2), np.float32))
+    b.output(b.op("IsInf", empty), None, TensorProto.BOOL)
+    b.output(b.op("Relu", b.input("x", [2])), [2])
+    graph = canonical(b.model())
+    try:
+        results = qb.compile(graph).run({"x": np.zeros(2, np.float32)})
+    except UnsupportedTargetError as error:
+        assert error.why
+    else:
+        assert results[graph.output_names[0]].shape == (1, 0, 2)
