@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import onnx
-from onnx import numpy_helper
 
-from qdqbridge.onnx_io.structure import subgraphs
+from qdqbridge.onnx_io.structure import describe, subgraphs
+from qdqbridge.onnx_io.tensors import constant_from_proto
 
 
 def take_constant_branches(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -51,7 +51,8 @@ def _expand(
         if condition is None or condition.data_location == onnx.TensorProto.EXTERNAL:
             result.append(node)
             continue
-        value = bool(numpy_helper.to_array(condition).all())
+        data = constant_from_proto(condition, None, f"the condition of {describe(node)}")
+        value = bool(data.numpy().all())
         name = "then_branch" if value else "else_branch"
         body = next(a.g for a in node.attribute if a.name == name)
         pending.extend(reversed(inlined(node, body, graph, conditions, taken)))

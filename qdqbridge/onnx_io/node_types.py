@@ -68,7 +68,9 @@ class NodeTypes:
     def __init__(self, opsets: Mapping[str, int], opset: int, ir_version: int) -> None:
         self.opset, self.ir_version = opset, ir_version
         self.imports = [helper.make_opsetid(domain, opsets[domain]) for domain in opsets]
-        self.imports = [e for e in self.imports if e.domain not in _DOMAINS]
+        self.imports = [
+            e for e in self.imports if e.domain not in _DOMAINS and abs(e.version) < 1 << 31
+        ]  # the inference of a node takes no larger ones
         self.imports.append(helper.make_opsetid("", opset))
         self._known: dict[_Key, list[Inferred]] = {}
 

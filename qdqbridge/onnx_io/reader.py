@@ -96,6 +96,12 @@ def read_proto(model: onnx.ModelProto, path: Path, normal: Callable[[Graph], Gra
     check_text(model, str(path))
     model = inline_functions(model, str(path))
     check_names(model.graph, str(path))
+    if model.graph.sparse_initializer:
+        raise UnsupportedModelError(
+            "sparse initializers have no counterpart here",
+            where=f"{path}, '{model.graph.sparse_initializer[0].values.name}'",
+            fix="export the model with dense initializers",
+        )
     check_known(model, str(path))
     if 0 < default_opset(model) < OLDEST_READ:
         sort_nodes(model.graph, str(path))
@@ -227,6 +233,8 @@ class _Builder:
         """Reads a node of any operator; ``opset`` is the file's unless it is given."""
         if len(proto.output) > 1:
             _drop_unread(proto, self.read, self.opset)
+            if not any(proto.output):
+                return
         embed_external_data(proto, self.path.parent, f"{self.file}, {describe(proto)}")
         operands = self._stored_operands(proto, self._operands(proto))
         if operands is None:

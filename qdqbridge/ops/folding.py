@@ -15,10 +15,11 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.graph.interpreter import computed
 from qdqbridge.ops.steps import steps
 
-_ONE = 1 << 22
+_ONE = 1 << 20
 """Steps that one node may always take; quantization parameters and shapes take far fewer."""
-_ALL = 1 << 24
-"""Steps that all nodes of a file may always take together: a fraction of a second, or 100 MB."""
+_ALL = 1 << 21
+"""Steps that all nodes of a file may always take together: a fraction of a second, and 200 MB with
+all that is made of them."""
 _GROWTH = 4
 """One node may take so many steps for each element that it reads."""
 _PER_ELEMENT, _PER_NODE = 8, 1 << 12
