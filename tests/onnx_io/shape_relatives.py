@@ -71,7 +71,7 @@ def runtime(model: onnx.ModelProto | Path, feed: dict[str, Array]) -> Array | No
     data = str(model) if isinstance(model, Path) else model.SerializeToString()
     try:
         session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-        return session.run(None, feed)[0]
+        return np.asarray(session.run(None, feed)[0])
     except Exception:  # onnxruntime has no common error of its own
         return None
 
