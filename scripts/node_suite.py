@@ -14,7 +14,8 @@ hangs is charged to the stage it was in, and another goes on behind it. Numbers 
 ONNX's runner does (rtol, atol of the case), and exactly where they are integers or have 8 bits or
 fewer. The CSV file has one row per case and stage; rows that it holds already are not run again
 (``--again STAGE`` runs a stage anew). In the end totals are printed, and every case that
-onnxruntime runs and reading, interpreter or saved file do not.
+onnxruntime runs and reading, interpreter or saved file do not; ``--gaps
+tests/conformance/node_suite_gaps.csv`` writes these to the list that a test holds.
 """
 
 from __future__ import annotations
@@ -322,6 +323,14 @@ def read_csv(path: Path) -> dict[tuple[str, str], Outcome]:
         }
 
 
+def write_csv(path: Path, found: Mapping[tuple[str, str], Outcome]) -> None:
+    """Writes outcomes in the order of the cases."""
+    with path.open("w", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(("case", "stage", "outcome", "reason"))
+        writer.writerows((*key, *outcome) for key, outcome in sorted(found.items()))
+
+
 def gaps(found: Mapping[tuple[str, str], Outcome]) -> dict[tuple[str, str], Outcome]:
     """Returns where a stage of ours does not pass and onnxruntime does."""
     return {
@@ -340,6 +349,7 @@ def main() -> int:
     parser.add_argument("--again", action="append", default=[], choices=STAGES,
                         help="run this stage anew")  # fmt: skip
     parser.add_argument("--failed", action="store_true", help="run what did not pass anew")
+    parser.add_argument("--gaps", type=Path, help="write what onnxruntime runs and we do not")
     parser.add_argument("--size", type=int, default=40, help="cases per child")
     parser.add_argument("--seconds", type=float, default=60, help="limit of a stage")
     parser.add_argument("--memory", type=float, default=8, help="limit of a child in GiB")
@@ -377,10 +387,9 @@ def main() -> int:
             queue, keep, size=arguments.size, seconds=arguments.seconds, memory=arguments.memory
         )
     chosen = {key: outcome for key, outcome in done.items() if key[0] in names}
-    with arguments.csv.open("w", newline="") as stream:  # in order
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(("case", "stage", "outcome", "reason"))
-        writer.writerows((*key, *outcome) for key, outcome in sorted(done.items()))
+    write_csv(arguments.csv, done)  # in order
+    if arguments.gaps is not None:
+        write_csv(arguments.gaps, gaps(chosen))
     show(chosen, stages, len(selected))
     return 0
 

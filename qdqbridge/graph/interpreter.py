@@ -9,7 +9,7 @@ approximates: float values then stay float64 and only quantized results are roun
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,8 @@ from qdqbridge.errors import InputDataError, InvalidModelError
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.guard import computing
 from qdqbridge.graph.numerics import dequantize, quantize
-from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.types import Dim, QuantType, TensorType
+from qdqbridge.graph.operator import Flow, Nested
+from qdqbridge.graph.types import Dim, NestedType, QuantType, TensorType
 
 Array = NDArray[Any]
 
@@ -96,8 +96,7 @@ def computed(
 
 def _has_shape(array: Array, shape: tuple[Dim, ...]) -> bool:
     return array.ndim == len(shape) and all(
-        isinstance(want, str) or want == have
-        for want, have in zip(shape, array.shape, strict=True)
+        isinstance(want, str) or want == have for want, have in zip(shape, array.shape, strict=True)
     )
 
 
@@ -142,6 +141,8 @@ def _stored(value: Value, values: Mapping[Value, Array]) -> Array:
 
 def _real(operand: Array | None, type_: object, dtype: Any, *, wide: bool) -> Array | None:
     """Returns an operand as it is computed with: float16 and bfloat16 in float32, as engines do."""
+    if isinstance(type_, NestedType):
+        return cast("Array", Nested(type_, operand))
     if operand is None:
         return None
     if isinstance(type_, QuantType):
@@ -153,6 +154,8 @@ def _real(operand: Array | None, type_: object, dtype: Any, *, wide: bool) -> Ar
 
 
 def _round(real: Array, type_: QuantType | TensorType, *, exact: bool) -> Array:
+    if isinstance(type_, NestedType) or not isinstance(real, np.ndarray | np.generic):
+        return real  # a sequence, or an optional
     if isinstance(type_, QuantType):
         return quantize(real if real.dtype == np.float64 else real.astype(np.float32), type_.params)
     if exact and type_.dtype.is_float:
@@ -178,7 +181,29 @@ def check_inputs(graph: Graph, inputs: Mapping[str, Array]) -> list[Array]:
             fix=f"give exactly: {', '.join(names)}",
         )
     bound: dict[str, int] = {}
-    return [_check_input(v, _array(v.name, inputs[v.name]), bound) for v in graph.inputs]
+    return [_given(value, inputs[value.name], bound) for value in graph.inputs]
+
+
+def _given(value: Value, data: Any, bound: dict[str, int]) -> Array:
+    if isinstance(value.type, NestedType):
+        return _check_nested(value, value.type.layers, data)
+    return _check_input(value, _array(value.name, data), bound)
+
+
+def _check_nested(value: Value, layers: Sequence[str], data: Any) -> Any:
+    """Returns a sequence as a list of arrays, an optional as what it holds or None."""
+    if not layers:
+        plain = Value(TensorType(value.type.dtype, None), value.name)
+        return _check_input(plain, _array(value.name, data), {})
+    if layers[0] == "optional":
+        return None if data is None else _check_nested(value, layers[1:], data)
+    if not isinstance(data, list | tuple):
+        raise InputDataError(
+            f"input '{value.name}' is no sequence",
+            why=f"it is {type(data).__name__}, the model wants {value.type}",
+            fix="feed a list of arrays",
+        )
+    return [_check_nested(value, layers[1:], each) for each in cast("list[Any]", data)]
 
 
 def _array(name: str, data: object) -> Array:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from qdqbridge.graph.types import ValueType
+from qdqbridge.graph.types import NestedType, ValueType
 
 if TYPE_CHECKING:
     from qdqbridge.graph.constant import Constant
@@ -18,6 +18,19 @@ if TYPE_CHECKING:
 Array: TypeAlias = "NDArray[Any]"
 Operands: TypeAlias = "Sequence[Array | None]"
 Types: TypeAlias = "Sequence[ValueType | None]"
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """What a node without a row is given where its operand is no tensor.
+
+    Attributes:
+        type: What it is.
+        value: A list of arrays, an array, or None for an optional that is empty.
+    """
+
+    type: NestedType
+    value: Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Attributes
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import QuantType, Shape, ValueType
+from qdqbridge.graph.types import NestedType, QuantType, Shape, ValueType
 
 VERSION = "qnn-canonical 3"
 _SHORT = 4
@@ -62,6 +62,8 @@ class _Printer:
         return f"{results} = {node.op.name}({operands}){attributes}: {types}"
 
     def type(self, type_: ValueType, *, shape: bool = False) -> str:
+        if isinstance(type_, NestedType):
+            return str(type_)
         element = params_text(type_.params) if isinstance(type_, QuantType) else str(type_.dtype)
         return element + (self.shape(type_.shape) if shape else "")
 

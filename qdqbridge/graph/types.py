@@ -28,6 +28,30 @@ class TensorType:
 
 
 @dataclass(frozen=True, slots=True)
+class NestedType(TensorType):
+    """No tensor, but a sequence of tensors, or an optional of a tensor or a sequence.
+
+    Operators without a row make and take such values; they have no shape.
+
+    Attributes:
+        layers: ``sequence`` and ``optional``, the outermost first.
+    """
+
+    layers: tuple[str, ...] = ()
+
+    def with_shape(self, shape: Shape) -> NestedType:
+        """Returns this type: what is no tensor has no shape."""
+        del shape
+        return self
+
+    def __str__(self) -> str:
+        text = str(self.dtype)
+        for layer in reversed(self.layers):
+            text = f"{layer}<{text}>"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
 class QuantType:
     """A quantized tensor: stored integers that stand for real numbers by ``params``."""
 

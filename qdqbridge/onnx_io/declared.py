@@ -10,6 +10,7 @@ from qdqbridge.errors import InvalidModelError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.operator import Flow, Operator
+from qdqbridge.graph.types import NestedType, ValueType
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS
 from qdqbridge.onnx_io.tensors import onnx_name
@@ -58,6 +59,15 @@ def check_quantizes(domain: str, storage: DType, where: str) -> None:
         )
 
 
+def schema_type(type_: ValueType) -> str:
+    """Returns a type as ONNX's schemas write it: ``seq(tensor(float))``."""
+    text = f"tensor({onnx_name(type_.dtype)})"
+    if isinstance(type_, NestedType):
+        for layer in reversed(type_.layers):
+            text = f"{'seq' if layer == 'sequence' else layer}({text})"
+    return text
+
+
 def check_operand_types(
     proto: onnx.NodeProto, opset: int, operands: Sequence[Value | None], where: str
 ) -> None:
@@ -74,7 +84,7 @@ def check_operand_types(
     for value, formal in zip(operands, schema.inputs if schema is not None else (), strict=False):
         if value is None or value.producer is not None:
             continue
-        type_ = f"tensor({onnx_name(value.type.dtype)})"
+        type_ = schema_type(value.type)
         if type_ not in formal.types or bound.setdefault(formal.type_str, type_) != type_:
             raise InvalidModelError(
                 f"{proto.op_type} does not take these element types",

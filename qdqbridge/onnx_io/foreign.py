@@ -8,11 +8,11 @@ node, and is written back as it was read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from hashlib import sha256
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import onnx
@@ -23,11 +23,20 @@ from qdqbridge.errors import UnsupportedModelError, UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.operator import EVERY_OPERAND, Attributes, Flow, Operands, Operator
+from qdqbridge.graph.operator import (
+    EVERY_OPERAND,
+    Attributes,
+    Flow,
+    Nested,
+    Operands,
+    Operator,
+)
+from qdqbridge.graph.types import NestedType, TensorType
 from qdqbridge.onnx_io.codecs import BY_ROW
 from qdqbridge.onnx_io.codecs.schema import oldest_alike, schema_of
-from qdqbridge.onnx_io.declared import check_operand_types
+from qdqbridge.onnx_io.declared import check_operand_types, schema_type
 from qdqbridge.onnx_io.foreign_steps import foreign_steps
+from qdqbridge.onnx_io.node_types import nested_proto
 from qdqbridge.onnx_io.ort_values import run
 from qdqbridge.onnx_io.structure import captured_names, describe
 from qdqbridge.onnx_io.subgraph_names import (
@@ -37,7 +46,7 @@ from qdqbridge.onnx_io.subgraph_names import (
     rename_inside,
     renamed_attribute,
 )
-from qdqbridge.onnx_io.tensors import dtype_to_onnx, onnx_name, proto_from_constant
+from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +65,7 @@ _COMMUTING = {
     **dict.fromkeys(("Min", "Max"), EVERY_OPERAND),
 }
 """How many of the first operands of ONNX's own operators may change places."""
+_Signature: TypeAlias = "tuple[tuple[str, TensorType, int], ...]"
 _Fixed: TypeAlias = "tuple[str, str, tuple[int, ...], bytes]"
 
 
@@ -238,7 +248,7 @@ def _takes(schema: Any, operands: Sequence[Value | None]) -> bool:
         if value is None or not formals:
             continue
         types = formals[min(index, len(formals) - 1)].types
-        if f"tensor({onnx_name(value.type.dtype)})" not in types:
+        if schema_type(value.type) not in types:
             return False
     return True
 
@@ -294,22 +304,38 @@ def foreign_operator(domain: str, op_type: str) -> Operator:
 # ---- running ----------------------------------------------------------------------------------
 
 
-def _compute(attributes: ForeignAttrs, operands: Operands) -> tuple[NDArray[Any], ...]:
+def _compute(attributes: ForeignAttrs, operands: Operands) -> tuple[Any, ...]:
     """Runs the node in onnxruntime, and in ONNX's own reference where that has no kernel.
 
     What the reference does not have either runs in float32 where it is asked for float64.
     """
-    arrays = [None if operand is None else np.asarray(operand) for operand in operands]
+    given = [_plain(operand) for operand in operands]
     try:
-        return _run(attributes, arrays)
+        return _run(attributes, given)
     except UnsupportedModelError as error:
-        found = _referred(attributes, arrays)
+        found = _referred(attributes, given)
         if found is not None:
             return found
-        if not any(array is not None and array.dtype == np.float64 for array in arrays):
+        if not any(isinstance(each, np.ndarray) and each.dtype == np.float64 for each in given):
             raise error
-    results = _run(attributes, [_as(np.float64, np.float32, array) for array in arrays])
+    results = _run(attributes, [_as(np.float64, np.float32, each) for each in given])
     return tuple(_as(np.float32, np.float64, result) for result in results)
+
+
+def _plain(operand: Any) -> NDArray[Any] | Nested | None:
+    return operand if operand is None or isinstance(operand, Nested) else np.asarray(operand)
+
+
+def _signature(given: Mapping[str, NDArray[Any] | Nested]) -> _Signature:
+    return tuple(
+        (name, each.type if isinstance(each, Nested) else TensorType(DType.of(each.dtype), None),
+         0 if isinstance(each, Nested) else each.ndim)
+        for name, each in given.items()
+    )  # fmt: skip
+
+
+def _fed(given: Mapping[str, NDArray[Any] | Nested]) -> dict[str, Any]:
+    return {name: each.value if isinstance(each, Nested) else each for name, each in given.items()}
 
 
 def _steps(attributes: ForeignAttrs, operands: Sequence[Constant | None]) -> int | None:
@@ -317,34 +343,35 @@ def _steps(attributes: ForeignAttrs, operands: Sequence[Constant | None]) -> int
 
 
 def _referred(
-    attributes: ForeignAttrs, arrays: Sequence[NDArray[Any] | None]
-) -> tuple[NDArray[Any], ...] | None:
+    attributes: ForeignAttrs, operands: Sequence[NDArray[Any] | Nested | None]
+) -> tuple[Any, ...] | None:
     """Returns what ONNX's reference implementation computes; None where it cannot."""
-    given = {f"in_{i}": array for i, array in enumerate(arrays) if array is not None}
-    signature = tuple((name, DType.of(array.dtype), array.ndim) for name, array in given.items())
+    given = {f"in_{i}": operand for i, operand in enumerate(operands) if operand is not None}
     try:
-        session = _evaluator(attributes, signature, len(arrays))
-        results = tuple(session.run(None, given))
+        session = _evaluator(attributes, _signature(given), len(operands))
+        results = tuple(_result(each) for each in session.run(None, _fed(given)))
     except Exception as error:  # whatever a Python implementation of an operator raises
         log.debug("ONNX's reference cannot run %s: %s", attributes.op_type, error)
         return None
-    if any(isinstance(result, list) for result in results):
-        return None
-    arrays = tuple(np.asarray(result) for result in results)
-    return arrays if all(array.dtype in _KNOWN for array in arrays) else None
+    arrays = [each for each in results if isinstance(each, np.ndarray)]
+    return results if all(array.dtype in _KNOWN for array in arrays) else None
+
+
+def _result(found: Any) -> Any:
+    if isinstance(found, list | tuple):
+        return [_result(each) for each in cast("Sequence[Any]", found)]
+    return None if found is None else np.asarray(found)
 
 
 @lru_cache(maxsize=256)
-def _evaluator(
-    attributes: ForeignAttrs, signature: tuple[tuple[str, DType, int], ...], count: int
-) -> Any:
+def _evaluator(attributes: ForeignAttrs, signature: _Signature, count: int) -> Any:
     from onnx.reference import ReferenceEvaluator
 
     return ReferenceEvaluator(_model(attributes, signature, count, ()))
 
 
 def _as(old: type, new: type, array: Any) -> Any:
-    return array.astype(new) if array is not None and array.dtype == old else array
+    return array.astype(new) if isinstance(array, np.ndarray) and array.dtype == old else array
 
 
 def _check_runnable(attributes: ForeignAttrs) -> None:
@@ -360,35 +387,26 @@ def _check_runnable(attributes: ForeignAttrs) -> None:
 
 
 def _run(
-    attributes: ForeignAttrs, arrays: Sequence[NDArray[Any] | None]
-) -> tuple[NDArray[Any], ...]:
+    attributes: ForeignAttrs, operands: Sequence[NDArray[Any] | Nested | None]
+) -> tuple[Any, ...]:
     _check_runnable(attributes)
-    given = {f"in_{i}": array for i, array in enumerate(arrays) if array is not None}
+    given = {f"in_{i}": operand for i, operand in enumerate(operands) if operand is not None}
     fixed = tuple(
         (name, array.dtype.str, array.shape, array.tobytes())
         for name in _FIXED.get(attributes.op_type, ())
-        if (array := given.pop(name, None)) is not None
+        if isinstance(array := given.pop(name, None), np.ndarray)
     )
-    signature = tuple((name, DType.of(array.dtype), array.ndim) for name, array in given.items())
-    session = _session(attributes, signature, len(arrays), fixed)
+    session = _session(attributes, _signature(given), len(operands), fixed)
     try:
-        results = tuple(run(session, given))
+        return tuple(run(session, _fed(given)))
     except Exception as error:  # as in _session
         raise _cannot_run(attributes, error) from error
-    if not all(isinstance(result, np.ndarray) for result in results):
-        raise UnsupportedModelError(
-            f"{attributes.domain or 'ai.onnx'}::{attributes.op_type} gives no tensor",
-            where=f"a node of opset version {attributes.version}",
-            why="sequences and optionals are carried from file to file, and not computed with",
-            fix="run the file with onnxruntime, or replace the sequence by tensors",
-        )
-    return results
 
 
 @lru_cache(maxsize=256)
 def _session(
     attributes: ForeignAttrs,
-    signature: tuple[tuple[str, DType, int], ...],
+    signature: _Signature,
     count: int,
     fixed: tuple[_Fixed, ...],
 ) -> Any:
@@ -416,7 +434,7 @@ def _cannot_run(attributes: ForeignAttrs, error: Exception) -> UnsupportedModelE
 
 def _model(
     attributes: ForeignAttrs,
-    signature: tuple[tuple[str, DType, int], ...],
+    signature: _Signature,
     count: int,
     fixed: tuple[_Fixed, ...],
 ) -> onnx.ModelProto:
@@ -425,8 +443,10 @@ def _model(
     stored = attributes.node.proto()
     node = foreign_node_proto(attributes, names, [name for name in stored.output if name])
     inputs = [
-        helper.make_tensor_value_info(name, dtype_to_onnx(dtype), [None] * rank)
-        for name, dtype, rank in signature
+        helper.make_value_info(name, nested_proto(type_))
+        if isinstance(type_, NestedType)
+        else helper.make_tensor_value_info(name, dtype_to_onnx(type_.dtype), [None] * rank)
+        for name, type_, rank in signature
     ]
     outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
     initializers = [

@@ -16,12 +16,13 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
-from qdqbridge.graph.types import Dim
+from qdqbridge.graph.types import Dim, NestedType
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.dropped_windows import without_dropped_windows
 from qdqbridge.onnx_io.inference import guarded_inference
 from qdqbridge.onnx_io.structure import subgraphs
 from qdqbridge.onnx_io.subgraph_names import forget_shape
+from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx
 
 log = logging.getLogger(__name__)
 
@@ -167,6 +168,27 @@ def tensor_type(element: int, shape: Sequence[Dim | None] | None) -> TypeProto:
     return proto
 
 
+def nested_type(proto: TypeProto, where: str) -> NestedType | None:
+    """Returns the type of a sequence or an optional of tensors; None for any other."""
+    layers: list[str] = []
+    while (kind := proto.WhichOneof("value")) in ("sequence_type", "optional_type"):
+        layers.append(kind.removesuffix("_type"))
+        proto = getattr(proto, kind).elem_type
+    if not layers or kind != "tensor_type" or not proto.tensor_type.elem_type:
+        return None
+    return NestedType(dtype_of(proto.tensor_type.elem_type, where), None, tuple(layers))
+
+
+def nested_proto(type_: NestedType) -> TypeProto:
+    """Returns ONNX's type of a sequence or an optional."""
+    proto = tensor_type(dtype_to_onnx(type_.dtype), None)
+    for layer in reversed(type_.layers):
+        outer = TypeProto()
+        getattr(outer, f"{layer}_type").elem_type.CopyFrom(proto)
+        proto = outer
+    return proto
+
+
 def _told(proto: TypeProto | None) -> Inferred:
     if proto is None:
         return UNKNOWN
@@ -243,4 +265,12 @@ def _bodies(proto: NodeProto) -> Iterator[onnx.GraphProto]:
             yield from _bodies(node)
 
 
-__all__ = ["UNKNOWN", "Extents", "Inferred", "NodeTypes", "tensor_type"]
+__all__ = [
+    "UNKNOWN",
+    "Extents",
+    "Inferred",
+    "NodeTypes",
+    "nested_proto",
+    "nested_type",
+    "tensor_type",
+]

@@ -32,6 +32,7 @@ from qdqbridge.onnx_io.foreign import foreign_node
 from qdqbridge.onnx_io.functions import inline_functions
 from qdqbridge.onnx_io.lowering import lower
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS, default_opset, read_model
+from qdqbridge.onnx_io.node_types import nested_type
 from qdqbridge.onnx_io.older_forms import NewForm, NoNewForm, in_new_form, renewed
 from qdqbridge.onnx_io.operator_versions import AXES_OPERAND, REDUCTIONS, with_axes_attribute
 from qdqbridge.onnx_io.operators_known import check_known
@@ -183,8 +184,11 @@ class _Builder:
                 constants.append(info.name)
                 continue
             where = f"{self.file}, graph input '{info.name}'"
-            dtype = dtype_of(info.type.tensor_type.elem_type, where)
-            value = Value(TensorType(dtype, shape_of(info.type)), info.name)
+            type_ = nested_type(info.type, where)
+            if type_ is None:
+                dtype = dtype_of(info.type.tensor_type.elem_type, where)
+                type_ = TensorType(dtype, shape_of(info.type))
+            value = Value(type_, info.name)
             self.values[info.name] = value
             inputs.append(value)
         if constants:

@@ -22,11 +22,11 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Note, Value
 from qdqbridge.graph.operator import Attributes, Operator
 from qdqbridge.graph.symbols import product
-from qdqbridge.graph.types import Dim, Shape, TensorType, static_shape
+from qdqbridge.graph.types import Dim, NestedType, Shape, TensorType, static_shape
 from qdqbridge.onnx_io.constants import Folding
 from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.onnx_io.node_types import Extents as Open
-from qdqbridge.onnx_io.node_types import Inferred, NodeTypes, tensor_type
+from qdqbridge.onnx_io.node_types import Inferred, NodeTypes, nested_proto, nested_type, tensor_type
 from qdqbridge.onnx_io.shapes import declared_types
 from qdqbridge.onnx_io.structure import captured_names, describe
 from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx
@@ -109,6 +109,10 @@ class Results:
         for index, (name, known) in enumerate(zip(proto.output, inferred, strict=True)):
             if not name:
                 continue
+            nested = nested_type(known.proto, f"{self.file}, {describe(proto)}")
+            if nested is not None:
+                results.append(Value(nested, name))
+                continue
             extents = _merged(self._windows(attributes, operands), _merged(known.shape, more))
             shape = self._shape(name, extents, (op, attributes, operands, index))
             dtype = self._dtype(proto, name, known, operands)
@@ -116,11 +120,13 @@ class Results:
             if shape is None and name in self.declared:
                 value.declared = self.declared[name][1]
             if known.proto.WhichOneof("value") not in (None, "tensor_type"):
-                self._no_tensors[value] = known.proto
+                self._no_tensors[value] = known.proto  # a map
             results.append(value)
         return results
 
     def _proto(self, value: Value) -> TypeProto:
+        if isinstance(value.type, NestedType):
+            return nested_proto(value.type)
         if value in self._no_tensors:
             return self._no_tensors[value]
         key = (value.type.dtype, value.type.shape)

@@ -63,7 +63,8 @@ class Session:
             raise self._error(InputDataError, "does not take these inputs", error) from error
         except Exception as error:  # onnxruntime has no common error of its own
             raise self._error(UnsupportedTargetError, "cannot run the model", error) from error
-        return {name: np.asarray(array) for name, array in zip(names, results, strict=True)}
+        return {name: array if isinstance(array, list) or array is None else np.asarray(array)
+            for name, array in zip(names, results, strict=True)}
 
     def _session(self, names: tuple[str, ...]) -> Any:
         if names not in self._sessions:

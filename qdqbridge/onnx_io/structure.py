@@ -103,13 +103,21 @@ def check_names(graph: onnx.GraphProto, file: str) -> None:
 def _check_tensors(what: str, values: Iterable[onnx.ValueInfoProto], file: str) -> None:
     for value in values:
         kind = value.type.WhichOneof("value")
-        if kind not in (None, "tensor_type"):
+        if kind not in (None, "tensor_type") and not holds_tensors(value.type):
             raise UnsupportedModelError(
                 f"graph {what} '{value.name}' is not a tensor",
                 where=file,
                 why=f"its type is {kind}",
-                fix="only tensors cross the boundary of a graph",
+                fix="only tensors, sequences and optionals of them cross the boundary of a graph",
             )
+
+
+def holds_tensors(type_: onnx.TypeProto) -> bool:
+    """Returns whether a type is that of a tensor, or of sequences and optionals of some."""
+    kind = type_.WhichOneof("value")
+    if kind in ("sequence_type", "optional_type"):
+        return holds_tensors(getattr(type_, kind).elem_type)
+    return kind == "tensor_type" and bool(type_.tensor_type.elem_type)
 
 
 def _define(defined: dict[str, str], names: Iterable[str], what: str, file: str) -> None:

@@ -14,8 +14,9 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import ModelProto
 
-from qdqbridge.graph.types import Shape, TensorType
+from qdqbridge.graph.types import NestedType, Shape, TensorType
 from qdqbridge.onnx_io.dropped_windows import leave_open
+from qdqbridge.onnx_io.node_types import nested_proto
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
 from qdqbridge.onnx_io.write_opset import ir_version_of
 from qdqbridge.onnx_io.write_sheet import NodeRow, Sheet
@@ -87,6 +88,10 @@ def _node(row: NodeRow, variable: Callable[[str], gs.Tensor]) -> gs.Node:
 
 
 def _add_what_graphsurgeon_drops(model: ModelProto, sheet: Sheet) -> None:
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        type_ = sheet.types.get(value.name)
+        if isinstance(type_, NestedType):
+            value.type.CopyFrom(nested_proto(type_))
     for proto, row in zip(model.graph.node, sheet.nodes, strict=True):
         if row.proto is not None:
             proto.CopyFrom(row.proto)

@@ -13,7 +13,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.types import QuantType, TensorType
+from qdqbridge.graph.types import NestedType, QuantType, TensorType
 from qdqbridge.onnx_io.codecs import BY_ROW, encode
 from qdqbridge.onnx_io.foreign import ForeignAttrs, foreign_node_proto
 from qdqbridge.onnx_io.operator_versions import moved
@@ -30,7 +30,7 @@ from qdqbridge.onnx_io.write_parameters import (
 )
 from qdqbridge.onnx_io.write_qlinear import qlinear_row
 from qdqbridge.onnx_io.write_real import is_quantized, real_dtype
-from qdqbridge.onnx_io.write_sheet import NodeRow, Sheet
+from qdqbridge.onnx_io.write_sheet import NodeRow, Sheet, plain_type
 from qdqbridge.onnx_io.write_simulated import simulated_row
 from qdqbridge.onnx_io.write_spelled import (
     add_behind,
@@ -188,8 +188,8 @@ class NodeWriter:
             NodeRow(attributes.op_type, inputs, outputs, {}, name, metadata, proto)
         )
         for value, output in zip(node.outputs, outputs, strict=True):
-            if value.type.shape is not None:  # else it may be no tensor at all, but a sequence
-                self.sheet.types[output] = TensorType(value.type.dtype, value.type.shape)
+            if value.type.shape is not None or isinstance(value.type, NestedType):
+                self.sheet.types[output] = plain_type(value)
 
     def output(self, name: str, value: Value) -> None:
         """Adds what leads from a value to the graph output ``name``, if anything has to."""
@@ -200,7 +200,7 @@ class NodeWriter:
                 fix="dequantize the output",
             )
         source = self.stored(value)
-        type_ = TensorType(value.type.dtype, value.type.shape)
+        type_ = plain_type(value)
         if source == name:
             self.sheet.types[name] = type_
         else:

@@ -15,6 +15,7 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 from qdqbridge.onnx_io.codecs import BY_ROW, since
 from qdqbridge.onnx_io.codecs.schema import schema_of
+from qdqbridge.onnx_io.declared import schema_type
 from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.onnx_io.operator_versions import can_be_moved
 from qdqbridge.onnx_io.structure import subgraphs
@@ -83,14 +84,14 @@ def takes_types(sheet: Sheet) -> bool:
 
     Operators grow by element types from opset to opset, which needs of attributes do not show.
     """
-    types = {name: type_.dtype for name, type_ in sheet.types.items()}
-    types |= {name: constant.dtype for name, constant in sheet.constants.items()}
+    types = {name: schema_type(type_) for name, type_ in sheet.types.items()}
+    constants = sheet.constants.items()
+    types |= {name: f"tensor({onnx_name(constant.dtype)})" for name, constant in constants}
     for row in sheet.nodes:
         schema = schema_of(row.op_type, row.domain, sheet.imports.get(row.domain, 1))
-        for name, formal in zip(
-            row.inputs, schema.inputs if schema is not None else (), strict=False
-        ):
-            if name in types and f"tensor({onnx_name(types[name])})" not in formal.types:
+        formals = schema.inputs if schema is not None else ()
+        for name, formal in zip(row.inputs, formals, strict=False):
+            if name in types and types[name] not in formal.types:
                 return False
     return True
 

@@ -9,7 +9,8 @@ from typing import Any
 from onnx import NodeProto
 
 from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.types import TensorType
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.types import NestedType, TensorType
 
 
 @dataclass(slots=True)
@@ -56,3 +57,10 @@ class Sheet:
     constants: dict[str, Constant] = field(default_factory=dict)
     types: dict[str, TensorType] = field(default_factory=dict)
     imports: dict[str, int] = field(default_factory=dict)
+
+
+def plain_type(value: Value) -> TensorType:
+    """Returns the type of what is stored of a value."""
+    if isinstance(value.type, NestedType):
+        return value.type
+    return TensorType(value.type.dtype, value.type.shape)

@@ -8,7 +8,6 @@ from onnx import ModelProto
 
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
-from qdqbridge.graph.types import TensorType
 from qdqbridge.onnx_io.profiles import Effect, Profile, profile_of
 from qdqbridge.onnx_io.profiles.checker import check_model
 from qdqbridge.onnx_io.profiles.recentering import recentered, unsigned
@@ -17,7 +16,7 @@ from qdqbridge.onnx_io.write_file import write_files
 from qdqbridge.onnx_io.write_model import model_without_tensors
 from qdqbridge.onnx_io.write_nodes import NodeWriter
 from qdqbridge.onnx_io.write_opset import choose_opset, imports_of, needs_contrib, takes_types
-from qdqbridge.onnx_io.write_sheet import Sheet
+from qdqbridge.onnx_io.write_sheet import Sheet, plain_type
 
 _MICROSOFT = "com.microsoft"
 _PARAMETERS = 1 << 16
@@ -142,7 +141,7 @@ def _filled(graph: Graph, profile: Profile, opset: int) -> Sheet:
     writer = NodeWriter(graph, opset, profile, sheet, _MICROSOFT if contrib else "")
     for value in graph.inputs:
         sheet.inputs.append(value.name)
-        sheet.types[value.name] = TensorType(value.type.dtype, value.type.shape)
+        sheet.types[value.name] = plain_type(value)
     for node in graph.nodes:
         writer.node(node)
     for name, value in zip(graph.output_names, graph.outputs, strict=True):

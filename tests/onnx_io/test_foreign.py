@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,15 @@ import onnxruntime as ort
 import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from qdqbridge.errors import InvalidModelError, UnsupportedModelError, UnsupportedTargetError
+from qdqbridge.errors import (
+    InputDataError,
+    InvalidModelError,
+    UnsupportedModelError,
+    UnsupportedTargetError,
+)
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
+from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.printer import attributes_text
 from qdqbridge.graph.types import TensorType
@@ -23,9 +30,12 @@ from qdqbridge.onnx_io.foreign import (
     foreign_node_proto,
     foreign_operator,
 )
+from qdqbridge.onnx_io.reader import read
+from qdqbridge.onnx_io.session import Session
 from qdqbridge.onnx_io.structure import captured_names
+from qdqbridge.onnx_io.writer import write
 from tests.onnx_io.lowering_cases import ort_run
-from tests.onnx_models import Builder, load, run
+from tests.onnx_models import Array, Builder, load, run
 
 ort.set_default_logger_severity(4)
 FLOAT = TensorProto.FLOAT
@@ -194,19 +204,53 @@ def sequence_model(*, output: bool = False) -> onnx.ModelProto:
     return b.model()
 
 
-def test_sequences_are_carried_and_not_computed() -> None:
+def test_sequences_are_computed_and_not_handed_on() -> None:
     g = load(sequence_model())
-    with pytest.raises(UnsupportedModelError, match="SplitToSequence gives no tensor"):
-        run(g, {"x": np.ones((4, 6), np.float32)})
+    x = np.arange(24, dtype=np.float32).reshape(4, 6)
+    np.testing.assert_array_equal(run(g, {"x": x})[0], x)
     for node in g.nodes:
         if isinstance(node.attributes, ForeignAttrs):
             with pytest.raises(UnsupportedTargetError, match="cannot be handed on"):
                 node.attributes.model(node)
 
 
-def test_a_sequence_does_not_leave_a_graph() -> None:
-    with pytest.raises(UnsupportedModelError, match="is not a tensor"):
-        load(sequence_model(output=True))
+def test_a_sequence_leaves_a_graph(tmp_path: Path) -> None:
+    g = load(sequence_model(output=True))
+    x = np.arange(24, dtype=np.float32).reshape(4, 6)
+    rows = evaluate(g, {"x": x})[0][g.output_names[0]]
+    assert isinstance(rows, list) and [row.tolist() for row in rows] == x[:, None].tolist()
+    write(g, tmp_path / "sequence.onnx")
+    onnx.checker.check_model(str(tmp_path / "sequence.onnx"))
+    (found,) = Session(tmp_path / "sequence.onnx").run({"x": x}, g.output_names).values()
+    assert [row.tolist() for row in found] == x[:, None].tolist()
+    assert read(tmp_path / "sequence.onnx").outputs[0].type == g.outputs[0].type
+
+
+def optional_model() -> onnx.ModelProto:
+    kind = helper.make_optional_type_proto(
+        helper.make_sequence_type_proto(helper.make_tensor_type_proto(FLOAT, [2]))
+    )
+    nodes = [helper.make_node("Identity", ["x"], ["y"]),
+             helper.make_node("OptionalHasElement", ["x"], ["has"])]  # fmt: skip
+    outputs = [helper.make_value_info("y", kind),
+               helper.make_tensor_value_info("has", TensorProto.BOOL, [])]  # fmt: skip
+    graph = helper.make_graph(nodes, "g", [helper.make_value_info("x", kind)], outputs)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+@pytest.mark.parametrize("value", [None, [f32(1, 2), f32(3, 4)]], ids=["empty", "full"])
+def test_an_optional_crosses_a_graph(value: list[Array] | None) -> None:
+    g = load(optional_model())
+    assert "input %0: optional<sequence<float32>>" in g.text()
+    y, has = evaluate(g, {"x": value})[0].values()  # type: ignore[dict-item] # no array
+    assert has == (value is not None)
+    assert y is None if value is None else [each.tolist() for each in y] == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize("value", [3, f32(1, 2), [f32(1), np.zeros(2, np.int64)]])
+def test_what_is_no_sequence_is_refused(value: object) -> None:
+    with pytest.raises(InputDataError):
+        evaluate(load(optional_model()), {"x": value})  # type: ignore[dict-item] # no array
 
 
 def test_other_domains_run() -> None:

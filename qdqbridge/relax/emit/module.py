@@ -13,6 +13,7 @@ from tvm import ir, relax, tirx
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.types import NestedType
 from qdqbridge.qnn.emit.dtypes import as_bytes, tvm_dtype
 from qdqbridge.qnn.emit.nodes import Form, check_known, emit_nodes, joined
 from qdqbridge.qnn.emit.scope import Expr
@@ -111,6 +112,12 @@ class ModuleEmitter:
         return module, arrays
 
     def _input(self, value: Value) -> relax.Var:
+        if isinstance(value.type, NestedType):
+            raise UnsupportedTargetError(
+                f"the graph input '{value.name}' cannot be handed on",
+                why=f"it is {value.type}, and compiled programs take tensors here",
+                fix="run the model with the interpreter or onnxruntime",
+            )
         type_ = relax.TensorType(self.scope.shape(value.type.shape), tvm_dtype(value.type.dtype))
         variable = relax.Var(self._name(value.name or "input"), type_)
         self.scope.exprs[value] = variable
