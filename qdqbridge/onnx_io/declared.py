@@ -10,10 +10,8 @@ from qdqbridge.errors import InvalidModelError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.operator import Flow, Operator
-from qdqbridge.graph.types import NestedType, ValueType
-from qdqbridge.onnx_io.codecs.schema import schema_of
+from qdqbridge.onnx_io.codecs.schema import schema_of, schema_type
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS
-from qdqbridge.onnx_io.tensors import onnx_name
 
 
 def check_moved(
@@ -57,15 +55,6 @@ def check_quantizes(domain: str, storage: DType, where: str) -> None:
             why="its zero point is int32",
             fix="give the zero point an integer type of 16 bits or fewer",
         )
-
-
-def schema_type(type_: ValueType) -> str:
-    """Returns a type as ONNX's schemas write it: ``seq(tensor(float))``."""
-    text = f"tensor({onnx_name(type_.dtype)})"
-    if isinstance(type_, NestedType):
-        for layer in reversed(type_.layers):
-            text = f"{'seq' if layer == 'sequence' else layer}({text})"
-    return text
 
 
 def check_operand_types(

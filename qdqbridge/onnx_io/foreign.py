@@ -33,8 +33,8 @@ from qdqbridge.graph.operator import (
 )
 from qdqbridge.graph.types import NestedType, TensorType
 from qdqbridge.onnx_io.codecs import BY_ROW
-from qdqbridge.onnx_io.codecs.schema import oldest_alike, schema_of
-from qdqbridge.onnx_io.declared import check_operand_types, schema_type
+from qdqbridge.onnx_io.codecs.schema import oldest_alike, schema_of, schema_type
+from qdqbridge.onnx_io.declared import check_operand_types
 from qdqbridge.onnx_io.foreign_steps import foreign_steps
 from qdqbridge.onnx_io.node_types import nested_proto
 from qdqbridge.onnx_io.ort_values import run

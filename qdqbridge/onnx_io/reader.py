@@ -23,7 +23,7 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType
 from qdqbridge.onnx_io.branches import take_constant_branches
 from qdqbridge.onnx_io.codecs import OLDEST_READ, decode
-from qdqbridge.onnx_io.codecs.schema import schema_of
+from qdqbridge.onnx_io.codecs.schema import check_nested, schema_of
 from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.constants import Folding, constant_of_node
 from qdqbridge.onnx_io.declared import check_moved, check_quantizes
@@ -231,7 +231,9 @@ class _Builder:
             opset = opset or self.opset
         else:
             opset = self.opsets.get(proto.domain, self.opset)
-        return NodeView(proto, opset, list(operands), self.file, self.folding)
+        view = NodeView(proto, opset, list(operands), self.file, self.folding)
+        check_nested(view)
+        return view
 
     def _compute(self, proto: onnx.NodeProto, opset: int = 0) -> None:
         """Reads a node of any operator; ``opset`` is the file's unless it is given."""

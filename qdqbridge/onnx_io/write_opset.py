@@ -14,8 +14,7 @@ from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 from qdqbridge.onnx_io.codecs import BY_ROW, since
-from qdqbridge.onnx_io.codecs.schema import schema_of
-from qdqbridge.onnx_io.declared import schema_type
+from qdqbridge.onnx_io.codecs.schema import schema_of, schema_type
 from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.onnx_io.operator_versions import can_be_moved
 from qdqbridge.onnx_io.structure import subgraphs

@@ -137,7 +137,7 @@ def input_without_type(m: Model) -> None:
     m.graph.input[0].ClearField("type")
 
 
-@case(UnsupportedModelError)
+@case(InvalidModelError)
 def input_is_a_sequence(m: Model) -> None:
     tensor = m.graph.input[0].type.tensor_type
     sequence = helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, [1]))

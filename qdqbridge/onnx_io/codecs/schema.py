@@ -8,7 +8,9 @@ from typing import Any
 import onnx.defs
 
 from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.types import NestedType, ValueType
 from qdqbridge.onnx_io.codecs.view import NodeView
+from qdqbridge.onnx_io.tensors import onnx_name
 
 
 @lru_cache(maxsize=1024)
@@ -111,6 +113,32 @@ def _check_attribute(node: NodeView, name: str, attribute: Any) -> None:
             why=f"it is {onnx.AttributeProto.AttributeType.Name(given.type)}, and {node.op_type} "
             f"takes {attribute.type.name}",
         )
+
+
+def schema_type(type_: ValueType) -> str:
+    """Returns a type as ONNX's schemas write it: ``seq(tensor(float))``."""
+    text = f"tensor({onnx_name(type_.dtype)})"
+    if isinstance(type_, NestedType):
+        for layer in reversed(type_.layers):
+            text = f"{'seq' if layer == 'sequence' else layer}({text})"
+    return text
+
+
+def check_nested(node: NodeView) -> None:
+    """Checks that sequences and optionals go where the operator takes them.
+
+    Raises:
+        InvalidModelError: One stands where a tensor belongs.
+    """
+    nested = [i for i, v in enumerate(node.operands) if v and isinstance(v.type, NestedType)]
+    schema = schema_of(node.op_type, node.domain, node.opset) if nested else None
+    for index in nested if schema is not None else ():
+        formal, type_ = schema.inputs[min(index, len(schema.inputs) - 1)], node.operand(index).type
+        if schema_type(type_) not in formal.types:
+            raise node.fault(
+                f"input {index} ({formal.name}) is no tensor",
+                why=f"it is {type_}, and {node.op_type} does not take that",
+            )
 
 
 def _check_operands(node: NodeView, schema: Any) -> None:
