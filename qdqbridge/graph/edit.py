@@ -62,6 +62,8 @@ class Editor:
             node.inputs[index] = new
             new.users[node, index] = None
             readers.add(node)
+        if new.declared is None:
+            new.declared = old.declared
         for slot in self._output_slots.pop(old, ()):
             self.graph.outputs[slot] = new
             self._output_slots.setdefault(new, []).append(slot)

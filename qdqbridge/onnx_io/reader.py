@@ -263,9 +263,8 @@ class _Builder:
             op, attributes = BY_NAME[decoded.op_name], decoded.attributes
             operands = list(decoded.operands)
         if op.name == "Identity" and operands[0] is not None:
-            if operands[0].type.shape is None:  # the rank that is declared of its copy is its own
-                (copy,) = self.results.of(proto, op, attributes, operands, self.values, opset)
-                operands[0].type = operands[0].type.with_shape(copy.type.shape)
+            if operands[0].declared is None:  # what is declared of its copy holds for it
+                operands[0].declared = self.results.declared.get(proto.output[0], (0, None))[1]
             self.values[proto.output[0]] = operands[0]
             return
         opset = self.opset if view.domain else view.opset

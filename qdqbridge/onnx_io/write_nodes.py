@@ -30,7 +30,7 @@ from qdqbridge.onnx_io.write_parameters import (
 )
 from qdqbridge.onnx_io.write_qlinear import qlinear_row
 from qdqbridge.onnx_io.write_real import is_quantized, real_dtype
-from qdqbridge.onnx_io.write_sheet import NodeRow, Sheet, plain_type
+from qdqbridge.onnx_io.write_sheet import NodeRow, Sheet, output_type, plain_type
 from qdqbridge.onnx_io.write_simulated import simulated_row
 from qdqbridge.onnx_io.write_spelled import (
     add_behind,
@@ -200,7 +200,7 @@ class NodeWriter:
                 fix="dequantize the output",
             )
         source = self.stored(value)
-        type_ = plain_type(value)
+        type_ = output_type(value)
         if source == name:
             self.sheet.types[name] = type_
         else:

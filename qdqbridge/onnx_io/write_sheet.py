@@ -64,3 +64,11 @@ def plain_type(value: Value) -> TensorType:
     if isinstance(value.type, NestedType):
         return value.type
     return TensorType(value.type.dtype, value.type.shape)
+
+
+def output_type(value: Value) -> TensorType:
+    """Returns the type of a graph output: ONNX wants a rank, if only the one that was declared."""
+    type_ = plain_type(value)
+    if type_.shape is not None or value.declared is None:
+        return type_
+    return type_.with_shape(tuple(f"?{axis}" for axis in range(len(value.declared))))
