@@ -69,8 +69,9 @@ def _attributes(
 
 
 def _same(a: object, b: object) -> bool:
-    numbers = isinstance(a, float) and isinstance(b, float)
-    return near(a, b) if numbers else a == b
+    if isinstance(a, float) and isinstance(b, float):
+        return near(a, b)
+    return a == b
 
 
 def whole_forms(op: Operator) -> tuple[Form, ...]:

@@ -52,10 +52,10 @@ def apply(
     attributes: Attributes = NO_ATTRIBUTES,
     name: str = "",
 ) -> Value:
-    """Returns the result of a node; float of the first operand's shape if no type is given."""
-    first = operands[0]
-    assert first is not None
-    value = Value(type_ or TensorType(DType.FLOAT32, first.type.shape), name or op.lower())
+    """Returns the result of a node; float of the longest operand's shape if no type is given."""
+    assert operands[0] is not None
+    shape = max((v.type.shape for v in operands if v is not None), key=lambda s: len(s or ()))
+    value = Value(type_ or TensorType(DType.FLOAT32, shape), name or op.lower())
     Node(BY_NAME[op], attributes, operands, [value], Origin((name or op.lower(),)))
     return value
 

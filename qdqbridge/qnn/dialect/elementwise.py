@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from tvm import te
 
-from qdqbridge.graph.operator import NO_ATTRIBUTES
-from qdqbridge.ops.elementwise import POW
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Operator
+from qdqbridge.ops.elementwise import OPERATORS, POW
 from qdqbridge.qnn.dialect.arithmetic import (
     Prim,
     entry,
@@ -19,6 +18,7 @@ from qdqbridge.qnn.dialect.arithmetic import (
     real,
 )
 from qdqbridge.qnn.dialect.broadcast import broadcast_indices, broadcast_shape
+from qdqbridge.qnn.dialect.formulas import computable, formula
 from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.op import Attribute, QnnOp
 from qdqbridge.qnn.dialect.site import Site, TensorType
@@ -36,7 +36,6 @@ ATTRIBUTES = (
     Attribute("rhs_axis", -1, "the rhs axis of rank-1 rhs parameters"),
     OUT_DTYPE,
 )
-Binary = Callable[[Prim, Prim], Prim]
 
 
 def operand_axis(site: Site, index: int, scale: int, zero_point: int, attribute: str) -> int:
@@ -81,7 +80,7 @@ def operand(
     return fenced(real(code, entry(zero_point, own, axis), entry(scale, own, axis)), zero)
 
 
-def _lower(name: str, function: Binary) -> Any:
+def _lower(row: Operator) -> Any:
     def lower(site: Site) -> Any:
         lhs_axis = operand_axis(site, 0, 2, 3, "lhs_axis")
         rhs_axis = operand_axis(site, 1, 4, 5, "rhs_axis")
@@ -94,15 +93,20 @@ def _lower(name: str, function: Binary) -> Any:
             def element(*i: Prim) -> Prim:
                 x = operand(a, i, sa, za, lhs_axis, zero)
                 y = operand(b, i, sb, zb, rhs_axis, zero)
-                return quantized(function(x, y), sy[0], zy[0], out)
+                compute = formula(row, _number, lambda value: fenced(value, zero))
+                return quantized(compute(x, y), sy[0], zy[0], out)
 
             shape = broadcast_shape(site, a.shape, b.shape)
-            return stage(shape, element, name=name)
+            return stage(shape, element, name=row.qnn)
 
         args = [*site.args[:2], *site.params((2, 3), (4, 5), (6, 7)), site.fence()]
-        return site.call_te(f"qnn_{name}", binary, args)
+        return site.call_te(f"qnn_{row.qnn}", binary, args)
 
     return lower
+
+
+def _number(value: float) -> Prim:
+    return tirx.const(value, "float32")
 
 
 def _lower_power(site: Site) -> Any:
@@ -170,27 +174,14 @@ def _lower_where(site: Site) -> Any:
     return site.call_te("qnn_where", where, args)
 
 
-def _prelu(x: Prim, slope: Prim) -> Prim:
-    return tirx.Select(x < tirx.const(0.0, "float32"), x * slope, x)
-
-
-_BINARY: dict[str, tuple[Binary, str]] = {
-    "add": (lambda a, b: a + b, "a + b"),
-    "subtract": (lambda a, b: a - b, "a - b"),
-    "mul": (lambda a, b: a * b, "a * b"),
-    "divide": (lambda a, b: a / b, "a / b"),
-    "minimum": (tirx.min, "min(a, b)"),
-    "maximum": (tirx.max, "max(a, b)"),
-    "prelu": (_prelu, "a * b where a < 0, else a"),
-}
-
 OPS = (
     *(
         QnnOp(
-            f"qnn.{name}", EIGHT, ATTRIBUTES, _infer, _lower(name, function),
-            f"quantize({formula}), operands dequantized, each step one float32 operation",
+            f"qnn.{row.qnn}", EIGHT, ATTRIBUTES, _infer, _lower(row),
+            f"quantize({row.qnn}) of dequantized operands, each step one float32 operation",
         )
-        for name, (function, formula) in _BINARY.items()
+        for row in OPERATORS
+        if computable(row)
     ),
     QnnOp(
         "qnn.power", EIGHT, ATTRIBUTES, _infer, _lower_power,

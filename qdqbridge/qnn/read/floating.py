@@ -24,6 +24,7 @@ from qdqbridge.ops.attributes import (
     SoftmaxAttrs,
     TransposeAttrs,
 )
+from qdqbridge.ops.table import OPERATORS
 from qdqbridge.qnn.read import accumulate
 from qdqbridge.qnn.read.blocks import dequantized
 from qdqbridge.qnn.read.call import Accumulator, Call, Entry
@@ -291,16 +292,12 @@ def _gelu(approximate: str) -> Row:
     return plain("Gelu", GeluAttrs(approximate))
 
 
-_SAME: dict[str, str] = {
-    "subtract": "Sub", "multiply": "Mul", "divide": "Div", "minimum": "Min", "maximum": "Max",
-    "power": "Pow", "where": "Where", "nn.relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh",
-    "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "erf": "Erf", "abs": "Abs", "negative": "Neg",
-    "floor": "Floor", "ceil": "Ceil", "round": "Round", "sin": "Sin", "cos": "Cos",
-    "sign": "Sign", "matmul": "MatMul",
-}  # fmt: skip
-
 FLOATING: dict[str, Row] = {
-    **{name: plain(row) for name, row in _SAME.items()},
+    **{row.tvm: plain(row.name) for row in OPERATORS if row.tvm and not row.fields},
+    "divide": plain("Div"),
+    "power": plain("Pow"),
+    "where": plain("Where"),
+    "matmul": plain("MatMul"),
     "add": add,
     "floor_divide": floor_divide,
     "nn.bias_add": bias_add,

@@ -1,8 +1,7 @@
-"""Add, Sub, Mul, Div, Min, Max and PRelu of codes of 8 or 16 bits, with broadcasting."""
+"""Element-wise operators of two operands, codes of 8 or 16 bits, with broadcasting."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,8 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.qnn.dialect.tir import tirx
+from qdqbridge.ops.table import BY_NAME
+from qdqbridge.qnn.dialect.formulas import computable, formula
 from qdqbridge.relax.kernels import fitting
 from qdqbridge.relax.kernels.broadcasting import Loops, Open, batch_of, known
 from qdqbridge.relax.kernels.codes import (
@@ -41,6 +41,7 @@ from qdqbridge.relax.kernels.kernel import Kernel, Place
 from qdqbridge.relax.kernels.lanes import (
     Prim,
     bound,
+    fence,
     flat,
     floats,
     fused,
@@ -81,21 +82,6 @@ class Binary:
     tasks: int
 
 
-def _prelu(x: Prim, slope: Prim, lanes: int) -> Prim:
-    return tirx.Select(x < number(0.0, "float32", lanes), x * slope, x)
-
-
-_REAL: dict[str, Callable[[Prim, Prim, int], Prim]] = {
-    "Add": lambda a, b, _: a + b,
-    "Sub": lambda a, b, _: a - b,
-    "Mul": lambda a, b, _: a * b,
-    "Div": lambda a, b, _: a / b,
-    "Min": lambda a, b, _: tirx.min(a, b),
-    "Max": lambda a, b, _: tirx.max(a, b),
-    "PRelu": _prelu,
-}
-
-
 def build(binary: Binary) -> Any:
     """Returns a PrimFunc of both operands, ``floats``, ``integers`` and the result.
 
@@ -122,12 +108,12 @@ def _body(binary: Binary) -> None:
     result = flat(y)
     first = counts[0] - FLOATS, counts[1] - INTEGERS
     target = Target(binary.form, reals, integers, *first)
-    formula = _FORMULAS.get(binary.formula, _exact)
+    codes_of = _FORMULAS.get(binary.formula, _exact)
     loops = Loops.over(binary.shapes[2], binary.shapes[:2], batch)
 
     def piece(start: Prim, own: list[Prim], lanes: int) -> None:
         a, b = (loops.read(i, buffers[i], own[i], lanes) for i in (0, 1))
-        store(result, start, formula(binary, target, a, b, lanes), lanes)
+        store(result, start, codes_of(binary, target, a, b, lanes), lanes)
 
     loops.emit(binary.form.lanes, binary.tasks, piece)
 
@@ -157,7 +143,10 @@ def _exact(binary: Binary, target: Target, a: Prim, b: Prim, lanes: int) -> Prim
         for i, (code, dtype) in enumerate(zip((a, b), binary.dtypes, strict=True))
     ]
     values = [bound(value) for value in values]
-    value = bound(_REAL[binary.formula](*values, lanes))
+    compute = formula(
+        BY_NAME[binary.formula], lambda value: number(value, "float32", lanes), fence
+    )
+    value = bound(compute(*values))
     return target.quantized(value, lanes, bounded=binary.bounded)
 
 
@@ -182,7 +171,7 @@ class _Operand:
 
 def claim(node: Node, place: Place) -> Kernel | None:
     """Returns the kernel of an operator of two operands into codes."""
-    if node.op.name not in _REAL or len(node.inputs) != 2:
+    if not computable(node.op) or len(node.inputs) != 2:
         return None
     result, shape = words_of(node.output), extents(node.output.type.shape)
     operands = [_operand(node.operand(i)) for i in (0, 1)]
@@ -193,9 +182,9 @@ def claim(node: Node, place: Place) -> Kernel | None:
         return None
     if not broadcasts(node.inputs, node.output):
         return None
-    formula, fit = _formula(node, (a, b), result, place)
+    name, fit = _formula(node, (a, b), result, place)
     binary = Binary(
-        formula, (a.shape, b.shape, shape), (a.dtype, b.dtype), a.array is not None,
+        name, (a.shape, b.shape, shape), (a.dtype, b.dtype), a.array is not None,
         form_of(result, place.cpu), _bounded(node, (a, b), result), place.threads,
     )  # fmt: skip
     constants = [array for array in (a.array, b.array) if array is not None]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qdqbridge.graph.graph import Node
+from qdqbridge.ops.table import OPERATORS
+from qdqbridge.qnn.dialect.formulas import computable
 from qdqbridge.qnn.emit.nodes import computes_minifloats
 from qdqbridge.relax.kernels import (
     affine,
@@ -27,7 +29,7 @@ from qdqbridge.relax.kernels import (
 )
 from qdqbridge.relax.kernels.kernel import Claim, Kernel, Place
 
-_BINARY = ("Add", "Sub", "Mul", "Div", "Min", "Max", "PRelu")
+_BINARY = tuple(row.name for row in OPERATORS if computable(row))
 _OVER_AXES = (
     "ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "GlobalAveragePool", "GlobalMaxPool",
 )  # fmt: skip

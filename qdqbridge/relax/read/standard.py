@@ -11,6 +11,7 @@ from qdqbridge.graph.graph import Value
 from qdqbridge.graph.types import TensorType
 from qdqbridge.onnx_io.standard import OPSET, Attribute, standard_operator
 from qdqbridge.ops.attributes import CastAttrs
+from qdqbridge.ops.table import BY_NAME
 from qdqbridge.qnn.read import Call, Reading, Row
 from qdqbridge.qnn.read.reading import tensor
 
@@ -235,7 +236,7 @@ _BITS_SINCE = 18
 
 _make: Callable[..., Row] = same_operands
 STANDARD: Mapping[str, Row] = {
-    **{name: _make(op_type) for name, op_type in _NAMES.items()},
+    **{name: _make(op_type) for name, op_type in _NAMES.items() if op_type not in BY_NAME},
     **{name: _make(op_type, _BITS_SINCE) for name, op_type in _BITS.items()},
     "left_shift": shifted("LEFT"),
     "right_shift": shifted("RIGHT"),
