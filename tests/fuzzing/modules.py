@@ -48,7 +48,7 @@ def mutated(text: str, suffix: str, rng: Random) -> str:
         else:
             try:
                 text = _json(text, rng)
-            except ValueError:  # no JSON any more
+            except (ValueError, LookupError, TypeError, AttributeError):  # no module any more
                 return text
     return text
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.errors import InvalidModelError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
@@ -110,7 +111,13 @@ def _accumulator(
     call: Call, op: Any, attributes: Any, x: Value, w: Value, *,
     back: tuple[int, ...] | None = None, tiles: int = 1,
 ) -> Accumulator:  # fmt: skip
-    assert x.quant is not None and w.quant is not None
+    if x.quant is None or w.quant is None:
+        raise InvalidModelError(
+            f"{call.op} of operands that are not quantized",
+            where=f"{call.where}, '{call.name}'",
+            why=f"they are {x.type.dtype} and {w.type.dtype}",
+            fix="give scales and zero points that fit the operands",
+        )
     alpha = np.float32(attributes.alpha if isinstance(attributes, GemmAttrs) else 1)
     left = np.asarray(alpha * x.quant.params.scale.astype(np.float32), np.float32)
     scale = np.asarray(left * w.quant.params.scale.astype(np.float32), np.float32)
