@@ -35,7 +35,7 @@ from qdqbridge.onnx_io.session import Session
 from qdqbridge.onnx_io.structure import captured_names
 from qdqbridge.onnx_io.writer import write
 from tests.onnx_io.lowering_cases import ort_run
-from tests.onnx_models import Array, Builder, load, run
+from tests.onnx_models import Array, Builder, canonical, load, run
 
 ort.set_default_logger_severity(4)
 FLOAT = TensorProto.FLOAT
@@ -315,3 +315,19 @@ def test_types_that_an_operator_does_not_take_are_refused(b_type: Any, zero_type
     b.output(b.op("MatMulInteger", *names, *zero), [2, 2], TensorProto.INT32)
     with pytest.raises(InvalidModelError, match="does not take these element types"):
         load(b.model())
+
+
+def test_the_oldest_version_that_means_the_same_names_it() -> None:
+    """A later version that takes more element types leaves no trace."""
+    digests: set[str] = set()
+    for opset in (13, 17, 20, 21):
+        b = Builder(opset)
+        b.output(b.op("Cast", b.op("IsNaN", b.input("x", [3])), to=TensorProto.FLOAT))
+        digests.add(canonical(b.model()).digest)
+    assert len(digests) == 1
+
+
+def test_versions_with_another_meaning_are_told_apart() -> None:
+    node = helper.make_node("Hardmax", ["in_0"], ["out_0"], axis=1)
+    found = {foreign_attributes(node, opset).version for opset in (7, 11, 12, 13, 21)}
+    assert found == {7, 13}
