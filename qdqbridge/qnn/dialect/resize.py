@@ -342,6 +342,29 @@ def _lower(rank: int) -> Any:
     return lower
 
 
+def open_resize(
+    attributes: ResizeAttrs, x: te.Tensor, sizes: Sequence[Prim], zero: te.Tensor
+) -> te.Tensor:
+    """Returns float32 data resized to extents that are known when the kernel runs.
+
+    Args:
+        attributes: With sizes of 1 for every axis.
+        x: The data; linear and cubic modes interpolate over all axes but batch and channels.
+        sizes: Extents of the result.
+        zero: The fence.
+    """
+    rank = len(x.shape)
+    plan = _Plan(attributes, (2,) * rank, frozenset(range(rank)))
+    if rank > 3:
+        plan.shape = (1, 1, *(2,) * (rank - 2))  # the axes of which sizes differ are interpolated
+    steps = {"nearest": _nearest, "linear": _linear, "cubic": _cubic}[attributes.mode](plan)
+    tables = plan.filled((zero,), x.shape, sizes, zero)
+    value = _value(
+        attributes.mode, steps, lambda where: x(*where), x.shape, list(sizes), tables, zero
+    )
+    return stage(sizes, lambda *i: value(i), name="resize")
+
+
 def _value(
     mode: str, steps: Any, values: Any, extents: Sequence[Any], sizes: list[Any],
     tables: Sequence[te.Tensor], zero: te.Tensor,

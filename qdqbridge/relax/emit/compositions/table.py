@@ -9,10 +9,11 @@ from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.relax.emit.compositions.conversion import CONVERSION
 from qdqbridge.relax.emit.compositions.products import PRODUCTS
+from qdqbridge.relax.emit.compositions.shaping import SHAPING
 from qdqbridge.relax.emit.compositions.site import Composition, Site
 from qdqbridge.relax.emit.scope import Scope
 
-COMPOSITIONS: Mapping[str, Composition] = {**CONVERSION, **PRODUCTS}
+COMPOSITIONS: Mapping[str, Composition] = {**CONVERSION, **SHAPING, **PRODUCTS}
 """By the operator's name in ONNX's own domain."""
 
 
