@@ -354,9 +354,9 @@ def open_resize(
         zero: The fence.
     """
     rank = len(x.shape)
-    plan = _Plan(attributes, (2,) * rank, frozenset(range(rank)))
-    if rank > 3:
-        plan.shape = (1, 1, *(2,) * (rank - 2))  # the axes of which sizes differ are interpolated
+    kept = (1, 1) if rank > 3 else ()  # axes whose sizes differ are interpolated
+    shape = (*kept, *(2,) * (rank - len(kept)))
+    plan = _Plan(attributes, shape, frozenset(range(rank)))
     steps = {"nearest": _nearest, "linear": _linear, "cubic": _cubic}[attributes.mode](plan)
     tables = plan.filled((zero,), x.shape, sizes, zero)
     value = _value(

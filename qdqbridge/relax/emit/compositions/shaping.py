@@ -10,6 +10,7 @@ from tvm import relax, te, tirx
 
 from qdqbridge.graph.types import static_shape
 from qdqbridge.onnx_io.codecs.view import NoRow
+from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.ops.attributes import ResizeAttrs
 from qdqbridge.qnn.dialect.resize import open_resize
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
@@ -37,7 +38,7 @@ def _constant_of_shape(site: Site) -> Sequence[Expr]:
     assert isinstance(attributes, ForeignAttrs)
     if dtype.is_small_float or not (dtype.is_integer or dtype.is_float):
         raise NoRow(f"a tensor of {dtype} is filled")
-    value = site.node.attributes.node.number("value") or 0
+    value = attributes.node.number("value") or 0
     fill = site.scope.number(np.asarray(value, tvm_dtype(dtype)))
     extents = _extents(site, site.arg(0))
     return [relax.op.full(relax.ShapeExpr(extents), fill, tvm_dtype(dtype))]
