@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import AttributeProto
+from onnx import AttributeProto, numpy_helper
 
 from qdqbridge.errors import InvalidModelError
 from qdqbridge.graph.dtypes import DType
@@ -135,6 +135,11 @@ class NodeView:
         """Returns a list-of-floats attribute."""
         attribute = self._typed(name, AttributeProto.FLOATS)
         return default if attribute is None else tuple(float(f) for f in attribute.floats)
+
+    def tensor(self, name: str) -> NDArray[Any] | None:
+        """Returns a tensor attribute."""
+        attribute = self._typed(name, AttributeProto.TENSOR)
+        return None if attribute is None else numpy_helper.to_array(attribute.t)
 
     def _typed(self, name: str, kind: int) -> AttributeProto | None:
         attribute = self._attributes.get(name)

@@ -11,19 +11,25 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.frontend.onnx import from_onnx
 
 from qdqbridge.canonical import canonicalize
 from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.edit import Editor, link
 from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.types import TensorType
+from qdqbridge.graph.types import TensorType, static_shape
 from qdqbridge.graph.verify import verify
 from qdqbridge.onnx_io.codecs.view import NoRow
+from qdqbridge.onnx_io.constants import Folding
 from qdqbridge.onnx_io.expansion import expanded
 from qdqbridge.onnx_io.foreign import ForeignAttrs
-from qdqbridge.ops.attributes import LinearAttrs
+from qdqbridge.ops.attributes import CastAttrs, LinearAttrs
+from qdqbridge.ops.cast import CAST
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.scope import Expr, unsupported
 from qdqbridge.qnn.origin import is_written
@@ -125,6 +131,8 @@ def _typed(scope: Scope, node: Node, result: Expr, value: Value) -> Expr:
         raise unsupported(
             node, f"what computes it gives {made} for the result '{value.name}' of {shape}"
         )
+    if type_.shape is None and static_shape(shape) is not None:
+        result = scope.matched(scope.emit(result), static_shape(shape) or ())
     return result if str(type_.dtype) == meant else scope.op.astype(scope.emit(result), meant)
 
 
@@ -166,13 +174,68 @@ def _imported(scope: Scope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | 
 
 
 def _defined(scope: Scope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:
-    """Returns ONNX's own definition of it in simpler nodes, where there is one."""
+    """Returns ONNX's own definition of it in simpler nodes, where there is one.
+
+    Those compute half floats in float32: rounding each step would lose what the one operator keeps.
+    """
     del scope
-    graph = expanded(node)
+    graph = expanded(_widened(node))
     if graph is None:
         return None
     verify(graph)  # of operands that the node should not have ONNX makes nodes that nobody takes
-    return emit_graph(canonicalize(graph), None)
+    _narrow(graph, node)
+    canonicalize(graph)
+    while _fold(graph):  # extents that are known make others known
+        canonicalize(graph)
+    return emit_graph(graph, None)
+
+
+def _fold(graph: Graph) -> bool:
+    """Makes constants of what only constants determine; returns whether there was any."""
+    editor, folding, found = Editor(graph), Folding(), False
+    for node in list(graph.nodes):
+        for value in node.outputs:
+            constant = folding.constant(value) if value.users or value in graph.outputs else None
+            if constant is not None:
+                type_ = TensorType(constant.dtype, constant.shape)
+                editor.replace_value(value, Value(type_, value.name, constant=constant))
+                found = True
+    editor.finish()
+    return found
+
+
+def _widened(node: Node) -> Node:
+    """Returns a node with float32 in the place of half floats."""
+    values = {value: _wide(value) for value in (*node.inputs, *node.outputs) if value is not None}
+    inputs = [None if value is None else values[value] for value in node.inputs]
+    outputs = [Value(values[value].type, value.name) for value in node.outputs]
+    return Node(node.op, node.attributes, inputs, outputs, node.origin)
+
+
+def _narrow(graph: Graph, node: Node) -> None:
+    """Gives a graph of :func:`_widened` the element types of the node's operands and results."""
+    fed = [value for value in node.inputs if value is not None and value.constant is None]
+    for index, (own, inner) in enumerate(zip(fed, list(graph.inputs), strict=True)):
+        if own.type.dtype is not inner.type.dtype:
+            graph.inputs[index] = Value(TensorType(own.type.dtype, inner.type.shape), inner.name)
+            cast = Node(CAST, CastAttrs(inner.type.dtype), [graph.inputs[index]], [inner])
+            graph.nodes.insert(0, cast)
+            link(cast)
+    for index, (own, inner) in enumerate(zip(node.outputs, list(graph.outputs), strict=True)):
+        if own.type.dtype is not inner.type.dtype:
+            graph.outputs[index] = Value(TensorType(own.type.dtype, inner.type.shape), inner.name)
+            cast = Node(CAST, CastAttrs(own.type.dtype), [inner], [graph.outputs[index]])
+            graph.nodes.append(cast)
+            link(cast)
+
+
+def _wide(value: Value) -> Value:
+    if value.type.dtype not in (DType.FLOAT16, DType.BFLOAT16):
+        return value
+    constant = value.constant
+    if constant is not None:
+        constant = Constant.of(constant.numpy().astype(np.float32))
+    return Value(TensorType(DType.FLOAT32, value.type.shape), value.name, constant=constant)
 
 
 def _alone(scope: Scope, node: Node) -> Graph:
@@ -203,26 +266,33 @@ def _extents(scope: Scope, node: Node, expr: Expr, names: dict[str, str]) -> Ite
 
 
 def _added(builder: relax.BlockBuilder, module: ir.IRModule, name: str) -> ir.GlobalVar:
-    """Adds ``main`` of an imported module, and the functions that it calls, under new names."""
-    renamed: dict[str, ir.GlobalVar] = {}
-    for variable, function in module.functions.items():
-        if variable.name_hint != "main":
-            private = function.without_attr("global_symbol")
-            renamed[variable.name_hint] = builder.add_func(private, variable.name_hint)
-    main: Any = module["main"].without_attr("global_symbol")
-    if renamed:
-        main = _Renamed(renamed).visit_expr(main)
-    function: Any = main
-    return builder.add_func(function, name)
+    """Adds ``main`` of a module, and whatever that calls, under new names."""
+    functions = {variable.name_hint: function for variable, function in module.functions.items()}
+    main: Any = functions["main"].without_attr("global_symbol")
+    for attribute in ("num_input", "input_names", "input_types", "output_names"):
+        main = main.without_attr(attribute)
+    return builder.add_func(_Moved(builder, functions, {}).visit_expr(main), name)  # type: ignore[arg-type]
 
 
 @mutator
-class _Renamed(PyExprMutator):
-    """Calls functions by their new names."""
+class _Moved(PyExprMutator):
+    """Adds the functions that are called to another module, and calls them there."""
 
-    def __init__(self, names: Mapping[str, ir.GlobalVar]) -> None:
+    def __init__(
+        self,
+        builder: relax.BlockBuilder,
+        functions: Mapping[str, Any],
+        names: dict[str, ir.GlobalVar],
+    ) -> None:
         super().__init__()
-        self.names = names
+        self.target, self.functions, self.names = builder, functions, names
 
     def visit_global_var_(self, op: ir.GlobalVar) -> ir.GlobalVar:
-        return self.names.get(op.name_hint, op)
+        name = op.name_hint
+        if name not in self.names:
+            function = self.functions[name].without_attr("global_symbol")
+            if isinstance(function, relax.Function):
+                inner: Any = _Moved(self.target, self.functions, self.names)
+                function = inner.visit_expr(function)
+            self.names[name] = self.target.add_func(function, name)
+        return self.names[name]

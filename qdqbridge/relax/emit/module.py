@@ -161,18 +161,24 @@ class ModuleEmitter:
             if found is None or not fresh or all(map(equal, own, found)):
                 return bound
         elif found is None:
-            found = self._named(value)
+            found = self._named(value, bound)
         if found is None:
             return bound
         return self.builder.match_cast(bound, relax.TensorType(found, tvm_dtype(value.type.dtype)))
 
-    def _named(self, value: Value) -> list[Any] | None:
+    def _named(self, value: Value, bound: relax.Var) -> list[Any] | None:
         """Returns the extents of a result that are known at run time only, by the graph's names.
 
         Where nothing tells the rank they are those that the file declares: the run checks them.
+        Those whose number only TVM knows get names here.
         """
         shape = value.declared if value.type.shape is None else value.type.shape
-        return None if shape is None else self.scope.shape(shape)
+        if shape is not None:
+            return self.scope.shape(shape)
+        if bound.ty.ndim < 0:
+            return None
+        base = f"{value.name or 'extent'}_{len(self.extents)}"
+        return [self.scope.extent(f"{base}_{axis}") for axis in range(bound.ty.ndim)]
 
 
 def _emit_part(graph: Graph, foreign: EmitNode | None) -> ir.IRModule:

@@ -13,6 +13,7 @@ from tvm import ir, relax, tirx
 
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.symbols import is_computed, terms
 from qdqbridge.graph.types import Shape
@@ -211,6 +212,8 @@ class Scope(SharedScope):
 def to_tensor(constant: Constant) -> Any:
     """Returns constant data as a TVM tensor; a transposed or mapped array is copied just once."""
     dtype = tvm_dtype(constant.dtype)
+    if constant.dtype is DType.BFLOAT16:  # NumPy's DLPack has no such type
+        return tvm.runtime.tensor(np.ascontiguousarray(constant.numpy()).reshape(constant.shape))
     tensor = tvm.runtime.empty(constant.shape, dtype)
     view = np.from_dlpack(tensor)
     if view.flags.writeable:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from tvm import relax
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
@@ -101,6 +103,59 @@ class Site:
     def rank(self, expr: Expr) -> int:
         """Returns the number of axes of an expression."""
         return len(self.extents(expr))
+
+    # ---- shapes of run time -------------------------------------------------------------------
+
+    def constant_ints(self, index: int) -> tuple[int, ...] | None:
+        """Returns a constant operand that lists integers; None where only the run knows it."""
+        try:
+            return self.onnx.constant_ints(index) or ()
+        except NoRow:
+            return None
+
+    def integers(self, index: int) -> Expr:
+        """Returns an operand that lists integers as an int64 vector of known length.
+
+        Raises:
+            NoRow: Its length is open.
+        """
+        vector = self.cast(self.arg(index), "int64")
+        self.static(vector)
+        return self("reshape", vector, (-1,)) if self.rank(vector) != 1 else vector
+
+    def element(self, vector: Expr, index: int) -> Expr:
+        """Returns an element of a vector as a scalar."""
+        one = self("strided_slice", vector, axes=[0], begin=[index], end=[index + 1])
+        return self("reshape", one, ())
+
+    def shape_vector(self, expr: Expr) -> Expr:
+        """Returns the extents of an expression as an int64 vector."""
+        extents = self.extents(expr)
+        if all(isinstance(extent, int) for extent in extents):
+            return self.number(np.asarray(extents, np.int64), "int64")
+        return self.scope.shape_vector(expr)
+
+    def bound(self, vector: Expr, label: str = "n") -> list[Any]:
+        """Returns the elements of an int64 vector as extents: variables of the function."""
+        (count,) = self.static(vector)
+        taken = set(self.scope.symbols)
+        names = (f"{label}_{i}" for i in itertools.count())
+        free = itertools.islice((name for name in names if name not in taken), count)
+        extents: list[Any] = [self.scope.extent(name) for name in free]
+        shape = self.scope.emit(relax.op.tensor_to_shape(vector))
+        self.scope.builder.match_cast(shape, relax.ShapeType(extents))
+        return extents
+
+    def counted(self, extent: Any, dtype: str = "int64") -> Expr:
+        """Returns ``0, 1, 2 …`` up to an extent."""
+        if isinstance(extent, int):
+            return self.number(np.arange(extent), dtype)
+        return self("arange", 0, extent, 1, dtype=dtype)
+
+    def along(self, vector: Expr, axis: int, rank: int) -> Expr:
+        """Returns a vector that broadcasts along an axis of a tensor of ``rank`` axes."""
+        extent = self.extents(vector)[0]
+        return self("reshape", vector, tuple(extent if i == axis else 1 for i in range(rank)))
 
 
 Composition: TypeAlias = "Callable[[Site], Sequence[Expr]]"

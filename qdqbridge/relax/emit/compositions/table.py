@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from qdqbridge.graph.graph import Node
+from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.relax.emit.compositions.conversion import CONVERSION
+from qdqbridge.relax.emit.compositions.elementwise import ELEMENTWISE
+from qdqbridge.relax.emit.compositions.images import IMAGES
 from qdqbridge.relax.emit.compositions.products import PRODUCTS
+from qdqbridge.relax.emit.compositions.reductions import REDUCTIONS
+from qdqbridge.relax.emit.compositions.shapes import SHAPES
 from qdqbridge.relax.emit.compositions.shaping import SHAPING
 from qdqbridge.relax.emit.compositions.site import Composition, Site
 from qdqbridge.relax.emit.scope import Scope
 
-COMPOSITIONS: Mapping[str, Composition] = {**CONVERSION, **SHAPING, **PRODUCTS}
+
+
+def _first_of(*compositions: Composition) -> Composition:
+    """Returns what emits a node by the first composition that knows its spelling."""
+
+    def emit(site: Site) -> Sequence[Expr]:
+        for composition in compositions[:-1]:
+            with suppress(NoRow):
+                return composition(site)
+        return compositions[-1](site)
+
+    return emit
+
+
+COMPOSITIONS: Mapping[str, Composition] = {
+    **CONVERSION, **ELEMENTWISE, **IMAGES, **PRODUCTS, **REDUCTIONS, **SHAPES, **SHAPING,
+    "Resize": _first_of(SHAPING["Resize"], IMAGES["Resize"]),
+}  # fmt: skip
 """By the operator's name in ONNX's own domain."""
 
 
