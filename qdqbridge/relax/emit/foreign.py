@@ -132,7 +132,8 @@ def _typed(scope: Scope, node: Node, result: Expr, value: Value) -> Expr:
             node, f"what computes it gives {made} for the result '{value.name}' of {shape}"
         )
     if type_.shape is None and static_shape(shape) is not None:
-        result = scope.matched(scope.emit(result), static_shape(shape) or ())
+        known = relax.TensorType(static_shape(shape), str(type_.dtype))
+        result = scope.builder.match_cast(scope.emit(result), known)
     return result if str(type_.dtype) == meant else scope.op.astype(scope.emit(result), meant)
 
 
