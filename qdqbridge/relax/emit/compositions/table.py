@@ -20,7 +20,6 @@ from qdqbridge.relax.emit.compositions.site import Composition, Site
 from qdqbridge.relax.emit.scope import Scope
 
 
-
 def _first_of(*compositions: Composition) -> Composition:
     """Returns what emits a node by the first composition that knows its spelling."""
 
