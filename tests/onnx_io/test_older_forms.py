@@ -83,8 +83,8 @@ def test_opsets_before_7(
     given = {k: v.astype(np.float32) for k, v in constants.items()}
     (tmp_path / "old.onnx").write_bytes(float_model(node, opset, [1, 3, 2, 4], **given))
     x = np.random.default_rng(2).normal(size=(1, 3, 2, 4)).astype(np.float32)
-    b = given.get("b")
-    column = None if b is None else b.reshape(-1, 1, 1) if len(b) == 3 else b
+    b = given.get("b", np.zeros(0, np.float32))
+    column = b.reshape(-1, 1, 1) if len(b) == 3 else b
     expected = {
         "Add": lambda: x + column,
         "Mul": lambda: x * column,
@@ -122,9 +122,9 @@ def scan_model(*, reverse: bool) -> onnx.ModelProto:
         [helper.make_tensor_value_info(n, FLOAT, [3]) for n in ("state", "x")],
         [helper.make_tensor_value_info(n, FLOAT, [3]) for n in ("sum", "out")],
     )  # fmt: skip
-    more = {"directions": [1]} if reverse else {}
-    node = helper.make_node("Scan", ["", "s", "x"], ["last", "all"], body=body,
-                            num_scan_inputs=1, **more)  # fmt: skip
+    node = helper.make_node("Scan", ["", "s", "x"], ["last", "all"], body=body, num_scan_inputs=1)
+    if reverse:
+        node.attribute.append(helper.make_attribute("directions", [1]))
     inputs = [helper.make_tensor_value_info("s", FLOAT, [2, 3]),
               helper.make_tensor_value_info("x", FLOAT, [2, 4, 3])]  # fmt: skip
     outputs = [helper.make_tensor_value_info("last", FLOAT, [2, 3]),

@@ -7,6 +7,7 @@ sees them.
 from __future__ import annotations
 
 from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Value
 from qdqbridge.onnx_io.codecs.codec import (
     OLDEST,
     Codec,
@@ -66,7 +67,7 @@ def _read_dequantize(node: NodeView) -> Decoded:
     return decoded("DequantizeLinear", attributes, _operands(node))
 
 
-def _operands(node: NodeView) -> list[object]:
+def _operands(node: NodeView) -> list[Value | None]:
     scale = real_dtype(node.operand(1))
     if scale not in SCALE_DTYPES:
         raise node.fault(f"the scale is {scale}", why="it is one of the float types")

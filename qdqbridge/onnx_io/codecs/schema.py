@@ -132,7 +132,9 @@ def check_nested(node: NodeView) -> None:
     """
     nested = [i for i, v in enumerate(node.operands) if v and isinstance(v.type, NestedType)]
     schema = schema_of(node.op_type, node.domain, node.opset) if nested else None
-    for index in nested if schema is not None else ():
+    if schema is None:
+        return
+    for index in nested:
         formal, type_ = schema.inputs[min(index, len(schema.inputs) - 1)], node.operand(index).type
         if schema_type(type_) not in formal.types:
             raise node.fault(
