@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
 from qdqbridge.graph.patterns import Match, Pattern, match, scalar
@@ -186,14 +187,23 @@ def _batch_norm(reading: Reading, node: Node) -> Found | None:
     if not match(node.output, _INSTANCE, found):
         return None
     x, rank = found.values["x"], node.output.rank or 0
-    axes = AxesAttrs((0, *range(2, rank)))
-    operands = [x]
-    for name in ("gamma", "beta", "mean", "variance"):
-        wide = found.values[name].producer
-        if wide is None or wide.attributes != axes or wide.operand(0).rank != 1:
-            return None
-        operands.append(wide.operand(0))
+    names = ("gamma", "beta", "mean", "variance")
+    vectors = [_per_channel(found.values[name], rank) for name in names]
+    if any(vector is None for vector in vectors):
+        return None
+    operands = [x, *(vector for vector in vectors if vector is not None)]
     return "BatchNormalization", EpsilonAttrs(found.numbers["epsilon"]), operands
+
+
+def _per_channel(value: Value, rank: int) -> Value | None:
+    """Returns the vector behind one element per channel, whose other axes have been added."""
+    wide, shape = value.producer, value.type.shape or ()
+    if wide is not None:
+        added = AxesAttrs((0, *range(2, rank)))
+        return wide.operand(0) if wide.attributes == added and wide.operand(0).rank == 1 else None
+    if value.constant is None or len(shape) != rank or shape != (1, shape[1], *(1,) * (rank - 2)):
+        return None
+    return _flat(value, value.constant)
 
 
 _AFFINE: Pattern = ("Add", ("Mul", "norm", "gamma"), "beta")
@@ -225,9 +235,10 @@ def _vector(value: Value, rank: int) -> Value | None:
         return None
     if node is not None and isinstance(node.attributes, ReshapeAttrs | AxesAttrs):
         return node.operand(0) if node.operand(0).rank == 1 else None
-    data = value.constant
-    if data is None:
-        return None
+    return None if value.constant is None else _flat(value, value.constant)
+
+
+def _flat(value: Value, data: Constant) -> Value:
     flat = data.map(lambda array: array.reshape(-1), shape=(data.size,))
     return Value(TensorType(data.dtype, (data.size,)), value.name, constant=flat)
 
