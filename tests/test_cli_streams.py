@@ -80,8 +80,10 @@ def test_streams_that_know_only_ascii(verb: str, tmp_path: Path) -> None:
     assert "bug" not in failed.stderr
 
 
+# A job in the background of a shell inherits that Ctrl-C is ignored; a user's foreground does not.
 WAITS = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from qdqbridge import cli, pipeline
 def wait(*_, **__):
     print("ready", flush=True)
