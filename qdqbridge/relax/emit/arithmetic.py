@@ -277,7 +277,7 @@ def _cut(node: Node, own: Elements, given: Sequence[Elements | None]) -> Element
         return None
     result = list(own)
     for start, end, axis in zip(starts, ends, axes, strict=True):
-        if not isinstance(axis, int):
+        if _number(axis) is None:
             return None
         first, last = _bound(start, own[axis]), _bound(end, own[axis])
         result[axis] = last if _number(first) == 0 else _either(last - first, 0, least=False)

@@ -68,7 +68,8 @@ def equal(a: Extent, b: Extent) -> bool:
     """True where two extents are certainly the same."""
     if isinstance(a, int) and isinstance(b, int):
         return a == b
-    return sym.Analyzer().can_prove_equal(a, b)
+    analyzer: Any = sym.Analyzer()
+    return analyzer.can_prove_equal(a, b)
 
 
 def common(column: Sequence[Extent]) -> Extent:

@@ -27,7 +27,7 @@ def _extents(site: Site, vector: Expr) -> list[Any]:
     count = static_shape(tuple(site.scope.extents(vector)))
     if count is None:
         raise NoRow("the rank of its result is known at run time only")
-    variables = [tirx.Var(f"size_{i}", "int64") for i in range(count[0])]
+    variables: list[Any] = [tirx.Var(f"size_{i}", "int64") for i in range(count[0])]
     found = site.scope.emit(relax.op.tensor_to_shape(vector))
     site.scope.builder.match_cast(found, relax.ShapeType(variables))
     return variables
