@@ -118,6 +118,15 @@ def test_old_top_k_and_one_hot() -> None:
     check(b, [2, 5])
 
 
+def test_scatter_of_extremes() -> None:
+    """TVM knows them from version 18 on; a graph says 16, which means the same."""
+    b = Builder(18)
+    indices, updates = b.init(np.array([[1], [0]])), b.init(np.ones((2, 3), np.float32))
+    y = b.op("ScatterND", b.input("x", [2, 3]), indices, updates, reduction="max")
+    b.output(y, [2, 3])
+    check(b, [2, 3])
+
+
 def check(b: Builder, shape: list[int]) -> None:
     graph = canonical(b.model())
     data = {"x": np.random.default_rng(0).normal(size=shape).astype(np.float32)}

@@ -35,6 +35,8 @@ def respelled(model: Any) -> Any:
         _batch_normalization(node)
     if node.op_type == "TopK" and not node.domain:
         _top_k(model)
+    if node.op_type in ("ScatterElements", "ScatterND") and not node.domain:
+        _scatter(model)
     return model
 
 
@@ -45,6 +47,13 @@ def _with_plain_extents(graph: Any) -> None:
         for extent in value.type.tensor_type.shape.dim:
             if extent.dim_param:
                 extent.dim_param = names.setdefault(extent.dim_param, f"extent_{len(names)}")
+
+
+def _scatter(model: Any) -> None:
+    """Version 18 has more reductions and means the same else; TVM knows them there only."""
+    for entry in model.opset_import:
+        if not entry.domain and 16 <= entry.version < 18:
+            entry.version = 18
 
 
 def _top_k(model: Any) -> None:
