@@ -1,0 +1,104 @@
+"""Writes docs/operators.md from the operator table and the table of ONNX codecs.
+
+Run as ``python scripts/operator_table.py``; with ``--check`` it only says whether the page is
+current.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from qdqbridge.graph.operator import Flow, Operator, Pattern
+from qdqbridge.onnx_io.codecs import BY_ROW
+from qdqbridge.onnx_io.codecs.codec import OLDEST
+from qdqbridge.onnx_io.codecs.table import CODECS
+from qdqbridge.ops.table import OPERATORS
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "operators.md"
+_INTRODUCTION = """\
+# Operators
+
+Every row of the operator table (`qdqbridge/ops/`), by how quantization flows through it. Made by
+`python scripts/operator_table.py`; a test holds that it is current. [What is
+supported](support.md) says what happens to operators that are not here, [the numeric
+contract](numerics.md) what all of them have in common.
+
+- **ONNX**: the operators that are read as it; one that is only read is in italics. A number is the
+  opset that the operator needs, where that is more than {oldest}.
+- **QNN**: its call on quantized operands, `qnn.…`, where that follows from the row; `–` where the
+  emission is written by hand (`qdqbridge/qnn/emit/`), or there is none.
+- **forms**: in how many ways of writing it out with other operators it is recognized, and the first
+  of them, which a host without the operator is given.
+- **contract**: what is computed on quantized operands, and every known difference from onnxruntime.
+"""
+
+
+def main() -> int:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only say whether it is current")
+    check, wanted = parser.parse_args().check, page()
+    if PAGE.exists() and PAGE.read_text("utf-8") == wanted:
+        return 0
+    if check:
+        print(f"{PAGE.name} is not current: run python scripts/operator_table.py", file=sys.stderr)
+        return 1
+    PAGE.write_text(wanted, "utf-8")
+    return 0
+
+
+def page() -> str:
+    """Returns the page as it should be."""
+    lines = [_INTRODUCTION.format(oldest=OLDEST)]
+    for flow in Flow:
+        rows = [row for row in OPERATORS if row.flow is flow]
+        if rows:
+            lines += [f"## {flow.name.capitalize()}: {flow.value}", "", *_table(rows), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _table(rows: list[Operator]) -> Iterator[str]:
+    yield "| operator | ONNX | QNN | forms | contract |"
+    yield "|---|---|---|---|---|"
+    for row in sorted(rows, key=lambda row: row.name):
+        cells = (row.name, _onnx(row), _qnn(row), _forms(row), row.numerics or "–")
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _onnx(row: Operator) -> str:
+    """Returns ONNX's names, the one that is written first."""
+    written = BY_ROW.get(row.name)
+    codecs = sorted(
+        (codec for codec in CODECS if codec.row == row.name), key=lambda codec: codec is not written
+    )
+    said: list[str] = []
+    for codec in codecs:
+        name = f"{codec.domain}.{codec.onnx_name}" if codec.domain else codec.onnx_name
+        since = f" {codec.introduced}" if codec.introduced > OLDEST else ""
+        said.append(name + since if codec.write is not None else f"*{name}*")
+    return ", ".join(dict.fromkeys(said)) or "–"
+
+
+def _qnn(row: Operator) -> str:
+    return f"`qnn.{row.qnn}`" if row.qnn else "–"
+
+
+def _forms(row: Operator) -> str:
+    if not row.forms:
+        return "–"
+    return f"{len(row.forms)}: `{_shown(row.forms[0].pattern)}`"
+
+
+def _shown(pattern: Pattern) -> str:
+    """Returns a form as people write it: operators by name, attributes without their sign."""
+    if isinstance(pattern, tuple):
+        operator, *operands = pattern
+        return f"{operator}({', '.join(map(_shown, operands))})"
+    return pattern.removeprefix("#") if isinstance(pattern, str) else f"{pattern:.6g}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

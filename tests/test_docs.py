@@ -1,0 +1,109 @@
+"""What the pages say is so: links lead somewhere, named files exist, blocks run and print that."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_PATH = re.compile(
+    r"`\.?/?((?:qdqbridge|tests|scripts|docs|models|examples|\.ci|\.github)/[\w./-]*)"
+)
+
+
+def prose(page: Path) -> str:
+    """Returns a page without its blocks of code."""
+    return _FENCE.sub("", page.read_text("utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """Returns the names of a page's headings, as renderers make them."""
+    titles = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def named(page: Path) -> Any:
+    return pytest.param(page, id=page.relative_to(ROOT).as_posix())
+
+
+@pytest.mark.parametrize("page", [*map(named, PAGES)])
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in _LINK.findall(prose(page)):
+        if re.match(r"https?:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f"{page.name}: {link}"
+        assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
+
+
+@pytest.mark.parametrize("page", [*map(named, PAGES)])
+def test_named_files_exist(page: Path) -> None:
+    for name in _PATH.findall(prose(page)):
+        assert (ROOT / name).exists(), f"{page.name}: {name}"
+
+
+@pytest.mark.parametrize("name", ["adding_a_rule"])
+def test_blocks_run_and_print_what_the_page_says(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "page"}
+    printed, compared = "", 0
+    for language, text in _FENCE.findall((DOCS / f"{name}.md").read_text("utf-8")):
+        if language == "python":
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                exec(compile(text, f"{name}.md", "exec"), names)
+            printed = out.getvalue()
+        elif language == "text":
+            assert printed.splitlines() == text.splitlines()
+            compared += 1
+    assert compared
+
+
+def test_the_rows_on_the_page_are_those_that_a_test_adds() -> None:
+    tested = (ROOT / "tests" / "ops" / "test_new_operator.py").read_text("utf-8")
+    blocks = [text for language, text in _FENCE.findall(
+        (DOCS / "adding_an_operator.md").read_text("utf-8")) if language == "python"]  # fmt: skip
+    assert len(blocks) == 3
+    assert all(block in tested for block in blocks)
+
+
+def script(name: str) -> ModuleType:
+    """Returns a script of ``scripts/`` as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_of_operators_is_current() -> None:
+    module = script("operator_table")
+    assert module.PAGE.read_text("utf-8") == module.page(), "run python scripts/operator_table.py"
+
+
+def test_the_site_has_every_page_and_no_broken_link() -> None:
+    module = script("site_pages")
+    navigation = re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M)
+    assert len(navigation) == len(set(navigation))
+    own = {page.relative_to(DOCS).as_posix(): page for page in DOCS.rglob("*.md")}
+    pages = own | {page: ROOT / source for source, page in module.PAGES.items()}
+    assert set(pages) == set(navigation)
+    for name, source in pages.items():
+        text = _FENCE.sub("", module.rewritten(source.read_text("utf-8"), name))
+        for link in _LINK.findall(text):
+            target = link.partition("#")[0]
+            assert not target or "://" in target or target in pages, f"{name}: {link}"
