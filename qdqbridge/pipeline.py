@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from qdqbridge.arguments import need_graph, need_side, path_of
-from qdqbridge.errors import OutputExistsError
+from qdqbridge.errors import InputDataError, OutputExistsError
 from qdqbridge.graph.graph import Graph, Note
 
 if TYPE_CHECKING:
@@ -80,6 +80,31 @@ def load(
         )
         verify(graph, str(file))
     return graph
+
+
+def parse(text: str, weights: Mapping[str, NDArray[Any]] | None = None) -> Graph:
+    """Returns the graph that a text form says; its digest is that of the graph that wrote it.
+
+    Args:
+        text: What ``graph.text(weights="inline")`` wrote, or somebody by hand.
+        weights: Long constants by hash, which ``graph.text(weights=mapping)`` put into a mapping
+            (an ``.npz`` file, for example).
+
+    Raises:
+        ModelFileError: The text cannot be read; the error says line and column.
+        InvalidModelError: A node breaks the rules of its operator.
+        InputDataError: Long constants are missing, or others; or ``text`` is no text.
+        GraphError: The text claims to be canonical and is not.
+    """
+    from qdqbridge.text.parser import parse_text
+
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputDataError(
+            "parse needs a text",
+            why=f"it is given {type(text).__name__}",
+            fix="read the file first",
+        )
+    return parse_text(text, weights)
 
 
 def is_tflite(path: Path) -> bool:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.operator import Attributes, Operator
 from qdqbridge.graph.types import QuantType, Shape, ValueType
+
+if TYPE_CHECKING:
+    from qdqbridge.graph.printer import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +182,17 @@ class Graph:
     canonical: bool = False
     notes: list[Note] = field(default_factory=list["Note"])
 
-    def text(self) -> str:
-        """Returns the deterministic text form (see :mod:`qdqbridge.graph.printer`)."""
+    def text(self, weights: Weights = None) -> str:
+        """Returns the deterministic text form (see :mod:`qdqbridge.graph.printer`).
+
+        Args:
+            weights: Makes it complete, so that :func:`qdqbridge.parse` reads it: ``"inline"``
+                writes long constants into it, and a mapping takes them by their hash, to be kept
+                beside it. By default they are hashes, and names and derived shapes are left out.
+        """
         from qdqbridge.graph.printer import text
 
-        return text(self)
+        return text(self, weights)
 
     @property
     def digest(self) -> str:

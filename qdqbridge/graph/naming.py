@@ -13,17 +13,20 @@ def name_values(graph: Graph) -> Graph:
     """
     taken = {value.name for value in graph.inputs}
     given = {v.name for node in graph.nodes for v in node.outputs} | taken
+    counts: dict[str, int] = {}
     for node in graph.nodes:
         for value in node.outputs:
             if not value.name or value.name in taken:
-                value.name = _fresh(value.name or node.op.name.lower(), given)
+                value.name = _fresh(value.name or node.op.name.lower(), given, counts)
                 given.add(value.name)
             taken.add(value.name)
     return graph
 
 
-def _fresh(base: str, given: set[str]) -> str:
-    count = 1
+def _fresh(base: str, given: set[str], counts: dict[str, int]) -> str:
+    """Returns ``base`` with the first free number, counted on from where it was left."""
+    count = counts.get(base, 1)
     while f"{base}_{count}" in given:
         count += 1
+    counts[base] = count + 1
     return f"{base}_{count}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from numpy.typing import NDArray
@@ -36,6 +37,16 @@ class Nested:
 @dataclass(frozen=True, slots=True)
 class Attributes:
     """Base of the typed attribute records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serialized:
+    """An attribute that is bytes, which the text form writes as a short hash."""
+
+    data: bytes
+
+    def __repr__(self) -> str:
+        return f"#{sha256(self.data).hexdigest()[:16]}"
 
 
 class Flow(Enum):

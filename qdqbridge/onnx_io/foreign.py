@@ -11,11 +11,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from hashlib import sha256
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from onnx import NodeProto, helper, numpy_helper
 
@@ -30,6 +30,7 @@ from qdqbridge.graph.operator import (
     Nested,
     Operands,
     Operator,
+    Serialized,
 )
 from qdqbridge.graph.types import NestedType, TensorType
 from qdqbridge.onnx_io.codecs import BY_ROW
@@ -69,11 +70,9 @@ _Signature: TypeAlias = "tuple[tuple[str, TensorType, int], ...]"
 _Fixed: TypeAlias = "tuple[str, str, tuple[int, ...], bytes]"
 
 
-@dataclass(frozen=True, slots=True)
-class StoredNode:
+@dataclass(frozen=True, slots=True, repr=False)
+class StoredNode(Serialized):
     """A serialized ``NodeProto`` with normal names; its text is a short hash."""
-
-    data: bytes
 
     def proto(self) -> NodeProto:
         """Returns the node, free to be changed."""
@@ -90,9 +89,6 @@ class StoredNode:
                 array = numpy_helper.to_array(attribute.t)
                 return array.reshape(()).item() if array.size == 1 else None
         return None
-
-    def __repr__(self) -> str:
-        return f"#{sha256(self.data).hexdigest()[:16]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +295,33 @@ def foreign_operator(domain: str, op_type: str) -> Operator:
         numerics="What onnxruntime computes with optimizations disabled; where it has no kernel, "
         "what ONNX's own reference computes.",
     )
+
+
+def record_problem(attributes: ForeignAttrs) -> str:
+    """Returns in words how a record contradicts its own node; empty where it does not."""
+    try:
+        node = attributes.node.proto()
+    except DecodeError as error:
+        return f"its bytes are no node: {error}"
+    if (node.domain, node.op_type) != (attributes.domain, attributes.op_type):
+        return f"its bytes are a node of '{node.domain}' {node.op_type}"
+    if set(captured_names(node)) != set(attributes.captures):
+        return f"its bodies read {list(captured_names(node))} from outside"
+    return "" if 0 < attributes.version < 1 << 31 else f"its version is {attributes.version}"
+
+
+def interface_problem(node: Node) -> str:
+    """Returns in words how a node has other operands or results than what it carries."""
+    assert isinstance(node.attributes, ForeignAttrs)
+    proto = node.attributes.node.proto()
+    own = len(proto.input)
+    if own + len(node.attributes.captures) != len(node.inputs):
+        return f"it has {len(node.inputs)} operands, and carries a node of {own}"
+    given = [value is not None for value in node.inputs[:own]]
+    if given != [bool(name) for name in proto.input] or None in node.inputs[own:]:
+        return "it leaves out other operands than the node that it carries"
+    results = sum(bool(name) for name in proto.output)
+    return "" if results == len(node.outputs) else f"the node that it carries gives {results}"
 
 
 # ---- running ----------------------------------------------------------------------------------

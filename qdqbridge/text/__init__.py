@@ -1,0 +1,1 @@
+"""Reading the text form of a graph."""
