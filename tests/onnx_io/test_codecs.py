@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from qdqbridge.graph.graph import Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
 from qdqbridge.onnx_io.codecs import BY_ROW, decode, encode, since
 from qdqbridge.ops import attributes as a
+from qdqbridge.ops.table import OPERATORS
 from tests.onnx_io.codec_nodes import constant, model_of, value, view_of
 
 NEWEST = onnx.defs.onnx_opset_version()
@@ -22,24 +25,29 @@ VECTOR = constant(np.ones(4, np.float32))
 F = float
 HALF = F(np.float32(0.3))
 
-UNARY = (
-    "Sigmoid Tanh Exp Log Sqrt Reciprocal Erf Abs Neg Floor Ceil Round Sin Cos Softplus Softsign "
-    "Relu Sign HardSwish Mish Identity GlobalAveragePool GlobalMaxPool"
-)
-BINARY = "Add Sub Mul Div Min Max Pow PRelu MatMul"
 
-CASES: list[tuple[str, Attributes, list[Value | None]]] = [
-    *((name, NO_ATTRIBUTES, [X]) for name in UNARY.split()),
-    *((name, NO_ATTRIBUTES, [X, X]) for name in BINARY.split()),
+Case = tuple[str, Attributes, list[Value | None]]
+
+
+def element_wise() -> Iterator[Case]:
+    """Yields what a row alone describes, with attributes unlike ONNX's defaults."""
+    for row in OPERATORS:
+        if not row.onnx or not row.arity:
+            continue
+        options = [
+            row.onnx[0].choices.get(name) or [F(np.float32(0.3 + 0.25 * index))]
+            for index, name in enumerate(row.fields)
+        ]
+        for values in itertools.product(*options):
+            operands: list[Value | None] = [X] * row.arity
+            yield row.name, row.attributes(*values), operands
+
+
+CASES: list[Case] = [
+    *element_wise(),
+    *((name, NO_ATTRIBUTES, [X]) for name in ("Identity", "GlobalAveragePool", "GlobalMaxPool")),
+    ("MatMul", NO_ATTRIBUTES, [X, X]),
     ("Where", NO_ATTRIBUTES, [value((6,), DType.BOOL), X, X]),
-    *(
-        (name, a.AlphaAttrs(HALF), [X])
-        for name in ("LeakyRelu", "Elu", "Celu", "ThresholdedRelu", "Swish")
-    ),
-    ("Selu", a.SeluAttrs(1.5, 1.25), [X]),
-    ("HardSigmoid", a.HardSigmoidAttrs(0.25, 0.5), [X]),
-    ("Gelu", a.GeluAttrs("none"), [X]),
-    ("Gelu", a.GeluAttrs("tanh"), [X]),
     ("Clip", a.ClipAttrs(0.0, 6.0), [X]),
     ("Clip", a.ClipAttrs(None, HALF), [X]),
     ("Clip", a.ClipAttrs(-1.0, None), [X]),
