@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+import qdqbridge as qb
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
@@ -93,6 +95,20 @@ def script(name: str) -> ModuleType:
 def test_the_table_of_operators_is_current() -> None:
     module = script("operator_table")
     assert module.PAGE.read_text("utf-8") == module.page(), "run python scripts/operator_table.py"
+
+
+@pytest.mark.relax
+def test_the_table_of_relax_operators_is_current() -> None:
+    pytest.importorskip("tvm")
+    module = script("support_table")
+    assert module.TABLE.read_text("utf-8") == module.page(), "run python scripts/support_table.py"
+
+
+def test_the_page_of_the_interface_has_every_public_name() -> None:
+    table, _, reference = (DOCS / "api.md").read_text("utf-8").partition("## Reference")
+    for name in set(qb.__all__) - {"QdqBridgeError"}:
+        assert re.search(rf"\b{name}\b", table), name
+        assert re.search(rf"^( +- {name}|::: qdqbridge\.[\w.]+\.{name})$", reference, re.M), name
 
 
 def test_the_site_has_every_page_and_no_broken_link() -> None:
