@@ -92,9 +92,10 @@ def script(name: str) -> ModuleType:
     return module
 
 
-def test_the_table_of_operators_is_current() -> None:
-    module = script("operator_table")
-    assert module.PAGE.read_text("utf-8") == module.page(), "run python scripts/operator_table.py"
+@pytest.mark.parametrize("name", ["operator_table", "rules_doc"])
+def test_a_generated_page_is_current(name: str) -> None:
+    module = script(name)
+    assert module.PAGE.read_text("utf-8") == module.page(), f"run python scripts/{name}.py"
 
 
 @pytest.mark.relax

@@ -11,7 +11,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, NoAttributes, Serialized
 from qdqbridge.ops.composition import Step
 from qdqbridge.ops.table import BY_NAME
-from qdqbridge.text.lexer import Kind, Lexer, integer, real
+from qdqbridge.text.lexer import Kind, Lexer, real
 from qdqbridge.text.types import Types
 
 
@@ -96,11 +96,9 @@ def _boolean(lexer: Lexer) -> bool:
     return False
 
 
-def _number(lexer: Lexer) -> float | int:
+def _number(lexer: Lexer) -> float:
     token = lexer.want(Kind.NUMBER)
-    number = integer(token.text)  # an integer is a float to Python, and stays what it is
-    if number is None:
-        number = real(token.text)
+    number = real(token.text)
     if number is None:
         lexer.refuse("the number is too large", f"it is {token}", token)
     return number

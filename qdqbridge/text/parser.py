@@ -102,8 +102,7 @@ class _Parser:
         """Returns the name of an input or output: what follows it, or its own unless numbered."""
         if self.lexer.ahead.kind is Kind.STRING:
             return self.lexer.string()
-        own = token.text.removeprefix("%")
-        return default if token.kind is not Kind.VALUE or own.isdigit() else own
+        return _own_name(token) or default
 
     def define(self, token: Token, value: Value) -> None:
         if self.values.setdefault(token.text, value) is not value:
@@ -139,12 +138,15 @@ class _Parser:
             operands.append(self.use())
         op, attributes = self.operator(name, named)
         lexer.want(":")
-        results = [Value(self.types.type())]
+        types = [self.types.type()]
         while lexer.take(","):
-            results.append(Value(self.types.type()))
-        if len(results) != len(defined):
-            why = f"{len(defined)} results, {len(results)} types"
+            types.append(self.types.type())
+        if len(types) != len(defined):
+            why = f"{len(defined)} results, {len(types)} types"
             lexer.refuse("every result has one type", why, start)
+        results = [
+            Value(type_, _own_name(token)) for token, type_ in zip(defined, types, strict=True)
+        ]
         for token, value in zip(defined, results, strict=True):
             self.define(token, value)
         node = Node(op, attributes, operands, results)
@@ -206,3 +208,9 @@ class _Parser:
         # The checks take what a reader made, which never leaves out what an operator needs.
         except (AssertionError, LookupError, TypeError, ValueError, ArithmeticError) as error:
             yield f"operands or attributes are missing ({error or type(error).__name__})"
+
+
+def _own_name(token: Token) -> str:
+    """Returns the name that a value has in the text; empty where it is a number."""
+    own = token.text.removeprefix("%")
+    return "" if token.kind is not Kind.VALUE or own.isdigit() else own

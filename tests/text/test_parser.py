@@ -249,7 +249,7 @@ def test_an_npz_file_keeps_weights(tmp_path: Path) -> None:
         assert qb.parse(text, kept).digest == g.digest
 
 
-def _mutated(text: str, rng: random.Random) -> str:
+def damaged(text: str, rng: random.Random) -> str:
     """Returns a text in which a word or a sign is another one, is gone, or stands twice."""
     words = re.split(r"(\W)", text)
     for _ in range(rng.choice((1, 1, 2, 4))):
@@ -290,9 +290,9 @@ def _loaded_or_none(seed: int) -> Graph | None:
 def test_damaged_text_gives_nothing_but_our_errors() -> None:
     rng, texts, refused = random.Random(0), sources(), 0
     for index in range(600):
-        damaged = _mutated(texts[index % len(texts)], rng)
+        text = damaged(texts[index % len(texts)], rng)
         try:
-            qb.parse(damaged).text()
+            qb.parse(text).text()
         except qb.QdqBridgeError as error:
             refused += 1
             assert error.what

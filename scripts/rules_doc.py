@@ -1,0 +1,84 @@
+"""Writes docs/rules.md from the canonical rules and their text cases.
+
+Run as ``python scripts/rules_doc.py``; with ``--check`` it only says whether the page is current.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from qdqbridge.canonical.rule import Rule
+from qdqbridge.canonical.rules import RULES, rules_with
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "rules.md"
+CASES = ROOT / "tests" / "canonical" / "text_cases"
+_ROLE = re.compile(r":\w+:`~?([\w.]+)`")
+_INTRODUCTION = """\
+# Canonical rules
+
+Every rule of the canonical form, in the order in which rules look at a node
+(`qdqbridge/canonical/rules.py`). Made by `python scripts/rules_doc.py` from the rules' docstrings
+and from `tests/canonical/text_cases/`, which are tests: a rule alone makes exactly the second text
+of the first, and outputs keep every bit. [Adding a canonical rule](adding_a_rule.md) says how to
+write one.
+
+The texts are what `qdqbridge.parse` reads (behind a first line, `qnn-raw 1`): inputs, then one node
+per line with its operands, attributes and result type, then outputs.
+`quant<uint8, 0.03125, 128>[n,4]` is a tensor of n times 4 stored uint8 with scale 0.03125 and zero
+point 128; `range=128..255` says which codes occur; a constant is written where it is read.
+"""
+
+
+def main() -> int:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only say whether it is current")
+    check, wanted = parser.parse_args().check, page()
+    if PAGE.exists() and PAGE.read_text("utf-8") == wanted:
+        return 0
+    if check:
+        print(f"{PAGE.name} is not current: run python scripts/rules_doc.py", file=sys.stderr)
+        return 1
+    PAGE.write_text(wanted, "utf-8")
+    return 0
+
+
+def page() -> str:
+    """Returns the page as it should be."""
+    lines = [_INTRODUCTION, *_section("Always", RULES)]
+    for option in inspect.signature(rules_with).parameters:
+        lines += _section(f"With `{option}`, in front of these", _rules_of(option))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _rules_of(option: str) -> Sequence[Rule]:
+    """Returns the rules that one option of the canonical form adds."""
+    off = dict.fromkeys(inspect.signature(rules_with).parameters, False)
+    chosen = rules_with(**(off | {option: True}))
+    return chosen[: len(chosen) - len(RULES)]
+
+
+def _section(title: str, rules: Sequence[Rule]) -> Iterator[str]:
+    yield from (f"## {title}", "")
+    for rule in rules:
+        yield from (f"### {rule.name}", "", _prose(rule), "")
+        case = CASES / f"{rule.name}.txt"
+        if case.exists():
+            before, after = case.read_text("utf-8").split("\n---\n")
+            yield from ("```text", before.strip(), "```", "")
+            yield from ("becomes", "", "```text", after.strip(), "```", "")
+
+
+def _prose(rule: Rule) -> str:
+    """Returns a rule's docstring in Markdown."""
+    return _ROLE.sub(r"`\1`", (inspect.getdoc(rule.apply) or "").replace("``", "`"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
