@@ -7,8 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from qdqbridge.canonical.build import dequantized, evaluated, quantized, requantized, result
-from qdqbridge.canonical.conversions import covers
+from qdqbridge.canonical.build import (
+    constant,
+    dequantized,
+    evaluated,
+    quantized,
+    requantized,
+    result,
+)
 from qdqbridge.canonical.rule import (
     Proposal,
     Reject,
@@ -191,21 +197,27 @@ def quantize_through_mover(node: Node, scope: Scope) -> Proposal:
 
 @rule("mover-keeps-range", *MOVERS)
 def mover_keeps_range(node: Node, scope: Scope) -> Proposal:
-    """``mover(q)`` of a narrower range ``->`` a result of that range."""
+    """``mover(q) ->`` a result of q's range; a constant's is that of its type.
+
+    What a clamp has left of a constant is in its elements, and no file says it of them again.
+    """
     del scope
-    if not moves(node) or not node.inputs:
+    first = node.inputs[0] if node.inputs else None
+    if first is None or not moves(node) or first.quant is None:
         return None
-    source = None if node.inputs[0] is None else node.inputs[0].quant
-    if source is None or any(v.quant is None for v in node.outputs) or _pads_outside(node, source):
+    held = first.quant.params if first.constant is None else first.quant.params.widened()
+    stored = first
+    if first.constant is not None and held != first.quant.params:
+        stored = constant(first.constant, held, first.name)
+    params = None if _pads_outside(node, first.quant) else moved_params(node, held)
+    if params is None or any(
+        v.quant is None or not v.quant.params.same_mapping(params) for v in node.outputs
+    ):
         return None
-    params = moved_params(node, source.params)
-    wider = [v for v in node.outputs if v.quant is not None and v.quant.params != params]
-    if params is None or not wider:
-        return None
-    if any(v.quant is None or not covers(v.quant.params, params) for v in wider):
+    if stored is first and all(v.quant and v.quant.params == params for v in node.outputs):
         return None
     outputs = [Value(QuantType(params, v.type.shape), v.name) for v in node.outputs]
-    Node(node.op, node.attributes, node.inputs, outputs, node.origin)
+    Node(node.op, node.attributes, [stored, *node.inputs[1:]], outputs, node.origin)
     return Replace(dict(zip(node.outputs, outputs, strict=True)))
 
 

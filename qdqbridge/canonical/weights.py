@@ -16,7 +16,7 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.recenter import shiftable, shifted_params
+from qdqbridge.graph.recenter import shiftable, shifted_constant, shifted_params
 
 _COMPUTING = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
 NORMS = frozenset(
@@ -49,7 +49,7 @@ def positive_scale(node: Node, scope: Scope) -> Proposal:
 
 @rule("signed-weight", "dequantize")
 def signed_weight(node: Node, scope: Scope) -> Proposal:
-    """A weight with a zero point ``-> `` the signed integers ``w - zero_point`` where they fit."""
+    """A weight ``-> `` the signed integers ``w - zero_point`` where they fit, else ``w`` signed."""
     value, readers = node.operand(0), scope.readers(node.output)
     if value.constant is None or value.quant is None or scope.is_output(node.output):
         return None
@@ -100,14 +100,15 @@ def mirror(data: Constant, params: QuantParams) -> tuple[Constant, QuantParams] 
 
 
 def _signed(data: Constant, params: QuantParams) -> tuple[Constant, QuantParams]:
-    """Returns the constant as signed integers with zero point 0 where they fit."""
+    """Returns the constant as signed integers, with zero point 0 where they fit."""
     if params.symmetric and params.storage_dtype.is_signed:
         return data, params
-    signed = params.storage_dtype
-    if shiftable(params) and not signed.is_signed:
-        signed = shifted_params(params).storage_dtype
-    if not signed.is_signed or not _fits(data, params, signed):
+    if not (params.storage_dtype.is_signed or shiftable(params)):
         return data, params
+    unsigned = not params.storage_dtype.is_signed
+    signed = shifted_params(params).storage_dtype if unsigned else params.storage_dtype
+    if not _fits(data, params, signed):
+        return (shifted_constant(data), shifted_params(params)) if unsigned else (data, params)
     target = replace(
         params, storage_dtype=signed, zero_point=np.zeros_like(params.zero_point), qmin=0, qmax=-1
     )

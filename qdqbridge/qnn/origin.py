@@ -88,6 +88,9 @@ def written(
         spelled["layout"] = list(layout)
         spelled["ranks"] = {i: v.rank for i, v in inputs if v is not None and v.is_constant}
     fixed = {i: v for i, v in inputs if v is not None and v.constant is not None}
+    stored = [i for i, v in fixed.items() if v.quant is not None]
+    if stored:
+        spelled["stored"] = stored
     record: dict[str, Any] = {
         "op": node.op.name,
         "attributes": _attributes(node.attributes),
@@ -234,6 +237,11 @@ def layout_of(claim: Claim) -> tuple[bool, bool] | None:
 def ranks_of(claim: Claim) -> dict[int, int]:
     """Returns the ranks of constant operands in the file, by index."""
     return {int(i): rank for i, rank in claim.more.get("ranks", {}).items()}
+
+
+def may_be_operand(claim: Claim, index: int, *, constant: bool) -> bool:
+    """True where operand ``index`` of the node is a quantized constant as much as ``constant``."""
+    return (index in claim.more.get("stored", ())) == constant
 
 
 def is_swapped(claim: Claim) -> bool:

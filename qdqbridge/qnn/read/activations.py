@@ -128,20 +128,6 @@ def _integer_quotient(node: Node, call: Call) -> Whole | None:
     return Whole("Div", NO_ATTRIBUTES, [side.operand(0) for side in sides if side is not None])
 
 
-def _power(node: Node, call: Call) -> Whole | None:
-    """A power whose operands were cast to one type."""
-    power = node.operand(0).producer if node.op.name == "Cast" else node
-    if power is None or power.op.name != "Pow" or call.claim is None:
-        return None
-    operands = [_uncast(power.operand(0)), _uncast(power.operand(1))]
-    return Whole("Pow", NO_ATTRIBUTES, operands)
-
-
-def _uncast(value: Value) -> Value:
-    node = value.producer
-    return node.operand(0) if node is not None and node.op.name == "Cast" else value
-
-
 def _by_forms(op: Operator) -> Find:
     """Returns what finds an operator that is written in one of its forms."""
     forms = whole_forms(op)
@@ -162,6 +148,5 @@ ACTIVATIONS: Mapping[str, Find] = {
     "Min": _several,
     "Max": _several,
     "Div": _integer_quotient,
-    "Pow": _power,
 }
 """What completes each activation and each arithmetic operator, by the graph's name."""

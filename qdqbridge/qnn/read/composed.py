@@ -39,7 +39,7 @@ def composed(reading: Reading, call: Call, value: Value) -> Value:
 CLAIMED: Mapping[str, Find] = {**ACTIVATIONS, **PRODUCTS}
 """What completes each operator, by the operator that a span names."""
 
-PARTIAL = frozenset(("Pow", "Min", "Max"))
+PARTIAL = frozenset(("Min", "Max"))
 """Operators that are looked for behind a call of their own name too."""
 
 UNMISTAKABLE: Mapping[str, tuple[Find, ...]] = {

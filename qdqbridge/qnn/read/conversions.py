@@ -8,12 +8,14 @@ import numpy as np
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
+from qdqbridge.graph.numerics import quantize as rounded
 from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
+from qdqbridge.ops.attributes import ClipAttrs
 from qdqbridge.ops.composition import COMPOSITION, CompositionAttrs, table
 from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
-from qdqbridge.qnn.origin import claimed, function_of
+from qdqbridge.qnn.origin import claimed, element, function_of, may_be_operand
 from qdqbridge.qnn.read import accumulate, parameters
 from qdqbridge.qnn.read.blocks import quantized
 from qdqbridge.qnn.read.call import Accumulator, Call
@@ -29,7 +31,27 @@ def quantize(reading: Reading, call: Call) -> Value:
     blocked = quantized(reading, call, data, params)
     if blocked is not None:
         return blocked
-    return reading.node(QUANTIZE, NO_ATTRIBUTES, [data], type_, call)
+    data, params = _sub_byte(reading, call, data, params)
+    return reading.node(QUANTIZE, NO_ATTRIBUTES, [data], type_.with_params(params), call)
+
+
+def _sub_byte(
+    reading: Reading, call: Call, data: Value, params: QuantParams
+) -> tuple[Value, QuantParams]:
+    """Returns what is quantized and how: into the sub-byte type of a span where a clip keeps to it."""
+    claim, clip = call.claim, data.producer
+    if claim is None or clip is None or reading.claims.get(clip) != claim:
+        return data, params
+    bounds, storage = clip.attributes, element(claim.results[0] or params.storage_dtype.label)[0]
+    if not isinstance(bounds, ClipAttrs) or not parameters.holds(params.storage_dtype, storage):
+        return data, params
+    ends = np.array([bounds.low, bounds.high], np.float32)  # None is NaN
+    if not params.per_tensor or np.isnan(ends).any():
+        return data, params
+    qmin, qmax = (int(end) for end in rounded(ends, params))
+    if qmin < storage.qmin or qmax > storage.qmax:
+        return data, params
+    return clip.operand(0), parameters.changed(params, storage, qmin, qmax)
 
 
 def dequantize(reading: Reading, call: Call) -> Value:
@@ -90,13 +112,16 @@ def requantize(reading: Reading, call: Call) -> Value:
 def _position(call: Call, entry: Any) -> int:
     """Returns which operand of the claimed node a dequantized tensor is: one of its type.
 
-    The first one, but of constants the last one: a weight stands behind what it is applied to.
+    The first one of those that are constants as it is; failing that, any.
     """
     claim = call.claim
     if claim is None or not isinstance(entry, Value):
         return 0
-    dtype, places = entry.type.dtype, list(enumerate(claim.operands))
-    for index, text in reversed(places) if entry.is_constant else places:
+    fixed, dtype = entry.is_constant, entry.type.dtype
+    places = sorted(
+        enumerate(claim.operands), key=lambda at: not may_be_operand(claim, at[0], constant=fixed)
+    )
+    for index, text in places:
         storage = text.partition(":")[0]
         if storage and (
             storage == dtype.label or (storage.rstrip("24") == dtype.label.rstrip("8"))

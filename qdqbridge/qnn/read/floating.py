@@ -102,6 +102,20 @@ def cast(reading: Reading, call: Call) -> Entry:
     return made(reading, call, "Cast", attributes, [reading.plain(data)])
 
 
+def power(reading: Reading, call: Call) -> Value:
+    """``power(x, exponent)``; Casts of its own brought the operands to one type."""
+    operands = [_uncast(reading, call, reading.plain(entry)) for entry in call.args]
+    return made(reading, call, "Pow", NO_ATTRIBUTES, operands)
+
+
+def _uncast(reading: Reading, call: Call, value: Value) -> Value:
+    """Returns what a Cast reads that belongs to the same node of the graph as ``call``."""
+    node = value.producer
+    if node is None or node.op.name != "Cast" or call.claim is None:
+        return value
+    return node.operand(0) if reading.claims.get(node) == call.claim else value
+
+
 def convolution(rank: int, *, transpose: bool) -> Row:
     """Returns the row of ``nn.conv<rank>d`` or its transpose."""
 
@@ -295,7 +309,7 @@ def _gelu(approximate: str) -> Row:
 FLOATING: dict[str, Row] = {
     **{row.tvm: plain(row.name) for row in OPERATORS if row.tvm and not row.fields},
     "divide": plain("Div"),
-    "power": plain("Pow"),
+    "power": power,
     "where": plain("Where"),
     "matmul": plain("MatMul"),
     "add": add,
