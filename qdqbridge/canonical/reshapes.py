@@ -17,14 +17,20 @@ _ROWS = AxisAttrs(1)
 
 @rule("reshape-nothing", "Reshape", "Flatten", "Expand", "Transpose", "Tile")
 def reshape_nothing(node: Node, scope: Scope) -> Proposal:
-    """``Reshape(x) -> x`` where the shape is the same; a Transpose that moves no axis too."""
+    """``Reshape(x) -> x`` where the shape is the same; a Transpose that moves no axis too.
+
+    A Reshape that copies every extent does so whatever their names in the file.
+    """
     del scope
     x, attributes = node.operand(0), node.attributes
+    shape, target = x.type.shape, node.output.type
     if isinstance(attributes, TransposeAttrs):
         same = attributes.perm == tuple(range(len(attributes.perm)))
+    elif isinstance(attributes, ReshapeAttrs) and attributes.shape is not None and shape:
+        same = shape == target.shape or len(_copied(node)) == len(attributes.shape) == len(shape)
     else:
-        same = x.type.shape is not None and x.type.shape == node.output.type.shape
-    if not same or x.type != node.output.type:
+        same = shape is not None and shape == target.shape
+    if not same or x.type.with_shape(target.shape) != target:
         return None
     return Replace({node.output: x})
 

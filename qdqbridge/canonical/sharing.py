@@ -5,19 +5,27 @@ from __future__ import annotations
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.edit import Editor
-from qdqbridge.graph.graph import Graph, Node
+from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
+from qdqbridge.ops import run_time_parameters
 from qdqbridge.ops.table import OPERATORS
 
 _MERGED = (Flow.CONVERT, Flow.REINTERPRET, Flow.MOVE)
 _MANY = 64
+_FEW = 64
 
 
-@rule("merge-equal", *(row.name for row in OPERATORS if row.flow in _MERGED), "Resize")
+_SHARED = (
+    *(row.name for row in OPERATORS if row.flow in _MERGED),
+    *(row.name for row in run_time_parameters.OPERATORS),
+)
+
+
+@rule("merge-equal", *_SHARED)
 def merge_equal(node: Node, scope: Scope) -> Proposal:
     """``f(x), f(x) -> f(x)`` for conversions and movers (idioms A23, A24)."""
     del scope
-    if node.op.flow not in _MERGED or len(node.outputs) != 1 or not node.inputs:
+    if len(node.outputs) != 1 or not node.inputs:
         return None
     if any(value is not None and value.constant is not None for value in node.inputs[:1]):
         return None
@@ -32,12 +40,22 @@ def merge_equal(node: Node, scope: Scope) -> Proposal:
 def _equal(node: Node, other: Node) -> bool:
     return (
         other.op is node.op
-        and other.inputs == node.inputs
+        and len(other.inputs) == len(node.inputs)
+        and all(map(_same_operand, other.inputs, node.inputs))
         and other.attributes == node.attributes
         and repr(other.attributes) == repr(node.attributes)  # 0.0 == -0.0
         and len(other.outputs) == 1
         and other.output.type == node.output.type
     )
+
+
+def _same_operand(a: Value | None, b: Value | None) -> bool:
+    """True for one value, and for two constants of the same few elements."""
+    if a is b:
+        return True
+    if a is None or b is None or a.constant is None or b.constant is None or a.type != b.type:
+        return False
+    return a.constant.size <= _FEW and _same_elements(a.constant, b.constant)
 
 
 def share_dequantized(graph: Graph) -> bool:

@@ -163,7 +163,10 @@ def _check_concat(node: Node) -> Iterator[str]:
 
 
 _EQUAL = "Against onnxruntime 1.31: no stored value differs."
-_NAN = "NaN where an operand is NaN. "
+_EXTREME = (
+    "NaN where an operand is NaN; of +0 and -0 the result is either, as ONNX leaves it open and "
+    "operands are sorted. "
+)
 
 
 def binary(
@@ -190,8 +193,8 @@ def binary(
         name=name, flow=Flow.ELEMENTWISE, attributes=NoAttributes, compute=_pairwise(function),
         commuting=commuting,
         check=check or (_check_variadic if variadic else _check_pair),
-        numerics=f"quantize({formula}) in float32, operands dequantized. {_NAN if variadic else ''}"
-        f"{_EQUAL}",
+        numerics=f"quantize({formula}) in float32, operands dequantized. "
+        f"{_EXTREME if variadic else ''}{_EQUAL}",
         arity=2, onnx=(OnnxOp(name=name, since=since),), qnn=qnn,
         tvm=tvm or ("" if forms else qnn), forms=forms,
     )  # fmt: skip

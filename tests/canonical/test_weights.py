@@ -85,13 +85,28 @@ def test_different_zero_points_are_signed_where_everything_fits() -> None:
 
 
 @pytest.mark.idiom("B8")
-def test_different_zero_points_stay_where_something_does_not_fit() -> None:
+def test_different_zero_points_are_signed_where_something_does_not_fit() -> None:
     codes = np.array([[0, 100, 255], [200, 255, 180]], np.uint8)
     params = per_axis(DType.UINT8, [100, 210])  # 255 - 100 > 127
     g = weighed(codes, params)
     alone(g, weights.signed_weight)
-    assert weight(g)[1] == params
+    data, signed = weight(g)
+    assert data.tolist() == [[-128, -28, 127], [72, 127, 52]]
+    assert signed == per_axis(DType.INT8, [-28, 82])
     assert names(settled(g)) == ["Dense"]
+
+
+@pytest.mark.idiom("B8")
+def test_unsigned_weights_of_any_zero_point_are_their_signed_twins() -> None:
+    rng = np.random.default_rng(8)
+    for _ in range(60):
+        zero, codes = int(rng.integers(256)), rng.integers(0, 256, (2, 3))
+        twins = (
+            weighed(codes.astype(np.uint8), per_tensor(DType.UINT8, 0.5, zero)),
+            weighed((codes - 128).astype(np.int8), per_tensor(DType.INT8, 0.5, zero - 128)),
+        )
+        one, other = (settled(g).text() for g in twins)
+        assert one == other, zero
 
 
 def test_signed_zero_points_are_subtracted() -> None:

@@ -6,8 +6,14 @@ sees them.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
+from qdqbridge.graph.types import static_shape
 from qdqbridge.onnx_io.codecs.codec import (
     OLDEST,
     Codec,
@@ -98,10 +104,15 @@ def _write(name: str, *, typed: bool) -> Codec:
         scale = real_dtype(operands[1])
         if typed and attributes.to is not scale and scale is not DType.FLOAT8_E8M0:
             given["output_dtype"] = dtype_to_onnx(attributes.to)
+        inputs: list[Value | NDArray[Any] | None] = list(operands)
         bare = len(operands) < 3 or operands[2] is None
         if not typed and bare and attributes.to is not DType.UINT8:
-            given["output_dtype"] = dtype_to_onnx(attributes.to)
-        return encoded(name, operands, **given)
+            shape = None if operands[1] is None else static_shape(operands[1].type.shape)
+            if shape is None:
+                given["output_dtype"] = dtype_to_onnx(attributes.to)
+            else:  # as every opset and runtime knows it
+                inputs = [*operands[:2], np.zeros(shape, attributes.to.numpy)]
+        return encoded(name, inputs, **given)
 
     read = _read_dequantize if typed else _read_quantize
     return Codec(onnx_name=name, row=name, read=read, write=write, needs=_needs)

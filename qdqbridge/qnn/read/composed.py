@@ -9,8 +9,11 @@ looked for; without spans, only chains that nobody writes for anything else.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from qdqbridge.graph.graph import Value
+from qdqbridge.ops.composition import CompositionAttrs
+from qdqbridge.qnn.origin import Claim
 from qdqbridge.qnn.read.activations import ACTIVATIONS, hard_swish, scaled_elu
 from qdqbridge.qnn.read.call import Call
 from qdqbridge.qnn.read.chains import Find
@@ -29,11 +32,24 @@ def composed(reading: Reading, call: Call, value: Value) -> Value:
     elif claim.op == node.op.name and claim.op not in PARTIAL:
         return value
     else:
-        find = CLAIMED.get(claim.op)
-        found = None if find is None else find(node, call)
+        finds = ((CLAIMED.get(spelled.op), spelled) for spelled in _spelled(claim))
+        wholes = (find(node, replace(call, claim=one)) for find, one in finds if find is not None)
+        found = next((whole for whole in wholes if whole is not None), None)
     if found is None:
         return value
     return reading.node(found.op, found.attributes, found.operands, tensor(call), call)
+
+
+def _spelled(claim: Claim) -> list[Claim]:
+    """Returns what the calls of a claim may spell: its operator, or a step that has forms."""
+    if not isinstance(claim.attributes, CompositionAttrs):
+        return [claim]
+    steps = {(step.op.name, step.attributes): step for step in claim.attributes.steps}
+    return [
+        replace(claim, op=step.op.name, attributes=step.attributes)
+        for step in steps.values()
+        if step.op.forms
+    ]
 
 
 CLAIMED: Mapping[str, Find] = {**ACTIVATIONS, **PRODUCTS}

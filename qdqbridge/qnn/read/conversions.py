@@ -38,7 +38,7 @@ def quantize(reading: Reading, call: Call) -> Value:
 def _sub_byte(
     reading: Reading, call: Call, data: Value, params: QuantParams
 ) -> tuple[Value, QuantParams]:
-    """Returns what is quantized and how: into the sub-byte type of a span where a clip keeps to it."""
+    """Returns what is quantized and how: into a span's sub-byte type where a clip keeps to it."""
     claim, clip = call.claim, data.producer
     if claim is None or clip is None or reading.claims.get(clip) != claim:
         return data, params
