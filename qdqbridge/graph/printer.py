@@ -28,7 +28,7 @@ from qdqbridge.graph.operator import Attributes, Serialized
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import NestedType, QuantType, Shape, ValueType
 
-VERSION = "qnn-canonical 3"
+VERSION = "qnn-canonical 4"
 RAW_VERSION = "qnn-raw 1"
 _SHORT, _SHORT_COMPLETE = 4, 16
 _PLAIN_NAME = re.compile(r"[^\W\d]\w*", re.ASCII)

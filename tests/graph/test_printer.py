@@ -65,7 +65,7 @@ def test_golden_text() -> None:
         "output %2\n"
     )
     g.canonical = True
-    assert g.text().startswith("qnn-canonical 3\n")
+    assert g.text().startswith("qnn-canonical 4\n")
 
 
 def test_digest_is_the_hash_of_the_text() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
+import onnx.parser
 import pytest
 
 from qdqbridge.errors import QdqBridgeError
+from qdqbridge.ops.table import OPERATORS
 from tests.onnx_io import digest_trips
 from tests.onnx_io.digest_trips import HOSTED, hosted, loaded
 from tests.onnx_io.random_models import random_model
@@ -35,3 +37,48 @@ def test_random_models(spelling: str) -> None:
         came_back += 1
         assert back.text() == graph.text(), seed
     assert came_back >= 36
+
+
+_HEAD = '<ir_version: 11, opset_import: ["": 24]> g (float[2,3] x) => (float[2,3] y)'
+_SUB_BYTE = {
+    "quantize": "d = DequantizeLinear(q, s, z) y = Neg(d)",
+    "operator": "d = DequantizeLinear(q, s, z) e = Sigmoid(d) p = QuantizeLinear(e, s, z) "
+    "y = DequantizeLinear(p, s, z)",
+    "clamp": "d = DequantizeLinear(q, s, z) e = Add(d, d) f = Relu(e) p = QuantizeLinear(f, s, z) "
+    "y = DequantizeLinear(p, s, z)",
+    "constant first": "c = DequantizeLinear(z, s) d = DequantizeLinear(q, s, z) e = Sub(c, d) "
+    "p = QuantizeLinear(e, t, o) y = DequantizeLinear(p, t, o)",
+}
+
+
+@pytest.mark.parametrize("spelling", HOSTED)
+@pytest.mark.parametrize("dtype", ["int4", "uint4"])
+@pytest.mark.parametrize("body", _SUB_BYTE.values(), ids=list(_SUB_BYTE))
+def test_results_of_four_bits(body: str, dtype: str, spelling: str) -> None:
+    numbers = f"<float s = {{0.5}}, {dtype} z = {{1}}, float t = {{0.1}}, int8 o = {{3}}>"
+    text = f"{_HEAD} {numbers} {{ q = QuantizeLinear(x, s, z) {body} }}"
+    graph = loaded(onnx.parser.parse_model(text))
+    assert hosted(graph, spelling).text() == graph.text()
+
+
+_SPELLED = sorted(row.name for row in OPERATORS if row.forms and row.arity == 1)
+
+
+@pytest.mark.parametrize("spelling", HOSTED)
+def test_compositions_of_spelled_operators(spelling: str) -> None:
+    """Steps that TVM has no operator for are chains of calls in the ``qdq`` spelling."""
+    for name in _SPELLED:
+        text = (
+            f"{_HEAD} <float s = {{0.05}}, uint8 z = {{100}}> {{ q = QuantizeLinear(x, s, z) "
+            f"d = DequantizeLinear(q, s, z) a = {name}(d) b = HardSigmoid(a) e = Add(a, b) "
+            "p = QuantizeLinear(e, s, z) y = DequantizeLinear(p, s, z) }"
+        )
+        graph = loaded(onnx.parser.parse_model(text))
+        assert hosted(graph, spelling).text() == graph.text(), name
+
+
+@pytest.mark.parametrize("spelling", HOSTED)
+def test_a_cast_before_a_power_stays(spelling: str) -> None:
+    text = f"{_HEAD} <float e = {{0.5}}> {{ b = IsNaN(x) c = Cast<to = 1>(b) y = Pow(c, e) }}"
+    graph = loaded(onnx.parser.parse_model(text))
+    assert hosted(graph, spelling).text() == graph.text()
