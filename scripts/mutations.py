@@ -1,8 +1,9 @@
 """Damages models and saved modules, and reads what comes out as a user would; or makes models up.
 
 ``python scripts/mutations.py KIND --count 20000 -o findings FOLDER …`` where KIND is ``bytes``,
-``structured`` or ``modules``; or ``nodes`` or ``graphs``, random operators and random graphs that
-are also compiled and run (``tests/fuzzing/random_models.py``).
+``structured`` or ``modules``; ``tflite``, where FOLDER holds ``.tflite`` files; or ``nodes`` or
+``graphs``, random operators and random graphs that are also compiled and run
+(``tests/fuzzing/random_models.py``).
 
 Every case comes from the seed and its number alone. Cases run in forked children whose memory is
 limited; a child that ends, or uses more than a minute for a case, is a finding and the next child
@@ -24,16 +25,24 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.fuzzing import modules, mutations
+from tests.fuzzing import flatbuffer_mutations, modules, mutations
 from tests.fuzzing.measured import run
 from tests.fuzzing.random_models import random_graph, random_node
-from tests.fuzzing.target import put_module_through, put_on_tvm, put_through, seeds
+from tests.fuzzing.target import (
+    put_module_through,
+    put_on_tvm,
+    put_tflite_through,
+    put_through,
+    seeds,
+    tflite_seeds,
+)
 from tests.onnx_models import conv_model
 
 SILENCE = 60.0
@@ -43,7 +52,7 @@ ADDRESS_SPACE = 8 << 30
 Seed = tuple[str, bytes]
 """The suffix of a file, and what it holds."""
 RANDOM = {"nodes": random_node, "graphs": random_graph}
-KINDS = ("bytes", "structured", "modules", *RANDOM)
+KINDS = ("bytes", "structured", "modules", "tflite", *RANDOM)
 
 
 def case(kind: str, valid: Sequence[Seed], seed: int, number: int) -> Seed:
@@ -54,10 +63,18 @@ def case(kind: str, valid: Sequence[Seed], seed: int, number: int) -> Seed:
     suffix, data = rng.choice(valid)
     if kind == "bytes":
         return suffix, mutations.damaged(data, rng)
+    if kind == "tflite":
+        return suffix, flatbuffer_mutations.restructured(data, _sites(data), rng)
     if kind == "structured":
         return suffix, mutations.restructured(data, rng)
     text = modules.mutated(data.decode(), suffix, rng)
     return suffix, text.encode("utf-8", "surrogatepass")
+
+
+@cache
+def _sites(data: bytes) -> list[flatbuffer_mutations.Site]:
+    with tempfile.TemporaryDirectory() as folder:
+        return flatbuffer_mutations.sites(data, Path(folder))
 
 
 def _put(kind: str, suffix: str) -> Callable[[bytes, Path], str]:
@@ -65,6 +82,8 @@ def _put(kind: str, suffix: str) -> Callable[[bytes, Path], str]:
         return put_on_tvm
     if suffix == ".onnx":
         return put_through
+    if suffix == ".tflite":
+        return put_tflite_through
     return lambda data, folder: put_module_through(data, folder, suffix)
 
 
@@ -171,6 +190,8 @@ def valid_files(kind: str, folders: list[Path], kept: Path) -> list[Seed]:
     """Returns what cases are made from; modules are made in a process of their own, once."""
     if kind in RANDOM:
         return [(".onnx", conv_model().SerializeToString())]
+    if kind == "tflite":
+        return [(".tflite", data) for data in tflite_seeds(folders)]
     if kind != "modules":
         return [(".onnx", data) for data in seeds(folders)]
     if not kept.exists():

@@ -15,11 +15,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.errors import UnsupportedModelError
+from qdqbridge.errors import InvalidModelError, UnsupportedModelError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Note
 from qdqbridge.onnx_io.assembly import Assembly
-from qdqbridge.tflite_io.schema import Model, Op, Quantization, Subgraph, Tensor
+from qdqbridge.tflite_io.schema import DAMAGED, Model, Op, Quantization, Subgraph, Tensor
 from qdqbridge.tflite_io.sparse import densified
 
 DTYPES: Mapping[str, DType] = {
@@ -109,7 +109,11 @@ class Conversion:
     # ---- running ------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Adds every operator."""
+        """Adds every operator.
+
+        Raises:
+            InvalidModelError: One has not the operands, results or options that it takes.
+        """
         for op in self.subgraph.ops:
             row = self.state.rows.get(op.name)
             try:
@@ -120,6 +124,13 @@ class Conversion:
                 first = self.subgraph.tensors[op.outputs[0]].label if op.outputs else ""
                 self.state.refused.setdefault((op.name, str(refusal)), []).append(first)
                 self._stand_in(op)
+            except DAMAGED as error:
+                raise InvalidModelError(
+                    f"{op.name} has other operands, results or options than it takes",
+                    where=f"{self.to.file}: operator {op.place} of '{self.subgraph.name}'",
+                    why=str(error) or type(error).__name__,
+                    fix="convert the model again",
+                ) from error
 
     def _stand_in(self, op: Op) -> None:
         """Gives the results of a refused operator names, so that all others are looked at too."""

@@ -23,8 +23,8 @@ from qdqbridge.errors import InvalidModelError, ModelFileError, UnsupportedModel
 _IDENTIFIER = b"TFL3"
 _SMALLEST_TABLE = 4
 """Bytes of the smallest table: the offset to its description."""
-_DAMAGED = (truncated, ValueError, IndexError, TypeError, OverflowError)
-"""What flatbuffers' runtime and NumPy raise where a file is not what its offsets say."""
+DAMAGED = (truncated, ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError)
+"""What flatbuffers' runtime and arithmetic raise where a file's offsets and numbers are wrong."""
 _CUSTOM = 32
 T = TypeVar("T")
 
@@ -99,8 +99,17 @@ class Op:
     place: int
 
     def option(self, name: str, default: Any = 0) -> Any:
-        """Returns a scalar option by its accessor's name; the default where there are none."""
-        return default if self.options is None else getattr(self.options, name)()
+        """Returns an option by its accessor's name; the default where the operator has no options.
+
+        Raises:
+            ValueError: It has the options of another operator.
+        """
+        if self.options is None:
+            return default
+        accessor = getattr(self.options, name, None)
+        if accessor is None:
+            raise ValueError(f"its options, {type(self.options).__name__}, have no {name}")
+        return accessor()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +162,7 @@ def parsed(data: bytes, where: str) -> Model:
     schema = _schema()
     try:
         return _Parser(data, schema, where).model()
-    except _DAMAGED as error:
+    except DAMAGED as error:
         why = str(error) or type(error).__name__
         raise ModelFileError("the TFLite file is damaged", where=where, why=why) from error
 

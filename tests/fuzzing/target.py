@@ -33,6 +33,15 @@ def put_through(data: bytes, folder: Path) -> str:
     return _put(data, folder / "damaged.onnx", qb.load)
 
 
+def put_tflite_through(data: bytes, folder: Path) -> str:
+    """Reads a TFLite file likewise.
+
+    Raises:
+        Exception: Whatever is no ``QdqBridgeError``.
+    """
+    return _put(data, folder / "damaged.tflite", qb.load)
+
+
 def put_module_through(data: bytes, folder: Path, suffix: str = ".json") -> str:
     """Reads a saved Relax module likewise, through both of its ways in.
 
@@ -156,6 +165,18 @@ def seeds(folders: list[Path]) -> list[bytes]:
     return [*_built(), *(path.read_bytes() for path in _files(folders))]
 
 
+def tflite_seeds(folders: list[Path]) -> Iterator[bytes]:
+    """Yields valid TFLite files: a whole network, single operators, small ones of ``folders``."""
+    from tests.tflite_io.test_against_litert import CASES, SEEDS
+
+    yield (Path(__file__).parents[1] / "tflite_io/data/int8_network.tflite").read_bytes()
+    for build in CASES.values():
+        for seed in SEEDS[:2]:
+            case = build(seed)
+            yield case.model.tobytes(case.inputs, case.outputs)
+    yield from (path.read_bytes() for path in _files(folders, ".tflite"))
+
+
 def _built() -> Iterator[bytes]:
     for opset in (10, 13, 21):
         yield conv_model(opset).SerializeToString()
@@ -165,8 +186,8 @@ def _built() -> Iterator[bytes]:
             yield scrambled(base(), seed)[0].SerializeToString()
 
 
-def _files(folders: list[Path]) -> Iterator[Path]:
+def _files(folders: list[Path], suffix: str = ".onnx") -> Iterator[Path]:
     for folder in folders:
-        for path in sorted(folder.rglob("*.onnx")):
+        for path in sorted(folder.rglob(f"*{suffix}")):
             if os.path.getsize(path) <= LARGEST_SEED:
                 yield path

@@ -66,7 +66,7 @@ def handle(c: Conversion, op: Op) -> None:
     if op.options is None:
         raise UnknownForm("its variable has no name")
     parts = [bytes(part or b"").decode("utf-8", "replace") for part in (
-        op.options.Container(), op.options.SharedName()
+        op.option("Container"), op.option("SharedName")
     )]
     c.resources[op.outputs[0]] = "/".join(part for part in parts if part)
 

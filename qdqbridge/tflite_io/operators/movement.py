@@ -20,8 +20,8 @@ def reshape(c: Conversion, op: Op) -> None:
     x = c.real(op.inputs[0])
     if c.has(op, 1):
         shape = c.long(op, 1)
-    elif op.options is not None and not op.options.NewShapeIsNone():
-        shape = c.longs([int(i) for i in op.options.NewShapeAsNumpy()])
+    elif not op.option("NewShapeIsNone", True):
+        shape = c.longs([int(i) for i in op.option("NewShapeAsNumpy")])
     else:
         shape = c.longs(c.shape(op.outputs[0]))
     c.put(op, c.to.node("Reshape", [x, shape], label=c.label(op), allowzero=_zero(c, op)))
@@ -36,9 +36,9 @@ def _zero(c: Conversion, op: Op) -> int:
 def squeeze(c: Conversion, op: Op) -> None:
     """SQUEEZE: of the listed axes, or of all of extent 1."""
     listed: list[int] = []
-    if op.options is not None and not op.options.SqueezeDimsIsNone():
+    if not op.option("SqueezeDimsIsNone", True):
         rank = max(c.rank(op.inputs[0]), 1)
-        listed = [int(i) % rank for i in op.options.SqueezeDimsAsNumpy()]
+        listed = [int(i) % rank for i in op.option("SqueezeDimsAsNumpy")]
     operands = [c.real(op.inputs[0])]
     if listed:
         operands.append(c.longs(listed))

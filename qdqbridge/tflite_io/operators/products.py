@@ -45,7 +45,13 @@ def same_or_valid(op: Op) -> str:
 
 
 def per_axis(op: Op, kind: str, rank: int, default: int = 1) -> list[int]:
-    """Returns an option of each spatial axis: ``StrideH`` and so on."""
+    """Returns an option of each spatial axis: ``StrideH`` and so on.
+
+    Raises:
+        UnknownForm: No image has this rank.
+    """
+    if rank not in _SPATIAL:
+        raise UnknownForm(f"its image has rank {rank}")
     return [int(op.option(f"{kind}{axis}", default)) for axis in _SPATIAL[rank]]
 
 
