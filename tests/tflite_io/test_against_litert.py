@@ -509,23 +509,27 @@ def by_litert(path: Path, feed: Mapping[str, Array]) -> list[Array]:
 @pytest.mark.parametrize("name", CASES)
 def test_operators(name: str, tmp_path: Path) -> None:
     for seed in SEEDS:
-        compare(name, seed, tmp_path / f"{seed}.tflite")
+        agree(CASES[name](seed), tmp_path / f"{seed}.tflite", f"{name} {seed}")
 
 
-def compare(name: str, seed: int, path: Path) -> None:
-    case = CASES[name](seed)
+def agree(
+    case: Case, path: Path, name: str, feed: Mapping[str, Array] | None = None, *,
+    apart: float = 2e-6,
+) -> qb.Graph:  # fmt: skip
+    """Holds one file against LiteRT, on random data where ``feed`` is none; returns the graph."""
     path.write_bytes(case.model.tobytes(case.inputs, case.outputs))
-    feed = case.feed()
+    feed = case.feed() if feed is None else feed
     wanted = by_litert(path, feed)
     graph = qb.load(path)
     found = list(qb.evaluate(graph, feed).values())
     for ours, theirs in zip(found, wanted, strict=True):
-        assert ours.shape == theirs.shape, (name, seed)
-        assert ours.dtype == theirs.dtype, (name, seed)
+        assert ours.shape == theirs.shape, name
+        assert ours.dtype == theirs.dtype, name
         if ours.dtype == np.float32:
-            np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=2e-6, err_msg=f"{seed}")
+            np.testing.assert_allclose(ours, theirs, rtol=apart, atol=apart, err_msg=name)
         elif case.quantized and ours.dtype != bool:
-            apart = np.abs(ours.astype(np.int64) - theirs.astype(np.int64))
-            assert apart.max(initial=0) <= 1, (name, seed, int(apart.max()))
+            steps = np.abs(ours.astype(np.int64) - theirs.astype(np.int64))
+            assert steps.max(initial=0) <= 1, (name, int(steps.max()))
         else:
-            assert np.array_equal(ours, theirs), (name, seed)
+            assert np.array_equal(ours, theirs), name
+    return graph

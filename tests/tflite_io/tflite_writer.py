@@ -13,19 +13,27 @@ from numpy.typing import NDArray
 
 _TYPES = {
     "bool": tflite.TensorType.BOOL,
+    "complex64": tflite.TensorType.COMPLEX64,
     "float16": tflite.TensorType.FLOAT16,
     "float32": tflite.TensorType.FLOAT32,
+    "int4": tflite.TensorType.INT4,
     "int16": tflite.TensorType.INT16,
     "int32": tflite.TensorType.INT32,
     "int64": tflite.TensorType.INT64,
     "int8": tflite.TensorType.INT8,
+    "resource": tflite.TensorType.RESOURCE,
     "uint8": tflite.TensorType.UINT8,
 }
 
 
 @dataclass
 class Tensor:
-    """One tensor: ``scale`` and ``zero_point`` are numbers or vectors along ``axis``."""
+    """One tensor: ``scale`` and ``zero_point`` are numbers or vectors along ``axis``.
+
+    ``data`` are the elements of a constant, packed where they are narrower than a byte; ``sparsity``
+    are traversal order, block map and levels: a dense size, or segments and indices. ``signature``
+    are the extents with -1 where they are open. A ``variable`` keeps its data between runs.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -34,25 +42,39 @@ class Tensor:
     zero_point: Any = 0
     axis: int = 0
     data: NDArray[Any] | None = None
+    variable: bool = False
+    signature: Sequence[int] = ()
+    sparsity: tuple[Sequence[int], Sequence[int], Sequence[Any]] | None = None
 
 
 @dataclass
 class Operator:
-    """One operator, with the fields of its options table."""
+    """One operator: number, custom name, version; the fields of its options, or their bytes."""
 
-    code: int
+    code: tuple[int, str, int]
     inputs: Sequence[int]
     outputs: Sequence[int]
     options: str
     fields: dict[str, Any] = field(default_factory=dict)
+    custom: bytes = b""
 
 
 class Model:
-    """Collects tensors and operators; ``tobytes`` writes the file."""
+    """Collects tensors and operators; ``tobytes`` writes the file.
+
+    Subgraphs that operators call are models themselves. ``names`` are those that a signature gives
+    to the model's tensors.
+    """
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self.operators: list[Operator] = []
+        self.subgraphs: list[tuple[Model, Sequence[int], Sequence[int]]] = []
+        self.names: dict[int, str] = {}
+
+    def subgraph(self, body: Model, inputs: Sequence[int], outputs: Sequence[int]) -> int:
+        self.subgraphs.append((body, inputs, outputs))
+        return len(self.subgraphs)
 
     def tensor(self, name: str, shape: Sequence[int], dtype: str, scale: Any = None,
                zero_point: Any = 0, axis: int = 0) -> int:  # fmt: skip
@@ -68,19 +90,30 @@ class Model:
         return index
 
     def operator(self, name: str, inputs: Sequence[int], output: int | Sequence[int],
-                 options: str = "", **fields: Any) -> int:  # fmt: skip
+                 options: str = "", version: int = 1, **fields: Any) -> int:  # fmt: skip
         code = getattr(tflite.BuiltinOperator, name)
+        return self._add((code, "", version), inputs, output, options, fields)
+
+    def custom(self, name: str, inputs: Sequence[int], output: int | Sequence[int],
+               options: bytes) -> int:  # fmt: skip
+        return self._add((tflite.BuiltinOperator.CUSTOM, name, 1), inputs, output, "", {}, options)
+
+    def _add(self, code: tuple[int, str, int], inputs: Sequence[int], output: int | Sequence[int],
+             options: str, fields: dict[str, Any], custom: bytes = b"") -> int:  # fmt: skip
         outputs = [output] if isinstance(output, int) else list(output)
-        self.operators.append(Operator(code, inputs, outputs, options, fields))
-        return outputs[0]
+        self.operators.append(Operator(code, inputs, outputs, options, fields, custom))
+        return outputs[0] if outputs else -1
 
     def tobytes(self, inputs: Sequence[int], outputs: Sequence[int]) -> bytes:
-        return _Writer(self).file(inputs, outputs)
+        return _Writer([(self, inputs, outputs), *self.subgraphs]).file(self.names)
 
 
 class _Writer:
-    def __init__(self, model: Model) -> None:
-        self.model, self.builder = model, flatbuffers.Builder(1 << 16)
+    def __init__(self, graphs: Sequence[tuple[Model, Sequence[int], Sequence[int]]]) -> None:
+        self.graphs, self.builder = graphs, flatbuffers.Builder(1 << 16)
+        self.buffers = [self.table("Buffer")]
+        operators = [operator for model, _, _ in graphs for operator in model.operators]
+        self.codes = list(dict.fromkeys(operator.code for operator in operators))
 
     def table(self, name: str, **fields: Any) -> int:
         """Writes a table; strings, arrays and lists of offsets become vectors before it."""
@@ -102,13 +135,19 @@ class _Writer:
             return self.builder.EndVector()
         return item
 
-    def tensor(self, tensor: Tensor, buffer: int) -> int:
+    def tensor(self, tensor: Tensor) -> int:
         fields: dict[str, Any] = {
             "Shape": np.array(tensor.shape, np.int32),
             "Type": _TYPES[tensor.dtype],
-            "Buffer": buffer,
+            "Buffer": 0,
             "Name": tensor.name,
+            "IsVariable": tensor.variable,
         }
+        if tensor.data is not None:
+            self.buffers.append(self.table("Buffer", Data=np.atleast_1d(tensor.data).view(np.uint8)))
+            fields["Buffer"] = len(self.buffers) - 1
+        if tensor.signature:
+            fields["ShapeSignature"] = np.array(tensor.signature, np.int32)
         if tensor.scale is not None:
             fields["Quantization"] = self.table(
                 "QuantizationParameters",
@@ -116,44 +155,86 @@ class _Writer:
                 ZeroPoint=np.atleast_1d(np.asarray(tensor.zero_point, np.int64)),
                 QuantizedDimension=tensor.axis,
             )
+        if tensor.sparsity is not None:
+            order, blocks, levels = tensor.sparsity
+            fields["Sparsity"] = self.table(
+                "SparsityParameters",
+                TraversalOrder=np.array(order, np.int32),
+                BlockMap=np.array(blocks, np.int32),
+                DimMetadata=[self.level(level) for level in levels],
+            )
         return self.table("Tensor", **fields)
 
-    def operator(self, operator: Operator, codes: list[int]) -> int:
+    def level(self, level: Any) -> int:
+        """Writes a level of a sparse constant: its dense size, or its segments and indices."""
+        if isinstance(level, int):
+            return self.table("DimensionMetadata", Format=0, DenseSize=level)
+        fields: dict[str, Any] = {"Format": 1}
+        for name, numbers in zip(("ArraySegments", "ArrayIndices"), level, strict=True):
+            fields[f"{name}Type"] = tflite.SparseIndexVector.Int32Vector
+            fields[name] = self.table("Int32Vector", Values=np.array(numbers, np.int32))
+        return self.table("DimensionMetadata", **fields)
+
+    def operator(self, operator: Operator) -> int:
         options: dict[str, Any] = {}
         if operator.options:
-            options["BuiltinOptionsType"] = getattr(tflite.BuiltinOptions, operator.options)
-            options["BuiltinOptions"] = self.table(operator.options, **operator.fields)
+            second = "" if hasattr(tflite.BuiltinOptions, operator.options) else "2"
+            kinds = getattr(tflite, f"BuiltinOptions{second}")
+            options[f"BuiltinOptions{second}Type"] = getattr(kinds, operator.options)
+            options[f"BuiltinOptions{second}"] = self.table(operator.options, **operator.fields)
+        if operator.custom:
+            options["CustomOptions"] = np.frombuffer(operator.custom, np.uint8)
         return self.table(
             "Operator",
-            OpcodeIndex=codes.index(operator.code),
+            OpcodeIndex=self.codes.index(operator.code),
             Inputs=np.array(operator.inputs, np.int32),
             Outputs=np.array(operator.outputs, np.int32),
             **options,
         )
 
-    def file(self, inputs: Sequence[int], outputs: Sequence[int]) -> bytes:
-        buffers, tensors = [self.table("Buffer")], []
-        for tensor in self.model.tensors:
-            if tensor.data is not None:
-                buffers.append(self.table("Buffer", Data=tensor.data.view(np.uint8)))
-            tensors.append(self.tensor(tensor, len(buffers) - 1 if tensor.data is not None else 0))
-        codes = list(dict.fromkeys(operator.code for operator in self.model.operators))
-        graph = self.table(
+    def graph(
+        self, model: Model, inputs: Sequence[int], outputs: Sequence[int], name: str
+    ) -> int:
+        return self.table(
             "SubGraph",
-            Tensors=tensors,
+            Tensors=[self.tensor(tensor) for tensor in model.tensors],
             Inputs=np.array(inputs, np.int32),
             Outputs=np.array(outputs, np.int32),
-            Operators=[self.operator(operator, codes) for operator in self.model.operators],
-            Name="main",
+            Operators=[self.operator(operator) for operator in model.operators],
+            Name=name,
         )
-        opcodes = [
-            self.table(
-                "OperatorCode", DeprecatedBuiltinCode=min(code, 127), BuiltinCode=code, Version=1
-            )
-            for code in codes
+
+    def code(self, code: int, custom: str, version: int) -> int:
+        named = {"CustomCode": custom} if custom else {}
+        return self.table(
+            "OperatorCode", DeprecatedBuiltinCode=min(code, 127), BuiltinCode=code,
+            Version=version, **named,
+        )  # fmt: skip
+
+    def file(self, names: dict[int, str]) -> bytes:
+        graphs = [
+            self.graph(*graph, name="main" if place == 0 else f"body{place}")
+            for place, graph in enumerate(self.graphs)
         ]
+        more: dict[str, Any] = {}
+        if names:
+            entries = [
+                [
+                    self.table("TensorMap", Name=names[i], TensorIndex=i)
+                    for i in tensors if i in names
+                ]
+                for tensors in self.graphs[0][1:]
+            ]  # fmt: skip
+            more["SignatureDefs"] = [
+                self.table(
+                    "SignatureDef", Inputs=entries[0], Outputs=entries[1], SubgraphIndex=0,
+                    SignatureKey="serving_default",
+                )
+            ]  # fmt: skip
+        opcodes = [self.code(*code) for code in self.codes]
         root = self.table(
-            "Model", Version=3, OperatorCodes=opcodes, Subgraphs=[graph], Buffers=buffers
-        )
+            "Model", Version=3, OperatorCodes=opcodes, Subgraphs=graphs, Buffers=self.buffers,
+            **more,
+        )  # fmt: skip
         self.builder.Finish(root, b"TFL3")
         return bytes(self.builder.Output())

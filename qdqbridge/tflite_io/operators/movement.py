@@ -11,6 +11,8 @@ from qdqbridge.tflite_io.conversion import Conversion, Row, UnknownForm
 from qdqbridge.tflite_io.operators.products import channels_first, channels_last
 from qdqbridge.tflite_io.schema import Op
 
+_LISTED = 1 << 20
+"""Up to so many numbers are written out."""
 _FAR = (1 << 31) - 1
 """An end behind every extent."""
 
@@ -259,11 +261,29 @@ def mirror_pad(c: Conversion, op: Op) -> None:
 
 
 def gather(c: Conversion, op: Op) -> None:
-    """GATHER along one axis."""
-    if int(op.option("BatchDims")) != 0:
-        raise UnknownForm("it gathers per batch")
-    operands = [c.real(op.inputs[0]), c.long(op, 1)]
-    c.put(op, c.to.node("Gather", operands, label=c.label(op), axis=int(op.option("Axis"))))
+    """GATHER along one axis; per batch where the first axes of both operands are the same."""
+    x, places = c.real(op.inputs[0]), c.long(op, 1)
+    axis, batches = int(op.option("Axis")), int(op.option("BatchDims"))
+    if batches == 0:
+        c.put(op, c.to.node("Gather", [x, places], label=c.label(op), axis=axis))
+        return
+    rank, listed = c.rank(op.inputs[0]), c.rank(op.inputs[1])
+    batches += listed if batches < 0 else 0
+    axis += rank if axis < 0 else 0
+    if not 0 < batches <= min(axis, listed) or axis >= rank:
+        raise UnknownForm(f"it gathers along axis {axis}, {batches} axes of batches")
+    if axis > batches:  # GatherND wants the gathered axis first, and leaves the places there
+        between = list(range(batches, axis))
+        perm = [*range(batches), axis, *between, *range(axis + 1, rank)]
+        x = c.to.node("Transpose", [x], perm=perm)
+    rows = c.to.node("Unsqueeze", [places, c.longs([listed])])
+    found = c.to.node("GatherND", [x, rows], label=c.label(op), batch_dims=batches)
+    if axis > batches:
+        middle = list(range(listed, listed + axis - batches))
+        rest = range(listed + axis - batches, listed + rank - batches - 1)
+        perm = [*range(batches), *middle, *range(batches, listed), *rest]
+        found = c.to.node("Transpose", [found], perm=perm)
+    c.put(op, found)
 
 
 def gather_nd(c: Conversion, op: Op) -> None:
@@ -396,7 +416,18 @@ def rank(c: Conversion, op: Op) -> None:
 
 
 def number_range(c: Conversion, op: Op) -> None:
-    """RANGE (start, limit, delta)."""
+    """RANGE (start, limit, delta); of constant floats TFLite's count, which it takes in float32."""
+    given = [c.array(i) for i in op.inputs]
+    if all(array is not None and array.dtype == np.float32 for array in given):
+        start, limit, delta = (array.reshape(()) for array in given if array is not None)
+        with np.errstate(all="ignore"):
+            count = np.ceil(np.abs((limit - start) / delta))
+        if count < _LISTED:
+            steps = np.full(int(count), delta, np.float32)
+            steps[:1] = start
+            numbers = np.add.accumulate(steps, dtype=np.float32)
+            c.put_stored(op, c.to.constant(numbers))
+            return
     scalars = [c.to.node("Reshape", [c.stored(i), c.longs([])]) for i in op.inputs]
     c.put_stored(op, c.to.node("Range", scalars, label=c.label(op)))
 
@@ -410,11 +441,14 @@ def top_k(c: Conversion, op: Op) -> None:
 
 
 def one_hot(c: Conversion, op: Op) -> None:
-    """ONE_HOT (indices, depth, on, off)."""
+    """ONE_HOT (indices, depth, on, off); a negative index is none, where ONNX counts from the end."""
     on, off = (
         c.to.node("Reshape", [c.real(op.inputs[i]), c.longs([1])]) for i in (2, 3)
     )
-    operands = [c.long(op, 0), c.long(op, 1), c.to.node("Concat", [off, on], axis=0)]
+    index, depth = c.long(op, 0), c.long(op, 1)
+    negative = c.to.node("Less", [index, c.to.constant(np.int64(0))])
+    index = c.to.node("Where", [negative, depth, index])
+    operands = [index, depth, c.to.node("Concat", [off, on], axis=0)]
     c.put(op, c.to.node("OneHot", operands, label=c.label(op), axis=int(op.option("Axis", -1))))
 
 
@@ -445,7 +479,7 @@ def update_slice(c: Conversion, op: Op) -> None:
 
 
 def _grid(c: Conversion, grid: np.ndarray) -> str:
-    if grid.size > 1 << 20:
+    if grid.size > _LISTED:
         raise UnknownForm("it updates more than a million elements")
     return c.to.constant(grid.astype(np.int64))
 

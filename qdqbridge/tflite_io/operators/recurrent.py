@@ -13,21 +13,23 @@ import numpy as np
 from qdqbridge.tflite_io.conversion import Conversion, Row, UnknownForm
 from qdqbridge.tflite_io.schema import Op
 
-_GATES = (0, 3, 2, 1)
+_GATES = (0, 3, 1, 2)
 """TFLite keeps input, forget, cell, output; ONNX wants input, output, forget, cell."""
 _ACTIVATIONS: Mapping[int, str] = {1: "Relu", 4: "Tanh"}
 
 
 def lstm(c: Conversion, op: Op) -> None:
-    """UNIDIRECTIONAL_SEQUENCE_LSTM with all four gates, peepholes as given."""
-    _lstm(c, op, [_direction(c, op, 1, 18)], state=18, steps=bool(op.option("TimeMajor", False)))
+    """UNIDIRECTIONAL_SEQUENCE_LSTM, peepholes as given."""
+    if any(c.has(op, place) for place in range(20, 24)):
+        raise UnknownForm("it normalizes its gates")
+    _lstm(c, op, [_direction(c, op, 1)], state=18, steps=bool(op.option("TimeMajor", False)))
 
 
 def bidirectional_lstm(c: Conversion, op: Op) -> None:
-    """BIDIRECTIONAL_SEQUENCE_LSTM whose outputs are joined."""
-    if not op.option("MergeOutputs", False):
-        raise UnknownForm("its two directions have an output each")
-    directions = [_direction(c, op, 1, 35), _direction(c, op, 18, 37)]
+    """BIDIRECTIONAL_SEQUENCE_LSTM, its outputs joined or not."""
+    if any(c.has(op, place) for place in range(39, 48)):
+        raise UnknownForm("it has an auxiliary input")
+    directions = [_direction(c, op, 1), _direction(c, op, 18)]
     _lstm(c, op, directions, state=35, steps=bool(op.option("TimeMajor", True)))
 
 
@@ -38,24 +40,28 @@ class _Direction:
         self.weight, self.recurrent, self.bias, self.peepholes = weight, recurrent, bias, peepholes
 
 
-def _direction(c: Conversion, op: Op, first: int, state: int) -> _Direction:
-    """Reads four input weights, four recurrent ones, three peepholes, four biases."""
-    del state
-    if not c.has(op, first):
-        raise UnknownForm("its input gate is coupled to the forget gate")
-    if c.has(op, first + 15) or (first == 1 and c.has(op, 16)):
+def _direction(c: Conversion, op: Op, first: int) -> _Direction:
+    """Reads four input weights, four recurrent ones, three peepholes, four biases.
+
+    Without an input gate ``i = 1 - f``, which is ``sigmoid`` of what the forget gate's is of,
+    negated.
+    """
+    if c.has(op, first + 15) or c.has(op, first + 16):
         raise UnknownForm("it projects its output")
-    if any(c.has(op, place) for place in (20, 21, 22, 23)) and first == 1 and len(op.inputs) <= 24:
-        raise UnknownForm("it normalizes its gates")
+    coupled = not c.has(op, first)
+
+    def gate(place: int, number: int) -> str:
+        if number == 0 and coupled:
+            return c.to.node("Neg", [c.float_of(c.at(op, place + 1).index)])
+        return c.float_of(c.at(op, place + number).index)
 
     def stacked(place: int, order: Sequence[int]) -> str:
-        parts = [c.float_of(c.at(op, place + gate).index) for gate in order]
-        rows = c.to.node("Concat", parts, axis=0)
-        return c.to.node("Unsqueeze", [rows, c.to.constant(np.asarray([0], np.int64))])
+        rows = c.to.node("Concat", [gate(place, number) for number in order], axis=0)
+        return c.to.node("Unsqueeze", [rows, c.longs([0])])
 
     weight, recurrent = stacked(first, _GATES), stacked(first + 4, _GATES)
     peepholes = ""
-    if c.has(op, first + 8):  # cell to input, forget, output; ONNX wants input, output, forget
+    if c.has(op, first + 9):  # cell to input, forget, output; ONNX wants input, output, forget
         peepholes = stacked(first + 8, (0, 2, 1))
     return _Direction(weight, recurrent, stacked(first + 11, _GATES), peepholes)
 
@@ -69,13 +75,12 @@ def _lstm(
     if float(op.option("ProjClip", 0.0)):
         raise UnknownForm("it clips its projection")
     clip, act = float(op.option("CellClip", 0.0)), _ACTIVATIONS[kind]
-    if c.quantization(c.at(op, 1)) is not None:
+    if c.quantization(c.at(op, 2)) is not None:
         c.note("quantized-recurrence", op, f"{op.name} is quantized; it computes in float here")
-    if clip:
-        c.note("cell-clip", op, f"{op.name} clips its cell state at {clip:g}; ONNX clips gates")
+    if clip:  # ONNX clips what goes into gates
         raise UnknownForm(f"it clips its cell state at {clip:g}")
     _zero_states(c, op, range(state, state + 2 * len(directions)))
-    units = c.shape(op.inputs[5])[0]
+    units = c.shape(op.inputs[6])[0]
     x = c.float_of(op.inputs[0])
     if not steps:
         x = c.to.node("Transpose", [x], perm=[1, 0, 2])
@@ -98,7 +103,12 @@ def _lstm(
         activations=["Sigmoid", act, act] * len(directions), **more,
     )  # fmt: skip
     result = c.to.node("Transpose", [result], perm=[0, 2, 1, 3] if steps else [2, 0, 1, 3])
-    target = c.to.constant(np.asarray([0, 0, units * len(directions)], np.int64))
+    if len(directions) == 2 and not op.option("MergeOutputs", False):
+        for place in range(2):
+            way = c.to.constant(np.int64(place))
+            c.put(op, c.to.node("Gather", [result, way], label=c.label(op), axis=2), place)
+        return
+    target = c.longs([0, 0, units * len(directions)])
     c.put(op, c.to.node("Reshape", [result, target], label=c.label(op)))
 
 
@@ -121,7 +131,7 @@ def rnn(c: Conversion, op: Op) -> None:
     x = c.float_of(op.inputs[0])
     if not steps:
         x = c.to.node("Transpose", [x], perm=[1, 0, 2])
-    lead = c.to.constant(np.asarray([0], np.int64))
+    lead = c.longs([0])
     weights = [c.to.node("Unsqueeze", [c.float_of(op.inputs[i]), lead]) for i in (1, 2, 3)]
     bias = c.to.node(
         "Concat", [weights[2], c.to.constant(np.zeros((1, units), np.float32))], axis=1
@@ -130,7 +140,7 @@ def rnn(c: Conversion, op: Op) -> None:
         "RNN", [x, weights[0], weights[1], bias], label=c.label(op), hidden_size=units,
         activations=[_ACTIVATIONS[kind]],
     )  # fmt: skip
-    result = c.to.node("Squeeze", [result, c.to.constant(np.asarray([1], np.int64))])
+    result = c.to.node("Squeeze", [result, c.longs([1])])
     if not steps:
         result = c.to.node("Transpose", [result], perm=[1, 0, 2])
     c.put(op, result)

@@ -1,0 +1,425 @@
+"""Rare forms of TFLite files against LiteRT: recurrent layers, detectors, subgraphs, variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tflite", reason="the package that knows the schema of TFLite")
+pytest.importorskip("ai_edge_litert", reason="LiteRT, the judge")
+
+from flatbuffers import flexbuffers
+
+import qdqbridge as qb
+from tests.tflite_io.test_against_litert import FLOAT, Array, Case, agree, by_litert, litert
+from tests.tflite_io.tflite_writer import Model
+
+INT4_SCALES = np.asarray([0.1, 0.07, 0.2], np.float32)
+
+
+def case(name: str, seed: int = 0, kind: str = FLOAT) -> Case:
+    return Case(seed, name, (kind,))
+
+
+def array(c: Case, values: Any, dtype: Any = np.float32) -> int:
+    return c.model.constant("k", np.asarray(values, dtype))
+
+
+def normal(c: Case, *shape: int, scale: float = 1.0) -> Array:
+    return (c.rng.normal(size=shape) * scale).astype(np.float32)
+
+
+# ---- data movement, shapes, indices ----------------------------------------------------------------
+
+
+def top_k(seed: int) -> Case:
+    c = case("top_k", seed, (FLOAT, "int8")[seed % 2])
+    x = c.given(2, 3, 8)
+    c.made(2, 3, 3, **(c.like(x) if c.quantized else {}))
+    c.made(2, 3, 3, dtype="int32")
+    c.op("TOPK_V2", [x, array(c, 3, np.int32)], "TopKV2Options")
+    return c
+
+
+def one_hot(seed: int) -> Case:
+    c = case("one_hot", seed)
+    x, axis = c.given(2, 3, dtype="int32"), (-1, 0, 1, 2)[seed % 4]
+    shape = {-1: (2, 3, 5), 0: (5, 2, 3), 1: (2, 5, 3), 2: (2, 3, 5)}[axis]
+    c.made(*shape)
+    operands = [x, array(c, 5, np.int32), array(c, 2.5), array(c, -1.0)]
+    c.op("ONE_HOT", operands, "OneHotOptions", Axis=axis)
+    return c
+
+
+def cumsum(seed: int) -> Case:
+    c = case("cumsum", seed)
+    dtype = (FLOAT, "int32")[seed % 3 % 2]
+    x = c.given(2, 3, 4, dtype=dtype)
+    c.made(2, 3, 4, dtype=dtype)
+    c.op(
+        "CUMSUM", [x, array(c, (1, -1)[seed % 2], np.int32)], "CumsumOptions",
+        Exclusive=bool(seed & 1), Reverse=bool(seed & 2),
+    )  # fmt: skip
+    return c
+
+
+def where(seed: int) -> Case:
+    c = case("where", seed)
+    x = c.given(3, 4, dtype=("bool", FLOAT)[seed % 2])
+    c.made(12, 2, dtype="int64")
+    c.model.tensors[c.outputs[0]].signature = (-1, 2)
+    c.op("WHERE", [x], "WhereOptions")
+    return c
+
+
+def number_range(seed: int) -> Case:
+    c = case("range", seed)
+    if seed % 2:
+        operands, dtype = [array(c, n) for n in (0.5, -3.0, -0.7)], FLOAT
+    else:
+        operands, dtype = [array(c, n, np.int32) for n in (3, 20, 4)], "int32"
+    count = 5
+    x = c.given(count, dtype=dtype)
+    made = c.model.tensor("r", (count,), dtype)
+    c.made(count, dtype=dtype)
+    c.model.operator("RANGE", operands, made, "RangeOptions")
+    c.op("ADD", [x, made], "AddOptions")
+    return c
+
+
+def filled(seed: int) -> Case:
+    c = case("fill", seed)
+    x, y = c.given(), c.made(2, 3)
+    c.model.operator("FILL", [c.numbers(2, 3), x], y, "FillOptions")
+    return c
+
+
+def shape_arithmetic(seed: int) -> Case:
+    """RESHAPE to a shape computed from the operand's: SHAPE, STRIDED_SLICE, MUL, PACK."""
+    c = case("shape_arithmetic", seed)
+    x, m = c.given(2, 3, 4), c.model
+    whole = m.tensor("shape", (3,), "int32")
+    parts = [m.tensor(f"p{i}", (), "int32") for i in range(2)]
+    m.operator("SHAPE", [x], whole, "ShapeOptions", OutType=2)
+    for place, part in zip((0, 2), parts, strict=True):
+        bounds = [c.numbers(place), c.numbers(place + 1), c.numbers(1)]
+        m.operator("STRIDED_SLICE", [whole, *bounds], part, "StridedSliceOptions",
+                   ShrinkAxisMask=1)  # fmt: skip
+    product, target = m.tensor("product", (), "int32"), m.tensor("target", (2,), "int32")
+    m.operator("MUL", parts, product, "MulOptions")
+    m.operator("PACK", [product, array(c, -1, np.int32)], target, "PackOptions", ValuesCount=2)
+    c.made(8, 3)
+    c.op("RESHAPE", [x, target], "ReshapeOptions")
+    return c
+
+
+def reverse_sequence(seed: int) -> Case:
+    c = case("reverse_sequence", seed)
+    batch, time = ((0, 1), (1, 0))[seed % 2]
+    shape = (3, 5, 2) if batch == 0 else (5, 3, 2)
+    x = c.given(*shape)
+    c.made(*shape)
+    operands = [x, array(c, [1, 5, 3], (np.int32, np.int64)[seed // 2 % 2])]
+    c.op("REVERSE_SEQUENCE", operands, "ReverseSequenceOptions", SeqDim=time, BatchDim=batch)
+    return c
+
+
+def scatter(seed: int) -> Case:
+    c, dtype = case("scatter", seed), (FLOAT, "int32")[seed % 2]
+    x = c.given(3, 4, dtype=dtype)
+    c.made(5, 4, dtype=dtype)
+    places = array(c, [[4], [1], [4]], np.int32)  # twice the same row: a sum
+    c.op("SCATTER_ND", [places, x, c.numbers(5, 4)], "ScatterNdOptions")
+    return c
+
+
+def update_slice(seed: int) -> Case:
+    c = case("update_slice", seed)
+    x, update = c.given(4, 5), c.given(2, 3)
+    starts = ((1, 1), (-3, 9), (3, 4), (0, 0))[seed % 4]  # clamped
+    c.made(4, 5)
+    c.op("DYNAMIC_UPDATE_SLICE", [x, update, c.numbers(*starts)], "DynamicUpdateSliceOptions")
+    return c
+
+
+def space_to_batch(seed: int) -> Case:
+    c = case("space_to_batch", seed, (FLOAT, "int8")[seed % 2])
+    x = c.given(2, 5, 3)  # one spatial axis
+    c.made(6, 2, 3, **(c.like(x) if c.quantized else {}))
+    c.op("SPACE_TO_BATCH_ND", [x, c.numbers(3), array(c, [[0, 1]], np.int32)],
+         "SpaceToBatchNDOptions")  # fmt: skip
+    return c
+
+
+def dilated_by_batches(seed: int) -> Case:
+    """A dilated convolution as converters write it: SPACE_TO_BATCH, CONV_2D, BATCH_TO_SPACE."""
+    c = case("dilated_by_batches", seed)
+    x, m = c.given(1, 8, 8, 2), c.model
+    parts, made = m.tensor("a", (4, 6, 6, 2), FLOAT), m.tensor("b", (4, 4, 4, 3), FLOAT)
+    square = array(c, [[2, 2], [2, 2]], np.int32)
+    m.operator("SPACE_TO_BATCH_ND", [x, c.numbers(2, 2), square], parts, "SpaceToBatchNDOptions")
+    w, b = array(c, normal(c, 3, 3, 3, 2)), array(c, normal(c, 3))
+    m.operator("CONV_2D", [parts, w, b], made, "Conv2DOptions", Padding=1, StrideH=1, StrideW=1,
+               DilationHFactor=1, DilationWFactor=1)  # fmt: skip
+    c.made(1, 8, 8, 3)
+    none = array(c, [[0, 0], [0, 0]], np.int32)
+    c.op("BATCH_TO_SPACE_ND", [made, c.numbers(2, 2), none], "BatchToSpaceNDOptions")
+    return c
+
+
+def broadcast(seed: int) -> Case:
+    c = case("broadcast", seed, (FLOAT, "int8")[seed % 2])
+    x = c.given(3, 1)
+    c.made(2, 3, 4, **(c.like(x) if c.quantized else {}))
+    c.op("BROADCAST_TO", [x, c.numbers(2, 3, 4)], "BroadcastToOptions", version=2)
+    return c
+
+
+def select_rows(seed: int) -> Case:
+    c = case("select_rows", seed)
+    condition, a, b = c.given(3, dtype="bool"), c.given(3, 2, 2), c.given(3, 2, 2)
+    c.made(3, 2, 2)
+    c.op("SELECT", [condition, a, b], "SelectOptions")
+    return c
+
+
+def batched_gather(seed: int) -> Case:
+    c = case("batched_gather", seed, (FLOAT, "int8")[seed % 2])
+    x, axis = c.given(2, 3, 5), (1, 2)[seed // 2 % 2]
+    rows = array(c, [[2, 0], [1, 1]], np.int32)
+    c.made(*((2, 2, 5) if axis == 1 else (2, 3, 2)), **(c.like(x) if c.quantized else {}))
+    c.op("GATHER", [x, rows], "GatherOptions", Axis=axis, BatchDims=1)
+    return c
+
+
+def magnitudes(seed: int) -> Case:
+    """RFFT2D of a frame (longer, shorter or as long as the transform), and its magnitudes."""
+    c = case("magnitudes", seed)
+    length = (8, 16, 4, 8)[seed % 4]
+    x, m = c.given(3, 1, 8), c.model
+    spectrum = m.tensor("spectrum", (3, 1, length // 2 + 1), "complex64")
+    m.operator("RFFT2D", [x, c.numbers(1, length)], spectrum, "Rfft2dOptions")
+    c.made(3, 1, length // 2 + 1)
+    c.op("COMPLEX_ABS", [spectrum])
+    return c
+
+
+def square_transform(seed: int) -> Case:
+    c = case("square_transform", seed)
+    x, m = c.given(2, 4, 8), c.model
+    spectrum = m.tensor("spectrum", (2, 4, 5), "complex64")
+    m.operator("RFFT2D", [x, c.numbers(4, 8)], spectrum, "Rfft2dOptions")
+    c.made(2, 4, 5)
+    c.op(("REAL", "IMAG", "COMPLEX_ABS", "REAL")[seed % 4], [spectrum])
+    return c
+
+
+# ---- weights ---------------------------------------------------------------------------------------
+
+
+def sparse(seed: int) -> Case:
+    """FULLY_CONNECTED whose weight lies sparse: rows compressed, behind a DENSIFY."""
+    c = case("sparse", seed)
+    w = normal(c, 4, 6) * (c.rng.random((4, 6)) < 0.4)
+    rows = [np.flatnonzero(row) for row in w]
+    segments = np.cumsum([0, *(len(row) for row in rows)])
+    x, m = c.given(3, 6), c.model
+    stored = m.constant("w", w[w != 0])
+    m.tensors[stored].shape = (4, 6)
+    m.tensors[stored].sparsity = ((0, 1), (), (4, (segments, np.concatenate(rows))))
+    dense, bias = m.tensor("dense", (4, 6), FLOAT), array(c, normal(c, 4))
+    m.operator("DENSIFY", [stored], dense, "DensifyOptions")
+    c.made(3, 4)
+    c.op("FULLY_CONNECTED", [x, dense, bias], "FullyConnectedOptions")
+    return c
+
+
+def four_bits(seed: int) -> Case:
+    """A DEQUANTIZE of packed int4: per tensor, or along an axis."""
+    c = case("four_bits", seed)
+    codes = c.rng.integers(-8, 8, (3, 5))
+    flat = np.append(codes.reshape(-1), 0) & 15
+    scale = INT4_SCALES if seed % 2 else 0.1
+    packed = (flat[::2] | flat[1::2] << 4).astype(np.uint8)
+    w = c.model.constant("w", packed, scale)
+    c.model.tensors[w].dtype, c.model.tensors[w].shape = "int4", (3, 5)
+    x, real = c.given(3, 5), c.model.tensor("real", (3, 5), FLOAT)
+    c.model.operator("DEQUANTIZE", [w], real, "DequantizeOptions")
+    c.made(3, 5)
+    c.op("ADD", [x, real], "AddOptions")
+    return c
+
+
+# ---- recurrence ------------------------------------------------------------------------------------
+
+
+def lstm(seed: int) -> Case:
+    """Batches or steps first; with and without peepholes."""
+    return _lstm("lstm", seed, (), major=bool(seed & 1), peepholes=bool(seed & 2))
+
+
+def coupled_lstm(seed: int) -> Case:
+    """An input gate that is what the forget gate leaves."""
+    return _lstm("coupled_lstm", seed, (0,), major=bool(seed & 1), peepholes=bool(seed & 2))
+
+
+def _lstm(name: str, seed: int, missing: Sequence[int], *, major: bool, peepholes: bool) -> Case:
+    c = case(name, seed)
+    shape = (4, 2) if major else (2, 4)
+    x, gates = c.given(*shape, 3), _gates(c, missing, peepholes=peepholes)
+    c.made(*shape, 5)
+    c.op(
+        "UNIDIRECTIONAL_SEQUENCE_LSTM", [x, *gates, *_states(c, 2), -1, -1, -1, -1],
+        "UnidirectionalSequenceLSTMOptions", FusedActivationFunction=4, TimeMajor=major,
+    )  # fmt: skip
+    return c
+
+
+def _gates(c: Case, missing: Sequence[int], *, peepholes: bool) -> list[int]:
+    """Weights, recurrent weights, peepholes and biases of five units, and no projection."""
+    size, units = 3, 5
+    gates = range(4)
+    weights = [_given(c, g not in missing, units, size) for g in gates]
+    recurrent = [_given(c, g not in missing, units, units) for g in gates]
+    peeps = [_given(c, peepholes and g not in missing, units) for g in range(3)]
+    biases = [_given(c, g not in missing, units) for g in gates]
+    return [*weights, *recurrent, *peeps, *biases, -1, -1]
+
+
+def _given(c: Case, there: bool, *shape: int) -> int:
+    return array(c, normal(c, *shape, scale=0.5)) if there else -1
+
+
+def _states(c: Case, count: int) -> list[int]:
+    states = [c.model.tensor(f"s{i}", (2, 5), FLOAT) for i in range(count)]
+    for state in states:
+        c.model.tensors[state].variable = True
+    return states
+
+
+def bidirectional_lstm(seed: int) -> Case:
+    """Both directions joined, or an output each."""
+    c = case("bidirectional_lstm", seed)
+    major, peepholes, merged = bool(seed & 1), bool(seed & 2), seed % 3 != 1
+    shape = (4, 2) if major else (2, 4)
+    x = c.given(*shape, 3)
+    gates = [*_gates(c, (), peepholes=peepholes), *_gates(c, (), peepholes=peepholes)]
+    for _ in range(1 if merged else 2):
+        c.made(*shape, 10 if merged else 5)
+    c.op(
+        "BIDIRECTIONAL_SEQUENCE_LSTM", [x, *gates, *_states(c, 4), *[-1] * 9],
+        "BidirectionalSequenceLSTMOptions", FusedActivationFunction=4, TimeMajor=major,
+        MergeOutputs=merged,
+    )  # fmt: skip
+    return c
+
+
+def rnn(seed: int) -> Case:
+    c = case("rnn", seed)
+    major, units = bool(seed & 1), 5
+    shape = (4, 2) if major else (2, 4)
+    x = c.given(*shape, 3)
+    operands = [
+        array(c, normal(c, units, 3, scale=0.5)),
+        array(c, normal(c, units, units, scale=0.5)),
+        array(c, normal(c, units)),
+        c.model.tensor("state", (2, units), FLOAT),
+    ]
+    c.model.tensors[operands[-1]].variable = True
+    c.made(*shape, units)
+    c.op(
+        "UNIDIRECTIONAL_SEQUENCE_RNN", [x, *operands], "SequenceRNNOptions",
+        FusedActivationFunction=(4, 1)[seed // 2 % 2], TimeMajor=major,
+    )  # fmt: skip
+    return c
+
+
+# ---- detectors -------------------------------------------------------------------------------------
+
+
+def detector(seed: int) -> Case:
+    """Fast and regular suppression; few or many anchors beside what may be reported."""
+    c = case("detector", seed)
+    anchors, classes, most = (6, 20)[seed // 2 % 2], 3, 8
+    boxes, scores = c.given(1, anchors, 4), c.given(1, anchors, classes + 1)
+    centres = c.rng.random((anchors, 2))
+    prior = array(c, np.concatenate([centres, np.full((anchors, 2), 0.4)], axis=1))
+    for shape in ((1, most, 4), (1, most), (1, most), (1,)):
+        c.made(*shape)
+    options = {
+        "max_detections": most, "max_classes_per_detection": 1, "detections_per_class": 4,
+        "use_regular_nms": bool(seed & 1), "nms_score_threshold": 0.1, "nms_iou_threshold": 0.5,
+        "num_classes": classes, "y_scale": 10.0, "x_scale": 10.0, "h_scale": 5.0, "w_scale": 5.0,
+    }  # fmt: skip
+    c.model.custom(
+        "TFLite_Detection_PostProcess", [boxes, scores, prior], c.outputs,
+        bytes(flexbuffers.Dumps(options)),
+    )  # fmt: skip
+    return c
+
+
+def suppression(seed: int) -> Case:
+    c = case("suppression", seed)
+    count, most = 12, (5, 12)[seed % 2]
+    corners = c.rng.random((count, 2))
+    boxes = array(c, np.concatenate([corners, corners + 0.4], axis=1))
+    scores = c.given(count)
+    c.made(most, dtype="int32")
+    c.made(dtype="int32")
+    operands = [boxes, scores, array(c, most, np.int32), array(c, 0.4), array(c, -0.5)]
+    c.op("NON_MAX_SUPPRESSION_V4", operands, "NonMaxSuppressionV4Options")
+    return c
+
+
+# ---- subgraphs -------------------------------------------------------------------------------------
+
+
+def scaled(by: float) -> tuple[Model, list[int], list[int]]:
+    """A subgraph: ``x · by``."""
+    body = Model()
+    x, factor = body.tensor("x", (2, 3), FLOAT), body.constant("f", np.float32([by]))
+    y = body.operator("MUL", [x, factor], body.tensor("y", (2, 3), FLOAT), "MulOptions")
+    return body, [x], [y]
+
+
+def branch(seed: int) -> Case:
+    c = case("branch", seed)
+    condition, x = c.given(1, dtype="bool"), c.given(2, 3)
+    c.made(2, 3)
+    then, other = (c.model.subgraph(*scaled(by)) for by in (2.0, -3.0))
+    c.op("IF", [condition, x], "IfOptions", ThenSubgraphIndex=then, ElseSubgraphIndex=other)
+    return c
+
+
+def composite(seed: int) -> Case:
+    c = case("composite", seed)
+    x = c.given(2, 3)
+    c.made(2, 3)
+    c.op(
+        "STABLEHLO_COMPOSITE", [x], "StableHLOCompositeOptions", Name="odml.scaled",
+        CompositeAttributes=np.frombuffer(flexbuffers.Dumps({"by": 2.5}), np.uint8),
+        DecompositionSubgraphIndex=c.model.subgraph(*scaled(2.5)),
+    )  # fmt: skip
+    return c
+
+
+CASES: Mapping[str, Callable[[int], Case]] = {
+    "top_k": top_k, "one_hot": one_hot, "cumsum": cumsum, "where": where, "range": number_range,
+    "fill": filled, "shape_arithmetic": shape_arithmetic, "reverse_sequence": reverse_sequence,
+    "scatter": scatter, "update_slice": update_slice, "space_to_batch": space_to_batch,
+    "dilated_by_batches": dilated_by_batches, "broadcast": broadcast, "select_rows": select_rows,
+    "batched_gather": batched_gather, "magnitudes": magnitudes,
+    "square_transform": square_transform, "sparse": sparse, "four_bits": four_bits, "lstm": lstm,
+    "coupled_lstm": coupled_lstm, "bidirectional_lstm": bidirectional_lstm, "rnn": rnn, "detector": detector, "suppression": suppression, "branch": branch,
+    "composite": composite,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_forms(name: str, tmp_path: Path) -> None:
+    for seed in range(4):
+        agree(CASES[name](seed), tmp_path / f"{seed}.tflite", f"{name} {seed}", apart=1e-5)
