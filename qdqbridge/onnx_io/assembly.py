@@ -41,7 +41,8 @@ class Assembly:
         self.file = file
         self._outer = outer
         self._graph = onnx.GraphProto(name=file.stem)
-        self._names: set[str] = set() if outer is None else outer._names
+        self._names: dict[str, int] = {} if outer is None else outer._names
+        """Names that are taken, and the number behind the last one made of each."""
         self._shared: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
     # ---- tensors ------------------------------------------------------------------------------
@@ -49,10 +50,12 @@ class Assembly:
     def name(self, wish: str = "") -> str:
         """Returns a name that no tensor has yet, ``wish`` where that is free."""
         wish = wish or "t"
-        name, count = wish, 1
+        name, count = wish, self._names.get(wish, 0)
         while name in self._names:
-            name, count = f"{wish}_{count}", count + 1
-        self._names.add(name)
+            count += 1
+            name = f"{wish}_{count}"
+        self._names[wish] = count
+        self._names[name] = 0
         return name
 
     def input(self, name: str, dtype: DType, shape: Shape) -> str:

@@ -55,7 +55,9 @@ class State:
         refused: Operators without a counterpart, and why.
         resources: Tensors of variables: what they hold now, by name.
         initial: What the initializing subgraph has put into variables.
-        depth: How many subgraphs are open, each called by the one before.
+        called: The subgraphs that are open, each called by the one before.
+        left: How many more operators may be added: subgraphs that call others twice, and these
+            again, multiply.
     """
 
     model: Model
@@ -68,7 +70,12 @@ class State:
     initial: dict[str, tuple[Conversion, int]] = field(
         default_factory=dict[str, "tuple[Conversion, int]"]
     )
-    depth: int = 0
+    called: list[int] = field(default_factory=list[int])
+    left: int = 0
+
+    def __post_init__(self) -> None:
+        own = sum(len(subgraph.ops) for subgraph in self.model.subgraphs)
+        self.left = own + _MOST_INLINED
 
 
 @dataclass(slots=True)
@@ -86,7 +93,10 @@ class Resource:
     stored: str
 
 
-_MOST_CALLS = 64
+_MOST_CALLS = 32
+"""Subgraphs that may be open at a time."""
+_MOST_INLINED = 1 << 14
+"""Operators that calls of subgraphs may add beyond those that the file lists."""
 
 
 class Conversion:
@@ -114,6 +124,9 @@ class Conversion:
         Raises:
             InvalidModelError: One has not the operands, results or options that it takes.
         """
+        self.state.left -= len(self.subgraph.ops)
+        if self.state.left < 0:
+            raise UnknownForm("its subgraphs call one another too often")
         for op in self.subgraph.ops:
             row = self.state.rows.get(op.name)
             try:
@@ -146,18 +159,20 @@ class Conversion:
         """
         if not 0 < index < len(self.state.model.subgraphs):
             raise UnknownForm(f"subgraph {index} does not exist")
-        if self.state.depth >= _MOST_CALLS:
-            raise UnknownForm("its subgraphs call one another without end")
+        if index in self.state.called:
+            raise UnknownForm(f"subgraph {index} calls itself")
+        if len(self.state.called) >= _MOST_CALLS:
+            raise UnknownForm(f"more than {_MOST_CALLS} subgraphs call one another")
         body = self.state.model.subgraphs[index]
         if len(body.inputs) != len(operands):
             raise UnknownForm(f"subgraph {index} takes {len(body.inputs)} operands")
         inner = Conversion(self.state, body, to or self.to)
         inner.stored_names.update(zip(body.inputs, operands, strict=True))
-        self.state.depth += 1
+        self.state.called.append(index)
         try:
             inner.run()
         finally:
-            self.state.depth -= 1
+            self.state.called.pop()
         return [inner.stored(i) for i in body.outputs]
 
     def note(self, rule: str, op: Op, reason: str) -> None:

@@ -6,9 +6,11 @@ from typing import Any
 
 from qdqbridge.tflite_io.conversion import UnknownForm
 
+_MOST_OPTIONS = 1000
+
 
 def root_map(data: bytes) -> dict[str, Any]:
-    """Returns the numbers of a map.
+    """Returns the numbers of a map; whatever else it holds is left out.
 
     Raises:
         UnknownForm: The data are no such map.
@@ -17,10 +19,14 @@ def root_map(data: bytes) -> dict[str, Any]:
 
     try:
         root = flexbuffers.GetRoot(bytearray(data))
-        if not root.IsMap or len(root.AsMap) > len(data):
-            raise UnknownForm("its options are no map")
+        if not root.IsMap or len(root.AsMap) > _MOST_OPTIONS:
+            raise UnknownForm("its options are no map, or a long one")
         found = root.AsMap
         keys, values = found.Keys, found.Values
-        return {keys[i].AsKey: values[i].Value for i in range(len(found))}
+        return {
+            keys[i].AsKey: values[i].Value
+            for i in range(len(found))
+            if values[i].IsNumeric or values[i].IsBool
+        }
     except (ValueError, IndexError, TypeError, OverflowError, UnicodeDecodeError) as error:
         raise UnknownForm("its options cannot be read") from error

@@ -14,8 +14,7 @@ pytest.importorskip("ai_edge_litert", reason="LiteRT, the judge")
 
 from flatbuffers import flexbuffers
 
-import qdqbridge as qb
-from tests.tflite_io.test_against_litert import FLOAT, Array, Case, agree, by_litert, litert
+from tests.tflite_io.test_against_litert import FLOAT, Array, Case, agree
 from tests.tflite_io.tflite_writer import Model
 
 INT4_SCALES = np.asarray([0.1, 0.07, 0.2], np.float32)
@@ -33,7 +32,7 @@ def normal(c: Case, *shape: int, scale: float = 1.0) -> Array:
     return (c.rng.normal(size=shape) * scale).astype(np.float32)
 
 
-# ---- data movement, shapes, indices ----------------------------------------------------------------
+# ---- data movement, shapes, indices -------------------------------------------------------------
 
 
 def top_k(seed: int) -> Case:
@@ -218,7 +217,7 @@ def square_transform(seed: int) -> Case:
     return c
 
 
-# ---- weights ---------------------------------------------------------------------------------------
+# ---- weights ------------------------------------------------------------------------------------
 
 
 def sparse(seed: int) -> Case:
@@ -254,7 +253,7 @@ def four_bits(seed: int) -> Case:
     return c
 
 
-# ---- recurrence ------------------------------------------------------------------------------------
+# ---- recurrence ---------------------------------------------------------------------------------
 
 
 def lstm(seed: int) -> Case:
@@ -338,7 +337,7 @@ def rnn(seed: int) -> Case:
     return c
 
 
-# ---- detectors -------------------------------------------------------------------------------------
+# ---- detectors ----------------------------------------------------------------------------------
 
 
 def detector(seed: int) -> Case:
@@ -375,7 +374,7 @@ def suppression(seed: int) -> Case:
     return c
 
 
-# ---- subgraphs -------------------------------------------------------------------------------------
+# ---- subgraphs ----------------------------------------------------------------------------------
 
 
 def scaled(by: float) -> tuple[Model, list[int], list[int]]:
@@ -414,8 +413,8 @@ CASES: Mapping[str, Callable[[int], Case]] = {
     "dilated_by_batches": dilated_by_batches, "broadcast": broadcast, "select_rows": select_rows,
     "batched_gather": batched_gather, "magnitudes": magnitudes,
     "square_transform": square_transform, "sparse": sparse, "four_bits": four_bits, "lstm": lstm,
-    "coupled_lstm": coupled_lstm, "bidirectional_lstm": bidirectional_lstm, "rnn": rnn, "detector": detector, "suppression": suppression, "branch": branch,
-    "composite": composite,
+    "coupled_lstm": coupled_lstm, "bidirectional_lstm": bidirectional_lstm, "rnn": rnn,
+    "detector": detector, "suppression": suppression, "branch": branch, "composite": composite,
 }  # fmt: skip
 
 

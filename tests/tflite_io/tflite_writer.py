@@ -30,8 +30,8 @@ _TYPES = {
 class Tensor:
     """One tensor: ``scale`` and ``zero_point`` are numbers or vectors along ``axis``.
 
-    ``data`` are the elements of a constant, packed where they are narrower than a byte; ``sparsity``
-    are traversal order, block map and levels: a dense size, or segments and indices. ``signature``
+    ``data`` are the elements of a constant, packed where narrower than a byte; ``sparsity`` are
+    traversal order, block map and levels: a dense size, or segments and indices. ``signature``
     are the extents with -1 where they are open. A ``variable`` keeps its data between runs.
     """
 
@@ -144,7 +144,8 @@ class _Writer:
             "IsVariable": tensor.variable,
         }
         if tensor.data is not None:
-            self.buffers.append(self.table("Buffer", Data=np.atleast_1d(tensor.data).view(np.uint8)))
+            data = np.atleast_1d(tensor.data).view(np.uint8)
+            self.buffers.append(self.table("Buffer", Data=data))
             fields["Buffer"] = len(self.buffers) - 1
         if tensor.signature:
             fields["ShapeSignature"] = np.array(tensor.signature, np.int32)

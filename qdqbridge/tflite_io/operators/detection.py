@@ -31,6 +31,8 @@ def detection_post_process(c: Conversion, op: Op) -> None:
     boxes = _decoded(c, op, options)
     scores = c.real(op.inputs[1])  # (1, anchors, classes with background)
     label = c.shape(op.inputs[1])[-1] - classes
+    if label not in (0, 1):
+        raise ValueError(f"{classes} classes have {classes + label} scores")
     bounds = [c.longs([n]) for n in (label, label + classes, 2)]
     scores = c.to.node("Slice", [scores, *bounds])
     classed = c.to.node("Transpose", [scores], perm=[0, 2, 1])

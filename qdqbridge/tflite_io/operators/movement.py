@@ -244,8 +244,11 @@ def pad(c: Conversion, op: Op) -> None:
 def mirror_pad(c: Conversion, op: Op) -> None:
     """MIRROR_PAD: without the edge (REFLECT) or with it (SYMMETRIC)."""
     pads = np.asarray(c.numbers(op, 1)).reshape(-1, 2)
-    x = c.real(op.inputs[0])
-    if int(op.option("Mode")) == 0:
+    x, reflected = c.real(op.inputs[0]), int(op.option("Mode")) == 0
+    for extent, both in zip(c.shape(op.inputs[0]), pads, strict=True):
+        if both.min() < 0 or (extent >= 0 and both.max() > max(extent - reflected, 0)):
+            raise ValueError(f"it pads {extent} elements with {both.max()} mirrored ones")
+    if reflected:
         amounts = c.longs(pads.T.reshape(-1))
         c.put(op, c.to.node("Pad", [x, amounts], label=c.label(op), mode="reflect"))
         return
@@ -253,8 +256,8 @@ def mirror_pad(c: Conversion, op: Op) -> None:
         extent = c.shape(op.inputs[0])[axis]
         if begin == end == 0:
             continue
-        if extent < 0:
-            raise UnknownForm("it mirrors an open extent")
+        if not 0 <= extent <= _LISTED:
+            raise UnknownForm("it mirrors an open extent, or a very long one")
         around = np.pad(np.arange(extent), (int(begin), int(end)), mode="symmetric")
         x = c.to.node("Gather", [x, c.longs(around)], label=c.label(op), axis=axis)
     c.put(op, x)
@@ -473,15 +476,11 @@ def update_slice(c: Conversion, op: Op) -> None:
         [c.long(op, 2), c.longs([e - s for e, s in zip(extents, sizes, strict=True)])],
     )
     starts = c.to.node("Max", [starts, c.to.constant(np.zeros(len(sizes), np.int64))])
-    grid = np.stack(np.meshgrid(*(np.arange(s) for s in sizes), indexing="ij"), axis=-1)
-    places = c.to.node("Add", [_grid(c, grid), starts])
-    c.put(op, c.to.node("ScatterND", [x, places, update], label=c.label(op)))
-
-
-def _grid(c: Conversion, grid: np.ndarray) -> str:
-    if grid.size > _LISTED:
+    if int(np.prod(sizes, dtype=object)) * len(sizes) > _LISTED:
         raise UnknownForm("it updates more than a million elements")
-    return c.to.constant(grid.astype(np.int64))
+    grid = np.stack(np.meshgrid(*(np.arange(s) for s in sizes), indexing="ij"), axis=-1)
+    places = c.to.node("Add", [c.to.constant(grid.astype(np.int64)), starts])
+    c.put(op, c.to.node("ScatterND", [x, places, update], label=c.label(op)))
 
 
 ROWS: Mapping[str, Row] = {

@@ -15,6 +15,7 @@ from qdqbridge.tflite_io.schema import Op
 
 _GATES = (0, 3, 1, 2)
 """TFLite keeps input, forget, cell, output; ONNX wants input, output, forget, cell."""
+_MOST_UNITS = 1 << 20
 _ACTIVATIONS: Mapping[int, str] = {1: "Relu", 4: "Tanh"}
 
 
@@ -80,7 +81,7 @@ def _lstm(
     if clip:  # ONNX clips what goes into gates
         raise UnknownForm(f"it clips its cell state at {clip:g}")
     _zero_states(c, op, range(state, state + 2 * len(directions)))
-    units = c.shape(op.inputs[6])[0]
+    units = _units(c, op, 6)
     x = c.float_of(op.inputs[0])
     if not steps:
         x = c.to.node("Transpose", [x], perm=[1, 0, 2])
@@ -112,6 +113,13 @@ def _lstm(
     c.put(op, c.to.node("Reshape", [result, target], label=c.label(op)))
 
 
+def _units(c: Conversion, op: Op, place: int) -> int:
+    units = c.shape(c.at(op, place).index)[0]
+    if not 0 < units <= _MOST_UNITS:
+        raise ValueError(f"it has {units} units")
+    return units
+
+
 def _zero_states(c: Conversion, op: Op, places: Sequence[int]) -> None:
     """Checks that the states are variables, which a fresh interpreter fills with zeros."""
     for place in places:
@@ -127,7 +135,7 @@ def rnn(c: Conversion, op: Op) -> None:
     if kind not in _ACTIVATIONS:
         raise UnknownForm(f"its fused activation is number {kind}")
     _zero_states(c, op, [4])
-    units, steps = c.shape(op.inputs[1])[0], bool(op.option("TimeMajor", False))
+    units, steps = _units(c, op, 1), bool(op.option("TimeMajor", False))
     x = c.float_of(op.inputs[0])
     if not steps:
         x = c.to.node("Transpose", [x], perm=[1, 0, 2])

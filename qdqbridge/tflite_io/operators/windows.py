@@ -23,15 +23,24 @@ def pool(op_type: str, **attributes: Any) -> Row:
 
     def convert(c: Conversion, op: Op) -> None:
         x = channels_first(c, c.real(op.inputs[0]), 4)
-        kernel = [int(op.option("FilterHeight")), int(op.option("FilterWidth"))]
+        kernel, padding = _window(c, op), same_or_valid(op)
         result = c.to.node(
-            op_type, [x], label=c.label(op), kernel_shape=kernel, auto_pad=same_or_valid(op),
+            op_type, [x], label=c.label(op), kernel_shape=kernel, auto_pad=padding,
             strides=per_axis(op, "Stride", 4), **attributes,
         )  # fmt: skip
         kind = int(op.option("FusedActivationFunction"))
         c.put(op, channels_last(c, c.activated(result, op, kind), 4))
 
     return convert
+
+
+def _window(c: Conversion, op: Op) -> list[int]:
+    """Returns the extents of a pool's window, which fits into an image that is not padded."""
+    window = [int(op.option("FilterHeight")), int(op.option("FilterWidth"))]
+    for extent, size in zip(c.shape(op.inputs[0])[1:-1], window, strict=True):
+        if size < 1 or (same_or_valid(op) == "VALID" and 0 <= extent < size):
+            raise ValueError(f"its window of {size} lies on an image of {extent}")
+    return window
 
 
 def reduction(op_type: str) -> Row:
@@ -110,7 +119,7 @@ def unit_length(c: Conversion, op: Op) -> None:
 def l2_pool(c: Conversion, op: Op) -> None:
     """L2_POOL_2D: the root of the mean of squares."""
     x = channels_first(c, c.real(op.inputs[0]), 4)
-    kernel = [int(op.option("FilterHeight")), int(op.option("FilterWidth"))]
+    kernel = _window(c, op)
     mean = c.to.node(
         "AveragePool", [c.to.node("Mul", [x, x])], kernel_shape=kernel,
         auto_pad=same_or_valid(op), strides=per_axis(op, "Stride", 4),
@@ -160,6 +169,8 @@ def _target(c: Conversion, op: Op, x: str) -> list[str]:
     batch, *spatial, channels = c.shape(op.inputs[0])
     if c.array(op.inputs[1]) is not None:
         sizes = c.numbers(op, 1)
+        if min(sizes) < 1:
+            raise ValueError(f"it resizes to {sizes}")
         if all(0 < old <= new and new % old == 0 for old, new in zip(spatial, sizes, strict=True)):
             factors = [new // old for old, new in zip(spatial, sizes, strict=True)]
             return ["", c.to.constant(np.asarray([1, 1, *factors], np.float32))]
