@@ -500,6 +500,7 @@ def by_litert(path: Path, feed: Mapping[str, Array]) -> list[Array]:
         str(path), num_threads=1, experimental_op_resolver_type=kernels
     )
     interpreter.allocate_tensors()
+    interpreter.reset_all_variables()
     for details in interpreter.get_input_details():
         interpreter.set_tensor(details["index"], feed[details["name"]])
     interpreter.invoke()

@@ -444,7 +444,7 @@ def top_k(c: Conversion, op: Op) -> None:
 
 
 def one_hot(c: Conversion, op: Op) -> None:
-    """ONE_HOT (indices, depth, on, off); a negative index is none, where ONNX counts from the end."""
+    """ONE_HOT (indices, depth, on, off); a negative index is none: ONNX counts from the end."""
     on, off = (
         c.to.node("Reshape", [c.real(op.inputs[i]), c.longs([1])]) for i in (2, 3)
     )
