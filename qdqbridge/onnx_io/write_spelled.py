@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-from qdqbridge.graph.graph import Node
+from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
 from qdqbridge.graph.types import TensorType
 from qdqbridge.onnx_io.write_real import is_quantized, real_dtype
-from qdqbridge.ops.attributes import GemmAttrs, ReduceAttrs
+from qdqbridge.ops.attributes import GemmAttrs, ReduceAttrs, ReshapeAttrs
 
 if TYPE_CHECKING:
     from qdqbridge.onnx_io.write_nodes import NodeWriter
@@ -30,7 +31,26 @@ def respelled(node: Node) -> tuple[str, Attributes]:
     pool = spelling == "GlobalAveragePool" or (not spelling and is_quantized(node))
     if name == "ReduceMean" and pool and rank == 3 and node.attributes == _SEQUENCE:
         return "GlobalAveragePool", NO_ATTRIBUTES
+    if isinstance(node.attributes, ReshapeAttrs):
+        return name, _numbered(node.attributes, node.operand(0))
     return name, node.attributes
+
+
+def _numbered(attributes: ReshapeAttrs, data: Value) -> ReshapeAttrs:
+    """Returns a target with a number for its -1 where that is known.
+
+    onnxruntime cannot tell what a -1 stands for where another extent is 0, a batch of nothing say.
+    """
+    target, shape = attributes.shape or (), data.type.shape
+    if -1 not in target or shape is None or attributes.allow_zero:
+        return attributes
+    copied = {axis for axis, extent in enumerate(target) if extent == 0}
+    rest = [extent for axis, extent in enumerate(shape) if axis not in copied]
+    known = [extent for extent in rest if isinstance(extent, int) and extent]
+    if len(known) != len(rest):
+        return attributes
+    left = math.prod(known) // math.prod(extent for extent in target if extent > 0)
+    return ReshapeAttrs(tuple(left if extent == -1 else extent for extent in target))
 
 
 def is_product_of_rows(node: Node) -> bool:
