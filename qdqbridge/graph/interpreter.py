@@ -153,7 +153,7 @@ def _real(operand: Array | None, type_: object, dtype: Any, *, wide: bool) -> Ar
     return operand
 
 
-def _round(real: Array, type_: QuantType | TensorType, *, exact: bool) -> Array:
+def _round(real: Any, type_: QuantType | TensorType, *, exact: bool) -> Any:
     if isinstance(type_, NestedType) or not isinstance(real, np.ndarray | np.generic):
         return real  # a sequence, or an optional
     if isinstance(type_, QuantType):

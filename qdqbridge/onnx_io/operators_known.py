@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx
 
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError, UnsupportedQuantization
@@ -153,11 +155,12 @@ def _check_kind(
     node: onnx.NodeProto, given: onnx.AttributeProto, schema: onnx.defs.OpSchema, file: str
 ) -> None:
     attribute = schema.attributes.get(given.name)
-    if attribute is not None and given.type != int(attribute.type.value):
+    wanted: Any = None if attribute is None else attribute.type  # the stubs know no enum here
+    if wanted is not None and given.type != int(wanted.value):
         raise InvalidModelError(
             f"attribute '{given.name}' of {node.op_type} has the wrong type",
             where=f"{file}, {describe(node)}",
             why=f"it is {onnx.AttributeProto.AttributeType.Name(given.type)}, and {node.op_type} "
-            f"takes {attribute.type.name}",
+            f"takes {wanted.name}",
             fix="export the model again",
         )

@@ -63,8 +63,10 @@ class Session:
             raise self._error(InputDataError, "does not take these inputs", error) from error
         except Exception as error:  # onnxruntime has no common error of its own
             raise self._error(UnsupportedTargetError, "cannot run the model", error) from error
-        return {name: array if isinstance(array, list) or array is None else np.asarray(array)
-            for name, array in zip(names, results, strict=True)}
+        return {
+            name: array if _is_nested(array) else np.asarray(array)
+            for name, array in zip(names, results, strict=True)
+        }
 
     def _session(self, names: tuple[str, ...]) -> Any:
         if names not in self._sessions:
@@ -100,3 +102,8 @@ class Session:
             if kind is UnsupportedTargetError
             else f"the model's inputs are: {', '.join(self.inputs)}",
         )
+
+
+def _is_nested(result: Any) -> bool:
+    """Returns whether a result is a sequence, or an optional that holds nothing."""
+    return result is None or isinstance(result, list)

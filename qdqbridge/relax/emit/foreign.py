@@ -57,10 +57,11 @@ def emit_foreign(scope: Scope, node: Node, emit_graph: EmitGraph) -> Sequence[Ex
     node = _handed_over(scope, node)
     if isinstance(node.attributes, LinearAttrs):
         callee = _added(scope.builder, linear_module(node, node.attributes), node.op.name.lower())
-        return [scope.emit(relax.Call(callee, arguments(scope, node)))]
+        return [scope.emit(relax.Call(callee, list(arguments(scope, node))))]
     if not isinstance(node.attributes, ForeignAttrs):
         raise unsupported(node, "it carries no ONNX node")
     reasons: list[str] = []
+    cause: Exception | None = None
     for way in (_composed, _imported, _defined):
         try:
             module = way(scope, node, emit_graph)
@@ -68,7 +69,7 @@ def emit_foreign(scope: Scope, node: Node, emit_graph: EmitGraph) -> Sequence[Ex
                 return _called(scope, node, module)
         except UnsupportedTargetError as error:
             reasons.append(error.why)
-            cause: Exception = error
+            cause = error
         except QdqBridgeError as error:
             reasons.append(f"{error.what}: {error.why}")
             cause = error
@@ -131,8 +132,9 @@ def _typed(scope: Scope, node: Node, result: Expr, value: Value) -> Expr:
         raise unsupported(
             node, f"what computes it gives {made} for the result '{value.name}' of {shape}"
         )
-    if type_.shape is None and static_shape(shape) is not None:
-        known = relax.TensorType(static_shape(shape), str(type_.dtype))
+    extents = static_shape(shape)
+    if type_.shape is None and extents is not None:
+        known = relax.TensorType(list(extents), str(type_.dtype))
         result = scope.builder.match_cast(scope.emit(result), known)
     return result if str(type_.dtype) == meant else scope.op.astype(scope.emit(result), meant)
 

@@ -72,11 +72,7 @@ class Scope(SharedScope):
             UnsupportedTargetError: The rank is unknown.
         """
         if shape is None:
-            raise UnsupportedTargetError(
-                "TVM needs the rank of every tensor",
-                why="the shape of a tensor is unknown",
-                fix="run onnx shape inference on the model, or fix its input shapes",
-            )
+            raise _unknown_rank()
         return [dim if isinstance(dim, int) else self._open(dim) for dim in shape]
 
     def _open(self, name: str) -> Any:
@@ -182,9 +178,10 @@ class Scope(SharedScope):
         Raises:
             UnsupportedTargetError: The rank is unknown.
         """
-        if expr.ty.shape is None:
-            self.shape(None)
-        return [int(e) if isinstance(e, tirx.IntImm) else e for e in expr.ty.shape.values]
+        shape = expr.ty.shape
+        if shape is None:
+            raise _unknown_rank()
+        return [int(e) if isinstance(e, tirx.IntImm) else e for e in shape.values]
 
     def dtype(self, expr: Expr) -> str:
         """Returns the element type of an expression."""
@@ -207,6 +204,14 @@ class Scope(SharedScope):
     def shape_vector(self, expr: Expr) -> Expr:
         """Returns the extents of an expression as an int64 vector."""
         return shape_vector(self, expr)
+
+
+def _unknown_rank() -> UnsupportedTargetError:
+    return UnsupportedTargetError(
+        "TVM needs the rank of every tensor",
+        why="the shape of a tensor is unknown",
+        fix="run onnx shape inference on the model, or fix its input shapes",
+    )
 
 
 def to_tensor(constant: Constant) -> Any:

@@ -201,7 +201,7 @@ def _per_channel(value: Value, rank: int) -> Value | None:
     if wide is not None:
         added = AxesAttrs((0, *range(2, rank)))
         return wide.operand(0) if wide.attributes == added and wide.operand(0).rank == 1 else None
-    if value.constant is None or len(shape) != rank or shape != (1, shape[1], *(1,) * (rank - 2)):
+    if value.constant is None or len(shape) != rank or [*shape[:1], *shape[2:]] != [1] * (rank - 1):
         return None
     return _flat(value, value.constant)
 

@@ -37,8 +37,7 @@ class Site:
         """Returns the site of a carried node."""
         attributes = node.attributes
         assert isinstance(attributes, ForeignAttrs)
-        shapes = [value.type.shape for value in node.outputs]
-        view = NodeView(attributes.node.proto(), attributes.version, node.inputs, shapes)
+        view = NodeView(attributes.node.proto(), attributes.version, node.inputs)
         return Site(scope, node, view)
 
     # ---- operands -----------------------------------------------------------------------------
