@@ -357,5 +357,7 @@ def test_weight_only() -> None:
         (name,) = branch.outputs
         np.testing.assert_allclose(got[name], expected[name], 2e-6, 2e-6, err_msg=branch.label)
     assert "qnn.dequantize" in call_names(executable.module)
-    stored = {str(v.type.dtype) for v in graph.values() if v.is_constant and v.quant}
-    assert stored >= {"int4", "uint4", "int8"}
+    weights = [v.quant.params for v in graph.values() if v.is_constant and v.quant]
+    stored = {(str(params.storage_dtype), params.symmetric) for params in weights}
+    assert {dtype for dtype, _ in stored} == {"int4", "int8"}
+    assert ("int4", False) in stored  # of unsigned codes that do not fit around 0
