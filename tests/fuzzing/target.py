@@ -167,11 +167,12 @@ def seeds(folders: list[Path]) -> list[bytes]:
 
 def tflite_seeds(folders: list[Path]) -> Iterator[bytes]:
     """Yields valid TFLite files: a whole network, single operators, small ones of ``folders``."""
-    from tests.tflite_io.test_against_litert import CASES, SEEDS
+    from tests.tflite_io.test_against_litert import CASES
+    from tests.tflite_io.test_hard_forms import CASES as HARD
 
     yield (Path(__file__).parents[1] / "tflite_io/data/int8_network.tflite").read_bytes()
-    for build in CASES.values():
-        for seed in SEEDS[:2]:
+    for build in (*CASES.values(), *HARD.values()):
+        for seed in range(2):
             case = build(seed)
             yield case.model.tobytes(case.inputs, case.outputs)
     yield from (path.read_bytes() for path in _files(folders, ".tflite"))

@@ -14,7 +14,8 @@ pytest.importorskip("ai_edge_litert", reason="LiteRT, the judge")
 
 from flatbuffers import flexbuffers
 
-from tests.tflite_io.test_against_litert import FLOAT, Array, Case, agree
+import qdqbridge as qb
+from tests.tflite_io.test_against_litert import FLOAT, Array, Case, agree, by_litert, litert
 from tests.tflite_io.tflite_writer import Model
 
 INT4_SCALES = np.asarray([0.1, 0.07, 0.2], np.float32)
@@ -426,3 +427,113 @@ CASES: Mapping[str, Callable[[int], Case]] = {
 def test_forms(name: str, tmp_path: Path) -> None:
     for seed in range(4):
         agree(CASES[name](seed), tmp_path / f"{seed}.tflite", f"{name} {seed}", apart=1e-5)
+
+
+# ---- quantized in rare ways ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D"])
+def test_hybrid_operators(name: str, tmp_path: Path) -> None:
+    """LiteRT quantizes float activations while it runs: close, and a note says so."""
+    c = case(name)
+    shape = {"FULLY_CONNECTED": (4, 8), "CONV_2D": (4, 3, 3, 8), "DEPTHWISE_CONV_2D": (1, 3, 3, 8)}
+    x = c.given(*((2, 8) if name == "FULLY_CONNECTED" else (1, 6, 6, 8)))
+    codes = c.rng.integers(-127, 128, shape[name]).astype(np.int8)
+    axis, count = (3, 8) if name == "DEPTHWISE_CONV_2D" else (0, 4)
+    per_axis = c.rng.uniform(0.002, 0.004, count).astype(np.float32)
+    scale = 0.003 if name == "FULLY_CONNECTED" else per_axis
+    w, b = c.model.constant("w", codes, scale, axis), array(c, normal(c, count))
+    c.made(*((2, 4) if name == "FULLY_CONNECTED" else (1, 6, 6, count)))
+    options = {
+        "FULLY_CONNECTED": ("FullyConnectedOptions", {}),
+        "CONV_2D": ("Conv2DOptions", {"StrideH": 1, "StrideW": 1}),
+        "DEPTHWISE_CONV_2D": (
+            "DepthwiseConv2DOptions", {"StrideH": 1, "StrideW": 1, "DepthMultiplier": 1}
+        ),
+    }[name]  # fmt: skip
+    dilations = {} if name == "FULLY_CONNECTED" else {"DilationHFactor": 1, "DilationWFactor": 1}
+    c.op(name, [x, w, b], options[0], **options[1], **dilations)
+    graph = agree(c, tmp_path / "x.tflite", name, apart=0.05)
+    assert [note.rule for note in qb.explain(graph)].count("hybrid-operator") == 1
+
+
+def test_zero_points_along_an_axis(tmp_path: Path) -> None:
+    """LiteRT dequantizes along an axis with each index's own zero point."""
+    c = case("zero_points")
+    scale, zero = np.asarray([0.1, 0.02, 0.5], np.float32), np.asarray([3, -7, 100])
+    codes = c.rng.integers(-128, 128, (3, 5)).astype(np.int8)
+    w = c.model.constant("w", codes, scale, 0, zero)
+    x, real = c.given(3, 5), c.model.tensor("real", (3, 5), FLOAT)
+    c.model.operator("DEQUANTIZE", [w], real, "DequantizeOptions")
+    c.made(3, 5)
+    c.op("ADD", [x, real], "AddOptions")
+    agree(c, tmp_path / "x.tflite", "zero points")
+
+
+# ---- state, names, open extents -----------------------------------------------------------------
+
+
+def test_variables_are_inputs_and_outputs(tmp_path: Path) -> None:
+    """A running sum: fed back by hand here, kept by LiteRT."""
+    c, m = case("variables"), Model()
+    c.model = m
+    x = c.given(2, 3)
+    start = Model()
+    first = start.tensor("h", (), "resource")
+    start.operator("VAR_HANDLE", [], first, "VarHandleOptions", Container="", SharedName="total")
+    zeros = start.constant("z", np.zeros((2, 3), np.float32))
+    start.operator("ASSIGN_VARIABLE", [first, zeros], [], "AssignVariableOptions")
+    m.operator("CALL_ONCE", [], [], "CallOnceOptions", InitSubgraphIndex=m.subgraph(start, [], []))
+    handle, before = m.tensor("h", (), "resource"), m.tensor("before", (2, 3), FLOAT)
+    m.operator("VAR_HANDLE", [], handle, "VarHandleOptions", Container="", SharedName="total")
+    m.operator("READ_VARIABLE", [handle], before, "ReadVariableOptions")
+    c.made(2, 3)
+    m.operator("ADD", [before, x], c.outputs, "AddOptions")
+    m.operator("ASSIGN_VARIABLE", [handle, c.outputs[0]], [], "AssignVariableOptions")
+    path = tmp_path / "x.tflite"
+    path.write_bytes(m.tobytes(c.inputs, c.outputs))
+    graph = qb.load(path)
+    assert [v.name for v in graph.inputs] == ["x0", "total"]
+    assert list(graph.output_names) == ["y0", "total:next"]
+    interpreter: Any = litert.Interpreter(str(path))
+    interpreter.allocate_tensors()
+    kept = np.zeros((2, 3), np.float32)
+    for _ in range(3):
+        feed = c.feed()
+        interpreter.set_tensor(interpreter.get_input_details()[0]["index"], feed["x0"])
+        interpreter.invoke()
+        found = qb.evaluate(graph, {**feed, "total": kept})
+        wanted = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+        np.testing.assert_allclose(found["y0"], wanted, rtol=1e-6)
+        kept = found["total:next"]
+
+
+def test_an_open_batch(tmp_path: Path) -> None:
+    c = case("open")
+    x = c.given(1, 4)
+    c.made(1, 3)
+    for index in (x, c.outputs[0]):
+        c.model.tensors[index].signature = (-1, c.model.tensors[index].shape[1])
+    w, b = array(c, normal(c, 3, 4)), array(c, normal(c, 3))
+    c.op("FULLY_CONNECTED", [x, w, b], "FullyConnectedOptions")
+    path = tmp_path / "x.tflite"
+    path.write_bytes(c.model.tobytes(c.inputs, c.outputs))
+    graph = qb.load(path)
+    assert graph.inputs[0].type.shape == ("batch", 4)
+    data = normal(c, 5, 4)
+    (found,) = qb.evaluate(graph, {"x0": data}).values()
+    wanted = [by_litert(path, {"x0": row[None]})[0] for row in data]
+    np.testing.assert_allclose(found, np.concatenate(wanted), rtol=1e-5, atol=1e-6)
+
+
+def test_names_of_a_signature(tmp_path: Path) -> None:
+    """Tensors without names have those of the signature."""
+    m = Model()
+    x, y = m.tensor("", (2,), FLOAT), m.tensor("", (2,), FLOAT)
+    m.operator("ABS", [x], y, "AbsOptions")
+    m.names = {x: "sound", y: "loudness"}
+    path = tmp_path / "x.tflite"
+    path.write_bytes(m.tobytes([x], [y]))
+    graph = qb.load(path)
+    assert [v.name for v in graph.inputs] == ["sound"]
+    assert list(graph.output_names) == ["loudness"]
