@@ -6,11 +6,12 @@ function of the dequantized operand. On 8- and 16-bit codes that is one table.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from qdqbridge.graph.graph import NO_ORIGIN, Origin
+from qdqbridge.graph.graph import NO_ORIGIN, Node, Origin
 from qdqbridge.graph.numerics import codes, dequantize, quantize
 from qdqbridge.graph.operator import Array, Attributes, Flow, Operands, Operator, Types
 from qdqbridge.graph.quantization import QuantParams
@@ -84,9 +85,23 @@ def _contract(
     return (entries[index],)
 
 
+def _check(node: Node) -> Iterator[str]:
+    attributes = node.attributes
+    assert isinstance(attributes, CompositionAttrs)
+    if not attributes.steps:
+        yield "it has no steps"
+    for index, step in enumerate(attributes.steps):
+        known = len(node.inputs) + index
+        if not step.operands or not all(0 <= operand < known for operand in step.operands):
+            yield f"step {index}, {step}, takes what is not among the {known} values before it"
+        elif step.op.flow is not Flow.ELEMENTWISE:
+            yield f"step {index}, {step}, is not element-wise"
+
+
 COMPOSITION = Operator(
     name="Composition", flow=Flow.ELEMENTWISE, attributes=CompositionAttrs, compute=_compose,
-    contract=_contract, data=(0,), quantize=False,  # made of quantized operators already
+    contract=_contract, data=(0,), check=_check,
+    quantize=False,  # made of quantized operators already
     numerics="A table over all codes: each step in float32 as its own row says, one rounding.",
 )  # fmt: skip
 

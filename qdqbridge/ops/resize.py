@@ -6,6 +6,7 @@ Source of the order: onnxruntime/core/providers/cpu/tensor/upsample.cc and upsam
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -267,8 +268,8 @@ def _check(node: Node) -> Iterator[str]:
     ):
         if entries is not None and rank is not None and len(entries) != count * rank:
             yield f"{name} has {len(entries)} entries for an input of rank {rank}"
-    if any(scale <= 0 for scale in attributes.scales or ()):
-        yield f"scales {attributes.scales} are not all positive"
+    if not all(0 < scale < math.inf for scale in attributes.scales or ()):
+        yield f"scales {attributes.scales} are not all positive and finite"
     crops = attributes.coordinate_transformation_mode == "tf_crop_and_resize"
     if crops and not attributes.roi:
         yield "tf_crop_and_resize needs a region of interest"

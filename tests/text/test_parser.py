@@ -225,6 +225,22 @@ def test_a_node_that_its_operator_does_not_take() -> None:
     assert caught.value.where == "line 3:1"
 
 
+@pytest.mark.parametrize("operands", ["[]", "[Erf()]", "[Erf(1)]", "[Erf(0) Add(0,7)]"])
+def test_a_composition_of_what_is_not_there(operands: str) -> None:
+    with pytest.raises(InvalidModelError, match="Composition"):
+        qb.parse(HEAD + f"%1 = Composition(%0) {{steps={operands}}}: float32\noutput %1")
+
+
+@pytest.mark.parametrize("scale", ["nan", "inf", "0", "-1"])
+def test_a_resize_by_no_number(scale: str) -> None:
+    fixed = "mode='nearest', coordinate_transformation_mode='half_pixel', nearest_mode='floor'"
+    with pytest.raises(InvalidModelError, match="positive and finite"):
+        qb.parse(
+            HEAD + f"%1 = Resize(%0) {{{fixed}, scales=[1 {scale}], sizes=None}}: float32\n"
+            "output %1"
+        )
+
+
 def test_weights_that_are_missing_or_others() -> None:
     data = np.arange(40, dtype=np.float32)
     x = plain("x", (40,))
