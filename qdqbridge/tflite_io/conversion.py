@@ -328,10 +328,6 @@ class Conversion:
     # ---- quantization -------------------------------------------------------------------------
 
     def _constant(self, tensor: Tensor) -> str:
-        if tensor.sparsity is not None:
-            array = self.array(tensor.index)
-            assert array is not None
-            return self.to.constant(array, tensor.name or "constant")
         if tensor.variable:
             raise UnknownForm(f"'{tensor.label}' keeps its data from one run to the next")
         if tensor.offset is None and 0 not in (tensor.shape or (1,)):
@@ -340,6 +336,9 @@ class Conversion:
         if tensor.offset is None:
             return self.to.constant(np.zeros(shape, dtype.numpy), tensor.name or "constant")
         data = self.state.model.data
+        if tensor.sparsity is not None:
+            self.arrays[tensor.index] = _elements(tensor, dtype, data)
+            return self.to.constant(self.arrays[tensor.index], tensor.name or "constant")
         _check_size(tensor, dtype)
         return self.to.stored(tensor.name, dtype, shape, data, tensor.offset, tensor.nbytes)
 

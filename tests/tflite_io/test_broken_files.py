@@ -153,6 +153,15 @@ def packed(nbytes: int) -> bytes:
     return m.tobytes([x], [y])
 
 
+def sparse(*, data: bool, variable: bool, indices: tuple[int, ...]) -> bytes:
+    m = Model()
+    w = m.constant("w", np.ones(2, np.float32)) if data else m.tensor("w", (), FLOAT)
+    m.tensors[w].shape, m.tensors[w].variable = (4,), variable
+    m.tensors[w].sparsity = ((0,), (), [([0, len(indices)], indices)])
+    y = m.operator("DENSIFY", [w], m.tensor("y", (4,), FLOAT), "DensifyOptions")
+    return m.tobytes([], [y])
+
+
 def pool(**fields: Any) -> bytes:
     given = {"StrideH": 1, "StrideW": 1, "FilterHeight": 2, "FilterWidth": 2, **fields}
     return one("MAX_POOL_2D", "Pool2DOptions", **given)
@@ -224,6 +233,10 @@ BROKEN: Mapping[str, Callable[[], bytes]] = {
     "far zero point": lambda: quantized(0.1, 1 << 40),
     "int4 too short": lambda: packed(7),
     "int4 too long": lambda: packed(15),
+    "sparse nothing": lambda: sparse(data=False, variable=False, indices=(1, 3)),
+    "sparse variable": lambda: sparse(data=True, variable=True, indices=(1, 3)),
+    "sparse elements outside": lambda: sparse(data=True, variable=False, indices=(1, 4)),
+    "sparse elements missing": lambda: sparse(data=True, variable=False, indices=(1,)),
     "calls itself": lambda: calling(1, 1, lambda place: 0),
     "calls in a circle": lambda: calling(3, 2, lambda place: 3 - place if place else 1),
     "calls that multiply": lambda: calling(40, 2, lambda place: place + 1),
