@@ -1,4 +1,16 @@
-"""The canonical rules, in the order in which they look at a node."""
+"""The canonical rules, in the order in which they look at a node.
+
+The first that proposes wins; the node and its neighbours are looked at again, until no rule fires.
+So the order decides only where two rules want the same node, and nearly always they lead to one
+form whoever comes first: ``tests/canonical/test_rule_order.py`` holds that random orders give the
+same digests. The exceptions are the last two, ``absorb-both-sides`` and ``compose-elementwise``:
+they take operators in as they are, and what is simpler has to be found before. A clamp before a
+quantize is a range of the quantized type, and a nearest Resize is a data movement with a requantize
+behind it; both would become operators that round.
+
+Else the tuple goes from what is known of constants, extents and weights over single operators and
+data movement to products with their bias, what is joined, and what is fused.
+"""
 
 from __future__ import annotations
 
