@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qdqbridge.canonical.build import constant, evaluated, requantized, retyped
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, made_by, rule, stored_behind
+from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.quantization import QuantParams
@@ -17,13 +18,30 @@ def covers(wide: QuantParams, narrow: QuantParams) -> bool:
 
 @rule("quantized-constant", "quantize", "requantize")
 def quantized_constant(node: Node, scope: Scope) -> Proposal:
-    """``quantize(const) -> const``, rounded as ONNX says, when first looked at."""
-    del scope
+    """``quantize(const) -> const``, rounded as ONNX says, when first looked at.
+
+    Every further way to quantize the same constant takes from what a file may have computed: a
+    file of one weight that is quantized ten thousand times stands for as many weights.
+
+    Raises:
+        UnsupportedModelError: More is asked for than that.
+    """
     source, target = node.operand(0), node.output.type
-    if source.constant is None or not isinstance(target, QuantType):
+    data = source.constant
+    if data is None or not isinstance(target, QuantType):
         return None
-    folded = Constant(target.dtype, source.constant.shape, lambda: evaluated(node))
-    return Replace({node.output: constant(folded, target.params, source.name)})
+    known = scope.quantized.setdefault((data, source.type), {})
+    if target.params not in known:
+        if known and not scope.budget.affords(data.size):
+            raise UnsupportedModelError(
+                "a constant is quantized in too many ways",
+                where=f"node '{node.name}'",
+                why=f"it has {data.size} elements, and {len(known)} others of its quantizations "
+                "are in the graph",
+                fix="store the integers of each in the file, or use the same parameters",
+            )
+        known[target.params] = Constant(target.dtype, data.shape, lambda: evaluated(node))
+    return Replace({node.output: constant(known[target.params], target.params, source.name)})
 
 
 @rule("reinterpreted-constant", "reinterpret")

@@ -55,8 +55,7 @@ class _Driver:
     def _remove(self, node: Node) -> None:
         for producer in self.editor.remove(node):
             self._enqueue_all([producer])
-            for value in producer.outputs:
-                self._enqueue_all(reader for reader, _ in _few(value))
+            self._enqueue_all(_readers(producer))
 
     def _rules_for(self, name: str) -> list[Rule]:
         if name not in self.by_op:
@@ -92,7 +91,7 @@ class _Driver:
 
     def _neighbours(self, node: Node) -> list[Node]:
         producers = [v.producer for v in node.inputs if v is not None and v.producer is not None]
-        siblings = [n for p in producers for v in p.outputs for n, _ in _few(v)]
+        siblings = [reader for producer in producers for reader in _readers(producer)]
         return [*producers, node, *siblings]
 
     def _enqueue_all(self, nodes: Iterable[Node]) -> None:
@@ -100,6 +99,17 @@ class _Driver:
             if node not in self.queued:
                 self.queued.add(node)
                 self.queue.append(node)
+
+
+_PARTS = 64
+"""Results of a node up to which the readers of one are looked at again when another's change."""
+
+
+def _readers(node: Node) -> list[Node]:
+    """Returns the readers of a node's results where these are not so many as a Split may have."""
+    if len(node.outputs) > _PARTS:
+        return []
+    return [reader for value in node.outputs for reader, _ in _few(value)]
 
 
 def _few(value: Value) -> list[tuple[Node, int]]:

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import Node, Note, Value
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import ValueType
 from qdqbridge.ops.folding import Budget
 
 
@@ -51,10 +54,14 @@ class Scope:
     Attributes:
         editor: Knows the graph.
         budget: What rules may compute of constants, all together.
+        quantized: How each constant was quantized: by the type that it is given, the outcome.
     """
 
     editor: Editor
     budget: Budget
+    quantized: dict[tuple[Constant, ValueType], dict[QuantParams, Constant]] = field(
+        default_factory=dict[tuple[Constant, ValueType], dict[QuantParams, Constant]]
+    )
 
     def is_output(self, value: Value) -> bool:
         """True where ``value`` leaves the graph."""

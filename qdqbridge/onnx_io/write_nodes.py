@@ -131,14 +131,14 @@ class NodeWriter:
         behind = adds_behind(node)
         operands = node.inputs[:_BIAS] if behind else node.inputs
         encoded = encode(*respelled(node), operands, self.opset)
-        dtype = real_dtype(node)
+        dtype, quantized = real_dtype(node), is_quantized(node)
         name, metadata = self._identity(node, f"{self.tensors.of(node.output)}_{node.op.name}")
         inputs: list[str] = []
         for index, operand in enumerate(encoded.inputs):
             if operand is None:
                 inputs.append("")
             elif isinstance(operand, Value):
-                inputs.append(self.operand(node, index, operand, dtype))
+                inputs.append(self._operand(node, index, operand, dtype, quantized=quantized))
             else:
                 inputs.append(self.array(operand, f"{name}_input_{index}"))
         targets = [self.target(value, node) for value in node.outputs]
@@ -208,12 +208,22 @@ class NodeWriter:
 
     # ---- operands -----------------------------------------------------------------------------
 
-    def operand(self, node: Node, index: int, value: Value, dtype: DType) -> str:
-        """Returns the tensor that a node reads as operand ``index``, in real numbers."""
+    def _operand(
+        self, node: Node, index: int, value: Value, dtype: DType, *, quantized: bool
+    ) -> str:
+        """Returns the tensor that a node reads as operand ``index``, in real numbers.
+
+        Args:
+            node: The node.
+            index: Which of its operands.
+            value: That operand.
+            dtype: The type in which the node computes.
+            quantized: Any operand or result of the node is quantized.
+        """
         if index == _BIAS and node.op.flow is Flow.ACCUMULATE:
             return self.bias(value, dtype)
         plain = value.constant is not None and value.quant is None
-        if plain and is_quantized(node) and node.op.is_data(index):
+        if plain and quantized and node.op.is_data(index):
             return self.converted(value, dtype)
         return self.real(value, dtype)
 

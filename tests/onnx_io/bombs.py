@@ -307,7 +307,39 @@ def _bodies_in_functions(rng: Random) -> onnx.ModelProto:
     return _whole([call], {}, (), functions)
 
 
+def _many_weights(rng: Random) -> onnx.ModelProto:
+    """One weight, quantized in a hundred ways."""
+    constants: dict[str, Any] = {"w": _ones(1000, 1000), "z": np.uint8(rng.choice((3, 128)))}
+    constants |= {f"s{i}": np.float32(0.01 * (i + 1)) for i in range(100)}
+    nodes = [helper.make_node("Concat", ["x"] * 250, ["m0"], axis=1)]
+    for i in range(100):
+        nodes += [helper.make_node("QuantizeLinear", ["w", f"s{i}", "z"], [f"q{i}"]),
+                  helper.make_node("DequantizeLinear", [f"q{i}", f"s{i}", "z"], [f"d{i}"]),
+                  helper.make_node("MatMul", [f"m{i}", f"d{i}"], [f"m{i + 1}"])]  # fmt: skip
+    return _whole([*nodes, helper.make_node("Identity", ["m100"], ["y"])], constants)
+
+
+def _wide(rng: Random) -> onnx.ModelProto:
+    """A Concat of many constants, or of one many times."""
+    names = ["a"] * 20_000 if rng.random() < 0.5 else [f"a{i}" for i in range(10_000)]
+    constants = {name: _ones(1, 4) for name in names}
+    return _whole([helper.make_node("Concat", ["x", *names], ["y"], axis=0)], constants)
+
+
+def _parts(rng: Random) -> onnx.ModelProto:
+    """A Split into many parts, each with a reader of its own."""
+    names = [f"p{i}" for i in range(rng.randint(10_000, 12_000))]
+    nodes = [helper.make_node("Expand", ["x", "n"], ["many"]),
+             helper.make_node("Split", ["many"], names, axis=0),
+             *(helper.make_node("Identity", [p], [f"{p}i"]) for p in names),
+             helper.make_node("Concat", [f"{p}i" for p in names[:100]], ["y"], axis=0)]  # fmt: skip
+    return _whole(nodes, {"n": _ints(len(names), 4)})
+
+
 MODELS: dict[str, Callable[[Random], onnx.ModelProto]] = {
+    "a weight quantized in many ways": _many_weights,
+    "a Concat of many": _wide,
+    "a Split into many": _parts,
     "functions that double": lambda r: _functions([1, *[2] * r.randint(20, 60)], r),
     "functions that multiply": lambda r: _functions([1, *[r.randint(3, 9)] * r.randint(8, 40)], r),
     "functions in each other": lambda r: _functions([1] * r.randint(66, 1500), r),

@@ -6,10 +6,10 @@ fuses: whether a zero point is written, the rank of a scale, the domain of an op
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -22,10 +22,24 @@ from qdqbridge.onnx_io.shapes import TypeAndShape
 from qdqbridge.onnx_io.structure import subgraphs
 from qdqbridge.onnx_io.tensors import constant_from_proto, dtype_of
 
+if TYPE_CHECKING:
+    from qdqbridge.onnx_io.profiles.ort_fusion import Target
+
 Array = NDArray[Any]
 _MICROSOFT = "com.microsoft"
 _MOST = 1 << 16
 """Elements of a tensor that is computed here; parameters are far smaller."""
+_CHEAP = frozenset(
+    {
+        "Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Clip", "Concat", "ConstantOfShape",
+        "DequantizeLinear", "Div", "Equal", "Exp", "Expand", "Flatten", "Floor", "Gather",
+        "Greater", "Identity", "Less", "Log", "Max", "Min", "Mul", "Neg", "Not", "Or", "Pow",
+        "QuantizeLinear", "Reciprocal", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum",
+        "Relu", "Reshape", "Round", "Shape", "Sigmoid", "Sign", "Size", "Slice", "Split", "Sqrt",
+        "Squeeze", "Sub", "Sum", "Tanh", "Tile", "Transpose", "Unsqueeze", "Where",
+    }
+)  # fmt: skip
+"""Operators that take a few steps for each element that they read or make, and no more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -131,10 +145,12 @@ class FileView:
     _initializers: dict[str, onnx.TensorProto] = field(default_factory=dict[str, onnx.TensorProto])
     _computed: dict[str, Array | None] = field(default_factory=dict[str, "Array | None"])
     _fixed: dict[str, bool] = field(default_factory=dict[str, bool])
+    _folded: dict[str, bool] = field(default_factory=dict[str, bool])
     _types: dict[str, DType] = field(default_factory=dict[str, DType])
     _ranks: dict[str, int] = field(default_factory=dict[str, int])
     _encodings: dict[FileNode, Encoding] = field(default_factory=dict[FileNode, Encoding])
     known_islands: frozenset[FileNode] | None = None
+    known_targets: dict[str, Target] = field(default_factory=dict[str, "Target"])
 
     def __post_init__(self) -> None:
         for name, (_, shape) in self.inferred.items():
@@ -206,67 +222,99 @@ class FileView:
 
     def is_constant(self, tensor: str) -> bool:
         """True where only initializers that nobody can override determine a tensor."""
-        if tensor in self._initializers:
-            return True
-        if tensor not in self._fixed:
-            self._fixed[tensor] = False  # a cycle is no constant
-            node = self.producer(tensor)
-            self._fixed[tensor] = node is not None and (
-                node.op == "Constant"
-                or (bool(node.inputs) and all(self.is_constant(i) for i in node.inputs if i))
-            )
-        return self._fixed[tensor]
+        for node in self._behind(tensor, self._fixed):
+            fixed = node.op == "Constant" or bool(node.inputs)
+            fixed = fixed and self._all_of(node.inputs, self._fixed)
+            self._fixed.update(dict.fromkeys(node.outputs, fixed))
+        return self._all_of([tensor], self._fixed)
 
     def is_folded(self, tensor: str) -> bool:
         """True where a tensor is an initializer once constants are folded, DQ never is."""
-        node = self.producer(tensor)
-        if node is None or not self.is_constant(tensor):
-            return tensor in self._initializers
-        if is_dequantize(node):
+        if not self.is_constant(tensor):
             return False
-        return node.op == "Constant" or all(self.is_folded(i) for i in node.inputs if i)
+        for node in self._behind(tensor, self._folded):
+            folded = not is_dequantize(node) and self._all_of(node.inputs, self._folded)
+            self._folded.update(dict.fromkeys(node.outputs, folded))
+        return self._all_of([tensor], self._folded)
+
+    def _all_of(self, tensors: Iterable[str], known: Mapping[str, bool]) -> bool:
+        """True where each tensor is an initializer or known to be; a cycle never is."""
+        return all(t in self._initializers or known.get(t, False) for t in tensors if t)
+
+    def _behind(self, tensor: str, known: Container[str]) -> Iterator[FileNode]:
+        """Yields the nodes that make a tensor, each after those it reads; without what is known."""
+        seen: set[FileNode] = set()
+        stack = [(tensor, False)]
+        while stack:
+            current, ready = stack.pop()
+            node = self.producer(current)
+            if node is None or current in self._initializers or current in known:
+                continue
+            if ready:
+                yield node
+            elif node not in seen:
+                seen.add(node)
+                stack.append((current, True))
+                stack += [(name, False) for name in node.inputs if name]
 
     def constant(self, tensor: str) -> Array | None:
         """Returns a small constant, computed where the file spells it as nodes; else None."""
-        if tensor not in self._computed:
-            self._computed[tensor] = self._evaluated(tensor) if self.is_constant(tensor) else None
-        return self._computed[tensor]
+        if not self.is_constant(tensor):
+            return None
+        for node in self._behind(tensor, self._computed):
+            results = self._evaluated(node)
+            self._computed.update({name: results.get(name) for name in node.outputs})
+        return self._held(tensor)
 
-    def _evaluated(self, tensor: str) -> Array | None:
-        if tensor in self._initializers:
+    def _held(self, tensor: str) -> Array | None:
+        """Returns a small initializer, or what was computed before."""
+        if tensor in self._initializers and tensor not in self._computed:
             proto = self._initializers[tensor]
-            if np.prod(proto.dims, dtype=np.int64) > _MOST:
-                return None
-            return constant_from_proto(proto, self.folder, tensor).numpy()
-        node = self.producer(tensor)
-        if node is None:
-            return None
+            small = np.prod(proto.dims, dtype=np.float64) <= _MOST
+            self._computed[tensor] = (
+                constant_from_proto(proto, self.folder, tensor).numpy() if small else None
+            )
+        return self._computed.get(tensor)
+
+    def _evaluated(self, node: FileNode) -> dict[str, Array]:
+        """Returns the results of a node whose operands are known, where they are small."""
         if node.op == "Constant":
-            return constant_of_node(node.proto, self.folder, tensor).numpy()
-        operands = {name: self.constant(name) for name in node.inputs if name}
-        if any(array is None for array in operands.values()):
-            return None
-        return _run(node, operands, self.opset).get(tensor)
+            return {node.output: constant_of_node(node.proto, self.folder, node.output).numpy()}
+        operands = {name: self._held(name) for name in node.inputs if name}
+        if node.op not in _CHEAP or any(array is None for array in operands.values()):
+            return {}
+        for name in filter(None, node.outputs):
+            shape = self.inferred.get(name, (0, None))[1]
+            extents = [dim if isinstance(dim, int) else np.inf for dim in shape or ()]
+            if shape is None or np.prod(extents, dtype=np.float64) > _MOST:
+                return {}
+        return _run(node, operands, self.opset)
 
     # ---- types and parameters -----------------------------------------------------------------
 
     def dtype(self, tensor: str) -> DType | None:
         """Returns the element type of a tensor as far as the file says it."""
-        if tensor in self._types:
-            return self._types[tensor]
-        node = self.producer(tensor)
-        if node is None:
-            return None
-        if is_quantize(node):
-            return self._stored(node)
-        if node.op == "Constant":
-            array = self.constant(tensor)
-            return None if array is None else DType.of(array.dtype)
-        if node.op == "Cast":
-            return dtype_of(node.attributes["to"], tensor)
-        if is_dequantize(node):
-            return self.dtype(node.input(1))
-        return self.dtype(node.inputs[0]) if node.op in SAME_TYPE and node.inputs else None
+        passed: set[str] = set()
+        found = None
+        while tensor not in passed:  # a cycle has no type
+            passed.add(tensor)
+            node = self.producer(tensor)
+            if tensor in self._types or node is None:
+                found = self._types.get(tensor)
+            elif is_quantize(node):
+                found = self._stored(node)
+            elif node.op == "Constant":
+                array = self.constant(tensor)
+                found = None if array is None else DType.of(array.dtype)
+            elif node.op == "Cast":
+                found = dtype_of(node.attributes["to"], tensor)
+            elif is_dequantize(node):
+                tensor = node.input(1)
+            elif node.op in SAME_TYPE and node.inputs:
+                tensor = node.inputs[0]
+        if found is not None:
+            self._types.update(dict.fromkeys(passed, found))
+        return found
 
     def rank(self, tensor: str) -> int | None:
         """Returns the number of axes of a tensor as far as the file says it."""

@@ -29,6 +29,7 @@ _PROPAGATES = {
     "Slice": (1, 10, 11, 13),
 }
 """Movers past which Q and DQ are pushed, with the versions of the operator."""
+_CLAMPS = ("Relu", "Clip")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +112,35 @@ def _dequantized_readers(view: FileView, stored: str) -> int:
 
 def target(view: FileView, tensor: str) -> Target:
     """Returns the Q that the result ``tensor`` goes to, behind clamps that it makes redundant."""
+    passed: list[tuple[str, FileNode]] = []
+    while tensor not in view.known_targets and (node := _passed(view, tensor)) is not None:
+        passed.append((tensor, node))
+        tensor = node.output
+    if tensor not in view.known_targets:
+        view.known_targets[tensor] = _target(view, tensor)
+    found = view.known_targets[tensor]
+    for name, node in reversed(passed):
+        if node.op in _CLAMPS:
+            found = _before_clamp(view, node, found)
+        elif found.encoding is not None:  # the Q is pushed before a mover: its only reader
+            found = replace(found, dtype=on_x86(found.encoding, 1))
+        view.known_targets[name] = found
+    return found
+
+
+def _passed(view: FileView, tensor: str) -> FileNode | None:
+    """Returns the clamp or mover that alone reads a tensor as its data, before a Q."""
+    readers = view.consumers(tensor)
+    if len(readers) != 1 or readers[0][1] != 0 or tensor in view.outputs:
+        return None
+    node = readers[0][0]
+    return node if node.op in _CLAMPS or propagates(view, node) else None
+
+
+def _target(view: FileView, tensor: str) -> Target:
+    """Returns the Q that reads ``tensor`` itself, or why there is none."""
     readers = view.consumers(tensor)
     found = view.quantized(tensor)
-    if not found and len(readers) == 1 and tensor not in view.outputs:
-        node = readers[0][0]
-        if node.op in ("Relu", "Clip") and readers[0][1] == 0:
-            return _behind_clamp(view, node)
-        if propagates(view, node) and readers[0][1] == 0:
-            behind = target(view, node.output)
-            return behind if behind.encoding is None else _moved(behind, behind.encoding)
     if not found:
         names = sorted({node.op for node, _ in readers}) or ["the graph's output"]
         problem = f"no QuantizeLinear reads its result '{tensor}', which goes to {', '.join(names)}"
@@ -135,11 +156,6 @@ def target(view: FileView, tensor: str) -> Target:
         return Target(None, problem=problem)
     readers = sum(_dequantized_readers(view, e.node.output) for e in found)
     return Target(found[0], on_x86(found[0], readers))
-
-
-def _moved(behind: Target, found: Encoding) -> Target:
-    """Returns a Q that is pushed before a mover: the mover is its only reader."""
-    return replace(behind, dtype=on_x86(found, 1))
 
 
 def bias_add(view: FileView, node: FileNode) -> FileNode | None:
@@ -173,11 +189,9 @@ def redundant(view: FileView, node: FileNode) -> Encoding | None:
     return behind if active == (False, False) else None
 
 
-def _behind_clamp(view: FileView, node: FileNode) -> Target:
-    behind = target(view, node.output)
-    if behind.encoding is None:
-        return behind
-    if redundant(view, node) is not None:
+def _before_clamp(view: FileView, node: FileNode, behind: Target) -> Target:
+    """Returns what the result goes to that a clamp reads, from what the clamp's result goes to."""
+    if behind.encoding is None or active_ends(view, node, behind.encoding) == (False, False):
         return behind
     low, high = clamp_bounds(view, node)
     return Target(
