@@ -71,6 +71,7 @@ class _Region:
 
     def grow(self, end: Node) -> Reject | None:
         stack: list[tuple[Node, bool]] = [(end, False)]
+        begun = 0
         while stack:
             node, ready = stack.pop()
             if node in self.done:
@@ -79,7 +80,8 @@ class _Region:
                 self.done.add(node)
                 self.order.append(node)
                 continue
-            if len(self.order) > _MOST:
+            begun += 1
+            if begun > _MOST + 1:
                 return Reject(f"more than {_MOST} float operators follow one another")
             stack.append((node, True))
             for value in reversed(node.inputs):
