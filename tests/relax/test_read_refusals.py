@@ -15,7 +15,10 @@ from tvm import relax
 
 import qdqbridge as qb
 from qdqbridge.errors import UnsupportedModelError
+from qdqbridge.qnn.read import Call, Reading
+from qdqbridge.qnn.read.call import Result
 from qdqbridge.relax.dialect import tensor_type
+from qdqbridge.relax.read.table import ROWS
 from tests.relax.read_cases import read_back, same
 from tests.relax.single_ops import Model, X, codes, params
 
@@ -75,3 +78,13 @@ def test_a_composition_is_read_from_its_attribute() -> None:
     graph = m.load()
     assert [n.op.name for n in graph.nodes] == ["Composition"]
     same(read_back(graph), graph)
+
+
+@pytest.mark.parametrize("name, count", [("matmul", 2), ("where", 3), ("divide", 2)])
+def test_another_number_of_arguments_is_refused(name: str, count: int) -> None:
+    reading = Reading(ROWS, "main")
+    x = reading.input("x", "float32", (2, 2))
+    for given in {1, 2, 3, 4} - {count}:
+        call = Call(name, (x,) * given, {}, (Result("float32", (2, 2)),), None, "y", "main")
+        node = reading.call(call).producer
+        assert f"{given} arguments" in reading.whys[node]

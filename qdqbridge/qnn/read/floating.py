@@ -24,7 +24,7 @@ from qdqbridge.ops.attributes import (
     SoftmaxAttrs,
     TransposeAttrs,
 )
-from qdqbridge.ops.table import OPERATORS
+from qdqbridge.ops.table import BY_NAME, OPERATORS
 from qdqbridge.qnn.read import accumulate
 from qdqbridge.qnn.read.blocks import dequantized
 from qdqbridge.qnn.read.call import Accumulator, Call, Entry
@@ -45,10 +45,19 @@ def made(
     return found or composed(reading, call, value)
 
 
-def plain(name: str, attributes: Attributes = NO_ATTRIBUTES) -> Row:
-    """Returns the row of an operator whose arguments are the node's operands."""
+def plain(name: str, attributes: Attributes = NO_ATTRIBUTES, count: int = 0) -> Row:
+    """Returns the row of an operator whose arguments are the node's operands.
+
+    Args:
+        name: The graph's operator.
+        attributes: Its attributes.
+        count: How many operands it has; by default as many as its row says.
+    """
+    count = count or BY_NAME[name].arity
 
     def read(reading: Reading, call: Call) -> Value:
+        if count and len(call.args) != count:
+            raise reading.refused(f"it has {len(call.args)} arguments, and {name} has {count}")
         operands = [reading.plain(entry) for entry in call.args]
         return made(reading, call, name, attributes, operands)
 
@@ -310,8 +319,8 @@ FLOATING: dict[str, Row] = {
     **{row.tvm: plain(row.name) for row in OPERATORS if row.tvm and not row.fields},
     "divide": plain("Div"),
     "power": power,
-    "where": plain("Where"),
-    "matmul": plain("MatMul"),
+    "where": plain("Where", count=3),
+    "matmul": plain("MatMul", count=2),
     "add": add,
     "floor_divide": floor_divide,
     "nn.bias_add": bias_add,
