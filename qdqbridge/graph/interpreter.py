@@ -153,9 +153,14 @@ def _real(operand: Array | None, type_: object, dtype: Any, *, wide: bool) -> Ar
     return operand
 
 
+def _is_nested(result: object) -> bool:
+    """True for a sequence, or an optional."""
+    return not isinstance(result, np.ndarray | np.generic)
+
+
 def _round(real: Any, type_: QuantType | TensorType, *, exact: bool) -> Any:
-    if isinstance(type_, NestedType) or not isinstance(real, np.ndarray | np.generic):
-        return real  # a sequence, or an optional
+    if isinstance(type_, NestedType) or _is_nested(real):
+        return real
     if isinstance(type_, QuantType):
         return quantize(real if real.dtype == np.float64 else real.astype(np.float32), type_.params)
     if exact and type_.dtype.is_float:

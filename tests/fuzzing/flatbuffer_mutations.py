@@ -8,7 +8,7 @@ there: an extreme number, a neighbour's, or an offset to another table, possibly
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -44,7 +44,7 @@ def sites(data: bytes, folder: Path) -> list[Site]:
 
 
 @contextmanager
-def _watched(look: Callable[[int, str], Any]) -> Iterator[None]:
+def _watched(look: Callable[[int, str], Any]) -> Generator[None, None, None]:
     """Tells of each access of flatbuffers' runtime while it is open."""
     from flatbuffers import encode
 

@@ -120,7 +120,7 @@ def _chain(op: str, rng: Random) -> Parts:
     constants: dict[str, Any] = {"k0": _ones(rng.choice((1, 200, 1000))), "two": _ints(2)}
     for i in range(count):
         inputs = [f"k{i}", "two"] if op == "Tile" else [f"k{i}"] * rng.randint(2, 3)
-        attributes = {"axis": 0} if op == "Concat" else {}
+        attributes: dict[str, Any] = {"axis": 0} if op == "Concat" else {}
         nodes.append(helper.make_node(op, inputs, [f"k{i + 1}"], **attributes))
     return nodes, constants, f"k{count}"
 

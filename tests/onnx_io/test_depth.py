@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -29,7 +30,7 @@ _KINDS = {
 def _chain(kind: str, depth: int) -> onnx.ModelProto:
     """Returns a model with a chain: of a constant, or from the input up to a QuantizeLinear."""
     ops, large = _KINDS[kind], kind == "a weight"
-    constants = {"s": np.float32(0.5), "z": np.int8(0)}
+    constants: dict[str, Any] = {"s": np.float32(0.5), "z": np.int8(0)}
     nodes, tensor = list[onnx.NodeProto](), "x"
     if kind in ("constants", "a weight"):
         constants["c"] = np.ones((100, 100) if large else (4,), np.float32)
@@ -38,7 +39,7 @@ def _chain(kind: str, depth: int) -> onnx.ModelProto:
         nodes, tensor = [helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"])], "xq"
     for i in range(depth):
         op = ops[i % len(ops)]
-        attributes = {"perm": [1, 0]} if op == "Transpose" else {}
+        attributes: dict[str, Any] = {"perm": [1, 0]} if op == "Transpose" else {}
         nodes.append(helper.make_node(op, [tensor], [f"t{i}"], **attributes))
         tensor = f"t{i}"
     if kind == "stored movers":

@@ -183,7 +183,8 @@ def test_a_name_that_stands_twice_among_the_outputs(tmp_path: Path) -> None:
     assert qb.load(path).digest == graph.digest
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     given = session.run(None, {"x": x})
-    assert [np.array_equal(a, results[n]) for a, n in zip(given, [y, "x", y], strict=True)]
+    for array, name in zip(given, [y, "x", y], strict=True):
+        assert np.array_equal(np.asarray(array), results[name])
     assert qb.compare(graph, path, {"x": x}).equal
 
 

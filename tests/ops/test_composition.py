@@ -60,6 +60,6 @@ def test_names_and_origins_are_no_part_of_the_meaning() -> None:
 def test_numbers_without_axes_stay_that() -> None:
     assert COMPOSITION.contract is not None
     types, results = [QuantType(X, ()), None], [QuantType(Y, ())]
-    found = COMPOSITION.contract(ATTRIBUTES, [np.int8(7)[...], HALF], types, results)
+    found = COMPOSITION.contract(ATTRIBUTES, [np.asarray(7, np.int8), HALF], types, results)
     assert found is not None
     assert found[0].shape == ()

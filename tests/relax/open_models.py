@@ -44,7 +44,7 @@ class Case:
         rng = np.random.default_rng(self.seed + sum(extents.values()))
         made: dict[str, Array] = {}
         for value in self.model.graph.input:
-            shape = [extents.get(d, d) for d in self.shapes[value.name]]
+            shape = [extents[d] if isinstance(d, str) else d for d in self.shapes[value.name]]
             if value.type.tensor_type.elem_type == TensorProto.FLOAT:
                 made[value.name] = rng.normal(0, 2, shape).astype(np.float32)
             elif value.type.tensor_type.elem_type == TensorProto.BOOL:
@@ -362,8 +362,8 @@ def pads(b: OpenBuilder) -> tuple[Mapping[str, int], ...]:
         args.append(b.init(np.float32(b.pick(0.0, 0.5, -1.0))))
     b.result(b.op("Pad", *args, mode=mode))
     small = dict.fromkeys(_ALL, 2)
-    large = ({name: size + 3 for name, size in feed.items()} for feed in _sizes(*_ALL))
-    return (*large, small)
+    large = [{str(name): size + 3 for name, size in feed.items()} for feed in _sizes(*_ALL)]
+    return (*large, {str(name): size for name, size in small.items()})
 
 
 def windows(b: OpenBuilder) -> tuple[Mapping[str, int], ...]:

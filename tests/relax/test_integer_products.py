@@ -38,7 +38,9 @@ def test_every_extent_open(count: int, tmp_path: Path) -> None:
     assert qb.load(tmp_path / "saved.onnx").digest == graph.digest
     rng = np.random.default_rng(count)
     shapes = {"a": (2, 4), "b": (4, 3), "za": (1,), "zb": (count,)}
-    feeds = {name: rng.integers(0, 256, shape).astype(np.uint8) for name, shape in shapes.items()}
+    feeds: dict[str, np.ndarray] = {}
+    for name, shape in shapes.items():
+        feeds[name] = rng.integers(0, 256, shape).astype(np.uint8)
     feeds["s"] = rng.uniform(0.001, 0.01, count).astype(np.float32)
     (meant,) = qb.evaluate(graph, feeds).values()
     (got,) = qb.compile(graph).run(feeds).values()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 from onnx import TensorProto
@@ -38,14 +41,15 @@ def interesting(dtype: DType) -> Array:
     return np.concatenate([exact, *ends, free.astype(np.float32)]).astype(np.float32)
 
 
-def ran(name: str, args: list[Array], attrs: dict[str, object]) -> Array:
+def ran(name: str, args: Sequence[Any], attrs: Mapping[str, Any]) -> Array:
     builder = relax.BlockBuilder()
     x = relax.Var("x", tensor_type(args[0].shape, str(args[0].dtype)))
     with builder.function("main", [x]):
         y = builder.emit(call(f"qnn.{name}", [x, relax.const(args[1])], attrs))
         builder.emit_func_output(y)
-    library = tvm.compile(builder.finalize(), "llvm")
-    return relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(args[0])).numpy()
+    library: Any = tvm.compile(builder.finalize(), tvm.target.Target("llvm"))
+    cpu: Any = tvm.cpu()
+    return relax.VirtualMachine(library, cpu)["main"](tvm.runtime.tensor(args[0])).numpy()
 
 
 @pytest.mark.parametrize("dtype", SIGNED, ids=str)

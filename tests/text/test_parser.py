@@ -6,6 +6,7 @@ import random
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,7 +115,7 @@ def test_constants_of_every_type() -> None:
 @pytest.mark.parametrize(
     "params",
     [
-        quant(DType.INT8, np.float32([0.1, 0.2, 0.3, 0.4]), [1, 2, 3, 4], axis=0),
+        quant(DType.INT8, np.array([0.1, 0.2, 0.3, 0.4], np.float32), [1, 2, 3, 4], axis=0),
         quant(DType.UINT4, np.full((2, 4), 0.1, np.float32), np.eye(2, 4), axis=0, block_size=2),
         quant(DType.INT8, np.full((4, 1), 0.1, np.float32), axis=1, block_size=4),
         quant(DType.INT16, np.float32(0.1), 3, qmin=-5, qmax=7),
@@ -260,7 +261,8 @@ def test_an_npz_file_keeps_weights(tmp_path: Path) -> None:
     g = qb.load(MODELS[0])
     weights: dict[str, np.ndarray] = {}
     text = g.text(weights)
-    np.savez(tmp_path / "weights.npz", **weights)
+    kept_weights: dict[str, Any] = dict(weights)
+    np.savez(tmp_path / "weights.npz", **kept_weights)
     with np.load(tmp_path / "weights.npz") as kept:
         assert qb.parse(text, kept).digest == g.digest
 

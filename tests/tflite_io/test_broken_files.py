@@ -83,7 +83,7 @@ def calling(count: int, times: int, index: Callable[[int], int]) -> bytes:
 
     def body(place: int) -> tuple[Model, list[int], list[int]]:
         m = Model()
-        x = m.tensor("x", (2,), FLOAT)
+        x = y = m.tensor("x", (2,), FLOAT)
         for _ in range(times):
             y = m.operator(
                 "STABLEHLO_COMPOSITE", [x], m.tensor("y", (2,), FLOAT),
@@ -163,7 +163,8 @@ def sparse(*, data: bool, variable: bool, indices: tuple[int, ...]) -> bytes:
 
 
 def pool(**fields: Any) -> bytes:
-    given = {"StrideH": 1, "StrideW": 1, "FilterHeight": 2, "FilterWidth": 2, **fields}
+    window = {"StrideH": 1, "StrideW": 1, "FilterHeight": 2, "FilterWidth": 2}
+    given: dict[str, Any] = {**window, **fields}
     return one("MAX_POOL_2D", "Pool2DOptions", **given)
 
 

@@ -385,7 +385,7 @@ def suppression(seed: int) -> Case:
 def scaled(by: float) -> tuple[Model, list[int], list[int]]:
     """A subgraph: ``x · by``."""
     body = Model()
-    x, factor = body.tensor("x", (2, 3), FLOAT), body.constant("f", np.float32([by]))
+    x, factor = body.tensor("x", (2, 3), FLOAT), body.constant("f", np.array([by], np.float32))
     y = body.operator("MUL", [x, factor], body.tensor("y", (2, 3), FLOAT), "MulOptions")
     return body, [x], [y]
 

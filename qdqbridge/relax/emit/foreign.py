@@ -134,7 +134,8 @@ def _typed(scope: Scope, node: Node, result: Expr, value: Value) -> Expr:
         )
     extents = static_shape(shape)
     if type_.shape is None and extents is not None:
-        known = relax.TensorType(list(extents), str(type_.dtype))
+        shape_of: Any = list(extents)
+        known = relax.TensorType(shape_of, str(type_.dtype))
         result = scope.builder.match_cast(scope.emit(result), known)
     return result if str(type_.dtype) == meant else scope.op.astype(scope.emit(result), meant)
 
