@@ -234,3 +234,8 @@ def test_a_mode_that_onnx_dropped_cannot_be_written() -> None:
     mode = a.ResizeAttrs("nearest", "tf_half_pixel_for_nn", "floor", (1.0, 1.0, 3.0, 3.0), None)
     with pytest.raises(UnsupportedTargetError, match="tf_half_pixel"):
         encode("Resize", mode, [X], 13)
+
+
+def test_a_number_beyond_int64_is_refused() -> None:
+    with pytest.raises(UnsupportedTargetError, match="extent"):
+        encode("Reshape", a.ReshapeAttrs((1 << 70,)), [X], 17)

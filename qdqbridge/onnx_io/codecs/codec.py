@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
@@ -99,8 +100,19 @@ def encoded(
 
 
 def int64(numbers: Sequence[int]) -> NDArray[np.int64]:
-    """Returns a rank-1 int64 array, the form of axes, shapes, pads and repeats."""
-    return np.array(numbers, np.int64)
+    """Returns a rank-1 int64 array, the form of axes, shapes, pads and repeats.
+
+    Raises:
+        UnsupportedTargetError: A number is beyond int64: a product of extents, say.
+    """
+    try:
+        return np.array(numbers, np.int64)
+    except OverflowError as error:
+        raise UnsupportedTargetError(
+            "ONNX cannot hold an extent",
+            why=f"{max(numbers, key=abs)} is beyond int64",
+            fix="correct the extents of the model's inputs",
+        ) from error
 
 
 def real_dtype(value: Value | None) -> DType:
