@@ -15,6 +15,7 @@ from tvm import relax
 
 import qdqbridge as qb
 from qdqbridge.errors import UnsupportedModelError
+from qdqbridge.graph.graph import Value
 from qdqbridge.qnn.read import Call, Reading
 from qdqbridge.qnn.read.call import Result
 from qdqbridge.relax.dialect import tensor_type
@@ -86,5 +87,7 @@ def test_another_number_of_arguments_is_refused(name: str, count: int) -> None:
     x = reading.input("x", "float32", (2, 2))
     for given in {1, 2, 3, 4} - {count}:
         call = Call(name, (x,) * given, {}, (Result("float32", (2, 2)),), None, "y", "main")
-        node = reading.call(call).producer
-        assert f"{given} arguments" in reading.whys[node]
+        value = reading.call(call)
+        assert isinstance(value, Value)
+        assert value.producer is not None
+        assert f"{given} arguments" in reading.whys[value.producer]
