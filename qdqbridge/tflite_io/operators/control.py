@@ -82,6 +82,17 @@ def assign_variable(c: Conversion, op: Op) -> None:
     resource.stored = c.stored(op.inputs[1])
 
 
+def _beginning(c: Conversion, name: str) -> str:
+    """Returns what a variable holds before the first run, in words."""
+    if name not in c.state.initial:
+        return ""
+    inner, index = c.state.initial[name]
+    array = inner.array(index)
+    if array is not None and array.size and (array == array.flat[0]).all():
+        return f"; it begins with {array.flat[0]} everywhere"
+    return f"; it begins with the file's tensor '{inner.tensor(index).label}'"
+
+
 def _resource(c: Conversion, op: Op, tensor: Tensor) -> Resource:
     name = c.resources.get(op.inputs[0])
     if name is None:
@@ -96,7 +107,7 @@ def _resource(c: Conversion, op: Op, tensor: Tensor) -> Resource:
         c.note(
             "state", op,
             f"the variable '{name}' is an input, and its next value an output: feed the one with "
-            "the other",
+            "the other" + _beginning(c, name),
         )  # fmt: skip
     return found
 

@@ -55,10 +55,10 @@ def per_axis(op: Op, kind: str, rank: int, default: int = 1) -> list[int]:
     return [int(op.option(f"{kind}{axis}", default)) for axis in _SPATIAL[rank]]
 
 
-def _weight(c: Conversion, op: Op, place: int, note: bool = True) -> str:
+def _weight(c: Conversion, op: Op, place: int) -> str:
     """Returns a weight's real numbers; notes where TFLite would quantize activations for it."""
     weight, data = c.at(op, place), c.at(op, 0)
-    if note and c.quantization(weight) is not None and data.type == "FLOAT32":
+    if c.quantization(weight) is not None and data.type == "FLOAT32":
         c.note(
             "hybrid-operator", op,
             f"{op.name} has quantized weights and float activations; TFLite quantizes the "
