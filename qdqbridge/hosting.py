@@ -90,8 +90,13 @@ def from_relax(
 
 
 def compile(
-    graph: Graph, target: Any = "host", *, kernels: str = "fast", threads: int | None = None,
-    expose: Sequence[Value] = (), extents: Mapping[str, int] | None = None,
+    graph: Graph,
+    target: Any = "host",
+    *,
+    kernels: str = "fast",
+    threads: int | None = None,
+    expose: Sequence[Value] = (),
+    extents: Mapping[str, int] | None = None,
 ) -> Executable:
     """Builds ``graph`` with TVM.
 

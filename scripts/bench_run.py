@@ -84,8 +84,13 @@ def quantize(source: Path, target: Path, kind: str) -> None:
     operators = sorted({node.op_type for node in onnx.load(source).graph.node})
     signed = kind == "s8s8"
     quantize_static(
-        str(source), str(target), Reader(), quant_format=QuantFormat.QDQ, per_channel=True,
-        op_types_to_quantize=operators, weight_type=QuantType.QInt8,
+        str(source),
+        str(target),
+        Reader(),
+        quant_format=QuantFormat.QDQ,
+        per_channel=True,
+        op_types_to_quantize=operators,
+        weight_type=QuantType.QInt8,
         activation_type=QuantType.QInt8 if signed else QuantType.QUInt8,
         extra_options={"ActivationSymmetric": False, "WeightSymmetric": True},
     )

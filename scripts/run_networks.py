@@ -48,8 +48,15 @@ class Net:
         return name
 
     def conv(
-        self, x: str, inputs: int, outputs: int, size: int = 1, *, stride: int = 1,
-        groups: int = 1, then: str = "Relu",
+        self,
+        x: str,
+        inputs: int,
+        outputs: int,
+        size: int = 1,
+        *,
+        stride: int = 1,
+        groups: int = 1,
+        then: str = "Relu",
     ) -> str:
         """Adds a convolution with padding, its bias and an activation (none if empty)."""
         fan = inputs // groups * size * size
@@ -57,8 +64,14 @@ class Net:
         scaled = (weight * math.sqrt(2 / fan)).astype(np.float32)
         bias = (self.rng.standard_normal(outputs) * 0.1).astype(np.float32)
         y = self.op(
-            "Conv", x, self.constant(scaled), self.constant(bias), kernel_shape=[size, size],
-            strides=[stride, stride], pads=[size // 2] * 4, group=groups,
+            "Conv",
+            x,
+            self.constant(scaled),
+            self.constant(bias),
+            kernel_shape=[size, size],
+            strides=[stride, stride],
+            pads=[size // 2] * 4,
+            group=groups,
         )
         return self.op(then, y) if then else y
 
@@ -72,9 +85,11 @@ class Net:
     def finish(self, y: str) -> onnx.ModelProto:
         """Returns the model whose result is ``y``."""
         graph = helper.make_graph(
-            self.nodes, "net",
+            self.nodes,
+            "net",
             [helper.make_tensor_value_info("x", TensorProto.FLOAT, self.shape)],
-            [helper.make_tensor_value_info(y, TensorProto.FLOAT, None)], self.initializers,
+            [helper.make_tensor_value_info(y, TensorProto.FLOAT, None)],
+            self.initializers,
         )
         model = helper.make_model(
             graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10
@@ -163,8 +178,13 @@ def unet() -> onnx.ModelProto:
     factors = net.constant(np.array([1, 1, 2, 2], np.float32))
     for skip, width in reversed(kept):
         x = net.op(
-            "Resize", x, "", factors, mode="nearest",
-            coordinate_transformation_mode="asymmetric", nearest_mode="floor",
+            "Resize",
+            x,
+            "",
+            factors,
+            mode="nearest",
+            coordinate_transformation_mode="asymmetric",
+            nearest_mode="floor",
         )
         x = net.op("Concat", skip, net.conv(x, channels, width, 3), axis=1)
         x, channels = net.conv(net.conv(x, 2 * width, width, 3), width, width, 3), width

@@ -85,16 +85,12 @@ def test_float_modules_are_profiled_and_quantized(
     assert json.loads(capsys.readouterr().out.partition("\n{")[2].join(["{", ""]))["integer"] > 5
 
 
-def test_an_onnx_model_has_its_parameters(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_onnx_model_has_its_parameters(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["inspect", str(CNN), "--params", str(folder / "d.npz")]) == MODEL
     assert "leave --params out" in capsys.readouterr().err
 
 
-def test_tflite_files_are_models_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tflite_files_are_models_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tflite", reason="TVM reads TFLite files through the package tflite")
     model = Path(__file__).parent / "tflite_io" / "data" / "int8_network.tflite"
     path = tmp_path / "again.onnx"

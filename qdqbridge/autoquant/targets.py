@@ -151,9 +151,7 @@ def _named(*flows: Flow) -> tuple[str, ...]:
     Those whose results lie in a known interval have rules of their own.
     """
     return tuple(
-        row.name
-        for row in OPERATORS
-        if row.flow in flows and row.quantize and row.interval is None
+        row.name for row in OPERATORS if row.flow in flows and row.quantize and row.interval is None
     )
 
 

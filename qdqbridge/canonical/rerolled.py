@@ -72,9 +72,7 @@ def _kebab(name: str) -> str:
     return re.sub("(?<=[a-z])(?=[A-Z])", "-", name).lower()
 
 
-ACTIVATIONS: tuple[Rule, ...] = tuple(
-    _fusion(op) for op in OPERATORS if op.arity == 1 and op.forms
-)
+ACTIVATIONS: tuple[Rule, ...] = tuple(_fusion(op) for op in OPERATORS if op.arity == 1 and op.forms)
 
 
 # ---- attention ---------------------------------------------------------------------------------

@@ -18,7 +18,9 @@ def kernels_json(times: Sequence[KernelTime], limit: float) -> dict[str, Any]:
         "limit_gops": limit / 1e9,
         "kernels": [
             {
-                "name": entry.name, "calls": entry.calls, "us": entry.seconds * 1e6,
+                "name": entry.name,
+                "calls": entry.calls,
+                "us": entry.seconds * 1e6,
                 "gops": None if entry.rate is None else entry.rate / 1e9,
             }
             for entry in times
@@ -30,12 +32,17 @@ def kernels_table(times: Sequence[KernelTime], limit: float) -> Table:
     """Returns times as a table; ``limit`` is in operations per second."""
     whole = sum(entry.seconds for entry in times)
     table = Table(
-        title=f"kernels; the dot product reaches {limit / 1e9:.0f} GOP/s", title_justify="left",
+        title=f"kernels; the dot product reaches {limit / 1e9:.0f} GOP/s",
+        title_justify="left",
         show_footer=True,
     )
     columns = (
-        ("kernel", "all"), ("calls", str(sum(entry.calls for entry in times))),
-        ("µs", f"{whole * 1e6:.1f}"), ("time", ""), ("GOP/s", ""), ("of the limit", ""),
+        ("kernel", "all"),
+        ("calls", str(sum(entry.calls for entry in times))),
+        ("µs", f"{whole * 1e6:.1f}"),
+        ("time", ""),
+        ("GOP/s", ""),
+        ("of the limit", ""),
     )
     for head, foot in columns:
         table.add_column(head, foot, justify="left" if head == "kernel" else "right")

@@ -196,9 +196,7 @@ def _results(
     return fed, {name: joined(parts, fed, name) for name, parts in results.items()}
 
 
-def _runner(
-    engine: str, graph: Graph, model: Path, target: str, threads: int | None
-) -> Runner:
+def _runner(engine: str, graph: Graph, model: Path, target: str, threads: int | None) -> Runner:
     """Returns a function from inputs by name to outputs by name."""
     if engine == "interpreter":
         return partial(pipeline.evaluate, graph)
@@ -227,7 +225,8 @@ def _timed(runner: Runner, target: str) -> Callable[[Mapping[str, NDArray[Any]]]
     executable = getattr(runner, "__self__", None)
     if not hasattr(executable, "library"):
         raise InputDataError(
-            "there are no kernels to profile", why="the model is not compiled by TVM",
+            "there are no kernels to profile",
+            why="the model is not compiled by TVM",
             fix="leave --engine out, or give --engine tvm",
         )
     return partial(_kernel_times, executable, target)

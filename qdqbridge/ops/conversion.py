@@ -68,7 +68,8 @@ def _check(*, quantized_operand: bool, quantized_result: bool) -> Callable[[Node
     def check(node: Node) -> Iterator[str]:
         x, y = node.operand(0), node.output
         for value, wanted, what in (
-            (x, quantized_operand, "operand"), (y, quantized_result, "result")
+            (x, quantized_operand, "operand"),
+            (y, quantized_result, "result"),
         ):
             if isinstance(value.type, QuantType) != wanted:
                 yield f"the {what} is {'not ' if wanted else ''}quantized"
@@ -88,28 +89,44 @@ def _check_reinterpret(node: Node) -> Iterator[str]:
 
 
 QUANTIZE = Operator(
-    name="quantize", flow=Flow.CONVERT, attributes=NoAttributes, compute=_same,
-    contract=_quantize, check=_check(quantized_operand=False, quantized_result=True),
+    name="quantize",
+    flow=Flow.CONVERT,
+    attributes=NoAttributes,
+    compute=_same,
+    contract=_quantize,
+    check=_check(quantized_operand=False, quantized_result=True),
     numerics="sat(rint(x / s) + z): float32 division, half to even. NaN gives qmin, "
     "so that the range holds what it says (ONNX leaves NaN open: onnxruntime's gives the smallest "
     "value of the storage, and a Clip behind it makes that qmin, but not one in front of it). "
     "Otherwise equals onnxruntime 1.31.",
 )
 DEQUANTIZE = Operator(
-    name="dequantize", flow=Flow.CONVERT, attributes=NoAttributes, compute=_same,
-    contract=_dequantize, check=_check(quantized_operand=True, quantized_result=False),
+    name="dequantize",
+    flow=Flow.CONVERT,
+    attributes=NoAttributes,
+    compute=_same,
+    contract=_dequantize,
+    check=_check(quantized_operand=True, quantized_result=False),
     numerics="f32(q - z) * s. Equals onnxruntime 1.31 in every bit.",
 )
 REQUANTIZE = Operator(
-    name="requantize", flow=Flow.CONVERT, attributes=NoAttributes, compute=_same,
-    contract=_requantize, check=_check(quantized_operand=True, quantized_result=True),
+    name="requantize",
+    flow=Flow.CONVERT,
+    attributes=NoAttributes,
+    compute=_same,
+    contract=_requantize,
+    check=_check(quantized_operand=True, quantized_result=True),
     numerics="dequantize, then quantize: sat(rint(f32(q - z) * s / s') + z'). Equals "
     "onnxruntime 1.31 on every code. With graph optimizations onnxruntime 1.32 makes one "
     "QuantizeLinear of Q, DQ, Q of one storage type, with a scale of its own: a step or more away.",
 )
 REINTERPRET = Operator(
-    name="reinterpret", flow=Flow.REINTERPRET, attributes=NoAttributes, compute=_same,
-    contract=_reinterpret, check=_check_reinterpret,
+    name="reinterpret",
+    flow=Flow.REINTERPRET,
+    attributes=NoAttributes,
+    compute=_same,
+    contract=_reinterpret,
+    check=_check_reinterpret,
     numerics="The same stored bits under other parameters. Exact.",
 )
 

@@ -53,9 +53,7 @@ def spread(attrs: ConvTransposeAttrs, x: Array, w: Array) -> Array:
         matrix = np.swapaxes(weights[(..., *tap)], 1, 2)
         part = matrix * columns if matrix.shape[2] == 1 else np.matmul(matrix, columns)
         np.add(view, part.reshape(x.shape[0], channels, *x.shape[2:]), out=view)
-    crop = tuple(
-        slice(attrs.pads[i], room[i] - attrs.pads[i + rank]) for i in range(rank)
-    )
+    crop = tuple(slice(attrs.pads[i], room[i] - attrs.pads[i + rank]) for i in range(rank))
     return total[(slice(None), slice(None), *crop)]
 
 
@@ -125,10 +123,14 @@ def _check_common(
 def _check_conv(node: Node) -> Iterator[str]:
     attrs = node.attributes
     assert isinstance(attrs, ConvAttrs)
-    yield from _check_common(node, (
-        ("strides", attrs.strides, 1, 1), ("dilations", attrs.dilations, 1, 1),
-        ("pads", attrs.pads, 2, 0),
-    ))
+    yield from _check_common(
+        node,
+        (
+            ("strides", attrs.strides, 1, 1),
+            ("dilations", attrs.dilations, 1, 1),
+            ("pads", attrs.pads, 2, 0),
+        ),
+    )
     channels, out = known(node.operand(0), 1), known(node.operand(1), 0)
     per_group = known(node.operand(1), 1)
     if attrs.group < 1:
@@ -146,10 +148,15 @@ def _check_conv(node: Node) -> Iterator[str]:
 def _check_conv_transpose(node: Node) -> Iterator[str]:
     attrs = node.attributes
     assert isinstance(attrs, ConvTransposeAttrs)
-    yield from _check_common(node, (
-        ("strides", attrs.strides, 1, 1), ("dilations", attrs.dilations, 1, 1),
-        ("pads", attrs.pads, 2, 0), ("output_padding", attrs.output_padding, 1, 0),
-    ))
+    yield from _check_common(
+        node,
+        (
+            ("strides", attrs.strides, 1, 1),
+            ("dilations", attrs.dilations, 1, 1),
+            ("pads", attrs.pads, 2, 0),
+            ("output_padding", attrs.output_padding, 1, 0),
+        ),
+    )
     channels, per_group = known(node.operand(0), 1), known(node.operand(1), 1)
     if attrs.group < 1:
         yield f"group is {attrs.group}"
@@ -172,7 +179,11 @@ _NUMERICS = (
 )
 
 CONV = Operator(
-    name="Conv", flow=Flow.ACCUMULATE, attributes=ConvAttrs, compute=_conv, contract=_contract,
+    name="Conv",
+    flow=Flow.ACCUMULATE,
+    attributes=ConvAttrs,
+    compute=_conv,
+    contract=_contract,
     check=_check_conv,
     numerics=_NUMERICS + "SAME never crops; onnxruntime 1.32 shifts windows smaller than their "
     "stride. Against onnxruntime 1.31: its fused QLinearConv differs in 0 of "
@@ -180,8 +191,12 @@ CONV = Operator(
     "error of its float32 sum.",
 )
 CONV_TRANSPOSE = Operator(
-    name="ConvTranspose", flow=Flow.ACCUMULATE, attributes=ConvTransposeAttrs,
-    compute=_conv_transpose, contract=_contract, check=_check_conv_transpose,
+    name="ConvTranspose",
+    flow=Flow.ACCUMULATE,
+    attributes=ConvTransposeAttrs,
+    compute=_conv_transpose,
+    contract=_contract,
+    check=_check_conv_transpose,
     numerics=_NUMERICS.replace("channel.", "channel (weight axis 1, repeated for each group).", 1)
     + "SAME crops to the input times the stride and never widens, as ONNX's shape inference and "
     "onnxruntime 1.32; ONNX's text widens where the kernel is smaller than the stride. "

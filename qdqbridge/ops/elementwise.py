@@ -216,13 +216,23 @@ PRELU = binary(
     forms=(Form(("Where", ("Less", "a", 0.0), ("Mul", "a", "b"), "a")),),
 )  # fmt: skip
 WHERE = Operator(
-    name="Where", flow=Flow.ELEMENTWISE, attributes=NoAttributes, compute=_where,
-    contract=_where_contract, data=(1, 2), check=_check_where, onnx=(OnnxOp(name="Where"),),
+    name="Where",
+    flow=Flow.ELEMENTWISE,
+    attributes=NoAttributes,
+    compute=_where,
+    contract=_where_contract,
+    data=(1, 2),
+    check=_check_where,
+    onnx=(OnnxOp(name="Where"),),
     numerics="Operands are requantized to the result's parameters, then chosen. " + _EQUAL,
 )
 CONCAT = Operator(
-    name="Concat", flow=Flow.ELEMENTWISE, attributes=AxisAttrs, compute=_concat,
-    contract=_concat_contract, check=_check_concat,
+    name="Concat",
+    flow=Flow.ELEMENTWISE,
+    attributes=AxisAttrs,
+    compute=_concat,
+    contract=_concat_contract,
+    check=_check_concat,
     numerics="Operands are requantized to the result's parameters, then joined. " + _EQUAL,
 )
 

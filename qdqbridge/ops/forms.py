@@ -57,9 +57,7 @@ def written(
     return None
 
 
-def _attributes(
-    op: Operator, form: Form, found: Match, claimed: Attributes | None
-) -> Attributes:
+def _attributes(op: Operator, form: Form, found: Match, claimed: Attributes | None) -> Attributes:
     values = {name: form.given.get(name, found.numbers.get(name)) for name in op.fields}
     if isinstance(claimed, op.attributes):
         said = op.values(claimed)
@@ -81,9 +79,7 @@ def whole_forms(op: Operator) -> tuple[Form, ...]:
     """
     patterns = [form.pattern for form in op.forms]
     return tuple(
-        form
-        for form in op.forms
-        if not any(_is_part(form.pattern, other) for other in patterns)
+        form for form in op.forms if not any(_is_part(form.pattern, other) for other in patterns)
     )
 
 

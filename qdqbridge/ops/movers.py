@@ -39,8 +39,14 @@ def mover(
 ) -> Operator:
     """Returns the row of a data mover, whose other operands only configure it."""
     return Operator(
-        name=name, flow=Flow.MOVE, attributes=attributes, compute=compute,
-        contract=moved(compute), data=(0,), check=check, numerics=numerics,
+        name=name,
+        flow=Flow.MOVE,
+        attributes=attributes,
+        compute=compute,
+        contract=moved(compute),
+        data=(0,),
+        check=check,
+        numerics=numerics,
     )
 
 
@@ -159,8 +165,10 @@ def _check_reshape(node: Node) -> Iterator[str]:
         return
     total = int(np.prod([size or 0 for size in sizes], dtype=np.int64))
     wanted = int(np.prod([c for c in copied if c is not None and c != -1], dtype=np.int64))
-    if (wanted == 0 and total) or (wanted and total % wanted) or (
-        -1 not in copied and wanted != total
+    if (
+        (wanted == 0 and total)
+        or (wanted and total % wanted)
+        or (-1 not in copied and wanted != total)
     ):
         yield f"{total} elements do not fill the shape {target}"
 

@@ -18,8 +18,13 @@ from qdqbridge.ops.windows import extents, padded, taps
 
 def _out(attrs: PoolAttrs, x: Array) -> tuple[int, ...]:
     return extents(
-        x.shape[2:], attrs.kernel_shape, attrs.strides, attrs.dilations, attrs.pads,
-        ceil_mode=attrs.ceil_mode, clipped=True,
+        x.shape[2:],
+        attrs.kernel_shape,
+        attrs.strides,
+        attrs.dilations,
+        attrs.pads,
+        ceil_mode=attrs.ceil_mode,
+        clipped=True,
     )
 
 
@@ -102,8 +107,10 @@ def lowest(dtype: np.dtype[Any]) -> object:
 
 def comparable(x: Array) -> Array:
     """Returns ``x`` in a type NumPy can compare: sub-byte integers become int8."""
-    return x if x.dtype.kind in "iufb" else x.astype(
-        np.float32 if x.dtype.itemsize > 1 or "float" in x.dtype.name else np.int8
+    return (
+        x
+        if x.dtype.kind in "iufb"
+        else x.astype(np.float32 if x.dtype.itemsize > 1 or "float" in x.dtype.name else np.int8)
     )
 
 
@@ -133,10 +140,15 @@ def _check_pool(node: Node) -> Iterator[str]:
     if rank < 1:
         yield f"the input has rank {x.rank}; it needs a batch, a channel and a spatial axis"
         return
-    yield from spatial_lengths(rank, (
-        ("kernel_shape", attrs.kernel_shape, 1, 1), ("strides", attrs.strides, 1, 1),
-        ("dilations", attrs.dilations, 1, 1), ("pads", attrs.pads, 2, 0),
-    ))
+    yield from spatial_lengths(
+        rank,
+        (
+            ("kernel_shape", attrs.kernel_shape, 1, 1),
+            ("strides", attrs.strides, 1, 1),
+            ("dilations", attrs.dilations, 1, 1),
+            ("pads", attrs.pads, 2, 0),
+        ),
+    )
     if len(attrs.pads) == 2 * rank and len(attrs.kernel_shape) == len(attrs.dilations) == rank:
         for i, (kernel, dilation) in enumerate(
             zip(attrs.kernel_shape, attrs.dilations, strict=True)
@@ -176,24 +188,42 @@ _FLOAT = (
 )
 
 AVERAGE_POOL = Operator(
-    name="AveragePool", flow=Flow.AVERAGE, attributes=PoolAttrs, compute=_average_pool,
-    contract=_average_contract, check=_check_pool, numerics=_MEAN + _WINDOWS + _FLOAT,
+    name="AveragePool",
+    flow=Flow.AVERAGE,
+    attributes=PoolAttrs,
+    compute=_average_pool,
+    contract=_average_contract,
+    check=_check_pool,
+    numerics=_MEAN + _WINDOWS + _FLOAT,
 )
 GLOBAL_AVERAGE_POOL = Operator(
-    name="GlobalAveragePool", flow=Flow.AVERAGE, attributes=NoAttributes,
-    compute=_global_average, contract=_global_average_contract, check=_check_global,
+    name="GlobalAveragePool",
+    flow=Flow.AVERAGE,
+    attributes=NoAttributes,
+    compute=_global_average,
+    contract=_global_average_contract,
+    check=_check_global,
     numerics=_MEAN + _FLOAT,
 )
 MAX_POOL = Operator(
-    name="MaxPool", flow=Flow.MOVE, attributes=PoolAttrs, compute=_max_pool,
-    contract=moved(_max_pool), check=_check_pool,
+    name="MaxPool",
+    flow=Flow.MOVE,
+    attributes=PoolAttrs,
+    compute=_max_pool,
+    contract=moved(_max_pool),
+    check=_check_pool,
     numerics="The largest stored value of every window; padding never wins. Exact. A float window "
     "of nothing but padding is -inf; onnxruntime 1.32 yields the lowest finite number. "
-    + _WINDOWS.strip() + NAN_WINS,
+    + _WINDOWS.strip()
+    + NAN_WINS,
 )
 GLOBAL_MAX_POOL = Operator(
-    name="GlobalMaxPool", flow=Flow.MOVE, attributes=NoAttributes, compute=_global_max,
-    contract=moved(_global_max), check=_check_global,
+    name="GlobalMaxPool",
+    flow=Flow.MOVE,
+    attributes=NoAttributes,
+    compute=_global_max,
+    contract=moved(_global_max),
+    check=_check_global,
     numerics="The largest stored value over the spatial axes. Exact." + NAN_WINS,
 )
 

@@ -91,21 +91,39 @@ _FLOAT = (
 )
 
 REDUCE_MEAN = Operator(
-    name="ReduceMean", flow=Flow.AVERAGE, attributes=ReduceAttrs, compute=_reduce_mean,
-    contract=_mean_contract, check=_check, numerics=_MEAN.format(n="") + _FLOAT,
+    name="ReduceMean",
+    flow=Flow.AVERAGE,
+    attributes=ReduceAttrs,
+    compute=_reduce_mean,
+    contract=_mean_contract,
+    check=_check,
+    numerics=_MEAN.format(n="") + _FLOAT,
 )
 REDUCE_SUM = Operator(
-    name="ReduceSum", flow=Flow.AVERAGE, attributes=ReduceAttrs, compute=_reduce_sum,
-    contract=_sum_contract, check=_check, numerics=_MEAN.format(n=", n taken as 1") + _FLOAT,
+    name="ReduceSum",
+    flow=Flow.AVERAGE,
+    attributes=ReduceAttrs,
+    compute=_reduce_sum,
+    contract=_sum_contract,
+    check=_check,
+    numerics=_MEAN.format(n=", n taken as 1") + _FLOAT,
 )
 REDUCE_MAX = Operator(
-    name="ReduceMax", flow=Flow.MOVE, attributes=ReduceAttrs, compute=_reduce_max,
-    contract=moved(_reduce_max), check=_check,
+    name="ReduceMax",
+    flow=Flow.MOVE,
+    attributes=ReduceAttrs,
+    compute=_reduce_max,
+    contract=moved(_reduce_max),
+    check=_check,
     numerics="The largest stored value. Exact." + NAN_WINS,
 )
 REDUCE_MIN = Operator(
-    name="ReduceMin", flow=Flow.MOVE, attributes=ReduceAttrs, compute=_reduce_min,
-    contract=moved(_reduce_min), check=_check,
+    name="ReduceMin",
+    flow=Flow.MOVE,
+    attributes=ReduceAttrs,
+    compute=_reduce_min,
+    contract=moved(_reduce_min),
+    check=_check,
     numerics="The smallest stored value. Exact." + NAN_WINS,
 )
 

@@ -18,8 +18,13 @@ from qdqbridge.ops.attributes import ResizeAttrs
 from qdqbridge.ops.stored import moved, present
 
 COORDINATES = (
-    "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "asymmetric", "align_corners",
-    "tf_half_pixel_for_nn", "tf_crop_and_resize",
+    "half_pixel",
+    "half_pixel_symmetric",
+    "pytorch_half_pixel",
+    "asymmetric",
+    "align_corners",
+    "tf_half_pixel_for_nn",
+    "tf_crop_and_resize",
 )
 NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "simple")
 """``simple`` is what Resize of opset 10 and Upsample do."""
@@ -44,9 +49,7 @@ def scales(attributes: ResizeAttrs, shape: tuple[int, ...]) -> tuple[np.float32,
     return tuple(np.float32(o) / np.float32(i) for o, i in zip(out, shape, strict=True))
 
 
-def coordinates(
-    attributes: ResizeAttrs, shape: tuple[int, ...], axis: int, dtype: Any
-) -> Array:
+def coordinates(attributes: ResizeAttrs, shape: tuple[int, ...], axis: int, dtype: Any) -> Array:
     """Returns where every element along ``axis`` lies in the input, in ``dtype``."""
     f = np.dtype(dtype).type
     scale = f(scales(attributes, shape)[axis])
@@ -263,7 +266,8 @@ def _check(node: Node) -> Iterator[str]:
     if attributes.scales is None and attributes.sizes is None:
         yield "neither scales nor sizes are given"
     for name, entries, count in (
-        ("scales", attributes.scales, 1), ("sizes", attributes.sizes, 1),
+        ("scales", attributes.scales, 1),
+        ("sizes", attributes.sizes, 1),
         ("roi", attributes.roi or None, 2),
     ):
         if entries is not None and rank is not None and len(entries) != count * rank:
@@ -276,8 +280,13 @@ def _check(node: Node) -> Iterator[str]:
 
 
 RESIZE = Operator(
-    name="Resize", flow=Flow.ROUND, attributes=ResizeAttrs, compute=_resize,
-    contract=_contract, data=(0,), check=_check,
+    name="Resize",
+    flow=Flow.ROUND,
+    attributes=ResizeAttrs,
+    compute=_resize,
+    contract=_contract,
+    data=(0,),
+    check=_check,
     numerics="nearest: stored values move. linear: weights and the weighted sum of the 4 (8) "
     "corners in float32, innermost axis fastest, each weight multiplied innermost first. cubic: "
     "innermost axis first, four terms added from the left. Coordinates in float32. Against "

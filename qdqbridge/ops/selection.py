@@ -17,7 +17,9 @@ from qdqbridge.ops.shapes import axes_fit, known
 from qdqbridge.ops.stored import converted, present
 
 _MODES: dict[str, Literal["reflect", "edge", "wrap"]] = {
-    "reflect": "reflect", "edge": "edge", "wrap": "wrap"
+    "reflect": "reflect",
+    "edge": "edge",
+    "wrap": "wrap",
 }
 
 
@@ -48,8 +50,7 @@ def _surrounded(attributes: PadAttrs, x: Array, value: Array) -> Array:
     rank = x.ndim
     begin, end = attributes.pads[:rank], attributes.pads[rank:]
     crop = tuple(
-        slice(max(-b, 0), size - max(-e, 0))
-        for b, e, size in zip(begin, end, x.shape, strict=True)
+        slice(max(-b, 0), size - max(-e, 0)) for b, e, size in zip(begin, end, x.shape, strict=True)
     )
     widths = [(max(b, 0), max(e, 0)) for b, e in zip(begin, end, strict=True)]
     inner = x[crop]
@@ -85,9 +86,9 @@ def _pad_contract(
 def _check_slice(node: Node) -> Iterator[str]:
     attributes = node.attributes
     assert isinstance(attributes, SliceAttrs)
-    counts = {len(v) for v in (
-        attributes.starts, attributes.ends, attributes.axes, attributes.steps
-    )}
+    counts = {
+        len(v) for v in (attributes.starts, attributes.ends, attributes.axes, attributes.steps)
+    }
     if len(counts) > 1:
         yield "starts, ends, axes and steps have different lengths"
     if 0 in attributes.steps:
@@ -142,8 +143,13 @@ OPERATORS = (
     mover("Gather", AxisAttrs, _gather, _check_gather, "Moves stored values; indices stay. Exact."),
     mover("Split", SplitAttrs, _split, _check_split),
     Operator(
-        name="Pad", flow=Flow.MOVE, attributes=PadAttrs, compute=_pad, contract=_pad_contract,
-        data=(0,), check=_check_pad,
+        name="Pad",
+        flow=Flow.MOVE,
+        attributes=PadAttrs,
+        compute=_pad,
+        contract=_pad_contract,
+        data=(0,),
+        check=_check_pad,
         numerics="Moves stored values; a constant is quantize(value) of the result's type. Exact.",
     ),
 )

@@ -63,7 +63,11 @@ _NUMERICS = (
 )
 
 SOFTMAX = Operator(
-    name="Softmax", flow=Flow.ROUND, attributes=SoftmaxAttrs, compute=_softmax, check=_check,
+    name="Softmax",
+    flow=Flow.ROUND,
+    attributes=SoftmaxAttrs,
+    compute=_softmax,
+    check=_check,
     interval=(0.0, 255 / 256),
     numerics=_NUMERICS.format("y = quantize(e / f32(f64(S) * 2**-40))")
     + "Against onnxruntime 1.31: 0 of 1,100,000 8-bit results differ; 16-bit ones with a scale of "
@@ -71,7 +75,10 @@ SOFTMAX = Operator(
     "Its fused QLinearSoftmax (1.32, optimizations on) gives 254 for 1 in scale 1/255, not 255.",
 )
 LOG_SOFTMAX = Operator(
-    name="LogSoftmax", flow=Flow.ROUND, attributes=SoftmaxAttrs, compute=_log_softmax,
+    name="LogSoftmax",
+    flow=Flow.ROUND,
+    attributes=SoftmaxAttrs,
+    compute=_log_softmax,
     check=_check,
     numerics=_NUMERICS.format("y = quantize(d - f32(log(f64(S) * 2**-40)))")
     + "Against onnxruntime 1.31: 0 of 1,100,000 8-bit results differ; 16-bit ones in 1 of 46,000 "

@@ -74,7 +74,8 @@ class Executable:
             InputDataError: Always.
         """
         raise InputDataError(
-            "an executable cannot be pickled or copied", why="it holds machine code",
+            "an executable cannot be pickled or copied",
+            why="it holds machine code",
             fix="save it, and load it with load_executable",
         )
 

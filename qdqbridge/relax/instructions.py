@@ -12,13 +12,47 @@ from qdqbridge.relax.kernels.cpu import host_target
 
 _HABITS = frozenset({"branchfusion", "ermsb", "fsrm", "macrofusion", "nopl", "vzeroupper"})
 """How LLVM likes to write code for a CPU; every CPU runs it."""
-_NEVER_WRITTEN = frozenset({
-    "cldemote", "clflushopt", "clwb", "clzero", "el2vmsa", "el3", "enqcmd", "ete", "fsgsbase",
-    "hreset", "invpcid", "kl", "movdir64b", "movdiri", "mwaitx", "pconfig", "perfmon", "pku",
-    "prefetchi", "ptwrite", "rdpid", "rdpru", "rtm", "serialize", "sgx", "shstk", "trbe",
-    "tsxldtrk", "uintr", "usermsr", "waitpkg", "wbnoinvd", "widekl", "xsave", "xsavec", "xsaveopt",
-    "xsaves",
-})
+_NEVER_WRITTEN = frozenset(
+    {
+        "cldemote",
+        "clflushopt",
+        "clwb",
+        "clzero",
+        "el2vmsa",
+        "el3",
+        "enqcmd",
+        "ete",
+        "fsgsbase",
+        "hreset",
+        "invpcid",
+        "kl",
+        "movdir64b",
+        "movdiri",
+        "mwaitx",
+        "pconfig",
+        "perfmon",
+        "pku",
+        "prefetchi",
+        "ptwrite",
+        "rdpid",
+        "rdpru",
+        "rtm",
+        "serialize",
+        "sgx",
+        "shstk",
+        "trbe",
+        "tsxldtrk",
+        "uintr",
+        "usermsr",
+        "waitpkg",
+        "wbnoinvd",
+        "widekl",
+        "xsave",
+        "xsavec",
+        "xsaveopt",
+        "xsaves",
+    }
+)
 """Instructions of operating systems and of programs that ask for them by name."""
 
 

@@ -91,10 +91,7 @@ def kernel_times(
     hook: Any = instrument
     machine.set_instrument(hook)
     Caller(executable.threads).call(machine["main"], *tensors)
-    found = [
-        KernelTime(name, len(taken), sum(taken), done[name])
-        for name, taken in times.items()
-    ]
+    found = [KernelTime(name, len(taken), sum(taken), done[name]) for name, taken in times.items()]
     return sorted(found, key=lambda entry: -entry.seconds)
 
 

@@ -44,7 +44,9 @@ def write(library: Any, path: Path, nbytes: int, interface: dict[str, Any]) -> N
     """
     if path.suffix != SUFFIX:
         raise InputDataError(
-            "cannot save the executable", where=str(path), why="it is written as a library",
+            "cannot save the executable",
+            where=str(path),
+            why="it is written as a library",
             fix=f"choose a name that ends in {SUFFIX}",
         )
     text = json.dumps(interface).encode()
@@ -94,7 +96,8 @@ def interface_of(graph: Graph, target: Any, threads: int) -> dict[str, Any]:
 def _entry(name: str, value: Value) -> dict[str, Any]:
     shape = value.type.shape
     return {
-        "name": name, "dtype": value.type.dtype.label,
+        "name": name,
+        "dtype": value.type.dtype.label,
         "shape": None if shape is None else list(shape),
     }
 
@@ -135,6 +138,8 @@ def _digest(path: Path, count: int) -> bytes:
 
 def _unreadable(path: Path, why: str) -> ModelFileError:
     return ModelFileError(
-        "cannot load the executable", where=str(path), why=why,
+        "cannot load the executable",
+        where=str(path),
+        why=why,
         fix="save it again with Executable.save",
     )

@@ -35,8 +35,12 @@ class Caller:
 
     def _prepare(self) -> None:
         self._process, self._turn = os.getpid(), Lock()
-        self._own = None if self.count == 1 else ThreadPoolExecutor(
-            1, thread_name_prefix="qdqbridge", initializer=_start, initargs=(self.count,)
+        self._own = (
+            None
+            if self.count == 1
+            else ThreadPoolExecutor(
+                1, thread_name_prefix="qdqbridge", initializer=_start, initargs=(self.count,)
+            )
         )
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:

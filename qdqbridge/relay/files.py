@@ -63,12 +63,16 @@ def load(path: Path | str) -> tuple[ir.IRModule, dict[str, Any]]:
             text, data = archive.read(_MODULE), archive.read(_PARAMS)
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise ModelFileError(
-            "cannot read the Relay module", where=str(path), why=str(error),
+            "cannot read the Relay module",
+            where=str(path),
+            why=str(error),
             fix="give a file that qdqbridge.relay.save wrote",
         ) from error
     if version != _VERSION:
         raise ModelFileError(
-            "cannot read the Relay module", where=str(path), why=f"its format is {version!r}",
+            "cannot read the Relay module",
+            where=str(path),
+            why=f"its format is {version!r}",
             fix=f"this version reads {_VERSION!r}",
         )
     try:
@@ -77,7 +81,9 @@ def load(path: Path | str) -> tuple[ir.IRModule, dict[str, Any]]:
         return module, dict(relay.load_param_dict(data))
     except (tvm.TVMError, ValueError, KeyError, TypeError) as error:
         raise ModelFileError(
-            "cannot read the Relay module", where=str(path), why=str(error).splitlines()[-1],
+            "cannot read the Relay module",
+            where=str(path),
+            why=str(error).splitlines()[-1],
         ) from error
 
 

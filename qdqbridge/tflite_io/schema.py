@@ -295,9 +295,7 @@ class _Parser:
                 )
         return made
 
-    def _tensor(
-        self, index: int, tensor: Any, buffers: list[tuple[int, int] | None]
-    ) -> Tensor:
+    def _tensor(self, index: int, tensor: Any, buffers: list[tuple[int, int] | None]) -> Tensor:
         buffer = int(tensor.Buffer())
         if buffer >= len(buffers):
             raise ValueError(f"buffer {buffer} does not exist")

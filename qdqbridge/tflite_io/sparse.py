@@ -13,9 +13,7 @@ _MOST, _SPARSEST = 1 << 22, 100
 """A dense tensor may have so many elements, and so many for each that is stored."""
 
 
-def densified(
-    values: NDArray[Any], shape: tuple[int, ...], sparsity: Sparsity
-) -> NDArray[Any]:
+def densified(values: NDArray[Any], shape: tuple[int, ...], sparsity: Sparsity) -> NDArray[Any]:
     """Returns the dense array of a sparse constant.
 
     Source: TFLite's ``SparsityParameters``: the levels of a storage tree in traversal order, dense

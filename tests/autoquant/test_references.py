@@ -189,4 +189,3 @@ def run(path, x):
     options.log_severity_level = 4
     session = ort.InferenceSession(str(path), options, ["CPUExecutionProvider"])
     return np.asarray(session.run(None, {"input": x})[0])
-

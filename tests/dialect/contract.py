@@ -48,8 +48,10 @@ class Host:
 
 def params(dtype: str, scale: Any, zero_point: Any = 0, axis: int | None = None) -> QuantParams:
     return QuantParams(
-        DType.of(np.dtype(dtype)), np.asarray(scale, np.float32),
-        np.asarray(zero_point, np.int32), axis=axis,
+        DType.of(np.dtype(dtype)),
+        np.asarray(scale, np.float32),
+        np.asarray(zero_point, np.int32),
+        axis=axis,
     )
 
 
@@ -64,11 +66,17 @@ def every_code(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> 
 
 def contract(row: str, attributes: Any, operands: Any, types: Any, result: Any) -> Array:
     """What the operator table computes: its contract, else dequantize, compute, quantize."""
-    operator, typed = BY_NAME[row], [
-        None if t is None else QuantType(t, None) if isinstance(t, QuantParams)
-        else TensorType(DType.FLOAT32, None)
-        for t in types
-    ]
+    operator, typed = (
+        BY_NAME[row],
+        [
+            None
+            if t is None
+            else QuantType(t, None)
+            if isinstance(t, QuantParams)
+            else TensorType(DType.FLOAT32, None)
+            for t in types
+        ],
+    )
     out = QuantType(result, None)
     if operator.contract is not None:
         stored = operator.contract(attributes, operands, typed, (out,))

@@ -10,8 +10,13 @@ from qdqbridge.ops.attributes import AxisAttrs
 from tests.dialect.contract import Host, contract, every_code, params
 
 ROWS = {
-    "add": "Add", "subtract": "Sub", "mul": "Mul", "divide": "Div", "minimum": "Min",
-    "maximum": "Max", "prelu": "PRelu",
+    "add": "Add",
+    "subtract": "Sub",
+    "mul": "Mul",
+    "divide": "Div",
+    "minimum": "Min",
+    "maximum": "Max",
+    "prelu": "PRelu",
 }
 
 
@@ -121,7 +126,9 @@ def test_concatenate(host: Host, dtype: str) -> None:
     joined = [tuple(host.scale_of(q) for q in p), tuple(host.zero_of(q) for q in p)]
     constants = [host.const(array) for array in arrays[1:]]
     cases.add(
-        "qnn.concatenate", [(arrays[0], *constants), *joined, host.scale_of(py), host.zero_of(py)],
-        {"axis": -2}, expected,
+        "qnn.concatenate",
+        [(arrays[0], *constants), *joined, host.scale_of(py), host.zero_of(py)],
+        {"axis": -2},
+        expected,
     )
     cases.check()

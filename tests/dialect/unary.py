@@ -19,11 +19,26 @@ from qdqbridge.ops.attributes import (
 from tests.dialect.contract import Host, contract, params
 
 PLAIN = {
-    "sigmoid": "Sigmoid", "tanh": "Tanh", "exp": "Exp", "log": "Log", "sin": "Sin",
-    "cos": "Cos", "erf": "Erf", "softplus": "Softplus", "mish": "Mish", "sqrt": "Sqrt",
-    "reciprocal": "Reciprocal", "abs": "Abs", "floor": "Floor", "ceil": "Ceil",
-    "round": "Round", "sign": "Sign", "relu": "Relu", "softsign": "Softsign",
-    "negative": "Neg", "hardswish": "HardSwish",
+    "sigmoid": "Sigmoid",
+    "tanh": "Tanh",
+    "exp": "Exp",
+    "log": "Log",
+    "sin": "Sin",
+    "cos": "Cos",
+    "erf": "Erf",
+    "softplus": "Softplus",
+    "mish": "Mish",
+    "sqrt": "Sqrt",
+    "reciprocal": "Reciprocal",
+    "abs": "Abs",
+    "floor": "Floor",
+    "ceil": "Ceil",
+    "round": "Round",
+    "sign": "Sign",
+    "relu": "Relu",
+    "softsign": "Softsign",
+    "negative": "Neg",
+    "hardswish": "HardSwish",
 }
 WITH: list[tuple[str, str, dict[str, Any], Any]] = [
     ("gelu", "Gelu", {}, GeluAttrs("none")),

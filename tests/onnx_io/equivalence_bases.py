@@ -108,9 +108,7 @@ BASES: dict[str, Callable[[], onnx.ModelProto]] = {
     ),
     "global pool": partial(_model, partial(_op, op_type="GlobalAveragePool"), IMAGE),
     "max pool": partial(_model, partial(_op, op_type="MaxPool", kernel_shape=[2, 2]), IMAGE),
-    "mean": partial(
-        _model, lambda b, x: _with(b, x, "ReduceMean", np.array([1])), IMAGE, opset=18
-    ),
+    "mean": partial(_model, lambda b, x: _with(b, x, "ReduceMean", np.array([1])), IMAGE, opset=18),
     "sigmoid": partial(_model, partial(_op, op_type="Sigmoid"), IMAGE),
     "leaky relu": partial(_model, partial(_op, op_type="LeakyRelu", alpha=0.125), IMAGE, np.int8),
     "softmax": partial(_model, partial(_op, op_type="Softmax", axis=-1), ROWS),

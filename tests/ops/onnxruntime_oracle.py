@@ -162,14 +162,15 @@ def ours(
     ]
 
 
-def ideal(
-    name: str, attributes: Any, operands: Sequence[Operand | None]
-) -> tuple[Array, ...]:
+def ideal(name: str, attributes: Any, operands: Sequence[Operand | None]) -> tuple[Array, ...]:
     """Returns the real-valued result in float64."""
     wide = [
-        None if operand is None
-        else dequantize(operand.values, operand.params, np.float64) if operand.params is not None
-        else operand.values.astype(np.float64) if operand.values.dtype == np.float32
+        None
+        if operand is None
+        else dequantize(operand.values, operand.params, np.float64)
+        if operand.params is not None
+        else operand.values.astype(np.float64)
+        if operand.values.dtype == np.float32
         else operand.values
         for operand in operands
     ]
@@ -190,9 +191,7 @@ def random_params(
     return per_tensor(dtype, scale, zero_point)
 
 
-def pairs(
-    seed: int, dtype: DType, count: int
-) -> Iterator[tuple[QuantParams, QuantParams]]:
+def pairs(seed: int, dtype: DType, count: int) -> Iterator[tuple[QuantParams, QuantParams]]:
     """Yields parameters of an operand and a result: nice, related and unrelated ones."""
     rng = np.random.default_rng(seed)
     for i in range(count):
@@ -297,7 +296,8 @@ def dot_error(
     """
     absolute = [
         np.abs(dequantize(operand.values, operand.params, np.float64))
-        if operand.params is not None else np.abs(operand.values.astype(np.float64))
+        if operand.params is not None
+        else np.abs(operand.values.astype(np.float64))
         for operand in operands
     ]
     (total,) = BY_NAME[name].compute(attributes, absolute)

@@ -147,11 +147,15 @@ WRONG: list[tuple[str, Attributes, list[Shape], str]] = [
     ("GroupNormalization", GroupNormAttrs(3, 0), [X, (4,), (4,)], "3 groups do not divide"),
     ("Resize", replace(RESIZE, mode="sinc"), [X], "mode 'sinc' does not exist"),
     (
-        "Resize", replace(RESIZE, coordinate_transformation_mode="x"), [X],
+        "Resize",
+        replace(RESIZE, coordinate_transformation_mode="x"),
+        [X],
         "coordinates 'x' do not exist",
     ),
     (
-        "Resize", replace(RESIZE, mode="nearest", nearest_mode="up"), [X],
+        "Resize",
+        replace(RESIZE, mode="nearest", nearest_mode="up"),
+        [X],
         "nearest mode 'up' does not exist",
     ),
     ("Resize", replace(RESIZE, antialias=True), [X], "antialias is not supported"),
@@ -159,7 +163,9 @@ WRONG: list[tuple[str, Attributes, list[Shape], str]] = [
     ("Resize", replace(RESIZE, scales=(2.0,)), [X], "scales has 1 entries for an input of rank 4"),
     ("Resize", replace(RESIZE, scales=(1.0, 1.0, 0.0, 1.0)), [X], "not all positive"),
     (
-        "Resize", replace(RESIZE, coordinate_transformation_mode="tf_crop_and_resize"), [X],
+        "Resize",
+        replace(RESIZE, coordinate_transformation_mode="tf_crop_and_resize"),
+        [X],
         "needs a region",
     ),
     ("Reshape", ReshapeAttrs((5, 5)), [(2, 3)], "6 elements do not fill the shape (5, 5)"),

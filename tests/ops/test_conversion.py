@@ -56,7 +56,9 @@ def test_quantize_takes_a_plain_value_through_its_contract() -> None:
 def test_requantize_respects_a_narrow_range() -> None:
     params = per_tensor(DType.INT8, 0.5)
     result = ours(
-        "requantize", NO_ATTRIBUTES, [Operand(np.asarray([-9, 3, 99], np.int8), params)],
+        "requantize",
+        NO_ATTRIBUTES,
+        [Operand(np.asarray([-9, 3, 99], np.int8), params)],
         [params.with_range(0, 12)],
     )
     assert result[0].tolist() == [0, 3, 12]

@@ -40,13 +40,18 @@ TRANSPOSED = {
     "1d": ((2, 4, 9), (4, 3, 3), ConvTransposeAttrs((2,), (1,), (1, 0), (1,))),
     "2d": ((1, 3, 4, 4), (3, 5, 4, 4), ConvTransposeAttrs((2, 2), (1, 1), (1,) * 4, (0, 0))),
     "grouped": (
-        (1, 6, 5, 6), (6, 4, 3, 2), ConvTransposeAttrs((2, 1), (1, 2), (1, 0, 1, 1), (1, 0), 2)
+        (1, 6, 5, 6),
+        (6, 4, 3, 2),
+        ConvTransposeAttrs((2, 1), (1, 2), (1, 0, 1, 1), (1, 0), 2),
     ),
     "depthwise": (
-        (1, 6, 5, 5), (6, 1, 3, 3), ConvTransposeAttrs((2, 2), (1, 1), (1,) * 4, (1, 1), 6)
+        (1, 6, 5, 5),
+        (6, 1, 3, 3),
+        ConvTransposeAttrs((2, 2), (1, 1), (1,) * 4, (1, 1), 6),
     ),
     "3d": (
-        (1, 2, 3, 3, 4), (2, 3, 2, 2, 3),
+        (1, 2, 3, 3, 4),
+        (2, 3, 2, 2, 3),
         ConvTransposeAttrs((1, 2, 2), (1, 1, 1), (0,) * 6, (0, 1, 0)),
     ),
 }
@@ -54,8 +59,10 @@ TRANSPOSED = {
 
 def onnx_attributes(attributes: ConvAttrs | ConvTransposeAttrs) -> dict[str, tuple[int, ...] | int]:
     fields: dict[str, tuple[int, ...] | int] = {
-        "strides": attributes.strides, "dilations": attributes.dilations,
-        "pads": attributes.pads, "group": attributes.group,
+        "strides": attributes.strides,
+        "dilations": attributes.dilations,
+        "pads": attributes.pads,
+        "group": attributes.group,
     }
     if isinstance(attributes, ConvTransposeAttrs):
         fields["output_padding"] = attributes.output_padding
@@ -63,13 +70,20 @@ def onnx_attributes(attributes: ConvAttrs | ConvTransposeAttrs) -> dict[str, tup
 
 
 def make(
-    rng: np.random.Generator, dx: DType, dw: DType, xs: tuple[int, ...], ws: tuple[int, ...],
-    *, axis: int | None, zero_points: bool = False,
+    rng: np.random.Generator,
+    dx: DType,
+    dw: DType,
+    xs: tuple[int, ...],
+    ws: tuple[int, ...],
+    *,
+    axis: int | None,
+    zero_points: bool = False,
 ) -> tuple[Operand, Operand, QuantParams]:
     """Returns x, w and parameters of the result that use most of its range."""
     px = random_params(rng, dx, nice=False, low=-8, high=-4)
     pw = (
-        random_params(rng, dw, nice=False, low=-8, high=-4) if axis is None
+        random_params(rng, dw, nice=False, low=-8, high=-4)
+        if axis is None
         else per_axis(rng, dw, ws[axis], axis, zero_points=zero_points)
     )
     scale = float(px.scale) * float(pw.scale.mean()) * 70 * float(np.prod(ws[1:])) ** 0.5
@@ -117,7 +131,12 @@ def test_conv_differs_from_the_float_kernel_in_ties_only(granularity, bias) -> N
             for seed in range(4):
                 rng = np.random.default_rng(seed)
                 x, w, py = make(
-                    rng, dx, dw, xs, ws, axis=None if granularity == "tensor" else 0,
+                    rng,
+                    dx,
+                    dw,
+                    xs,
+                    ws,
+                    axis=None if granularity == "tensor" else 0,
                     zero_points=granularity == "zero_points",
                 )
                 operands = [x, w]
@@ -189,9 +208,10 @@ def test_types_without_an_integer_form_are_refused(which) -> None:
         w = Operand(w.values, per_axis(rng, DType.INT8, 3, 1))
     elif which == "blocked":
         scale = np.ones((4, *ws[1:]), np.float32)
-        w = Operand(w.values, QuantParams(
-            DType.INT8, scale, np.zeros(scale.shape, np.int32), axis=0, block_size=2
-        ))
+        w = Operand(
+            w.values,
+            QuantParams(DType.INT8, scale, np.zeros(scale.shape, np.int32), axis=0, block_size=2),
+        )
     elif which == "float x":
         x = Operand(x.real)
     else:
@@ -220,7 +240,8 @@ def test_16_bit_sums_are_exact() -> None:
         for i in range(3):
             acc = sum(
                 (int(x.values[0, c, i + k]) - 40000) * (int(w.values[o, c, k]) + 3)
-                for c in range(3) for k in range(2)
+                for c in range(3)
+                for k in range(2)
             )
             expected = np.rint(np.float32(acc) * np.float32(2.0**-17))
             assert our[0, o, i] == np.clip(expected, -32768, 32767)

@@ -36,13 +36,18 @@ SEEDS = 12
 
 
 def make(
-    rng: np.random.Generator, dtypes: tuple[DType, DType], xs: tuple[int, ...], ws: tuple[int, ...],
-    axis: int | None, depth: int,
+    rng: np.random.Generator,
+    dtypes: tuple[DType, DType],
+    xs: tuple[int, ...],
+    ws: tuple[int, ...],
+    axis: int | None,
+    depth: int,
 ) -> tuple[Operand, Operand, QuantParams]:
     dx, dw = dtypes
     px = random_params(rng, dx, nice=False, low=-8, high=-4)
     pw = (
-        random_params(rng, dw, nice=False, low=-8, high=-4) if axis is None
+        random_params(rng, dw, nice=False, low=-8, high=-4)
+        if axis is None
         else per_axis(rng, dw, ws[axis], axis)
     )
     scale = float(px.scale) * float(pw.scale.mean()) * 70 * depth**0.5
@@ -116,10 +121,17 @@ def test_matmul_equals_the_fused_kernel(dtypes, per_column) -> None:
         assert mismatches(their, our) == 0, seed
 
 
-@pytest.mark.parametrize("shapes", [
-    ((2, 7, 65), (65, 19)), ((2, 1, 7, 65), (3, 65, 5)), ((65,), (65, 4)), ((3, 65), (65,)),
-    ((65,), (65,)),
-], ids=str)
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((2, 7, 65), (65, 19)),
+        ((2, 1, 7, 65), (3, 65, 5)),
+        ((65,), (65, 4)),
+        ((3, 65), (65,)),
+        ((65,), (65,)),
+    ],
+    ids=str,
+)
 def test_matmul_differs_from_the_float_kernel_in_ties_only(shapes) -> None:
     differences = total = 0
     for dx, _ in PAIRS[:2]:
@@ -140,9 +152,7 @@ def test_float_result_equals_matmul_integer_to_float(per_column) -> None:
     """u8 x s8 with a float result is fused as well: f32(acc) * f32(sa * sb), bit for bit."""
     for seed in range(SEEDS):
         rng = np.random.default_rng(seed)
-        a, b, _ = make(
-            rng, MIXED, (2, 7, 65), (65, 19), 1 if per_column else None, 65
-        )
+        a, b, _ = make(rng, MIXED, (2, 7, 65), (65, 19), 1 if per_column else None, 65)
         if seed == 0:
             assert "MatMulIntegerToFloat" in fused_operators("MatMul", [a, b], [None], {})
         (their,) = theirs("MatMul", [a, b], [None], optimized=True)
@@ -168,9 +178,7 @@ def test_float_result_of_gemm_equals_the_fused_kernel(per_column, alpha) -> None
 @pytest.mark.parametrize("per_row", [False, True], ids=["tensor", "channel"])
 def test_dense_equals_gemm_with_a_transposed_weight(per_row) -> None:
     rng = np.random.default_rng(0)
-    x, w, py = make(
-        rng, MIXED, (6, 33), (11, 33), 0 if per_row else None, 33
-    )
+    x, w, py = make(rng, MIXED, (6, 33), (11, 33), 0 if per_row else None, 33)
     bias = product_bias(rng, x, w, 11)
     (gemm_,) = ours("Gemm", GemmAttrs(trans_b=True), [x, w, bias], [py])
     (dense,) = ours("Dense", NO_ATTRIBUTES, [x, w, bias], [py])

@@ -51,23 +51,35 @@ CASES = {  # attributes, shape of x, further ONNX inputs, ONNX attributes
     "Identity": (NO_ATTRIBUTES, (2, 3), [], {}),
     "DepthToSpace": (DepthSpaceAttrs(2), (1, 8, 3, 4), [], {"blocksize": 2}),
     "DepthToSpace CRD": (
-        DepthSpaceAttrs(2, "CRD"), (2, 8, 3, 4), [], {"blocksize": 2, "mode": "CRD"}
+        DepthSpaceAttrs(2, "CRD"),
+        (2, 8, 3, 4),
+        [],
+        {"blocksize": 2, "mode": "CRD"},
     ),
     "SpaceToDepth": (DepthSpaceAttrs(2), (2, 3, 4, 6), [], {"blocksize": 2}),
     "Slice": (
-        SliceAttrs((1, -3), (HUGE, -1), (0, 2), (1, 1)), (4, 3, 5),
-        [ints(1, -3), ints(HUGE, -1), ints(0, 2), ints(1, 1)], {},
+        SliceAttrs((1, -3), (HUGE, -1), (0, 2), (1, 1)),
+        (4, 3, 5),
+        [ints(1, -3), ints(HUGE, -1), ints(0, 2), ints(1, 1)],
+        {},
     ),
     "Slice backwards": (
-        SliceAttrs((-1, 3), (-HUGE, 0), (0, 1), (-1, -2)), (4, 5),
-        [ints(-1, 3), ints(-HUGE, 0), ints(0, 1), ints(-1, -2)], {},
+        SliceAttrs((-1, 3), (-HUGE, 0), (0, 1), (-1, -2)),
+        (4, 5),
+        [ints(-1, 3), ints(-HUGE, 0), ints(0, 1), ints(-1, -2)],
+        {},
     ),
     "Slice from far": (
-        SliceAttrs((-HUGE,), (-HUGE,), (0,), (-1,)), (4, 2),
-        [ints(-HUGE), ints(-HUGE), ints(0), ints(-1)], {},
+        SliceAttrs((-HUGE,), (-HUGE,), (0,), (-1,)),
+        (4, 2),
+        [ints(-HUGE), ints(-HUGE), ints(0), ints(-1)],
+        {},
     ),
     "Pad reflect": (
-        PadAttrs((1, 2, 0, 1), "reflect"), (3, 4), [ints(1, 2, 0, 1)], {"mode": "reflect"}
+        PadAttrs((1, 2, 0, 1), "reflect"),
+        (3, 4),
+        [ints(1, 2, 0, 1)],
+        {"mode": "reflect"},
     ),
     "Pad edge": (PadAttrs((1, 2, 0, 1), "edge"), (3, 4), [ints(1, 2, 0, 1)], {"mode": "edge"}),
     "Pad wrap": (PadAttrs((1, 2, 0, 1), "wrap"), (3, 4), [ints(1, 2, 0, 1)], {"mode": "wrap"}),
@@ -158,9 +170,9 @@ def test_per_channel_values_move_with_their_axis() -> None:
     contract = BY_NAME["Transpose"].contract
     assert contract is not None
     types = (QuantType(before, (2, 2)),)
-    answer = contract(TransposeAttrs((1, 0)), (stored,), types, (
-        QuantType(before.with_axis(1), (2, 2)),
-    ))
+    answer = contract(
+        TransposeAttrs((1, 0)), (stored,), types, (QuantType(before.with_axis(1), (2, 2)),)
+    )
     assert answer is not None
     np.testing.assert_array_equal(answer[0], stored.T)
     plain = (TensorType(DType.FLOAT32, (2, 2)),)

@@ -38,13 +38,13 @@ OPERATORS = (
          ("Where", ("Greater", "x", "#lambd"), ("Sub", "x", "#bias"), 0.0)))),
 )
 '''
-BINARY = '''
+BINARY = """
 OPERATORS = (
     *OPERATORS,
     binary("Mean", lambda a, b: (a + b) * a.dtype.type(0.5), "(a + b) / 2",
            forms=(Form(("Mul", ("Add", "a", "b"), 0.5)),)),
 )
-'''
+"""
 
 
 def test_a_new_operator_is_one_row(tmp_path: Path) -> None:

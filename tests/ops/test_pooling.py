@@ -52,8 +52,12 @@ def tied(name: str, attributes, x: Operand, py, fields, operands, count: int, op
 def test_average_pool_differs_in_ties_only(include, ceil_mode, dilations) -> None:
     attributes = PoolAttrs((3, 2), (2, 1), dilations, (1, 0, 1, 1), ceil_mode, include)
     fields = {
-        "kernel_shape": (3, 2), "strides": (2, 1), "dilations": dilations,
-        "pads": (1, 0, 1, 1), "ceil_mode": int(ceil_mode), "count_include_pad": int(include),
+        "kernel_shape": (3, 2),
+        "strides": (2, 1),
+        "dilations": dilations,
+        "pads": (1, 0, 1, 1),
+        "ceil_mode": int(ceil_mode),
+        "count_include_pad": int(include),
     }
     differences = total = 0
     for dtype in DTYPES:
@@ -69,7 +73,10 @@ def test_windows_that_reach_beyond_the_padding(include) -> None:
     """Axis 2 drops a window that would start in the end padding; axis 3 has one that overhangs."""
     attributes = PoolAttrs((2, 3), (2, 2), (1, 1), (0, 1, 1, 1), True, include)
     fields = {
-        "kernel_shape": (2, 3), "strides": (2, 2), "pads": (0, 1, 1, 1), "ceil_mode": 1,
+        "kernel_shape": (2, 3),
+        "strides": (2, 2),
+        "pads": (0, 1, 1, 1),
+        "ceil_mode": 1,
     }
     averaged = {**fields, "count_include_pad": int(include)}
     for seed, (px, py) in enumerate(pairs(21, DType.UINT8, SETS)):
@@ -133,8 +140,11 @@ def test_extremes_equal_onnxruntime(name, axes) -> None:
 def test_max_pool_equals_onnxruntime(ceil_mode, dilations) -> None:
     attributes = PoolAttrs((3, 2), (2, 1), dilations, (1, 0, 1, 1), ceil_mode)
     fields = {
-        "kernel_shape": (3, 2), "strides": (2, 1), "dilations": dilations,
-        "pads": (1, 0, 1, 1), "ceil_mode": int(ceil_mode),
+        "kernel_shape": (3, 2),
+        "strides": (2, 1),
+        "dilations": dilations,
+        "pads": (1, 0, 1, 1),
+        "ceil_mode": int(ceil_mode),
     }
     for dtype in DTYPES:
         for seed, (px, py) in enumerate(pairs(9, dtype, 12)):
@@ -149,7 +159,8 @@ def test_1d_and_3d_pools(spatial) -> None:
     rank = len(spatial)
     attributes = PoolAttrs((2,) * rank, (2,) * rank, (1,) * rank, (1, *[0] * (2 * rank - 1)))
     fields = {
-        "kernel_shape": attributes.kernel_shape, "strides": attributes.strides,
+        "kernel_shape": attributes.kernel_shape,
+        "strides": attributes.strides,
         "pads": attributes.pads,
     }
     for seed, (px, py) in enumerate(pairs(10, DType.UINT8, 12)):

@@ -44,13 +44,29 @@ def cases(mode: str, coordinates: str) -> Iterator[tuple[tuple[int, ...], Resize
         for nearest_mode in nearest if mode == "nearest" else nearest[:1]:
             for exclude in (False, True) if mode == "cubic" else (False,):
                 attributes = ResizeAttrs(
-                    mode, coordinates, nearest_mode, scales, None, (-0.75, -0.5)[i % 2], exclude,
-                    2.5, False, region(shape, coordinates),
+                    mode,
+                    coordinates,
+                    nearest_mode,
+                    scales,
+                    None,
+                    (-0.75, -0.5)[i % 2],
+                    exclude,
+                    2.5,
+                    False,
+                    region(shape, coordinates),
                 )
                 yield shape, attributes
                 by_size = ResizeAttrs(
-                    mode, coordinates, nearest_mode, None, sizes(attributes, shape),
-                    attributes.cubic_coeff_a, exclude, 2.5, False, attributes.roi,
+                    mode,
+                    coordinates,
+                    nearest_mode,
+                    None,
+                    sizes(attributes, shape),
+                    attributes.cubic_coeff_a,
+                    exclude,
+                    2.5,
+                    False,
+                    attributes.roi,
                 )
                 yield shape, by_size
 
@@ -67,7 +83,8 @@ def test_equals_onnxruntime(mode, coordinates) -> None:
             else:
                 given += [None, Operand(np.asarray(attributes.sizes, np.int64))]
             fields = {
-                "mode": mode, "coordinate_transformation_mode": coordinates,
+                "mode": mode,
+                "coordinate_transformation_mode": coordinates,
                 "nearest_mode": attributes.nearest_mode,
                 "cubic_coeff_a": attributes.cubic_coeff_a,
                 "exclude_outside": int(attributes.exclude_outside),

@@ -67,8 +67,10 @@ def test_elementwise_rows_keep_the_dtype(row, dtype) -> None:
     from qdqbridge.ops import attributes as records
 
     made = {
-        records.AlphaAttrs: records.AlphaAttrs(0.5), records.AxisAttrs: records.AxisAttrs(0),
-        records.ClipAttrs: records.ClipAttrs(-0.5, 0.5), records.GeluAttrs: records.GeluAttrs(),
+        records.AlphaAttrs: records.AlphaAttrs(0.5),
+        records.AxisAttrs: records.AxisAttrs(0),
+        records.ClipAttrs: records.ClipAttrs(-0.5, 0.5),
+        records.GeluAttrs: records.GeluAttrs(),
         records.HardSigmoidAttrs: records.HardSigmoidAttrs(0.25, 0.5),
         records.SeluAttrs: records.SeluAttrs(1.5, 1.0),
         CompositionAttrs: CompositionAttrs((Step(BY_NAME["Erf"], NO_ATTRIBUTES, (0,)),)),

@@ -36,8 +36,22 @@ def f32(value: float) -> float:
 
 
 PLAIN = [
-    "Sigmoid", "Exp", "Sin", "Cos", "Erf", "Softplus", "Reciprocal", "Abs", "Neg", "Floor", "Ceil",
-    "Round", "Sign", "Relu", "Softsign", "HardSwish",
+    "Sigmoid",
+    "Exp",
+    "Sin",
+    "Cos",
+    "Erf",
+    "Softplus",
+    "Reciprocal",
+    "Abs",
+    "Neg",
+    "Floor",
+    "Ceil",
+    "Round",
+    "Sign",
+    "Relu",
+    "Softsign",
+    "HardSwish",
 ]
 EQUAL: list[tuple[str, Attributes, dict[str, float | str]]] = [
     *((name, NO_ATTRIBUTES, {}) for name in PLAIN),
@@ -163,10 +177,17 @@ def test_dtype_of_the_operand_is_kept(name) -> None:
         assert result.dtype == dtype
 
 
-@pytest.mark.parametrize(("name", "function"), [
-    ("Exp", math.exp), ("Log", math.log), ("Tanh", math.tanh), ("Sin", math.sin),
-    ("Cos", math.cos), ("Erf", math.erf),
-])
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("Exp", math.exp),
+        ("Log", math.log),
+        ("Tanh", math.tanh),
+        ("Sin", math.sin),
+        ("Cos", math.cos),
+        ("Erf", math.erf),
+    ],
+)
 def test_transcendental_functions_are_rounded_once(name, function) -> None:
     x = np.random.default_rng(0).uniform(0.01, 8, 2000).astype(np.float32)
     (result,) = BY_NAME[name].compute(NO_ATTRIBUTES, (x,))

@@ -37,8 +37,13 @@ class Cases:
     expected: dict[str, tuple[list[Array], Array, str]] = field(default_factory=dict)
 
     def add(
-        self, name: str, args: list[Any], attrs: dict[str, Any], expected: Array,
-        *, symbolic: bool = True,
+        self,
+        name: str,
+        args: list[Any],
+        attrs: dict[str, Any],
+        expected: Array,
+        *,
+        symbolic: bool = True,
     ) -> None:
         """Adds a call; NumPy arrays among ``args`` are inputs of the function.
 

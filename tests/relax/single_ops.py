@@ -29,8 +29,10 @@ CONVERSIONS = {"quantize", "dequantize", "requantize", "reinterpret"}
 
 def params(dtype: str, scale: Any, zero_point: Any = 0, axis: int | None = None) -> QuantParams:
     return QuantParams(
-        DType.of(np.dtype(dtype)), np.asarray(scale, np.float32),
-        np.asarray(zero_point, np.int32), axis=axis,
+        DType.of(np.dtype(dtype)),
+        np.asarray(scale, np.float32),
+        np.asarray(zero_point, np.int32),
+        axis=axis,
     )
 
 
@@ -130,9 +132,17 @@ class Model:
         return stored
 
     def add(
-        self, op: str, operands: Sequence[X | None], *results: QuantParams | None,
-        row: str | None = None, label: str = "", whole: bool = True, dtype: int | None = None,
-        then: str = "", domain: str = "", **attributes: Any,
+        self,
+        op: str,
+        operands: Sequence[X | None],
+        *results: QuantParams | None,
+        row: str | None = None,
+        label: str = "",
+        whole: bool = True,
+        dtype: int | None = None,
+        then: str = "",
+        domain: str = "",
+        **attributes: Any,
     ) -> Branch:
         """Adds ``DequantizeLinear -> op -> QuantizeLinear``.
 

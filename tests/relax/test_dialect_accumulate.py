@@ -23,7 +23,11 @@ def _six(x: Array, w: Any, zx: int, zw: Any, channels: int = 1) -> list[Any]:
     scales = [0.125] * channels if channels > 1 else 0.125
     weight = relax.const(w)
     return [
-        x, weight, _vector(zx, "int32"), _vector(zw, "int32"), _vector(0.5, "float32"),
+        x,
+        weight,
+        _vector(zx, "int32"),
+        _vector(zw, "int32"),
+        _vector(0.5, "float32"),
         _vector(scales, "float32"),
     ]
 
@@ -39,8 +43,11 @@ CONV: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((2, 4, 5, 6, 7), (8, 4, 3, 2, 1), {"padding": [1, 1, 0, 0, 1, 2], "strides": [2, 1, 3]}),
 ]
 TRANSPOSED: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
-    ((2, 4, 5, 3), (4, 6, 3, 3),
-     {"strides": [2, 3], "padding": [1, 0, 2, 1], "output_padding": [1, 2]}),
+    (
+        (2, 4, 5, 3),
+        (4, 6, 3, 3),
+        {"strides": [2, 3], "padding": [1, 0, 2, 1], "output_padding": [1, 2]},
+    ),
     ((2, 4, 5, 3), (4, 3, 2, 3), {"strides": [2, 1], "groups": 2, "dilation": [2, 3]}),
     ((2, 4, 5, 3), (4, 3, 2, 2), {"strides": [2, 2], "groups": 4}),
     ((2, 4, 5), (4, 3, 2), {"padding": [1, 1]}),
@@ -61,8 +68,10 @@ def test_conv(xd: str, wd: str) -> None:
         rank = len(xs) - 2
         x, w = every_code(rng, xd, xs), every_code(rng, wd, ws)
         record = ConvAttrs(
-            _get(attrs, "strides", 1, rank), _get(attrs, "dilation", 1, rank),
-            _get(attrs, "padding", 0, 2 * rank), attrs.get("groups", 1),
+            _get(attrs, "strides", 1, rank),
+            _get(attrs, "dilation", 1, rank),
+            _get(attrs, "padding", 0, 2 * rank),
+            attrs.get("groups", 1),
         )
         for zx, zw in ((77, 0), (3, list(range(-1, ws[0] - 1)))):
             column = np.asarray(zw).reshape(-1, *[1] * (rank + 1))
@@ -82,8 +91,11 @@ def test_conv_transpose(xd: str, wd: str) -> None:
         rank, groups = len(xs) - 2, attrs.get("groups", 1)
         x, w = every_code(rng, xd, xs), every_code(rng, wd, ws)
         record = ConvTransposeAttrs(
-            _get(attrs, "strides", 1, rank), _get(attrs, "dilation", 1, rank),
-            _get(attrs, "padding", 0, 2 * rank), _get(attrs, "output_padding", 0, rank), groups,
+            _get(attrs, "strides", 1, rank),
+            _get(attrs, "dilation", 1, rank),
+            _get(attrs, "padding", 0, 2 * rank),
+            _get(attrs, "output_padding", 0, rank),
+            groups,
         )
         for zx, zw in ((-5, 3), (3, list(range(-1, ws[1] - 1)))):
             row = np.asarray(zw).reshape(1, -1, *[1] * rank)
@@ -91,7 +103,9 @@ def test_conv_transpose(xd: str, wd: str) -> None:
             wide = "int64" if xd == "int16" else "int32"
             args = _six(x, w, zx, zw, ws[1] * groups)
             cases.add(
-                f"qnn.conv{rank}d_transpose", args, attrs | {"out_dtype": wide},
+                f"qnn.conv{rank}d_transpose",
+                args,
+                attrs | {"out_dtype": wide},
                 total.astype(wide),
             )
     cases.check()
@@ -139,11 +153,20 @@ def test_sums_beyond_int32_need_int64() -> None:
 
 
 def _call(name: str, x: str, xs: Any, wd: str, ws: Any, attrs: Any = None, scale: Any = 1.0) -> Any:
-    return relax.BlockBuilder().normalize(dialect.call(name, [
-        relax.Var("x", relax.TensorType(xs, x)), relax.Var("w", relax.TensorType(ws, wd)),
-        _vector(0, "int32"), _vector(0, "int32"), _vector(1.0, "float32"),
-        _vector(scale, "float32"),
-    ], attrs or {}))
+    return relax.BlockBuilder().normalize(
+        dialect.call(
+            name,
+            [
+                relax.Var("x", relax.TensorType(xs, x)),
+                relax.Var("w", relax.TensorType(ws, wd)),
+                _vector(0, "int32"),
+                _vector(0, "int32"),
+                _vector(1.0, "float32"),
+                _vector(scale, "float32"),
+            ],
+            attrs or {},
+        )
+    )
 
 
 BAD: list[tuple[tuple[Any, ...], str]] = [
@@ -151,16 +174,24 @@ BAD: list[tuple[tuple[Any, ...], str]] = [
     (("qnn.conv2d", "float32", (1, 3, 5, 5), "int8", (4, 3, 3, 3)), "data has dtype float32"),
     (("qnn.conv2d", "int8", (1, 4, 5, 5), "int8", (4, 3, 3, 3)), "channels of data and weight"),
     (("qnn.conv2d", "int8", (1, 3, 2, 5), "int8", (4, 3, 3, 3)), "larger than the padded input"),
-    (("qnn.conv2d", "int8", (1, 3, 5, 5), "int8", (4, 3, 3, 3), {"padding": [1, 2, 3]}),
-     "padding is (1, 2, 3)"),
-    (("qnn.conv2d", "int8", (1, 3, 5, 5), "int8", (4, 3, 3, 3), {"data_layout": "NCHW4c"}),
-     "data_layout is NCHW4c"),
+    (
+        ("qnn.conv2d", "int8", (1, 3, 5, 5), "int8", (4, 3, 3, 3), {"padding": [1, 2, 3]}),
+        "padding is (1, 2, 3)",
+    ),
+    (
+        ("qnn.conv2d", "int8", (1, 3, 5, 5), "int8", (4, 3, 3, 3), {"data_layout": "NCHW4c"}),
+        "data_layout is NCHW4c",
+    ),
     (("qnn.conv2d", "int8", (1, 3, 5, 5), "int8", (4, 3, 3, 3), {}, [1.0] * 3), "3 entries for 4"),
     (("qnn.conv2d", "int8", (1, 6, 5, 5), "int8", (4, 2, 3, 3), {"groups": 3}), "do not divide"),
-    (("qnn.conv2d", "int8", (1, 3, 5, 5), "int8", (4, 3, 3, 3), {"out_dtype": "int16"}),
-     "out_dtype is int16"),
-    (("qnn.conv2d_transpose", "int8", (1, 3, 5, 5), "int8", (4, 3, 3, 3)),
-     "channels of data and weight"),
+    (
+        ("qnn.conv2d", "int8", (1, 3, 5, 5), "int8", (4, 3, 3, 3), {"out_dtype": "int16"}),
+        "out_dtype is int16",
+    ),
+    (
+        ("qnn.conv2d_transpose", "int8", (1, 3, 5, 5), "int8", (4, 3, 3, 3)),
+        "channels of data and weight",
+    ),
     (("qnn.dense", "int8", (1, 3), "int8", (4, 5)), "3 and 5 differ"),
     (("qnn.dense", "int8", (1, 3), "int8", (4, 3), {"units": 5}), "units and the weight"),
     (("qnn.batch_matmul", "int8", (2, 4, 3), "int8", (3, 5, 3)), "do not broadcast"),

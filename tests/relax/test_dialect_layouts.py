@@ -19,25 +19,33 @@ def _stored(array: Array, layout: str, canonical: str) -> Array:
 
 def _six(x: Array, w: Array, zx: int, zw: Any, channels: int) -> list[Any]:
     return [
-        x, relax.const(w), relax.const(np.asarray(zx, np.int32)),
-        relax.const(np.asarray(zw, np.int32)), relax.const(np.asarray(0.5, np.float32)),
+        x,
+        relax.const(w),
+        relax.const(np.asarray(zx, np.int32)),
+        relax.const(np.asarray(zw, np.int32)),
+        relax.const(np.asarray(0.5, np.float32)),
         relax.const(np.full(channels, 0.125, np.float32)),
     ]
 
 
-@pytest.mark.parametrize(("xs", "ws", "attrs"), [
-    ((2, 4, 9, 7), (6, 4, 3, 3), {"strides": [2, 1], "padding": [1, 0, 2, 1]}),
-    ((2, 4, 9, 7), (6, 2, 3, 2), {"groups": 2, "dilation": [2, 3], "padding": [1, 2, 3, 0]}),
-    ((2, 4, 9, 7), (4, 1, 3, 3), {"groups": 4, "padding": [1, 1, 1, 1]}),
-    ((1, 4, 9, 7), (8, 4, 1, 1), {}),
-])
+@pytest.mark.parametrize(
+    ("xs", "ws", "attrs"),
+    [
+        ((2, 4, 9, 7), (6, 4, 3, 3), {"strides": [2, 1], "padding": [1, 0, 2, 1]}),
+        ((2, 4, 9, 7), (6, 2, 3, 2), {"groups": 2, "dilation": [2, 3], "padding": [1, 2, 3, 0]}),
+        ((2, 4, 9, 7), (4, 1, 3, 3), {"groups": 4, "padding": [1, 1, 1, 1]}),
+        ((1, 4, 9, 7), (8, 4, 1, 1), {}),
+    ],
+)
 def test_conv2d(xs: Any, ws: Any, attrs: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)
     cases = Cases()
     x, w = every_code(rng, "uint8", xs), every_code(rng, "int8", ws)
     record = ConvAttrs(
-        tuple(attrs.get("strides", (1, 1))), tuple(attrs.get("dilation", (1, 1))),
-        tuple(attrs.get("padding", (0, 0, 0, 0))), attrs.get("groups", 1),
+        tuple(attrs.get("strides", (1, 1))),
+        tuple(attrs.get("dilation", (1, 1))),
+        tuple(attrs.get("padding", (0, 0, 0, 0))),
+        attrs.get("groups", 1),
     )
     zw = np.arange(ws[0]) - 1
     shifted = w.astype(np.int64) - zw.reshape(-1, 1, 1, 1)
@@ -74,7 +82,10 @@ def test_averages_and_resizes() -> None:
     pool = PoolAttrs((3, 2), (2, 1), (1, 1), (1, 0, 1, 1), False, False)
     expected = contract("AveragePool", pool, (x,), (px,), py)
     attrs: dict[str, Any] = {
-        "pool_size": [3, 2], "strides": [2, 1], "padding": [1, 0, 1, 1], "layout": "NHWC",
+        "pool_size": [3, 2],
+        "strides": [2, 1],
+        "padding": [1, 0, 1, 1],
+        "layout": "NHWC",
     }
     cases.add("qnn.avg_pool2d", args, attrs, _stored(expected, "NHWC", "NCHW"))
     for method in ("linear", "cubic", "nearest"):

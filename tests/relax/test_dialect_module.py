@@ -32,21 +32,41 @@ def _network(batch: Any, weights: list[Array]) -> tvm.IRModule:
         with builder.dataflow():
             value: Any = x
             for w in weights:
-                conv = dialect.call("qnn.conv2d", [
-                    value, relax.const(w), zero_of(p), _scalar(0, "int32"), scale_of(p),
-                    _scalar([0.02] * len(w), "float32"),
-                ], {"padding": [1, 1, 1, 1], "kernel_size": [3, 3], "channels": len(w)})
+                conv = dialect.call(
+                    "qnn.conv2d",
+                    [
+                        value,
+                        relax.const(w),
+                        zero_of(p),
+                        _scalar(0, "int32"),
+                        scale_of(p),
+                        _scalar([0.02] * len(w), "float32"),
+                    ],
+                    {"padding": [1, 1, 1, 1], "kernel_size": [3, 3], "channels": len(w)},
+                )
                 value = builder.emit(conv)
                 bias = _scalar(np.full((1, len(w), 1, 1), 9), "int32")
                 value = builder.emit(relax.op.add(value, bias))
-                value = builder.emit(dialect.call("qnn.requantize", [
-                    value, _scalar([0.002] * len(w), "float32"), _scalar(0, "int32"), scale_of(p),
-                    zero_of(p),
-                ], {"axis": 1, "out_dtype": "int8"}))
-            value = builder.emit(dialect.call(
-                "qnn.leaky_relu", [value, scale_of(p), zero_of(p), scale_of(p), zero_of(p)],
-                {"alpha": 0.1},
-            ))
+                value = builder.emit(
+                    dialect.call(
+                        "qnn.requantize",
+                        [
+                            value,
+                            _scalar([0.002] * len(w), "float32"),
+                            _scalar(0, "int32"),
+                            scale_of(p),
+                            zero_of(p),
+                        ],
+                        {"axis": 1, "out_dtype": "int8"},
+                    )
+                )
+            value = builder.emit(
+                dialect.call(
+                    "qnn.leaky_relu",
+                    [value, scale_of(p), zero_of(p), scale_of(p), zero_of(p)],
+                    {"alpha": 0.1},
+                )
+            )
             output = builder.emit_output(value)
         builder.emit_func_output(output)
     return builder.get()
@@ -120,13 +140,33 @@ def test_symbolic_image_sizes(weights: list[Array]) -> None:
     builder, p = relax.BlockBuilder(), params("int8", 0.1, 3)
     x = relax.Var("x", tensor_type([n, 4, h, w], "int8"))
     with builder.function("main", [x]):
-        both = builder.emit(dialect.call("qnn.concatenate", [
-            (x, x), (scale_of(p), scale_of(p)), (zero_of(p), zero_of(p)), scale_of(p), zero_of(p),
-        ], {"axis": 0}))
-        value = builder.emit(dialect.call("qnn.conv2d", [
-            both, relax.const(weights[0]), zero_of(p), _scalar(0, "int32"), scale_of(p),
-            _scalar(0.02, "float32"),
-        ], {"strides": [2, 2], "padding": [1, 1, 1, 1]}))
+        both = builder.emit(
+            dialect.call(
+                "qnn.concatenate",
+                [
+                    (x, x),
+                    (scale_of(p), scale_of(p)),
+                    (zero_of(p), zero_of(p)),
+                    scale_of(p),
+                    zero_of(p),
+                ],
+                {"axis": 0},
+            )
+        )
+        value = builder.emit(
+            dialect.call(
+                "qnn.conv2d",
+                [
+                    both,
+                    relax.const(weights[0]),
+                    zero_of(p),
+                    _scalar(0, "int32"),
+                    scale_of(p),
+                    _scalar(0.02, "float32"),
+                ],
+                {"strides": [2, 2], "padding": [1, 1, 1, 1]},
+            )
+        )
         builder.emit_func_output(value)
     cpu: Any = tvm.cpu()
     executable = tvm.compile(builder.get(), target=tvm.target.Target("llvm"))
@@ -184,9 +224,9 @@ def test_parameters_must_be_constants_to_legalize() -> None:
     x = relax.Var("x", tensor_type([2, 3], "int8"))
     scale = relax.Var("s", tensor_type([], "float32"))
     with builder.function("main", [x, scale]):
-        value = builder.emit(dialect.call(
-            "qnn.tanh", [x, scale, zero_of(p), scale_of(p), zero_of(p)]
-        ))
+        value = builder.emit(
+            dialect.call("qnn.tanh", [x, scale, zero_of(p), scale_of(p), zero_of(p)])
+        )
         builder.emit_func_output(value)
     module = builder.get()
     with pytest.raises(GraphError) as error:

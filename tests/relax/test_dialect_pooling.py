@@ -23,8 +23,10 @@ POOLS: list[tuple[tuple[int, ...], dict[str, Any]]] = [
     ((2, 3, 10, 8), {"pool_size": [3, 3], "strides": [2, 3], "padding": [1, 1, 1, 1]}),
     ((2, 3, 5, 4), {"pool_size": [5, 4]}),
     ((2, 3, 11), {"pool_size": [4], "strides": [3], "padding": [2, 1]}),
-    ((1, 2, 5, 6, 4),
-     {"pool_size": [2, 3, 2], "strides": [2, 2, 1], "padding": [1, 0, 0, 1, 2, 1]}),
+    (
+        (1, 2, 5, 6, 4),
+        {"pool_size": [2, 3, 2], "strides": [2, 2, 1], "padding": [1, 0, 0, 1, 2, 1]},
+    ),
 ]
 
 
@@ -38,9 +40,12 @@ def test_average_pools(dtype: str) -> None:
         for ceil in (False, True):
             for include in (False, True):
                 record = PoolAttrs(
-                    tuple(attrs["pool_size"]), tuple(attrs.get("strides", [1] * rank)),
+                    tuple(attrs["pool_size"]),
+                    tuple(attrs.get("strides", [1] * rank)),
                     tuple(attrs.get("dilation", [1] * rank)),
-                    tuple(attrs.get("padding", [0] * 2 * rank)), ceil, include,
+                    tuple(attrs.get("padding", [0] * 2 * rank)),
+                    ceil,
+                    include,
                 )
                 expected = contract("AveragePool", record, (x,), (px,), py)
                 args = [x, scale_of(px), zero_of(px), scale_of(py), zero_of(py)]
@@ -92,8 +97,12 @@ def test_float_results() -> None:
     cases = Cases()
     for name, row, record, attrs in (
         ("qnn.mean", "ReduceMean", ReduceAttrs((2, 3), True), {"axis": [2, 3], "keepdims": True}),
-        ("qnn.avg_pool2d", "AveragePool", PoolAttrs((3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
-         {"pool_size": [3, 3], "padding": [1, 1, 1, 1]}),
+        (
+            "qnn.avg_pool2d",
+            "AveragePool",
+            PoolAttrs((3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+            {"pool_size": [3, 3], "padding": [1, 1, 1, 1]},
+        ),
     ):
         evaluate = BY_NAME[row].contract
         assert evaluate is not None
@@ -103,18 +112,21 @@ def test_float_results() -> None:
     cases.check()
 
 
-@pytest.mark.parametrize(("name", "attrs", "reason"), [
-    ("qnn.avg_pool2d", {}, "missing attributes ['pool_size']"),
-    ("qnn.avg_pool2d", {"pool_size": [9, 9]}, "larger than the padded input"),
-    ("qnn.avg_pool2d", {"pool_size": [2, 2], "layout": "NCHW4c"}, "layout is NCHW4c"),
-    ("qnn.mean", {"axis": [4]}, "axis is 4 for 4 axes"),
-    ("qnn.mean", {"out_dtype": "int32"}, "out_dtype int32"),
-])
+@pytest.mark.parametrize(
+    ("name", "attrs", "reason"),
+    [
+        ("qnn.avg_pool2d", {}, "missing attributes ['pool_size']"),
+        ("qnn.avg_pool2d", {"pool_size": [9, 9]}, "larger than the padded input"),
+        ("qnn.avg_pool2d", {"pool_size": [2, 2], "layout": "NCHW4c"}, "layout is NCHW4c"),
+        ("qnn.mean", {"axis": [4]}, "axis is 4 for 4 axes"),
+        ("qnn.mean", {"out_dtype": "int32"}, "out_dtype int32"),
+    ],
+)
 def test_wrong_calls_say_what_is_wrong(name: str, attrs: dict[str, Any], reason: str) -> None:
     p = params("int8", 1.0)
     x = relax.Var("x", tensor_type([1, 2, 5, 5], "int8"))
     with pytest.raises(GraphError) as error:
-        relax.BlockBuilder().normalize(dialect.call(
-            name, [x, scale_of(p), zero_of(p), scale_of(p), zero_of(p)], attrs
-        ))
+        relax.BlockBuilder().normalize(
+            dialect.call(name, [x, scale_of(p), zero_of(p), scale_of(p), zero_of(p)], attrs)
+        )
     assert reason in str(error.value)

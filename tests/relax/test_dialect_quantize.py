@@ -37,7 +37,9 @@ def test_halves_round_to_even_then_saturate(target: Any) -> None:
         cases.add("qnn.quantize", [x, scale_of(p), zero_of(p)], attrs, expected)
         nearly = np.asarray([[0.49999997, -0.49999997, 8388609.0, -8388609.0]], np.float32)
         cases.add(
-            "qnn.quantize", [nearly, scale_of(p), zero_of(p)], {**attrs, "out_dtype": "int32"},
+            "qnn.quantize",
+            [nearly, scale_of(p), zero_of(p)],
+            {**attrs, "out_dtype": "int32"},
             np.asarray([[0, 0, 8388609, -8388609]], np.int32),
         )
     cases.check()
@@ -102,7 +104,9 @@ def _rounded(value: Fraction, rounding: str) -> int:
     if rest != Fraction(1, 2):
         return floor + (rest > Fraction(1, 2))
     up = {
-        "UPWARD": True, "TONEAREST": value > 0, "TONEAREST_EVEN": floor % 2 == 1,
+        "UPWARD": True,
+        "TONEAREST": value > 0,
+        "TONEAREST_EVEN": floor % 2 == 1,
     }[rounding]
     return floor + up
 
@@ -126,9 +130,7 @@ def test_requantize_rounding_modes(compute: str, rounding: str) -> None:
 def test_fixed_point_is_relays() -> None:
     """``(x * m + half) >> shift`` with 0.3 as a Q31 number m; see relay/qnn/utils.cc."""
     x = np.asarray([[1, 5, 10, 1000, 123456789, -5, -123456789]], np.int64)
-    fixed, shift = fixed_point(
-        np.asarray([0.3], np.float32), np.asarray([1.0], np.float32)
-    )
+    fixed, shift = fixed_point(np.asarray([0.3], np.float32), np.asarray([1.0], np.float32))
     ratio = Fraction(float(np.float32(0.3)))
     assert int(fixed[0]) == round(ratio * (1 << 31) * (1 << -int(shift[0])))
     total = 31 - int(shift[0])

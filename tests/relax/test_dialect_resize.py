@@ -28,8 +28,12 @@ def _args(x: Any, px: Any = PX, py: Any = PY) -> list[Any]:
 
 def _record(mode: str, coordinate: str, size: tuple[int, ...], **more: Any) -> ResizeAttrs:
     return ResizeAttrs(
-        mode, coordinate, more.pop("nearest", "round_prefer_floor"), more.pop("scales", None),
-        size, **more,
+        mode,
+        coordinate,
+        more.pop("nearest", "round_prefer_floor"),
+        more.pop("scales", None),
+        size,
+        **more,
     )
 
 
@@ -44,11 +48,17 @@ def test_interpolation(method: str, target: Any) -> None:
         for size, exclude in (((13, 20), False), ((4, 9), method == "cubic"), ((1, 5), False)):
             crop = coordinate == "tf_crop_and_resize"
             record = _record(
-                method, coordinate, (2, 3, *size), roi=roi if crop else (),
-                extrapolation_value=0.7 if crop else 0.0, exclude_outside=exclude,
+                method,
+                coordinate,
+                (2, 3, *size),
+                roi=roi if crop else (),
+                extrapolation_value=0.7 if crop else 0.0,
+                exclude_outside=exclude,
             )
             attrs: dict[str, Any] = {
-                "size": list(size), "method": method, "cubic_exclude": exclude,
+                "size": list(size),
+                "method": method,
+                "cubic_exclude": exclude,
                 "coordinate_transformation_mode": coordinate,
             }
             if crop:
@@ -66,7 +76,9 @@ def test_nearest_moves_codes() -> None:
         for coordinate in ("half_pixel", "asymmetric", "align_corners"):
             record = _record("nearest", coordinate, (2, 3, 14, 5), nearest=rounding)
             attrs = {
-                "size": [14, 5], "method": "nearest_neighbor", "rounding_method": rounding,
+                "size": [14, 5],
+                "method": "nearest_neighbor",
+                "rounding_method": rounding,
                 "coordinate_transformation_mode": coordinate,
             }
             expected = contract("Resize", record, (x,), (PX,), PY)
@@ -98,12 +110,15 @@ def test_other_ranks_and_given_scales() -> None:
     cases.check()
 
 
-@pytest.mark.parametrize(("attrs", "reason"), [
-    ({"size": [4]}, "one entry per resized axis"),
-    ({"size": [4, 4], "method": "bilinear"}, "method is 'bilinear'"),
-    ({"size": [4, 4], "scales": [2.0, 2.0]}, "scales give"),
-    ({"size": [4, 4], "coordinate_transformation_mode": "tf_crop_and_resize"}, "roi has 0"),
-])
+@pytest.mark.parametrize(
+    ("attrs", "reason"),
+    [
+        ({"size": [4]}, "one entry per resized axis"),
+        ({"size": [4, 4], "method": "bilinear"}, "method is 'bilinear'"),
+        ({"size": [4, 4], "scales": [2.0, 2.0]}, "scales give"),
+        ({"size": [4, 4], "coordinate_transformation_mode": "tf_crop_and_resize"}, "roi has 0"),
+    ],
+)
 def test_wrong_calls_say_what_is_wrong(attrs: dict[str, Any], reason: str) -> None:
     x = relax.Var("x", tensor_type([1, 2, 5, 5], "uint8"))
     with pytest.raises(GraphError) as error:

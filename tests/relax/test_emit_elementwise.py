@@ -82,8 +82,15 @@ def test_arithmetic() -> None:
         for i, (a, b) in enumerate(shapes):
             left, right = (S8, params("int8", 0.25, -9)) if i % 2 else (U8, params("uint8", 0.1, 3))
             y = TIES if i % 2 else Y8
-            m.add(op, [X(codes(a, str(left.storage_dtype), i), left),
-                       X(codes(b, str(right.storage_dtype), i + 5), right)], y, label=f"{a} {b}")
+            m.add(
+                op,
+                [
+                    X(codes(a, str(left.storage_dtype), i), left),
+                    X(codes(b, str(right.storage_dtype), i + 5), right),
+                ],
+                y,
+                label=f"{a} {b}",
+            )
         m.add(op, [every(S16, (6,)), every(params("int16", 0.02, 100), (6,), 1)], S16)
         m.add(op, [every(S8, (6,)), every(U8, (6,), 1)], Y8, label="mixed signs")
     m.add("Add", [every(S8), every(S8, seed=1)], S8, label="saturates")
@@ -165,8 +172,12 @@ def test_where() -> None:
     m.add("Where", [flags, every(U8, (4,)), every(S8, (2, 3, 1), 1)], Y8, label="broadcast")
     m.add("Where", [flags, every(S8, (3, 4)), every(S8, (3, 1), 1)], S8, label="equal")
     m.add("Where", [flags, every(S8, (3, 4)), const(np.float32(-1e9))], S8, label="masked")
-    m.add("Where", [const([True, False, False, True]), every(U8, (3, 4)), every(U8, (1, 4), 1)],
-          Y8, label="constant condition")
+    m.add(
+        "Where",
+        [const([True, False, False, True]), every(U8, (3, 4)), every(U8, (1, 4), 1)],
+        Y8,
+        label="constant condition",
+    )
     _, executable = m.check()
     assert call_names(executable.module).count("qnn.where") == len(m.branches)
 
@@ -231,13 +242,17 @@ def test_half_precision_scales() -> None:
     """A model whose real values are float16 computes in float32, and rounds floats at the end."""
     m = Model()
     half = QuantParams(
-        DType.INT8, np.asarray(0.5, np.float16), np.asarray(3, np.int32),
+        DType.INT8,
+        np.asarray(0.5, np.float16),
+        np.asarray(3, np.int32),
         expressed_dtype=DType.FLOAT16,
     )
     x = X(codes((1, 2, 4, 4), "int8"), half)
     w = X(codes((3, 2, 3, 3), "int8"), half, fixed=True)
     wide = QuantParams(
-        DType.INT8, np.asarray(300, np.float16), np.asarray(3, np.int32),
+        DType.INT8,
+        np.asarray(300, np.float16),
+        np.asarray(3, np.int32),
         expressed_dtype=DType.FLOAT16,
     )
     m.add("Conv", [x, w], wide)

@@ -162,8 +162,15 @@ def test_windows() -> None:
     m.add("AveragePool", [image], kernel_shape=[3, 2], pads=[1, 0, 2, 1], strides=[2, 1])
     m.add("AveragePool", [image], kernel_shape=[3, 3], pads=[1, 1, 1, 1], count_include_pad=1)
     m.add("AveragePool", [image], kernel_shape=[3, 3], ceil_mode=1, strides=[2, 2])
-    m.add("AveragePool", [image], kernel_shape=[3, 3], ceil_mode=1, strides=[2, 2],
-          pads=[1, 0, 0, 1], count_include_pad=1)
+    m.add(
+        "AveragePool",
+        [image],
+        kernel_shape=[3, 3],
+        ceil_mode=1,
+        strides=[2, 2],
+        pads=[1, 0, 0, 1],
+        count_include_pad=1,
+    )
     m.add("AveragePool", [real(1, 2, 9)], kernel_shape=[4], strides=[2])
     m.add("GlobalAveragePool", [image])
     m.add("MaxPool", [image], kernel_shape=[3, 2], ceil_mode=1, strides=[2, 3], pads=[1, 1, 0, 0])
@@ -178,15 +185,21 @@ def test_resize() -> None:
     for mode in ("nearest", "linear", "cubic"):
         label = "exact" if mode == "nearest" else ""
         for kind in ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"):
-            m.add("Resize", [image, None, scales], label=label, mode=mode,
-                  coordinate_transformation_mode=kind)
+            m.add(
+                "Resize",
+                [image, None, scales],
+                label=label,
+                mode=mode,
+                coordinate_transformation_mode=kind,
+            )
         m.add("Resize", [image, None, None, sizes], label=label, mode=mode)
     for mode in ("floor", "ceil", "round_prefer_ceil"):
         m.add("Resize", [image, None, scales], label="exact", mode="nearest", nearest_mode=mode)
     m.add("Resize", [image, None, scales], mode="cubic", cubic_coeff_a=-0.5, exclude_outside=1)
     m.add("Resize", [real(1, 2, 5), None, const([1, 1, 2.5], np.float32)], mode="linear")
-    m.add("Resize", [real(1, 1, 3, 4, 5), None, const([1, 1, 2, 1, 1.5], np.float32)],
-          mode="linear")
+    m.add(
+        "Resize", [real(1, 1, 3, 4, 5), None, const([1, 1, 2, 1, 1.5], np.float32)], mode="linear"
+    )
     m.add("Resize", [real(2, 3), None, const([2, 3], np.float32)], label="exact", mode="nearest")
     close(m, ulps=16, terms=32)
 
@@ -196,8 +209,16 @@ def test_movers() -> None:
     x = real(2, 4, 6, 4)
     m.add("Reshape", [x, const([0, -1], np.int64)])
     m.add("Transpose", [x], perm=[3, 0, 2, 1])
-    m.add("Slice", [x, const([-1], np.int64), const([-9], np.int64), const([2], np.int64),
-                    const([-2], np.int64)])
+    m.add(
+        "Slice",
+        [
+            x,
+            const([-1], np.int64),
+            const([-9], np.int64),
+            const([2], np.int64),
+            const([-2], np.int64),
+        ],
+    )
     m.add("Gather", [x, const([1, -1], np.int64)], axis=2)
     for mode in ("constant", "reflect", "edge", "wrap"):
         m.add("Pad", [x, const([0, 0, 1, 2, 0, 0, 3, 1], np.int64)], mode=mode)

@@ -25,10 +25,17 @@ def test_float_operators() -> None:
     m.add("Trilu", [real(4, 4)], upper=0)
     m.add("OneHot", [X(np.array([0, 2, 1])), const(np.int64(3)), const([0.0, 1.0], np.float32)])
     m.add("IsNaN", [real(3)], dtype=TensorProto.BOOL)
-    m.add("Einsum", [X(np.eye(3, dtype=np.float32)), X(np.ones((3, 2), np.float32))],
-          equation="ij,jk->ik")
-    m.add("Einsum", [real(2, 3), X(np.ones((2, 3), np.float32))], label="another function",
-          equation="ij,ij->ji")
+    m.add(
+        "Einsum",
+        [X(np.eye(3, dtype=np.float32)), X(np.ones((3, 2), np.float32))],
+        equation="ij,jk->ik",
+    )
+    m.add(
+        "Einsum",
+        [real(2, 3), X(np.ones((2, 3), np.float32))],
+        label="another function",
+        equation="ij,ij->ji",
+    )
     m.add("Not", [X(np.array([True, False]))], dtype=TensorProto.BOOL)
     m.add("Less", [real(3, 4), const(np.float32(0))], dtype=TensorProto.BOOL)
     for branch in m.branches:
@@ -87,8 +94,9 @@ def test_extents_that_an_import_computes() -> None:
     m = Model()
     b = m.builder
     x = m.operand(X(codes((4, 6), "int8"), S8))
-    y = b.op("Slice", x, m.operand(X(np.array([1]))), m.operand(X(np.array([3]))),
-             b.init(np.array([0])))
+    y = b.op(
+        "Slice", x, m.operand(X(np.array([1]))), m.operand(X(np.array([3]))), b.init(np.array([0]))
+    )
     m.finish(b.op("Sigmoid", b.qdq(y, 0.5, 3, np.int8)), U8)
     m.check()
 

@@ -94,8 +94,9 @@ def test_maxima() -> None:
     m.add("MaxPool", [x(2, 3, 7, 6)], S8, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
     m.add("MaxPool", [image], U8, kernel_shape=[3, 3], ceil_mode=1, strides=[2, 2])
     m.add("MaxPool", [image], U8, kernel_shape=[2, 2], dilations=[2, 3])
-    m.add("MaxPool", [x(2, 3, 7, 6)], S8, kernel_shape=[2, 2], auto_pad="SAME_LOWER",
-          strides=[2, 2])
+    m.add(
+        "MaxPool", [x(2, 3, 7, 6)], S8, kernel_shape=[2, 2], auto_pad="SAME_LOWER", strides=[2, 2]
+    )
     m.add("MaxPool", [x(1, 2, 9)], S8, kernel_shape=[4], strides=[3])
     m.add("MaxPool", [x(1, 2, 4, 5, 3)], S8, kernel_shape=[2, 3, 2], pads=[1, 1, 0, 0, 1, 1])
     m.add("GlobalMaxPool", [image], U8)

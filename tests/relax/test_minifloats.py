@@ -59,7 +59,10 @@ def test_quantize_and_back_as_the_interpreter(dtype: DType, saturate: bool) -> N
         pytest.skip("float4 has nothing beyond its largest number")
     for scale in (1.0, 0.3):
         params = QuantParams(
-            dtype, np.float32(scale), np.zeros((), np.int32), saturate=saturate  # type: ignore[arg-type]
+            dtype,
+            np.float32(scale),
+            np.zeros((), np.int32),
+            saturate=saturate,  # type: ignore[arg-type]
         )
         x = interesting(dtype)
         attrs = {"axis": -1, "format": dtype.label, "saturate": saturate, "rounding": "nearest"}

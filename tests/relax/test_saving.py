@@ -67,7 +67,9 @@ def test_a_library_for_tvm_alone(saved: Any) -> None:
 def test_damage_is_found(saved: Any, tmp_path: Path) -> None:
     whole = saved[1].read_bytes()
     for name, data in (
-        ("short", whole[: len(whole) // 2]), ("empty", b""), ("other", b"x" * 4096),
+        ("short", whole[: len(whole) // 2]),
+        ("empty", b""),
+        ("other", b"x" * 4096),
         ("changed", whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:]),
         ("interface", whole.replace(b'"threads"', b'"threadz"')),
     ):

@@ -33,8 +33,14 @@ def test_what_cannot_be_handed_over_is_copied() -> None:
     whole = _ready((4, 8))
     frozen = _ready()
     frozen.flags.writeable = False
-    for array in (whole[:, ::2], whole.T, whole[1:, 1:], whole.reshape(-1)[1:], frozen,
-                  _ready() > 3):
+    for array in (
+        whole[:, ::2],
+        whole.T,
+        whole[1:, 1:],
+        whole.reshape(-1)[1:],
+        frozen,
+        _ready() > 3,
+    ):
         assert not handed_over(array)
         tensor = to_tensor(array, CPU)
         np.testing.assert_array_equal(to_array(tensor), array)

@@ -56,7 +56,10 @@ def extents_of(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, int]:
 
 
 def results(
-    graph: Graph, inputs: Mapping[str, Array], spelling: str, layout: str | None = None,
+    graph: Graph,
+    inputs: Mapping[str, Array],
+    spelling: str,
+    layout: str | None = None,
     target: str = QUICK,
 ) -> dict[str, tuple[Array, Array]]:
     """Returns what Relay and what the interpreter computes, by output."""

@@ -25,8 +25,11 @@ OTHERS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((2, 4, 5, 6, 7), (8, 4, 3, 2, 1), {"padding": [1, 1, 0, 0, 1, 2], "strides": [2, 1, 3]}),
 ]
 TRANSPOSED: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
-    ((2, 4, 5, 3), (4, 6, 3, 3),
-     {"strides": [2, 3], "padding": [1, 0, 2, 1], "output_padding": [1, 2]}),
+    (
+        (2, 4, 5, 3),
+        (4, 6, 3, 3),
+        {"strides": [2, 3], "padding": [1, 0, 2, 1], "output_padding": [1, 2]},
+    ),
     ((2, 4, 5, 3), (4, 3, 2, 3), {"strides": [2, 1], "groups": 2, "dilation": [2, 3]}),
     ((2, 4, 5, 3), (4, 3, 2, 2), {"strides": [2, 2], "groups": 4}),
 ]
@@ -40,7 +43,11 @@ def stored(array: Array, layout: str, canonical: str) -> Array:
 def six(x: Array, w: Array, zx: int, zw: Any, channels: int) -> list[Any]:
     scales = [0.125] * channels
     return [
-        x, const(w, str(w.dtype)), const(zx, "int32"), const(zw, "int32"), const(0.5, "float32"),
+        x,
+        const(w, str(w.dtype)),
+        const(zx, "int32"),
+        const(zw, "int32"),
+        const(0.5, "float32"),
         const(scales, "float32"),
     ]
 
@@ -55,8 +62,10 @@ def _letters(rank: int) -> str:
 
 def _conv_record(attrs: dict[str, Any], rank: int) -> ConvAttrs:
     return ConvAttrs(
-        _get(attrs, "strides", 1, rank), _get(attrs, "dilation", 1, rank),
-        _get(attrs, "padding", 0, 2 * rank), attrs.get("groups", 1),
+        _get(attrs, "strides", 1, rank),
+        _get(attrs, "dilation", 1, rank),
+        _get(attrs, "padding", 0, 2 * rank),
+        attrs.get("groups", 1),
     )
 
 
@@ -78,8 +87,11 @@ def test_conv_in_every_layout(xd: str, wd: str) -> None:
         kernels = ("OI" + spatial, spatial + "IO", spatial + "OI", "O" + spatial + "I")
         for data, kernel in [(first, kernels[0]), *((last, k) for k in kernels)]:
             extra = {
-                "kernel_size": list(ws[2:]), "channels": ws[0], "out_dtype": wide,
-                "data_layout": data, "kernel_layout": kernel,
+                "kernel_size": list(ws[2:]),
+                "channels": ws[0],
+                "out_dtype": wide,
+                "data_layout": data,
+                "kernel_layout": kernel,
             }
             args = six(stored(x, data, first), stored(w, kernel, kernels[0]), 3, zw, ws[0])
             cases.add(f"qnn.conv{rank}d", args, attrs | extra, stored(total, data, first))
@@ -98,8 +110,12 @@ def test_relays_depthwise_weight() -> None:
     relays = w.reshape(3, 2, 3, 3)
     for data, kernel in (("NCHW", "OIHW"), ("NHWC", "HWOI")):
         attrs = {
-            "padding": [1, 1, 1, 1], "groups": 3, "channels": 6, "kernel_size": [3, 3],
-            "data_layout": data, "kernel_layout": kernel,
+            "padding": [1, 1, 1, 1],
+            "groups": 3,
+            "channels": 6,
+            "kernel_size": [3, 3],
+            "data_layout": data,
+            "kernel_layout": kernel,
         }
         args = six(stored(x, data, "NCHW"), stored(relays, kernel, "OIHW"), 7, zw, 6)
         cases.add("qnn.conv2d", args, attrs, stored(total, data, "NCHW"))
@@ -115,15 +131,21 @@ def test_conv_transpose(xd: str, wd: str) -> None:
         groups = attrs.get("groups", 1)
         x, w = every_code(rng, xd, xs), every_code(rng, wd, ws)
         record = ConvTransposeAttrs(
-            _get(attrs, "strides", 1, 2), _get(attrs, "dilation", 1, 2),
-            _get(attrs, "padding", 0, 4), _get(attrs, "output_padding", 0, 2), groups,
+            _get(attrs, "strides", 1, 2),
+            _get(attrs, "dilation", 1, 2),
+            _get(attrs, "padding", 0, 4),
+            _get(attrs, "output_padding", 0, 2),
+            groups,
         )
         total = spread(record, x.astype(np.int64) + 5, w.astype(np.int64) - 3).astype(wide)
         channels = ws[1] * groups
         for data, kernel in (("NCHW", "IOHW"), ("NHWC", "IOHW"), ("NHWC", "HWIO")):
             extra = {
-                "out_dtype": wide, "data_layout": data, "kernel_layout": kernel,
-                "channels": channels, "kernel_size": list(ws[2:]),
+                "out_dtype": wide,
+                "data_layout": data,
+                "kernel_layout": kernel,
+                "channels": channels,
+                "kernel_size": list(ws[2:]),
             }
             args = six(stored(x, data, "NCHW"), stored(w, kernel, "IOHW"), -5, 3, channels)
             cases.add("qnn.conv2d_transpose", args, attrs | extra, stored(total, data, "NCHW"))
@@ -150,7 +172,11 @@ def test_dense_and_batch_matmul(xd: str, wd: str) -> None:
             a = np.swapaxes(x, -1, -2).copy() if ta else x
             b = np.swapaxes(y, -1, -2).copy() if tb else y
             args = [
-                a, b, const(3, "int32"), const(2, "int32"), const(0.5, "float32"),
+                a,
+                b,
+                const(3, "int32"),
+                const(2, "int32"),
+                const(0.5, "float32"),
                 const(0.25, "float32"),
             ]
             attrs = {"transpose_a": ta, "transpose_b": tb, "out_dtype": wide}
@@ -162,8 +188,9 @@ def test_sums_beyond_int32_need_int64() -> None:
     x, w = np.full((1, 70_000), -32768, np.int16), np.full((1, 70_000), -128, np.int8)
     cases = Cases()
     total = np.asarray([[70_000 * 32768 * 128]], np.int64)
-    cases.add("qnn.dense", [*six(x, w, 0, 0, 1)[:5], const(1.0, "float32")],
-              {"out_dtype": "int64"}, total)
+    cases.add(
+        "qnn.dense", [*six(x, w, 0, 0, 1)[:5], const(1.0, "float32")], {"out_dtype": "int64"}, total
+    )
     cases.check()
 
 
@@ -179,7 +206,10 @@ def test_averages(dtype: str) -> None:
         expected = contract("AveragePool", record, (x,), (px,), py)
         for layout in ("NCHW", "NHWC"):
             attrs = {
-                "pool_size": [3, 2], "strides": [2, 1], "padding": pads, "layout": layout,
+                "pool_size": [3, 2],
+                "strides": [2, 1],
+                "padding": pads,
+                "layout": layout,
                 "count_include_pad": counted,
             }
             args = [stored(x, layout, "NCHW"), *all_args(px, py)]
@@ -191,6 +221,7 @@ def test_averages(dtype: str) -> None:
 
 def _none() -> Any:
     from qdqbridge.graph.operator import NO_ATTRIBUTES
+
     return NO_ATTRIBUTES
 
 
@@ -206,12 +237,11 @@ def test_resize(method: str, target: str) -> None:
         expected = contract("Resize", record, (x,), (px,), py)
         for layout in ("NCHW", "NHWC"):
             attrs = {
-                "size": [13, 20], "layout": layout,
+                "size": [13, 20],
+                "layout": layout,
                 "method": "nearest_neighbor" if method == "nearest" else method,
                 "coordinate_transformation_mode": coordinate,
             }
             args = [stored(x, layout, "NCHW"), *all_args(px, py)]
             cases.add("qnn.resize2d", args, attrs, stored(expected, layout, "NCHW"))
     cases.check()
-
-

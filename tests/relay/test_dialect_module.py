@@ -27,14 +27,29 @@ def _network(weights: list[Array]) -> Any:
     """Convolution, bias, requantize and GELU, once per weight; then add, resize and mean."""
     value: Any = relay.var("x", shape=(2, 4, 6, 6), dtype="int8")
     for w in weights:
-        conv = call("qnn.conv2d", [
-            value, const(w, "int8"), zero_of(P), const(0, "int32"), scale_of(P),
-            const([0.02] * len(w), "float32"),
-        ], {"padding": [1, 1, 1, 1], "kernel_size": [3, 3], "channels": len(w)})
+        conv = call(
+            "qnn.conv2d",
+            [
+                value,
+                const(w, "int8"),
+                zero_of(P),
+                const(0, "int32"),
+                scale_of(P),
+                const([0.02] * len(w), "float32"),
+            ],
+            {"padding": [1, 1, 1, 1], "kernel_size": [3, 3], "channels": len(w)},
+        )
         value = relay.nn.bias_add(conv, const([9] * len(w), "int32"))
-        value = call("qnn.requantize", [
-            value, const([0.002] * len(w), "float32"), const(0, "int32"), *all_args(P),
-        ], {"axis": 1})
+        value = call(
+            "qnn.requantize",
+            [
+                value,
+                const([0.002] * len(w), "float32"),
+                const(0, "int32"),
+                *all_args(P),
+            ],
+            {"axis": 1},
+        )
         value = call("qnn.gelu", [value, *all_args(P, P)])
     value = call("qnn.divide", [value, value, *all_args(P, P, P)])
     value = call("qnn.resize2d", [value, *all_args(P, P)], {"size": [9, 9]})
@@ -119,9 +134,12 @@ def test_convert_layout_goes_through(weights: list[Array]) -> None:
     module = _network(weights)
     desired = {"qnn.conv2d": ["NHWC", "HWIO"], "qnn.resize2d": ["NHWC"]}
     with tvm.transform.PassContext(opt_level=3):
-        converted = tvm.transform.Sequential([
-            relay.transform.ConvertLayout(desired), relay.transform.FoldConstant(),
-        ])(module)
+        converted = tvm.transform.Sequential(
+            [
+                relay.transform.ConvertLayout(desired),
+                relay.transform.FoldConstant(),
+            ]
+        )(module)
     names = _calls(converted)
     assert names.count("layout_transform") == 2  # the input, and the result
     x = every_code(np.random.default_rng(1), "int8", (2, 4, 6, 6))
@@ -135,8 +153,9 @@ def test_layouts_move_the_axes_of_attributes() -> None:
     x = relay.var("x", shape=(2, 4, 5, 6), dtype="float32")
     value: Any = relay.nn.max_pool2d(x, (1, 1))
     q = params("int8", [0.1, 0.2, 0.3, 0.4], [1, 2, 3, 4], axis=1)
-    value = call("qnn.qdq_quantize", [value, scale_of(q), zero_of(q)],
-                 {"axis": 1, "out_dtype": "int8"})
+    value = call(
+        "qnn.qdq_quantize", [value, scale_of(q), zero_of(q)], {"axis": 1, "out_dtype": "int8"}
+    )
     other = const(every_code(rng, "int8", (6,)), "int8")
     value = call("qnn.minimum", [value, other, *all_args(q, P, P)], {"lhs_axis": 1})
     value = call("qnn.softmax", [value, *all_args(P, P)], {"axis": [1]})
@@ -170,7 +189,8 @@ def test_wrong_inputs_say_what_is_wrong() -> None:
     executable = build(cases.module())
     assert executable.input_names == ["x0"]
     for inputs, reason in (
-        ({}, "give exactly"), ({"x0": np.zeros((2, 3), np.uint8)}, "give int8[2, 3]"),
+        ({}, "give exactly"),
+        ({"x0": np.zeros((2, 3), np.uint8)}, "give int8[2, 3]"),
         ({"x0": np.zeros((2, 4), np.int8)}, "give int8[2, 3]"),
     ):
         with pytest.raises(InputDataError) as error:
@@ -181,12 +201,15 @@ def test_wrong_inputs_say_what_is_wrong() -> None:
             build(cases.module(), target=target)
 
 
-@pytest.mark.parametrize(("name", "args", "attrs", "reason"), [
-    ("qnn.nothing", [], {}, "has no operator"),
-    ("qnn.gelu", [1], {}, "1 arguments given"),
-    ("qnn.gelu", [1, 2, 3, 4, 5], {"alpha": 1}, "unknown attributes ['alpha']"),
-    ("qnn.leaky_relu", [1, 2, 3, 4, 5], {}, "missing attributes ['alpha']"),
-])
+@pytest.mark.parametrize(
+    ("name", "args", "attrs", "reason"),
+    [
+        ("qnn.nothing", [], {}, "has no operator"),
+        ("qnn.gelu", [1], {}, "1 arguments given"),
+        ("qnn.gelu", [1, 2, 3, 4, 5], {"alpha": 1}, "unknown attributes ['alpha']"),
+        ("qnn.leaky_relu", [1, 2, 3, 4, 5], {}, "missing attributes ['alpha']"),
+    ],
+)
 def test_wrong_calls_say_what_is_wrong(
     name: str, args: list[Any], attrs: dict[str, Any], reason: str
 ) -> None:
@@ -198,6 +221,4 @@ def test_wrong_calls_say_what_is_wrong(
 def test_wrong_types_say_what_is_wrong() -> None:
     x = relay.var("x", shape=(2, 3), dtype="int32")
     with pytest.raises(GraphError, match="data has dtype int32"):
-        relay.transform.InferType()(
-            tvm.IRModule.from_expr(call("qnn.gelu", [x, *all_args(P, P)]))
-        )
+        relay.transform.InferType()(tvm.IRModule.from_expr(call("qnn.gelu", [x, *all_args(P, P)])))

@@ -21,8 +21,9 @@ def test_quantize_and_dequantize(target: str) -> None:
     for dtype in CODES:
         p = params(dtype, 0.5, 3)
         x = (np.arange(-600, 600, dtype=np.float32) * np.float32(0.25)).reshape(2, -1)
-        cases.add("qnn.quantize", [x, scale_of(p), zero_of(p)], {"out_dtype": dtype},
-                  quantize(x, p))
+        cases.add(
+            "qnn.quantize", [x, scale_of(p), zero_of(p)], {"out_dtype": dtype}, quantize(x, p)
+        )
         y = every_code(rng, dtype, (3, 50))
         cases.add("qnn.dequantize", [y, scale_of(p), zero_of(p)], {}, dequantize(y, p))
         scales, zeros = [0.1, 0.37, 1.0], [3, 0, 5]
@@ -42,8 +43,12 @@ def test_requantize(target: str) -> None:
         for result in CODES:
             a, b = params(source, 0.031, 7), params(result, 0.0113, 101)
             x = codes(a)[:: 1 if source.endswith("8") else 37].reshape(2, -1)
-            cases.add("qnn.requantize", [x, *all_args(a, b)], {"out_dtype": result},
-                      quantize(dequantize(x, a), b))
+            cases.add(
+                "qnn.requantize",
+                [x, *all_args(a, b)],
+                {"out_dtype": result},
+                quantize(dequantize(x, a), b),
+            )
     for wide in ("int32", "int64"):
         x = rng.integers(-(1 << 20), 1 << 20, (2, 3, 500)).astype(wide)
         scale = np.asarray([1e-5, 3.3e-4, 0.5], np.float32)
@@ -63,14 +68,20 @@ def test_requantize(target: str) -> None:
 
 
 BINARY = {
-    "add": "Add", "subtract": "Sub", "mul": "Mul", "divide": "Div", "minimum": "Min",
-    "maximum": "Max", "prelu": "PRelu",
+    "add": "Add",
+    "subtract": "Sub",
+    "mul": "Mul",
+    "divide": "Div",
+    "minimum": "Min",
+    "maximum": "Max",
+    "prelu": "PRelu",
 }
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_binary(target: str) -> None:
     from qdqbridge.graph.operator import NO_ATTRIBUTES
+
     rng = np.random.default_rng(2)
     cases = Cases(target)
     shapes = [((3, 4, 50), (3, 4, 50)), ((3, 1, 50), (40, 1)), ((1,), (2, 3, 400)), ((), (700,))]
@@ -87,9 +98,7 @@ def test_binary(target: str) -> None:
     f = rng.standard_normal((4, 64)).astype(np.float32)
     for x, y, px, pz in ((a, b, p8, p16), (a, f, p8, None), (f, a, None, p8)):
         expected = contract("Add", NO_ATTRIBUTES, (x, y), (px, pz), py)
-        node = cases.add(
-            "qnn.add", [x, y, *all_args(px, pz, py)], {"out_dtype": "int8"}, expected
-        )
+        node = cases.add("qnn.add", [x, y, *all_args(px, pz, py)], {"out_dtype": "int8"}, expected)
         assert node.op.name == "qnn.qdq_add"
     cases.check()
 
@@ -104,13 +113,19 @@ def test_what_relay_cannot_carry_has_another_name() -> None:
         for name, args, attrs in (
             ("qnn.requantize", [x16, *all_args(p, q)], {"out_dtype": "int8"}),
             ("qnn.requantize", [x8, *all_args(q, q)], {"out_dtype": "int8"}),
-            ("qnn.quantize", [x8.astype("float32"), *all_args(q)],
-             {"out_dtype": "int8", "rounding": "UPWARD"}),
+            (
+                "qnn.quantize",
+                [x8.astype("float32"), *all_args(q)],
+                {"out_dtype": "int8", "rounding": "UPWARD"},
+            ),
             ("qnn.softmax", [x16, *all_args(p, p)], {"axis": [1, 2]}),
             ("qnn.softmax", [x16, *all_args(p, p)], {}),
         )
     ]
     assert names == [
-        "qnn.qdq_requantize", "qnn.requantize", "qnn.qdq_quantize", "qnn.qdq_softmax",
+        "qnn.qdq_requantize",
+        "qnn.requantize",
+        "qnn.qdq_quantize",
+        "qnn.qdq_softmax",
         "qnn.softmax",
     ]

@@ -25,7 +25,8 @@ def module() -> Any:
     w = relay.var("w", shape=(4, 4, 3, 3), dtype="int8")
     scale, zero = const(SCALE, "float32"), const(0, "int32")
     conv = call(
-        "qnn.conv2d", [x, w, zero, zero, scale, const(np.full(4, SCALE), "float32")],
+        "qnn.conv2d",
+        [x, w, zero, zero, scale, const(np.full(4, SCALE), "float32")],
         {"padding": [1, 1, 1, 1], "kernel_size": [3, 3], "channels": 4},
     )
     bias = relay.nn.bias_add(conv, const(np.arange(4) * 1000, "int32"))

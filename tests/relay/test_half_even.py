@@ -91,13 +91,15 @@ def test_a_requantize_keeps_the_rounding_that_it_states() -> None:
     x = np.arange(-9, 10).astype(np.int32)
     variable = relay.var("x", shape=x.shape, dtype="int32")
     expected = {
-        "TONEAREST_EVEN": np.rint(x / 2), "UPWARD": np.floor(x / 2 + 0.5),
+        "TONEAREST_EVEN": np.rint(x / 2),
+        "UPWARD": np.floor(x / 2 + 0.5),
         "TONEAREST": np.sign(x) * np.floor(np.abs(x) / 2 + 0.5),
     }
     one, zero = const(1.0, "float32"), const(0, "int32")
     for rounding, values in expected.items():
         node = call(
-            "qnn.requantize", [variable, const(0.5, "float32"), zero, one, zero],
+            "qnn.requantize",
+            [variable, const(0.5, "float32"), zero, one, zero],
             {"rounding": rounding, "out_dtype": "int8"},
         )
         assert str(node.attrs.rounding) == ("None" if rounding.endswith("EVEN") else rounding)
@@ -111,7 +113,8 @@ def test_upstreams_python_wrappers_are_there() -> None:
     four = [const(0.1, "float32"), const(0, "int32"), const(0.1, "float32"), const(0, "int32")]
     ops = relay.qnn.op
     for node in (
-        ops.softmax(x, *four), ops.leaky_relu(x, 0.1, *four),
+        ops.softmax(x, *four),
+        ops.leaky_relu(x, 0.1, *four),
         ops.avg_pool2d(x, *four, (2, 2), (2, 2), (0, 0), (1, 1)),
     ):
         type_ = relay.transform.InferType()(tvm.IRModule.from_expr(node))["main"].ret_type

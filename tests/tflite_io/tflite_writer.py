@@ -193,9 +193,7 @@ class _Writer:
             **options,
         )
 
-    def graph(
-        self, model: Model, inputs: Sequence[int], outputs: Sequence[int], name: str
-    ) -> int:
+    def graph(self, model: Model, inputs: Sequence[int], outputs: Sequence[int], name: str) -> int:
         return self.table(
             "SubGraph",
             Tensors=[self.tensor(tensor) for tensor in model.tensors],

@@ -35,8 +35,17 @@ from qdqbridge.qnn.dialect import (
 from qdqbridge.qnn.dialect.op import REQUIRED, Attribute, QnnOp
 
 QNN_OPS: tuple[QnnOp, ...] = (
-    *quantize.OPS, *convolution.OPS, *transposed.OPS, *dense.OPS, *elementwise.OPS,
-    *concatenate.OPS, *pooling.OPS, *unary.OPS, *softmax.OPS, *normalization.OPS, *resize.OPS,
+    *quantize.OPS,
+    *convolution.OPS,
+    *transposed.OPS,
+    *dense.OPS,
+    *elementwise.OPS,
+    *concatenate.OPS,
+    *pooling.OPS,
+    *unary.OPS,
+    *softmax.OPS,
+    *normalization.OPS,
+    *resize.OPS,
 )
 
 __all__ = ["QNN_OPS", "REQUIRED", "Attribute", "QnnOp"]

@@ -15,7 +15,12 @@ from qdqbridge.qnn.ranges import is_code
 
 OUT_DTYPE = Attribute("out_dtype", "int32", "int32, or int64 where int32 could overflow")
 SIX = (
-    "data", "weight", "input_zero_point", "kernel_zero_point", "input_scale", "kernel_scale",
+    "data",
+    "weight",
+    "input_zero_point",
+    "kernel_zero_point",
+    "input_scale",
+    "kernel_scale",
 )
 
 
@@ -44,9 +49,7 @@ def centred(code: Prim, zero_point: Prim, dtype: str) -> Prim:
     return (code.astype("int32") - zero_point).astype(narrow_dtype(dtype))
 
 
-def padded_codes(
-    x: te.Tensor, zero_point: te.Tensor, pads: Sequence[tuple[int, int]]
-) -> te.Tensor:
+def padded_codes(x: te.Tensor, zero_point: te.Tensor, pads: Sequence[tuple[int, int]]) -> te.Tensor:
     """Returns ``x - zero_point`` with zeros around it.
 
     Args:

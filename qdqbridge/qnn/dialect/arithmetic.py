@@ -99,9 +99,7 @@ def clipped(value: Prim, low: int, high: int) -> Prim:
     return tirx.min(tirx.max(value, tirx.const(low, kind)), tirx.const(high, kind))
 
 
-def quantized(
-    value: Prim, scale: Prim, zero_point: Prim, dtype: str, *, nan: bool = True
-) -> Prim:
+def quantized(value: Prim, scale: Prim, zero_point: Prim, dtype: str, *, nan: bool = True) -> Prim:
     """Returns ``sat(rint(value / scale) + zero_point)``."""
     return saturated(tirx.nearbyint(value / scale), zero_point, dtype, nan=nan)
 

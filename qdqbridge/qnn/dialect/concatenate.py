@@ -74,7 +74,10 @@ def _lower(site: Site) -> Any:
 def _recoded(site: Site, args: Sequence[Any], types: Sequence[Any]) -> Any:
     attrs = REQUANTIZE.complete({"out_dtype": site.tensor_of(types[0], "data")[1]})
     nested = site.nested(
-        REQUANTIZE.name, REQUANTIZE.arguments, [*args, *site.args[3:]], [*types, *site.types[3:]],
+        REQUANTIZE.name,
+        REQUANTIZE.arguments,
+        [*args, *site.args[3:]],
+        [*types, *site.types[3:]],
         attrs,
     )
     return site.host.bind(REQUANTIZE.lower(nested))
@@ -85,6 +88,8 @@ OPS = (
         "qnn.concatenate",
         ("data", "input_scales", "input_zero_points", "output_scale", "output_zero_point"),
         (Attribute("axis", 0, "the axis that grows"),),
-        _infer, _lower, "operands are requantized to the result's parameters, then joined",
+        _infer,
+        _lower,
+        "operands are requantized to the result's parameters, then joined",
     ),
 )

@@ -72,8 +72,13 @@ def decode_window(site: Site, rank: int, *, transposed: bool) -> Window:
     out_dtype = check_operands(site)
     begin, end = padding(site, rank)
     window = Window(
-        spread(site, "strides", rank), spread(site, "dilation", rank), begin, end,
-        site.attr("groups"), out_dtype, data_layout(site, "data_layout", rank),
+        spread(site, "strides", rank),
+        spread(site, "dilation", rank),
+        begin,
+        end,
+        site.attr("groups"),
+        out_dtype,
+        data_layout(site, "data_layout", rank),
         kernel_layout(site, rank, transposed=transposed),
     )
     if window.groups < 1:
@@ -137,7 +142,8 @@ def _weight(site: Site, channels: Extent, w: Sequence[int], groups: int) -> _Wei
 def _sizes(extents: Sequence[Extent], window: Window, kernel: Sequence[int]) -> list[Extent]:
     return [
         (extent + window.begin[i] + window.end[i] - (kernel[i] - 1) * window.dilation[i] - 1)
-        // window.strides[i] + 1
+        // window.strides[i]
+        + 1
         for i, extent in enumerate(extents)
     ]
 
@@ -207,8 +213,11 @@ def _centred_weight(
 
 
 def correlation(
-    data: te.Tensor, weight: Callable[[Prim, Prim, Sequence[Prim]], Prim],
-    extents: Sequence[int], window: Window, sizes: Sequence[Extent],
+    data: te.Tensor,
+    weight: Callable[[Prim, Prim, Sequence[Prim]], Prim],
+    extents: Sequence[int],
+    window: Window,
+    sizes: Sequence[Extent],
 ) -> te.Tensor:
     """Returns the sums of padded, centred ``data`` with weights.
 
@@ -260,8 +269,12 @@ def window_attributes(rank: int, *, transposed: bool) -> tuple[Attribute, ...]:
 
 def _conv(rank: int) -> QnnOp:
     return QnnOp(
-        f"qnn.conv{rank}d", SIX, window_attributes(rank, transposed=False), _infer_conv(rank),
-        _lower_conv(rank), "exact integer sum of (x - zx)(w - zw)",
+        f"qnn.conv{rank}d",
+        SIX,
+        window_attributes(rank, transposed=False),
+        _infer_conv(rank),
+        _lower_conv(rank),
+        "exact integer sum of (x - zx)(w - zw)",
     )
 
 

@@ -31,13 +31,12 @@ def _lower_dense(site: Site) -> Any:
     shifted = bool(zero_points.any())
 
     def dense(x: te.Tensor, w: te.Tensor, zx: te.Tensor, *zw: te.Tensor) -> te.Tensor:
-        data = stage(
-            x.shape, lambda *i: centred(x(*i), zx[0], str(x.dtype)), name="centred_data"
-        )
+        data = stage(x.shape, lambda *i: centred(x(*i), zx[0], str(x.dtype)), name="centred_data")
         weight = w
         if shifted:
             weight = stage(
-                w.shape, lambda u, k: centred(w(u, k), entry(zw[0], (u,), 0), str(w.dtype)),
+                w.shape,
+                lambda u, k: centred(w(u, k), entry(zw[0], (u,), 0), str(w.dtype)),
                 name="centred_weight",
             )
         k = te.reduce_axis((0, w.shape[1]), name="k")
@@ -103,9 +102,11 @@ def _rows(x: te.Tensor, zero_point: te.Tensor, name: str, *, swap: bool) -> te.T
 
 OPS = (
     QnnOp(
-        "qnn.dense", SIX,
+        "qnn.dense",
+        SIX,
         (Attribute("units", 0, "rows of the weight; 0 takes the weight's"), OUT_DTYPE),
-        _infer_dense, _lower_dense,
+        _infer_dense,
+        _lower_dense,
         "exact integer sum of (x - zx)(w - zw): x[..., K] times w[units, K]",
     ),
     QnnOp(
@@ -116,7 +117,8 @@ OPS = (
             Attribute("transpose_b", True, "y is (..., N, K), as Relay has it, not (..., K, N)"),
             OUT_DTYPE,
         ),
-        _infer_matmul, _lower_matmul,
+        _infer_matmul,
+        _lower_matmul,
         "exact integer sum of (x - zx)(y - zy); leading axes broadcast",
     ),
 )

@@ -27,7 +27,13 @@ from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.ranges import is_code
 
 EIGHT = (
-    "lhs", "rhs", "lhs_scale", "lhs_zero_point", "rhs_scale", "rhs_zero_point", "output_scale",
+    "lhs",
+    "rhs",
+    "lhs_scale",
+    "lhs_zero_point",
+    "rhs_scale",
+    "rhs_zero_point",
+    "output_scale",
     "output_zero_point",
 )
 OUT_DTYPE = Attribute("out_dtype", "", "empty takes the type of the first integer operand")
@@ -69,8 +75,12 @@ def _infer(site: Site) -> TensorType:
 
 
 def operand(
-    tensor: te.Tensor, indices: tuple[Prim, ...], scale: te.Tensor, zero_point: te.Tensor,
-    axis: int, zero: te.Tensor,
+    tensor: te.Tensor,
+    indices: tuple[Prim, ...],
+    scale: te.Tensor,
+    zero_point: te.Tensor,
+    axis: int,
+    zero: te.Tensor,
 ) -> Prim:
     """Returns the float32 value of an operand for an element of the broadcast result."""
     own = broadcast_indices(indices, tensor.shape)
@@ -87,8 +97,15 @@ def _lower(row: Operator) -> Any:
         out = result_dtype(site, 0, 1)
 
         def binary(
-            a: te.Tensor, b: te.Tensor, sa: te.Tensor, za: te.Tensor, sb: te.Tensor,
-            zb: te.Tensor, sy: te.Tensor, zy: te.Tensor, zero: te.Tensor,
+            a: te.Tensor,
+            b: te.Tensor,
+            sa: te.Tensor,
+            za: te.Tensor,
+            sb: te.Tensor,
+            zb: te.Tensor,
+            sy: te.Tensor,
+            zy: te.Tensor,
+            zero: te.Tensor,
         ) -> te.Tensor:
             def element(*i: Prim) -> Prim:
                 x = operand(a, i, sa, za, lhs_axis, zero)
@@ -156,8 +173,16 @@ def _lower_where(site: Site) -> Any:
     out = result_dtype(site, 1, 2)
 
     def where(
-        condition: te.Tensor, a: te.Tensor, b: te.Tensor, sa: te.Tensor, za: te.Tensor,
-        sb: te.Tensor, zb: te.Tensor, sy: te.Tensor, zy: te.Tensor, zero: te.Tensor,
+        condition: te.Tensor,
+        a: te.Tensor,
+        b: te.Tensor,
+        sa: te.Tensor,
+        za: te.Tensor,
+        sb: te.Tensor,
+        zb: te.Tensor,
+        sy: te.Tensor,
+        zy: te.Tensor,
+        zero: te.Tensor,
     ) -> te.Tensor:
         def element(*i: Prim) -> Prim:
             chosen = tirx.Select(
@@ -177,18 +202,30 @@ def _lower_where(site: Site) -> Any:
 OPS = (
     *(
         QnnOp(
-            f"qnn.{row.qnn}", EIGHT, ATTRIBUTES, _infer, _lower(row),
+            f"qnn.{row.qnn}",
+            EIGHT,
+            ATTRIBUTES,
+            _infer,
+            _lower(row),
             f"quantize({row.qnn}) of dequantized operands, each step one float32 operation",
         )
         for row in OPERATORS
         if computable(row)
     ),
     QnnOp(
-        "qnn.power", EIGHT, ATTRIBUTES, _infer, _lower_power,
+        "qnn.power",
+        EIGHT,
+        ATTRIBUTES,
+        _infer,
+        _lower_power,
         "quantize(f32(f64(a) ** f64(b))), a table",
     ),
     QnnOp(
-        "qnn.where", ("condition", *EIGHT), ATTRIBUTES, _infer_where, _lower_where,
+        "qnn.where",
+        ("condition", *EIGHT),
+        ATTRIBUTES,
+        _infer_where,
+        _lower_where,
         "quantize(lhs where condition, else rhs)",
     ),
 )

@@ -43,8 +43,13 @@ class Host(Protocol):
         ...
 
     def call_te(
-        self, site: Site, name: str, function: Callable[..., Any], args: Sequence[Any],
-        inner: int, blocks: Sequence[str],
+        self,
+        site: Site,
+        name: str,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        inner: int,
+        blocks: Sequence[str],
     ) -> Any:
         """Returns a call of ``function``.
 

@@ -60,8 +60,13 @@ class _Format:
         stored: Any = np.array([np.nan, -0.0], np.float32).astype(dtype.numpy).view(np.uint8)
         sign = 1 << (dtype.bits - 1)
         return _Format(
-            int(info.nmant), int(np.log2(float(info.smallest_normal))), largest, largest + ulp,
-            sign, int(stored[0]), int(stored[1]) == sign,
+            int(info.nmant),
+            int(np.log2(float(info.smallest_normal))),
+            largest,
+            largest + ulp,
+            sign,
+            int(stored[0]),
+            int(stored[1]) == sign,
         )
 
 

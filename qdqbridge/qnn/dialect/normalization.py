@@ -29,8 +29,17 @@ from qdqbridge.qnn.dialect.unary import OUT_DTYPE
 from qdqbridge.qnn.ranges import accumulator_dtype, is_code, longest_row, magnitude
 
 ELEVEN = (
-    "data", "gamma", "beta", "input_scale", "input_zero_point", "gamma_scale",
-    "gamma_zero_point", "beta_scale", "beta_zero_point", "output_scale", "output_zero_point",
+    "data",
+    "gamma",
+    "beta",
+    "input_scale",
+    "input_zero_point",
+    "gamma_scale",
+    "gamma_zero_point",
+    "beta_scale",
+    "beta_zero_point",
+    "output_scale",
+    "output_zero_point",
 )
 Indices = Sequence[Prim]
 
@@ -151,9 +160,18 @@ def _lower(name: str, decode: Callable[[Site], _Rows]) -> Any:
         kinds = accumulator_dtype(most, largest, 1), accumulator_dtype(most, largest, largest)
 
         def norm(
-            x: te.Tensor, gamma: te.Tensor, beta: te.Tensor, zx: te.Tensor, sg: te.Tensor,
-            zg: te.Tensor, sb: te.Tensor, zb: te.Tensor, sy: te.Tensor, zy: te.Tensor,
-            numbers: te.Tensor, zero: te.Tensor,
+            x: te.Tensor,
+            gamma: te.Tensor,
+            beta: te.Tensor,
+            zx: te.Tensor,
+            sg: te.Tensor,
+            zg: te.Tensor,
+            sb: te.Tensor,
+            zb: te.Tensor,
+            sy: te.Tensor,
+            zy: te.Tensor,
+            numbers: te.Tensor,
+            zero: te.Tensor,
         ) -> te.Tensor:
             shape, taps, row_of = _row_functions(rows, x)
 
@@ -170,13 +188,14 @@ def _lower(name: str, decode: Callable[[Site], _Rows]) -> Any:
                     t = t - mean(*row_of(i))
                 t = t * inverse(*row_of(i))
                 scaled = fenced(t * _affine(gamma, i, sg, zg, rows, zero), zero)
-                return quantized(
-                    scaled + _affine(beta, i, sb, zb, rows, zero), sy[0], zy[0], out
-                )
+                return quantized(scaled + _affine(beta, i, sb, zb, rows, zero), sy[0], zy[0], out)
 
             return stage(x.shape, element, name=name)
 
-        return site.reduce_te(f"qnn_{name}", norm, _arguments(site, count or 0),
+        return site.reduce_te(
+            f"qnn_{name}",
+            norm,
+            _arguments(site, count or 0),
             blocks=("first", "second") if rows.centred else ("second",),
         )
 
@@ -208,8 +227,13 @@ def _counted(numbers: te.Tensor, extents: Sequence[Prim], groups: int) -> te.Ten
 
 
 def _statistics(
-    rows: _Rows, shape: list[Any], taps: Any, code: Callable[[Indices], Prim],
-    kinds: tuple[str, str], numbers: te.Tensor, zero: te.Tensor,
+    rows: _Rows,
+    shape: list[Any],
+    taps: Any,
+    code: Callable[[Indices], Prim],
+    kinds: tuple[str, str],
+    numbers: te.Tensor,
+    zero: te.Tensor,
 ) -> tuple[te.Tensor | None, te.Tensor]:
     """Returns ``f32(mean)`` and ``f32(sx / sqrt(variance + epsilon))`` of every row.
 
@@ -231,7 +255,8 @@ def _statistics(
         )
         total = first
         mean = stage(
-            shape, lambda *i: (total(*i).astype("float64") / numbers[0]).astype("float32"),
+            shape,
+            lambda *i: (total(*i).astype("float64") / numbers[0]).astype("float32"),
             name="mean",
         )
 
@@ -247,7 +272,11 @@ def _statistics(
 
 
 def _affine(
-    vector: te.Tensor, i: Indices, scale: te.Tensor, zero_point: te.Tensor, rows: _Rows,
+    vector: te.Tensor,
+    i: Indices,
+    scale: te.Tensor,
+    zero_point: te.Tensor,
+    rows: _Rows,
     zero: te.Tensor,
 ) -> Prim:
     """Returns the float32 value of gamma or beta for an element."""
@@ -259,8 +288,15 @@ def _affine(
 
 
 NINE = (
-    "data", "gamma", "beta", "moving_mean", "moving_var", "input_scale", "input_zero_point",
-    "output_scale", "output_zero_point",
+    "data",
+    "gamma",
+    "beta",
+    "moving_mean",
+    "moving_var",
+    "input_scale",
+    "input_zero_point",
+    "output_scale",
+    "output_zero_point",
 )
 
 
@@ -288,8 +324,14 @@ def _lower_batch(site: Site) -> Any:
         shift = beta - mean * scale
 
     def batch_norm(
-        x: te.Tensor, a: te.Tensor, b: te.Tensor, sx: te.Tensor, zx: te.Tensor, sy: te.Tensor,
-        zy: te.Tensor, zero: te.Tensor,
+        x: te.Tensor,
+        a: te.Tensor,
+        b: te.Tensor,
+        sx: te.Tensor,
+        zx: te.Tensor,
+        sy: te.Tensor,
+        zy: te.Tensor,
+        zero: te.Tensor,
     ) -> te.Tensor:
         def element(*i: Prim) -> Prim:
             product = fenced(real(x(*i), zx[0], sx[0]) * entry(a, i, axis), zero)
@@ -308,25 +350,42 @@ _DOC = "exact integer statistics; quantize((c - mean) * r * gamma + beta)"
 
 OPS = (
     QnnOp(
-        "qnn.layer_norm", ELEVEN, (_AXIS, _EPSILON, OUT_DTYPE), _infer(_layer, 1),
-        _lower("layer_norm", _layer), _DOC,
+        "qnn.layer_norm",
+        ELEVEN,
+        (_AXIS, _EPSILON, OUT_DTYPE),
+        _infer(_layer, 1),
+        _lower("layer_norm", _layer),
+        _DOC,
     ),
     QnnOp(
-        "qnn.rms_norm", ELEVEN, (_AXIS, _EPSILON, OUT_DTYPE), _infer(_rms, 1),
-        _lower("rms_norm", _rms), "as layer_norm, without subtracting the mean",
+        "qnn.rms_norm",
+        ELEVEN,
+        (_AXIS, _EPSILON, OUT_DTYPE),
+        _infer(_rms, 1),
+        _lower("rms_norm", _rms),
+        "as layer_norm, without subtracting the mean",
     ),
     QnnOp(
-        "qnn.instance_norm", ELEVEN, (_EPSILON, OUT_DTYPE), _infer(_instance),
-        _lower("instance_norm", _instance), _DOC,
+        "qnn.instance_norm",
+        ELEVEN,
+        (_EPSILON, OUT_DTYPE),
+        _infer(_instance),
+        _lower("instance_norm", _instance),
+        _DOC,
     ),
     QnnOp(
-        "qnn.group_norm", ELEVEN,
+        "qnn.group_norm",
+        ELEVEN,
         (Attribute("num_groups", 1, "groups of channels"), _EPSILON, OUT_DTYPE),
-        _infer(_group), _lower("group_norm", _group), _DOC,
+        _infer(_group),
+        _lower("group_norm", _group),
+        _DOC,
     ),
     QnnOp(
-        "qnn.batch_norm", NINE,
-        (Attribute("axis", 1, "the channel axis"), _EPSILON, OUT_DTYPE), _infer_batch,
+        "qnn.batch_norm",
+        NINE,
+        (Attribute("axis", 1, "the channel axis"), _EPSILON, OUT_DTYPE),
+        _infer_batch,
         _lower_batch,
         "i = 1 / sqrt(var + epsilon), a = i * gamma, b = beta - mean * a: quantize(x * a + b)",
     ),

@@ -104,9 +104,7 @@ def _infer_pool(rank: int) -> Any:
     return infer
 
 
-def _populations(
-    site: Site, extents: Sequence[Extent], window: Four
-) -> NDArray[np.int64] | None:
+def _populations(site: Site, extents: Sequence[Extent], window: Four) -> NDArray[np.int64] | None:
     """Returns how many elements each window averages over, or one number where all agree.
 
     Returns:
@@ -129,9 +127,7 @@ def _populations(
     return np.asarray([total.flat[0]]) if (total == total.flat[0]).all() else total
 
 
-def _population(
-    site: Site, extents: Sequence[Prim], window: Four, pixel: Sequence[Prim]
-) -> Prim:
+def _population(site: Site, extents: Sequence[Prim], window: Four, pixel: Sequence[Prim]) -> Prim:
     """Returns how many elements one window averages over, from the extents of the run."""
     size, strides, dilation, pads = window
     total: Prim = tirx.const(1, "int64")
@@ -166,9 +162,7 @@ def _lower_pool(rank: int) -> Any:
 
             def total(*i: Prim) -> Prim:
                 batch, channel, *pixel = layout.logical(i)
-                where = [
-                    v * strides[d] + taps[d].var * dilation[d] for d, v in enumerate(pixel)
-                ]
+                where = [v * strides[d] + taps[d].var * dilation[d] for d, v in enumerate(pixel)]
                 code = data(*layout.stored([batch, channel, *where]))
                 return te.sum(code.astype(dtype), axis=taps)
 
@@ -246,9 +240,7 @@ def _lower_reduce(*, mean: bool) -> Any:
 
             def total(*i: Prim) -> Prim:
                 rest = iter(i)
-                where = [
-                    taps[d].var if d in taps else next(rest) for d in range(len(x.shape))
-                ]
+                where = [taps[d].var if d in taps else next(rest) for d in range(len(x.shape))]
                 code = centred(x(*where), zx[0], str(x.dtype)).astype(dtype)
                 return te.sum(code, axis=list(taps.values()))
 
@@ -259,9 +251,7 @@ def _lower_reduce(*, mean: bool) -> Any:
                 where = [v for d, v in enumerate(i) if d in kept] if keep else list(i)
                 return _finished(sums(*(where if kept else [0])), m[0], zy[0], out)
 
-            result = [
-                1 if d in axes else e for d, e in enumerate(x.shape) if keep or d in kept
-            ]
+            result = [1 if d in axes else e for d, e in enumerate(x.shape) if keep or d in kept]
             return stage(result, element, name="reduce")
 
         zeros = [site.const(site.vector(i), "int32") for i in (2, 4)]
@@ -312,8 +302,12 @@ _DOC = "sat(rint(f32(S) * f32(sx / (sy * n))) + zy), S the exact sum of x - zx"
 OPS = (
     *(
         QnnOp(
-            f"qnn.avg_pool{rank}d", FIVE, _pool_attributes(rank), _infer_pool(rank),
-            _lower_pool(rank), _DOC,
+            f"qnn.avg_pool{rank}d",
+            FIVE,
+            _pool_attributes(rank),
+            _infer_pool(rank),
+            _lower_pool(rank),
+            _DOC,
         )
         for rank in (1, 2, 3)
     ),

@@ -139,10 +139,17 @@ def _lower_multiply(site: Site) -> Any:
 
         return stage(x.shape, element, name="requantize")
 
-    return site.call_te("requantize", requantize, [
-        site.args[0], site.const(multiplier, compute), site.const(site.vector(2), "int32"),
-        site.const(site.vector(4), "int32"), site.fence(),
-    ])
+    return site.call_te(
+        "requantize",
+        requantize,
+        [
+            site.args[0],
+            site.const(multiplier, compute),
+            site.const(site.vector(2), "int32"),
+            site.const(site.vector(4), "int32"),
+            site.fence(),
+        ],
+    )
 
 
 def _lower_recode(site: Site) -> Any:
@@ -150,7 +157,11 @@ def _lower_recode(site: Site) -> Any:
     axis, out, rounding = channel_axis(site, 1, 2), site.attr("out_dtype"), _rounding(site)
 
     def requantize(
-        x: te.Tensor, s_in: te.Tensor, z_in: te.Tensor, s_out: te.Tensor, z_out: te.Tensor,
+        x: te.Tensor,
+        s_in: te.Tensor,
+        z_in: te.Tensor,
+        s_out: te.Tensor,
+        z_out: te.Tensor,
         zero: te.Tensor,
     ) -> te.Tensor:
         def element(*i: Prim) -> Prim:
@@ -188,7 +199,11 @@ def _lower_fixed_point(site: Site) -> Any:
     low, high = limits(out)
 
     def requantize(
-        x: te.Tensor, m: te.Tensor, left: te.Tensor, right: te.Tensor, z_in: te.Tensor,
+        x: te.Tensor,
+        m: te.Tensor,
+        left: te.Tensor,
+        right: te.Tensor,
+        z_in: te.Tensor,
         z_out: te.Tensor,
     ) -> te.Tensor:
         def element(*i: Prim) -> Prim:
@@ -206,11 +221,18 @@ def _lower_fixed_point(site: Site) -> Any:
 
         return stage(x.shape, element, name="requantize")
 
-    return site.call_te("requantize", requantize, [
-        site.args[0], site.const(multipliers, "int64"),
-        site.const(np.maximum(shifts, 0), "int64"), site.const(31 - np.minimum(shifts, 0), "int64"),
-        site.const(site.vector(2), "int32"), site.const(site.vector(4), "int32"),
-    ])
+    return site.call_te(
+        "requantize",
+        requantize,
+        [
+            site.args[0],
+            site.const(multipliers, "int64"),
+            site.const(np.maximum(shifts, 0), "int64"),
+            site.const(31 - np.minimum(shifts, 0), "int64"),
+            site.const(site.vector(2), "int32"),
+            site.const(site.vector(4), "int32"),
+        ],
+    )
 
 
 ROUNDING = Attribute("rounding", "TONEAREST_EVEN", f"one of {', '.join(ROUNDINGS)}")
@@ -219,25 +241,33 @@ REQUANTIZE = QnnOp(
     "qnn.requantize",
     ("data", "input_scale", "input_zero_point", "output_scale", "output_zero_point"),
     (
-        AXIS, ROUNDING,
+        AXIS,
+        ROUNDING,
         Attribute("compute_dtype", "float32", f"one of {', '.join(COMPUTE)}"),
         Attribute("out_dtype", "int8", "integer type of the result"),
     ),
-    _infer_requantize, _lower_requantize,
+    _infer_requantize,
+    _lower_requantize,
     "int32/int64: sat(rint(f32(x - z_in) * f32(s_in / s_out)) + z_out); "
     "8/16-bit codes: dequantize, then quantize by division",
 )
 
 OPS = (
     QnnOp(
-        "qnn.quantize", ("data", "output_scale", "output_zero_point"),
+        "qnn.quantize",
+        ("data", "output_scale", "output_zero_point"),
         (AXIS, Attribute("out_dtype", REQUIRED, "integer type of the result"), ROUNDING),
-        _infer_quantize, _lower_quantize, "sat(rint(x / scale) + zero_point); NaN: the smallest",
+        _infer_quantize,
+        _lower_quantize,
+        "sat(rint(x / scale) + zero_point); NaN: the smallest",
     ),
     QnnOp(
-        "qnn.dequantize", ("data", "input_scale", "input_zero_point"),
+        "qnn.dequantize",
+        ("data", "input_scale", "input_zero_point"),
         (AXIS, Attribute("out_dtype", "float32", "float32 or float16")),
-        _infer_dequantize, _lower_dequantize, "f32(q - zero_point) * scale",
+        _infer_dequantize,
+        _lower_dequantize,
+        "f32(q - zero_point) * scale",
     ),
     REQUANTIZE,
 )

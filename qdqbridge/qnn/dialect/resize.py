@@ -80,7 +80,8 @@ def _attributes(
     mode = site.attr("coordinate_transformation_mode")
     rounding = site.attr("rounding_method")
     for name, value, allowed in (
-        ("method", method, METHODS), ("rounding_method", rounding, table.NEAREST),
+        ("method", method, METHODS),
+        ("rounding_method", rounding, table.NEAREST),
         ("coordinate_transformation_mode", mode, table.COORDINATES),
     ):
         if value not in allowed:
@@ -92,10 +93,15 @@ def _attributes(
             site.fail(f"roi has {len(roi)} entries", "give starts and ends of the resized axes")
         roi = (*(0.0,) * lead, *roi[:half], *(1.0,) * lead, *roi[half:])
     return ResizeAttrs(
-        mode=METHODS[method], coordinate_transformation_mode=mode, nearest_mode=rounding,
-        scales=(*ones, *factors) if factors else None, sizes=None if factors else tuple(sizes),
-        cubic_coeff_a=site.attr("cubic_alpha"), exclude_outside=bool(site.attr("cubic_exclude")),
-        extrapolation_value=site.attr("extrapolation_value"), roi=roi,
+        mode=METHODS[method],
+        coordinate_transformation_mode=mode,
+        nearest_mode=rounding,
+        scales=(*ones, *factors) if factors else None,
+        sizes=None if factors else tuple(sizes),
+        cubic_coeff_a=site.attr("cubic_alpha"),
+        exclude_outside=bool(site.attr("cubic_exclude")),
+        extrapolation_value=site.attr("extrapolation_value"),
+        roi=roi,
     )
 
 
@@ -160,7 +166,10 @@ class _Plan:
         return [*known, np.asarray(scales, np.float32)] if self.opened else known
 
     def filled(
-        self, given: Sequence[te.Tensor], shape: Sequence[Prim], sizes: Sequence[Prim],
+        self,
+        given: Sequence[te.Tensor],
+        shape: Sequence[Prim],
+        sizes: Sequence[Prim],
         zero: te.Tensor,
     ) -> list[te.Tensor]:
         """Returns all tables, in a kernel that is given :meth:`constants`."""
@@ -266,10 +275,14 @@ def _cubic(plan: _Plan) -> Taps:
             with np.errstate(invalid="ignore"):  # no tap counts far outside the input
                 weights = [weight / whole for weight in weights]
         divisor = plan.add(whole, "float32") if position else None
-        steps.append((
-            axis, [plan.add(tap, "int32") for tap in taps],
-            [plan.add(weight, "float32") for weight in weights], divisor,
-        ))
+        steps.append(
+            (
+                axis,
+                [plan.add(tap, "int32") for tap in taps],
+                [plan.add(weight, "float32") for weight in weights],
+                divisor,
+            )
+        )
     return steps
 
 
@@ -306,8 +319,13 @@ def _lower(rank: int) -> Any:
         steps, outside = make(plan), _outside(plan)
 
         def resize(
-            x: te.Tensor, sx: te.Tensor, zx: te.Tensor, sy: te.Tensor, zy: te.Tensor,
-            zero: te.Tensor, *tables: te.Tensor,
+            x: te.Tensor,
+            sx: te.Tensor,
+            zx: te.Tensor,
+            sy: te.Tensor,
+            zy: te.Tensor,
+            zero: te.Tensor,
+            *tables: te.Tensor,
         ) -> te.Tensor:
             shape = layout.logical(x.shape)
             sizes = [
@@ -366,8 +384,13 @@ def open_resize(
 
 
 def _value(
-    mode: str, steps: Any, values: Any, extents: Sequence[Any], sizes: list[Any],
-    tables: Sequence[te.Tensor], zero: te.Tensor,
+    mode: str,
+    steps: Any,
+    values: Any,
+    extents: Sequence[Any],
+    sizes: list[Any],
+    tables: Sequence[te.Tensor],
+    zero: te.Tensor,
 ) -> Any:
     """Returns the function from an element's indices to its float32 value."""
     if mode == "linear":
@@ -400,8 +423,10 @@ def _check_open(site: Site, plan: _Plan, out: Sequence[Extent], rank: int) -> No
     if plan.attributes.coordinate_transformation_mode == "tf_crop_and_resize" and resized:
         site.fail(f"it crops axes of the extents {shape}", "give it known extents")
     by_size = plan.attributes.scales is None and [a for a in resized if isinstance(out[a], int)]
-    if by_size and plan.attributes.mode != "nearest" and (
-        len(shape) not in (3, 4, 5) or min(by_size) < 2
+    if (
+        by_size
+        and plan.attributes.mode != "nearest"
+        and (len(shape) not in (3, 4, 5) or min(by_size) < 2)
     ):
         site.fail(f"axes of the extents {shape} are resized by sizes", "give it known extents")
 
@@ -436,19 +461,25 @@ _DOC = "dequantize, interpolate in float32 in onnxruntime's order, quantize"
 OPS = (
     *(
         QnnOp(
-            f"qnn.resize{rank}d", FIVE,
+            f"qnn.resize{rank}d",
+            FIVE,
             (
                 Attribute("size", REQUIRED, f"extents of the spatial axes; {_SPECIAL}"),
                 Attribute("layout", f"NC{SPATIAL[rank]}", "channels first, or last (NHWC)"),
                 *_COMMON,
             ),
-            _infer(rank), _lower(rank), _DOC,
+            _infer(rank),
+            _lower(rank),
+            _DOC,
         )
         for rank in (1, 2, 3)
     ),
     QnnOp(
-        "qnn.resize", FIVE,
+        "qnn.resize",
+        FIVE,
         (Attribute("size", REQUIRED, f"extents of all axes; {_SPECIAL}"), *_COMMON),
-        _infer(0), _lower(0), _DOC,
+        _infer(0),
+        _lower(0),
+        _DOC,
     ),
 )

@@ -84,14 +84,20 @@ _TYPES = ", ".join(f"{number} {dtype}" for dtype, number in CODES.items())
 
 OPS = (
     QnnOp(
-        "qnn.simulated_quantize", ("data", "out_dtype", "output_scale", "output_zero_point"),
-        (AXIS,), _infer, _lower_quantize,
+        "qnn.simulated_quantize",
+        ("data", "out_dtype", "output_scale", "output_zero_point"),
+        (AXIS,),
+        _infer,
+        _lower_quantize,
         "clip(rint(x / scale) + zero_point) in float32; out_dtype is an int32 tensor: "
         f"0 data itself, {_TYPES}",
     ),
     QnnOp(
-        "qnn.simulated_dequantize", ("data", "in_dtype", "input_scale", "input_zero_point"),
-        (AXIS,), _infer, _lower_dequantize,
+        "qnn.simulated_dequantize",
+        ("data", "in_dtype", "input_scale", "input_zero_point"),
+        (AXIS,),
+        _infer,
+        _lower_dequantize,
         "(q - zero_point) * scale in float32; in_dtype is an int32 tensor: "
         f"0 data itself, {_TYPES}",
     ),

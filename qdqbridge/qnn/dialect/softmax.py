@@ -72,7 +72,11 @@ class _Row:
     """The stages of one softmax: the largest code, the exponentials and their sum."""
 
     def __init__(
-        self, x: te.Tensor, axes: tuple[int, ...], scale: te.Tensor, zero_point: te.Tensor,
+        self,
+        x: te.Tensor,
+        axes: tuple[int, ...],
+        scale: te.Tensor,
+        zero_point: te.Tensor,
         zero: te.Tensor,
     ) -> None:
         self.x, self.axes, self.scale, self.zero_point, self.zero = x, axes, scale, zero_point, zero
@@ -113,7 +117,11 @@ def _lower(*, log: bool) -> Any:
         axes, out = _axes(site), site.attr("out_dtype") or site.dtype(0)
 
         def softmax(
-            x: te.Tensor, sx: te.Tensor, zx: te.Tensor, sy: te.Tensor, zy: te.Tensor,
+            x: te.Tensor,
+            sx: te.Tensor,
+            zx: te.Tensor,
+            sy: te.Tensor,
+            zy: te.Tensor,
             zero: te.Tensor,
         ) -> te.Tensor:
             row = _Row(x, axes, sx, zx, zero)
@@ -129,7 +137,10 @@ def _lower(*, log: bool) -> Any:
 
         args = site.params((1, 2), (3, 4))
         name = "qnn_log_softmax" if log else "qnn_softmax"
-        return site.reduce_te(name, softmax, [site.args[0], *args, site.fence()],
+        return site.reduce_te(
+            name,
+            softmax,
+            [site.args[0], *args, site.fence()],
             blocks=("largest", "total"),
         )
 
@@ -137,17 +148,26 @@ def _lower(*, log: bool) -> Any:
 
 
 _ATTRIBUTES = (
-    Attribute("axis", -1, "the axis, or the list of axes, normalized together"), OUT_DTYPE,
+    Attribute("axis", -1, "the axis, or the list of axes, normalized together"),
+    OUT_DTYPE,
 )
 _DOC = "d = x - max(x); e = exp32(d); S = sum of rint(f64(e) * 2**40); "
 
 OPS = (
     QnnOp(
-        "qnn.softmax", FIVE, _ATTRIBUTES, _infer, _lower(log=False),
+        "qnn.softmax",
+        FIVE,
+        _ATTRIBUTES,
+        _infer,
+        _lower(log=False),
         _DOC + "quantize(e / f32(S * 2**-40))",
     ),
     QnnOp(
-        "qnn.log_softmax", FIVE, _ATTRIBUTES, _infer, _lower(log=True),
+        "qnn.log_softmax",
+        FIVE,
+        _ATTRIBUTES,
+        _infer,
+        _lower(log=True),
         _DOC + "quantize(d - f32(log(S * 2**-40)))",
     ),
 )

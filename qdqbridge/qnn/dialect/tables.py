@@ -16,7 +16,8 @@ from qdqbridge.qnn.dialect.tir import tirx
 
 def _params(scale: Any, zero_point: Any, dtype: str) -> QuantParams:
     return QuantParams(
-        DType.of(np.dtype(dtype)), np.asarray(scale, np.float32).reshape(()),
+        DType.of(np.dtype(dtype)),
+        np.asarray(scale, np.float32).reshape(()),
         np.asarray(zero_point, np.int32).reshape(()),
     )
 
@@ -27,9 +28,7 @@ def real_codes(dtype: str, scale: Any, zero_point: Any) -> NDArray[np.float32]:
     return dequantize(codes(params), params)
 
 
-def quantize_table(
-    values: NDArray[Any], scale: Any, zero_point: Any, dtype: str
-) -> NDArray[Any]:
+def quantize_table(values: NDArray[Any], scale: Any, zero_point: Any, dtype: str) -> NDArray[Any]:
     """Returns real values as codes of ``dtype``."""
     return quantize(np.asarray(values, np.float32), _params(scale, zero_point, dtype))
 

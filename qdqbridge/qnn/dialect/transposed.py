@@ -39,8 +39,12 @@ def _sizes(
     extents: Sequence[Extent], window: Window, kernel: Sequence[int], extra: Sequence[int]
 ) -> list[Extent]:
     return [
-        (extent - 1) * window.strides[i] + (kernel[i] - 1) * window.dilation[i] + 1
-        + extra[i] - window.begin[i] - window.end[i]
+        (extent - 1) * window.strides[i]
+        + (kernel[i] - 1) * window.dilation[i]
+        + 1
+        + extra[i]
+        - window.begin[i]
+        - window.end[i]
         for i, extent in enumerate(extents)
     ]
 
@@ -90,7 +94,10 @@ def _lower(rank: int) -> Any:
 
 
 def _spread_codes(
-    x: te.Tensor, zero_point: te.Tensor, window: Window, kernel: Sequence[int],
+    x: te.Tensor,
+    zero_point: te.Tensor,
+    window: Window,
+    kernel: Sequence[int],
     sizes: Sequence[Extent],
 ) -> te.Tensor:
     """Returns ``x - zero_point`` with zeros between its elements and around them."""
@@ -142,15 +149,17 @@ def _mirrored_weight(
         where = window.kernel.stored([row, column, *mirrored])
         return centred(w(*where), own, str(w.dtype))
 
-    return stage(
-        window.data.stored([per_group, out, *kernel]), element, name="centred_weight"
-    )
+    return stage(window.data.stored([per_group, out, *kernel]), element, name="centred_weight")
 
 
 OPS = tuple(
     QnnOp(
-        f"qnn.conv{rank}d_transpose", SIX, window_attributes(rank, transposed=True),
-        _infer(rank), _lower(rank), "exact integer sum of (x - zx)(w - zw), transposed",
+        f"qnn.conv{rank}d_transpose",
+        SIX,
+        window_attributes(rank, transposed=True),
+        _infer(rank),
+        _lower(rank),
+        "exact integer sum of (x - zx)(w - zw), transposed",
     )
     for rank in (1, 2, 3)
 )

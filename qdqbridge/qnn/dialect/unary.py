@@ -132,8 +132,12 @@ OPS = (
     LOOKUP,
     *(
         QnnOp(
-            f"qnn.{function.name}", FIVE, (*function.attributes, OUT_DTYPE), infer_codes,
-            _lower(function), f"quantize({function.name}(dequantize(x))), a table over the codes",
+            f"qnn.{function.name}",
+            FIVE,
+            (*function.attributes, OUT_DTYPE),
+            infer_codes,
+            _lower(function),
+            f"quantize({function.name}(dequantize(x))), a table over the codes",
         )
         for function in FUNCTIONS
     ),

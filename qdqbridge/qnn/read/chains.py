@@ -32,4 +32,3 @@ def spelled(call: Call, kind: type[Attributes]) -> Any:
     """Returns the attributes that a call's span claims, where they are of that kind."""
     given = None if call.claim is None else call.claim.attributes
     return given if isinstance(given, kind) else None
-

@@ -19,6 +19,16 @@ register(SIMULATED_OPS)
 broadcast.register()
 
 __all__ = [
-    "QNN_OPS", "REQUIRED", "Attribute", "QnnOp", "RelaxHost", "accumulator_dtype", "call",
-    "lookup", "lower_call", "magnitude", "register", "tensor_type",
+    "QNN_OPS",
+    "REQUIRED",
+    "Attribute",
+    "QnnOp",
+    "RelaxHost",
+    "accumulator_dtype",
+    "call",
+    "lookup",
+    "lower_call",
+    "magnitude",
+    "register",
+    "tensor_type",
 ]

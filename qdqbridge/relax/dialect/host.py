@@ -52,8 +52,13 @@ class RelaxHost:
         return self._builder.emit(expr)
 
     def call_te(
-        self, site: Site, name: str, function: Callable[..., Any], args: Sequence[Any],
-        inner: int, blocks: Sequence[str],
+        self,
+        site: Site,
+        name: str,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        inner: int,
+        blocks: Sequence[str],
     ) -> Any:
         """Returns a call of the PrimFunc that TE makes of ``function``.
 

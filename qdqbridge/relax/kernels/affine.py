@@ -105,7 +105,11 @@ def claim(node: Node, place: Place) -> Kernel | None:
         integer_numbers(int(source.zero_point), *target_integers(result)),
     )
     return Kernel(
-        "batch_norm", affine, build, (node.operand(0),), (factor, summand, *numbers),
+        "batch_norm",
+        affine,
+        build,
+        (node.operand(0),),
+        (factor, summand, *numbers),
         (node.output,),
     )
 

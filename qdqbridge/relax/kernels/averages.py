@@ -80,9 +80,7 @@ def claim_axes(node: Node, place: Place) -> Kernel | None:
     averaged = _averaged(node, number, terms=count) if kind == SUM else ()
     if averaged is None:
         return None
-    reduce = Reduce(
-        kind, shape, outcome, _dtype(node), form, rows, count, inner, place.threads
-    )
+    reduce = Reduce(kind, shape, outcome, _dtype(node), form, rows, count, inner, place.threads)
     name = node.op.name.lower()
     return Kernel(name, reduce, reduction.build, (node.operand(0),), averaged, (node.output,))
 
@@ -98,8 +96,8 @@ def _form(node: Node, place: Place, *, moved: bool) -> Form | None:
         plain = Form(place.cpu, dtype, multiplies=False, shifted=False, clamped=False)
         return plain if same else None
     params = bytes_of(node.output)
-    return None if params is None or bytes_of(node.operand(0)) is None else form_of(
-        params, place.cpu
+    return (
+        None if params is None or bytes_of(node.operand(0)) is None else form_of(params, place.cpu)
     )
 
 

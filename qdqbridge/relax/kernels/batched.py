@@ -257,8 +257,14 @@ class _Batched:
         return offsets
 
     def _tiles(
-        self, source: Buffer, first: Prim, pitch: int, packed: Buffer, bias: Buffer,
-        offsets: Buffer | None, result: Prim,
+        self,
+        source: Buffer,
+        first: Prim,
+        pitch: int,
+        packed: Buffer,
+        bias: Buffer,
+        offsets: Buffer | None,
+        result: Prim,
     ) -> None:
         d, lanes = self.d, self.d.cpu.lanes
         rows = parts(d.rows, most_pixels(d.cpu, d.blocks))

@@ -234,7 +234,8 @@ class _Depthwise:
         def piece(offset: Prim, lanes: int) -> None:
             vectors = [
                 tirx.Select(
-                    splat(there, lanes), self._carried(load(self.x, start + offset, lanes), lanes),
+                    splat(there, lanes),
+                    self._carried(load(self.x, start + offset, lanes), lanes),
                     splat(self.code.astype("uint8"), lanes),
                 )
                 for start, there in zip(starts, inside, strict=True)
@@ -292,7 +293,8 @@ class _Depthwise:
                                 tile.add(row * width + pixel, lanes, weights[use, tap])
         starts = [
             (place + row * d.result[1] + column + pixel) * d.channels + block * d.cpu.lanes
-            for row in range(d.height) for pixel in range(width)
+            for row in range(d.height)
+            for pixel in range(width)
         ]
         self.writer.write(tile, starts, block * d.cpu.lanes, tail)
 
@@ -312,5 +314,6 @@ class _Depthwise:
         size, taps = d.cpu.lanes * d.cpu.depth, d.kernel[1]
         return {
             (use, tap): load(self.weights, ((block * len(d.uses) + use) * taps + tap) * size, size)
-            for use in range(len(d.uses)) for tap in range(taps)
+            for use in range(len(d.uses))
+            for tap in range(taps)
         }

@@ -118,7 +118,12 @@ class _Direct:
     """Writes the loops around the tiles."""
 
     def __init__(
-        self, d: Direct, x: Buffer, weights: Buffer, bias: Buffer, code: Prim,
+        self,
+        d: Direct,
+        x: Buffer,
+        weights: Buffer,
+        bias: Buffer,
+        code: Prim,
         writer: AnyWriter,
     ) -> None:
         self.d, self.x, self.weights, self.bias = d, x, weights, bias

@@ -143,9 +143,7 @@ def _exact(binary: Binary, target: Target, a: Prim, b: Prim, lanes: int) -> Prim
         for i, (code, dtype) in enumerate(zip((a, b), binary.dtypes, strict=True))
     ]
     values = [bound(value) for value in values]
-    compute = formula(
-        BY_NAME[binary.formula], lambda value: number(value, "float32", lanes), fence
-    )
+    compute = formula(BY_NAME[binary.formula], lambda value: number(value, "float32", lanes), fence)
     value = bound(compute(*values))
     return target.quantized(value, lanes, bounded=binary.bounded)
 
@@ -191,7 +189,11 @@ def claim(node: Node, place: Place) -> Kernel | None:
     numbers = _numbers((a, b), result) if fit is None else _fitted(fit, result)
     dynamic = [node.operand(i) for i in (0, 1) if not node.operand(i).is_constant]
     return Kernel(
-        node.op.name.lower(), binary, build, tuple(dynamic), (*constants, *numbers),
+        node.op.name.lower(),
+        binary,
+        build,
+        tuple(dynamic),
+        (*constants, *numbers),
         (node.output,),
     )
 
@@ -230,16 +232,12 @@ def _formula(
     return (node.op.name, None) if fit is None else (name, fit)
 
 
-def _bounded(
-    node: Node, operands: tuple[_Operand, _Operand], result: QuantParams
-) -> bool:
+def _bounded(node: Node, operands: tuple[_Operand, _Operand], result: QuantParams) -> bool:
     """True where codes cannot bring results beyond the reach of the scale."""
     params = [operand.params for operand in operands]
     if node.op.name == "Div" or None in params:
         return False
-    a, b = (
-        ((1 << p.storage_dtype.bits) - 1) * float(p.scale) for p in params if p is not None
-    )
+    a, b = (((1 << p.storage_dtype.bits) - 1) * float(p.scale) for p in params if p is not None)
     return max(a * b, a + b) < REACH * float(result.scale)
 
 

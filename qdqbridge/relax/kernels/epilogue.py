@@ -199,7 +199,11 @@ class Writer:
         return codes
 
     def _put(
-        self, codes: Prim, group: Sequence[tuple[int, int]], starts: Sequence[Prim], tile: Tile,
+        self,
+        codes: Prim,
+        group: Sequence[tuple[int, int]],
+        starts: Sequence[Prim],
+        tile: Tile,
         tail: int,
     ) -> None:
         """Stores codes; blocks of one pixel lie side by side."""

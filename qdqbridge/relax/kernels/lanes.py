@@ -107,9 +107,7 @@ def floats(value: Prim, lanes: int) -> Prim:
 def narrowed(value: Prim, dtype: str, lanes: int) -> Prim:
     """Returns int32 values saturated to a type of 8 or 16 bits."""
     low, high = limits(dtype)
-    clipped = tirx.max(
-        tirx.min(value, number(high, "int32", lanes)), number(low, "int32", lanes)
-    )
+    clipped = tirx.max(tirx.min(value, number(high, "int32", lanes)), number(low, "int32", lanes))
     return clipped.astype(typed(dtype, lanes))
 
 

@@ -90,8 +90,12 @@ def _product(node: Node) -> _Product | None:
 
 
 def _kernel(
-    node: Node, place: Place, product: _Product, shifted: tuple[bool, bool],
-    form: Requantize | Plain | Scaled, constants: tuple[Array, ...],
+    node: Node,
+    place: Place,
+    product: _Product,
+    shifted: tuple[bool, bool],
+    form: Requantize | Plain | Scaled,
+    constants: tuple[Array, ...],
 ) -> Kernel:
     rows, inner, columns = product.sizes
     a, b = (

@@ -166,8 +166,7 @@ class Tile:
         shape: Any = (cpu.lanes,)
         # TVM takes small buffers of the global scope from the stack, others from a pool.
         self._sums = [
-            [T.alloc_buffer(shape, self.elements.sum) for _ in range(blocks)]
-            for _ in range(pixels)
+            [T.alloc_buffer(shape, self.elements.sum) for _ in range(blocks)] for _ in range(pixels)
         ]
 
     def begin(self, bias: Buffer, channel: Prim, offsets: Sequence[Prim] = ()) -> None:

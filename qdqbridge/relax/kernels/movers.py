@@ -87,9 +87,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
     )  # fmt: skip
     fill = [] if box.fill is None else [np.asarray([box.fill], dtype)]
     constants = (*fill, *box.tables)
-    return Kernel(
-        node.op.name.lower(), move, build, tuple(values), constants, tuple(node.outputs)
-    )
+    return Kernel(node.op.name.lower(), move, build, tuple(values), constants, tuple(node.outputs))
 
 
 def _transpose(node: Node, shapes: _Shapes) -> _Box | None:

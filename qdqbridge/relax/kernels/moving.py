@@ -88,9 +88,7 @@ def build(move: Move) -> Any:
             for i, shape in enumerate(move.operands)
         ]
         code = T.arg("code", T.buffer((1,), move.dtype)) if move.filled else None
-        tables = [
-            T.arg(f"table{i}", T.buffer((TABLE,), move.dtype)) for i in range(move.tables)
-        ]
+        tables = [T.arg(f"table{i}", T.buffer((TABLE,), move.dtype)) for i in range(move.tables)]
         outcomes = [
             T.arg(f"y{i}", T.buffer(known(shape, batch), move.dtype))
             for i, shape in enumerate(move.outcomes)
@@ -112,7 +110,8 @@ def _fill(shape: Open, result: Buffer, code: Prim, batch: Prim) -> None:
     count = math.prod(extent or 1 for extent in shape)
     with turns(rows) as row:
         each_piece(
-            count, REGISTER,
+            count,
+            REGISTER,
             lambda start, lanes: store(result, row * count + start, splat(code, lanes), lanes),
         )
 
@@ -140,7 +139,8 @@ def merged(part: Part) -> list[_Axis]:
         before = found[-1] if found else None
         extent = axis.extent or 1
         if before is not None and (before.taken, before.given) == (
-            axis.taken * extent, axis.given * extent
+            axis.taken * extent,
+            axis.given * extent,
         ):
             found[-1] = _Axis((before.extent or 1) * extent, axis.taken, axis.given)
         else:

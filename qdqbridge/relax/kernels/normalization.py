@@ -120,8 +120,13 @@ class _Row:
     """Writes one row."""
 
     def __init__(
-        self, normalize: Normalize, source: Buffer, result: Buffer, affine: list[Buffer],
-        numbers: Buffer, target: Target,
+        self,
+        normalize: Normalize,
+        source: Buffer,
+        result: Buffer,
+        affine: list[Buffer],
+        numbers: Buffer,
+        target: Target,
     ) -> None:
         self.normalize, self.source, self.result = normalize, source, result
         self.affine, self.numbers, self.target = affine, numbers, target

@@ -107,8 +107,10 @@ def build(resample: Resample) -> Any:
             ]
         y = T.arg("y", T.buffer(known(r.outcome, batch), r.form.dtype))
         with T.sblock("root"):
-            write = _Mix(r, flat(x), flat(y), tables, numbers) if r.linear else _Copy(
-                r, flat(x), flat(y), tables
+            write = (
+                _Mix(r, flat(x), flat(y), tables, numbers)
+                if r.linear
+                else _Copy(r, flat(x), flat(y), tables)
             )
             images = known(r.operand, batch)[0]
             shared = worth_sharing(r.tasks, r.outcome, 4 if r.linear else 1)
@@ -144,7 +146,11 @@ class _Mix:
     """Mixes four pixels, in the order of :mod:`qdqbridge.qnn.dialect.resize`."""
 
     def __init__(
-        self, resample: Resample, source: Buffer, result: Buffer, tables: list[Buffer],
+        self,
+        resample: Resample,
+        source: Buffer,
+        result: Buffer,
+        tables: list[Buffer],
         numbers: list[Buffer],
     ) -> None:
         self.r, self.source, self.result, self.tables = resample, source, result, tables
@@ -157,7 +163,8 @@ class _Mix:
         place = bound(((image * self.r.result[0] + row) * self.r.result[1] + column) * channels)
         corners = [
             self._corner(image, row + i * self.r.result[0], column + j * self.r.result[1])
-            for i in (0, 1) for j in (0, 1)
+            for i in (0, 1)
+            for j in (0, 1)
         ]
 
         def piece(offset: Prim, lanes: int) -> None:

@@ -65,7 +65,8 @@ class ScaledWriter:
         lanes, extras = self.cpu.lanes, self._extras
         single = int(extras.multiplier.shape[0]) == 1
         scale = (
-            splat(extras.multiplier[0], lanes) if single
+            splat(extras.multiplier[0], lanes)
+            if single
             else load(extras.multiplier, channel, lanes)
         )
         value = floats(sums, lanes) * scale

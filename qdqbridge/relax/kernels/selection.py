@@ -82,8 +82,7 @@ def _body(where: Where) -> None:
     batch = batch_of(*where.shapes)
     order = sorted(range(3), key=lambda i: where.fixed[i])
     made = {
-        i: T.arg("cab"[i], T.buffer(known(where.shapes[i], batch), where.dtypes[i]))
-        for i in order
+        i: T.arg("cab"[i], T.buffer(known(where.shapes[i], batch), where.dtypes[i])) for i in order
     }
     reals = T.arg("floats", T.buffer((_SIDES + FLOATS,), "float32"))
     integers = T.arg("integers", T.buffer((_SIDES + INTEGERS,), "int32"))
@@ -113,8 +112,7 @@ class _Sides:
             return value
         if kind == CLIPPED:
             low, high = (
-                splat(_entry(target.integers, target.zero + i).astype(dtype), lanes)
-                for i in (1, 2)
+                splat(_entry(target.integers, target.zero + i).astype(dtype), lanes) for i in (1, 2)
             )
             return tirx.max(tirx.min(value, high), low)
         if kind == CODES:
@@ -167,9 +165,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
     )  # fmt: skip
     constants = [np.ascontiguousarray(array) for array in arrays if array is not None]
     numbers = _numbers((a, b), result)
-    return Kernel(
-        "where", where, build, tuple(dynamic), (*constants, *numbers), (node.output,)
-    )
+    return Kernel("where", where, build, tuple(dynamic), (*constants, *numbers), (node.output,))
 
 
 def _side(value: Value, result: QuantParams) -> _Side | None:
@@ -178,7 +174,8 @@ def _side(value: Value, result: QuantParams) -> _Side | None:
     if value.constant is not None:
         stored, quant = value.constant.numpy(), value.quant
         codes = (
-            quantize(stored.astype(np.float32), result) if quant is None
+            quantize(stored.astype(np.float32), result)
+            if quant is None
             else converted(stored, quant.params, QuantType(result, None))
         )
         return _Side(KEPT, storage(result), None, codes)

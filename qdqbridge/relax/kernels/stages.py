@@ -104,7 +104,10 @@ def _kind(d: Direct, other: Value, shape: tuple[int | None, ...] | None) -> str 
 
 
 def _changed(
-    kernel: Kernel, node: Node, form: Requantize, inputs: Sequence[Value],
+    kernel: Kernel,
+    node: Node,
+    form: Requantize,
+    inputs: Sequence[Value],
     constants: Sequence[Array],
 ) -> Kernel:
     parts, _ = _form(kernel)

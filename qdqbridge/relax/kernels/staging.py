@@ -69,9 +69,7 @@ class Staging:
         shape: Any = (rows * self.row.length + SLACK,)
         return T.alloc_buffer(shape, self.dtype)
 
-    def copy(
-        self, source: Buffer, start: Prim, target: Buffer, at: Prim, code: Prim
-    ) -> None:
+    def copy(self, source: Buffer, start: Prim, target: Buffer, at: Prim, code: Prim) -> None:
         """Copies one row of ``source`` from ``start`` on to ``at`` in ``target``."""
         row = self.row
         self._fill(target, at, row.before, code)
@@ -109,8 +107,17 @@ class Staging:
 
 
 def stage_rows(
-    staging: Staging, source: Buffer, target: Buffer, code: Prim, rows: Prim, first: Prim,
-    image: Prim, extent: int, pitch: int, *, inside: bool,
+    staging: Staging,
+    source: Buffer,
+    target: Buffer,
+    code: Prim,
+    rows: Prim,
+    first: Prim,
+    image: Prim,
+    extent: int,
+    pitch: int,
+    *,
+    inside: bool,
 ) -> None:
     """Copies rows ``first .. first + rows`` of an image, those outside of it being blank.
 

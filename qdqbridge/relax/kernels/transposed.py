@@ -142,7 +142,5 @@ def _axes(
     """Returns the phases of rows and of columns."""
     half = len(attributes.pads) // 2
     strides, begin = along(attributes.strides, 1), along(attributes.pads[:half], 0)
-    rows, columns = (
-        phases(weight.shape[2 + i], strides[i], begin[i], result[i]) for i in (0, 1)
-    )
+    rows, columns = (phases(weight.shape[2 + i], strides[i], begin[i], result[i]) for i in (0, 1))
     return None if rows is None or columns is None else (rows, columns)

@@ -60,7 +60,12 @@ def claim_convolution(node: Node, place: Place) -> Kernel | None:
     kernel = weight.shape[2], weight.shape[3]
     window = window_of(attributes, shape, result, kernel, place.threads)
     grid = (
-        window.image, window.kernel, window.strides, window.dilations, window.begin, window.result
+        window.image,
+        window.kernel,
+        window.strides,
+        window.dilations,
+        window.begin,
+        window.result,
     )
     return _product(node, place, runs(merged, groups, attributes.dilations[-1]), shape[0], grid)
 

@@ -50,8 +50,13 @@ class RelayHost:
         return typed(expr)
 
     def call_te(
-        self, site: Site, name: str, function: Callable[..., Any], args: Sequence[Any],
-        inner: int, blocks: Sequence[str],
+        self,
+        site: Site,
+        name: str,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        inner: int,
+        blocks: Sequence[str],
     ) -> Any:
         """Returns a call of one opaque operator that computes ``function``."""
         operands = [typed(arg) for arg in args]

@@ -47,7 +47,11 @@ _KERNELS: dict[str, Kernel] = {}
 
 
 def call_kernel(
-    key: str, name: str, function: Callable[..., Any], args: Sequence[Any], inner: int,
+    key: str,
+    name: str,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    inner: int,
     blocks: Sequence[str],
 ) -> relay.Call:
     """Returns a call of a TE function.

@@ -43,7 +43,10 @@ def _follows(op: QnnOp, names: set[str]) -> bool:
     if op.arguments[0] != "data" or op.name in _WHOLE_TAIL:
         return False
     return "data_layout" not in names and op.name not in (
-        "qnn.resize", "qnn.instance_norm", "qnn.group_norm", "qnn.dense",
+        "qnn.resize",
+        "qnn.instance_norm",
+        "qnn.group_norm",
+        "qnn.dense",
         "qnn.concatenate",
     )
 

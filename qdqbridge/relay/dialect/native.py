@@ -93,16 +93,34 @@ def _or_none(value: Any) -> Any:
 
 def _conv2d(args: Sequence[Any], a: Attrs) -> Any:
     return _make.conv2d(
-        *args, a["strides"], a["padding"], a["dilation"], a["groups"], _or_none(a["channels"]),
-        _or_none(a["kernel_size"]), a["data_layout"], a["kernel_layout"], "", a["out_dtype"],
+        *args,
+        a["strides"],
+        a["padding"],
+        a["dilation"],
+        a["groups"],
+        _or_none(a["channels"]),
+        _or_none(a["kernel_size"]),
+        a["data_layout"],
+        a["kernel_layout"],
+        "",
+        a["out_dtype"],
     )
 
 
 def _conv2d_transpose(args: Sequence[Any], a: Attrs) -> Any:
     return _make.conv2d_transpose(
-        *args, a["strides"], a["padding"], a["dilation"], a["groups"], _or_none(a["channels"]),
-        _or_none(a["kernel_size"]), a["data_layout"], a["kernel_layout"], "",
-        a["output_padding"], a["out_dtype"],
+        *args,
+        a["strides"],
+        a["padding"],
+        a["dilation"],
+        a["groups"],
+        _or_none(a["channels"]),
+        _or_none(a["kernel_size"]),
+        a["data_layout"],
+        a["kernel_layout"],
+        "",
+        a["output_padding"],
+        a["out_dtype"],
     )
 
 
@@ -114,24 +132,31 @@ def _requantize(args: Sequence[Any], a: Attrs) -> Any:
 
 def _pool(args: Sequence[Any], a: Attrs) -> Any:
     return _make.avg_pool2d(
-        *args, a["pool_size"], a["strides"], a["padding"], a["dilation"], bool(a["ceil_mode"]),
-        bool(a["count_include_pad"]), a["layout"], "",
+        *args,
+        a["pool_size"],
+        a["strides"],
+        a["padding"],
+        a["dilation"],
+        bool(a["ceil_mode"]),
+        bool(a["count_include_pad"]),
+        a["layout"],
+        "",
     )
 
 
 def _broadcast(name: str) -> Native:
     make = getattr(_make, name)
     return Native(
-        f"qnn.{name}", lambda args, a: make(*args, a["lhs_axis"], a["rhs_axis"]),
-        (_CODES, _CODES), _binary_types,
+        f"qnn.{name}",
+        lambda args, a: make(*args, a["lhs_axis"], a["rhs_axis"]),
+        (_CODES, _CODES),
+        _binary_types,
     )
 
 
 def _unary(name: str) -> Native:
     make = getattr(_make, name)
-    return Native(
-        f"qnn.{name}", lambda args, a: make(*args), (_CODES,), _same_dtype, widened=True
-    )
+    return Native(f"qnn.{name}", lambda args, a: make(*args), (_CODES,), _same_dtype, widened=True)
 
 
 def _ungrouped(attrs: Attrs, types: Sequence[Any]) -> bool:
@@ -154,15 +179,20 @@ _ACCUMULATED = {"out_dtype": _given("out_dtype", "int32")}
 
 NATIVE: tuple[Native, ...] = (
     Native(
-        "qnn.quantize", lambda args, a: _make.quantize(*args, a["axis"], a["out_dtype"]),
-        (("float32",),), _rounded_to_even,
+        "qnn.quantize",
+        lambda args, a: _make.quantize(*args, a["axis"], a["out_dtype"]),
+        (("float32",),),
+        _rounded_to_even,
     ),
     Native(
-        "qnn.dequantize", lambda args, a: _make.dequantize(*args, a["axis"], a["out_dtype"]),
+        "qnn.dequantize",
+        lambda args, a: _make.dequantize(*args, a["axis"], a["out_dtype"]),
         ((*_CODES, "int32"),),
     ),
     Native(
-        "qnn.requantize", _requantize, ((*_SIGNED, "int32", "int64"),),
+        "qnn.requantize",
+        _requantize,
+        ((*_SIGNED, "int32", "int64"),),
         lambda attrs, types: attrs["out_dtype"] in (*_SIGNED, "int32"),
         {
             "rounding": _given("rounding", "TONEAREST_EVEN"),
@@ -171,33 +201,54 @@ NATIVE: tuple[Native, ...] = (
     ),
     Native("qnn.conv2d", _conv2d, (_SIGNED, _SIGNED), read=_WINDOW | _ACCUMULATED),
     Native(
-        "qnn.conv2d_transpose", _conv2d_transpose, (_CODES, _NARROW), _ungrouped,
+        "qnn.conv2d_transpose",
+        _conv2d_transpose,
+        (_CODES, _NARROW),
+        _ungrouped,
         _WINDOW | _ACCUMULATED,
     ),
     Native(
         "qnn.dense",
         lambda args, a: _make.dense(*args, _or_none(a["units"]), a["out_dtype"]),
-        (_CODES, _NARROW), read={"units": _given("units", 0)} | _ACCUMULATED,
+        (_CODES, _NARROW),
+        read={"units": _given("units", 0)} | _ACCUMULATED,
     ),
     Native(
-        "qnn.batch_matmul", lambda args, a: _make.batch_matmul(*args, a["out_dtype"]),
-        (_NARROW, _NARROW), _plain_matmul, _ACCUMULATED,
+        "qnn.batch_matmul",
+        lambda args, a: _make.batch_matmul(*args, a["out_dtype"]),
+        (_NARROW, _NARROW),
+        _plain_matmul,
+        _ACCUMULATED,
     ),
     *(_broadcast(name) for name in ("add", "subtract", "mul")),
     Native("qnn.concatenate", lambda args, a: _make.concatenate(*args, a["axis"]), ()),
     Native("qnn.avg_pool2d", _pool, (_NARROW,), _same_dtype),
     Native(
-        "qnn.softmax", lambda args, a: _make.softmax(args[0], a["axis"], *args[1:]), (_CODES,),
-        _rows, widened=True,
+        "qnn.softmax",
+        lambda args, a: _make.softmax(args[0], a["axis"], *args[1:]),
+        (_CODES,),
+        _rows,
+        widened=True,
     ),
     Native(
-        "qnn.leaky_relu", lambda args, a: _make.leaky_relu(args[0], a["alpha"], *args[1:]),
-        (_CODES,), _same_dtype, widened=True,
+        "qnn.leaky_relu",
+        lambda args, a: _make.leaky_relu(args[0], a["alpha"], *args[1:]),
+        (_CODES,),
+        _same_dtype,
+        widened=True,
     ),
     *(
         _unary(name)
         for name in (
-            "tanh", "exp", "sqrt", "rsqrt", "erf", "sigmoid", "hardswish", "log", "abs",
+            "tanh",
+            "exp",
+            "sqrt",
+            "rsqrt",
+            "erf",
+            "sigmoid",
+            "hardswish",
+            "log",
+            "abs",
         )
     ),
 )

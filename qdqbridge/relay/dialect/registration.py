@@ -27,8 +27,7 @@ _HOST = RelayHost()
 _NATIVE: dict[str, Native] = {row.name: row for row in NATIVE}
 RECORDS: dict[str, QnnOp] = {op.name: op for op in QNN_OPS}
 TWINS: dict[str, QnnOp] = {
-    name: replace(RECORDS[name], name=name.replace("qnn.", "qnn.qdq_"))
-    for name in _NATIVE
+    name: replace(RECORDS[name], name=name.replace("qnn.", "qnn.qdq_")) for name in _NATIVE
 }
 """By Relay's name: the operator that carries what Relay's own refuses (``qnn.qdq_<name>``)."""
 

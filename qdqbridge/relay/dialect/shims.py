@@ -24,16 +24,36 @@ te_compiler: Any = _te_compiler
 
 
 def avg_pool2d(
-    data: Any, input_scale: Any, input_zero_point: Any, output_scale: Any, output_zero_point: Any,
-    pool_size: Any = (1, 1), strides: Any = (1, 1), padding: Any = (0, 0), dilation: Any = (1, 1),
-    ceil_mode: bool = False, count_include_pad: bool = True, layout: str = "NHWC",
+    data: Any,
+    input_scale: Any,
+    input_zero_point: Any,
+    output_scale: Any,
+    output_zero_point: Any,
+    pool_size: Any = (1, 1),
+    strides: Any = (1, 1),
+    padding: Any = (0, 0),
+    dilation: Any = (1, 1),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    layout: str = "NHWC",
     out_layout: str = "",
 ) -> Any:
     """Returns a call of ``qnn.avg_pool2d``; upstream's signature."""
     pairs = [(v, v) if isinstance(v, int) else v for v in (pool_size, strides, dilation, padding)]
     return _make.avg_pool2d(
-        data, input_scale, input_zero_point, output_scale, output_zero_point, pairs[0], pairs[1],
-        pairs[3], pairs[2], ceil_mode, count_include_pad, layout, out_layout,
+        data,
+        input_scale,
+        input_zero_point,
+        output_scale,
+        output_zero_point,
+        pairs[0],
+        pairs[1],
+        pairs[3],
+        pairs[2],
+        ceil_mode,
+        count_include_pad,
+        layout,
+        out_layout,
     )
 
 
@@ -45,7 +65,11 @@ def softmax(
 
 
 def leaky_relu(
-    x: Any, alpha: float, input_scale: Any, input_zero_point: Any, output_scale: Any,
+    x: Any,
+    alpha: float,
+    input_scale: Any,
+    input_zero_point: Any,
+    output_scale: Any,
     output_zero_point: Any,
 ) -> Any:
     """Returns a call of ``qnn.leaky_relu``; upstream's signature."""

@@ -53,7 +53,6 @@ class Form:
     fixed: frozenset[str]
 
 
-
 FORMS: Mapping[str, Form] = MappingProxyType(
     {
         "canonical": Form(

@@ -36,9 +36,7 @@ def branch(c: Conversion, op: Op) -> None:
     def body(index: int) -> Callable[[Assembly], Sequence[str]]:
         return lambda inner: c.called(index, operands, inner)[: len(op.outputs)]
 
-    bodies = [
-        body(int(op.option(f"{kind}SubgraphIndex"))) for kind in ("Then", "Else")
-    ]
+    bodies = [body(int(op.option(f"{kind}SubgraphIndex"))) for kind in ("Then", "Else")]
     results = c.to.branch(condition, bodies, len(op.outputs), label=c.label(op))
     for place, result in enumerate(results):
         c.put_stored(op, result, place)
@@ -65,9 +63,10 @@ def handle(c: Conversion, op: Op) -> None:
     """VAR_HANDLE: a variable by name."""
     if op.options is None:
         raise UnknownForm("its variable has no name")
-    parts = [bytes(part or b"").decode("utf-8", "replace") for part in (
-        op.option("Container"), op.option("SharedName")
-    )]
+    parts = [
+        bytes(part or b"").decode("utf-8", "replace")
+        for part in (op.option("Container"), op.option("SharedName"))
+    ]
     c.resources[op.outputs[0]] = "/".join(part for part in parts if part)
 
 

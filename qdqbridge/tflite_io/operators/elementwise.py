@@ -203,8 +203,6 @@ def zeros_like(c: Conversion, op: Op) -> None:
     c.put_stored(op, c.to.node("Expand", [zero, shape], label=c.label(op)))
 
 
-
-
 ROWS: Mapping[str, Row] = {
     **{name: binary(kind) for name, kind in {
         "ADD": "Add", "SUB": "Sub", "MUL": "Mul", "DIV": "Div", "MAXIMUM": "Max",

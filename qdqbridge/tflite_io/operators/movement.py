@@ -109,9 +109,7 @@ def split_by_sizes(c: Conversion, op: Op) -> None:
 def _parts(c: Conversion, op: Op, x: str, axis: int, sizes: Sequence[int]) -> None:
     if len(sizes) != len(op.outputs):
         raise UnknownForm(f"it has {len(sizes)} sizes for {len(op.outputs)} parts")
-    parts = c.to.nodes(
-        "Split", [x, c.longs(sizes)], len(sizes), label=c.label(op), axis=axis
-    )
+    parts = c.to.nodes("Split", [x, c.longs(sizes)], len(sizes), label=c.label(op), axis=axis)
     for place, part in enumerate(parts):
         c.put(op, part, place)
 
@@ -217,9 +215,7 @@ def _picked(c: Conversion, vector: str, entries: Sequence[int], count: int) -> s
     return c.to.node("Gather", [vector, c.longs(entries)], axis=0)
 
 
-def _masked(
-    c: Conversion, vector: str, masked: np.ndarray, steps: np.ndarray, end: int
-) -> str:
+def _masked(c: Conversion, vector: str, masked: np.ndarray, steps: np.ndarray, end: int) -> str:
     """Returns starts or ends that reach to where a mask says "from the first, to the last"."""
     if not masked.any():
         return vector
@@ -445,9 +441,7 @@ def top_k(c: Conversion, op: Op) -> None:
 
 def one_hot(c: Conversion, op: Op) -> None:
     """ONE_HOT (indices, depth, on, off); a negative index is none: ONNX counts from the end."""
-    on, off = (
-        c.to.node("Reshape", [c.real(op.inputs[i]), c.longs([1])]) for i in (2, 3)
-    )
+    on, off = (c.to.node("Reshape", [c.real(op.inputs[i]), c.longs([1])]) for i in (2, 3))
     index, depth = c.long(op, 0), c.long(op, 1)
     negative = c.to.node("Less", [index, c.to.constant(np.int64(0))])
     index = c.to.node("Where", [negative, depth, index])

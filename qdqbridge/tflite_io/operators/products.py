@@ -247,8 +247,7 @@ def media_pipe_transposed(c: Conversion, op: Op) -> None:
     same = padding == 1
     begins = [max(k - s, 0) // 2 if same else 0 for k, s in zip(kernel, strides, strict=True)]
     ends = [
-        max(k - s, 0) - b if same else 0
-        for k, s, b in zip(kernel, strides, begins, strict=True)
+        max(k - s, 0) - b if same else 0 for k, s, b in zip(kernel, strides, begins, strict=True)
     ]
     more = [max(s - k, 0) if same else 0 for k, s in zip(kernel, strides, strict=True)]
     result = c.to.node(

@@ -82,9 +82,7 @@ def extreme_index(op_type: str) -> Row:
 
     def convert(c: Conversion, op: Op) -> None:
         axis = c.numbers(op, 1)[0]
-        found = c.to.node(
-            op_type, [c.real(op.inputs[0])], label=c.label(op), axis=axis, keepdims=0
-        )
+        found = c.to.node(op_type, [c.real(op.inputs[0])], label=c.label(op), axis=axis, keepdims=0)
         kind = c.dtype(c.tensor(op.outputs[0]))
         c.put_stored(op, found if kind is DType.INT64 else c.cast(found, kind))
 

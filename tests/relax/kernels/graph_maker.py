@@ -30,7 +30,9 @@ _MOST = 1 << 13
 _CHANNELS = (1, 2, 3, 4, 5, 8, 12, 16, 17, 20, 31, 33)
 _IMAGE = (1, 2, 3, 5, 7, 8, 11, 13)
 _ZEROS = {
-    "uint8": (0, 255, 128, 77, 1), "int8": (0, -128, 127, 5, -1), "int16": (0,),
+    "uint8": (0, 255, 128, 77, 1),
+    "int8": (0, -128, 127, 5, -1),
+    "int16": (0,),
     "uint16": (0, 32768, 65535),
 }
 
@@ -120,7 +122,8 @@ class GraphMaker:
     ) -> Value | None:
         """Adds a node, unless its result would be empty, too large or without a batch."""
         arrays = [
-            v.constant.numpy() if v.constant and v.quant is None
+            v.constant.numpy()
+            if v.constant and v.quant is None
             else np.ones(self.shape(v), np.float32)
             for v in operands
         ]
@@ -146,7 +149,9 @@ class GraphMaker:
         entries = () if self.chance(0.3) else (shape[axis],)
         zero: Any = 128 if dtype == "uint8" else self.pick(0, 0, 0, 3)
         own = params(
-            dtype, self.rng.uniform(0.002, 0.01, entries), np.full(entries, zero),
+            dtype,
+            self.rng.uniform(0.002, 0.01, entries),
+            np.full(entries, zero),
             axis if entries else None,
         )
         self.weights[shape] = const(every_code(self.rng, dtype, shape), own)
@@ -175,7 +180,8 @@ class GraphMaker:
             shape = tuple(e if isinstance(e, int) else batch for e in value.type.shape)
             label = value.type.dtype.label
             found[value.name] = (
-                rng.normal(0, 3, shape).astype(np.float32) if label == "float32"
+                rng.normal(0, 3, shape).astype(np.float32)
+                if label == "float32"
                 else every_code(rng, label, shape)
             )
         return found

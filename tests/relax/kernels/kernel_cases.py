@@ -33,12 +33,16 @@ from qdqbridge.relax.kernels.kernel import Claim, Kernel, Place
 from tests.dialect.contract import Array, contract
 
 _LEAST: dict[Cpu, dict[str, Any]] = {
-    AVX512_VNNI: {"mcpu": "cascadelake"}, AVX_VNNI: {"mcpu": "haswell", "mattr": ["+avxvnni"]},
-    AVX2: {"mcpu": "haswell"}, GENERIC: {"mcpu": "x86-64"},
+    AVX512_VNNI: {"mcpu": "cascadelake"},
+    AVX_VNNI: {"mcpu": "haswell", "mattr": ["+avxvnni"]},
+    AVX2: {"mcpu": "haswell"},
+    GENERIC: {"mcpu": "x86-64"},
 }
 _ABLE = {
-    AVX512_VNNI: (AVX512_VNNI, AVX2, GENERIC), AVX_VNNI: (AVX_VNNI, AVX2, GENERIC),
-    AVX2: (AVX2, GENERIC), GENERIC: (GENERIC,),
+    AVX512_VNNI: (AVX512_VNNI, AVX2, GENERIC),
+    AVX_VNNI: (AVX_VNNI, AVX2, GENERIC),
+    AVX2: (AVX2, GENERIC),
+    GENERIC: (GENERIC,),
 }
 HOST = cpu_of(host_target())
 CPUS = (HOST, *_ABLE[HOST][1:])
@@ -89,8 +93,13 @@ class Cases:
     refused: int = 0
 
     def node(
-        self, name: str, attributes: Attributes, operands: Sequence[Operand | None],
-        result: QuantParams | None, *, last: bool = False,
+        self,
+        name: str,
+        attributes: Attributes,
+        operands: Sequence[Operand | None],
+        result: QuantParams | None,
+        *,
+        last: bool = False,
     ) -> tuple[Node, Array, Any]:
         """Returns a node, carried channels-last where asked for, and its expected result."""
         types = [None if o is None else o.params for o in operands]
@@ -105,14 +114,16 @@ class Cases:
             expected = contract(name, attributes, arrays, types, result)
         weighted = BY_NAME[name].flow is Flow.ACCUMULATE  # weights stay as they are
         values = [
-            None if o is None
+            None
+            if o is None
             else _value(o, last=last and not (weighted and i), opened=self._opened(o, expected))
             for i, o in enumerate(operands)
         ]
         turned = _turned(expected, last=last)
         shape = _shape(turned, opened=self.opened and expected.ndim > 0)
         type_ = (
-            TensorType(DType.of(expected.dtype), shape) if result is None
+            TensorType(DType.of(expected.dtype), shape)
+            if result is None
             else QuantType(result, shape)
         )
         rank = expected.ndim
@@ -126,8 +137,14 @@ class Cases:
         return self.opened and whole and not operand.fixed and rank > 0
 
     def add(
-        self, name: str, attributes: Attributes, operands: Sequence[Operand | None],
-        result: QuantParams | None, *, last: bool = False, needed: bool = True,
+        self,
+        name: str,
+        attributes: Attributes,
+        operands: Sequence[Operand | None],
+        result: QuantParams | None,
+        *,
+        last: bool = False,
+        needed: bool = True,
     ) -> Kernel | None:
         """Adds a node; its operands and expected result are channels-first."""
         node, expected, own = self.node(name, attributes, operands, result, last=last)
@@ -161,8 +178,9 @@ class Cases:
         library = tvm.compile(tvm.IRModule(self.functions), target=target_of(self.cpu))
         assert self.cases
         for case in self.cases:
-            got = run(library, self.names[type(case.kernel.description), case.kernel.description],
-                      case)
+            got = run(
+                library, self.names[type(case.kernel.description), case.kernel.description], case
+            )
             assert got.dtype == case.expected.dtype, case.text
             different = np.flatnonzero(got.reshape(-1) != case.expected.reshape(-1))
             assert not different.size, (

@@ -23,6 +23,7 @@ from tests.relax.kernels.kernel_cases import DOT_CPUS, target_of
 
 _LOOKUPS = ("Sigmoid", "HardSwish", "Tanh", "Relu", "Exp", "Neg", "Gelu", "LeakyRelu", "Clip")
 
+
 def _window(m: GraphMaker, image: tuple[int, ...], most: int = 3) -> tuple[Any, ...]:
     """Returns kernel, strides, dilations and pads that fit an image."""
     rank = len(image)
@@ -127,7 +128,9 @@ def lookup(m: GraphMaker) -> None:
     x, name = m.value(), m.pick(*_LOOKUPS)
     assert x is not None
     attributes: Attributes = {
-        "LeakyRelu": at.AlphaAttrs(0.1), "Clip": at.ClipAttrs(-1.0, 3.0), "Gelu": at.GeluAttrs(),
+        "LeakyRelu": at.AlphaAttrs(0.1),
+        "Clip": at.ClipAttrs(-1.0, 3.0),
+        "Gelu": at.GeluAttrs(),
     }.get(name, NO_ATTRIBUTES)
     m.add(name, attributes, [x], m.quant())
 

@@ -49,10 +49,16 @@ def test_open_batches() -> None:
     rng = np.random.default_rng(2)
     for threads in (1, 2):
         for claim, operand, result in (
-            (claim_quantize, Operand(_hard(rng, np.float32(0.1), 392).reshape(4, 100)),
-             params("uint8", 0.1, 3)),
-            (claim_dequantize, Operand(every_code(rng, "uint8", (4, 99)), params("uint8", 3, 3)),
-             None),
+            (
+                claim_quantize,
+                Operand(_hard(rng, np.float32(0.1), 392).reshape(4, 100)),
+                params("uint8", 0.1, 3),
+            ),
+            (
+                claim_dequantize,
+                Operand(every_code(rng, "uint8", (4, 99)), params("uint8", 3, 3)),
+                None,
+            ),
         ):
             cases = Cases(claim, threads=threads, opened=True)
             name = "dequantize" if result is None else "quantize"

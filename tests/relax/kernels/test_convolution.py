@@ -31,8 +31,14 @@ SHAPES: list[tuple[tuple[int, ...], int, tuple[int, ...], dict[str, Any]]] = [
 
 
 def _image(
-    shape: tuple[int, ...], channels: int, kernel: tuple[int, ...], *, zero_point: int = 3,
-    dtype: str = "uint8", seed: int = 0, **attributes: Any,
+    shape: tuple[int, ...],
+    channels: int,
+    kernel: tuple[int, ...],
+    *,
+    zero_point: int = 3,
+    dtype: str = "uint8",
+    seed: int = 0,
+    **attributes: Any,
 ) -> tuple[ConvAttrs, list[Operand | None]]:
     rng, rank = np.random.default_rng(seed), len(kernel)
     attrs = ConvAttrs(ONE[:rank], ONE[:rank], (0,) * (2 * rank))
@@ -51,6 +57,7 @@ def test_shapes(cpu: Cpu) -> None:
     for shape, channels, kernel, attributes in SHAPES:
         cases.add("Conv", *_image(shape, channels, kernel, **attributes), out, last=True)
     cases.check()
+
 
 @pytest.mark.parametrize("cpu", DOT_CPUS, ids=lambda cpu: cpu.name)
 def test_random(cpu: Cpu) -> None:

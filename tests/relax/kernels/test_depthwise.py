@@ -37,8 +37,13 @@ CHANNELS = (4, 16, 24, 33, 64, 7, 130, 48, 19, 96)
 
 
 def _weight(
-    rng: np.random.Generator, channels: int, kernel: Any, dtype: str = "int8", zero: int = 0,
-    *, per_channel: bool = True,
+    rng: np.random.Generator,
+    channels: int,
+    kernel: Any,
+    dtype: str = "int8",
+    zero: int = 0,
+    *,
+    per_channel: bool = True,
 ) -> Operand:
     scale = rng.uniform(0.001, 0.05, channels) if per_channel else 0.02
     own = params(dtype, scale, np.full(np.shape(scale), zero), axis=0 if per_channel else None)

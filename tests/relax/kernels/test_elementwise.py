@@ -59,9 +59,12 @@ def test_floats_and_constants() -> None:
     cases = Cases(claim)
     for op in ("Add", "Sub", "Mul", "Div"):
         for kinds, fixed in (
-            (("uint8", "float32"), (0, 0)), (("float32", "int8"), (0, 0)),
-            (("uint8", "float32"), (0, 1)), (("float32", "uint8"), (1, 0)),
-            (("uint8", "uint8"), (1, 0)), (("int8", "uint8"), (0, 1)),
+            (("uint8", "float32"), (0, 0)),
+            (("float32", "int8"), (0, 0)),
+            (("uint8", "float32"), (0, 1)),
+            (("float32", "uint8"), (1, 0)),
+            (("uint8", "uint8"), (1, 0)),
+            (("int8", "uint8"), (0, 1)),
         ):
             shapes = ((2, 5, 40), (1, 1, 40))
             operands = [
@@ -78,8 +81,9 @@ def test_infinities_and_nan_saturate() -> None:
     cases = Cases(claim)
     for op in ("Add", "Mul", "Div"):
         for z in (0, 128, 255):
-            codes = Operand(np.asarray([[7, 9, 0, 200, 1, 3, 255, 128]], np.uint8),
-                            params("uint8", 0.05, 128))
+            codes = Operand(
+                np.asarray([[7, 9, 0, 200, 1, 3, 255, 128]], np.uint8), params("uint8", 0.05, 128)
+            )
             cases.add(op, NO_ATTRIBUTES, [codes, Operand(values)], params("uint8", 0.1, z))
     cases.check()
 
@@ -94,18 +98,27 @@ def test_per_channel_constants_and_narrow_ranges() -> None:
     for last in (False, True):
         for op in ("Add", "Mul"):
             cases.add(op, NO_ATTRIBUTES, [data, channels], narrow, last=last)
-            cases.add(op, NO_ATTRIBUTES, [data, _operand(rng, "uint8", (2, 24, 1, 1))], narrow,
-                      last=last)
+            cases.add(
+                op, NO_ATTRIBUTES, [data, _operand(rng, "uint8", (2, 24, 1, 1))], narrow, last=last
+            )
     cases.check()
 
 
 def test_long_rows_are_shared_between_threads() -> None:
     rng = np.random.default_rng(4)
     cases = Cases(claim, threads=2)
-    for a, b in (((1, 50_001), (1, 50_001)), ((3, 40_001), (1, 40_001)), ((700, 65), (1, 65)),
-                 ((2, 40_000), (2, 1))):
-        cases.add("Add", NO_ATTRIBUTES, [_operand(rng, "uint8", a), _operand(rng, "uint8", b)],
-                  _params(rng, "uint8"))
+    for a, b in (
+        ((1, 50_001), (1, 50_001)),
+        ((3, 40_001), (1, 40_001)),
+        ((700, 65), (1, 65)),
+        ((2, 40_000), (2, 1)),
+    ):
+        cases.add(
+            "Add",
+            NO_ATTRIBUTES,
+            [_operand(rng, "uint8", a), _operand(rng, "uint8", b)],
+            _params(rng, "uint8"),
+        )
     cases.check()
 
 
@@ -113,10 +126,19 @@ def test_long_rows_are_shared_between_threads() -> None:
 def test_open_batches(threads: int) -> None:
     rng = np.random.default_rng(7)
     cases = Cases(claim, threads=threads, opened=True)
-    for a, b in (((3, 5, 40), (3, 5, 40)), ((3, 7, 20), (1, 1, 20)), ((4,), (4,)),
-                 ((2, 9), (2, 1)), ((5, 3, 8), (3, 8))):
-        cases.add("Add", NO_ATTRIBUTES, [_operand(rng, "uint8", a), _operand(rng, "int8", b)],
-                  _params(rng, "uint8"))
+    for a, b in (
+        ((3, 5, 40), (3, 5, 40)),
+        ((3, 7, 20), (1, 1, 20)),
+        ((4,), (4,)),
+        ((2, 9), (2, 1)),
+        ((5, 3, 8), (3, 8)),
+    ):
+        cases.add(
+            "Add",
+            NO_ATTRIBUTES,
+            [_operand(rng, "uint8", a), _operand(rng, "int8", b)],
+            _params(rng, "uint8"),
+        )
     cases.check()
 
 
@@ -154,8 +176,10 @@ def test_what_is_refused() -> None:
     byte = _operand(rng, "uint8", (2, 9))
     channels = Operand(byte.array, params("uint8", [0.1, 0.2], [1, 2], axis=0))
     for operands, result in (
-        ([wide, byte], params("uint8", 0.1)), ([byte, byte], params("int32", 0.1)),
-        ([channels, byte], params("uint8", 0.1)), ([byte, byte], params("uint8", 1e-35)),
+        ([wide, byte], params("uint8", 0.1)),
+        ([byte, byte], params("int32", 0.1)),
+        ([channels, byte], params("uint8", 0.1)),
+        ([byte, byte], params("uint8", 1e-35)),
         ([Operand(byte.array, byte.params, fixed=True)] * 2, params("uint8", 0.1)),
     ):
         assert cases.add("Add", NO_ATTRIBUTES, operands, result, needed=False) is None

@@ -15,9 +15,14 @@ from tests.dialect.contract import every_code, params
 from tests.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 
 FUNCTIONS = [
-    ("Sigmoid", NO_ATTRIBUTES), ("HardSwish", NO_ATTRIBUTES), ("Gelu", GeluAttrs()),
-    ("Tanh", NO_ATTRIBUTES), ("LeakyRelu", AlphaAttrs(0.1)), ("Relu", NO_ATTRIBUTES),
-    ("HardSigmoid", HardSigmoidAttrs(0.2, 0.5)), ("Reciprocal", NO_ATTRIBUTES),
+    ("Sigmoid", NO_ATTRIBUTES),
+    ("HardSwish", NO_ATTRIBUTES),
+    ("Gelu", GeluAttrs()),
+    ("Tanh", NO_ATTRIBUTES),
+    ("LeakyRelu", AlphaAttrs(0.1)),
+    ("Relu", NO_ATTRIBUTES),
+    ("HardSigmoid", HardSigmoidAttrs(0.2, 0.5)),
+    ("Reciprocal", NO_ATTRIBUTES),
     ("requantize", NO_ATTRIBUTES),
 ]
 SHAPES = [(1, 3, 5, 7), (2, 64, 4), (1, 129), (1, 30_000), (1,)]
@@ -67,7 +72,9 @@ def test_what_is_no_function_of_one_operand() -> None:
     row = Operand(np.ones((1, 3), np.float32), None, fixed=True)
     wide = Operand(every_code(rng, "int16", (2, 3)), params("int16", 0.1))
     for name, operands in (
-        ("Add", [data, row]), ("Add", [data, data]), ("Sigmoid", [wide]),
+        ("Add", [data, row]),
+        ("Add", [data, data]),
+        ("Sigmoid", [wide]),
     ):
         cases.add(name, NO_ATTRIBUTES, operands, x, needed=False)
     assert cases.refused == 3

@@ -64,11 +64,15 @@ def _attention(batch: Any) -> tuple[Graph, dict[str, Any]]:
     scores = apply("MatMul", q, k, type_=_typed(middle, (batch, HEADS, TOKENS, TOKENS)))
     mixed = apply("MatMul", scores, v, type_=_typed(out, (batch, HEADS, TOKENS, DEPTH)))
     back = apply(
-        "Transpose", mixed, type_=_typed(out, (batch, TOKENS, HEADS, DEPTH)),
+        "Transpose",
+        mixed,
+        type_=_typed(out, (batch, TOKENS, HEADS, DEPTH)),
         attributes=TransposeAttrs((0, 2, 1, 3)),
     )
     flat = apply(
-        "Reshape", back, type_=_typed(out, (batch, TOKENS, HEADS * DEPTH)),
+        "Reshape",
+        back,
+        type_=_typed(out, (batch, TOKENS, HEADS * DEPTH)),
         attributes=ReshapeAttrs((-1, TOKENS, HEADS * DEPTH)),
     )
     graph = Graph(inputs, [flat], ["y"], [])

@@ -40,10 +40,19 @@ def test_transposes(cpu: Cpu) -> None:
     rng = np.random.default_rng(0)
     cases = Cases(claim, cpu, threads=1 + (cpu == HOST))
     for shape, perm in (
-        ((1, 3, 30, 31), (0, 2, 3, 1)), ((2, 9, 10, 3), (0, 3, 1, 2)), ((2, 4, 77), (0, 2, 1)),
-        ((1, 65, 33), (0, 2, 1)), ((5, 7), (1, 0)), ((16, 16), (1, 0)), ((100, 19), (1, 0)),
-        ((2, 3, 4, 5), (3, 1, 0, 2)), ((2, 3, 40, 5), (1, 0, 3, 2)), ((4, 6, 64), (1, 0, 2)),
-        ((1, 20, 2000), (0, 2, 1)), ((1, 2, 20000), (0, 2, 1)), ((3, 1, 2), (2, 1, 0)),
+        ((1, 3, 30, 31), (0, 2, 3, 1)),
+        ((2, 9, 10, 3), (0, 3, 1, 2)),
+        ((2, 4, 77), (0, 2, 1)),
+        ((1, 65, 33), (0, 2, 1)),
+        ((5, 7), (1, 0)),
+        ((16, 16), (1, 0)),
+        ((100, 19), (1, 0)),
+        ((2, 3, 4, 5), (3, 1, 0, 2)),
+        ((2, 3, 40, 5), (1, 0, 3, 2)),
+        ((4, 6, 64), (1, 0, 2)),
+        ((1, 20, 2000), (0, 2, 1)),
+        ((1, 2, 20000), (0, 2, 1)),
+        ((3, 1, 2), (2, 1, 0)),
     ):
         cases.add("Transpose", TransposeAttrs(perm), [_data(rng, shape)], X)
     cases.check()
@@ -54,13 +63,16 @@ def test_slices_pads_and_repetitions() -> None:
     cases = Cases(claim)
     data, big = _data(rng, (2, 9, 10, 70)), 1 << 40
     for attributes in (
-        SliceAttrs((1, -50), (7, big), (1, 3), (1, 1)), SliceAttrs((8,), (-big,), (1,), (-2,)),
-        SliceAttrs((3,), (69,), (3,), (3,)), SliceAttrs((1,), (2,), (0,), (1,)),
+        SliceAttrs((1, -50), (7, big), (1, 3), (1, 1)),
+        SliceAttrs((8,), (-big,), (1,), (-2,)),
+        SliceAttrs((3,), (69,), (3,), (3,)),
+        SliceAttrs((1,), (2,), (0,), (1,)),
         SliceAttrs((69,), (-big,), (3,), (-1,)),
     ):
         cases.add("Slice", attributes, [data], X)
     for attributes in (
-        PadAttrs((0, 1, 2, 3, 0, 4, 0, 1)), PadAttrs((0, -1, 2, -3, 0, 0, -2, 5), value=1.7),
+        PadAttrs((0, 1, 2, 3, 0, 4, 0, 1)),
+        PadAttrs((0, -1, 2, -3, 0, 0, -2, 5), value=1.7),
         PadAttrs((1, 0, 0, 0, 0, 0, 0, 0), value=-99.0),
     ):
         cases.add("Pad", attributes, [data], X)
@@ -123,8 +135,9 @@ def test_open_batches() -> None:
         cases.add("Pad", PadAttrs((0, 1, 0, 0, 0, 1, 2, 0)), [data], X)
         cases.add("Concat", AxisAttrs(1), [data, data], X)
         cases.add("DepthToSpace", DepthSpaceAttrs(2), [_data(rng, (3, 8, 3, 4))], X, last=True)
-        cases.add("Transpose", TransposeAttrs((1, 0, 2, 3)), [_data(rng, (3, 3, 2, 2))], X,
-                  needed=False)
+        cases.add(
+            "Transpose", TransposeAttrs((1, 0, 2, 3)), [_data(rng, (3, 3, 2, 2))], X, needed=False
+        )
         assert cases.refused == 1
         cases.check()
 

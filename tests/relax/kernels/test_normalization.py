@@ -29,7 +29,8 @@ def test_rows(cpu: Cpu) -> None:
         data = Operand(every_code(rng, kind, (2, 3, count)), x)
         factors = [_fixed(rng, (count,)), _fixed(rng, (count,))]
         for name, operands in (
-            ("LayerNormalization", [data, *factors]), ("LayerNormalization", [data, factors[0]]),
+            ("LayerNormalization", [data, *factors]),
+            ("LayerNormalization", [data, factors[0]]),
             ("RMSNormalization", [data, factors[0]]),
         ):
             cases.add(name, NormAttrs(2, 1e-5), operands, y)
@@ -77,8 +78,10 @@ def test_channels_with_factors(cpu: Cpu) -> None:
     for opened, threads in ((False, 1), (True, 2)):
         cases = Cases(claimed, cpu, opened=opened, threads=threads)
         for kind, out, shape in (
-            ("uint8", "uint8", (2, 6, 5, 7)), ("int8", "uint16", (2, 6, 33)),
-            ("uint16", "int16", (1, 6, 4, 16)), ("uint8", "int8", (3, 6)),
+            ("uint8", "uint8", (2, 6, 5, 7)),
+            ("int8", "uint16", (2, 6, 33)),
+            ("uint16", "int16", (1, 6, 4, 16)),
+            ("uint8", "int8", (3, 6)),
         ):
             data = Operand(every_code(rng, kind, shape), params(kind, 0.02, 77))
             y = params(out, 0.03 if "8" in out else 1e-4, 3)

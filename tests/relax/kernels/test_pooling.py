@@ -22,8 +22,14 @@ WINDOWS = [
     ((4, 12), (1, 5), (1, 1), (1, 2), (0, 4, 0, 4), False),
 ]
 AXES = [
-    ((2, 24, 7, 7), (2, 3)), ((1, 130, 3, 5), (2, 3)), ((3, 5, 77), (1,)), ((4, 50), (1,)),
-    ((2, 3, 200), (2,)), ((2, 3, 4), (0, 1, 2)), ((6, 1), (1,)), ((1, 16, 9, 9), (1,)),
+    ((2, 24, 7, 7), (2, 3)),
+    ((1, 130, 3, 5), (2, 3)),
+    ((3, 5, 77), (1,)),
+    ((4, 50), (1,)),
+    ((2, 3, 200), (2,)),
+    ((2, 3, 4), (0, 1, 2)),
+    ((6, 1), (1,)),
+    ((1, 16, 9, 9), (1,)),
 ]
 CHANNELS = (3, 64, 24, 33, 130, 16)
 
@@ -70,8 +76,12 @@ def test_axes(cpu: Cpu) -> None:
         data = Operand(every_code(rng, kind, shape), x)
         attributes = ReduceAttrs(axes, keepdims=i % 2 == 0)
         last = len(shape) == 4 and i % 2 == 0
-        for name, result in (("ReduceMean", y), ("ReduceSum", y), ("ReduceMax", x),
-                             ("ReduceMin", x)):
+        for name, result in (
+            ("ReduceMean", y),
+            ("ReduceSum", y),
+            ("ReduceMax", x),
+            ("ReduceMin", x),
+        ):
             cases.add(name, attributes, [data], result, last=last)
         if axes == (2, 3):
             cases.add("GlobalAveragePool", NO_ATTRIBUTES, [data], y, last=last)
@@ -96,7 +106,10 @@ def test_what_is_refused() -> None:
     cases = Cases(claim_axes, opened=True)
     x = params("uint8", 0.05, 3)
     data = Operand(every_code(rng, "uint8", (2, 3, 4, 5)), x)
-    for axes, result in (((1, 3), x), ((2,), params("int16", 0.1)),
-                         ((2, 3), params("uint8", 1e-9))):
+    for axes, result in (
+        ((1, 3), x),
+        ((2,), params("int16", 0.1)),
+        ((2, 3), params("uint8", 1e-9)),
+    ):
         cases.add("ReduceMean", ReduceAttrs(axes), [data], result, needed=False)
     assert cases.refused == 3

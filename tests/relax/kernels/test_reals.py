@@ -72,7 +72,10 @@ def test_matrices(cpu: Cpu) -> None:
         outputs.append(apply("MatMul", x, const(real(rng, 19, units)), type_=type_))
         outputs.append(
             apply(
-                "Gemm", flat, const(real(rng, units, 19)), const(real(rng, units)),
+                "Gemm",
+                flat,
+                const(real(rng, units, 19)),
+                const(real(rng, units)),
                 type_=TensorType(DType.FLOAT32, (17, units)),
                 attributes=GemmAttrs(alpha=0.5, beta=2.0, trans_b=True),
             )

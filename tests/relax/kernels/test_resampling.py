@@ -52,10 +52,12 @@ def test_what_is_refused() -> None:
     cases = Cases(claim)
     x, y = params("uint8", 0.1, 3), params("uint8", 0.2, 3)
     data = Operand(every_code(rng, "uint8", (2, 4, 6, 7)), x)
-    cases.add("Resize", _resize("cubic", "half_pixel", 2.0, 2.0), [data], x, last=True,
-              needed=False)
-    cases.add("Resize", _resize("nearest", "half_pixel", 2.0, 2.0), [data], y, last=True,
-              needed=False)
+    cases.add(
+        "Resize", _resize("cubic", "half_pixel", 2.0, 2.0), [data], x, last=True, needed=False
+    )
+    cases.add(
+        "Resize", _resize("nearest", "half_pixel", 2.0, 2.0), [data], y, last=True, needed=False
+    )
     cases.add("Resize", _resize("nearest", "half_pixel", 2.0, 2.0), [data], x, needed=False)
     channels = ResizeAttrs("linear", "half_pixel", "floor", (1.0, 2.0, 2.0, 1.0), None)
     cases.add("Resize", channels, [data], x, last=True, needed=False)

@@ -28,8 +28,10 @@ def test_two_threads_write_the_same() -> None:
     cases.add("LayerNormalization", NormAttrs(1, 1e-5), [rows, factors], Y)
     cases.add("quantize", NO_ATTRIBUTES, [Operand(rng.normal(0, 9, (3, 20_001)).astype("f4"))], Y)
     for name, attributes, operands, result in (
-        ("MaxPool", window, [image], X), ("AveragePool", window, [image], Y),
-        ("Resize", larger, [image], Y), ("GlobalAveragePool", NO_ATTRIBUTES, [image], Y),
+        ("MaxPool", window, [image], X),
+        ("AveragePool", window, [image], Y),
+        ("Resize", larger, [image], Y),
+        ("GlobalAveragePool", NO_ATTRIBUTES, [image], Y),
         ("Conv", ConvAttrs((1, 1), (1, 1), (1, 1, 1, 1), 40), [image, weight], Y),
     ):
         cases.add(name, attributes, operands, result, last=True)

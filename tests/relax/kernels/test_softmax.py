@@ -18,10 +18,12 @@ def test_rows(cpu: Cpu) -> None:
     cases = Cases(claim, cpu)
     counts = (1, 2, 7, 16, 33, 64, 128, 131, 300) if cpu == HOST else (5, 128, 67)
     for i, count in enumerate(counts):
-        for name, out in (("Softmax", params("uint8", 1 / 255, 0)),
-                          ("Softmax", params("int8", 1 / 256, -128)),
-                          ("Softmax", params("uint8", 0.003, 5).with_range(7, 200)),
-                          ("LogSoftmax", params("uint8", 0.07, 255)))[: 4 if i % 3 == 1 else 2]:
+        for name, out in (
+            ("Softmax", params("uint8", 1 / 255, 0)),
+            ("Softmax", params("int8", 1 / 256, -128)),
+            ("Softmax", params("uint8", 0.003, 5).with_range(7, 200)),
+            ("LogSoftmax", params("uint8", 0.07, 255)),
+        )[: 4 if i % 3 == 1 else 2]:
             kind = ("uint8", "int8")[i % 2]
             scale = (0.1, 0.001, 0.7, 3.0)[i % 4]
             x = params(kind, scale, int(rng.choice([0, 1, 127])))

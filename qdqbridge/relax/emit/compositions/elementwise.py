@@ -56,9 +56,7 @@ def _mod(site: Site) -> Sequence[Expr]:
             p, q = _at(a, i).astype(wide), _at(b, i).astype(wide)
             zero = tirx.const(0.0, wide)
             rest = tirx.call_pure_extern(wide, "fmod" if wide == "float64" else "fmodf", p, q)
-            signs = tirx.any(
-                tirx.all(rest < zero, q > zero), tirx.all(rest > zero, q < zero)
-            )
+            signs = tirx.any(tirx.all(rest < zero, q > zero), tirx.all(rest > zero, q < zero))
             moved = tirx.Select(signs, rest + q, rest)
             return moved.astype(kind)
 
