@@ -13,10 +13,9 @@ from qdqbridge.errors import ModelFileError, OutputExistsError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph
-from qdqbridge.onnx_io import write_file
 from qdqbridge.onnx_io.reader import read
-from qdqbridge.onnx_io.write_file import write_files
-from qdqbridge.onnx_io.writer import to_proto, write
+from qdqbridge.onnx_io.writer import files, to_proto, write
+from qdqbridge.onnx_io.writer.files import write_files
 from tests.onnx_io.writer_models import run, samples
 
 SOURCE = Path(__file__).parents[2] / "models" / "digits_cnn_u8s8_per_channel.onnx"
@@ -28,7 +27,7 @@ def graph() -> Graph:
 
 
 def test_external_data(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_file, "EXTERNAL_ABOVE", 1000)
+    monkeypatch.setattr(files, "EXTERNAL_ABOVE", 1000)
     path = tmp_path / "large.onnx"
     write(graph, path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["large.onnx", "large.onnx.data"]
@@ -52,11 +51,11 @@ def test_no_overwriting(graph: Graph, tmp_path: Path) -> None:
     assert onnx.load(path).graph.name == graph.name
 
 
-@pytest.mark.parametrize("limit", [1000, write_file.EXTERNAL_ABOVE])
+@pytest.mark.parametrize("limit", [1000, files.EXTERNAL_ABOVE])
 def test_nothing_is_left_of_a_failure(
     limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write_file, "EXTERNAL_ABOVE", limit)
+    monkeypatch.setattr(files, "EXTERNAL_ABOVE", limit)
 
     def fail() -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
         raise OSError(28, "No space left on device")

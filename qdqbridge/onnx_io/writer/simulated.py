@@ -7,18 +7,16 @@ that the smallest one is the smallest int16, and what lies above the largest one
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.types import TensorType
-from qdqbridge.onnx_io.write_sheet import NodeRow
+from qdqbridge.onnx_io.writer.rows import RowWriter
+from qdqbridge.onnx_io.writer.sheet import NodeRow
 from qdqbridge.ops.simulated import SimulatedAttrs
-
-if TYPE_CHECKING:
-    from qdqbridge.onnx_io.write_nodes import NodeWriter
 
 _SMALLEST = -(2**15)
 _INT16 = 21
@@ -26,7 +24,7 @@ _INT16 = 21
 _MICROSOFT = "com.microsoft"
 
 
-def simulated_row(writer: NodeWriter, node: Node) -> None:
+def simulated_row(writer: RowWriter, node: Node) -> None:
     """Adds the row of one ``SimulateQuantization``.
 
     Args:
@@ -54,7 +52,7 @@ def simulated_row(writer: NodeWriter, node: Node) -> None:
 class _Body:
     """A branch: nodes that read tensors around it, and initializers of the whole model."""
 
-    def __init__(self, writer: NodeWriter, stem: str) -> None:
+    def __init__(self, writer: RowWriter, stem: str) -> None:
         self._writer, self._stem = writer, stem
         self._nodes: list[NodeProto] = []
 

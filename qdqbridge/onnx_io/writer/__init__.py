@@ -12,11 +12,11 @@ from qdqbridge.onnx_io.profiles import Effect, Profile, profile_of
 from qdqbridge.onnx_io.profiles.checker import check_model
 from qdqbridge.onnx_io.profiles.recentering import recentered, unsigned
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
-from qdqbridge.onnx_io.write_file import write_files
-from qdqbridge.onnx_io.write_model import model_without_tensors
-from qdqbridge.onnx_io.write_nodes import NodeWriter
-from qdqbridge.onnx_io.write_opset import choose_opset, imports_of, needs_contrib, takes_types
-from qdqbridge.onnx_io.write_sheet import Sheet, plain_type
+from qdqbridge.onnx_io.writer.files import write_files
+from qdqbridge.onnx_io.writer.model import model_without_tensors
+from qdqbridge.onnx_io.writer.nodes import NodeWriter
+from qdqbridge.onnx_io.writer.opset import choose_opset, imports_of, needs_contrib, takes_types
+from qdqbridge.onnx_io.writer.sheet import Sheet, plain_type
 
 _MICROSOFT = "com.microsoft"
 _PARAMETERS = 1 << 16

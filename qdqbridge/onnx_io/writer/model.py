@@ -18,8 +18,8 @@ from qdqbridge.graph.types import NestedType, Shape, TensorType
 from qdqbridge.onnx_io.dropped_windows import leave_open
 from qdqbridge.onnx_io.node_types import nested_proto
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
-from qdqbridge.onnx_io.write_opset import ir_version_of
-from qdqbridge.onnx_io.write_sheet import NodeRow, Sheet
+from qdqbridge.onnx_io.writer.opset import ir_version_of
+from qdqbridge.onnx_io.writer.sheet import NodeRow, Sheet
 
 _PRODUCER = "qdqbridge"
 

@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-from numpy.typing import NDArray
-
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.numerics import dequantize
+from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.types import NestedType, QuantType, TensorType
+from qdqbridge.graph.types import NestedType, TensorType
 from qdqbridge.onnx_io.codecs import BY_ROW, encode
 from qdqbridge.onnx_io.foreign import ForeignAttrs, foreign_node_proto
 from qdqbridge.onnx_io.operator_versions import moved
-from qdqbridge.onnx_io.profiles.profile import Bias, Clamp, Profile
-from qdqbridge.onnx_io.tensors import dtype_to_onnx
-from qdqbridge.onnx_io.write_clamps import clamp_extremes, clamp_real, clip_stored, rounded
-from qdqbridge.onnx_io.write_dense import dense_rows
-from qdqbridge.onnx_io.write_names import Names, TensorNames, real_name, stem
-from qdqbridge.onnx_io.write_parameters import (
-    Parameters,
-    granularity,
+from qdqbridge.onnx_io.profiles.profile import Clamp
+from qdqbridge.onnx_io.writer.clamps import clamp_extremes, clamp_real, clip_stored, rounded
+from qdqbridge.onnx_io.writer.names import real_name, stem
+from qdqbridge.onnx_io.writer.qlinear import qlinear_row
+from qdqbridge.onnx_io.writer.rows import (
+    RowWriter,
+    is_quantized,
     quantizable,
     quantizing,
+    real_dtype,
 )
-from qdqbridge.onnx_io.write_qlinear import qlinear_row
-from qdqbridge.onnx_io.write_real import is_quantized, real_dtype
-from qdqbridge.onnx_io.write_sheet import NodeRow, Sheet, output_type, plain_type
-from qdqbridge.onnx_io.write_simulated import simulated_row
-from qdqbridge.onnx_io.write_spelled import (
+from qdqbridge.onnx_io.writer.sheet import NodeRow, output_type, plain_type
+from qdqbridge.onnx_io.writer.simulated import simulated_row
+from qdqbridge.onnx_io.writer.spelled import (
     add_behind,
     adds_behind,
+    dense_rows,
     is_product_of_rows,
     respelled,
 )
@@ -44,60 +36,11 @@ from qdqbridge.ops.simulated import SimulatedAttrs
 _BIAS = 2
 _MIXED = 23
 """The opset whose QuantizeLinear takes data and scales of different float types."""
-_CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
 _INTEGER_KERNELS = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE)
 
 
-class NodeWriter:
-    """Turns the nodes of one graph into rows of a sheet.
-
-    Args:
-        graph: The graph.
-        opset: The default-domain opset.
-        profile: How to spell what can be spelled in several ways.
-        sheet: Where rows, initializers and types go.
-        domain: The domain of Q and DQ.
-    """
-
-    def __init__(
-        self, graph: Graph, opset: int, profile: Profile, sheet: Sheet, domain: str = ""
-    ) -> None:
-        self.opset, self.profile, self.sheet, self.domain = opset, profile, sheet, domain
-        self.tensors = TensorNames(graph)
-        self.free = self.tensors.free
-        self.node_names = Names()
-        self.own_names = {n: self.node_names.take(n.name) for n in graph.nodes if n.origin.nodes}
-        self.parameters = Parameters(self.free, sheet.constants)
-        self._constants: dict[tuple[object, ...], str] = {}
-        self._small: dict[tuple[Any, ...], str] = {}
-        self._real: set[Value] = set()
-
-    # ---- rows ---------------------------------------------------------------------------------
-
-    def row(
-        self,
-        op_type: str,
-        inputs: Sequence[str],
-        output: str,
-        type_: TensorType,
-        attributes: dict[str, Any] | None = None,
-        node: Node | None = None,
-        domain: str = "",
-    ) -> str:
-        """Adds a node with one result; ``node`` is the graph's where this row is its heart."""
-        wanted = output.replace(f"_{op_type}_Output", f"_{op_type}")
-        wanted = wanted if wanted != output else f"{output}_{op_type}"
-        name, metadata = self._identity(node, wanted)
-        domain = domain or (self.domain if op_type in _CONVERSIONS else "")
-        row = NodeRow(op_type, inputs, [output], attributes or {}, name, metadata, domain=domain)
-        self.sheet.nodes.append(row)
-        self.sheet.types[output] = type_
-        return output
-
-    def _identity(self, node: Node | None, wanted: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-        if node is None:
-            return self.node_names.take(wanted), ()
-        return self.own_names.pop(node, "") or self.node_names.take(wanted), node.origin.metadata
+class NodeWriter(RowWriter):
+    """Turns the nodes of one graph into rows of a sheet."""
 
     def node(self, node: Node) -> None:
         """Adds the rows of one graph node."""
@@ -132,7 +75,7 @@ class NodeWriter:
         operands = node.inputs[:_BIAS] if behind else node.inputs
         encoded = encode(*respelled(node), operands, self.opset)
         dtype, quantized = real_dtype(node), is_quantized(node)
-        name, metadata = self._identity(node, f"{self.tensors.of(node.output)}_{node.op.name}")
+        name, metadata = self.identity(node, f"{self.tensors.of(node.output)}_{node.op.name}")
         inputs: list[str] = []
         for index, operand in enumerate(encoded.inputs):
             if operand is None:
@@ -180,7 +123,7 @@ class NodeWriter:
         dtype = real_dtype(node)
         inputs = ["" if v is None else self.real(v, dtype) for v in node.inputs]
         outputs = [self.tensors.of(value) for value in node.outputs]
-        name, metadata = self._identity(node, f"{outputs[0]}_{attributes.op_type}")
+        name, metadata = self.identity(node, f"{outputs[0]}_{attributes.op_type}")
         proto = foreign_node_proto(attributes, inputs, outputs)
         if not attributes.domain:
             moved(proto, attributes.version, self.opset, lambda a: self.array(a, f"{name}_axes"))
@@ -193,7 +136,7 @@ class NodeWriter:
 
     def output(self, name: str, value: Value) -> None:
         """Adds what leads from a value to the graph output ``name``, if anything has to."""
-        if value in self._real:
+        if value in self.kept_real:
             raise UnsupportedTargetError(
                 f"ONNX cannot quantize to {value.type.dtype}",
                 where=f"graph output '{name}'",
@@ -206,7 +149,7 @@ class NodeWriter:
         else:
             self.row("Identity", [source], name, type_)
 
-    # ---- operands -----------------------------------------------------------------------------
+    # ---- operands and conversions ---------------------------------------------------------------
 
     def _operand(
         self, node: Node, index: int, value: Value, dtype: DType, *, quantized: bool
@@ -227,73 +170,6 @@ class NodeWriter:
             return self.converted(value, dtype)
         return self.real(value, dtype)
 
-    def bias(self, value: Value, dtype: DType) -> str:
-        """Returns the tensor of a bias: the file's own float numbers where it had some."""
-        spelling = self.profile.bias
-        if spelling is Bias.FLOAT and value.constant is not None and value.quant is not None:
-            params = value.quant.params
-            real = value.constant.map(lambda a: dequantize(a, params), dtype=DType.FLOAT32)
-            return self._cast(value.written or real, value, dtype)
-        if value.written is not None and spelling is not Bias.INT32:
-            return self._cast(value.written, value, dtype)
-        return self.converted(value, dtype)
-
-    def converted(self, value: Value, dtype: DType) -> str:
-        """Returns a value in real numbers; a constant of another float type is converted."""
-        constant, quant = value.constant, value.quant
-        own = value.type.dtype if quant is None else quant.params.expressed_dtype
-        if constant is None or own is dtype or not own.is_float:
-            return self.real(value, dtype)
-        if quant is not None:
-            constant = constant.map(
-                lambda array: dequantize(array, quant.params), dtype=DType.FLOAT32
-            )
-        return self._cast(constant, value, dtype)
-
-    def _cast(self, constant: Constant, value: Value, dtype: DType) -> str:
-        if constant.dtype is not dtype:
-            source = constant
-            constant = source.map(lambda array: array.astype(dtype.numpy), dtype=dtype)
-        return self.constant(constant, self.tensors.of(value))
-
-    def real(self, value: Value, dtype: DType) -> str:
-        """Returns a tensor with the real numbers of a value: a DQ of its own for this reader."""
-        if value.quant is None or value in self._real:
-            return self.stored(value)
-        source = self.stored(value)
-        target = self.free.take(f"{stem(source)}_DequantizeLinear_Output")
-        return self.dequantize(source, value.quant, target, dtype)
-
-    def stored(self, value: Value) -> str:
-        """Returns the tensor with the stored elements of a value."""
-        name = self.tensors.of(value)
-        return name if value.constant is None else self.constant(value.constant, name)
-
-    def constant(self, constant: Constant, name: str) -> str:
-        """Returns the initializer of a constant; one for all that look at the same memory.
-
-        Args:
-            constant: The data.
-            name: A name that was handed out for it.
-        """
-        array = constant.numpy()
-        start = array.__array_interface__["data"][0]
-        key = (start, array.strides, constant.shape, constant.dtype)
-        if key not in self._constants:
-            name = self.free.take(name) if name in self.sheet.constants else name
-            self._constants[key] = name
-            self.sheet.constants[name] = constant
-        return self._constants[key]
-
-    def array(self, array: NDArray[Any], name: str) -> str:
-        """Returns the initializer of a small array that an operator takes as an operand."""
-        key = (array.dtype, array.shape, array.tobytes())
-        if key not in self._small:
-            self._small[key] = self.constant(Constant.of(array), self.free.take(name))
-        return self._small[key]
-
-    # ---- conversions --------------------------------------------------------------------------
-
     def _convert(self, node: Node) -> None:
         source, result = node.operand(0), node.output
         if source.quant is None:
@@ -301,7 +177,7 @@ class NodeWriter:
             self.quantize(tensor, dtype, result, node)
         elif result.quant is None:
             target = self.tensors.of(result)
-            if source in self._real:
+            if source in self.kept_real:
                 type_ = TensorType(result.type.dtype, result.type.shape)
                 self.row("Identity", [self.stored(source)], target, type_, node=node)
             else:
@@ -320,33 +196,6 @@ class NodeWriter:
         name = self.free.take(f"{stem(tensor)}_{DType.FLOAT32}")
         return self.cast(tensor, name, TensorType(DType.FLOAT32, source.type.shape)), DType.FLOAT32
 
-    def dequantize(
-        self,
-        tensor: str,
-        type_: QuantType,
-        target: str,
-        dtype: DType,
-        node: Node | None = None,
-    ) -> str:
-        """Adds a DequantizeLinear, and a Cast where ``dtype`` is not that of the real values."""
-        own = type_.params.expressed_dtype
-        if dtype is not own:
-            real = self.free.take(f"{stem(tensor)}_DequantizeLinear_{own}")
-            self.dequantize(tensor, type_, real, own)
-            return self.cast(real, target, TensorType(dtype, type_.shape), node)
-        attributes = granularity(type_.params)
-        if dtype is not type_.params.scale_dtype:
-            attributes["output_dtype"] = dtype_to_onnx(dtype)
-        inputs = [tensor, *self.parameters.of(type_.params, stem(tensor))]
-        result = TensorType(dtype, type_.shape)
-        return self.row("DequantizeLinear", inputs, target, result, attributes, node)
-
-    def cast(self, tensor: str, target: str, type_: TensorType, node: Node | None = None) -> str:
-        """Adds a Cast to another float type."""
-        return self.row("Cast", [tensor], target, type_, {"to": dtype_to_onnx(type_.dtype)}, node)
-
-    # ---- results ------------------------------------------------------------------------------
-
     def target(self, value: Value, node: Node) -> tuple[str, TensorType]:
         """Returns the tensor that an operator itself writes, and its type."""
         name, shape = self.tensors.of(value), value.type.shape
@@ -361,7 +210,7 @@ class NodeWriter:
         if value.quant is None:
             return
         if not quantizable(value.quant.params):
-            self._real.add(value)
+            self.kept_real.add(value)
             return
         dtype, clamp = real_dtype(node), not _implied(node, value)
         fuses = node.op.flow in _INTEGER_KERNELS

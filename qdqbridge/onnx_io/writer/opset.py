@@ -19,7 +19,7 @@ from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.onnx_io.operator_versions import can_be_moved
 from qdqbridge.onnx_io.structure import subgraphs
 from qdqbridge.onnx_io.tensors import onnx_name
-from qdqbridge.onnx_io.write_sheet import Sheet
+from qdqbridge.onnx_io.writer.sheet import Sheet
 from qdqbridge.ops.attributes import LinearAttrs
 
 OLDEST = 13

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,14 +10,11 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.types import QuantType, TensorType
-from qdqbridge.onnx_io.write_names import stem
-from qdqbridge.onnx_io.write_parameters import quantizing, real_bounds, starts_at_zero
-
-if TYPE_CHECKING:
-    from qdqbridge.onnx_io.write_nodes import NodeWriter
+from qdqbridge.onnx_io.writer.names import stem
+from qdqbridge.onnx_io.writer.rows import RowWriter, quantizing, real_bounds, starts_at_zero
 
 
-def rounded(writer: NodeWriter, tensor: str, dtype: DType, value: Value) -> str:
+def rounded(writer: RowWriter, tensor: str, dtype: DType, value: Value) -> str:
     """Returns ``tensor`` after a Q/DQ pair; a clamp behind it gives the same integers.
 
     Args:
@@ -38,7 +34,7 @@ def rounded(writer: NodeWriter, tensor: str, dtype: DType, value: Value) -> str:
     return writer.dequantize(stored, type_, target, dtype)
 
 
-def clip_stored(writer: NodeWriter, tensor: str, value: Value) -> None:
+def clip_stored(writer: RowWriter, tensor: str, value: Value) -> None:
     """Adds the Clip of stored integers that makes the narrow range of ``value``."""
     assert value.quant is not None
     params, target = value.quant.params, writer.tensors.of(value)
@@ -49,7 +45,7 @@ def clip_stored(writer: NodeWriter, tensor: str, value: Value) -> None:
     writer.row("Clip", [tensor, *bounds], target, type_)
 
 
-def clamp_real(writer: NodeWriter, tensor: str, dtype: DType, value: Value) -> str:
+def clamp_real(writer: RowWriter, tensor: str, dtype: DType, value: Value) -> str:
     """Returns ``tensor`` behind the Relu or Clip that makes the narrow range of ``value``.
 
     Raises:
@@ -74,7 +70,7 @@ def clamp_real(writer: NodeWriter, tensor: str, dtype: DType, value: Value) -> s
     return writer.row("Clip", _trimmed([tensor, *bounds]), name, type_)
 
 
-def clamp_extremes(writer: NodeWriter, tensor: str, dtype: DType, value: Value) -> str:
+def clamp_extremes(writer: RowWriter, tensor: str, dtype: DType, value: Value) -> str:
     """Returns ``tensor`` behind a Relu, or a Max and a Min of stored numbers, a Q/DQ pair between.
 
     Args:

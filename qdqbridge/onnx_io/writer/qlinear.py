@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,11 +18,9 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import TensorType
 from qdqbridge.onnx_io.codecs import encode
-from qdqbridge.onnx_io.write_clamps import clip_stored
-from qdqbridge.onnx_io.write_names import stem
-
-if TYPE_CHECKING:
-    from qdqbridge.onnx_io.write_nodes import NodeWriter
+from qdqbridge.onnx_io.writer.clamps import clip_stored
+from qdqbridge.onnx_io.writer.names import stem
+from qdqbridge.onnx_io.writer.rows import RowWriter
 
 _EIGHT = (DType.INT8, DType.UINT8)
 _MICROSOFT = "com.microsoft"
@@ -45,7 +43,7 @@ class QLinear:
     attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-def qlinear_row(writer: NodeWriter, node: Node) -> bool:
+def qlinear_row(writer: RowWriter, node: Node) -> bool:
     """Adds a node in QOperator form; False where there is none.
 
     Args:
@@ -93,18 +91,18 @@ def _alike(node: Node, *values: Value) -> bool:
     return len(dtypes) == 1 and all(_plain(value) for value in values)
 
 
-def _triple(writer: NodeWriter, value: Value) -> tuple[str, str, str]:
+def _triple(writer: RowWriter, value: Value) -> tuple[str, str, str]:
     assert value.quant is not None
     tensor = writer.stored(value)
     return (tensor, *writer.parameters.of(value.quant.params, stem(tensor)))
 
 
-def _result(writer: NodeWriter, node: Node) -> tuple[str, str]:
+def _result(writer: RowWriter, node: Node) -> tuple[str, str]:
     assert node.output.quant is not None
     return writer.parameters.of(node.output.quant.params, stem(writer.tensors.of(node.output)))
 
 
-def _bias(writer: NodeWriter, bias: Value | None) -> list[str] | None:
+def _bias(writer: RowWriter, bias: Value | None) -> list[str] | None:
     """Returns the operand of an int32 bias, nothing where there is none, None where it is float."""
     if bias is None:
         return []
@@ -122,7 +120,7 @@ def _weight(value: Value, axis: int) -> bool:
     return quant.params.axis in (None, axis)
 
 
-def _conv(writer: NodeWriter, node: Node) -> QLinear | None:
+def _conv(writer: RowWriter, node: Node) -> QLinear | None:
     x, w = node.operand(0), node.operand(1)
     bias = _bias(writer, node.optional(2))
     if bias is None or not _alike(node, x) or not _weight(w, 0):
@@ -131,7 +129,7 @@ def _conv(writer: NodeWriter, node: Node) -> QLinear | None:
     return QLinear("QLinearConv", "", inputs, _attributes(writer, node))
 
 
-def _dense(writer: NodeWriter, node: Node) -> QLinear | None:
+def _dense(writer: RowWriter, node: Node) -> QLinear | None:
     x, w = node.operand(0), node.operand(1)
     bias = _bias(writer, node.optional(2))
     if bias is None or x.rank is None or not _alike(node, x) or not _weight(w, 0):
@@ -149,7 +147,7 @@ def _dense(writer: NodeWriter, node: Node) -> QLinear | None:
     return QLinear("QLinearMatMul", "", [*_triple(writer, x), tensor, *parameters, *result])
 
 
-def _matmul(writer: NodeWriter, node: Node) -> QLinear | None:
+def _matmul(writer: RowWriter, node: Node) -> QLinear | None:
     a, b = node.operand(0), node.operand(1)
     if not _alike(node, a, b):
         return None
@@ -157,7 +155,7 @@ def _matmul(writer: NodeWriter, node: Node) -> QLinear | None:
     return QLinear("QLinearMatMul", "", operands)
 
 
-def _binary(writer: NodeWriter, node: Node) -> QLinear | None:
+def _binary(writer: RowWriter, node: Node) -> QLinear | None:
     a, b = node.operand(0), node.operand(1)
     if not _alike(node, a, b):
         return None
@@ -165,7 +163,7 @@ def _binary(writer: NodeWriter, node: Node) -> QLinear | None:
     return QLinear(f"QLinear{node.op.name}", _MICROSOFT, operands)
 
 
-def _unary(writer: NodeWriter, node: Node) -> QLinear | None:
+def _unary(writer: RowWriter, node: Node) -> QLinear | None:
     x = node.operand(0)
     if not _alike(node, x):
         return None
@@ -173,7 +171,7 @@ def _unary(writer: NodeWriter, node: Node) -> QLinear | None:
     return QLinear(f"QLinear{node.op.name}", _MICROSOFT, operands, _attributes(writer, node))
 
 
-def _concat(writer: NodeWriter, node: Node) -> QLinear | None:
+def _concat(writer: RowWriter, node: Node) -> QLinear | None:
     values = [value for value in node.inputs if value is not None]
     if not _alike(node, *values):
         return None
@@ -182,7 +180,7 @@ def _concat(writer: NodeWriter, node: Node) -> QLinear | None:
     return QLinear("QLinearConcat", _MICROSOFT, inputs, _attributes(writer, node))
 
 
-def _where(writer: NodeWriter, node: Node) -> QLinear | None:
+def _where(writer: RowWriter, node: Node) -> QLinear | None:
     condition, a, b = (node.operand(index) for index in range(3))
     if not _alike(node, a, b):
         return None
@@ -190,12 +188,12 @@ def _where(writer: NodeWriter, node: Node) -> QLinear | None:
     return QLinear("QLinearWhere", _MICROSOFT, [writer.stored(condition), *operands])
 
 
-def _attributes(writer: NodeWriter, node: Node) -> dict[str, Any]:
+def _attributes(writer: RowWriter, node: Node) -> dict[str, Any]:
     encoded = encode(node.op.name, node.attributes, node.inputs, writer.opset)
     return {k: v for k, v in encoded.attributes.items() if v not in ([], ())}
 
 
-_FORMS: Mapping[str, Callable[[NodeWriter, Node], QLinear | None]] = MappingProxyType(
+_FORMS: Mapping[str, Callable[[RowWriter, Node], QLinear | None]] = MappingProxyType(
     {
         "Conv": _conv,
         "Dense": _dense,

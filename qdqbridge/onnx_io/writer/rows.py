@@ -1,0 +1,249 @@
+"""Rows of a sheet, and what all of them need: names, initializers, operands as real numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.numerics import dequantize
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import QuantType, TensorType
+from qdqbridge.onnx_io.profiles.profile import Bias, Profile
+from qdqbridge.onnx_io.tensors import dtype_to_onnx
+from qdqbridge.onnx_io.writer.names import Names, TensorNames, stem
+from qdqbridge.onnx_io.writer.sheet import NodeRow, Sheet
+
+_CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
+_Key = tuple[DType, DType, tuple[int, ...], bytes, bytes]
+
+
+class RowWriter:
+    """Adds rows to a sheet, and initializers and types as rows need them.
+
+    Args:
+        graph: The graph that is written.
+        opset: The default-domain opset.
+        profile: How to spell what can be spelled in several ways.
+        sheet: Where rows, initializers and types go.
+        domain: The domain of Q and DQ.
+    """
+
+    def __init__(
+        self, graph: Graph, opset: int, profile: Profile, sheet: Sheet, domain: str = ""
+    ) -> None:
+        self.opset, self.profile, self.sheet, self.domain = opset, profile, sheet, domain
+        self.tensors = TensorNames(graph)
+        self.free = self.tensors.free
+        self.node_names = Names()
+        self.own_names = {n: self.node_names.take(n.name) for n in graph.nodes if n.origin.nodes}
+        self.parameters = Parameters(self.free, sheet.constants)
+        self.kept_real: set[Value] = set()
+        """Values of types that QuantizeLinear cannot make: their tensors hold real numbers."""
+        self._constants: dict[tuple[object, ...], str] = {}
+        self._small: dict[tuple[Any, ...], str] = {}
+
+    def row(
+        self,
+        op_type: str,
+        inputs: Sequence[str],
+        output: str,
+        type_: TensorType,
+        attributes: dict[str, Any] | None = None,
+        node: Node | None = None,
+        domain: str = "",
+    ) -> str:
+        """Adds a node with one result; ``node`` is the graph's where this row is its heart."""
+        wanted = output.replace(f"_{op_type}_Output", f"_{op_type}")
+        wanted = wanted if wanted != output else f"{output}_{op_type}"
+        name, metadata = self.identity(node, wanted)
+        domain = domain or (self.domain if op_type in _CONVERSIONS else "")
+        row = NodeRow(op_type, inputs, [output], attributes or {}, name, metadata, domain=domain)
+        self.sheet.nodes.append(row)
+        self.sheet.types[output] = type_
+        return output
+
+    def identity(self, node: Node | None, wanted: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+        """Returns the name and the metadata of a row: the graph node's own, where it has some."""
+        if node is None:
+            return self.node_names.take(wanted), ()
+        return self.own_names.pop(node, "") or self.node_names.take(wanted), node.origin.metadata
+
+    def bias(self, value: Value, dtype: DType) -> str:
+        """Returns the tensor of a bias: the file's own float numbers where it had some."""
+        spelling = self.profile.bias
+        if spelling is Bias.FLOAT and value.constant is not None and value.quant is not None:
+            params = value.quant.params
+            real = value.constant.map(lambda a: dequantize(a, params), dtype=DType.FLOAT32)
+            return self._cast(value.written or real, value, dtype)
+        if value.written is not None and spelling is not Bias.INT32:
+            return self._cast(value.written, value, dtype)
+        return self.converted(value, dtype)
+
+    def converted(self, value: Value, dtype: DType) -> str:
+        """Returns a value in real numbers; a constant of another float type is converted."""
+        constant, quant = value.constant, value.quant
+        own = value.type.dtype if quant is None else quant.params.expressed_dtype
+        if constant is None or own is dtype or not own.is_float:
+            return self.real(value, dtype)
+        if quant is not None:
+            constant = constant.map(
+                lambda array: dequantize(array, quant.params), dtype=DType.FLOAT32
+            )
+        return self._cast(constant, value, dtype)
+
+    def _cast(self, constant: Constant, value: Value, dtype: DType) -> str:
+        if constant.dtype is not dtype:
+            source = constant
+            constant = source.map(lambda array: array.astype(dtype.numpy), dtype=dtype)
+        return self.constant(constant, self.tensors.of(value))
+
+    def real(self, value: Value, dtype: DType) -> str:
+        """Returns a tensor with the real numbers of a value: a DQ of its own for this reader."""
+        if value.quant is None or value in self.kept_real:
+            return self.stored(value)
+        source = self.stored(value)
+        target = self.free.take(f"{stem(source)}_DequantizeLinear_Output")
+        return self.dequantize(source, value.quant, target, dtype)
+
+    def stored(self, value: Value) -> str:
+        """Returns the tensor with the stored elements of a value."""
+        name = self.tensors.of(value)
+        return name if value.constant is None else self.constant(value.constant, name)
+
+    def constant(self, constant: Constant, name: str) -> str:
+        """Returns the initializer of a constant; one for all that look at the same memory.
+
+        Args:
+            constant: The data.
+            name: A name that was handed out for it.
+        """
+        array = constant.numpy()
+        start = array.__array_interface__["data"][0]
+        key = (start, array.strides, constant.shape, constant.dtype)
+        if key not in self._constants:
+            name = self.free.take(name) if name in self.sheet.constants else name
+            self._constants[key] = name
+            self.sheet.constants[name] = constant
+        return self._constants[key]
+
+    def array(self, array: NDArray[Any], name: str) -> str:
+        """Returns the initializer of a small array that an operator takes as an operand."""
+        key = (array.dtype, array.shape, array.tobytes())
+        if key not in self._small:
+            self._small[key] = self.constant(Constant.of(array), self.free.take(name))
+        return self._small[key]
+
+    def dequantize(
+        self,
+        tensor: str,
+        type_: QuantType,
+        target: str,
+        dtype: DType,
+        node: Node | None = None,
+    ) -> str:
+        """Adds a DequantizeLinear, and a Cast where ``dtype`` is not that of the real values."""
+        own = type_.params.expressed_dtype
+        if dtype is not own:
+            real = self.free.take(f"{stem(tensor)}_DequantizeLinear_{own}")
+            self.dequantize(tensor, type_, real, own)
+            return self.cast(real, target, TensorType(dtype, type_.shape), node)
+        attributes = granularity(type_.params)
+        if dtype is not type_.params.scale_dtype:
+            attributes["output_dtype"] = dtype_to_onnx(dtype)
+        inputs = [tensor, *self.parameters.of(type_.params, stem(tensor))]
+        result = TensorType(dtype, type_.shape)
+        return self.row("DequantizeLinear", inputs, target, result, attributes, node)
+
+    def cast(self, tensor: str, target: str, type_: TensorType, node: Node | None = None) -> str:
+        """Adds a Cast to another float type."""
+        return self.row("Cast", [tensor], target, type_, {"to": dtype_to_onnx(type_.dtype)}, node)
+
+
+class Parameters:
+    """The initializers of scales and zero points.
+
+    Args:
+        names: Hands out tensor names.
+        constants: Where initializers go.
+    """
+
+    def __init__(self, names: Names, constants: dict[str, Constant]) -> None:
+        self._names, self._constants = names, constants
+        self._known: dict[_Key, tuple[str, str]] = {}
+
+    def of(self, params: QuantParams, stem: str) -> tuple[str, str]:
+        """Returns the names of scale and zero point; new ones begin with ``stem``."""
+        scale, zero_point = params.scale, params.zero_point
+        key = (
+            params.storage_dtype, params.scale_dtype, scale.shape,
+            scale.tobytes(), zero_point.tobytes(),
+        )  # fmt: skip
+        if key not in self._known:
+            pair = (self._names.take(f"{stem}_scale"), self._names.take(f"{stem}_zero_point"))
+            self._constants[pair[0]] = Constant.of(scale)
+            self._constants[pair[1]] = Constant.of(
+                zero_point.astype(params.storage_dtype.numpy).reshape(scale.shape)
+            )
+            self._known[key] = pair
+        return self._known[key]
+
+
+def granularity(params: QuantParams) -> dict[str, int]:
+    """Returns the attributes ``axis`` and ``block_size``, empty for per-tensor parameters."""
+    given = {"axis": params.axis, "block_size": params.block_size}
+    return {name: number for name, number in given.items() if number is not None}
+
+
+def quantizing(params: QuantParams) -> dict[str, int]:
+    """Returns the attributes of a QuantizeLinear into ``params``."""
+    return granularity(params) | ({} if params.saturate else {"saturate": 0})
+
+
+def real_bounds(params: QuantParams) -> tuple[float | None, float | None]:
+    """Returns the real interval of a per-tensor range, None on the sides where it is full."""
+    ends = np.array([params.qmin, params.qmax], params.storage_dtype.numpy)
+    low, high = (float(x) for x in dequantize(ends, params.widened()).astype(np.float32))
+    full = params.storage_dtype
+    return (low if params.qmin > full.qmin else None, high if params.qmax < full.qmax else None)
+
+
+def starts_at_zero(params: QuantParams) -> bool:
+    """True where the range is what a Relu leaves: nothing below the zero point."""
+    above: NDArray[Any] = params.zero_point == params.qmin
+    return bool(above.all()) and params.qmax == params.storage_dtype.qmax
+
+
+def quantizable(params: QuantParams) -> bool:
+    """True where ONNX's QuantizeLinear can make values of this type (it cannot make int32)."""
+    return params.storage_dtype.bits <= 16
+
+
+def real_dtype(node: Node) -> DType:
+    """Returns the type that a node's operands are dequantized to.
+
+    It is that in which the file computes, where Casts said so, else that of the operands known
+    only at run time: constants can be given any type.
+    """
+    if node.origin.computed is not None:
+        return node.origin.computed
+    operands = [value for _, value in node.data_operands()]
+    running = [value for value in operands if value.constant is None]
+    found = {_expressed(value) for value in running or operands}
+    floats = {dtype for dtype in found if dtype.is_float}
+    return next(iter(floats)) if len(floats) == 1 else DType.FLOAT32
+
+
+def is_quantized(node: Node) -> bool:
+    """True where any operand or result is quantized."""
+    return any(v is not None and v.quant is not None for v in (*node.inputs, *node.outputs))
+
+
+def _expressed(value: Value) -> DType:
+    type_ = value.type
+    return type_.params.expressed_dtype if isinstance(type_, QuantType) else type_.dtype
