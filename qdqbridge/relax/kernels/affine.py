@@ -11,25 +11,18 @@ from numpy.typing import NDArray
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.ops.attributes import EpsilonAttrs
-from qdqbridge.relax.kernels.broadcasting import Loops, Open, batch_of, known
+from qdqbridge.relax.kernels.broadcasting import Formula, Open, Operand, elementwise
 from qdqbridge.relax.kernels.codes import (
-    FLOATS,
-    INTEGERS,
     Form,
-    Source,
-    Target,
+    arguments,
     extents,
-    float_numbers,
     form_of,
-    integer_numbers,
+    numbers,
     storage,
-    target_floats,
-    target_integers,
     words_of,
 )
 from qdqbridge.relax.kernels.kernel import Kernel, Place
-from qdqbridge.relax.kernels.lanes import Prim, bound, fence, flat, load, store
-from qdqbridge.relax.kernels.script import T, prim_func
+from qdqbridge.relax.kernels.lanes import Prim, bound, fence
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,36 +43,26 @@ class Affine:
 
 
 def build(affine: Affine) -> Any:
-    """Returns a PrimFunc of ``x, factors, summands, floats, integers`` and the result.
+    """Returns a PrimFunc of ``x, factor, summand``, :func:`~.codes.numbers` and the result."""
+    column = (affine.shape[1], *(1 for _ in affine.shape[2:]))
+    operands = [
+        Operand("x", affine.shape, affine.dtype),
+        Operand("factor", column, "float32", vector=True),
+        Operand("summand", column, "float32", vector=True),
+    ]
 
-    The floats are the scale of ``x`` and :func:`~.codes.target_floats`, the integers its zero
-    point and :func:`~.codes.target_integers`.
-    """
+    def formula() -> Formula:
+        target = arguments(affine.form)
 
-    def body() -> None:
-        batch = batch_of(affine.shape)
-        shape = known(affine.shape, batch)
-        x = T.arg("x", T.buffer(shape, affine.dtype))
-        vectors = [T.arg(name, T.buffer((shape[1],), "float32")) for name in ("factor", "summand")]
-        reals = T.arg("floats", T.buffer((1 + FLOATS,), "float32"))
-        integers = T.arg("integers", T.buffer((1 + INTEGERS,), "int32"))
-        y = T.arg("y", T.buffer(shape, affine.form.dtype))
-        origin, result = flat(x), flat(y)
-        source, target = Source(reals[0], integers[0]), Target(affine.form, reals, integers, 1, 1)
-        column = (affine.shape[1], *(1 for _ in shape[2:]))
-        loops = Loops.over(affine.shape, (affine.shape, column, column), batch)
+        def codes(values: list[Prim], lanes: int) -> Prim:
+            code, factor, summand = values
+            real = target.source().real(code, lanes)
+            return target.quantized(bound(fence(real * factor) + summand), lanes)
 
-        def piece(start: Prim, own: list[Prim], lanes: int) -> None:
-            real = source.real(load(origin, own[0], lanes), lanes)
-            factor, summand = (
-                loops.read(i, vector, own[i], lanes) for i, vector in enumerate(vectors, 1)
-            )
-            value = bound(fence(real * factor) + summand)
-            store(result, start, target.quantized(value, lanes), lanes)
+        return codes
 
-        loops.emit(affine.form.lanes, affine.tasks, piece)
-
-    return prim_func(body)
+    result = affine.shape, affine.form.dtype
+    return elementwise(operands, result, affine.form.lanes, affine.tasks, formula)
 
 
 def claim(node: Node, place: Place) -> Kernel | None:
@@ -100,16 +83,12 @@ def claim(node: Node, place: Place) -> Kernel | None:
         factor = inverse * gamma
         summand = beta - mean * factor
     affine = Affine(shape, storage(source), form_of(result, place.cpu), place.threads)
-    numbers = (
-        float_numbers(source.scale, *target_floats(result)),
-        integer_numbers(int(source.zero_point), *target_integers(result)),
-    )
     return Kernel(
         "batch_norm",
         affine,
         build,
         (node.operand(0),),
-        (factor, summand, *numbers),
+        (factor, summand, *numbers(result, source)),
         (node.output,),
     )
 

@@ -13,15 +13,7 @@ from qdqbridge.ops.attributes import PoolAttrs, ReduceAttrs
 from qdqbridge.ops.pooling import window_counts
 from qdqbridge.relax.kernels import pooling, reduction
 from qdqbridge.relax.kernels.broadcasting import Open
-from qdqbridge.relax.kernels.codes import (
-    BYTES,
-    Form,
-    bytes_of,
-    extents,
-    form_of,
-    integer_numbers,
-    target_integers,
-)
+from qdqbridge.relax.kernels.codes import BYTES, Form, bytes_of, extents, form_of, numbers
 from qdqbridge.relax.kernels.kernel import Kernel, Place
 from qdqbridge.relax.kernels.pooling import Pool
 from qdqbridge.relax.kernels.reduction import LARGEST, SMALLEST, SUM, Reduce
@@ -117,8 +109,7 @@ def _averaged(
     largest = 255 * max(int(counts.max()), terms)
     if largest >= 1 << 31 or largest * float(multipliers.max()) >= _REACH:
         return None
-    integers = integer_numbers(int(source.zero_point), *target_integers(result))
-    return np.ascontiguousarray(multipliers), integers
+    return np.ascontiguousarray(multipliers), numbers(result, source)[1]
 
 
 def _populations(attributes: PoolAttrs, shape: Open) -> NDArray[np.int64]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from qdqbridge.qnn.dialect.tir import tirx
-from qdqbridge.relax.kernels.lanes import Buffer, Prim, each_piece, load, splat
+from qdqbridge.relax.kernels.lanes import Buffer, Prim, each_piece, flat, load, splat, store
 from qdqbridge.relax.kernels.loops import turns
+from qdqbridge.relax.kernels.script import T, prim_func
 
 GRAIN = 1 << 14
 """Elements that a thread should at least have to do: starting one takes some microseconds."""
@@ -135,6 +136,69 @@ class Loops:
         if self.strides[operand][-1] == 0:
             return splat(load(buffer, start, 1), lanes)
         return load(buffer, start, lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An operand of an element-wise kernel.
+
+    Attributes:
+        name: Of the argument.
+        shape: Its extents as they broadcast to the result's.
+        dtype: Its element type.
+        vector: True where it is handed over as a vector of its elements.
+    """
+
+    name: str
+    shape: Open
+    dtype: str
+    vector: bool = False
+
+
+Formula = Callable[[list[Prim], int], Prim]
+"""Returns elements of a result, of as many lanes, from those of the operands."""
+
+
+def elementwise(
+    operands: Sequence[Operand],
+    result: tuple[Open, str],
+    lanes: int,
+    tasks: int,
+    formula: Callable[[], Formula],
+) -> Any:
+    """Returns the PrimFunc of operands, the arguments of a formula, and the result.
+
+    Args:
+        operands: The operands, in the order of the arguments.
+        result: Extents and element type of the result.
+        lanes: Elements that are worked on at once.
+        tasks: How many threads the work is to be spread over.
+        formula: Declares arguments of its own, and returns what is computed with them.
+    """
+
+    def body() -> None:
+        shape, dtype = result
+        batch = batch_of(shape, *(operand.shape for operand in operands))
+        taken = [_argument(operand, batch) for operand in operands]
+        compute = formula()
+        y = T.arg("y", T.buffer(known(shape, batch), dtype))
+        sources, target = [flat(buffer) for buffer in taken], flat(y)
+        loops = Loops.over(shape, [operand.shape for operand in operands], batch)
+
+        def piece(start: Prim, own: list[Prim], lanes: int) -> None:
+            values = [loops.read(i, source, own[i], lanes) for i, source in enumerate(sources)]
+            store(target, start, compute(values, lanes), lanes)
+
+        loops.emit(lanes, tasks, piece)
+
+    return prim_func(body)
+
+
+def _argument(operand: Operand, batch: Prim) -> Buffer:
+    shape = known(operand.shape, batch)
+    return T.arg(
+        operand.name, T.buffer([math.prod(shape)] if operand.vector else shape, operand.dtype)
+    )
 
 
 def _continues(

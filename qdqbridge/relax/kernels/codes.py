@@ -31,6 +31,7 @@ from qdqbridge.relax.kernels.lanes import (
 )
 from qdqbridge.relax.kernels.operands import extents as open_extents
 from qdqbridge.relax.kernels.saturation import packing_of
+from qdqbridge.relax.kernels.script import T
 
 BYTES = {DType.UINT8: "uint8", DType.INT8: "int8"}
 CODES = {**BYTES, DType.UINT16: "uint16", DType.INT16: "int16"}
@@ -139,14 +140,14 @@ def form_of(params: QuantParams, cpu: Cpu) -> Form:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Codes that a kernel writes; see :func:`target_floats` and :func:`target_integers`.
+    """Codes that a kernel writes; see :func:`numbers`.
 
     Attributes:
         form: What shapes the code.
         floats: Buffer of float32 numbers.
         integers: Buffer of int32 numbers.
-        first: Index of the first of :func:`target_floats`.
-        zero: Index of the first of :func:`target_integers`.
+        first: Index of the scale of the result.
+        zero: Index of its zero point.
     """
 
     form: Form
@@ -154,6 +155,10 @@ class Target:
     integers: Buffer
     first: int
     zero: int
+
+    def source(self, index: int = 0) -> Source:
+        """Returns the codes of operand ``index``, whose numbers stand before the result's."""
+        return Source(load(self.floats, index, 1), load(self.integers, index, 1))
 
     def quantized(self, value: Prim, lanes: int, *, bounded: bool = False) -> Prim:
         """Returns the codes of float32 values: a division, rounded half to even, saturated.
@@ -197,21 +202,37 @@ class Target:
         return tirx.max(tirx.min(codes, high), low)
 
 
-FLOATS = 4
-"""Number of :func:`target_floats`."""
-INTEGERS = 3
-"""Number of :func:`target_integers`."""
+_FLOATS, _INTEGERS = 4, 3
+"""How many numbers of a result there are; see :func:`numbers`."""
 
 
-def target_floats(params: QuantParams) -> list[Any]:
-    """Returns the scale, its reciprocal in two parts, and from where on every code saturates."""
-    scale = np.float32(params.scale)
-    return [scale, *_reciprocal(scale), np.float32(REACH) * scale]
+def arguments(form: Form, scales: int = 1, zero_points: int = 1, result: int = _FLOATS) -> Target:
+    """Declares the arguments ``floats`` and ``integers`` of a kernel, which are :func:`numbers`.
+
+    Args:
+        form: What shapes the code of the result.
+        scales: How many operands have a scale there.
+        zero_points: How many have a zero point.
+        result: How many floats follow; others than those of :func:`numbers` are the kernel's own.
+    """
+    reals = T.arg("floats", T.buffer((scales + result,), "float32"))
+    integers = T.arg("integers", T.buffer((zero_points + _INTEGERS,), "int32"))
+    return Target(form, reals, integers, scales, zero_points)
 
 
-def target_integers(params: QuantParams) -> list[int]:
-    """Returns the zero point, the smallest and the largest code."""
-    return [int(params.zero_point), params.qmin, params.qmax]
+def numbers(result: QuantParams, *sources: QuantParams | None) -> list[NDArray[Any]]:
+    """Returns the last two constants of a kernel: what is told of its codes, by type.
+
+    The floats are the scales of the operands (1 of floats), then that of the result, its reciprocal
+    in two parts, and from where on every code saturates; the integers are the zero points, then
+    that of the result, its smallest and its largest code.
+    """
+    scale = np.float32(result.scale)
+    scales = [np.float32(1 if p is None else p.scale) for p in sources]
+    zeros = [0 if p is None else int(p.zero_point) for p in sources]
+    reals = [*scales, scale, *_reciprocal(scale), np.float32(REACH) * scale]
+    integers = [*zeros, int(result.zero_point), result.qmin, result.qmax]
+    return [np.asarray(reals, np.float32), np.asarray(integers, np.int32)]
 
 
 def _reciprocal(scale: np.float32) -> tuple[np.float32, np.float32]:
@@ -252,13 +273,3 @@ def _multiplies(bits: bytes) -> bool:
 
 _NEIGHBOURS = 4
 """Both quotients are within 2 ulp of the exact one."""
-
-
-def float_numbers(*numbers: Any) -> NDArray[np.float32]:
-    """Returns numbers as a constant of a kernel."""
-    return np.asarray(numbers, np.float32)
-
-
-def integer_numbers(*numbers: Any) -> NDArray[np.int32]:
-    """Returns numbers as a constant of a kernel."""
-    return np.asarray(numbers, np.int32)

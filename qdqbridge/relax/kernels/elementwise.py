@@ -15,25 +15,20 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.qnn.dialect.formulas import computable, formula
 from qdqbridge.relax.kernels import fitting
-from qdqbridge.relax.kernels.broadcasting import Loops, Open, batch_of, known
+from qdqbridge.relax.kernels.broadcasting import Formula, Open, Operand, elementwise
 from qdqbridge.relax.kernels.codes import (
     BYTES,
-    FLOATS,
-    INTEGERS,
     REACH,
     Form,
-    Source,
     Target,
+    arguments,
     broadcasts,
     extents,
-    float_numbers,
     form_of,
-    integer_numbers,
+    numbers,
     one_batch,
     operand_extents,
     storage,
-    target_floats,
-    target_integers,
     words_of,
 )
 from qdqbridge.relax.kernels.fitting import Fit
@@ -42,16 +37,13 @@ from qdqbridge.relax.kernels.lanes import (
     Prim,
     bound,
     fence,
-    flat,
     floats,
     fused,
     load,
     number,
     splat,
-    store,
     wide,
 )
-from qdqbridge.relax.kernels.script import T, prim_func
 
 LINEAR, PRODUCT = "linear", "product"
 """Formulas of :mod:`qdqbridge.relax.kernels.fitting`; other names are operators."""
@@ -85,37 +77,23 @@ class Binary:
 def build(binary: Binary) -> Any:
     """Returns a PrimFunc of both operands, ``floats``, ``integers`` and the result.
 
-    ``floats`` and ``integers`` are those of a fit, or, with the operator's own formula, the scales
-    of the operands and :func:`target_floats`; their zero points and :func:`target_integers`. The
-    smallest and largest code are the last two integers always.
+    ``floats`` and ``integers`` are those of a fit, or, with the operator's own formula,
+    :func:`~.codes.numbers`. The smallest and largest code are the last two integers always.
     """
-    return prim_func(lambda: _body(binary))
-
-
-def _body(binary: Binary) -> None:
-    batch = batch_of(*binary.shapes)
-    types = [
-        T.buffer(known(shape, batch), dtype)
-        for shape, dtype in zip(binary.shapes, (*binary.dtypes, binary.form.dtype), strict=True)
-    ]
     order = (1, 0) if binary.swapped else (0, 1)
-    arguments = {index: T.arg("ab"[index], types[index]) for index in order}
-    counts = {LINEAR: (3, 3), PRODUCT: (1, 5)}.get(binary.formula, (2 + FLOATS, 5))
-    reals = T.arg("floats", T.buffer((counts[0],), "float32"))
-    integers = T.arg("integers", T.buffer((counts[1],), "int32"))
-    y = T.arg("y", types[2])
-    buffers = [flat(arguments[index]) for index in (0, 1)]
-    result = flat(y)
-    first = counts[0] - FLOATS, counts[1] - INTEGERS
-    target = Target(binary.form, reals, integers, *first)
-    codes_of = _FORMULAS.get(binary.formula, _exact)
-    loops = Loops.over(binary.shapes[2], binary.shapes[:2], batch)
+    operands = [Operand("ab"[i], binary.shapes[i], binary.dtypes[i]) for i in order]
 
-    def piece(start: Prim, own: list[Prim], lanes: int) -> None:
-        a, b = (loops.read(i, buffers[i], own[i], lanes) for i in (0, 1))
-        store(result, start, codes_of(binary, target, a, b, lanes), lanes)
+    def formula() -> Formula:
+        if binary.formula in _FITTED:
+            target = arguments(binary.form, 0, *_FITTED[binary.formula])
+        else:
+            target = arguments(binary.form, 2, 2)
+        codes_of = _FORMULAS.get(binary.formula, _exact)
+        a, b = order
+        return lambda values, lanes: codes_of(binary, target, values[a], values[b], lanes)
 
-    loops.emit(binary.form.lanes, binary.tasks, piece)
+    result = binary.shapes[2], binary.form.dtype
+    return elementwise(operands, result, binary.form.lanes, binary.tasks, formula)
 
 
 def _linear(binary: Binary, target: Target, a: Prim, b: Prim, lanes: int) -> Prim:
@@ -137,9 +115,7 @@ def _product(binary: Binary, target: Target, a: Prim, b: Prim, lanes: int) -> Pr
 
 def _exact(binary: Binary, target: Target, a: Prim, b: Prim, lanes: int) -> Prim:
     values = [
-        Source(load(target.floats, i, 1), load(target.integers, i, 1)).real(code, lanes)
-        if dtype != "float32"
-        else code
+        target.source(i).real(code, lanes) if dtype != "float32" else code
         for i, (code, dtype) in enumerate(zip((a, b), binary.dtypes, strict=True))
     ]
     values = [bound(value) for value in values]
@@ -149,6 +125,8 @@ def _exact(binary: Binary, target: Target, a: Prim, b: Prim, lanes: int) -> Prim
 
 
 _FORMULAS = {LINEAR: _linear, PRODUCT: _product}
+_FITTED = {LINEAR: (0, 3), PRODUCT: (2, 1)}
+"""How many zero points of operands, and how many factors, a formula that is fitted takes."""
 
 
 # ---- nodes ----------------------------------------------------------------------------------
@@ -186,14 +164,14 @@ def claim(node: Node, place: Place) -> Kernel | None:
         form_of(result, place.cpu), _bounded(node, (a, b), result), place.threads,
     )  # fmt: skip
     constants = [array for array in (a.array, b.array) if array is not None]
-    numbers = _numbers((a, b), result) if fit is None else _fitted(fit, result)
+    told = numbers(result, a.params, b.params) if fit is None else _fitted(fit, result)
     dynamic = [node.operand(i) for i in (0, 1) if not node.operand(i).is_constant]
     return Kernel(
         node.op.name.lower(),
         binary,
         build,
         tuple(dynamic),
-        (*constants, *numbers),
+        (*constants, *told),
         (node.output,),
     )
 
@@ -243,14 +221,4 @@ def _bounded(node: Node, operands: tuple[_Operand, _Operand], result: QuantParam
 
 def _fitted(fit: Fit, result: QuantParams) -> list[NDArray[Any]]:
     limits = [result.qmin, result.qmax]
-    return [fit.factors, integer_numbers(*fit.integers, *limits)]
-
-
-def _numbers(operands: tuple[_Operand, _Operand], result: QuantParams) -> list[NDArray[Any]]:
-    params = [operand.params for operand in operands]
-    scales = [1.0 if p is None else np.float32(p.scale) for p in params]
-    zeros = [0 if p is None else int(p.zero_point) for p in params]
-    return [
-        float_numbers(*scales, *target_floats(result)),
-        integer_numbers(*zeros, *target_integers(result)),
-    ]
+    return [fit.factors, np.asarray([*fit.integers, *limits], np.int32)]

@@ -20,17 +20,13 @@ from qdqbridge.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.broadcasting import Open, batch_of, known, worth_sharing
 from qdqbridge.relax.kernels.codes import (
-    FLOATS,
-    INTEGERS,
     Form,
     Target,
+    arguments,
     extents,
-    float_numbers,
     form_of,
-    integer_numbers,
+    numbers,
     storage,
-    target_floats,
-    target_integers,
     words_of,
 )
 from qdqbridge.relax.kernels.kernel import Kernel, Place
@@ -53,8 +49,8 @@ from qdqbridge.relax.kernels.lanes import (
 from qdqbridge.relax.kernels.loops import turns
 from qdqbridge.relax.kernels.script import T, prim_func
 
-_NUMBERS = 5
-"""Entries of ``numbers``."""
+_MOMENTS = 5
+"""Entries of ``moments``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +83,10 @@ class Normalize:
 
 
 def build(normalize: Normalize) -> Any:
-    """Returns a PrimFunc of ``x, gamma, beta, numbers, floats, integers`` and the result.
+    """Returns a PrimFunc of ``x, gamma, beta, moments``, :func:`~.codes.numbers` and the result.
 
     ``gamma`` and ``beta`` (only with ``shifts``) are float32, of a row or of all channels.
-    ``numbers`` are float64: n, n * n, the square of the scale of ``x``, epsilon, and the scale.
-    ``floats`` are :func:`~.codes.target_floats`, ``integers`` the zero point of ``x`` and
-    :func:`~.codes.target_integers`.
+    ``moments`` are float64: n, n * n, the square of the scale of ``x``, epsilon, and the scale.
     """
 
     def body() -> None:
@@ -102,13 +96,11 @@ def build(normalize: Normalize) -> Any:
         names = ("gamma", "beta") if normalize.shifts else ("gamma",)
         factors = shape[1] if normalize.channels else normalize.count
         affine = [T.arg(name, T.buffer((factors,), "float32")) for name in names]
-        numbers = T.arg("numbers", T.buffer((_NUMBERS,), "float64"))
-        reals = T.arg("floats", T.buffer((FLOATS,), "float32"))
-        integers = T.arg("integers", T.buffer((1 + INTEGERS,), "int32"))
+        moments = T.arg("moments", T.buffer((_MOMENTS,), "float64"))
+        target = arguments(normalize.form)
         y = T.arg("y", T.buffer(shape, normalize.form.dtype))
         with T.sblock("root"):
-            target = Target(normalize.form, reals, integers, 0, 1)
-            writer = _Row(normalize, flat(x), flat(y), affine, numbers, target)
+            writer = _Row(normalize, flat(x), flat(y), affine, moments, target)
             shared = worth_sharing(normalize.tasks, normalize.shape, 2)
             with turns(batch * normalize.rows, parallel=shared) as row:
                 writer.write(row)
@@ -125,12 +117,12 @@ class _Row:
         source: Buffer,
         result: Buffer,
         affine: list[Buffer],
-        numbers: Buffer,
+        moments: Buffer,
         target: Target,
     ) -> None:
         self.normalize, self.source, self.result = normalize, source, result
-        self.affine, self.numbers, self.target = affine, numbers, target
-        self.zero_point = load(target.integers, 0, 1)
+        self.affine, self.moments, self.target = affine, moments, target
+        self.zero_point = target.source().zero_point
 
     def write(self, row: Prim) -> None:
         """Writes a row."""
@@ -199,7 +191,7 @@ class _Row:
 
     def _statistics(self, first: Prim, second: Prim) -> tuple[Prim, Prim]:
         """Returns ``f32(mean)`` and ``f32(scale / sqrt(variance + epsilon))``."""
-        n, square, scale_squared, epsilon, scale = (load(self.numbers, i, 1) for i in range(5))
+        n, square, scale_squared, epsilon, scale = (load(self.moments, i, 1) for i in range(5))
         mean = bound((first.astype("float64") / n).astype("float32"))
         spread = second.astype("int64") * n.astype("int64")
         if self.normalize.centred:
@@ -234,8 +226,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
     constants = (
         gamma, *([] if beta is None else [beta]),
         np.asarray([count, count * count, scale * scale, epsilon, scale], np.float64),
-        float_numbers(*target_floats(result)),
-        integer_numbers(int(source.zero_point), *target_integers(result)),
+        *numbers(result, source),
     )  # fmt: skip
     name = f"{node.op.name.removesuffix('Normalization').lower()}_norm_{count}"
     return Kernel(name, normalize, build, (node.operand(0),), constants, (node.output,))

@@ -72,7 +72,7 @@ def build(pool: Pool) -> Any:
     """Returns a PrimFunc of ``x``, the constants of an average, and the result.
 
     The constants of an average are ``multipliers``, float32 of every window or of all, and
-    ``integers``: the zero point of ``x``, then :func:`~.codes.target_integers`.
+    the integers of :func:`~.codes.numbers`.
     """
 
     def body() -> None:

@@ -57,8 +57,8 @@ class Reduce:
 def build(reduce: Reduce) -> Any:
     """Returns a PrimFunc of ``x``, the constants of a sum, and the result.
 
-    The constants of a sum are ``multiplier`` (float32) and ``integers``: the zero point of ``x``,
-    then :func:`~.codes.target_integers`.
+    The constants of a sum are ``multiplier`` (float32) and the integers of
+    :func:`~.codes.numbers`.
     """
 
     def body() -> None:

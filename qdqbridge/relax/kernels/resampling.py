@@ -17,19 +17,14 @@ from qdqbridge.qnn.dialect.interpolation import linear_sides, nearest_indices
 from qdqbridge.qnn.layout.remap import restored
 from qdqbridge.relax.kernels.broadcasting import Open, batch_of, known, worth_sharing
 from qdqbridge.relax.kernels.codes import (
-    FLOATS,
-    INTEGERS,
     Form,
-    Source,
     Target,
+    arguments,
     bytes_of,
     extents,
-    float_numbers,
     form_of,
-    integer_numbers,
+    numbers,
     storage,
-    target_floats,
-    target_integers,
 )
 from qdqbridge.relax.kernels.kernel import Kernel, Place
 from qdqbridge.relax.kernels.lanes import (
@@ -86,8 +81,7 @@ def build(resample: Resample) -> Any:
 
     ``nearest``: ``rows`` and ``columns``, the pixel that each comes from (int32). ``linear``: for
     rows, then columns, the lower and upper neighbours (int32, one after the other) and their
-    weights (float32); then ``floats``, the scale of ``x`` and :func:`~.codes.target_floats`, and
-    ``integers``, its zero point and :func:`~.codes.target_integers`.
+    weights (float32); then :func:`~.codes.numbers`.
     """
     r, sides = resample, 2 if resample.linear else 1
 
@@ -99,18 +93,13 @@ def build(resample: Resample) -> Any:
             tables.append(T.arg(name, T.buffer((sides * extent,), "int32")))
             if r.linear:
                 tables.append(T.arg(f"{name}_weights", T.buffer((sides * extent,), "float32")))
-        numbers: list[Buffer] = []
-        if r.linear:
-            numbers = [
-                T.arg("floats", T.buffer((1 + FLOATS,), "float32")),
-                T.arg("integers", T.buffer((1 + INTEGERS,), "int32")),
-            ]
+        target = arguments(r.form) if r.linear else None
         y = T.arg("y", T.buffer(known(r.outcome, batch), r.form.dtype))
         with T.sblock("root"):
             write = (
-                _Mix(r, flat(x), flat(y), tables, numbers)
-                if r.linear
-                else _Copy(r, flat(x), flat(y), tables)
+                _Copy(r, flat(x), flat(y), tables)
+                if target is None
+                else _Mix(r, flat(x), flat(y), tables, target)
             )
             images = known(r.operand, batch)[0]
             shared = worth_sharing(r.tasks, r.outcome, 4 if r.linear else 1)
@@ -151,11 +140,10 @@ class _Mix:
         source: Buffer,
         result: Buffer,
         tables: list[Buffer],
-        numbers: list[Buffer],
+        target: Target,
     ) -> None:
         self.r, self.source, self.result, self.tables = resample, source, result, tables
-        self.codes = Source(load(numbers[0], 0, 1), load(numbers[1], 0, 1))
-        self.target = Target(resample.form, numbers[0], numbers[1], 1, 1)
+        self.codes, self.target = target.source(), target
 
     def pixel(self, image: Prim, row: Prim, column: Prim) -> None:
         """Writes all channels of a pixel."""
@@ -204,11 +192,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
     linear = attributes.mode == "linear"
     form = form_of(result, place.cpu)
     if linear:
-        constants = _linear_constants(attributes, image)
-        constants += [
-            float_numbers(source.scale, *target_floats(result)),
-            integer_numbers(int(source.zero_point), *target_integers(result)),
-        ]
+        constants = _linear_constants(attributes, image) + numbers(result, source)
     else:
         constants = [
             np.ascontiguousarray(nearest_indices(attributes, image[axis], axis), np.int32)

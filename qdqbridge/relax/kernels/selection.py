@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,27 +15,21 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.stored import converted
 from qdqbridge.qnn.dialect.tir import tirx
-from qdqbridge.relax.kernels.broadcasting import Loops, Open, batch_of, known
+from qdqbridge.relax.kernels.broadcasting import Formula, Open, Operand, elementwise
 from qdqbridge.relax.kernels.codes import (
-    FLOATS,
-    INTEGERS,
     Form,
-    Source,
     Target,
+    arguments,
     broadcasts,
-    float_numbers,
     form_of,
-    integer_numbers,
+    numbers,
     one_batch,
     operand_extents,
     storage,
-    target_floats,
-    target_integers,
     words_of,
 )
 from qdqbridge.relax.kernels.kernel import Kernel, Place
-from qdqbridge.relax.kernels.lanes import Buffer, Prim, bound, flat, number, splat, store
-from qdqbridge.relax.kernels.script import T, prim_func
+from qdqbridge.relax.kernels.lanes import Prim, bound, load, number, splat
 
 KEPT, CLIPPED, CODES, REALS = "kept", "clipped", "codes", "reals"
 """What an operand is: codes of the result, those of which some lie outside its range, codes with
@@ -65,39 +58,27 @@ class Where:
     tasks: int
 
 
-_SIDES = 2
-"""Operands to choose from; their scales and zero points come first among the numbers."""
-
-
 def build(where: Where) -> Any:
     """Returns a PrimFunc of the operands that are no constants, the others, numbers, the result.
 
-    The numbers are float32 scales of both operands and :func:`~.codes.target_floats`, and int32
-    zero points of both and :func:`~.codes.target_integers`.
+    The numbers are :func:`~.codes.numbers` of both operands to choose from.
     """
-    return prim_func(lambda: _body(where))
-
-
-def _body(where: Where) -> None:
-    batch = batch_of(*where.shapes)
     order = sorted(range(3), key=lambda i: where.fixed[i])
-    made = {
-        i: T.arg("cab"[i], T.buffer(known(where.shapes[i], batch), where.dtypes[i])) for i in order
-    }
-    reals = T.arg("floats", T.buffer((_SIDES + FLOATS,), "float32"))
-    integers = T.arg("integers", T.buffer((_SIDES + INTEGERS,), "int32"))
-    y = T.arg("y", T.buffer(known(where.shapes[3], batch), where.form.dtype))
-    buffers, result = [flat(made[i]) for i in range(3)], flat(y)
-    loops = Loops.over(where.shapes[3], where.shapes[:3], batch)
-    sides = _Sides(where, Target(where.form, reals, integers, _SIDES, _SIDES))
+    operands = [Operand("cab"[i], where.shapes[i], where.dtypes[i]) for i in order]
 
-    def piece(start: Prim, own: list[Prim], lanes: int) -> None:
-        read = [loops.read(i, buffers[i], own[i], lanes) for i in range(3)]
-        chosen = read[0] if where.dtypes[0] == "bool" else read[0] != number(0, "uint8", lanes)
-        a, b = (bound(sides.codes(i, read[i + 1], lanes)) for i in range(_SIDES))
-        store(result, start, tirx.Select(chosen, a, b), lanes)
+    def formula() -> Formula:
+        sides = _Sides(where, arguments(where.form, 2, 2))
 
-    loops.emit(where.form.lanes, where.tasks, piece)
+        def chosen(values: list[Prim], lanes: int) -> Prim:
+            read = [values[order.index(i)] for i in range(3)]
+            test = read[0] if where.dtypes[0] == "bool" else read[0] != number(0, "uint8", lanes)
+            a, b = (bound(sides.codes(i, read[i + 1], lanes)) for i in range(2))
+            return tirx.Select(test, a, b)
+
+        return chosen
+
+    result = where.shapes[3], where.form.dtype
+    return elementwise(operands, result, where.form.lanes, where.tasks, formula)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +93,13 @@ class _Sides:
             return value
         if kind == CLIPPED:
             low, high = (
-                splat(_entry(target.integers, target.zero + i).astype(dtype), lanes) for i in (1, 2)
+                splat(load(target.integers, target.zero + i, 1).astype(dtype), lanes)
+                for i in (1, 2)
             )
             return tirx.max(tirx.min(value, high), low)
         if kind == CODES:
-            source = Source(_entry(target.floats, side), _entry(target.integers, side))
-            value = source.real(value, lanes)
+            value = target.source(side).real(value, lanes)
         return target.quantized(bound(value), lanes)
-
-
-def _entry(buffer: Buffer, index: int) -> Prim:
-    return buffer[index]
 
 
 # ---- nodes ----------------------------------------------------------------------------------
@@ -164,8 +141,8 @@ def claim(node: Node, place: Place) -> Kernel | None:
         form_of(result, place.cpu), place.threads,
     )  # fmt: skip
     constants = [np.ascontiguousarray(array) for array in arrays if array is not None]
-    numbers = _numbers((a, b), result)
-    return Kernel("where", where, build, tuple(dynamic), (*constants, *numbers), (node.output,))
+    told = numbers(result, a.params, b.params)
+    return Kernel("where", where, build, tuple(dynamic), (*constants, *told), (node.output,))
 
 
 def _side(value: Value, result: QuantParams) -> _Side | None:
@@ -186,13 +163,3 @@ def _side(value: Value, result: QuantParams) -> _Side | None:
         return _Side(CODES, storage(params), params, None)
     inside = params.qmin >= result.qmin and params.qmax <= result.qmax
     return _Side(KEPT if inside else CLIPPED, storage(params), params, None)
-
-
-def _numbers(sides: Sequence[_Side], result: QuantParams) -> list[NDArray[Any]]:
-    params = [side.params for side in sides]
-    scales = [1.0 if p is None else np.float32(p.scale) for p in params]
-    zeros = [0 if p is None else int(p.zero_point) for p in params]
-    return [
-        float_numbers(*scales, *target_floats(result)),
-        integer_numbers(*zeros, *target_integers(result)),
-    ]

@@ -17,19 +17,14 @@ from qdqbridge.qnn.dialect.softmax import FRACTION
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.broadcasting import Open, batch_of, known, worth_sharing
 from qdqbridge.relax.kernels.codes import (
-    FLOATS,
-    INTEGERS,
     Form,
-    Source,
     Target,
+    arguments,
     bytes_of,
     extents,
-    float_numbers,
     form_of,
-    integer_numbers,
+    numbers,
     storage,
-    target_floats,
-    target_integers,
 )
 from qdqbridge.relax.kernels.kernel import Kernel, Place
 from qdqbridge.relax.kernels.lanes import (
@@ -88,21 +83,16 @@ class Softmax:
 
 
 def build(softmax: Softmax) -> Any:
-    """Returns a PrimFunc of ``x``, ``floats``, ``integers`` and the result.
-
-    ``floats`` are the scale of ``x`` and :func:`~.codes.target_floats`; ``integers`` its zero
-    point and :func:`~.codes.target_integers`.
-    """
+    """Returns a PrimFunc of ``x``, :func:`~.codes.numbers` and the result."""
 
     def body() -> None:
         batch = batch_of(softmax.shape)
         shape = known(softmax.shape, batch)
         x = T.arg("x", T.buffer(shape, softmax.dtype))
-        reals = T.arg("floats", T.buffer((1 + FLOATS,), "float32"))
-        integers = T.arg("integers", T.buffer((1 + INTEGERS,), "int32"))
+        target = arguments(softmax.form)
         y = T.arg("y", T.buffer(shape, softmax.form.dtype))
         with T.sblock("root"):
-            writer = _Row(softmax, flat(x), flat(y), reals, integers)
+            writer = _Row(softmax, flat(x), flat(y), target)
             shared = worth_sharing(softmax.tasks, softmax.shape, 4)
             with turns(batch * softmax.rows, parallel=shared) as row:
                 writer.write(row * softmax.count)
@@ -113,12 +103,9 @@ def build(softmax: Softmax) -> Any:
 class _Row:
     """Writes one row."""
 
-    def __init__(
-        self, softmax: Softmax, source: Buffer, result: Buffer, reals: Buffer, integers: Buffer
-    ) -> None:
+    def __init__(self, softmax: Softmax, source: Buffer, result: Buffer, target: Target) -> None:
         self.softmax, self.source, self.result = softmax, source, result
-        self.codes = Source(load(reals, 0, 1), load(integers, 0, 1))
-        self.target = Target(softmax.form, reals, integers, 1, 1)
+        self.codes, self.target = target.source(), target
 
     def write(self, start: Prim) -> None:
         """Writes the row that begins at ``start``."""
@@ -241,9 +228,6 @@ def claim(node: Node, place: Place) -> Kernel | None:
         node.op.name == "LogSoftmax", shape, storage(source), form_of(result, place.cpu), rows,
         count, place.threads,
     )  # fmt: skip
-    constants = (
-        float_numbers(source.scale, *target_floats(result)),
-        integer_numbers(int(source.zero_point), *target_integers(result)),
-    )
+    constants = tuple(numbers(result, source))
     name = f"{node.op.name.lower()}_{count}"
     return Kernel(name, softmax, build, (node.operand(0),), constants, (node.output,))
