@@ -201,9 +201,29 @@ def _loss(rng: Random) -> Case:
     return Case(op_type, [scores, target, weight], {"reduction": reduction})
 
 
+def _regions(rng: Random) -> Case:
+    """Regions inside, across and beyond the border, of less than a pixel, and turned around."""
+    count, height, width = rng.randint(1, 5), rng.randint(1, 9), rng.randint(1, 9)
+    x = _real(rng, (rng.randint(1, 3), rng.randint(1, 3), height, width))
+    rois = np.abs(_real(rng, (count, 4))) * np.float32(4) - np.float32(2)
+    if rng.random() < 0.7:
+        rois = np.concatenate([rois[:, :2], rois[:, :2] + np.abs(rois[:, 2:])], axis=1)
+    batch = np.abs(_whole(rng, (count,), "int64")) % x.shape[0]
+    attributes = {
+        "mode": rng.choice(("avg", "max")),
+        "coordinate_transformation_mode": rng.choice(("half_pixel", "output_half_pixel")),
+        "output_height": rng.randint(1, 3),
+        "output_width": rng.randint(1, 3),
+        "sampling_ratio": rng.randint(0, 3),
+        "spatial_scale": rng.choice((0.25, 0.7, 1.0, 1.5)),
+    }
+    return Case("RoiAlign", [x, rois, batch], attributes)
+
+
 MAKERS: tuple[Callable[[Random], Case], ...] = (
     _reduction, _reduction, _reduction, _norm, _running, _top, _one_hot, _pad, _split, _filled,
     _eye, _infinite, _shift, _resize, _resize, _layer_norm, _loss,
+    _regions, _regions,
 )  # fmt: skip
 
 

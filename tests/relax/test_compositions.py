@@ -5,8 +5,10 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto
+from onnx.reference import ReferenceEvaluator
 
 pytest.importorskip("tvm")
 
@@ -61,3 +63,42 @@ def test_a_defined_operator_is_read_back(elem_type: int) -> None:
     (found,), (wanted,) = qb.compile(graph).run(given).values(), qb.evaluate(graph, given).values()
     assert found.dtype == wanted.dtype
     np.testing.assert_allclose(found, wanted, rtol=4e-3, atol=1e-3)  # an ulp of halves
+
+
+@pytest.mark.parametrize("kernels", ["fast", "reference"])
+@pytest.mark.parametrize("mode", ["DCR", "CRD"])
+@pytest.mark.parametrize("op_type", ["DepthToSpace", "SpaceToDepth"])
+@pytest.mark.skipif(onnx.defs.onnx_opset_version() < 28, reason="SpaceToDepth has no mode")
+def test_both_orders_of_blocks(op_type: str, mode: str, kernels: str) -> None:
+    """TVM's importer leaves the mode of SpaceToDepth out; by ONNX's own reference."""
+    b, shape = Builder(28), (2, 12, 4, 6)
+    b.output(b.op(op_type, b.input("x", ["n", *shape[1:]]), blocksize=2, mode=mode), None)
+    model, given = b.model(), np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    graph = canonical(model)
+    assert qb.from_relax(qb.to_relax(graph)[0]).digest == graph.digest
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": given})
+    (found,) = qb.compile(graph, kernels=kernels).run({"x": given}).values()
+    np.testing.assert_array_equal(found, np.asarray(wanted))
+    (found,) = qb.evaluate(graph, {"x": given}).values()
+    np.testing.assert_array_equal(found, np.asarray(wanted))
+
+
+@pytest.mark.parametrize("kernels", ["fast", "reference"])
+@pytest.mark.parametrize("mode", ["avg", "max"])
+def test_regions_of_open_count(mode: str, kernels: str) -> None:
+    b = Builder(16)
+    x = b.input("x", ["n", 2, 9, 11])
+    rois, batch = b.input("rois", ["regions", 4]), b.input("batch", ["regions"], TensorProto.INT64)
+    sizes = {"output_height": 3, "output_width": 2, "spatial_scale": 0.7}
+    b.output(b.op("RoiAlign", x, rois, batch, mode=mode, **sizes), None)
+    graph = canonical(b.model())
+    assert qb.from_relax(qb.to_relax(graph)[0]).digest == graph.digest
+    regions = [[0, 0, 6, 6], [1.2, 2.1, 8.9, 7.3], [-3, -3, 4, 20], [2, 2, 2.3, 2.3]]
+    given = {
+        "x": np.random.default_rng(0).normal(size=(2, 2, 9, 11)).astype(np.float32),
+        "rois": np.array(regions, np.float32),
+        "batch": np.array([0, 1, 1, 0]),
+    }
+    (found,) = qb.compile(graph, kernels=kernels).run(given).values()
+    (wanted,) = qb.evaluate(graph, given).values()
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""ConstantOfShape and Resize, whose extents are an operand."""
+"""ConstantOfShape and Resize, whose extents are an operand, and SpaceToDepth's other order."""
 
 from __future__ import annotations
 
@@ -81,4 +81,17 @@ def _resize(site: Site) -> Sequence[Expr]:
     return [site.scope.cast(site.scope.emit(call), dtype)]
 
 
-SHAPING: Mapping[str, Composition] = {"ConstantOfShape": _constant_of_shape, "Resize": _resize}
+def _space_to_depth(site: Site) -> Sequence[Expr]:
+    """Blocks of space behind each channel (mode CRD, opset 28); TVM's importer has one order."""
+    x, size = site.arg(0), site.onnx.int_("blocksize", 1)
+    n, c, h, w = site.extents(x)
+    split = site("reshape", x, (n, c, h // size, size, w // size, size))
+    turned = site("permute_dims", split, [0, 1, 3, 5, 2, 4])
+    return [site("reshape", turned, (n, c * size * size, h // size, w // size))]
+
+
+SHAPING: Mapping[str, Composition] = {
+    "ConstantOfShape": _constant_of_shape,
+    "Resize": _resize,
+    "SpaceToDepth": _space_to_depth,
+}

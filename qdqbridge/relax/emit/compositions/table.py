@@ -14,6 +14,7 @@ from qdqbridge.relax.emit.compositions.elementwise import ELEMENTWISE
 from qdqbridge.relax.emit.compositions.images import IMAGES
 from qdqbridge.relax.emit.compositions.products import PRODUCTS
 from qdqbridge.relax.emit.compositions.reductions import REDUCTIONS
+from qdqbridge.relax.emit.compositions.regions import REGIONS
 from qdqbridge.relax.emit.compositions.shapes import SHAPES
 from qdqbridge.relax.emit.compositions.shaping import SHAPING
 from qdqbridge.relax.emit.compositions.site import Composition, Site
@@ -33,7 +34,8 @@ def _first_of(*compositions: Composition) -> Composition:
 
 
 COMPOSITIONS: Mapping[str, Composition] = {
-    **CONVERSION, **ELEMENTWISE, **IMAGES, **PRODUCTS, **REDUCTIONS, **SHAPES, **SHAPING,
+    **CONVERSION, **ELEMENTWISE, **IMAGES, **PRODUCTS, **REDUCTIONS, **REGIONS, **SHAPES,
+    **SHAPING,
     "Resize": _first_of(SHAPING["Resize"], IMAGES["Resize"]),
 }  # fmt: skip
 """By the operator's name in ONNX's own domain."""
