@@ -92,9 +92,9 @@ def load_profile(path: File) -> Profile:
     Raises:
         InputDataError: The file cannot be read or is no profile.
     """
-    from qdqbridge.autoquant.profile_file import read
+    from qdqbridge.autoquant.profile import read_profile
 
-    return read(path_of(path))
+    return read_profile(path_of(path))
 
 
 def save_profile(profile: Profile, path: File) -> None:
@@ -103,10 +103,10 @@ def save_profile(profile: Profile, path: File) -> None:
     Raises:
         OutputFileError: The operating system refuses.
     """
-    from qdqbridge.autoquant.profile_file import text
+    from qdqbridge.autoquant.profile import profile_text
     from qdqbridge.graph.placing import write_text
 
-    write_text(path_of(path), text(profile))
+    write_text(path_of(path), profile_text(profile))
 
 
 def merge_profiles(profiles: Sequence[Profile | File]) -> Profile:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from qdqbridge.autoquant.quantize import Quantized
     from qdqbridge.autoquant.requests import Request
     from qdqbridge.autoquant.samples import Samples
-    from qdqbridge.autoquant.simulate_metrics import Metric, Metrics
+    from qdqbridge.autoquant.simulation.metrics import Metric, Metrics
     from qdqbridge.autoquant.targets import Target
     from qdqbridge.graph.quantization import QuantParams
 
@@ -81,8 +81,7 @@ class Quantization:
         Raises:
             InputDataError: There are no samples, or the goal cannot be met.
         """
-        from qdqbridge.autoquant.fallback import Goal
-        from qdqbridge.autoquant.goals import met
+        from qdqbridge.autoquant.fallback import Goal, met
 
         goal = Goal(min_sqnr, max_drop)
         if self.samples is None:
@@ -95,15 +94,13 @@ class Quantization:
 
     def outputs(self) -> Metrics | None:
         """Returns how far the outputs are from the float model's; None without samples."""
-        from qdqbridge.autoquant.fallback_real import outputs_of
-        from qdqbridge.autoquant.observed import in_batches
-        from qdqbridge.autoquant.simulate_metrics import measured
+        from qdqbridge.autoquant.simulation.metrics import measured, outputs_of
 
         if self.fallback is not None:
             return self.fallback.metrics
         if self.samples is None:
             return None
-        pieces = in_batches(self.original, self.samples)
+        pieces = self.samples.batches(self.original.inputs)
         wanted, found = outputs_of(self.original, pieces), outputs_of(self.graph, pieces)
         return measured(self.graph.output_names, wanted, found)
 

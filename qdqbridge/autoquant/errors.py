@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.apply import stored_integers
 from qdqbridge.autoquant.decide import Decision
-from qdqbridge.autoquant.observed import in_batches
 from qdqbridge.autoquant.plan import moves_only
 from qdqbridge.autoquant.samples import Sample, Samples
-from qdqbridge.autoquant.simulate_metrics import measured
+from qdqbridge.autoquant.simulation.metrics import measured
 from qdqbridge.canonical.clamps import bounds
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph, Node, Value
@@ -102,7 +101,7 @@ def errors(
         InputDataError: The samples do not fit the graph.
     """
     picked = spread(samples, limit)
-    pieces = in_batches(graph, picked)
+    pieces = picked.batches(graph.inputs)
     walk = _Walk(quantized, matches(graph, quantized))
     names = list(graph.output_names)
     outputs = {name: _Tally() for name in names}

@@ -8,24 +8,40 @@ needed. What is found is proven on the real quantized graph.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from qdqbridge.autoquant.apply import apply
 from qdqbridge.autoquant.decide import Decision
-from qdqbridge.autoquant.fallback_real import outputs_of
 from qdqbridge.autoquant.formats import Format
 from qdqbridge.autoquant.plan import Wishes
+from qdqbridge.autoquant.profile import observable
+from qdqbridge.autoquant.quantize import Quantized
+from qdqbridge.autoquant.requests import Request, resolve
+from qdqbridge.autoquant.samples import Sample, Samples
 from qdqbridge.autoquant.sensitivity import Ranking, Sensitivity, sensitivity
-from qdqbridge.autoquant.sensitivity_variants import Change, Layer, Variants, layers_of
-from qdqbridge.autoquant.simulate import Simulation
-from qdqbridge.autoquant.simulate_metrics import Metrics
+from qdqbridge.autoquant.sensitivity_variants import (
+    Change,
+    Layer,
+    Variants,
+    layers_of,
+    widened,
+    widened_weights,
+)
+from qdqbridge.autoquant.simulation import Simulation
+from qdqbridge.autoquant.simulation.engines import Engine
+from qdqbridge.autoquant.simulation.metrics import Metric, Metrics, outputs_of
+from qdqbridge.autoquant.stats import TensorStats
+from qdqbridge.autoquant.targets import Target
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.graph import Graph
+from qdqbridge.graph.graph import Graph, Value
 
 Progress = Callable[[int, int], None]
 """Takes the trials done, and how many there will be at most, as far as can be told by then."""
 Changes = dict[Layer, Change]
+_LEVELS: Mapping[str, int] = {"int16": 3, "float": 1}
+"""What a layer may get: more bits of weights, then of activations, then float; or that at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,3 +362,104 @@ def _report(changes: Changes, ranked: Sequence[Sensitivity]) -> list[Reverted]:
         reason = f"{change.reason}: quantized alone it gives {alone}, rank {rank} of {len(ranked)}"
         found.append(Reverted(entry.layer, to, rank, entry.alone, reason))
     return found
+
+
+def meeting(
+    decision: Decision,
+    goal: Goal,
+    samples: Samples | Iterable[Sample],
+    target: Target,
+    stats: Mapping[Value, TensorStats],
+    *,
+    wishes: Wishes | None = None,
+    fallback: Literal["int16", "float"] = "int16",
+    metric: Metric | None = None,
+    engine: Engine | str = "onnxruntime",
+    progress: Progress | None = None,
+) -> Fallback:
+    """Returns a quantized graph that meets ``goal``.
+
+    Args:
+        decision: The decision to begin with.
+        goal: How good the outputs have to be.
+        samples: What they are judged on.
+        target: The target that was decided for.
+        stats: Statistics of every float tensor of the decision's graph.
+        wishes: The wishes of its plan. What its plan leaves float stays float in any case.
+        fallback: ``int16`` gives layers more bits first: 8 where weights have fewer, then 16-bit
+            activations, and leaves those float that this does not mend; ``float`` leaves them
+            float at once.
+        metric: A user's score of the outputs; more is better.
+        engine: What runs the simulated graph.
+        progress: Called with the trials done, and how many there will be at most.
+
+    Raises:
+        InputDataError: The goal cannot be met.
+    """
+    wishes = wishes or Wishes()
+    own = replace(wishes, floats={**decision.plan.floats, **wishes.floats})
+    variants = Variants(decision, target, stats, own)
+    simulation = Simulation(decision.plan, samples, engine=engine, metric=metric)
+    more = fallback == "int16"
+    ranking, ranked = None, 0
+    if not goal.met(simulation.metrics(decision)) and layers_of(decision.plan):
+        ranked = len(layers_of(decision.plan))
+        ahead = trials(ranked, _LEVELS[fallback])
+        told = None if progress is None else _after(progress, 0, ahead)
+        ranking = sensitivity(variants, simulation, without=False, progress=told)
+    return fall_back(
+        variants,
+        simulation,
+        goal,
+        wide=widened(target) if more else None,
+        wide_weights=widened_weights(target) if more else None,
+        ranking=ranking,
+        progress=None if progress is None else _after(progress, ranked),
+    )
+
+
+def _after(progress: Progress, done: int, ahead: int = 0) -> Progress:
+    """Returns ``progress`` for a part of the work, ``done`` trials before and ``ahead`` behind."""
+    return lambda trial, total: progress(done + trial, done + total + ahead)
+
+
+def met(
+    made: Quantized,
+    goal: Goal,
+    samples: Samples,
+    target: Target,
+    *,
+    request: Request | None = None,
+    fallback: Literal["int16", "float"] = "int16",
+    metric: Metric | None = None,
+    progress: Progress | None = None,
+) -> Fallback:
+    """Returns what it took to make ``made`` meet ``goal``.
+
+    Args:
+        made: A quantized graph and how it came about.
+        goal: How good the outputs have to be.
+        samples: What they are judged on.
+        target: The target it was made for.
+        request: What the user asked for when it was made.
+        fallback: Whether layers get 16 bits first, or stay float at once.
+        metric: A user's score of the outputs by name; more is better.
+        progress: Called with the trials done, and how many there will be at most.
+
+    Raises:
+        InputDataError: The goal cannot be met.
+    """
+    graph = made.decision.plan.graph
+    seen = made.profile.by_name()
+    stats = {value: seen[value.name] for value in observable(graph) if value.name in seen}
+    return meeting(
+        made.decision,
+        goal,
+        samples,
+        target,
+        stats,
+        wishes=resolve(request or Request(), graph),
+        fallback=fallback,
+        metric=metric,
+        progress=progress,
+    )

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.choosers import CHOOSERS, Chooser
 from qdqbridge.autoquant.collect import Data
-from qdqbridge.autoquant.profile import Profile
-from qdqbridge.autoquant.profile_file import read
+from qdqbridge.autoquant.profile import Profile, read_profile
 from qdqbridge.autoquant.quantize import Quantized, quantized
 from qdqbridge.autoquant.repair.steps import DEFAULT
 from qdqbridge.autoquant.requests import Request
@@ -61,7 +60,7 @@ def quantize_model(
     if weights is not None:
         described = with_weights(described, weights)
     if isinstance(profile, (str, PathLike)):
-        profile = read(Path(profile))
+        profile = read_profile(Path(profile))
     return quantized(
         graph,
         open_samples(data, graph.inputs, warn) if isinstance(data, Path) else data,

@@ -18,7 +18,6 @@ from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.interpreter import evaluate
 
 Progress = Callable[[int, int], None]
-_BATCH = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +62,7 @@ def observe(
     found: dict[Node, Seen] = {}
     known = products(graph)
     wanted = list(dict.fromkeys(v for p in known for v in (p.x, p.other) if not v.is_constant))
-    pieces = in_batches(graph, samples) if isinstance(samples, Samples) else samples
+    pieces = samples.batches(graph.inputs) if isinstance(samples, Samples) else samples
     for done, piece in enumerate(pieces, 1):
         _, values = evaluate(graph, piece, wanted=wanted)
         for product in known:
@@ -73,15 +72,6 @@ def observe(
         if progress is not None:
             progress(done, len(pieces))
     return found
-
-
-def in_batches(graph: Graph, samples: Samples, batch: int = _BATCH) -> list[Sample]:
-    """Returns the samples, several at once where every input leaves axis 0 open."""
-    shapes = [value.type.shape for value in graph.inputs]
-    if samples.step != 1 or not all(shape and isinstance(shape[0], str) for shape in shapes):
-        return list(samples)
-    several = Samples(samples.arrays, batch)
-    return [several[index] for index in range(-(-len(samples) // batch))]
 
 
 def _seen(product: Product, values: dict[Value, NDArray[Any]]) -> Seen:

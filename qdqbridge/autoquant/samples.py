@@ -15,6 +15,7 @@ from qdqbridge.graph.interpreter import check_mapping
 
 Array = NDArray[Any]
 Sample = Mapping[str, Array]
+_BATCH = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,3 +79,16 @@ class Samples:
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[index] for index in range(len(self)))
+
+    def batches(self, inputs: Sequence[Value], size: int = _BATCH) -> list[Sample]:
+        """Returns the samples, several at once where every input leaves axis 0 open.
+
+        Args:
+            inputs: The graph's inputs.
+            size: How many.
+        """
+        shapes = [value.type.shape for value in inputs]
+        if self.step != 1 or not all(shape and isinstance(shape[0], str) for shape in shapes):
+            return list(self)
+        several = Samples(self.arrays, size)
+        return [several[index] for index in range(-(-len(self) // size))]

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from qdqbridge.autoquant.sensitivity_variants import Change, Layer, Variants, layers_of
-from qdqbridge.autoquant.simulate import Simulation
-from qdqbridge.autoquant.simulate_metrics import Metrics
+from qdqbridge.autoquant.simulation import Simulation
+from qdqbridge.autoquant.simulation.metrics import Metrics
 
 Progress = Callable[[int, int], None]
 _FLOAT = Change(None, "only one layer is looked at")

@@ -5,8 +5,7 @@ import pytest
 
 import qdqbridge as qb
 from qdqbridge.autoquant.collect import Recording, check_profile, collect, onnxruntime_observer
-from qdqbridge.autoquant.profile import merge, observable
-from qdqbridge.autoquant.profile_file import parse, text
+from qdqbridge.autoquant.profile import merge, observable, parse_profile, profile_text
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.interpreter import evaluate
@@ -50,7 +49,7 @@ def test_statistics_are_those_of_the_raw_tensors(graph, observer):
 
 
 def test_shards_and_resumption_give_the_same_bytes(graph, observer):
-    whole = text(collect(graph, samples_of(graph, IMAGES), observer))
+    whole = profile_text(collect(graph, samples_of(graph, IMAGES), observer))
     rng = np.random.default_rng(0)
     for _ in range(5):
         order = rng.permutation(len(IMAGES))
@@ -59,10 +58,12 @@ def test_shards_and_resumption_give_the_same_bytes(graph, observer):
             collect(graph, samples_of(graph, IMAGES[part]), observer)
             for part in (order[:cut], order[cut:])
         ]
-        assert text(merge(shards)) == whole
+        assert profile_text(merge(shards)) == whole
         first = collect(graph, samples_of(graph, IMAGES[:cut]), observer)
-        again = parse(text(first), "checkpoint")
-        assert text(collect(graph, samples_of(graph, IMAGES), observer, start=again)) == whole
+        again = parse_profile(profile_text(first), "checkpoint")
+        assert (
+            profile_text(collect(graph, samples_of(graph, IMAGES), observer, start=again)) == whole
+        )
 
 
 def test_a_killed_run_goes_on_where_it_was(graph, observer):
@@ -84,7 +85,9 @@ def test_a_killed_run_goes_on_where_it_was(graph, observer):
         progress=lambda done, total: rest.append(done),
     )
     assert rest == list(range(6, len(IMAGES) + 1))
-    assert text(profile) == text(collect(graph, samples_of(graph, IMAGES), observer))
+    assert profile_text(profile) == profile_text(
+        collect(graph, samples_of(graph, IMAGES), observer)
+    )
 
 
 def test_other_data_and_other_models_are_refused(graph, observer):

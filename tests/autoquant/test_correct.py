@@ -16,7 +16,7 @@ from qdqbridge.autoquant.repair import sweep as sweeping
 from qdqbridge.autoquant.repair.correct import Correcting, corrected, correction, places
 from qdqbridge.autoquant.repair.sweep import batches, sweep
 from qdqbridge.autoquant.samples import Samples
-from qdqbridge.autoquant.simulate import Simulation
+from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.targets import ORT, U16
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.interpreter import evaluate

@@ -5,8 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdqbridge.autoquant.profile import Entry, Profile, merge, sample_hash
-from qdqbridge.autoquant.profile_file import parse, read, text
+from qdqbridge.autoquant.profile import (
+    Entry,
+    Profile,
+    merge,
+    parse_profile,
+    profile_text,
+    read_profile,
+    sample_hash,
+)
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.errors import InputDataError
 
@@ -35,8 +42,8 @@ def test_shards_in_any_order_merge_to_the_same_bytes(seed):
     order = rng.permutation(len(samples))
     cuts = np.sort(rng.integers(0, len(samples) + 1, 3))
     shards = [profile_of(samples[part]) for part in np.split(order, cuts)]
-    again = [parse(text(shards[i]), "shard") for i in rng.permutation(len(shards))]
-    assert text(merge(again)) == text(profile_of(samples))
+    again = [parse_profile(profile_text(shards[i]), "shard") for i in rng.permutation(len(shards))]
+    assert profile_text(merge(again)) == profile_text(profile_of(samples))
 
 
 def test_other_samples_have_another_hash():
@@ -66,17 +73,17 @@ def test_another_model_is_refused():
     ],
 )
 def test_a_damaged_file_is_refused(change, tmp_path):
-    record = json.loads(text(profile_of(np.ones((2, 3), np.float32))))
+    record = json.loads(profile_text(profile_of(np.ones((2, 3), np.float32))))
     change(record)
     path = tmp_path / "p.json"
     path.write_text(json.dumps(record), "utf-8")
     with pytest.raises(InputDataError):
-        read(path)
+        read_profile(path)
 
 
 def test_not_a_file_at_all(tmp_path):
     with pytest.raises(InputDataError, match="cannot be read"):
-        read(tmp_path / "none.json")
+        read_profile(tmp_path / "none.json")
     (tmp_path / "p").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputDataError):
-        read(tmp_path / "p")
+        read_profile(tmp_path / "p")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.autoquant.profile_file import text
+from qdqbridge.autoquant.profile import profile_text
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.profiling import load_profile, merge_profiles, profile, save_profile
 
@@ -20,13 +20,13 @@ def alone():
 
 def test_several_processes_make_the_same_profile(alone):
     shared = profile(MODEL, {"input": IMAGES}, workers=2)
-    assert text(shared) == text(alone)
+    assert profile_text(shared) == profile_text(alone)
 
 
 def test_ray_makes_the_same_profile(alone):
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'qdqbridge[ray]'")
     shared = profile(MODEL, {"input": IMAGES}, workers="ray")
-    assert text(shared) == text(alone)
+    assert profile_text(shared) == profile_text(alone)
 
 
 def test_ray_that_is_not_there(monkeypatch):
@@ -38,15 +38,15 @@ def test_ray_that_is_not_there(monkeypatch):
 def test_files_in_a_folder_make_the_same_profile(alone, tmp_path):
     for index, start in enumerate((0, 7, 30)):
         np.savez(tmp_path / f"{index}.npz", input=IMAGES[start : (7, 30, 40)[index]])
-    assert text(profile(MODEL, tmp_path)) == text(alone)
+    assert profile_text(profile(MODEL, tmp_path)) == profile_text(alone)
 
 
 def test_saved_loaded_and_merged(alone, tmp_path):
     parts = [profile(MODEL, {"input": IMAGES[p]}) for p in (slice(25, 40), slice(0, 25))]
     save_profile(parts[0], tmp_path / "a.json")
-    assert text(load_profile(tmp_path / "a.json")) == text(parts[0])
-    assert text(merge_profiles([tmp_path / "a.json", parts[1]])) == text(alone)
-    assert text(profile(MODEL, {"input": IMAGES}, start=parts[1])) == text(alone)
+    assert profile_text(load_profile(tmp_path / "a.json")) == profile_text(parts[0])
+    assert profile_text(merge_profiles([tmp_path / "a.json", parts[1]])) == profile_text(alone)
+    assert profile_text(profile(MODEL, {"input": IMAGES}, start=parts[1])) == profile_text(alone)
     with pytest.raises(InputDataError, match="other data"):
         profile(MODEL, {"input": IMAGES}, start=tmp_path / "a.json")
 

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 from qdqbridge.autoquant.apply import apply
-from qdqbridge.autoquant.fallback import Goal, fall_back
-from qdqbridge.autoquant.fallback_run import meeting
+from qdqbridge.autoquant.fallback import Goal, fall_back, meeting
 from qdqbridge.autoquant.plan import plan
 from qdqbridge.autoquant.sensitivity import only, sensitivity
 from qdqbridge.autoquant.sensitivity_variants import Change, layers_of, widened
-from qdqbridge.autoquant.simulate import Simulation
+from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.targets import A16W8, ORT, ORT_S8, TENSORRT
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.interpreter import evaluate

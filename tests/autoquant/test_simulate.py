@@ -9,8 +9,8 @@ import pytest
 from qdqbridge.autoquant.apply import apply, stored_integers
 from qdqbridge.autoquant.decide import Decision
 from qdqbridge.autoquant.samples import Samples
-from qdqbridge.autoquant.simulate import Simulation
-from qdqbridge.autoquant.simulate_engines import OnnxRuntime
+from qdqbridge.autoquant.simulation import Simulation
+from qdqbridge.autoquant.simulation.engines import OnnxRuntime
 from qdqbridge.autoquant.targets import A16W8, ORT, ORT_S8, POWER_OF_TWO, QNN, TENSORRT
 from qdqbridge.errors import InputDataError, UnsupportedQuantization, UnsupportedTargetError
 from qdqbridge.graph.interpreter import evaluate

@@ -22,11 +22,18 @@ from qdqbridge.autoquant.repair.proof import Judge
 from qdqbridge.autoquant.repair.steps import State
 from qdqbridge.autoquant.requests import Request
 from qdqbridge.autoquant.samples import Samples
-from qdqbridge.autoquant.simulate import Simulation
+from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.spec import Derived
 from qdqbridge.autoquant.targets import ORT, OperatorRule
-from qdqbridge.autoquant.tune import errors_of, is_better, is_worse
-from qdqbridge.autoquant.tuning import LEAST, folds_of, spread, with_choosers_tried
+from qdqbridge.autoquant.tuning import (
+    LEAST,
+    errors_of,
+    folds_of,
+    is_better,
+    is_worse,
+    spread,
+    with_choosers_tried,
+)
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.quantization import per_tensor
 from tests.onnx_models import Builder, canonical

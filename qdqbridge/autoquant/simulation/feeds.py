@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.apply import stored_integers
 from qdqbridge.autoquant.biases import is_rounded, product_of, stored_bias
 from qdqbridge.autoquant.decide import Decision
-from qdqbridge.autoquant.simulated import Operand, Place, SimulatedGraph
+from qdqbridge.autoquant.simulation.graph import Operand, Place, SimulatedGraph
 from qdqbridge.autoquant.spec import Derived, Weight
 from qdqbridge.errors import UnsupportedQuantization
 from qdqbridge.graph.graph import Value

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.decide import Decision
 from qdqbridge.autoquant.samples import Sample, Samples
-from qdqbridge.autoquant.simulate_engines import Arrays, Engine, Part, engine_of, parts_of
-from qdqbridge.autoquant.simulate_metrics import Metric, Metrics, joined, measured
-from qdqbridge.autoquant.simulated import Needs, Operand, SimulatedGraph, simulated
-from qdqbridge.autoquant.simulated_feeds import Feeds
+from qdqbridge.autoquant.simulation.engines import Arrays, Engine, Part, engine_of, parts_of
+from qdqbridge.autoquant.simulation.feeds import Feeds
+from qdqbridge.autoquant.simulation.graph import Needs, Operand, SimulatedGraph, simulated
+from qdqbridge.autoquant.simulation.metrics import Metric, Metrics, joined, measured
 from qdqbridge.autoquant.spec import Plan
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.graph import Value
@@ -240,13 +240,9 @@ class Simulation:
 
 def _batches(samples: Samples | Iterable[Sample], plan: Plan, batch: int | None) -> list[Sample]:
     """Returns the samples, several at once where every input leaves axis 0 open."""
-    shapes = [value.type.shape for value in plan.graph.inputs]
-    if not isinstance(samples, Samples) or samples.step != 1:
-        return list(samples)
-    if not all(shape and isinstance(shape[0], str) for shape in shapes):
+    if not isinstance(samples, Samples):
         return list(samples)
     if batch is None:
         elements = sum(array[:1].size for array in samples.arrays.values())
         batch = max(1, min(_BATCH, _ELEMENTS // max(elements, 1)))
-    several = Samples(samples.arrays, batch)
-    return [several[index] for index in range(-(-len(samples) // batch))]
+    return samples.batches(plan.graph.inputs, batch)
