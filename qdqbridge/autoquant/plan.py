@@ -18,7 +18,7 @@ from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import TensorType
-from qdqbridge.ops.attributes import GemmAttrs
+from qdqbridge.ops.weights import geometry_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,14 +278,9 @@ def widest(formats: Collection[Format]) -> Format | None:
 
 def results_axis(node: Node) -> int | None:
     """Returns the axis of operand 1 that numbers the results; None where scales cannot vary."""
-    name, attributes, w = node.op.name, node.attributes, node.operand(1)
-    if name in ("Conv", "Dense"):
-        return 0
-    if name == "ConvTranspose":
-        return 1
-    if isinstance(attributes, GemmAttrs):
-        return 0 if attributes.trans_b else 1
-    return w.rank - 1 if w.rank == 2 else None
+    geometry, w = geometry_of(node), node.operand(1)
+    stack = geometry is not None and not geometry.image and w.rank != 2
+    return None if geometry is None or stack else geometry.axis
 
 
 def _worth_quantizing(node: Node) -> bool:

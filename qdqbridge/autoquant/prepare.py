@@ -23,6 +23,7 @@ from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.naming import name_values
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import EpsilonAttrs, GemmAttrs
+from qdqbridge.ops.weights import WeightGeometry, geometry_of
 
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "Dense")
 
@@ -102,37 +103,28 @@ def scaled(product: Node, affine: Affine, name: str) -> Value | None:
     weight, bias = product.operand(1), product.optional(2)
     assert weight.constant is not None
     array = weight.constant.numpy()
-    axis = channel_axis_of(product)
-    groups = getattr(product.attributes, "group", 1) if product.op.name == "ConvTranspose" else 1
-    if array.shape[axis] * groups != len(affine.scale):
+    geometry = geometry_of(product)
+    if geometry is None or geometry.channels(array.shape) != len(affine.scale):
         return None
     old = np.zeros(len(affine.scale)) if bias is None else _vector(bias, len(affine.scale))
     if old is None:
         return None
     operands = [
         product.operand(0),
-        _constant(_times(array, affine.scale, axis, groups), weight.name),
+        _constant(_times(array, affine.scale, geometry), weight.name),
         _constant(old * affine.scale + affine.offset, "" if bias is None else bias.name),
     ]
     return retyped(product, operands, product.output.type, name)
 
 
-def channel_axis_of(product: Node) -> int:
-    """Returns the axis of a weight that numbers the output channels (within a group)."""
-    if product.op.name == "ConvTranspose":
-        return 1
-    attributes = product.attributes
-    return 1 if isinstance(attributes, GemmAttrs) and not attributes.trans_b else 0
-
-
 def _times(
-    array: NDArray[Any], scale: NDArray[np.float64], axis: int, groups: int
+    array: NDArray[Any], scale: NDArray[np.float64], geometry: WeightGeometry
 ) -> NDArray[np.float64]:
+    tiles, axis = geometry.tiles, geometry.axis
     wide = array.astype(np.float64)
-    if groups == 1:
-        return wide * scale.reshape([-1 if i == axis else 1 for i in range(array.ndim)])
-    split = wide.reshape(groups, array.shape[0] // groups, *array.shape[1:])
-    factors = scale.reshape(groups, 1, array.shape[1], *([1] * (array.ndim - 2)))
+    split = wide.reshape(tiles, array.shape[0] // tiles, *array.shape[1:])
+    along = [array.shape[i] if i == axis else 1 for i in range(array.ndim)]
+    factors = scale.reshape(tiles, *along)
     return (split * factors).reshape(array.shape)
 
 

@@ -14,6 +14,7 @@ from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.accumulator import centered, integer_params
 from qdqbridge.ops.attributes import GemmAttrs
+from qdqbridge.ops.weights import geometry_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,12 +147,9 @@ def _terms(node: Node, a: Value, b: Value) -> int | None:
 def _rows(node: Node, array: NDArray[Any], *, swapped: bool) -> NDArray[Any]:
     """Returns a weight as one row of terms for each output channel."""
     name, attributes = node.op.name, node.attributes
-    if name == "ConvTranspose":
-        group = getattr(attributes, "group", 1)
-        split = array.reshape(group, -1, *array.shape[1:])
-        return np.moveaxis(split, 2, 1).reshape(group * array.shape[1], -1)
-    if name in ("Conv", "Dense"):
-        return array.reshape(len(array), -1)
+    geometry = geometry_of(node)
+    if geometry is not None and (geometry.image or name == "Dense"):
+        return geometry.rows(array)
     if array.ndim == 1:
         return array.reshape(1, -1)
     transposed = isinstance(attributes, GemmAttrs) and (

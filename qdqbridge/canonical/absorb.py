@@ -11,7 +11,8 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import TensorType
-from qdqbridge.ops.attributes import GemmAttrs, ResizeAttrs
+from qdqbridge.ops.attributes import ResizeAttrs
+from qdqbridge.ops.weights import geometry_of
 
 _WEIGHT_BITS = 16
 
@@ -82,24 +83,14 @@ def _granularity_refusal(node: Node, x: Value | None, w: Value) -> Reject | None
         return None  # weight-only: dequantized in any granularity
     if params.blocked:
         return Reject("its weight is quantized in blocks, its input per tensor", (w.name,))
-    axis = output_axis(node, w)
+    geometry = geometry_of(node)
+    axis = None if geometry is None else geometry.axis
     if params.axis is not None and params.axis != axis:
         return Reject(
             f"its weight is quantized along axis {params.axis}, its results vary along {axis}",
             (w.name,),
         )
     return None
-
-
-def output_axis(node: Node, w: Value) -> int | None:
-    """Returns the axis of the weight that numbers the results, None where per-axis cannot be."""
-    if node.op.name in ("Conv", "Dense"):
-        return 0
-    if node.op.name == "ConvTranspose":
-        return 1
-    if isinstance(node.attributes, GemmAttrs):
-        return 0 if node.attributes.trans_b else 1
-    return None if w.rank is None or w.rank < 2 else w.rank - 1
 
 
 @rule("absorb-result", "quantize")

@@ -24,7 +24,8 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Note, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.ops.attributes import ConvTransposeAttrs, EpsilonAttrs
+from qdqbridge.ops.attributes import EpsilonAttrs
+from qdqbridge.ops.weights import geometry_of
 
 Array: TypeAlias = NDArray[Any]
 AFFINE = ("Add", "Sub", "Mul", "Div", "BatchNormalization")
@@ -108,7 +109,10 @@ def _chain(
     x, w = product.operand(0).quant, product.operand(1)
     if x is None or w.quant is None or w.constant is None or w.quant.params.blocked:
         return None
-    channels, axis = _channels(product)
+    geometry, w = geometry_of(product), product.operand(1).constant
+    assert geometry is not None and w is not None
+    rank = product.output.rank or len(w.shape)
+    channels, axis = geometry.channels(w.shape), geometry.result_axis(rank)
     factor, offset = np.ones(channels), np.zeros(channels)
     for node in nodes:
         step = _step(node, channels, axis)
@@ -121,16 +125,6 @@ def _chain(
         if behind.op.name in AFFINE and _step(behind, channels, axis) is not None:
             return None  # that one folds this one too
     return Chain(product, nodes, factor, offset)
-
-
-def _channels(product: Node) -> tuple[int, int]:
-    """Returns the number of channels of a product's result, and their axis."""
-    w = product.operand(1).constant
-    assert w is not None
-    if isinstance(product.attributes, ConvTransposeAttrs):
-        return w.shape[1] * product.attributes.group, 1
-    rank = product.output.rank or len(w.shape)
-    return w.shape[0], rank - 1 if product.op.name == "Dense" else 1
 
 
 def _data(node: Node) -> Value | None:
@@ -237,21 +231,21 @@ def _refused(chain: Chain, reason: str) -> Reject:
 
 def _per_weight(chain: Chain) -> Array | None:
     """Returns the factors along the weight's own axis of results, a scalar where all are equal."""
-    factor, attributes = chain.factor, chain.product.attributes
+    factor, geometry = chain.factor, geometry_of(chain.product)
+    assert geometry is not None
     if factor.size and (factor == factor[0]).all():
         return factor[0]
-    if isinstance(attributes, ConvTransposeAttrs):
-        groups = factor.reshape(attributes.group, -1)
-        return groups[0] if (groups == groups[0]).all() else None
-    return factor
+    tiles = factor.reshape(geometry.tiles, -1)
+    return tiles[0] if (tiles == tiles[0]).all() else None
 
 
 def _scaled(params: QuantParams, scale: Array, product: Node) -> QuantParams:
     if scale.ndim == 0:
         return replace(params, scale=scale)
-    axis = 1 if product.op.name == "ConvTranspose" else 0
+    geometry = geometry_of(product)
+    assert geometry is not None
     zero_point = np.broadcast_to(params.zero_point, scale.shape)
-    return replace(params, scale=scale, zero_point=zero_point, axis=axis)
+    return replace(params, scale=scale, zero_point=zero_point, axis=geometry.axis)
 
 
 def _bias(chain: Chain) -> Value | Reject | None:

@@ -26,6 +26,7 @@ from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.accumulator import BIAS_MOVES
+from qdqbridge.ops.weights import geometry_of
 
 _WITH_BIAS = ("Conv", "ConvTranspose", "Dense")
 _ULP = 2.0**-22
@@ -105,9 +106,8 @@ def _reason(
 def derived_params(node: Node, x: QuantParams, w: QuantParams) -> QuantParams:
     """Returns the type of an accumulator of ``node``: scale ``f32(sx * sw)``, zero point 0."""
     scale = np.asarray(x.scale.astype(np.float32) * w.scale.astype(np.float32), np.float32)
-    if scale.ndim and node.op.name == "ConvTranspose":
-        group = getattr(node.attributes, "group", 1)
-        scale = np.tile(scale, group)
+    geometry = geometry_of(node)
+    scale = scale if geometry is None else geometry.spread(scale)
     axis = 0 if scale.ndim else None
     return QuantParams(DType.INT32, scale, np.zeros(scale.shape, np.int32), axis=axis)
 
@@ -209,13 +209,13 @@ def bias_from_add(node: Node, scope: Scope) -> Proposal:
 def _vector(op: Node, addend: Value) -> Value | None:
     """Returns ``addend`` as a rank-1 bias of ``op``, None where it is none."""
     stored = stored_behind(addend) or addend
-    shape, w = op.output.type.shape, op.operand(1).type.shape
-    if stored.constant is None or shape is None or w is None:
+    shape, w, geometry = op.output.type.shape, op.operand(1).type.shape, geometry_of(op)
+    if stored.constant is None or shape is None or w is None or geometry is None:
         return None
     if stored.quant is not None and stored.quant.params.blocked:
         return None
-    channels = w[0] if op.op.name != "ConvTranspose" else None
-    axis = len(shape) - 1 if op.op.name == "Dense" else 1
+    channels = w[0] if geometry.axis == 0 else None  # what is added to others stays an Add
+    axis = geometry.result_axis(len(shape))
     own = stored.constant.shape
     padded = (1,) * (len(shape) - len(own)) + own
     expected = tuple(channels if i == axis else 1 for i in range(len(shape)))

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.canonical.absorb import output_axis
 from qdqbridge.canonical.affine import chain_behind
 from qdqbridge.canonical.decomposed import is_fake_quantize
 from qdqbridge.canonical.rule import stored_behind
 from qdqbridge.graph.graph import Graph, Node, Note, Value
 from qdqbridge.graph.operator import Flow
-from qdqbridge.ops.attributes import GemmAttrs
+from qdqbridge.ops.weights import geometry_of
 
 _ROUNDING = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
 _STEPS = np.arange(1, 256, dtype=np.float64)
@@ -93,9 +92,9 @@ def _rows(node: Node, w: Value) -> NDArray[Any]:
     """Returns a float weight as one row per output channel, a sample of each."""
     assert w.constant is not None
     data = w.constant.numpy()
-    axis = output_axis(node, w)
-    if isinstance(node.attributes, GemmAttrs) or axis is not None:
-        data = np.moveaxis(data, axis or 0, 0)
+    geometry = geometry_of(node)
+    if geometry is not None:
+        data = np.moveaxis(data, geometry.axis, 0)
     rows = data.reshape(len(data), -1)[:_SAMPLE]
     order = np.argsort(-np.abs(rows.astype(np.float64)), axis=1, kind="stable")[:, :_SAMPLE]
     return np.take_along_axis(rows.astype(np.float64), order, axis=1)

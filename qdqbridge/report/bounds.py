@@ -45,6 +45,7 @@ from qdqbridge.ops.attributes import (
     SoftmaxAttrs,
 )
 from qdqbridge.ops.composition import CompositionAttrs, composed
+from qdqbridge.ops.weights import geometry_of
 
 Array = NDArray[Any]
 Operands = Sequence["Array | None"]
@@ -185,15 +186,10 @@ def _accumulated(node: Node, reals: list[Array | None]) -> Exact:
 def _terms(node: Node, reals: Sequence[Array | None]) -> int:
     x, w = reals[0], reals[1]
     assert x is not None and w is not None
-    match node.op.name:
-        case "Conv":
-            return w[:1].size
-        case "ConvTranspose":
-            return w[:, :1].size
-        case "Gemm":
-            return x.shape[0 if getattr(node.attributes, "trans_a", False) else 1]
-        case _:
-            return x.shape[-1]
+    geometry = geometry_of(node)
+    if geometry is not None and geometry.image:
+        return geometry.terms(w.shape)
+    return x.shape[0 if getattr(node.attributes, "trans_a", False) else -1]
 
 
 def _as_written(node: Node, reals: list[Array | None]) -> Array | None:

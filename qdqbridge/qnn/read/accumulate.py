@@ -25,6 +25,7 @@ from qdqbridge.ops.attributes import (
 )
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
+from qdqbridge.ops.weights import weight_geometry
 from qdqbridge.qnn.read import parameters
 from qdqbridge.qnn.read.call import Accumulator, Call
 from qdqbridge.qnn.read.layout import (
@@ -62,8 +63,7 @@ def convolution(rank: int, *, transpose: bool) -> Row:
         else:
             attributes = ConvAttrs(**common)
         op = CONV_TRANSPOSE if transpose else CONV
-        tiles = attributes.group if transpose else 1
-        return _accumulator(call, op, attributes, x, w, back=back, tiles=tiles)
+        return _accumulator(call, op, attributes, x, w, back=back)
 
     return read
 
@@ -109,7 +109,7 @@ def _swapped(reading: Reading, value: Value) -> Value:
 
 def _accumulator(
     call: Call, op: Any, attributes: Any, x: Value, w: Value, *,
-    back: tuple[int, ...] | None = None, tiles: int = 1,
+    back: tuple[int, ...] | None = None,
 ) -> Accumulator:  # fmt: skip
     if x.quant is None or w.quant is None:
         raise InvalidModelError(
@@ -121,7 +121,8 @@ def _accumulator(
     alpha = np.float32(attributes.alpha if isinstance(attributes, GemmAttrs) else 1)
     left = np.asarray(alpha * x.quant.params.scale.astype(np.float32), np.float32)
     scale = np.asarray(left * w.quant.params.scale.astype(np.float32), np.float32)
-    scale = np.tile(scale, tiles) if scale.ndim else scale
+    geometry = weight_geometry(op, attributes, w.rank)
+    scale = scale if geometry is None else geometry.spread(scale)
     return Accumulator(op, attributes, x, w, scale, call.result, back=back, claim=call.claim)
 
 
@@ -234,7 +235,8 @@ def _scaled(reading: Reading, product: Accumulator, call: Call) -> Accumulator:
     scale = np.asarray(given.astype(np.float64) / x.scale.astype(np.float64), np.float32)
     if product.op is CONV_TRANSPOSE and given.size > 1:
         raise reading.refused("the scale of its result is not the product of its operands'")
-    axis = None if scale.size == 1 else _channel_axis(product)
+    geometry = weight_geometry(product.op, product.attributes, product.w.rank)
+    axis = None if scale.size == 1 or geometry is None else geometry.axis
     shaped = scale.reshape(()) if axis is None else scale
     zero = w.zero_point.reshape(-1)[0] if w.per_tensor else w.zero_point
     rescaled = QuantParams(w.storage_dtype, shaped, np.broadcast_to(zero, shaped.shape), axis=axis)
@@ -249,12 +251,6 @@ def _integers(value: Value) -> Value:
     return Value(
         TensorType(value.type.dtype, value.type.shape), value.name, constant=value.constant
     )
-
-
-def _channel_axis(product: Accumulator) -> int:
-    if product.op in (CONV, DENSE):
-        return 0
-    return (product.w.rank or 1) - 1
 
 
 def _node(

@@ -15,6 +15,7 @@ from qdqbridge.relax.kernels import pooling, reduction
 from qdqbridge.relax.kernels.broadcasting import Open
 from qdqbridge.relax.kernels.codes import BYTES, Form, bytes_of, extents, form_of, numbers
 from qdqbridge.relax.kernels.kernel import Kernel, Place
+from qdqbridge.relax.kernels.operands import along, image_of
 from qdqbridge.relax.kernels.pooling import Pool
 from qdqbridge.relax.kernels.reduction import LARGEST, SMALLEST, SUM, Reduce
 
@@ -36,10 +37,10 @@ def claim_window(node: Node, place: Place) -> Kernel | None:
     if averaged is None:
         return None
     pool = Pool(
-        largest, shape, outcome, _dtype(node), form, _image(shape), shape[-1] or 0,
-        _two(attributes.kernel_shape, 1), _two(attributes.strides, 1),
-        _two(attributes.dilations, 1), _two(attributes.pads[: len(attributes.pads) // 2], 0),
-        _image(outcome), bool(averaged) and averaged[0].size == 1, place.threads,
+        largest, shape, outcome, _dtype(node), form, image_of(shape), shape[-1] or 0,
+        along(attributes.kernel_shape, 1), along(attributes.strides, 1),
+        along(attributes.dilations, 1), along(attributes.pads[: len(attributes.pads) // 2], 0),
+        image_of(outcome), bool(averaged) and averaged[0].size == 1, place.threads,
     )  # fmt: skip
     name = f"{'max' if largest else 'average'}_pool_{pool.kernel[0]}x{pool.kernel[1]}"
     return Kernel(name, pool, pooling.build, (node.operand(0),), averaged, (node.output,))
@@ -117,13 +118,3 @@ def _populations(attributes: PoolAttrs, shape: Open) -> NDArray[np.int64]:
     image = np.zeros((1, 1, *(extent or 1 for extent in shape[1:-1])), np.uint8)
     counts = window_counts(attributes, image).reshape(-1)
     return counts[:1] if (counts == counts[0]).all() else counts
-
-
-def _two(values: tuple[int, ...], neutral: int) -> tuple[int, int]:
-    """Returns one entry per spatial axis for an image; a sequence is an image of one row."""
-    return (neutral, values[0]) if len(values) == 1 else (values[0], values[1])
-
-
-def _image(shape: Open) -> tuple[int, int]:
-    rows = shape[1] if len(shape) == 4 else 1
-    return rows or 0, shape[-2] or 0

@@ -13,7 +13,7 @@ from qdqbridge.relax.kernels.depthwise import Depthwise, build
 from qdqbridge.relax.kernels.epilogue import Requantize
 from qdqbridge.relax.kernels.kernel import Array, Kernel, Place
 from qdqbridge.relax.kernels.lookup import table_of
-from qdqbridge.relax.kernels.operands import centred_weight, codes_of, extents
+from qdqbridge.relax.kernels.operands import along, centred_weight, codes_of, extents, image_of
 from qdqbridge.relax.kernels.packing import padded, per_lane
 from qdqbridge.relax.kernels.requantization import (
     integer_bias,
@@ -33,7 +33,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
     if not isinstance(attributes, ConvAttrs) or x is None or not place.channels_last:
         return None
     shape, outcome = extents(node.operand(0).type.shape), extents(node.output.type.shape)
-    weight = centred_weight(node.operand(1), 0)
+    weight = centred_weight(node)
     if weight is None or shape is None or outcome is None or len(shape) not in _RANKS:
         return None
     channels = weight.shape[0]
@@ -52,9 +52,10 @@ def claim(node: Node, place: Place) -> Kernel | None:
     if sums is None or not result.holds(sums[1]) or not _fits(wide, place):
         return None
     d = Depthwise(
-        place.cpu, shape, outcome, shape[0], _image(shape), channels, x.signed,
-        (wide.shape[1], wide.shape[2]), _two(attributes.strides, 1), _two(attributes.dilations, 1),
-        _two(attributes.pads[: len(attributes.pads) // 2], 0), _image(outcome), form,
+        place.cpu, shape, outcome, shape[0], image_of(shape), channels, x.signed,
+        (wide.shape[1], wide.shape[2]), along(attributes.strides, 1),
+        along(attributes.dilations, 1),
+        along(attributes.pads[: len(attributes.pads) // 2], 0), image_of(outcome), form,
         place.threads,
     )  # fmt: skip
     multiplier = per_lane(place.cpu, np.broadcast_to(result.multiplier, (channels,)), 1)
@@ -116,13 +117,3 @@ def _sums(weight: Array, zero_point: int, bias: Array | None) -> tuple[Array, in
 def _fits(weight: Array, place: Place) -> bool:
     """True where weights have the type that the dot product takes."""
     return not place.cpu.bytes_in or (weight.min() >= -128 and weight.max() <= 127)
-
-
-def _two(values: tuple[int, ...], neutral: int) -> tuple[int, int]:
-    """Returns one entry per spatial axis for an image; a sequence is an image of one row."""
-    return (neutral, values[0]) if len(values) == 1 else (values[0], values[1])
-
-
-def _image(shape: tuple[int | None, ...]) -> tuple[int, int]:
-    rows = shape[1] if len(shape) == 4 else 1
-    return int(rows or 0), int(shape[-2] or 0)

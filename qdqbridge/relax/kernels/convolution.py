@@ -12,7 +12,15 @@ from qdqbridge.ops.attributes import ConvAttrs
 from qdqbridge.relax.kernels.epilogue import Requantize
 from qdqbridge.relax.kernels.geometry import Direct, Pair
 from qdqbridge.relax.kernels.kernel import Array, Kernel, Place
-from qdqbridge.relax.kernels.operands import Codes, centred_weight, codes_of, extents
+from qdqbridge.relax.kernels.operands import (
+    Codes,
+    along,
+    centred_weight,
+    codes_of,
+    extents,
+    image_of,
+    known_extent,
+)
 from qdqbridge.relax.kernels.plain import Plain
 from qdqbridge.relax.kernels.product import Operands, product
 from qdqbridge.relax.kernels.reals import is_real, real_constant, real_product
@@ -42,7 +50,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
     def describe(part: int, sums: int, form: Requantize | Plain | Scaled) -> Direct:
         del part
         return Direct(
-            place.cpu, shape, result, shape[0], window.image, known(shape[-1]),
+            place.cpu, shape, result, shape[0], window.image, known_extent(shape[-1]),
             x is not None and x.signed, window.kernel, window.strides, window.dilations,
             window.begin, window.result, groups, len(weight), sums, form, place.threads,
         )  # fmt: skip
@@ -56,7 +64,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
 def _weight(node: Node, x: Codes | None) -> Array | None:
     """Returns the centred weight of codes, or that of floats."""
     if x is not None:
-        return centred_weight(node.operand(1), 0)
+        return centred_weight(node)
     floats = is_real(node.operand(0)) and is_real(node.output)
     return real_constant(node.operand(1)) if floats else None
 
@@ -118,20 +126,3 @@ def window_of(
         image = outcome = rows, pixels // rows
     begin = along(attributes.pads[: len(attributes.pads) // 2], 0)
     return Window(image, kernel, strides, dilations, begin, outcome)
-
-
-def along(values: tuple[int, ...], neutral: int) -> Pair:
-    """Returns one entry per spatial axis for an image; a sequence is an image of one row."""
-    return (neutral, values[0]) if len(values) == 1 else (values[0], values[1])
-
-
-def image_of(shape: Shape) -> Pair:
-    """Returns rows and columns of channels-last images, or sequences, of known extents."""
-    rows = known(shape[1]) if len(shape) == 4 else 1
-    return rows, known(shape[-2])
-
-
-def known(extent: int | None) -> int:
-    """Returns an extent that is not the first one."""
-    assert extent is not None
-    return extent

@@ -11,7 +11,7 @@ from qdqbridge.ops.attributes import GemmAttrs
 from qdqbridge.relax.kernels.epilogue import Requantize
 from qdqbridge.relax.kernels.geometry import Direct
 from qdqbridge.relax.kernels.kernel import Array, Kernel, Place
-from qdqbridge.relax.kernels.operands import Codes, centred_weight, codes_of, extents
+from qdqbridge.relax.kernels.operands import Codes, by_channel, centred_weight, codes_of, extents
 from qdqbridge.relax.kernels.plain import Plain
 from qdqbridge.relax.kernels.product import Operands, product
 from qdqbridge.relax.kernels.reals import is_real, real_constant, real_product
@@ -48,14 +48,13 @@ def claim(node: Node, place: Place) -> Kernel | None:
 
 def _matrix(node: Node, x: Codes | None) -> Array | None:
     """Returns the weight, centred where it is one of codes, as (units, inner)."""
-    attributes, w = node.attributes, node.operand(1)
+    w = node.operand(1)
     if w.rank != 2:
         return None
-    rows = node.op.name == "Dense" or (isinstance(attributes, GemmAttrs) and attributes.trans_b)
     if x is not None:
-        weight = centred_weight(w, 0 if rows else 1)
+        weight = centred_weight(node)
     elif is_real(node.operand(0)) and is_real(node.output):
         weight = real_constant(w)
     else:
         return None
-    return weight if weight is None or rows else np.ascontiguousarray(weight.T)
+    return None if weight is None else by_channel(weight, node)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Value
+from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import Shape
+from qdqbridge.ops.weights import geometry_of
 from qdqbridge.relax.kernels.kernel import Array
 
 _HALF = 128
@@ -50,16 +51,15 @@ def codes_of(value: Value) -> Codes | None:
     return Codes(quant.params, dtype.is_signed)
 
 
-def centred_weight(value: Value, axis: int | None) -> Array | None:
-    """Returns a constant weight minus its zero points: the weight itself as int8, or int16.
-
-    Args:
-        value: The weight.
-        axis: The axis of the output channels, along which parameters may vary.
+def centred_weight(node: Node) -> Array | None:
+    """Returns the constant weight of a product minus its zero points: itself as int8, or int16.
 
     Returns:
-        None where it is no constant, has more than 8 bits, or parameters along another axis.
+        None where it is no constant, has more than 8 bits, or parameters along another axis than
+        that of the output channels.
     """
+    value, geometry = node.operand(1), geometry_of(node)
+    axis = None if geometry is None else geometry.axis
     quant, constant = value.quant, value.constant
     if quant is None or constant is None or quant.params.blocked:
         return None
@@ -73,6 +73,29 @@ def centred_weight(value: Value, axis: int | None) -> Array | None:
         return stored
     zero_point = params.aligned(params.zero_point, stored.shape)
     return stored.astype(np.int16) - zero_point.astype(np.int16)
+
+
+def by_channel(weight: Array, node: Node) -> Array:
+    """Returns the weight of a product of matrices as (units, inner)."""
+    geometry = geometry_of(node)
+    return weight if geometry is None or geometry.axis == 0 else np.ascontiguousarray(weight.T)
+
+
+def along(values: tuple[int, ...], neutral: int) -> tuple[int, int]:
+    """Returns one entry per spatial axis for an image; a sequence is an image of one row."""
+    return (neutral, values[0]) if len(values) == 1 else (values[0], values[1])
+
+
+def image_of(shape: tuple[int | None, ...]) -> tuple[int, int]:
+    """Returns rows and columns of channels-last images, or sequences, of known extents."""
+    rows = known_extent(shape[1]) if len(shape) == 4 else 1
+    return rows, known_extent(shape[-2])
+
+
+def known_extent(extent: int | None) -> int:
+    """Returns an extent that is not the first one."""
+    assert extent is not None
+    return extent
 
 
 def extents(shape: Shape) -> tuple[int | None, ...] | None:

@@ -15,17 +15,20 @@ import numpy as np
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.ops.attributes import ConvTransposeAttrs
-from qdqbridge.relax.kernels.convolution import (
-    along,
-    image_of,
-    known,
-    merge_groups,
-    runs,
-)
+from qdqbridge.ops.weights import geometry_of
+from qdqbridge.relax.kernels.convolution import merge_groups, runs
 from qdqbridge.relax.kernels.epilogue import Requantize
 from qdqbridge.relax.kernels.geometry import Direct, Placing
 from qdqbridge.relax.kernels.kernel import Array, Kernel, Place
-from qdqbridge.relax.kernels.operands import Codes, centred_weight, codes_of, extents
+from qdqbridge.relax.kernels.operands import (
+    Codes,
+    along,
+    centred_weight,
+    codes_of,
+    extents,
+    image_of,
+    known_extent,
+)
 from qdqbridge.relax.kernels.plain import Plain
 from qdqbridge.relax.kernels.product import Operands, product
 from qdqbridge.relax.kernels.reals import is_real, real_constant, real_product
@@ -100,7 +103,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
             outcome[0] * outcome[1],
         )  # fmt: skip
         return Direct(
-            place.cpu, shape, result, shape[0], image_of(shape), known(shape[-1]),
+            place.cpu, shape, result, shape[0], image_of(shape), known_extent(shape[-1]),
             x is not None and x.signed, (len(rows.taps), len(columns.taps)), (1, 1), (1, 1),
             (rows.begin, columns.begin), (rows.count, columns.count), groups, len(weight), sums,
             form, place.threads, placing,
@@ -109,7 +112,9 @@ def claim(node: Node, place: Place) -> Kernel | None:
     weights = [runs(own, groups, 1) for own in kernels]
     if x is None:
         return real_product(node, weights, describe)
-    scale = np.tile(sum_scale(x, node.operand(1)), attributes.group)
+    geometry = geometry_of(node)
+    assert geometry is not None
+    scale = geometry.spread(sum_scale(x, node.operand(1)))
     scale = scale if scale.size == len(weight) else scale[:1]
     return product(node, Operands(x, scale, weights), describe)
 
@@ -117,7 +122,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
 def _weight(node: Node, attributes: ConvTransposeAttrs, x: Codes | None) -> Array | None:
     """Returns the weight as one of a convolution, (channels, inputs of a group, rows, columns)."""
     if x is not None:
-        weight = centred_weight(node.operand(1), 1)
+        weight = centred_weight(node)
     elif is_real(node.operand(0)) and is_real(node.output):
         weight = real_constant(node.operand(1))
     else:

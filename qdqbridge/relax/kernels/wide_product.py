@@ -12,13 +12,13 @@ from qdqbridge.graph.numerics import multiplier
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import ConvAttrs, GemmAttrs
 from qdqbridge.relax.kernels.codes import storage, words_of
-from qdqbridge.relax.kernels.convolution import known, merge_groups, runs, window_of
+from qdqbridge.relax.kernels.convolution import merge_groups, runs, window_of
 from qdqbridge.relax.kernels.direct import build_parts
 from qdqbridge.relax.kernels.geometry import Direct, Pair
 from qdqbridge.relax.kernels.halves import Halves
 from qdqbridge.relax.kernels.kernel import Array, Kernel, Place
 from qdqbridge.relax.kernels.names import name_of
-from qdqbridge.relax.kernels.operands import centred_weight, extents
+from qdqbridge.relax.kernels.operands import by_channel, centred_weight, extents, known_extent
 from qdqbridge.relax.kernels.packing import pack
 from qdqbridge.relax.kernels.requantization import integer_bias
 
@@ -34,11 +34,10 @@ def claim_dense(node: Node, place: Place) -> Kernel | None:
     gemm = node.attributes if isinstance(node.attributes, GemmAttrs) else GemmAttrs()
     if shape is None or result is None or w.rank != 2 or gemm != GemmAttrs(trans_b=gemm.trans_b):
         return None
-    rows = node.op.name == "Dense" or gemm.trans_b
-    weight = centred_weight(w, 0 if rows else 1)
+    weight = centred_weight(node)
     if weight is None:
         return None
-    weight = weight if rows else np.ascontiguousarray(weight.T)
+    weight = by_channel(weight, node)
     batch = None if shape[0] is None and len(shape) > 1 else 1
     count = math.prod(extent for extent in shape[:-1] if extent is not None)
     grid = (1, count), (1, 1), (1, 1), (1, 1), (0, 0), (1, count)
@@ -47,7 +46,7 @@ def claim_dense(node: Node, place: Place) -> Kernel | None:
 
 def claim_convolution(node: Node, place: Place) -> Kernel | None:
     """Returns the kernel of a Conv of images or sequences of uint16, channels-last."""
-    attributes, weight = node.attributes, centred_weight(node.operand(1), 0)
+    attributes, weight = node.attributes, centred_weight(node)
     shape, result = extents(node.operand(0).type.shape), extents(node.output.type.shape)
     if not isinstance(attributes, ConvAttrs) or not place.channels_last or weight is None:
         return None
@@ -90,8 +89,8 @@ def _product(
     form, factors, offsets = found
     image, kernel, strides, dilations, begin, end = grid
     direct = Direct(
-        cpu, shape, outcome, batch, image, 2 * known(shape[-1]), False, kernel, strides, dilations,
-        begin, end, groups, 2 * channels, packed.parts, form, place.threads,
+        cpu, shape, outcome, batch, image, 2 * known_extent(shape[-1]), False, kernel, strides,
+        dilations, begin, end, groups, 2 * channels, packed.parts, form, place.threads,
     )  # fmt: skip
     ends = np.asarray(
         (int(result.zero_point), result.qmin, result.qmax, int(x.zero_point)), np.int32
