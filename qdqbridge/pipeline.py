@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from qdqbridge.report.compare import Comparison
     from qdqbridge.report.engine import Engine
     from qdqbridge.report.inspection import Inspection
+    from qdqbridge.tflite_io.writer import TFLiteModel
 
 File: TypeAlias = "str | PathLike[str]"
 Side: TypeAlias = "Graph | Executable | str | PathLike[str]"
@@ -184,11 +185,11 @@ def save(
     recenter: bool = False,
     overwrite: bool = False,
 ) -> None:
-    """Writes ``graph`` as a QDQ model.
+    """Writes ``graph`` as a QDQ model, or as a TFLite one.
 
     Args:
         graph: A canonical graph.
-        path: The ``.onnx`` file to write.
+        path: The ``.onnx`` file to write; or a ``.tflite`` file, which has a profile of its own.
         profile: Whose conventions to follow; ``ort`` is onnxruntime.
         recenter: Write int8 activations as uint8, zero points shifted by 128: the same results,
             several times faster in onnxruntime on x86. The file has a digest of its own.
@@ -200,10 +201,44 @@ def save(
         UnsupportedTargetError: The profile cannot express the graph, or demands int8.
     """
     need_graph(graph, "save")
+    if is_tflite(path_of(path)):
+        save_tflite(graph, path, overwrite=overwrite)
+        return
     from qdqbridge.onnx_io.writer import write
 
     try:
         write(graph, path_of(path), profile=profile, recenter=recenter, overwrite=overwrite)
+    except OutputExistsError as error:
+        fix = "choose another name, or overwrite=True (on the command line --force)"
+        raise OutputExistsError(error.what, where=error.where, why=error.why, fix=fix) from error
+
+
+def save_tflite(
+    graph: Graph, path: File, *, layout: str = "model", overwrite: bool = False
+) -> TFLiteModel:
+    """Writes ``graph`` as a TFLite file that computes on the same integers.
+
+    Args:
+        graph: A canonical graph.
+        path: The ``.tflite`` file to write.
+        layout: ``model``: inputs and outputs as the graph has them; ``nhwc``: images enter and
+            leave channels-last.
+        overwrite: Replace an existing file.
+
+    Returns:
+        What was written: the graph after what TFLite demands, its digest, and notes that say
+        where numbers are rounded once more or computed on floats.
+
+    Raises:
+        InputDataError: ``graph`` is no graph, but a path for example.
+        OutputExistsError: The file exists and ``overwrite`` is not given.
+        UnsupportedTargetError: TFLite has no counterpart of some operators; all are listed.
+    """
+    need_graph(graph, "save")
+    from qdqbridge.tflite_io.writer import write
+
+    try:
+        return write(graph, path_of(path), layout=layout, overwrite=overwrite)
     except OutputExistsError as error:
         fix = "choose another name, or overwrite=True (on the command line --force)"
         raise OutputExistsError(error.what, where=error.where, why=error.why, fix=fix) from error

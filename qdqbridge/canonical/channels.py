@@ -16,13 +16,15 @@ from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, made_by, ru
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Attributes, Flow
-from qdqbridge.graph.types import QuantType, TensorType, ValueType
+from qdqbridge.graph.types import Dim, QuantType, TensorType, ValueType
 from qdqbridge.ops.attributes import (
     AxisAttrs,
     PadAttrs,
     ReduceAttrs,
     ReshapeAttrs,
+    SliceAttrs,
     SoftmaxAttrs,
+    TileAttrs,
     TransposeAttrs,
 )
 from qdqbridge.ops.table import BY_NAME
@@ -34,7 +36,8 @@ _LAST = ((0, 2, 1), (0, 2, 3, 1), (0, 2, 3, 4, 1))
 def operator_before_transpose(node: Node, scope: Scope) -> Proposal:
     """``op(Transpose(x), Transpose(y), c) -> Transpose(op(x, y, c'))`` of channels-last x and y.
 
-    Of elementwise operators, joins, paddings and a softmax; a constant is transposed itself.
+    Of elementwise operators, joins, paddings, slices, tiles and a softmax; a constant is transposed
+    itself.
     """
     del scope
     perm = _permutation(node)
@@ -92,11 +95,74 @@ def reshape_of_a_transpose(node: Node, scope: Scope) -> Proposal:
     if shape is None or perm[0] != 0 or turn.operand(0).quant != _like(output, turn.operand(0)):
         return None
     long = [axis for axis in perm if shape[axis] != 1]
-    copies = isinstance(attributes, ReshapeAttrs) and 0 in (attributes.shape or ())[1:]
-    if long != sorted(long) or copies:
+    if long != sorted(long):
         return None
+    if isinstance(attributes, ReshapeAttrs) and 0 in (attributes.shape or ())[1:]:
+        explicit = _explicit(output)  # what it copies lies elsewhere before the transpose
+        if explicit is None:
+            return None
+        attributes = explicit
     x, origin = turn.operand(0), node.origin
     return Replace({output: result(node.op, attributes, [x], output.type, origin, output.name)})
+
+
+@rule("transpose-of-a-reshape", "Transpose")
+def transpose_of_a_reshape(node: Node, scope: Scope) -> Proposal:
+    """``Transpose(Reshape(x)) -> Reshape(x)`` where the transpose moves extents of 1 only."""
+    del scope
+    inner, attributes, output = node.operand(0).producer, node.attributes, node.output
+    if inner is None or inner.op.name not in ("Reshape", "Flatten") or len(inner.inputs) != 1:
+        return None
+    shape, x = inner.output.type.shape, inner.operand(0)
+    if not isinstance(attributes, TransposeAttrs) or shape is None:
+        return None
+    long = [axis for axis in attributes.perm if shape[axis] != 1]
+    made = _explicit(output)
+    if long != sorted(long) or made is None:
+        return None
+    if x.quant is not None and x.quant != _like(output, x):
+        return None
+    origin = node.origin.joined(inner.origin)
+    return Replace(
+        {output: result(BY_NAME["Reshape"], made, [x], output.type, origin, output.name)}
+    )
+
+
+@rule("slice-of-needed-axes", "Slice")
+def slice_of_needed_axes(node: Node, scope: Scope) -> Proposal:
+    """``Slice(x) -> Slice(x)`` of the axes that it cuts, counted from the front where known."""
+    del scope
+    given, shape = node.attributes, node.operand(0).type.shape
+    if not isinstance(given, SliceAttrs) or shape is None or len(node.inputs) != 1:
+        return None
+    kept = [
+        (axis, *cut)
+        for axis, start, end, step in sorted(
+            zip(given.axes, given.starts, given.ends, given.steps, strict=True)
+        )
+        if (cut := _cut(shape[axis], start, end, step)) is not None
+    ]
+    axes, starts, ends, steps = zip(*kept, strict=True) if kept else ((), (), (), ())
+    wanted = SliceAttrs(starts, ends, axes, steps)
+    if not kept or wanted == given:
+        return None
+    output = node.output
+    made = result(node.op, wanted, node.inputs, output.type, node.origin, output.name)
+    return Replace({output: made})
+
+
+def _cut(extent: Dim, start: int, end: int, step: int) -> tuple[int, int, int] | None:
+    """Returns start, end and step of an axis, None where all of it is taken as it lies."""
+    if isinstance(extent, str):
+        return None if start == 0 and end >= _ENDLESS and step == 1 else (start, end, step)
+    first, last, jump = slice(start, end, step).indices(extent)
+    if (first, last, jump) == (0, extent, 1):
+        return None
+    return first, last if last >= 0 else -_ENDLESS, jump
+
+
+_ENDLESS = 2**31 - 1
+"""An end of a Slice that no extent reaches."""
 
 
 @rule("widened-constant", "Cast")
@@ -116,7 +182,18 @@ CHANNELS: tuple[Rule, ...] = (
     operator_before_transpose,
     reduce_before_transpose,
     reshape_of_a_transpose,
+    slice_of_needed_axes,
+    transpose_of_a_reshape,
 )
+
+
+def _explicit(value: Value) -> ReshapeAttrs | None:
+    """Returns the target of a reshape that copies no extent, None where two are open."""
+    shape = value.type.shape
+    if shape is None or sum(isinstance(extent, str) for extent in shape) > 1:
+        return None
+    extents = tuple(-1 if isinstance(extent, str) else extent for extent in shape)
+    return ReshapeAttrs(extents, allow_zero=0 in extents)
 
 
 def _like(output: Value, x: Value) -> object:
@@ -200,4 +277,9 @@ def _attributes(node: Node, perm: tuple[int, ...]) -> Attributes | None:
         sides = attributes.pads[:rank], attributes.pads[rank:]
         pads = tuple(side[perm.index(axis)] for side in sides for axis in range(rank))
         return replace(attributes, pads=pads)
+    if isinstance(attributes, SliceAttrs):
+        return replace(attributes, axes=tuple(perm[axis] for axis in attributes.axes))
+    if isinstance(attributes, TileAttrs):
+        repeats = tuple(attributes.repeats[perm.index(axis)] for axis in range(len(perm)))
+        return TileAttrs(repeats)
     return attributes if node.op.flow is Flow.ELEMENTWISE else None

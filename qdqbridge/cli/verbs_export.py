@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -36,6 +36,8 @@ from qdqbridge.sources import is_onnx
 if TYPE_CHECKING:
     from qdqbridge.onnx_io.profiles import Finding
 
+TFLITE = "tflite"
+"""The profile, and the suffix, of TFLite files."""
 Check = Annotated[
     bool,
     Parameter(
@@ -54,6 +56,10 @@ def export(
     recenter: Annotated[
         bool, Parameter(negative=(), help="Write int8 activations as uint8: the same results.")
     ] = False,
+    layout: Annotated[
+        Literal["model", "nhwc"],
+        Parameter(help="How images enter and leave a TFLite file: as in the model, or NHWC."),
+    ] = "model",
     check: Check = False,
     force: Force = False,
     reading: Reading = AS_IT_IS,
@@ -61,9 +67,19 @@ def export(
 ) -> int:
     """Write a model in canonical spelling; --check says where a runtime would not fuse it.
 
+    A file that ends in .tflite (or --profile tflite) is TFLite: the same integers, channels-last.
+
     Exits with 1 if --check finds anything.
     """
     from qdqbridge.cli.failures import DONE, NOT_MET, usage
+
+    if profile == TFLITE or (output_ is not None and output_.suffix == f".{TFLITE}"):
+        return _export_tflite(
+            model, output_, profile, recenter=recenter, layout=layout, check=check, force=force,
+            reading=reading, json=json,
+        )  # fmt: skip
+    if layout != "model":
+        return usage("--layout is for TFLite files: give an --output that ends in .tflite")
 
     if output_ is None and not check:
         return usage("give --output to write the model, or --check to look at it")
@@ -87,6 +103,39 @@ def export(
     elif check:
         output.show(*render_checks.findings_parts(pipeline.export_profile(profile), findings))
     return NOT_MET if findings else DONE
+
+
+def _export_tflite(
+    model: Path,
+    path: Path | None,
+    profile: str,
+    *,
+    recenter: bool,
+    layout: str,
+    check: bool,
+    force: bool,
+    reading: Reading,
+    json: bool,
+) -> int:
+    """Writes a TFLite file, and tells its digest and where it computes otherwise."""
+    from qdqbridge.cli.failures import DONE, usage
+
+    if path is None:
+        return usage("give --output FILE.tflite to write the model")
+    if recenter or check or profile not in (TFLITE, "ort"):
+        return usage("a TFLite file takes neither --recenter nor --check, nor another profile")
+    out = output.free(path, force=force, model=model, data=reading.params, suffix=f".{TFLITE}")
+    made = pipeline.save_tflite(reading.read(model), out, layout=layout, overwrite=force)
+    if json:
+        notes = [{"rule": n.rule, "node": n.node, "reason": n.reason} for n in made.notes]
+        names = {"output": str(out), "profile": TFLITE, "digest": made.digest}
+        output.show_json({**names, "notes": notes})
+        return DONE
+    output.show_text(str(out))
+    output.say(f"digest {made.digest}")
+    for note in made.notes:
+        output.say(f"{note.rule} '{note.node}': {note.reason}")
+    return DONE
 
 
 def _checked_json(profile: str, findings: Sequence[Finding]) -> dict[str, Any]:

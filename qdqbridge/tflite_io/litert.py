@@ -1,0 +1,215 @@
+"""LiteRT runs what the writer writes: its tensors, and each node on the operands that LiteRT had.
+
+LiteRT is the package ``ai-edge-litert``; it is imported when first asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.errors import InputDataError, UnsupportedTargetError
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.interpreter import evaluate_node
+from qdqbridge.graph.types import static_shape
+from qdqbridge.qnn.layout.permutation import channels_first
+from qdqbridge.tflite_io.writer.writer import TFLiteModel
+
+Array = NDArray[Any]
+
+
+class Kernels(Enum):
+    """Which of its kernels LiteRT runs."""
+
+    XNNPACK = "XNNPACK, where it takes an operator"
+    BUILTIN = "LiteRT's own optimized kernels"
+    REFERENCE = "LiteRT's reference kernels"
+
+
+_RESOLVERS = {
+    Kernels.XNNPACK: "BUILTIN",
+    Kernels.BUILTIN: "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
+    Kernels.REFERENCE: "BUILTIN_REF",
+}
+
+
+class Session:
+    """A TFLite file in LiteRT.
+
+    Args:
+        data: The file's bytes.
+        kernels: Which kernels run it.
+        every_tensor: Keep all tensors; XNNPACK keeps those that leave the graph only.
+
+    Raises:
+        UnsupportedTargetError: LiteRT is not installed, or refuses the file.
+    """
+
+    def __init__(
+        self, data: bytes, kernels: Kernels = Kernels.XNNPACK, *, every_tensor: bool = False
+    ) -> None:
+        module = _litert()
+        resolver = getattr(module.OpResolverType, _RESOLVERS[kernels])
+        try:
+            self._interpreter = module.Interpreter(
+                model_content=data, experimental_op_resolver_type=resolver,
+                experimental_preserve_all_tensors=every_tensor and kernels is not Kernels.XNNPACK,
+            )  # fmt: skip
+        except (ValueError, RuntimeError) as error:
+            raise _refused(error) from error
+
+    def run(
+        self, inputs: Mapping[int, Array], wanted: Iterator[int] | list[int]
+    ) -> dict[int, Array]:
+        """Runs the file once.
+
+        Args:
+            inputs: An array per input tensor.
+            wanted: The tensors to return.
+
+        Raises:
+            UnsupportedTargetError: LiteRT refuses an operator.
+            InputDataError: An input does not fit.
+        """
+        interpreter = self._interpreter
+        try:
+            for entry in interpreter.get_input_details():
+                array = inputs[entry["index"]]
+                if tuple(entry["shape"]) != array.shape:
+                    interpreter.resize_tensor_input(entry["index"], list(array.shape))
+            interpreter.allocate_tensors()
+            for index, array in inputs.items():
+                interpreter.set_tensor(index, array)
+            interpreter.invoke()
+        except KeyError as error:
+            raise InputDataError(
+                "an input of the TFLite file is missing", why=str(error)
+            ) from error
+        except (ValueError, RuntimeError) as error:
+            raise _refused(error) from error
+        found: dict[int, Array] = {}
+        for index in wanted:
+            try:
+                found[index] = np.array(interpreter.get_tensor(index))
+            except ValueError:  # a tensor that a delegate keeps to itself
+                continue
+        return found
+
+
+def _litert() -> Any:
+    try:
+        return import_module("ai_edge_litert.interpreter")
+    except ImportError as error:
+        raise UnsupportedTargetError(
+            "running TFLite files needs LiteRT, which is not installed",
+            why=str(error),
+            fix="pip install ai-edge-litert",
+        ) from error
+
+
+def _refused(error: Exception) -> UnsupportedTargetError:
+    return UnsupportedTargetError("LiteRT refuses the TFLite file", why=str(error)[:500])
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDifference:
+    """How far a node's result in LiteRT is from the interpreter's on the same operands.
+
+    Attributes:
+        node: The node of the graph that was written.
+        value: Its result.
+        count: Number of elements.
+        different: How many differ.
+        largest: The largest difference: in steps of the result's scale, or of floats relative to
+            the largest number of the result.
+    """
+
+    node: Node
+    value: Value
+    count: int
+    different: int
+    largest: float
+
+
+def node_differences(
+    made: TFLiteModel, inputs: Mapping[str, Array], kernels: Kernels = Kernels.REFERENCE
+) -> list[NodeDifference]:
+    """Runs a file in LiteRT and each of its nodes by the interpreter, on the operands LiteRT had.
+
+    Args:
+        made: What was written.
+        inputs: An array per input of the graph, by name.
+        kernels: Which of LiteRT's kernels.
+
+    Raises:
+        UnsupportedTargetError: LiteRT is not installed or refuses the file.
+    """
+    model = made.model
+    made_by_operators = {index for operator in model.operators for index in operator.outputs}
+    wanted = sorted({index for index, _ in made.tensors.values()} & made_by_operators)
+    known = set(model.outputs)
+    everything = replace(
+        model,
+        outputs=[*model.outputs, *(index for index in wanted if index not in known)],
+        output_names=[
+            *model.output_names,
+            *(model.tensors[index].name for index in wanted if index not in known),
+        ],
+    )
+    session = Session(everything.tobytes(), kernels, every_tensor=True)
+    fed = dict(zip(model.inputs, (inputs[name] for name in model.input_names), strict=True))
+    recorded = session.run(fed, wanted)
+    values: dict[Value, Array] = {
+        value: inputs[value.name] for value in made.graph.inputs if value.name in inputs
+    }
+    return list(_compared(made, recorded, values))
+
+
+def _compared(
+    made: TFLiteModel, recorded: Mapping[int, Array], values: dict[Value, Array]
+) -> Iterator[NodeDifference]:
+    for node in made.graph.nodes:
+        operands = [
+            None if v is None else values[v] if v.constant is None else v.constant.numpy()
+            for v in node.inputs
+        ]
+        results = evaluate_node(node, operands)
+        for value, result in zip(node.outputs, results, strict=False):
+            values[value] = np.asarray(result)
+            index, last = made.tensors.get(value, (-1, False))
+            if index not in recorded:
+                continue
+            theirs = recorded[index]
+            if last:
+                theirs = theirs.transpose(channels_first(theirs.ndim))
+            if theirs.shape != values[value].shape:
+                continue
+            yield _difference(node, value, theirs, values[value])
+            values[value] = theirs.astype(values[value].dtype, copy=False)
+
+
+def _difference(node: Node, value: Value, theirs: Array, ours: Array) -> NodeDifference:
+    a, b = theirs.astype(np.float64), ours.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        distance = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+    largest = float(distance.max(initial=0.0))
+    if value.quant is None:
+        finite = np.abs(b[np.isfinite(b)])
+        largest /= max(float(finite.max(initial=0.0)), 1e-30)
+    return NodeDifference(node, value, a.size, int((distance > 0).sum()), largest)
+
+
+def shapes_of(made: TFLiteModel, extent: int = 1) -> dict[str, tuple[int, ...]]:
+    """Returns the inputs' shapes; open extents become ``extent``."""
+    found: dict[str, tuple[int, ...]] = {}
+    for value in made.graph.inputs:
+        shape = value.type.shape or ()
+        fixed = tuple(extent if isinstance(e, str) else e for e in shape)
+        found[value.name] = static_shape(fixed) or fixed
+    return found

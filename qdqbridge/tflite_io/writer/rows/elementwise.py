@@ -1,0 +1,256 @@
+"""Element-wise operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.types import TensorType
+from qdqbridge.ops.attributes import AlphaAttrs, CastAttrs, ClipAttrs, GeluAttrs
+from qdqbridge.ops.composition import CompositionAttrs
+from qdqbridge.tflite_io.writer.emission import (
+    TYPE_NAMES,
+    Emission,
+    NoCounterpart,
+    WriteRow,
+    WriterRow,
+)
+from qdqbridge.tflite_io.writer.rows import kernels
+from qdqbridge.tflite_io.writer.rows.kernels import ACTIVATIONS, per_tensor_params, stored
+
+SIGMOID_RESULTS = (
+    per_tensor_params(DType.INT8, 1 / 256, -128), per_tensor_params(DType.INT16, 1 / 32768, 0),
+)  # fmt: skip
+TANH_RESULTS = (
+    per_tensor_params(DType.INT8, 1 / 128, 0), per_tensor_params(DType.INT16, 1 / 32768, 0),
+)  # fmt: skip
+
+
+def _version(e: Emission, index: int) -> int:
+    return {"INT8": 2, "INT16": 3}.get(e.type_of(index)[0], 1)
+
+
+def unary(name: str, options: str = "") -> WriteRow:
+    """Returns the row of an operator with one operand and no options."""
+
+    def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+        del node
+        e.add(name, x[:1], y, options, 2 if e.integers else 1)
+
+    return write
+
+
+def arithmetic(name: str, options: str) -> WriteRow:
+    """Returns the row of ADD, SUB, MUL or DIV."""
+
+    def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+        del node
+        fields: dict[str, Any] = {"FusedActivationFunction": e.activation}
+        version = _version(e, x[0])
+        if name in ("ADD", "SUB"):
+            fields["PotScaleInt16"] = False
+            version = 5 if version == 3 and name == "SUB" else 4 if version == 3 else version
+        if name == "MUL" and version == 3:
+            version = 4
+        e.add(name, x, y, options, version, **fields)
+
+    return write
+
+
+def extreme(name: str) -> WriteRow:
+    """Returns the row of MAXIMUM and MINIMUM, folded from left to right."""
+
+    def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+        del node
+        made = x[0]
+        for place, other in enumerate(x[1:], 1):
+            after = y[0] if place == len(x) - 1 else e.like(y[0], e.type_of(y[0])[1])
+            e.add(name, [made, other], [after], "MaximumMinimumOptions", 2 if e.integers else 1)
+            made = after
+
+    return write
+
+
+def plain_binary(name: str, options: str) -> WriteRow:
+    """Returns the row of an operator with two operands and no options."""
+
+    def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+        del node
+        e.add(name, x, y, options, 1)
+
+    return write
+
+
+def leaky(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """LEAKY_RELU."""
+    attributes = node.attributes
+    assert isinstance(attributes, AlphaAttrs)
+    e.add("LEAKY_RELU", x, y, "LeakyReluOptions", 2 if e.integers else 1, Alpha=attributes.alpha)
+
+
+def elu(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """ELU of alpha 1."""
+    attributes = node.attributes
+    assert isinstance(attributes, AlphaAttrs)
+    if attributes.alpha != 1.0:
+        raise NoCounterpart(f"its alpha is {attributes.alpha:g}", "TFLite has alpha 1 only")
+    e.add("ELU", x, y)
+
+
+def gelu(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """GELU, by erf or tanh."""
+    attributes = node.attributes
+    assert isinstance(attributes, GeluAttrs)
+    tanh = attributes.approximate == "tanh"
+    e.add("GELU", x, y, "GeluOptions", 2 if e.integers else 1, Approximate=tanh)
+
+
+def reciprocal(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """DIV of one."""
+    del node
+    one = e.constant(np.asarray(1, np.float32), "one")
+    e.add("DIV", [one, x[0]], y, "DivOptions", 1)
+
+
+def clip(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """RELU6, RELU_N1_TO_1 or one or two extremes."""
+    attributes = node.attributes
+    assert isinstance(attributes, ClipAttrs)
+    low, high = attributes.low, attributes.high
+    known: dict[tuple[float | None, float | None], str] = {
+        (0.0, None): "RELU",
+        (0.0, 6.0): "RELU6",
+        (-1.0, 1.0): "RELU_N1_TO_1",
+    }
+    if (low, high) in known:
+        e.add(known[low, high], x[:1], y)
+        return
+    steps = [(n, b) for n, b in (("MAXIMUM", low), ("MINIMUM", high)) if b is not None]
+    if not steps:
+        e.add("RESHAPE", [x[0], e.constant(e.type_of(x[0])[1], "shape")], y, "ReshapeOptions")
+        return
+    dtype = node.operand(0).type.dtype.numpy if node.operand(0).quant is None else np.float32
+    made = x[0]
+    for place, (name, bound) in enumerate(steps):
+        after = y[0] if place == len(steps) - 1 else e.like(y[0], e.type_of(y[0])[1])
+        limit = e.constant(np.asarray(bound, dtype), "bound")
+        e.add(name, [made, limit], [after], "MaximumMinimumOptions")
+        made = after
+
+
+def prelu(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """PRELU."""
+    del node
+    e.add("PRELU", x, y)
+
+
+def select(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """SELECT_V2."""
+    del node
+    e.add("SELECT_V2", x, y, "SelectV2Options")
+
+
+def composition(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """The steps, one after the other, on floats."""
+    attributes = node.attributes
+    assert isinstance(attributes, CompositionAttrs)
+    made = list(x)
+    shapes = [e.type_of(index)[1] for index in x]
+    for place, step in enumerate(attributes.steps):
+        row = e.rows.get(step.op.name)
+        if row is None:
+            raise NoCounterpart(f"TFLite has no counterpart of {step.op.name} in it")
+        shape = _broadcast([shapes[i] for i in step.operands])
+        last = place == len(attributes.steps) - 1
+        after = y[0] if last else e.plain("FLOAT32", shape, step.name or step.op.name.lower())
+        named = tuple(
+            f"{place}:{axis}" if extent < 0 else extent for axis, extent in enumerate(shape)
+        )
+        values = [Value(TensorType(DType.FLOAT32, None), "") for _ in step.operands]
+        inner = Node(step.op, step.attributes, values, [Value(TensorType(DType.FLOAT32, named))])
+        row.write(e, inner, [made[i] for i in step.operands], [after])
+        made.append(after)
+        shapes.append(shape)
+
+
+def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Returns the shape of a result; scalars beside one tensor."""
+    return max(shapes, key=lambda shape: (len(shape), shape))
+
+
+def quantize(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """QUANTIZE, of floats or of other integers."""
+    del node
+    e.add("QUANTIZE", x[:1], y, version=2 if e.type_of(x[0])[0] != "FLOAT32" else 1)
+
+
+def dequantize(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """DEQUANTIZE."""
+    source = node.operand(0)
+    kind = node.output.type.dtype
+    if kind is not DType.FLOAT32:
+        raise NoCounterpart(f"it gives {kind.label}", "use float32 scales")
+    e.add("DEQUANTIZE", x[:1], y, version=2)
+    e.reals.setdefault(source, y[0])
+
+
+def cast(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """CAST."""
+    assert isinstance(node.attributes, CastAttrs)
+    given, made = node.operand(0), node.output
+    if given.quant is not None or made.quant is not None:
+        raise NoCounterpart("it casts quantized numbers")
+    e.cast(x[0], y[0])
+    if made.type.dtype not in TYPE_NAMES:
+        raise NoCounterpart(f"it casts to {made.type.dtype.label}")
+
+
+def _always(node: Node) -> bool:
+    del node
+    return True
+
+
+def _slopes(node: Node) -> bool:
+    return stored(DType.INT8)(node)
+
+
+ROWS: Mapping[str, WriterRow] = {
+    "Abs": WriterRow(unary("ABS"), stored(DType.INT8, DType.INT16)),
+    "Add": WriterRow(arithmetic("ADD", "AddOptions"), stored(*ACTIVATIONS), fused=True),
+    "Cast": WriterRow(cast, kernels.never),
+    "Ceil": WriterRow(unary("CEIL"), kernels.never),
+    "Clip": WriterRow(clip, kernels.never),
+    "Composition": WriterRow(composition, kernels.never),
+    "Cos": WriterRow(unary("COS"), kernels.never),
+    "Div": WriterRow(arithmetic("DIV", "DivOptions"), kernels.never),
+    "Elu": WriterRow(elu, kernels.never),
+    "Exp": WriterRow(unary("EXP", "ExpOptions"), stored(DType.INT8, DType.INT16)),
+    "Floor": WriterRow(unary("FLOOR"), kernels.never),
+    "Gelu": WriterRow(gelu, stored(DType.INT8)),
+    "HardSwish": WriterRow(unary("HARD_SWISH"), stored(DType.INT8)),
+    "LeakyRelu": WriterRow(leaky, stored(*ACTIVATIONS)),
+    "Log": WriterRow(unary("LOG"), kernels.never),
+    "Max": WriterRow(extreme("MAXIMUM"), stored(*ACTIVATIONS, same=True)),
+    "Min": WriterRow(extreme("MINIMUM"), stored(*ACTIVATIONS, same=True)),
+    "Mul": WriterRow(arithmetic("MUL", "MulOptions"), stored(*ACTIVATIONS), fused=True),
+    "Neg": WriterRow(unary("NEG", "NegOptions"), kernels.never),
+    "PRelu": WriterRow(prelu, _slopes),
+    "Pow": WriterRow(plain_binary("POW", "PowOptions"), kernels.never),
+    "Reciprocal": WriterRow(reciprocal, kernels.never),
+    "Relu": WriterRow(unary("RELU"), kernels.never),
+    "Round": WriterRow(unary("ROUND"), kernels.never),
+    "Sigmoid": WriterRow(unary("LOGISTIC"), kernels.fixed(*SIGMOID_RESULTS)),
+    "Sign": WriterRow(unary("SIGN", "SignOptions"), kernels.never),
+    "Sin": WriterRow(unary("SIN"), kernels.never),
+    "Sqrt": WriterRow(unary("SQRT"), kernels.never),
+    "Sub": WriterRow(arithmetic("SUB", "SubOptions"), stored(*ACTIVATIONS), fused=True),
+    "Tanh": WriterRow(unary("TANH"), kernels.fixed(*TANH_RESULTS)),
+    "Where": WriterRow(select, stored(*ACTIVATIONS, same=True)),
+    "dequantize": WriterRow(dequantize, _always),
+    "quantize": WriterRow(quantize, _always),
+    "requantize": WriterRow(quantize, _always),
+}

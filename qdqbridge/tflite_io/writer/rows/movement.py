@@ -1,0 +1,279 @@
+"""Data movement: reshapes, slices, concatenations, paddings, gathers, and shapes themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.graph import Node
+from qdqbridge.graph.numerics import quantize
+from qdqbridge.ops.attributes import (
+    AxesAttrs,
+    AxisAttrs,
+    DepthSpaceAttrs,
+    PadAttrs,
+    ShapeAttrs,
+    SliceAttrs,
+    SplitAttrs,
+    TileAttrs,
+    TransposeAttrs,
+)
+from qdqbridge.tflite_io.writer.emission import (
+    Emission,
+    NoCounterpart,
+    WriteRow,
+    WriterRow,
+    extents,
+)
+from qdqbridge.tflite_io.writer.rows import kernels
+
+_FAR = (1 << 31) - 1
+_INT8 = "INT8"
+
+
+def _version(e: Emission, index: int) -> int:
+    return {"INT8": 2, "INT16": 3}.get(e.type_of(index)[0], 1)
+
+
+def reshape(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """RESHAPE to the result's extents."""
+    e.add("RESHAPE", [x[0], e.shape_operand(node.output, x[0])], y, "ReshapeOptions")
+
+
+def squeeze(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """SQUEEZE."""
+    assert isinstance(node.attributes, AxesAttrs)
+    axes = np.asarray(node.attributes.axes, np.int32)
+    e.add("SQUEEZE", x[:1], y, "SqueezeOptions", _version(e, x[0]), SqueezeDims=axes)
+
+
+def unsqueeze(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """EXPAND_DIMS, an axis at a time."""
+    assert isinstance(node.attributes, AxesAttrs)
+    made, axes = x[0], node.attributes.axes
+    for place, axis in enumerate(axes):
+        shape = list(e.type_of(made)[1])
+        shape.insert(axis, 1)
+        after = y[0] if place == len(axes) - 1 else e.like(made, shape)
+        e.add("EXPAND_DIMS", [made, e.constant([axis], "axis")], [after], "ExpandDimsOptions")
+        made = after
+
+
+def transpose(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """TRANSPOSE."""
+    assert isinstance(node.attributes, TransposeAttrs)
+    perm = e.constant(list(node.attributes.perm), "perm")
+    e.add("TRANSPOSE", [x[0], perm], y, "TransposeOptions", _version(e, x[0]))
+
+
+def concatenation(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """CONCATENATION."""
+    assert isinstance(node.attributes, AxisAttrs)
+    e.add(
+        "CONCATENATION", x, y, "ConcatenationOptions", _version(e, x[0]),
+        Axis=node.attributes.axis, FusedActivationFunction=0,
+    )  # fmt: skip
+
+
+def split(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """SPLIT into equal parts, or SPLIT_V."""
+    assert isinstance(node.attributes, SplitAttrs)
+    sizes, axis = node.attributes.sizes, e.constant([node.attributes.axis], "axis")
+    if len(set(sizes)) == 1:
+        options = "SplitOptions"
+        e.add("SPLIT", [axis, x[0]], y, options, _version(e, x[0]), NumSplits=len(sizes))
+        return
+    listed = e.constant(list(sizes), "sizes")
+    e.add(
+        "SPLIT_V", [x[0], listed, axis], y, "SplitVOptions",
+        2 if e.type_of(x[0])[0] == _INT8 else 1, NumSplits=len(sizes),
+    )  # fmt: skip
+
+
+def slices(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """SLICE where steps are 1 and extents are known, else STRIDED_SLICE."""
+    attributes = node.attributes
+    assert isinstance(attributes, SliceAttrs)
+    given, made = extents(node.operand(0)), extents(node.output)
+    places = dict(
+        zip(attributes.axes, zip(attributes.starts, attributes.ends, attributes.steps, strict=True),
+            strict=True)
+    )  # fmt: skip
+    if all(step == 1 and given[axis] >= 0 for axis, (_, _, step) in places.items()):
+        begins = [
+            _begin(places[axis][0], extent) if axis in places else 0
+            for axis, extent in enumerate(given)
+        ]
+        sizes = [made[axis] if axis in places else -1 for axis in range(len(given))]
+        sizes = [given[a] if s == -1 and given[a] >= 0 else s for a, s in enumerate(sizes)]
+        operands = [x[0], e.constant(begins, "begin"), e.constant(sizes, "size")]
+        e.add("SLICE", operands, y, "SliceOptions", _version(e, x[0]))
+        return
+    begins, ends, steps, from_first, to_last = [], [], [], 0, 0
+    for axis, _ in enumerate(given):
+        if axis not in places:
+            begins, ends, steps = [*begins, 0], [*ends, 0], [*steps, 1]
+            from_first, to_last = from_first | 1 << axis, to_last | 1 << axis
+            continue
+        start, end, step = places[axis]
+        begins, steps = [*begins, _narrow(start)], [*steps, step]
+        ends = [*ends, _narrow(end)]
+        if step < 0 and given[axis] >= 0 and end < -given[axis]:
+            to_last |= 1 << axis
+        if step < 0 and given[axis] >= 0 and start >= given[axis]:
+            from_first |= 1 << axis
+        if step > 0 and end >= _FAR:
+            to_last |= 1 << axis
+    operands = [x[0], *(e.constant(n, w) for n, w in
+                        ((begins, "begin"), (ends, "end"), (steps, "steps")))]  # fmt: skip
+    e.add(
+        "STRIDED_SLICE", operands, y, "StridedSliceOptions",
+        2 if e.type_of(x[0])[0] == _INT8 else 1, BeginMask=from_first, EndMask=to_last,
+    )  # fmt: skip
+
+
+def _begin(start: int, extent: int) -> int:
+    return max(0, min(start + extent if start < 0 else start, extent))
+
+
+def _narrow(number: int) -> int:
+    return max(-_FAR, min(number, _FAR))
+
+
+def pad(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """PAD by zero, PADV2 by another number, MIRROR_PAD."""
+    attributes, rank = node.attributes, node.operand(0).rank or 0
+    assert isinstance(attributes, PadAttrs)
+    if min(attributes.pads) < 0:
+        raise NoCounterpart("it cuts off", "write a Slice")
+    pairs = np.asarray(attributes.pads, np.int32).reshape(2, rank).T
+    sides = e.constant(np.ascontiguousarray(pairs), "paddings")
+    if attributes.mode == "reflect":
+        version = 2 if e.type_of(x[0])[0] == _INT8 else 1
+        e.add("MIRROR_PAD", [x[0], sides], y, "MirrorPadOptions", version, Mode=0)
+        return
+    if attributes.mode != "constant":
+        raise NoCounterpart(f"its mode is {attributes.mode}")
+    if attributes.value == 0.0:
+        e.add("PAD", [x[0], sides], y, "PadOptions", _version(e, x[0]))
+        return
+    e.add("PADV2", [x[0], sides, _filling(e, node, attributes.value)], y, "PadV2Options",
+          _version(e, x[0]))  # fmt: skip
+
+
+def _filling(e: Emission, node: Node, value: float) -> int:
+    quant = node.output.quant
+    if quant is None or not e.integers:
+        dtype = node.output.type.dtype.numpy if quant is None else np.dtype(np.float32)
+        return e.constant(np.asarray(value).astype(dtype), "value")
+    code = quantize(np.asarray(value, np.float32), quant.params.widened())
+    return e.quantized_constant(Constant.of(np.asarray(code)), quant.params.widened(), "value")
+
+
+def tile(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """TILE."""
+    assert isinstance(node.attributes, TileAttrs)
+    repeats = e.constant(list(node.attributes.repeats), "multiples")
+    e.add("TILE", [x[0], repeats], y, "TileOptions", 2 if e.integers else 1)
+
+
+def expand(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """BROADCAST_TO the result's extents."""
+    shape = extents(node.output)
+    if -1 in shape:
+        raise NoCounterpart("its result's extents are open", "fix them with --shape")
+    e.add("BROADCAST_TO", [x[0], e.constant(list(shape), "shape")], y, "BroadcastToOptions", 2)
+
+
+def gather(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """GATHER; constant indices count from the front."""
+    assert isinstance(node.attributes, AxisAttrs)
+    axis, index = node.attributes.axis, node.operand(1)
+    if index.constant is None:
+        place = x[1] if x[1] >= 0 else e.tensor(index)
+    else:
+        numbers = index.constant.numpy().astype(np.int64)
+        extent = extents(node.operand(0))[axis]
+        if numbers.min(initial=0) < 0:
+            if extent < 0:
+                raise NoCounterpart("it counts from the end of an open extent")
+            numbers = np.where(numbers < 0, numbers + extent, numbers)
+        place = e.constant(numbers.astype(np.int32), index.name or "indices")
+    e.add("GATHER", [x[0], place], y, "GatherOptions", _version(e, x[0]), Axis=axis)
+
+
+def blocks(name: str, options: str, *, deeper: bool) -> WriteRow:
+    """Returns the row of DEPTH_TO_SPACE and SPACE_TO_DEPTH, which are channels-last."""
+
+    def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+        attributes = node.attributes
+        assert isinstance(attributes, DepthSpaceAttrs)
+        if attributes.mode != "DCR" and not deeper:
+            raise NoCounterpart(f"its mode is {attributes.mode}", "permute the channels before it")
+        if e.channels_last(node):
+            e.add(name, x[:1], y, options, BlockSize=attributes.block_size)
+            return
+        turned = e.transposed(x[0], [0, 2, 3, 1])
+        shape = e.type_of(y[0])[1]
+        made = e.like(y[0], [shape[0], shape[2], shape[3], shape[1]])
+        e.add(name, [turned], [made], options, BlockSize=attributes.block_size)
+        back = e.constant([0, 3, 1, 2], "perm")
+        e.add("TRANSPOSE", [made, back], y, "TransposeOptions", _version(e, x[0]))
+
+    return write
+
+
+def same(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """Nothing happens: RESHAPE to the same shape."""
+    e.add("RESHAPE", [x[0], e.shape_operand(node.output, x[0])], y, "ReshapeOptions")
+
+
+def shape_of(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """SHAPE, cut to the extents that are asked for."""
+    attributes, rank = node.attributes, len(extents(node.operand(0)))
+    assert isinstance(attributes, ShapeAttrs)
+    out_type = 4 if e.type_of(y[0])[0] == "INT64" else 2
+    start, end = attributes.start, attributes.end
+    if start == 0 and end in (None, rank):
+        e.add("SHAPE", x[:1], y, "ShapeOptions", OutType=out_type)
+        return
+    whole = e.plain(e.type_of(y[0])[0], (rank,), "shape")
+    e.add("SHAPE", x[:1], [whole], "ShapeOptions", OutType=out_type)
+    operands = [whole, e.constant([start]), e.constant([rank if end is None else end]),
+                e.constant([1])]  # fmt: skip
+    e.add("STRIDED_SLICE", operands, y, "StridedSliceOptions")
+
+
+def _joined(node: Node) -> bool:
+    return kernels.moves(node)
+
+
+def _shapes(node: Node) -> bool:
+    del node
+    return True
+
+
+ROWS: Mapping[str, WriterRow] = {
+    "Concat": WriterRow(concatenation, _joined),
+    "DepthToSpace": WriterRow(
+        blocks("DEPTH_TO_SPACE", "DepthToSpaceOptions", deeper=False), kernels.moves
+    ),
+    "Expand": WriterRow(expand, kernels.moves, own=(1,)),
+    "Flatten": WriterRow(reshape, kernels.moves),
+    "Gather": WriterRow(gather, kernels.moves, own=(1,)),
+    "Identity": WriterRow(same, kernels.moves),
+    "Pad": WriterRow(pad, kernels.moves, own=(1, 2, 3)),
+    "Reshape": WriterRow(reshape, kernels.moves, own=(1,)),
+    "Shape": WriterRow(shape_of, _shapes),
+    "Slice": WriterRow(slices, kernels.moves, own=(1, 2, 3, 4)),
+    "SpaceToDepth": WriterRow(
+        blocks("SPACE_TO_DEPTH", "SpaceToDepthOptions", deeper=True), kernels.moves
+    ),
+    "Split": WriterRow(split, kernels.moves, own=(1,)),
+    "Squeeze": WriterRow(squeeze, kernels.moves, own=(1,)),
+    "Tile": WriterRow(tile, kernels.moves, own=(1,)),
+    "Transpose": WriterRow(transpose, kernels.moves),
+    "Unsqueeze": WriterRow(unsqueeze, kernels.moves, own=(1,)),
+}

@@ -1,0 +1,186 @@
+"""Pools, reductions, softmax and resizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Node
+from qdqbridge.ops.attributes import PoolAttrs, ReduceAttrs, ResizeAttrs, SoftmaxAttrs
+from qdqbridge.tflite_io.writer.emission import (
+    Emission,
+    NoCounterpart,
+    WriteRow,
+    WriterRow,
+    extents,
+)
+from qdqbridge.tflite_io.writer.rows import kernels
+from qdqbridge.tflite_io.writer.rows.kernels import per_tensor_params, stored
+from qdqbridge.tflite_io.writer.rows.padding import same_or_valid
+
+_IMAGE = 4
+SOFTMAX_RESULTS = (
+    per_tensor_params(DType.INT8, 1 / 256, -128), per_tensor_params(DType.INT16, 1 / 32768, 0),
+)  # fmt: skip
+LOG_SOFTMAX_RESULTS = (per_tensor_params(DType.INT8, 16 / 256, 127),)
+
+
+def pool(name: str) -> WriteRow:
+    """Returns the row of a 2-D pool."""
+
+    def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+        attributes = node.attributes
+        assert isinstance(attributes, PoolAttrs)
+        if node.operand(0).rank != _IMAGE:
+            raise NoCounterpart(f"its image has rank {node.operand(0).rank}", "use 2-D pools")
+        if len(node.outputs) > 1:
+            raise NoCounterpart("it gives the places of its maxima")
+        if set(attributes.dilations) != {1}:
+            raise NoCounterpart("it is dilated")
+        if attributes.count_include_pad and any(attributes.pads):
+            raise NoCounterpart("it counts padding")
+        e.add(
+            name, x[:1], y, "Pool2DOptions", _version(e, x[0]),
+            Padding=same_or_valid(node, attributes.kernel_shape),
+            StrideH=attributes.strides[0], StrideW=attributes.strides[1],
+            FilterHeight=attributes.kernel_shape[0], FilterWidth=attributes.kernel_shape[1],
+            FusedActivationFunction=e.activation,
+        )  # fmt: skip
+
+    return write
+
+
+def _version(e: Emission, index: int) -> int:
+    return {"INT8": 2, "INT16": 3}.get(e.type_of(index)[0], 1)
+
+
+def over_space(name: str) -> WriteRow:
+    """Returns the row of a global pool, a reduction of the axes between batch and channels."""
+
+    def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+        rank = node.operand(0).rank
+        if rank is None:
+            raise NoCounterpart("the rank of its image is not known")
+        last = e.channels_last(node)
+        axes = list(range(1, rank - 1)) if last else list(range(2, rank))
+        e.add(
+            name, [x[0], e.constant(axes, "axes")], y, "ReducerOptions", _version(e, x[0]),
+            KeepDims=True,
+        )  # fmt: skip
+
+    return write
+
+
+def reduction(name: str) -> WriteRow:
+    """Returns the row of a reduction along listed axes."""
+
+    def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+        attributes = node.attributes
+        assert isinstance(attributes, ReduceAttrs)
+        e.add(
+            name, [x[0], e.constant(list(attributes.axes), "axes")], y, "ReducerOptions",
+            _version(e, x[0]), KeepDims=attributes.keepdims,
+        )  # fmt: skip
+
+    return write
+
+
+def softmax(name: str, options: str) -> WriteRow:
+    """Returns the row of SOFTMAX and LOG_SOFTMAX, which go along the last axis."""
+
+    def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+        attributes, rank = node.attributes, node.operand(0).rank or 0
+        assert isinstance(attributes, SoftmaxAttrs)
+        if len(attributes.axes) != 1:
+            raise NoCounterpart(f"it normalizes over the axes {list(attributes.axes)} together")
+        fields = {"Beta": 1.0} if options == "SoftmaxOptions" else {}
+        axis = attributes.axes[0]
+        if axis == rank - 1:
+            e.add(name, x[:1], y, options, _version(e, x[0]), **fields)
+            return
+        order = [*(a for a in range(rank) if a != axis), axis]
+        turned = e.transposed(x[0], order)
+        made = e.like(y[0], e.type_of(turned)[1])
+        e.add(name, [turned], [made], options, _version(e, x[0]), **fields)
+        back = e.constant([order.index(a) for a in range(rank)], "perm")
+        e.add("TRANSPOSE", [made, back], y, "TransposeOptions", 2)
+
+    return write
+
+
+_NEAREST = {
+    ("asymmetric", "floor"): (False, False),
+    ("half_pixel", "round_prefer_ceil"): (False, True),
+    ("align_corners", "round_prefer_ceil"): (True, False),
+}
+_LINEAR = {
+    "asymmetric": (False, False), "half_pixel": (False, True), "align_corners": (True, False),
+    "pytorch_half_pixel": (False, True),
+}  # fmt: skip
+
+
+def resize(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """RESIZE_NEAREST_NEIGHBOR and RESIZE_BILINEAR."""
+    attributes = node.attributes
+    assert isinstance(attributes, ResizeAttrs)
+    if node.operand(0).rank != _IMAGE or not e.channels_last(node):
+        raise NoCounterpart("it resizes no image")
+    given, made = extents(node.operand(0)), extents(node.output)
+    if given[0] != made[0] or given[-1] != made[-1] or -1 in made[1:-1]:
+        raise NoCounterpart("it resizes batch or channels, or to extents of run time")
+    _check_scales(attributes, given, made)
+    place, mode = attributes.coordinate_transformation_mode, attributes.mode
+    if attributes.antialias or attributes.exclude_outside:
+        raise NoCounterpart("it filters, or leaves out what lies outside")
+    if mode == "nearest":
+        flags = _NEAREST.get((place, attributes.nearest_mode))
+    else:
+        flags = _LINEAR.get(place) if mode == "linear" else None
+    if flags is None or (place == "pytorch_half_pixel" and 1 in made[1:-1]):
+        raise NoCounterpart(
+            f"its mode is {mode}, {place}, {attributes.nearest_mode}",
+            "TFLite has linear, and nearest with asymmetric coordinates rounded down",
+        )
+    name = "RESIZE_NEAREST_NEIGHBOR" if mode == "nearest" else "RESIZE_BILINEAR"
+    options = "ResizeNearestNeighborOptions" if mode == "nearest" else "ResizeBilinearOptions"
+    size = e.constant([made[1], made[2]], "size")
+    e.add(
+        name, [x[0], size], y, options, 3 if flags[1] else 2, AlignCorners=flags[0],
+        HalfPixelCenters=flags[1],
+    )  # fmt: skip
+
+
+def _check_scales(attributes: ResizeAttrs, given: Sequence[int], made: Sequence[int]) -> None:
+    """TFLite knows extents only: a factor that is not their quotient has no counterpart."""
+    if attributes.scales is None:
+        return
+    for old, new, scale in zip(given, made, attributes.scales, strict=True):
+        if old > 0 and new > 0 and abs(old * scale - new) > 1e-6 * new:
+            raise NoCounterpart(f"its factor {scale:g} is not {new} / {old}")
+
+
+def _resizes(node: Node) -> bool:
+    return stored(DType.INT8, DType.INT16, same=True)(node)
+
+
+def _pools_largest(node: Node) -> bool:
+    return kernels.moves(node)
+
+
+ROWS: Mapping[str, WriterRow] = {
+    "AveragePool": WriterRow(
+        pool("AVERAGE_POOL_2D"), stored(*kernels.ACTIVATIONS, same=True), fused=True
+    ),
+    "GlobalAveragePool": WriterRow(over_space("MEAN"), stored(*kernels.ACTIVATIONS)),
+    "GlobalMaxPool": WriterRow(over_space("REDUCE_MAX"), _pools_largest),
+    "LogSoftmax": WriterRow(
+        softmax("LOG_SOFTMAX", "LogSoftmaxOptions"), kernels.fixed(*LOG_SOFTMAX_RESULTS)
+    ),
+    "MaxPool": WriterRow(pool("MAX_POOL_2D"), _pools_largest),
+    "ReduceMax": WriterRow(reduction("REDUCE_MAX"), kernels.moves, own=(1,)),
+    "ReduceMean": WriterRow(reduction("MEAN"), stored(*kernels.ACTIVATIONS), own=(1,)),
+    "ReduceMin": WriterRow(reduction("REDUCE_MIN"), kernels.moves, own=(1,)),
+    "ReduceSum": WriterRow(reduction("SUM"), stored(*kernels.ACTIVATIONS), own=(1,)),
+    "Resize": WriterRow(resize, _resizes, own=(1, 2, 3)),
+    "Softmax": WriterRow(softmax("SOFTMAX", "SoftmaxOptions"), kernels.fixed(*SOFTMAX_RESULTS)),
+}

@@ -1,0 +1,98 @@
+"""Every activation stored as TFLite's integer kernels take it: int8, or int16 around zero.
+
+The same real numbers, bit for bit: unsigned integers are shifted with their zero points, and
+narrower ones keep their range in a wider type. What the model takes and gives keeps its own type,
+behind or before a requantize that changes no real number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from qdqbridge.canonical.build import requantized
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.copying import copied
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.edit import Editor
+from qdqbridge.graph.graph import NO_ORIGIN, Graph, Origin, Value
+from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.recenter import shifted_constant, shifted_params
+from qdqbridge.graph.types import QuantType
+
+_SHIFTED = (DType.UINT8, DType.UINT16)
+_NARROW = (DType.INT4, DType.UINT4, DType.INT2, DType.UINT2)
+_PRODUCTS = ("Conv", "ConvTranspose", "Dense")
+
+
+def stored_signed(graph: Graph) -> Graph:
+    """Returns a copy of a graph in which activations are int8 or int16."""
+    copy = copied(graph).graph
+    editor = Editor(copy)
+    kept = _kept(copy)
+    for value in list(copy.values()):
+        quant = value.quant
+        if quant is None or value in kept or _is_weight(value):
+            continue
+        params = signed(quant.params)
+        if params is None:
+            continue
+        if value in copy.inputs:
+            inner = requantized(value, params, _origin(value), f"{value.name}:signed")
+            readers = [place for place in value.users if place[0].op.name != "reinterpret"]
+            for node, index in readers:
+                value.users.pop((node, index))
+                node.inputs[index] = inner
+                inner.users[node, index] = None
+            continue
+        old = quant.params
+        value.type = QuantType(params, value.type.shape)
+        if value.constant is not None:
+            value.constant = _constant(value.constant, params)
+        for slot, output in enumerate(copy.outputs):
+            if output is value:
+                name = copy.output_names[slot]
+                copy.outputs[slot] = requantized(value, old, _origin(value), name)
+    editor.finish()
+    return copy
+
+
+def _origin(value: Value) -> Origin:
+    return NO_ORIGIN if value.producer is None else value.producer.origin
+
+
+def _kept(graph: Graph) -> set[Value]:
+    """Returns values whose bits something looks at."""
+    kept: set[Value] = set()
+    for node in graph.nodes:
+        if node.op.flow in (Flow.REINTERPRET, Flow.FLOAT):
+            kept.update(v for v in (*node.inputs, *node.outputs) if v is not None)
+    return kept
+
+
+def _is_weight(value: Value) -> bool:
+    """True for a constant of 4 bits that products keep so."""
+    return (
+        value.constant is not None
+        and value.type.dtype is DType.INT4
+        and bool(value.users)
+        and all(node.op.name in _PRODUCTS and index == 1 for node, index in value.users)
+    )
+
+
+def signed(params: QuantParams) -> QuantParams | None:
+    """Returns the parameters of the same numbers in int8 or int16; None where they are in these."""
+    if params.storage_dtype in _SHIFTED:
+        return shifted_params(params)
+    if params.storage_dtype in _NARROW:
+        qmin, qmax = params.qmin, params.qmax
+        return replace(params, storage_dtype=DType.INT8, qmin=qmin, qmax=qmax)
+    return None
+
+
+def _constant(constant: Constant, params: QuantParams) -> Constant:
+    if constant.dtype in _SHIFTED:
+        return shifted_constant(constant)
+    return constant.map(lambda array: array.astype(np.int8), dtype=params.storage_dtype)

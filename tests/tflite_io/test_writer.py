@@ -1,0 +1,119 @@
+"""TFLite files that we write: read back, and run in LiteRT, on the same integers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tflite", reason="the package that knows the schema of TFLite")
+pytest.importorskip("ai_edge_litert", reason="LiteRT, the judge")
+
+import qdqbridge as qb
+from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.tflite_io.litert import Kernels, node_differences, shapes_of
+from qdqbridge.tflite_io.writer import TFLiteModel, write
+
+MODELS = Path(__file__).resolve().parents[2] / "models"
+NETWORKS = ("digits_cnn_s8s8_per_tensor", "digits_cnn_u8s8_per_channel")
+FLOATS = ("digits_cnn_float", "digits_mlp_float", "digits_mobile_float")
+HEADER = "qnn-raw 1\n"
+X = "input %x: quant<int8, 0.05, 3>"
+IMAGE = f"{X}[1,4,6,8]"
+"""Graphs by their text, each of which is written, read and run."""
+CASES = {
+    "unsigned": "input %x: quant<uint8, 0.05, 131>[1,4]\n%y = Abs(%x): quant<uint8, 0.1, 128>[1,4]",
+    "add": f"{IMAGE}\n%y = Add(%x, %x): quant<int8, 0.12, -7>[1,4,6,8]",
+    "mul clamped": f"{IMAGE}\n%y = Mul(%x, %x): quant<int8, 0.2, -20, range=-20..127>[1,4,6,8]",
+    "sub odd range": f"{IMAGE}\n"
+    "%y = Sub(%x, const quant<int8, 0.1, 0>[] 5): quant<int8, 0.06, 2, range=-90..77>[1,4,6,8]",
+    "sigmoid": f"{X}[2,5]\n%y = Sigmoid(%x): quant<int8, 0.00390625, -128>[2,5]",
+    "sigmoid requantized": f"{X}[2,5]\n%y = Sigmoid(%x): quant<int8, 0.005, -100>[2,5]",
+    "tanh": f"{X}[2,5]\n%y = Tanh(%x): quant<int8, 0.0078125, 0>[2,5]",
+    "softmax": f"{X}[2,5]\n%y = Softmax(%x) {{axes=[1]}}: quant<int8, 0.00390625, -128>[2,5]",
+    "softmax of channels": f"{IMAGE}\n"
+    "%y = Softmax(%x) {axes=[1]}: quant<int8, 0.00390625, -128>[1,4,6,8]",
+    "maximum": f"{IMAGE}\n%r = Neg(%x): quant<int8, 0.04, 0>[1,4,6,8]\n"
+    "%y = Max(%x, %r): quant<int8, 0.05, 3>[1,4,6,8]",
+    "concat": f"{IMAGE}\n%r = Neg(%x): quant<int8, 0.04, 0>[1,4,6,8]\n"
+    "%y = Concat(%x, %r) {axis=1}: quant<int8, 0.05, 3>[1,8,6,8]",
+    "island": f"{X}[2,5]\n%y = Cos(%x): quant<int8, 0.01, 0>[2,5]",
+    "mean": f"{IMAGE}\n%y = GlobalAveragePool(%x): quant<int8, 0.02, 3>[1,4,1,1]",
+    "average pool": f"{IMAGE}\n%y = AveragePool(%x) {{kernel_shape=[2 2], strides=[2 2], "
+    "dilations=[1 1], pads=[0 0 0 0]}: quant<int8, 0.05, 3>[1,4,3,4]",
+    "average pool requantized": f"{IMAGE}\n%y = AveragePool(%x) {{kernel_shape=[3 3], "
+    "strides=[1 1], dilations=[1 1], pads=[1 1 1 1]}: quant<int8, 0.04, 0>[1,4,6,8]",
+    "average pool in between": f"{IMAGE}\n%y = AveragePool(%x) {{kernel_shape=[3 3], "
+    "strides=[2 2], dilations=[1 1], pads=[1 1 1 1]}: quant<int8, 0.05, 3>[1,4,3,4]",
+    "max pool padded": f"{IMAGE}\n%y = MaxPool(%x) {{kernel_shape=[3 3], strides=[2 2], "
+    "dilations=[1 1], pads=[1 1 1 1]}: quant<int8, 0.05, 3>[1,4,3,4]",
+    "resize": f"{IMAGE}\n%y = Resize(%x) {{mode='nearest', "
+    "coordinate_transformation_mode='asymmetric', nearest_mode='floor', "
+    "scales=[1.0 1.0 2.0 2.0], sizes=None}: quant<int8, 0.05, 3>[1,4,12,16]",
+    "slices": f"{IMAGE}\n%y = Slice(%x) {{starts=[1 -1], ends=[4 -9], axes=[1 3], steps=[1 -2]}}"
+    ": quant<int8, 0.05, 3>[1,3,6,4]",
+    "depth to space": f"{IMAGE}\n%y = DepthToSpace(%x) {{block_size=2, mode='DCR'}}"
+    ": quant<int8, 0.05, 3>[1,1,12,16]",
+    "pad": f"{IMAGE}\n%y = Pad(%x) {{pads=[0 0 1 2 0 0 0 1], mode='constant', value=0.25}}"
+    ": quant<int8, 0.05, 3>[1,4,7,11]",
+}
+
+
+def feeds(made: TFLiteModel, extent: int = 2) -> dict[str, np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(7)
+    found: dict[str, np.ndarray[Any, Any]] = {}
+    for value in made.graph.inputs:
+        shape, dtype = shapes_of(made, extent)[value.name], value.type.dtype.numpy
+        if np.issubdtype(dtype, np.floating):
+            found[value.name] = rng.normal(size=shape).astype(dtype)
+        else:
+            info = np.iinfo(dtype)
+            found[value.name] = rng.integers(info.min, info.max + 1, shape).astype(dtype)
+    return found
+
+
+def steps(made: TFLiteModel, kernels: Kernels = Kernels.REFERENCE) -> float:
+    """Returns the largest difference of a node, in steps of its scale."""
+    found = node_differences(made, feeds(made), kernels)
+    assert found
+    return max(d.largest for d in found if d.value.quant is not None)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("layout", ["model", "nhwc"])
+def test_a_network_keeps_its_digest_and_its_integers(
+    name: str, layout: str, tmp_path: Path
+) -> None:
+    made = write(qb.load(MODELS / f"{name}.onnx"), tmp_path / "m.tflite", layout=layout)
+    assert qb.load(tmp_path / "m.tflite").digest == made.digest
+    assert not any(op.name == "TRANSPOSE" for op in made.model.operators)
+    for kernels in Kernels:
+        assert steps(made, kernels) <= 1
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_a_float_network_computes_the_same(name: str, tmp_path: Path) -> None:
+    made = write(qb.load(MODELS / f"{name}.onnx"), tmp_path / "m.tflite")
+    assert qb.load(tmp_path / "m.tflite").digest == made.digest
+    assert max(d.largest for d in node_differences(made, feeds(made))) < 1e-5
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_operator(name: str, tmp_path: Path) -> None:
+    graph = qb.parse(f"{HEADER}{CASES[name]}\noutput %y\n")
+    made = write(graph, tmp_path / "m.tflite")
+    assert qb.load(tmp_path / "m.tflite").digest == made.digest
+    assert steps(made) <= 1
+
+
+def test_what_has_no_counterpart_is_refused_by_name_and_nothing_is_written(tmp_path: Path) -> None:
+    graph = qb.parse(
+        f"{HEADER}input %x: float32[2,3]\n%a = Erf(%x): float32[2,3]\n"
+        "%y = ReduceMean(%a) {axes=[0]}: float32[1,3]\noutput %y\n"
+    )
+    with pytest.raises(UnsupportedTargetError, match="TFLite cannot take") as caught:
+        write(graph, tmp_path / "m.tflite")
+    assert "Erf (1," in caught.value.why
+    assert not list(tmp_path.iterdir())
