@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from qdqbridge.arguments import need_graph, need_side, path_of
 from qdqbridge.errors import InputDataError, OutputExistsError
@@ -19,8 +19,10 @@ from qdqbridge.graph.graph import Graph, Note
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from qdqbridge.engines.judge import Judge
     from qdqbridge.graph.diff import Difference
     from qdqbridge.onnx_io.profiles import Finding, Profile
+    from qdqbridge.onnx_io.profiles.changes import Change
     from qdqbridge.onnx_io.session import Session
     from qdqbridge.relax.executable import Executable
     from qdqbridge.report.compare import Comparison
@@ -29,8 +31,9 @@ if TYPE_CHECKING:
     from qdqbridge.tflite_io.writer import TFLiteModel
 
 File: TypeAlias = "str | PathLike[str]"
-Side: TypeAlias = "Graph | Executable | str | PathLike[str]"
-"""What can be compared: a graph (interpreter), an executable (TVM), a model file (onnxruntime)."""
+Side: TypeAlias = "Graph | Executable | Judge | str | PathLike[str]"
+"""What can be compared: a graph (interpreter), an executable (TVM), a model file (onnxruntime), or
+a model that an engine has opened."""
 
 
 def load(
@@ -271,6 +274,23 @@ def check(source: Graph | File, profile: str = "ort") -> list[Finding]:
     return check_profile(source if isinstance(source, Graph) else path_of(source), profile)
 
 
+def changes(source: File, written: File, profile: str = "ort") -> list[Change]:
+    """Returns what :func:`save` spelled otherwise than the file that was read, and why.
+
+    Args:
+        source: An ONNX file.
+        written: What was written of it.
+        profile: The profile it was written in.
+
+    Raises:
+        UnsupportedTargetError: The profile is not known.
+        QdqBridgeError: A file cannot be read.
+    """
+    from qdqbridge.onnx_io.profiles.changes import changes as changes_of
+
+    return changes_of(path_of(source), path_of(written), export_profile(profile))
+
+
 def diff(a: Graph, b: Graph) -> list[Difference]:
     """Returns where two graphs differ, in words; nothing where their digests are equal.
 
@@ -299,8 +319,9 @@ def compare(
 ) -> Comparison:
     """Compares two engines value by value; values are matched by tensor name.
 
-    A graph is run by the NumPy interpreter, an executable by TVM, and a path to an ONNX file by
-    onnxruntime with graph optimizations disabled.
+    A graph is run by the NumPy interpreter, an executable by TVM, a path to an ONNX file by
+    onnxruntime with graph optimizations disabled, and what an engine has opened
+    (:func:`open_engine`) by that engine.
 
     Args:
         a: One side.
@@ -334,11 +355,11 @@ def _graph_of(side: Side, *, canonical: bool) -> Graph:
 
 
 def _engine(side: Side) -> Engine:
-    from qdqbridge.report.engine import Built, Interpreter
+    from qdqbridge.report.engine import Built, Interpreter, is_engine
 
     if isinstance(side, Graph):
         return Interpreter(side)
     if isinstance(side, (str, PathLike)):
         return session(side)
     need_side(side)
-    return Built(side)
+    return side if is_engine(side) else Built(cast("Executable", side))

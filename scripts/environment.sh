@@ -3,10 +3,13 @@
 #
 #   QDQBRIDGE_VENV        where the environment is (default: .venv in the checkout)
 #   QDQBRIDGE_RELAY_VENV  where the one with Relay is (default: .venv-relay in the checkout)
+#   QDQBRIDGE_ENGINES_VENV  where the one with vendors' engines is (default: .venv-engines)
 #   PYTHON                the Python that makes them (default: python3)
 #
 # main_environment makes the first and sets $venv_python, its Python; relay_environment makes the
 # second and sets $relay_python. Both TVMs are the package `tvm`, so they cannot share one.
+# engines_environment makes the third and sets $engines_python: what qdqbridge does without these
+# engines is tested in the first.
 
 pip_install() { # PYTHON ARGUMENTS...
     "$1" -m pip install --quiet --disable-pip-version-check "${@:2}"
@@ -45,6 +48,12 @@ main_environment() {
     local folder=${QDQBRIDGE_VENV:-$PWD/.venv}
     environment "$folder" relax,test
     venv_python=$folder/bin/python
+}
+
+engines_environment() {
+    local folder=${QDQBRIDGE_ENGINES_VENV:-$PWD/.venv-engines}
+    environment "$folder" relax,test,engines
+    engines_python=$folder/bin/python
 }
 
 relay_environment() {

@@ -49,6 +49,13 @@ def show(*parts: RenderableType) -> None:
         console.print(part, highlight=False)
 
 
+def tell(*parts: RenderableType) -> None:
+    """Prints what was done, for people, beside the results: on standard error."""
+    console = stderr()
+    for part in parts:
+        console.print(part, highlight=False)
+
+
 def show_text(text: str) -> None:
     """Prints a text exactly as it is."""
     sys.stdout.write(text if text.endswith("\n") else text + "\n")

@@ -36,6 +36,9 @@ Extents = Annotated[
     ),
 ]
 
+Foreign = Literal["onnxruntime-optimized", "qnn-htp", "openvino", "litert"]
+"""Engines of vendors: the names of ``qdqbridge.engines.ENGINES``."""
+
 
 def extents_of(texts: Sequence[str]) -> dict[str, int]:
     """Returns extents by name.

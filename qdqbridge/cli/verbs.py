@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -11,7 +13,7 @@ from cyclopts import App, Parameter
 from numpy.typing import NDArray
 
 import qdqbridge
-from qdqbridge import hosting, pipeline
+from qdqbridge import hosting, judging, pipeline
 from qdqbridge.cli import (
     arrays,
     output,
@@ -27,6 +29,7 @@ from qdqbridge.cli.parameters import (
     Data,
     Extents,
     Force,
+    Foreign,
     Json,
     MaybeOut,
     Model,
@@ -35,6 +38,7 @@ from qdqbridge.cli.parameters import (
     extents_of,
 )
 from qdqbridge.cli.reading import AS_IT_IS, Reading
+from qdqbridge.engines.kinds import ENGINES
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.archive import write_arrays
 from qdqbridge.graph.batches import Batch, batches, joined
@@ -56,13 +60,19 @@ Runner: TypeAlias = "Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray
 BatchSize = Annotated[
     int | None, Parameter(help="Examples at once; by default what the model fixes, or all.")
 ]
-Engine = Annotated[Literal["tvm", "interpreter", "onnxruntime"], Parameter(help="What runs it.")]
-OurEngine = Annotated[
-    Literal["tvm", "interpreter"] | None,
-    Parameter(help="What is checked: by default tvm, with --local the interpreter."),
+AnyEngine = Annotated[
+    Literal["tvm", "interpreter", "onnxruntime"] | Foreign, Parameter(help="What runs it.")
+]
+CheckedEngine = Annotated[
+    Literal["tvm", "interpreter"] | Foreign | None,
+    Parameter(
+        help="What is checked: by default tvm. With --local its operands and results are, "
+        "node by node; by default those of the reference."
+    ),
 ]
 Reference = Annotated[
-    str, Parameter(help="'onnxruntime', 'interpreter', or another ONNX file of the network.")
+    str,
+    Parameter(help="'onnxruntime', 'interpreter', an engine, or another ONNX file of the network."),
 ]
 Local = Annotated[
     bool,
@@ -149,7 +159,7 @@ def run(
     *,
     data: Data,
     output_: MaybeOut = None,
-    engine: Engine = "tvm",
+    engine: AnyEngine = "tvm",
     target: Target = "host",
     threads: Threads = None,
     extent: Extents = (),
@@ -166,9 +176,10 @@ def run(
     graph = reading.read(model)
     graph = with_numbers(graph, extents_of(extent))
     inputs = arrays.read_inputs(data, graph.inputs)
-    runner = _runner(engine, graph, model, target, threads)
-    timed = _timed(runner, target) if profile_kernels else None
-    fed, whole = _results(runner, graph, inputs, batch_size)
+    with ExitStack() as stack:
+        runner = _runner(engine, graph, model, target, threads, stack)
+        timed = _timed(runner, target) if profile_kernels else None
+        fed, whole = _results(runner, graph, inputs, batch_size)
     times = None if timed is None else timed(fed[0].inputs)
     if path is not None:
         write_arrays(path, whole)
@@ -196,8 +207,13 @@ def _results(
     return fed, {name: joined(parts, fed, name) for name, parts in results.items()}
 
 
-def _runner(engine: str, graph: Graph, model: Path, target: str, threads: int | None) -> Runner:
+def _runner(
+    engine: str, graph: Graph, model: Path, target: str, threads: int | None, stack: ExitStack
+) -> Runner:
     """Returns a function from inputs by name to outputs by name."""
+    if engine in ENGINES:
+        judge = stack.enter_context(judging.opened(engine, model, graph))
+        return partial(judge.run, names=graph.output_names)
     if engine == "interpreter":
         return partial(pipeline.evaluate, graph)
     if engine == "onnxruntime":
@@ -252,7 +268,7 @@ def compare(
     *,
     data: Data,
     reference: Reference = "onnxruntime",
-    engine: OurEngine = None,
+    engine: CheckedEngine = None,
     local: Local = False,
     max_lsb: MaxLsb = None,
     everything: Everything = False,
@@ -278,31 +294,56 @@ def compare(
     graph = reading.read(model)
     graph = with_numbers(graph, extents_of(extent))
     inputs = arrays.read_inputs(data, graph.inputs)
-    ours: pipeline.Side = graph
-    if engine != "interpreter" and not local:
-        with output.status("compiling"):
-            ours = hosting.compile(graph, target, expose=intermediates(graph))
-    with as_onnx(model, graph) as file, output.progress("batches") as report:
-        known: dict[str, pipeline.Side] = {"onnxruntime": file, "interpreter": graph}
+    with ExitStack() as stack:
+        sides = _Sides(model, graph, target, stack)
+        if local and engine is not None and engine in ENGINES:
+            ours, theirs = graph, sides.of(engine)
+        else:
+            ours = graph if local else sides.of(engine or "tvm")
+            theirs = sides.of(reference)
         found = pipeline.compare(
             ours,
-            known.get(reference, reference),
+            theirs,
             inputs,
             local=local,
             batch_size=batch_size,
-            progress=report,
+            progress=stack.enter_context(output.progress("batches")),
         )
     if json:
         output.show_json(render.comparison_json(found))
     else:
         output.show(*render.comparison_parts(found, everything=everything))
-    return _verdict(found, max_lsb)
+    return _verdict(found, max_lsb, explained=not local or engine not in ENGINES)
 
 
-def _verdict(found: Comparison, max_lsb: int | None) -> int:
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """What the sides of a comparison are called, and what they are of one model."""
+
+    model: Path
+    graph: Graph
+    target: str
+    stack: ExitStack
+
+    def of(self, name: str) -> pipeline.Side:
+        """Returns a side; any other name is that of a file."""
+        if name in ENGINES:
+            return self.stack.enter_context(judging.opened(name, self.model, self.graph))
+        if name == "onnxruntime":
+            return self.stack.enter_context(as_onnx(self.model, self.graph))
+        if name == "interpreter":
+            return self.graph
+        if name != "tvm":
+            return name
+        with output.status("compiling"):
+            return hosting.compile(self.graph, self.target, expose=intermediates(self.graph))
+
+
+def _verdict(found: Comparison, max_lsb: int | None, *, explained: bool) -> int:
+    """Returns the exit code; engines round in ways of their own, which only --max-lsb bounds."""
     from qdqbridge.cli.failures import DONE, NOT_MET
 
-    if not found.values or found.unexplained:
+    if not found.values or (explained and found.unexplained):
         return NOT_MET
     if max_lsb is not None and found.max_lsb > max_lsb:
         output.say(f"--max-lsb {max_lsb} is not kept: the largest difference is {found.max_lsb}")

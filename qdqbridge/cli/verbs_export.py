@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from qdqbridge import pipeline
-from qdqbridge.cli import output, render_checks
+from qdqbridge.cli import output, render_checks, render_engines
 from qdqbridge.cli.parameters import (
     Extents,
     Force,
+    Foreign,
     Json,
     MaybeOut,
     Model,
     Out,
     Spelling,
     Target,
+    extents_of,
 )
 from qdqbridge.cli.reading import AS_IT_IS, EXACTLY, Reading, Rewriting
 from qdqbridge.cli.writing import (
@@ -30,7 +32,9 @@ from qdqbridge.cli.writing import (
     write_for_tvm,
 )
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
+from qdqbridge.graph.extents import with_numbers
 from qdqbridge.graph.graph import Graph
+from qdqbridge.judging import opened
 from qdqbridge.sources import is_onnx
 
 if TYPE_CHECKING:
@@ -60,23 +64,28 @@ def export(
         Literal["model", "nhwc"],
         Parameter(help="How images enter and leave a TFLite file: as in the model, or NHWC."),
     ] = "model",
+    extent: Extents = (),
     check: Check = False,
+    engine: Annotated[
+        Foreign | None, Parameter(help="With --check: ask this engine what it takes as well.")
+    ] = None,
     force: Force = False,
     reading: Reading = AS_IT_IS,
     json: Json = False,
 ) -> int:
-    """Write a model in canonical spelling; --check says where a runtime would not fuse it.
+    """Write a model in canonical spelling, and say what that changed.
 
     A file that ends in .tflite (or --profile tflite) is TFLite: the same integers, channels-last.
 
-    Exits with 1 if --check finds anything.
+    --check says where a runtime would not fuse it, with --engine in the words of the engine itself.
+    Exits with 1 if --check finds anything, or the engine leaves anything.
     """
     from qdqbridge.cli.failures import DONE, NOT_MET, usage
 
     if profile == TFLITE or (output_ is not None and output_.suffix == f".{TFLITE}"):
         return _export_tflite(
-            model, output_, profile, recenter=recenter, layout=layout, check=check, force=force,
-            reading=reading, json=json,
+            model, output_, profile, recenter=recenter, layout=layout, extent=extent, check=check,
+            force=force, reading=reading, json=json,
         )  # fmt: skip
     if layout != "model":
         return usage("--layout is for TFLite files: give an --output that ends in .tflite")
@@ -85,24 +94,37 @@ def export(
         return usage("give --output to write the model, or --check to look at it")
     if output_ is None and recenter:
         return usage("--recenter changes what is written: give --output as well")
+    if engine is not None and not check:
+        return usage("--engine says who checks: give --check as well")
     path = None
     if output_ is not None:
         path = output.free(output_, force=force, model=model, data=reading.params, suffix=".onnx")
     found: dict[str, Any] = {}
     source: Graph | Path = model
-    if path is not None or not is_onnx(model):
-        source = reading.read(model)
+    if path is not None or engine is not None or extent or not is_onnx(model):
+        source = with_numbers(reading.read(model), extents_of(extent))
     if path is not None and isinstance(source, Graph):
         pipeline.save(source, path, profile, recenter=recenter, overwrite=force)
+        changed = pipeline.changes(model, path, profile) if is_onnx(model) else []
         found = {"output": str(path), "profile": profile, "digest": source.digest}
+        found["changes"] = render_engines.changes_json(changed)
         if not json:
             output.show_text(str(path))
-    findings = pipeline.check(output_ or source, profile) if check else []
+            output.tell(*render_engines.changes_parts(changed))
+    looked_at = path or (model if is_onnx(model) and not extent else source)
+    findings = pipeline.check(looked_at, profile) if check else []
+    verdict = None
+    if engine is not None and isinstance(source, Graph):
+        with output.status("asking the engine"), opened(engine, path or model, source) as judge:
+            verdict = judge.taken()
     if json:
-        output.show_json({**found, **(_checked_json(profile, findings) if check else {})})
+        asked = {} if verdict is None else {"engine": render_engines.verdict_json(verdict)}
+        own = _checked_json(profile, findings) if check else {}
+        output.show_json({**found, **own, **asked})
     elif check:
         output.show(*render_checks.findings_parts(pipeline.export_profile(profile), findings))
-    return NOT_MET if findings else DONE
+        output.show(*(render_engines.verdict_parts(verdict) if verdict is not None else ()))
+    return NOT_MET if findings or (verdict is not None and not verdict.whole) else DONE
 
 
 def _export_tflite(
@@ -112,6 +134,7 @@ def _export_tflite(
     *,
     recenter: bool,
     layout: str,
+    extent: Sequence[str],
     check: bool,
     force: bool,
     reading: Reading,
@@ -125,7 +148,8 @@ def _export_tflite(
     if recenter or check or profile not in (TFLITE, "ort"):
         return usage("a TFLite file takes neither --recenter nor --check, nor another profile")
     out = output.free(path, force=force, model=model, data=reading.params, suffix=f".{TFLITE}")
-    made = pipeline.save_tflite(reading.read(model), out, layout=layout, overwrite=force)
+    graph = with_numbers(reading.read(model), extents_of(extent))
+    made = pipeline.save_tflite(graph, out, layout=layout, overwrite=force)
     if json:
         notes = [{"rule": n.rule, "node": n.node, "reason": n.reason} for n in made.notes]
         names = {"output": str(out), "profile": TFLITE, "digest": made.digest}

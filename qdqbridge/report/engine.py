@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from numpy.typing import NDArray
 
@@ -33,6 +33,11 @@ class Engine(Protocol):
     def run(self, inputs: Mapping[str, Array], names: Sequence[str]) -> Mapping[str, Array]:
         """Returns the tensors ``names`` as they are stored."""
         ...
+
+
+def is_engine(side: object) -> TypeGuard[Engine]:
+    """Returns whether something runs a model by names, and needs no engine to do it."""
+    return hasattr(side, "names") and hasattr(side, "outputs")
 
 
 class Interpreter:

@@ -1,0 +1,58 @@
+"""OpenVINO on the CPU: which layer runs in which precision is in its runtime model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import openvino
+
+from qdqbridge.engines.workers.rows import Array, Loaded, Row
+
+_INTEGERS = ("i8", "u8", "i16", "u16", "i32", "i4", "u4", "i64", "boolean")
+_MOVING = frozenset(
+    {
+        "Const", "Input", "Output", "Reorder", "Reshape", "Transpose", "Convert", "Concatenation",
+        "Split", "Gather", "StridedSlice", "Pad", "Tile", "Broadcast", "ShapeOf", "Subgraph",
+    }
+)  # fmt: skip
+"""Layers that move or convert values; a ``Subgraph`` is what was fused for the interface."""
+
+
+class Worker:
+    """Compiles models for the CPU, in float32 where they are float."""
+
+    def __init__(self) -> None:
+        self._core = openvino.Core()
+        self._compiled: dict[str, Any] = {}
+
+    def version(self) -> str:
+        """Returns the versions that decide."""
+        return f"OpenVINO {openvino.__version__.partition('-')[0]}, CPU"
+
+    def load(self, key: str, file: str) -> Loaded:
+        """Compiles a model."""
+        model = self._core.read_model(file)
+        compiled = self._core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        self._compiled[key] = compiled
+        layers = compiled.get_runtime_model().get_ordered_ops()
+        return [_row(layer) for layer in layers], 1
+
+    def run(self, key: str, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
+        """Runs a model."""
+        compiled = self._compiled[key]
+        found = compiled(dict(inputs))
+        return {name: found[compiled.output(name)].copy() for name in names}
+
+
+def _row(layer: Any) -> Row:
+    info = layer.get_rt_info()
+
+    def said(name: str) -> str:
+        return str(info[name].value if hasattr(info[name], "value") else info[name])
+
+    kind, precision = said("layerType"), said("runtimePrecision")
+    integers = precision in _INTEGERS
+    taken = integers or kind in _MOVING
+    why = "" if taken else f"it runs as {said('primitiveType')}"
+    return layer.friendly_name, kind, precision, taken, why

@@ -1,0 +1,12 @@
+"""What workers share: the plain rows that they send."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Row: TypeAlias = "tuple[str, str, str, bool, str]"
+"""Name, operator, place, taken, why: a ``Placement`` that needs no import to be read."""
+Loaded: TypeAlias = "tuple[list[Row], int]"

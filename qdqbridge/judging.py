@@ -1,0 +1,86 @@
+"""Engines as sides of every comparison: ours, the reference, and those of vendors."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from qdqbridge.arguments import path_of
+from qdqbridge.graph.extents import with_numbers
+from qdqbridge.graph.graph import Graph
+
+if TYPE_CHECKING:
+    from qdqbridge.engines import EngineKind, ForeignEngine, ProcessLimits
+
+File: TypeAlias = "str | PathLike[str]"
+
+
+def open_engine(
+    name: str,
+    source: Graph | File,
+    *,
+    extents: Mapping[str, int] | None = None,
+    limits: ProcessLimits | None = None,
+) -> ForeignEngine:
+    """Opens a model in somebody else's engine, which runs in a process of its own.
+
+    It is a side of :func:`qdqbridge.compare`; ``run(inputs, names)`` returns what it computes and
+    ``taken()`` what it takes of the model, node by node, and why not. Close it, or use ``with``.
+
+    Args:
+        name: ``onnxruntime-optimized``, ``qnn-htp`` (the host build of the NPU's backend),
+            ``openvino`` or ``litert``.
+        source: A model file, which the engine gets as it is; or a graph, which is written as the
+            engine's export profile spells it.
+        extents: Numbers for symbolic extents, by name.
+        limits: What the engine's process may take, in seconds and bytes.
+
+    Raises:
+        InputDataError: ``extents`` do not fit.
+        UnsupportedTargetError: There is no such engine, it is not installed (the error has the pip
+            line), does not start, or takes no such model.
+        QdqBridgeError: The file cannot be read.
+    """
+    from qdqbridge.engines import engine_kind
+    from qdqbridge.sources import load_model
+
+    engine_kind(name)  # before anything costly
+    if isinstance(source, Graph):
+        return opened(name, None, with_numbers(source, extents or {}), limits)
+    path = path_of(source)
+    graph = with_numbers(load_model(path), extents or {})
+    return opened(name, path, graph, limits)
+
+
+def opened(
+    name: str, path: Path | None, graph: Graph, limits: ProcessLimits | None = None
+) -> ForeignEngine:
+    """Opens a model whose graph is known; see :func:`open_engine`.
+
+    Args:
+        name: The engine.
+        path: Its file; None for a graph that is in none, or in one that the engine does not read.
+        graph: The graph; extents may be numbers that the file leaves open.
+        limits: What the engine's process may take.
+    """
+    from qdqbridge.engines import engine_kind
+    from qdqbridge.engines import open_engine as open_file
+    from qdqbridge.pipeline import save
+
+    kind = engine_kind(name)
+    if path is not None and _read_by(kind, path):
+        return open_file(name, path, graph, limits=limits)
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / f"model{kind.suffix}"
+        save(graph, written, kind.profile)
+        return open_file(name, written, graph, limits=limits)
+
+
+def _read_by(kind: EngineKind, path: Path) -> bool:
+    """Returns whether an engine reads a file as it is; a graph of others is written for it."""
+    from qdqbridge.sources import is_onnx
+
+    return path.suffix == kind.suffix or (kind.suffix == ".onnx" and is_onnx(path))

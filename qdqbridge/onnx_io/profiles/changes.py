@@ -1,0 +1,117 @@
+"""What an export changed, and why: the file that was read beside the file that was written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from qdqbridge.onnx_io.model_file import read_model
+from qdqbridge.onnx_io.profiles.checker import view_of
+from qdqbridge.onnx_io.profiles.file_view import FileView, is_dequantize, is_quantize
+from qdqbridge.onnx_io.profiles.finding import findings_of
+from qdqbridge.onnx_io.profiles.profile import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that is otherwise in the written file.
+
+    Attributes:
+        what: What it is about.
+        before: As it was read.
+        after: As it is written.
+        why: Which demand of the runtime, where there is one.
+    """
+
+    what: str
+    before: str
+    after: str
+    why: str = ""
+
+
+def changes(source: Path, written: Path, profile: Profile) -> list[Change]:
+    """Returns what differs between a file and what was exported from it.
+
+    Args:
+        source: An ONNX file.
+        written: What was exported from it.
+        profile: The profile it was written in.
+
+    Raises:
+        ModelFileError: One of them cannot be read.
+        InvalidModelError: One of them breaks ONNX's rules.
+    """
+    before, after = _view(source), _view(written)
+    return [
+        *_rules(before, after, profile),
+        *_shapes(before, after),
+        *_opset(before, after, profile),
+        *_counted("activations stored as", _storage(before), _storage(after)),
+        *_counted("operator", _operators(before), _operators(after)),
+    ]
+
+
+def _view(path: Path) -> FileView:
+    return view_of(read_model(path), path.parent, str(path))
+
+
+def _rules(before: FileView, after: FileView, profile: Profile) -> Iterator[Change]:
+    """Yields the rules that are now kept in more places, or in fewer."""
+    found, left = (
+        Counter(finding.rule for finding in findings_of(view, profile.rules))
+        for view in (before, after)
+    )
+    for rule in profile.rules:
+        if found[rule.name] != left[rule.name]:
+            counts = (f"{each[rule.name]} broken" for each in (found, left))
+            yield Change(f"rule {rule.name}", *counts, why=f"{rule.fix} ({rule.source})")
+
+
+def _shapes(before: FileView, after: FileView) -> Iterator[Change]:
+    known = {value.name: _dims(value) for value in after.model.graph.input}
+    for value in before.model.graph.input:
+        was, now = _dims(value), known.get(value.name)
+        if now is not None and was != now:
+            yield Change(f"shape of '{value.name}'", was, now, "--extent gives numbers")
+
+
+def _dims(value: onnx.ValueInfoProto) -> str:
+    dims = value.type.tensor_type.shape.dim
+    return "×".join(
+        str(d.dim_value) if d.HasField("dim_value") else d.dim_param or "?" for d in dims
+    )
+
+
+def _opset(before: FileView, after: FileView, profile: Profile) -> Iterator[Change]:
+    if before.opset != after.opset:
+        why = "what the operators written need"
+        if profile.newest is not None and before.opset > profile.newest:
+            why = f"{profile.runtime} has kernels up to opset {profile.newest}"
+        yield Change("opset", str(before.opset), str(after.opset), why)
+
+
+def _storage(view: FileView) -> Counter[str]:
+    return Counter(
+        str(view.encoding(node).dtype)
+        for node in view.nodes
+        if is_quantize(node) and not view.is_constant(node.input(0))
+    )
+
+
+def _operators(view: FileView) -> Counter[str]:
+    return Counter(
+        node.op
+        for node in view.nodes
+        if not (is_dequantize(node) and view.is_constant(node.input(0)))
+        and not view.is_constant(node.output)
+    )
+
+
+def _counted(what: str, before: Counter[str], after: Counter[str]) -> Iterator[Change]:
+    for name in sorted(before.keys() | after.keys()):
+        if before[name] != after[name]:
+            yield Change(f"{what} {name}", str(before[name]), str(after[name]))

@@ -1,0 +1,88 @@
+"""What vendors' engines do with the project's own models: findings that no other tool tells.
+
+Hexagon is the host build of the NPU's backend everywhere: no phone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import qdqbridge
+from qdqbridge.cli.failures import run
+from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.pipeline import check
+
+MODELS = Path(__file__).parents[2] / "models"
+CNN_S8S8 = MODELS / "digits_cnn_s8s8_per_tensor.onnx"
+CNN_U8S8 = MODELS / "digits_cnn_u8s8_per_channel.onnx"
+ATTENTION = MODELS / "digits_attention_u8s8_per_channel.onnx"
+ONE = {"batch": 1}
+
+
+def images(count: int = 16) -> NDArray[Any]:
+    return np.load(MODELS / "digits_test.npz")["x"][:count]
+
+
+def exported(model: Path, profile: str, folder: Path, extents: Mapping[str, int] = ONE) -> Path:
+    from qdqbridge.graph.extents import with_numbers
+
+    path = folder / f"{profile}.onnx"
+    qdqbridge.save(with_numbers(qdqbridge.load(model), extents), path, profile)
+    return path
+
+
+def classes(engine: str, model: Path) -> list[int]:
+    extents = ONE if "batch" in str(qdqbridge.load(model).inputs[0].type.shape) else {}
+    with qdqbridge.open_engine(engine, model, extents=extents) as judge:
+        each = [judge.run({"input": x[None]}, ["logits"])["logits"] for x in images()]
+    return [int(np.argmax(logits)) for logits in each]
+
+
+def expected(model: Path) -> list[int]:
+    logits = qdqbridge.evaluate(qdqbridge.load(model), {"input": images()})["logits"]
+    return [int(np.argmax(row)) for row in logits]
+
+
+@pytest.mark.parametrize("model", [CNN_S8S8, CNN_U8S8], ids=lambda path: path.stem)
+def test_the_export_is_right_on_hexagon_whatever_the_original_is(
+    model: Path, tmp_path: Path
+) -> None:
+    written = exported(model, "qnn", tmp_path)
+    with qdqbridge.open_engine("qnn-htp", written) as judge:
+        assert judge.taken().whole
+        graph = qdqbridge.load(written)
+        found = qdqbridge.compare(graph, judge, {"input": images()}, local=True)
+    assert found.max_lsb <= 2
+    assert classes("qnn-htp", written) == expected(model)
+
+
+def test_hexagon_gets_the_original_wrong_and_check_says_so() -> None:
+    wrong = sum(
+        a != b for a, b in zip(classes("qnn-htp", CNN_S8S8), expected(CNN_S8S8), strict=True)
+    )
+    assert wrong == 7
+    assert {finding.rule for finding in check(CNN_S8S8, "qnn")} >= {"clip-of-two-ends"}
+
+
+def test_hexagon_takes_fixed_shapes_only() -> None:
+    with pytest.raises(UnsupportedTargetError, match="fixed shapes only") as caught:
+        qdqbridge.open_engine("qnn-htp", CNN_U8S8)
+    assert "--extent batch=1" in caught.value.fix
+
+
+@pytest.mark.parametrize("engine", ["qnn-htp", "openvino"])
+def test_run_and_compare_from_the_command_line(
+    engine: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "data.npz", input=images(2))
+    asked = ["--data", str(tmp_path / "data.npz"), "--engine", engine, "--extent", "batch=1"]
+    assert run(["run", str(CNN_U8S8), *asked]) == 0
+    assert run(["compare", str(CNN_U8S8), *asked, "--local", "--max-lsb", "2"]) == 0
+    said = capfd.readouterr().out
+    assert "host build of the NPU's backend" in said or engine != "qnn-htp"
