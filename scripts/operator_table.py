@@ -28,8 +28,8 @@ contract](numerics.md) what all of them have in common.
 
 - **ONNX**: the operators that are read as it; one that is only read is in italics. A number is the
   opset that the operator needs, where that is more than {oldest}.
-- **QNN**: its call on quantized operands, `qnn.…`, where that follows from the row; `–` where the
-  emission is written by hand (`qdqbridge/qnn/emit/`), or there is none.
+- **QNN**: its call on quantized operands, `qnn.…`; `1d` to `3d` by the number of spatial axes. `–`
+  where there is none: what moves values is the host's own operator on the stored integers.
 - **forms**: in how many ways of writing it out with other operators it is recognized, and the first
   of them, which a host without the operator is given.
 - **contract**: what is computed on quantized operands, and every known difference from onnxruntime.
@@ -83,7 +83,7 @@ def _onnx(row: Operator) -> str:
 
 
 def _qnn(row: Operator) -> str:
-    return f"`qnn.{row.qnn}`" if row.qnn else "–"
+    return f"`qnn.{row.qnn.format(rank='{1,2,3}')}`" if row.qnn else "–"
 
 
 def _forms(row: Operator) -> str:

@@ -159,9 +159,10 @@ class Operator:
         arity: The number of operands of an element-wise operator (2: or more, folded from left to
             right); 0 for operators whose readers and writers are written by hand.
         onnx: How ONNX writes it; empty where a codec is written by hand.
-        qnn: Its name in the QNN dialect, after ``qnn.``; empty where it has no call of that kind.
+        qnn: Its name in the QNN dialect, after ``qnn.``, with ``{rank}`` for the number of spatial
+            axes; empty where it has no call of that kind.
         tvm: TVM's operator on floats, which takes its operands and then its attributes; empty
-            where hosts write it out by the first of ``forms``, or emission is written by hand.
+            where hosts write it out by the first of ``forms``, or in a way of their own.
         forms: Ways in which hosts and files write it out. The first is what emission writes where
             there is no call; every one can be fused (:mod:`qdqbridge.canonical.fusions`).
         magnitude: How large its intermediate results get.

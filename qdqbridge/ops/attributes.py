@@ -8,32 +8,41 @@ Pads are written ``(begin…, end…)`` as ONNX does.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated
 
 from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.lenses import Holds, Ints, Lens
 from qdqbridge.graph.operator import Attributes
 
-Ints = tuple[int, ...]
+Axis = Annotated[int, Lens(holds=Holds.AXIS)]
+Axes = Annotated[Ints, Lens(tvm="axis", holds=Holds.AXES)]
+Kernel = Annotated[Ints, Lens(tvm="pool_size", holds=Holds.SPATIAL)]
+Strides = Annotated[Ints, Lens(holds=Holds.SPATIAL)]
+Dilations = Annotated[Ints, Lens(tvm="dilation", holds=Holds.SPATIAL)]
+Pads = Annotated[Ints, Lens(tvm="padding", holds=Holds.ENDS)]
+Groups = Annotated[int, Lens(tvm="groups")]
 
 
 @dataclass(frozen=True, slots=True)
 class ConvAttrs(Attributes):
     """Conv: one entry of strides and dilations per spatial axis, two of pads."""
 
-    strides: Ints
-    dilations: Ints
-    pads: Ints
-    group: int = 1
+    strides: Strides
+    dilations: Dilations
+    pads: Pads
+    group: Groups = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ConvTransposeAttrs(Attributes):
     """ConvTranspose: weight is (in, out / group, spatial…)."""
 
-    strides: Ints
-    dilations: Ints
-    pads: Ints
-    output_padding: Ints
-    group: int = 1
+    strides: Strides
+    dilations: Dilations
+    pads: Pads
+    output_padding: Strides
+    group: Groups = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +51,18 @@ class GemmAttrs(Attributes):
 
     alpha: float = 1.0
     beta: float = 1.0
-    trans_a: bool = False
-    trans_b: bool = False
+    trans_a: Annotated[bool, Lens(onnx="transA", tvm="transpose_a")] = False
+    trans_b: Annotated[bool, Lens(onnx="transB", tvm="transpose_b")] = False
 
 
 @dataclass(frozen=True, slots=True)
 class PoolAttrs(Attributes):
     """AveragePool and MaxPool."""
 
-    kernel_shape: Ints
-    strides: Ints
-    dilations: Ints
-    pads: Ints
+    kernel_shape: Kernel
+    strides: Strides
+    dilations: Dilations
+    pads: Pads
     ceil_mode: bool = False
     count_include_pad: bool = False
 
@@ -62,7 +71,7 @@ class PoolAttrs(Attributes):
 class ReduceAttrs(Attributes):
     """Reductions; ``axes`` lists every reduced axis."""
 
-    axes: Ints
+    axes: Axes
     keepdims: bool = True
 
 
@@ -70,14 +79,14 @@ class ReduceAttrs(Attributes):
 class AxisAttrs(Attributes):
     """Operators with one axis: Concat, Gather, Flatten and others."""
 
-    axis: int
+    axis: Axis
 
 
 @dataclass(frozen=True, slots=True)
 class SoftmaxAttrs(Attributes):
     """Softmax and LogSoftmax: the axes normalized together (several before opset 13)."""
 
-    axes: Ints
+    axes: Annotated[Ints, Lens(tvm="axis", holds=Holds.AXES, alone=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,21 +197,24 @@ class TileAttrs(Attributes):
 class DepthSpaceAttrs(Attributes):
     """DepthToSpace (``mode`` DCR or CRD) and SpaceToDepth."""
 
-    block_size: int
+    block_size: Annotated[int, Lens(onnx="blocksize")]
     mode: str = "DCR"
+
+
+_METHODS = MappingProxyType({"nearest": "nearest_neighbor"})
 
 
 @dataclass(frozen=True, slots=True)
 class ResizeAttrs(Attributes):
     """Resize: ``scales`` and ``sizes`` cover every axis; ``sizes`` is None where scales decide."""
 
-    mode: str
+    mode: Annotated[str, Lens(tvm="method", words=_METHODS)]
     coordinate_transformation_mode: str
-    nearest_mode: str
+    nearest_mode: Annotated[str, Lens(tvm="rounding_method")]
     scales: tuple[float, ...] | None
     sizes: Ints | None
-    cubic_coeff_a: float = -0.75
-    exclude_outside: bool = False
+    cubic_coeff_a: Annotated[float, Lens(tvm="cubic_alpha")] = -0.75
+    exclude_outside: Annotated[bool, Lens(tvm="cubic_exclude")] = False
     extrapolation_value: float = 0.0
     antialias: bool = False
     roi: tuple[float, ...] = ()
@@ -212,7 +224,7 @@ class ResizeAttrs(Attributes):
 class NormAttrs(Attributes):
     """LayerNormalization: normalized axes are ``axis`` and all after it."""
 
-    axis: int
+    axis: Axis
     epsilon: float
 
 

@@ -185,6 +185,8 @@ CONV = Operator(
     compute=_conv,
     contract=_contract,
     check=_check_conv,
+    qnn="conv{rank}d",
+    tvm="nn.conv{rank}d",
     numerics=_NUMERICS + "SAME never crops; onnxruntime 1.32 shifts windows smaller than their "
     "stride. Against onnxruntime 1.31: its fused QLinearConv differs in 0 of "
     "1,160,000 results, its float kernel in 10 of 2,600,000 by 1 LSB, each a midpoint within the "
@@ -197,6 +199,8 @@ CONV_TRANSPOSE = Operator(
     compute=_conv_transpose,
     contract=_contract,
     check=_check_conv_transpose,
+    qnn="conv{rank}d_transpose",
+    tvm="nn.conv{rank}d_transpose",
     numerics=_NUMERICS.replace("channel.", "channel (weight axis 1, repeated for each group).", 1)
     + "SAME crops to the input times the stride and never widens, as ONNX's shape inference and "
     "onnxruntime 1.32; ONNX's text widens where the kernel is smaller than the stride. "

@@ -224,6 +224,8 @@ WHERE = Operator(
     data=(1, 2),
     check=_check_where,
     onnx=(OnnxOp(name="Where"),),
+    qnn="where",
+    tvm="where",
     numerics="Operands are requantized to the result's parameters, then chosen. " + _EQUAL,
 )
 CONCAT = Operator(
@@ -233,6 +235,8 @@ CONCAT = Operator(
     compute=_concat,
     contract=_concat_contract,
     check=_check_concat,
+    qnn="concatenate",
+    tvm="concat",
     numerics="Operands are requantized to the result's parameters, then joined. " + _EQUAL,
 )
 

@@ -195,6 +195,7 @@ DENSE = Operator(
     compute=_dense,
     contract=_dense_contract,
     check=_check_dense,
+    qnn="dense",
     numerics=_NUMERICS + "x[..., K], w[N, K] (scales on axis 0), bias[N] -> [..., N]. Against "
     "onnxruntime 1.31: as Gemm and MatMul, which it stands for.",
 )
@@ -205,6 +206,7 @@ GEMM = Operator(
     compute=_gemm,
     contract=_gemm_contract,
     check=_check_gemm,
+    qnn="dense",
     numerics=_NUMERICS + "alpha != 1: M = f32(f32(f32(alpha * sx) * sw) / sy), and an int32 bias "
     "has the scale f32(f32(alpha * sx) * sw); beta != 1 makes every bias a float "
     "one, f32(b * beta). Against onnxruntime 1.31: its fused QGemm differs in 0 of 1,000,000 "
@@ -217,6 +219,8 @@ MATMUL = Operator(
     compute=_matmul,
     contract=_matmul_contract,
     check=_check_matmul,
+    qnn="batch_matmul",
+    tvm="matmul",
     numerics=_NUMERICS + "The second operand may have one scale per column (its last axis). "
     "Against onnxruntime 1.31: its fused QLinearMatMul and MatMulIntegerToFloat differ in 0 of "
     "170,000 results each, its float kernel in 3 of 680,000 by 1 LSB, each a midpoint within the "

@@ -214,6 +214,8 @@ LAYER = Operator(
     compute=_compute(_layer_rows),
     contract=_contract(_layer_rows),
     check=_check_axis,
+    qnn="layer_norm",
+    tvm="nn.layer_norm",
     numerics=_CENTRED,
 )
 RMS = Operator(
@@ -223,6 +225,7 @@ RMS = Operator(
     compute=_compute(_rms_rows),
     contract=_contract(_rms_rows),
     check=_check_axis,
+    qnn="rms_norm",
     numerics=_INTEGER.format(d="D = n*S2", t="f32(c)") + _AGAINST,
 )
 INSTANCE = Operator(
@@ -232,6 +235,8 @@ INSTANCE = Operator(
     compute=_compute(_instance_rows),
     contract=_contract(_instance_rows),
     check=_check_channels,
+    qnn="instance_norm",
+    tvm="nn.instance_norm",
     numerics=_CENTRED,
 )
 GROUP = Operator(
@@ -241,6 +246,8 @@ GROUP = Operator(
     compute=_compute(_group_rows),
     contract=_contract(_group_rows),
     check=_check_channels,
+    qnn="group_norm",
+    tvm="nn.group_norm",
     numerics=_CENTRED + "Scale and bias have one entry per channel (opset 21).",
 )
 BATCH = Operator(
@@ -249,6 +256,8 @@ BATCH = Operator(
     attributes=EpsilonAttrs,
     compute=_batch,
     check=_check_channels,
+    qnn="batch_norm",
+    tvm="nn.batch_norm",
     numerics="In float32: i = 1 / sqrt(var + eps), a = i * gamma, b = beta - mean * a, "
     "y = quantize(x * a + b), x dequantized. Against onnxruntime 1.31: 0 of 430,000 results "
     "differ, not even in the bits of float ones.",

@@ -194,6 +194,8 @@ AVERAGE_POOL = Operator(
     compute=_average_pool,
     contract=_average_contract,
     check=_check_pool,
+    qnn="avg_pool{rank}d",
+    tvm="nn.avg_pool{rank}d",
     numerics=_MEAN + _WINDOWS + _FLOAT,
 )
 GLOBAL_AVERAGE_POOL = Operator(
@@ -203,6 +205,8 @@ GLOBAL_AVERAGE_POOL = Operator(
     compute=_global_average,
     contract=_global_average_contract,
     check=_check_global,
+    qnn="mean",
+    tvm="mean",
     numerics=_MEAN + _FLOAT,
 )
 MAX_POOL = Operator(
@@ -212,6 +216,7 @@ MAX_POOL = Operator(
     compute=_max_pool,
     contract=moved(_max_pool),
     check=_check_pool,
+    tvm="nn.max_pool{rank}d",
     numerics="The largest stored value of every window; padding never wins. Exact. A float window "
     "of nothing but padding is -inf; onnxruntime 1.32 yields the lowest finite number. "
     + _WINDOWS.strip()
@@ -224,7 +229,11 @@ GLOBAL_MAX_POOL = Operator(
     compute=_global_max,
     contract=moved(_global_max),
     check=_check_global,
+    tvm="max",
     numerics="The largest stored value over the spatial axes. Exact." + NAN_WINS,
 )
+
+GLOBAL_POOLS = (GLOBAL_AVERAGE_POOL, GLOBAL_MAX_POOL)
+"""Pools with one window, which are reductions of the spatial axes."""
 
 OPERATORS = (AVERAGE_POOL, GLOBAL_AVERAGE_POOL, MAX_POOL, GLOBAL_MAX_POOL)

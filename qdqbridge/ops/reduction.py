@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -10,9 +10,20 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.graph.operator import Array, Flow, Operands, Operator, Types
 from qdqbridge.ops.accumulator import accumulation_dtype, averaged, centered, integer_params
 from qdqbridge.ops.attributes import ReduceAttrs
-from qdqbridge.ops.pooling import NAN_WINS, comparable
+from qdqbridge.ops.pooling import GLOBAL_POOLS, NAN_WINS, comparable
 from qdqbridge.ops.shapes import axes_fit
 from qdqbridge.ops.stored import moved, present
+
+
+def reduces(row: Operator) -> bool:
+    """True of a reduction, and of a global pool, which is one over the spatial axes."""
+    return row.attributes is ReduceAttrs or row in GLOBAL_POOLS
+
+
+def reduction_of(node: Node, spatial: Sequence[int]) -> ReduceAttrs:
+    """Returns what a reduction or a global pool reduces, of data with these spatial axes."""
+    attributes = node.attributes
+    return attributes if isinstance(attributes, ReduceAttrs) else ReduceAttrs(tuple(spatial))
 
 
 def _count(attrs: ReduceAttrs, x: Array) -> int:
@@ -97,6 +108,8 @@ REDUCE_MEAN = Operator(
     compute=_reduce_mean,
     contract=_mean_contract,
     check=_check,
+    qnn="mean",
+    tvm="mean",
     numerics=_MEAN.format(n="") + _FLOAT,
 )
 REDUCE_SUM = Operator(
@@ -106,6 +119,8 @@ REDUCE_SUM = Operator(
     compute=_reduce_sum,
     contract=_sum_contract,
     check=_check,
+    qnn="sum",
+    tvm="sum",
     numerics=_MEAN.format(n=", n taken as 1") + _FLOAT,
 )
 REDUCE_MAX = Operator(
@@ -115,6 +130,7 @@ REDUCE_MAX = Operator(
     compute=_reduce_max,
     contract=moved(_reduce_max),
     check=_check,
+    tvm="max",
     numerics="The largest stored value. Exact." + NAN_WINS,
 )
 REDUCE_MIN = Operator(
@@ -124,6 +140,7 @@ REDUCE_MIN = Operator(
     compute=_reduce_min,
     contract=moved(_reduce_min),
     check=_check,
+    tvm="min",
     numerics="The smallest stored value. Exact." + NAN_WINS,
 )
 

@@ -287,6 +287,7 @@ RESIZE = Operator(
     contract=_contract,
     data=(0,),
     check=_check,
+    qnn="resize{rank}d",
     numerics="nearest: stored values move. linear: weights and the weighted sum of the 4 (8) "
     "corners in float32, innermost axis fastest, each weight multiplied innermost first. cubic: "
     "innermost axis first, four terms added from the left. Coordinates in float32. Against "

@@ -68,6 +68,8 @@ SOFTMAX = Operator(
     attributes=SoftmaxAttrs,
     compute=_softmax,
     check=_check,
+    qnn="softmax",
+    tvm="nn.softmax",
     interval=(0.0, 255 / 256),
     numerics=_NUMERICS.format("y = quantize(e / f32(f64(S) * 2**-40))")
     + "Against onnxruntime 1.31: 0 of 1,100,000 8-bit results differ; 16-bit ones with a scale of "
@@ -80,6 +82,8 @@ LOG_SOFTMAX = Operator(
     attributes=SoftmaxAttrs,
     compute=_log_softmax,
     check=_check,
+    qnn="log_softmax",
+    tvm="nn.log_softmax",
     numerics=_NUMERICS.format("y = quantize(d - f32(log(f64(S) * 2**-40)))")
     + "Against onnxruntime 1.31: 0 of 1,100,000 8-bit results differ; 16-bit ones in 1 of 46,000 "
     "by 1 LSB, next to a midpoint.",

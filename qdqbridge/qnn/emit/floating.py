@@ -10,7 +10,8 @@ import numpy as np
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
-from qdqbridge.graph.operator import Operator, Pattern
+from qdqbridge.graph.lenses import call_attributes
+from qdqbridge.graph.operator import Attributes, Flow, Operator, Pattern
 from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.ops.attributes import (
     AlphaAttrs,
@@ -19,10 +20,12 @@ from qdqbridge.ops.attributes import (
     ClipAttrs,
     GeluAttrs,
     GemmAttrs,
+    ReduceAttrs,
     ShapeAttrs,
     SoftmaxAttrs,
 )
 from qdqbridge.ops.forms import OPERANDS, form_for
+from qdqbridge.ops.reduction import reduces
 from qdqbridge.ops.table import OPERATORS
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.norms import FLOATING_NORMS
@@ -86,18 +89,15 @@ def _gemm(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     return scope.op.add(total, bias)
 
 
-def _softmax(name: str) -> Emit:
-    def emit(scope: Scope, node: Node, args: list[Expr]) -> Expr:
-        attributes, x = node.attributes, args[0]
-        assert isinstance(attributes, SoftmaxAttrs)
-        function = scope.function(f"nn.{name}")
-        if len(attributes.axes) == 1:
-            return function(x, attributes.axes[0])
-        shape = scope.extents(x)
-        flat = scope.emit(scope.op.reshape(x, (*shape[: attributes.axes[0]], -1)))
-        return scope.op.reshape(scope.emit(function(flat, -1)), shape)
-
-    return emit
+def _softmax(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    """A softmax; one over several axes, which are the last ones, as one over their product."""
+    attributes, x, function = node.attributes, args[0], scope.function(node.op.tvm)
+    assert isinstance(attributes, SoftmaxAttrs)
+    if len(attributes.axes) == 1:
+        return function(x, attributes.axes[0])
+    shape = scope.extents(x)
+    flat = scope.emit(scope.op.reshape(x, (*shape[: attributes.axes[0]], -1)))
+    return scope.op.reshape(scope.emit(function(flat, -1)), shape)
 
 
 def _clip(scope: Scope, node: Node, args: list[Expr]) -> Expr:
@@ -168,7 +168,7 @@ def _shape(scope: Scope, node: Node, args: list[Expr]) -> Expr:
 
 
 _STEPS: dict[str, str] = {
-    **{row.name: row.tvm for row in OPERATORS if row.tvm},
+    **{row.name: row.tvm for row in OPERATORS if row.tvm and row.arity},
     "Div": "divide", "Less": "less", "Greater": "greater", "Where": "where",
 }  # fmt: skip
 """TVM's operators that the forms of others are written with."""
@@ -178,7 +178,7 @@ def _called(row: Operator) -> Emit:
     """TVM's own operator, which takes the operands and then the attributes."""
 
     def emit(scope: Scope, node: Node, args: list[Expr]) -> Expr:
-        return scope.function(row.tvm)(*args, *row.values(node.attributes).values())
+        return scope.function(row.tvm)(*args, *call_attributes(node.attributes).values())
 
     return emit
 
@@ -216,9 +216,19 @@ def _elementwise(row: Operator) -> Emit:
     return emit if row.arity == 1 else _broadcast(emit)
 
 
+def _of_row(row: Operator) -> Emit:
+    """What follows from a row: by the record of its attributes, or from its one or two operands."""
+    record = ReduceAttrs if reduces(row) else row.attributes
+    return _elementwise(row) if row.arity else _FAMILIES.get(record) or _called(row)
+
+
+_FAMILIES: dict[type[Attributes], Emit] = {**FLOATING_WINDOWS, SoftmaxAttrs: _softmax}
 FLOATING: dict[str, Emit] = {
-    **FLOATING_WINDOWS,
-    **{row.name: _elementwise(row) for row in OPERATORS if row.tvm or row.forms},
+    **{
+        row.name: _of_row(row)
+        for row in OPERATORS
+        if (row.tvm or row.forms) and row.flow is not Flow.MOVE
+    },
     "Dense": _dense,
     "Gemm": _gemm,
     "MatMul": _broadcast(_plain("matmul"), 2),
@@ -226,8 +236,6 @@ FLOATING: dict[str, Emit] = {
     "Pow": _broadcast(_power),
     "Where": _broadcast(_plain("where")),
     "Concat": _concat,
-    "Softmax": _softmax("softmax"),
-    "LogSoftmax": _softmax("log_softmax"),
     **FLOATING_NORMS,
     **FLOATING_SIMULATED,
     "Clip": _clip,

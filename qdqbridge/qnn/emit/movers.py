@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from qdqbridge.graph.graph import Node
+from qdqbridge.graph.lenses import call_attributes
 from qdqbridge.graph.numerics import quantize
+from qdqbridge.graph.operator import Flow
 from qdqbridge.ops.attributes import (
     AxesAttrs,
     AxisAttrs,
@@ -16,15 +18,16 @@ from qdqbridge.ops.attributes import (
     ExpandAttrs,
     PadAttrs,
     PoolAttrs,
-    ReduceAttrs,
     ReshapeAttrs,
     SliceAttrs,
     SplitAttrs,
     TileAttrs,
     TransposeAttrs,
 )
+from qdqbridge.ops.reduction import reduces
+from qdqbridge.ops.table import OPERATORS
 from qdqbridge.qnn.emit.scope import Expr, Scope, unsupported
-from qdqbridge.qnn.emit.windows import pool, window_pads
+from qdqbridge.qnn.emit.windows import pool, reduction, window_pads
 
 Emit = Callable[[Scope, Node, Expr], Any]
 _FAR = 1 << 31
@@ -228,26 +231,21 @@ def _image(scope: Scope, node: Node, x: Expr) -> list[Any]:
 def _max_pool(scope: Scope, node: Node, x: Expr) -> Expr:
     attributes = node.attributes
     assert isinstance(attributes, PoolAttrs)
-    window = {
-        "pool_size": attributes.kernel_shape,
-        "strides": attributes.strides,
-        "padding": window_pads(scope, node, attributes, scope.extents(x)),
-        "dilation": attributes.dilations,
-    }
-    return pool(scope, node, "max", x, window)
+    return pool(scope, node, x, window_pads(scope, node, attributes, scope.extents(x)))
 
 
-def _reduce(name: str) -> Emit:
-    def emit(scope: Scope, node: Node, x: Expr) -> Expr:
-        attributes, axes, keepdims = node.attributes, scope.spatial(node, scope.rank(x)), True
-        if isinstance(attributes, ReduceAttrs):
-            axes, keepdims = list(attributes.axes), attributes.keepdims
-        return scope.function(name)(x, axes, keepdims)
-
-    return emit
+def _called(scope: Scope, node: Node, x: Expr) -> Expr:
+    """The host's operator, which takes the operands and then the attributes by name."""
+    others = [scope.value(value) for value in node.inputs[1:] if value is not None]
+    return scope.function(node.op.tvm)(x, *others, **call_attributes(node.attributes))
 
 
 MOVERS: dict[str, Emit] = {
+    **{
+        row.name: reduction if reduces(row) else _called
+        for row in OPERATORS
+        if row.flow is Flow.MOVE and row.tvm
+    },
     "Reshape": _reshape,
     "Flatten": _flatten,
     "Transpose": _transpose,
@@ -262,8 +260,5 @@ MOVERS: dict[str, Emit] = {
     "DepthToSpace": _depth_to_space,
     "SpaceToDepth": _space_to_depth,
     "MaxPool": _max_pool,
-    "GlobalMaxPool": _reduce("max"),
-    "ReduceMax": _reduce("max"),
-    "ReduceMin": _reduce("min"),
     "Identity": lambda scope, node, x: x,
 }

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.lenses import call_attributes, spatial_axes
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.ops.attributes import AxisAttrs, PoolAttrs, ReduceAttrs, SoftmaxAttrs
+from qdqbridge.ops.attributes import AxisAttrs
 from qdqbridge.ops.composition import CompositionAttrs, table
+from qdqbridge.ops.reduction import reduces, reduction_of
 from qdqbridge.qnn.emit.dtypes import storage
 from qdqbridge.qnn.emit.norms import QUANTIZED_NORMS
 from qdqbridge.qnn.emit.scope import Expr, Scope
@@ -25,14 +26,12 @@ def quantized_result(scope: Scope, node: Node) -> Expr | None:
     result = node.output.quant
     if result is None or not result.params.per_tensor:
         return None
-    emit = _FAMILIES.get(node.op.name)
+    emit = _OTHERWISE.get(node.op.name)
     if emit is not None:
         return emit(scope, node)
     if not node.op.qnn:
         return None
-    if node.op.arity == 1:
-        return _unary(scope, node, node.op.qnn, node.op.values(node.attributes))
-    return _binary(scope, node, node.op.qnn)
+    return (_binary if node.op.arity == 2 else _unary)(scope, node)
 
 
 def _result(node: Node) -> QuantParams:
@@ -68,17 +67,26 @@ def _outputs(scope: Scope, params: QuantParams) -> list[Expr]:
     return [scope.scale(params), scope.zero_point(params)]
 
 
-def _unary(scope: Scope, node: Node, name: str, attrs: dict[str, Any]) -> Expr | None:
-    operand = _typed(scope, node.operand(0))
+def _unary(scope: Scope, node: Node) -> Expr | None:
+    """``qnn.<op>(x, sx, zx, sy, zy)``, whose attributes are the operator's."""
+    operand, rank = _typed(scope, node.operand(0)), node.operand(0).rank
     if operand is None or node.operand(0).quant is None:
         return None
-    params = _result(node)
+    attributes = node.attributes
+    if reduces(node.op):
+        if rank is None:
+            return None
+        attributes = reduction_of(node, scope.spatial(node, rank))
+    attrs, spatial, params = call_attributes(attributes), spatial_axes(attributes), _result(node)
+    if spatial:
+        attrs["layout"] = scope.layout(node, spatial + 2)
+    attrs["out_dtype"] = storage(params)
     args = [*operand[:3], *_outputs(scope, params)]
-    attrs = {**attrs, "out_dtype": storage(params)}
-    return scope.clamp(scope.qnn(name, args, attrs), params)
+    return scope.clamp(scope.qnn(node.op.qnn.format(rank=spatial), args, attrs), params)
 
 
-def _binary(scope: Scope, node: Node, name: str) -> Expr | None:
+def _binary(scope: Scope, node: Node) -> Expr | None:
+    name = node.op.qnn
     if len(node.inputs) != 2:
         return _folded(scope, node, name)
     left, right = _typed(scope, node.operand(0)), _typed(scope, node.operand(1))
@@ -139,58 +147,6 @@ def _concat(scope: Scope, node: Node) -> Expr | None:
     return scope.clamp(scope.qnn("concatenate", args, {"axis": attributes.axis}), params)
 
 
-def _average_pool(scope: Scope, node: Node) -> Expr | None:
-    attributes, params = node.attributes, _result(node)
-    assert isinstance(attributes, PoolAttrs)
-    rank = len(attributes.kernel_shape)
-    operand = _typed(scope, node.operand(0))
-    if operand is None:
-        return None
-    attrs = {
-        "pool_size": list(attributes.kernel_shape),
-        "strides": list(attributes.strides),
-        "padding": list(attributes.pads),
-        "dilation": list(attributes.dilations),
-        "ceil_mode": attributes.ceil_mode,
-        "count_include_pad": attributes.count_include_pad,
-        "layout": scope.layout(node, rank + 2),
-        "out_dtype": storage(params),
-    }
-    args = [*operand[:3], *_outputs(scope, params)]
-    return scope.clamp(scope.qnn(f"avg_pool{rank}d", args, attrs), params)
-
-
-def _reduction(name: str) -> Callable[[Scope, Node], Expr | None]:
-    def emit(scope: Scope, node: Node) -> Expr | None:
-        attributes, params = node.attributes, _result(node)
-        rank, operand = node.operand(0).rank, _typed(scope, node.operand(0))
-        if rank is None or operand is None:
-            return None
-        axes, keepdims = scope.spatial(node, rank), True
-        if isinstance(attributes, ReduceAttrs):
-            axes, keepdims = list(attributes.axes), attributes.keepdims
-        attrs = {"axis": axes, "keepdims": keepdims, "out_dtype": storage(params)}
-        args = [*operand[:3], *_outputs(scope, params)]
-        return scope.clamp(scope.qnn(name, args, attrs), params)
-
-    return emit
-
-
-def _softmax(name: str) -> Callable[[Scope, Node], Expr | None]:
-    def emit(scope: Scope, node: Node) -> Expr | None:
-        attributes, params = node.attributes, _result(node)
-        operand = _typed(scope, node.operand(0))
-        assert isinstance(attributes, SoftmaxAttrs)
-        if operand is None:
-            return None
-        axes = list(attributes.axes)
-        args = [*operand[:3], *_outputs(scope, params)]
-        attrs = {"axis": axes[0] if len(axes) == 1 else axes, "out_dtype": storage(params)}
-        return scope.clamp(scope.qnn(name, args, attrs), params)
-
-    return emit
-
-
 def _composition(scope: Scope, node: Node) -> Expr | None:
     attributes, source, params = node.attributes, node.operand(0).quant, _result(node)
     assert isinstance(attributes, CompositionAttrs)
@@ -202,15 +158,10 @@ def _composition(scope: Scope, node: Node) -> Expr | None:
     return scope.qnn("lookup", args, {"function": written(node, named=False)})
 
 
-_FAMILIES: dict[str, Callable[[Scope, Node], Expr | None]] = {
+_OTHERWISE: dict[str, Callable[[Scope, Node], Expr | None]] = {
     "Composition": _composition,
     "Where": _where,
     "Concat": _concat,
-    "AveragePool": _average_pool,
-    "GlobalAveragePool": _reduction("mean"),
-    "ReduceMean": _reduction("mean"),
-    "ReduceSum": _reduction("sum"),
-    "Softmax": _softmax("softmax"),
-    "LogSoftmax": _softmax("log_softmax"),
     **QUANTIZED_NORMS,
 }
+"""Operators whose calls take other arguments than those of one or of two operands."""

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from qdqbridge.graph.graph import Node
+from qdqbridge.graph.lenses import call_attributes
+from qdqbridge.graph.operator import Attributes, Flow
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, PoolAttrs, ReduceAttrs
+from qdqbridge.ops.reduction import reduction_of
 from qdqbridge.qnn.emit.scope import Expr, Scope, unsupported
 
 Emit = Callable[[Scope, Node, list[Expr]], Expr]
@@ -40,38 +43,32 @@ def window_pads(
     return tuple(pads)
 
 
-def pool(scope: Scope, node: Node, kind: str, x: Expr, window: dict[str, Any]) -> Expr:
-    """Emits ``nn.<kind>_pool<n>d`` with the arguments of ``window``."""
+def pool(scope: Scope, node: Node, x: Expr, pads: tuple[int, ...]) -> Expr:
+    """Emits the host's pool of a node with these pads, which say all about ``ceil_mode``."""
     rank = scope.rank(x)
-    function = scope.function(f"nn.{kind}_pool{rank - 2}d")
-    return function(x, layout=scope.layout(node, rank), **window)
+    function = scope.function(node.op.tvm.format(rank=rank - 2))
+    unsaid = {"ceil_mode"} if node.op.flow is Flow.AVERAGE else {"ceil_mode", "count_include_pad"}
+    window = {k: v for k, v in call_attributes(node.attributes).items() if k not in unsaid}
+    return function(x, layout=scope.layout(node, rank), **window | {"padding": pads})
 
 
 def _conv(scope: Scope, node: Node, args: list[Expr]) -> Expr:
-    attributes, x, w = node.attributes, args[0], args[1]
-    assert isinstance(attributes, ConvAttrs | ConvTransposeAttrs)
+    x, w = args[0], args[1]
     rank, last = scope.rank(x) - 2, node in scope.channels_last
-    attrs: dict[str, Any] = {
-        "strides": attributes.strides,
-        "padding": attributes.pads,
-        "dilation": attributes.dilations,
-        "groups": attributes.group,
-    }
-    name = f"conv{rank}d"
-    if isinstance(attributes, ConvTransposeAttrs):
-        attrs["output_padding"] = attributes.output_padding
-        name += "_transpose"
-        if last:  # TVM computes these channels-first only
-            turned = scope.emit(scope.op.permute_dims(x, [0, rank + 1, *range(1, rank + 1)]))
-            first = scope.emit(scope.function(f"nn.{name}")(turned, w, **attrs))
-            x = scope.emit(scope.op.permute_dims(first, [0, *range(2, rank + 2), 1]))
-            return _plus(scope, x, args, 0)
-    elif last:
+    attrs, function = (
+        call_attributes(node.attributes),
+        scope.function(node.op.tvm.format(rank=rank)),
+    )
+    if last and isinstance(node.attributes, ConvTransposeAttrs):  # TVM's are channels-first only
+        turned = scope.emit(scope.op.permute_dims(x, [0, rank + 1, *range(1, rank + 1)]))
+        first = scope.emit(function(turned, w, **attrs))
+        x = scope.emit(scope.op.permute_dims(first, [0, *range(2, rank + 2), 1]))
+        return _plus(scope, x, args, 0)
+    if last:
         w = scope.emit(scope.op.permute_dims(w, [*range(2, rank + 2), 1, 0]))
         letters = "DHW"[3 - rank :]
         attrs |= {"data_layout": f"N{letters}C", "kernel_layout": f"{letters}IO"}
-    result = scope.function(f"nn.{name}")(x, w, **attrs)
-    return _plus(scope, result, args, 0 if last else rank)
+    return _plus(scope, function(x, w, **attrs), args, 0 if last else rank)
 
 
 def _plus(scope: Scope, result: Expr, args: list[Expr], trailing: int) -> Expr:
@@ -90,14 +87,7 @@ def _average_pool(scope: Scope, node: Node, args: list[Expr]) -> Expr:
         # The windows of ceil_mode may reach beyond the padding, which does not count.
         ones = scope.emit(scope.op.ones_like(x))
         return _counted_pool(scope, node, x, ones, pads)
-    window = {
-        "pool_size": attributes.kernel_shape,
-        "strides": attributes.strides,
-        "padding": pads,
-        "dilation": attributes.dilations,
-        "count_include_pad": attributes.count_include_pad,
-    }
-    return pool(scope, node, "avg", x, window)
+    return pool(scope, node, x, pads)
 
 
 def _counted_pool(scope: Scope, node: Node, x: Expr, ones: Expr, pads: tuple[int, ...]) -> Expr:
@@ -108,34 +98,23 @@ def _counted_pool(scope: Scope, node: Node, x: Expr, ones: Expr, pads: tuple[int
     widths = [0] * (2 * (rank + 2))
     for i, axis in enumerate(scope.spatial(node, rank + 2)):
         widths[2 * axis : 2 * axis + 2] = [counted[i], counted[rank + i]]
-    window = {
-        "pool_size": attributes.kernel_shape,
-        "strides": attributes.strides,
-        "padding": tuple(p - q for p, q in zip(pads, counted, strict=True)),
-        "dilation": attributes.dilations,
-        "count_include_pad": True,
-    }
+    left = tuple(p - q for p, q in zip(pads, counted, strict=True))
     whole = scope.emit(scope.op.nn.pad(x, widths, "constant", 0.0))
-    total = scope.emit(pool(scope, node, "avg", whole, window))
+    total = scope.emit(pool(scope, node, whole, left))
     counts = scope.emit(scope.op.nn.pad(ones, widths, "constant", 1.0))
-    return scope.op.divide(total, scope.emit(pool(scope, node, "avg", counts, window)))
+    return scope.op.divide(total, scope.emit(pool(scope, node, counts, left)))
 
 
-def _reduce(name: str) -> Emit:
-    def emit(scope: Scope, node: Node, args: list[Expr]) -> Expr:
-        axes, keepdims = scope.spatial(node, scope.rank(args[0])), True
-        if isinstance(node.attributes, ReduceAttrs):
-            axes, keepdims = list(node.attributes.axes), node.attributes.keepdims
-        return scope.function(name)(args[0], axes, keepdims)
-
-    return emit
+def reduction(scope: Scope, node: Node, x: Expr) -> Expr:
+    """Emits the host's reduction, of the spatial axes for a global pool."""
+    found = reduction_of(node, scope.spatial(node, scope.rank(x)))
+    return scope.function(node.op.tvm)(x, list(found.axes), found.keepdims)
 
 
-FLOATING_WINDOWS: dict[str, Emit] = {
-    "Conv": _conv,
-    "ConvTranspose": _conv,
-    "AveragePool": _average_pool,
-    "GlobalAveragePool": _reduce("mean"),
-    "ReduceMean": _reduce("mean"),
-    "ReduceSum": _reduce("sum"),
+FLOATING_WINDOWS: dict[type[Attributes], Emit] = {
+    ConvAttrs: _conv,
+    ConvTransposeAttrs: _conv,
+    PoolAttrs: _average_pool,
+    ReduceAttrs: lambda scope, node, args: reduction(scope, node, args[0]),
 }
+"""By the record of their attributes."""

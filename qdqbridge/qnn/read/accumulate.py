@@ -13,13 +13,12 @@ from qdqbridge.errors import InvalidModelError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
+from qdqbridge.graph.lenses import read_attributes
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType
 from qdqbridge.ops.attributes import (
     AxesAttrs,
-    ConvAttrs,
-    ConvTransposeAttrs,
     GemmAttrs,
     TransposeAttrs,
 )
@@ -30,7 +29,6 @@ from qdqbridge.qnn.read import parameters
 from qdqbridge.qnn.read.call import Accumulator, Call
 from qdqbridge.qnn.read.layout import (
     channels_first,
-    pads,
     permuted_shape,
     transposed,
     weight_first,
@@ -51,19 +49,9 @@ def convolution(rank: int, *, transpose: bool) -> Row:
         layout = str(call.get("kernel_layout") or "")
         kernel, axis = weight_first(reading, call, x, layout, rank, transpose=transpose)
         w = parameters.operand(reading, kernel, 1, 5, 3, axis=axis)
-        common: dict[str, Any] = {
-            "strides": call.ints("strides", rank),
-            "dilations": call.ints("dilation", rank),
-            "pads": pads(call, rank),
-            "group": int(call.get("groups", 1)),
-        }
-        if transpose:
-            extra = call.ints("output_padding", rank)
-            attributes = ConvTransposeAttrs(output_padding=extra, **common)
-        else:
-            attributes = ConvAttrs(**common)
         op = CONV_TRANSPOSE if transpose else CONV
-        return _accumulator(call, op, attributes, x, w, back=back)
+        shown = read_attributes(op.attributes, call.attrs, rank + 2, rank)
+        return _accumulator(call, op, op.attributes(**shown), x, w, back=back)
 
     return read
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
-from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
+from qdqbridge.graph.lenses import read_attributes
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Flow, Operator
 from qdqbridge.graph.types import TensorType, static_shape
 from qdqbridge.ops.attributes import (
     AlphaAttrs,
     CastAttrs,
-    ConvAttrs,
-    ConvTransposeAttrs,
     EpsilonAttrs,
     GeluAttrs,
     GroupNormAttrs,
@@ -24,16 +21,17 @@ from qdqbridge.ops.attributes import (
     SoftmaxAttrs,
     TransposeAttrs,
 )
+from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.table import BY_NAME, OPERATORS
 from qdqbridge.qnn.read import accumulate
 from qdqbridge.qnn.read.blocks import dequantized
 from qdqbridge.qnn.read.call import Accumulator, Call, Entry
 from qdqbridge.qnn.read.composed import composed
-from qdqbridge.qnn.read.layout import channels_first, pads, permuted_shape, weight_first
+from qdqbridge.qnn.read.layout import channels_first, permuted_shape, weight_first
 from qdqbridge.qnn.read.picking import pool_attributes
 from qdqbridge.qnn.read.reading import Reading, Row, tensor
 from qdqbridge.qnn.read.resizing import resized
-from qdqbridge.qnn.read.rounded import reduced
+from qdqbridge.qnn.read.rounded import reduced, reductions
 
 
 def made(
@@ -133,19 +131,10 @@ def convolution(rank: int, *, transpose: bool) -> Row:
         x, back = channels_first(reading, x, str(call.get("data_layout") or ""), rank)
         layout = str(call.get("kernel_layout") or "")
         kernel, _ = weight_first(reading, call, x, layout, rank, transpose=transpose)
-        common: dict[str, Any] = {
-            "strides": call.ints("strides", rank),
-            "dilations": call.ints("dilation", rank),
-            "pads": pads(call, rank),
-            "group": int(call.get("groups", 1)),
-        }
-        attributes: Attributes = ConvAttrs(**common)
-        if transpose:
-            extra = call.ints("output_padding", rank)
-            attributes = ConvTransposeAttrs(output_padding=extra, **common)
-        name = "ConvTranspose" if transpose else "Conv"
+        row = CONV_TRANSPOSE if transpose else CONV
+        attributes = row.attributes(**read_attributes(row.attributes, call.attrs, rank + 2, rank))
         operands = [x, reading.plain(kernel.args[1])]
-        return laid_out(reading, call, name, attributes, operands, back)
+        return laid_out(reading, call, row.name, attributes, operands, back)
 
     return read
 
@@ -175,24 +164,24 @@ def average_pool(rank: int) -> Row:
     return read
 
 
-def reduction(name: str, everywhere: str = "") -> Row:
-    """Returns the row of ``mean`` and ``sum``."""
+def reduction(row: Operator, everywhere: Operator | None) -> Row:
+    """Returns the row of ``mean``, ``sum`` and their like."""
 
     def read(reading: Reading, call: Call) -> Value:
         data = reading.plain(call.args[0])
-        chosen, attributes = reduced(call, data, name, everywhere)
-        return made(reading, call, chosen, attributes, [data])
+        chosen, attributes = reduced(call, data, row, everywhere)
+        return made(reading, call, chosen.name, attributes, [data])
 
     return read
 
 
-def softmax(name: str) -> Row:
+def softmax(row: Operator) -> Row:
     """Returns the row of ``nn.softmax`` and ``nn.log_softmax``."""
 
     def read(reading: Reading, call: Call) -> Value:
         data = reading.plain(call.args[0])
-        axes = (int(call.get("axis", -1)) % max(data.rank or 0, 1),)
-        return made(reading, call, name, SoftmaxAttrs(axes), [data])
+        given = read_attributes(row.attributes, {"axis": -1, **call.attrs}, data.rank or 0)
+        return made(reading, call, row.name, row.attributes(**given), [data])
 
     return read
 
@@ -311,12 +300,18 @@ def floor_divide(reading: Reading, call: Call) -> Value:
     return composed(reading, call, reading.unread(call)[0])
 
 
+def _averages(row: Operator) -> str:
+    return "" if row.flow is Flow.MOVE else row.tvm
+
+
 def _gelu(approximate: str) -> Row:
     return plain("Gelu", GeluAttrs(approximate))
 
 
 FLOATING: dict[str, Row] = {
-    **{row.tvm: plain(row.name) for row in OPERATORS if row.tvm and not row.fields},
+    **{row.tvm: plain(row.name) for row in OPERATORS if row.tvm and row.arity and not row.fields},
+    **{name: reduction(row, whole) for name, row, whole in reductions(_averages)},
+    **{row.tvm: softmax(row) for row in OPERATORS if row.attributes is SoftmaxAttrs},
     "divide": plain("Div"),
     "power": power,
     "where": plain("Where", count=3),
@@ -325,10 +320,6 @@ FLOATING: dict[str, Row] = {
     "floor_divide": floor_divide,
     "nn.bias_add": bias_add,
     "cast": cast,
-    "mean": reduction("ReduceMean", "GlobalAveragePool"),
-    "sum": reduction("ReduceSum"),
-    "nn.softmax": softmax("Softmax"),
-    "nn.log_softmax": softmax("LogSoftmax"),
     "nn.leaky_relu": leaky_relu,
     "nn.gelu": _gelu("none"),
     "nn.gelu_tanh": _gelu("tanh"),

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from qdqbridge.graph.graph import Value
+from qdqbridge.graph.lenses import read_attributes
+from qdqbridge.graph.operator import Flow, Operator
 from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.ops.attributes import ClipAttrs, PoolAttrs, TransposeAttrs
 from qdqbridge.ops.windows import extents
 from qdqbridge.qnn.origin import element
 from qdqbridge.qnn.read.call import Call
-from qdqbridge.qnn.read.layout import channels_first, pads, permuted_shape
+from qdqbridge.qnn.read.layout import channels_first, permuted_shape
 from qdqbridge.qnn.read.mover import claimed, hinted, moved, per_tensor, type_like
 from qdqbridge.qnn.read.parameters import changed, holds
 from qdqbridge.qnn.read.reading import Reading, Row
-from qdqbridge.qnn.read.rounded import reduced
+from qdqbridge.qnn.read.rounded import reduced, reductions
 
 
 def max_pool(rank: int) -> Row:
@@ -46,14 +48,7 @@ def pool_attributes(call: Call, rank: int, data: Value) -> PoolAttrs:
         rank: Number of spatial axes.
         data: Its operand, channels first.
     """
-    attributes = PoolAttrs(
-        kernel_shape=call.ints("pool_size", rank),
-        strides=call.ints("strides", rank),
-        dilations=call.ints("dilation", rank),
-        pads=pads(call, rank),
-        ceil_mode=bool(call.get("ceil_mode", False)),
-        count_include_pad=bool(call.get("count_include_pad", False)),
-    )
+    attributes = PoolAttrs(**read_attributes(PoolAttrs, call.attrs, rank + 2, rank))
     given = claimed(call, PoolAttrs)
     if given is None or (given.kernel_shape, given.strides, given.dilations) != (
         attributes.kernel_shape, attributes.strides, attributes.dilations,
@@ -78,13 +73,13 @@ def _same_windows(given: PoolAttrs, stated: PoolAttrs, data: Value) -> bool:
     return counts[0] == counts[1]
 
 
-def extreme(name: str, everywhere: str = "") -> Row:
+def extreme(row: Operator, everywhere: Operator | None) -> Row:
     """Returns the row of ``max`` and ``min`` along axes."""
 
     def read(reading: Reading, call: Call) -> Value:
         data = reading.value(call.args[0])
-        chosen, attributes = reduced(call, data, name, everywhere)
-        return moved(reading, call, chosen, attributes)
+        chosen, attributes = reduced(call, data, row, everywhere)
+        return moved(reading, call, chosen.name, attributes)
 
     return read
 
@@ -120,10 +115,13 @@ def _claimed_storage(call: Call, data: Value, qmin: int, qmax: int) -> Any:
     return storage if fits and data.producer.op.name != "reinterpret" else None
 
 
+def _extremes(row: Operator) -> str:
+    return row.tvm if row.flow is Flow.MOVE else ""
+
+
 PICKING: dict[str, Row] = {
     "clip": clip,
-    "max": extreme("ReduceMax", "GlobalMaxPool"),
-    "min": extreme("ReduceMin"),
+    **{name: extreme(row, whole) for name, row, whole in reductions(_extremes)},
     **{f"nn.max_pool{rank}d": max_pool(rank) for rank in (1, 2, 3)},
 }
 """One row per plain operator that picks values, by Relay's name."""

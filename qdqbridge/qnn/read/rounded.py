@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from qdqbridge.graph.graph import Value
+from qdqbridge.graph.lenses import read_attributes
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Operator
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import (
     AxisAttrs,
     EpsilonAttrs,
-    GroupNormAttrs,
-    NormAttrs,
     PoolAttrs,
     ReduceAttrs,
     ResizeAttrs,
     SoftmaxAttrs,
     TransposeAttrs,
 )
+from qdqbridge.ops.normalization import BATCH
+from qdqbridge.ops.normalization import OPERATORS as NORMS
+from qdqbridge.ops.pooling import GLOBAL_POOLS
 from qdqbridge.ops.table import OPERATORS
 from qdqbridge.qnn.layout.remap import restored
 from qdqbridge.qnn.origin import is_swapped
@@ -34,11 +35,8 @@ from qdqbridge.qnn.read.conversions import (
     quantize_minifloat,
     requantize,
 )
-from qdqbridge.qnn.read.layout import channels_first, pads, permuted_shape
+from qdqbridge.qnn.read.layout import channels_first, permuted_shape
 from qdqbridge.qnn.read.reading import Reading, Row, flat
-
-_METHODS = {"nearest_neighbor": "nearest", "linear": "linear", "cubic": "cubic"}
-
 
 # ---- elementwise -------------------------------------------------------------------------------
 
@@ -48,15 +46,24 @@ def unary(row: Operator) -> Row:
 
     def read(reading: Reading, call: Call) -> Value:
         data = parameters.operand(reading, call, 0, 1, 2)
-        return _result(reading, call, row.name, record(row, call.attrs), [data], 3)
+        given = read_attributes(row.attributes, call.attrs, data.rank or 0)
+        return _result(reading, call, row.name, row.attributes(**given), [data], 3)
 
     return read
 
 
-def record(row: Operator, attrs: Mapping[str, Any]) -> Attributes:
-    """Returns an operator's attributes from those of a call, which have the same names."""
-    kinds = {name: type(default) for name, default in row.onnx[0].defaults.items()}
-    return row.attributes(**{name: kinds[name](attrs[name]) for name in row.fields})
+def windowed(row: Operator, rank: int) -> Row:
+    """Returns the row of ``qnn.<op><rank>d(x, sx, zx, sy, zy)`` over windows of some layout."""
+
+    def read(reading: Reading, call: Call) -> Value:
+        data = parameters.operand(reading, call, 0, 1, 2)
+        data, back = channels_first(reading, data, str(call.get("layout") or ""), rank)
+        given = read_attributes(row.attributes, call.attrs, rank + 2, rank)
+        params = parameters.result(reading, call, 3, 4)
+        attributes = row.attributes(**given)
+        return laid_out(reading, call, row.name, attributes, [data], params, back)
+
+    return read
 
 
 def _result(
@@ -125,26 +132,6 @@ def concatenate(reading: Reading, call: Call) -> Value:
 # ---- averages, softmax, norms ------------------------------------------------------------------
 
 
-def average_pool(rank: int) -> Row:
-    """Returns the row of ``qnn.avg_pool<rank>d``."""
-
-    def read(reading: Reading, call: Call) -> Value:
-        data = parameters.operand(reading, call, 0, 1, 2)
-        data, back = channels_first(reading, data, str(call.get("layout") or ""), rank)
-        attributes = PoolAttrs(
-            kernel_shape=call.ints("pool_size", rank),
-            strides=call.ints("strides", rank),
-            dilations=call.ints("dilation", rank),
-            pads=pads(call, rank),
-            ceil_mode=bool(call.get("ceil_mode", False)),
-            count_include_pad=bool(call.get("count_include_pad", False)),
-        )
-        params = parameters.result(reading, call, 3, 4)
-        return laid_out(reading, call, "AveragePool", attributes, [data], params, back)
-
-    return read
-
-
 def laid_out(
     reading: Reading, call: Call, name: str, attributes: Attributes, operands: list[Value],
     params: QuantParams, back: tuple[int, ...] | None,
@@ -159,43 +146,43 @@ def laid_out(
     return reading.node("Transpose", TransposeAttrs(back), [value], QuantType(params, shape))
 
 
-def reduction(name: str, everywhere: str = "") -> Row:
+def reduction(row: Operator, everywhere: Operator | None) -> Row:
     """Returns the row of ``qnn.mean`` and ``qnn.sum``; ``everywhere`` is its global pool."""
 
     def read(reading: Reading, call: Call) -> Value:
         data = parameters.operand(reading, call, 0, 1, 2)
-        chosen, attributes = reduced(call, data, name, everywhere)
-        return _result(reading, call, chosen, attributes, [data], 3)
+        chosen, attributes = reduced(call, data, row, everywhere)
+        return _result(reading, call, chosen.name, attributes, [data], 3)
 
     return read
 
 
-def reduced(call: Call, data: Value, name: str, everywhere: str) -> tuple[str, Attributes]:
+def reduced(
+    call: Call, data: Value, row: Operator, everywhere: Operator | None
+) -> tuple[Operator, Attributes]:
     """Returns operator and attributes of a reduction, or of the global pool that it is."""
-    rank = data.rank or 0
-    axis = call.get("axis")
-    axes = range(rank) if axis is None else call.ints("axis")
-    given = tuple(sorted(a % max(rank, 1) for a in axes))
-    keepdims = bool(call.get("keepdims", False))
-    said = bool(everywhere) and (call.claim is None or call.claim.op == everywhere)
-    if said and rank > 2 and keepdims and given == tuple(range(2, rank)):
+    rank, attributes = data.rank or 0, reduced_axes(call, data)
+    said = everywhere is not None and (call.claim is None or call.claim.op == everywhere.name)
+    spatial = rank > 2 and attributes.axes == tuple(range(2, rank))
+    if everywhere is not None and said and spatial and attributes.keepdims:
         return everywhere, NO_ATTRIBUTES
-    return name, ReduceAttrs(given, keepdims)
+    return row, attributes
 
 
-def softmax(name: str) -> Row:
-    """Returns the row of ``qnn.softmax`` and ``qnn.log_softmax``."""
-
-    def read(reading: Reading, call: Call) -> Value:
-        data = parameters.operand(reading, call, 0, 1, 2)
-        rank = max(data.rank or 0, 1)
-        axes = tuple(sorted(a % rank for a in call.ints("axis")))
-        return _result(reading, call, name, SoftmaxAttrs(axes), [data], 3)
-
-    return read
+def reduced_axes(call: Call, data: Value) -> ReduceAttrs:
+    """Returns what a reduction reduces; every axis where it names none."""
+    shown = {"axis": None, "keepdims": False, **call.attrs}
+    return ReduceAttrs(**read_attributes(ReduceAttrs, shown, data.rank or 0))
 
 
-def norm(name: str, decode: Callable[[Call, int], Attributes]) -> Row:
+def reductions(host_name: Callable[[Operator], str]) -> list[tuple[str, Operator, Operator | None]]:
+    """Returns the reductions that a host has, by its name, each with its global pool."""
+    everywhere = {host_name(row): row for row in GLOBAL_POOLS}
+    rows = [row for row in OPERATORS if row.attributes is ReduceAttrs and host_name(row)]
+    return [(host_name(row), row, everywhere.get(host_name(row))) for row in rows]
+
+
+def norm(row: Operator) -> Row:
     """Returns the row of ``qnn.<norm>(x, gamma, beta, sx, zx, sg, zg, sb, zb, sy, zy)``."""
 
     def read(reading: Reading, call: Call) -> Value:
@@ -208,8 +195,8 @@ def norm(name: str, decode: Callable[[Call, int], Attributes]) -> Row:
         zero = beta.constant is not None and not beta.constant.numpy().any()
         if not (absent and zero):
             operands.append(beta)
-        attributes = decode(call, data.rank or 0)
-        return _result(reading, call, name, attributes, operands, 9)
+        given = read_attributes(row.attributes, call.attrs, data.rank or 0)
+        return _result(reading, call, row.name, row.attributes(**given), operands, 9)
 
     return read
 
@@ -219,7 +206,7 @@ def batch_norm(reading: Reading, call: Call) -> Value:
     data = parameters.operand(reading, call, 0, 5, 6)
     rest = [reading.value(entry) for entry in call.args[1:5]]
     attributes = EpsilonAttrs(float(call.attrs["epsilon"]))
-    return _result(reading, call, "BatchNormalization", attributes, [data, *rest], 7)
+    return _result(reading, call, BATCH.name, attributes, [data, *rest], 7)
 
 
 # ---- resize ------------------------------------------------------------------------------------
@@ -248,19 +235,14 @@ def _resize_attributes(
     half = len(roi) // 2
     own = tuple(d if isinstance(d, int) else 0 for d in data.type.shape or ())
     sizes = (*own[:lead], *call.ints("size"))
-    method = str(call.attrs["method"])
-    attributes = ResizeAttrs(
-        mode=_METHODS[method],
-        coordinate_transformation_mode=str(call.attrs["coordinate_transformation_mode"]),
-        nearest_mode=str(call.attrs["rounding_method"]),
-        scales=(*(1.0,) * lead, *scales) if scales else None,
-        sizes=None if scales else sizes,
-        cubic_coeff_a=float(call.attrs["cubic_alpha"]),
-        exclude_outside=method == "cubic" and bool(call.attrs["cubic_exclude"]),
-        extrapolation_value=float(call.attrs["extrapolation_value"]),
-        roi=(*(0.0,) * lead, *roi[:half], *(1.0,) * lead, *roi[half:]) if roi else (),
-    )
-    return _as_claimed(call, attributes, sizes, back)
+    shown = read_attributes(ResizeAttrs, call.attrs, total, rank)
+    shown |= {
+        "scales": (*(1.0,) * lead, *scales) if scales else None,
+        "sizes": None if scales else sizes,
+        "exclude_outside": shown["exclude_outside"] and shown["mode"] == "cubic",
+        "roi": (*(0.0,) * lead, *roi[:half], *(1.0,) * lead, *roi[half:]) if roi else (),
+    }
+    return _as_claimed(call, ResizeAttrs(**shown), sizes, back)
 
 
 def _as_claimed(
@@ -283,20 +265,6 @@ def _as_claimed(
 # ---- the rows ----------------------------------------------------------------------------------
 
 
-def _layer(call: Call, rank: int) -> Attributes:
-    return NormAttrs(int(call.attrs["axis"]) % max(rank, 1), float(call.attrs["epsilon"]))
-
-
-def _epsilon(call: Call, rank: int) -> Attributes:
-    del rank
-    return EpsilonAttrs(float(call.attrs["epsilon"]))
-
-
-def _groups(call: Call, rank: int) -> Attributes:
-    del rank
-    return GroupNormAttrs(int(call.attrs["num_groups"]), float(call.attrs["epsilon"]))
-
-
 QNN: dict[str, Row] = {
     "qnn.quantize": quantize,
     "qnn.dequantize": dequantize,
@@ -308,21 +276,26 @@ QNN: dict[str, Row] = {
     "qnn.concatenate": concatenate,
     "qnn.lookup": lookup,
     "qnn.where": binary("Where", condition=1),
-    "qnn.mean": reduction("ReduceMean", "GlobalAveragePool"),
-    "qnn.sum": reduction("ReduceSum"),
-    "qnn.softmax": softmax("Softmax"),
-    "qnn.log_softmax": softmax("LogSoftmax"),
-    "qnn.layer_norm": norm("LayerNormalization", _layer),
-    "qnn.rms_norm": norm("RMSNormalization", _layer),
-    "qnn.instance_norm": norm("InstanceNormalization", _epsilon),
-    "qnn.group_norm": norm("GroupNormalization", _groups),
-    "qnn.batch_norm": batch_norm,
+    **{f"qnn.{row.qnn}": norm(row) for row in NORMS if row is not BATCH},
+    f"qnn.{BATCH.qnn}": batch_norm,
     "qnn.resize": resize(0),
     "qnn.dense": accumulate.dense,
     "qnn.batch_matmul": accumulate.batch_matmul,
-    **{f"qnn.{row.qnn}": unary(row) for row in OPERATORS if row.qnn and row.arity == 1},
+    **{
+        f"qnn.{name}": reduction(row, whole) for name, row, whole in reductions(lambda row: row.qnn)
+    },
+    **{
+        f"qnn.{row.qnn}": unary(row)
+        for row in OPERATORS
+        if row.qnn and (row.arity == 1 or row.attributes is SoftmaxAttrs)
+    },
     **{f"qnn.{row.qnn}": binary(row.name) for row in OPERATORS if row.qnn and row.arity == 2},
-    **{f"qnn.avg_pool{rank}d": average_pool(rank) for rank in (1, 2, 3)},
+    **{
+        f"qnn.{row.qnn.format(rank=rank)}": windowed(row, rank)
+        for row in OPERATORS
+        if row.qnn and row.attributes is PoolAttrs
+        for rank in (1, 2, 3)
+    },
     **{f"qnn.resize{rank}d": resize(rank) for rank in (1, 2, 3)},
     **{
         f"qnn.conv{rank}d{suffix}": accumulate.convolution(rank, transpose=bool(suffix))

@@ -21,7 +21,7 @@ from qdqbridge.qnn.read import Call, Entry, Reading, Row
 from qdqbridge.qnn.read.constants import constant_of
 from qdqbridge.qnn.read.floating import made, plain
 from qdqbridge.qnn.read.reading import tensor
-from qdqbridge.qnn.read.rounded import reduced
+from qdqbridge.qnn.read.rounded import reduced_axes
 from qdqbridge.relax.read.standard import standard
 
 Compute = Callable[[Reading, Call], Value]
@@ -165,8 +165,7 @@ def _selu(reading: Reading, call: Call) -> Value:
 def variance(reading: Reading, call: Call) -> Value:
     """``variance(x, axis, keepdims)``: the mean of the squared differences from the mean."""
     x = reading.plain(call.args[0])
-    _, given = reduced(replace(call, claim=None), x, "ReduceMean", "")
-    assert isinstance(given, ReduceAttrs)
+    given = reduced_axes(call, x)
     kept = tuple(1 if i in given.axes else dim for i, dim in enumerate(x.type.shape or ()))
     mean = reading.node("ReduceMean", ReduceAttrs(given.axes), [x], TensorType(x.type.dtype, kept))
     centred = combined(reading, "Sub", [x, mean], x)

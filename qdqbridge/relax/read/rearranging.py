@@ -22,7 +22,7 @@ from qdqbridge.ops.attributes import (
 from qdqbridge.qnn.read import Call, Entry, Reading, Row
 from qdqbridge.qnn.read.mover import moved, per_tensor
 from qdqbridge.qnn.read.reading import flat, tensor
-from qdqbridge.qnn.read.rounded import reduced
+from qdqbridge.qnn.read.rounded import reduced_axes
 from qdqbridge.relax.read.standard import standard
 
 _END = (1 << 63) - 1
@@ -78,8 +78,8 @@ def of_stack(row: Row, name: str) -> Row:
     def read(reading: Reading, call: Call) -> Entry:
         data = reading.value(call.args[0])
         operands, axis = reading.memory.get(("stacked", data), ((), 0))
-        _, given = reduced(call, data, "ReduceMax", "")
-        if not operands or call.claim is not None or given.axes != (axis,) or given.keepdims:  # type: ignore[attr-defined] # ReduceAttrs
+        given = reduced_axes(call, data)
+        if not operands or call.claim is not None or given.axes != (axis,) or given.keepdims:
             return row(reading, call)
         parts = [_unexpanded(value) for value in operands]
         if name != "Add":
