@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdqbridge.errors import UnsupportedModelError, UnsupportedTargetError
+from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.onnx_io.writer import write
@@ -60,17 +60,15 @@ def test_tvm(case: NodeTest) -> None:
 def test_through_relax_with_parameters_of_run_time(case: NodeTest) -> None:
     hosting = pytest.importorskip("qdqbridge.hosting")
     graph = graph_of(case)
-    if any(node.op.name == "ConvInteger" for node in graph.nodes):
-        with pytest.raises(UnsupportedTargetError):
-            hosting.to_relax(graph)
-        return
     assert hosting.from_relax(hosting.to_relax(graph)[0]).digest == graph.digest
 
 
 @pytest.mark.relax
 @pytest.mark.parametrize(
     "name", ["quantizelinear_axis", "quantizelinear_blocked_asymmetric", "dequantizelinear_blocked",
-             "dequantizelinear_int4", "qlinearmatmul_3D_int8_float32"],
+             "dequantizelinear_int4", "qlinearmatmul_3D_int8_float32", "qlinearconv",
+             "qlinearmatmul_2D_uint8_float16", "convinteger_with_padding",
+             "convinteger_without_padding", "dynamicquantizelinear"],
 )  # fmt: skip
 def test_tvm_with_parameters_of_run_time(name: str) -> None:
     executable = pytest.importorskip("qdqbridge.relax.executable")

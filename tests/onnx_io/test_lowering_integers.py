@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqbridge.errors import InvalidModelError, UnsupportedQuantization
+from qdqbridge.errors import InvalidModelError
 from tests.onnx_io.lowering_cases import MS, Case, Q, codes, ort_run
 from tests.onnx_models import Builder, canonical, load, ops, run
 
@@ -88,22 +88,19 @@ def test_conv_integer_with_sums_beyond_float32_is_carried():
 
 
 @pytest.mark.idiom("K7")
-def test_conv_integer_with_zero_points_per_channel():
+@pytest.mark.parametrize("channels", [3, 400])
+def test_conv_integer_with_zero_points_per_channel(channels):
     # onnxruntime has no kernel for it; the model with the differences as weights is the reference.
     zeros = np.array([1, 100, 128, 200], np.uint8)
-    model, case = conv_integer(3, 13, zeros)
-    weight = next(t for t in model.graph.initializer if t.dims == [4, 3, 3, 3])
+    model, case = conv_integer(channels, 13, zeros)
+    weight = next(t for t in model.graph.initializer if t.dims == [4, channels, 3, 3])
     data = onnx.numpy_helper.to_array(weight).astype(np.int64) - zeros.reshape(4, 1, 1, 1)
     x = np.pad(case.feeds["x"].astype(np.int64) - 13, ((0, 0), (0, 0), (1, 0), (0, 1)))
     views = np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(2, 3))
     expected = np.einsum("nchwij,ocij->nohw", views, data)
-    assert np.array_equal(run(canonical(model), case.feeds)[0], expected)
-
-
-def test_conv_integer_with_large_sums_and_zero_points_per_channel_is_refused():
-    model, _ = conv_integer(400, 13, [1, 2, 3, 4])
-    with pytest.raises(UnsupportedQuantization, match="zero points per channel"):
-        load(model)
+    graph = canonical(model)
+    assert ("ConvInteger" in ops(graph)) == (channels > 3)
+    assert np.array_equal(run(graph, case.feeds)[0], expected)
 
 
 def test_conv_integer_with_a_zero_point_of_another_type_is_refused():

@@ -10,6 +10,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
+from qdqbridge.graph.types import Shape
 from qdqbridge.onnx_io.constants import constant_of_node
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS
 from qdqbridge.onnx_io.shapes import TypeAndShape, infer
@@ -121,6 +122,10 @@ class Known:
         """Returns a tensor's rank, None where unknown."""
         shape = self._type(name)[1]
         return None if shape is None else len(shape)
+
+    def shape(self, name: str) -> Shape:
+        """Returns a tensor's shape, None where unknown."""
+        return self._type(name)[1]
 
     def _type(self, name: str) -> TypeAndShape:
         if name in self.initializers:

@@ -6,16 +6,28 @@ import numpy as np
 from onnx import TensorProto
 
 from qdqbridge.onnx_io.lowering.activation import activated
+from qdqbridge.onnx_io.lowering.integer_products import (
+    along_rows,
+    matmul_sum,
+    of_run_time,
+    rounded,
+)
 from qdqbridge.onnx_io.lowering.site import Site
 
 
 def qlinear_matmul(site: Site) -> None:
     """``Q(MatMul(DQ(a), DQ(b)))``; b may have a scale per column.
 
-    Against onnxruntime 1.31's kernel: bit for bit equal.
-    Source: ONNX QLinearMatMul-10 and -21; onnxruntime docs/ContribOperators.md.
+    With parameters of run time the same in integers. Against onnxruntime 1.31's kernel: bit for bit
+    equal, of run time 1.32's. Source: ONNX QLinearMatMul-10 and -21; onnxruntime
+    docs/ContribOperators.md.
     """
     a, sa, za, b, sb, zb, sy, zy = (site.input(i) for i in range(8))
+    if of_run_time(site, [sa, za, sb, zb, sy, zy], [a, b]):
+        total = matmul_sum(site, (a, za), (b, zb))
+        scales = along_rows(site, sa), sb, along_rows(site, sy)
+        rounded(site, total, scales, zy, site.proto.output[0])
+        return
     left = site.dequantize(a, _vector(site, sa, -2), _vector(site, za, -2), axis=-2)
     right = site.dequantize(b, _vector(site, sb, -1), _vector(site, zb, -1), axis=-1)
     site.quantize(site.op("MatMul", [left, right]), sy, zy, a, site.proto.output[0])
@@ -41,12 +53,21 @@ def _vector(site: Site, name: str, axis: int) -> str:
 def qgemm(site: Site) -> None:
     """``Q(Gemm(DQ(a), DQ(b), DQ(c)))``, or the float Gemm where ``y_scale`` is left out.
 
-    c is int32 in units of ``alpha * sa * sb``. Against onnxruntime 1.31's kernel: bit for bit
-    equal. Source: onnxruntime docs/ContribOperators.md, core/providers/cpu/quantization/
-    quant_gemm.cc.
+    c is int32 in units of ``alpha * sa * sb``. With parameters of run time the same in integers.
+    Against onnxruntime 1.31's kernel: bit for bit equal. Source: onnxruntime
+    docs/ContribOperators.md, core/providers/cpu/quantization/quant_gemm.cc.
     """
     a, sa, za, b, sb, zb, c, sy, zy = (site.input(i) for i in range(9))
     alpha, trans_b = site.float_("alpha", 1.0), site.flag("transB")
+    if sy and zy and of_run_time(site, [sa, za, sb, zb, sy, zy], [a, b]):
+        left = site.op("Transpose", [a], perm=[1, 0]) if site.flag("transA") else a
+        right = site.op("Transpose", [b], perm=[1, 0]) if trans_b else b
+        total = matmul_sum(site, (left, za), (right, zb))
+        if alpha != 1.0:
+            sa = site.product([site.enter(np.float32(alpha), "alpha"), sa])
+        total = site.op("Add", [total, c]) if c else total
+        rounded(site, total, (sa, sb, sy), zy, site.proto.output[0])
+        return
     operands = [site.dequantize(a, sa, za), site.dequantize(b, sb, zb, axis=0 if trans_b else 1)]
     if c:
         factors = [sa, sb]
@@ -100,13 +121,7 @@ def _dynamic_product(
 ) -> str:
     a, sa, za = left
     b, sb, zb = right
-    if not za and zb:
-        raise site.refusal(
-            "only its second operand has a zero point",
-            "the type of a zero point for the first one is unknown",
-            "give both zero points",
-        )
-    total = site.op("MatMulInteger", [a, b, za, zb])
+    total = matmul_sum(site, (a, za), (b, zb))
     real = site.op("Cast", [total], to=TensorProto.FLOAT)
     return site.op("Mul", [real, site.op("Mul", [sa, sb])], result)
 

@@ -4,19 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from qdqbridge.onnx_io.codecs.view import NoRow
+from qdqbridge.onnx_io.codecs.windows import kernel_of, window_of
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.relax.emit.broadcasting import spread
 from qdqbridge.relax.emit.compositions.site import Composition, Site
 
+_MOST_AXES = 3
+
 
 def _matmul_integer(site: Site) -> Sequence[Expr]:
     """``(a - za) @ (b - zb)`` in int32; TVM's importer loses shapes where extents are open."""
-    operands = [_shifted(site, 0, 2, axis=0), _shifted(site, 1, 3, axis=1)]
+    operands = [_shifted(site, 0, 2, axis=-2), _shifted(site, 1, 3, axis=-1)]
     return [site("matmul", *site.scope.aligned(operands, 2), out_dtype="int32")]
 
 
+def _conv_integer(site: Site) -> Sequence[Expr]:
+    """``Conv(x - zx, w - zw)`` in int32: what is padded is the zero point."""
+    x, w = _shifted(site, 0, 2, axis=1), _shifted(site, 1, 3, axis=0)
+    window = window_of(site.onnx, kernel_of(site.onnx, 1))
+    rank = len(window.kernel)
+    if rank > _MOST_AXES:
+        raise NoRow(f"its windows have {rank} axes")
+    attributes = {
+        "strides": window.strides,
+        "padding": window.pads,
+        "dilation": window.dilations,
+        "groups": site.onnx.int_("group", 1),
+    }
+    return [site(f"nn.conv{rank}d", x, w, out_dtype="int32", **attributes)]
+
+
 def _shifted(site: Site, index: int, zero_index: int, *, axis: int) -> Expr:
-    """Returns an operand less its zero point: one for all, or one for each row or column."""
+    """Returns an operand less its zero point: one for all, or one for each element of an axis."""
     wide = site.cast(site.arg(index), "int32")
     if not site.has(zero_index):
         return wide
@@ -24,11 +44,12 @@ def _shifted(site: Site, index: int, zero_index: int, *, axis: int) -> Expr:
     extents, whole = site.extents(shift), site.extents(wide)
     if extents not in ([], [1]):
         if len(extents) == 1 and len(whole) > 1:
-            column = [1, 1]
-            column[axis] = extents[0]
-            shift = site("reshape", shift, column)
+            shift = site.along(shift, axis % len(whole), len(whole))
         shift = site.scope.emit(spread(site.scope, shift, whole))
     return site("subtract", wide, shift)
 
 
-PRODUCTS: Mapping[str, Composition] = {"MatMulInteger": _matmul_integer}
+PRODUCTS: Mapping[str, Composition] = {
+    "ConvInteger": _conv_integer,
+    "MatMulInteger": _matmul_integer,
+}
