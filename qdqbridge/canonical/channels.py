@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from qdqbridge.canonical.build import constant, dequantized, result
-from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, made_by, rule, stored_behind
+from qdqbridge.canonical.build import constant, dequantized, requantized, result
+from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, made_by, rule
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Attributes, Flow
@@ -24,6 +24,7 @@ from qdqbridge.ops.attributes import (
     ReshapeAttrs,
     SliceAttrs,
     SoftmaxAttrs,
+    SplitAttrs,
     TileAttrs,
     TransposeAttrs,
 )
@@ -47,7 +48,10 @@ def operator_before_transpose(node: Node, scope: Scope) -> Proposal:
     if attributes is None:
         return None
     operands: list[Value | None] = []
-    for value in node.inputs:
+    for index, value in enumerate(node.inputs):
+        if value is not None and not node.op.is_data(index) and node.op.name == "Gather":
+            operands.append(value)
+            continue
         turned = None if value is None else _turned(value, perm)
         if value is not None and turned is None:
             return None
@@ -81,6 +85,58 @@ def reduce_before_transpose(node: Node, scope: Scope) -> Proposal:
         return None
     output = node.output
     return Replace({output: result(node.op, axes, [x], output.type, node.origin, output.name)})
+
+
+@rule("split-before-transpose", "Split")
+def split_before_transpose(node: Node, scope: Scope) -> Proposal:
+    """``Split(Transpose(x)) -> Transpose(Split(x))``, for each part."""
+    del scope
+    given, turn = node.attributes, _turn(node.operand(0))
+    if turn is None or not isinstance(given, SplitAttrs) or len(node.inputs) != 1:
+        return None
+    x, perm = turn
+    types = [_type(value.type, perm) for value in node.outputs]
+    parts = [Value(type_, v.name) for type_, v in zip(types, node.outputs, strict=True) if type_]
+    if len(parts) != len(types):
+        return None
+    Node(node.op, SplitAttrs(perm[given.axis], given.sizes), [x], parts, node.origin)
+    return Replace({
+        old: result(
+            BY_NAME["Transpose"], TransposeAttrs(perm), [part], old.type, node.origin, old.name
+        )
+        for old, part in zip(node.outputs, parts, strict=True)
+    })  # fmt: skip
+
+
+@rule("constant-of-fewer-axes")
+def constant_of_fewer_axes(node: Node, scope: Scope) -> Proposal:
+    """``Add(x, const[1,1,8]) -> Add(x, const[8])`` where x has all axes of the result."""
+    del scope
+    if node.op.flow is not Flow.ELEMENTWISE or node.op.name in ("Concat", "Composition"):
+        return None
+    rank = node.output.rank
+    if rank is None or not any(v and not v.is_constant and v.rank == rank for v in node.inputs):
+        return None
+    operands = [None if value is None else _shorter(value) for value in node.inputs]
+    if all(a is b for a, b in zip(operands, node.inputs, strict=True)):
+        return None
+    output = node.output
+    made = result(node.op, node.attributes, operands, output.type, node.origin, output.name)
+    return Replace({output: made})
+
+
+def _shorter(value: Value) -> Value:
+    """Returns a constant without its leading extents of 1."""
+    data, params = value.constant, None if value.quant is None else value.quant.params
+    if data is None or not data.shape or data.shape[0] != 1:
+        return value
+    count = next((i for i, extent in enumerate(data.shape) if extent != 1), len(data.shape))
+    if params is not None and params.axis is not None:
+        if params.axis < count or params.blocked:
+            return value
+        params = params.with_axis(params.axis - count)
+    shape = data.shape[count:]
+    return constant(data.map(lambda array: array.reshape(shape), shape=shape), params, value.name)
 
 
 @rule("reshape-of-a-transpose", "Reshape", "Flatten")
@@ -183,6 +239,8 @@ CHANNELS: tuple[Rule, ...] = (
     reduce_before_transpose,
     reshape_of_a_transpose,
     slice_of_needed_axes,
+    split_before_transpose,
+    constant_of_fewer_axes,
     transpose_of_a_reshape,
 )
 
@@ -212,25 +270,54 @@ def _permutation(node: Node) -> tuple[int, ...] | None:
 
 
 def _perm(value: Value) -> tuple[int, ...] | None:
-    turn = made_by(stored_behind(value) or value, "Transpose")
-    if turn is None or not isinstance(turn.attributes, TransposeAttrs):
+    convert = made_by(value, "requantize") or made_by(value, "dequantize")
+    turn = _turn(value if convert is None else convert.operand(0))
+    return None if turn is None else turn[1]
+
+
+def _turn(value: Value) -> tuple[Value, tuple[int, ...]] | None:
+    """Returns what a channels-last value is made of, and how it is permuted.
+
+    A Reshape of an image of one channel, or of one pixel, is such a permutation too.
+    """
+    node = value.producer
+    if node is None:
         return None
-    perm = turn.attributes.perm
-    return perm if perm in _LAST else None
+    if isinstance(node.attributes, TransposeAttrs):
+        perm = node.attributes.perm
+        return (node.operand(0), perm) if perm in _LAST else None
+    before, after = node.operand(0).type.shape if node.inputs else None, value.type.shape
+    if node.op.name != "Reshape" or len(node.inputs) != 1 or before is None or after is None:
+        return None
+    if (
+        len(before) != _IMAGE
+        or len(after) != _IMAGE
+        or node.operand(0).quant != _like(value, node.operand(0))
+    ):
+        return None
+    perm = (0, 2, 3, 1)
+    alike = tuple(before[axis] for axis in perm) == after
+    still = before[1] == 1 or before[2:] == (1, 1)
+    return (node.operand(0), perm) if alike and still and before != after else None
+
+
+_IMAGE = 4
 
 
 def _turned(value: Value, perm: tuple[int, ...]) -> Value | None:
     """Returns an operand as it is without the transposition."""
     if value.constant is not None:
         return _constant(value, perm)
-    stored = stored_behind(value)
-    if stored is not None:
-        inner = _turned(stored, perm)
-        node = value.producer
-        assert node is not None
-        return None if inner is None else dequantized(inner, value.type.dtype, node.origin)
-    turn = made_by(value, "Transpose")
-    return turn.operand(0) if turn is not None and _perm(value) == perm else None
+    node = made_by(value, "requantize") or made_by(value, "dequantize")
+    if node is not None:
+        inner = _turned(node.operand(0), perm)
+        if inner is None:
+            return None
+        if value.quant is None:
+            return dequantized(inner, value.type.dtype, node.origin)
+        return requantized(inner, value.quant.params, node.origin, value.name)
+    turn = _turn(value)
+    return turn[0] if turn is not None and turn[1] == perm else None
 
 
 def _constant(value: Value, perm: tuple[int, ...]) -> Value | None:
@@ -279,6 +366,8 @@ def _attributes(node: Node, perm: tuple[int, ...]) -> Attributes | None:
         return replace(attributes, pads=pads)
     if isinstance(attributes, SliceAttrs):
         return replace(attributes, axes=tuple(perm[axis] for axis in attributes.axes))
+    if node.op.name == "Gather" and isinstance(attributes, AxisAttrs) and node.operand(1).rank == 1:
+        return AxisAttrs(perm[attributes.axis])
     if isinstance(attributes, TileAttrs):
         repeats = tuple(attributes.repeats[perm.index(axis)] for axis in range(len(perm)))
         return TileAttrs(repeats)

@@ -110,10 +110,10 @@ def test_an_operator(name: str, tmp_path: Path) -> None:
 
 def test_what_has_no_counterpart_is_refused_by_name_and_nothing_is_written(tmp_path: Path) -> None:
     graph = qb.parse(
-        f"{HEADER}input %x: float32[2,3]\n%a = Erf(%x): float32[2,3]\n"
+        f"{HEADER}input %x: float32[2,3]\n%a = ThresholdedRelu(%x) {{alpha=0.5}}: float32[2,3]\n"
         "%y = ReduceMean(%a) {axes=[0]}: float32[1,3]\noutput %y\n"
     )
     with pytest.raises(UnsupportedTargetError, match="TFLite cannot take") as caught:
         write(graph, tmp_path / "m.tflite")
-    assert "Erf (1," in caught.value.why
+    assert "ThresholdedRelu (1," in caught.value.why
     assert not list(tmp_path.iterdir())

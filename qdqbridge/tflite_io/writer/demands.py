@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qdqbridge.canonical.bias import derived_params
 from qdqbridge.canonical.build import (
@@ -19,7 +20,7 @@ from qdqbridge.canonical.build import (
     result,
     retyped,
 )
-from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, rule
+from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, rule, stored_behind
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Note, Value
@@ -39,7 +40,7 @@ from qdqbridge.ops.attributes import (
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.ops.windows import span
 from qdqbridge.tflite_io.writer.rows.elementwise import SIGMOID_RESULTS, TANH_RESULTS
-from qdqbridge.tflite_io.writer.rows.kernels import activation
+from qdqbridge.tflite_io.writer.rows.kernels import activation, product
 from qdqbridge.tflite_io.writer.rows.padding import padding_of
 from qdqbridge.tflite_io.writer.rows.products import transposed_padding
 from qdqbridge.tflite_io.writer.rows.windows import LOG_SOFTMAX_RESULTS, SOFTMAX_RESULTS
@@ -166,20 +167,63 @@ def integer_bias(node: Node, scope: Scope) -> Proposal:
     """``Conv(x, w, float bias) -> Conv(x, w, int32 bias)``, rounded to the accumulator's units."""
     del scope
     x, weight, bias = node.operand(0), node.operand(1), node.optional(2)
-    if bias is None or bias.quant is not None or bias.constant is None:
+    if bias is None or bias.quant is not None:
         return None
-    if not activation(x) or x.quant is None or weight.quant is None or node.output.quant is None:
+    real = _real_constant(bias)
+    if real is None or not activation(x) or x.quant is None or weight.quant is None:
+        return None
+    if node.output.quant is None:
         return None
     params = derived_params(node, x.quant.params, weight.quant.params)
     if not np.all(params.scale.astype(np.float64) > 0):
         return None
-    stored = np.rint(bias.constant.numpy().astype(np.float64) / params.scale.astype(np.float64))
+    stored = np.rint(real.astype(np.float64) / params.scale.astype(np.float64))
     if not np.all(np.abs(stored) <= np.iinfo(np.int32).max):
         return None
     new = constant(Constant.of(stored.astype(np.int32)), params, bias.name)
     value = retyped(node, [x, weight, new], node.output.type, node.output.name)
     reason = "TFLite's biases are integers; its float bias is rounded to scale_x * scale_w"
     return Replace({node.output: value}, (Note("integer-bias", node.name, reason),))
+
+
+@rule("float-bias", "Conv", "ConvTranspose", "Dense")
+def float_bias(node: Node, scope: Scope) -> Proposal:
+    """``Conv(x, w, int32 bias) -> Conv(x, w, float bias)`` of what is computed on floats.
+
+    LiteRT dequantizes no int32. Where the result is rounded, the bias is int32 again when it is
+    read: rounded to float32 and back.
+    """
+    del scope
+    bias = node.optional(2)
+    if bias is None or product(node):
+        return None
+    real = _real_constant(bias)
+    if real is None or (bias.constant is not None and bias.quant is None):
+        return None
+    new = constant(Constant.of(real), None, bias.name)
+    if node.output.quant is not None:
+        if bias.quant is None or bias.constant is None:
+            return None
+        scale = bias.quant.params.scale.astype(np.float64)
+        stored = np.rint(real.astype(np.float64) / scale)
+        if np.array_equal(stored, bias.constant.numpy()):
+            return None
+        limit = np.iinfo(np.int32).max
+        data = Constant.of(np.clip(stored, -limit, limit).astype(np.int32))
+        new = constant(data, bias.quant.params, bias.name)
+    operands = [*node.inputs[:2], new]
+    value = retyped(node, operands, node.output.type, node.output.name)
+    return Replace({node.output: value})
+
+
+def _real_constant(value: Value) -> NDArray[np.float32] | None:
+    """Returns the real numbers of a constant, also of one that is dequantized."""
+    stored = stored_behind(value) or value
+    if stored.constant is None:
+        return None
+    if stored.quant is None:
+        return stored.constant.numpy().astype(np.float32)
+    return np.asarray(dequantize(stored.constant.numpy(), stored.quant.params), np.float32)
 
 
 # ---- windows ----------------------------------------------------------------------------------
@@ -447,6 +491,7 @@ RULES: tuple[Rule, ...] = (
     rows_as_images,
     symmetric_weight,
     integer_bias,
+    float_bias,
     convolution_per_group,
     whole_then_slice,
     padding_apart,

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.canonical.rule import stored_behind
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
@@ -146,6 +147,7 @@ class Emission:
 
     def weight(self, value: Value, shape: tuple[int, ...], order: tuple[int, ...]) -> int:
         """Returns a weight reshaped and then permuted; quantized only where the row is."""
+        value = stored_behind(value) or value
         data, quant = value.constant, value.quant
         if data is None:
             raise NoCounterpart(f"its weight '{value.name}' is computed while the model runs")
@@ -409,6 +411,11 @@ class Emission:
             after = result if last else self.like(made, self.type_of(made)[1])
             self.add(name, [made, limit], [after], "MaximumMinimumOptions", version=2)
             made = after
+
+
+def is_weight(value: Value) -> bool:
+    """True for a constant, also one that is dequantized."""
+    return (stored_behind(value) or value).is_constant
 
 
 def _axis_in(shape: tuple[int, ...], value: Value, axis: int) -> int:

@@ -17,6 +17,7 @@ from qdqbridge.graph.copying import copied
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import NO_ORIGIN, Graph, Origin, Value
+from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.recenter import shifted_constant, shifted_params
@@ -24,7 +25,8 @@ from qdqbridge.graph.types import QuantType
 
 _SHIFTED = (DType.UINT8, DType.UINT16)
 _NARROW = (DType.INT4, DType.UINT4, DType.INT2, DType.UINT2)
-_PRODUCTS = ("Conv", "ConvTranspose", "Dense")
+_PRODUCTS = ("Conv", "Dense")
+"""Operators whose kernels take weights of 4 bits."""
 
 
 def stored_signed(graph: Graph) -> Graph:
@@ -39,6 +41,8 @@ def stored_signed(graph: Graph) -> Graph:
         params = signed(quant.params)
         if params is None:
             continue
+        if value in copy.inputs and not _takes(quant.params):
+            continue  # refused by its type
         if value in copy.inputs:
             inner = requantized(value, params, _origin(value), f"{value.name}:signed")
             readers = [place for place in value.users if place[0].op.name != "reinterpret"]
@@ -50,7 +54,7 @@ def stored_signed(graph: Graph) -> Graph:
         old = quant.params
         value.type = QuantType(params, value.type.shape)
         if value.constant is not None:
-            value.constant = _constant(value.constant, params)
+            value.constant = _constant(value.constant, old, params)
         for slot, output in enumerate(copy.outputs):
             if output is value:
                 name = copy.output_names[slot]
@@ -85,14 +89,42 @@ def _is_weight(value: Value) -> bool:
 def signed(params: QuantParams) -> QuantParams | None:
     """Returns the parameters of the same numbers in int8 or int16; None where they are in these."""
     if params.storage_dtype in _SHIFTED:
-        return shifted_params(params)
+        return _around_zero(shifted_params(params))
+    if params.storage_dtype is DType.INT16 and not params.symmetric:
+        return _around_zero(params)
     if params.storage_dtype in _NARROW:
         qmin, qmax = params.qmin, params.qmax
         return replace(params, storage_dtype=DType.INT8, qmin=qmin, qmax=qmax)
     return None
 
 
-def _constant(constant: Constant, params: QuantParams) -> Constant:
+def _takes(params: QuantParams) -> bool:
+    """True where a QUANTIZE makes int8 of it."""
+    return params.storage_dtype not in (DType.UINT16, DType.INT16)
+
+
+def _around_zero(params: QuantParams) -> QuantParams:
+    """Returns parameters of 16 bits with zero point 0, whose scale is widened to hold all numbers.
+
+    TFLite has no other ones; of those that had a zero point the results are rounded more coarsely.
+    """
+    if params.storage_dtype is not DType.INT16 or params.symmetric:
+        return params
+    zero, scale = params.zero_point.astype(np.float64), params.scale.astype(np.float64)
+    low, high = (params.qmin - zero) * scale, (params.qmax - zero) * scale
+    wider = (np.maximum(np.abs(low), np.abs(high)) / DType.INT16.qmax).astype(np.float32)
+    return replace(
+        params, scale=wider, zero_point=np.zeros_like(params.zero_point),
+        qmin=max(-DType.INT16.qmax, int(np.floor((low / wider).min() + 0.5))),
+        qmax=min(DType.INT16.qmax, int(np.floor((high / wider).max() + 0.5))),
+    )  # fmt: skip
+
+
+def _constant(constant: Constant, old: QuantParams, params: QuantParams) -> Constant:
+    if not np.array_equal(old.scale, params.scale):
+        return constant.map(
+            lambda array: quantize(dequantize(array, old), params), dtype=params.storage_dtype
+        )
     if constant.dtype in _SHIFTED:
         return shifted_constant(constant)
     return constant.map(lambda array: array.astype(np.int8), dtype=params.storage_dtype)

@@ -18,12 +18,14 @@ from qdqbridge.ops.attributes import TransposeAttrs
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.qnn.layout import Carried, carried, plan
 from qdqbridge.qnn.layout.permutation import channels_first, channels_last
-from qdqbridge.tflite_io.writer.demands import RULES
+from qdqbridge.tflite_io.writer import demands, expansion
 from qdqbridge.tflite_io.writer.emission import Emission, NoCounterpart
 from qdqbridge.tflite_io.writer.flatbuffer import ModelRecord
 from qdqbridge.tflite_io.writer.rows import ROWS
 from qdqbridge.tflite_io.writer.storage import stored_signed
 
+RULES = (*demands.RULES, *expansion.RULES)
+"""What is rewritten, in this order."""
 LAYOUTS = ("model", "nhwc")
 """How images enter and leave a file: as the model has them, or channels-last."""
 _IMAGE = 4

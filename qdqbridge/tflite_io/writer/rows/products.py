@@ -8,6 +8,7 @@ import numpy as np
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs
 from qdqbridge.tflite_io.writer.emission import (
@@ -16,6 +17,7 @@ from qdqbridge.tflite_io.writer.emission import (
     WriterRow,
     extents,
     fixed_extents,
+    is_weight,
 )
 from qdqbridge.tflite_io.writer.rows import kernels
 from qdqbridge.tflite_io.writer.rows.padding import same_or_valid
@@ -30,21 +32,24 @@ _GROUPED = 6
 
 
 def _bias(e: Emission, value: Value | None, x: Value) -> list[int]:
-    """Returns a bias, of 64 bits beside activations of 16; nothing where there is none."""
+    """Returns a bias; nothing where there is none.
+
+    Beside activations of 16 bits it has 64. Beside floats it is float: LiteRT dequantizes no int32.
+    """
     if value is None:
         return []
     data, quant = value.constant, value.quant
-    if data is None:
-        raise NoCounterpart(f"its bias '{value.name}' is computed while the model runs")
-    if not e.integers or quant is None or x.type.dtype is not DType.INT16:
+    if data is None or quant is None:
+        return [e.operand(value)]
+    params = quant.params
+    if not e.integers:
+        real = data.map(lambda array: dequantize(array, params), dtype=DType.FLOAT32)
+        return [e.constant(np.asarray(real.numpy()), value.name)]
+    if x.type.dtype is not DType.INT16:
         return [e.operand(value)]
     wide = data.map(lambda array: array.astype(np.int64), dtype=DType.INT64)
-    params = quant.params
-    return [
-        e.quantized_constant(
-            wide, QuantParams(DType.INT64, params.scale, params.zero_point, params.axis), value.name
-        )
-    ]
+    kept = QuantParams(DType.INT64, params.scale, params.zero_point, params.axis)
+    return [e.quantized_constant(wide, kept, value.name)]
 
 
 def _decides(node: Node, *, integers: bool) -> DType:
@@ -157,7 +162,7 @@ def general_product(e: Emission, node: Node, x: Sequence[int], y: Sequence[int])
     if attributes.alpha != 1.0 or (attributes.beta != 1.0 and bias is not None):
         raise NoCounterpart(f"it has alpha {attributes.alpha:g} and beta {attributes.beta:g}")
     vector = bias is None or (bias.is_constant and bias.rank == 1)
-    if b.is_constant and vector and not attributes.trans_a:
+    if is_weight(b) and vector and not attributes.trans_a:
         shape = fixed_extents(b)
         _dense(e, node, x[0], e.weight(b, shape, (0, 1) if attributes.trans_b else (1, 0)), y)
         return
@@ -173,7 +178,7 @@ def matrix_product(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) 
     a, b = node.operand(0), node.operand(1)
     if (a.rank or 0) < 2 or (b.rank or 0) < 2:
         raise NoCounterpart("an operand is a vector", "reshape it to a matrix")
-    if b.is_constant and b.rank == 2 and not e.integers:
+    if is_weight(b) and b.rank == 2 and not e.integers:
         _dense(e, node, x[0], e.weight(b, fixed_extents(b), (1, 0)), y)
         return
     _batch(e, [x[0], e.operand(b)], y[0], False, False)

@@ -1,0 +1,327 @@
+"""Operators that TFLite does not have, written out with those that it has, on floats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from qdqbridge.canonical.build import constant, dequantized, quantized, result
+from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, rule, stored_behind
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import NO_ORIGIN, Node, Value
+from qdqbridge.graph.numerics import dequantize
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Operator, Pattern
+from qdqbridge.graph.types import Shape, TensorType, static_shape
+from qdqbridge.ops.attributes import (
+    AlphaAttrs,
+    AxisAttrs,
+    DepthSpaceAttrs,
+    EpsilonAttrs,
+    GeluAttrs,
+    GroupNormAttrs,
+    NormAttrs,
+    ReduceAttrs,
+    ReshapeAttrs,
+    TransposeAttrs,
+)
+from qdqbridge.ops.composition import CompositionAttrs
+from qdqbridge.ops.forms import OPERANDS, form_for
+from qdqbridge.ops.table import BY_NAME
+from qdqbridge.tflite_io.writer.rows import ROWS
+
+_TINY = 1e-20
+"""What keeps a quotient from being 0 / 0 and is lost beside any other number."""
+
+
+@rule("operator-written-out")
+def operator_written_out(node: Node, scope: Scope) -> Proposal:
+    """``Mish(x) -> Mul(x, Tanh(…))``: an operator without a counterpart as the first of its forms.
+
+    ``Erf(x) -> 2 · Gelu(v) / v - 1``, ``v = x · sqrt(2)``, which is what Gelu is made of. The chain
+    computes on floats; quantized operands and results keep their parameters.
+    """
+    del scope
+    if not _lacks(node.op, node.attributes) or node.output.type.shape is None:
+        return None
+    operands = [_real(value) for value in node.inputs if value is not None]
+    made = _written(node.op, node.attributes, operands, node)
+    return None if made is None else _rounded(node, made)
+
+
+@rule("steps-written-out", "Composition")
+def steps_written_out(node: Node, scope: Scope) -> Proposal:
+    """``Composition(x; … Erf …) -> Composition(x; …)`` of steps that TFLite has."""
+    del scope
+    attributes = node.attributes
+    assert isinstance(attributes, CompositionAttrs)
+    if not any(_lacks(step.op, step.attributes) for step in attributes.steps):
+        return None
+    values = [_real(value) for value in node.inputs if value is not None]
+    for step in attributes.steps:
+        operands = [values[index] for index in step.operands]
+        made: Value | None = None
+        if _lacks(step.op, step.attributes):
+            made = _written(step.op, step.attributes, operands, node)
+            if made is None:
+                return None
+        values.append(made or _apply(step.op.name, operands, node, step.attributes))
+    return _rounded(node, values[-1])
+
+
+def _lacks(op: Operator, attributes: Attributes) -> bool:
+    """True for an element-wise operator that TFLite does not have with these attributes."""
+    if op.name == "Elu":
+        return isinstance(attributes, AlphaAttrs) and attributes.alpha != 1.0
+    return op.name not in ROWS and (bool(op.forms) or op.name == "Erf")
+
+
+def _written(
+    op: Operator, attributes: Attributes, operands: Sequence[Value], node: Node
+) -> Value | None:
+    if op.name == "Erf":
+        return _error_function(operands[0], node)
+    form = form_for(op, attributes)
+    if form is None or op.arity != len(operands):
+        return None
+    known: dict[str, Value] = dict(zip(OPERANDS[op.arity], operands, strict=True))
+    return _built(form.pattern, known, op.values(attributes), node)
+
+
+def _built(
+    pattern: Pattern, known: Mapping[str, Value], numbers: Mapping[str, object], node: Node
+) -> Value | None:
+    if isinstance(pattern, str):
+        if pattern.startswith("#"):
+            return _number(float(str(numbers[pattern[1:]])))
+        return known[pattern]
+    if not isinstance(pattern, tuple):
+        return _number(float(pattern))
+    name, *parts = pattern
+    row = BY_NAME.get(str(name))
+    if row is None or row.arity == 0:
+        return None
+    count = len(parts) - len(row.fields)
+    operands = [_built(part, known, numbers, node) for part in parts[:count]]
+    given = [value for value in operands if value is not None]
+    if len(given) != len(operands):
+        return None
+    fields = [numbers[p[1:]] if isinstance(p, str) and p[:1] == "#" else p for p in parts[count:]]
+    attributes = row.attributes(*fields)
+    if _lacks(row, attributes):
+        return _written(row, attributes, given, node)
+    return _apply(row.name, given, node, attributes) if row.name in ROWS else None
+
+
+def _error_function(x: Value, node: Node) -> Value:
+    v = _apply("Mul", [x, _number(math.sqrt(2.0))], node)
+    v = _apply("Add", [v, _number(_TINY)], node)
+    halves = _apply("Div", [_apply("Gelu", [v], node, GeluAttrs()), v], node)
+    return _apply("Sub", [_apply("Mul", [halves, _number(2.0)], node), _number(1.0)], node)
+
+
+# ---- norms ------------------------------------------------------------------------------------
+
+
+@rule("norm-written-out", "LayerNormalization", "RMSNormalization", "InstanceNormalization",
+      "GroupNormalization", "BatchNormalization")  # fmt: skip
+def norm_written_out(node: Node, scope: Scope) -> Proposal:
+    """``LayerNormalization(x) -> (x - mean) / Sqrt(mean((x - mean)²) + e) · gamma + beta``."""
+    del scope
+    x, attributes = node.operand(0), node.attributes
+    shape = x.type.shape
+    if shape is None:
+        return None
+    rank = len(shape)
+    rest = [_real(value) for value in node.inputs[1:] if value is not None]
+    real = _real(x)
+    match attributes:
+        case NormAttrs(axis, epsilon):
+            axes = tuple(range(axis % rank, rank))
+            made = _spread(real, axes, epsilon, node, centred=node.op.name[0] == "L")
+        case GroupNormAttrs(groups, epsilon):
+            split = _split(real, groups, node)
+            if split is None:
+                return None
+            made = _spread(split, (2,), epsilon, node)
+            made = _reshaped(made, shape, node)
+            rest = [_column(value, rank) for value in rest]
+        case EpsilonAttrs(epsilon) if node.op.name == "InstanceNormalization":
+            made = _spread(real, tuple(range(2, rank)), epsilon, node)
+            rest = [_column(value, rank) for value in rest]
+        case EpsilonAttrs(epsilon):
+            return _batch(node, real, rest, epsilon, rank)
+        case _:
+            return None
+    if any(value.constant is None for value in rest):
+        return None
+    if rest:
+        made = _apply("Mul", [made, rest[0]], node)
+    if len(rest) > 1:
+        made = _apply("Add", [made, rest[1]], node)
+    return _rounded(node, made)
+
+
+def _batch(node: Node, real: Value, rest: Sequence[Value], epsilon: float, rank: int) -> Proposal:
+    data = [value.constant.numpy() for value in rest if value.constant is not None]
+    if len(data) != 4:
+        return None
+    gamma, beta, mean, variance = (array.astype(np.float32) for array in data)
+    scale = gamma * (np.float32(1) / np.sqrt(variance + np.float32(epsilon)))
+    shift = beta - mean * scale
+    made = _apply("Mul", [real, _column(_constant(scale), rank)], node)
+    return _rounded(node, _apply("Add", [made, _column(_constant(shift), rank)], node))
+
+
+def _spread(
+    x: Value, axes: tuple[int, ...], epsilon: float, node: Node, *, centred: bool = True
+) -> Value:
+    """Returns x normalized along axes."""
+    mean = ReduceAttrs(axes, keepdims=True)
+    shape = x.type.shape
+    assert shape is not None
+    small = tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
+    if centred:
+        x = _apply("Sub", [x, _apply("ReduceMean", [x], node, mean, small)], node)
+    square = _apply("Mul", [x, x], node)
+    variance = _apply("ReduceMean", [square], node, mean, small)
+    shifted = _apply("Add", [variance, _number(epsilon)], node)
+    return _apply("Div", [x, _apply("Sqrt", [shifted], node)], node)
+
+
+def _split(x: Value, groups: int, node: Node) -> Value | None:
+    """Returns x as (batch, groups, the rest)."""
+    shape = x.type.shape
+    assert shape is not None
+    rest = static_shape(shape[1:])
+    if rest is None or rest[0] % groups:
+        return None
+    return _reshaped(x, (shape[0], groups, math.prod(rest) // groups), node)
+
+
+def _reshaped(x: Value, shape: Shape, node: Node) -> Value:
+    assert shape is not None
+    target = tuple(-1 if isinstance(extent, str) else extent for extent in shape)
+    return _apply("Reshape", [x], node, ReshapeAttrs(target), shape)
+
+
+def _column(value: Value, rank: int) -> Value:
+    """Returns a constant per channel, with an axis for every one behind the channels."""
+    data = value.constant
+    if data is None:
+        return value
+    shape = (*data.shape, *([1] * (rank - 2)))
+    return constant(data.map(lambda array: array.reshape(shape), shape=shape), None, value.name)
+
+
+# ---- data movement ----------------------------------------------------------------------------
+
+
+@rule("columns-before-rows", "DepthToSpace")
+def columns_before_rows(node: Node, scope: Scope) -> Proposal:
+    """``DepthToSpace(x; CRD) -> DepthToSpace(x'; DCR)`` of channels in another order."""
+    del scope
+    attributes, x = node.attributes, node.operand(0)
+    assert isinstance(attributes, DepthSpaceAttrs)
+    shape, size = x.type.shape, attributes.block_size
+    if attributes.mode != "CRD" or shape is None or isinstance(shape[1], str):
+        return None
+    if x.rank != 4 or sum(isinstance(extent, str) for extent in shape) > 1:
+        return None
+    depth = shape[1] // (size * size)
+    if depth > 1:
+        order = [c * size * size + b for b in range(size * size) for c in range(depth)]
+        places = constant(Constant.of(np.asarray(order, np.int64)), None, "")
+        x = result(BY_NAME["Gather"], AxisAttrs(1), [x, places], x.type, node.origin)
+    output = node.output
+    made = result(node.op, DepthSpaceAttrs(size, "DCR"), [x], output.type, node.origin, output.name)
+    return Replace({output: made})
+
+
+@rule("blocks-of-wide-integers", "DepthToSpace", "SpaceToDepth")
+def blocks_of_wide_integers(node: Node, scope: Scope) -> Proposal:
+    """``DepthToSpace(x) -> Reshape(Transpose(Reshape(x)))`` of 16 bits: TFLite has it of 8."""
+    del scope
+    attributes, x, output = node.attributes, node.operand(0), node.output
+    assert isinstance(attributes, DepthSpaceAttrs)
+    if x.type.dtype is not DType.INT16 or x.quant is None or x.rank != 4:
+        return None
+    shape, b = x.type.shape, attributes.block_size
+    assert shape is not None
+    rest = static_shape(shape[1:])
+    if rest is None:
+        return None
+    depth, height, width = rest
+    if node.op.name == "DepthToSpace":
+        inner = (b, b, depth // (b * b)) if attributes.mode == "DCR" else (depth // (b * b), b, b)
+        wide = (shape[0], *inner, height, width)
+        perm = (0, 3, 4, 1, 5, 2) if attributes.mode == "DCR" else (0, 1, 4, 2, 5, 3)
+    else:
+        wide = (shape[0], depth, height // b, b, width // b, b)
+        perm = (0, 3, 5, 1, 2, 4)
+    target = ReshapeAttrs(tuple(-1 if isinstance(e, str) else e for e in wide))
+    spread = result(BY_NAME["Reshape"], target, [x], x.type.with_shape(wide), node.origin)
+    turned = x.type.with_shape(tuple(wide[axis] for axis in perm))
+    moved = result(BY_NAME["Transpose"], TransposeAttrs(perm), [spread], turned, node.origin)
+    assert output.type.shape is not None
+    last = ReshapeAttrs(tuple(-1 if isinstance(e, str) else e for e in output.type.shape))
+    made = result(BY_NAME["Reshape"], last, [moved], output.type, node.origin, output.name)
+    return Replace({output: made})
+
+
+# ---- building ---------------------------------------------------------------------------------
+
+
+def _real(value: Value) -> Value:
+    """Returns a value's real numbers; those of a constant at once."""
+    stored = stored_behind(value) or value
+    if stored.quant is None:
+        return value
+    params, data = stored.quant.params, stored.constant
+    if data is None:
+        return dequantized(value, DType.FLOAT32, NO_ORIGIN) if stored is value else value
+    real = data.map(lambda array: dequantize(array, params), dtype=DType.FLOAT32)
+    return constant(real, None, value.name)
+
+
+def _rounded(node: Node, made: Value) -> Replace:
+    """Returns the replacement of a node by floats, rounded as its result is."""
+    output = node.output
+    if output.quant is None:
+        made.name = output.name
+        return Replace({output: made})
+    return Replace({output: quantized(made, output.quant.params, node.origin, output.name)})
+
+
+def _apply(
+    name: str,
+    operands: Sequence[Value],
+    node: Node,
+    attributes: Attributes = NO_ATTRIBUTES,
+    shape: Shape = None,
+) -> Value:
+    """Returns the result of an operator on floats, of the shape of its largest operand."""
+    if shape is None:
+        shape = max((v.type.shape or () for v in operands), key=len)
+    return result(
+        BY_NAME[name], attributes, operands, TensorType(DType.FLOAT32, shape), node.origin
+    )
+
+
+def _number(number: float) -> Value:
+    return _constant(np.asarray(number, np.float32))
+
+
+def _constant(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Value:
+    return constant(Constant.of(array), None, "")
+
+
+RULES: tuple[Rule, ...] = (
+    operator_written_out,
+    steps_written_out,
+    norm_written_out,
+    blocks_of_wide_integers,
+    columns_before_rows,
+)
