@@ -7,26 +7,27 @@ form, because they move transposes of any graph, and the order in which floats a
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from qdqbridge.canonical.build import constant, dequantized, requantized, result
 from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, made_by, rule
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.operator import Attributes, Flow
-from qdqbridge.graph.types import Dim, QuantType, TensorType, ValueType
+from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.types import Dim
 from qdqbridge.ops.attributes import (
-    AxisAttrs,
-    PadAttrs,
     ReduceAttrs,
     ReshapeAttrs,
     SliceAttrs,
-    SoftmaxAttrs,
     SplitAttrs,
-    TileAttrs,
     TransposeAttrs,
+)
+from qdqbridge.ops.permutation import (
+    inverse,
+    permuted_attributes,
+    permuted_operand,
+    permuted_params,
+    permuted_type,
 )
 from qdqbridge.ops.table import BY_NAME
 
@@ -44,8 +45,7 @@ def operator_before_transpose(node: Node, scope: Scope) -> Proposal:
     perm = _permutation(node)
     if perm is None or len(node.outputs) != 1 or node.output.rank != len(perm):
         return None
-    attributes = _attributes(node, perm)
-    if attributes is None:
+    if not _in_any_layout(node):
         return None
     operands: list[Value | None] = []
     for index, value in enumerate(node.inputs):
@@ -56,10 +56,11 @@ def operator_before_transpose(node: Node, scope: Scope) -> Proposal:
         if value is not None and turned is None:
             return None
         operands.append(turned)
-    inner_type = _type(node.output.type, perm)
-    if inner_type is None:
+    if node.output.type.shape is None:
         return None
-    inner = result(node.op, attributes, operands, inner_type, node.origin, node.output.name)
+    back, output = inverse(perm), node.output
+    attributes, type_ = permuted_attributes(node.attributes, back), permuted_type(output.type, back)
+    inner = result(node.op, attributes, operands, type_, node.origin, output.name)
     return Replace({node.output: _transposed(inner, perm, node)})
 
 
@@ -71,14 +72,14 @@ def reduce_before_transpose(node: Node, scope: Scope) -> Proposal:
     if perm is None or not isinstance(attributes, ReduceAttrs):
         return None
     x = _turned(node.operand(0), perm)
-    axes = replace(attributes, axes=tuple(sorted(perm[axis] for axis in attributes.axes)))
+    axes = permuted_attributes(attributes, inverse(perm))
     left = [perm[axis] for axis in range(len(perm)) if axis not in attributes.axes]
     if x is None:
         return None
     if attributes.keepdims:
-        type_ = _type(node.output.type, perm)
-        if type_ is None:
+        if node.output.type.shape is None:
             return None
+        type_ = permuted_type(node.output.type, inverse(perm))
         inner = result(node.op, axes, [x], type_, node.origin, node.output.name)
         return Replace({node.output: _transposed(inner, perm, node)})
     if left != sorted(left):
@@ -95,11 +96,11 @@ def split_before_transpose(node: Node, scope: Scope) -> Proposal:
     if turn is None or not isinstance(given, SplitAttrs) or len(node.inputs) != 1:
         return None
     x, perm = turn
-    types = [_type(value.type, perm) for value in node.outputs]
-    parts = [Value(type_, v.name) for type_, v in zip(types, node.outputs, strict=True) if type_]
-    if len(parts) != len(types):
+    back = inverse(perm)
+    if any(value.type.shape is None for value in node.outputs):
         return None
-    Node(node.op, SplitAttrs(perm[given.axis], given.sizes), [x], parts, node.origin)
+    parts = [Value(permuted_type(value.type, back), value.name) for value in node.outputs]
+    Node(node.op, permuted_attributes(given, back), [x], parts, node.origin)
     return Replace({
         old: result(
             BY_NAME["Transpose"], TransposeAttrs(perm), [part], old.type, node.origin, old.name
@@ -307,7 +308,7 @@ _IMAGE = 4
 def _turned(value: Value, perm: tuple[int, ...]) -> Value | None:
     """Returns an operand as it is without the transposition."""
     if value.constant is not None:
-        return _constant(value, perm)
+        return permuted_operand(value, inverse(perm))
     node = made_by(value, "requantize") or made_by(value, "dequantize")
     if node is not None:
         inner = _turned(node.operand(0), perm)
@@ -315,36 +316,10 @@ def _turned(value: Value, perm: tuple[int, ...]) -> Value | None:
             return None
         if value.quant is None:
             return dequantized(inner, value.type.dtype, node.origin)
-        return requantized(inner, value.quant.params, node.origin, value.name)
+        params = permuted_params(value.quant.params, inverse(perm))
+        return requantized(inner, params, node.origin, value.name)
     turn = _turn(value)
     return turn[0] if turn is not None and turn[1] == perm else None
-
-
-def _constant(value: Value, perm: tuple[int, ...]) -> Value | None:
-    data, rank = value.constant, len(perm)
-    params = None if value.quant is None else value.quant.params
-    assert data is not None
-    if data.size == 1 and len(data.shape) <= 1 and (params is None or params.per_tensor):
-        return value
-    if len(data.shape) > rank or (params is not None and params.block_size is not None):
-        return None
-    lead = rank - len(data.shape)
-    wide, back = (1,) * lead + data.shape, tuple(perm.index(axis) for axis in range(rank))
-    shape = tuple(wide[axis] for axis in back)
-    moved = data.map(lambda array: array.reshape(wide).transpose(back), shape=shape)
-    if params is not None and params.axis is not None:
-        params = params.with_axis(perm[params.axis + lead])
-    return constant(moved, params, value.name)
-
-
-def _type(type_: ValueType, perm: tuple[int, ...]) -> ValueType | None:
-    """Returns a type before the transposition."""
-    if type_.shape is None:
-        return None
-    shape = tuple(type_.shape[perm.index(axis)] for axis in range(len(perm)))
-    if isinstance(type_, QuantType):
-        return type_.with_shape(shape) if type_.params.per_tensor else None
-    return TensorType(type_.dtype, shape)
 
 
 def _transposed(inner: Value, perm: tuple[int, ...], node: Node) -> Value:
@@ -352,23 +327,9 @@ def _transposed(inner: Value, perm: tuple[int, ...], node: Node) -> Value:
     return result(BY_NAME["Transpose"], attributes, [inner], type_, node.origin, node.output.name)
 
 
-def _attributes(node: Node, perm: tuple[int, ...]) -> Attributes | None:
-    """Returns the attributes of an operator before the transposition, None if it has to stay."""
-    attributes = node.attributes
-    if node.op.name == "Concat" and isinstance(attributes, AxisAttrs):
-        return AxisAttrs(perm[attributes.axis])
-    if isinstance(attributes, SoftmaxAttrs):
-        return SoftmaxAttrs(tuple(sorted(perm[axis] for axis in attributes.axes)))
-    if isinstance(attributes, PadAttrs):
-        rank = len(perm)
-        sides = attributes.pads[:rank], attributes.pads[rank:]
-        pads = tuple(side[perm.index(axis)] for side in sides for axis in range(rank))
-        return replace(attributes, pads=pads)
-    if isinstance(attributes, SliceAttrs):
-        return replace(attributes, axes=tuple(perm[axis] for axis in attributes.axes))
-    if node.op.name == "Gather" and isinstance(attributes, AxisAttrs) and node.operand(1).rank == 1:
-        return AxisAttrs(perm[attributes.axis])
-    if isinstance(attributes, TileAttrs):
-        repeats = tuple(attributes.repeats[perm.index(axis)] for axis in range(len(perm)))
-        return TileAttrs(repeats)
-    return attributes if node.op.flow is Flow.ELEMENTWISE else None
+def _in_any_layout(node: Node) -> bool:
+    """True for an operator that does the same wherever its axes lie, which its attributes name."""
+    if node.op.name == "Gather":
+        return node.operand(1).rank == 1
+    along = ("Concat", "Pad", "Slice", "Tile", "Softmax", "LogSoftmax")
+    return node.op.name in along or node.op.flow is Flow.ELEMENTWISE

@@ -33,6 +33,7 @@ from qdqbridge.graph.types import QuantType, Shape, TensorType, static_shape
 from qdqbridge.ops import resize
 from qdqbridge.ops.attributes import AxesAttrs, PadAttrs, ResizeAttrs, TransposeAttrs
 from qdqbridge.ops.folding import proportionate
+from qdqbridge.ops.permutation import permuted_params
 from qdqbridge.ops.table import OPERATORS
 
 MOVERS = tuple(row.name for row in OPERATORS if row.flow is Flow.MOVE or row is resize.RESIZE)
@@ -52,8 +53,6 @@ def moved_axis(node: Node, params: QuantParams, shape: Shape, to: Shape) -> int 
     if axis is None or shape is None:
         return None
     attributes = node.attributes
-    if isinstance(attributes, TransposeAttrs):
-        return attributes.perm.index(axis)
     if node.op.name == "Squeeze" and isinstance(attributes, AxesAttrs):
         kept = [i for i in range(len(shape)) if i not in attributes.axes]
         return kept.index(axis) if axis in kept else None
@@ -85,20 +84,12 @@ def moved_params(node: Node, params: QuantParams) -> QuantParams | None:
         blocks = _rows_as_blocks(node, params)
         if blocks is not None:
             return blocks
-    if params.blocked and not isinstance(node.attributes, TransposeAttrs):
+    if isinstance(node.attributes, TransposeAttrs):
+        return permuted_params(params, node.attributes.perm)
+    if params.blocked:
         return None
     axis = moved_axis(node, params, node.operand(0).type.shape, node.output.type.shape)
-    if axis is None:
-        return None
-    if params.blocked and isinstance(node.attributes, TransposeAttrs):
-        perm = node.attributes.perm
-        return replace(
-            params,
-            scale=params.scale.transpose(perm),
-            zero_point=params.zero_point.transpose(perm),
-            axis=axis,
-        )
-    return params.with_axis(axis)
+    return None if axis is None else params.with_axis(axis)
 
 
 def _rows_as_blocks(node: Node, params: QuantParams) -> QuantParams | None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from qdqbridge.canonical.build import constant
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.operator import Attributes, Flow
-from qdqbridge.graph.types import QuantType, TensorType, ValueType
+from qdqbridge.graph.operator import Flow
 from qdqbridge.ops.attributes import (
-    AxisAttrs,
-    PadAttrs,
     ReduceAttrs,
     SoftmaxAttrs,
     TransposeAttrs,
 )
+from qdqbridge.ops.permutation import permuted_attributes, permuted_operand, permuted_type
 
 _MOST = 64
 _CONVERTED = ("quantize", "dequantize", "requantize", "Cast")
@@ -65,24 +62,11 @@ class _Island:
         """
         if value in self.made:
             return self.made[value]
-        found = self._constant(value) if value.constant is not None else self._computed(value)
+        constant = value.constant is not None
+        found = permuted_operand(value, self.perm) if constant else self._computed(value)
         if found is not None:
             self.made[value] = found
         return found
-
-    def _constant(self, value: Value) -> Value | None:
-        data, rank = value.constant, len(self.perm)
-        if data is None or (value.quant is not None and not value.quant.params.per_tensor):
-            return None
-        if data.size == 1 and len(data.shape) <= 1:
-            return value
-        wide = (1,) * (rank - len(data.shape)) + data.shape
-        if len(wide) != rank:
-            return None
-        shape = tuple(wide[axis] for axis in self.perm)
-        moved = data.map(lambda array: array.reshape(wide).transpose(self.perm), shape=shape)
-        params = None if value.quant is None else value.quant.params
-        return constant(moved, params, value.name)
 
     def _computed(self, value: Value) -> Value | None:
         node = value.producer
@@ -97,10 +81,10 @@ class _Island:
             return node.operand(0)
         if len(node.outputs) != 1 or self.scope.sole_reader(value) is None:
             return None
-        own = self._attributes(node)
-        return None if own is None else self._rebuilt(node, own)
+        movable = node.output.rank == len(self.perm) and _in_any_layout(node)
+        return self._rebuilt(node) if movable else None
 
-    def _rebuilt(self, node: Node, attributes: Attributes) -> Value | None:
+    def _rebuilt(self, node: Node) -> Value | None:
         operands: list[Value | None] = []
         for value in node.inputs:
             if value is None:
@@ -112,37 +96,20 @@ class _Island:
             if turned is None:
                 return None
             operands.append(turned)
-        type_ = self._type(node.output.type)
-        if type_ is None:
+        if node.output.type.shape is None:
             return None
-        result = Value(type_, node.output.name)
+        attributes = permuted_attributes(node.attributes, self.perm)
+        result = Value(permuted_type(node.output.type, self.perm), node.output.name)
         Node(node.op, attributes, operands, [result], node.origin)
         return result
 
-    def _type(self, type_: ValueType) -> ValueType | None:
-        if type_.shape is None:
-            return None
-        shape = tuple(type_.shape[axis] for axis in self.perm)
-        if isinstance(type_, QuantType):
-            return type_.with_shape(shape) if type_.params.per_tensor else None
-        return TensorType(type_.dtype, shape)
 
-    def _attributes(self, node: Node) -> Attributes | None:
-        """Returns the attributes of an operator that may change its layout, else None."""
-        attributes, place = node.attributes, self.perm.index
-        if node.output.rank != len(self.perm):
-            return None
-        if node.op.name == "Concat" and isinstance(attributes, AxisAttrs):
-            return AxisAttrs(place(attributes.axis))
-        if isinstance(attributes, SoftmaxAttrs) and len(attributes.axes) == 1:
-            return SoftmaxAttrs((place(attributes.axes[0]),))
-        picks = node.op.name in ("ReduceMax", "ReduceMin")  # a sum depends on the order in memory
-        if picks and isinstance(attributes, ReduceAttrs) and attributes.keepdims:
-            return ReduceAttrs(tuple(sorted(place(axis) for axis in attributes.axes)))
-        if isinstance(attributes, PadAttrs):
-            rank = len(self.perm)
-            sides = attributes.pads[:rank], attributes.pads[rank:]
-            pads = tuple(side[axis] for side in sides for axis in self.perm)
-            return replace(attributes, pads=pads)
-        free = node.op.flow is Flow.ELEMENTWISE or node.op.name in _CONVERTED
-        return attributes if free else None
+def _in_any_layout(node: Node) -> bool:
+    """True for an operator that gives the same numbers wherever its axes lie in memory."""
+    name, attributes = node.op.name, node.attributes
+    if isinstance(attributes, SoftmaxAttrs):
+        return len(attributes.axes) == 1
+    if isinstance(attributes, ReduceAttrs):  # a sum depends on the order in memory
+        return name in ("ReduceMax", "ReduceMin") and attributes.keepdims
+    layouts = name in ("Concat", "Pad") or name in _CONVERTED
+    return layouts or node.op.flow is Flow.ELEMENTWISE

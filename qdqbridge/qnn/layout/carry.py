@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
-from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.edit import link
 from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.types import QuantType, Shape, ValueType
+from qdqbridge.graph.types import Shape, ValueType
 from qdqbridge.ops.attributes import ReshapeAttrs, TransposeAttrs
+from qdqbridge.ops.permutation import permuted_attributes, permuted_constant, permuted_type, widened
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.qnn.layout.permutation import channels_first, channels_last, unmoved
 from qdqbridge.qnn.layout.plan import Plan
-from qdqbridge.qnn.layout.remap import remapped
 from qdqbridge.qnn.layout.sides import broadcast_constant
 
 _SPREAD = frozenset(("Reshape", "Flatten", "Unsqueeze"))
@@ -101,11 +98,13 @@ class _Carrier:
             self.sources[new] = node, layout
             return
         inputs = [
-            None if v is None else self._operand(node, i, v, last=taken[i])
+            None if v is None else self._operand(node, v, last=taken[i])
             for i, v in enumerate(node.inputs)
         ]
         rank = node.operand(0).rank if first else None
-        attributes = node.attributes if rank is None else remapped(node.attributes, rank)
+        attributes = node.attributes
+        if rank is not None:
+            attributes = permuted_attributes(attributes, channels_last(rank))
         new = self._add(Node(node.op, attributes, inputs, outputs, node.origin))
         self.sources[new] = new, layout
         if layout is not None:
@@ -125,7 +124,7 @@ class _Carrier:
         self.found[value, last] = new
         return new
 
-    def _operand(self, node: Node, index: int, value: Value, *, last: bool) -> Value:
+    def _operand(self, node: Node, value: Value, *, last: bool) -> Value:
         rank = node.output.rank
         if (
             last
@@ -137,33 +136,19 @@ class _Carrier:
                 and node.op.name != "Concat"
             )
         ):
-            return self._constant(_spread(value, rank), last=True)
-        del index
+            return permuted_constant(widened(value, rank), channels_last(rank))
         return self._as(value, last=last and value.rank != 0)
 
     def _as(self, value: Value, *, last: bool) -> Value:
         """Returns a value in a layout; converts it the first time it is asked for."""
         known = self.found.get((value, last))
         if known is None and value.constant is not None:
-            known = self._constant(value, last=last)
+            turn = channels_last(value.rank or 0)
+            known = permuted_constant(value, turn) if last else value
         if known is None:
             known = self._converted(value, self.found[value, not last], last=last)
         self.found[value, last] = known
         return known
-
-    def _constant(self, value: Value, *, last: bool) -> Value:
-        assert value.constant is not None
-        if not last:
-            return value
-        rank = len(value.constant.shape)
-        axes = channels_last(rank)
-        type_ = _moved(value.type, rank)
-        shape = tuple(value.constant.shape[axis] for axis in axes)
-        return Value(
-            type_,
-            value.name,
-            constant=value.constant.map(lambda a: np.transpose(a, axes), shape=shape),
-        )
 
     def _converted(self, value: Value, source: Value, *, last: bool) -> Value:
         assert value.rank is not None
@@ -192,18 +177,4 @@ def _target(value: Value) -> ReshapeAttrs:
 
 def _moved(type_: ValueType, rank: int | None) -> ValueType:
     """Returns the type of a value that is carried channels-last."""
-    if rank is None or type_.shape is None:
-        return type_
-    shape = tuple(type_.shape[axis] for axis in channels_last(rank))
-    if isinstance(type_, QuantType) and type_.params.axis is not None:
-        axis = channels_first(rank)[type_.params.axis]
-        return QuantType(type_.params.with_axis(axis), shape)
-    return type_.with_shape(shape)
-
-
-def _spread(value: Value, rank: int) -> Value:
-    """Returns a constant with leading axes of extent 1."""
-    assert value.constant is not None
-    shape = (1,) * (rank - len(value.constant.shape)) + value.constant.shape
-    constant: Constant = value.constant.map(lambda a: a.reshape(shape), shape=shape)
-    return Value(value.type.with_shape(shape), value.name, constant=constant)
+    return type_ if rank is None else permuted_type(type_, channels_last(rank))

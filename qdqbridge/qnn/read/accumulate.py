@@ -29,7 +29,7 @@ from qdqbridge.qnn.read import parameters
 from qdqbridge.qnn.read.call import Accumulator, Call
 from qdqbridge.qnn.read.layout import (
     channels_first,
-    permuted_shape,
+    laid_out,
     transposed,
     weight_first,
 )
@@ -254,11 +254,7 @@ def _node(
             product.op is MATMUL and product.claim is not None and product.claim.op == "MatMul"
         )
         return (whole_product(reading, call, value) if stacked else None) or value
-    inner = type_of(permuted_shape(shape, _inverse(product.back)))
-    value = reading.node(product.op, product.attributes, operands, inner, call)
-    turn = TransposeAttrs(product.back)
-    return reading.node("Transpose", turn, [value], type_of(shape))
-
-
-def _inverse(perm: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(perm.index(i) for i in range(len(perm)))
+    return laid_out(
+        reading, type_of(shape), product.back,
+        lambda inner: reading.node(product.op, product.attributes, operands, inner, call),
+    )  # fmt: skip

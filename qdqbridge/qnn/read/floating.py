@@ -19,15 +19,15 @@ from qdqbridge.ops.attributes import (
     ReshapeAttrs,
     ShapeAttrs,
     SoftmaxAttrs,
-    TransposeAttrs,
 )
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.ops.permutation import Perm
 from qdqbridge.ops.table import BY_NAME, OPERATORS
 from qdqbridge.qnn.read import accumulate
 from qdqbridge.qnn.read.blocks import dequantized
 from qdqbridge.qnn.read.call import Accumulator, Call, Entry
 from qdqbridge.qnn.read.composed import composed
-from qdqbridge.qnn.read.layout import channels_first, permuted_shape, weight_first
+from qdqbridge.qnn.read.layout import channels_first, laid_out, weight_first
 from qdqbridge.qnn.read.picking import pool_attributes
 from qdqbridge.qnn.read.reading import Reading, Row, tensor
 from qdqbridge.qnn.read.resizing import resized
@@ -134,22 +134,21 @@ def convolution(rank: int, *, transpose: bool) -> Row:
         row = CONV_TRANSPOSE if transpose else CONV
         attributes = row.attributes(**read_attributes(row.attributes, call.attrs, rank + 2, rank))
         operands = [x, reading.plain(kernel.args[1])]
-        return laid_out(reading, call, row.name, attributes, operands, back)
+        return _in_layout(reading, call, row.name, attributes, operands, back)
 
     return read
 
 
-def laid_out(
+def _in_layout(
     reading: Reading, call: Call, name: str, attributes: Attributes, operands: list[Value],
-    back: tuple[int, ...] | None,
+    back: Perm | None,
 ) -> Value:  # fmt: skip
-    """Adds a node in the graph's layout and a Transpose to the host's."""
     if back is None:
         return made(reading, call, name, attributes, operands)
-    inverse = tuple(back.index(i) for i in range(len(back)))
-    inner = TensorType(call.dtype, permuted_shape(call.result.shape, inverse))
-    value = reading.node(name, attributes, operands, inner, call)
-    return reading.node("Transpose", TransposeAttrs(back), [value], tensor(call))
+    return laid_out(
+        reading, tensor(call), back,
+        lambda inner: reading.node(name, attributes, operands, inner, call),
+    )  # fmt: skip
 
 
 def average_pool(rank: int) -> Row:
@@ -159,7 +158,7 @@ def average_pool(rank: int) -> Row:
         data = reading.plain(call.args[0])
         data, back = channels_first(reading, data, str(call.get("layout") or ""), rank)
         attributes = pool_attributes(call, rank, data)
-        return laid_out(reading, call, "AveragePool", attributes, [data], back)
+        return _in_layout(reading, call, "AveragePool", attributes, [data], back)
 
     return read
 
@@ -246,7 +245,7 @@ def batch_norm(reading: Reading, call: Call) -> list[Value]:
     x, back = channels_first(reading, x, layout, rank - 2)
     attributes = EpsilonAttrs(_number(call, "epsilon"))
     operands = [x, gamma, beta, *statistics]
-    value = laid_out(reading, call, "BatchNormalization", attributes, operands, back)
+    value = _in_layout(reading, call, "BatchNormalization", attributes, operands, back)
     return [value, *reading.unread(call, "it also returns statistics")[1:]]
 
 

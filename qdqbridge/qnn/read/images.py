@@ -13,11 +13,11 @@ from qdqbridge.ops.attributes import (
     AxisAttrs,
     DepthSpaceAttrs,
     ResizeAttrs,
-    TransposeAttrs,
 )
-from qdqbridge.qnn.layout.remap import restored
+from qdqbridge.ops.permutation import inverse, permuted_attributes, permuted_shape
+from qdqbridge.qnn.layout.permutation import channels_first as first
 from qdqbridge.qnn.origin import layout_of
-from qdqbridge.qnn.read.layout import channels_first, permuted_shape
+from qdqbridge.qnn.read.layout import channels_first, laid_out
 from qdqbridge.qnn.read.site import Ints, Site
 from qdqbridge.qnn.weights import axis_weights
 
@@ -32,7 +32,7 @@ _ROUNDING = {
 _LAYOUTS = {3: "NCW", 4: "NCHW", 5: "NCDHW"}
 
 
-def laid_out(
+def in_layout(
     site: Site, op: str, attributes_of: Callable[[Value, TensorType], Attributes]
 ) -> Value:
     """Returns ``op`` of operand 0 with channels first, brought back into the call's layout.
@@ -46,20 +46,12 @@ def laid_out(
     data, rank = site.value(0), len(site.result.shape or ())
     layout = site.text("layout") or _LAYOUTS.get(rank, "")
     x, back = channels_first(site.reading, data, layout, rank - 2)
-    result = site.result
-    if back is not None:
-        order = tuple(back.index(axis) for axis in range(rank))
-        result = TensorType(result.dtype, permuted_shape(result.shape, order))
-    attributes = attributes_of(x, result)
+    shape = site.result.shape if back is None else permuted_shape(site.result.shape, inverse(back))
+    attributes = attributes_of(x, TensorType(site.result.dtype, shape))
     if not _moves(op, attributes):
         x = site.plain(x)
-    type_: ValueType = result if x.quant is None else x.quant.with_shape(result.shape)
-    y = site.emit(op, [x], attributes, type_)
-    if back is None:
-        return y
-    return site.reading.node(
-        "Transpose", TransposeAttrs(back), [y], y.type.with_shape(site.result.shape)
-    )
+    type_: ValueType = site.result if x.quant is None else x.quant.with_shape(site.result.shape)
+    return laid_out(site.reading, type_, back, lambda inner: site.emit(op, [x], attributes, inner))
 
 
 def _moves(op: str, attributes: Attributes) -> bool:
@@ -78,14 +70,14 @@ def global_pool(op: str) -> Callable[[Site], Value]:
                 raise site.refusal("it pools to several elements, with windows of unequal size")
             return NO_ATTRIBUTES
 
-        return laid_out(site, op, attributes)
+        return in_layout(site, op, attributes)
 
     return row
 
 
 def resize(site: Site) -> Value:
     """``image.resize{1,2,3}d(x; size, method, coordinate_transformation_mode, …)``."""
-    return laid_out(site, "Resize", lambda x, y: _resize_attributes(site, x, y))
+    return in_layout(site, "Resize", lambda x, y: _resize_attributes(site, x, y))
 
 
 def _resize_attributes(site: Site, x: Value, y: TensorType) -> ResizeAttrs:
@@ -137,7 +129,7 @@ def _as_claimed(site: Site, attributes: ResizeAttrs, before: Ints, after: Ints) 
     if claim is None or not isinstance(given, ResizeAttrs) or given.mode != attributes.mode:
         return attributes
     if layout_of(claim) is not None:
-        given = restored(given, len(before))
+        given = permuted_attributes(given, first(len(before)))
         assert isinstance(given, ResizeAttrs)
     for axis, (length, size) in enumerate(zip(before, after, strict=True)):
         a, b = (axis_weights(each, axis, length, size) for each in (given, attributes))
@@ -165,7 +157,7 @@ def upsampling(site: Site) -> Value:
     rounding = "floor" if mode == "nearest" else "round_prefer_floor"
     scales = (1.0, 1.0, site.number("scale_h", 1.0), site.number("scale_w", 1.0))
     attributes = ResizeAttrs(mode, coordinates, rounding, scales, None)
-    return laid_out(site, "Resize", lambda x, y: attributes)
+    return in_layout(site, "Resize", lambda x, y: attributes)
 
 
 def blocks(op: str) -> Callable[[Site], Value]:
@@ -174,7 +166,7 @@ def blocks(op: str) -> Callable[[Site], Value]:
     def row(site: Site) -> Value:
         mode = site.text("mode", "DCR") if op == "DepthToSpace" else "DCR"
         attributes = DepthSpaceAttrs(site.integer("block_size"), mode)
-        return laid_out(site, op, lambda x, y: attributes)
+        return in_layout(site, op, lambda x, y: attributes)
 
     return row
 

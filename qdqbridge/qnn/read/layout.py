@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
-from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Value
-from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType
+from qdqbridge.graph.types import ValueType
 from qdqbridge.ops.attributes import TransposeAttrs
+from qdqbridge.ops.permutation import Perm, inverse, permuted_constant, permuted_type
 from qdqbridge.qnn.read.call import Call
 from qdqbridge.qnn.read.reading import Reading
 
@@ -75,7 +74,8 @@ def _depthwise(weight: Value, groups: int) -> Value:
     if multiplier == 1:
         return weight
     to = (groups * multiplier, 1, *data.shape[2:])
-    return _constant(weight, data.map(lambda a: a.reshape(to), shape=to))
+    flat = data.map(lambda a: a.reshape(to), shape=to)
+    return Value(weight.type.with_shape(to), weight.name, constant=flat)
 
 
 def transposed(reading: Reading, value: Value, perm: tuple[int, ...]) -> Value:
@@ -89,16 +89,11 @@ def transposed(reading: Reading, value: Value, perm: tuple[int, ...]) -> Value:
 def _transposed(reading: Reading, value: Value, perm: tuple[int, ...]) -> Value:
     data = value.constant
     if data is not None:
-        shape = tuple(data.shape[axis] for axis in perm)
-        moved = data.map(lambda array: np.transpose(array, perm), shape=shape)
-        return _constant(value, moved, perm)
+        return permuted_constant(value, perm)
     before = _untransposed(reading, value, perm)
     if before is not None:
         return before
-    shape = permuted_shape(value.type.shape, perm)
-    type_: ValueType = TensorType(value.type.dtype, shape)
-    if value.quant is not None:
-        type_ = value.quant.with_shape(shape)
+    type_ = permuted_type(value.type, perm)
     return reading.node("Transpose", TransposeAttrs(perm), [value], type_)
 
 
@@ -117,18 +112,21 @@ def _untransposed(reading: Reading, value: Value, perm: tuple[int, ...]) -> Valu
     return reading.stored(source, value.quant.params) if value.quant.params.per_tensor else None
 
 
-def _constant(value: Value, data: Constant, perm: tuple[int, ...] | None = None) -> Value:
-    if value.quant is None:
-        return Value(TensorType(data.dtype, data.shape), value.name, constant=data)
-    params = value.quant.params
-    if params.axis is not None and perm is not None:
-        params = params.with_axis(perm.index(params.axis))
-    return Value(QuantType(params, data.shape), value.name, constant=data)
+def laid_out(
+    reading: Reading, type_: ValueType, back: Perm | None, make: Callable[[ValueType], Value]
+) -> Value:
+    """Returns a result as the host lays it out, of a node in the graph's layout.
 
-
-def permuted_shape(shape: Shape, perm: tuple[int, ...]) -> Shape:
-    """Returns the shape of a transposition."""
-    return None if shape is None else tuple(shape[axis] for axis in perm)
+    Args:
+        reading: The graph so far.
+        type_: The result's type on the host.
+        back: How its axes lie there, as :func:`channels_first` says; None as in the graph.
+        make: Adds the node, given the type of its result in the graph's layout.
+    """
+    if back is None:
+        return make(type_)
+    value = make(permuted_type(type_, inverse(back)))
+    return reading.node("Transpose", TransposeAttrs(back), [value], type_)
 
 
 def pads(call: Call, rank: int, name: str = "padding") -> tuple[int, ...]:

@@ -7,12 +7,12 @@ from typing import Any
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.lenses import read_attributes
 from qdqbridge.graph.operator import Flow, Operator
-from qdqbridge.graph.types import QuantType, TensorType
-from qdqbridge.ops.attributes import ClipAttrs, PoolAttrs, TransposeAttrs
+from qdqbridge.graph.types import QuantType
+from qdqbridge.ops.attributes import ClipAttrs, PoolAttrs
 from qdqbridge.ops.windows import extents
 from qdqbridge.qnn.origin import element
 from qdqbridge.qnn.read.call import Call
-from qdqbridge.qnn.read.layout import channels_first, permuted_shape
+from qdqbridge.qnn.read.layout import channels_first, laid_out
 from qdqbridge.qnn.read.mover import claimed, hinted, moved, per_tensor, type_like
 from qdqbridge.qnn.read.parameters import changed, holds
 from qdqbridge.qnn.read.reading import Reading, Row
@@ -26,16 +26,11 @@ def max_pool(rank: int) -> Row:
         data = per_tensor(reading, call.args[0])
         data, back = channels_first(reading, data, str(call.get("layout") or ""), rank)
         attributes = pool_attributes(call, rank, data)
-        shape = call.result.shape
-        if back is None:
-            value = reading.node("MaxPool", attributes, [data], type_like(data, call), call)
-            return hinted(reading, call, value)
-        inner = permuted_shape(shape, tuple(back.index(i) for i in range(len(back))))
-        type_ = TensorType(data.type.dtype, inner)
-        wide = type_ if data.quant is None else data.quant.with_shape(inner)
-        value = reading.node("MaxPool", attributes, [data], wide, call)
-        turn = TransposeAttrs(back)
-        return reading.node("Transpose", turn, [value], type_like(data, call))
+        value = laid_out(
+            reading, type_like(data, call), back,
+            lambda inner: reading.node("MaxPool", attributes, [data], inner, call),
+        )  # fmt: skip
+        return hinted(reading, call, value) if back is None else value
 
     return read
 

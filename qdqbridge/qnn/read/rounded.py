@@ -8,7 +8,6 @@ from dataclasses import replace
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.lenses import read_attributes
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Operator
-from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import (
     AxisAttrs,
@@ -17,13 +16,13 @@ from qdqbridge.ops.attributes import (
     ReduceAttrs,
     ResizeAttrs,
     SoftmaxAttrs,
-    TransposeAttrs,
 )
 from qdqbridge.ops.normalization import BATCH
 from qdqbridge.ops.normalization import OPERATORS as NORMS
+from qdqbridge.ops.permutation import Perm, permuted_attributes
 from qdqbridge.ops.pooling import GLOBAL_POOLS
 from qdqbridge.ops.table import OPERATORS
-from qdqbridge.qnn.layout.remap import restored
+from qdqbridge.qnn.layout.permutation import channels_first as first
 from qdqbridge.qnn.origin import is_swapped
 from qdqbridge.qnn.read import accumulate, parameters
 from qdqbridge.qnn.read.call import Call
@@ -35,7 +34,7 @@ from qdqbridge.qnn.read.conversions import (
     quantize_minifloat,
     requantize,
 )
-from qdqbridge.qnn.read.layout import channels_first, permuted_shape
+from qdqbridge.qnn.read.layout import channels_first, laid_out
 from qdqbridge.qnn.read.reading import Reading, Row, flat
 
 # ---- elementwise -------------------------------------------------------------------------------
@@ -59,9 +58,7 @@ def windowed(row: Operator, rank: int) -> Row:
         data = parameters.operand(reading, call, 0, 1, 2)
         data, back = channels_first(reading, data, str(call.get("layout") or ""), rank)
         given = read_attributes(row.attributes, call.attrs, rank + 2, rank)
-        params = parameters.result(reading, call, 3, 4)
-        attributes = row.attributes(**given)
-        return laid_out(reading, call, row.name, attributes, [data], params, back)
+        return _in_layout(reading, call, row.name, row.attributes(**given), data, back)
 
     return read
 
@@ -132,18 +129,13 @@ def concatenate(reading: Reading, call: Call) -> Value:
 # ---- averages, softmax, norms ------------------------------------------------------------------
 
 
-def laid_out(
-    reading: Reading, call: Call, name: str, attributes: Attributes, operands: list[Value],
-    params: QuantParams, back: tuple[int, ...] | None,
-) -> Value:  # fmt: skip
-    """Adds a node in the graph's layout and a Transpose to the host's."""
-    shape = call.result.shape
-    if back is None:
-        return reading.node(name, attributes, operands, QuantType(params, shape), call)
-    inverse = tuple(back.index(i) for i in range(len(back)))
-    inner = QuantType(params, permuted_shape(shape, inverse))
-    value = reading.node(name, attributes, operands, inner, call)
-    return reading.node("Transpose", TransposeAttrs(back), [value], QuantType(params, shape))
+def _in_layout(
+    reading: Reading, call: Call, name: str, attributes: Attributes, data: Value, back: Perm | None
+) -> Value:
+    type_ = QuantType(parameters.result(reading, call, 3, 4), call.result.shape)
+    return laid_out(
+        reading, type_, back, lambda inner: reading.node(name, attributes, [data], inner, call)
+    )
 
 
 def reduction(row: Operator, everywhere: Operator | None) -> Row:
@@ -219,8 +211,7 @@ def resize(rank: int) -> Row:
         data = parameters.operand(reading, call, 0, 1, 2)
         data, back = channels_first(reading, data, str(call.get("layout") or ""), rank)
         attributes = _resize_attributes(call, data, rank, back)
-        params = parameters.result(reading, call, 3, 4)
-        return laid_out(reading, call, "Resize", attributes, [data], params, back)
+        return _in_layout(reading, call, "Resize", attributes, data, back)
 
     return read
 
@@ -251,7 +242,7 @@ def _as_claimed(
     """Returns the claimed attributes where what a call does not show is all that differs."""
     given = None if call.claim is None else call.claim.attributes
     if given is not None and back is not None:
-        given = restored(given, len(back))
+        given = permuted_attributes(given, first(len(back)))
     if not isinstance(given, ResizeAttrs):
         return attributes
     same = (given.mode, given.coordinate_transformation_mode, given.scales) == (

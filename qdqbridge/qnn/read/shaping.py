@@ -16,12 +16,12 @@ from qdqbridge.ops.attributes import (
     ReshapeAttrs,
     TransposeAttrs,
 )
+from qdqbridge.ops.permutation import permuted_shape as permuted
 from qdqbridge.qnn.layout.permutation import channels_first, channels_last
 from qdqbridge.qnn.origin import layout_of
 from qdqbridge.qnn.read import accumulate
 from qdqbridge.qnn.read.call import Accumulator, Call, Entry, Result
 from qdqbridge.qnn.read.composed import composed
-from qdqbridge.qnn.read.layout import permuted_shape as permuted
 from qdqbridge.qnn.read.layout import transposed
 from qdqbridge.qnn.read.mover import claimed, hinted, moved, type_like
 from qdqbridge.qnn.read.products import whole_product

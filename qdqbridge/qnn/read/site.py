@@ -15,6 +15,7 @@ from qdqbridge.graph.graph import Note, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Flow
 from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType, static_shape
 from qdqbridge.ops.attributes import AxesAttrs, ReshapeAttrs, TransposeAttrs
+from qdqbridge.ops.permutation import permuted_type
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.qnn import read
 from qdqbridge.qnn.read.call import Call, Entry
@@ -190,12 +191,7 @@ class Site:
         """
         if perm == tuple(range(len(perm))):
             return value
-        shape = self.shape(value)
-        type_: ValueType = TensorType(value.type.dtype, tuple(shape[axis] for axis in perm))
-        if value.quant is not None:
-            params = value.quant.params
-            axis = None if params.axis is None else perm.index(params.axis)
-            type_ = QuantType(params.with_axis(axis), type_.shape)
+        type_ = permuted_type(value.type, perm)
         call = None if layout else self.call  # what comes from no call may be cancelled
         return self.reading.node("Transpose", TransposeAttrs(perm), [value], type_, call)
 

@@ -17,13 +17,18 @@ from qdqbridge.graph.edit import Editor, link, unlink
 from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.ops.attributes import ReduceAttrs, ReshapeAttrs, TransposeAttrs
+from qdqbridge.ops.permutation import (
+    permuted_attributes,
+    permuted_constant,
+    permuted_shape,
+    permuted_type,
+    widened,
+)
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.qnn.layout.cut import INFINITE, SINK, SOURCE, Network
 from qdqbridge.qnn.layout.permutation import channels_first, channels_last, unmoved
-from qdqbridge.qnn.layout.remap import restored
-from qdqbridge.qnn.layout.sides import WINDOWS, Side, sides
+from qdqbridge.qnn.layout.sides import WINDOWS, Side, broadcast_constant, sides
 from qdqbridge.qnn.read.site import AS_WRITTEN, CARRIED, TO_FIRST, TO_LAST, UNCLAIMED
-from qdqbridge.qnn.read.turning import turned_constant, turned_shape, turned_type
 
 _RANKS = (3, 4, 5)
 _NATIVE = frozenset(
@@ -100,7 +105,7 @@ def _reshapes_as_transposes(graph: Graph) -> None:
             continue
         ways = ((channels_last, before), (channels_first, after))
         for turn, channels in ways[::-1] if node.origin.spelling == TO_FIRST else ways:
-            wanted = turned_shape(before.type.shape, turn(rank))
+            wanted = permuted_shape(before.type.shape, turn(rank))
             if wanted == after.type.shape and unmoved(channels):
                 node.op, node.attributes = BY_NAME["Transpose"], TransposeAttrs(turn(rank))
                 break
@@ -294,7 +299,7 @@ class _Cancelling:
             return self._in(value, Layout.FIRST)
         if flip and value.is_constant and value.rank:
             rank = node.output.rank or 0
-            return turned_constant(value, rank, self.ranks.get(value, rank))
+            return _first(value, rank, self.ranks.get(value, rank))
         return self._in(value, self.labels[value]) if value in self.labels else value
 
     def _in(self, value: Value, layout: Layout) -> Value:
@@ -309,7 +314,7 @@ class _Cancelling:
             source = self.made.get((root, have), root)
             rank = root.rank or 0
             perm = channels_first(rank) if layout is Layout.FIRST else channels_last(rank)
-            turned = Value(turned_type(source.type, perm), root.name)
+            turned = Value(permuted_type(source.type, perm), root.name)
             link(Node(BY_NAME["Transpose"], TransposeAttrs(perm), [source], [turned]))
             self.made[root, layout] = turned
         return self.made[root, layout]
@@ -321,13 +326,13 @@ class _Cancelling:
         outputs: list[Value] = []
         for value in node.outputs:
             first = value in given
-            type_ = turned_type(value.type, channels_first(rank)) if first else value.type
+            type_ = permuted_type(value.type, channels_first(rank)) if first else value.type
             new = Value(type_, value.name)
             if first:
                 self.made[value, Layout.FIRST] = new
             outputs.append(new)
         unlink(node)
-        op, attributes = node.op, restored(node.attributes, rank)
+        op, attributes = node.op, permuted_attributes(node.attributes, channels_first(rank))
         mean = op.name == "ReduceMean" and node.origin.spelling != CARRIED
         if mean and attributes == ReduceAttrs(tuple(range(2, rank))):
             op, attributes = BY_NAME["GlobalAveragePool"], NO_ATTRIBUTES
@@ -337,6 +342,24 @@ class _Cancelling:
             editor = Editor(self.graph)
             for old, new in zip(node.outputs, outputs, strict=True):
                 editor.replace_value(old, new)
+
+
+def _first(value: Value, rank: int, axes: int) -> Value:
+    """Returns a constant operand of a node whose operands are channels-first now.
+
+    Args:
+        value: The constant.
+        rank: Rank of the node.
+        axes: How many axes the constant shall have, if those in front have extent 1.
+    """
+    turned = permuted_constant(widened(value, rank), channels_first(rank))
+    data = turned.constant
+    assert data is not None
+    if not broadcast_constant(value) or any(extent != 1 for extent in data.shape[: rank - axes]):
+        return turned
+    shape = data.shape[rank - axes :]
+    narrow = data.map(lambda array: array.reshape(shape), shape=shape)
+    return Value(turned.type.with_shape(shape), value.name, constant=narrow)
 
 
 def _unmoved_before_reshape(graph: Graph) -> None:

@@ -12,9 +12,10 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.graph.numerics import codes, dequantize, quantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import ResizeAttrs
+from qdqbridge.ops.permutation import permuted_attributes
 from qdqbridge.ops.resize import interpolated_axes
 from qdqbridge.qnn.dialect.interpolation import linear_sides, nearest_indices
-from qdqbridge.qnn.layout.remap import restored
+from qdqbridge.qnn.layout.permutation import channels_first
 from qdqbridge.relax.kernels.broadcasting import Open, batch_of, known, worth_sharing
 from qdqbridge.relax.kernels.codes import (
     Form,
@@ -211,7 +212,7 @@ def _logical(node: Node, place: Place) -> ResizeAttrs | None:
     rank, attributes = node.operand(0).rank, node.attributes
     if not place.channels_last or rank != 4 or node.operand(0).is_constant:
         return None
-    logical = restored(attributes, rank)
+    logical = permuted_attributes(attributes, channels_first(rank))
     assert isinstance(logical, ResizeAttrs)
     crops = logical.coordinate_transformation_mode == "tf_crop_and_resize"
     return None if crops or logical.mode == "cubic" or logical.antialias else logical

@@ -8,11 +8,12 @@ from dataclasses import replace
 from qdqbridge.graph.graph import Origin, Value
 from qdqbridge.graph.types import ValueType
 from qdqbridge.ops.attributes import AxesAttrs, AxisAttrs, ReshapeAttrs, TransposeAttrs
+from qdqbridge.ops.permutation import permuted_shape
 from qdqbridge.qnn.layout.permutation import channels_first, channels_last
 from qdqbridge.qnn.origin import layout_of
 from qdqbridge.qnn.read.call import Accumulator, Call, Entry, Result
 from qdqbridge.qnn.read.constants import constant_of
-from qdqbridge.qnn.read.layout import permuted_shape, transposed
+from qdqbridge.qnn.read.layout import transposed
 from qdqbridge.qnn.read.mover import moved, per_tensor
 from qdqbridge.qnn.read.reading import Reading, Row, flat
 from qdqbridge.qnn.read.shaping import resolves

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from qdqbridge.graph.graph import Value
+from qdqbridge.ops.permutation import permuted_shape
 from qdqbridge.qnn import read
 from qdqbridge.qnn.read.call import Result
-from qdqbridge.qnn.read.layout import permuted_shape
 from qdqbridge.qnn.read.site import Read, Site
 
 _FAST = {"fast_tanh": "Tanh", "fast_exp": "Exp", "fast_erf": "Erf"}

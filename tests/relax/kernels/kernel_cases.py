@@ -15,10 +15,10 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Attributes, Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, TensorType
+from qdqbridge.ops.permutation import permuted_attributes
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.qnn.layout.permutation import channels_first
 from qdqbridge.qnn.layout.permutation import channels_last as to_last
-from qdqbridge.qnn.layout.remap import remapped
 from qdqbridge.relax.kernels.cpu import (
     AVX2,
     AVX512_VNNI,
@@ -127,7 +127,7 @@ class Cases:
             else QuantType(result, shape)
         )
         rank = expected.ndim
-        own = remapped(attributes, rank) if last else attributes
+        own = permuted_attributes(attributes, to_last(rank)) if last else attributes
         node = Node(BY_NAME[name], own, values, [Value(type_, "y")])
         return node, turned, own
 
