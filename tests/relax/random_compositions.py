@@ -220,10 +220,17 @@ def _regions(rng: Random) -> Case:
     return Case("RoiAlign", [x, rois, batch], attributes)
 
 
+def _dynamic(rng: Random) -> Case:
+    x = _real(rng, _shape(rng)) * np.float32(rng.choice((0, 1e-42, 0.1, 1, 1e30)))
+    x = np.abs(x) * np.float32(rng.choice((-1, 1))) if rng.random() < 0.5 else x
+    results = (TensorProto.UINT8, TensorProto.FLOAT, TensorProto.UINT8)
+    return Case("DynamicQuantizeLinear", [x], {}, results)
+
+
 MAKERS: tuple[Callable[[Random], Case], ...] = (
     _reduction, _reduction, _reduction, _norm, _running, _top, _one_hot, _pad, _split, _filled,
     _eye, _infinite, _shift, _resize, _resize, _layer_norm, _loss,
-    _regions, _regions,
+    _regions, _regions, _dynamic,
 )  # fmt: skip
 
 

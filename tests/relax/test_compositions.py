@@ -102,3 +102,23 @@ def test_regions_of_open_count(mode: str, kernels: str) -> None:
     (found,) = qb.compile(graph, kernels=kernels).run(given).values()
     (wanted,) = qb.evaluate(graph, given).values()
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kernels", ["fast", "reference"])
+def test_dynamic_quantization_at_its_edges(kernels: str) -> None:
+    """No extent at all, scales that underflow or overflow, and what is no number."""
+    b = Builder(13)
+    y = b.op("DynamicQuantizeLinear", b.input("x", ["n"]), outputs=3)
+    for name, kind in ((y, 2), (f"{y}:1", 1), (f"{y}:2", 2)):
+        b.output(name, None, kind)
+    graph = canonical(b.model())
+    assert qb.from_relax(qb.to_relax(graph)[0]).digest == graph.digest
+    executable = qb.compile(graph, kernels=kernels)
+    inf, nan = np.inf, np.nan
+    rows = [[0, 0], [-0.0], [1e-45, 0], [1e-38, -1e-39], [2, 2], [-1, -2], [3e38, -3e38],
+            [nan, 1, 2, nan], [inf, 1], [-inf, 1], [inf, -inf], [nan], [254.5, -0.5]]  # fmt: skip
+    for row in rows:
+        given = {"x": np.array(row, np.float32)}
+        found, wanted = executable.run(given), qb.evaluate(graph, given)
+        for name, array in wanted.items():
+            np.testing.assert_array_equal(found[name], array, str(row))

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from qdqbridge.onnx_io.lowering.bits import UNSIGNED, tensor_of, unpacked
+from qdqbridge.onnx_io.lowering.run_time_weights import Blocks, unpacked_weight
 from qdqbridge.onnx_io.lowering.site import Site
 
 _NIBBLES = (TensorProto.INT4, TensorProto.UINT4)
@@ -17,6 +18,8 @@ _NIBBLES = (TensorProto.INT4, TensorProto.UINT4)
 def matmul_nbits(site: Site) -> None:
     """``MatMul(a, Transpose(DQ(w[N, K], blocks of K)))``; a missing zero point is 8 (128, 2).
 
+    What only the run knows, and columns in an order of their own (``g_idx``), are unpacked and
+    dequantized by float nodes: ``(code - zero point) * scale``, which is exact but for the product.
     Float arithmetic: onnxruntime's kernels add in another order, and with ``accuracy_level`` 4
     quantize ``a`` on the way, so results differ in their last bits or by that rounding.
     Source: onnxruntime docs/ContribOperators.md.
@@ -27,15 +30,23 @@ def matmul_nbits(site: Site) -> None:
         raise site.fault(
             "N, K or block_size is missing", why=f"N={rows}, K={columns}, block_size={block}"
         )
-    _check_order(site, columns, block)
     blocks = -(-columns // block)
+    if not all(site.known.is_constant(site.input(i)) for i in range(1, 5) if site.input(i)) or (
+        _has_own_order(site, columns, block)
+    ):
+        _product(site, unpacked_weight(site, Blocks(bits, block, rows, columns)))
+        return
     weight = _weight(site, bits, rows, columns, block * blocks)
     scales = site.array(2, "its scale")
     if scales.size != rows * blocks:
         raise _misfit(site, "scales", scales, rows * blocks)
     scale = site.enter(scales.reshape(rows, blocks), "scales")
     zero_point = _zero_point(site, bits, (rows, blocks))
-    real = site.dequantize(weight, scale, zero_point, axis=1, block_size=block)
+    _product(site, site.dequantize(weight, scale, zero_point, axis=1, block_size=block))
+
+
+def _product(site: Site, real: str) -> None:
+    """Makes ``MatMul(a, Transpose(real)) + bias``."""
     bias, output = site.input(5), site.proto.output[0]
     turned = site.op("Transpose", [real], perm=[1, 0])
     y = site.op("MatMul", [site.input(0), turned], "" if bias else output)
@@ -62,17 +73,12 @@ def _misfit(site: Site, what: str, array: NDArray[Any], wanted: int) -> Exceptio
     )
 
 
-def _check_order(site: Site, columns: int, block: int) -> None:
-    """Refuses a ``g_idx`` that permutes the columns (GPTQ with act-order)."""
+def _has_own_order(site: Site, columns: int, block: int) -> bool:
+    """True where ``g_idx`` gives neighbouring columns other blocks (GPTQ with act-order)."""
     if not site.input(4):
-        return
+        return False
     groups = site.array(4, "g_idx").reshape(-1)
-    if not np.array_equal(groups[:columns], np.arange(columns) // block):
-        raise site.refusal(
-            "its columns are in an order of their own (g_idx)",
-            "a block of DequantizeLinear is a run of neighbours; g_idx scatters it",
-            "quantize without act-order (desc_act=False)",
-        )
+    return not np.array_equal(groups[:columns], np.arange(columns) // block)
 
 
 def _weight(site: Site, bits: int, rows: int, columns: int, padded: int) -> str:

@@ -20,6 +20,7 @@ from qdqbridge.ops.attributes import LinearAttrs
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.floating import unit_params
 from qdqbridge.qnn.emit.scope import Expr, unsupported
+from qdqbridge.relax.emit.broadcasting import equal
 from qdqbridge.relax.emit.scope import Scope
 
 _WIDE = "float32"
@@ -91,10 +92,13 @@ def _aligned(scope: Scope, node: Node, attributes: LinearAttrs, value: Value, dt
         return scope.emit(scope.op.reshape(expr, ())) if shape else expr
     axis = 1 if attributes.axis is None else attributes.axis % rank
     if len(shape) == 1 and not attributes.block_size:
-        extents = scope.extents(expr)
-        return scope.emit(
-            scope.op.reshape(expr, [extents[0] if i == axis else 1 for i in range(rank)])
-        )
+        (extent,), whole = scope.extents(expr), scope.extents(scope.value(node.operand(0)))
+        column = [extent if i == axis else 1 for i in range(rank)]
+        along = scope.emit(scope.op.reshape(expr, column))
+        if isinstance(extent, int) or equal(extent, whole[axis]):
+            return along
+        column[axis] = whole[axis]  # only the run knows whether it is one for all
+        return scope.emit(scope.broadcast(along, column))
     extents = static_shape(node.operand(0).type.shape)
     blocks = static_shape(shape)
     if extents is None or blocks is None:

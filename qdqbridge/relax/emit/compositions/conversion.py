@@ -1,4 +1,4 @@
-"""Casts to 8- and 4-bit floats."""
+"""Casts to 8- and 4-bit floats, and dynamic quantization."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.quantization import per_tensor
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.qnn.emit.floating import unit_params
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.relax.emit.compositions.site import Composition, Site
+
+_LAST = 255
+"""The last code of the type that dynamic quantization has."""
 
 
 def _cast(site: Site) -> Sequence[Expr]:
@@ -32,4 +36,28 @@ def _cast(site: Site) -> Sequence[Expr]:
     return [site.scope.qnn("quantize_minifloat", [site.cast(x, "float32"), one], attrs)]
 
 
-CONVERSION: Mapping[str, Composition] = {"Cast": _cast}
+def _dynamic_quantize(site: Site) -> Sequence[Expr]:
+    """``y, scale, zero point`` of the range of ``x`` and 0, as onnxruntime has them.
+
+    Numbers that are none do not count; of a range without extent the scale is 1 (ONNX leaves it
+    open), and a zero point that is no number is the last one.
+    """
+    x = site.arg(0)
+    zero, one, last = (site.number(value, "float32") for value in (0, 1, _LAST))
+    numbers = site("where", site("equal", x, x), x, zero)
+    low = site("minimum", site("min", numbers), zero)
+    high = site("maximum", site("max", numbers), zero)
+    step = site("divide", site("subtract", high, low), last)
+    scale = site("where", site("equal", high, low), one, step)
+    place = site("subtract", zero, site("divide", low, scale))
+    clipped = site("minimum", site("maximum", place, zero), last)
+    shift = site("round", site("where", site("equal", place, place), clipped, last))
+    scaled = site("add", site("round", site("divide", x, scale)), shift)
+    y = site.scope.quantize(scaled, per_tensor(DType.UINT8, 1.0))
+    return [y, scale, site.cast(shift, "uint8")]
+
+
+CONVERSION: Mapping[str, Composition] = {
+    "Cast": _cast,
+    "DynamicQuantizeLinear": _dynamic_quantize,
+}

@@ -1,0 +1,139 @@
+"""Packed weights with scales per block that only the run knows, unpacked by float nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from qdqbridge.graph.types import static_shape
+from qdqbridge.onnx_io.lowering.site import Site
+
+_REAL = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """How a MatMulNBits packs its weight ``[N, K]``.
+
+    Attributes:
+        bits: Bits of a code.
+        size: Codes of a block, which are neighbours in a row.
+        rows: N.
+        columns: K; the last block of a row may be padded.
+    """
+
+    bits: int
+    size: int
+    rows: int
+    columns: int
+
+    @property
+    def count(self) -> int:
+        """Blocks of a row."""
+        return -(-self.columns // self.size)
+
+    def width(self, codes: int) -> int:
+        """Returns the bytes that so many codes take."""
+        return -(-codes * self.bits // 8)
+
+
+def unpacked_weight(site: Site, blocks: Blocks) -> str:
+    """Returns the real weight ``[N, K]`` of a MatMulNBits.
+
+    Where there is a ``g_idx``, onnxruntime 1.32 reads packed zero points wrongly, whatever order it
+    gives; float ones and none agree.
+
+    Raises:
+        InvalidModelError: An operand whose shape is known does not fit the attributes.
+        UnsupportedQuantization: The weight is no tensor of bytes.
+    """
+    weight, scale, zero_point, order = (site.input(i) for i in range(1, 5))
+    kind = site.known.element_type(scale) or TensorProto.FLOAT
+    if site.known.element_type(weight) not in (0, TensorProto.UINT8) or kind not in _REAL:
+        raise site.refusal(
+            "its weight is no tensor of packed codes",
+            f"'{weight}' or its scale '{scale}' has another element type",
+            "store the weight as uint8 and its scales as floats",
+        )
+    rows, padded = blocks.rows, blocks.count * blocks.size
+    codes = _codes(site, weight, blocks, padded, kind)
+    scales = _fitted(site, scale, (rows, blocks.count))
+    zeros = _zero_points(site, zero_point, blocks, kind)
+    if order:  # the block of each column
+        every = _fitted(site, order, (blocks.columns,))
+        scales = site.op("Gather", [scales, every], axis=1)
+        zeros = site.op("Gather", [zeros, every], axis=1) if zero_point else zeros
+        codes = _first(site, codes, padded, blocks.columns)
+        return site.op("Mul", [site.op("Sub", [codes, zeros]), scales])
+    inner = (rows, blocks.count, 1)
+    codes = _shaped(site, codes, (rows, blocks.count, blocks.size))
+    zeros = _shaped(site, zeros, inner) if zero_point else zeros
+    real = site.op("Mul", [site.op("Sub", [codes, zeros]), _shaped(site, scales, inner)])
+    return _first(site, _shaped(site, real, (rows, padded)), padded, blocks.columns)
+
+
+def _zero_points(site: Site, name: str, blocks: Blocks, kind: int) -> str:
+    """Returns the zero points ``[N, blocks]`` as floats, or the one that all have."""
+    if not name:
+        return site.enter(_number(1 << (blocks.bits - 1), kind), "zero_point")
+    if site.known.element_type(name) in _REAL:
+        fitted = _fitted(site, name, (blocks.rows, blocks.count))
+        return site.op("Cast", [fitted], to=kind)
+    return _codes(site, name, blocks, blocks.count, kind)
+
+
+def _codes(site: Site, name: str, blocks: Blocks, count: int, kind: int) -> str:
+    """Returns the codes of packed rows as floats ``[N, count]``, the lowest bits of a byte first.
+
+    Bytes are taken apart by floats, which have every operator that this needs everywhere.
+    """
+    width = blocks.width(count)
+    rest = site.op("Cast", [_fitted(site, name, (blocks.rows, width))], to=kind)
+    if blocks.bits == 8:
+        return rest
+    rest, parts = _shaped(site, rest, (blocks.rows, width, 1)), list[str]()
+    base = site.enter(_number(1 << blocks.bits, kind), "base")
+    for _ in range(8 // blocks.bits - 1):
+        above = site.op("Floor", [site.op("Div", [rest, base])])
+        parts.append(site.op("Sub", [rest, site.op("Mul", [above, base])]))
+        rest = above
+    every = site.op("Concat", [*parts, rest], axis=2)
+    whole = width * 8 // blocks.bits
+    return _first(site, _shaped(site, every, (blocks.rows, whole)), whole, count)
+
+
+def _fitted(site: Site, name: str, shape: Sequence[int]) -> str:
+    """Returns an operand in a shape; those of other ranks hold the same elements in order."""
+    known = static_shape(site.known.shape(name))
+    if known is not None and math.prod(known) != math.prod(shape):
+        raise site.fault(
+            f"'{name}' does not fit N, K and block_size",
+            why=f"it has the shape {known}; {math.prod(shape)} elements are needed",
+            fix="correct the attributes, or quantize the weight again",
+        )
+    return name if known == tuple(shape) else _shaped(site, name, shape)
+
+
+def _shaped(site: Site, name: str, shape: Sequence[int]) -> str:
+    return site.op("Reshape", [name, site.enter(np.array(shape, np.int64), "shape")])
+
+
+def _first(site: Site, name: str, count: int, wanted: int) -> str:
+    """Returns the first columns of a matrix of ``count``."""
+    if count == wanted:
+        return name
+    begin, end, axis = (
+        site.enter(np.array([number], np.int64), what)
+        for number, what in ((0, "begin"), (wanted, "end"), (1, "axis"))
+    )
+    return site.op("Slice", [name, begin, end, axis])
+
+
+def _number(value: int, kind: int) -> NDArray[Any]:
+    return np.asarray(value, helper.tensor_dtype_to_np_dtype(kind))
