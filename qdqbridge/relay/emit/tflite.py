@@ -14,7 +14,7 @@ from qdqbridge.ops.attributes import AxisAttrs, PoolAttrs, ReduceAttrs, ResizeAt
 from qdqbridge.qnn.emit.dtypes import storage
 from qdqbridge.qnn.emit.scope import Expr, Scope
 from qdqbridge.qnn.emit.spelling import Row
-from qdqbridge.qnn.emit.windows import pool, window_pads
+from qdqbridge.qnn.emit.windows import window_pads
 from qdqbridge.relay.emit.forms import island, params_of, rescaled
 from qdqbridge.relay.emit.images import resized
 
@@ -41,8 +41,10 @@ def _average_pool(scope: Scope, node: Node) -> Expr | None:
         "padding": window_pads(scope, node, replace(attributes, pads=pads), scope.extents(x)),
         "count_include_pad": False,
     }
-    wide = scope.cast(x, "int32")
-    return _narrowed(scope, scope.emit(pool(scope, node, "avg", wide, window)), *found)
+    wide, rank = scope.cast(x, "int32"), scope.rank(x)
+    average = scope.function(node.op.tvm.format(rank=rank - 2))
+    sums = average(wide, layout=scope.layout(node, rank), **window)
+    return _narrowed(scope, scope.emit(sums), *found)
 
 
 def _padded(scope: Scope, node: Node, x: Expr, attributes: PoolAttrs, params: QuantParams) -> Expr:
