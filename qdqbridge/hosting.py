@@ -20,14 +20,14 @@ File: TypeAlias = "str | PathLike[str]"
 
 
 def to_relax(
-    graph: Graph, *, keep_params: bool = False, spelling: str = "qnn"
+    graph: Graph, *, keep_params: bool = False, variant: str = "qnn"
 ) -> tuple[Any, dict[str, NDArray[Any]]]:
     """Returns a Relax ``IRModule`` and its parameters by name.
 
     Args:
         graph: A canonical graph.
         keep_params: Make constants of 64 KiB or more parameters of ``main``, not constants in it.
-        spelling: ``qnn``: operators ``qnn.*`` on integers, exactly what :func:`evaluate` computes.
+        variant: ``qnn``: operators ``qnn.*`` on integers, exactly what :func:`evaluate` computes.
             ``qdq``: float operators between ``R.quantize`` and ``R.dequantize``, for TVM's own
             pattern tables.
 
@@ -39,7 +39,7 @@ def to_relax(
     need_tvm()
     from qdqbridge.relax.emit import emit
 
-    return emit(graph, keep_params=keep_params, spelling=spelling)
+    return emit(graph, keep_params=keep_params, variant=variant)
 
 
 def from_relax(
@@ -48,7 +48,7 @@ def from_relax(
     *,
     function: str = "",
     canonical: bool = True,
-    reroll: bool = False,
+    fuse: bool = False,
 ) -> Graph:
     """Reads a Relax ``IRModule``: of TVM's frontends, or as :func:`to_relax` writes it.
 
@@ -64,7 +64,7 @@ def from_relax(
         function: Which of its functions; by default ``main``, or the only one
             (``nn.Module.export_tvm`` names them by their methods, ``forward`` for example).
         canonical: Rewrite the graph to the canonical form.
-        reroll: As for :func:`load`.
+        fuse: As for :func:`load`.
 
     Raises:
         InvalidModelError: The module's parts do not fit each other.
@@ -85,7 +85,7 @@ def from_relax(
     graph = read_relax(module, params, function=name)
     verify(graph)
     if canonical:
-        verify(canonicalize(graph, reroll=reroll, channels_first=channels_last(module)))
+        verify(canonicalize(graph, fuse=fuse, channels_first=channels_last(module)))
     return graph
 
 
@@ -181,7 +181,7 @@ def export_relay(
     graph: Graph,
     path: File,
     *,
-    spelling: str = "canonical",
+    variant: str = "canonical",
     extents: Mapping[str, int] | None = None,
 ) -> None:
     """Writes ``graph`` as a Relay module that ``qdqbridge.relay.load`` reads, replacing a file.
@@ -189,7 +189,7 @@ def export_relay(
     Args:
         graph: A canonical graph.
         path: The file to write.
-        spelling: ``canonical``, ``tflite``, ``dnnl`` or ``fq2i``; see ``qdqbridge.relay.emit``.
+        variant: ``canonical``, ``tflite``, ``dnnl`` or ``fq2i``; see ``qdqbridge.relay.emit``.
         extents: Numbers for symbolic extents, by name.
 
     Raises:
@@ -201,7 +201,7 @@ def export_relay(
     from qdqbridge.relay.emit import emit
     from qdqbridge.relay.files import save as save_relay
 
-    module, params = emit(graph, spelling, extents=extents)
+    module, params = emit(graph, variant, extents=extents)
     save_relay(module, params, path_of(path))
 
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from qdqbridge.engines.judge import Judge
-    from qdqbridge.graph.diff import Difference
-    from qdqbridge.onnx_io.profiles import Finding, Profile
-    from qdqbridge.onnx_io.profiles.changes import Change
-    from qdqbridge.onnx_io.session import Session
+    from qdqbridge.graph.diff import GraphDifference
+    from qdqbridge.onnx_io.profiles import ExportProfile, Finding
+    from qdqbridge.onnx_io.profiles.changes import ExportChange
+    from qdqbridge.onnx_io.session import OnnxRuntimeSession
     from qdqbridge.relax.executable import Executable
     from qdqbridge.report.compare import Comparison
     from qdqbridge.report.engine import Engine
@@ -42,7 +42,7 @@ def load(
     canonical: bool = True,
     decomposed: bool = False,
     fold_affine: bool = False,
-    reroll: bool = False,
+    fuse: bool = False,
 ) -> Graph:
     """Reads an ONNX model, or a TFLite one.
 
@@ -54,7 +54,7 @@ def load(
             QuantizeLinear and DequantizeLinear. Such a file does not say that it means that.
         fold_affine: Fold float Mul, Div, Add, Sub and BatchNormalization per channel behind an
             integer product into its scales and bias. This moves float32 roundings.
-        reroll: Make one operator of each activation, norm and softmax that is spelled step by
+        fuse: Make one operator of each activation, norm and softmax that is spelled step by
             step (Gelu, HardSwish, LayerNormalization …). This moves float32 roundings.
 
     Raises:
@@ -79,7 +79,7 @@ def load(
             graph,
             decomposed=decomposed,
             fold_affine=fold_affine,
-            reroll=reroll,
+            fuse=fuse,
             channels_first=tflite,
         )
         verify(graph, str(file))
@@ -117,7 +117,7 @@ def is_tflite(path: Path) -> bool:
 
 
 def inspect(
-    path: File, *, decomposed: bool = False, fold_affine: bool = False, reroll: bool = False
+    path: File, *, decomposed: bool = False, fold_affine: bool = False, fuse: bool = False
 ) -> Inspection:
     """Returns what a model file holds: operators, quantization, interface, digest, notes.
 
@@ -131,7 +131,7 @@ def inspect(
 
     graph = load(path, canonical=False)
     raw = operators(graph)  # before the graph is rewritten in place
-    canonicalize(graph, decomposed=decomposed, fold_affine=fold_affine, reroll=reroll)
+    canonicalize(graph, decomposed=decomposed, fold_affine=fold_affine, fuse=fuse)
     verify(graph, str(path))
     return inspection(header(Path(path)), raw, graph, explain(graph))
 
@@ -169,15 +169,15 @@ def evaluate(
     return interpret(graph, inputs, exact=exact)[0]
 
 
-def session(path: File) -> Session:
+def session(path: File) -> OnnxRuntimeSession:
     """Returns a model file in onnxruntime, graph optimizations disabled.
 
     Raises:
         ModelFileError: The file cannot be read.
     """
-    from qdqbridge.onnx_io.session import Session
+    from qdqbridge.onnx_io.session import OnnxRuntimeSession
 
-    return Session(path_of(path))
+    return OnnxRuntimeSession(path_of(path))
 
 
 def save(
@@ -247,7 +247,7 @@ def save_tflite(
         raise OutputExistsError(error.what, where=error.where, why=error.why, fix=fix) from error
 
 
-def export_profile(name: str) -> Profile:
+def export_profile(name: str) -> ExportProfile:
     """Returns an export profile: how it spells files, and the rules that its runtime demands.
 
     Raises:
@@ -274,7 +274,7 @@ def check(source: Graph | File, profile: str = "ort") -> list[Finding]:
     return check_profile(source if isinstance(source, Graph) else path_of(source), profile)
 
 
-def changes(source: File, written: File, profile: str = "ort") -> list[Change]:
+def changes(source: File, written: File, profile: str = "ort") -> list[ExportChange]:
     """Returns what :func:`save` spelled otherwise than the file that was read, and why.
 
     Args:
@@ -291,7 +291,7 @@ def changes(source: File, written: File, profile: str = "ort") -> list[Change]:
     return changes_of(path_of(source), path_of(written), export_profile(profile))
 
 
-def diff(a: Graph, b: Graph) -> list[Difference]:
+def diff(a: Graph, b: Graph) -> list[GraphDifference]:
     """Returns where two graphs differ, in words; nothing where their digests are equal.
 
     Args:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from qdqbridge.autoquant.profile import Profile
-    from qdqbridge.autoquant.profile_map import Found
+    from qdqbridge.autoquant.profile_map import BindingStatistics
 
 File: TypeAlias = "str | PathLike[str]"
 
@@ -104,7 +104,7 @@ def save_profile(profile: Profile, path: File) -> None:
         OutputFileError: The operating system refuses.
     """
     from qdqbridge.autoquant.profile import profile_text
-    from qdqbridge.graph.placing import write_text
+    from qdqbridge.graph.atomic_write import write_text
 
     write_text(path_of(path), profile_text(profile))
 
@@ -122,7 +122,7 @@ def merge_profiles(profiles: Sequence[Profile | File]) -> Profile:
 
 def find_in_profile(
     profile: Profile | File, model: Graph | File, stage: str = "emitted", name: str | None = None
-) -> list[Found]:
+) -> list[BindingStatistics]:
     """Says which entries of a profile belong to the expressions of a Relax module.
 
     Args:

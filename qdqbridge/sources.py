@@ -32,7 +32,7 @@ def load_model(
     canonical: bool = True,
     decomposed: bool = False,
     fold_affine: bool = False,
-    reroll: bool = False,
+    fuse: bool = False,
 ) -> Graph:
     """Reads an ONNX model, a TFLite file, or a Relax module in a file: ``.json`` or ``.py``.
 
@@ -45,7 +45,7 @@ def load_model(
         canonical: As the next ones, see :func:`qdqbridge.load`.
         decomposed: Read fake-quantization in float arithmetic as Q and DQ.
         fold_affine: Fold float arithmetic per channel into integer products.
-        reroll: Make one operator of each activation that is spelled step by step.
+        fuse: Make one operator of each activation that is spelled step by step.
 
     Raises:
         ModelFileError: The file cannot be read, or holds something else.
@@ -54,7 +54,7 @@ def load_model(
         InputDataError: ``params`` cannot be read, or the model is no module and needs none.
     """
     file = path_of(path)
-    options = {"decomposed": decomposed, "fold_affine": fold_affine, "reroll": reroll}
+    options = {"decomposed": decomposed, "fold_affine": fold_affine, "fuse": fuse}
     if not is_module(file):
         _need_none(params, file)
         return load(file, canonical=canonical, **options)
@@ -68,7 +68,7 @@ def inspect_model(
     params: File | None = None,
     decomposed: bool = False,
     fold_affine: bool = False,
-    reroll: bool = False,
+    fuse: bool = False,
 ) -> Inspection:
     """Returns what a model file holds, of whatever kind it is.
 
@@ -76,7 +76,7 @@ def inspect_model(
         QdqBridgeError: As :func:`load_model`.
     """
     file = path_of(path)
-    options = {"decomposed": decomposed, "fold_affine": fold_affine, "reroll": reroll}
+    options = {"decomposed": decomposed, "fold_affine": fold_affine, "fuse": fuse}
     if is_onnx(file):
         _need_none(params, file)
         return inspect(file, **options)

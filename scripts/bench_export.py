@@ -44,7 +44,7 @@ def files(arguments: argparse.Namespace, folder: Path) -> Iterator[Path]:
     yield from arguments.model
 
 
-def exported(path: Path, folder: Path, *, reroll: bool) -> dict[str, Path]:
+def exported(path: Path, folder: Path, *, fuse: bool) -> dict[str, Path]:
     """Writes a model again, by each way; returns the files by the way's name."""
     from tvm.relax.frontend.onnx import from_onnx
 
@@ -53,8 +53,8 @@ def exported(path: Path, folder: Path, *, reroll: bool) -> dict[str, Path]:
     with contextlib.redirect_stdout(io.StringIO()):
         module = from_onnx(onnx.load(path))
     graphs = {
-        "load": qb.load(path, reroll=reroll),
-        "TVM": qb.from_relax(module, reroll=reroll),
+        "load": qb.load(path, fuse=fuse),
+        "TVM": qb.from_relax(module, fuse=fuse),
     }
     made = {name: folder / f"{path.stem}_{name}.onnx" for name in graphs}
     for name, graph in graphs.items():
@@ -74,11 +74,11 @@ def operators(path: Path, folder: Path) -> Counter[str]:
     return Counter(node.op_type for node in onnx.load(optimized).graph.node)
 
 
-def row(path: Path, seconds: float, *, reroll: bool) -> dict[str, Any]:
+def row(path: Path, seconds: float, *, fuse: bool) -> dict[str, Any]:
     """Measures one model."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        made = exported(path, folder, reroll=reroll)
+        made = exported(path, folder, fuse=fuse)
         wanted = operators(path, folder)
         data: Feeds = feeds(path)
         calls = {"original": onnxruntime(path, data, 1)}
@@ -129,7 +129,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("networks", nargs="*", choices=[*NETWORKS, []], metavar="NETWORK")
     parser.add_argument("--model", nargs="*", type=Path, default=[], help="files of one's own")
     parser.add_argument("--quantized", action="store_true", help="add the networks in u8s8")
-    parser.add_argument("--reroll", action="store_true", help="read steps as one operator")
+    parser.add_argument("--fuse", action="store_true", help="read steps as one operator")
     parser.add_argument("--seconds", type=float, default=10.0, help="per network")
     parser.add_argument("--folder", type=Path, help="where networks are kept between runs")
     arguments = parser.parse_args(argv)
@@ -138,7 +138,7 @@ def main(argv: Sequence[str]) -> int:
         folder = arguments.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         for path in files(arguments, folder):
-            found = row(path, arguments.seconds, reroll=arguments.reroll)
+            found = row(path, arguments.seconds, fuse=arguments.fuse)
             show(found)
             if max(found["load"], found["TVM"]) > RATIO:
                 missed.append(str(found["network"]))

@@ -25,8 +25,8 @@ from qdqbridge.graph.diff import diff
 from qdqbridge.relay import emit, from_relay
 
 FORMS = tuple(
-    (f"{spelling}_{layout}", spelling, layout)
-    for spelling in ("canonical", "tflite", "dnnl", "fq2i")
+    (f"{variant}_{layout}", variant, layout)
+    for variant in ("canonical", "tflite", "dnnl", "fq2i")
     for layout in ("NCHW", "NHWC")
 )
 FIELDS = ("file", "status", "digest", "nodes", *(name for name, _, _ in FORMS), "seconds")
@@ -70,10 +70,10 @@ def _loaded(path: Path) -> qb.Graph:
         return qb.load(fixed)
 
 
-def _returned(graph: qb.Graph, spelling: str, layout: str) -> str:
+def _returned(graph: qb.Graph, variant: str, layout: str) -> str:
     """Returns ``same`` or why the digest is another one."""
     try:
-        again = from_relay(*emit(graph, spelling, layout))
+        again = from_relay(*emit(graph, variant, layout))
     except qb.QdqBridgeError as error:
         return _words(error)
     except Exception as error:  # a bug of ours

@@ -21,7 +21,7 @@ import tvm
 from tvm import ir, relax  # noqa: F401 (registers the operators)
 
 from qdqbridge.graph.operator import Operator
-from qdqbridge.relax.read.spelling import _NAMES
+from qdqbridge.relax.read.calls import _NAMES
 from qdqbridge.relax.read.table import ROWS
 
 ROOT = Path(__file__).resolve().parent.parent

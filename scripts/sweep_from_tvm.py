@@ -49,7 +49,7 @@ def rows_of(path: Path, routes: Sequence[str]) -> Iterator[Row]:
 def _row(path: Path, graph: qb.Graph, route: str) -> Row:
     row: Row = {"nodes": len(graph.nodes), "digest": graph.digest[:16]}
     try:
-        module = imported(path) if route == IMPORTER else qb.to_relax(graph, spelling=route)[0]
+        module = imported(path) if route == IMPORTER else qb.to_relax(graph, variant=route)[0]
     except qb.QdqBridgeError as error:
         return row | {"status": "not emitted", "why": _words(error)}
     except Exception as error:  # whatever TVM's importer raises

@@ -24,7 +24,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from qdqbridge.relax.kernels.families import claimed
+from qdqbridge.relax.kernels.families import kernel_of
 from tests.relax.kernels import random_others, random_products
 from tests.relax.kernels.kernel_cases import CPUS, DOT_CPUS, Cases
 
@@ -42,7 +42,7 @@ KINDS: dict[str, tuple[Callable[[np.random.Generator], random_products.Product],
 def module(seed: int, counts: Counter[str]) -> tuple[int, int]:
     """Runs one module of cases; returns how many had a kernel, and how many had none."""
     rng = np.random.default_rng(seed)
-    cases = Cases(claimed, DOT_CPUS[seed % len(DOT_CPUS)])
+    cases = Cases(kernel_of, DOT_CPUS[seed % len(DOT_CPUS)])
     for _ in range(MODULE):
         kind = str(rng.choice(list(KINDS), p=[share for _, share in KINDS.values()]))
         name, attributes, operands, result = KINDS[kind][0](rng)
@@ -55,7 +55,7 @@ def module(seed: int, counts: Counter[str]) -> tuple[int, int]:
 def others(seed: int, counts: Counter[str]) -> tuple[int, int]:
     """As :func:`module`, of nodes that are no products; with one thread and two by turns."""
     rng = np.random.default_rng(seed)
-    cases = Cases(claimed, CPUS[seed % len(CPUS)], threads=1 + seed // len(CPUS) % 2)
+    cases = Cases(kernel_of, CPUS[seed % len(CPUS)], threads=1 + seed // len(CPUS) % 2)
     for _ in range(MODULE):
         make = random_others.KINDS[int(rng.integers(len(random_others.KINDS)))]
         case = make(rng)

@@ -92,10 +92,10 @@ def _compared(graph: qb.Graph, path: Path, settings: Settings, *, others: bool) 
         "elements": sum(array.size for part in wanted for array in part.values()),
     }
     extents = _extents(graph, parts[0])
-    for form, spelling, layout in (f for f in FORMS if f[0] in settings.forms):
-        found = {"read": _read(graph, spelling, layout, extents)}
+    for form, variant, layout in (f for f in FORMS if f[0] in settings.forms):
+        found = {"read": _read(graph, variant, layout, extents)}
         if others or form == settings.forms[0]:
-            modules = emit(exposed, spelling, layout, extents=extents)
+            modules = emit(exposed, variant, layout, extents=extents)
             found |= _spelled(exposed, modules[0], parts, wanted, settings.target)
         row |= {f"{form}_{key}": value for key, value in found.items()}
     if others and "fq2i" in settings.forms:
@@ -103,10 +103,10 @@ def _compared(graph: qb.Graph, path: Path, settings: Settings, *, others: bool) 
     return row
 
 
-def _read(graph: qb.Graph, spelling: str, layout: str | None, extents: Mapping[str, int]) -> str:
+def _read(graph: qb.Graph, variant: str, layout: str | None, extents: Mapping[str, int]) -> str:
     """Returns whether a module reads back to the same digest."""
     try:
-        again = from_relay(emit(graph, spelling, layout, extents=extents)[0])
+        again = from_relay(emit(graph, variant, layout, extents=extents)[0])
     except qb.QdqBridgeError as error:
         return _words(error)
     if again.digest == graph.digest:

@@ -60,7 +60,7 @@ def main() -> int:
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     files = sorted(p for folder in arguments.folder for p in folder.rglob("*.onnx"))
-    counts, movers, start = Counter[str](), Counter[str](), time.perf_counter()
+    counts, movements, start = Counter[str](), Counter[str](), time.perf_counter()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         for number, path in enumerate(files[:: arguments.stride]):
@@ -88,10 +88,10 @@ def main() -> int:
                 if digest(twin, folder) == expected:
                     continue
                 counts["moved"] += 1
-                mover = first_mover(model, own, expected, folder)
-                movers[mover.partition(" ")[0]] += 1
-                print(f"{path} seed {own}: {mover}", flush=True)
-    print(", ".join(f"{name} {count}" for name, count in movers.most_common()))
+                movement = first_mover(model, own, expected, folder)
+                movements[movement.partition(" ")[0]] += 1
+                print(f"{path} seed {own}: {movement}", flush=True)
+    print(", ".join(f"{name} {count}" for name, count in movements.most_common()))
     seconds = time.perf_counter() - start
     print(", ".join(f"{count} {name}" for name, count in counts.items()), f"in {seconds:.0f} s")
     return int(counts["moved"] > 0)

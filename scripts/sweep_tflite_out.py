@@ -22,7 +22,13 @@ import numpy as np
 
 import qdqbridge as qb
 from qdqbridge.graph.graph import Graph
-from qdqbridge.tflite_io.litert import Kernels, NodeDifference, Session, node_differences, shapes_of
+from qdqbridge.tflite_io.litert import (
+    Kernels,
+    LiteRTSession,
+    NodeDifference,
+    node_differences,
+    shapes_of,
+)
 from qdqbridge.tflite_io.writer import TFLiteModel, write
 
 FIELDS = (
@@ -108,7 +114,7 @@ def outputs(made: TFLiteModel, inputs: Arrays) -> dict[str, np.ndarray]:
     """Returns what LiteRT computes as it is installed, with XNNPACK."""
     model = made.model
     fed = dict(zip(model.inputs, (inputs[name] for name in model.input_names), strict=True))
-    found = Session(model.tobytes()).run(fed, model.outputs)
+    found = LiteRTSession(model.tobytes()).run(fed, model.outputs)
     return dict(zip(model.output_names, (found[i] for i in model.outputs), strict=True))
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from qdqbridge.cli.failures import run
 from qdqbridge.errors import OutputFileError
-from qdqbridge.graph.placing import placed, write_text
+from qdqbridge.graph.atomic_write import placed, write_text
 from tests.onnx_models import conv_model
 
 ROOT = Path(__file__).resolve().parent.parent

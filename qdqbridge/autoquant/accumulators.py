@@ -24,7 +24,15 @@ from qdqbridge.graph.numerics import quantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.report.quantization.record import AccumulatorRow
 
-__all__ = ["Accumulator", "Codes", "accumulators", "bits_of", "bounds", "codes_used", "saturating"]
+__all__ = [
+    "CodeUsage",
+    "ProductAccumulator",
+    "accumulators",
+    "bits_of",
+    "bounds",
+    "codes_used",
+    "saturating",
+]
 
 WIDTH = 32
 """Bits of the accumulators that hardware has."""
@@ -32,7 +40,7 @@ _SUFFIX = "_quantized"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Accumulator:
+class ProductAccumulator:
     """One product of a graph. Arrays have one entry for each output channel.
 
     Attributes:
@@ -109,7 +117,7 @@ def _worst(bits: NDArray[np.int64] | None) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Codes:
+class CodeUsage:
     """How an activation uses its codes.
 
     Attributes:
@@ -129,7 +137,7 @@ def accumulators(
     *,
     seen: Mapping[Node, Seen] | None = None,
     order: Order = "channels-last",
-) -> list[Accumulator]:
+) -> list[ProductAccumulator]:
     """Returns what every product of quantized operands asks for.
 
     Args:
@@ -143,9 +151,9 @@ def accumulators(
     return [_of_product(p, _range(p, known), found.get(p.node), order) for p in products(graph)]
 
 
-def codes_used(graph: Graph, stats: Mapping[str, TensorStats]) -> list[Codes]:
+def codes_used(graph: Graph, stats: Mapping[str, TensorStats]) -> list[CodeUsage]:
     """Returns how many of their codes the quantized activations use."""
-    result: list[Codes] = []
+    result: list[CodeUsage] = []
     for node in graph.nodes:
         for value in node.outputs:
             if value.quant is None or not value.quant.params.storage_dtype.is_integer:
@@ -153,13 +161,13 @@ def codes_used(graph: Graph, stats: Mapping[str, TensorStats]) -> list[Codes]:
             params, seen = value.quant.params, _stats(value, stats)
             if seen is not None and params.per_tensor:
                 low, high = _observed(params, seen)
-                result.append(Codes(value.name, high - low + 1, params.qmax - params.qmin + 1))
+                result.append(CodeUsage(value.name, high - low + 1, params.qmax - params.qmin + 1))
     return result
 
 
 def _of_product(
     product: Product, codes: tuple[int, int] | None, seen: Seen | None, order: Order
-) -> Accumulator:
+) -> ProductAccumulator:
     params, zero = product.params, int(product.params.zero_point)
     if seen is not None:
         codes = seen.low, seen.high
@@ -168,7 +176,7 @@ def _of_product(
     if codes is not None:
         calibrated = bits_of(*_bounds(product, (codes[0] - zero, codes[1] - zero)))
     pairs, saturated, calibrated_pairs, factor = _pairs(product, codes, order)
-    return Accumulator(
+    return ProductAccumulator(
         product.node.name,
         product.node.op.name,
         product.terms,

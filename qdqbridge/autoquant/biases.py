@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.spec import Derived, Fixed, Plan, Weight
+from qdqbridge.autoquant.spec import Derived, Fixed, QuantizationPlan, Weight
 from qdqbridge.canonical.bias import derived_params
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
@@ -33,7 +33,9 @@ _FINE = 2.0**23
 
 
 def with_room_for_biases(
-    plan: Plan, values: Mapping[Value, QuantParams], weights: Mapping[Weight, QuantParams]
+    plan: QuantizationPlan,
+    values: Mapping[Value, QuantParams],
+    weights: Mapping[Weight, QuantParams],
 ) -> dict[Weight, QuantParams]:
     """Returns ``weights`` with scales raised where a bias would not fit.
 

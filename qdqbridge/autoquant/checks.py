@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from qdqbridge.autoquant.spec import Plan
+from qdqbridge.autoquant.spec import QuantizationPlan
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.errors import InputDataError, UnsupportedModelError
 from qdqbridge.graph.dtypes import DType
@@ -34,7 +34,7 @@ def check_float(graph: Graph) -> None:
         )
 
 
-def check_plan(plan: Plan, graph: Graph) -> None:
+def check_plan(plan: QuantizationPlan, graph: Graph) -> None:
     """Refuses a plan that quantizes nothing.
 
     Raises:

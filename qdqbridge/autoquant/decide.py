@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.biases import with_room_for_biases
 from qdqbridge.autoquant.choosers import Chooser, Context
 from qdqbridge.autoquant.formats import Format
-from qdqbridge.autoquant.spec import Fixed, Observed, Plan, Weight
+from qdqbridge.autoquant.spec import Fixed, Observed, QuantizationPlan, Weight
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.autoquant.targets import Target
 from qdqbridge.graph.graph import Value
@@ -29,7 +29,7 @@ class Decision:
         integers: Stored integers of weights that were not just rounded.
     """
 
-    plan: Plan
+    plan: QuantizationPlan
     values: dict[Value, QuantParams] = field(default_factory=dict["Value", "QuantParams"])
     weights: dict[Weight, QuantParams] = field(default_factory=dict["Weight", "QuantParams"])
     integers: dict[Weight, NDArray[np.generic]] = field(
@@ -37,7 +37,7 @@ class Decision:
     )
 
 
-def decide(plan: Plan, stats: Mapping[Value, TensorStats], target: Target) -> Decision:
+def decide(plan: QuantizationPlan, stats: Mapping[Value, TensorStats], target: Target) -> Decision:
     """Returns parameters for every value and weight of ``plan``.
 
     Args:
@@ -61,7 +61,7 @@ def decide(plan: Plan, stats: Mapping[Value, TensorStats], target: Target) -> De
 
 
 def activations(
-    plan: Plan, stats: Mapping[Value, TensorStats], chooser: Chooser
+    plan: QuantizationPlan, stats: Mapping[Value, TensorStats], chooser: Chooser
 ) -> dict[Value, QuantParams]:
     """Returns the parameters of every value of ``plan``, those that share included."""
     found: dict[Value, QuantParams] = {}
@@ -78,7 +78,9 @@ def activations(
     return {value: found[plan.root(value)] for value in plan.specs}
 
 
-def joined_stats(plan: Plan, stats: Mapping[Value, TensorStats], value: Value) -> TensorStats:
+def joined_stats(
+    plan: QuantizationPlan, stats: Mapping[Value, TensorStats], value: Value
+) -> TensorStats:
     """Returns the statistics of a value and of those whose parameters it decides as well.
 
     Extremes per channel are left out of joined ones: channels of two tensors are not the same ones.

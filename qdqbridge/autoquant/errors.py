@@ -102,7 +102,7 @@ def errors(
     """
     picked = spread(samples, limit)
     pieces = picked.batches(graph.inputs)
-    walk = _Walk(quantized, matches(graph, quantized))
+    walk = _ErrorWalk(quantized, matches(graph, quantized))
     names = list(graph.output_names)
     outputs = {name: _Tally() for name in names}
     wanted: list[Sequence[Array]] = []
@@ -182,7 +182,7 @@ def _float_values(
             yield evaluate(graph, piece, wanted=values)[1]
 
 
-class _Walk:
+class _ErrorWalk:
     """Runs a quantized graph twice: as it is, and each node on the float graph's tensors."""
 
     def __init__(self, graph: Graph, matched: Mapping[Value, Value]) -> None:

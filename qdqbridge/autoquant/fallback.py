@@ -22,15 +22,15 @@ from qdqbridge.autoquant.requests import Request, resolve
 from qdqbridge.autoquant.samples import Sample, Samples
 from qdqbridge.autoquant.sensitivity import Ranking, Sensitivity, sensitivity
 from qdqbridge.autoquant.sensitivity_variants import (
-    Change,
     Layer,
+    LayerChange,
     Variants,
     layers_of,
     widened,
     widened_weights,
 )
 from qdqbridge.autoquant.simulation import Simulation
-from qdqbridge.autoquant.simulation.engines import Engine
+from qdqbridge.autoquant.simulation.engines import SimulationEngine
 from qdqbridge.autoquant.simulation.metrics import Metric, Metrics, outputs_of
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.autoquant.targets import Target
@@ -39,7 +39,7 @@ from qdqbridge.graph.graph import Graph, Value
 
 Progress = Callable[[int, int], None]
 """Takes the trials done, and how many there will be at most, as far as can be told by then."""
-Changes = dict[Layer, Change]
+Changes = dict[Layer, LayerChange]
 _LEVELS: Mapping[str, int] = {"int16": 3, "float": 1}
 """What a layer may get: more bits of weights, then of activations, then float; or that at once."""
 
@@ -146,11 +146,11 @@ class _Search:
     goal: Goal
     progress: Progress | None
     ahead: int = 0
-    tried: dict[frozenset[tuple[Layer, Change]], Metrics] = field(
-        default_factory=dict["frozenset[tuple[Layer, Change]]", Metrics]
+    tried: dict[frozenset[tuple[Layer, LayerChange]], Metrics] = field(
+        default_factory=dict["frozenset[tuple[Layer, LayerChange]]", Metrics]
     )
 
-    def metrics(self, changes: Mapping[Layer, Change]) -> Metrics:
+    def metrics(self, changes: Mapping[Layer, LayerChange]) -> Metrics:
         key = frozenset(changes.items())
         if key not in self.tried:
             self.tried[key] = self.simulation.metrics(self.variants.decision(changes))
@@ -166,10 +166,12 @@ class _Search:
         if self.progress is not None:
             self.progress(len(self.tried), len(self.tried) + self.ahead)
 
-    def met(self, changes: Mapping[Layer, Change]) -> bool:
+    def met(self, changes: Mapping[Layer, LayerChange]) -> bool:
         return self.goal.met(self.metrics(changes))
 
-    def shortest(self, ranked: Sequence[Layer], change: Change, rest: Changes) -> Changes | None:
+    def shortest(
+        self, ranked: Sequence[Layer], change: LayerChange, rest: Changes
+    ) -> Changes | None:
         """Returns ``rest`` with ``change`` for as few of the first layers as are needed.
 
         Args:
@@ -198,7 +200,7 @@ class _Search:
         return prefix(high) if self.met(prefix(high)) else prefix(len(ranked))
 
     def pruned(
-        self, changes: Changes, ranked: Sequence[Layer], levels: Sequence[Change]
+        self, changes: Changes, ranked: Sequence[Layer], levels: Sequence[LayerChange]
     ) -> Changes:
         """Returns ``changes`` without what is not needed, the least costly layer first."""
         kept = dict(changes)
@@ -285,22 +287,24 @@ def fall_back(
 
 def _levels(
     goal: Goal, wide: Format | None, wide_weights: Format | None, *, to_float: bool
-) -> list[Change]:
+) -> list[LayerChange]:
     """Returns what a layer may get, the cheapest first."""
-    found: list[Change] = []
+    found: list[LayerChange] = []
     if wide_weights is not None:
-        found.append(Change(None, weights=wide_weights))
+        found.append(LayerChange(None, weights=wide_weights))
     if wide is not None:
-        found.append(Change(wide, weights=wide_weights))
+        found.append(LayerChange(wide, weights=wide_weights))
     if to_float:
-        found.append(Change())
+        found.append(LayerChange())
     return [replace(change, reason=f"{change} for {goal}") for change in found]
 
 
-def _chosen(search: _Search, layers: Sequence[Layer], levels: Sequence[Change]) -> Changes | None:
+def _chosen(
+    search: _Search, layers: Sequence[Layer], levels: Sequence[LayerChange]
+) -> Changes | None:
     """Returns the fewest changes of the cheapest level that is enough, less below that."""
     rest: Changes = {}
-    below: Change | None = None
+    below: LayerChange | None = None
     for level in levels:
         changes = search.shortest(layers, level, rest)
         if changes is not None:
@@ -313,7 +317,9 @@ def _chosen(search: _Search, layers: Sequence[Layer], levels: Sequence[Change]) 
     return None
 
 
-def _further(changes: Changes, layers: Sequence[Layer], levels: Sequence[Change]) -> Changes | None:
+def _further(
+    changes: Changes, layers: Sequence[Layer], levels: Sequence[LayerChange]
+) -> Changes | None:
     """Returns one more change, for what holds in the simulation and not in the real graph."""
     for layer in layers:
         if layer not in changes:
@@ -374,7 +380,7 @@ def meeting(
     wishes: Wishes | None = None,
     fallback: Literal["int16", "float"] = "int16",
     metric: Metric | None = None,
-    engine: Engine | str = "onnxruntime",
+    engine: SimulationEngine | str = "onnxruntime",
     progress: Progress | None = None,
 ) -> Fallback:
     """Returns a quantized graph that meets ``goal``.

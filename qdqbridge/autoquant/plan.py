@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from qdqbridge.autoquant.formats import Format
-from qdqbridge.autoquant.spec import Derived, Fixed, Observed, Plan, Shared, Weight
+from qdqbridge.autoquant.spec import Derived, Fixed, Observed, QuantizationPlan, Shared, Weight
 from qdqbridge.autoquant.targets import OperatorRule, Target
 from qdqbridge.autoquant.units import CLAMPS, Units
 from qdqbridge.graph.graph import Graph, Node, Value
@@ -38,7 +38,7 @@ class Wishes:
     weights: Mapping[Node, Format] = field(default_factory=dict[Node, Format])
 
 
-def plan(graph: Graph, target: Target, wishes: Wishes | None = None) -> Plan:
+def plan(graph: Graph, target: Target, wishes: Wishes | None = None) -> QuantizationPlan:
     """Returns what has to be decided to quantize ``graph`` for ``target``.
 
     Args:
@@ -46,28 +46,28 @@ def plan(graph: Graph, target: Target, wishes: Wishes | None = None) -> Plan:
         target: The hardware.
         wishes: What the user wants otherwise.
     """
-    return _Planner(graph, target, wishes or Wishes()).plan()
+    return _QuantizationPlanner(graph, target, wishes or Wishes()).plan()
 
 
-class _Planner:
+class _QuantizationPlanner:
     def __init__(self, graph: Graph, target: Target, wishes: Wishes) -> None:
         self.graph, self.target = graph, target
         self.floats = wishes.floats
         self.fixed = wishes.fixed
         self.formats, self.weights = wishes.formats, wishes.weights
-        self.result = Plan(graph, float_biases=target.float_biases)
+        self.result = QuantizationPlan(graph, float_biases=target.float_biases)
         self.rules: dict[Node, OperatorRule] = {}
         self.wanted: dict[Value, list[Format]] = {}
         self.ranges: dict[Value, OperatorRule] = {}
 
-    def plan(self) -> Plan:
+    def plan(self) -> QuantizationPlan:
         self._treat_nodes()
         self.units = Units(self.graph, set(self.rules))
         self.read_as_codes = self._read_as_codes()
         for node in self.graph.nodes:
             if node in self.rules:
                 self._want(node, self.rules[node])
-        self._spread_over_movers()
+        self._spread_over_data_movement()
         for value in self._in_order():
             self._decide(value)
         for node, rule in self.rules.items():
@@ -163,11 +163,15 @@ class _Planner:
                 self.result.weights.append(Weight(node, index, Derived()))
         elif self.units.adds_bias(node):
             self.result.weights.append(Weight(node, index, Derived()))
-        elif self.target.constants and not self.units.joins(node) and _worth_quantizing(node):
+        elif (
+            self.target.constants
+            and not self.units.extends_function(node)
+            and _worth_quantizing(node)
+        ):
             format = (rule.operands or self.target.activations).per_tensor()
             self.result.weights.append(Weight(node, index, Observed(format)))
 
-    def _spread_over_movers(self) -> None:
+    def _spread_over_data_movement(self) -> None:
         """What a mover reads or moves is quantized where one of both is: nothing is rounded."""
         nodes = [n for n in self.graph.nodes if n.op.flow is Flow.MOVE and n not in self.floats]
         for node in nodes:

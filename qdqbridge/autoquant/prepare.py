@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.canonical.build import constant, retyped
 from qdqbridge.canonical.driver import run
-from qdqbridge.canonical.rerolled import REROLLED
+from qdqbridge.canonical.fusions import FUSIONS
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.copying import copied
@@ -29,7 +29,7 @@ _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "Dense")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Affine:
+class ChannelAffine:
     """``y = x * scale + offset`` for each channel; both are float64 vectors."""
 
     scale: NDArray[np.float64]
@@ -64,7 +64,7 @@ def fold_batch_norm(node: Node, scope: Scope) -> Proposal:
     return None if value is None else Replace({node.output: value})
 
 
-PREPARING = (fold_batch_norm, *REROLLED)
+PREPARING = (fold_batch_norm, *FUSIONS)
 
 
 def _is_plain(product: Node) -> bool:
@@ -78,7 +78,7 @@ def _is_plain(product: Node) -> bool:
     )
 
 
-def _statistics(node: Node) -> Affine | None:
+def _statistics(node: Node) -> ChannelAffine | None:
     constants = [value.constant for value in node.inputs[1:5] if value is not None]
     arrays = [c.numpy().astype(np.float64) for c in constants if c is not None]
     attributes = node.attributes
@@ -86,10 +86,10 @@ def _statistics(node: Node) -> Affine | None:
         return None
     gamma, beta, mean, variance = arrays
     factor = gamma / np.sqrt(variance + attributes.epsilon)
-    return Affine(factor, beta - mean * factor)
+    return ChannelAffine(factor, beta - mean * factor)
 
 
-def scaled(product: Node, affine: Affine, name: str) -> Value | None:
+def scaled(product: Node, affine: ChannelAffine, name: str) -> Value | None:
     """Returns the result of ``product`` with ``affine`` in its weight and bias.
 
     Args:

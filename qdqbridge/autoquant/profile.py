@@ -33,7 +33,7 @@ _MODULUS = 1 << 256
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ProfileEntry:
     """One tensor of the float model.
 
     Attributes:
@@ -68,7 +68,7 @@ class Profile:
     samples: int = 0
     data: int = 0
     histograms: bool = True
-    tensors: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
+    tensors: Mapping[str, ProfileEntry] = field(default_factory=dict[str, ProfileEntry])
 
     def merged(self, other: Profile) -> Profile:
         """Returns the profile of both sets of samples.
@@ -128,11 +128,11 @@ def _is_real(value: Value) -> bool:
 
 def empty(graph: Graph, *, histograms: bool = True) -> Profile:
     """Returns the profile of no sample."""
-    tensors: dict[str, Entry] = {}
+    tensors: dict[str, ProfileEntry] = {}
     for value in observable(graph):
         operator, index = origin_of(value)
         shape = value.type.shape
-        tensors[profile_id(value)] = Entry(value.name, operator, index, shape, TensorStats())
+        tensors[profile_id(value)] = ProfileEntry(value.name, operator, index, shape, TensorStats())
     return Profile(graph.digest, histograms=histograms, tensors=tensors)
 
 
@@ -193,7 +193,7 @@ def profile_text(profile: Profile) -> str:
     return json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _entry(entry: Entry) -> dict[str, Any]:
+def _entry(entry: ProfileEntry) -> dict[str, Any]:
     stats = entry.stats
     each = stats.per_sample
     record: dict[str, Any] = {
@@ -278,13 +278,13 @@ def _count(value: Any) -> int:
     return value
 
 
-def _parse_entry(record: dict[str, Any]) -> Entry:
+def _parse_entry(record: dict[str, Any]) -> ProfileEntry:
     each = record["per_sample"]
     low, high = record["minimum"], record["maximum"]
     minima, maxima, magnitudes = (int(text, 16) for text in each["sums"])
     counts = {name: _count(record[name]) for name in _COUNTS}
     shape = record["shape"]
-    return Entry(
+    return ProfileEntry(
         str(record["name"]),
         str(record["operator"]),
         _count(record["index"]),

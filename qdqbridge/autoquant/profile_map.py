@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from qdqbridge.autoquant.collect import check_profile
-from qdqbridge.autoquant.profile import Entry, Profile
+from qdqbridge.autoquant.profile import Profile, ProfileEntry
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.identity import tensor_id
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BindingStatistics:
     """What a profile knows of one binding of a module.
 
     Attributes:
@@ -32,11 +32,13 @@ class Found:
     expression: str
     relation: str
     ids: tuple[str, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[ProfileEntry, ...]
     result: tuple[str, ...] = ()
 
 
-def lookup(profile: Profile, graph: Graph, stage: str, name: str | None = None) -> list[Found]:
+def lookup(
+    profile: Profile, graph: Graph, stage: str, name: str | None = None
+) -> list[BindingStatistics]:
     """Returns what ``profile`` knows of the bindings of a module.
 
     Args:
@@ -57,7 +59,7 @@ def lookup(profile: Profile, graph: Graph, stage: str, name: str | None = None) 
             f"there is no stage {stage!r}", why=f"there are {', '.join(STAGES)}", fix="use one"
         )
     _, tracker = tracked(graph, STAGES[stage])
-    found: list[Found] = []
+    found: list[BindingStatistics] = []
     for place in tracker.links.places:
         link = place.link
         ids = () if link is None else link.ids
@@ -67,7 +69,9 @@ def lookup(profile: Profile, graph: Graph, stage: str, name: str | None = None) 
         relation = "unknown" if link is None else link.relation
         result = () if link is None else link.result
         text = "parameter" if place.expression is None else " ".join(str(place.expression).split())
-        found.append(Found(place.function, place.variable, text, relation, ids, entries, result))
+        found.append(
+            BindingStatistics(place.function, place.variable, text, relation, ids, entries, result)
+        )
     if name is not None and not found:
         raise InputDataError(
             f"there is neither a variable nor a tensor called {name!r} at this stage",

@@ -20,7 +20,7 @@ from qdqbridge.autoquant.collect import (
 from qdqbridge.autoquant.profile import Profile, channel_axis, observable
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.streams import open_samples
-from qdqbridge.autoquant.workers import Job, Processes, Ray, Shared, Team
+from qdqbridge.autoquant.workers import Job, Processes, Ray, Team, TeamObserver
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.onnx_io.running import Recipe
@@ -116,7 +116,7 @@ def _observer(
     else:
         team = _team(graph, workers, histograms=histograms, threads=threads or 1)
         try:
-            yield Shared(observable(graph), team)
+            yield TeamObserver(observable(graph), team)
         finally:
             team.close()
 

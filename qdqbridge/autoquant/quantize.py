@@ -18,14 +18,14 @@ from qdqbridge.autoquant.checks import (
 )
 from qdqbridge.autoquant.collect import Data, check_profile, collect, onnxruntime_observer
 from qdqbridge.autoquant.decide import Decision, decide
-from qdqbridge.autoquant.plan import Plan, Wishes, plan
+from qdqbridge.autoquant.plan import QuantizationPlan, Wishes, plan
 from qdqbridge.autoquant.prepare import prepared
 from qdqbridge.autoquant.profile import Profile, observable
 from qdqbridge.autoquant.repair.rounds import Rounds
 from qdqbridge.autoquant.repair.steps import (
     GRAPH_STEPS,
-    Record,
-    State,
+    QuantizedState,
+    StepRecord,
     check_steps,
     repaired,
 )
@@ -61,8 +61,8 @@ class Quantized:
     graph: Graph
     decision: Decision
     profile: Profile
-    repairs: tuple[Record, ...] = ()
-    tuning: Record | None = None
+    repairs: tuple[StepRecord, ...] = ()
+    tuning: StepRecord | None = None
     reference: Graph | None = None
 
 
@@ -114,13 +114,13 @@ def quantized(
 
     profiled = [(start.profile, graph)]
 
-    def again(other: Graph) -> State:
+    def again(other: Graph) -> QuantizedState:
         found = _plainly(other, target, request, _profile(other, samples, rounds.next()))
         profiled.append((found.profile, other))
-        return State(found.graph, found.decision, found.profile)
+        return QuantizedState(found.graph, found.decision, found.profile)
 
     few = spread(samples, _REPAIRING)
-    state = State(start.graph, start.decision, start.profile)
+    state = QuantizedState(start.graph, start.decision, start.profile)
     first = [name for name in repair if name in GRAPH_STEPS]
     state, scaled = repaired(state, few, again, first)
     tuning = None
@@ -180,7 +180,7 @@ def _profile(graph: Graph, data: Data | None, progress: Progress | None) -> Prof
 
 def planned_with(
     graph: Graph, target: Target, wishes: Wishes, profile: Profile
-) -> tuple[Plan, dict[Value, TensorStats]]:
+) -> tuple[QuantizationPlan, dict[Value, TensorStats]]:
     """Returns a plan whose values all have usable statistics, and these.
 
     What reads or makes a tensor that no range describes stays float.

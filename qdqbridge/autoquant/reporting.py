@@ -20,8 +20,8 @@ from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.spec import Derived, Fixed, Observed, Shared
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.autoquant.targets import Target
+from qdqbridge.graph.atomic_write import write_text
 from qdqbridge.graph.graph import Graph, Value
-from qdqbridge.graph.placing import write_text
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.report.quantization.page import quantization_html
 from qdqbridge.report.quantization.record import (
@@ -29,12 +29,12 @@ from qdqbridge.report.quantization.record import (
     FloatNode,
     QuantizationRecord,
     RepairRow,
-    Tensor,
+    TensorReport,
 )
 
 if TYPE_CHECKING:
     from qdqbridge.autoquant.fallback import Fallback
-    from qdqbridge.autoquant.repair.steps import Record as Repair
+    from qdqbridge.autoquant.repair.steps import StepRecord as Repair
 
 Progress = Callable[[int, int], None]
 _BINS = 64
@@ -218,7 +218,7 @@ def _fallback(found: Fallback) -> tuple[FallbackRow, ...]:
     )
 
 
-def tensors(decision: Decision, stats: Mapping[str, TensorStats]) -> tuple[Tensor, ...]:
+def tensors(decision: Decision, stats: Mapping[str, TensorStats]) -> tuple[TensorReport, ...]:
     """Returns what was seen of every float tensor, and the range chosen for it.
 
     Args:
@@ -232,12 +232,12 @@ def tensors(decision: Decision, stats: Mapping[str, TensorStats]) -> tuple[Tenso
     )
 
 
-def _tensor(value: Value, seen: TensorStats, decision: Decision) -> Tensor:
+def _tensor(value: Value, seen: TensorStats, decision: Decision) -> TensorReport:
     params = decision.values.get(value)
     bins = _binned(seen.histogram)
     known = params is not None and params.per_tensor
     low, high = real_range(params) if params is not None and known else (0.0, 0.0)
-    return Tensor(
+    return TensorReport(
         value.name,
         origin_of(value)[0],
         "" if params is None else str(params.storage_dtype),

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from qdqbridge.autoquant.sensitivity_variants import Change, Layer, Variants, layers_of
+from qdqbridge.autoquant.sensitivity_variants import Layer, LayerChange, Variants, layers_of
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.simulation.metrics import Metrics
 
 Progress = Callable[[int, int], None]
-_FLOAT = Change(None, "only one layer is looked at")
+_FLOAT = LayerChange(None, "only one layer is looked at")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +102,7 @@ def sensitivity(
     return Ranking(everything, sorted(found, key=lambda entry: _cost(entry.alone), reverse=True))
 
 
-def only(everyone: Collection[Layer], kept: Collection[Layer]) -> dict[Layer, Change]:
+def only(everyone: Collection[Layer], kept: Collection[Layer]) -> dict[Layer, LayerChange]:
     """Returns the changes that leave all layers float but some."""
     return {layer: _FLOAT for layer in everyone if layer not in kept}
 

@@ -9,7 +9,7 @@ from qdqbridge.autoquant.biases import with_room_for_biases
 from qdqbridge.autoquant.decide import Decision, activations, decide
 from qdqbridge.autoquant.formats import Format
 from qdqbridge.autoquant.plan import Wishes, plan
-from qdqbridge.autoquant.spec import Fixed, Observed, Plan, Weight
+from qdqbridge.autoquant.spec import Fixed, Observed, QuantizationPlan, Weight
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.autoquant.targets import Target
 from qdqbridge.autoquant.units import Units
@@ -49,7 +49,7 @@ class Layer:
         return f"Layer({self.kind} {self.name!r})"
 
 
-def layers_of(plan: Plan) -> list[Layer]:
+def layers_of(plan: QuantizationPlan) -> list[Layer]:
     """Returns the layers that run on integers, in order."""
     units = Units(plan.graph, set(plan.rules))
     group: dict[Node, list[Node]] = {}
@@ -70,7 +70,7 @@ def layers_of(plan: Plan) -> list[Layer]:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class LayerChange:
     """What a layer gets instead of what the target wants; it stays float without any format.
 
     Attributes:
@@ -134,7 +134,7 @@ class Variants:
         """The float graph."""
         return self.base.plan.graph
 
-    def wishes_for(self, changes: Mapping[Layer, Change]) -> Wishes:
+    def wishes_for(self, changes: Mapping[Layer, LayerChange]) -> Wishes:
         """Returns the wishes with ``changes`` on top."""
         floats = dict(self.wishes.floats)
         formats = dict(self.wishes.formats)
@@ -149,17 +149,17 @@ class Variants:
                     weights[node] = change.weights
         return replace(self.wishes, floats=floats, formats=formats, weights=weights)
 
-    def plan_for(self, changes: Mapping[Layer, Change]) -> Plan:
+    def plan_for(self, changes: Mapping[Layer, LayerChange]) -> QuantizationPlan:
         """Returns the plan with ``changes``."""
         return plan(self.graph, self.target, self.wishes_for(changes))
 
-    def decision(self, changes: Mapping[Layer, Change]) -> Decision:
+    def decision(self, changes: Mapping[Layer, LayerChange]) -> Decision:
         """Returns the decision with ``changes``; without any it is the base's."""
         if not changes:
             return self.base
         return self.decided(self.plan_for(changes))
 
-    def decided(self, own: Plan) -> Decision:
+    def decided(self, own: QuantizationPlan) -> Decision:
         """Returns a decision for a plan of the same graph."""
         result = Decision(own)
         roots = {value: own.root(value) for value in own.specs}
@@ -173,26 +173,26 @@ class Variants:
         self._carry_integers(result)
         return result
 
-    def _value(self, own: Plan, value: Value) -> QuantParams:
+    def _value(self, own: QuantizationPlan, value: Value) -> QuantParams:
         spec = own.specs[value]
         if isinstance(spec, Fixed):
             return spec.params
         assert isinstance(spec, Observed)
         key = _key(own, value, spec)
         if key not in self._values:
-            alone = Plan(self.graph, specs={value: spec})
+            alone = QuantizationPlan(self.graph, specs={value: spec})
             if value in own.joined:
                 alone.joined = {value: own.joined[value]}
             self._values[key] = activations(alone, self.stats, self.target.chooser)[value]
         return self._values[key]
 
-    def _weight(self, own: Plan, weight: Weight) -> QuantParams | None:
+    def _weight(self, own: QuantizationPlan, weight: Weight) -> QuantParams | None:
         spec = weight.spec
         if not isinstance(spec, Observed):
             return spec.params if isinstance(spec, Fixed) else None
         key = (weight.node, weight.index, spec.format)
         if key not in self._weights:
-            alone = Plan(self.graph, weights=[weight])
+            alone = QuantizationPlan(self.graph, weights=[weight])
             self._weights[key] = decide(alone, {}, self.target).weights[weight]
         return self._weights[key]
 
@@ -205,7 +205,7 @@ class Variants:
                 decision.integers[weight] = found[1]
 
 
-def _key(own: Plan, value: Value, spec: Observed) -> tuple[object, ...]:
+def _key(own: QuantizationPlan, value: Value, spec: Observed) -> tuple[object, ...]:
     return (value, spec.format, *own.joined.get(value, ()))
 
 

@@ -74,7 +74,7 @@ class Weight:
 
 
 @dataclass(slots=True, eq=False)
-class Plan:
+class QuantizationPlan:
     """Everything that has to be decided, before anything is.
 
     Attributes:

@@ -23,7 +23,7 @@ from qdqbridge.autoquant.biases import with_room_for_biases
 from qdqbridge.autoquant.choosers import Chooser, Context
 from qdqbridge.autoquant.collect import Data, collect, onnxruntime_observer
 from qdqbridge.autoquant.decide import Decision, activations, context_of, joined_stats, of_constant
-from qdqbridge.autoquant.repair.steps import Record, State
+from qdqbridge.autoquant.repair.steps import QuantizedState, StepRecord
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.spec import Observed, Weight
@@ -52,7 +52,7 @@ Place: TypeAlias = "Value | Weight"
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ChooserChange:
     """A tensor that another chooser than most others' decides about.
 
     Attributes:
@@ -96,7 +96,7 @@ class Tuned:
     start: float
     end: float
     chooser: Chooser
-    changes: Sequence[Change]
+    changes: Sequence[ChooserChange]
     trials: int
 
 
@@ -139,7 +139,7 @@ class _Tuner:
         self.best = [self._decided(decision, source, chooser) for source in self.sources]
         self.errors = self._errors(self.best)
         self.start = _decibels(self.errors)
-        self.changes: list[Change] = []
+        self.changes: list[ChooserChange] = []
 
     def run(
         self, choosers: Sequence[Chooser], weight_choosers: Sequence[Chooser], progress: Progress
@@ -193,7 +193,7 @@ class _Tuner:
             changed = [self._with(d, place, p) for d, p in zip(self.best, options, strict=True)]
             if self._taken(changed):
                 gain = float(before.sum() / max(self.errors.sum(), np.finfo(float).tiny))
-                self.changes.append(Change(_name(place), chooser, gain))
+                self.changes.append(ChooserChange(_name(place), chooser, gain))
                 self._hold()
 
     def _options(self, place: Place, chooser: Chooser) -> list[QuantParams]:
@@ -312,8 +312,8 @@ def _alike(a: QuantParams, b: QuantParams) -> bool:
 
 
 def with_choosers_tried(
-    state: State, data: Samples, target: Target, progress: Progress | None = None
-) -> tuple[State, Record]:
+    state: QuantizedState, data: Samples, target: Target, progress: Progress | None = None
+) -> tuple[QuantizedState, StepRecord]:
     """Returns ``state`` with parameters by those of the target's choosers that prove best.
 
     Args:
@@ -325,7 +325,7 @@ def with_choosers_tried(
     samples = spread(data, _count(data))
     if len(samples) < LEAST:
         told = f"{len(samples)} samples are too few to try choosers on"
-        return state, Record(STEP, applied=False, told=told)
+        return state, StepRecord(STEP, applied=False, told=told)
     plan, seen = state.decision.plan, state.profile.by_name()
     found = tuned(
         state.decision,
@@ -338,12 +338,12 @@ def with_choosers_tried(
     )
     if found.decision is state.decision or found.end <= found.start:
         told = f"of {_listed(target)}, {target.chooser!r} is the best everywhere"
-        return state, Record(STEP, False, told, found.start, found.end)
-    record = Record(STEP, True, _told(found), found.start, found.end)
-    return State(apply(found.decision), found.decision, state.profile), record
+        return state, StepRecord(STEP, False, told, found.start, found.end)
+    record = StepRecord(STEP, True, _told(found), found.start, found.end)
+    return QuantizedState(apply(found.decision), found.decision, state.profile), record
 
 
-def folds_of(state: State, samples: Samples) -> list[Fold]:
+def folds_of(state: QuantizedState, samples: Samples) -> list[Fold]:
     """Returns two folds: the samples with even numbers, and those with odd ones."""
     plan = state.decision.plan
     halves = [_taken(samples, range(first, len(samples), 2)) for first in (0, 1)]

@@ -33,7 +33,7 @@ class Units:
         """True where nothing is rounded between the producer of ``value`` and its readers."""
         return value in self._inside
 
-    def joins(self, node: Node) -> bool:
+    def extends_function(self, node: Node) -> bool:
         """True for elementwise operators whose constants belong to a function of one tensor."""
         return node in self._chained
 

@@ -37,7 +37,7 @@ class Job:
     histograms: bool
 
 
-class Worker:
+class JobWorker:
     """Runs a job's model on samples."""
 
     def __init__(self, job: Job) -> None:
@@ -88,12 +88,12 @@ class Processes:
         self._pool.join()
 
 
-_HERE: list[Worker] = []
+_HERE: list[JobWorker] = []
 """The worker that this process is; a pool hands its processes nothing but a module."""
 
 
 def _begin(job: Job) -> None:
-    _HERE[:] = [Worker(job)]
+    _HERE[:] = [JobWorker(job)]
 
 
 def _seen(samples: Sequence[Sample]) -> list[TensorStats]:
@@ -125,7 +125,7 @@ class Ray:
             quiet = {"log_to_driver": False, "logging_level": "ERROR"}
             self._ray.init(num_cpus=size, include_dashboard=False, **quiet)
         self.size = size or max(2, int(self._ray.available_resources().get("CPU", 2)))
-        remote = self._ray.remote(num_cpus=0)(Worker)
+        remote = self._ray.remote(num_cpus=0)(JobWorker)
         shared = self._ray.put(job)
         self._actors = [remote.remote(shared) for _ in range(self.size)]
 
@@ -143,7 +143,7 @@ class Ray:
             self._ray.shutdown()
 
 
-class Shared:
+class TeamObserver:
     """An observer that hands samples to a team."""
 
     def __init__(self, values: Sequence[Value], team: Team) -> None:

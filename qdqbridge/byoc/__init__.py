@@ -14,8 +14,8 @@ From a model to regions for a backend, in one page::
 
 * a table: :func:`canonical`, or :class:`Table` of own :class:`Entry` rows (name, pattern,
   describing function, check); ``table.only("conv2d", "dense")``, ``entry.checked(check)``
-* patterns: :class:`Call`, :class:`Constant`, :class:`Anything`, :class:`Tuple`, :class:`Either`,
-  :func:`optional`, with Relay's operator names on both hosts
+* patterns: :class:`CallPattern`, :class:`ConstantPattern`, :class:`Anything`, :class:`Tuple`,
+  :class:`Either`, :func:`optional`, with Relay's operator names on both hosts
 * constraints: :class:`Constraints` and :class:`Limits`, data that turn into reasons
 * rewrites before emission: ``graph, done = prepare(graph, npu)``
 * records: :mod:`qdqbridge.byoc.records`
@@ -29,16 +29,24 @@ from qdqbridge.byoc.coverage import Coverage, Left, Taken
 from qdqbridge.byoc.host import Composite
 from qdqbridge.byoc.limits import Limits
 from qdqbridge.byoc.partition import composites, describe, partition, runnable
-from qdqbridge.byoc.pattern import Anything, Call, Constant, Either, Optional, Tuple, optional
+from qdqbridge.byoc.pattern import (
+    Anything,
+    CallPattern,
+    ConstantPattern,
+    Either,
+    Optional,
+    Tuple,
+    optional,
+)
 from qdqbridge.byoc.rewrites import Rewrite, prepare
 from qdqbridge.byoc.table import Entry, Table
 from qdqbridge.byoc.tables import canonical
 
 __all__ = [
     "Anything",
-    "Call",
+    "CallPattern",
     "Composite",
-    "Constant",
+    "ConstantPattern",
     "Constraints",
     "Coverage",
     "Either",

@@ -16,8 +16,8 @@ from qdqbridge.byoc.records import (
     Concatenation,
     Conversion,
     Convolution,
+    DataMovement,
     Dense,
-    Mover,
     Normalization,
     Other,
     Pool,
@@ -27,7 +27,7 @@ from qdqbridge.byoc.records import (
     Unary,
 )
 from qdqbridge.byoc.tensor import Tensor
-from qdqbridge.byoc.terms import Applied, Fixed, Group, Term
+from qdqbridge.byoc.terms import Applied, FixedTerm, Group, Term
 
 _LAYOUTS = {1: ("NCW", "OIW", "IOW"), 2: ("NCHW", "OIHW", "IOHW"), 3: ("NCDHW", "OIDHW", "IODHW")}
 _COMMON = frozenset(("out_dtype", "axis", "rounding"))
@@ -58,7 +58,7 @@ def typed(term: Term, scale: Term, zero_point: Term, axis: int | None = None) ->
 
 def array(term: Term) -> NDArray[Any]:
     """Returns a constant's elements; an empty array where it is none."""
-    return term.numpy() if isinstance(term, Fixed) else np.empty(0, np.float32)
+    return term.numpy() if isinstance(term, FixedTerm) else np.empty(0, np.float32)
 
 
 def attr(call: Applied, name: str, default: Any = None) -> Any:
@@ -139,8 +139,8 @@ def convolution(match: Match) -> Convolution:
     call = _root(match)
     transposed = call.op.endswith("_transpose")
     rank = int(call.op.removesuffix("_transpose")[-2])
-    data, straight, turned = _LAYOUTS[rank]
-    layout = str(attr(call, "kernel_layout", turned if transposed else straight))
+    data, straight, permuted = _LAYOUTS[rank]
+    layout = str(attr(call, "kernel_layout", permuted if transposed else straight))
     shape = call.args[1].shape or ()
     kernel = tuple(int(shape[i]) for i, axis in enumerate(layout) if axis in "DHW")
     groups = int(attr(call, "groups", 1))
@@ -346,10 +346,10 @@ def concatenation(match: Match) -> Concatenation:
     )
 
 
-def mover(match: Match) -> Mover:
+def data_movement(match: Match) -> DataMovement:
     """Describes what moves stored integers."""
     call = _root(match)
-    return Mover(
+    return DataMovement(
         op=call.op,
         input=plain(call.args[0]),
         output=plain(match.root),
@@ -392,7 +392,7 @@ def other(match: Match) -> Other:
     """Describes a pattern that nothing is known about."""
     inside = set(match.calls)
     args = [a for call in match.calls for a in call.args if a not in inside]
-    operands = [a for a in args if not isinstance(a, Fixed) and a.shape is not None]
+    operands = [a for a in args if not isinstance(a, FixedTerm) and a.shape is not None]
     return Other(
         op=match.calls[-1].op, output=plain(match.root), clamp=clamp_of(match),
         operands=tuple(plain(term) for term in operands),

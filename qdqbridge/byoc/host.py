@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from qdqbridge.byoc.pattern import Call, Constant, Either, Pattern, parts, roots
+from qdqbridge.byoc.pattern import CallPattern, ConstantPattern, Either, Pattern, parts, roots
 from qdqbridge.byoc.table import Table
 from qdqbridge.byoc.terms import Applied, Term
 
@@ -47,7 +47,7 @@ class Contents:
     regions: tuple[str, ...]
 
 
-class Host(Protocol):
+class PartitionHost(Protocol):
     """Compiles patterns and takes modules apart."""
 
     def partition(self, module: Any, table: Table, *, regions: bool) -> Any:
@@ -85,10 +85,10 @@ def needed(pattern: Pattern) -> frozenset[str]:
         sets = [needed(choice) for choice in pattern.choices]
         return frozenset.intersection(*sets) if sets else frozenset()
     found: frozenset[str] = frozenset()
-    if isinstance(pattern, Call):
+    if isinstance(pattern, CallPattern):
         found = frozenset((pattern.op,))
         return found.union(*(needed(arg) for arg in pattern.args))
-    inner = parts(pattern)[-1:] if not isinstance(pattern, Constant) else ()
+    inner = parts(pattern)[-1:] if not isinstance(pattern, ConstantPattern) else ()
     return found.union(*(needed(part) for part in inner))
 
 

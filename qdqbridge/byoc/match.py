@@ -8,16 +8,16 @@ from typing import Any
 
 from qdqbridge.byoc.pattern import (
     Anything,
-    Call,
-    Constant,
+    CallPattern,
+    ConstantPattern,
     Either,
     Optional,
     Pattern,
     Tuple,
+    pattern_text,
     roots,
-    spelled,
 )
-from qdqbridge.byoc.terms import Applied, Fixed, Group, Term
+from qdqbridge.byoc.terms import Applied, FixedTerm, Group, Term
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def match(pattern: Pattern, term: Term) -> Match | Mismatch:
             return Match(term, dict(run.captures), tuple(run.calls))
         if run.worst is not None and (best is None or run.worst.depth > best.depth):
             best = run.worst
-    return best or Mismatch(0, f"the pattern {spelled(pattern)} has no operator")
+    return best or Mismatch(0, f"the pattern {pattern_text(pattern)} has no operator")
 
 
 @dataclass(slots=True)
@@ -86,13 +86,13 @@ class _Run:
                 return self._attempt(wrapped, term, depth) or self._attempt(inner, term, depth)
             case Anything():
                 return self._capture(pattern.name, term, depth)
-            case Constant():
-                if not isinstance(term, Fixed):
+            case ConstantPattern():
+                if not isinstance(term, FixedTerm):
                     return self._fail(depth, f"a constant is wanted, {term.label()} is found")
                 return self._capture(pattern.name, term, depth)
             case Tuple():
                 return self._tuple(pattern, term, depth)
-            case Call():
+            case CallPattern():
                 return self._call(pattern, term, depth)
 
     def _attempt(self, pattern: Pattern, term: Term, depth: int) -> bool:
@@ -123,7 +123,7 @@ class _Run:
                 return False
         return self._capture(pattern.name, term, depth)
 
-    def _call(self, pattern: Call, term: Term, depth: int) -> bool:
+    def _call(self, pattern: CallPattern, term: Term, depth: int) -> bool:
         if not isinstance(term, Applied) or term.op != pattern.op:
             return self._fail(depth, f"{pattern.op} is wanted, {term.label()} is found")
         if len(term.args) < len(pattern.args):

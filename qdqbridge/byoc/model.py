@@ -128,5 +128,5 @@ def _emitted(graph: Graph, dialect: Dialect, shipped: ShippedTable | None) -> An
         return emit(graph)[0]
     from qdqbridge.relay.emit import emit as emit_relay
 
-    spelling = "canonical" if shipped is None else shipped.spelling
-    return emit_relay(graph, spelling)[0]
+    variant = "canonical" if shipped is None else shipped.variant
+    return emit_relay(graph, variant)[0]

@@ -6,13 +6,13 @@ from importlib import import_module
 from typing import Any
 
 from qdqbridge.byoc.coverage import Coverage, coverage, reasons_of
-from qdqbridge.byoc.host import Composite, Host
+from qdqbridge.byoc.host import Composite, PartitionHost
 from qdqbridge.byoc.records import Record
 from qdqbridge.byoc.table import Table
 from qdqbridge.errors import GraphError, InputDataError, QdqBridgeError, UnsupportedTargetError
 
 
-def host_of(module: Any) -> Host:
+def host_of(module: Any) -> PartitionHost:
     """Returns the host of a module or function.
 
     Args:

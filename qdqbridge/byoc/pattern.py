@@ -37,12 +37,12 @@ class Anything:
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class ConstantPattern:
     """A constant; in a composite it is embedded, so that a backend can read it."""
 
     name: str = field(default="", kw_only=True)
 
-    def named(self, name: str) -> Constant:
+    def named(self, name: str) -> ConstantPattern:
         """Returns the same pattern with a capture."""
         return replace(self, name=name)
 
@@ -72,7 +72,7 @@ class Tuple:
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class Call:
+class CallPattern:
     """A call of an operator.
 
     Attributes:
@@ -95,9 +95,9 @@ class Call:
         object.__setattr__(self, "attrs", tuple(sorted((attrs or {}).items())))
         object.__setattr__(self, "name", name)
 
-    def named(self, name: str) -> Call:
+    def named(self, name: str) -> CallPattern:
         """Returns the same pattern with a capture."""
-        return Call(self.op, *self.args, attrs=dict(self.attrs), name=name)
+        return CallPattern(self.op, *self.args, attrs=dict(self.attrs), name=name)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -118,7 +118,7 @@ class Optional:
     wrapped: Pattern
 
 
-Pattern: TypeAlias = "Anything | Constant | Tuple | Call | Either | Optional"
+Pattern: TypeAlias = "Anything | ConstantPattern | Tuple | CallPattern | Either | Optional"
 
 
 def optional(inner: Pattern, wrap: Callable[[Pattern], Pattern]) -> Optional:
@@ -130,12 +130,12 @@ def choices(*ops: str) -> Callable[..., Either]:
     """Returns a builder of calls of any of several operators with the same arguments."""
 
     def build(*args: Pattern, name: str = "") -> Either:
-        return Either(*(Call(op, *args, name=name) for op in ops))
+        return Either(*(CallPattern(op, *args, name=name) for op in ops))
 
     return build
 
 
-WEIGHT = Either(Constant(name="weight"), Anything(name="weight"))
+WEIGHT = Either(ConstantPattern(name="weight"), Anything(name="weight"))
 """A weight: embedded where it is a constant."""
 
 
@@ -153,7 +153,7 @@ def roots(pattern: Pattern) -> Iterator[Pattern]:
 
 def operators(pattern: Pattern) -> frozenset[str]:
     """Returns every operator that can be inside a match."""
-    if isinstance(pattern, Call):
+    if isinstance(pattern, CallPattern):
         return frozenset((pattern.op,)).union(*(operators(arg) for arg in pattern.args))
     return frozenset().union(*(operators(part) for part in parts(pattern)))
 
@@ -161,7 +161,7 @@ def operators(pattern: Pattern) -> frozenset[str]:
 def parts(pattern: Pattern) -> tuple[Pattern, ...]:
     """Returns the patterns a pattern is made of."""
     match pattern:
-        case Call(args=args):
+        case CallPattern(args=args):
             return args
         case Tuple(fields=fields):
             return fields
@@ -173,18 +173,18 @@ def parts(pattern: Pattern) -> tuple[Pattern, ...]:
             return ()
 
 
-def spelled(pattern: Pattern) -> str:
+def pattern_text(pattern: Pattern) -> str:
     """Returns a pattern on one line: ``[clip](qnn.requantize(…))``."""
     match pattern:
         case Anything():
             return "*"
-        case Constant():
+        case ConstantPattern():
             return "C"
         case Tuple(fields=fields):
-            return f"({', '.join(map(spelled, fields)) or '…'})"
-        case Call(op=op, args=args):
-            return f"{op}({', '.join(map(spelled, args))})" if args else op
+            return f"({', '.join(map(pattern_text, fields)) or '…'})"
+        case CallPattern(op=op, args=args):
+            return f"{op}({', '.join(map(pattern_text, args))})" if args else op
         case Either(choices=some):
-            return " | ".join(map(spelled, some))
+            return " | ".join(map(pattern_text, some))
         case Optional(wrapped=wrapped):
-            return f"[{spelled(wrapped)}]"
+            return f"[{pattern_text(wrapped)}]"

@@ -20,7 +20,7 @@ Compute: TypeAlias = "Callable[[Record, Sequence[Array]], Array | Sequence[Array
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ProgramStep:
     """One composite of a region.
 
     Attributes:
@@ -47,7 +47,7 @@ class Program:
     """
 
     inputs: int
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     outputs: tuple[int, ...]
 
     def run(self, compute: Compute, inputs: Sequence[Array]) -> list[Array]:
@@ -88,7 +88,7 @@ class _Reader:
         self.table = table
         self.numbers: dict[Any, tuple[int, ...]] = {}
         self.functions: dict[Any, Any] = {}
-        self.steps: list[Step] = []
+        self.steps: list[ProgramStep] = []
         self.count = 0
 
     def program(self, region: Any) -> Program:
@@ -138,4 +138,4 @@ class _Reader:
         fields = getattr(variable.ty, "fields", None)
         results = self._numbered(variable, 1 if fields is None else len(fields))
         entry = str(function.attrs["Composite"]).removeprefix(f"{self.table.name}.")
-        self.steps.append(Step(entry, record, tuple(operands), results))
+        self.steps.append(ProgramStep(entry, record, tuple(operands), results))

@@ -299,7 +299,7 @@ class Concatenation(Record):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Mover(OneInput):
+class DataMovement(OneInput):
     """Moves stored integers: ``reshape``, ``transpose``, ``strided_slice``, ``nn.pad``, ...
 
     Attributes:

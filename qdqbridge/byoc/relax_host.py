@@ -18,15 +18,15 @@ from tvm.relax.transform import FuseOpsByPattern, FusionPattern, LambdaLift, Mer
 from qdqbridge.byoc.host import Composite, Contents, kept, needed, variants
 from qdqbridge.byoc.pattern import (
     Anything,
-    Call,
-    Constant,
+    CallPattern,
+    ConstantPattern,
     Either,
     Optional,
     Pattern,
     Tuple,
 )
-from qdqbridge.byoc.relax_extents import with_stated_extents
-from qdqbridge.byoc.relax_terms import Reader, bindings, relax_name, relay_name
+from qdqbridge.byoc.relax_dimensions import with_stated_extents
+from qdqbridge.byoc.relax_terms import RelaxTermReader, bindings, relax_name, relay_name
 from qdqbridge.byoc.table import Entry, Table
 from qdqbridge.byoc.terms import Applied
 from qdqbridge.relax import dialect
@@ -63,7 +63,7 @@ def _compiled(pattern: Pattern, captures: dict[str, dpl.DFPattern]) -> dpl.DFPat
     match pattern:
         case Anything(name=name):
             return _captured(dpl.wildcard(), name, captures)
-        case Constant(name=name):
+        case ConstantPattern(name=name):
             return _captured(dpl.is_const(), name, captures)
         case Tuple(fields=fields, name=name):
             inside = [_compiled(part, captures) for part in fields]
@@ -78,7 +78,7 @@ def _compiled(pattern: Pattern, captures: dict[str, dpl.DFPattern]) -> dpl.DFPat
             return joined
         case Optional(inner=inner, wrapped=wrapped):
             return _compiled(Either(wrapped, inner), captures)
-        case Call(op=op, args=args, attrs=attrs, name=name):
+        case CallPattern(op=op, args=args, attrs=attrs, name=name):
             inside = [_compiled(arg, captures) for arg in args]
             called: Any = dpl.CallPattern(dpl.is_op(relax_name(op)), inside, True)
             return _captured(called.has_attr(dict(attrs)) if attrs else called, name, captures)
@@ -120,7 +120,7 @@ def _check(table: Table, root: Pattern) -> Callable[[Any], bool]:
         if has_leaking_intermediate_variables(context):
             return False
         bound: Any = context.matched_bindings
-        reader = Reader({variable: value for variable, value in bound.items()})
+        reader = RelaxTermReader({variable: value for variable, value in bound.items()})
         return table.judge(entry, reader.call(context.matched_expr)).takes
 
     return check
@@ -129,9 +129,9 @@ def _check(table: Table, root: Pattern) -> Callable[[Any], bool]:
 # ---- modules ---------------------------------------------------------------------------------
 
 
-def _calls(function: Any, module: Any = None) -> tuple[Reader, dict[Any, Any]]:
+def _calls(function: Any, module: Any = None) -> tuple[RelaxTermReader, dict[Any, Any]]:
     bound = dict(bindings(function))
-    return Reader(bound, module), bound
+    return RelaxTermReader(bound, module), bound
 
 
 def present(module: ir.IRModule) -> list[str]:
@@ -214,7 +214,7 @@ def contents(module: ir.IRModule) -> Contents:
     return Contents(tuple(left), tuple(composites), tuple(regions))
 
 
-def _known_call(reader: Reader, variable: Any) -> Applied:
+def _known_call(reader: RelaxTermReader, variable: Any) -> Applied:
     term = reader.term(variable)
     assert isinstance(term, Applied)
     return term

@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import ir, relax, tirx
 
-from qdqbridge.byoc.terms import Applied, Extents, Fixed, Free, Group, Term
+from qdqbridge.byoc.terms import Applied, Extents, FixedTerm, Free, Group, Term
 from qdqbridge.qnn.origin import label
 
 _RELAY_NAMES = {
@@ -45,7 +45,7 @@ def bindings(function: Any) -> Iterator[tuple[Any, Any]]:
                 yield binding.var, binding.value
 
 
-class Reader:
+class RelaxTermReader:
     """Hands out terms for the expressions of one function.
 
     Args:
@@ -71,7 +71,7 @@ class Reader:
             return self._terms[expr]
         if isinstance(expr, ir.GenericConst):
             shape, dtype = _type(expr)
-            return Fixed(expr, shape, dtype, expr.value.numpy)
+            return FixedTerm(expr, shape, dtype, expr.value.numpy)
         if isinstance(expr, relax.Tuple):
             return Group(expr, lambda: [self.term(field) for field in expr.fields])
         if isinstance(expr, ir.Call):
@@ -108,7 +108,7 @@ class Reader:
         ):
             return None
         outer = {p: (self, arg) for p, arg in zip(callee.params, call.args, strict=True)}
-        return Reader(dict(bindings(callee)), self._module, outer).term(callee.body.body)
+        return RelaxTermReader(dict(bindings(callee)), self._module, outer).term(callee.body.body)
 
     def call(self, call: Any, name: str = "") -> Applied:
         """Returns the term of a call."""

@@ -17,9 +17,17 @@ from tvm import relay
 from tvm.relay import dataflow_pattern as dfp
 
 from qdqbridge.byoc.host import Composite, Contents, kept, needed, variants
-from qdqbridge.byoc.pattern import Anything, Call, Constant, Either, Optional, Pattern, Tuple
+from qdqbridge.byoc.pattern import (
+    Anything,
+    CallPattern,
+    ConstantPattern,
+    Either,
+    Optional,
+    Pattern,
+    Tuple,
+)
 from qdqbridge.byoc.table import Entry, Table
-from qdqbridge.byoc.terms import Applied, Extents, Fixed, Free, Group, Term
+from qdqbridge.byoc.terms import Applied, Extents, FixedTerm, Free, Group, Term
 from qdqbridge.qnn.origin import label
 
 Expr = Any
@@ -44,7 +52,7 @@ def compile_pattern(pattern: Pattern, arities: Sequence[int] = _ARITIES) -> Any:
     match pattern:
         case Anything():
             return dfp.wildcard()
-        case Constant():
+        case ConstantPattern():
             return dfp.is_constant()
         case Tuple(fields=fields, every=every):
             if fields or every is None:
@@ -56,7 +64,7 @@ def compile_pattern(pattern: Pattern, arities: Sequence[int] = _ARITIES) -> Any:
             return reduce(operator.or_, [compile_pattern(choice, arities) for choice in known])
         case Optional(inner=inner, wrapped=wrapped):
             return compile_pattern(Either(wrapped, inner), arities)
-        case Call(op=op, args=args, attrs=attrs):
+        case CallPattern(op=op, args=args, attrs=attrs):
             inside = [compile_pattern(arg, arities) for arg in args]
             missing = max(int(tvm.ir.Op.get(_spelled(op)[0]).num_inputs) - len(inside), 0)
             inside += [dfp.is_constant() | dfp.wildcard() for _ in range(missing)]
@@ -104,13 +112,13 @@ def pattern_table(
 
 def _check(table: Table, root: Pattern) -> Callable[[Any], bool]:
     entry: Entry = replace(table.entries[0], pattern=root)
-    return lambda expr: table.judge(entry, Reader().call(expr)).takes
+    return lambda expr: table.judge(entry, RelayTermReader().call(expr)).takes
 
 
 # ---- terms -----------------------------------------------------------------------------------
 
 
-class Reader:
+class RelayTermReader:
     """Hands out terms for the expressions of one function.
 
     Args:
@@ -148,7 +156,7 @@ class Reader:
             return Group(expr, lambda: [self.term(field) for field in expr.fields])
         shape, dtype = _type(expr)
         if isinstance(expr, relay.Constant):
-            return Fixed(expr, shape, dtype, expr.data.numpy)
+            return FixedTerm(expr, shape, dtype, expr.data.numpy)
         name = expr.name_hint if isinstance(expr, relay.Var) else type(expr).__name__
         return Free(expr, shape, dtype, name)
 
@@ -162,7 +170,7 @@ class Reader:
         if not (_attribute(callee, "Composite") or _attribute(callee, "Compiler")):
             return None
         outer = {p: (self, arg) for p, arg in zip(callee.params, expr.args, strict=True)}
-        return Reader(self._names, self._module, outer).term(callee.body)
+        return RelayTermReader(self._names, self._module, outer).term(callee.body)
 
     def call(self, expr: Expr) -> Applied:
         """Returns the term of a call."""
@@ -289,7 +297,7 @@ def divided(module: Any, patterns: Sequence[Any], name: str, *, regions: bool) -
 def contents(module: Any) -> Contents:
     """Returns what ``main`` of a partitioned module holds."""
     order = list(calls(module["main"].body))
-    reader = Reader({call: _name(call, i) for i, call in enumerate(order)}, module)
+    reader = RelayTermReader({call: _name(call, i) for i, call in enumerate(order)}, module)
     left: list[Applied] = []
     composites: list[Composite] = []
     regions: list[str] = []
@@ -313,7 +321,7 @@ def _taken(inner: Expr, symbol: str) -> Composite:
     """Returns a call in a region: a composite, or an operator that the target takes by its name."""
     if isinstance(inner.op, relay.Function):
         return composite(inner.op, symbol, symbol)
-    alone = Reader().call(inner)
+    alone = RelayTermReader().call(inner)
     return Composite(f"operator {alone.op}", inner, symbol, symbol, (alone,), alone)
 
 
@@ -326,7 +334,7 @@ def _name(call: Expr, index: int) -> str:
 
 def composite(function: Any, symbol: str = "", region: str = "") -> Composite:
     """Returns a composite function, taken apart."""
-    reader = Reader()
+    reader = RelayTermReader()
     inside = [reader.term(call) for call in calls(function.body)]
     applied = tuple(term for term in inside if isinstance(term, Applied))
     name = _attribute(function, "Composite")

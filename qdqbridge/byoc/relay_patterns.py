@@ -9,7 +9,7 @@ import tvm
 from tvm.relay import dataflow_pattern as dfp
 
 from qdqbridge.byoc import descriptions
-from qdqbridge.byoc.pattern import Anything, Call, Constant, Either, Pattern, Tuple
+from qdqbridge.byoc.pattern import Anything, CallPattern, ConstantPattern, Either, Pattern, Tuple
 from qdqbridge.byoc.records import Record
 from qdqbridge.byoc.relay_host import EXTENSION
 from qdqbridge.byoc.table import Check, Entry, Table
@@ -37,7 +37,7 @@ def _converted(pattern: Any, known: dict[Any, Pattern]) -> Pattern:
 
 def _made(pattern: Any, known: dict[Any, Pattern]) -> Pattern:
     if isinstance(pattern, dfp.ConstantPattern):
-        return Constant()
+        return ConstantPattern()
     if isinstance(pattern, dfp.AltPattern):
         return Either(_converted(pattern.left, known), _converted(pattern.right, known))
     if isinstance(pattern, dfp.AttrPattern):
@@ -54,7 +54,7 @@ def _made(pattern: Any, known: dict[Any, Pattern]) -> Pattern:
 def _call(pattern: Any, known: dict[Any, Pattern]) -> Pattern:
     args = [_converted(arg, known) for arg in pattern.args or ()]
     names = _operators(pattern.op)
-    calls = [Call(name, *args) for name in names]
+    calls = [CallPattern(name, *args) for name in names]
     if not calls:
         return Anything()
     return calls[0] if len(calls) == 1 else Either(*calls)
@@ -71,10 +71,10 @@ def _operators(pattern: Any) -> list[str]:
 def _with_attributes(pattern: Pattern, attrs: Any) -> Pattern:
     if isinstance(pattern, Either):
         return Either(*(_with_attributes(choice, attrs) for choice in pattern.choices))
-    if not isinstance(pattern, Call):
+    if not isinstance(pattern, CallPattern):
         return pattern
     wanted = {str(key): _plain(attrs[key]) for key in attrs.keys()}  # noqa: SIM118
-    return Call(pattern.op, *pattern.args, attrs=wanted, name=pattern.name)
+    return CallPattern(pattern.op, *pattern.args, attrs=wanted, name=pattern.name)
 
 
 def _plain(value: Any) -> Any:

@@ -23,7 +23,7 @@ class ShippedTable(Protocol):
         ...
 
     @property
-    def spelling(self) -> str:
+    def variant(self) -> str:
         """The spelling of ``relay.emit`` that it matches: ``tflite``, ``dnnl``, ``fq2i``."""
         ...
 

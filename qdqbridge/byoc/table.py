@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from qdqbridge.byoc.constraints import Constraints
 from qdqbridge.byoc.match import Match, Mismatch, match
-from qdqbridge.byoc.pattern import Call, Pattern, operators, roots
+from qdqbridge.byoc.pattern import CallPattern, Pattern, operators, roots
 from qdqbridge.byoc.records import Record
 from qdqbridge.byoc.terms import Applied, Term
 from qdqbridge.errors import QdqBridgeError
@@ -168,7 +168,7 @@ class Table:
         """Yields what the entries that can end with a call's operator say about it."""
         for entry in self.entries:
             for root in roots(entry.pattern):
-                if isinstance(root, Call) and root.op == call.op:
+                if isinstance(root, CallPattern) and root.op == call.op:
                     yield self.judge(replace(entry, pattern=root), call)
 
     def entry(self, composite: str) -> Entry:

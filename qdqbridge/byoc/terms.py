@@ -57,7 +57,7 @@ class Free(Term):
         return f"variable {self.name}"
 
 
-class Fixed(Term):
+class FixedTerm(Term):
     """A constant; read when asked for."""
 
     __slots__ = ("_array", "_read")
@@ -152,4 +152,4 @@ class Applied(Term):
 
 def constant(term: Term) -> NDArray[Any] | None:
     """Returns the elements of a constant; None for another term."""
-    return term.numpy() if isinstance(term, Fixed) else None
+    return term.numpy() if isinstance(term, FixedTerm) else None

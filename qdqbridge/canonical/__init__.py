@@ -9,10 +9,10 @@ from qdqbridge.canonical.interface import release_inputs, release_outputs
 from qdqbridge.canonical.islands import explanation, islands
 from qdqbridge.canonical.rules import RULES, rules_with
 from qdqbridge.canonical.sharing import share_dequantized
-from qdqbridge.canonical.storage import settle_storage
+from qdqbridge.canonical.storage import propagate_storage
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.operand_order import order_operands
-from qdqbridge.ops.integers import settle
+from qdqbridge.ops.integers import propagate_parameters
 
 __all__ = ["RULES", "canonicalize", "explanation", "islands"]
 
@@ -22,7 +22,7 @@ def canonicalize(
     *,
     decomposed: bool = False,
     fold_affine: bool = False,
-    reroll: bool = False,
+    fuse: bool = False,
     channels_first: bool = False,
 ) -> Graph:
     """Rewrites ``graph`` in place to the canonical form and returns it.
@@ -34,17 +34,17 @@ def canonicalize(
         graph: Any graph.
         decomposed: Read fake-quantization in float arithmetic (idiom L2) as Q and DQ.
         fold_affine: Fold float affine maps behind integer products into these (idiom B6).
-        reroll: Make one operator of each activation, norm and softmax that is spelled step by
+        fuse: Make one operator of each activation, norm and softmax that is spelled step by
             step. It is rounded once then, which may change the last bit of a float result.
         channels_first: Carry transposes to channels-last down the graph until something undoes
             them, as an image network of another layout wants it. Float sums change their order.
     """
-    settle(graph)
+    propagate_parameters(graph)
     rules = rules_with(
-        decomposed=decomposed, fold_affine=fold_affine, reroll=reroll, channels_first=channels_first
+        decomposed=decomposed, fold_affine=fold_affine, fuse=fuse, channels_first=channels_first
     )
     refused = run(graph, rules)
-    while settle_storage(graph) or share_dequantized(graph):
+    while propagate_storage(graph) or share_dequantized(graph):
         refused = run(graph, rules)
     order_steps(graph)
     order_operands(graph)

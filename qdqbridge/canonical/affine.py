@@ -35,7 +35,7 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class AffineChain:
     """A product with quantized operands and the affine nodes behind it, in order.
 
     ``y -> y * factor + offset`` for each channel, in float64.
@@ -82,7 +82,7 @@ def fold_affine(node: Node, scope: Scope) -> Proposal:
     return Replace({node.output: value}, (note,))
 
 
-def chain_behind(last: Node, is_output: Callable[[Value], bool]) -> Chain | None:
+def chain_behind(last: Node, is_output: Callable[[Value], bool]) -> AffineChain | None:
     """Returns the chain that ends with ``last``; None where there is none, or where it goes on.
 
     Args:
@@ -105,7 +105,7 @@ def chain_behind(last: Node, is_output: Callable[[Value], bool]) -> Chain | None
 
 def _chain(
     product: Node, nodes: tuple[Node, ...], is_output: Callable[[Value], bool]
-) -> Chain | None:
+) -> AffineChain | None:
     x, w = product.operand(0).quant, product.operand(1)
     if x is None or w.quant is None or w.constant is None or w.quant.params.blocked:
         return None
@@ -124,7 +124,7 @@ def _chain(
         behind = readers[0][0]
         if behind.op.name in AFFINE and _step(behind, channels, axis) is not None:
             return None  # that one folds this one too
-    return Chain(product, nodes, factor, offset)
+    return AffineChain(product, nodes, factor, offset)
 
 
 def _data(node: Node) -> Value | None:
@@ -200,7 +200,7 @@ def _vector(value: Value, channels: int, axis: int, rank: int) -> Array | None:
     return array.reshape(channels) if padded == wanted else None
 
 
-def _weight(chain: Chain) -> Value | Reject:
+def _weight(chain: AffineChain) -> Value | Reject:
     """Returns the weight with its scales multiplied; its integers are mirrored at most."""
     w, x = chain.product.operand(1), chain.product.operand(0)
     assert w.quant is not None and w.constant is not None and x.quant is not None
@@ -224,12 +224,12 @@ def _weight(chain: Chain) -> Value | Reject:
     return constant(*found, w.name)
 
 
-def _refused(chain: Chain, reason: str) -> Reject:
+def _refused(chain: AffineChain, reason: str) -> Reject:
     names = tuple(node.name for node in chain.nodes)
     return Reject(f"{chain.listed()} cannot be folded: {reason}", names, chain.product)
 
 
-def _per_weight(chain: Chain) -> Array | None:
+def _per_weight(chain: AffineChain) -> Array | None:
     """Returns the factors along the weight's own axis of results, a scalar where all are equal."""
     factor, geometry = chain.factor, geometry_of(chain.product)
     assert geometry is not None
@@ -248,7 +248,7 @@ def _scaled(params: QuantParams, scale: Array, product: Node) -> QuantParams:
     return replace(params, scale=scale, zero_point=zero_point, axis=geometry.axis)
 
 
-def _bias(chain: Chain) -> Value | Reject | None:
+def _bias(chain: AffineChain) -> Value | Reject | None:
     own = chain.product.optional(2)
     real = np.zeros(()) if own is None else _real(own)
     if real is None:

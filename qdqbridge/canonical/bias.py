@@ -157,7 +157,7 @@ class _Written:
             f"its bias has a scale of its own, {times} times scale_x * scale_w; its real value "
             f"{done}"
         )
-        if high - low <= _CLOSE * high and node.origin.spelling.startswith("Gemm"):
+        if high - low <= _CLOSE * high and node.origin.variant.startswith("Gemm"):
             reason += (
                 ". A Gemm with that beta, quantized by onnxruntime, looks like this and has lost "
                 "the factor"

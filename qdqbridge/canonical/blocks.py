@@ -13,7 +13,7 @@ from qdqbridge.ops.table import BY_NAME
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _BlockForm:
     """One way to split axes, permute and join them.
 
     Attributes:
@@ -30,9 +30,9 @@ class _Form:
 
 
 _FORMS = (
-    _Form("DepthToSpace", "DCR", (0, 3, 4, 1, 5, 2), (1, 2)),
-    _Form("DepthToSpace", "CRD", (0, 1, 4, 2, 5, 3), (2, 3)),
-    _Form("SpaceToDepth", "DCR", (0, 3, 5, 1, 2, 4), (3, 5)),
+    _BlockForm("DepthToSpace", "DCR", (0, 3, 4, 1, 5, 2), (1, 2)),
+    _BlockForm("DepthToSpace", "CRD", (0, 1, 4, 2, 5, 3), (2, 3)),
+    _BlockForm("SpaceToDepth", "DCR", (0, 3, 5, 1, 2, 4), (3, 5)),
 )
 
 
@@ -60,7 +60,7 @@ def blocks_of_depth(node: Node, scope: Scope) -> Proposal:
     return None
 
 
-def _split(form: _Form, image: tuple[int, ...], size: int) -> tuple[int, ...]:
+def _split(form: _BlockForm, image: tuple[int, ...], size: int) -> tuple[int, ...]:
     c, h, w = image
     if form.name == "SpaceToDepth":
         return (c, h // size, size, w // size, size)
@@ -68,7 +68,7 @@ def _split(form: _Form, image: tuple[int, ...], size: int) -> tuple[int, ...]:
     return (*deep, h, w)
 
 
-def _joined(form: _Form, image: tuple[int, ...], size: int) -> tuple[int, ...]:
+def _joined(form: _BlockForm, image: tuple[int, ...], size: int) -> tuple[int, ...]:
     c, h, w = image
     if form.name == "SpaceToDepth":
         return (c * size**2, h // size, w // size)

@@ -52,10 +52,10 @@ def operator_before_transpose(node: Node, scope: Scope) -> Proposal:
         if value is not None and not node.op.is_data(index) and node.op.name == "Gather":
             operands.append(value)
             continue
-        turned = None if value is None else _turned(value, perm)
-        if value is not None and turned is None:
+        permuted = None if value is None else _permuted(value, perm)
+        if value is not None and permuted is None:
             return None
-        operands.append(turned)
+        operands.append(permuted)
     if node.output.type.shape is None:
         return None
     back, output = inverse(perm), node.output
@@ -71,7 +71,7 @@ def reduce_before_transpose(node: Node, scope: Scope) -> Proposal:
     perm, attributes = _permutation(node), node.attributes
     if perm is None or not isinstance(attributes, ReduceAttrs):
         return None
-    x = _turned(node.operand(0), perm)
+    x = _permuted(node.operand(0), perm)
     axes = permuted_attributes(attributes, inverse(perm))
     left = [perm[axis] for axis in range(len(perm)) if axis not in attributes.axes]
     if x is None:
@@ -305,13 +305,13 @@ def _turn(value: Value) -> tuple[Value, tuple[int, ...]] | None:
 _IMAGE = 4
 
 
-def _turned(value: Value, perm: tuple[int, ...]) -> Value | None:
+def _permuted(value: Value, perm: tuple[int, ...]) -> Value | None:
     """Returns an operand as it is without the transposition."""
     if value.constant is not None:
         return permuted_operand(value, inverse(perm))
     node = made_by(value, "requantize") or made_by(value, "dequantize")
     if node is not None:
-        inner = _turned(node.operand(0), perm)
+        inner = _permuted(node.operand(0), perm)
         if inner is None:
             return None
         if value.quant is None:

@@ -179,15 +179,15 @@ def _intersection(source: QuantParams, target: QuantParams) -> QuantParams:
     return target.with_range(qmin, max(min(source.qmax, target.qmax), target.qmin))
 
 
-def _clamp_first(node: Node, mover: Node, params: QuantParams) -> Value:
-    first = mover.operand(0)
+def _clamp_first(node: Node, movement: Node, params: QuantParams) -> Value:
+    first = movement.operand(0)
     clamped = result(
         node.op, node.attributes, [first], QuantType(params, first.type.shape), node.origin
     )
     type_ = QuantType(params, node.output.type.shape)
-    attributes = clamped_pad(mover.attributes, params)
-    operands = [clamped, *mover.inputs[1:]]
-    return result(mover.op, attributes, operands, type_, mover.origin, node.output.name)
+    attributes = clamped_pad(movement.attributes, params)
+    operands = [clamped, *movement.inputs[1:]]
+    return result(movement.op, attributes, operands, type_, movement.origin, node.output.name)
 
 
 def clamped_pad(attributes: Attributes, params: QuantParams) -> Attributes:

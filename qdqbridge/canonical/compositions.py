@@ -33,7 +33,7 @@ def compose_elementwise(node: Node, scope: Scope) -> Proposal:
     makers = [v.producer for v in end.inputs if v is not None and v.producer is not None]
     if not any(_is_step(maker) for maker in makers):
         return None
-    region = _Region()
+    region = _ElementwiseRegion()
     refusal = region.grow(end)
     if refusal is not None:
         return replace(refusal, about=end)
@@ -61,7 +61,7 @@ def _is_step(node: Node) -> bool:
 
 
 @dataclass(slots=True)
-class _Region:
+class _ElementwiseRegion:
     """The operators behind a value up to one dequantize, operands first."""
 
     order: list[Node] = field(default_factory=list[Node])
@@ -118,7 +118,7 @@ class _Region:
         return None
 
 
-def _leak(region: _Region, end: Node, scope: Scope) -> Reject | None:
+def _leak(region: _ElementwiseRegion, end: Node, scope: Scope) -> Reject | None:
     for node in region.order:
         value = node.output
         inside = {"quantize"} if node is end else set[str]()
@@ -130,7 +130,7 @@ def _leak(region: _Region, end: Node, scope: Scope) -> Reject | None:
     return None
 
 
-def _steps(region: _Region) -> list[Step]:
+def _steps(region: _ElementwiseRegion) -> list[Step]:
     numbers: dict[Value, int] = {value: i for i, value in enumerate(region.scalars, 1)}
     first = 1 + len(region.scalars)
     steps: list[Step] = []

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.canonical.build import constant, result
-from qdqbridge.canonical.extents import extents_of
+from qdqbridge.canonical.computed_shapes import extents_of
 from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, made_by, rule
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node, Value

@@ -22,9 +22,9 @@ ROWS = GemmAttrs(trans_b=True)
 def added_origin(product: Node, add: Node) -> Origin:
     """Returns the origin of a product that has taken in an Add behind it."""
     origin = product.origin.joined(add.origin)
-    if not product.origin.spelling or product.origin.with_add:
+    if not product.origin.variant or product.origin.with_add:
         return origin
-    return replace(origin, spelling=product.origin.spelling, with_add=True)
+    return replace(origin, variant=product.origin.variant, with_add=True)
 
 
 @rule("convolution-bias", "Add")
@@ -71,7 +71,7 @@ def _vector(conv: Node, addend: Value) -> Value | None:
     reshape = made_by(addend, "Reshape")
     if reshape is not None and isinstance(reshape.attributes, ReshapeAttrs):
         source = reshape.operand(0)
-        known = source.rank == 1 and source.quant is None and not conv.origin.spelling
+        known = source.rank == 1 and source.quant is None and not conv.origin.variant
         return source if known else None
     stored = stored_behind(addend) or addend
     if stored.constant is None:
@@ -95,8 +95,8 @@ def product_of_matrices(node: Node, scope: Scope) -> Proposal:
         return None
     assert w.constant is not None
     data = w.constant.transposed()
-    turned = Value(TensorType(data.dtype, data.shape), w.name, constant=data)
-    operands, output = [a, turned, *node.inputs[2:]], node.output
+    permuted = Value(TensorType(data.dtype, data.shape), w.name, constant=data)
+    operands, output = [a, permuted, *node.inputs[2:]], node.output
     op, name = BY_NAME["Gemm"], node.output.name
     return Replace({output: result(op, ROWS, operands, output.type, node.origin, name)})
 

@@ -42,7 +42,7 @@ def flatten_is_reshape(node: Node, scope: Scope) -> Proposal:
     if node.attributes == _ROWS:
         return None
     target = _target(node.operand(0), node.output)
-    return None if target is None else _respelled(node, "Reshape", ReshapeAttrs(target))
+    return None if target is None else _as_reshape(node, "Reshape", ReshapeAttrs(target))
 
 
 @rule("reshape-is-flatten", "Reshape")
@@ -56,7 +56,7 @@ def reshape_is_flatten(node: Node, scope: Scope) -> Proposal:
         return None
     if before[0] != after[0] and 0 not in _copied(node) and not _keeps_first(before, after):
         return None
-    return _respelled(node, "Flatten", _ROWS)
+    return _as_reshape(node, "Flatten", _ROWS)
 
 
 @rule("reshape-target", "Reshape")
@@ -73,7 +73,7 @@ def reshape_target(node: Node, scope: Scope) -> Proposal:
     target = _target(node.operand(0), node.output, _copied(node))
     if target is None or node.attributes == ReshapeAttrs(target):
         return None
-    return _respelled(node, "Reshape", ReshapeAttrs(target))
+    return _as_reshape(node, "Reshape", ReshapeAttrs(target))
 
 
 def _fixed(node: Node) -> bool:
@@ -121,7 +121,7 @@ def _extent(before: tuple[Dim, ...], index: int, dim: Dim) -> int:
     return dim if isinstance(dim, int) else -1
 
 
-def _respelled(node: Node, name: str, attributes: Attributes) -> Replace:
+def _as_reshape(node: Node, name: str, attributes: Attributes) -> Replace:
     output = node.output
     value = result(
         BY_NAME[name], attributes, [node.operand(0)], output.type, node.origin, output.name

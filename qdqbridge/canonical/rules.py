@@ -23,15 +23,15 @@ from qdqbridge.canonical import (
     casts,
     clamps,
     compositions,
+    computed_shapes,
+    concatenation,
     conversions,
+    data_movement,
     dense,
-    extents,
     folding,
     gathers,
     identities,
-    joins,
     linear,
-    movers,
     norms,
     operands,
     pools,
@@ -45,12 +45,12 @@ from qdqbridge.canonical import (
 )
 from qdqbridge.canonical import decomposed as decompositions
 from qdqbridge.canonical.channels import CHANNELS
-from qdqbridge.canonical.rerolled import REROLLED
+from qdqbridge.canonical.fusions import FUSIONS
 from qdqbridge.canonical.rule import Rule
 
 RULES: tuple[Rule, ...] = (
-    extents.shape_of_stored,
-    extents.known_extents,
+    computed_shapes.shape_of_stored,
+    computed_shapes.known_extents,
     decompositions.cast_scale_is_dequantize,
     folding.small_constant,
     run_time_parameters.one_zero_point,
@@ -69,7 +69,7 @@ RULES: tuple[Rule, ...] = (
     weights.signed_weight,
     weights.normal_operands,
     weights.float_norm_offset,
-    extents.static_reshape,
+    computed_shapes.static_reshape,
     gathers.negative_indices,
     pools.no_padding_to_count,
     pools.mean_over_space,
@@ -77,7 +77,7 @@ RULES: tuple[Rule, ...] = (
     resizes.nearest_by_whole_factors,
     softmax.softmax_of_a_matrix,
     softmax.softmax_of_rows,
-    movers.moved_constant,
+    data_movement.moved_constant,
     identities.moves_nothing,
     reshapes.reshape_nothing,
     blocks.blocks_of_depth,
@@ -91,13 +91,13 @@ RULES: tuple[Rule, ...] = (
     clamps.clip_nothing,
     activations.division_of_one,
     norms.norm_without_offset,
-    movers.dequantize_through_mover,
+    data_movement.dequantize_through_data_movement,
     clamps.clamp_before_quantize,
-    movers.quantize_through_mover,
+    data_movement.quantize_through_data_movement,
     conversions.dequantize_quantize,
     conversions.requantize_nothing,
-    movers.mover_keeps_range,
-    movers.requantize_after_mover,
+    data_movement.data_movement_keeps_range,
+    data_movement.requantize_after_data_movement,
     clamps.clamp_into_producer,
     absorb.absorb_accumulator_operands,
     dense.matmul_is_dense,
@@ -108,30 +108,30 @@ RULES: tuple[Rule, ...] = (
     bias.bias_from_add,
     bias.derived_bias,
     absorb.absorb_result,
-    joins.dequantize_through_concat,
-    joins.quantize_into_concat,
-    joins.convert_after_concat,
-    joins.joined_constant,
+    concatenation.dequantize_through_concat,
+    concatenation.quantize_into_concat,
+    concatenation.convert_after_concat,
+    concatenation.joined_constant,
     absorb.absorb_both_sides,
     compositions.compose_elementwise,
 )
 
 
 def rules_with(
-    *, decomposed: bool, fold_affine: bool, reroll: bool, channels_first: bool = False
+    *, decomposed: bool, fold_affine: bool, fuse: bool, channels_first: bool = False
 ) -> tuple[Rule, ...]:
     """Returns the rules with those of the options in front.
 
     Args:
         decomposed: Float arithmetic that stands for Q and DQ is read as such.
         fold_affine: Float affine maps behind integer products are folded into these.
-        reroll: Activations and norms that are spelled step by step become one operator each.
+        fuse: Activations and norms that are spelled step by step become one operator each.
         channels_first: Transposes to channels-last move down, to where something undoes them.
     """
     options: tuple[tuple[bool, tuple[Rule, ...]], ...] = (
         (decomposed, (decompositions.fake_quantize,)),
         (fold_affine, (affine.fold_affine,)),
-        (reroll, REROLLED),
+        (fuse, FUSIONS),
         (channels_first, CHANNELS),
     )
     return (*(chosen for wanted, rules in options if wanted for chosen in rules), *RULES)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from qdqbridge.canonical.build import constant
 from qdqbridge.canonical.conversions import covers
-from qdqbridge.canonical.movers import moves
+from qdqbridge.canonical.data_movement import moves
 from qdqbridge.canonical.weights import NORMS, is_weight
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.edit import Editor
@@ -37,13 +37,13 @@ def shifted_as(value: Value, params: QuantParams) -> Value | None:
     return constant(shifted_constant(value.constant), shifted_params(own), value.name)
 
 
-def settle_storage(graph: Graph) -> bool:
+def propagate_storage(graph: Graph) -> bool:
     """Gives constants the signedness that their readers have; returns whether any changed."""
-    return _Storage(graph).settle()
+    return _Storage(graph).propagate()
 
 
 @dataclass(slots=True)
-class _Region:
+class _ConstantRegion:
     """A constant and what data movers make of it.
 
     Attributes:
@@ -69,7 +69,7 @@ class _Storage:
         self.rooted: set[Value] = set()
         self.shifted: dict[tuple[Constant, QuantParams], Constant] = {}
 
-    def settle(self) -> bool:
+    def propagate(self) -> bool:
         changed = False
         for node in self.graph.nodes:
             source = node.inputs[0] if node.inputs else None
@@ -78,14 +78,14 @@ class _Storage:
                 self.rooted.update(node.outputs)
         for node in self.graph.nodes:
             if _passes(node):
-                changed |= self._settle_table(node)
+                changed |= self._propagate_table(node)
             elif node.op.flow in _COMPUTING or node.op.name == "dequantize":
-                changed |= self._settle_operands(node)
+                changed |= self._propagate_operands(node)
         if changed:
             self.editor.finish()
         return changed
 
-    def _settle_operands(self, node: Node) -> bool:
+    def _propagate_operands(self, node: Node) -> bool:
         changed = False
         for index, value in node.data_operands():
             quant = value.quant
@@ -102,7 +102,7 @@ class _Storage:
                 changed = True
         return changed
 
-    def _settle_table(self, node: Node) -> bool:
+    def _propagate_table(self, node: Node) -> bool:
         """Settles what the movers behind a table make, once for each table."""
         table = node.operand(0)
         if table.constant is None or table.quant is None:
@@ -125,8 +125,8 @@ class _Storage:
             self.editor.replace_value(value, value.producer.operand(0))
         return True
 
-    def _region(self, node: Node) -> _Region:
-        region = _Region()
+    def _region(self, node: Node) -> _ConstantRegion:
+        region = _ConstantRegion()
         pending = [node]
         while pending:
             current = pending.pop()

@@ -32,7 +32,7 @@ def island_of_a_layout(node: Node, scope: Scope) -> Proposal:
     if source.producer is None or source.producer.op.name == "Transpose":
         return None
     island = _Island(attributes.perm, scope)
-    value = island.turned(source)
+    value = island.permuted(source)
     if value is None or not island.cancelled:
         return None
     value.name = value.name or node.output.name
@@ -55,7 +55,7 @@ class _Island:
     made: dict[Value, Value] = field(default_factory=dict[Value, Value])
     cancelled: int = 0
 
-    def turned(self, value: Value) -> Value | None:
+    def permuted(self, value: Value) -> Value | None:
         """Returns a value with its axes permuted, without a new transpose; None if there is none.
 
         A value that is read outside of the island too would be computed twice, so it is refused.
@@ -92,10 +92,10 @@ class _Island:
                 continue
             if value.constant is None and value.rank != len(self.perm):
                 return None
-            turned = self.turned(value)
-            if turned is None:
+            permuted = self.permuted(value)
+            if permuted is None:
                 return None
-            operands.append(turned)
+            operands.append(permuted)
         if node.output.type.shape is None:
             return None
         attributes = permuted_attributes(node.attributes, self.perm)

@@ -23,7 +23,7 @@ Threads = Annotated[
     int | None,
     Parameter(help="Threads that compute; by default TVM_NUM_THREADS, or half of the machine's."),
 ]
-Spelling = Annotated[
+Variant = Annotated[
     Literal["canonical", "tflite", "dnnl", "fq2i"],
     Parameter(help="Of a Relay module: which backends' patterns it suits."),
 ]

@@ -27,7 +27,7 @@ class Rules:
             help="Fold float Mul, Add, BatchNormalization … behind integer products into these.",
         ),
     ] = False
-    reroll: Annotated[
+    fuse: Annotated[
         bool,
         Parameter(
             negative=(), help="Make one operator of each activation and norm written in steps."
@@ -38,7 +38,7 @@ class Rules:
         """Returns a model in canonical form; raises as :func:`qdqbridge.sources.load_model`."""
         return load_model(
             model, params=params, decomposed=self.decomposed, fold_affine=self.fold_affine,
-            reroll=self.reroll,
+            fuse=self.fuse,
         )  # fmt: skip
 
 
@@ -63,7 +63,7 @@ class Sources(Rules):
         """Returns what a model holds."""
         return inspect_model(
             model, params=self.params, decomposed=self.decomposed, fold_affine=self.fold_affine,
-            reroll=self.reroll,
+            fuse=self.fuse,
         )  # fmt: skip
 
 

@@ -11,15 +11,15 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from qdqbridge.graph.diff import Difference
+from qdqbridge.graph.diff import GraphDifference
 
 if TYPE_CHECKING:
-    from qdqbridge.onnx_io.profiles import Finding, Profile
+    from qdqbridge.onnx_io.profiles import ExportProfile, Finding
 
 _STYLES = {"refused": "bold red", "other numbers": "red", "float": "yellow", "no kernel": "dim"}
 
 
-def findings_json(profile: Profile, findings: Sequence[Finding]) -> dict[str, Any]:
+def findings_json(profile: ExportProfile, findings: Sequence[Finding]) -> dict[str, Any]:
     """Returns the findings of a check as JSON."""
     return {
         "profile": profile.name,
@@ -45,7 +45,7 @@ def findings_json(profile: Profile, findings: Sequence[Finding]) -> dict[str, An
     }
 
 
-def findings_parts(profile: Profile, findings: Sequence[Finding]) -> list[RenderableType]:
+def findings_parts(profile: ExportProfile, findings: Sequence[Finding]) -> list[RenderableType]:
     """Returns the findings of a check as a table and a summary."""
     if not findings:
         rules = len(profile.rules)
@@ -95,7 +95,7 @@ def _fixes(findings: Sequence[Finding]) -> list[RenderableType]:
     return [Text(f"  {rule}: {fix}", style="dim") for rule, fix in fixes.items()]
 
 
-def differences_json(differences: Sequence[Difference]) -> dict[str, Any]:
+def differences_json(differences: Sequence[GraphDifference]) -> dict[str, Any]:
     """Returns a diff as JSON."""
     return {
         "equal": not differences,
@@ -106,7 +106,7 @@ def differences_json(differences: Sequence[Difference]) -> dict[str, Any]:
     }
 
 
-def differences_parts(differences: Sequence[Difference]) -> list[RenderableType]:
+def differences_parts(differences: Sequence[GraphDifference]) -> list[RenderableType]:
     """Returns a diff as a table and a summary."""
     if not differences:
         return [Text("equal: both models have one canonical form")]

@@ -12,24 +12,24 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from qdqbridge.engines.judge import Placement, Verdict
-    from qdqbridge.onnx_io.profiles.changes import Change
+    from qdqbridge.engines.judge import EngineVerdict, Placement
+    from qdqbridge.onnx_io.profiles.changes import ExportChange
 
 _LISTED = 20
 
 
-def verdict_json(verdict: Verdict) -> dict[str, Any]:
+def verdict_json(verdict: EngineVerdict) -> dict[str, Any]:
     """Returns what an engine takes as JSON."""
     return {
         "engine": verdict.engine,
         "version": verdict.version,
-        "whole": verdict.whole,
+        "whole": verdict.takes_all,
         "partitions": verdict.partitions,
         "placements": [asdict(placement) for placement in verdict.placements],
     }
 
 
-def verdict_parts(verdict: Verdict) -> list[RenderableType]:
+def verdict_parts(verdict: EngineVerdict) -> list[RenderableType]:
     """Returns what an engine takes as a table of what it leaves, and a summary."""
     places = Counter(placement.place for placement in verdict.placements)
     listed = ", ".join(f"{number} {place}" for place, number in places.most_common())
@@ -53,12 +53,12 @@ def _cells(placement: Placement) -> tuple[str, str, str, str]:
     return placement.node, placement.operator, placement.place, why
 
 
-def changes_json(changes: Sequence[Change]) -> list[dict[str, str]]:
+def changes_json(changes: Sequence[ExportChange]) -> list[dict[str, str]]:
     """Returns what an export changed as JSON."""
     return [asdict(change) for change in changes]
 
 
-def changes_parts(changes: Sequence[Change]) -> list[RenderableType]:
+def changes_parts(changes: Sequence[ExportChange]) -> list[RenderableType]:
     """Returns what an export changed as a table."""
     if not changes:
         return [Text("nothing is spelled otherwise than in the file that was read")]

@@ -41,11 +41,11 @@ from qdqbridge.cli.reading import AS_IT_IS, Reading
 from qdqbridge.engines.kinds import ENGINES
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.archive import write_arrays
+from qdqbridge.graph.atomic_write import write_text
 from qdqbridge.graph.batches import Batch, batches, joined
 from qdqbridge.graph.expose import intermediates
 from qdqbridge.graph.extents import with_numbers
 from qdqbridge.graph.graph import Graph
-from qdqbridge.graph.placing import write_text
 from qdqbridge.graph.printer import text
 from qdqbridge.report.compare import Comparison
 from qdqbridge.sources import as_onnx
@@ -295,7 +295,7 @@ def compare(
     graph = with_numbers(graph, extents_of(extent))
     inputs = arrays.read_inputs(data, graph.inputs)
     with ExitStack() as stack:
-        sides = _Sides(model, graph, target, stack)
+        sides = _ComparedSides(model, graph, target, stack)
         if local and engine is not None and engine in ENGINES:
             ours, theirs = graph, sides.of(engine)
         else:
@@ -317,7 +317,7 @@ def compare(
 
 
 @dataclass(frozen=True, slots=True)
-class _Sides:
+class _ComparedSides:
     """What the sides of a comparison are called, and what they are of one model."""
 
     model: Path

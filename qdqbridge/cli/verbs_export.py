@@ -18,8 +18,8 @@ from qdqbridge.cli.parameters import (
     MaybeOut,
     Model,
     Out,
-    Spelling,
     Target,
+    Variant,
     extents_of,
 )
 from qdqbridge.cli.reading import AS_IT_IS, EXACTLY, Reading, Rewriting
@@ -124,7 +124,7 @@ def export(
     elif check:
         output.show(*render_checks.findings_parts(pipeline.export_profile(profile), findings))
         output.show(*(render_engines.verdict_parts(verdict) if verdict is not None else ()))
-    return NOT_MET if findings or (verdict is not None and not verdict.whole) else DONE
+    return NOT_MET if findings or (verdict is not None and not verdict.takes_all) else DONE
 
 
 def _export_tflite(
@@ -198,7 +198,7 @@ def to_tvm(
         Parameter(help="An .npz file for the constants of 64 KiB or more (.json and .py only)."),
     ] = None,
     target: Target = "host",
-    spelling: Spelling = "canonical",
+    variant: Variant = "canonical",
     extent: Extents = (),
     force: Force = False,
     rewriting: Rewriting = EXACTLY,
@@ -215,7 +215,7 @@ def to_tvm(
     check_extents(path, graph, extent)
     with output.status("compiling"):
         number = write_for_tvm(
-            graph, path, target=target, params=constants, spelling=spelling, extents=extent
+            graph, path, target=target, params=constants, variant=variant, extents=extent
         )
     if constants is not None and not number:
         output.say(f"no constant has 64 KiB or more: {constants} is not written")

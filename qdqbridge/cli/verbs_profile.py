@@ -17,7 +17,7 @@ from qdqbridge.errors import InputDataError
 
 if TYPE_CHECKING:
     from qdqbridge.autoquant.profile import Profile
-    from qdqbridge.autoquant.profile_map import Found
+    from qdqbridge.autoquant.profile_map import BindingStatistics
 
 Data = Annotated[
     Path, Parameter(help="An .npz file with one array per model input, or a folder of such files.")
@@ -192,7 +192,7 @@ def lookup(
     return NOT_MET if unknown else DONE
 
 
-def _found_json(found: Found) -> dict[str, Any]:
+def _found_json(found: BindingStatistics) -> dict[str, Any]:
     return {
         "function": found.function,
         "variable": found.variable,
@@ -204,7 +204,7 @@ def _found_json(found: Found) -> dict[str, Any]:
     }
 
 
-def _found_table(found: list[Found], stage: str) -> Table:
+def _found_table(found: list[BindingStatistics], stage: str) -> Table:
     table = Table("function", "variable", "is", "tensors of the model", "range", title=stage)
     for each in found:
         names = "\n".join(entry.name for entry in each.entries)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from qdqbridge import pipeline, quantizing
 from qdqbridge.cli import output
-from qdqbridge.cli.parameters import Extents, Force, Json, Model, Spelling
+from qdqbridge.cli.parameters import Extents, Force, Json, Model, Variant
 from qdqbridge.cli.reading import AS_IT_IS, Reading
 from qdqbridge.cli.writing import FOR_TVM, ONNX, check_extents, check_suffix, write_for_tvm
 from qdqbridge.errors import InputDataError
@@ -101,7 +101,7 @@ def quantize(
     max_drop: MaxDrop = None,
     fallback: FallbackTo = "int16",
     report: Report = None,
-    spelling: Spelling = "canonical",
+    variant: Variant = "canonical",
     extent: Extents = (),
     reading: Reading = AS_IT_IS,
     force: Force = False,
@@ -139,7 +139,7 @@ def quantize(
     if path.suffix == ONNX:
         pipeline.save(made.graph, path, export_profile or made.target.profile, overwrite=True)
     else:
-        write_for_tvm(made.graph, path, spelling=spelling, extents=extent)
+        write_for_tvm(made.graph, path, variant=variant, extents=extent)
     if report is not None:
         with output.progress("report") as progress:
             made.report(report, model=model.name, data=data.name if data else "", progress=progress)

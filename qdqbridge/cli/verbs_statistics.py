@@ -19,7 +19,7 @@ from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.graph.graph import Graph
 
 if TYPE_CHECKING:
-    from qdqbridge.autoquant.accumulators import Accumulator
+    from qdqbridge.autoquant.accumulators import ProductAccumulator
     from qdqbridge.autoquant.samples import Sample, Samples
     from qdqbridge.report.quantization.record import AccumulatorRow
 
@@ -93,7 +93,7 @@ def _pieces(
     return cut, len(cut) * cut.step
 
 
-def _json(found: Accumulator) -> dict[str, Any]:
+def _json(found: ProductAccumulator) -> dict[str, Any]:
     low, high = found.observed or (None, None)
     return {
         "node": found.node,

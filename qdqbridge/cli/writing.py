@@ -57,7 +57,7 @@ def write_for_tvm(
     *,
     target: str = "host",
     params: Path | None = None,
-    spelling: str = "canonical",
+    variant: str = "canonical",
     extents: Sequence[str] = (),
 ) -> int:
     """Writes a graph for TVM, replacing a file; returns the number of constants in ``params``.
@@ -68,5 +68,5 @@ def write_for_tvm(
     whole = with_numbers(graph, extents_of(extents))
     if path.suffix != RELAY:
         return hosting.export_tvm(whole, path, target, params=params)
-    hosting.export_relay(whole, path, spelling=spelling)
+    hosting.export_relay(whole, path, variant=variant)
     return 0

@@ -8,18 +8,18 @@ that crashes or hangs takes nothing along. ``ENGINES`` lists them.
 from __future__ import annotations
 
 from qdqbridge.engines.foreign import ForeignEngine, open_engine
-from qdqbridge.engines.judge import Judge, Placement, Verdict
+from qdqbridge.engines.judge import EngineVerdict, Judge, Placement
 from qdqbridge.engines.kinds import ENGINES, EngineKind, engine_kind
 from qdqbridge.engines.process import ProcessLimits
 
 __all__ = [
     "ENGINES",
     "EngineKind",
+    "EngineVerdict",
     "ForeignEngine",
     "Judge",
     "Placement",
     "ProcessLimits",
-    "Verdict",
     "engine_kind",
     "open_engine",
 ]

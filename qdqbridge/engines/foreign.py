@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from qdqbridge.engines.judge import Placement, Verdict
+from qdqbridge.engines.judge import EngineVerdict, Placement
 from qdqbridge.engines.kinds import EngineKind, engine_kind
 from qdqbridge.engines.process import EngineProcess, ProcessLimits
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
@@ -75,7 +75,7 @@ class ForeignEngine:
         found = self._process.ask("run the model", "run", key, self._ordered(inputs), asked)
         return {name: found[name] for name in names}
 
-    def taken(self) -> Verdict:
+    def taken(self) -> EngineVerdict:
         """Returns what the engine takes of the model, node by node.
 
         Raises:
@@ -84,7 +84,7 @@ class ForeignEngine:
         self._load(())
         assert self._placed is not None
         placements, partitions = self._placed
-        return Verdict(self.label, self.version, tuple(placements), partitions)
+        return EngineVerdict(self.label, self.version, tuple(placements), partitions)
 
     def close(self) -> None:
         """Ends the engine's process."""

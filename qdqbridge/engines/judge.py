@@ -36,7 +36,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class EngineVerdict:
     """What an engine takes of a model.
 
     Attributes:
@@ -57,7 +57,7 @@ class Verdict:
         return tuple(each for each in self.placements if not each.taken)
 
     @property
-    def whole(self) -> bool:
+    def takes_all(self) -> bool:
         """True where it takes everything, in one piece."""
         return not self.left and self.partitions <= 1
 
@@ -83,6 +83,6 @@ class Judge(Protocol):
         """Returns the tensors ``names`` as they are stored."""
         ...
 
-    def taken(self) -> Verdict:
+    def taken(self) -> EngineVerdict:
         """Returns what the engine takes of the model, node by node."""
         ...

@@ -12,7 +12,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.placing import placed
+from qdqbridge.graph.atomic_write import placed
 
 Array = NDArray[Any]
 

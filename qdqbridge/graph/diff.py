@@ -19,7 +19,7 @@ _LISTED = 16
 """Neighbours of a node that are looked at for words."""
 
 
-class Kind(Enum):
+class DifferenceKind(Enum):
     """What differs."""
 
     STRUCTURE = "structure"
@@ -33,7 +33,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class GraphDifference:
     """One difference; ``a`` is what was, ``b`` what is.
 
     Attributes:
@@ -44,7 +44,7 @@ class Difference:
         b: Name of the node of ``b``.
     """
 
-    kind: Kind
+    kind: DifferenceKind
     where: str
     text: str
     a: str = ""
@@ -54,7 +54,7 @@ class Difference:
         return f"{self.kind.value}: {self.where}: {self.text}"
 
 
-def diff(a: Graph, b: Graph) -> list[Difference]:
+def diff(a: Graph, b: Graph) -> list[GraphDifference]:
     """Returns where two graphs differ; nothing where their text forms, and digests, are equal.
 
     Nodes are found by their place between inputs and outputs; names serve the words only.
@@ -72,7 +72,7 @@ def diff(a: Graph, b: Graph) -> list[Difference]:
     form = "canonical" if a.canonical else "raw"
     other = "canonical" if b.canonical else "raw"
     words = f"one is {form}, the other {other}" if form != other else _first_line(a, b)
-    return [Difference(Kind.STRUCTURE, "the text form", words)]
+    return [GraphDifference(DifferenceKind.STRUCTURE, "the text form", words)]
 
 
 @dataclass(slots=True)
@@ -133,23 +133,23 @@ def _first_line(a: Graph, b: Graph) -> str:
 # ---- interface ----------------------------------------------------------------------------------
 
 
-def _interface(a: Graph, b: Graph) -> Iterator[Difference]:
+def _interface(a: Graph, b: Graph) -> Iterator[GraphDifference]:
     for word, mine, others in (
         ("inputs", len(a.inputs), len(b.inputs)),
         ("outputs", len(a.outputs), len(b.outputs)),
     ):
         if mine != others:
             text = f"number of {word} {mine} -> {others}"
-            yield Difference(Kind.INTERFACE, "the graph", text)
+            yield GraphDifference(DifferenceKind.INTERFACE, "the graph", text)
     symbols: tuple[dict[str, int], dict[str, int]] = ({}, {})
     for index, (x, y) in enumerate(zip(a.inputs, b.inputs, strict=False)):
         where = f"input {index} ('{x.name}')"
         for quantization, words in type_words(x.type, y.type):
-            kind = Kind.QUANTIZATION if quantization else Kind.INTERFACE
-            yield Difference(kind, where, words, x.name, y.name)
+            kind = DifferenceKind.QUANTIZATION if quantization else DifferenceKind.INTERFACE
+            yield GraphDifference(kind, where, words, x.name, y.name)
         if _numbered(x.type.shape, symbols[0]) != _numbered(y.type.shape, symbols[1]):
             text = f"shape {_shape(x.type.shape)} -> {_shape(y.type.shape)}"
-            yield Difference(Kind.INTERFACE, where, text, x.name, y.name)
+            yield GraphDifference(DifferenceKind.INTERFACE, where, text, x.name, y.name)
 
 
 def _numbered(shape: Shape, symbols: dict[str, int]) -> tuple[object, ...] | None:
@@ -165,47 +165,49 @@ def _shape(shape: Shape) -> str:
     return "unknown" if shape is None else f"[{', '.join(map(str, shape))}]"
 
 
-def _outputs(found: _Pairing) -> Iterator[Difference]:
+def _outputs(found: _Pairing) -> Iterator[GraphDifference]:
     a, b = found.a, found.b
     for index, (x, y) in enumerate(zip(a.outputs, b.outputs, strict=False)):
         if not found.same(x, y):
             name, other = a.output_names[index], b.output_names[index]
             text = f"comes from {_origin(x)} -> from {_origin(y)}"
-            yield Difference(Kind.INTERFACE, f"output {index} ('{name}')", text, name, other)
+            yield GraphDifference(
+                DifferenceKind.INTERFACE, f"output {index} ('{name}')", text, name, other
+            )
 
 
 # ---- nodes --------------------------------------------------------------------------------------
 
 
-def _nodes(found: _Pairing) -> Iterator[Difference]:
+def _nodes(found: _Pairing) -> Iterator[GraphDifference]:
     for node in found.a.nodes:
         other = found.nodes.forward.get(node)
         if other is None:
             text = f"only in the first graph, {_place(node)}"
-            yield Difference(Kind.STRUCTURE, _label(node), text, node.name)
+            yield GraphDifference(DifferenceKind.STRUCTURE, _label(node), text, node.name)
         else:
             yield from _pair(node, other, found)
     for node in found.b.nodes:
         if node not in found.nodes.backward:
             text = f"only in the second graph, {_place(node)}"
-            yield Difference(Kind.STRUCTURE, _label(node), text, "", node.name)
+            yield GraphDifference(DifferenceKind.STRUCTURE, _label(node), text, "", node.name)
 
 
-def _pair(x: Node, y: Node, found: _Pairing) -> Iterator[Difference]:
+def _pair(x: Node, y: Node, found: _Pairing) -> Iterator[GraphDifference]:
     where, names = _where(x, y), (x.name, y.name)
     if x.op.name != y.op.name:
-        yield Difference(Kind.OPERATOR, where, f"{x.op.name} -> {y.op.name}", *names)
+        yield GraphDifference(DifferenceKind.OPERATOR, where, f"{x.op.name} -> {y.op.name}", *names)
     elif attributes_text(x.attributes) != attributes_text(y.attributes):
         for text in _attributes(x, y):
-            yield Difference(Kind.ATTRIBUTE, where, text, *names)
+            yield GraphDifference(DifferenceKind.ATTRIBUTE, where, text, *names)
     for index, (mine, theirs) in enumerate(zip(x.outputs, y.outputs, strict=False)):
         result = "result" if len(x.outputs) == 1 else f"result {index}"
         for quantization, words in type_words(mine.type, theirs.type):
-            kind = Kind.QUANTIZATION if quantization else Kind.TYPE
-            yield Difference(kind, where, f"{result}: {words}", *names)
+            kind = DifferenceKind.QUANTIZATION if quantization else DifferenceKind.TYPE
+            yield GraphDifference(kind, where, f"{result}: {words}", *names)
     for index in range(max(len(x.inputs), len(y.inputs))):
         for kind, text in _operands(x, y, index, found):
-            yield Difference(kind, where, text, *names)
+            yield GraphDifference(kind, where, text, *names)
 
 
 def _attributes(x: Node, y: Node) -> Iterator[str]:
@@ -218,28 +220,33 @@ def _attributes(x: Node, y: Node) -> Iterator[str]:
             yield f"{entry.name} {mine} -> {theirs}"
 
 
-def _operands(x: Node, y: Node, index: int, found: _Pairing) -> Iterator[tuple[Kind, str]]:
+def _operands(
+    x: Node, y: Node, index: int, found: _Pairing
+) -> Iterator[tuple[DifferenceKind, str]]:
     mine, theirs = x.optional(index), y.optional(index)
     bias = index == _BIAS and x.op.flow is Flow.ACCUMULATE and x.op is y.op
     name = "bias" if bias else f"operand {index}"
     if mine is None or theirs is None:
         if mine is not theirs:
             gone = f"{_origin(mine)} -> none" if mine is not None else f"none -> {_origin(theirs)}"
-            yield (Kind.BIAS if bias else Kind.STRUCTURE), f"{name}: {gone}"
+            yield (DifferenceKind.BIAS if bias else DifferenceKind.STRUCTURE), f"{name}: {gone}"
         return
     if mine.constant is None or theirs.constant is None:
         if not found.same(mine, theirs):
-            yield Kind.STRUCTURE, f"{name} reads {_origin(mine)} -> {_origin(theirs)}"
+            yield DifferenceKind.STRUCTURE, f"{name} reads {_origin(mine)} -> {_origin(theirs)}"
         return
     for quantization, words in type_words(mine.type, theirs.type):
-        kind = Kind.QUANTIZATION if quantization else Kind.TYPE
-        yield (Kind.BIAS if bias else kind), f"{name} '{mine.name}': {words}"
+        kind = DifferenceKind.QUANTIZATION if quantization else DifferenceKind.TYPE
+        yield (DifferenceKind.BIAS if bias else kind), f"{name} '{mine.name}': {words}"
     quantized = isinstance(mine.type, QuantType)
     if quantized != isinstance(theirs.type, QuantType):
         return  # codes and real numbers have nothing to compare
     text = constant_words(mine.constant, theirs.constant, quantized=quantized)
     if text is not None:
-        yield (Kind.BIAS if bias else Kind.CONSTANT), f"{name} '{mine.name}': {text}"
+        yield (
+            (DifferenceKind.BIAS if bias else DifferenceKind.CONSTANT),
+            f"{name} '{mine.name}': {text}",
+        )
 
 
 # ---- words --------------------------------------------------------------------------------------

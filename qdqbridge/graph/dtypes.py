@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 
-class Kind(Enum):
+class DTypeKind(Enum):
     """The families of element types."""
 
     FLOAT = "float"
@@ -26,32 +26,32 @@ class DType(Enum):
     element in memory and ``bits`` bits in a file.
     """
 
-    FLOAT64 = ("float64", Kind.FLOAT, 64, np.float64)
-    FLOAT32 = ("float32", Kind.FLOAT, 32, np.float32)
-    FLOAT16 = ("float16", Kind.FLOAT, 16, np.float16)
-    BFLOAT16 = ("bfloat16", Kind.FLOAT, 16, ml_dtypes.bfloat16)
-    FLOAT8_E4M3FN = ("float8_e4m3fn", Kind.FLOAT, 8, ml_dtypes.float8_e4m3fn)
-    FLOAT8_E4M3FNUZ = ("float8_e4m3fnuz", Kind.FLOAT, 8, ml_dtypes.float8_e4m3fnuz)
-    FLOAT8_E5M2 = ("float8_e5m2", Kind.FLOAT, 8, ml_dtypes.float8_e5m2)
-    FLOAT8_E5M2FNUZ = ("float8_e5m2fnuz", Kind.FLOAT, 8, ml_dtypes.float8_e5m2fnuz)
-    FLOAT8_E8M0 = ("float8_e8m0fnu", Kind.FLOAT, 8, ml_dtypes.float8_e8m0fnu)
-    FLOAT4_E2M1 = ("float4_e2m1fn", Kind.FLOAT, 4, ml_dtypes.float4_e2m1fn)
-    INT64 = ("int64", Kind.SIGNED, 64, np.int64)
-    INT32 = ("int32", Kind.SIGNED, 32, np.int32)
-    INT16 = ("int16", Kind.SIGNED, 16, np.int16)
-    INT8 = ("int8", Kind.SIGNED, 8, np.int8)
-    INT4 = ("int4", Kind.SIGNED, 4, ml_dtypes.int4)
-    INT2 = ("int2", Kind.SIGNED, 2, ml_dtypes.int2)
-    UINT64 = ("uint64", Kind.UNSIGNED, 64, np.uint64)
-    UINT32 = ("uint32", Kind.UNSIGNED, 32, np.uint32)
-    UINT16 = ("uint16", Kind.UNSIGNED, 16, np.uint16)
-    UINT8 = ("uint8", Kind.UNSIGNED, 8, np.uint8)
-    UINT4 = ("uint4", Kind.UNSIGNED, 4, ml_dtypes.uint4)
-    UINT2 = ("uint2", Kind.UNSIGNED, 2, ml_dtypes.uint2)
-    BOOL = ("bool", Kind.BOOL, 8, np.bool_)
-    STRING = ("string", Kind.STRING, 0, np.object_)
+    FLOAT64 = ("float64", DTypeKind.FLOAT, 64, np.float64)
+    FLOAT32 = ("float32", DTypeKind.FLOAT, 32, np.float32)
+    FLOAT16 = ("float16", DTypeKind.FLOAT, 16, np.float16)
+    BFLOAT16 = ("bfloat16", DTypeKind.FLOAT, 16, ml_dtypes.bfloat16)
+    FLOAT8_E4M3FN = ("float8_e4m3fn", DTypeKind.FLOAT, 8, ml_dtypes.float8_e4m3fn)
+    FLOAT8_E4M3FNUZ = ("float8_e4m3fnuz", DTypeKind.FLOAT, 8, ml_dtypes.float8_e4m3fnuz)
+    FLOAT8_E5M2 = ("float8_e5m2", DTypeKind.FLOAT, 8, ml_dtypes.float8_e5m2)
+    FLOAT8_E5M2FNUZ = ("float8_e5m2fnuz", DTypeKind.FLOAT, 8, ml_dtypes.float8_e5m2fnuz)
+    FLOAT8_E8M0 = ("float8_e8m0fnu", DTypeKind.FLOAT, 8, ml_dtypes.float8_e8m0fnu)
+    FLOAT4_E2M1 = ("float4_e2m1fn", DTypeKind.FLOAT, 4, ml_dtypes.float4_e2m1fn)
+    INT64 = ("int64", DTypeKind.SIGNED, 64, np.int64)
+    INT32 = ("int32", DTypeKind.SIGNED, 32, np.int32)
+    INT16 = ("int16", DTypeKind.SIGNED, 16, np.int16)
+    INT8 = ("int8", DTypeKind.SIGNED, 8, np.int8)
+    INT4 = ("int4", DTypeKind.SIGNED, 4, ml_dtypes.int4)
+    INT2 = ("int2", DTypeKind.SIGNED, 2, ml_dtypes.int2)
+    UINT64 = ("uint64", DTypeKind.UNSIGNED, 64, np.uint64)
+    UINT32 = ("uint32", DTypeKind.UNSIGNED, 32, np.uint32)
+    UINT16 = ("uint16", DTypeKind.UNSIGNED, 16, np.uint16)
+    UINT8 = ("uint8", DTypeKind.UNSIGNED, 8, np.uint8)
+    UINT4 = ("uint4", DTypeKind.UNSIGNED, 4, ml_dtypes.uint4)
+    UINT2 = ("uint2", DTypeKind.UNSIGNED, 2, ml_dtypes.uint2)
+    BOOL = ("bool", DTypeKind.BOOL, 8, np.bool_)
+    STRING = ("string", DTypeKind.STRING, 0, np.object_)
 
-    def __init__(self, label: str, kind: Kind, bits: int, scalar: type) -> None:
+    def __init__(self, label: str, kind: DTypeKind, bits: int, scalar: type) -> None:
         self.label = label
         self.kind = kind
         self.bits = bits
@@ -60,22 +60,22 @@ class DType(Enum):
     @property
     def is_integer(self) -> bool:
         """True for signed and unsigned integers of any width."""
-        return self.kind in (Kind.SIGNED, Kind.UNSIGNED)
+        return self.kind in (DTypeKind.SIGNED, DTypeKind.UNSIGNED)
 
     @property
     def is_signed(self) -> bool:
         """True for signed integers."""
-        return self.kind is Kind.SIGNED
+        return self.kind is DTypeKind.SIGNED
 
     @property
     def is_float(self) -> bool:
         """True for every floating-point type, the 8-bit and 4-bit ones included."""
-        return self.kind is Kind.FLOAT
+        return self.kind is DTypeKind.FLOAT
 
     @property
     def is_small_float(self) -> bool:
         """True for the 8-bit and 4-bit floating-point types, which only store quantized values."""
-        return self.kind is Kind.FLOAT and self.bits <= 8
+        return self.kind is DTypeKind.FLOAT and self.bits <= 8
 
     @property
     def qmin(self) -> int:

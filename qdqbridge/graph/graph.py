@@ -22,7 +22,7 @@ class Origin:
     Attributes:
         nodes: Names of the file's nodes.
         metadata: Their ``metadata_props``.
-        spelling: How the file writes it where there are several ways.
+        variant: How the file writes it where there are several ways.
         with_add: The file adds its bias behind it.
         computed: The float type in which the file computes it, where Casts around it say another
             one than the scales of its operands have. Only writers and reports look at it.
@@ -30,7 +30,7 @@ class Origin:
 
     nodes: tuple[str, ...] = ()
     metadata: tuple[tuple[str, str], ...] = ()
-    spelling: str = ""
+    variant: str = ""
     with_add: bool = False
     computed: DType | None = None
 
@@ -39,7 +39,7 @@ class Origin:
         return Origin(
             tuple(dict.fromkeys((*self.nodes, *other.nodes))),
             tuple(dict((*self.metadata, *other.metadata)).items()),
-            self.spelling or other.spelling,
+            self.variant or other.variant,
             self.with_add or other.with_add,
             self.computed or other.computed,
         )

@@ -14,7 +14,7 @@ _EITHER_ORDER = frozenset(("Add", "Mul", "Max", "Min"))
 
 
 @dataclass(slots=True)
-class Match:
+class PatternMatch:
     """What a pattern's letters stand for.
 
     Attributes:
@@ -27,17 +27,17 @@ class Match:
     numbers: dict[str, float] = field(default_factory=dict[str, float])
     nodes: list[Node] = field(default_factory=list[Node])
 
-    def take(self, other: Match) -> None:
+    def take(self, other: PatternMatch) -> None:
         """Becomes ``other``."""
         self.values, self.numbers, self.nodes = other.values, other.numbers, other.nodes
 
-    def copy(self) -> Match:
+    def copy(self) -> PatternMatch:
         """Returns a match that can be thrown away."""
-        return Match(dict(self.values), dict(self.numbers), list(self.nodes))
+        return PatternMatch(dict(self.values), dict(self.numbers), list(self.nodes))
 
 
 def match(
-    value: Value | None, pattern: Pattern, found: Match, *, either_order: bool = False
+    value: Value | None, pattern: Pattern, found: PatternMatch, *, either_order: bool = False
 ) -> bool:
     """True where ``value`` is computed as ``pattern`` says; fills ``found``.
 
@@ -55,7 +55,9 @@ def match(
     return True
 
 
-def _matches(value: Value | None, pattern: Pattern, found: Match, either_order: bool) -> bool:
+def _matches(
+    value: Value | None, pattern: Pattern, found: PatternMatch, either_order: bool
+) -> bool:
     if value is None:
         return False
     if isinstance(pattern, tuple):
@@ -70,7 +72,9 @@ def _matches(value: Value | None, pattern: Pattern, found: Match, either_order: 
     return number == float(np.asarray(pattern, value.type.dtype.numpy))
 
 
-def _node_matches(value: Value, pattern: tuple[Any, ...], found: Match, either_order: bool) -> bool:
+def _node_matches(
+    value: Value, pattern: tuple[Any, ...], found: PatternMatch, either_order: bool
+) -> bool:
     node = value.producer
     if node is None or node.op.name != pattern[0]:
         return False
@@ -93,7 +97,7 @@ def _node_matches(value: Value, pattern: tuple[Any, ...], found: Match, either_o
     return False
 
 
-def _attributes_match(node: Node, wanted: tuple[Any, ...], found: Match) -> bool:
+def _attributes_match(node: Node, wanted: tuple[Any, ...], found: PatternMatch) -> bool:
     """Compares attributes with what stands behind the operands of a pattern; nothing takes any."""
     values = node.op.values(node.attributes).values()
     if not wanted:

@@ -69,9 +69,9 @@ def _kept(graph: Graph, only: Callable[[Value], bool]) -> set[Value]:
     for node in graph.nodes:
         if node.op.flow in (Flow.REINTERPRET, Flow.FLOAT):
             kept.update(v for v in (*node.inputs, *node.outputs) if v is not None)
-    movers = [_ties(node) for node in graph.nodes if node.op.flow is Flow.MOVE]
+    movements = [_ties(node) for node in graph.nodes if node.op.flow is Flow.MOVE]
     while True:  # a mover has one type on both sides
-        tied = {value for ties in movers if not kept.isdisjoint(ties) for value in ties}
+        tied = {value for ties in movements if not kept.isdisjoint(ties) for value in ties}
         if tied <= kept:
             return kept
         kept |= tied

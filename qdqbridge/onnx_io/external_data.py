@@ -75,7 +75,7 @@ def _changed(where: str, why: str) -> ModelFileError:
 
 
 @dataclass(frozen=True, slots=True)
-class _Extent:
+class _ByteRange:
     """What a tensor's ``external_data`` entries say."""
 
     location: str
@@ -133,7 +133,7 @@ def external_bytes(
     return lambda: kept.view(offset, nbytes, where), lambda: kept.check(where)
 
 
-def _extent(tensor: TensorProto, where: str) -> _Extent:
+def _extent(tensor: TensorProto, where: str) -> _ByteRange:
     entries: dict[str, str] = {}
     for entry in tensor.external_data:
         # protobuf hands out bytes where a string is not UTF-8
@@ -165,7 +165,7 @@ def _extent(tensor: TensorProto, where: str) -> _Extent:
                 fix="export the model again",
             )
         numbers[key] = int(text)
-    return _Extent(entries.get("location", ""), numbers.get("offset", 0), numbers.get("length"))
+    return _ByteRange(entries.get("location", ""), numbers.get("offset", 0), numbers.get("length"))
 
 
 def _located(location: str, folder: Path, where: str) -> tuple[Path, os.stat_result]:

@@ -54,7 +54,7 @@ class NewForm:
     opset: int
 
 
-class Site:
+class OldNode:
     """An old node, and the nodes that take its place.
 
     Args:
@@ -164,7 +164,7 @@ def in_new_form(
     found = None if schema is None else FORMS.get(node.op_type)
     if schema is None or found is None or schema.since_version >= found[0]:
         return NewForm(None, new)
-    site = Site(node, int(schema.since_version), fresh, shape, element_type)
+    site = OldNode(node, int(schema.since_version), fresh, shape, element_type)
     found[1](site)
     return NewForm(site.made, max(new, _LATER.get(node.op_type, 0)))
 
@@ -261,14 +261,14 @@ def _renew_body(body: GraphProto, opset: int, fresh: Fresh) -> int:
 # ---- what changed ------------------------------------------------------------------------------
 
 
-def _same(site: Site) -> None:
+def _same(site: OldNode) -> None:
     """Attributes that said nothing are gone (``consumed_inputs``, ``is_test``)."""
     for name in ("consumed_inputs", "is_test"):
         site.take(name)
     site.end(site.node.input)
 
 
-def _broadcasting(site: Site) -> None:
+def _broadcasting(site: OldNode) -> None:
     """Before opset 7 broadcasting was an attribute: b's axes begin at ``axis`` of a."""
     site.take("consumed_inputs")
     broadcast, axis = site.take("broadcast", 0), site.take("axis")
@@ -281,12 +281,12 @@ def _broadcasting(site: Site) -> None:
     site.end([a, b])
 
 
-def _gemm(site: Site) -> None:
+def _gemm(site: OldNode) -> None:
     site.take("broadcast")
     site.end(site.node.input)
 
 
-def _prelu(site: Site) -> None:
+def _prelu(site: OldNode) -> None:
     """Before opset 7 a vector of slopes belonged to the channels."""
     site.take("consumed_inputs")
     x, slope = site.node.input
@@ -296,29 +296,29 @@ def _prelu(site: Site) -> None:
     site.end([x, slope])
 
 
-def _clip(site: Site) -> None:
+def _clip(site: OldNode) -> None:
     site.take("consumed_inputs")
     bounds = [site.take(name) for name in ("min", "max")]
     names = ["" if bound is None else site.constant(site.real(bound)) for bound in bounds]
     site.end([site.input(0), *names])
 
 
-def _selu(site: Site) -> None:
+def _selu(site: OldNode) -> None:
     site.take("consumed_inputs")
     alpha, gamma = site.take("alpha", 1.6732), site.take("gamma", 1.0507)
     site.end(site.node.input, alpha=alpha, gamma=gamma)
 
 
-def _cast(site: Site) -> None:
+def _cast(site: OldNode) -> None:
     to = site.take("to")
     site.end(site.node.input, to=TensorProto.DataType.Value(str(to)))
 
 
-def _concat(site: Site) -> None:
+def _concat(site: OldNode) -> None:
     site.end(site.node.input, axis=site.take("axis", 1))
 
 
-def _dropout(site: Site) -> None:
+def _dropout(site: OldNode) -> None:
     """Before opset 12 in inference: the identity; the mask is empty, as onnxruntime makes it."""
     if site.since < 7 and not site.take("is_test", 0):
         raise NoNewForm("it is in training mode")
@@ -334,7 +334,7 @@ def _dropout(site: Site) -> None:
     site.end([x], "Identity", results=1)
 
 
-def _batch_normalization(site: Site) -> None:
+def _batch_normalization(site: OldNode) -> None:
     for name in ("consumed_inputs", "is_test"):
         site.take(name)
     if not site.take("spatial", 1):
@@ -344,32 +344,32 @@ def _batch_normalization(site: Site) -> None:
     site.end(site.node.input, results=1)
 
 
-def _pad(site: Site) -> None:
+def _pad(site: OldNode) -> None:
     pads = site.take("pads", None) or site.take("paddings", None)
     value = site.constant(site.real(site.take("value", 0.0)))
     site.end([site.input(0), site.ints(pads or []), value])
 
 
-def _slice(site: Site) -> None:
+def _slice(site: OldNode) -> None:
     starts, ends = site.take("starts"), site.take("ends")
     axes = site.take("axes", list(range(len(starts))))
     site.end([site.input(0), *(site.ints(each) for each in (starts, ends, axes))])
 
 
-def _split(site: Site) -> None:
+def _split(site: OldNode) -> None:
     sizes = site.take("split")
     axis = site.take("axis", 0)
     given = site.ints(sizes) if sizes else site.input(1)
     site.end([site.input(0), given], axis=axis)
 
 
-def _axes(site: Site) -> None:
+def _axes(site: OldNode) -> None:
     """Axes are an operand (Squeeze, Unsqueeze, ReduceSum)."""
     axes = site.take("axes")
     site.end([site.input(0), "" if axes is None else site.ints(axes)])
 
 
-def _coerced(site: Site) -> None:
+def _coerced(site: OldNode) -> None:
     """Softmax and its like before opset 13: over all axes from ``axis`` on together."""
     x, axis = site.input(0), site.take("axis", 1)
     shape = site.shape(x)
@@ -386,7 +386,7 @@ def _coerced(site: Site) -> None:
     site.end([result, target], "Reshape")
 
 
-def _upsample(site: Site) -> None:
+def _upsample(site: OldNode) -> None:
     """Resize by asymmetric coordinates; nearest takes the floor of them."""
     mode = site.take("mode", "nearest")
     scales = site.input(1)
@@ -398,7 +398,7 @@ def _upsample(site: Site) -> None:
     _asymmetric(site, site.input(0), scales, mode, "floor")
 
 
-def _resize(site: Site) -> None:
+def _resize(site: OldNode) -> None:
     """Resize of opset 10; nearest truncates going up and rounds up going down, axis by axis."""
     mode, x, scales = site.take("mode", "nearest"), site.input(0), site.input(1)
     if mode != "nearest":
@@ -413,7 +413,7 @@ def _resize(site: Site) -> None:
     _asymmetric(site, down, site.add("Max", [scales, one]), mode, "floor")
 
 
-def _asymmetric(site: Site, x: str, scales: str, mode: str, nearest: str) -> None:
+def _asymmetric(site: OldNode, x: str, scales: str, mode: str, nearest: str) -> None:
     mode = "linear" if mode in ("linear", "bilinear") else mode
     site.end(
         [x, "", scales], "Resize",
@@ -421,45 +421,45 @@ def _asymmetric(site: Site, x: str, scales: str, mode: str, nearest: str) -> Non
     )  # fmt: skip
 
 
-def _scatter(site: Site) -> None:
+def _scatter(site: OldNode) -> None:
     site.end(site.node.input, "ScatterElements")
 
 
-def _top_k(site: Site) -> None:
+def _top_k(site: OldNode) -> None:
     if site.since == 1:
         site.end([site.input(0), site.ints([site.take("k")])])
         return
     site.end(site.node.input)
 
 
-def _reshape(site: Site) -> None:
+def _reshape(site: OldNode) -> None:
     site.take("consumed_inputs")
     site.end([site.input(0), site.ints(site.take("shape", []))])
 
 
-def _recurrent(site: Site) -> None:
+def _recurrent(site: OldNode) -> None:
     site.take("output_sequence")
     direction = site.take("direction", "forward")
     site.end(site.node.input, direction="forward" if direction == "foward" else direction)
 
 
-def _power(site: Site) -> None:
+def _power(site: OldNode) -> None:
     power = site.take("p", 2.0)
     site.end(site.node.input, p=int(power))
 
 
-def _roi_align(site: Site) -> None:
+def _roi_align(site: OldNode) -> None:
     """Before opset 16 without the half pixel."""
     site.end(site.node.input, coordinate_transformation_mode="output_half_pixel")
 
 
-def _fourier(site: Site) -> None:
+def _fourier(site: OldNode) -> None:
     """Before opset 20 the axis was an attribute."""
     axis = site.constant(np.array(site.take("axis", 1), np.int64))
     site.end([site.input(0), site.input(1), axis])
 
 
-def _scan(site: Site) -> None:
+def _scan(site: OldNode) -> None:
     """Scan of opset 8 works on a batch: a Scan over axis 0 of Scans over what is axis 1 in all."""
     if site.input(0):
         raise NoNewForm("its sequences have lengths of their own")
@@ -501,7 +501,7 @@ def _typed(name: str, value: Any, dims: list[Any] | None, *, more: bool) -> Any:
     return helper.make_tensor_value_info(name, element, shape)
 
 
-Form: TypeAlias = "Callable[[Site], None]"
+Form: TypeAlias = "Callable[[OldNode], None]"
 
 FORMS: Mapping[str, tuple[int, Form]] = {
     **dict.fromkeys(

@@ -29,11 +29,11 @@ def remarks(view: NodeView, encoding: Encoding, params: QuantParams, data: Value
     """
     culprits = (data.name, view.operand(1).name)
     node = view.proto.name or view.proto.output[0]
-    for rule, reason in (*_about_spelling(view, encoding, params), *_about_scale(encoding, params)):
+    for rule, reason in (*_about_variant(view, encoding, params), *_about_scale(encoding, params)):
         yield Note(rule, node, reason, culprits)
 
 
-def _about_spelling(
+def _about_variant(
     view: NodeView, encoding: Encoding, params: QuantParams
 ) -> Iterator[tuple[str, str]]:
     if params.blocked and not encoding.block_size:

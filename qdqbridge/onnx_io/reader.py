@@ -116,15 +116,15 @@ def read_proto(model: onnx.ModelProto, path: Path, normal: Callable[[Graph], Gra
             raise UnsupportedModelError("the branches of so many Ifs are not compared")
         body = take_equal_branches(take_constant_branches(body), path.parent, text_of)
         sort_nodes(body.graph, str(path))
-        return normal(_Builder(body, path, constants).graph()).text()
+        return normal(_GraphBuilder(body, path, constants).graph()).text()
 
     model = take_equal_branches(model, path.parent, text_of)
     sort_nodes(model.graph, str(path))
     model = lower(model, path.parent, str(path))
-    return _Builder(model, path).graph()
+    return _GraphBuilder(model, path).graph()
 
 
-class _Builder:
+class _GraphBuilder:
     def __init__(
         self, model: onnx.ModelProto, path: Path, outer: Mapping[str, Constant] | None = None
     ) -> None:

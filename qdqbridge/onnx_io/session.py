@@ -19,7 +19,7 @@ Array = NDArray[Any]
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
-class Session:
+class OnnxRuntimeSession:
     """A model file in onnxruntime on the CPU.
 
     Graph optimizations are disabled, so that every QuantizeLinear and DequantizeLinear of the file

@@ -28,7 +28,7 @@ def agreed(graph: Graph) -> Graph:
     """
     if not any(isinstance(d, str) for value in graph.inputs for d in value.type.shape or ()):
         return graph
-    same = _Same()
+    same = _EqualExtents()
     for value in graph.inputs:  # their names are the ones that stay
         for dim in value.type.shape or ():
             same.of(dim)
@@ -47,7 +47,7 @@ def agreed(graph: Graph) -> Graph:
     return copy.graph
 
 
-class _Same:
+class _EqualExtents:
     """Sets of equal extents; the representative is a number, or the name that came first."""
 
     def __init__(self) -> None:

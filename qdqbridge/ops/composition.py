@@ -52,7 +52,7 @@ class CompositionAttrs(Attributes):
     steps: tuple[Step, ...]
 
 
-def composed(attributes: CompositionAttrs, operands: Operands) -> list[Array]:
+def step_results(attributes: CompositionAttrs, operands: Operands) -> list[Array]:
     """Returns the results of all steps, in the element type of the operands."""
     values = list(present(operands, len(operands)))
     for step in attributes.steps:
@@ -63,7 +63,7 @@ def composed(attributes: CompositionAttrs, operands: Operands) -> list[Array]:
 
 
 def _compose(attributes: CompositionAttrs, operands: Operands) -> tuple[Array, ...]:
-    return (composed(attributes, operands)[-1],)
+    return (step_results(attributes, operands)[-1],)
 
 
 def table(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Attributes, Form, Operator, Pattern
-from qdqbridge.graph.patterns import Match, match, near
+from qdqbridge.graph.patterns import PatternMatch, match, near
 
 OPERANDS = ("", "x", "ab")
 """The letters of the operands in a form, by the operator's arity."""
@@ -37,7 +37,7 @@ class Written:
 
 def written(
     op: Operator, value: Value, *, forms: Sequence[Form] | None = None,
-    either_order: bool = False, claimed: Attributes | None = None,
+    either_order: bool = False, stated: Attributes | None = None,
 ) -> Written | None:  # fmt: skip
     """Returns ``op`` where ``value`` is computed by one of its forms, else None.
 
@@ -46,23 +46,25 @@ def written(
         value: The end of the chain.
         forms: Those to look for; by default all of them.
         either_order: As for :func:`qdqbridge.graph.patterns.match`.
-        claimed: Attributes that the chain is said to have: taken where its numbers are the same
+        stated: Attributes that the chain is said to have: taken where its numbers are the same
             in float32, which is all that a chain of float32 operators shows.
     """
     for form in op.forms if forms is None else forms:
-        found = Match()
+        found = PatternMatch()
         if match(value, form.pattern, found, either_order=either_order):
             operands = [found.values[letter] for letter in OPERANDS[op.arity]]
-            return Written(op, _attributes(op, form, found, claimed), operands, found.nodes)
+            return Written(op, _attributes(op, form, found, stated), operands, found.nodes)
     return None
 
 
-def _attributes(op: Operator, form: Form, found: Match, claimed: Attributes | None) -> Attributes:
+def _attributes(
+    op: Operator, form: Form, found: PatternMatch, stated: Attributes | None
+) -> Attributes:
     values = {name: form.given.get(name, found.numbers.get(name)) for name in op.fields}
-    if isinstance(claimed, op.attributes):
-        said = op.values(claimed)
+    if isinstance(stated, op.attributes):
+        said = op.values(stated)
         if all(_same(values[name], said[name]) for name in op.fields):
-            return claimed
+            return stated
     return op.attributes(**values)
 
 
@@ -72,7 +74,7 @@ def _same(a: object, b: object) -> bool:
     return a == b
 
 
-def whole_forms(op: Operator) -> tuple[Form, ...]:
+def outermost_forms(op: Operator) -> tuple[Form, ...]:
     """Returns the forms that are no part of another one.
 
     Whoever reads a chain from its begin, as readers of hosts do, meets the part first.

@@ -1,8 +1,8 @@
 """Quantization of integers that only move: it comes from those who read them (idioms J4, G10).
 
 A mover, a graph input and a clip of integers do not say what the integers mean; the nodes behind
-them do. ``settle`` carries the parameters back from ``reinterpret`` nodes to where the integers
-come from.
+them do. ``propagate_parameters`` carries the parameters back from ``reinterpret`` nodes to where
+the integers come from.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from qdqbridge.ops.conversion import REINTERPRET, REQUANTIZE
 Hints: TypeAlias = "Mapping[Value, QuantParams | None]"
 
 
-def settle(graph: Graph, hints: Hints = MappingProxyType({})) -> None:
+def propagate_parameters(graph: Graph, hints: Hints = MappingProxyType({})) -> None:
     """Types integers by their readers, in place.
 
     Args:
@@ -59,7 +59,7 @@ def settle(graph: Graph, hints: Hints = MappingProxyType({})) -> None:
     for value in graph.inputs:
         told = hints.get(value)
         found = wanted.get(value) or ({told.widened()} if told is not None else set[QuantParams]())
-        if len(found) == 1 and value.quant is None and _settled(value, chosen):
+        if len(found) == 1 and value.quant is None and _only_moved(value, chosen):
             (params,) = found
             if params.storage_dtype is value.type.dtype or _holds(value, params):
                 chosen[value] = params
@@ -70,7 +70,7 @@ def settle(graph: Graph, hints: Hints = MappingProxyType({})) -> None:
 _UNTOLD = per_tensor(DType.INT8, 1.0)
 
 
-def _settled(value: Value, chosen: Mapping[Value, QuantParams]) -> bool:
+def _only_moved(value: Value, chosen: Mapping[Value, QuantParams]) -> bool:
     """True where nobody reads a value as plain numbers."""
     return all(n.op is REINTERPRET or n.outputs[0] in chosen for n, _ in value.users)
 

@@ -19,7 +19,7 @@ from qdqbridge.ops.stored import optional, present
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _NormalizedGroups:
     """How an operator groups the elements it normalizes together.
 
     Attributes:
@@ -35,36 +35,36 @@ class _Rows:
     centred: bool = True
 
 
-def _layer_rows(attributes: NormAttrs, x: Array) -> _Rows:
-    return _Rows(x.shape, tuple(range(attributes.axis, x.ndim)), None)
+def _layer_rows(attributes: NormAttrs, x: Array) -> _NormalizedGroups:
+    return _NormalizedGroups(x.shape, tuple(range(attributes.axis, x.ndim)), None)
 
 
-def _rms_rows(attributes: NormAttrs, x: Array) -> _Rows:
-    return _Rows(x.shape, tuple(range(attributes.axis, x.ndim)), None, centred=False)
+def _rms_rows(attributes: NormAttrs, x: Array) -> _NormalizedGroups:
+    return _NormalizedGroups(x.shape, tuple(range(attributes.axis, x.ndim)), None, centred=False)
 
 
-def _instance_rows(attributes: EpsilonAttrs, x: Array) -> _Rows:
+def _instance_rows(attributes: EpsilonAttrs, x: Array) -> _NormalizedGroups:
     del attributes
-    return _Rows(x.shape, tuple(range(2, x.ndim)), (-1, *([1] * (x.ndim - 2))))
+    return _NormalizedGroups(x.shape, tuple(range(2, x.ndim)), (-1, *([1] * (x.ndim - 2))))
 
 
-def _group_rows(attributes: GroupNormAttrs, x: Array) -> _Rows:
+def _group_rows(attributes: GroupNormAttrs, x: Array) -> _NormalizedGroups:
     groups = attributes.num_groups
     shape = (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
-    return _Rows(shape, tuple(range(2, len(shape))), (-1, *([1] * (x.ndim - 2))))
+    return _NormalizedGroups(shape, tuple(range(2, len(shape))), (-1, *([1] * (x.ndim - 2))))
 
 
-def _affine(t: Array, rows: _Rows, gamma: Array, beta: Array | None) -> Array:
+def _affine(t: Array, rows: _NormalizedGroups, gamma: Array, beta: Array | None) -> Array:
     """Returns ``t * gamma + beta``, two operations in the dtype of ``t``."""
     result = t * _placed(gamma.astype(t.dtype), rows)
     return result if beta is None else result + _placed(beta.astype(t.dtype), rows)
 
 
-def _placed(vector: Array, rows: _Rows) -> Array:
+def _placed(vector: Array, rows: _NormalizedGroups) -> Array:
     return vector if rows.affine is None else vector.reshape(rows.affine)
 
 
-def _real_normalization(rows: _Rows, x: Array, epsilon: float) -> Array:
+def _real_normalization(rows: _NormalizedGroups, x: Array, epsilon: float) -> Array:
     """Returns x normalized: statistics in float64, the elements in the dtype of ``x``."""
     wide = x.reshape(rows.shape).astype(accumulation_dtype(x))
     mean = wide.mean(axis=rows.axes, keepdims=True) if rows.centred else np.zeros(())
@@ -76,7 +76,7 @@ def _real_normalization(rows: _Rows, x: Array, epsilon: float) -> Array:
     return (shifted * inverse.astype(x.dtype)).reshape(x.shape)
 
 
-def _exact_spread(codes: Array, rows: _Rows, count: int) -> tuple[Array, Array]:
+def _exact_spread(codes: Array, rows: _NormalizedGroups, count: int) -> tuple[Array, Array]:
     """Returns ``S1 / n`` and ``D = n * S2 - S1 * S1`` in float64, D rounded once."""
     largest = int(np.abs(codes).max(initial=0))
     wide: Any = np.int64 if (count * largest) ** 2 < 1 << 62 else object
@@ -87,7 +87,9 @@ def _exact_spread(codes: Array, rows: _Rows, count: int) -> tuple[Array, Array]:
     return first.astype(np.float64) / np.float64(count), spread.astype(np.float64)
 
 
-def _integer_normalization(rows: _Rows, codes: Array, scale: float, epsilon: float) -> Array:
+def _integer_normalization(
+    rows: _NormalizedGroups, codes: Array, scale: float, epsilon: float
+) -> Array:
     """Returns the normalized codes in float32, from exact integer statistics."""
     codes = codes.reshape(rows.shape)
     count = int(np.prod([codes.shape[axis] for axis in rows.axes], dtype=np.int64))

@@ -12,7 +12,7 @@ from qdqbridge.graph.numerics import quantize
 from qdqbridge.graph.operator import Array, Flow, Operands, Operator, Types
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import AxisAttrs, PadAttrs, SliceAttrs, SplitAttrs
-from qdqbridge.ops.movers import mover
+from qdqbridge.ops.data_movement import data_movement
 from qdqbridge.ops.shapes import axes_fit, known
 from qdqbridge.ops.stored import converted, present
 
@@ -139,9 +139,11 @@ def _check_pad(node: Node) -> Iterator[str]:
 
 
 OPERATORS = (
-    mover("Slice", SliceAttrs, _slice, _check_slice),
-    mover("Gather", AxisAttrs, _gather, _check_gather, "Moves stored values; indices stay. Exact."),
-    mover("Split", SplitAttrs, _split, _check_split),
+    data_movement("Slice", SliceAttrs, _slice, _check_slice),
+    data_movement(
+        "Gather", AxisAttrs, _gather, _check_gather, "Moves stored values; indices stay. Exact."
+    ),
+    data_movement("Split", SplitAttrs, _split, _check_split),
     Operator(
         name="Pad",
         flow=Flow.MOVE,

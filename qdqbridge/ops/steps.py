@@ -27,14 +27,14 @@ from qdqbridge.ops.resize import sizes
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.ops.windows import extents, span
 
-Given: TypeAlias = "Sequence[Constant | None]"
+OperandConstants: TypeAlias = "Sequence[Constant | None]"
 _Shape: TypeAlias = "tuple[int, ...]"
 
 NODE = 64
 """What any node takes at least: an array is made, a function called."""
 
 
-def steps(node: Node, operands: Given) -> int | None:
+def steps(node: Node, operands: OperandConstants) -> int | None:
     """Returns how many elements computing a node makes, reads and multiplies, at most.
 
     Args:
@@ -56,7 +56,7 @@ def steps(node: Node, operands: Given) -> int | None:
     return NODE + made + sum(math.prod(shape) for shape in shapes)
 
 
-_Made: TypeAlias = "Callable[[Any, list[_Shape], Given], int]"
+_Made: TypeAlias = "Callable[[Any, list[_Shape], OperandConstants], int]"
 
 
 def broadcast_size(shapes: Sequence[_Shape]) -> int:
@@ -67,18 +67,18 @@ def broadcast_size(shapes: Sequence[_Shape]) -> int:
     return size
 
 
-def _broadcast(attributes: Any, shapes: list[_Shape], operands: Given) -> int:
+def _broadcast(attributes: Any, shapes: list[_Shape], operands: OperandConstants) -> int:
     del attributes, operands
     return broadcast_size(shapes)
 
 
-def _first(attributes: Any, shapes: list[_Shape], operands: Given) -> int:
+def _first(attributes: Any, shapes: list[_Shape], operands: OperandConstants) -> int:
     """Returns the elements of what is moved; the rest only configures."""
     del attributes, operands
     return math.prod(shapes[0])
 
 
-def _channelwise(attributes: Any, shapes: list[_Shape], operands: Given) -> int:
+def _channelwise(attributes: Any, shapes: list[_Shape], operands: OperandConstants) -> int:
     del operands
     x, groups = shapes[0], getattr(attributes, "num_groups", 1)
     if any(math.prod(shape) not in (x[1], groups) for shape in shapes[1:]):
@@ -86,17 +86,19 @@ def _channelwise(attributes: Any, shapes: list[_Shape], operands: Given) -> int:
     return math.prod(x)
 
 
-def _all(attributes: Any, shapes: list[_Shape], operands: Given) -> int:
+def _all(attributes: Any, shapes: list[_Shape], operands: OperandConstants) -> int:
     del attributes, operands
     return sum(math.prod(shape) for shape in shapes)
 
 
-def _composition(attributes: CompositionAttrs, shapes: list[_Shape], operands: Given) -> int:
+def _composition(
+    attributes: CompositionAttrs, shapes: list[_Shape], operands: OperandConstants
+) -> int:
     del operands
     return len(attributes.steps) * broadcast_size(shapes)
 
 
-def _expand(attributes: ExpandAttrs, shapes: list[_Shape], operands: Given) -> int:
+def _expand(attributes: ExpandAttrs, shapes: list[_Shape], operands: OperandConstants) -> int:
     target = attributes.shape
     if target is None:
         given = operands[1]
@@ -106,19 +108,19 @@ def _expand(attributes: ExpandAttrs, shapes: list[_Shape], operands: Given) -> i
     return broadcast_size([shapes[0], target])
 
 
-def _tile(attributes: TileAttrs, shapes: list[_Shape], operands: Given) -> int:
+def _tile(attributes: TileAttrs, shapes: list[_Shape], operands: OperandConstants) -> int:
     del operands
     return math.prod(shapes[0]) * math.prod(attributes.repeats)
 
 
-def _pad(attributes: PadAttrs, shapes: list[_Shape], operands: Given) -> int:
+def _pad(attributes: PadAttrs, shapes: list[_Shape], operands: OperandConstants) -> int:
     del operands
     widths = [max(pad, 0) for pad in attributes.pads]
     rank = len(shapes[0])
     return math.prod(n + widths[i] + widths[rank + i] for i, n in enumerate(shapes[0]))
 
 
-def _resize(attributes: ResizeAttrs, shapes: list[_Shape], operands: Given) -> int:
+def _resize(attributes: ResizeAttrs, shapes: list[_Shape], operands: OperandConstants) -> int:
     del operands
     out = sizes(attributes, shapes[0])
     taps = {"nearest": 1, "linear": 2}.get(attributes.mode, 4)
@@ -127,34 +129,34 @@ def _resize(attributes: ResizeAttrs, shapes: list[_Shape], operands: Given) -> i
     return len(out) * wide * taps * (1 + attributes.antialias * max((*shapes[0], 1)))
 
 
-def _gather(attributes: Any, shapes: list[_Shape], operands: Given) -> int:
+def _gather(attributes: Any, shapes: list[_Shape], operands: OperandConstants) -> int:
     del operands
     data, indices = shapes
     rest = data[: attributes.axis] + data[attributes.axis + 1 :]
     return math.prod(rest) * math.prod(indices)
 
 
-def _matmul(attributes: Any, shapes: list[_Shape], operands: Given) -> int:
+def _matmul(attributes: Any, shapes: list[_Shape], operands: OperandConstants) -> int:
     del attributes, operands
     a, b = shapes[:2]
     a, b = (1, *a) if len(a) == 1 else a, (*b, 1) if len(b) == 1 else b
     return broadcast_size([a[:-2], b[:-2]]) * a[-2] * a[-1] * b[-1]
 
 
-def _dense(attributes: Any, shapes: list[_Shape], operands: Given) -> int:
+def _dense(attributes: Any, shapes: list[_Shape], operands: OperandConstants) -> int:
     del attributes, operands
     x, units = shapes[0], shapes[1][0]
     return math.prod(x) * max(units, 1) + broadcast_size([(*x[:-1], units), *shapes[2:]])
 
 
-def _gemm(attributes: GemmAttrs, shapes: list[_Shape], operands: Given) -> int:
+def _gemm(attributes: GemmAttrs, shapes: list[_Shape], operands: OperandConstants) -> int:
     del operands
     a, b = shapes[:2]
     rows, units = a[1 if attributes.trans_a else 0], b[0 if attributes.trans_b else 1]
     return a[0] * a[1] * units + broadcast_size([(rows, units), *shapes[2:]])
 
 
-def _conv(attributes: ConvAttrs, shapes: list[_Shape], operands: Given) -> int:
+def _conv(attributes: ConvAttrs, shapes: list[_Shape], operands: OperandConstants) -> int:
     del operands
     x, w = shapes[:2]
     kernel = w[2:]
@@ -163,7 +165,9 @@ def _conv(attributes: ConvAttrs, shapes: list[_Shape], operands: Given) -> int:
     return around + x[0] * math.prod(counts) * math.prod(w)
 
 
-def _conv_transpose(attributes: ConvTransposeAttrs, shapes: list[_Shape], operands: Given) -> int:
+def _conv_transpose(
+    attributes: ConvTransposeAttrs, shapes: list[_Shape], operands: OperandConstants
+) -> int:
     del operands
     x, w = shapes[:2]
     full = (
@@ -177,7 +181,7 @@ def _conv_transpose(attributes: ConvTransposeAttrs, shapes: list[_Shape], operan
     return x[0] * channels * math.prod(full) + math.prod(x) * math.prod(w[1:])
 
 
-def _pool(attributes: PoolAttrs, shapes: list[_Shape], operands: Given) -> int:
+def _pool(attributes: PoolAttrs, shapes: list[_Shape], operands: OperandConstants) -> int:
     del operands
     a, x = attributes, shapes[0]
     counts = extents(x[2:], a.kernel_shape, a.strides, a.dilations, a.pads, ceil_mode=a.ceil_mode)
@@ -197,7 +201,7 @@ def _around(
     return total
 
 
-def _nothing(attributes: Any, shapes: list[_Shape], operands: Given) -> int:
+def _nothing(attributes: Any, shapes: list[_Shape], operands: OperandConstants) -> int:
     del attributes, shapes, operands
     return 0
 

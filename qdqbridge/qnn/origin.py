@@ -34,7 +34,7 @@ _DTYPES = {dtype.label: dtype for dtype in DType}
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Provenance:
     """What a span says about the node that its call belongs to.
 
     Attributes:
@@ -147,8 +147,8 @@ def label(text: str) -> str:
     """Returns the name of the value that a span is about, whoever wrote it."""
     if converted(text) is not None:
         return text.removeprefix(_LAYOUT).partition(":")[2]
-    claim = claimed(text)
-    return text if claim is None else claim.name
+    provenance = provenance_of(text)
+    return text if provenance is None else provenance.name
 
 
 def type_text(type_: ValueType) -> str:
@@ -190,7 +190,7 @@ def _loaded(text: str) -> Any:
         ) from error
 
 
-def claimed(text: str) -> Claim | None:
+def provenance_of(text: str) -> Provenance | None:
     """Returns what a span says; None where it is no text of :func:`written`."""
     if not text.startswith(_PREFIX):
         return None
@@ -198,7 +198,7 @@ def claimed(text: str) -> Claim | None:
     raw = record["attributes"]
     row = BY_NAME.get(record["op"])
     metadata = tuple((key, value) for key, value in record["metadata"])
-    return Claim(
+    return Provenance(
         record["op"],
         None if row is None else _record(row.attributes, raw),
         tuple(record["operands"]),
@@ -228,51 +228,53 @@ def is_function(name: str) -> bool:
     return row is None or row.attributes is LinearAttrs
 
 
-def layout_of(claim: Claim) -> tuple[bool, bool] | None:
+def layout_of(provenance: Provenance) -> tuple[bool, bool] | None:
     """Returns whether operands and results are carried channels-last; None where as in the file."""
-    found = claim.more.get("layout")
+    found = provenance.more.get("layout")
     return None if found is None else (bool(found[0]), bool(found[1]))
 
 
-def ranks_of(claim: Claim) -> dict[int, int]:
+def ranks_of(provenance: Provenance) -> dict[int, int]:
     """Returns the ranks of constant operands in the file, by index."""
-    return {int(i): rank for i, rank in claim.more.get("ranks", {}).items()}
+    return {int(i): rank for i, rank in provenance.more.get("ranks", {}).items()}
 
 
-def may_be_operand(claim: Claim, index: int, *, constant: bool) -> bool:
+def may_be_operand(provenance: Provenance, index: int, *, constant: bool) -> bool:
     """True where operand ``index`` of the node is a quantized constant as much as ``constant``."""
-    return (index in claim.more.get("stored", ())) == constant
+    return (index in provenance.more.get("stored", ())) == constant
 
 
-def is_swapped(claim: Claim) -> bool:
+def is_swapped(provenance: Provenance) -> bool:
     """True where the calls take the two operands of the node in the other order."""
-    return bool(claim.more.get("swapped"))
+    return bool(provenance.more.get("swapped"))
 
 
-def moved_params(claim: Claim) -> list[QuantParams | None]:
+def moved_params(provenance: Provenance) -> list[QuantParams | None]:
     """Returns the parameters of a mover's results."""
-    return [None if p is None else _read_params(p) for p in claim.more.get("params", ())]
+    return [None if p is None else _read_params(p) for p in provenance.more.get("params", ())]
 
 
-def folded_params(claim: Claim, index: int) -> QuantParams | None:
+def folded_params(provenance: Provenance, index: int) -> QuantParams | None:
     """Returns the parameters of a constant operand that hosts get as real numbers."""
-    record = claim.more.get("folded", {}).get(str(index))
+    record = provenance.more.get("folded", {}).get(str(index))
     return None if record is None else _read_params(record)
 
 
-def function_of(claim: Claim) -> tuple[QuantParams, QuantParams, list[NDArray[Any]]] | None:
+def function_of(
+    provenance: Provenance,
+) -> tuple[QuantParams, QuantParams, list[NDArray[Any]]] | None:
     """Returns operand parameters, result parameters and scalars of a claimed Composition."""
-    if not all(name in claim.more for name in ("source", "result", "scalars")):
+    if not all(name in provenance.more for name in ("source", "result", "scalars")):
         return None
-    scalars = [np.asarray(v, np.float32).reshape(shape) for v, shape in claim.more["scalars"]]
-    return _read_params(claim.more["source"]), _read_params(claim.more["result"]), scalars
+    scalars = [np.asarray(v, np.float32).reshape(shape) for v, shape in provenance.more["scalars"]]
+    return _read_params(provenance.more["source"]), _read_params(provenance.more["result"]), scalars
 
 
-def constants_of(claim: Claim) -> dict[int, NDArray[Any]] | None:
+def constants_of(provenance: Provenance) -> dict[int, NDArray[Any]] | None:
     """Returns the constant operands of a foreign node that its span carries; None without any."""
-    if "constants" not in claim.more:
+    if "constants" not in provenance.more:
         return None
-    return {int(i): _read_array(record) for i, record in claim.more["constants"].items()}
+    return {int(i): _read_array(record) for i, record in provenance.more["constants"].items()}
 
 
 def _function(node: Node) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import check_inputs
 from qdqbridge.graph.types import static_shape
 from qdqbridge.ops.agreement import agreed
-from qdqbridge.qnn.emit.dtypes import given_back
+from qdqbridge.qnn.emit.dtypes import from_tvm_array
 from qdqbridge.qnn.emit.scope import reason
 from qdqbridge.relax import saving
 from qdqbridge.relax.emit import emit
@@ -152,7 +152,7 @@ class Executable:
         results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
         types = [value.type.dtype for value in self.graph.outputs]
         return {
-            name: given_back(to_array(tensor), dtype)
+            name: from_tvm_array(to_array(tensor), dtype)
             for name, tensor, dtype in zip(self.output_names, results, types, strict=True)
         }
 

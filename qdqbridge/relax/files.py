@@ -13,7 +13,7 @@ import tvm
 from tvm import ir
 
 from qdqbridge.errors import OutputFileError
-from qdqbridge.graph.placing import write_text
+from qdqbridge.graph.atomic_write import write_text
 
 
 def write_module(module: ir.IRModule, path: Path) -> None:

@@ -18,9 +18,9 @@ from tvm.relax.expr_functor import mutator
 
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.identity import id_of, tensor_id
-from qdqbridge.qnn.origin import claimed
+from qdqbridge.qnn.origin import provenance_of
 from qdqbridge.relax.emit.module import ModuleEmitter
-from qdqbridge.relax.traces import Step, Trace
+from qdqbridge.relax.traces import Trace, TraceStep
 
 Relation: TypeAlias = Literal["is", "part", "holds", "one of"]
 _PREFIX = "p_"
@@ -47,7 +47,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BindingPlace:
     """A binding of a module.
 
     Attributes:
@@ -80,7 +80,7 @@ class Links:
         numbers: What stands behind the numbers of values, see :mod:`qdqbridge.relax.traces`.
     """
 
-    places: list[Place] = field(default_factory=list[Place])
+    places: list[BindingPlace] = field(default_factory=list[BindingPlace])
     known: dict[int, tuple[Any, Link]] = field(default_factory=dict[int, tuple[Any, Link]])
     values: dict[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
     sizes: dict[str, str] = field(default_factory=dict[str, str])
@@ -97,7 +97,7 @@ class Links:
         calls = [place for place in self.places if place.is_call]
         return sum(place.link is not None for place in calls), len(calls)
 
-    def lookup(self, what: Any) -> list[Place]:
+    def lookup(self, what: Any) -> list[BindingPlace]:
         """Returns the places of a variable or its name, or of an expression that is bound.
 
         A place without a link is unknown; no place means that there is no such thing.
@@ -107,7 +107,7 @@ class Links:
         if isinstance(what, relax.Var):
             known = self.known.get(hash(what))
             link = None if known is None else known[1]
-            return [Place("", what.name, what, link)]
+            return [BindingPlace("", what.name, what, link)]
         return [place for place in self.places if _same(place.expression, what)]
 
 
@@ -222,7 +222,7 @@ class _Finder:
                 self.targets.setdefault(operand, {}).update(wanted)
         return self._collected()
 
-    def _learn(self, step: Step) -> None:
+    def _learn(self, step: TraceStep) -> None:
         """Takes what a variable's name, its identity or what it computes says."""
         found: dict[str, None] = {}
         if not step.shared:
@@ -239,15 +239,15 @@ class _Finder:
         if right:
             self.ids.setdefault(step.number, {}).update(right)
 
-    def _moved(self, step: Step) -> None:
+    def _moved(self, step: TraceStep) -> None:
         if step.moved is not None and step.number not in self.ids and step.moved in self.ids:
             self.ids[step.number] = dict(self.ids[step.moved])
 
-    def _moved_back(self, step: Step) -> None:
+    def _moved_back(self, step: TraceStep) -> None:
         if step.moved is not None and step.moved not in self.ids and step.number in self.ids:
             self.ids[step.moved] = dict(self.ids[step.number])
 
-    def _link(self, step: Step) -> Link | None:
+    def _link(self, step: TraceStep) -> Link | None:
         ids = tuple(self.ids.get(step.number, ()))
         if step.inner is not None:
             held = self._held(step)
@@ -260,10 +260,10 @@ class _Finder:
             return Link("is", ids)
         if known is not None and known[1].relation == "part" and not step.shared:
             return known[1]
-        wanted = self.targets.get(step.number) or dict.fromkeys(_claimed(step))
+        wanted = self.targets.get(step.number) or dict.fromkeys(_stated_ids(step))
         return Link("part", tuple(wanted)) if wanted else None
 
-    def _held(self, step: Step) -> tuple[str, ...]:
+    def _held(self, step: TraceStep) -> tuple[str, ...]:
         given = {id_ for operand in step.operands for id_ in self.ids.get(operand, ())}
         held: dict[str, None] = {}
         assert step.inner is not None
@@ -273,7 +273,7 @@ class _Finder:
         return tuple(id_ for id_ in held if id_ not in given)
 
     def _collected(self) -> Links:
-        places: dict[int, Place] = {}
+        places: dict[int, BindingPlace] = {}
         known: dict[int, tuple[Any, Link]] = {}
         for step in self.trace.steps:
             if step.is_inner_parameter:
@@ -281,7 +281,7 @@ class _Finder:
             key, link = hash(step.variable), self._link(step)
             if key in places:
                 link = _either(places[key].link, link)
-            places[key] = Place(step.function, step.variable.name, step.expression, link)
+            places[key] = BindingPlace(step.function, step.variable.name, step.expression, link)
             if link is not None:
                 known[key] = (step.variable, link)
         values = {number: tuple(ids) for number, ids in self.ids.items()}
@@ -300,13 +300,13 @@ def _either(a: Link | None, b: Link | None) -> Link | None:
     return Link("part" if relations == {"part"} else "holds", ids)
 
 
-def _claimed(step: Step) -> Iterator[str]:
+def _stated_ids(step: TraceStep) -> Iterator[str]:
     """The ids that the span of a call tells: those of the node it was emitted for."""
     span = getattr(step.expression, "span", None)
-    claim = None if span is None else claimed(span.source_name.name)
-    for index, name in enumerate(() if claim is None else claim.names):
-        if name and claim is not None:
-            yield id_of(name, claim.op, index)
+    provenance = None if span is None else provenance_of(span.source_name.name)
+    for index, name in enumerate(() if provenance is None else provenance.names):
+        if name and provenance is not None:
+            yield id_of(name, provenance.op, index)
 
 
 def _size(variable: relax.Var) -> str:

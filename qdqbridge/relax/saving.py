@@ -15,9 +15,9 @@ from typing import Any
 import tvm
 
 from qdqbridge.errors import InputDataError, ModelFileError
+from qdqbridge.graph.atomic_write import placed
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Value
-from qdqbridge.graph.placing import placed
 from qdqbridge.graph.types import TensorType
 from qdqbridge.relax.files import without_lines, write_library
 from qdqbridge.relax.instructions import features_of, need_features

@@ -362,7 +362,7 @@ def _tables() -> Expr:
     return T.arg("counts", T.buffer((SPLIT * 2 * SIDE,), "int32", align=4))
 
 
-class Kernels:
+class StatisticsKernels:
     """Both kernels for NumPy arrays of shape (outer, channels, inner), on this machine."""
 
     def __init__(self) -> None:
@@ -387,9 +387,9 @@ class Kernels:
 
 
 @lru_cache(maxsize=1)
-def kernels() -> Kernels:
+def kernels() -> StatisticsKernels:
     """Returns the kernels, compiled on first use (a fraction of a second)."""
-    return Kernels()
+    return StatisticsKernels()
 
 
 def _host() -> Any:

@@ -22,7 +22,7 @@ _SAME_VALUES = ("relax.permute_dims", "relax.layout_transform", "relax.astype")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TraceStep:
     """A binding, or a parameter, at one place where its function is called.
 
     Attributes:
@@ -62,7 +62,7 @@ class Trace:
         numbers: What stands behind each number, to number the module after the next pass alike.
     """
 
-    steps: list[Step]
+    steps: list[TraceStep]
     numbers: dict[Any, int]
 
     @staticmethod
@@ -96,7 +96,7 @@ class _Tracer:
             for variable, function in module.functions.items()
             if isinstance(function, relax.Function)
         }
-        self.steps: list[Step] = []
+        self.steps: list[TraceStep] = []
         self.times: Counter[str] = Counter()
         self._opaque = 0
 
@@ -121,8 +121,8 @@ class _Tracer:
         for index, parameter in enumerate(function.params):
             number = self.number(("parameter", name, index))
             values[hash(parameter)] = number
-            self.steps.append(Step(name, parameter, None, number))
-        _Body(self, name, values).run(function)
+            self.steps.append(TraceStep(name, parameter, None, number))
+        _TracedBody(self, name, values).run(function)
 
     def call(self, name: str, function: relax.Function, given: list[Any], outer: Any) -> Any:
         """Follows a call; returns the number of the result."""
@@ -131,9 +131,9 @@ class _Tracer:
         for parameter, number in zip(function.params, given, strict=True):
             values[hash(parameter)] = number
             if isinstance(number, int):
-                step = Step(name, parameter, None, number, is_inner_parameter=True)
+                step = TraceStep(name, parameter, None, number, is_inner_parameter=True)
                 self.steps.append(step)
-        return _Body(self, name, values).run(function)
+        return _TracedBody(self, name, values).run(function)
 
     def opaque(self) -> int:
         """Returns the number of a value that nothing is known about."""
@@ -141,7 +141,7 @@ class _Tracer:
         return self.number(("opaque", object()))
 
 
-class _Body:
+class _TracedBody:
     """One function, at one place where it is called."""
 
     def __init__(self, tracer: _Tracer, name: str, values: dict[int, Any]) -> None:
@@ -176,7 +176,7 @@ class _Body:
             number = self.tracer.number(number)
         whole = tuple(o for o in operands if isinstance(o, int))
         self.tracer.steps.append(
-            Step(self.name, variable, expression, number, whole, operator, inner)
+            TraceStep(self.name, variable, expression, number, whole, operator, inner)
         )
 
     def _callee(self, expression: Any) -> tuple[str, relax.Function] | None:

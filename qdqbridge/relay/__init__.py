@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from qdqbridge.relay import dialect
-from qdqbridge.relay.build import Executable, bind, build
+from qdqbridge.relay.build import RelayExecutable, bind, build
 from qdqbridge.relay.emit import emit
 from qdqbridge.relay.files import load, readable, save
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from qdqbridge.relay.read import export_quantized, from_relay, from_simulated
 
 __all__ = [
-    "Executable",
+    "RelayExecutable",
     "bind",
     "build",
     "dialect",

@@ -23,7 +23,7 @@ _CONFIG = {"relay.FuseOps.max_depth": 1}
 _FIX = "use 'llvm', or a string such as 'llvm -mtriple=x86_64-linux-gnu -mcpu=cascadelake'"
 
 
-class Executable:
+class RelayExecutable:
     """Compiled machine code with the interface of the model.
 
     Attributes:
@@ -103,7 +103,7 @@ def build(
     target: Any = "llvm",
     *,
     opt_level: int = 3,
-) -> Executable:
+) -> RelayExecutable:
     """Compiles a Relay module so that it computes what the interpreter computes.
 
     Relay's own ``qnn`` operators get the numeric contract's arithmetic (halves to even) while
@@ -132,7 +132,7 @@ def build(
             why=_reason(error),
             fix="run the graph with the interpreter, and report the module",
         ) from error
-    return Executable(bound, library)
+    return RelayExecutable(bound, library)
 
 
 def _target(target: Any) -> Any:

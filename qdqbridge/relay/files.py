@@ -16,7 +16,7 @@ from tvm import ir, relay
 
 from qdqbridge.arguments import need_module, path_of
 from qdqbridge.errors import ModelFileError
-from qdqbridge.graph.placing import placed
+from qdqbridge.graph.atomic_write import placed
 from qdqbridge.relay.arguments import arrays_of
 
 _MODULE, _PARAMS, _FORMAT = "module.json", "params.bin", "format.txt"

@@ -44,7 +44,7 @@ from qdqbridge.ops.attributes import (
     PoolAttrs,
     SoftmaxAttrs,
 )
-from qdqbridge.ops.composition import CompositionAttrs, composed
+from qdqbridge.ops.composition import CompositionAttrs, step_results
 from qdqbridge.ops.weights import geometry_of
 
 Array = NDArray[Any]
@@ -219,7 +219,7 @@ def _elementwise(node: Node, reals: list[Array | None]) -> Exact:
     elif node.op.magnitude is Magnitude.OPERAND and reals[0] is not None:
         size = size + np.abs(reals[0])
     elif isinstance(node.attributes, CompositionAttrs):
-        steps = composed(node.attributes, reals)
+        steps = step_results(node.attributes, reals)
         size = size + np.max([np.broadcast_to(np.abs(s), size.shape) for s in steps], axis=0)
     bound = 8 * UNIT * size
     return Exact(real, bound, bound)

@@ -12,7 +12,7 @@ from qdqbridge.graph.batches import batches
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import check_inputs
 from qdqbridge.graph.types import QuantType, ValueType
-from qdqbridge.report.difference import Difference, Tally
+from qdqbridge.report.difference import Tally, TensorDifference
 from qdqbridge.report.engine import Engine, visible
 
 Array = NDArray[Any]
@@ -35,7 +35,7 @@ class Comparison:
     a: str
     b: str
     local: bool
-    values: tuple[Difference, ...]
+    values: tuple[TensorDifference, ...]
     unmatched: tuple[str, ...] = ()
 
     @property
@@ -44,12 +44,12 @@ class Comparison:
         return bool(self.values) and all(value.equal for value in self.values)
 
     @property
-    def outputs(self) -> tuple[Difference, ...]:
+    def outputs(self) -> tuple[TensorDifference, ...]:
         """The entries of the model's outputs."""
         return tuple(value for value in self.values if value.is_output)
 
     @property
-    def worst(self) -> Difference | None:
+    def worst(self) -> TensorDifference | None:
         """The entry with the largest difference in LSB, then the largest share of mismatches."""
         return max(
             self.values,
@@ -127,7 +127,7 @@ def producers(graph: Graph) -> dict[str, str]:
     }
 
 
-def ordered(tallies: Sequence[Tally] | Any) -> tuple[Difference, ...]:
+def ordered(tallies: Sequence[Tally] | Any) -> tuple[TensorDifference, ...]:
     """Returns the finished tallies, outputs last."""
     differences = [tally.finish() for tally in tallies]
     return tuple(sorted(differences, key=lambda d: d.is_output))

@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TensorDifference:
     """One tensor on two engines.
 
     Attributes:
@@ -118,9 +118,9 @@ class Tally:
         self.bound = max(self.bound or 0.0, bound)
         self.moved = max(self.moved or 0.0, moved)
 
-    def finish(self) -> Difference:
+    def finish(self) -> TensorDifference:
         """Returns the sums."""
-        return Difference(
+        return TensorDifference(
             self.name,
             self.node,
             self.type,

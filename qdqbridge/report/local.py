@@ -66,7 +66,7 @@ def compare_locally(
     for number, batch in enumerate(batches(graph.inputs, data, size), 1):
         inputs = dict(zip(graph.inputs, check_inputs(graph, batch.inputs), strict=True))
         recorded = {seen[name]: a for name, a in reference.run(batch.inputs, names).items()}
-        _Walk(tallies, recorded, mismatched).run(graph.nodes, inputs)
+        _BatchWalk(tallies, recorded, mismatched).run(graph.nodes, inputs)
         if progress is not None:
             progress(number, batch.count)
     unmatched = [n for n, v in seen.items() if v not in tallies or v in mismatched]
@@ -90,7 +90,7 @@ def _exact(
     return with_halves(node, operands, exact(node, operands))
 
 
-class _Walk:
+class _BatchWalk:
     """One pass over the nodes with one batch."""
 
     def __init__(

@@ -11,7 +11,7 @@ from rich.text import Text
 from qdqbridge.graph.printer import params_text
 from qdqbridge.graph.types import QuantType, ValueType
 from qdqbridge.report.compare import Comparison
-from qdqbridge.report.difference import Difference
+from qdqbridge.report.difference import TensorDifference
 
 _LISTED = 8
 _FAR = 1000
@@ -43,7 +43,7 @@ def comparison_parts(comparison: Comparison, *, everything: bool = True) -> list
     return parts
 
 
-def _table(comparison: Comparison, shown: list[Difference]) -> Table:
+def _table(comparison: Comparison, shown: list[TensorDifference]) -> Table:
     mode = ", each node on recorded operands" if comparison.local else ""
     table = Table(title=f"{comparison.a} against {comparison.b}{mode}", title_justify="left")
     table.add_column("value", overflow="fold", ratio=4)
@@ -116,11 +116,11 @@ def short_params(type_: QuantType) -> str:
     return text if params.full_range else f"{text} {params.qmin}..{params.qmax}"
 
 
-def _share(value: Difference) -> str:
+def _share(value: TensorDifference) -> str:
     return "0" if value.equal else f"{value.mismatches} ({value.fraction:.2%})"
 
 
-def _largest(value: Difference) -> str:
+def _largest(value: TensorDifference) -> str:
     if value.equal:
         return "0"
     if value.max_lsb is not None:
@@ -133,9 +133,9 @@ def _decibels(number: float) -> str:
     return "∞" if number == float("inf") else f"{number:.1f}"
 
 
-def _top1(value: Difference) -> str:
+def _top1(value: TensorDifference) -> str:
     return "" if value.top1 is None else f"{value.top1:.2%}"
 
 
-def _causes(value: Difference) -> str:
+def _causes(value: TensorDifference) -> str:
     return ", ".join(f"{number} {cause}" for cause, number in value.causes.items())

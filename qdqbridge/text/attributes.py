@@ -11,7 +11,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, NoAttributes, Serialized
 from qdqbridge.ops.composition import Step
 from qdqbridge.ops.table import BY_NAME
-from qdqbridge.text.lexer import Kind, Lexer, real
+from qdqbridge.text.lexer import Lexer, TokenKind, real
 from qdqbridge.text.types import Types
 
 
@@ -44,7 +44,7 @@ def read_attributes(types: Types, record: type[Attributes]) -> Attributes:
         while not lexer.take("}"):
             if given:
                 lexer.want(",")
-            token = lexer.want(Kind.NAME)
+            token = lexer.want(TokenKind.NAME)
             if token.text not in declared or token.text in given:
                 known = ", ".join(declared) or "none"
                 lexer.refuse(
@@ -97,7 +97,7 @@ def _boolean(lexer: Lexer) -> bool:
 
 
 def _number(lexer: Lexer) -> float:
-    token = lexer.want(Kind.NUMBER)
+    token = lexer.want(TokenKind.NUMBER)
     number = real(token.text)
     if number is None:
         lexer.refuse("the number is too large", f"it is {token}", token)
@@ -106,7 +106,7 @@ def _number(lexer: Lexer) -> float:
 
 def _serialized(types: Types, declared: type[Serialized]) -> Serialized:
     lexer, token = types.lexer, types.lexer.ahead
-    if token.kind is Kind.HASH:
+    if token.kind is TokenKind.HASH:
         lexer.refuse(
             "only the hash of the node is given", f"it is {token}; base64:… is needed", token
         )
@@ -115,7 +115,7 @@ def _serialized(types: Types, declared: type[Serialized]) -> Serialized:
 
 def _step(types: Types) -> Step:
     lexer = types.lexer
-    token = lexer.want(Kind.NAME)
+    token = lexer.want(TokenKind.NAME)
     op = BY_NAME.get(token.text)
     if op is None or op.attributes is BY_NAME["Composition"].attributes:
         lexer.refuse("no step of a composition is of this operator", f"it is {token}", token)

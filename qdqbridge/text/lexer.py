@@ -10,7 +10,7 @@ from typing import NoReturn
 from qdqbridge.errors import ModelFileError
 
 
-class Kind(Enum):
+class TokenKind(Enum):
     """What a token is, in words for messages."""
 
     VALUE = "a value such as %0"
@@ -27,12 +27,12 @@ class Kind(Enum):
 class Token:
     """A token: its kind, its text, and where it begins."""
 
-    kind: Kind
+    kind: TokenKind
     text: str
     start: int
 
     def __str__(self) -> str:
-        if self.kind is Kind.END:
+        if self.kind is TokenKind.END:
             return self.kind.value
         shown = self.text if len(self.text) <= _SHOWN else self.text[:_SHOWN] + "…"
         return f"'{shown}'"
@@ -54,7 +54,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.ASCII,
 )
-_KINDS = {kind.name: kind for kind in Kind}
+_KINDS = {kind.name: kind for kind in TokenKind}
 _ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))")
 _ESCAPED = {"\\": "\\", "'": "'", '"': '"', "n": "\n", "r": "\r", "t": "\t"}
 _LAST_CHARACTER = 0x10FFFF
@@ -76,7 +76,7 @@ class Lexer:
         blank = _BLANK.match(self.text, at)
         at = at if blank is None else blank.end()
         if at == len(self.text):
-            return Token(Kind.END, "", at)
+            return Token(TokenKind.END, "", at)
         found = _TOKEN.match(self.text, at)
         if found is None or found.lastgroup is None:
             self.refuse("the text form has no such sign", repr(self.text[at]), at=at)
@@ -85,13 +85,13 @@ class Lexer:
     def next(self) -> Token:
         """Takes the next token."""
         token = self.ahead
-        if token.kind is not Kind.END:
+        if token.kind is not TokenKind.END:
             self.ahead = self._token(token.start + len(token.text))
         return token
 
     def at(self, *texts: str) -> bool:
         """Returns whether the next token is one of these names or signs."""
-        return self.ahead.kind in (Kind.NAME, Kind.SIGN) and self.ahead.text in texts
+        return self.ahead.kind in (TokenKind.NAME, TokenKind.SIGN) and self.ahead.text in texts
 
     def take(self, text: str) -> bool:
         """Takes the next token where it is this name or sign; returns whether it was."""
@@ -100,7 +100,7 @@ class Lexer:
             return True
         return False
 
-    def want(self, wanted: Kind | str) -> Token:
+    def want(self, wanted: TokenKind | str) -> Token:
         """Takes the next token, which must be of a kind, or this name or sign.
 
         Raises:
@@ -118,7 +118,7 @@ class Lexer:
         Raises:
             ModelFileError: It is something else.
         """
-        token = self.want(Kind.NUMBER)
+        token = self.want(TokenKind.NUMBER)
         number = integer(token.text)
         if number is None or not low <= number <= high:
             self.refuse(
@@ -132,7 +132,7 @@ class Lexer:
         Raises:
             ModelFileError: It is none, or has an escape that Python does not write.
         """
-        token = self.want(Kind.STRING)
+        token = self.want(TokenKind.STRING)
 
         def character(found: re.Match[str]) -> str:
             code = next((each for each in found.groups()[:3] if each is not None), None)

@@ -20,7 +20,7 @@ from qdqbridge.ops.attributes import SplitAttrs
 from qdqbridge.ops.simulated import SIMULATE
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.text.attributes import read_attributes
-from qdqbridge.text.lexer import Kind, Lexer, Token
+from qdqbridge.text.lexer import Lexer, Token, TokenKind
 from qdqbridge.text.types import Types
 
 _HEADER = re.compile(r"(?:\s+|//[^\n]*)*([^\n]*)")
@@ -49,13 +49,13 @@ def parse_text(text: str, weights: Mapping[str, NDArray[Any]] | None = None) -> 
             why=f"it begins with '{header[:40]}', not with '{VERSION}' or '{RAW_VERSION}'",
             fix="write it again with graph.text(weights='inline') of this version",
         )
-    graph = _Parser(Lexer(text, found.end()), weights or {}).graph()
+    graph = _TextParser(Lexer(text, found.end()), weights or {}).graph()
     graph.canonical = header == VERSION
     verify(graph, "text")
     return name_values(graph)
 
 
-class _Parser:
+class _TextParser:
     def __init__(self, lexer: Lexer, weights: Mapping[str, NDArray[Any]]) -> None:
         self.lexer = lexer
         self.types = Types(lexer, weights)
@@ -64,7 +64,7 @@ class _Parser:
 
     def graph(self) -> Graph:
         lexer, graph = self.lexer, self.read
-        while lexer.ahead.kind is not Kind.END:
+        while lexer.ahead.kind is not TokenKind.END:
             if lexer.take("input"):
                 graph.inputs.append(self.input())
             elif lexer.take("output"):
@@ -76,7 +76,7 @@ class _Parser:
         return graph
 
     def input(self) -> Value:
-        lexer, token = self.lexer, self.lexer.want(Kind.VALUE)
+        lexer, token = self.lexer, self.lexer.want(TokenKind.VALUE)
         named = lexer.ahead
         name = self.name(token, f"input_{len(self.read.inputs)}")
         if any(value.name == name for value in self.read.inputs):
@@ -100,7 +100,7 @@ class _Parser:
 
     def name(self, token: Token, default: str) -> str:
         """Returns the name of an input or output: what follows it, or its own unless numbered."""
-        if self.lexer.ahead.kind is Kind.STRING:
+        if self.lexer.ahead.kind is TokenKind.STRING:
             return self.lexer.string()
         return _own_name(token) or default
 
@@ -116,7 +116,7 @@ class _Parser:
         if lexer.take("const"):
             type_, constant = self.types.constant()
             return Value(type_, constant=constant)
-        token = lexer.want(Kind.VALUE)
+        token = lexer.want(TokenKind.VALUE)
         value = self.values.get(token.text)
         if value is None:
             lexer.refuse("the value is not defined before its use", f"it is {token}", token)
@@ -124,12 +124,12 @@ class _Parser:
 
     def node(self) -> Node:
         lexer, start = self.lexer, self.lexer.ahead
-        defined = [lexer.want(Kind.VALUE)]
+        defined = [lexer.want(TokenKind.VALUE)]
         while lexer.take(","):
-            defined.append(lexer.want(Kind.VALUE))
+            defined.append(lexer.want(TokenKind.VALUE))
         lexer.want("=")
         named = lexer.ahead
-        name = lexer.string() if named.kind is Kind.STRING else lexer.want(Kind.NAME).text
+        name = lexer.string() if named.kind is TokenKind.STRING else lexer.want(TokenKind.NAME).text
         lexer.want("(")
         operands: list[Value | None] = []
         while not lexer.take(")"):
@@ -213,4 +213,4 @@ class _Parser:
 def _own_name(token: Token) -> str:
     """Returns the name that a value has in the text; empty where it is a number."""
     own = token.text.removeprefix("%")
-    return "" if token.kind is not Kind.VALUE or own.isdigit() else own
+    return "" if token.kind is not TokenKind.VALUE or own.isdigit() else own

@@ -14,10 +14,10 @@ from qdqbridge.errors import InputDataError, UnsupportedQuantization
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.digest import array_hash
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.dtypes import Kind as Family
+from qdqbridge.graph.dtypes import DTypeKind as Family
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import Dim, NestedType, QuantType, Shape, TensorType, ValueType
-from qdqbridge.text.lexer import Kind, Lexer, Token, integer, real
+from qdqbridge.text.lexer import Lexer, Token, TokenKind, integer, real
 
 _DTYPES = {dtype.label: dtype for dtype in DType}
 _LAYERS = ("sequence", "optional")
@@ -65,7 +65,7 @@ class Types:
 
     def dtype(self) -> DType:
         """Reads an element type."""
-        token = self.lexer.want(Kind.NAME)
+        token = self.lexer.want(TokenKind.NAME)
         found = _DTYPES.get(token.text)
         if found is None:
             self.lexer.refuse("there is no such element type", f"it is {token}", token)
@@ -85,12 +85,12 @@ class Types:
                 lexer.want(",")
             if len(dims) == _RANK:
                 lexer.refuse("the shape has too many extents", f"more than {_RANK}")
-            if lexer.ahead.kind is Kind.NUMBER:
+            if lexer.ahead.kind is TokenKind.NUMBER:
                 dims.append(lexer.integer(0))
-            elif lexer.ahead.kind is Kind.STRING:
+            elif lexer.ahead.kind is TokenKind.STRING:
                 dims.append(lexer.string())
             else:
-                dims.append(lexer.want(Kind.NAME).text)
+                dims.append(lexer.want(TokenKind.NAME).text)
         lexer.want("]")
         return tuple(dims)
 
@@ -147,7 +147,7 @@ class Types:
         """Reads ``axis``, ``block`` and ``range``, as :class:`QuantParams` names them."""
         lexer, found = self.lexer, dict[str, int]()
         while lexer.take(","):
-            token = lexer.want(Kind.NAME)
+            token = lexer.want(TokenKind.NAME)
             lexer.want("=")
             if token.text == "axis" and not found:
                 found["axis"] = lexer.integer(-_RANK, _RANK)
@@ -172,7 +172,7 @@ class Types:
         if extents is None or any(isinstance(dim, str) for dim in extents):
             lexer.refuse("a constant has a shape of numbers", f"this one has {extents}", start)
         shape = tuple(int(dim) for dim in extents)
-        if lexer.ahead.kind is Kind.HASH:
+        if lexer.ahead.kind is TokenKind.HASH:
             return type_, self.hashed(type_.dtype, shape)
         token = lexer.ahead
         array = self.strings() if type_.dtype is DType.STRING else self.literal(type_.dtype)
@@ -183,7 +183,7 @@ class Types:
 
     def array(self, dtype: DType) -> Array:
         """Reads a scale or zero point."""
-        if self.lexer.ahead.kind is Kind.HASH:
+        if self.lexer.ahead.kind is TokenKind.HASH:
             return self.hashed(dtype, None).numpy()
         return self.literal(dtype)
 
@@ -201,7 +201,7 @@ class Types:
         """Reads a number that an element type holds."""
         lexer = self.lexer
         if dtype.is_float:
-            token = lexer.want(Kind.NUMBER)
+            token = lexer.want(TokenKind.NUMBER)
             number = real(token.text)
             if number is None:
                 lexer.refuse("the number is too large", f"it is {token}", token)
@@ -235,7 +235,7 @@ class Types:
             dtype: The element type.
             shape: The shape where the type says it.
         """
-        lexer, token = self.lexer, self.lexer.want(Kind.HASH)
+        lexer, token = self.lexer, self.lexer.want(TokenKind.HASH)
         extents, _, key = token.text[1:].partition(":")
         dims = [integer(each) for each in extents.split("x")] if extents else []
         if not key or len(dims) > _RANK or None in dims:
@@ -287,7 +287,7 @@ class Types:
 
     def data(self) -> bytes:
         """Reads ``base64:…``."""
-        token = self.lexer.want(Kind.DATA)
+        token = self.lexer.want(TokenKind.DATA)
         try:
             return base64.b64decode(token.text.removeprefix("base64:"), validate=True)
         except binascii.Error as error:

@@ -19,7 +19,14 @@ from qdqbridge.errors import InvalidModelError, UnsupportedModelError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Note
 from qdqbridge.onnx_io.assembly import Assembly
-from qdqbridge.tflite_io.schema import DAMAGED, Model, Op, Quantization, Subgraph, Tensor
+from qdqbridge.tflite_io.schema import (
+    DAMAGED,
+    Model,
+    Op,
+    Subgraph,
+    TFLiteQuantization,
+    TFLiteTensor,
+)
 from qdqbridge.tflite_io.sparse import densified
 
 DTYPES: Mapping[str, DType] = {
@@ -36,7 +43,7 @@ _ACTIVATIONS: Mapping[int, tuple[str, float, float]] = {
 }  # fmt: skip
 _TANH, _SIGN_BIT = 4, 5
 
-Row: TypeAlias = "Callable[[Conversion, Op], None]"
+Row: TypeAlias = "Callable[[SubgraphConversion, Op], None]"
 """Adds the nodes of an operator and says what its results are."""
 
 
@@ -45,7 +52,7 @@ class UnknownForm(Exception):
 
 
 @dataclass(slots=True)
-class State:
+class FileState:
     """What the subgraphs of a file share.
 
     Attributes:
@@ -67,8 +74,8 @@ class State:
         default_factory=dict[tuple[str, str], list[str]]
     )
     resources: dict[str, Resource] = field(default_factory=dict[str, "Resource"])
-    initial: dict[str, tuple[Conversion, int]] = field(
-        default_factory=dict[str, "tuple[Conversion, int]"]
+    initial: dict[str, tuple[SubgraphConversion, int]] = field(
+        default_factory=dict[str, "tuple[SubgraphConversion, int]"]
     )
     called: list[int] = field(default_factory=list[int])
     left: int = 0
@@ -88,7 +95,7 @@ class Resource:
         stored: What it holds at this point of the program, as the file stores it.
     """
 
-    tensor: Tensor
+    tensor: TFLiteTensor
     name: str
     stored: str
 
@@ -99,7 +106,7 @@ _MOST_INLINED = 1 << 14
 """Operators that calls of subgraphs may add beyond those that the file lists."""
 
 
-class Conversion:
+class SubgraphConversion:
     """The operators of one subgraph, added to an assembly.
 
     Args:
@@ -108,7 +115,7 @@ class Conversion:
         to: Where its nodes go.
     """
 
-    def __init__(self, state: State, subgraph: Subgraph, to: Assembly) -> None:
+    def __init__(self, state: FileState, subgraph: Subgraph, to: Assembly) -> None:
         self.state, self.subgraph, self.to = state, subgraph, to
         self.stored_names: dict[int, str] = {}
         self.real_names: dict[int, str] = {}
@@ -166,7 +173,7 @@ class Conversion:
         body = self.state.model.subgraphs[index]
         if len(body.inputs) != len(operands):
             raise UnknownForm(f"subgraph {index} takes {len(body.inputs)} operands")
-        inner = Conversion(self.state, body, to or self.to)
+        inner = SubgraphConversion(self.state, body, to or self.to)
         inner.stored_names.update(zip(body.inputs, operands, strict=True))
         self.state.called.append(index)
         try:
@@ -182,7 +189,7 @@ class Conversion:
 
     # ---- tensors ------------------------------------------------------------------------------
 
-    def tensor(self, index: int) -> Tensor:
+    def tensor(self, index: int) -> TFLiteTensor:
         """Returns a tensor's record."""
         if index < 0:
             raise UnknownForm("an operand is left out")
@@ -192,7 +199,7 @@ class Conversion:
         """Returns whether an operand is given."""
         return place < len(op.inputs) and op.inputs[place] >= 0
 
-    def at(self, op: Op, place: int) -> Tensor:
+    def at(self, op: Op, place: int) -> TFLiteTensor:
         """Returns the record of an operand."""
         if not self.has(op, place):
             raise UnknownForm(f"operand {place} is left out")
@@ -209,14 +216,14 @@ class Conversion:
         """Returns a tensor's number of axes."""
         return len(self.shape(index))
 
-    def dtype(self, tensor: Tensor) -> DType:
+    def dtype(self, tensor: TFLiteTensor) -> DType:
         """Returns a tensor's element type."""
         dtype = DTYPES.get(tensor.type)
         if dtype is None:
             raise UnknownForm(f"'{tensor.label}' is {tensor.type}")
         return dtype
 
-    def quantization(self, tensor: Tensor) -> Quantization | None:
+    def quantization(self, tensor: TFLiteTensor) -> TFLiteQuantization | None:
         """Returns the parameters of a tensor whose numbers are quantized."""
         return tensor.quantization if DTYPES.get(tensor.type) in _QUANTIZED else None
 
@@ -327,7 +334,7 @@ class Conversion:
 
     # ---- quantization -------------------------------------------------------------------------
 
-    def _constant(self, tensor: Tensor) -> str:
+    def _constant(self, tensor: TFLiteTensor) -> str:
         if tensor.variable:
             raise UnknownForm(f"'{tensor.label}' keeps its data from one run to the next")
         if tensor.offset is None and 0 not in (tensor.shape or (1,)):
@@ -342,7 +349,7 @@ class Conversion:
         _check_size(tensor, dtype)
         return self.to.stored(tensor.name, dtype, shape, data, tensor.offset, tensor.nbytes)
 
-    def _params(self, tensor: Tensor, params: Quantization) -> tuple[list[str], int]:
+    def _params(self, tensor: TFLiteTensor, params: TFLiteQuantization) -> tuple[list[str], int]:
         """Returns the operands of Q and DQ behind the data, and their axis."""
         dtype = self.dtype(tensor)
         scale, zero_point = params.scale, params.zero_point
@@ -353,11 +360,11 @@ class Conversion:
         stored = zero_point.astype(np.int64).astype(dtype.numpy)
         return [self.to.constant(scale), self.to.constant(stored)], params.axis
 
-    def _dequantized(self, stored: str, tensor: Tensor, params: Quantization) -> str:
+    def _dequantized(self, stored: str, tensor: TFLiteTensor, params: TFLiteQuantization) -> str:
         operands, axis = self._params(tensor, params)
         return self.to.node("DequantizeLinear", [stored, *operands], label=tensor.name, axis=axis)
 
-    def _quantized(self, real: str, tensor: Tensor) -> str:
+    def _quantized(self, real: str, tensor: TFLiteTensor) -> str:
         params = self.quantization(tensor)
         if params is None:
             return real
@@ -377,7 +384,7 @@ _CODES: Mapping[DType, int] = {
 """ONNX's numbers of element types that a Cast gives."""
 
 
-def _check_size(tensor: Tensor, dtype: DType) -> None:
+def _check_size(tensor: TFLiteTensor, dtype: DType) -> None:
     count = int(np.prod(tensor.shape or (), dtype=object))
     wanted = (count * dtype.bits + 7) // 8
     if wanted != tensor.nbytes:
@@ -386,7 +393,7 @@ def _check_size(tensor: Tensor, dtype: DType) -> None:
         )
 
 
-def _elements(tensor: Tensor, dtype: DType, data: bytes) -> NDArray[Any]:
+def _elements(tensor: TFLiteTensor, dtype: DType, data: bytes) -> NDArray[Any]:
     assert tensor.offset is not None
     raw = np.frombuffer(data, np.uint8, tensor.nbytes, tensor.offset)
     if tensor.sparsity is not None:
@@ -397,7 +404,7 @@ def _elements(tensor: Tensor, dtype: DType, data: bytes) -> NDArray[Any]:
     return raw.view(dtype.numpy).reshape(tensor.shape or ())
 
 
-def refuse(state: State, where: str) -> None:
+def refuse(state: FileState, where: str) -> None:
     """Raises for all operators that had no counterpart.
 
     Raises:

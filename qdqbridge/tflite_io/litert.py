@@ -39,7 +39,7 @@ _RESOLVERS = {
 }
 
 
-class Session:
+class LiteRTSession:
     """A TFLite file in LiteRT.
 
     Args:
@@ -162,7 +162,7 @@ def node_differences(
             *(model.tensors[index].name for index in wanted if index not in known),
         ],
     )
-    session = Session(everything.tobytes(), kernels, every_tensor=True)
+    session = LiteRTSession(everything.tobytes(), kernels, every_tensor=True)
     fed = dict(zip(model.inputs, (inputs[name] for name in model.input_names), strict=True))
     recorded = session.run(fed, wanted)
     values: dict[Value, Array] = {

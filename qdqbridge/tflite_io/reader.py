@@ -11,7 +11,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.types import Shape
 from qdqbridge.onnx_io.assembly import Assembly
-from qdqbridge.tflite_io.conversion import Conversion, State, UnknownForm, refuse
+from qdqbridge.tflite_io.conversion import FileState, SubgraphConversion, UnknownForm, refuse
 from qdqbridge.tflite_io.operators import ROWS
 from qdqbridge.tflite_io.schema import Model, parsed
 
@@ -57,11 +57,11 @@ def _content(file: Path) -> bytes:
 
 
 def _graph(model: Model, file: Path, normal: Callable[[Graph], Graph]) -> Graph:
-    state = State(model, ROWS)
+    state = FileState(model, ROWS)
     main = model.subgraphs[0]
     names = model.signatures.get(0, {})
     assembly = Assembly(file)
-    conversion = Conversion(state, main, assembly)
+    conversion = SubgraphConversion(state, main, assembly)
     for index in main.inputs:
         tensor = conversion.tensor(index)
         name = tensor.name or names.get(index, "input")

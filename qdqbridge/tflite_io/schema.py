@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Quantization:
+class TFLiteQuantization:
     """A tensor's scales and zero points: one each, or one per index along ``axis``."""
 
     scale: NDArray[np.float32]
@@ -54,7 +54,7 @@ class Sparsity:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TFLiteTensor:
     """A tensor of a subgraph.
 
     Attributes:
@@ -75,7 +75,7 @@ class Tensor:
     shape: tuple[int, ...] | None
     offset: int | None
     nbytes: int
-    quantization: Quantization | None
+    quantization: TFLiteQuantization | None
     sparsity: Sparsity | None
     variable: bool
 
@@ -117,7 +117,7 @@ class Subgraph:
     """The tensors and operators of one function; the first is the model."""
 
     name: str
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[TFLiteTensor, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     ops: tuple[Op, ...]
@@ -161,7 +161,7 @@ def parsed(data: bytes, where: str) -> Model:
         )
     schema = _schema()
     try:
-        return _Parser(data, schema, where).model()
+        return _FlatbufferParser(data, schema, where).model()
     except DAMAGED as error:
         why = str(error) or type(error).__name__
         raise ModelFileError("the TFLite file is damaged", where=where, why=why) from error
@@ -178,7 +178,7 @@ def _schema() -> Any:
         ) from error
 
 
-class _Parser:
+class _FlatbufferParser:
     def __init__(self, data: bytes, schema: Any, where: str) -> None:
         self.data, self.schema, self.where = data, schema, where
         self.left = len(data) // _SMALLEST_TABLE
@@ -295,7 +295,9 @@ class _Parser:
                 )
         return made
 
-    def _tensor(self, index: int, tensor: Any, buffers: list[tuple[int, int] | None]) -> Tensor:
+    def _tensor(
+        self, index: int, tensor: Any, buffers: list[tuple[int, int] | None]
+    ) -> TFLiteTensor:
         buffer = int(tensor.Buffer())
         if buffer >= len(buffers):
             raise ValueError(f"buffer {buffer} does not exist")
@@ -306,7 +308,7 @@ class _Parser:
             shape = signature
         if not shape and not tensor.HasRank() and extent is None:
             shape = None if self._unranked(tensor) else ()
-        return Tensor(
+        return TFLiteTensor(
             index,
             _text(tensor.Name()),
             self.types.get(int(tensor.Type()), str(tensor.Type())),
@@ -323,7 +325,7 @@ class _Parser:
         """A vector of no extents is a scalar; no vector at all may be anything."""
         return bool(tensor.ShapeIsNone())
 
-    def _quantization(self, found: Any) -> Quantization | None:
+    def _quantization(self, found: Any) -> TFLiteQuantization | None:
         if found is None or found.ScaleLength() == 0:
             return None
         scale = self._array(found, "Scale").astype(np.float32)
@@ -333,7 +335,7 @@ class _Parser:
         if zero_point.size not in (1, scale.size):
             raise ValueError(f"{scale.size} scales have {zero_point.size} zero points")
         zero_point = np.broadcast_to(zero_point, scale.shape)
-        return Quantization(scale, zero_point, int(found.QuantizedDimension()))
+        return TFLiteQuantization(scale, zero_point, int(found.QuantizedDimension()))
 
     def _sparsity(self, found: Any) -> Sparsity | None:
         if found is None:

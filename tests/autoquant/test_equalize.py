@@ -9,7 +9,7 @@ import pytest
 
 from qdqbridge.autoquant.prepare import prepared
 from qdqbridge.autoquant.repair.equalize import equalized, factors, links, rescaled
-from qdqbridge.autoquant.repair.layers import Layer, layer_of
+from qdqbridge.autoquant.repair.layers import ProductLayer, layer_of
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.ops.attributes import ClipAttrs
@@ -143,7 +143,7 @@ def test_the_function_stays(make):
 
 
 def peaks_of(link):
-    assert isinstance(link.source, Layer)
+    assert isinstance(link.source, ProductLayer)
     return link.source.peaks().max(axis=2).reshape(-1)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from qdqbridge.autoquant.model import quantize_model
 from qdqbridge.autoquant.prepare import prepared
-from qdqbridge.autoquant.repair.proof import Judge
+from qdqbridge.autoquant.repair.proof import FloatReference
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.ops.attributes import NormAttrs
@@ -99,5 +99,5 @@ def test_rounded_once_it_is_better_by_far(monkeypatch):
     found = quantize_model(graph, data, repair=()).graph
     monkeypatch.setattr("qdqbridge.autoquant.quantize.prepared", lambda graph: graph)
     rough = quantize_model(graph, data, repair=()).graph
-    judge = Judge(graph, Samples.of(graph.inputs, data))
+    judge = FloatReference(graph, Samples.of(graph.inputs, data))
     assert judge.sqnr(found) > judge.sqnr(rough) + 5, (judge.sqnr(found), judge.sqnr(rough))

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qdqbridge.autoquant.profile import (
-    Entry,
     Profile,
+    ProfileEntry,
     merge,
     parse_profile,
     profile_text,
@@ -19,10 +19,10 @@ from qdqbridge.errors import InputDataError
 
 
 def profile_of(samples, model="m"):
-    total = Profile(model, tensors={"a": Entry("x", "Conv", 0, ("n", 3), TensorStats())})
+    total = Profile(model, tensors={"a": ProfileEntry("x", "Conv", 0, ("n", 3), TensorStats())})
     for sample in samples:
         stats = TensorStats.of(sample[None], channel_axis=1)
-        entry = Entry("x", "Conv", 0, ("n", 3), stats)
+        entry = ProfileEntry("x", "Conv", 0, ("n", 3), stats)
         one = Profile(model, 1, sample_hash({"x": sample}), tensors={"a": entry})
         total = total.merged(one)
     return total

@@ -13,7 +13,7 @@ from qdqbridge.autoquant.prepare import prepared
 from qdqbridge.autoquant.repair import steps
 from qdqbridge.autoquant.repair.equalize import equalized, links, rescaled
 from qdqbridge.autoquant.repair.layers import layer_of
-from qdqbridge.autoquant.repair.proof import Judge
+from qdqbridge.autoquant.repair.proof import FloatReference
 from qdqbridge.autoquant.repair.steps import DEFAULT, GAIN
 from qdqbridge.autoquant.requests import Request
 from qdqbridge.autoquant.samples import Samples
@@ -34,7 +34,7 @@ def network(name):
 
 
 def judged(graph, *others):
-    judge = Judge(graph, Samples.of(graph.inputs, {"input": FRESH}), len(FRESH))
+    judge = FloatReference(graph, Samples.of(graph.inputs, {"input": FRESH}), len(FRESH))
     return [judge.sqnr(other) for other in others]
 
 
@@ -124,7 +124,7 @@ def test_infinite_outputs_do_not_decide():
     y = b.op("MatMul", b.input("x", ["n", 4]), b.init(np.eye(4, 3, dtype=np.float32)))
     b.output(b.op("Add", y, b.init(mask)))
     graph = canonical(b.model())
-    judge = Judge(graph, Samples.of(graph.inputs, {"x": np.ones((5, 4), np.float32)}))
+    judge = FloatReference(graph, Samples.of(graph.inputs, {"x": np.ones((5, 4), np.float32)}))
     assert judge.sqnr(graph) == np.inf
 
 

@@ -7,7 +7,7 @@ from qdqbridge.autoquant.apply import apply
 from qdqbridge.autoquant.fallback import Goal, fall_back, meeting
 from qdqbridge.autoquant.plan import plan
 from qdqbridge.autoquant.sensitivity import only, sensitivity
-from qdqbridge.autoquant.sensitivity_variants import Change, layers_of, widened
+from qdqbridge.autoquant.sensitivity_variants import LayerChange, layers_of, widened
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.targets import A16W8, ORT, ORT_S8, TENSORRT
 from qdqbridge.errors import InputDataError
@@ -15,7 +15,7 @@ from qdqbridge.graph.interpreter import evaluate
 from tests.autoquant.float_models import decided, network
 
 GRAPH = network()
-FLOAT = Change(None)
+FLOAT = LayerChange(None)
 
 
 def brute(simulation, variants, changes):
@@ -109,7 +109,7 @@ def test_one_layer_is_found_in_few_trials():
     simulation = Simulation(variants.base.plan, samples)
     ranking = sensitivity(variants, simulation, without=False)
     wide, first = widened(ORT_S8), ranking.layers[0].layer
-    enough = simulation.metrics(variants.decision({first: Change(wide)})).sqnr
+    enough = simulation.metrics(variants.decision({first: LayerChange(wide)})).sqnr
     assert enough > ranking.everything.sqnr + 0.5
     said = []
     halfway = (ranking.everything.sqnr + enough) / 2

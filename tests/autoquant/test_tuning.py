@@ -18,8 +18,8 @@ from qdqbridge.autoquant.formats import Format
 from qdqbridge.autoquant.model import quantize_model
 from qdqbridge.autoquant.plan import plan
 from qdqbridge.autoquant.prepare import prepared
-from qdqbridge.autoquant.repair.proof import Judge
-from qdqbridge.autoquant.repair.steps import State
+from qdqbridge.autoquant.repair.proof import FloatReference
+from qdqbridge.autoquant.repair.steps import QuantizedState
 from qdqbridge.autoquant.requests import Request
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.simulation import Simulation
@@ -69,7 +69,7 @@ def begun(graph, target, array):
     seen = profile.by_name()
     made = plan(graph, target)
     decision = decide(made, {value: seen[value.name] for value in made.observed()}, target)
-    return State(apply(decision), decision, profile), samples
+    return QuantizedState(apply(decision), decision, profile), samples
 
 
 @pytest.mark.parametrize("chooser", [Percentile(95), MinMax(8.0)], ids=repr)
@@ -82,7 +82,7 @@ def test_what_is_taken_helps_on_other_samples(chooser):
     assert record.applied and record.step == "choosers"
     assert record.before is not None and record.after is not None
     assert record.after > record.before + 5
-    judge = Judge(graph, samples_of(graph, drawn(400, seed=2)), 400)
+    judge = FloatReference(graph, samples_of(graph, drawn(400, seed=2)), 400)
     assert judge.sqnr(found.graph) > judge.sqnr(state.graph) + 5
     assert found.profile is state.profile and state.graph.digest == apply(state.decision).digest
 

@@ -16,14 +16,14 @@ from qdqbridge.byoc.records import (
     Concatenation,
     Conversion,
     Convolution,
+    DataMovement,
     Dense,
-    Mover,
     Pool,
     Record,
     Resize,
 )
 from qdqbridge.byoc.tensor import Tensor
-from qdqbridge.byoc.terms import Fixed, Free
+from qdqbridge.byoc.terms import FixedTerm, Free
 from qdqbridge.errors import QdqBridgeError
 
 
@@ -37,7 +37,7 @@ def value(
 
 def constant(*shape: int, dtype: str = "int8", **rest: Any) -> Tensor:
     made = value(*shape, dtype=dtype, **rest)
-    term = Fixed(None, shape, dtype, lambda: np.zeros(shape, dtype))
+    term = FixedTerm(None, shape, dtype, lambda: np.zeros(shape, dtype))
     return Tensor(made.shape, dtype, term, made.scale, made.zero_point, made.axis)
 
 
@@ -203,7 +203,7 @@ def test_constants_of_several_operands_are_activations_without_a_batch() -> None
 
 def test_what_states_no_parameters_is_judged_by_its_types() -> None:
     bare = Tensor((2, 3), "uint8", Free(None, (2, 3), "uint8", "v"))
-    moved = Mover(op="reshape", input=bare, output=bare, attributes={})
+    moved = DataMovement(op="reshape", input=bare, output=bare, attributes={})
     assert list(refusals(moved, Limits(same_params=True, output_scale=0.5))) == []
     assert len(list(refusals(moved, Limits(activations=("int8",))))) == 2
     joined = Concatenation(op="concatenate", operands=(bare, bare), axis=0, output=bare)

@@ -18,8 +18,8 @@ from qdqbridge.byoc.records import (
     BlockedDequantize,
     Concatenation,
     Convolution,
+    DataMovement,
     Dense,
-    Mover,
     Normalization,
     Pool,
     Record,
@@ -167,7 +167,7 @@ def test_joins_and_movers() -> None:
     assert isinstance(r, Concatenation) and r.axis == 1 and len(r.operands) == 2
     same(r.operands[1], params("int8", 0.25, 1))
     r = one("Transpose", [image()], S8, perm=[0, 2, 3, 1])
-    assert isinstance(r, Mover) and r.op == "transpose"
+    assert isinstance(r, DataMovement) and r.op == "transpose"
     assert r.attributes["axes"] == (0, 2, 3, 1) and r.output.shape == (1, 6, 6, 4)
 
 
@@ -176,7 +176,7 @@ def test_a_reshape_of_a_symbolic_batch_states_its_extents() -> None:
     x = X(codes((2, 4, 6), "int8"), S8, shape=("n", 4, 6))
     m.add("Reshape", [x, const([0, -1], np.int64)], S8)
     (record,) = records(m.load())
-    assert isinstance(record, Mover)
+    assert isinstance(record, DataMovement)
     assert record.attributes["newshape"][1] == 24 and isinstance(record.output.shape, tuple)
     assert record.output.dtype == "int8"
 

@@ -16,7 +16,7 @@ pytest.importorskip("tvm")
 import qdqbridge as qb
 from qdqbridge.byoc import (
     Anything,
-    Call,
+    CallPattern,
     Constraints,
     Entry,
     Limits,
@@ -204,7 +204,7 @@ def test_a_clamp_that_is_refused_stays_behind_alone() -> None:
 
 
 def test_a_vendor_writes_entries_of_its_own() -> None:
-    chain = Call("nn.max_pool2d", Call("qnn.add", Anything().named("a")).named("op"))
+    chain = CallPattern("nn.max_pool2d", CallPattern("qnn.add", Anything().named("a")).named("op"))
     table = Table("dsp", (Entry("add_pool", chain, other), *canonical().only("conv2d").entries))
     module, coverage = partition(
         qb.to_relax(qb.load(MODELS / "digits_cnn_u8s8_per_channel.onnx"))[0], table

@@ -11,19 +11,19 @@ import pytest
 from qdqbridge.byoc.match import Match, Mismatch, match
 from qdqbridge.byoc.pattern import (
     Anything,
-    Call,
-    Constant,
+    CallPattern,
+    ConstantPattern,
     Either,
     Pattern,
     Tuple,
     operators,
     optional,
+    pattern_text,
     roots,
-    spelled,
 )
 from qdqbridge.byoc.table import Entry, Table
 from qdqbridge.byoc.tables import canonical
-from qdqbridge.byoc.terms import Applied, Fixed, Free, Group, Term
+from qdqbridge.byoc.terms import Applied, FixedTerm, Free, Group, Term
 from qdqbridge.errors import QdqBridgeError
 
 
@@ -31,8 +31,8 @@ def free(name: str = "x") -> Free:
     return Free(None, (1, 4), "int8", name)
 
 
-def fixed(value: Any = 0) -> Fixed:
-    return Fixed(None, (), "int32", lambda: np.asarray(value))
+def fixed(value: Any = 0) -> FixedTerm:
+    return FixedTerm(None, (), "int32", lambda: np.asarray(value))
 
 
 def call(op: str, *args: Term, **attrs: Any) -> Applied:
@@ -55,9 +55,11 @@ def missing(pattern: Pattern, term: Term) -> str:
     return result.reason
 
 
-CONV = Call("conv", Anything().named("x"), Constant()).named("conv")
-BIASED = optional(CONV, lambda p: Either(Call("add", p, Constant()), Call("bias_add", p)))
-WHOLE = optional(Call("round", BIASED), lambda p: Call("clip", p).named("clip"))
+CONV = CallPattern("conv", Anything().named("x"), ConstantPattern()).named("conv")
+BIASED = optional(
+    CONV, lambda p: Either(CallPattern("add", p, ConstantPattern()), CallPattern("bias_add", p))
+)
+WHOLE = optional(CallPattern("round", BIASED), lambda p: CallPattern("clip", p).named("clip"))
 
 
 def test_optional_parts_are_taken_where_they_are() -> None:
@@ -73,16 +75,16 @@ def test_optional_parts_are_taken_where_they_are() -> None:
 
 def test_a_failed_choice_leaves_no_captures() -> None:
     a, b = free("a"), free("b")
-    first = Call("f", Anything().named("x"), Constant())
-    second = Call("f", Constant(), Anything().named("y"))
+    first = CallPattern("f", Anything().named("x"), ConstantPattern())
+    second = CallPattern("f", ConstantPattern(), Anything().named("y"))
     result = found(Either(first, second), call("f", fixed(), b))
     assert set(result.captures) == {"y"} and result["y"] is b
-    inner = found(Call("g", Either(first, second)), call("g", call("f", a, fixed())))
+    inner = found(CallPattern("g", Either(first, second)), call("g", call("f", a, fixed())))
     assert set(inner.captures) == {"x"} and len(inner.calls) == 2
 
 
 def test_one_name_is_one_value() -> None:
-    twice = Call("mul", Anything().named("x"), Anything().named("x"))
+    twice = CallPattern("mul", Anything().named("x"), Anything().named("x"))
     x = free()
     assert found(twice, call("mul", x, x))["x"] is x
     assert "two different values" in missing(twice, call("mul", x, free()))
@@ -98,24 +100,24 @@ def test_one_name_is_one_value() -> None:
     ],
 )
 def test_a_mismatch_names_the_place_that_was_reached_last(term: Term, reason: str) -> None:
-    assert reason in missing(Call("round", CONV), term)
+    assert reason in missing(CallPattern("round", CONV), term)
 
 
 def test_attributes_and_tuples() -> None:
-    linear = Call("resize", attrs={"method": "linear", "size": [2, 2]})
+    linear = CallPattern("resize", attrs={"method": "linear", "size": [2, 2]})
     assert found(linear, call("resize", free(), method="linear", size=(2, 2)))
     assert "method of resize is 'cubic'" in missing(linear, call("resize", method="cubic"))
-    pair = Call("concat", Tuple(Anything(), Constant()))
+    pair = CallPattern("concat", Tuple(Anything(), ConstantPattern()))
     assert found(pair, call("concat", group(free(), fixed())))
     assert "a tuple of 2 is wanted, one of 1" in missing(pair, call("concat", group(free())))
     assert "a tuple is wanted" in missing(pair, call("concat", free()))
-    constants = Call("concat", Tuple(every=Constant()))
+    constants = CallPattern("concat", Tuple(every=ConstantPattern()))
     assert found(constants, call("concat", group(fixed(), fixed(), fixed())))
     assert "a constant is wanted" in missing(constants, call("concat", group(fixed(), free())))
 
 
 def test_roots_come_longest_first() -> None:
-    assert [spelled(root) for root in roots(WHOLE)] == [
+    assert [pattern_text(root) for root in roots(WHOLE)] == [
         "clip(round([add(conv(*, C), C) | bias_add(conv(*, C))]))",
         "round([add(conv(*, C), C) | bias_add(conv(*, C))])",
     ]
@@ -123,10 +125,12 @@ def test_roots_come_longest_first() -> None:
 
 
 def test_patterns_are_values() -> None:
-    assert Call("f", Constant(), attrs={"a": 1}) == Call("f", Constant(), attrs={"a": 1})
-    assert len({Call("f"), Call("f"), Call("g")}) == 2
+    assert CallPattern("f", ConstantPattern(), attrs={"a": 1}) == CallPattern(
+        "f", ConstantPattern(), attrs={"a": 1}
+    )
+    assert len({CallPattern("f"), CallPattern("f"), CallPattern("g")}) == 2
     with pytest.raises(AttributeError):
-        Call("f").op = "g"  # pyright: ignore[reportAttributeAccessIssue]
+        CallPattern("f").op = "g"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def entries(*names: str) -> Sequence[Entry]:

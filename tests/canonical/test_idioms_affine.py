@@ -169,15 +169,15 @@ def test_the_option_reaches_the_flow(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.idiom("B6")
-@pytest.mark.parametrize("spelling", ["Mul", "Div", "Sub", "reversed Sub", "scalar", "stored"])
-def test_each_affine_operator_behind_a_dense_product(spelling: str) -> None:
+@pytest.mark.parametrize("variant", ["Mul", "Div", "Sub", "reversed Sub", "scalar", "stored"])
+def test_each_affine_operator_behind_a_dense_product(variant: str) -> None:
     b = Builder()
     x = b.qdq(b.input("x", [5, 6]), X, 128)
     w = b.weight(ints((6, C), 3), SCALES, axis=1)
     y = b.op("Gemm", x, w, b.init(OFFSETS))
-    match spelling:
+    match variant:
         case "Mul" | "Div":
-            y = b.op(spelling, y, b.init(FACTORS))
+            y = b.op(variant, y, b.init(FACTORS))
         case "Sub":
             y = b.op("Sub", y, b.init(OFFSETS * 3))
         case "reversed Sub":

@@ -157,7 +157,7 @@ ROWS = [
         ("D18", "float-island", recurrent, 14),
         ("E2", "float-island", residual_of_a_raw_product, 13),
         ("E8", "huge-scale", exploded_mask, 13),
-        ("G9", "dequantize-through-mover", channels_mixed_by_a_reshape, 13),
+        ("G9", "dequantize-through-data-movement", channels_mixed_by_a_reshape, 13),
         ("J5", "computed-type", cast_between, 21),
         ("L2", "decomposed-quantization", fake_quantization, 13),
     )

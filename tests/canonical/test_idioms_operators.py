@@ -295,4 +295,4 @@ def test_unmatched_conversions_around_a_foreign_operator_stay() -> None:
     b.output(b.op("Det", b.op("Add", b.input("y", [3, 3]), b.dq(b.q(x, 0.1, 3), 0.1, 3))))
     g = settled(b.model(), exact=False)
     assert ops(g).count("Det") == 2
-    assert not notes_of(g, "dequantize-through-mover")
+    assert not notes_of(g, "dequantize-through-data-movement")

@@ -11,7 +11,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.ops.attributes import ConvAttrs, GemmAttrs, ReduceAttrs, SoftmaxAttrs
-from qdqbridge.ops.integers import settle
+from qdqbridge.ops.integers import propagate_parameters
 from tests.canonical.at_work import settled
 from tests.graph.graphs import (
     OUT,
@@ -42,7 +42,7 @@ def reinterpreted(x: Value, params: QuantParams = U8) -> Value:
 def test_integer_inputs_take_the_type_their_readers_agree_on() -> None:
     x = plain("x", (4,), DType.UINT8)
     g = graph([x], dq(reinterpreted(x)), q(apply("Exp", dq(reinterpreted(x))), OUT))
-    settle(g)
+    propagate_parameters(g)
     assert x.type == typed((4,), U8)
     assert "reinterpret" not in names(g)
     settled(g)
@@ -59,7 +59,7 @@ def test_other_inputs_keep_their_type(case: str) -> None:
     outputs = [] if case == "unread" else [y, *more]
     g = graph([x], *outputs)
     before = x.type
-    settle(g)
+    propagate_parameters(g)
     assert x.type == before
 
 

@@ -13,7 +13,7 @@ from qdqbridge.ops.attributes import (
     TransposeAttrs,
 )
 from tests.canonical.at_work import settled
-from tests.canonical.spelled import Make, halves, made, reshaped, vector
+from tests.canonical.written_out import Make, halves, made, reshaped, vector
 from tests.onnx_models import Builder, load, ops
 
 # ---- changes of shape --------------------------------------------------------------------------
@@ -69,11 +69,11 @@ def test_what_changes_nothing_goes(make: Make) -> None:
 
 
 def test_movers_in_a_row_are_one() -> None:
-    turned = made(
+    permuted = made(
         lambda b, x: b.op("Transpose", b.op("Transpose", x, perm=[0, 2, 1]), perm=[2, 0, 1]),
         [2, 3, 4],
     )
-    assert [n.attributes for n in turned.nodes] == [TransposeAttrs((1, 0, 2))]
+    assert [n.attributes for n in permuted.nodes] == [TransposeAttrs((1, 0, 2))]
     one = made(lambda b, x: b.op("Unsqueeze", x, b.init(vector(0, 2))), [2, 3])
     two = made(
         lambda b, x: b.op("Unsqueeze", b.op("Unsqueeze", x, b.init(vector(1))), b.init(vector(0))),

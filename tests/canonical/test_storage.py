@@ -115,8 +115,8 @@ def two_tables(c: Value) -> Graph:
 
 def product(c: Value) -> Graph:
     x = stored("x", U8, (2, 4))
-    turned = apply("Transpose", dq(c), attributes=TransposeAttrs((1, 0)), type_=typed((3, 2)))
-    return graph([x], q(apply("MatMul", turned, dq(x), type_=typed((3, 4))), OUT))
+    permuted = apply("Transpose", dq(c), attributes=TransposeAttrs((1, 0)), type_=typed((3, 2)))
+    return graph([x], q(apply("MatMul", permuted, dq(x), type_=typed((3, 4))), OUT))
 
 
 CASES: dict[str, tuple[Build, QuantParams]] = {

@@ -145,7 +145,7 @@ def test_it_says_what_became_of_the_nodes_and_computes() -> None:
     with qdqbridge.open_engine("onnxruntime-optimized", CNN, extents={"batch": 8}) as engine:
         verdict = engine.taken()
         found = engine.run({"input": images}, engine.outputs)
-    assert verdict.whole
+    assert verdict.takes_all
     assert {"QLinearConv", "QGemm"} <= {p.operator.rpartition("::")[2] for p in verdict.placements}
     expected = qdqbridge.evaluate(graph, {"input": images})["logits"]
     steps = np.abs(found["logits"] - expected) / np.ptp(expected)

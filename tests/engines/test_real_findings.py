@@ -55,7 +55,7 @@ def test_the_export_is_right_on_hexagon_whatever_the_original_is(
 ) -> None:
     written = exported(model, "qnn", tmp_path)
     with qdqbridge.open_engine("qnn-htp", written) as judge:
-        assert judge.taken().whole
+        assert judge.taken().takes_all
         graph = qdqbridge.load(written)
         found = qdqbridge.compare(graph, judge, {"input": images()}, local=True)
     assert found.max_lsb <= 2

@@ -29,9 +29,9 @@ def modules(models: Iterable[bytes]) -> Iterator[tuple[str, str]]:
         path = Path(folder) / "model.onnx"
         for data in models:
             path.write_bytes(data)
-            for spelling in ("qnn", "qdq"):
+            for variant in ("qnn", "qdq"):
                 try:
-                    module = qb.to_relax(qb.load(path), spelling=spelling)[0]
+                    module = qb.to_relax(qb.load(path), variant=variant)[0]
                 except qb.QdqBridgeError:
                     continue
                 yield ".json", tvm.ir.save_json(module)

@@ -213,8 +213,8 @@ def _product(g: _Graph) -> None:
         return
     if g.rng.random() < 0.3:
         perm = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
-        turned = g.b.op("Transpose", x, perm=perm)
-        g.add(g.b.op("MatMul", x, turned), (*shape[:-1], shape[-2]))
+        permuted = g.b.op("Transpose", x, perm=perm)
+        g.add(g.b.op("MatMul", x, permuted), (*shape[:-1], shape[-2]))
         return
     codes = np.array([g.rng.randrange(-127, 128) for _ in range(shape[-1] * 5)], np.int8)
     g.add(g.b.op("MatMul", x, g.b.weight(codes.reshape(-1, 5), 0.02)), (*shape[:-1], 5))

@@ -12,7 +12,7 @@ import pytest
 
 from qdqbridge.graph import diff as diff_module
 from qdqbridge.graph.alignment import main_operand
-from qdqbridge.graph.diff import Difference, Kind, diff
+from qdqbridge.graph.diff import DifferenceKind, GraphDifference, diff
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.quantization import QuantParams, per_tensor
@@ -56,7 +56,7 @@ def network(
     return graph([source], dq(product, f"{prefix}dq"))
 
 
-def only(a: Graph, b: Graph) -> Difference:
+def only(a: Graph, b: Graph) -> GraphDifference:
     found = diff(a, b)
     assert len(found) == 1, found
     return found[0]
@@ -72,7 +72,7 @@ def test_names_and_symbols_are_no_difference() -> None:
 
 def test_scale() -> None:
     found = only(network(), network(y=replace(OUT, scale=np.float32(2**-2))))
-    assert (found.kind, found.where) == (Kind.QUANTIZATION, "Conv 'conv'")
+    assert (found.kind, found.where) == (DifferenceKind.QUANTIZATION, "Conv 'conv'")
     assert found.text == "result: scale 0.125 -> 0.25 (+100 %)"
 
 
@@ -92,7 +92,7 @@ def test_the_last_bit_of_a_scale() -> None:
 )
 def test_parameters(params: QuantParams, text: str) -> None:
     found = diff(network(), network(y=params))
-    assert {d.kind for d in found} == {Kind.QUANTIZATION}
+    assert {d.kind for d in found} == {DifferenceKind.QUANTIZATION}
     assert f"result: {text}" in {d.text for d in found}
 
 
@@ -113,7 +113,7 @@ def test_constants_are_counted_in_lsb() -> None:
     weight[0, 0, 0, 0] += 3
     weight[1, 2, 1, 1] -= 2
     found = only(network(), network(weight=weight))
-    assert (found.kind, found.where) == (Kind.CONSTANT, "Conv 'conv'")
+    assert (found.kind, found.where) == (DifferenceKind.CONSTANT, "Conv 'conv'")
     assert found.text == "operand 1 'w': 2 of 72 elements differ, by at most 3 LSB"
 
 
@@ -129,27 +129,30 @@ def test_float_constants() -> None:
 
 def test_bias() -> None:
     found = only(network(), network(bias=(5, 93)))
-    assert found.kind is Kind.BIAS
+    assert found.kind is DifferenceKind.BIAS
     assert found.text == "bias 'b': 1 of 2 elements differ, by at most 100 LSB"
     gone = only(network(), network(bias=None))
-    assert (gone.kind, gone.text) == (Kind.BIAS, "bias: constant 'b' -> none")
+    assert (gone.kind, gone.text) == (DifferenceKind.BIAS, "bias: constant 'b' -> none")
 
 
 def test_attributes() -> None:
     found = only(network(), network(attributes=replace(CONV, pads=(1, 1, 0, 0))))
-    assert (found.kind, found.text) == (Kind.ATTRIBUTE, "pads (1, 1, 1, 1) -> (1, 1, 0, 0)")
+    assert (found.kind, found.text) == (
+        DifferenceKind.ATTRIBUTE,
+        "pads (1, 1, 1, 1) -> (1, 1, 0, 0)",
+    )
 
 
 def test_operator() -> None:
     found = only(network(), network(unary="Tanh"))
-    assert (found.kind, found.text) == (Kind.OPERATOR, "Sigmoid -> Tanh")
+    assert (found.kind, found.text) == (DifferenceKind.OPERATOR, "Sigmoid -> Tanh")
     assert found.where == "Sigmoid 'gate' / Tanh 'gate'"
 
 
 def test_an_inserted_node_is_one_difference() -> None:
     longer = network(between=lambda v: rq(v, OUT, "again"))
     found = only(network(), longer)
-    assert (found.kind, found.a, found.b) == (Kind.STRUCTURE, "", "again")
+    assert (found.kind, found.a, found.b) == (DifferenceKind.STRUCTURE, "", "again")
     assert "only in the second graph, between Conv 'conv' and Sigmoid 'gate', Mul" in found.text
     assert "only in the first graph" in only(longer, network()).text
 
@@ -164,12 +167,15 @@ def test_an_insertion_does_not_hide_what_differs_behind_it() -> None:
 def test_input_type_and_shape() -> None:
     other = network(shape=("n", 4, 8, 6))
     found = only(network(), other)
-    assert (found.kind, found.text) == (Kind.INTERFACE, "shape [n, 4, 6, 6] -> [n, 4, 8, 6]")
+    assert (found.kind, found.text) == (
+        DifferenceKind.INTERFACE,
+        "shape [n, 4, 6, 6] -> [n, 4, 8, 6]",
+    )
     a, b = (graph([v], apply("Sigmoid", v, type_=typed((2,), S8))) for v in (
         stored("x", U8, (2,)), stored("x", OUT, (2,)),
     ))  # fmt: skip
     assert {d.where for d in diff(a, b)} == {"input 0 ('x')"}
-    assert {d.kind for d in diff(a, b)} == {Kind.QUANTIZATION}
+    assert {d.kind for d in diff(a, b)} == {DifferenceKind.QUANTIZATION}
 
 
 def test_number_of_outputs() -> None:
@@ -187,7 +193,7 @@ def test_swapped_outputs() -> None:
 
     found = diff(build(False), build(True))
     assert found
-    assert {d.kind for d in found} <= {Kind.INTERFACE, Kind.OPERATOR}
+    assert {d.kind for d in found} <= {DifferenceKind.INTERFACE, DifferenceKind.OPERATOR}
 
 
 def test_swapped_operands() -> None:
@@ -237,7 +243,7 @@ def test_repeated_blocks_are_told_apart() -> None:
 
 def test_a_missing_block() -> None:
     found = diff(chain(30), chain(29))
-    assert [d.kind for d in found] == [Kind.STRUCTURE, Kind.STRUCTURE]
+    assert [d.kind for d in found] == [DifferenceKind.STRUCTURE, DifferenceKind.STRUCTURE]
 
 
 def test_two_changes_far_apart() -> None:
@@ -280,7 +286,7 @@ def test_nodes_of_one_graph_only_are_walked_once(monkeypatch: pytest.MonkeyPatch
 
         monkeypatch.setattr(diff_module, "main_operand", counted)
         found = diff(build(length, row=True), build(length, row=False))
-        assert sum(d.kind is Kind.STRUCTURE for d in found) >= length
+        assert sum(d.kind is DifferenceKind.STRUCTURE for d in found) >= length
         return count
 
     assert steps(400) <= 2 * steps(200) + 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qdqbridge.graph.dtypes import DType, Kind
+from qdqbridge.graph.dtypes import DType, DTypeKind
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_ranges(dtype: DType, low: int, high: int) -> None:
     assert (dtype.qmin, dtype.qmax) == (low, high)
 
 
-@pytest.mark.parametrize("dtype", [d for d in DType if d.kind is not Kind.STRING], ids=str)
+@pytest.mark.parametrize("dtype", [d for d in DType if d.kind is not DTypeKind.STRING], ids=str)
 def test_numpy_both_ways(dtype: DType) -> None:
     assert DType.of(dtype.numpy) is dtype
     assert DType.of(np.zeros(3, dtype.numpy).dtype) is dtype
@@ -37,7 +37,10 @@ def test_ranges_are_numpy_s(dtype: DType) -> None:
 
 def test_families_are_disjoint() -> None:
     for dtype in DType:
-        assert dtype.is_integer + dtype.is_float + (dtype.kind in (Kind.BOOL, Kind.STRING)) == 1
+        assert (
+            dtype.is_integer + dtype.is_float + (dtype.kind in (DTypeKind.BOOL, DTypeKind.STRING))
+            == 1
+        )
         assert not (dtype.is_signed and not dtype.is_integer)
     small = {d.label for d in DType if d.is_small_float}
     assert small == {d.label for d in DType if d.label.startswith(("float8", "float4"))}

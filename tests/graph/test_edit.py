@@ -142,7 +142,7 @@ def test_origin_joins_names_once() -> None:
     a = Origin(("conv", "relu"), (("k", "1"),), "Conv")
     b = Origin(("relu", "q"), (("k", "2"), ("l", "3")))
     assert a.joined(b) == Origin(("conv", "relu", "q"), (("k", "2"), ("l", "3")), "Conv")
-    assert b.joined(a).spelling == "Conv"
+    assert b.joined(a).variant == "Conv"
 
 
 def test_values_lists_each_value_once() -> None:

@@ -29,8 +29,8 @@ def saved(graph: Graph) -> Graph:
         return qb.load(path)
 
 
-def hosted(graph: Graph, spelling: str) -> Graph:
-    module, params = qb.to_relax(graph, spelling=spelling)
+def hosted(graph: Graph, variant: str) -> Graph:
+    module, params = qb.to_relax(graph, variant=variant)
     return qb.from_relax(module, params)
 
 

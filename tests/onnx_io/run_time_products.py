@@ -105,10 +105,10 @@ class Product:
 
     def _gemm(self) -> str:
         (rows, terms, columns), weight = self._extents(3, 7), self._weight_dtype()
-        turned = [self.draw.randint(0, 1) for _ in range(2)]
+        permuted = [self.draw.randint(0, 1) for _ in range(2)]
         one, each = self.draw.choice(((), (1,))), self.draw.choice(((), (1,), (columns,)))
-        left = (terms, rows) if turned[0] else (rows, terms)
-        right = (columns, terms) if turned[1] else (terms, columns)
+        left = (terms, rows) if permuted[0] else (rows, terms)
+        right = (columns, terms) if permuted[1] else (terms, columns)
         names = [self._given(self._codes(left, self.dtype), 0.05)]
         names += self._parameters(one, self.dtype)
         names += [self._given(self._codes(right, weight), 0.4), *self._parameters(each, weight)]
@@ -116,7 +116,7 @@ class Product:
         names.append("" if bias is None else self._given(self._bias(bias), 0.5))
         alpha = self.draw.choice((1.0, 0.7))
         return self.builder.op(
-            "QGemm", *names, *self._own(), domain=MS, transA=turned[0], transB=turned[1],
+            "QGemm", *names, *self._own(), domain=MS, transA=permuted[0], transB=permuted[1],
             alpha=alpha,
         )  # fmt: skip
 

@@ -33,7 +33,7 @@ from tests.onnx_io.model_views import (
     set_attribute,
     weights,
 )
-from tests.onnx_io.spelling_rewrites import (
+from tests.onnx_io.variant_rewrites import (
     flatten_as_reshape,
     identities,
     initializers,
@@ -301,7 +301,7 @@ def relu_as_clip(model: Model, rng: random.Random) -> None:
 
 
 def move_reshape(model: Model, rng: random.Random) -> None:
-    """Between ``DQ -> mover -> Q`` of one scale and the mover on stored integers."""
+    """Between ``DQ -> movement -> Q`` of one scale and the mover on stored integers."""
     for node in list(model.graph.node):
         if node.op_type not in ("Reshape", "Transpose", "Flatten", "MaxPool"):
             continue

@@ -368,7 +368,7 @@ def computed_case(seed: int, folder: Path) -> str:
 # ---- spellings of a reshape -------------------------------------------------------------------
 
 
-def spellings(rng: random.Random, dims: Dims, target: Sequence[int], open_: int) -> list[list[int]]:
+def variants(rng: random.Random, dims: Dims, target: Sequence[int], open_: int) -> list[list[int]]:
     """Returns the targets that mean one reshape for every extent of the open axes."""
     found: list[list[int]] = []
     for left in (None, *range(len(target))):
@@ -394,7 +394,7 @@ def reshape_case(seed: int, folder: Path) -> str:
     if rng.random() < 0.4:
         target = [dims[0], math.prod(dims[1:])]
     names = [*(("n",) * open_), *dims[open_:]]
-    models = [_reshaped(dims, names, written) for written in spellings(rng, dims, target, open_)]
+    models = [_reshaped(dims, names, written) for written in variants(rng, dims, target, open_)]
     models.append(_by_shape(dims, names, target))
     if len(target) == 2 and target[0] == dims[0]:
         models.append(_flattened(dims, names))

@@ -31,7 +31,7 @@ from qdqbridge.onnx_io.foreign import (
     foreign_operator,
 )
 from qdqbridge.onnx_io.reader import read
-from qdqbridge.onnx_io.session import Session
+from qdqbridge.onnx_io.session import OnnxRuntimeSession
 from qdqbridge.onnx_io.structure import captured_names
 from qdqbridge.onnx_io.writer import write
 from tests.onnx_io.lowering_cases import ort_run
@@ -221,7 +221,7 @@ def test_a_sequence_leaves_a_graph(tmp_path: Path) -> None:
     assert isinstance(rows, list) and [row.tolist() for row in rows] == x[:, None].tolist()
     write(g, tmp_path / "sequence.onnx")
     onnx.checker.check_model(str(tmp_path / "sequence.onnx"))
-    (found,) = Session(tmp_path / "sequence.onnx").run({"x": x}, g.output_names).values()
+    (found,) = OnnxRuntimeSession(tmp_path / "sequence.onnx").run({"x": x}, g.output_names).values()
     assert [row.tolist() for row in found] == x[:, None].tolist()
     assert read(tmp_path / "sequence.onnx").outputs[0].type == g.outputs[0].type
 

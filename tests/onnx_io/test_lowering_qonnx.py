@@ -175,13 +175,13 @@ def test_run_time_scales_are_refused():
 
 
 @pytest.mark.idiom("L1")
-@pytest.mark.parametrize("spelling", ["BipolarQuant", "Quant"])
-def test_bipolar_values_are_plus_and_minus_one(spelling):
+@pytest.mark.parametrize("variant", ["BipolarQuant", "Quant"])
+def test_bipolar_values_are_plus_and_minus_one(variant):
     b = Builder(13)
     inputs = [b.input("x", [6]), b.init(np.float32(0.25))]
-    if spelling == "Quant":
+    if variant == "Quant":
         inputs += [b.init(np.float32(0)), b.init(np.float32(1))]
-    b.output(b.op(spelling, *inputs, domain=DOMAINS[0]), [6])
+    b.output(b.op(variant, *inputs, domain=DOMAINS[0]), [6])
     graph = canonical(b.model())
     data = np.array([-2, -0.01, -0.0, 0, 0.01, 3], np.float32)
     assert run(graph, {"x": data})[0].tolist() == [-0.25, -0.25, 0.25, 0.25, 0.25, 0.25]

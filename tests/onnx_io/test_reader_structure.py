@@ -63,7 +63,7 @@ def test_names_and_metadata_are_provenance() -> None:
     (node,) = [n for n in g.nodes if n.op.name == "Conv"]
     assert node.origin.nodes[0] == "stem/conv"
     assert dict(node.origin.metadata) == {"layer": "7"}
-    assert node.origin.spelling == "Conv"
+    assert node.origin.variant == "Conv"
     weight = node.operand(1)
     assert weight.name in {t.name for t in model.graph.initializer}
 

@@ -105,12 +105,12 @@ def test_tvm_computes_what_the_operators_say(tmp_path: Path) -> None:
 def test_shapes_that_are_read_are_those_computed(through: str) -> None:
     b = Builder(17)
     x = b.qdq(b.input("x", [2, 6]), 2**-4, 120)
-    turned = b.op("Transpose", x, perm=[1, 0])
-    target = b.op(through, turned)
+    permuted = b.op("Transpose", x, perm=[1, 0])
+    target = b.op(through, permuted)
     if through == "Size":
         target = b.op("Unsqueeze", target, b.init(np.array([0])))
     b.output(b.op("Reshape", x, target))
-    graph = canonical(declare(b.model(), {turned: [2, 7]}))
+    graph = canonical(declare(b.model(), {permuted: [2, 7]}))
     (y,) = run(graph, {"x": np.ones((2, 6), np.float32)})
     assert y.shape == ((6, 2) if through == "Shape" else (12,))
 

@@ -270,7 +270,7 @@ def test_one_initializer_for_one_constant() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spelling", "rank", "expected"),
+    ("variant", "rank", "expected"),
     [
         ("Gemm", None, ["Gemm"]),
         ("Gemm", 2, ["Gemm"]),
@@ -281,7 +281,7 @@ def test_one_initializer_for_one_constant() -> None:
     ],
 )
 def test_dense_is_spelled_as_in_the_file(
-    spelling: str, rank: int | None, expected: list[str]
+    variant: str, rank: int | None, expected: list[str]
 ) -> None:
     float32 = DType.FLOAT32
     x = value_of(TensorType(float32, None if rank is None else (4,) * rank), "x")
@@ -290,6 +290,6 @@ def test_dense_is_spelled_as_in_the_file(
         Value(TensorType(float32, array.shape), "c", constant=Constant.of(array))
         for array in (np.eye(4, dtype=np.float32), np.ones(4, np.float32))
     )
-    node = Node(BY_NAME["Dense"], NO_ATTRIBUTES, [x, w, b], [y], Origin(("n",), (), spelling))
+    node = Node(BY_NAME["Dense"], NO_ATTRIBUTES, [x, w, b], [y], Origin(("n",), (), variant))
     model = to_proto(Graph([x], [y], ["y"], [node]))
     assert [proto.op_type for proto in model.graph.node] == expected

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 import qdqbridge as qb
 from qdqbridge.autoquant.targets import ORT
 from qdqbridge.byoc.tables.elementwise import BINARY, UNARY
-from qdqbridge.canonical.rerolled import REROLLED
+from qdqbridge.canonical.fusions import FUSIONS
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.report.bounds import exact
 
@@ -74,9 +74,9 @@ def through_everything(folder: Path, op: str, operands: int, **attributes: float
     assert np.abs(found - wanted).max() <= 0.031, f"{op} is not onnxruntime's"
     for kernels in ("fast", "reference"):
         assert np.array_equal(qb.compile(graph, kernels=kernels).run(feed)["y"], found), kernels
-    for spelling in ("qnn", "qdq"):
-        module, params = qb.to_relax(graph, spelling=spelling)
-        assert qb.from_relax(module, params).digest == graph.digest, spelling
+    for variant in ("qnn", "qdq"):
+        module, params = qb.to_relax(graph, variant=variant)
+        assert qb.from_relax(module, params).digest == graph.digest, variant
     assert f"qnn.{node.op.qnn}" in qb.to_relax(graph)[0].script()
     qb.save(graph, again)
     assert qb.load(again).digest == graph.digest
@@ -102,7 +102,7 @@ def main(folder: Path) -> None:
     through_everything(folder, UNARY_TOY, 1)
     through_everything(folder, SPELLED_TOY, 1, lambd=0.75, bias=0.25)
     through_everything(folder, BINARY_TOY, 2)
-    assert "shrink-of-steps" in {rule.name for rule in REROLLED}
+    assert "shrink-of-steps" in {rule.name for rule in FUSIONS}
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qdqbridge.graph.operator import Form, Operator, Pattern
-from qdqbridge.ops.forms import OPERANDS, form_for, whole_forms
+from qdqbridge.ops.forms import OPERANDS, form_for, outermost_forms
 from qdqbridge.ops.table import BY_NAME, OPERATORS
 
 FORMS = [(op, form) for op in OPERATORS for form in op.forms]
@@ -43,8 +43,8 @@ def test_a_form_means_its_operator(op: Operator, form: Form) -> None:
 
 def test_a_form_that_is_part_of_another_is_no_whole_one() -> None:
     softplus = BY_NAME["Softplus"]
-    assert whole_forms(softplus) == softplus.forms[:1]
-    assert all(whole_forms(op) for op in OPERATORS if op.forms)
+    assert outermost_forms(softplus) == softplus.forms[:1]
+    assert all(outermost_forms(op) for op in OPERATORS if op.forms)
 
 
 def test_emission_finds_a_form_for_any_attributes() -> None:

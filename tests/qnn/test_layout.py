@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import evaluate
-from qdqbridge.qnn.layout import Plan, carried, plan
+from qdqbridge.qnn.layout import LayoutPlan, apply_layout, plan
 from qdqbridge.qnn.layout.cut import INFINITE, SINK, SOURCE, Network
 from tests.qnn.layout_models import Net, axes, blocks, cnn, patches, unet, wrapped
 
@@ -33,7 +33,7 @@ def names(graph: Graph) -> list[str]:
     ids=["cnn", "unet", "patches", "wrapped", "wrapped-bare"],
 )
 def test_fewest_transposes(graph: Graph, transposes: int) -> None:
-    ours = carried(graph, plan(graph))
+    ours = apply_layout(graph, plan(graph))
     assert ours.transposes == transposes
     assert names(ours.graph).count("Transpose") == transposes
     windows = {"Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "Resize"}
@@ -45,18 +45,18 @@ def test_without_channels_last_nothing_changes() -> None:
     ours = plan(graph, channels_last=False)
     assert not ours.values
     assert ours.transposes == ()
-    assert carried(graph, ours).graph is graph
+    assert apply_layout(graph, ours).graph is graph
 
 
 def test_without_windows_a_graph_keeps_the_transposes_that_it_has() -> None:
     net = Net()
     graph = net.finish(net.op("Transpose", net.op("Abs", net.image()), perm=[0, 2, 3, 1]))
-    assert carried(graph, plan(graph)).graph is graph
+    assert apply_layout(graph, plan(graph)).graph is graph
 
 
 def test_the_interface_stays() -> None:
     graph = unet()
-    ours = carried(graph, plan(graph)).graph
+    ours = apply_layout(graph, plan(graph)).graph
     assert [v.type for v in ours.inputs] == [v.type for v in graph.inputs]
     assert [v.type for v in ours.outputs] == [v.type for v in graph.outputs]
     assert [v.name for v in ours.inputs] == [v.name for v in graph.inputs]
@@ -70,14 +70,16 @@ def test_values_know_their_permutation() -> None:
     assert ours.permutation(conv.output) == (0, 2, 3, 1)
     assert ours.permutation(graph.inputs[0]) is None
     assert ours.nodes[conv] == ((True, False), True)
-    shape = next(n for n in carried(graph, ours).graph.nodes if n.op.name == "Conv").output.type
+    shape = next(
+        n for n in apply_layout(graph, ours).graph.nodes if n.op.name == "Conv"
+    ).output.type
     assert shape.shape == (1, 16, 16, 8)
 
 
 def test_axes_are_renamed() -> None:
     """Without window operators a carried graph means what it says, so it can be run."""
     graph, inputs = axes()
-    ours = carried(graph, plan(graph))
+    ours = apply_layout(graph, plan(graph))
     assert ours.transposes == 0
     assert "Transpose" not in names(ours.graph)
     assert names(ours.graph).count("Concat") == 1
@@ -88,7 +90,7 @@ def test_axes_are_renamed() -> None:
 
 def test_operators_may_be_kept_channels_first() -> None:
     graph = unet()
-    ours = carried(graph, plan(graph, fixed={"Resize"}))
+    ours = apply_layout(graph, plan(graph, fixed={"Resize"}))
     assert ours.transposes == 4
     assert next(n for n in ours.graph.nodes if n.op.name == "Resize") not in ours.channels_last
 
@@ -98,7 +100,7 @@ def test_a_conversion_is_shared_by_its_readers() -> None:
     x = n.op("Relu", n.conv(n.image(), 3, 4))
     w = n.init(np.zeros((16, 4), np.float32))
     graph = n.finish(n.op("MatMul", x, w), n.op("MatMul", n.op("Abs", x), w), n.conv(x, 4, 4))
-    assert carried(graph, plan(graph)).transposes == 3  # input, x, the convolution that leaves
+    assert apply_layout(graph, plan(graph)).transposes == 3  # input, x, the convolution that leaves
 
 
 def test_integers_rather_than_floats_are_transposed() -> None:
@@ -106,7 +108,7 @@ def test_integers_rather_than_floats_are_transposed() -> None:
     x = n.qdq(n.image(), 0.1)
     w = n.weight(np.zeros((4, 3, 3, 3), np.int8), 0.1)
     graph = n.finish(n.qdq(n.op("Conv", x, w), 0.1))
-    types = {str(n.output.type.dtype) for n in carried(graph, plan(graph)).graph.nodes
+    types = {str(n.output.type.dtype) for n in apply_layout(graph, plan(graph)).graph.nodes
              if n.op.name == "Transpose"}  # fmt: skip
     assert types == {"uint8"}
 
@@ -151,9 +153,9 @@ def fewest(graph: Graph) -> int:
 @settings(max_examples=60, deadline=None)
 @given(st.composite(random_graph)())
 def test_no_labelling_has_fewer_transposes(graph: Graph) -> None:
-    ours: Plan = plan(graph)
+    ours: LayoutPlan = plan(graph)
     assert len(ours.transposes) == fewest(graph)
-    assert carried(graph, ours).transposes == len(ours.transposes)
+    assert apply_layout(graph, ours).transposes == len(ours.transposes)
 
 
 def test_minimum_cut() -> None:

@@ -9,9 +9,9 @@ import qdqbridge as qb
 from qdqbridge.graph.graph import Graph
 
 
-def read_back(graph: Graph, *, keep_params: bool = False, spelling: str = "qnn") -> Graph:
+def read_back(graph: Graph, *, keep_params: bool = False, variant: str = "qnn") -> Graph:
     """Returns the canonical graph of the module that ``graph`` is emitted as."""
-    module, params = qb.to_relax(graph, keep_params=keep_params, spelling=spelling)
+    module, params = qb.to_relax(graph, keep_params=keep_params, variant=variant)
     return qb.from_relax(module, params)
 
 

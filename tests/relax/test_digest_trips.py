@@ -17,21 +17,21 @@ from tests.onnx_io.random_models import random_model
 FOUND = sorted((Path(digest_trips.__file__).parent / "digest_models").glob("*.onnx"))
 
 
-@pytest.mark.parametrize("spelling", HOSTED)
+@pytest.mark.parametrize("variant", HOSTED)
 @pytest.mark.parametrize("path", FOUND, ids=lambda path: path.stem)
-def test_where_it_once_moved(path: Path, spelling: str) -> None:
+def test_where_it_once_moved(path: Path, variant: str) -> None:
     graph = loaded(onnx.load(path))
-    assert hosted(graph, spelling).text() == graph.text()
+    assert hosted(graph, variant).text() == graph.text()
 
 
-@pytest.mark.parametrize("spelling", HOSTED)
-def test_random_models(spelling: str) -> None:
+@pytest.mark.parametrize("variant", HOSTED)
+def test_random_models(variant: str) -> None:
     """``scripts/sweep_digests`` makes as many as one likes; some no host can compute."""
     came_back = 0
     for seed in range(40):
         graph = loaded(random_model(seed))
         try:
-            back = hosted(graph, spelling)
+            back = hosted(graph, variant)
         except QdqBridgeError:
             continue
         came_back += 1
@@ -51,21 +51,21 @@ _SUB_BYTE = {
 }
 
 
-@pytest.mark.parametrize("spelling", HOSTED)
+@pytest.mark.parametrize("variant", HOSTED)
 @pytest.mark.parametrize("dtype", ["int4", "uint4"])
 @pytest.mark.parametrize("body", _SUB_BYTE.values(), ids=list(_SUB_BYTE))
-def test_results_of_four_bits(body: str, dtype: str, spelling: str) -> None:
+def test_results_of_four_bits(body: str, dtype: str, variant: str) -> None:
     numbers = f"<float s = {{0.5}}, {dtype} z = {{1}}, float t = {{0.1}}, int8 o = {{3}}>"
     text = f"{_HEAD} {numbers} {{ q = QuantizeLinear(x, s, z) {body} }}"
     graph = loaded(onnx.parser.parse_model(text))
-    assert hosted(graph, spelling).text() == graph.text()
+    assert hosted(graph, variant).text() == graph.text()
 
 
 _SPELLED = sorted(row.name for row in OPERATORS if row.forms and row.arity == 1)
 
 
-@pytest.mark.parametrize("spelling", HOSTED)
-def test_compositions_of_spelled_operators(spelling: str) -> None:
+@pytest.mark.parametrize("variant", HOSTED)
+def test_compositions_of_spelled_operators(variant: str) -> None:
     """Steps that TVM has no operator for are chains of calls in the ``qdq`` spelling."""
     for name in _SPELLED:
         text = (
@@ -74,11 +74,11 @@ def test_compositions_of_spelled_operators(spelling: str) -> None:
             "p = QuantizeLinear(e, s, z) y = DequantizeLinear(p, s, z) }"
         )
         graph = loaded(onnx.parser.parse_model(text))
-        assert hosted(graph, spelling).text() == graph.text(), name
+        assert hosted(graph, variant).text() == graph.text(), name
 
 
-@pytest.mark.parametrize("spelling", HOSTED)
-def test_a_cast_before_a_power_stays(spelling: str) -> None:
+@pytest.mark.parametrize("variant", HOSTED)
+def test_a_cast_before_a_power_stays(variant: str) -> None:
     text = f"{_HEAD} <float e = {{0.5}}> {{ b = IsNaN(x) c = Cast<to = 1>(b) y = Pow(c, e) }}"
     graph = loaded(onnx.parser.parse_model(text))
-    assert hosted(graph, spelling).text() == graph.text()
+    assert hosted(graph, variant).text() == graph.text()

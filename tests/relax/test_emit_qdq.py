@@ -43,7 +43,7 @@ S8, U8 = params("int8", 0.05, 3), params("uint8", 0.04, 131)
 
 def built(graph: qb.Graph) -> Any:
     """Builds without optimizing the loops, which would take three times as long."""
-    module, _ = qb.to_relax(graph, spelling="qdq")
+    module, _ = qb.to_relax(graph, variant="qdq")
     device: Any = tvm.cpu()
     target = tvm.target.Target({"kind": "llvm", "opt-level": 0})
     return relax.VirtualMachine(tvm.compile(module, target), device)
@@ -142,7 +142,7 @@ def test_single_operators_agree_but_for_ties() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_stay_integers_and_every_reader_has_its_own_dequantize(name: str) -> None:
-    module: Any = qb.to_relax(qb.load(MODELS / f"{name}.onnx"), spelling="qdq")[0]
+    module: Any = qb.to_relax(qb.load(MODELS / f"{name}.onnx"), variant="qdq")[0]
     assert not any(op.startswith("qnn.") for op in operators(module))
     bindings: list[Any] = [b for block in module["main"].body.blocks for b in block.bindings]
     calls: dict[Any, Any] = {b.var: b.value for b in bindings if isinstance(b.value, ir.Call)}
@@ -172,7 +172,7 @@ TABLES = {
 @pytest.mark.parametrize("name", NAMES)
 def test_shipped_tables_take_what_they_take_of_imported_files(name: str) -> None:
     path = MODELS / f"{name}.onnx"
-    own, theirs = qb.to_relax(qb.load(path), spelling="qdq")[0], imported(path)
+    own, theirs = qb.to_relax(qb.load(path), variant="qdq")[0], imported(path)
     for table, counts in TABLES[name].items():
         ours, other = matched(own, table), matched(theirs, table)
         assert (ours.total(), other.total()) == counts, table
@@ -194,5 +194,5 @@ def test_quantize_breaks_ties_to_even_and_saturates() -> None:
 
 def test_there_is_no_other_spelling() -> None:
     graph = qb.load(MODELS / "digits_cnn_u8s8_per_channel.onnx")
-    with pytest.raises(UnsupportedTargetError, match="spelling 'qnnn'"):
-        qb.to_relax(graph, spelling="qnnn")
+    with pytest.raises(UnsupportedTargetError, match="variant 'qnnn'"):
+        qb.to_relax(graph, variant="qnnn")

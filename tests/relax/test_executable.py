@@ -69,9 +69,9 @@ def test_every_batch(executable: qb.Executable, count: int) -> None:
 def test_inputs_in_any_order_and_layout(executable: qb.Executable) -> None:
     given = arrays(6)
     wanted = executable.run(given)
-    turned = {name: np.asfortranarray(array) for name, array in reversed(given.items())}
+    permuted = {name: np.asfortranarray(array) for name, array in reversed(given.items())}
     strided = {name: np.repeat(array, 2, axis=0)[::2] for name, array in given.items()}
-    for other in (turned, strided):
+    for other in (permuted, strided):
         for name, array in executable.run(other).items():
             np.testing.assert_array_equal(array, wanted[name])
 

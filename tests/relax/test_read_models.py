@@ -36,9 +36,9 @@ PASSES = (
 
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
-@pytest.mark.parametrize("spelling", ["qnn", "qdq"])
-def test_digest_is_kept(path: Path, spelling: str) -> None:
-    kept(qb.load(path), spelling=spelling)
+@pytest.mark.parametrize("variant", ["qnn", "qdq"])
+def test_digest_is_kept(path: Path, variant: str) -> None:
+    kept(qb.load(path), variant=variant)
 
 
 def test_names_are_kept() -> None:

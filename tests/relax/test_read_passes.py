@@ -102,7 +102,7 @@ def graph_of(net: str) -> qb.Graph:
 def module_of(net: str, source: str) -> Any:
     if source == "importer":
         return imported(proto(net))
-    return qb.to_relax(graph_of(net), spelling=source)[0]
+    return qb.to_relax(graph_of(net), variant=source)[0]
 
 
 PASSES: dict[str, Any] = {

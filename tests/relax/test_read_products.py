@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 
 from tests.onnx_models import canonical
-from tests.product_spellings import FACTORS, Product, model_of, products
+from tests.product_variants import FACTORS, Product, model_of, products
 from tests.relax.read_cases import kept
 
 
-@pytest.mark.parametrize("spelling", ["qnn", "qdq"])
+@pytest.mark.parametrize("variant", ["qnn", "qdq"])
 @settings(max_examples=120, deadline=None)
 @given(product=products())
-def test_products_keep_their_digest(spelling: str, product: Product) -> None:
-    kept(canonical(model_of(product)), spelling=spelling)
+def test_products_keep_their_digest(variant: str, product: Product) -> None:
+    kept(canonical(model_of(product)), variant=variant)
 
 
 @pytest.mark.parametrize("quantized", ["", "operands", "all"])

@@ -129,9 +129,9 @@ def test_movers_take_the_parameters_of_their_readers() -> None:
     m = Module()
     x = m.input("uint8", "n", 6)
     part = m.call("reshape", [x], "uint8", ("n", 2, 3), newshape=(-1, 2, 3))
-    turned = m.call("transpose", [part], "uint8", ("n", 3, 2), axes=(0, 2, 1))
-    real = m.call("qnn.dequantize", [turned, *m.params(0.5, 128)], "float32", ("n", 3, 2))
-    graph = m.graph(turned, real)
+    permuted = m.call("transpose", [part], "uint8", ("n", 3, 2), axes=(0, 2, 1))
+    real = m.call("qnn.dequantize", [permuted, *m.params(0.5, 128)], "float32", ("n", 3, 2))
+    graph = m.graph(permuted, real)
     assert ops(graph) == ["Reshape", "Transpose", "dequantize"]
     assert all(v.quant is not None for v in (graph.inputs[0], *graph.outputs[:1]))
 

@@ -35,10 +35,10 @@ CNN = FOLDER / "digits_cnn_u8s8_per_channel.onnx"
 
 
 @pytest.mark.parametrize("suffix", [".json", ".py"])
-@pytest.mark.parametrize("spelling", ["qnn", "qdq"])
-def test_modules_are_models(tmp_path: Path, suffix: str, spelling: str) -> None:
+@pytest.mark.parametrize("variant", ["qnn", "qdq"])
+def test_modules_are_models(tmp_path: Path, suffix: str, variant: str) -> None:
     graph, path = qb.load(CNN), tmp_path / f"m{suffix}"
-    write_module(qb.to_relax(graph, spelling=spelling)[0], path)
+    write_module(qb.to_relax(graph, variant=variant)[0], path)
     same(load_model(path), graph)
     found = inspect_model(path)
     assert found.digest == graph.digest

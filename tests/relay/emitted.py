@@ -58,13 +58,13 @@ def extents_of(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, int]:
 def results(
     graph: Graph,
     inputs: Mapping[str, Array],
-    spelling: str,
+    variant: str,
     layout: str | None = None,
     target: str = QUICK,
 ) -> dict[str, tuple[Array, Array]]:
     """Returns what Relay and what the interpreter computes, by output."""
     wanted = qb.evaluate(graph, inputs)
-    module, params = emit(graph, spelling, layout, extents=extents_of(graph, inputs))
+    module, params = emit(graph, variant, layout, extents=extents_of(graph, inputs))
     assert params == {}
     found = build(module, target=target).run(inputs)
     assert list(found) == list(wanted)
@@ -77,10 +77,10 @@ def _narrow(found: Array, wanted: Array) -> Array:
     return found if same else found.astype(wanted.dtype)
 
 
-def distances(m: Model, spelling: str, layout: str | None = None) -> dict[str, float]:
+def distances(m: Model, variant: str, layout: str | None = None) -> dict[str, float]:
     """Returns the largest difference in LSB of every branch, by its label."""
     found: dict[str, float] = {}
-    pairs = results(m.load(), m.inputs, spelling, layout)
+    pairs = results(m.load(), m.inputs, variant, layout)
     for branch in m.branches:
         for name in branch.outputs:
             ours, wanted = pairs[name]

@@ -113,7 +113,7 @@ def test_refusals_are_told_on_relay_too() -> None:
 class Shipped:
     """The Ethos-U table, as an adapter hands it out."""
 
-    name, spelling, rewrites = "ethos-u", "tflite", ("int8",)
+    name, variant, rewrites = "ethos-u", "tflite", ("int8",)
 
     def shims(self) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext()
@@ -145,14 +145,14 @@ def test_a_shipped_table_takes_and_explains() -> None:
 def test_relay_patterns_become_ours() -> None:
     from tvm.relay.dataflow_pattern import is_constant, is_op, is_tuple, wildcard
 
-    from qdqbridge.byoc.pattern import Anything, Call, Constant, Either, Tuple
+    from qdqbridge.byoc.pattern import Anything, CallPattern, ConstantPattern, Either, Tuple
 
     conv = is_op("nn.conv2d")(wildcard(), is_constant()).has_attr({"data_layout": "NHWC"})
     whole = is_op("concatenate")(is_tuple([conv.optional(is_op("nn.relu")), wildcard()]))
-    ours = Call("nn.conv2d", Anything(), Constant(), attrs={"data_layout": "NHWC"})
-    inner = Either(ours, Call("nn.relu", ours))
+    ours = CallPattern("nn.conv2d", Anything(), ConstantPattern(), attrs={"data_layout": "NHWC"})
+    inner = Either(ours, CallPattern("nn.relu", ours))
     found = converted(whole)
-    assert isinstance(found, Call) and isinstance(found.args[0], Tuple)
+    assert isinstance(found, CallPattern) and isinstance(found.args[0], Tuple)
     either = found.args[0].fields[0]
     assert isinstance(either, Either) and set(either.choices) == set(inner.choices)
 

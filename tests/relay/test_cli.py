@@ -45,9 +45,9 @@ def test_numbers_are_wanted_for_symbolic_extents(
 
 def test_a_spelling_is_written(tmp_path: Path) -> None:
     quantized = MODELS / "digits_cnn_s8s8_per_tensor.onnx"
-    for spelling in ("canonical", "tflite"):
-        path = tmp_path / f"{spelling}.relay"
-        options = ("--extent", "batch=1", "--spelling", spelling)
+    for variant in ("canonical", "tflite"):
+        path = tmp_path / f"{variant}.relay"
+        options = ("--extent", "batch=1", "--variant", variant)
         assert call("to-tvm", quantized, "-o", path, *options) == 0
     texts = {str(load(path)[0]) for path in tmp_path.iterdir()}
     assert len(texts) == 2

@@ -59,8 +59,8 @@ def test_same_bits_and_the_same_graph(case: str) -> None:
     for ours, wanted in results(graph, data, "canonical").values():
         assert (ours.shape, ours.dtype) == (wanted.shape, wanted.dtype)
         np.testing.assert_array_equal(ours, wanted)
-    for spelling in ("canonical", "tflite"):
-        module, _ = emit(graph, spelling)
+    for variant in ("canonical", "tflite"):
+        module, _ = emit(graph, variant)
         assert operators(module).count("qnn.matmul_integer") == 2
         assert diff(from_relay(module), graph) == []
 

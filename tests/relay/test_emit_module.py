@@ -9,7 +9,7 @@ from tvm import relay
 
 import qdqbridge as qb
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.qnn.origin import claimed
+from qdqbridge.qnn.origin import provenance_of
 from qdqbridge.relay.build import build
 from qdqbridge.relay.emit import emit
 from tests.onnx_models import Builder, canonical
@@ -28,24 +28,24 @@ def test_names_and_spans() -> None:
     assert list(main.attrs["output_names"]) == graph.output_names
     known = {value.name for node in graph.nodes for value in node.outputs}
     known |= {node.name for node in graph.nodes}
-    claims = [claimed(call.span.source_name.name) for call in calls(module)]
-    assert {claim.name for claim in claims if claim is not None} <= known
+    claims = [provenance_of(call.span.source_name.name) for call in calls(module)]
+    assert {provenance.name for provenance in claims if provenance is not None} <= known
     assert None not in claims  # the plan puts in no transpose of its own
     convolution = next(call for call in calls(module) if call.op.name == "qnn.conv2d")
     first = next(node for node in graph.nodes if node.op.name == "Conv")
-    claim = claimed(convolution.span.source_name.name)
-    assert claim is not None
-    assert (claim.op, claim.name) == ("Conv", first.output.name)
-    assert claim.origin.nodes == first.origin.nodes
+    provenance = provenance_of(convolution.span.source_name.name)
+    assert provenance is not None
+    assert (provenance.op, provenance.name) == ("Conv", first.output.name)
+    assert provenance.origin.nodes == first.origin.nodes
 
 
-@pytest.mark.parametrize("spelling", ["canonical", "tflite", "dnnl", "fq2i"])
-def test_modules_are_typed_and_kept_by_json(spelling: str) -> None:
-    module, _ = emit(classifier()[0], spelling)
+@pytest.mark.parametrize("variant", ["canonical", "tflite", "dnnl", "fq2i"])
+def test_modules_are_typed_and_kept_by_json(variant: str) -> None:
+    module, _ = emit(classifier()[0], variant)
     assert list(module["main"].ret_type.shape) == [1, 10]
     again = tvm.ir.load_json(tvm.ir.save_json(module))
     tvm.ir.assert_structural_equal(module, again)
-    tvm.ir.assert_structural_equal(module, emit(classifier()[0], spelling)[0])
+    tvm.ir.assert_structural_equal(module, emit(classifier()[0], variant)[0])
 
 
 def test_parameters_bind_back() -> None:
@@ -120,10 +120,10 @@ def test_symbolic_extents_are_asked_for() -> None:
     assert list(module["main"].ret_type.shape) == [2, 3]
 
 
-@pytest.mark.parametrize(("spelling", "layout"), [("french", None), ("canonical", "CHWN")])
-def test_what_does_not_exist(spelling: str, layout: str | None) -> None:
+@pytest.mark.parametrize(("variant", "layout"), [("french", None), ("canonical", "CHWN")])
+def test_what_does_not_exist(variant: str, layout: str | None) -> None:
     with pytest.raises(UnsupportedTargetError, match="Relay modules have no"):
-        emit(classifier()[0], spelling, layout)
+        emit(classifier()[0], variant, layout)
 
 
 def test_shapes_computed_at_run_time_are_refused() -> None:

@@ -11,7 +11,7 @@ from tvm.relay import ExprMutator
 import qdqbridge
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.graph.diff import diff
-from qdqbridge.qnn.origin import claimed, converted
+from qdqbridge.qnn.origin import converted, provenance_of
 from qdqbridge.relay import emit, from_relay
 from tests.onnx_models import Builder, canonical
 from tests.relay.emitted import calls, extents_of, model_of
@@ -39,9 +39,9 @@ def graph(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_every_spelling_keeps_the_digest(graph, spelling, layout):
-    module, params = emit(graph, spelling, layout, keep_params=True)
+@pytest.mark.parametrize("variant", SPELLINGS)
+def test_every_spelling_keeps_the_digest(graph, variant, layout):
+    module, params = emit(graph, variant, layout, keep_params=True)
     read = from_relay(module, params)
     assert diff(read, graph) == []
     assert read.digest == graph.digest
@@ -72,8 +72,8 @@ OPERATORS = {
 @pytest.mark.parametrize(("module", "test"), OPERATORS)
 def test_operators_keep_the_digest(module, test, monkeypatch):
     graph = model_of(module, test, monkeypatch).load()
-    for spelling, layout in OPERATORS[module, test]:
-        assert diff(from_relay(*emit(graph, spelling, layout)), graph) == [], (spelling, layout)
+    for variant, layout in OPERATORS[module, test]:
+        assert diff(from_relay(*emit(graph, variant, layout)), graph) == [], (variant, layout)
 
 
 @pytest.mark.parametrize(("module", "test"), [*ALL, *(("test_emit_floating", n) for n in FLOATING)])
@@ -83,13 +83,13 @@ def test_operators_compute_what_they_did(module, test, monkeypatch):
     graph = model.load()
     extents = extents_of(graph, model.inputs)
     wanted = qdqbridge.evaluate(graph, model.inputs)
-    for spelling in ("canonical", "tflite"):
-        read = from_relay(*emit(graph, spelling, "NHWC", extents=extents))
+    for variant in ("canonical", "tflite"):
+        read = from_relay(*emit(graph, variant, "NHWC", extents=extents))
         for name, found in qdqbridge.evaluate(read, model.inputs).items():
             if found.dtype.kind == "f":  # means of other axes add in another order
                 np.testing.assert_allclose(found, wanted[name], rtol=2**-22, atol=2**-22)
             else:
-                assert found.tobytes() == wanted[name].tobytes(), (spelling, name)
+                assert found.tobytes() == wanted[name].tobytes(), (variant, name)
 
 
 def test_parameters_that_were_left_behind_are_asked_for():
@@ -197,7 +197,7 @@ def test_a_layout_that_a_span_claims_changes_no_result():
     graph, data = classifier()
     module, _ = emit(graph, "canonical", "NHWC")
     texts = [call.span.source_name.name for call in calls(module)]
-    assert all(claimed(text) is not None or converted(text) is not None for text in texts)
+    assert all(provenance_of(text) is not None or converted(text) is not None for text in texts)
     spans = [call.span for call in calls(module)]
 
     class Shuffled(ExprMutator):  # pyright: ignore[reportUntypedBaseClass]

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from qdqbridge.graph.graph import Graph
 from qdqbridge.relay import emit, from_relay
 from tests.onnx_models import canonical
-from tests.product_spellings import Product, model_of, products
+from tests.product_variants import Product, model_of, products
 
 FORMS = [
-    *((spelling, layout) for spelling in ("canonical", "tflite") for layout in ("NCHW", "NHWC")),
+    *((variant, layout) for variant in ("canonical", "tflite") for layout in ("NCHW", "NHWC")),
     ("dnnl", "NCHW"),
     ("fq2i", "NCHW"),
 ]

@@ -15,7 +15,7 @@ from qdqbridge.report.quantization import (
     Output,
     QuantizationRecord,
     RepairRow,
-    Tensor,
+    TensorReport,
     WeightError,
     quantization_html,
 )
@@ -82,7 +82,7 @@ def record(count=3):
         top1=0.9875,
         layers=tuple(LayerError(n, "Conv", 30.0 + i, 40.0 + i) for i, n in enumerate(names)),
         tensors=tuple(
-            Tensor(n, "Conv", "uint8", 0.5, 3, -1.5, 126.0, "chosen", -2.0, 130.0, 1000, 250,
+            TensorReport(n, "Conv", "uint8", 0.5, 3, -1.5, 126.0, "chosen", -2.0, 130.0, 1000, 250,
                    0.0125, -2.0, 44.0, (1, 20, 300))
             for n in names
         ),

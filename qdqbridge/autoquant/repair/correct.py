@@ -23,7 +23,7 @@ from qdqbridge.autoquant.repair.layers import along, layer_of
 from qdqbridge.autoquant.repair.rewriting import Slot, moved, rewritten
 from qdqbridge.autoquant.repair.sweep import SAMPLES, Batches, sweep
 from qdqbridge.autoquant.samples import Samples
-from qdqbridge.autoquant.spec import Derived, Plan, Weight
+from qdqbridge.autoquant.spec import Derived, QuantizationPlan, Weight
 from qdqbridge.graph.graph import Node
 
 Array = NDArray[Any]
@@ -31,7 +31,7 @@ _WITHOUT_BIAS = ("Conv", "ConvTranspose", "Gemm", "Dense")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CorrectionPlace:
     """Where a correction goes.
 
     Attributes:
@@ -45,9 +45,9 @@ class Place:
     channels: int
 
 
-def places(plan: Plan) -> dict[Node, Place]:
+def places(plan: QuantizationPlan) -> dict[Node, CorrectionPlace]:
     """Returns by node where the biases of quantized products are."""
-    found: dict[Node, Place] = {}
+    found: dict[Node, CorrectionPlace] = {}
     told: set[Node] = set()
     for weight in plan.weights:
         product = product_of(weight) if isinstance(weight.spec, Derived) else None
@@ -58,13 +58,13 @@ def places(plan: Plan) -> dict[Node, Place]:
         constant = weight.value.constant
         idle = getattr(weight.node.attributes, "beta", 1.0) == 0
         if constant is not None and not idle and constant.size in (1, layer.outputs):
-            found[weight.node] = Place(
+            found[weight.node] = CorrectionPlace(
                 (weight.node, weight.index), layer.result_axis, layer.outputs
             )
     for node in plan.rules:
         layer = layer_of(node) if node.op.name in _WITHOUT_BIAS else None
         if layer is not None and node not in told and node.optional(2) is None:
-            found[node] = Place((node, 2), layer.result_axis, layer.outputs)
+            found[node] = CorrectionPlace((node, 2), layer.result_axis, layer.outputs)
     return found
 
 
@@ -78,7 +78,7 @@ class Correcting:
         tried: Number of channels looked at.
     """
 
-    places: dict[Node, Place]
+    places: dict[Node, CorrectionPlace]
     shifts: dict[Node, Array] = field(default_factory=dict["Node", "Array"])
     tried: int = 0
 
@@ -147,7 +147,7 @@ def corrected(
     return _with_room(result), told
 
 
-def _bias(place: Place, shift: Array) -> Array:
+def _bias(place: CorrectionPlace, shift: Array) -> Array:
     node, index = place.slot
     old = node.optional(index)
     if old is None or old.constant is None:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.repair.layers import Layer, Norm, Vector, layer_of
-from qdqbridge.autoquant.repair.paths import Reach, Refused, reach
+from qdqbridge.autoquant.repair.layers import Norm, ProductLayer, Vector, layer_of
+from qdqbridge.autoquant.repair.paths import PathRefused, Reach, reach
 from qdqbridge.autoquant.repair.rewriting import Slot, rewritten
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.graph.graph import Graph, Node
@@ -28,12 +28,12 @@ TOLERANCE = 1e-6
 """Largest change of a logarithm at which factors count as settled; the usual 1e-3 leaves them
 farther from the fixed point than float32 is exact."""
 SWEEPS = 200
-SETTLED = 0.01
+CONVERGED = 0.01
 """Channels whose logarithms differ by less are not worth touching."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Link:
+class EqualizedLink:
     """A node whose result channels may be divided by factors, and what reads them.
 
     Attributes:
@@ -41,12 +41,12 @@ class Link:
         reach: What has to follow.
     """
 
-    source: Layer | Norm
+    source: ProductLayer | Norm
     reach: Reach
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Links:
+class EqualizedLinks:
     """What can be equalized in a graph.
 
     Attributes:
@@ -56,31 +56,31 @@ class Links:
     """
 
     graph: Graph
-    links: Sequence[Link]
+    links: Sequence[EqualizedLink]
     refused: Mapping[str, str]
 
 
-def links(graph: Graph, seen: Mapping[str, TensorStats]) -> Links:
+def links(graph: Graph, seen: Mapping[str, TensorStats]) -> EqualizedLinks:
     """Returns the products whose channels can be scaled.
 
     Args:
         graph: A float graph.
         seen: Statistics by tensor name: they say which Clips never reach their bounds.
     """
-    found: list[Link] = []
+    found: list[EqualizedLink] = []
     refused: dict[str, str] = {}
     for node in graph.nodes:
         layer = layer_of(node)
         if layer is None:
             continue
         try:
-            found.append(Link(layer, reach_of(graph, layer, seen)))
-        except Refused as reason:
+            found.append(EqualizedLink(layer, reach_of(graph, layer, seen)))
+        except PathRefused as reason:
             refused[node.name] = str(reason)
-    return Links(graph, found, refused)
+    return EqualizedLinks(graph, found, refused)
 
 
-def reach_of(graph: Graph, source: Layer | Norm, seen: Mapping[str, TensorStats]) -> Reach:
+def reach_of(graph: Graph, source: ProductLayer | Norm, seen: Mapping[str, TensorStats]) -> Reach:
     """Returns what has to follow where the result channels of ``source`` are scaled.
 
     Raises:
@@ -90,10 +90,10 @@ def reach_of(graph: Graph, source: Layer | Norm, seen: Mapping[str, TensorStats]
     if bias is not None and (
         bias.constant is None or bias.constant.size not in (1, source.outputs)
     ):
-        raise Refused(f"the bias of {source.node.name!r} is no vector of constants")
+        raise PathRefused(f"the bias of {source.node.name!r} is no vector of constants")
     found = reach(graph, source.node.output, source.result_axis)
     if not found.ends:
-        raise Refused("nothing reads it")
+        raise PathRefused("nothing reads it")
     for clip in found.clips:
         _check_inactive(clip, seen.get(clip.operand(0).name))
     return found
@@ -109,18 +109,18 @@ def _check_inactive(clip: Node, stats: TensorStats | None) -> None:
         return
     name = f"Clip {clip.name!r}"
     if stats is None or not stats.finite:
-        raise Refused(f"{name} has bounds and nothing was seen of its operand")
+        raise PathRefused(f"{name} has bounds and nothing was seen of its operand")
     if high is not None and stats.maximum > high:
-        raise Refused(f"{name} cuts what is above {high:g}")
+        raise PathRefused(f"{name} cuts what is above {high:g}")
     if low not in (None, 0.0) and stats.minimum < low:
-        raise Refused(f"{name} cuts what is below {low:g}")
+        raise PathRefused(f"{name} cuts what is below {low:g}")
 
 
-def factors(found: Links) -> dict[Link, Vector]:
+def factors(found: EqualizedLinks) -> dict[EqualizedLink, Vector]:
     """Returns by what to divide the channels of every link: 1 where one side has no weights."""
     peaks: dict[Node, Vector] = {}
     for link in found.links:
-        if isinstance(link.source, Layer):
+        if isinstance(link.source, ProductLayer):
             peaks.setdefault(link.source.node, link.source.peaks())
         for end in link.reach.ends:
             peaks.setdefault(end.layer.node, end.layer.peaks())
@@ -137,7 +137,7 @@ def factors(found: Links) -> dict[Link, Vector]:
     return total
 
 
-def _step(link: Link, peaks: Mapping[Node, Vector]) -> Vector:
+def _step(link: EqualizedLink, peaks: Mapping[Node, Vector]) -> Vector:
     """Returns ``sqrt(r1 / r2)`` for the channels of one link."""
     first = peaks[link.source.node].max(axis=2, initial=0.0).reshape(-1)
     second = np.zeros_like(first)
@@ -149,7 +149,7 @@ def _step(link: Link, peaks: Mapping[Node, Vector]) -> Vector:
     return np.sqrt(ratio)
 
 
-def _apply(link: Link, step: Vector, peaks: Mapping[Node, Vector]) -> None:
+def _apply(link: EqualizedLink, step: Vector, peaks: Mapping[Node, Vector]) -> None:
     first = peaks[link.source.node]
     first /= step.reshape(first.shape[0], -1, 1)
     for end in link.reach.ends:
@@ -157,14 +157,14 @@ def _apply(link: Link, step: Vector, peaks: Mapping[Node, Vector]) -> None:
         second *= step[end.channels].reshape(second.shape[0], 1, -1)
 
 
-def rescaled(graph: Graph, scales: Mapping[Link, Vector]) -> Graph:
+def rescaled(graph: Graph, scales: Mapping[EqualizedLink, Vector]) -> Graph:
     """Returns ``graph`` with the channels of links divided by ``scales``: the same function.
 
     Clips on the way that never reach their upper bound lose it.
     """
     results: dict[Node, Vector] = {}
     operands: dict[Node, Vector] = {}
-    layers: dict[Node, Layer] = {}
+    layers: dict[Node, ProductLayer] = {}
     constants: dict[Slot, NDArray[np.float32]] = {}
     attributes: dict[Node, Attributes] = {}
     for link, scale in scales.items():
@@ -225,7 +225,7 @@ def _unbounded(clip: Node) -> ClipAttrs:
     return replace(attributes, low=0.0 if attributes.low == 0.0 else None, high=None)
 
 
-def spread(scales: Mapping[Link, Vector]) -> float:
+def spread(scales: Mapping[EqualizedLink, Vector]) -> float:
     """Returns the largest ``|ln s|``: how far from equal the channels were."""
     return max((float(np.abs(np.log(s)).max(initial=0.0)) for s in scales.values()), default=0.0)
 
@@ -241,7 +241,7 @@ def equalized(graph: Graph, seen: Mapping[str, TensorStats]) -> tuple[Graph, str
         reasons = "; ".join(sorted(set(found.refused.values()))) or "there are no products"
         return graph, f"no channels can be scaled: {reasons}"
     factor = np.exp(spread(scales))
-    if spread(scales) < SETTLED:
+    if spread(scales) < CONVERGED:
         return graph, f"channels of {len(scales)} products are equal already"
     told = f"channels of {len(scales)} products divided by factors up to {factor:.3g}"
     return rescaled(graph, scales), told

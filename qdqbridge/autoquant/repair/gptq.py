@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.decide import Decision
-from qdqbridge.autoquant.repair.layers import Layer, layer_of
+from qdqbridge.autoquant.repair.layers import ProductLayer, layer_of
 from qdqbridge.autoquant.repair.sweep import SAMPLES, Batches, sweep
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.spec import Weight
@@ -90,7 +90,7 @@ def loss(
     return np.einsum("rj,jk,rk->r", error, hessian, error, optimize=True)
 
 
-def hessians(layer: Layer, operands: Batches) -> Matrix:
+def hessians(layer: ProductLayer, operands: Batches) -> Matrix:
     """Returns ``X X^T`` of every group, ``[groups, n, n]`` with n weights for each result.
 
     Args:
@@ -107,7 +107,7 @@ def hessians(layer: Layer, operands: Batches) -> Matrix:
     return total
 
 
-def columns(layer: Layer, x: Matrix) -> Matrix:
+def columns(layer: ProductLayer, x: Matrix) -> Matrix:
     """Returns what each weight of a group is multiplied with: ``[groups, n, positions]``."""
     attributes = layer.node.attributes
     kernel = layer.weight.shape[2:]
@@ -121,7 +121,7 @@ def columns(layer: Layer, x: Matrix) -> Matrix:
     return _gathered(layer, [view for _, view in taps(wide, kernel, strides, dilations, out)])
 
 
-def _transposed_columns(layer: Layer, attributes: ConvTransposeAttrs, x: Matrix) -> Matrix:
+def _transposed_columns(layer: ProductLayer, attributes: ConvTransposeAttrs, x: Matrix) -> Matrix:
     """A ConvTranspose is a Conv over its operand with zeros in between, the kernel turned round."""
     kernel, sizes = layer.weight.shape[2:], x.shape[2:]
     count = len(kernel)
@@ -145,7 +145,7 @@ def _transposed_columns(layer: Layer, attributes: ConvTransposeAttrs, x: Matrix)
     return _gathered(layer, views[::-1])
 
 
-def _gathered(layer: Layer, views: list[Matrix]) -> Matrix:
+def _gathered(layer: ProductLayer, views: list[Matrix]) -> Matrix:
     """Returns the operands of every tap as ``[groups, in / groups * taps, positions]``."""
     stacked = np.stack(views)  # taps, N, C, positions…
     count, samples, channels = stacked.shape[:3]
@@ -154,7 +154,7 @@ def _gathered(layer: Layer, views: list[Matrix]) -> Matrix:
     return ordered.reshape(layer.groups, channels // layer.groups * count, -1)
 
 
-def rounded(layer: Layer, params: QuantParams, operands: Batches) -> Array:
+def rounded(layer: ProductLayer, params: QuantParams, operands: Batches) -> Array:
     """Returns stored integers of a weight, in its shape and storage type."""
     weight = layer.weight
     wide = [

@@ -23,7 +23,7 @@ _MATRICES = ("Gemm", "MatMul", "Dense")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layer:
+class ProductLayer:
     """A product ``op(x, w)`` with a float32 constant ``w``.
 
     Attributes:
@@ -89,7 +89,7 @@ class Layer:
         return np.ascontiguousarray(self.ungrid(wide * rows * columns), np.float32)
 
 
-def layer_of(node: Node) -> Layer | None:
+def layer_of(node: Node) -> ProductLayer | None:
     """Returns a product as a layer; None for other nodes, and for weights that are computed."""
     weight = node.optional(1)
     if weight is None or weight.constant is None or not is_float32(weight):
@@ -97,16 +97,16 @@ def layer_of(node: Node) -> Layer | None:
     shape, attributes = weight.constant.shape, node.attributes
     match node.op.name:
         case "Conv" if isinstance(attributes, ConvAttrs):
-            return Layer(node, attributes.group, shape[0], shape[1] * attributes.group)
+            return ProductLayer(node, attributes.group, shape[0], shape[1] * attributes.group)
         case "ConvTranspose" if isinstance(attributes, ConvTransposeAttrs):
-            return Layer(node, attributes.group, shape[1] * attributes.group, shape[0])
+            return ProductLayer(node, attributes.group, shape[1] * attributes.group, shape[0])
         case "Gemm" if isinstance(attributes, GemmAttrs) and not attributes.trans_a:
             rows, columns = shape if attributes.trans_b else shape[::-1]
-            return Layer(node, 1, rows, columns)
+            return ProductLayer(node, 1, rows, columns)
         case "Dense":
-            return Layer(node, 1, shape[0], shape[1])
+            return ProductLayer(node, 1, shape[0], shape[1])
         case "MatMul" if len(shape) == 2:
-            return Layer(node, 1, shape[1], shape[0])
+            return ProductLayer(node, 1, shape[1], shape[0])
         case _:
             return None
 

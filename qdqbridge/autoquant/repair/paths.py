@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.repair.layers import Layer, layer_of
+from qdqbridge.autoquant.repair.layers import ProductLayer, layer_of
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.ops.attributes import ClipAttrs, PadAttrs, ReduceAttrs, ResizeAttrs
@@ -25,7 +25,7 @@ _IMAGES = ("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Resi
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin")
 
 
-class Refused(Exception):
+class PathRefused(Exception):
     """A factor per channel does not pass; the message says what stops it."""
 
 
@@ -38,7 +38,7 @@ class End:
         channels: For each channel of its operand the one that it comes from.
     """
 
-    layer: Layer
+    layer: ProductLayer
     channels: Numbers
 
 
@@ -74,7 +74,7 @@ def reach(graph: Graph, value: Value, axis: int) -> Reach:
     shape = _extents(value)
     axis %= len(shape)
     numbers = np.arange(shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))])
-    walk = _Walk(set(graph.outputs))
+    walk = _PathWalk(set(graph.outputs))
     walk.follow(value, np.broadcast_to(numbers, shape))
     return walk.found
 
@@ -82,18 +82,18 @@ def reach(graph: Graph, value: Value, axis: int) -> Reach:
 def _extents(value: Value) -> tuple[int, ...]:
     """Returns the shape with 1 for every symbolic extent."""
     if value.type.shape is None:
-        raise Refused(f"the shape of {value.name!r} is not known")
+        raise PathRefused(f"the shape of {value.name!r} is not known")
     return tuple(d if isinstance(d, int) else 1 for d in value.type.shape)
 
 
 @dataclass(slots=True, eq=False)
-class _Walk:
+class _PathWalk:
     outputs: set[Value]
     found: Reach = field(default_factory=Reach)
 
     def follow(self, value: Value, numbers: Numbers) -> None:
         if value in self.outputs:
-            raise Refused(f"{value.name!r} leaves the graph")
+            raise PathRefused(f"{value.name!r} leaves the graph")
         for node, index in value.users:
             self._pass(node, index, numbers)
 
@@ -102,14 +102,14 @@ class _Walk:
         if layer is not None and index == 0:
             channels = _vector(numbers, layer.operand_axis, node)
             if len(channels) != layer.inputs:
-                raise Refused(f"{_called(node)} reads other channels")
+                raise PathRefused(f"{_called(node)} reads other channels")
             self.found.ends.append(End(layer, channels))
         elif name in ("Add", "Sub") and _other_is_constant(node, index):
             self.found.constants.append((node, 1 - index, numbers))
             self.follow(node.output, _with_other(node, index, numbers))
         elif name == "Mul" or (name in ("Div", "PRelu") and index == 0):
             if not _other_is_constant(node, index):
-                raise Refused(f"{_called(node)} joins two tensors")
+                raise PathRefused(f"{_called(node)} joins two tensors")
             self.follow(node.output, _with_other(node, index, numbers))
         else:
             if name == "Clip":
@@ -136,7 +136,7 @@ def _vector(numbers: Numbers, axis: int, node: Node) -> Numbers:
     """Returns the channels along ``axis`` where they vary along nothing else."""
     lines = np.moveaxis(numbers, axis, 0).reshape(numbers.shape[axis], -1)
     if not lines.size or (lines != lines[:, :1]).any():
-        raise Refused(f"{_called(node)} mixes channels")
+        raise PathRefused(f"{_called(node)} mixes channels")
     return lines[:, 0]
 
 
@@ -152,27 +152,27 @@ def _moved(node: Node, index: int, numbers: Numbers) -> list[Numbers]:
     if node.op.flow is Flow.MOVE:
         return _run(node, index, numbers)
     several = sum(not v.is_constant for _, v in node.data_operands()) > 1
-    raise Refused(f"{_called(node)} " + ("joins two tensors" if several else "keeps no factor"))
+    raise PathRefused(f"{_called(node)} " + ("joins two tensors" if several else "keeps no factor"))
 
 
 def _image(node: Node, numbers: Numbers) -> Numbers:
     """Pools, resampling and padding with zeros: axis 1 stays what it is."""
     attributes = node.attributes
     if isinstance(attributes, PadAttrs) and attributes.mode == "constant" and attributes.value:
-        raise Refused(f"{_called(node)} adds numbers that are not zero")
+        raise PathRefused(f"{_called(node)} adds numbers that are not zero")
     if isinstance(attributes, ResizeAttrs) and attributes.extrapolation_value:
-        raise Refused(f"{_called(node)} adds numbers that are not zero")
+        raise PathRefused(f"{_called(node)} adds numbers that are not zero")
     shape = _extents(node.output)
     channels = _vector(numbers, 1, node)
     if len(shape) != numbers.ndim or shape[1] != len(channels):
-        raise Refused(f"{_called(node)} changes the channels")
+        raise PathRefused(f"{_called(node)} changes the channels")
     return np.broadcast_to(channels.reshape(1, -1, *[1] * (len(shape) - 2)), shape)
 
 
 def _reduced(node: Node, attributes: ReduceAttrs, numbers: Numbers) -> Numbers:
     least = numbers.min(axis=attributes.axes, keepdims=attributes.keepdims)
     if (least != numbers.max(axis=attributes.axes, keepdims=attributes.keepdims)).any():
-        raise Refused(f"{_called(node)} mixes channels")
+        raise PathRefused(f"{_called(node)} mixes channels")
     return least
 
 
@@ -182,11 +182,11 @@ def _run(node: Node, index: int, numbers: Numbers) -> list[Numbers]:
         if i == index:
             operands.append(np.ascontiguousarray(numbers))
         elif value is not None and value.constant is None:
-            raise Refused(f"{_called(node)} is told at run time what to do")
+            raise PathRefused(f"{_called(node)} is told at run time what to do")
         else:
             operands.append(None if value is None or not value.constant else value.constant.numpy())
     compute: Callable[..., Any] = node.op.compute
     try:
         return [np.asarray(result) for result in compute(node.attributes, operands)]
     except (ValueError, IndexError) as error:  # NumPy's word for shapes that do not fit
-        raise Refused(f"{_called(node)} needs extents that are symbolic") from error
+        raise PathRefused(f"{_called(node)} needs extents that are symbolic") from error

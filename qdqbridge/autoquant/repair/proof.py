@@ -20,7 +20,7 @@ SAMPLES = 64
 """How many samples decide."""
 
 
-class Judge:
+class FloatReference:
     """Holds what the float graph computes on a few samples, and compares other graphs with it.
 
     Attributes:

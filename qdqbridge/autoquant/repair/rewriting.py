@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.decide import Decision
-from qdqbridge.autoquant.spec import Plan, Shared, Spec, Weight
+from qdqbridge.autoquant.spec import QuantizationPlan, Shared, Spec, Weight
 from qdqbridge.canonical.build import constant
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.copying import Copy, copied
@@ -66,7 +66,7 @@ def moved(decision: Decision, copy: Copy) -> Decision:
     def value_of(value: Value) -> Value:
         return copy.values[value]
 
-    new = Plan(
+    new = QuantizationPlan(
         copy.graph,
         {value_of(v): spec_of(spec) for v, spec in plan.specs.items()},
         list(weights.values()),

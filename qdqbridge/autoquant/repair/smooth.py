@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.decide import Decision
 from qdqbridge.autoquant.formats import Format
-from qdqbridge.autoquant.repair.equalize import Link, reach_of, rescaled
+from qdqbridge.autoquant.repair.equalize import EqualizedLink, reach_of, rescaled
 from qdqbridge.autoquant.repair.gptq import columns
 from qdqbridge.autoquant.repair.layers import Vector, layer_of, norm_of
-from qdqbridge.autoquant.repair.paths import End, Refused
+from qdqbridge.autoquant.repair.paths import End, PathRefused
 from qdqbridge.autoquant.samples import Samples
-from qdqbridge.autoquant.spec import Observed, Plan
+from qdqbridge.autoquant.spec import Observed, QuantizationPlan
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.numerics import dequantize, quantize
@@ -38,7 +38,7 @@ POSITIONS = 1024
 
 
 @dataclass(slots=True, eq=False)
-class Reader:
+class ProductReader:
     """A product that reads a tensor, and what it was seen to read.
 
     Attributes:
@@ -76,7 +76,7 @@ def smoothed(
     graph = decision.plan.graph
     found = _links(decision.plan, seen)
     _watch(graph, [r for readers in found.values() for r in readers], samples)
-    scales: dict[Link, Vector] = {}
+    scales: dict[EqualizedLink, Vector] = {}
     exponents: list[str] = []
     for link, readers in found.items():
         exponent, scale = best(readers, link.source.outputs)
@@ -89,7 +89,7 @@ def smoothed(
     return rescaled(graph, scales), told
 
 
-def best(readers: Sequence[Reader], channels: int) -> tuple[float | None, Vector]:
+def best(readers: Sequence[ProductReader], channels: int) -> tuple[float | None, Vector]:
     """Returns the exponent with the least error, None where no smoothing has less, and factors."""
     largest, weights = np.zeros(channels), np.zeros(channels)
     for reader in readers:
@@ -108,12 +108,12 @@ def best(readers: Sequence[Reader], channels: int) -> tuple[float | None, Vector
     return choice
 
 
-def error(readers: Sequence[Reader], scale: Vector) -> float:
+def error(readers: Sequence[ProductReader], scale: Vector) -> float:
     """Returns noise to signal of all readers for channels divided by ``scale``."""
     return sum(_error(reader, scale[reader.end.channels]) for reader in readers)
 
 
-def _error(reader: Reader, scale: Vector) -> float:
+def _error(reader: ProductReader, scale: Vector) -> float:
     layer = reader.end.layer
     x = np.concatenate(reader.columns, axis=2)
     grid = layer.grid(layer.weight.astype(np.float64))
@@ -145,19 +145,21 @@ def _stored(array: Array, params: Any) -> Array:
     return dequantize(quantize(array, params), params, np.float64)
 
 
-def _links(plan: Plan, seen: Mapping[str, TensorStats]) -> dict[Link, list[Reader]]:
+def _links(
+    plan: QuantizationPlan, seen: Mapping[str, TensorStats]
+) -> dict[EqualizedLink, list[ProductReader]]:
     """Returns what can be smoothed: all that read it are quantized products."""
     formats = {
         w.node: w.spec.format for w in plan.weights if w.index == 1 and isinstance(w.spec, Observed)
     }
-    found: dict[Link, list[Reader]] = {}
+    found: dict[EqualizedLink, list[ProductReader]] = {}
     for node in plan.graph.nodes:
         source = norm_of(node) or layer_of(node)
         if source is None:
             continue
         try:
-            link = Link(source, reach_of(plan.graph, source, seen))
-        except Refused:
+            link = EqualizedLink(source, reach_of(plan.graph, source, seen))
+        except PathRefused:
             continue
         readers = [_reader(plan, end, formats) for end in link.reach.ends]
         if all(readers):
@@ -165,16 +167,18 @@ def _links(plan: Plan, seen: Mapping[str, TensorStats]) -> dict[Link, list[Reade
     return found
 
 
-def _reader(plan: Plan, end: End, formats: Mapping[Node, Format]) -> Reader | None:
+def _reader(
+    plan: QuantizationPlan, end: End, formats: Mapping[Node, Format]
+) -> ProductReader | None:
     value = end.layer.node.operand(0)
     spec = plan.specs[plan.root(value)] if value in plan.specs else None
     weights = formats.get(end.layer.node)
     if not isinstance(spec, Observed) or weights is None:
         return None
-    return Reader(end, spec.format, weights, np.zeros(end.layer.inputs), [])
+    return ProductReader(end, spec.format, weights, np.zeros(end.layer.inputs), [])
 
 
-def _watch(graph: Graph, readers: Sequence[Reader], samples: Samples) -> None:
+def _watch(graph: Graph, readers: Sequence[ProductReader], samples: Samples) -> None:
     """Runs the float graph on a few samples and notes what the readers read."""
     from qdqbridge.onnx_io.running import Runner
 
@@ -189,7 +193,7 @@ def _watch(graph: Graph, readers: Sequence[Reader], samples: Samples) -> None:
             _note(reader, arrays[value], -(-POSITIONS // len(picked)))
 
 
-def _note(reader: Reader, array: Array, count: int) -> None:
+def _note(reader: ProductReader, array: Array, count: int) -> None:
     layer = reader.end.layer
     lines = np.moveaxis(array, layer.operand_axis, 0).reshape(layer.inputs, -1)
     reader.peaks = np.maximum(reader.peaks, np.abs(lines).max(axis=1, initial=0.0))

@@ -11,7 +11,7 @@ from qdqbridge.autoquant.profile import Profile
 from qdqbridge.autoquant.repair.correct import corrected
 from qdqbridge.autoquant.repair.equalize import equalized
 from qdqbridge.autoquant.repair.gptq import with_rounding
-from qdqbridge.autoquant.repair.proof import Judge
+from qdqbridge.autoquant.repair.proof import FloatReference
 from qdqbridge.autoquant.repair.smooth import smoothed
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.spec import Fixed
@@ -28,7 +28,7 @@ DEFAULT = ("equalize", "round", "bias")
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class StepRecord:
     """What became of a step.
 
     Attributes:
@@ -47,7 +47,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class State:
+class QuantizedState:
     """A quantized graph, and how it came about.
 
     Attributes:
@@ -61,7 +61,7 @@ class State:
     profile: Profile
 
 
-Again = Callable[[Graph], State]
+Again = Callable[[Graph], QuantizedState]
 """Profiles another float graph on the same data, and quantizes it."""
 
 
@@ -81,11 +81,11 @@ def check_steps(steps: Sequence[str]) -> None:
 
 
 def repaired(
-    start: State,
+    start: QuantizedState,
     samples: Samples,
     again: Again,
     steps: Sequence[str] = DEFAULT,
-) -> tuple[State, tuple[Record, ...]]:
+) -> tuple[QuantizedState, tuple[StepRecord, ...]]:
     """Returns a quantized graph after all steps that helped, and what became of each.
 
     Args:
@@ -107,33 +107,33 @@ def repaired(
 
 
 class _Trials:
-    def __init__(self, start: State, samples: Samples, again: Again) -> None:
+    def __init__(self, start: QuantizedState, samples: Samples, again: Again) -> None:
         self.state, self._samples, self._again = start, samples, again
-        self._judge: Judge | None = None
+        self._judge: FloatReference | None = None
         self._sqnr = 0.0
 
-    def attempt(self, name: str) -> Record:
+    def attempt(self, name: str) -> StepRecord:
         try:
             found, told = self._tried(name)
             if found is None:
-                return Record(name, applied=False, told=told)
+                return StepRecord(name, applied=False, told=told)
             judge, before = self._before()
             after = judge.sqnr(found.graph)
         except QdqBridgeError as error:  # what was quantized without it is still good
-            return Record(name, applied=False, told=f"it could not be tried: {error.what}")
+            return StepRecord(name, applied=False, told=f"it could not be tried: {error.what}")
         if not before < after >= before + GAIN:
-            return Record(name, False, f"{told}; that does not help", before, after)
+            return StepRecord(name, False, f"{told}; that does not help", before, after)
         self.state, self._sqnr = found, after
-        return Record(name, True, told, before, after)
+        return StepRecord(name, True, told, before, after)
 
-    def _before(self) -> tuple[Judge, float]:
+    def _before(self) -> tuple[FloatReference, float]:
         """Returns what compares with the float graph; made when first needed."""
         if self._judge is None:
-            self._judge = Judge(self.state.decision.plan.graph, self._samples)
+            self._judge = FloatReference(self.state.decision.plan.graph, self._samples)
             self._sqnr = self._judge.sqnr(self.state.graph)
         return self._judge, self._sqnr
 
-    def _tried(self, name: str) -> tuple[State | None, str]:
+    def _tried(self, name: str) -> tuple[QuantizedState | None, str]:
         decision, graph = self.state.decision, self.state.decision.plan.graph
         if name in GRAPH_STEPS:
             if self._has_wishes():
@@ -152,7 +152,7 @@ class _Trials:
         result, told = change(decision, self._samples)
         if result is decision:
             return None, told
-        return State(apply(result), result, self.state.profile), told
+        return QuantizedState(apply(result), result, self.state.profile), told
 
     def _has_wishes(self) -> bool:
         specs = self.state.decision.plan.specs.values()

@@ -22,11 +22,17 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.decide import Decision
 from qdqbridge.autoquant.samples import Sample, Samples
-from qdqbridge.autoquant.simulation.engines import Arrays, Engine, Part, engine_of, parts_of
+from qdqbridge.autoquant.simulation.engines import (
+    Arrays,
+    GraphPart,
+    SimulationEngine,
+    engine_of,
+    parts_of,
+)
 from qdqbridge.autoquant.simulation.feeds import Feeds
 from qdqbridge.autoquant.simulation.graph import Needs, Operand, SimulatedGraph, simulated
 from qdqbridge.autoquant.simulation.metrics import Metric, Metrics, joined, measured
-from qdqbridge.autoquant.spec import Plan
+from qdqbridge.autoquant.spec import QuantizationPlan
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.graph import Value
 
@@ -51,11 +57,11 @@ class Simulation:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: QuantizationPlan,
         samples: Samples | Iterable[Sample],
         *,
-        engine: Engine | str = "onnxruntime",
-        also: Iterable[Plan] = (),
+        engine: SimulationEngine | str = "onnxruntime",
+        also: Iterable[QuantizationPlan] = (),
         values: Sequence[Value] = (),
         metric: Metric | None = None,
         reference: Sequence[Outputs] | None = None,
@@ -102,7 +108,9 @@ class Simulation:
         self._simulated: SimulatedGraph = graph
         self._wanted = [graph.values[v] for v in self._asked] or list(graph.graph.outputs)
         self._feeds = Feeds(graph)
-        self._parts: list[Part] = parts_of(graph.graph, self._wanted, self._engine, self._count)
+        self._parts: list[GraphPart] = parts_of(
+            graph.graph, self._wanted, self._engine, self._count
+        )
 
     # ---- running ------------------------------------------------------------------------------
 
@@ -147,7 +155,7 @@ class Simulation:
     def _prepared(
         self, decision: Decision | None, constants: Mapping[Operand, Array] | None
     ) -> dict[Value, Array]:
-        decision = decision or Decision(Plan(self.plan.graph))
+        decision = decision or Decision(QuantizationPlan(self.plan.graph))
         if decision.plan.graph is not self.plan.graph:
             raise InputDataError(
                 "the decision is of another graph than the simulation",
@@ -156,7 +164,7 @@ class Simulation:
         self.cover((decision.plan,))
         return self._feeds.of(decision, constants)
 
-    def cover(self, plans: Iterable[Plan]) -> None:
+    def cover(self, plans: Iterable[QuantizationPlan]) -> None:
         """Compiles the model anew if decisions of ``plans`` could not be tried without.
 
         Args:
@@ -238,7 +246,9 @@ class Simulation:
         return self._batches
 
 
-def _batches(samples: Samples | Iterable[Sample], plan: Plan, batch: int | None) -> list[Sample]:
+def _batches(
+    samples: Samples | Iterable[Sample], plan: QuantizationPlan, batch: int | None
+) -> list[Sample]:
     """Returns the samples, several at once where every input leaves axis 0 open."""
     if not isinstance(samples, Samples):
         return list(samples)

@@ -22,7 +22,7 @@ _LEAST = 6
 """Nodes of a part, at least."""
 
 
-class Engine(Protocol):
+class SimulationEngine(Protocol):
     """Compiles a graph to a function from inputs by name to its outputs in order.
 
     Attributes:
@@ -105,12 +105,12 @@ def _array(value: Value, arrays: Mapping[Value, Array]) -> Array:
     return arrays[value] if value.constant is None else value.constant.numpy()
 
 
-ENGINES: Mapping[str, Engine] = {
+ENGINES: Mapping[str, SimulationEngine] = {
     "onnxruntime": OnnxRuntime(), "tvm": Tvm(), "numpy": NumPy(), "exact": NumPy(exact=True),
 }  # fmt: skip
 
 
-def engine_of(engine: Engine | str) -> Engine:
+def engine_of(engine: SimulationEngine | str) -> SimulationEngine:
     """Returns an engine by its name, or as it is.
 
     Raises:
@@ -126,7 +126,7 @@ def engine_of(engine: Engine | str) -> Engine:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class GraphPart:
     """Some nodes in a row.
 
     Attributes:
@@ -145,7 +145,9 @@ class Part:
         arrays.update(zip(self.outputs, found, strict=True))
 
 
-def parts_of(graph: Graph, wanted: Sequence[Value], engine: Engine, count: int) -> list[Part]:
+def parts_of(
+    graph: Graph, wanted: Sequence[Value], engine: SimulationEngine, count: int
+) -> list[GraphPart]:
     """Returns ``graph`` cut into at most ``count`` parts, where little is handed over.
 
     Args:
@@ -162,15 +164,19 @@ def parts_of(graph: Graph, wanted: Sequence[Value], engine: Engine, count: int) 
 
 
 def _part(
-    graph: Graph, nodes: list[Node], later: set[Node], wanted: Sequence[Value], engine: Engine
-) -> Part:
+    graph: Graph,
+    nodes: list[Node],
+    later: set[Node],
+    wanted: Sequence[Value],
+    engine: SimulationEngine,
+) -> GraphPart:
     made = dict.fromkeys(v for node in nodes for v in node.outputs)
     read = dict.fromkeys(v for node in nodes for v in node.inputs if v is not None)
     inputs = tuple(v for v in read if v not in made and not v.is_constant)
     asked = set(wanted)
     outputs = tuple(v for v in made if v in asked or any(n in later for n, _ in v.users))
     if not outputs:
-        return Part((), (), lambda inputs: [])
+        return GraphPart((), (), lambda inputs: [])
     own = replace(
         graph,
         inputs=list(inputs),
@@ -180,7 +186,7 @@ def _part(
         metadata={},
         notes=[],
     )
-    return Part(inputs, outputs, engine(own))
+    return GraphPart(inputs, outputs, engine(own))
 
 
 def _cuts(graph: Graph, count: int) -> list[int]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.apply import stored_integers
 from qdqbridge.autoquant.biases import is_rounded, product_of, stored_bias
 from qdqbridge.autoquant.decide import Decision
-from qdqbridge.autoquant.simulation.graph import Operand, Place, SimulatedGraph
+from qdqbridge.autoquant.simulation.graph import Operand, RoundingPlace, SimulatedGraph
 from qdqbridge.autoquant.spec import Derived, Weight
 from qdqbridge.errors import UnsupportedQuantization
 from qdqbridge.graph.graph import Value
@@ -33,7 +33,7 @@ class Feeds:
 
     def __init__(self, simulated: SimulatedGraph) -> None:
         self._simulated = simulated
-        self._numbers: dict[tuple[Place, QuantParams | None], tuple[Array, ...]] = {}
+        self._numbers: dict[tuple[RoundingPlace, QuantParams | None], tuple[Array, ...]] = {}
         self._arrays: dict[Operand, list[tuple[tuple[object, ...], Array]]] = {}
         self._plain = {
             operand: _contiguous(operand[0].operand(operand[1])) for operand in simulated.constants
@@ -69,7 +69,7 @@ class Feeds:
 
     # ---- roundings ----------------------------------------------------------------------------
 
-    def _parameters(self, place: Place, params: QuantParams | None) -> tuple[Array, ...]:
+    def _parameters(self, place: RoundingPlace, params: QuantParams | None) -> tuple[Array, ...]:
         if (place, params) not in self._numbers:
             self._numbers[place, params] = _parameters(place, params)
         return self._numbers[place, params]
@@ -87,7 +87,7 @@ class Feeds:
         source = real if given or integers is None else integers
         return self._cached(
             (weight.node, weight.index),
-            (params, _Same(source)),
+            (params, _SameArray(source)),
             lambda: _rounded(weight, params, decision, real if given else None),
         )
 
@@ -110,19 +110,19 @@ class Feeds:
             return real
         x = decision.values.get(product.operand(0))
         w = next((p for k, p in decision.weights.items() if k.node is product), None)
-        key = (x, w, is_rounded(product, decision), _Same(real))
+        key = (x, w, is_rounded(product, decision), _SameArray(real))
         operand = (weight.node, weight.index)
         return self._cached(operand, key, lambda: _in_units(weight, decision, real))
 
 
-class _Same:
+class _SameArray:
     """Equal for one and the same array, which it keeps alive."""
 
     def __init__(self, array: Array) -> None:
         self.array = array
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.array is other.array
+        return isinstance(other, _SameArray) and self.array is other.array
 
     def __hash__(self) -> int:
         return id(self.array)
@@ -147,7 +147,7 @@ def _rounded(weight: Weight, params: QuantParams, decision: Decision, given: Arr
     return np.array(dequantize(stored, params), np.float32, order="C")
 
 
-def _parameters(place: Place, params: QuantParams | None) -> tuple[Array, ...]:
+def _parameters(place: RoundingPlace, params: QuantParams | None) -> tuple[Array, ...]:
     shape = () if place.channels is None else (place.channels,)
     if params is None:
         scale, zero_point = np.ones(shape, np.float32), np.zeros(shape, np.int32)

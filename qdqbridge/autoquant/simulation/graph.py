@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from qdqbridge.autoquant.spec import Fixed, Plan
+from qdqbridge.autoquant.spec import Fixed, QuantizationPlan
 from qdqbridge.graph.copying import Copy, copied
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.edit import Editor, link
@@ -23,7 +23,7 @@ Operand = tuple[Node, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class RoundingPlace:
     """One rounding of the simulated graph.
 
     Attributes:
@@ -57,7 +57,7 @@ class SimulatedGraph:
 
     graph: Graph
     samples: tuple[Value, ...]
-    places: tuple[Place, ...]
+    places: tuple[RoundingPlace, ...]
     constants: Mapping[Operand, Value]
     values: Mapping[Value, Value]
 
@@ -77,7 +77,7 @@ class Needs:
     constants: frozenset[Operand]
 
     @staticmethod
-    def of(plans: Iterable[Plan]) -> Needs:
+    def of(plans: Iterable[QuantizationPlan]) -> Needs:
         """Returns what is needed to try each of ``plans``."""
         values: dict[Value, tuple[int, int] | None] = {}
         apart: set[Operand] = set()
@@ -105,7 +105,7 @@ class Needs:
         return known and other.apart <= self.apart and other.constants <= self.constants
 
 
-def _channels(plan: Plan, value: Value) -> tuple[int, int] | None:
+def _channels(plan: QuantizationPlan, value: Value) -> tuple[int, int] | None:
     spec = plan.specs[plan.root(value)]
     if not isinstance(spec, Fixed) or spec.params.axis is None:
         return None
@@ -120,7 +120,7 @@ def simulated(graph: Graph, needs: Needs) -> SimulatedGraph:
         needs: From the plans that shall be tried.
     """
     copy = copied(graph)
-    builder = _Builder(copy, needs)
+    builder = _SimulatedBuilder(copy, needs)
     order = {node: position for position, node in enumerate(graph.nodes)}
     for node, index in sorted(needs.constants, key=lambda operand: (order[operand[0]], operand[1])):
         builder.feed(node, index)
@@ -129,11 +129,11 @@ def simulated(graph: Graph, needs: Needs) -> SimulatedGraph:
     return builder.finished(graph)
 
 
-class _Builder:
+class _SimulatedBuilder:
     def __init__(self, copy: Copy, needs: Needs) -> None:
         self._copy, self._needs = copy, needs
         self._editor = Editor(copy.graph)
-        self._places: list[Place] = []
+        self._places: list[RoundingPlace] = []
         self._constants: dict[Operand, Value] = {}
         self._samples = tuple(copy.graph.inputs)
         self._taken = {value.name for value in self._samples} | set(copy.graph.output_names)
@@ -167,7 +167,7 @@ class _Builder:
         self._constants[node, index] = new
         if node.op.name == "Dense" and index == 1 and node.operand(0).rank == 2:
             # A Gemm takes a weight that is no constant as it is stored, row by row.
-            copy.origin = replace(node.origin, spelling="Gemm")
+            copy.origin = replace(node.origin, variant="Gemm")
 
     def _reads(self, node: Node, index: int, value: Value) -> None:
         node.operand(index).users.pop((node, index), None)
@@ -191,13 +191,13 @@ class _Builder:
             self._link(place)
             self._reads(node, index, place.output)
 
-    def _link(self, place: Place) -> None:
+    def _link(self, place: RoundingPlace) -> None:
         assert place.output.producer is not None
         link(place.output.producer)
 
     def _place(
         self, value: Value, reader: Operand | None, channels: tuple[int, int] | None
-    ) -> Place:
+    ) -> RoundingPlace:
         copy = self._copy.values[value]
         axis, extent = (None, None) if channels is None else channels
         shape: Shape = () if extent is None else (extent,)
@@ -210,7 +210,7 @@ class _Builder:
         )
         output = Value(copy.type, self._unused(f"{copy.name}.rounded"))
         Node(SIMULATE, SimulatedAttrs(axis), [copy, *inputs], [output])
-        place = Place(value, reader, extent, axis, inputs, output)
+        place = RoundingPlace(value, reader, extent, axis, inputs, output)
         self._places.append(place)
         return place
 

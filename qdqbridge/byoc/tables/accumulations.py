@@ -13,8 +13,8 @@ from qdqbridge.byoc import descriptions
 from qdqbridge.byoc.pattern import (
     WEIGHT,
     Anything,
-    Call,
-    Constant,
+    CallPattern,
+    ConstantPattern,
     Either,
     Optional,
     Pattern,
@@ -23,46 +23,46 @@ from qdqbridge.byoc.pattern import (
 )
 from qdqbridge.byoc.table import Describe, Entry
 
-TWO = (Constant(), Constant())
+TWO = (ConstantPattern(), ConstantPattern())
 """A scale and a zero point."""
 FOUR = TWO * 2
 
 
 def clipped(inner: Pattern) -> Optional:
     """Returns ``inner``, clamped where the module clamps it."""
-    return optional(inner, lambda p: Call("clip", p).named("clip"))
+    return optional(inner, lambda p: CallPattern("clip", p).named("clip"))
 
 
 def biased(inner: Pattern) -> Optional:
     """Returns ``inner`` with an integer bias where there is one; Relay has an operator for it."""
-    bias = Constant().named("bias")
+    bias = ConstantPattern().named("bias")
     return optional(inner, lambda p: choices("add", "nn.bias_add")(p, bias))
 
 
 def _float_biased(inner: Pattern) -> Either:
-    bias = Constant().named("float_bias")
-    column = Either(bias, Call("reshape", bias), Call("expand_dims", bias))
+    bias = ConstantPattern().named("float_bias")
+    column = Either(bias, CallPattern("reshape", bias), CallPattern("expand_dims", bias))
     return choices("add", "nn.bias_add")(inner, column)
 
 
 def _family(name: str, operator: Pattern, describing: Describe) -> Iterator[Entry]:
     total = biased(operator)
-    rounded = clipped(Call("qnn.requantize", total, *FOUR).named("requantize"))
-    real = Call("qnn.dequantize", total, *TWO).named("dequantize")
-    added = _float_biased(Call("qnn.dequantize", operator, *TWO).named("dequantize"))
-    quantized = clipped(Call("qnn.quantize", added, *TWO).named("quantize"))
+    rounded = clipped(CallPattern("qnn.requantize", total, *FOUR).named("requantize"))
+    real = CallPattern("qnn.dequantize", total, *TWO).named("dequantize")
+    added = _float_biased(CallPattern("qnn.dequantize", operator, *TWO).named("dequantize"))
+    quantized = clipped(CallPattern("qnn.quantize", added, *TWO).named("quantize"))
     yield Entry(name, rounded, describing)
     yield Entry(f"{name}_float_bias", Either(quantized, added), describing)
     yield Entry(f"{name}_float", real, describing)
 
 
-def _operator(name: str) -> Call:
-    return Call(f"qnn.{name}", Anything(), WEIGHT, *FOUR).named("op")
+def _operator(name: str) -> CallPattern:
+    return CallPattern(f"qnn.{name}", Anything(), WEIGHT, *FOUR).named("op")
 
 
 def _flat(name: str) -> Optional:
     """A product of vectors has its axes of length 1 removed."""
-    return optional(_operator(name), lambda p: Call("squeeze", p))
+    return optional(_operator(name), lambda p: CallPattern("squeeze", p))
 
 
 CONVOLUTIONS = tuple(

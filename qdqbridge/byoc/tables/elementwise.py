@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqbridge.byoc import descriptions
-from qdqbridge.byoc.pattern import Anything, Call, Constant, Pattern
+from qdqbridge.byoc.pattern import Anything, CallPattern, ConstantPattern, Pattern
 from qdqbridge.byoc.table import Describe, Entry
 from qdqbridge.byoc.tables.accumulations import FOUR, TWO, clipped
 from qdqbridge.ops.table import OPERATORS
@@ -17,7 +17,7 @@ _NORMS = ("layer_norm", "rms_norm", "instance_norm", "group_norm")
 
 def one(name: str, operator: str, describing: Describe, *args: Pattern) -> Entry:
     """Returns an entry of one operator, clamped where the module clamps it."""
-    return Entry(name, clipped(Call(operator, *args).named("op")), describing)
+    return Entry(name, clipped(CallPattern(operator, *args).named("op")), describing)
 
 
 _OPERAND = Anything()
@@ -30,7 +30,7 @@ BINARY = (
 )
 UNARY = (
     *(one(name, f"qnn.{name}", descriptions.unary, _OPERAND, *FOUR) for name in UNARY_NAMES),
-    one("lookup", "qnn.lookup", descriptions.lookup, _OPERAND, Constant()),
+    one("lookup", "qnn.lookup", descriptions.lookup, _OPERAND, ConstantPattern()),
 )
 ROWS = (
     one("softmax", "qnn.softmax", descriptions.softmax, _OPERAND, *FOUR),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqbridge.byoc import descriptions
-from qdqbridge.byoc.pattern import Anything, Call
+from qdqbridge.byoc.pattern import Anything, CallPattern
 from qdqbridge.byoc.records import Record
 from qdqbridge.byoc.table import Entry
 from qdqbridge.qnn.read import ROWS
@@ -27,7 +27,7 @@ def _on_floats(record: Record) -> list[str]:
 FLOATS = tuple(
     Entry(
         f"float_{name.removeprefix('nn.')}",
-        Call(name, *(Anything(),) * (2 if name in _PAIRS else 1)),
+        CallPattern(name, *(Anything(),) * (2 if name in _PAIRS else 1)),
         descriptions.other,
         _on_floats,
     )

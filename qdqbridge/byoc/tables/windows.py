@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from qdqbridge.byoc import descriptions
-from qdqbridge.byoc.pattern import Anything, Call
+from qdqbridge.byoc.pattern import Anything, CallPattern
 from qdqbridge.byoc.records import Record
 from qdqbridge.byoc.table import Entry
 from qdqbridge.byoc.tables.accumulations import FOUR
@@ -43,8 +43,8 @@ POOLS = (
 REDUCTIONS = (
     one("mean", "qnn.mean", descriptions.reduction, Anything(), *FOUR),
     one("sum", "qnn.sum", descriptions.reduction, Anything(), *FOUR),
-    Entry("max", Call("max", Anything()).named("op"), descriptions.extremum, on_codes),
-    Entry("min", Call("min", Anything()).named("op"), descriptions.extremum, on_codes),
+    Entry("max", CallPattern("max", Anything()).named("op"), descriptions.extremum, on_codes),
+    Entry("min", CallPattern("min", Anything()).named("op"), descriptions.extremum, on_codes),
 )
 RESIZES = tuple(
     one(name, f"qnn.{name}", descriptions.resize, Anything(), *FOUR)

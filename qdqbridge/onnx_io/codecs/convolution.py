@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqbridge.onnx_io.codecs.codec import Codec, Decoded, Encoded, Operands, decoded, encoded
 from qdqbridge.onnx_io.codecs.view import Ints, NodeView, NoRow
-from qdqbridge.onnx_io.codecs.windows import Window, kernel_of, split_pads, window_of
+from qdqbridge.onnx_io.codecs.windows import ResolvedWindow, kernel_of, split_pads, window_of
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs
 
 
@@ -76,7 +76,9 @@ def _read_transpose(node: NodeView) -> Decoded:
     return decoded("ConvTranspose", attributes, node.operands)
 
 
-def _pads_for(node: NodeView, window: Window, extra: Ints, shape: Ints | None) -> tuple[Ints, Ints]:
+def _pads_for(
+    node: NodeView, window: ResolvedWindow, extra: Ints, shape: Ints | None
+) -> tuple[Ints, Ints]:
     """Returns pads and output padding that give a wanted output shape (ONNX ConvTranspose).
 
     SAME makes the output the input times the stride where that crops. ONNX's text says so where the

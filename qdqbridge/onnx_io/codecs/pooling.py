@@ -16,7 +16,7 @@ from qdqbridge.onnx_io.codecs.codec import (
     plain,
 )
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
-from qdqbridge.onnx_io.codecs.windows import Window, kernel_of, window_of
+from qdqbridge.onnx_io.codecs.windows import ResolvedWindow, kernel_of, window_of
 from qdqbridge.ops.attributes import PoolAttrs
 from qdqbridge.ops.windows import fitted
 
@@ -37,7 +37,7 @@ def _read(node: NodeView) -> Decoded:
     return decoded(node.op_type, attributes, node.operands)
 
 
-def _fitted(node: NodeView, window: Window) -> Window:
+def _fitted(node: NodeView, window: ResolvedWindow) -> ResolvedWindow:
     """Returns a window that fits into the input where its extents are known."""
     rank = len(window.kernel)
     kernel, strides, pads = list(window.kernel), list(window.strides), list(window.pads)

@@ -10,7 +10,7 @@ _AUTO = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ResolvedWindow:
     """A resolved sliding window over the spatial axes."""
 
     kernel: Ints
@@ -61,7 +61,7 @@ def kernel_of(node: NodeView, weight: int | None) -> Ints:
     return _checked(node, "kernel_shape", given, len(given), 1)
 
 
-def window_of(node: NodeView, kernel: Ints, *, pad_now: bool = True) -> Window:
+def window_of(node: NodeView, kernel: Ints, *, pad_now: bool = True) -> ResolvedWindow:
     """Returns the window of a convolution or pool, with ``auto_pad`` resolved.
 
     Args:
@@ -87,13 +87,13 @@ def window_of(node: NodeView, kernel: Ints, *, pad_now: bool = True) -> Window:
     pads = (0,) * (2 * rank)
     if auto_pad == "NOTSET":
         pads = _checked(node, "pads", node.ints("pads", pads), 2 * rank, 0)
-    window = Window(kernel, strides, dilations, pads, auto_pad)
+    window = ResolvedWindow(kernel, strides, dilations, pads, auto_pad)
     if window.same and pad_now:
-        return Window(kernel, strides, dilations, _same_pads(node, window), auto_pad)
+        return ResolvedWindow(kernel, strides, dilations, _same_pads(node, window), auto_pad)
     return window
 
 
-def _same_pads(node: NodeView, window: Window) -> Ints:
+def _same_pads(node: NodeView, window: ResolvedWindow) -> Ints:
     totals: list[int] = []
     for i, (span, stride) in enumerate(zip(window.spans(), window.strides, strict=True)):
         if stride == 1:

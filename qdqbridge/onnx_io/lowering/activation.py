@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qdqbridge.onnx_io.lowering.site import Site
+from qdqbridge.onnx_io.lowering.site import LoweringSite
 
 _PLAIN = ("Relu", "Tanh", "Sigmoid")
 
 
-def activated(site: Site, kind: str, params: Sequence[float], x: str, result: str) -> str:
+def activated(site: LoweringSite, kind: str, params: Sequence[float], x: str, result: str) -> str:
     """Returns an activation of ``x``.
 
     Args:
@@ -41,7 +41,7 @@ def activated(site: Site, kind: str, params: Sequence[float], x: str, result: st
 
 
 def clipped(
-    site: Site, x: str, low: float, high: float, dtype: type[np.generic], result: str = ""
+    site: LoweringSite, x: str, low: float, high: float, dtype: type[np.generic], result: str = ""
 ) -> str:
     """Returns ``Clip(x, low, high)`` in the spelling of the model's opset."""
     if site.main_opset < 11:

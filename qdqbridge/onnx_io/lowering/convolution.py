@@ -10,11 +10,11 @@ from qdqbridge.onnx_io.lowering.integer_products import (
     rounded,
 )
 from qdqbridge.onnx_io.lowering.layout import to_first, to_last, transposed, usual_rank
-from qdqbridge.onnx_io.lowering.site import Site
+from qdqbridge.onnx_io.lowering.site import LoweringSite
 from qdqbridge.onnx_io.tensors import dtype_of
 
 
-def qlinear_conv(site: Site) -> None:
+def qlinear_conv(site: LoweringSite) -> None:
     """``Q(Conv(DQ(x), DQ(w), DQ(bias)))``; the int32 bias is in units of ``sx * sw``.
 
     With parameters of run time the same in integers. Against onnxruntime 1.31's kernel: bit for bit
@@ -43,7 +43,7 @@ def qlinear_conv(site: Site) -> None:
         transposed(site, stored, to_last(rank), output)
 
 
-def conv_integer(site: Site) -> None:
+def conv_integer(site: LoweringSite) -> None:
     """An exact float convolution, where float32 holds every sum; elsewhere it stays as it is.
 
     Against onnxruntime: bit for bit equal. Source: ONNX ConvInteger-10.
@@ -54,7 +54,7 @@ def conv_integer(site: Site) -> None:
     conv_sum(site, (x, zx), (w, zw), site.proto.output[0])
 
 
-def _same_type(site: Site, data: str, zero_point: str) -> None:
+def _same_type(site: LoweringSite, data: str, zero_point: str) -> None:
     kinds = site.known.element_type(data), site.known.element_type(zero_point)
     if zero_point and all(kinds) and kinds[0] != kinds[1]:
         names = [dtype_of(kind, f"{site.file}, {site.describe()}") for kind in kinds]
@@ -65,7 +65,7 @@ def _same_type(site: Site, data: str, zero_point: str) -> None:
         )
 
 
-def fused_conv(site: Site) -> None:
+def fused_conv(site: LoweringSite) -> None:
     """``activation(Conv(x, w, bias) + z)``.
 
     onnxruntime adds ``z`` inside the convolution's sum, so float results may differ in the last

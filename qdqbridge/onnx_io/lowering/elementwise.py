@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from qdqbridge.onnx_io.lowering.layout import Perm, common_source, transposed
-from qdqbridge.onnx_io.lowering.site import Site
+from qdqbridge.onnx_io.lowering.site import LoweringSite
 
-Lower = Callable[[Site], None]
+Lower = Callable[[LoweringSite], None]
 
 
 def _finish(
-    site: Site, real: str, scale: str, zero_point: str, like: str, perm: Perm | None
+    site: LoweringSite, real: str, scale: str, zero_point: str, like: str, perm: Perm | None
 ) -> None:
     """Quantizes, and turns the result where the operands were read before a transposition."""
     output = site.proto.output[0]
@@ -26,7 +26,7 @@ def _finish(
 def binary(op_type: str) -> Lower:
     """Returns the lowering of QLinearAdd or QLinearMul."""
 
-    def lower(site: Site) -> None:
+    def lower(site: LoweringSite) -> None:
         """``Q(op(DQ(a), DQ(b)))``.
 
         Against onnxruntime 1.31's kernels, which round ``v + zy`` instead of ``v``: 1 LSB at
@@ -45,7 +45,7 @@ def binary(op_type: str) -> Lower:
 def unary(op_type: str, *attributes: str) -> Lower:
     """Returns the lowering of QLinearSigmoid or QLinearLeakyRelu."""
 
-    def lower(site: Site) -> None:
+    def lower(site: LoweringSite) -> None:
         """``Q(op(DQ(x)))``.
 
         Against onnxruntime 1.31's kernels, which look up a table: 0 of 160,000 differ.
@@ -61,7 +61,7 @@ def unary(op_type: str, *attributes: str) -> Lower:
     return lower
 
 
-def concat(site: Site) -> None:
+def concat(site: LoweringSite) -> None:
     """``Q(Concat(DQ(x)…))``; the parameters of the result come first.
 
     Against onnxruntime 1.31's kernel, which looks up a table per input: 0 of 62,000 differ.
@@ -82,7 +82,7 @@ def concat(site: Site) -> None:
     _finish(site, site.op("Concat", operands, axis=axis), sy, zy, rest[0], perm)
 
 
-def where(site: Site) -> None:
+def where(site: LoweringSite) -> None:
     """``Q(Where(condition, DQ(x), DQ(y)))``.
 
     Against onnxruntime 1.31's kernel, which looks up tables: 0 of 48,000 differ.
@@ -93,7 +93,7 @@ def where(site: Site) -> None:
     _finish(site, site.op("Where", operands), sz, zz, x, None)
 
 
-def softmax(site: Site) -> None:
+def softmax(site: LoweringSite) -> None:
     """``Q(Softmax(DQ(x)))`` with the meaning of ``axis`` in the opset that ``opset`` names.
 
     Against onnxruntime 1.31's kernel, which divides sums from a table of exponentials: with the
@@ -119,7 +119,7 @@ def softmax(site: Site) -> None:
     site.quantize(y, sy, zy, x, site.proto.output[0])
 
 
-def reduce_mean(site: Site) -> None:
+def reduce_mean(site: LoweringSite) -> None:
     """``Q(ReduceMean(DQ(x)))``.
 
     onnxruntime 1.31 has no kernel for it on the CPU; the contract is the row's.

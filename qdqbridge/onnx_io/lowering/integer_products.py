@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from qdqbridge.onnx_io.lowering.layout import usual_rank
-from qdqbridge.onnx_io.lowering.site import Site
+from qdqbridge.onnx_io.lowering.site import LoweringSite
 
 _BYTES = (TensorProto.INT8, TensorProto.UINT8)
 _ROUND = 11
@@ -27,14 +27,14 @@ _SPAN, _EXACT = 255, 1 << 24
 """The largest difference of two 8-bit integers, and the end of float32's exact ones."""
 
 
-def of_run_time(site: Site, parameters: Sequence[str], data: Sequence[str]) -> bool:
+def of_run_time(site: LoweringSite, parameters: Sequence[str], data: Sequence[str]) -> bool:
     """True where a scale or zero point is no constant, and all data are integers of 8 bits."""
     known = site.known
     constant = all(known.is_constant(name) for name in parameters if name)
     return not constant and all(known.element_type(name) in _BYTES for name in data)
 
 
-def matmul_sum(site: Site, left: tuple[str, str], right: tuple[str, str]) -> str:
+def matmul_sum(site: LoweringSite, left: tuple[str, str], right: tuple[str, str]) -> str:
     """Returns ``(a - za) @ (b - zb)`` in int32; operands are data and zero point."""
     (a, za), (b, zb) = left, right
     if not za and zb:
@@ -49,7 +49,9 @@ def matmul_sum(site: Site, left: tuple[str, str], right: tuple[str, str]) -> str
     return site.op("MatMulInteger", [a, b, za, zb])
 
 
-def conv_sum(site: Site, left: tuple[str, str], right: tuple[str, str], result: str = "") -> str:
+def conv_sum(
+    site: LoweringSite, left: tuple[str, str], right: tuple[str, str], result: str = ""
+) -> str:
     """Returns ``Conv(x - zx, w - zw)`` in int32; operands are data and zero point.
 
     Where float32 holds every sum exactly it is ``Cast(Conv(x - zx, DQ(w, scale 1)))``: where
@@ -82,7 +84,7 @@ def conv_sum(site: Site, left: tuple[str, str], right: tuple[str, str], result: 
     return site.op("Sub", [plain, site.op("Mul", [sums, wide])], result)
 
 
-def _exact(site: Site, weight: NDArray[Any], zero: NDArray[Any]) -> bool:
+def _exact(site: LoweringSite, weight: NDArray[Any], zero: NDArray[Any]) -> bool:
     if weight.ndim == 0 or zero.size not in (1, len(weight)):
         raise site.fault(
             "the weight's zero point does not fit",
@@ -94,7 +96,7 @@ def _exact(site: Site, weight: NDArray[Any], zero: NDArray[Any]) -> bool:
     return int(np.abs(rows).sum(axis=1).max(initial=0)) * _SPAN < _EXACT
 
 
-def along_channels(site: Site, vector: str, weight: str) -> str:
+def along_channels(site: LoweringSite, vector: str, weight: str) -> str:
     """Returns a parameter of each channel so that it broadcasts along axis 1 of a result."""
     if site.known.shape(vector) in ((), (1,)):
         return vector
@@ -102,7 +104,7 @@ def along_channels(site: Site, vector: str, weight: str) -> str:
     return site.op("Reshape", [vector, site.enter(np.array(shape, np.int64), "shape")])
 
 
-def along_rows(site: Site, vector: str) -> str:
+def along_rows(site: LoweringSite, vector: str) -> str:
     """Returns a parameter of each row so that it broadcasts against a matrix."""
     shape = site.known.shape(vector)
     if shape is None or len(shape) != 1 or shape == (1,):
@@ -111,7 +113,7 @@ def along_rows(site: Site, vector: str) -> str:
 
 
 def rounded(
-    site: Site, total: str, scales: tuple[str, str, str], zero_point: str, result: str = ""
+    site: LoweringSite, total: str, scales: tuple[str, str, str], zero_point: str, result: str = ""
 ) -> str:
     """Returns ``saturate(rint(float32(total) * M) + zy)`` with ``M = (sx * sw) / sy``.
 
@@ -139,7 +141,7 @@ def rounded(
     return site.quantize(shifted, unit, "", zero_point, result)
 
 
-def _float32(site: Site, scale: str) -> str:
+def _float32(site: LoweringSite, scale: str) -> str:
     if site.known.element_type(scale) == TensorProto.FLOAT:
         return scale
     return site.op("Cast", [scale], to=TensorProto.FLOAT)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qdqbridge.onnx_io.lowering.site import Site
+from qdqbridge.onnx_io.lowering.site import LoweringSite
 
 _USUAL_RANK = 4
 Perm = tuple[int, ...]
@@ -24,7 +24,7 @@ def to_last(rank: int) -> Perm:
     return (0, *range(2, rank), 1)
 
 
-def transposed(site: Site, name: str, perm: Perm, result: str = "") -> str:
+def transposed(site: LoweringSite, name: str, perm: Perm, result: str = "") -> str:
     """Returns ``Transpose(name)``, or its source where the two cancel and no name is asked for."""
     layouts = site.known.layouts
     source, inner = layouts.get(name, ("", ()))
@@ -36,12 +36,12 @@ def transposed(site: Site, name: str, perm: Perm, result: str = "") -> str:
     return made
 
 
-def usual_rank(site: Site, name: str) -> int:
+def usual_rank(site: LoweringSite, name: str) -> int:
     """Returns the rank of a tensor, 4 where nothing tells it."""
     return site.known.rank(name) or _USUAL_RANK
 
 
-def common_source(site: Site, names: Sequence[str]) -> tuple[list[str], Perm | None]:
+def common_source(site: LoweringSite, names: Sequence[str]) -> tuple[list[str], Perm | None]:
     """Returns what ``names`` are transpositions of, where all are the same one."""
     layouts = site.known.layouts
     perms = {layouts[name][1] if name in layouts else None for name in names}

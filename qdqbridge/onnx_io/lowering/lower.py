@@ -12,7 +12,7 @@ import onnx
 
 from qdqbridge.onnx_io.lowering.known import Known
 from qdqbridge.onnx_io.lowering.layout import transposed
-from qdqbridge.onnx_io.lowering.site import MICROSOFT, Site
+from qdqbridge.onnx_io.lowering.site import MICROSOFT, LoweringSite
 from qdqbridge.onnx_io.lowering.table import lowering_of
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS, default_opset
 
@@ -41,7 +41,7 @@ def lower(model: onnx.ModelProto, folder: Path, file: str) -> onnx.ModelProto:
     for node in model.graph.node:
         row = lowering_of(node, opset)
         if row is not None:
-            row.apply(Site(node, known))
+            row.apply(LoweringSite(node, known))
         elif node.op_type == "Transpose" and node.domain in ONNX_DOMAINS:
             _transpose(node, known)
         else:
@@ -54,7 +54,7 @@ def lower(model: onnx.ModelProto, folder: Path, file: str) -> onnx.ModelProto:
 
 def _transpose(node: onnx.NodeProto, known: Known) -> None:
     """Keeps a Transpose, or takes the source where it undoes another one."""
-    site = Site(node, known)
+    site = LoweringSite(node, known)
     perm = site.ints("perm", None)
     if perm is None:
         known.lowered.append(node)

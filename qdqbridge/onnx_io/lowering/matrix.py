@@ -12,10 +12,10 @@ from qdqbridge.onnx_io.lowering.integer_products import (
     of_run_time,
     rounded,
 )
-from qdqbridge.onnx_io.lowering.site import Site
+from qdqbridge.onnx_io.lowering.site import LoweringSite
 
 
-def qlinear_matmul(site: Site) -> None:
+def qlinear_matmul(site: LoweringSite) -> None:
     """``Q(MatMul(DQ(a), DQ(b)))``; b may have a scale per column.
 
     With parameters of run time the same in integers. Against onnxruntime 1.31's kernel: bit for bit
@@ -33,7 +33,7 @@ def qlinear_matmul(site: Site) -> None:
     site.quantize(site.op("MatMul", [left, right]), sy, zy, a, site.proto.output[0])
 
 
-def _vector(site: Site, name: str, axis: int) -> str:
+def _vector(site: LoweringSite, name: str, axis: int) -> str:
     """Returns parameters ``[1, …, N]`` (from opset 21 on) as the vector that they are."""
     rank = site.known.rank(name)
     if not name or rank is None or rank < 2:
@@ -50,7 +50,7 @@ def _vector(site: Site, name: str, axis: int) -> str:
     return site.enter(array.reshape(-1), "vector")
 
 
-def qgemm(site: Site) -> None:
+def qgemm(site: LoweringSite) -> None:
     """``Q(Gemm(DQ(a), DQ(b), DQ(c)))``, or the float Gemm where ``y_scale`` is left out.
 
     c is int32 in units of ``alpha * sa * sb``. With parameters of run time the same in integers.
@@ -83,7 +83,7 @@ def qgemm(site: Site) -> None:
         site.quantize(y, sy, zy, a, output)
 
 
-def integer_to_float(site: Site) -> None:
+def integer_to_float(site: LoweringSite) -> None:
     """``MatMul(DQ(a), DQ(b)) + bias``; with run-time parameters the same in integers.
 
     Against onnxruntime 1.31's kernel: bit for bit equal.
@@ -101,7 +101,7 @@ def integer_to_float(site: Site) -> None:
         site.op("Add", [y, bias], output)
 
 
-def dynamic_matmul(site: Site) -> None:
+def dynamic_matmul(site: LoweringSite) -> None:
     """``DynamicQuantizeLinear(a)``, ``MatMulInteger``, and the product of the scales.
 
     What onnxruntime's quantize_dynamic writes; its fused kernel rounds alike.
@@ -117,7 +117,7 @@ def dynamic_matmul(site: Site) -> None:
 
 
 def _dynamic_product(
-    site: Site, left: tuple[str, str, str], right: tuple[str, str, str], result: str
+    site: LoweringSite, left: tuple[str, str, str], right: tuple[str, str, str], result: str
 ) -> str:
     a, sa, za = left
     b, sb, zb = right
@@ -126,13 +126,13 @@ def _dynamic_product(
     return site.op("Mul", [real, site.op("Mul", [sa, sb])], result)
 
 
-def fused_matmul(site: Site) -> None:
+def fused_matmul(site: LoweringSite) -> None:
     """``alpha * MatMul(a, b)`` of transposed operands.
 
     Source: onnxruntime docs/ContribOperators.md.
     """
-    a = _turned(site, site.input(0), "A")
-    b = _turned(site, site.input(1), "B")
+    a = _permuted(site, site.input(0), "A")
+    b = _permuted(site, site.input(1), "B")
     alpha, output = site.float_("alpha", 1.0), site.proto.output[0]
     if alpha == 1.0:
         site.op("MatMul", [a, b], output)
@@ -142,7 +142,7 @@ def fused_matmul(site: Site) -> None:
     site.op("Mul", [site.op("MatMul", [a, b]), factor], output)
 
 
-def _turned(site: Site, name: str, which: str) -> str:
+def _permuted(site: LoweringSite, name: str, which: str) -> str:
     swap, batch = site.flag(f"trans{which}"), site.flag(f"transBatch{which}")
     if not swap and not batch:
         return name
@@ -161,7 +161,7 @@ def _turned(site: Site, name: str, which: str) -> str:
     return site.op("Transpose", [name], perm=perm)
 
 
-def fused_gemm(site: Site) -> None:
+def fused_gemm(site: LoweringSite) -> None:
     """``activation(Gemm(a, b, c))``.
 
     Source: onnxruntime docs/ContribOperators.md.

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from onnx import TensorProto
 
-from qdqbridge.onnx_io.lowering.site import MICROSOFT, Site
+from qdqbridge.onnx_io.lowering.site import MICROSOFT, LoweringSite
 
 _LAYER_NORM_SINCE, _AXES_INPUT_SINCE = 17, 18
 
 
-def skip_norm(*, centred: bool) -> Callable[[Site], None]:
+def skip_norm(*, centred: bool) -> Callable[[LoweringSite], None]:
     """Returns the lowering of SkipLayerNormalization, or of its form without a mean."""
 
-    def lower(site: Site) -> None:
+    def lower(site: LoweringSite) -> None:
         """``LayerNormalization(x + skip + bias)`` over the last axis; the sum is result 3.
 
         Source: onnxruntime docs/ContribOperators.md.
@@ -37,7 +37,7 @@ def skip_norm(*, centred: bool) -> Callable[[Site], None]:
     return lower
 
 
-def old_layer_norm(site: Site) -> None:
+def old_layer_norm(site: LoweringSite) -> None:
     """LayerNormalization as onnxruntime has it in opsets before 17, in single steps.
 
     Source: onnxruntime docs/ContribOperators.md; ONNX LayerNormalization-17.
@@ -48,7 +48,7 @@ def old_layer_norm(site: Site) -> None:
     _layer_norm(site, x, scale, offset, axes, epsilon, site.proto.output[0])
 
 
-def simplified_layer_norm(site: Site) -> None:
+def simplified_layer_norm(site: LoweringSite) -> None:
     """``x / sqrt(mean(x * x) + epsilon) * scale``.
 
     Source: onnxruntime docs/ContribOperators.md; ONNX RMSNormalization-23.
@@ -58,7 +58,7 @@ def simplified_layer_norm(site: Site) -> None:
     _root_mean_square(site, site.input(0), site.input(1), _axes(site), epsilon, output)
 
 
-def _only(site: Site, results: Sequence[int]) -> None:
+def _only(site: LoweringSite, results: Sequence[int]) -> None:
     extra = [i for i in range(len(site.proto.output)) if site.wants(i) and i not in results]
     if extra:
         raise site.refusal(
@@ -68,7 +68,7 @@ def _only(site: Site, results: Sequence[int]) -> None:
         )
 
 
-def _axes(site: Site) -> list[int]:
+def _axes(site: LoweringSite) -> list[int]:
     axis = site.int_("axis", -1)
     if axis == -1:
         return [-1]
@@ -82,14 +82,20 @@ def _axes(site: Site) -> list[int]:
     return list(range(axis % rank, rank))
 
 
-def _mean(site: Site, x: str, axes: list[int]) -> str:
+def _mean(site: LoweringSite, x: str, axes: list[int]) -> str:
     if site.main_opset >= _AXES_INPUT_SINCE:
         return site.op("ReduceMean", [x, site.enter(np.array(axes, np.int64), "axes")])
     return site.op("ReduceMean", [x], axes=axes)
 
 
 def _layer_norm(
-    site: Site, x: str, scale: str, offset: str, axes: list[int], epsilon: float, result: str
+    site: LoweringSite,
+    x: str,
+    scale: str,
+    offset: str,
+    axes: list[int],
+    epsilon: float,
+    result: str,
 ) -> None:
     if site.main_opset >= _LAYER_NORM_SINCE:
         inputs = [x, scale, offset]
@@ -103,24 +109,26 @@ def _layer_norm(
 
 
 def _root_mean_square(
-    site: Site, x: str, scale: str, axes: list[int], epsilon: float, result: str
+    site: LoweringSite, x: str, scale: str, axes: list[int], epsilon: float, result: str
 ) -> None:
     site.op("Mul", [_over_deviation(site, x, x, axes, epsilon), scale], result)
 
 
-def _over_deviation(site: Site, x: str, centre: str, axes: list[int], epsilon: float) -> str:
+def _over_deviation(
+    site: LoweringSite, x: str, centre: str, axes: list[int], epsilon: float
+) -> str:
     square = _mean(site, site.op("Mul", [centre, centre]), axes)
     shifted = site.op("Add", [square, site.enter(_like(site, x, epsilon), "epsilon")])
     return site.op("Div", [x, site.op("Sqrt", [shifted])])
 
 
-def _like(site: Site, name: str, number: float) -> np.ndarray:
+def _like(site: LoweringSite, name: str, number: float) -> np.ndarray:
     """Returns a number in the element type of a tensor."""
     half = site.known.element_type(name) == TensorProto.FLOAT16
     return np.array(number, np.float16 if half else np.float32)
 
 
-def bias_gelu(site: Site) -> None:
+def bias_gelu(site: LoweringSite) -> None:
     """``Gelu(a + b)``.
 
     Source: onnxruntime docs/ContribOperators.md.
@@ -129,7 +137,7 @@ def bias_gelu(site: Site) -> None:
     site.op("Gelu", [total], site.proto.output[0], domain=MICROSOFT)
 
 
-def fast_gelu(site: Site) -> None:
+def fast_gelu(site: LoweringSite) -> None:
     """``Gelu(x + bias)`` by tanh: ``0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))``.
 
     Source: onnxruntime docs/ContribOperators.md; ONNX Gelu-20.

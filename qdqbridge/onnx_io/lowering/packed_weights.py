@@ -10,12 +10,12 @@ from onnx import TensorProto
 
 from qdqbridge.onnx_io.lowering.bits import UNSIGNED, tensor_of, unpacked
 from qdqbridge.onnx_io.lowering.run_time_weights import Blocks, unpacked_weight
-from qdqbridge.onnx_io.lowering.site import Site
+from qdqbridge.onnx_io.lowering.site import LoweringSite
 
 _NIBBLES = (TensorProto.INT4, TensorProto.UINT4)
 
 
-def matmul_nbits(site: Site) -> None:
+def matmul_nbits(site: LoweringSite) -> None:
     """``MatMul(a, Transpose(DQ(w[N, K], blocks of K)))``; a missing zero point is 8 (128, 2).
 
     What only the run knows, and columns in an order of their own (``g_idx``), are unpacked and
@@ -45,16 +45,16 @@ def matmul_nbits(site: Site) -> None:
     _product(site, site.dequantize(weight, scale, zero_point, axis=1, block_size=block))
 
 
-def _product(site: Site, real: str) -> None:
+def _product(site: LoweringSite, real: str) -> None:
     """Makes ``MatMul(a, Transpose(real)) + bias``."""
     bias, output = site.input(5), site.proto.output[0]
-    turned = site.op("Transpose", [real], perm=[1, 0])
-    y = site.op("MatMul", [site.input(0), turned], "" if bias else output)
+    permuted = site.op("Transpose", [real], perm=[1, 0])
+    y = site.op("MatMul", [site.input(0), permuted], "" if bias else output)
     if bias:
         site.op("Add", [y, bias], output)
 
 
-def _width(site: Site) -> int:
+def _width(site: LoweringSite) -> int:
     bits = site.int_("bits", 4)
     if bits not in UNSIGNED:
         raise site.refusal(
@@ -65,7 +65,7 @@ def _width(site: Site) -> int:
     return bits
 
 
-def _misfit(site: Site, what: str, array: NDArray[Any], wanted: int) -> Exception:
+def _misfit(site: LoweringSite, what: str, array: NDArray[Any], wanted: int) -> Exception:
     return site.fault(
         f"{what} does not fit N, K and block_size",
         why=f"it has {array.size} elements of shape {array.shape}; {wanted} are needed",
@@ -73,7 +73,7 @@ def _misfit(site: Site, what: str, array: NDArray[Any], wanted: int) -> Exceptio
     )
 
 
-def _has_own_order(site: Site, columns: int, block: int) -> bool:
+def _has_own_order(site: LoweringSite, columns: int, block: int) -> bool:
     """True where ``g_idx`` gives neighbouring columns other blocks (GPTQ with act-order)."""
     if not site.input(4):
         return False
@@ -81,7 +81,7 @@ def _has_own_order(site: Site, columns: int, block: int) -> bool:
     return not np.array_equal(groups[:columns], np.arange(columns) // block)
 
 
-def _weight(site: Site, bits: int, rows: int, columns: int, padded: int) -> str:
+def _weight(site: LoweringSite, bits: int, rows: int, columns: int, padded: int) -> str:
     """Returns the weight as ``[N, K]`` codes; without padding its bytes are taken as they are."""
     source = site.known.initializers.get(site.input(1))
     size = rows * padded * bits // 8
@@ -102,13 +102,13 @@ def _weight(site: Site, bits: int, rows: int, columns: int, padded: int) -> str:
     return _codes(site, unpacked(bytes_, bits, columns), bits, "weight")
 
 
-def _codes(site: Site, codes: NDArray[Any], bits: int, hint: str) -> str:
+def _codes(site: LoweringSite, codes: NDArray[Any], bits: int, hint: str) -> str:
     name = site.known.fresh(f"{site.proto.output[0]}.{hint}")
     site.known.add_initializer(tensor_of(codes, bits, name))
     return name
 
 
-def _zero_point(site: Site, bits: int, shape: tuple[int, int]) -> str:
+def _zero_point(site: LoweringSite, bits: int, shape: tuple[int, int]) -> str:
     if not site.input(3):
         return _codes(site, np.array(1 << (bits - 1)), bits, "zero_point")
     given = site.array(3, "its zero point")
@@ -130,7 +130,7 @@ def _zero_point(site: Site, bits: int, shape: tuple[int, int]) -> str:
     return _codes(site, real.reshape(shape), bits, "zero_point")
 
 
-def gather_block_quantized(site: Site) -> None:
+def gather_block_quantized(site: LoweringSite) -> None:
     """``Gather(DQ(w, blocks), indices)``.
 
     Bytes hold packed codes with a missing zero point of 8 (4 bits) or 128 (8 bits); int4 and uint4
@@ -151,7 +151,7 @@ def gather_block_quantized(site: Site) -> None:
     site.op("Gather", [real, indices], site.proto.output[0], axis=site.int_("gather_axis", 0))
 
 
-def _gathered_zero_point(site: Site, bits: int) -> str:
+def _gathered_zero_point(site: LoweringSite, bits: int) -> str:
     if not site.input(3):
         return _codes(site, np.array(1 << (bits - 1)), bits, "zero_point")
     blocks = site.array(2, "its scale").shape[-1]

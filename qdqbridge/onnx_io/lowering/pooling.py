@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from qdqbridge.onnx_io.lowering.layout import to_first, to_last, transposed, usual_rank
-from qdqbridge.onnx_io.lowering.site import Site
+from qdqbridge.onnx_io.lowering.site import LoweringSite
 
 
-def _average(site: Site, op_type: str) -> None:
+def _average(site: LoweringSite, op_type: str) -> None:
     x, sx, zx, sy, zy = (site.input(i) for i in range(5))
     last = site.flag("channels_last")
     kernel = site.ints("kernel_shape", None)
@@ -21,7 +21,7 @@ def _average(site: Site, op_type: str) -> None:
         transposed(site, stored, to_last(rank), output)
 
 
-def average_pool(site: Site) -> None:
+def average_pool(site: LoweringSite) -> None:
     """``Q(AveragePool(DQ(x)))``.
 
     Against onnxruntime 1.31's kernel, which rounds ``v + zy`` instead of ``v``: 1 LSB at midpoints
@@ -32,7 +32,7 @@ def average_pool(site: Site) -> None:
     _average(site, "AveragePool")
 
 
-def global_average_pool(site: Site) -> None:
+def global_average_pool(site: LoweringSite) -> None:
     """``Q(GlobalAveragePool(DQ(x)))``.
 
     Against onnxruntime 1.31's kernel, which sums integers too: 0 of 20,000 differ.
@@ -41,7 +41,7 @@ def global_average_pool(site: Site) -> None:
     _average(site, "GlobalAveragePool")
 
 
-def nhwc_max_pool(site: Site) -> None:
+def nhwc_max_pool(site: LoweringSite) -> None:
     """``MaxPool`` of stored integers between transpositions. Exact.
 
     Source: onnxruntime docs/ContribOperators.md.

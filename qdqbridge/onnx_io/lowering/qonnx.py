@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.onnx_io.lowering.activation import clipped
-from qdqbridge.onnx_io.lowering.site import Site
+from qdqbridge.onnx_io.lowering.site import LoweringSite
 
 _ROUNDINGS = ("ROUND", "HALF_EVEN")
 _MOST_BITS = 32
 Integer = type[np.integer[Any]]
 
 
-def quant(site: Site) -> None:
+def quant(site: LoweringSite) -> None:
     """``DQ(Clip(Q(x)))`` with the range of ``bitwidth``, ``signed`` and ``narrow``.
 
     QONNX rounds ``x / scale + zero_point``, ONNX rounds before it adds: equal but at midpoints
@@ -37,7 +37,7 @@ def quant(site: Site) -> None:
     _real(site, stored, scale_name, zero_name, axis, site.proto.output[0])
 
 
-def bipolar_quant(site: Site) -> None:
+def bipolar_quant(site: LoweringSite) -> None:
     """``DQ(x >= 0 ? 1 : -1)``.
 
     Source: qonnx custom_op/general/bipolar_quant.py.
@@ -45,7 +45,7 @@ def bipolar_quant(site: Site) -> None:
     _bipolar(site)
 
 
-def _bipolar(site: Site) -> None:
+def _bipolar(site: LoweringSite) -> None:
     scale, axis = _squeezed(site, site.array(1, "its scale").astype(np.float32))
     one, minus = (site.enter(np.int8(sign), "sign") for sign in (1, -1))
     zero = site.enter(np.float32(0), "zero")
@@ -54,7 +54,7 @@ def _bipolar(site: Site) -> None:
     _real(site, stored, site.enter(scale, "scale"), "", axis, site.proto.output[0])
 
 
-def trunc(site: Site) -> None:
+def trunc(site: LoweringSite) -> None:
     """``DQ(rint(q / 2^k))`` of ``q = Q(x)``, with the output's scale.
 
     QONNX 2 (seven inputs); the quotient is exact. Source: qonnx custom_op/general/trunc.py.
@@ -90,7 +90,7 @@ def trunc(site: Site) -> None:
 # ---- what the inputs say ----------------------------------------------------------------------
 
 
-def _check_rounding(site: Site, default: str) -> None:
+def _check_rounding(site: LoweringSite, default: str) -> None:
     mode = site.string("rounding_mode", default).upper()
     if mode not in _ROUNDINGS:
         raise site.refusal(
@@ -100,7 +100,7 @@ def _check_rounding(site: Site, default: str) -> None:
         )
 
 
-def _bits(site: Site, index: int) -> int:
+def _bits(site: LoweringSite, index: int) -> int:
     array = site.array(index, "its bit width").astype(np.float64)
     widths = sorted({float(width) for width in array.reshape(-1)})
     if len(widths) != 1 or not widths[0].is_integer() or not 1 <= widths[0] <= _MOST_BITS:
@@ -112,7 +112,7 @@ def _bits(site: Site, index: int) -> int:
     return int(widths[0])
 
 
-def _storage(site: Site, bits: int, *, signed: bool) -> Integer:
+def _storage(site: LoweringSite, bits: int, *, signed: bool) -> Integer:
     for most, pair in ((8, (np.int8, np.uint8)), (16, (np.int16, np.uint16))):
         if bits <= most:
             return pair[0] if signed else pair[1]
@@ -131,7 +131,7 @@ def _range(bits: int, *, signed: bool, narrow: bool) -> tuple[int, int]:
     return 0, (1 << bits) - 1 - narrow
 
 
-def _parameters(site: Site) -> tuple[NDArray[Any], NDArray[Any], int | None]:
+def _parameters(site: LoweringSite) -> tuple[NDArray[Any], NDArray[Any], int | None]:
     """Returns scale and zero point of one shape, and the axis they vary along."""
     scale = site.array(1, "its scale").astype(np.float32)
     zero_point = site.array(2, "its zero point").astype(np.float64)
@@ -146,7 +146,7 @@ def _parameters(site: Site) -> tuple[NDArray[Any], NDArray[Any], int | None]:
     return scale, np.broadcast_to(zero_point, shape).reshape(scale.shape), axis
 
 
-def _squeezed(site: Site, scale: NDArray[Any]) -> tuple[NDArray[Any], int | None]:
+def _squeezed(site: LoweringSite, scale: NDArray[Any]) -> tuple[NDArray[Any], int | None]:
     """Returns ``[1, C, 1, 1]`` as ``[C]``, and its axis counted from the end."""
     long = [axis for axis, extent in enumerate(scale.shape) if extent != 1]
     if len(long) > 1:
@@ -164,7 +164,11 @@ def _squeezed(site: Site, scale: NDArray[Any]) -> tuple[NDArray[Any], int | None
 
 
 def _quantized(
-    site: Site, scale: NDArray[Any], zero_point: NDArray[Any], axis: int | None, dtype: Integer
+    site: LoweringSite,
+    scale: NDArray[Any],
+    zero_point: NDArray[Any],
+    axis: int | None,
+    dtype: Integer,
 ) -> tuple[str, str, str]:
     info = np.iinfo(dtype)
     if zero_point.size and (zero_point.min() < info.min or zero_point.max() > info.max):
@@ -181,7 +185,7 @@ def _quantized(
 
 
 def _real(
-    site: Site, stored: str, scale: str, zero_point: str, axis: int | None, result: str
+    site: LoweringSite, stored: str, scale: str, zero_point: str, axis: int | None, result: str
 ) -> None:
     inputs = [stored, scale, zero_point]
     site.op("DequantizeLinear", inputs, result, domain="com.microsoft", axis=axis)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qdqbridge.onnx_io.lowering.site import MICROSOFT, Site
+from qdqbridge.onnx_io.lowering.site import MICROSOFT, LoweringSite
 
 
-def extended(op_type: str) -> Callable[[Site], None]:
+def extended(op_type: str) -> Callable[[LoweringSite], None]:
     """Returns the lowering to QuantizeLinear or DequantizeLinear."""
 
-    def lower(site: Site) -> None:
+    def lower(site: LoweringSite) -> None:
         """The same node under its usual name; storage types are checked where it is read.
 
         Source: AMD Quark, quark/onnx/operators/custom_ops.

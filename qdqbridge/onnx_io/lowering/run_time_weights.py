@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from qdqbridge.graph.types import static_shape
-from qdqbridge.onnx_io.lowering.site import Site
+from qdqbridge.onnx_io.lowering.site import LoweringSite
 
 _REAL = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
@@ -43,7 +43,7 @@ class Blocks:
         return -(-codes * self.bits // 8)
 
 
-def unpacked_weight(site: Site, blocks: Blocks) -> str:
+def unpacked_weight(site: LoweringSite, blocks: Blocks) -> str:
     """Returns the real weight ``[N, K]`` of a MatMulNBits.
 
     Where there is a ``g_idx``, onnxruntime 1.32 reads packed zero points wrongly, whatever order it
@@ -78,7 +78,7 @@ def unpacked_weight(site: Site, blocks: Blocks) -> str:
     return _first(site, _shaped(site, real, (rows, padded)), padded, blocks.columns)
 
 
-def _zero_points(site: Site, name: str, blocks: Blocks, kind: int) -> str:
+def _zero_points(site: LoweringSite, name: str, blocks: Blocks, kind: int) -> str:
     """Returns the zero points ``[N, blocks]`` as floats, or the one that all have."""
     if not name:
         return site.enter(_number(1 << (blocks.bits - 1), kind), "zero_point")
@@ -88,7 +88,7 @@ def _zero_points(site: Site, name: str, blocks: Blocks, kind: int) -> str:
     return _codes(site, name, blocks, blocks.count, kind)
 
 
-def _codes(site: Site, name: str, blocks: Blocks, count: int, kind: int) -> str:
+def _codes(site: LoweringSite, name: str, blocks: Blocks, count: int, kind: int) -> str:
     """Returns the codes of packed rows as floats ``[N, count]``, the lowest bits of a byte first.
 
     Bytes are taken apart by floats, which have every operator that this needs everywhere.
@@ -108,7 +108,7 @@ def _codes(site: Site, name: str, blocks: Blocks, count: int, kind: int) -> str:
     return _first(site, _shaped(site, every, (blocks.rows, whole)), whole, count)
 
 
-def _fitted(site: Site, name: str, shape: Sequence[int]) -> str:
+def _fitted(site: LoweringSite, name: str, shape: Sequence[int]) -> str:
     """Returns an operand in a shape; those of other ranks hold the same elements in order."""
     known = static_shape(site.known.shape(name))
     if known is not None and math.prod(known) != math.prod(shape):
@@ -120,11 +120,11 @@ def _fitted(site: Site, name: str, shape: Sequence[int]) -> str:
     return name if known == tuple(shape) else _shaped(site, name, shape)
 
 
-def _shaped(site: Site, name: str, shape: Sequence[int]) -> str:
+def _shaped(site: LoweringSite, name: str, shape: Sequence[int]) -> str:
     return site.op("Reshape", [name, site.enter(np.array(shape, np.int64), "shape")])
 
 
-def _first(site: Site, name: str, count: int, wanted: int) -> str:
+def _first(site: LoweringSite, name: str, count: int, wanted: int) -> str:
     """Returns the first columns of a matrix of ``count``."""
     if count == wanted:
         return name

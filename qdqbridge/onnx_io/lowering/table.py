@@ -18,7 +18,7 @@ from qdqbridge.onnx_io.lowering import (
     qonnx,
     quark,
 )
-from qdqbridge.onnx_io.lowering.site import MICROSOFT, Site
+from qdqbridge.onnx_io.lowering.site import MICROSOFT, LoweringSite
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS
 
 _MANY = 1 << 30
@@ -42,13 +42,13 @@ class Lowering:
     op_type: str
     least: int
     most: int
-    apply: Callable[[Site], None]
+    apply: Callable[[LoweringSite], None]
     before: int = 0
     optional: tuple[int, ...] = ()
 
 
 def _microsoft(
-    op_type: str, least: int, most: int, apply: Callable[[Site], None], *optional: int
+    op_type: str, least: int, most: int, apply: Callable[[LoweringSite], None], *optional: int
 ) -> Lowering:
     return Lowering(MICROSOFT, op_type, least, most, apply, optional=optional)
 

@@ -10,18 +10,18 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.onnx_io.profiles import openvino, ort, portable, qnn, qoperator, tensorrt
 from qdqbridge.onnx_io.profiles.checker import check_source
-from qdqbridge.onnx_io.profiles.finding import Effect, Finding, Reason, Rule
-from qdqbridge.onnx_io.profiles.profile import Bias, Clamp, Older, Profile
+from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Finding, Reason
+from qdqbridge.onnx_io.profiles.profile import Bias, Clamp, ExportProfile, Older
 
 __all__ = [
     "PROFILES",
     "Bias",
     "Clamp",
+    "Demand",
     "Effect",
+    "ExportProfile",
     "Finding",
-    "Profile",
     "Reason",
-    "Rule",
     "check",
     "profile_of",
 ]
@@ -32,34 +32,36 @@ _ALL = (
     # onnxruntime 1.31 makes a float FusedConv of a Conv with a clamp right behind it; with the
     # clamp on integers the Conv is a QLinearConv, and the clamp is integer as well. On x86 that
     # holds for uint8 only: int8 becomes uint8 where a DQ follows its Q at once.
-    Profile(
+    ExportProfile(
         "ort", "onnxruntime, CPU on x86", Clamp.STORED, ort.RULES,
         older=Older("int8-past-movers", 20), newest=_ORT_OPSET,
     ),
     # Everybody else looks for the activation where training frameworks put it.
-    Profile("portable", "any reader of QDQ files", Clamp.BEFORE, portable.RULES),
-    Profile(
+    ExportProfile("portable", "any reader of QDQ files", Clamp.BEFORE, portable.RULES),
+    ExportProfile(
         "tensorrt", "TensorRT", Clamp.BEFORE, tensorrt.RULES,
         bias=Bias.FLOAT, recentered=True, strict=True,
     ),
     # Hexagon (the host build of onnxruntime-qnn 2.7.0) fuses a clamp on float results into the
     # operator wrongly, or does not take it at all; behind the pair it loses a Clip of 16 bits, or
     # one that is not active at both ends, but no Relu, Max and Min.
-    Profile(
+    ExportProfile(
         "qnn", "onnxruntime with QNN", Clamp.BEHIND, qnn.RULES,
         bias=Bias.INT32, contrib=True, strict=True, newest=_ORT_OPSET,
     ),
-    Profile("openvino", "OpenVINO", Clamp.BEFORE, openvino.RULES, strict=True),
-    Profile(
+    ExportProfile("openvino", "OpenVINO", Clamp.BEFORE, openvino.RULES, strict=True),
+    ExportProfile(
         "qoperator", "onnxruntime without graph optimizations", Clamp.STORED, qoperator.RULES,
         bias=Bias.INT32, operators=True, newest=_ORT_OPSET,
     ),
 )  # fmt: skip
 
-PROFILES: Mapping[str, Profile] = MappingProxyType({profile.name: profile for profile in _ALL})
+PROFILES: Mapping[str, ExportProfile] = MappingProxyType(
+    {profile.name: profile for profile in _ALL}
+)
 
 
-def profile_of(name: str) -> Profile:
+def profile_of(name: str) -> ExportProfile:
     """Returns the profile of that name.
 
     Raises:

@@ -13,11 +13,11 @@ from qdqbridge.onnx_io.model_file import read_model
 from qdqbridge.onnx_io.profiles.checker import view_of
 from qdqbridge.onnx_io.profiles.file_view import FileView, is_dequantize, is_quantize
 from qdqbridge.onnx_io.profiles.finding import findings_of
-from qdqbridge.onnx_io.profiles.profile import Profile
+from qdqbridge.onnx_io.profiles.profile import ExportProfile
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ExportChange:
     """One thing that is otherwise in the written file.
 
     Attributes:
@@ -33,7 +33,7 @@ class Change:
     why: str = ""
 
 
-def changes(source: Path, written: Path, profile: Profile) -> list[Change]:
+def changes(source: Path, written: Path, profile: ExportProfile) -> list[ExportChange]:
     """Returns what differs between a file and what was exported from it.
 
     Args:
@@ -59,7 +59,7 @@ def _view(path: Path) -> FileView:
     return view_of(read_model(path), path.parent, str(path))
 
 
-def _rules(before: FileView, after: FileView, profile: Profile) -> Iterator[Change]:
+def _rules(before: FileView, after: FileView, profile: ExportProfile) -> Iterator[ExportChange]:
     """Yields the rules that are now kept in more places, or in fewer."""
     found, left = (
         Counter(finding.rule for finding in findings_of(view, profile.rules))
@@ -68,15 +68,15 @@ def _rules(before: FileView, after: FileView, profile: Profile) -> Iterator[Chan
     for rule in profile.rules:
         if found[rule.name] != left[rule.name]:
             counts = (f"{each[rule.name]} broken" for each in (found, left))
-            yield Change(f"rule {rule.name}", *counts, why=f"{rule.fix} ({rule.source})")
+            yield ExportChange(f"rule {rule.name}", *counts, why=f"{rule.fix} ({rule.source})")
 
 
-def _shapes(before: FileView, after: FileView) -> Iterator[Change]:
+def _shapes(before: FileView, after: FileView) -> Iterator[ExportChange]:
     known = {value.name: _dims(value) for value in after.model.graph.input}
     for value in before.model.graph.input:
         was, now = _dims(value), known.get(value.name)
         if now is not None and was != now:
-            yield Change(f"shape of '{value.name}'", was, now, "--extent gives numbers")
+            yield ExportChange(f"shape of '{value.name}'", was, now, "--extent gives numbers")
 
 
 def _dims(value: onnx.ValueInfoProto) -> str:
@@ -86,12 +86,12 @@ def _dims(value: onnx.ValueInfoProto) -> str:
     )
 
 
-def _opset(before: FileView, after: FileView, profile: Profile) -> Iterator[Change]:
+def _opset(before: FileView, after: FileView, profile: ExportProfile) -> Iterator[ExportChange]:
     if before.opset != after.opset:
         why = "what the operators written need"
         if profile.newest is not None and before.opset > profile.newest:
             why = f"{profile.runtime} has kernels up to opset {profile.newest}"
-        yield Change("opset", str(before.opset), str(after.opset), why)
+        yield ExportChange("opset", str(before.opset), str(after.opset), why)
 
 
 def _storage(view: FileView) -> Counter[str]:
@@ -111,7 +111,7 @@ def _operators(view: FileView) -> Counter[str]:
     )
 
 
-def _counted(what: str, before: Counter[str], after: Counter[str]) -> Iterator[Change]:
+def _counted(what: str, before: Counter[str], after: Counter[str]) -> Iterator[ExportChange]:
     for name in sorted(before.keys() | after.keys()):
         if before[name] != after[name]:
-            yield Change(f"{what} {name}", str(before[name]), str(after[name]))
+            yield ExportChange(f"{what} {name}", str(before[name]), str(after[name]))

@@ -15,7 +15,7 @@ from qdqbridge.onnx_io.functions import inline_functions
 from qdqbridge.onnx_io.model_file import read_model
 from qdqbridge.onnx_io.profiles.file_view import FileView
 from qdqbridge.onnx_io.profiles.finding import Effect, Finding, findings_of
-from qdqbridge.onnx_io.profiles.profile import Profile
+from qdqbridge.onnx_io.profiles.profile import ExportProfile
 from qdqbridge.onnx_io.reader import read
 from qdqbridge.onnx_io.shapes import infer
 from qdqbridge.onnx_io.structure import check_text, sort_nodes
@@ -42,13 +42,13 @@ def view_of(model: onnx.ModelProto, folder: Path, file: str) -> FileView:
 
 
 def check_model(
-    model: onnx.ModelProto, profile: Profile, *, folder: Path, file: str
+    model: onnx.ModelProto, profile: ExportProfile, *, folder: Path, file: str
 ) -> list[Finding]:
     """Returns what a model does not keep of a profile."""
     return findings_of(view_of(model, folder, file), profile.rules)
 
 
-def check_source(source: Graph | str | PathLike[str], profile: Profile) -> list[Finding]:
+def check_source(source: Graph | str | PathLike[str], profile: ExportProfile) -> list[Finding]:
     """Returns what a file, or the file that a graph would be written to, does not keep.
 
     Raises:
@@ -72,7 +72,9 @@ def check_source(source: Graph | str | PathLike[str], profile: Profile) -> list[
     return found
 
 
-def _checked(model: onnx.ModelProto, profile: Profile, *, folder: Path, file: str) -> list[Finding]:
+def _checked(
+    model: onnx.ModelProto, profile: ExportProfile, *, folder: Path, file: str
+) -> list[Finding]:
     found = check_model(model, profile, folder=folder, file=file)
     nodes = (*model.graph.node, *(node for body in model.functions for node in body.node))
     return found if any(map(_quantized, nodes)) else [_NO_QUANTIZATION, *found]

@@ -23,7 +23,7 @@ from qdqbridge.onnx_io.structure import subgraphs
 from qdqbridge.onnx_io.tensors import constant_from_proto, dtype_of
 
 if TYPE_CHECKING:
-    from qdqbridge.onnx_io.profiles.ort_fusion import Target
+    from qdqbridge.onnx_io.profiles.ort_fusion import QuantizeTarget
 
 Array = NDArray[Any]
 _MICROSOFT = "com.microsoft"
@@ -73,7 +73,7 @@ class FileNode:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Encoding:
+class FileEncoding:
     """The parameters of one Q or DQ node as the file spells them.
 
     Attributes:
@@ -106,7 +106,7 @@ class Encoding:
             return self.zero_point is not None and not self.zero_point.astype(np.float32).any()
         return True
 
-    def same_mapping(self, other: Encoding) -> bool:
+    def same_mapping(self, other: FileEncoding) -> bool:
         """True where both are per tensor and stand for the same real numbers, bit for bit."""
         if self.scale is None or other.scale is None or not (self.per_tensor and other.per_tensor):
             return False
@@ -148,9 +148,9 @@ class FileView:
     _folded: dict[str, bool] = field(default_factory=dict[str, bool])
     _types: dict[str, DType] = field(default_factory=dict[str, DType])
     _ranks: dict[str, int] = field(default_factory=dict[str, int])
-    _encodings: dict[FileNode, Encoding] = field(default_factory=dict[FileNode, Encoding])
+    _encodings: dict[FileNode, FileEncoding] = field(default_factory=dict[FileNode, FileEncoding])
     known_islands: frozenset[FileNode] | None = None
-    known_targets: dict[str, Target] = field(default_factory=dict[str, "Target"])
+    known_targets: dict[str, QuantizeTarget] = field(default_factory=dict[str, "QuantizeTarget"])
 
     def __post_init__(self) -> None:
         for name, (_, shape) in self.inferred.items():
@@ -327,14 +327,14 @@ class FileView:
         code = node.attributes.get("output_dtype", 0)
         return dtype_of(code, node.name) if code else DType.UINT8
 
-    def encoding(self, node: FileNode) -> Encoding:
+    def encoding(self, node: FileNode) -> FileEncoding:
         """Returns the parameters of a Q or DQ node."""
         if node not in self._encodings:
             quantizes = is_quantize(node)
             stored = self._stored(node) if quantizes else self.dtype(node.input(0))
             if stored is None and node.input(2):
                 stored = self.dtype(node.input(2))
-            self._encodings[node] = Encoding(
+            self._encodings[node] = FileEncoding(
                 node,
                 stored,
                 self.constant(node.input(1)),
@@ -345,18 +345,18 @@ class FileView:
             )
         return self._encodings[node]
 
-    def encodings(self) -> Iterator[Encoding]:
+    def encodings(self) -> Iterator[FileEncoding]:
         """Yields the parameters of every Q and DQ node that is not folded away as a constant."""
         for node in self.nodes:
             if is_dequantize(node) or (is_quantize(node) and not self.is_constant(node.input(0))):
                 yield self.encoding(node)
 
-    def dequantized(self, tensor: str) -> Encoding | None:
+    def dequantized(self, tensor: str) -> FileEncoding | None:
         """Returns the parameters of the DQ that directly makes a tensor."""
         node = self.producer(tensor)
         return self.encoding(node) if node is not None and is_dequantize(node) else None
 
-    def quantized(self, tensor: str) -> list[Encoding]:
+    def quantized(self, tensor: str) -> list[FileEncoding]:
         """Returns the parameters of every Q that directly reads a tensor."""
         readers = (node for node, index in self.consumers(tensor) if index == 0)
         return [self.encoding(node) for node in readers if is_quantize(node)]

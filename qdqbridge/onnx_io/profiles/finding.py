@@ -43,7 +43,7 @@ Check: TypeAlias = "Callable[[FileView, FileNode], Reason | None]"
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Demand:
     """One demand of a runtime.
 
     Attributes:
@@ -88,7 +88,7 @@ class Finding:
     source: str = ""
 
 
-def findings_of(view: FileView, rules: tuple[Rule, ...]) -> list[Finding]:
+def findings_of(view: FileView, rules: tuple[Demand, ...]) -> list[Finding]:
     """Returns every place where a file does not keep one of the rules, in the file's order."""
     found: list[Finding] = []
     for node in view.nodes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.profiles.file_view import FileNode, FileView
-from qdqbridge.onnx_io.profiles.finding import Effect, Reason, Rule
+from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Reason
 from qdqbridge.onnx_io.profiles.shared_rules import (
     both_or_none,
     constant_positive_scale,
@@ -31,23 +31,23 @@ def _blocked_axis(view: FileView, node: FileNode) -> Reason | None:
     return Reason(f"'{tensor}' is quantized in blocks along axis {axis}", (tensor,))
 
 
-RULES: tuple[Rule, ...] = (
-    Rule("explicit-zero-point", "Q and DQ", explicit_zero_point, "openvino#28562", Effect.REFUSED,
+RULES: tuple[Demand, ...] = (
+    Demand("explicit-zero-point", "Q and DQ", explicit_zero_point, "openvino#28562", Effect.REFUSED,
          "write the zero point"),
-    Rule("blocks-along-axis-0", "Q and DQ in blocks", _blocked_axis,
+    Demand("blocks-along-axis-0", "Q and DQ in blocks", _blocked_axis,
          "openvino#32917: up to 2025.3 values are interleaved (axis 1) or refused", Effect.REFUSED,
          "transpose the weight, or use per-channel scales"),
-    Rule("constant-positive-scale", "Q and DQ", constant_positive_scale,
+    Demand("constant-positive-scale", "Q and DQ", constant_positive_scale,
          "openvino ONNX frontend, quantize_linear.cpp", Effect.REFUSED,
          "write scales as initializers"),
-    Rule("8-bit-activations", "Q and DQ",
+    Demand("8-bit-activations", "Q and DQ",
          storage(_EIGHT, (*_EIGHT, DType.INT4, DType.UINT4, DType.INT32)),
          "OpenVINO, Low Precision Transformations", Effect.FLOAT, "quantize to 8 bits"),
-    Rule("per-tensor-activations", "Q and DQ of activations", per_tensor_activations,
+    Demand("per-tensor-activations", "Q and DQ of activations", per_tensor_activations,
          "OpenVINO, Low Precision Transformations", Effect.FLOAT, "use one scale per activation"),
-    Rule("weight-axis", "per-channel weights", weight_axis({"Conv": 0, "ConvTranspose": 1}),
+    Demand("weight-axis", "per-channel weights", weight_axis({"Conv": 0, "ConvTranspose": 1}),
          "OpenVINO, Low Precision Transformations", Effect.FLOAT,
          "use the axis of the output channels"),
-    Rule("both-operands-quantized", "Conv, ConvTranspose, Gemm, MatMul", both_or_none,
+    Demand("both-operands-quantized", "Conv, ConvTranspose, Gemm, MatMul", both_or_none,
          "OpenVINO, Low Precision Transformations", Effect.FLOAT, "quantize both operands"),
 )  # fmt: skip

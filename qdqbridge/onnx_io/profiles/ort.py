@@ -8,13 +8,13 @@ import numpy as np
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.profiles.file_view import (
-    Encoding,
+    FileEncoding,
     FileNode,
     FileView,
     is_dequantize,
     is_quantize,
 )
-from qdqbridge.onnx_io.profiles.finding import Check, Effect, Reason, Rule
+from qdqbridge.onnx_io.profiles.finding import Check, Demand, Effect, Reason
 from qdqbridge.onnx_io.profiles.islands import COPIES, islands_of
 from qdqbridge.onnx_io.profiles.ort_fusion import (
     bias_add,
@@ -106,7 +106,7 @@ def _result(view: FileView, node: FileNode) -> Reason | None:
     return Reason(found.problem, (node.output,))
 
 
-def _encodings(view: FileView, node: FileNode) -> Iterator[tuple[str, Encoding, DType | None]]:
+def _encodings(view: FileView, node: FileNode) -> Iterator[tuple[str, FileEncoding, DType | None]]:
     """Yields tensor, parameters and stored type of each operand and of the result."""
     # A Gemm made of MatMul and Add stands between two Reshapes, past which Q and DQ are pushed.
     reshaped = bias_add(view, node) is not None and view.rank(node.input(0)) != 2
@@ -181,7 +181,7 @@ def _bias(view: FileView, node: FileNode) -> Reason | None:
     return Reason(f"the bias '{name}' is {kind}, and nothing quantizes the result", (name,))
 
 
-def _bias_scale(view: FileView, node: FileNode, bias: Encoding) -> Reason | None:
+def _bias_scale(view: FileView, node: FileNode, bias: FileEncoding) -> Reason | None:
     """Compares the scale of a bias with the product it must be, to one percent (#28229)."""
     x, w = (source(view, name) for name in node.inputs[:2])
     if x is None or w is None:
@@ -353,12 +353,12 @@ def _between(check: Check) -> Check:
 
 def _rule(
     name: str, applies_to: str, check: Callable[[FileView, FileNode], Reason | None], fix: str
-) -> Rule:
-    return Rule(name, applies_to, _between(check), _SELECTORS, Effect.FLOAT, fix)
+) -> Demand:
+    return Demand(name, applies_to, _between(check), _SELECTORS, Effect.FLOAT, fix)
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
+RULES: tuple[Demand, ...] = (
+    Demand(
         "integer-kernel", "float compute between DQ and Q", _between(_kernel),
         "onnxruntime qdq_selector_action_transformer.cc", Effect.NO_KERNEL,
         "leave the operator's neighbours in float, or accept one float operator",
@@ -375,39 +375,39 @@ RULES: tuple[Rule, ...] = (
     _rule("zero-points-written", "Gemm", _zero_points, "write the zero points"),
     _rule("pair-can-be-dropped", "MaxPool, ReduceMax, ReduceMin, Resize", _drop,
           "give input and output one scale and an explicit zero point"),
-    Rule(
+    Demand(
         "registered-operator", "every node", _known, "onnxruntime 1.31.1", Effect.REFUSED,
         "export without custom operators",
     ),
-    Rule(
+    Demand(
         "known-types", "Q and DQ", _scale_type, "onnxruntime 1.31.1: 'Type Error'", Effect.REFUSED,
         "write float32 scales and integers, or declare the opset that brought the type",
     ),
-    Rule(
+    Demand(
         "no-dilations", "AveragePool", _between(_dilations),
         "onnxruntime 1.31.1: 'Unrecognized attribute: dilations'", Effect.REFUSED,
         "leave the attribute out",
     ),
-    Rule(
+    Demand(
         "no-small-floats", "Conv, Gemm, MatMul", _between(_small_floats),
         "onnxruntime up to 1.31: 'Type Error'", Effect.REFUSED, "quantize to integers",
     ),
-    Rule(
+    Demand(
         "int8-past-movers", "int8 pairs from opset 21 on", _clash,
         "onnxruntime 1.31.1: 'output_dtype INT8 does not match y_zero_point type UINT8'",
         Effect.REFUSED, "quantize behind the mover as well, or declare an opset below 21",
     ),
-    Rule(
+    Demand(
         "rank-0-parameters", "Add, Mul, Concat, Where, unary operators", _between(_scalars),
         "onnxruntime up to 1.31: 'Scale and Zero-point must be a scalar'", Effect.REFUSED,
         "reshape scale and zero point to rank 0",
     ),
-    Rule(
+    Demand(
         "float-bias-kept", "Conv, ConvTranspose, Gemm", _float_bias,
         "onnxruntime weight_bias_quantization.cc; measured on 1.32", Effect.OTHER,
         "add the bias behind the operator, or run without graph optimizations",
     ),
-    Rule(
+    Demand(
         "two-roundings", "Q behind DQ", _two_roundings,
         "onnxruntime double_qdq_pairs_remover.cc; measured on 1.32", Effect.OTHER,
         "use one scale, or run without graph optimizations",

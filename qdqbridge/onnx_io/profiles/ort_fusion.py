@@ -12,7 +12,7 @@ import onnx
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.profiles.file_view import (
-    Encoding,
+    FileEncoding,
     FileNode,
     FileView,
     is_dequantize,
@@ -33,7 +33,7 @@ _CLAMPS = ("Relu", "Clip")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DequantizeSource:
     """The DQ that an operand comes from.
 
     Attributes:
@@ -42,13 +42,13 @@ class Source:
         moved: True where the DQ is pushed past a mover to get there.
     """
 
-    encoding: Encoding
+    encoding: FileEncoding
     dtype: DType | None
     moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class QuantizeTarget:
     """Where the result of a node goes: one Q, or why there is none that fits.
 
     Attributes:
@@ -58,13 +58,13 @@ class Target:
         floating: True where no QuantizeLinear reads the result at all.
     """
 
-    encoding: Encoding | None
+    encoding: FileEncoding | None
     dtype: DType | None = None
     problem: str = ""
     floating: bool = False
 
 
-def source(view: FileView, tensor: str) -> Source | None:
+def source(view: FileView, tensor: str) -> DequantizeSource | None:
     """Returns the DQ that feeds an operand, behind movers where a DQ is pushed past them."""
     readers = len(view.consumers(tensor))
     moved = False
@@ -78,7 +78,7 @@ def source(view: FileView, tensor: str) -> Source | None:
                 pair = pair and not view.is_constant(found.node.input(0))
             else:
                 pair = True
-            return Source(found, on_x86(found, readers) if pair else found.dtype, moved)
+            return DequantizeSource(found, on_x86(found, readers) if pair else found.dtype, moved)
         node = view.producer(tensor)
         if node is not None and node.op == "Transpose" and view.is_constant(tensor):
             tensor = node.input(0)  # transposed weights: the transpose optimizer swaps the two
@@ -92,7 +92,7 @@ def source(view: FileView, tensor: str) -> Source | None:
     return None
 
 
-def on_x86(found: Encoding, readers: int) -> DType | None:
+def on_x86(found: FileEncoding, readers: int) -> DType | None:
     """Returns the stored type after qdq_s8_to_u8.cc.
 
     On x86 a pair of int8 Q and DQ becomes uint8 where one operator reads it; a pair with more
@@ -110,7 +110,7 @@ def _dequantized_readers(view: FileView, stored: str) -> int:
     return count
 
 
-def target(view: FileView, tensor: str) -> Target:
+def target(view: FileView, tensor: str) -> QuantizeTarget:
     """Returns the Q that the result ``tensor`` goes to, behind clamps that it makes redundant."""
     passed: list[tuple[str, FileNode]] = []
     while tensor not in view.known_targets and (node := _passed(view, tensor)) is not None:
@@ -137,25 +137,27 @@ def _passed(view: FileView, tensor: str) -> FileNode | None:
     return node if node.op in _CLAMPS or propagates(view, node) else None
 
 
-def _target(view: FileView, tensor: str) -> Target:
+def _target(view: FileView, tensor: str) -> QuantizeTarget:
     """Returns the Q that reads ``tensor`` itself, or why there is none."""
     readers = view.consumers(tensor)
     found = view.quantized(tensor)
     if not found:
         names = sorted({node.op for node, _ in readers}) or ["the graph's output"]
         problem = f"no QuantizeLinear reads its result '{tensor}', which goes to {', '.join(names)}"
-        return Target(None, problem=problem, floating=True)
+        return QuantizeTarget(None, problem=problem, floating=True)
     if tensor in view.outputs:
-        return Target(None, problem=f"its result '{tensor}' is an output of the graph as well")
+        return QuantizeTarget(
+            None, problem=f"its result '{tensor}' is an output of the graph as well"
+        )
     if len(found) < len(readers):
         others = sorted({node.op for node, _ in readers if not is_quantize(node)})
         problem = f"{', '.join(others)} reads its float result '{tensor}' as well"
-        return Target(None, problem=problem)
+        return QuantizeTarget(None, problem=problem)
     if any(not first.same_mapping(found[0]) for first in found[1:]):
         problem = f"its result '{tensor}' is quantized in {len(found)} different ways"
-        return Target(None, problem=problem)
+        return QuantizeTarget(None, problem=problem)
     readers = sum(_dequantized_readers(view, e.node.output) for e in found)
-    return Target(found[0], on_x86(found[0], readers))
+    return QuantizeTarget(found[0], on_x86(found[0], readers))
 
 
 def bias_add(view: FileView, node: FileNode) -> FileNode | None:
@@ -182,19 +184,19 @@ def result_of(view: FileView, node: FileNode) -> str:
     return node.output if add is None else add.output
 
 
-def redundant(view: FileView, node: FileNode) -> Encoding | None:
+def redundant(view: FileView, node: FileNode) -> FileEncoding | None:
     """Returns the Q that makes a Relu or Clip redundant, if one does."""
     behind = target(view, node.output).encoding
     active = None if behind is None else active_ends(view, node, behind)
     return behind if active == (False, False) else None
 
 
-def _before_clamp(view: FileView, node: FileNode, behind: Target) -> Target:
+def _before_clamp(view: FileView, node: FileNode, behind: QuantizeTarget) -> QuantizeTarget:
     """Returns what the result goes to that a clamp reads, from what the clamp's result goes to."""
     if behind.encoding is None or active_ends(view, node, behind.encoding) == (False, False):
         return behind
     low, high = clamp_bounds(view, node)
-    return Target(
+    return QuantizeTarget(
         None,
         problem=f"{node.op} '{node.name}' to {low} .. {high} stands before its QuantizeLinear "
         f"(zero point {behind.encoding.zero()}), whose range does not imply it",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qdqbridge.onnx_io.profiles.file_view import FileNode, FileView
-from qdqbridge.onnx_io.profiles.finding import Effect, Reason, Rule
+from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Reason
 from qdqbridge.onnx_io.profiles.shared_rules import (
     constant_positive_scale,
     encoding_of,
@@ -46,17 +46,17 @@ def _since(view: FileView, node: FileNode) -> Reason | None:
 
 _IDIOMS = "measured on the exports of ten producers"
 
-RULES: tuple[Rule, ...] = (
-    Rule("onnx-domain", "Q and DQ", onnx_domain, "ONNX operator list", Effect.REFUSED,
+RULES: tuple[Demand, ...] = (
+    Demand("onnx-domain", "Q and DQ", onnx_domain, "ONNX operator list", Effect.REFUSED,
          "use ONNX's own operators"),
-    Rule("declared-opset", "Q and DQ", _since, "ONNX: versions of QuantizeLinear", Effect.REFUSED,
+    Demand("declared-opset", "Q and DQ", _since, "ONNX: versions of QuantizeLinear", Effect.REFUSED,
          "declare a newer opset"),
-    Rule("constant-positive-scale", "Q and DQ", constant_positive_scale, _IDIOMS, Effect.REFUSED,
+    Demand("constant-positive-scale", "Q and DQ", constant_positive_scale, _IDIOMS, Effect.REFUSED,
          "write scales as initializers"),
-    Rule("explicit-zero-point", "Q and DQ", explicit_zero_point, "openvino#28562", Effect.REFUSED,
+    Demand("explicit-zero-point", "Q and DQ", explicit_zero_point, "openvino#28562", Effect.REFUSED,
          "write the zero point"),
-    Rule("rank-0-parameters", "per-tensor Q and DQ", _rank, "apache/tvm#13545; " + _IDIOMS,
+    Demand("rank-0-parameters", "per-tensor Q and DQ", _rank, "apache/tvm#13545; " + _IDIOMS,
          Effect.REFUSED, "reshape scale and zero point to rank 0"),
-    Rule("positive-axis", "Q and DQ", _axis, _IDIOMS, Effect.REFUSED,
+    Demand("positive-axis", "Q and DQ", _axis, _IDIOMS, Effect.REFUSED,
          "count the axis from the front"),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from qdqbridge.onnx_io.profiles.finding import Rule
+from qdqbridge.onnx_io.profiles.finding import Demand
 
 
 class Clamp(Enum):
@@ -38,7 +38,7 @@ class Older:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class ExportProfile:
     """How to spell what ONNX allows to spell in several ways, and what the runtime demands.
 
     Attributes:
@@ -59,7 +59,7 @@ class Profile:
     name: str
     runtime: str
     clamp: Clamp
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[Demand, ...] = ()
     bias: Bias = Bias.AS_READ
     recentered: bool = False
     contrib: bool = False

@@ -10,7 +10,7 @@ import numpy as np
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.profiles.file_view import FileNode, FileView, is_dequantize
-from qdqbridge.onnx_io.profiles.finding import Effect, Reason, Rule
+from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Reason
 from qdqbridge.onnx_io.profiles.islands import islands_of
 from qdqbridge.onnx_io.profiles.shared_rules import (
     active_ends,
@@ -134,27 +134,27 @@ def _clip_behind(view: FileView, node: FileNode) -> Reason | None:
 _DOCS = "onnxruntime, QNN Execution Provider"
 _HEXAGON = "onnxruntime-qnn 2.7.0, host build of Hexagon: not taken, or up to 254 LSB wrong"
 
-RULES: tuple[Rule, ...] = (
-    Rule("contrib-domain", "Q and DQ of 16 and 4 bits", _domain, "ONNX: QuantizeLinear-21",
+RULES: tuple[Demand, ...] = (
+    Demand("contrib-domain", "Q and DQ of 16 and 4 bits", _domain, "ONNX: QuantizeLinear-21",
          Effect.REFUSED, "use com.microsoft, or declare opset 21"),
-    Rule("storage", "Q and DQ", storage(_ACTIVATIONS, (*_ACTIVATIONS, *_NARROW, DType.INT32)),
+    Demand("storage", "Q and DQ", storage(_ACTIVATIONS, (*_ACTIVATIONS, *_NARROW, DType.INT32)),
          _DOCS, Effect.REFUSED, "use 8 or 16 bits for activations"),
-    Rule("constant-positive-scale", "Q and DQ", constant_positive_scale, _DOCS, Effect.REFUSED,
+    Demand("constant-positive-scale", "Q and DQ", constant_positive_scale, _DOCS, Effect.REFUSED,
          "write scales as initializers"),
-    Rule("per-tensor-activations", "Q and DQ of activations", per_tensor_activations, _DOCS,
+    Demand("per-tensor-activations", "Q and DQ of activations", per_tensor_activations, _DOCS,
          Effect.REFUSED, "use one scale per activation"),
-    Rule("symmetric-per-channel", "DQ of per-channel constants", _symmetric_channels,
+    Demand("symmetric-per-channel", "DQ of per-channel constants", _symmetric_channels,
          "microsoft/onnxruntime#20154", Effect.REFUSED, "use int8 with zero point 0"),
-    Rule("weight-axis", "per-channel weights", weight_axis({"Conv": 0, "ConvTranspose": 1}),
+    Demand("weight-axis", "per-channel weights", weight_axis({"Conv": 0, "ConvTranspose": 1}),
          "microsoft/onnxruntime#20154", Effect.REFUSED, "use the axis of the output channels"),
-    Rule("bias-int32", "Conv, ConvTranspose, Gemm", _bias, "microsoft/onnxruntime#26709",
+    Demand("bias-int32", "Conv, ConvTranspose, Gemm", _bias, "microsoft/onnxruntime#26709",
          Effect.FLOAT, "quantize the bias to int32, scale x * scale w"),
-    Rule("no-blocks", "DQ of weights", _no_blocks, "onnxruntime-qnn#650", Effect.FLOAT,
+    Demand("no-blocks", "DQ of weights", _no_blocks, "onnxruntime-qnn#650", Effect.FLOAT,
          "use per-channel scales"),
-    Rule("whole-node-unit", "float compute between DQ and Q", _node_unit, _DOCS, Effect.FLOAT,
+    Demand("whole-node-unit", "float compute between DQ and Q", _node_unit, _DOCS, Effect.FLOAT,
          "quantize every operand and the result"),
-    Rule("clamp-behind-pair", "Relu and Clip behind an operator", _clamp_before, _HEXAGON,
+    Demand("clamp-behind-pair", "Relu and Clip behind an operator", _clamp_before, _HEXAGON,
          Effect.REFUSED, "quantize the result, dequantize it, clamp, and quantize again"),
-    Rule("clip-of-two-ends", "Clip between DQ and Q", _clip_behind, _HEXAGON,
+    Demand("clip-of-two-ends", "Clip between DQ and Q", _clip_behind, _HEXAGON,
          Effect.REFUSED, "use Relu, or Max and Min with dequantized numbers"),
 )  # fmt: skip

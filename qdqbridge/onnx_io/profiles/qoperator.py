@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.profiles.file_view import FileNode, FileView
-from qdqbridge.onnx_io.profiles.finding import Effect, Reason, Rule
+from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Reason
 from qdqbridge.onnx_io.profiles.islands import islands_of
 from qdqbridge.onnx_io.profiles.ort_fusion import redundant
 
@@ -43,10 +43,10 @@ def _none(view: FileView, node: FileNode) -> Reason | None:
     return Reason(f"there is no exact QLinear form of {node.op}", (node.output,))
 
 
-RULES: tuple[Rule, ...] = (
-    Rule("qlinear-form", "operators with a QLinear form", _form,
+RULES: tuple[Demand, ...] = (
+    Demand("qlinear-form", "operators with a QLinear form", _form,
          "ONNX QLinearConv, QLinearMatMul; onnxruntime ContribOperators.md", Effect.FLOAT,
          "export with --profile qoperator"),
-    Rule("integer-kernel", "float compute between DQ and Q", _none,
+    Demand("integer-kernel", "float compute between DQ and Q", _none,
          "onnxruntime ContribOperators.md", Effect.NO_KERNEL, "accept one float operator"),
 )  # fmt: skip

@@ -8,7 +8,7 @@ import numpy as np
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.profiles.file_view import (
-    Encoding,
+    FileEncoding,
     FileNode,
     FileView,
     is_dequantize,
@@ -19,7 +19,7 @@ from qdqbridge.onnx_io.profiles.finding import Check, Reason
 WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
-def encoding_of(view: FileView, node: FileNode) -> Encoding | None:
+def encoding_of(view: FileView, node: FileNode) -> FileEncoding | None:
     """Returns the parameters of a Q or DQ node that runs, None for any other node."""
     if is_dequantize(node) or (is_quantize(node) and not view.is_constant(node.input(0))):
         return view.encoding(node)
@@ -121,7 +121,7 @@ def weight_axis(axis_of: dict[str, int]) -> Check:
     return check
 
 
-def bias_ratio(x: Encoding, w: Encoding, bias: Encoding) -> float | None:
+def bias_ratio(x: FileEncoding, w: FileEncoding, bias: FileEncoding) -> float | None:
     """Returns the scale of a bias over ``scale x * scale w`` where that is farthest from 1.
 
     None where it is not known.
@@ -166,7 +166,7 @@ def clamp_bounds(view: FileView, node: FileNode) -> tuple[float | None, float | 
     return bounds[0], bounds[1]
 
 
-def active_ends(view: FileView, node: FileNode, found: Encoding) -> tuple[bool, bool] | None:
+def active_ends(view: FileView, node: FileNode, found: FileEncoding) -> tuple[bool, bool] | None:
     """Returns which ends of a Relu or Clip lie inside the range of a Q; None where unknown."""
     low, high = clamp_bounds(view, node)
     if low is None or high is None or found.dtype is None or found.scale is None:

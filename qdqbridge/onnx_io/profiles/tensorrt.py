@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.profiles.file_view import FileNode, FileView, is_dequantize
-from qdqbridge.onnx_io.profiles.finding import Effect, Reason, Rule
+from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Reason
 from qdqbridge.onnx_io.profiles.shared_rules import (
     WEIGHTED,
     both_or_none,
@@ -69,28 +69,28 @@ def _residual(view: FileView, node: FileNode) -> Reason | None:
 
 _TYPES = "onnx-tensorrt operators.md; NVIDIA/TensorRT#2774, #4698"
 
-RULES: tuple[Rule, ...] = (
-    Rule("onnx-domain", "Q and DQ", onnx_domain, "onnx-tensorrt operators.md", Effect.REFUSED,
+RULES: tuple[Demand, ...] = (
+    Demand("onnx-domain", "Q and DQ", onnx_domain, "onnx-tensorrt operators.md", Effect.REFUSED,
          "declare opset 21 for 16-bit and 4-bit types"),
-    Rule("signed-8-bit", "Q and DQ",
+    Demand("signed-8-bit", "Q and DQ",
          storage(_ACTIVATIONS, (*_ACTIVATIONS, *_FOUR_BITS, DType.INT32)),
          _TYPES, Effect.REFUSED, "quantize activations symmetrically to int8"),
-    Rule("zero-point-0", "Q and DQ", _symmetric, _TYPES, Effect.REFUSED,
+    Demand("zero-point-0", "Q and DQ", _symmetric, _TYPES, Effect.REFUSED,
          "quantize symmetrically"),
-    Rule("float-bias", "DQ", _float_bias, "onnx-tensorrt#850; microsoft/onnxruntime#14229",
+    Demand("float-bias", "DQ", _float_bias, "onnx-tensorrt#850; microsoft/onnxruntime#14229",
          Effect.REFUSED, "leave the bias in float"),
-    Rule("constant-positive-scale", "Q and DQ", constant_positive_scale,
+    Demand("constant-positive-scale", "Q and DQ", constant_positive_scale,
          "NVIDIA, Explicit Quantization", Effect.REFUSED, "write scales as initializers"),
-    Rule("per-tensor-activations", "Q and DQ of activations", per_tensor_activations,
+    Demand("per-tensor-activations", "Q and DQ of activations", per_tensor_activations,
          "NVIDIA, Working with Quantized Types", Effect.REFUSED, "use one scale per activation"),
-    Rule("blocks-of-4-bits", "Q and DQ", _blocks, "NVIDIA, Working with Quantized Types",
+    Demand("blocks-of-4-bits", "Q and DQ", _blocks, "NVIDIA, Working with Quantized Types",
          Effect.REFUSED, "use per-channel scales"),
-    Rule("weight-axis", "per-channel weights", weight_axis({"Conv": 0, "ConvTranspose": 0}),
+    Demand("weight-axis", "per-channel weights", weight_axis({"Conv": 0, "ConvTranspose": 0}),
          "NVIDIA/TensorRT#2380, #1694, #1699", Effect.REFUSED,
          "use per-tensor weights for ConvTranspose, output channels elsewhere"),
-    Rule("both-operands-quantized", "Conv, ConvTranspose, Gemm, MatMul", both_or_none,
+    Demand("both-operands-quantized", "Conv, ConvTranspose, Gemm, MatMul", both_or_none,
          "NVIDIA, Explicit Quantization", Effect.FLOAT, "quantize both operands"),
-    Rule("no-q-before-residual-add", "weighted operators before Add", _residual,
+    Demand("no-q-before-residual-add", "weighted operators before Add", _residual,
          "NVIDIA, Explicit Quantization: Q/DQ placement", Effect.FLOAT,
          "quantize only the skip branch of the Add"),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from onnx import ModelProto
 
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
-from qdqbridge.onnx_io.profiles import Effect, Profile, profile_of
+from qdqbridge.onnx_io.profiles import Effect, ExportProfile, profile_of
 from qdqbridge.onnx_io.profiles.checker import check_model
 from qdqbridge.onnx_io.profiles.recentering import recentered, unsigned
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
@@ -71,7 +71,7 @@ def to_proto(graph: Graph, profile: str = "ort") -> ModelProto:
     return model
 
 
-def _unsigned(graph: Graph, profile: Profile) -> Graph:
+def _unsigned(graph: Graph, profile: ExportProfile) -> Graph:
     if profile.recentered:
         raise UnsupportedTargetError(
             f"{profile.runtime} cannot take uint8 activations",
@@ -82,7 +82,7 @@ def _unsigned(graph: Graph, profile: Profile) -> Graph:
     return unsigned(graph)
 
 
-def _refuse_what_breaks(model: ModelProto, sheet: Sheet, profile: Profile, name: str) -> None:
+def _refuse_what_breaks(model: ModelProto, sheet: Sheet, profile: ExportProfile, name: str) -> None:
     """Raises the complete list of what the profile's runtime would refuse."""
     found = check_model(_light(model, sheet), profile, folder=Path(), file=name or "graph")
     refused = [finding for finding in found if finding.effect is Effect.REFUSED]
@@ -113,7 +113,7 @@ def _light(model: ModelProto, sheet: Sheet) -> ModelProto:
     return light
 
 
-def _sheet(graph: Graph, profile: Profile) -> Sheet:
+def _sheet(graph: Graph, profile: ExportProfile) -> Sheet:
     graph = recentered(graph) if profile.recentered else graph
     opset = choose_opset(graph, contrib=profile.contrib, known=profile.newest)
     sheet = _filled(graph, profile, opset)
@@ -133,7 +133,7 @@ def _sheet(graph: Graph, profile: Profile) -> Sheet:
     return _filled(graph, profile, older)
 
 
-def _filled(graph: Graph, profile: Profile, opset: int) -> Sheet:
+def _filled(graph: Graph, profile: ExportProfile, opset: int) -> Sheet:
     sheet = Sheet(imports=imports_of(graph, opset))
     contrib = profile.contrib and needs_contrib(graph, opset)
     if contrib:

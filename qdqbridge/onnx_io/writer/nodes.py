@@ -23,12 +23,12 @@ from qdqbridge.onnx_io.writer.rows import (
 )
 from qdqbridge.onnx_io.writer.sheet import NodeRow, output_type, plain_type
 from qdqbridge.onnx_io.writer.simulated import simulated_row
-from qdqbridge.onnx_io.writer.spelled import (
+from qdqbridge.onnx_io.writer.variants import (
     add_behind,
     adds_behind,
     dense_rows,
+    file_variant,
     is_product_of_rows,
-    respelled,
 )
 from qdqbridge.ops.composition import CompositionAttrs
 from qdqbridge.ops.simulated import SimulatedAttrs
@@ -73,7 +73,7 @@ class NodeWriter(RowWriter):
     def _compute(self, node: Node) -> None:
         behind = adds_behind(node)
         operands = node.inputs[:_BIAS] if behind else node.inputs
-        encoded = encode(*respelled(node), operands, self.opset)
+        encoded = encode(*file_variant(node), operands, self.opset)
         dtype, quantized = real_dtype(node), is_quantized(node)
         name, metadata = self.identity(node, f"{self.tensors.of(node.output)}_{node.op.name}")
         inputs: list[str] = []

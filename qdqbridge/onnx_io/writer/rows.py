@@ -14,7 +14,7 @@ from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, TensorType
-from qdqbridge.onnx_io.profiles.profile import Bias, Profile
+from qdqbridge.onnx_io.profiles.profile import Bias, ExportProfile
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
 from qdqbridge.onnx_io.writer.names import Names, TensorNames, stem
 from qdqbridge.onnx_io.writer.sheet import NodeRow, Sheet
@@ -35,7 +35,7 @@ class RowWriter:
     """
 
     def __init__(
-        self, graph: Graph, opset: int, profile: Profile, sheet: Sheet, domain: str = ""
+        self, graph: Graph, opset: int, profile: ExportProfile, sheet: Sheet, domain: str = ""
     ) -> None:
         self.opset, self.profile, self.sheet, self.domain = opset, profile, sheet, domain
         self.tensors = TensorNames(graph)
@@ -76,12 +76,12 @@ class RowWriter:
 
     def bias(self, value: Value, dtype: DType) -> str:
         """Returns the tensor of a bias: the file's own float numbers where it had some."""
-        spelling = self.profile.bias
-        if spelling is Bias.FLOAT and value.constant is not None and value.quant is not None:
+        variant = self.profile.bias
+        if variant is Bias.FLOAT and value.constant is not None and value.quant is not None:
             params = value.quant.params
             real = value.constant.map(lambda a: dequantize(a, params), dtype=DType.FLOAT32)
             return self._cast(value.written or real, value, dtype)
-        if value.written is not None and spelling is not Bias.INT32:
+        if value.written is not None and variant is not Bias.INT32:
             return self._cast(value.written, value, dtype)
         return self.converted(value, dtype)
 

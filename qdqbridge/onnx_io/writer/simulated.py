@@ -38,9 +38,9 @@ def simulated_row(writer: RowWriter, node: Node) -> None:
     condition = writer.free.take(f"{names[1]}_condition")
     bool_ = {"to": TensorProto.BOOL}
     writer.sheet.nodes.append(NodeRow("Cast", [names[1]], [condition], bool_, f"{name}_Cast"))
-    body = _Body(writer, output)
+    body = _BranchBody(writer, output)
     body.rounded(names, node.attributes.axis, x.rank or 0)
-    other = _Body(writer, output)
+    other = _BranchBody(writer, output)
     other.add("Identity", [names[0]], "same")
     proto = helper.make_node(
         "If", [condition], [output], then_branch=body.graph(x.rank), else_branch=other.graph(x.rank)
@@ -49,7 +49,7 @@ def simulated_row(writer: RowWriter, node: Node) -> None:
     writer.sheet.types[output] = TensorType(node.output.type.dtype, node.output.type.shape)
 
 
-class _Body:
+class _BranchBody:
     """A branch: nodes that read tensors around it, and initializers of the whole model."""
 
     def __init__(self, writer: RowWriter, stem: str) -> None:

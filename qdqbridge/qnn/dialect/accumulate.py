@@ -9,7 +9,7 @@ from tvm import te
 from qdqbridge.qnn.dialect.arithmetic import Prim
 from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.op import Attribute
-from qdqbridge.qnn.dialect.site import Site
+from qdqbridge.qnn.dialect.site import DialectSite
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.ranges import is_code
 
@@ -24,7 +24,7 @@ SIX = (
 )
 
 
-def check_operands(site: Site) -> str:
+def check_operands(site: DialectSite) -> str:
     """Checks the types of both operands and ``out_dtype``, which is returned."""
     for index in (0, 1):
         if not is_code(site.dtype(index)):

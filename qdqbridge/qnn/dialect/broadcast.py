@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from qdqbridge.qnn.dialect.arithmetic import Prim
-from qdqbridge.qnn.dialect.site import Extent, Site
+from qdqbridge.qnn.dialect.site import DialectSite, Extent
 from qdqbridge.qnn.dialect.tir import analyzer, tirx
 
 
@@ -28,7 +28,7 @@ def _equal(a: Extent, b: Extent) -> bool:
     return analyzer().can_prove_equal(a, b)
 
 
-def broadcast_shape(site: Site, *shapes: Sequence[Extent]) -> list[Extent]:
+def broadcast_shape(site: DialectSite, *shapes: Sequence[Extent]) -> list[Extent]:
     """Returns the common shape.
 
     Raises:

@@ -10,11 +10,11 @@ from tvm import topi
 
 from qdqbridge.qnn.dialect.op import Attribute, QnnOp
 from qdqbridge.qnn.dialect.quantize import REQUANTIZE
-from qdqbridge.qnn.dialect.site import Site, TensorType
+from qdqbridge.qnn.dialect.site import DialectSite, ResultType
 from qdqbridge.qnn.ranges import is_code
 
 
-def _fields(site: Site, index: int) -> list[Any]:
+def _fields(site: DialectSite, index: int) -> list[Any]:
     """Returns the members of a tuple argument."""
     fields = site.host.fields(site.args[index])
     if fields is None:
@@ -22,7 +22,7 @@ def _fields(site: Site, index: int) -> list[Any]:
     return fields
 
 
-def _types(site: Site, index: int) -> list[Any]:
+def _types(site: DialectSite, index: int) -> list[Any]:
     """Returns the types of the members of a tuple argument."""
     types = site.host.field_types(site.types[index])
     if types is None:
@@ -30,7 +30,7 @@ def _types(site: Site, index: int) -> list[Any]:
     return types
 
 
-def _infer(site: Site) -> TensorType:
+def _infer(site: DialectSite) -> ResultType:
     data, scales, zero_points = (_types(site, index) for index in range(3))
     if not data or len(data) != len(scales) or len(data) != len(zero_points):
         site.fail(
@@ -49,10 +49,10 @@ def _infer(site: Site) -> TensorType:
                 site.expect_equal(a, b, f"axis {d} of data[0] and data[{i}]")
         extent = extent + other[axis]
     site.expect_params(3, 4)
-    return TensorType.of([*shape[:axis], extent, *shape[axis + 1 :]], dtype)
+    return ResultType.of([*shape[:axis], extent, *shape[axis + 1 :]], dtype)
 
 
-def _lower(site: Site) -> Any:
+def _lower(site: DialectSite) -> Any:
     scale, zero_point = site.constant(3), site.constant(4)
     members = zip(*(_fields(site, index) for index in range(3)), strict=True)
     types = list(zip(*(_types(site, index) for index in range(3)), strict=True))
@@ -71,7 +71,7 @@ def _lower(site: Site) -> Any:
     return site.call_te("qnn_concatenate", concatenate, parts)
 
 
-def _recoded(site: Site, args: Sequence[Any], types: Sequence[Any]) -> Any:
+def _recoded(site: DialectSite, args: Sequence[Any], types: Sequence[Any]) -> Any:
     attrs = REQUANTIZE.complete({"out_dtype": site.tensor_of(types[0], "data")[1]})
     nested = site.nested(
         REQUANTIZE.name,

@@ -22,13 +22,13 @@ from qdqbridge.qnn.dialect.accumulate import (
 )
 from qdqbridge.qnn.dialect.arithmetic import Prim, entry
 from qdqbridge.qnn.dialect.kernel import BLOCK, stage
-from qdqbridge.qnn.dialect.layout import SPATIAL, Layout, data_layout, kernel_layout
+from qdqbridge.qnn.dialect.layout import SPATIAL, AxisLayout, data_layout, kernel_layout
 from qdqbridge.qnn.dialect.op import Attribute, QnnOp
-from qdqbridge.qnn.dialect.site import Extent, Site, TensorType
+from qdqbridge.qnn.dialect.site import DialectSite, Extent, ResultType
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ConvolutionWindow:
     """The decoded attributes of a convolution with ``rank`` spatial axes."""
 
     strides: tuple[int, ...]
@@ -37,8 +37,8 @@ class Window:
     end: tuple[int, ...]
     groups: int
     out_dtype: str
-    data: Layout
-    kernel: Layout
+    data: AxisLayout
+    kernel: AxisLayout
 
     @property
     def rank(self) -> int:
@@ -46,7 +46,7 @@ class Window:
         return len(self.strides)
 
 
-def spread(site: Site, name: str, rank: int) -> tuple[int, ...]:
+def spread(site: DialectSite, name: str, rank: int) -> tuple[int, ...]:
     """Returns an attribute with one positive entry per spatial axis; one entry serves all."""
     value = site.attr(name)
     values = (value,) if isinstance(value, int) else tuple(value)
@@ -56,7 +56,7 @@ def spread(site: Site, name: str, rank: int) -> tuple[int, ...]:
     return values
 
 
-def padding(site: Site, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def padding(site: DialectSite, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the padding before and after; Relay's forms (1, ``rank`` or 2 ``rank`` entries)."""
     value = site.attr("padding")
     values = (value,) if isinstance(value, int) else tuple(value)
@@ -67,11 +67,11 @@ def padding(site: Site, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return values[:rank], values[rank:]
 
 
-def decode_window(site: Site, rank: int, *, transposed: bool) -> Window:
+def decode_window(site: DialectSite, rank: int, *, transposed: bool) -> ConvolutionWindow:
     """Returns the checked attributes of a convolution with ``rank`` spatial axes."""
     out_dtype = check_operands(site)
     begin, end = padding(site, rank)
-    window = Window(
+    window = ConvolutionWindow(
         spread(site, "strides", rank),
         spread(site, "dilation", rank),
         begin,
@@ -86,7 +86,7 @@ def decode_window(site: Site, rank: int, *, transposed: bool) -> Window:
     return window
 
 
-def check_attributes(site: Site, channels: Extent, kernel: Sequence[Extent]) -> None:
+def check_attributes(site: DialectSite, channels: Extent, kernel: Sequence[Extent]) -> None:
     """Checks Relay's redundant attributes (empty or 0 where they are left out)."""
     stated = site.attr("kernel_size")
     if stated:
@@ -96,7 +96,7 @@ def check_attributes(site: Site, channels: Extent, kernel: Sequence[Extent]) -> 
         site.expect_equal(site.attr("channels"), channels, "channels and the weight")
 
 
-def operand_shapes(site: Site, window: Window) -> tuple[list[Extent], list[int]]:
+def operand_shapes(site: DialectSite, window: ConvolutionWindow) -> tuple[list[Extent], list[int]]:
     """Returns the channels-first extents of data and weight after checking their rank."""
     rank = window.rank + 2
     x = window.data.logical(site.expect_rank(0, rank))
@@ -130,7 +130,7 @@ class _Weight:
         return channel // self.multiplier, channel % self.multiplier
 
 
-def _weight(site: Site, channels: Extent, w: Sequence[int], groups: int) -> _Weight:
+def _weight(site: DialectSite, channels: Extent, w: Sequence[int], groups: int) -> _Weight:
     if groups > 1 and w[0] == groups == channels and w[1] > 1:
         return _Weight(w[0] * w[1], 1, tuple(w[2:]), multiplier=w[1])
     site.expect_equal(channels, w[1] * groups, "channels of data and weight")
@@ -139,7 +139,9 @@ def _weight(site: Site, channels: Extent, w: Sequence[int], groups: int) -> _Wei
     return _Weight(w[0], w[1], tuple(w[2:]))
 
 
-def _sizes(extents: Sequence[Extent], window: Window, kernel: Sequence[int]) -> list[Extent]:
+def _sizes(
+    extents: Sequence[Extent], window: ConvolutionWindow, kernel: Sequence[int]
+) -> list[Extent]:
     return [
         (extent + window.begin[i] + window.end[i] - (kernel[i] - 1) * window.dilation[i] - 1)
         // window.strides[i]
@@ -149,7 +151,7 @@ def _sizes(extents: Sequence[Extent], window: Window, kernel: Sequence[int]) -> 
 
 
 def _infer_conv(rank: int) -> Any:
-    def infer(site: Site) -> TensorType:
+    def infer(site: DialectSite) -> ResultType:
         window = decode_window(site, rank, transposed=False)
         x, w = operand_shapes(site, window)
         weight = _weight(site, x[1], w, window.groups)
@@ -158,13 +160,13 @@ def _infer_conv(rank: int) -> Any:
         sizes = _sizes(x[2:], window, w[2:])
         if any(isinstance(size, int) and size < 1 for size in sizes):
             site.fail(f"the kernel {w[2:]} is larger than the padded input {x[2:]}")
-        return TensorType.of(window.data.stored([x[0], weight.out, *sizes]), window.out_dtype)
+        return ResultType.of(window.data.stored([x[0], weight.out, *sizes]), window.out_dtype)
 
     return infer
 
 
 def _lower_conv(rank: int) -> Any:
-    def lower(site: Site) -> Any:
+    def lower(site: DialectSite) -> Any:
         window = decode_window(site, rank, transposed=False)
         shape, stored = operand_shapes(site, window)
         weight = _weight(site, shape[1], stored, window.groups)
@@ -194,7 +196,7 @@ def _lower_conv(rank: int) -> Any:
     return lower
 
 
-def _pointwise(window: Window, kernel: Sequence[int]) -> bool:
+def _pointwise(window: ConvolutionWindow, kernel: Sequence[int]) -> bool:
     """True where output pixels lie in memory as the input pixels they come from."""
     return all(
         values == (1,) * window.rank for values in (window.strides, tuple(kernel))
@@ -202,7 +204,7 @@ def _pointwise(window: Window, kernel: Sequence[int]) -> bool:
 
 
 def _centred_weight(
-    w: te.Tensor, zero_point: te.Tensor, weight: _Weight, layout: Layout
+    w: te.Tensor, zero_point: te.Tensor, weight: _Weight, layout: AxisLayout
 ) -> te.Tensor:
     def element(*i: Prim) -> Prim:
         first, second, *_ = layout.logical(i)
@@ -216,7 +218,7 @@ def correlation(
     data: te.Tensor,
     weight: Callable[[Prim, Prim, Sequence[Prim]], Prim],
     extents: Sequence[int],
-    window: Window,
+    window: ConvolutionWindow,
     sizes: Sequence[Extent],
 ) -> te.Tensor:
     """Returns the sums of padded, centred ``data`` with weights.

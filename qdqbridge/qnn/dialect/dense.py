@@ -11,10 +11,10 @@ from qdqbridge.qnn.dialect.arithmetic import Prim, entry
 from qdqbridge.qnn.dialect.broadcast import broadcast_indices, broadcast_shape
 from qdqbridge.qnn.dialect.kernel import BLOCK, stage
 from qdqbridge.qnn.dialect.op import Attribute, QnnOp
-from qdqbridge.qnn.dialect.site import Site, TensorType
+from qdqbridge.qnn.dialect.site import DialectSite, ResultType
 
 
-def _infer_dense(site: Site) -> TensorType:
+def _infer_dense(site: DialectSite) -> ResultType:
     out = check_operands(site)
     x, w = site.shape(0), site.expect_rank(1, 2)
     if not x:
@@ -23,10 +23,10 @@ def _infer_dense(site: Site) -> TensorType:
     site.expect_params(5, 3, w[0], what="units")
     if site.attr("units"):
         site.expect_equal(site.attr("units"), w[0], "units and the weight")
-    return TensorType.of([*x[:-1], w[0]], out)
+    return ResultType.of([*x[:-1], w[0]], out)
 
 
-def _lower_dense(site: Site) -> Any:
+def _lower_dense(site: DialectSite) -> Any:
     dtype, zero_points = site.attr("out_dtype"), site.vector(3)
     shifted = bool(zero_points.any())
 
@@ -52,7 +52,7 @@ def _lower_dense(site: Site) -> Any:
     return site.reduce_te("qnn_dense", dense, args)
 
 
-def _matrix(site: Site, index: int, name: str) -> list[Any]:
+def _matrix(site: DialectSite, index: int, name: str) -> list[Any]:
     """Returns the shape of an operand with the reduced axis last."""
     shape = site.shape(index)
     if len(shape) < 2:
@@ -61,15 +61,15 @@ def _matrix(site: Site, index: int, name: str) -> list[Any]:
     return shape if site.attr(name) == last else [*shape[:-2], shape[-1], shape[-2]]
 
 
-def _infer_matmul(site: Site) -> TensorType:
+def _infer_matmul(site: DialectSite) -> ResultType:
     out = check_operands(site)
     site.expect_params(5, 3)
     x, y = _matrix(site, 0, "transpose_a"), _matrix(site, 1, "transpose_b")
     site.expect_equal(x[-1], y[-1], "the reduced axes")
-    return TensorType.of([*broadcast_shape(site, x[:-2], y[:-2]), x[-2], y[-2]], out)
+    return ResultType.of([*broadcast_shape(site, x[:-2], y[:-2]), x[-2], y[-2]], out)
 
 
-def _lower_matmul(site: Site) -> Any:
+def _lower_matmul(site: DialectSite) -> Any:
     dtype = site.attr("out_dtype")
     swap_x, swap_y = bool(site.attr("transpose_a")), not site.attr("transpose_b")
 

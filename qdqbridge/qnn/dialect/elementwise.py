@@ -21,7 +21,7 @@ from qdqbridge.qnn.dialect.broadcast import broadcast_indices, broadcast_shape
 from qdqbridge.qnn.dialect.formulas import computable, formula
 from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.op import Attribute, QnnOp
-from qdqbridge.qnn.dialect.site import Site, TensorType
+from qdqbridge.qnn.dialect.site import DialectSite, ResultType
 from qdqbridge.qnn.dialect.tables import index_of, quantize_table, real_codes
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.ranges import is_code
@@ -44,7 +44,7 @@ ATTRIBUTES = (
 )
 
 
-def operand_axis(site: Site, index: int, scale: int, zero_point: int, attribute: str) -> int:
+def operand_axis(site: DialectSite, index: int, scale: int, zero_point: int, attribute: str) -> int:
     """Returns the channel axis of an operand after checking its type and parameters."""
     shape, dtype = site.tensor(index)
     if not is_code(dtype) and dtype != "float32":
@@ -56,7 +56,7 @@ def operand_axis(site: Site, index: int, scale: int, zero_point: int, attribute:
     return axis
 
 
-def result_dtype(site: Site, *operands: int) -> str:
+def result_dtype(site: DialectSite, *operands: int) -> str:
     """Returns ``out_dtype``, by default the type of the first integer operand."""
     stated = site.attr("out_dtype")
     integers = [site.dtype(i) for i in operands if is_code(site.dtype(i))]
@@ -66,12 +66,12 @@ def result_dtype(site: Site, *operands: int) -> str:
     return dtype
 
 
-def _infer(site: Site) -> TensorType:
+def _infer(site: DialectSite) -> ResultType:
     operand_axis(site, 0, 2, 3, "lhs_axis")
     operand_axis(site, 1, 4, 5, "rhs_axis")
     site.expect_params(6, 7)
     shape = broadcast_shape(site, site.shape(0), site.shape(1))
-    return TensorType.of(shape, result_dtype(site, 0, 1))
+    return ResultType.of(shape, result_dtype(site, 0, 1))
 
 
 def operand(
@@ -91,7 +91,7 @@ def operand(
 
 
 def _lower(row: Operator) -> Any:
-    def lower(site: Site) -> Any:
+    def lower(site: DialectSite) -> Any:
         lhs_axis = operand_axis(site, 0, 2, 3, "lhs_axis")
         rhs_axis = operand_axis(site, 1, 4, 5, "rhs_axis")
         out = result_dtype(site, 0, 1)
@@ -126,7 +126,7 @@ def _number(value: float) -> Prim:
     return tirx.const(value, "float32")
 
 
-def _lower_power(site: Site) -> Any:
+def _lower_power(site: DialectSite) -> Any:
     """A table over the base's codes (constant exponent), or over pairs of 8-bit codes."""
     for index in (0, 1):
         if site.vector(2 + 2 * index).size > 1:
@@ -159,16 +159,16 @@ def _lower_power(site: Site) -> Any:
     return site.call_te("qnn_power", power, [*site.args[:2], site.const(table, out)])
 
 
-def _infer_where(site: Site) -> TensorType:
+def _infer_where(site: DialectSite) -> ResultType:
     site.expect_dtype(0, "bool")
     for index, attribute in ((1, "lhs_axis"), (2, "rhs_axis")):
         operand_axis(site, index, 2 * index + 1, 2 * index + 2, attribute)
     site.expect_params(7, 8)
     shape = broadcast_shape(site, *(site.shape(index) for index in range(3)))
-    return TensorType.of(shape, result_dtype(site, 1, 2))
+    return ResultType.of(shape, result_dtype(site, 1, 2))
 
 
-def _lower_where(site: Site) -> Any:
+def _lower_where(site: DialectSite) -> Any:
     axes = [operand_axis(site, 1, 3, 4, "lhs_axis"), operand_axis(site, 2, 5, 6, "rhs_axis")]
     out = result_dtype(site, 1, 2)
 

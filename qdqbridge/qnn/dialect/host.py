@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from qdqbridge.qnn.dialect.site import Site
+    from qdqbridge.qnn.dialect.site import DialectSite
 
 
-class Host(Protocol):
+class DialectHost(Protocol):
     """An IR with tensors, tuples, constants and calls of TE functions: Relax or Relay."""
 
     bind_hint: str
@@ -44,7 +44,7 @@ class Host(Protocol):
 
     def call_te(
         self,
-        site: Site,
+        site: DialectSite,
         name: str,
         function: Callable[..., Any],
         args: Sequence[Any],

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qdqbridge.qnn.dialect.site import Site
+from qdqbridge.qnn.dialect.site import DialectSite
 
 SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 """Letters of the spatial axes, by their number."""
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class AxisLayout:
     """Where the axes of the channels-first form lie.
 
     Attributes:
@@ -40,18 +40,18 @@ class Layout:
         return [logical[self.axes.index(axis)] for axis in range(len(self.axes))]
 
 
-def straight(rank: int) -> Layout:
+def straight(rank: int) -> AxisLayout:
     """Returns the layout of a channels-first tensor with ``rank`` axes."""
-    return Layout(tuple(range(rank)))
+    return AxisLayout(tuple(range(rank)))
 
 
-def data_layout(site: Site, name: str, spatial: int) -> Layout:
+def data_layout(site: DialectSite, name: str, spatial: int) -> AxisLayout:
     """Returns the layout that attribute ``name`` states for data, ``NCHW`` or ``NHWC``."""
     letters = SPATIAL[spatial]
     return _layout(site, name, "NC" + letters, ("NC" + letters, "N" + letters + "C"))
 
 
-def kernel_layout(site: Site, spatial: int, *, transposed: bool) -> Layout:
+def kernel_layout(site: DialectSite, spatial: int, *, transposed: bool) -> AxisLayout:
     """Returns the layout of a weight; its channels-first form is ``OIHW``, transposed ``IOHW``.
 
     Every order in which the spatial axes stay together and in order is supported.
@@ -66,8 +66,8 @@ def kernel_layout(site: Site, spatial: int, *, transposed: bool) -> Layout:
     return _layout(site, "kernel_layout", outer + letters, orders)
 
 
-def _layout(site: Site, name: str, canonical: str, allowed: Sequence[str]) -> Layout:
+def _layout(site: DialectSite, name: str, canonical: str, allowed: Sequence[str]) -> AxisLayout:
     stated = site.attr(name)
     if stated not in allowed:
         site.fail(f"{name} is {stated}", f"use one of {', '.join(allowed)}")
-    return Layout(tuple(stated.index(letter) for letter in canonical))
+    return AxisLayout(tuple(stated.index(letter) for letter in canonical))

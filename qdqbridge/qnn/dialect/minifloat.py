@@ -22,7 +22,7 @@ from qdqbridge.qnn.dialect.arithmetic import Prim, entry
 from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.op import REQUIRED, Attribute, QnnOp
 from qdqbridge.qnn.dialect.quantize import AXIS
-from qdqbridge.qnn.dialect.site import Site, TensorType
+from qdqbridge.qnn.dialect.site import DialectSite, ResultType
 from qdqbridge.qnn.dialect.tir import tirx
 
 FORMATS = {dtype.label: dtype for dtype in DType if dtype.is_small_float}
@@ -76,34 +76,34 @@ def decoded(dtype: DType) -> NDArray[np.float32]:
     return codes.view(dtype.numpy).astype(np.float32)
 
 
-def _format(site: Site) -> DType:
+def _format(site: DialectSite) -> DType:
     name = site.attr("format")
     if name not in FORMATS:
         site.fail(f"format is {name!r}", f"use one of {', '.join(FORMATS)}")
     return FORMATS[name]
 
 
-def _axis(site: Site) -> int:
+def _axis(site: DialectSite) -> int:
     shape = site.shape(0)
     axis = site.axis(len(shape)) if shape else 0
     site.expect_vector(1, "float32", *(shape[axis : axis + 1] or [1]), what=f"axis {axis}")
     return axis
 
 
-def _infer_quantize(site: Site) -> TensorType:
+def _infer_quantize(site: DialectSite) -> ResultType:
     site.expect_dtype(0, *_FLOATS)
     _format(site)
     _axis(site)
     if site.attr("rounding") not in ROUNDINGS:
         site.fail(f"rounding is {site.attr('rounding')!r}", f"use one of {', '.join(ROUNDINGS)}")
-    return TensorType.of(site.shape(0), "uint8")
+    return ResultType.of(site.shape(0), "uint8")
 
 
-def _infer_dequantize(site: Site) -> TensorType:
+def _infer_dequantize(site: DialectSite) -> ResultType:
     site.expect_dtype(0, "uint8")
     _format(site)
     _axis(site)
-    return TensorType.of(site.shape(0), "float32")
+    return ResultType.of(site.shape(0), "float32")
 
 
 def _bits(value: Prim) -> Prim:
@@ -154,7 +154,7 @@ def _exponent(value: Prim, rounding: str, *, saturate: bool) -> Prim:
     return tirx.Select(whole == _int(_E8M0_NAN), _int(_E8M0_NAN), finite)
 
 
-def _lower_quantize(site: Site) -> Any:
+def _lower_quantize(site: DialectSite) -> Any:
     axis, dtype, rounding = _axis(site), _format(site), site.attr("rounding")
     saturate = bool(site.attr("saturate"))
     unsigned = dtype is DType.FLOAT8_E8M0
@@ -175,7 +175,7 @@ def _lower_quantize(site: Site) -> Any:
     return site.call_te("quantize_minifloat", quantize_minifloat, [site.args[0], scale])
 
 
-def _lower_dequantize(site: Site) -> Any:
+def _lower_dequantize(site: DialectSite) -> Any:
     axis, dtype = _axis(site), _format(site)
     last = _int((1 << dtype.bits) - 1)
 

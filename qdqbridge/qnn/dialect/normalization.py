@@ -23,7 +23,7 @@ from qdqbridge.qnn.dialect.arithmetic import (
 from qdqbridge.qnn.dialect.broadcast import broadcast_indices
 from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.op import Attribute, QnnOp
-from qdqbridge.qnn.dialect.site import Extent, Site, TensorType
+from qdqbridge.qnn.dialect.site import DialectSite, Extent, ResultType
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.dialect.unary import OUT_DTYPE
 from qdqbridge.qnn.ranges import accumulator_dtype, is_code, longest_row, magnitude
@@ -45,7 +45,7 @@ Indices = Sequence[Prim]
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _GroupedElements:
     """How elements are grouped.
 
     Attributes:
@@ -61,27 +61,27 @@ class _Rows:
     centred: bool = True
 
 
-def _layer(site: Site) -> _Rows:
-    return _Rows(site.axis(len(site.shape(0))))
+def _layer(site: DialectSite) -> _GroupedElements:
+    return _GroupedElements(site.axis(len(site.shape(0))))
 
 
-def _rms(site: Site) -> _Rows:
-    return _Rows(site.axis(len(site.shape(0))), centred=False)
+def _rms(site: DialectSite) -> _GroupedElements:
+    return _GroupedElements(site.axis(len(site.shape(0))), centred=False)
 
 
-def _instance(site: Site) -> _Rows:
+def _instance(site: DialectSite) -> _GroupedElements:
     del site
-    return _Rows(2, channels=True)
+    return _GroupedElements(2, channels=True)
 
 
-def _group(site: Site) -> _Rows:
+def _group(site: DialectSite) -> _GroupedElements:
     groups, channels = site.attr("num_groups"), site.shape(0)[1]
     if groups < 1 or not isinstance(channels, int) or channels % groups:
         site.fail(f"{groups} groups do not divide {channels} channels")
-    return _Rows(1, groups=groups, channels=True)
+    return _GroupedElements(1, groups=groups, channels=True)
 
 
-def _count(site: Site, rows: _Rows) -> int | None:
+def _count(site: DialectSite, rows: _GroupedElements) -> int | None:
     """Returns the number of elements of a row; None where only the run knows it."""
     extents = site.shape(0)[rows.first :]
     if not all(isinstance(extent, int) for extent in extents):
@@ -89,8 +89,8 @@ def _count(site: Site, rows: _Rows) -> int | None:
     return int(np.prod(extents, dtype=np.int64)) // (rows.groups or 1)
 
 
-def _infer(decode: Callable[[Site], _Rows], least: int = 2) -> Any:
-    def infer(site: Site) -> TensorType:
+def _infer(decode: Callable[[DialectSite], _GroupedElements], least: int = 2) -> Any:
+    def infer(site: DialectSite) -> ResultType:
         shape, dtype = site.tensor(0)
         if len(shape) < least:
             site.fail(f"data has {len(shape)} axes", f"give it at least {least}")
@@ -104,12 +104,14 @@ def _infer(decode: Callable[[Site], _Rows], least: int = 2) -> Any:
             _check_affine(site, index, shape, rows)
         for pair in ((3, 4), (5, 6), (7, 8), (9, 10)):
             site.expect_params(*pair)
-        return TensorType.of(shape, out)
+        return ResultType.of(shape, out)
 
     return infer
 
 
-def _check_affine(site: Site, index: int, shape: list[Extent], rows: _Rows) -> None:
+def _check_affine(
+    site: DialectSite, index: int, shape: list[Extent], rows: _GroupedElements
+) -> None:
     own, dtype = site.tensor(index)
     label = site.arguments[index]
     if dtype not in ("float32", "int32") and not is_code(dtype):
@@ -126,7 +128,7 @@ def _check_affine(site: Site, index: int, shape: list[Extent], rows: _Rows) -> N
             site.expect_equal(a, b, f"{label} and data")
 
 
-def _row_functions(rows: _Rows, x: te.Tensor) -> tuple[list[Any], Any, Any]:
+def _row_functions(rows: _GroupedElements, x: te.Tensor) -> tuple[list[Any], Any, Any]:
     """Returns the shape of the statistics, ``taps(name) -> (axes, element)`` and ``row_of``."""
     inner = list(x.shape[rows.first :])
     share = int(x.shape[1]) // rows.groups if rows.groups else 0
@@ -152,8 +154,8 @@ def _row_functions(rows: _Rows, x: te.Tensor) -> tuple[list[Any], Any, Any]:
     return lead or [1], taps, row_of if lead else lambda _: [0]
 
 
-def _lower(name: str, decode: Callable[[Site], _Rows]) -> Any:
-    def lower(site: Site) -> Any:
+def _lower(name: str, decode: Callable[[DialectSite], _GroupedElements]) -> Any:
+    def lower(site: DialectSite) -> Any:
         rows, out = decode(site), site.attr("out_dtype") or site.dtype(0)
         count, largest = _count(site, rows), magnitude(site.dtype(0), site.vector(4))
         most = longest_row(site.dtype(0)) if count is None else count
@@ -202,7 +204,7 @@ def _lower(name: str, decode: Callable[[Site], _Rows]) -> Any:
     return lower
 
 
-def _arguments(site: Site, count: int) -> list[Any]:
+def _arguments(site: DialectSite, count: int) -> list[Any]:
     scale = np.float64(site.vector(3)[0])
     epsilon = np.float64(np.float32(site.attr("epsilon")))
     numbers = [np.float64(count), np.float64(count * count), scale * scale, epsilon, scale]
@@ -227,7 +229,7 @@ def _counted(numbers: te.Tensor, extents: Sequence[Prim], groups: int) -> te.Ten
 
 
 def _statistics(
-    rows: _Rows,
+    rows: _GroupedElements,
     shape: list[Any],
     taps: Any,
     code: Callable[[Indices], Prim],
@@ -276,7 +278,7 @@ def _affine(
     i: Indices,
     scale: te.Tensor,
     zero_point: te.Tensor,
-    rows: _Rows,
+    rows: _GroupedElements,
     zero: te.Tensor,
 ) -> Prim:
     """Returns the float32 value of gamma or beta for an element."""
@@ -300,7 +302,7 @@ NINE = (
 )
 
 
-def _infer_batch(site: Site) -> TensorType:
+def _infer_batch(site: DialectSite) -> ResultType:
     shape, dtype = site.tensor(0)
     out = site.attr("out_dtype") or dtype
     if not is_code(dtype) or not is_code(out):
@@ -312,10 +314,10 @@ def _infer_batch(site: Site) -> TensorType:
         site.expect_equal(extent, shape[axis], f"{site.arguments[index]} and axis {axis}")
     site.expect_params(5, 6)
     site.expect_params(7, 8)
-    return TensorType.of(shape, out)
+    return ResultType.of(shape, out)
 
 
-def _lower_batch(site: Site) -> Any:
+def _lower_batch(site: DialectSite) -> Any:
     axis, out = site.axis(len(site.shape(0))), site.attr("out_dtype") or site.dtype(0)
     gamma, beta, mean, variance = (site.vector(index) for index in range(1, 5))
     with np.errstate(all="ignore"):

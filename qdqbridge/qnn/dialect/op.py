@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qdqbridge.errors import GraphError
-from qdqbridge.qnn.dialect.site import Site, TensorType
+from qdqbridge.qnn.dialect.site import DialectSite, ResultType
 
 REQUIRED = object()
 """Default of an attribute that every call must give."""
@@ -28,8 +28,8 @@ class Attribute:
     doc: str
 
 
-Infer = Callable[[Site], TensorType]
-Lower = Callable[[Site], Any]
+Infer = Callable[[DialectSite], ResultType]
+Lower = Callable[[DialectSite], Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from qdqbridge.qnn.dialect.convolution import padding, spread
 from qdqbridge.qnn.dialect.kernel import BLOCK, stage
 from qdqbridge.qnn.dialect.layout import SPATIAL, data_layout
 from qdqbridge.qnn.dialect.op import REQUIRED, Attribute, QnnOp
-from qdqbridge.qnn.dialect.site import Extent, Site, TensorType
+from qdqbridge.qnn.dialect.site import DialectSite, Extent, ResultType
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.dialect.unary import FIVE
 from qdqbridge.qnn.ranges import accumulator_dtype, is_code, magnitude
@@ -29,7 +29,7 @@ OUT_DTYPE = Attribute("out_dtype", "", "type of the result; empty takes the data
 Four = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
-def _result_dtype(site: Site) -> str:
+def _result_dtype(site: DialectSite) -> str:
     dtype = site.dtype(0)
     out = site.attr("out_dtype") or dtype
     if not is_code(dtype) or not (is_code(out) or out == "float32"):
@@ -42,7 +42,7 @@ def _result_dtype(site: Site) -> str:
     return out
 
 
-def _multiplier(site: Site, count: Any) -> NDArray[np.float32]:
+def _multiplier(site: DialectSite, count: Any) -> NDArray[np.float32]:
     """Returns ``f32(f64(sx) / (f64(sy) * n))``, or ``f32(f64(sx) / n)`` for a float result."""
     number = np.asarray(count, np.float64)
     scale = site.vector(1).astype(np.float64)
@@ -58,18 +58,18 @@ def _finished(total: Prim, multiplier: Prim, zero_point: Prim, out: str) -> Prim
     return saturated(tirx.nearbyint(scaled), zero_point, out, nan=False)
 
 
-def _sum_dtype(site: Site, count: int) -> str:
+def _sum_dtype(site: DialectSite, count: int) -> str:
     return accumulator_dtype(count, magnitude(site.dtype(0), site.vector(2)), 1)
 
 
-def _window(site: Site, rank: int) -> Four:
+def _window(site: DialectSite, rank: int) -> Four:
     """Returns pool size, strides, dilation and the padding, begins first."""
     begin, end = padding(site, rank)
     size, strides, dilation = (spread(site, n, rank) for n in ("pool_size", "strides", "dilation"))
     return size, strides, dilation, begin + end
 
 
-def _counts(site: Site, extents: Sequence[Extent], window: Four) -> list[Extent]:
+def _counts(site: DialectSite, extents: Sequence[Extent], window: Four) -> list[Extent]:
     """Returns the number of windows along every spatial axis (ONNX's rule for ceil_mode)."""
     size, strides, dilation, pads = window
     rank, ceil = len(size), bool(site.attr("ceil_mode"))
@@ -93,18 +93,20 @@ def _may_drop(window: Four, axis: int) -> bool:
 
 
 def _infer_pool(rank: int) -> Any:
-    def infer(site: Site) -> TensorType:
+    def infer(site: DialectSite) -> ResultType:
         out, layout = _result_dtype(site), data_layout(site, "layout", rank)
         shape = layout.logical(site.expect_rank(0, rank + 2))
         sizes = _counts(site, shape[2:], _window(site, rank))
         if any(isinstance(size, int) and size < 1 for size in sizes):
             site.fail(f"the window is larger than the padded input {shape[2:]}")
-        return TensorType.of(layout.stored([*shape[:2], *sizes]), out)
+        return ResultType.of(layout.stored([*shape[:2], *sizes]), out)
 
     return infer
 
 
-def _populations(site: Site, extents: Sequence[Extent], window: Four) -> NDArray[np.int64] | None:
+def _populations(
+    site: DialectSite, extents: Sequence[Extent], window: Four
+) -> NDArray[np.int64] | None:
     """Returns how many elements each window averages over, or one number where all agree.
 
     Returns:
@@ -127,7 +129,9 @@ def _populations(site: Site, extents: Sequence[Extent], window: Four) -> NDArray
     return np.asarray([total.flat[0]]) if (total == total.flat[0]).all() else total
 
 
-def _population(site: Site, extents: Sequence[Prim], window: Four, pixel: Sequence[Prim]) -> Prim:
+def _population(
+    site: DialectSite, extents: Sequence[Prim], window: Four, pixel: Sequence[Prim]
+) -> Prim:
     """Returns how many elements one window averages over, from the extents of the run."""
     size, strides, dilation, pads = window
     total: Prim = tirx.const(1, "int64")
@@ -143,7 +147,7 @@ def _population(site: Site, extents: Sequence[Prim], window: Four, pixel: Sequen
 
 
 def _lower_pool(rank: int) -> Any:
-    def lower(site: Site) -> Any:
+    def lower(site: DialectSite) -> Any:
         window, out = _window(site, rank), _result_dtype(site)
         size, strides, dilation, _ = window
         layout = data_layout(site, "layout", rank)
@@ -206,23 +210,23 @@ def _reach(
     return pairs
 
 
-def _axes(site: Site) -> tuple[int, ...]:
+def _axes(site: DialectSite) -> tuple[int, ...]:
     """Returns the reduced axes, sorted; none given means all."""
     rank, value = len(site.shape(0)), site.attr("axis")
     axes = (value,) if isinstance(value, int) else tuple(value) or tuple(range(rank))
     return tuple(sorted({site.normal_axis(axis, rank) for axis in axes}))
 
 
-def _infer_reduce(site: Site) -> TensorType:
+def _infer_reduce(site: DialectSite) -> ResultType:
     out, shape, axes = _result_dtype(site), site.shape(0), _axes(site)
     keep = site.attr("keepdims")
-    return TensorType.of(
+    return ResultType.of(
         [1 if i in axes else e for i, e in enumerate(shape) if keep or i not in axes], out
     )
 
 
 def _lower_reduce(*, mean: bool) -> Any:
-    def lower(site: Site) -> Any:
+    def lower(site: DialectSite) -> Any:
         axes, out, keep = _axes(site), _result_dtype(site), bool(site.attr("keepdims"))
         shape = site.shape(0)
         reduced = [shape[axis] for axis in axes]
@@ -262,7 +266,7 @@ def _lower_reduce(*, mean: bool) -> Any:
     return lower
 
 
-def _ratio(site: Site) -> NDArray[np.float64]:
+def _ratio(site: DialectSite) -> NDArray[np.float64]:
     """Returns the scale of the data, and that of the result (1 for a float one)."""
     scale = site.vector(1).astype(np.float64)[0]
     out = 1.0 if _result_dtype(site) == "float32" else site.vector(3).astype(np.float64)[0]

@@ -20,7 +20,7 @@ from qdqbridge.qnn.dialect.arithmetic import (
 )
 from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.op import REQUIRED, Attribute, QnnOp
-from qdqbridge.qnn.dialect.site import Site, TensorType
+from qdqbridge.qnn.dialect.site import DialectSite, ResultType
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.ranges import is_code, is_integer, limits
 
@@ -29,7 +29,7 @@ AXIS = Attribute("axis", -1, "the channel axis of rank-1 parameters")
 COMPUTE = ("float32", "float64", "int64")
 
 
-def channel_axis(site: Site, scale: int, zero_point: int) -> int:
+def channel_axis(site: DialectSite, scale: int, zero_point: int) -> int:
     """Returns the channel axis of argument 0 after checking its parameters against it."""
     shape = site.shape(0)
     if not shape:
@@ -40,16 +40,16 @@ def channel_axis(site: Site, scale: int, zero_point: int) -> int:
     return axis
 
 
-def _infer_quantize(site: Site) -> TensorType:
+def _infer_quantize(site: DialectSite) -> ResultType:
     site.expect_dtype(0, *FLOATS)
     channel_axis(site, 1, 2)
     out = site.attr("out_dtype")
     if not (is_code(out) or out == "int32"):
         site.fail(f"out_dtype is {out}", "use an 8- or 16-bit integer, or int32")
-    return TensorType.of(site.shape(0), out)
+    return ResultType.of(site.shape(0), out)
 
 
-def _lower_quantize(site: Site) -> Any:
+def _lower_quantize(site: DialectSite) -> Any:
     axis, out, rounding = channel_axis(site, 1, 2), site.attr("out_dtype"), _rounding(site)
 
     def quantize(
@@ -65,7 +65,7 @@ def _lower_quantize(site: Site) -> Any:
     return site.call_te("quantize", quantize, [site.args[0], scale, zero_point, site.fence()])
 
 
-def _infer_dequantize(site: Site) -> TensorType:
+def _infer_dequantize(site: DialectSite) -> ResultType:
     shape, dtype = site.tensor(0)
     if not is_integer(dtype):
         site.fail(f"data has dtype {dtype}", "give integers")
@@ -73,10 +73,10 @@ def _infer_dequantize(site: Site) -> TensorType:
     out = site.attr("out_dtype")
     if out not in FLOATS:
         site.fail(f"out_dtype is {out}", f"use one of {FLOATS}")
-    return TensorType.of(shape, out)
+    return ResultType.of(shape, out)
 
 
-def _lower_dequantize(site: Site) -> Any:
+def _lower_dequantize(site: DialectSite) -> Any:
     axis, out = channel_axis(site, 1, 2), site.attr("out_dtype")
 
     def dequantize(x: te.Tensor, scale: te.Tensor, zero_point: te.Tensor) -> te.Tensor:
@@ -90,14 +90,14 @@ def _lower_dequantize(site: Site) -> Any:
     return site.call_te("dequantize", dequantize, [site.args[0], scale, zero_point])
 
 
-def _rounding(site: Site) -> str:
+def _rounding(site: DialectSite) -> str:
     rounding = site.attr("rounding")
     if rounding not in ROUNDINGS:
         site.fail(f"rounding is {rounding!r}", f"use one of {', '.join(ROUNDINGS)}")
     return rounding
 
 
-def _infer_requantize(site: Site) -> TensorType:
+def _infer_requantize(site: DialectSite) -> ResultType:
     shape, dtype = site.tensor(0)
     out, compute = site.attr("out_dtype"), site.attr("compute_dtype")
     if not is_integer(dtype):
@@ -109,10 +109,10 @@ def _infer_requantize(site: Site) -> TensorType:
     _rounding(site)
     channel_axis(site, 1, 2)
     site.expect_params(3, 4)
-    return TensorType.of(shape, out)
+    return ResultType.of(shape, out)
 
 
-def _lower_requantize(site: Site) -> Any:
+def _lower_requantize(site: DialectSite) -> Any:
     if site.attr("compute_dtype") == "int64":
         return _lower_fixed_point(site)
     if is_code(site.dtype(0)) and site.attr("compute_dtype") == "float32":
@@ -120,7 +120,7 @@ def _lower_requantize(site: Site) -> Any:
     return _lower_multiply(site)
 
 
-def _lower_multiply(site: Site) -> Any:
+def _lower_multiply(site: DialectSite) -> Any:
     """``sat(rint(f(x - z_in) * M) + z_out)`` with ``M = f(s_in / s_out)``, f float32 or float64."""
     axis, out, rounding = channel_axis(site, 1, 2), site.attr("out_dtype"), _rounding(site)
     compute = site.attr("compute_dtype")
@@ -152,7 +152,7 @@ def _lower_multiply(site: Site) -> Any:
     )
 
 
-def _lower_recode(site: Site) -> Any:
+def _lower_recode(site: DialectSite) -> Any:
     """8- and 16-bit codes: dequantize, then quantize by division."""
     axis, out, rounding = channel_axis(site, 1, 2), site.attr("out_dtype"), _rounding(site)
 
@@ -192,7 +192,7 @@ def fixed_point(
     return np.asarray(multipliers, np.int64), np.asarray(shifts, np.int64)
 
 
-def _lower_fixed_point(site: Site) -> Any:
+def _lower_fixed_point(site: DialectSite) -> Any:
     """Relay's int64 arithmetic: ``(x << left) * Q31``, rounded by adding a half, shifted right."""
     axis, out, rounding = channel_axis(site, 1, 2), site.attr("out_dtype"), _rounding(site)
     multipliers, shifts = fixed_point(site.vector(1), site.vector(3))

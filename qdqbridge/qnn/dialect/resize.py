@@ -24,17 +24,17 @@ from qdqbridge.qnn.dialect.arithmetic import (
 )
 from qdqbridge.qnn.dialect.interpolation import cubic_taps, linear_sides, nearest_indices
 from qdqbridge.qnn.dialect.kernel import stage
-from qdqbridge.qnn.dialect.layout import SPATIAL, Layout, data_layout, straight
+from qdqbridge.qnn.dialect.layout import SPATIAL, AxisLayout, data_layout, straight
 from qdqbridge.qnn.dialect.op import REQUIRED, Attribute, QnnOp
 from qdqbridge.qnn.dialect.open_resize import OpenAxis, scaled_extent
-from qdqbridge.qnn.dialect.site import Extent, Site, TensorType
+from qdqbridge.qnn.dialect.site import DialectSite, Extent, ResultType
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.dialect.unary import FIVE, OUT_DTYPE, infer_codes
 
 METHODS = {"nearest_neighbor": "nearest", "linear": "linear", "cubic": "cubic"}
 
 
-def _decoded(site: Site, rank: int) -> tuple[ResizeAttrs, list[Extent]]:
+def _decoded(site: DialectSite, rank: int) -> tuple[ResizeAttrs, list[Extent]]:
     """Returns the attributes over every axis, and the shape of the result, channels-first.
 
     Symbolic extents count as 1 in the attributes.
@@ -64,17 +64,17 @@ def _opened(extent: Extent, wanted: int, factor: float) -> Extent:
     return wanted if wanted > 0 else scaled_extent(extent, factor) if wanted < 0 else extent
 
 
-def _layout(site: Site, rank: int) -> Layout:
+def _layout(site: DialectSite, rank: int) -> AxisLayout:
     return data_layout(site, "layout", rank) if rank else straight(len(site.shape(0)))
 
 
-def _shape(site: Site, rank: int) -> list[Extent]:
+def _shape(site: DialectSite, rank: int) -> list[Extent]:
     """Returns the channels-first shape of the data."""
     return _layout(site, rank).logical(site.shape(0))
 
 
 def _attributes(
-    site: Site, ones: list[float], factors: list[float], sizes: list[int]
+    site: DialectSite, ones: list[float], factors: list[float], sizes: list[int]
 ) -> ResizeAttrs:
     method = site.attr("method")
     mode = site.attr("coordinate_transformation_mode")
@@ -105,16 +105,16 @@ def _attributes(
     )
 
 
-def _kind(site: Site) -> TensorType:
+def _kind(site: DialectSite) -> ResultType:
     """Returns the type of the result: codes, or floats of floats."""
     shape, dtype = site.tensor(0)
     if dtype == "float32" == (site.attr("out_dtype") or dtype):
-        return TensorType.of(shape, dtype)
+        return ResultType.of(shape, dtype)
     return infer_codes(site)
 
 
 def _infer(rank: int) -> Any:
-    def infer(site: Site) -> TensorType:
+    def infer(site: DialectSite) -> ResultType:
         type_ = _kind(site)
         if rank:
             site.expect_rank(0, rank + 2)
@@ -123,12 +123,12 @@ def _infer(rank: int) -> Any:
         for extent, size in zip(out, stated, strict=True):
             if isinstance(extent, int) and extent != size:
                 site.fail(f"size gives {out}, scales give {stated}")
-        return TensorType.of(_layout(site, rank).stored(out), str(type_.dtype))
+        return ResultType.of(_layout(site, rank).stored(out), str(type_.dtype))
 
     return infer
 
 
-def _numbers(site: Site, rank: int) -> tuple[int, ...]:
+def _numbers(site: DialectSite, rank: int) -> tuple[int, ...]:
     """Returns the channels-first shape of the data with 1 for symbolic extents."""
     return tuple(extent if isinstance(extent, int) else 1 for extent in _shape(site, rank))
 
@@ -307,7 +307,7 @@ def _cubic_stage(
 
 
 def _lower(rank: int) -> Any:
-    def lower(site: Site) -> Any:
+    def lower(site: DialectSite) -> Any:
         attributes, out = _decoded(site, rank)
         layout, dtype = _layout(site, rank), site.attr("out_dtype") or site.dtype(0)
         lead, size = len(out) - len(site.attr("size")), list(site.attr("size"))
@@ -416,7 +416,7 @@ def _reader(stage: te.Tensor) -> Any:
     return lambda where: stage(*where)
 
 
-def _check_open(site: Site, plan: _Plan, out: Sequence[Extent], rank: int) -> None:
+def _check_open(site: DialectSite, plan: _Plan, out: Sequence[Extent], rank: int) -> None:
     """Refuses open axes on which more than indices and weights depends."""
     shape, lead = _shape(site, rank), len(out) - len(site.attr("size"))
     resized = [a for a in plan.opened if a >= lead and site.attr("size")[a - lead]]

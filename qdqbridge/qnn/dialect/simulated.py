@@ -15,26 +15,26 @@ from qdqbridge.qnn.dialect.arithmetic import Prim, entry, fenced
 from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.op import QnnOp
 from qdqbridge.qnn.dialect.quantize import AXIS, channel_axis
-from qdqbridge.qnn.dialect.site import Site, TensorType
+from qdqbridge.qnn.dialect.site import DialectSite, ResultType
 from qdqbridge.qnn.dialect.tir import tirx
 
 _CODE = 1
 
 
-def _infer(site: Site) -> TensorType:
+def _infer(site: DialectSite) -> ResultType:
     shape, dtype = site.tensor(0)
     if dtype != "float32":
         site.fail(f"data has dtype {dtype}", "give float32: codes are simulated by real numbers")
     site.expect_vector(_CODE, "int32")
     channel_axis(site, 2, 3)
-    return TensorType.of(shape, "float32")
+    return ResultType.of(shape, "float32")
 
 
 def _number(vector: te.Tensor, indices: Any, axis: int) -> Prim:
     return vector() if len(vector.shape) == 0 else entry(vector, indices, axis)
 
 
-def _lower_quantize(site: Site) -> Any:
+def _lower_quantize(site: DialectSite) -> Any:
     axis = channel_axis(site, 2, 3)
 
     def simulated_quantize(
@@ -63,7 +63,7 @@ def _saturated(value: Prim, otherwise: Prim, code: Prim) -> Prim:
     return tirx.Select(code == tirx.const(0, "int32"), otherwise, clipped)
 
 
-def _lower_dequantize(site: Site) -> Any:
+def _lower_dequantize(site: DialectSite) -> Any:
     axis = channel_axis(site, 2, 3)
 
     def simulated_dequantize(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.errors import GraphError
-from qdqbridge.qnn.dialect.host import Host, vector
+from qdqbridge.qnn.dialect.host import DialectHost, vector
 from qdqbridge.qnn.dialect.kernel import BLOCK
 from qdqbridge.qnn.dialect.tir import analyzer, tirx
 
@@ -19,20 +19,20 @@ Extent = Any
 
 
 @dataclass(frozen=True, slots=True)
-class TensorType:
+class ResultType:
     """The type of a result: extents (ints, or TIR expressions where symbolic) and element type."""
 
     shape: tuple[Extent, ...]
     dtype: str
 
     @classmethod
-    def of(cls, shape: Sequence[Extent], dtype: str) -> TensorType:
+    def of(cls, shape: Sequence[Extent], dtype: str) -> ResultType:
         """Returns a type; integer arithmetic on symbolic extents is simplified."""
         extents = (e if isinstance(e, int) else analyzer().simplify(e) for e in shape)
         return cls(tuple(extents), dtype)
 
 
-class Site:
+class DialectSite:
     """A call with its operator's argument names; every check raises one kind of error."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Site:
         args: Sequence[Any],
         types: Sequence[Any],
         attrs: Mapping[str, Any],
-        host: Host,
+        host: DialectHost,
     ) -> None:
         """Keeps a call.
 
@@ -212,7 +212,7 @@ class Site:
         inner: int = 0,
         blocks: Sequence[str] = (BLOCK,),
     ) -> Any:
-        """As :meth:`call_te`, for a function with reductions; see ``Host.call_te``."""
+        """As :meth:`call_te`, for a function with reductions; see ``DialectHost.call_te``."""
         return self.host.call_te(self, name, function, args, inner, blocks)
 
     def nested(
@@ -222,9 +222,9 @@ class Site:
         args: Sequence[Any],
         types: Sequence[Any],
         attrs: Mapping[str, Any],
-    ) -> Site:
+    ) -> DialectSite:
         """Returns the site of another operator's call, for a lowering that is made of others."""
-        return Site(name, arguments, args, types, attrs, self.host)
+        return DialectSite(name, arguments, args, types, attrs, self.host)
 
 
 def decode(value: Any) -> Any:

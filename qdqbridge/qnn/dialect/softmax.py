@@ -15,7 +15,7 @@ from qdqbridge.qnn.dialect.arithmetic import (
 )
 from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.op import Attribute, QnnOp
-from qdqbridge.qnn.dialect.site import Site, TensorType
+from qdqbridge.qnn.dialect.site import DialectSite, ResultType
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.dialect.unary import FIVE, OUT_DTYPE, infer_codes
 
@@ -43,7 +43,7 @@ def exponential(x: Prim, zero: te.Tensor) -> Prim:
     return tirx.Select(x < lowest, f32(0), y * power)
 
 
-def _axes(site: Site) -> tuple[int, ...]:
+def _axes(site: DialectSite) -> tuple[int, ...]:
     """Returns the axes that are normalized together."""
     rank, value = len(site.shape(0)), site.attr("axis")
     axes = (value,) if isinstance(value, int) else tuple(value)
@@ -52,10 +52,10 @@ def _axes(site: Site) -> tuple[int, ...]:
     return tuple(sorted({site.normal_axis(axis, rank) for axis in axes}))
 
 
-def _infer(site: Site) -> TensorType:
+def _infer(site: DialectSite) -> ResultType:
     _axes(site)
     type_ = infer_codes(site)
-    return TensorType.of(site.shape(0), str(type_.dtype))
+    return ResultType.of(site.shape(0), str(type_.dtype))
 
 
 def _over(x: te.Tensor, axes: tuple[int, ...], name: str) -> tuple[list[Any], Any]:
@@ -68,7 +68,7 @@ def _over(x: te.Tensor, axes: tuple[int, ...], name: str) -> tuple[list[Any], An
     return list(taps.values()), element
 
 
-class _Row:
+class _SoftmaxStages:
     """The stages of one softmax: the largest code, the exponentials and their sum."""
 
     def __init__(
@@ -106,14 +106,14 @@ class _Row:
         """Returns ``x - max(x)`` of an element, in float32."""
         return self._real(self.x(*i)) - self._real(self.largest(*self._row(i)))
 
-    def whole(self, i: tuple[Prim, ...]) -> Prim:
+    def row_sum(self, i: tuple[Prim, ...]) -> Prim:
         """Returns the sum of exponentials that belongs to an element, in float64."""
         unit = tirx.const(1 / FRACTION, "float64")
         return self.total(*self._row(i)).astype("float64") * unit
 
 
 def _lower(*, log: bool) -> Any:
-    def lower(site: Site) -> Any:
+    def lower(site: DialectSite) -> Any:
         axes, out = _axes(site), site.attr("out_dtype") or site.dtype(0)
 
         def softmax(
@@ -124,13 +124,13 @@ def _lower(*, log: bool) -> Any:
             zy: te.Tensor,
             zero: te.Tensor,
         ) -> te.Tensor:
-            row = _Row(x, axes, sx, zx, zero)
+            row = _SoftmaxStages(x, axes, sx, zx, zero)
 
             def element(*i: Prim) -> Prim:
                 if log:
-                    value = row.difference(i) - tirx.log(row.whole(i)).astype("float32")
+                    value = row.difference(i) - tirx.log(row.row_sum(i)).astype("float32")
                 else:
-                    value = row.powers(*i) / row.whole(i).astype("float32")
+                    value = row.powers(*i) / row.row_sum(i).astype("float32")
                 return quantized(value, sy[0], zy[0], out, nan=False)
 
             return stage(x.shape, element, name="softmax")

@@ -15,7 +15,7 @@ from tvm import te
 from qdqbridge.qnn.dialect.accumulate import SIX, centred, narrow_dtype
 from qdqbridge.qnn.dialect.arithmetic import Prim, entry
 from qdqbridge.qnn.dialect.convolution import (
-    Window,
+    ConvolutionWindow,
     check_attributes,
     correlation,
     decode_window,
@@ -24,11 +24,11 @@ from qdqbridge.qnn.dialect.convolution import (
 )
 from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.op import QnnOp
-from qdqbridge.qnn.dialect.site import Extent, Site, TensorType
+from qdqbridge.qnn.dialect.site import DialectSite, Extent, ResultType
 from qdqbridge.qnn.dialect.tir import tirx
 
 
-def _extra(site: Site, window: Window) -> tuple[int, ...]:
+def _extra(site: DialectSite, window: ConvolutionWindow) -> tuple[int, ...]:
     extra = tuple(site.attr("output_padding"))
     if len(extra) != window.rank or min(extra) < 0:
         site.fail(f"output_padding is {extra}", f"give {window.rank} non-negative numbers")
@@ -36,7 +36,10 @@ def _extra(site: Site, window: Window) -> tuple[int, ...]:
 
 
 def _sizes(
-    extents: Sequence[Extent], window: Window, kernel: Sequence[int], extra: Sequence[int]
+    extents: Sequence[Extent],
+    window: ConvolutionWindow,
+    kernel: Sequence[int],
+    extra: Sequence[int],
 ) -> list[Extent]:
     return [
         (extent - 1) * window.strides[i]
@@ -50,7 +53,7 @@ def _sizes(
 
 
 def _infer(rank: int) -> Any:
-    def infer(site: Site) -> TensorType:
+    def infer(site: DialectSite) -> ResultType:
         window = decode_window(site, rank, transposed=True)
         extra = _extra(site, window)
         x, w = operand_shapes(site, window)
@@ -64,13 +67,13 @@ def _infer(rank: int) -> Any:
         sizes = _sizes(x[2:], window, w[2:], extra)
         if any(isinstance(size, int) and size < 1 for size in sizes):
             site.fail(f"the padding leaves an output of {sizes}")
-        return TensorType.of(window.data.stored([x[0], out, *sizes]), window.out_dtype)
+        return ResultType.of(window.data.stored([x[0], out, *sizes]), window.out_dtype)
 
     return infer
 
 
 def _lower(rank: int) -> Any:
-    def lower(site: Site) -> Any:
+    def lower(site: DialectSite) -> Any:
         window = decode_window(site, rank, transposed=True)
         (source, per_group, *kernel), extra = operand_shapes(site, window)[1], _extra(site, window)
         dense = replace(window, strides=(1,) * rank, begin=(0,) * rank, end=(0,) * rank)
@@ -96,7 +99,7 @@ def _lower(rank: int) -> Any:
 def _spread_codes(
     x: te.Tensor,
     zero_point: te.Tensor,
-    window: Window,
+    window: ConvolutionWindow,
     kernel: Sequence[int],
     sizes: Sequence[Extent],
 ) -> te.Tensor:
@@ -123,7 +126,7 @@ def _spread_codes(
 
 
 def _mirrored_weight(
-    w: te.Tensor, zero_point: te.Tensor, window: Window, extents: Sequence[int]
+    w: te.Tensor, zero_point: te.Tensor, window: ConvolutionWindow, extents: Sequence[int]
 ) -> te.Tensor:
     """Returns ``w - zero_point`` with the kernel reversed.
 

@@ -18,7 +18,7 @@ from qdqbridge.ops.attributes import ClipAttrs
 from qdqbridge.ops.unary import CLIP, OPERATORS, RELU
 from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.op import REQUIRED, Attribute, QnnOp
-from qdqbridge.qnn.dialect.site import Site, TensorType
+from qdqbridge.qnn.dialect.site import DialectSite, ResultType
 from qdqbridge.qnn.dialect.tables import index_of, quantize_table, real_codes
 from qdqbridge.qnn.ranges import is_code
 
@@ -26,7 +26,7 @@ FIVE = ("data", "input_scale", "input_zero_point", "output_scale", "output_zero_
 OUT_DTYPE = Attribute("out_dtype", "", "type of the result; empty takes the data's")
 
 
-def infer_codes(site: Site) -> TensorType:
+def infer_codes(site: DialectSite) -> ResultType:
     """Returns the type of an operator that keeps the shape of its quantized data."""
     shape, dtype = site.tensor(0)
     out = site.attr("out_dtype") or dtype
@@ -35,7 +35,7 @@ def infer_codes(site: Site) -> TensorType:
             site.fail(f"{name} has dtype {value}", "give an 8- or 16-bit integer")
     site.expect_params(1, 2)
     site.expect_params(3, 4)
-    return TensorType.of(shape, out)
+    return ResultType.of(shape, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class _Function:
     """A function of real values: the row of the operator table and its attributes."""
 
     name: str
-    compute: Callable[[Site, Array], Array]
+    compute: Callable[[DialectSite, Array], Array]
     attributes: tuple[Attribute, ...] = ()
 
 
 def _function(row: Operator, name: str = "") -> _Function:
     """Returns the function of a row; its attributes have ONNX's names and mostly its defaults."""
 
-    def compute(site: Site, x: Array) -> Array:
+    def compute(site: DialectSite, x: Array) -> Array:
         record = row.attributes(**{field: site.attr(field) for field in row.fields})
         (result,) = row.compute(record, (x,))
         return result
@@ -66,13 +66,13 @@ _WITHOUT_DEFAULTS = ("LeakyRelu",)
 """Operators that Relay has, whose attributes are required there."""
 
 
-def _rsqrt(site: Site, x: Array) -> Array:
+def _rsqrt(site: DialectSite, x: Array) -> Array:
     del site
     with np.errstate(all="ignore"):
         return np.float32(1) / np.sqrt(x)
 
 
-def _clip(site: Site, x: Array) -> Array:
+def _clip(site: DialectSite, x: Array) -> Array:
     (result,) = CLIP.compute(ClipAttrs(site.attr("a_min"), site.attr("a_max")), (x,))
     return result
 
@@ -92,7 +92,7 @@ FUNCTIONS = (
 
 
 def _lower(function: _Function) -> Any:
-    def lower(site: Site) -> Any:
+    def lower(site: DialectSite) -> Any:
         dtype = site.dtype(0)
         out = site.attr("out_dtype") or dtype
         values = function.compute(site, real_codes(dtype, site.constant(1), site.constant(2)))
@@ -106,17 +106,17 @@ def _lower(function: _Function) -> Any:
     return lower
 
 
-def _infer_lookup(site: Site) -> TensorType:
+def _infer_lookup(site: DialectSite) -> ResultType:
     shape, dtype = site.tensor(0)
     entries, out = site.tensor(1)
     if not is_code(dtype):
         site.fail(f"data has dtype {dtype}", "give an 8- or 16-bit integer")
     if list(entries) != [1 << (8 if dtype in ("int8", "uint8") else 16)]:
         site.fail(f"the table has shape {entries}", "give one entry per code, by bit pattern")
-    return TensorType.of(shape, out)
+    return ResultType.of(shape, out)
 
 
-def _lower_lookup(site: Site) -> Any:
+def _lower_lookup(site: DialectSite) -> Any:
     def look_up(x: te.Tensor, entries: te.Tensor) -> te.Tensor:
         return stage(x.shape, lambda *i: entries[index_of(x(*i))], name="look_up")
 

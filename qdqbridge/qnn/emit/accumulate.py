@@ -14,14 +14,14 @@ from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import static_shape
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs
-from qdqbridge.qnn.emit.convolution import Convolution, convolution
+from qdqbridge.qnn.emit.convolution import ConvolutionCall, convolution
 from qdqbridge.qnn.emit.dtypes import storage, tvm_dtype
 from qdqbridge.qnn.emit.matrices import batches
-from qdqbridge.qnn.emit.scope import Expr, Scope, unsupported
+from qdqbridge.qnn.emit.scope import EmissionScope, Expr, unsupported
 from qdqbridge.qnn.ranges import accumulator_dtype, magnitude
 
 
-def quantized_accumulation(scope: Scope, node: Node) -> Expr | None:
+def quantized_accumulation(scope: EmissionScope, node: Node) -> Expr | None:
     """Emits the integer form; returns None where the operands have none."""
     x, w = node.operand(0), node.operand(1)
     if x.quant is None or w.quant is None or not x.quant.params.per_tensor:
@@ -39,7 +39,7 @@ def _params(node: Node) -> tuple[QuantParams, QuantParams]:
     return x.params, w.params
 
 
-def _parameters(scope: Scope, node: Node) -> list[Expr]:
+def _parameters(scope: EmissionScope, node: Node) -> list[Expr]:
     """Returns zero points, then scales, of both operands."""
     px, pw = _params(node)
     return [
@@ -50,8 +50,8 @@ def _parameters(scope: Scope, node: Node) -> list[Expr]:
     ]
 
 
-def _kernel_zero_point(scope: Scope, params: QuantParams) -> NDArray[np.int32]:
-    if scope.spelling.scalar_zero_point and params.symmetric:
+def _kernel_zero_point(scope: EmissionScope, params: QuantParams) -> NDArray[np.int32]:
+    if scope.variant.scalar_zero_point and params.symmetric:
         return np.zeros((), np.int32)
     return params.zero_point
 
@@ -67,7 +67,7 @@ def _accumulator(node: Node, products: int) -> str:
     return accumulator_dtype(products, left, right, largest)
 
 
-def _convolution(scope: Scope, node: Node) -> Expr:
+def _convolution(scope: EmissionScope, node: Node) -> Expr:
     attributes, shape = node.attributes, static_shape(node.operand(1).type.shape)
     assert isinstance(attributes, ConvAttrs | ConvTransposeAttrs) and shape is not None
     form = convolution(scope, node, attributes, shape)
@@ -82,7 +82,7 @@ def _convolution(scope: Scope, node: Node) -> Expr:
     return scope.emit(scope.op.squeeze(result, [form.height])) if form.lifted else result
 
 
-def _kernel(scope: Scope, node: Node, form: Convolution) -> Expr:
+def _kernel(scope: EmissionScope, node: Node, form: ConvolutionCall) -> Expr:
     """Returns the weight as ``form`` wants it laid out."""
     w = node.operand(1)
     assert form.kernel is not None
@@ -92,11 +92,11 @@ def _kernel(scope: Scope, node: Node, form: Convolution) -> Expr:
     return scope.emit(scope.op.permute_dims(spread, list(form.kernel.axes)))
 
 
-def _dense(scope: Scope, node: Node) -> Expr:
+def _dense(scope: EmissionScope, node: Node) -> Expr:
     return _by_matrix(scope, node, scope.value(node.operand(0)), node.operand(1).constant)
 
 
-def _product(scope: Scope, node: Node) -> Expr:
+def _product(scope: EmissionScope, node: Node) -> Expr:
     """Gemm and MatMul: ``qnn.dense`` where the second operand is a constant matrix."""
     attributes, w = node.attributes, node.operand(1)
     gemm = attributes if isinstance(attributes, GemmAttrs) else GemmAttrs()
@@ -112,7 +112,11 @@ def _product(scope: Scope, node: Node) -> Expr:
 
 
 def _by_matrix(
-    scope: Scope, node: Node, x: Expr, weight: Constant | None, gemm: GemmAttrs | None = None
+    scope: EmissionScope,
+    node: Node,
+    x: Expr,
+    weight: Constant | None,
+    gemm: GemmAttrs | None = None,
 ) -> Expr:
     """Emits ``qnn.dense`` of ``x`` and a weight of shape (units, K)."""
     w = node.operand(1)
@@ -128,7 +132,7 @@ def _by_matrix(
     return scope.emit(scope.op.reshape(result, (*lead, units))) if flat else result
 
 
-def _batch_matmul(scope: Scope, node: Node, gemm: GemmAttrs) -> Expr:
+def _batch_matmul(scope: EmissionScope, node: Node, gemm: GemmAttrs) -> Expr:
     x, w = scope.value(node.operand(0)), scope.value(node.operand(1))
     if node.operand(1).quant is not None and not _params(node)[1].per_tensor:
         raise unsupported(node, "qnn.batch_matmul takes one scale for its second operand")
@@ -159,7 +163,7 @@ def _batch_matmul(scope: Scope, node: Node, gemm: GemmAttrs) -> Expr:
 
 
 def _finish(
-    scope: Scope,
+    scope: EmissionScope,
     node: Node,
     acc: Expr,
     *,
@@ -173,13 +177,13 @@ def _finish(
     if bias is not None and beta == 1.0 and _in_units(bias, scale):
         assert bias.constant is not None
         array = bias.constant.numpy().astype(scope.dtype(acc))
-        acc, bias = scope.spelling.bias(scope, acc, array, axis), None
-    elif bias is None and scope.spelling.zero_bias and axis >= 0:
+        acc, bias = scope.variant.bias(scope, acc, array, axis), None
+    elif bias is None and scope.variant.zero_bias and axis >= 0:
         none = np.zeros(scope.extents(acc)[axis], scope.dtype(acc))
-        acc = scope.spelling.bias(scope, acc, none, axis)
+        acc = scope.variant.bias(scope, acc, none, axis)
     result = node.output.quant
     if result is not None and bias is None:
-        return scope.spelling.requantize(scope, acc, scale, axis, result.params)
+        return scope.variant.requantize(scope, acc, scale, axis, result.params)
     zero = scope.number(np.zeros((), np.int32))
     real = scope.qnn("dequantize", [acc, scope.number(scale), zero], {"axis": axis})
     if bias is not None:
@@ -210,7 +214,7 @@ def _in_units(bias: Value, scale: NDArray[Any]) -> bool:
     return bool(np.array_equal(own, wanted))
 
 
-def _real_bias(scope: Scope, bias: Value, axis: int, acc: Expr, beta: float) -> Expr:
+def _real_bias(scope: EmissionScope, bias: Value, axis: int, acc: Expr, beta: float) -> Expr:
     if bias.constant is None:
         real = scope.cast(scope.real(bias), "float32")
     else:

@@ -6,33 +6,33 @@ from collections.abc import Callable
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
-from qdqbridge.qnn.emit.scope import Expr, Scope, unsupported
+from qdqbridge.qnn.emit.scope import EmissionScope, Expr, unsupported
 
 
-def _quantize(scope: Scope, node: Node) -> Expr:
+def _quantize(scope: EmissionScope, node: Node) -> Expr:
     result = node.output.quant
     assert result is not None
     return scope.quantize(scope.value(node.operand(0)), result.params)
 
 
-def _dequantize(scope: Scope, node: Node) -> Expr:
+def _dequantize(scope: EmissionScope, node: Node) -> Expr:
     real = scope.real(node.operand(0))
     return scope.cast(real, tvm_dtype(node.output.type.dtype))
 
 
-def _requantize(scope: Scope, node: Node) -> Expr:
+def _requantize(scope: EmissionScope, node: Node) -> Expr:
     assert node.output.quant is not None
     return scope.converted(node.operand(0), node.output.quant.params)
 
 
-def _reinterpret(scope: Scope, node: Node) -> Expr:
+def _reinterpret(scope: EmissionScope, node: Node) -> Expr:
     stored = scope.value(node.operand(0))
     if scope.dtype(stored) != tvm_dtype(node.output.type.dtype):
         raise unsupported(node, "it changes the stored element type")
     return scope.emit(stored)
 
 
-CONVERSIONS: dict[str, Callable[[Scope, Node], Expr]] = {
+CONVERSIONS: dict[str, Callable[[EmissionScope, Node], Expr]] = {
     "quantize": _quantize,
     "dequantize": _dequantize,
     "requantize": _requantize,

@@ -10,11 +10,11 @@ import numpy as np
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs
-from qdqbridge.qnn.emit.scope import Scope
+from qdqbridge.qnn.emit.scope import EmissionScope
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class KernelLayout:
     """How a weight is laid out anew: reshaped, then transposed."""
 
     shape: tuple[int, ...]
@@ -27,7 +27,7 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Convolution:
+class ConvolutionCall:
     """A convolution's call.
 
     Attributes:
@@ -42,7 +42,7 @@ class Convolution:
 
     name: str
     attrs: dict[str, Any]
-    kernel: Kernel | None
+    kernel: KernelLayout | None
     axis: int
     height: int
     lifted: bool
@@ -50,8 +50,11 @@ class Convolution:
 
 
 def convolution(
-    scope: Scope, node: Node, attributes: ConvAttrs | ConvTransposeAttrs, shape: tuple[int, ...]
-) -> Convolution:
+    scope: EmissionScope,
+    node: Node,
+    attributes: ConvAttrs | ConvTransposeAttrs,
+    shape: tuple[int, ...],
+) -> ConvolutionCall:
     """Returns the call of a node whose weight has ``shape``."""
     transposed, last = isinstance(attributes, ConvTransposeAttrs), node in scope.channels_last
     lifted = scope.only_images and len(shape) == 3
@@ -59,7 +62,7 @@ def convolution(
     shape = (*shape[:2], 1, shape[2]) if lifted else shape
     rank, group = len(shape) - 2, attributes.group
     attrs = _attributes(attributes, shape, lifted=lifted)
-    kernel = Kernel(shape, tuple(range(rank + 2))) if shape != given else None
+    kernel = KernelLayout(shape, tuple(range(rank + 2))) if shape != given else None
     if last:
         depthwise = not transposed and group > 1 and shape[1] == 1
         layout = _kernel_layout(scope, depthwise=depthwise, transposed=transposed)
@@ -70,7 +73,7 @@ def convolution(
         products = int(np.prod(shape[2:])) * (shape[0] // group)
     else:
         products = int(np.prod(shape[1:]))
-    return Convolution(
+    return ConvolutionCall(
         f"conv{rank}d" + ("_transpose" if transposed else ""), attrs, kernel,
         rank + 1 if last else 1, 1 if last else 2, lifted, products,
     )  # fmt: skip
@@ -98,21 +101,21 @@ def _attributes(
     return attrs
 
 
-def _kernel_layout(scope: Scope, *, depthwise: bool, transposed: bool) -> str:
-    choose = scope.spelling.kernel_layout
+def _kernel_layout(scope: EmissionScope, *, depthwise: bool, transposed: bool) -> str:
+    choose = scope.variant.kernel_layout
     if choose is not None:
         return choose(depthwise, transposed)
     return "IOHW" if transposed else "HWOI" if depthwise else "HWIO"
 
 
-def _laid_out(shape: tuple[int, ...], layout: str, group: int) -> Kernel | None:
+def _laid_out(shape: tuple[int, ...], layout: str, group: int) -> KernelLayout | None:
     """Returns how (O, I, H, W), or (I, O, H, W) of a transposed one, becomes ``layout``.
 
     ``HWOI`` is the depthwise layout (H, W, C, multiplier). Other ranks have other spatial axes.
     """
     rank, axes = len(shape), layout.replace("I", "").replace("O", "")
     if layout in (f"OI{axes}", f"IO{axes}"):
-        return Kernel(shape, tuple(range(rank))) if rank == 4 else None
+        return KernelLayout(shape, tuple(range(rank))) if rank == 4 else None
     if layout == f"{axes}OI":
-        return Kernel((group, shape[0] // group, *shape[2:]), (*range(2, rank), 0, 1))
-    return Kernel(shape, tuple(f"OI{axes}".index(letter) for letter in layout))
+        return KernelLayout((group, shape[0] // group, *shape[2:]), (*range(2, rank), 0, 1))
+    return KernelLayout(shape, tuple(f"OI{axes}".index(letter) for letter in layout))

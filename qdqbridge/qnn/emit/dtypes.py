@@ -28,7 +28,7 @@ def as_bytes(array: NDArray[Any]) -> NDArray[Any]:
     return array.view(np.uint8) if DType.of(array.dtype) in _MINIFLOATS else array
 
 
-def given_back(array: NDArray[Any], dtype: DType) -> NDArray[Any]:
+def from_tvm_array(array: NDArray[Any], dtype: DType) -> NDArray[Any]:
     """Returns an array of TVM's in the element type that it stands for."""
     if dtype in _MINIFLOATS:
         return array.view(dtype.numpy)

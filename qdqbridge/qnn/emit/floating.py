@@ -29,11 +29,11 @@ from qdqbridge.ops.reduction import reduces
 from qdqbridge.ops.table import OPERATORS
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.norms import FLOATING_NORMS
-from qdqbridge.qnn.emit.scope import Expr, Scope
+from qdqbridge.qnn.emit.scope import EmissionScope, Expr
 from qdqbridge.qnn.emit.simulated import FLOATING_SIMULATED
 from qdqbridge.qnn.emit.windows import FLOATING_WINDOWS
 
-Emit = Callable[[Scope, Node, list[Expr]], Expr]
+Emit = Callable[[EmissionScope, Node, list[Expr]], Expr]
 
 
 def unit_params(dtype: DType, *, saturate: bool = True) -> QuantParams:
@@ -41,7 +41,7 @@ def unit_params(dtype: DType, *, saturate: bool = True) -> QuantParams:
     return replace(per_tensor(dtype, 1.0), saturate=saturate)
 
 
-def _like(scope: Scope, x: Expr, value: float) -> Expr:
+def _like(scope: EmissionScope, x: Expr, value: float) -> Expr:
     return scope.number(np.asarray(value, scope.dtype(x)))
 
 
@@ -55,7 +55,7 @@ def _broadcast(emit: Emit, trailing: int = 0) -> Emit:
 
 
 def _folded(name: str) -> Emit:
-    def emit(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    def emit(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
         del node
         total = args[0]
         for other in args[1:]:
@@ -67,13 +67,13 @@ def _folded(name: str) -> Emit:
     return emit
 
 
-def _dense(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+def _dense(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     del node
     product = scope.op.matmul(args[0], scope.emit(scope.op.permute_dims(args[1])))
     return product if len(args) < 3 else scope.op.add(scope.emit(product), args[2])
 
 
-def _gemm(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+def _gemm(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     attributes = node.attributes
     assert isinstance(attributes, GemmAttrs)
     a = scope.emit(scope.op.permute_dims(args[0])) if attributes.trans_a else args[0]
@@ -89,7 +89,7 @@ def _gemm(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     return scope.op.add(total, bias)
 
 
-def _softmax(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+def _softmax(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     """A softmax; one over several axes, which are the last ones, as one over their product."""
     attributes, x, function = node.attributes, args[0], scope.function(node.op.tvm)
     assert isinstance(attributes, SoftmaxAttrs)
@@ -100,7 +100,7 @@ def _softmax(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     return scope.op.reshape(scope.emit(function(flat, -1)), shape)
 
 
-def _clip(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+def _clip(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     attributes, x = node.attributes, args[0]
     assert isinstance(attributes, ClipAttrs)
     if attributes.low is not None:
@@ -108,25 +108,25 @@ def _clip(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     return x if attributes.high is None else scope.op.minimum(x, _like(scope, x, attributes.high))
 
 
-def _gelu(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+def _gelu(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     assert isinstance(node.attributes, GeluAttrs)
     tanh = node.attributes.approximate == "tanh"
     return scope.op.nn.gelu_tanh(args[0]) if tanh else scope.op.nn.gelu(args[0])
 
 
-def _thresholded(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+def _thresholded(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     x, attributes = args[0], node.attributes
     assert isinstance(attributes, AlphaAttrs)
     above = scope.emit(scope.op.greater(x, _like(scope, x, attributes.alpha)))
     return scope.op.where(above, x, scope.emit(scope.op.zeros_like(x)))
 
 
-def _concat(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+def _concat(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     assert isinstance(node.attributes, AxisAttrs)
     return scope.op.concat(args, axis=node.attributes.axis)
 
 
-def _cast(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+def _cast(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     assert isinstance(node.attributes, CastAttrs)
     (x,), source = args, node.operand(0).type.dtype
     if node.operand(0).quant is None and source.is_small_float:
@@ -134,7 +134,7 @@ def _cast(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     return scope.op.astype(x, tvm_dtype(node.attributes.to))
 
 
-def _divide(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+def _divide(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     """The quotient of integers is cut towards zero in ONNX and floored in TVM."""
     dtype, (a, b) = node.output.type.dtype, args
     if dtype.is_float or scope.dtype(a).startswith("uint"):
@@ -147,7 +147,7 @@ def _divide(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     return scope.op.where(differ, scope.emit(scope.op.negative(whole)), whole)
 
 
-def _power(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+def _power(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     """The result has the base's type, whatever the exponent's."""
     del node
     base, exponent = args
@@ -157,7 +157,7 @@ def _power(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     return raised if wide == own else scope.op.astype(scope.emit(raised), own)
 
 
-def _shape(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+def _shape(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     attributes = node.attributes
     assert isinstance(attributes, ShapeAttrs)
     whole = scope.shape_vector(args[0])
@@ -177,7 +177,7 @@ _STEPS: dict[str, str] = {
 def _called(row: Operator) -> Emit:
     """TVM's own operator, which takes the operands and then the attributes."""
 
-    def emit(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    def emit(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
         return scope.function(row.tvm)(*args, *call_attributes(node.attributes).values())
 
     return emit
@@ -186,7 +186,7 @@ def _called(row: Operator) -> Emit:
 def _written(row: Operator) -> Emit:
     """An operator that TVM has not, by the first of its forms."""
 
-    def emit(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+    def emit(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
         form = form_for(row, node.attributes)
         assert form is not None, f"{row.name} has no form for {node.attributes}"
         known = {f"#{name}": value for name, value in row.values(node.attributes).items()}
@@ -196,7 +196,7 @@ def _written(row: Operator) -> Emit:
     return emit
 
 
-def _chain(scope: Scope, pattern: Pattern, known: Mapping[str, Any], like: Expr) -> Expr:
+def _chain(scope: EmissionScope, pattern: Pattern, known: Mapping[str, Any], like: Expr) -> Expr:
     """Emits the steps of a pattern; the last one is left to the caller."""
     if not isinstance(pattern, tuple):
         value = known[pattern] if isinstance(pattern, str) else pattern

@@ -6,10 +6,12 @@ import math
 from typing import Any
 
 from qdqbridge.ops.attributes import GemmAttrs
-from qdqbridge.qnn.emit.scope import Expr, Scope
+from qdqbridge.qnn.emit.scope import EmissionScope, Expr
 
 
-def batches(scope: Scope, x: Expr, w: Expr, gemm: GemmAttrs) -> tuple[Expr, Expr, list[Any]]:
+def batches(
+    scope: EmissionScope, x: Expr, w: Expr, gemm: GemmAttrs
+) -> tuple[Expr, Expr, list[Any]]:
     """Returns operands (B, M, K) and (B, N, K), and the leading extents that B stands for."""
     lead = _broadcast(scope.extents(x)[:-2], scope.extents(w)[:-2])
     if gemm.trans_a:
@@ -25,12 +27,12 @@ def _broadcast(a: list[Any], b: list[Any]) -> list[Any]:
     return [y if x == 1 else x for x, y in zip(left, right, strict=True)]
 
 
-def _swapped(scope: Scope, x: Expr) -> Expr:
+def _swapped(scope: EmissionScope, x: Expr) -> Expr:
     rank = scope.rank(x)
     return scope.emit(scope.op.permute_dims(x, [*range(rank - 2), rank - 1, rank - 2]))
 
 
-def _stacked(scope: Scope, x: Expr, lead: list[Any]) -> Expr:
+def _stacked(scope: EmissionScope, x: Expr, lead: list[Any]) -> Expr:
     extents = scope.extents(x)
     if extents[:-2] != lead:
         x = scope.emit(scope.op.broadcast_to(x, [*lead, *extents[-2:]]))

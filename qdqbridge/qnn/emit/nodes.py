@@ -9,18 +9,18 @@ from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.qnn.emit.accumulate import quantized_accumulation
 from qdqbridge.qnn.emit.conversions import CONVERSIONS
+from qdqbridge.qnn.emit.data_movement import DATA_MOVEMENT
 from qdqbridge.qnn.emit.floating import FLOATING
-from qdqbridge.qnn.emit.movers import MOVERS
 from qdqbridge.qnn.emit.resize import emit_resize
 from qdqbridge.qnn.emit.rounded import quantized_result
-from qdqbridge.qnn.emit.scope import Expr, Scope, reason, unsupported
+from qdqbridge.qnn.emit.scope import EmissionScope, Expr, reason, unsupported
 
-KNOWN = MOVERS.keys() | FLOATING.keys() | CONVERSIONS.keys() | {"Resize", "Composition"}
+KNOWN = DATA_MOVEMENT.keys() | FLOATING.keys() | CONVERSIONS.keys() | {"Resize", "Composition"}
 """Operators that have an emission function."""
 LISTED = 8
 Bind = Callable[[Value, Expr], Expr]
 Foreign = Callable[[Node], Sequence[Expr]]
-Form = Callable[[Scope, Node, Foreign], Sequence[Expr]]
+Form = Callable[[EmissionScope, Node, Foreign], Sequence[Expr]]
 """Emits one node: an expression for each of its results."""
 
 
@@ -55,12 +55,12 @@ def computes_minifloats(node: Node) -> bool:
     return any(v.quant is not None and v.type.dtype.is_small_float for v in values)
 
 
-def in_integers(scope: Scope, node: Node, foreign: Foreign) -> Sequence[Expr]:
+def in_integers(scope: EmissionScope, node: Node, foreign: Foreign) -> Sequence[Expr]:
     """Emits a node in the QNN dialect, or as a float operator where that has no call for it."""
     name = node.op.name
     if node.op.flow is Flow.FLOAT and name not in FLOATING:
         return foreign(node)
-    own = scope.spelling.rows.get(name) if node.output.quant is not None else None
+    own = scope.variant.rows.get(name) if node.output.quant is not None else None
     spelled = None if own is None else own(scope, node)
     if spelled is not None:
         return [spelled]
@@ -68,8 +68,8 @@ def in_integers(scope: Scope, node: Node, foreign: Foreign) -> Sequence[Expr]:
         return [CONVERSIONS[name](scope, node)]
     if name == "Resize":
         return [emit_resize(scope, node)]
-    if name in MOVERS:
-        moved = MOVERS[name](scope, node, scope.value(node.operand(0)))
+    if name in DATA_MOVEMENT:
+        moved = DATA_MOVEMENT[name](scope, node, scope.value(node.operand(0)))
         return moved if isinstance(moved, list) else [moved]
     quantized = None
     if node.op.flow is Flow.ACCUMULATE:
@@ -80,7 +80,7 @@ def in_integers(scope: Scope, node: Node, foreign: Foreign) -> Sequence[Expr]:
 
 
 def emit_nodes(
-    scope: Scope,
+    scope: EmissionScope,
     graph: Graph,
     bind: Bind,
     foreign: Foreign,
@@ -130,7 +130,7 @@ def joined(problems: list[UnsupportedTargetError]) -> UnsupportedTargetError:
     )
 
 
-def float_form(scope: Scope, node: Node) -> Expr:
+def float_form(scope: EmissionScope, node: Node) -> Expr:
     """Emits the float operator on dequantized operands, and the rounding of its result."""
     if node.op.name not in FLOATING:
         raise unsupported(node, "it has no counterpart of floats")

@@ -13,17 +13,17 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
 from qdqbridge.qnn.emit.dtypes import storage
-from qdqbridge.qnn.emit.scope import Expr, Scope
+from qdqbridge.qnn.emit.scope import EmissionScope, Expr
 from qdqbridge.qnn.ranges import longest_row
 
 _CODES = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
 _Typed = tuple[Expr, Expr, Expr]
 
 
-def quantized_norm(name: str) -> Callable[[Scope, Node], Expr | None]:
+def quantized_norm(name: str) -> Callable[[EmissionScope, Node], Expr | None]:
     """Returns what emits ``qnn.<name>(x, gamma, beta, sx, zx, sg, zg, sb, zb, sy, zy)``."""
 
-    def emit(scope: Scope, node: Node) -> Expr | None:
+    def emit(scope: EmissionScope, node: Node) -> Expr | None:
         gamma = _affine(scope, node.operand(1))
         given = node.optional(2)
         if gamma is None or not _is_codes(node.operand(0)):
@@ -38,7 +38,7 @@ def quantized_norm(name: str) -> Callable[[Scope, Node], Expr | None]:
     return emit
 
 
-def quantized_batch_norm(scope: Scope, node: Node) -> Expr | None:
+def quantized_batch_norm(scope: EmissionScope, node: Node) -> Expr | None:
     """Emits ``qnn.batch_norm(x, gamma, beta, mean, var, sx, zx, sy, zy)``."""
     statistics = [_real(node.operand(i)) for i in range(1, 5)]
     arrays = [scope.number(array.astype(np.float32)) for array in statistics if array is not None]
@@ -47,7 +47,7 @@ def quantized_batch_norm(scope: Scope, node: Node) -> Expr | None:
     return _call(scope, node, "batch_norm", arrays)
 
 
-def _call(scope: Scope, node: Node, name: str, rest: list[Any]) -> Expr:
+def _call(scope: EmissionScope, node: Node, name: str, rest: list[Any]) -> Expr:
     """Emits a call; ``rest`` holds expressions, or tuples of one and its parameters."""
     source, result = node.operand(0).quant, node.output.quant
     assert source is not None and result is not None
@@ -83,7 +83,7 @@ def _is_codes(value: Value) -> bool:
     return quant is not None and quant.params.per_tensor and quant.params.storage_dtype in _CODES
 
 
-def _affine(scope: Scope, value: Value) -> _Typed | None:
+def _affine(scope: EmissionScope, value: Value) -> _Typed | None:
     """Returns gamma or beta with its parameters; a constant without such is folded to float32."""
     if value.quant is not None and value.quant.params.per_tensor:
         params = value.quant.params
@@ -95,7 +95,7 @@ def _affine(scope: Scope, value: Value) -> _Typed | None:
     return _unscaled(scope, scope.value(value)) if str(value.type.dtype) == "float32" else None
 
 
-def _unscaled(scope: Scope, real: Expr) -> _Typed:
+def _unscaled(scope: EmissionScope, real: Expr) -> _Typed:
     return real, scope.number(np.ones((), np.float32)), scope.number(np.zeros((), np.int32))
 
 
@@ -110,7 +110,7 @@ def _real(value: Value) -> NDArray[Any] | None:
 # ---- on floats ------------------------------------------------------------------------------
 
 
-def _layer_norm(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+def _layer_norm(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     attributes, x, gamma = node.attributes, args[0], args[1]
     assert isinstance(attributes, NormAttrs)
     axes = list(range(attributes.axis, scope.rank(x)))
@@ -123,14 +123,16 @@ def _layer_norm(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     return _scaled(scope, centred, axes, attributes.epsilon, args)
 
 
-def _rms_norm(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+def _rms_norm(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     attributes = node.attributes
     assert isinstance(attributes, NormAttrs)
     axes = list(range(attributes.axis, scope.rank(args[0])))
     return _scaled(scope, args[0], axes, attributes.epsilon, args)
 
 
-def _scaled(scope: Scope, x: Expr, axes: list[int], epsilon: float, args: list[Expr]) -> Expr:
+def _scaled(
+    scope: EmissionScope, x: Expr, axes: list[int], epsilon: float, args: list[Expr]
+) -> Expr:
     """Returns ``x / sqrt(mean(x * x) + epsilon) * gamma + beta``; gamma and beta broadcast."""
     square = scope.emit(scope.op.multiply(x, x))
     mean = scope.emit(scope.op.mean(square, axes, True))
@@ -140,14 +142,14 @@ def _scaled(scope: Scope, x: Expr, axes: list[int], epsilon: float, args: list[E
     return scope.op.add(scope.emit(result), args[2]) if len(args) > 2 else result
 
 
-def _instance_norm(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+def _instance_norm(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     assert isinstance(node.attributes, EpsilonAttrs)
     rank = scope.rank(args[0])
     channel, axes = scope.channel(node, rank), scope.spatial(node, rank)
     return scope.op.nn.instance_norm(*args, channel, axes, node.attributes.epsilon)
 
 
-def _group_norm(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+def _group_norm(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     attributes = node.attributes
     assert isinstance(attributes, GroupNormAttrs)
     rank = scope.rank(args[0])
@@ -156,7 +158,7 @@ def _group_norm(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     return scope.op.nn.group_norm(*args, groups, channel, axes, epsilon)
 
 
-def _batch_norm(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+def _batch_norm(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     attributes = node.attributes
     assert isinstance(attributes, EpsilonAttrs)
     axis = scope.channel(node, scope.rank(args[0]))
@@ -167,14 +169,14 @@ def _batch_norm(scope: Scope, node: Node, args: list[Expr]) -> Expr:
 OVER_CHANNELS = frozenset(("InstanceNormalization", "GroupNormalization", "BatchNormalization"))
 """Norms that are emitted channels-first only; layout plans have to know."""
 
-QUANTIZED_NORMS: dict[str, Callable[[Scope, Node], Expr | None]] = {
+QUANTIZED_NORMS: dict[str, Callable[[EmissionScope, Node], Expr | None]] = {
     "LayerNormalization": quantized_norm("layer_norm"),
     "RMSNormalization": quantized_norm("rms_norm"),
     "InstanceNormalization": quantized_norm("instance_norm"),
     "GroupNormalization": quantized_norm("group_norm"),
     "BatchNormalization": quantized_batch_norm,
 }
-FLOATING_NORMS: dict[str, Callable[[Scope, Node, list[Expr]], Expr]] = {
+FLOATING_NORMS: dict[str, Callable[[EmissionScope, Node, list[Expr]], Expr]] = {
     "LayerNormalization": _layer_norm,
     "RMSNormalization": _rms_norm,
     "InstanceNormalization": _instance_norm,

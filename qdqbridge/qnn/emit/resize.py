@@ -14,12 +14,12 @@ from qdqbridge.graph.types import Shape
 from qdqbridge.ops.attributes import ResizeAttrs
 from qdqbridge.ops.resize import RESIZE, moves, sizes
 from qdqbridge.qnn.emit.dtypes import storage
-from qdqbridge.qnn.emit.scope import Expr, Scope, unsupported
+from qdqbridge.qnn.emit.scope import EmissionScope, Expr, unsupported
 
 _METHODS = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "cubic"}
 
 
-def emit_resize(scope: Scope, node: Node) -> Expr:
+def emit_resize(scope: EmissionScope, node: Node) -> Expr:
     """Emits a Resize of any rank and mode on quantized values, and of floats."""
     attributes, value, result = node.attributes, node.operand(0), node.output
     assert isinstance(attributes, ResizeAttrs)
@@ -41,7 +41,7 @@ def emit_resize(scope: Scope, node: Node) -> Expr:
 
 
 def _resized(
-    scope: Scope, node: Node, attributes: ResizeAttrs, shape: Shape, result: Shape
+    scope: EmissionScope, node: Node, attributes: ResizeAttrs, shape: Shape, result: Shape
 ) -> list[int]:
     """Returns the 1 to 3 axes besides batch and channels where only they are resized."""
     if shape is None or result is None or not 3 <= len(shape) <= 5:
@@ -95,7 +95,7 @@ def _attributes(node: Node, attributes: ResizeAttrs, axes: list[int]) -> dict[st
     return attrs
 
 
-def _floating(scope: Scope, node: Node, attributes: ResizeAttrs) -> Expr:
+def _floating(scope: EmissionScope, node: Node, attributes: ResizeAttrs) -> Expr:
     """Emits one weighted sum of shifted values per resized axis."""
     value, shape = scope.real(node.operand(0)), node.operand(0).type.shape
     if attributes.antialias or attributes.coordinate_transformation_mode == "tf_crop_and_resize":
@@ -114,7 +114,7 @@ def _floating(scope: Scope, node: Node, attributes: ResizeAttrs) -> Expr:
     return value if quant is None else scope.quantize(value, quant.params)
 
 
-def _opened(scope: Scope, node: Node, attributes: ResizeAttrs, value: Expr) -> Expr:
+def _opened(scope: EmissionScope, node: Node, attributes: ResizeAttrs, value: Expr) -> Expr:
     """Emits ``qnn.resize`` of floats, whose weights are computed when it runs."""
     attrs = {**_attributes(node, attributes, []), "out_dtype": "float32"}
     one, zero = scope.number(np.ones((), np.float32)), scope.number(np.zeros((), np.int32))
@@ -139,7 +139,7 @@ def _weights(attributes: ResizeAttrs, axis: int, length: int, size: int) -> NDAr
     return matrix
 
 
-def _along(scope: Scope, x: Expr, axis: int, matrix: NDArray[np.float32]) -> Expr:
+def _along(scope: EmissionScope, x: Expr, axis: int, matrix: NDArray[np.float32]) -> Expr:
     """Returns the product of a sparse matrix with an axis of ``x``."""
     count = max(int((matrix != 0).sum(axis=1).max()), 1)
     taps = np.sort(np.argsort(matrix == 0, axis=1, kind="stable")[:, :count], axis=1)

@@ -14,14 +14,14 @@ from qdqbridge.ops.composition import CompositionAttrs, table
 from qdqbridge.ops.reduction import reduces, reduction_of
 from qdqbridge.qnn.emit.dtypes import storage
 from qdqbridge.qnn.emit.norms import QUANTIZED_NORMS
-from qdqbridge.qnn.emit.scope import Expr, Scope
+from qdqbridge.qnn.emit.scope import EmissionScope, Expr
 from qdqbridge.qnn.origin import written
 
 _Typed = tuple[Expr, Expr, Expr, int]
 """An operand with its scale, zero point and the axis of these."""
 
 
-def quantized_result(scope: Scope, node: Node) -> Expr | None:
+def quantized_result(scope: EmissionScope, node: Node) -> Expr | None:
     """Emits the operator's own qnn call; returns None where it has none for these operands."""
     result = node.output.quant
     if result is None or not result.params.per_tensor:
@@ -39,7 +39,7 @@ def _result(node: Node) -> QuantParams:
     return node.output.quant.params
 
 
-def _typed(scope: Scope, value: Value) -> _Typed | None:
+def _typed(scope: EmissionScope, value: Value) -> _Typed | None:
     """Returns an operand with its scale, zero point and axis; a float one has scale 1."""
     if value.quant is None:
         plain = _plain(scope, value)
@@ -52,7 +52,7 @@ def _typed(scope: Scope, value: Value) -> _Typed | None:
     return scope.value(value), scope.scale(params), scope.zero_point(params), axis
 
 
-def _plain(scope: Scope, value: Value) -> Expr | None:
+def _plain(scope: EmissionScope, value: Value) -> Expr | None:
     """Returns an operand as float32; None where that would change a value."""
     if str(value.type.dtype) == "float32":
         return scope.value(value)
@@ -63,11 +63,11 @@ def _plain(scope: Scope, value: Value) -> Expr | None:
     return scope.number(narrow) if np.array_equal(narrow.astype(array.dtype), array) else None
 
 
-def _outputs(scope: Scope, params: QuantParams) -> list[Expr]:
+def _outputs(scope: EmissionScope, params: QuantParams) -> list[Expr]:
     return [scope.scale(params), scope.zero_point(params)]
 
 
-def _unary(scope: Scope, node: Node) -> Expr | None:
+def _unary(scope: EmissionScope, node: Node) -> Expr | None:
     """``qnn.<op>(x, sx, zx, sy, zy)``, whose attributes are the operator's."""
     operand, rank = _typed(scope, node.operand(0)), node.operand(0).rank
     if operand is None or node.operand(0).quant is None:
@@ -85,7 +85,7 @@ def _unary(scope: Scope, node: Node) -> Expr | None:
     return scope.clamp(scope.qnn(node.op.qnn.format(rank=spatial), args, attrs), params)
 
 
-def _binary(scope: Scope, node: Node) -> Expr | None:
+def _binary(scope: EmissionScope, node: Node) -> Expr | None:
     name = node.op.qnn
     if len(node.inputs) != 2:
         return _folded(scope, node, name)
@@ -95,14 +95,16 @@ def _binary(scope: Scope, node: Node) -> Expr | None:
     return _pair(scope, name, left, right, _result(node))
 
 
-def _pair(scope: Scope, name: str, left: _Typed, right: _Typed, params: QuantParams) -> Expr:
+def _pair(
+    scope: EmissionScope, name: str, left: _Typed, right: _Typed, params: QuantParams
+) -> Expr:
     operands = scope.aligned([left[0], right[0]])
     args = [*operands, *left[1:3], *right[1:3], *_outputs(scope, params)]
     attrs = {"lhs_axis": left[3], "rhs_axis": right[3], "out_dtype": storage(params)}
     return scope.clamp(scope.qnn(name, args, attrs), params)
 
 
-def _folded(scope: Scope, node: Node, name: str) -> Expr | None:
+def _folded(scope: EmissionScope, node: Node, name: str) -> Expr | None:
     """Min and Max of any number: pairs, each rounded; rounding is monotone and repeatable."""
     parts = [_typed(scope, value) for value in node.inputs if value is not None]
     typed, params = [part for part in parts if part is not None], _result(node)
@@ -117,7 +119,7 @@ def _folded(scope: Scope, node: Node, name: str) -> Expr | None:
     return total[0]
 
 
-def _where(scope: Scope, node: Node) -> Expr | None:
+def _where(scope: EmissionScope, node: Node) -> Expr | None:
     left, right = _typed(scope, node.operand(1)), _typed(scope, node.operand(2))
     if left is None or right is None:
         return None
@@ -128,7 +130,7 @@ def _where(scope: Scope, node: Node) -> Expr | None:
     return scope.clamp(scope.qnn("where", args, attrs), params)
 
 
-def _concat(scope: Scope, node: Node) -> Expr | None:
+def _concat(scope: EmissionScope, node: Node) -> Expr | None:
     attributes, params = node.attributes, _result(node)
     assert isinstance(attributes, AxisAttrs)
     values = [value for value in node.inputs if value is not None]
@@ -147,7 +149,7 @@ def _concat(scope: Scope, node: Node) -> Expr | None:
     return scope.clamp(scope.qnn("concatenate", args, {"axis": attributes.axis}), params)
 
 
-def _composition(scope: Scope, node: Node) -> Expr | None:
+def _composition(scope: EmissionScope, node: Node) -> Expr | None:
     attributes, source, params = node.attributes, node.operand(0).quant, _result(node)
     assert isinstance(attributes, CompositionAttrs)
     if source is None:
@@ -158,7 +160,7 @@ def _composition(scope: Scope, node: Node) -> Expr | None:
     return scope.qnn("lookup", args, {"function": written(node, named=False)})
 
 
-_OTHERWISE: dict[str, Callable[[Scope, Node], Expr | None]] = {
+_OTHERWISE: dict[str, Callable[[EmissionScope, Node], Expr | None]] = {
     "Composition": _composition,
     "Where": _where,
     "Concat": _concat,

@@ -17,19 +17,19 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import quantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.qnn.emit.dtypes import as_bytes, storage, tvm_dtype
-from qdqbridge.qnn.emit.spelling import CANONICAL, Spelling
+from qdqbridge.qnn.emit.variant import CANONICAL, Variant
 from qdqbridge.qnn.origin import written
 
 Expr = Any
 """An expression of the host."""
 
 
-class Scope(ABC):
+class EmissionScope(ABC):
     """Emits into one function of a host.
 
     Attributes:
         op: The host's operators under Relax's names and with Relax's arguments.
-        spelling: The choices between equivalent forms.
+        variant: The choices between equivalent forms.
         channels_last: The nodes whose data operand and results are channels-last.
         exprs: The expression of every value that is emitted.
     """
@@ -41,9 +41,9 @@ class Scope(ABC):
     """True where products take matrices and stacks of matrices only, the second one (N, K)."""
 
     def __init__(
-        self, spelling: Spelling = CANONICAL, channels_last: frozenset[Node] = frozenset()
+        self, variant: Variant = CANONICAL, channels_last: frozenset[Node] = frozenset()
     ) -> None:
-        self.spelling, self.channels_last = spelling, channels_last
+        self.variant, self.channels_last = variant, channels_last
         self.exprs: dict[Value, Expr] = {}
         self.origin = ""
         """What a host writes into the spans of its calls: see :mod:`qdqbridge.qnn.origin`."""
@@ -282,7 +282,7 @@ class Scope(ABC):
             return stored
         if params.full_range and params.storage_dtype.bits >= 8:
             return stored
-        return self.spelling.clamp(self, stored, params)
+        return self.variant.clamp(self, stored, params)
 
     def cast(self, expr: Expr, dtype: str) -> Expr:
         """Emits a change of element type where there is one."""

@@ -8,10 +8,10 @@ import numpy as np
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.ops.simulated import SimulatedAttrs
-from qdqbridge.qnn.emit.scope import Expr, Scope
+from qdqbridge.qnn.emit.scope import EmissionScope, Expr
 
 
-def _simulate(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+def _simulate(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     """Emits both calls, and between them the clamp to codes that the type has and more.
 
     Without a type both calls give their operand back; the clamp is left out then as well.
@@ -28,7 +28,7 @@ def _simulate(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     return scope.op.where(disabled, x, real)
 
 
-def _along(scope: Scope, bound: Expr, x: Expr, axis: int | None) -> Expr:
+def _along(scope: EmissionScope, bound: Expr, x: Expr, axis: int | None) -> Expr:
     """Returns an integer bound as floats that broadcast against ``x``."""
     number = scope.cast(bound, "float32")
     if axis is None or not scope.extents(bound):
@@ -38,6 +38,6 @@ def _along(scope: Scope, bound: Expr, x: Expr, axis: int | None) -> Expr:
     return scope.emit(scope.op.reshape(number, shape))
 
 
-FLOATING_SIMULATED: dict[str, Callable[[Scope, Node, list[Expr]], Expr]] = {
+FLOATING_SIMULATED: dict[str, Callable[[EmissionScope, Node, list[Expr]], Expr]] = {
     "SimulateQuantization": _simulate,
 }

@@ -10,13 +10,13 @@ from qdqbridge.graph.lenses import call_attributes
 from qdqbridge.graph.operator import Attributes, Flow
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, PoolAttrs, ReduceAttrs
 from qdqbridge.ops.reduction import reduction_of
-from qdqbridge.qnn.emit.scope import Expr, Scope, unsupported
+from qdqbridge.qnn.emit.scope import EmissionScope, Expr, unsupported
 
-Emit = Callable[[Scope, Node, list[Expr]], Expr]
+Emit = Callable[[EmissionScope, Node, list[Expr]], Expr]
 
 
 def window_pads(
-    scope: Scope, node: Node, attributes: PoolAttrs, have: list[Any]
+    scope: EmissionScope, node: Node, attributes: PoolAttrs, have: list[Any]
 ) -> tuple[int, ...]:
     """Returns pads under which a pool without ``ceil_mode`` has ONNX's windows.
 
@@ -43,7 +43,7 @@ def window_pads(
     return tuple(pads)
 
 
-def pool(scope: Scope, node: Node, x: Expr, pads: tuple[int, ...]) -> Expr:
+def pool(scope: EmissionScope, node: Node, x: Expr, pads: tuple[int, ...]) -> Expr:
     """Emits the host's pool of a node with these pads, which say all about ``ceil_mode``."""
     rank = scope.rank(x)
     function = scope.function(node.op.tvm.format(rank=rank - 2))
@@ -52,7 +52,7 @@ def pool(scope: Scope, node: Node, x: Expr, pads: tuple[int, ...]) -> Expr:
     return function(x, layout=scope.layout(node, rank), **window | {"padding": pads})
 
 
-def _conv(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+def _conv(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     x, w = args[0], args[1]
     rank, last = scope.rank(x) - 2, node in scope.channels_last
     attrs, function = (
@@ -60,8 +60,8 @@ def _conv(scope: Scope, node: Node, args: list[Expr]) -> Expr:
         scope.function(node.op.tvm.format(rank=rank)),
     )
     if last and isinstance(node.attributes, ConvTransposeAttrs):  # TVM's are channels-first only
-        turned = scope.emit(scope.op.permute_dims(x, [0, rank + 1, *range(1, rank + 1)]))
-        first = scope.emit(function(turned, w, **attrs))
+        permuted = scope.emit(scope.op.permute_dims(x, [0, rank + 1, *range(1, rank + 1)]))
+        first = scope.emit(function(permuted, w, **attrs))
         x = scope.emit(scope.op.permute_dims(first, [0, *range(2, rank + 2), 1]))
         return _plus(scope, x, args, 0)
     if last:
@@ -71,14 +71,14 @@ def _conv(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     return _plus(scope, function(x, w, **attrs), args, 0 if last else rank)
 
 
-def _plus(scope: Scope, result: Expr, args: list[Expr], trailing: int) -> Expr:
+def _plus(scope: EmissionScope, result: Expr, args: list[Expr], trailing: int) -> Expr:
     if len(args) < 3:
         return result
     column = scope.emit(scope.op.reshape(args[2], (-1, *([1] * trailing))))
     return scope.op.add(scope.emit(result), column if trailing else args[2])
 
 
-def _average_pool(scope: Scope, node: Node, args: list[Expr]) -> Expr:
+def _average_pool(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     attributes, x = node.attributes, args[0]
     assert isinstance(attributes, PoolAttrs)
     pads = window_pads(scope, node, attributes, scope.extents(x))
@@ -90,7 +90,9 @@ def _average_pool(scope: Scope, node: Node, args: list[Expr]) -> Expr:
     return pool(scope, node, x, pads)
 
 
-def _counted_pool(scope: Scope, node: Node, x: Expr, ones: Expr, pads: tuple[int, ...]) -> Expr:
+def _counted_pool(
+    scope: EmissionScope, node: Node, x: Expr, ones: Expr, pads: tuple[int, ...]
+) -> Expr:
     attributes = node.attributes
     assert isinstance(attributes, PoolAttrs)
     rank = len(attributes.kernel_shape)
@@ -105,7 +107,7 @@ def _counted_pool(scope: Scope, node: Node, x: Expr, ones: Expr, pads: tuple[int
     return scope.op.divide(total, scope.emit(pool(scope, node, counts, left)))
 
 
-def reduction(scope: Scope, node: Node, x: Expr) -> Expr:
+def reduction(scope: EmissionScope, node: Node, x: Expr) -> Expr:
     """Emits the host's reduction, of the spatial axes for a global pool."""
     found = reduction_of(node, scope.spatial(node, scope.rank(x)))
     return scope.function(node.op.tvm)(x, list(found.axes), found.keepdims)

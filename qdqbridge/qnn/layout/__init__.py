@@ -1,7 +1,7 @@
 """Channels-last: which values are carried so, decided once, and the graph with that carried out."""
 
-from qdqbridge.qnn.layout.carry import Carried, carried
+from qdqbridge.qnn.layout.convert import ConvertedGraph, apply_layout
 from qdqbridge.qnn.layout.permutation import channels_last
-from qdqbridge.qnn.layout.plan import Plan, plan
+from qdqbridge.qnn.layout.plan import LayoutPlan, plan
 
-__all__ = ["Carried", "Plan", "carried", "channels_last", "plan"]
+__all__ = ["ConvertedGraph", "LayoutPlan", "apply_layout", "channels_last", "plan"]

@@ -6,16 +6,16 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.qnn.layout.constraints import WINDOWS, LayoutConstraint, NodeConstraints, constraints
 from qdqbridge.qnn.layout.cut import INFINITE, SINK, SOURCE, Network
 from qdqbridge.qnn.layout.permutation import channels_last, unmoved
-from qdqbridge.qnn.layout.sides import WINDOWS, Side, Sides, sides
 
 _TRANSPOSE = 1 << 10
 """Cost of a transpose; its element size decides between equally many, a reshape costs 1."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LayoutPlan:
     """In which layout every value and node is carried.
 
     Attributes:
@@ -43,7 +43,7 @@ def plan(
     *,
     ranks: Collection[int] = (3, 4),
     fixed: Collection[str] = (),
-) -> Plan:
+) -> LayoutPlan:
     """Returns the plan with the fewest transposes under which window operators are channels-last.
 
     Transposes that the graph has itself vanish where values are carried so; a graph without a
@@ -57,28 +57,30 @@ def plan(
         fixed: Operators whose host form is channels-first only.
     """
     if channels_last:
-        found = _Planner(graph, ranks, fixed).plan()
+        found = _LayoutPlanner(graph, ranks, fixed).plan()
         windows = any(n.op.name in WINDOWS and n.output.rank in ranks for n in graph.nodes)
         if windows or len(found.transposes) < _vanishing(found):
             return found
     alone = {node: ((False,) * len(node.inputs), False) for node in graph.nodes}
-    return Plan(frozenset(), alone, ())
+    return LayoutPlan(frozenset(), alone, ())
 
 
-def _vanishing(plan: Plan) -> int:
+def _vanishing(plan: LayoutPlan) -> int:
     """Returns how many transposes of the graph are none under the plan."""
     nodes = plan.nodes.items()
     return sum(n.op.name == "Transpose" and taken[0] != given for n, (taken, given) in nodes)
 
 
-class _Planner:
+class _LayoutPlanner:
     def __init__(self, graph: Graph, ranks: Collection[int], fixed: Collection[str]) -> None:
         self.graph, self.ranks = graph, ranks
-        self.sides: dict[Node, Sides] = {n: sides(n, ranks, fixed) for n in graph.nodes}
+        self.constraints: dict[Node, NodeConstraints] = {
+            n: constraints(n, ranks, fixed) for n in graph.nodes
+        }
         self.network = Network()
         self.followers: dict[Node, int] = {}
 
-    def plan(self) -> Plan:
+    def plan(self) -> LayoutPlan:
         readers = self._readers()
         for value, places in readers.items():
             self._connect(value, self._producer(value), places)
@@ -89,7 +91,7 @@ class _Planner:
             for v, places in readers.items()
             if len({near[p] for p in places} | {near[self._producer(v)]}) > 1
         ]
-        return Plan(
+        return LayoutPlan(
             values, {n: self._node(n, near, values) for n in self.graph.nodes}, tuple(moved)
         )
 
@@ -100,8 +102,12 @@ class _Planner:
             if value.rank in self.ranks:
                 found[value] = []
         for node in self.graph.nodes:
-            for value, side in zip(node.inputs, self.sides[node].inputs, strict=True):
-                if value is not None and side is not Side.FREE and self._laid_out(value):
+            for value, side in zip(node.inputs, self.constraints[node].inputs, strict=True):
+                if (
+                    value is not None
+                    and side is not LayoutConstraint.FREE
+                    and self._laid_out(value)
+                ):
                     found.setdefault(value, []).append(self._place(node, side))
             found.update({v: [] for v in node.outputs if self._laid_out(v)})
         for value in self.graph.outputs:
@@ -114,12 +120,12 @@ class _Planner:
 
     def _producer(self, value: Value) -> int:
         node = value.producer
-        return SOURCE if node is None else self._place(node, self.sides[node].outputs[0])
+        return SOURCE if node is None else self._place(node, self.constraints[node].outputs[0])
 
-    def _place(self, node: Node, side: Side) -> int:
-        if side is Side.AS_IS or node.output.rank not in self.ranks:
+    def _place(self, node: Node, side: LayoutConstraint) -> int:
+        if side is LayoutConstraint.AS_IS or node.output.rank not in self.ranks:
             return SOURCE
-        if side is Side.LAST:
+        if side is LayoutConstraint.LAST:
             return SINK
         if node not in self.followers:
             self.followers[node] = self.network.node()
@@ -141,12 +147,12 @@ class _Planner:
     def _node(
         self, node: Node, near: list[bool], values: frozenset[Value]
     ) -> tuple[tuple[bool, ...], bool]:
-        own = self.sides[node]
+        own = self.constraints[node]
         taken = tuple(
             value in values
-            if side is Side.FREE and value is not None
+            if side is LayoutConstraint.FREE and value is not None
             else not near[self._place(node, side)]
-            if side is not Side.FREE
+            if side is not LayoutConstraint.FREE
             else False
             for value, side in zip(node.inputs, own.inputs, strict=True)
         )

@@ -11,10 +11,10 @@ attribute names. A :class:`Reading` looks up the row of the operator and makes g
     ...
     graph = reading.finish([x], [last], ["logits"])      # raw: canonicalize it
 
-What a call stands for is an :data:`Entry`: a graph :class:`Value`, an :class:`Accumulator` (the
-int32 result of a product, which becomes one node together with the bias and the requantize that
-follow), or a tuple of entries. A row is ``(reading, call) -> Entry``; a host adds rows of its own
-for spellings of its own (``nn.bias_add`` is one already).
+What a call stands for is an :data:`Entry`: a graph :class:`Value`, an :class:`UnroundedProduct`
+(the int32 result of a product, which becomes one node together with the bias and the requantize
+that follow), or a tuple of entries. A row is ``(reading, call) -> Entry``; a host adds rows of its
+own for spellings of its own (``nn.bias_add`` is one already).
 
 * Rows make nodes in absorbed form (``Add`` of quantized operands with a quantized result); what a
   host writes with ``qnn.dequantize`` and floats is read like that and absorbed by the canonical
@@ -24,8 +24,8 @@ for spellings of its own (``nn.bias_add`` is one already).
   completes an operator (:mod:`.composed`); whatever is left of it in the end is refused, all at
   once and by name.
 * Channels-last calls are read as channels-first nodes between Transposes.
-* ``call.claim`` (:func:`qdqbridge.qnn.origin.claimed` of the call's span) says how the graph had
-  spelled what the call means, and is believed only where both agree.
+* ``call.provenance`` (:func:`qdqbridge.qnn.origin.provenance_of` of the call's span) says how the
+  graph had spelled what the call means, and is believed only where both agree.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from qdqbridge.qnn.read.call import Accumulator, Call, Entry, Result
+from qdqbridge.qnn.read.call import Call, Entry, Result, UnroundedProduct
 from qdqbridge.qnn.read.floating import FLOATING
-from qdqbridge.qnn.read.moving import MOVING
-from qdqbridge.qnn.read.picking import PICKING
+from qdqbridge.qnn.read.gather_concat import GATHER_CONCAT
+from qdqbridge.qnn.read.max_and_clip import MAX_AND_CLIP
 from qdqbridge.qnn.read.reading import Reading, Row
+from qdqbridge.qnn.read.reshape import RESHAPE
 from qdqbridge.qnn.read.rounded import QNN
-from qdqbridge.qnn.read.shaping import SHAPING
 
-ROWS: Mapping[str, Row] = MappingProxyType({**QNN, **SHAPING, **MOVING, **PICKING, **FLOATING})
+ROWS: Mapping[str, Row] = MappingProxyType(
+    {**QNN, **RESHAPE, **GATHER_CONCAT, **MAX_AND_CLIP, **FLOATING}
+)
 """What every operator that emission writes becomes, by Relay's name."""
 
-__all__ = ["ROWS", "Accumulator", "Call", "Entry", "Reading", "Result", "Row"]
+__all__ = ["ROWS", "Call", "Entry", "Reading", "Result", "Row", "UnroundedProduct"]

@@ -26,14 +26,14 @@ from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.ops.weights import weight_geometry
 from qdqbridge.qnn.read import parameters
-from qdqbridge.qnn.read.call import Accumulator, Call
+from qdqbridge.qnn.read.call import Call, UnroundedProduct
 from qdqbridge.qnn.read.layout import (
     channels_first,
     laid_out,
     transposed,
     weight_first,
 )
-from qdqbridge.qnn.read.products import vector, whole_product
+from qdqbridge.qnn.read.products import fused_product, vector
 from qdqbridge.qnn.read.reading import Reading, Row
 
 _CLOSE = 1e-6
@@ -43,7 +43,7 @@ _CLOSE = 1e-6
 def convolution(rank: int, *, transpose: bool) -> Row:
     """Returns the row of ``qnn.conv<rank>d`` or its transpose."""
 
-    def read(reading: Reading, call: Call) -> Accumulator:
+    def read(reading: Reading, call: Call) -> UnroundedProduct:
         x = _data(reading, call, 0, 2, 4)
         x, back = channels_first(reading, x, str(call.get("data_layout") or ""), rank)
         layout = str(call.get("kernel_layout") or "")
@@ -56,7 +56,7 @@ def convolution(rank: int, *, transpose: bool) -> Row:
     return read
 
 
-def dense(reading: Reading, call: Call) -> Accumulator:
+def dense(reading: Reading, call: Call) -> UnroundedProduct:
     """``qnn.dense``: a weight of shape (units, K)."""
     x = _data(reading, call, 0, 2, 4)
     w = parameters.operand(reading, call, 1, 5, 3, axis=0)
@@ -67,15 +67,19 @@ def dense(reading: Reading, call: Call) -> Accumulator:
     return _as_gemm(reading, product)
 
 
-def batch_matmul(reading: Reading, call: Call) -> Accumulator:
+def batch_matmul(reading: Reading, call: Call) -> UnroundedProduct:
     """``qnn.batch_matmul``, in which Relay's second operand lies transposed."""
     x = _data(reading, call, 0, 2, 4)
     w = parameters.operand(reading, call, 1, 5, 3)
     trans_a = bool(call.get("transpose_a", False))
     trans_b = bool(call.get("transpose_b", True))
-    claim = call.claim
-    if claim is not None and isinstance(claim.attributes, GemmAttrs) and x.rank == w.rank == 2:
-        given = claim.attributes
+    provenance = call.provenance
+    if (
+        provenance is not None
+        and isinstance(provenance.attributes, GemmAttrs)
+        and x.rank == w.rank == 2
+    ):
+        given = provenance.attributes
         if (given.trans_a, given.trans_b) == (trans_a, trans_b):
             return _accumulator(call, GEMM, given, x, w)
     x = _swapped(reading, x) if trans_a else x
@@ -98,7 +102,7 @@ def _swapped(reading: Reading, value: Value) -> Value:
 def _accumulator(
     call: Call, op: Any, attributes: Any, x: Value, w: Value, *,
     back: tuple[int, ...] | None = None,
-) -> Accumulator:  # fmt: skip
+) -> UnroundedProduct:  # fmt: skip
     if x.quant is None or w.quant is None:
         raise InvalidModelError(
             f"{call.op} of operands that are not quantized",
@@ -111,15 +115,21 @@ def _accumulator(
     scale = np.asarray(left * w.quant.params.scale.astype(np.float32), np.float32)
     geometry = weight_geometry(op, attributes, w.rank)
     scale = scale if geometry is None else geometry.spread(scale)
-    return Accumulator(op, attributes, x, w, scale, call.result, back=back, claim=call.claim)
+    return UnroundedProduct(
+        op, attributes, x, w, scale, call.result, back=back, provenance=call.provenance
+    )
 
 
-def _as_gemm(reading: Reading, product: Accumulator) -> Accumulator:
+def _as_gemm(reading: Reading, product: UnroundedProduct) -> UnroundedProduct:
     """Returns a product as the Gemm or MatMul that its span claims, where that is the same."""
-    claim = product.claim
-    if claim is None or product.op is not DENSE or not isinstance(claim.attributes, GemmAttrs):
+    provenance = product.provenance
+    if (
+        provenance is None
+        or product.op is not DENSE
+        or not isinstance(provenance.attributes, GemmAttrs)
+    ):
         return product
-    given, x = claim.attributes, product.x
+    given, x = provenance.attributes, product.x
     if given.trans_a:
         source = _before(reading, x, TransposeAttrs)
         if source is None:
@@ -144,7 +154,9 @@ def _before(reading: Reading, value: Value, kind: type[Attributes]) -> Value | N
 # ---- bias --------------------------------------------------------------------------------------
 
 
-def with_bias(reading: Reading, product: Accumulator, bias: Value, axis: int) -> Accumulator:
+def with_bias(
+    reading: Reading, product: UnroundedProduct, bias: Value, axis: int
+) -> UnroundedProduct:
     """Returns a product to which a constant of integers has been added along ``axis`` onwards."""
     if bias.constant is None or not bias.type.dtype.is_integer:
         raise reading.refused("what is added to the int32 result of a product is no constant")
@@ -156,7 +168,7 @@ def with_bias(reading: Reading, product: Accumulator, bias: Value, axis: int) ->
     return replace(product, bias=total)
 
 
-def squeezed(reading: Reading, product: Accumulator, call: Call) -> Accumulator:
+def squeezed(reading: Reading, product: UnroundedProduct, call: Call) -> UnroundedProduct:
     """Undoes that vectors are multiplied as matrices of one row or column."""
     axes = {axis % len(product.result.shape or ()) for axis in call.ints("axis")}
     rank = len(product.result.shape or ())
@@ -171,7 +183,7 @@ def squeezed(reading: Reading, product: Accumulator, call: Call) -> Accumulator:
     return replace(product, x=x, w=w, result=call.result)
 
 
-def _bias(product: Accumulator) -> Value | None:
+def _bias(product: UnroundedProduct) -> Value | None:
     if product.bias is None:
         return None
     array: NDArray[Any] = product.bias
@@ -192,20 +204,20 @@ def _bias(product: Accumulator) -> Value | None:
 # ---- rounding ----------------------------------------------------------------------------------
 
 
-def rounded(reading: Reading, product: Accumulator, call: Call) -> Value:
+def rounded(reading: Reading, product: UnroundedProduct, call: Call) -> Value:
     """``qnn.requantize`` of a product."""
     params = parameters.result(reading, call, 3, 4)
     product = _scaled(reading, product, call)
     return _node(reading, product, call, lambda shape: QuantType(params, shape))
 
 
-def real(reading: Reading, product: Accumulator, call: Call) -> Value:
+def real(reading: Reading, product: UnroundedProduct, call: Call) -> Value:
     """``qnn.dequantize`` of a product."""
     product = _scaled(reading, product, call)
     return _node(reading, product, call, lambda shape: TensorType(call.dtype, shape))
 
 
-def _scaled(reading: Reading, product: Accumulator, call: Call) -> Accumulator:
+def _scaled(reading: Reading, product: UnroundedProduct, call: Call) -> UnroundedProduct:
     """Returns a product with the scale that a call gives it."""
     given = parameters.array(reading, call.args[1], "scale").astype(np.float32).reshape(-1)
     if parameters.array(reading, call.args[2], "zero point").any():
@@ -242,7 +254,7 @@ def _integers(value: Value) -> Value:
 
 
 def _node(
-    reading: Reading, product: Accumulator, call: Call, type_of: Callable[[Shape], ValueType]
+    reading: Reading, product: UnroundedProduct, call: Call, type_of: Callable[[Shape], ValueType]
 ) -> Value:
     operands = [product.x, product.w]
     bias = _bias(product)
@@ -251,9 +263,11 @@ def _node(
     if product.back is None:
         value = reading.node(product.op, product.attributes, operands, type_of(shape), call)
         stacked = (
-            product.op is MATMUL and product.claim is not None and product.claim.op == "MatMul"
+            product.op is MATMUL
+            and product.provenance is not None
+            and product.provenance.op == "MatMul"
         )
-        return (whole_product(reading, call, value) if stacked else None) or value
+        return (fused_product(reading, call, value) if stacked else None) or value
     return laid_out(
         reading, type_of(shape), product.back,
         lambda inner: reading.node(product.op, product.attributes, operands, inner, call),

@@ -13,13 +13,13 @@ from qdqbridge.ops.attributes import (
     HardSigmoidAttrs,
     SeluAttrs,
 )
-from qdqbridge.ops.forms import whole_forms, written
+from qdqbridge.ops.forms import outermost_forms, written
 from qdqbridge.ops.table import OPERATORS
 from qdqbridge.qnn.read.call import Call
-from qdqbridge.qnn.read.chains import Find, Whole, present, spelled
+from qdqbridge.qnn.read.fused import Find, Fused, present, stated_attributes
 
 
-def _clip(node: Node, call: Call) -> Whole | None:
+def _clip(node: Node, call: Call) -> Fused | None:
     """``Min(Max(x, low), high)``, of which either may be missing."""
     del call
     if len(node.inputs) != 2 or node.op.name not in ("Min", "Max"):
@@ -28,15 +28,15 @@ def _clip(node: Node, call: Call) -> Whole | None:
     if bound is None:
         return None
     if node.op.name == "Max":
-        return Whole("Clip", ClipAttrs(bound, None), [source])
+        return Fused("Clip", ClipAttrs(bound, None), [source])
     inner = source.producer
     first = None if inner is None else inner.attributes
     if inner is not None and isinstance(first, ClipAttrs) and first.high is None:
-        return Whole("Clip", ClipAttrs(first.low, bound), [inner.operand(0)])
-    return Whole("Clip", ClipAttrs(None, bound), [source])
+        return Fused("Clip", ClipAttrs(first.low, bound), [inner.operand(0)])
+    return Fused("Clip", ClipAttrs(None, bound), [source])
 
 
-def hard_swish(node: Node, call: Call) -> Whole | None:
+def hard_swish(node: Node, call: Call) -> Fused | None:
     """``Mul(x, HardSigmoid(x, 1/6, 1/2))``, which has been put together already."""
     del call
     x, gate = node.operand(0), node.operand(1).producer
@@ -45,10 +45,10 @@ def hard_swish(node: Node, call: Call) -> Whole | None:
         return None
     if not near(given.alpha, 1 / 6) or not near(given.beta, 0.5):
         return None
-    return Whole("HardSwish", NO_ATTRIBUTES, [x])
+    return Fused("HardSwish", NO_ATTRIBUTES, [x])
 
 
-def scaled_elu(node: Node, call: Call) -> Whole | None:
+def scaled_elu(node: Node, call: Call) -> Fused | None:
     """``Mul(Elu(x), gamma)`` with the two numbers of a Selu."""
     del call
     gamma, inner = scalar(node.operand(1)), node.operand(0).producer
@@ -57,14 +57,14 @@ def scaled_elu(node: Node, call: Call) -> Whole | None:
     alpha = getattr(inner.attributes, "alpha", 0.0)
     if not near(alpha, _SELU[0]) or not near(gamma, _SELU[1]):
         return None
-    return Whole("Selu", SeluAttrs(alpha, gamma), [inner.operand(0)])
+    return Fused("Selu", SeluAttrs(alpha, gamma), [inner.operand(0)])
 
 
 _SELU = (1.67326319217681884765625, 1.05070102214813232421875)
 
 
-def _thresholded(node: Node, call: Call) -> Whole | None:
-    given = spelled(call, AlphaAttrs)
+def _thresholded(node: Node, call: Call) -> Fused | None:
+    given = stated_attributes(call, AlphaAttrs)
     test = node.operand(0).producer if node.op.name == "Where" else None
     if test is None or given is None or test.op.name not in ("unread:greater", "Greater"):
         return None
@@ -72,7 +72,7 @@ def _thresholded(node: Node, call: Call) -> Whole | None:
     bound = scalar(test.operand(1))
     if other is not x or bound is None or not near(bound, given.alpha) or not _is_zero(zeros):
         return None
-    return Whole("ThresholdedRelu", given, [x])
+    return Fused("ThresholdedRelu", given, [x])
 
 
 def _is_zero(value: Value) -> bool:
@@ -88,7 +88,7 @@ def _is_unread(value: Value, name: str) -> bool:
     return value.producer is not None and value.producer.op.name == f"unread:{name}"
 
 
-def _prelu(node: Node, call: Call) -> Whole | None:
+def _prelu(node: Node, call: Call) -> Fused | None:
     del call
     if node.op.name != "Where":
         return None
@@ -99,24 +99,29 @@ def _prelu(node: Node, call: Call) -> Whole | None:
         return None
     if test.operand(0) is not x or scalar(test.operand(1)) != 0 or scaled.operand(0) is not x:
         return None
-    return Whole("PRelu", NO_ATTRIBUTES, [x, scaled.operand(1)])
+    return Fused("PRelu", NO_ATTRIBUTES, [x, scaled.operand(1)])
 
 
-def _several(node: Node, call: Call) -> Whole | None:
+def _several(node: Node, call: Call) -> Fused | None:
     """A Min or Max of several operands, of which the last call takes in one more."""
-    claim, inner = call.claim, node.operand(0).producer
-    if claim is None or inner is None or inner.op is not node.op or len(claim.operands) < 3:
+    provenance, inner = call.provenance, node.operand(0).producer
+    if (
+        provenance is None
+        or inner is None
+        or inner.op is not node.op
+        or len(provenance.operands) < 3
+    ):
         return None
-    if inner.output.name != claim.name or len(node.inputs) != 2:
+    if inner.output.name != provenance.name or len(node.inputs) != 2:
         return None
-    return Whole(claim.op, NO_ATTRIBUTES, [*present(inner), node.operand(1)])
+    return Fused(provenance.op, NO_ATTRIBUTES, [*present(inner), node.operand(1)])
 
 
-def _integer_quotient(node: Node, call: Call) -> Whole | None:
+def _integer_quotient(node: Node, call: Call) -> Fused | None:
     """``where(a < 0 xor b < 0, -(abs(a) // abs(b)), abs(a) // abs(b))``."""
     del call
     if node.op.name == "unread:floor_divide" and not node.operand(0).type.dtype.is_signed:
-        return Whole("Div", NO_ATTRIBUTES, [node.operand(0), node.operand(1)])
+        return Fused("Div", NO_ATTRIBUTES, [node.operand(0), node.operand(1)])
     if node.op.name != "Where":
         return None
     whole = node.operand(2).producer
@@ -125,17 +130,17 @@ def _integer_quotient(node: Node, call: Call) -> Whole | None:
     sides = [whole.operand(i).producer for i in (0, 1)]
     if any(side is None or side.op.name != "Abs" for side in sides):
         return None
-    return Whole("Div", NO_ATTRIBUTES, [side.operand(0) for side in sides if side is not None])
+    return Fused("Div", NO_ATTRIBUTES, [side.operand(0) for side in sides if side is not None])
 
 
 def _by_forms(op: Operator) -> Find:
     """Returns what finds an operator that is written in one of its forms."""
-    forms = whole_forms(op)
+    forms = outermost_forms(op)
 
-    def find(node: Node, call: Call) -> Whole | None:
-        claimed = None if call.claim is None else call.claim.attributes
-        found = written(op, node.output, forms=forms, claimed=claimed)
-        return None if found is None else Whole(op.name, found.attributes, found.operands)
+    def find(node: Node, call: Call) -> Fused | None:
+        stated = None if call.provenance is None else call.provenance.attributes
+        found = written(op, node.output, forms=forms, stated=stated)
+        return None if found is None else Fused(op.name, found.attributes, found.operands)
 
     return find
 

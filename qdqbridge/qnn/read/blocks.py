@@ -14,7 +14,7 @@ from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE
 from qdqbridge.qnn.origin import element
 from qdqbridge.qnn.read.call import Call
-from qdqbridge.qnn.read.parameters import as_claimed
+from qdqbridge.qnn.read.parameters import as_stated
 from qdqbridge.qnn.read.reading import Reading, tensor
 
 
@@ -33,9 +33,9 @@ def dequantized(reading: Reading, call: Call, value: Value) -> Value | None:
     params = QuantParams(
         stored.type.dtype, scale[0].astype(np.float32), zero[0], axis=scale[1], block_size=scale[2]
     )
-    for text in () if call.claim is None else call.claim.operands:
+    for text in () if call.provenance is None else call.provenance.operands:
         if text and _same_kind(text, stored):
-            params = as_claimed(params, text, stored)
+            params = as_stated(params, text, stored)
             break
     data = reading.stored(stored, params)
     return reading.node(DEQUANTIZE, NO_ATTRIBUTES, [data], tensor(call), call)

@@ -14,7 +14,7 @@ from qdqbridge.graph.graph import Value
 from qdqbridge.graph.operator import Attributes, Operator
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import Shape
-from qdqbridge.qnn.origin import Claim
+from qdqbridge.qnn.origin import Provenance
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Accumulator:
+class UnroundedProduct:
     """An integer product that no call has rounded or dequantized yet; it is no graph value.
 
     Attributes:
@@ -44,7 +44,7 @@ class Accumulator:
         bias: What has been added so far, as int64, as it is broadcast to the result.
         back: How the result's axes lie in the host: axis i of the host's tensor is axis
             ``back[i]`` of the graph's; None where they are the same.
-        claim: What the span of the product says.
+        provenance: What the span of the product says.
     """
 
     op: Operator
@@ -55,7 +55,7 @@ class Accumulator:
     result: Result
     bias: NDArray[Any] | None = None
     back: tuple[int, ...] | None = None
-    claim: Claim | None = None
+    provenance: Provenance | None = None
 
     @property
     def params(self) -> tuple[QuantParams, QuantParams]:
@@ -64,7 +64,7 @@ class Accumulator:
         return self.x.quant.params, self.w.quant.params
 
 
-Entry: TypeAlias = "Value | Accumulator | Sequence[Entry]"
+Entry: TypeAlias = "Value | UnroundedProduct | Sequence[Entry]"
 """What an expression of the host stands for; a tuple is a sequence of entries."""
 
 
@@ -79,7 +79,7 @@ class Call:
         attrs: Its attributes under Relay's names: ints, floats, strings, None, and tuples of these.
             Arguments that are shapes or numbers on a host are attributes here.
         results: Types of its results; several where it returns a tuple.
-        claim: What its span says, if an emitter of this package wrote it.
+        provenance: What its span says, if an emitter of this package wrote it.
         name: A name for its result, where the host has one.
     """
 
@@ -87,7 +87,7 @@ class Call:
     args: tuple[Entry, ...]
     attrs: Mapping[str, Any]
     results: tuple[Result, ...]
-    claim: Claim | None = None
+    provenance: Provenance | None = None
     name: str = ""
     where: str = field(default="")
 

@@ -15,10 +15,10 @@ from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import ClipAttrs
 from qdqbridge.ops.composition import COMPOSITION, CompositionAttrs, table
 from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
-from qdqbridge.qnn.origin import claimed, element, function_of, may_be_operand
+from qdqbridge.qnn.origin import element, function_of, may_be_operand, provenance_of
 from qdqbridge.qnn.read import accumulate, parameters
 from qdqbridge.qnn.read.blocks import quantized
-from qdqbridge.qnn.read.call import Accumulator, Call
+from qdqbridge.qnn.read.call import Call, UnroundedProduct
 from qdqbridge.qnn.read.reading import Reading, tensor
 
 
@@ -39,10 +39,13 @@ def _sub_byte(
     reading: Reading, call: Call, data: Value, params: QuantParams
 ) -> tuple[Value, QuantParams]:
     """Returns what is quantized and how: into a span's sub-byte type where a clip keeps to it."""
-    claim, clip = call.claim, data.producer
-    if claim is None or clip is None or reading.claims.get(clip) != claim:
+    provenance, clip = call.provenance, data.producer
+    if provenance is None or clip is None or reading.provenances.get(clip) != provenance:
         return data, params
-    bounds, storage = clip.attributes, element(claim.results[0] or params.storage_dtype.label)[0]
+    bounds, storage = (
+        clip.attributes,
+        element(provenance.results[0] or params.storage_dtype.label)[0],
+    )
     if not isinstance(bounds, ClipAttrs) or not parameters.holds(params.storage_dtype, storage):
         return data, params
     ends = np.array([bounds.low, bounds.high], np.float32)  # None is NaN
@@ -56,7 +59,7 @@ def _sub_byte(
 
 def dequantize(reading: Reading, call: Call) -> Value:
     """``qnn.dequantize(data, scale, zero_point)``, of a product too."""
-    if isinstance(call.args[0], Accumulator):
+    if isinstance(call.args[0], UnroundedProduct):
         return accumulate.real(reading, call.args[0], call)
     axis = int(call.get("axis", -1))
     position = _position(call, call.args[0])
@@ -94,14 +97,16 @@ def _minifloat(reading: Reading, call: Call) -> QuantParams:
 
 def requantize(reading: Reading, call: Call) -> Value:
     """``qnn.requantize(data, s_in, z_in, s_out, z_out)``, of a product too."""
-    if isinstance(call.args[0], Accumulator):
+    if isinstance(call.args[0], UnroundedProduct):
         return accumulate.rounded(reading, call.args[0], call)
     data = parameters.operand(reading, call, 0, 1, 2, axis=int(call.get("axis", -1)))
     params = parameters.result(reading, call, 3, 4)
-    claim = call.claim
-    single = claim is not None and claim.op in ("Min", "Max") and len(claim.operands) == 1
+    provenance = call.provenance
+    single = (
+        provenance is not None and provenance.op in ("Min", "Max") and len(provenance.operands) == 1
+    )
     return reading.node(
-        claim.op if claim is not None and single else REQUANTIZE,
+        provenance.op if provenance is not None and single else REQUANTIZE,
         NO_ATTRIBUTES,
         [data],
         QuantType(params, call.result.shape),
@@ -114,12 +119,13 @@ def _position(call: Call, entry: Any) -> int:
 
     The first one of those that are constants as it is; failing that, any.
     """
-    claim = call.claim
-    if claim is None or not isinstance(entry, Value):
+    provenance = call.provenance
+    if provenance is None or not isinstance(entry, Value):
         return 0
     fixed, dtype = entry.is_constant, entry.type.dtype
     places = sorted(
-        enumerate(claim.operands), key=lambda at: not may_be_operand(claim, at[0], constant=fixed)
+        enumerate(provenance.operands),
+        key=lambda at: not may_be_operand(provenance, at[0], constant=fixed),
     )
     for index, text in places:
         storage = text.partition(":")[0]
@@ -127,20 +133,24 @@ def _position(call: Call, entry: Any) -> int:
             storage == dtype.label or (storage.rstrip("24") == dtype.label.rstrip("8"))
         ):
             return index
-    return len(claim.operands)
+    return len(provenance.operands)
 
 
 def lookup(reading: Reading, call: Call) -> Value:
     """``qnn.lookup(data, table)`` whose attribute says which function the table holds."""
-    claim = claimed(str(call.get("function", ""))) or call.claim
-    function = None if claim is None else function_of(claim)
-    if claim is None or function is None or not isinstance(claim.attributes, CompositionAttrs):
+    provenance = provenance_of(str(call.get("function", ""))) or call.provenance
+    function = None if provenance is None else function_of(provenance)
+    if (
+        provenance is None
+        or function is None
+        or not isinstance(provenance.attributes, CompositionAttrs)
+    ):
         raise reading.refused("nothing says which function its table holds")
     source, result, scalars = function
     entries = parameters.array(reading, call.args[1], "table")
-    if not np.array_equal(table(claim.attributes, source, result, scalars), entries):
+    if not np.array_equal(table(provenance.attributes, source, result, scalars), entries):
         raise reading.refused("its table is not that of the function that it names")
     data = reading.stored(call.args[0], source)
     constants = [reading.constant(scalar) for scalar in scalars]
     type_ = QuantType(result, call.result.shape)
-    return reading.node(COMPOSITION, claim.attributes, [data, *constants], type_, call)
+    return reading.node(COMPOSITION, provenance.attributes, [data, *constants], type_, call)

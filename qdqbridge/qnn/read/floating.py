@@ -25,10 +25,10 @@ from qdqbridge.ops.permutation import Perm
 from qdqbridge.ops.table import BY_NAME, OPERATORS
 from qdqbridge.qnn.read import accumulate
 from qdqbridge.qnn.read.blocks import dequantized
-from qdqbridge.qnn.read.call import Accumulator, Call, Entry
-from qdqbridge.qnn.read.composed import composed
+from qdqbridge.qnn.read.call import Call, Entry, UnroundedProduct
+from qdqbridge.qnn.read.fusions import fused
 from qdqbridge.qnn.read.layout import channels_first, laid_out, weight_first
-from qdqbridge.qnn.read.picking import pool_attributes
+from qdqbridge.qnn.read.max_and_clip import pool_attributes
 from qdqbridge.qnn.read.reading import Reading, Row, tensor
 from qdqbridge.qnn.read.resizing import resized
 from qdqbridge.qnn.read.rounded import reduced, reductions
@@ -37,10 +37,10 @@ from qdqbridge.qnn.read.rounded import reduced, reductions
 def made(
     reading: Reading, call: Call, name: str, attributes: Attributes, operands: list[Value]
 ) -> Value:
-    """Adds a node on plain operands, or the operator that it completes (see ``composed``)."""
+    """Adds a node on plain operands, or the operator that it completes (see ``fused``)."""
     value = reading.node(name, attributes, operands, tensor(call), call)
     found = dequantized(reading, call, value) or resized(reading, call, value)
-    return found or composed(reading, call, value)
+    return found or fused(reading, call, value)
 
 
 def plain(name: str, attributes: Attributes = NO_ATTRIBUTES, count: int = 0) -> Row:
@@ -65,7 +65,7 @@ def plain(name: str, attributes: Attributes = NO_ATTRIBUTES, count: int = 0) -> 
 def add(reading: Reading, call: Call) -> Entry:
     """``add(a, b)``: of floats, or the bias of an integer product."""
     for product, other in (call.args, call.args[::-1]):
-        if isinstance(product, Accumulator):
+        if isinstance(product, UnroundedProduct):
             return accumulate.with_bias(reading, product, reading.value(other), -1)
     return plain("Add")(reading, call)
 
@@ -75,7 +75,7 @@ def bias_add(reading: Reading, call: Call) -> Entry:
     data, bias = call.args
     rank = len(call.result.shape or ())
     axis = int(call.get("axis", 1)) % max(rank, 1)
-    if isinstance(data, Accumulator):
+    if isinstance(data, UnroundedProduct):
         return accumulate.with_bias(reading, data, reading.value(bias), axis)
     return made(reading, call, "Add", NO_ATTRIBUTES, [
         reading.plain(data), _column(reading, reading.plain(bias), rank - 1 - axis)
@@ -94,16 +94,21 @@ def _column(reading: Reading, bias: Value, trailing: int) -> Value:
 def cast(reading: Reading, call: Call) -> Entry:
     """``cast(x, dtype)``; one that an operator of another float type ends with is part of it."""
     entry = call.args[0]
-    if isinstance(entry, Accumulator):
+    if isinstance(entry, UnroundedProduct):
         return entry if call.dtype.is_integer else reading.unread(call)
     data = reading.value(entry)
-    node, claim = data.producer, call.claim
-    if claim is not None and claim.op != "Cast" and node is not None and node in reading.claims:
-        ends = node.op.name in (claim.op, "dequantize") and data.quant is None
-        if reading.claims[node] == claim and ends:
+    node, provenance = data.producer, call.provenance
+    if (
+        provenance is not None
+        and provenance.op != "Cast"
+        and node is not None
+        and node in reading.provenances
+    ):
+        ends = node.op.name in (provenance.op, "dequantize") and data.quant is None
+        if reading.provenances[node] == provenance and ends:
             alone = len(node.outputs) == 1  # a part of a Split is quantized from its own type
             return reading.retyped(data, tensor(call), call) if alone else data
-    if claim is None and data.type.dtype is call.dtype:
+    if provenance is None and data.type.dtype is call.dtype:
         return data
     attributes = CastAttrs(call.dtype)
     return made(reading, call, "Cast", attributes, [reading.plain(data)])
@@ -118,9 +123,9 @@ def power(reading: Reading, call: Call) -> Value:
 def _uncast(reading: Reading, call: Call, value: Value) -> Value:
     """Returns what a Cast reads that belongs to the same node of the graph as ``call``."""
     node = value.producer
-    if node is None or node.op.name != "Cast" or call.claim is None:
+    if node is None or node.op.name != "Cast" or call.provenance is None:
         return value
-    return node.operand(0) if reading.claims.get(node) == call.claim else value
+    return node.operand(0) if reading.provenances.get(node) == call.provenance else value
 
 
 def convolution(rank: int, *, transpose: bool) -> Row:
@@ -208,8 +213,8 @@ def layer_norm(reading: Reading, call: Call) -> Value:
 def _affine(reading: Reading, call: Call) -> list[Value]:
     """Returns the operands of a norm; a beta of zeros that the span does not name is left out."""
     operands = [reading.plain(entry) for entry in call.args]
-    claim = call.claim
-    if claim is not None and len(claim.operands) == 2 and len(operands) == 3:
+    provenance = call.provenance
+    if provenance is not None and len(provenance.operands) == 2 and len(operands) == 3:
         beta = operands[2]
         if beta.constant is not None and not beta.constant.numpy().any():
             return operands[:2]
@@ -259,7 +264,7 @@ def _filled_like(reading: Reading, value: Value, number: float) -> Value:
 def _number(call: Call, name: str) -> float:
     """Returns a float attribute: as its span spells it where that is the same in float32."""
     value = float(np.float32(call.attrs[name]))
-    given = None if call.claim is None else call.claim.attributes
+    given = None if call.provenance is None else call.provenance.attributes
     spelled = getattr(given, name, None)
     same = isinstance(spelled, float) and np.float32(spelled) == np.float32(value)
     return spelled if same and spelled is not None else value
@@ -296,7 +301,7 @@ def filled(number: float) -> Row:
 
 def floor_divide(reading: Reading, call: Call) -> Value:
     """``floor_divide(a, b)``: part of the quotient of integers."""
-    return composed(reading, call, reading.unread(call)[0])
+    return fused(reading, call, reading.unread(call)[0])
 
 
 def _averages(row: Operator) -> str:

@@ -18,7 +18,7 @@ from qdqbridge.ops.permutation import inverse, permuted_attributes, permuted_sha
 from qdqbridge.qnn.layout.permutation import channels_first as first
 from qdqbridge.qnn.origin import layout_of
 from qdqbridge.qnn.read.layout import channels_first, laid_out
-from qdqbridge.qnn.read.site import Ints, Site
+from qdqbridge.qnn.read.site import Ints, ReadSite
 from qdqbridge.qnn.weights import axis_weights
 
 _METHODS = {"nearest_neighbor": "nearest", "linear": "linear", "cubic": "cubic"}
@@ -33,7 +33,7 @@ _LAYOUTS = {3: "NCW", 4: "NCHW", 5: "NCDHW"}
 
 
 def in_layout(
-    site: Site, op: str, attributes_of: Callable[[Value, TensorType], Attributes]
+    site: ReadSite, op: str, attributes_of: Callable[[Value, TensorType], Attributes]
 ) -> Value:
     """Returns ``op`` of operand 0 with channels first, brought back into the call's layout.
 
@@ -60,10 +60,10 @@ def _moves(op: str, attributes: Attributes) -> bool:
     return op in ("GlobalMaxPool", "DepthToSpace", "SpaceToDepth")
 
 
-def global_pool(op: str) -> Callable[[Site], Value]:
+def global_pool(op: str) -> Callable[[ReadSite], Value]:
     """Returns the row of ``nn.global_{max,avg}_pool2d`` and of adaptive pools to 1x1."""
 
-    def row(site: Site) -> Value:
+    def row(site: ReadSite) -> Value:
         def attributes(x: Value, y: TensorType) -> Attributes:
             del x
             if any(extent != 1 for extent in (y.shape or ())[2:]):
@@ -75,12 +75,12 @@ def global_pool(op: str) -> Callable[[Site], Value]:
     return row
 
 
-def resize(site: Site) -> Value:
+def resize(site: ReadSite) -> Value:
     """``image.resize{1,2,3}d(x; size, method, coordinate_transformation_mode, …)``."""
     return in_layout(site, "Resize", lambda x, y: _resize_attributes(site, x, y))
 
 
-def _resize_attributes(site: Site, x: Value, y: TensorType) -> ResizeAttrs:
+def _resize_attributes(site: ReadSite, x: Value, y: TensorType) -> ResizeAttrs:
     """Returns the attributes; the sizes as scales where those are whole numbers."""
     method = site.text("method", "linear")
     if method not in _METHODS:
@@ -101,10 +101,10 @@ def _resize_attributes(site: Site, x: Value, y: TensorType) -> ResizeAttrs:
         extrapolation_value=site.number("extrapolation_value") if crop else 0.0,
         roi=_roi(site, len(sizes)) if crop else (),
     )
-    return _as_claimed(site, attributes, before, sizes)
+    return _as_stated(site, attributes, before, sizes)
 
 
-def _extents(site: Site, x: Value, y: TensorType) -> tuple[Ints, Ints]:
+def _extents(site: ReadSite, x: Value, y: TensorType) -> tuple[Ints, Ints]:
     """Returns the extents before and after; one that is kept and known at run time only is 1."""
     pairs = tuple(zip(site.shape(x), site.shape(Value(y)), strict=True))
     kept = [a == b and isinstance(a, str) for a, b in pairs]
@@ -116,19 +116,19 @@ def _extents(site: Site, x: Value, y: TensorType) -> tuple[Ints, Ints]:
     return tuple(before), tuple(after)
 
 
-def _rounding(site: Site, coordinates: str) -> str:
+def _rounding(site: ReadSite, coordinates: str) -> str:
     """Returns ONNX's nearest mode; what is not stated depends on the coordinates in Relay."""
     stated = site.text("rounding_method")
     return _ROUNDING[stated or ("round" if coordinates == "align_corners" else "floor")]
 
 
-def _as_claimed(site: Site, attributes: ResizeAttrs, before: Ints, after: Ints) -> ResizeAttrs:
+def _as_stated(site: ReadSite, attributes: ResizeAttrs, before: Ints, after: Ints) -> ResizeAttrs:
     """Returns the attributes of the span's Resize where they give every axis the same weights."""
-    claim = site.call.claim
-    given = None if claim is None else claim.attributes
-    if claim is None or not isinstance(given, ResizeAttrs) or given.mode != attributes.mode:
+    provenance = site.call.provenance
+    given = None if provenance is None else provenance.attributes
+    if provenance is None or not isinstance(given, ResizeAttrs) or given.mode != attributes.mode:
         return attributes
-    if layout_of(claim) is not None:
+    if layout_of(provenance) is not None:
         given = permuted_attributes(given, first(len(before)))
         assert isinstance(given, ResizeAttrs)
     for axis, (length, size) in enumerate(zip(before, after, strict=True)):
@@ -138,7 +138,7 @@ def _as_claimed(site: Site, attributes: ResizeAttrs, before: Ints, after: Ints) 
     return given
 
 
-def _roi(site: Site, rank: int) -> tuple[float, ...]:
+def _roi(site: ReadSite, rank: int) -> tuple[float, ...]:
     """Returns ONNX's region of interest from Relay's (y1, x1, y2, x2)."""
     roi = tuple(float(entry) for entry in site.call.attrs.get("roi") or ())
     half = len(roi) // 2
@@ -146,7 +146,7 @@ def _roi(site: Site, rank: int) -> tuple[float, ...]:
     return (0.0,) * keep + roi[:half] + (1.0,) * keep + roi[half:]
 
 
-def upsampling(site: Site) -> Value:
+def upsampling(site: ReadSite) -> Value:
     """``nn.upsampling(x; scale_h, scale_w, method, align_corners)``."""
     method = site.text("method", "nearest_neighbor")
     mode = {"nearest_neighbor": "nearest", "bilinear": "linear"}.get(method)
@@ -160,10 +160,10 @@ def upsampling(site: Site) -> Value:
     return in_layout(site, "Resize", lambda x, y: attributes)
 
 
-def blocks(op: str) -> Callable[[Site], Value]:
+def blocks(op: str) -> Callable[[ReadSite], Value]:
     """Returns the row of ``nn.depth_to_space(x; block_size, mode)`` and its inverse."""
 
-    def row(site: Site) -> Value:
+    def row(site: ReadSite) -> Value:
         mode = site.text("mode", "DCR") if op == "DepthToSpace" else "DCR"
         attributes = DepthSpaceAttrs(site.integer("block_size"), mode)
         return in_layout(site, op, lambda x, y: attributes)
@@ -171,12 +171,12 @@ def blocks(op: str) -> Callable[[Site], Value]:
     return row
 
 
-def batch_flatten(site: Site) -> Value:
+def batch_flatten(site: ReadSite) -> Value:
     """``nn.batch_flatten(x)``."""
     return site.emit("Flatten", [site.value(0)], AxisAttrs(1))
 
 
-ROWS: Mapping[str, Callable[[Site], Value]] = {
+ROWS: Mapping[str, Callable[[ReadSite], Value]] = {
     **{f"nn.global_avg_pool{n}d": global_pool("GlobalAveragePool") for n in (1, 2, 3)},
     **{f"nn.global_max_pool{n}d": global_pool("GlobalMaxPool") for n in (1, 2, 3)},
     **{f"nn.adaptive_avg_pool{n}d": global_pool("GlobalAveragePool") for n in (1, 2, 3)},

@@ -13,30 +13,30 @@ from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import Operator
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, TensorType
-from qdqbridge.qnn.origin import Claim, folded_params
+from qdqbridge.qnn.origin import Provenance, folded_params
 
 
-def as_spelled(
-    op: Operator, operands: Sequence[Value | None], claim: Claim | None
+def as_written(
+    op: Operator, operands: Sequence[Value | None], provenance: Provenance | None
 ) -> list[Value | None]:
     """Returns the operands of a node as its span spells them, where they are the same numbers."""
-    if claim is None or op.name != claim.op or len(operands) != len(claim.operands):
+    if provenance is None or op.name != provenance.op or len(operands) != len(provenance.operands):
         return list(operands)
-    return [None if v is None else _spelled(v, i, claim) for i, v in enumerate(operands)]
+    return [None if v is None else _spelled(v, i, provenance) for i, v in enumerate(operands)]
 
 
-def _spelled(value: Value, index: int, claim: Claim) -> Value:
+def _spelled(value: Value, index: int, provenance: Provenance) -> Value:
     if value.quant is not None:
         return value
-    if not claim.operands[index]:
-        dtype = claim.plain.get(index)
+    if not provenance.operands[index]:
+        dtype = provenance.plain.get(index)
         return value if dtype is None or value.constant is None else _cast(value, dtype)
     node = value.producer
     if node is not None and node.op.name == "dequantize":
         source = node.operand(0)
-        if source.constant is not None or not any(claim.results):
+        if source.constant is not None or not any(provenance.results):
             return source
-    params = folded_params(claim, index)
+    params = folded_params(provenance, index)
     return value if params is None or value.constant is None else _stored(value, params)
 
 

@@ -49,10 +49,10 @@ def operand(
         return value
     storage = value.type.dtype
     params = parameters(reading, call, scale, zero_point, storage, axis=axis, rank=value.rank)
-    wanted = () if call.claim is None else call.claim.operands
+    wanted = () if call.provenance is None else call.provenance.operands
     position = index if position < 0 else position
     if position < len(wanted) and wanted[position]:
-        params = as_claimed(params, wanted[position], value)
+        params = as_stated(params, wanted[position], value)
     return reading.stored(value, params)
 
 
@@ -96,13 +96,13 @@ def result(
         reading, call, scale, zero_point, call.dtype, axis=axis,
         rank=None if shape is None else len(shape),
     )  # fmt: skip
-    claims = () if call.claim is None else call.claim.results
+    claims = () if call.provenance is None else call.provenance.results
     if not claims or not claims[0]:
         return params
     return _expressed(params, claims[0])
 
 
-def as_claimed(params: QuantParams, text: str, value: Value) -> QuantParams:
+def as_stated(params: QuantParams, text: str, value: Value) -> QuantParams:
     """Returns an operand's parameters with the storage and scale type of a claim, if they fit."""
     storage = element(text)[0]
     params = _expressed(params, text)

@@ -10,10 +10,10 @@ import numpy as np
 
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.patterns import Match, match, near
+from qdqbridge.graph.patterns import PatternMatch, match, near
 from qdqbridge.graph.types import QuantType, Shape, TensorType
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs, TransposeAttrs
-from qdqbridge.qnn.origin import Claim
+from qdqbridge.qnn.origin import Provenance
 from qdqbridge.qnn.read.call import Call
 from qdqbridge.qnn.read.layout import transposed
 from qdqbridge.qnn.read.reading import Reading
@@ -23,7 +23,7 @@ _IMAGES = ("Conv", "ConvTranspose")
 _UNBIASED = 2
 
 
-def whole_product(reading: Reading, call: Call, value: Value) -> Value | None:
+def fused_product(reading: Reading, call: Call, value: Value) -> Value | None:
     """Returns the product that a call of its own claim completes, None for others.
 
     Args:
@@ -31,40 +31,46 @@ def whole_product(reading: Reading, call: Call, value: Value) -> Value | None:
         call: A reshape or squeeze of ``value``, or the rounding that made it.
         value: What stands for the product so far.
     """
-    claim, last = call.claim, value.producer
-    if claim is None or last is None or reading.claims.get(last) != claim:
+    provenance, last = call.provenance, value.producer
+    if provenance is None or last is None or reading.provenances.get(last) != provenance:
         return None
-    node, bias = _behind(reading, claim, last)
+    node, bias = _behind(reading, provenance, last)
     if node is None or node.op.flow is not Flow.ACCUMULATE:
         return None
-    if claim.op in _IMAGES and node.op.name == claim.op:
-        operands = _sequences(reading, claim, node)
-    elif _later(claim, node):
+    if provenance.op in _IMAGES and node.op.name == provenance.op:
+        operands = _sequences(reading, provenance, node)
+    elif _later(provenance, node):
         return value if value.type.shape == call.result.shape else None
-    elif claim.op in _STACKED and node.op.name in _STACKED:
-        operands = _matrices(reading, claim, node, call.result.shape)
+    elif provenance.op in _STACKED and node.op.name in _STACKED:
+        operands = _matrices(reading, provenance, node, call.result.shape)
     else:
         return None
-    if operands is None or claim.attributes is None:
+    if operands is None or provenance.attributes is None:
         return None
     shape = call.result.shape
     plain = TensorType(value.type.dtype, shape)
     type_ = plain if value.quant is None else value.quant.with_shape(shape)
     operands += [] if bias is None else [bias]
-    return reading.node(claim.op, claim.attributes, operands, type_, call)
+    return reading.node(provenance.op, provenance.attributes, operands, type_, call)
 
 
-def _behind(reading: Reading, claim: Claim, node: Node | None) -> tuple[Node | None, Value | None]:
+def _behind(
+    reading: Reading, provenance: Provenance, node: Node | None
+) -> tuple[Node | None, Value | None]:
     """Returns the product behind its own movers and roundings, and a real bias that is added."""
     while node is not None and node.op.flow is not Flow.ACCUMULATE:
-        own = reading.claims.get(node) == claim
-        if node.op.name == "Add" and own and isinstance(claim.attributes, GemmAttrs):
-            bias = scaled_bias(node.operand(1), claim.attributes)
+        own = reading.provenances.get(node) == provenance
+        if node.op.name == "Add" and own and isinstance(provenance.attributes, GemmAttrs):
+            bias = scaled_bias(node.operand(1), provenance.attributes)
             inner = node.operand(0).producer
             complete = inner is None or bias is None or len(inner.inputs) != _UNBIASED
             return (None, None) if complete else (inner, bias)
-        mover = own and node.op.flow is Flow.MOVE
-        if node.op.name != "requantize" and not mover and not (own and node.op.name == "quantize"):
+        movement = own and node.op.flow is Flow.MOVE
+        if (
+            node.op.name != "requantize"
+            and not movement
+            and not (own and node.op.name == "quantize")
+        ):
             return None, None
         node = node.operand(0).producer
     return node, None
@@ -74,31 +80,31 @@ def scaled_bias(value: Value, given: GemmAttrs) -> Value | None:
     """Returns what a Gemm's beta was multiplied with, None where it was not."""
     if given.beta == 1.0:
         return value
-    found = Match()
+    found = PatternMatch()
     if match(value, ("Mul", "c", "#beta"), found) and near(found.numbers["beta"], given.beta):
         return found.values["c"]
     return None
 
 
-def _later(claim: Claim, node: Node) -> bool:
+def _later(provenance: Provenance, node: Node) -> bool:
     """True for a product of floats that a later call multiplies by a Gemm's alpha."""
-    given = claim.attributes
+    given = provenance.attributes
     scaled = isinstance(given, GemmAttrs) and given.alpha != 1.0
     return scaled and node.op.name != "Gemm" and node.operand(0).quant is None
 
 
 def _matrices(
-    reading: Reading, claim: Claim, node: Node, shape: Shape
+    reading: Reading, provenance: Provenance, node: Node, shape: Shape
 ) -> list[Value | None] | None:
     """Returns the operands before they were stacked, if their product has the result's shape."""
-    gemm = claim.attributes if isinstance(claim.attributes, GemmAttrs) else GemmAttrs()
+    gemm = provenance.attributes if isinstance(provenance.attributes, GemmAttrs) else GemmAttrs()
     weight = node.operand(1) if node.op.name == "Gemm" else _without(reading, node, gemm.alpha)
     if weight is None:
         return None
-    x, w = _unshaped(reading, node.operand(0), claim), _unshaped(reading, weight, claim)
-    dense, stated = claim.op == "Dense", node.op.name == "Dense"
+    x, w = _unshaped(reading, node.operand(0), provenance), _unshaped(reading, weight, provenance)
+    dense, stated = provenance.op == "Dense", node.op.name == "Dense"
     (left, turned_left), (right, turned_right) = x, w
-    if stated and claim.op == "MatMul" and right.rank == 2:  # of a vector by a constant
+    if stated and provenance.op == "MatMul" and right.rank == 2:  # of a vector by a constant
         right = transposed(reading, right, (1, 0))
     if turned_left != gemm.trans_a:
         return None
@@ -156,32 +162,32 @@ def _broadcast(a: tuple[int | str, ...], b: tuple[int | str, ...]) -> tuple[int 
     return tuple(y if x == 1 else x for x, y in zip(left, right, strict=True))
 
 
-def _unshaped(reading: Reading, value: Value, claim: Claim) -> tuple[Value, bool]:
+def _unshaped(reading: Reading, value: Value, provenance: Provenance) -> tuple[Value, bool]:
     """Returns what a product's own movers take, and whether they swap the last two axes."""
-    current, turned, quant = value, False, value.quant
-    best = current, turned
+    current, permuted, quant = value, False, value.quant
+    best = current, permuted
     while current.producer is not None:
         node = current.producer
         if node.op.name == "reinterpret":
             current = node.operand(0)
             continue
-        own = reading.claims.get(node)
-        if node.op.flow is not Flow.MOVE or (own is not None and own != claim):
+        own = reading.provenances.get(node)
+        if node.op.flow is not Flow.MOVE or (own is not None and own != provenance):
             break
         if isinstance(node.attributes, TransposeAttrs):
-            turned = not turned
+            permuted = not permuted
         elif own is None:
             break
         current = node.operand(0)
         if own is not None:
-            best = current, turned
-    source, turned = best
-    return (source if quant is None else reading.stored(source, quant.params)), turned
+            best = current, permuted
+    source, permuted = best
+    return (source if quant is None else reading.stored(source, quant.params)), permuted
 
 
-def _sequences(reading: Reading, claim: Claim, node: Node) -> list[Value | None] | None:
+def _sequences(reading: Reading, provenance: Provenance, node: Node) -> list[Value | None] | None:
     """Returns the operands of a convolution of sequences from those of one of images."""
-    attributes, given = node.attributes, claim.attributes
+    attributes, given = node.attributes, provenance.attributes
     if not isinstance(attributes, ConvAttrs | ConvTransposeAttrs):
         return None
     if not isinstance(given, ConvAttrs | ConvTransposeAttrs):
@@ -192,7 +198,7 @@ def _sequences(reading: Reading, claim: Claim, node: Node) -> list[Value | None]
         return None
     if attributes.dilations != (1, *given.dilations) or attributes.group != given.group:
         return None
-    x, w = _unshaped(reading, node.operand(0), claim)[0], node.operand(1)
+    x, w = _unshaped(reading, node.operand(0), provenance)[0], node.operand(1)
     if w.constant is None or w.quant is None or len(w.constant.shape) != 4:
         return None
     shape = (*w.constant.shape[:2], w.constant.shape[3])

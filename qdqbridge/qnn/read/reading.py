@@ -18,11 +18,11 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Flow, NoAttribut
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType
 from qdqbridge.ops.conversion import REINTERPRET, REQUANTIZE
-from qdqbridge.ops.integers import settle
+from qdqbridge.ops.integers import propagate_parameters
 from qdqbridge.ops.table import BY_NAME
-from qdqbridge.qnn.origin import Claim, ranks_of
-from qdqbridge.qnn.read.call import Accumulator, Call, Entry
-from qdqbridge.qnn.read.operands import as_spelled
+from qdqbridge.qnn.origin import Provenance, ranks_of
+from qdqbridge.qnn.read.call import Call, Entry, UnroundedProduct
+from qdqbridge.qnn.read.operands import as_written
 
 _LISTED = 8
 _UNREAD = "unread:"
@@ -39,7 +39,7 @@ class Reading:
     def __init__(self, rows: Mapping[str, Row], where: str = "") -> None:
         self.rows, self.where = rows, where
         self.nodes: list[Node] = []
-        self.claims: dict[Node, Claim] = {}
+        self.provenances: dict[Node, Provenance] = {}
         self.whys: dict[Node, str] = {}
         self.hints: dict[Value, QuantParams | None] = {}
         self.ranks: dict[Value, int] = {}
@@ -103,7 +103,7 @@ class Reading:
         """
         if isinstance(entry, Value):
             return entry
-        if isinstance(entry, Accumulator):
+        if isinstance(entry, UnroundedProduct):
             raise self.refused("the int32 result of a product is neither rounded nor dequantized")
         raise self.refused("a tuple is given where one tensor belongs")
 
@@ -129,18 +129,18 @@ class Reading:
         call: Call | None = None,
     ) -> list[Value]:
         """Adds a node with any number of results and returns them."""
-        claim = None if call is None else call.claim
-        names = () if claim is None else claim.names
+        provenance = None if call is None else call.provenance
+        names = () if provenance is None else provenance.names
         results = [Value(t, n) for t, n in zip(types, [*names, *[""] * len(types)], strict=False)]
         if results and not results[0].name and call is not None:
             results[0].name = call.name
         row = op if isinstance(op, Operator) else BY_NAME[op]
-        spelled = as_spelled(row, operands, claim)
-        node = Node(row, attributes, spelled, results, _origin(claim, call))
+        spelled = as_written(row, operands, provenance)
+        node = Node(row, attributes, spelled, results, _origin(provenance, call))
         self.nodes.append(node)
-        if claim is not None:
-            self.claims[node] = claim
-            for index, rank in ranks_of(claim).items():
+        if provenance is not None:
+            self.provenances[node] = provenance
+            for index, rank in ranks_of(provenance).items():
                 value = spelled[index] if index < len(spelled) else None
                 if value is not None and value.is_constant:
                     self.ranks[value] = rank
@@ -210,7 +210,7 @@ class Reading:
         left = [node for node in graph.nodes if node.op.name.startswith(_UNREAD)]
         if left:
             raise self._left(left)
-        settle(graph, self.hints)
+        propagate_parameters(graph, self.hints)
         return name_values(graph)
 
     def _left(self, nodes: Sequence[Node]) -> UnsupportedModelError:
@@ -251,7 +251,7 @@ def flat(entries: Sequence[Entry]) -> list[Entry]:
     """Returns entries with tuples replaced by their fields."""
     found: list[Entry] = []
     for entry in entries:
-        found += [entry] if isinstance(entry, Value | Accumulator) else flat(entry)
+        found += [entry] if isinstance(entry, Value | UnroundedProduct) else flat(entry)
     return found
 
 
@@ -260,9 +260,9 @@ def tensor(call: Call, shape: Shape | None = None) -> TensorType:
     return TensorType(call.dtype, call.result.shape if shape is None else shape)
 
 
-def _origin(claim: Claim | None, call: Call | None) -> Origin:
-    if claim is not None:
-        return claim.origin
+def _origin(provenance: Provenance | None, call: Call | None) -> Origin:
+    if provenance is not None:
+        return provenance.origin
     return NO_ORIGIN if call is None or not call.name else Origin((call.name,))
 
 

@@ -25,13 +25,13 @@ _ONE = 3
 
 def resized(reading: Reading, call: Call, value: Value) -> Value | None:
     """Returns the operator that a span claims, if the calls compute the same on a sample."""
-    claim = call.claim
-    attributes = None if claim is None else claim.attributes
-    if claim is None or not isinstance(attributes, ResizeAttrs | PoolAttrs):
+    provenance = call.provenance
+    attributes = None if provenance is None else provenance.attributes
+    if provenance is None or not isinstance(attributes, ResizeAttrs | PoolAttrs):
         return None
-    if claim.op == "MaxPool":
+    if provenance.op == "MaxPool":
         return None
-    if value.producer is None or value.producer.op.name == claim.op:
+    if value.producer is None or value.producer.op.name == provenance.op:
         return None
     inside: list[Node] = []
     source = _source(reading, call, value, inside)
@@ -42,12 +42,12 @@ def resized(reading: Reading, call: Call, value: Value) -> Value | None:
     if np.prod(shape) + np.prod(wanted) > _SAMPLE:
         return None
     sample = np.random.default_rng(0).random(shape).astype(source.type.dtype.numpy)
-    (expected,) = BY_NAME[claim.op].compute(attributes, (sample,))
+    (expected,) = BY_NAME[provenance.op].compute(attributes, (sample,))
     if expected.shape != wanted or not np.allclose(
         _run(inside, source, sample), expected, rtol=1e-2, atol=1e-3
     ):
         return None
-    return reading.node(claim.op, attributes, [source], tensor(call), call)
+    return reading.node(provenance.op, attributes, [source], tensor(call), call)
 
 
 def _source(reading: Reading, call: Call, value: Value, inside: list[Node]) -> Value | None:
@@ -59,8 +59,8 @@ def _source(reading: Reading, call: Call, value: Value, inside: list[Node]) -> V
         node = current.producer
         if current.constant is not None or (node is not None and node in done):
             return
-        own = None if node is None else reading.claims.get(node)
-        if node is None or own is None or own != call.claim or node.op.name == "dequantize":
+        own = None if node is None else reading.provenances.get(node)
+        if node is None or own is None or own != call.provenance or node.op.name == "dequantize":
             sources[current] = None
             return
         done.add(node)

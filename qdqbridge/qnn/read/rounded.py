@@ -81,7 +81,7 @@ def binary(name: str, *, condition: int = 0) -> Row:
     """
 
     def read(reading: Reading, call: Call) -> Value:
-        if name == "Add" and call.claim is not None and is_swapped(call.claim):
+        if name == "Add" and call.provenance is not None and is_swapped(call.provenance):
             call = _swapped(call)
         lead = [reading.plain(entry) for entry in call.args[:condition]]
         a, b = (
@@ -107,10 +107,10 @@ def _swapped(call: Call) -> Call:
 
 def _folded(call: Call, name: str, a: Value, b: Value) -> list[Value] | None:
     """Returns the operands of a Min or Max of several, of which this call takes in one more."""
-    claim, inner = call.claim, a.producer
-    if claim is None or inner is None or claim.op != name or len(claim.operands) < 3:
+    provenance, inner = call.provenance, a.producer
+    if provenance is None or inner is None or provenance.op != name or len(provenance.operands) < 3:
         return None
-    if inner.op.name != name or inner.output.name != claim.name:
+    if inner.op.name != name or inner.output.name != provenance.name:
         return None
     return [*(v for v in inner.inputs if v is not None), b]
 
@@ -120,7 +120,7 @@ def concatenate(reading: Reading, call: Call) -> Value:
     data, scales, zeros = (flat([entry]) for entry in call.args[:3])
     parts: list[Value] = []
     for position, (entry, scale, zero) in enumerate(zip(data, scales, zeros, strict=True)):
-        single = Call(call.op, (entry, scale, zero), call.attrs, call.results, call.claim)
+        single = Call(call.op, (entry, scale, zero), call.attrs, call.results, call.provenance)
         parts.append(parameters.operand(reading, single, 0, 1, 2, position=position))
     attributes = AxisAttrs(int(call.attrs["axis"]) % max(parts[0].rank or 0, 1))
     return _result(reading, call, "Concat", attributes, parts, 3)
@@ -154,7 +154,9 @@ def reduced(
 ) -> tuple[Operator, Attributes]:
     """Returns operator and attributes of a reduction, or of the global pool that it is."""
     rank, attributes = data.rank or 0, reduced_axes(call, data)
-    said = everywhere is not None and (call.claim is None or call.claim.op == everywhere.name)
+    said = everywhere is not None and (
+        call.provenance is None or call.provenance.op == everywhere.name
+    )
     spatial = rank > 2 and attributes.axes == tuple(range(2, rank))
     if everywhere is not None and said and spatial and attributes.keepdims:
         return everywhere, NO_ATTRIBUTES
@@ -182,8 +184,8 @@ def norm(row: Operator) -> Row:
         gamma = parameters.operand(reading, call, 1, 5, 6)
         beta = parameters.operand(reading, call, 2, 7, 8)
         operands = [data, gamma]
-        claim = call.claim
-        absent = claim is not None and len(claim.operands) < 3
+        provenance = call.provenance
+        absent = provenance is not None and len(provenance.operands) < 3
         zero = beta.constant is not None and not beta.constant.numpy().any()
         if not (absent and zero):
             operands.append(beta)
@@ -233,14 +235,14 @@ def _resize_attributes(
         "exclude_outside": shown["exclude_outside"] and shown["mode"] == "cubic",
         "roi": (*(0.0,) * lead, *roi[:half], *(1.0,) * lead, *roi[half:]) if roi else (),
     }
-    return _as_claimed(call, ResizeAttrs(**shown), sizes, back)
+    return _as_stated(call, ResizeAttrs(**shown), sizes, back)
 
 
-def _as_claimed(
+def _as_stated(
     call: Call, attributes: ResizeAttrs, sizes: tuple[int, ...], back: tuple[int, ...] | None
 ) -> ResizeAttrs:
     """Returns the claimed attributes where what a call does not show is all that differs."""
-    given = None if call.claim is None else call.claim.attributes
+    given = None if call.provenance is None else call.provenance.attributes
     if given is not None and back is not None:
         given = permuted_attributes(given, first(len(back)))
     if not isinstance(given, ResizeAttrs):

@@ -25,16 +25,16 @@ from qdqbridge.qnn.read.reading import Reading, flat
 Ints: TypeAlias = "tuple[int, ...]"
 Read: TypeAlias = "Entry | list[Value]"
 """What a row makes of a call."""
-UNCLAIMED = "unclaimed"
+WITHOUT_PROVENANCE = "unclaimed"
 """Spelling of a transpose or reshape of which nothing says that it is more than a layout."""
 TO_LAST, TO_FIRST = "to channels-last", "to channels-first"
 """Spellings of a transpose or reshape of which a span says that it is a layout."""
-CARRIED, AS_WRITTEN = "carried", "as written"
+CONVERTED, AS_WRITTEN = "carried", "as written"
 """Spellings of a node whose span says that emission made it channels-last, and that it did not."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Site:
+class ReadSite:
     """A call, and the reading that it belongs to.
 
     Attributes:

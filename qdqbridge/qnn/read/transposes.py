@@ -25,10 +25,15 @@ from qdqbridge.ops.permutation import (
     widened,
 )
 from qdqbridge.ops.table import BY_NAME
+from qdqbridge.qnn.layout.constraints import (
+    WINDOWS,
+    LayoutConstraint,
+    broadcast_constant,
+    constraints,
+)
 from qdqbridge.qnn.layout.cut import INFINITE, SINK, SOURCE, Network
 from qdqbridge.qnn.layout.permutation import channels_first, channels_last, unmoved
-from qdqbridge.qnn.layout.sides import WINDOWS, Side, broadcast_constant, sides
-from qdqbridge.qnn.read.site import AS_WRITTEN, CARRIED, TO_FIRST, TO_LAST, UNCLAIMED
+from qdqbridge.qnn.read.site import AS_WRITTEN, CONVERTED, TO_FIRST, TO_LAST, WITHOUT_PROVENANCE
 
 _RANKS = (3, 4, 5)
 _NATIVE = frozenset(
@@ -38,7 +43,7 @@ _NATIVE = frozenset(
 """Operators whose graph nodes have one layout."""
 
 
-class Layout(IntEnum):
+class ChannelLayout(IntEnum):
     """Where the channels of a value lie; the numbers are the two sides of the cut."""
 
     LAST = SOURCE
@@ -56,19 +61,19 @@ def cancel(graph: Graph, ranks: Mapping[Value, int] = MappingProxyType({})) -> N
         graph: The graph.
         ranks: How many axes constants of channels-last nodes had before they got more.
     """
-    if any(_layout_move(node) or node.origin.spelling == CARRIED for node in graph.nodes):
+    if any(_layout_move(node) or node.origin.variant == CONVERTED for node in graph.nodes):
         for node in graph.nodes:
-            if node.origin.spelling == UNCLAIMED:
+            if node.origin.variant == WITHOUT_PROVENANCE:
                 node.origin = NO_ORIGIN
         _reshapes_as_transposes(graph)
         _Cancelling(graph, ranks).run()
         _unmoved_before_reshape(graph)
     for node in graph.nodes:
-        if node.origin.spelling in (UNCLAIMED, CARRIED, AS_WRITTEN, TO_FIRST, TO_LAST):
-            node.origin = replace(node.origin, spelling="")
+        if node.origin.variant in (WITHOUT_PROVENANCE, CONVERTED, AS_WRITTEN, TO_FIRST, TO_LAST):
+            node.origin = replace(node.origin, variant="")
 
 
-def _layout_move(node: Node) -> tuple[Layout, Layout] | None:
+def _layout_move(node: Node) -> tuple[ChannelLayout, ChannelLayout] | None:
     """Returns from which layout into which a transpose that stands for one goes."""
     attributes = node.attributes
     if not isinstance(attributes, TransposeAttrs) or not _nobodys(node):
@@ -77,21 +82,25 @@ def _layout_move(node: Node) -> tuple[Layout, Layout] | None:
     if rank not in _RANKS:
         return None
     if attributes.perm == channels_first(rank) and not _starts_last(node):
-        return Layout.LAST, Layout.FIRST
-    return (Layout.FIRST, Layout.LAST) if attributes.perm == channels_last(rank) else None
+        return ChannelLayout.LAST, ChannelLayout.FIRST
+    return (
+        (ChannelLayout.FIRST, ChannelLayout.LAST)
+        if attributes.perm == channels_last(rank)
+        else None
+    )
 
 
 def _nobodys(node: Node) -> bool:
     """True for a node that comes from no operator of a file."""
-    return node.origin == NO_ORIGIN or node.origin.spelling in (TO_FIRST, TO_LAST)
+    return node.origin == NO_ORIGIN or node.origin.variant in (TO_FIRST, TO_LAST)
 
 
 def _starts_last(node: Node) -> bool:
     """True where a transpose that is its own inverse (rank 3) leads to channels-last."""
-    if len(node.output.type.shape or ()) != 3 or node.origin.spelling == TO_FIRST:
+    if len(node.output.type.shape or ()) != 3 or node.origin.variant == TO_FIRST:
         return False
     before = node.operand(0).producer
-    return node.origin.spelling == TO_LAST or (before is not None and before.op.name in WINDOWS)
+    return node.origin.variant == TO_LAST or (before is not None and before.op.name in WINDOWS)
 
 
 def _reshapes_as_transposes(graph: Graph) -> None:
@@ -104,7 +113,7 @@ def _reshapes_as_transposes(graph: Graph) -> None:
         if rank not in _RANKS or after.rank != rank or before.type.shape == after.type.shape:
             continue
         ways = ((channels_last, before), (channels_first, after))
-        for turn, channels in ways[::-1] if node.origin.spelling == TO_FIRST else ways:
+        for turn, channels in ways[::-1] if node.origin.variant == TO_FIRST else ways:
             wanted = permuted_shape(before.type.shape, turn(rank))
             if wanted == after.type.shape and unmoved(channels):
                 node.op, node.attributes = BY_NAME["Transpose"], TransposeAttrs(turn(rank))
@@ -124,13 +133,15 @@ def _follows(node: Node) -> bool:
     if rank not in _RANKS or not node.inputs:
         return False
     taken = [s for v, s in zip(node.inputs, _asked(node), strict=True) if v is not None]
-    return Side.FOLLOW in taken and all(s in (Side.FOLLOW, Side.FREE) for s in taken)
+    return LayoutConstraint.FOLLOW in taken and all(
+        s in (LayoutConstraint.FOLLOW, LayoutConstraint.FREE) for s in taken
+    )
 
 
-def _asked(node: Node) -> tuple[Side, ...]:
+def _asked(node: Node) -> tuple[LayoutConstraint, ...]:
     """Returns the sides of a node's operands; a Resize has its axes in its attributes."""
-    asked = sides(node, _RANKS, ()).inputs
-    return (Side.FOLLOW, *asked[1:]) if node.op.name == "Resize" else asked
+    asked = constraints(node, _RANKS, ()).inputs
+    return (LayoutConstraint.FOLLOW, *asked[1:]) if node.op.name == "Resize" else asked
 
 
 def _drops(node: Node) -> bool:
@@ -151,11 +162,11 @@ def _drops(node: Node) -> bool:
 def _followed(node: Node) -> list[Value]:
     """Returns the operands that have the layout of the node (constants are in any)."""
     rank = node.operand(0).rank if _drops(node) else node.output.rank
-    free = [Side.FOLLOW] if _drops(node) else _asked(node)
+    free = [LayoutConstraint.FOLLOW] if _drops(node) else _asked(node)
     pairs = zip(node.inputs, free, strict=False)
     return [
         v for v, s in pairs
-        if v is not None and s is Side.FOLLOW and v.rank == rank and not v.is_constant
+        if v is not None and s is LayoutConstraint.FOLLOW and v.rank == rank and not v.is_constant
     ]  # fmt: skip
 
 
@@ -171,7 +182,7 @@ class _Use:
     """One reader of a tensor (None: the graph's output), and the layout that it reads."""
 
     node: Node | None
-    layout: Layout
+    layout: ChannelLayout
 
 
 class _Cancelling:
@@ -183,7 +194,7 @@ class _Cancelling:
         self.network = Network()
         self.places: dict[Node, int] = {}
         self.flipped: set[Node] = set()
-        self.made: dict[tuple[Value, Layout], Value] = {}
+        self.made: dict[tuple[Value, ChannelLayout], Value] = {}
 
     def run(self) -> None:
         for value in self._tensors():
@@ -194,10 +205,10 @@ class _Cancelling:
 
     # ---- layouts as the module has them
 
-    def _labels(self) -> dict[Value, Layout]:
+    def _labels(self) -> dict[Value, ChannelLayout]:
         """Returns the layout of every value that a transpose, or its neighbours, tell."""
-        found: dict[Value, Layout] = {}
-        pending: list[tuple[Value, Layout]] = []
+        found: dict[Value, ChannelLayout] = {}
+        pending: list[tuple[Value, ChannelLayout]] = []
         for node, (before, after) in self.moves.items():
             pending += [(node.operand(0), before), (node.output, after)]
         while pending:
@@ -235,15 +246,15 @@ class _Cancelling:
             found.append(_Use(None, self.labels[value]))
         return found
 
-    def _place(self, node: Node | None, layout: Layout, value: Value) -> int:
+    def _place(self, node: Node | None, layout: ChannelLayout, value: Value) -> int:
         """Returns the network's node of a producer or reader of ``value``."""
-        free = node in self.followers and layout is Layout.LAST
-        free = free and node is not None and node.origin.spelling != AS_WRITTEN
+        free = node in self.followers and layout is ChannelLayout.LAST
+        free = free and node is not None and node.origin.variant != AS_WRITTEN
         if node is None or not free or value not in (*_followed(node), *_given(node)):
             return int(layout)
         if node not in self.places:
             self.places[node] = self.network.node()
-            if node.origin.spelling == CARRIED:
+            if node.origin.variant == CONVERTED:
                 self.network.edge(self.places[node], SINK, INFINITE)
         return self.places[node]
 
@@ -296,27 +307,27 @@ class _Cancelling:
         if value is None:
             return None
         if flip and value in _followed(node):
-            return self._in(value, Layout.FIRST)
+            return self._in(value, ChannelLayout.FIRST)
         if flip and value.is_constant and value.rank:
             rank = node.output.rank or 0
             return _first(value, rank, self.ranks.get(value, rank))
         return self._in(value, self.labels[value]) if value in self.labels else value
 
-    def _in(self, value: Value, layout: Layout) -> Value:
+    def _in(self, value: Value, layout: ChannelLayout) -> Value:
         """Returns a tensor in a layout; makes the transpose the first time it is asked for."""
         root = self._root(value)
         have = self.labels[root]
         if root.producer in self.flipped and root in _given(root.producer):
-            have = Layout.FIRST
+            have = ChannelLayout.FIRST
         if have is layout:
             return self.made.get((root, have), root)
         if (root, layout) not in self.made:
             source = self.made.get((root, have), root)
             rank = root.rank or 0
-            perm = channels_first(rank) if layout is Layout.FIRST else channels_last(rank)
-            turned = Value(permuted_type(source.type, perm), root.name)
-            link(Node(BY_NAME["Transpose"], TransposeAttrs(perm), [source], [turned]))
-            self.made[root, layout] = turned
+            perm = channels_first(rank) if layout is ChannelLayout.FIRST else channels_last(rank)
+            permuted = Value(permuted_type(source.type, perm), root.name)
+            link(Node(BY_NAME["Transpose"], TransposeAttrs(perm), [source], [permuted]))
+            self.made[root, layout] = permuted
         return self.made[root, layout]
 
     def _replace(self, node: Node, operands: list[Value | None]) -> None:
@@ -329,11 +340,11 @@ class _Cancelling:
             type_ = permuted_type(value.type, channels_first(rank)) if first else value.type
             new = Value(type_, value.name)
             if first:
-                self.made[value, Layout.FIRST] = new
+                self.made[value, ChannelLayout.FIRST] = new
             outputs.append(new)
         unlink(node)
         op, attributes = node.op, permuted_attributes(node.attributes, channels_first(rank))
-        mean = op.name == "ReduceMean" and node.origin.spelling != CARRIED
+        mean = op.name == "ReduceMean" and node.origin.variant != CONVERTED
         if mean and attributes == ReduceAttrs(tuple(range(2, rank))):
             op, attributes = BY_NAME["GlobalAveragePool"], NO_ATTRIBUTES
         made = Node(op, attributes, operands, outputs, node.origin)
@@ -352,14 +363,14 @@ def _first(value: Value, rank: int, axes: int) -> Value:
         rank: Rank of the node.
         axes: How many axes the constant shall have, if those in front have extent 1.
     """
-    turned = permuted_constant(widened(value, rank), channels_first(rank))
-    data = turned.constant
+    permuted = permuted_constant(widened(value, rank), channels_first(rank))
+    data = permuted.constant
     assert data is not None
     if not broadcast_constant(value) or any(extent != 1 for extent in data.shape[: rank - axes]):
-        return turned
+        return permuted
     shape = data.shape[rank - axes :]
     narrow = data.map(lambda array: array.reshape(shape), shape=shape)
-    return Value(turned.type.with_shape(shape), value.name, constant=narrow)
+    return Value(permuted.type.with_shape(shape), value.name, constant=narrow)
 
 
 def _unmoved_before_reshape(graph: Graph) -> None:
@@ -371,7 +382,9 @@ def _unmoved_before_reshape(graph: Graph) -> None:
         if turn is None or _layout_move(turn) is None:
             continue
         first = (
-            turn.operand(0) if _layout_move(turn) == (Layout.FIRST, Layout.LAST) else turn.output
+            turn.operand(0)
+            if _layout_move(turn) == (ChannelLayout.FIRST, ChannelLayout.LAST)
+            else turn.output
         )
         if unmoved(first) and _same_target(node):
             unlink(node)

@@ -10,14 +10,14 @@ from tvm import ir, relax, s_tir, sym
 from tvm.relax.utils import gen_call_tir_inputs
 
 from qdqbridge.qnn.dialect.op import QnnOp
-from qdqbridge.qnn.dialect.site import Site
+from qdqbridge.qnn.dialect.site import DialectSite
 
 DATA_PARALLEL = 0
 """``IterVar.kDataPar`` of TVM."""
 
 
 class RelaxHost:
-    """The module that a block builder builds; see ``qdqbridge.qnn.dialect.host.Host``."""
+    """The module that a block builder builds; see ``qdqbridge.qnn.dialect.host.DialectHost``."""
 
     bind_hint = "relax.transform.BindParams"
 
@@ -53,7 +53,7 @@ class RelaxHost:
 
     def call_te(
         self,
-        site: Site,
+        site: DialectSite,
         name: str,
         function: Callable[..., Any],
         args: Sequence[Any],
@@ -88,12 +88,12 @@ def _reorder(schedule: Any, name: str, inner: int) -> None:
     schedule.decompose_reduction(block, reduction[0])
 
 
-def site_of(op: QnnOp, call: ir.Call, host: RelaxHost) -> Site:
+def site_of(op: QnnOp, call: ir.Call, host: RelaxHost) -> DialectSite:
     """Returns a call of ``op`` as its functions take it."""
     attrs: Any = call.attrs
     types = [getattr(arg, "ty", None) for arg in call.args]
     values = {attribute.name: attrs[attribute.name] for attribute in op.attributes}
-    return Site(op.name, op.arguments, call.args, types, values, host)
+    return DialectSite(op.name, op.arguments, call.args, types, values, host)
 
 
 def tensor_type(shape: Any, dtype: str) -> relax.TensorType:

@@ -26,7 +26,7 @@ from qdqbridge.ops.attributes import (
 from qdqbridge.relax.emit.broadcasting import chosen, equal
 
 if TYPE_CHECKING:
-    from qdqbridge.relax.emit.scope import Scope
+    from qdqbridge.relax.emit.scope import RelaxScope
 
 Extent = Any
 """A Python int, or a TIR expression."""
@@ -39,7 +39,7 @@ _KEEPING = ("Identity", "Squeeze", "Unsqueeze", "Reshape", "Flatten")
 class Arithmetic:
     """Knows the elements of integer vectors; every value is looked at once."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: RelaxScope) -> None:
         self._scope = scope
         self._known: dict[Value, Elements | None] = {}
 

@@ -12,13 +12,13 @@ from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.relax.dialect.broadcast import broadcast_to
 
 if TYPE_CHECKING:
-    from qdqbridge.relax.emit.scope import Scope
+    from qdqbridge.relax.emit.scope import RelaxScope
 
 Extent = Any
 """A Python int, or a TIR expression."""
 
 
-def aligned(scope: Scope, exprs: Sequence[Expr], trailing: int = 0) -> list[Expr]:
+def aligned(scope: RelaxScope, exprs: Sequence[Expr], trailing: int = 0) -> list[Expr]:
     """Returns operands whose extents can be shown to broadcast.
 
     An axis on which an operand has one element, another a symbolic extent that is either the
@@ -33,7 +33,7 @@ def aligned(scope: Scope, exprs: Sequence[Expr], trailing: int = 0) -> list[Expr
     shapes = [scope.extents(expr) for expr in exprs]
     leads = [shape[: len(shape) - trailing] for shape in shapes]
     columns = [list(axis) for axis in zip_longest(*map(reversed, leads), fillvalue=1)][::-1]
-    if all(settled(column) for column in columns):
+    if all(known_to_agree(column) for column in columns):
         return list(exprs)
     whole = [
         scope.bound_extent(extent) if isinstance(extent, tirx.Select) else extent
@@ -46,7 +46,7 @@ def aligned(scope: Scope, exprs: Sequence[Expr], trailing: int = 0) -> list[Expr
     ]
 
 
-def spread(scope: Scope, expr: Expr, shape: Sequence[Extent]) -> Expr:
+def spread(scope: RelaxScope, expr: Expr, shape: Sequence[Extent]) -> Expr:
     """Returns an operand repeated to a shape; TVM's operator knows which extents are 1 or not."""
     own = scope.extents(expr)
     pairs = zip(own, list(shape)[len(shape) - len(own) :], strict=True)
@@ -55,7 +55,7 @@ def spread(scope: Scope, expr: Expr, shape: Sequence[Extent]) -> Expr:
     return broadcast_to(expr, list(shape), implied=False)
 
 
-def settled(column: Sequence[Extent]) -> bool:
+def known_to_agree(column: Sequence[Extent]) -> bool:
     """True where nothing has to be found out at run time about the extents of one axis."""
     wide = [extent for extent in column if not _is(extent, 1)]
     known = [extent for extent in wide if isinstance(extent, int)]
@@ -113,7 +113,7 @@ def _is(extent: Extent, number: int) -> bool:
 
 
 def _spread(
-    scope: Scope,
+    scope: RelaxScope,
     expr: Expr,
     lead: Sequence[Extent],
     rest: Sequence[Extent],
@@ -123,7 +123,7 @@ def _spread(
     """Returns an operand with the common extent on every axis that is not settled."""
     first, target = len(columns) - len(lead), [*lead]
     for axis, own in enumerate(lead):
-        if not settled(columns[first + axis]) and not isinstance(own, int):
+        if not known_to_agree(columns[first + axis]) and not isinstance(own, int):
             target[axis] = whole[first + axis]
             same = own if _caps(own, target[axis]) else chosen(own, target[axis])
             scope.need_same(same, target[axis])

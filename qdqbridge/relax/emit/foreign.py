@@ -34,16 +34,16 @@ from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.scope import Expr, unsupported
 from qdqbridge.qnn.origin import is_written
 from qdqbridge.relax.emit.compositions import composition_of
-from qdqbridge.relax.emit.importer_gaps import gap, respelled
+from qdqbridge.relax.emit.importer_gaps import adjusted, gap
 from qdqbridge.relax.emit.run_time_parameters import arguments, linear_module
-from qdqbridge.relax.emit.scope import Scope
+from qdqbridge.relax.emit.scope import RelaxScope
 
-EmitNode = Callable[[Scope, Node], Sequence[Expr]]
+EmitNode = Callable[[RelaxScope, Node], Sequence[Expr]]
 EmitGraph = Callable[[Graph, "EmitNode | None"], ir.IRModule]
 """Emits a graph as a module; its nodes without a row as the second argument says, if given."""
 
 
-def emit_foreign(scope: Scope, node: Node, emit_graph: EmitGraph) -> Sequence[Expr]:
+def emit_foreign(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> Sequence[Expr]:
     """Emits a carried-through node as a call of a function that computes it.
 
     Args:
@@ -76,7 +76,7 @@ def emit_foreign(scope: Scope, node: Node, emit_graph: EmitGraph) -> Sequence[Ex
     raise unsupported(node, "; ".join(reasons)) from cause
 
 
-def _handed_over(scope: Scope, node: Node) -> Node:
+def _handed_over(scope: RelaxScope, node: Node) -> Node:
     """Returns the node with its large constants as operands, which the call shows to readers."""
     large = [v for v in node.inputs if v is not None and v.constant and not is_written(v)]
     if not large:
@@ -88,7 +88,7 @@ def _handed_over(scope: Scope, node: Node) -> Node:
     return Node(node.op, node.attributes, inputs, outputs, node.origin)
 
 
-def _called(scope: Scope, node: Node, module: ir.IRModule) -> Sequence[Expr]:
+def _called(scope: RelaxScope, node: Node, module: ir.IRModule) -> Sequence[Expr]:
     name = f"onnx_{node.op.name.rpartition('::')[2].lower()}"
     callee = _added(scope.builder, module, name)
     args = [scope.value(v) for v in node.inputs if v is not None and v.constant is None]
@@ -112,7 +112,7 @@ def _results(node: Node, called: Expr) -> list[Expr]:
     return [relax.TupleGetItem(called, i) for i in range(given)] if several else [called]
 
 
-def _typed(scope: Scope, node: Node, result: Expr, value: Value) -> Expr:
+def _typed(scope: RelaxScope, node: Node, result: Expr, value: Value) -> Expr:
     """Returns a result in the graph's element type.
 
     Raises:
@@ -143,13 +143,13 @@ def _typed(scope: Scope, node: Node, result: Expr, value: Value) -> Expr:
 # ---- who says what it computes ------------------------------------------------------------------
 
 
-def _composed(scope: Scope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:
+def _composed(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:
     """Returns our composition of Relax operators, where there is one for this spelling."""
     composition = composition_of(node)
     if composition is None:
         return None
 
-    def emit(inner: Scope, alone: Node) -> Sequence[Expr]:
+    def emit(inner: RelaxScope, alone: Node) -> Sequence[Expr]:
         try:
             return composition(inner, alone)
         except NoRow as why:
@@ -158,7 +158,7 @@ def _composed(scope: Scope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | 
     return emit_graph(_alone(scope, node), emit)
 
 
-def _imported(scope: Scope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:
+def _imported(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:
     """Returns what TVM's own ONNX importer makes of it."""
     del scope, emit_graph
     wrong = gap(node)
@@ -168,7 +168,7 @@ def _imported(scope: Scope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | 
     for value in (*node.inputs, *node.outputs):
         if value is not None and tvm_dtype(value.type.dtype) != str(value.type.dtype):
             raise unsupported(node, f"TVM's ONNX importer has no tensors of {value.type.dtype}")
-    alone = respelled(node.attributes.model(node))
+    alone = adjusted(node.attributes.model(node))
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # TVM prints before it raises
             return from_onnx(alone, keep_params_in_input=False)
@@ -177,7 +177,7 @@ def _imported(scope: Scope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | 
         raise unsupported(node, f"TVM's ONNX importer refuses it: {reason[0]}") from error
 
 
-def _defined(scope: Scope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:
+def _defined(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:
     """Returns ONNX's own definition of it in simpler nodes, where there is one.
 
     Those compute half floats in float32: rounding each step would lose what the one operator keeps.
@@ -242,7 +242,7 @@ def _wide(value: Value) -> Value:
     return Value(TensorType(DType.FLOAT32, value.type.shape), value.name, constant=constant)
 
 
-def _alone(scope: Scope, node: Node) -> Graph:
+def _alone(scope: RelaxScope, node: Node) -> Graph:
     """Returns a graph of the node alone; its inputs have the types of their expressions."""
     inputs: list[Value | None] = []
     names: dict[str, str] = {}
@@ -258,7 +258,9 @@ def _alone(scope: Scope, node: Node) -> Graph:
     return Graph(fed, outputs, [value.name for value in outputs], [alone])
 
 
-def _extents(scope: Scope, node: Node, expr: Expr, names: dict[str, str]) -> Iterator[int | str]:
+def _extents(
+    scope: RelaxScope, node: Node, expr: Expr, names: dict[str, str]
+) -> Iterator[int | str]:
     """Yields extents; each expression has one name of its own in the whole node."""
     if expr.ty.shape is None:
         raise unsupported(node, "the shape of an operand is known at run time only")

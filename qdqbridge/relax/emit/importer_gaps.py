@@ -27,7 +27,7 @@ def gap(node: Node) -> str | None:
     return None if found is None else found(node, attributes)
 
 
-def respelled(model: Any) -> Any:
+def adjusted(model: Any) -> Any:
     """Changes a model of one node, which an importer is given, to what TVM takes for it."""
     (node,) = model.graph.node
     _with_plain_extents(model.graph)

@@ -22,26 +22,26 @@ from qdqbridge.relax.dialect import tensor_type
 from qdqbridge.relax.emit.broadcasting import equal
 from qdqbridge.relax.emit.foreign import EmitNode, emit_foreign
 from qdqbridge.relax.emit.qdq import QdqScope, between_conversions, in_codes
-from qdqbridge.relax.emit.scope import Scope
+from qdqbridge.relax.emit.scope import RelaxScope
 from qdqbridge.relax.emit.transposition import fill
 
 LARGE = 1 << 16
 """Bytes from which a constant becomes a parameter when parameters are kept apart."""
-_SPELLINGS: dict[str, tuple[type[Scope], Form]] = {
-    "qnn": (Scope, in_codes),
+_VARIANTS: dict[str, tuple[type[RelaxScope], Form]] = {
+    "qnn": (RelaxScope, in_codes),
     "qdq": (QdqScope, between_conversions),
 }
 
 
 def emit(
-    graph: Graph, *, keep_params: bool = False, spelling: str = "qnn"
+    graph: Graph, *, keep_params: bool = False, variant: str = "qnn"
 ) -> tuple[ir.IRModule, dict[str, NDArray[Any]]]:
     """Returns ``graph`` as a Relax module.
 
     Args:
         graph: A canonical graph (a raw one works too, as the float operators it is made of).
         keep_params: Make large constants parameters of ``main`` after the graph's inputs.
-        spelling: ``qnn``, the QNN dialect, or ``qdq``, float operators between ``R.quantize`` and
+        variant: ``qnn``, the QNN dialect, or ``qdq``, float operators between ``R.quantize`` and
             ``R.dequantize``.
 
     Returns:
@@ -53,12 +53,12 @@ def emit(
         UnsupportedTargetError: A node or an element type that TVM cannot run; lists every one.
             Or there is no such spelling.
     """
-    if spelling not in _SPELLINGS:
-        known = ", ".join(_SPELLINGS)
+    if variant not in _VARIANTS:
+        known = ", ".join(_VARIANTS)
         raise UnsupportedTargetError(
-            f"Relax modules have no spelling {spelling!r}", fix=f"use one of {known}"
+            f"Relax modules have no variant {variant!r}", fix=f"use one of {known}"
         )
-    return ModuleEmitter(graph, keep_params=keep_params, spelling=spelling).emit()
+    return ModuleEmitter(graph, keep_params=keep_params, variant=variant).emit()
 
 
 class ModuleEmitter:
@@ -69,7 +69,7 @@ class ModuleEmitter:
         graph: Graph,
         *,
         keep_params: bool = False,
-        spelling: str = "qnn",
+        variant: str = "qnn",
         foreign: EmitNode | None = None,
     ) -> None:
         self.graph, self.emit_node = graph, foreign
@@ -77,7 +77,7 @@ class ModuleEmitter:
         self.extents: dict[str, tirx.Var] = {}
         self.names: set[str] = set()
         self.lifted: dict[str, tuple[relax.Var, Constant]] = {}
-        scope, self.form = _SPELLINGS[spelling]
+        scope, self.form = _VARIANTS[variant]
         self.scope = scope(self.builder, self.extents, self._lift if keep_params else None)
 
     def results(self) -> list[Expr]:

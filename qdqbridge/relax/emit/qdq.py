@@ -23,20 +23,19 @@ from qdqbridge.graph.types import TensorType, static_shape
 from qdqbridge.ops.attributes import ResizeAttrs
 from qdqbridge.ops.composition import CompositionAttrs
 from qdqbridge.qnn.emit.conversions import CONVERSIONS
+from qdqbridge.qnn.emit.data_movement import DATA_MOVEMENT
 from qdqbridge.qnn.emit.dtypes import storage, tvm_dtype
 from qdqbridge.qnn.emit.floating import FLOATING
-from qdqbridge.qnn.emit.movers import MOVERS
 from qdqbridge.qnn.emit.nodes import Foreign, computes_minifloats, in_integers
 from qdqbridge.qnn.emit.resize import emit_resize
-from qdqbridge.qnn.emit.scope import Expr, unsupported
-from qdqbridge.qnn.emit.scope import Scope as SharedScope
-from qdqbridge.relax.emit.scope import Scope
+from qdqbridge.qnn.emit.scope import EmissionScope, Expr, unsupported
+from qdqbridge.relax.emit.scope import RelaxScope
 
 _METHODS = {"nearest": "nearest_neighbor", "linear": "linear"}
 _COORDINATES = ("asymmetric", "align_corners", "half_pixel")
 
 
-class QdqScope(Scope):
+class QdqScope(RelaxScope):
     """Emits conversions as Relax's own two operators."""
 
     def quantize(self, real: Expr, params: QuantParams, hint: str = "") -> Expr:
@@ -97,7 +96,7 @@ class QdqScope(Scope):
         return self.quantize(self.cast(self.real(value), "float32"), params)
 
 
-def between_conversions(scope: SharedScope, node: Node, foreign: Foreign) -> Sequence[Expr]:
+def between_conversions(scope: EmissionScope, node: Node, foreign: Foreign) -> Sequence[Expr]:
     """Emits a node as ``R.dequantize`` of its operands, one operator, ``R.quantize``.
 
     Returns:
@@ -112,8 +111,8 @@ def between_conversions(scope: SharedScope, node: Node, foreign: Foreign) -> Seq
     if name in CONVERSIONS:
         return [CONVERSIONS[name](scope, node)]
     part = _floating(scope, node, node.op, node.attributes)
-    if name in MOVERS:
-        moved = MOVERS[name](scope, part, scope.value(part.operand(0)))
+    if name in DATA_MOVEMENT:
+        moved = DATA_MOVEMENT[name](scope, part, scope.value(part.operand(0)))
         reals = moved if isinstance(moved, list) else [moved]
     elif isinstance(node.attributes, ResizeAttrs):
         reals = [_resized(scope, part, node.attributes)]
@@ -125,13 +124,13 @@ def between_conversions(scope: SharedScope, node: Node, foreign: Foreign) -> Seq
     return [_stored(scope, node, v, e) for v, e in zip(node.outputs, emitted, strict=False)]
 
 
-def in_codes(scope: SharedScope, node: Node, foreign: Foreign) -> Sequence[Expr]:
+def in_codes(scope: EmissionScope, node: Node, foreign: Foreign) -> Sequence[Expr]:
     """Emits a node in the QNN dialect; one that computes with 8- or 4-bit floats, on floats."""
     form = between_conversions if computes_minifloats(node) else in_integers
     return form(scope, node, foreign)
 
 
-def _floating(scope: SharedScope, node: Node, operator: Operator, attributes: Attributes) -> Node:
+def _floating(scope: EmissionScope, node: Node, operator: Operator, attributes: Attributes) -> Node:
     """Returns a node as an operator on real values; its quantized operands are dequantized."""
     inputs = list(node.inputs)
     for index, value in node.data_operands():
@@ -146,7 +145,7 @@ def _floating(scope: SharedScope, node: Node, operator: Operator, attributes: At
     return Node(operator, attributes, inputs, results, node.origin)
 
 
-def _stored(scope: SharedScope, node: Node, value: Value, expr: Expr) -> Expr:
+def _stored(scope: EmissionScope, node: Node, value: Value, expr: Expr) -> Expr:
     """Quantizes a float result where the value is quantized."""
     if value.quant is None:
         return expr
@@ -160,7 +159,7 @@ def _within(node: Node, params: QuantParams) -> bool:
     source = node.operand(0).quant
     if source is None or not (source.params.per_tensor and params.per_tensor):
         return False
-    if node.op.name not in MOVERS:
+    if node.op.name not in DATA_MOVEMENT:
         return False
     (low, high), (lowest, highest) = _interval(source.params), _interval(params)
     return lowest <= min(low, 0.0) and max(high, 0.0) <= highest
@@ -171,11 +170,11 @@ def _interval(params: QuantParams) -> tuple[float, float]:
     return (params.qmin - zero_point) * scale, (params.qmax - zero_point) * scale
 
 
-def _computed(scope: SharedScope, node: Node, part: Node) -> Expr:
+def _computed(scope: EmissionScope, node: Node, part: Node) -> Expr:
     if node.op.name not in FLOATING:
         raise unsupported(node, "there is no Relax counterpart")
     if node.op.name == "Dense":
-        args = [scope.value(part.operand(0)), _turned(scope, node.operand(1))]
+        args = [scope.value(part.operand(0)), _permuted(scope, node.operand(1))]
         product = scope.emit(scope.op.matmul(*_alike(scope, args)))
         bias = [scope.value(value) for value in part.inputs[2:] if value is not None]
         return scope.op.add(*_alike(scope, [product, *bias])) if bias else product
@@ -183,19 +182,19 @@ def _computed(scope: SharedScope, node: Node, part: Node) -> Expr:
     return FLOATING[node.op.name](scope, part, _alike(scope, args))
 
 
-def _alike(scope: SharedScope, args: list[Expr]) -> list[Expr]:
+def _alike(scope: EmissionScope, args: list[Expr]) -> list[Expr]:
     """Returns operands whose floats have the type of the first one (a bias may be wider)."""
     floats = [scope.dtype(arg) for arg in args if "float" in scope.dtype(arg)]
     return [scope.cast(arg, floats[0]) if "float" in scope.dtype(arg) else arg for arg in args]
 
 
-def _turned(scope: SharedScope, weight: Value) -> Expr:
+def _permuted(scope: EmissionScope, weight: Value) -> Expr:
     """Returns a weight (units, K) as (K, units); a constant is stored that way."""
     quant, constant = weight.quant, weight.constant
     if constant is None or (quant is not None and quant.params.blocked):
         return scope.emit(scope.op.permute_dims(scope.real(weight)))
-    turned = constant.map(np.transpose, shape=constant.shape[::-1])
-    stored = scope.constant(turned, weight.name)
+    permuted = constant.map(np.transpose, shape=constant.shape[::-1])
+    stored = scope.constant(permuted, weight.name)
     if quant is None:
         return stored
     params, axis = quant.params, quant.params.axis
@@ -203,7 +202,7 @@ def _turned(scope: SharedScope, weight: Value) -> Expr:
     return scope.cast(scope.dequantize(stored, params), tvm_dtype(params.expressed_dtype))
 
 
-def _composed(scope: SharedScope, part: Node, attributes: CompositionAttrs) -> Expr:
+def _composed(scope: EmissionScope, part: Node, attributes: CompositionAttrs) -> Expr:
     """Emits the steps of a composition one by one, in float32."""
     exprs = [scope.value(value) for value in part.inputs if value is not None]
     for step in attributes.steps:
@@ -215,7 +214,7 @@ def _composed(scope: SharedScope, part: Node, attributes: CompositionAttrs) -> E
     return exprs[-1]
 
 
-def _resized(scope: SharedScope, part: Node, attributes: ResizeAttrs) -> Expr:
+def _resized(scope: EmissionScope, part: Node, attributes: ResizeAttrs) -> Expr:
     """Emits ``R.image.resize2d`` where it is the same function, else weighted sums."""
     before, after = static_shape(part.operand(0).type.shape), static_shape(part.output.type.shape)
     if before is None or after is None or not _plain(attributes, before, after):

@@ -21,7 +21,7 @@ from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.floating import unit_params
 from qdqbridge.qnn.emit.scope import Expr, unsupported
 from qdqbridge.relax.emit.broadcasting import equal
-from qdqbridge.relax.emit.scope import Scope
+from qdqbridge.relax.emit.scope import RelaxScope
 
 _WIDE = "float32"
 
@@ -35,7 +35,7 @@ def linear_module(node: Node, attributes: LinearAttrs) -> ir.IRModule:
     if attributes.precision is not None:
         raise unsupported(node, f"it divides in {attributes.precision}")
     builder = relax.BlockBuilder()
-    scope = Scope(builder, {})
+    scope = RelaxScope(builder, {})
     params: list[Any] = []
     for index, value in enumerate(node.inputs):
         if value is not None and value.constant is None and value not in scope.exprs:
@@ -51,7 +51,7 @@ def linear_module(node: Node, attributes: LinearAttrs) -> ir.IRModule:
     return builder.finalize()
 
 
-def _quantized(scope: Scope, node: Node, attributes: LinearAttrs) -> Expr:
+def _quantized(scope: RelaxScope, node: Node, attributes: LinearAttrs) -> Expr:
     x, scale, zero_point = _three(node)
     real = scope.cast(scope.value(x), _WIDE)
     divisor = _aligned(scope, node, attributes, scale, _WIDE)
@@ -64,7 +64,7 @@ def _quantized(scope: Scope, node: Node, attributes: LinearAttrs) -> Expr:
     return scope.quantize(scaled, per_tensor(attributes.to, 1.0))
 
 
-def _dequantized(scope: Scope, node: Node, attributes: LinearAttrs) -> Expr:
+def _dequantized(scope: RelaxScope, node: Node, attributes: LinearAttrs) -> Expr:
     x, scale, zero_point = _three(node)
     stored = scope.value(x)
     if x.type.dtype.is_small_float:
@@ -82,7 +82,9 @@ def _three(node: Node) -> tuple[Value, Value, Value | None]:
     return node.operand(0), node.operand(1), node.optional(2)
 
 
-def _aligned(scope: Scope, node: Node, attributes: LinearAttrs, value: Value, dtype: str) -> Expr:
+def _aligned(
+    scope: RelaxScope, node: Node, attributes: LinearAttrs, value: Value, dtype: str
+) -> Expr:
     """Returns a scale or zero point in the shape that broadcasts against the data."""
     expr = scope.cast(scope.value(value), dtype)
     shape, rank = value.type.shape, node.operand(0).rank
@@ -109,7 +111,7 @@ def _aligned(scope: Scope, node: Node, attributes: LinearAttrs, value: Value, dt
     return scope.emit(scope.op.strided_slice(repeated, axes=[axis], begin=[0], end=[end]))
 
 
-def arguments(scope: Scope, node: Node) -> Sequence[Expr]:
+def arguments(scope: RelaxScope, node: Node) -> Sequence[Expr]:
     """Returns what a call of :func:`linear_module`'s function takes."""
     given = dict.fromkeys(v for v in node.inputs if v is not None and v.constant is None)
     return [scope.value(value) for value in given]

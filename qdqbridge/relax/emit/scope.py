@@ -19,12 +19,11 @@ from qdqbridge.graph.symbols import is_computed, terms
 from qdqbridge.graph.types import Shape
 from qdqbridge.ops.attributes import ReshapeAttrs
 from qdqbridge.qnn.emit.dtypes import as_bytes, tvm_dtype
-from qdqbridge.qnn.emit.scope import Expr
-from qdqbridge.qnn.emit.scope import Scope as SharedScope
+from qdqbridge.qnn.emit.scope import EmissionScope, Expr
 from qdqbridge.relax.dialect import call
 from qdqbridge.relax.emit.arithmetic import Arithmetic, reshaped, simple
 from qdqbridge.relax.emit.broadcasting import aligned, equal, spread
-from qdqbridge.relax.emit.extents import (
+from qdqbridge.relax.emit.computed_shapes import (
     run_time_broadcast,
     run_time_extent,
     run_time_reshape,
@@ -33,7 +32,7 @@ from qdqbridge.relax.emit.extents import (
 from qdqbridge.relax.emit.transposition import fill
 
 
-class Scope(SharedScope):
+class RelaxScope(EmissionScope):
     """Emits into one Relax function.
 
     Args:

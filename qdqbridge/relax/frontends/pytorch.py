@@ -36,7 +36,7 @@ Batch norms are not among them: TVM 0.27 reads the undecomposed one's arguments 
 """
 
 
-def from_torch(program: Any, *, canonical: bool = True, reroll: bool = False) -> Graph:
+def from_torch(program: Any, *, canonical: bool = True, fuse: bool = False) -> Graph:
     """Reads an exported PyTorch program through TVM's frontend.
 
     A program quantized by PT2E (operators ``quantized_decomposed.*``) becomes the graph that the
@@ -45,7 +45,7 @@ def from_torch(program: Any, *, canonical: bool = True, reroll: bool = False) ->
     Args:
         program: What ``torch.export.export`` returned, of a model in evaluation mode.
         canonical: Rewrite the graph to the canonical form.
-        reroll: As for :func:`qdqbridge.load`.
+        fuse: As for :func:`qdqbridge.load`.
 
     Returns:
         The graph; inputs have the names of the module's arguments.
@@ -71,7 +71,7 @@ def from_torch(program: Any, *, canonical: bool = True, reroll: bool = False) ->
     graph = read_function(module["main"], module, output_names=names, where="the exported program")
     verify(graph)
     if canonical:
-        verify(canonicalize(graph, reroll=reroll))
+        verify(canonicalize(graph, fuse=fuse))
     return graph
 
 

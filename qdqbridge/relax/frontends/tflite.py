@@ -11,15 +11,13 @@ from qdqbridge.graph.verify import verify
 from qdqbridge.tflite_io.reader import read
 
 
-def from_tflite(
-    path: str | PathLike[str], *, canonical: bool = True, reroll: bool = False
-) -> Graph:
+def from_tflite(path: str | PathLike[str], *, canonical: bool = True, fuse: bool = False) -> Graph:
     """Reads a TFLite file; deprecated, :func:`qdqbridge.load` does.
 
     Args:
         path: The ``.tflite`` file.
         canonical: Rewrite the graph to the canonical form.
-        reroll: As for :func:`qdqbridge.load`.
+        fuse: As for :func:`qdqbridge.load`.
 
     Raises:
         ModelFileError: The file cannot be read, or is no TFLite file.
@@ -29,5 +27,5 @@ def from_tflite(
     graph = read(path)
     verify(graph, str(path))
     if canonical:
-        verify(canonicalize(graph, reroll=reroll, channels_first=True), str(path))
+        verify(canonicalize(graph, fuse=fuse, channels_first=True), str(path))
     return graph

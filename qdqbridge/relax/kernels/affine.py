@@ -13,7 +13,7 @@ from qdqbridge.graph.numerics import dequantize
 from qdqbridge.ops.attributes import EpsilonAttrs
 from qdqbridge.relax.kernels.broadcasting import Formula, Open, Operand, elementwise
 from qdqbridge.relax.kernels.codes import (
-    Form,
+    CodesForm,
     arguments,
     extents,
     form_of,
@@ -21,12 +21,12 @@ from qdqbridge.relax.kernels.codes import (
     storage,
     words_of,
 )
-from qdqbridge.relax.kernels.kernel import Kernel, Place
+from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.relax.kernels.lanes import Prim, bound, fence
 
 
 @dataclass(frozen=True, slots=True)
-class Affine:
+class AffineKernel:
     """Codes of which every channel has a factor and a summand.
 
     Attributes:
@@ -38,11 +38,11 @@ class Affine:
 
     shape: Open
     dtype: str
-    form: Form
+    form: CodesForm
     tasks: int
 
 
-def build(affine: Affine) -> Any:
+def build(affine: AffineKernel) -> Any:
     """Returns a PrimFunc of ``x, factor, summand``, :func:`~.codes.numbers` and the result."""
     column = (affine.shape[1], *(1 for _ in affine.shape[2:]))
     operands = [
@@ -65,7 +65,7 @@ def build(affine: Affine) -> Any:
     return elementwise(operands, result, affine.form.lanes, affine.tasks, formula)
 
 
-def claim(node: Node, place: Place) -> Kernel | None:
+def match(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a BatchNormalization with constant statistics, channels second."""
     source, result = words_of(node.operand(0)), words_of(node.output)
     shape, attributes = extents(node.output.type.shape), node.attributes
@@ -82,7 +82,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
         inverse = np.float32(1) / np.sqrt(variance + np.float32(attributes.epsilon))
         factor = inverse * gamma
         summand = beta - mean * factor
-    affine = Affine(shape, storage(source), form_of(result, place.cpu), place.threads)
+    affine = AffineKernel(shape, storage(source), form_of(result, place.cpu), place.threads)
     return Kernel(
         "batch_norm",
         affine,

@@ -13,10 +13,10 @@ from qdqbridge.ops.attributes import PoolAttrs, ReduceAttrs
 from qdqbridge.ops.pooling import window_counts
 from qdqbridge.relax.kernels import pooling, reduction
 from qdqbridge.relax.kernels.broadcasting import Open
-from qdqbridge.relax.kernels.codes import BYTES, Form, bytes_of, extents, form_of, numbers
-from qdqbridge.relax.kernels.kernel import Kernel, Place
+from qdqbridge.relax.kernels.codes import BYTES, CodesForm, bytes_of, extents, form_of, numbers
+from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.relax.kernels.operands import along, image_of
-from qdqbridge.relax.kernels.pooling import Pool
+from qdqbridge.relax.kernels.pooling import PoolKernel
 from qdqbridge.relax.kernels.reduction import LARGEST, SMALLEST, SUM, Reduce
 
 _REACH = 1 << 30
@@ -24,7 +24,7 @@ _REACH = 1 << 30
 _RANKS = (3, 4)
 
 
-def claim_window(node: Node, place: Place) -> Kernel | None:
+def match_window(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of MaxPool and AveragePool over one or two spatial axes."""
     attributes, largest = node.attributes, node.op.name == "MaxPool"
     shape, outcome = extents(node.operand(0).type.shape), extents(node.output.type.shape)
@@ -36,7 +36,7 @@ def claim_window(node: Node, place: Place) -> Kernel | None:
     averaged = () if largest else _averaged(node, _populations(attributes, shape))
     if averaged is None:
         return None
-    pool = Pool(
+    pool = PoolKernel(
         largest, shape, outcome, _dtype(node), form, image_of(shape), shape[-1] or 0,
         along(attributes.kernel_shape, 1), along(attributes.strides, 1),
         along(attributes.dilations, 1), along(attributes.pads[: len(attributes.pads) // 2], 0),
@@ -52,7 +52,7 @@ _KINDS = {
 }  # fmt: skip
 
 
-def claim_axes(node: Node, place: Place) -> Kernel | None:
+def match_axes(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a reduction over neighbouring axes."""
     kind, attributes = _KINDS[node.op.name], node.attributes
     shape, outcome = extents(node.operand(0).type.shape), extents(node.output.type.shape)
@@ -78,7 +78,7 @@ def claim_axes(node: Node, place: Place) -> Kernel | None:
     return Kernel(name, reduce, reduction.build, (node.operand(0),), averaged, (node.output,))
 
 
-def _form(node: Node, place: Place, *, moved: bool) -> Form | None:
+def _form(node: Node, place: KernelPlace, *, moved: bool) -> CodesForm | None:
     """Returns the form of the result where it and the operand are 8-bit codes."""
     source, result = node.operand(0).quant, node.output.quant
     if source is None or result is None or source.params.storage_dtype not in BYTES:
@@ -86,7 +86,7 @@ def _form(node: Node, place: Place, *, moved: bool) -> Form | None:
     if moved:
         dtype = BYTES[source.params.storage_dtype]
         same = source.params.same_mapping(result.params)
-        plain = Form(place.cpu, dtype, multiplies=False, shifted=False, clamped=False)
+        plain = CodesForm(place.cpu, dtype, multiplies=False, shifted=False, clamped=False)
         return plain if same else None
     params = bytes_of(node.output)
     return (

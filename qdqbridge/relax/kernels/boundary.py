@@ -11,7 +11,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.relax.kernels.broadcasting import Formula, Open, Operand, elementwise
 from qdqbridge.relax.kernels.codes import (
-    Form,
+    CodesForm,
     arguments,
     extents,
     form_of,
@@ -19,7 +19,7 @@ from qdqbridge.relax.kernels.codes import (
     storage,
     words_of,
 )
-from qdqbridge.relax.kernels.kernel import Kernel, Place
+from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.relax.kernels.lanes import Prim, floats, splat, wide
 from qdqbridge.relax.kernels.script import T
 
@@ -27,7 +27,7 @@ _REAL = "float32"
 
 
 @dataclass(frozen=True, slots=True)
-class Conversion:
+class ConversionKernel:
     """What shapes the code of a change of type or of parameters.
 
     Attributes:
@@ -40,12 +40,12 @@ class Conversion:
 
     shape: Open
     dtype: str
-    form: Form | None
+    form: CodesForm | None
     lanes: int
     tasks: int
 
 
-def build(conversion: Conversion) -> Any:
+def build(conversion: ConversionKernel) -> Any:
     """Returns a PrimFunc of ``x``, numbers and the result.
 
     The numbers are :func:`~.codes.numbers`; of floats from codes, a scale and a zero point.
@@ -78,7 +78,7 @@ def build(conversion: Conversion) -> Any:
     return elementwise(operands, result, conversion.lanes, conversion.tasks, formula)
 
 
-def claim(node: Node, place: Place) -> Kernel | None:
+def match(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a conversion of codes of one scale, into such codes, or of float32."""
     x, y = node.operand(0), node.output
     source, result, shape = words_of(x), words_of(y), extents(y.type.shape)
@@ -96,7 +96,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
         form = form_of(result, place.cpu)
         lanes, constants = form.lanes, numbers(result, *([] if source is None else [source]))
     dtype = _REAL if source is None else storage(source)
-    conversion = Conversion(shape, dtype, form, lanes, place.threads)
+    conversion = ConversionKernel(shape, dtype, form, lanes, place.threads)
     return Kernel(node.op.name, conversion, build, (x,), tuple(constants), (y,))
 
 

@@ -11,7 +11,7 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.ops.attributes import ConvAttrs
 from qdqbridge.relax.kernels.depthwise import Depthwise, build
 from qdqbridge.relax.kernels.epilogue import Requantize
-from qdqbridge.relax.kernels.kernel import Array, Kernel, Place
+from qdqbridge.relax.kernels.kernel import Array, Kernel, KernelPlace
 from qdqbridge.relax.kernels.lookup import table_of
 from qdqbridge.relax.kernels.operands import along, centred_weight, codes_of, extents, image_of
 from qdqbridge.relax.kernels.packing import padded, per_lane
@@ -27,7 +27,7 @@ _LEAST = 4
 """Channels from which lanes are filled well enough."""
 
 
-def claim(node: Node, place: Place) -> Kernel | None:
+def match(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a Conv of which every channel stands alone, with a constant weight."""
     attributes, x = node.attributes, codes_of(node.operand(0))
     if not isinstance(attributes, ConvAttrs) or x is None or not place.channels_last:
@@ -114,6 +114,6 @@ def _sums(weight: Array, zero_point: int, bias: Array | None) -> tuple[Array, in
     return (start.astype(np.int32), largest) if largest < 1 << 31 else None
 
 
-def _fits(weight: Array, place: Place) -> bool:
+def _fits(weight: Array, place: KernelPlace) -> bool:
     """True where weights have the type that the dot product takes."""
     return not place.cpu.bytes_in or (weight.min() >= -128 and weight.max() <= 127)

@@ -91,7 +91,7 @@ def _within(shape: tuple[Dim, ...], result: tuple[Dim, ...]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceCodes:
     """Codes that a kernel reads; one scale for all of them.
 
     Attributes:
@@ -109,7 +109,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class CodesForm:
     """What shapes the code that makes codes of a result.
 
     Attributes:
@@ -132,14 +132,14 @@ class Form:
         return 4 * self.cpu.lanes
 
 
-def form_of(params: QuantParams, cpu: Cpu) -> Form:
+def form_of(params: QuantParams, cpu: Cpu) -> CodesForm:
     """Returns the form of the codes of a result."""
     shifted = bool(params.zero_point.any())
-    return Form(cpu, storage(params), multiplies(params, cpu), shifted, not params.full_range)
+    return CodesForm(cpu, storage(params), multiplies(params, cpu), shifted, not params.full_range)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetCodes:
     """Codes that a kernel writes; see :func:`numbers`.
 
     Attributes:
@@ -150,15 +150,15 @@ class Target:
         zero: Index of its zero point.
     """
 
-    form: Form
+    form: CodesForm
     floats: Buffer
     integers: Buffer
     first: int
     zero: int
 
-    def source(self, index: int = 0) -> Source:
+    def source(self, index: int = 0) -> SourceCodes:
         """Returns the codes of operand ``index``, whose numbers stand before the result's."""
-        return Source(load(self.floats, index, 1), load(self.integers, index, 1))
+        return SourceCodes(load(self.floats, index, 1), load(self.integers, index, 1))
 
     def quantized(self, value: Prim, lanes: int, *, bounded: bool = False) -> Prim:
         """Returns the codes of float32 values: a division, rounded half to even, saturated.
@@ -206,7 +206,9 @@ _FLOATS, _INTEGERS = 4, 3
 """How many numbers of a result there are; see :func:`numbers`."""
 
 
-def arguments(form: Form, scales: int = 1, zero_points: int = 1, result: int = _FLOATS) -> Target:
+def arguments(
+    form: CodesForm, scales: int = 1, zero_points: int = 1, result: int = _FLOATS
+) -> TargetCodes:
     """Declares the arguments ``floats`` and ``integers`` of a kernel, which are :func:`numbers`.
 
     Args:
@@ -217,7 +219,7 @@ def arguments(form: Form, scales: int = 1, zero_points: int = 1, result: int = _
     """
     reals = T.arg("floats", T.buffer((scales + result,), "float32"))
     integers = T.arg("integers", T.buffer((zero_points + _INTEGERS,), "int32"))
-    return Target(form, reals, integers, scales, zero_points)
+    return TargetCodes(form, reals, integers, scales, zero_points)
 
 
 def numbers(result: QuantParams, *sources: QuantParams | None) -> list[NDArray[Any]]:

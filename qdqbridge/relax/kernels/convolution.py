@@ -11,9 +11,9 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.ops.attributes import ConvAttrs
 from qdqbridge.relax.kernels.epilogue import Requantize
 from qdqbridge.relax.kernels.geometry import Direct, Pair
-from qdqbridge.relax.kernels.kernel import Array, Kernel, Place
+from qdqbridge.relax.kernels.kernel import Array, Kernel, KernelPlace
 from qdqbridge.relax.kernels.operands import (
-    Codes,
+    ActivationCodes,
     along,
     centred_weight,
     codes_of,
@@ -31,7 +31,7 @@ _RANKS = (3, 4)
 Shape = tuple["int | None", ...]
 
 
-def claim(node: Node, place: Place) -> Kernel | None:
+def match(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a Conv of bytes, or of float32, whose weight is constant."""
     attributes, x = node.attributes, codes_of(node.operand(0))
     if not isinstance(attributes, ConvAttrs) or not place.channels_last:
@@ -61,7 +61,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
     return product(node, Operands(x, sum_scale(x, node.operand(1)), [weights]), describe)
 
 
-def _weight(node: Node, x: Codes | None) -> Array | None:
+def _weight(node: Node, x: ActivationCodes | None) -> Array | None:
     """Returns the centred weight of codes, or that of floats."""
     if x is not None:
         return centred_weight(node)
@@ -103,7 +103,7 @@ def runs(weight: Array, groups: int, dilation: int) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ImageWindow:
     """A convolution as one of images; see :class:`~.direct.Direct`."""
 
     image: Pair
@@ -116,7 +116,7 @@ class Window:
 
 def window_of(
     attributes: ConvAttrs, shape: Shape, result: Shape, kernel: Pair, threads: int
-) -> Window:
+) -> ImageWindow:
     """Returns the window; where every pixel stands alone, an image of one row per thread."""
     image, outcome = image_of(shape), image_of(result)
     strides, dilations = along(attributes.strides, 1), along(attributes.dilations, 1)
@@ -125,4 +125,4 @@ def window_of(
         rows = threads if pixels % threads == 0 else 1
         image = outcome = rows, pixels // rows
     begin = along(attributes.pads[: len(attributes.pads) // 2], 0)
-    return Window(image, kernel, strides, dilations, begin, outcome)
+    return ImageWindow(image, kernel, strides, dilations, begin, outcome)

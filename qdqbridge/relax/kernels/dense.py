@@ -10,8 +10,14 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.ops.attributes import GemmAttrs
 from qdqbridge.relax.kernels.epilogue import Requantize
 from qdqbridge.relax.kernels.geometry import Direct
-from qdqbridge.relax.kernels.kernel import Array, Kernel, Place
-from qdqbridge.relax.kernels.operands import Codes, by_channel, centred_weight, codes_of, extents
+from qdqbridge.relax.kernels.kernel import Array, Kernel, KernelPlace
+from qdqbridge.relax.kernels.operands import (
+    ActivationCodes,
+    by_channel,
+    centred_weight,
+    codes_of,
+    extents,
+)
 from qdqbridge.relax.kernels.plain import Plain
 from qdqbridge.relax.kernels.product import Operands, product
 from qdqbridge.relax.kernels.reals import is_real, real_constant, real_product
@@ -19,7 +25,7 @@ from qdqbridge.relax.kernels.requantization import sum_scale
 from qdqbridge.relax.kernels.scaled import Scaled
 
 
-def claim(node: Node, place: Place) -> Kernel | None:
+def match(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a product of rows of bytes, or of float32, with a constant matrix."""
     x = codes_of(node.operand(0))
     weight = _matrix(node, x)
@@ -46,7 +52,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
     return product(node, Operands(x, scale, [weight[None, :, None]]), describe)
 
 
-def _matrix(node: Node, x: Codes | None) -> Array | None:
+def _matrix(node: Node, x: ActivationCodes | None) -> Array | None:
     """Returns the weight, centred where it is one of codes, as (units, inner)."""
     w = node.operand(1)
     if w.rank != 2:

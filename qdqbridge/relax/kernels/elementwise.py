@@ -19,8 +19,8 @@ from qdqbridge.relax.kernels.broadcasting import Formula, Open, Operand, element
 from qdqbridge.relax.kernels.codes import (
     BYTES,
     REACH,
-    Form,
-    Target,
+    CodesForm,
+    TargetCodes,
     arguments,
     broadcasts,
     extents,
@@ -32,7 +32,7 @@ from qdqbridge.relax.kernels.codes import (
     words_of,
 )
 from qdqbridge.relax.kernels.fitting import Fit
-from qdqbridge.relax.kernels.kernel import Kernel, Place
+from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.relax.kernels.lanes import (
     Prim,
     bound,
@@ -50,7 +50,7 @@ LINEAR, PRODUCT = "linear", "product"
 
 
 @dataclass(frozen=True, slots=True)
-class Binary:
+class BinaryKernel:
     """What shapes the code of an operator of two operands.
 
     Attributes:
@@ -69,12 +69,12 @@ class Binary:
     shapes: tuple[Open, Open, Open]
     dtypes: tuple[str, str]
     swapped: bool
-    form: Form
+    form: CodesForm
     bounded: bool
     tasks: int
 
 
-def build(binary: Binary) -> Any:
+def build(binary: BinaryKernel) -> Any:
     """Returns a PrimFunc of both operands, ``floats``, ``integers`` and the result.
 
     ``floats`` and ``integers`` are those of a fit, or, with the operator's own formula,
@@ -96,14 +96,14 @@ def build(binary: Binary) -> Any:
     return elementwise(operands, result, binary.form.lanes, binary.tasks, formula)
 
 
-def _linear(binary: Binary, target: Target, a: Prim, b: Prim, lanes: int) -> Prim:
+def _linear(binary: BinaryKernel, target: TargetCodes, a: Prim, b: Prim, lanes: int) -> Prim:
     del binary
     first, second, shift = (splat(load(target.floats, i, 1), lanes) for i in range(3))
     inner = fused(floats(wide(b, lanes), lanes), second, shift)
     return target.rounded(fused(floats(wide(a, lanes), lanes), first, inner), lanes)
 
 
-def _product(binary: Binary, target: Target, a: Prim, b: Prim, lanes: int) -> Prim:
+def _product(binary: BinaryKernel, target: TargetCodes, a: Prim, b: Prim, lanes: int) -> Prim:
     del binary
     centred = [
         floats(wide(code, lanes) - splat(load(target.integers, i, 1), lanes), lanes)
@@ -113,7 +113,7 @@ def _product(binary: Binary, target: Target, a: Prim, b: Prim, lanes: int) -> Pr
     return target.rounded(centred[0] * centred[1] * factor, lanes)
 
 
-def _exact(binary: Binary, target: Target, a: Prim, b: Prim, lanes: int) -> Prim:
+def _exact(binary: BinaryKernel, target: TargetCodes, a: Prim, b: Prim, lanes: int) -> Prim:
     values = [
         target.source(i).real(code, lanes) if dtype != "float32" else code
         for i, (code, dtype) in enumerate(zip((a, b), binary.dtypes, strict=True))
@@ -145,7 +145,7 @@ class _Operand:
         return "float32" if self.params is None else storage(self.params)
 
 
-def claim(node: Node, place: Place) -> Kernel | None:
+def match(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of an operator of two operands into codes."""
     if not computable(node.op) or len(node.inputs) != 2:
         return None
@@ -159,7 +159,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
     if not broadcasts(node.inputs, node.output):
         return None
     name, fit = _formula(node, (a, b), result, place)
-    binary = Binary(
+    binary = BinaryKernel(
         name, (a.shape, b.shape, shape), (a.dtype, b.dtype), a.array is not None,
         form_of(result, place.cpu), _bounded(node, (a, b), result), place.threads,
     )  # fmt: skip
@@ -196,7 +196,7 @@ def _operand(value: Value) -> _Operand | None:
 
 
 def _formula(
-    node: Node, operands: tuple[_Operand, _Operand], result: QuantParams, place: Place
+    node: Node, operands: tuple[_Operand, _Operand], result: QuantParams, place: KernelPlace
 ) -> tuple[str, Fit | None]:
     """Returns the formula of a node: a cheap one where its codes are the contract's."""
     a, b = (operand.params for operand in operands)

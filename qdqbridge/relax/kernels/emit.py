@@ -13,11 +13,11 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import Shape
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.nodes import Foreign
-from qdqbridge.qnn.emit.scope import Expr, Scope
+from qdqbridge.qnn.emit.scope import EmissionScope, Expr
 from qdqbridge.relax.emit.module import ModuleEmitter
 from qdqbridge.relax.emit.qdq import in_codes
 from qdqbridge.relax.kernels.kernel import Array, Kernel
-from qdqbridge.relax.kernels.plan import Plan
+from qdqbridge.relax.kernels.plan import KernelPlan
 from qdqbridge.relax.tensors import to_tensor
 
 WORK = "qdqbridge.work"
@@ -25,7 +25,7 @@ WORK = "qdqbridge.work"
 not counted."""
 
 
-def emit_plan(plan: Plan) -> ir.IRModule:
+def emit_plan(plan: KernelPlan) -> ir.IRModule:
     """Returns the module of a plan; equal descriptions of kernels are one PrimFunc in it.
 
     Raises:
@@ -35,14 +35,14 @@ def emit_plan(plan: Plan) -> ir.IRModule:
 
 
 class _PlanEmitter(ModuleEmitter):
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: KernelPlan) -> None:
         super().__init__(plan.graph)
         self._plan = plan
         self._functions: dict[tuple[type, Hashable], relax.GlobalVar] = {}
-        self.scope.channels_last = plan.carried.channels_last
+        self.scope.channels_last = plan.converted.channels_last
         self.form = self._form
 
-    def _form(self, scope: Scope, node: Node, foreign: Foreign) -> Sequence[Expr]:
+    def _form(self, scope: EmissionScope, node: Node, foreign: Foreign) -> Sequence[Expr]:
         if node not in self._plan.needed:
             return [None] * len(node.outputs)
         kernel = self._plan.kernels.get(node)

@@ -14,11 +14,11 @@ from qdqbridge.relax.kernels import (
     boundary,
     channelwise,
     convolution,
+    data_movement,
     dense,
     elementwise,
     lookup,
     matmul,
-    movers,
     normalization,
     resampling,
     selection,
@@ -27,7 +27,7 @@ from qdqbridge.relax.kernels import (
     weight_only,
     wide_product,
 )
-from qdqbridge.relax.kernels.kernel import Claim, Kernel, Place
+from qdqbridge.relax.kernels.kernel import Claim, Kernel, KernelPlace
 
 _BINARY = tuple(row.name for row in OPERATORS if computable(row))
 _OVER_AXES = (
@@ -37,33 +37,33 @@ _ROWS = (
     "LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization",
 )  # fmt: skip
 FAMILIES: Mapping[str, tuple[Claim, ...]] = {
-    "Conv": (channelwise.claim, convolution.claim, wide_product.claim_convolution),
-    "ConvTranspose": (transposed.claim,),
-    "Dense": (weight_only.claim, dense.claim, wide_product.claim_dense),
-    "Gemm": (dense.claim, wide_product.claim_dense, matmul.claim),
-    "MatMul": (dense.claim, wide_product.claim_dense, matmul.claim),
-    **dict.fromkeys(_BINARY, (lookup.claim, elementwise.claim)),
-    **dict.fromkeys(_OVER_AXES, (averages.claim_axes,)),
-    **dict.fromkeys(("MaxPool", "AveragePool"), (averages.claim_window,)),
-    **dict.fromkeys(movers.OPERATORS, (movers.claim,)),
-    "Resize": (resampling.claim,),
-    "Where": (lookup.claim, selection.claim),
-    "quantize": (boundary.claim,),
-    "dequantize": (boundary.claim,),
-    "requantize": (lookup.claim, boundary.claim),
-    **dict.fromkeys(("Softmax", "LogSoftmax"), (softmax.claim,)),
-    **dict.fromkeys(_ROWS, (normalization.claim,)),
-    "BatchNormalization": (affine.claim,),
+    "Conv": (channelwise.match, convolution.match, wide_product.match_convolution),
+    "ConvTranspose": (transposed.match,),
+    "Dense": (weight_only.match, dense.match, wide_product.match_dense),
+    "Gemm": (dense.match, wide_product.match_dense, matmul.match),
+    "MatMul": (dense.match, wide_product.match_dense, matmul.match),
+    **dict.fromkeys(_BINARY, (lookup.match, elementwise.match)),
+    **dict.fromkeys(_OVER_AXES, (averages.match_axes,)),
+    **dict.fromkeys(("MaxPool", "AveragePool"), (averages.match_window,)),
+    **dict.fromkeys(data_movement.OPERATORS, (data_movement.match,)),
+    "Resize": (resampling.match,),
+    "Where": (lookup.match, selection.match),
+    "quantize": (boundary.match,),
+    "dequantize": (boundary.match,),
+    "requantize": (lookup.match, boundary.match),
+    **dict.fromkeys(("Softmax", "LogSoftmax"), (softmax.match,)),
+    **dict.fromkeys(_ROWS, (normalization.match,)),
+    "BatchNormalization": (affine.match,),
 }
 """Who makes the kernel of a node, by operator; other operators may be functions of one operand."""
 
 
-def claimed(node: Node, place: Place) -> Kernel | None:
+def kernel_of(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a node, or None where the plain legalization computes it."""
     if computes_minifloats(node):
         return None
-    for claim in FAMILIES.get(node.op.name, (lookup.claim_wide,)):
-        kernel = claim(node, place)
+    for match in FAMILIES.get(node.op.name, (lookup.match_wide,)):
+        kernel = match(node, place)
         if kernel is not None:
             return kernel
     return None

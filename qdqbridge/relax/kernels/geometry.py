@@ -17,7 +17,7 @@ from qdqbridge.relax.kernels.halves import Halves
 from qdqbridge.relax.kernels.micro import Elements, blocks_of, elements_of, most_pixels, parts
 from qdqbridge.relax.kernels.plain import Plain
 from qdqbridge.relax.kernels.scaled import Scaled
-from qdqbridge.relax.kernels.staging import Row, Staging
+from qdqbridge.relax.kernels.staging import StagedRow, Staging
 
 Pair = tuple[int, int]
 _ROOM = 1 << 18
@@ -25,7 +25,7 @@ _ROOM = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class Placing:
+class PixelPlacement:
     """Where pixels of a result lie, in pixels of its tensor.
 
     Attributes:
@@ -63,7 +63,7 @@ class Direct:
         weights: Sums that make a weight, see :class:`~.packing.Packed`.
         form: How sums become codes or floats, or what is done with sums of floats.
         tasks: How many threads the work is to be spread over.
-        placing: Where pixels are written to; None for one behind the other.
+        placement: Where pixels are written to; None for one behind the other.
     """
 
     cpu: Cpu
@@ -83,7 +83,7 @@ class Direct:
     weights: int
     form: Requantize | Plain | Scaled | Halves
     tasks: int
-    placing: Placing | None = None
+    placement: PixelPlacement | None = None
 
     # ---- elements -----------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class Direct:
         before = self.begin[1]
         copied = min(self.image[1], self.reach[1] - before)
         row = [n * self.channels for n in (before, copied, self.reach[1] - before - copied)]
-        return Staging(Row(*row), self.elements.source, self.signed, self.paired)
+        return Staging(StagedRow(*row), self.elements.source, self.signed, self.paired)
 
     @cached_property
     def pitch(self) -> int:
@@ -198,10 +198,10 @@ class Direct:
         return blocks_of(self.cpu, pixels, self.blocks)
 
     @cached_property
-    def place(self) -> Placing:
+    def place(self) -> PixelPlacement:
         """Where pixels are written to."""
         rows, columns = self.result
-        return self.placing or Placing(0, columns, 1, rows * columns)
+        return self.placement or PixelPlacement(0, columns, 1, rows * columns)
 
     @cached_property
     def row_shares(self) -> int:

@@ -15,7 +15,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class KernelPlace:
     """Where a node is computed.
 
     Attributes:
@@ -58,5 +58,5 @@ class Kernel:
     extend: Callable[[Kernel, Node], Kernel | None] | None = None
 
 
-Claim = Callable[[Node, Place], "Kernel | None"]
+Claim = Callable[[Node, KernelPlace], "Kernel | None"]
 """Returns the kernel of a node, or None where its family has none for it."""

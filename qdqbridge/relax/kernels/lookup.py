@@ -17,7 +17,7 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.broadcasting import Loops, Open, batch_of, known
 from qdqbridge.relax.kernels.codes import bytes_of, extents, storage, words_of
-from qdqbridge.relax.kernels.kernel import Kernel, Place
+from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.relax.kernels.lanes import (
     Buffer,
     Prim,
@@ -104,17 +104,17 @@ def permuted(table: Buffer, code: Prim, dtype: str) -> Prim:
 # ---- nodes ----------------------------------------------------------------------------------
 
 
-def claim(node: Node, place: Place) -> Kernel | None:
+def match(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a node that is a function of one value of 8-bit codes."""
-    return _claim(node, place, bytes_of)
+    return _match(node, place, bytes_of)
 
 
-def claim_wide(node: Node, place: Place) -> Kernel | None:
-    """As :func:`claim`, of codes of 8 or 16 bits, with a table of as many as 65,536 entries."""
-    return _claim(node, place, words_of)
+def match_wide(node: Node, place: KernelPlace) -> Kernel | None:
+    """As :func:`match`, of codes of 8 or 16 bits, with a table of as many as 65,536 entries."""
+    return _match(node, place, words_of)
 
 
-def _claim(node: Node, place: Place, params_of: ParamsOf) -> Kernel | None:
+def _match(node: Node, place: KernelPlace, params_of: ParamsOf) -> Kernel | None:
     found = table_of(node, params_of)
     if found is None:
         return None

@@ -13,19 +13,19 @@ from qdqbridge.ops.attributes import GemmAttrs, TransposeAttrs
 from qdqbridge.relax.kernels.batched import Batched, Matrices, build
 from qdqbridge.relax.kernels.codes import one_batch
 from qdqbridge.relax.kernels.epilogue import Requantize
-from qdqbridge.relax.kernels.kernel import Array, Kernel, Place
+from qdqbridge.relax.kernels.kernel import Array, Kernel, KernelPlace
 from qdqbridge.relax.kernels.operands import codes_of
 from qdqbridge.relax.kernels.plain import Plain
 from qdqbridge.relax.kernels.reals import is_real
 from qdqbridge.relax.kernels.requantization import requantization, scaled, sum_scale
 from qdqbridge.relax.kernels.scaled import Scaled
-from qdqbridge.relax.kernels.views import View, view_of, whole
+from qdqbridge.relax.kernels.views import View, full_view, view_of
 
 _INNER = 1 << 13
 """Sums of as many products, corrections included, stay within int32."""
 
 
-def claim(node: Node, place: Place) -> Kernel | None:
+def match(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a MatMul or Gemm (without a bias) of two activations, bytes or floats.
 
     Floats with an alpha other than 1 have none.
@@ -77,7 +77,7 @@ class _Product:
 
 
 def _product(node: Node) -> _Product | None:
-    a, b, result = _matrices(node, 0), _matrices(node, 1), whole(node.output)
+    a, b, result = _matrices(node, 0), _matrices(node, 1), full_view(node.output)
     if a is None or b is None or result is None:
         return None
     if not one_batch(a.value, b.value, node.output):
@@ -91,7 +91,7 @@ def _product(node: Node) -> _Product | None:
 
 def _kernel(
     node: Node,
-    place: Place,
+    place: KernelPlace,
     product: _Product,
     shifted: tuple[bool, bool],
     form: Requantize | Plain | Scaled,
@@ -124,7 +124,7 @@ def transposed(kernel: Kernel, node: Node) -> Kernel | None:
         kernel: The kernel of a product.
         node: The Transpose.
     """
-    attributes, d, result = node.attributes, kernel.description, whole(node.output)
+    attributes, d, result = node.attributes, kernel.description, full_view(node.output)
     if not isinstance(attributes, TransposeAttrs) or not isinstance(d, Batched) or result is None:
         return None
     strides = [0] * len(attributes.perm)
@@ -167,7 +167,7 @@ def _batches(
 
 
 def _operand(view: View, batches: tuple[int, ...]) -> Matrices:
-    tensor, codes = whole(view.value), codes_of(view.value)
+    tensor, codes = full_view(view.value), codes_of(view.value)
     assert tensor is not None
     signed = codes is not None and codes.signed
     return Matrices(tensor.shape, batches, view.strides[-2], view.strides[-1], signed)

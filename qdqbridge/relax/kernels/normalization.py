@@ -20,8 +20,8 @@ from qdqbridge.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.broadcasting import Open, batch_of, known, worth_sharing
 from qdqbridge.relax.kernels.codes import (
-    Form,
-    Target,
+    CodesForm,
+    TargetCodes,
     arguments,
     extents,
     form_of,
@@ -29,7 +29,7 @@ from qdqbridge.relax.kernels.codes import (
     storage,
     words_of,
 )
-from qdqbridge.relax.kernels.kernel import Kernel, Place
+from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.relax.kernels.lanes import (
     Buffer,
     Prim,
@@ -73,7 +73,7 @@ class Normalize:
     centred: bool
     shape: Open
     dtype: str
-    form: Form
+    form: CodesForm
     rows: int
     count: int
     channels: int
@@ -100,7 +100,7 @@ def build(normalize: Normalize) -> Any:
         target = arguments(normalize.form)
         y = T.arg("y", T.buffer(shape, normalize.form.dtype))
         with T.sblock("root"):
-            writer = _Row(normalize, flat(x), flat(y), affine, moments, target)
+            writer = _NormalizedRow(normalize, flat(x), flat(y), affine, moments, target)
             shared = worth_sharing(normalize.tasks, normalize.shape, 2)
             with turns(batch * normalize.rows, parallel=shared) as row:
                 writer.write(row)
@@ -108,7 +108,7 @@ def build(normalize: Normalize) -> Any:
     return prim_func(body)
 
 
-class _Row:
+class _NormalizedRow:
     """Writes one row."""
 
     def __init__(
@@ -118,7 +118,7 @@ class _Row:
         result: Buffer,
         affine: list[Buffer],
         moments: Buffer,
-        target: Target,
+        target: TargetCodes,
     ) -> None:
         self.normalize, self.source, self.result = normalize, source, result
         self.affine, self.moments, self.target = affine, moments, target
@@ -204,7 +204,7 @@ class _Row:
 # ---- nodes ----------------------------------------------------------------------------------
 
 
-def claim(node: Node, place: Place) -> Kernel | None:
+def match(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a normalization with constant factors; channels are second."""
     source, result = words_of(node.operand(0)), words_of(node.output)
     shape, form = extents(node.output.type.shape), _form_of_rows(node)
@@ -233,7 +233,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _NormalizationForm:
     """Rows of a tensor; see :class:`Normalize`.
 
     Attributes:
@@ -247,7 +247,7 @@ class _Form:
     epsilon: float
 
 
-def _form_of_rows(node: Node) -> _Form | None:
+def _form_of_rows(node: Node) -> _NormalizationForm | None:
     """Returns what a node normalizes together; None where extents of it are open."""
     shape, attributes = extents(node.output.type.shape), node.attributes
     if not shape or not isinstance(attributes, NormAttrs | GroupNormAttrs | EpsilonAttrs):
@@ -262,10 +262,10 @@ def _form_of_rows(node: Node) -> _Form | None:
     rows = groups * math.prod(extent or 1 for extent in shape[:axis])
     count = math.prod(inner) // groups
     if not along:
-        return _Form(rows, count, 0, inner, attributes.epsilon)
+        return _NormalizationForm(rows, count, 0, inner, attributes.epsilon)
     channels = shape[1] or 1
     own = channels // groups if isinstance(attributes, GroupNormAttrs) else 1
-    return _Form(rows, count, own, [channels], attributes.epsilon)
+    return _NormalizationForm(rows, count, own, [channels], attributes.epsilon)
 
 
 def _sums_of(source: QuantParams, count: int, lanes: int) -> tuple[str, str] | None:

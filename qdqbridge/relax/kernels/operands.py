@@ -19,7 +19,7 @@ _ELEMENTS = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Codes:
+class ActivationCodes:
     """An activation of at most 8 bits, one scale, as uint8 codes.
 
     Attributes:
@@ -40,7 +40,7 @@ class Codes:
         return self.code(int(self.params.zero_point))
 
 
-def codes_of(value: Value) -> Codes | None:
+def codes_of(value: Value) -> ActivationCodes | None:
     """Returns how an activation is stored; None where it is not in bytes, or not quantized."""
     quant = value.quant
     if quant is None or not quant.params.per_tensor:
@@ -48,7 +48,7 @@ def codes_of(value: Value) -> Codes | None:
     dtype = quant.params.storage_dtype
     if not dtype.is_integer or dtype.bits > 8:
         return None
-    return Codes(quant.params, dtype.is_signed)
+    return ActivationCodes(quant.params, dtype.is_signed)
 
 
 def centred_weight(node: Node) -> Array | None:

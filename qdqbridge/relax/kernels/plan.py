@@ -13,36 +13,36 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node
 from qdqbridge.graph.recenter import recentered
 from qdqbridge.qnn.emit.norms import OVER_CHANNELS
-from qdqbridge.qnn.layout import Carried, carried
+from qdqbridge.qnn.layout import ConvertedGraph, apply_layout
 from qdqbridge.qnn.layout import plan as plan_layout
 from qdqbridge.relax.kernels.cpu import Cpu
-from qdqbridge.relax.kernels.families import claimed
-from qdqbridge.relax.kernels.kernel import Kernel, Place
+from qdqbridge.relax.kernels.families import kernel_of
+from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.relax.kernels.shapes import with_extents
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class KernelPlan:
     """A graph as it is computed.
 
     Attributes:
-        carried: The graph with the conversions of layouts in it.
+        converted: The graph with the conversions of layouts in it.
         kernels: The kernels, by the node whose result they write.
         needed: The nodes whose results somebody reads; what kernels compute on the way to theirs,
             and the transposes that they read through, are not among them.
     """
 
-    carried: Carried
+    converted: ConvertedGraph
     kernels: Mapping[Node, Kernel]
     needed: frozenset[Node]
 
     @property
     def graph(self) -> Graph:
         """The graph whose nodes are computed; its interface is the model's."""
-        return self.carried.graph
+        return self.converted.graph
 
 
-def plan(graph: Graph, cpu: Cpu, threads: int = 1) -> Plan:
+def plan(graph: Graph, cpu: Cpu, threads: int = 1) -> KernelPlan:
     """Returns the plan of a graph.
 
     Args:
@@ -52,17 +52,17 @@ def plan(graph: Graph, cpu: Cpu, threads: int = 1) -> Plan:
     """
     known = with_extents(graph)
     bytes_up = recentered(known, DType.INT8, lambda value: not value.is_constant)
-    ours = carried(bytes_up, plan_layout(bytes_up, fixed=OVER_CHANNELS))
+    ours = apply_layout(bytes_up, plan_layout(bytes_up, fixed=OVER_CHANNELS))
     kernels: dict[Node, Kernel] = {}
     inside: set[Node] = set()
     for node in ours.graph.nodes:
         if node in inside:
             continue
-        kernel = claimed(node, Place(cpu, node in ours.channels_last, threads))
+        kernel = kernel_of(node, KernelPlace(cpu, node in ours.channels_last, threads))
         if kernel is not None:
             root, grown = _grown(node, kernel, ours.graph, inside)
             kernels[root] = grown
-    return Plan(ours, kernels, _needed(ours.graph, kernels))
+    return KernelPlan(ours, kernels, _needed(ours.graph, kernels))
 
 
 def _grown(node: Node, kernel: Kernel, graph: Graph, inside: set[Node]) -> tuple[Node, Kernel]:

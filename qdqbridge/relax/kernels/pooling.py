@@ -9,7 +9,7 @@ from typing import Any
 
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.broadcasting import Open, batch_of, known, worth_sharing
-from qdqbridge.relax.kernels.codes import Form, Target
+from qdqbridge.relax.kernels.codes import CodesForm, TargetCodes
 from qdqbridge.relax.kernels.lanes import (
     Buffer,
     Prim,
@@ -32,7 +32,7 @@ _UNROLLED = 25
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PoolKernel:
     """Windows over (batch, rows, columns, channels).
 
     Attributes:
@@ -56,7 +56,7 @@ class Pool:
     operand: Open
     outcome: Open
     dtype: str
-    form: Form
+    form: CodesForm
     image: Pair
     channels: int
     kernel: Pair
@@ -68,7 +68,7 @@ class Pool:
     tasks: int
 
 
-def build(pool: Pool) -> Any:
+def build(pool: PoolKernel) -> Any:
     """Returns a PrimFunc of ``x``, the constants of an average, and the result.
 
     The constants of an average are ``multipliers``, float32 of every window or of all, and
@@ -99,7 +99,7 @@ class _Window:
     """One window: all channels of one pixel of the result."""
 
     def __init__(
-        self, pool: Pool, source: Buffer, result: Buffer, line: Prim, column: Prim
+        self, pool: PoolKernel, source: Buffer, result: Buffer, line: Prim, column: Prim
     ) -> None:
         self.pool, self.source, self.result = pool, source, result
         self.image, row = line // pool.result[0], line % pool.result[0]
@@ -164,7 +164,7 @@ class _Window:
         pool = self.pool
         windows = pool.result[0] * pool.result[1]
         own = tirx.const(0, "int32") if pool.uniform else self.place % windows
-        target = Target(pool.form, multipliers, integers, 0, 1)
+        target = TargetCodes(pool.form, multipliers, integers, 0, 1)
 
         def write(offset: Prim, lanes: int) -> None:
             zero_point = splat(load(integers, 0, 1), lanes)

@@ -14,7 +14,7 @@ from qdqbridge.relax.kernels.epilogue import Requantize
 from qdqbridge.relax.kernels.geometry import Direct
 from qdqbridge.relax.kernels.kernel import Array, Kernel
 from qdqbridge.relax.kernels.names import name_of
-from qdqbridge.relax.kernels.operands import Codes
+from qdqbridge.relax.kernels.operands import ActivationCodes
 from qdqbridge.relax.kernels.packing import pack, per_lane, reach
 from qdqbridge.relax.kernels.requantization import integer_bias, requantization, scaled
 from qdqbridge.relax.kernels.scaled import Scaled
@@ -35,7 +35,7 @@ class Operands:
             parts of the result have weights of their own.
     """
 
-    x: Codes
+    x: ActivationCodes
     scale: Array
     weights: Sequence[Array]
 

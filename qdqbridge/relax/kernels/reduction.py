@@ -7,7 +7,7 @@ from typing import Any
 
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.broadcasting import Open, batch_of, known, worth_sharing
-from qdqbridge.relax.kernels.codes import Form, Target
+from qdqbridge.relax.kernels.codes import CodesForm, TargetCodes
 from qdqbridge.relax.kernels.lanes import (
     Buffer,
     Prim,
@@ -47,7 +47,7 @@ class Reduce:
     operand: Open
     outcome: Open
     dtype: str
-    form: Form
+    form: CodesForm
     rows: int
     count: int
     inner: int
@@ -70,7 +70,7 @@ def build(reduce: Reduce) -> Any:
             numbers = multiplier, T.arg("integers", T.buffer((4,), "int32"))
         y = T.arg("y", T.buffer(known(reduce.outcome, batch), reduce.form.dtype))
         with T.sblock("root"):
-            writer = _Rows(reduce, flat(x), flat(y), numbers)
+            writer = _ReducedRows(reduce, flat(x), flat(y), numbers)
             shared = worth_sharing(reduce.tasks, reduce.operand)
             with turns(batch * reduce.rows, parallel=shared) as row:
                 if reduce.inner == 1:
@@ -81,7 +81,7 @@ def build(reduce: Reduce) -> Any:
     return prim_func(body)
 
 
-class _Rows:
+class _ReducedRows:
     """Writes one row of (count, inner)."""
 
     def __init__(
@@ -145,5 +145,5 @@ class _Rows:
         multiplier, integers = self.numbers
         total = held - splat(load(integers, 0, 1), lanes) * number(count, "int32", lanes)
         value = floats(total, lanes) * splat(load(multiplier, 0, 1), lanes)
-        target = Target(form, multiplier, integers, 0, 1)
+        target = TargetCodes(form, multiplier, integers, 0, 1)
         return target.rounded(value, lanes)

@@ -11,7 +11,7 @@ from qdqbridge.graph.numerics import multiplier
 from qdqbridge.ops.accumulator import with_bias
 from qdqbridge.relax.kernels.epilogue import Requantize
 from qdqbridge.relax.kernels.kernel import Array
-from qdqbridge.relax.kernels.operands import Codes, codes_of
+from qdqbridge.relax.kernels.operands import ActivationCodes, codes_of
 from qdqbridge.relax.kernels.reals import is_real
 from qdqbridge.relax.kernels.scaled import Scaled
 
@@ -89,7 +89,7 @@ def integer_bias(node: Node, scale: Array, channels: int) -> tuple[bool, Array |
     return real is None, total
 
 
-def sum_scale(x: Codes, weight: Value, alpha: float = 1.0) -> Array:
+def sum_scale(x: ActivationCodes, weight: Value, alpha: float = 1.0) -> Array:
     """Returns the scale of the sums, ``f32(f32(alpha * sx) * sw)``: one entry, or per channel."""
     assert weight.quant is not None
     first = x.params.scale.astype(np.float32)

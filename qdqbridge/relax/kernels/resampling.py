@@ -18,8 +18,8 @@ from qdqbridge.qnn.dialect.interpolation import linear_sides, nearest_indices
 from qdqbridge.qnn.layout.permutation import channels_first
 from qdqbridge.relax.kernels.broadcasting import Open, batch_of, known, worth_sharing
 from qdqbridge.relax.kernels.codes import (
-    Form,
-    Target,
+    CodesForm,
+    TargetCodes,
     arguments,
     bytes_of,
     extents,
@@ -27,7 +27,7 @@ from qdqbridge.relax.kernels.codes import (
     numbers,
     storage,
 )
-from qdqbridge.relax.kernels.kernel import Kernel, Place
+from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.relax.kernels.lanes import (
     Buffer,
     Prim,
@@ -62,7 +62,7 @@ class Resample:
     operand: Open
     outcome: Open
     dtype: str
-    form: Form
+    form: CodesForm
     tasks: int
 
     @property
@@ -98,7 +98,7 @@ def build(resample: Resample) -> Any:
         y = T.arg("y", T.buffer(known(r.outcome, batch), r.form.dtype))
         with T.sblock("root"):
             write = (
-                _Copy(r, flat(x), flat(y), tables)
+                _NearestCopy(r, flat(x), flat(y), tables)
                 if target is None
                 else _Mix(r, flat(x), flat(y), tables, target)
             )
@@ -111,7 +111,7 @@ def build(resample: Resample) -> Any:
     return prim_func(body)
 
 
-class _Copy:
+class _NearestCopy:
     """Copies the nearest pixel."""
 
     def __init__(
@@ -141,7 +141,7 @@ class _Mix:
         source: Buffer,
         result: Buffer,
         tables: list[Buffer],
-        target: Target,
+        target: TargetCodes,
     ) -> None:
         self.r, self.source, self.result, self.tables = resample, source, result, tables
         self.codes, self.target = target.source(), target
@@ -179,7 +179,7 @@ class _Mix:
 # ---- nodes ----------------------------------------------------------------------------------
 
 
-def claim(node: Node, place: Place) -> Kernel | None:
+def match(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a Resize of images, nearest or linear, within their borders."""
     x = node.operand(0)
     shape, outcome = extents(x.type.shape), extents(node.output.type.shape)
@@ -199,7 +199,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
             np.ascontiguousarray(nearest_indices(attributes, image[axis], axis), np.int32)
             for axis in (2, 3)
         ]
-        form = Form(place.cpu, storage(source), multiplies=False, shifted=False, clamped=False)
+        form = CodesForm(place.cpu, storage(source), multiplies=False, shifted=False, clamped=False)
     if not _possible(attributes, image, source, result):
         return None
     resample = Resample(linear, shape, outcome, storage(source), form, place.threads)
@@ -207,7 +207,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
     return Kernel(name, resample, build, (x,), tuple(constants), (node.output,))
 
 
-def _logical(node: Node, place: Place) -> ResizeAttrs | None:
+def _logical(node: Node, place: KernelPlace) -> ResizeAttrs | None:
     """Returns the attributes of a Resize over the axes of a channels-first image."""
     rank, attributes = node.operand(0).rank, node.attributes
     if not place.channels_last or rank != 4 or node.operand(0).is_constant:

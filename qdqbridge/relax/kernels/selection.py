@@ -17,8 +17,8 @@ from qdqbridge.ops.stored import converted
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.broadcasting import Formula, Open, Operand, elementwise
 from qdqbridge.relax.kernels.codes import (
-    Form,
-    Target,
+    CodesForm,
+    TargetCodes,
     arguments,
     broadcasts,
     form_of,
@@ -28,7 +28,7 @@ from qdqbridge.relax.kernels.codes import (
     storage,
     words_of,
 )
-from qdqbridge.relax.kernels.kernel import Kernel, Place
+from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.relax.kernels.lanes import Prim, bound, load, number, splat
 
 KEPT, CLIPPED, CODES, REALS = "kept", "clipped", "codes", "reals"
@@ -54,7 +54,7 @@ class Where:
     dtypes: tuple[str, str, str]
     kinds: tuple[str, str]
     fixed: tuple[bool, bool, bool]
-    form: Form
+    form: CodesForm
     tasks: int
 
 
@@ -67,7 +67,7 @@ def build(where: Where) -> Any:
     operands = [Operand("cab"[i], where.shapes[i], where.dtypes[i]) for i in order]
 
     def formula() -> Formula:
-        sides = _Sides(where, arguments(where.form, 2, 2))
+        sides = _Branches(where, arguments(where.form, 2, 2))
 
         def chosen(values: list[Prim], lanes: int) -> Prim:
             read = [values[order.index(i)] for i in range(3)]
@@ -82,9 +82,9 @@ def build(where: Where) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sides:
+class _Branches:
     where: Where
-    target: Target
+    target: TargetCodes
 
     def codes(self, side: int, value: Prim, lanes: int) -> Prim:
         """Returns an operand as codes of the result."""
@@ -115,7 +115,7 @@ class _Side:
     array: NDArray[Any] | None
 
 
-def claim(node: Node, place: Place) -> Kernel | None:
+def match(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a Where into codes."""
     result, condition = words_of(node.output), node.operand(0)
     values = [node.operand(i) for i in range(3)]

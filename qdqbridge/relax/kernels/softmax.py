@@ -17,8 +17,8 @@ from qdqbridge.qnn.dialect.softmax import FRACTION
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.broadcasting import Open, batch_of, known, worth_sharing
 from qdqbridge.relax.kernels.codes import (
-    Form,
-    Target,
+    CodesForm,
+    TargetCodes,
     arguments,
     bytes_of,
     extents,
@@ -26,7 +26,7 @@ from qdqbridge.relax.kernels.codes import (
     numbers,
     storage,
 )
-from qdqbridge.relax.kernels.kernel import Kernel, Place
+from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.relax.kernels.lanes import (
     Buffer,
     Prim,
@@ -55,7 +55,7 @@ _FINEST = 2.0**-20
 
 
 @dataclass(frozen=True, slots=True)
-class Softmax:
+class SoftmaxKernel:
     """Rows of codes that are normalized.
 
     Attributes:
@@ -71,7 +71,7 @@ class Softmax:
     log: bool
     shape: Open
     dtype: str
-    form: Form
+    form: CodesForm
     rows: int
     count: int
     tasks: int
@@ -82,7 +82,7 @@ class Softmax:
         return self.form.cpu.fuses
 
 
-def build(softmax: Softmax) -> Any:
+def build(softmax: SoftmaxKernel) -> Any:
     """Returns a PrimFunc of ``x``, :func:`~.codes.numbers` and the result."""
 
     def body() -> None:
@@ -92,7 +92,7 @@ def build(softmax: Softmax) -> Any:
         target = arguments(softmax.form)
         y = T.arg("y", T.buffer(shape, softmax.form.dtype))
         with T.sblock("root"):
-            writer = _Row(softmax, flat(x), flat(y), target)
+            writer = _SoftmaxRow(softmax, flat(x), flat(y), target)
             shared = worth_sharing(softmax.tasks, softmax.shape, 4)
             with turns(batch * softmax.rows, parallel=shared) as row:
                 writer.write(row * softmax.count)
@@ -100,10 +100,12 @@ def build(softmax: Softmax) -> Any:
     return prim_func(body)
 
 
-class _Row:
+class _SoftmaxRow:
     """Writes one row."""
 
-    def __init__(self, softmax: Softmax, source: Buffer, result: Buffer, target: Target) -> None:
+    def __init__(
+        self, softmax: SoftmaxKernel, source: Buffer, result: Buffer, target: TargetCodes
+    ) -> None:
         self.softmax, self.source, self.result = softmax, source, result
         self.codes, self.target = target.source(), target
 
@@ -210,7 +212,7 @@ _BITS = 0x4330_0000_0000_0000
 # ---- nodes ----------------------------------------------------------------------------------
 
 
-def claim(node: Node, place: Place) -> Kernel | None:
+def match(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a Softmax or LogSoftmax over the last axis as it is carried."""
     source, result = bytes_of(node.operand(0)), bytes_of(node.output)
     shape, attributes = extents(node.output.type.shape), node.attributes
@@ -224,7 +226,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
     rows, count = (
         math.prod(extent or 1 for extent in part) for part in (shape[:last], shape[last:])
     )
-    softmax = Softmax(
+    softmax = SoftmaxKernel(
         node.op.name == "LogSoftmax", shape, storage(source), form_of(result, place.cpu), rows,
         count, place.threads,
     )  # fmt: skip

@@ -29,7 +29,7 @@ _LANES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StagedRow:
     """One copied row, in elements: padding, what is copied, padding.
 
     Attributes:
@@ -59,7 +59,7 @@ class Staging:
         paired: True where two bytes are a code, and the zero point has both.
     """
 
-    row: Row
+    row: StagedRow
     dtype: str
     signed: bool
     paired: bool = False

@@ -18,10 +18,10 @@ from qdqbridge.ops.attributes import ConvTransposeAttrs
 from qdqbridge.ops.weights import geometry_of
 from qdqbridge.relax.kernels.convolution import merge_groups, runs
 from qdqbridge.relax.kernels.epilogue import Requantize
-from qdqbridge.relax.kernels.geometry import Direct, Placing
-from qdqbridge.relax.kernels.kernel import Array, Kernel, Place
+from qdqbridge.relax.kernels.geometry import Direct, PixelPlacement
+from qdqbridge.relax.kernels.kernel import Array, Kernel, KernelPlace
 from qdqbridge.relax.kernels.operands import (
-    Codes,
+    ActivationCodes,
     along,
     centred_weight,
     codes_of,
@@ -79,7 +79,7 @@ def phases(kernel: int, stride: int, pad: int, extent: int) -> list[Phase] | Non
     return found
 
 
-def claim(node: Node, place: Place) -> Kernel | None:
+def match(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a ConvTranspose of bytes, or of float32, whose weight is constant."""
     attributes, x = node.attributes, codes_of(node.operand(0))
     if not isinstance(attributes, ConvTransposeAttrs) or not place.channels_last:
@@ -98,7 +98,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
 
     def describe(part: int, sums: int, form: Requantize | Plain | Scaled) -> Direct:
         rows, columns = grid[part]
-        placing = Placing(
+        placement = PixelPlacement(
             rows.first * outcome[1] + columns.first, strides[0] * outcome[1], strides[1],
             outcome[0] * outcome[1],
         )  # fmt: skip
@@ -106,7 +106,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
             place.cpu, shape, result, shape[0], image_of(shape), known_extent(shape[-1]),
             x is not None and x.signed, (len(rows.taps), len(columns.taps)), (1, 1), (1, 1),
             (rows.begin, columns.begin), (rows.count, columns.count), groups, len(weight), sums,
-            form, place.threads, placing,
+            form, place.threads, placement,
         )  # fmt: skip
 
     weights = [runs(own, groups, 1) for own in kernels]
@@ -119,7 +119,7 @@ def claim(node: Node, place: Place) -> Kernel | None:
     return product(node, Operands(x, scale, weights), describe)
 
 
-def _weight(node: Node, attributes: ConvTransposeAttrs, x: Codes | None) -> Array | None:
+def _weight(node: Node, attributes: ConvTransposeAttrs, x: ActivationCodes | None) -> Array | None:
     """Returns the weight as one of a convolution, (channels, inputs of a group, rows, columns)."""
     if x is not None:
         weight = centred_weight(node)
@@ -133,11 +133,11 @@ def _weight(node: Node, attributes: ConvTransposeAttrs, x: Codes | None) -> Arra
         weight = weight[:, :, None]
     inputs, channels = weight.shape[:2]
     split = weight.reshape(attributes.group, inputs // attributes.group, *weight.shape[1:])
-    turned = split.swapaxes(1, 2)
+    permuted = split.swapaxes(1, 2)
     dilations = along(attributes.dilations, 1)
     spread = [(n - 1) * d + 1 for n, d in zip(weight.shape[2:], dilations, strict=True)]
-    wide = np.zeros((*turned.shape[:3], *spread), weight.dtype)
-    wide[..., :: dilations[0], :: dilations[1]] = turned
+    wide = np.zeros((*permuted.shape[:3], *spread), weight.dtype)
+    wide[..., :: dilations[0], :: dilations[1]] = permuted
     return wide.reshape(attributes.group * channels, *wide.shape[2:])
 
 

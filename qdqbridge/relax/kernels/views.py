@@ -36,7 +36,7 @@ def strides_of(shape: tuple[int | None, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def whole(value: Value) -> View | None:
+def full_view(value: Value) -> View | None:
     """Returns a value as it is; None where other extents than the first are open."""
     shape = extents(value.type.shape)
     return None if shape is None else View(value, shape, strides_of(shape))
@@ -44,11 +44,11 @@ def whole(value: Value) -> View | None:
 
 def view_of(value: Value) -> View | None:
     """Returns a value, seen through the transposes and reshapes that made it."""
-    node, own = value.producer, whole(value)
+    node, own = value.producer, full_view(value)
     if node is None or own is None or not _same_codes(node):
         return own
     if node.op.name in _RESHAPES:
-        source = whole(node.operand(0))
+        source = full_view(node.operand(0))
         inner = view_of(node.operand(0))
         plain = inner is not None and source is not None and inner.strides == source.strides
         return View(inner.value, own.shape, own.strides) if plain and inner else own

@@ -17,7 +17,7 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.cpu import Cpu
-from qdqbridge.relax.kernels.kernel import Array, Kernel, Place
+from qdqbridge.relax.kernels.kernel import Array, Kernel, KernelPlace
 from qdqbridge.relax.kernels.lanes import Buffer, Prim, bound, flat, floats, load, number, wide
 from qdqbridge.relax.kernels.loops import share, turns, within
 from qdqbridge.relax.kernels.micro import (
@@ -164,7 +164,7 @@ class _WeightOnly:
 # ---- nodes ----------------------------------------------------------------------------------
 
 
-def claim(node: Node, place: Place) -> Kernel | None:
+def match(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a Dense of float32 with a quantized weight of 4 or 8 bits."""
     weight = _codes(node.operand(1))
     shape, result = extents(node.operand(0).type.shape), extents(node.output.type.shape)

@@ -16,7 +16,7 @@ from qdqbridge.relax.kernels.convolution import merge_groups, runs, window_of
 from qdqbridge.relax.kernels.direct import build_parts
 from qdqbridge.relax.kernels.geometry import Direct, Pair
 from qdqbridge.relax.kernels.halves import Halves
-from qdqbridge.relax.kernels.kernel import Array, Kernel, Place
+from qdqbridge.relax.kernels.kernel import Array, Kernel, KernelPlace
 from qdqbridge.relax.kernels.names import name_of
 from qdqbridge.relax.kernels.operands import by_channel, centred_weight, extents, known_extent
 from qdqbridge.relax.kernels.packing import pack
@@ -27,7 +27,7 @@ _REACH = 1 << 30
 _MOST = (1 << 16) - 1
 
 
-def claim_dense(node: Node, place: Place) -> Kernel | None:
+def match_dense(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of rows of uint16 by a constant matrix."""
     shape, result = extents(node.operand(0).type.shape), extents(node.output.type.shape)
     w = node.operand(1)
@@ -44,7 +44,7 @@ def claim_dense(node: Node, place: Place) -> Kernel | None:
     return _product(node, place, weight[None, :, None], batch, grid)
 
 
-def claim_convolution(node: Node, place: Place) -> Kernel | None:
+def match_convolution(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a Conv of images or sequences of uint16, channels-last."""
     attributes, weight = node.attributes, centred_weight(node)
     shape, result = extents(node.operand(0).type.shape), extents(node.output.type.shape)
@@ -74,7 +74,7 @@ Grid = tuple[Pair, Pair, Pair, Pair, Pair, Pair]
 
 
 def _product(
-    node: Node, place: Place, weight: Array, batch: int | None, grid: Grid
+    node: Node, place: KernelPlace, weight: Array, batch: int | None, grid: Grid
 ) -> Kernel | None:
     """Returns the kernel of a product with a weight of (groups, channels, runs, length)."""
     x, result, cpu = words_of(node.operand(0)), words_of(node.output), place.cpu

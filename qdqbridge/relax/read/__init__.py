@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from qdqbridge.relax.read.given import entry_name
 from qdqbridge.relax.read.layouts import channels_last
 from qdqbridge.relax.read.module import from_relax, read_function
+from qdqbridge.relax.read.parameters import entry_name
 
 __all__ = ["channels_last", "entry_name", "from_relax", "read_function"]

@@ -75,7 +75,7 @@ def floor_divided(row: Row) -> Row:
     """Returns ``row`` of ``floor_divide`` that also knows what no span says."""
 
     def read(reading: Reading, call: Call) -> Entry:
-        if call.claim is not None:
+        if call.provenance is not None:
             return row(reading, call)
         a, b = (reading.plain(entry) for entry in call.args)
         if a.type.dtype.is_float:
@@ -110,7 +110,7 @@ def bounded(row: Row, clip: Row, *, low: bool) -> Row:
         for entry, other in (call.args, call.args[::-1]):
             bound = constant_of(other) if isinstance(other, Value) else None
             whole = isinstance(entry, Value) and entry.type.dtype.is_integer
-            if not whole or call.claim is not None or bound is None or bound.size != 1:
+            if not whole or call.provenance is not None or bound is None or bound.size != 1:
                 continue
             code, dtype = int(bound.reshape(())), call.dtype
             ends = (code, dtype.qmax) if low else (dtype.qmin, code)

@@ -24,9 +24,9 @@ def attention(reading: Reading, call: Call) -> Value:
     if call.get("window_size") is not None:
         raise reading.refused("it attends to a sliding window")
     q, k, v = (reading.plain(entry) for entry in call.args[:3])
-    queries = _turned(reading, q, _HEADS_FIRST)
-    keys = _turned(reading, k, _KEYS)
-    values = _turned(reading, v, _HEADS_FIRST)
+    queries = _permuted(reading, q, _HEADS_FIRST)
+    keys = _permuted(reading, k, _KEYS)
+    values = _permuted(reading, v, _HEADS_FIRST)
     scores = _product(reading, queries, keys)
     scores = _scaled(reading, call, scores, q)
     if len(call.args) > 3:
@@ -41,7 +41,7 @@ def attention(reading: Reading, call: Call) -> Value:
     return reading.node("Transpose", TransposeAttrs(_HEADS_FIRST), [mixed], tensor(call), call)
 
 
-def _turned(reading: Reading, value: Value, perm: tuple[int, ...]) -> Value:
+def _permuted(reading: Reading, value: Value, perm: tuple[int, ...]) -> Value:
     shape = value.type.shape
     if shape is None or len(shape) != 4:
         raise reading.refused("an operand has no four axes")

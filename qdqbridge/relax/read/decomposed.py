@@ -1,7 +1,7 @@
 """Operators that TVM's frontends write as several calls, put together again.
 
 Only what nobody writes for anything else: a chain that a model may well contain itself stays what
-it is, and :mod:`qdqbridge.canonical.rerolled` is there for who wants it whole.
+it is, and :mod:`qdqbridge.canonical.fusions` is there for who wants it whole.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
-from qdqbridge.graph.patterns import Match, Pattern, match, scalar
+from qdqbridge.graph.patterns import Pattern, PatternMatch, match, scalar
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import (
     AlphaAttrs,
@@ -42,7 +42,7 @@ def completing(row: Row, *finds: Find, claimed: str = "") -> Row:
 
     def read(reading: Reading, call: Call) -> Entry | list[Value]:
         value = row(reading, call)
-        if call.claim is not None and call.claim.op != claimed:
+        if call.provenance is not None and call.provenance.op != claimed:
             return value
         if not isinstance(value, Value) or value.producer is None:
             return value
@@ -65,7 +65,7 @@ _ELU: Pattern = ("Add", ("Mul", "#negative", _LOW), ("Relu", "x"))
 def _elu(reading: Reading, node: Node) -> Found | None:
     """``-alpha * relu(1 - exp(x)) + relu(x)``."""
     del reading
-    found = Match()
+    found = PatternMatch()
     if not match(node.output, _ELU, found):
         return None
     return "Elu", AlphaAttrs(-found.numbers["negative"]), [found.values["x"]]
@@ -86,7 +86,7 @@ def _selu(reading: Reading, node: Node) -> Found | None:
 def _mish(reading: Reading, node: Node) -> Found | None:
     """``x * tanh(log(1 + exp(x)))``."""
     del reading
-    found = Match()
+    found = PatternMatch()
     pattern: Pattern = ("Mul", "x", ("Tanh", ("Log", ("Add", 1.0, ("Exp", "x")))))
     whole = match(node.output, pattern, found)
     return ("Mish", NO_ATTRIBUTES, [found.values["x"]]) if whole else None
@@ -95,7 +95,7 @@ def _mish(reading: Reading, node: Node) -> Found | None:
 def _softplus(reading: Reading, node: Node) -> Found | None:
     """``max(x, 0) + log(1 + exp(-|x|))``."""
     del reading
-    found = Match()
+    found = PatternMatch()
     tail: Pattern = ("Log", ("Add", 1.0, ("Exp", ("Neg", ("Abs", "x")))))
     whole = match(node.output, ("Add", ("Max", "x", 0.0), tail), found)
     return ("Softplus", NO_ATTRIBUTES, [found.values["x"]]) if whole else None
@@ -104,7 +104,7 @@ def _softplus(reading: Reading, node: Node) -> Found | None:
 def _softsign(reading: Reading, node: Node) -> Found | None:
     """``x / (|x| + 1)``."""
     del reading
-    found = Match()
+    found = PatternMatch()
     whole = match(node.output, ("Div", "x", ("Add", ("Abs", "x"), 1.0)), found)
     return ("Softsign", NO_ATTRIBUTES, [found.values["x"]]) if whole else None
 
@@ -112,20 +112,20 @@ def _softsign(reading: Reading, node: Node) -> Found | None:
 def _hard_swish(reading: Reading, node: Node) -> Found | None:
     """``x * (clip(x + 3, 0, 6) / 6)``."""
     del reading
-    found = Match()
+    found = PatternMatch()
     if not match(node.output, ("Mul", "x", ("Div", "gate", 6.0)), found):
         return None
     x, gate = found.values["x"], found.values["gate"].producer
     if gate is None or gate.attributes != ClipAttrs(0.0, 6.0):
         return None
-    whole = match(gate.operand(0), ("Add", "x", 3.0), Match({"x": x}))
+    whole = match(gate.operand(0), ("Add", "x", 3.0), PatternMatch({"x": x}))
     return ("HardSwish", NO_ATTRIBUTES, [x]) if whole else None
 
 
 def _hard_sigmoid(reading: Reading, node: Node) -> Found | None:
     """``clip(alpha * x + beta, 0, 1)``."""
     del reading
-    found = Match()
+    found = PatternMatch()
     if node.attributes != ClipAttrs(0.0, 1.0):
         return None
     if not match(node.operand(0), ("Add", ("Mul", "#alpha", "x"), "#beta"), found):
@@ -162,7 +162,7 @@ _INSTANCE: Pattern = (
 
 def _instance_norm(reading: Reading, node: Node) -> Found | None:
     """``(x - mean) / sqrt(variance(x) + eps) * gamma + beta`` over space."""
-    found = Match()
+    found = PatternMatch()
     if not match(node.output, _INSTANCE, found):
         return None
     x, mean = found.values["x"], found.values["mean"].producer
@@ -183,7 +183,7 @@ def _instance_norm(reading: Reading, node: Node) -> Found | None:
 def _batch_norm(reading: Reading, node: Node) -> Found | None:
     """``(x - mean) / sqrt(variance + eps) * gamma + beta``, as TVM decomposes it for inference."""
     del reading
-    found = Match()
+    found = PatternMatch()
     if not match(node.output, _INSTANCE, found):
         return None
     x, rank = found.values["x"], node.output.rank or 0
@@ -212,7 +212,7 @@ _AFFINE: Pattern = ("Add", ("Mul", "norm", "gamma"), "beta")
 def _group_norm(reading: Reading, node: Node) -> Found | None:
     """``group_norm(x, 1, 0) * gamma + beta``."""
     del reading
-    found = Match()
+    found = PatternMatch()
     if not match(node.output, _AFFINE, found):
         return None
     norm = found.values["norm"].producer

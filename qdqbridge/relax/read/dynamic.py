@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.patterns import Match, Pattern, match
+from qdqbridge.graph.patterns import Pattern, PatternMatch, match
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import AxesAttrs, CastAttrs, ClipAttrs, ReduceAttrs
 from qdqbridge.qnn.read import Call, Entry, Reading, Row
@@ -45,7 +45,7 @@ def quantize(row: Row) -> Row:
 
 
 def _from_the_data(x: Entry, scale: Value, zero_point: Value) -> bool:
-    found = Match({"x": x, "scale": scale} if isinstance(x, Value) else {})
+    found = PatternMatch({"x": x, "scale": scale} if isinstance(x, Value) else {})
     if not match(scale, _SCALE, found) or not match(zero_point, _ZERO_POINT, found):
         return False
     rank = found.values["x"].rank
@@ -74,7 +74,7 @@ def matmul(row: Row) -> Row:
     def read(reading: Reading, call: Call) -> Entry | list[Value]:
         sides = [_codes(entry, index) for index, entry in enumerate(call.args)]
         known = [side for side in sides if side is not None]
-        if call.claim is not None or call.dtype is not DType.INT32 or len(known) < 2:
+        if call.provenance is not None or call.dtype is not DType.INT32 or len(known) < 2:
             return row(reading, call)
         operands = [reading.plain(part) for place in (0, 1) for part in (s[place] for s in known)]
         return standard(reading, "MatMulInteger", operands, [tensor(call)], call)[0]
@@ -89,7 +89,7 @@ def _codes(entry: Entry, rank: int) -> tuple[Value, Value] | None:
         entry: An operand of a product.
         rank: The largest rank of its zero point: columns of the second have each their own.
     """
-    found = Match()
+    found = PatternMatch()
     patterns = (_DIFFERENCE, _OF_COLUMNS)[: 1 + rank]
     if not isinstance(entry, Value) or not any(match(entry, p, found) for p in patterns):
         return None

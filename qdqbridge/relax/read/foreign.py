@@ -7,28 +7,28 @@ from typing import Any
 
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.types import TensorType
-from qdqbridge.onnx_io.carried import carried
+from qdqbridge.onnx_io.foreign_spans import foreign_of_span
 from qdqbridge.ops.table import BY_NAME
-from qdqbridge.qnn.origin import Claim, constants_of, dtype_of
+from qdqbridge.qnn.origin import Provenance, constants_of, dtype_of
 from qdqbridge.qnn.read import Call, Entry, Reading
-from qdqbridge.relax.read.spelling import results_of
+from qdqbridge.relax.read.calls import results_of
 
 
 def foreign_node(
-    reading: Reading, claim: Claim, arguments: Sequence[Entry], expr: Any
+    reading: Reading, provenance: Provenance, arguments: Sequence[Entry], expr: Any
 ) -> list[Value] | Value | None:
     """Returns the results of the node that a span holds; None where it does not hold all of it."""
-    row = BY_NAME.get(claim.op)
-    found = carried(claim.raw)
-    if row is not None and claim.attributes is not None:
-        found = row, claim.attributes
-    constants = constants_of(claim)
+    row = BY_NAME.get(provenance.op)
+    found = foreign_of_span(provenance.raw)
+    if row is not None and provenance.attributes is not None:
+        found = row, provenance.attributes
+    constants = constants_of(provenance)
     if constants is None or found is None:
         return None
     given = iter(arguments)
     operands: list[Value | None] = []
-    for index in range(len(claim.operands)):
-        if index in claim.more["absent"]:
+    for index in range(len(provenance.operands)):
+        if index in provenance.more["absent"]:
             operands.append(None)
         elif index in constants:
             operands.append(reading.constant(constants[index]))
@@ -37,8 +37,8 @@ def foreign_node(
     results = tuple(results_of(expr.ty))
     types = [
         TensorType(dtype_of(name), result.shape)
-        for name, result in zip(claim.more["types"], results, strict=False)
+        for name, result in zip(provenance.more["types"], results, strict=False)
     ]
-    call = Call(claim.op, tuple(arguments), {}, results, claim)
+    call = Call(provenance.op, tuple(arguments), {}, results, provenance)
     values = reading.several(*found, operands, types, call)
     return values[0] if len(values) == 1 else values

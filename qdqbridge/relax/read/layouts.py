@@ -6,13 +6,13 @@ from typing import Any
 
 from tvm import ir, relax
 
-from qdqbridge.relax.read.misfits import Place, misfits_told
+from qdqbridge.relax.read.module_errors import ReaderPlace, explained_errors
 
 _LAST = ("NWC", "NHWC", "NDHWC")
 _NAMES = ("data_layout", "layout")
 
 
-@misfits_told(Place("the module"))
+@explained_errors(ReaderPlace("the module"))
 def channels_last(module: ir.IRModule) -> bool:
     """Returns whether an operator of a module works on channels-last images.
 

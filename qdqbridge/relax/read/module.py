@@ -12,18 +12,18 @@ from tvm import ir, relax, tirx
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.types import TensorType
-from qdqbridge.qnn.origin import Claim, claimed, is_function, params_of, plain_dtype_of
+from qdqbridge.qnn.origin import Provenance, is_function, params_of, plain_dtype_of, provenance_of
 from qdqbridge.qnn.read import Call, Entry, Reading
 from qdqbridge.qnn.read.constants import constant_of
 from qdqbridge.qnn.read.reading import flat
 from qdqbridge.relax.read.branches import chosen
-from qdqbridge.relax.read.extents import Extents
+from qdqbridge.relax.read.calls import decoded, results_of
 from qdqbridge.relax.read.foreign import foreign_node
 from qdqbridge.relax.read.generated import generated
-from qdqbridge.relax.read.given import Arrays, carried_params, fitting, given_params
-from qdqbridge.relax.read.misfits import Place, misfits_told
+from qdqbridge.relax.read.module_errors import ReaderPlace, explained_errors
+from qdqbridge.relax.read.parameters import Arrays, attached_params, fitting, named_params
 from qdqbridge.relax.read.plain import plain
-from qdqbridge.relax.read.spelling import decoded, results_of
+from qdqbridge.relax.read.shape_values import Extents
 from qdqbridge.relax.read.table import ROWS
 
 
@@ -50,9 +50,9 @@ def from_relax(
         InputDataError: ``params`` do not fit the function.
     """
     reader = FunctionReader(module, f"function '{function}'")
-    with misfits_told(reader.place):
+    with explained_errors(reader.place):
         body = module[function]
-        arrays = {} if params is None else given_params(body, function, params)
+        arrays = {} if params is None else named_params(body, function, params)
         return reader.graph(body, arrays)
 
 
@@ -93,7 +93,7 @@ class FunctionReader:
 
     def __init__(self, module: ir.IRModule | None, where: str) -> None:
         self.module, self.where = module, where
-        self.place = Place(where)
+        self.place = ReaderPlace(where)
         self.reading = Reading(ROWS, where)
         self.entries: dict[Any, Entry] = {}
         self.constants: dict[Any, Value] = {}
@@ -112,7 +112,7 @@ class FunctionReader:
         names = list(output_names)
         if not names and attrs is not None:
             names = [str(n) for n in attrs.get("output_names", ())]
-        params = {**carried_params(function), **params}
+        params = {**attached_params(function), **params}
         inputs: list[Value] = []
         for index, variable in enumerate(function.params):
             if str(variable.name) in params:
@@ -265,16 +265,18 @@ class FunctionReader:
     # ---- calls --------------------------------------------------------------------------------
 
     def _call(self, expr: Any, variable: Any) -> Entry:
-        callee, claim = self._callee(expr.op), _claim(expr)
-        if callee is not None and claim is not None and is_function(claim.op):
-            found = foreign_node(self.reading, claim, [self._entry(a) for a in expr.args], expr)
+        callee, provenance = self._callee(expr.op), _provenance(expr)
+        if callee is not None and provenance is not None and is_function(provenance.op):
+            found = foreign_node(
+                self.reading, provenance, [self._entry(a) for a in expr.args], expr
+            )
             if found is not None:
                 return found
         if callee is not None:
             return self._inlined(callee, expr, variable)
         if not isinstance(expr.op, ir.Op):
             return self._outside(expr, variable)
-        return self._operator(expr, variable, claim)
+        return self._operator(expr, variable, provenance)
 
     def _inlined(self, callee: Any, expr: Any, variable: Any) -> Entry:
         """Reads a function of the module in the place of its call."""
@@ -295,7 +297,7 @@ class FunctionReader:
         self.open.pop()
         return result
 
-    def _operator(self, expr: Any, variable: Any, claim: Claim | None) -> Entry:
+    def _operator(self, expr: Any, variable: Any, provenance: Provenance | None) -> Entry:
         type_ = expr.ty if variable is None else variable.ty
         label = "" if variable is None else str(variable.name)
         why, found = "", decoded(expr)
@@ -309,9 +311,9 @@ class FunctionReader:
         if name == "broadcast_to" and attrs.get("implied"):
             return entries[0]  # the operator that reads it broadcasts
         if isinstance(wanted, tuple):
-            entries += self._vector(name, wanted, entries, claim)
+            entries += self._vector(name, wanted, entries, provenance)
         where = (label, self.where)
-        call = Call(name, tuple(entries), attrs, tuple(results_of(type_)), claim, *where)
+        call = Call(name, tuple(entries), attrs, tuple(results_of(type_)), provenance, *where)
         return self._unread(call, why) if why else self.reading.call(call)
 
     def _unread(self, call: Call, why: str) -> Entry:
@@ -319,17 +321,21 @@ class FunctionReader:
         return results[0] if len(results) == 1 else results
 
     def _vector(
-        self, name: str, wanted: tuple[Any, ...], entries: list[Entry], claim: Claim | None
+        self,
+        name: str,
+        wanted: tuple[Any, ...],
+        entries: list[Entry],
+        provenance: Provenance | None,
     ) -> list[Entry]:
         """Returns the vector of a target shape that is known at run time only."""
-        if claim is not None and getattr(claim.attributes, "shape", None) is not None:
+        if provenance is not None and getattr(provenance.attributes, "shape", None) is not None:
             return []  # the node had a target in its attributes
         unknown = [e for e in wanted if e in self.matched]
-        if claim is None and name == "reshape":
+        if provenance is None and name == "reshape":
             unknown = [e for e in unknown if e not in self.extents.sources]
         held = [self.matched[extent] for extent in unknown][:1]
         data = entries[0] if entries else None
-        if held or name != "broadcast_to" or claim is not None or not isinstance(data, Value):
+        if held or name != "broadcast_to" or provenance is not None or not isinstance(data, Value):
             return held
         found = self.extents.target(wanted, data.type.shape or ())
         return [] if found is None else [found]
@@ -371,9 +377,9 @@ def _symbol(expr: Any) -> str:
     return str(getattr(expr.op, "global_symbol", getattr(expr.op, "name_hint", "")))
 
 
-def _claim(expr: Any) -> Claim | None:
+def _provenance(expr: Any) -> Provenance | None:
     span = expr.span
-    return None if span is None else claimed(str(span.source_name.name))
+    return None if span is None else provenance_of(str(span.source_name.name))
 
 
 def _fields(entry: Entry) -> Sequence[Entry]:

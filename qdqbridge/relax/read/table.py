@@ -8,21 +8,21 @@ from types import MappingProxyType
 from qdqbridge.graph.graph import Value
 from qdqbridge.qnn import read
 from qdqbridge.qnn.read import Call, Reading, Row, images
-from qdqbridge.qnn.read.site import Site
+from qdqbridge.qnn.read.site import ReadSite
 from qdqbridge.relax.read import (
     arithmetic,
     attention,
+    creation,
     decomposed,
     dynamic,
-    filling,
-    rearranging,
+    reshape_permute,
     standard,
 )
 
 
-def _row(row: Callable[[Site], Value]) -> Row:
+def _row(row: Callable[[ReadSite], Value]) -> Row:
     def made(reading: Reading, call: Call) -> Value:
-        return row(Site(reading, call))
+        return row(ReadSite(reading, call))
 
     return made
 
@@ -32,12 +32,12 @@ _PLAIN: Mapping[str, Row] = {
     **{name: _row(row) for name, row in images.ROWS.items()},
     **standard.STANDARD,
     **attention.ROWS,
-    **filling.ROWS,
+    **creation.ROWS,
 }
 _WITH_OWN: Mapping[str, Row] = {
     **_PLAIN,
     **arithmetic.rows(_PLAIN),
-    **rearranging.rows(_PLAIN),
+    **reshape_permute.rows(_PLAIN),
 }
 
 ROWS: Mapping[str, Row] = MappingProxyType(

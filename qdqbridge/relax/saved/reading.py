@@ -13,8 +13,8 @@ from tvm import ir
 
 import qdqbridge.relax.dialect as _dialect  # noqa: F401 # pyright: ignore[reportUnusedImport]
 from qdqbridge.errors import ModelFileError
-from qdqbridge.relax.read.given import entry_name
-from qdqbridge.relax.saved.script import Refused, Script, script_of
+from qdqbridge.relax.read.parameters import entry_name
+from qdqbridge.relax.saved.script import Script, ScriptRefused, script_of
 from qdqbridge.relax.saved.structure import checked, unreadable
 
 SUFFIXES = (".json", ".py")
@@ -70,7 +70,7 @@ def _of_json(text: str, where: str) -> Any:
 def _of_script(text: str, where: str) -> Any:
     try:
         found = script_of(text)
-    except Refused as error:
+    except ScriptRefused as error:
         raise ModelFileError(
             "this file is not read as TVMScript",
             where=where,

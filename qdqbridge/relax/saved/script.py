@@ -18,7 +18,7 @@ _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
 _PLAIN = (int, float, bool, str, type(None))
 
 
-class Refused(Exception):
+class ScriptRefused(Exception):
     """Says what a file has that no module needs."""
 
 
@@ -75,7 +75,7 @@ def script_of(text: str) -> Script:
             case _:
                 _refuse(statement, "a statement beside the module")
     if program is None:
-        raise Refused("it has no class with the decorator I.ir_module")
+        raise ScriptRefused("it has no class with the decorator I.ir_module")
     _Checker(program, symbols).module()
     return Script(program, symbols, metadata)
 
@@ -98,7 +98,7 @@ def _dotted(node: ast.expr) -> str:
 
 def _refuse(node: ast.AST, what: str) -> NoReturn:
     line = getattr(node, "lineno", 0)
-    raise Refused(f"line {line}: {what} is nothing that a module needs")
+    raise ScriptRefused(f"line {line}: {what} is nothing that a module needs")
 
 
 class _Checker:

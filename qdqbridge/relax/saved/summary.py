@@ -9,10 +9,10 @@ import tvm
 from tvm import ir, relax
 
 from qdqbridge.graph.header import Header
-from qdqbridge.relax.read.misfits import Place, misfits_told
+from qdqbridge.relax.read.module_errors import ReaderPlace, explained_errors
 
 
-@misfits_told(Place("the module"))
+@explained_errors(ReaderPlace("the module"))
 def summary(module: ir.IRModule, file: str) -> Header:
     """Returns the number of calls by operator of a module.
 

@@ -9,12 +9,12 @@ from typing import Any
 from numpy.typing import NDArray
 from tvm import ir, relay, runtime, tir
 
-from qdqbridge.qnn.dialect.site import Site
+from qdqbridge.qnn.dialect.site import DialectSite
 from qdqbridge.relay.dialect.kernels import call_kernel
 
 
 class RelayHost:
-    """See ``qdqbridge.qnn.dialect.host.Host``."""
+    """See ``qdqbridge.qnn.dialect.host.DialectHost``."""
 
     bind_hint = "relay.build_module.bind_params_by_name, then FoldConstant"
 
@@ -51,7 +51,7 @@ class RelayHost:
 
     def call_te(
         self,
-        site: Site,
+        site: DialectSite,
         name: str,
         function: Callable[..., Any],
         args: Sequence[Any],
@@ -72,7 +72,7 @@ def typed(expr: Any) -> Any:
     return expr
 
 
-def _key(site: Site, name: str, operands: Sequence[Any]) -> str:
+def _key(site: DialectSite, name: str, operands: Sequence[Any]) -> str:
     """Returns a digest of all that a TE function of ``site`` can depend on.
 
     That is its attributes, the types of its operands, and the constants that it is not given as

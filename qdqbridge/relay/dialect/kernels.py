@@ -26,7 +26,7 @@ OPAQUE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class TeKernel:
     """A TE function for operands of known types.
 
     Attributes:
@@ -42,7 +42,7 @@ class Kernel:
     type_: relay.TensorType
 
 
-_KERNELS: dict[str, Kernel] = {}
+_KERNELS: dict[str, TeKernel] = {}
 """By content key. Operators of Relay have no place of their own for a Python function."""
 
 
@@ -68,7 +68,7 @@ def call_kernel(
         types = [arg.checked_type for arg in args]
         result: Any = function(*(te.placeholder(type_.shape, type_.dtype) for type_ in types))
         type_ = relay.TensorType(result.shape, str(result.dtype))
-        _KERNELS[key] = Kernel(function, inner, tuple(blocks), type_)
+        _KERNELS[key] = TeKernel(function, inner, tuple(blocks), type_)
     attrs = dict_attrs({"key": key, "name": name})
     return relay.Call(Op.get(NAME), [relay.Tuple(list(args))], attrs)
 
@@ -78,7 +78,7 @@ def _compute(attrs: Any, inputs: Sequence[Any], out_type: Any) -> list[Any]:
     return [_kernel(attrs).function(*inputs)]
 
 
-def _kernel(attrs: Any) -> Kernel:
+def _kernel(attrs: Any) -> TeKernel:
     key = str(attrs["key"])
     if key not in _KERNELS:
         raise GraphError(

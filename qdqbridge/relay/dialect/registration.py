@@ -13,7 +13,7 @@ from tvm.ir import _ffi_api as ir_api
 from qdqbridge.errors import GraphError
 from qdqbridge.qnn.dialect import QNN_OPS
 from qdqbridge.qnn.dialect.op import QnnOp
-from qdqbridge.qnn.dialect.site import Site
+from qdqbridge.qnn.dialect.site import DialectSite
 from qdqbridge.relay.dialect.attributes import dict_attrs, names_of
 from qdqbridge.relay.dialect.host import RelayHost, is_known, tensor_type, typed
 from qdqbridge.relay.dialect.kernels import register_kernel
@@ -81,7 +81,7 @@ def canonicalization(op: QnnOp) -> Callable[[Any, Sequence[Any], Sequence[Any]],
     return canonicalize
 
 
-def _check_out_layout(site: Site, attrs: Any) -> None:
+def _check_out_layout(site: DialectSite, attrs: Any) -> None:
     """Relay can state another layout for the result; no record has that."""
     if "out_layout" not in names_of(attrs):
         return
@@ -90,13 +90,13 @@ def _check_out_layout(site: Site, attrs: Any) -> None:
         site.fail(f"out_layout is {attrs['out_layout']}", f"give {own}, the layout of the data")
 
 
-def _site(op: QnnOp, args: Sequence[Any], types: Sequence[Any], attrs: Any) -> Site:
+def _site(op: QnnOp, args: Sequence[Any], types: Sequence[Any], attrs: Any) -> DialectSite:
     row = _NATIVE.get(op.name)
     values = {
         a.name: attrs[a.name] if row is None else row.attribute(attrs, a.name, a.default)
         for a in op.attributes
     }
-    return Site(op.name, op.arguments, args, types, values, _HOST)
+    return DialectSite(op.name, op.arguments, args, types, values, _HOST)
 
 
 def lookup(name: str) -> QnnOp:

@@ -10,12 +10,12 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.qnn.emit.dtypes import storage
-from qdqbridge.qnn.emit.scope import Expr, Scope
-from qdqbridge.qnn.emit.spelling import clip
+from qdqbridge.qnn.emit.scope import EmissionScope, Expr
+from qdqbridge.qnn.emit.variant import clip
 
 
 def requantize(
-    scope: Scope, acc: Expr, scale: NDArray[np.float32], axis: int, params: QuantParams
+    scope: EmissionScope, acc: Expr, scale: NDArray[np.float32], axis: int, params: QuantParams
 ) -> Expr:
     """``requantize(out_dtype int32) -> clip -> cast [-> clip]``.
 
@@ -35,7 +35,7 @@ def _range(params: QuantParams) -> tuple[int, int]:
     return (full.qmin, full.qmax) if full is DType.UINT8 else (params.qmin, params.qmax)
 
 
-def add(scope: Scope, node: Node) -> Expr | None:
+def add(scope: EmissionScope, node: Node) -> Expr | None:
     """``qnn.add -> clip`` with the product that nobody else reads in front; else plain.
 
     The table computes such an addition with the product before it, and asks for the clip also

@@ -10,10 +10,10 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.qnn.emit.scope import Expr, unsupported
 from qdqbridge.relay.dialect.dynamic import MATMUL, QUANTIZE, SCALE, ZERO_POINT, dynamic
-from qdqbridge.relay.emit.scope import Scope
+from qdqbridge.relay.emit.scope import RelayScope
 
 
-def emit_dynamic(scope: Scope, node: Node) -> Sequence[Expr]:
+def emit_dynamic(scope: RelayScope, node: Node) -> Sequence[Expr]:
     """Returns an expression for each result of a node.
 
     Raises:

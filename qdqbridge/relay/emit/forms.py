@@ -12,7 +12,7 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.qnn.emit.dtypes import storage
 from qdqbridge.qnn.emit.nodes import float_form
-from qdqbridge.qnn.emit.scope import Expr, Scope
+from qdqbridge.qnn.emit.scope import EmissionScope, Expr
 
 relay: Any = _relay
 
@@ -25,7 +25,7 @@ def params_of(node: Node) -> tuple[QuantParams, QuantParams] | None:
     return x.params, y.params
 
 
-def bias_add(scope: Scope, acc: Expr, bias: NDArray[Any], axis: int) -> Expr:
+def bias_add(scope: EmissionScope, acc: Expr, bias: NDArray[Any], axis: int) -> Expr:
     """``nn.bias_add(acc, bias; axis)``; a bias of no single axis is added."""
     if bias.ndim != 1:
         return scope.emit(scope.op.add(acc, scope.number(bias)))
@@ -33,13 +33,13 @@ def bias_add(scope: Scope, acc: Expr, bias: NDArray[Any], axis: int) -> Expr:
     return scope.emit(relay.nn.bias_add(acc, scope.number(bias), axis))
 
 
-def island(scope: Scope, node: Node) -> Expr:
+def island(scope: EmissionScope, node: Node) -> Expr:
     """``dequantize -> float operator -> quantize``."""
     return scope.emit(float_form(scope, node))
 
 
 def rescaled(
-    scope: Scope, stored: Expr, source: QuantParams, result: QuantParams, *,
+    scope: EmissionScope, stored: Expr, source: QuantParams, result: QuantParams, *,
     out_dtype: str = "", terms: int = 1,
 ) -> Expr:  # fmt: skip
     """``requantize`` from one mapping to another; a sum of codes has ``terms`` zero points."""

@@ -11,8 +11,8 @@ from tvm import relay as _relay
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.qnn.emit.dtypes import storage
-from qdqbridge.qnn.emit.scope import Expr, Scope
-from qdqbridge.qnn.emit.spelling import clip
+from qdqbridge.qnn.emit.scope import EmissionScope, Expr
+from qdqbridge.qnn.emit.variant import clip
 from qdqbridge.relay.emit.forms import bias_add, params_of, rescaled
 
 relay: Any = _relay
@@ -24,14 +24,14 @@ def kernel_layout(depthwise: bool, transposed: bool) -> str:
     return "IOHW" if transposed else "OHWI"
 
 
-def bias(scope: Scope, acc: Expr, array: NDArray[Any], axis: int) -> Expr:
+def bias(scope: EmissionScope, acc: Expr, array: NDArray[Any], axis: int) -> Expr:
     """``nn.bias_add`` after a convolution, ``add`` after a product (ONNX's Gemm)."""
     if scope.rank(acc) > 3:
         return bias_add(scope, acc, array, axis)
     return scope.emit(scope.op.add(acc, scope.number(array)))
 
 
-def clamp(scope: Scope, stored: Expr, params: QuantParams) -> Expr:
+def clamp(scope: EmissionScope, stored: Expr, params: QuantParams) -> Expr:
     """``maximum(stored, zero point)`` for a ReLU, else ``clip``."""
     upper = params.qmax == params.storage_dtype.qmax
     if not upper or not params.per_tensor or params.qmin != int(params.zero_point):
@@ -40,7 +40,7 @@ def clamp(scope: Scope, stored: Expr, params: QuantParams) -> Expr:
     return scope.emit(scope.op.maximum(stored, zero))
 
 
-def global_average_pool(scope: Scope, node: Node) -> Expr | None:
+def global_average_pool(scope: EmissionScope, node: Node) -> Expr | None:
     """``requantize(int32) -> nn.global_avg_pool2d -> requantize``."""
     found = params_of(node)
     if found is None or node.operand(0).rank != 4:

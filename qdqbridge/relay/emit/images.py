@@ -11,7 +11,7 @@ from tvm import relay as _relay
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import ResizeAttrs
-from qdqbridge.qnn.emit.scope import Expr, Scope
+from qdqbridge.qnn.emit.scope import EmissionScope, Expr
 from qdqbridge.qnn.weights import axis_weights
 
 relay: Any = _relay
@@ -26,7 +26,11 @@ _LINEAR = (("half_pixel", "round_prefer_ceil"), ("asymmetric", ""), ("align_corn
 
 
 def resized(
-    scope: Scope, node: Node, attributes: ResizeAttrs, source: QuantParams, result: QuantParams
+    scope: EmissionScope,
+    node: Node,
+    attributes: ResizeAttrs,
+    source: QuantParams,
+    result: QuantParams,
 ) -> Expr | None:
     """Returns a resize of the two spatial axes of an image; None where Relay has no such one."""
     x = scope.value(node.operand(0))

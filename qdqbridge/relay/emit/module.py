@@ -18,11 +18,11 @@ from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.nodes import check_known, emit_nodes, joined
 from qdqbridge.qnn.emit.scope import Expr
-from qdqbridge.qnn.layout import carried, plan
+from qdqbridge.qnn.layout import apply_layout, plan
 from qdqbridge.qnn.origin import conversion, type_text
 from qdqbridge.relay.emit.dynamic import emit_dynamic
-from qdqbridge.relay.emit.scope import Scope, held
-from qdqbridge.relay.emit.spellings import Form, spelling_of
+from qdqbridge.relay.emit.scope import RelayScope, held
+from qdqbridge.relay.emit.variants import RelayVariant, variant_of
 
 LARGE = 1 << 16
 """Bytes from which a constant becomes a parameter when parameters are kept apart."""
@@ -31,7 +31,7 @@ LAYOUTS = ("NCHW", "NHWC")
 
 def emit(
     graph: Graph,
-    spelling: str = "canonical",
+    variant: str = "canonical",
     layout: str | None = None,
     *,
     extents: Mapping[str, int] | None = None,
@@ -41,8 +41,8 @@ def emit(
 
     Args:
         graph: A canonical graph.
-        spelling: ``canonical`` (exact), ``tflite``, ``dnnl`` or ``fq2i``; see
-            ``qdqbridge.relay.emit.spellings`` for what each is for and how exact it is.
+        variant: ``canonical`` (exact), ``tflite``, ``dnnl`` or ``fq2i``; see
+            ``qdqbridge.relay.emit.variants`` for what each is for and how exact it is.
         layout: ``NCHW`` or ``NHWC``; None takes the spelling's own. The inputs and outputs of
             ``main`` keep the graph's layout.
         extents: Numbers for the symbolic extents of the inputs, by name (``{"batch": 1}``).
@@ -60,7 +60,7 @@ def emit(
             express; lists every one. No such spelling or layout.
     """
     need_graph(graph, "relay.emit")
-    form = spelling_of(spelling)
+    form = variant_of(variant)
     chosen = form.layout if layout is None else layout
     if chosen not in LAYOUTS:
         raise UnsupportedTargetError(
@@ -98,17 +98,17 @@ def _check_extents(graph: Graph, extents: Mapping[str, int]) -> None:
 
 class _Module:
     def __init__(
-        self, graph: Graph, form: Form, layout: str, extents: Mapping[str, int], *,
+        self, graph: Graph, form: RelayVariant, layout: str, extents: Mapping[str, int], *,
         keep_params: bool,
     ) -> None:  # fmt: skip
         last = layout == "NHWC"
-        ours = carried(graph, plan(graph, last, fixed=form.fixed))
+        ours = apply_layout(graph, plan(graph, last, fixed=form.fixed))
         self.graph, self.sources, self.to_last = ours.graph, ours.sources, ours.to_last
         self.extents = extents
         self.names: set[str] = set()
         self.lifted: dict[str, tuple[Any, Constant]] = {}
         lift = self._lift if keep_params else None
-        self.scope = Scope(form.spelling, ours.channels_last, lift)
+        self.scope = RelayScope(form.variant, ours.channels_last, lift)
 
     def emit(self) -> tuple[ir.IRModule, dict[str, NDArray[Any]]]:
         inputs = [self._input(value) for value in self.graph.inputs]

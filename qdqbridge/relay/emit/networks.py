@@ -41,8 +41,8 @@ class Networks:
         if axis % rank == rank - 1:
             return relay.nn.log_softmax(x, axis)
         order = [*(i for i in range(rank) if i != axis), axis]
-        turned = typed(relay.nn.log_softmax(typed(relay.transpose(x, order)), -1))
-        return relay.transpose(turned, list(np.argsort(order)))
+        permuted = typed(relay.nn.log_softmax(typed(relay.transpose(x, order)), -1))
+        return relay.transpose(permuted, list(np.argsort(order)))
 
     def gelu(self, x: Expr) -> Expr:
         """Returns ``0.5 * x * (1 + erf(x / sqrt(2)))``."""

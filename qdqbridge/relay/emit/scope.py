@@ -12,9 +12,8 @@ from tvm import ir, relay
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
-from qdqbridge.qnn.emit.scope import Expr, unsupported
-from qdqbridge.qnn.emit.scope import Scope as SharedScope
-from qdqbridge.qnn.emit.spelling import Spelling
+from qdqbridge.qnn.emit.scope import EmissionScope, Expr, unsupported
+from qdqbridge.qnn.emit.variant import Variant
 from qdqbridge.relay.dialect import call
 from qdqbridge.relay.dialect.host import typed
 from qdqbridge.relay.emit.expressions import constant as tensor
@@ -24,11 +23,11 @@ from qdqbridge.relay.emit.operators import Operators
 Lift = Callable[[Constant, str], "relay.Var | None"]
 
 
-class Scope(SharedScope):
+class RelayScope(EmissionScope):
     """Emits one Relay function.
 
     Args:
-        spelling: The choices between equivalent forms.
+        variant: The choices between equivalent forms.
         channels_last: The nodes whose data operand and results are channels-last.
         lift: Makes a parameter of a large constant; None embeds every constant.
     """
@@ -38,9 +37,9 @@ class Scope(SharedScope):
     only_matrices = True
 
     def __init__(
-        self, spelling: Spelling, channels_last: frozenset[Node], lift: Lift | None = None
+        self, variant: Variant, channels_last: frozenset[Node], lift: Lift | None = None
     ) -> None:
-        super().__init__(spelling, channels_last)
+        super().__init__(variant, channels_last)
         self._span: tuple[str, Any] = "", None
         self._lift = lift
         self._constants: dict[Constant, Expr] = {}

@@ -12,8 +12,8 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import AxisAttrs, PoolAttrs, ReduceAttrs, ResizeAttrs
 from qdqbridge.qnn.emit.dtypes import storage
-from qdqbridge.qnn.emit.scope import Expr, Scope
-from qdqbridge.qnn.emit.spelling import Row
+from qdqbridge.qnn.emit.scope import EmissionScope, Expr
+from qdqbridge.qnn.emit.variant import Row
 from qdqbridge.qnn.emit.windows import window_pads
 from qdqbridge.relay.emit.forms import island, params_of, rescaled
 from qdqbridge.relay.emit.images import resized
@@ -26,7 +26,7 @@ def kernel_layout(depthwise: bool, transposed: bool) -> str:
     return "IOHW" if transposed else "HWOI" if depthwise else "HWIO"
 
 
-def _average_pool(scope: Scope, node: Node) -> Expr | None:
+def _average_pool(scope: EmissionScope, node: Node) -> Expr | None:
     """``cast -> nn.avg_pool2d -> cast [-> clip]``, and a requantize where parameters differ."""
     found, attributes = params_of(node), node.attributes
     assert isinstance(attributes, PoolAttrs)
@@ -47,7 +47,9 @@ def _average_pool(scope: Scope, node: Node) -> Expr | None:
     return _narrowed(scope, scope.emit(sums), *found)
 
 
-def _padded(scope: Scope, node: Node, x: Expr, attributes: PoolAttrs, params: QuantParams) -> Expr:
+def _padded(
+    scope: EmissionScope, node: Node, x: Expr, attributes: PoolAttrs, params: QuantParams
+) -> Expr:
     rank = len(attributes.kernel_shape)
     widths = [0] * (2 * (rank + 2))
     for i, axis in enumerate(scope.spatial(node, rank + 2)):
@@ -55,7 +57,7 @@ def _padded(scope: Scope, node: Node, x: Expr, attributes: PoolAttrs, params: Qu
     return scope.emit(scope.op.nn.pad(x, widths, "constant", int(params.zero_point)))
 
 
-def _narrowed(scope: Scope, wide: Expr, source: QuantParams, result: QuantParams) -> Expr:
+def _narrowed(scope: EmissionScope, wide: Expr, source: QuantParams, result: QuantParams) -> Expr:
     """Returns int32 codes in the result's type; a requantize only between different mappings."""
     stored = scope.cast(wide, storage(source))
     if not source.same_mapping(result):
@@ -63,7 +65,7 @@ def _narrowed(scope: Scope, wide: Expr, source: QuantParams, result: QuantParams
     return scope.clamp(stored, result)
 
 
-def _mean(scope: Scope, node: Node) -> Expr | None:
+def _mean(scope: EmissionScope, node: Node) -> Expr | None:
     """``cast -> mean -> requantize``."""
     found = params_of(node)
     if found is None:
@@ -74,7 +76,7 @@ def _mean(scope: Scope, node: Node) -> Expr | None:
     return scope.clamp(rescaled(scope, mean, *found), found[1])
 
 
-def _sum(scope: Scope, node: Node) -> Expr | None:
+def _sum(scope: EmissionScope, node: Node) -> Expr | None:
     """``cast -> sum -> requantize``, the zero point times the number of terms."""
     found = params_of(node)
     if found is None:
@@ -86,7 +88,7 @@ def _sum(scope: Scope, node: Node) -> Expr | None:
     return scope.clamp(rescaled(scope, total, *found, terms=terms), found[1])
 
 
-def _reduced(scope: Scope, node: Node) -> tuple[list[int], bool]:
+def _reduced(scope: EmissionScope, node: Node) -> tuple[list[int], bool]:
     if isinstance(node.attributes, ReduceAttrs):
         return list(node.attributes.axes), node.attributes.keepdims
     return scope.spatial(node, node.operand(0).rank or 0), True
@@ -95,7 +97,7 @@ def _reduced(scope: Scope, node: Node) -> tuple[list[int], bool]:
 def _extreme(name: str) -> Row:
     """``minimum(a, b) [-> clip] [-> requantize]`` on codes of one mapping."""
 
-    def emit(scope: Scope, node: Node) -> Expr | None:
+    def emit(scope: EmissionScope, node: Node) -> Expr | None:
         found = params_of(node)
         if found is None or len(node.inputs) != 2:
             return None
@@ -111,7 +113,7 @@ def _extreme(name: str) -> Row:
     return emit
 
 
-def _hard_swish(scope: Scope, node: Node) -> Expr | None:
+def _hard_swish(scope: EmissionScope, node: Node) -> Expr | None:
     """``x * clip(x + 3, 0, 6) / 6`` between dequantize and quantize."""
     found = params_of(node)
     if found is None:
@@ -126,14 +128,14 @@ def _hard_swish(scope: Scope, node: Node) -> Expr | None:
     return scope.quantize(scope.emit(scope.op.divide(product, number(6))), found[1])
 
 
-def _resize(scope: Scope, node: Node) -> Expr | None:
+def _resize(scope: EmissionScope, node: Node) -> Expr | None:
     """``image.resize2d`` on codes where it is nearest, else between dequantize and quantize."""
     found, attributes = params_of(node), node.attributes
     assert isinstance(attributes, ResizeAttrs)
     return None if found is None else resized(scope, node, attributes, *found)
 
 
-def _concat(scope: Scope, node: Node) -> Expr | None:
+def _concat(scope: EmissionScope, node: Node) -> Expr | None:
     """``concatenate`` of operands of the result's mapping; others are requantized before."""
     attributes, result = node.attributes, node.output.quant
     assert isinstance(attributes, AxisAttrs) and result is not None

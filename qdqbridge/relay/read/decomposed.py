@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES
-from qdqbridge.graph.patterns import Match, Pattern, match
+from qdqbridge.graph.patterns import Pattern, PatternMatch, match
 from qdqbridge.ops.attributes import NormAttrs, ReduceAttrs
 from qdqbridge.qnn.read.call import Call, Entry
 from qdqbridge.qnn.read.reading import Reading, Row, tensor
@@ -33,7 +33,7 @@ def half_even(row: Row) -> Row:
     """Returns ``row`` that knows the choice between ``floor(x)`` and ``floor(x) + 1`` as Round."""
 
     def read(reading: Reading, call: Call) -> Entry | list[Value]:
-        found = Match()
+        found = PatternMatch()
         operands = [arg for arg in call.args if isinstance(arg, Value)]
         if len(operands) == len(_ROUND) and all(map(match, operands, _ROUND, [found] * 3)):
             return reading.node("Round", NO_ATTRIBUTES, [found.values["x"]], tensor(call), call)
@@ -47,9 +47,9 @@ def layer_norm(row: Row) -> Row:
 
     def read(reading: Reading, call: Call) -> Entry:
         value = row(reading, call)
-        if call.claim is not None or not isinstance(value, Value):
+        if call.provenance is not None or not isinstance(value, Value):
             return value
-        found = Match()
+        found = PatternMatch()
         if not match(value, _LAYER_NORM, found):
             return value
         mean, x = found.values["mean"].producer, found.values["x"]

@@ -8,17 +8,17 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.operator import Operator
 from qdqbridge.graph.types import TensorType
-from qdqbridge.onnx_io.carried import carried
 from qdqbridge.onnx_io.foreign import ForeignAttrs
+from qdqbridge.onnx_io.foreign_spans import foreign_of_span
 from qdqbridge.onnx_io.standard import standard_operator
-from qdqbridge.qnn.read.site import Read, Site
+from qdqbridge.qnn.read.site import Read, ReadSite
 from qdqbridge.relay.dialect.dynamic import MATMUL, QUANTIZE, SCALE, ZERO_POINT
 
 
-def _result(index: int) -> Callable[[Site], Value]:
+def _result(index: int) -> Callable[[ReadSite], Value]:
     """Returns the row of a call that gives one of the results of ``DynamicQuantizeLinear``."""
 
-    def row(site: Site) -> Value:
+    def row(site: ReadSite) -> Value:
         x = site.real(0)
         results = _results(site, x)
         given = [site.value(i) for i in range(1, len(site.call.args))]
@@ -29,10 +29,13 @@ def _result(index: int) -> Callable[[Site], Value]:
     return row
 
 
-def _results(site: Site, x: Value) -> list[Value]:
+def _results(site: ReadSite, x: Value) -> list[Value]:
     """Returns the results of the one node for all calls on ``x``."""
-    claim = site.call.claim
-    memory, key = site.reading.memory, ("dynamic", x, () if claim is None else claim.names)
+    provenance = site.call.provenance
+    memory, key = (
+        site.reading.memory,
+        ("dynamic", x, () if provenance is None else provenance.names),
+    )
     if key not in memory:
         operator = _operator(site, "DynamicQuantizeLinear", 1, 3)
         types = [
@@ -44,24 +47,27 @@ def _results(site: Site, x: Value) -> list[Value]:
     return memory[key]
 
 
-def matmul_integer(site: Site) -> list[Value]:
+def matmul_integer(site: ReadSite) -> list[Value]:
     """``qnn.matmul_integer(a, b, za, zb)``, zero points that a span says are left out as such."""
-    claim = site.call.claim
+    provenance = site.call.provenance
     operands: list[Value | None] = [site.real(i) for i in range(len(site.call.args))]
     operator = _operator(site, "MatMulInteger", len(operands), 1)
-    if claim is not None and claim.op == "MatMulInteger":
-        absent = {*claim.more.get("absent", ()), *range(len(claim.operands), len(operands))}
+    if provenance is not None and provenance.op == "MatMulInteger":
+        absent = {
+            *provenance.more.get("absent", ()),
+            *range(len(provenance.operands), len(operands)),
+        }
         operands = [_kept(value, i in absent) for i, value in enumerate(operands)]
-        while operands[-1] is None and len(operands) > len(claim.operands):
+        while operands[-1] is None and len(operands) > len(provenance.operands):
             operands.pop()
     return site.reading.several(*operator, operands, site.results, site.call)
 
 
 def _operator(
-    site: Site, op_type: str, operands: int, results: int
+    site: ReadSite, op_type: str, operands: int, results: int
 ) -> tuple[Operator, ForeignAttrs]:
     """Returns the node's operator as a span has it, else as ONNX does."""
-    found = None if site.call.claim is None else carried(site.call.claim.raw)
+    found = None if site.call.provenance is None else foreign_of_span(site.call.provenance.raw)
     if found is not None and found[1].op_type == op_type:
         return found
     return standard_operator(op_type, operands, results)
@@ -73,7 +79,7 @@ def _kept(value: Value | None, absent: bool) -> Value | None:
     return None if absent and zeros else value
 
 
-ROWS: Mapping[str, Callable[[Site], Read]] = {
+ROWS: Mapping[str, Callable[[ReadSite], Read]] = {
     QUANTIZE: _result(0),
     SCALE: _result(1),
     ZERO_POINT: _result(2),

@@ -11,22 +11,22 @@ from qdqbridge.graph.graph import Value
 from qdqbridge.ops.permutation import permuted_shape
 from qdqbridge.qnn import read
 from qdqbridge.qnn.read.call import Result
-from qdqbridge.qnn.read.site import Read, Site
+from qdqbridge.qnn.read.site import Read, ReadSite
 
 _FAST = {"fast_tanh": "Tanh", "fast_exp": "Exp", "fast_erf": "Erf"}
 
 
-def fast(site: Site) -> Value:
+def fast(site: ReadSite) -> Value:
     """``fast_<op>(x)``: an approximation of ``op`` that TVM's FastMath writes."""
     return site.emit(_FAST[site.name], [site.real(0)])
 
 
-def rsqrt(site: Site) -> Value:
+def rsqrt(site: ReadSite) -> Value:
     """``1 / sqrt(x)``."""
     return site.emit("Reciprocal", [site.emit("Sqrt", [site.real(0)])])
 
 
-def prelu(site: Site) -> Value:
+def prelu(site: ReadSite) -> Value:
     """``nn.prelu(x, slope; axis)``: a slope per channel."""
     x, slope = site.real(0), site.real(1)
     rank, axis = len(site.shape(x)), site.axis(default=1)
@@ -35,7 +35,7 @@ def prelu(site: Site) -> Value:
     return site.emit("PRelu", [x, slope])
 
 
-def on_channels(site: Site) -> Read:
+def on_channels(site: ReadSite) -> Read:
     """A norm whose channels may be on any axis: the shared row has them on axis 1."""
     x, axis = site.real(0), site.axis(default=1)
     rank, row = len(site.shape(x)), read.ROWS[site.name]
@@ -48,25 +48,25 @@ def on_channels(site: Site) -> Read:
     attrs, results = {**site.call.attrs, "axis": 1}, (first, *site.call.results[1:])
     found = row(site.reading, replace(site.call, args=args, attrs=attrs, results=results))
     values = found if isinstance(found, list) else [found]
-    turned = site.transposed(site.reading.value(values[0]), back, layout=True)
-    return [turned, *values[1:]] if isinstance(found, list) else turned
+    permuted = site.transposed(site.reading.value(values[0]), back, layout=True)
+    return [permuted, *values[1:]] if isinstance(found, list) else permuted
 
 
-def identity(site: Site) -> Value:
+def identity(site: ReadSite) -> Value:
     """Annotations and copies, which compute nothing."""
     return site.value(0)
 
 
-def filled(number: float) -> Callable[[Site], Value]:
+def filled(number: float) -> Callable[[ReadSite], Value]:
     """Returns the row of a constant tensor of one number."""
 
-    def row(site: Site) -> Value:
+    def row(site: ReadSite) -> Value:
         return site.constant(np.full(site.extents(), number, site.result.dtype.numpy))
 
     return row
 
 
-def full(site: Site) -> Value:
+def full(site: ReadSite) -> Value:
     """``full(value; shape)``."""
     number = site.array(0)
     if number is None:
@@ -74,7 +74,7 @@ def full(site: Site) -> Value:
     return site.constant(np.full(site.extents(), number, site.result.dtype.numpy))
 
 
-ROWS: Mapping[str, Callable[[Site], Read]] = {
+ROWS: Mapping[str, Callable[[ReadSite], Read]] = {
     **dict.fromkeys(_FAST, fast),
     "rsqrt": rsqrt,
     "nn.prelu": prelu,

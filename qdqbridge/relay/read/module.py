@@ -13,12 +13,12 @@ from tvm import relay
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.graph.graph import Graph, Note, Value
 from qdqbridge.graph.types import Dim, QuantType
-from qdqbridge.qnn.origin import Claim, claimed, layout_of, params_of
+from qdqbridge.qnn.origin import Provenance, layout_of, params_of, provenance_of
 from qdqbridge.qnn.read.call import Call, Entry, Result
 from qdqbridge.qnn.read.reading import Reading, Row, flat
-from qdqbridge.qnn.read.site import AS_WRITTEN, CARRIED, Site
+from qdqbridge.qnn.read.site import AS_WRITTEN, CONVERTED, ReadSite
 from qdqbridge.relay.arguments import arrays_of, module_of
-from qdqbridge.relay.read.spelling import spelled
+from qdqbridge.relay.read.calls import normalized
 
 Array = NDArray[Any]
 
@@ -38,11 +38,11 @@ def read_module(
         UnsupportedModelError: Something in it has no counterpart; all of it is listed.
     """
     main = module_of(mod, "reading")["main"]
-    walk = _Walk(main, arrays_of(params, main), rows)
+    walk = _FunctionWalk(main, arrays_of(params, main), rows)
     return walk.graph(), walk.reading.ranks
 
 
-class _Walk:
+class _FunctionWalk:
     def __init__(self, function: Any, params: Mapping[str, Array], rows: Mapping[str, Row]) -> None:
         self.function, self.params = function, params
         self.reading = Reading(rows, "Relay module, function main")
@@ -133,7 +133,7 @@ class _Walk:
 
     def _call(self, call: Any) -> Entry:
         name = _name(call)
-        claim = _marked(claimed(name))
+        provenance = _marked(provenance_of(name))
         args = tuple(self.entries[arg] for arg in call.args if arg in self.entries)
         if len(args) != len(call.args):
             return self.reading.unread(Call(call.op.name, (), {}, self._results(call.checked_type)))
@@ -142,11 +142,11 @@ class _Walk:
             args,
             _attributes(call.attrs),
             self._results(call.checked_type),
-            claim,
-            claim.name if claim is not None else name or call.op.name,
+            provenance,
+            provenance.name if provenance is not None else name or call.op.name,
         )
         try:
-            made = spelled(made, lambda call: Site(self.reading, call))
+            made = normalized(made, lambda call: ReadSite(self.reading, call))
         except UnsupportedModelError as error:
             return self.reading.unread(made, error.why)
         return self.reading.call(made)
@@ -175,12 +175,12 @@ def _tell_apart(inputs: list[Value]) -> None:
         seen.add(name)
 
 
-def _marked(claim: Claim | None) -> Claim | None:
+def _marked(provenance: Provenance | None) -> Provenance | None:
     """Returns a claim whose nodes say whether a layout plan had carried them channels-last."""
-    if claim is None:
+    if provenance is None:
         return None
-    spelling = AS_WRITTEN if layout_of(claim) is None else CARRIED
-    return replace(claim, origin=replace(claim.origin, spelling=spelling))
+    variant = AS_WRITTEN if layout_of(provenance) is None else CONVERTED
+    return replace(provenance, origin=replace(provenance.origin, variant=variant))
 
 
 def _name(expr: Any) -> str:

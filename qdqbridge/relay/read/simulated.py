@@ -20,7 +20,7 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.ops.attributes import ClipAttrs
-from qdqbridge.qnn.read.site import Site
+from qdqbridge.qnn.read.site import ReadSite
 
 NAME = "relay.op.annotation.simulated_quantize"
 _IDENTITY, _WEIGHT = 0, 2
@@ -54,7 +54,7 @@ class Grid:
         return (whole + np.where(away, np.sign(ratio), np.float32(0))).astype(np.int32)
 
 
-def simulated_quantize(site: Site) -> Value:
+def simulated_quantize(site: ReadSite) -> Value:
     """``simulated_quantize(x)`` -> ``DQ(Q(x))`` over the narrow range, a constant -> ``DQ(const)``.
 
     More than 16 bits (TVM's default for additions) cannot be stored in a file and are finer than
@@ -87,7 +87,7 @@ def simulated_quantize(site: Site) -> Value:
     )
 
 
-def _constant(site: Site, grid: Grid, data: Floats) -> Value:
+def _constant(site: ReadSite, grid: Grid, data: Floats) -> Value:
     """Returns the dequantized constant: a weight in 8 or 16 bits, a bias as int32 integers.
 
     A vector of channels is a bias; int32 is the type in which Q/DQ files hold one.
@@ -102,7 +102,7 @@ def _constant(site: Site, grid: Grid, data: Floats) -> Value:
     )
 
 
-def _grid(site: Site) -> Grid:
+def _grid(site: ReadSite) -> Grid:
     if not site.flag("sign", default=True) or site.text("rounding", "round") != "round":
         raise site.refusal("it is unsigned or rounds in another way than 'round'")
     numbers = [site.array(index) for index in (1, 2, 3)]

@@ -22,11 +22,11 @@ from qdqbridge.graph.types import QuantType, TensorType, static_shape
 from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
 from qdqbridge.qnn import read
 from qdqbridge.qnn.read import parameters
-from qdqbridge.qnn.read.call import Accumulator, Call, Entry, Result
+from qdqbridge.qnn.read.call import Call, Entry, Result, UnroundedProduct
 from qdqbridge.qnn.read.constants import constant_of
 from qdqbridge.qnn.read.parameters import changed, result
 from qdqbridge.qnn.read.reading import Reading, Row
-from qdqbridge.qnn.read.site import TO_FIRST, TO_LAST, UNCLAIMED
+from qdqbridge.qnn.read.site import TO_FIRST, TO_LAST, WITHOUT_PROVENANCE
 
 Clamp = Callable[[QuantParams], QuantParams]
 """The same mapping over the range that a clamp of the integers leaves."""
@@ -60,7 +60,11 @@ def _rounding(value: Value) -> Node | None:
 
 def _for_layout(node: Node) -> bool:
     """True for a transpose that a layout asks for, not the model."""
-    return node.origin == NO_ORIGIN or node.origin.spelling in (UNCLAIMED, TO_FIRST, TO_LAST)
+    return node.origin == NO_ORIGIN or node.origin.variant in (
+        WITHOUT_PROVENANCE,
+        TO_FIRST,
+        TO_LAST,
+    )
 
 
 def _retyped(reading: Reading, value: Value, params: QuantParams, call: Call) -> Value:
@@ -98,7 +102,7 @@ def cast(reading: Reading, call: Call) -> Entry:
 def requantize(reading: Reading, call: Call) -> Entry:
     """``qnn.requantize``: of an average or of a clamped product, the one rounding that it has."""
     entry, plain = call.args[0], read.ROWS["qnn.requantize"]
-    if isinstance(entry, Accumulator):
+    if isinstance(entry, UnroundedProduct):
         value = plain(reading, call)
         assert isinstance(value, Value)
         for clamp in reading.memory.get(("clamps", id(entry)), (entry, []))[1]:
@@ -155,10 +159,10 @@ def _is_average(reading: Reading, value: Value) -> bool:
 
 def _same_node(reading: Reading, value: Value, call: Call) -> bool:
     """True where a span says that ``value`` and what a call makes of it are one operator."""
-    claim, node = call.claim, value.producer
-    if claim is None or node is None or claim.op not in _TWO_STEPS:
+    provenance, node = call.provenance, value.producer
+    if provenance is None or node is None or provenance.op not in _TWO_STEPS:
         return False
-    return reading.claims.get(node) == claim and _rounding(value) is not None
+    return reading.provenances.get(node) == provenance and _rounding(value) is not None
 
 
 def _narrow(reading: Reading, data: Value, call: Call) -> Value:
@@ -235,7 +239,7 @@ def _within(low: float, high: float) -> Clamp:
 def _clamped(reading: Reading, call: Call, clamp: Clamp) -> Entry | None:
     """Returns argument 0 clamped where it is stored integers or a product, else None."""
     entry = call.args[0]
-    if isinstance(entry, Accumulator):
+    if isinstance(entry, UnroundedProduct):
         return None
     data = _stored(entry)
     if data is None:
@@ -249,12 +253,12 @@ def _clamped(reading: Reading, call: Call, clamp: Clamp) -> Entry | None:
 def relu(reading: Reading, call: Call) -> Entry:
     """``nn.relu`` of stored integers: the codes from 0 on; of a product: the real numbers."""
     entry = call.args[0]
-    if isinstance(entry, Accumulator):
+    if isinstance(entry, UnroundedProduct):
         return _later(reading, entry)
     return _clamped(reading, call, _within(0, float("inf"))) or read.ROWS["nn.relu"](reading, call)
 
 
-def _later(reading: Reading, product: Accumulator) -> Accumulator:
+def _later(reading: Reading, product: UnroundedProduct) -> UnroundedProduct:
     """Returns a product that ``requantize`` clamps at the code of 0 after it has rounded."""
 
     def clamp(params: QuantParams) -> QuantParams:

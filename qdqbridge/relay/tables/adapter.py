@@ -10,7 +10,7 @@ from typing import Any
 import tvm
 from tvm.relay import dataflow_pattern as dfp
 
-from qdqbridge.relay.tables.rules import Row
+from qdqbridge.relay.tables.rules import RuleRow
 
 Check = Callable[[Any], Any]
 
@@ -30,7 +30,7 @@ class Adapter:
 
     Attributes:
         name: The code generator's name, the prefix of its composites.
-        spelling: The spelling of ``relay.emit`` that it matches.
+        variant: The spelling of ``relay.emit`` that it matches.
         table: Returns its own (name, pattern) or (name, pattern, check).
         rewrites: What ``qdqbridge.byoc.prepare`` may do for it, by name.
         reasons: By entry (without the prefix): why its check refuses, as rules.
@@ -42,11 +42,11 @@ class Adapter:
     """
 
     name: str
-    spelling: str
+    variant: str
     table: Callable[[], Sequence[Any]]
     rewrites: tuple[str, ...] = ()
-    reasons: Mapping[str, Row] = field(default_factory=dict[str, Row])
-    guards: Mapping[str, Row] = field(default_factory=dict[str, Row])
+    reasons: Mapping[str, RuleRow] = field(default_factory=dict[str, RuleRow])
+    guards: Mapping[str, RuleRow] = field(default_factory=dict[str, RuleRow])
     shim: Callable[[], AbstractContextManager[object]] = nullcontext
     prepare: Callable[[Any], Any] = _unchanged
     also: Callable[[], Sequence[Any]] = tuple

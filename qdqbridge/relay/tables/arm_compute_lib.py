@@ -9,7 +9,7 @@ from tvm.relay.op.contrib import arm_compute_lib
 
 from qdqbridge.relay.tables.adapter import Adapter
 from qdqbridge.relay.tables.rules import (
-    Found,
+    MatchedExpression,
     attribute,
     batch,
     number,
@@ -30,7 +30,7 @@ def _table() -> Sequence[Any]:
     return arm_compute_lib.arm_compute_lib_pattern_table()
 
 
-def _depthwise(found: Found) -> Iterator[str]:
+def _depthwise(found: MatchedExpression) -> Iterator[str]:
     """The table looks at the first two axes of the kernel, whatever they are."""
     kernel = shape(found.call.args[1])[:2]
     if int(found.call.attrs.groups) == 1 or kernel in ((3, 3), (5, 5)):
@@ -38,18 +38,18 @@ def _depthwise(found: Found) -> Iterator[str]:
     yield f"a depthwise window is {kernel[0]}x{kernel[1]}, 3x3 or 5x5 is taken"
 
 
-def _depthwise_strides(found: Found) -> Iterator[str]:
+def _depthwise_strides(found: MatchedExpression) -> Iterator[str]:
     strides = tuple(int(step) for step in found.call.attrs.strides)
     if int(found.call.attrs.groups) > 1 and strides not in ((1, 1), (2, 2)):
         yield f"a depthwise stride is {strides[0]}x{strides[1]}, 1x1 or 2x2 is taken"
 
 
-def _disabled(found: Found) -> Iterator[str]:
+def _disabled(found: MatchedExpression) -> Iterator[str]:
     del found
     yield "the table leaves concatenations out unless it is told otherwise"
 
 
-def _scalars(found: Found) -> Iterator[str]:
+def _scalars(found: MatchedExpression) -> Iterator[str]:
     constants = [number(arg) for arg in found.call.args[2:8]]
     if any(value is not None and value.size > 1 for value in constants):
         yield "an operand has a scale for each channel"
@@ -57,7 +57,7 @@ def _scalars(found: Found) -> Iterator[str]:
 
 ARM_COMPUTE_LIB = Adapter(
     name="arm_compute_lib",
-    spelling="tflite",
+    variant="tflite",
     table=_table,
     rewrites=("per-tensor",),
     reasons={

@@ -10,7 +10,7 @@ from tvm.relay.op.contrib import cmsisnn
 
 from qdqbridge.relay.tables.adapter import Adapter
 from qdqbridge.relay.tables.rules import (
-    Found,
+    MatchedExpression,
     Rule,
     attribute,
     batch,
@@ -56,7 +56,7 @@ def _table() -> Sequence[Any]:
 
 
 def _zero_at_16_bits(arguments: tuple[int, ...]) -> Rule:
-    def rule(found: Found) -> Iterator[str]:
+    def rule(found: MatchedExpression) -> Iterator[str]:
         zeros = [number(found.call.args[i]) for i in arguments]
         if dtype(found.data) == "int16" and any(z is None or z.any() for z in zeros):
             yield "a zero point of int16 values is not 0"
@@ -64,12 +64,12 @@ def _zero_at_16_bits(arguments: tuple[int, ...]) -> Rule:
     return rule
 
 
-def _biased(found: Found) -> Iterator[str]:
+def _biased(found: MatchedExpression) -> Iterator[str]:
     if int(found.call.attrs.groups) > 1 and found.inside("nn.bias_add") is None:
         yield "a depthwise convolution without a bias"
 
 
-def _accumulator(found: Found) -> Iterator[str]:
+def _accumulator(found: MatchedExpression) -> Iterator[str]:
     wanted = {"int8": "int32", "int16": "int64"}.get(dtype(found.data))
     actual = str(found.call.attrs.out_dtype)
     if wanted is not None and actual != wanted:
@@ -82,7 +82,7 @@ _BINARY = (operands("int8", "int16"), _zero_at_16_bits((3, 5, 7)))
 
 CMSIS_NN = Adapter(
     name="cmsis-nn",
-    spelling="tflite",
+    variant="tflite",
     table=_table,
     rewrites=("int8", "softmax-1/256"),
     shim=_shim,

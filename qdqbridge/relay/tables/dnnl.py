@@ -17,7 +17,7 @@ from tvm.relay.op.contrib import dnnl
 
 from qdqbridge.relay.tables.adapter import Adapter
 from qdqbridge.relay.tables.rules import (
-    Found,
+    MatchedExpression,
     dtype,
     number,
     row,
@@ -31,7 +31,7 @@ def _table() -> Sequence[Any]:
     return dnnl.pattern_table()
 
 
-def _clamped(found: Found) -> Iterator[str]:
+def _clamped(found: MatchedExpression) -> Iterator[str]:
     clips = [call for call in found.outer if str(call.op.name) == "clip"]
     bounds = [(int(call.attrs.a_min), int(call.attrs.a_max)) for call in clips]
     narrow = [bound for bound in bounds if bound != (0, 255)]
@@ -39,13 +39,13 @@ def _clamped(found: Found) -> Iterator[str]:
         yield f"the result is clamped to {narrow[0][0]}..{narrow[0][1]}, 0..255 is taken"
 
 
-def _scalar_data(found: Found) -> Iterator[str]:
+def _scalar_data(found: MatchedExpression) -> Iterator[str]:
     zero = number(found.call.args[2])
     if zero is None or zero.size != 1:
         yield "the data has a zero point for each channel"
 
 
-def _constant_weight(found: Found) -> Iterator[str]:
+def _constant_weight(found: MatchedExpression) -> Iterator[str]:
     if number(found.call.args[1]) is None:
         yield "the weight is no constant"
 
@@ -92,7 +92,7 @@ def _also() -> Sequence[Any]:
 
 DNNL = Adapter(
     name="dnnl",
-    spelling="dnnl",
+    variant="dnnl",
     table=_table,
     rewrites=("uint8",),
     prepare=_prepare,

@@ -63,7 +63,7 @@ _TABLE = (_CODES, batch)
 
 ETHOS_N = Adapter(
     name="ethos-n",
-    spelling="tflite",
+    variant="tflite",
     table=_table,
     shim=_shim,
     guards={

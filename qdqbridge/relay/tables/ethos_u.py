@@ -10,9 +10,9 @@ from typing import Any
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.relay.tables.adapter import Adapter
 from qdqbridge.relay.tables.rules import (
-    Found,
-    Row,
+    MatchedExpression,
     Rule,
+    RuleRow,
     attribute,
     batch,
     extents,
@@ -46,7 +46,7 @@ def _table() -> Sequence[Any]:
 
 
 def _padding(*most: int) -> Rule:
-    def rule(found: Found) -> Iterator[str]:
+    def rule(found: MatchedExpression) -> Iterator[str]:
         sides = [int(side) for side in found.call.attrs.padding]
         if any(side > bound for side, bound in zip(sides, most, strict=True)):
             yield f"the padding is {sides}, at most {list(most)} is taken"
@@ -54,7 +54,7 @@ def _padding(*most: int) -> Rule:
     return rule
 
 
-def _window(found: Found) -> Iterator[str]:
+def _window(found: MatchedExpression) -> Iterator[str]:
     layout, kernel = str(found.call.attrs.kernel_layout), shape(found.call.args[1])
     steps = [int(step) for step in found.call.attrs.dilation]
     axes = zip("HW", steps, strict=True)
@@ -63,7 +63,7 @@ def _window(found: Found) -> Iterator[str]:
         yield f"the window spans {size[0]}x{size[1]}, 64 rows and {_MAX_WINDOW} elements are taken"
 
 
-def _pool_strides(found: Found) -> Iterator[str]:
+def _pool_strides(found: MatchedExpression) -> Iterator[str]:
     attrs, data = found.call.attrs, shape(found.data)
     steps, window = [int(s) for s in attrs.strides], [int(p) for p in attrs.pool_size]
     whole = list(data[1:3]) == window and not any(int(p) for p in attrs.padding)
@@ -71,7 +71,7 @@ def _pool_strides(found: Found) -> Iterator[str]:
         yield f"strides are {steps[0]}x{steps[1]}, 1 to 3 is taken unless the window is everything"
 
 
-def _pool_window(found: Found) -> Iterator[str]:
+def _pool_window(found: MatchedExpression) -> Iterator[str]:
     window = [int(p) for p in found.call.attrs.pool_size]
     if window[1] > 256 or window[0] * window[1] > 256 * 256:
         yield f"the window is {window[0]}x{window[1]}, at most 256 columns and 65536 are taken"
@@ -80,7 +80,7 @@ def _pool_window(found: Found) -> Iterator[str]:
 
 
 def _axes(*allowed: tuple[int, ...]) -> Rule:
-    def rule(found: Found) -> Iterator[str]:
+    def rule(found: MatchedExpression) -> Iterator[str]:
         axes = tuple(sorted(int(axis) % len(shape(found.data)) for axis in found.call.attrs.axis))
         spatial = tuple(axis + 4 - len(shape(found.data)) for axis in axes)
         if spatial not in allowed:
@@ -89,26 +89,26 @@ def _axes(*allowed: tuple[int, ...]) -> Rule:
     return rule
 
 
-def _mean_size(found: Found) -> Iterator[str]:
+def _mean_size(found: MatchedExpression) -> Iterator[str]:
     data = shape(found.data)
     image = data[1:3] if len(data) > 3 else data[:2]
     if prod(image) > _MAX_WINDOW:
         yield f"{prod(image)} values are averaged, at most {_MAX_WINDOW} are taken"
 
 
-def _broadcast(found: Found) -> Iterator[str]:
+def _broadcast(found: MatchedExpression) -> Iterator[str]:
     a, b = (shape(arg) for arg in found.call.args[:2])
     wide, narrow = (a, b) if len(a) >= len(b) else (b, a)
     straight = all(m == n or m != 1 for m, n in zip(wide[::-1], narrow[::-1], strict=False))
-    turned = len(a) == len(b) and all(n == m or n != 1 for m, n in zip(a, b, strict=True))
-    if not straight and not turned:
+    permuted = len(a) == len(b) and all(n == m or n != 1 for m, n in zip(a, b, strict=True))
+    if not straight and not permuted:
         yield f"shapes {list(a)} and {list(b)} broadcast each other"
     for extents_ in (a, b):
         if len(extents_) > 4 or (len(extents_) == 4 and extents_[0] != 1):
             yield f"an operand has shape {list(extents_)}, four axes and a batch of 1 are taken"
 
 
-def _twice(found: Found) -> Iterator[str]:
+def _twice(found: MatchedExpression) -> Iterator[str]:
     before, after = shape(found.data)[1:3], shape(found.root)[1:3]
     linear = str(found.call.attrs.method) == "linear"
     aligned = str(found.call.attrs.coordinate_transformation_mode) == "align_corners"
@@ -117,7 +117,7 @@ def _twice(found: Found) -> Iterator[str]:
         yield f"{before[0]}x{before[1]} becomes {after[0]}x{after[1]}, twice the extents is taken"
 
 
-def _one_type(found: Found) -> Iterator[str]:
+def _one_type(found: MatchedExpression) -> Iterator[str]:
     if found.root.checked_type.dtype != found.data.checked_type.dtype:
         yield "data and result have different types"
 
@@ -129,17 +129,17 @@ _CONVOLUTION = (
 )  # fmt: skip
 _POOL = (_NARROW, _one_type, batch, _pool_strides, _pool_window, _LAYOUT)
 _BINARY = (operands("int8", "uint8", "int32"), _broadcast)
-_MOVER = (_INT8, rank(1, 4))
+_DATA_MOVEMENT = (_INT8, rank(1, 4))
 _SPATIAL = ((1,), (2,), (1, 2))
 
 
-def _lookup(operator: str) -> Row:
+def _lookup(operator: str) -> RuleRow:
     return row(operator, _INT8)
 
 
 ETHOS_U = Adapter(
     name="ethos-u",
-    spelling="tflite",
+    variant="tflite",
     table=_table,
     rewrites=("int8",),
     reasons={
@@ -162,9 +162,9 @@ ETHOS_U = Adapter(
         "mul": row("qnn.mul", *_BINARY),
         "min": row("minimum", operands("int8", "uint8"), _broadcast),
         "max": row("maximum", operands("int8", "uint8"), _broadcast),
-        "reshape": row("reshape", *_MOVER),
-        "strided_slice": row("strided_slice", *_MOVER, extents("strides", 1, 1)),
-        "expand_dims": row("expand_dims", *_MOVER),
+        "reshape": row("reshape", *_DATA_MOVEMENT),
+        "strided_slice": row("strided_slice", *_DATA_MOVEMENT, extents("strides", 1, 1)),
+        "expand_dims": row("expand_dims", *_DATA_MOVEMENT),
         "squeeze": row("squeeze", _INT8, rank(0, 4)),
         "split": row("split", _INT8),
         "concat": row(("concatenate", "qnn.concatenate"), _INT8, rank(1, 4), batch),
@@ -177,7 +177,7 @@ ETHOS_U = Adapter(
         "mean": row("mean", _NARROW, rank(2, 4), _axes(*_SPATIAL), _mean_size),
         "sum": row("sum", types("int8", "uint8", "int16", "int32", result=("int8",)),
                    rank(1, 4), _axes((3,))),
-        "requantize": row("qnn.requantize", *_MOVER),
+        "requantize": row("qnn.requantize", *_DATA_MOVEMENT),
         "resize2d": row("image.resize2d", _INT8, rank(4, 4), _twice),
         "pad2d": row("nn.pad", _NARROW, rank(4, 4), batch),
         "channel-pad": row("nn.pad", _NARROW, rank(4, 4), batch),

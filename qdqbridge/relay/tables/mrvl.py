@@ -33,8 +33,8 @@ def _either_requantized(value: Any) -> Any:
 
 
 def _table() -> Sequence[Any]:
-    turned = dfp.is_op("layout_transform")(dfp.wildcard())
-    image = turned | dfp.wildcard()
+    permuted = dfp.is_op("layout_transform")(dfp.wildcard())
+    image = permuted | dfp.wildcard()
     quantize = dfp.is_op("qnn.quantize")(image, dfp.wildcard(), dfp.wildcard())
     dequantize = _call("qnn.dequantize", 3)
     mean = dfp.is_op("nn.global_avg_pool2d")(requantized(dfp.wildcard()))
@@ -56,7 +56,7 @@ def _table() -> Sequence[Any]:
 
 MRVL = Adapter(
     name="mrvl",
-    spelling="fq2i",
+    variant="fq2i",
     table=_table,
     guards={"qnn_conv2d": row("qnn.conv2d", attribute("data_layout", "NHWC", what="the layout"))},
 )

@@ -13,14 +13,14 @@ from typing import Any
 from numpy.typing import NDArray
 from tvm import ir, relay
 
-Rule = Callable[["Found"], Iterator[str]]
+Rule = Callable[["MatchedExpression"], Iterator[str]]
 _AVERAGES = ("nn.avg_pool2d", "nn.global_avg_pool2d", "nn.adaptive_avg_pool2d", "mean", "sum")
 _PADDED = ("qnn.conv2d", "qnn.conv2d_transpose")
 _DEPTH = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MatchedExpression:
     """An expression that a pattern matched.
 
     Attributes:
@@ -46,7 +46,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RuleRow:
     """What an entry takes.
 
     Attributes:
@@ -63,12 +63,12 @@ class Row:
         return [] if found is None else [reason for rule in self.rules for reason in rule(found)]
 
 
-def row(operator: str | tuple[str, ...], *rules: Rule) -> Row:
+def row(operator: str | tuple[str, ...], *rules: Rule) -> RuleRow:
     """Returns a row for one operator, or several."""
-    return Row((operator,) if isinstance(operator, str) else operator, rules)
+    return RuleRow((operator,) if isinstance(operator, str) else operator, rules)
 
 
-def _found(expr: Any, operators: tuple[str, ...]) -> Found | None:
+def _found(expr: Any, operators: tuple[str, ...]) -> MatchedExpression | None:
     outer: list[Any] = []
     call = expr
     while _name(call) not in operators:
@@ -79,7 +79,7 @@ def _found(expr: Any, operators: tuple[str, ...]) -> Found | None:
     first = call.args[0] if call.args else None
     before = first if _belongs(_name(first), _name(call)) else None
     named = tuple(each for each in outer if _name(each))  # an operator may be in a region already
-    return Found(expr, call, before, named)
+    return MatchedExpression(expr, call, before, named)
 
 
 def _belongs(first: str, operator: str) -> bool:
@@ -119,7 +119,7 @@ def number(expr: Any) -> NDArray[Any] | None:
 def types(*allowed: str, result: tuple[str, ...] | None = None) -> Rule:
     """The element types of the data and, unless stated apart, of the result."""
 
-    def rule(found: Found) -> Iterator[str]:
+    def rule(found: MatchedExpression) -> Iterator[str]:
         ends = (("data", found.data, allowed), ("result", found.root, result or allowed))
         for what, expr, taken in ends:
             parts = expr.fields if isinstance(expr, relay.Tuple) else [expr]
@@ -132,7 +132,7 @@ def types(*allowed: str, result: tuple[str, ...] | None = None) -> Rule:
 def weights(*allowed: str) -> Rule:
     """The element type of the weight."""
 
-    def rule(found: Found) -> Iterator[str]:
+    def rule(found: MatchedExpression) -> Iterator[str]:
         if dtype(found.call.args[1]) not in allowed:
             yield f"the weight is {dtype(found.call.args[1])}, {_or(allowed)} is taken"
 
@@ -142,7 +142,7 @@ def weights(*allowed: str) -> Rule:
 def operands(*allowed: str) -> Rule:
     """The element types of two operands, which must be equal."""
 
-    def rule(found: Found) -> Iterator[str]:
+    def rule(found: MatchedExpression) -> Iterator[str]:
         actual = [dtype(arg) for arg in found.call.args[:2]]
         if actual[0] != actual[1] or actual[0] not in allowed:
             yield f"the operands are {' and '.join(dict.fromkeys(actual))}, {_or(allowed)} is taken"
@@ -150,7 +150,7 @@ def operands(*allowed: str) -> Rule:
     return rule
 
 
-def batch(found: Found) -> Iterator[str]:
+def batch(found: MatchedExpression) -> Iterator[str]:
     """One example at a time."""
     extents = shape(found.data)
     if extents and extents[0] != 1:
@@ -160,7 +160,7 @@ def batch(found: Found) -> Iterator[str]:
 def rank(low: int, high: int) -> Rule:
     """The number of axes of data and result."""
 
-    def rule(found: Found) -> Iterator[str]:
+    def rule(found: MatchedExpression) -> Iterator[str]:
         for what, expr in (("data", found.data), ("result", found.root)):
             axes = len(shape(expr))
             if axes and not low <= axes <= high:
@@ -172,7 +172,7 @@ def rank(low: int, high: int) -> Rule:
 def attribute(key: str, *allowed: Any, what: str = "") -> Rule:
     """An attribute is one of these."""
 
-    def rule(found: Found) -> Iterator[str]:
+    def rule(found: MatchedExpression) -> Iterator[str]:
         actual = _plain(getattr(found.call.attrs, key))
         if actual not in allowed:
             yield f"{what or key} is {_shown(actual)}, {_or(allowed)} is taken"
@@ -183,7 +183,7 @@ def attribute(key: str, *allowed: Any, what: str = "") -> Rule:
 def extents(key: str, low: int, high: int) -> Rule:
     """All numbers of an attribute lie in a range."""
 
-    def rule(found: Found) -> Iterator[str]:
+    def rule(found: MatchedExpression) -> Iterator[str]:
         actual = _plain(getattr(found.call.attrs, key))
         if any(not low <= value <= high for value in actual):
             yield f"{key} is {_shown(actual)}, {_range(low, high)} is taken"
@@ -191,34 +191,34 @@ def extents(key: str, low: int, high: int) -> Rule:
     return rule
 
 
-def ungrouped(found: Found) -> Iterator[str]:
+def ungrouped(found: MatchedExpression) -> Iterator[str]:
     """One group, or one for each channel."""
     groups, layout = int(found.call.attrs.groups), str(found.call.attrs.data_layout)
     if groups not in (1, shape(found.data)[layout.index("C")]):
         yield f"there are {groups} groups, one or one for each channel is taken"
 
 
-def one_multiplier(found: Found) -> Iterator[str]:
+def one_multiplier(found: MatchedExpression) -> Iterator[str]:
     """A depthwise kernel makes one channel of each."""
     layout, kernel = str(found.call.attrs.kernel_layout), shape(found.call.args[1])
     if int(found.call.attrs.groups) > 1 and kernel[layout.index("I")] != 1:
         yield f"every channel becomes {kernel[layout.index('I')]}, 1 is taken"
 
 
-def not_depthwise(found: Found) -> Iterator[str]:
+def not_depthwise(found: MatchedExpression) -> Iterator[str]:
     """A convolution of this kernel layout mixes channels."""
     if int(found.call.attrs.groups) == shape(found.call.args[1])[-1]:
         yield "it has as many groups as output channels, which is taken as HWOI"
 
 
-def symmetric_weight(found: Found) -> Iterator[str]:
+def symmetric_weight(found: MatchedExpression) -> Iterator[str]:
     """The zero point of the weight is 0."""
     zero = number(found.call.args[3])
     if zero is None or zero.any():
         yield "the zero point of the weight is not 0"
 
 
-def per_tensor(found: Found) -> Iterator[str]:
+def per_tensor(found: MatchedExpression) -> Iterator[str]:
     """One scale and zero point for the weight."""
     scale = number(found.call.args[5])
     if scale is not None and scale.size > 1:
@@ -228,7 +228,7 @@ def per_tensor(found: Found) -> Iterator[str]:
 def output(*pairs: tuple[str, float, int]) -> Rule:
     """The result has one of these (element type, scale, zero point)."""
 
-    def rule(found: Found) -> Iterator[str]:
+    def rule(found: MatchedExpression) -> Iterator[str]:
         scale, zero = (number(arg) for arg in found.root.args[1:3])
         if scale is None or zero is None or scale.size != 1 or zero.size != 1:
             yield "the result has no single scale and zero point"

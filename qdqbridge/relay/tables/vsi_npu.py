@@ -81,7 +81,7 @@ _LAYOUT = attribute("data_layout", "NHWC", what="the layout")
 
 VSI_NPU = Adapter(
     name="vsi_npu",
-    spelling="tflite",
+    variant="tflite",
     table=_table,
     guards={
         "qnn_conv2d": row("qnn.conv2d", _LAYOUT),

@@ -11,7 +11,7 @@ from qdqbridge.report.quantization.record import (
     Output,
     QuantizationRecord,
     RepairRow,
-    Tensor,
+    TensorReport,
     WeightError,
 )
 
@@ -23,7 +23,7 @@ __all__ = [
     "Output",
     "QuantizationRecord",
     "RepairRow",
-    "Tensor",
+    "TensorReport",
     "WeightError",
     "quantization_html",
 ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from qdqbridge.report.quantization.markup import Markup, joined, tag
 from qdqbridge.report.quantization.numbers import decibels, number
-from qdqbridge.report.quantization.record import LayerError, Tensor
+from qdqbridge.report.quantization.record import LayerError, TensorReport
 
 WIDTH, HEIGHT = 960, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 14, 36
@@ -20,7 +20,7 @@ _BAR_WIDTH, _BAR_HEIGHT = 480, 96
 
 
 @dataclass(frozen=True, slots=True)
-class _Axes:
+class _PlotAxes:
     """A frame with a scale in dB, and one position for each layer."""
 
     count: int
@@ -46,7 +46,7 @@ def error_plot(layers: Sequence[LayerError]) -> Markup:
     known = [value for value in both if math.isfinite(value) and value < _EQUAL]
     low = min(0.0, math.floor(min(known, default=0) / 10) * 10)
     high = max(math.ceil((max(known, default=0) + 1) / 10) * 10, low + 10)
-    axes = _Axes(len(layers), low, high)
+    axes = _PlotAxes(len(layers), low, high)
     parts = [
         _grid(axes),
         _series(axes, [layer.local_db for layer in layers], layers, "local"),
@@ -65,7 +65,7 @@ def _order(value: float) -> float:
     return math.inf if math.isnan(value) else value
 
 
-def _grid(axes: _Axes) -> Markup:
+def _grid(axes: _PlotAxes) -> Markup:
     step = 10 if axes.high - axes.low <= 100 else 20
     lines: list[Markup] = []
     value = axes.low
@@ -87,7 +87,7 @@ def _grid(axes: _Axes) -> Markup:
 
 
 def _series(
-    axes: _Axes, values: Sequence[float], layers: Sequence[LayerError], kind: str
+    axes: _PlotAxes, values: Sequence[float], layers: Sequence[LayerError], kind: str
 ) -> Markup:
     """Returns a line through the known values; one without error lies on the upper edge."""
     points = [
@@ -115,7 +115,7 @@ def _marker(x: float, y: float, kind: str, title: Markup) -> Markup:
     return tag("circle", title, cx=_short(x), cy=_short(y), r=3.5, class_=f"mark {kind}")
 
 
-def histogram(tensor: Tensor, index: int) -> Markup:
+def histogram(tensor: TensorReport, index: int) -> Markup:
     """Returns the histogram of a tensor with logarithmic counts, and the range of its codes.
 
     Args:
@@ -153,7 +153,7 @@ def histogram(tensor: Tensor, index: int) -> Markup:
     return _picture(f"h{index}", label, text, *size, parts, class_="histogram")
 
 
-def _outline(tensor: Tensor, x: Callable[[float], float]) -> str:
+def _outline(tensor: TensorReport, x: Callable[[float], float]) -> str:
     """Returns the outline of all bars; their heights are logarithms of counts."""
     top = math.log1p(max(tensor.bins, default=0)) or 1.0
     steps: list[str] = []

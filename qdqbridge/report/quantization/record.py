@@ -39,7 +39,7 @@ class LayerError:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorReport:
     """What was seen of one tensor, and how it is stored.
 
     Attributes:
@@ -235,7 +235,7 @@ class QuantizationRecord:
     outputs: tuple[Output, ...] = ()
     top1: float | None = None
     layers: tuple[LayerError, ...] = ()
-    tensors: tuple[Tensor, ...] = ()
+    tensors: tuple[TensorReport, ...] = ()
     weights: tuple[WeightError, ...] = ()
     accumulators: tuple[AccumulatorRow, ...] = ()
     floats: tuple[FloatNode, ...] = ()

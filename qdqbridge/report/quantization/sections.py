@@ -20,7 +20,7 @@ from qdqbridge.report.quantization.record import (
     AccumulatorRow,
     LayerError,
     QuantizationRecord,
-    Tensor,
+    TensorReport,
 )
 
 Section = Callable[[QuantizationRecord], Markup]
@@ -242,7 +242,7 @@ def tensors(record: QuantizationRecord) -> Markup:
     return joined(keys, details(summary_, tag("div", made, class_="histograms")))
 
 
-def _tensor(tensor: Tensor, index: int) -> Markup:
+def _tensor(tensor: TensorReport, index: int) -> Markup:
     facts = f"{tensor.operator or 'input'}; {number(tensor.minimum)} to {number(tensor.maximum)}"
     if tensor.count:
         facts += f", {percent(tensor.zeros / tensor.count)} zeros"

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from qdqbridge.onnx_io.assembly import Assembly
-from qdqbridge.tflite_io.conversion import Conversion, Resource, Row, UnknownForm
-from qdqbridge.tflite_io.schema import Op, Tensor
+from qdqbridge.tflite_io.conversion import Resource, Row, SubgraphConversion, UnknownForm
+from qdqbridge.tflite_io.schema import Op, TFLiteTensor
 
 _SCALAR = np.zeros(0, np.int64)
 
 
-def composite(c: Conversion, op: Op) -> None:
+def composite(c: SubgraphConversion, op: Op) -> None:
     """STABLEHLO_COMPOSITE: what it is composed of."""
     operands = [c.stored(i) for i in op.inputs]
     results = c.called(int(op.option("DecompositionSubgraphIndex")), operands)
@@ -21,14 +21,14 @@ def composite(c: Conversion, op: Op) -> None:
         c.put_stored(op, result, place)
 
 
-def call(c: Conversion, op: Op) -> None:
+def call(c: SubgraphConversion, op: Op) -> None:
     """CALL: another subgraph in place."""
     results = c.called(int(op.option("Subgraph")), [c.stored(i) for i in op.inputs])
     for place, result in enumerate(results[: len(op.outputs)]):
         c.put_stored(op, result, place)
 
 
-def branch(c: Conversion, op: Op) -> None:
+def branch(c: SubgraphConversion, op: Op) -> None:
     """IF: ONNX's If of the two subgraphs."""
     condition = c.to.node("Reshape", [c.stored(op.inputs[0]), c.to.constant(_SCALAR)])
     operands = [c.stored(i) for i in op.inputs[1:]]
@@ -42,12 +42,12 @@ def branch(c: Conversion, op: Op) -> None:
         c.put_stored(op, result, place)
 
 
-def call_once(c: Conversion, op: Op) -> None:
+def call_once(c: SubgraphConversion, op: Op) -> None:
     """CALL_ONCE: what variables hold before the first run."""
     index = int(op.option("InitSubgraphIndex"))
     if not 0 < index < len(c.state.model.subgraphs):
         raise UnknownForm(f"subgraph {index} does not exist")
-    inner = Conversion(c.state, c.state.model.subgraphs[index], c.to)
+    inner = SubgraphConversion(c.state, c.state.model.subgraphs[index], c.to)
     for each in inner.subgraph.ops:
         if each.name == "VAR_HANDLE":
             handle(inner, each)
@@ -59,7 +59,7 @@ def call_once(c: Conversion, op: Op) -> None:
             raise UnknownForm(f"variables begin with what {each.name} computes")
 
 
-def handle(c: Conversion, op: Op) -> None:
+def handle(c: SubgraphConversion, op: Op) -> None:
     """VAR_HANDLE: a variable by name."""
     if op.options is None:
         raise UnknownForm("its variable has no name")
@@ -70,18 +70,18 @@ def handle(c: Conversion, op: Op) -> None:
     c.resources[op.outputs[0]] = "/".join(part for part in parts if part)
 
 
-def read_variable(c: Conversion, op: Op) -> None:
+def read_variable(c: SubgraphConversion, op: Op) -> None:
     """READ_VARIABLE: what it holds now; before anything is written, an input of the graph."""
     c.put_stored(op, _resource(c, op, c.tensor(op.outputs[0])).stored)
 
 
-def assign_variable(c: Conversion, op: Op) -> None:
+def assign_variable(c: SubgraphConversion, op: Op) -> None:
     """ASSIGN_VARIABLE: what it holds from here on; at the end, an output of the graph."""
     resource = _resource(c, op, c.at(op, 1))
     resource.stored = c.stored(op.inputs[1])
 
 
-def _beginning(c: Conversion, name: str) -> str:
+def _beginning(c: SubgraphConversion, name: str) -> str:
     """Returns what a variable holds before the first run, in words."""
     if name not in c.state.initial:
         return ""
@@ -92,7 +92,7 @@ def _beginning(c: Conversion, name: str) -> str:
     return f"; it begins with the file's tensor '{inner.tensor(index).label}'"
 
 
-def _resource(c: Conversion, op: Op, tensor: Tensor) -> Resource:
+def _resource(c: SubgraphConversion, op: Op, tensor: TFLiteTensor) -> Resource:
     name = c.resources.get(op.inputs[0])
     if name is None:
         raise UnknownForm("its variable is not known")

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.tflite_io.conversion import Conversion, Row, UnknownForm
+from qdqbridge.tflite_io.conversion import Row, SubgraphConversion, UnknownForm
 from qdqbridge.tflite_io.flexbuffer import root_map
 from qdqbridge.tflite_io.schema import Op
 
 
-def detection_post_process(c: Conversion, op: Op) -> None:
+def detection_post_process(c: SubgraphConversion, op: Op) -> None:
     """TFLite_Detection_PostProcess (box encodings, class scores, anchors), one image at a time.
 
     Boxes are centre and size relative to anchors; the first class is the background. Fast
@@ -67,7 +67,7 @@ def detection_post_process(c: Conversion, op: Op) -> None:
     c.put(op, c.cast(count, DType.FLOAT32), 3)
 
 
-def _filled(c: Conversion, op: Op, place: int, found: str, missing: str, rank: int) -> None:
+def _filled(c: SubgraphConversion, op: Op, place: int, found: str, missing: str, rank: int) -> None:
     """Puts a result: zeros behind what was found, and an axis for the one image."""
     none = c.longs([0] * rank)
     behind = c.to.node("Concat", [missing, c.longs([0] * (rank - 1))], axis=0)
@@ -76,7 +76,7 @@ def _filled(c: Conversion, op: Op, place: int, found: str, missing: str, rank: i
     c.put(op, c.to.node("Unsqueeze", [whole, c.longs([0])], label=c.label(op)), place)
 
 
-def _decoded(c: Conversion, op: Op, options: Mapping[str, Any]) -> str:
+def _decoded(c: SubgraphConversion, op: Op, options: Mapping[str, Any]) -> str:
     """Returns corners (top, left, bottom, right) of boxes, (1, anchors, 4)."""
     scale = np.asarray([float(options.get(f"{k}_scale", 1.0)) for k in "yxhw"], np.float32)
     encoded = c.to.node("Div", [c.real(op.inputs[0]), c.to.constant(scale)])
@@ -90,11 +90,11 @@ def _decoded(c: Conversion, op: Op, options: Mapping[str, Any]) -> str:
     return c.to.node("Concat", corners, label=c.label(op), axis=-1)
 
 
-def _halves(c: Conversion, x: str, axis: int) -> list[str]:
+def _halves(c: SubgraphConversion, x: str, axis: int) -> list[str]:
     return c.to.nodes("Split", [x, c.longs([2, 2])], 2, axis=axis)
 
 
-def suppression(c: Conversion, op: Op) -> None:
+def suppression(c: SubgraphConversion, op: Op) -> None:
     """NON_MAX_SUPPRESSION_V4: indices, filled with zeros, and how many count."""
     lead = c.longs([0])
     boxes = c.to.node("Unsqueeze", [c.real(op.inputs[0]), lead])

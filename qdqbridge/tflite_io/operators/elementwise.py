@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from qdqbridge.tflite_io.conversion import Conversion, Row, UnknownForm
+from qdqbridge.tflite_io.conversion import Row, SubgraphConversion, UnknownForm
 from qdqbridge.tflite_io.schema import Op
 
 
 def unary(op_type: str, **attributes: Any) -> Row:
     """Returns the row of an operator that ONNX has with one operand."""
 
-    def convert(c: Conversion, op: Op) -> None:
+    def convert(c: SubgraphConversion, op: Op) -> None:
         x = c.real(c.at(op, 0).index)
         c.put(op, c.to.node(op_type, [x], label=c.label(op), **attributes))
 
@@ -24,7 +24,7 @@ def unary(op_type: str, **attributes: Any) -> Row:
 def binary(op_type: str) -> Row:
     """Returns the row of an operator that ONNX has with the same operands, broadcast alike."""
 
-    def convert(c: Conversion, op: Op) -> None:
+    def convert(c: SubgraphConversion, op: Op) -> None:
         result = c.to.node(op_type, c.operands(op), label=c.label(op))
         kind = op.option("FusedActivationFunction") if op_type in _FUSED else 0
         c.put(op, c.activated(result, op, int(kind)))
@@ -38,7 +38,7 @@ _FUSED = ("Add", "Sub", "Mul", "Div")
 def comparison(op_type: str, *, negated: bool = False) -> Row:
     """Returns the row of a comparison, whose result is boolean."""
 
-    def convert(c: Conversion, op: Op) -> None:
+    def convert(c: SubgraphConversion, op: Op) -> None:
         result = c.to.node(op_type, c.operands(op), label=c.label(op))
         c.put_stored(op, c.to.node("Not", [result]) if negated else result)
 
@@ -48,7 +48,7 @@ def comparison(op_type: str, *, negated: bool = False) -> Row:
 def clip(low: float, high: float) -> Row:
     """Returns the row of a clamp between constants."""
 
-    def convert(c: Conversion, op: Op) -> None:
+    def convert(c: SubgraphConversion, op: Op) -> None:
         bounds = [c.to.constant(np.float32(low)), c.to.constant(np.float32(high))]
         x = c.real(c.at(op, 0).index)
         c.put(op, c.to.node("Clip", [x, *bounds], label=c.label(op)))
@@ -56,7 +56,7 @@ def clip(low: float, high: float) -> Row:
     return convert
 
 
-def add_n(c: Conversion, op: Op) -> None:
+def add_n(c: SubgraphConversion, op: Op) -> None:
     """``x0 + x1 + …`` from left to right."""
     total, *others = c.operands(op)
     for other in others:
@@ -64,25 +64,25 @@ def add_n(c: Conversion, op: Op) -> None:
     c.put(op, total)
 
 
-def square(c: Conversion, op: Op) -> None:
+def square(c: SubgraphConversion, op: Op) -> None:
     """``x · x``."""
     x = c.real(c.at(op, 0).index)
     c.put(op, c.to.node("Mul", [x, x], label=c.label(op)))
 
 
-def squared_difference(c: Conversion, op: Op) -> None:
+def squared_difference(c: SubgraphConversion, op: Op) -> None:
     """``(a - b)²``."""
     difference = c.to.node("Sub", c.operands(op), label=c.label(op))
     c.put(op, c.to.node("Mul", [difference, difference], label=c.label(op)))
 
 
-def reciprocal_root(c: Conversion, op: Op) -> None:
+def reciprocal_root(c: SubgraphConversion, op: Op) -> None:
     """``1 / sqrt(x)``."""
     root = c.to.node("Sqrt", [c.real(c.at(op, 0).index)], label=c.label(op))
     c.put(op, c.to.node("Div", [c.to.constant(np.float32(1)), root], label=c.label(op)))
 
 
-def floor_division(c: Conversion, op: Op) -> None:
+def floor_division(c: SubgraphConversion, op: Op) -> None:
     """``floor(a / b)``, of integers too; ONNX's Div cuts integers off towards zero."""
     a, b = c.operands(op)
     kind = c.dtype(c.at(op, 0))
@@ -94,7 +94,7 @@ def floor_division(c: Conversion, op: Op) -> None:
     c.put(op, c.to.node("Div", [whole, b], label=c.label(op)))
 
 
-def floor_modulus(c: Conversion, op: Op) -> None:
+def floor_modulus(c: SubgraphConversion, op: Op) -> None:
     """``a - floor(a / b) · b``."""
     a, b = c.operands(op)
     if not c.dtype(c.at(op, 0)).is_float:
@@ -105,25 +105,25 @@ def floor_modulus(c: Conversion, op: Op) -> None:
     c.put(op, c.to.node("Sub", [a, product], label=c.label(op)))
 
 
-def leaky_relu(c: Conversion, op: Op) -> None:
+def leaky_relu(c: SubgraphConversion, op: Op) -> None:
     """``x`` or ``alpha · x``."""
     x, alpha = c.real(c.at(op, 0).index), float(op.option("Alpha", 0.0))
     c.put(op, c.to.node("LeakyRelu", [x], label=c.label(op), alpha=alpha))
 
 
-def prelu(c: Conversion, op: Op) -> None:
+def prelu(c: SubgraphConversion, op: Op) -> None:
     """``x`` or ``slope · x``; the slope is broadcast to x."""
     c.put(op, c.to.node("PRelu", c.operands(op), label=c.label(op)))
 
 
-def gelu(c: Conversion, op: Op) -> None:
+def gelu(c: SubgraphConversion, op: Op) -> None:
     """Gelu, by erf or tanh."""
     kind = "tanh" if op.option("Approximate", False) else "none"
     x = c.real(c.at(op, 0).index)
     c.put(op, c.to.node("Gelu", [x], label=c.label(op), approximate=kind))
 
 
-def select(c: Conversion, op: Op) -> None:
+def select(c: SubgraphConversion, op: Op) -> None:
     """``condition ? a : b``; SELECT's vector condition picks whole rows."""
     condition, a, b = c.operands(op)
     tensor, rank = c.at(op, 0), c.rank(op.inputs[1])
@@ -133,7 +133,7 @@ def select(c: Conversion, op: Op) -> None:
     c.put(op, c.to.node("Where", [condition, a, b], label=c.label(op)))
 
 
-def cast(c: Conversion, op: Op) -> None:
+def cast(c: SubgraphConversion, op: Op) -> None:
     """A change of the element type; of complex numbers the real part is kept."""
     target = c.tensor(op.outputs[0])
     x = c.real(c.at(op, 0).index)
@@ -143,22 +143,22 @@ def cast(c: Conversion, op: Op) -> None:
     c.stored_names[op.outputs[0]] = result
 
 
-def bitcast(c: Conversion, op: Op) -> None:
+def bitcast(c: SubgraphConversion, op: Op) -> None:
     """The same bits in another type of the same width."""
     raise UnknownForm("it reads the bits of numbers as others")
 
 
-def quantize(c: Conversion, op: Op) -> None:
+def quantize(c: SubgraphConversion, op: Op) -> None:
     """QUANTIZE: of real numbers, or from one quantization to another."""
     c.put(op, c.real(c.at(op, 0).index))
 
 
-def dequantize(c: Conversion, op: Op) -> None:
+def dequantize(c: SubgraphConversion, op: Op) -> None:
     """DEQUANTIZE: of integers, or of half floats, which it widens."""
     c.put(op, c.float_of(c.at(op, 0).index))
 
 
-def fake_quantize(c: Conversion, op: Op) -> None:
+def fake_quantize(c: SubgraphConversion, op: Op) -> None:
     """FAKE_QUANT: a quantize and a dequantize by a range, nudged so that zero is exact."""
     bits, narrow = int(op.option("NumBits")), bool(op.option("NarrowRange", False))
     if bits > 8 or bits < 2:
@@ -177,7 +177,7 @@ def fake_quantize(c: Conversion, op: Op) -> None:
     c.put(op, c.to.node("DequantizeLinear", [stored, *operands], label=c.label(op)))
 
 
-def atan2(c: Conversion, op: Op) -> None:
+def atan2(c: SubgraphConversion, op: Op) -> None:
     """The angle of (x, y), by quadrants; both zero give zero."""
     y, x = c.operands(op)
     zero, pi = c.to.constant(np.float32(0)), c.to.constant(np.float32(np.pi))
@@ -189,14 +189,14 @@ def atan2(c: Conversion, op: Op) -> None:
     c.put(op, c.to.node("Where", [none, zero, angle], label=c.label(op)))
 
 
-def shift_right(c: Conversion, op: Op) -> None:
+def shift_right(c: SubgraphConversion, op: Op) -> None:
     """``a >> b`` of unsigned numbers."""
     if c.dtype(c.at(op, 0)).is_signed:
         raise UnknownForm("ONNX shifts the bits of unsigned integers only")
     c.put(op, c.to.node("BitShift", c.operands(op), label=c.label(op), direction="RIGHT"))
 
 
-def zeros_like(c: Conversion, op: Op) -> None:
+def zeros_like(c: SubgraphConversion, op: Op) -> None:
     """As many zeros."""
     shape = c.to.node("Shape", [c.stored(c.at(op, 0).index)])
     zero = c.to.constant(np.zeros((), c.dtype(c.tensor(op.outputs[0])).numpy))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.tflite_io.conversion import Conversion, Row, UnknownForm
+from qdqbridge.tflite_io.conversion import Row, SubgraphConversion, UnknownForm
 from qdqbridge.tflite_io.operators.products import channels_first, channels_last
 from qdqbridge.tflite_io.schema import Op
 
@@ -17,7 +17,7 @@ _FAR = (1 << 31) - 1
 """An end behind every extent."""
 
 
-def reshape(c: Conversion, op: Op) -> None:
+def reshape(c: SubgraphConversion, op: Op) -> None:
     """RESHAPE: to the second operand, or to the option where there is none."""
     x = c.real(op.inputs[0])
     if c.has(op, 1):
@@ -29,13 +29,13 @@ def reshape(c: Conversion, op: Op) -> None:
     c.put(op, c.to.node("Reshape", [x, shape], label=c.label(op), allowzero=_zero(c, op)))
 
 
-def _zero(c: Conversion, op: Op) -> int:
+def _zero(c: SubgraphConversion, op: Op) -> int:
     """An extent of 0 means 0 in TFLite, never a copy; ONNX allows no -1 beside it."""
     array = c.array(op.inputs[1]) if c.has(op, 1) else None
     return int(array is not None and 0 in array.reshape(-1) and -1 not in array.reshape(-1))
 
 
-def squeeze(c: Conversion, op: Op) -> None:
+def squeeze(c: SubgraphConversion, op: Op) -> None:
     """SQUEEZE: of the listed axes, or of all of extent 1."""
     listed: list[int] = []
     if not op.option("SqueezeDimsIsNone", True):
@@ -50,26 +50,26 @@ def squeeze(c: Conversion, op: Op) -> None:
     c.put(op, c.to.node("Squeeze", operands, label=c.label(op)))
 
 
-def expand_dims(c: Conversion, op: Op) -> None:
+def expand_dims(c: SubgraphConversion, op: Op) -> None:
     """EXPAND_DIMS at one axis."""
     axes = c.longs([c.numbers(op, 1)[0] % (c.rank(op.inputs[0]) + 1)])
     c.put(op, c.to.node("Unsqueeze", [c.real(op.inputs[0]), axes], label=c.label(op)))
 
 
-def transpose(c: Conversion, op: Op) -> None:
+def transpose(c: SubgraphConversion, op: Op) -> None:
     """TRANSPOSE."""
     x = c.real(op.inputs[0])
     c.put(op, c.to.node("Transpose", [x], label=c.label(op), perm=c.numbers(op, 1)))
 
 
-def concatenation(c: Conversion, op: Op) -> None:
+def concatenation(c: SubgraphConversion, op: Op) -> None:
     """CONCATENATION."""
     axis = int(op.option("Axis"))
     result = c.to.node("Concat", c.operands(op), label=c.label(op), axis=axis)
     c.put(op, c.activated(result, op, int(op.option("FusedActivationFunction"))))
 
 
-def pack(c: Conversion, op: Op) -> None:
+def pack(c: SubgraphConversion, op: Op) -> None:
     """PACK: operands side by side along a new axis."""
     axis = int(op.option("Axis"))
     place = c.longs([axis])
@@ -77,7 +77,7 @@ def pack(c: Conversion, op: Op) -> None:
     c.put(op, c.to.node("Concat", rows, label=c.label(op), axis=axis))
 
 
-def unpack(c: Conversion, op: Op) -> None:
+def unpack(c: SubgraphConversion, op: Op) -> None:
     """UNPACK: each index along an axis by itself."""
     axis, count = int(op.option("Axis")), len(op.outputs)
     x = c.real(op.inputs[0])
@@ -86,7 +86,7 @@ def unpack(c: Conversion, op: Op) -> None:
         c.put(op, c.to.node("Squeeze", [part, c.longs([axis])]), place)
 
 
-def split(c: Conversion, op: Op) -> None:
+def split(c: SubgraphConversion, op: Op) -> None:
     """SPLIT (axis, tensor) into equal parts."""
     axis, x, count = c.numbers(op, 0)[0], c.real(op.inputs[1]), len(op.outputs)
     extent = c.shape(op.inputs[1])[axis]
@@ -95,7 +95,7 @@ def split(c: Conversion, op: Op) -> None:
     _parts(c, op, x, axis, [extent // count] * count)
 
 
-def split_by_sizes(c: Conversion, op: Op) -> None:
+def split_by_sizes(c: SubgraphConversion, op: Op) -> None:
     """SPLIT_V (tensor, sizes, axis); one size may be -1."""
     axis, sizes = c.numbers(op, 2)[0], c.numbers(op, 1)
     if -1 in sizes:
@@ -106,7 +106,7 @@ def split_by_sizes(c: Conversion, op: Op) -> None:
     _parts(c, op, c.real(op.inputs[0]), axis, sizes)
 
 
-def _parts(c: Conversion, op: Op, x: str, axis: int, sizes: Sequence[int]) -> None:
+def _parts(c: SubgraphConversion, op: Op, x: str, axis: int, sizes: Sequence[int]) -> None:
     if len(sizes) != len(op.outputs):
         raise UnknownForm(f"it has {len(sizes)} sizes for {len(op.outputs)} parts")
     parts = c.to.nodes("Split", [x, c.longs(sizes)], len(sizes), label=c.label(op), axis=axis)
@@ -114,7 +114,7 @@ def _parts(c: Conversion, op: Op, x: str, axis: int, sizes: Sequence[int]) -> No
         c.put(op, part, place)
 
 
-def slices(c: Conversion, op: Op) -> None:
+def slices(c: SubgraphConversion, op: Op) -> None:
     """SLICE (tensor, begin, size); a size of -1 reaches to the end."""
     x = c.real(op.inputs[0])
     begin, size = c.array(op.inputs[1]), c.array(op.inputs[2])
@@ -129,7 +129,7 @@ def slices(c: Conversion, op: Op) -> None:
     c.put(op, c.to.node("Slice", [x, starts, ends], label=c.label(op)))
 
 
-def strided_slice(c: Conversion, op: Op) -> None:
+def strided_slice(c: SubgraphConversion, op: Op) -> None:
     """STRIDED_SLICE, Python's indexing: masks say what is left out, new, or a single index."""
     masks = {
         name: int(op.option(f"{name}Mask"))
@@ -209,13 +209,15 @@ def _new_axes(rank: int, entries: int, masks: Mapping[str, int]) -> list[int]:
     return places
 
 
-def _picked(c: Conversion, vector: str, entries: Sequence[int], count: int) -> str:
+def _picked(c: SubgraphConversion, vector: str, entries: Sequence[int], count: int) -> str:
     if list(entries) == list(range(count)):
         return vector
     return c.to.node("Gather", [vector, c.longs(entries)], axis=0)
 
 
-def _masked(c: Conversion, vector: str, masked: np.ndarray, steps: np.ndarray, end: int) -> str:
+def _masked(
+    c: SubgraphConversion, vector: str, masked: np.ndarray, steps: np.ndarray, end: int
+) -> str:
     """Returns starts or ends that reach to where a mask says "from the first, to the last"."""
     if not masked.any():
         return vector
@@ -223,21 +225,21 @@ def _masked(c: Conversion, vector: str, masked: np.ndarray, steps: np.ndarray, e
     return c.to.node("Where", [c.to.constant(masked), c.longs(far), vector])
 
 
-def pad(c: Conversion, op: Op) -> None:
+def pad(c: SubgraphConversion, op: Op) -> None:
     """PAD and PADV2: begins and ends per axis; a quantized tensor is padded with real zeros."""
     pads = c.array(op.inputs[1])
     if pads is not None:
         amounts = c.longs(pads.T.reshape(-1))
     else:
-        turned = c.to.node("Transpose", [c.long(op, 1)], perm=[1, 0])
-        amounts = c.to.node("Reshape", [turned, c.longs([-1])])
+        permuted = c.to.node("Transpose", [c.long(op, 1)], perm=[1, 0])
+        amounts = c.to.node("Reshape", [permuted, c.longs([-1])])
     operands = [c.real(op.inputs[0]), amounts]
     if op.name == "PADV2":
         operands.append(c.to.node("Reshape", [c.real(op.inputs[2]), c.longs([])]))
     c.put(op, c.to.node("Pad", operands, label=c.label(op), mode="constant"))
 
 
-def mirror_pad(c: Conversion, op: Op) -> None:
+def mirror_pad(c: SubgraphConversion, op: Op) -> None:
     """MIRROR_PAD: without the edge (REFLECT) or with it (SYMMETRIC)."""
     pads = np.asarray(c.numbers(op, 1)).reshape(-1, 2)
     x, reflected = c.real(op.inputs[0]), int(op.option("Mode")) == 0
@@ -259,7 +261,7 @@ def mirror_pad(c: Conversion, op: Op) -> None:
     c.put(op, x)
 
 
-def gather(c: Conversion, op: Op) -> None:
+def gather(c: SubgraphConversion, op: Op) -> None:
     """GATHER along one axis; per batch where the first axes of both operands are the same."""
     x, places = c.real(op.inputs[0]), c.long(op, 1)
     axis, batches = int(op.option("Axis")), int(op.option("BatchDims"))
@@ -285,13 +287,13 @@ def gather(c: Conversion, op: Op) -> None:
     c.put(op, found)
 
 
-def gather_nd(c: Conversion, op: Op) -> None:
+def gather_nd(c: SubgraphConversion, op: Op) -> None:
     """GATHER_ND."""
     operands = [c.real(op.inputs[0]), c.long(op, 1)]
     c.put(op, c.to.node("GatherND", operands, label=c.label(op)))
 
 
-def scatter_nd(c: Conversion, op: Op) -> None:
+def scatter_nd(c: SubgraphConversion, op: Op) -> None:
     """SCATTER_ND (indices, updates, shape): sums into zeros."""
     zero = c.to.constant(np.zeros((), c.dtype(c.tensor(op.outputs[0])).numpy))
     base = c.to.node("Expand", [zero, c.long(op, 2)])
@@ -299,22 +301,22 @@ def scatter_nd(c: Conversion, op: Op) -> None:
     c.put(op, c.to.node("ScatterND", operands, label=c.label(op), reduction="add"))
 
 
-def tile(c: Conversion, op: Op) -> None:
+def tile(c: SubgraphConversion, op: Op) -> None:
     """TILE."""
     c.put(op, c.to.node("Tile", [c.real(op.inputs[0]), c.long(op, 1)], label=c.label(op)))
 
 
-def broadcast(c: Conversion, op: Op) -> None:
+def broadcast(c: SubgraphConversion, op: Op) -> None:
     """BROADCAST_TO."""
     c.put(op, c.to.node("Expand", [c.real(op.inputs[0]), c.long(op, 1)], label=c.label(op)))
 
 
-def fill(c: Conversion, op: Op) -> None:
+def fill(c: SubgraphConversion, op: Op) -> None:
     """FILL (shape, value)."""
     c.put(op, c.to.node("Expand", [c.real(op.inputs[1]), c.long(op, 0)], label=c.label(op)))
 
 
-def reverse(c: Conversion, op: Op) -> None:
+def reverse(c: SubgraphConversion, op: Op) -> None:
     """REVERSE_V2 along the listed axes."""
     x, axes = c.real(op.inputs[0]), c.numbers(op, 1)
     ends = [-_FAR] * len(axes)
@@ -323,7 +325,7 @@ def reverse(c: Conversion, op: Op) -> None:
     c.put(op, c.to.node("Slice", operands, label=c.label(op)))
 
 
-def reverse_sequence(c: Conversion, op: Op) -> None:
+def reverse_sequence(c: SubgraphConversion, op: Op) -> None:
     """REVERSE_SEQUENCE by lengths per batch."""
     operands = [c.real(op.inputs[0]), c.long(op, 1)]
     time, batch = int(op.option("SeqDim")), int(op.option("BatchDim"))
@@ -335,7 +337,7 @@ def reverse_sequence(c: Conversion, op: Op) -> None:
     c.put(op, result)
 
 
-def depth_to_space(c: Conversion, op: Op) -> None:
+def depth_to_space(c: SubgraphConversion, op: Op) -> None:
     """DEPTH_TO_SPACE: blocks lie row, column, channel."""
     x = channels_first(c, c.real(op.inputs[0]), 4)
     size = int(op.option("BlockSize"))
@@ -343,7 +345,7 @@ def depth_to_space(c: Conversion, op: Op) -> None:
     c.put(op, channels_last(c, result, 4))
 
 
-def space_to_depth(c: Conversion, op: Op) -> None:
+def space_to_depth(c: SubgraphConversion, op: Op) -> None:
     """SPACE_TO_DEPTH."""
     x = channels_first(c, c.real(op.inputs[0]), 4)
     size = int(op.option("BlockSize"))
@@ -351,7 +353,7 @@ def space_to_depth(c: Conversion, op: Op) -> None:
     c.put(op, channels_last(c, result, 4))
 
 
-def batch_to_space(c: Conversion, op: Op) -> None:
+def batch_to_space(c: SubgraphConversion, op: Op) -> None:
     """BATCH_TO_SPACE_ND (tensor, block, crops): reshape, transpose, reshape, crop."""
     block = c.numbers(op, 1)
     crops = np.asarray(c.numbers(op, 2)).reshape(-1, 2)
@@ -373,7 +375,7 @@ def batch_to_space(c: Conversion, op: Op) -> None:
     c.put(op, c.to.node("Slice", operands, label=c.label(op)))
 
 
-def space_to_batch(c: Conversion, op: Op) -> None:
+def space_to_batch(c: SubgraphConversion, op: Op) -> None:
     """SPACE_TO_BATCH_ND (tensor, block, pads): pad, reshape, transpose, reshape."""
     block = c.numbers(op, 1)
     pads = np.asarray(c.numbers(op, 2)).reshape(-1, 2)
@@ -402,19 +404,19 @@ def _need_known(extents: Sequence[int]) -> None:
         raise UnknownForm("its tensor's extents are open")
 
 
-def shape(c: Conversion, op: Op) -> None:
+def shape(c: SubgraphConversion, op: Op) -> None:
     """SHAPE."""
     found = c.to.node("Shape", [c.stored(op.inputs[0])], label=c.label(op))
     kind = c.dtype(c.tensor(op.outputs[0]))
     c.put_stored(op, found if kind is DType.INT64 else c.cast(found, kind))
 
 
-def rank(c: Conversion, op: Op) -> None:
+def rank(c: SubgraphConversion, op: Op) -> None:
     """RANK, which is known."""
     c.put_stored(op, c.to.constant(np.asarray(c.rank(op.inputs[0]), np.int32)))
 
 
-def number_range(c: Conversion, op: Op) -> None:
+def number_range(c: SubgraphConversion, op: Op) -> None:
     """RANGE (start, limit, delta); of constant floats TFLite's count, which it takes in float32."""
     given = [c.array(i) for i in op.inputs]
     if all(array is not None and array.dtype == np.float32 for array in given):
@@ -431,7 +433,7 @@ def number_range(c: Conversion, op: Op) -> None:
     c.put_stored(op, c.to.node("Range", scalars, label=c.label(op)))
 
 
-def top_k(c: Conversion, op: Op) -> None:
+def top_k(c: SubgraphConversion, op: Op) -> None:
     """TOPK_V2 along the last axis."""
     count = c.to.node("Reshape", [c.long(op, 1), c.longs([1])])
     values, index = c.to.nodes("TopK", [c.real(op.inputs[0]), count], 2, label=c.label(op), axis=-1)
@@ -439,7 +441,7 @@ def top_k(c: Conversion, op: Op) -> None:
     c.put_stored(op, c.cast(index, c.dtype(c.tensor(op.outputs[1]))), 1)
 
 
-def one_hot(c: Conversion, op: Op) -> None:
+def one_hot(c: SubgraphConversion, op: Op) -> None:
     """ONE_HOT (indices, depth, on, off); a negative index is none: ONNX counts from the end."""
     on, off = (c.to.node("Reshape", [c.real(op.inputs[i]), c.longs([1])]) for i in (2, 3))
     index, depth = c.long(op, 0), c.long(op, 1)
@@ -449,18 +451,18 @@ def one_hot(c: Conversion, op: Op) -> None:
     c.put(op, c.to.node("OneHot", operands, label=c.label(op), axis=int(op.option("Axis", -1))))
 
 
-def where(c: Conversion, op: Op) -> None:
+def where(c: SubgraphConversion, op: Op) -> None:
     """WHERE: the positions of what is not zero, a row each."""
     found = c.to.node("NonZero", [c.stored(op.inputs[0])], label=c.label(op))
     c.put_stored(op, c.to.node("Transpose", [found], perm=[1, 0]))
 
 
-def dense_of_sparse(c: Conversion, op: Op) -> None:
+def dense_of_sparse(c: SubgraphConversion, op: Op) -> None:
     """DENSIFY: the constant is made dense where it is read."""
     c.put(op, c.real(op.inputs[0]))
 
 
-def update_slice(c: Conversion, op: Op) -> None:
+def update_slice(c: SubgraphConversion, op: Op) -> None:
     """DYNAMIC_UPDATE_SLICE (tensor, update, starts): starts are clamped so that it fits."""
     x, update = c.real(op.inputs[0]), c.real(op.inputs[1])
     extents, sizes = c.shape(op.inputs[0]), c.shape(op.inputs[1])

@@ -12,7 +12,7 @@ from struct import unpack_from
 import numpy as np
 
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.tflite_io.conversion import Conversion, Row, UnknownForm
+from qdqbridge.tflite_io.conversion import Row, SubgraphConversion, UnknownForm
 from qdqbridge.tflite_io.schema import Op
 
 _SAME = 0
@@ -29,12 +29,12 @@ def last(rank: int) -> list[int]:
     return [0, *range(2, rank), 1]
 
 
-def channels_first(c: Conversion, x: str, rank: int) -> str:
+def channels_first(c: SubgraphConversion, x: str, rank: int) -> str:
     """Returns an image channels-first."""
     return c.to.node("Transpose", [x], perm=first(rank))
 
 
-def channels_last(c: Conversion, x: str, rank: int) -> str:
+def channels_last(c: SubgraphConversion, x: str, rank: int) -> str:
     """Returns an image channels-last."""
     return c.to.node("Transpose", [x], perm=last(rank))
 
@@ -55,7 +55,7 @@ def per_axis(op: Op, kind: str, rank: int, default: int = 1) -> list[int]:
     return [int(op.option(f"{kind}{axis}", default)) for axis in _SPATIAL[rank]]
 
 
-def _weight(c: Conversion, op: Op, place: int) -> str:
+def _weight(c: SubgraphConversion, op: Op, place: int) -> str:
     """Returns a weight's real numbers; notes where TFLite would quantize activations for it."""
     weight, data = c.at(op, place), c.at(op, 0)
     if c.quantization(weight) is not None and data.type == "FLOAT32":
@@ -67,7 +67,7 @@ def _weight(c: Conversion, op: Op, place: int) -> str:
     return c.float_of(weight.index)
 
 
-def _bias(c: Conversion, op: Op, place: int) -> str:
+def _bias(c: SubgraphConversion, op: Op, place: int) -> str:
     """Returns a bias's real numbers, empty where there is none."""
     if not c.has(op, place):
         return ""
@@ -84,13 +84,13 @@ def _bias(c: Conversion, op: Op, place: int) -> str:
     return c.float_of(tensor.index)
 
 
-def _finish(c: Conversion, op: Op, result: str, rank: int) -> None:
+def _finish(c: SubgraphConversion, op: Op, result: str, rank: int) -> None:
     """Puts the fused activation behind a channels-first result, and its transpose."""
     kind = int(op.option("FusedActivationFunction"))
     c.put(op, channels_last(c, c.activated(result, op, kind), rank))
 
 
-def convolution(c: Conversion, op: Op) -> None:
+def convolution(c: SubgraphConversion, op: Op) -> None:
     """CONV_2D, CONV_3D; groups follow from the channels."""
     rank = c.rank(op.inputs[0])
     if rank not in _SPATIAL:
@@ -117,7 +117,7 @@ def _dilations(op: Op, rank: int) -> list[int]:
     return [int(op.option(f"Dilation{axis}Factor", 1)) for axis in _SPATIAL[rank]]
 
 
-def depthwise(c: Conversion, op: Op) -> None:
+def depthwise(c: SubgraphConversion, op: Op) -> None:
     """DEPTHWISE_CONV_2D."""
     weight = c.to.node("Transpose", [_weight(c, op, 1)], perm=[3, 0, 1, 2])
     x = channels_first(c, c.float_of(op.inputs[0]), 4)
@@ -129,7 +129,7 @@ def depthwise(c: Conversion, op: Op) -> None:
     _finish(c, op, result, 4)
 
 
-def transposed(c: Conversion, op: Op) -> None:
+def transposed(c: SubgraphConversion, op: Op) -> None:
     """TRANSPOSE_CONV and CONV_3D_TRANSPOSE: the result's shape, weight, image, bias."""
     rank = c.rank(op.inputs[2])
     strides = per_axis(op, "Stride", rank)
@@ -149,7 +149,7 @@ def transposed(c: Conversion, op: Op) -> None:
     _finish(c, op, result, rank)
 
 
-def _wanted(c: Conversion, op: Op) -> Sequence[int]:
+def _wanted(c: SubgraphConversion, op: Op) -> Sequence[int]:
     """Returns the spatial extents of the result: as asked for, or as its tensor declares them."""
     if c.array(op.inputs[0]) is not None:
         return c.numbers(op, 0)[1:-1]
@@ -188,7 +188,7 @@ def _forward(out: int, stride: int, size: int, same: bool) -> int:
     return -(-out // stride) if same else -(-(out - size + 1) // stride)
 
 
-def dense(c: Conversion, op: Op) -> None:
+def dense(c: SubgraphConversion, op: Op) -> None:
     """FULLY_CONNECTED: ``x · wᵀ + b`` over the last axis of the weight."""
     if int(op.option("WeightsFormat")) != 0:
         raise UnknownForm("its weights are shuffled")
@@ -216,7 +216,7 @@ def dense(c: Conversion, op: Op) -> None:
     c.put(op, result)
 
 
-def batch_product(c: Conversion, op: Op) -> None:
+def batch_product(c: SubgraphConversion, op: Op) -> None:
     """BATCH_MATMUL; either matrix may be transposed before."""
     operands: list[str] = []
     for place, flag in enumerate(("AdjX", "AdjY")):
@@ -229,7 +229,7 @@ def batch_product(c: Conversion, op: Op) -> None:
     c.put(op, c.to.node("MatMul", operands, label=c.label(op)))
 
 
-def media_pipe_transposed(c: Conversion, op: Op) -> None:
+def media_pipe_transposed(c: SubgraphConversion, op: Op) -> None:
     """MediaPipe's Convolution2DTransposeBias, whose options are TFLite's in C.
 
     Source: ``mediapipe/util/tflite/operations/transpose_conv_bias.cc``: padding, stride width,
@@ -261,7 +261,7 @@ def _present(*operands: str) -> list[str]:
     return [name for name in operands if name]
 
 
-def embedding(c: Conversion, op: Op) -> None:
+def embedding(c: SubgraphConversion, op: Op) -> None:
     """EMBEDDING_LOOKUP: rows of a table by index."""
     table = c.float_of(op.inputs[1])
     c.put(op, c.to.node("Gather", [table, c.long(op, 0)], label=c.label(op), axis=0))

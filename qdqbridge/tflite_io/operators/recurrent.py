@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from qdqbridge.tflite_io.conversion import Conversion, Row, UnknownForm
+from qdqbridge.tflite_io.conversion import Row, SubgraphConversion, UnknownForm
 from qdqbridge.tflite_io.schema import Op
 
 _GATES = (0, 3, 1, 2)
@@ -19,14 +19,14 @@ _MOST_UNITS = 1 << 20
 _ACTIVATIONS: Mapping[int, str] = {1: "Relu", 4: "Tanh"}
 
 
-def lstm(c: Conversion, op: Op) -> None:
+def lstm(c: SubgraphConversion, op: Op) -> None:
     """UNIDIRECTIONAL_SEQUENCE_LSTM, peepholes as given."""
     if any(c.has(op, place) for place in range(20, 24)):
         raise UnknownForm("it normalizes its gates")
     _lstm(c, op, [_direction(c, op, 1)], state=18, steps=bool(op.option("TimeMajor", False)))
 
 
-def bidirectional_lstm(c: Conversion, op: Op) -> None:
+def bidirectional_lstm(c: SubgraphConversion, op: Op) -> None:
     """BIDIRECTIONAL_SEQUENCE_LSTM, its outputs joined or not."""
     if any(c.has(op, place) for place in range(39, 48)):
         raise UnknownForm("it has an auxiliary input")
@@ -41,7 +41,7 @@ class _Direction:
         self.weight, self.recurrent, self.bias, self.peepholes = weight, recurrent, bias, peepholes
 
 
-def _direction(c: Conversion, op: Op, first: int) -> _Direction:
+def _direction(c: SubgraphConversion, op: Op, first: int) -> _Direction:
     """Reads four input weights, four recurrent ones, three peepholes, four biases.
 
     Without an input gate ``i = 1 - f``, which is ``sigmoid`` of what the forget gate's is of,
@@ -68,7 +68,7 @@ def _direction(c: Conversion, op: Op, first: int) -> _Direction:
 
 
 def _lstm(
-    c: Conversion, op: Op, directions: Sequence[_Direction], *, state: int, steps: bool
+    c: SubgraphConversion, op: Op, directions: Sequence[_Direction], *, state: int, steps: bool
 ) -> None:
     kind = int(op.option("FusedActivationFunction"))
     if kind not in _ACTIVATIONS:
@@ -113,14 +113,14 @@ def _lstm(
     c.put(op, c.to.node("Reshape", [result, target], label=c.label(op)))
 
 
-def _units(c: Conversion, op: Op, place: int) -> int:
+def _units(c: SubgraphConversion, op: Op, place: int) -> int:
     units = c.shape(c.at(op, place).index)[0]
     if not 0 < units <= _MOST_UNITS:
         raise ValueError(f"it has {units} units")
     return units
 
 
-def _zero_states(c: Conversion, op: Op, places: Sequence[int]) -> None:
+def _zero_states(c: SubgraphConversion, op: Op, places: Sequence[int]) -> None:
     """Checks that the states are variables, which a fresh interpreter fills with zeros."""
     for place in places:
         if c.has(op, place) and not c.at(op, place).variable:
@@ -129,7 +129,7 @@ def _zero_states(c: Conversion, op: Op, places: Sequence[int]) -> None:
                 raise UnknownForm("its first state is not zero")
 
 
-def rnn(c: Conversion, op: Op) -> None:
+def rnn(c: SubgraphConversion, op: Op) -> None:
     """UNIDIRECTIONAL_SEQUENCE_RNN (x, weights, recurrent weights, bias, state)."""
     kind = int(op.option("FusedActivationFunction"))
     if kind not in _ACTIVATIONS:

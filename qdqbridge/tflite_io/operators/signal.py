@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from qdqbridge.tflite_io.conversion import Conversion, Row, UnknownForm
+from qdqbridge.tflite_io.conversion import Row, SubgraphConversion, UnknownForm
 from qdqbridge.tflite_io.schema import Op
 
 
-def real_transform(c: Conversion, op: Op) -> None:
+def real_transform(c: SubgraphConversion, op: Op) -> None:
     """RFFT2D over the last two axes, padded or cut to the lengths; half of the last one."""
     rows, columns = c.numbers(op, 1)
     rank, x = c.rank(op.inputs[0]), c.real(op.inputs[0])
@@ -28,7 +28,7 @@ def real_transform(c: Conversion, op: Op) -> None:
     c.put_stored(op, x)
 
 
-def _fitted(c: Conversion, x: str, axis: int, extent: int, length: int, rank: int) -> str:
+def _fitted(c: SubgraphConversion, x: str, axis: int, extent: int, length: int, rank: int) -> str:
     if extent == length:
         return x
     if extent > length:
@@ -42,7 +42,7 @@ def _fitted(c: Conversion, x: str, axis: int, extent: int, length: int, rank: in
 def part(index: int) -> Row:
     """Returns the row of REAL and IMAG."""
 
-    def convert(c: Conversion, op: Op) -> None:
+    def convert(c: SubgraphConversion, op: Op) -> None:
         place = c.to.constant(np.int64(index))
         x = c.stored(op.inputs[0])
         c.put_stored(op, c.to.node("Gather", [x, place], label=c.label(op), axis=-1))
@@ -50,7 +50,7 @@ def part(index: int) -> Row:
     return convert
 
 
-def magnitude(c: Conversion, op: Op) -> None:
+def magnitude(c: SubgraphConversion, op: Op) -> None:
     """COMPLEX_ABS."""
     axes = c.to.constant(np.asarray([-1], np.int64))
     x = c.stored(op.inputs[0])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.tflite_io.conversion import Conversion, Row, UnknownForm
+from qdqbridge.tflite_io.conversion import Row, SubgraphConversion, UnknownForm
 from qdqbridge.tflite_io.operators.products import (
     channels_first,
     channels_last,
@@ -21,7 +21,7 @@ from qdqbridge.tflite_io.schema import Op
 def pool(op_type: str, **attributes: Any) -> Row:
     """Returns the row of a 2-D pool."""
 
-    def convert(c: Conversion, op: Op) -> None:
+    def convert(c: SubgraphConversion, op: Op) -> None:
         x = channels_first(c, c.real(op.inputs[0]), 4)
         kernel, padding = _window(c, op), same_or_valid(op)
         result = c.to.node(
@@ -34,7 +34,7 @@ def pool(op_type: str, **attributes: Any) -> Row:
     return convert
 
 
-def _window(c: Conversion, op: Op) -> list[int]:
+def _window(c: SubgraphConversion, op: Op) -> list[int]:
     """Returns the extents of a pool's window, which fits into an image that is not padded."""
     window = [int(op.option("FilterHeight")), int(op.option("FilterWidth"))]
     for extent, size in zip(c.shape(op.inputs[0])[1:-1], window, strict=True):
@@ -46,7 +46,7 @@ def _window(c: Conversion, op: Op) -> list[int]:
 def reduction(op_type: str) -> Row:
     """Returns the row of a reduction; the second operand lists its axes."""
 
-    def convert(c: Conversion, op: Op) -> None:
+    def convert(c: SubgraphConversion, op: Op) -> None:
         result = c.to.node(
             op_type, [c.real(op.inputs[0]), _axes(c, op)], label=c.label(op),
             keepdims=int(op.option("KeepDims", False)), noop_with_empty_axes=1,
@@ -56,7 +56,7 @@ def reduction(op_type: str) -> Row:
     return convert
 
 
-def _axes(c: Conversion, op: Op) -> str:
+def _axes(c: SubgraphConversion, op: Op) -> str:
     """Returns the axes, each once and in order."""
     rank = max(c.rank(op.inputs[0]), 1)
     axes = sorted({axis % rank for axis in c.numbers(op, 1)})
@@ -66,7 +66,7 @@ def _axes(c: Conversion, op: Op) -> str:
 def logical_reduction(op_type: str) -> Row:
     """Returns the row of REDUCE_ANY and REDUCE_ALL, as extremes of integers."""
 
-    def convert(c: Conversion, op: Op) -> None:
+    def convert(c: SubgraphConversion, op: Op) -> None:
         x = c.cast(c.stored(op.inputs[0]), DType.INT32)
         found = c.to.node(
             op_type, [x, _axes(c, op)], label=c.label(op),
@@ -80,7 +80,7 @@ def logical_reduction(op_type: str) -> Row:
 def extreme_index(op_type: str) -> Row:
     """Returns the row of ARG_MAX and ARG_MIN."""
 
-    def convert(c: Conversion, op: Op) -> None:
+    def convert(c: SubgraphConversion, op: Op) -> None:
         axis = c.numbers(op, 1)[0]
         found = c.to.node(op_type, [c.real(op.inputs[0])], label=c.label(op), axis=axis, keepdims=0)
         kind = c.dtype(c.tensor(op.outputs[0]))
@@ -89,7 +89,7 @@ def extreme_index(op_type: str) -> Row:
     return convert
 
 
-def softmax(c: Conversion, op: Op) -> None:
+def softmax(c: SubgraphConversion, op: Op) -> None:
     """SOFTMAX over the last axis, of ``beta · x``."""
     x, beta = c.real(op.inputs[0]), float(op.option("Beta", 1.0))
     if beta != 1.0:
@@ -97,7 +97,7 @@ def softmax(c: Conversion, op: Op) -> None:
     c.put(op, c.to.node("Softmax", [x], label=c.label(op), axis=-1))
 
 
-def log_softmax(c: Conversion, op: Op) -> None:
+def log_softmax(c: SubgraphConversion, op: Op) -> None:
     """LOG_SOFTMAX over the last axis."""
     c.put(op, c.to.node("LogSoftmax", [c.real(op.inputs[0])], label=c.label(op), axis=-1))
 
@@ -105,7 +105,7 @@ def log_softmax(c: Conversion, op: Op) -> None:
 _NORM_EPSILON = 1e-6
 
 
-def unit_length(c: Conversion, op: Op) -> None:
+def unit_length(c: SubgraphConversion, op: Op) -> None:
     """L2_NORMALIZATION over the last axis: ``x / sqrt(max(Σ x², 1e-6))``."""
     x, axes = c.real(op.inputs[0]), c.to.constant(np.asarray([-1], np.int64))
     total = c.to.node("ReduceSumSquare", [x, axes], keepdims=1)
@@ -114,7 +114,7 @@ def unit_length(c: Conversion, op: Op) -> None:
     c.put(op, c.activated(result, op, int(op.option("FusedActivationFunction"))))
 
 
-def l2_pool(c: Conversion, op: Op) -> None:
+def l2_pool(c: SubgraphConversion, op: Op) -> None:
     """L2_POOL_2D: the root of the mean of squares."""
     x = channels_first(c, c.real(op.inputs[0]), 4)
     kernel = _window(c, op)
@@ -127,7 +127,7 @@ def l2_pool(c: Conversion, op: Op) -> None:
     c.put(op, channels_last(c, c.activated(result, op, kind), 4))
 
 
-def local_response(c: Conversion, op: Op) -> None:
+def local_response(c: SubgraphConversion, op: Op) -> None:
     """LOCAL_RESPONSE_NORMALIZATION: ``x / (bias + alpha · Σ x²)^beta`` over 2·radius+1 channels."""
     size = 2 * int(op.option("Radius")) + 1
     x = channels_first(c, c.real(op.inputs[0]), 4)
@@ -145,7 +145,7 @@ def resize(mode: str) -> Row:
     with aligned corners, else ``floor(x · scale)``.
     """
 
-    def convert(c: Conversion, op: Op) -> None:
+    def convert(c: SubgraphConversion, op: Op) -> None:
         x = channels_first(c, c.real(op.inputs[0]), 4)
         corners = bool(op.option("AlignCorners", False))
         centers = bool(op.option("HalfPixelCenters", False))
@@ -162,7 +162,7 @@ def resize(mode: str) -> Row:
     return convert
 
 
-def _target(c: Conversion, op: Op, x: str) -> list[str]:
+def _target(c: SubgraphConversion, op: Op, x: str) -> list[str]:
     """Returns ONNX's operands that say the result's extents: whole factors, or four sizes."""
     batch, *spatial, channels = c.shape(op.inputs[0])
     if c.array(op.inputs[1]) is not None:
@@ -178,7 +178,7 @@ def _target(c: Conversion, op: Op, x: str) -> list[str]:
     return ["", "", c.to.node("Concat", [kept, c.long(op, 1)], axis=0)]
 
 
-def cumulated(c: Conversion, op: Op) -> None:
+def cumulated(c: SubgraphConversion, op: Op) -> None:
     """CUMSUM."""
     if c.dtype(c.at(op, 0)) is DType.INT8:
         raise UnknownForm("it sums quantized numbers")

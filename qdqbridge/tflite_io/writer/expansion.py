@@ -263,8 +263,8 @@ def blocks_of_wide_integers(node: Node, scope: Scope) -> Proposal:
         perm = (0, 3, 5, 1, 2, 4)
     target = ReshapeAttrs(tuple(-1 if isinstance(e, str) else e for e in wide))
     spread = result(BY_NAME["Reshape"], target, [x], x.type.with_shape(wide), node.origin)
-    turned = x.type.with_shape(tuple(wide[axis] for axis in perm))
-    moved = result(BY_NAME["Transpose"], TransposeAttrs(perm), [spread], turned, node.origin)
+    permuted = x.type.with_shape(tuple(wide[axis] for axis in perm))
+    moved = result(BY_NAME["Transpose"], TransposeAttrs(perm), [spread], permuted, node.origin)
     assert output.type.shape is not None
     last = ReshapeAttrs(tuple(-1 if isinstance(e, str) else e for e in output.type.shape))
     made = result(BY_NAME["Reshape"], last, [moved], output.type, node.origin, output.name)

@@ -105,7 +105,7 @@ class ModelRecord:
                 why=f"its constants take {size:,} bytes; a flatbuffer ends at 2 GB",
                 fix="write it in parts, or store its weights in 8 or 4 bits",
             )
-        return _Builder(self, *_packages()).file()
+        return _FlatbufferBuilder(self, *_packages()).file()
 
 
 def _packages() -> tuple[Any, Any]:
@@ -119,7 +119,7 @@ def _packages() -> tuple[Any, Any]:
         ) from error
 
 
-class _Builder:
+class _FlatbufferBuilder:
     def __init__(self, model: ModelRecord, schema: Any, flatbuffers: Any) -> None:
         self.model, self.schema = model, schema
         self.builder = flatbuffers.Builder(1 << 16)

@@ -10,13 +10,13 @@ from qdqbridge.canonical import canonicalize
 from qdqbridge.canonical.build import result
 from qdqbridge.canonical.driver import run
 from qdqbridge.errors import OutputExistsError, UnsupportedTargetError
+from qdqbridge.graph.atomic_write import placed
 from qdqbridge.graph.copying import copied
 from qdqbridge.graph.edit import Editor, link
 from qdqbridge.graph.graph import Graph, Node, Note, Value
-from qdqbridge.graph.placing import placed
 from qdqbridge.ops.attributes import TransposeAttrs
 from qdqbridge.ops.table import BY_NAME
-from qdqbridge.qnn.layout import Carried, carried, plan
+from qdqbridge.qnn.layout import ConvertedGraph, apply_layout, plan
 from qdqbridge.qnn.layout.permutation import channels_first, channels_last
 from qdqbridge.tflite_io.writer import demands, expansion
 from qdqbridge.tflite_io.writer.emission import Emission, NoCounterpart
@@ -94,7 +94,7 @@ def converted(graph: Graph, *, layout: str = "model") -> TFLiteModel:
         )
     legal = legalized(graph, layout)
     _name_all(legal)
-    carried_ = carried(legal, plan(legal, ranks=(_IMAGE,)))
+    carried_ = apply_layout(legal, plan(legal, ranks=(_IMAGE,)))
     layouts = {node: last for node, (_, last) in carried_.sources.items() if last is not None}
     emission = Emission(ROWS, layouts)
     _interface(emission, carried_.graph)
@@ -222,7 +222,9 @@ def _name_all(graph: Graph) -> None:
             value.name = name
 
 
-def _tensors(legal: Graph, made: Carried, emission: Emission) -> dict[Value, tuple[int, bool]]:
+def _tensors(
+    legal: Graph, made: ConvertedGraph, emission: Emission
+) -> dict[Value, tuple[int, bool]]:
     """Returns where the values of the graph are in the file, by what each node became."""
     found: dict[Value, tuple[int, bool]] = {}
     for old, new in zip(legal.inputs, made.graph.inputs, strict=True):

@@ -29,7 +29,7 @@ from qdqbridge.relax.kernels.cpu import (
     cpu_of,
     host_target,
 )
-from qdqbridge.relax.kernels.kernel import Claim, Kernel, Place
+from qdqbridge.relax.kernels.kernel import Claim, Kernel, KernelPlace
 from tests.dialect.contract import Array, contract
 
 _LEAST: dict[Cpu, dict[str, Any]] = {
@@ -82,7 +82,7 @@ class Case:
 class Cases:
     """Kernels of one CPU; equal descriptions are compiled once."""
 
-    claim: Claim
+    match: Claim
     cpu: Cpu = HOST
     threads: int = 1
     opened: bool = False
@@ -119,8 +119,8 @@ class Cases:
             else _value(o, last=last and not (weighted and i), opened=self._opened(o, expected))
             for i, o in enumerate(operands)
         ]
-        turned = _turned(expected, last=last)
-        shape = _shape(turned, opened=self.opened and expected.ndim > 0)
+        permuted = _permuted(expected, last=last)
+        shape = _shape(permuted, opened=self.opened and expected.ndim > 0)
         type_ = (
             TensorType(DType.of(expected.dtype), shape)
             if result is None
@@ -129,7 +129,7 @@ class Cases:
         rank = expected.ndim
         own = permuted_attributes(attributes, to_last(rank)) if last else attributes
         node = Node(BY_NAME[name], own, values, [Value(type_, "y")])
-        return node, turned, own
+        return node, permuted, own
 
     def _opened(self, operand: Operand, expected: Array) -> bool:
         own, rank = operand.array.shape, expected.ndim
@@ -148,7 +148,7 @@ class Cases:
     ) -> Kernel | None:
         """Adds a node; its operands and expected result are channels-first."""
         node, expected, own = self.node(name, attributes, operands, result, last=last)
-        kernel = self.claim(node, Place(self.cpu, last, self.threads))
+        kernel = self.match(node, KernelPlace(self.cpu, last, self.threads))
         shapes = [None if operand is None else operand.array.shape for operand in operands]
         text = f"{self.cpu.name} {name} {own} {shapes}"
         if kernel is None:
@@ -156,7 +156,7 @@ class Cases:
             self.refused += 1
             return None
         feeds = {
-            value: _turned(operand.array, last=last and operand.array.ndim == expected.ndim)
+            value: _permuted(operand.array, last=last and operand.array.ndim == expected.ndim)
             for value, operand in zip(node.inputs, operands, strict=True)
             if operand is not None
         }
@@ -200,7 +200,7 @@ def run(library: Any, name: str, case: Case) -> Array:
     return result.numpy()
 
 
-def _turned(array: Array, *, last: bool) -> Array:
+def _permuted(array: Array, *, last: bool) -> Array:
     if not last or array.ndim < 3:
         return array
     return np.ascontiguousarray(array.transpose(to_last(array.ndim)))
@@ -211,7 +211,7 @@ def _shape(array: Array, *, opened: bool) -> tuple[int | str, ...]:
 
 
 def _value(operand: Operand, *, last: bool, opened: bool) -> Value:
-    array = _turned(operand.array, last=last)
+    array = _permuted(operand.array, last=last)
     constant = Constant.of(array) if operand.fixed else None
     own = operand.params
     if own is not None and own.axis is not None and last:

@@ -230,7 +230,7 @@ def concat(m: GraphMaker) -> None:
     m.add("Concat", at.AxisAttrs(axis), operands, result)
 
 
-def mover(m: GraphMaker) -> None:
+def move(m: GraphMaker) -> None:
     x = m.value(2, 3, 4)
     if x is None:
         return
@@ -277,7 +277,7 @@ def depth(m: GraphMaker) -> None:
 Kind = Callable[[GraphMaker], None]
 KINDS: tuple[Kind, ...] = (
     convolution, convolution, convolution, pointwise, pointwise, transposed, dense, matmul, binary,
-    binary, lookup, requantize, chain, pool, reduction, resize, norm, concat, concat, mover, mover,
+    binary, lookup, requantize, chain, pool, reduction, resize, norm, concat, concat, move, move,
     depth,
 )  # fmt: skip
 """Makers of nodes; what has many forms is there several times."""

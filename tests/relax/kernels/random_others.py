@@ -229,7 +229,7 @@ def rows(rng: Rng) -> Other:
     return Other(name, attributes, [data, *factors[: 2 if name[0] == "L" else 1]], result)
 
 
-def mover(rng: Rng) -> Other:
+def move(rng: Rng) -> Other:
     """A transpose, slice, pad or concatenation."""
     shape = _extents(rng, int(rng.integers(1, 5)))
     data, rank = _data(rng, shape, _wide(rng)), len(shape)
@@ -281,7 +281,7 @@ def boundary(rng: Rng) -> Other:
 
 
 KINDS = (
-    binary, binary, unary, pool, pool, depthwise, depthwise, axes, rows, rows, mover, mover, resize,
+    binary, binary, unary, pool, pool, depthwise, depthwise, axes, rows, rows, move, move, resize,
     boundary, where, norm, requantize,
 )  # fmt: skip
 """Makers of random nodes; what has many forms is there twice."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qdqbridge.graph.operator import NO_ATTRIBUTES
-from qdqbridge.relax.kernels.boundary import claim
+from qdqbridge.relax.kernels.boundary import match
 from qdqbridge.relax.kernels.codes import multiplies
 from qdqbridge.relax.kernels.cpu import Cpu
 from tests.dialect.contract import Array, every_code, params
@@ -24,7 +24,7 @@ def _hard(rng: np.random.Generator, scale: np.float32, count: int) -> Array:
 @pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
 def test_quantize(cpu: Cpu) -> None:
     rng = np.random.default_rng(0)
-    cases = Cases(claim, cpu)
+    cases = Cases(match, cpu)
     scales = [*rng.uniform(0.001, 2, 12), 0.1, 0.25, 1 / 255, 1e-20, 1e20]
     for i, scale in enumerate(scales if cpu == HOST else scales[::4]):
         kind = ("uint8", "int8")[i % 2]
@@ -38,7 +38,7 @@ def test_quantize(cpu: Cpu) -> None:
 @pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
 def test_dequantize(cpu: Cpu) -> None:
     rng = np.random.default_rng(1)
-    cases = Cases(claim, cpu)
+    cases = Cases(match, cpu)
     for kind, z in (("uint8", 255), ("uint8", 0), ("int8", -128), ("int8", 7)):
         data = Operand(every_code(rng, kind, (2, 3, 67)), params(kind, 0.0371, z))
         cases.add("dequantize", NO_ATTRIBUTES, [data], None)
@@ -52,7 +52,7 @@ def test_open_batches() -> None:
             (Operand(_hard(rng, np.float32(0.1), 392).reshape(4, 100)), params("uint8", 0.1, 3)),
             (Operand(every_code(rng, "uint8", (4, 99)), params("uint8", 3, 3)), None),
         ):
-            cases = Cases(claim, threads=threads, opened=True)
+            cases = Cases(match, threads=threads, opened=True)
             name = "dequantize" if result is None else "quantize"
             cases.add(name, NO_ATTRIBUTES, [operand], result)
             cases.check()

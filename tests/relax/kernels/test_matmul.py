@@ -15,7 +15,7 @@ from qdqbridge.graph.types import QuantType, Shape
 from qdqbridge.ops.attributes import ReshapeAttrs, TransposeAttrs
 from qdqbridge.relax.executable import build
 from qdqbridge.relax.kernels.cpu import Cpu
-from qdqbridge.relax.kernels.matmul import claim
+from qdqbridge.relax.kernels.matmul import match
 from qdqbridge.relax.kernels.plan import plan
 from tests.dialect.contract import every_code, params
 from tests.graph.graphs import apply, stored
@@ -27,7 +27,7 @@ HEADS, DEPTH, TOKENS = 3, 20, 18
 
 @pytest.mark.parametrize("cpu", DOT_CPUS, ids=lambda cpu: cpu.name)
 def test_random(cpu: Cpu) -> None:
-    rng, cases = np.random.default_rng(8), Cases(claim, cpu)
+    rng, cases = np.random.default_rng(8), Cases(match, cpu)
     for _ in range(20 if cpu == HOST else 8):
         name, attributes, operands, out = random_products.activations(rng)
         cases.add(name, attributes, operands, out)
@@ -42,8 +42,8 @@ def _heads(x: Value, own: QuantParams, batch: Any, *perm: int) -> Value:
     shape = (batch, TOKENS, HEADS, DEPTH)
     target = ReshapeAttrs((-1, *shape[1:]))
     split = apply("Reshape", x, type_=_typed(own, shape), attributes=target)
-    turned = tuple(shape[axis] for axis in perm)
-    return apply("Transpose", split, type_=_typed(own, turned), attributes=TransposeAttrs(perm))
+    permuted = tuple(shape[axis] for axis in perm)
+    return apply("Transpose", split, type_=_typed(own, permuted), attributes=TransposeAttrs(perm))
 
 
 def _attention(batch: Any) -> tuple[Graph, dict[str, Any]]:

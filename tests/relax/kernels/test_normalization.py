@@ -7,8 +7,8 @@ import pytest
 
 from qdqbridge.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
 from qdqbridge.relax.kernels.cpu import Cpu
-from qdqbridge.relax.kernels.families import claimed
-from qdqbridge.relax.kernels.normalization import claim
+from qdqbridge.relax.kernels.families import kernel_of
+from qdqbridge.relax.kernels.normalization import match
 from tests.dialect.contract import every_code, params
 from tests.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 
@@ -20,7 +20,7 @@ def _fixed(rng: np.random.Generator, shape: tuple[int, ...]) -> Operand:
 @pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
 def test_rows(cpu: Cpu) -> None:
     rng = np.random.default_rng(0)
-    cases = Cases(claim, cpu)
+    cases = Cases(match, cpu)
     counts = (1, 3, 16, 31, 64, 100, 768) if cpu == HOST else (7, 130)
     for i, count in enumerate(counts):
         kind = ("uint8", "int8")[i % 2]
@@ -43,7 +43,7 @@ def test_factors_and_axes() -> None:
     gamma = Operand(every_code(rng, "int8", (4, 5)), params("int8", 0.01, 3), fixed=True)
     beta = Operand(rng.integers(-99, 99, (4, 5)).astype(np.int32), params("int32", 0.01), True)
     for opened, threads in ((False, 1), (True, 1), (True, 2)):
-        cases = Cases(claim, opened=opened, threads=threads)
+        cases = Cases(match, opened=opened, threads=threads)
         data = Operand(every_code(rng, "uint8", (3, 6, 4, 5)), x)
         cases.add("LayerNormalization", NormAttrs(2, 1e-3), [data, gamma, beta], y)
         cases.add("LayerNormalization", NormAttrs(2, 0.0), [data, _fixed(rng, (1,))], y)
@@ -51,7 +51,7 @@ def test_factors_and_axes() -> None:
 
 
 def test_constant_rows_without_epsilon_are_not_a_number() -> None:
-    cases = Cases(claim)
+    cases = Cases(match)
     data = Operand(np.full((2, 40), 77, np.uint8), params("uint8", 0.1, 5))
     for z in (0, 128, 255):
         factors, result = [Operand(np.ones(40, np.float32), None, True)] * 2, params("uint8", 1, z)
@@ -61,13 +61,13 @@ def test_constant_rows_without_epsilon_are_not_a_number() -> None:
 
 def test_what_is_refused() -> None:
     rng = np.random.default_rng(2)
-    cases = Cases(claim)
+    cases = Cases(match)
     x = params("uint8", 0.05, 3)
     data = Operand(every_code(rng, "uint8", (2, 6)), x)
     fed = Operand(np.ones(6, np.float32))
     cases.add("LayerNormalization", NormAttrs(1, 1e-5), [data, fed, fed], x, needed=False)
-    turned = Operand(every_code(rng, "uint8", (2, 6, 3)), x)
-    own = [turned, _fixed(rng, (6,)), _fixed(rng, (6,))]
+    permuted = Operand(every_code(rng, "uint8", (2, 6, 3)), x)
+    own = [permuted, _fixed(rng, (6,)), _fixed(rng, (6,))]
     cases.add("InstanceNormalization", EpsilonAttrs(1e-5), own, x, last=True, needed=False)
     assert cases.refused == 2
 
@@ -76,7 +76,7 @@ def test_what_is_refused() -> None:
 def test_channels_with_factors(cpu: Cpu) -> None:
     rng = np.random.default_rng(3)
     for opened, threads in ((False, 1), (True, 2)):
-        cases = Cases(claimed, cpu, opened=opened, threads=threads)
+        cases = Cases(kernel_of, cpu, opened=opened, threads=threads)
         for kind, out, shape in (
             ("uint8", "uint8", (2, 6, 5, 7)),
             ("int8", "uint16", (2, 6, 33)),
@@ -97,7 +97,7 @@ def test_channels_with_factors(cpu: Cpu) -> None:
 
 
 def test_sums_beyond_32_bits() -> None:
-    rng, cases = np.random.default_rng(4), Cases(claim)
+    rng, cases = np.random.default_rng(4), Cases(match)
     y, factors = params("uint8", 0.03, 128), [_fixed(rng, (1,))] * 2
     for kind, zero_point in (("uint8", 0), ("uint16", 65535)):
         x = params(kind, 0.05, zero_point)

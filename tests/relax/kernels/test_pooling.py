@@ -7,7 +7,7 @@ import pytest
 
 from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.ops.attributes import PoolAttrs, ReduceAttrs
-from qdqbridge.relax.kernels.averages import claim_axes, claim_window
+from qdqbridge.relax.kernels.averages import match_axes, match_window
 from qdqbridge.relax.kernels.cpu import Cpu
 from tests.dialect.contract import every_code, params
 from tests.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
@@ -37,7 +37,7 @@ CHANNELS = (3, 64, 24, 33, 130, 16)
 @pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
 def test_windows(cpu: Cpu) -> None:
     rng = np.random.default_rng(0)
-    cases = Cases(claim_window, cpu, threads=2)
+    cases = Cases(match_window, cpu, threads=2)
     few = range(len(WINDOWS)) if cpu == HOST else range(len(cpu.name) % 2, len(WINDOWS), 2)
     for i in few:
         image, kernel, strides, dilations, pads, ceil = WINDOWS[i]
@@ -54,7 +54,7 @@ def test_windows(cpu: Cpu) -> None:
 
 def test_sequences_and_open_batches() -> None:
     rng = np.random.default_rng(1)
-    cases = Cases(claim_window, opened=True)
+    cases = Cases(match_window, opened=True)
     x, y = params("uint8", 0.05, 255), params("uint8", 0.3, 128)
     line = Operand(every_code(rng, "uint8", (3, 20, 31)), x)
     window = PoolAttrs((4,), (2,), (1,), (1, 2))
@@ -66,7 +66,7 @@ def test_sequences_and_open_batches() -> None:
 @pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
 def test_axes(cpu: Cpu) -> None:
     rng = np.random.default_rng(2)
-    cases = Cases(claim_axes, cpu)
+    cases = Cases(match_axes, cpu)
     few = range(len(AXES)) if cpu == HOST else range(len(cpu.name) % 2, len(AXES), 2)
     for i in few:
         shape, axes = AXES[i]
@@ -92,7 +92,7 @@ def test_axes(cpu: Cpu) -> None:
 def test_open_batches_of_axes() -> None:
     rng = np.random.default_rng(3)
     for threads in (1, 2):
-        cases = Cases(claim_axes, threads=threads, opened=True)
+        cases = Cases(match_axes, threads=threads, opened=True)
         x, y = params("uint8", 0.05, 255), params("uint8", 0.3, 128)
         data = Operand(every_code(rng, "uint8", (3, 20, 5, 6)), x)
         for last in (False, True):
@@ -103,7 +103,7 @@ def test_open_batches_of_axes() -> None:
 
 def test_what_is_refused() -> None:
     rng = np.random.default_rng(4)
-    cases = Cases(claim_axes, opened=True)
+    cases = Cases(match_axes, opened=True)
     x = params("uint8", 0.05, 3)
     data = Operand(every_code(rng, "uint8", (2, 3, 4, 5)), x)
     for axes, result in (

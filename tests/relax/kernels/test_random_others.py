@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqbridge.relax.kernels.families import claimed
+from qdqbridge.relax.kernels.families import kernel_of
 from tests.relax.kernels.kernel_cases import Cases
 from tests.relax.kernels.random_others import KINDS
 
 
 def test_random_nodes() -> None:
     rng = np.random.default_rng(2)
-    cases = Cases(claimed, threads=2)
+    cases = Cases(kernel_of, threads=2)
     for make in KINDS * 2:
         case = make(rng)
         cases.add(

@@ -7,7 +7,7 @@ import numpy as np
 from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.ops.attributes import ConvAttrs, NormAttrs, PoolAttrs, ResizeAttrs, SoftmaxAttrs
 from qdqbridge.relax.kernels.broadcasting import worth_sharing
-from qdqbridge.relax.kernels.families import claimed
+from qdqbridge.relax.kernels.families import kernel_of
 from tests.dialect.contract import every_code, params
 from tests.relax.kernels.kernel_cases import Cases, Operand
 
@@ -17,7 +17,7 @@ Y = params("uint8", 0.043, 200)
 
 def test_two_threads_write_the_same() -> None:
     rng = np.random.default_rng(0)
-    cases = Cases(claimed, threads=2)
+    cases = Cases(kernel_of, threads=2)
     rows = Operand(every_code(rng, "uint8", (90, 500)), X)
     image = Operand(every_code(rng, "uint8", (1, 40, 31, 33)), X)
     factors = Operand(np.ones(500, np.float32), None, fixed=True)

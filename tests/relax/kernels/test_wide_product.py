@@ -7,7 +7,7 @@ import pytest
 
 from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.relax.kernels.cpu import Cpu
-from qdqbridge.relax.kernels.families import claimed
+from qdqbridge.relax.kernels.families import kernel_of
 from qdqbridge.relax.kernels.halves import Halves
 from tests.dialect.contract import params
 from tests.relax.kernels import random_products
@@ -16,7 +16,7 @@ from tests.relax.kernels.kernel_cases import DOT_CPUS, HOST, Cases, Operand
 
 @pytest.mark.parametrize("cpu", DOT_CPUS, ids=lambda cpu: cpu.name)
 def test_random(cpu: Cpu) -> None:
-    rng, cases = np.random.default_rng(5), Cases(claimed, cpu, threads=2)
+    rng, cases = np.random.default_rng(5), Cases(kernel_of, cpu, threads=2)
     for _ in range(14 if cpu == HOST else 6):
         name, attributes, operands, out = random_products.wide(rng)
         cases.add(name, attributes, operands, out, last=name == "Conv", needed=False)
@@ -24,7 +24,7 @@ def test_random(cpu: Cpu) -> None:
 
 
 def test_sums_of_every_size() -> None:
-    cases = Cases(claimed)
+    cases = Cases(kernel_of)
     kinds: list[bool] = []
     for inner, code, zero_point in ((4, 65535, 0), (700, 65535, 0), (700, 0, 65535)):
         x = Operand(np.full((3, inner), code, np.uint16), params("uint16", 1e-3, zero_point))

@@ -11,13 +11,13 @@ from qdqbridge.graph.quantization import per_tensor
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.qnn.emit.floating import unit_params
 from qdqbridge.qnn.emit.scope import Expr
-from qdqbridge.relax.emit.compositions.site import Composition, Site
+from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite
 
 _LAST = 255
 """The last code of the type that dynamic quantization has."""
 
 
-def _cast(site: Site) -> Sequence[Expr]:
+def _cast(site: CompositionSite) -> Sequence[Expr]:
     target, source = site.result_dtype(), site.onnx.operand(0).type.dtype
     if not target.is_small_float or source is DType.STRING:
         raise NoRow("TVM's own operators have it")
@@ -36,7 +36,7 @@ def _cast(site: Site) -> Sequence[Expr]:
     return [site.scope.qnn("quantize_minifloat", [site.cast(x, "float32"), one], attrs)]
 
 
-def _dynamic_quantize(site: Site) -> Sequence[Expr]:
+def _dynamic_quantize(site: CompositionSite) -> Sequence[Expr]:
     """``y, scale, zero point`` of the range of ``x`` and 0, as onnxruntime has them.
 
     Numbers that are none do not count; of a range without extent the scale is 1 (ONNX leaves it

@@ -11,10 +11,10 @@ from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.emit.scope import Expr
-from qdqbridge.relax.emit.compositions.site import Composition, Site
+from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite
 
 
-def _is_inf(site: Site) -> Sequence[Expr]:
+def _is_inf(site: CompositionSite) -> Sequence[Expr]:
     x = site.arg(0)
     above = site("equal", x, site.number(np.inf, x))
     below = site("equal", x, site.number(-np.inf, x))
@@ -27,7 +27,7 @@ def _is_inf(site: Site) -> Sequence[Expr]:
     return [site("logical_and", above, below)]
 
 
-def _bit_shift(site: Site) -> Sequence[Expr]:
+def _bit_shift(site: CompositionSite) -> Sequence[Expr]:
     """Arithmetic shifts; counts below 0 or of all bits leave 0, or the sign of a right shift."""
     x, count = site.scope.aligned([site.arg(0), site.arg(1)])
     kind, left = site.dtype(x), site.onnx.string("direction", "") == "LEFT"
@@ -42,7 +42,7 @@ def _bit_shift(site: Site) -> Sequence[Expr]:
     return [site("where", inside, shifted, beyond)]
 
 
-def _mod(site: Site) -> Sequence[Expr]:
+def _mod(site: CompositionSite) -> Sequence[Expr]:
     """``fmod=0`` of floats: the remainder has the divisor's sign, as Python's ``%`` has it."""
     x, y = site.scope.aligned([site.arg(0), site.arg(1)])
     if "float" not in site.dtype(x) or site.onnx.flag("fmod"):
@@ -85,7 +85,7 @@ def _joint(a: te.Tensor, b: te.Tensor) -> list[Expr]:
     return extents
 
 
-def _bit_cast(site: Site) -> Sequence[Expr]:
+def _bit_cast(site: CompositionSite) -> Sequence[Expr]:
     """The same bits as another type."""
     x, target = site.arg(0), site.result_dtype()
     source = site.onnx.operand(0).type.dtype

@@ -13,13 +13,13 @@ import numpy as np
 
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.qnn.emit.scope import Expr
-from qdqbridge.relax.emit.compositions.site import Composition, Site
+from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite
 
 _REAL = "float32"
 
 
 @dataclass(frozen=True, slots=True)
-class _Axis:
+class _ResizedAxis:
     """One axis that is resized.
 
     Attributes:
@@ -41,7 +41,7 @@ class _Axis:
     roi: tuple[Expr, ...]
 
 
-def _resize(site: Site) -> Sequence[Expr]:
+def _resize(site: CompositionSite) -> Sequence[Expr]:
     new = site.onnx.opset >= 11 and site.onnx.op_type == "Resize"
     given = [i for i in range(1, len(site.onnx.operands)) if site.has(i)]
     smooth = site.onnx.flag("antialias")
@@ -63,7 +63,7 @@ def _resize(site: Site) -> Sequence[Expr]:
     return [_cast_back(site, y, kind)]
 
 
-def _cast_back(site: Site, y: Expr, kind: str) -> Expr:
+def _cast_back(site: CompositionSite, y: Expr, kind: str) -> Expr:
     if "float" in kind or site.dtype(y) == kind:
         return site.cast(y, kind)
     info, rounded = np.iinfo(kind), site("round", y)
@@ -71,7 +71,7 @@ def _cast_back(site: Site, y: Expr, kind: str) -> Expr:
     return site.cast(site("minimum", site("maximum", rounded, low), high), kind)
 
 
-def _axes(site: Site, x: Expr, *, new: bool) -> list[_Axis]:
+def _axes(site: CompositionSite, x: Expr, *, new: bool) -> list[_ResizedAxis]:
     rank = site.rank(x)
     listed = site.onnx.ints("axes", ())
     chosen = [axis % rank for axis in listed] or list(range(rank))
@@ -89,7 +89,7 @@ def _axes(site: Site, x: Expr, *, new: bool) -> list[_Axis]:
     roi = site.cast(site.arg(1), _REAL) if new and site.has(1) else None
     crop = site.onnx.string("coordinate_transformation_mode", "") == "tf_crop_and_resize"
     return [
-        _Axis(
+        _ResizedAxis(
             axis, site.element(lengths, axis), site.extents(x)[axis], site.element(sizes, place),
             counts[place], site.element(scales, place),
             () if roi is None or not crop
@@ -99,12 +99,12 @@ def _axes(site: Site, x: Expr, *, new: bool) -> list[_Axis]:
     ]  # fmt: skip
 
 
-def _vector(site: Site, lengths: Expr, axes: list[int]) -> Expr:
+def _vector(site: CompositionSite, lengths: Expr, axes: list[int]) -> Expr:
     indices = site.number(np.asarray(axes), "int64")
     return site("take", lengths, indices, axis=0, mode="clip")
 
 
-def _of_sizes(site: Site, wanted: Expr, lengths: Expr) -> tuple[Expr, Expr]:
+def _of_sizes(site: CompositionSite, wanted: Expr, lengths: Expr) -> tuple[Expr, Expr]:
     """Returns scales and sizes, those of one scale where the aspect ratio is kept."""
     scales = site("divide", wanted, lengths)
     policy = site.onnx.string("keep_aspect_ratio_policy", "stretch")
@@ -116,7 +116,7 @@ def _of_sizes(site: Site, wanted: Expr, lengths: Expr) -> tuple[Expr, Expr]:
     return site("broadcast_to", chosen, tuple(site.extents(scales))), sizes
 
 
-def _coordinates(site: Site, axis: _Axis) -> Expr:
+def _coordinates(site: CompositionSite, axis: _ResizedAxis) -> Expr:
     """Returns where each element of the result lies in the input, as float32."""
     x, scale, size, length = site.counted(axis.count, _REAL), axis.scale, axis.size, axis.length
     half, one, zero = (site.number(n, _REAL) for n in (0.5, 1.0, 0.0))
@@ -149,14 +149,14 @@ def _coordinates(site: Site, axis: _Axis) -> Expr:
     return plain
 
 
-def _taken(site: Site, axis: _Axis, x: Expr, index: Expr) -> Expr:
+def _taken(site: CompositionSite, axis: _ResizedAxis, x: Expr, index: Expr) -> Expr:
     """Returns the elements at whole float32 positions, those beyond an end being the last one."""
     last = site("subtract", axis.length, site.number(1.0, _REAL))
     bounded = site("maximum", site("minimum", index, last), site.number(0.0, _REAL))
     return site("take", x, site.cast(bounded, "int64"), axis=axis.index, mode="clip")
 
 
-def _nearest(site: Site, axis: _Axis, x: Expr, where: Expr, *, new: bool) -> Expr:
+def _nearest(site: CompositionSite, axis: _ResizedAxis, x: Expr, where: Expr, *, new: bool) -> Expr:
     mode = site.onnx.string("nearest_mode", "round_prefer_floor")
     half = site.number(0.5, _REAL)
     if not new:  # what shrinks takes the next one, what grows the one before
@@ -171,7 +171,9 @@ def _nearest(site: Site, axis: _Axis, x: Expr, where: Expr, *, new: bool) -> Exp
     return _taken(site, axis, x, index)
 
 
-def _weighted(site: Site, axis: _Axis, x: Expr, taps: list[tuple[Expr, Expr]]) -> Expr:
+def _weighted(
+    site: CompositionSite, axis: _ResizedAxis, x: Expr, taps: list[tuple[Expr, Expr]]
+) -> Expr:
     """Returns the sum of shifted elements with their weights."""
     total: Expr | None = None
     for index, weight in taps:
@@ -182,7 +184,7 @@ def _weighted(site: Site, axis: _Axis, x: Expr, taps: list[tuple[Expr, Expr]]) -
     return total
 
 
-def _linear(site: Site, axis: _Axis, x: Expr, where: Expr) -> Expr:
+def _linear(site: CompositionSite, axis: _ResizedAxis, x: Expr, where: Expr) -> Expr:
     one, zero = site.number(1.0, _REAL), site.number(0.0, _REAL)
     last = site("subtract", axis.length, one)
     bounded = site("maximum", site("minimum", where, last), zero)
@@ -192,7 +194,7 @@ def _linear(site: Site, axis: _Axis, x: Expr, where: Expr) -> Expr:
     return _weighted(site, axis, x, taps)
 
 
-def _keys(site: Site, distance: Expr, a: float) -> Expr:
+def _keys(site: CompositionSite, distance: Expr, a: float) -> Expr:
     """Returns Keys' cubic convolution kernel at a distance."""
 
     def polynomial(*factors: float) -> Expr:
@@ -207,7 +209,7 @@ def _keys(site: Site, distance: Expr, a: float) -> Expr:
     return site("where", site("less_equal", t, site.number(1.0, _REAL)), near, outer)
 
 
-def _cubic(site: Site, axis: _Axis, x: Expr, where: Expr) -> Expr:
+def _cubic(site: CompositionSite, axis: _ResizedAxis, x: Expr, where: Expr) -> Expr:
     floor, one = site("floor", where), site.number(1.0, _REAL)
     a = site.onnx.float_("cubic_coeff_a", -0.75)
     taps: list[tuple[Expr, Expr]] = []
@@ -225,14 +227,16 @@ def _cubic(site: Site, axis: _Axis, x: Expr, where: Expr) -> Expr:
     return _weighted(site, axis, x, taps)
 
 
-def _inside(site: Site, index: Expr, weight: Expr, last: Expr) -> Expr:
+def _inside(site: CompositionSite, index: Expr, weight: Expr, last: Expr) -> Expr:
     zero = site.number(0.0, _REAL)
     after, before = site("greater_equal", index, zero), site("less_equal", index, last)
     within = site("logical_and", after, before)
     return site("where", within, weight, site("zeros_like", weight))
 
 
-def _smoothed(site: Site, axis: _Axis, x: Expr, where: Expr, *, cubic: bool) -> Expr:
+def _smoothed(
+    site: CompositionSite, axis: _ResizedAxis, x: Expr, where: Expr, *, cubic: bool
+) -> Expr:
     """Returns a product with a matrix: kernels as wide as the steps of what shrinks.
 
     A kernel reaches no further than two lengths beyond an end; what lies there is the last element.
@@ -262,7 +266,7 @@ def _smoothed(site: Site, axis: _Axis, x: Expr, where: Expr, *, cubic: bool) -> 
     return site("permute_dims", product, back)
 
 
-def _extrapolated(site: Site, axes: list[_Axis], y: Expr) -> Expr:
+def _extrapolated(site: CompositionSite, axes: list[_ResizedAxis], y: Expr) -> Expr:
     """Returns what a crop has where it reaches beyond the input."""
     value = site.number(site.onnx.float_("extrapolation_value", 0.0), y)
     for axis in axes:

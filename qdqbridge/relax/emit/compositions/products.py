@@ -8,18 +8,18 @@ from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.onnx_io.codecs.windows import kernel_of, window_of
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.relax.emit.broadcasting import spread
-from qdqbridge.relax.emit.compositions.site import Composition, Site
+from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite
 
 _MOST_AXES = 3
 
 
-def _matmul_integer(site: Site) -> Sequence[Expr]:
+def _matmul_integer(site: CompositionSite) -> Sequence[Expr]:
     """``(a - za) @ (b - zb)`` in int32; TVM's importer loses shapes where extents are open."""
     operands = [_shifted(site, 0, 2, axis=-2), _shifted(site, 1, 3, axis=-1)]
     return [site("matmul", *site.scope.aligned(operands, 2), out_dtype="int32")]
 
 
-def _conv_integer(site: Site) -> Sequence[Expr]:
+def _conv_integer(site: CompositionSite) -> Sequence[Expr]:
     """``Conv(x - zx, w - zw)`` in int32: what is padded is the zero point."""
     x, w = _shifted(site, 0, 2, axis=1), _shifted(site, 1, 3, axis=0)
     window = window_of(site.onnx, kernel_of(site.onnx, 1))
@@ -35,7 +35,7 @@ def _conv_integer(site: Site) -> Sequence[Expr]:
     return [site(f"nn.conv{rank}d", x, w, out_dtype="int32", **attributes)]
 
 
-def _shifted(site: Site, index: int, zero_index: int, *, axis: int) -> Expr:
+def _shifted(site: CompositionSite, index: int, zero_index: int, *, axis: int) -> Expr:
     """Returns an operand less its zero point: one for all, or one for each element of an axis."""
     wide = site.cast(site.arg(index), "int32")
     if not site.has(zero_index):

@@ -14,11 +14,11 @@ import numpy as np
 
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.qnn.emit.scope import Expr
-from qdqbridge.relax.emit.compositions.site import Composition, Site
+from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite
 
 
 @dataclass(frozen=True, slots=True)
-class _Axes:
+class _RunTimeAxes:
     """Which axes are reduced, known at run time.
 
     Attributes:
@@ -32,7 +32,7 @@ class _Axes:
     rank: int
 
     @staticmethod
-    def of(site: Site, vector: Expr, rank: int, *, none: bool) -> _Axes:
+    def of(site: CompositionSite, vector: Expr, rank: int, *, none: bool) -> _RunTimeAxes:
         """Returns the axes of an int64 vector; negative ones count from the end.
 
         Args:
@@ -43,17 +43,17 @@ class _Axes:
         """
         (count,) = site.static(vector)
         if count == 0 and none:
-            return _Axes(site.number(np.zeros(rank, bool), "bool"), 0, rank)
+            return _RunTimeAxes(site.number(np.zeros(rank, bool), "bool"), 0, rank)
         if count in (0, rank):
-            return _Axes(None, rank, rank)
+            return _RunTimeAxes(None, rank, rank)
         zero = site.number(0, "int64")
         wrapped = site("add", vector, site.number(rank, "int64"))
         axes = site("where", site("less", vector, zero), wrapped, vector)
         each = site("reshape", site.counted(rank), (rank, 1))
         hits = site.cast(site("equal", each, site("reshape", axes, (1, count))), "int64")
-        return _Axes(site("greater", site("sum", hits, 1), zero), count, rank)
+        return _RunTimeAxes(site("greater", site("sum", hits, 1), zero), count, rank)
 
-    def reduced(self, site: Site, x: Expr, name: str) -> Expr:
+    def reduced(self, site: CompositionSite, x: Expr, name: str) -> Expr:
         """Returns ``x`` reduced over the axes: 1 long there, or repeated to its own shape."""
         if self.mask is None:
             return site(name, x, None, keepdims=True)
@@ -63,21 +63,21 @@ class _Axes:
             x = site("where", site.element(self.mask, axis), whole, x)
         return x
 
-    def size(self, site: Site, x: Expr) -> Expr:
+    def size(self, site: CompositionSite, x: Expr) -> Expr:
         """Returns over how many elements each result goes, as an int64 scalar."""
         shape = site.shape_vector(x)
         if self.mask is not None:
             shape = site("where", self.mask, shape, site.number(1, "int64"))
         return site("prod", shape)
 
-    def kept(self, site: Site, x: Expr) -> Expr:
+    def kept(self, site: CompositionSite, x: Expr) -> Expr:
         """Returns the shape of the result with axes of 1, as an int64 vector."""
         shape = site.shape_vector(x)
         if self.mask is None:
             return site("ones_like", shape)
         return site("where", self.mask, site.number(1, "int64"), shape)
 
-    def left(self, site: Site, kept: Expr) -> tuple[Any, ...]:
+    def left(self, site: CompositionSite, kept: Expr) -> tuple[Any, ...]:
         """Returns the extents of the result without the axes."""
         if self.mask is None:
             return ()
@@ -86,7 +86,7 @@ class _Axes:
         first = site("strided_slice", order, axes=[0], begin=[0], end=[self.rank - self.count])
         return tuple(site.bound(site("take", kept, first, axis=0, mode="clip"), "left"))
 
-    def cut(self, site: Site, x: Expr, y: Expr, *, keepdims: bool) -> Expr:
+    def cut(self, site: CompositionSite, x: Expr, y: Expr, *, keepdims: bool) -> Expr:
         """Returns :meth:`reduced` of ``x`` in the shape of the result."""
         if self.mask is not None:
             kept, axes = self.kept(site, x), list(range(self.rank))
@@ -96,21 +96,21 @@ class _Axes:
         return y if keepdims else site("reshape", y, ())
 
 
-_Over = Callable[[Site, _Axes, Expr], Expr]
-"""Reduces a tensor over axes as :meth:`_Axes.reduced` does."""
+_Over = Callable[[CompositionSite, _RunTimeAxes, Expr], Expr]
+"""Reduces a tensor over axes as :meth:`_RunTimeAxes.reduced` does."""
 
 
 def _by(name: str, before: str = "", after: str = "") -> _Over:
     """Returns a reduction, maybe of a function of each element, or a function of its result."""
 
-    def over(site: Site, axes: _Axes, x: Expr) -> Expr:
+    def over(site: CompositionSite, axes: _RunTimeAxes, x: Expr) -> Expr:
         total = axes.reduced(site, site(before, x) if before else x, name)
         return site(after, total) if after else total
 
     return over
 
 
-def _euclidean(site: Site, axes: _Axes, x: Expr) -> Expr:
+def _euclidean(site: CompositionSite, axes: _RunTimeAxes, x: Expr) -> Expr:
     total = axes.reduced(site, site("multiply", x, x), "sum")
     kind = site.dtype(x)
     if "float" in kind:
@@ -118,12 +118,12 @@ def _euclidean(site: Site, axes: _Axes, x: Expr) -> Expr:
     return site.cast(site("sqrt", site.cast(total, "float64")), kind)
 
 
-def _mean(site: Site, axes: _Axes, x: Expr) -> Expr:
+def _mean(site: CompositionSite, axes: _RunTimeAxes, x: Expr) -> Expr:
     total, count = axes.reduced(site, x, "sum"), site.cast(axes.size(site, x), site.dtype(x))
     return site("divide" if "float" in site.dtype(x) else "floor_divide", total, count)
 
 
-def _log_sum_exp(site: Site, axes: _Axes, x: Expr) -> Expr:
+def _log_sum_exp(site: CompositionSite, axes: _RunTimeAxes, x: Expr) -> Expr:
     most = axes.reduced(site, x, "max")
     finite = site("where", site("isfinite", most), most, site("zeros_like", most))
     total = axes.reduced(site, site("exp", site("subtract", x, finite)), "sum")
@@ -137,7 +137,7 @@ _OF_NOTHING: Mapping[str, float] = {
 """Reductions of no elements that are not 0."""
 
 
-def _of_nothing(site: Site, x: Expr, axes: _Axes, *, keepdims: bool) -> Expr:
+def _of_nothing(site: CompositionSite, x: Expr, axes: _RunTimeAxes, *, keepdims: bool) -> Expr:
     kind, value = site.dtype(x), _OF_NOTHING.get(site.onnx.op_type, 0.0)
     if "float" not in kind and not np.isfinite(value):
         low, high = (0, 1) if kind == "bool" else (np.iinfo(kind).min, np.iinfo(kind).max)
@@ -148,12 +148,12 @@ def _of_nothing(site: Site, x: Expr, axes: _Axes, *, keepdims: bool) -> Expr:
 
 
 def _reduction(over: _Over) -> Composition:
-    def emit(site: Site) -> Sequence[Expr]:
+    def emit(site: CompositionSite) -> Sequence[Expr]:
         if not site.has(1) or site.constant_ints(1) is not None:
             raise NoRow("its axes are known")
         x, keepdims = site.arg(0), site.onnx.flag("keepdims", default=True)
         none, kind = site.onnx.flag("noop_with_empty_axes"), site.dtype(x)
-        axes = _Axes.of(site, site.integers(1), site.rank(x), none=none)
+        axes = _RunTimeAxes.of(site, site.integers(1), site.rank(x), none=none)
         if 0 in site.extents(x):
             return [_of_nothing(site, x, axes, keepdims=keepdims)]
         x = site.cast(x, "uint8") if kind == "bool" else x
@@ -163,7 +163,7 @@ def _reduction(over: _Over) -> Composition:
     return emit
 
 
-def _lp_normalization(site: Site) -> Sequence[Expr]:
+def _lp_normalization(site: CompositionSite) -> Sequence[Expr]:
     """``x / norm``, and 0 where the norm is 0."""
     x, axis, p = site.arg(0), site.onnx.int_("axis", -1), site.onnx.int_("p", 2)
     if p not in (1, 2):

@@ -12,14 +12,14 @@ from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.emit.scope import Expr
-from qdqbridge.relax.emit.compositions.site import Composition, Site
+from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite
 
 _OWN_MODES = 16
 """The opset since which half a pixel is subtracted by default."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Extent:
+class _RegionAxis:
     """One axis of the regions: how it is cut into bins, and the bins into samples.
 
     Attributes:
@@ -77,7 +77,7 @@ def _outside(where: Expr, extent: Expr, kind: str) -> Expr:
     return tirx.any(where < tirx.const(-1.0, kind), where > extent.astype(kind))
 
 
-def _roi_align(site: Site) -> Sequence[Expr]:
+def _roi_align(site: CompositionSite) -> Sequence[Expr]:
     """The mean of a bin's samples, or the greatest weighted pixel beside any of them.
 
     The text of ONNX leaves open what the maximum is taken of; onnxruntime and ONNX's own reference
@@ -92,7 +92,7 @@ def _roi_align(site: Site) -> Sequence[Expr]:
     offset = 0.5 if coordinates == "half_pixel" else 0.0
     ratio, scale = onnx.int_("sampling_ratio", 0), onnx.float_("spatial_scale", 1.0)
     axes = [
-        _Extent(first, onnx.int_(name, 1), ratio, scale, offset)
+        _RegionAxis(first, onnx.int_(name, 1), ratio, scale, offset)
         for first, name in ((1, "output_height"), (0, "output_width"))
     ]
     x, kind = site.arg(0), site.dtype(site.arg(0))
@@ -107,7 +107,7 @@ def _roi_align(site: Site) -> Sequence[Expr]:
 
 
 def _pooled(
-    axes: Sequence[_Extent], data: te.Tensor, rois: te.Tensor, batch: te.Tensor, mode: str
+    axes: Sequence[_RegionAxis], data: te.Tensor, rois: te.Tensor, batch: te.Tensor, mode: str
 ) -> te.Tensor:
     images, channels, *extents = data.shape
     kinds = [data.dtype] * len(axes)

@@ -9,10 +9,10 @@ import numpy as np
 
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.qnn.emit.scope import Expr
-from qdqbridge.relax.emit.compositions.site import Composition, Site
+from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite
 
 
-def _split(site: Site) -> Sequence[Expr]:
+def _split(site: CompositionSite) -> Sequence[Expr]:
     if not site.has(1) or site.constant_ints(1) is not None:
         raise NoRow("its sizes are known")
     x, sizes = site.arg(0), site.integers(1)
@@ -26,7 +26,7 @@ def _split(site: Site) -> Sequence[Expr]:
     return parts
 
 
-def _one_hot(site: Site) -> Sequence[Expr]:
+def _one_hot(site: CompositionSite) -> Sequence[Expr]:
     """Indices beyond the depth are off everywhere; negative ones count from the end."""
     indices, depth = site.cast(site.arg(0), "int64"), site.integers(1)
     rank = site.rank(indices)
@@ -43,7 +43,7 @@ def _one_hot(site: Site) -> Sequence[Expr]:
     return [site("where", hit, on, off)]
 
 
-def _eye_like(site: Site) -> Sequence[Expr]:
+def _eye_like(site: CompositionSite) -> Sequence[Expr]:
     rows, columns = site.extents(site.arg(0))
     offset, kind = site.onnx.int_("k", 0), str(site.result_dtype())
     down = site.along(site.counted(rows), 0, 2)
@@ -52,7 +52,7 @@ def _eye_like(site: Site) -> Sequence[Expr]:
     return [site.cast(site("equal", shifted, right), kind)]
 
 
-def _top_k(site: Site) -> Sequence[Expr]:
+def _top_k(site: CompositionSite) -> Sequence[Expr]:
     if not site.has(1) or site.constant_ints(1) is not None:
         raise NoRow("its k is known")
     x, axis = site.arg(0), site.onnx.wrap(site.onnx.int_("axis", -1))
@@ -64,7 +64,7 @@ def _top_k(site: Site) -> Sequence[Expr]:
     return [site.cast(site("gather_elements", x, first, axis), kind), first]
 
 
-def _ordered(site: Site, x: Expr) -> Expr:
+def _ordered(site: CompositionSite, x: Expr) -> Expr:
     """Returns numbers in the order of those of ``x``, of a type that TVM sorts."""
     kind = site.dtype(x)
     if kind == "uint64":
@@ -78,7 +78,7 @@ _SORTED = ("float32", "float64", "int32", "int64")
 def _accumulated(name: str, neutral: int) -> Composition:
     """Returns a running sum or product; over each axis where only the run knows which."""
 
-    def along(site: Site, x: Expr, axis: int) -> Expr:
+    def along(site: CompositionSite, x: Expr, axis: int) -> Expr:
         reverse, exclusive = site.onnx.flag("reverse"), site.onnx.flag("exclusive")
         extents = site.extents(x)
         if reverse:
@@ -91,7 +91,7 @@ def _accumulated(name: str, neutral: int) -> Composition:
             y = site("concat", [start, shifted], axis)
         return site("flip", y, axis) if reverse else y
 
-    def emit(site: Site) -> Sequence[Expr]:
+    def emit(site: CompositionSite) -> Sequence[Expr]:
         x, known = site.arg(0), site.constant_ints(1)
         rank, kind = site.rank(x), site.dtype(x)
         if known is not None:
@@ -109,7 +109,7 @@ def _accumulated(name: str, neutral: int) -> Composition:
     return emit
 
 
-def _pad(site: Site) -> Sequence[Expr]:
+def _pad(site: CompositionSite) -> Sequence[Expr]:
     """Each axis is a choice of indices; negative pads crop, and constants fill what is outside."""
     if site.onnx.opset < 11:
         raise NoRow("its pads are attributes")
@@ -127,7 +127,7 @@ def _pad(site: Site) -> Sequence[Expr]:
     return [x]
 
 
-def _per_axis(site: Site, rank: int) -> tuple[Expr, Expr]:
+def _per_axis(site: CompositionSite, rank: int) -> tuple[Expr, Expr]:
     """Returns the pads in front of each axis and behind it."""
     pads = site.integers(1)
     count = site.static(pads)[0] // 2
@@ -145,7 +145,7 @@ def _per_axis(site: Site, rank: int) -> tuple[Expr, Expr]:
     return first, last
 
 
-def _padded(site: Site, x: Expr, axis: int, index: Expr, mode: str, value: Expr) -> Expr:
+def _padded(site: CompositionSite, x: Expr, axis: int, index: Expr, mode: str, value: Expr) -> Expr:
     """Returns the elements of ``x`` at positions of an axis that may lie outside."""
     extent = site.element(site.shape_vector(x), axis)
     zero, one = site.number(0, "int64"), site.number(1, "int64")

@@ -15,11 +15,11 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
 from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.qnn.emit.scope import Expr
-from qdqbridge.relax.emit.scope import Scope
+from qdqbridge.relax.emit.scope import RelaxScope
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class CompositionSite:
     """A node, and the function that it is emitted into.
 
     Attributes:
@@ -28,17 +28,17 @@ class Site:
         onnx: Its attributes and constant operands.
     """
 
-    scope: Scope
+    scope: RelaxScope
     node: Node
     onnx: NodeView
 
     @staticmethod
-    def of(scope: Scope, node: Node) -> Site:
+    def of(scope: RelaxScope, node: Node) -> CompositionSite:
         """Returns the site of a carried node."""
         attributes = node.attributes
         assert isinstance(attributes, ForeignAttrs)
         view = NodeView(attributes.node.proto(), attributes.version, node.inputs)
-        return Site(scope, node, view)
+        return CompositionSite(scope, node, view)
 
     # ---- operands -----------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class Site:
         return self("reshape", vector, tuple(extent if i == axis else 1 for i in range(rank)))
 
 
-Composition: TypeAlias = "Callable[[Site], Sequence[Expr]]"
+Composition: TypeAlias = "Callable[[CompositionSite], Sequence[Expr]]"
 """Emits a node: an expression for each of its results; raises NoRow for spellings unknown to it."""
 
 

@@ -9,6 +9,7 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.qnn.emit.scope import Expr
+from qdqbridge.relax.emit.compositions.computed_sizes import COMPUTED_SIZES
 from qdqbridge.relax.emit.compositions.conversion import CONVERSION
 from qdqbridge.relax.emit.compositions.elementwise import ELEMENTWISE
 from qdqbridge.relax.emit.compositions.images import IMAGES
@@ -16,15 +17,14 @@ from qdqbridge.relax.emit.compositions.products import PRODUCTS
 from qdqbridge.relax.emit.compositions.reductions import REDUCTIONS
 from qdqbridge.relax.emit.compositions.regions import REGIONS
 from qdqbridge.relax.emit.compositions.shapes import SHAPES
-from qdqbridge.relax.emit.compositions.shaping import SHAPING
-from qdqbridge.relax.emit.compositions.site import Composition, Site
-from qdqbridge.relax.emit.scope import Scope
+from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite
+from qdqbridge.relax.emit.scope import RelaxScope
 
 
 def _first_of(*compositions: Composition) -> Composition:
     """Returns what emits a node by the first composition that knows its spelling."""
 
-    def emit(site: Site) -> Sequence[Expr]:
+    def emit(site: CompositionSite) -> Sequence[Expr]:
         for composition in compositions[:-1]:
             with suppress(NoRow):
                 return composition(site)
@@ -35,13 +35,13 @@ def _first_of(*compositions: Composition) -> Composition:
 
 COMPOSITIONS: Mapping[str, Composition] = {
     **CONVERSION, **ELEMENTWISE, **IMAGES, **PRODUCTS, **REDUCTIONS, **REGIONS, **SHAPES,
-    **SHAPING,
-    "Resize": _first_of(SHAPING["Resize"], IMAGES["Resize"]),
+    **COMPUTED_SIZES,
+    "Resize": _first_of(COMPUTED_SIZES["Resize"], IMAGES["Resize"]),
 }  # fmt: skip
 """By the operator's name in ONNX's own domain."""
 
 
-def composition_of(node: Node) -> Callable[[Scope, Node], Sequence[Expr]] | None:
+def composition_of(node: Node) -> Callable[[RelaxScope, Node], Sequence[Expr]] | None:
     """Returns what emits a node without a row; None where nothing here does.
 
     What is returned raises :class:`~qdqbridge.onnx_io.codecs.view.NoRow` for a spelling that it
@@ -53,4 +53,4 @@ def composition_of(node: Node) -> Callable[[Scope, Node], Sequence[Expr]] | None
     composition = COMPOSITIONS.get(attributes.op_type)
     if composition is None:
         return None
-    return lambda scope, alone: composition(Site.of(scope, alone))
+    return lambda scope, alone: composition(CompositionSite.of(scope, alone))

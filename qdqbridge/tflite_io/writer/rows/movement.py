@@ -215,10 +215,10 @@ def blocks(name: str, options: str, *, deeper: bool) -> WriteRow:
         if e.channels_last(node):
             e.add(name, x[:1], y, options, BlockSize=attributes.block_size)
             return
-        turned = e.transposed(x[0], [0, 2, 3, 1])
+        permuted = e.transposed(x[0], [0, 2, 3, 1])
         shape = e.type_of(y[0])[1]
         made = e.like(y[0], [shape[0], shape[2], shape[3], shape[1]])
-        e.add(name, [turned], [made], options, BlockSize=attributes.block_size)
+        e.add(name, [permuted], [made], options, BlockSize=attributes.block_size)
         back = e.constant([0, 3, 1, 2], "perm")
         e.add("TRANSPOSE", [made, back], y, "TransposeOptions", _version(e, x[0]))
 

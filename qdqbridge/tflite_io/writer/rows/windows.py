@@ -99,9 +99,9 @@ def softmax(name: str, options: str) -> WriteRow:
             e.add(name, x[:1], y, options, _version(e, x[0]), **fields)
             return
         order = [*(a for a in range(rank) if a != axis), axis]
-        turned = e.transposed(x[0], order)
-        made = e.like(y[0], e.type_of(turned)[1])
-        e.add(name, [turned], [made], options, _version(e, x[0]), **fields)
+        permuted = e.transposed(x[0], order)
+        made = e.like(y[0], e.type_of(permuted)[1])
+        e.add(name, [permuted], [made], options, _version(e, x[0]), **fields)
         back = e.constant([order.index(a) for a in range(rank)], "perm")
         e.add("TRANSPOSE", [made, back], y, "TransposeOptions", 2)
 

@@ -1,0 +1,172 @@
+"""Operators as their file spelled them, where onnxruntime's float kernels round differently.
+
+They do for Gemm and MatMul + Add, for a bias inside and behind Gemm, and for the two layouts of a
+Gemm's weight (measured on 1.31).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import QuantType, Shape, TensorType
+from qdqbridge.onnx_io.writer.rows import RowWriter, is_quantized, real_dtype
+from qdqbridge.ops.attributes import GemmAttrs, ReduceAttrs, ReshapeAttrs
+
+COLUMNS = "Gemm(transB=0)"
+"""Spelling of a Gemm whose weight is ``[K, N]``."""
+_SEQUENCE = ReduceAttrs((2,))
+_ROWS = GemmAttrs(trans_b=True)
+
+
+def file_variant(node: Node) -> tuple[str, Attributes]:
+    """Returns the operator to write for a node, and its attributes.
+
+    A mean over space is a GlobalAveragePool, and one of a sequence a ReduceMean, but for files that
+    had it the other way round; of stored integers onnxruntime has a kernel for the pool alone.
+    """
+    name, variant = node.op.name, node.origin.variant
+    rank = node.operand(0).rank if node.inputs else None
+    if name == "GlobalAveragePool" and variant == "ReduceMean" and rank is not None:
+        return variant, ReduceAttrs(tuple(range(2, rank)))
+    pool = variant == "GlobalAveragePool" or (not variant and is_quantized(node))
+    if name == "ReduceMean" and pool and rank == 3 and node.attributes == _SEQUENCE:
+        return "GlobalAveragePool", NO_ATTRIBUTES
+    if isinstance(node.attributes, ReshapeAttrs):
+        return name, _numbered(node.attributes, node.operand(0))
+    return name, node.attributes
+
+
+def _numbered(attributes: ReshapeAttrs, data: Value) -> ReshapeAttrs:
+    """Returns a target with a number for its -1 where that is known.
+
+    onnxruntime cannot tell what a -1 stands for where another extent is 0, a batch of nothing say.
+    """
+    target, shape = attributes.shape or (), data.type.shape
+    if -1 not in target or shape is None or attributes.allow_zero:
+        return attributes
+    copied = {axis for axis, extent in enumerate(target) if extent == 0}
+    rest = [extent for axis, extent in enumerate(shape) if axis not in copied]
+    known = [extent for extent in rest if isinstance(extent, int) and extent]
+    if len(known) != len(rest):
+        return attributes
+    left = math.prod(known) // math.prod(extent for extent in target if extent > 0)
+    return ReshapeAttrs(tuple(left if extent == -1 else extent for extent in target))
+
+
+def is_product_of_rows(node: Node) -> bool:
+    """True for a float Gemm that has the operands of a Dense."""
+    if node.op.name != "Gemm" or node.attributes != _ROWS or is_quantized(node):
+        return False
+    return node.operand(1).constant is not None
+
+
+def adds_behind(node: Node) -> bool:
+    """True for a float convolution whose bias was an Add of its own."""
+    if node.op.name not in ("Conv", "ConvTranspose") or not node.origin.with_add:
+        return False
+    bias = node.optional(2)
+    return bias is not None and bias.constant is not None and not is_quantized(node)
+
+
+def add_behind(writer: RowWriter, node: Node, product: str, target: str) -> None:
+    """Adds the row of such a bias.
+
+    Args:
+        writer: Where it goes.
+        node: The convolution.
+        product: Its result without bias.
+        target: The tensor to write.
+    """
+    bias, output = node.operand(2), node.output
+    assert bias.constant is not None
+    shape = (bias.constant.size, *([1] * ((output.rank or 0) - 2)))
+    column = bias.constant.map(lambda array: array.reshape(shape), shape=shape)
+    inputs = [product, writer.constant(column, writer.tensors.of(bias))]
+    writer.row("Add", inputs, target, TensorType(real_dtype(node), output.type.shape))
+
+
+def dense_rows(writer: RowWriter, node: Node, target: str, type_: TensorType) -> None:
+    """Adds the rows of one Dense node.
+
+    Args:
+        writer: Where they go.
+        node: ``Dense(x, w[N, K], bias[N])``.
+        target: The float tensor to write.
+        type_: Its type.
+    """
+    gemm = _is_gemm(node)
+    bias = node.optional(2)
+    behind = bias is not None and (not gemm or _from_add(node))
+    dtype = real_dtype(node)
+    product = writer.free.take(f"{target}_product") if behind else target
+    weight, transposed = _weight(writer, node, gemm=gemm)
+    inputs = [writer.real(node.operand(0), dtype), weight]
+    attributes: dict[str, int] = {}
+    if gemm:
+        attributes = {"transB": int(not transposed)}
+        if bias is not None and not behind:
+            inputs.append(writer.bias(bias, dtype))
+    writer.row("Gemm" if gemm else "MatMul", inputs, product, type_, attributes, node)
+    if behind and bias is not None:
+        writer.row("Add", [product, writer.bias(bias, dtype)], target, type_)
+
+
+def _is_gemm(node: Node) -> bool:
+    variant = node.origin.variant
+    if variant.startswith("Gemm"):
+        return True  # the rank of x may be unknown, ONNX says that it is 2
+    return variant != "MatMul" and node.operand(0).rank == 2
+
+
+def _from_add(node: Node) -> bool:
+    """True where the bias was an Add of its own in the file."""
+    return node.origin.with_add
+
+
+def _weight(writer: RowWriter, node: Node, *, gemm: bool) -> tuple[str, bool]:
+    """Returns the float weight, and True where it is ``[K, N]``."""
+    w, dtype = node.operand(1), real_dtype(node)
+    if gemm and not _columns(node, w):
+        return writer.real(w, dtype), False
+    if w.constant is None:
+        real = writer.real(w, dtype)
+        type_ = TensorType(dtype, _swapped(w.type.shape))
+        name = writer.free.take(f"{real}_transposed")
+        return writer.row("Transpose", [real], name, type_, {"perm": [1, 0]}), True
+    swapped = w.constant.map(np.transpose, shape=w.constant.shape[::-1])
+    stored = writer.constant(swapped, writer.tensors.of(w))
+    if w.quant is None:
+        return stored, True
+    type_ = QuantType(_swapped_params(w.quant.params), _swapped(w.type.shape))
+    target = writer.free.take(f"{stored}_DequantizeLinear_Output")
+    return writer.dequantize(stored, type_, target, dtype), True
+
+
+def _columns(node: Node, w: Value) -> bool:
+    """True where the file's weight was ``[K, N]``: it says so, or its array in memory is one."""
+    if node.origin.variant != "Gemm":
+        return node.origin.variant == COLUMNS
+    if w.constant is None:
+        return False
+    array = w.constant.numpy()
+    return array.strides == (array.itemsize, array.itemsize * array.shape[0])
+
+
+def _swapped_params(params: QuantParams) -> QuantParams:
+    if params.axis is None:
+        return params
+    if not params.blocked:
+        return params.with_axis(1 - params.axis)
+    return replace(
+        params, scale=params.scale.T, zero_point=params.zero_point.T, axis=1 - params.axis
+    )
+
+
+def _swapped(shape: Shape) -> Shape:
+    return None if shape is None else shape[::-1]

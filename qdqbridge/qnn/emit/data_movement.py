@@ -1,0 +1,264 @@
+"""Data movers: the plain Relax operator, on floats and on stored integers alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from qdqbridge.graph.graph import Node
+from qdqbridge.graph.lenses import call_attributes
+from qdqbridge.graph.numerics import quantize
+from qdqbridge.graph.operator import Flow
+from qdqbridge.ops.attributes import (
+    AxesAttrs,
+    AxisAttrs,
+    DepthSpaceAttrs,
+    ExpandAttrs,
+    PadAttrs,
+    PoolAttrs,
+    ReshapeAttrs,
+    SliceAttrs,
+    SplitAttrs,
+    TileAttrs,
+    TransposeAttrs,
+)
+from qdqbridge.ops.reduction import reduces
+from qdqbridge.ops.table import OPERATORS
+from qdqbridge.qnn.emit.scope import EmissionScope, Expr, unsupported
+from qdqbridge.qnn.emit.windows import pool, reduction, window_pads
+
+Emit = Callable[[EmissionScope, Node, Expr], Any]
+_FAR = 1 << 31
+"""An end of a slice behind every axis."""
+_BEYOND = {"reflect": 1, "wrap": 0}
+"""How many elements more than it adds on a side an axis has to have, by the mode of a Pad."""
+
+
+def _reshape(scope: EmissionScope, node: Node, x: Expr) -> Expr:
+    attributes = node.attributes
+    assert isinstance(attributes, ReshapeAttrs)
+    if attributes.shape is None:
+        return scope.op.reshape(x, scope.run_time_shape(node, x))
+    have = scope.extents(x)
+    keep = not attributes.allow_zero
+    target = [have[i] if dim == 0 and keep else dim for i, dim in enumerate(attributes.shape)]
+    return scope.op.reshape(x, scope.rest_of(have, target))
+
+
+def _flatten(scope: EmissionScope, node: Node, x: Expr) -> Expr:
+    assert isinstance(node.attributes, AxisAttrs)
+    have, axis = scope.extents(x), node.attributes.axis
+    lead = int(np.prod(have[:axis])) if all(isinstance(d, int) for d in have[:axis]) else None
+    tail = int(np.prod(have[axis:])) if all(isinstance(d, int) for d in have[axis:]) else None
+    if lead is not None:
+        return scope.op.reshape(x, (lead, -1))
+    if tail is not None:
+        return scope.op.reshape(x, (-1, tail))
+    raise unsupported(node, "extents on both sides of the axis are symbolic")
+
+
+def _transpose(scope: EmissionScope, node: Node, x: Expr) -> Expr:
+    assert isinstance(node.attributes, TransposeAttrs)
+    return scope.op.permute_dims(x, list(node.attributes.perm))
+
+
+def _squeeze(scope: EmissionScope, node: Node, x: Expr) -> Expr:
+    assert isinstance(node.attributes, AxesAttrs)
+    return scope.op.squeeze(x, list(node.attributes.axes))
+
+
+def _unsqueeze(scope: EmissionScope, node: Node, x: Expr) -> Expr:
+    assert isinstance(node.attributes, AxesAttrs)
+    return scope.op.expand_dims(x, list(node.attributes.axes))
+
+
+def _slice(scope: EmissionScope, node: Node, x: Expr) -> Expr:
+    attributes, have = node.attributes, scope.extents(x)
+    assert isinstance(attributes, SliceAttrs)
+    begins: list[Any] = []
+    ends: list[Any] = []
+    for start, end, axis, step in zip(
+        attributes.starts, attributes.ends, attributes.axes, attributes.steps, strict=True
+    ):
+        extent = have[axis]
+        if isinstance(extent, int):
+            begin, stop, _ = slice(start, end, step).indices(extent)
+            if step < 0 and stop < 0:
+                stop = -extent - 1
+            if step > 0 and stop < begin:
+                stop = begin
+        else:
+            begin, stop = start, min(end, _FAR)
+        begins.append(begin)
+        ends.append(stop)
+    return scope.op.strided_slice(
+        x, axes=list(attributes.axes), begin=begins, end=ends, strides=list(attributes.steps)
+    )
+
+
+def _gather(scope: EmissionScope, node: Node, x: Expr) -> Expr:
+    attributes, indices = node.attributes, node.operand(1)
+    assert isinstance(attributes, AxisAttrs)
+    extent = scope.extents(x)[attributes.axis]
+    if indices.constant is not None and isinstance(extent, int):
+        array = indices.constant.numpy().astype(np.int64)
+        array = np.where(array < 0, array + extent, array)
+        if array.ndim == 0:
+            picked = scope.emit(_taken(scope, x, scope.number(array.reshape(1)), attributes.axis))
+            return scope.op.squeeze(picked, [attributes.axis])
+        return _taken(scope, x, scope.number(array), attributes.axis)
+    index = scope.value(indices)
+    length = scope.run_time_extent(x, attributes.axis, scope.dtype(index))
+    negative = scope.emit(scope.op.less(index, scope.number(np.zeros((), scope.dtype(index)))))
+    wrapped = scope.emit(scope.op.add(index, length))
+    index = scope.emit(scope.op.where(negative, wrapped, index))
+    return _taken(scope, x, index, attributes.axis)
+
+
+def _taken(scope: EmissionScope, x: Expr, index: Expr, axis: int) -> Expr:
+    """Returns elements; an index out of bounds, which ONNX forbids, reads no foreign memory."""
+    return scope.op.take(x, index, axis=axis, mode="clip")
+
+
+def _split(scope: EmissionScope, node: Node, x: Expr) -> list[Expr]:
+    assert isinstance(node.attributes, SplitAttrs)
+    sizes = node.attributes.sizes
+    if len(sizes) == 1:
+        return [x]
+    cuts = [int(c) for c in np.cumsum(sizes)[:-1]]
+    parts = scope.emit(scope.op.split(x, cuts, axis=node.attributes.axis))
+    return [scope.item(parts, i) for i in range(len(sizes))]
+
+
+def _pad(scope: EmissionScope, node: Node, x: Expr) -> Expr:
+    attributes = node.attributes
+    assert isinstance(attributes, PadAttrs)
+    rank = len(attributes.pads) // 2
+    x = _cropped(scope, node, x, attributes.pads)
+    pads = [(max(attributes.pads[i], 0), max(attributes.pads[rank + i], 0)) for i in range(rank)]
+    for axis, extent in enumerate(scope.extents(x)):
+        least = max(pads[axis])
+        least += _BEYOND.get(attributes.mode, -least)
+        if not isinstance(extent, int):
+            scope.at_least(extent, least)
+        elif 0 < extent < least:  # TVM's operator goes around once only
+            mode: Any = attributes.mode
+            index = np.pad(np.arange(extent, dtype=np.int64), pads[axis], mode=mode)
+            x = scope.emit(_taken(scope, x, scope.number(index), axis))
+            pads[axis] = (0, 0)
+    widths = [width for pair in pads for width in pair]
+    modes = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
+    value: float = attributes.value
+    quant = node.operand(0).quant
+    if quant is not None:
+        value = float(quantize(np.array([attributes.value], np.float32), quant.params)[0])
+    return scope.op.nn.pad(x, widths, modes[attributes.mode], value)
+
+
+def _cropped(scope: EmissionScope, node: Node, x: Expr, pads: tuple[int, ...]) -> Expr:
+    """Negative pads cut elements off, before the others add any."""
+    rank, have = len(pads) // 2, scope.extents(x)
+    axes = [axis for axis in range(rank) if pads[axis] < 0 or pads[rank + axis] < 0]
+    if not axes:
+        return x
+    begins = [max(-pads[axis], 0) for axis in axes]
+    ends = [
+        have[axis] + min(pads[rank + axis], 0)
+        if isinstance(have[axis], int)
+        else min(pads[rank + axis], 0) or _FAR
+        for axis in axes
+    ]
+    return scope.emit(scope.op.strided_slice(x, axes=axes, begin=begins, end=ends))
+
+
+def _tile(scope: EmissionScope, node: Node, x: Expr) -> Expr:
+    assert isinstance(node.attributes, TileAttrs)
+    return scope.op.tile(x, list(node.attributes.repeats))
+
+
+def _expand(scope: EmissionScope, node: Node, x: Expr) -> Expr:
+    assert isinstance(node.attributes, ExpandAttrs)
+    target = node.attributes.shape
+    if target is None:
+        return scope.broadcast(x, scope.run_time_shape(node, x))
+    have = scope.extents(x)
+    rank = max(len(have), len(target))
+    own = [1] * (rank - len(have)) + have
+    wanted = [1] * (rank - len(target)) + list(target)
+    return scope.broadcast(x, [o if w == 1 else w for o, w in zip(own, wanted, strict=True)])
+
+
+def _depth_to_space(scope: EmissionScope, node: Node, x: Expr) -> Expr:
+    assert isinstance(node.attributes, DepthSpaceAttrs)
+    size, last = node.attributes.block_size, node in scope.channels_last
+    n, h, w, c = _image(scope, node, x)
+    depth = c // (size * size)
+    dcr = node.attributes.mode == "DCR"
+    blocks = (size, size, depth) if dcr else (depth, size, size)
+    axes = {"y": 1, "x": 2, "d": 3} if dcr else {"d": 1, "y": 2, "x": 3}  # after the batch
+    if last:
+        split = scope.emit(scope.op.reshape(x, (n, h, w, *blocks)))
+        order = [0, 1, axes["y"] + 2, 2, axes["x"] + 2, axes["d"] + 2]
+        permuted = scope.emit(scope.op.permute_dims(split, order))
+        return scope.op.reshape(permuted, (n, h * size, w * size, depth))
+    split = scope.emit(scope.op.reshape(x, (n, *blocks, h, w)))
+    permuted = scope.emit(scope.op.permute_dims(split, [0, axes["d"], 4, axes["y"], 5, axes["x"]]))
+    return scope.op.reshape(permuted, (n, depth, h * size, w * size))
+
+
+def _space_to_depth(scope: EmissionScope, node: Node, x: Expr) -> Expr:
+    assert isinstance(node.attributes, DepthSpaceAttrs)
+    size = node.attributes.block_size
+    n, h, w, c = _image(scope, node, x)
+    rows, columns, deep = h // size, w // size, c * size * size
+    if node in scope.channels_last:
+        split = scope.emit(scope.op.reshape(x, (n, rows, size, columns, size, c)))
+        permuted = scope.emit(scope.op.permute_dims(split, [0, 1, 3, 2, 4, 5]))
+        return scope.op.reshape(permuted, (n, rows, columns, deep))
+    split = scope.emit(scope.op.reshape(x, (n, c, rows, size, columns, size)))
+    permuted = scope.emit(scope.op.permute_dims(split, [0, 3, 5, 1, 2, 4]))
+    return scope.op.reshape(permuted, (n, deep, rows, columns))
+
+
+def _image(scope: EmissionScope, node: Node, x: Expr) -> list[Any]:
+    """Returns batch, height, width and channels."""
+    have = scope.extents(x)
+    return [have[0], *(have[axis] for axis in scope.spatial(node, 4)), have[scope.channel(node, 4)]]
+
+
+def _max_pool(scope: EmissionScope, node: Node, x: Expr) -> Expr:
+    attributes = node.attributes
+    assert isinstance(attributes, PoolAttrs)
+    return pool(scope, node, x, window_pads(scope, node, attributes, scope.extents(x)))
+
+
+def _called(scope: EmissionScope, node: Node, x: Expr) -> Expr:
+    """The host's operator, which takes the operands and then the attributes by name."""
+    others = [scope.value(value) for value in node.inputs[1:] if value is not None]
+    return scope.function(node.op.tvm)(x, *others, **call_attributes(node.attributes))
+
+
+DATA_MOVEMENT: dict[str, Emit] = {
+    **{
+        row.name: reduction if reduces(row) else _called
+        for row in OPERATORS
+        if row.flow is Flow.MOVE and row.tvm
+    },
+    "Reshape": _reshape,
+    "Flatten": _flatten,
+    "Transpose": _transpose,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
+    "Slice": _slice,
+    "Gather": _gather,
+    "Split": _split,
+    "Pad": _pad,
+    "Tile": _tile,
+    "Expand": _expand,
+    "DepthToSpace": _depth_to_space,
+    "SpaceToDepth": _space_to_depth,
+    "MaxPool": _max_pool,
+    "Identity": lambda scope, node, x: x,
+}

@@ -1,0 +1,180 @@
+"""A graph with its layout plan carried out: transposes as nodes, axes and constants permuted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from qdqbridge.graph.edit import link
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.types import Shape, ValueType
+from qdqbridge.ops.attributes import ReshapeAttrs, TransposeAttrs
+from qdqbridge.ops.permutation import permuted_attributes, permuted_constant, permuted_type, widened
+from qdqbridge.ops.table import BY_NAME
+from qdqbridge.qnn.layout.constraints import broadcast_constant
+from qdqbridge.qnn.layout.permutation import channels_first, channels_last, unmoved
+from qdqbridge.qnn.layout.plan import LayoutPlan
+
+_SPREAD = frozenset(("Reshape", "Flatten", "Unsqueeze"))
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedGraph:
+    """A graph as a host computes it; its interface is the original's.
+
+    Attributes:
+        graph: Values have the shapes in which they are carried; attributes name those axes.
+        channels_last: Nodes whose data operand and results are channels-last. Weights of
+            convolutions among their operands are as the original graph has them.
+        transposes: Number of transposes that the plan put in (reshapes not counted).
+        sources: What each node does, as a node of the file's would: the node itself, or the
+            original where its attributes could not be kept; and whether its operands and results
+            are channels-last (None where it is as it was). Conversions of layouts have no entry.
+        to_last: The conversions whose result is channels-last.
+    """
+
+    graph: Graph
+    channels_last: frozenset[Node]
+    transposes: int
+    sources: Mapping[Node, tuple[Node, tuple[bool, bool] | None]]
+    to_last: frozenset[Node] = frozenset()
+
+
+def apply_layout(graph: Graph, plan: LayoutPlan) -> ConvertedGraph:
+    """Returns ``graph`` with ``plan`` carried out; the graph itself where the plan is empty."""
+    if not plan.values and not any(given or any(taken) for taken, given in plan.nodes.values()):
+        return ConvertedGraph(graph, frozenset(), 0, {node: (node, None) for node in graph.nodes})
+    return _Converter(graph, plan).run()
+
+
+class _Converter:
+    def __init__(self, graph: Graph, plan: LayoutPlan) -> None:
+        self.graph, self.plan = graph, plan
+        self.nodes: list[Node] = []
+        self.last: set[Node] = set()
+        self.to_last: set[Node] = set()
+        self.sources: dict[Node, tuple[Node, tuple[bool, bool] | None]] = {}
+        self.count = 0
+        self.found: dict[tuple[Value, bool], Value] = {(v, False): v for v in graph.inputs}
+
+    def run(self) -> ConvertedGraph:
+        inputs = [Value(v.type, v.name) for v in self.graph.inputs]
+        self.found = {(v, False): new for v, new in zip(self.graph.inputs, inputs, strict=True)}
+        for node in self.graph.nodes:
+            self._node(node)
+        old = self.graph
+        outputs = [self._as(value, last=False) for value in old.outputs]
+        graph = Graph(
+            inputs,
+            outputs,
+            list(old.output_names),
+            self.nodes,
+            old.name,
+            dict(old.metadata),
+            old.opset,
+        )
+        last, to_last = frozenset(self.last), frozenset(self.to_last)
+        return ConvertedGraph(graph, last, self.count, self.sources, to_last)
+
+    def _node(self, node: Node) -> None:
+        taken, given = self.plan.nodes[node]
+        if node.op.name == "Transpose" and taken[0] != given:
+            # The layouts differ by just this permutation: the result is the operand.
+            self.found[node.output, given] = self._as(node.operand(0), last=taken[0])
+            return
+        outputs = [self._result(value, given) for value in node.outputs]
+        first = bool(taken) and taken[0]
+        layout = (first, given) if first or given else None
+        if node.op.name in _SPREAD and layout is not None:
+            new = self._add(
+                Node(
+                    BY_NAME["Reshape"],
+                    _target(outputs[0]),
+                    [self._as(node.operand(0), last=taken[0])],
+                    outputs,
+                    node.origin,
+                )
+            )
+            self.sources[new] = node, layout
+            return
+        inputs = [
+            None if v is None else self._operand(node, v, last=taken[i])
+            for i, v in enumerate(node.inputs)
+        ]
+        rank = node.operand(0).rank if first else None
+        attributes = node.attributes
+        if rank is not None:
+            attributes = permuted_attributes(attributes, channels_last(rank))
+        new = self._add(Node(node.op, attributes, inputs, outputs, node.origin))
+        self.sources[new] = new, layout
+        if layout is not None:
+            self.last.add(new)
+            # What it says of itself has the constants of the file, before they got more axes.
+            results = [Value(value.type, value.name) for value in outputs]
+            self.sources[new] = Node(node.op, attributes, node.inputs, results, node.origin), layout
+
+    def _add(self, node: Node) -> Node:
+        link(node)
+        self.nodes.append(node)
+        return node
+
+    def _result(self, value: Value, last: bool) -> Value:
+        new = Value(_moved(value.type, value.rank) if last else value.type, value.name)
+        new.metadata = value.metadata
+        self.found[value, last] = new
+        return new
+
+    def _operand(self, node: Node, value: Value, *, last: bool) -> Value:
+        rank = node.output.rank
+        if (
+            last
+            and rank is not None
+            and value.rank not in (0, rank)
+            and (
+                broadcast_constant(value)
+                and value.constant is not None
+                and node.op.name != "Concat"
+            )
+        ):
+            return permuted_constant(widened(value, rank), channels_last(rank))
+        return self._as(value, last=last and value.rank != 0)
+
+    def _as(self, value: Value, *, last: bool) -> Value:
+        """Returns a value in a layout; converts it the first time it is asked for."""
+        known = self.found.get((value, last))
+        if known is None and value.constant is not None:
+            turn = channels_last(value.rank or 0)
+            known = permuted_constant(value, turn) if last else value
+        if known is None:
+            known = self._converted(value, self.found[value, not last], last=last)
+        self.found[value, last] = known
+        return known
+
+    def _converted(self, value: Value, source: Value, *, last: bool) -> Value:
+        assert value.rank is not None
+        result = Value(_moved(value.type, value.rank) if last else value.type, value.name)
+        if unmoved(value) and _static(result.type.shape):
+            node = Node(BY_NAME["Reshape"], _target(result), [source], [result])
+        else:
+            turn = channels_last if last else channels_first
+            attributes = TransposeAttrs(turn(value.rank))
+            node = Node(BY_NAME["Transpose"], attributes, [source], [result])
+            self.count += 1
+        self._add(node)
+        if last:
+            self.to_last.add(node)
+        return result
+
+
+def _static(shape: Shape) -> bool:
+    return shape is not None and sum(isinstance(extent, str) for extent in shape) <= 1
+
+
+def _target(value: Value) -> ReshapeAttrs:
+    assert value.type.shape is not None
+    return ReshapeAttrs(tuple(-1 if isinstance(e, str) else e for e in value.type.shape))
+
+
+def _moved(type_: ValueType, rank: int | None) -> ValueType:
+    """Returns the type of a value that is carried channels-last."""
+    return type_ if rank is None else permuted_type(type_, channels_last(rank))
