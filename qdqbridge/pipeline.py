@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from qdqbridge.report.compare import Comparison
     from qdqbridge.report.engine import Engine
     from qdqbridge.report.inspection import Inspection
+    from qdqbridge.tflite_io.vela import VelaReport
     from qdqbridge.tflite_io.writer import TFLiteModel
 
 File: TypeAlias = "str | PathLike[str]"
@@ -245,6 +246,25 @@ def save_tflite(
     except OutputExistsError as error:
         fix = "choose another name, or overwrite=True (on the command line --force)"
         raise OutputExistsError(error.what, where=error.where, why=error.why, fix=fix) from error
+
+
+def vela(graph: Graph, accelerator: str = "ethos-u55-128", *, layout: str = "model") -> VelaReport:
+    """Returns what Vela makes of the TFLite file of ``graph``: NPU or CPU, MACs, SRAM, cycles.
+
+    Args:
+        graph: A canonical graph.
+        accelerator: The NPU, as Vela names it.
+        layout: As for :func:`save_tflite`.
+
+    Raises:
+        InputDataError: ``graph`` is no graph.
+        UnsupportedTargetError: TFLite or Vela cannot take it, or Vela is not installed.
+    """
+    need_graph(graph, "vela")
+    from qdqbridge.tflite_io.vela import compiled
+    from qdqbridge.tflite_io.writer import converted
+
+    return compiled(converted(graph, layout=layout).model, accelerator)
 
 
 def export_profile(name: str) -> ExportProfile:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqbridge.canonical.build import constant, dequantized, requantized, result
+from qdqbridge.canonical.build import constant, dequantized, quantized, requantized, result
 from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, made_by, rule
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
@@ -92,12 +92,11 @@ def reduce_before_transpose(node: Node, scope: Scope) -> Proposal:
 def split_before_transpose(node: Node, scope: Scope) -> Proposal:
     """``Split(Transpose(x)) -> Transpose(Split(x))``, for each part."""
     del scope
-    given, turn = node.attributes, _turn(node.operand(0))
-    if turn is None or not isinstance(given, SplitAttrs) or len(node.inputs) != 1:
+    given, perm = node.attributes, _perm(node.operand(0))
+    if perm is None or not isinstance(given, SplitAttrs) or len(node.inputs) != 1:
         return None
-    x, perm = turn
-    back = inverse(perm)
-    if any(value.type.shape is None for value in node.outputs):
+    x, back = _permuted(node.operand(0), perm), inverse(perm)
+    if x is None or any(value.type.shape is None for value in node.outputs):
         return None
     parts = [Value(permuted_type(value.type, back), value.name) for value in node.outputs]
     Node(node.op, permuted_attributes(given, back), [x], parts, node.origin)
@@ -271,9 +270,16 @@ def _permutation(node: Node) -> tuple[int, ...] | None:
 
 
 def _perm(value: Value) -> tuple[int, ...] | None:
-    convert = made_by(value, "requantize") or made_by(value, "dequantize")
-    turn = _turn(value if convert is None else convert.operand(0))
+    while (convert := _conversion(value)) is not None:
+        value = convert.operand(0)
+    turn = _turn(value)
     return None if turn is None else turn[1]
+
+
+def _conversion(value: Value) -> Node | None:
+    """Returns what makes a value of another type, element by element."""
+    kinds = ("quantize", "requantize", "dequantize")
+    return next((node for kind in kinds if (node := made_by(value, kind)) is not None), None)
 
 
 def _turn(value: Value) -> tuple[Value, tuple[int, ...]] | None:
@@ -309,7 +315,7 @@ def _permuted(value: Value, perm: tuple[int, ...]) -> Value | None:
     """Returns an operand as it is without the transposition."""
     if value.constant is not None:
         return permuted_operand(value, inverse(perm))
-    node = made_by(value, "requantize") or made_by(value, "dequantize")
+    node = _conversion(value)
     if node is not None:
         inner = _permuted(node.operand(0), perm)
         if inner is None:
@@ -317,7 +323,8 @@ def _permuted(value: Value, perm: tuple[int, ...]) -> Value | None:
         if value.quant is None:
             return dequantized(inner, value.type.dtype, node.origin)
         params = permuted_params(value.quant.params, inverse(perm))
-        return requantized(inner, params, node.origin, value.name)
+        made = quantized if node.op.name == "quantize" else requantized
+        return made(inner, params, node.origin, value.name)
     turn = _turn(value)
     return turn[0] if turn is not None and turn[1] == perm else None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from qdqbridge import pipeline
-from qdqbridge.cli import output, render_checks, render_engines
+from qdqbridge.cli import output, render_checks, render_engines, render_vela
 from qdqbridge.cli.parameters import (
     Extents,
     Force,
@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 TFLITE = "tflite"
 """The profile, and the suffix, of TFLite files."""
+ETHOS_U = "ethos-u"
+"""The profile of TFLite files for Ethos-U; Vela checks them."""
+LEAST_SHARE = 0.95
+"""The part of the multiplications on the NPU below which a check is not met."""
 Check = Annotated[
     bool,
     Parameter(
@@ -64,6 +68,9 @@ def export(
         Literal["model", "nhwc"],
         Parameter(help="How images enter and leave a TFLite file: as in the model, or NHWC."),
     ] = "model",
+    accelerator: Annotated[
+        str, Parameter(help="With --check --profile ethos-u: the NPU, as Vela names it.")
+    ] = "ethos-u55-128",
     extent: Extents = (),
     check: Check = False,
     engine: Annotated[
@@ -78,14 +85,17 @@ def export(
     A file that ends in .tflite (or --profile tflite) is TFLite: the same integers, channels-last.
 
     --check says where a runtime would not fuse it, with --engine in the words of the engine itself.
-    Exits with 1 if --check finds anything, or the engine leaves anything.
+    With --profile ethos-u Vela says what runs on the NPU, and why the rest does not.
+
+    Exits with 1 if --check finds anything, or the engine leaves anything; of Ethos-U, if less than
+    95 % of the multiplications run on the NPU.
     """
     from qdqbridge.cli.failures import DONE, NOT_MET, usage
 
-    if profile == TFLITE or (output_ is not None and output_.suffix == f".{TFLITE}"):
+    if profile in (TFLITE, ETHOS_U) or (output_ is not None and output_.suffix == f".{TFLITE}"):
         return _export_tflite(
             model, output_, profile, recenter=recenter, layout=layout, extent=extent, check=check,
-            force=force, reading=reading, json=json,
+            accelerator=accelerator, force=force, reading=reading, json=json,
         )  # fmt: skip
     if layout != "model":
         return usage("--layout is for TFLite files: give an --output that ends in .tflite")
@@ -136,30 +146,42 @@ def _export_tflite(
     layout: str,
     extent: Sequence[str],
     check: bool,
+    accelerator: str,
     force: bool,
     reading: Reading,
     json: bool,
 ) -> int:
     """Writes a TFLite file, and tells its digest and where it computes otherwise."""
-    from qdqbridge.cli.failures import DONE, usage
+    from qdqbridge.cli.failures import DONE, NOT_MET, usage
 
-    if path is None:
+    if path is None and not check:
         return usage("give --output FILE.tflite to write the model")
-    if recenter or check or profile not in (TFLITE, "ort"):
-        return usage("a TFLite file takes neither --recenter nor --check, nor another profile")
-    out = output.free(path, force=force, model=model, data=reading.params, suffix=f".{TFLITE}")
+    if recenter or profile not in (TFLITE, ETHOS_U, "ort") or (check and profile != ETHOS_U):
+        return usage("a TFLite file takes no --recenter, and --check with --profile ethos-u only")
+    out = None
+    if path is not None:
+        out = output.free(path, force=force, model=model, data=reading.params, suffix=f".{TFLITE}")
     graph = with_numbers(reading.read(model), extents_of(extent))
-    made = pipeline.save_tflite(graph, out, layout=layout, overwrite=force)
-    if json:
+    found: dict[str, Any] = {"profile": profile if profile == ETHOS_U else TFLITE}
+    if out is not None:
+        made = pipeline.save_tflite(graph, out, layout=layout, overwrite=force)
         notes = [{"rule": n.rule, "node": n.node, "reason": n.reason} for n in made.notes]
-        names = {"output": str(out), "profile": TFLITE, "digest": made.digest}
-        output.show_json({**names, "notes": notes})
-        return DONE
-    output.show_text(str(out))
-    output.say(f"digest {made.digest}")
-    for note in made.notes:
-        output.say(f"{note.rule} '{note.node}': {note.reason}")
-    return DONE
+        found |= {"output": str(out), "digest": made.digest, "notes": notes}
+        if not json:
+            output.show_text(str(out))
+            output.say(f"digest {made.digest}")
+            for note in made.notes:
+                output.say(f"{note.rule} '{note.node}': {note.reason}")
+    report = None
+    if check:
+        with output.status("asking Vela"):
+            report = pipeline.vela(graph, accelerator, layout=layout)
+        if not json:
+            output.show(*render_vela.report_parts(report))
+        found |= render_vela.report_json(report)
+    if json:
+        output.show_json(found)
+    return NOT_MET if report is not None and report.share < LEAST_SHARE else DONE
 
 
 def _checked_json(profile: str, findings: Sequence[Finding]) -> dict[str, Any]:

@@ -15,10 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.interpreter import evaluate_node
-from qdqbridge.graph.types import static_shape
+from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.types import TensorType, static_shape
 from qdqbridge.qnn.layout.permutation import channels_first
+from qdqbridge.tflite_io.rounding import FORMULAS
 from qdqbridge.tflite_io.writer.writer import TFLiteModel
 
 Array = NDArray[Any]
@@ -150,6 +153,21 @@ def node_differences(
     Raises:
         UnsupportedTargetError: LiteRT is not installed or refuses the file.
     """
+    recorded = recorded_tensors(made, inputs, kernels)
+    values: dict[Value, Array] = {
+        value: inputs[value.name] for value in made.graph.inputs if value.name in inputs
+    }
+    return [found.difference for found in _compared(made, recorded, values)]
+
+
+def recorded_tensors(
+    made: TFLiteModel, inputs: Mapping[str, Array], kernels: Kernels
+) -> dict[int, Array]:
+    """Returns every tensor of the file that is a value of the graph, as LiteRT computes it.
+
+    Raises:
+        UnsupportedTargetError: LiteRT is not installed or refuses the file.
+    """
     model = made.model
     made_by_operators = {index for operator in model.operators for index in operator.outputs}
     wanted = sorted({index for index, _ in made.tensors.values()} & made_by_operators)
@@ -164,16 +182,60 @@ def node_differences(
     )
     session = LiteRTSession(everything.tobytes(), kernels, every_tensor=True)
     fed = dict(zip(model.inputs, (inputs[name] for name in model.input_names), strict=True))
-    recorded = session.run(fed, wanted)
-    values: dict[Value, Array] = {
-        value: inputs[value.name] for value in made.graph.inputs if value.name in inputs
+    return session.run(fed, wanted)
+
+
+def products_by_formula(
+    made: TFLiteModel, inputs: Mapping[str, Array], kernels: Kernels
+) -> dict[str, int]:
+    """Returns for every way of rounding how many results of integer products it does not give.
+
+    Raises:
+        UnsupportedTargetError: LiteRT is not installed or refuses the file.
+    """
+    recorded = recorded_tensors(made, inputs, kernels)
+    values = {value: inputs[value.name] for value in made.graph.inputs if value.name in inputs}
+    found: dict[str, int] = {}
+    for step in _compared(made, recorded, values):
+        for name, result in _by_formula(step).items():
+            found[name] = found.get(name, 0) + int((result != step.theirs).sum())
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A result of a node: its operands and LiteRT's result, as the graph lays them out."""
+
+    difference: NodeDifference
+    operands: list[Array | None]
+    theirs: Array
+
+
+def _by_formula(step: _Step) -> dict[str, Array]:
+    """Returns the results of an integer product by every way of rounding its accumulator."""
+    node, result = step.difference.node, step.difference.value.quant
+    if node.op.flow is not Flow.ACCUMULATE or result is None:
+        return {}
+    x, weight = node.operand(0).quant, node.operand(1).quant
+    if x is None or weight is None:
+        return {}
+    y = result.params
+    scale = x.params.scale.astype(np.float64) * weight.params.scale.astype(np.float64)
+    if scale.ndim and node.op.name in ("Conv", "ConvTranspose"):
+        scale = scale.reshape(-1, *([1] * (step.theirs.ndim - 2)))
+    real = Value(TensorType(DType.FLOAT64, None))
+    whole = Node(node.op, node.attributes, node.inputs, [real])
+    total = np.rint(evaluate_node(whole, step.operands, exact=True)[0] / scale).astype(np.int64)
+    multiplier = np.broadcast_to(scale / float(y.scale), total.shape)
+    return {
+        name: np.clip(formula(total, multiplier) + int(y.zero_point), y.qmin, y.qmax)
+        for name, formula in FORMULAS.items()
     }
-    return list(_compared(made, recorded, values))
 
 
 def _compared(
     made: TFLiteModel, recorded: Mapping[int, Array], values: dict[Value, Array]
-) -> Iterator[NodeDifference]:
+) -> Iterator[_Step]:
     for node in made.graph.nodes:
         operands = [
             None if v is None else values[v] if v.constant is None else v.constant.numpy()
@@ -190,7 +252,7 @@ def _compared(
                 theirs = theirs.transpose(channels_first(theirs.ndim))
             if theirs.shape != values[value].shape:
                 continue
-            yield _difference(node, value, theirs, values[value])
+            yield _Step(_difference(node, value, theirs, values[value]), operands, theirs)
             values[value] = theirs.astype(values[value].dtype, copy=False)
 
 

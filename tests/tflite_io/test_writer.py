@@ -39,6 +39,16 @@ CASES = {
     "%y = Max(%x, %r): quant<int8, 0.05, 3>[1,4,6,8]",
     "concat": f"{IMAGE}\n%r = Neg(%x): quant<int8, 0.04, 0>[1,4,6,8]\n"
     "%y = Concat(%x, %r) {axis=1}: quant<int8, 0.05, 3>[1,8,6,8]",
+    "convolution without a bias": f"{IMAGE}\n"
+    "%y = Conv(%x, const quant<int8, [0.01 0.02], 0, axis=0>"
+    "[2,4,1,1] [1 -2 3 -4 5 -6 7 -8]) {strides=[1 1], dilations=[1 1], pads=[0 0 0 0], group=1}"
+    ": quant<int8, 0.05, 3>[1,2,6,8]",
+    "depthwise without a bias": f"{IMAGE}\n%y = Conv(%x, const quant<int8, 0.01, 0>"
+    "[4,1,1,1] [1 -2 3 -4]) {strides=[1 1], dilations=[1 1], pads=[0 0 0 0], group=4}"
+    ": quant<int8, 0.05, 3>[1,4,6,8]",
+    "float convolution": "input %x: float32[1,4,6,8]\n%y = Conv(%x, const float32"
+    "[2,4,1,1] [1 -2 3 -4 5 -6 7 -8]) {strides=[1 1], dilations=[1 1], pads=[0 0 0 0], group=1}"
+    ": float32[1,2,6,8]\n%z = quantize(%y): quant<int8, 0.05, 3>[1,2,6,8]",
     "island": f"{X}[2,5]\n%y = Cos(%x): quant<int8, 0.01, 0>[2,5]",
     "mean": f"{IMAGE}\n%y = GlobalAveragePool(%x): quant<int8, 0.02, 3>[1,4,1,1]",
     "average pool": f"{IMAGE}\n%y = AveragePool(%x) {{kernel_shape=[2 2], strides=[2 2], "
@@ -102,7 +112,8 @@ def test_a_float_network_computes_the_same(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator(name: str, tmp_path: Path) -> None:
-    graph = qb.parse(f"{HEADER}{CASES[name]}\noutput %y\n")
+    result = CASES[name].rsplit("\n", 1)[-1].split(" ")[0]
+    graph = qb.parse(f"{HEADER}{CASES[name]}\noutput {result}\n")
     made = write(graph, tmp_path / "m.tflite")
     assert qb.load(tmp_path / "m.tflite").digest == made.digest
     assert steps(made) <= 1

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from qdqbridge.canonical.bias import derived_params
 from qdqbridge.canonical.build import (
     constant,
+    dequantized,
+    quantized,
     requantized,
     result,
     retyped,
@@ -26,7 +28,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Note, Value
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import QuantType, ValueType
+from qdqbridge.graph.types import QuantType, TensorType, ValueType
 from qdqbridge.ops.attributes import (
     AxesAttrs,
     AxisAttrs,
@@ -107,7 +109,13 @@ def operands_as_result(node: Node, scope: Scope) -> Proposal:
             operands.append(value)
             continue
         if value.quant is None:
-            return None
+            if value.constant is None or value.type.dtype is not DType.FLOAT32:
+                return None
+            data = value.constant.map(
+                lambda array: quantize(array, wanted), dtype=wanted.storage_dtype
+            )
+            operands.append(constant(data, wanted, value.name))
+            continue
         operands.append(_in_params(value, wanted, node))
     if all(a is b for a, b in zip(operands, node.inputs, strict=True)):
         return None
@@ -186,6 +194,23 @@ def integer_bias(node: Node, scope: Scope) -> Proposal:
     return Replace({node.output: value}, (Note("integer-bias", node.name, reason),))
 
 
+@rule("bias-of-zeros", "Conv")
+def bias_of_zeros(node: Node, scope: Scope) -> Proposal:
+    """``Conv(x, w) -> Conv(x, w, 0)``: LiteRT 2.3 refuses one without a bias, or crashes."""
+    del scope
+    x, weight = node.operand(0), node.operand(1)
+    shape = weight.type.shape
+    if node.optional(2) is not None or shape is None or isinstance(shape[0], str):
+        return None
+    if product(node) and x.quant is not None and weight.quant is not None:
+        params = derived_params(node, x.quant.params, weight.quant.params)
+        bias = constant(Constant.of(np.zeros(shape[0], np.int32)), params, "")
+    else:
+        bias = constant(Constant.of(np.zeros(shape[0], np.float32)), None, "")
+    value = retyped(node, [x, weight, bias], node.output.type, node.output.name)
+    return Replace({node.output: value})
+
+
 @rule("float-bias", "Conv", "ConvTranspose", "Dense")
 def float_bias(node: Node, scope: Scope) -> Proposal:
     """``Conv(x, w, int32 bias) -> Conv(x, w, float bias)`` of what is computed on floats.
@@ -214,6 +239,35 @@ def float_bias(node: Node, scope: Scope) -> Proposal:
     operands = [*node.inputs[:2], new]
     value = retyped(node, operands, node.output.type, node.output.name)
     return Replace({node.output: value})
+
+
+@rule("float-weight", "ConvTranspose")
+def float_weight(node: Node, scope: Scope) -> Proposal:
+    """``ConvTranspose(x, w) -> ConvTranspose(x, float w)`` of what is computed on floats.
+
+    With a weight that the file dequantizes, XNNPACK in LiteRT 2.3 gives other numbers.
+    """
+    del scope
+    weight = node.operand(1)
+    stored = stored_behind(weight) or weight
+    if product(node) or stored.quant is None:
+        return None
+    real = _real_constant(weight)
+    x = node.operand(0)
+    if real is None:
+        return None
+    image = x if x.quant is None else dequantized(x, DType.FLOAT32, node.origin)
+    rest = [
+        bias if bias is None or (number := _real_constant(bias)) is None
+        else constant(Constant.of(number), None, bias.name)
+        for bias in node.inputs[2:]
+    ]  # fmt: skip
+    operands = [image, constant(Constant.of(real), None, weight.name), *rest]
+    output = node.output
+    if output.quant is None:
+        return Replace({output: retyped(node, operands, output.type, output.name)})
+    made = retyped(node, operands, TensorType(DType.FLOAT32, output.type.shape), "")
+    return Replace({output: quantized(made, output.quant.params, node.origin, output.name)})
 
 
 def _real_constant(value: Value) -> NDArray[np.float32] | None:
@@ -491,7 +545,9 @@ RULES: tuple[Rule, ...] = (
     rows_as_images,
     symmetric_weight,
     integer_bias,
+    bias_of_zeros,
     float_bias,
+    float_weight,
     convolution_per_group,
     whole_then_slice,
     padding_apart,

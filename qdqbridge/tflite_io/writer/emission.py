@@ -125,6 +125,10 @@ class Emission:
 
     def tensor(self, value: Value) -> int:
         """Returns the tensor of a value as the graph stores it."""
+        if value not in self.tensors and is_late(value.producer):
+            stored = stored_behind(value)
+            assert stored is not None
+            self.tensors[value] = self.real(stored)
         if value not in self.tensors:
             index = self._typed(value.type, value.name, value.constant)
             self.tensors[value] = index
@@ -243,7 +247,7 @@ class Emission:
         return found
 
     def shape_operand(self, value: Value, source: int) -> int:
-        """Returns a value's extents as an operand; several open ones are asked for.
+        """Returns a value's extents as an operand: -1 where one is open, several asked for.
 
         Args:
             value: The value.
@@ -252,7 +256,13 @@ class Emission:
         wanted = extents(value)
         if wanted.count(-1) <= 1:
             return self.constant(list(wanted), "shape")
+        return self.whole_shape(value, source)
+
+    def whole_shape(self, value: Value, source: int) -> int:
+        """Returns a value's extents as an operand; the open ones are asked for."""
         names = value.type.shape or ()
+        if not any(isinstance(extent, str) for extent in names):
+            return self.constant(list(extents(value)), "shape")
         origin = self.sources.get(source)
         known = () if origin is None else origin.type.shape or ()
         parts: list[int] = []
@@ -264,7 +274,7 @@ class Emission:
                 continue
             if extent not in known:
                 raise NoCounterpart(
-                    f"several extents of '{value.name}' are open", "fix them with --shape"
+                    f"several extents of '{value.name}' are open", "fix them with --extent"
                 )
             place = known.index(extent)
             part = self.plain("INT32", (1,), "extent")
@@ -321,6 +331,8 @@ class Emission:
         Raises:
             NoCounterpart: TFLite has none for it.
         """
+        if is_late(node):
+            return
         row = self.rows.get(node.op.name)
         if row is None:
             raise NoCounterpart("TFLite has no counterpart")
@@ -393,8 +405,9 @@ class Emission:
         """Clamps stored integers to a type's range: as a Relu, or by one or two extremes."""
         kind = self._fusable(params)
         if kind is not None:
-            names = {Activation.RELU: "RELU", Activation.RELU6: "RELU6"}
-            self.add(names.get(kind, "RELU_N1_TO_1"), [made], [result], version=2)
+            names = {Activation.RELU: ("RELU", 2), Activation.RELU6: ("RELU6", 2)}
+            name, version = names.get(kind, ("RELU_N1_TO_1", 1))
+            self.add(name, [made], [result], version=version)
             return
         storage = params.storage_dtype
         steps = [
@@ -411,6 +424,11 @@ class Emission:
             after = result if last else self.like(made, self.type_of(made)[1])
             self.add(name, [made, limit], [after], "MaximumMinimumOptions", version=2)
             made = after
+
+
+def is_late(node: Node | None) -> bool:
+    """True for a dequantized constant, which is written where somebody reads it."""
+    return node is not None and node.op.name == "dequantize" and node.operand(0).is_constant
 
 
 def is_weight(value: Value) -> bool:
@@ -466,5 +484,5 @@ def fixed_extents(value: Value) -> tuple[int, ...]:
     """
     shape = static_shape(value.type.shape)
     if shape is None:
-        raise NoCounterpart(f"the shape of '{value.name}' is open", "fix it with --shape")
+        raise NoCounterpart(f"the shape of '{value.name}' is open", "fix it with --extent")
     return shape

@@ -228,7 +228,7 @@ ROWS: Mapping[str, WriterRow] = {
     "Cos": WriterRow(unary("COS"), kernels.never),
     "Div": WriterRow(arithmetic("DIV", "DivOptions"), kernels.never),
     "Elu": WriterRow(elu, kernels.never),
-    "Exp": WriterRow(unary("EXP", "ExpOptions"), stored(DType.INT8, DType.INT16)),
+    "Exp": WriterRow(unary("EXP", "ExpOptions"), stored(DType.INT8)),
     "Floor": WriterRow(unary("FLOOR"), kernels.never),
     "Gelu": WriterRow(gelu, stored(DType.INT8)),
     "HardSwish": WriterRow(unary("HARD_SWISH"), stored(DType.INT8)),

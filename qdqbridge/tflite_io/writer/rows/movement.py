@@ -183,7 +183,7 @@ def expand(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """BROADCAST_TO the result's extents."""
     shape = extents(node.output)
     if -1 in shape:
-        raise NoCounterpart("its result's extents are open", "fix them with --shape")
+        raise NoCounterpart("its result's extents are open", "fix them with --extent")
     e.add("BROADCAST_TO", [x[0], e.constant(list(shape), "shape")], y, "BroadcastToOptions", 2)
 
 

@@ -103,7 +103,7 @@ def transposed(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> N
     kernel = fixed_extents(weight)[2:]
     given, wanted = extents(image)[1:-1], extents(node.output)[1:-1]
     if -1 in given or -1 in wanted:
-        raise NoCounterpart("its image's extents are open", "fix them with --shape")
+        raise NoCounterpart("its image's extents are open", "fix them with --extent")
     padding = transposed_padding(attributes, kernel, wanted)
     if padding is None:
         raise NoCounterpart(f"its pads {list(attributes.pads)} are none that TFLite has")
@@ -114,7 +114,7 @@ def transposed(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> N
     if e.integers and image.type.dtype is DType.INT16:
         version = max(version, 3)
     e.add(
-        "TRANSPOSE_CONV", [e.shape_operand(node.output, x[0]), weights, x[0], *bias], y,
+        "TRANSPOSE_CONV", [e.whole_shape(node.output, x[0]), weights, x[0], *bias], y,
         "TransposeConvOptions", version, Padding=padding, StrideH=attributes.strides[0],
         StrideW=attributes.strides[1], FusedActivationFunction=e.activation,
     )  # fmt: skip

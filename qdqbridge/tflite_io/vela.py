@@ -1,0 +1,200 @@
+"""Vela, Arm's compiler for Ethos-U, asked about a file that the writer made: NPU or CPU, and why.
+
+Vela is the package ``ethos-u-vela``; it runs in a process of its own. What it says is read from the
+tables that it writes and the warnings that it prints.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.tflite_io.writer.flatbuffer import ModelRecord, OperatorRecord
+
+ACCELERATORS = (
+    "ethos-u55-32", "ethos-u55-64", "ethos-u55-128", "ethos-u55-256", "ethos-u65-256",
+    "ethos-u65-512", "ethos-u85-128", "ethos-u85-256", "ethos-u85-512", "ethos-u85-1024",
+    "ethos-u85-2048",
+)  # fmt: skip
+_SECONDS = 1800
+_WARNING = re.compile(r"^Warning \(supported operators\) operator: (\S+), ofm: '(.*)'$")
+_NOT_A_REASON = ("Warning", "#", "Performance", "Original Operator", "Network summary")
+
+
+@dataclass(frozen=True, slots=True)
+class VelaOperator:
+    """Where an operator of a file runs.
+
+    Attributes:
+        name: TFLite's name of it.
+        result: The name of its first result.
+        npu: It runs on the NPU.
+        reason: Why it does not, in Vela's words.
+        macs: Its multiplications with addition.
+    """
+
+    name: str
+    result: str
+    npu: bool
+    reason: str
+    macs: int
+
+
+@dataclass(frozen=True, slots=True)
+class VelaReport:
+    """What Vela makes of a file.
+
+    Attributes:
+        version: Vela's version.
+        accelerator: For which NPU.
+        operators: Every operator of the file.
+        sram: Bytes of SRAM that it uses.
+        cycles: Cycles that Vela estimates for one inference.
+    """
+
+    version: str
+    accelerator: str
+    operators: tuple[VelaOperator, ...]
+    sram: int
+    cycles: int
+
+    @property
+    def macs(self) -> int:
+        """The multiplications of all operators."""
+        return sum(operator.macs for operator in self.operators)
+
+    @property
+    def share(self) -> float:
+        """The part of the multiplications that runs on the NPU."""
+        done = sum(operator.macs for operator in self.operators if operator.npu)
+        return done / self.macs if self.macs else 1.0
+
+
+def compiled(
+    model: ModelRecord, accelerator: str = "ethos-u55-128", *, data: bytes | None = None
+) -> VelaReport:
+    """Compiles a file with Vela and returns what it says.
+
+    Args:
+        model: The file's tensors and operators.
+        accelerator: The NPU, one of ``ACCELERATORS``.
+        data: The file; by default it is made of ``model``.
+
+    Raises:
+        UnsupportedTargetError: There is no such NPU, Vela is not installed, or it fails.
+    """
+    if accelerator not in ACCELERATORS:
+        raise UnsupportedTargetError(
+            f"there is no accelerator '{accelerator}'",
+            why=f"Vela knows {', '.join(ACCELERATORS)}",
+            fix="use one of them",
+        )
+    program = _program()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.tflite"
+        path.write_bytes(model.tobytes() if data is None else data)
+        said = _run([
+            program, "--accelerator-config", accelerator, "--output-dir", folder,
+            "--verbose-performance", str(path),
+        ])  # fmt: skip
+        layers = _table(Path(folder), "*_per-layer.csv")
+        summary = next(iter(_table(Path(folder), "*_summary_*.csv")), {})
+    return VelaReport(
+        _run([program, "--version"]).strip(),
+        accelerator,
+        tuple(_operators(model, layers, _reasons(said))),
+        round(float(summary.get("sram_memory_used", 0)) * 1024),
+        round(float(summary.get("cycles_total", 0))),
+    )
+
+
+def _program() -> str:
+    beside = Path(sys.executable).with_name("vela")
+    found = str(beside) if beside.exists() else shutil.which("vela")
+    if found is None:
+        raise UnsupportedTargetError(
+            "asking about Ethos-U needs Vela, which is not installed",
+            why="there is no program 'vela'",
+            fix="pip install ethos-u-vela, or put it on the PATH from an environment of its own",
+        )
+    return found
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SECONDS, check=False,
+            errors="replace",
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnsupportedTargetError("Vela does not run", why=str(error)[:500]) from error
+    if done.returncode:
+        words = (done.stderr.strip() or done.stdout.strip()).splitlines()[-6:]
+        raise UnsupportedTargetError(
+            "Vela cannot compile the file",
+            why="; ".join(words)[:500] or f"it ended with {done.returncode}",
+            fix="fix open extents, or see which operators it names",
+        )
+    return done.stdout
+
+
+def _table(folder: Path, pattern: str) -> list[dict[str, str]]:
+    for path in sorted(folder.glob(pattern)):
+        with path.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+    return []
+
+
+def _reasons(said: str) -> dict[str, str]:
+    """Returns why operators stay on the CPU, by the name of their result."""
+    found: dict[str, str] = {}
+    current = ""
+    for line in said.splitlines():
+        start = _WARNING.match(line.strip())
+        if start is not None:
+            current = start.group(2)
+        elif not line.strip() or line.startswith(_NOT_A_REASON):
+            current = ""
+        elif current:
+            words = line.strip().removeprefix("Reason: ").removeprefix("- ")
+            found[current] = f"{found[current]} {words}" if current in found else words
+    return found
+
+
+def _operators(
+    model: ModelRecord, layers: list[dict[str, str]], reasons: Mapping[str, str]
+) -> Iterator[VelaOperator]:
+    on_cpu = {layer["Name"].strip() for layer in layers if layer["Target"].strip() == "CPU"}
+    for operator in model.operators:
+        result = model.tensors[operator.outputs[0]].name
+        stays = result in on_cpu or result in reasons
+        reason = reasons.get(result, "Vela does not say why") if stays else ""
+        yield VelaOperator(operator.name, result, not stays, reason, macs_of(model, operator))
+
+
+def macs_of(model: ModelRecord, operator: OperatorRecord) -> int:
+    """Returns the multiplications with addition of an operator; 0 for those that have none."""
+    shapes = [model.tensors[index].shape if index >= 0 else () for index in operator.inputs]
+    made = math.prod(model.tensors[operator.outputs[0]].shape)
+    match operator.name:
+        case "CONV_2D":
+            return made * math.prod(shapes[1][1:])
+        case "DEPTHWISE_CONV_2D":
+            return made * math.prod(shapes[1][1:3])
+        case "TRANSPOSE_CONV":
+            return math.prod(shapes[2]) * math.prod(shapes[1][:3])
+        case "FULLY_CONNECTED":
+            return made * shapes[1][1]
+        case "BATCH_MATMUL":
+            return made * shapes[0][-2 if operator.fields.get("AdjX") else -1]
+        case _:
+            return 0
