@@ -24,14 +24,18 @@ Rewrite = Callable[[relax.BlockBuilder, ir.Call], "relax.Expr | None"]
 """Returns what stands for a call; None where the call may stay."""
 
 
+def _is_nan(a: Prim) -> Prim:
+    return tirx.isnan(a.astype("float32"))  # TVM cannot ask it of bfloat16
+
+
 def larger(a: Prim, b: Prim) -> Prim:
     """Returns the larger number, or NaN."""
-    return tirx.Select(tirx.any(a > b, tirx.isnan(a)), a, b)
+    return tirx.Select(tirx.any(a > b, _is_nan(a)), a, b)
 
 
 def smaller(a: Prim, b: Prim) -> Prim:
     """Returns the smaller number, or NaN."""
-    return tirx.Select(tirx.any(a < b, tirx.isnan(a)), a, b)
+    return tirx.Select(tirx.any(a < b, _is_nan(a)), a, b)
 
 
 def _floor(x: Prim, low: Prim) -> Prim:

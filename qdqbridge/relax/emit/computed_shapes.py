@@ -39,7 +39,8 @@ def run_time_reshape(scope: RelaxScope, node: Node, x: Expr, *, allow_zero: bool
     left = scope.emit(op.equal(target, _number(scope, -1)))
     stated = scope.emit(op.prod(scope.emit(op.where(left, _number(scope, 1), target))))
     total = scope.emit(op.prod(shape_vector(scope, x)))
-    rest = scope.emit(op.floor_divide(total, stated))
+    some = scope.emit(op.maximum(stated, _number(scope, 1)))  # a division by 0 ends the process
+    rest = scope.emit(op.floor_divide(total, some))
     return _matched(scope, node, scope.emit(op.where(left, rest, target)))
 
 

@@ -103,10 +103,11 @@ def _dropout(node: Node, attributes: ForeignAttrs) -> str | None:
 
 
 def _unique(node: Node, attributes: ForeignAttrs) -> str | None:
-    del node
     stored = attributes.node.proto()
     inverse = stored.output[2:3]
     if any(attribute.name == "axis" for attribute in stored.attribute) or not any(inverse):
+        return None
+    if node.operand(0).rank == 1:
         return None
     return "it gives the inverse indices the shape of the data"
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from qdqbridge.graph.types import static_shape
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.ops.attributes import ResizeAttrs
@@ -24,10 +23,10 @@ _SIZES = 3
 
 def _extents(site: CompositionSite, vector: Expr) -> list[Any]:
     """Returns the elements of an int64 vector as extents of the function."""
-    count = static_shape(tuple(site.scope.extents(vector)))
-    if count is None:
-        raise NoRow("the rank of its result is known at run time only")
-    variables: list[Any] = [tirx.Var(f"size_{i}", "int64") for i in range(count[0])]
+    if site.rank(vector) != 1:
+        raise NoRow("its extents are no vector")
+    (count,) = site.static(vector)
+    variables: list[Any] = [tirx.Var(f"size_{i}", "int64") for i in range(count)]
     found = site.scope.emit(relax.op.tensor_to_shape(vector))
     site.scope.builder.match_cast(found, relax.ShapeType(variables))
     return variables
