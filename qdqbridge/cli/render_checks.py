@@ -16,7 +16,13 @@ from qdqbridge.graph.diff import GraphDifference
 if TYPE_CHECKING:
     from qdqbridge.onnx_io.profiles import ExportProfile, Finding
 
-_STYLES = {"refused": "bold red", "other numbers": "red", "float": "yellow", "no kernel": "dim"}
+_STYLES = {
+    "refused": "bold red",
+    "other numbers": "red",
+    "elsewhere": "yellow",
+    "float": "yellow",
+    "no kernel": "dim",
+}
 
 
 def findings_json(profile: ExportProfile, findings: Sequence[Finding]) -> dict[str, Any]:

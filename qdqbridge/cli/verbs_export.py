@@ -32,7 +32,7 @@ from qdqbridge.cli.writing import (
     write_for_tvm,
 )
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.graph.extents import with_numbers
+from qdqbridge.graph.extents import symbolic_extents, with_numbers
 from qdqbridge.graph.graph import Graph
 from qdqbridge.judging import opened
 from qdqbridge.sources import is_onnx
@@ -121,6 +121,7 @@ def export(
         if not json:
             output.show_text(str(path))
             output.tell(*render_engines.changes_parts(changed))
+            _say_what_is_open(source, profile)
     looked_at = path or (model if is_onnx(model) and not extent else source)
     findings = pipeline.check(looked_at, profile) if check else []
     verdict = None
@@ -135,6 +136,13 @@ def export(
         output.show(*render_checks.findings_parts(pipeline.export_profile(profile), findings))
         output.show(*(render_engines.verdict_parts(verdict) if verdict is not None else ()))
     return NOT_MET if findings or (verdict is not None and not verdict.takes_all) else DONE
+
+
+def _say_what_is_open(graph: Graph, profile: str) -> None:
+    names, chosen = symbolic_extents(graph), pipeline.export_profile(profile)
+    if chosen.fixed and names:
+        numbers = " ".join(f"--extent {name}=1" for name in names)
+        output.say(f"{chosen.runtime} takes fixed shapes only, for example: {numbers}")
 
 
 def _export_tflite(

@@ -70,10 +70,54 @@ def test_hexagon_gets_the_original_wrong_and_check_says_so() -> None:
     assert {finding.rule for finding in check(CNN_S8S8, "qnn")} >= {"clip-of-two-ends"}
 
 
-def test_hexagon_takes_fixed_shapes_only() -> None:
+def test_hexagon_takes_fixed_shapes_only_and_check_says_so(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     with pytest.raises(UnsupportedTargetError, match="fixed shapes only") as caught:
         qdqbridge.open_engine("qnn-htp", CNN_U8S8)
     assert "--extent batch=1" in caught.value.fix
+    rules = {finding.rule for finding in check(CNN_U8S8, "qnn")}
+    assert "fixed-shapes" in rules
+    assert "fixed-shapes" not in {f.rule for f in check(exported(CNN_U8S8, "qnn", tmp_path), "qnn")}
+    assert (
+        run(["export", str(CNN_U8S8), "-o", str(tmp_path / "open.onnx"), "--profile", "qnn"]) == 0
+    )
+    assert "--extent batch=1" in capfd.readouterr().err
+
+
+def test_a_layer_norm_that_hexagon_refuses_is_flagged(tmp_path: Path) -> None:
+    with qdqbridge.open_engine("qnn-htp", ATTENTION, extents=ONE) as judge:
+        left = {p.node for p in judge.taken().left if p.operator == "LayerNormalization"}
+    flagged = {f.node for f in check(ATTENTION, "qnn") if f.operator == "LayerNormalization"}
+    assert left
+    assert left <= flagged
+    written = exported(ATTENTION, "qnn", tmp_path)
+    with qdqbridge.open_engine("qnn-htp", written) as judge:
+        assert {p.operator for p in judge.taken().left} == {"Erf"}
+    assert {f.operator for f in check(written, "qnn")} <= {"Erf", "Div"}
+
+
+def test_a_file_that_openvino_cannot_compile_is_flagged(tmp_path: Path) -> None:
+    with (
+        qdqbridge.open_engine("openvino", ATTENTION, extents=ONE) as judge,
+        pytest.raises(UnsupportedTargetError, match="cannot load the model") as caught,
+    ):
+        judge.taken()
+    assert "MultiplyPartialTransformation" in caught.value.why
+    assert any(f.effect.value == "refused" for f in check(ATTENTION, "openvino"))
+    written = exported(ATTENTION, "openvino", tmp_path)
+    assert not [f for f in check(written, "openvino") if f.effect.value == "refused"]
+    assert classes("openvino", written) == expected(ATTENTION)
+
+
+def test_products_that_openvino_computes_in_float_are_flagged(tmp_path: Path) -> None:
+    written = exported(ATTENTION, "openvino", tmp_path)
+    with qdqbridge.open_engine("openvino", written) as judge:
+        layers = judge.taken().left
+    floats = {layer.node for layer in layers if layer.operator == "MatMul"}
+    flagged = {f.node for f in check(written, "openvino") if f.operator == "MatMul"}
+    assert len(floats) == 4
+    assert {name.partition("/WithoutBiases")[0] for name in floats} <= flagged
 
 
 @pytest.mark.parametrize("engine", ["qnn-htp", "openvino"])

@@ -24,7 +24,9 @@ def findings(
     build: Callable[[Net], str], folder: Path, profile: str, *, opset: int = 17, **model: Any
 ) -> list[Finding]:
     net = Net(opset)
-    proto = net.model([build(net)], model.pop("shape", CNN), **model)
+    shape = model.pop("shape", CNN)
+    shape = [1, *shape[1:]] if profile == "qnn" else shape  # it takes no open ones
+    proto = net.model([build(net)], shape, **model)
     path = folder / "model.onnx"
     onnx.save(proto, path)
     return check(path, profile)
@@ -195,7 +197,6 @@ BROKEN: dict[str, tuple[str, str, Callable[[Net], str]]] = {
     "qnn_channels": ("qnn", "symmetric-per-channel", asymmetric_channels),
     "qnn_activation": ("qnn", "per-tensor-activations", per_channel_activation),
     "qnn_axis": ("qnn", "weight-axis", lambda n: transposed(n, 0)),
-    "qnn_float_bias": ("qnn", "bias-int32", lambda n: conv(n, bias=n.floats(4))),
     "qnn_bias_scale": ("qnn", "bias-int32", lambda n: with_bias(n, 2.0)),
     "qnn_float_result": ("qnn", "whole-node-unit", lambda n: conv(n, y=None)),
     "qnn_storage": (
@@ -264,6 +265,7 @@ KEPT: dict[str, tuple[str, Callable[[Net], str]]] = {
     "tensorrt": ("tensorrt", lambda n: conv(n, x=SYMMETRIC, bias=n.floats(4), y=(0.1, 0, S8))),
     "tensorrt_transposed": ("tensorrt", lambda n: transposed(n, 0)),
     "qnn": ("qnn", lambda n: with_bias(n, 1.0)),
+    "qnn_float_bias": ("qnn", lambda n: conv(n, bias=n.floats(4))),
     "qnn_transposed": ("qnn", lambda n: n.fake(transposed(n, 1), *Y)),
     "qnn_relu": ("qnn", lambda n: n.fake(n.op("Relu", with_bias(n, 1.0)), *Y)),
     "qnn_implied_relu": ("qnn", lambda n: n.fake(n.op("Relu", conv(n, y=None)), 0.05, 0)),

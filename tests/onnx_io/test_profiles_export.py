@@ -12,6 +12,7 @@ import pytest
 from qdqbridge.canonical import canonicalize
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.diff import diff
+from qdqbridge.graph.extents import with_numbers
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.onnx_io.profiles import Effect, check
@@ -304,7 +305,7 @@ def test_16_bits_at_opset_21_are_not(tmp_path: Path) -> None:
 
 
 def test_float_biases_become_int32(tmp_path: Path) -> None:
-    graph = built(lambda n: conv(n, bias=n.floats(4)), tmp_path)
+    graph = with_numbers(built(lambda n: conv(n, bias=n.floats(4)), tmp_path), {"batch": 1})
     assert check(graph, "ort") == []
     path = written(graph, "qnn", tmp_path)
     assert check(path, "qnn") == []
@@ -335,7 +336,7 @@ def clamped(net: Net, low: int, high: int, zero: int) -> str:
 def test_hexagon_gets_clamps_that_it_computes(
     low: int, high: int, zero: int, spelled: list[str], tmp_path: Path
 ) -> None:
-    graph = built(lambda n: clamped(n, low, high, zero), tmp_path)
+    graph = with_numbers(built(lambda n: clamped(n, low, high, zero), tmp_path), {"batch": 1})
     path = written(graph, "qnn", tmp_path)
     nodes = onnx.load(path).graph.node
     assert [n.op_type for n in nodes if n.op_type in ("Relu", "Clip", "Min", "Max")] == spelled

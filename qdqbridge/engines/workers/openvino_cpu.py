@@ -13,10 +13,11 @@ _INTEGERS = ("i8", "u8", "i16", "u16", "i32", "i4", "u4", "i64", "boolean")
 _MOVING = frozenset(
     {
         "Const", "Input", "Output", "Reorder", "Reshape", "Transpose", "Convert", "Concatenation",
-        "Split", "Gather", "StridedSlice", "Pad", "Tile", "Broadcast", "ShapeOf", "Subgraph",
+        "Split", "Gather", "StridedSlice", "Pad", "Tile", "Broadcast", "ShapeOf",
     }
 )  # fmt: skip
-"""Layers that move or convert values; a ``Subgraph`` is what was fused for the interface."""
+"""Layers that move or convert values."""
+_PRODUCTS = frozenset({"Convolution", "Deconvolution", "FullyConnected", "MatMul"})
 
 
 class Worker:
@@ -51,8 +52,10 @@ def _row(layer: Any) -> Row:
     def said(name: str) -> str:
         return str(info[name].value if hasattr(info[name], "value") else info[name])
 
-    kind, precision = said("layerType"), said("runtimePrecision")
+    kind, precision, primitive = map(said, ("layerType", "runtimePrecision", "primitiveType"))
     integers = precision in _INTEGERS
+    if kind in _PRODUCTS:  # integer weights alone make no product of integers
+        integers = primitive.lower().endswith(("i8", "u8"))
     taken = integers or kind in _MOVING
-    why = "" if taken else f"it runs as {said('primitiveType')}"
+    why = "" if taken else f"it runs as {primitive}"
     return layer.friendly_name, kind, precision, taken, why

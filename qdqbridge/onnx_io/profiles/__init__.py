@@ -44,10 +44,11 @@ _ALL = (
     ),
     # Hexagon (the host build of onnxruntime-qnn 2.7.0) fuses a clamp on float results into the
     # operator wrongly, or does not take it at all; behind the pair it loses a Clip of 16 bits, or
-    # one that is not active at both ends, but no Relu, Max and Min.
+    # one that is not active at both ends, but no Relu, Max and Min. Of int16 it takes little.
     ExportProfile(
         "qnn", "onnxruntime with QNN", Clamp.BEHIND, qnn.RULES,
-        bias=Bias.INT32, contrib=True, strict=True, newest=_ORT_OPSET,
+        bias=Bias.INT32, unsigned=True, contrib=True, strict=True, fixed=True,
+        newest=_ORT_OPSET,
     ),
     ExportProfile("openvino", "OpenVINO", Clamp.BEFORE, openvino.RULES, strict=True),
     ExportProfile(

@@ -150,6 +150,7 @@ class FileView:
     _ranks: dict[str, int] = field(default_factory=dict[str, int])
     _encodings: dict[FileNode, FileEncoding] = field(default_factory=dict[FileNode, FileEncoding])
     known_islands: frozenset[FileNode] | None = None
+    known_products: bool | None = None
     known_targets: dict[str, QuantizeTarget] = field(default_factory=dict[str, "QuantizeTarget"])
 
     def __post_init__(self) -> None:

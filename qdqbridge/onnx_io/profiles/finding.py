@@ -19,6 +19,9 @@ class Effect(Enum):
     FLOAT = "float"
     """The runtime computes in float what it could compute on integers."""
 
+    ELSEWHERE = "elsewhere"
+    """The runtime leaves it to another processor than the one that the file is for."""
+
     NO_KERNEL = "no kernel"
     """The runtime computes in float: it has no integer form of the operator."""
 

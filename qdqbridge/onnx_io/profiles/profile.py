@@ -48,9 +48,11 @@ class ExportProfile:
         rules: What a file must keep so that the runtime accepts and fuses it.
         bias: How biases are spelled.
         recentered: Turn uint8 with zero point 128 into int8 with zero point 0.
+        unsigned: Turn int16 into uint16, zero points shifted by 32768.
         contrib: Spell Q and DQ of 16 and 4 bits in ``com.microsoft`` below opset 21.
         operators: Use QLinear operators where there is one.
         strict: Refuse to write what the runtime would refuse to read.
+        fixed: The runtime takes fixed shapes only.
         older: Where to write an older opset than the source's.
         newest: The newest opset that the runtime has kernels of; a newer one is written only
             where the graph cannot be said in these.
@@ -62,8 +64,10 @@ class ExportProfile:
     rules: tuple[Demand, ...] = ()
     bias: Bias = Bias.AS_READ
     recentered: bool = False
+    unsigned: bool = False
     contrib: bool = False
     operators: bool = False
     strict: bool = False
+    fixed: bool = False
     older: Older | None = None
     newest: int | None = None

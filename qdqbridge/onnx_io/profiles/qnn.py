@@ -9,14 +9,16 @@ from __future__ import annotations
 import numpy as np
 
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.onnx_io.profiles.file_view import FileNode, FileView, is_dequantize
+from qdqbridge.onnx_io.profiles.file_view import FileEncoding, FileNode, FileView, is_dequantize
 from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Reason
 from qdqbridge.onnx_io.profiles.islands import islands_of
 from qdqbridge.onnx_io.profiles.shared_rules import (
+    WEIGHTED,
     active_ends,
     bias_ratio,
     constant_positive_scale,
     encoding_of,
+    fixed_shapes,
     is_parameter,
     per_tensor_activations,
     storage,
@@ -62,7 +64,7 @@ def _bias(view: FileView, node: FileNode) -> Reason | None:
         return None
     found = view.dequantized(name)
     if found is None:
-        return Reason(f"the bias '{name}' is not quantized", (name,))
+        return None  # floats are quantized by the provider
     if found.dtype is not DType.INT32:
         return Reason(f"the bias '{found.node.input(0)}' is {found.dtype}, not int32", (name,))
     w = view.dequantized(node.input(1))
@@ -81,22 +83,24 @@ def _no_blocks(view: FileView, node: FileNode) -> Reason | None:
 
 
 def _node_unit(view: FileView, node: FileNode) -> Reason | None:
-    if node not in islands_of(view) or _implied(view, node):
+    if node not in islands_of(view) or _implied(view, node) or _fused(view, node):
         return None
     for index, name in enumerate(node.inputs):
         if name and not view.is_constant(name) and view.dequantized(name) is None:
             if view.dtype(name) is DType.BOOL:
                 continue
             return Reason(f"operand {index} '{name}' is not dequantized", (name,))
-    if view.quantized(node.output) or _clamped(view, node):
+    if view.quantized(node.output) or _behind_clamp(view, node):
         return None
     return Reason(f"its result '{node.output}' is not quantized", (node.output,))
 
 
-def _clamped(view: FileView, node: FileNode) -> bool:
+def _behind_clamp(view: FileView, node: FileNode) -> list[FileEncoding]:
+    """Returns what quantizes a result behind the clamp that alone reads it."""
     readers = view.consumers(node.output)
     clamp = readers[0][0] if len(readers) == 1 else None
-    return clamp is not None and clamp.op in ("Relu", "Clip") and bool(view.quantized(clamp.output))
+    known = clamp is not None and clamp.op in ("Relu", "Clip")
+    return list(view.quantized(clamp.output)) if known and clamp is not None else []
 
 
 def _implied(view: FileView, node: FileNode) -> bool:
@@ -111,16 +115,39 @@ def _clamp_before(view: FileView, node: FileNode) -> Reason | None:
         return None
     if len(view.consumers(node.input(0))) > 1 or node not in islands_of(view):
         return None
-    if _implied(view, node):
+    if _implied(view, node) or _fused_rightly(view, made, found[0]):
         return None
     text = f"{node.op} stands between {made.op} '{made.name}' and its QuantizeLinear"
     return Reason(text, (node.output,))
 
 
+def _fused(view: FileView, node: FileNode) -> bool:
+    """True for a clamp that is taken with the product in front of it."""
+    made, found = view.producer(node.input(0)), view.quantized(node.output)
+    known = node.op in ("Relu", "Clip") and made is not None and bool(found)
+    return known and made is not None and _fused_rightly(view, made, found[0])
+
+
+def _fused_rightly(view: FileView, made: FileNode, result: FileEncoding) -> bool:
+    """A product without bias and channels keeps a clamp in front of its Q, mostly.
+
+    A Conv of 8 bits does so where the zero point is an end of the type.
+    """
+    weight = view.dequantized(made.input(1))
+    if made.op not in WEIGHTED or made.input(2) or weight is None or not weight.per_tensor:
+        return False
+    if made.op in ("MatMul", "ConvTranspose") or result.dtype in _WIDE:
+        return True
+    return made.op == "Conv" and result.zero() in (_low(result), _top(result))
+
+
 def _clip_behind(view: FileView, node: FileNode) -> Reason | None:
     found = view.quantized(node.output)
-    if node.op != "Clip" or view.dequantized(node.input(0)) is None or not found:
+    source = view.dequantized(node.input(0))
+    if node.op != "Clip" or source is None or not found:
         return None
+    if view.producer(source.node.input(0)) is None:
+        return None  # nothing stands before it that it could be fused with
     active = active_ends(view, node, found[0])
     if active is None or not any(active):
         return None
@@ -131,10 +158,133 @@ def _clip_behind(view: FileView, node: FileNode) -> Reason | None:
     return Reason(f"it clips {found[0].dtype}", (node.output,)) if wide else None
 
 
+def _norm(view: FileView, node: FileNode) -> Reason | None:
+    """A norm whose gain is int8 wants a bias of 8 bits or of floats; int32 it takes for neither."""
+    if node.op != "LayerNormalization":
+        return None
+    axis, rank = int(node.attributes.get("axis", -1)), view.rank(node.input(0))
+    if axis != -1 and (rank is None or axis != rank - 1):
+        return Reason(f"it normalizes from axis {axis} on, not along the last one")
+    gain, bias = (view.dequantized(node.input(index)) for index in (1, 2))
+    if gain is not None and gain.dtype is DType.INT32:
+        return Reason(f"its scale '{gain.node.input(0)}' is int32", (gain.node.input(0),))
+    signed = gain is not None and gain.dtype is DType.INT8
+    if bias is not None and bias.dtype is DType.INT32 and (signed or gain is None):
+        return Reason(f"its bias '{bias.node.input(0)}' is int32", (bias.node.input(0),))
+    if signed and not node.input(2):
+        return Reason("its scale is int8, and it has no bias", (node.input(1),))
+    return None
+
+
+_UNLOADABLE = frozenset({"AveragePool", "GlobalAveragePool", "Resize", "DepthToSpace", "HardSwish"})
+"""Operators of which a file with int16 does not even load."""
+
+
+def _signed_operand(view: FileView, node: FileNode) -> FileEncoding | None:
+    found = view.dequantized(node.input(0))
+    return found if found is not None and found.dtype in (DType.INT8, DType.INT16) else None
+
+
+def _int16(view: FileView, node: FileNode) -> Reason | None:
+    found = _signed_operand(view, node)
+    depthwise = node.op == "Conv" and node.attributes.get("group", 1) > 1
+    if found is None or found.dtype is not DType.INT16:
+        return None
+    if not depthwise and node.op not in _UNLOADABLE:
+        return None
+    tensor = found.node.input(0)
+    return Reason(f"'{tensor}' is int16", (tensor,))
+
+
+def _unsigned(view: FileView, node: FileNode) -> Reason | None:
+    """What is taken of unsigned activations only."""
+    found = _signed_operand(view, node)
+    if found is None:
+        return None
+    wide = node.op in ("Max", "Min", "Clip") or (
+        node.op == "MatMul" and not view.is_constant(node.input(1)) and found.zero() != _low(found)
+    )
+    if node.op != "LeakyRelu" and not (wide and found.dtype is DType.INT16):
+        return None
+    tensor = found.node.input(0)
+    return Reason(f"'{tensor}' is {found.dtype} with zero point {found.zero()}", (tensor,))
+
+
+def _low(found: FileEncoding) -> int:
+    assert found.dtype is not None
+    return int(found.dtype.qmin)
+
+
+def _padding(view: FileView, node: FileNode) -> Reason | None:
+    """Signed activations are padded with the wrong number."""
+    found = _signed_operand(view, node)
+    if node.op != "Pad" or found is None or found.zero() in (0, _top(found)):
+        return None
+    tensor = found.node.input(0)
+    return Reason(f"'{tensor}' is {found.dtype} with zero point {found.zero()}", (tensor,))
+
+
+def _top(found: FileEncoding) -> int:
+    assert found.dtype is not None
+    return int(found.dtype.qmax)
+
+
+def _fixed_encoding(view: FileView, node: FileNode) -> Reason | None:
+    """Softmax and Sigmoid have results in [0, 1], and encodings of their own for these."""
+    found = view.quantized(node.output)
+    if node.op not in ("Softmax", "Sigmoid") or not found or found[0].dtype is None:
+        return None
+    own, tensor = found[0], found[0].node.output
+    if node.op == "Softmax" and own.dtype in (DType.UINT8, DType.INT8):
+        right = (own.dtype.qmin, 128) if own.dtype is DType.UINT8 else (own.dtype.qmin,)
+        if own.zero() not in right:
+            return Reason(f"'{tensor}' is {own.dtype} with zero point {own.zero()}", (tensor,))
+    if node.op == "Sigmoid" and own.dtype in _WIDE and own.scale is not None:
+        scale = float(own.scale.reshape(-1)[0])
+        if abs(scale * (1 << 16) - 1) > _NEAR:
+            return Reason(f"'{tensor}' is {own.dtype} with scale {scale:.6g}", (tensor,))
+    return None
+
+
+_WIDE_STEPS = {
+    "Conv": 32, "ConvTranspose": 32, "Gemm": 32, "MatMul": 512, "Gelu": 32, "Softmax": 16,
+    "LayerNormalization": 64, "Div": 32, "Sigmoid": 8,
+}  # fmt: skip
+"""How far results of 16 bits were seen from the exact ones, rounded up to a power of 2."""
+
+
+def _wide_arithmetic(view: FileView, node: FileNode) -> Reason | None:
+    steps = _WIDE_STEPS.get(node.op)
+    found = view.quantized(node.output) or _behind_clamp(view, node)
+    if steps is None or not found or found[0].dtype not in _WIDE:
+        return None
+    tensor = found[0].node.output
+    text = f"'{tensor}' ({found[0].dtype}) is up to {steps} of 65536 steps off"
+    return Reason(text, (tensor,))
+
+
+def _lone_transpose(view: FileView, node: FileNode) -> Reason | None:
+    source, found = view.dequantized(node.input(0)), view.quantized(node.output)
+    if node.op != "Transpose" or source is None or not found:
+        return None
+    if (
+        tuple(node.attributes.get("perm", ())) != (0, 2, 1)
+        or found[0].node.output not in view.outputs
+    ):
+        return None
+    if view.producer(source.node.input(0)) is not None:
+        return None
+    return Reason("it is all there is between an input and an output", (node.output,))
+
+
 _DOCS = "onnxruntime, QNN Execution Provider"
 _HEXAGON = "onnxruntime-qnn 2.7.0, host build of Hexagon: not taken, or up to 254 LSB wrong"
 
+_HOST = "onnxruntime-qnn 2.7.0, host build of Hexagon"
+
 RULES: tuple[Demand, ...] = (
+    Demand("fixed-shapes", "what reads the inputs", fixed_shapes, _DOCS, Effect.ELSEWHERE,
+         "give numbers when exporting: --extent batch=1"),
     Demand("contrib-domain", "Q and DQ of 16 and 4 bits", _domain, "ONNX: QuantizeLinear-21",
          Effect.REFUSED, "use com.microsoft, or declare opset 21"),
     Demand("storage", "Q and DQ", storage(_ACTIVATIONS, (*_ACTIVATIONS, *_NARROW, DType.INT32)),
@@ -157,4 +307,18 @@ RULES: tuple[Demand, ...] = (
          Effect.REFUSED, "quantize the result, dequantize it, clamp, and quantize again"),
     Demand("clip-of-two-ends", "Clip between DQ and Q", _clip_behind, _HEXAGON,
          Effect.REFUSED, "use Relu, or Max and Min with dequantized numbers"),
+    Demand("norm-parameters", "LayerNormalization", _norm, _HOST, Effect.ELSEWHERE,
+         "normalize along the last axis, with a float bias"),
+    Demand("no-int16", "Conv by groups, pools, Resize, DepthToSpace, HardSwish", _int16, _HOST,
+         Effect.REFUSED, "use uint16, zero points shifted by 32768: the same numbers"),
+    Demand("unsigned", "LeakyRelu; Max, Min, Clip and MatMul of int16", _unsigned, _HOST,
+         Effect.ELSEWHERE, "use unsigned types, zero points shifted by half the range"),
+    Demand("unsigned-padding", "Pad of signed types", _padding, _HOST, Effect.OTHER,
+         "use unsigned types, zero points shifted by half the range"),
+    Demand("fixed-encodings", "results of Softmax and Sigmoid", _fixed_encoding, _HOST,
+         Effect.OTHER, "use the type's smallest number as zero point, and scale 1/256 or 1/65536"),
+    Demand("lone-transpose", "Transpose by 0, 2, 1 alone", _lone_transpose, _HOST, Effect.ELSEWHERE,
+         "leave it to what stands before or behind"),
+    Demand("wide-arithmetic", "results of 16 bits", _wide_arithmetic, _HOST, Effect.OTHER,
+         "expect such differences, or use 8 bits"),
 )  # fmt: skip

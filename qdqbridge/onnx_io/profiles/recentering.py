@@ -21,7 +21,7 @@ def recentered(graph: Graph) -> Graph:
     return recenter.recentered(graph, only=_around_half)
 
 
-def unsigned(graph: Graph) -> Graph:
+def unsigned(graph: Graph, source: DType = DType.INT8) -> Graph:
     """Returns a copy of a graph whose int8 activations are uint8, zero points shifted by 128.
 
     onnxruntime's kernels for x86 are several times faster that way. Weights stay int8; inputs,
@@ -29,6 +29,7 @@ def unsigned(graph: Graph) -> Graph:
 
     Args:
         graph: The graph; it is not changed.
+        source: ``int8``, or ``int16`` (to become uint16).
     """
     weights = {
         value
@@ -37,7 +38,7 @@ def unsigned(graph: Graph) -> Graph:
         if value is not None and value.constant is not None
         if node.op.flow is Flow.ACCUMULATE and index
     }
-    return recenter.recentered(graph, DType.INT8, only=lambda value: value not in weights)
+    return recenter.recentered(graph, source, only=lambda value: value not in weights)
 
 
 def _around_half(value: Value) -> bool:

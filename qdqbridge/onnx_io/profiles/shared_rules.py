@@ -138,6 +138,29 @@ def bias_ratio(x: FileEncoding, w: FileEncoding, bias: FileEncoding) -> float | 
         return float(ratio[np.argmax(np.abs(ratio - 1))])
 
 
+def has_products(view: FileView) -> bool:
+    """Returns whether any product of quantized operands is in the file; found once per file."""
+    if view.known_products is None:
+        view.known_products = any(
+            node.op in WEIGHTED and view.dequantized(node.input(0)) is not None
+            for node in view.nodes
+        )
+    return view.known_products
+
+
+def fixed_shapes(view: FileView, node: FileNode) -> Reason | None:
+    """Checks that a node which reads an input of the graph reads fixed extents."""
+    for name in node.inputs:
+        if not name or view.producer(name) is not None or view.is_constant(name):
+            continue
+        _, shape = view.inferred.get(name, (None, ()))
+        free = [str(dim) for dim in shape or () if not isinstance(dim, int)]
+        if shape is None or free:
+            listed = f" [{', '.join(map(str, shape))}]" if shape is not None else ""
+            return Reason(f"input '{name}' has an open shape{listed}", (name,))
+    return None
+
+
 def both_or_none(view: FileView, node: FileNode) -> Reason | None:
     """Checks that an activation and its weight are both quantized, or none of them."""
     if node.op not in WEIGHTED or len(node.inputs) < 2:

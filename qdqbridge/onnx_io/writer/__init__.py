@@ -7,6 +7,7 @@ from pathlib import Path
 from onnx import ModelProto
 
 from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph
 from qdqbridge.onnx_io.profiles import Effect, ExportProfile, profile_of
 from qdqbridge.onnx_io.profiles.checker import check_model
@@ -115,6 +116,7 @@ def _light(model: ModelProto, sheet: Sheet) -> ModelProto:
 
 def _sheet(graph: Graph, profile: ExportProfile) -> Sheet:
     graph = recentered(graph) if profile.recentered else graph
+    graph = unsigned(graph, DType.INT16) if profile.unsigned and _has_int16(graph) else graph
     opset = choose_opset(graph, contrib=profile.contrib, known=profile.newest)
     sheet = _filled(graph, profile, opset)
     if opset < graph.opset and not takes_types(sheet):
@@ -131,6 +133,11 @@ def _sheet(graph: Graph, profile: ExportProfile) -> Sheet:
     except UnsupportedTargetError:
         return sheet
     return _filled(graph, profile, older)
+
+
+def _has_int16(graph: Graph) -> bool:
+    quantized = (value.quant for value in graph.values())
+    return any(q is not None and q.params.storage_dtype is DType.INT16 for q in quantized)
 
 
 def _filled(graph: Graph, profile: ExportProfile, opset: int) -> Sheet:
