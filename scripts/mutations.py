@@ -7,13 +7,15 @@
 
 Every case comes from the seed and its number alone. Cases run in forked children whose memory is
 limited; a child that ends, or uses more than a minute for a case, is a finding and the next child
-goes on behind it. The counts lie in the folder of the findings, so that a run that was stopped is
-taken up where it was.
+goes on behind it. What a child has written to stderr by then, and where Python was, is part of the
+finding. The counts lie in the folder of the findings, so that a run that was stopped is taken up
+where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import pickle
@@ -23,6 +25,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -46,6 +49,8 @@ from tests.fuzzing.target import (
 from tests.onnx_models import conv_model
 
 SILENCE = 60.0
+WORDS = 6000
+"""Characters of a child's stderr that a finding keeps."""
 BLOCK = 200
 ADDRESS_SPACE = 8 << 30
 
@@ -87,11 +92,13 @@ def _put(kind: str, suffix: str) -> Callable[[bytes, Path], str]:
     return lambda data, folder: put_module_through(data, folder, suffix)
 
 
-def _child(kind: str, valid: Sequence[Seed], seed: int, numbers: range, pipe: int) -> None:
-    """Runs cases and tells of each; ends the process."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 1)
-    os.dup2(nothing, 2)
+def _child(
+    kind: str, valid: Sequence[Seed], seed: int, numbers: range, pipe: int, log: Path
+) -> None:
+    """Runs cases and tells of each; what the current one writes is in ``log``."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), 2)
+    faulthandler.enable(2)
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with tempfile.TemporaryDirectory() as folder, os.fdopen(pipe, "w") as stream:
@@ -102,6 +109,8 @@ def _child(kind: str, valid: Sequence[Seed], seed: int, numbers: range, pipe: in
                 raise AssertionError(f"undamaged files are not read: {found}")
         for number in numbers:
             print(json.dumps({"at": number}), file=stream, flush=True)
+            os.ftruncate(2, 0)
+            faulthandler.dump_traceback_later(SILENCE - 5, file=2)
             suffix, data = case(kind, valid, seed, number)
             found = run(data, Path(folder), _put(kind, suffix))
             print(json.dumps({**found, "number": number}), file=stream, flush=True)
@@ -117,6 +126,7 @@ class Run:
     def __init__(self, kind: str, seed: int, folder: Path) -> None:
         self.kind, self.seed, self.folder = kind, seed, folder
         self.path = folder / f"{kind}_{seed}.json"
+        self.log = folder / f"{kind}_{seed}.stderr"
         self.state: dict[str, Any] = {"next": 0, "results": {}, "findings": {}, "seconds": 0.0,
                                       "bytes": 0, "slowest": -1, "largest": -1}  # fmt: skip
         if self.path.exists():
@@ -130,8 +140,10 @@ class Run:
             os.close(reading)
             status = 1
             try:
-                _child(self.kind, valid, self.seed, numbers, writing)
+                _child(self.kind, valid, self.seed, numbers, writing, self.log)
                 status = 0
+            except BaseException:  # the child's own; a case's are findings
+                traceback.print_exc()
             finally:
                 os._exit(status)
         os.close(writing)
@@ -139,7 +151,9 @@ class Run:
         _, status = os.waitpid(child, 0)
         if status:
             told = self.state["findings"].get(str(at))
-            self._find(at, told or f"the process ended with {os.waitstatus_to_exitcode(status)}")
+            told = told or f"the process ended with {os.waitstatus_to_exitcode(status)}"
+            words = self.log.read_text(errors="replace")[-WORDS:]
+            self._find(at, f"{told}\n{words}".rstrip())
             self.state["next"] = at + 1
         self.path.write_text(json.dumps(self.state, indent=1))
 

@@ -7,7 +7,8 @@ reference on the outputs; compare the interpreter node by node with onnxruntime 
 onnxruntime recorded, and name the cause of every difference; export, re-read (digest), and run the
 exported file in onnxruntime (outputs against the original's, bit for bit).
 
-A model whose digest was seen before is not compiled again: its graph is the same.
+A model whose digest was seen before is not compiled again: its graph is the same. ``--every 9``
+takes every ninth file of the manifest, ``--first 4`` begins with the fifth one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -159,13 +161,16 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("-o", "--output", type=Path, default=Path("sweep.csv"))
     parser.add_argument("--only", nargs="*", default=[], help="words that the name must contain")
+    parser.add_argument("--every", type=int, default=1, help="take only every n-th file")
+    parser.add_argument("--first", type=int, default=0, help="number of the first file")
     parser.add_argument("--no-local", action="store_true", help="leave out the node-wise proof")
     arguments = parser.parse_args()
     sweep = Sweep(local=not arguments.no_local)
     with arguments.output.open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()
-        for name in _selected(arguments.folder, arguments.only):
+        names = _selected(arguments.folder, arguments.only)
+        for name in islice(names, arguments.first, None, arguments.every):
             row = {"file": name} | sweep.row(arguments.folder / name)
             writer.writerow(row)
             file.flush()

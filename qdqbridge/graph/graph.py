@@ -15,13 +15,17 @@ if TYPE_CHECKING:
     from qdqbridge.graph.printer import Weights
 
 
+_REMEMBERED = 256
+"""Nodes of the file that one node remembers; a chain of any length may become one node."""
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Where a node comes from: names of the file's nodes and their ``metadata_props``.
 
     Attributes:
-        nodes: Names of the file's nodes.
-        metadata: Their ``metadata_props``.
+        nodes: Names of the file's nodes, the first few hundred.
+        metadata: Their ``metadata_props``, likewise.
         variant: How the file writes it where there are several ways.
         with_add: The file adds its bias behind it.
         computed: The float type in which the file computes it, where Casts around it say another
@@ -37,8 +41,8 @@ class Origin:
     def joined(self, other: Origin) -> Origin:
         """Returns the origin of a node made from two."""
         return Origin(
-            tuple(dict.fromkeys((*self.nodes, *other.nodes))),
-            tuple(dict((*self.metadata, *other.metadata)).items()),
+            tuple(dict.fromkeys((*self.nodes, *other.nodes)))[:_REMEMBERED],
+            tuple(dict((*self.metadata, *other.metadata)).items())[:_REMEMBERED],
             self.variant or other.variant,
             self.with_add or other.with_add,
             self.computed or other.computed,

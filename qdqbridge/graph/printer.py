@@ -51,6 +51,7 @@ class _Printer:
         self.graph = graph
         self.numbers: dict[Value, str] = {}
         self.dims: dict[str, str] = {}
+        self.known_params: dict[QuantParams, str] = {}
 
     def lines(self) -> list[str]:
         graph = self.graph
@@ -103,7 +104,9 @@ class _Printer:
         return element + (self.shape(type_.shape) if shape else "")
 
     def params(self, params: QuantParams) -> str:
-        return params_text(params)
+        if params not in self.known_params:
+            self.known_params[params] = params_text(params)
+        return self.known_params[params]
 
     def elements(self, array: NDArray[Any]) -> str:
         return elements(array)

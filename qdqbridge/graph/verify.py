@@ -9,6 +9,7 @@ import numpy as np
 from qdqbridge.errors import GraphError, InvalidModelError
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 
 _LISTED = 8
@@ -35,7 +36,8 @@ def verify(graph: Graph, file: str = "") -> None:
             InvalidModelError, "the model breaks the rules of its operators", problems, file
         )
     if graph.canonical:
-        broken = [(node, p) for node in graph.nodes for p in _canonical_problems(node)]
+        sound: set[QuantParams] = set()
+        broken = [(node, p) for node in graph.nodes for p in _canonical_problems(node, sound)]
         if broken:
             raise _error(GraphError, "the graph is not in canonical form", broken, file)
 
@@ -72,8 +74,8 @@ def _error(
     )
 
 
-def _canonical_problems(node: Node) -> Iterator[str]:
-    yield from _parameter_problems(node)
+def _canonical_problems(node: Node, sound: set[QuantParams]) -> Iterator[str]:
+    yield from _parameter_problems(node, sound)
     name, first = node.op.name, node.inputs[0] if node.inputs else None
     if first is None:
         return
@@ -90,17 +92,20 @@ def _canonical_problems(node: Node) -> Iterator[str]:
         yield from _bias_problems(node)
 
 
-def _parameter_problems(node: Node) -> Iterator[str]:
+def _parameter_problems(node: Node, sound: set[QuantParams]) -> Iterator[str]:
+    """Yields what is wrong with parameters; those without fault are kept in ``sound``."""
     for value in (*node.inputs, *node.outputs):
-        if value is None or value.quant is None:
+        if value is None or value.quant is None or value.quant.params in sound:
             continue
         params = value.quant.params
         scale = params.scale.astype(np.float64)
         # A constant keeps a negative scale where its mirrored integers would not fit.
         if not np.isfinite(scale).all() or (not value.is_constant and (scale <= 0).any()):
             yield f"the scale of '{value.name}' is not positive and finite"
-        if params.axis is not None and params.axis < 0:
+        elif params.axis is not None and params.axis < 0:
             yield f"the axis of '{value.name}' is negative"
+        elif (scale > 0).all():
+            sound.add(params)
 
 
 def _round_trips(value: Value) -> bool:

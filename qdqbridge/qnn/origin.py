@@ -249,9 +249,15 @@ def is_swapped(provenance: Provenance) -> bool:
     return bool(provenance.more.get("swapped"))
 
 
-def moved_params(provenance: Provenance) -> list[QuantParams | None]:
-    """Returns the parameters of a mover's results."""
-    return [None if p is None else _read_params(p) for p in provenance.more.get("params", ())]
+def tells_params(provenance: Provenance, index: int) -> bool:
+    """Returns whether a span says what result ``index`` of a mover means."""
+    return index < len(provenance.more.get("params", ()))
+
+
+def moved_params(provenance: Provenance, index: int) -> QuantParams | None:
+    """Returns the parameters of a mover's result; None where it has none."""
+    record = provenance.more["params"][index]
+    return None if record is None else _read_params(record)
 
 
 def folded_params(provenance: Provenance, index: int) -> QuantParams | None:

@@ -23,6 +23,7 @@ _KINDS = {
     "floats": ("Neg", "Relu"),
     "clamps": ("Relu",),
     "movers": ("Transpose",),
+    "pushed movers": ("Reshape",),
     "stored movers": ("Transpose",),
 }
 
@@ -35,12 +36,16 @@ def _chain(kind: str, depth: int) -> onnx.ModelProto:
     if kind in ("constants", "a weight"):
         constants["c"] = np.ones((100, 100) if large else (4,), np.float32)
         tensor = "c"
-    if kind == "stored movers":
+    if kind in ("stored movers", "pushed movers"):
         nodes, tensor = [helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"])], "xq"
+    if kind == "pushed movers":
+        nodes.append(helper.make_node("DequantizeLinear", ["xq", "s", "z"], ["xd"]))
+        constants["shape"], tensor = np.array([4, 4]), "xd"
     for i in range(depth):
         op = ops[i % len(ops)]
         attributes: dict[str, Any] = {"perm": [1, 0]} if op == "Transpose" else {}
-        nodes.append(helper.make_node(op, [tensor], [f"t{i}"], **attributes))
+        operands = [tensor, "shape"] if op == "Reshape" else [tensor]
+        nodes.append(helper.make_node(op, operands, [f"t{i}"], **attributes))
         tensor = f"t{i}"
     if kind == "stored movers":
         nodes.append(helper.make_node("DequantizeLinear", [tensor, "s", "z"], ["y"]))
@@ -78,15 +83,61 @@ def test_a_long_chain_goes_through_everything(kind: str, tmp_path: Path) -> None
         check(copy, profile)
 
 
-@pytest.mark.parametrize("kind", ("floats", "stored movers"))
-def test_time_grows_with_the_length_alone(kind: str, tmp_path: Path) -> None:
-    def seconds(depth: int) -> float:
-        path = tmp_path / f"{depth}.onnx"
-        path.write_bytes(_chain(kind, depth).SerializeToString())
-        start = time.process_time()
-        qb.save(qb.load(path), tmp_path / "copy.onnx", overwrite=True)
-        check(path, "ort")
-        return time.process_time() - start
+def _seconds(model: onnx.ModelProto, folder: Path, *spellings: str) -> float:
+    """Returns the time that a model takes through the verbs."""
+    path, copy = folder / "model.onnx", folder / "copy.onnx"
+    path.write_bytes(model.SerializeToString())
+    start = time.process_time()
+    graph = qb.load(path)
+    qb.save(graph, copy, overwrite=True)
+    again = qb.load(copy)
+    assert not diff(graph, again)
+    assert all(map(str, qb.explain(graph)))
+    check(path, "ort")
+    for spelling in spellings:
+        module = qb.to_relax(graph, spelling=spelling)[0]
+        assert qb.from_relax(module).digest == graph.digest
+    return time.process_time() - start
 
-    seconds(10)  # imports
-    assert seconds(2000) < 4 * seconds(1000) + 1.0
+
+@pytest.mark.parametrize("kind", ("floats", "clamps", "pushed movers", "stored movers"))
+def test_time_grows_with_the_length_alone(kind: str, tmp_path: Path) -> None:
+    _seconds(_chain(kind, 10), tmp_path)  # imports
+    short = _seconds(_chain(kind, 1500), tmp_path)
+    assert _seconds(_chain(kind, 6000), tmp_path) < 7 * short + 1.0
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize("kind", ("floats", "clamps", "pushed movers"))
+def test_a_chain_of_thousands_goes_to_relax_and_back(kind: str, tmp_path: Path) -> None:
+    assert _seconds(_chain(kind, 5000), tmp_path, "qnn", "qdq") < 60
+
+
+def _parts(count: int) -> onnx.ModelProto:
+    """Returns a model that splits its input into quantized parts and joins them again."""
+    constants: dict[str, Any] = {"s": np.float32(0.5), "z": np.int8(0), "one": np.ones(count, int)}
+    names = [f"p{i}" for i in range(count)]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        helper.make_node("Split", ["d", "one"], names, axis=1),
+        helper.make_node("Concat", names[::-1], ["c"], axis=1),
+        helper.make_node("QuantizeLinear", ["c", "s", "z"], ["cq"]),
+        helper.make_node("DequantizeLinear", ["cq", "s", "z"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "parts",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, count])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, count])],
+        [numpy_helper.from_array(np.asarray(a), name) for name, a in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.relax
+def test_time_grows_with_the_number_of_parts_alone(tmp_path: Path) -> None:
+    """The parts are told to Relax, and read back, without looking at all of them for each."""
+    _seconds(_parts(10), tmp_path, "qnn")
+    few = _seconds(_parts(1000), tmp_path, "qnn")
+    assert _seconds(_parts(4000), tmp_path, "qnn") < 7 * few + 1.0

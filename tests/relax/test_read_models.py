@@ -87,7 +87,7 @@ def test_a_region_alone_is_a_graph() -> None:
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_without_spans_the_meaning_is_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module whose spans are lost computes the same, whatever its operators are called."""
-    monkeypatch.setattr(reading, "_claim", lambda expr: None)
+    monkeypatch.setattr(reading, "_provenance", lambda expr: None)
     graph = qb.load(path)
     again = read_back(graph)
     images = np.load(FOLDER / "digits_test.npz")["x"][:8]

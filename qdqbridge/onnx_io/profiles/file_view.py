@@ -23,7 +23,7 @@ from qdqbridge.onnx_io.structure import subgraphs
 from qdqbridge.onnx_io.tensors import constant_from_proto, dtype_of
 
 if TYPE_CHECKING:
-    from qdqbridge.onnx_io.profiles.ort_fusion import QuantizeTarget
+    from qdqbridge.onnx_io.profiles.ort_fusion import DequantizeFeed, QuantizeTarget
 
 Array = NDArray[Any]
 _MICROSOFT = "com.microsoft"
@@ -152,6 +152,10 @@ class FileView:
     known_islands: frozenset[FileNode] | None = None
     known_products: bool | None = None
     known_targets: dict[str, QuantizeTarget] = field(default_factory=dict[str, "QuantizeTarget"])
+    known_feeds: dict[str, DequantizeFeed | None] = field(
+        default_factory=dict[str, "DequantizeFeed | None"]
+    )
+    known_readers: dict[str, int] = field(default_factory=dict[str, int])
 
     def __post_init__(self) -> None:
         for name, (_, shape) in self.inferred.items():

@@ -48,6 +48,19 @@ class DequantizeSource:
 
 
 @dataclass(frozen=True, slots=True)
+class DequantizeFeed:
+    """The DQ behind a tensor.
+
+    Attributes:
+        encoding: Its parameters.
+        pushed: True where it is pushed past a mover to get there.
+    """
+
+    encoding: FileEncoding
+    pushed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class QuantizeTarget:
     """Where the result of a node goes: one Q, or why there is none that fits.
 
@@ -66,30 +79,51 @@ class QuantizeTarget:
 
 def source(view: FileView, tensor: str) -> DequantizeSource | None:
     """Returns the DQ that feeds an operand, behind movers where a DQ is pushed past them."""
-    readers = len(view.consumers(tensor))
-    moved = False
-    for _ in range(len(view.nodes)):
-        found = view.dequantized(tensor)
-        if found is not None:
-            if not moved:
-                readers = _dequantized_readers(view, found.node.input(0))
-                maker = view.producer(found.node.input(0))
-                pair = maker is not None and is_quantize(maker)
-                pair = pair and not view.is_constant(found.node.input(0))
-            else:
-                pair = True
-            return DequantizeSource(found, on_x86(found, readers) if pair else found.dtype, moved)
-        node = view.producer(tensor)
-        if node is not None and node.op == "Transpose" and view.is_constant(tensor):
-            tensor = node.input(0)  # transposed weights: the transpose optimizer swaps the two
-            continue
-        if node is None or not propagates(view, node):
-            return None
-        below = view.dequantized(node.input(0))
-        if below is not None and not below.per_tensor:
-            return None
-        moved, tensor = True, node.input(0)
-    return None
+    found = _fed(view, tensor)
+    if found is None:
+        return None
+    if found.pushed:
+        readers = len(view.consumers(tensor))
+        return DequantizeSource(found.encoding, on_x86(found.encoding, readers), moved=True)
+    stored = found.encoding.node.input(0)
+    maker = view.producer(stored)
+    if maker is None or not is_quantize(maker) or view.is_constant(stored):
+        return DequantizeSource(found.encoding, found.encoding.dtype)
+    return DequantizeSource(
+        found.encoding, on_x86(found.encoding, _dequantized_readers(view, stored))
+    )
+
+
+def _fed(view: FileView, tensor: str) -> DequantizeFeed | None:
+    """Returns the DQ behind a tensor; each tensor of a chain of movers is looked at once."""
+    passed: list[tuple[str, bool]] = []
+    known = view.known_feeds
+    while tensor not in known and (step := _lifted(view, tensor)) is not None:
+        known[tensor] = None  # in a cycle there is no DQ
+        passed.append((tensor, step[1]))
+        tensor = step[0]
+    if tensor not in known:
+        encoding = view.dequantized(tensor)
+        known[tensor] = None if encoding is None else DequantizeFeed(encoding)
+    found = known[tensor]
+    for name, pushed in reversed(passed):
+        if found is not None and pushed and not found.pushed:
+            found = DequantizeFeed(found.encoding, pushed=True)
+        known[name] = found
+    return found
+
+
+def _lifted(view: FileView, tensor: str) -> tuple[str, bool] | None:
+    """Returns the operand of the mover that makes a tensor, and whether a DQ is pushed past it."""
+    node = view.producer(tensor)
+    if node is None or is_dequantize(node):
+        return None
+    if node.op == "Transpose" and view.is_constant(tensor):
+        return node.input(0), False  # weights: the transpose optimizer swaps the two
+    if not propagates(view, node):
+        return None
+    below = view.dequantized(node.input(0))
+    return None if below is not None and not below.per_tensor else (node.input(0), True)
 
 
 def on_x86(found: FileEncoding, readers: int) -> DType | None:
@@ -104,10 +138,12 @@ def on_x86(found: FileEncoding, readers: int) -> DType | None:
 
 def _dequantized_readers(view: FileView, stored: str) -> int:
     """Returns how many operands read a stored tensor through DQ nodes, one DQ for each of them."""
-    count = 2 if stored in view.outputs else 0
-    for node, _ in view.consumers(stored):
-        count += max(1, len(view.consumers(node.output))) if is_dequantize(node) else 2
-    return count
+    if stored not in view.known_readers:
+        count = 2 if stored in view.outputs else 0
+        for node, _ in view.consumers(stored):
+            count += max(1, len(view.consumers(node.output))) if is_dequantize(node) else 2
+        view.known_readers[stored] = count
+    return view.known_readers[stored]
 
 
 def target(view: FileView, tensor: str) -> QuantizeTarget:

@@ -7,7 +7,7 @@ from typing import Any
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.operator import Attributes
 from qdqbridge.graph.types import TensorType, ValueType
-from qdqbridge.qnn.origin import element, moved_params
+from qdqbridge.qnn.origin import element, moved_params, tells_params
 from qdqbridge.qnn.read.call import Call, Entry
 from qdqbridge.qnn.read.parameters import holds
 from qdqbridge.qnn.read.reading import Reading
@@ -40,9 +40,8 @@ def _narrow(call: Call, value: Value) -> Value:
 def hinted(reading: Reading, call: Call, value: Value, index: int = 0) -> Value:
     """Notes what the span says that moved integers mean, for want of a reader that says it."""
     provenance = call.provenance
-    found = [] if provenance is None else moved_params(provenance)
-    if value.quant is None and index < len(found):
-        reading.hints[value] = found[index]
+    if value.quant is None and provenance is not None and tells_params(provenance, index):
+        reading.hints[value] = moved_params(provenance, index)
     return value
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import ir, relax
+from tvm import ir
 
 from qdqbridge.relax.read.module_errors import ReaderPlace, explained_errors
+from qdqbridge.relax.read.visiting import calls_of
 
 _LAST = ("NWC", "NHWC", "NDHWC")
 _NAMES = ("data_layout", "layout")
@@ -19,16 +20,8 @@ def channels_last(module: ir.IRModule) -> bool:
     Such operators are read as channels-first ones between transposes, which then have to be
     carried to where they undo each other.
     """
-    found: list[str] = []
-
-    def visit(expr: Any) -> None:
-        if isinstance(expr, ir.Call) and expr.attrs is not None:
-            found.extend(str(_attribute(expr.attrs, name)) for name in _NAMES)
-
-    for function in module.functions.values():
-        if isinstance(function, relax.Function):
-            relax.analysis.post_order_visit(function.body, visit)
-    return any(layout in _LAST for layout in found)
+    given = (call.attrs for call in calls_of(module) if call.attrs is not None)
+    return any(str(_attribute(attrs, name)) in _LAST for attrs in given for name in _NAMES)
 
 
 def _attribute(attrs: Any, name: str) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import tvm
-from tvm import ir, relax
+from tvm import ir
 
 from qdqbridge.graph.header import Header
 from qdqbridge.relax.read.module_errors import ReaderPlace, explained_errors
+from qdqbridge.relax.read.visiting import calls_of
 
 
 @explained_errors(ReaderPlace("the module"))
@@ -20,13 +20,9 @@ def summary(module: ir.IRModule, file: str) -> Header:
         module: The module.
         file: The name of its file.
     """
-    names: Counter[str] = Counter()
-
-    def visit(expr: Any) -> None:
-        if isinstance(expr, ir.Call) and isinstance(expr.op, ir.Op):
-            names[str(expr.op.name).removeprefix("relax.")] += 1
-
-    for function in module.functions.values():
-        if isinstance(function, relax.Function):
-            relax.analysis.post_order_visit(function.body, visit)
+    names = Counter(
+        str(call.op.name).removeprefix("relax.")
+        for call in calls_of(module)
+        if isinstance(call.op, ir.Op)
+    )
     return Header(file, None, {"relax": tvm.__version__}, "", dict(names.most_common()))
