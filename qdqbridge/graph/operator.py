@@ -122,7 +122,10 @@ class OnnxOp:
         name: ONNX's name.
         domain: Its domain; those of other domains than ONNX's are only read.
         since: The opset that introduced it; 0 for those that every opset has.
-        defaults: Every field of the operator's attribute record, with ONNX's default.
+        defaults: ONNX's defaults of the fields of the operator's attribute record. Axes that are
+            left out are all of them; those of windows are 1 and 0.
+        axes_operand: The opset from which axes are the second operand; 0 where they are always an
+            attribute.
         choices: What the strings among them may be.
     """
 
@@ -130,6 +133,7 @@ class OnnxOp:
     domain: str = ""
     since: int = 0
     defaults: Mapping[str, float | str] = field(default_factory=dict[str, "float | str"])
+    axes_operand: int = 0
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
 
 
@@ -165,6 +169,8 @@ class Operator:
             where hosts write it out by the first of ``forms``, or in a way of their own.
         forms: Ways in which hosts and files write it out. The first is what emission writes where
             there is no call; every one can be fused (:mod:`qdqbridge.canonical.fusions`).
+        body: The operators that it stands for, from its attributes, where hosts have no other
+            (:mod:`qdqbridge.ops.bodies`); for what is no function of single elements.
         magnitude: How large its intermediate results get.
         interval: The real interval of its results where it is known, for scales of 8 bits.
         quantize: Whether quantization targets run it on integers.
@@ -185,6 +191,7 @@ class Operator:
     qnn: str = ""
     tvm: str = ""
     forms: tuple[Form, ...] = ()
+    body: Callable[[Any], Pattern] | None = None
     magnitude: Magnitude = Magnitude.RESULT
     interval: tuple[float, float] | None = None
     quantize: bool = True

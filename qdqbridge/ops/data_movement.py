@@ -14,6 +14,7 @@ from qdqbridge.graph.operator import (
     Attributes,
     Flow,
     NoAttributes,
+    OnnxOp,
     Operands,
     Operator,
 )
@@ -36,8 +37,21 @@ def data_movement(
     compute: Callable[[Any, Operands], tuple[Array, ...]],
     check: Callable[[Node], Iterator[str]],
     numerics: str = "Moves stored values. Exact.",
+    *,
+    onnx: tuple[OnnxOp, ...] = (),
+    tvm: str = "",
 ) -> Operator:
-    """Returns the row of a data mover, whose other operands only configure it."""
+    """Returns the row of a data mover, whose other operands only configure it.
+
+    Args:
+        name: ONNX's name.
+        attributes: The record of its attributes.
+        compute: Moves elements.
+        check: What is wrong with a node.
+        numerics: The contract in words.
+        onnx: How ONNX writes it, where its attributes are ONNX's.
+        tvm: TVM's operator, where that takes the same operands, and the attributes by name.
+    """
     return Operator(
         name=name,
         flow=Flow.MOVE,
@@ -47,6 +61,8 @@ def data_movement(
         data=(0,),
         check=check,
         numerics=numerics,
+        onnx=onnx,
+        tvm=tvm,
     )
 
 

@@ -230,6 +230,7 @@ WHERE = Operator(
 )
 CONCAT = Operator(
     name="Concat",
+    onnx=(OnnxOp(name="Concat"),),
     flow=Flow.ELEMENTWISE,
     attributes=AxisAttrs,
     compute=_concat,

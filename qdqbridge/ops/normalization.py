@@ -10,7 +10,7 @@ import numpy as np
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.numerics import dequantize, quantize
-from qdqbridge.graph.operator import Array, Flow, Operands, Operator, Types
+from qdqbridge.graph.operator import Array, Flow, OnnxOp, Operands, Operator, Types
 from qdqbridge.graph.types import QuantType, ValueType
 from qdqbridge.ops.accumulator import accumulation_dtype, centered, integer_params
 from qdqbridge.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
@@ -232,6 +232,7 @@ RMS = Operator(
 )
 INSTANCE = Operator(
     name="InstanceNormalization",
+    onnx=(OnnxOp(name="InstanceNormalization", defaults={"epsilon": 1e-5}),),
     flow=Flow.ROUND,
     attributes=EpsilonAttrs,
     compute=_compute(_instance_rows),

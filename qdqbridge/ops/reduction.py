@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from qdqbridge.graph.graph import Node
-from qdqbridge.graph.operator import Array, Flow, Operands, Operator, Types
+from qdqbridge.graph.operator import Array, Flow, OnnxOp, Operands, Operator, Types
 from qdqbridge.ops.accumulator import accumulation_dtype, averaged, centered, integer_params
 from qdqbridge.ops.attributes import ReduceAttrs
 from qdqbridge.ops.pooling import GLOBAL_POOLS, NAN_WINS, comparable
@@ -101,8 +101,14 @@ _FLOAT = (
     "other scales; each is a midpoint within the error of its sum."
 )
 
+
+def _onnx(name: str, axes_operand: int) -> tuple[OnnxOp, ...]:
+    return (OnnxOp(name=name, axes_operand=axes_operand, defaults={"keepdims": True}),)
+
+
 REDUCE_MEAN = Operator(
     name="ReduceMean",
+    onnx=_onnx("ReduceMean", axes_operand=18),
     flow=Flow.AVERAGE,
     attributes=ReduceAttrs,
     compute=_reduce_mean,
@@ -114,6 +120,7 @@ REDUCE_MEAN = Operator(
 )
 REDUCE_SUM = Operator(
     name="ReduceSum",
+    onnx=_onnx("ReduceSum", axes_operand=13),
     flow=Flow.AVERAGE,
     attributes=ReduceAttrs,
     compute=_reduce_sum,
@@ -125,6 +132,7 @@ REDUCE_SUM = Operator(
 )
 REDUCE_MAX = Operator(
     name="ReduceMax",
+    onnx=_onnx("ReduceMax", axes_operand=18),
     flow=Flow.MOVE,
     attributes=ReduceAttrs,
     compute=_reduce_max,
@@ -135,6 +143,7 @@ REDUCE_MAX = Operator(
 )
 REDUCE_MIN = Operator(
     name="ReduceMin",
+    onnx=_onnx("ReduceMin", axes_operand=18),
     flow=Flow.MOVE,
     attributes=ReduceAttrs,
     compute=_reduce_min,

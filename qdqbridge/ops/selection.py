@@ -9,7 +9,7 @@ import numpy as np
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.numerics import quantize
-from qdqbridge.graph.operator import Array, Flow, Operands, Operator, Types
+from qdqbridge.graph.operator import Array, Flow, OnnxOp, Operands, Operator, Types
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import AxisAttrs, PadAttrs, SliceAttrs, SplitAttrs
 from qdqbridge.ops.data_movement import data_movement
@@ -141,7 +141,12 @@ def _check_pad(node: Node) -> Iterator[str]:
 OPERATORS = (
     data_movement("Slice", SliceAttrs, _slice, _check_slice),
     data_movement(
-        "Gather", AxisAttrs, _gather, _check_gather, "Moves stored values; indices stay. Exact."
+        "Gather",
+        AxisAttrs,
+        _gather,
+        _check_gather,
+        "Moves stored values; indices stay. Exact.",
+        onnx=(OnnxOp(name="Gather", defaults={"axis": 0}),),
     ),
     data_movement("Split", SplitAttrs, _split, _check_split),
     Operator(

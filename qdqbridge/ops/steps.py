@@ -46,7 +46,7 @@ def steps(node: Node, operands: OperandConstants) -> int | None:
     """
     if node.op.steps is not None:
         return node.op.steps(node.attributes, operands)
-    if BY_NAME.get(node.op.name) is not node.op:
+    if BY_NAME.get(node.op.name) is not node.op or node.op.body is not None:
         return None
     shapes = [() if operand is None else operand.shape for operand in operands]
     try:

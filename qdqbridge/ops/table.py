@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from qdqbridge.graph.operator import Operator
+from qdqbridge.graph.operator import Flow, Operator
 from qdqbridge.ops import (
     cast,
     composition,
@@ -24,6 +24,7 @@ from qdqbridge.ops import (
     softmax,
     unary,
 )
+from qdqbridge.ops.attributes import PoolAttrs
 
 OPERATORS: tuple[Operator, ...] = (
     *convolution.OPERATORS,
@@ -45,3 +46,12 @@ OPERATORS: tuple[Operator, ...] = (
 )
 
 BY_NAME: Mapping[str, Operator] = MappingProxyType({row.name: row for row in OPERATORS})
+MOVED_ALIKE: tuple[Operator, ...] = tuple(
+    row
+    for row in OPERATORS
+    if row.flow is Flow.MOVE
+    and row.tvm
+    and not reduction.reduces(row)
+    and row.attributes is not PoolAttrs
+)
+"""Data movers that hosts have too, with the same operands and attributes."""

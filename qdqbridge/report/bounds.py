@@ -42,15 +42,18 @@ from qdqbridge.ops.attributes import (
     GroupNormAttrs,
     NormAttrs,
     PoolAttrs,
+    ResizeAttrs,
     SoftmaxAttrs,
 )
+from qdqbridge.ops.bodies import results
 from qdqbridge.ops.composition import CompositionAttrs, step_results
+from qdqbridge.ops.normalization import BATCH, RMS
+from qdqbridge.ops.softmax import LOG_SOFTMAX
 from qdqbridge.ops.weights import geometry_of
 
 Array = NDArray[Any]
 Operands = Sequence["Array | None"]
 UNIT = 2.0**-24
-_CENTRED = {"LayerNormalization", "InstanceNormalization", "GroupNormalization"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,18 +127,17 @@ def sensitivity(node: Node, operands: Operands, error: float) -> Array | None:
     reals = _reals(node, operands, np.float32)
     x = reals[0]
     assert x is not None
-    match node.op.name:
-        case "Softmax" | "LogSoftmax":
-            assert isinstance(node.attributes, SoftmaxAttrs)
-            largest = np.abs(x).max(axis=node.attributes.axes, keepdims=True)
+    match node.attributes:
+        case SoftmaxAttrs(axes):
+            largest = np.abs(x).max(axis=axes, keepdims=True)
             moved = np.expm1(2 * error * largest)
-            return moved * _result(node, reals) if node.op.name == "Softmax" else moved
-        case "BatchNormalization":
-            return None
-        case "Resize":
+            return moved if node.op is LOG_SOFTMAX else moved * _result(node, reals)
+        case ResizeAttrs():
             return np.asarray(4 * error * np.abs(x).max(initial=0))
-        case _:
+        case NormAttrs() | GroupNormAttrs() | EpsilonAttrs() if node.op is not BATCH:
             return 2 * error * _normalization_size(node, reals)
+        case _:
+            return None
 
 
 def _reals(
@@ -230,18 +232,29 @@ def _rounded(node: Node, reals: list[Array | None]) -> Exact:
     x = reals[0]
     assert x is not None
     few = 8 * UNIT * np.abs(real)
-    match node.op.name:
-        case "Softmax" | "LogSoftmax":
+    match node.attributes:
+        case SoftmaxAttrs():
             return Exact(real, few, _softmax_bound(node, x, real))
-        case "BatchNormalization":
+        case EpsilonAttrs() if node.op is BATCH:
             signed = [-v if i == 3 else v for i, v in enumerate(_absolute(reals)) if v is not None]
             return Exact(real, few, 8 * UNIT * _result(node, signed))
-        case "Resize":
+        case ResizeAttrs():
             extent = max((*x.shape, *real.shape))
             largest = float(np.abs(x).max(initial=0))
             return Exact(real, few, few + UNIT * (32 + 8 * extent) * largest)
+        case _ if node.op.body is not None:
+            return Exact(real, few, few + _body_bound(node, reals))
         case _:
             return Exact(real, few, few + _normalization_bound(node, reals))
+
+
+def _body_bound(node: Node, reals: Sequence[Array | None]) -> float:
+    """Returns the bound of the largest result of any step, each of which may sum all elements."""
+    assert node.op.body is not None
+    steps = results(node.op.body(node.attributes), reals)
+    largest = max((float(np.abs(step).max(initial=0)) for step in steps), default=0.0)
+    terms = max((real.size for real in reals if real is not None), default=1)
+    return growth(terms + 8 * len(steps)) * largest
 
 
 def _softmax_bound(node: Node, x: Array, real: Array) -> Array:
@@ -250,9 +263,9 @@ def _softmax_bound(node: Node, x: Array, real: Array) -> Array:
     terms = float(np.prod([x.shape[axis] for axis in axes]))
     farthest = float((x.max(axis=axes, keepdims=True) - x).max(initial=0))
     bound = growth(terms + 16 + min(farthest, 128.0))
-    if node.op.name == "Softmax":
-        return bound * np.abs(real) + 2.0**-126
-    return bound * (1.0 + np.abs(real)) + UNIT * farthest
+    if node.op is LOG_SOFTMAX:
+        return bound * (1.0 + np.abs(real)) + UNIT * farthest
+    return bound * np.abs(real) + 2.0**-126
 
 
 def _normalization_bound(node: Node, reals: Sequence[Array | None]) -> Array:
@@ -274,7 +287,7 @@ def _normalization_size(node: Node, reals: Sequence[Array | None]) -> Array:
     rows = x.reshape(shape)
     square = np.square(rows).mean(axis=axes, keepdims=True)
     mean = np.zeros(())
-    if node.op.name in _CENTRED:
+    if node.op is not RMS:
         mean = rows.mean(axis=axes, keepdims=True)
     epsilon = float(getattr(attributes, "epsilon", 0.0))
     inverse = 1 / np.sqrt(np.maximum(square - np.square(mean), 0) + epsilon)

@@ -12,10 +12,12 @@ from qdqbridge.byoc.table import Entry
 from qdqbridge.byoc.tables.accumulations import FOUR, TWO
 from qdqbridge.byoc.tables.elementwise import one
 from qdqbridge.byoc.tables.windows import integers_only, on_codes
+from qdqbridge.ops.table import MOVED_ALIKE
 
 _DATA_MOVEMENT = (
     "reshape", "transpose", "squeeze", "expand_dims", "strided_slice", "nn.pad", "take", "tile",
     "broadcast_to", "split", "nn.batch_flatten", "nn.depth_to_space", "nn.space_to_depth",
+    *(row.tvm for row in MOVED_ALIKE),
 )  # fmt: skip
 
 

@@ -22,27 +22,12 @@ from qdqbridge.onnx_io.codecs.codec import (
 )
 from qdqbridge.onnx_io.codecs.view import Ints, NodeView, NoRow
 from qdqbridge.ops.attributes import (
-    AxisAttrs,
     DepthSpaceAttrs,
     PadAttrs,
     SliceAttrs,
     SplitAttrs,
     TileAttrs,
 )
-
-
-def _with_axis(name: str, default: int | None) -> Codec:
-    def read(node: NodeView) -> Decoded:
-        axis = node.int_("axis", default)
-        if axis is None:
-            raise node.fault("attribute 'axis' is missing")
-        return decoded(name, AxisAttrs(node.wrap(axis)), node.operands)
-
-    def write(attributes: AxisAttrs, operands: Operands, opset: int) -> Encoded:
-        del opset
-        return encoded(name, operands, axis=attributes.axis)
-
-    return Codec(onnx_name=name, row=name, read=read, write=write)
 
 
 def _read_slice(node: NodeView) -> Decoded:
@@ -200,8 +185,6 @@ def _depth_space(name: str, mode_since: int) -> Codec:
 
 
 CODECS = (
-    _with_axis("Concat", None),
-    _with_axis("Gather", 0),
     Codec(onnx_name="Slice", row="Slice", read=_read_slice, write=_write_slice),
     Codec(onnx_name="Split", row="Split", read=_read_split, write=_write_split),
     Codec(onnx_name="Pad", row="Pad", read=_read_pad, write=_write_pad, needs=_pad_needs),

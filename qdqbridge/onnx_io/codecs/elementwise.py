@@ -1,13 +1,12 @@
-"""Operators that work element by element, with at most a few coefficients."""
+"""Clip and Dropout, which ONNX writes otherwise than their rows; others follow from their rows."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, OnnxOp, Operator
+from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.onnx_io.codecs.codec import (
-    OLDEST,
     Codec,
     Decoded,
     Encoded,
@@ -19,40 +18,6 @@ from qdqbridge.onnx_io.codecs.codec import (
 )
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
 from qdqbridge.ops.attributes import ClipAttrs
-from qdqbridge.ops.elementwise import OPERATORS as ELEMENTWISE
-from qdqbridge.ops.unary import OPERATORS as UNARY
-
-
-def codec(row: Operator, written: OnnxOp) -> Codec:
-    """Returns the codec of an operator whose attributes are ONNX's own."""
-
-    def read(node: NodeView) -> Decoded:
-        values = {name: _attribute(node, written, name) for name in row.fields}
-        return decoded(row.name, row.attributes(**values), node.operands)
-
-    def write(attributes: Attributes, operands: Operands, opset: int) -> Encoded:
-        del opset
-        return encoded(written.name, operands, **row.values(attributes))
-
-    return Codec(
-        onnx_name=written.name,
-        domain=written.domain,
-        row=row.name,
-        read=read,
-        introduced=max(written.since, OLDEST),
-        write=None if written.domain else write,
-        known=row.fields if written.domain else (),
-    )
-
-
-def _attribute(node: NodeView, written: OnnxOp, name: str) -> float | str:
-    default = written.defaults[name]
-    if not isinstance(default, str):
-        return node.float_(name, default)
-    value, choices = node.string(name, default), written.choices.get(name)
-    if choices is not None and value not in choices:
-        raise NoRow(f"{name} is '{value}'")
-    return value
 
 
 def _read_clip(node: NodeView) -> Decoded:
@@ -109,7 +74,6 @@ def _read_dropout(node: NodeView) -> Decoded:
 
 
 CODECS = (
-    *(codec(row, written) for row in (*UNARY, *ELEMENTWISE) for written in row.onnx),
     plain("Identity"),
     Codec(onnx_name="Clip", row="Clip", read=_read_clip, write=_write_clip),
     Codec(onnx_name="Dropout", row="Identity", read=_read_dropout),

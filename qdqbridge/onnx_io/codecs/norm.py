@@ -61,16 +61,6 @@ def _read_batch(node: NodeView) -> Decoded:
     return decoded("BatchNormalization", attributes, node.operands)
 
 
-def _read_instance(node: NodeView) -> Decoded:
-    attributes = EpsilonAttrs(node.float_("epsilon", _EPSILON))
-    return decoded("InstanceNormalization", attributes, node.operands)
-
-
-def _write_instance(attributes: EpsilonAttrs, operands: Operands, opset: int) -> Encoded:
-    del opset
-    return encoded("InstanceNormalization", operands, epsilon=attributes.epsilon)
-
-
 def _write_batch(attributes: EpsilonAttrs, operands: Operands, opset: int) -> Encoded:
     del opset
     return encoded("BatchNormalization", operands, epsilon=attributes.epsilon)
@@ -91,11 +81,5 @@ CODECS = (
         row="BatchNormalization",
         read=_read_batch,
         write=_write_batch,
-    ),
-    Codec(
-        onnx_name="InstanceNormalization",
-        row="InstanceNormalization",
-        read=_read_instance,
-        write=_write_instance,
     ),
 )

@@ -10,16 +10,17 @@ from qdqbridge.onnx_io.codecs import (
     conversion,
     convolution,
     data_movement,
+    derived,
     elementwise,
     linear,
     matrix,
     norm,
     pooling,
-    reduction,
     resize,
     schema,
     sequence,
     shape,
+    softmax,
 )
 from qdqbridge.onnx_io.codecs.codec import Codec, Decoded, Encoded, Operands
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
@@ -30,7 +31,8 @@ CODECS: tuple[Codec, ...] = (
     *convolution.CODECS,
     *matrix.CODECS,
     *pooling.CODECS,
-    *reduction.CODECS,
+    *derived.CODECS,
+    *softmax.CODECS,
     *elementwise.CODECS,
     *norm.CODECS,
     *resize.CODECS,

@@ -25,7 +25,7 @@ from qdqbridge.ops.attributes import (
     TransposeAttrs,
 )
 from qdqbridge.ops.reduction import reduces
-from qdqbridge.ops.table import OPERATORS
+from qdqbridge.ops.table import MOVED_ALIKE, OPERATORS
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr, unsupported
 from qdqbridge.qnn.emit.windows import pool, reduction, window_pads
 
@@ -241,11 +241,8 @@ def _called(scope: EmissionScope, node: Node, x: Expr) -> Expr:
 
 
 DATA_MOVEMENT: dict[str, Emit] = {
-    **{
-        row.name: reduction if reduces(row) else _called
-        for row in OPERATORS
-        if row.flow is Flow.MOVE and row.tvm
-    },
+    **{row.name: reduction for row in OPERATORS if row.flow is Flow.MOVE and reduces(row)},
+    **{row.name: _called for row in MOVED_ALIKE},
     "Reshape": _reshape,
     "Flatten": _flatten,
     "Transpose": _transpose,

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node
+from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.lenses import call_attributes
 from qdqbridge.graph.operator import Attributes, Flow, Operator, Pattern
 from qdqbridge.graph.quantization import QuantParams, per_tensor
+from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import (
     AlphaAttrs,
     AxisAttrs,
@@ -24,9 +25,11 @@ from qdqbridge.ops.attributes import (
     ShapeAttrs,
     SoftmaxAttrs,
 )
+from qdqbridge.ops.bodies import folded, parts
 from qdqbridge.ops.forms import OPERANDS, form_for
 from qdqbridge.ops.reduction import reduces
 from qdqbridge.ops.table import OPERATORS
+from qdqbridge.qnn.emit.data_movement import DATA_MOVEMENT
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.norms import FLOATING_NORMS
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr
@@ -209,6 +212,36 @@ def _chain(scope: EmissionScope, pattern: Pattern, known: Mapping[str, Any], lik
     return scope.function(_STEPS[pattern[0]])(*parts)
 
 
+def _body(row: Operator) -> Emit:
+    """An operator that TVM has not, by the operators that it stands for."""
+
+    def emit(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
+        assert row.body is not None
+
+        def step(op: Operator, attributes: Attributes, values: list[Expr]) -> Expr:
+            return scope.emit(_step(scope, op, attributes, values))
+
+        def number(value: float) -> Expr:
+            return _like(scope, args[0], value)
+
+        body = row.body(node.attributes)
+        assert isinstance(body, tuple)
+        op, inner, attributes = parts(body)
+        return _step(scope, op, attributes, [folded(part, args, step, number) for part in inner])
+
+    return emit
+
+
+def _step(scope: EmissionScope, op: Operator, attributes: Attributes, values: list[Expr]) -> Expr:
+    """Emits one operator of a body on floats."""
+    inputs = [Value(TensorType(DType.of(np.dtype(scope.dtype(v))), None)) for v in values]
+    scope.exprs.update(zip(inputs, values, strict=True))
+    node = Node(op, attributes, inputs, [Value(inputs[0].type)])
+    if op.name in DATA_MOVEMENT:
+        return DATA_MOVEMENT[op.name](scope, node, values[0])
+    return FLOATING[op.name](scope, node, values)
+
+
 def _elementwise(row: Operator) -> Emit:
     if row.tvm and row.arity == 1:
         return _called(row)
@@ -218,6 +251,8 @@ def _elementwise(row: Operator) -> Emit:
 
 def _of_row(row: Operator) -> Emit:
     """What follows from a row: by the record of its attributes, or from its one or two operands."""
+    if row.body is not None and not row.tvm:
+        return _body(row)
     record = ReduceAttrs if reduces(row) else row.attributes
     return _elementwise(row) if row.arity else _FAMILIES.get(record) or _called(row)
 
@@ -227,7 +262,7 @@ FLOATING: dict[str, Emit] = {
     **{
         row.name: _of_row(row)
         for row in OPERATORS
-        if (row.tvm or row.forms) and row.flow is not Flow.MOVE
+        if (row.tvm or row.forms or row.body) and row.flow is not Flow.MOVE
     },
     "Dense": _dense,
     "Gemm": _gemm,

@@ -141,8 +141,15 @@ class EmissionScope(ABC):
     # ---- values -------------------------------------------------------------------------------
 
     def function(self, name: str) -> Any:
-        """Returns a host operator by its dotted name."""
-        return attrgetter(name)(self.op)
+        """Returns a host operator by its dotted name.
+
+        Raises:
+            ValueError: The host has none of that name.
+        """
+        try:
+            return attrgetter(name)(self.op)
+        except AttributeError as error:
+            raise ValueError(f"it has no operator {name}") from error
 
     def rank(self, expr: Expr) -> int:
         """Returns the number of axes of an expression."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.operator import NO_ATTRIBUTES, Operator
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Operator, Pattern
 from qdqbridge.graph.patterns import near, scalar
 from qdqbridge.ops.attributes import (
     AlphaAttrs,
@@ -133,9 +134,22 @@ def _integer_quotient(node: Node, call: Call) -> Fused | None:
     return Fused("Div", NO_ATTRIBUTES, [side.operand(0) for side in sides if side is not None])
 
 
+_COMPARISONS = {"Less": "unread:less", "Greater": "unread:greater"}
+"""Operators without a row: a host reads their calls as ONNX's own nodes, or not by themselves."""
+
+
+def _as_calls(pattern: Pattern) -> Pattern:
+    if not isinstance(pattern, tuple):
+        return pattern
+    name, *rest = pattern
+    return (_COMPARISONS.get(name, name), *map(_as_calls, rest))
+
+
 def _by_forms(op: Operator) -> Find:
     """Returns what finds an operator that is written in one of its forms."""
     forms = outermost_forms(op)
+    called = [replace(form, pattern=_as_calls(form.pattern)) for form in forms]
+    forms += tuple(form for form in called if form not in forms)
 
     def find(node: Node, call: Call) -> Fused | None:
         stated = None if call.provenance is None else call.provenance.attributes

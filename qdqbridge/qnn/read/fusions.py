@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from qdqbridge.graph.graph import Value
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.operator import Operator
+from qdqbridge.ops.bodies import in_order, matched
 from qdqbridge.ops.composition import CompositionAttrs
+from qdqbridge.ops.table import OPERATORS
 from qdqbridge.qnn.origin import Provenance
 from qdqbridge.qnn.read.activations import ACTIVATIONS, hard_swish, scaled_elu
 from qdqbridge.qnn.read.call import Call
-from qdqbridge.qnn.read.fused import Find
+from qdqbridge.qnn.read.fused import Find, Fused, stated_attributes
 from qdqbridge.qnn.read.fused_operators import PRODUCTS, linear
 from qdqbridge.qnn.read.reading import Reading, tensor
 
@@ -32,7 +35,10 @@ def fused(reading: Reading, call: Call, value: Value) -> Value:
     elif provenance.op == node.op.name and provenance.op not in PARTIAL:
         return value
     else:
-        finds = ((STATED.get(spelled.op), spelled) for spelled in _spelled(provenance))
+        finds = (
+            (STATED.get(stated_attributes.op), stated_attributes)
+            for stated_attributes in _spelled(provenance)
+        )
         wholes = (
             find(node, replace(call, provenance=one)) for find, one in finds if find is not None
         )
@@ -54,7 +60,22 @@ def _spelled(provenance: Provenance) -> list[Provenance]:
     ]
 
 
-STATED: Mapping[str, Find] = {**ACTIVATIONS, **PRODUCTS}
+def _by_body(op: Operator) -> Find:
+    """Returns what finds an operator that is written as the operators it stands for."""
+
+    def find(node: Node, call: Call) -> Fused | None:
+        attributes, operands = stated_attributes(call, op.attributes), dict[str, Value]()
+        if attributes is None or op.body is None:
+            return None
+        if not matched(node.output, op.body(attributes), operands):
+            return None
+        return Fused(op.name, attributes, in_order(operands))
+
+    return find
+
+
+_BODIES = {op.name: _by_body(op) for op in OPERATORS if op.body}
+STATED: Mapping[str, Find] = {**ACTIVATIONS, **PRODUCTS, **_BODIES}
 """What completes each operator, by the operator that a span names."""
 
 PARTIAL = frozenset(("Min", "Max"))

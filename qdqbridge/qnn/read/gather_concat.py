@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from qdqbridge.graph.graph import Value
+from qdqbridge.graph.lenses import read_attributes
 from qdqbridge.graph.numerics import dequantize
+from qdqbridge.graph.operator import Operator
 from qdqbridge.graph.types import QuantType, TensorType, ValueType
 from qdqbridge.ops.attributes import (
     AxesAttrs,
@@ -20,6 +22,7 @@ from qdqbridge.ops.attributes import (
     SplitAttrs,
     TileAttrs,
 )
+from qdqbridge.ops.table import MOVED_ALIKE
 from qdqbridge.qnn.origin import Provenance
 from qdqbridge.qnn.read.call import Call
 from qdqbridge.qnn.read.data_movement import hinted, moved, per_tensor, stated_attributes, type_like
@@ -259,7 +262,18 @@ def concatenate(reading: Reading, call: Call) -> Value:
     return reading.node("Concat", AxisAttrs(axis), stored, type_, call)
 
 
+def moved_alike(row: Operator) -> Row:
+    """Returns the row of a mover that hosts have too."""
+
+    def read(reading: Reading, call: Call) -> Value:
+        given = read_attributes(row.attributes, call.attrs, reading.value(call.args[0]).rank or 0)
+        return moved(reading, call, row.name, row.attributes(**given), *call.args[1:])
+
+    return read
+
+
 GATHER_CONCAT: dict[str, Row] = {
+    **{row.tvm: moved_alike(row) for row in MOVED_ALIKE},
     "strided_slice": strided_slice,
     "take": take,
     "repeat": repeat,

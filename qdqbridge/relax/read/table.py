@@ -28,9 +28,9 @@ def _row(row: Callable[[ReadSite], Value]) -> Row:
 
 
 _PLAIN: Mapping[str, Row] = {
+    **standard.STANDARD,  # an operator that has a row of the table becomes that
     **read.ROWS,
     **{name: _row(row) for name, row in images.ROWS.items()},
-    **standard.STANDARD,
     **attention.ROWS,
     **creation.ROWS,
 }

@@ -21,27 +21,15 @@ relay: Any = _relay
 class Operators:
     """See ``tvm.relax.op`` for the meaning of every function; operands have known shapes.
 
-    Used as it is, never instantiated: a namespace of functions.
+    What Relay has under the same name and with the same arguments is Relay's own function.
     """
 
     nn = Networks()
-    add, subtract, multiply, divide = relay.add, relay.subtract, relay.multiply, relay.divide
-    floor_divide, power = relay.floor_divide, relay.power
-    minimum, maximum, where = relay.minimum, relay.maximum, relay.where
-    less, greater, equal = relay.less, relay.greater, relay.equal
-    logical_xor, negative, abs = relay.logical_xor, relay.negative, relay.abs
-    exp, log, sqrt, erf, sin, cos = (
-        relay.exp,
-        relay.log,
-        relay.sqrt,
-        relay.erf,
-        relay.sin,
-        relay.cos,
-    )
-    tanh, sigmoid, sign = relay.tanh, relay.sigmoid, relay.sign
-    floor, ceil, round = relay.floor, relay.ceil, staticmethod(rint)
-    zeros_like, ones_like = relay.zeros_like, relay.ones_like
-    clip = relay.clip
+    round = staticmethod(rint)
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns Relay's function of that name."""
+        return getattr(relay, name)
 
     @staticmethod
     def astype(x: Expr, dtype: str) -> Expr:

@@ -32,7 +32,7 @@ class RelayScope(EmissionScope):
         lift: Makes a parameter of a large constant; None embeds every constant.
     """
 
-    op: Any = Operators
+    op: Any = Operators()
     only_images = True
     only_matrices = True
 

@@ -1,0 +1,136 @@
+"""Operators that others stand for, as ONNX's functions: computed, emitted and recognized by them.
+
+The body of an operator is a chain of others, as its forms are, made of its attributes; a step of
+several attributes has its record behind its operands::
+
+    def _euclidean(a: ReduceAttrs) -> Pattern:
+        return ("Sqrt", ("ReduceSum", ("Mul", "x", "x"), a))
+
+``"x"`` is the operand, ``"a"``, ``"b"`` and so on are those of several; a number has the
+element type of the first. From the body follow the reference function, what hosts are given, and
+what is read back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.operator import (
+    NO_ATTRIBUTES,
+    Array,
+    Attributes,
+    Compute,
+    Flow,
+    OnnxOp,
+    Operands,
+    Operator,
+    Pattern,
+)
+from qdqbridge.graph.patterns import near, scalar
+
+T = TypeVar("T")
+LETTERS = "abcdefgh"
+
+
+def function(
+    name: str, body: Callable[[Any], Pattern], check: Callable[[Node], Iterator[str]], *,
+    attributes: type[Attributes], onnx: tuple[OnnxOp, ...], numerics: str, flow: Flow = Flow.ROUND,
+) -> Operator:  # fmt: skip
+    """Returns the row of an operator that others stand for.
+
+    Args:
+        name: ONNX's name.
+        body: The chain of others, from its attributes.
+        check: What is wrong with a node.
+        attributes: The record of its attributes.
+        onnx: How ONNX writes it.
+        numerics: The contract in words.
+        flow: How quantization flows through it.
+    """
+    return Operator(
+        name=name, flow=flow, attributes=attributes, compute=computed(body), check=check,
+        onnx=onnx, body=body, numerics=numerics,
+    )  # fmt: skip
+
+
+def parts(body: tuple[Any, ...]) -> tuple[Operator, tuple[Pattern, ...], Attributes]:
+    """Returns the last operator of a body, the bodies of its operands, and its attributes."""
+    from qdqbridge.ops.table import BY_NAME  # which is made of the rows that have bodies
+
+    name, *rest = body
+    row = BY_NAME[name]
+    if rest and isinstance(rest[-1], Attributes):
+        return row, tuple(rest[:-1]), rest[-1]
+    return row, tuple(rest), NO_ATTRIBUTES
+
+
+def folded(
+    body: Pattern,
+    operands: Sequence[T],
+    step: Callable[[Operator, Attributes, list[T]], T],
+    number: Callable[[float], T],
+) -> T:
+    """Returns what a body comes to, one step after the other.
+
+    Args:
+        body: The body.
+        operands: Those of the whole.
+        step: Makes a result of an operator, its attributes and its operands.
+        number: Makes an operand of a number.
+    """
+    if isinstance(body, str):
+        return operands[max(LETTERS.find(body), 0)]
+    if not isinstance(body, tuple):
+        return number(body)
+    row, inner, attributes = parts(body)
+    return step(row, attributes, [folded(part, operands, step, number) for part in inner])
+
+
+def computed(body: Callable[[Any], Pattern]) -> Compute:
+    """Returns the reference function of a body: its rows', in the operands' element type."""
+
+    def compute(attributes: Any, operands: Operands) -> tuple[Array, ...]:
+        return (results(body(attributes), operands)[-1],)
+
+    return compute
+
+
+def results(body: Pattern, operands: Operands) -> list[Array]:
+    """Returns the results of all steps of a body, the last one last."""
+    given = [operand for operand in operands if operand is not None]
+    found: list[Array] = []
+
+    def step(row: Operator, attributes: Attributes, values: list[Array]) -> Array:
+        with np.errstate(all="ignore"):
+            found.append(row.compute(attributes, values)[0])
+        return found[-1]
+
+    last = folded(body, given, step, lambda value: np.asarray(value, given[0].dtype))
+    return found or [last]
+
+
+def matched(value: Value | None, body: Pattern, operands: dict[str, Value]) -> bool:
+    """True where ``value`` is computed as a body says; fills in the operands by their letters."""
+    if value is None:
+        return False
+    if isinstance(body, str):
+        return operands.setdefault(body, value) is value
+    if not isinstance(body, tuple):
+        number = scalar(value)
+        return number is not None and near(number, body)
+    row, inner, attributes = parts(body)
+    node = value.producer
+    if node is None or node.op is not row or node.attributes != attributes:
+        return False
+    given = [operand for operand in node.inputs if operand is not None]
+    pairs = zip(given, inner, strict=False)
+    return len(given) == len(inner) and all(matched(v, part, operands) for v, part in pairs)
+
+
+def in_order(operands: Mapping[str, Value]) -> list[Value]:
+    """Returns operands in the order of their letters."""
+    return [operands[letter] for letter in sorted(operands)]
