@@ -20,7 +20,7 @@ from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import Graph, Node, Note, Origin, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Flow, Operator
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType
+from qdqbridge.graph.types import Dim, QuantType, Shape, TensorType, ValueType
 from qdqbridge.onnx_io.branches import take_constant_branches
 from qdqbridge.onnx_io.codecs import OLDEST_READ, decode
 from qdqbridge.onnx_io.codecs.schema import check_nested, schema_of
@@ -179,6 +179,7 @@ class _GraphBuilder:
     def _inputs(self, proto: onnx.GraphProto) -> list[Value]:
         inputs: list[Value] = []
         constants: list[str] = []
+        taken: set[Dim] = set()
         for info in proto.input:
             if info.name in self.values:
                 constants.append(info.name)
@@ -187,7 +188,7 @@ class _GraphBuilder:
             type_ = nested_type(info.type, where)
             if type_ is None:
                 dtype = dtype_of(info.type.tensor_type.elem_type, where)
-                type_ = TensorType(dtype, shape_of(info.type))
+                type_ = TensorType(dtype, _independent(shape_of(info.type), taken))
             value = Value(type_, info.name)
             self.values[info.name] = value
             inputs.append(value)
@@ -504,6 +505,21 @@ def _drop_unread(proto: onnx.NodeProto, read: set[str], opset: int) -> None:
             proto.output[index] = ""
     while len(proto.output) > 1 and not proto.output[-1]:
         proto.output.pop()
+
+
+def _independent(shape: Shape, taken: set[Dim]) -> Shape:
+    """Returns the shape of a graph input whose unnamed extents no other input has.
+
+    A file that names no extent says nothing of it; what the nodes need to be equal is checked where
+    they need it.
+    """
+    unnamed = {dim for dim in shape or () if isinstance(dim, str) and dim.startswith("?")}
+    number, renamed = 1, {dim: dim for dim in unnamed}
+    while taken & set(renamed.values()):
+        number += 1
+        renamed = {dim: f"{dim}.{number}" for dim in unnamed}
+    taken.update(renamed.values())
+    return None if shape is None else tuple(renamed.get(str(dim), dim) for dim in shape)
 
 
 def _constant_value(constant: Constant, name: str) -> Value:

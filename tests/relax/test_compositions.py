@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import numpy as np
 import onnx
@@ -89,7 +90,7 @@ def test_regions_of_open_count(mode: str, kernels: str) -> None:
     b = Builder(16)
     x = b.input("x", ["n", 2, 9, 11])
     rois, batch = b.input("rois", ["regions", 4]), b.input("batch", ["regions"], TensorProto.INT64)
-    sizes = {"output_height": 3, "output_width": 2, "spatial_scale": 0.7}
+    sizes: dict[str, Any] = {"output_height": 3, "output_width": 2, "spatial_scale": 0.7}
     b.output(b.op("RoiAlign", x, rois, batch, mode=mode, **sizes), None)
     graph = canonical(b.model())
     assert qb.from_relax(qb.to_relax(graph)[0]).digest == graph.digest
