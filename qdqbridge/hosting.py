@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from qdqbridge.arguments import need_graph, need_module, need_relay, need_tvm, path_of
+from qdqbridge.arguments import need_graph, need_module, need_relay, need_tvm, path_of, renamed
 from qdqbridge.graph.graph import Graph, Value
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 File: TypeAlias = "str | PathLike[str]"
 
 
+@renamed(spelling="variant")
 def to_relax(
     graph: Graph, *, keep_params: bool = False, variant: str = "qnn"
 ) -> tuple[Any, dict[str, NDArray[Any]]]:
@@ -42,6 +43,7 @@ def to_relax(
     return emit(graph, keep_params=keep_params, variant=variant)
 
 
+@renamed(reroll="fuse")
 def from_relax(
     module: Any,
     params: Mapping[str, Any] | None = None,
@@ -177,6 +179,7 @@ def export_tvm(
     return len(arrays)
 
 
+@renamed(spelling="variant")
 def export_relay(
     graph: Graph,
     path: File,

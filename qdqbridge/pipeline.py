@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from qdqbridge.arguments import need_graph, need_side, path_of
+from qdqbridge.arguments import need_graph, need_side, path_of, renamed
 from qdqbridge.errors import InputDataError, OutputExistsError
 from qdqbridge.graph.graph import Graph, Note
 
@@ -37,6 +37,7 @@ Side: TypeAlias = "Graph | Executable | Judge | str | PathLike[str]"
 a model that an engine has opened."""
 
 
+@renamed(reroll="fuse")
 def load(
     path: File,
     *,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qdqbridge.arguments import renamed
 from qdqbridge.canonical.compositions import order_steps
 from qdqbridge.canonical.diagnostics import diagnose
 from qdqbridge.canonical.driver import notes_of, run
@@ -17,6 +18,7 @@ from qdqbridge.ops.integers import propagate_parameters
 __all__ = ["RULES", "canonicalize", "explanation", "islands"]
 
 
+@renamed(reroll="fuse")
 def canonicalize(
     graph: Graph,
     *,

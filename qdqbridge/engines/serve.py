@@ -49,7 +49,7 @@ def main(name: str, requests: str, answers: str, memory: str) -> None:
     _limit_memory(int(memory))
     ends = (Connection(int(requests), writable=False), Connection(int(answers), readable=False))
     try:
-        worker = import_module(f"qdqbridge.engines.workers.{name}").Worker()
+        worker = import_module(f"qdqbridge.engines.workers.{name}").WORKER()
     except Exception as error:  # whatever is wrong with an installation
         said = f"{type(error).__name__}: {error}"
         ends[0].recv()

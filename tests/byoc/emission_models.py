@@ -11,7 +11,7 @@ import pytest
 from tests.relax.single_ops import Model
 
 FILES = (
-    "test_emit_accumulate", "test_emit_elementwise", "test_emit_movers", "test_emit_rows",
+    "test_emit_accumulate", "test_emit_elementwise", "test_emit_data_movement", "test_emit_rows",
     "test_emit_ceil_mode", "test_emit_floating",
 )  # fmt: skip
 

@@ -20,7 +20,7 @@ CNN = MODELS / "digits_cnn_u8s8_per_channel.onnx"
 WORKER = """
 import os, signal, time
 
-class Worker:
+class WORKER:
     def version(self):
         return "bad 1.0"
 

@@ -34,7 +34,7 @@ ALL = [
     *(("test_emit_accumulate", name) for name in ACCUMULATE),
     *(("test_emit_rows", name) for name in ROWS),
     *(("test_emit_elementwise", name) for name in ELEMENTWISE),
-    *(("test_emit_movers", name) for name in MOVERS),
+    *(("test_emit_data_movement", name) for name in MOVERS),
 ]
 IMAGES = [
     ("test_emit_accumulate", "test_convolutions"),
@@ -43,9 +43,9 @@ IMAGES = [
     ("test_emit_rows", "test_average_pools"),
     ("test_emit_rows", "test_channel_norms"),
     ("test_emit_rows", "test_resize"),
-    ("test_emit_movers", "test_shapes"),
-    ("test_emit_movers", "test_pads"),
-    ("test_emit_movers", "test_maxima"),
+    ("test_emit_data_movement", "test_shapes"),
+    ("test_emit_data_movement", "test_pads"),
+    ("test_emit_data_movement", "test_maxima"),
 ]
 """Where channels-last makes a difference."""
 CLAMPED = [

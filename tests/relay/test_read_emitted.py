@@ -61,8 +61,8 @@ OPERATORS = {
     ("test_emit_rows", "test_resize"): CHANNELS_LAST,
     ("test_emit_elementwise", "test_tables"): CHANNELS_LAST,
     ("test_emit_elementwise", "test_several_operands"): CHANNELS_LAST,
-    ("test_emit_movers", "test_maxima"): CHANNELS_LAST,
-    ("test_emit_movers", "test_resize_of_the_nearest"): CHANNELS_LAST,
+    ("test_emit_data_movement", "test_maxima"): CHANNELS_LAST,
+    ("test_emit_data_movement", "test_resize_of_the_nearest"): CHANNELS_LAST,
     ("test_emit_floating", "test_unary"): CHANNELS_LAST,
     ("test_emit_floating", "test_windows"): [("canonical", "NCHW")],
 }

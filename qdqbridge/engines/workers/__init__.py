@@ -1,7 +1,7 @@
 """What drives an engine, a module each; they are run by :mod:`qdqbridge.engines.serve` only.
 
-A worker has three methods: ``version()``, a text; ``load(key, file)``, which keeps a model under a
-key and returns rows of :class:`~qdqbridge.engines.judge.Placement` and the number of partitions;
-``run(key, inputs, names)``, which returns arrays by name. Inputs, and outputs among the names, come
-in the model's order.
+The class ``WORKER`` of a module has the methods: ``version()``, a text; ``load(key, file)``, that
+keeps a model under a key and returns rows of :class:`~qdqbridge.engines.judge.Placement` and the
+number of partitions; ``run(key, inputs, names)``, which returns arrays by name. Inputs, and outputs
+among the names, come in the model's order.
 """

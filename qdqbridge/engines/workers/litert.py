@@ -11,7 +11,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from qdqbridge.engines.workers.rows import Array, Loaded
 
 
-class Worker:
+class LiteRTWorker:
     """Runs TFLite models; it takes every operator of a file or refuses the file."""
 
     def __init__(self) -> None:
@@ -44,3 +44,6 @@ class Worker:
         found = interpreter.get_output_details()
         arrays = [interpreter.get_tensor(detail["index"]).copy() for detail in found]
         return dict(zip(names, arrays, strict=True))
+
+
+WORKER = LiteRTWorker

@@ -13,7 +13,7 @@ from qdqbridge.engines.workers.rows import Array, Loaded, Row
 from qdqbridge.onnx_io.ort_values import run
 
 
-class Worker:
+class OnnxRuntimeWorker:
     """Loads models with all optimizations and says which operators became of their nodes."""
 
     def __init__(self) -> None:
@@ -52,3 +52,6 @@ def _rows(optimized: Path) -> list[Row]:
          why if node in real else "")
         for node in view.nodes
     ]  # fmt: skip
+
+
+WORKER = OnnxRuntimeWorker

@@ -20,7 +20,7 @@ _MOVING = frozenset(
 _PRODUCTS = frozenset({"Convolution", "Deconvolution", "FullyConnected", "MatMul"})
 
 
-class Worker:
+class OpenVinoWorker:
     """Compiles models for the CPU, in float32 where they are float."""
 
     def __init__(self) -> None:
@@ -59,3 +59,6 @@ def _row(layer: Any) -> Row:
     taken = integers or kind in _MOVING
     why = "" if taken else f"it runs as {primitive}"
     return layer.friendly_name, kind, precision, taken, why
+
+
+WORKER = OpenVinoWorker

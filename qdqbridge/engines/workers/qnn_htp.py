@@ -29,7 +29,7 @@ _CODE = re.compile(
 _INTERFACE = "QNN EP is configured to not take"
 
 
-class Worker:
+class HexagonWorker:
     """Loads models for Hexagon; what it does not take runs on onnxruntime's CPU provider."""
 
     def __init__(self) -> None:
@@ -104,3 +104,6 @@ def _placed(session: Any, reasons: Mapping[str, str]) -> Loaded:
             else:
                 rows.append((node.name, node.op_type, "NPU" if npu else "CPU", npu, why))
     return rows, sum(group.ep_name == _PROVIDER for group in groups)
+
+
+WORKER = HexagonWorker

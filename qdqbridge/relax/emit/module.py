@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import ir, relax, tirx
 
+from qdqbridge.arguments import renamed
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Graph, Node, Value
@@ -33,6 +34,7 @@ _VARIANTS: dict[str, tuple[type[RelaxScope], Form]] = {
 }
 
 
+@renamed(spelling="variant")
 def emit(
     graph: Graph, *, keep_params: bool = False, variant: str = "qnn"
 ) -> tuple[ir.IRModule, dict[str, NDArray[Any]]]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.arguments import renamed
 from qdqbridge.canonical import canonicalize
 from qdqbridge.errors import (
     InputDataError,
@@ -36,6 +37,7 @@ Batch norms are not among them: TVM 0.27 reads the undecomposed one's arguments 
 """
 
 
+@renamed(reroll="fuse")
 def from_torch(program: Any, *, canonical: bool = True, fuse: bool = False) -> Graph:
     """Reads an exported PyTorch program through TVM's frontend.
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import warnings
 from os import PathLike
 
+from qdqbridge.arguments import renamed
 from qdqbridge.canonical import canonicalize
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.verify import verify
 from qdqbridge.tflite_io.reader import read
 
 
+@renamed(reroll="fuse")
 def from_tflite(path: str | PathLike[str], *, canonical: bool = True, fuse: bool = False) -> Graph:
     """Reads a TFLite file; deprecated, :func:`qdqbridge.load` does.
 

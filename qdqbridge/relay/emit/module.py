@@ -10,7 +10,7 @@ import tvm
 from numpy.typing import NDArray
 from tvm import ir, relay
 
-from qdqbridge.arguments import need_graph
+from qdqbridge.arguments import need_graph, renamed
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.extents import check_extents, symbolic_extents
@@ -29,6 +29,7 @@ LARGE = 1 << 16
 LAYOUTS = ("NCHW", "NHWC")
 
 
+@renamed(spelling="variant")
 def emit(
     graph: Graph,
     variant: str = "canonical",

@@ -1,0 +1,98 @@
+"""Names: a class has one of its own, and no module, class or function has a private word for it."""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+import qdqbridge as qb
+from qdqbridge.cli.failures import run
+
+PACKAGE = Path(__file__).resolve().parent.parent / "qdqbridge"
+MODEL = Path(__file__).resolve().parent.parent / "models" / "digits_cnn_u8s8_per_channel.onnx"
+PRIVATE = frozenset(
+    ("carried", "chains", "claim", "claimed", "claims", "composed", "filling", "given", "joins",
+     "mover", "movers", "moving", "own", "picking", "placing", "rearranging", "reroll", "rerolled",
+     "settle", "settled", "shaping", "sides", "spelled", "spelling", "spellings", "thing", "things",
+     "told", "turned", "turning", "wholes")
+)  # fmt: skip
+"""Words of ours for what the field has words for: docs/glossary.md says which."""
+PHRASES = {"_ComparedSides", "absorb_both_sides", "linear_sides"}
+"""Names in which such a word means what it means everywhere."""
+
+Definition: TypeAlias = "ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef"
+
+
+def definitions(node: ast.AST) -> Iterator[Definition]:
+    """Yields what a module and its classes define, not what functions define for themselves."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield child
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from definitions(child)
+
+
+def private_words(name: str) -> set[str]:
+    parts = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)
+    return {part.lower() for part in parts} & PRIVATE
+
+
+FILES = {path: ast.parse(path.read_text("utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def test_a_class_name_says_which_class_it_is():
+    names = Counter(
+        d.name for tree in FILES.values() for d in definitions(tree) if isinstance(d, ast.ClassDef)
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_modules_have_the_words_of_the_field():
+    parts = [path.relative_to(PACKAGE).with_suffix("").parts for path in FILES]
+    assert [names for names in parts if any(map(private_words, names))] == []
+
+
+def test_classes_and_public_functions_have_the_words_of_the_field():
+    found = [
+        f"{path.relative_to(PACKAGE)}:{d.lineno} {d.name}"
+        for path, tree in FILES.items()
+        for d in definitions(tree)
+        if (isinstance(d, ast.ClassDef) or not d.name.startswith("_")) and d.name not in PHRASES
+        if private_words(d.name)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("name", ["mover", "settle_storage", "_Sides", "KernelClaims"])
+def test_a_private_word_is_seen(name: str):
+    assert private_words(name)
+
+
+def test_old_keywords_work_and_warn():
+    with pytest.warns(DeprecationWarning, match=r"load\(reroll=…\) is fuse= now"):
+        graph = qb.load(MODEL, **{"reroll": True})
+    assert graph.digest == qb.load(MODEL, fuse=True).digest
+
+
+@pytest.mark.relax
+def test_old_keywords_of_hosts_work_and_warn():
+    pytest.importorskip("tvm")
+    graph = qb.load(MODEL)
+    with pytest.warns(DeprecationWarning, match=r"to_relax\(spelling=…\) is variant= now"):
+        module, _ = qb.to_relax(graph, **{"spelling": "qdq"})
+    assert "qnn." not in module.script()
+    with pytest.warns(DeprecationWarning, match="reroll"):
+        again = qb.from_relax(module, **{"reroll": True})
+    assert again.digest == qb.load(MODEL, fuse=True).digest
+
+
+def test_old_options_work_and_say_so(capsys: pytest.CaptureFixture[str]):
+    assert run(["explain", "--reroll", str(MODEL)]) == 0
+    old = capsys.readouterr()
+    assert "--reroll is --fuse now" in old.err
+    assert run(["explain", "--fuse", str(MODEL)]) == 0
+    assert capsys.readouterr().out == old.out
