@@ -31,7 +31,7 @@ from qdqbridge.tflite_io.litert import (
 )
 from qdqbridge.tflite_io.writer import TFLiteModel, write
 
-FIELDS = (
+FIELDS: tuple[str, ...] = (
     "file", "status", "operators", "islands", "requantized", "bytes", "weights", "digest_kept",
     "reference", "builtin", "xnnpack", "reference_lsb", "builtin_lsb", "xnnpack_lsb", "worst",
     "argmax", "seconds",

@@ -237,7 +237,7 @@ def _compared(
     made: TFLiteModel, recorded: Mapping[int, Array], values: dict[Value, Array]
 ) -> Iterator[_Step]:
     for node in made.graph.nodes:
-        operands = [
+        operands: list[Array | None] = [
             None if v is None else values[v] if v.constant is None else v.constant.numpy()
             for v in node.inputs
         ]

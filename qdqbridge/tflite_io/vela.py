@@ -183,7 +183,9 @@ def _operators(
 
 def macs_of(model: ModelRecord, operator: OperatorRecord) -> int:
     """Returns the multiplications with addition of an operator; 0 for those that have none."""
-    shapes = [model.tensors[index].shape if index >= 0 else () for index in operator.inputs]
+    shapes: list[tuple[int, ...]] = [
+        model.tensors[index].shape if index >= 0 else () for index in operator.inputs
+    ]
     made = math.prod(model.tensors[operator.outputs[0]].shape)
     match operator.name:
         case "CONV_2D":

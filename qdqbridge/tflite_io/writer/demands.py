@@ -466,7 +466,7 @@ def whole_then_slice(node: Node, scope: Scope) -> Proposal:
     if shape is None or given is None or made is None or -1 in (*given, *made):
         return None
     kernel = [e for e in shape[2:] if isinstance(e, int)]
-    if not any(attributes.pads) or _tflite_pads(attributes, kernel, made):
+    if not any(attributes.pads) or _tflite_pads(attributes, kernel, given, made):
         return None
     rank = len(given)
     whole = [
@@ -488,9 +488,12 @@ def whole_then_slice(node: Node, scope: Scope) -> Proposal:
 
 
 def _tflite_pads(
-    attributes: ConvTransposeAttrs, kernel: Sequence[int], made: Sequence[int]
+    attributes: ConvTransposeAttrs,
+    kernel: Sequence[int],
+    given: Sequence[int],
+    made: Sequence[int],
 ) -> bool:
-    return transposed_padding(attributes, kernel, made) is not None
+    return transposed_padding(attributes, kernel, given, made) is not None
 
 
 @rule("convolution-per-group", "ConvTranspose")

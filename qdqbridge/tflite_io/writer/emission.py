@@ -77,6 +77,12 @@ class Activation:
     NONE, RELU, RELU_N1_TO_1, RELU6 = range(4)
 
 
+CLAMPS: Mapping[int, tuple[str, int]] = {
+    Activation.RELU: ("RELU", 2),
+    Activation.RELU6: ("RELU6", 2),
+    Activation.RELU_N1_TO_1: ("RELU_N1_TO_1", 1),
+}
+"""The operators that do what a fused activation does, and their versions on integers."""
 _INTERVALS = (
     (Activation.RELU, 0.0, np.inf),
     (Activation.RELU6, 0.0, 6.0),
@@ -405,8 +411,7 @@ class Emission:
         """Clamps stored integers to a type's range: as a Relu, or by one or two extremes."""
         kind = self._fusable(params)
         if kind is not None:
-            names = {Activation.RELU: ("RELU", 2), Activation.RELU6: ("RELU6", 2)}
-            name, version = names.get(kind, ("RELU_N1_TO_1", 1))
+            name, version = CLAMPS[kind]
             self.add(name, [made], [result], version=version)
             return
         storage = params.storage_dtype

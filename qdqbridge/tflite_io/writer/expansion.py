@@ -25,7 +25,6 @@ from qdqbridge.ops.attributes import (
     NormAttrs,
     ReduceAttrs,
     ReshapeAttrs,
-    TransposeAttrs,
 )
 from qdqbridge.ops.composition import CompositionAttrs
 from qdqbridge.ops.forms import OPERANDS, form_for
@@ -171,8 +170,10 @@ def _batch(node: Node, real: Value, rest: Sequence[Value], epsilon: float, rank:
     gamma, beta, mean, variance = (array.astype(np.float32) for array in data)
     scale = gamma * (np.float32(1) / np.sqrt(variance + np.float32(epsilon)))
     shift = beta - mean * scale
-    made = _apply("Mul", [real, _column(_constant(scale), rank)], node)
-    return _rounded(node, _apply("Add", [made, _column(_constant(shift), rank)], node))
+    made = _apply("Mul", [real, _column(_constant(scale.astype(np.float32)), rank)], node)
+    return _rounded(
+        node, _apply("Add", [made, _column(_constant(shift.astype(np.float32)), rank)], node)
+    )
 
 
 def _spread(
@@ -226,7 +227,12 @@ def columns_before_rows(node: Node, scope: Scope) -> Proposal:
     attributes, x = node.attributes, node.operand(0)
     assert isinstance(attributes, DepthSpaceAttrs)
     shape, size = x.type.shape, attributes.block_size
-    if attributes.mode != "CRD" or shape is None or isinstance(shape[1], str):
+    if (
+        x.type.dtype is DType.INT16
+        or attributes.mode != "CRD"
+        or shape is None
+        or isinstance(shape[1], str)
+    ):
         return None
     if x.rank != 4 or sum(isinstance(extent, str) for extent in shape) > 1:
         return None
@@ -237,37 +243,6 @@ def columns_before_rows(node: Node, scope: Scope) -> Proposal:
         x = result(BY_NAME["Gather"], AxisAttrs(1), [x, places], x.type, node.origin)
     output = node.output
     made = result(node.op, DepthSpaceAttrs(size, "DCR"), [x], output.type, node.origin, output.name)
-    return Replace({output: made})
-
-
-@rule("blocks-of-wide-integers", "DepthToSpace", "SpaceToDepth")
-def blocks_of_wide_integers(node: Node, scope: Scope) -> Proposal:
-    """``DepthToSpace(x) -> Reshape(Transpose(Reshape(x)))`` of 16 bits: TFLite has it of 8."""
-    del scope
-    attributes, x, output = node.attributes, node.operand(0), node.output
-    assert isinstance(attributes, DepthSpaceAttrs)
-    if x.type.dtype is not DType.INT16 or x.quant is None or x.rank != 4:
-        return None
-    shape, b = x.type.shape, attributes.block_size
-    assert shape is not None
-    rest = static_shape(shape[1:])
-    if rest is None:
-        return None
-    depth, height, width = rest
-    if node.op.name == "DepthToSpace":
-        inner = (b, b, depth // (b * b)) if attributes.mode == "DCR" else (depth // (b * b), b, b)
-        wide = (shape[0], *inner, height, width)
-        perm = (0, 3, 4, 1, 5, 2) if attributes.mode == "DCR" else (0, 1, 4, 2, 5, 3)
-    else:
-        wide = (shape[0], depth, height // b, b, width // b, b)
-        perm = (0, 3, 5, 1, 2, 4)
-    target = ReshapeAttrs(tuple(-1 if isinstance(e, str) else e for e in wide))
-    spread = result(BY_NAME["Reshape"], target, [x], x.type.with_shape(wide), node.origin)
-    permuted = x.type.with_shape(tuple(wide[axis] for axis in perm))
-    moved = result(BY_NAME["Transpose"], TransposeAttrs(perm), [spread], permuted, node.origin)
-    assert output.type.shape is not None
-    last = ReshapeAttrs(tuple(-1 if isinstance(e, str) else e for e in output.type.shape))
-    made = result(BY_NAME["Reshape"], last, [moved], output.type, node.origin, output.name)
     return Replace({output: made})
 
 
@@ -322,6 +297,5 @@ RULES: tuple[Rule, ...] = (
     operator_written_out,
     steps_written_out,
     norm_written_out,
-    blocks_of_wide_integers,
     columns_before_rows,
 )

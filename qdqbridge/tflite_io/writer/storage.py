@@ -16,12 +16,13 @@ from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.copying import copied
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.edit import Editor
-from qdqbridge.graph.graph import NO_ORIGIN, Graph, Origin, Value
+from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Origin, Value
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.recenter import shifted_constant, shifted_params
 from qdqbridge.graph.types import QuantType
+from qdqbridge.ops.attributes import PadAttrs
 
 _SHIFTED = (DType.UINT8, DType.UINT16)
 _NARROW = (DType.INT4, DType.UINT4, DType.INT2, DType.UINT2)
@@ -59,8 +60,20 @@ def stored_signed(graph: Graph) -> Graph:
             if output is value:
                 name = copy.output_names[slot]
                 copy.outputs[slot] = requantized(value, old, _origin(value), name)
+    for node in copy.nodes:
+        _round_filling(node)
     editor.finish()
     return copy
+
+
+def _round_filling(node: Node) -> None:
+    """Gives a Pad a value that its type has, where that has become a coarser one."""
+    attributes, quant = node.attributes, node.output.quant if node.outputs else None
+    if not isinstance(attributes, PadAttrs) or quant is None or quant.dtype is not DType.INT16:
+        return
+    params = quant.params.widened()
+    code = quantize(np.asarray(attributes.value, np.float32), params)
+    node.attributes = replace(attributes, value=float(dequantize(np.asarray(code), params)))
 
 
 def _origin(value: Value) -> Origin:

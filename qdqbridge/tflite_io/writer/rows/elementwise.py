@@ -13,6 +13,7 @@ from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import AlphaAttrs, CastAttrs, ClipAttrs, GeluAttrs
 from qdqbridge.ops.composition import CompositionAttrs
 from qdqbridge.tflite_io.writer.emission import (
+    CLAMPS,
     TYPE_NAMES,
     Emission,
     NoCounterpart,
@@ -34,12 +35,12 @@ def _version(e: Emission, index: int) -> int:
     return {"INT8": 2, "INT16": 3}.get(e.type_of(index)[0], 1)
 
 
-def unary(name: str, options: str = "") -> WriteRow:
+def unary(name: str, options: str = "", version: int = 2) -> WriteRow:
     """Returns the row of an operator with one operand and no options."""
 
     def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
         del node
-        e.add(name, x[:1], y, options, 2 if e.integers else 1)
+        e.add(name, x[:1], y, options, version if e.integers else 1)
 
     return write
 
@@ -183,8 +184,11 @@ def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def quantize(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
-    """QUANTIZE, of floats or of other integers."""
-    del node
+    """QUANTIZE, of floats or of other integers; one that clamps as a Relu does is that Relu."""
+    if node.op.name == "requantize" and e.activation:
+        name, version = CLAMPS[e.activation]
+        e.add(name, x[:1], y, version=version)
+        return
     e.add("QUANTIZE", x[:1], y, version=2 if e.type_of(x[0])[0] != "FLOAT32" else 1)
 
 
@@ -231,7 +235,7 @@ ROWS: Mapping[str, WriterRow] = {
     "Exp": WriterRow(unary("EXP", "ExpOptions"), stored(DType.INT8)),
     "Floor": WriterRow(unary("FLOOR"), kernels.never),
     "Gelu": WriterRow(gelu, stored(DType.INT8)),
-    "HardSwish": WriterRow(unary("HARD_SWISH"), stored(DType.INT8)),
+    "HardSwish": WriterRow(unary("HARD_SWISH", version=1), stored(DType.INT8)),
     "LeakyRelu": WriterRow(leaky, stored(*ACTIVATIONS)),
     "Log": WriterRow(unary("LOG"), kernels.never),
     "Max": WriterRow(extreme("MAXIMUM"), stored(*ACTIVATIONS, same=True)),
@@ -252,5 +256,5 @@ ROWS: Mapping[str, WriterRow] = {
     "Where": WriterRow(select, stored(*ACTIVATIONS, same=True)),
     "dequantize": WriterRow(dequantize, _always),
     "quantize": WriterRow(quantize, _always),
-    "requantize": WriterRow(quantize, _always),
+    "requantize": WriterRow(quantize, _always, fused=True),
 }

@@ -210,6 +210,9 @@ def blocks(name: str, options: str, *, deeper: bool) -> WriteRow:
     def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
         attributes = node.attributes
         assert isinstance(attributes, DepthSpaceAttrs)
+        if e.type_of(x[0])[0] == "INT16":
+            _by_axes(e, node, attributes, x[0], y[0], deeper=deeper)
+            return
         if attributes.mode != "DCR" and not deeper:
             raise NoCounterpart(f"its mode is {attributes.mode}", "permute the channels before it")
         if e.channels_last(node):
@@ -223,6 +226,37 @@ def blocks(name: str, options: str, *, deeper: bool) -> WriteRow:
         e.add("TRANSPOSE", [made, back], y, "TransposeOptions", _version(e, x[0]))
 
     return write
+
+
+def _by_axes(
+    e: Emission, node: Node, attributes: DepthSpaceAttrs, x: int, y: int, *, deeper: bool
+) -> None:
+    """Moves 16-bit blocks, of which TFLite has no operator, by the axes of six."""
+    last = e.channels_last(node)
+    if last:
+        x = e.transposed(x, [0, 3, 1, 2])
+    batch, depth, height, width = e.type_of(x)[1]
+    size = attributes.block_size
+    if deeper:
+        wide = (batch, depth, height // size, size, width // size, size)
+        perm, made = (0, 3, 5, 1, 2, 4), (batch, -1, height // size, width // size)
+    else:
+        rest = depth // (size * size)
+        first = attributes.mode == "DCR"
+        wide = (batch, *((size, size, rest) if first else (rest, size, size)), height, width)
+        perm = (0, 3, 4, 1, 5, 2) if first else (0, 1, 4, 2, 5, 3)
+        made = (batch, rest, height * size, width * size)
+    if -1 in (batch, height, width):
+        raise NoCounterpart("it moves 16-bit blocks of open extents", "fix them with --extent")
+    made = tuple(depth * size * size if extent < 0 else extent for extent in made)
+    spread = e.like(x, wide)
+    e.add("RESHAPE", [x, e.constant(list(wide), "shape")], [spread], "ReshapeOptions")
+    moved = e.transposed(spread, perm)
+    flat = e.like(x, made) if last else y
+    e.add("RESHAPE", [moved, e.constant(list(made), "shape")], [flat], "ReshapeOptions")
+    if last:
+        back = e.constant([0, 2, 3, 1], "perm")
+        e.add("TRANSPOSE", [flat, back], [y], "TransposeOptions", 3)
 
 
 def same(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:

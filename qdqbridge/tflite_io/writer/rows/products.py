@@ -20,7 +20,7 @@ from qdqbridge.tflite_io.writer.emission import (
     is_weight,
 )
 from qdqbridge.tflite_io.writer.rows import kernels
-from qdqbridge.tflite_io.writer.rows.padding import same_or_valid
+from qdqbridge.tflite_io.writer.rows.padding import SAME, VALID, same_or_valid
 
 _IMAGE = 4
 _CONV_VERSIONS = {DType.FLOAT32: 1, DType.INT8: 3, DType.INT16: 4, DType.INT4: 7}
@@ -104,7 +104,7 @@ def transposed(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> N
     given, wanted = extents(image)[1:-1], extents(node.output)[1:-1]
     if -1 in given or -1 in wanted:
         raise NoCounterpart("its image's extents are open", "fix them with --extent")
-    padding = transposed_padding(attributes, kernel, wanted)
+    padding = transposed_padding(attributes, kernel, given, wanted)
     if padding is None:
         raise NoCounterpart(f"its pads {list(attributes.pads)} are none that TFLite has")
     weights = e.weight(weight, fixed_extents(weight), (1, 2, 3, 0))
@@ -121,16 +121,21 @@ def transposed(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> N
 
 
 def transposed_padding(
-    attributes: ConvTransposeAttrs, kernel: Sequence[int], wanted: Sequence[int]
+    attributes: ConvTransposeAttrs,
+    kernel: Sequence[int],
+    given: Sequence[int],
+    wanted: Sequence[int],
 ) -> int | None:
-    """Returns SAME (0) or VALID (1) where that cuts the right elements off."""
-    for same in (1, 0):
+    """Returns SAME or VALID where a convolution of the result gives the image, and pads agree."""
+    for padding in (VALID, SAME):
         begins: list[int] = []
+        forward: list[int] = []
         for out, stride, size in zip(wanted, attributes.strides, kernel, strict=True):
-            forward = -(-(out - size + 1) // stride) if same else -(-out // stride)
-            begins.append(max((forward - 1) * stride + size - out, 0) // 2)
-        if tuple(begins) == attributes.pads[:2]:
-            return same
+            room = out if padding == SAME else out - size + 1
+            forward.append(-(-room // stride))
+            begins.append(max((forward[-1] - 1) * stride + size - out, 0) // 2)
+        if tuple(begins) == attributes.pads[:2] and forward == list(given):
+            return padding
     return None
 
 

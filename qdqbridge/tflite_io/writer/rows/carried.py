@@ -1,0 +1,85 @@
+"""Operators that the graph carries as the file has them: comparisons, logic, indices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from qdqbridge.graph.graph import Node
+from qdqbridge.onnx_io.foreign import ForeignAttrs
+from qdqbridge.tflite_io.writer.emission import (
+    Emission,
+    NoCounterpart,
+    WriteRow,
+    WriterRow,
+    extents,
+)
+from qdqbridge.tflite_io.writer.rows import kernels
+
+
+def _attributes(node: Node) -> dict[str, int]:
+    """Returns the integer attributes of a node of ONNX's own.
+
+    Raises:
+        NoCounterpart: It is of another domain.
+    """
+    attributes = node.attributes
+    if not isinstance(attributes, ForeignAttrs) or attributes.domain:
+        raise NoCounterpart("TFLite has no counterpart")
+    return attributes.node.integers()
+
+
+def plain(name: str, options: str = "") -> WriteRow:
+    """Returns the row of an operator that has no attributes."""
+
+    def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+        if _attributes(node):
+            raise NoCounterpart("it has attributes that TFLite does not have")
+        e.add(name, x, y, options)
+
+    return write
+
+
+def extreme_index(name: str, options: str) -> WriteRow:
+    """Returns the row of ARG_MAX and ARG_MIN, which drop their axis."""
+
+    def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+        given, rank = _attributes(node), len(extents(node.operand(0)))
+        if given.get("keepdims", 1) or given.get("select_last_index", 0):
+            raise NoCounterpart("it keeps its axis, or takes the last of equal elements")
+        axis = e.constant([given.get("axis", 0) % rank], "axis")
+        e.add(name, [x[0], axis], y, options, OutputType=4)
+
+    return write
+
+
+def modulus(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """FLOOR_MOD, whose sign is the divisor's."""
+    if _attributes(node).get("fmod", 0):
+        raise NoCounterpart("its sign is the dividend's")
+    e.add("FLOOR_MOD", x, y, "FloorModOptions")
+
+
+def gather_entries(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """GATHER_ND."""
+    if _attributes(node).get("batch_dims", 0):
+        raise NoCounterpart("it has batch axes")
+    e.add("GATHER_ND", x, y, "GatherNdOptions")
+
+
+ROWS: Mapping[str, WriterRow] = {
+    name: WriterRow(write, kernels.never)
+    for name, write in {
+        "And": plain("LOGICAL_AND", "LogicalAndOptions"),
+        "ArgMax": extreme_index("ARG_MAX", "ArgMaxOptions"),
+        "ArgMin": extreme_index("ARG_MIN", "ArgMinOptions"),
+        "Equal": plain("EQUAL", "EqualOptions"),
+        "GatherND": gather_entries,
+        "Greater": plain("GREATER", "GreaterOptions"),
+        "GreaterOrEqual": plain("GREATER_EQUAL", "GreaterEqualOptions"),
+        "Less": plain("LESS", "LessOptions"),
+        "LessOrEqual": plain("LESS_EQUAL", "LessEqualOptions"),
+        "Mod": modulus,
+        "Not": plain("LOGICAL_NOT", "LogicalNotOptions"),
+        "Or": plain("LOGICAL_OR", "LogicalOrOptions"),
+    }.items()
+}
