@@ -6,16 +6,18 @@ current.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from qdqbridge.graph.operator import Flow, Operator, Pattern
 from qdqbridge.onnx_io.codecs import BY_ROW
 from qdqbridge.onnx_io.codecs.codec import OLDEST
 from qdqbridge.onnx_io.codecs.table import CODECS
 from qdqbridge.ops.table import OPERATORS
+from scripts.generated_page import main
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operators.md"
 _INTRODUCTION = """\
@@ -34,20 +36,6 @@ contract](numerics.md) what all of them have in common.
   of them, which a host without the operator is given.
 - **contract**: what is computed on quantized operands, and every known difference from onnxruntime.
 """
-
-
-def main() -> int:
-    """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only say whether it is current")
-    check, wanted = parser.parse_args().check, page()
-    if PAGE.exists() and PAGE.read_text("utf-8") == wanted:
-        return 0
-    if check:
-        print(f"{PAGE.name} is not current: run python scripts/operator_table.py", file=sys.stderr)
-        return 1
-    PAGE.write_text(wanted, "utf-8")
-    return 0
 
 
 def page() -> str:
@@ -101,4 +89,4 @@ def _shown(pattern: Pattern) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(PAGE, page, __doc__))

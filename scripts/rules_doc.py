@@ -5,15 +5,17 @@ Run as ``python scripts/rules_doc.py``; with ``--check`` it only says whether th
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from qdqbridge.canonical.rule import Rule
 from qdqbridge.canonical.rules import RULES, rules_with
+from scripts.generated_page import main
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "rules.md"
@@ -33,20 +35,6 @@ per line with its operands, attributes and result type, then outputs.
 `quant<uint8, 0.03125, 128>[n,4]` is a tensor of n times 4 stored uint8 with scale 0.03125 and zero
 point 128; `range=128..255` says which codes occur; a constant is written where it is read.
 """
-
-
-def main() -> int:
-    """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only say whether it is current")
-    check, wanted = parser.parse_args().check, page()
-    if PAGE.exists() and PAGE.read_text("utf-8") == wanted:
-        return 0
-    if check:
-        print(f"{PAGE.name} is not current: run python scripts/rules_doc.py", file=sys.stderr)
-        return 1
-    PAGE.write_text(wanted, "utf-8")
-    return 0
 
 
 def page() -> str:
@@ -81,4 +69,4 @@ def _prose(rule: Rule) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(PAGE, page, __doc__))

@@ -7,7 +7,6 @@ operators named in the code of a row are what it can become.
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import re
 import sys
@@ -20,9 +19,12 @@ import onnx
 import tvm
 from tvm import ir, relax  # noqa: F401 (registers the operators)
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from qdqbridge.graph.operator import Operator
 from qdqbridge.relax.read.calls import _NAMES
 from qdqbridge.relax.read.table import ROWS
+from scripts.generated_page import main
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "qdqbridge" / "relax" / "README.md"
@@ -136,19 +138,5 @@ def page() -> str:
     return f"{head}{_BEGIN}\n{table()}\n{_END}{rest.partition(_END)[2]}"
 
 
-def main() -> int:
-    """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only say whether it is current")
-    wanted, check = page(), parser.parse_args().check
-    if wanted == TABLE.read_text("utf-8"):
-        return 0
-    if check:
-        print(f"{TABLE.name} is not current: run python scripts/support_table.py", file=sys.stderr)
-        return 1
-    TABLE.write_text(wanted, "utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(TABLE, page, __doc__))
