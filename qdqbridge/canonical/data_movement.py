@@ -100,7 +100,7 @@ def _rows_as_blocks(node: Node, params: QuantParams) -> QuantParams | None:
     if params.blocked or params.axis != 0 or shape is None or to is None:
         return None
     rows, block = shape[0], math.prod(shape[1:])
-    if len(to) < 2 or rows == to[0] or not block or to[-1] % block or to[-1] == block:
+    if len(to) < 2 or rows == to[0] or block < 2 or to[-1] % block or to[-1] == block:
         return None
     extents = (*to[:-1], to[-1] // block)
     scale, zero_point = params.scale.reshape(extents), params.zero_point.reshape(extents)

@@ -106,12 +106,15 @@ class Form:
 
     Attributes:
         pattern: The chain: its operand is ``"x"`` (``"a"`` and ``"b"`` of two), and its attributes
-            are ``"#alpha"`` and so on.
+            are ``"#alpha"`` and so on (``"#-alpha"``: the number is their negative).
         given: Attributes that this form stands for without a number in the chain.
+        unmistakable: True of what hosts and their frontends write for this operator and nobody
+            writes for anything else: it is read as the operator though nothing names it.
     """
 
     pattern: Pattern
     given: Mapping[str, float | str] = field(default_factory=dict[str, "float | str"])
+    unmistakable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,7 +68,9 @@ def _matches(
     if number is None:
         return False
     if isinstance(pattern, str):
-        return found.numbers.setdefault(pattern[1:], number) == number
+        name = pattern[1:].removeprefix("-")
+        number = -number if pattern.startswith("#-") else number
+        return found.numbers.setdefault(name, number) == number
     return number == float(np.asarray(pattern, value.type.dtype.numpy))
 
 

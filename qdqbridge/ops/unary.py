@@ -243,6 +243,10 @@ def _forms(*patterns: Pattern) -> tuple[Form, ...]:
     return tuple(Form(pattern) for pattern in patterns)
 
 
+def _unmistakable(*patterns: Pattern) -> tuple[Form, ...]:
+    return tuple(Form(pattern, unmistakable=True) for pattern in patterns)
+
+
 RELU = unary("Relu", _plain(_relu), _EXACT.format("max(x, 0), NaN of NaN"), qnn="",
              tvm="nn.relu")  # fmt: skip
 CLIP = unary("Clip", _with(_clip, rounded=False),
@@ -262,7 +266,12 @@ OPERATORS = (
     unary("Cos", _rounded(np.cos), _ROUNDED.format("cos(x)"), magnitude=_UNIT),
     unary("Erf", _rounded(erf), _ROUNDED.format("erf(x)"), magnitude=_UNIT),
     unary("Softplus", _rounded(_softplus), _ROUNDED.format("log(1 + exp(x))"),
-          forms=_forms(_SOFTPLUS, ("Log", ("Add", ("Exp", "x"), 1.0))), magnitude=_OPERAND),
+          forms=(
+        *_unmistakable(
+            _SOFTPLUS, ("Add", _HIGH, ("Log", ("Add", 1.0, ("Exp", ("Neg", ("Abs", "x"))))))
+        ),
+        *_forms(("Log", ("Add", ("Exp", "x"), 1.0))),
+    ), magnitude=_OPERAND),
     unary("Gelu", _with(_gelu, rounded=True), _ROUNDED.format(
         "x / 2 * (1 + erf(x / sqrt 2)), or its tanh approximation")
           + _MLAS.format("tanh form: 1 in 40,000"), attributes=GeluAttrs, onnx=(
@@ -275,8 +284,10 @@ OPERATORS = (
     ), magnitude=_OPERAND),
     unary("Mish", _rounded(lambda x: x * np.tanh(_softplus(x))),
           _ROUNDED.format("x * tanh(log(1 + exp(x)))") + _MLAS.format("1 in 8,000"), since=18,
-          forms=_forms(("Mul", "x", ("Tanh", _SOFTPLUS)),
-                       ("Mul", "x", ("Tanh", ("Softplus", "x")))),
+          forms=(
+        *_forms(("Mul", "x", ("Tanh", _SOFTPLUS)), ("Mul", "x", ("Tanh", ("Softplus", "x")))),
+        *_unmistakable(("Mul", "x", ("Tanh", ("Log", ("Add", 1.0, ("Exp", "x")))))),
+    ),
           magnitude=_OPERAND),
     unary("Swish", _with(lambda x, a: x * _sigmoid(a.alpha * x), rounded=True),
           _ROUNDED.format("x / (1 + exp(-alpha * x))") + _MLAS.format("1 in 20,000"),
@@ -299,34 +310,45 @@ OPERATORS = (
     unary("Sign", _plain(np.sign), _EXACT.format("sign(x)")),
     RELU,
     unary("Softsign", _plain(_softsign), _EXACT.format("x * (1 / (1 + |x|))"),
-          forms=_forms(("Div", "x", ("Add", ("Abs", "x"), 1.0))), magnitude=_UNIT,
+          forms=_unmistakable(("Div", "x", ("Add", ("Abs", "x"), 1.0))), magnitude=_UNIT,
           interval=_AROUND_ZERO),
     unary("Elu", _with(lambda x, a: _elu(x, a.alpha), rounded=False),
           _EXACT.format("x, or alpha * (exp(x) - 1) below 0"), attributes=AlphaAttrs,
-          defaults={"alpha": 1.0}, forms=_forms(_ELU), magnitude=_OPERAND),
+          defaults={"alpha": 1.0}, forms=_unmistakable(
+        _ELU,
+        ("Add", ("Mul", "#-alpha", ("Relu", ("Sub", 1.0, ("Exp", "x")))), ("Relu", "x")),
+    ), magnitude=_OPERAND),
     unary("Selu", _with(_selu, rounded=False),
           _EXACT.format("gamma * (x, or alpha * (exp(x) - 1) below 0)"), attributes=SeluAttrs,
           defaults={"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875},
-          forms=_forms(("Mul", _ELU, "#gamma"), ("Mul", ("Elu", "x", "#alpha"), "#gamma")),
+          forms=(*_forms(("Mul", _ELU, "#gamma")), *_unmistakable(
+        ("Mul", ("Elu", "x", "#alpha"), "#gamma"), ("Mul", "#gamma", ("Elu", "x", "#alpha")),
+    )),
           magnitude=_OPERAND),
     unary("Celu", _with(lambda x, a: _celu(x, a.alpha), rounded=False),
           _EXACT.format("max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0)"),
           attributes=AlphaAttrs, defaults={"alpha": 1.0},
           forms=_forms(("Add", _HIGH, _grown(("Div", _LOW, "#alpha")))), magnitude=_OPERAND),
     unary("HardSwish", _plain(_hard_swish),
-          _EXACT.format("x * max(0, min(1, x * f32(1/6) + 0.5))"), since=14, forms=_forms(
-        ("Mul", "x", _hard(_SIXTH, 0.5)),
-        ("Mul", "x", ("HardSigmoid", "x", _SIXTH, 0.5)),
-        ("Div", ("Mul", "x", _GATE), 6.0),
-        ("Mul", ("Mul", "x", _GATE), _SIXTH),
-        ("Mul", "x", ("Div", _GATE, 6.0)),
-        ("Mul", "x", ("Mul", _GATE, _SIXTH)),
+          _EXACT.format("x * max(0, min(1, x * f32(1/6) + 0.5))"), since=14, forms=(
+        *_forms(
+            ("Mul", "x", _hard(_SIXTH, 0.5)),
+            ("Div", ("Mul", "x", _GATE), 6.0),
+            ("Mul", ("Mul", "x", _GATE), _SIXTH),
+            ("Mul", "x", ("Mul", _GATE, _SIXTH)),
+        ),
+        *_unmistakable(
+            ("Mul", "x", ("HardSigmoid", "x", _SIXTH, 0.5)),
+            ("Mul", "x", ("Div", _GATE, 6.0)),
+        ),
     ), magnitude=_OPERAND),
     unary("HardSigmoid", _with(lambda x, a: _hard_sigmoid(x, a.alpha, a.beta), rounded=False),
           _EXACT.format("max(0, min(1, x * alpha + beta))"), attributes=HardSigmoidAttrs,
           defaults={"alpha": 0.2, "beta": 0.5}, forms=(
-        Form(_hard("#alpha", "#beta")),
-        Form(("Clip", ("Add", ("Mul", "x", "#alpha"), "#beta"), 0.0, 1.0)),
+        *_unmistakable(
+            _hard("#alpha", "#beta"),
+            ("Clip", ("Add", ("Mul", "#alpha", "x"), "#beta"), 0.0, 1.0),
+        ),
         Form(("Div", _GATE, 6.0), _SIXTHS),
         Form(("Mul", _GATE, _SIXTH), _SIXTHS),
     ),
@@ -339,6 +361,9 @@ OPERATORS = (
                 rounded=False),
           _EXACT.format("x where x > alpha, else 0"), attributes=AlphaAttrs,
           defaults={"alpha": 1.0}, qnn="thresholded_relu",
-          forms=_forms(("Where", ("Greater", "x", "#alpha"), "x", 0.0))),
+          forms=(
+        *_forms(("Where", ("Greater", "x", "#alpha"), "x", 0.0)),
+        *_unmistakable(("Mul", ("Cast", ("Greater", "x", "#alpha")), "x")),
+    )),
     CLIP,
 )  # fmt: skip

@@ -13,7 +13,7 @@ from qdqbridge.ops.table import BY_NAME, OPERATORS
 
 FORMS = [(op, form) for op in OPERATORS for form in op.forms]
 NUMBERS = {"alpha": 1.25, "gamma": 0.75, "beta": 0.375}
-COMPARED = {"Less": np.less, "Greater": np.greater, "Where": np.where}
+COMPARED = {"Less": np.less, "Greater": np.greater, "Where": np.where, "Cast": np.float64}
 Array = np.ndarray[Any, Any]
 
 
@@ -36,14 +36,16 @@ def test_a_form_means_its_operator(op: Operator, form: Form) -> None:
     operands = [rng.normal(0, 2, 500) for _ in range(op.arity)]
     numbers = {name: form.given.get(name, NUMBERS.get(name, 0.0)) for name in op.fields}
     known = dict(zip(OPERANDS[op.arity], operands, strict=True))
-    known |= {f"#{name}": np.float64(n) for name, n in numbers.items() if not isinstance(n, str)}
+    for name, number in numbers.items():
+        if not isinstance(number, str):
+            known |= {f"#{name}": np.float64(number), f"#-{name}": -np.float64(number)}
     (wanted,) = op.compute(op.attributes(**numbers), operands)
     np.testing.assert_allclose(value(form.pattern, known), wanted, rtol=1e-6, atol=1e-7)
 
 
 def test_a_form_that_is_part_of_another_is_no_whole_one() -> None:
     softplus = BY_NAME["Softplus"]
-    assert outermost_forms(softplus) == softplus.forms[:1]
+    assert outermost_forms(softplus) == softplus.forms[:2]
     assert all(outermost_forms(op) for op in OPERATORS if op.forms)
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.operator import NO_ATTRIBUTES, Operator, Pattern
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Form, Operator, Pattern
 from qdqbridge.graph.patterns import near, scalar
 from qdqbridge.ops.attributes import (
     AlphaAttrs,
     ClipAttrs,
-    HardSigmoidAttrs,
-    SeluAttrs,
 )
 from qdqbridge.ops.forms import outermost_forms, written
 from qdqbridge.ops.table import OPERATORS
@@ -35,33 +33,6 @@ def _clip(node: Node, call: Call) -> Fused | None:
     if inner is not None and isinstance(first, ClipAttrs) and first.high is None:
         return Fused("Clip", ClipAttrs(first.low, bound), [inner.operand(0)])
     return Fused("Clip", ClipAttrs(None, bound), [source])
-
-
-def hard_swish(node: Node, call: Call) -> Fused | None:
-    """``Mul(x, HardSigmoid(x, 1/6, 1/2))``, which has been put together already."""
-    del call
-    x, gate = node.operand(0), node.operand(1).producer
-    given = None if gate is None else gate.attributes
-    if gate is None or gate.operand(0) is not x or not isinstance(given, HardSigmoidAttrs):
-        return None
-    if not near(given.alpha, 1 / 6) or not near(given.beta, 0.5):
-        return None
-    return Fused("HardSwish", NO_ATTRIBUTES, [x])
-
-
-def scaled_elu(node: Node, call: Call) -> Fused | None:
-    """``Mul(Elu(x), gamma)`` with the two numbers of a Selu."""
-    del call
-    gamma, inner = scalar(node.operand(1)), node.operand(0).producer
-    if gamma is None or inner is None or inner.op.name != "Elu":
-        return None
-    alpha = getattr(inner.attributes, "alpha", 0.0)
-    if not near(alpha, _SELU[0]) or not near(gamma, _SELU[1]):
-        return None
-    return Fused("Selu", SeluAttrs(alpha, gamma), [inner.operand(0)])
-
-
-_SELU = (1.67326319217681884765625, 1.05070102214813232421875)
 
 
 def _thresholded(node: Node, call: Call) -> Fused | None:
@@ -145,11 +116,10 @@ def _as_calls(pattern: Pattern) -> Pattern:
     return (_COMPARISONS.get(name, name), *map(_as_calls, rest))
 
 
-def _by_forms(op: Operator) -> Find:
-    """Returns what finds an operator that is written in one of its forms."""
-    forms = outermost_forms(op)
+def _by_forms(op: Operator, forms: Sequence[Form]) -> Find:
+    """Returns what finds an operator that is written in one of these forms."""
     called = [replace(form, pattern=_as_calls(form.pattern)) for form in forms]
-    forms += tuple(form for form in called if form not in forms)
+    forms = (*forms, *(form for form in called if form not in forms))
 
     def find(node: Node, call: Call) -> Fused | None:
         stated = None if call.provenance is None else call.provenance.attributes
@@ -160,7 +130,7 @@ def _by_forms(op: Operator) -> Find:
 
 
 ACTIVATIONS: Mapping[str, Find] = {
-    **{op.name: _by_forms(op) for op in OPERATORS if op.forms},
+    **{op.name: _by_forms(op, outermost_forms(op)) for op in OPERATORS if op.forms},
     "Clip": _clip,
     "ThresholdedRelu": _thresholded,
     "PRelu": _prelu,
@@ -169,3 +139,16 @@ ACTIVATIONS: Mapping[str, Find] = {
     "Div": _integer_quotient,
 }
 """What completes each activation and each arithmetic operator, by the graph's name."""
+
+
+def unmistakable() -> dict[str, list[Find]]:
+    """Returns what finds operators that nothing names, by the operator that ends the chain."""
+    found: dict[str, list[Find]] = {}
+    for op in OPERATORS:
+        own: dict[str, list[Form]] = {}
+        for form in op.forms:
+            if form.unmistakable and isinstance(form.pattern, tuple):
+                own.setdefault(str(form.pattern[0]), []).append(form)
+        for end, forms in own.items():
+            found.setdefault(end, []).append(_by_forms(op, forms))
+    return found

@@ -8,7 +8,7 @@ looked for; without spans, only chains that nobody writes for anything else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from qdqbridge.graph.graph import Node, Value
@@ -17,7 +17,7 @@ from qdqbridge.ops.bodies import in_order, matched
 from qdqbridge.ops.composition import CompositionAttrs
 from qdqbridge.ops.table import OPERATORS
 from qdqbridge.qnn.origin import Provenance
-from qdqbridge.qnn.read.activations import ACTIVATIONS, hard_swish, scaled_elu
+from qdqbridge.qnn.read.activations import ACTIVATIONS, unmistakable
 from qdqbridge.qnn.read.call import Call
 from qdqbridge.qnn.read.fused import Find, Fused, stated_attributes
 from qdqbridge.qnn.read.fused_operators import PRODUCTS, linear
@@ -81,10 +81,10 @@ STATED: Mapping[str, Find] = {**ACTIVATIONS, **PRODUCTS, **_BODIES}
 PARTIAL = frozenset(("Min", "Max"))
 """Operators that are looked for behind a call of their own name too."""
 
-UNMISTAKABLE: Mapping[str, tuple[Find, ...]] = {
-    "Min": (STATED["HardSigmoid"],),
-    "Mul": (hard_swish, scaled_elu),
-    "Add": (linear, STATED["Softplus"], STATED["Elu"], STATED["Conv"], STATED["ConvTranspose"]),
+_FORMS = unmistakable()
+UNMISTAKABLE: Mapping[str, Sequence[Find]] = {
+    **_FORMS,
+    "Add": (linear, *_FORMS["Add"], STATED["Conv"], STATED["ConvTranspose"]),
     "Where": (STATED["PRelu"],),
 }
 """Chains that are read without a span, by the operator that ends them."""

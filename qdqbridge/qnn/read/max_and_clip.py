@@ -13,6 +13,7 @@ from qdqbridge.ops.windows import extents
 from qdqbridge.qnn.origin import element
 from qdqbridge.qnn.read.call import Call
 from qdqbridge.qnn.read.data_movement import hinted, moved, per_tensor, stated_attributes, type_like
+from qdqbridge.qnn.read.fusions import fused
 from qdqbridge.qnn.read.layout import channels_first, laid_out
 from qdqbridge.qnn.read.parameters import changed, holds
 from qdqbridge.qnn.read.reading import Reading, Row
@@ -85,7 +86,8 @@ def clip(reading: Reading, call: Call) -> Value:
     low, high = float(call.attrs["a_min"]), float(call.attrs["a_max"])
     if data.type.dtype.is_float:
         attributes = ClipAttrs(low, high)
-        return reading.node("Clip", attributes, [data], type_like(data, call), call)
+        value = reading.node("Clip", attributes, [data], type_like(data, call), call)
+        return fused(reading, call, value)
     if data.quant is None or not data.quant.params.per_tensor:
         plain = reading.plain(data)
         value = reading.node("Clip", ClipAttrs(low, high), [plain], type_like(plain, call), call)

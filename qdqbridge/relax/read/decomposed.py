@@ -1,7 +1,8 @@
-"""Operators that TVM's frontends write as several calls, put together again.
+"""Norms that TVM's frontends write as several calls, put together again.
 
 Only what nobody writes for anything else: a chain that a model may well contain itself stays what
-it is, and :mod:`qdqbridge.canonical.fusions` is there for who wants it whole.
+it is, and :mod:`qdqbridge.canonical.fusions` is there for who wants it whole. Element-wise
+operators are recognized by their forms, see :mod:`qdqbridge.qnn.read.fusions`.
 """
 
 from __future__ import annotations
@@ -11,18 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
-from qdqbridge.graph.patterns import Pattern, PatternMatch, match, scalar
+from qdqbridge.graph.patterns import Pattern, PatternMatch, match
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import (
-    AlphaAttrs,
     AxesAttrs,
-    CastAttrs,
-    ClipAttrs,
     EpsilonAttrs,
-    HardSigmoidAttrs,
     ReduceAttrs,
     ReshapeAttrs,
-    SeluAttrs,
 )
 from qdqbridge.qnn.read import Call, Entry, Reading, Row
 from qdqbridge.qnn.read.reading import tensor
@@ -54,101 +50,6 @@ def completing(row: Row, *finds: Find, claimed: str = "") -> Row:
         return value
 
     return read
-
-
-# ---- activations -------------------------------------------------------------------------------
-
-_LOW: Pattern = ("Relu", ("Sub", 1.0, ("Exp", "x")))
-_ELU: Pattern = ("Add", ("Mul", "#negative", _LOW), ("Relu", "x"))
-
-
-def _elu(reading: Reading, node: Node) -> Found | None:
-    """``-alpha * relu(1 - exp(x)) + relu(x)``."""
-    del reading
-    found = PatternMatch()
-    if not match(node.output, _ELU, found):
-        return None
-    return "Elu", AlphaAttrs(-found.numbers["negative"]), [found.values["x"]]
-
-
-def _selu(reading: Reading, node: Node) -> Found | None:
-    """``gamma * elu(x)``."""
-    del reading
-    for gamma, inner in _orders(node):
-        number, elu = scalar(gamma), inner.producer
-        if number is None or elu is None or elu.op.name != "Elu":
-            continue
-        alpha = getattr(elu.attributes, "alpha", 0.0)
-        return "Selu", SeluAttrs(alpha, number), [elu.operand(0)]
-    return None
-
-
-def _mish(reading: Reading, node: Node) -> Found | None:
-    """``x * tanh(log(1 + exp(x)))``."""
-    del reading
-    found = PatternMatch()
-    pattern: Pattern = ("Mul", "x", ("Tanh", ("Log", ("Add", 1.0, ("Exp", "x")))))
-    whole = match(node.output, pattern, found)
-    return ("Mish", NO_ATTRIBUTES, [found.values["x"]]) if whole else None
-
-
-def _softplus(reading: Reading, node: Node) -> Found | None:
-    """``max(x, 0) + log(1 + exp(-|x|))``."""
-    del reading
-    found = PatternMatch()
-    tail: Pattern = ("Log", ("Add", 1.0, ("Exp", ("Neg", ("Abs", "x")))))
-    whole = match(node.output, ("Add", ("Max", "x", 0.0), tail), found)
-    return ("Softplus", NO_ATTRIBUTES, [found.values["x"]]) if whole else None
-
-
-def _softsign(reading: Reading, node: Node) -> Found | None:
-    """``x / (|x| + 1)``."""
-    del reading
-    found = PatternMatch()
-    whole = match(node.output, ("Div", "x", ("Add", ("Abs", "x"), 1.0)), found)
-    return ("Softsign", NO_ATTRIBUTES, [found.values["x"]]) if whole else None
-
-
-def _hard_swish(reading: Reading, node: Node) -> Found | None:
-    """``x * (clip(x + 3, 0, 6) / 6)``."""
-    del reading
-    found = PatternMatch()
-    if not match(node.output, ("Mul", "x", ("Div", "gate", 6.0)), found):
-        return None
-    x, gate = found.values["x"], found.values["gate"].producer
-    if gate is None or gate.attributes != ClipAttrs(0.0, 6.0):
-        return None
-    whole = match(gate.operand(0), ("Add", "x", 3.0), PatternMatch({"x": x}))
-    return ("HardSwish", NO_ATTRIBUTES, [x]) if whole else None
-
-
-def _hard_sigmoid(reading: Reading, node: Node) -> Found | None:
-    """``clip(alpha * x + beta, 0, 1)``."""
-    del reading
-    found = PatternMatch()
-    if node.attributes != ClipAttrs(0.0, 1.0):
-        return None
-    if not match(node.operand(0), ("Add", ("Mul", "#alpha", "x"), "#beta"), found):
-        return None
-    attributes = HardSigmoidAttrs(found.numbers["alpha"], found.numbers["beta"])
-    return "HardSigmoid", attributes, [found.values["x"]]
-
-
-def _thresholded(reading: Reading, node: Node) -> Found | None:
-    """``cast(x > alpha) * x``."""
-    del reading
-    cast, x = node.operand(0).producer, node.operand(1)
-    test = None if cast is None or not isinstance(cast.attributes, CastAttrs) else cast.operand(0)
-    more = None if test is None else test.producer
-    if more is None or more.op.name != "Greater" or more.operand(0) is not x:
-        return None
-    alpha = scalar(more.operand(1))
-    return None if alpha is None else ("ThresholdedRelu", AlphaAttrs(alpha), [x])
-
-
-def _orders(node: Node) -> list[tuple[Value, Value]]:
-    a, b = node.operand(0), node.operand(1)
-    return [(a, b), (b, a)]
 
 
 # ---- norms -------------------------------------------------------------------------------------
@@ -245,10 +146,5 @@ def _flat(value: Value, data: Constant) -> Value:
 
 def rows(shared: Mapping[str, Row]) -> dict[str, Row]:
     """Returns the rows of ``shared`` that may end a chain, looking for those chains."""
-    add = completing(shared["add"], _elu, _softplus, _instance_norm, _group_norm)
-    return {
-        "add": completing(add, _batch_norm, claimed="BatchNormalization"),
-        "clip": completing(shared["clip"], _hard_sigmoid),
-        "multiply": completing(shared["multiply"], _hard_swish, _selu, _mish, _thresholded),
-        "divide": completing(shared["divide"], _softsign),
-    }
+    add = completing(shared["add"], _instance_norm, _group_norm)
+    return {"add": completing(add, _batch_norm, claimed="BatchNormalization")}
