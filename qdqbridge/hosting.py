@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from qdqbridge.arguments import need_graph, need_module, need_relay, need_tvm, path_of, renamed
 from qdqbridge.graph.graph import Graph, Value
+from qdqbridge.options import ReadingOptions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -87,7 +88,8 @@ def from_relax(
     graph = read_relax(module, params, function=name)
     verify(graph)
     if canonical:
-        verify(canonicalize(graph, fuse=fuse, channels_first=channels_last(module)))
+        options = ReadingOptions(fuse=fuse)
+        verify(canonicalize(graph, options, channels_first=channels_last(module)))
     return graph
 
 

@@ -7,7 +7,9 @@ Libraries are imported by the step that needs them, so ``import qdqbridge`` stay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -15,6 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from qdqbridge.arguments import need_graph, need_side, path_of, renamed
 from qdqbridge.errors import InputDataError, OutputExistsError
 from qdqbridge.graph.graph import Graph, Note
+from qdqbridge.options import ReadingOptions
+from qdqbridge.sources import is_onnx, is_tflite, read_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,7 +31,6 @@ if TYPE_CHECKING:
     from qdqbridge.relax.executable import Executable
     from qdqbridge.report.compare import Comparison
     from qdqbridge.report.engine import Engine
-    from qdqbridge.report.inspection import Inspection
     from qdqbridge.tflite_io.vela import VelaReport
     from qdqbridge.tflite_io.writer import TFLiteModel
 
@@ -65,27 +68,10 @@ def load(
         UnsupportedModelError: Something in it has no counterpart here; all of it is listed.
         InputDataError: ``path`` is no path.
     """
-    from qdqbridge.canonical import canonicalize
-    from qdqbridge.graph.verify import verify
-
-    file = path_of(path)
-    tflite = is_tflite(file)
-    if tflite:
-        from qdqbridge.tflite_io.reader import read
-    else:
-        from qdqbridge.onnx_io.reader import read
-    graph = read(file, canonicalize)
-    verify(graph, str(file))
-    if canonical:
-        canonicalize(
-            graph,
-            decomposed=decomposed,
-            fold_affine=fold_affine,
-            fuse=fuse,
-            channels_first=tflite,
-        )
-        verify(graph, str(file))
-    return graph
+    source = read_file(path_of(path))
+    if not canonical:
+        return source.graph
+    return source.canonical(ReadingOptions(decomposed, fold_affine, fuse))
 
 
 def parse(text: str, weights: Mapping[str, NDArray[Any]] | None = None) -> Graph:
@@ -111,31 +97,6 @@ def parse(text: str, weights: Mapping[str, NDArray[Any]] | None = None) -> Graph
             fix="read the file first",
         )
     return parse_text(text, weights)
-
-
-def is_tflite(path: Path) -> bool:
-    """Returns whether a file is a TFLite model, by its suffix."""
-    return path.suffix == ".tflite"
-
-
-def inspect(
-    path: File, *, decomposed: bool = False, fold_affine: bool = False, fuse: bool = False
-) -> Inspection:
-    """Returns what a model file holds: operators, quantization, interface, digest, notes.
-
-    Raises:
-        QdqBridgeError: As :func:`load`.
-    """
-    from qdqbridge.canonical import canonicalize
-    from qdqbridge.graph.verify import verify
-    from qdqbridge.onnx_io.header import header
-    from qdqbridge.report.inspection import inspection, operators
-
-    graph = load(path, canonical=False)
-    raw = operators(graph)  # before the graph is rewritten in place
-    canonicalize(graph, decomposed=decomposed, fold_affine=fold_affine, fuse=fuse)
-    verify(graph, str(path))
-    return inspection(header(Path(path)), raw, graph, explain(graph))
 
 
 def explain(graph: Graph) -> list[Note]:
@@ -384,3 +345,16 @@ def _engine(side: Side) -> Engine:
         return session(side)
     need_side(side)
     return side if is_engine(side) else Built(cast("Executable", side))
+
+
+@contextmanager
+def as_onnx(path: File, graph: Graph) -> Generator[Path, None, None]:
+    """Yields an ONNX file of a model: its own, or for another one that lasts as long as this."""
+    file = path_of(path)
+    if is_onnx(file):
+        yield file
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        exported = Path(folder) / f"{file.stem}.onnx"
+        save(graph, exported)
+        yield exported

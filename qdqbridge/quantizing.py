@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from qdqbridge.arguments import path_of
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.graph import Graph
-from qdqbridge.profiling import graph_of
+from qdqbridge.profiling import graph_of, load_profile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from qdqbridge.autoquant.choosers import Chooser
     from qdqbridge.autoquant.fallback import Fallback, Goal
     from qdqbridge.autoquant.formats import Format
+    from qdqbridge.autoquant.options import QuantizeOptions
     from qdqbridge.autoquant.profile import Profile
     from qdqbridge.autoquant.quantize import Quantized
-    from qdqbridge.autoquant.requests import Request
     from qdqbridge.autoquant.samples import Samples
     from qdqbridge.autoquant.simulation.metrics import Metric, Metrics
     from qdqbridge.autoquant.targets import Target
@@ -40,8 +40,6 @@ class Quantization:
     Attributes:
         made: The quantized graph before anything was taken back, its parameters, what repair did.
         original: The float graph.
-        target: What it is for.
-        request: What the user wanted otherwise than the target.
         samples: What goals and reports are judged on; None where there is only a profile.
         goal: What the outputs had to be like; None for nothing.
         fallback: What it took to meet the goal.
@@ -49,8 +47,6 @@ class Quantization:
 
     made: Quantized
     original: Graph
-    target: Target
-    request: Request
     samples: Samples | None
     goal: Goal | None = None
     fallback: Fallback | None = None
@@ -87,9 +83,8 @@ class Quantization:
         if self.samples is None:
             raise _no_data("no goal can be judged without it")
         found = met(
-            self.made, goal, self.samples, self.target, request=self.request, fallback=fallback,
-            metric=metric, progress=progress,
-        )  # fmt: skip
+            self.made, goal, self.samples, fallback=fallback, metric=metric, progress=progress
+        )
         return replace(self, goal=goal, fallback=found)
 
     def outputs(self) -> Metrics | None:
@@ -128,7 +123,7 @@ class Quantization:
         tuning = self.made.tuning
         record = record_of(
             self.made if self.fallback is None else _Fallen(self.made, self.fallback),
-            self.target,
+            self.made.target,
             self.samples,
             original=self.original,
             reference=self.made.reference,
@@ -203,21 +198,20 @@ def quantize(
         UnsupportedModelError: Nothing in the model can be quantized.
         UnsupportedTargetError: There is no such target, chooser or type.
     """
-    made = quantization(
-        model,
-        data,
+    from qdqbridge.autoquant.options import QuantizeOptions
+
+    options = QuantizeOptions(
         target=target,
-        profile=profile,
         exclude=exclude,
         only=only,
-        fixed=fixed,
-        formats=formats,
+        fixed=fixed or {},
+        formats=formats or {},
         chooser=chooser,
         weight_chooser=weight_chooser,
         weights=weights,
         repair=repair,
-        progress=progress,
     )
+    made = quantization(model, data, options, profile=profile, progress=progress)
     if min_sqnr is None and max_drop is None:
         return made.graph
     return made.meeting(
@@ -228,43 +222,29 @@ def quantize(
 def quantization(
     model: Graph | File,
     data: Mapping[str, NDArray[Any]] | File | None,
+    options: QuantizeOptions | None = None,
     *,
-    target: str | Target = "ort",
     profile: Profile | File | None = None,
-    exclude: Sequence[str] = (),
-    only: Sequence[str] = (),
-    fixed: Mapping[str, QuantParams] | None = None,
-    formats: Mapping[str, Format] | None = None,
-    chooser: str | Chooser | None = None,
-    weight_chooser: str | Chooser | None = None,
-    weights: str | None = None,
-    repair: Sequence[str] = _REPAIR,
     progress: Callable[[int, int], None] | None = None,
     warn: Callable[[str], None] | None = None,
+    **wanted: Any,
 ) -> Quantization:
     """Quantizes as :func:`quantize` does and returns how it came about as well.
 
     Args:
-        model: As for :func:`quantize`, and so are all but the last.
+        model: As for :func:`quantize`.
         data: Samples.
-        target: What the result is for.
+        options: What it is for, and what is wanted otherwise.
         profile: Statistics.
-        exclude: Nodes that stay float.
-        only: Nodes that do not.
-        fixed: Parameters of tensors.
-        formats: Formats of nodes.
-        chooser: Parameters of activations.
-        weight_chooser: Parameters of weights.
-        weights: How weights are stored.
-        repair: What to try.
         progress: Called with the steps done and their number.
         warn: Called with what was assumed about files of data.
+        wanted: The same as ``options``, or instead of some of them, each by its name.
 
     Raises:
         QdqBridgeError: As :func:`quantize`.
     """
-    from qdqbridge.autoquant.model import quantize_model, target_of, with_choosers, with_weights
-    from qdqbridge.autoquant.requests import Request
+    from qdqbridge.autoquant.options import QuantizeOptions
+    from qdqbridge.autoquant.quantize import quantized
     from qdqbridge.autoquant.samples import Samples
     from qdqbridge.autoquant.streams import open_samples
     from qdqbridge.autoquant.tuning import spread
@@ -272,26 +252,20 @@ def quantization(
     if data is None and profile is None:
         raise _no_data("without it only what a profile has seen can be quantized")
     graph = graph_of(model)
-    described = with_choosers(target_of(target), chooser, weight_chooser)
-    if weights is not None:
-        described = with_weights(described, weights)
-    request = Request(exclude, only, fixed or {}, formats or {})
     samples = None
     if isinstance(data, (str, PathLike)):
         samples = open_samples(Path(data), graph.inputs, warn)
     elif data is not None:
         samples = Samples.of(graph.inputs, data)
-    made = quantize_model(
+    made = quantized(
         graph,
         samples,
-        described,
-        profile=profile,
-        request=request,
-        repair=repair if samples is not None else (),
+        replace(options or QuantizeOptions(), **wanted),
+        profile=load_profile(profile) if isinstance(profile, (str, PathLike)) else profile,
         progress=progress,
     )
     few = None if samples is None else spread(samples, _JUDGING)
-    return Quantization(made, graph, described, request, few)
+    return Quantization(made, graph, few)
 
 
 def _no_data(why: str) -> InputDataError:

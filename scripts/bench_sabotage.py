@@ -138,16 +138,17 @@ def by_onnxruntime(source: Path, out: Path, digits: Digits, method: str, per_cha
 def by_us(source: Path, out: Path, digits: Digits, repair: tuple[str, ...] | None) -> list[Any]:
     """Quantizes; returns the scales of the weights in order."""
     import qdqbridge
-    from qdqbridge.autoquant.model import quantize_model
+    from qdqbridge.autoquant.options import QuantizeOptions
     from qdqbridge.autoquant.prepare import prepared
+    from qdqbridge.autoquant.quantize import quantized
     from qdqbridge.autoquant.repair.equalize import equalized
 
     graph = qdqbridge.load(source)
-    options: dict[str, Any] = {} if repair is None else {"repair": repair}
+    options = QuantizeOptions() if repair is None else QuantizeOptions(repair=repair)
     if repair == ALWAYS:
         graph = equalized(prepared(graph), {})[0]
-        options = {"repair": (), "choosers": ("mse", None)}
-    found = quantize_model(graph, {"input": digits.seen}, **options)
+        options = QuantizeOptions(chooser="mse", repair=())
+    found = quantized(graph, {"input": digits.seen}, options)
     qdqbridge.save(found.graph, out, overwrite=True)
     return [p.scale for w, p in found.decision.weights.items() if w.index == 1]
 

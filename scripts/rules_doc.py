@@ -5,6 +5,7 @@ Run as ``python scripts/rules_doc.py``; with ``--check`` it only says whether th
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 import sys
@@ -15,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from qdqbridge.canonical.rule import Rule
 from qdqbridge.canonical.rules import RULES, rules_with
+from qdqbridge.options import ReadingOptions
 from scripts.generated_page import main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,16 +42,12 @@ point 128; `range=128..255` says which codes occur; a constant is written where 
 def page() -> str:
     """Returns the page as it should be."""
     lines = [_INTRODUCTION, *_section("Always", RULES)]
-    for option in inspect.signature(rules_with).parameters:
-        lines += _section(f"With `{option}`, in front of these", _rules_of(option))
+    for field in dataclasses.fields(ReadingOptions):
+        added = rules_with(ReadingOptions(**{field.name: True}))[: -len(RULES)]
+        lines += _section(f"With `{field.name}`, in front of these", added)
+    added = rules_with(ReadingOptions(), channels_first=True)[: -len(RULES)]
+    lines += _section("With `channels_first`, in front of these", added)
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _rules_of(option: str) -> Sequence[Rule]:
-    """Returns the rules that one option of the canonical form adds."""
-    off = dict.fromkeys(inspect.signature(rules_with).parameters, False)
-    chosen = rules_with(**(off | {option: True}))
-    return chosen[: len(chosen) - len(RULES)]
 
 
 def _section(title: str, rules: Sequence[Rule]) -> Iterator[str]:

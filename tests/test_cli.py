@@ -214,7 +214,7 @@ def test_our_bugs_exit_with_70_without_a_traceback(monkeypatch, capsys):
         raise ZeroDivisionError("[red]oops")
 
     monkeypatch.delenv("QDQBRIDGE_DEBUG", raising=False)
-    monkeypatch.setattr("qdqbridge.sources.inspect", broken)
+    monkeypatch.setattr("qdqbridge.cli.reading.inspect_model", broken)
     assert run(["inspect", MODEL]) == 70
     err = capsys.readouterr().err
     assert "a bug in qdqbridge" in err
@@ -229,7 +229,7 @@ def test_an_interrupt_exits_with_130(monkeypatch, capsys):
     def interrupted(path, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("qdqbridge.sources.inspect", interrupted)
+    monkeypatch.setattr("qdqbridge.cli.reading.inspect_model", interrupted)
     assert run(["inspect", MODEL]) == failures.INTERRUPTED == 130
     assert "interrupted" in capsys.readouterr().err
 

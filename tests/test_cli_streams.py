@@ -93,11 +93,11 @@ def test_streams_that_know_only_ascii(verb: str, tmp_path: Path) -> None:
 WAITS = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from qdqbridge import cli, pipeline
+from qdqbridge import cli, sources
 def wait(*_, **__):
     print("ready", flush=True)
     time.sleep(60)
-pipeline.inspect = wait
+sources.inspect_model = wait
 sys.argv = ["qdqbridge", "inspect", "m.onnx"]
 cli.main()
 """

@@ -9,6 +9,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "qdqbridge"
 LEVELS = {
     "errors": 0,
+    "options": 0,
     "graph": 1,
     "arguments": 2,
     "ops": 2,
@@ -24,14 +25,14 @@ LEVELS = {
     "byoc": 6,
     "autoquant": 6,
     "hosting": 7,
-    "pipeline": 7,
-    "profiling": 8,
     "sources": 8,
-    "judging": 9,
-    "quantizing": 9,
-    "__init__": 10,
-    "cli": 11,
-    "__main__": 12,
+    "pipeline": 9,
+    "judging": 10,
+    "profiling": 10,
+    "quantizing": 11,
+    "__init__": 12,
+    "cli": 13,
+    "__main__": 14,
 }
 ALLOWED = {
     "onnx": {"onnx_io"},

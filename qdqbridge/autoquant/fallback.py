@@ -18,7 +18,6 @@ from qdqbridge.autoquant.formats import Format
 from qdqbridge.autoquant.plan import Wishes
 from qdqbridge.autoquant.profile import observable
 from qdqbridge.autoquant.quantize import Quantized
-from qdqbridge.autoquant.requests import Request, resolve
 from qdqbridge.autoquant.samples import Sample, Samples
 from qdqbridge.autoquant.sensitivity import Ranking, Sensitivity, sensitivity
 from qdqbridge.autoquant.sensitivity_variants import (
@@ -433,9 +432,7 @@ def met(
     made: Quantized,
     goal: Goal,
     samples: Samples,
-    target: Target,
     *,
-    request: Request | None = None,
     fallback: Literal["int16", "float"] = "int16",
     metric: Metric | None = None,
     progress: Progress | None = None,
@@ -446,8 +443,6 @@ def met(
         made: A quantized graph and how it came about.
         goal: How good the outputs have to be.
         samples: What they are judged on.
-        target: The target it was made for.
-        request: What the user asked for when it was made.
         fallback: Whether layers get 16 bits first, or stay float at once.
         metric: A user's score of the outputs by name; more is better.
         progress: Called with the trials done, and how many there will be at most.
@@ -462,9 +457,9 @@ def met(
         made.decision,
         goal,
         samples,
-        target,
+        made.target,
         stats,
-        wishes=resolve(request or Request(), graph),
+        wishes=made.options.wishes(graph),
         fallback=fallback,
         metric=metric,
         progress=progress,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from qdqbridge.autoquant.checks import (
 )
 from qdqbridge.autoquant.collect import Data, check_profile, collect, onnxruntime_observer
 from qdqbridge.autoquant.decide import Decision, decide
+from qdqbridge.autoquant.options import QuantizeOptions
 from qdqbridge.autoquant.plan import QuantizationPlan, Wishes, plan
 from qdqbridge.autoquant.prepare import prepared
 from qdqbridge.autoquant.profile import Profile, observable
@@ -29,7 +30,6 @@ from qdqbridge.autoquant.repair.steps import (
     check_steps,
     repaired,
 )
-from qdqbridge.autoquant.requests import Request, resolve
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.autoquant.targets import Target
@@ -52,6 +52,8 @@ class Quantized:
         decision: The plan and the parameters it was given.
         profile: What was seen of the float model; where its channels were scaled, of the scaled
             model.
+        target: What it is for, with the user's choosers and storage of weights.
+        options: What the user asked for.
         repairs: What became of each step of repair.
         tuning: What became of trying other choosers; None where that was not asked for.
         reference: The float graph that the profile is of: with the channels scaled that repair
@@ -61,6 +63,8 @@ class Quantized:
     graph: Graph
     decision: Decision
     profile: Profile
+    target: Target
+    options: QuantizeOptions
     repairs: tuple[StepRecord, ...] = ()
     tuning: StepRecord | None = None
     reference: Graph | None = None
@@ -69,12 +73,9 @@ class Quantized:
 def quantized(
     graph: Graph,
     data: Arrays | Data | None,
-    target: Target,
+    options: QuantizeOptions,
     *,
     profile: Profile | None = None,
-    request: Request | None = None,
-    repair: Sequence[str] = (),
-    tune: bool = False,
     progress: Progress | None = None,
 ) -> Quantized:
     """Quantizes ``graph`` and returns what was decided as well.
@@ -83,56 +84,59 @@ def quantized(
         graph: A canonical float graph; it is not changed.
         data: Samples, one array per input; where ``profile`` is given, they are for tuning and
             repair alone.
-        target: The hardware it is for.
+        options: What it is for, and what the user wants otherwise.
         profile: Statistics of the prepared graph made before.
-        request: What the user wants otherwise than the target.
-        repair: Steps of repair, see :mod:`qdqbridge.autoquant.repair.steps`; none without data.
-        tune: Try the target's further choosers on the data, see
-            :mod:`qdqbridge.autoquant.tuning`.
         progress: Called with the steps done and their number.
 
     Raises:
         InputDataError: The data or the profile does not belong to the graph, the graph is
-            quantized already or computes NaN, or a name in the request or a step of repair stands
-            for nothing.
+            quantized already or computes NaN, or a name in the options stands for nothing.
         UnsupportedModelError: Nothing in the graph can be quantized.
-        UnsupportedTargetError: onnxruntime cannot run the float model.
+        UnsupportedTargetError: There is no such target, chooser or type, or onnxruntime cannot run
+            the float model.
     """
+    target = options.described()
+    tune, repair = options.tune and bool(target.candidates), options.repair
     check_float(graph)
     check_steps(repair)
     if profile is not None:
         check_profile(profile, graph)
     graph = prepared(graph)
-    request = request or Request()
-    check_plan(plan(graph, target, resolve(request, graph)), graph)
+    check_plan(plan(graph, target, options.wishes(graph)), graph)
     samples = _samples(graph, data)
+    if samples is None:
+        repair, tune = (), False
     rounds = Rounds(Rounds.of(repair, None).number + tune, progress)
     profile = profile or _profile(graph, samples, rounds.next())
-    start = _plainly(graph, target, request, profile)
+    start = _plainly(graph, target, options, profile)
     if samples is None or not (repair or tune):
         return start
 
     profiled = [(start.profile, graph)]
 
     def again(other: Graph) -> QuantizedState:
-        found = _plainly(other, target, request, _profile(other, samples, rounds.next()))
+        found = _plainly(other, target, options, _profile(other, samples, rounds.next()))
         profiled.append((found.profile, other))
         return QuantizedState(found.graph, found.decision, found.profile)
 
     few = spread(samples, _REPAIRING)
     state = QuantizedState(start.graph, start.decision, start.profile)
-    first = [name for name in repair if name in GRAPH_STEPS]
-    state, scaled = repaired(state, few, again, first)
+    state, scaled = repaired(state, few, again, [s for s in repair if s in GRAPH_STEPS])
     tuning = None
     if tune:
         told = _in_units(rounds.next(), len(samples))
         state, tuning = with_choosers_tried(state, few, target, told)
-    then = [name for name in repair if name not in GRAPH_STEPS]
-    state, rounded = repaired(state, few, again, then)
+    state, rounded = repaired(state, few, again, [s for s in repair if s not in GRAPH_STEPS])
     rounds.finish()
-    records = (*scaled, *rounded)
-    reference = next(other for seen, other in profiled if seen is state.profile)
-    return Quantized(state.graph, state.decision, state.profile, records, tuning, reference)
+    return replace(
+        start,
+        graph=state.graph,
+        decision=state.decision,
+        profile=state.profile,
+        repairs=(*scaled, *rounded),
+        tuning=tuning,
+        reference=next(other for seen, other in profiled if seen is state.profile),
+    )
 
 
 def _samples(graph: Graph, data: Arrays | Data | None) -> Data | None:
@@ -149,24 +153,11 @@ def _in_units(progress: Progress | None, units: int) -> Progress | None:
     return lambda done, total: progress(done * units // max(total, 1), units)
 
 
-def _plainly(graph: Graph, target: Target, request: Request, profile: Profile) -> Quantized:
+def _plainly(graph: Graph, target: Target, options: QuantizeOptions, profile: Profile) -> Quantized:
     """Quantizes a prepared graph without repair."""
-    planned, stats = planned_with(graph, target, resolve(request, graph), profile)
+    planned, stats = planned_with(graph, target, options.wishes(graph), profile)
     decision = decide(planned, stats, target)
-    return Quantized(apply(decision), decision, profile, reference=graph)
-
-
-def quantize(
-    graph: Graph,
-    data: Arrays | Data | None,
-    target: Target,
-    *,
-    profile: Profile | None = None,
-    request: Request | None = None,
-    progress: Progress | None = None,
-) -> Graph:
-    """Returns ``graph`` quantized as the target's choosers say; see :func:`quantized`."""
-    return quantized(graph, data, target, profile=profile, request=request, progress=progress).graph
+    return Quantized(apply(decision), decision, profile, target, options, reference=graph)
 
 
 def _profile(graph: Graph, data: Data | None, progress: Progress | None) -> Profile:

@@ -14,18 +14,14 @@ from qdqbridge.canonical.storage import propagate_storage
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.operand_order import order_operands
 from qdqbridge.ops.integers import propagate_parameters
+from qdqbridge.options import BIT_FOR_BIT, ReadingOptions
 
 __all__ = ["RULES", "canonicalize", "explanation", "islands"]
 
 
 @renamed(reroll="fuse")
 def canonicalize(
-    graph: Graph,
-    *,
-    decomposed: bool = False,
-    fold_affine: bool = False,
-    fuse: bool = False,
-    channels_first: bool = False,
+    graph: Graph, options: ReadingOptions = BIT_FOR_BIT, *, channels_first: bool = False
 ) -> Graph:
     """Rewrites ``graph`` in place to the canonical form and returns it.
 
@@ -34,17 +30,12 @@ def canonicalize(
 
     Args:
         graph: Any graph.
-        decomposed: Read fake-quantization in float arithmetic (idiom L2) as Q and DQ.
-        fold_affine: Fold float affine maps behind integer products into these (idiom B6).
-        fuse: Make one operator of each activation, norm and softmax that is spelled step by
-            step. It is rounded once then, which may change the last bit of a float result.
+        options: What is rewritten beyond what keeps every bit.
         channels_first: Carry transposes to channels-last down the graph until something undoes
             them, as an image network of another layout wants it. Float sums change their order.
     """
     propagate_parameters(graph)
-    rules = rules_with(
-        decomposed=decomposed, fold_affine=fold_affine, fuse=fuse, channels_first=channels_first
-    )
+    rules = rules_with(options, channels_first=channels_first)
     refused = run(graph, rules)
     while propagate_storage(graph) or share_dequantized(graph):
         refused = run(graph, rules)

@@ -47,6 +47,7 @@ from qdqbridge.canonical import decomposed as decompositions
 from qdqbridge.canonical.channels import CHANNELS
 from qdqbridge.canonical.fusions import FUSIONS
 from qdqbridge.canonical.rule import Rule
+from qdqbridge.options import ReadingOptions
 
 RULES: tuple[Rule, ...] = (
     computed_shapes.shape_of_stored,
@@ -117,21 +118,17 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def rules_with(
-    *, decomposed: bool, fold_affine: bool, fuse: bool, channels_first: bool = False
-) -> tuple[Rule, ...]:
+def rules_with(options: ReadingOptions, *, channels_first: bool = False) -> tuple[Rule, ...]:
     """Returns the rules with those of the options in front.
 
     Args:
-        decomposed: Float arithmetic that stands for Q and DQ is read as such.
-        fold_affine: Float affine maps behind integer products are folded into these.
-        fuse: Activations and norms that are spelled step by step become one operator each.
+        options: What is rewritten beyond what keeps every bit.
         channels_first: Transposes to channels-last move down, to where something undoes them.
     """
-    options: tuple[tuple[bool, tuple[Rule, ...]], ...] = (
-        (decomposed, (decompositions.fake_quantize,)),
-        (fold_affine, (affine.fold_affine,)),
-        (fuse, FUSIONS),
+    chosen: tuple[tuple[bool, tuple[Rule, ...]], ...] = (
+        (options.decomposed, (decompositions.fake_quantize,)),
+        (options.fold_affine, (affine.fold_affine,)),
+        (options.fuse, FUSIONS),
         (channels_first, CHANNELS),
     )
-    return (*(chosen for wanted, rules in options if wanted for chosen in rules), *RULES)
+    return (*(rule for wanted, rules in chosen if wanted for rule in rules), *RULES)

@@ -9,65 +9,36 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from qdqbridge.graph.graph import Graph
+from qdqbridge.options import BIT_FOR_BIT, ReadingOptions
 from qdqbridge.report.inspection import Inspection
 from qdqbridge.sources import inspect_model, is_module, load_model
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """What is rewritten beyond what keeps every bit."""
+class Sources(ReadingOptions):
+    """What is rewritten beyond what keeps every bit, and where parameters of modules are.
 
-    decomposed: Annotated[
-        bool, Parameter(negative=(), help="Read fake-quantization in float arithmetic as Q and DQ.")
-    ] = False
-    fold_affine: Annotated[
-        bool,
-        Parameter(
-            negative=(),
-            help="Fold float Mul, Add, BatchNormalization … behind integer products into these.",
-        ),
-    ] = False
-    fuse: Annotated[
-        bool,
-        Parameter(
-            negative=(), help="Make one operator of each activation and norm written in steps."
-        ),
-    ] = False
+    Attributes:
+        params: An .npz file with the parameters of a Relax module.
+    """
 
-    def load(self, model: Path, params: Path | None = None) -> Graph:
-        """Returns a model in canonical form; raises as :func:`qdqbridge.sources.load_model`."""
-        return load_model(
-            model, params=params, decomposed=self.decomposed, fold_affine=self.fold_affine,
-            fuse=self.fuse,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Sources(Rules):
-    """The same, and where parameters of modules are."""
-
-    params: Annotated[
-        Path | None,
-        Parameter(name="--params", help="An .npz file with the parameters of a Relax module."),
-    ] = None
+    params: Path | None = None
 
     def read(self, model: Path) -> Graph:
         """Returns a model in canonical form; ``params`` are for modules that want them."""
-        return self.load(model, self.params)
+        return load_model(model, params=self.params, options=self)
 
     def read_any(self, model: Path) -> Graph:
         """Returns one of several models, some of which may be no modules."""
-        return self.load(model, self.params if is_module(model) else None)
+        params = self.params if is_module(model) else None
+        return load_model(model, params=params, options=self)
 
     def inspect(self, model: Path) -> Inspection:
         """Returns what a model holds."""
-        return inspect_model(
-            model, params=self.params, decomposed=self.decomposed, fold_affine=self.fold_affine,
-            fuse=self.fuse,
-        )  # fmt: skip
+        return inspect_model(model, params=self.params, options=self)
 
 
-Reading = Annotated[Sources, Parameter(name="*")]
-Rewriting = Annotated[Rules, Parameter(name="*")]
+Reading = Annotated[Sources, Parameter(name="*", negative=())]
+Rewriting = Annotated[ReadingOptions, Parameter(name="*", negative=())]
 AS_IT_IS = Sources()
-EXACTLY = Rules()
+EXACTLY = BIT_FOR_BIT

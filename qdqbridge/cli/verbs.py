@@ -47,8 +47,8 @@ from qdqbridge.graph.expose import intermediates
 from qdqbridge.graph.extents import with_numbers
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.printer import text
+from qdqbridge.pipeline import as_onnx
 from qdqbridge.report.compare import Comparison
-from qdqbridge.sources import as_onnx
 
 app = App(
     name="qdqbridge",

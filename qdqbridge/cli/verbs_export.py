@@ -35,7 +35,7 @@ from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.extents import symbolic_extents, with_numbers
 from qdqbridge.graph.graph import Graph
 from qdqbridge.judging import opened
-from qdqbridge.sources import is_onnx
+from qdqbridge.sources import is_onnx, load_model
 
 if TYPE_CHECKING:
     from qdqbridge.onnx_io.profiles import Finding
@@ -241,7 +241,7 @@ def to_tvm(
     path = output.free(output_, force=force, model=model)
     constants = None if params is None else output.free(params, force=force, model=model)
     _check_suffix(path, constants)
-    graph = rewriting.load(model)
+    graph = load_model(model, options=rewriting)
     check_extents(path, graph, extent)
     with output.status("compiling"):
         number = write_for_tvm(

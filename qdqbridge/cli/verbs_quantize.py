@@ -109,6 +109,7 @@ def quantize(
 ) -> None:
     """Quantize a float model after a look at what it does on data."""
     from qdqbridge.autoquant.fallback import Goal
+    from qdqbridge.autoquant.options import QuantizeOptions
 
     path = output.free(output_, force=force, model=model, data=data)
     check_suffix(path, (ONNX, *FOR_TVM))
@@ -123,21 +124,23 @@ def quantize(
         )
     if export_profile is not None:
         pipeline.export_profile(export_profile)
+    options = QuantizeOptions(
+        target=target, exclude=exclude, only=only, chooser=chooser, weights=weights,
+        repair=_steps(repair),
+    )  # fmt: skip
     graph = reading.read(model)
     check_extents(path, graph, extent)
     with output.progress("quantizing") as progress:
         made = quantizing.quantization(
-            graph, data, target=target, profile=profile, exclude=exclude, only=only,
-            chooser=chooser, weights=weights, repair=_steps(repair), progress=progress,
-            warn=output.warn,
-        )  # fmt: skip
+            graph, data, options, profile=profile, progress=progress, warn=output.warn
+        )
     if wanted:
         with output.progress("looking for layers that need more bits") as progress:
             made = made.meeting(
                 min_sqnr=min_sqnr, max_drop=max_drop, fallback=fallback, progress=progress
             )
     if path.suffix == ONNX:
-        pipeline.save(made.graph, path, export_profile or made.target.profile, overwrite=True)
+        pipeline.save(made.graph, path, export_profile or made.made.target.profile, overwrite=True)
     else:
         write_for_tvm(made.graph, path, variant=variant, extents=extent)
     if report is not None:

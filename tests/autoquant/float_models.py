@@ -4,11 +4,14 @@ import numpy as np
 
 from qdqbridge.autoquant.collect import collect, onnxruntime_observer
 from qdqbridge.autoquant.decide import decide
+from qdqbridge.autoquant.options import QuantizeOptions
 from qdqbridge.autoquant.plan import plan
 from qdqbridge.autoquant.prepare import prepared
 from qdqbridge.autoquant.profile import observable
+from qdqbridge.autoquant.quantize import quantized
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.sensitivity_variants import Variants
+from qdqbridge.autoquant.targets import Target
 from tests.onnx_models import Builder, canonical
 
 
@@ -50,3 +53,16 @@ def decided(graph, target, count=24):
     stats = {value: seen[value.name] for value in observable(graph)}
     decision = decide(plan(graph, target), stats, target)
     return samples, Variants(decision, target, stats)
+
+
+def quantize_model(
+    graph, data, target: str | Target = "ort", *, profile=None, progress=None, **wanted
+):
+    """Quantizes with options by their names."""
+    options = QuantizeOptions(target, **wanted)
+    return quantized(graph, data, options, profile=profile, progress=progress)
+
+
+def quantize_plainly(graph, data, target, **wanted):
+    """The same as the target's choosers say, without tuning or repair."""
+    return quantize_model(graph, data, target, repair=(), tune=False, **wanted)

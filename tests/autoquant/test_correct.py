@@ -11,7 +11,6 @@ import pytest
 
 from qdqbridge.autoquant.apply import apply
 from qdqbridge.autoquant.formats import Format
-from qdqbridge.autoquant.quantize import quantized
 from qdqbridge.autoquant.repair import sweep as sweeping
 from qdqbridge.autoquant.repair.correct import Correcting, corrected, correction, places
 from qdqbridge.autoquant.repair.sweep import batches, sweep
@@ -20,6 +19,7 @@ from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.targets import ORT, U16
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.interpreter import evaluate
+from tests.autoquant.float_models import quantize_plainly
 from tests.onnx_models import Builder, canonical
 
 RNG = np.random.default_rng(3)
@@ -56,7 +56,7 @@ def decided(make, target=W4):
     b.output(make(b, b.input("x", ["n", 4, 6, 6])))
     graph = canonical(b.model())
     data = {"x": np.maximum(drawn(40, 4, 6, 6) + 0.5, 0)}
-    found = quantized(graph, data, target)
+    found = quantize_plainly(graph, data, target)
     return found.decision, Samples.of(graph.inputs, data), data
 
 

@@ -10,10 +10,8 @@ import qdqbridge as qb
 from qdqbridge.autoquant.accumulators import accumulators
 from qdqbridge.autoquant.decide import Decision
 from qdqbridge.autoquant.errors import errors, matches, spread, sqnr, weight_errors
-from qdqbridge.autoquant.model import quantize_model
 from qdqbridge.autoquant.prepare import prepared
 from qdqbridge.autoquant.reporting import record_of, reference_of, tensors, write_report
-from qdqbridge.autoquant.requests import Request
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.autoquant.targets import ORT
@@ -21,6 +19,7 @@ from qdqbridge.graph.copying import copied
 from qdqbridge.graph.interpreter import evaluate, evaluate_node
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.report.quantization import quantization_html
+from tests.autoquant.float_models import quantize_model
 from tests.autoquant.test_collect import MODELS
 from tests.onnx_models import Builder, canonical
 
@@ -31,7 +30,7 @@ IMAGES = np.load(MODELS / "digits_test.npz")["x"][:40]
 def made(request):
     graph = qb.load(MODELS / f"digits_{request.param}_float.onnx")
     data = {graph.inputs[0].name: IMAGES}
-    return quantize_model(graph, data, choosers=("mse", "minmax"))
+    return quantize_model(graph, data, chooser="mse", weight_chooser="minmax")
 
 
 def samples_of(made, count=40):
@@ -200,7 +199,7 @@ def test_clipped_values_are_counted(made):
 def test_what_stays_float_is_told():
     graph = qb.load(MODELS / "digits_cnn_float.onnx")
     made = quantize_model(
-        graph, {"input": IMAGES}, request=Request(exclude=["Gemm"]), choosers=("mse", "minmax")
+        graph, {"input": IMAGES}, exclude=["Gemm"], chooser="mse", weight_chooser="minmax"
     )
     record = record_of(made, ORT, None, versions={})
     assert [(row.operator, row.reason) for row in record.floats] == [
@@ -213,7 +212,7 @@ def test_what_stays_float_is_told():
 
 def test_corrected_biases_are_no_errors():
     graph = qb.load(MODELS / "digits_cnn_float.onnx")
-    made = quantize_model(graph, {"input": IMAGES}, choosers=("mse", "minmax"))
+    made = quantize_model(graph, {"input": IMAGES}, chooser="mse", weight_chooser="minmax")
     plan = made.decision.plan
     corrected = copied(plan.graph)
     for node in corrected.graph.nodes:
@@ -263,6 +262,6 @@ def test_what_a_clamp_cuts_off_later_is_no_error():
     b.output(y)
     graph = canonical(b.model())
     samples = Samples.of(graph.inputs, {"x": rng.standard_normal((8, 3, 8, 8)).astype(np.float32)})
-    found = quantize_model(graph, samples.arrays, repair=(), choosers=("minmax", None))
+    found = quantize_model(graph, samples.arrays, repair=(), chooser="minmax")
     layers = {e.operator: e for e in errors(found.reference or graph, found.graph, samples).layers}
     assert layers["Conv"].local_db > 30 and layers["Conv"].accumulated_db > 30

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.autoquant.model import quantize_model
 from qdqbridge.autoquant.targets import TARGETS
 from qdqbridge.graph.graph import Graph
 from qdqbridge.pipeline import check
+from tests.autoquant.float_models import quantize_model
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 IMAGES = np.load(MODELS / "digits_test.npz")["x"]
@@ -35,9 +35,8 @@ def profile_of(name):
 
 @cache
 def quantized(name: str, target: str = "ort", weights: str | None = None) -> Graph:
-    choosers = ("minmax", None)
     return quantize_model(
-        network(name), None, target, profile=profile_of(name), choosers=choosers, weights=weights
+        network(name), None, target, profile=profile_of(name), chooser="minmax", weights=weights
     ).graph
 
 

@@ -7,13 +7,13 @@ import pytest
 
 from qdqbridge.autoquant.apply import apply
 from qdqbridge.autoquant.formats import Format
-from qdqbridge.autoquant.quantize import quantized
 from qdqbridge.autoquant.repair.gptq import columns, hessians, loss, rounded_rows, with_rounding
 from qdqbridge.autoquant.repair.layers import layer_of
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.targets import ORT
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.interpreter import evaluate
+from tests.autoquant.float_models import quantize_plainly
 from tests.onnx_models import Builder, canonical
 
 W4 = Format(DType.INT4, symmetric=True, axis=0)
@@ -128,7 +128,7 @@ def test_a_graph_with_4_bit_weights_is_better(make):
     graph = canonical(b.model())
     x = (drawn(7, 24, 4, 5, 7) + 2 * drawn(8, 24, 1, 1, 1)).astype(np.float32)
     target = replace(ORT, weights=W4, outputs=False)
-    start = quantized(graph, {"x": x}, target).decision
+    start = quantize_plainly(graph, {"x": x}, target).decision
     result, told = with_rounding(start, Samples.of(graph.inputs, {"x": x}))
     assert told == "weights of 1 products rounded together"
     assert not start.integers and list(result.integers) == [start.plan.weights[0]]
@@ -146,7 +146,7 @@ def test_8_bit_weights_are_left_unless_asked():
     b.output(conv(b, b.input("x", ["n", 4, 5, 7])))
     graph = canonical(b.model())
     data = {"x": drawn(9, 8, 4, 5, 7).astype(np.float32)}
-    start, samples = quantized(graph, data, ORT).decision, Samples.of(graph.inputs, data)
+    start, samples = quantize_plainly(graph, data, ORT).decision, Samples.of(graph.inputs, data)
     same, told = with_rounding(start, samples)
     assert same is start and "no weight has 4 bits" in told
     other, _ = with_rounding(start, samples, bits=8)

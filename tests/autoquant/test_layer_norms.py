@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from qdqbridge.autoquant.model import quantize_model
 from qdqbridge.autoquant.prepare import prepared
 from qdqbridge.autoquant.repair.proof import FloatReference
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.ops.attributes import NormAttrs
+from tests.autoquant.float_models import quantize_model
 from tests.onnx_models import Builder, canonical
 
 RNG = np.random.default_rng(0)

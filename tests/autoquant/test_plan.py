@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from qdqbridge.autoquant.options import QuantizeOptions
 from qdqbridge.autoquant.plan import Wishes, plan
-from qdqbridge.autoquant.quantize import quantize
-from qdqbridge.autoquant.requests import Request, resolve
 from qdqbridge.autoquant.spec import Fixed, Observed, Shared
 from qdqbridge.autoquant.targets import ORT, PER_TENSOR, QNN, TENSORRT, OperatorRule
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.graph.quantization import per_tensor
+from tests.autoquant.float_models import quantize_plainly
 from tests.onnx_models import Builder, canonical
 
 RNG = np.random.default_rng(0)
@@ -89,7 +89,7 @@ def test_a_function_of_one_tensor_is_rounded_once():
 
     graph, result = planned(gelu, 3, 6, 6)
     assert specs(result) == {"input": "Observed", "Conv": "Observed", "Mul": "Observed"}
-    quantized = quantize(graph, {"x": drawn(4, 3, 6, 6)}, ORT)
+    quantized = quantize_plainly(graph, {"x": drawn(4, 3, 6, 6)}, ORT).graph
     assert [n.op.name for n in quantized.nodes] == ["quantize", "Conv", "Gelu", "dequantize"]
 
 
@@ -136,7 +136,7 @@ def test_what_has_no_rule_stays_float_and_says_why():
 
     graph, result = planned(make, 3, 4, 4)
     assert list(result.floats.values()) == ["target ort has no CumSum"]
-    quantized = quantize(graph, {"x": drawn(4, 3, 4, 4)}, ORT)
+    quantized = quantize_plainly(graph, {"x": drawn(4, 3, 4, 4)}, ORT).graph
     names = [n.op.name for n in quantized.nodes]
     assert names.count("Conv") == 2 and all(
         n.op.name != "Conv" or n.operand(0).quant for n in quantized.nodes
@@ -151,28 +151,28 @@ def test_requests_by_name_and_pattern():
     graph = graph_of(two_convs, 3, 4, 4)
     _, relu, last = graph.nodes
     given = per_tensor(DType.UINT8, 0.125, 3)
-    request = Request(exclude=[last.name], fixed={relu.output.name: given})
-    quantized = quantize(graph, {"x": drawn(4, 3, 4, 4)}, ORT, request=request)
+    wanted = {"exclude": [last.name], "fixed": {relu.output.name: given}}
+    quantized = quantize_plainly(graph, {"x": drawn(4, 3, 4, 4)}, ORT, **wanted).graph
     convs = [n for n in quantized.nodes if n.op.name == "Conv"]
     assert params_of(convs[0].output).scale == 0.125
     assert convs[1].output.quant is None and convs[1].operand(1).quant is None
     assert not any(value.quant for value in graph.values())
-    only = resolve(Request(only=["*conv_3", "Relu"]), graph)
+    only = QuantizeOptions(only=["*conv_3", "Relu"]).wishes(graph)
     assert set(only.floats) == {last}
 
 
 @pytest.mark.parametrize(
-    "request_",
+    "options",
     [
-        Request(exclude=["nothing*"]),
-        Request(only=["x"]),
-        Request(fixed={"y": per_tensor(DType.UINT8, 1)}),
-        Request(formats={"MatMul": ORT.activations}),
+        QuantizeOptions(exclude=["nothing*"]),
+        QuantizeOptions(only=["x"]),
+        QuantizeOptions(fixed={"y": per_tensor(DType.UINT8, 1)}),
+        QuantizeOptions(formats={"MatMul": ORT.activations}),
     ],
 )
-def test_requests_about_nothing_are_mistakes(request_):
+def test_requests_about_nothing_are_mistakes(options):
     with pytest.raises(InputDataError):
-        resolve(request_, graph_of(two_convs, 3, 4, 4))
+        options.wishes(graph_of(two_convs, 3, 4, 4))
 
 
 def test_rules_look_at_nodes():
@@ -188,7 +188,7 @@ def test_rules_look_at_nodes():
         weights=PER_TENSOR,
     )
     target = replace(ORT, rules=(pointwise, *ORT.rules))
-    quantized = quantize(graph_of(make, 3, 4, 4), {"x": drawn(4, 3, 4, 4)}, target)
+    quantized = quantize_plainly(graph_of(make, 3, 4, 4), {"x": drawn(4, 3, 4, 4)}, target).graph
     weights = [params_of(n.operand(1)) for n in quantized.nodes if n.op.name == "Conv"]
     assert [params.per_tensor for params in weights] == [False, True]
 
@@ -218,7 +218,7 @@ def test_batch_norms_go_into_weights():
     graph = graph_of(make, 3, 6, 6)
     data = {"x": drawn(8, 3, 6, 6)}
     before = evaluate(graph, data)[0]
-    quantized = quantize(graph, data, ORT)
+    quantized = quantize_plainly(graph, data, ORT).graph
     assert [n.op.name for n in quantized.nodes] == ["quantize", "Conv", "dequantize"]
     (name,) = before
     after = evaluate(quantized, data)[0][name]
@@ -239,7 +239,7 @@ def test_what_a_relu_behind_movers_cuts_off_has_no_codes(target):
     roots = {made_by(v): made_by(result.root(v)) for v in result.specs}
     assert roots["Conv"] == roots["MaxPool"] == roots["Flatten"] == roots["Relu"] == "Relu"
     x = drawn(16, 3, 8, 8)
-    done = quantize(graph, {"x": x}, target)
+    done = quantize_plainly(graph, {"x": x}, target).graph
     names = [node.op.name for node in done.nodes]
     assert "requantize" not in names and "Relu" not in names
     (real,), (rough,) = (evaluate(g, {"x": x})[0].values() for g in (graph, done))
@@ -273,7 +273,7 @@ def test_outputs_stay_as_they_are_added_up_where_that_costs_nothing(name):
     for target, rounded in ((QNN, True), (ORT, False), (TENSORRT, False)):
         graph = graph_of(make, 3, 8, 8)
         assert (graph.outputs[0] in plan(graph, target).specs) == rounded
-    done = quantize(graph_of(make, 3, 8, 8), {"x": drawn(8, 3, 8, 8)}, ORT)
+    done = quantize_plainly(graph_of(make, 3, 8, 8), {"x": drawn(8, 3, 8, 8)}, ORT).graph
     (end,) = done.outputs
     assert end.quant is None and end.producer is not None
     assert end.producer.op.name == ("ConvTranspose" if name == "ConvTranspose" else "Dense")

@@ -8,19 +8,18 @@ import pytest
 
 import qdqbridge
 from qdqbridge.autoquant.formats import Format
-from qdqbridge.autoquant.model import quantize_model
 from qdqbridge.autoquant.prepare import prepared
 from qdqbridge.autoquant.repair import steps
 from qdqbridge.autoquant.repair.equalize import equalized, links, rescaled
 from qdqbridge.autoquant.repair.layers import layer_of
 from qdqbridge.autoquant.repair.proof import FloatReference
 from qdqbridge.autoquant.repair.steps import DEFAULT, GAIN
-from qdqbridge.autoquant.requests import Request
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.targets import ORT
 from qdqbridge.errors import InputDataError, UnsupportedModelError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.quantization import per_tensor
+from tests.autoquant.float_models import quantize_model
 from tests.onnx_models import Builder, canonical
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
@@ -103,8 +102,8 @@ def test_steps_that_do_not_exist_and_parameters_of_the_user():
     with pytest.raises(InputDataError, match="no repair step 'polish'"):
         quantize_model(graph, DATA, repair=("polish",))
     name = graph.nodes[2].output.name
-    fixed = Request(fixed={name: per_tensor(DType.UINT8, 0.05)})
-    found = quantize_model(graph, DATA, request=fixed, repair=("equalize",))
+    fixed = {name: per_tensor(DType.UINT8, 0.05)}
+    found = quantize_model(graph, DATA, fixed=fixed, repair=("equalize",))
     assert not found.repairs[0].applied and "the user fixed" in found.repairs[0].told
 
 

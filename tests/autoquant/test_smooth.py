@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from qdqbridge.autoquant.apply import apply
-from qdqbridge.autoquant.quantize import quantized
 from qdqbridge.autoquant.repair.smooth import EXPONENTS, smoothed, smoothing
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.targets import ORT
 from qdqbridge.graph.interpreter import evaluate
+from tests.autoquant.float_models import quantize_plainly
 from tests.onnx_models import Builder, canonical
 
 RNG = np.random.default_rng(5)
@@ -54,7 +54,7 @@ def made(make):
     b.output(make(b, b.input("x", ["n", 8, 16])))
     graph = canonical(b.model())
     data = {"x": drawn(32, 8, 16)}
-    return graph, data, quantized(graph, data, ORT)
+    return graph, data, quantize_plainly(graph, data, ORT)
 
 
 def output(graph, x, *, exact=False):
@@ -69,7 +69,7 @@ def test_the_function_stays_and_the_error_falls(make):
     assert "1 of 1 tensors, exponents" in told
     wanted, got = output(graph, data, exact=True), output(result, data, exact=True)
     assert np.abs(wanted - got).max() <= 1e-5 * np.abs(wanted).max()
-    after = quantized(result, data, ORT)
+    after = quantize_plainly(result, data, ORT)
     fresh = {"x": drawn(32, 8, 16)}
     real = output(graph, fresh)
     noise = [((output(q.graph, fresh) - real) ** 2).sum() for q in (start, after)]

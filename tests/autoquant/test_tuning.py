@@ -15,12 +15,10 @@ from qdqbridge.autoquant.choosers import MinMax, Percentile, RangeChooser
 from qdqbridge.autoquant.collect import collect, onnxruntime_observer
 from qdqbridge.autoquant.decide import decide
 from qdqbridge.autoquant.formats import Format
-from qdqbridge.autoquant.model import quantize_model
 from qdqbridge.autoquant.plan import plan
 from qdqbridge.autoquant.prepare import prepared
 from qdqbridge.autoquant.repair.proof import FloatReference
 from qdqbridge.autoquant.repair.steps import QuantizedState
-from qdqbridge.autoquant.requests import Request
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.spec import Derived
@@ -36,6 +34,7 @@ from qdqbridge.autoquant.tuning import (
 )
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.quantization import per_tensor
+from tests.autoquant.float_models import quantize_model
 from tests.onnx_models import Builder, canonical
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
@@ -266,7 +265,7 @@ def test_a_chooser_of_the_user_is_not_tried_against_others():
     graph = qdqbridge.load(MODELS / "digits_mlp_float.onnx")
     data = {"input": IMAGES[:32]}
     assert quantize_model(graph, data, repair=()).tuning is not None
-    found = quantize_model(graph, data, choosers=("minmax", None), repair=())
+    found = quantize_model(graph, data, chooser="minmax", repair=())
     assert found.tuning is None
     (x,) = found.decision.plan.graph.inputs
     assert float(found.decision.values[x].scale) == pytest.approx(1 / 255)
@@ -276,8 +275,6 @@ def test_parameters_of_the_user_stay():
     graph = qdqbridge.load(MODELS / "digits_mlp_float.onnx")
     name = prepared(graph).nodes[2].output.name
     own = per_tensor(DType.UINT8, 0.37, 3)
-    found = quantize_model(
-        graph, {"input": IMAGES[:32]}, request=Request(fixed={name: own}), repair=()
-    )
+    found = quantize_model(graph, {"input": IMAGES[:32]}, fixed={name: own}, repair=())
     (value,) = (v for v in found.decision.values if v.name == name)
     assert found.decision.values[value] == own

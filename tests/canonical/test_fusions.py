@@ -11,6 +11,7 @@ import pytest
 
 from qdqbridge.canonical import canonicalize
 from qdqbridge.graph.graph import Graph
+from qdqbridge.options import ReadingOptions
 from tests.onnx_models import Builder, load, ops, run
 
 Steps = Callable[[Builder, str], str]
@@ -146,7 +147,7 @@ def made(steps: Steps, *, also: Callable[[Builder], None] | None = None) -> Buil
 def both(b: Builder) -> tuple[Graph, Graph]:
     """Returns the canonical graph as it is, and with operators made whole."""
     model = b.model()
-    return canonicalize(load(model)), canonicalize(load(model), fuse=True)
+    return canonicalize(load(model)), canonicalize(load(model), ReadingOptions(fuse=True))
 
 
 def data() -> dict[str, Any]:
@@ -165,7 +166,7 @@ def test_steps_are_one_operator_of_the_same_numbers(name: str) -> None:
     (before,), (after,) = run(spelled, data()), run(whole, data())
     np.testing.assert_allclose(after, before, rtol=2e-6, atol=2e-6)
     digest = whole.digest
-    assert canonicalize(whole, fuse=True).digest == digest
+    assert canonicalize(whole, ReadingOptions(fuse=True)).digest == digest
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("layer norm", "silu")])

@@ -16,8 +16,9 @@ from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.graph.verify import verify
 from qdqbridge.onnx_io.reader import read
 from qdqbridge.onnx_io.writer import write
-from qdqbridge.pipeline import inspect
+from qdqbridge.options import ReadingOptions
 from qdqbridge.pipeline import load as load_file
+from qdqbridge.sources import inspect_model
 from tests.canonical.at_work import data_for
 from tests.canonical.idiom_models import X, constant_of, conv, node_of, notes_of, settled
 from tests.onnx_models import Array, Builder, ints, load, ops, run
@@ -54,7 +55,7 @@ def training_model(
 
 def folded(model: onnx.ModelProto) -> Graph:
     """Returns the graph with the option: verified, a fixpoint, written and read again."""
-    g = canonicalize(load(model), fold_affine=True)
+    g = canonicalize(load(model), ReadingOptions(fold_affine=True))
     verify(g)
     text = g.text()
     assert canonicalize(g).text() == text
@@ -158,7 +159,7 @@ def test_the_option_reaches_the_flow(tmp_path: Path, capsys: pytest.CaptureFixtu
     path.write_bytes(training_model().SerializeToString())
     want = folded(training_model()).digest
     assert load_file(path, fold_affine=True).digest == want
-    assert inspect(path, fold_affine=True).digest == want
+    assert inspect_model(path, options=ReadingOptions(fold_affine=True)).digest == want
     assert load_file(path).digest != want
     assert command(["explain", str(path), "--fold-affine"]) == 0
     told = " ".join(capsys.readouterr().out.split())

@@ -11,8 +11,9 @@ from onnx import TensorProto
 
 from qdqbridge.canonical import canonicalize
 from qdqbridge.graph.graph import Graph
-from qdqbridge.pipeline import inspect
+from qdqbridge.options import ReadingOptions
 from qdqbridge.pipeline import load as load_file
+from qdqbridge.sources import inspect_model
 from tests.canonical.idiom_models import X, node_of, notes_of, settled
 from tests.onnx_models import Builder, ints, load, ops, run
 
@@ -64,7 +65,7 @@ def network(b: Builder, *, floats: bool) -> onnx.ModelProto:
 
 
 def decomposed(model: onnx.ModelProto) -> Graph:
-    return canonicalize(load(model), decomposed=True)
+    return canonicalize(load(model), ReadingOptions(decomposed=True))
 
 
 @pytest.mark.idiom("L2")
@@ -94,7 +95,7 @@ def test_the_option_reaches_the_flow(tmp_path) -> None:
     path.write_bytes(network(Floats(), floats=True).SerializeToString())
     want = settled(network(Builder(), floats=False)).digest
     assert load_file(path, decomposed=True).digest == want
-    assert inspect(path, decomposed=True).digest == want
+    assert inspect_model(path, options=ReadingOptions(decomposed=True)).digest == want
     assert load_file(path).digest != want
 
 

@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 import qdqbridge as qb
 from qdqbridge.errors import QdqBridgeError
-from qdqbridge.pipeline import inspect
+from qdqbridge.sources import inspect_model
 from tests.canonical.idiom_models import X, conv
 from tests.onnx_models import Array, Builder, ints, load
 
@@ -181,7 +181,7 @@ def test_the_diagnostic_is_shown_and_names_its_node(
     names = {node.name for node in b.nodes} | {init.name for init in b.initializers}
     assert {note.node for note in explained} <= names
     assert all(note.reason for note in explained)
-    assert set(explained) <= set(inspect(path).notes)
+    assert set(explained) <= set(inspect_model(path).notes)
 
 
 @pytest.mark.idiom("A28", "E8")

@@ -19,6 +19,7 @@ from qdqbridge.errors import (
 )
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.verify import verify
+from qdqbridge.options import ReadingOptions
 from qdqbridge.relax.frontends.missing import imported
 from qdqbridge.relax.frontends.quantized_decomposed import DYNAMIC, converters
 from qdqbridge.relax.read import read_function
@@ -73,7 +74,7 @@ def from_torch(program: Any, *, canonical: bool = True, fuse: bool = False) -> G
     graph = read_function(module["main"], module, output_names=names, where="the exported program")
     verify(graph)
     if canonical:
-        verify(canonicalize(graph, fuse=fuse))
+        verify(canonicalize(graph, ReadingOptions(fuse=fuse)))
     return graph
 
 

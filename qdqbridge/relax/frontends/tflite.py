@@ -9,6 +9,7 @@ from qdqbridge.arguments import renamed
 from qdqbridge.canonical import canonicalize
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.verify import verify
+from qdqbridge.options import ReadingOptions
 from qdqbridge.tflite_io.reader import read
 
 
@@ -29,5 +30,5 @@ def from_tflite(path: str | PathLike[str], *, canonical: bool = True, fuse: bool
     graph = read(path)
     verify(graph, str(path))
     if canonical:
-        verify(canonicalize(graph, fuse=fuse, channels_first=True), str(path))
+        verify(canonicalize(graph, ReadingOptions(fuse=fuse), channels_first=True), str(path))
     return graph
