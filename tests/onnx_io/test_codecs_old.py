@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from qdqbridge.errors import InvalidModelError
+from qdqbridge.errors import InvalidModelError, UnsupportedModelError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
@@ -17,6 +17,7 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.graph.quantization import per_tensor
 from qdqbridge.graph.types import QuantType
 from qdqbridge.onnx_io.codecs import NodeView, decode, why_not
+from qdqbridge.onnx_io.operators_known import check_known
 from qdqbridge.ops import attributes as a
 from qdqbridge.ops.table import BY_NAME
 from tests.onnx_io.codec_nodes import computed, constant, model_of, value, view
@@ -196,17 +197,10 @@ def test_spellings_without_a_row_say_why(case: str) -> None:
 
 
 INVALID = {
-    "wrong type": view("Concat", [X, X], 13, axis=1.0),
     "unknown attribute": view("Relu", [X], 13, axis=1),
     "attribute of another opset": view("Squeeze", [X], 13, axes=[0]),
     "unknown contrib attribute": view("Gelu", [X], 1, domain="com.microsoft", alpha=1.0),
-    "missing attribute": view("Concat", [X, X], 13),
-    "missing kernel_shape": view("MaxPool", [X], 13),
-    "missing input": view("Conv", [X, None], 13),
-    "too few inputs": view("Conv", [X], 13),
-    "too many inputs": view("Relu", [X, X], 13),
     "string weight": view("Conv", [X, value((4, 2, 3, 3), DType.STRING)], 13),
-    "not in this opset": view("Gelu", [X], 13),
     "group": view("Conv", [X, W], 13, group=3),
     "channels": view("Conv", [X, W], 13, group=1),
     "kernel_shape": view("Conv", [X, W], 13, group=2, kernel_shape=[5, 5]),
@@ -240,6 +234,29 @@ def test_nodes_that_break_onnx_rules_are_refused_by_name(case: str) -> None:
     with pytest.raises(InvalidModelError) as caught:
         decode(INVALID[case])
     assert "'n'" in caught.value.where
+
+
+UNFIT = {
+    "wrong type": view("Concat", [X, X], 13, axis=1.0),
+    "missing attribute": view("Concat", [X, X], 13),
+    "missing kernel_shape": view("MaxPool", [X], 13),
+    "missing input": view("Conv", [X, None], 13),
+    "too few inputs": view("Conv", [X], 13),
+    "too many inputs": view("Relu", [X, X], 13),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_nodes_that_do_not_fit_their_schema_are_refused_before_they_are_decoded(case: str) -> None:
+    with pytest.raises(InvalidModelError) as caught:
+        check_known(model_of(UNFIT[case]), "model.onnx")
+    assert "'n'" in caught.value.where
+
+
+def test_operators_of_other_opsets_are_told() -> None:
+    with pytest.raises(UnsupportedModelError, match="unknown at opset 13") as caught:
+        check_known(model_of(view("Gelu", [X], 13)), "model.onnx")
+    assert "Gelu" in caught.value.why
 
 
 def test_an_attribute_given_twice_is_refused() -> None:

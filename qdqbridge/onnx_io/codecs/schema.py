@@ -67,7 +67,10 @@ def widened(older: Any, newer: Any) -> bool:
 
 
 def check(node: NodeView, known: tuple[str, ...]) -> None:
-    """Checks attribute names and types, and that the inputs that must be there are.
+    """Checks attribute names, and that a string tensor goes where the operator takes one.
+
+    How many operands there are, and which attributes of which type, is checked of a whole file
+    before (:func:`qdqbridge.onnx_io.operators_known.check_known`).
 
     Args:
         node: The node.
@@ -77,18 +80,18 @@ def check(node: NodeView, known: tuple[str, ...]) -> None:
         InvalidModelError: The node breaks its operator's schema.
     """
     schema = schema_of(node.op_type, node.domain, node.opset)
+    _check_names(node, known if schema is None else schema.attributes)
     if schema is None:
-        if node.domain == "":
-            raise node.fault(
-                f"operator {node.op_type} does not exist in opset {node.opset}",
-                fix="declare the opset that the exporter used",
-            )
-        _check_names(node, known)
         return
-    _check_names(node, schema.attributes)
-    for name, attribute in schema.attributes.items():
-        _check_attribute(node, name, attribute)
-    _check_operands(node, schema)
+    for index, value in enumerate(node.operands):
+        if value is None or value.type.dtype is not DType.STRING:
+            continue
+        formal = schema.inputs[min(index, len(schema.inputs) - 1)]
+        if "tensor(string)" not in formal.types:
+            raise node.fault(
+                f"input {index} ({formal.name}) is a string tensor",
+                why=f"{node.op_type} takes numbers",
+            )
 
 
 def _check_names(node: NodeView, known: Any) -> None:
@@ -98,20 +101,6 @@ def _check_names(node: NodeView, known: Any) -> None:
             f"attribute '{unknown[0]}' is not one of {node.op_type}'s",
             why=f"in opset {node.opset} it takes: {', '.join(sorted(known)) or 'none'}",
             fix="declare the opset that the exporter used",
-        )
-
-
-def _check_attribute(node: NodeView, name: str, attribute: Any) -> None:
-    if not node.has(name):
-        if attribute.required:
-            raise node.fault(f"attribute '{name}' is missing")
-        return
-    given = next(a for a in node.proto.attribute if a.name == name)
-    if given.type != int(attribute.type.value):
-        raise node.fault(
-            f"attribute '{name}' has the wrong type",
-            why=f"it is {onnx.AttributeProto.AttributeType.Name(given.type)}, and {node.op_type} "
-            f"takes {attribute.type.name}",
         )
 
 
@@ -140,24 +129,4 @@ def check_nested(node: NodeView) -> None:
             raise node.fault(
                 f"input {index} ({formal.name}) is no tensor",
                 why=f"it is {type_}, and {node.op_type} does not take that",
-            )
-
-
-def _check_operands(node: NodeView, schema: Any) -> None:
-    count = len(node.operands)
-    if not schema.min_input <= count <= schema.max_input:
-        raise node.fault(
-            f"{node.op_type} has {count} inputs",
-            why=f"in opset {node.opset} it takes {schema.min_input} to {schema.max_input}",
-        )
-    option = onnx.defs.OpSchema.FormalParameterOption
-    for index, value in enumerate(node.operands):
-        formal = schema.inputs[min(index, len(schema.inputs) - 1)]
-        if value is None:
-            if formal.option == option.Single:
-                raise node.fault(f"input {index} ({formal.name}) is missing")
-        elif value.type.dtype is DType.STRING and "tensor(string)" not in formal.types:
-            raise node.fault(
-                f"input {index} ({formal.name}) is a string tensor",
-                why=f"{node.op_type} takes numbers",
             )
