@@ -6,6 +6,10 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
+import onnx
+from google.protobuf.message import DecodeError
+
+from qdqbridge.errors import InvalidModelError
 from qdqbridge.graph.operator import Operator
 from qdqbridge.onnx_io.foreign import ForeignAttrs, StoredNode, foreign_operator
 
@@ -14,6 +18,15 @@ def foreign_of_span(raw: Mapping[str, Any]) -> tuple[Operator, ForeignAttrs] | N
     """Returns operator and attributes of the node that a claim holds; None where it holds none."""
     if "op_type" not in raw:
         return None
-    node, captures = StoredNode(base64.b64decode(raw["node"])), tuple(raw["captures"])
+    data = base64.b64decode(raw["node"])
+    try:
+        onnx.NodeProto.FromString(data)
+    except DecodeError as error:
+        raise InvalidModelError(
+            f"the node {raw['op_type']!r} that a span carries is damaged",
+            why=" ".join(str(error).split()),
+            fix="save the module anew",
+        ) from error
+    node, captures = StoredNode(data), tuple(raw["captures"])
     attributes = ForeignAttrs(raw["domain"], raw["op_type"], raw["version"], node, captures)
     return foreign_operator(raw["domain"], raw["op_type"]), attributes

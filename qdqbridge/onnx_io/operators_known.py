@@ -21,6 +21,7 @@ _CONTRIB = {
 }
 
 _OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
+_VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
 _STANDARD = "export with standard ONNX operators, or convert the model to a newer opset"
 
 
@@ -64,6 +65,7 @@ def check_known(model: onnx.ModelProto, file: str) -> None:
             continue
         optional = tuple(i for i, each in enumerate(schema.inputs) if each.option == _OPTIONAL)
         _check_arity(node, schema.min_input, schema.max_input, file, optional)
+        _check_variadic(node, schema, file)
         _check_results(node, schema, file)
         _check_attributes(node, schema, file)
         check_inferable(node, file)
@@ -110,12 +112,27 @@ def _check_arity(
         )
     missing = [i for i in range(least) if not node.input[i] and i not in optional]
     if missing:
-        raise InvalidModelError(
-            f"{node.op_type} lacks input {missing[0]}",
-            where=f"{file}, {describe(node)}",
-            why="the input's name is empty, and the operator needs it",
-            fix="export the model again",
+        raise _lacking(
+            node, missing[0], file, "the input's name is empty, and the operator needs it"
         )
+
+
+def _check_variadic(node: onnx.NodeProto, schema: onnx.defs.OpSchema, file: str) -> None:
+    """Refuses an empty name among operands that may be any number: none of them can be left out."""
+    last = len(schema.inputs) - 1
+    if last >= 0 and schema.inputs[last].option == _VARIADIC:
+        for index in range(last, len(node.input)):
+            if not node.input[index]:
+                raise _lacking(node, index, file, "none of these operands can be left out")
+
+
+def _lacking(node: onnx.NodeProto, index: int, file: str, why: str) -> InvalidModelError:
+    return InvalidModelError(
+        f"{node.op_type} lacks input {index}",
+        where=f"{file}, {describe(node)}",
+        why=why,
+        fix="export the model again",
+    )
 
 
 def _check_results(node: onnx.NodeProto, schema: onnx.defs.OpSchema, file: str) -> None:

@@ -150,11 +150,28 @@ class Executable:
                 raise _cannot_run(error) from error
             raise _unfit(error, arrays) from error
         results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
+        for name, tensor in zip(self.output_names, results, strict=True):
+            _check_extents(name, tensor)
         types = [value.type.dtype for value in self.graph.outputs]
         return {
             name: from_tvm_array(to_array(tensor), dtype)
             for name, tensor, dtype in zip(self.output_names, results, types, strict=True)
         }
+
+
+def _check_extents(name: str, tensor: Any) -> None:
+    """Refuses a result of a negative extent, which TVM computes of sizes that are negative.
+
+    Raises:
+        InputDataError: It has one.
+    """
+    if min(tensor.shape, default=0) < 0:
+        raise InputDataError(
+            "the model cannot run on these inputs",
+            where=name,
+            why=f"the result would have the shape {[int(extent) for extent in tensor.shape]}",
+            fix="feed sizes and repeats that are not negative, and windows that fit",
+        )
 
 
 def _cannot_run(error: Exception) -> UnsupportedTargetError:

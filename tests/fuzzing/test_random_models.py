@@ -15,7 +15,7 @@ from onnx import TensorProto
 pytest.importorskip("tvm")
 
 import qdqbridge as qb
-from qdqbridge.errors import InvalidModelError, UnsupportedTargetError
+from qdqbridge.errors import InvalidModelError, QdqBridgeError, UnsupportedTargetError
 from tests.fuzzing.random_models import random_graph, random_node
 from tests.fuzzing.target import put_on_tvm
 from tests.onnx_models import Builder, canonical
@@ -67,3 +67,50 @@ def test_constants_of_no_elements_are_refused_by_tvm() -> None:
         assert error.why
     else:
         assert results[graph.output_names[0]].shape == (1, 0, 2)
+
+
+@pytest.mark.parametrize("op", ["Sum", "Mean", "Min", "Concat"])
+def test_an_empty_name_among_any_number_of_operands_is_refused(op: str, tmp_path: Path) -> None:
+    """TVM's importer ends the process with such a node."""
+    b = Builder(17)
+    b.output(b.op(op, b.input("x", [2]), "", **({"axis": 0} if op == "Concat" else {})))
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b.model().SerializeToString())
+    with pytest.raises(InvalidModelError, match="left out"):
+        qb.load(path)
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize("op", ["GatherElements", "ScatterElements", "GatherND", "ScatterND"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_indices_outside_of_their_data_read_no_other_memory(op: str, axis: int) -> None:
+    """ONNX leaves open what they give; TVM's own loops end the process. Those inside are exact."""
+    b, points = Builder(18), op.endswith("ND")
+    operands = [b.input("x", [3, 4]), b.input("i", [2, 2], TensorProto.INT64)]
+    if op.startswith("Scatter"):
+        operands.append(b.input("u", [2] if points else [2, 2]))
+    attributes = {} if points else {"axis": axis}
+    b.output(b.op(op, *operands, **attributes), None)
+    graph = canonical(b.model())
+    feeds = {"x": np.arange(12, dtype=np.float32).reshape(3, 4),
+             "i": np.array([[0, -1], [2, 1]]),
+             "u": np.float32([7, 8] if points else [[7, 8], [9, 10]])}  # fmt: skip
+    feeds = {value.name: feeds[value.name] for value in graph.inputs}
+    executable = qb.compile(graph)
+    (meant,), (got,) = qb.evaluate(graph, feeds).values(), executable.run(feeds).values()
+    assert np.array_equal(meant, got)
+    feeds["i"] = np.array([[1 << 40, -(1 << 40)], [77_777_777, -3]])
+    (got,) = executable.run(feeds).values()
+    assert set(got.reshape(-1).tolist()) <= {*range(12), 7, 8, 9, 10}
+
+
+@pytest.mark.relax
+def test_negative_sizes_of_run_time_are_refused_by_name() -> None:
+    b = Builder(17)
+    b.output(b.op("Tile", b.input("x", [2, 2]), b.input("n", [2], TensorProto.INT64)), None)
+    executable = qb.compile(canonical(b.model()))
+    feeds = {"x": np.ones((2, 2), np.float32), "n": np.array([1, 2])}
+    (got,) = executable.run(feeds).values()
+    assert got.shape == (2, 4)
+    with pytest.raises(QdqBridgeError, match="cannot run"):
+        executable.run(feeds | {"n": np.array([-1, 2])})

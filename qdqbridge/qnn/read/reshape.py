@@ -238,6 +238,8 @@ def expand_dims(reading: Reading, call: Call) -> Value:
         axes = tuple(range(first, first + int(call.attrs["num_newaxis"])))
     data, shape = reading.value(call.args[0]), static_shape(call.results[0].shape)
     if data.constant is not None and data.quant is None and shape is not None:
+        if math.prod(shape) != data.constant.size:
+            raise reading.refused(f"{list(data.constant.shape)} does not become {list(shape)}")
         grown = data.constant.map(lambda array: array.reshape(shape), shape=shape)
         return Value(TensorType(grown.dtype, shape), data.name, constant=grown)
     return moved(reading, call, "Unsqueeze", AxesAttrs(tuple(sorted(a % rank for a in axes))))

@@ -9,11 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+from onnx import helper, numpy_helper
+
 from qdqbridge.graph.graph import Node
+from qdqbridge.graph.types import static_shape
 from qdqbridge.onnx_io.foreign import ForeignAttrs
 
 _SCORE_THRESHOLD = 4
 """Which operand of NonMaxSuppression it is."""
+_INDEXED = ("GatherElements", "GatherND", "ScatterElements", "ScatterND")
+_BOUND = "bound"
+"""Begins the names of what is put before such a node; its own are ``in_0`` and so on."""
 _DROPOUT_MASK = 12
 """The opset since which Dropout's mask is true where nothing is dropped."""
 
@@ -27,7 +34,7 @@ def gap(node: Node) -> str | None:
     return None if found is None else found(node, attributes)
 
 
-def adjusted(model: Any) -> Any:
+def adjusted(model: Any, carried: Node) -> Any:
     """Changes a model of one node, which an importer is given, to what TVM takes for it."""
     (node,) = model.graph.node
     _with_plain_extents(model.graph)
@@ -37,6 +44,8 @@ def adjusted(model: Any) -> Any:
         _top_k(model)
     if node.op_type in ("ScatterElements", "ScatterND") and not node.domain:
         _scatter(model)
+    if node.op_type in _INDEXED and not node.domain:
+        _bound_indices(model, carried)
     return model
 
 
@@ -54,6 +63,43 @@ def _scatter(model: Any) -> None:
     for entry in model.opset_import:
         if not entry.domain and 16 <= entry.version < 18:
             entry.version = 18
+
+
+def _bound_indices(model: Any, carried: Node) -> None:
+    """Takes indices modulo the extents that they go along: TVM reads and writes where they say."""
+    (node,) = model.graph.node
+    extents = _indexed_extents(carried)
+    assert extents is not None
+    dtype = carried.operand(1).type.dtype.numpy
+    numbers = np.asarray(extents if node.op_type.endswith("ND") else extents[0], dtype)
+    model.graph.initializer.append(numpy_helper.from_array(numbers, _BOUND))
+    within = helper.make_node("Mod", [node.input[1], _BOUND], [f"{_BOUND}_indices"])
+    node.input[1] = within.output[0]
+    model.graph.node.insert(0, within)
+
+
+def _indexed_extents(node: Node) -> tuple[int, ...] | None:
+    """Returns the extents of the data that the indices of a node go along, where all are known."""
+    shape, indices = node.operand(0).type.shape, node.operand(1).type.shape
+    assert isinstance(node.attributes, ForeignAttrs)
+    given = node.attributes.node.integers()
+    if shape is None:
+        return None
+    if not node.attributes.op_type.endswith("ND"):
+        axis = given.get("axis", 0)
+        return static_shape(shape[axis : axis + 1 or None])
+    if not indices or not isinstance(indices[-1], int):
+        return None
+    first = given.get("batch_dims", 0)
+    return static_shape(shape[first : first + indices[-1]])
+
+
+def _indexing(node: Node, attributes: ForeignAttrs) -> str | None:
+    del attributes
+    extents = _indexed_extents(node)
+    if not extents or 0 in extents:
+        return "it reads and writes wherever indices of an open or empty extent say"
+    return None
 
 
 def _top_k(model: Any) -> None:
@@ -135,6 +181,7 @@ _GAPS: Mapping[str, Callable[[Node, ForeignAttrs], str | None]] = {
     "NonMaxSuppression": _suppression,
     "Resize": _resize,
     "Unique": _unique,
+    **dict.fromkeys(_INDEXED, _indexing),
     **dict.fromkeys(
         ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceSumSquare"), _element_reduction
     ),

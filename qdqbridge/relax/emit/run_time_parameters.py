@@ -92,7 +92,10 @@ def _aligned(
         raise unsupported(node, "the rank of its data or of a parameter is unknown")
     if shape in ((), (1,)):
         return scope.emit(scope.op.reshape(expr, ())) if shape else expr
-    axis = 1 if attributes.axis is None else attributes.axis % rank
+    axis = 1 if attributes.axis is None else attributes.axis
+    if not -rank <= axis < rank or len(shape) not in (1, rank):
+        raise unsupported(node, f"parameters of rank {len(shape)} for data of rank {rank}")
+    axis %= rank
     if len(shape) == 1 and not attributes.block_size:
         (extent,), whole = scope.extents(expr), scope.extents(scope.value(node.operand(0)))
         column = [extent if i == axis else 1 for i in range(rank)]
