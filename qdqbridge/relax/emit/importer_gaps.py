@@ -10,17 +10,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from onnx import helper, numpy_helper
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.types import static_shape
 from qdqbridge.onnx_io.foreign import ForeignAttrs
+from qdqbridge.onnx_io.index_bounds import bound_indices
 
 _SCORE_THRESHOLD = 4
 """Which operand of NonMaxSuppression it is."""
 _INDEXED = ("GatherElements", "GatherND", "ScatterElements", "ScatterND")
-_BOUND = "bound"
-"""Begins the names of what is put before such a node; its own are ``in_0`` and so on."""
 _DROPOUT_MASK = 12
 """The opset since which Dropout's mask is true where nothing is dropped."""
 
@@ -67,15 +65,12 @@ def _scatter(model: Any) -> None:
 
 def _bound_indices(model: Any, carried: Node) -> None:
     """Takes indices modulo the extents that they go along: TVM reads and writes where they say."""
-    (node,) = model.graph.node
     extents = _indexed_extents(carried)
     assert extents is not None
+    assert isinstance(carried.attributes, ForeignAttrs)
+    several = carried.attributes.op_type.endswith("ND")
     dtype = carried.operand(1).type.dtype.numpy
-    numbers = np.asarray(extents if node.op_type.endswith("ND") else extents[0], dtype)
-    model.graph.initializer.append(numpy_helper.from_array(numbers, _BOUND))
-    within = helper.make_node("Mod", [node.input[1], _BOUND], [f"{_BOUND}_indices"])
-    node.input[1] = within.output[0]
-    model.graph.node.insert(0, within)
+    bound_indices(model, np.asarray(extents if several else extents[0], dtype))
 
 
 def _indexed_extents(node: Node) -> tuple[int, ...] | None:
