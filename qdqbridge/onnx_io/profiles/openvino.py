@@ -59,18 +59,53 @@ def _made_of_integers(view: FileView, node: FileNode) -> Reason | None:
 def _shifted(view: FileView, node: FileNode) -> Reason | None:
     """Some products of an activation and a weight subtract the zero point in float, or all is."""
     x = view.dequantized(node.input(0))
-    if x is None or x.symmetric or node.op not in ("ConvTranspose", "MatMul"):
+    if x is None or node.op not in ("Conv", "ConvTranspose", "MatMul"):
+        return None
+    if node.op == "Conv" and x.dtype is not DType.INT8:
         return None
     tensor = x.node.input(0)
     if node.op == "MatMul":
-        rank = view.rank(tensor)
-        if rank is None or rank < _BATCHED or not view.is_constant(node.input(1)):
+        weight, rank = view.dequantized(node.input(1)), view.rank(tensor)
+        if weight is None or not is_parameter(view, weight.node):
             return None
-    return Reason(f"'{tensor}' has zero point {x.zero()}", (tensor,))
+        if rank is None or rank < _BATCHED:
+            return None
+        if not weight.per_tensor and any(r.op == "Relu" for r, _ in view.consumers(node.output)):
+            return Reason("a Relu stands between its scales per channel and its QuantizeLinear")
+    return None if x.symmetric else Reason(f"'{tensor}' has zero point {x.zero()}", (tensor,))
 
 
 _BATCHED = 4
 """The rank from which OpenVINO does not fold the zero point into a product with a weight."""
+
+
+def _flat_concat(view: FileView, node: FileNode) -> Reason | None:
+    """A Concat of matrices that is rounded, and flattened to what it is."""
+    source = view.dequantized(node.input(0)) if node.op in ("Flatten", "Reshape") else None
+    if source is None or source.symmetric or view.rank(node.input(0)) != _MATRIX:
+        return None
+    rounding = view.producer(source.node.input(0))
+    made = None if rounding is None else view.producer(rounding.input(0))
+    if made is None or made.op != "Concat" or view.rank(node.output) != _MATRIX:
+        return None
+    return Reason(f"it flattens the matrix '{made.output}' of a Concat", (made.output,))
+
+
+_MATRIX = 2
+
+
+def _padding(view: FileView, node: FileNode) -> Reason | None:
+    """What is padded and read more than once is padded with the wrong number."""
+    x, found = view.dequantized(node.input(0)), view.quantized(node.output)
+    if node.op != "Pad" or x is None or x.symmetric or not found:
+        return None
+    if len(view.consumers(found[0].node.output)) < _SHARED:
+        return None
+    tensor = x.node.input(0)
+    return Reason(f"'{tensor}' has zero point {x.zero()}", (tensor,))
+
+
+_SHARED = 2
 
 
 def _float_kernel(view: FileView, node: FileNode) -> Reason | None:
@@ -115,8 +150,14 @@ RULES: tuple[Demand, ...] = (
     Demand("products-of-activations", "MatMul of two activations", _made_of_integers,
          "OpenVINO 2026.4.1, runtime model", Effect.FLOAT,
          "use zero point 0 for both operands, and int8 for the second"),
-    Demand("shifted-products", "ConvTranspose, and MatMul of rank 4", _shifted,
-         "OpenVINO 2026.4.1, runtime model", Effect.FLOAT, "use zero point 0"),
+    Demand("shifted-products", "Conv of int8, ConvTranspose, MatMul of rank 4", _shifted,
+         "OpenVINO 2026.4.1, runtime model", Effect.FLOAT,
+         "use zero point 0; for a Conv uint8 will do"),
+    Demand("flat-concat", "Flatten of a matrix behind a Concat", _flat_concat,
+           "OpenVINO 2026.4.1: it crashes (SIGSEGV)", Effect.REFUSED, "leave the Flatten out"),
+    Demand("padding", "Pad between DequantizeLinear and QuantizeLinear", _padding,
+           "OpenVINO 2026.4.1: up to 127 LSB wrong before an Add", Effect.OTHER,
+           "use zero point 0, or pad in the operator behind"),
     Demand("float-kernels", "Softmax, LayerNormalization", _float_kernel,
          "OpenVINO 2026.4.1, runtime model", Effect.NO_KERNEL, "nothing: it is the engine's"),
     Demand("both-operands-quantized", "Conv, ConvTranspose, Gemm, MatMul", both_or_none,

@@ -115,7 +115,7 @@ def _clamp_before(view: FileView, node: FileNode) -> Reason | None:
         return None
     if len(view.consumers(node.input(0))) > 1 or node not in islands_of(view):
         return None
-    if _implied(view, node) or _fused_rightly(view, made, found[0]):
+    if made.op not in WEIGHTED or _implied(view, node) or _fused_rightly(view, made, found[0]):
         return None
     text = f"{node.op} stands between {made.op} '{made.name}' and its QuantizeLinear"
     return Reason(text, (node.output,))
@@ -124,8 +124,9 @@ def _clamp_before(view: FileView, node: FileNode) -> Reason | None:
 def _fused(view: FileView, node: FileNode) -> bool:
     """True for a clamp that is taken with the product in front of it."""
     made, found = view.producer(node.input(0)), view.quantized(node.output)
-    known = node.op in ("Relu", "Clip") and made is not None and bool(found)
-    return known and made is not None and _fused_rightly(view, made, found[0])
+    if node.op not in ("Relu", "Clip") or made is None or not found:
+        return False
+    return made.op not in WEIGHTED or _fused_rightly(view, made, found[0])
 
 
 def _fused_rightly(view: FileView, made: FileNode, result: FileEncoding) -> bool:
@@ -133,12 +134,17 @@ def _fused_rightly(view: FileView, made: FileNode, result: FileEncoding) -> bool
 
     A Conv of 8 bits does so where the zero point is an end of the type.
     """
-    weight = view.dequantized(made.input(1))
-    if made.op not in WEIGHTED or made.input(2) or weight is None or not weight.per_tensor:
+    if made.op not in WEIGHTED or view.dequantized(made.input(1)) is None:
+        return False
+    if _parameters(view, made):
         return False
     if made.op in ("MatMul", "ConvTranspose") or result.dtype in _WIDE:
         return True
     return made.op == "Conv" and result.zero() in (_low(result), _top(result))
+
+
+_MATRIX = 2
+"""The rank of products that become fully connected layers."""
 
 
 def _clip_behind(view: FileView, node: FileNode) -> Reason | None:
@@ -146,7 +152,13 @@ def _clip_behind(view: FileView, node: FileNode) -> Reason | None:
     source = view.dequantized(node.input(0))
     if node.op != "Clip" or source is None or not found:
         return None
-    if view.producer(source.node.input(0)) is None:
+    made = view.producer(source.node.input(0))
+    made = None if made is None else view.producer(made.input(0))
+    if (
+        made is None
+        or made.op == "Concat"
+        or (made.op == "MatMul" and (view.rank(node.input(0)) or 0) > _MATRIX)
+    ):
         return None  # nothing stands before it that it could be fused with
     active = active_ends(view, node, found[0])
     if active is None or not any(active):
@@ -197,17 +209,26 @@ def _int16(view: FileView, node: FileNode) -> Reason | None:
 
 
 def _unsigned(view: FileView, node: FileNode) -> Reason | None:
-    """What is taken of unsigned activations only."""
-    found = _signed_operand(view, node)
+    """What is taken of unsigned activations only, or of one signedness on both sides."""
+    found, result = _signed_operand(view, node), view.quantized(node.output)
     if found is None:
         return None
+    tensor, dtype = found.node.input(0), found.dtype
+    signed = not result or result[0].dtype is dtype
     wide = node.op in ("Max", "Min", "Clip") or (
-        node.op == "MatMul" and not view.is_constant(node.input(1)) and found.zero() != _low(found)
+        node.op == "MatMul" and not view.is_constant(node.input(1))
     )
-    if node.op != "LeakyRelu" and not (wide and found.dtype is DType.INT16):
-        return None
-    tensor = found.node.input(0)
-    return Reason(f"'{tensor}' is {found.dtype} with zero point {found.zero()}", (tensor,))
+    if dtype is DType.INT16 and node.op in WEIGHTED and not signed and _parameters(view, node):
+        return Reason(f"'{tensor}' is int16, its result is {result[0].dtype}", (tensor,))
+    if (node.op == "LeakyRelu" and signed) or (wide and dtype is DType.INT16):
+        return Reason(f"'{tensor}' is {dtype} with zero point {found.zero()}", (tensor,))
+    return None
+
+
+def _parameters(view: FileView, node: FileNode) -> bool:
+    """True for a product that has a bias, or scales per channel."""
+    weight = view.dequantized(node.input(1))
+    return bool(node.input(2)) or (weight is not None and not weight.per_tensor)
 
 
 def _low(found: FileEncoding) -> int:
@@ -230,22 +251,26 @@ def _top(found: FileEncoding) -> int:
 
 
 def _fixed_encoding(view: FileView, node: FileNode) -> Reason | None:
-    """Softmax and Sigmoid have results in [0, 1], and encodings of their own for these."""
+    """Results that lie in [0, 1] or [-1, 1] have encodings of their own."""
     found = view.quantized(node.output)
-    if node.op not in ("Softmax", "Sigmoid") or not found or found[0].dtype is None:
+    if node.op not in _RANGES or not found or found[0].dtype is None:
         return None
     own, tensor = found[0], found[0].node.output
     if node.op == "Softmax" and own.dtype in (DType.UINT8, DType.INT8):
         right = (own.dtype.qmin, 128) if own.dtype is DType.UINT8 else (own.dtype.qmin,)
         if own.zero() not in right:
             return Reason(f"'{tensor}' is {own.dtype} with zero point {own.zero()}", (tensor,))
-    if node.op == "Sigmoid" and own.dtype in _WIDE and own.scale is not None:
-        scale = float(own.scale.reshape(-1)[0])
-        if abs(scale * (1 << 16) - 1) > _NEAR:
+    if node.op in ("Sigmoid", "Tanh") and own.dtype in _WIDE and own.scale is not None:
+        scale, steps = float(own.scale.reshape(-1)[0]), _RANGES[node.op]
+        zero = _low(own) + (1 << 16) - steps
+        other = own.zero() != zero or own.dtype is DType.INT16
+        if abs(scale * steps - 1) > _NEAR or (other and tensor in view.outputs):
             return Reason(f"'{tensor}' is {own.dtype} with scale {scale:.6g}", (tensor,))
     return None
 
 
+_RANGES = {"Softmax": 1 << 16, "Sigmoid": 1 << 16, "Tanh": 1 << 15}
+"""Steps in 1.0 of the encoding that the backend has for results of 16 bits."""
 _WIDE_STEPS = {
     "Conv": 32, "ConvTranspose": 32, "Gemm": 32, "MatMul": 512, "Gelu": 32, "Softmax": 16,
     "LayerNormalization": 64, "Div": 32, "Sigmoid": 8,
@@ -311,11 +336,11 @@ RULES: tuple[Demand, ...] = (
          "normalize along the last axis, with a float bias"),
     Demand("no-int16", "Conv by groups, pools, Resize, DepthToSpace, HardSwish", _int16, _HOST,
          Effect.REFUSED, "use uint16, zero points shifted by 32768: the same numbers"),
-    Demand("unsigned", "LeakyRelu; Max, Min, Clip and MatMul of int16", _unsigned, _HOST,
+    Demand("unsigned", "LeakyRelu; Max, Min, Clip and products of int16", _unsigned, _HOST,
          Effect.ELSEWHERE, "use unsigned types, zero points shifted by half the range"),
     Demand("unsigned-padding", "Pad of signed types", _padding, _HOST, Effect.OTHER,
          "use unsigned types, zero points shifted by half the range"),
-    Demand("fixed-encodings", "results of Softmax and Sigmoid", _fixed_encoding, _HOST,
+    Demand("fixed-encodings", "results of Softmax, Sigmoid and Tanh", _fixed_encoding, _HOST,
          Effect.OTHER, "use the type's smallest number as zero point, and scale 1/256 or 1/65536"),
     Demand("lone-transpose", "Transpose by 0, 2, 1 alone", _lone_transpose, _HOST, Effect.ELSEWHERE,
          "leave it to what stands before or behind"),

@@ -1,0 +1,169 @@
+"""Writes a page per runtime: what its engine takes, what it computes wrongly, how we write it.
+
+Run as ``python scripts/engine_pages.py``; with ``--check`` it only says whether the pages are
+current. Everything on them comes from ``tests/engines/patterns_*.csv`` (``engine_patterns.py``) and
+from the rules of the export profiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qdqbridge.onnx_io.profiles import PROFILES
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLES, PAGES = ROOT / "tests" / "engines", ROOT / "docs"
+LIMIT = 2
+TYPES = ("u8", "s8", "u16", "s16")
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """A page.
+
+    Attributes:
+        engine: Whose table.
+        title: Of the page.
+        about: What the figures are of, in Markdown.
+    """
+
+    engine: str
+    title: str
+    about: str
+
+    @property
+    def page(self) -> Path:
+        """The file."""
+        return PAGES / f"engine_{self.engine.replace('-', '_')}.md"
+
+
+RUNTIMES = (
+    Runtime(
+        "qnn-htp",
+        "QDQ models on Qualcomm's Hexagon NPU",
+        "All figures are of the **host build of the NPU's backend**, which computes on x86 what "
+        "the NPU is meant to compute: no phone was used. *Taken* means that no operator is left to "
+        "the CPU.",
+    ),
+    Runtime(
+        "openvino",
+        "QDQ models on OpenVINO",
+        "All figures are of the CPU plugin on x86 with AVX-512. *Taken* means that every layer "
+        "between DequantizeLinear and QuantizeLinear runs in integers, by the runtime model; what "
+        "is not taken is computed in float32, and rightly.",
+    ),
+)
+
+
+def rows(engine: str) -> tuple[list[str], list[dict[str, str]]]:
+    """Returns the comments of a table, and its rows."""
+    lines = (TABLES / f"patterns_{engine}.csv").read_text("utf-8").splitlines()
+    comments = [line[2:] for line in lines if line.startswith("#")]
+    return comments, list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+def verdict(each: Sequence[dict[str, str]], prefix: str) -> str:
+    """Returns one cell: how many are taken and right, and the largest difference."""
+    if not each:
+        return "–"
+    taken = [row for row in each if row[f"{prefix}taken"] == "yes"]
+    refused = sum(row[f"{prefix}taken"] == "refused" for row in each)
+    if not taken:
+        return "not written" if refused == len(each) else "not taken"
+    worst = max(int(row[f"{prefix}lsb"]) for row in taken)
+    right = sum(int(row[f"{prefix}lsb"]) <= LIMIT for row in taken)
+    share = "" if len(taken) == len(each) else f"{len(taken)} of {len(each)} taken"
+    wrong = "" if right == len(taken) else f"{len(taken) - right} wrong, up to {worst} LSB"
+    return ", ".join(filter(None, (share, wrong))) or f"taken, {worst} LSB"
+
+
+def grid(found: Sequence[dict[str, str]], prefix: str) -> list[str]:
+    """Returns the lines of a table: operators by types."""
+    lines = [f"| operator | {' | '.join(TYPES)} |", "|---" * (len(TYPES) + 1) + "|"]
+    for operator in dict.fromkeys(row["operator"] for row in found):
+        of = [row for row in found if row["operator"] == operator]
+        cells = (verdict([row for row in of if row["dtype"] == t], prefix) for t in TYPES)
+        lines.append(f"| {operator} | {' | '.join(cells)} |")
+    return lines
+
+
+def clamps(found: Sequence[dict[str, str]]) -> list[str]:
+    """Returns the lines of a table: spellings of clamps by zero points, 8 bits, products."""
+    zeros = tuple(dict.fromkeys(row["zero"] for row in found))
+    eight = [row for row in found if row["dtype"] in ("u8", "s8") and row["bias"] != "-"]
+    lines = [f"| clamp | {' | '.join(zeros)} |", "|---" * (len(zeros) + 1) + "|"]
+    for clamp in dict.fromkeys(row["clamp"] for row in found):
+        of = [row for row in eight if row["clamp"] == clamp]
+        cells = (verdict([row for row in of if row["zero"] == zero], "") for zero in zeros)
+        lines.append(f"| {clamp} | {' | '.join(cells)} |")
+    return lines
+
+
+def words(found: Sequence[dict[str, str]]) -> list[str]:
+    """Returns the lines of a table: what the engine says where it does not take a file."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for row in found:
+        if row["taken"] == "no" and row["words"]:
+            counts[row["words"].partition("'")[0].strip(), row["operator"]] += 1
+    said: dict[str, list[str]] = {}
+    for (text, operator), number in counts.most_common():
+        said.setdefault(text.replace("|", "/"), []).append(f"{operator} {number}")
+    lines = ["| in its words | operators, patterns |", "|---|---|"]
+    return lines + [f"| {text} | {', '.join(listed)} |" for text, listed in said.items()]
+
+
+def page(runtime: Runtime) -> str:
+    """Returns a page."""
+    comments, found = rows(runtime.engine)
+    profile = PROFILES[{"qnn-htp": "qnn"}.get(runtime.engine, runtime.engine)]
+    right = sum(r["export_taken"] == "yes" and int(r["export_lsb"]) <= LIMIT for r in found)
+    own = sum(r["taken"] == "yes" and int(r["lsb"]) <= LIMIT for r in found)
+    parts = [
+        f"# {runtime.title}",
+        f"What {comments[0]} takes of {len(found)} small models, and what it computes from them, "
+        f"executed by `{comments[1]}`. Written by `scripts/engine_pages.py`.",
+        runtime.about,
+        f"As spelled {own} of the {len(found)} are taken and right (at most {LIMIT} LSB from the "
+        f"numbers that the file means); as `export --profile {profile.name}` writes them {right}.",
+        "## As producers spell them",
+        "\n".join(grid(found, "")),
+        f"## As `export --profile {profile.name}` writes them",
+        "\n".join(grid(found, "export_")),
+        "## Clamps behind products of 8 bits, by where the zero point lies",
+        "`relu` and `clip` stand on the float result; `q-…` stand behind a Q/DQ pair and are "
+        "followed by another QuantizeLinear.",
+        "\n".join(clamps(found)),
+        "## What it refuses, in its words",
+        "\n".join(words(found)),
+        f"## The rules of `--profile {profile.name}`",
+        "\n".join(
+            ["| rule | applies to | what happens | do | source |", "|---|---|---|---|---|"]
+            + [
+                f"| {r.name} | {r.applies_to} | {r.effect.value} | {r.fix} | {r.source} |"
+                for r in profile.rules
+            ]
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    stale = [r for r in RUNTIMES if not r.page.exists() or r.page.read_text("utf-8") != page(r)]
+    for runtime in stale:
+        if not check:
+            runtime.page.write_text(page(runtime), "utf-8")
+        print(f"{runtime.page.name} {'is not current' if check else 'written'}")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""Writes minimal files of faults that engines have, with a table of them: ``docs/upstream/``.
+
+Run as ``python scripts/upstream_files.py``. ``tests/engines/test_real_upstream.py`` runs each file
+on its engine, at the versions of the ``engines`` extra, and says when a fault is gone.
+"""
+
+from __future__ import annotations
+
+import csv
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from pattern_models import Pattern, model
+
+import qdqbridge
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "upstream"
+COLUMNS = ("file", "engine", "fault", "what")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault of an engine.
+
+    Attributes:
+        file: The file that shows it.
+        engine: The engine.
+        fault: ``wrong`` numbers, ``left`` to the CPU, ``refused``, or a ``crash``.
+        what: In one sentence.
+        build: Makes the model.
+    """
+
+    file: str
+    engine: str
+    fault: str
+    what: str
+    build: Callable[[], onnx.ModelProto]
+
+
+def spelled(*facts: str) -> Callable[[], onnx.ModelProto]:
+    """Returns what makes the model of a pattern."""
+    return lambda: model(Pattern(*facts))
+
+
+def exported(*facts: str) -> Callable[[], onnx.ModelProto]:
+    """Returns what makes the model of a pattern as the profile of OpenVINO writes it."""
+
+    def build() -> onnx.ModelProto:
+        with tempfile.TemporaryDirectory() as folder:
+            file, written = Path(folder) / "pattern.onnx", Path(folder) / "written.onnx"
+            onnx.save(model(Pattern(*facts)), file)
+            qdqbridge.save(qdqbridge.load(file), written, "openvino")
+            return onnx.load(written)
+
+    return build
+
+
+def scaled_product() -> onnx.ModelProto:
+    """Returns a MatMul whose result is scaled by a constant that a QuantizeLinear stores."""
+    numbers = {
+        "scale": np.float32(0.02), "zero": np.uint8(121), "scale_product": np.float32(0.2),
+        "factor": np.float32(0.31), "scale_factor": np.float32(0.00124),
+        "zero_factor": np.uint8(0), "scale_result": np.float32(0.06),
+    }  # fmt: skip
+    quantize, dequantize = "QuantizeLinear", "DequantizeLinear"
+    nodes = [
+        helper.make_node(dequantize, ["x", "scale", "zero"], ["x_real"]),
+        helper.make_node(dequantize, ["y", "scale", "zero"], ["y_real"]),
+        helper.make_node("MatMul", ["x_real", "y_real"], ["product"]),
+        helper.make_node(quantize, ["product", "scale_product", "zero"], ["stored"]),
+        helper.make_node(dequantize, ["stored", "scale_product", "zero"], ["product_real"]),
+        helper.make_node(quantize, ["factor", "scale_factor", "zero_factor"], ["factor_stored"]),
+        helper.make_node(
+            dequantize, ["factor_stored", "scale_factor", "zero_factor"], ["factor_real"]
+        ),
+        helper.make_node("Mul", ["product_real", "factor_real"], ["scaled"]),
+        helper.make_node(quantize, ["scaled", "scale_result", "zero"], ["result"]),
+    ]
+    shapes = {"x": (1, 4, 8, 16), "y": (1, 4, 16, 8)}
+    inputs = [helper.make_tensor_value_info(n, TensorProto.UINT8, s) for n, s in shapes.items()]
+    output = helper.make_tensor_value_info("result", TensorProto.UINT8, (1, 4, 8, 8))
+    constants = [numpy_helper.from_array(np.asarray(v), n) for n, v in numbers.items()]
+    graph = helper.make_graph(nodes, "scaled_product", inputs, [output], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+FAULTS = (
+    Fault(
+        "hexagon_conv_relu_before_quantize.onnx", "qnn-htp", "wrong",
+        "Conv, Relu, QuantizeLinear with zero point 128: negative results come out",
+        spelled("Conv", "u8", "middle", "tensor", "none", "relu", "end", "17", "4"),
+    ),
+    Fault(
+        "hexagon_clip_of_one_end_behind_pair.onnx", "qnn-htp", "wrong",
+        "Conv, Q, DQ, Clip to an upper bound, Q: the bound is lost",
+        spelled("Conv", "u8", "low", "tensor", "int32", "q-clip-high", "end", "21", "4"),
+    ),
+    Fault(
+        "hexagon_softmax_int8_zero_0.onnx", "qnn-htp", "wrong",
+        "Softmax to int8 with zero point 0: computed as if it were -128",
+        spelled("Softmax", "s8", "middle", "-", "-", "none", "end", "17", "4"),
+    ),
+    Fault(
+        "hexagon_pad_int8_zero_-128.onnx", "qnn-htp", "wrong",
+        "Pad with 0.0 of int8 with zero point -128: padded with another number",
+        spelled("Pad", "s8", "low", "-", "-", "none", "end", "17", "4"),
+    ),
+    Fault(
+        "hexagon_sigmoid_uint16_zero_32768.onnx", "qnn-htp", "wrong",
+        "Sigmoid to uint16 with zero point 32768 at the end of a graph: as if that were 0",
+        spelled("Sigmoid", "u16", "middle", "-", "-", "none", "end", "21", "2"),
+    ),
+    Fault(
+        "hexagon_leaky_relu_int8.onnx", "qnn-htp", "left",
+        "LeakyRelu of int8 is left to the CPU; of uint8 it is taken",
+        spelled("LeakyRelu", "s8", "middle", "-", "-", "none", "end", "17", "4"),
+    ),
+    Fault(
+        "hexagon_transpose_alone.onnx", "qnn-htp", "left",
+        "Transpose by 0, 2, 1 alone is left to the CPU; beside another operator it is taken",
+        spelled("Transpose", "u8", "middle", "-", "-", "none", "end", "17", "3"),
+    ),
+    Fault(
+        "hexagon_depthwise_conv_int16.onnx", "qnn-htp", "refused",
+        "a depthwise Conv of int16 is claimed and then not made: the session fails",
+        spelled("ConvDepthwise", "s16", "middle", "tensor", "none", "none", "end", "21", "4"),
+    ),
+    Fault(
+        "hexagon_hard_swish_int16.onnx", "qnn-htp", "refused",
+        "HardSwish of int16: the graph cannot be finalized, and the session fails",
+        spelled("HardSwish", "s16", "middle", "-", "-", "none", "end", "21", "4"),
+    ),
+    Fault(
+        "openvino_flatten_of_concat.onnx", "openvino", "crash",
+        "Concat of matrices, Q, DQ, Flatten, Q: compiling ends in a segmentation fault",
+        spelled("Concat", "u8", "odd", "-", "-", "none", "reshape", "17", "2"),
+    ),
+    Fault(
+        "openvino_pad_before_add.onnx", "openvino", "wrong",
+        "Pad with 0.0 of uint8 with zero point 128, Q, two DQ, Add: padded with another number",
+        exported("Pad", "u8", "middle", "-", "-", "none", "add", "17", "3"),
+    ),
+    Fault(
+        "openvino_scaled_product.onnx", "openvino", "refused",
+        "a constant that a QuantizeLinear stores, multiplied with a product: "
+        "MultiplyPartialTransformation fails",
+        scaled_product,
+    ),
+)  # fmt: skip
+
+
+def main() -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / "faults.csv").open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(COLUMNS)
+        for fault in FAULTS:
+            onnx.save(fault.build(), FOLDER / fault.file)
+            table.writerow([fault.file, fault.engine, fault.fault, fault.what])
+
+
+if __name__ == "__main__":
+    main()
