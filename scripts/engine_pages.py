@@ -12,8 +12,8 @@ import csv
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from qdqbridge.onnx_io.profiles import PROFILES
 
@@ -23,8 +23,7 @@ LIMIT = 2
 TYPES = ("u8", "s8", "u16", "s16")
 
 
-@dataclass(frozen=True, slots=True)
-class Runtime:
+class Runtime(NamedTuple):
     """A page.
 
     Attributes:

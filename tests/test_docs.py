@@ -98,6 +98,13 @@ def test_a_generated_page_is_current(name: str) -> None:
     assert module.PAGE.read_text("utf-8") == module.page(), f"run python scripts/{name}.py"
 
 
+def test_the_pages_of_engines_are_current() -> None:
+    module = script("engine_pages")
+    for runtime in module.RUNTIMES:
+        text = runtime.page.read_text("utf-8")
+        assert text == module.page(runtime), "run python scripts/engine_pages.py"
+
+
 @pytest.mark.relax
 def test_the_table_of_relax_operators_is_current() -> None:
     pytest.importorskip("tvm")

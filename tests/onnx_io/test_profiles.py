@@ -211,7 +211,10 @@ BROKEN: dict[str, tuple[str, str, Callable[[Net], str]]] = {
     "qnn_high_end": ("qnn", "clip-of-two-ends", lambda n: n.fake(clip(n, conv(n), -99, 1), *Y)),
     "qnn_wide_clip": (
         "qnn", "clip-of-two-ends",
-        lambda n: n.fake(clip(n, sixteen_bits(n), -1, 1), 0.001, 30000, np.uint16),
+        lambda n: n.fake(
+            clip(n, n.fake(n.op("Exp", sixteen_bits(n)), 0.001, 30000, np.uint16), -1, 1),
+            0.001, 30000, np.uint16,
+        ),
     ),
     "qnn_low_end": ("qnn", "clip-of-two-ends", lambda n: n.fake(clip(n, conv(n), -1, 99), *Y)),
     "openvino_zero_point": ("openvino", "explicit-zero-point", without_zero_point),

@@ -1,0 +1,72 @@
+"""The rules of the profiles against the tables of executed patterns."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import onnx
+import pytest
+
+from qdqbridge.pipeline import check
+
+ROOT = Path(__file__).parents[2]
+TABLES = Path(__file__).parent
+LIMIT, WIDE, STEPS = 2, "wide-arithmetic", 512
+KNOWN = {"qnn": (0, 2), "openvino": (4, 0)}
+"""Rows as spelled whose rules are falsely kept, and falsely broken: by their number."""
+
+
+@pytest.fixture(scope="module")
+def models() -> Iterator[ModuleType]:
+    """``scripts/pattern_models.py``, which makes the files of the tables."""
+    spec = spec_from_file_location("pattern_models", ROOT / "scripts" / "pattern_models.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules["pattern_models"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["pattern_models"]
+
+
+def rows(engine: str) -> list[dict[str, str]]:
+    lines = (TABLES / f"patterns_{engine}.csv").read_text("utf-8").splitlines()
+    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "profile"), [("qnn-htp", "qnn"), ("openvino", "openvino")])
+def test_the_rules_say_what_the_engine_does(
+    engine: str, profile: str, models: ModuleType, tmp_path: Path
+) -> None:
+    path, kept, alarms = tmp_path / "pattern.onnx", [], []
+    table = rows(engine)
+    assert len(table) >= 500
+    for row in table:
+        pattern = models.Pattern(*(row[name] for name in models.FIELDS))
+        onnx.save(models.model(pattern), path)
+        rules = {finding.rule for finding in check(path, profile)}
+        taken = row["taken"] == "yes"
+        steps = int(row["lsb"] or 0)
+        if rules == {WIDE}:
+            kept += [pattern.key] * (not taken or steps > STEPS)
+        elif taken and steps <= LIMIT:
+            alarms += [pattern.key] * bool(rules)
+        else:
+            kept += [pattern.key] * (not rules)
+    assert (len(kept), len(alarms)) == KNOWN[profile], (kept, alarms)
+
+
+@pytest.mark.parametrize("operator", ["Conv", "ConvDepthwise", "ConvTranspose", "Gemm", "MatMul"])
+def test_products_of_8_bits_are_right_on_hexagon_as_the_profile_writes_them(operator: str) -> None:
+    exported = [
+        row
+        for row in rows("qnn-htp")
+        if row["operator"] == operator and row["dtype"] in ("u8", "s8")
+    ]
+    assert len(exported) >= 30
+    assert all(row["export_taken"] == "yes" and int(row["export_lsb"]) <= 1 for row in exported)
