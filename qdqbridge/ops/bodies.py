@@ -31,6 +31,7 @@ from qdqbridge.graph.operator import (
     Pattern,
 )
 from qdqbridge.graph.patterns import near, scalar
+from qdqbridge.ops.forms import written
 
 T = TypeVar("T")
 LETTERS = "abcdefgh"
@@ -123,12 +124,22 @@ def matched(value: Value | None, body: Pattern, operands: dict[str, Value]) -> b
         number = scalar(value)
         return number is not None and near(number, body)
     row, inner, attributes = parts(body)
-    node = value.producer
-    if node is None or node.op is not row or node.attributes != attributes:
+    given = _step_operands(value, row, attributes)
+    if given is None or len(given) != len(inner):
         return False
-    given = [operand for operand in node.inputs if operand is not None]
-    pairs = zip(given, inner, strict=False)
-    return len(given) == len(inner) and all(matched(v, part, operands) for v, part in pairs)
+    return all(matched(v, part, operands) for v, part in zip(given, inner, strict=True))
+
+
+def _step_operands(value: Value, row: Operator, attributes: Attributes) -> list[Value] | None:
+    """Returns the operands of a step behind a value, which may be written with others itself."""
+    node = value.producer
+    if node is not None and node.op is row and node.attributes == attributes:
+        return [operand for operand in node.inputs if operand is not None]
+    if row.body is not None:
+        found: dict[str, Value] = {}
+        return in_order(found) if matched(value, row.body(attributes), found) else None
+    form = written(row, value, stated=attributes) if row.forms else None
+    return form.operands if form is not None and form.attributes == attributes else None
 
 
 def in_order(operands: Mapping[str, Value]) -> list[Value]:
