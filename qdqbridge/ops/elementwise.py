@@ -267,9 +267,10 @@ SWIGLU = function(
     attributes=AlphaAttrs,
     onnx=(OnnxOp(name="SwiGLU", since=28, defaults={"alpha": 1.0}),),
     flow=Flow.ELEMENTWISE,
-    numerics="w = swish(a) rounded to float32; y = quantize(w * b), operands dequantized. TVM's sigmoid "
-    "is another one than the reference's: none of 390,000 results differs. onnxruntime 1.32 loads no "
-    "quantized file of opset 28; of the same function written out, no stored value differs.",
+    numerics="w = swish(a) rounded to float32; y = quantize(w * b), operands dequantized. TVM's "
+    "sigmoid is another one than the reference's: none of 390,000 results differs. onnxruntime "
+    "1.32 loads no quantized file of opset 28; of the same function written out, no stored value "
+    "differs.",
 )
 
 OPERATORS = (ADD, SUB, MUL, DIV, MIN, MAX, POW, PRELU, WHERE, CONCAT, SWIGLU)

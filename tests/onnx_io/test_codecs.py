@@ -70,6 +70,7 @@ CASES: list[Case] = [
         [value((3, 2)), value((5, 3)), value((5,))],
     ),
     ("Gemm", a.GemmAttrs(), [value((2, 3)), value((3, 5))]),
+    ("SwiGLU", a.AlphaAttrs(HALF), [X, X]),
     (
         "AveragePool",
         a.PoolAttrs((3, 2), (2, 1), (1, 1), (1, 0, 1, 1), ceil_mode=True, count_include_pad=True),
