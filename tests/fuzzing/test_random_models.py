@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,7 +74,8 @@ def test_constants_of_no_elements_are_refused_by_tvm() -> None:
 def test_an_empty_name_among_any_number_of_operands_is_refused(op: str, tmp_path: Path) -> None:
     """TVM's importer ends the process with such a node."""
     b = Builder(17)
-    b.output(b.op(op, b.input("x", [2]), "", **({"axis": 0} if op == "Concat" else {})))
+    attributes: dict[str, Any] = {"axis": 0} if op == "Concat" else {}
+    b.output(b.op(op, b.input("x", [2]), "", **attributes))
     path = tmp_path / "model.onnx"
     path.write_bytes(b.model().SerializeToString())
     with pytest.raises(InvalidModelError, match="left out"):
@@ -89,12 +91,14 @@ def test_indices_outside_of_their_data_read_no_other_memory(op: str, axis: int) 
     operands = [b.input("x", [3, 4]), b.input("i", [2, 2], TensorProto.INT64)]
     if op.startswith("Scatter"):
         operands.append(b.input("u", [2] if points else [2, 2]))
-    attributes = {} if points else {"axis": axis}
+    attributes: dict[str, Any] = {} if points else {"axis": axis}
     b.output(b.op(op, *operands, **attributes), None)
     graph = canonical(b.model())
-    feeds = {"x": np.arange(12, dtype=np.float32).reshape(3, 4),
-             "i": np.array([[0, -1], [2, 1]]),
-             "u": np.float32([7, 8] if points else [[7, 8], [9, 10]])}  # fmt: skip
+    feeds: dict[str, Any] = {
+        "x": np.arange(12, dtype=np.float32).reshape(3, 4),
+        "i": np.array([[0, -1], [2, 1]]),
+        "u": np.array([7, 8] if points else [[7, 8], [9, 10]], np.float32),
+    }
     feeds = {value.name: feeds[value.name] for value in graph.inputs}
     executable = qb.compile(graph)
     (meant,), (got,) = qb.evaluate(graph, feeds).values(), executable.run(feeds).values()

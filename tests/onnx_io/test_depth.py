@@ -83,7 +83,7 @@ def test_a_long_chain_goes_through_everything(kind: str, tmp_path: Path) -> None
         check(copy, profile)
 
 
-def _seconds(model: onnx.ModelProto, folder: Path, *spellings: str) -> float:
+def _seconds(model: onnx.ModelProto, folder: Path, *variants: str) -> float:
     """Returns the time that a model takes through the verbs."""
     path, copy = folder / "model.onnx", folder / "copy.onnx"
     path.write_bytes(model.SerializeToString())
@@ -94,8 +94,8 @@ def _seconds(model: onnx.ModelProto, folder: Path, *spellings: str) -> float:
     assert not diff(graph, again)
     assert all(map(str, qb.explain(graph)))
     check(path, "ort")
-    for spelling in spellings:
-        module = qb.to_relax(graph, spelling=spelling)[0]
+    for variant in variants:
+        module = qb.to_relax(graph, variant=variant)[0]
         assert qb.from_relax(module).digest == graph.digest
     return time.process_time() - start
 
