@@ -80,6 +80,14 @@ def computed(
             the graph says: what was decided by that shape would be wrong.
         UnsupportedModelError: The results do not fit in memory.
     """
+    for value, operand in zip(node.inputs, operands, strict=False):
+        if value is not None and isinstance(value.type, TensorType) and isinstance(operand, list):
+            raise InvalidModelError(
+                f"{node.op.name} '{node.name}' reads no tensor",
+                where=node.name,
+                why=f"'{value.name}' is a sequence or an optional when it is computed",
+                fix="correct the node, or what makes its operand",
+            )
     with computing(node):
         results = evaluate_node(node, operands, exact=exact)
     for value, array in zip(node.outputs, results, strict=False):

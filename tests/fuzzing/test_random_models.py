@@ -118,3 +118,12 @@ def test_negative_sizes_of_run_time_are_refused_by_name() -> None:
     assert got.shape == (2, 4)
     with pytest.raises(QdqBridgeError, match="cannot run"):
         executable.run(feeds | {"n": np.array([-1, 2])})
+
+
+def test_an_optional_that_is_quantized_is_refused_by_name() -> None:
+    """ONNX's inference tells no type of an Optional that holds nothing."""
+    b = Builder(18)
+    b.output(b.qdq(b.op("Optional"), 0.1, 0), None)
+    graph = canonical(b.model())
+    with pytest.raises(InvalidModelError, match="reads no tensor"):
+        qb.evaluate(graph, {})
