@@ -1,13 +1,14 @@
-"""The rule that gives nearest resizes by whole factors one spelling."""
+"""The rules that give nearest resizes one form."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from qdqbridge.canonical.build import result
+from qdqbridge.canonical.build import requantized, result
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.graph import Node
 from qdqbridge.ops.attributes import ResizeAttrs
+from qdqbridge.ops.resize import moves
 
 _CENTRES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
 _ROUNDED = ("round_prefer_floor", "round_prefer_ceil")
@@ -32,3 +33,20 @@ def nearest_by_whole_factors(node: Node, scope: Scope) -> Proposal:
     output, origin = node.output, node.origin
     value = result(node.op, spelled, node.inputs, output.type, origin, output.name)
     return Replace({output: value})
+
+
+@rule("nearest-keeps-quantization", "Resize")
+def nearest_keeps_quantization(node: Node, scope: Scope) -> Proposal:
+    """``Resize(x) -> requantize(Resize(x))`` of nearest into other parameters than those of x.
+
+    What only copies elements does not round them; where it stands is no matter of rule order.
+    """
+    del scope
+    given, source, target = node.attributes, node.operand(0).quant, node.output.quant
+    if not isinstance(given, ResizeAttrs) or not moves(given) or source is None or target is None:
+        return None
+    if source.params.same_mapping(target.params) or not source.params.per_tensor:
+        return None
+    output, origin = node.output, node.origin
+    copied = result(node.op, given, node.inputs, source.with_shape(target.shape), origin)
+    return Replace({output: requantized(copied, target.params, origin, output.name)})

@@ -4,9 +4,8 @@ The first that proposes wins; the node and its neighbours are looked at again, u
 So the order decides only where two rules want the same node, and nearly always they lead to one
 form whoever comes first: ``tests/canonical/test_rule_order.py`` holds that random orders give the
 same digests. The exceptions are the last two, ``absorb-both-sides`` and ``compose-elementwise``:
-they take operators in as they are, and what is simpler has to be found before. A clamp before a
-quantize is a range of the quantized type, and a nearest Resize is a data movement with a requantize
-behind it; both would become operators that round.
+they take operators in as they are, and what is simpler has to be found before: a clamp before a
+quantize is a range of the quantized type, and would become an operator that rounds.
 
 Else the tuple goes from what is known of constants, extents and weights over single operators and
 data movement to products with their bias, what is joined, and what is fused.
@@ -76,6 +75,7 @@ RULES: tuple[Rule, ...] = (
     pools.mean_over_space,
     pools.pool_over_a_sequence,
     resizes.nearest_by_whole_factors,
+    resizes.nearest_keeps_quantization,
     softmax.softmax_of_a_matrix,
     softmax.softmax_of_rows,
     data_movement.moved_constant,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 
+import qdqbridge as qb
 from qdqbridge.canonical import canonicalize
 from qdqbridge.graph.graph import Graph
 from qdqbridge.ops.attributes import ResizeAttrs
@@ -59,3 +61,20 @@ def test_one_spelling(scales: tuple[float, float]) -> None:
 )
 def test_others_stay(coordinates: str, rounding: str, scales: tuple[float, float]) -> None:
     assert spelled(canonicalize(resize(coordinates, rounding, scales))) == (coordinates, rounding)
+
+
+def test_other_parameters_are_a_requantize_behind_it() -> None:
+    """They are one graph, and what it computes is what was computed."""
+    text = """\
+input %x: quant<uint8, 0.5, 3>[1,1,2,2]
+%y = Resize(%x) {mode='nearest', coordinate_transformation_mode='asymmetric', \
+nearest_mode='floor', scales=[1 1 2 2], sizes=None}: """
+    behind = text + "quant<uint8, 0.5, 3>[1,1,4,4]\n%z = requantize(%y): "
+    target, results = "quant<int8, 0.3, -7>[1,1,4,4]\noutput ", list[np.ndarray[Any, Any]]()
+    graphs = [qb.parse(f"qnn-raw 1\n{text}{target}%y"), qb.parse(f"qnn-raw 1\n{behind}{target}%z")]
+    x = np.array([0, 3, 77, 255], np.uint8).reshape(1, 1, 2, 2)
+    for graph in graphs:
+        for form in (graph, canonicalize(graph)):
+            results += qb.evaluate(form, {form.inputs[0].name: x}).values()
+    assert canonicalize(graphs[0]).digest == canonicalize(graphs[1]).digest
+    assert len(results) == 4 and all(np.array_equal(results[0], other) for other in results)
