@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from qdqbridge.arguments import renamed
 from qdqbridge.canonical.compositions import order_steps
 from qdqbridge.canonical.diagnostics import diagnose
 from qdqbridge.canonical.driver import notes_of, run
-from qdqbridge.canonical.interface import release_inputs, release_outputs
+from qdqbridge.canonical.interface import release_interface
 from qdqbridge.canonical.islands import explanation, islands
 from qdqbridge.canonical.rules import RULES, rules_with
 from qdqbridge.canonical.sharing import share_dequantized
@@ -19,7 +18,6 @@ from qdqbridge.options import BIT_FOR_BIT, ReadingOptions
 __all__ = ["RULES", "canonicalize", "explanation", "islands"]
 
 
-@renamed(reroll="fuse")
 def canonicalize(
     graph: Graph, options: ReadingOptions = BIT_FOR_BIT, *, channels_first: bool = False
 ) -> Graph:
@@ -41,8 +39,7 @@ def canonicalize(
         refused = run(graph, rules)
     order_steps(graph)
     order_operands(graph)
-    release_inputs(graph)
-    release_outputs(graph)
+    release_interface(graph)
     graph.canonical = True
     for note in (*notes_of(refused), *diagnose(graph)):
         if note not in graph.notes:

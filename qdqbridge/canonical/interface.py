@@ -6,15 +6,14 @@ from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.types import TensorType
 
 
-def release_inputs(graph: Graph) -> None:
-    """Makes quantized inputs that no node reads plain integers: no file could say more of them."""
+def release_interface(graph: Graph) -> None:
+    """Makes plain integers of quantized inputs that no node reads, and of outputs that none makes.
+
+    No file could say more of such inputs, nor of outputs that are quantized constants.
+    """
     for value in graph.inputs:
         if value.quant is not None and not value.users:
             value.type = TensorType(value.type.dtype, value.type.shape)
-
-
-def release_outputs(graph: Graph) -> None:
-    """Makes outputs that are quantized constants plain integers: nothing makes or reads them."""
     plain: dict[Value, Value] = {}
     for value in graph.outputs:
         if value.quant is not None and value.constant is not None and value not in plain:

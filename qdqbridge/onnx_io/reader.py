@@ -21,13 +21,12 @@ from qdqbridge.graph.graph import Graph, Node, Note, Origin, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Flow, Operator
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import Dim, QuantType, Shape, TensorType, ValueType
-from qdqbridge.onnx_io.branches import take_constant_branches
+from qdqbridge.onnx_io.branches import take_constant_branches, take_equal_branches
 from qdqbridge.onnx_io.codecs import OLDEST_READ, decode
 from qdqbridge.onnx_io.codecs.schema import check_nested, schema_of
 from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.constants import Folding, constant_of_node
 from qdqbridge.onnx_io.declared import check_moved, check_quantizes
-from qdqbridge.onnx_io.equal_branches import take_equal_branches
 from qdqbridge.onnx_io.foreign import foreign_node
 from qdqbridge.onnx_io.functions import inline_functions
 from qdqbridge.onnx_io.lowering import lower
