@@ -69,9 +69,8 @@ def judged(engine: str, source: Path, graph: Graph, feeds: Sequence[dict[str, An
     return [whole, named, str(verdict.partitions), str(local.max_lsb), rated, why[:80]]
 
 
-def both(engine: str, path: Path, count: int) -> list[list[str]]:
+def both(engine: str, path: Path, name: str, count: int) -> list[list[str]]:
     """Returns the rows of a model: the original, and the exported one."""
-    name = path.name
     try:
         graph = qdqbridge.load(path)
         graph = with_numbers(graph, dict.fromkeys(symbolic_extents(graph), 1))
@@ -108,7 +107,8 @@ def main() -> None:
     table.writerow(COLUMNS)
     for path in files:
         if path.stat().st_size <= given.largest:
-            table.writerows(both(given.engine, path, given.samples))
+            name = str(path.relative_to(given.folder))
+            table.writerows(both(given.engine, path, name, given.samples))
             sys.stdout.flush()
 
 

@@ -89,6 +89,26 @@ def scaled_product() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
 
 
+def instance_norm() -> onnx.ModelProto:
+    """Returns an InstanceNormalization with float parameters between uint8 activations."""
+    numbers = {
+        "scale": np.float32(0.02), "zero": np.uint8(128),
+        "gain": np.linspace(0.5, 1.2, 4, dtype=np.float32), "bias": np.zeros(4, np.float32),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "scale", "zero"], ["x_real"]),
+        helper.make_node("InstanceNormalization", ["x_real", "gain", "bias"], ["normal"]),
+        helper.make_node("QuantizeLinear", ["normal", "scale", "zero"], ["result"]),
+    ]
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.UINT8, (1, 4, 6, 6))
+        for name in ("x", "result")
+    ]
+    constants = [numpy_helper.from_array(np.asarray(v), n) for n, v in numbers.items()]
+    graph = helper.make_graph(nodes, "instance_norm", ports[:1], ports[1:], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
 FAULTS = (
     Fault(
         "hexagon_conv_relu_before_quantize.onnx", "qnn-htp", "wrong",
@@ -134,6 +154,11 @@ FAULTS = (
         "hexagon_hard_swish_int16.onnx", "qnn-htp", "refused",
         "HardSwish of int16: the graph cannot be finalized, and the session fails",
         spelled("HardSwish", "s16", "middle", "-", "-", "none", "end", "21", "4"),
+    ),
+    Fault(
+        "hexagon_instance_norm_float_bias.onnx", "qnn-htp", "refused",
+        "InstanceNormalization with a float bias: no memory to finalize; with int32 it is right",
+        instance_norm,
     ),
     Fault(
         "openvino_flatten_of_concat.onnx", "openvino", "crash",

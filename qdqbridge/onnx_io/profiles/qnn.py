@@ -188,6 +188,17 @@ def _norm(view: FileView, node: FileNode) -> Reason | None:
     return None
 
 
+def _instance_norm(view: FileView, node: FileNode) -> Reason | None:
+    """A graph with one whose bias is not int32 cannot be finalized: no memory, it says."""
+    if node.op != "InstanceNormalization" or view.dequantized(node.input(0)) is None:
+        return None
+    bias = view.dequantized(node.input(2))
+    if bias is not None and bias.dtype is DType.INT32:
+        return None
+    dtype = "float" if bias is None else str(bias.dtype)
+    return Reason(f"its bias '{node.input(2)}' is {dtype}, not int32", (node.input(2),))
+
+
 _UNLOADABLE = frozenset({"AveragePool", "GlobalAveragePool", "Resize", "DepthToSpace", "HardSwish"})
 """Operators of which a file with int16 does not even load."""
 
@@ -332,6 +343,8 @@ RULES: tuple[Demand, ...] = (
          Effect.REFUSED, "quantize the result, dequantize it, clamp, and quantize again"),
     Demand("clip-of-two-ends", "Clip between DQ and Q", _clip_behind, _HEXAGON,
          Effect.REFUSED, "use Relu, or Max and Min with dequantized numbers"),
+    Demand("instance-norm-bias", "InstanceNormalization", _instance_norm, _HOST, Effect.REFUSED,
+           "quantize its bias to int32, and its scale to 8 bits"),
     Demand("norm-parameters", "LayerNormalization", _norm, _HOST, Effect.ELSEWHERE,
          "normalize along the last axis, with a float bias"),
     Demand("no-int16", "Conv by groups, pools, Resize, DepthToSpace, HardSwish", _int16, _HOST,
