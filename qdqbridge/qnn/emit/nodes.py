@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from qdqbridge.errors import GraphError, UnsupportedTargetError
@@ -128,6 +129,18 @@ def joined(problems: list[UnsupportedTargetError]) -> UnsupportedTargetError:
     return UnsupportedTargetError(
         f"{len(problems)} nodes cannot be emitted for TVM", why=listed + more, fix=problems[0].fix
     )
+
+
+def unique_identifier(name: str, taken: set[str]) -> str:
+    """Returns a name as an identifier that is none of ``taken``, and adds it to them."""
+    base = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or "v"
+    base = base if not base[0].isdigit() else f"v{base}"
+    unique, count = base, 1
+    while unique in taken:
+        count += 1
+        unique = f"{base}_{count}"
+    taken.add(unique)
+    return unique
 
 
 def float_form(scope: EmissionScope, node: Node) -> Expr:

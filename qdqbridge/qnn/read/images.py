@@ -18,7 +18,8 @@ from qdqbridge.ops.permutation import inverse, permuted_attributes, permuted_sha
 from qdqbridge.qnn.layout.permutation import channels_first as first
 from qdqbridge.qnn.origin import layout_of
 from qdqbridge.qnn.read.layout import channels_first, laid_out
-from qdqbridge.qnn.read.site import Ints, ReadSite
+from qdqbridge.qnn.read.reading import Row
+from qdqbridge.qnn.read.site import Ints, ReadSite, rows_of
 from qdqbridge.qnn.weights import axis_weights
 
 _METHODS = {"nearest_neighbor": "nearest", "linear": "linear", "cubic": "cubic"}
@@ -176,7 +177,7 @@ def batch_flatten(site: ReadSite) -> Value:
     return site.emit("Flatten", [site.value(0)], AxisAttrs(1))
 
 
-ROWS: Mapping[str, Callable[[ReadSite], Value]] = {
+ROWS: Mapping[str, Row] = rows_of({
     **{f"nn.global_avg_pool{n}d": global_pool("GlobalAveragePool") for n in (1, 2, 3)},
     **{f"nn.global_max_pool{n}d": global_pool("GlobalMaxPool") for n in (1, 2, 3)},
     **{f"nn.adaptive_avg_pool{n}d": global_pool("GlobalAveragePool") for n in (1, 2, 3)},
@@ -186,4 +187,4 @@ ROWS: Mapping[str, Callable[[ReadSite], Value]] = {
     "nn.depth_to_space": blocks("DepthToSpace"),
     "nn.space_to_depth": blocks("SpaceToDepth"),
     "nn.batch_flatten": batch_flatten,
-}
+})  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -20,7 +20,7 @@ from qdqbridge.ops.table import BY_NAME
 from qdqbridge.qnn import read
 from qdqbridge.qnn.read.call import Call, Entry
 from qdqbridge.qnn.read.constants import constant_of, constant_value
-from qdqbridge.qnn.read.reading import Reading, flat
+from qdqbridge.qnn.read.reading import Reading, Row, flat
 
 Ints: TypeAlias = "tuple[int, ...]"
 Read: TypeAlias = "Entry | list[Value]"
@@ -221,3 +221,12 @@ def moved_type(value: Value, type_: TensorType) -> ValueType:
     if quant is None or not quant.params.per_tensor or quant.dtype is not type_.dtype:
         return type_
     return QuantType(quant.params, type_.shape)
+
+
+def rows_of(rows: Mapping[str, Callable[[ReadSite], Read]]) -> dict[str, Row]:
+    """Returns rows that take a site as rows like all others."""
+
+    def taking(row: Callable[[ReadSite], Read]) -> Row:
+        return lambda reading, call: row(ReadSite(reading, call))
+
+    return {name: taking(row) for name, row in rows.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.types import NestedType
 from qdqbridge.qnn.emit.dtypes import as_bytes, tvm_dtype
-from qdqbridge.qnn.emit.nodes import Form, check_known, emit_nodes, joined
+from qdqbridge.qnn.emit.nodes import Form, check_known, emit_nodes, joined, unique_identifier
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.qnn.origin import type_text
 from qdqbridge.relax.dialect import tensor_type
@@ -126,14 +125,7 @@ class ModuleEmitter:
         return variable
 
     def _name(self, name: str) -> str:
-        base = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or "v"
-        base = base if not base[0].isdigit() else f"v{base}"
-        unique, count = base, 1
-        while unique in self.names:
-            count += 1
-            unique = f"{base}_{count}"
-        self.names.add(unique)
-        return unique
+        return unique_identifier(name, self.names)
 
     def _lift(self, constant: Constant, name: str) -> relax.Var | None:
         if constant.nbytes < LARGE:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
-from qdqbridge.graph.graph import Value
 from qdqbridge.qnn import read
-from qdqbridge.qnn.read import Call, Reading, Row, images
-from qdqbridge.qnn.read.site import ReadSite
+from qdqbridge.qnn.read import Row, images
 from qdqbridge.relax.read import (
     arithmetic,
     attention,
@@ -19,18 +17,10 @@ from qdqbridge.relax.read import (
     standard,
 )
 
-
-def _row(row: Callable[[ReadSite], Value]) -> Row:
-    def made(reading: Reading, call: Call) -> Value:
-        return row(ReadSite(reading, call))
-
-    return made
-
-
 _PLAIN: Mapping[str, Row] = {
     **standard.STANDARD,  # an operator that has a row of the table becomes that
     **read.ROWS,
-    **{name: _row(row) for name, row in images.ROWS.items()},
+    **images.ROWS,
     **attention.ROWS,
     **creation.ROWS,
 }

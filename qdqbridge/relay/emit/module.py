@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.extents import check_extents, symbolic_extents
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
-from qdqbridge.qnn.emit.nodes import check_known, emit_nodes, joined
+from qdqbridge.qnn.emit.nodes import check_known, emit_nodes, joined, unique_identifier
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.qnn.layout import apply_layout, plan
 from qdqbridge.qnn.origin import conversion, type_text
@@ -140,14 +139,7 @@ class _Module:
         return variable
 
     def _name(self, name: str) -> str:
-        base = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or "v"
-        base = base if not base[0].isdigit() else f"v{base}"
-        unique, count = base, 1
-        while unique in self.names:
-            count += 1
-            unique = f"{base}_{count}"
-        self.names.add(unique)
-        return unique
+        return unique_identifier(name, self.names)
 
     def _lift(self, constant: Constant, name: str) -> Any:
         if constant.nbytes < LARGE:

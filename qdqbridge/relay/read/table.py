@@ -7,9 +7,8 @@ from types import MappingProxyType
 
 from qdqbridge.qnn import read
 from qdqbridge.qnn.read import images
-from qdqbridge.qnn.read.call import Call
-from qdqbridge.qnn.read.reading import Reading, Row
-from qdqbridge.qnn.read.site import Read, ReadSite
+from qdqbridge.qnn.read.reading import Row
+from qdqbridge.qnn.read.site import Read, ReadSite, rows_of
 from qdqbridge.relay.read import (
     data_movement,
     decomposed,
@@ -24,21 +23,11 @@ from qdqbridge.relay.read import (
 _OWN: Mapping[str, Callable[[ReadSite], Read]] = {
     **dynamic.ROWS,
     **elementwise.ROWS,
-    **images.ROWS,
     **data_movement.ROWS,
     **reductions.ROWS,
     simulated.NAME: simulated.simulated_quantize,
 }
-
-
-def _row(row: Callable[[ReadSite], Read]) -> Row:
-    def made(reading: Reading, call: Call) -> Read:
-        return row(ReadSite(reading, call))
-
-    return made
-
-
-_PLAIN: Mapping[str, Row] = {**read.ROWS, **{name: _row(row) for name, row in _OWN.items()}}
+_PLAIN: Mapping[str, Row] = {**read.ROWS, **images.ROWS, **rows_of(_OWN)}
 _FLOAT: Mapping[str, Row] = {
     **_PLAIN,
     "add": decomposed.layer_norm(
