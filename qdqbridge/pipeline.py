@@ -31,11 +31,12 @@ if TYPE_CHECKING:
     from qdqbridge.relax.executable import Executable
     from qdqbridge.report.compare import Comparison
     from qdqbridge.report.engine import Engine
+    from qdqbridge.tflite_io.litert import LiteRTEngine
     from qdqbridge.tflite_io.vela import VelaReport
     from qdqbridge.tflite_io.writer import TFLiteModel
 
 File: TypeAlias = "str | PathLike[str]"
-Side: TypeAlias = "Graph | Executable | Judge | str | PathLike[str]"
+Side: TypeAlias = "Graph | Executable | Judge | LiteRTEngine | str | PathLike[str]"
 """What can be compared: a graph (interpreter), an executable (TVM), a model file (onnxruntime), or
 a model that an engine has opened."""
 
@@ -180,8 +181,9 @@ def save(
 
 
 def save_tflite(
-    graph: Graph, path: File, *, layout: str = "model", overwrite: bool = False
-) -> TFLiteModel:
+    graph: Graph, path: File, *, layout: str = "model", four_bits: bool = True,
+    overwrite: bool = False,
+) -> TFLiteModel:  # fmt: skip
     """Writes ``graph`` as a TFLite file that computes on the same integers.
 
     Args:
@@ -189,6 +191,7 @@ def save_tflite(
         path: The ``.tflite`` file to write.
         layout: ``model``: inputs and outputs as the graph has them; ``nhwc``: images enter and
             leave channels-last.
+        four_bits: Write weights of 4 bits so; Ethos-U wants them in 8.
         overwrite: Replace an existing file.
 
     Returns:
@@ -204,10 +207,32 @@ def save_tflite(
     from qdqbridge.tflite_io.writer import write
 
     try:
-        return write(graph, path_of(path), layout=layout, overwrite=overwrite)
+        return write(graph, path_of(path), layout=layout, four_bits=four_bits, overwrite=overwrite)
     except OutputExistsError as error:
         fix = "choose another name, or overwrite=True (on the command line --force)"
         raise OutputExistsError(error.what, where=error.where, why=error.why, fix=fix) from error
+
+
+def litert(graph: Graph, *, layout: str = "model") -> tuple[Graph, LiteRTEngine]:
+    """Returns a graph as its TFLite file says it, and LiteRT with every value of that file.
+
+    For :func:`compare`: ``compare(*litert(graph), data, local=True)`` runs each node on LiteRT's
+    own operands and tells which differences are its fixed-point arithmetic.
+
+    Args:
+        graph: A canonical graph.
+        layout: As for :func:`save_tflite`.
+
+    Raises:
+        InputDataError: ``graph`` is no graph.
+        UnsupportedTargetError: TFLite has no counterpart of some operators.
+    """
+    need_graph(graph, "litert")
+    from qdqbridge.tflite_io.litert import LiteRTEngine
+    from qdqbridge.tflite_io.writer import converted
+
+    made = converted(graph, layout=layout)
+    return made.graph, LiteRTEngine(made)
 
 
 def vela(graph: Graph, accelerator: str = "ethos-u55-128", *, layout: str = "model") -> VelaReport:
@@ -226,7 +251,7 @@ def vela(graph: Graph, accelerator: str = "ethos-u55-128", *, layout: str = "mod
     from qdqbridge.tflite_io.vela import compiled
     from qdqbridge.tflite_io.writer import converted
 
-    return compiled(converted(graph, layout=layout).model, accelerator)
+    return compiled(converted(graph, layout=layout, four_bits=False).model, accelerator)
 
 
 def export_profile(name: str) -> ExportProfile:

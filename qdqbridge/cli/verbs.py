@@ -49,6 +49,7 @@ from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.printer import text
 from qdqbridge.pipeline import as_onnx
 from qdqbridge.report.compare import Comparison
+from qdqbridge.sources import is_onnx
 
 app = App(
     name="qdqbridge",
@@ -296,7 +297,10 @@ def compare(
     inputs = arrays.read_inputs(data, graph.inputs)
     with ExitStack() as stack:
         sides = _ComparedSides(model, graph, target, stack)
-        if local and engine is not None and engine in ENGINES:
+        theirs: pipeline.Side
+        if local and engine == "litert" and is_onnx(model):
+            ours, theirs = pipeline.litert(graph)
+        elif local and engine is not None and engine in ENGINES:
             ours, theirs = graph, sides.of(engine)
         else:
             ours = graph if local else sides.of(engine or "tvm")

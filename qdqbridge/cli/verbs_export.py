@@ -172,7 +172,9 @@ def _export_tflite(
     graph = with_numbers(reading.read(model), extents_of(extent))
     found: dict[str, Any] = {"profile": profile if profile == ETHOS_U else TFLITE}
     if out is not None:
-        made = pipeline.save_tflite(graph, out, layout=layout, overwrite=force)
+        made = pipeline.save_tflite(
+            graph, out, layout=layout, four_bits=profile != ETHOS_U, overwrite=force
+        )
         notes = [{"rule": n.rule, "node": n.node, "reason": n.reason} for n in made.notes]
         found |= {"output": str(out), "digest": made.digest, "notes": notes}
         if not json:

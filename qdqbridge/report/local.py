@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.graph.batches import batches
@@ -57,6 +58,7 @@ def compare_locally(
         if name in known and same_meaning(value.type, reference.types.get(name))
     ]
     made_by = producers(graph)
+    explain: Explain = getattr(reference, "explained", _nothing)
     outputs = set(graph.output_names) & set(reference.outputs)
     tallies = {
         seen[name]: Tally(name, made_by.get(name, ""), seen[name].type, name in outputs)
@@ -66,7 +68,7 @@ def compare_locally(
     for number, batch in enumerate(batches(graph.inputs, data, size), 1):
         inputs = dict(zip(graph.inputs, check_inputs(graph, batch.inputs), strict=True))
         recorded = {seen[name]: a for name, a in reference.run(batch.inputs, names).items()}
-        _BatchWalk(tallies, recorded, mismatched).run(graph.nodes, inputs)
+        _BatchWalk(tallies, recorded, mismatched, explain).run(graph.nodes, inputs)
         if progress is not None:
             progress(number, batch.count)
     unmatched = [n for n, v in seen.items() if v not in tallies or v in mismatched]
@@ -75,6 +77,15 @@ def compare_locally(
 
 
 Source = Callable[[], Exact | None]
+Explain: TypeAlias = (
+    "Callable[[Node, Sequence[Array | None], Array], tuple[str, NDArray[np.bool_]] | None]"
+)
+"""What an engine's own arithmetic gives, bit for bit: its cause, and which results are that."""
+
+
+def _nothing(node: Node, operands: Sequence[Array | None], theirs: Array) -> None:
+    """An engine that says nothing about its arithmetic."""
+    del node, operands, theirs
 
 
 def _exact(
@@ -98,8 +109,10 @@ class _BatchWalk:
         tallies: Mapping[Value, Tally],
         recorded: Mapping[Value, Array],
         mismatched: dict[Value, None],
+        explain: Explain,
     ) -> None:
         self.tallies, self.recorded, self.mismatched = tallies, recorded, mismatched
+        self.explain = explain
         self.values: dict[Value, Array] = {}
         self.unrecorded: dict[Value, Source] = {}
 
@@ -151,6 +164,13 @@ class _BatchWalk:
         differs = differing(ours, theirs)
         if differs.any():
             known = None
+            own = self.explain(node, operands, theirs) if value is node.output else None
+            if own is not None:
+                cause, fits = own[0], own[1] & differs
+                tally.blame({cause: int(fits.sum())} if fits.any() else {}, 0.0, 0.0)
+                differs = differs & ~fits
+                if not differs.any():
+                    return
             if value is node.output:
                 known = _exact(node, operands, self._behind(node))
             found = blame(ours, theirs, differs, known, value.type)

@@ -5,7 +5,8 @@ LiteRT is the package ``ai-edge-litert``; it is imported when first asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from importlib import import_module
@@ -19,7 +20,8 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.interpreter import evaluate_node
 from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.types import TensorType, static_shape
+from qdqbridge.graph.types import TensorType, ValueType, static_shape
+from qdqbridge.ops.attributes import AlphaAttrs
 from qdqbridge.qnn.layout.permutation import channels_first
 from qdqbridge.tflite_io.rounding import FORMULAS
 from qdqbridge.tflite_io.writer.writer import TFLiteModel
@@ -213,24 +215,136 @@ class _Step:
 
 def _by_formula(step: _Step) -> dict[str, Array]:
     """Returns the results of an integer product by every way of rounding its accumulator."""
-    node, result = step.difference.node, step.difference.value.quant
-    if node.op.flow is not Flow.ACCUMULATE or result is None:
+    node = step.difference.node
+    if node.op.flow is not Flow.ACCUMULATE:
         return {}
-    x, weight = node.operand(0).quant, node.operand(1).quant
-    if x is None or weight is None:
+    return rounded_by_formula(node, step.operands, step.theirs.ndim)
+
+
+def rounded_by_formula(node: Node, operands: Sequence[Array | None], rank: int) -> dict[str, Array]:
+    """Returns a node's result by every way in which LiteRT's kernels round.
+
+    Args:
+        node: Any node; one that multiplies no integer by a real number has none.
+        operands: Its operands, as stored.
+        rank: The rank of its result.
+    """
+    quant = node.output.quant
+    found = None if quant is None else _accumulated(node, operands, rank)
+    if quant is None or found is None:
         return {}
-    y = result.params
-    scale = x.params.scale.astype(np.float64) * weight.params.scale.astype(np.float64)
-    if scale.ndim and node.op.name in ("Conv", "ConvTranspose"):
-        scale = scale.reshape(-1, *([1] * (step.theirs.ndim - 2)))
-    real = Value(TensorType(DType.FLOAT64, None))
-    whole = Node(node.op, node.attributes, node.inputs, [real])
-    total = np.rint(evaluate_node(whole, step.operands, exact=True)[0] / scale).astype(np.int64)
-    multiplier = np.broadcast_to(scale / float(y.scale), total.shape)
+    total, multiplier = found
+    params, wide = quant.params, np.broadcast_to(multiplier, total.shape)
     return {
-        name: np.clip(formula(total, multiplier) + int(y.zero_point), y.qmin, y.qmax)
+        name: np.clip(formula(total, wide) + int(params.zero_point), params.qmin, params.qmax)
         for name, formula in FORMULAS.items()
     }
+
+
+_Accumulator = tuple[NDArray[np.int64], NDArray[np.float64]]
+"""Exact integers, and the real number that each is multiplied by."""
+
+
+def _accumulated(node: Node, operands: Sequence[Array | None], rank: int) -> _Accumulator | None:
+    result = node.output.quant
+    sources = [value.quant for _, value in node.data_operands() if value.quant is not None]
+    if result is None or not sources or not result.params.per_tensor:
+        return None
+    y = float(result.params.scale)
+    x = sources[0].params
+    match node.op.name:
+        case "Conv" | "ConvTranspose" | "Dense" | "MatMul" if len(sources) > 1:
+            scale = x.scale.astype(np.float64) * sources[1].params.scale.astype(np.float64)
+            if scale.ndim and node.op.name in ("Conv", "ConvTranspose"):
+                scale = scale.reshape(-1, *([1] * (rank - 2)))
+            return _exactly(node, operands, scale), scale / y
+        case "Mul" if len(sources) > 1:
+            scale = x.scale.astype(np.float64) * sources[1].params.scale.astype(np.float64)
+            return _exactly(node, operands, scale), scale / y
+        case "requantize" | "Abs" | "LeakyRelu" if operands[0] is not None:
+            total = operands[0].astype(np.int64) - int(x.zero_point)
+            step = np.asarray(float(x.scale) / y)
+            if isinstance(node.attributes, AlphaAttrs):
+                slope = float(np.float32(node.attributes.alpha)) * step
+                return total, np.where(total >= 0, step, slope)
+            return (np.abs(total) if node.op.name == "Abs" else total), step
+        case "GlobalAveragePool" | "ReduceMean" | "ReduceSum" if operands[0] is not None:
+            before, after = operands[0].shape, _shape_after(node, operands)
+            count = math.prod(before) // max(math.prod(after), 1)
+            count = 1 if node.op.name == "ReduceSum" else count
+            scale = np.asarray(float(x.scale) / count)
+            return _exactly(node, operands, scale), scale / y
+        case _:
+            return None
+
+
+def _exactly(
+    node: Node, operands: Sequence[Array | None], scale: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Returns a node's exact real result as whole multiples of ``scale``."""
+    return np.rint(_real(node, operands) / scale).astype(np.int64)
+
+
+def _shape_after(node: Node, operands: Sequence[Array | None]) -> tuple[int, ...]:
+    return _real(node, operands).shape
+
+
+def _real(node: Node, operands: Sequence[Array | None]) -> Array:
+    """Returns a node's real result in float64, without its range."""
+    plain = Node(node.op, node.attributes, node.inputs, [Value(TensorType(DType.FLOAT64, None))])
+    return np.asarray(evaluate_node(plain, operands, exact=True)[0])
+
+
+class LiteRTEngine:
+    """LiteRT as a side of a comparison: it gives every value of the graph that was written.
+
+    Args:
+        made: What was written.
+        kernels: Which of its kernels run.
+    """
+
+    def __init__(self, made: TFLiteModel, kernels: Kernels = Kernels.XNNPACK) -> None:
+        self._made, self._kernels, self.graph = made, kernels, made.graph
+        self.label = f"LiteRT ({kernels.value})"
+        named = {value.name: value for value in made.tensors}
+        self.outputs: Sequence[str] = list(made.graph.output_names)
+        self._values = {
+            **named, **dict(zip(self.outputs, made.graph.outputs, strict=True)),
+        }  # fmt: skip
+        self.names: Sequence[str] = list(dict.fromkeys((*self.outputs, *named)))
+        self.types: Mapping[str, ValueType] = {n: v.type for n, v in self._values.items()}
+
+    def run(self, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
+        """Returns the tensors ``names`` as they are stored, laid out as the graph has them.
+
+        Raises:
+            UnsupportedTargetError: LiteRT is not installed or refuses the file.
+        """
+        recorded = recorded_tensors(self._made, inputs, self._kernels)
+        found: dict[str, Array] = {}
+        for name in names:
+            index, last = self._made.tensors.get(self._values[name], (-1, False))
+            if index in recorded:
+                array = recorded[index]
+                found[name] = array.transpose(channels_first(array.ndim)) if last else array
+        return found
+
+    @staticmethod
+    def explained(
+        node: Node, operands: Sequence[Array | None], theirs: Array
+    ) -> tuple[str, NDArray[np.bool_]] | None:
+        """Returns which results are those of LiteRT's fixed-point arithmetic, bit for bit."""
+        ways = rounded_by_formula(node, operands, theirs.ndim)
+        equal = [
+            result == theirs
+            for name, result in ways.items()
+            if result.shape == theirs.shape and name.startswith("fixed point")
+        ]
+        return (FIXED_POINT, np.logical_or.reduce(equal)) if equal else None
+
+
+FIXED_POINT = "fixed-point multiplier"
+"""A cause: the multiplier is an integer of 31 (15) bits, and rounded once or twice."""
 
 
 def _compared(

@@ -76,6 +76,12 @@ def rounded_of_sixteen(
     return (total * reduced + (np.int64(1) << (places - 1))) >> places
 
 
+def of_eight_places(total: NDArray[np.int64], multiplier: NDArray[np.float64]) -> NDArray[np.int64]:
+    """XNNPACK's conversions: the multiplier has 8 binary places; one shift, rounded half up."""
+    mantissa = np.rint(multiplier.astype(np.float32) * np.float32(256)).astype(np.int64)
+    return (total * mantissa + 128) >> 8
+
+
 def in_float32(total: NDArray[np.int64], multiplier: NDArray[np.float64]) -> NDArray[np.int64]:
     """A float32 product, rounded half to even."""
     product = total.astype(np.float32) * multiplier.astype(np.float32)
@@ -87,6 +93,7 @@ FORMULAS: Mapping[str, Scaled] = MappingProxyType({
     "fixed point, rounded twice, up": rounded_twice_up,
     "fixed point, rounded once": rounded_once,
     "fixed point of 15 bits": rounded_of_sixteen,
+    "fixed point of 8 places": of_eight_places,
     "float32": in_float32,
 })  # fmt: skip
 

@@ -30,14 +30,19 @@ _PRODUCTS = ("Conv", "Dense")
 """Operators whose kernels take weights of 4 bits."""
 
 
-def stored_signed(graph: Graph) -> Graph:
-    """Returns a copy of a graph in which activations are int8 or int16."""
+def stored_signed(graph: Graph, *, four_bits: bool = True) -> Graph:
+    """Returns a copy of a graph in which activations are int8 or int16.
+
+    Args:
+        graph: A canonical graph.
+        four_bits: Weights of 4 bits stay so where a kernel takes them.
+    """
     copy = copied(graph).graph
     editor = Editor(copy)
     kept = _kept(copy)
     for value in list(copy.values()):
         quant = value.quant
-        if quant is None or value in kept or _is_weight(value):
+        if quant is None or value in kept or (four_bits and _is_weight(value)):
             continue
         params = signed(quant.params)
         if params is None:

@@ -55,8 +55,9 @@ class TFLiteModel:
 
 
 def write(
-    graph: Graph, path: Path, *, layout: str = "model", overwrite: bool = False
-) -> TFLiteModel:
+    graph: Graph, path: Path, *, layout: str = "model", four_bits: bool = True,
+    overwrite: bool = False,
+) -> TFLiteModel:  # fmt: skip
     """Writes a graph as a TFLite file; it appears complete or not at all.
 
     Args:
@@ -64,6 +65,7 @@ def write(
         path: The file.
         layout: ``model`` for inputs and outputs as the graph has them, ``nhwc`` for images that
             enter and leave channels-last.
+        four_bits: Write weights of 4 bits so; Ethos-U wants them in 8.
         overwrite: Replace a file that is there.
 
     Raises:
@@ -71,7 +73,7 @@ def write(
         OutputExistsError: The file is there and ``overwrite`` is False.
         OutputFileError: The operating system refuses.
     """
-    made = converted(graph, layout=layout)
+    made = converted(graph, layout=layout, four_bits=four_bits)
     data = made.model.tobytes()
     if path.exists() and not overwrite:
         raise OutputExistsError(
@@ -82,7 +84,7 @@ def write(
     return made
 
 
-def converted(graph: Graph, *, layout: str = "model") -> TFLiteModel:
+def converted(graph: Graph, *, layout: str = "model", four_bits: bool = True) -> TFLiteModel:
     """Returns a graph as TFLite's tensors and operators.
 
     Raises:
@@ -92,7 +94,7 @@ def converted(graph: Graph, *, layout: str = "model") -> TFLiteModel:
         raise UnsupportedTargetError(
             f"there is no layout '{layout}'", why=f"the layouts are {', '.join(LAYOUTS)}"
         )
-    legal = legalized(graph, layout)
+    legal = legalized(graph, layout, four_bits=four_bits)
     _name_all(legal)
     carried_ = apply_layout(legal, plan(legal, ranks=(_IMAGE,)))
     layouts = {node: last for node, (_, last) in carried_.sources.items() if last is not None}
@@ -112,9 +114,9 @@ def converted(graph: Graph, *, layout: str = "model") -> TFLiteModel:
     return TFLiteModel(legal, emission.model, tensors, (*notes, *_islands(carried_.graph)))
 
 
-def legalized(graph: Graph, layout: str = "model") -> Graph:
+def legalized(graph: Graph, layout: str = "model", *, four_bits: bool = True) -> Graph:
     """Returns a graph that TFLite can say, as far as rules make it so; in canonical form."""
-    legal = stored_signed(graph)
+    legal = stored_signed(graph, four_bits=four_bits)
     if layout == "nhwc":
         legal = _images_last(legal)
     run(legal, RULES)
