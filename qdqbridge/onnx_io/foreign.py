@@ -37,6 +37,7 @@ from qdqbridge.onnx_io.codecs import BY_ROW
 from qdqbridge.onnx_io.codecs.schema import oldest_alike, schema_of, schema_type
 from qdqbridge.onnx_io.declared import check_operand_types
 from qdqbridge.onnx_io.foreign_steps import foreign_steps
+from qdqbridge.onnx_io.lowering.refusals import refusal
 from qdqbridge.onnx_io.node_types import nested_proto
 from qdqbridge.onnx_io.ort_values import run
 from qdqbridge.onnx_io.structure import captured_names, describe
@@ -447,11 +448,15 @@ def _session(
 
 
 def _cannot_run(attributes: ForeignAttrs, error: Exception) -> UnsupportedModelError:
+    known = refusal(attributes.domain or "ai.onnx", attributes.op_type)
+    why = (str(error).splitlines() or [""])[0][:300]
     return UnsupportedModelError(
         f"onnxruntime cannot run {attributes.domain or 'ai.onnx'}::{attributes.op_type}",
         where=f"a node of opset version {attributes.version}",
-        why=(str(error).splitlines() or [""])[0][:300],
-        fix="replace the operator, or install the runtime that has it",
+        why=why if known is None else f"it is {known.what}; {why}",
+        fix="replace the operator, or install the runtime that has it"
+        if known is None
+        else known.fix,
     )
 
 

@@ -20,6 +20,7 @@ from qdqbridge.graph.types import Dim, NestedType
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.dropped_windows import without_dropped_windows
 from qdqbridge.onnx_io.inference import guarded_inference
+from qdqbridge.onnx_io.runtime_types import runtime_types
 from qdqbridge.onnx_io.structure import subgraphs
 from qdqbridge.onnx_io.subgraph_names import forget_shape
 from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx
@@ -110,7 +111,8 @@ class NodeTypes:
         versions = {entry.domain: entry.version for entry in self.imports}
         schema = schema_of(proto.op_type, domain, versions.get(domain, 1))
         if schema is None:
-            return [UNKNOWN] * len(proto.output)
+            version = versions.get(domain, 1)
+            return [_told(t) for t in runtime_types(_renamed(proto), version, operands, data)]
         if not schema.has_type_and_shape_inference_function:  # then its body is looked at
             return self._alone(proto, operands, data, {})
         node = without_dropped_windows(_renamed(proto), _sizes(operands))

@@ -1,4 +1,4 @@
-"""Which operators a file may use: ONNX's own schemas, and the contrib ones that have a row here."""
+"""Which operators a file may use: ONNX's own as its schemas say, and any of every other domain."""
 
 from __future__ import annotations
 
@@ -28,13 +28,16 @@ _STANDARD = "export with standard ONNX operators, or convert the model to a newe
 def check_known(model: onnx.ModelProto, file: str) -> None:
     """Checks that every node's operator exists and has a valid number of operands.
 
+    What ONNX does not define is carried, whatever its domain; of what it does, nobody but the onnx
+    package says what is valid.
+
     Raises:
-        UnsupportedModelError: Operators without a counterpart; lists all of them at once.
+        UnsupportedModelError: ONNX's own domain has no such operators; lists all of them at once.
         InvalidModelError: A node breaks its operator's schema.
     """
     opsets = {e.domain: e.version for e in model.opset_import}
     opset = default_opset(model)
-    unknown: dict[tuple[str, str], list[str]] = {}
+    unknown: dict[str, list[str]] = {}
     for node in all_nodes(model.graph.node):
         if not any(node.output):
             raise InvalidModelError(
@@ -60,8 +63,8 @@ def check_known(model: onnx.ModelProto, file: str) -> None:
             _check_arity(node, row.least, row.most, file, row.optional)
             continue
         if schema is None:
-            key = (node.domain or "ai.onnx", node.op_type)
-            unknown.setdefault(key, []).append(node.name or node.output[0])
+            if not domain:
+                unknown.setdefault(node.op_type, []).append(node.name or node.output[0])
             continue
         optional = tuple(i for i, each in enumerate(schema.inputs) if each.option == _OPTIONAL)
         _check_arity(node, schema.min_input, schema.max_input, file, optional)
@@ -73,16 +76,14 @@ def check_known(model: onnx.ModelProto, file: str) -> None:
         raise _unknown(unknown, opset, file)
 
 
-def _unknown(
-    unknown: dict[tuple[str, str], list[str]], opset: int, file: str
-) -> UnsupportedModelError:
+def _unknown(unknown: dict[str, list[str]], opset: int, file: str) -> UnsupportedModelError:
     listed: list[str] = []
     fixes: dict[str, None] = {}
     refused = 0
-    for (domain, op_type), names in unknown.items():
-        known = refusal(domain, op_type)
+    for op_type, names in unknown.items():
+        known = refusal("ai.onnx", op_type)
         refused += known is not None
-        if known is None and domain == "ai.onnx" and is_microsoft(op_type):
+        if known is None and is_microsoft(op_type):
             known = Refusal(
                 "an operator of the domain com.microsoft",
                 f"set the domain of {op_type} to com.microsoft, as onnxruntime demands",
@@ -90,7 +91,7 @@ def _unknown(
         fixes[_STANDARD if known is None else known.fix] = None
         nodes = f"{len(names)}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
         what = "" if known is None else f": {known.what}"
-        listed.append(f"{domain}::{op_type} ({nodes}){what}")
+        listed.append(f"ai.onnx::{op_type} ({nodes}){what}")
     kind = UnsupportedQuantization if refused == len(unknown) else UnsupportedModelError
     return kind(
         f"the model uses {len(unknown)} operator(s) unknown at opset {opset}",

@@ -29,7 +29,7 @@ from qdqbridge.onnx_io.constants import Folding, constant_of_node
 from qdqbridge.onnx_io.declared import check_moved, check_quantizes
 from qdqbridge.onnx_io.foreign import foreign_node
 from qdqbridge.onnx_io.functions import inline_functions
-from qdqbridge.onnx_io.lowering import lower
+from qdqbridge.onnx_io.lowering import lower, refusal
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS, default_opset, read_model
 from qdqbridge.onnx_io.node_types import nested_type
 from qdqbridge.onnx_io.older_forms import NewForm, NoNewForm, in_new_form, renewed
@@ -60,6 +60,7 @@ from qdqbridge.ops.folding import Budget
 from qdqbridge.ops.table import BY_NAME
 
 log = logging.getLogger(__name__)
+_LISTED = 5
 _Q_DOMAINS = (*ONNX_DOMAINS, "com.microsoft")
 
 
@@ -136,6 +137,7 @@ class _GraphBuilder:
         self.nodes: list[Node] = []
         self.notes: list[Note] = []
         self.noted: set[tuple[str, str]] = set()
+        self.unknown: dict[tuple[str, str], list[str]] = {}
         self.quantized_constants: dict[tuple[Value, QuantParams], Value] = {}
         self.params: dict[tuple[object, ...], QuantParams] = {}
         self.taken: set[str] = set()
@@ -154,6 +156,7 @@ class _GraphBuilder:
             self._node(node)
         outputs = [self._output(value) for value in proto.output]
         self.notes += self.results.contradictions(self.values)
+        self.notes += [_carried(*key, names) for key, names in self.unknown.items()]
         graph = Graph(
             inputs,
             outputs,
@@ -259,6 +262,8 @@ class _GraphBuilder:
             captured = [self._plain(self.values[name]) for name in captured_names(proto)]
             found = foreign_node(proto, view.opset, operands, captured, self.file)
             op, attributes, operands = found
+            if view.domain and schema_of(view.op_type, view.domain, view.opset) is None:
+                self.unknown.setdefault((view.domain, view.op_type), []).append(view.name)
         else:
             op, attributes = BY_NAME[decoded.op_name], decoded.attributes
             operands = list(decoded.operands)
@@ -482,6 +487,15 @@ class _GraphBuilder:
         typed = Value(QuantType(params, data.type.shape), data.name)
         self.nodes.append(Node(REINTERPRET, NO_ATTRIBUTES, [data], [typed]))
         return typed
+
+
+def _carried(domain: str, op_type: str, names: Sequence[str]) -> Note:
+    """Returns the note about operators that ONNX does not define and that have no row here."""
+    known = refusal(domain, op_type)
+    others = f", and so are {len(names) - 1} more" if len(names) > 1 else ""
+    what = "ONNX does not define it" if known is None else f"{known.what}; to read it: {known.fix}"
+    reason = f"{domain}::{op_type} is carried as it is{others} ({what})"
+    return Note("carried-operator", names[0], reason, tuple(names[:_LISTED]))
 
 
 def _spelling(proto: onnx.NodeProto, attributes: object) -> str:

@@ -23,13 +23,15 @@ from qdqbridge.graph.graph import Node, Note, Value
 from qdqbridge.graph.operator import Attributes, Operator
 from qdqbridge.graph.symbols import product
 from qdqbridge.graph.types import Dim, NestedType, Shape, TensorType, static_shape
+from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.constants import Folding
 from qdqbridge.onnx_io.foreign import ForeignAttrs
+from qdqbridge.onnx_io.model_file import ONNX_DOMAINS
 from qdqbridge.onnx_io.node_types import Extents as Open
 from qdqbridge.onnx_io.node_types import Inferred, NodeTypes, nested_proto, nested_type, tensor_type
 from qdqbridge.onnx_io.shapes import declared_types
 from qdqbridge.onnx_io.structure import captured_names, describe
-from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx
+from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx, onnx_name
 from qdqbridge.ops.attributes import (
     ConvAttrs,
     ConvTransposeAttrs,
@@ -47,6 +49,8 @@ _FLOAT_DATA = ("Resize", "Upsample", "Range")
 """Operators whose shape depends on float operands."""
 _Origin: TypeAlias = "tuple[Operator, Attributes, Sequence[Value | None], int]"
 """A node's operator, attributes and operands, and the index of a result."""
+_LIKELY = (DType.FLOAT32, DType.INT64, DType.INT32, DType.BOOL, DType.UINT8, DType.INT8)
+"""What an operator of an unknown domain is taken to make, the first that its readers take."""
 _FOLDED = 4096
 """Elements of integers that are folded where a node reads them."""
 _LISTED = 5
@@ -64,6 +68,8 @@ class Results:
 
     def __init__(self, model: onnx.ModelProto, file: str, opset: int, folding: Folding) -> None:
         self.file, self.declared = file, declared_types(model.graph)
+        self._nodes: Sequence[onnx.NodeProto] = model.graph.node
+        self._taken: dict[str, frozenset[str]] | None = None
         self.folding = folding
         self._versions = {entry.domain: entry.version for entry in model.opset_import}
         self._opset, self._ir_version = opset, model.ir_version
@@ -204,7 +210,29 @@ class Results:
         if known.element or declared:
             return dtype_of(known.element or declared, f"{self.file}, tensor '{name}'")
         first = next((v for v in operands if v is not None), None)
-        return DType.FLOAT32 if first is None or first.quant else first.type.dtype
+        guess = DType.FLOAT32 if first is None or first.quant else first.type.dtype
+        taken = self._taken_types().get(name)
+        if not taken or f"tensor({onnx_name(guess)})" in taken:
+            return guess
+        fitting = (dtype for dtype in _LIKELY if f"tensor({onnx_name(dtype)})" in taken)
+        return next(fitting, guess)
+
+    def _taken_types(self) -> Mapping[str, frozenset[str]]:
+        """Returns the element types that all readers of a tensor take, by its name.
+
+        Only they say what an operator makes that nobody knows.
+        """
+        if self._taken is None:
+            self._taken = {}
+            for node in self._nodes:
+                domain = "" if node.domain in ONNX_DOMAINS else node.domain
+                version = self._versions.get(domain, 1) if domain else self._opset
+                schema = schema_of(node.op_type, domain, version)
+                formals = () if schema is None else schema.inputs
+                for name, formal in zip(node.input, formals, strict=False):
+                    types = frozenset(formal.types)
+                    self._taken[name] = self._taken.get(name, types) & types
+        return self._taken
 
     def contradictions(self, values: Mapping[str, Value]) -> list[Note]:
         """Returns a note of the declared shapes that are not those which the operators make."""

@@ -10,12 +10,14 @@ import pytest
 from onnx import TensorProto
 
 from qdqbridge.canonical import canonicalize
+from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.graph.graph import Graph
+from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.options import ReadingOptions
 from qdqbridge.pipeline import load as load_file
 from qdqbridge.sources import inspect_model
 from tests.canonical.idiom_models import X, node_of, notes_of, settled
-from tests.onnx_models import Builder, ints, load, ops, run
+from tests.onnx_models import Builder, canonical, ints, load, ops, run
 
 SCALES = np.array([2**-7, 3 * 2**-9, 2**-6], np.float32)
 
@@ -172,16 +174,26 @@ def test_integers_that_nobody_quantized_are_numbers() -> None:
 
 
 @pytest.mark.idiom("L6", "L7")
+@pytest.mark.parametrize("op_type", ["QuantizeFloating", "PPQ_Rounding"])
+def test_vendors_own_quantizers_in_onnx_s_domain_are_refused_by_name(op_type: str) -> None:
+    b = Builder()
+    b.output(b.op(op_type, b.input("x", [2, 4])))
+    with pytest.raises(UnsupportedModelError) as caught:
+        load(b.model())
+    assert op_type in str(caught.value)
+
+
+@pytest.mark.idiom("L6", "L7")
 @pytest.mark.parametrize(
     ("domain", "op_type"),
     [("trt", "TRT_FP8QuantizeLinear"), ("trt", "TRT_INT4DequantizeLinear"),
-     ("", "QuantizeFloating"), ("", "PPQ_Rounding")],
+     ("ppq", "QuantizeFloating"), ("ppq", "PPQ_Rounding")],
 )  # fmt: skip
-def test_vendors_own_quantizers_are_refused_by_name(domain: str, op_type: str) -> None:
-    from qdqbridge.errors import QdqBridgeError
-
+def test_vendors_own_quantizers_are_carried_and_not_run(domain: str, op_type: str) -> None:
     b = Builder()
     b.output(b.op(op_type, b.input("x", [2, 4]), domain=domain))
-    with pytest.raises(QdqBridgeError) as caught:
-        load(b.model())
+    g = canonical(b.model())
+    assert [op_type in note.reason for note in g.notes if note.rule == "carried-operator"] == [True]
+    with pytest.raises(UnsupportedModelError) as caught:
+        evaluate(g, {"x": np.ones((2, 4), np.float32)})
     assert op_type in str(caught.value)

@@ -11,6 +11,7 @@ from onnx import TensorProto
 
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.interpreter import evaluate
 from tests.canonical.idiom_models import X, constant_of, conv, node_of, notes_of, settled
 from tests.onnx_models import Builder, canonical, ints, load, ops, run
 
@@ -219,11 +220,13 @@ def test_an_lstm_of_dequantized_weights_is_carried() -> None:
     [("com.microsoft", "EPContext"), ("com.microsoft.nchwc", "Conv"),
      ("com.ms.internal.nhwc", "QLinearConv")],
 )  # fmt: skip
-def test_formats_of_one_runtime_s_own_are_refused_by_name(domain: str, op_type: str) -> None:
+def test_formats_of_one_runtime_s_own_are_carried_and_not_run(domain: str, op_type: str) -> None:
     b = Builder()
     b.output(b.op(op_type, b.input("x", [1, 3, 2, 2]), domain=domain))
+    g = canonical(b.model())
+    assert [op_type in note.reason for note in g.notes if note.rule == "carried-operator"] == [True]
     with pytest.raises(UnsupportedModelError) as caught:
-        canonical(b.model())
+        evaluate(g, {"x": np.ones((1, 3, 2, 2), np.float32)})
     assert op_type in str(caught.value)
 
 

@@ -52,12 +52,6 @@ def unknown_operator(m: Model) -> None:
     node(m, "Conv").op_type = "FrobnicateV2"
 
 
-@case(UnsupportedModelError)
-def unknown_domain(m: Model) -> None:
-    node(m, "Conv").domain = "com.acme.npu"
-    m.opset_import.append(helper.make_opsetid("com.acme.npu", 1))
-
-
 @case(InvalidModelError)
 def domain_not_imported(m: Model) -> None:
     node(m, "Conv").domain = "com.acme.npu"

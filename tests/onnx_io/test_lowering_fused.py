@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from qdqbridge.errors import UnsupportedModelError, UnsupportedQuantization
+from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.onnx_io.lowering import LOWERINGS, refusal
 from tests.onnx_io.lowering_cases import MS, Case, ort_run
 from tests.onnx_models import Builder, canonical, load, run
@@ -131,7 +132,7 @@ def test_gelus(opset, op):
     check(case, case.builder.op(op.split()[0], *inputs, domain=MS))
 
 
-# ---- refusals ---------------------------------------------------------------------------------
+# ---- no counterpart ---------------------------------------------------------------------------
 
 
 def one_node(op: str, domain: str, inputs: int = 1) -> onnx.ModelProto:
@@ -141,7 +142,7 @@ def one_node(op: str, domain: str, inputs: int = 1) -> onnx.ModelProto:
     return b.model()
 
 
-REFUSED = [
+CARRIED = [
     ("com.amd.quark", "BFPQuantizeDequantize", "block floating point"),
     ("com.amd.quark", "MXQuantizeDequantize", "block floating point"),
     ("com.amd.quark", "ExtendedLSTM", "Quark"),
@@ -161,13 +162,17 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("domain", "op", "says"), REFUSED)
-def test_refusals_name_the_operator_and_the_way_out(domain, op, says):
-    with pytest.raises(UnsupportedQuantization) as caught:
-        load(one_node(op, domain))
-    assert says in caught.value.why and f"{domain}::{op}" in caught.value.why
+@pytest.mark.parametrize(("domain", "op", "says"), CARRIED)
+def test_what_has_no_counterpart_is_carried_and_refused_only_where_it_is_run(domain, op, says):
+    g = load(one_node(op, domain))
+    (note,) = (note for note in g.notes if note.rule == "carried-operator")
     known = refusal(domain, op)
-    assert known is not None and known.fix in caught.value.fix
+    assert known is not None and says in note.reason and known.fix in note.reason
+    assert f"{domain}::{op}" in note.reason and note.culprits == (g.nodes[0].name,)
+    with pytest.raises(UnsupportedModelError) as caught:
+        evaluate(g, {"x0": np.ones((4, 4), np.float32)})
+    assert f"{domain}::{op}" in caught.value.what and says in caught.value.why
+    assert caught.value.fix == known.fix
 
 
 def test_a_contrib_operator_in_the_wrong_domain_is_told_its_own():
@@ -176,16 +181,14 @@ def test_a_contrib_operator_in_the_wrong_domain_is_told_its_own():
     assert "set the domain of QLinearSigmoid to com.microsoft" in caught.value.fix
 
 
-def test_everything_unknown_is_listed_at_once():
-    model = one_node("TRT_FP4QDQ", "trt")
-    extra = onnx.helper.make_node("Strange", ["x0"], ["z"], domain="com.microsoft")
-    model.graph.node.append(extra)
-    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+def test_everything_that_onnx_lacks_is_listed_at_once():
+    model = one_node("QuantizeFloating", "")
+    model.graph.node.append(onnx.helper.make_node("Strange", ["x0"], ["z"]))
     with pytest.raises(UnsupportedModelError) as caught:
         load(model)
     assert not isinstance(caught.value, UnsupportedQuantization)
-    assert "trt::TRT_FP4QDQ" in caught.value.why
-    assert "com.microsoft::Strange" in caught.value.why
+    assert "ai.onnx::QuantizeFloating" in caught.value.why
+    assert "ai.onnx::Strange" in caught.value.why
 
 
 def test_every_lowering_is_in_the_table_once():

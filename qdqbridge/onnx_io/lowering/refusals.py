@@ -1,4 +1,8 @@
-"""Encodings of quantization that have no counterpart: what they are, and what to do instead."""
+"""Encodings of quantization that have no counterpart: what they are, and what to do instead.
+
+Nodes of other domains than ONNX's own are carried as they are; what is said here stands in the note
+about them, and in the error of whoever is asked to run one and cannot.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why an operator is refused.
+    """Why an operator has no counterpart.
 
     Attributes:
         what: What it is.
@@ -97,7 +101,7 @@ PREFIXES: dict[str, Refusal] = {
 
 
 def refusal(domain: str, op_type: str) -> Refusal | None:
-    """Returns why an operator is refused, None where nothing is known about it."""
+    """Returns why an operator has no counterpart, None where nothing is known about it."""
     found = OPERATORS.get((domain, op_type)) or NAMES.get(op_type) or DOMAINS.get(domain)
     if found is None:
         found = next((r for prefix, r in PREFIXES.items() if op_type.startswith(prefix)), None)

@@ -131,7 +131,9 @@ class NodeWriter(RowWriter):
             NodeRow(attributes.op_type, inputs, outputs, {}, name, metadata, proto)
         )
         for value, output in zip(node.outputs, outputs, strict=True):
-            if value.type.shape is not None or isinstance(value.type, NestedType):
+            if attributes.domain and value.type.shape is None:  # nobody else can say it
+                self.sheet.types[output] = plain_type(value).with_shape(value.declared)
+            elif value.type.shape is not None or isinstance(value.type, NestedType):
                 self.sheet.types[output] = plain_type(value)
 
     def output(self, name: str, value: Value) -> None:

@@ -1,0 +1,230 @@
+"""Operators of language models, and of domains that nobody knows: carried, saved bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+import qdqbridge as qb
+from qdqbridge.canonical import canonicalize
+from qdqbridge.cli.failures import run as command
+from qdqbridge.errors import UnsupportedModelError, UnsupportedTargetError
+from qdqbridge.graph.interpreter import evaluate
+from tests.onnx_models import Array, Builder, load
+
+MS = "com.microsoft"
+BATCH = 2
+PREFILL, DECODE = (5, 0), (1, 6)
+"""Tokens that are new, and that are in the cache."""
+
+
+class Case(Builder):
+    """A model with symbolic batch, sequence and past, and what it is fed."""
+
+    def __init__(self) -> None:
+        super().__init__(21)
+        self.kinds: dict[str, str] = {}
+
+    def real(self, name: str, *shape: int | str) -> str:
+        return self.input(name, shape)
+
+    def integers(self, name: str, kind: str, *shape: int | str) -> str:
+        self.kinds[name] = kind
+        return self.input(name, shape, TensorProto.INT64 if kind == "tokens" else TensorProto.INT32)
+
+    def cache(self, heads: int, size: int) -> list[str]:
+        return [self.real(f"past_{each}", "batch", heads, "past", size) for each in "kv"]
+
+    def constant(self, *shape: int, seed: int = 0) -> str:
+        return self.init(np.random.default_rng(seed).normal(0, 0.2, shape).astype(np.float32))
+
+    def codes(self, *shape: int) -> str:
+        return self.init(np.random.default_rng(7).integers(0, 256, shape).astype(np.uint8))
+
+    def results(self, first: str, *shapes: list[Any]) -> Case:
+        for index, shape in enumerate(shapes):
+            self.output(first if index == 0 else f"{first}:{index}", shape)
+        return self
+
+    def feeds(self, tokens: int, past: int) -> dict[str, Array]:
+        r = np.random.default_rng(3)
+        extents = {"batch": BATCH, "seq": tokens, "past": past}
+        given: dict[str, Array] = {}
+        for info in self.inputs:
+            dims = info.type.tensor_type.shape.dim
+            shape = [extents[d.dim_param] if d.dim_param else d.dim_value for d in dims]
+            kind = self.kinds.get(info.name)
+            if kind == "tokens":
+                given[info.name] = r.integers(0, 64, shape)
+            elif kind == "last":
+                given[info.name] = np.full(shape, past + tokens - 1, np.int32)
+            elif kind == "total":
+                given[info.name] = np.array(past + tokens, np.int32)
+            else:
+                given[info.name] = r.normal(size=shape).astype(np.float32)
+        return given
+
+
+def gqa(*, rotary: bool) -> Case:
+    case = Case()
+    if rotary:
+        qkv = [case.real("qkv", "batch", "seq", 128), "", ""]
+    else:
+        widths = {"q": 64, "k": 32, "v": 32}
+        qkv = [case.real(name, "batch", "seq", width) for name, width in widths.items()]
+    lengths = [case.integers("last", "last", "batch"), case.integers("total", "total")]
+    tables = [case.constant(64, 8), case.constant(64, 8, seed=1)] if rotary else []
+    y = case.op(
+        "GroupQueryAttention", *qkv, *case.cache(2, 16), *lengths, *tables, outputs=3, domain=MS,
+        num_heads=4, kv_num_heads=2, do_rotary=int(rotary),
+    )  # fmt: skip
+    present: list[Any] = ["batch", 2, "total", 16]
+    return case.results(y, ["batch", "seq", 64], present, present)
+
+
+def mha() -> Case:
+    case = Case()
+    qkv = [case.real(name, "batch", "seq", 32) for name in "qkv"]
+    y = case.op("MultiHeadAttention", *qkv, "", "", "", *case.cache(4, 8), outputs=3, domain=MS,
+                num_heads=4)  # fmt: skip
+    present: list[Any] = ["batch", 4, "total", 8]
+    return case.results(y, ["batch", "seq", 32], present, present)
+
+
+def rotary() -> Case:
+    case = Case()
+    x, tokens = case.real("x", "batch", "seq", 32), case.integers("at", "tokens", "batch", "seq")
+    tables = case.constant(64, 4), case.constant(64, 4, seed=1)
+    y = case.op("RotaryEmbedding", x, tokens, *tables, domain=MS, num_heads=4)
+    return case.results(y, ["batch", "seq", 32])
+
+
+def skip_layer_norm() -> Case:
+    case = Case()
+    both = [case.real(name, "batch", "seq", 32) for name in "xs"]
+    norm = case.constant(32), case.constant(32, seed=1)
+    y = case.op("SkipLayerNormalization", *both, *norm, domain=MS, epsilon=1e-5)
+    return case.results(y, ["batch", "seq", 32])
+
+
+def gathered() -> Case:
+    case = Case()
+    tokens = case.integers("tokens", "tokens", "batch", "seq")
+    y = case.op("GatherBlockQuantized", case.codes(64, 32), tokens, case.constant(64, 2),
+                domain=MS, bits=4, block_size=32, quantize_axis=1, gather_axis=0)  # fmt: skip
+    return case.results(y, ["batch", "seq", 64])
+
+
+def experts() -> Case:
+    case = Case()
+    x, router = case.real("x", "seq", 32), case.real("router", "seq", 4)
+    scales = [case.init(np.full((4, n), 0.01, np.float32)) for n in (64, 32)]
+    y = case.op("QMoE", x, router, case.codes(4, 64, 16), scales[0], "", case.codes(4, 32, 32),
+                scales[1], domain=MS, k=2, expert_weight_bits=4,
+                activation_type="gelu")  # fmt: skip
+    return case.results(y, ["seq", 32])
+
+
+CASES: Mapping[str, Case] = {
+    "GroupQueryAttention": gqa(rotary=False), "GroupQueryAttention, rotary": gqa(rotary=True),
+    "MultiHeadAttention": mha(), "RotaryEmbedding": rotary(), "QMoE": experts(),
+    "SkipLayerNormalization": skip_layer_norm(), "GatherBlockQuantized": gathered(),
+}  # fmt: skip
+
+
+def ran(path: Path, feeds: Mapping[str, Array]) -> list[Array]:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1  # QMoE adds up its experts in the order of threads
+    session: Any = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return session.run(None, feeds)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_operators_of_language_models_are_saved_bit_for_bit(name: str, tmp_path: Path) -> None:
+    case, path, saved = CASES[name], tmp_path / "model.onnx", tmp_path / "saved.onnx"
+    onnx.save(case.model(), path)
+    g = qb.load(path)
+    qb.save(g, saved)
+    assert qb.load(saved).digest == g.digest
+    for tokens, past in (PREFILL, DECODE):
+        feeds = case.feeds(tokens, past)
+        wanted = ran(path, feeds)
+        for a, b in zip(wanted, ran(saved, feeds), strict=True):
+            np.testing.assert_array_equal(a, b)
+        for a, b in zip(wanted, evaluate(g, feeds)[0].values(), strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)  # another order of sums
+
+
+def test_a_cache_grows_by_an_extent_of_its_own() -> None:
+    g = load(CASES["GroupQueryAttention"].model())
+    y, *cache = (value.type.shape for value in g.outputs)
+    assert y == ("batch", "seq", 64)
+    for shape in cache:
+        assert shape is not None and shape[:2] + shape[3:] == ("batch", 2, 16)
+        assert isinstance(shape[2], str) and shape[2] != "past"
+
+
+def foo(**attributes: Any) -> Builder:
+    b = Builder(21)
+    b.output(b.op("Foo", b.input("x", ["batch", 8]), domain="my.company", **attributes), ["b", 3])
+    return b
+
+
+def test_a_domain_that_nobody_knows_is_carried_by_every_verb(tmp_path: Path) -> None:
+    files = [tmp_path / f"{name}.onnx" for name in ("one", "two", "out")]
+    onnx.save(foo(strength=3).model(), files[0])
+    onnx.save(foo(strength=4).model(), files[1])
+    one, two, out = map(str, files)
+    for arguments in (["inspect", one], ["explain", one], ["canonicalize", one],
+                      ["export", one, "-o", out], ["diff", one, out]):  # fmt: skip
+        assert command(arguments) == 0, arguments
+    assert command(["diff", one, two]) == 1
+    node, original = (onnx.load(path).graph.node[0] for path in (out, one))
+    assert (node.op_type, node.domain) == ("Foo", "my.company")
+    assert list(node.attribute) == list(original.attribute)
+
+
+def test_a_domain_that_nobody_knows_is_refused_by_whoever_has_to_run_it() -> None:
+    g = load(foo().model())
+    with pytest.raises(UnsupportedModelError, match=r"my\.company::Foo"):
+        evaluate(g, {"x": np.ones((2, 8), np.float32)})
+    with pytest.raises(UnsupportedTargetError, match=r"my\.company::Foo"):
+        qb.compile(g)
+
+
+@pytest.mark.parametrize(
+    ("reader", "makes"),
+    [
+        ("Transpose", TensorProto.FLOAT),
+        ("Not", TensorProto.BOOL),
+        ("BitwiseNot", TensorProto.INT64),
+    ],
+)
+def test_what_reads_an_unknown_result_says_its_type(
+    reader: str, makes: int, tmp_path: Path
+) -> None:
+    b = Builder(21)
+    b.output(b.op(reader, b.op("Foo", b.input("x", [2]), domain="my.company")), None, makes)
+    g = load(b.model())
+    assert g.nodes[0].output.type.dtype is g.outputs[0].type.dtype
+    qb.save(g, tmp_path / "saved.onnx")
+    assert qb.load(tmp_path / "saved.onnx").digest == canonicalize(g).digest
+
+
+def test_the_declared_type_of_an_unknown_result_is_kept(tmp_path: Path) -> None:
+    b = Builder(21)
+    made = b.op("Foo", b.input("x", ["batch", 8]), domain="my.company")
+    b.output(b.op("Sqrt", made), ["batch", 3], TensorProto.FLOAT16)
+    model = b.model()
+    info = helper.make_tensor_value_info(made, TensorProto.FLOAT16, ["batch", 3])
+    model.graph.value_info.append(info)
+    qb.save(load(model), tmp_path / "saved.onnx")
+    saved = onnx.load(tmp_path / "saved.onnx").graph
+    assert [v.type for v in saved.value_info if v.name == saved.node[0].output[0]] == [info.type]
