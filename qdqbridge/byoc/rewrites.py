@@ -30,21 +30,45 @@ from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.operator import NO_ATTRIBUTES, Flow
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Flow, Operator
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.recenter import recentered
 from qdqbridge.graph.types import QuantType
+from qdqbridge.ops.attributes import (
+    AxisAttrs,
+    ConvAttrs,
+    ConvTransposeAttrs,
+    EpsilonAttrs,
+    GroupNormAttrs,
+    NormAttrs,
+    PoolAttrs,
+    ResizeAttrs,
+    SoftmaxAttrs,
+)
 from qdqbridge.ops.conversion import REQUANTIZE
+from qdqbridge.ops.elementwise import WHERE
+from qdqbridge.ops.matmul import OPERATORS as MATRIX_PRODUCTS
+from qdqbridge.ops.reduction import reduces
+from qdqbridge.ops.table import OPERATORS
 
-FAMILIES: Mapping[str, str] = {
-    "Conv": "convolution", "ConvTranspose": "convolution", "Dense": "dense", "Gemm": "dense",
-    "MatMul": "dense", "Softmax": "softmax", "LogSoftmax": "softmax", "AveragePool": "pool",
-    "GlobalAveragePool": "reduction", "ReduceMean": "reduction", "ReduceSum": "reduction",
-    "Resize": "resize", "Concat": "concatenation", "LayerNormalization": "normalization",
-    "RMSNormalization": "normalization", "InstanceNormalization": "normalization",
-    "GroupNormalization": "normalization", "BatchNormalization": "normalization",
-    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Min", "Max", "Pow", "PRelu", "Where"), "binary"),
+_BY_RECORD: Mapping[type[Attributes], str] = {
+    AxisAttrs: "concatenation", ConvAttrs: "convolution", ConvTransposeAttrs: "convolution",
+    EpsilonAttrs: "normalization", GroupNormAttrs: "normalization", NormAttrs: "normalization",
+    PoolAttrs: "pool", ResizeAttrs: "resize", SoftmaxAttrs: "softmax",
 }  # fmt: skip
+
+
+def _family(row: Operator) -> str:
+    if row.flow is Flow.MOVE:
+        return ""
+    if reduces(row):
+        return "reduction"
+    if row.arity == 2 or row is WHERE:
+        return "binary"
+    return "dense" if row in MATRIX_PRODUCTS else _BY_RECORD.get(row.attributes, "")
+
+
+FAMILIES: Mapping[str, str] = {row.name: _family(row) for row in OPERATORS if _family(row)}
 """The families of the records by the graph's operators; what is not here is unary or a mover."""
 
 NAMED: Mapping[str, Constraints] = {

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from qdqbridge.errors import GraphError, UnsupportedTargetError
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
+from qdqbridge.ops.resize import RESIZE
 from qdqbridge.qnn.emit.accumulate import quantized_accumulation
 from qdqbridge.qnn.emit.conversions import CONVERSIONS
 from qdqbridge.qnn.emit.data_movement import DATA_MOVEMENT
@@ -16,7 +17,7 @@ from qdqbridge.qnn.emit.resize import emit_resize
 from qdqbridge.qnn.emit.rounded import quantized_result
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr, reason, unsupported
 
-KNOWN = DATA_MOVEMENT.keys() | FLOATING.keys() | CONVERSIONS.keys() | {"Resize", "Composition"}
+KNOWN = DATA_MOVEMENT.keys() | FLOATING.keys() | CONVERSIONS.keys() | {RESIZE.name, "Composition"}
 """Operators that have an emission function."""
 LISTED = 8
 Bind = Callable[[Value, Expr], Expr]
@@ -67,7 +68,7 @@ def in_integers(scope: EmissionScope, node: Node, foreign: Foreign) -> Sequence[
         return [spelled]
     if name in CONVERSIONS:
         return [CONVERSIONS[name](scope, node)]
-    if name == "Resize":
+    if node.op is RESIZE:
         return [emit_resize(scope, node)]
     if name in DATA_MOVEMENT:
         moved = DATA_MOVEMENT[name](scope, node, scope.value(node.operand(0)))

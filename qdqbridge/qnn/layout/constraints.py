@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.lenses import Holds, lenses
+from qdqbridge.graph.operator import Attributes, Flow, Operator
 from qdqbridge.graph.types import static_shape
 from qdqbridge.ops.attributes import (
     AxesAttrs,
@@ -17,6 +18,9 @@ from qdqbridge.ops.attributes import (
     SoftmaxAttrs,
     TransposeAttrs,
 )
+from qdqbridge.ops.pooling import GLOBAL_POOLS
+from qdqbridge.ops.resize import RESIZE
+from qdqbridge.ops.table import OPERATORS
 from qdqbridge.qnn.layout.permutation import channels_first, channels_last, unmoved
 
 
@@ -37,10 +41,12 @@ class NodeConstraints:
     outputs: tuple[LayoutConstraint, ...]
 
 
-WINDOWS = frozenset(
-    ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool",
-     "Resize")
-)  # fmt: skip
+def _over_windows(row: Operator) -> bool:
+    window = any(lens.holds is Holds.SPATIAL for lens in lenses(row.attributes).values())
+    return (window and row.body is None) or row in GLOBAL_POOLS or row is RESIZE
+
+
+WINDOWS = frozenset(row.name for row in OPERATORS if _over_windows(row))
 """Operators over windows: where channels-last is asked for, it is for them."""
 _CHANNELS = frozenset(
     ("InstanceNormalization", "GroupNormalization", "BatchNormalization", "DepthToSpace",
@@ -194,18 +200,19 @@ def _expand(node: Node, ranks: Collection[int]) -> NodeConstraints:
     return _all(node, LayoutConstraint.FOLLOW if whole else LayoutConstraint.AS_IS)
 
 
+def _is_plain(row: Operator, record: type[Attributes]) -> bool:
+    """True of an operator that hosts compute in any layout, not by the steps of a body."""
+    return row.attributes is record and row.body is None
+
+
 _RULES: dict[str, Callable[[Node, Collection[int]], NodeConstraints]] = {
     "Reshape": _reshape,
     "Flatten": _reshape,
     "Unsqueeze": _reshape,
     "Squeeze": _squeeze,
     "Transpose": _transpose,
-    "ReduceMean": _reduce,
-    "ReduceSum": _reduce,
-    "ReduceMax": _reduce,
-    "ReduceMin": _reduce,
-    "Softmax": _softmax,
-    "LogSoftmax": _softmax,
+    **{row.name: _reduce for row in OPERATORS if _is_plain(row, ReduceAttrs)},
+    **{row.name: _softmax for row in OPERATORS if _is_plain(row, SoftmaxAttrs)},
     "Gather": _gather,
     "Expand": _expand,
 }

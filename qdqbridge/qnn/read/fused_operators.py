@@ -15,6 +15,8 @@ from qdqbridge.ops.attributes import (
     SoftmaxAttrs,
     TransposeAttrs,
 )
+from qdqbridge.ops.convolution import OPERATORS as CONVOLUTIONS
+from qdqbridge.ops.softmax import OPERATORS as SOFTMAXES
 from qdqbridge.qnn.read.call import Call
 from qdqbridge.qnn.read.fused import Find, Fused, present, stated_attributes
 from qdqbridge.qnn.read.products import scaled_bias
@@ -148,11 +150,9 @@ def flat_softmax(node: Node, call: Call) -> Fused | None:
 PRODUCTS: Mapping[str, Find] = {
     "Gemm": _gemm,
     "Dense": _dense,
-    "Conv": _conv("Conv"),
-    "ConvTranspose": _conv("ConvTranspose"),
+    **{row.name: _conv(row.name) for row in CONVOLUTIONS},
     "LayerNormalization": _normalized,
     "RMSNormalization": _normalized,
-    "Softmax": flat_softmax,
-    "LogSoftmax": flat_softmax,
+    **{row.name: flat_softmax for row in SOFTMAXES},
 }
 """What completes each product, norm and softmax, by the graph's name."""

@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qdqbridge.graph.graph import Node
+from qdqbridge.graph.operator import Attributes
+from qdqbridge.ops.attributes import PoolAttrs, SoftmaxAttrs
+from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.ops.normalization import BATCH
+from qdqbridge.ops.normalization import OPERATORS as NORMS
+from qdqbridge.ops.reduction import reduces
+from qdqbridge.ops.resize import RESIZE
 from qdqbridge.ops.table import OPERATORS
 from qdqbridge.qnn.dialect.formulas import computable
 from qdqbridge.qnn.emit.nodes import computes_minifloats
@@ -30,30 +37,31 @@ from qdqbridge.relax.kernels import (
 from qdqbridge.relax.kernels.kernel import Claim, Kernel, KernelPlace
 
 _BINARY = tuple(row.name for row in OPERATORS if computable(row))
-_OVER_AXES = (
-    "ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "GlobalAveragePool", "GlobalMaxPool",
-)  # fmt: skip
-_ROWS = (
-    "LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization",
-)  # fmt: skip
+
+
+def _with(record: type[Attributes], *matches: Claim) -> dict[str, tuple[Claim, ...]]:
+    """Returns the same kernels for every operator with these attributes."""
+    return {row.name: matches for row in OPERATORS if row.attributes is record}
+
+
 FAMILIES: Mapping[str, tuple[Claim, ...]] = {
-    "Conv": (channelwise.match, convolution.match, wide_product.match_convolution),
-    "ConvTranspose": (transposed.match,),
+    CONV.name: (channelwise.match, convolution.match, wide_product.match_convolution),
+    CONV_TRANSPOSE.name: (transposed.match,),
     "Dense": (weight_only.match, dense.match, wide_product.match_dense),
     "Gemm": (dense.match, wide_product.match_dense, matmul.match),
     "MatMul": (dense.match, wide_product.match_dense, matmul.match),
     **dict.fromkeys(_BINARY, (lookup.match, elementwise.match)),
-    **dict.fromkeys(_OVER_AXES, (averages.match_axes,)),
-    **dict.fromkeys(("MaxPool", "AveragePool"), (averages.match_window,)),
+    **{row.name: (averages.match_axes,) for row in OPERATORS if reduces(row)},
+    **_with(PoolAttrs, averages.match_window),
     **dict.fromkeys(data_movement.OPERATORS, (data_movement.match,)),
-    "Resize": (resampling.match,),
+    RESIZE.name: (resampling.match,),
     "Where": (lookup.match, selection.match),
     "quantize": (boundary.match,),
     "dequantize": (boundary.match,),
     "requantize": (lookup.match, boundary.match),
-    **dict.fromkeys(("Softmax", "LogSoftmax"), (softmax.match,)),
-    **dict.fromkeys(_ROWS, (normalization.match,)),
-    "BatchNormalization": (affine.match,),
+    **_with(SoftmaxAttrs, softmax.match),
+    **{row.name: (normalization.match,) for row in NORMS},
+    BATCH.name: (affine.match,),
 }
 """Who makes the kernel of a node, by operator; other operators may be functions of one operand."""
 

@@ -6,16 +6,24 @@ Every axis is resized by itself: a choice of elements, or a sum of shifted ones 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tvm import te
 
 from qdqbridge.onnx_io.codecs.view import NoRow
+from qdqbridge.ops.attributes import ResizeAttrs
+from qdqbridge.qnn.dialect.resize import open_resize
 from qdqbridge.qnn.emit.scope import Expr
+from qdqbridge.relax.emit.compositions.computed_sizes import extents_of
 from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite
 
 _REAL = "float32"
+_COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners",
+                "asymmetric")  # fmt: skip
+_SIZES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +49,7 @@ class _ResizedAxis:
     roi: tuple[Expr, ...]
 
 
-def _resize(site: CompositionSite) -> Sequence[Expr]:
+def _axis_by_axis(site: CompositionSite) -> Sequence[Expr]:
     new = site.onnx.opset >= 11 and site.onnx.op_type == "Resize"
     given = [i for i in range(1, len(site.onnx.operands)) if site.has(i)]
     smooth = site.onnx.flag("antialias")
@@ -279,6 +287,50 @@ def _extrapolated(site: CompositionSite, axes: list[_ResizedAxis], y: Expr) -> E
             )  # fmt: skip
             y = site("where", site.along(within, axis.index, site.rank(y)), y, value)
     return y
+
+
+def _to_sizes(site: CompositionSite) -> Sequence[Expr]:
+    """Resize to sizes of run time: batch and channels stay, which is checked where it matters."""
+    onnx, x = site.onnx, site.arg(0)
+    mode = onnx.string("mode", "nearest")
+    coordinates = onnx.string("coordinate_transformation_mode", "half_pixel")
+    policy = onnx.string("keep_aspect_ratio_policy", "stretch")
+    rank = site.scope.rank(x)
+    if len(site.node.inputs) <= _SIZES or onnx.optional(_SIZES) is None or onnx.opset < 11:
+        raise NoRow("its scales are known at run time only")
+    if onnx.operand(_SIZES).constant is not None or onnx.ints("axes", None) is not None:
+        raise NoRow("it resizes some axes")
+    if coordinates not in _COORDINATES or policy != "stretch" or onnx.flag("antialias"):
+        raise NoRow("it crops, smooths or keeps an aspect ratio")
+    if mode != "nearest" and rank not in (3, 4, 5):
+        raise NoRow(f"it interpolates {rank} axes")
+    attributes = ResizeAttrs(
+        mode, coordinates, onnx.string("nearest_mode", "round_prefer_floor"), None, (1,) * rank,
+        cubic_coeff_a=onnx.float_("cubic_coeff_a", -0.75),
+        exclude_outside=mode == "cubic" and onnx.flag("exclude_outside"),
+    )  # fmt: skip
+    dtype = site.scope.dtype(x)
+    if dtype not in ("float32", "float16"):
+        raise NoRow(f"it resizes {dtype}")
+    extents = extents_of(site, site.arg(_SIZES))
+    if mode != "nearest":  # which axes are interpolated depends on which are resized
+        for axis in range(2):
+            site.scope.need_same(extents[axis], site.scope.extents(x)[axis])
+
+    def resize(data: te.Tensor, zero: te.Tensor) -> te.Tensor:
+        return open_resize(attributes, data, extents, zero)
+
+    fence = site.scope.number(np.zeros(2, np.int32))
+    real = site.scope.cast(x, "float32")
+    call = site.scope.builder.call_te(resize, real, fence, primfunc_name_hint="resize")
+    return [site.scope.cast(site.scope.emit(call), dtype)]
+
+
+def _resize(site: CompositionSite) -> Sequence[Expr]:
+    """Emits one kernel where that knows how, else a choice or a sum for each axis."""
+    with suppress(NoRow):
+        return _to_sizes(site)
+    return _axis_by_axis(site)
 
 
 IMAGES: Mapping[str, Composition] = {"Resize": _resize, "Upsample": _resize}

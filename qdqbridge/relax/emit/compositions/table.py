@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 
 from qdqbridge.graph.graph import Node
-from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.relax.emit.compositions.computed_sizes import COMPUTED_SIZES
@@ -20,23 +18,9 @@ from qdqbridge.relax.emit.compositions.shapes import SHAPES
 from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite
 from qdqbridge.relax.emit.scope import RelaxScope
 
-
-def _first_of(*compositions: Composition) -> Composition:
-    """Returns what emits a node by the first composition that knows its spelling."""
-
-    def emit(site: CompositionSite) -> Sequence[Expr]:
-        for composition in compositions[:-1]:
-            with suppress(NoRow):
-                return composition(site)
-        return compositions[-1](site)
-
-    return emit
-
-
 COMPOSITIONS: Mapping[str, Composition] = {
     **CONVERSION, **ELEMENTWISE, **IMAGES, **PRODUCTS, **REDUCTIONS, **REGIONS, **SHAPES,
     **COMPUTED_SIZES,
-    "Resize": _first_of(COMPUTED_SIZES["Resize"], IMAGES["Resize"]),
 }  # fmt: skip
 """By the operator's name in ONNX's own domain."""
 
