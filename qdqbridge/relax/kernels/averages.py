@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.graph.graph import Node
-from qdqbridge.ops.attributes import PoolAttrs, ReduceAttrs
+from qdqbridge.ops.attributes import PoolAttrs
 from qdqbridge.ops.pooling import window_counts
+from qdqbridge.ops.reduction import reduction_of
 from qdqbridge.relax.kernels import pooling, reduction
 from qdqbridge.relax.kernels.broadcasting import Open
 from qdqbridge.relax.kernels.codes import BYTES, CodesForm, bytes_of, extents, form_of, numbers
@@ -46,30 +47,26 @@ def match_window(node: Node, place: KernelPlace) -> Kernel | None:
     return Kernel(name, pool, pooling.build, (node.operand(0),), averaged, (node.output,))
 
 
-_KINDS = {
-    "ReduceMean": SUM, "ReduceSum": SUM, "GlobalAveragePool": SUM, "ReduceMax": LARGEST,
-    "GlobalMaxPool": LARGEST, "ReduceMin": SMALLEST,
-}  # fmt: skip
+_KINDS = {"mean": SUM, "sum": SUM, "max": LARGEST, "min": SMALLEST}
+"""Of a reduction, by TVM's name."""
 
 
 def match_axes(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a reduction over neighbouring axes."""
-    kind, attributes = _KINDS[node.op.name], node.attributes
+    kind = _KINDS.get(node.op.tvm)
     shape, outcome = extents(node.operand(0).type.shape), extents(node.output.type.shape)
     form = _form(node, place, moved=kind != SUM)
-    if shape is None or outcome is None or form is None:
+    if kind is None or shape is None or outcome is None or form is None:
         return None
     first = 1 if place.channels_last else 2
-    axes = tuple(range(first, first + len(shape) - 2))
-    if isinstance(attributes, ReduceAttrs):
-        axes = tuple(sorted(attributes.axes))
+    axes = tuple(sorted(reduction_of(node, range(first, first + len(shape) - 2)).axes))
     if not axes or axes != tuple(range(axes[0], axes[-1] + 1)) or None in (shape[i] for i in axes):
         return None
     rows, count, inner = (
         math.prod(extent or 1 for extent in part)
         for part in (shape[: axes[0]], shape[axes[0] : axes[-1] + 1], shape[axes[-1] + 1 :])
     )
-    number = np.asarray([1 if node.op.name == "ReduceSum" else count])
+    number = np.asarray([1 if node.op.tvm == "sum" else count])
     averaged = _averaged(node, number, terms=count) if kind == SUM else ()
     if averaged is None:
         return None
