@@ -81,7 +81,9 @@ def computed(
         UnsupportedModelError: The results do not fit in memory.
     """
     for value, operand in zip(node.inputs, operands, strict=False):
-        if value is not None and isinstance(value.type, TensorType) and isinstance(operand, list):
+        if value is None or isinstance(value.type, NestedType):
+            continue
+        if isinstance(operand, list):
             raise InvalidModelError(
                 f"{node.op.name} '{node.name}' reads no tensor",
                 where=node.name,
