@@ -14,7 +14,7 @@ pytest.importorskip("ai_edge_litert", reason="LiteRT, the judge")
 import qdqbridge as qb
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.tflite_io.litert import Kernels, node_differences, shapes_of
-from qdqbridge.tflite_io.writer import TFLiteModel, write
+from qdqbridge.tflite_io.writer import TFLiteModel, converted, write
 from tests.tflite_io import test_against_litert
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
@@ -171,3 +171,13 @@ def _agree(case: test_against_litert.Case, first: Path, second: Path, made: TFLi
             np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
         else:
             assert np.abs(a.astype(int) - b.astype(int)).max(initial=0) <= 1
+
+
+@pytest.mark.parametrize("kind", ["float16", "float64"])
+def test_other_floats_are_refused(kind: str) -> None:
+    graph = qb.parse(
+        f"{HEADER}input %x: {kind}[2,3]\n%y = Mish(%x): {kind}[2,3]\noutput %y\n"
+    )  # fmt: skip
+    with pytest.raises(UnsupportedTargetError, match="TFLite cannot take") as caught:
+        converted(graph)
+    assert kind in caught.value.why

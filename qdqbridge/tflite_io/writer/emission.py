@@ -342,6 +342,7 @@ class Emission:
         row = self.rows.get(node.op.name)
         if row is None:
             raise NoCounterpart("TFLite has no counterpart")
+        _refuse_other_floats(node)
         before = len(self.model.operators)
         try:
             self._written(row, node)
@@ -429,6 +430,24 @@ class Emission:
             after = result if last else self.like(made, self.type_of(made)[1])
             self.add(name, [made, limit], [after], "MaximumMinimumOptions", version=2)
             made = after
+
+
+_OTHER_FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64)
+
+
+def _refuse_other_floats(node: Node) -> None:
+    """TFLite's kernels compute in float32; others are moved and cast only.
+
+    Raises:
+        NoCounterpart: The node computes in another one.
+    """
+    if node.op.flow is Flow.MOVE or node.op.name in ("Cast", "Shape"):
+        return
+    for value in (*node.inputs, *node.outputs):
+        if value is not None and value.quant is None and value.type.dtype in _OTHER_FLOATS:
+            raise NoCounterpart(
+                f"it computes in {value.type.dtype.label}", "convert the model to float32"
+            )
 
 
 def is_late(node: Node | None) -> bool:

@@ -99,16 +99,22 @@ def converted(graph: Graph, *, layout: str = "model", four_bits: bool = True) ->
     carried_ = apply_layout(legal, plan(legal, ranks=(_IMAGE,)))
     layouts = {node: last for node, (_, last) in carried_.sources.items() if last is not None}
     emission = Emission(ROWS, layouts)
-    _interface(emission, carried_.graph)
     refused: dict[tuple[str, str, str], list[str]] = {}
+    try:
+        _interface(emission, carried_.graph)
+    except NoCounterpart as refusal:
+        refused["input", str(refusal), refusal.fix] = [graph.name]
     for node in carried_.graph.nodes:
         try:
             emission.node(node)
         except NoCounterpart as refusal:
             key = node.op.name, str(refusal), refusal.fix
             refused.setdefault(key, []).append(node.name)
+    try:
+        _results(emission, carried_.graph)
+    except NoCounterpart as refusal:
+        refused["output", str(refusal), refusal.fix] = [graph.name]
     _refuse(refused, graph.name)
-    _results(emission, carried_.graph)
     notes = [note for note in legal.notes if note.rule in {rule.name for rule in RULES}]
     tensors = _tensors(legal, carried_, emission)
     return TFLiteModel(legal, emission.model, tensors, (*notes, *_islands(carried_.graph)))

@@ -123,7 +123,6 @@ def clip(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     assert isinstance(attributes, ClipAttrs)
     low, high = attributes.low, attributes.high
     known: dict[tuple[float | None, float | None], str] = {
-        (0.0, None): "RELU",
         (0.0, 6.0): "RELU6",
         (-1.0, 1.0): "RELU_N1_TO_1",
     }
