@@ -20,13 +20,15 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import GemmAttrs
+from qdqbridge.ops.elementwise import ADD
+from qdqbridge.ops.unary import CLIP, RELU
 
 if TYPE_CHECKING:
     from qdqbridge.autoquant.decide import Decision
 
 ROOM = 2.0**31 - 2.0**24
 """The largest bias in its units: what products add must fit as well."""
-_ENDS = ("Add", "Relu", "Clip")
+_ENDS = (ADD, RELU, CLIP)
 _MAXIMUM = 2.0**31 - 1
 _FINE = 2.0**23
 """The bias of a channel without weights, in its units: exact in float32."""
@@ -109,9 +111,9 @@ def is_rounded(product: Node, decision: Decision) -> bool:
         if len(value.users) != 1:
             return False
         reader, index = next(iter(value.users))
-        if reader.op.name not in _ENDS or reader not in decision.plan.rules:
+        if reader.op not in _ENDS or reader not in decision.plan.rules:
             return False
-        if reader.op.name == "Add" and not reader.operand(1 - index).is_constant:
+        if reader.op is ADD and not reader.operand(1 - index).is_constant:
             return False
         value = reader.output
     return True

@@ -18,6 +18,9 @@ from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import TensorType
+from qdqbridge.ops.elementwise import ADD, CONCAT, DIV, MAX, MIN, MUL, PRELU, SUB, WHERE
+from qdqbridge.ops.matmul import GEMM, MATMUL
+from qdqbridge.ops.selection import PAD
 from qdqbridge.ops.weights import geometry_of
 
 
@@ -117,7 +120,7 @@ class _QuantizationPlanner:
     def _stays_unrounded(self, node: Node, value: Value) -> bool:
         """True for an operand of a residual Add that the target wants float."""
         producer = value.producer
-        if self.target.residuals or node.op.name != "Add" or producer not in self.rules:
+        if self.target.residuals or node.op is not ADD or producer not in self.rules:
             return False
         both = not any(v.is_constant for _, v in node.data_operands())
         return both and producer.op.flow is Flow.ACCUMULATE and not self.units.is_inside(value)
@@ -154,7 +157,7 @@ class _QuantizationPlanner:
 
     def _weight(self, node: Node, index: int, value: Value, rule: OperatorRule) -> None:
         if node.op.flow is Flow.ACCUMULATE:
-            if index == 1 or (index == 0 and node.op.name in ("MatMul", "Gemm")):
+            if index == 1 or (index == 0 and node.op in (MATMUL, GEMM)):
                 format = self.weights.get(node) or rule.weights or self.target.weights
                 if format.axis is not None:
                     format = replace(format, axis=results_axis(node) if index == 1 else None)
@@ -258,7 +261,7 @@ class _QuantizationPlanner:
 
 def moves_only(node: Node | None) -> bool:
     """True for movers whose results are values that they read, or bounds of them."""
-    return node is not None and node.op.flow is Flow.MOVE and node.op.name != "Pad"
+    return node is not None and node.op.flow is Flow.MOVE and node.op is not PAD
 
 
 def bounded(format: Format, interval: tuple[float, float]) -> QuantParams:
@@ -289,7 +292,7 @@ def results_axis(node: Node) -> int | None:
 
 def _worth_quantizing(node: Node) -> bool:
     """False for operators whose constants are parameters of a function, not a second tensor."""
-    return node.op.name in ("Add", "Sub", "Mul", "Div", "Min", "Max", "PRelu", "Where", "Concat")
+    return node.op in (ADD, SUB, MUL, DIV, MIN, MAX, PRELU, WHERE, CONCAT)
 
 
 def _is_float32(value: Value) -> bool:

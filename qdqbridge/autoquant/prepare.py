@@ -23,9 +23,11 @@ from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.naming import name_values
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import EpsilonAttrs, GemmAttrs
+from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.ops.matmul import DENSE, GEMM
 from qdqbridge.ops.weights import WeightGeometry, geometry_of
 
-_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "Dense")
+_PRODUCTS = (CONV, CONV_TRANSPOSE, GEMM, DENSE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +55,7 @@ def prepared(graph: Graph) -> Graph:
 def fold_batch_norm(node: Node, scope: Scope) -> Proposal:
     """``BatchNormalization(Conv(x, w, b)) -> Conv(x, w', b')`` for constant statistics."""
     product = node.operand(0).producer
-    if product is None or product.op.name not in _PRODUCTS:
+    if product is None or product.op not in _PRODUCTS:
         return None
     if scope.sole_reader(node.operand(0)) is not node or not _is_plain(product):
         return None

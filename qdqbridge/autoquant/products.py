@@ -14,6 +14,7 @@ from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.accumulator import centered, integer_params
 from qdqbridge.ops.attributes import GemmAttrs
+from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.weights import geometry_of
 
 
@@ -66,7 +67,7 @@ class Product:
         assert self.weights is not None
         kernel = self.other.constant
         signed = self.weights - (0 if self.other_params.storage_dtype.is_signed else 128)
-        convolution = self.node.op.name in ("Conv", "ConvTranspose")
+        convolution = self.node.op in (CONV, CONV_TRANSPOSE)
         if order == "channels-first" or not convolution or kernel is None:
             return signed
         taps = int(np.prod(kernel.numpy().shape[2:], dtype=np.int64))

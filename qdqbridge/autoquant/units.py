@@ -6,10 +6,13 @@ from collections.abc import Collection
 
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
+from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.ops.elementwise import ADD, CONCAT, WHERE
+from qdqbridge.ops.matmul import DENSE, MATMUL
 
 CLAMPS = ("Relu", "Clip")
 _ROUNDING = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
-_SEVERAL = ("Concat", "Where")
+_SEVERAL = (CONCAT, WHERE)
 
 
 class Units:
@@ -39,7 +42,7 @@ class Units:
 
     def adds_bias(self, node: Node) -> bool:
         """True for an Add whose constant is the bias of a product."""
-        return node.op.name == "Add" and any(
+        return node.op is ADD and any(
             v in self._inside and v.producer is not None and v.producer.op.flow is Flow.ACCUMULATE
             for _, v in node.data_operands()
         )
@@ -78,7 +81,7 @@ class Units:
                 self._chained |= {node, *readers}
 
     def _is_step(self, node: Node) -> bool:
-        if node.op.flow is not Flow.ELEMENTWISE or node.op.name in _SEVERAL:
+        if node.op.flow is not Flow.ELEMENTWISE or node.op in _SEVERAL:
             return False
         ends_product = any(v in self._inside for _, v in node.data_operands())
         return node in self.quantized and len(node.outputs) == 1 and not ends_product
@@ -89,15 +92,15 @@ class Units:
 
 def _is_bias(product: Node, reader: Node, index: int) -> bool:
     """True where ``reader`` adds a constant vector along the channels of ``product``."""
-    if reader.op.name != "Add" or product.optional(2) is not None:
+    if reader.op is not ADD or product.optional(2) is not None:
         return False
-    if product.op.name not in ("Conv", "ConvTranspose", "MatMul", "Dense"):
+    if product.op not in (CONV, CONV_TRANSPOSE, MATMUL, DENSE):
         return False
     weight, addend = product.operand(1), reader.operand(1 - index)
     shape = product.output.type.shape
     if addend.constant is None or shape is None or not weight.is_constant:
         return False
-    axis = len(shape) - 1 if product.op.name in ("MatMul", "Dense") else 1
+    axis = len(shape) - 1 if product.op in (MATMUL, DENSE) else 1
     own = (1,) * (len(shape) - len(addend.constant.shape)) + addend.constant.shape
     expected = tuple(shape[axis] if i == axis else 1 for i in range(len(shape)))
     return own == expected

@@ -49,6 +49,7 @@ from qdqbridge.ops.conversion import REQUANTIZE
 from qdqbridge.ops.elementwise import WHERE
 from qdqbridge.ops.matmul import OPERATORS as MATRIX_PRODUCTS
 from qdqbridge.ops.reduction import reduces
+from qdqbridge.ops.softmax import SOFTMAX
 from qdqbridge.ops.table import OPERATORS
 
 _BY_RECORD: Mapping[type[Attributes], str] = {
@@ -227,7 +228,7 @@ def _softmax_scale(graph: Graph, constraints: Constraints) -> Result:
     if limits.output_scale is None:
         return graph, done
     editor = Editor(graph)
-    for node in [n for n in graph.nodes if n.op.name == "Softmax"]:
+    for node in [n for n in graph.nodes if n.op is SOFTMAX]:
         params = None if node.output.quant is None else node.output.quant.params
         wanted = None if params is None else _wanted(params, limits)
         if params is None or wanted is None or wanted.same_mapping(params):

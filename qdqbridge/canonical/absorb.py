@@ -12,6 +12,7 @@ from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import ResizeAttrs
+from qdqbridge.ops.elementwise import POW
 from qdqbridge.ops.weights import geometry_of
 
 _WEIGHT_BITS = 16
@@ -170,7 +171,7 @@ def _result_refusal(params: QuantParams) -> Reject | None:
 
 
 def _form_refusal(op: Node) -> Reject | None:
-    if op.op.name == "Pow" and (op.operand(1).constant is None or op.operand(1).rank != 0):
+    if op.op is POW and (op.operand(1).constant is None or op.operand(1).rank != 0):
         exponent = op.operand(1)
         if exponent.constant is None or exponent.constant.size != 1:
             return Reject("Pow has an integer form only for one constant exponent")

@@ -25,11 +25,14 @@ from qdqbridge.graph.graph import Node, Note, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import EpsilonAttrs
+from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.ops.matmul import DENSE
+from qdqbridge.ops.normalization import BATCH_NORMALIZATION
 from qdqbridge.ops.weights import geometry_of
 
 Array: TypeAlias = NDArray[Any]
 AFFINE = ("Add", "Sub", "Mul", "Div", "BatchNormalization")
-_PRODUCTS = ("Conv", "ConvTranspose", "Dense")
+_PRODUCTS = (CONV, CONV_TRANSPOSE, DENSE)
 _MOST = 16
 _TINY = float(np.finfo(np.float32).tiny)
 
@@ -97,7 +100,7 @@ def chain_behind(last: Node, is_output: Callable[[Value], bool]) -> AffineChain 
         product = None if source is None else source.producer
         if source is None or product is None or is_output(source) or len(source.users) != 1:
             return None
-        if product.op.name in _PRODUCTS:
+        if product.op in _PRODUCTS:
             return _chain(product, tuple(reversed(nodes)), is_output)
         current = product
     return None
@@ -154,7 +157,7 @@ def _real(value: Value) -> Array | None:
 def _step(node: Node, channels: int, axis: int) -> tuple[Array, Array] | None:
     """Returns factor and offset of one node, None where it is no map per channel."""
     rank = node.output.rank
-    if node.op.name == "BatchNormalization":
+    if node.op is BATCH_NORMALIZATION:
         return _batch(node, channels) if axis == 1 and node.inputs[0] is _data(node) else None
     data = _data(node)
     if data is None or rank is None or len(node.inputs) != 2:
@@ -177,14 +180,13 @@ def _step(node: Node, channels: int, axis: int) -> tuple[Array, Array] | None:
 
 
 def _batch(node: Node, channels: int) -> tuple[Array, Array] | None:
-    assert isinstance(node.attributes, EpsilonAttrs)
     read = (None if v is None else _real(v) for v in node.inputs[1:5])
     numbers = [n for n in read if n is not None and n.shape == (channels,)]
     if len(numbers) != 4:
         return None
     gamma, beta, mean, var = numbers
     with np.errstate(invalid="ignore", divide="ignore"):
-        factor = gamma / np.sqrt(var + node.attributes.epsilon)
+        factor = gamma / np.sqrt(var + node.record(EpsilonAttrs).epsilon)
     return factor, beta - mean * factor
 
 

@@ -26,6 +26,7 @@ from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.accumulator import BIAS_MOVES
+from qdqbridge.ops.matmul import DENSE
 from qdqbridge.ops.weights import geometry_of
 
 _WITH_BIAS = ("Conv", "ConvTranspose", "Dense")
@@ -184,7 +185,7 @@ def bias_from_add(node: Node, scope: Scope) -> Proposal:
             continue  # a quantized product is rounded already, and a second bias has no place
         if scope.sole_reader(source) is not node:
             continue
-        if op.operand(1).quant is None or not (op.operand(0).quant or op.op.name == "Dense"):
+        if op.operand(1).quant is None or not (op.operand(0).quant or op.op is DENSE):
             continue
         vector = _vector(op, other)
         if vector is None and (stored_behind(other) or other).constant is None:

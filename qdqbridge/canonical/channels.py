@@ -22,6 +22,10 @@ from qdqbridge.ops.attributes import (
     SplitAttrs,
     TransposeAttrs,
 )
+from qdqbridge.ops.composition import COMPOSITION
+from qdqbridge.ops.conversion import QUANTIZE
+from qdqbridge.ops.data_movement import FLATTEN, RESHAPE
+from qdqbridge.ops.elementwise import CONCAT
 from qdqbridge.ops.permutation import (
     inverse,
     permuted_attributes,
@@ -29,6 +33,7 @@ from qdqbridge.ops.permutation import (
     permuted_params,
     permuted_type,
 )
+from qdqbridge.ops.selection import GATHER
 from qdqbridge.ops.table import BY_NAME
 
 _LAST = ((0, 2, 1), (0, 2, 3, 1), (0, 2, 3, 4, 1))
@@ -49,7 +54,7 @@ def operator_before_transpose(node: Node, scope: Scope) -> Proposal:
         return None
     operands: list[Value | None] = []
     for index, value in enumerate(node.inputs):
-        if value is not None and not node.op.is_data(index) and node.op.name == "Gather":
+        if value is not None and not node.op.is_data(index) and node.op is GATHER:
             operands.append(value)
             continue
         permuted = None if value is None else _permuted(value, perm)
@@ -112,7 +117,7 @@ def split_before_transpose(node: Node, scope: Scope) -> Proposal:
 def constant_of_fewer_axes(node: Node, scope: Scope) -> Proposal:
     """``Add(x, const[1,1,8]) -> Add(x, const[8])`` where x has all axes of the result."""
     del scope
-    if node.op.flow is not Flow.ELEMENTWISE or node.op.name in ("Concat", "Composition"):
+    if node.op.flow is not Flow.ELEMENTWISE or node.op in (CONCAT, COMPOSITION):
         return None
     rank = node.output.rank
     if rank is None or not any(v and not v.is_constant and v.rank == rank for v in node.inputs):
@@ -167,7 +172,7 @@ def transpose_of_a_reshape(node: Node, scope: Scope) -> Proposal:
     """``Transpose(Reshape(x)) -> Reshape(x)`` where the transpose moves extents of 1 only."""
     del scope
     inner, attributes, output = node.operand(0).producer, node.attributes, node.output
-    if inner is None or inner.op.name not in ("Reshape", "Flatten") or len(inner.inputs) != 1:
+    if inner is None or inner.op not in (RESHAPE, FLATTEN) or len(inner.inputs) != 1:
         return None
     shape, x = inner.output.type.shape, inner.operand(0)
     if not isinstance(attributes, TransposeAttrs) or shape is None:
@@ -294,7 +299,7 @@ def _turn(value: Value) -> tuple[Value, tuple[int, ...]] | None:
         perm = node.attributes.perm
         return (node.operand(0), perm) if perm in _LAST else None
     before, after = node.operand(0).type.shape if node.inputs else None, value.type.shape
-    if node.op.name != "Reshape" or len(node.inputs) != 1 or before is None or after is None:
+    if node.op is not RESHAPE or len(node.inputs) != 1 or before is None or after is None:
         return None
     if (
         len(before) != _IMAGE
@@ -323,7 +328,7 @@ def _permuted(value: Value, perm: tuple[int, ...]) -> Value | None:
         if value.quant is None:
             return dequantized(inner, value.type.dtype, node.origin)
         params = permuted_params(value.quant.params, inverse(perm))
-        made = quantized if node.op.name == "quantize" else requantized
+        made = quantized if node.op is QUANTIZE else requantized
         return made(inner, params, node.origin, value.name)
     turn = _turn(value)
     return turn[0] if turn is not None and turn[1] == perm else None
@@ -336,7 +341,7 @@ def _transposed(inner: Value, perm: tuple[int, ...], node: Node) -> Value:
 
 def _in_any_layout(node: Node) -> bool:
     """True for an operator that does the same wherever its axes lie, which its attributes name."""
-    if node.op.name == "Gather":
+    if node.op is GATHER:
         return node.operand(1).rank == 1
     along = ("Concat", "Pad", "Slice", "Tile", "Softmax", "LogSoftmax")
     return node.op.name in along or node.op.flow is Flow.ELEMENTWISE

@@ -15,16 +15,19 @@ from qdqbridge.graph.operator import Attributes, Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import ClipAttrs, PadAttrs
+from qdqbridge.ops.conversion import QUANTIZE, REQUANTIZE
+from qdqbridge.ops.elementwise import MAX
 from qdqbridge.ops.table import BY_NAME
+from qdqbridge.ops.unary import CLIP, RELU
 
 _ROUNDING = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
 
 
 def bounds(node: Node) -> tuple[float, float] | None:
     """Returns the real interval of a Relu or Clip, None for any other node."""
-    if node.op.name == "Relu":
+    if node.op is RELU:
         return 0.0, math.inf
-    if node.op.name == "Clip" and isinstance(node.attributes, ClipAttrs):
+    if node.op is CLIP and isinstance(node.attributes, ClipAttrs):
         low, high = node.attributes.low, node.attributes.high
         return -math.inf if low is None else low, math.inf if high is None else high
     return None
@@ -59,7 +62,7 @@ def clip_of_an_extreme(node: Node, scope: Scope) -> Proposal:
     rank = max((value.rank or 0 for value in others), default=0)
     if (bound.rank or 0) > rank or math.isnan(number):
         return None
-    low = node.op.name == "Max"
+    low = node.op is MAX
     interval = (number, math.inf) if low else (-math.inf, number)
     if node.output.quant is not None:
         return _narrow_extreme(node, others, node.output.quant.params, interval)
@@ -143,7 +146,7 @@ def clamp_before_quantize(node: Node, scope: Scope) -> Proposal:
     if not target.params.per_tensor or not target.params.storage_dtype.is_integer:
         return Reject(f"the range of a clamp ({clamp.op.name}) cannot be per channel")
     if scope.is_output(clamp.output) or any(
-        reader.op.name != "quantize" for reader in scope.readers(clamp.output)
+        reader.op is not QUANTIZE for reader in scope.readers(clamp.output)
     ):
         return Reject(f"the result of {clamp.op.name} is also read as float", (clamp.output.name,))
     if interval[0] > interval[1]:
@@ -165,7 +168,7 @@ def clamp_into_producer(node: Node, scope: Scope) -> Proposal:
     if scope.sole_reader(source) is not node or len(producer.outputs) != 1:
         return None
     params = _intersection(source.quant.params, target.params)
-    if producer.op.flow in _ROUNDING or producer.op.name in ("quantize", "requantize"):
+    if producer.op.flow in _ROUNDING or producer.op in (QUANTIZE, REQUANTIZE):
         type_ = QuantType(params, node.output.type.shape)
         return Replace({node.output: retyped(producer, producer.inputs, type_, node.output.name)})
     if producer.op.flow is Flow.MOVE:

@@ -16,9 +16,10 @@ from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.printer import attributes_text, elements
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.composition import COMPOSITION, CompositionAttrs, Step
+from qdqbridge.ops.elementwise import CONCAT, WHERE
 
 _MOST = 64
-_NOT_ELEMENTWISE = ("Concat", "Where", "Composition")
+_NOT_ELEMENTWISE = (CONCAT, WHERE, COMPOSITION)
 _STORAGE = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
 
 
@@ -50,7 +51,7 @@ def compose_elementwise(node: Node, scope: Scope) -> Proposal:
 
 
 def _is_step(node: Node) -> bool:
-    plain = node.op.flow is Flow.ELEMENTWISE and node.op.name not in _NOT_ELEMENTWISE
+    plain = node.op.flow is Flow.ELEMENTWISE and node.op not in _NOT_ELEMENTWISE
     types = [v.type for v in node.outputs]
     return (
         plain

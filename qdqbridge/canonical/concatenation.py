@@ -7,6 +7,7 @@ from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule, stored_behi
 from qdqbridge.canonical.storage import shifted_as
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import QuantType, TensorType
+from qdqbridge.ops.elementwise import CONCAT
 
 
 @rule("dequantize-through-concat", "Concat")
@@ -74,7 +75,7 @@ def quantize_into_concat(node: Node, scope: Scope) -> Proposal:
     """``quantize(Concat(x, dequantize(q))) -> Concat(quantize(x), q)`` into the quantized type."""
     source, target = node.operand(0), node.output.quant
     join = source.producer
-    if join is None or target is None or join.op.name != "Concat" or scope.is_output(source):
+    if join is None or target is None or join.op is not CONCAT or scope.is_output(source):
         return None
     if not target.params.per_tensor or len(scope.readers(source)) != 1:
         return None

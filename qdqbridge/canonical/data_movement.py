@@ -32,6 +32,8 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape, TensorType, static_shape
 from qdqbridge.ops import resize
 from qdqbridge.ops.attributes import AxesAttrs, PadAttrs, ResizeAttrs, TransposeAttrs
+from qdqbridge.ops.conversion import QUANTIZE
+from qdqbridge.ops.data_movement import FLATTEN, RESHAPE, SQUEEZE, UNSQUEEZE
 from qdqbridge.ops.folding import proportionate
 from qdqbridge.ops.permutation import permuted_params
 from qdqbridge.ops.table import OPERATORS
@@ -55,13 +57,13 @@ def moved_axis(node: Node, params: QuantParams, shape: Shape, to: Shape) -> int 
     if axis is None or shape is None:
         return None
     attributes = node.attributes
-    if node.op.name == "Squeeze" and isinstance(attributes, AxesAttrs):
+    if node.op is SQUEEZE and isinstance(attributes, AxesAttrs):
         kept = [i for i in range(len(shape)) if i not in attributes.axes]
         return kept.index(axis) if axis in kept else None
-    if node.op.name == "Unsqueeze" and isinstance(attributes, AxesAttrs):
+    if node.op is UNSQUEEZE and isinstance(attributes, AxesAttrs):
         rank = len(shape) + len(attributes.axes)
         return [i for i in range(rank) if i not in attributes.axes][axis]
-    if node.op.name in ("Reshape", "Flatten"):
+    if node.op in (RESHAPE, FLATTEN):
         return _reshaped_axis(axis, static_shape(shape), static_shape(to))
     return None
 
@@ -82,7 +84,7 @@ def moved_params(node: Node, params: QuantParams) -> QuantParams | None:
     """Returns the parameters of a mover's result, None where they cannot be told."""
     if params.per_tensor:
         return params
-    if node.op.name == "Reshape":
+    if node.op is RESHAPE:
         blocks = _rows_as_blocks(node, params)
         if blocks is not None:
             return blocks
@@ -169,7 +171,7 @@ def quantize_through_data_movement(node: Node, scope: Scope) -> Proposal:
     readers = [reader for value in movement.outputs for reader in scope.readers(value)]
     leaves = any(scope.is_output(value) for value in movement.outputs)
     if leaves or any(
-        r.op.name != "quantize" or r.output.quant is None or r.output.quant.params != target.params
+        r.op is not QUANTIZE or r.output.quant is None or r.output.quant.params != target.params
         for r in readers
     ):
         return Reject(

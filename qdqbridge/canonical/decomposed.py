@@ -18,6 +18,7 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.ops.attributes import ClipAttrs
 from qdqbridge.ops.conversion import REINTERPRET
+from qdqbridge.ops.elementwise import DIV, MAX, MIN, MUL
 
 _STORED = (
     DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT32,
@@ -161,15 +162,13 @@ def _without_clamps(value: Value) -> tuple[Value, float, float]:
             low = low if node.attributes.low is None else max(low, node.attributes.low)
             high = high if node.attributes.high is None else min(high, node.attributes.high)
             value = node.operand(0)
-        elif node is not None and node.op.name in ("Min", "Max") and len(node.inputs) == 2:
+        elif node is not None and node.op in (MIN, MAX) and len(node.inputs) == 2:
             bounds = _sides(node)
             number = None if not bounds else _number(bounds[0][1])
             if number is None or number.size != 1:
                 break
             bound = float(number.reshape(-1)[0])
-            low, high = (
-                (max(low, bound), high) if node.op.name == "Max" else (low, min(high, bound))
-            )
+            low, high = (max(low, bound), high) if node.op is MAX else (low, min(high, bound))
             value = bounds[0][0]
     return value, low, high
 
@@ -179,9 +178,9 @@ def _divided(value: Value, scale: Value) -> Value | None:
     node, own = value.producer, _number(scale)
     if node is None or own is None:
         return None
-    if node.op.name == "Div":
+    if node.op is DIV:
         return node.operand(0) if _same(_number(node.operand(1)), own) else None
-    if node.op.name == "Mul":
+    if node.op is MUL:
         with np.errstate(divide="ignore", over="ignore"):
             inverse = np.asarray(np.ones((), own.dtype) / own)
         return next((x for x, c in _sides(node) if _same(_number(c), inverse)), None)
@@ -240,7 +239,7 @@ def _params(
 
 def is_fake_quantize(node: Node) -> bool:
     """True where :func:`fake_quantize` would read ``node`` as the end of a quantization."""
-    if node.op.name != "Mul" or len(node.inputs) != 2:
+    if node.op is not MUL or len(node.inputs) != 2:
         return False
     found = (_FakeQuantize.behind(value, scale) for value, scale in _sides(node))
     return any(isinstance(item, _FakeQuantize) for item in found)

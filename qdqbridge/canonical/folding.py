@@ -10,6 +10,7 @@ from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.types import static_shape
+from qdqbridge.ops.conversion import QUANTIZE
 from qdqbridge.ops.folding import affordable
 
 _SMALL = 4096
@@ -64,7 +65,7 @@ def small_constant(node: Node, scope: Scope) -> Proposal:
 
 def _is_only_quantized(node: Node, scope: Scope) -> bool:
     readers = scope.readers(node.output)
-    plain = all(reader.op.name == "quantize" for reader in readers)
+    plain = all(reader.op is QUANTIZE for reader in readers)
     return plain and bool(readers) and not scope.is_output(node.output)
 
 

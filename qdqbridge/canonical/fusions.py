@@ -24,6 +24,7 @@ from qdqbridge.graph.patterns import Pattern, PatternMatch, match, near
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import ReduceAttrs, SoftmaxAttrs
 from qdqbridge.ops.forms import ends, written
+from qdqbridge.ops.reduction import REDUCE_MAX
 from qdqbridge.ops.table import BY_NAME, OPERATORS
 
 
@@ -90,7 +91,7 @@ def softmax_of_steps(node: Node, scope: Scope) -> Proposal:
     total = node.operand(1).producer
     if total is None or not match(found.values["e"], _CENTRED, found):
         return None
-    largest = [step for step in found.nodes if step.op.name == "ReduceMax"]
+    largest = [step for step in found.nodes if step.op is REDUCE_MAX]
     axes = total.attributes
     if not isinstance(axes, ReduceAttrs) or not axes.keepdims or len(axes.axes) != 1:
         return Reject("a quotient of exponentials and their sum is no Softmax of one axis")

@@ -16,6 +16,7 @@ from qdqbridge.ops.attributes import (
     SplitAttrs,
     TileAttrs,
 )
+from qdqbridge.ops.elementwise import CONCAT
 
 
 @rule(
@@ -58,7 +59,7 @@ def _gives_back(node: Node, x: Value) -> bool:
         case SplitAttrs(_, sizes):
             return len(sizes) == 1
         case _:
-            return node.op.name == "Concat" and len(node.inputs) == 1
+            return node.op is CONCAT and len(node.inputs) == 1
 
 
 def _takes_all(given: SliceAttrs, x: Value) -> bool:

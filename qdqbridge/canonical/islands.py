@@ -5,6 +5,7 @@ from __future__ import annotations
 from qdqbridge.graph.graph import Graph, Node, Note, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.types import TensorType
+from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE
 
 _TAUTOLOGY = "absorb-accumulator-operands"
 """Refuses float operands, as all are in a file without quantization."""
@@ -35,7 +36,7 @@ def islands(graph: Graph) -> list[Note]:
         if node.op.flow in _CONVERSIONS or not _is_float(node):
             continue
         reads = [v.name for v in node.inputs if v is not None and _dequantized(v)]
-        feeds = [v.name for v in node.outputs if any(n.op.name == "quantize" for n, _ in v.users)]
+        feeds = [v.name for v in node.outputs if any(n.op is QUANTIZE for n, _ in v.users)]
         if not reads and not feeds:
             continue
         known = reasons.get(node.name)
@@ -50,7 +51,7 @@ def _is_float(node: Node) -> bool:
 
 
 def _dequantized(value: Value) -> bool:
-    return value.producer is not None and value.producer.op.name == "dequantize"
+    return value.producer is not None and value.producer.op is DEQUANTIZE
 
 
 def _reason(node: Node, outputs: set[Value]) -> str:

@@ -18,7 +18,8 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import NormAttrs, ReduceAttrs
-from qdqbridge.ops.normalization import LAYER
+from qdqbridge.ops.elementwise import MUL, POW
+from qdqbridge.ops.normalization import LAYER_NORMALIZATION
 
 _GAMMA, _BETA = 1, 2
 
@@ -44,7 +45,12 @@ def layer_norm_of_steps(node: Node, scope: Scope) -> Proposal:
     unit = constant(Constant.of(np.ones([int(e) for e in extents], np.float32)), None, "")
     origin = mean.origin.joined(minus.origin).joined(node.origin)
     value = result(
-        LAYER, NormAttrs(axis, epsilon), [x, unit], node.output.type, origin, node.output.name
+        LAYER_NORMALIZATION,
+        NormAttrs(axis, epsilon),
+        [x, unit],
+        node.output.type,
+        origin,
+        node.output.name,
     )
     return Replace({node.output: value})
 
@@ -84,7 +90,9 @@ def _absorbed(node: Node, scope: Scope, index: int) -> Proposal:
         if index == _BETA:
             operands = [norm.operand(0), norm.operand(_GAMMA), taken]
         origin = norm.origin.joined(node.origin)
-        value = result(LAYER, attributes, operands, node.output.type, origin, node.output.name)
+        value = result(
+            LAYER_NORMALIZATION, attributes, operands, node.output.type, origin, node.output.name
+        )
         return Replace({node.output: value})
     return None
 
@@ -125,9 +133,9 @@ def _axis(mean: Node) -> int | None:
 
 def _squares(power: Node, value: Value) -> bool:
     """True for ``value * value`` and ``value ** 2``."""
-    if power.op.name == "Mul":
+    if power.op is MUL:
         return power.operand(0) is value and power.operand(1) is value
-    exponent = power.operand(1).constant if power.op.name == "Pow" else None
+    exponent = power.operand(1).constant if power.op is POW else None
     if exponent is None or power.operand(0) is not value:
         return False
     return exponent.size == 1 and float(exponent.numpy().reshape(-1)[0]) == 2.0

@@ -13,6 +13,7 @@ from qdqbridge.canonical.rule import Proposal, Replace, Scope, made_by, rule, st
 from qdqbridge.graph.graph import Node, Origin, Value
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import GemmAttrs, ReshapeAttrs
+from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.table import BY_NAME
 
 ROWS = GemmAttrs(trans_b=True)
@@ -36,7 +37,7 @@ def convolution_bias(node: Node, scope: Scope) -> Proposal:
     for index in (0, 1):
         source, other = node.operand(index), node.operand(1 - index)
         conv = source.producer
-        if conv is None or conv.op.name not in ("Conv", "ConvTranspose"):
+        if conv is None or conv.op not in (CONV, CONV_TRANSPOSE):
             continue
         if source.quant is not None or conv.optional(2) is not None:
             continue

@@ -10,11 +10,17 @@ from qdqbridge.canonical.build import constant, result
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import TensorType, static_shape
+from qdqbridge.ops.normalization import (
+    GROUP_NORMALIZATION,
+    INSTANCE_NORMALIZATION,
+    LAYER_NORMALIZATION,
+    RMS_NORMALIZATION,
+)
 
 _NORMS = frozenset(
-    ("LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization")
+    (LAYER_NORMALIZATION, RMS_NORMALIZATION, INSTANCE_NORMALIZATION, GROUP_NORMALIZATION)
 )
-_ROWS = frozenset(("LayerNormalization", "RMSNormalization"))
+_ROWS = frozenset((LAYER_NORMALIZATION, RMS_NORMALIZATION))
 _GAMMA, _BETA = 1, 2
 
 
@@ -47,7 +53,7 @@ def offset_into_norm(node: Node, scope: Scope) -> Proposal:
     """``Add(norm(x, gamma, 0), beta) -> norm(x, gamma, beta)`` for a constant beta."""
     for norm, other in _sides(node, scope):
         old = norm.optional(_BETA)
-        if norm.op.name == "RMSNormalization" or (old is not None and not _all(old, 0)):
+        if norm.op is RMS_NORMALIZATION or (old is not None and not _all(old, 0)):
             continue
         beta = _as_operand(norm, other)
         if beta is not None:
@@ -68,7 +74,7 @@ def _sides(node: Node, scope: Scope) -> list[tuple[Node, Value]]:
     for index in (0, 1):
         value = node.operand(index)
         norm = value.producer
-        if norm is None or norm.op.name not in _NORMS or value.quant is not None:
+        if norm is None or norm.op not in _NORMS or value.quant is not None:
             continue
         if scope.sole_reader(value) is node and value.type == node.output.type:
             found.append((norm, node.operand(1 - index)))
@@ -84,7 +90,7 @@ def _as_operand(norm: Node, value: Value) -> Value | None:
     if value.type.dtype is not gamma.type.dtype:
         return None
     own = value.constant.shape
-    rows = norm.op.name in _ROWS
+    rows = norm.op in _ROWS
     wanted = extents if rows else (*extents, *([1] * (rank - 2)))
     if len(own) > rank or (1,) * (rank - len(own)) + own != (1,) * (rank - len(wanted)) + wanted:
         return None

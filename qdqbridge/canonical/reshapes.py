@@ -10,6 +10,7 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Attributes
 from qdqbridge.graph.types import Dim, static_shape
 from qdqbridge.ops.attributes import AxesAttrs, AxisAttrs, ReshapeAttrs, TransposeAttrs
+from qdqbridge.ops.data_movement import FLATTEN, RESHAPE, UNSQUEEZE
 from qdqbridge.ops.table import BY_NAME
 
 _ROWS = AxisAttrs(1)
@@ -137,8 +138,8 @@ def moved_twice(node: Node, scope: Scope) -> Proposal:
     """``Transpose(Transpose(x)) -> Transpose(x)``; so Reshape, Squeeze and Unsqueeze."""
     del scope
     inner = made_by(node.operand(0), node.op.name)
-    if inner is None and node.op.name in ("Reshape", "Flatten"):
-        inner = made_by(node.operand(0), "Flatten" if node.op.name == "Reshape" else "Reshape")
+    if inner is None and node.op in (RESHAPE, FLATTEN):
+        inner = made_by(node.operand(0), "Flatten" if node.op is RESHAPE else "Reshape")
     if inner is None or not inner.inputs or inner.operand(0).quant != _quant_like(node, inner):
         return None
     attributes = _composed(node, inner)
@@ -165,16 +166,16 @@ def _composed(node: Node, inner: Node) -> Attributes | None:
     if isinstance(a, TransposeAttrs) and isinstance(b, TransposeAttrs):
         return TransposeAttrs(tuple(a.perm[axis] for axis in b.perm))
     if isinstance(a, AxesAttrs) and isinstance(b, AxesAttrs):
-        rank = inner.output.rank if node.op.name == "Unsqueeze" else inner.operand(0).rank
+        rank = inner.output.rank if node.op is UNSQUEEZE else inner.operand(0).rank
         return None if rank is None else _joined(node.op.name, a.axes, b.axes, rank)
-    if node.op.name in ("Reshape", "Flatten") and _known(inner) and _known(node):
+    if node.op in (RESHAPE, FLATTEN) and _known(inner) and _known(node):
         target = _target(inner.operand(0), node.output)
         return None if target is None else ReshapeAttrs(target)
     return None
 
 
 def _known(node: Node) -> bool:
-    return node.op.name == "Flatten" or _fixed(node)
+    return node.op is FLATTEN or _fixed(node)
 
 
 def _joined(name: str, first: tuple[int, ...], then: tuple[int, ...], rank: int) -> AxesAttrs:

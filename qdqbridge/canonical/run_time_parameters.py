@@ -10,6 +10,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import static_shape
 from qdqbridge.ops.attributes import LinearAttrs
+from qdqbridge.ops.run_time_parameters import DEQUANTIZE_LINEAR
 
 
 @rule("one-zero-point", "QuantizeLinear", "DequantizeLinear")
@@ -34,10 +35,9 @@ def one_zero_point(node: Node, scope: Scope) -> Proposal:
 
 def _may_be_left_out(node: Node, scale: Value) -> bool:
     """True where a file can be written without a zero point, or with zeros of a known shape."""
-    attributes = node.attributes
-    assert isinstance(attributes, LinearAttrs)
+    attributes = node.record(LinearAttrs)
     known = static_shape(scale.type.shape) is not None
-    return known or node.op.name == "DequantizeLinear" or attributes.to is DType.UINT8
+    return known or node.op is DEQUANTIZE_LINEAR or attributes.to is DType.UINT8
 
 
 def _numbers(value: Value) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:

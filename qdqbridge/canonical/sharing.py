@@ -8,6 +8,7 @@ from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.ops import run_time_parameters
+from qdqbridge.ops.conversion import DEQUANTIZE
 from qdqbridge.ops.table import OPERATORS
 
 _MERGED = (Flow.CONVERT, Flow.REINTERPRET, Flow.MOVE)
@@ -68,7 +69,7 @@ def share_dequantized(graph: Graph) -> bool:
     changed = False
     for node in graph.nodes:
         source = node.inputs[0] if node.inputs else None
-        if node.op.name != "dequantize" or source is None or source.constant is None:
+        if node.op is not DEQUANTIZE or source is None or source.constant is None:
             continue
         alike = kept.setdefault((source.type, node.output.type), [])
         for other in alike:

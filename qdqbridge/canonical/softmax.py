@@ -7,6 +7,8 @@ from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.types import Dim
 from qdqbridge.ops.attributes import AxisAttrs, ReshapeAttrs, SoftmaxAttrs
+from qdqbridge.ops.data_movement import FLATTEN, RESHAPE
+from qdqbridge.ops.softmax import LOG_SOFTMAX, SOFTMAX
 from qdqbridge.ops.table import BY_NAME
 
 
@@ -41,13 +43,13 @@ def softmax_of_rows(node: Node, scope: Scope) -> Proposal:
     Importers of opsets before 13 write a softmax so, also over one axis.
     """
     soft = node.operand(0).producer
-    if soft is None or soft.op.name not in ("Softmax", "LogSoftmax"):
+    if soft is None or soft.op not in (SOFTMAX, LOG_SOFTMAX):
         return None
     rank = soft.output.rank
     flat = soft.operand(0).producer
     if rank is None or soft.attributes != SoftmaxAttrs((rank - 1,)) or flat is None:
         return None
-    if flat.op.name not in ("Reshape", "Flatten") or scope.sole_reader(soft.output) is not node:
+    if flat.op not in (RESHAPE, FLATTEN) or scope.sole_reader(soft.output) is not node:
         return None
     x, shape = flat.operand(0), node.output.type.shape
     if shape is None or len(shape) < 2 or x.type.shape != shape or x.quant is not None:

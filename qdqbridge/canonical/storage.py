@@ -23,6 +23,7 @@ from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.recenter import shiftable, shifted_constant, shifted_params
 from qdqbridge.graph.types import QuantType
+from qdqbridge.ops.conversion import DEQUANTIZE, REQUANTIZE
 
 _COMPUTING = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
 
@@ -79,7 +80,7 @@ class _Storage:
         for node in self.graph.nodes:
             if _passes(node):
                 changed |= self._propagate_table(node)
-            elif node.op.flow in _COMPUTING or node.op.name == "dequantize":
+            elif node.op.flow in _COMPUTING or node.op is DEQUANTIZE:
                 changed |= self._propagate_operands(node)
         if changed:
             self.editor.finish()
@@ -130,7 +131,7 @@ class _Storage:
         pending = [node]
         while pending:
             current = pending.pop()
-            target = region.shifts if current.op.name == "requantize" else region.values
+            target = region.shifts if current.op is REQUANTIZE else region.values
             target += current.outputs
             for value in current.outputs:
                 region.fixed |= self.editor.is_output(value)
@@ -177,6 +178,6 @@ def _passes(node: Node) -> bool:
     if any(value.quant is None for value in node.outputs):
         return False
     own, result = source.quant.params, node.output.quant
-    if node.op.name == "requantize":
+    if node.op is REQUANTIZE:
         return result is not None and covers(result.params, shifted_params(own))
     return moves(node) and all(v.type.dtype is own.storage_dtype for v in node.outputs)

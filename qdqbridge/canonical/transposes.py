@@ -12,6 +12,7 @@ from qdqbridge.ops.attributes import (
     SoftmaxAttrs,
     TransposeAttrs,
 )
+from qdqbridge.ops.data_movement import TRANSPOSE
 from qdqbridge.ops.permutation import permuted_attributes, permuted_operand, permuted_type
 
 _MOST = 64
@@ -29,7 +30,7 @@ def island_of_a_layout(node: Node, scope: Scope) -> Proposal:
     if not isinstance(attributes, TransposeAttrs) or node.operand(0).producer is None:
         return None
     source = node.operand(0)
-    if source.producer is None or source.producer.op.name == "Transpose":
+    if source.producer is None or source.producer.op is TRANSPOSE:
         return None
     island = _Island(attributes.perm, scope)
     value = island.permuted(source)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.operator import Attributes, Operator
+from qdqbridge.graph.operator import AnyAttributes, Attributes, Operator
 from qdqbridge.graph.types import QuantType, Shape, ValueType
 
 if TYPE_CHECKING:
@@ -149,6 +149,11 @@ class Node:
     def optional(self, index: int) -> Value | None:
         """Returns operand ``index`` or None where it is left out."""
         return self.inputs[index] if index < len(self.inputs) else None
+
+    def record(self, kind: type[AnyAttributes]) -> AnyAttributes:
+        """Returns the attributes, which the operators that get here have as records of ``kind``."""
+        assert isinstance(self.attributes, kind), f"{self.op.name} has other attributes"
+        return self.attributes
 
     def data_operands(self) -> Iterable[tuple[int, Value]]:
         """Yields the operands that may be quantized, with their indices."""

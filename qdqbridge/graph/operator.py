@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from numpy.typing import NDArray
 
@@ -214,6 +214,26 @@ class Operator:
 
     def __repr__(self) -> str:
         return f"Operator({self.name})"
+
+
+AnyAttributes = TypeVar("AnyAttributes", bound=Attributes)
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Row(Operator, Generic[AnyAttributes]):
+    """An operator of the table, whose record of attributes the type checker knows.
+
+    Rows are singletons: code that means one operator compares with its row (``node.op is CONV``,
+    ``node.op in (GEMM, MATMUL)``), and asks it for the attributes of a node.
+    """
+
+    attributes: type[AnyAttributes]
+
+    def of(self, node: Node) -> AnyAttributes | None:
+        """Returns the attributes of a node of this operator, None for a node of another one."""
+        if node.op is self and isinstance(node.attributes, self.attributes):
+            return node.attributes
+        return None
 
 
 @dataclass(frozen=True, slots=True)

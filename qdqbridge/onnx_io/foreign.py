@@ -313,10 +313,10 @@ def record_problem(attributes: ForeignAttrs) -> str:
 
 def interface_problem(node: Node) -> str:
     """Returns in words how a node has other operands or results than what it carries."""
-    assert isinstance(node.attributes, ForeignAttrs)
-    proto = node.attributes.node.proto()
+    attributes = node.record(ForeignAttrs)
+    proto = attributes.node.proto()
     own = len(proto.input)
-    if own + len(node.attributes.captures) != len(node.inputs):
+    if own + len(attributes.captures) != len(node.inputs):
         return f"it has {len(node.inputs)} operands, and carries a node of {own}"
     given = [value is not None for value in node.inputs[:own]]
     if given != [bool(name) for name in proto.input] or None in node.inputs[own:]:

@@ -56,6 +56,7 @@ from qdqbridge.onnx_io.tensors import (
 )
 from qdqbridge.ops.attributes import ClipAttrs, GemmAttrs, LinearAttrs
 from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET, REQUANTIZE
+from qdqbridge.ops.data_movement import IDENTITY
 from qdqbridge.ops.folding import Budget
 from qdqbridge.ops.table import BY_NAME
 
@@ -267,7 +268,7 @@ class _GraphBuilder:
         else:
             op, attributes = BY_NAME[decoded.op_name], decoded.attributes
             operands = list(decoded.operands)
-        if op.name == "Identity" and operands[0] is not None:
+        if op is IDENTITY and operands[0] is not None:
             if operands[0].declared is None:  # what is declared of its copy holds for it
                 operands[0].declared = self.results.declared.get(proto.output[0], (0, None))[1]
             self.values[proto.output[0]] = operands[0]

@@ -21,6 +21,7 @@ import numpy as np
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import (
     NO_ATTRIBUTES,
+    AnyAttributes,
     Array,
     Attributes,
     Compute,
@@ -29,6 +30,7 @@ from qdqbridge.graph.operator import (
     Operands,
     Operator,
     Pattern,
+    Row,
 )
 from qdqbridge.graph.patterns import near, scalar
 from qdqbridge.ops.forms import written
@@ -39,8 +41,9 @@ LETTERS = "abcdefgh"
 
 def function(
     name: str, body: Callable[[Any], Pattern], check: Callable[[Node], Iterator[str]], *,
-    attributes: type[Attributes], onnx: tuple[OnnxOp, ...], numerics: str, flow: Flow = Flow.ROUND,
-) -> Operator:  # fmt: skip
+    attributes: type[AnyAttributes], onnx: tuple[OnnxOp, ...], numerics: str,
+    flow: Flow = Flow.ROUND,
+) -> Row[AnyAttributes]:  # fmt: skip
     """Returns the row of an operator that others stand for.
 
     Args:
@@ -52,7 +55,7 @@ def function(
         numerics: The contract in words.
         flow: How quantization flows through it.
     """
-    return Operator(
+    return Row(
         name=name, flow=flow, attributes=attributes, compute=computed(body), check=check,
         onnx=onnx, body=body, numerics=numerics,
     )  # fmt: skip

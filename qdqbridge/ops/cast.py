@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqbridge.graph.operator import Array, Flow, Operands, Operator
+from qdqbridge.graph.operator import Array, Flow, Operands, Row
 from qdqbridge.ops.attributes import CastAttrs
 from qdqbridge.ops.stored import present
 
@@ -16,7 +16,7 @@ def _cast(attributes: CastAttrs, operands: Operands) -> tuple[Array, ...]:
         return (np.asarray(x.astype(target)),)
 
 
-CAST = Operator(
+CAST = Row(
     name="Cast", flow=Flow.FLOAT, attributes=CastAttrs, compute=_cast,
     numerics="The element type changes; float to float rounds half to even.",
 )  # fmt: skip

@@ -13,7 +13,7 @@ import numpy as np
 
 from qdqbridge.graph.graph import NO_ORIGIN, Node, Origin
 from qdqbridge.graph.numerics import codes, dequantize, quantize
-from qdqbridge.graph.operator import Array, Attributes, Flow, Operands, Operator, Types
+from qdqbridge.graph.operator import Array, Attributes, Flow, Operands, Operator, Row, Types
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.stored import present
@@ -86,8 +86,7 @@ def _contract(
 
 
 def _check(node: Node) -> Iterator[str]:
-    attributes = node.attributes
-    assert isinstance(attributes, CompositionAttrs)
+    attributes = node.record(CompositionAttrs)
     if not attributes.steps:
         yield "it has no steps"
     for index, step in enumerate(attributes.steps):
@@ -98,7 +97,7 @@ def _check(node: Node) -> Iterator[str]:
             yield f"step {index}, {step}, is not element-wise"
 
 
-COMPOSITION = Operator(
+COMPOSITION = Row(
     name="Composition", flow=Flow.ELEMENTWISE, attributes=CompositionAttrs, compute=_compose,
     contract=_contract, data=(0,), check=_check,
     quantize=False,  # made of quantized operators already

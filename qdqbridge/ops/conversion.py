@@ -12,7 +12,7 @@ import numpy as np
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.numerics import dequantize, quantize
-from qdqbridge.graph.operator import Array, Flow, NoAttributes, Operands, Operator, Types
+from qdqbridge.graph.operator import Array, Flow, NoAttributes, Operands, Row, Types
 from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.ops.shapes import differ, known
 from qdqbridge.ops.stored import present
@@ -88,7 +88,7 @@ def _check_reinterpret(node: Node) -> Iterator[str]:
         yield f"{before} and {after} differ in width"
 
 
-QUANTIZE = Operator(
+QUANTIZE = Row(
     name="quantize",
     flow=Flow.CONVERT,
     attributes=NoAttributes,
@@ -100,7 +100,7 @@ QUANTIZE = Operator(
     "value of the storage, and a Clip behind it makes that qmin, but not one in front of it). "
     "Otherwise equals onnxruntime 1.31.",
 )
-DEQUANTIZE = Operator(
+DEQUANTIZE = Row(
     name="dequantize",
     flow=Flow.CONVERT,
     attributes=NoAttributes,
@@ -109,7 +109,7 @@ DEQUANTIZE = Operator(
     check=_check(quantized_operand=True, quantized_result=False),
     numerics="f32(q - z) * s. Equals onnxruntime 1.31 in every bit.",
 )
-REQUANTIZE = Operator(
+REQUANTIZE = Row(
     name="requantize",
     flow=Flow.CONVERT,
     attributes=NoAttributes,
@@ -120,7 +120,7 @@ REQUANTIZE = Operator(
     "onnxruntime 1.31 on every code. With graph optimizations onnxruntime 1.32 makes one "
     "QuantizeLinear of Q, DQ, Q of one storage type, with a scale of its own: a step or more away.",
 )
-REINTERPRET = Operator(
+REINTERPRET = Row(
     name="reinterpret",
     flow=Flow.REINTERPRET,
     attributes=NoAttributes,

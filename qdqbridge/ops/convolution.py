@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from qdqbridge.graph.graph import Node
-from qdqbridge.graph.operator import Array, Flow, Operands, Operator, Types
+from qdqbridge.graph.operator import Array, Flow, Operands, Row, Types
 from qdqbridge.ops.accumulator import (
     accumulation_dtype,
     centered,
@@ -121,8 +121,7 @@ def _check_common(
 
 
 def _check_conv(node: Node) -> Iterator[str]:
-    attrs = node.attributes
-    assert isinstance(attrs, ConvAttrs)
+    attrs = node.record(ConvAttrs)
     yield from _check_common(
         node,
         (
@@ -146,8 +145,7 @@ def _check_conv(node: Node) -> Iterator[str]:
 
 
 def _check_conv_transpose(node: Node) -> Iterator[str]:
-    attrs = node.attributes
-    assert isinstance(attrs, ConvTransposeAttrs)
+    attrs = node.record(ConvTransposeAttrs)
     yield from _check_common(
         node,
         (
@@ -178,7 +176,7 @@ _NUMERICS = (
     "float64, rounded once. "
 )
 
-CONV = Operator(
+CONV = Row(
     name="Conv",
     flow=Flow.ACCUMULATE,
     attributes=ConvAttrs,
@@ -192,7 +190,7 @@ CONV = Operator(
     "1,160,000 results, its float kernel in 10 of 2,600,000 by 1 LSB, each a midpoint within the "
     "error of its float32 sum.",
 )
-CONV_TRANSPOSE = Operator(
+CONV_TRANSPOSE = Row(
     name="ConvTranspose",
     flow=Flow.ACCUMULATE,
     attributes=ConvTransposeAttrs,

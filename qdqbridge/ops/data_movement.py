@@ -10,13 +10,13 @@ import numpy as np
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.operator import (
+    AnyAttributes,
     Array,
-    Attributes,
     Flow,
     NoAttributes,
     OnnxOp,
     Operands,
-    Operator,
+    Row,
 )
 from qdqbridge.ops.attributes import (
     AxesAttrs,
@@ -33,14 +33,14 @@ from qdqbridge.ops.stored import moved, optional, present
 
 def data_movement(
     name: str,
-    attributes: type[Attributes],
+    attributes: type[AnyAttributes],
     compute: Callable[[Any, Operands], tuple[Array, ...]],
     check: Callable[[Node], Iterator[str]],
     numerics: str = "Moves stored values. Exact.",
     *,
     onnx: tuple[OnnxOp, ...] = (),
     tvm: str = "",
-) -> Operator:
+) -> Row[AnyAttributes]:
     """Returns the row of a data mover, whose other operands only configure it.
 
     Args:
@@ -52,7 +52,7 @@ def data_movement(
         onnx: How ONNX writes it, where its attributes are ONNX's.
         tvm: TVM's operator, where that takes the same operands, and the attributes by name.
     """
-    return Operator(
+    return Row(
         name=name,
         flow=Flow.MOVE,
         attributes=attributes,
@@ -154,8 +154,7 @@ def _space_to_depth(attributes: DepthSpaceAttrs, operands: Operands) -> tuple[Ar
 
 
 def _check_reshape(node: Node) -> Iterator[str]:
-    attributes, x = node.attributes, node.operand(0)
-    assert isinstance(attributes, ReshapeAttrs)
+    attributes, x = node.record(ReshapeAttrs), node.operand(0)
     target = attributes.shape
     if target is None:
         if node.optional(1) is None:
@@ -190,8 +189,7 @@ def _check_reshape(node: Node) -> Iterator[str]:
 
 
 def _check_expand(node: Node) -> Iterator[str]:
-    attributes, x = node.attributes, node.operand(0)
-    assert isinstance(attributes, ExpandAttrs)
+    attributes, x = node.record(ExpandAttrs), node.operand(0)
     if attributes.shape is None:
         if node.optional(1) is None:
             yield "the target is neither an attribute nor an operand"
@@ -203,8 +201,7 @@ def _check_expand(node: Node) -> Iterator[str]:
 
 
 def _check_transpose(node: Node) -> Iterator[str]:
-    attributes, rank = node.attributes, node.operand(0).rank
-    assert isinstance(attributes, TransposeAttrs)
+    attributes, rank = node.record(TransposeAttrs), node.operand(0).rank
     if sorted(attributes.perm) != list(range(len(attributes.perm))):
         yield f"{attributes.perm} is no permutation"
     elif rank is not None and len(attributes.perm) != rank:
@@ -212,8 +209,7 @@ def _check_transpose(node: Node) -> Iterator[str]:
 
 
 def _check_squeeze(node: Node) -> Iterator[str]:
-    attributes, x = node.attributes, node.operand(0)
-    assert isinstance(attributes, AxesAttrs)
+    attributes, x = node.record(AxesAttrs), node.operand(0)
     yield from axes_fit(attributes.axes, x.rank)
     for axis in attributes.axes:
         if axis >= 0 and known(x, axis) not in (None, 1):
@@ -221,21 +217,18 @@ def _check_squeeze(node: Node) -> Iterator[str]:
 
 
 def _check_unsqueeze(node: Node) -> Iterator[str]:
-    attributes, rank = node.attributes, node.operand(0).rank
-    assert isinstance(attributes, AxesAttrs)
+    attributes, rank = node.record(AxesAttrs), node.operand(0).rank
     yield from axes_fit(attributes.axes, None if rank is None else rank + len(attributes.axes))
 
 
 def _check_flatten(node: Node) -> Iterator[str]:
-    attributes, rank = node.attributes, node.operand(0).rank
-    assert isinstance(attributes, AxisAttrs)
+    attributes, rank = node.record(AxisAttrs), node.operand(0).rank
     if rank is not None and not 0 <= attributes.axis <= rank:
         yield f"axis {attributes.axis} does not exist in an operand of rank {rank}"
 
 
 def _check_tile(node: Node) -> Iterator[str]:
-    attributes, rank = node.attributes, node.operand(0).rank
-    assert isinstance(attributes, TileAttrs)
+    attributes, rank = node.record(TileAttrs), node.operand(0).rank
     if rank is not None and len(attributes.repeats) != rank:
         yield f"repeats has {len(attributes.repeats)} entries for an input of rank {rank}"
     if any(factor < 0 for factor in attributes.repeats):
@@ -243,8 +236,7 @@ def _check_tile(node: Node) -> Iterator[str]:
 
 
 def _check_depth_to_space(node: Node) -> Iterator[str]:
-    attributes, x = node.attributes, node.operand(0)
-    assert isinstance(attributes, DepthSpaceAttrs)
+    attributes, x = node.record(DepthSpaceAttrs), node.operand(0)
     yield from _check_blocks(attributes, x.rank)
     channels = known(x, 1)
     if attributes.block_size > 0 and channels is not None and channels % attributes.block_size**2:
@@ -252,8 +244,7 @@ def _check_depth_to_space(node: Node) -> Iterator[str]:
 
 
 def _check_space_to_depth(node: Node) -> Iterator[str]:
-    attributes, x = node.attributes, node.operand(0)
-    assert isinstance(attributes, DepthSpaceAttrs)
+    attributes, x = node.record(DepthSpaceAttrs), node.operand(0)
     yield from _check_blocks(attributes, x.rank)
     for axis in (2, 3):
         size = known(x, axis)
@@ -275,15 +266,30 @@ def _no_check(node: Node) -> Iterator[str]:
     return iter(())
 
 
+RESHAPE = data_movement("Reshape", ReshapeAttrs, _reshape, _check_reshape)
+EXPAND = data_movement("Expand", ExpandAttrs, _expand, _check_expand)
+TRANSPOSE = data_movement("Transpose", TransposeAttrs, _transpose, _check_transpose)
+SQUEEZE = data_movement("Squeeze", AxesAttrs, _squeeze, _check_squeeze)
+UNSQUEEZE = data_movement("Unsqueeze", AxesAttrs, _unsqueeze, _check_unsqueeze)
+FLATTEN = data_movement("Flatten", AxisAttrs, _flatten, _check_flatten)
+TILE = data_movement("Tile", TileAttrs, _tile, _check_tile)
+IDENTITY = data_movement("Identity", NoAttributes, _identity, _no_check)
+DEPTH_TO_SPACE = data_movement(
+    "DepthToSpace", DepthSpaceAttrs, _depth_to_space, _check_depth_to_space
+)
+SPACE_TO_DEPTH = data_movement(
+    "SpaceToDepth", DepthSpaceAttrs, _space_to_depth, _check_space_to_depth
+)
+
 OPERATORS = (
-    data_movement("Reshape", ReshapeAttrs, _reshape, _check_reshape),
-    data_movement("Expand", ExpandAttrs, _expand, _check_expand),
-    data_movement("Transpose", TransposeAttrs, _transpose, _check_transpose),
-    data_movement("Squeeze", AxesAttrs, _squeeze, _check_squeeze),
-    data_movement("Unsqueeze", AxesAttrs, _unsqueeze, _check_unsqueeze),
-    data_movement("Flatten", AxisAttrs, _flatten, _check_flatten),
-    data_movement("Tile", TileAttrs, _tile, _check_tile),
-    data_movement("Identity", NoAttributes, _identity, _no_check),
-    data_movement("DepthToSpace", DepthSpaceAttrs, _depth_to_space, _check_depth_to_space),
-    data_movement("SpaceToDepth", DepthSpaceAttrs, _space_to_depth, _check_space_to_depth),
+    RESHAPE,
+    EXPAND,
+    TRANSPOSE,
+    SQUEEZE,
+    UNSQUEEZE,
+    FLATTEN,
+    TILE,
+    IDENTITY,
+    DEPTH_TO_SPACE,
+    SPACE_TO_DEPTH,
 )

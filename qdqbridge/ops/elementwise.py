@@ -19,8 +19,8 @@ from qdqbridge.graph.operator import (
     NoAttributes,
     OnnxOp,
     Operands,
-    Operator,
     Pattern,
+    Row,
     Types,
 )
 from qdqbridge.graph.types import QuantType
@@ -143,8 +143,7 @@ def _check_variadic(node: Node) -> Iterator[str]:
 
 
 def _check_concat(node: Node) -> Iterator[str]:
-    attributes = node.attributes
-    assert isinstance(attributes, AxisAttrs)
+    attributes = node.record(AxisAttrs)
     if None in node.inputs:
         yield f"operand {node.inputs.index(None)} is left out"
         return
@@ -175,7 +174,7 @@ def binary(
     name: str, function: Callable[[Array, Array], Array], formula: str, *, qnn: str = "",
     tvm: str = "", since: int = 0, variadic: bool = False, forms: tuple[Form, ...] = (),
     check: Callable[[Node], Iterator[str]] | None = None, commuting: int = 0,
-) -> Operator:  # fmt: skip
+) -> Row[NoAttributes]:  # fmt: skip
     """Returns the row of an operator of two operands, broadcast to one shape.
 
     Args:
@@ -191,7 +190,7 @@ def binary(
         commuting: How many of the first operands may swap places without moving a bit.
     """
     qnn = qnn or name.lower()
-    return Operator(
+    return Row(
         name=name, flow=Flow.ELEMENTWISE, attributes=NoAttributes, compute=_pairwise(function),
         commuting=commuting,
         check=check or (_check_variadic if variadic else _check_pair),
@@ -217,7 +216,7 @@ PRELU = binary(
     "PRelu", _prelu, "a * b where a < 0, else a", check=_check_prelu,
     forms=(Form(("Where", ("Less", "a", 0.0), ("Mul", "a", "b"), "a")),),
 )  # fmt: skip
-WHERE = Operator(
+WHERE = Row(
     name="Where",
     flow=Flow.ELEMENTWISE,
     attributes=NoAttributes,
@@ -230,7 +229,7 @@ WHERE = Operator(
     tvm="where",
     numerics="Operands are requantized to the result's parameters, then chosen. " + _EQUAL,
 )
-CONCAT = Operator(
+CONCAT = Row(
     name="Concat",
     onnx=(OnnxOp(name="Concat"),),
     flow=Flow.ELEMENTWISE,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from qdqbridge.graph.graph import Node
-from qdqbridge.graph.operator import Array, Flow, NoAttributes, Operands, Operator, Types
+from qdqbridge.graph.operator import Array, Flow, NoAttributes, Operands, Row, Types
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import ValueType
 from qdqbridge.ops.accumulator import (
@@ -159,8 +159,7 @@ def _check_matmul(node: Node) -> Iterator[str]:
 
 
 def _check_gemm(node: Node) -> Iterator[str]:
-    attrs = node.attributes
-    assert isinstance(attrs, GemmAttrs)
+    attrs = node.record(GemmAttrs)
     a, b = node.operand(0), node.operand(1)
     for value, what in ((a, "first"), (b, "second")):
         if value.rank is not None and value.rank != 2:
@@ -188,7 +187,7 @@ _NUMERICS = (
     "onnxruntime 1.32 with graph optimizations does so to every float bias of a Gemm. "
 )
 
-DENSE = Operator(
+DENSE = Row(
     name="Dense",
     flow=Flow.ACCUMULATE,
     attributes=NoAttributes,
@@ -199,7 +198,7 @@ DENSE = Operator(
     numerics=_NUMERICS + "x[..., K], w[N, K] (scales on axis 0), bias[N] -> [..., N]. Against "
     "onnxruntime 1.31: as Gemm and MatMul, which it stands for.",
 )
-GEMM = Operator(
+GEMM = Row(
     name="Gemm",
     flow=Flow.ACCUMULATE,
     attributes=GemmAttrs,
@@ -212,7 +211,7 @@ GEMM = Operator(
     "one, f32(b * beta). Against onnxruntime 1.31: its fused QGemm differs in 0 of 1,000,000 "
     "results, its float kernel in 1 of 1,000,000 by 1 LSB, a midpoint within its sum's error.",
 )
-MATMUL = Operator(
+MATMUL = Row(
     name="MatMul",
     flow=Flow.ACCUMULATE,
     attributes=NoAttributes,

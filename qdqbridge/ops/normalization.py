@@ -10,7 +10,7 @@ import numpy as np
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.numerics import dequantize, quantize
-from qdqbridge.graph.operator import Array, Flow, OnnxOp, Operands, Operator, Types
+from qdqbridge.graph.operator import Array, Flow, OnnxOp, Operands, Row, Types
 from qdqbridge.graph.types import QuantType, ValueType
 from qdqbridge.ops.accumulator import accumulation_dtype, centered, integer_params
 from qdqbridge.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
@@ -161,8 +161,7 @@ def _batch(attributes: EpsilonAttrs, operands: Operands) -> tuple[Array, ...]:
 
 
 def _check_axis(node: Node) -> Iterator[str]:
-    attributes = node.attributes
-    assert isinstance(attributes, NormAttrs)
+    attributes = node.record(NormAttrs)
     x = node.operand(0)
     yield from axes_fit((attributes.axis,), x.rank)
     if attributes.epsilon < 0:
@@ -209,7 +208,7 @@ _AGAINST = (
 )
 _CENTRED = _INTEGER.format(d="D = n*S2 - S1*S1", t="(f32(c) - f32(mean))") + _AGAINST
 
-LAYER = Operator(
+LAYER_NORMALIZATION = Row(
     name="LayerNormalization",
     flow=Flow.ROUND,
     attributes=NormAttrs,
@@ -220,7 +219,7 @@ LAYER = Operator(
     tvm="nn.layer_norm",
     numerics=_CENTRED,
 )
-RMS = Operator(
+RMS_NORMALIZATION = Row(
     name="RMSNormalization",
     flow=Flow.ROUND,
     attributes=NormAttrs,
@@ -230,7 +229,7 @@ RMS = Operator(
     qnn="rms_norm",
     numerics=_INTEGER.format(d="D = n*S2", t="f32(c)") + _AGAINST,
 )
-INSTANCE = Operator(
+INSTANCE_NORMALIZATION = Row(
     name="InstanceNormalization",
     onnx=(OnnxOp(name="InstanceNormalization", defaults={"epsilon": 1e-5}),),
     flow=Flow.ROUND,
@@ -242,7 +241,7 @@ INSTANCE = Operator(
     tvm="nn.instance_norm",
     numerics=_CENTRED,
 )
-GROUP = Operator(
+GROUP_NORMALIZATION = Row(
     name="GroupNormalization",
     flow=Flow.ROUND,
     attributes=GroupNormAttrs,
@@ -253,7 +252,7 @@ GROUP = Operator(
     tvm="nn.group_norm",
     numerics=_CENTRED + "Scale and bias have one entry per channel (opset 21).",
 )
-BATCH = Operator(
+BATCH_NORMALIZATION = Row(
     name="BatchNormalization",
     flow=Flow.ROUND,
     attributes=EpsilonAttrs,
@@ -266,4 +265,10 @@ BATCH = Operator(
     "differ, not even in the bits of float ones.",
 )
 
-OPERATORS = (LAYER, RMS, INSTANCE, GROUP, BATCH)
+OPERATORS = (
+    LAYER_NORMALIZATION,
+    RMS_NORMALIZATION,
+    INSTANCE_NORMALIZATION,
+    GROUP_NORMALIZATION,
+    BATCH_NORMALIZATION,
+)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qdqbridge.graph.graph import Node
-from qdqbridge.graph.operator import Array, Flow, NoAttributes, Operands, Operator, Types
+from qdqbridge.graph.operator import Array, Flow, NoAttributes, Operands, Row, Types
 from qdqbridge.ops.accumulator import accumulation_dtype, averaged, centered, integer_params
 from qdqbridge.ops.attributes import PoolAttrs
 from qdqbridge.ops.shapes import per_tensor, spatial_lengths
@@ -133,8 +133,7 @@ def _global_max(attrs: NoAttributes, operands: Operands) -> tuple[Array, ...]:
 
 
 def _check_pool(node: Node) -> Iterator[str]:
-    attrs = node.attributes
-    assert isinstance(attrs, PoolAttrs)
+    attrs = node.record(PoolAttrs)
     x = node.operand(0)
     rank = len(attrs.kernel_shape) if x.rank is None else x.rank - 2
     if rank < 1:
@@ -187,7 +186,7 @@ _FLOAT = (
     "other scales; each is a midpoint within the error of its sum."
 )
 
-AVERAGE_POOL = Operator(
+AVERAGE_POOL = Row(
     name="AveragePool",
     flow=Flow.AVERAGE,
     attributes=PoolAttrs,
@@ -198,7 +197,7 @@ AVERAGE_POOL = Operator(
     tvm="nn.avg_pool{rank}d",
     numerics=_MEAN + _WINDOWS + _FLOAT,
 )
-GLOBAL_AVERAGE_POOL = Operator(
+GLOBAL_AVERAGE_POOL = Row(
     name="GlobalAveragePool",
     flow=Flow.AVERAGE,
     attributes=NoAttributes,
@@ -209,7 +208,7 @@ GLOBAL_AVERAGE_POOL = Operator(
     tvm="mean",
     numerics=_MEAN + _FLOAT,
 )
-MAX_POOL = Operator(
+MAX_POOL = Row(
     name="MaxPool",
     flow=Flow.MOVE,
     attributes=PoolAttrs,
@@ -222,7 +221,7 @@ MAX_POOL = Operator(
     + _WINDOWS.strip()
     + NAN_WINS,
 )
-GLOBAL_MAX_POOL = Operator(
+GLOBAL_MAX_POOL = Row(
     name="GlobalMaxPool",
     flow=Flow.MOVE,
     attributes=NoAttributes,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from qdqbridge.graph.graph import Node
-from qdqbridge.graph.operator import Array, Flow, OnnxOp, Operands, Operator, Types
+from qdqbridge.graph.operator import Array, Flow, OnnxOp, Operands, Operator, Row, Types
 from qdqbridge.ops.accumulator import accumulation_dtype, averaged, centered, integer_params
 from qdqbridge.ops.attributes import ReduceAttrs
 from qdqbridge.ops.pooling import GLOBAL_POOLS, NAN_WINS, comparable
@@ -85,8 +85,7 @@ def _mean_contract(
 
 
 def _check(node: Node) -> Iterator[str]:
-    attrs = node.attributes
-    assert isinstance(attrs, ReduceAttrs)
+    attrs = node.record(ReduceAttrs)
     yield from axes_fit(attrs.axes, node.operand(0).rank)
 
 
@@ -106,7 +105,7 @@ def _onnx(name: str, axes_operand: int) -> tuple[OnnxOp, ...]:
     return (OnnxOp(name=name, axes_operand=axes_operand, defaults={"keepdims": True}),)
 
 
-REDUCE_MEAN = Operator(
+REDUCE_MEAN = Row(
     name="ReduceMean",
     onnx=_onnx("ReduceMean", axes_operand=18),
     flow=Flow.AVERAGE,
@@ -118,7 +117,7 @@ REDUCE_MEAN = Operator(
     tvm="mean",
     numerics=_MEAN.format(n="") + _FLOAT,
 )
-REDUCE_SUM = Operator(
+REDUCE_SUM = Row(
     name="ReduceSum",
     onnx=_onnx("ReduceSum", axes_operand=13),
     flow=Flow.AVERAGE,
@@ -130,7 +129,7 @@ REDUCE_SUM = Operator(
     tvm="sum",
     numerics=_MEAN.format(n=", n taken as 1") + _FLOAT,
 )
-REDUCE_MAX = Operator(
+REDUCE_MAX = Row(
     name="ReduceMax",
     onnx=_onnx("ReduceMax", axes_operand=18),
     flow=Flow.MOVE,
@@ -141,7 +140,7 @@ REDUCE_MAX = Operator(
     tvm="max",
     numerics="The largest stored value. Exact." + NAN_WINS,
 )
-REDUCE_MIN = Operator(
+REDUCE_MIN = Row(
     name="ReduceMin",
     onnx=_onnx("ReduceMin", axes_operand=18),
     flow=Flow.MOVE,

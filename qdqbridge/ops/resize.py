@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from qdqbridge.graph.graph import Node
-from qdqbridge.graph.operator import Array, Flow, Operands, Operator, Types
+from qdqbridge.graph.operator import Array, Flow, Operands, Row, Types
 from qdqbridge.ops.attributes import ResizeAttrs
 from qdqbridge.ops.stored import moved, present
 
@@ -253,8 +253,7 @@ def _contract(
 
 
 def _check(node: Node) -> Iterator[str]:
-    attributes, rank = node.attributes, node.operand(0).rank
-    assert isinstance(attributes, ResizeAttrs)
+    attributes, rank = node.record(ResizeAttrs), node.operand(0).rank
     if attributes.mode not in ("nearest", "linear", "cubic"):
         yield f"mode {attributes.mode!r} does not exist"
     if attributes.coordinate_transformation_mode not in COORDINATES:
@@ -279,7 +278,7 @@ def _check(node: Node) -> Iterator[str]:
         yield "tf_crop_and_resize needs a region of interest"
 
 
-RESIZE = Operator(
+RESIZE = Row(
     name="Resize",
     flow=Flow.ROUND,
     attributes=ResizeAttrs,

@@ -14,7 +14,7 @@ import numpy as np
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.numerics import rounded_to
-from qdqbridge.graph.operator import Array, Flow, Operands, Operator
+from qdqbridge.graph.operator import Array, Flow, Operands, Row
 from qdqbridge.ops.attributes import LinearAttrs
 from qdqbridge.ops.shapes import differ, known
 
@@ -79,8 +79,7 @@ def _three(operands: Operands) -> tuple[Array, Array, Array | None]:
 
 def _check(node: Node) -> Iterator[str]:
     x, scale = node.operand(0), node.operand(1)
-    attributes = node.attributes
-    assert isinstance(attributes, LinearAttrs)
+    attributes = node.record(LinearAttrs)
     for value in (x, scale, node.optional(2), node.output):
         if value is not None and value.quant is not None:
             yield f"'{value.name}' is quantized: it takes plain tensors"
@@ -93,13 +92,13 @@ def _check(node: Node) -> Iterator[str]:
                 yield f"{known(scale, 0)} scales for {extent} elements"
 
 
-QUANTIZE_LINEAR = Operator(
+QUANTIZE_LINEAR = Row(
     name="QuantizeLinear", flow=Flow.FLOAT, attributes=LinearAttrs, compute=_quantize,
     check=_check,
     numerics="sat(rint(x / s) + z) with s and z of run time: float32 division (or in the type "
     "that precision says), half to even; NaN gives the least integer. Equals onnxruntime 1.32.",
 )  # fmt: skip
-DEQUANTIZE_LINEAR = Operator(
+DEQUANTIZE_LINEAR = Row(
     name="DequantizeLinear", flow=Flow.FLOAT, attributes=LinearAttrs, compute=_dequantize,
     check=_check,
     numerics="f32(q - z) * s with s and z of run time, rounded once to the result's type. Equals "

@@ -9,7 +9,7 @@ import numpy as np
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.numerics import quantize
-from qdqbridge.graph.operator import Array, Flow, OnnxOp, Operands, Operator, Types
+from qdqbridge.graph.operator import Array, Flow, OnnxOp, Operands, Row, Types
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import AxisAttrs, PadAttrs, SliceAttrs, SplitAttrs
 from qdqbridge.ops.data_movement import data_movement
@@ -84,8 +84,7 @@ def _pad_contract(
 
 
 def _check_slice(node: Node) -> Iterator[str]:
-    attributes = node.attributes
-    assert isinstance(attributes, SliceAttrs)
+    attributes = node.record(SliceAttrs)
     counts = {
         len(v) for v in (attributes.starts, attributes.ends, attributes.axes, attributes.steps)
     }
@@ -97,16 +96,14 @@ def _check_slice(node: Node) -> Iterator[str]:
 
 
 def _check_gather(node: Node) -> Iterator[str]:
-    attributes = node.attributes
-    assert isinstance(attributes, AxisAttrs)
+    attributes = node.record(AxisAttrs)
     if node.optional(1) is None:
         yield "has no indices"
     yield from axes_fit((attributes.axis,), node.operand(0).rank)
 
 
 def _check_split(node: Node) -> Iterator[str]:
-    attributes, x = node.attributes, node.operand(0)
-    assert isinstance(attributes, SplitAttrs)
+    attributes, x = node.record(SplitAttrs), node.operand(0)
     yield from axes_fit((attributes.axis,), x.rank)
     if any(size < 0 for size in attributes.sizes):
         yield f"sizes {attributes.sizes} has a negative entry"
@@ -118,8 +115,7 @@ def _check_split(node: Node) -> Iterator[str]:
 
 
 def _check_pad(node: Node) -> Iterator[str]:
-    attributes, x = node.attributes, node.operand(0)
-    assert isinstance(attributes, PadAttrs)
+    attributes, x = node.record(PadAttrs), node.operand(0)
     if attributes.mode not in ("constant", *_MODES):
         yield f"mode {attributes.mode!r} does not exist"
     if x.rank is None:
@@ -138,25 +134,25 @@ def _check_pad(node: Node) -> Iterator[str]:
             yield f"reflected padding of axis {axis} is wider than its {left} elements allow"
 
 
-OPERATORS = (
-    data_movement("Slice", SliceAttrs, _slice, _check_slice),
-    data_movement(
-        "Gather",
-        AxisAttrs,
-        _gather,
-        _check_gather,
-        "Moves stored values; indices stay. Exact.",
-        onnx=(OnnxOp(name="Gather", defaults={"axis": 0}),),
-    ),
-    data_movement("Split", SplitAttrs, _split, _check_split),
-    Operator(
-        name="Pad",
-        flow=Flow.MOVE,
-        attributes=PadAttrs,
-        compute=_pad,
-        contract=_pad_contract,
-        data=(0,),
-        check=_check_pad,
-        numerics="Moves stored values; a constant is quantize(value) of the result's type. Exact.",
-    ),
+SLICE = data_movement("Slice", SliceAttrs, _slice, _check_slice)
+GATHER = data_movement(
+    "Gather",
+    AxisAttrs,
+    _gather,
+    _check_gather,
+    "Moves stored values; indices stay. Exact.",
+    onnx=(OnnxOp(name="Gather", defaults={"axis": 0}),),
 )
+SPLIT = data_movement("Split", SplitAttrs, _split, _check_split)
+PAD = Row(
+    name="Pad",
+    flow=Flow.MOVE,
+    attributes=PadAttrs,
+    compute=_pad,
+    contract=_pad_contract,
+    data=(0,),
+    check=_check_pad,
+    numerics="Moves stored values; a constant is quantize(value) of the result's type. Exact.",
+)
+
+OPERATORS = (SLICE, GATHER, SPLIT, PAD)

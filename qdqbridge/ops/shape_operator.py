@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqbridge.graph.operator import Array, Flow, Operands, Operator
+from qdqbridge.graph.operator import Array, Flow, Operands, Row
 from qdqbridge.ops.attributes import ShapeAttrs
 from qdqbridge.ops.stored import present
 
@@ -14,7 +14,7 @@ def _shape(attributes: ShapeAttrs, operands: Operands) -> tuple[Array, ...]:
     return (np.array(x.shape[attributes.start : attributes.end], np.int64),)
 
 
-SHAPE = Operator(
+SHAPE = Row(
     name="Shape", flow=Flow.FLOAT, attributes=ShapeAttrs, compute=_shape, data=(),
     numerics="Extents, exact; the same of a tensor and of its stored integers.",
 )  # fmt: skip

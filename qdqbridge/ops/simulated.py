@@ -10,7 +10,7 @@ import numpy as np
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
-from qdqbridge.graph.operator import Array, Attributes, Flow, Operands, Operator
+from qdqbridge.graph.operator import Array, Attributes, Flow, Operands, Row
 from qdqbridge.ops.stored import present
 
 DISABLED = 0
@@ -55,7 +55,7 @@ def _check(node: Node) -> Iterator[str]:
         yield f"it has {len(node.inputs)} operands and takes 6"
 
 
-SIMULATE = Operator(
+SIMULATE = Row(
     name="SimulateQuantization", flow=Flow.FLOAT, attributes=SimulatedAttrs, compute=_simulate,
     data=(0,), check=_check,
     numerics="Operands x, code, scale, zero_point, low, high. Code 0: x. Else "

@@ -8,7 +8,7 @@ import numpy as np
 
 from qdqbridge.graph.exp32 import exp32
 from qdqbridge.graph.graph import Node
-from qdqbridge.graph.operator import Array, Flow, Operands, Operator
+from qdqbridge.graph.operator import Array, Flow, Operands, Row
 from qdqbridge.ops.attributes import SoftmaxAttrs
 from qdqbridge.ops.shapes import axes_fit
 from qdqbridge.ops.stored import present
@@ -50,8 +50,7 @@ def _log_softmax(attributes: SoftmaxAttrs, operands: Operands) -> tuple[Array, .
 
 
 def _check(node: Node) -> Iterator[str]:
-    attributes = node.attributes
-    assert isinstance(attributes, SoftmaxAttrs)
+    attributes = node.record(SoftmaxAttrs)
     if not attributes.axes:
         yield "no axis is given"
     yield from axes_fit(attributes.axes, node.operand(0).rank)
@@ -62,7 +61,7 @@ _NUMERICS = (
     "as int64; {}. "
 )
 
-SOFTMAX = Operator(
+SOFTMAX = Row(
     name="Softmax",
     flow=Flow.ROUND,
     attributes=SoftmaxAttrs,
@@ -76,7 +75,7 @@ SOFTMAX = Operator(
     "2**-15 in 1 of 23,000 by 1 LSB, next to a midpoint (its exponential is another one). "
     "Its fused QLinearSoftmax (1.32, optimizations on) gives 254 for 1 in scale 1/255, not 255.",
 )
-LOG_SOFTMAX = Operator(
+LOG_SOFTMAX = Row(
     name="LogSoftmax",
     flow=Flow.ROUND,
     attributes=SoftmaxAttrs,

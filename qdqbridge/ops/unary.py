@@ -23,8 +23,8 @@ from qdqbridge.graph.operator import (
     NoAttributes,
     OnnxOp,
     Operands,
-    Operator,
     Pattern,
+    Row,
 )
 from qdqbridge.ops.attributes import (
     AlphaAttrs,
@@ -149,7 +149,7 @@ def unary(
     onnx: tuple[OnnxOp, ...] | None = None, qnn: str | None = None, tvm: str = "",
     forms: tuple[Form, ...] = (), magnitude: Magnitude = Magnitude.RESULT,
     interval: tuple[float, float] | None = None,
-) -> Operator:  # fmt: skip
+) -> Row[Any]:  # fmt: skip
     """Returns the row of an operator of one operand.
 
     Args:
@@ -168,7 +168,7 @@ def unary(
         interval: The real interval of its results, for scales of 8 bits.
     """
     written = OnnxOp(name=name, since=since, defaults=defaults)
-    return Operator(
+    return Row(
         name=name, flow=Flow.ELEMENTWISE, attributes=attributes, compute=compute,
         contract=tabulated(compute),
         numerics=numerics if numerics.endswith(".") else numerics + _EQUAL,
@@ -249,7 +249,7 @@ def _unmistakable(*patterns: Pattern) -> tuple[Form, ...]:
 
 RELU = unary("Relu", _plain(_relu), _EXACT.format("max(x, 0), NaN of NaN"), qnn="",
              tvm="nn.relu")  # fmt: skip
-CLIP = unary("Clip", _with(_clip, rounded=False),
+CLIP: Row[ClipAttrs] = unary("Clip", _with(_clip, rounded=False),
              _EXACT.format("min(max(x, low), high), NaN of NaN")
              + "A bound that is left out is none, as in ONNX's own expansion of Clip; for "
              "onnxruntime it is the largest finite number, which infinity becomes. " + _EQUAL,

@@ -25,6 +25,8 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, ValueType
 from qdqbridge.ops.attributes import LinearAttrs
 from qdqbridge.ops.composition import CompositionAttrs, Step
+from qdqbridge.ops.elementwise import CONCAT, MAX, MIN
+from qdqbridge.ops.selection import GATHER
 from qdqbridge.ops.table import BY_NAME
 
 _PREFIX = "qdqbridge:"
@@ -109,13 +111,13 @@ def _more(node: Node, fixed: Mapping[int, Value]) -> dict[str, Any]:
     """Returns what the calls of some operators do not show at all."""
     more: dict[str, Any] = {}
     moves = node.op.flow in (Flow.MOVE, Flow.REINTERPRET, Flow.CONVERT)
-    if moves or node.op.name in ("Concat", "Min", "Max"):
+    if moves or node.op in (CONCAT, MIN, MAX):
         more["params"] = [
             None if v.quant is None else _params(v.quant.params) for v in node.outputs
         ]
     if isinstance(node.attributes, CompositionAttrs):
         more |= _function(node)
-    elif node.op.name == "Gather" and 1 in fixed:
+    elif node.op is GATHER and 1 in fixed:
         more["indices"] = _indices(fixed[1])
     elif is_function(node.op.name):
         more["absent"] = [i for i, v in enumerate(node.inputs) if v is None]

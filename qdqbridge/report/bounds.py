@@ -47,7 +47,7 @@ from qdqbridge.ops.attributes import (
 )
 from qdqbridge.ops.bodies import results
 from qdqbridge.ops.composition import CompositionAttrs, step_results
-from qdqbridge.ops.normalization import BATCH, RMS
+from qdqbridge.ops.normalization import BATCH_NORMALIZATION, RMS_NORMALIZATION
 from qdqbridge.ops.softmax import LOG_SOFTMAX
 from qdqbridge.ops.weights import geometry_of
 
@@ -134,7 +134,7 @@ def sensitivity(node: Node, operands: Operands, error: float) -> Array | None:
             return moved if node.op is LOG_SOFTMAX else moved * _result(node, reals)
         case ResizeAttrs():
             return np.asarray(4 * error * np.abs(x).max(initial=0))
-        case NormAttrs() | GroupNormAttrs() | EpsilonAttrs() if node.op is not BATCH:
+        case NormAttrs() | GroupNormAttrs() | EpsilonAttrs() if node.op is not BATCH_NORMALIZATION:
             return 2 * error * _normalization_size(node, reals)
         case _:
             return None
@@ -235,7 +235,7 @@ def _rounded(node: Node, reals: list[Array | None]) -> Exact:
     match node.attributes:
         case SoftmaxAttrs():
             return Exact(real, few, _softmax_bound(node, x, real))
-        case EpsilonAttrs() if node.op is BATCH:
+        case EpsilonAttrs() if node.op is BATCH_NORMALIZATION:
             signed = [-v if i == 3 else v for i, v in enumerate(_absolute(reals)) if v is not None]
             return Exact(real, few, 8 * UNIT * _result(node, signed))
         case ResizeAttrs():
@@ -258,8 +258,7 @@ def _body_bound(node: Node, reals: Sequence[Array | None]) -> float:
 
 
 def _softmax_bound(node: Node, x: Array, real: Array) -> Array:
-    assert isinstance(node.attributes, SoftmaxAttrs)
-    axes = node.attributes.axes
+    axes = node.record(SoftmaxAttrs).axes
     terms = float(np.prod([x.shape[axis] for axis in axes]))
     farthest = float((x.max(axis=axes, keepdims=True) - x).max(initial=0))
     bound = growth(terms + 16 + min(farthest, 128.0))
@@ -287,7 +286,7 @@ def _normalization_size(node: Node, reals: Sequence[Array | None]) -> Array:
     rows = x.reshape(shape)
     square = np.square(rows).mean(axis=axes, keepdims=True)
     mean = np.zeros(())
-    if node.op is not RMS:
+    if node.op is not RMS_NORMALIZATION:
         mean = rows.mean(axis=axes, keepdims=True)
     epsilon = float(getattr(attributes, "epsilon", 0.0))
     inverse = 1 / np.sqrt(np.maximum(square - np.square(mean), 0) + epsilon)

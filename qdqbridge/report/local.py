@@ -19,6 +19,7 @@ from qdqbridge.graph.batches import batches
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.interpreter import check_inputs, evaluate_node
 from qdqbridge.graph.operator import Flow
+from qdqbridge.ops.elementwise import CONCAT
 from qdqbridge.report.bounds import Exact, exact
 from qdqbridge.report.causes import blame
 from qdqbridge.report.compare import Comparison, Progress, ordered, producers, same_meaning
@@ -95,7 +96,7 @@ def _exact(
     if node.op.flow is Flow.MOVE and sources and sources[0] is not None:
         behind = sources[0]()
         return None if behind is None else moved(node, behind, operands)
-    if node.op.name == "Concat" and any(sources):
+    if node.op is CONCAT and any(sources):
         behind = [None if source is None else source() for source in sources]
         return joined(node, behind, operands)
     return with_halves(node, operands, exact(node, operands))

@@ -22,6 +22,8 @@ from qdqbridge.graph.interpreter import evaluate_node
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.types import TensorType, ValueType, static_shape
 from qdqbridge.ops.attributes import AlphaAttrs
+from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.ops.reduction import REDUCE_SUM
 from qdqbridge.qnn.layout.permutation import channels_first
 from qdqbridge.tflite_io.rounding import FORMULAS
 from qdqbridge.tflite_io.writer.writer import TFLiteModel
@@ -255,7 +257,7 @@ def _accumulated(node: Node, operands: Sequence[Array | None], rank: int) -> _Ac
     match node.op.name:
         case "Conv" | "ConvTranspose" | "Dense" | "MatMul" if len(sources) > 1:
             scale = x.scale.astype(np.float64) * sources[1].params.scale.astype(np.float64)
-            if scale.ndim and node.op.name in ("Conv", "ConvTranspose"):
+            if scale.ndim and node.op in (CONV, CONV_TRANSPOSE):
                 scale = scale.reshape(-1, *([1] * (rank - 2)))
             return _exactly(node, operands, scale), scale / y
         case "Mul" if len(sources) > 1:
@@ -271,7 +273,7 @@ def _accumulated(node: Node, operands: Sequence[Array | None], rank: int) -> _Ac
         case "GlobalAveragePool" | "ReduceMean" | "ReduceSum" if operands[0] is not None:
             before, after = operands[0].shape, _shape_after(node, operands)
             count = math.prod(before) // max(math.prod(after), 1)
-            count = 1 if node.op.name == "ReduceSum" else count
+            count = 1 if node.op is REDUCE_SUM else count
             scale = np.asarray(float(x.scale) / count)
             return _exactly(node, operands, scale), scale / y
         case _:

@@ -25,9 +25,11 @@ from qdqbridge.autoquant.repair.sweep import SAMPLES, Batches, sweep
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.spec import Derived, QuantizationPlan, Weight
 from qdqbridge.graph.graph import Node
+from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.ops.matmul import DENSE, GEMM
 
 Array = NDArray[Any]
-_WITHOUT_BIAS = ("Conv", "ConvTranspose", "Gemm", "Dense")
+_WITHOUT_BIAS = (CONV, CONV_TRANSPOSE, GEMM, DENSE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def places(plan: QuantizationPlan) -> dict[Node, CorrectionPlace]:
                 (weight.node, weight.index), layer.result_axis, layer.outputs
             )
     for node in plan.rules:
-        layer = layer_of(node) if node.op.name in _WITHOUT_BIAS else None
+        layer = layer_of(node) if node.op in _WITHOUT_BIAS else None
         if layer is not None and node not in told and node.optional(2) is None:
             found[node] = CorrectionPlace((node, 2), layer.result_axis, layer.outputs)
     return found

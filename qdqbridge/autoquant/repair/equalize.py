@@ -101,8 +101,7 @@ def reach_of(graph: Graph, source: ProductLayer | Norm, seen: Mapping[str, Tenso
 
 def _check_inactive(clip: Node, stats: TensorStats | None) -> None:
     """Refuses a Clip with a bound that would have to differ from channel to channel."""
-    attributes = clip.attributes
-    assert isinstance(attributes, ClipAttrs)
+    attributes = clip.record(ClipAttrs)
     low, high = attributes.low, attributes.high
     free = low in (None, 0.0) and high is None
     if free:
@@ -220,8 +219,7 @@ def _extent(shape: tuple[int, ...], rank: int, axis: int) -> int:
 
 
 def _unbounded(clip: Node) -> ClipAttrs:
-    attributes = clip.attributes
-    assert isinstance(attributes, ClipAttrs)
+    attributes = clip.record(ClipAttrs)
     return replace(attributes, low=0.0 if attributes.low == 0.0 else None, high=None)
 
 

@@ -16,6 +16,13 @@ from numpy.typing import NDArray
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs
+from qdqbridge.ops.matmul import DENSE
+from qdqbridge.ops.normalization import (
+    GROUP_NORMALIZATION,
+    INSTANCE_NORMALIZATION,
+    LAYER_NORMALIZATION,
+    RMS_NORMALIZATION,
+)
 
 Array = NDArray[Any]
 Vector = NDArray[np.float64]
@@ -75,7 +82,7 @@ class ProductLayer:
         attributes = self.node.attributes
         if isinstance(attributes, GemmAttrs):
             return attributes.trans_b
-        return self.node.op.name == "Dense"
+        return self.node.op is DENSE
 
     def peaks(self) -> Vector:
         """Returns the largest magnitude over the taps: ``[groups, out / groups, in / groups]``."""
@@ -134,9 +141,9 @@ def norm_of(node: Node) -> Norm | None:
         return None
     first = constants[0]
     assert first is not None
-    if node.op.name in ("LayerNormalization", "RMSNormalization"):
+    if node.op in (LAYER_NORMALIZATION, RMS_NORMALIZATION):
         return Norm(node, first.shape[0], -1)
-    if node.op.name in ("InstanceNormalization", "GroupNormalization"):
+    if node.op in (INSTANCE_NORMALIZATION, GROUP_NORMALIZATION):
         return Norm(node, first.shape[0], 1)
     return None
 

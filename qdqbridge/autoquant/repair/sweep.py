@@ -24,6 +24,7 @@ from qdqbridge.graph.interpreter import computed
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.ops.pooling import MAX_POOL
 
 Array = NDArray[Any]
 Batches = Sequence[Array]
@@ -212,7 +213,7 @@ def _executed(node: Node, runs: Sequence[list[list[Array | None]]]) -> list[list
 
 def _engine(node: Node) -> Callable[[Sequence[Array | None]], Sequence[Array]]:
     """Returns what runs a node: onnxruntime where it costs something, else NumPy."""
-    if node.op.flow in _COSTLY or node.op.name == "MaxPool":
+    if node.op.flow in _COSTLY or node.op is MAX_POOL:
         found = _compiled(node)
         if found is not None:
             return found

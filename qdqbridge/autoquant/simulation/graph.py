@@ -16,6 +16,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.edit import Editor, link
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.types import Shape, TensorType
+from qdqbridge.ops.matmul import DENSE
 from qdqbridge.ops.simulated import SIMULATE, SimulatedAttrs
 
 Operand = tuple[Node, int]
@@ -165,7 +166,7 @@ class _SimulatedBuilder:
         new = self._input(old.name, old.type.dtype, old.type.shape)
         self._reads(copy, index, new)
         self._constants[node, index] = new
-        if node.op.name == "Dense" and index == 1 and node.operand(0).rank == 2:
+        if node.op is DENSE and index == 1 and node.operand(0).rank == 2:
             # A Gemm takes a weight that is no constant as it is stored, row by row.
             copy.origin = replace(node.origin, variant="Gemm")
 

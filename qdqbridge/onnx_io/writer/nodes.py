@@ -30,7 +30,10 @@ from qdqbridge.onnx_io.writer.variants import (
     file_variant,
     is_product_of_rows,
 )
+from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.composition import CompositionAttrs
+from qdqbridge.ops.matmul import DENSE
+from qdqbridge.ops.pooling import AVERAGE_POOL
 from qdqbridge.ops.simulated import SimulatedAttrs
 
 _BIAS = 2
@@ -48,13 +51,13 @@ class NodeWriter(RowWriter):
             return  # its result shares the operand's tensor
         if self.profile.operators and qlinear_row(self, node):
             return
-        if node.op.flow is Flow.CONVERT and node.op.name != "Cast":
+        if node.op.flow is Flow.CONVERT and node.op is not CAST:
             self._convert(node)
         elif isinstance(node.attributes, ForeignAttrs):
             self._foreign(node, node.attributes)
         elif isinstance(node.attributes, SimulatedAttrs):
             simulated_row(self, node)
-        elif node.op.name == "Dense" or is_product_of_rows(node):
+        elif node.op is DENSE or is_product_of_rows(node):
             target, type_ = self.target(node.output, node)
             dense_rows(self, node, target, type_)
             self.finish(node, node.output, target)
@@ -86,7 +89,7 @@ class NodeWriter(RowWriter):
                 inputs.append(self.array(operand, f"{name}_input_{index}"))
         targets = [self.target(value, node) for value in node.outputs]
         attributes = {k: v for k, v in encoded.attributes.items() if v not in ([], ())}
-        if node.op.name == "AveragePool" and set(attributes.get("dilations", ())) == {1}:
+        if node.op is AVERAGE_POOL and set(attributes.get("dilations", ())) == {1}:
             del attributes["dilations"]  # onnxruntime's QLinearAveragePool does not have it
         names = [target for target, _ in targets]
         results = [self.free.take(f"{names[0]}_product")] if behind else names

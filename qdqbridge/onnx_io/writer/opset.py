@@ -21,6 +21,8 @@ from qdqbridge.onnx_io.structure import subgraphs
 from qdqbridge.onnx_io.tensors import onnx_name
 from qdqbridge.onnx_io.writer.sheet import Sheet
 from qdqbridge.ops.attributes import LinearAttrs
+from qdqbridge.ops.conversion import QUANTIZE, REQUANTIZE
+from qdqbridge.ops.run_time_parameters import QUANTIZE_LINEAR
 
 OLDEST = 13
 _METADATA_IR = 10
@@ -208,7 +210,7 @@ def _linear_needs(node: Node, attributes: LinearAttrs) -> Iterator[Need]:
     """What Q and DQ with parameters of run time need for the types of their operands."""
     data, scale = (node.operand(i).type.dtype for i in (0, 1))
     what = f"{node.op.name} '{node.name}'"
-    quantizes = node.op.name == "QuantizeLinear"
+    quantizes = node.op is QUANTIZE_LINEAR
     real, stored = (data, attributes.to) if quantizes else (attributes.to, data)
     if stored in _STORAGE:
         yield _at_least(_STORAGE[stored], f"{what} with {stored} data")
@@ -228,11 +230,11 @@ def _conversion_needs(node: Node) -> Iterator[Need]:
         return
     own = target.params.expressed_dtype
     if isinstance(source, QuantType):
-        if node.op.name == "requantize" and source.params.expressed_dtype is not own:
+        if node.op is REQUANTIZE and source.params.expressed_dtype is not own:
             yield _at_least(23, "a requantization between scales of two element types")
-    elif node.op.name == "quantize" and source.dtype.is_integer:
+    elif node.op is QUANTIZE and source.dtype.is_integer:
         yield Need(f"a {own} scale for {source.dtype} data", _IntegerQuantize())
-    elif node.op.name == "quantize" and own not in (source.dtype, DType.FLOAT32):
+    elif node.op is QUANTIZE and own not in (source.dtype, DType.FLOAT32):
         yield _at_least(23, f"a {own} scale for {source.dtype} data")
 
 

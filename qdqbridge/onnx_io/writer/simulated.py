@@ -31,7 +31,6 @@ def simulated_row(writer: RowWriter, node: Node) -> None:
         writer: Where it goes.
         node: ``SimulateQuantization(x, code, scale, zero_point, low, high)``.
     """
-    assert isinstance(node.attributes, SimulatedAttrs)
     names = [writer.stored(node.operand(index)) for index in range(6)]
     output, x = writer.tensors.of(node.output), node.operand(0)
     name = writer.node_names.take(f"{output}_If")
@@ -39,7 +38,7 @@ def simulated_row(writer: RowWriter, node: Node) -> None:
     bool_ = {"to": TensorProto.BOOL}
     writer.sheet.nodes.append(NodeRow("Cast", [names[1]], [condition], bool_, f"{name}_Cast"))
     body = _BranchBody(writer, output)
-    body.rounded(names, node.attributes.axis, x.rank or 0)
+    body.rounded(names, node.record(SimulatedAttrs).axis, x.rank or 0)
     other = _BranchBody(writer, output)
     other.add("Identity", [names[0]], "same")
     proto = helper.make_node(

@@ -17,6 +17,8 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape, TensorType
 from qdqbridge.onnx_io.writer.rows import RowWriter, is_quantized, real_dtype
 from qdqbridge.ops.attributes import GemmAttrs, ReduceAttrs, ReshapeAttrs
+from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.ops.matmul import GEMM
 
 COLUMNS = "Gemm(transB=0)"
 """Spelling of a Gemm whose weight is ``[K, N]``."""
@@ -61,14 +63,14 @@ def _numbered(attributes: ReshapeAttrs, data: Value) -> ReshapeAttrs:
 
 def is_product_of_rows(node: Node) -> bool:
     """True for a float Gemm that has the operands of a Dense."""
-    if node.op.name != "Gemm" or node.attributes != _ROWS or is_quantized(node):
+    if node.op is not GEMM or node.attributes != _ROWS or is_quantized(node):
         return False
     return node.operand(1).constant is not None
 
 
 def adds_behind(node: Node) -> bool:
     """True for a float convolution whose bias was an Add of its own."""
-    if node.op.name not in ("Conv", "ConvTranspose") or not node.origin.with_add:
+    if node.op not in (CONV, CONV_TRANSPOSE) or not node.origin.with_add:
         return False
     bias = node.optional(2)
     return bias is not None and bias.constant is not None and not is_quantized(node)

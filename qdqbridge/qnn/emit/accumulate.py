@@ -14,6 +14,8 @@ from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import static_shape
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs
+from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.ops.matmul import DENSE
 from qdqbridge.qnn.emit.convolution import ConvolutionCall, convolution
 from qdqbridge.qnn.emit.dtypes import storage, tvm_dtype
 from qdqbridge.qnn.emit.matrices import batches
@@ -26,9 +28,9 @@ def quantized_accumulation(scope: EmissionScope, node: Node) -> Expr | None:
     x, w = node.operand(0), node.operand(1)
     if x.quant is None or w.quant is None or not x.quant.params.per_tensor:
         return None
-    if node.op.name in ("Conv", "ConvTranspose"):
+    if node.op in (CONV, CONV_TRANSPOSE):
         return _convolution(scope, node)
-    if node.op.name == "Dense":
+    if node.op is DENSE:
         return _dense(scope, node)
     return _product(scope, node)
 

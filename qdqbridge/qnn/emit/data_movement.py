@@ -37,8 +37,7 @@ _BEYOND = {"reflect": 1, "wrap": 0}
 
 
 def _reshape(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    attributes = node.attributes
-    assert isinstance(attributes, ReshapeAttrs)
+    attributes = node.record(ReshapeAttrs)
     if attributes.shape is None:
         return scope.op.reshape(x, scope.run_time_shape(node, x))
     have = scope.extents(x)
@@ -48,8 +47,7 @@ def _reshape(scope: EmissionScope, node: Node, x: Expr) -> Expr:
 
 
 def _flatten(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    assert isinstance(node.attributes, AxisAttrs)
-    have, axis = scope.extents(x), node.attributes.axis
+    have, axis = scope.extents(x), node.record(AxisAttrs).axis
     lead = int(np.prod(have[:axis])) if all(isinstance(d, int) for d in have[:axis]) else None
     tail = int(np.prod(have[axis:])) if all(isinstance(d, int) for d in have[axis:]) else None
     if lead is not None:
@@ -60,23 +58,19 @@ def _flatten(scope: EmissionScope, node: Node, x: Expr) -> Expr:
 
 
 def _transpose(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    assert isinstance(node.attributes, TransposeAttrs)
-    return scope.op.permute_dims(x, list(node.attributes.perm))
+    return scope.op.permute_dims(x, list(node.record(TransposeAttrs).perm))
 
 
 def _squeeze(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    assert isinstance(node.attributes, AxesAttrs)
-    return scope.op.squeeze(x, list(node.attributes.axes))
+    return scope.op.squeeze(x, list(node.record(AxesAttrs).axes))
 
 
 def _unsqueeze(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    assert isinstance(node.attributes, AxesAttrs)
-    return scope.op.expand_dims(x, list(node.attributes.axes))
+    return scope.op.expand_dims(x, list(node.record(AxesAttrs).axes))
 
 
 def _slice(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    attributes, have = node.attributes, scope.extents(x)
-    assert isinstance(attributes, SliceAttrs)
+    attributes, have = node.record(SliceAttrs), scope.extents(x)
     begins: list[Any] = []
     ends: list[Any] = []
     for start, end, axis, step in zip(
@@ -99,8 +93,7 @@ def _slice(scope: EmissionScope, node: Node, x: Expr) -> Expr:
 
 
 def _gather(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    attributes, indices = node.attributes, node.operand(1)
-    assert isinstance(attributes, AxisAttrs)
+    attributes, indices = node.record(AxisAttrs), node.operand(1)
     extent = scope.extents(x)[attributes.axis]
     if indices.constant is not None and isinstance(extent, int):
         array = indices.constant.numpy().astype(np.int64)
@@ -123,18 +116,17 @@ def _taken(scope: EmissionScope, x: Expr, index: Expr, axis: int) -> Expr:
 
 
 def _split(scope: EmissionScope, node: Node, x: Expr) -> list[Expr]:
-    assert isinstance(node.attributes, SplitAttrs)
-    sizes = node.attributes.sizes
+    attributes = node.record(SplitAttrs)
+    sizes = attributes.sizes
     if len(sizes) == 1:
         return [x]
     cuts = [int(c) for c in np.cumsum(sizes)[:-1]]
-    parts = scope.emit(scope.op.split(x, cuts, axis=node.attributes.axis))
+    parts = scope.emit(scope.op.split(x, cuts, axis=attributes.axis))
     return [scope.item(parts, i) for i in range(len(sizes))]
 
 
 def _pad(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    attributes = node.attributes
-    assert isinstance(attributes, PadAttrs)
+    attributes = node.record(PadAttrs)
     rank = len(attributes.pads) // 2
     x = _cropped(scope, node, x, attributes.pads)
     pads = [(max(attributes.pads[i], 0), max(attributes.pads[rank + i], 0)) for i in range(rank)]
@@ -174,13 +166,11 @@ def _cropped(scope: EmissionScope, node: Node, x: Expr, pads: tuple[int, ...]) -
 
 
 def _tile(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    assert isinstance(node.attributes, TileAttrs)
-    return scope.op.tile(x, list(node.attributes.repeats))
+    return scope.op.tile(x, list(node.record(TileAttrs).repeats))
 
 
 def _expand(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    assert isinstance(node.attributes, ExpandAttrs)
-    target = node.attributes.shape
+    target = node.record(ExpandAttrs).shape
     if target is None:
         return scope.broadcast(x, scope.run_time_shape(node, x))
     have = scope.extents(x)
@@ -191,11 +181,11 @@ def _expand(scope: EmissionScope, node: Node, x: Expr) -> Expr:
 
 
 def _depth_to_space(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    assert isinstance(node.attributes, DepthSpaceAttrs)
-    size, last = node.attributes.block_size, node in scope.channels_last
+    attributes = node.record(DepthSpaceAttrs)
+    size, last = attributes.block_size, node in scope.channels_last
     n, h, w, c = _image(scope, node, x)
     depth = c // (size * size)
-    dcr = node.attributes.mode == "DCR"
+    dcr = attributes.mode == "DCR"
     blocks = (size, size, depth) if dcr else (depth, size, size)
     axes = {"y": 1, "x": 2, "d": 3} if dcr else {"d": 1, "y": 2, "x": 3}  # after the batch
     if last:
@@ -209,8 +199,7 @@ def _depth_to_space(scope: EmissionScope, node: Node, x: Expr) -> Expr:
 
 
 def _space_to_depth(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    assert isinstance(node.attributes, DepthSpaceAttrs)
-    size = node.attributes.block_size
+    size = node.record(DepthSpaceAttrs).block_size
     n, h, w, c = _image(scope, node, x)
     rows, columns, deep = h // size, w // size, c * size * size
     if node in scope.channels_last:
@@ -229,8 +218,7 @@ def _image(scope: EmissionScope, node: Node, x: Expr) -> list[Any]:
 
 
 def _max_pool(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    attributes = node.attributes
-    assert isinstance(attributes, PoolAttrs)
+    attributes = node.record(PoolAttrs)
     return pool(scope, node, x, window_pads(scope, node, attributes, scope.extents(x)))
 
 

@@ -77,8 +77,7 @@ def _dense(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
 
 
 def _gemm(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    attributes = node.attributes
-    assert isinstance(attributes, GemmAttrs)
+    attributes = node.record(GemmAttrs)
     a = scope.emit(scope.op.permute_dims(args[0])) if attributes.trans_a else args[0]
     b = scope.emit(scope.op.permute_dims(args[1])) if attributes.trans_b else args[1]
     total = scope.emit(scope.op.matmul(a, b))
@@ -94,8 +93,7 @@ def _gemm(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
 
 def _softmax(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     """A softmax; one over several axes, which are the last ones, as one over their product."""
-    attributes, x, function = node.attributes, args[0], scope.function(node.op.tvm)
-    assert isinstance(attributes, SoftmaxAttrs)
+    attributes, x, function = node.record(SoftmaxAttrs), args[0], scope.function(node.op.tvm)
     if len(attributes.axes) == 1:
         return function(x, attributes.axes[0])
     shape = scope.extents(x)
@@ -104,37 +102,32 @@ def _softmax(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
 
 
 def _clip(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    attributes, x = node.attributes, args[0]
-    assert isinstance(attributes, ClipAttrs)
+    attributes, x = node.record(ClipAttrs), args[0]
     if attributes.low is not None:
         x = scope.emit(scope.op.maximum(x, _like(scope, x, attributes.low)))
     return x if attributes.high is None else scope.op.minimum(x, _like(scope, x, attributes.high))
 
 
 def _gelu(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    assert isinstance(node.attributes, GeluAttrs)
-    tanh = node.attributes.approximate == "tanh"
+    tanh = node.record(GeluAttrs).approximate == "tanh"
     return scope.op.nn.gelu_tanh(args[0]) if tanh else scope.op.nn.gelu(args[0])
 
 
 def _thresholded(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    x, attributes = args[0], node.attributes
-    assert isinstance(attributes, AlphaAttrs)
+    x, attributes = args[0], node.record(AlphaAttrs)
     above = scope.emit(scope.op.greater(x, _like(scope, x, attributes.alpha)))
     return scope.op.where(above, x, scope.emit(scope.op.zeros_like(x)))
 
 
 def _concat(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    assert isinstance(node.attributes, AxisAttrs)
-    return scope.op.concat(args, axis=node.attributes.axis)
+    return scope.op.concat(args, axis=node.record(AxisAttrs).axis)
 
 
 def _cast(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    assert isinstance(node.attributes, CastAttrs)
     (x,), source = args, node.operand(0).type.dtype
     if node.operand(0).quant is None and source.is_small_float:
         x = scope.dequantize(x, unit_params(source))
-    return scope.op.astype(x, tvm_dtype(node.attributes.to))
+    return scope.op.astype(x, tvm_dtype(node.record(CastAttrs).to))
 
 
 def _divide(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
@@ -161,8 +154,7 @@ def _power(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
 
 
 def _shape(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    attributes = node.attributes
-    assert isinstance(attributes, ShapeAttrs)
+    attributes = node.record(ShapeAttrs)
     whole = scope.shape_vector(args[0])
     if attributes == ShapeAttrs():
         return whole

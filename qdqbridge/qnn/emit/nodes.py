@@ -8,7 +8,20 @@ from collections.abc import Callable, Sequence
 from qdqbridge.errors import GraphError, UnsupportedTargetError
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
+from qdqbridge.ops.data_movement import (
+    DEPTH_TO_SPACE,
+    EXPAND,
+    FLATTEN,
+    IDENTITY,
+    RESHAPE,
+    SPACE_TO_DEPTH,
+    SQUEEZE,
+    TILE,
+    TRANSPOSE,
+    UNSQUEEZE,
+)
 from qdqbridge.ops.resize import RESIZE
+from qdqbridge.ops.selection import GATHER, SLICE, SPLIT
 from qdqbridge.qnn.emit.accumulate import quantized_accumulation
 from qdqbridge.qnn.emit.conversions import CONVERSIONS
 from qdqbridge.qnn.emit.data_movement import DATA_MOVEMENT
@@ -43,15 +56,15 @@ def check_known(graph: Graph) -> None:
 
 
 _BYTE_MOVERS = frozenset((
-    "Reshape", "Expand", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Tile", "Identity",
-    "DepthToSpace", "SpaceToDepth", "Slice", "Gather", "Split",
+    RESHAPE, EXPAND, TRANSPOSE, SQUEEZE, UNSQUEEZE, FLATTEN, TILE, IDENTITY,
+    DEPTH_TO_SPACE, SPACE_TO_DEPTH, SLICE, GATHER, SPLIT,
 ))  # fmt: skip
 """Operators that neither compare nor make up the elements that they move."""
 
 
 def computes_minifloats(node: Node) -> bool:
     """True where an operator works on 8- or 4-bit floats, whose bytes say nothing to it."""
-    if node.op.flow in (Flow.CONVERT, Flow.REINTERPRET) or node.op.name in _BYTE_MOVERS:
+    if node.op.flow in (Flow.CONVERT, Flow.REINTERPRET) or node.op in _BYTE_MOVERS:
         return False
     values = [*(v for v in node.inputs if v is not None), *node.outputs]
     return any(v.quant is not None and v.type.dtype.is_small_float for v in values)

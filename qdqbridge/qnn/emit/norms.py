@@ -12,6 +12,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
+from qdqbridge.ops.normalization import BATCH_NORMALIZATION
 from qdqbridge.qnn.emit.dtypes import storage
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr
 from qdqbridge.qnn.ranges import longest_row
@@ -75,7 +76,7 @@ def _normalized(node: Node, extents: list[Any]) -> list[Any]:
     attributes = node.attributes
     if isinstance(attributes, NormAttrs):
         return extents[attributes.axis :]
-    return [] if node.op.name == "BatchNormalization" else extents[2:]
+    return [] if node.op is BATCH_NORMALIZATION else extents[2:]
 
 
 def _is_codes(value: Value) -> bool:
@@ -111,8 +112,7 @@ def _real(value: Value) -> NDArray[Any] | None:
 
 
 def _layer_norm(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    attributes, x, gamma = node.attributes, args[0], args[1]
-    assert isinstance(attributes, NormAttrs)
+    attributes, x, gamma = node.record(NormAttrs), args[0], args[1]
     axes = list(range(attributes.axis, scope.rank(x)))
     shape = [scope.extents(x)[axis] for axis in axes]
     if scope.extents(gamma) == shape:
@@ -124,8 +124,7 @@ def _layer_norm(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
 
 
 def _rms_norm(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    attributes = node.attributes
-    assert isinstance(attributes, NormAttrs)
+    attributes = node.record(NormAttrs)
     axes = list(range(attributes.axis, scope.rank(args[0])))
     return _scaled(scope, args[0], axes, attributes.epsilon, args)
 
@@ -143,15 +142,13 @@ def _scaled(
 
 
 def _instance_norm(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    assert isinstance(node.attributes, EpsilonAttrs)
     rank = scope.rank(args[0])
     channel, axes = scope.channel(node, rank), scope.spatial(node, rank)
-    return scope.op.nn.instance_norm(*args, channel, axes, node.attributes.epsilon)
+    return scope.op.nn.instance_norm(*args, channel, axes, node.record(EpsilonAttrs).epsilon)
 
 
 def _group_norm(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    attributes = node.attributes
-    assert isinstance(attributes, GroupNormAttrs)
+    attributes = node.record(GroupNormAttrs)
     rank = scope.rank(args[0])
     channel, axes = scope.channel(node, rank), scope.spatial(node, rank)
     groups, epsilon = attributes.num_groups, attributes.epsilon
@@ -159,8 +156,7 @@ def _group_norm(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
 
 
 def _batch_norm(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    attributes = node.attributes
-    assert isinstance(attributes, EpsilonAttrs)
+    attributes = node.record(EpsilonAttrs)
     axis = scope.channel(node, scope.rank(args[0]))
     result = scope.op.nn.batch_norm(*args, axis=axis, epsilon=attributes.epsilon, training=False)
     return scope.item(scope.emit(result), 0)

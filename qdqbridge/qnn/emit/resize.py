@@ -21,8 +21,7 @@ _METHODS = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "cubic"}
 
 def emit_resize(scope: EmissionScope, node: Node) -> Expr:
     """Emits a Resize of any rank and mode on quantized values, and of floats."""
-    attributes, value, result = node.attributes, node.operand(0), node.output
-    assert isinstance(attributes, ResizeAttrs)
+    attributes, value, result = node.record(ResizeAttrs), node.operand(0), node.output
     if value.quant is None or result.quant is None:
         return _floating(scope, node, attributes)
     axes = _resized(scope, node, attributes, value.type.shape, result.type.shape)

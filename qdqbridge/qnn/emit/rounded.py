@@ -131,8 +131,7 @@ def _where(scope: EmissionScope, node: Node) -> Expr | None:
 
 
 def _concat(scope: EmissionScope, node: Node) -> Expr | None:
-    attributes, params = node.attributes, _result(node)
-    assert isinstance(attributes, AxisAttrs)
+    attributes, params = node.record(AxisAttrs), _result(node)
     values = [value for value in node.inputs if value is not None]
     typed = [v.quant.params for v in values if v.quant is not None and v.quant.params.per_tensor]
     whole = len(typed) == len(values)
@@ -150,8 +149,7 @@ def _concat(scope: EmissionScope, node: Node) -> Expr | None:
 
 
 def _composition(scope: EmissionScope, node: Node) -> Expr | None:
-    attributes, source, params = node.attributes, node.operand(0).quant, _result(node)
-    assert isinstance(attributes, CompositionAttrs)
+    attributes, source, params = node.record(CompositionAttrs), node.operand(0).quant, _result(node)
     if source is None:
         return None
     scalars = [v.constant.numpy() for v in node.inputs[1:] if v is not None and v.constant]

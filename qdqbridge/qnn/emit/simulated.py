@@ -16,8 +16,7 @@ def _simulate(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
 
     Without a type both calls give their operand back; the clamp is left out then as well.
     """
-    attributes = node.attributes
-    assert isinstance(attributes, SimulatedAttrs)
+    attributes = node.record(SimulatedAttrs)
     x, code, scale, zero_point, low, high = args
     attrs = {"axis": -1 if attributes.axis is None else attributes.axis}
     codes = scope.qnn("simulated_quantize", [x, code, scale, zero_point], attrs)

@@ -79,8 +79,7 @@ def _plus(scope: EmissionScope, result: Expr, args: list[Expr], trailing: int) -
 
 
 def _average_pool(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    attributes, x = node.attributes, args[0]
-    assert isinstance(attributes, PoolAttrs)
+    attributes, x = node.record(PoolAttrs), args[0]
     pads = window_pads(scope, node, attributes, scope.extents(x))
     beyond = any(p > q for p, q in zip(pads, attributes.pads, strict=True))
     if attributes.count_include_pad and beyond:
@@ -93,8 +92,7 @@ def _average_pool(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
 def _counted_pool(
     scope: EmissionScope, node: Node, x: Expr, ones: Expr, pads: tuple[int, ...]
 ) -> Expr:
-    attributes = node.attributes
-    assert isinstance(attributes, PoolAttrs)
+    attributes = node.record(PoolAttrs)
     rank = len(attributes.kernel_shape)
     counted = [min(p, q) for p, q in zip(pads, attributes.pads, strict=True)]
     widths = [0] * (2 * (rank + 2))

@@ -142,8 +142,7 @@ def _keeps_channels(before: Value, after: Value) -> bool:
 
 def _transpose(node: Node, ranks: Collection[int]) -> NodeConstraints:
     """A change of layout written as a node is none where the values are carried so."""
-    attributes, rank = node.attributes, node.output.rank
-    assert isinstance(attributes, TransposeAttrs)
+    attributes, rank = node.record(TransposeAttrs), node.output.rank
     if rank is not None and rank in ranks:
         if attributes.perm == channels_last(rank):
             return NodeConstraints((LayoutConstraint.LAST,), (LayoutConstraint.AS_IS,))
@@ -168,22 +167,23 @@ def _dropping(node: Node, axes: Collection[int], ranks: Collection[int]) -> Node
 
 
 def _reduce(node: Node, ranks: Collection[int]) -> NodeConstraints:
-    assert isinstance(node.attributes, ReduceAttrs)
-    if node.attributes.keepdims:
+    attributes = node.record(ReduceAttrs)
+    if attributes.keepdims:
         return _all(node, LayoutConstraint.FOLLOW)
-    return _dropping(node, node.attributes.axes, ranks)
+    return _dropping(node, attributes.axes, ranks)
 
 
 def _squeeze(node: Node, ranks: Collection[int]) -> NodeConstraints:
-    assert isinstance(node.attributes, AxesAttrs)
-    return _dropping(node, node.attributes.axes, ranks)
+    return _dropping(node, node.record(AxesAttrs).axes, ranks)
 
 
 def _softmax(node: Node, ranks: Collection[int]) -> NodeConstraints:
     del ranks
-    assert isinstance(node.attributes, SoftmaxAttrs)
     return _all(
-        node, LayoutConstraint.FOLLOW if len(node.attributes.axes) == 1 else LayoutConstraint.AS_IS
+        node,
+        LayoutConstraint.FOLLOW
+        if len(node.record(SoftmaxAttrs).axes) == 1
+        else LayoutConstraint.AS_IS,
     )
 
 
@@ -194,8 +194,7 @@ def _gather(node: Node, ranks: Collection[int]) -> NodeConstraints:
 
 
 def _expand(node: Node, ranks: Collection[int]) -> NodeConstraints:
-    assert isinstance(node.attributes, ExpandAttrs)
-    shape, rank = node.attributes.shape, node.operand(0).rank
+    shape, rank = node.record(ExpandAttrs).shape, node.operand(0).rank
     whole = shape is not None and rank in ranks and rank == len(shape)
     return _all(node, LayoutConstraint.FOLLOW if whole else LayoutConstraint.AS_IS)
 

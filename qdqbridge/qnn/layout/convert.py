@@ -9,13 +9,15 @@ from qdqbridge.graph.edit import link
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.types import Shape, ValueType
 from qdqbridge.ops.attributes import ReshapeAttrs, TransposeAttrs
+from qdqbridge.ops.data_movement import FLATTEN, RESHAPE, TRANSPOSE, UNSQUEEZE
+from qdqbridge.ops.elementwise import CONCAT
 from qdqbridge.ops.permutation import permuted_attributes, permuted_constant, permuted_type, widened
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.qnn.layout.constraints import broadcast_constant
 from qdqbridge.qnn.layout.permutation import channels_first, channels_last, unmoved
 from qdqbridge.qnn.layout.plan import LayoutPlan
 
-_SPREAD = frozenset(("Reshape", "Flatten", "Unsqueeze"))
+_SPREAD = frozenset((RESHAPE, FLATTEN, UNSQUEEZE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +80,14 @@ class _Converter:
 
     def _node(self, node: Node) -> None:
         taken, given = self.plan.nodes[node]
-        if node.op.name == "Transpose" and taken[0] != given:
+        if node.op is TRANSPOSE and taken[0] != given:
             # The layouts differ by just this permutation: the result is the operand.
             self.found[node.output, given] = self._as(node.operand(0), last=taken[0])
             return
         outputs = [self._result(value, given) for value in node.outputs]
         first = bool(taken) and taken[0]
         layout = (first, given) if first or given else None
-        if node.op.name in _SPREAD and layout is not None:
+        if node.op in _SPREAD and layout is not None:
             new = self._add(
                 Node(
                     BY_NAME["Reshape"],
@@ -130,11 +132,7 @@ class _Converter:
             last
             and rank is not None
             and value.rank not in (0, rank)
-            and (
-                broadcast_constant(value)
-                and value.constant is not None
-                and node.op.name != "Concat"
-            )
+            and (broadcast_constant(value) and value.constant is not None and node.op is not CONCAT)
         ):
             return permuted_constant(widened(value, rank), channels_last(rank))
         return self._as(value, last=last and value.rank != 0)

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.ops.data_movement import TRANSPOSE
 from qdqbridge.qnn.layout.constraints import WINDOWS, LayoutConstraint, NodeConstraints, constraints
 from qdqbridge.qnn.layout.cut import INFINITE, SINK, SOURCE, Network
 from qdqbridge.qnn.layout.permutation import channels_last, unmoved
@@ -68,7 +69,7 @@ def plan(
 def _vanishing(plan: LayoutPlan) -> int:
     """Returns how many transposes of the graph are none under the plan."""
     nodes = plan.nodes.items()
-    return sum(n.op.name == "Transpose" and taken[0] != given for n, (taken, given) in nodes)
+    return sum(n.op is TRANSPOSE and taken[0] != given for n, (taken, given) in nodes)
 
 
 class _LayoutPlanner:

@@ -22,6 +22,7 @@ from qdqbridge.ops.attributes import (
     GemmAttrs,
     TransposeAttrs,
 )
+from qdqbridge.ops.conversion import REINTERPRET
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.ops.weights import weight_geometry
@@ -144,7 +145,7 @@ def _as_gemm(reading: Reading, product: UnroundedProduct) -> UnroundedProduct:
 def _before(reading: Reading, value: Value, kind: type[Attributes]) -> Value | None:
     """Returns the operand of the mover behind a quantized value, in the same quantization."""
     node = value.producer
-    if node is not None and node.op.name == "reinterpret":
+    if node is not None and node.op is REINTERPRET:
         node = node.operand(0).producer
     if node is None or not isinstance(node.attributes, kind) or value.quant is None:
         return None

@@ -12,6 +12,8 @@ from qdqbridge.ops.attributes import (
     AlphaAttrs,
     ClipAttrs,
 )
+from qdqbridge.ops.data_movement import EXPAND
+from qdqbridge.ops.elementwise import MAX, MIN, MUL, WHERE
 from qdqbridge.ops.forms import outermost_forms, written
 from qdqbridge.ops.table import OPERATORS
 from qdqbridge.qnn.read.call import Call
@@ -21,12 +23,12 @@ from qdqbridge.qnn.read.fused import Find, Fused, present, stated_attributes
 def _clip(node: Node, call: Call) -> Fused | None:
     """``Min(Max(x, low), high)``, of which either may be missing."""
     del call
-    if len(node.inputs) != 2 or node.op.name not in ("Min", "Max"):
+    if len(node.inputs) != 2 or node.op not in (MIN, MAX):
         return None
     bound, source = scalar(node.operand(1)), node.operand(0)
     if bound is None:
         return None
-    if node.op.name == "Max":
+    if node.op is MAX:
         return Fused("Clip", ClipAttrs(bound, None), [source])
     inner = source.producer
     first = None if inner is None else inner.attributes
@@ -37,7 +39,7 @@ def _clip(node: Node, call: Call) -> Fused | None:
 
 def _thresholded(node: Node, call: Call) -> Fused | None:
     given = stated_attributes(call, AlphaAttrs)
-    test = node.operand(0).producer if node.op.name == "Where" else None
+    test = node.operand(0).producer if node.op is WHERE else None
     if test is None or given is None or test.op.name not in ("unread:greater", "Greater"):
         return None
     x, other, zeros = test.operand(0), node.operand(1), node.operand(2)
@@ -50,7 +52,7 @@ def _thresholded(node: Node, call: Call) -> Fused | None:
 def _is_zero(value: Value) -> bool:
     """True for zeros, also of an extent that is known at run time only."""
     made = value.producer
-    if made is not None and made.op.name == "Expand":
+    if made is not None and made.op is EXPAND:
         value = made.operand(0)
     zero = value.constant is not None and not value.constant.numpy().any()
     return zero or _is_unread(value, "zeros_like")
@@ -62,10 +64,10 @@ def _is_unread(value: Value, name: str) -> bool:
 
 def _prelu(node: Node, call: Call) -> Fused | None:
     del call
-    if node.op.name != "Where":
+    if node.op is not WHERE:
         return None
     test, scaled, x = node.operand(0).producer, node.operand(1).producer, node.operand(2)
-    if test is None or scaled is None or scaled.op.name != "Mul":
+    if test is None or scaled is None or scaled.op is not MUL:
         return None
     if test.op.name not in ("unread:less", "Less"):
         return None
@@ -94,7 +96,7 @@ def _integer_quotient(node: Node, call: Call) -> Fused | None:
     del call
     if node.op.name == "unread:floor_divide" and not node.operand(0).type.dtype.is_signed:
         return Fused("Div", NO_ATTRIBUTES, [node.operand(0), node.operand(1)])
-    if node.op.name != "Where":
+    if node.op is not WHERE:
         return None
     whole = node.operand(2).producer
     if whole is None or whole.op.name != "unread:floor_divide":

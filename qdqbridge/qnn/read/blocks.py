@@ -12,6 +12,7 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE
+from qdqbridge.ops.elementwise import MUL
 from qdqbridge.qnn.origin import element
 from qdqbridge.qnn.read.call import Call
 from qdqbridge.qnn.read.parameters import as_stated
@@ -21,7 +22,7 @@ from qdqbridge.qnn.read.reading import Reading, tensor
 def dequantized(reading: Reading, call: Call, value: Value) -> Value | None:
     """``(x - repeat(zero_point)) * repeat(scale)`` in int32, then float32."""
     node = value.producer
-    scale = None if node is None or node.op.name != "Mul" else _repeated(reading, node.operand(1))
+    scale = None if node is None or node.op is not MUL else _repeated(reading, node.operand(1))
     if node is None or scale is None:
         return None
     centred = _made(_made_by(node.operand(0), "Cast"), "Sub")

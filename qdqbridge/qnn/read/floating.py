@@ -20,6 +20,7 @@ from qdqbridge.ops.attributes import (
     ShapeAttrs,
     SoftmaxAttrs,
 )
+from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.permutation import Perm
 from qdqbridge.ops.table import BY_NAME, OPERATORS
@@ -123,7 +124,7 @@ def power(reading: Reading, call: Call) -> Value:
 def _uncast(reading: Reading, call: Call, value: Value) -> Value:
     """Returns what a Cast reads that belongs to the same node of the graph as ``call``."""
     node = value.producer
-    if node is None or node.op.name != "Cast" or call.provenance is None:
+    if node is None or node.op is not CAST or call.provenance is None:
         return value
     return node.operand(0) if reading.provenances.get(node) == call.provenance else value
 

@@ -16,6 +16,9 @@ from qdqbridge.ops.attributes import (
     TransposeAttrs,
 )
 from qdqbridge.ops.convolution import OPERATORS as CONVOLUTIONS
+from qdqbridge.ops.data_movement import RESHAPE
+from qdqbridge.ops.elementwise import ADD, MUL
+from qdqbridge.ops.matmul import GEMM, MATMUL
 from qdqbridge.ops.softmax import OPERATORS as SOFTMAXES
 from qdqbridge.qnn.read.call import Call
 from qdqbridge.qnn.read.fused import Find, Fused, present, stated_attributes
@@ -27,16 +30,16 @@ def _gemm(node: Node, call: Call) -> Fused | None:
     given = stated_attributes(call, GemmAttrs)
     if given is None:
         return None
-    if node.op.name == "MatMul" and given.alpha == 1.0:
+    if node.op is MATMUL and given.alpha == 1.0:
         return _product(node, given)
-    if node.op.name == "Mul":
+    if node.op is MUL:
         inner, alpha = node.operand(0).producer, scalar(node.operand(1))
-        if inner is None or inner.op.name != "MatMul" or alpha is None:
+        if inner is None or inner.op is not MATMUL or alpha is None:
             return None
         return _product(inner, given) if near(alpha, given.alpha) else None
-    if node.op.name == "Add":
+    if node.op is ADD:
         inner, bias = node.operand(0).producer, scaled_bias(node.operand(1), given)
-        if inner is None or bias is None or inner.op.name != "Gemm" or len(inner.inputs) != 2:
+        if inner is None or bias is None or inner.op is not GEMM or len(inner.inputs) != 2:
             return None
         return Fused("Gemm", given, [inner.operand(0), inner.operand(1), bias])
     return None
@@ -60,7 +63,7 @@ def linear(node: Node, call: Call) -> Fused | None:
     """``matmul(x, transpose(constant)) + vector``: what exporters write for a linear layer."""
     del call
     inner, bias = node.operand(0).producer, node.operand(1)
-    if inner is None or inner.op.name != "MatMul" or inner.operand(0).rank != 2:
+    if inner is None or inner.op is not MATMUL or inner.operand(0).rank != 2:
         return None
     w = _permuted(inner.operand(1))
     if w is None or w.constant is None or bias.constant is None or bias.rank != 1:
@@ -70,7 +73,7 @@ def linear(node: Node, call: Call) -> Fused | None:
 
 def _dense(node: Node, call: Call) -> Fused | None:
     """``matmul(x, transpose(w)) [+ bias]``."""
-    if node.op.name == "MatMul":
+    if node.op is MATMUL:
         w = _permuted(node.operand(1))
         return None if w is None else Fused("Dense", NO_ATTRIBUTES, [node.operand(0), w])
     return _biased(node, "Dense", call)
@@ -78,7 +81,7 @@ def _dense(node: Node, call: Call) -> Fused | None:
 
 def _biased(node: Node, name: str, call: Call) -> Fused | None:
     """``op(x, w) + column(bias)``."""
-    inner = node.operand(0).producer if node.op.name == "Add" else None
+    inner = node.operand(0).producer if node.op is ADD else None
     if inner is None or inner.op.name != name or len(inner.inputs) != 2:
         return None
     bias, rank = node.operand(1), len(call.result.shape or ())
@@ -114,7 +117,7 @@ def _normalized(node: Node, call: Call) -> Fused | None:
     given, provenance = stated_attributes(call, NormAttrs), call.provenance
     if given is None or provenance is None:
         return None
-    if node.op.name == "Add":
+    if node.op is ADD:
         inner = node.operand(0).producer
         if inner is None or inner.op.name != provenance.op or len(inner.inputs) != 2:
             return None
@@ -138,11 +141,11 @@ def _normalized(node: Node, call: Call) -> Fused | None:
 def flat_softmax(node: Node, call: Call) -> Fused | None:
     """``reshape(softmax(reshape(x)))``: a softmax over several axes."""
     given, provenance = stated_attributes(call, SoftmaxAttrs), call.provenance
-    inner = node.operand(0).producer if node.op.name == "Reshape" else None
+    inner = node.operand(0).producer if node.op is RESHAPE else None
     if given is None or provenance is None or inner is None or inner.op.name != provenance.op:
         return None
     flat = inner.operand(0).producer
-    if flat is None or flat.op.name != "Reshape":
+    if flat is None or flat.op is not RESHAPE:
         return None
     return Fused(provenance.op, given, [flat.operand(0)])
 

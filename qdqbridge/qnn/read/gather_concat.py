@@ -22,6 +22,11 @@ from qdqbridge.ops.attributes import (
     SplitAttrs,
     TileAttrs,
 )
+from qdqbridge.ops.cast import CAST
+from qdqbridge.ops.conversion import QUANTIZE, REQUANTIZE
+from qdqbridge.ops.elementwise import WHERE
+from qdqbridge.ops.selection import SLICE
+from qdqbridge.ops.shape_operator import SHAPE
 from qdqbridge.ops.table import MOVED_ALIKE
 from qdqbridge.qnn.origin import Provenance
 from qdqbridge.qnn.read.call import Call
@@ -34,7 +39,7 @@ def strided_slice(reading: Reading, call: Call) -> Value:
     """``strided_slice(x, begin, end, strides, axes)``."""
     data = reading.value(call.args[0])
     extents = stated_attributes(call, ShapeAttrs)
-    if extents is not None and data.producer is not None and data.producer.op.name == "Shape":
+    if extents is not None and data.producer is not None and data.producer.op is SHAPE:
         return reading.node("Shape", extents, data.producer.inputs, type_like(data, call), call)
     shape = data.type.shape or ()
     begin, end = call.ints("begin"), call.ints("end")
@@ -112,7 +117,7 @@ def _spelled(reading: Reading, call: Call, data: Value, index: Value, axis: int)
     if provenance is None or provenance.op != "Gather":
         return index
     if node is not None:
-        return node.operand(2) if node.op.name == "Where" else index
+        return node.operand(2) if node.op is WHERE else index
     spelled = provenance.more.get("indices")
     extent = None if data.type.shape is None else data.type.shape[axis]
     if index.constant is None or spelled is None or not isinstance(extent, int):
@@ -181,7 +186,7 @@ def _uncropped(reading: Reading, call: Call, data: Value, attributes: PadAttrs) 
         cropped = any(p < 0 for p in given.pads)
         if widths == attributes.pads and given.mode == attributes.mode:
             pads_ = replace(attributes, pads=given.pads)
-            if cropped and node is not None and node.op.name == "Slice":
+            if cropped and node is not None and node.op is SLICE:
                 source = node.operand(0)
                 value = reading.node("Pad", pads_, [source], type_like(source, call), call)
                 return hinted(reading, call, value)
@@ -235,7 +240,7 @@ def _unconverted(reading: Reading, value: Value, provenance: Provenance) -> Valu
     """Returns what the claimed node's own conversions make ``value`` of."""
     node = value.producer
     while node is not None and reading.provenances.get(node) == provenance:
-        if node.op.name not in ("quantize", "requantize", "Cast"):
+        if node.op not in (QUANTIZE, REQUANTIZE, CAST):
             break
         value = node.operand(0)
         node = value.producer

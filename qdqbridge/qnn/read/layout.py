@@ -8,6 +8,7 @@ from dataclasses import replace
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.types import ValueType
 from qdqbridge.ops.attributes import TransposeAttrs
+from qdqbridge.ops.conversion import REINTERPRET
 from qdqbridge.ops.permutation import Perm, inverse, permuted_constant, permuted_type
 from qdqbridge.qnn.read.call import Call
 from qdqbridge.qnn.read.reading import Reading
@@ -100,7 +101,7 @@ def _transposed(reading: Reading, value: Value, perm: tuple[int, ...]) -> Value:
 def _untransposed(reading: Reading, value: Value, perm: tuple[int, ...]) -> Value | None:
     """Returns what a transposition was made of that this one undoes."""
     node = value.producer
-    if node is not None and node.op.name == "reinterpret":
+    if node is not None and node.op is REINTERPRET:
         node = node.operand(0).producer
     if node is None or not isinstance(node.attributes, TransposeAttrs):
         return None

@@ -9,6 +9,7 @@ from qdqbridge.graph.lenses import read_attributes
 from qdqbridge.graph.operator import Flow, Operator
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import ClipAttrs, PoolAttrs
+from qdqbridge.ops.conversion import REINTERPRET
 from qdqbridge.ops.windows import extents
 from qdqbridge.qnn.origin import element
 from qdqbridge.qnn.read.call import Call
@@ -109,7 +110,7 @@ def _stated_storage(call: Call, data: Value, qmin: int, qmax: int) -> Any:
         return None
     storage = element(claims[0])[0]
     fits = holds(data.type.dtype, storage) and storage.qmin <= qmin and qmax <= storage.qmax
-    return storage if fits and data.producer.op.name != "reinterpret" else None
+    return storage if fits and data.producer.op is not REINTERPRET else None
 
 
 def _extremes(row: Operator) -> str:

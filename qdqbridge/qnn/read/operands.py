@@ -13,6 +13,7 @@ from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import Operator
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, TensorType
+from qdqbridge.ops.conversion import DEQUANTIZE
 from qdqbridge.qnn.origin import Provenance, folded_params
 
 
@@ -32,7 +33,7 @@ def _spelled(value: Value, index: int, provenance: Provenance) -> Value:
         dtype = provenance.plain.get(index)
         return value if dtype is None or value.constant is None else _cast(value, dtype)
     node = value.producer
-    if node is not None and node.op.name == "dequantize":
+    if node is not None and node.op is DEQUANTIZE:
         source = node.operand(0)
         if source.constant is not None or not any(provenance.results):
             return source

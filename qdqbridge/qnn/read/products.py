@@ -13,6 +13,9 @@ from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.patterns import PatternMatch, match, near
 from qdqbridge.graph.types import QuantType, Shape, TensorType
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs, TransposeAttrs
+from qdqbridge.ops.conversion import QUANTIZE, REINTERPRET, REQUANTIZE
+from qdqbridge.ops.elementwise import ADD
+from qdqbridge.ops.matmul import DENSE, GEMM
 from qdqbridge.qnn.origin import Provenance
 from qdqbridge.qnn.read.call import Call
 from qdqbridge.qnn.read.layout import transposed
@@ -60,17 +63,13 @@ def _behind(
     """Returns the product behind its own movers and roundings, and a real bias that is added."""
     while node is not None and node.op.flow is not Flow.ACCUMULATE:
         own = reading.provenances.get(node) == provenance
-        if node.op.name == "Add" and own and isinstance(provenance.attributes, GemmAttrs):
+        if node.op is ADD and own and isinstance(provenance.attributes, GemmAttrs):
             bias = scaled_bias(node.operand(1), provenance.attributes)
             inner = node.operand(0).producer
             complete = inner is None or bias is None or len(inner.inputs) != _UNBIASED
             return (None, None) if complete else (inner, bias)
         movement = own and node.op.flow is Flow.MOVE
-        if (
-            node.op.name != "requantize"
-            and not movement
-            and not (own and node.op.name == "quantize")
-        ):
+        if node.op is not REQUANTIZE and not movement and not (own and node.op is QUANTIZE):
             return None, None
         node = node.operand(0).producer
     return node, None
@@ -90,7 +89,7 @@ def _later(provenance: Provenance, node: Node) -> bool:
     """True for a product of floats that a later call multiplies by a Gemm's alpha."""
     given = provenance.attributes
     scaled = isinstance(given, GemmAttrs) and given.alpha != 1.0
-    return scaled and node.op.name != "Gemm" and node.operand(0).quant is None
+    return scaled and node.op is not GEMM and node.operand(0).quant is None
 
 
 def _matrices(
@@ -98,11 +97,11 @@ def _matrices(
 ) -> list[Value | None] | None:
     """Returns the operands before they were stacked, if their product has the result's shape."""
     gemm = provenance.attributes if isinstance(provenance.attributes, GemmAttrs) else GemmAttrs()
-    weight = node.operand(1) if node.op.name == "Gemm" else _without(reading, node, gemm.alpha)
+    weight = node.operand(1) if node.op is GEMM else _without(reading, node, gemm.alpha)
     if weight is None:
         return None
     x, w = _unshaped(reading, node.operand(0), provenance), _unshaped(reading, weight, provenance)
-    dense, stated = provenance.op == "Dense", node.op.name == "Dense"
+    dense, stated = provenance.op == "Dense", node.op is DENSE
     (left, turned_left), (right, turned_right) = x, w
     if stated and provenance.op == "MatMul" and right.rank == 2:  # of a vector by a constant
         right = transposed(reading, right, (1, 0))
@@ -168,7 +167,7 @@ def _unshaped(reading: Reading, value: Value, provenance: Provenance) -> tuple[V
     best = current, permuted
     while current.producer is not None:
         node = current.producer
-        if node.op.name == "reinterpret":
+        if node.op is REINTERPRET:
             current = node.operand(0)
             continue
         own = reading.provenances.get(node)

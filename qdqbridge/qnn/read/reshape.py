@@ -16,6 +16,7 @@ from qdqbridge.ops.attributes import (
     ReshapeAttrs,
     TransposeAttrs,
 )
+from qdqbridge.ops.elementwise import CONCAT, WHERE
 from qdqbridge.ops.permutation import permuted_shape as permuted
 from qdqbridge.qnn.layout.permutation import channels_first, channels_last
 from qdqbridge.qnn.origin import layout_of
@@ -92,7 +93,7 @@ def _run_time(reading: Reading, call: Call) -> Value:
         node = target.producer
         if (
             node is not None
-            and node.op.name == "Concat"
+            and node.op is CONCAT
             and reading.provenances.get(node) == call.provenance
         ):
             target = node.operand(1)
@@ -105,7 +106,7 @@ def _run_time(reading: Reading, call: Call) -> Value:
 def _chosen(value: Value) -> Value:
     """Returns ``b`` where ``value`` is ``where(condition, a, b)``."""
     node = value.producer
-    return node.operand(2) if node is not None and node.op.name == "Where" else value
+    return node.operand(2) if node is not None and node.op is WHERE else value
 
 
 def _target(reading: Reading, before: Shape, after: Shape) -> tuple[int, ...]:

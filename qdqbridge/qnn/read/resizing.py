@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.interpreter import evaluate_node
 from qdqbridge.ops.attributes import PoolAttrs, ResizeAttrs
+from qdqbridge.ops.conversion import DEQUANTIZE
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.qnn.read.call import Call
 from qdqbridge.qnn.read.reading import Reading, tensor
@@ -60,7 +61,7 @@ def _source(reading: Reading, call: Call, value: Value, inside: list[Node]) -> V
         if current.constant is not None or (node is not None and node in done):
             return
         own = None if node is None else reading.provenances.get(node)
-        if node is None or own is None or own != call.provenance or node.op.name == "dequantize":
+        if node is None or own is None or own != call.provenance or node.op is DEQUANTIZE:
             sources[current] = None
             return
         done.add(node)

@@ -17,7 +17,7 @@ from qdqbridge.ops.attributes import (
     ResizeAttrs,
     SoftmaxAttrs,
 )
-from qdqbridge.ops.normalization import BATCH
+from qdqbridge.ops.normalization import BATCH_NORMALIZATION
 from qdqbridge.ops.normalization import OPERATORS as NORMS
 from qdqbridge.ops.permutation import Perm, permuted_attributes
 from qdqbridge.ops.pooling import GLOBAL_POOLS
@@ -200,7 +200,7 @@ def batch_norm(reading: Reading, call: Call) -> Value:
     data = parameters.operand(reading, call, 0, 5, 6)
     rest = [reading.value(entry) for entry in call.args[1:5]]
     attributes = EpsilonAttrs(float(call.attrs["epsilon"]))
-    return _result(reading, call, BATCH.name, attributes, [data, *rest], 7)
+    return _result(reading, call, BATCH_NORMALIZATION.name, attributes, [data, *rest], 7)
 
 
 # ---- resize ------------------------------------------------------------------------------------
@@ -269,8 +269,8 @@ QNN: dict[str, Row] = {
     "qnn.concatenate": concatenate,
     "qnn.lookup": lookup,
     "qnn.where": binary("Where", condition=1),
-    **{f"qnn.{row.qnn}": norm(row) for row in NORMS if row is not BATCH},
-    f"qnn.{BATCH.qnn}": batch_norm,
+    **{f"qnn.{row.qnn}": norm(row) for row in NORMS if row is not BATCH_NORMALIZATION},
+    f"qnn.{BATCH_NORMALIZATION.qnn}": batch_norm,
     "qnn.resize": resize(0),
     "qnn.dense": accumulate.dense,
     "qnn.batch_matmul": accumulate.batch_matmul,

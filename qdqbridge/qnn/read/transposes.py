@@ -17,6 +17,20 @@ from qdqbridge.graph.edit import Editor, link, unlink
 from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.ops.attributes import ReduceAttrs, ReshapeAttrs, TransposeAttrs
+from qdqbridge.ops.data_movement import (
+    DEPTH_TO_SPACE,
+    FLATTEN,
+    RESHAPE,
+    SPACE_TO_DEPTH,
+    SQUEEZE,
+    TRANSPOSE,
+    UNSQUEEZE,
+)
+from qdqbridge.ops.normalization import (
+    BATCH_NORMALIZATION,
+    GROUP_NORMALIZATION,
+    INSTANCE_NORMALIZATION,
+)
 from qdqbridge.ops.permutation import (
     permuted_attributes,
     permuted_constant,
@@ -24,6 +38,8 @@ from qdqbridge.ops.permutation import (
     permuted_type,
     widened,
 )
+from qdqbridge.ops.reduction import REDUCE_MEAN
+from qdqbridge.ops.resize import RESIZE
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.qnn.layout.constraints import (
     WINDOWS,
@@ -37,8 +53,8 @@ from qdqbridge.qnn.read.site import AS_WRITTEN, CONVERTED, TO_FIRST, TO_LAST, WI
 
 _RANKS = (3, 4, 5)
 _NATIVE = frozenset(
-    ("InstanceNormalization", "GroupNormalization", "BatchNormalization", "DepthToSpace",
-     "SpaceToDepth", "Reshape", "Flatten", "Unsqueeze", "Squeeze", "Transpose")
+    (INSTANCE_NORMALIZATION, GROUP_NORMALIZATION, BATCH_NORMALIZATION, DEPTH_TO_SPACE,
+     SPACE_TO_DEPTH, RESHAPE, FLATTEN, UNSQUEEZE, SQUEEZE, TRANSPOSE)
 )  # fmt: skip
 """Operators whose graph nodes have one layout."""
 
@@ -107,7 +123,7 @@ def _reshapes_as_transposes(graph: Graph) -> None:
     """Where no element moves, an emitter writes a reshape in the place of a transpose."""
     for node in graph.nodes:
         before, after = node.operand(0) if node.inputs else None, node.output
-        if node.op.name != "Reshape" or not _nobodys(node) or before is None:
+        if node.op is not RESHAPE or not _nobodys(node) or before is None:
             continue
         rank = before.rank
         if rank not in _RANKS or after.rank != rank or before.type.shape == after.type.shape:
@@ -125,7 +141,7 @@ def _reshapes_as_transposes(graph: Graph) -> None:
 
 def _follows(node: Node) -> bool:
     """True where the node computes the same in either layout, its axes renamed."""
-    if node.op.name in _NATIVE and not _drops(node):
+    if node.op in _NATIVE and not _drops(node):
         return False
     if _drops(node):
         return True
@@ -141,7 +157,7 @@ def _follows(node: Node) -> bool:
 def _asked(node: Node) -> tuple[LayoutConstraint, ...]:
     """Returns the sides of a node's operands; a Resize has its axes in its attributes."""
     asked = constraints(node, _RANKS, ()).inputs
-    return (LayoutConstraint.FOLLOW, *asked[1:]) if node.op.name == "Resize" else asked
+    return (LayoutConstraint.FOLLOW, *asked[1:]) if node.op is RESIZE else asked
 
 
 def _drops(node: Node) -> bool:
@@ -151,7 +167,7 @@ def _drops(node: Node) -> bool:
         return False
     reduces = isinstance(attributes, ReduceAttrs) and not attributes.keepdims
     gone: tuple[int, ...] | None = None
-    if reduces or node.op.name == "Squeeze":
+    if reduces or node.op is SQUEEZE:
         gone = getattr(attributes, "axes", None)
     if gone is None:
         return False
@@ -344,7 +360,7 @@ class _Cancelling:
             outputs.append(new)
         unlink(node)
         op, attributes = node.op, permuted_attributes(node.attributes, channels_first(rank))
-        mean = op.name == "ReduceMean" and node.origin.variant != CONVERTED
+        mean = op is REDUCE_MEAN and node.origin.variant != CONVERTED
         if mean and attributes == ReduceAttrs(tuple(range(2, rank))):
             op, attributes = BY_NAME["GlobalAveragePool"], NO_ATTRIBUTES
         made = Node(op, attributes, operands, outputs, node.origin)
@@ -376,7 +392,7 @@ def _first(value: Value, rank: int, axes: int) -> Value:
 def _unmoved_before_reshape(graph: Graph) -> None:
     """``Reshape(Transpose(x)) -> Reshape(x)`` where the transpose moves no element."""
     for node in graph.nodes:
-        if node.op.name not in ("Reshape", "Flatten") or not node.inputs:
+        if node.op not in (RESHAPE, FLATTEN) or not node.inputs:
             continue
         turn = node.operand(0).producer
         if turn is None or _layout_move(turn) is None:

@@ -72,10 +72,9 @@ class Arithmetic:
         return found if found is None or len(found) <= _MOST else None
 
     def _filled(self, node: Node) -> Elements | None:
-        count, attributes = self.elements(node.operand(0)), node.attributes
+        count, attributes = self.elements(node.operand(0)), node.record(ForeignAttrs)
         if count is None or len(count) != 1 or not isinstance(count[0], int) or count[0] > _MOST:
             return None
-        assert isinstance(attributes, ForeignAttrs)
         return [int(attributes.node.number("value") or 0)] * count[0]
 
     def _extents(self, value: Value) -> Elements | None:
@@ -206,8 +205,7 @@ _ARITHMETIC: Mapping[str, Callable[..., Extent]] = {
 
 
 def _reshaped(node: Node, own: Elements, given: Sequence[Elements | None]) -> Elements | None:
-    attributes, target = node.attributes, given[0] if given else None
-    assert isinstance(attributes, ReshapeAttrs)
+    attributes, target = node.record(ReshapeAttrs), given[0] if given else None
     if attributes.shape is not None:
         target = list(attributes.shape)
     return None if target is None else reshaped(own, target, allow_zero=attributes.allow_zero)
@@ -256,8 +254,7 @@ def _factors(extent: Extent) -> list[Extent]:
 
 
 def _expanded(node: Node, own: Elements, given: Sequence[Elements | None]) -> Elements | None:
-    attributes, target = node.attributes, given[0] if given else None
-    assert isinstance(attributes, ExpandAttrs)
+    attributes, target = node.record(ExpandAttrs), given[0] if given else None
     if attributes.shape is not None or target is None:
         return None
     rank = max(len(own), len(target))

@@ -164,11 +164,10 @@ def _imported(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> ir.IRModu
     wrong = gap(node)
     if wrong is not None:
         raise unsupported(node, f"TVM's ONNX importer would compute it wrongly: {wrong}")
-    assert isinstance(node.attributes, ForeignAttrs)
     for value in (*node.inputs, *node.outputs):
         if value is not None and tvm_dtype(value.type.dtype) != str(value.type.dtype):
             raise unsupported(node, f"TVM's ONNX importer has no tensors of {value.type.dtype}")
-    alone = adjusted(node.attributes.model(node), node)
+    alone = adjusted(node.record(ForeignAttrs).model(node), node)
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # TVM prints before it raises
             return from_onnx(alone, keep_params_in_input=False)

@@ -67,8 +67,7 @@ def _bound_indices(model: Any, carried: Node) -> None:
     """Takes indices modulo the extents that they go along: TVM reads and writes where they say."""
     extents = _indexed_extents(carried)
     assert extents is not None
-    assert isinstance(carried.attributes, ForeignAttrs)
-    several = carried.attributes.op_type.endswith("ND")
+    several = carried.record(ForeignAttrs).op_type.endswith("ND")
     dtype = carried.operand(1).type.dtype.numpy
     bound_indices(model, np.asarray(extents if several else extents[0], dtype))
 
@@ -76,11 +75,11 @@ def _bound_indices(model: Any, carried: Node) -> None:
 def _indexed_extents(node: Node) -> tuple[int, ...] | None:
     """Returns the extents of the data that the indices of a node go along, where all are known."""
     shape, indices = node.operand(0).type.shape, node.operand(1).type.shape
-    assert isinstance(node.attributes, ForeignAttrs)
-    given = node.attributes.node.integers()
+    attributes = node.record(ForeignAttrs)
+    given = attributes.node.integers()
     if shape is None:
         return None
-    if not node.attributes.op_type.endswith("ND"):
+    if not attributes.op_type.endswith("ND"):
         axis = given.get("axis", 0)
         return static_shape(shape[axis : axis + 1 or None])
     if not indices or not isinstance(indices[-1], int):

@@ -22,6 +22,7 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import TensorType, static_shape
 from qdqbridge.ops.attributes import ResizeAttrs
 from qdqbridge.ops.composition import CompositionAttrs
+from qdqbridge.ops.matmul import DENSE
 from qdqbridge.qnn.emit.conversions import CONVERSIONS
 from qdqbridge.qnn.emit.data_movement import DATA_MOVEMENT
 from qdqbridge.qnn.emit.dtypes import storage, tvm_dtype
@@ -134,7 +135,7 @@ def _floating(scope: EmissionScope, node: Node, operator: Operator, attributes: 
     """Returns a node as an operator on real values; its quantized operands are dequantized."""
     inputs = list(node.inputs)
     for index, value in node.data_operands():
-        if value.quant is not None and not (node.op.name == "Dense" and index == 1):
+        if value.quant is not None and not (node.op is DENSE and index == 1):
             dtype = value.quant.params.expressed_dtype
             inputs[index] = real = Value(TensorType(dtype, value.type.shape), value.name)
             scope.exprs[real] = scope.real(value)
@@ -173,7 +174,7 @@ def _interval(params: QuantParams) -> tuple[float, float]:
 def _computed(scope: EmissionScope, node: Node, part: Node) -> Expr:
     if node.op.name not in FLOATING:
         raise unsupported(node, "there is no Relax counterpart")
-    if node.op.name == "Dense":
+    if node.op is DENSE:
         args = [scope.value(part.operand(0)), _permuted(scope, node.operand(1))]
         product = scope.emit(scope.op.matmul(*_alike(scope, args)))
         bias = [scope.value(value) for value in part.inputs[2:] if value is not None]

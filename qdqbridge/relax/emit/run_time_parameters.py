@@ -17,6 +17,7 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.quantization import per_tensor
 from qdqbridge.graph.types import static_shape
 from qdqbridge.ops.attributes import LinearAttrs
+from qdqbridge.ops.run_time_parameters import QUANTIZE_LINEAR
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.floating import unit_params
 from qdqbridge.qnn.emit.scope import Expr, unsupported
@@ -44,7 +45,7 @@ def linear_module(node: Node, attributes: LinearAttrs) -> ir.IRModule:
             params.append(scope.exprs[value])
     with builder.function("main", params):
         with builder.dataflow():
-            quantizes = node.op.name == "QuantizeLinear"
+            quantizes = node.op is QUANTIZE_LINEAR
             expr = (_quantized if quantizes else _dequantized)(scope, node, attributes)
             result = builder.emit_output(scope.emit(expr))
         builder.emit_func_output(result)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.ops.attributes import PoolAttrs
-from qdqbridge.ops.pooling import window_counts
+from qdqbridge.ops.pooling import MAX_POOL, window_counts
 from qdqbridge.ops.reduction import reduction_of
 from qdqbridge.relax.kernels import pooling, reduction
 from qdqbridge.relax.kernels.broadcasting import Open
@@ -27,7 +27,7 @@ _RANKS = (3, 4)
 
 def match_window(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of MaxPool and AveragePool over one or two spatial axes."""
-    attributes, largest = node.attributes, node.op.name == "MaxPool"
+    attributes, largest = node.attributes, node.op is MAX_POOL
     shape, outcome = extents(node.operand(0).type.shape), extents(node.output.type.shape)
     form = _form(node, place, moved=largest)
     if not isinstance(attributes, PoolAttrs) or not place.channels_last or form is None:

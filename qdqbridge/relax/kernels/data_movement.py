@@ -21,6 +21,7 @@ from qdqbridge.ops.attributes import (
     TileAttrs,
     TransposeAttrs,
 )
+from qdqbridge.ops.elementwise import CONCAT
 from qdqbridge.relax.kernels.broadcasting import Open, strides_over
 from qdqbridge.relax.kernels.codes import CODES, bytes_of, extents, one_batch
 from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
@@ -66,7 +67,7 @@ class _Shapes:
 
 def match(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a node that lays out codes anew."""
-    joins = node.op.name == "Concat"
+    joins = node.op is CONCAT
     inputs = node.inputs if joins else node.inputs[:1]
     values = [value for value in inputs if value is not None]
     found = [extents(value.type.shape) for value in (*values, *node.outputs)]
@@ -91,17 +92,16 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
 
 
 def _transpose(node: Node, shapes: _Shapes) -> _Box | None:
-    assert isinstance(node.attributes, TransposeAttrs)
+    attributes = node.record(TransposeAttrs)
     own = strides_of(shapes.taken)
-    taken = tuple(own[axis] for axis in node.attributes.perm)
-    if None in shapes.result_shape and node.attributes.perm[0] != 0:
+    taken = tuple(own[axis] for axis in attributes.perm)
+    if None in shapes.result_shape and attributes.perm[0] != 0:
         return None
     return _Box([CopiedBox(0, shapes.result_shape, taken, strides_of(shapes.result_shape))])
 
 
 def _slice(node: Node, shapes: _Shapes) -> _Box | None:
-    attributes = node.attributes
-    assert isinstance(attributes, SliceAttrs)
+    attributes = node.record(SliceAttrs)
     taken, origin = list(strides_of(shapes.taken)), 0
     for start, end, axis, step in zip(
         attributes.starts, attributes.ends, attributes.axes, attributes.steps, strict=True
@@ -117,18 +117,17 @@ def _slice(node: Node, shapes: _Shapes) -> _Box | None:
 
 
 def _split(node: Node, shapes: _Shapes) -> _Box | None:
-    assert isinstance(node.attributes, SplitAttrs)
+    attributes = node.record(SplitAttrs)
     taken, parts, origin = strides_of(shapes.taken), list[CopiedBox](), 0
-    for i, (shape, size) in enumerate(zip(shapes.results, node.attributes.sizes, strict=True)):
+    for i, (shape, size) in enumerate(zip(shapes.results, attributes.sizes, strict=True)):
         parts.append(CopiedBox(0, shape, taken, strides_of(shape), origin, target=i))
-        origin += size * taken[node.attributes.axis]
-    return None if shapes.taken[node.attributes.axis] is None else _Box(parts)
+        origin += size * taken[attributes.axis]
+    return None if shapes.taken[attributes.axis] is None else _Box(parts)
 
 
 def _concat(node: Node, shapes: _Shapes) -> _Box | None:
     """Operands with other parameters than the result go through a table."""
-    assert isinstance(node.attributes, AxisAttrs)
-    axis, result = node.attributes.axis, node.output.quant
+    axis, result = node.record(AxisAttrs).axis, node.output.quant
     given, parts, tables, place = (
         strides_of(shapes.result_shape),
         list[CopiedBox](),
@@ -159,8 +158,7 @@ def _kept(source: QuantParams, result: QuantParams) -> bool:
 
 def _pad(node: Node, shapes: _Shapes) -> _Box | None:
     """Negative pads cut elements off."""
-    attributes, quant = node.attributes, node.operand(0).quant
-    assert isinstance(attributes, PadAttrs)
+    attributes, quant = node.record(PadAttrs), node.operand(0).quant
     rank = len(shapes.taken)
     before, after = attributes.pads[:rank], attributes.pads[rank:]
     if attributes.mode != "constant" or quant is None or not quant.params.per_tensor:
@@ -188,8 +186,7 @@ def _expand(node: Node, shapes: _Shapes) -> _Box | None:
 
 def _tile(node: Node, shapes: _Shapes) -> _Box | None:
     """Every axis is two: the repetitions, and the elements of one."""
-    assert isinstance(node.attributes, TileAttrs)
-    repeats = node.attributes.repeats
+    repeats = node.record(TileAttrs).repeats
     if None in shapes.taken and repeats[0] != 1:
         return None
     axes: list[tuple[int | None, int, int]] = []
@@ -207,8 +204,7 @@ def _part(axes: Sequence[tuple[int | None, int, int]]) -> CopiedBox:
 
 
 def _depth_to_space(node: Node, shapes: _Shapes) -> _Box | None:
-    attributes = node.attributes
-    assert isinstance(attributes, DepthSpaceAttrs)
+    attributes = node.record(DepthSpaceAttrs)
     deep, wide = (
         _named(shapes.taken, last=shapes.last),
         _named(shapes.result_shape, last=shapes.last),
@@ -225,12 +221,11 @@ def _depth_to_space(node: Node, shapes: _Shapes) -> _Box | None:
 
 
 def _space_to_depth(node: Node, shapes: _Shapes) -> _Box | None:
-    assert isinstance(node.attributes, DepthSpaceAttrs)
     wide, deep = (
         _named(shapes.taken, last=shapes.last),
         _named(shapes.result_shape, last=shapes.last),
     )
-    size, channels = node.attributes.block_size, wide["c"][0] or 1
+    size, channels = node.record(DepthSpaceAttrs).block_size, wide["c"][0] or 1
     first = channels * deep["c"][1]
     return _Box([_part([
         (deep["n"][0], wide["n"][1], deep["n"][1]), (channels, wide["c"][1], deep["c"][1]),

@@ -12,6 +12,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.ops.elementwise import DIV, MUL
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.qnn.dialect.formulas import computable, formula
 from qdqbridge.relax.kernels import fitting
@@ -206,14 +207,14 @@ def _formula(
     if any(params.storage_dtype not in BYTES for params in (a, b, result)):
         return node.op.name, None
     fit = find(node.op, a, b, result)
-    name = PRODUCT if node.op.name == "Mul" else LINEAR
+    name = PRODUCT if node.op is MUL else LINEAR
     return (node.op.name, None) if fit is None else (name, fit)
 
 
 def _bounded(node: Node, operands: tuple[_Operand, _Operand], result: QuantParams) -> bool:
     """True where codes cannot bring results beyond the reach of the scale."""
     params = [operand.params for operand in operands]
-    if node.op.name == "Div" or None in params:
+    if node.op is DIV or None in params:
         return False
     a, b = (((1 << p.storage_dtype.bits) - 1) * float(p.scale) for p in params if p is not None)
     return max(a * b, a + b) < REACH * float(result.scale)

@@ -8,7 +8,7 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.graph.operator import Attributes
 from qdqbridge.ops.attributes import PoolAttrs, SoftmaxAttrs
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
-from qdqbridge.ops.normalization import BATCH
+from qdqbridge.ops.normalization import BATCH_NORMALIZATION
 from qdqbridge.ops.normalization import OPERATORS as NORMS
 from qdqbridge.ops.reduction import reduces
 from qdqbridge.ops.resize import RESIZE
@@ -61,7 +61,7 @@ FAMILIES: Mapping[str, tuple[Claim, ...]] = {
     "requantize": (lookup.match, boundary.match),
     **_with(SoftmaxAttrs, softmax.match),
     **{row.name: (normalization.match,) for row in NORMS},
-    BATCH.name: (affine.match,),
+    BATCH_NORMALIZATION.name: (affine.match,),
 }
 """Who makes the kernel of a node, by operator; other operators may be functions of one operand."""
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from qdqbridge.graph.numerics import codes, dequantize, quantize
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Operator
 from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.ops.elementwise import SUB
 
 Floats = NDArray[np.float32]
 
@@ -52,7 +53,7 @@ def fused(a: Floats, b: Floats, c: Floats) -> Floats:
 def linear(op: Operator, a: QuantParams, b: QuantParams, y: QuantParams) -> Fit | None:
     """Returns ``rint(fma(a, factor, fma(b, factor, shift))) + zero point`` for Add or Sub."""
     wanted = contract(op, a, b, y)
-    sign = -1.0 if op.name == "Sub" else 1.0
+    sign = -1.0 if op is SUB else 1.0
     scale = float(y.scale)
     first, second = float(a.scale) / scale, sign * float(b.scale) / scale
     shift = -(int(a.zero_point) * first + int(b.zero_point) * second)

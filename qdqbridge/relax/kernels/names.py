@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qdqbridge.graph.graph import Node
+from qdqbridge.ops.convolution import CONV
 from qdqbridge.relax.kernels.geometry import Direct
 
 
@@ -15,7 +16,7 @@ def name_of(node: Node, parts: Sequence[Direct]) -> str:
     if len(parts) > 1:
         image = "x".join(map(str, d.image))
         return f"conv_transpose_{d.channels}_{d.out_channels}_{image}"
-    if node.op.name != "Conv":
+    if node.op is not CONV:
         return f"dense_{d.result[1]}x{d.channels}x{d.out_channels}"
     form = f"{rows}x{columns}"
     if d.strides != (1, 1):

@@ -17,6 +17,7 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
+from qdqbridge.ops.normalization import RMS_NORMALIZATION
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.broadcasting import Open, batch_of, known, worth_sharing
 from qdqbridge.relax.kernels.codes import (
@@ -218,7 +219,7 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     if gamma is None or sums is None or (given is not None and beta is None):
         return None
     normalize = Normalize(
-        node.op.name != "RMSNormalization", shape, storage(source), form_of(result, place.cpu),
+        node.op is not RMS_NORMALIZATION, shape, storage(source), form_of(result, place.cpu),
         form.rows, form.count, form.channels, sums, beta is not None, place.threads,
     )  # fmt: skip
     count, scale = form.count, np.float64(np.float32(source.scale))

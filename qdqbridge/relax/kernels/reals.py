@@ -17,6 +17,8 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.ops.attributes import ClipAttrs, GemmAttrs
+from qdqbridge.ops.elementwise import ADD
+from qdqbridge.ops.unary import RELU
 from qdqbridge.relax.kernels.codes import one_batch
 from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.direct import build_parts
@@ -109,7 +111,7 @@ def extend(kernel: Kernel, node: Node) -> Kernel | None:
     if bounds is not None:
         constants = (*kernel.constants, np.asarray(bounds, np.float32))
         return _changed(kernel, node, replace(form, clamped=True), constants=constants)
-    if node.op.name != "Add" or form.added or node.operand(0) is node.operand(1):
+    if node.op is not ADD or form.added or node.operand(0) is node.operand(1):
         return None
     other = node.operand(int(node.operand(0) is kernel.outputs[0]))
     same = extents(other.type.shape) == extents(node.output.type.shape) == parts[0].outcome
@@ -122,7 +124,7 @@ def extend(kernel: Kernel, node: Node) -> Kernel | None:
 
 
 def _bounds(node: Node) -> tuple[float, float] | None:
-    if node.op.name == "Relu":
+    if node.op is RELU:
         return 0.0, math.inf
     attributes = node.attributes
     if not isinstance(attributes, ClipAttrs):

@@ -13,6 +13,7 @@ from typing import Any
 from qdqbridge.graph import exp32
 from qdqbridge.graph.graph import Node
 from qdqbridge.ops.attributes import SoftmaxAttrs
+from qdqbridge.ops.softmax import LOG_SOFTMAX
 from qdqbridge.qnn.dialect.softmax import FRACTION
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.broadcasting import Open, batch_of, known, worth_sharing
@@ -227,7 +228,7 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
         math.prod(extent or 1 for extent in part) for part in (shape[:last], shape[last:])
     )
     softmax = SoftmaxKernel(
-        node.op.name == "LogSoftmax", shape, storage(source), form_of(result, place.cpu), rows,
+        node.op is LOG_SOFTMAX, shape, storage(source), form_of(result, place.cpu), rows,
         count, place.threads,
     )  # fmt: skip
     constants = tuple(numbers(result, source))

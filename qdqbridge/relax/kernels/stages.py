@@ -16,6 +16,7 @@ import numpy as np
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
+from qdqbridge.ops.elementwise import ADD, SUB
 from qdqbridge.relax.kernels import fitting
 from qdqbridge.relax.kernels.codes import one_batch
 from qdqbridge.relax.kernels.epilogue import Linear, Requantize
@@ -63,7 +64,7 @@ def _with_table(kernel: Kernel, node: Node) -> Kernel | None:
 
 def _with_sum(kernel: Kernel, node: Node) -> Kernel | None:
     parts, form = _form(kernel)
-    if node.op.name not in ("Add", "Sub") or form.table or form.linear or form.signed:
+    if node.op not in (ADD, SUB) or form.table or form.linear or form.signed:
         return None
     if not parts[0].cpu.fuses or node.operand(0) is node.operand(1):
         return None

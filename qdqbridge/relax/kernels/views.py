@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.ops.attributes import TransposeAttrs
+from qdqbridge.ops.data_movement import FLATTEN, RESHAPE, SQUEEZE, UNSQUEEZE
 from qdqbridge.relax.kernels.operands import extents
 
-_RESHAPES = frozenset(("Reshape", "Flatten", "Unsqueeze", "Squeeze"))
+_RESHAPES = frozenset((RESHAPE, FLATTEN, UNSQUEEZE, SQUEEZE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def view_of(value: Value) -> View | None:
     node, own = value.producer, full_view(value)
     if node is None or own is None or not _same_codes(node):
         return own
-    if node.op.name in _RESHAPES:
+    if node.op in _RESHAPES:
         source = full_view(node.operand(0))
         inner = view_of(node.operand(0))
         plain = inner is not None and source is not None and inner.strides == source.strides

@@ -15,6 +15,7 @@ import numpy as np
 
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.ops.matmul import DENSE
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.kernel import Array, Kernel, KernelPlace
@@ -168,7 +169,7 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a Dense of float32 with a quantized weight of 4 or 8 bits."""
     weight = _codes(node.operand(1))
     shape, result = extents(node.operand(0).type.shape), extents(node.output.type.shape)
-    if weight is None or shape is None or result is None or node.op.name != "Dense":
+    if weight is None or shape is None or result is None or node.op is not DENSE:
         return None
     if not is_real(node.operand(0)) or not is_real(node.output):
         return None

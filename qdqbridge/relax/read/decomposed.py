@@ -20,6 +20,7 @@ from qdqbridge.ops.attributes import (
     ReduceAttrs,
     ReshapeAttrs,
 )
+from qdqbridge.ops.normalization import GROUP_NORMALIZATION
 from qdqbridge.qnn.read import Call, Entry, Reading, Row
 from qdqbridge.qnn.read.reading import tensor
 
@@ -117,7 +118,7 @@ def _group_norm(reading: Reading, node: Node) -> Found | None:
     if not match(node.output, _AFFINE, found):
         return None
     norm = found.values["norm"].producer
-    if norm is None or norm.op.name != "GroupNormalization":
+    if norm is None or norm.op is not GROUP_NORMALIZATION:
         return None
     ones, zeros = norm.operand(1).constant, norm.operand(2).constant
     if ones is None or zeros is None or zeros.numpy().any() or (ones.numpy() != 1).any():

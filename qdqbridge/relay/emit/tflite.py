@@ -28,8 +28,7 @@ def kernel_layout(depthwise: bool, transposed: bool) -> str:
 
 def _average_pool(scope: EmissionScope, node: Node) -> Expr | None:
     """``cast -> nn.avg_pool2d -> cast [-> clip]``, and a requantize where parameters differ."""
-    found, attributes = params_of(node), node.attributes
-    assert isinstance(attributes, PoolAttrs)
+    found, attributes = params_of(node), node.record(PoolAttrs)
     if found is None or any(step != 1 for step in attributes.dilations):
         return None
     x, pads = scope.value(node.operand(0)), attributes.pads
@@ -130,8 +129,7 @@ def _hard_swish(scope: EmissionScope, node: Node) -> Expr | None:
 
 def _resize(scope: EmissionScope, node: Node) -> Expr | None:
     """``image.resize2d`` on codes where it is nearest, else between dequantize and quantize."""
-    found, attributes = params_of(node), node.attributes
-    assert isinstance(attributes, ResizeAttrs)
+    found, attributes = params_of(node), node.record(ResizeAttrs)
     return None if found is None else resized(scope, node, attributes, *found)
 
 

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from qdqbridge.graph.graph import Origin, Value
 from qdqbridge.ops.attributes import AxisAttrs, PadAttrs
+from qdqbridge.ops.data_movement import RESHAPE
+from qdqbridge.ops.matmul import DENSE
 from qdqbridge.qnn.layout.permutation import channels_first, channels_last
 from qdqbridge.qnn.origin import converted, label, layout_of
 from qdqbridge.qnn.read.site import TO_FIRST, TO_LAST, WITHOUT_PROVENANCE, Read, ReadSite
@@ -39,10 +41,10 @@ def reshape(site: ReadSite) -> Read:
 def _stacked(site: ReadSite, value: Value) -> Value | None:
     """Returns ``Dense(x)`` for ``reshape(Dense(reshape(x)))``: Relay's products have two axes."""
     node = value.producer
-    if site.call.provenance is not None or node is None or node.op.name != "Dense":
+    if site.call.provenance is not None or node is None or node.op is not DENSE:
         return None
     flat = node.operand(0).producer
-    if flat is None or flat.op.name != "Reshape" or flat.origin.variant != WITHOUT_PROVENANCE:
+    if flat is None or flat.op is not RESHAPE or flat.origin.variant != WITHOUT_PROVENANCE:
         return None
     x, shape = flat.operand(0), site.result.shape
     if x.type.shape is None or shape is None or x.type.shape[:-1] != shape[:-1]:

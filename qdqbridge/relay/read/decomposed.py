@@ -6,6 +6,9 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.graph.patterns import Pattern, PatternMatch, match
 from qdqbridge.ops.attributes import NormAttrs, ReduceAttrs
+from qdqbridge.ops.elementwise import SUB
+from qdqbridge.ops.pooling import GLOBAL_AVERAGE_POOL
+from qdqbridge.ops.reduction import REDUCE_MEAN
 from qdqbridge.qnn.read.call import Call, Entry
 from qdqbridge.qnn.read.reading import Reading, Row, tensor
 
@@ -55,7 +58,7 @@ def layer_norm(row: Row) -> Row:
         mean, x = found.values["mean"].producer, found.values["x"]
         centred = found.values["d"].producer
         axis = _axis(mean, x)
-        if axis is None or centred is None or centred.op.name != "Sub":
+        if axis is None or centred is None or centred.op is not SUB:
             return value
         if centred.operand(0) is not x or centred.operand(1).producer is not mean:
             return value
@@ -71,9 +74,9 @@ def _axis(mean: Node | None, x: Value) -> int | None:
     if mean is None or mean.operand(0) is not x:
         return None
     rank, attributes = x.rank or 0, mean.attributes
-    if mean.op.name == "GlobalAveragePool":
+    if mean.op is GLOBAL_AVERAGE_POOL:
         return 2
-    if mean.op.name != "ReduceMean" or not isinstance(attributes, ReduceAttrs):
+    if mean.op is not REDUCE_MEAN or not isinstance(attributes, ReduceAttrs):
         return None
     axes = attributes.axes
     whole = bool(axes) and axes == tuple(range(axes[0], rank)) and attributes.keepdims

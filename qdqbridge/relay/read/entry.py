@@ -9,6 +9,7 @@ from qdqbridge.canonical import canonicalize
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.verify import verify
+from qdqbridge.ops.conversion import QUANTIZE
 from qdqbridge.qnn.read.transposes import cancel
 from qdqbridge.relay.read.module import read_module
 from qdqbridge.relay.read.simulated import NAME
@@ -59,7 +60,7 @@ def from_simulated(mod: Any, params: Mapping[str, Any] | None = None) -> Graph:
             operator without a counterpart.
     """
     graph = _raw(mod, params)
-    if not any(node.op.name == "quantize" for node in graph.nodes):
+    if not any(node.op is QUANTIZE for node in graph.nodes):
         raise UnsupportedModelError(
             "the module is not annotated by relay.quantize",
             why=f"it has no {NAME}",

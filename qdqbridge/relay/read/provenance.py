@@ -8,6 +8,7 @@ from dataclasses import replace
 from qdqbridge.graph.graph import Origin, Value
 from qdqbridge.graph.types import ValueType
 from qdqbridge.ops.attributes import AxesAttrs, AxisAttrs, ReshapeAttrs, TransposeAttrs
+from qdqbridge.ops.data_movement import TRANSPOSE
 from qdqbridge.ops.permutation import permuted_shape
 from qdqbridge.qnn.layout.permutation import channels_first, channels_last
 from qdqbridge.qnn.origin import layout_of
@@ -49,7 +50,7 @@ def channels_last_bias(row: Row) -> Row:
         if provenance is None or provenance.op not in _CONVOLUTIONS or not isinstance(data, Value):
             return row(reading, call)
         turn, bias = data.producer, reading.value(call.args[1])
-        inner = None if turn is None or turn.op.name != "Transpose" else turn.operand(0).producer
+        inner = None if turn is None or turn.op is not TRANSPOSE else turn.operand(0).producer
         if turn is None or inner is None or reading.provenances.get(inner) != provenance:
             return row(reading, call)
         rank = len(call.result.shape or ())
@@ -72,7 +73,7 @@ def channels_last_cast(row: Row) -> Row:
         turn = data.producer if isinstance(data, Value) else None
         if call.provenance is None or turn is None or rank < 3:
             return row(reading, call)
-        inner = turn.operand(0).producer if turn.op.name == "Transpose" else None
+        inner = turn.operand(0).producer if turn.op is TRANSPOSE else None
         last = turn.attributes == TransposeAttrs(channels_last(rank))
         if inner is None or not last or reading.provenances.get(inner) != call.provenance:
             return row(reading, call)

@@ -20,6 +20,8 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES, Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, TensorType, static_shape
 from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
+from qdqbridge.ops.data_movement import TRANSPOSE
+from qdqbridge.ops.reduction import REDUCE_SUM
 from qdqbridge.qnn import read
 from qdqbridge.qnn.read import parameters
 from qdqbridge.qnn.read.call import Call, Entry, Result, UnroundedProduct
@@ -51,11 +53,11 @@ def _params(value: Value) -> QuantParams:
 def _rounding(value: Value) -> Node | None:
     """Returns the node that rounds ``value``: it may as well round into another type."""
     node = value.producer
-    if node is not None and node.op.name == "Transpose" and _for_layout(node):
+    if node is not None and node.op is TRANSPOSE and _for_layout(node):
         return _rounding(node.operand(0))
     if node is None or len(node.outputs) != 1:
         return None
-    return node if node.op.flow in _ROUNDS or node.op.name in ("quantize", "requantize") else None
+    return node if node.op.flow in _ROUNDS or node.op in (QUANTIZE, REQUANTIZE) else None
 
 
 def _for_layout(node: Node) -> bool:
@@ -72,7 +74,7 @@ def _retyped(reading: Reading, value: Value, params: QuantParams, call: Call) ->
     node = value.producer
     assert node is not None and value.quant is not None
     type_ = QuantType(params, value.type.shape)
-    if node.op.name != "Transpose":
+    if node.op is not TRANSPOSE:
         return reading.retyped(value, type_, call)
     inner = _retyped(reading, node.operand(0), params, call)
     return reading.node(node.op, node.attributes, [inner], type_)
@@ -215,7 +217,7 @@ def _agrees(reading: Reading, value: Value, call: Call) -> bool:
 def _check_sum(reading: Reading, value: Value, call: Call) -> None:
     """What a call says of sums must be the sum of the zero points."""
     node = None if value.producer is None else value.producer.operand(0).producer
-    if node is None or node.op.name != "ReduceSum":
+    if node is None or node.op is not REDUCE_SUM:
         return
     stated = parameters.array(reading, call.args[2], "zero point")
     if int(stated) != int(_params(value).zero_point):

@@ -39,6 +39,8 @@ from qdqbridge.ops.attributes import (
     SliceAttrs,
     SplitAttrs,
 )
+from qdqbridge.ops.elementwise import WHERE
+from qdqbridge.ops.pooling import AVERAGE_POOL, MAX_POOL
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.ops.windows import span
 from qdqbridge.tflite_io.writer.rows.elementwise import SIGMOID_RESULTS, TANH_RESULTS
@@ -105,7 +107,7 @@ def operands_as_result(node: Node, scope: Scope) -> Proposal:
     wanted = quant.params.widened()
     operands: list[Value | None] = []
     for index, value in enumerate(node.inputs):
-        if value is None or not node.op.is_data(index) or (node.op.name == "Where" and index == 0):
+        if value is None or not node.op.is_data(index) or (node.op is WHERE and index == 0):
             operands.append(value)
             continue
         if value.quant is None:
@@ -362,7 +364,7 @@ def padding_apart(node: Node, scope: Scope) -> Proposal:
     fits = padding_of(attributes, kernel, given, made) is not None
     if fits and not (counted and any(attributes.pads)):
         return None
-    if node.op.name == "AveragePool" and not counted:
+    if node.op is AVERAGE_POOL and not counted:
         return _every_place(node, attributes, kernel, given, made)
     pads = _ends_needed(attributes, kernel, given, made)
     if pads is None:
@@ -404,7 +406,7 @@ def _ends_needed(
 def _padded(node: Node, x: Value, pads: Sequence[int]) -> Value:
     """Returns an image behind a Pad: zeros, or what no maximum takes."""
     value = 0.0
-    if node.op.name == "MaxPool":
+    if node.op is MAX_POOL:
         value = -math.inf
         if x.quant is not None:
             low = np.asarray(x.quant.params.storage_dtype.qmin)

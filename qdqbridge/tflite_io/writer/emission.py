@@ -23,6 +23,7 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType, static_shape
+from qdqbridge.ops.conversion import DEQUANTIZE
 from qdqbridge.tflite_io.conversion import DTYPES
 from qdqbridge.tflite_io.writer.flatbuffer import (
     ModelRecord,
@@ -452,7 +453,7 @@ def _refuse_other_floats(node: Node) -> None:
 
 def is_late(node: Node | None) -> bool:
     """True for a dequantized constant, which is written where somebody reads it."""
-    return node is not None and node.op.name == "dequantize" and node.operand(0).is_constant
+    return node is not None and node.op is DEQUANTIZE and node.operand(0).is_constant
 
 
 def is_weight(value: Value) -> bool:

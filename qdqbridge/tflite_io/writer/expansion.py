@@ -28,6 +28,7 @@ from qdqbridge.ops.attributes import (
 )
 from qdqbridge.ops.composition import CompositionAttrs
 from qdqbridge.ops.forms import OPERANDS, form_for
+from qdqbridge.ops.normalization import INSTANCE_NORMALIZATION
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.tflite_io.writer.rows import ROWS
 
@@ -54,8 +55,7 @@ def operator_written_out(node: Node, scope: Scope) -> Proposal:
 def steps_written_out(node: Node, scope: Scope) -> Proposal:
     """``Composition(x; … Erf …) -> Composition(x; …)`` of steps that TFLite has."""
     del scope
-    attributes = node.attributes
-    assert isinstance(attributes, CompositionAttrs)
+    attributes = node.record(CompositionAttrs)
     if not any(_lacks(step.op, step.attributes) for step in attributes.steps):
         return None
     values = [_real(value) for value in node.inputs if value is not None]
@@ -147,7 +147,7 @@ def norm_written_out(node: Node, scope: Scope) -> Proposal:
             made = _spread(split, (2,), epsilon, node)
             made = _reshaped(made, shape, node)
             rest = [_column(value, rank) for value in rest]
-        case EpsilonAttrs(epsilon) if node.op.name == "InstanceNormalization":
+        case EpsilonAttrs(epsilon) if node.op is INSTANCE_NORMALIZATION:
             made = _spread(real, tuple(range(2, rank)), epsilon, node)
             rest = [_column(value, rank) for value in rest]
         case EpsilonAttrs(epsilon):
@@ -224,8 +224,7 @@ def _column(value: Value, rank: int) -> Value:
 def columns_before_rows(node: Node, scope: Scope) -> Proposal:
     """``DepthToSpace(x; CRD) -> DepthToSpace(x'; DCR)`` of channels in another order."""
     del scope
-    attributes, x = node.attributes, node.operand(0)
-    assert isinstance(attributes, DepthSpaceAttrs)
+    attributes, x = node.record(DepthSpaceAttrs), node.operand(0)
     shape, size = x.type.shape, attributes.block_size
     if (
         x.type.dtype is DType.INT16

@@ -23,10 +23,13 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.recenter import shifted_constant, shifted_params
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import PadAttrs
+from qdqbridge.ops.conversion import REINTERPRET
+from qdqbridge.ops.convolution import CONV
+from qdqbridge.ops.matmul import DENSE
 
 _SHIFTED = (DType.UINT8, DType.UINT16)
 _NARROW = (DType.INT4, DType.UINT4, DType.INT2, DType.UINT2)
-_PRODUCTS = ("Conv", "Dense")
+_PRODUCTS = (CONV, DENSE)
 """Operators whose kernels take weights of 4 bits."""
 
 
@@ -51,7 +54,7 @@ def stored_signed(graph: Graph, *, four_bits: bool = True) -> Graph:
             continue  # refused by its type
         if value in copy.inputs:
             inner = requantized(value, params, _origin(value), f"{value.name}:signed")
-            readers = [place for place in value.users if place[0].op.name != "reinterpret"]
+            readers = [place for place in value.users if place[0].op is not REINTERPRET]
             for node, index in readers:
                 value.users.pop((node, index))
                 node.inputs[index] = inner
@@ -100,7 +103,7 @@ def _is_weight(value: Value) -> bool:
         value.constant is not None
         and value.type.dtype is DType.INT4
         and bool(value.users)
-        and all(node.op.name in _PRODUCTS and index == 1 for node, index in value.users)
+        and all(node.op in _PRODUCTS and index == 1 for node, index in value.users)
     )
 
 

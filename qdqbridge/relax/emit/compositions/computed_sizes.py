@@ -27,8 +27,7 @@ def extents_of(site: CompositionSite, vector: Expr) -> list[Any]:
 
 
 def _constant_of_shape(site: CompositionSite) -> Sequence[Expr]:
-    dtype, attributes = site.result_dtype(), site.node.attributes
-    assert isinstance(attributes, ForeignAttrs)
+    dtype, attributes = site.result_dtype(), site.node.record(ForeignAttrs)
     if dtype.is_small_float or not (dtype.is_integer or dtype.is_float):
         raise NoRow(f"a tensor of {dtype} is filled")
     value = attributes.node.number("value") or 0

@@ -35,8 +35,7 @@ class CompositionSite:
     @staticmethod
     def of(scope: RelaxScope, node: Node) -> CompositionSite:
         """Returns the site of a carried node."""
-        attributes = node.attributes
-        assert isinstance(attributes, ForeignAttrs)
+        attributes = node.record(ForeignAttrs)
         view = NodeView(attributes.node.proto(), attributes.version, node.inputs)
         return CompositionSite(scope, node, view)
 

@@ -10,8 +10,9 @@ import numpy as np
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import TensorType
-from qdqbridge.ops.attributes import AlphaAttrs, CastAttrs, ClipAttrs, GeluAttrs
+from qdqbridge.ops.attributes import AlphaAttrs, ClipAttrs, GeluAttrs
 from qdqbridge.ops.composition import CompositionAttrs
+from qdqbridge.ops.conversion import REQUANTIZE
 from qdqbridge.tflite_io.writer.emission import (
     CLAMPS,
     TYPE_NAMES,
@@ -88,15 +89,13 @@ def plain_binary(name: str, options: str) -> WriteRow:
 
 def leaky(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """LEAKY_RELU."""
-    attributes = node.attributes
-    assert isinstance(attributes, AlphaAttrs)
+    attributes = node.record(AlphaAttrs)
     e.add("LEAKY_RELU", x, y, "LeakyReluOptions", 2 if e.integers else 1, Alpha=attributes.alpha)
 
 
 def elu(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """ELU of alpha 1."""
-    attributes = node.attributes
-    assert isinstance(attributes, AlphaAttrs)
+    attributes = node.record(AlphaAttrs)
     if attributes.alpha != 1.0:
         raise NoCounterpart(f"its alpha is {attributes.alpha:g}", "TFLite has alpha 1 only")
     e.add("ELU", x, y)
@@ -104,8 +103,7 @@ def elu(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
 
 def gelu(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """GELU, by erf or tanh."""
-    attributes = node.attributes
-    assert isinstance(attributes, GeluAttrs)
+    attributes = node.record(GeluAttrs)
     tanh = attributes.approximate == "tanh"
     e.add("GELU", x, y, "GeluOptions", 2 if e.integers else 1, Approximate=tanh)
 
@@ -119,8 +117,7 @@ def reciprocal(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> N
 
 def clip(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """RELU6, RELU_N1_TO_1 or one or two extremes."""
-    attributes = node.attributes
-    assert isinstance(attributes, ClipAttrs)
+    attributes = node.record(ClipAttrs)
     low, high = attributes.low, attributes.high
     known: dict[tuple[float | None, float | None], str] = {
         (0.0, 6.0): "RELU6",
@@ -156,8 +153,7 @@ def select(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
 
 def composition(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """The steps, one after the other, on floats."""
-    attributes = node.attributes
-    assert isinstance(attributes, CompositionAttrs)
+    attributes = node.record(CompositionAttrs)
     made = list(x)
     shapes = [e.type_of(index)[1] for index in x]
     for place, step in enumerate(attributes.steps):
@@ -184,7 +180,7 @@ def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 def quantize(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """QUANTIZE, of floats or of other integers; one that clamps as a Relu does is that Relu."""
-    if node.op.name == "requantize" and e.activation:
+    if node.op is REQUANTIZE and e.activation:
         name, version = CLAMPS[e.activation]
         e.add(name, x[:1], y, version=version)
         return
@@ -203,7 +199,6 @@ def dequantize(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> N
 
 def cast(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """CAST."""
-    assert isinstance(node.attributes, CastAttrs)
     given, made = node.operand(0), node.output
     if given.quant is not None or made.quant is not None:
         raise NoCounterpart("it casts quantized numbers")

@@ -44,15 +44,13 @@ def reshape(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None
 
 def squeeze(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """SQUEEZE."""
-    assert isinstance(node.attributes, AxesAttrs)
-    axes = np.asarray(node.attributes.axes, np.int32)
+    axes = np.asarray(node.record(AxesAttrs).axes, np.int32)
     e.add("SQUEEZE", x[:1], y, "SqueezeOptions", _version(e, x[0]), SqueezeDims=axes)
 
 
 def unsqueeze(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """EXPAND_DIMS, an axis at a time."""
-    assert isinstance(node.attributes, AxesAttrs)
-    made, axes = x[0], node.attributes.axes
+    made, axes = x[0], node.record(AxesAttrs).axes
     for place, axis in enumerate(axes):
         shape = list(e.type_of(made)[1])
         shape.insert(axis, 1)
@@ -63,24 +61,22 @@ def unsqueeze(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> No
 
 def transpose(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """TRANSPOSE."""
-    assert isinstance(node.attributes, TransposeAttrs)
-    perm = e.constant(list(node.attributes.perm), "perm")
+    perm = e.constant(list(node.record(TransposeAttrs).perm), "perm")
     e.add("TRANSPOSE", [x[0], perm], y, "TransposeOptions", _version(e, x[0]))
 
 
 def concatenation(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """CONCATENATION."""
-    assert isinstance(node.attributes, AxisAttrs)
     e.add(
         "CONCATENATION", x, y, "ConcatenationOptions", _version(e, x[0]),
-        Axis=node.attributes.axis, FusedActivationFunction=0,
+        Axis=node.record(AxisAttrs).axis, FusedActivationFunction=0,
     )  # fmt: skip
 
 
 def split(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """SPLIT into equal parts, or SPLIT_V."""
-    assert isinstance(node.attributes, SplitAttrs)
-    sizes, axis = node.attributes.sizes, e.constant([node.attributes.axis], "axis")
+    attributes = node.record(SplitAttrs)
+    sizes, axis = attributes.sizes, e.constant([attributes.axis], "axis")
     if len(set(sizes)) == 1:
         options = "SplitOptions"
         e.add("SPLIT", [axis, x[0]], y, options, _version(e, x[0]), NumSplits=len(sizes))
@@ -94,8 +90,7 @@ def split(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
 
 def slices(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """SLICE where steps are 1 and extents are known, else STRIDED_SLICE."""
-    attributes = node.attributes
-    assert isinstance(attributes, SliceAttrs)
+    attributes = node.record(SliceAttrs)
     given, made = extents(node.operand(0)), extents(node.output)
     places = dict(
         zip(attributes.axes, zip(attributes.starts, attributes.ends, attributes.steps, strict=True),
@@ -144,8 +139,7 @@ def _narrow(number: int) -> int:
 
 def pad(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """PAD by zero, PADV2 by another number, MIRROR_PAD."""
-    attributes, rank = node.attributes, node.operand(0).rank or 0
-    assert isinstance(attributes, PadAttrs)
+    attributes, rank = node.record(PadAttrs), node.operand(0).rank or 0
     if min(attributes.pads) < 0:
         raise NoCounterpart("it cuts off", "write a Slice")
     pairs = np.asarray(attributes.pads, np.int32).reshape(2, rank).T
@@ -174,8 +168,7 @@ def _filling(e: Emission, node: Node, value: float) -> int:
 
 def tile(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """TILE."""
-    assert isinstance(node.attributes, TileAttrs)
-    repeats = e.constant(list(node.attributes.repeats), "multiples")
+    repeats = e.constant(list(node.record(TileAttrs).repeats), "multiples")
     e.add("TILE", [x[0], repeats], y, "TileOptions", 2 if e.integers else 1)
 
 
@@ -189,8 +182,7 @@ def expand(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
 
 def gather(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """GATHER; constant indices count from the front."""
-    assert isinstance(node.attributes, AxisAttrs)
-    axis, index = node.attributes.axis, node.operand(1)
+    axis, index = node.record(AxisAttrs).axis, node.operand(1)
     if index.constant is None:
         place = x[1] if x[1] >= 0 else e.tensor(index)
     else:
@@ -208,8 +200,7 @@ def blocks(name: str, options: str, *, deeper: bool) -> WriteRow:
     """Returns the row of DEPTH_TO_SPACE and SPACE_TO_DEPTH, which are channels-last."""
 
     def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
-        attributes = node.attributes
-        assert isinstance(attributes, DepthSpaceAttrs)
+        attributes = node.record(DepthSpaceAttrs)
         if e.type_of(x[0])[0] == "INT16":
             _by_axes(e, node, attributes, x[0], y[0], deeper=deeper)
             return
@@ -266,8 +257,7 @@ def same(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
 
 def shape_of(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """SHAPE, cut to the extents that are asked for."""
-    attributes, rank = node.attributes, len(extents(node.operand(0)))
-    assert isinstance(attributes, ShapeAttrs)
+    attributes, rank = node.record(ShapeAttrs), len(extents(node.operand(0)))
     out_type = 4 if e.type_of(y[0])[0] == "INT64" else 2
     start, end = attributes.start, attributes.end
     if start == 0 and end in (None, rank):

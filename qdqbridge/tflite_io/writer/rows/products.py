@@ -62,8 +62,7 @@ def _decides(node: Node, *, integers: bool) -> DType:
 
 def convolution(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """CONV_2D or DEPTHWISE_CONV_2D."""
-    attributes, image, weight = node.attributes, node.operand(0), node.operand(1)
-    assert isinstance(attributes, ConvAttrs)
+    attributes, image, weight = node.record(ConvAttrs), node.operand(0), node.operand(1)
     if image.rank != _IMAGE:
         raise NoCounterpart(f"its image has rank {image.rank}", "use 2-D convolutions")
     shape = fixed_extents(weight)
@@ -92,8 +91,7 @@ def convolution(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> 
 
 def transposed(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """TRANSPOSE_CONV: the result's shape, weight, image, bias."""
-    attributes, image, weight = node.attributes, node.operand(0), node.operand(1)
-    assert isinstance(attributes, ConvTransposeAttrs)
+    attributes, image, weight = node.record(ConvTransposeAttrs), node.operand(0), node.operand(1)
     if image.rank != _IMAGE:
         raise NoCounterpart(f"its image has rank {image.rank}", "use 2-D convolutions")
     if attributes.group != 1:
@@ -161,8 +159,7 @@ def _dense(e: Emission, node: Node, x: int, weight: int, y: Sequence[int]) -> No
 
 def general_product(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """Gemm: FULLY_CONNECTED of a constant matrix, or BATCH_MATMUL and an addition."""
-    attributes, b = node.attributes, node.operand(1)
-    assert isinstance(attributes, GemmAttrs)
+    attributes, b = node.record(GemmAttrs), node.operand(1)
     bias = node.optional(2)
     if attributes.alpha != 1.0 or (attributes.beta != 1.0 and bias is not None):
         raise NoCounterpart(f"it has alpha {attributes.alpha:g} and beta {attributes.beta:g}")

@@ -29,8 +29,7 @@ def pool(name: str) -> WriteRow:
     """Returns the row of a 2-D pool."""
 
     def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
-        attributes = node.attributes
-        assert isinstance(attributes, PoolAttrs)
+        attributes = node.record(PoolAttrs)
         if node.operand(0).rank != _IMAGE:
             raise NoCounterpart(f"its image has rank {node.operand(0).rank}", "use 2-D pools")
         if len(node.outputs) > 1:
@@ -75,8 +74,7 @@ def reduction(name: str) -> WriteRow:
     """Returns the row of a reduction along listed axes."""
 
     def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
-        attributes = node.attributes
-        assert isinstance(attributes, ReduceAttrs)
+        attributes = node.record(ReduceAttrs)
         e.add(
             name, [x[0], e.constant(list(attributes.axes), "axes")], y, "ReducerOptions",
             _version(e, x[0]), KeepDims=attributes.keepdims,
@@ -89,8 +87,7 @@ def softmax(name: str, options: str) -> WriteRow:
     """Returns the row of SOFTMAX and LOG_SOFTMAX, which go along the last axis."""
 
     def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
-        attributes, rank = node.attributes, node.operand(0).rank or 0
-        assert isinstance(attributes, SoftmaxAttrs)
+        attributes, rank = node.record(SoftmaxAttrs), node.operand(0).rank or 0
         if len(attributes.axes) != 1:
             raise NoCounterpart(f"it normalizes over the axes {list(attributes.axes)} together")
         fields = {"Beta": 1.0} if options == "SoftmaxOptions" else {}
@@ -121,8 +118,7 @@ _LINEAR = {
 
 def resize(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """RESIZE_NEAREST_NEIGHBOR and RESIZE_BILINEAR."""
-    attributes = node.attributes
-    assert isinstance(attributes, ResizeAttrs)
+    attributes = node.record(ResizeAttrs)
     if node.operand(0).rank != _IMAGE or not e.channels_last(node):
         raise NoCounterpart("it resizes no image")
     given, made = extents(node.operand(0)), extents(node.output)
