@@ -27,8 +27,9 @@ def bounds(node: Node) -> tuple[float, float] | None:
     """Returns the real interval of a Relu or Clip, None for any other node."""
     if node.op is RELU:
         return 0.0, math.inf
-    if node.op is CLIP and isinstance(node.attributes, ClipAttrs):
-        low, high = node.attributes.low, node.attributes.high
+    clip = CLIP.of(node)
+    if clip is not None:
+        low, high = clip.low, clip.high
         return -math.inf if low is None else low, math.inf if high is None else high
     return None
 
