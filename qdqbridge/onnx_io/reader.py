@@ -121,13 +121,17 @@ def read_proto(model: onnx.ModelProto, path: Path, normal: Callable[[Graph], Gra
 
     model = take_equal_branches(model, path.parent, text_of)
     sort_nodes(model.graph, str(path))
-    model = lower(model, path.parent, str(path))
-    return _GraphBuilder(model, path).graph()
+    variants = lower(model, path.parent, str(path))
+    return _GraphBuilder(model, path, variants=variants).graph()
 
 
 class _GraphBuilder:
     def __init__(
-        self, model: onnx.ModelProto, path: Path, outer: Mapping[str, Constant] | None = None
+        self,
+        model: onnx.ModelProto,
+        path: Path,
+        outer: Mapping[str, Constant] | None = None,
+        variants: Mapping[str, str] | None = None,
     ) -> None:
         self.model, self.path, self.file = model, path, str(path)
         self.opset = default_opset(model)
@@ -138,6 +142,7 @@ class _GraphBuilder:
         self.nodes: list[Node] = []
         self.notes: list[Note] = []
         self.noted: set[tuple[str, str]] = set()
+        self.variants = variants or {}
         self.unknown: dict[tuple[str, str], list[str]] = {}
         self.quantized_constants: dict[tuple[Value, QuantParams], Value] = {}
         self.params: dict[tuple[object, ...], QuantParams] = {}
@@ -405,7 +410,7 @@ class _GraphBuilder:
         origin = Origin(
             (proto.name or (proto.output[0] if proto.output else ""),),
             tuple((p.key, p.value) for p in proto.metadata_props),
-            _spelling(proto, attributes),
+            self.variants.get(proto.output[0]) or _spelling(proto, attributes),
         )
         node = Node(op, attributes, operands, results, origin)  # type: ignore[arg-type]
         self.nodes.append(node)

@@ -257,3 +257,36 @@ def test_gather_of_four_bit_tensors_has_zero_point_zero(kind, gather_axis):
     indices = b.input("i", [2], onnx.TensorProto.INT64)
     model = case.model(b.op("GatherBlockQuantized", "w", indices, scale, domain=MS, **at))
     assert np.array_equal(run(canonical(model), case.feeds)[0], ort_run(model, case.feeds)[0])
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("zero", ["", "packed", "float"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("level", [None, 0, 4])
+def test_a_packed_product_comes_back_byte_for_byte(bits, zero, bias, level, tmp_path):
+    order = np.arange(48) // 16 if bias else None
+    it = NBits(bits, zero=zero, bias=bias, order=order)
+    model = it.model()
+    node = next(node for node in model.graph.node if node.op_type == "MatMulNBits")
+    if level is not None:
+        node.attribute.append(onnx.helper.make_attribute("accuracy_level", level))
+    onnx.save(model, tmp_path / "model.onnx")
+    graph = qb.load(tmp_path / "model.onnx")
+    qb.save(graph, tmp_path / "saved.onnx")
+    saved = onnx.load(tmp_path / "saved.onnx")
+    (back,) = (node for node in saved.graph.node if node.op_type == "MatMulNBits")
+    assert sorted(map(str, back.attribute)) == sorted(map(str, node.attribute))
+    assert [bool(name) for name in back.input] == [bool(name) for name in node.input]
+    for old, new in zip(node.input[1:], back.input[1:], strict=True):
+        if old:
+            a, b = constant(model, old), constant(saved, new)
+            assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+    assert qb.load(tmp_path / "saved.onnx").digest == graph.digest
+    # onnxruntime 1.32 has kernels of g_idx for 4 bits, and of real zero points not for 8.
+    if bits == 4 or (order is None and (bits, zero) != (8, "float")):
+        for a, b in zip(ort_run(model, it.case.feeds), ort_run(saved, it.case.feeds), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def constant(model: onnx.ModelProto, name: str) -> np.ndarray:
+    return next(onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.name == name)

@@ -33,6 +33,7 @@ class Known:
         lowered: The nodes made so far.
         taken: Every tensor name in use.
         layouts: ``name -> (source, perm)`` for tensors that are ``Transpose(source, perm)``.
+        variants: How the file writes what makes a tensor, by the tensor's name, for writers.
     """
 
     def __init__(self, model: onnx.ModelProto, folder: Path, file: str) -> None:
@@ -44,6 +45,7 @@ class Known:
         self.taken = {value.name for value in graph.input} | set(self.initializers)
         self.taken |= set(self.makers)
         self.layouts: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self.variants: dict[str, str] = {}
         self._arrays: dict[str, NDArray[Any] | None] = {}
         self._types: dict[str, TypeAndShape] = {}
         self._inferred = -1

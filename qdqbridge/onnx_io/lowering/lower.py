@@ -17,7 +17,7 @@ from qdqbridge.onnx_io.lowering.table import lowering_of
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS, default_opset
 
 
-def lower(model: onnx.ModelProto, folder: Path, file: str) -> onnx.ModelProto:
+def lower(model: onnx.ModelProto, folder: Path, file: str) -> dict[str, str]:
     """Replaces every node that has a lowering (those in subgraphs stay).
 
     Args:
@@ -26,7 +26,8 @@ def lower(model: onnx.ModelProto, folder: Path, file: str) -> onnx.ModelProto:
         file: File name, for messages.
 
     Returns:
-        The model.
+        How the file writes what makes a tensor, by the tensor's name, where a writer may have to
+        write it so again.
 
     Raises:
         InvalidModelError: A node contradicts itself.
@@ -34,7 +35,7 @@ def lower(model: onnx.ModelProto, folder: Path, file: str) -> onnx.ModelProto:
     """
     opset = default_opset(model)
     if not any(lowering_of(node, opset) for node in model.graph.node):
-        return model
+        return {}
     if not any(entry.domain == MICROSOFT for entry in model.opset_import):
         model.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
     known = Known(model, folder, file)
@@ -49,7 +50,7 @@ def lower(model: onnx.ModelProto, folder: Path, file: str) -> onnx.ModelProto:
     nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in known.lowered]
     del model.graph.node[:]
     model.graph.node.extend(nodes)
-    return model
+    return known.variants
 
 
 def _transpose(node: onnx.NodeProto, known: Known) -> None:

@@ -11,7 +11,9 @@ from onnx import TensorProto
 from qdqbridge.onnx_io.lowering.bits import UNSIGNED, tensor_of, unpacked
 from qdqbridge.onnx_io.lowering.run_time_weights import Blocks, unpacked_weight
 from qdqbridge.onnx_io.lowering.site import LoweringSite
+from qdqbridge.onnx_io.packed_products import PackedProduct
 
+_ATTRIBUTES = frozenset(("N", "K", "bits", "block_size", "accuracy_level"))
 _NIBBLES = (TensorProto.INT4, TensorProto.UINT4)
 
 
@@ -42,14 +44,29 @@ def matmul_nbits(site: LoweringSite) -> None:
         raise _misfit(site, "scales", scales, rows * blocks)
     scale = site.enter(scales.reshape(rows, blocks), "scales")
     zero_point = _zero_point(site, bits, (rows, blocks))
-    _product(site, site.dequantize(weight, scale, zero_point, axis=1, block_size=block))
+    real = site.dequantize(weight, scale, zero_point, axis=1, block_size=block)
+    _product(site, real, _variant(site))
 
 
-def _product(site: LoweringSite, real: str) -> None:
-    """Makes ``MatMul(a, Transpose(real)) + bias``."""
+def _variant(site: LoweringSite) -> str:
+    """Returns what a writer needs to write the same node; empty where it cannot."""
+    given = {attribute.name for attribute in site.proto.attribute}
+    if not given <= _ATTRIBUTES:
+        return ""
+    level = site.int_("accuracy_level", 0) if "accuracy_level" in given else None
+    points = ""
+    if site.input(3):
+        points = "packed" if site.array(3, "its zero point").dtype.kind in "iu" else "float"
+    return PackedProduct(level, points, bool(site.input(4)), bool(site.input(5))).text()
+
+
+def _product(site: LoweringSite, real: str, variant: str = "") -> None:
+    """Makes ``MatMul(a, Transpose(real)) + bias``; the product is of that variant."""
     bias, output = site.input(5), site.proto.output[0]
     permuted = site.op("Transpose", [real], perm=[1, 0])
     y = site.op("MatMul", [site.input(0), permuted], "" if bias else output)
+    if variant:
+        site.known.variants[y] = variant
     if bias:
         site.op("Add", [y, bias], output)
 

@@ -34,7 +34,7 @@ _ALL = (
     # holds for uint8 only: int8 becomes uint8 where a DQ follows its Q at once.
     ExportProfile(
         "ort", "onnxruntime, CPU on x86", Clamp.STORED, ort.RULES,
-        older=Older("int8-past-movers", 20), newest=_ORT_OPSET,
+        older=Older("int8-past-movers", 20), newest=_ORT_OPSET, packed=True,
     ),
     # Everybody else looks for the activation where training frameworks put it.
     ExportProfile("portable", "any reader of QDQ files", Clamp.BEFORE, portable.RULES),

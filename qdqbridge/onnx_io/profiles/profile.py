@@ -50,6 +50,7 @@ class ExportProfile:
         recentered: Turn uint8 with zero point 128 into int8 with zero point 0.
         unsigned: Turn int16 into uint16, zero points shifted by 32768.
         contrib: Spell Q and DQ of 16 and 4 bits in ``com.microsoft`` below opset 21.
+        packed: Keep the MatMulNBits of a file.
         operators: Use QLinear operators where there is one.
         strict: Refuse to write what the runtime would refuse to read.
         fixed: The runtime takes fixed shapes only.
@@ -66,6 +67,7 @@ class ExportProfile:
     recentered: bool = False
     unsigned: bool = False
     contrib: bool = False
+    packed: bool = False
     operators: bool = False
     strict: bool = False
     fixed: bool = False

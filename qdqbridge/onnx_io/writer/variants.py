@@ -15,6 +15,7 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape, TensorType
+from qdqbridge.onnx_io.writer.packed import packed_row
 from qdqbridge.onnx_io.writer.rows import RowWriter, is_quantized, real_dtype
 from qdqbridge.ops.attributes import GemmAttrs, ReduceAttrs, ReshapeAttrs
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
@@ -102,6 +103,8 @@ def dense_rows(writer: RowWriter, node: Node, target: str, type_: TensorType) ->
         target: The float tensor to write.
         type_: Its type.
     """
+    if writer.profile.packed and packed_row(writer, node, target, type_):
+        return
     gemm = _is_gemm(node)
     bias = node.optional(2)
     behind = bias is not None and (not gemm or _from_add(node))
@@ -123,7 +126,7 @@ def _is_gemm(node: Node) -> bool:
     variant = node.origin.variant
     if variant.startswith("Gemm"):
         return True  # the rank of x may be unknown, ONNX says that it is 2
-    return variant != "MatMul" and node.operand(0).rank == 2
+    return not variant.startswith("MatMul") and node.operand(0).rank == 2
 
 
 def _from_add(node: Node) -> bool:
