@@ -59,8 +59,13 @@ _OLDEST = 7
 _BODY_OPSET = 17
 """ONNX's opset inside the subgraphs of a node of another domain, which does not say its own."""
 _IR_VERSION = 10
-_FIXED = {"Resize": ("in_1", "in_2", "in_3"), "Upsample": ("in_1",)}
-"""Operands that onnxruntime's shape inference wants to be initializers."""
+_FIXED = {
+    "Resize": ("in_1", "in_2", "in_3"),
+    "Upsample": ("in_1",),
+    "DynamicQuantizeLSTM": ("in_1", "in_2"),
+}
+"""Operands that onnxruntime wants to be initializers: its shape inference, and kernels that pack
+weights and add in another order where they cannot."""
 _COMMUTING = {
     **dict.fromkeys(("And", "Or", "Xor", "Equal", "BitwiseAnd", "BitwiseOr", "BitwiseXor"), 2),
     **dict.fromkeys(("Add", "Mul", "Sum", "Mean"), 2),  # of more, the first two are added first

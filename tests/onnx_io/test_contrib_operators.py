@@ -228,3 +228,37 @@ def test_the_declared_type_of_an_unknown_result_is_kept(tmp_path: Path) -> None:
     qb.save(load(model), tmp_path / "saved.onnx")
     saved = onnx.load(tmp_path / "saved.onnx").graph
     assert [v.type for v in saved.value_info if v.name == saved.node[0].output[0]] == [info.type]
+
+
+def recurrent() -> tuple[Builder, Array]:
+    b, r = Builder(17), np.random.default_rng(1)
+    weights = (b.init(r.normal(0, 0.2, (1, 32, n)).astype(np.float32)) for n in (4, 8))
+    b.output(b.op("LSTM", b.input("x", ["seq", "batch", 4]), *weights, hidden_size=8))
+    return b, r.normal(size=(5, 2, 4)).astype(np.float32)
+
+
+def attending() -> tuple[Builder, Array]:
+    b, r = Builder(17), np.random.default_rng(1)
+    weights = (b.init(r.normal(0, 0.2, shape).astype(np.float32)) for shape in ((32, 96), 96))
+    x = b.input("x", ["batch", "seq", 32])
+    b.output(b.op("Attention", x, *weights, domain=MS, num_heads=4))
+    return b, r.normal(size=(2, 3, 32)).astype(np.float32)
+
+
+@pytest.mark.parametrize("make", [recurrent, attending])
+def test_what_onnxruntime_quantizes_dynamically_is_carried_bit_for_bit(
+    make: Any, tmp_path: Path
+) -> None:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    builder, x = make()
+    onnx.save(builder.model(), tmp_path / "float.onnx")
+    path, saved = tmp_path / "dynamic.onnx", tmp_path / "saved.onnx"
+    quantize_dynamic(tmp_path / "float.onnx", path, weight_type=QuantType.QInt8)
+    g = qb.load(path)
+    assert any("DynamicQuantizeLSTM" in n.op.name or "QAttention" in n.op.name for n in g.nodes)
+    qb.save(g, saved)
+    (wanted,) = ran(path, {"x": x})
+    np.testing.assert_array_equal(wanted, ran(saved, {"x": x})[0])
+    (found,) = evaluate(g, {"x": x})[0].values()
+    np.testing.assert_array_equal(wanted, found)
