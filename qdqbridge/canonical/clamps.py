@@ -115,8 +115,10 @@ def clip_nothing(node: Node, scope: Scope) -> Proposal:
     x, own = node.operand(0), node.attributes
     if not isinstance(own, ClipAttrs) or x.type != node.output.type:
         return None
-    unbounded = own.low in (None, -math.inf) and own.high in (None, math.inf)
-    return Replace({node.output: x}) if unbounded and x.type.dtype.is_float else None
+    nothing = own == ClipAttrs(None, None)
+    if x.type.dtype.is_float:
+        nothing = own.low in (None, -math.inf) and own.high in (None, math.inf)
+    return Replace({node.output: x}) if nothing else None
 
 
 def _both(first: ClipAttrs, then: ClipAttrs) -> ClipAttrs | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Pattern
 
@@ -124,6 +125,8 @@ def scalar(value: Value, *, one_element: bool = False) -> float | None:
     return float(data.numpy().reshape(()).astype(np.float64))
 
 
-def near(a: float, b: float) -> bool:
-    """True where two numbers are the same in float32."""
-    return bool(np.float32(a) == np.float32(b))
+def near(a: float, b: float, dtype: DType = DType.FLOAT32) -> bool:
+    """True where two numbers are the same in float32, or in float16 where they are of that."""
+    narrow = np.float16 if dtype is DType.FLOAT16 else np.float32
+    with np.errstate(over="ignore"):
+        return bool(narrow(a) == narrow(b))

@@ -22,6 +22,17 @@ _CONTRIB = {
 
 _OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
 _VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
+_FLAGS = frozenset((
+    "align_corners", "allowzero", "antialias", "broadcast", "ceil_mode", "center_point_box",
+    "count_include_pad", "detect_negative", "detect_positive", "exclude_outside", "exclusive",
+    "fmod", "input_forget", "interleaved", "inverse", "is_case_sensitive", "is_causal", "keepdims",
+    "largest", "linear_before_reset", "new_axis", "noop_with_empty_axes", "onesided", "periodic",
+    "reverse", "saturate", "select_last_index", "sorted", "storage_order", "training_mode",
+    "transA", "transB", "upper",
+))  # fmt: skip
+"""Integers that ONNX defines for 0 and 1 alone; elsewhere runtimes, and ONNX's own shape inference,
+disagree: ``keepdims=2`` keeps nothing in onnxruntime, and ``saturate=2`` leaves a Cast's result
+unwritten there."""
 _STANDARD = "export with standard ONNX operators, or convert the model to a newer opset"
 
 
@@ -157,6 +168,7 @@ def _check_attributes(node: onnx.NodeProto, schema: onnx.defs.OpSchema, file: st
             )
     for own in node.attribute:
         _check_kind(node, own, schema, file)
+        _check_flag(node, own, file)
     if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
         unknown = sorted(given - set(schema.attributes))
         if unknown:
@@ -181,4 +193,15 @@ def _check_kind(
             why=f"it is {onnx.AttributeProto.AttributeType.Name(given.type)}, and {node.op_type} "
             f"takes {wanted.name}",
             fix="export the model again",
+        )
+
+
+def _check_flag(node: onnx.NodeProto, given: onnx.AttributeProto, file: str) -> None:
+    referred = bool(given.ref_attr_name)
+    if given.name in _FLAGS and not referred and given.i not in (0, 1):
+        raise InvalidModelError(
+            f"attribute '{given.name}' of {node.op_type} is {given.i}",
+            where=f"{file}, {describe(node)}",
+            why="ONNX says what 0 and 1 mean, and runtimes take other numbers for either",
+            fix="set it to 0 or 1, whichever the exporter meant",
         )

@@ -125,7 +125,7 @@ def matched(value: Value | None, body: Pattern, operands: dict[str, Value]) -> b
         return operands.setdefault(body, value) is value
     if not isinstance(body, tuple):
         number = scalar(value)
-        return number is not None and near(number, body)
+        return number is not None and near(number, body, value.type.dtype)
     row, inner, attributes = parts(body)
     given = _step_operands(value, row, attributes)
     if given is None or len(given) != len(inner):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -49,9 +50,10 @@ def _divide(a: Array, b: Array) -> Array:
 
 
 def _power(a: Array, b: Array) -> Array:
-    """Returns ``a ** b`` in the dtype of ``a``: float64 inside, one rounding."""
-    if a.dtype.kind in "iu" and b.dtype.kind in "iu":
-        return np.power(a, b.astype(a.dtype))
+    """Returns ``a ** b`` in the dtype of ``a``: float64 inside, one rounding.
+
+    Integers likewise, as onnxruntime has them: exact up to 2^53, and 3 ** -1 is 0.
+    """
     return np.asarray(np.power(a.astype(np.float64), b.astype(np.float64))).astype(a.dtype)
 
 
@@ -211,7 +213,12 @@ MIN = binary(
 MAX = binary(
     "Max", np.maximum, "max(a, b, ...)", qnn="maximum", variadic=True, commuting=EVERY_OPERAND
 )
-POW = binary("Pow", _power, "f32(f64(a) ** f64(b))", qnn="power")
+_POW = binary("Pow", _power, "f32(f64(a) ** f64(b))", qnn="power")
+POW = replace(
+    _POW, numerics=_POW.numerics + " Integers go through float64 too, as in onnxruntime: powers "
+    "are exact up to 2^53, those of negative exponents are cut to integers, and one that the type "
+    "does not hold is what the processor makes of it.",
+)  # fmt: skip
 PRELU = binary(
     "PRelu", _prelu, "a * b where a < 0, else a", check=_check_prelu,
     forms=(Form(("Where", ("Less", "a", 0.0), ("Mul", "a", "b"), "a")),),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Attributes, Form, Operator, Pattern
 from qdqbridge.graph.patterns import PatternMatch, match, near
@@ -47,30 +48,31 @@ def written(
         forms: Those to look for; by default all of them.
         either_order: As for :func:`qdqbridge.graph.patterns.match`.
         stated: Attributes that the chain is said to have: taken where its numbers are the same
-            in float32, which is all that a chain of float32 operators shows.
+            in float32, which is all that a chain of float32 operators shows (or in float16).
     """
     for form in op.forms if forms is None else forms:
         found = PatternMatch()
         if match(value, form.pattern, found, either_order=either_order):
             operands = [found.values[letter] for letter in OPERANDS[op.arity]]
-            return Written(op, _attributes(op, form, found, stated), operands, found.nodes)
+            attributes = _attributes(op, form, found, stated, value.type.dtype)
+            return Written(op, attributes, operands, found.nodes)
     return None
 
 
 def _attributes(
-    op: Operator, form: Form, found: PatternMatch, stated: Attributes | None
+    op: Operator, form: Form, found: PatternMatch, stated: Attributes | None, dtype: DType
 ) -> Attributes:
     values = {name: form.given.get(name, found.numbers.get(name)) for name in op.fields}
     if isinstance(stated, op.attributes):
         said = op.values(stated)
-        if all(_same(values[name], said[name]) for name in op.fields):
+        if all(_same(values[name], said[name], dtype) for name in op.fields):
             return stated
     return op.attributes(**values)
 
 
-def _same(a: object, b: object) -> bool:
+def _same(a: object, b: object, dtype: DType) -> bool:
     if isinstance(a, float) and isinstance(b, float):
-        return near(a, b)
+        return near(a, b, dtype)
     return a == b
 
 

@@ -16,6 +16,7 @@ from qdqbridge.ops.attributes import (
     PadAttrs,
     PoolAttrs,
     ReshapeAttrs,
+    SliceAttrs,
     TileAttrs,
 )
 from qdqbridge.ops.windows import extents, span
@@ -50,6 +51,9 @@ def result_shape(
         return _joined(shapes, attributes.axis)
     if isinstance(attributes, TileAttrs) and len(attributes.repeats) == len(first):
         return tuple(product(pair) for pair in zip(first, attributes.repeats, strict=True))
+    if isinstance(attributes, SliceAttrs) and 0 not in attributes.steps:
+        own = all(-len(first) <= axis < len(first) for axis in attributes.axes)
+        return _sliced(first, attributes) if own else None
     if isinstance(attributes, PadAttrs) and len(attributes.pads) == 2 * len(first):
         ends = attributes.pads[len(first) :]
         return tuple(total(row) for row in zip(first, attributes.pads, ends, strict=False))
@@ -111,6 +115,17 @@ def _reshaped(source: Shape, target: Sequence[Dim], allow_zero: bool) -> Open:
         others = product(dim for index, dim in enumerate(found) if index != rest)
         found[rest] = None if source is None else quotient(product(source), others)
     return tuple(None if isinstance(dim, int) and dim < 0 else dim for dim in found)
+
+
+def _sliced(source: Sequence[Dim], attributes: SliceAttrs) -> Open:
+    extents: list[Dim | None] = list(source)
+    cuts = zip(attributes.starts, attributes.ends, attributes.steps, strict=True)
+    for axis, cut in zip(attributes.axes, cuts, strict=True):
+        extent = source[axis]
+        extents[axis] = (
+            len(range(*slice(*cut).indices(extent))) if isinstance(extent, int) else None
+        )
+    return tuple(extents)
 
 
 def _broadcast(a: Sequence[Dim], b: Sequence[Dim]) -> Open:

@@ -65,9 +65,10 @@ def _elu(x: Array, alpha: float) -> Array:
 
 
 def _celu(x: Array, alpha: float) -> Array:
-    zero = x.dtype.type(0)
-    below = x.dtype.type(alpha) * _elu(x / x.dtype.type(alpha), 1.0)
-    return np.maximum(x, zero) + np.minimum(below, zero)
+    """Returns ``max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0)``; above 0 the second is 0."""
+    zero, factor = x.dtype.type(0), x.dtype.type(alpha)
+    grown = _by(np.exp, np.minimum(x, zero) / factor) - x.dtype.type(1)
+    return np.maximum(x, zero) + np.minimum(factor * grown, zero)
 
 
 def _selu(x: Array, attributes: SeluAttrs) -> Array:

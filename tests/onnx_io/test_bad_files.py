@@ -147,3 +147,14 @@ def test_deep_nesting_is_no_recursion_error(tmp_path: Path) -> None:
     path.write_bytes(b.model().SerializeToString())
     graph = loaded(path)
     assert [n.op.name for n in graph.nodes] == ["If"]
+
+
+@pytest.mark.parametrize("keepdims", [-1, 2, 4])
+def test_flags_are_0_or_1(keepdims: int, tmp_path: Path) -> None:
+    """onnxruntime keeps the axes at 1 alone, TVM at anything but 0."""
+    b = Builder(18)
+    x, axes = b.input("x", [2, 3]), b.input("axes", [1], TensorProto.INT64)
+    b.output(b.op("ReduceMax", x, axes, keepdims=keepdims), None)
+    path = tmp_path / "flag.onnx"
+    path.write_bytes(b.model().SerializeToString())
+    assert "'keepdims' of ReduceMax" in str(refused(path))

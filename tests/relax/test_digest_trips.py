@@ -82,3 +82,26 @@ def test_a_cast_before_a_power_stays(variant: str) -> None:
     text = f"{_HEAD} <float e = {{0.5}}> {{ b = IsNaN(x) c = Cast<to = 1>(b) y = Pow(c, e) }}"
     graph = loaded(onnx.parser.parse_model(text))
     assert hosted(graph, variant).text() == graph.text()
+
+
+_HALF = '<ir_version: 11, opset_import: ["": 24]> g (float16[2,3] x) => (float16[2,3] y)'
+
+
+@pytest.mark.parametrize("variant", HOSTED)
+@pytest.mark.parametrize("call", ["HardSigmoid(x)", "Selu(x)", "Elu<alpha: float = 0.3>(x)"])
+def test_attributes_of_half_floats(call: str, variant: str) -> None:
+    """A chain of float16 operators shows its numbers in float16 alone."""
+    graph = loaded(onnx.parser.parse_model(f"{_HALF} {{ y = {call} }}"))
+    assert hosted(graph, variant).text() == graph.text()
+
+
+def test_a_factor_beyond_half_floats_is_refused() -> None:
+    """0 times infinity is no 0."""
+    graph = loaded(onnx.parser.parse_model(f"{_HALF} {{ y = Selu<gamma: float = 1e30>(x) }}"))
+    with pytest.raises(QdqBridgeError, match="is no float16"):
+        hosted(graph, HOSTED[0])
+
+
+def test_a_clip_of_integers_without_bounds_is_nothing() -> None:
+    text = '<ir_version: 8, opset_import: ["": 13]> g (int16[4] x) => (int16[4] y) { y = Clip(x) }'
+    assert loaded(onnx.parser.parse_model(text)).nodes == []

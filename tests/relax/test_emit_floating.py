@@ -254,3 +254,28 @@ def test_a_norm_broadcasts_its_scale() -> None:
     graph = load(m.proto())
     vector, matrix = qb.compile(graph).run(m.inputs).values()
     np.testing.assert_allclose(vector, matrix, rtol=1e-6, atol=1e-6)  # float: a few ulp
+
+
+@pytest.mark.parametrize("exponent", [np.int32, np.int64, np.float32])
+@pytest.mark.parametrize("base", [np.int32, np.int64])
+def test_powers_of_integers(base: type[np.integer[Any]], exponent: type[np.number[Any]]) -> None:
+    """Through float64, as onnxruntime: inexact beyond 2^53, and 3 ** -1 is 0."""
+    m = Model(opset=15)
+    x = X(np.array([3, -3, 7, 3, -1, 0, 5], base))
+    by = X(np.array([15, 19, -1, 39, 100, 0, 26], exponent))
+    m.add("Pow", [x, by], dtype=6 if base is np.int32 else 7, label="Pow exact of integers")
+    graph, found = load(m.proto()), qb.compile(load(m.proto())).run(m.inputs)
+    for name, ours in qb.evaluate(graph, m.inputs).items():
+        np.testing.assert_array_equal(ours, found[name])
+    close(m, ulps=0)
+
+
+@pytest.mark.parametrize("alpha", [-1.0, -0.5, 2.0])
+def test_celu_of_either_sign(alpha: float) -> None:
+    """ONNX takes the lesser of 0 and the grown x, whatever the sign of x / alpha."""
+    m = Model(opset=12)
+    m.add("Celu", [real(4, 16)], alpha=alpha)
+    ((_, ours, theirs),) = outputs(m)
+    (meant,) = qb.evaluate(load(m.proto()), m.inputs).values()
+    for found in (ours, meant):  # float: a few ulp
+        np.testing.assert_allclose(found, theirs, rtol=2e-6, atol=1e-6)

@@ -63,13 +63,20 @@ def suppression(b: Builder, wrong: bool) -> None:
     b.output(chosen, ["n", 3], TensorProto.INT64)
 
 
+def shrink(b: Builder, wrong: bool) -> None:
+    """Below 0, ``lambd`` lets both of ONNX's cases hold of the numbers around 0."""
+    lambd = -1.0 if wrong else 0.5
+    b.output(b.op("Shrink", b.input("x", [64]), lambd=lambd, bias=3.0), [64])
+
+
 def graph_of(make: Make, wrong: bool) -> Graph:
     b = Builder(18 if make in (resize, reduction) else 17)
     make(b, wrong)
     return canonical(b.model())
 
 
-OURS, REFUSED = [resize, is_inf, layer_normalization, reduction], [suppression, dropout, unique]
+OURS = [resize, is_inf, layer_normalization, reduction, shrink]
+REFUSED = [suppression, dropout, unique]
 """What the importer gets wrong and is composed or defined here, and what nobody else knows."""
 
 

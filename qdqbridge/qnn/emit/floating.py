@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.lenses import call_attributes
@@ -45,7 +47,26 @@ def unit_params(dtype: DType, *, saturate: bool = True) -> QuantParams:
 
 
 def _like(scope: EmissionScope, x: Expr, value: float) -> Expr:
-    return scope.number(np.asarray(value, scope.dtype(x)))
+    """Returns a number in the element type of ``x``: a bound beyond it is infinite."""
+    with np.errstate(over="ignore"):
+        return scope.number(np.asarray(value, scope.dtype(x)))
+
+
+def _factor(scope: EmissionScope, x: Expr, value: float) -> Expr:
+    """Returns a number to compute with in the element type of ``x``.
+
+    Raises:
+        UnsupportedTargetError: It is infinite there: 0 times it would be NaN.
+    """
+    with np.errstate(over="ignore"):
+        number = np.asarray(value, scope.dtype(x))
+    if math.isfinite(value) and number.dtype.kind == "f" and not np.isfinite(number):
+        raise UnsupportedTargetError(
+            f"{value} is no {number.dtype}",
+            why=f"the calls that the operator becomes compute in {number.dtype}",
+            fix=f"put the operator between Casts to float32, or keep it out of {number.dtype}",
+        )
+    return scope.number(number)
 
 
 def _plain(name: str) -> Emit:
@@ -82,12 +103,12 @@ def _gemm(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     b = scope.emit(scope.op.permute_dims(args[1])) if attributes.trans_b else args[1]
     total = scope.emit(scope.op.matmul(a, b))
     if attributes.alpha != 1.0:
-        total = scope.emit(scope.op.multiply(total, _like(scope, total, attributes.alpha)))
+        total = scope.emit(scope.op.multiply(total, _factor(scope, total, attributes.alpha)))
     if len(args) < 3:
         return total
     bias = args[2]
     if attributes.beta != 1.0:
-        bias = scope.emit(scope.op.multiply(bias, _like(scope, bias, attributes.beta)))
+        bias = scope.emit(scope.op.multiply(bias, _factor(scope, bias, attributes.beta)))
     return scope.op.add(total, bias)
 
 
@@ -144,11 +165,11 @@ def _divide(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
 
 
 def _power(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    """The result has the base's type, whatever the exponent's."""
+    """The result has the base's type, whatever the exponent's; integers go through float64."""
     del node
     base, exponent = args
-    own, other = scope.dtype(base), scope.dtype(exponent)
-    wide = own if "float" in own or own == other else "float64"
+    own = scope.dtype(base)
+    wide = own if "float" in own else "float64"
     raised = scope.op.power(scope.cast(base, wide), scope.cast(exponent, wide))
     return raised if wide == own else scope.op.astype(scope.emit(raised), own)
 
@@ -195,7 +216,7 @@ def _chain(scope: EmissionScope, pattern: Pattern, known: Mapping[str, Any], lik
     """Emits the steps of a pattern; the last one is left to the caller."""
     if not isinstance(pattern, tuple):
         value = known[pattern] if isinstance(pattern, str) else pattern
-        return _like(scope, like, value) if isinstance(value, float) else value
+        return _factor(scope, like, value) if isinstance(value, float) else value
     parts = [_chain(scope, part, known, like) for part in pattern[1:]]
     parts = [
         scope.emit(part) if isinstance(inner, tuple) else part

@@ -103,9 +103,26 @@ def _bit_cast(site: CompositionSite) -> Sequence[Expr]:
     return [site.scope.emit(site.scope.builder.call_te(bit_cast, x))]
 
 
+def _shrink(site: CompositionSite) -> Sequence[Expr]:
+    """The first of ONNX's cases that holds: below 0, ``lambd`` lets both hold of one number.
+
+    Both attributes are float32 numbers, which other types do not hold.
+    """
+    own, dtype = site.arg(0), site.dtype(site.arg(0))
+    x = site.cast(own, "float32" if np.dtype(dtype).itemsize < 4 else dtype)
+    if "float" not in site.dtype(x):
+        x = site.cast(x, "float64")
+    least, bias = (site.onnx.float_(name, given) for name, given in (("lambd", 0.5), ("bias", 0.0)))
+    above = site("greater", x, site.number(least, x))
+    moved = site("where", above, site("subtract", x, site.number(bias, x)), site.number(0, x))
+    below = site("less", x, site.number(-least, x))
+    return [site.cast(site("where", below, site("add", x, site.number(bias, x)), moved), dtype)]
+
+
 ELEMENTWISE: Mapping[str, Composition] = {
     "IsInf": _is_inf,
     "BitShift": _bit_shift,
     "BitCast": _bit_cast,
     "Mod": _mod,
+    "Shrink": _shrink,
 }
