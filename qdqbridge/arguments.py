@@ -40,6 +40,25 @@ def renamed(**new: str) -> Callable[[Callable[_Params, _Result]], Callable[_Para
     return decorate
 
 
+def renamed_in(names: dict[str, Any], **new: str) -> Callable[[str], Any]:
+    """Returns a module's ``__getattr__`` that knows names it had before, with a warning.
+
+    Args:
+        names: The module's ``globals()``.
+        new: The new names by the old ones.
+    """
+
+    def old(name: str) -> Any:
+        if name not in new:
+            raise AttributeError(f"module '{names['__name__']}' has no attribute '{name}'")
+        warnings.warn(
+            f"{names['__name__']}.{name} is {new[name]} now", DeprecationWarning, stacklevel=2
+        )
+        return names[new[name]]
+
+    return old
+
+
 def path_of(path: object) -> Path:
     """Returns ``path`` as a path.
 

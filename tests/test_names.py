@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -14,6 +14,8 @@ from qdqbridge.cli.failures import run
 
 PACKAGE = Path(__file__).resolve().parent.parent / "qdqbridge"
 MODEL = Path(__file__).resolve().parent.parent / "models" / "digits_cnn_u8s8_per_channel.onnx"
+OLD_FUSE: dict[str, Any] = {"reroll": True}
+OLD_VARIANT: dict[str, Any] = {"spelling": "qdq"}
 PRIVATE = frozenset(
     ("carried", "chains", "claim", "claimed", "claims", "composed", "filling", "given", "joins",
      "mover", "movers", "moving", "own", "picking", "placing", "rearranging", "reroll", "rerolled",
@@ -74,7 +76,7 @@ def test_a_private_word_is_seen(name: str):
 
 def test_old_keywords_work_and_warn():
     with pytest.warns(DeprecationWarning, match=r"load\(reroll=…\) is fuse= now"):
-        graph = qb.load(MODEL, **{"reroll": True})
+        graph = qb.load(MODEL, **OLD_FUSE)
     assert graph.digest == qb.load(MODEL, fuse=True).digest
 
 
@@ -83,10 +85,10 @@ def test_old_keywords_of_hosts_work_and_warn():
     pytest.importorskip("tvm")
     graph = qb.load(MODEL)
     with pytest.warns(DeprecationWarning, match=r"to_relax\(spelling=…\) is variant= now"):
-        module, _ = qb.to_relax(graph, **{"spelling": "qdq"})
+        module, _ = qb.to_relax(graph, **OLD_VARIANT)
     assert "qnn." not in module.script()
     with pytest.warns(DeprecationWarning, match="reroll"):
-        again = qb.from_relax(module, **{"reroll": True})
+        again = qb.from_relax(module, **OLD_FUSE)
     assert again.digest == qb.load(MODEL, fuse=True).digest
 
 
@@ -96,3 +98,12 @@ def test_old_options_work_and_say_so(capsys: pytest.CaptureFixture[str]):
     assert "--reroll is --fuse now" in old.err
     assert run(["explain", "--fuse", str(MODEL)]) == 0
     assert capsys.readouterr().out == old.out
+
+
+def test_old_names_of_patterns_work_and_warn():
+    from qdqbridge import byoc
+
+    with pytest.warns(DeprecationWarning, match="byoc.Call is CallPattern now"):
+        assert getattr(byoc, "Call") is byoc.CallPattern  # noqa: B009
+    with pytest.raises(AttributeError, match="has no attribute 'Calls'"):
+        getattr(byoc, "Calls")  # noqa: B009

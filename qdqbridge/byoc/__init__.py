@@ -24,6 +24,7 @@ From a model to regions for a backend, in one page::
 Nothing here imports TVM before a module is given.
 """
 
+from qdqbridge.arguments import renamed_in
 from qdqbridge.byoc.constraints import Constraints
 from qdqbridge.byoc.coverage import Coverage, Left, Taken
 from qdqbridge.byoc.host import Composite
@@ -66,3 +67,5 @@ __all__ = [
     "prepare",
     "runnable",
 ]
+
+__getattr__ = renamed_in(globals(), Call="CallPattern", Constant="ConstantPattern")

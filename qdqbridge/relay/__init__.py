@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from qdqbridge.arguments import renamed_in
 from qdqbridge.relay import dialect
 from qdqbridge.relay.build import RelayExecutable, bind, build
 from qdqbridge.relay.emit import emit
@@ -26,13 +27,14 @@ __all__ = [
     "save",
 ]
 
+_renamed = renamed_in(globals(), Executable="RelayExecutable")
 _READING = ("export_quantized", "from_relay", "from_simulated")
 
 
 def __getattr__(name: str) -> Any:
     """Imports the readers, which need onnx, when somebody asks for one."""
     if name not in _READING:
-        raise AttributeError(f"module 'qdqbridge.relay' has no attribute '{name}'")
+        return _renamed(name)
     from qdqbridge.relay import read
 
     return getattr(read, name)

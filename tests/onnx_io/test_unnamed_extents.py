@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from qdqbridge.errors import QdqBridgeError
 from tests.onnx_io.lowering_cases import ort_run
 from tests.onnx_models import Builder, canonical
 
-CASES = {
+CASES: dict[str, tuple[list[int | None], dict[str, tuple[int, ...]], dict[str, Any]]] = {
     "Concat": ([None, 3], {"a": (2, 3), "b": (5, 3)}, {"axis": 0}),
     "Add": ([None, 3], {"a": (2, 3), "b": (1, 3)}, {}),
     "MatMul": ([None, None], {"a": (2, 3), "b": (3, 4)}, {}),

@@ -60,7 +60,7 @@ def test_quantize_and_back_as_the_interpreter(dtype: DType, saturate: bool) -> N
     for scale in (1.0, 0.3):
         params = QuantParams(
             dtype,
-            np.float32(scale),
+            np.asarray(scale, np.float32),
             np.zeros((), np.int32),
             saturate=saturate,  # type: ignore[arg-type]
         )
