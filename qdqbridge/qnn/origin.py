@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,31 @@ _PREFIX = "qdqbridge:"
 _LAYOUT = "qdqbridge-layout:"
 _BYTE = 8
 _DTYPES = {dtype.label: dtype for dtype in DType}
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _decoding(decode: Callable[P, R]) -> Callable[P, R]:
+    """Returns a function that reads records of this module, and refuses those of other forms.
+
+    A record is what JSON holds: where a key, a kind or an element type is another one than the
+    writer's, the text is damaged.
+    """
+
+    @wraps(decode)
+    def strict(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return decode(*args, **kwargs)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidModelError(
+                "what the module says about its nodes is damaged",
+                why=f"a record has another form: {type(error).__name__}: {str(error)[:100]}",
+                fix="save the module anew",
+            ) from error
+
+    return strict
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +190,14 @@ def type_text(type_: ValueType) -> str:
     return json.dumps(type_.dtype.label) if hidden else ""
 
 
+@_decoding
 def params_of(text: str) -> QuantParams | None:
     """Returns the parameters in a text of :func:`type_text`."""
     record = _loaded(text) if text else None
     return _read_params(record) if isinstance(record, list) else None  # pyright: ignore[reportUnknownArgumentType]
 
 
+@_decoding
 def plain_dtype_of(text: str) -> DType | None:
     """Returns the element type in a text of :func:`type_text`."""
     record = _loaded(text) if text else None
@@ -192,6 +220,7 @@ def _loaded(text: str) -> Any:
         ) from error
 
 
+@_decoding
 def provenance_of(text: str) -> Provenance | None:
     """Returns what a span says; None where it is no text of :func:`written`."""
     if not text.startswith(_PREFIX):
@@ -230,17 +259,20 @@ def is_function(name: str) -> bool:
     return row is None or row.attributes is LinearAttrs
 
 
+@_decoding
 def layout_of(provenance: Provenance) -> tuple[bool, bool] | None:
     """Returns whether operands and results are carried channels-last; None where as in the file."""
     found = provenance.more.get("layout")
     return None if found is None else (bool(found[0]), bool(found[1]))
 
 
+@_decoding
 def ranks_of(provenance: Provenance) -> dict[int, int]:
     """Returns the ranks of constant operands in the file, by index."""
     return {int(i): rank for i, rank in provenance.more.get("ranks", {}).items()}
 
 
+@_decoding
 def may_be_operand(provenance: Provenance, index: int, *, constant: bool) -> bool:
     """True where operand ``index`` of the node is a quantized constant as much as ``constant``."""
     return (index in provenance.more.get("stored", ())) == constant
@@ -256,18 +288,21 @@ def tells_params(provenance: Provenance, index: int) -> bool:
     return index < len(provenance.more.get("params", ()))
 
 
+@_decoding
 def moved_params(provenance: Provenance, index: int) -> QuantParams | None:
     """Returns the parameters of a mover's result; None where it has none."""
     record = provenance.more["params"][index]
     return None if record is None else _read_params(record)
 
 
+@_decoding
 def folded_params(provenance: Provenance, index: int) -> QuantParams | None:
     """Returns the parameters of a constant operand that hosts get as real numbers."""
     record = provenance.more.get("folded", {}).get(str(index))
     return None if record is None else _read_params(record)
 
 
+@_decoding
 def function_of(
     provenance: Provenance,
 ) -> tuple[QuantParams, QuantParams, list[NDArray[Any]]] | None:
@@ -278,6 +313,7 @@ def function_of(
     return _read_params(provenance.more["source"]), _read_params(provenance.more["result"]), scalars
 
 
+@_decoding
 def constants_of(provenance: Provenance) -> dict[int, NDArray[Any]] | None:
     """Returns the constant operands of a foreign node that its span carries; None without any."""
     if "constants" not in provenance.more:
@@ -332,11 +368,13 @@ def _read_params(record: list[Any]) -> QuantParams:
     )  # fmt: skip
 
 
+@_decoding
 def dtype_of(name: str) -> DType:
     """Returns the element type of a name in a claim."""
     return _DTYPES[name]
 
 
+@_decoding
 def element(text: str) -> tuple[DType, DType, DType]:
     """Returns storage, expressed and scale type of an element type in a claim."""
     storage, *rest = (_DTYPES[part] for part in text.split(":"))

@@ -14,8 +14,9 @@ import tvm
 from tvm import relax
 
 import qdqbridge as qb
-from qdqbridge.errors import UnsupportedModelError
+from qdqbridge.errors import InvalidModelError, UnsupportedModelError
 from qdqbridge.graph.graph import Value
+from qdqbridge.qnn.origin import provenance_of
 from qdqbridge.qnn.read import Call, Reading
 from qdqbridge.qnn.read.call import Result
 from qdqbridge.relax.dialect import tensor_type
@@ -91,3 +92,18 @@ def test_another_number_of_arguments_is_refused(name: str, count: int) -> None:
         assert isinstance(value, Value)
         assert value.producer is not None
         assert f"{given} arguments" in reading.whys[value.producer]
+
+
+def test_a_record_of_another_form_is_refused() -> None:
+    with pytest.raises(InvalidModelError, match="damaged"):
+        provenance_of('qdqbridge:{"op":"Relu","attributes":{"nothing":1}}')
+
+
+def test_operands_and_attributes_of_a_call_are_typed() -> None:
+    call = Call("concatenate", (), {"axis": "x", "pads": 1.5}, ())
+    with pytest.raises(InvalidModelError, match="lacks operand 0"):
+        _ = call.args[0]
+    with pytest.raises(InvalidModelError, match="'axis' of concatenate is no integer"):
+        call.integer("axis")
+    with pytest.raises(InvalidModelError, match="no list of integers"):
+        call.ints("pads")

@@ -111,6 +111,14 @@ def _accumulator(
             why=f"they are {x.type.dtype} and {w.type.dtype}",
             fix="give scales and zero points that fit the operands",
         )
+    sizes = {s for s in (x.quant.params.scale.size, w.quant.params.scale.size) if s != 1}
+    if len(sizes) > 1:
+        raise InvalidModelError(
+            f"{call.op} of operands with {' and '.join(map(str, sorted(sizes)))} scales",
+            where=f"{call.where}, '{call.name}'",
+            why="one operand has a scale of its own per channel at most, or both equally many",
+            fix="give scales and zero points that fit the operands",
+        )
     alpha = np.float32(attributes.alpha if isinstance(attributes, GemmAttrs) else 1)
     left = np.asarray(alpha * x.quant.params.scale.astype(np.float32), np.float32)
     scale = np.asarray(left * w.quant.params.scale.astype(np.float32), np.float32)

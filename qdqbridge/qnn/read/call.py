@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.errors import InvalidModelError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.operator import Attributes, Operator
@@ -64,6 +65,31 @@ class UnroundedProduct:
         return self.x.quant.params, self.w.quant.params
 
 
+class CallOperands(tuple["Entry", ...]):
+    """The operands of a call; one that the call lacks is refused by its number."""
+
+    __slots__ = ()
+
+    @overload
+    def __getitem__(self, index: SupportsIndex, /) -> Entry: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> tuple[Entry, ...]: ...
+    def __getitem__(self, index: SupportsIndex | slice, /) -> Any:
+        """Returns an operand.
+
+        Raises:
+            InvalidModelError: The call has fewer.
+        """
+        try:
+            return super().__getitem__(index)
+        except IndexError as error:
+            raise InvalidModelError(
+                f"the call lacks operand {index}",
+                why=f"it has {len(self)}",
+                fix="save the module anew",
+            ) from error
+
+
 Entry: TypeAlias = "Value | UnroundedProduct | Sequence[Entry]"
 """What an expression of the host stands for; a tuple is a sequence of entries."""
 
@@ -91,6 +117,9 @@ class Call:
     name: str = ""
     where: str = field(default="")
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "args", CallOperands(self.args))
+
     @property
     def result(self) -> Result:
         """Type of the first result."""
@@ -103,10 +132,37 @@ class Call:
 
     def ints(self, name: str, count: int = 0) -> tuple[int, ...]:
         """Returns an attribute of integers; one number stands for ``count`` equal ones."""
-        value = self.attrs[name]
+        value = self.attrs.get(name)
         if isinstance(value, int):
             return (value,) * max(count, 1)
-        return tuple(int(item) for item in value)
+        if not isinstance(value, tuple) or not all(isinstance(item, int) for item in value):  # pyright: ignore[reportUnknownVariableType]
+            raise InvalidModelError(
+                f"the attribute '{name}' of {self.op} is no list of integers",
+                where=self.where,
+                why=f"it is {value!r:.100}",
+                fix="save the module anew",
+            )
+        return value  # pyright: ignore[reportUnknownVariableType]
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """Returns an attribute that is an integer.
+
+        Args:
+            name: Its name.
+            default: What stands for an attribute that the call has not; None where it must have it.
+
+        Raises:
+            InvalidModelError: It is missing, or something else.
+        """
+        value = self.attrs.get(name, default)
+        if isinstance(value, int):
+            return int(value)
+        raise InvalidModelError(
+            f"the attribute '{name}' of {self.op} is no integer",
+            where=self.where,
+            why=f"it is {value!r:.100}",
+            fix="save the module anew",
+        )
 
     def get(self, name: str, default: Any = None) -> Any:
         """Returns an attribute, or ``default`` where the call has none of that name."""

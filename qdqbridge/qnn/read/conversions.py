@@ -24,7 +24,7 @@ from qdqbridge.qnn.read.reading import Reading, tensor
 
 def quantize(reading: Reading, call: Call) -> Value:
     """``qnn.quantize(data, scale, zero_point)``."""
-    axis = int(call.get("axis", -1))
+    axis = call.integer("axis", -1)
     params = parameters.result(reading, call, 1, 2, axis=axis)
     type_ = QuantType(params, call.result.shape)
     data = reading.plain(call.args[0])
@@ -61,7 +61,7 @@ def dequantize(reading: Reading, call: Call) -> Value:
     """``qnn.dequantize(data, scale, zero_point)``, of a product too."""
     if isinstance(call.args[0], UnroundedProduct):
         return accumulate.real(reading, call.args[0], call)
-    axis = int(call.get("axis", -1))
+    axis = call.integer("axis", -1)
     position = _position(call, call.args[0])
     data = parameters.operand(reading, call, 0, 1, 2, axis=axis, position=position)
     return reading.node(DEQUANTIZE, NO_ATTRIBUTES, [data], tensor(call), call)
@@ -87,7 +87,7 @@ def _minifloat(reading: Reading, call: Call) -> QuantParams:
     if storage is None or not storage.is_small_float:
         raise reading.refused(f"its format is {name!r}")
     saturate = bool(call.get("saturate", True))
-    zero, axis = np.zeros((), np.int32), int(call.get("axis", -1))
+    zero, axis = np.zeros((), np.int32), call.integer("axis", -1)
     if scale.size == 1:
         return QuantParams(storage, scale.reshape(()), zero, saturate=saturate)
     if axis < 0:
@@ -99,7 +99,7 @@ def requantize(reading: Reading, call: Call) -> Value:
     """``qnn.requantize(data, s_in, z_in, s_out, z_out)``, of a product too."""
     if isinstance(call.args[0], UnroundedProduct):
         return accumulate.rounded(reading, call.args[0], call)
-    data = parameters.operand(reading, call, 0, 1, 2, axis=int(call.get("axis", -1)))
+    data = parameters.operand(reading, call, 0, 1, 2, axis=call.integer("axis", -1))
     params = parameters.result(reading, call, 3, 4)
     provenance = call.provenance
     single = (

@@ -75,7 +75,7 @@ def bias_add(reading: Reading, call: Call) -> Entry:
     """``nn.bias_add(data, bias, axis)``."""
     data, bias = call.args
     rank = len(call.result.shape or ())
-    axis = int(call.get("axis", 1)) % max(rank, 1)
+    axis = call.integer("axis", 1) % max(rank, 1)
     if isinstance(data, UnroundedProduct):
         return accumulate.with_bias(reading, data, reading.value(bias), axis)
     return made(reading, call, "Add", NO_ATTRIBUTES, [
@@ -232,7 +232,7 @@ def instance_norm(reading: Reading, call: Call) -> Value:
 def group_norm(reading: Reading, call: Call) -> Value:
     """``nn.group_norm(x, gamma, beta, num_groups)`` with the channels on axis 1."""
     operands = [reading.plain(entry) for entry in call.args]
-    attributes = GroupNormAttrs(int(call.attrs["num_groups"]), _number(call, "epsilon"))
+    attributes = GroupNormAttrs(call.integer("num_groups"), _number(call, "epsilon"))
     return made(reading, call, "GroupNormalization", attributes, operands)
 
 
@@ -244,7 +244,7 @@ def batch_norm(reading: Reading, call: Call) -> list[Value]:
     gamma = gamma if call.get("scale", True) else _filled_like(reading, gamma, 1)
     beta = beta if call.get("center", True) else _filled_like(reading, beta, 0)
     rank = max(x.rank or 0, 1)
-    axis = int(call.get("axis", 1)) % rank
+    axis = call.integer("axis", 1) % rank
     if axis not in (1, rank - 1):
         raise reading.refused(f"its channels are on axis {axis} of {rank}")
     layout = "" if axis == 1 else "N" + "DHW"[5 - rank :] + "C"

@@ -81,7 +81,7 @@ def repeat(reading: Reading, call: Call) -> Value:
     data = reading.value(call.args[0])
     if data.constant is None:
         return reading.unread(call, "it repeats elements of what is no constant")[0]
-    count, axis = int(call.attrs["repeats"]), int(call.attrs["axis"])
+    count, axis = call.integer("repeats"), call.integer("axis")
     value = reading.constant(np.repeat(data.constant.numpy(), count, axis))
     reading.memory["repeated", value] = (data, axis, count)
     return value
@@ -149,7 +149,7 @@ def _within(reading: Reading, call: Call, data: Value, index: Value, axis: int) 
 def split(reading: Reading, call: Call) -> list[Value]:
     """``split(x, indices_or_sections, axis)``."""
     data = per_tensor(reading, call.args[0])
-    axis = int(call.get("axis", 0)) % max(data.rank or 0, 1)
+    axis = call.integer("axis", 0) % max(data.rank or 0, 1)
     sizes = [None if r.shape is None else r.shape[axis] for r in call.results]
     if any(not isinstance(size, int) for size in sizes):
         raise reading.refused("the extents of its parts are unknown")

@@ -56,8 +56,8 @@ def weight_first(
         if sorted(layout) != sorted(letters):
             raise reading.refused(f"its kernel has layout {layout}")
         weight = transposed(reading, weight, tuple(layout.index(letter) for letter in letters))
-    groups, shape = int(call.get("groups", 1)), data.type.shape
-    if not transpose and shape is not None and shape[1] == groups:
+    groups, shape = call.integer("groups", 1), data.type.shape
+    if not transpose and shape is not None and len(shape) > 1 and shape[1] == groups:
         weight = _depthwise(weight, groups)
     return replace(call, args=(call.args[0], weight, *call.args[2:])), axis
 

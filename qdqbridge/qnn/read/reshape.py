@@ -235,8 +235,8 @@ def expand_dims(reading: Reading, call: Call) -> Value:
     rank = len(call.result.shape or ())
     axes = call.ints("axis")
     if "num_newaxis" in call.attrs:
-        first = axes[0] if axes[0] >= 0 else axes[0] + rank - int(call.attrs["num_newaxis"]) + 1
-        axes = tuple(range(first, first + int(call.attrs["num_newaxis"])))
+        first = axes[0] if axes[0] >= 0 else axes[0] + rank - call.integer("num_newaxis") + 1
+        axes = tuple(range(first, first + call.integer("num_newaxis")))
     data, shape = reading.value(call.args[0]), static_shape(call.results[0].shape)
     if data.constant is not None and data.quant is None and shape is not None:
         if math.prod(shape) != data.constant.size:

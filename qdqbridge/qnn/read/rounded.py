@@ -122,7 +122,7 @@ def concatenate(reading: Reading, call: Call) -> Value:
     for position, (entry, scale, zero) in enumerate(zip(data, scales, zeros, strict=True)):
         single = Call(call.op, (entry, scale, zero), call.attrs, call.results, call.provenance)
         parts.append(parameters.operand(reading, single, 0, 1, 2, position=position))
-    attributes = AxisAttrs(int(call.attrs["axis"]) % max(parts[0].rank or 0, 1))
+    attributes = AxisAttrs(call.integer("axis") % max(parts[0].rank or 0, 1))
     return _result(reading, call, "Concat", attributes, parts, 3)
 
 

@@ -82,8 +82,7 @@ class ReadSite:
 
     def integer(self, name: str, default: int = 0) -> int:
         """Returns an attribute that is an integer."""
-        value = self.call.attrs.get(name)
-        return default if value is None else int(value)
+        return default if self.call.get(name) is None else self.call.integer(name)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
         """Returns an attribute that is true or false."""

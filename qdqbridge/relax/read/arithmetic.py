@@ -144,7 +144,7 @@ _SAME_AS_X = 20.0
 def prelu(reading: Reading, call: Call) -> Value:
     """``nn.prelu(x, slope, axis)``: a slope per channel, or one."""
     x, slope = (reading.plain(entry) for entry in call.args)
-    rank, axis = x.rank or 0, int(call.get("axis", 1)) % max(x.rank or 0, 1)
+    rank, axis = x.rank or 0, call.integer("axis", 1) % max(x.rank or 0, 1)
     trailing = rank - 1 - axis
     shape = slope.type.shape or ()
     if trailing and shape != (1,):

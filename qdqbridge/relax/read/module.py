@@ -142,12 +142,19 @@ class FunctionReader:
         return self.reading.finish(inputs, outputs, names)
 
     def _need_no_params(self, attrs: Any, index: int, variable: Any) -> None:
-        count = None if attrs is None else attrs.get("num_input")
-        if count is not None and index >= int(count):
+        count = None if attrs is None else plain(attrs.get("num_input"))
+        if count is not None and not isinstance(count, int):
+            raise InvalidModelError(
+                "the function's attribute num_input is no number",
+                where=self.where,
+                why=f"it is {count!r:.100}",
+                fix="correct it, or remove it",
+            )
+        if count is not None and index >= count:
             raise UnsupportedModelError(
                 f"the parameter '{variable.name}' has no value",
                 where=self.where,
-                why=f"the function takes {int(count)} inputs; the parameters after them are kept "
+                why=f"the function takes {count} inputs; the parameters after them are kept "
                 "apart from the module",
                 fix="give params, the arrays that came with the module",
             )
@@ -226,7 +233,15 @@ class FunctionReader:
 
     def _constant(self, expr: Any) -> Value:
         if expr not in self.constants:
-            self.constants[expr] = self.reading.constant(_array(expr.value))
+            array = _array(expr.value)
+            if array.dtype.kind in "OSU":
+                raise InvalidModelError(
+                    "a constant is no tensor of numbers",
+                    where=self.where,
+                    why=f"it holds {str(array)[:100]!r}",
+                    fix="save the module anew",
+                )
+            self.constants[expr] = self.reading.constant(array)
         return self.constants[expr]
 
     # ---- branches -----------------------------------------------------------------------------

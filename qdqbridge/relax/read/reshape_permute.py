@@ -40,20 +40,20 @@ def batch_flatten(reading: Reading, call: Call) -> Value:
 
 def pixel_shuffle(reading: Reading, call: Call) -> Value:
     """``nn.pixel_shuffle(x, upscale_factor)``: ONNX's DepthToSpace in CRD mode."""
-    attributes = DepthSpaceAttrs(int(call.attrs["upscale_factor"]), "CRD")
+    attributes = DepthSpaceAttrs(call.integer("upscale_factor"), "CRD")
     return moved(reading, call, "DepthToSpace", attributes)
 
 
 def flip(reading: Reading, call: Call) -> Value:
     """``flip(x, axis)``."""
-    axis = int(call.attrs["axis"]) % max(reading.value(call.args[0]).rank or 0, 1)
+    axis = call.integer("axis") % max(reading.value(call.args[0]).rank or 0, 1)
     return moved(reading, call, "Slice", SliceAttrs((-1,), (-_END,), (axis,), (-1,)))
 
 
 def stack(reading: Reading, call: Call) -> Value:
     """``stack((x…), axis)``."""
     rank = len(call.result.shape or ())
-    axis = int(call.get("axis", 0)) % max(rank, 1)
+    axis = call.integer("axis", 0) % max(rank, 1)
     operands = [reading.plain(entry) for entry in flat([call.args[0]])]
     parts = [_unsqueezed(reading, value, axis) for value in operands]
     stacked = reading.node("Concat", AxisAttrs(axis), parts, tensor(call), call)
@@ -110,7 +110,7 @@ def repeat(row: Row) -> Row:
         extent = shape[place]
         if not isinstance(extent, int):
             raise reading.refused("it repeats elements of an axis of unknown length")
-        picks = np.repeat(np.arange(extent, dtype=np.int64), int(call.attrs["repeats"]))
+        picks = np.repeat(np.arange(extent, dtype=np.int64), call.integer("repeats"))
         return moved(reading, call, "Gather", AxisAttrs(place), reading.constant(picks))
 
     return read
@@ -132,7 +132,7 @@ def argsort(reading: Reading, call: Call) -> Value:
 def _ordered(reading: Reading, call: Call) -> list[Value]:
     x = reading.plain(call.args[0])
     shape = x.type.shape or ()
-    axis = int(call.get("axis", -1)) % max(len(shape), 1)
+    axis = call.integer("axis", -1) % max(len(shape), 1)
     extent = shape[axis] if shape else None
     if not isinstance(extent, int):
         raise reading.refused("it sorts an axis of unknown length")

@@ -79,7 +79,7 @@ def extreme_index(op_type: str) -> Row:
         x = reading.plain(call.args[0])
         if call.get("axis") is None:
             raise reading.refused("it looks along all axes at once")
-        axis = int(call.attrs["axis"]) % max(x.rank or 0, 1)
+        axis = call.integer("axis") % max(x.rank or 0, 1)
         kept = int(bool(call.get("keepdims", False)))
         index = TensorType(DType.INT64, call.result.shape)
         return standard(reading, op_type, [x], [index], call, axis=axis, keepdims=kept)[0]
@@ -94,7 +94,7 @@ def cumulated(reading: Reading, call: Call) -> Value:
         raise reading.refused("it sums over the flattened tensor")
     if x.type.dtype is not call.dtype:
         x = _cast(reading, x, call.dtype)
-    axis = reading.constant(np.asarray(int(call.attrs["axis"]) % max(x.rank or 0, 1), np.int64))
+    axis = reading.constant(np.asarray(call.integer("axis") % max(x.rank or 0, 1), np.int64))
     exclusive = int(bool(call.get("exclusive", False)))
     return standard(reading, "CumSum", [x, axis], [tensor(call)], call, exclusive=exclusive)[0]
 
@@ -136,11 +136,11 @@ def shifted(direction: str) -> Row:
 def largest(reading: Reading, call: Call) -> list[Value]:
     """``topk(x, k, axis, ret_type, largest)``."""
     x = reading.plain(call.args[0])
-    kind, k = str(call.get("ret_type", "both")), int(call.attrs["k"])
+    kind, k = str(call.get("ret_type", "both")), call.integer("k")
     count = reading.constant(np.asarray([k], np.int64))
     shape = call.results[0].shape
     types = [TensorType(x.type.dtype, shape), TensorType(DType.INT64, shape)]
-    axis = int(call.get("axis", -1)) % max(x.rank or 0, 1)
+    axis = call.integer("axis", -1) % max(x.rank or 0, 1)
     big = int(bool(call.get("largest", True)))
     found = standard(reading, "TopK", [x, count], types, call, axis=axis, largest=big)
     values, index = found[0], _index(reading, found[1], call.results[-1].dtype)
@@ -158,7 +158,7 @@ def along(op_type: str) -> Row:
 
     def read(reading: Reading, call: Call) -> Value:
         operands = [reading.plain(entry) for entry in call.args]
-        more: dict[str, Attribute] = {"axis": int(call.get("axis", 0)) % (operands[0].rank or 1)}
+        more: dict[str, Attribute] = {"axis": call.integer("axis", 0) % (operands[0].rank or 1)}
         return _scattered(reading, call, op_type, operands, more)
 
     return read
@@ -203,7 +203,7 @@ def triangle(*, upper: bool) -> Row:
 
     def read(reading: Reading, call: Call) -> Value:
         x = reading.plain(call.args[0])
-        offset = reading.constant(np.asarray(int(call.get("k", 0)), np.int64))
+        offset = reading.constant(np.asarray(call.integer("k", 0), np.int64))
         return standard(reading, "Trilu", [x, offset], [tensor(call)], call, upper=int(upper))[0]
 
     return read
@@ -216,8 +216,8 @@ def one_hot(reading: Reading, call: Call) -> Value:
         index = _cast(reading, index, DType.INT64)
     numbers = [float(call.attrs["off_value"]), float(call.attrs["on_value"])]
     values = reading.constant(np.asarray(numbers, call.dtype.numpy))
-    depth = reading.constant(np.asarray(int(call.attrs["depth"]), np.int64))
-    axis = int(call.get("axis", -1))
+    depth = reading.constant(np.asarray(call.integer("depth"), np.int64))
+    axis = call.integer("axis", -1)
     return standard(reading, "OneHot", [index, depth, values], [tensor(call)], call, axis=axis)[0]
 
 
