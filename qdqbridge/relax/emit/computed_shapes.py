@@ -71,7 +71,7 @@ def _target(scope: RelaxScope, node: Node) -> tuple[Expr, int]:
     """Returns operand 1 and the number of its elements."""
     target = scope.value(node.operand(1))
     shape = target.ty.shape
-    if shape is None or not isinstance(shape.values[0], int | tirx.IntImm):
+    if shape is None or not shape.values or not isinstance(shape.values[0], int | tirx.IntImm):
         raise unsupported(node, "the rank of its result is known at run time only")
     return target, int(shape.values[0])
 
