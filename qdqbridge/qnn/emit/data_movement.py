@@ -50,7 +50,9 @@ def _flatten(scope: EmissionScope, node: Node, x: Expr) -> Expr:
     have, axis = scope.extents(x), node.record(AxisAttrs).axis
     lead = int(np.prod(have[:axis])) if all(isinstance(d, int) for d in have[:axis]) else None
     tail = int(np.prod(have[axis:])) if all(isinstance(d, int) for d in have[axis:]) else None
-    if lead is not None:
+    if 0 in (lead, tail) and None in (lead, tail):
+        raise unsupported(node, "its extents beside one of 0 are symbolic")
+    if lead is not None and not (lead == 0 and tail):  # of (0, -1) nobody could tell the -1
         return scope.op.reshape(x, (lead, -1))
     if tail is not None:
         return scope.op.reshape(x, (-1, tail))

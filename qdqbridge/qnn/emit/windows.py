@@ -9,7 +9,7 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.graph.lenses import call_attributes
 from qdqbridge.graph.operator import Attributes, Flow
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, PoolAttrs, ReduceAttrs
-from qdqbridge.ops.reduction import reduction_of
+from qdqbridge.ops.reduction import REDUCE_SUM, reduction_of
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr, unsupported
 
 Emit = Callable[[EmissionScope, Node, list[Expr]], Expr]
@@ -107,7 +107,9 @@ def _counted_pool(
 
 def reduction(scope: EmissionScope, node: Node, x: Expr) -> Expr:
     """Emits the host's reduction, of the spatial axes for a global pool."""
-    found = reduction_of(node, scope.spatial(node, scope.rank(x)))
+    found, have = reduction_of(node, scope.spatial(node, scope.rank(x))), scope.extents(x)
+    if node.op is not REDUCE_SUM and any(have[axis] == 0 for axis in found.axes):
+        raise unsupported(node, "it reduces no elements, and TVM leaves such a result unset")
     return scope.function(node.op.tvm)(x, list(found.axes), found.keepdims)
 
 

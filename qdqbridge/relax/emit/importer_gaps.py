@@ -89,11 +89,38 @@ def _indexed_extents(node: Node) -> tuple[int, ...] | None:
 
 
 def _indexing(node: Node, attributes: ForeignAttrs) -> str | None:
-    del attributes
     extents = _indexed_extents(node)
     if not extents or 0 in extents:
         return "it reads and writes wherever indices of an open or empty extent say"
+    if not _within(node, attributes):
+        return (
+            "it reads and writes behind the data, whose extents are not known to hold the indices"
+        )
     return None
+
+
+def _within(node: Node, attributes: ForeignAttrs) -> bool:
+    """True where the shapes of indices and updates are known to fit the data's, as ONNX demands."""
+    data, indices, *updates = (node.operand(i).type.shape for i in range(len(node.inputs)))
+    given = attributes.node.integers()
+    if data is None or indices is None or None in updates:
+        return False
+    if attributes.op_type.endswith("ND"):
+        batch, deep = given.get("batch_dims", 0), indices[-1]
+        if not isinstance(deep, int) or indices[:batch] != data[:batch]:
+            return False
+        return all(shape == indices[:-1] + data[deep:] for shape in updates)
+    axis = given.get("axis", 0) % len(data)
+    return (
+        len(indices) == len(data)
+        and all(shape == indices for shape in updates)
+        and all(
+            i == axis
+            or mine == there
+            or (isinstance(mine, int) and isinstance(there, int) and mine < there)
+            for i, (mine, there) in enumerate(zip(indices, data, strict=True))
+        )
+    )
 
 
 def _top_k(model: Any) -> None:
@@ -160,6 +187,14 @@ def _element_reduction(node: Node, attributes: ForeignAttrs) -> str | None:
     return "without axes it leaves out what happens to each element"
 
 
+def _reduction(node: Node, attributes: ForeignAttrs) -> str | None:
+    del attributes
+    data, result = node.operand(0).type.shape, node.outputs[0].type.shape
+    if data is None or 0 not in data or (result is not None and 0 in result):
+        return None
+    return "it leaves the result of no elements as the memory was"
+
+
 def _suppression(node: Node, attributes: ForeignAttrs) -> str | None:
     del attributes
     limit = node.inputs[_SCORE_THRESHOLD] if len(node.inputs) > _SCORE_THRESHOLD else None
@@ -176,6 +211,9 @@ _GAPS: Mapping[str, Callable[[Node, ForeignAttrs], str | None]] = {
     "Resize": _resize,
     "Unique": _unique,
     **dict.fromkeys(_INDEXED, _indexing),
+    **dict.fromkeys(
+        ("ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd"), _reduction
+    ),
     **dict.fromkeys(
         ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceSumSquare"), _element_reduction
     ),
