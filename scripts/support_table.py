@@ -22,6 +22,7 @@ from tvm import ir, relax  # noqa: F401 (registers the operators)
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from qdqbridge.graph.operator import Operator
+from qdqbridge.ops.table import OPERATORS
 from qdqbridge.relax.read.calls import _NAMES
 from qdqbridge.relax.read.table import ROWS
 from scripts.generated_page import main
@@ -45,6 +46,8 @@ _REASONS: tuple[tuple[str, str], ...] = (
     (r"atan2|cumprod|median|bucketize|multinomial", "no ONNX operator computes the same"),
 )
 _ELSE = "no row yet"
+_FOLLOWED = ("qdqbridge.ops.", "qdqbridge.qnn.read.layout")
+"""Modules beside a row's own whose functions make nodes for it."""
 
 Row = Callable[..., Any]
 
@@ -58,7 +61,16 @@ def operators() -> list[str]:
 def becomes(name: str) -> list[str] | None:
     """Returns the ONNX operators that an operator can become, None where it has no row."""
     row = ROWS.get(_NAMES.get(name, name))
-    return None if row is None else list(dict.fromkeys(_named(row, set(), 2)))
+    return None if row is None else list(dict.fromkeys([*_named(row, set(), 2), *_ended_by(name)]))
+
+
+def _ended_by(name: str) -> Iterator[str]:
+    """Yields the operators that hosts and frontends write out with this one as the last step."""
+    steps = {row.name for row in OPERATORS if row.tvm == name}
+    for row in OPERATORS:
+        if any(form.pattern[0] in steps for form in row.forms):
+            yield row.name
+
 
 
 def _named(part: Any, seen: set[int], depth: int) -> Iterator[str]:
@@ -87,7 +99,7 @@ def _of_function(function: Any, seen: set[int], depth: int) -> Iterator[str]:
         return
     for name in _globals(function.__code__):
         known = function.__globals__.get(name)
-        near = getattr(known, "__module__", None) == function.__module__
+        near = str(getattr(known, "__module__", "")).startswith((function.__module__, *_FOLLOWED))
         if isinstance(known, Operator) or (inspect.isfunction(known) and near):
             yield from _named(known, seen, depth - 1)
 

@@ -30,7 +30,8 @@ def test_the_table_is_current() -> None:
 
 def test_rows_say_what_they_become() -> None:
     module = script()
-    assert module.becomes("nn.max_pool2d") == ["MaxPool"]
+    assert module.becomes("nn.max_pool2d") == ["MaxPool", "Transpose"]
+    assert {"Mul", "HardSwish", "Mish"} < set(module.becomes("multiply"))
     assert module.becomes("cumprod") is None
     assert "MatMul" in module.becomes("nn.attention")
     assert module.reason("ccl.allreduce") == "several devices; ONNX has one"
