@@ -72,7 +72,6 @@ def _ended_by(name: str) -> Iterator[str]:
             yield row.name
 
 
-
 def _named(part: Any, seen: set[int], depth: int) -> Iterator[str]:
     """Yields ONNX operators named in a function, in what it encloses and in what it calls."""
     if id(part) in seen:

@@ -52,9 +52,20 @@ def _divide(a: Array, b: Array) -> Array:
 def _power(a: Array, b: Array) -> Array:
     """Returns ``a ** b`` in the dtype of ``a``: float64 inside, one rounding.
 
-    Integers likewise, as onnxruntime has them: exact up to 2^53, and 3 ** -1 is 0.
+    Integers are raised to integers exactly, modulo what their type holds.
     """
+    if a.dtype.kind in "iu" and b.dtype.kind in "iu":
+        return _integer_power(a, b)
     return np.asarray(np.power(a.astype(np.float64), b.astype(np.float64))).astype(a.dtype)
+
+
+def _integer_power(a: Array, b: Array) -> Array:
+    """A negative exponent leaves what is left of 1 / a ** -b: 0 but for 1 and -1."""
+    wrapped = a.astype(np.uint64)  # two's complement: its products are those of every integer type
+    raised = np.power(wrapped, np.where(b < 0, 0, b).astype(np.uint64)).astype(a.dtype)
+    unit = np.where(b % 2 == 0, 1, a)
+    cut = np.where((a == 1) | (a == -1), unit, 0)
+    return np.where(b < 0, cut, raised).astype(a.dtype)
 
 
 def _prelu(x: Array, slope: Array) -> Array:
@@ -215,9 +226,11 @@ MAX = binary(
 )
 _POW = binary("Pow", _power, "f32(f64(a) ** f64(b))", qnn="power")
 POW = replace(
-    _POW, numerics=_POW.numerics + " Integers go through float64 too, as in onnxruntime: powers "
-    "are exact up to 2^53, those of negative exponents are cut to integers, and one that the type "
-    "does not hold is what the processor makes of it.",
+    _POW, numerics=_POW.numerics + " Integers raised to integers are exact, modulo what their type "
+    "holds, and those of negative exponents are cut towards zero; 0 ** -1, which is no number, is "
+    "0. onnxruntime goes through float64: its powers beyond 2^53 are rounded, and those "
+    "that the type does not hold are what the processor makes of them. An integer raised to a "
+    "float goes through float64 here too. Relay goes through float64.",
 )  # fmt: skip
 PRELU = binary(
     "PRelu", _prelu, "a * b where a < 0, else a", check=_check_prelu,

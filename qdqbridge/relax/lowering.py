@@ -12,11 +12,13 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from qdqbridge.relax.integer_power import integer_power
 from qdqbridge.relax.nonfinite import NONFINITE
 from qdqbridge.relax.tiling import untiled
 
 _ROWS: Mapping[str, Callable[[relax.BlockBuilder, ir.Call], relax.Expr | None]] = {
     "relax.tile": untiled,
+    "relax.power": integer_power,
     **NONFINITE,
 }
 

@@ -259,15 +259,41 @@ def test_a_norm_broadcasts_its_scale() -> None:
 @pytest.mark.parametrize("exponent", [np.int32, np.int64, np.float32])
 @pytest.mark.parametrize("base", [np.int32, np.int64])
 def test_powers_of_integers(base: type[np.integer[Any]], exponent: type[np.number[Any]]) -> None:
-    """Through float64, as onnxruntime: inexact beyond 2^53, and 3 ** -1 is 0."""
+    """Exact where onnxruntime's float64 is, and 3 ** -1 is 0."""
     m = Model(opset=15)
-    x = X(np.array([3, -3, 7, 3, -1, 0, 5], base))
-    by = X(np.array([15, 19, -1, 39, 100, 0, 26], exponent))
-    m.add("Pow", [x, by], dtype=6 if base is np.int32 else 7, label="Pow exact of integers")
+    powers = [(3, 15), (-3, 19), (7, 1), (-1, 100), (0, 1), (5, 0), (-2, 31), (1, 7)]
+    powers += [(7, -1), (1, -3), (-1, -3), (-1, -2), (-2, -1)]
+    x, by = (np.array(numbers) for numbers in zip(*powers, strict=True))
+    pair = [X(x.astype(base)), X(by.astype(exponent))]
+    m.add("Pow", pair, dtype=6 if base is np.int32 else 7, label="Pow exact of integers")
     graph, found = load(m.proto()), qb.compile(load(m.proto())).run(m.inputs)
     for name, ours in qb.evaluate(graph, m.inputs).items():
         np.testing.assert_array_equal(ours, found[name])
     close(m, ulps=0)
+
+
+@pytest.mark.parametrize("exponent", [np.int8, np.uint8, np.int32, np.int64])
+@pytest.mark.parametrize("base", [np.int32, np.int64])
+def test_powers_beyond_float64_are_exact(
+    base: type[np.integer[Any]], exponent: type[np.integer[Any]]
+) -> None:
+    """What Python's integers give, modulo what the type holds; broadcast, and read back."""
+    bases, exponents = [3, -3, 7, 10, 2, -2, 12345], [39, 38, 22, 18, 62, 63, 4, 33, 100]
+    m = Model(opset=15)
+    column = X(np.array(bases, base)[:, None])
+    m.add("Pow", [column, X(np.array(exponents, exponent))], dtype=6 if base is np.int32 else 7)
+    graph = load(m.proto())
+    bits = np.iinfo(base).bits
+    meant = [
+        [(b**e + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1) for e in exponents] for b in bases
+    ]
+    (ours,), (found,) = (
+        qb.evaluate(graph, m.inputs).values(),
+        qb.compile(graph).run(m.inputs).values(),
+    )
+    np.testing.assert_array_equal(ours, np.array(meant, base))
+    np.testing.assert_array_equal(found, np.array(meant, base))
+    assert qb.from_relax(*qb.to_relax(graph)).digest == graph.digest
 
 
 @pytest.mark.parametrize("alpha", [-1.0, -0.5, 2.0])

@@ -34,7 +34,7 @@ from qdqbridge.ops.table import OPERATORS
 from qdqbridge.qnn.emit.data_movement import DATA_MOVEMENT
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.norms import FLOATING_NORMS
-from qdqbridge.qnn.emit.scope import EmissionScope, Expr
+from qdqbridge.qnn.emit.scope import EmissionScope, Expr, unsupported
 from qdqbridge.qnn.emit.simulated import FLOATING_SIMULATED
 from qdqbridge.qnn.emit.windows import FLOATING_WINDOWS
 
@@ -165,11 +165,18 @@ def _divide(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
 
 
 def _power(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    """The result has the base's type, whatever the exponent's; integers go through float64."""
-    del node
+    """The result has the base's type, whatever the exponent's.
+
+    Raises:
+        UnsupportedTargetError: The exponents are uint64, which no type of both operands holds.
+    """
     base, exponent = args
-    own = scope.dtype(base)
+    own, other = scope.dtype(base), scope.dtype(exponent)
     wide = own if "float" in own else "float64"
+    if "int" in own and "int" in other and scope.raises_integers:
+        if other == "uint64":
+            raise unsupported(node, "powers of integers take exponents up to 2^63 - 1")
+        wide = own if np.can_cast(other, own) else "int64"
     raised = scope.op.power(scope.cast(base, wide), scope.cast(exponent, wide))
     return raised if wide == own else scope.op.astype(scope.emit(raised), own)
 

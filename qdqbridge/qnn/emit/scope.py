@@ -39,6 +39,8 @@ class EmissionScope(ABC):
     """True where a convolution of one spatial axis is to be one of an image of height 1."""
     only_matrices = False
     """True where products take matrices and stacks of matrices only, the second one (N, K)."""
+    raises_integers = False
+    """True where ``power`` of integers is exact; elsewhere it goes through float64."""
 
     def __init__(
         self, variant: Variant = CANONICAL, channels_last: frozenset[Node] = frozenset()

@@ -42,6 +42,7 @@ class RelaxScope(EmissionScope):
     """
 
     op: Any = relax.op
+    raises_integers = True
 
     def __init__(
         self,
