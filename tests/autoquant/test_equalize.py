@@ -156,7 +156,8 @@ def test_both_sides_are_equal_afterwards(make):
         second = np.zeros_like(first)
         for end in link.reach.ends:
             np.maximum.at(second, end.channels, end.layer.peaks().max(axis=1).reshape(-1))
-        np.testing.assert_allclose(first, second, rtol=1e-4)
+        # Found in rounds, which end where no factor moves by more; and weights are float32.
+        np.testing.assert_allclose(first, second, rtol=1e-6)
 
 
 def test_a_triple_has_the_closed_form():
@@ -166,8 +167,9 @@ def test_a_triple_has_the_closed_form():
     r3 = found.links[1].reach.ends[0].layer.peaks().max(axis=1).reshape(-1)
     middle = np.cbrt(r1 * r2 * r3)
     first, second = factors(found).values()
-    np.testing.assert_allclose(first, r1 / middle, rtol=1e-5)
-    np.testing.assert_allclose(second, middle / r3, rtol=1e-5)
+    # The peaks are those of float32 weights, and the rounds that find the factors end.
+    np.testing.assert_allclose(first, r1 / middle, rtol=1e-6)
+    np.testing.assert_allclose(second, middle / r3, rtol=1e-6)
 
 
 @pytest.mark.parametrize("make", LINKED, ids=lambda make: make.__name__)
@@ -180,8 +182,9 @@ def test_sabotage_is_undone(make):
         known = {link: 10 ** rng.uniform(-2, 2, link.source.outputs) for link in found}
         broken = rescaled(graph, known)
         assert difference(*(evaluate(g, feeds(g), exact=True)[0] for g in (graph, broken))) < 1e-5
+        # Weights are rounded to float32 when they are broken, and again when they are mended.
         for a, b in zip(wanted, weights(equalized(broken, {})[0]), strict=True):
-            np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5 * np.abs(a).max())
+            np.testing.assert_allclose(b, a, rtol=1e-6, atol=1e-6 * np.abs(a).max())
 
 
 def weights(graph):

@@ -60,11 +60,13 @@ def test_errors_are_those_of_the_whole_tensors(made):
         value, real = by_name[layer.name]
         got = stored[value]
         got = got if value.quant is None else dequantize(got, value.quant.params)
-        assert layer.accumulated_db == pytest.approx(decibels(reals[real], got), abs=0.01)
+        # Tallies are of batches: sums of squares in another order, far below what is printed.
+        assert layer.accumulated_db == pytest.approx(decibels(reals[real], got), abs=1e-4)
     name = graph.output_names[0]
     wanted = evaluate(graph, samples.arrays)[0][name]
     assert found.outputs[0].name == name
-    assert found.outputs[0].sqnr_db == pytest.approx(decibels(wanted, outputs[name]), abs=0.01)
+    wanted_db = decibels(wanted, outputs[name])
+    assert found.outputs[0].sqnr_db == pytest.approx(wanted_db, abs=1e-4)  # as above
     assert found.top1 == np.mean(wanted.argmax(1) == outputs[name].argmax(1))
 
 
@@ -91,6 +93,7 @@ def test_a_layer_alone_is_fed_with_float_tensors_rounded_once(made):
                 stored.append(real if value.quant is None else quantize(real, value.quant.params))
         ours = evaluate_node(node, stored)[0]
         ours = ours if result.quant is None else dequantize(ours, result.quant.params)
+        # A tie of an operand, one ulp of its float apart, is rounded to the other side.
         assert layer.local_db == pytest.approx(decibels(reals[matched[result]], ours), abs=0.02)
         checked += 1
     assert checked >= 8
@@ -128,7 +131,7 @@ def test_samples_are_spread_over_all():
 
 
 def test_ratios_of_powers():
-    assert sqnr(100.0, 1.0) == pytest.approx(20.0)
+    assert sqnr(100.0, 1.0) == 20.0
     assert sqnr(1.0, 0.0) == math.inf and sqnr(0.0, 1.0) == -math.inf
     assert math.isnan(sqnr(0.0, 0.0)) and math.isnan(sqnr(math.nan, 1.0))
     assert sqnr(1e-320, 1e300) < -6000
@@ -141,7 +144,8 @@ def test_weight_errors_are_those_of_the_stored_weights(made):
         real = weight.value.constant.numpy()
         got = dequantize(quantize(real, params), params)
         assert row.name == weight.value.name and row.scales == params.scale.size
-        assert row.sqnr_db == pytest.approx(decibels(real, got), abs=1e-3)
+        # float64 sums in another order
+        assert row.sqnr_db == pytest.approx(decibels(real, got), abs=1e-9)
         assert row.largest >= 0
 
 
@@ -183,7 +187,8 @@ def test_tensors_have_the_histogram_and_the_range_that_was_chosen(made):
         if tensor.scale is not None:
             codes = np.array([0, 255], np.uint8)
             ends = dequantize(codes, values[tensor.name])
-            assert (tensor.low, tensor.high) == pytest.approx(tuple(ends), rel=1e-6)
+            # The record has the ends in float64, `dequantize` rounds them to float32.
+            assert (tensor.low, tensor.high) == pytest.approx(tuple(ends), rel=2**-23)
 
 
 def test_clipped_values_are_counted(made):
@@ -192,8 +197,9 @@ def test_clipped_values_are_counted(made):
     narrow = replace(params, scale=np.float32(1 / 255), zero_point=np.int32(0))
     decision = replace(made.decision, values={name: narrow})
     (tensor,) = tensors(decision, {name.name: TensorStats.of(values)})
-    assert tensor.clipped == pytest.approx(0.5, abs=0.01)  # all that is negative
-    assert (tensor.low, tensor.high) == pytest.approx((0.0, 1.0))
+    # All that is negative: 1000 of 2001 values.
+    assert tensor.clipped == pytest.approx(1000 / 2001)
+    assert (tensor.low, tensor.high) == (0.0, 255 * float(params.scale))
 
 
 def test_what_stays_float_is_told():

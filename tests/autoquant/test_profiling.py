@@ -80,15 +80,17 @@ def test_tvm_finds_what_onnxruntime_finds(name):
     theirs = profile(graph, data).by_name()
     for tensor, stats in ours.items():
         other = theirs[tensor]
-        near = 1e-5 * max(other.magnitude, 1e-2)
+        near = 1e-5 * max(other.magnitude, 1e-2)  # sums of float32 in another order
         assert stats.count == other.count
         assert abs(stats.minimum - other.minimum) <= near
         assert abs(stats.maximum - other.maximum) <= near
         assert stats.per_sample.samples == other.per_sample.samples
         if stats.channels is not None and other.channels is not None:
-            assert np.allclose(stats.channels.maximum, other.channels.maximum, atol=near)
+            apart = np.abs(stats.channels.maximum - other.channels.maximum)
+            assert apart.max() <= near
         exponent = max(stats.histogram.exponent, other.histogram.exponent)
         counts = [s.histogram.coarsened(exponent + 2).counts for s in (stats, other)]
+        # What is next to an edge may be counted on its other side.
         assert np.abs(counts[0] - counts[1]).sum() <= 0.005 * stats.count
 
 

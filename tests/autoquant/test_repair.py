@@ -71,6 +71,7 @@ def test_sabotage_is_repaired(name, least, width):
         assert after >= least and after > before + 15
         assert top1(found.graph) >= 96.5
         for a, b in zip(settled, weights(found.decision.plan.graph), strict=True):
+            # Rounded to float32 when they were sabotaged, and again when they were repaired.
             np.testing.assert_allclose(b, a, rtol=1e-5)
 
 

@@ -50,10 +50,11 @@ def test_the_ranking_is_that_of_brute_force(target):
         layers, key=lambda layer: -alone[layer].nmse
     )
     for entry in ranking.layers:
-        np.testing.assert_allclose(entry.alone.nmse, alone[entry.layer].nmse, rtol=1e-3)
+        # The simulation rounds float64 results, the graph exact sums: squares are a little apart.
+        np.testing.assert_allclose(entry.alone.nmse, alone[entry.layer].nmse, rtol=1e-4)
         assert entry.without is not None
         # A layer between two that are quantized gains nothing when its tensors stay rounded.
-        np.testing.assert_allclose(entry.without.nmse, without[entry.layer].nmse, rtol=0.02)
+        np.testing.assert_allclose(entry.without.nmse, without[entry.layer].nmse, rtol=1e-4)
     gains = ranking.by_gain()
     assert gains[0].without is not None
     assert gains[0].without.nmse == min(e.without.nmse for e in ranking.layers if e.without)

@@ -78,9 +78,9 @@ def test_the_function_stays_and_the_error_falls(make):
 
 def test_the_formula():
     x, w = np.array([8.0, 2.0, 0.0, 5.0]), np.array([2.0, 4.0, 1.0, 0.0])
-    np.testing.assert_allclose(smoothing(x, w, 0.5), [2.0, np.sqrt(0.5), 1, 1], rtol=1e-12)
-    np.testing.assert_allclose(smoothing(x, w, 1.0), [8, 2, 1, 1], rtol=1e-12)
-    np.testing.assert_allclose(smoothing(x, w, 0.0), [1 / 2, 1 / 4, 1, 1], rtol=1e-12)
+    np.testing.assert_array_equal(smoothing(x, w, 0.5), [2.0, np.sqrt(0.5), 1, 1])
+    np.testing.assert_array_equal(smoothing(x, w, 1.0), [8, 2, 1, 1])
+    np.testing.assert_array_equal(smoothing(x, w, 0.0), [1 / 2, 1 / 4, 1, 1])
     assert EXPONENTS[0] == 0 and EXPONENTS[-1] == 1 and len(EXPONENTS) == 11
 
 

@@ -54,9 +54,9 @@ def test_extremes_are_those_of_numpy():
     assert stats.channels is not None
     assert np.array_equal(stats.channels.maximum, samples.max(axis=(0, 2)))
     maxima = samples.reshape(7, -1).max(axis=1).astype(np.float64)
-    assert stats.per_sample.mean_maximum == pytest.approx(maxima.mean(), rel=1e-15)
+    assert stats.per_sample.mean_maximum == maxima.mean()
     magnitudes = np.abs(samples).reshape(7, -1).max(axis=1).astype(np.float64)
-    assert stats.per_sample.mean_magnitude == pytest.approx(magnitudes.mean(), rel=1e-15)
+    assert stats.per_sample.mean_magnitude == magnitudes.mean()
 
 
 @pytest.mark.parametrize("values", [[], [np.nan], [np.inf, -np.inf]])

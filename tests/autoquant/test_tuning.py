@@ -148,7 +148,8 @@ def test_errors_are_those_of_the_quantized_graph():
     (rough,) = qdqbridge.evaluate(state.graph, samples.arrays).values()
     squares = ((real.astype(np.float64) - rough) ** 2).sum(axis=1)
     power = (real.astype(np.float64) ** 2).sum(axis=1).mean()
-    np.testing.assert_allclose(found, squares / power, rtol=0.05, atol=1e-6)
+    # The simulation rounds what onnxruntime computed: a tie of a tensor is rounded otherwise.
+    np.testing.assert_allclose(found, squares / power, rtol=5e-3, atol=1e-6)
 
 
 def test_better_and_worse():
@@ -268,7 +269,7 @@ def test_a_chooser_of_the_user_is_not_tried_against_others():
     found = quantize_model(graph, data, chooser="minmax", repair=())
     assert found.tuning is None
     (x,) = found.decision.plan.graph.inputs
-    assert float(found.decision.values[x].scale) == pytest.approx(1 / 255)
+    assert found.decision.values[x].scale == np.float32(1 / 255)
 
 
 def test_parameters_of_the_user_stay():

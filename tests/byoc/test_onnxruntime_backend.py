@@ -109,7 +109,10 @@ def test_float_islands_and_several_results() -> None:
     assert {left.kind for left in coverage.left} == {"float"}
     got = divided.run(m.inputs)
     for name, array in wanted.items():
-        np.testing.assert_allclose(got[name].astype(float), array, rtol=1e-6, atol=1)
+        if array.dtype.kind == "f":  # a float operator of TVM's: within some ulp
+            np.testing.assert_allclose(got[name], array, rtol=1e-6, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(got[name], array)
 
 
 def test_equal_regions_have_one_session_and_others_their_own() -> None:

@@ -21,13 +21,8 @@ X = 2**-5
 """The scale of most activations here; powers of two keep every float sum exact."""
 
 
-def settled(model: onnx.ModelProto, *, exact: bool = True) -> Graph:
-    """Returns the canonical graph: verified, a fixpoint, and computing what the raw graph does.
-
-    Args:
-        model: The model.
-        exact: Whether the results must agree in every bit; else within 1e-5.
-    """
+def settled(model: onnx.ModelProto) -> Graph:
+    """Returns the canonical graph: verified, a fixpoint, and computing what the raw graph does."""
     raw = load(model)
     verify(raw)
     data = data_for(raw)
@@ -38,10 +33,7 @@ def settled(model: onnx.ModelProto, *, exact: bool = True) -> Graph:
     assert canonicalize(g).text() == text
     inputs = {v.name: data[v.name] for v in g.inputs}
     for want, got in zip(before, run(g, inputs), strict=True):
-        if exact:
-            np.testing.assert_array_equal(got, want)
-        else:  # the raw graph sums floats, the canonical one integers: float32 rounding apart
-            np.testing.assert_allclose(got.astype(float), want.astype(float), atol=1e-5, rtol=1e-5)
+        np.testing.assert_array_equal(got, want)
     _written_and_read_again(g)
     return g
 

@@ -43,7 +43,7 @@ def edge(steps: float) -> tuple[float, float, float, float]:
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_up_to_the_bound_a_bias_is_rounded(sign: int) -> None:
-    g = settled(biased(*edge(sign * BIAS_MOVES)), exact=False)
+    g = settled(biased(*edge(sign * BIAS_MOVES)))
     assert constant_of(node_of(g, "Conv"), 2).tolist() == [0, 1, -3, 5]
     assert g.digest == canonical(biased(0, UNIT, -3 * UNIT, 5 * UNIT)).digest
 
@@ -61,8 +61,8 @@ def test_beyond_the_bound_a_bias_stays_float_and_explain_tells(sign: int, tmp_pa
 
 def test_the_steps_are_those_of_the_result() -> None:
     same = [0.3 * UNIT, UNIT, 0.0, 0.0]
-    assert constant_of(node_of(settled(biased(*same), exact=False), "Conv"), 2).dtype == np.float32
-    coarse = settled(biased(*same, scale=2**-2), exact=False)
+    assert constant_of(node_of(settled(biased(*same)), "Conv"), 2).dtype == np.float32
+    coarse = settled(biased(*same, scale=2**-2))
     assert constant_of(node_of(coarse, "Conv"), 2).tolist() == [0, 1, 0, 0]
 
 
@@ -81,7 +81,7 @@ def test_two_biases_under_a_coarse_accumulator_are_two_networks() -> None:
     for g, number in zip(graphs, (0.3, 0.7), strict=True):
         want = ort_run(model(number), data)[0]
         np.testing.assert_array_equal(run(g, data)[0], want)
-        np.testing.assert_allclose(want, number, rtol=1e-6)
+        np.testing.assert_allclose(want, number, rtol=2**-23)  # a step of 0.01, in float32
 
 
 @pytest.mark.parametrize("storage", [np.int32, np.int8])
@@ -90,7 +90,7 @@ def test_integers_with_a_coarse_scale_of_their_own_stay_their_real_numbers(stora
     x = b.qdq(b.input("x", [1, 3, 2, 2]), X, 128)
     bias = b.dq(b.init(np.array([7, 0, -9, 4], storage)), 0.3 * UNIT, 0, storage)
     b.output(b.qdq(conv(b, x, bias=bias), SCALE, 100))
-    g = settled(b.model(), exact=False)
+    g = settled(b.model())
     want = np.array([7, 0, -9, 4]) * np.float32(0.3 * UNIT)
     np.testing.assert_array_equal(constant_of(node_of(g, "Conv"), 2), want.astype(np.float32))
     (note,) = [n.reason for n in g.notes if n.rule == "bias-scale"]

@@ -85,7 +85,7 @@ def test_fake_quantization_is_a_pair_with_the_option(reciprocal: bool, min_max: 
 
 @pytest.mark.idiom("L2")
 def test_without_the_option_it_stays_arithmetic_with_a_note() -> None:
-    g = settled(network(Floats(), floats=True), exact=False)
+    g = settled(network(Floats(), floats=True))
     assert "Round" in ops(g)
     (reason,) = notes_of(g, "decomposed-quantization")
     assert "fake-quantizes each of 2 tensors" in reason
@@ -152,7 +152,7 @@ def test_cast_sub_mul_is_a_dequantize(dtype: Any, zero: int) -> None:
     x = b.qdq(b.input("x", [2, 4]), X, 120)
     w = b.stored(codes, SCALES.reshape(3, 1), zero)
     b.output(b.op("Gemm", x, w, transB=1))
-    found = [v for v in settled(b.model(), exact=False).values() if v.is_constant and v.quant]
+    found = [v for v in settled(b.model()).values() if v.is_constant and v.quant]
     assert bool(found) == (dtype is not np.int32 or zero == 0)
 
 

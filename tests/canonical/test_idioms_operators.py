@@ -64,7 +64,7 @@ def test_a_decomposed_norm_is_an_island_with_reasons() -> None:
     variance = b.op("ReduceMean", b.op("Mul", centred, centred), axes=[-1], keepdims=1)
     y = b.op("Div", centred, b.op("Sqrt", b.op("Add", variance, b.init(np.float32(1e-5)))))
     b.output(b.qdq(y, 2**-6, 128))
-    g = settled(b.model(), exact=False)
+    g = settled(b.model())
     assert all(v.quant is None for v in node_of(g, "Sub").outputs)
     assert g.notes
 
@@ -218,7 +218,7 @@ def test_average_pools_are_integer_sums(scale: float) -> None:
     x = b.qdq(b.input("x", [1, 2, 4, 4]), X, 127)
     y = b.qdq(b.op("AveragePool", x, kernel_shape=[2, 2]), scale, 127)
     b.output(b.qdq(b.op("GlobalAveragePool", y), scale, 127))
-    g = settled(b.model(), exact=False)
+    g = settled(b.model())
     assert node_of(g, "AveragePool").output.quant is not None
     assert node_of(g, "GlobalAveragePool").output.quant is not None
 
@@ -234,7 +234,7 @@ def test_means_of_both_spellings(opset: int, quantized: bool) -> None:
     else:
         y = b.op("ReduceMean", x, b.init(np.array([2, 3], np.int64)), keepdims=0)
     b.output(b.qdq(y, X, 127) if quantized else y)
-    node = node_of(settled(b.model(), exact=False), "ReduceMean")
+    node = node_of(settled(b.model()), "ReduceMean")
     assert (node.output.quant is not None) == quantized
 
 
@@ -244,7 +244,7 @@ def test_a_product_that_corrects_a_pool_stays() -> None:
     x = b.qdq(b.input("x", [1, 2, 7, 7]), X, 0, np.int8)
     y = b.op("Mul", b.op("GlobalAveragePool", x), b.init(np.float32(49 * 21 / 1024)))
     b.output(b.qdq(y, X, 0, np.int8))
-    assert "Mul" in ops(settled(b.model(), exact=False))
+    assert "Mul" in ops(settled(b.model()))
 
 
 @pytest.mark.idiom("I1", "C8")
@@ -257,7 +257,7 @@ def test_norms_take_stored_gammas_and_real_betas(op_type: str, gamma: Any) -> No
     g, beta = ints((4,), 1, gamma), np.array([5, -6, 700, 0], np.int32)
     y = b.op(op_type, x, b.weight(g, 2**-6), b.weight(beta, X * 2**-6))
     b.output(b.qdq(y, 2**-5, 100))
-    node = node_of(settled(b.model(), exact=False), op_type)
+    node = node_of(settled(b.model()), op_type)
     assert node.output.quant is not None
     assert node.operand(1).quant is not None
     assert node.operand(2).quant is None
@@ -293,6 +293,6 @@ def test_unmatched_conversions_around_a_foreign_operator_stay() -> None:
     x = b.qdq(b.input("x", [3, 3]), X, 128)
     b.output(b.op("Det", x))
     b.output(b.op("Det", b.op("Add", b.input("y", [3, 3]), b.dq(b.q(x, 0.1, 3), 0.1, 3))))
-    g = settled(b.model(), exact=False)
+    g = settled(b.model())
     assert ops(g).count("Det") == 2
     assert not notes_of(g, "dequantize-through-data-movement")

@@ -45,7 +45,7 @@ def test_a_bias_per_channel_in_its_units_is_taken() -> None:
 def test_a_statistical_bias_is_rounded_to_its_units_with_a_note() -> None:
     scale = (np.array([3, 5, 7, 11]) * 2.0**-31).astype(np.float32)
     stored = np.array([2**30, -(2**29), 2**28, 12345], np.int32)
-    g = settled(biased(stored, scale), exact=False)
+    g = settled(biased(stored, scale))
     want = np.rint(stored * scale.astype(np.float64) / UNIT)
     np.testing.assert_array_equal(constant_of(node_of(g, "Conv"), 2), want)
     (reason,) = notes_of(g, "bias-scale")
@@ -195,7 +195,7 @@ def test_an_einsum_of_quantized_operands_is_computed_in_float() -> None:
     x = b.qdq(b.input("x", [2, 4]), X, 128)
     y = b.op("Einsum", x, b.weight(ints((4, 3), 1), 2**-7), equation="ij,jk->ik")
     b.output(b.qdq(y, 2**-2, 128))
-    g = settled(b.model(), exact=False)
+    g = settled(b.model())
     assert "Einsum" in ops(g)
 
 
@@ -206,7 +206,7 @@ def test_an_lstm_of_dequantized_weights_is_carried() -> None:
     w, r = (b.weight(ints((1, 8, n), n), 2**-7) for n in (4, 2))
     y = b.op("LSTM", x, w, r, hidden_size=2)
     b.output(b.qdq(b.op("Squeeze", y, b.init(np.array([1], np.int64))), 2**-7, 0, np.int8))
-    g = settled(b.model(), exact=False)
+    g = settled(b.model())
     lstm = node_of(g, "LSTM")
     assert all(
         v is None or v.producer is None or v.producer.op.name == "dequantize" for v in lstm.inputs

@@ -165,7 +165,7 @@ def test_one_channel_is_a_tensor() -> None:
     b = Builder()
     x = b.qdq(b.input("x", [1, 3, 2, 2]), X, 128)
     b.output(b.qdq(conv(b, x, shape=(1, 3, 1, 1), scale=np.array([0.01], np.float32)), 2**-2, 0))
-    quant = node_of(settled(b.model(), exact=False), "Conv").operand(1).quant
+    quant = node_of(settled(b.model()), "Conv").operand(1).quant
     assert quant is not None and quant.params.per_tensor
 
 
@@ -205,7 +205,7 @@ def test_scales_are_never_derived_from_the_data() -> None:
     x = b.qdq(b.input("x", [1, 3, 2, 2]), X, 128)
     w = b.weight(ints((4, 3, 1, 1), 1) // 100, np.float32(0.3))
     b.output(b.qdq(b.op("Conv", x, w), 2**-2, 0))
-    quant = node_of(settled(b.model(), exact=False), "Conv").operand(1).quant
+    quant = node_of(settled(b.model()), "Conv").operand(1).quant
     assert quant is not None
     assert quant.params.scale.tobytes() == np.float32(0.3).tobytes()
 

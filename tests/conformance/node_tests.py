@@ -43,7 +43,7 @@ class NodeTest:
             assert actual.shape == expected.shape, f"{actual.shape} instead of {expected.shape}"
             if DType.of(expected.dtype).bits <= 8 or expected.dtype.kind in "iu":
                 np.testing.assert_array_equal(_plain(actual), _plain(expected))
-            else:
+            else:  # what ONNX itself allows of this case
                 np.testing.assert_allclose(actual, expected, rtol=self.rtol, atol=self.atol)
 
 

@@ -99,6 +99,7 @@ def check(name: str, have: Any, want: Any) -> None:
     if want.dtype == object:
         assert (have == want).all(), name
         return
+    # onnx computes its examples with NumPy: sums in another order, halves rounded at other steps.
     coarse = DType.of(want.dtype).is_float and want.dtype.itemsize < 4
     tolerance = KNOWN.get(name, 5e-3 if coarse else 1e-5)
     np.testing.assert_allclose(

@@ -140,7 +140,8 @@ def test_a_spelling_means_what_onnxruntime_makes_of_it(node: NodeView) -> None:
     assert len(results) == len(expected)
     for have, want in zip(results, expected, strict=True):
         assert have.shape == want.shape, decoded
-        np.testing.assert_allclose(have, want, 1e-4, 1e-5, err_msg=str(decoded))
+        # Sums in another order, and onnxruntime's own exponential: an ulp of what cancels.
+        np.testing.assert_allclose(have, want, 1e-5, 5e-6, err_msg=str(decoded))
     assert decoded.op_name in BY_NAME
 
 

@@ -215,6 +215,7 @@ def test_a_dynamic_if_is_carried_with_what_it_captures() -> None:
     (negative,) = run(g, {"x": x, "c": np.asarray(False)})
     assert negative.tolist() == [0, -1, -2, -0.5]
     (positive,) = run(g, {"x": x, "c": np.asarray(True)})
+    # Rounded to a step.
     np.testing.assert_allclose(positive, np.minimum(np.exp(x), 155 * SCALE), atol=SCALE / 2)
 
 

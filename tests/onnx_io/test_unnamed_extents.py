@@ -31,7 +31,7 @@ def test_two_inputs_of_different_sizes(op_type: str, tmp_path: Path) -> None:
     given = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     (wanted,) = ort_run(model, given)
     (found,) = qb.evaluate(graph, given).values()
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)  # float sums in another order
     qb.save(graph, tmp_path / "saved.onnx")
     assert qb.load(tmp_path / "saved.onnx").digest == graph.digest
     with pytest.raises(QdqBridgeError):

@@ -83,8 +83,9 @@ def plain(folder: Path, toy: Toy, feed: dict[str, NDArray[Any]]) -> None:
     module, params = qb.to_relax(graph)
     assert qb.from_relax(module, params).digest == graph.digest
     close = qb.compile(graph).run(feed)["y"], qb.evaluate(graph, feed)["y"]
+    # Floats: TVM and onnxruntime have exponentials and roots, and orders of sums, of their own.
     assert np.allclose(*close, rtol=2e-6, atol=2e-6)
-    assert np.allclose(close[1], outputs(path, feed), rtol=1e-5, atol=1e-5)
+    assert np.allclose(close[1], outputs(path, feed), rtol=2e-6, atol=2e-6)
 
 
 def script(name: str) -> Any:

@@ -273,6 +273,7 @@ def _agree(found: Array, wanted: Array) -> bool:
         return False
     if wanted.dtype.kind != "f":
         return np.array_equal(found, wanted)
+    # Float bodies: functions and sums of TVM's own, a chain of them behind one another.
     return np.allclose(found, wanted, rtol=2e-5, atol=2e-5, equal_nan=True)
 
 

@@ -46,6 +46,7 @@ def test_compiling_keeps_to_the_bound(tmp_path: Path) -> None:
         [sys.executable, str(SCRIPT), str(path)], check=True, capture_output=True, text=True
     )
     found = json.loads(run.stdout)
+    # Beside the weights there are biases and scales.
     assert found["weights"] == pytest.approx(SIZE * SIZE * LAYERS / 2**20, rel=0.01)
     assert found["bound"] == 3 * found["weights"] + 300
     assert found["weights"] < found["peak"] <= found["bound"], found

@@ -102,6 +102,7 @@ def test_regions_of_open_count(mode: str, kernels: str) -> None:
     }
     (found,) = qb.compile(graph, kernels=kernels).run(given).values()
     (wanted,) = qb.evaluate(graph, given).values()
+    # Interpolated by float32 arithmetic whose order is TVM's.
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 

@@ -355,6 +355,7 @@ def test_weight_only() -> None:
     expected, got = evaluate(graph, m.inputs), executable.run(m.inputs)
     for branch in m.branches:
         (name,) = branch.outputs
+        # Float products of weights that stay stored: sums in another order.
         np.testing.assert_allclose(got[name], expected[name], 2e-6, 2e-6, err_msg=branch.label)
     assert "qnn.dequantize" in call_names(executable.module)
     weights = [v.quant.params for v in graph.values() if v.is_constant and v.quant]

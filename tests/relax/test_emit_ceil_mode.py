@@ -68,4 +68,5 @@ def test_windows_of_ceil_mode_are_onnx_s(tmp_path, op):
         assert ours[name].shape == meant[name].shape == theirs[name].shape
         if name.startswith("y"):
             np.testing.assert_array_equal(ours[name], meant[name])
+        # Averages of floats: sums in another order.
         np.testing.assert_allclose(ours[name], meant[name], rtol=2e-6, atol=2e-6)

@@ -186,4 +186,5 @@ def check(graph: Graph) -> None:
     found, wanted = qb.compile(graph).run(given), qb.evaluate(graph, given)
     for name, array in wanted.items():
         assert found[name].dtype == array.dtype
+        # Floats: sums and exponentials of TVM's own.
         np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)

@@ -36,6 +36,7 @@ def through_relay(folder: Path, toy: Toy, *, quantized: bool) -> None:
     if quantized:
         assert np.array_equal(found, wanted), toy.op
     else:
+        # Floats: TVM's exponentials and roots, and its order of sums.
         assert np.allclose(found, wanted, rtol=2e-6, atol=2e-6), toy.op
 
 

@@ -112,7 +112,7 @@ def test_fq2i(module: str, test: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_floats(test: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Float operators are Relay's: within 16 ulps of a result, and 400 of 1 where sums cancel."""
     m = model_of("test_emit_floating", test, monkeypatch)
-    ulp = 2.0**-23
+    ulp = 2.0**-23  # of float32
     for name, (ours, wanted) in results(m.load(), m.inputs, "canonical", layout).items():
         assert ours.dtype == wanted.dtype, name
         np.testing.assert_allclose(ours, wanted, rtol=16 * ulp, atol=400 * ulp, err_msg=name)

@@ -237,6 +237,7 @@ def check(body, x, transposes):
     data = {"x": np.random.default_rng(2).standard_normal(shape).astype(np.float32)}
     (expected,) = run(IRModule.from_expr(function), data, opt_level=1)
     (actual,) = qdqbridge.evaluate(graph, data).values()
+    # Float convolutions: up to some hundred products of about 1, added in another order.
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 

@@ -56,6 +56,7 @@ def test_float_models_compute_what_relay_computes(name):
     data = {"input": np.load(MODELS / "digits_test.npz")["x"][:1]}
     (expected,) = run(module, data)
     (actual,) = qdqbridge.evaluate(from_relay(module), data).values()
+    # Float networks: sums in another order, layer after layer.
     np.testing.assert_allclose(actual, expected, atol=2e-5)
 
 

@@ -164,6 +164,7 @@ def test_tvms_own_quantize_gives_the_same_activations(network):
         ours = calibrated(network, None, None)
     rows = IMAGES["x"][:3]
     (a,), (b,) = run_each(module, "input", rows), run_each(ours, "input", rows)
+    # Folded into other constants: sums of floats in another order.
     np.testing.assert_allclose(a, b, atol=1e-5)
     graph = from_simulated(module)
     assert any(n.output.quant for n in graph.nodes)

@@ -187,6 +187,7 @@ def test_histograms_mark_the_range_of_the_codes():
     heights = [float(v) for v in re.findall(r"V([\d.]+)H", outline)]
     assert heights == sorted(heights, reverse=True) and len(heights) == 3
     share = (94 - heights[0]) / (94 - heights[2])
+    # The page has tenths of a pixel, here and below.
     assert share == pytest.approx(math.log1p(1) / math.log1p(300), abs=2e-3)
 
 
@@ -197,7 +198,7 @@ def test_points_of_the_plot_lie_where_the_numbers_say():
     squares = re.findall(
         r'<rect width="6" height="6" class="mark local" x="[\d.]+" y="([\d.]+)"', text
     )
-    assert len(circles) == 1 and len(squares) == 2
+    assert len(circles) == 1 and len(squares) == 2  # places in tenths of a pixel
     top, bottom = 14, 300 - 36  # 40 dB and 0 dB
     assert float(circles[0][1]) == pytest.approx(bottom - (bottom - top) * 10 / 40, abs=0.1)
     assert float(squares[0]) + 3 == pytest.approx(bottom - (bottom - top) * 30 / 40, abs=0.1)

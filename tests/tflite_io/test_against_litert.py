@@ -527,6 +527,7 @@ def agree(
         assert ours.shape == theirs.shape, name
         assert ours.dtype == theirs.dtype, name
         if ours.dtype == np.float32:
+            # LiteRT adds in another order, and has exponentials of its own.
             np.testing.assert_allclose(ours, theirs, rtol=apart, atol=apart, err_msg=name)
         elif case.quantized and ours.dtype != bool:
             steps = np.abs(ours.astype(np.int64) - theirs.astype(np.int64))

@@ -426,6 +426,7 @@ CASES: Mapping[str, Callable[[int], Case]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_forms(name: str, tmp_path: Path) -> None:
     for seed in range(4):
+        # Loops and norms: some float32 roundings behind one another.
         agree(CASES[name](seed), tmp_path / f"{seed}.tflite", f"{name} {seed}", apart=1e-5)
 
 
@@ -441,6 +442,7 @@ def test_detectors(tmp_path: Path) -> None:
         assert int(found[3][0]) == count
         for ours, theirs in zip(found[:3], wanted[:3], strict=True):
             assert ours.shape == theirs.shape
+            # Corners are an exponential times an extent, plus a centre: float32, ulps of either.
             np.testing.assert_allclose(ours[:, :count], theirs[:, :count], rtol=1e-5, atol=1e-5)
             assert not ours[:, count:].any()
 
@@ -469,6 +471,7 @@ def test_hybrid_operators(name: str, tmp_path: Path) -> None:
     }[name]  # fmt: skip
     dilations = {} if name == "FULLY_CONNECTED" else {"DilationHFactor": 1, "DilationWFactor": 1}
     c.op(name, [x, w, b], options[0], **options[1], **dilations)
+    # A step of the activations (of up to 3, 127 codes) in each of some ten products with 0.4.
     graph = agree(c, tmp_path / "x.tflite", name, apart=0.05)
     assert [note.rule for note in qb.explain(graph)].count("hybrid-operator") == 1
 
@@ -520,7 +523,7 @@ def test_variables_are_inputs_and_outputs(tmp_path: Path) -> None:
         interpreter.invoke()
         found = qb.evaluate(graph, {**feed, "total": kept})
         wanted = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
-        np.testing.assert_allclose(found["y0"], wanted, rtol=1e-6)
+        np.testing.assert_allclose(found["y0"], wanted, rtol=1e-6)  # float32 sums: ulps
         kept = found["total:next"]
 
 
@@ -539,6 +542,7 @@ def test_an_open_batch(tmp_path: Path) -> None:
     data = normal(c, 5, 4)
     (found,) = qb.evaluate(graph, {"x0": data}).values()
     wanted = [by_litert(path, {"x0": row[None]})[0] for row in data]
+    # Sums of 4 float32 products, in another order.
     np.testing.assert_allclose(found, np.concatenate(wanted), rtol=1e-5, atol=1e-6)
 
 

@@ -57,7 +57,7 @@ def _check(graph: Graph, feeds: dict[str, np.ndarray]) -> None:
     for name, value in zip(graph.output_names, graph.outputs, strict=True):
         if value.quant is not None or _behind_codes(graph, value.name):
             np.testing.assert_array_equal(found[name], expected[name])
-        else:  # a float operator of TVM's
+        else:  # a float operator of TVM's, whose parts may be fused: some ulp
             plain = plain or qb.compile(graph, kernels="reference").run(feeds)
             np.testing.assert_allclose(found[name], plain[name], rtol=1e-5, atol=1e-5)
 
