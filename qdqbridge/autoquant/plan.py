@@ -18,10 +18,10 @@ from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import TensorType
+from qdqbridge.graph.weights import geometry_of
 from qdqbridge.ops.elementwise import ADD, CONCAT, DIV, MAX, MIN, MUL, PRELU, SUB, WHERE
 from qdqbridge.ops.matmul import GEMM, MATMUL
 from qdqbridge.ops.selection import PAD
-from qdqbridge.ops.weights import geometry_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,10 @@ from qdqbridge.graph.copying import copied
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.naming import name_values
 from qdqbridge.graph.types import TensorType
+from qdqbridge.graph.weights import WeightGeometry, geometry_of
 from qdqbridge.ops.attributes import EpsilonAttrs, GemmAttrs
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.matmul import DENSE, GEMM
-from qdqbridge.ops.weights import WeightGeometry, geometry_of
 
 _PRODUCTS = (CONV, CONV_TRANSPOSE, GEMM, DENSE)
 

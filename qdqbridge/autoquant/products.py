@@ -12,10 +12,9 @@ from qdqbridge.autoquant.pairs import Order
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.weights import geometry_of
 from qdqbridge.ops.accumulator import centered, integer_params
 from qdqbridge.ops.attributes import GemmAttrs
-from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
-from qdqbridge.ops.weights import geometry_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,8 +66,9 @@ class Product:
         assert self.weights is not None
         kernel = self.other.constant
         signed = self.weights - (0 if self.other_params.storage_dtype.is_signed else 128)
-        convolution = self.node.op in (CONV, CONV_TRANSPOSE)
-        if order == "channels-first" or not convolution or kernel is None:
+        geometry = geometry_of(self.node)
+        image = geometry is not None and geometry.image
+        if order == "channels-first" or not image or kernel is None:
             return signed
         taps = int(np.prod(kernel.numpy().shape[2:], dtype=np.int64))
         split = signed.reshape(len(signed), -1, taps)
@@ -77,11 +77,8 @@ class Product:
     @property
     def depthwise(self) -> bool:
         """True for a convolution whose sums run over the taps of one channel."""
-        shape = self.other.type.shape or (0, 0)
-        name, group = self.node.op.name, getattr(self.node.attributes, "group", 1)
-        if name == "Conv":
-            return group > 1 and shape[1] == 1
-        return name == "ConvTranspose" and group > 1 and shape[0] == group
+        geometry = geometry_of(self.node)
+        return geometry is not None and geometry.depthwise(self.other.type.shape or (0, 0))
 
     def accumulators(self, x: NDArray[Any], other: NDArray[Any]) -> NDArray[np.int64]:
         """Returns the exact integer sums for stored operands, the bias included.
@@ -147,9 +144,8 @@ def _terms(node: Node, a: Value, b: Value) -> int | None:
 
 def _rows(node: Node, array: NDArray[Any], *, swapped: bool) -> NDArray[Any]:
     """Returns a weight as one row of terms for each output channel."""
-    name, attributes = node.op.name, node.attributes
-    geometry = geometry_of(node)
-    if geometry is not None and (geometry.image or name == "Dense"):
+    attributes, geometry = node.attributes, geometry_of(node)
+    if geometry is not None and not swapped and (geometry.image or array.ndim == 2):
         return geometry.rows(array)
     if array.ndim == 1:
         return array.reshape(1, -1)
@@ -168,11 +164,9 @@ def _scales_by_row(node: Node, params: QuantParams, stored: NDArray[Any], *, swa
 
 
 def _axis(node: Node, w: Value, *, swapped: bool) -> int | None:
-    name = node.op.name
-    if name in ("Conv", "ConvTranspose"):
+    geometry = geometry_of(node)
+    if geometry is not None and geometry.image:
         return 1
-    if name == "Dense":
-        return -1
     return None if w.rank != 2 else (-2 if swapped else -1)
 
 

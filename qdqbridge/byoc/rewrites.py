@@ -50,7 +50,7 @@ from qdqbridge.ops.elementwise import WHERE
 from qdqbridge.ops.matmul import OPERATORS as MATRIX_PRODUCTS
 from qdqbridge.ops.reduction import reduces
 from qdqbridge.ops.softmax import SOFTMAX
-from qdqbridge.ops.table import OPERATORS
+from qdqbridge.ops.table import OPERATORS, PRODUCTS
 
 _BY_RECORD: Mapping[type[Attributes], str] = {
     AxisAttrs: "concatenation", ConvAttrs: "convolution", ConvTransposeAttrs: "convolution",
@@ -187,8 +187,7 @@ def _is(value: Value, dtype: DType) -> bool:
 
 
 def _is_weight(value: Value) -> bool:
-    products = ("Conv", "ConvTranspose", "Dense", "Gemm", "MatMul")
-    return value.constant is not None and any(n.op.name in products for n, _ in value.users)
+    return value.constant is not None and any(n.op in PRODUCTS for n, _ in value.users)
 
 
 def _open_ends(graph: Graph, source: DType) -> list[str]:

@@ -11,14 +11,15 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import TensorType
+from qdqbridge.graph.weights import geometry_of
 from qdqbridge.ops.attributes import ResizeAttrs
 from qdqbridge.ops.elementwise import POW
-from qdqbridge.ops.weights import geometry_of
+from qdqbridge.ops.table import PRODUCTS
 
 _WEIGHT_BITS = 16
 
 
-@rule("absorb-accumulator-operands", "Conv", "ConvTranspose", "Gemm", "MatMul", "Dense")
+@rule("absorb-accumulator-operands", *(row.name for row in PRODUCTS))
 def absorb_accumulator_operands(node: Node, scope: Scope) -> Proposal:
     """``Conv(dequantize(x), dequantize(w)) -> Conv(x, w)``; also a weight alone."""
     del scope

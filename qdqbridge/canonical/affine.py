@@ -24,11 +24,11 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Note, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.weights import geometry_of
 from qdqbridge.ops.attributes import EpsilonAttrs
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.matmul import DENSE
 from qdqbridge.ops.normalization import BATCH_NORMALIZATION
-from qdqbridge.ops.weights import geometry_of
 
 Array: TypeAlias = NDArray[Any]
 AFFINE = ("Add", "Sub", "Mul", "Div", "BatchNormalization")

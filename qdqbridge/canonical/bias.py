@@ -23,13 +23,13 @@ from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Note, Value
 from qdqbridge.graph.numerics import dequantize
-from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.weights import geometry_of
 from qdqbridge.ops.accumulator import BIAS_MOVES
 from qdqbridge.ops.matmul import DENSE
-from qdqbridge.ops.weights import geometry_of
+from qdqbridge.ops.table import PRODUCTS
 
-_WITH_BIAS = ("Conv", "ConvTranspose", "Dense")
+_WITH_BIAS = tuple(row.name for row in PRODUCTS if row.bias)
 _ULP = 2.0**-22
 _LIMIT = 2**31 - 1
 _CLOSE = 1e-2
@@ -179,7 +179,7 @@ def bias_from_add(node: Node, scope: Scope) -> Proposal:
     for index in (0, 1):
         source, other = node.operand(index), node.operand(1 - index)
         op = source.producer
-        if op is None or op.op.name not in _WITH_BIAS or op.op.flow is not Flow.ACCUMULATE:
+        if op is None or not op.op.bias:
             continue
         if source.quant is not None or op.optional(2) is not None:
             continue  # a quantized product is rounded already, and a second bias has no place

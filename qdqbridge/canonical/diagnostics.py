@@ -13,7 +13,7 @@ from qdqbridge.canonical.decomposed import is_fake_quantize
 from qdqbridge.canonical.rule import stored_behind
 from qdqbridge.graph.graph import Graph, Node, Note, Value
 from qdqbridge.graph.operator import Flow
-from qdqbridge.ops.weights import geometry_of
+from qdqbridge.graph.weights import geometry_of
 
 _ROUNDING = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
 _STEPS = np.arange(1, 256, dtype=np.float64)

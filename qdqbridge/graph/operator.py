@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 from numpy.typing import NDArray
 
 from qdqbridge.graph.types import NestedType, ValueType
+from qdqbridge.graph.weights import WeightGeometry
 
 if TYPE_CHECKING:
     from qdqbridge.graph.constant import Constant
@@ -177,6 +178,9 @@ class Operator:
         magnitude: How large its intermediate results get.
         interval: The real interval of its results where it is known, for scales of 8 bits.
         quantize: Whether quantization targets run it on integers.
+        weight: How the second operand of a product lies, from its attributes and that operand's
+            rank; None for a vector, whose product has no channels.
+        bias: A product adds its third operand, a vector over the channels of its result.
     """
 
     name: str
@@ -198,6 +202,8 @@ class Operator:
     magnitude: Magnitude = Magnitude.RESULT
     interval: tuple[float, float] | None = None
     quantize: bool = True
+    weight: Callable[[Any, int | None], WeightGeometry | None] | None = None
+    bias: bool = False
 
     @property
     def fields(self) -> tuple[str, ...]:

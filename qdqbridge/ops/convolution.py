@@ -8,6 +8,7 @@ import numpy as np
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.operator import Array, Flow, Operands, Row, Types
+from qdqbridge.graph.weights import WeightGeometry
 from qdqbridge.ops.accumulator import (
     accumulation_dtype,
     centered,
@@ -57,6 +58,12 @@ def spread(attrs: ConvTransposeAttrs, x: Array, w: Array) -> Array:
     return total[(slice(None), slice(None), *crop)]
 
 
+def _geometry(attrs: ConvAttrs | ConvTransposeAttrs) -> WeightGeometry:
+    if isinstance(attrs, ConvAttrs):
+        return WeightGeometry(0, attrs.group, image=True)
+    return WeightGeometry(1, attrs.group, attrs.group, image=True)
+
+
 def _column(vector: Array, rank: int) -> Array:
     return vector.reshape(-1, *([1] * (rank - 2)))
 
@@ -82,21 +89,17 @@ def _plus_bias(total: Array, bias: Array | None) -> Array:
 def _contract(
     attrs: ConvAttrs | ConvTransposeAttrs, operands: Operands, types: Types, results: Types
 ) -> tuple[Array, ...] | None:
-    channel_axis = 0 if isinstance(attrs, ConvAttrs) else 1
+    geometry = _geometry(attrs)
     px, pw = integer_params(types[0]), integer_params(types[1])
-    if px is None or pw is None or not px.per_tensor or pw.axis not in (None, channel_axis):
+    if px is None or pw is None or not px.per_tensor or pw.axis not in (None, geometry.axis):
         return None
     x, w = present(operands, 2)
     cx, cw = centered(x, px), centered(w, pw)
-    dtype = exact_dtype(cx, cw, cw[0].size if channel_axis == 0 else cw[:, 0].size)
+    dtype = exact_dtype(cx, cw, geometry.terms(w.shape))
     cx, cw = cx.astype(dtype), cw.astype(dtype)
+    total = correlate(attrs, cx, cw) if isinstance(attrs, ConvAttrs) else spread(attrs, cx, cw)
     scale = np.asarray(px.scale.astype(np.float32) * pw.scale.astype(np.float32), np.float32)
-    if isinstance(attrs, ConvAttrs):
-        total = correlate(attrs, cx, cw)
-    else:
-        total = spread(attrs, cx, cw)
-        scale = np.tile(scale, attrs.group) if scale.ndim else scale
-    scale = _column(scale, x.ndim) if scale.ndim else scale
+    scale = _column(geometry.spread(scale), x.ndim) if scale.ndim else scale
     bias = optional(operands, 2)
     column = None if bias is None else _column(bias, x.ndim)
     total, real = with_bias(
@@ -183,6 +186,8 @@ CONV = Row(
     compute=_conv,
     contract=_contract,
     check=_check_conv,
+    weight=lambda attributes, rank: _geometry(attributes),
+    bias=True,
     qnn="conv{rank}d",
     tvm="nn.conv{rank}d",
     numerics=_NUMERICS + "SAME never crops; onnxruntime 1.32 shifts windows smaller than their "
@@ -197,6 +202,8 @@ CONV_TRANSPOSE = Row(
     compute=_conv_transpose,
     contract=_contract,
     check=_check_conv_transpose,
+    weight=lambda attributes, rank: _geometry(attributes),
+    bias=True,
     qnn="conv{rank}d_transpose",
     tvm="nn.conv{rank}d_transpose",
     numerics=_NUMERICS.replace("channel.", "channel (weight axis 1, repeated for each group).", 1)

@@ -10,6 +10,7 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.graph.operator import Array, Flow, NoAttributes, Operands, Row, Types
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import ValueType
+from qdqbridge.graph.weights import WeightGeometry
 from qdqbridge.ops.accumulator import (
     accumulation_dtype,
     centered,
@@ -194,6 +195,8 @@ DENSE = Row(
     compute=_dense,
     contract=_dense_contract,
     check=_check_dense,
+    weight=lambda a, rank: WeightGeometry(0),
+    bias=True,
     qnn="dense",
     numerics=_NUMERICS + "x[..., K], w[N, K] (scales on axis 0), bias[N] -> [..., N]. Against "
     "onnxruntime 1.31: as Gemm and MatMul, which it stands for.",
@@ -205,6 +208,7 @@ GEMM = Row(
     compute=_gemm,
     contract=_gemm_contract,
     check=_check_gemm,
+    weight=lambda a, rank: WeightGeometry(0 if a.trans_b else 1),
     qnn="dense",
     numerics=_NUMERICS + "alpha != 1: M = f32(f32(f32(alpha * sx) * sw) / sy), and an int32 bias "
     "has the scale f32(f32(alpha * sx) * sw); beta != 1 makes every bias a float "
@@ -218,6 +222,7 @@ MATMUL = Row(
     compute=_matmul,
     contract=_matmul_contract,
     check=_check_matmul,
+    weight=lambda a, rank: WeightGeometry(rank - 1) if rank is not None and rank > 1 else None,
     qnn="batch_matmul",
     tvm="matmul",
     numerics=_NUMERICS + "The second operand may have one scale per column (its last axis). "

@@ -46,6 +46,8 @@ OPERATORS: tuple[Operator, ...] = (
 )
 
 BY_NAME: Mapping[str, Operator] = MappingProxyType({row.name: row for row in OPERATORS})
+PRODUCTS: tuple[Operator, ...] = tuple(row for row in OPERATORS if row.weight is not None)
+"""Sums of products with a second operand, its weight."""
 MOVED_ALIKE: tuple[Operator, ...] = tuple(
     row
     for row in OPERATORS

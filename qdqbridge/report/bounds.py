@@ -36,6 +36,7 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import Flow, Magnitude
 from qdqbridge.graph.types import QuantType
+from qdqbridge.graph.weights import geometry_of
 from qdqbridge.ops.attributes import (
     EpsilonAttrs,
     GemmAttrs,
@@ -49,7 +50,6 @@ from qdqbridge.ops.bodies import results
 from qdqbridge.ops.composition import CompositionAttrs, step_results
 from qdqbridge.ops.normalization import BATCH_NORMALIZATION, RMS_NORMALIZATION
 from qdqbridge.ops.softmax import LOG_SOFTMAX
-from qdqbridge.ops.weights import geometry_of
 
 Array = NDArray[Any]
 Operands = Sequence["Array | None"]
@@ -189,7 +189,7 @@ def _terms(node: Node, reals: Sequence[Array | None]) -> int:
     x, w = reals[0], reals[1]
     assert x is not None and w is not None
     geometry = geometry_of(node)
-    if geometry is not None and geometry.image:
+    if geometry is not None and (geometry.image or w.ndim == 2):
         return geometry.terms(w.shape)
     return x.shape[0 if getattr(node.attributes, "trans_a", False) else -1]
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import TensorType
-from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs
-from qdqbridge.ops.matmul import DENSE
+from qdqbridge.graph.weights import WeightGeometry, geometry_of
+from qdqbridge.ops.matmul import GEMM
 from qdqbridge.ops.normalization import (
     GROUP_NORMALIZATION,
     INSTANCE_NORMALIZATION,
@@ -26,7 +26,6 @@ from qdqbridge.ops.normalization import (
 
 Array = NDArray[Any]
 Vector = NDArray[np.float64]
-_MATRICES = ("Gemm", "MatMul", "Dense")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,15 +34,20 @@ class ProductLayer:
 
     Attributes:
         node: The product.
-        groups: Number of groups; 1 for matrices.
+        geometry: How its weight lies.
         outputs: Number of result channels.
         inputs: Number of operand channels.
     """
 
     node: Node
-    groups: int
+    geometry: WeightGeometry
     outputs: int
     inputs: int
+
+    @property
+    def groups(self) -> int:
+        """Number of groups; 1 for matrices."""
+        return self.geometry.groups
 
     @property
     def weight(self) -> Array:
@@ -55,7 +59,7 @@ class ProductLayer:
     @property
     def operand_axis(self) -> int:
         """The axis of the operand that numbers its channels, counted from the end for matrices."""
-        return -1 if self.node.op.name in _MATRICES else 1
+        return 1 if self.geometry.image else -1
 
     @property
     def result_axis(self) -> int:
@@ -64,25 +68,13 @@ class ProductLayer:
 
     def grid(self, weight: Array) -> Array:
         """Returns ``weight`` as ``[groups, out / groups, in / groups, taps]``, a view if it can."""
-        name = self.node.op.name
-        if name in _MATRICES:
-            return (weight if self._rows_first() else weight.T)[None, :, :, None]
         split = weight.reshape(self.groups, weight.shape[0] // self.groups, weight.shape[1], -1)
-        return split if name == "Conv" else split.transpose(0, 2, 1, 3)
+        return split if self.geometry.axis == 0 else split.transpose(0, 2, 1, 3)
 
     def ungrid(self, grid: Array) -> Array:
         """Returns the weight whose grid is given."""
-        name, shape = self.node.op.name, self.weight.shape
-        if name in _MATRICES:
-            return grid[0, :, :, 0] if self._rows_first() else grid[0, :, :, 0].T
-        split = grid if name == "Conv" else grid.transpose(0, 2, 1, 3)
-        return np.ascontiguousarray(split).reshape(shape)
-
-    def _rows_first(self) -> bool:
-        attributes = self.node.attributes
-        if isinstance(attributes, GemmAttrs):
-            return attributes.trans_b
-        return self.node.op is DENSE
+        split = grid if self.geometry.axis == 0 else grid.transpose(0, 2, 1, 3)
+        return np.ascontiguousarray(split).reshape(self.weight.shape)
 
     def peaks(self) -> Vector:
         """Returns the largest magnitude over the taps: ``[groups, out / groups, in / groups]``."""
@@ -101,21 +93,12 @@ def layer_of(node: Node) -> ProductLayer | None:
     weight = node.optional(1)
     if weight is None or weight.constant is None or not is_float32(weight):
         return None
-    shape, attributes = weight.constant.shape, node.attributes
-    match node.op.name:
-        case "Conv" if isinstance(attributes, ConvAttrs):
-            return ProductLayer(node, attributes.group, shape[0], shape[1] * attributes.group)
-        case "ConvTranspose" if isinstance(attributes, ConvTransposeAttrs):
-            return ProductLayer(node, attributes.group, shape[1] * attributes.group, shape[0])
-        case "Gemm" if isinstance(attributes, GemmAttrs) and not attributes.trans_a:
-            rows, columns = shape if attributes.trans_b else shape[::-1]
-            return ProductLayer(node, 1, rows, columns)
-        case "Dense":
-            return ProductLayer(node, 1, shape[0], shape[1])
-        case "MatMul" if len(shape) == 2:
-            return ProductLayer(node, 1, shape[1], shape[0])
-        case _:
-            return None
+    shape, geometry = weight.constant.shape, geometry_of(node)
+    gemm = GEMM.of(node)
+    if geometry is None or not (geometry.image or len(shape) == 2) or (gemm and gemm.trans_a):
+        return None
+    inputs = shape[1] * geometry.groups if geometry.axis == 0 else shape[0]
+    return ProductLayer(node, geometry, geometry.channels(shape), inputs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,8 +13,8 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import static_shape
+from qdqbridge.graph.weights import geometry_of
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs
-from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.matmul import DENSE
 from qdqbridge.qnn.emit.convolution import ConvolutionCall, convolution
 from qdqbridge.qnn.emit.dtypes import storage, tvm_dtype
@@ -28,8 +28,8 @@ def quantized_accumulation(scope: EmissionScope, node: Node) -> Expr | None:
     x, w = node.operand(0), node.operand(1)
     if x.quant is None or w.quant is None or not x.quant.params.per_tensor:
         return None
-    if node.op in (CONV, CONV_TRANSPOSE):
-        return _convolution(scope, node)
+    if isinstance(node.attributes, ConvAttrs | ConvTransposeAttrs):
+        return _convolution(scope, node, node.attributes)
     if node.op is DENSE:
         return _dense(scope, node)
     return _product(scope, node)
@@ -69,9 +69,12 @@ def _accumulator(node: Node, products: int) -> str:
     return accumulator_dtype(products, left, right, largest)
 
 
-def _convolution(scope: EmissionScope, node: Node) -> Expr:
-    attributes, shape = node.attributes, static_shape(node.operand(1).type.shape)
-    assert isinstance(attributes, ConvAttrs | ConvTransposeAttrs) and shape is not None
+def _convolution(
+    scope: EmissionScope, node: Node, attributes: ConvAttrs | ConvTransposeAttrs
+) -> Expr:
+    shape = static_shape(node.operand(1).type.shape)
+    if shape is None:
+        raise unsupported(node, "the extents of its weight are known at run time only")
     form = convolution(scope, node, attributes, shape)
     x = scope.value(node.operand(0))
     if form.lifted:
@@ -79,8 +82,7 @@ def _convolution(scope: EmissionScope, node: Node) -> Expr:
     w = scope.value(node.operand(1)) if form.kernel is None else _kernel(scope, node, form)
     attrs = {**form.attrs, "out_dtype": _accumulator(node, form.products)}
     acc = scope.qnn(form.name, [x, w, *_parameters(scope, node)], attrs)
-    group = attributes.group if isinstance(attributes, ConvTransposeAttrs) else 1
-    result = _finish(scope, node, acc, axis=form.axis, tiles=group)
+    result = _finish(scope, node, acc, axis=form.axis)
     return scope.emit(scope.op.squeeze(result, [form.height])) if form.lifted else result
 
 
@@ -170,11 +172,10 @@ def _finish(
     acc: Expr,
     *,
     axis: int,
-    tiles: int = 1,
     gemm: GemmAttrs | None = None,
 ) -> Expr:
     """Bias, then requantize into the result's type, or dequantize where it is float."""
-    scale = _scale(node, 1.0 if gemm is None else gemm.alpha, tiles)
+    scale = _scale(node, 1.0 if gemm is None else gemm.alpha)
     bias, beta = node.optional(2), 1.0 if gemm is None else gemm.beta
     if bias is not None and beta == 1.0 and _in_units(bias, scale):
         assert bias.constant is not None
@@ -195,14 +196,15 @@ def _finish(
     return scope.cast(real, tvm_dtype(node.output.type.dtype))
 
 
-def _scale(node: Node, alpha: float, tiles: int) -> NDArray[np.float32]:
+def _scale(node: Node, alpha: float) -> NDArray[np.float32]:
     """Returns the scale of the accumulator, one number or one per channel."""
     px, pw = _params(node)
     left = px.scale.astype(np.float32)
     if alpha != 1.0:
         left = np.asarray(np.float32(alpha) * left, np.float32)
     scale = np.asarray(left * pw.scale.astype(np.float32), np.float32)
-    return np.tile(scale, tiles) if scale.ndim else scale
+    geometry = geometry_of(node)
+    return scale if geometry is None else geometry.spread(scale)
 
 
 def _in_units(bias: Value, scale: NDArray[Any]) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node
+from qdqbridge.graph.weights import geometry_of
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs
 from qdqbridge.qnn.emit.scope import EmissionScope
 
@@ -61,39 +62,40 @@ def convolution(
     given = shape
     shape = (*shape[:2], 1, shape[2]) if lifted else shape
     rank, group = len(shape) - 2, attributes.group
-    attrs = _attributes(attributes, shape, lifted=lifted)
+    geometry = geometry_of(node)
+    assert geometry is not None
+    attrs = _attributes(attributes, shape, geometry.channels(shape), lifted=lifted)
     kernel = KernelLayout(shape, tuple(range(rank + 2))) if shape != given else None
     if last:
-        depthwise = not transposed and group > 1 and shape[1] == 1
+        depthwise = not transposed and geometry.depthwise(shape)
         layout = _kernel_layout(scope, depthwise=depthwise, transposed=transposed)
         axes = "DHW"[3 - rank :]
         attrs |= {"data_layout": f"N{axes}C", "kernel_layout": layout.replace("HW", axes)}
         kernel = _laid_out(shape, attrs["kernel_layout"], group)
-    if transposed:
-        products = int(np.prod(shape[2:])) * (shape[0] // group)
-    else:
-        products = int(np.prod(shape[1:]))
     return ConvolutionCall(
-        f"conv{rank}d" + ("_transpose" if transposed else ""), attrs, kernel,
-        rank + 1 if last else 1, 1 if last else 2, lifted, products,
+        node.op.qnn.format(rank=rank), attrs, kernel,
+        rank + 1 if last else 1, 1 if last else 2, lifted, geometry.terms(shape),
     )  # fmt: skip
 
 
 def _attributes(
-    attributes: ConvAttrs | ConvTransposeAttrs, shape: tuple[int, ...], *, lifted: bool
+    attributes: ConvAttrs | ConvTransposeAttrs,
+    shape: tuple[int, ...],
+    channels: int,
+    *,
+    lifted: bool,
 ) -> dict[str, Any]:
     def along(values: tuple[int, ...], neutral: int) -> list[int]:
         return [neutral, *values] if lifted else list(values)
 
     half = len(attributes.pads) // 2
     begin, end = attributes.pads[:half], attributes.pads[half:]
-    transposed = isinstance(attributes, ConvTransposeAttrs)
     attrs: dict[str, Any] = {
         "strides": along(attributes.strides, 1),
         "padding": along(begin, 0) + along(end, 0),
         "dilation": along(attributes.dilations, 1),
         "groups": attributes.group,
-        "channels": shape[1] * attributes.group if transposed else shape[0],
+        "channels": channels,
         "kernel_size": list(shape[2:]),
     }
     if isinstance(attributes, ConvTransposeAttrs):

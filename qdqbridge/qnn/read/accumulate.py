@@ -17,6 +17,7 @@ from qdqbridge.graph.lenses import read_attributes
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType
+from qdqbridge.graph.weights import weight_geometry
 from qdqbridge.ops.attributes import (
     AxesAttrs,
     GemmAttrs,
@@ -25,7 +26,6 @@ from qdqbridge.ops.attributes import (
 from qdqbridge.ops.conversion import REINTERPRET
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
-from qdqbridge.ops.weights import weight_geometry
 from qdqbridge.qnn.read import parameters
 from qdqbridge.qnn.read.call import Call, UnroundedProduct
 from qdqbridge.qnn.read.layout import (

@@ -10,7 +10,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import Shape
-from qdqbridge.ops.weights import geometry_of
+from qdqbridge.graph.weights import geometry_of
 from qdqbridge.relax.kernels.kernel import Array
 
 _HALF = 128

@@ -14,8 +14,8 @@ from itertools import product as pairs
 import numpy as np
 
 from qdqbridge.graph.graph import Node
+from qdqbridge.graph.weights import geometry_of
 from qdqbridge.ops.attributes import ConvTransposeAttrs
-from qdqbridge.ops.weights import geometry_of
 from qdqbridge.relax.kernels.convolution import merge_groups, runs
 from qdqbridge.relax.kernels.epilogue import Requantize
 from qdqbridge.relax.kernels.geometry import Direct, PixelPlacement

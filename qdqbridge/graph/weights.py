@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from qdqbridge.graph.graph import Node
-from qdqbridge.graph.operator import Array, Attributes, Operator
-from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs
+if TYPE_CHECKING:
+    from qdqbridge.graph.graph import Node
+    from qdqbridge.graph.operator import Attributes, Operator
+
+Array: TypeAlias = "NDArray[Any]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,12 @@ class WeightGeometry:
 
     def terms(self, shape: tuple[int, ...]) -> int:
         """Returns how many products are summed to an element of the result, at most."""
-        return math.prod(shape) // max(shape[self.axis], 1)
+        return math.prod(shape) // max(shape[self.axis] * self.tiles, 1)
+
+    def depthwise(self, shape: tuple[int | str, ...]) -> bool:
+        """Returns whether sums run over the taps of one channel."""
+        alone = shape[0] == self.tiles if self.tiles > 1 else shape[1] == 1
+        return self.image and self.groups > 1 and alone
 
     def spread(self, along: Array) -> Array:
         """Returns numbers along the axis, or one for all, as the result's channels have them."""
@@ -59,7 +68,7 @@ class WeightGeometry:
 def weight_geometry(
     op: Operator, attributes: Attributes, rank: int | None
 ) -> WeightGeometry | None:
-    """Returns how the weight of a product lies.
+    """Returns how the weight of a product lies, as its row says.
 
     Args:
         op: The product.
@@ -69,19 +78,7 @@ def weight_geometry(
     Returns:
         None for a vector, whose product has no channels, and for what is no product.
     """
-    match attributes:
-        case ConvAttrs():
-            return WeightGeometry(0, attributes.group, image=True)
-        case ConvTransposeAttrs():
-            return WeightGeometry(1, attributes.group, attributes.group, image=True)
-        case GemmAttrs():
-            return WeightGeometry(0 if attributes.trans_b else 1)
-        case _ if op.name == "Dense":
-            return WeightGeometry(0)
-        case _ if op.name == "MatMul" and rank is not None and rank > 1:
-            return WeightGeometry(rank - 1)
-        case _:
-            return None
+    return None if op.weight is None else op.weight(attributes, rank)
 
 
 def geometry_of(node: Node) -> WeightGeometry | None:
