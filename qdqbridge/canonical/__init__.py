@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from qdqbridge.canonical.compositions import order_steps
 from qdqbridge.canonical.diagnostics import diagnose
 from qdqbridge.canonical.driver import notes_of, run
-from qdqbridge.canonical.interface import release_interface
 from qdqbridge.canonical.islands import explanation, islands
+from qdqbridge.canonical.order import order_operands, order_steps
 from qdqbridge.canonical.rules import RULES, rules_with
 from qdqbridge.canonical.sharing import share_dequantized
 from qdqbridge.canonical.storage import propagate_storage
 from qdqbridge.graph.graph import Graph
-from qdqbridge.graph.operand_order import order_operands
-from qdqbridge.ops.integers import propagate_parameters
+from qdqbridge.ops.integers import propagate_parameters, release_interface
 from qdqbridge.options import BIT_FOR_BIT, ReadingOptions
 
 __all__ = ["RULES", "canonicalize", "explanation", "islands"]
@@ -37,7 +35,7 @@ def canonicalize(
     refused = run(graph, rules)
     while propagate_storage(graph) or share_dequantized(graph):
         refused = run(graph, rules)
-    order_steps(graph)
+    order_steps(graph.nodes)
     order_operands(graph)
     release_interface(graph)
     graph.canonical = True

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
-from typing import TypeAlias
 
 from qdqbridge.canonical.build import result
 from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule, stored_behind
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.edit import link, unlink
-from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.printer import attributes_text, elements
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.composition import COMPOSITION, CompositionAttrs, Step
 from qdqbridge.ops.elementwise import CONCAT, WHERE
@@ -140,83 +135,3 @@ def _steps(region: _ElementwiseRegion) -> list[Step]:
         steps.append(Step(node.op, node.attributes, operands, node.origin, node.output.name))
         numbers[node.output] = first + len(steps) - 1
     return steps
-
-
-# ---- one order of steps -----------------------------------------------------------------------
-
-
-def order_steps(graph: Graph) -> None:
-    """Brings the steps and scalars of compositions into one order, each of them there once.
-
-    Operands that may change places are ordered by what they are, as those of nodes are
-    (:mod:`qdqbridge.graph.operand_order`).
-    """
-    for node in graph.nodes:
-        given = node.attributes
-        if not isinstance(given, CompositionAttrs):
-            continue
-        steps, operands = _ordered(given.steps, node.inputs)
-        if steps != given.steps or operands != node.inputs:
-            unlink(node)
-            node.attributes, node.inputs = CompositionAttrs(steps), operands
-            link(node)
-
-
-def _ordered(
-    given: Sequence[Step], operands: Sequence[Value | None]
-) -> tuple[tuple[Step, ...], list[Value | None]]:
-    """Returns the steps in the order of a walk from the result, and the operands they read."""
-    keys = [_leaf_key(index, value) for index, value in enumerate(operands)]
-    sources: list[tuple[int, ...]] = []
-    for step in given:
-        sources.append(_by_key(step, keys))
-        keys.append(_step_key(step, [keys[i] for i in sources[-1]]))
-    first = {key: index for index, key in reversed(list(enumerate(keys)))}  # equal ones are one
-    count, end = len(operands), first[keys[-1]]
-    scalars, order, seen, stack = [0], list[int](), {0}, [(end, False)]
-    while stack:
-        index, ready = stack.pop()
-        if ready:
-            order.append(index)
-            continue
-        if index in seen:
-            continue
-        seen.add(index)
-        stack.append((index, True))
-        for other in reversed([first[keys[i]] for i in sources[index - count]]):
-            if other >= count:
-                stack.append((other, False))
-            elif other not in scalars:
-                scalars.append(other)
-    places = {index: place for place, index in enumerate((*scalars, *order))}
-    steps = (
-        replace(
-            given[i - count], operands=tuple(places[first[keys[o]]] for o in sources[i - count])
-        )
-        for i in order
-    )
-    return tuple(steps), [operands[i] for i in scalars]
-
-
-_StepKey: TypeAlias = "tuple[bool, int, tuple[int, ...], bytes]"
-"""Constant or not, how many steps stand behind it, the operator's name, a hash of it all."""
-
-
-def _leaf_key(index: int, value: Value | None) -> _StepKey:
-    if index == 0 or value is None or value.constant is None:
-        return False, 0, (), str(index).encode()
-    data = value.constant.numpy()
-    return True, 0, (), f"{value.type.dtype}{data.shape}{elements(data)}".encode()
-
-
-def _by_key(step: Step, keys: Sequence[_StepKey]) -> tuple[int, ...]:
-    count = step.op.commuting
-    return (*sorted(step.operands[:count], key=lambda i: keys[i]), *step.operands[count:])
-
-
-def _step_key(step: Step, behind: Sequence[_StepKey]) -> _StepKey:
-    sha = blake2b(f"{step.op.name}{attributes_text(step.attributes)}".encode(), digest_size=16)
-    for *_, part in behind:
-        sha.update(len(part).to_bytes(4, "little") + part)
-    name = tuple(-ord(letter) for letter in step.op.name)
-    return False, 1 + max(depth for _, depth, *_ in behind), name, sha.digest()

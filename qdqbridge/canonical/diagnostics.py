@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -24,13 +24,13 @@ _SAMPLE, _FEWEST = 64, 4
 
 def diagnose(graph: Graph) -> list[Note]:
     """Returns notes about clamps in ranges, folded weights, fake-quantization, affine maps."""
-    notes = [_clamps(graph), _folded(graph), _fake_quantization(graph)]
-    return [*(note for note in notes if note is not None), *_affine(graph)]
+    nodes = graph.nodes
+    notes = [_clamps(nodes), _folded(nodes), _fake_quantization(nodes)]
+    return [*(note for note in notes if note is not None), *_affine(nodes, set(graph.outputs))]
 
 
-def _affine(graph: Graph) -> Iterator[Note]:
-    outputs = set(graph.outputs)
-    for node in graph.nodes:
+def _affine(nodes: Sequence[Node], outputs: Set[Value]) -> Iterator[Note]:
+    for node in nodes:
         chain = chain_behind(node, outputs.__contains__)
         if chain is None:
             continue
@@ -43,8 +43,8 @@ def _affine(graph: Graph) -> Iterator[Note]:
         yield Note("affine-behind-product", chain.product.name, reason, names)
 
 
-def _clamps(graph: Graph) -> Note | None:
-    names = [node.name for node in graph.nodes if _carries_clamp(node)]
+def _clamps(nodes: Sequence[Node]) -> Note | None:
+    names = [node.name for node in nodes if _carries_clamp(node)]
     if not names:
         return None
     reason = (
@@ -66,8 +66,8 @@ def _carries_clamp(node: Node) -> bool:
 _NEVER_NEGATIVE = frozenset(("Softmax", "Sigmoid", "HardSigmoid", "Exp", "Abs", "Sqrt", "Softplus"))
 
 
-def _folded(graph: Graph) -> Note | None:
-    found = [(node, w) for node in graph.nodes for w in _float_weights(node)]
+def _folded(nodes: Sequence[Node]) -> Note | None:
+    found = [(node, w) for node in nodes for w in _float_weights(node)]
     names = [w.name for node, w in found if _on_grid(_rows(node, w))]
     if not names:
         return None
@@ -115,8 +115,8 @@ def _on_grid(rows: NDArray[Any]) -> bool:
     return bool(near.any(axis=1).all() and np.mean(varied) > 0.5)
 
 
-def _fake_quantization(graph: Graph) -> Note | None:
-    names = [node.name for node in graph.nodes if is_fake_quantize(node)]
+def _fake_quantization(nodes: Sequence[Node]) -> Note | None:
+    names = [node.name for node in nodes if is_fake_quantize(node)]
     if not names:
         return None
     reason = (

@@ -13,35 +13,32 @@ from qdqbridge.ops.folding import Budget
 
 def run(graph: Graph, rules: Sequence[Rule]) -> dict[tuple[str, Node], Reject]:
     """Rewrites ``graph`` to the fixpoint of ``rules``; returns the refusals that still stand."""
-    return _Driver(graph, rules).run()
+    editor = Editor(graph)
+    visits = _Visits(rules, Scope(editor, Budget.of(graph.nodes)), graph.notes)
+    while visits.changed:  # a rule may look further than the neighbours that were queued
+        visits.sweep(graph.nodes)
+        editor.finish()
+    graph.notes = list(visits.notes)
+    alive = set(graph.nodes)
+    return {key: reject for key, reject in visits.refused.items() if key[1] in alive}
 
 
-class _Driver:
-    def __init__(self, graph: Graph, rules: Sequence[Rule]) -> None:
-        self.editor = Editor(graph)
-        self.scope = Scope(self.editor, Budget.of(graph.nodes))
-        self.graph = graph
+class _Visits:
+    """Applies rules at one node after another, and again around what they change."""
+
+    def __init__(self, rules: Sequence[Rule], scope: Scope, notes: Iterable[Note]) -> None:
+        self.rules, self.scope, self.editor = rules, scope, scope.editor
         self.by_op: dict[str, list[Rule]] = {}
-        self.rules = rules
         self.refused: dict[tuple[str, Node], Reject] = {}
-        self.queue: deque[Node] = deque(graph.nodes)
-        self.queued: set[Node] = set(graph.nodes)
+        self.queue: deque[Node] = deque()
+        self.queued: set[Node] = set()
+        self.changed = True
+        self.notes: dict[Note, None] = dict.fromkeys(notes)
+
+    def sweep(self, nodes: Iterable[Node]) -> None:
+        """Visits all nodes, and their neighbours as long as something changes there."""
         self.changed = False
-        self.told: dict[Note, None] = dict.fromkeys(graph.notes)
-
-    def run(self) -> dict[tuple[str, Node], Reject]:
-        self._drain()
-        while self.changed:  # a rule may look further than the neighbours that were queued
-            self.changed = False
-            self.editor.finish()
-            self._enqueue_all(self.graph.nodes)
-            self._drain()
-        self.editor.finish()
-        self.graph.notes = list(self.told)
-        alive = set(self.graph.nodes)
-        return {key: reject for key, reject in self.refused.items() if key[1] in alive}
-
-    def _drain(self) -> None:
+        self._enqueue(nodes)
         while self.queue:
             node = self.queue.popleft()
             self.queued.discard(node)
@@ -54,8 +51,8 @@ class _Driver:
 
     def _remove(self, node: Node) -> None:
         for producer in self.editor.remove(node):
-            self._enqueue_all([producer])
-            self._enqueue_all(_readers(producer))
+            self._enqueue([producer])
+            self._enqueue(_readers(producer))
 
     def _rules_for(self, name: str) -> list[Rule]:
         if name not in self.by_op:
@@ -75,26 +72,21 @@ class _Driver:
 
     def _replace(self, proposal: Replace, node: Node) -> None:
         self.changed = True
-        self.told.update(dict.fromkeys(proposal.notes))
+        self.notes.update(dict.fromkeys(proposal.notes))
         touched: dict[Node, None] = {node: None}
         for old, new in proposal.values.items():
-            added = self.editor.insert(new)
-            for fresh in added:
-                touched.update(dict.fromkeys(self._neighbours(fresh)))
+            for fresh in self.editor.insert(new):
+                touched.update(dict.fromkeys(_neighbours(fresh)))
             touched.update(dict.fromkeys(self.editor.replace_value(old, new)))
             if old.producer is not None:
                 touched[old.producer] = None
             if new.producer is not None:
                 touched[new.producer] = None
-            _keep_name(old, new)
-        self._enqueue_all(touched)
+            if not new.name:
+                new.name = old.name
+        self._enqueue(touched)
 
-    def _neighbours(self, node: Node) -> list[Node]:
-        producers = [v.producer for v in node.inputs if v is not None and v.producer is not None]
-        siblings = [reader for producer in producers for reader in _readers(producer)]
-        return [*producers, node, *siblings]
-
-    def _enqueue_all(self, nodes: Iterable[Node]) -> None:
+    def _enqueue(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
             if node not in self.queued:
                 self.queued.add(node)
@@ -117,9 +109,10 @@ def _few(value: Value) -> list[tuple[Node, int]]:
     return list(value.users) if len(value.users) <= 4 else []
 
 
-def _keep_name(old: Value, new: Value) -> None:
-    if not new.name:
-        new.name = old.name
+def _neighbours(node: Node) -> list[Node]:
+    producers = [v.producer for v in node.inputs if v is not None and v.producer is not None]
+    siblings = [reader for producer in producers for reader in _readers(producer)]
+    return [*producers, node, *siblings]
 
 
 def notes_of(refused: dict[tuple[str, Node], Reject]) -> list[Note]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from qdqbridge.canonical.build import requantized, result, retyped
+from qdqbridge.canonical.order import commuting
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.operand_order import commuting
 
 _EXTREMES = ("Min", "Max")
 
@@ -15,7 +15,7 @@ def constants_last(node: Node, scope: Scope) -> Proposal:
     """``Add(const, x) -> Add(x, const)``, so that other rules find a constant on the right.
 
     The order among the others is settled when no rule has anything to say any more
-    (:mod:`qdqbridge.graph.operand_order`).
+    (:mod:`qdqbridge.canonical.order`).
     """
     del scope
     operands = [value for value in commuting(node) if value is not None]

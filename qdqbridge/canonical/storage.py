@@ -9,7 +9,7 @@ that nothing quantized decides about are signed. None of this looks at an elemen
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from qdqbridge.canonical.build import constant
@@ -40,7 +40,11 @@ def shifted_as(value: Value, params: QuantParams) -> Value | None:
 
 def propagate_storage(graph: Graph) -> bool:
     """Gives constants the signedness that their readers have; returns whether any changed."""
-    return _Storage(graph).propagate()
+    editor = Editor(graph)
+    changed = _Storage(editor, graph.nodes).propagate()
+    if changed:
+        editor.finish()
+    return changed
 
 
 @dataclass(slots=True)
@@ -65,25 +69,23 @@ class _ConstantRegion:
 
 
 class _Storage:
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self.editor = graph, Editor(graph)
+    def __init__(self, editor: Editor, nodes: Sequence[Node]) -> None:
+        self.editor, self.nodes = editor, nodes
         self.rooted: set[Value] = set()
         self.shifted: dict[tuple[Constant, QuantParams], Constant] = {}
 
     def propagate(self) -> bool:
         changed = False
-        for node in self.graph.nodes:
+        for node in self.nodes:
             source = node.inputs[0] if node.inputs else None
             rooted = source is not None and (source.is_constant or source in self.rooted)
             if rooted and _passes(node):
                 self.rooted.update(node.outputs)
-        for node in self.graph.nodes:
+        for node in self.nodes:
             if _passes(node):
                 changed |= self._propagate_table(node)
             elif node.op.flow in _COMPUTING or node.op is DEQUANTIZE:
                 changed |= self._propagate_operands(node)
-        if changed:
-            self.editor.finish()
         return changed
 
     def _propagate_operands(self, node: Node) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def verify(graph: Graph, file: str = "") -> None:
             have one name.
         GraphError: The graph claims to be canonical and is not.
     """
-    _check_output_names(graph, file)
+    _check_names(graph.output_names, graph.outputs, file or graph.name)
     problems: list[tuple[Node, str]] = []
     for node in graph.nodes:
         problems += [(node, problem) for problem in node.op.check(node)]
@@ -42,17 +42,17 @@ def verify(graph: Graph, file: str = "") -> None:
             raise _error(GraphError, "the graph is not in canonical form", broken, file)
 
 
-def _check_output_names(graph: Graph, file: str) -> None:
+def _check_names(names: Sequence[str], outputs: Sequence[Value], where: str) -> None:
     """Refuses a name for two results: those of a run are told apart by it.
 
     One result may have its name twice, which is one entry among the results of a run.
     """
     named: dict[str, Value] = {}
-    for name, value in zip(graph.output_names, graph.outputs, strict=True):
+    for name, value in zip(names, outputs, strict=True):
         if named.setdefault(name, value) is not value:
             raise InvalidModelError(
                 f"two outputs have the name '{name}'",
-                where=file or graph.name,
+                where=where,
                 why="they are different tensors",
                 fix="give every output a name of its own",
             )

@@ -29,6 +29,20 @@ _PASSES = 8
 """An If can be looked at where the shapes that it captures are known, from another If perhaps."""
 
 
+def take_branches(model: ModelProto, folder: Path, text_of: TextOf) -> ModelProto:
+    """Replaces every If of the main graph of which one branch is known to run, or either would do.
+
+    Args:
+        model: The model, changed in place.
+        folder: Where external data lies.
+        text_of: Reads a branch.
+    """
+    if any(node.op_type == "If" for node in model.graph.node):
+        take_constant_branches(model)
+        _take_equal_branches(model, folder, text_of)
+    return model
+
+
 def take_constant_branches(model: ModelProto) -> ModelProto:
     """Replaces every If with a constant condition by the nodes of the branch it takes.
 
@@ -135,14 +149,8 @@ def _rename(node: NodeProto, names: dict[str, str]) -> None:
             output.name = outer.get(output.name, output.name)
 
 
-def take_equal_branches(model: ModelProto, folder: Path, text_of: TextOf) -> ModelProto:
-    """Replaces every If of the main graph whose branches are equal by the nodes of one of them.
-
-    Args:
-        model: The model, changed in place.
-        folder: Where external data lies.
-        text_of: Reads a branch.
-    """
+def _take_equal_branches(model: ModelProto, folder: Path, text_of: TextOf) -> None:
+    """Replaces every If of the main graph whose branches are equal by the nodes of one of them."""
     graph = model.graph
     compared: set[str] = set()  # first results; each If is read once, and those inside it with it
     for _ in range(_PASSES):
@@ -165,7 +173,6 @@ def take_equal_branches(model: ModelProto, folder: Path, text_of: TextOf) -> Mod
         del graph.node[:]
         graph.node.extend(nodes)
         take_constant_branches(model)  # of an If inside the branch that was taken
-    return model
 
 
 class _Scope:

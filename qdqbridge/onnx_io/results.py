@@ -29,7 +29,7 @@ from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS
 from qdqbridge.onnx_io.node_types import Extents as Open
 from qdqbridge.onnx_io.node_types import Inferred, NodeTypes, nested_proto, nested_type, tensor_type
-from qdqbridge.onnx_io.shapes import declared_types
+from qdqbridge.onnx_io.shapes import TypeAndShape
 from qdqbridge.onnx_io.structure import captured_names, describe
 from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx, onnx_name
 from qdqbridge.ops.attributes import (
@@ -60,19 +60,30 @@ class Results:
     """Types results, and follows the numbers in what is computed from shapes.
 
     Args:
-        model: The model whose nodes are read, in their order.
+        nodes: The nodes that are read, in their order.
+        declared: Element types and shapes that the file declares, by the tensor's name.
         file: Its name, for messages.
         opset: The version of ONNX's own domain.
+        versions: That of every domain.
+        ir_version: That of the file.
         folding: Computes what only constants determine.
     """
 
-    def __init__(self, model: onnx.ModelProto, file: str, opset: int, folding: Folding) -> None:
-        self.file, self.declared = file, declared_types(model.graph)
-        self._nodes: Sequence[onnx.NodeProto] = model.graph.node
+    def __init__(
+        self,
+        nodes: Sequence[onnx.NodeProto],
+        declared: Mapping[str, TypeAndShape],
+        file: str,
+        *,
+        opset: int,
+        versions: Mapping[str, int],
+        ir_version: int,
+        folding: Folding,
+    ) -> None:
+        self.file, self.declared, self._nodes = file, declared, nodes
+        self.opset, self.versions, self._ir_version = opset, versions, ir_version
         self._taken: dict[str, frozenset[str]] | None = None
         self.folding = folding
-        self._versions = {entry.domain: entry.version for entry in model.opset_import}
-        self._opset, self._ir_version = opset, model.ir_version
         self._types: dict[int, NodeTypes] = {}
         self._protos: dict[tuple[DType, Shape], TypeProto] = {}
         self._no_tensors: dict[Value, TypeProto] = {}
@@ -106,9 +117,9 @@ class Results:
         given = [values[name] if name else None for name in proto.input]
         captured = {name: self._proto(values[name]) for name in captured_names(proto)}
         types = [None if value is None else self._proto(value) for value in given]
-        opset = opset or self._opset
+        opset = opset or self.opset
         if opset not in self._types:
-            self._types[opset] = NodeTypes(self._versions, opset, self._ir_version)
+            self._types[opset] = NodeTypes(self.versions, opset, self._ir_version)
         inferred = self._types[opset].results(proto, types, self._data(proto, given), captured)
         more = self._open_shape(op, attributes, operands) if len(inferred) == 1 else None
         results: list[Value] = []
@@ -226,7 +237,7 @@ class Results:
             self._taken = {}
             for node in self._nodes:
                 domain = "" if node.domain in ONNX_DOMAINS else node.domain
-                version = self._versions.get(domain, 1) if domain else self._opset
+                version = self.versions.get(domain, 1) if domain else self.opset
                 schema = schema_of(node.op_type, domain, version)
                 formals = () if schema is None else schema.inputs
                 for name, formal in zip(node.input, formals, strict=False):

@@ -8,6 +8,7 @@ DequantizeLinear of any domain or opset, because those never change a shape.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 import numpy as np
 import onnx
@@ -41,7 +42,7 @@ def infer(model: onnx.ModelProto) -> dict[str, TypeAndShape]:
             light = guarded_inference(exact)
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, MemoryError) as error:
         log.info("shape inference stopped: %s", error)
-    known = declared_types(model.graph)
+    known = declared_types((*model.graph.value_info, *model.graph.output))
     for name, (element, shape) in known.items():
         known[name] = element, None if shape is None else tuple(f"?{i}" for i in range(len(shape)))
     for value in (*light.graph.input, *light.graph.value_info, *light.graph.output):
@@ -53,11 +54,11 @@ def infer(model: onnx.ModelProto) -> dict[str, TypeAndShape]:
     return known
 
 
-def declared_types(graph: onnx.GraphProto) -> dict[str, TypeAndShape]:
-    """Returns ``name -> (ONNX element type, shape)`` for the results that a graph declares."""
+def declared_types(declared: Iterable[onnx.ValueInfoProto]) -> dict[str, TypeAndShape]:
+    """Returns ``name -> (ONNX element type, shape)`` for the tensors that a graph declares."""
     return {
         value.name: (value.type.tensor_type.elem_type, shape_of(value.type))
-        for value in (*graph.value_info, *graph.output)
+        for value in declared
         if value.type.WhichOneof("value") == "tensor_type"
     }
 

@@ -16,7 +16,12 @@ def check_text(model: onnx.ModelProto, file: str) -> None:
         ModelFileError: A name is not UTF-8.
     """
     graphs = [model.graph]
-    header = [model.producer_name, model.producer_version, model.domain, *_texts(model)]
+    header = [
+        model.producer_name,
+        model.producer_version,
+        model.domain,
+        *_texts(model.metadata_props),
+    ]
     header += [entry.domain for entry in model.opset_import]
     for function in model.functions:
         header += [function.name, function.domain, *function.input, *function.output]
@@ -43,15 +48,14 @@ def _check_nodes_text(
 ) -> None:
     for node in nodes:
         strings = (node.op_type, node.domain, node.name, *node.input, *node.output)
-        strings += (*(attribute.name for attribute in node.attribute), *_texts(node))
+        strings += (*(attribute.name for attribute in node.attribute), *_texts(node.metadata_props))
         if any(isinstance(text, bytes) for text in strings):
             raise _not_text(file)
         graphs.extend(subgraphs(node))
 
 
-def _texts(holder: onnx.ModelProto | onnx.NodeProto) -> tuple[str, ...]:
-    """Returns the texts of the metadata."""
-    return tuple(text for entry in holder.metadata_props for text in (entry.key, entry.value))
+def _texts(metadata: Iterable[onnx.StringStringEntryProto]) -> tuple[str, ...]:
+    return tuple(text for entry in metadata for text in (entry.key, entry.value))
 
 
 def _not_text(file: str) -> ModelFileError:
@@ -68,7 +72,7 @@ def check_names(graph: onnx.GraphProto, file: str) -> None:
 
     Raises:
         InvalidModelError: A name is defined twice, an input has no type, or there is no output.
-        UnsupportedModelError: An input or output is a sequence, a map or an optional.
+        UnsupportedModelError: An input or output is a map, or there are sparse initializers.
     """
     defined: dict[str, str] = {}
     initializers = [t.name for t in graph.initializer] + [
@@ -98,6 +102,12 @@ def check_names(graph: onnx.GraphProto, file: str) -> None:
     inputs = [value for value in graph.input if value.name not in twice]
     _check_tensors("input", inputs, file)
     _check_tensors("output", graph.output, file)
+    if graph.sparse_initializer:
+        raise UnsupportedModelError(
+            "sparse initializers have no counterpart here",
+            where=f"{file}, '{graph.sparse_initializer[0].values.name}'",
+            fix="export the model with dense initializers",
+        )
 
 
 def _check_tensors(what: str, values: Iterable[onnx.ValueInfoProto], file: str) -> None:

@@ -2,7 +2,8 @@
 
 A mover, a graph input and a clip of integers do not say what the integers mean; the nodes behind
 them do. ``propagate_parameters`` carries the parameters back from ``reinterpret`` nodes to where
-the integers come from.
+the integers come from. Where nobody reads an input, and no node makes an output, nothing says what
+the integers mean: ``release_interface`` makes them plain.
 """
 
 from __future__ import annotations
@@ -65,6 +66,22 @@ def propagate_parameters(graph: Graph, hints: Hints = MappingProxyType({})) -> N
                 chosen[value] = params
     if chosen:
         _Typing(graph, chosen).run()
+
+
+def release_interface(graph: Graph) -> None:
+    """Makes plain integers of quantized inputs that no node reads, and of outputs that none makes.
+
+    No file could say more of such inputs, nor of outputs that are quantized constants.
+    """
+    for value in graph.inputs:
+        if value.quant is not None and not value.users:
+            value.type = TensorType(value.type.dtype, value.type.shape)
+    plain: dict[Value, Value] = {}
+    for value in graph.outputs:
+        if value.quant is not None and value.constant is not None and value not in plain:
+            type_ = TensorType(value.type.dtype, value.type.shape)
+            plain[value] = Value(type_, value.name, constant=value.constant)
+    graph.outputs[:] = [plain.get(value, value) for value in graph.outputs]
 
 
 _UNTOLD = per_tensor(DType.INT8, 1.0)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from qdqbridge.canonical import canonicalize
+from qdqbridge.canonical.order import commuting
 from qdqbridge.graph.copying import copied
 from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.operand_order import commuting
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import AxisAttrs, TransposeAttrs
 from tests.canonical.at_work import settled

@@ -1,4 +1,6 @@
-"""The one order of operands that may change places: by what computes them, never by names.
+"""The one order of what may change places: operands of nodes, and steps of compositions.
+
+Both are ordered by what computes them, never by names.
 
 ``a + b`` and ``b + a`` are the same bits, so one of them is canonical. What comes first is, in this
 order: what is no constant; what is computed in fewer steps from the graph's inputs (the skip of a
@@ -12,7 +14,8 @@ everything else behind two operands is alike: nothing reads a file's weights for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
@@ -21,6 +24,7 @@ from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.order import execution_order
 from qdqbridge.graph.printer import attributes_text, elements, params_text
 from qdqbridge.graph.types import QuantType, ValueType
+from qdqbridge.ops.composition import CompositionAttrs, Step
 
 _Key: TypeAlias = "Callable[[Value], Any]"
 _LITERAL = 16
@@ -32,7 +36,7 @@ def order_operands(graph: Graph) -> None:
     nodes = [node for node in graph.nodes if _count(node) > 1]
     if not nodes:
         return
-    places = _Places(graph)
+    places = _Places(graph.inputs, graph.nodes, graph.outputs)
     alike: dict[Node, tuple[Any, ...]] = {}
     for node in nodes:
         values, keys = _sorted(node, places)
@@ -40,7 +44,7 @@ def order_operands(graph: Graph) -> None:
         if len(set(keys)) < len(set(values)):
             alike[node] = tuple(keys)
     if alike:
-        _order_by_first_use(graph, alike)
+        _order_by_first_use(graph.outputs, alike)
     graph.nodes = execution_order(graph.outputs)
 
 
@@ -77,10 +81,10 @@ def _reorder(node: Node, values: Sequence[Value]) -> None:
         link(node)
 
 
-def _order_by_first_use(graph: Graph, alike: dict[Node, tuple[Any, ...]]) -> None:
+def _order_by_first_use(outputs: Sequence[Value], alike: dict[Node, tuple[Any, ...]]) -> None:
     """Orders operands that nothing tells apart as a walk from the outputs meets them."""
     met: dict[Value, int] = {}
-    stack: list[Value] = list(reversed(graph.outputs))
+    stack: list[Value] = list(reversed(outputs))
     while stack:
         value = stack.pop()
         if value in met:
@@ -103,11 +107,13 @@ def _order_by_first_use(graph: Graph, alike: dict[Node, tuple[Any, ...]]) -> Non
 class _Places:
     """What tells the values of a graph apart, from the cheapest to the dearest."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.inputs = {value: index for index, value in enumerate(graph.inputs)}
+    def __init__(
+        self, inputs: Sequence[Value], nodes: Sequence[Node], outputs: Sequence[Value]
+    ) -> None:
+        self.inputs = {value: index for index, value in enumerate(inputs)}
+        self.nodes, self.outputs = nodes, outputs
         self.depths: dict[Value, int] = {}
-        for node in graph.nodes:
+        for node in nodes:
             behind = (self.depths.get(v, 0) for v in node.inputs if v is not None)
             depth = 1 + max(behind, default=0)
             self.depths.update(dict.fromkeys(node.outputs, depth))
@@ -164,10 +170,10 @@ class _Places:
 
     def _ahead(self) -> dict[Value, bytes]:
         ends: dict[Value, list[bytes]] = {}
-        for slot, value in enumerate(self.graph.outputs):
+        for slot, value in enumerate(self.outputs):
             ends.setdefault(value, []).append(_hash("output", str(slot)))
         found: dict[Value, bytes] = {}
-        for node in reversed(self.graph.nodes):
+        for node in reversed(self.nodes):
             for value in node.outputs:
                 found[value] = _hash(*sorted(ends.pop(value, [])))
             whole = _hash(*(found[v] for v in node.outputs), self.contents(node.output))
@@ -198,3 +204,82 @@ def _hash(*parts: str | bytes) -> bytes:
         data = part.encode() if isinstance(part, str) else part
         sha.update(len(data).to_bytes(4, "little") + data)
     return sha.digest()
+
+
+# ---- steps of compositions --------------------------------------------------------------------
+
+
+def order_steps(nodes: Iterable[Node]) -> None:
+    """Brings the steps and scalars of compositions into one order, each of them there once.
+
+    Operands that may change places are ordered by what they are, as those of nodes are.
+    """
+    for node in nodes:
+        given = node.attributes
+        if not isinstance(given, CompositionAttrs):
+            continue
+        steps, operands = _ordered(given.steps, node.inputs)
+        if steps != given.steps or operands != node.inputs:
+            unlink(node)
+            node.attributes, node.inputs = CompositionAttrs(steps), operands
+            link(node)
+
+
+def _ordered(
+    given: Sequence[Step], operands: Sequence[Value | None]
+) -> tuple[tuple[Step, ...], list[Value | None]]:
+    """Returns the steps in the order of a walk from the result, and the operands they read."""
+    keys = [_leaf_key(index, value) for index, value in enumerate(operands)]
+    sources: list[tuple[int, ...]] = []
+    for step in given:
+        sources.append(_by_key(step, keys))
+        keys.append(_step_key(step, [keys[i] for i in sources[-1]]))
+    first = {key: index for index, key in reversed(list(enumerate(keys)))}  # equal ones are one
+    count, end = len(operands), first[keys[-1]]
+    scalars, order, seen, stack = [0], list[int](), {0}, [(end, False)]
+    while stack:
+        index, ready = stack.pop()
+        if ready:
+            order.append(index)
+            continue
+        if index in seen:
+            continue
+        seen.add(index)
+        stack.append((index, True))
+        for other in reversed([first[keys[i]] for i in sources[index - count]]):
+            if other >= count:
+                stack.append((other, False))
+            elif other not in scalars:
+                scalars.append(other)
+    places = {index: place for place, index in enumerate((*scalars, *order))}
+    steps = (
+        replace(
+            given[i - count], operands=tuple(places[first[keys[o]]] for o in sources[i - count])
+        )
+        for i in order
+    )
+    return tuple(steps), [operands[i] for i in scalars]
+
+
+_StepKey: TypeAlias = "tuple[bool, int, tuple[int, ...], bytes]"
+"""Constant or not, how many steps stand behind it, the operator's name, a hash of it all."""
+
+
+def _leaf_key(index: int, value: Value | None) -> _StepKey:
+    if index == 0 or value is None or value.constant is None:
+        return False, 0, (), str(index).encode()
+    data = value.constant.numpy()
+    return True, 0, (), f"{value.type.dtype}{data.shape}{elements(data)}".encode()
+
+
+def _by_key(step: Step, keys: Sequence[_StepKey]) -> tuple[int, ...]:
+    count = step.op.commuting
+    return (*sorted(step.operands[:count], key=lambda i: keys[i]), *step.operands[count:])
+
+
+def _step_key(step: Step, behind: Sequence[_StepKey]) -> _StepKey:
+    sha = blake2b(f"{step.op.name}{attributes_text(step.attributes)}".encode(), digest_size=16)
+    for *_, part in behind:
+        sha.update(len(part).to_bytes(4, "little") + part)
+    name = tuple(-ord(letter) for letter in step.op.name)
+    return False, 1 + max(depth for _, depth, *_ in behind), name, sha.digest()
