@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from qdqbridge.graph.edit import link
 from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.types import Dim
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,3 +57,13 @@ def copied(graph: Graph) -> Copy:
         notes=list(graph.notes),
     )
     return Copy(new_graph, values, nodes)
+
+
+def with_each_extent(graph: Graph, extent: Callable[[Dim], Dim]) -> Graph:
+    """Returns a copy of ``graph`` in which each extent is what a function makes of it."""
+    copy = copied(graph)
+    for value in copy.values.values():
+        shape = value.type.shape
+        if shape is not None:
+            value.type = value.type.with_shape(tuple(extent(dim) for dim in shape))
+    return copy.graph

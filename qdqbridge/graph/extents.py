@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph import symbols
-from qdqbridge.graph.copying import copied
+from qdqbridge.graph.copying import with_each_extent
 from qdqbridge.graph.graph import Graph
 
 LIMIT = 1 << 31
@@ -34,14 +34,7 @@ def with_numbers(graph: Graph, extents: Mapping[str, int]) -> Graph:
     check_extents(graph, extents)
     if not extents:
         return graph
-    copy = copied(graph)
-    for value in copy.values.values():
-        shape = value.type.shape
-        if shape is not None:
-            value.type = value.type.with_shape(
-                tuple(symbols.with_numbers(dim, extents) for dim in shape)
-            )
-    return copy.graph
+    return with_each_extent(graph, lambda dim: symbols.with_numbers(dim, extents))
 
 
 def check_extents(graph: Graph, extents: object) -> None:

@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.copying import copied
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
@@ -46,21 +46,13 @@ def recentered(
         only: Which values; others keep their type.
     """
     kept = _kept(graph, only)
-    copies: dict[Value, Value] = {}
-    for value in graph.values():
+    copy = copied(graph)
+    for value, new in copy.values.items():
         quant = None if value in kept else value.quant
-        shifted = quant is not None and quant.params.storage_dtype is source
-        copies[value] = _copy(value, shifted_params(quant.params) if quant and shifted else None)
-    for node in graph.nodes:
-        inputs = [None if v is None else copies[v] for v in node.inputs]
-        Node(node.op, node.attributes, inputs, [copies[v] for v in node.outputs], node.origin)
-    result = Graph(
-        [copies[v] for v in graph.inputs], [copies[v] for v in graph.outputs],
-        list(graph.output_names), [], graph.name, dict(graph.metadata), graph.opset,
-        graph.canonical, list(graph.notes),
-    )  # fmt: skip
-    Editor(result).finish()
-    return result
+        if quant is not None and quant.params.storage_dtype is source:
+            new.type = QuantType(shifted_params(quant.params), quant.shape)
+            new.constant = None if value.constant is None else shifted_constant(value.constant)
+    return copy.graph
 
 
 def _kept(graph: Graph, only: Callable[[Value], bool]) -> set[Value]:
@@ -107,14 +99,3 @@ def shifted_constant(constant: Constant) -> Constant:
     return constant.map(
         lambda array: (array.astype(np.int32) + shift).astype(target.numpy), dtype=target
     )
-
-
-def _copy(value: Value, params: QuantParams | None) -> Value:
-    constant, type_ = value.constant, value.type
-    if params is not None and isinstance(type_, QuantType):
-        if constant is not None:
-            constant = shifted_constant(constant)
-        type_ = QuantType(params, type_.shape)
-    copy = Value(type_, value.name, constant=constant)
-    copy.metadata, copy.written = value.metadata, value.written
-    return copy

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from qdqbridge.graph.copying import copied
+from qdqbridge.graph.copying import with_each_extent
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.types import Dim, Shape
 from qdqbridge.ops.attributes import AxisAttrs, ConvAttrs, ConvTransposeAttrs, GemmAttrs, NormAttrs
@@ -39,12 +39,7 @@ def agreed(graph: Graph) -> Graph:
             same.join(*pair)
     if not same.changed:
         return graph
-    copy = copied(graph)
-    for value in copy.values.values():
-        shape = value.type.shape
-        if shape is not None:
-            value.type = value.type.with_shape(tuple(same.of(dim) for dim in shape))
-    return copy.graph
+    return with_each_extent(graph, same.of)
 
 
 class _EqualExtents:

@@ -9,7 +9,7 @@ same operands, looked at through every call of a function. What is not known is 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -131,8 +131,8 @@ def emit_linked(
     Raises:
         UnsupportedTargetError: TVM cannot express the graph.
     """
-    emitter = _Emitter(graph)
-    module, _ = emitter.emit()
+    emitter = _Emitter()
+    module, _ = emitter.emit(graph)
     names: dict[int, str] = {}
     for value, variable in emitter.variables.items():
         found = ids(value)
@@ -145,13 +145,13 @@ def emit_linked(
 class _Emitter(ModuleEmitter):
     variables: dict[Value, relax.Var]
 
-    def results(self) -> list[Any]:
+    def results(self, outputs: Sequence[Value]) -> list[Any]:
         self.variables = {
             value: expr
             for value, expr in self.scope.exprs.items()
             if isinstance(expr, relax.Var) and value.constant is None and value.name
         }
-        return super().results()
+        return super().results(outputs)
 
 
 @mutator

@@ -29,13 +29,14 @@ Watched = tuple[Value, "int | None"]
 
 
 class _ProfilingEmitter(ModuleEmitter):
-    def __init__(self, graph: Graph, watched: Sequence[Watched], *, histograms: bool) -> None:
-        super().__init__(graph)
+    def __init__(self, watched: Sequence[Watched], *, histograms: bool) -> None:
+        super().__init__()
         self._watched, self._histograms = watched, histograms
         self._functions: dict[tuple[int, int | None], relax.GlobalVar] = {}
 
-    def results(self) -> list[Expr]:
+    def results(self, outputs: Sequence[Value]) -> list[Expr]:
         """Returns keys, facts and (with histograms) tables of each tensor, in turn."""
+        del outputs
         return [part for value, axis in self._watched for part in self._statistics(value, axis)]
 
     def _statistics(self, value: Value, axis: int | None) -> list[Expr]:
@@ -87,9 +88,8 @@ class ProfilingModule:
         """
         self.graph = graph
         self._parts = 3 if histograms else 2
-        self.module: ir.IRModule = _ProfilingEmitter(graph, watched, histograms=histograms).emit()[
-            0
-        ]
+        emitter = _ProfilingEmitter(watched, histograms=histograms)
+        self.module: ir.IRModule = emitter.emit(graph)[0]
         resolved = target_of(target)
         try:
             library = tvm.compile(self.module, resolved)

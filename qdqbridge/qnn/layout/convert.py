@@ -46,25 +46,24 @@ def apply_layout(graph: Graph, plan: LayoutPlan) -> ConvertedGraph:
     """Returns ``graph`` with ``plan`` carried out; the graph itself where the plan is empty."""
     if not plan.values and not any(given or any(taken) for taken, given in plan.nodes.values()):
         return ConvertedGraph(graph, frozenset(), 0, {node: (node, None) for node in graph.nodes})
-    return _Converter(graph, plan).run()
+    return _Converter(plan).run(graph)
 
 
 class _Converter:
-    def __init__(self, graph: Graph, plan: LayoutPlan) -> None:
-        self.graph, self.plan = graph, plan
+    def __init__(self, plan: LayoutPlan) -> None:
+        self.plan = plan
         self.nodes: list[Node] = []
         self.last: set[Node] = set()
         self.to_last: set[Node] = set()
         self.sources: dict[Node, tuple[Node, tuple[bool, bool] | None]] = {}
         self.count = 0
-        self.found: dict[tuple[Value, bool], Value] = {(v, False): v for v in graph.inputs}
+        self.found: dict[tuple[Value, bool], Value] = {}
 
-    def run(self) -> ConvertedGraph:
-        inputs = [Value(v.type, v.name) for v in self.graph.inputs]
-        self.found = {(v, False): new for v, new in zip(self.graph.inputs, inputs, strict=True)}
-        for node in self.graph.nodes:
+    def run(self, old: Graph) -> ConvertedGraph:
+        inputs = [Value(v.type, v.name) for v in old.inputs]
+        self.found.update({(v, False): new for v, new in zip(old.inputs, inputs, strict=True)})
+        for node in old.nodes:
             self._node(node)
-        old = self.graph
         outputs = [self._as(value, last=False) for value in old.outputs]
         graph = Graph(
             inputs,

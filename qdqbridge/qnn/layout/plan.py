@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from qdqbridge.graph.graph import Graph, Node, Value
@@ -58,7 +58,7 @@ def plan(
         fixed: Operators whose host form is channels-first only.
     """
     if channels_last:
-        found = _LayoutPlanner(graph, ranks, fixed).plan()
+        found = _LayoutPlanner(graph.nodes, ranks, fixed).plan(graph.inputs, graph.outputs)
         windows = any(n.op.name in WINDOWS and n.output.rank in ranks for n in graph.nodes)
         if windows or len(found.transposes) < _vanishing(found):
             return found
@@ -73,16 +73,18 @@ def _vanishing(plan: LayoutPlan) -> int:
 
 
 class _LayoutPlanner:
-    def __init__(self, graph: Graph, ranks: Collection[int], fixed: Collection[str]) -> None:
-        self.graph, self.ranks = graph, ranks
+    def __init__(
+        self, nodes: Sequence[Node], ranks: Collection[int], fixed: Collection[str]
+    ) -> None:
+        self.nodes, self.ranks = nodes, ranks
         self.constraints: dict[Node, NodeConstraints] = {
-            n: constraints(n, ranks, fixed) for n in graph.nodes
+            n: constraints(n, ranks, fixed) for n in nodes
         }
         self.network = Network()
         self.followers: dict[Node, int] = {}
 
-    def plan(self) -> LayoutPlan:
-        readers = self._readers()
+    def plan(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> LayoutPlan:
+        readers = self._readers(inputs, outputs)
         for value, places in readers.items():
             self._connect(value, self._producer(value), places)
         near = self.network.source_side()
@@ -93,16 +95,16 @@ class _LayoutPlanner:
             if len({near[p] for p in places} | {near[self._producer(v)]}) > 1
         ]
         return LayoutPlan(
-            values, {n: self._node(n, near, values) for n in self.graph.nodes}, tuple(moved)
+            values, {n: self._node(n, near, values) for n in self.nodes}, tuple(moved)
         )
 
-    def _readers(self) -> dict[Value, list[int]]:
+    def _readers(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> dict[Value, list[int]]:
         """Returns the network nodes that read each value with a layout."""
         found: dict[Value, list[int]] = {}
-        for value in self.graph.inputs:
+        for value in inputs:
             if value.rank in self.ranks:
                 found[value] = []
-        for node in self.graph.nodes:
+        for node in self.nodes:
             for value, side in zip(node.inputs, self.constraints[node].inputs, strict=True):
                 if (
                     value is not None
@@ -111,7 +113,7 @@ class _LayoutPlanner:
                 ):
                     found.setdefault(value, []).append(self._place(node, side))
             found.update({v: [] for v in node.outputs if self._laid_out(v)})
-        for value in self.graph.outputs:
+        for value in outputs:
             if self._laid_out(value):
                 found[value].append(SOURCE)
         return found

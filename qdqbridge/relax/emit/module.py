@@ -59,21 +59,26 @@ def emit(
         raise UnsupportedTargetError(
             f"Relax modules have no variant {variant!r}", fix=f"use one of {known}"
         )
-    return ModuleEmitter(graph, keep_params=keep_params, variant=variant).emit()
+    return ModuleEmitter(keep_params=keep_params, variant=variant).emit(graph)
 
 
 class ModuleEmitter:
-    """Emits one graph; who wants other results of ``main`` overrides :meth:`results`."""
+    """Emits one graph; who wants other results of ``main`` overrides :meth:`results`.
+
+    Args:
+        keep_params: As for :func:`emit`.
+        variant: As for :func:`emit`.
+        foreign: Emits a node of an operator without a row.
+    """
 
     def __init__(
         self,
-        graph: Graph,
         *,
         keep_params: bool = False,
         variant: str = "qnn",
         foreign: EmitNode | None = None,
     ) -> None:
-        self.graph, self.emit_node = graph, foreign
+        self.emit_node = foreign
         self.builder = relax.BlockBuilder()
         self.extents: dict[str, tirx.Var] = {}
         self.names: set[str] = set()
@@ -81,27 +86,25 @@ class ModuleEmitter:
         scope, self.form = _VARIANTS[variant]
         self.scope = scope(self.builder, self.extents, self._lift if keep_params else None)
 
-    def results(self) -> list[Expr]:
+    def results(self, outputs: Sequence[Value]) -> list[Expr]:
         """Returns what ``main`` returns; called where bindings can still be added."""
-        return [self.scope.value(v) for v in self.graph.outputs]
+        return [self.scope.value(value) for value in outputs]
 
-    def emit(self) -> tuple[ir.IRModule, dict[str, NDArray[Any]]]:
+    def emit(self, graph: Graph) -> tuple[ir.IRModule, dict[str, NDArray[Any]]]:
         """See :func:`emit`."""
-        check_known(self.graph)
-        inputs = [self._input(value) for value in self.graph.inputs]
+        check_known(graph)
+        inputs = [self._input(value) for value in graph.inputs]
         attrs: Any = {
             "num_input": len(inputs),
-            "input_names": [value.name for value in self.graph.inputs],
-            "input_types": [type_text(value.type) for value in self.graph.inputs],
-            "output_names": list(self.graph.output_names),
+            "input_names": [value.name for value in graph.inputs],
+            "input_types": [type_text(value.type) for value in graph.inputs],
+            "output_names": list(graph.output_names),
         }
         with self.builder.function("main", attrs=attrs):
             # An error that left these scopes early would leave blocks open in TVM.
             with self.builder.dataflow():
-                problems = emit_nodes(
-                    self.scope, self.graph, self._bound, self._foreign, form=self.form
-                )
-                outputs = [] if problems else self.results()
+                problems = emit_nodes(self.scope, graph, self._bound, self._foreign, form=self.form)
+                outputs = [] if problems else self.results(graph.outputs)
                 result = outputs[0] if len(outputs) == 1 else relax.Tuple(outputs)
                 result = self.builder.emit_output(result)
             params = [variable for variable, _ in self.lifted.values()]
@@ -177,7 +180,7 @@ class ModuleEmitter:
 
 def _emit_part(graph: Graph, foreign: EmitNode | None) -> ir.IRModule:
     """Returns the module of what a node without a row stands for."""
-    return ModuleEmitter(graph, foreign=foreign).emit()[0]
+    return ModuleEmitter(foreign=foreign).emit(graph)[0]
 
 
 def _array(constant: Constant) -> NDArray[Any]:

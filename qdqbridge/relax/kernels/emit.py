@@ -31,12 +31,12 @@ def emit_plan(plan: KernelPlan) -> ir.IRModule:
     Raises:
         UnsupportedTargetError: A node or an element type that TVM cannot run; lists every one.
     """
-    return _PlanEmitter(plan).emit()[0]
+    return _PlanEmitter(plan).emit(plan.graph)[0]
 
 
 class _PlanEmitter(ModuleEmitter):
     def __init__(self, plan: KernelPlan) -> None:
-        super().__init__(plan.graph)
+        super().__init__()
         self._plan = plan
         self._functions: dict[tuple[type, Hashable], relax.GlobalVar] = {}
         self.scope.channels_last = plan.converted.channels_last

@@ -6,11 +6,11 @@ without a kernel are computed by the plain legalization in that form.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Graph, Node
+from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.recenter import recentered
 from qdqbridge.qnn.emit.norms import OVER_CHANNELS
 from qdqbridge.qnn.layout import ConvertedGraph, apply_layout
@@ -53,6 +53,7 @@ def plan(graph: Graph, cpu: Cpu, threads: int = 1) -> KernelPlan:
     known = with_extents(graph)
     bytes_up = recentered(known, DType.INT8, lambda value: not value.is_constant)
     ours = apply_layout(bytes_up, plan_layout(bytes_up, fixed=OVER_CHANNELS))
+    outputs = frozenset(ours.graph.outputs)
     kernels: dict[Node, Kernel] = {}
     inside: set[Node] = set()
     for node in ours.graph.nodes:
@@ -60,17 +61,19 @@ def plan(graph: Graph, cpu: Cpu, threads: int = 1) -> KernelPlan:
             continue
         kernel = kernel_of(node, KernelPlace(cpu, node in ours.channels_last, threads))
         if kernel is not None:
-            root, grown = _grown(node, kernel, ours.graph, inside)
+            root, grown = _grown(node, kernel, outputs, inside)
             kernels[root] = grown
-    return KernelPlan(ours, kernels, _needed(ours.graph, kernels))
+    return KernelPlan(ours, kernels, _needed(ours.graph.nodes, outputs, kernels))
 
 
-def _grown(node: Node, kernel: Kernel, graph: Graph, inside: set[Node]) -> tuple[Node, Kernel]:
+def _grown(
+    node: Node, kernel: Kernel, outputs: Set[Value], inside: set[Node]
+) -> tuple[Node, Kernel]:
     """Lets a kernel take the nodes behind it; returns the last one, and the kernel."""
     while kernel.extend is not None and len(node.output.users) == 1:
         ((reader, _),) = node.output.users
         larger = None
-        if reader not in inside and node.output not in graph.outputs:
+        if reader not in inside and node.output not in outputs:
             larger = kernel.extend(kernel, reader)
         if larger is None:
             break
@@ -79,9 +82,11 @@ def _grown(node: Node, kernel: Kernel, graph: Graph, inside: set[Node]) -> tuple
     return node, kernel
 
 
-def _needed(graph: Graph, kernels: Mapping[Node, Kernel]) -> frozenset[Node]:
-    wanted, found = set(graph.outputs), set[Node]()
-    for node in reversed(graph.nodes):
+def _needed(
+    nodes: Sequence[Node], outputs: Set[Value], kernels: Mapping[Node, Kernel]
+) -> frozenset[Node]:
+    wanted, found = set(outputs), set[Node]()
+    for node in reversed(nodes):
         if wanted.isdisjoint(node.outputs):
             continue
         found.add(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 from tvm import tirx
@@ -19,11 +20,12 @@ def with_extents(graph: Graph) -> Graph:
     Args:
         graph: A canonical graph; it is not changed.
     """
-    if not any(_left_open(value.type.shape, graph) for value in graph.values()):
+    given = {extent for value in graph.inputs for extent in value.type.shape or ()}
+    if not any(_left_open(value.type.shape, given) for value in graph.values()):
         return graph
-    emitter = ModuleEmitter(graph, keep_params=True)
+    emitter = ModuleEmitter(keep_params=True)
     try:
-        emitter.emit()
+        emitter.emit(graph)
     except UnsupportedTargetError:
         return graph  # compiling says why
     names = {variable: name for name, variable in emitter.extents.items()}
@@ -35,9 +37,8 @@ def with_extents(graph: Graph) -> Graph:
     return copy.graph
 
 
-def _left_open(shape: Shape, graph: Graph) -> bool:
-    """True where an extent is neither known nor one of the inputs'."""
-    given = {extent for value in graph.inputs for extent in value.type.shape or ()}
+def _left_open(shape: Shape, given: Set[Dim]) -> bool:
+    """True where an extent is neither known nor one of those given by the inputs."""
     return shape is None or any(isinstance(e, str) and e not in given for e in shape)
 
 
