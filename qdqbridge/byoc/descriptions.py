@@ -18,6 +18,7 @@ from qdqbridge.byoc.records import (
     Convolution,
     DataMovement,
     Dense,
+    DynamicDense,
     Normalization,
     Other,
     Pool,
@@ -168,6 +169,21 @@ def dense(match: Match) -> Dense:
     """Describes qnn.dense."""
     shape = _root(match).args[1].shape or (0,)
     return Dense(**accumulation(match, 0), units=int(shape[0]))
+
+
+def dynamic_dense(match: Match) -> DynamicDense:
+    """Describes qnn.dynamic_dense."""
+    call = _root(match)
+    x, w, zero_point, scale = call.args
+    return DynamicDense(
+        op=call.op,
+        input=plain(x),
+        weight=typed(w, scale, zero_point, 0),
+        float_bias=_bias(match, "float_bias"),
+        output=plain(match.root),
+        units=int((w.shape or (0,))[0]),
+        rows=bool(attr(call, "rows", False)),
+    )
 
 
 def batch_matmul(match: Match) -> BatchMatmul:

@@ -132,6 +132,36 @@ class Convolution(Accumulation):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class DynamicDense(Record):
+    """``x[..., K]``, quantized to uint8 while the model runs, times ``w[units, K]``, in floats.
+
+    Attributes:
+        input: The activation, float32.
+        weight: The weight.
+        float_bias: What is added to the float result; None without a bias.
+        units: Rows of the weight.
+        rows: True where every row has a scale and zero point of its own.
+    """
+
+    family: ClassVar[str] = "dynamic_dense"
+    input: Tensor
+    weight: Tensor
+    float_bias: NDArray[Any] | None = None
+    units: int
+    rows: bool = False
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The activations, in order."""
+        return (self.input,)
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """Constant operands; biases are left out."""
+        return (self.weight,)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Dense(Accumulation):
     """``x[..., K]`` times ``w[units, K]``."""
 

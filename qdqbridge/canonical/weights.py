@@ -55,7 +55,7 @@ def signed_weight(node: Node, scope: Scope) -> Proposal:
         return None
     if not readers or not all(is_weight(reader, node.output) for reader in readers):
         return None
-    return _with(node, value, *_signed(value.constant, value.quant.params))
+    return _with(node, value, *signed_constant(value.constant, value.quant.params))
 
 
 @rule("normal-operands")
@@ -76,7 +76,7 @@ def normal_operands(node: Node, scope: Scope) -> Proposal:
         data, params = mirror(data, params) or (data, params)
         params = coarsest(params.widened())
         if index == 1 and is_weight(node, value):
-            data, params = _signed(data, params)
+            data, params = signed_constant(data, params)
         if params != value.quant.params:
             operands[index] = constant(data, params, value.name)
     if operands == node.inputs:
@@ -99,7 +99,7 @@ def mirror(data: Constant, params: QuantParams) -> tuple[Constant, QuantParams] 
     return Constant.of(mirrored.astype(params.storage_dtype.numpy)), positive
 
 
-def _signed(data: Constant, params: QuantParams) -> tuple[Constant, QuantParams]:
+def signed_constant(data: Constant, params: QuantParams) -> tuple[Constant, QuantParams]:
     """Returns the constant as signed integers, with zero point 0 where they fit."""
     if params.symmetric and params.storage_dtype.is_signed:
         return data, params

@@ -12,6 +12,7 @@ from qdqbridge.ops import (
     conversion,
     convolution,
     data_movement,
+    dynamic,
     elementwise,
     matmul,
     normalization,
@@ -29,6 +30,7 @@ from qdqbridge.ops.attributes import PoolAttrs
 OPERATORS: tuple[Operator, ...] = (
     *convolution.OPERATORS,
     *matmul.OPERATORS,
+    *dynamic.OPERATORS,
     *pooling.OPERATORS,
     *reduction.OPERATORS,
     *elementwise.OPERATORS,

@@ -20,6 +20,7 @@ from qdqbridge.byoc.records import (
     Convolution,
     DataMovement,
     Dense,
+    DynamicDense,
     Normalization,
     Pool,
     Record,
@@ -28,10 +29,13 @@ from qdqbridge.byoc.records import (
     Unary,
 )
 from qdqbridge.byoc.tensor import Tensor
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.recenter import shifted_params
 from qdqbridge.ops.attributes import ConvAttrs
+from qdqbridge.ops.dynamic import DynamicAttrs
+from tests.graph import graphs
 from tests.relax.single_ops import Model, X, codes, const, params
 
 pytestmark = pytest.mark.relax
@@ -198,3 +202,20 @@ def test_sums_share_their_fields() -> None:
     r = one("MatMul", [x, y], U8)
     assert isinstance(r, Accumulation) and r.family == "batch_matmul" and r.weights == ()
     same(r.weight, U8)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_dynamic_product_is_one_composite(bias: bool) -> None:
+    x, w = graphs.plain("x", ("n", "m", 6)), np.arange(24, dtype=np.int8).reshape(4, 6)
+    scale = graphs.quant(DType.INT8, np.array([0.5, 1, 2, 4], np.float32), 3, axis=0)
+    added = [graphs.const(np.arange(4, dtype=np.float32))] if bias else []
+    type_, attributes = graphs.typed(("n", "m", 4)), DynamicAttrs()
+    y = graphs.apply(
+        "DynamicDense", x, graphs.const(w, scale), *added, type_=type_, attributes=attributes
+    )
+    (record,) = records(graphs.graph([x], y))
+    assert isinstance(record, DynamicDense)
+    assert (record.units, record.rows, record.output.dtype) == (4, False, "float32")
+    assert record.inputs[0].dtype == "float32"
+    same(record.weight, scale)
+    assert (record.float_bias is not None) == bias

@@ -14,7 +14,15 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Flow
 from qdqbridge.ops.composition import CompositionAttrs, Step
 from qdqbridge.ops.table import BY_NAME, OPERATORS
 
-OURS = {"Composition", "Dense", "quantize", "dequantize", "requantize", "reinterpret"}
+OURS = {
+    "Composition",
+    "Dense",
+    "DynamicDense",
+    "quantize",
+    "dequantize",
+    "requantize",
+    "reinterpret",
+}
 
 
 def test_names_are_unique() -> None:

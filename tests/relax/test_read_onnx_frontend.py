@@ -87,3 +87,20 @@ def test_dynamic_quantization(zero_point: Any) -> None:
     again = through_tvm(found)
     same(again, canonical(found))
     assert [n.op.name for n in again.nodes][:2] == ["DynamicQuantizeLinear", "MatMulInteger"]
+
+
+@pytest.mark.parametrize("zero_point", ZEROS.values(), ids=list(ZEROS))
+def test_products_of_quantize_dynamic(zero_point: Any) -> None:
+    """With the scale of the weight, as onnxruntime's tool writes it, they are one operator."""
+    b = Builder(13)
+    x = b.input("x", [2, 8])
+    codes = b.op("DynamicQuantizeLinear", x, outputs=3)
+    w = b.init(np.random.default_rng(0).integers(-128, 128, (8, 4)).astype(np.int8))
+    product = b.op("MatMulInteger", codes, w, f"{codes}:2", b.init(np.asarray(zero_point)))
+    real = b.op("Cast", product, to=onnx.TensorProto.FLOAT)
+    scale = b.op("Mul", f"{codes}:1", b.init(np.full(zero_point.shape, 0.02, np.float32)))
+    b.output(b.op("Mul", real, scale), [2, 4])
+    found = b.model()
+    again = through_tvm(found)
+    same(again, canonical(found))
+    assert [n.op.name for n in again.nodes] == ["DynamicDense"]

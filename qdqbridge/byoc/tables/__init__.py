@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from qdqbridge.byoc.constraints import Constraints
 from qdqbridge.byoc.table import Table
-from qdqbridge.byoc.tables.accumulations import CONVOLUTIONS, DENSE, MATMUL
+from qdqbridge.byoc.tables.accumulations import CONVOLUTIONS, DENSE, DYNAMIC, MATMUL
 from qdqbridge.byoc.tables.data_movement import CONCATS, CONVERSIONS, DATA_MOVEMENT
 from qdqbridge.byoc.tables.elementwise import BINARY, ROWS, UNARY
 from qdqbridge.byoc.tables.windows import POOLS, REDUCTIONS, RESIZES
 
 CANONICAL = (
-    *CONVOLUTIONS, *DENSE, *MATMUL, *BINARY, *UNARY, *ROWS, *POOLS, *REDUCTIONS, *RESIZES, *CONCATS,
-    *DATA_MOVEMENT, *CONVERSIONS,
+    *CONVOLUTIONS, *DENSE, *DYNAMIC, *MATMUL, *BINARY, *UNARY, *ROWS, *POOLS, *REDUCTIONS,
+    *RESIZES, *CONCATS, *DATA_MOVEMENT, *CONVERSIONS,
 )  # fmt: skip
 """Entries in order of preference: whole chains before the conversions that end them."""
 

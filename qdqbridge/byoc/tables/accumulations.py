@@ -65,6 +65,12 @@ def _flat(name: str) -> Optional:
     return optional(_operator(name), lambda p: CallPattern("squeeze", p))
 
 
+def _dynamic() -> Entry:
+    product = CallPattern("qnn.dynamic_dense", Anything(), WEIGHT, *TWO).named("op")
+    whole = Either(_float_biased(product), product)
+    return Entry("dynamic_dense", whole, descriptions.dynamic_dense)
+
+
 CONVOLUTIONS = tuple(
     entry
     for name in (
@@ -73,4 +79,5 @@ CONVOLUTIONS = tuple(
     for entry in _family(name, _operator(name), descriptions.convolution)
 )  # fmt: skip
 DENSE = tuple(_family("dense", _operator("dense"), descriptions.dense))
+DYNAMIC = (_dynamic(),)
 MATMUL = tuple(_family("batch_matmul", _flat("batch_matmul"), descriptions.batch_matmul))

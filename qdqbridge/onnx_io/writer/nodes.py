@@ -12,6 +12,7 @@ from qdqbridge.onnx_io.foreign import ForeignAttrs, foreign_node_proto
 from qdqbridge.onnx_io.operator_versions import moved
 from qdqbridge.onnx_io.profiles.profile import Clamp
 from qdqbridge.onnx_io.writer.clamps import clamp_extremes, clamp_real, clip_stored, rounded
+from qdqbridge.onnx_io.writer.dynamic import dynamic_rows
 from qdqbridge.onnx_io.writer.names import real_name, stem
 from qdqbridge.onnx_io.writer.qlinear import qlinear_row
 from qdqbridge.onnx_io.writer.rows import (
@@ -32,6 +33,7 @@ from qdqbridge.onnx_io.writer.variants import (
 )
 from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.composition import CompositionAttrs
+from qdqbridge.ops.dynamic import DYNAMIC_DENSE
 from qdqbridge.ops.matmul import DENSE
 from qdqbridge.ops.pooling import AVERAGE_POOL
 from qdqbridge.ops.simulated import SimulatedAttrs
@@ -61,6 +63,9 @@ class NodeWriter(RowWriter):
             target, type_ = self.target(node.output, node)
             dense_rows(self, node, target, type_)
             self.finish(node, node.output, target)
+        elif node.op is DYNAMIC_DENSE:
+            target, type_ = self.target(node.output, node)
+            dynamic_rows(self, node, target, type_)
         elif isinstance(node.attributes, CompositionAttrs):
             for part in self._parts(node, node.attributes):
                 self._compute(part)

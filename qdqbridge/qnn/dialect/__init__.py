@@ -7,6 +7,7 @@ Scales are float32 and zero points int32 constants of rank 0 or 1.
 * conversions: quantize, dequantize, requantize
 * exact integer sums: conv1d, conv2d, conv3d, conv1d_transpose, conv2d_transpose,
   conv3d_transpose, dense, batch_matmul
+* dynamic_dense: a product whose activation is quantized while the model runs
 * two operands: add, subtract, mul, divide, minimum, maximum, power, prelu, where; concatenate
 * averages: avg_pool1d, avg_pool2d, avg_pool3d, mean, sum
 * tables: sigmoid, tanh, exp, log, sin, cos, erf, sqrt, rsqrt, reciprocal, abs, negative, floor,
@@ -23,6 +24,7 @@ from qdqbridge.qnn.dialect import (
     concatenate,
     convolution,
     dense,
+    dynamic,
     elementwise,
     normalization,
     pooling,
@@ -39,6 +41,7 @@ QNN_OPS: tuple[QnnOp, ...] = (
     *convolution.OPS,
     *transposed.OPS,
     *dense.OPS,
+    *dynamic.OPS,
     *elementwise.OPS,
     *concatenate.OPS,
     *pooling.OPS,

@@ -28,6 +28,7 @@ from qdqbridge.ops.attributes import (
     SoftmaxAttrs,
 )
 from qdqbridge.ops.bodies import folded, parts
+from qdqbridge.ops.dynamic import DynamicAttrs
 from qdqbridge.ops.forms import OPERANDS, form_for
 from qdqbridge.ops.reduction import reduces
 from qdqbridge.ops.table import OPERATORS
@@ -95,6 +96,15 @@ def _dense(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     del node
     product = scope.op.matmul(args[0], scope.emit(scope.op.permute_dims(args[1])))
     return product if len(args) < 3 else scope.op.add(scope.emit(product), args[2])
+
+
+def _dynamic_dense(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
+    """A product whose activation is quantized while the model runs, in the QNN dialect."""
+    attributes, w = node.record(DynamicAttrs), node.operand(1).quant
+    assert w is not None
+    params = [scope.zero_point(w.params), scope.scale(w.params)]
+    total = scope.qnn("dynamic_dense", [*args[:2], *params], {"rows": attributes.rows})
+    return total if len(args) < 3 else scope.op.add(total, args[2])
 
 
 def _gemm(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
@@ -285,6 +295,7 @@ FLOATING: dict[str, Emit] = {
         if (row.tvm or row.forms or row.body) and row.flow is not Flow.MOVE
     },
     "Dense": _dense,
+    "DynamicDense": _dynamic_dense,
     "Gemm": _gemm,
     "MatMul": _broadcast(_plain("matmul"), 2),
     "Div": _broadcast(_divide),

@@ -25,6 +25,7 @@ from qdqbridge.ops.attributes import (
 )
 from qdqbridge.ops.conversion import REINTERPRET
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.ops.dynamic import DYNAMIC_DENSE, DynamicAttrs
 from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.qnn.read import parameters
 from qdqbridge.qnn.read.call import Call, UnroundedProduct
@@ -66,6 +67,15 @@ def dense(reading: Reading, call: Call) -> UnroundedProduct:
     else:
         product = _accumulator(call, DENSE, NO_ATTRIBUTES, x, w)
     return _as_gemm(reading, product)
+
+
+def dynamic_dense(reading: Reading, call: Call) -> Value:
+    """``qnn.dynamic_dense``, whose data are floats."""
+    w = parameters.operand(reading, call, 1, 3, 2, axis=0)
+    operands = [reading.value(call.args[0]), w]
+    attributes = DynamicAttrs(bool(call.get("rows", False)))
+    type_ = TensorType(call.dtype, call.result.shape)
+    return reading.node(DYNAMIC_DENSE, attributes, operands, type_, call)
 
 
 def batch_matmul(reading: Reading, call: Call) -> UnroundedProduct:

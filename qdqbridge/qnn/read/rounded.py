@@ -274,6 +274,7 @@ QNN: dict[str, Row] = {
     "qnn.resize": resize(0),
     "qnn.dense": accumulate.dense,
     "qnn.batch_matmul": accumulate.batch_matmul,
+    "qnn.dynamic_dense": accumulate.dynamic_dense,
     **{
         f"qnn.{name}": reduction(row, whole) for name, row, whole in reductions(lambda row: row.qnn)
     },

@@ -77,6 +77,12 @@ def one_batch(*values: Value | None) -> bool:
     return len(names) <= 1
 
 
+def alike(*values: Value) -> bool:
+    """True where values certainly have one shape, whichever extents of it are open."""
+    shapes = {value.type.shape for value in values}
+    return len(shapes) == 1 and None not in shapes
+
+
 def broadcasts(operands: Sequence[Value | None], result: Value) -> bool:
     """True where every extent of every operand is certainly that of the result, or 1."""
     shape = result.type.shape

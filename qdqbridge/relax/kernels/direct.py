@@ -9,7 +9,7 @@ from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.epilogue import ENDS, Extras, Writer
 from qdqbridge.relax.kernels.geometry import Direct, Pair
 from qdqbridge.relax.kernels.halves import Halves, HalvesWriter
-from qdqbridge.relax.kernels.lanes import Buffer, Prim, flat, load
+from qdqbridge.relax.kernels.lanes import Buffer, Prim, bound, flat, load
 from qdqbridge.relax.kernels.lookup import TABLE
 from qdqbridge.relax.kernels.loops import share, turns, within
 from qdqbridge.relax.kernels.micro import Tile, channel_pieces, most_pixels, parts
@@ -43,14 +43,10 @@ def build_parts(parts: tuple[Direct, ...]) -> Any:
 
 def _body(parts: tuple[Direct, ...]) -> None:
     d = parts[0]
-    batch = tirx.Var("n", "int64") if d.batch is None else d.batch
-    given, taken = (
-        [batch if extent is None else extent for extent in shape]
-        for shape in (d.operand, d.outcome)
-    )
+    (given, taken), batch = opened(d)
     x = T.arg("x", T.buffer(given, "uint16" if d.paired else d.stored))
     other = T.arg("other", T.buffer(taken, _other(d))) if _other(d) else None
-    packed = [_packed(part, i) for i, part in enumerate(parts)]
+    packed = [packed_weights(part, i) for i, part in enumerate(parts)]
     arguments = _arguments(d, other)
     y = T.arg("y", T.buffer(taken, d.form.dtype))
     with T.sblock("root"):
@@ -59,7 +55,23 @@ def _body(parts: tuple[Direct, ...]) -> None:
         code = tirx.const(0.0, "float32") if d.floats else arguments.numbers[ENDS]
         for part, (weights, bias) in zip(parts, packed, strict=True):
             writer = _writer(part, arguments, result)
-            _Direct(part, source, flat(weights), bias, code, writer).write(batch)
+            Loops(part, source, flat(weights), bias, code, writer).write(batch)
+
+
+def opened(d: Direct) -> tuple[tuple[list[Any], list[Any]], Prim]:
+    """Returns the shapes of operand and result, and how many images there are (or open rows)."""
+    axes = max(len(d.operand), len(d.outcome))
+    names = [tirx.Var(f"n{axis}" if axis else "n", "int64") for axis in range(axes)]
+    given, taken = (
+        [name if extent is None else extent for name, extent in zip(names, shape, strict=False)]
+        for shape in (d.operand, d.outcome)
+    )
+    if not d.open_rows:
+        return (given, taken), names[0] if d.batch is None else d.batch
+    rows: Prim = 1
+    for extent in given[:-1]:
+        rows = extent * rows
+    return (given, taken), rows
 
 
 def _other(d: Direct) -> str:
@@ -106,15 +118,15 @@ def _writer(d: Direct, arguments: Extras, result: Buffer) -> AnyWriter:
     return Writer(d.cpu, d.form, arguments, result)
 
 
-def _packed(d: Direct, index: int) -> tuple[Buffer, Buffer]:
-    """Declares the weights and the bias of a convolution."""
+def packed_weights(d: Direct, index: int) -> tuple[Buffer, Buffer]:
+    """Declares the weights and the bias of a convolution as the arguments that come next."""
     runs = d.weights * d.runs[0] * d.runs[1]
     shape = (d.groups, d.blocks, runs, d.steps, d.cpu.lanes, d.elements.depth)
     weights = T.arg(f"weights{index}", T.buffer(shape, d.elements.weight))
     return weights, T.arg(f"bias{index}", T.buffer((d.lanes,), d.elements.sum))
 
 
-class _Direct:
+class Loops:
     """Writes the loops around the tiles."""
 
     def __init__(
@@ -134,9 +146,13 @@ class _Direct:
         """Writes all tasks: images, shares of rows, shares of channels."""
         d = self.d
         rows, channels = d.row_shares, d.channel_shares
-        with turns(batch * (rows * channels), parallel=d.tasks > 1) as task:
+        images = (batch + (d.result[0] - 1)) // d.result[0] if d.open_rows else batch
+        with turns(images * (rows * channels), parallel=d.tasks > 1) as task:
             image = task // (rows * channels)
             row, count = share(task // channels % rows, rows, d.result[0])
+            if d.open_rows:
+                left = batch - image * d.result[0]
+                count = bound(tirx.min(left, d.result[0]))
             origin = self._stage(image, row, count) if d.staged else self._first(image, row)
             place = image * d.place.image + (row * d.place.row + d.place.first)
             self._groups(task % channels, origin, place, count)
@@ -186,6 +202,9 @@ class _Direct:
     def _pixels(self, at: _At, origin: Prim, place: Prim, count: Prim) -> None:
         """Goes over the tiles of pixels."""
         d = self.d
+        if d.open_rows:
+            self._open_rows(at, origin, place, count)
+            return
         most = most_pixels(d.cpu, d.blocks)
         rows = parts(d.result[0], d.tile_rows).pieces() if d.tile_rows > 1 else [(0, count, 1)]
         for row, many, height in rows:
@@ -196,6 +215,24 @@ class _Direct:
                     source = source + c * (d.strides[1] * d.channels)
                     pixel = place + r * d.place.row + c * d.place.column
                     self._tile(at, (height, width), source, pixel)
+
+    def _open_rows(self, at: _At, origin: Prim, place: Prim, count: Prim) -> None:
+        """Goes over tiles of rows: as high as can be, and then of 8, 4, 2 and 1 rows."""
+        height = self.d.tile_rows
+
+        def tile(row: Prim, rows: int) -> None:
+            self._tile(at, (rows, 1), origin + row * self.d.pitch, place + row)
+
+        whole = bound(count // height)
+        with turns(whole) as i:
+            tile(i * height, height)
+        first, rest = bound(whole * height), bound(count % height)
+        size = 1 << (height.bit_length() - 1)
+        while size:
+            if size < height:
+                with turns(rest // size % 2) as i:
+                    tile(first + (rest // (2 * size) * (2 * size) + i), size)
+            size //= 2
 
     def _tile(self, at: _At, extent: Pair, source: Prim, place: Prim) -> None:
         """One tile: begin with the bias, go through the runs, requantize."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tvm
-from tvm import ir, relax, tirx
+from tvm import ir, relax
 
 from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.types import Shape
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.nodes import Foreign
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr
@@ -54,7 +53,8 @@ class _PlanEmitter(ModuleEmitter):
     def _call(self, kernel: Kernel) -> list[Expr]:
         operands = [self.scope.value(value) for value in kernel.inputs]
         constants = [_constant(array) for array in kernel.constants]
-        types = [_type(value, operands) for value in kernel.outputs]
+        extents = _extents(kernel.inputs, operands)
+        types = [_type(value, extents) for value in kernel.outputs]
         args: Any = [*operands, *constants]
         called = self.builder.emit(
             relax.call_tir(self._function(kernel), args, types if len(types) > 1 else types[0])
@@ -71,16 +71,24 @@ class _PlanEmitter(ModuleEmitter):
         return self._functions[key]
 
 
-def _type(value: Value, operands: Sequence[Expr]) -> relax.TensorType:
-    return relax.TensorType(_extents(value.type.shape, operands), tvm_dtype(value.type.dtype))
+def _type(value: Value, known: Mapping[str, Any]) -> relax.TensorType:
+    assert value.type.shape is not None
+    other = next(iter(known.values()), None)  # what has a name of its own is the operand's too
+    shape: Any = [e if isinstance(e, int) else known.get(e, other) for e in value.type.shape]
+    return relax.TensorType(shape, tvm_dtype(value.type.dtype))
 
 
-def _extents(shape: Shape, operands: Sequence[Expr]) -> list[Any]:
-    """Returns extents; an open one, always the first, is that of the operands."""
-    assert shape is not None
-    firsts = [expr.ty.shape.values[0] for expr in operands if len(expr.ty.shape.values)]
-    opened = [extent for extent in firsts if not isinstance(extent, tirx.IntImm)]
-    return [extent if isinstance(extent, int) else opened[0] for extent in shape]
+def _extents(values: Sequence[Value], operands: Sequence[Expr]) -> Mapping[str, Any]:
+    """Returns the open extents of operands by name, those of the first axes first."""
+    found: dict[str, Any] = {}
+    shapes = [
+        (v.type.shape or (), e.ty.shape.values) for v, e in zip(values, operands, strict=True)
+    ]
+    for axis in range(max((len(shape) for shape, _ in shapes), default=0)):
+        for shape, own in shapes:
+            if axis < len(shape) and isinstance(name := shape[axis], str):
+                found.setdefault(name, own[axis])
+    return found
 
 
 def _constant(array: Array) -> Any:

@@ -64,6 +64,8 @@ class Direct:
         form: How sums become codes or floats, or what is done with sums of floats.
         tasks: How many threads the work is to be spread over.
         placement: Where pixels are written to; None for one behind the other.
+        open_rows: True of a product whose number of rows is known at run time only: an image is
+            some of them, the last one what is left.
     """
 
     cpu: Cpu
@@ -84,6 +86,7 @@ class Direct:
     form: Requantize | Plain | Scaled | Halves
     tasks: int
     placement: PixelPlacement | None = None
+    open_rows: bool = False
 
     # ---- elements -----------------------------------------------------------------------------
 

@@ -14,6 +14,8 @@ from qdqbridge.graph.weights import geometry_of
 from qdqbridge.relax.kernels.kernel import Array
 
 _HALF = 128
+Open = tuple["int | None", ...]
+"""Extents of a tensor; None for those that only the run knows."""
 _ELEMENTS = 1 << 30
 """Tensors with more elements could need indices beyond int32."""
 
@@ -96,6 +98,19 @@ def known_extent(extent: int | None) -> int:
     """Returns an extent that is not the first one."""
     assert extent is not None
     return extent
+
+
+def leading(shape: Shape) -> Open | None:
+    """Returns a shape in which every extent but the last may be open (None).
+
+    Returns:
+        None where the last one is open, one is 0, or there are too many elements.
+    """
+    if not shape or isinstance(shape[-1], str):
+        return None
+    found = tuple(None if isinstance(extent, str) else extent for extent in shape)
+    size = np.prod([extent for extent in found if extent is not None], dtype=np.int64)
+    return found if 0 < size < _ELEMENTS else None
 
 
 def extents(shape: Shape) -> tuple[int | None, ...] | None:

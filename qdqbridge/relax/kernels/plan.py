@@ -16,6 +16,7 @@ from qdqbridge.qnn.emit.norms import OVER_CHANNELS
 from qdqbridge.qnn.layout import ConvertedGraph, apply_layout
 from qdqbridge.qnn.layout import plan as plan_layout
 from qdqbridge.relax.kernels.cpu import Cpu
+from qdqbridge.relax.kernels.dynamic import with_codes
 from qdqbridge.relax.kernels.families import kernel_of
 from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.relax.kernels.shapes import with_extents
@@ -50,7 +51,7 @@ def plan(graph: Graph, cpu: Cpu, threads: int = 1) -> KernelPlan:
         cpu: The CPU.
         threads: How many threads it has.
     """
-    known = with_extents(graph)
+    known = with_codes(with_extents(graph), KernelPlace(cpu, False, threads))
     bytes_up = recentered(known, DType.INT8, lambda value: not value.is_constant)
     ours = apply_layout(bytes_up, plan_layout(bytes_up, fixed=OVER_CHANNELS))
     outputs = frozenset(ours.graph.outputs)

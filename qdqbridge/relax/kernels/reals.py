@@ -19,13 +19,12 @@ from qdqbridge.graph.numerics import dequantize
 from qdqbridge.ops.attributes import ClipAttrs, GemmAttrs
 from qdqbridge.ops.elementwise import ADD
 from qdqbridge.ops.unary import RELU
-from qdqbridge.relax.kernels.codes import one_batch
+from qdqbridge.relax.kernels.codes import alike
 from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.direct import build_parts
 from qdqbridge.relax.kernels.geometry import Direct
 from qdqbridge.relax.kernels.kernel import Array, Kernel
 from qdqbridge.relax.kernels.names import name_of
-from qdqbridge.relax.kernels.operands import extents
 from qdqbridge.relax.kernels.packing import padded, per_lane
 from qdqbridge.relax.kernels.plain import Plain
 
@@ -114,10 +113,9 @@ def extend(kernel: Kernel, node: Node) -> Kernel | None:
     if node.op is not ADD or form.added or node.operand(0) is node.operand(1):
         return None
     other = node.operand(int(node.operand(0) is kernel.outputs[0]))
-    same = extents(other.type.shape) == extents(node.output.type.shape) == parts[0].outcome
-    if other.constant is not None or not same or not is_real(other):
+    if other.constant is not None or not is_real(other):
         return None
-    if not one_batch(kernel.outputs[0], other, node.output):
+    if not alike(kernel.outputs[0], other, node.output):
         return None
     inputs = (*kernel.inputs, other)
     return _changed(kernel, node, replace(form, added=True), inputs=inputs)

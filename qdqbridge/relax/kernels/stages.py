@@ -18,12 +18,12 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.ops.elementwise import ADD, SUB
 from qdqbridge.relax.kernels import fitting
-from qdqbridge.relax.kernels.codes import one_batch
+from qdqbridge.relax.kernels.codes import alike
 from qdqbridge.relax.kernels.epilogue import Linear, Requantize
 from qdqbridge.relax.kernels.geometry import Direct
 from qdqbridge.relax.kernels.kernel import Array, Kernel
 from qdqbridge.relax.kernels.lookup import table_of
-from qdqbridge.relax.kernels.operands import codes_of, extents
+from qdqbridge.relax.kernels.operands import codes_of
 from qdqbridge.relax.kernels.packing import per_lane
 
 Parts = tuple[Direct, ...]
@@ -70,14 +70,11 @@ def _with_sum(kernel: Kernel, node: Node) -> Kernel | None:
         return None
     own = int(node.operand(1) is kernel.outputs[0])
     other = node.operand(1 - own)
-    shape, result = extents(node.output.type.shape), codes_of(node.output)
-    kind = _kind(parts[0], other, shape)
+    kind, result = _kind(parts[0], other, node.output), codes_of(node.output)
     a, b = (codes_of(node.operand(i)) for i in (0, 1))
     if kind is None or result is None or a is None or b is None:
         return None
-    if shape != parts[0].outcome or DType.UINT8 is not other.type.dtype:
-        return None
-    if not one_batch(kernel.outputs[0], other, node.output):
+    if DType.UINT8 is not other.type.dtype or not alike(kernel.outputs[0], node.output):
         return None
     fit = fitting.linear(node.op, a.params, b.params, result.params)
     if fit is None:
@@ -95,10 +92,10 @@ def _with_sum(kernel: Kernel, node: Node) -> Kernel | None:
     return _changed(kernel, node, changed, (), (*numbers, along))
 
 
-def _kind(d: Direct, other: Value, shape: tuple[int | None, ...] | None) -> str | None:
+def _kind(d: Direct, other: Value, result: Value) -> str | None:
     """Returns how an operand lies beside a result: like it, or as constants along its channels."""
     if other.constant is None:
-        return "tensor" if extents(other.type.shape) == shape else None
+        return "tensor" if alike(other, result) else None
     size, last = other.constant.size, other.constant.shape[-1:]
     along = size == 1 or (size == d.out_channels and last == (size,))
     return "channel" if along else None

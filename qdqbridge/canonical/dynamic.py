@@ -1,0 +1,124 @@
+"""Rules that find products of activations that are quantized while the model runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.canonical.build import constant, result
+from qdqbridge.canonical.dense import transposed
+from qdqbridge.canonical.rule import Proposal, Replace, Scope, made_by, rule
+from qdqbridge.canonical.weights import signed_constant
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.ops.attributes import CastAttrs
+from qdqbridge.ops.dynamic import DYNAMIC_DENSE, DynamicAttrs
+from qdqbridge.ops.elementwise import MUL
+
+_QUANTIZE, _PRODUCT = "DynamicQuantizeLinear", "MatMulInteger"
+_CODES, _SCALE, _ZERO_POINT = range(3)
+"""Results of DynamicQuantizeLinear."""
+
+
+@rule("dynamic-product", "Mul")
+def dynamic_product(node: Node, scope: Scope) -> Proposal:
+    """``Cast(MatMulInteger(q, w)) * (s * sw) -> DynamicDense(x, w)``, q and s being those of x."""
+    for index in (0, 1):
+        cast, scales = made_by(node.operand(index), "Cast"), node.operand(1 - index)
+        if cast is None or cast.attributes != CastAttrs(DType.FLOAT32):
+            continue
+        product = made_by(cast.operand(0), _PRODUCT)
+        if product is None or scope.sole_reader(cast.operand(0)) is not cast:
+            continue
+        if scope.sole_reader(cast.output) is not node:
+            continue
+        source, weight = _source(product), _weight(product, scales)
+        if source is None or weight is None or source.outputs[_SCALE] is not _scale(scales):
+            continue
+        x, output = source.operand(0), node.output
+        if x.rank is None or x.rank < 2 or x.type.dtype is not DType.FLOAT32:
+            continue
+        origin = product.origin.joined(cast.origin).joined(node.origin)
+        operands, name = [x, weight], output.name
+        made = result(DYNAMIC_DENSE, DynamicAttrs(), operands, output.type, origin, name)
+        return Replace({output: made})
+    return None
+
+
+def _source(product: Node) -> Node | None:
+    """Returns the node that quantized the first operand of a product, with that zero point."""
+    codes, zero_point = product.operand(0), product.optional(2)
+    node = made_by(codes, _QUANTIZE)
+    if node is None or node.outputs[_CODES] is not codes or len(node.outputs) != 3:
+        return None
+    return node if zero_point is node.outputs[_ZERO_POINT] else None
+
+
+def _scale(scales: Value) -> Value | None:
+    """Returns the operand of a product of scales that is no constant."""
+    node = scales.producer
+    if node is None or node.op is not MUL:
+        return None
+    running = [value for value in node.inputs if value is not None and value.constant is None]
+    return running[0] if len(running) == 1 else None
+
+
+def _weight(product: Node, scales: Value) -> Value | None:
+    """Returns the second operand of a product as a quantized constant (N, K); else None."""
+    w, zero_point = product.operand(1), product.optional(3)
+    data, node = w.constant, scales.producer
+    if data is None or w.rank != 2 or w.quant is not None or node is None:
+        return None
+    if zero_point is not None and zero_point.constant is None:
+        return None
+    known = [v.constant for v in node.inputs if v is not None and v.constant is not None]
+    if len(known) != 1 or known[0].dtype is not DType.FLOAT32:
+        return None
+    zero = np.zeros((), np.int32) if zero_point is None else _flat(zero_point)
+    scale: NDArray[Any] = known[0].numpy().reshape(-1)
+    columns = data.shape[1]
+    if known[0].shape not in ((), (1,), (columns,), (1, columns)) or zero.size not in (1, columns):
+        return None
+    if not (np.isfinite(scale).all() and (scale > 0).all()):
+        return None
+    params = _params(data.dtype, scale, zero)
+    return transposed(constant(*signed_constant(data, params), w.name))
+
+
+def _flat(value: Value) -> NDArray[np.int32]:
+    assert value.constant is not None
+    return value.constant.numpy().reshape(-1).astype(np.int32)
+
+
+def _params(dtype: DType, scale: NDArray[Any], zero: NDArray[np.int32]) -> QuantParams:
+    if scale.size == 1 and zero.size == 1:
+        return QuantParams(dtype, scale.reshape(()), zero.reshape(()))
+    scale, zero = np.broadcast_arrays(scale, zero.reshape(-1))
+    return QuantParams(dtype, scale, zero, axis=1)
+
+
+@rule("dynamic-bias", "Add")
+def dynamic_bias(node: Node, scope: Scope) -> Proposal:
+    """``Add(DynamicDense(x, w), vector) -> DynamicDense(x, w, vector)`` for a constant."""
+    for index in (0, 1):
+        source, other = node.operand(index), node.operand(1 - index)
+        product, data = made_by(source, DYNAMIC_DENSE.name), other.constant
+        if product is None or data is None or other.quant is not None:
+            continue
+        if product.optional(2) is not None or scope.sole_reader(source) is not node:
+            continue
+        shape = product.operand(1).type.shape
+        units = None if shape is None else shape[0]
+        rank = source.rank or 0
+        fits = data.shape[-1:] == (units,) and data.size == units and len(data.shape) <= rank
+        if not fits or data.dtype is not DType.FLOAT32:
+            continue
+        flat = data.map(lambda array: array.reshape(-1), shape=data.shape[-1:])
+        operands = [*product.inputs[:2], constant(flat, None, other.name)]
+        origin, output = product.origin.joined(node.origin), node.output
+        made = result(DYNAMIC_DENSE, product.attributes, operands, output.type, origin, output.name)
+        return Replace({output: made})
+    return None
