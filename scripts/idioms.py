@@ -10,6 +10,7 @@ import ast
 import csv
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,6 +50,7 @@ def idioms() -> dict[str, str]:
         return {row["id"]: row["idiom"] for row in csv.DictReader(stream)}
 
 
+@cache
 def held() -> dict[str, list[str]]:
     """Returns ``id -> the tests that are marked with it``."""
     found: dict[str, list[str]] = {}

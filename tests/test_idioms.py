@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@cache
 def script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("idioms", ROOT / "scripts" / "idioms.py")
     assert spec is not None and spec.loader is not None

@@ -4,9 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tests.syntax import FILES, PACKAGE, tree
 
-PACKAGE = Path(__file__).resolve().parent.parent / "qdqbridge"
 LEVELS = {
     "errors": 0,
     "options": 0,
@@ -49,8 +48,6 @@ ALLOWED = {
 WITHOUT_TVM = ("emit", "layout", "read", "ranges", "__init__")
 """Parts of ``qnn`` that have to work without TVM; ``qnn.dialect`` is what needs it."""
 
-FILES = sorted(PACKAGE.rglob("*.py"))
-
 
 def part(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
@@ -58,7 +55,7 @@ def part(path: Path) -> str:
 
 def imports(path: Path) -> Iterator[str]:
     """Yields the modules a file imports, in functions and under TYPE_CHECKING too."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -82,9 +79,8 @@ def violations(path: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_run_downwards(path):
-    assert violations(path) == []
+def test_imports_run_downwards():
+    assert {str(path): found for path in FILES if (found := violations(path))} == {}
 
 
 def test_what_hosts_share_needs_no_tvm():

@@ -11,8 +11,8 @@ import pytest
 
 import qdqbridge as qb
 from qdqbridge.cli.failures import run
+from tests.syntax import FILES, PACKAGE, tree
 
-PACKAGE = Path(__file__).resolve().parent.parent / "qdqbridge"
 MODEL = Path(__file__).resolve().parent.parent / "models" / "digits_cnn_u8s8_per_channel.onnx"
 OLD_FUSE: dict[str, Any] = {"reroll": True}
 OLD_VARIANT: dict[str, Any] = {"spelling": "qdq"}
@@ -43,12 +43,9 @@ def private_words(name: str) -> set[str]:
     return {part.lower() for part in parts} & PRIVATE
 
 
-FILES = {path: ast.parse(path.read_text("utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
-
-
 def test_a_class_name_says_which_class_it_is():
     names = Counter(
-        d.name for tree in FILES.values() for d in definitions(tree) if isinstance(d, ast.ClassDef)
+        d.name for path in FILES for d in definitions(tree(path)) if isinstance(d, ast.ClassDef)
     )
     assert [name for name, count in names.items() if count > 1] == []
 
@@ -61,8 +58,8 @@ def test_modules_have_the_words_of_the_field():
 def test_classes_and_public_functions_have_the_words_of_the_field():
     found = [
         f"{path.relative_to(PACKAGE)}:{d.lineno} {d.name}"
-        for path, tree in FILES.items()
-        for d in definitions(tree)
+        for path in FILES
+        for d in definitions(tree(path))
         if (isinstance(d, ast.ClassDef) or not d.name.startswith("_")) and d.name not in PHRASES
         if private_words(d.name)
     ]

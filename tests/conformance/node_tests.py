@@ -39,12 +39,15 @@ class NodeTest:
         """Compares as ONNX's runner does, and integers exactly where ONNX would let 1e-3 pass."""
         for name, expected in self.outputs.items():
             actual = outputs[name]
-            assert actual.dtype == expected.dtype, f"{actual.dtype} instead of {expected.dtype}"
-            assert actual.shape == expected.shape, f"{actual.shape} instead of {expected.shape}"
+            shown = f"{self.name}: {actual.dtype} {actual.shape}"
+            assert actual.dtype == expected.dtype, f"{shown} instead of {expected.dtype}"
+            assert actual.shape == expected.shape, f"{shown} instead of {expected.shape}"
             if DType.of(expected.dtype).bits <= 8 or expected.dtype.kind in "iu":
-                np.testing.assert_array_equal(_plain(actual), _plain(expected))
+                np.testing.assert_array_equal(_plain(actual), _plain(expected), self.name)
             else:  # what ONNX itself allows of this case
-                np.testing.assert_allclose(actual, expected, rtol=self.rtol, atol=self.atol)
+                np.testing.assert_allclose(
+                    actual, expected, rtol=self.rtol, atol=self.atol, err_msg=self.name
+                )
 
 
 @cache
