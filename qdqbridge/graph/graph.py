@@ -20,6 +20,21 @@ _REMEMBERED = 256
 
 
 @dataclass(frozen=True, slots=True)
+class Whole:
+    """What a node is a step of, in a graph that a host is given.
+
+    Attributes:
+        op: The operator.
+        attributes: Its attributes.
+        shapes: The shape of each of its operands that is a constant.
+    """
+
+    op: str
+    attributes: Attributes
+    shapes: tuple[tuple[int, ...] | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Origin:
     """Where a node comes from: names of the file's nodes and their ``metadata_props``.
 
@@ -30,6 +45,7 @@ class Origin:
         with_add: The file adds its bias behind it.
         computed: The float type in which the file computes it, where Casts around it say another
             one than the scales of its operands have. Only writers and reports look at it.
+        whole: What it is a step of, on its way to a host and back.
     """
 
     nodes: tuple[str, ...] = ()
@@ -37,6 +53,7 @@ class Origin:
     variant: str = ""
     with_add: bool = False
     computed: DType | None = None
+    whole: Whole | None = None
 
     def joined(self, other: Origin) -> Origin:
         """Returns the origin of a node made from two."""

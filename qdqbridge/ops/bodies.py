@@ -105,16 +105,23 @@ def computed(body: Callable[[Any], Pattern]) -> Compute:
 
 def results(body: Pattern, operands: Operands) -> list[Array]:
     """Returns the results of all steps of a body, the last one last."""
-    given = [operand for operand in operands if operand is not None]
     found: list[Array] = []
+    dtype = next(operand.dtype for operand in operands if operand is not None)
 
-    def step(row: Operator, attributes: Attributes, values: list[Array]) -> Array:
+    def step(row: Operator, attributes: Attributes, values: list[Array | None]) -> Array:
         with np.errstate(all="ignore"):
-            found.append(row.compute(attributes, values)[0])
+            found.append(row.compute(attributes, given(values))[0])
         return found[-1]
 
-    last = folded(body, given, step, lambda value: np.asarray(value, given[0].dtype))
-    return found or [last]
+    padded = [*operands, *[None] * len(LETTERS)]
+    last = folded(body, padded, step, lambda value: np.asarray(value, dtype))
+    return found or [operand for operand in (last,) if operand is not None]
+
+
+def given(values: Sequence[T]) -> list[T]:
+    """Returns operands without those at the end that are left out."""
+    last = max((i for i, value in enumerate(values) if value is not None), default=-1)
+    return list(values[: last + 1])
 
 
 def matched(value: Value | None, body: Pattern, operands: dict[str, Value]) -> bool:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.errors import InvalidModelError
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Node, Origin, Value
+from qdqbridge.graph.graph import Node, Origin, Value, Whole
 from qdqbridge.graph.operator import Attributes, Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, ValueType
@@ -119,6 +119,10 @@ def written(
     stored = [i for i, v in fixed.items() if v.quant is not None]
     if stored:
         spelled["stored"] = stored
+    whole = node.origin.whole
+    if whole is not None:
+        own = {"op": whole.op, "attributes": _attributes(whole.attributes)}
+        spelled["whole"] = {**own, "shapes": _plain(whole.shapes)}
     record: dict[str, Any] = {
         "op": node.op.name,
         "attributes": _attributes(node.attributes),
@@ -236,10 +240,18 @@ def provenance_of(text: str) -> Provenance | None:
         {int(i): _DTYPES[name] for i, name in record["plain"].items()},
         tuple(record["results"]),
         tuple(record["names"]),
-        Origin(tuple(record["nodes"]), metadata),
+        Origin(tuple(record["nodes"]), metadata, whole=_whole(record["more"].get("whole"))),
         raw,
         record["more"],
     )
+
+
+def _whole(record: Mapping[str, Any] | None) -> Whole | None:
+    row = None if record is None else BY_NAME.get(record["op"])
+    if record is None or row is None:
+        return None
+    shapes = tuple(None if shape is None else tuple(map(int, shape)) for shape in record["shapes"])
+    return Whole(row.name, _record(row.attributes, record["attributes"]), shapes)
 
 
 # ---- what some operators need besides ----------------------------------------------------------

@@ -20,7 +20,17 @@ from qdqbridge.autoquant.targets import ORT
 from qdqbridge.byoc import canonical, partition
 from qdqbridge.byoc.tables import CANONICAL
 from qdqbridge.canonical.fusions import FUSIONS
-from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.edit import Editor
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Flow
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import QuantType
+from qdqbridge.ops.permutation import permuted_constant
+from qdqbridge.ops.table import BY_NAME
+from qdqbridge.relax.kernels.cpu import cpu_of, host_target
+from qdqbridge.relax.kernels.plan import plan
 from qdqbridge.report.bounds import exact
 from tests.ops.toys import TOYS, Toy, feed_of, model
 
@@ -53,9 +63,11 @@ def through_everything(folder: Path, toy: Toy) -> None:
     for variant in ("qnn", "qdq"):
         module, params = qb.to_relax(graph, variant=variant)
         assert qb.from_relax(module, params).digest == graph.digest, (op, variant)
+    assert qb.parse(graph.text("inline")).digest == graph.digest
     qb.save(graph, again)
     assert qb.load(again).digest == graph.digest
     stored = [np.zeros(shape, np.uint8) for shape in toy.operands] + list(toy.more)
+    stored += [] if toy.weight is None else [toy.weight[0]]
     assert exact(node, stored[: len(node.inputs)]) is not None
     module, params = qb.to_relax(graph)
     entries = {entry.name for entry in CANONICAL}
@@ -66,11 +78,46 @@ def through_everything(folder: Path, toy: Toy) -> None:
         assert own in module.script()
         assert own in coverage.counts()
     assert coverage.complete  # what others stand for is float between two conversions
+    if node.op.flow is Flow.ACCUMULATE:
+        exact_product(graph, module)
     if node.op.flow is not Flow.MOVE:
         assert ORT.rule_for(node) is not None, f"{op} is not quantized"
     page = script("operator_table").page()
     assert f"| {op} | {op} |" in page
     plain(folder, toy, feed)
+
+
+def exact_product(graph: Graph, module: Any) -> None:
+    """Holds that a product is one of integers, with a kernel, a bias too."""
+    assert "qnn.conv2d" in module.script() and "conv2d(" not in module.script()
+    kernels = plan(graph, cpu_of(host_target())).kernels
+    assert [n.op.name for n in kernels if n.op.flow is Flow.ACCUMULATE] == ["Conv"]
+
+
+def with_bias(folder: Path) -> None:
+    """Takes a product through TVM that adds a bias; ONNX has none of which there is no row."""
+    graph = qb.load(folder / "Einsum.onnx")
+    node = next(n for n in graph.nodes if n.op.name == "Einsum")
+    x, w = node.operand(0), permuted_constant(node.operand(1), (1, 0))
+    scales = (v.quant.params.scale.astype(np.float32) for v in (x, w) if v.quant is not None)
+    scale = np.multiply(*scales)
+    zero = np.zeros(4, np.int32)
+    params = QuantParams(DType.INT32, scale, zero, axis=0)
+    data = Constant.of(np.array([-3000, 0, 5, 70000], np.int32))
+    bias = Value(QuantType(params, (4,)), "bias", constant=data)
+    result = Value(node.output.type, "pixels")
+    Node(BY_NAME["Pixels"], NO_ATTRIBUTES, [x, w, bias], [result])
+    editor = Editor(graph)
+    editor.insert(result)
+    editor.replace_value(node.output, result)
+    editor.finish()
+    feed = feed_of(next(toy for toy in TOYS if toy.op == "Einsum"))
+    found = qb.evaluate(graph, feed)["y"]
+    for kernels in ("fast", "reference"):
+        assert np.array_equal(qb.compile(graph, kernels=kernels).run(feed)["y"], found), kernels
+    module, params = qb.to_relax(graph)
+    assert qb.from_relax(module, params).digest == graph.digest
+    exact_product(graph, module)
 
 
 def plain(folder: Path, toy: Toy, feed: dict[str, NDArray[Any]]) -> None:
@@ -99,6 +146,7 @@ def script(name: str) -> Any:
 def main(folder: Path) -> None:
     for toy in TOYS:
         through_everything(folder, toy)
+    with_bias(folder)
     assert "shrink-of-steps" in {rule.name for rule in FUSIONS}
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 ROOT = Path(__file__).parents[2]
 
@@ -166,18 +167,147 @@ LP_NORM = function(
 
 OPERATORS = (*OPERATORS, LP_NORM)
 '''
-ROWS: Mapping[str, str] = {
-    "unary": UNARY + UNARY_WITH_ATTRIBUTES, "elementwise": BINARY, "reduction": REDUCTION,
-    "selection": MOVER, "pooling": POOL, "normalization": NORM,
-}  # fmt: skip
-"""What is added to a file of ``qdqbridge/ops/``; no other file of the package changes."""
+PRODUCT = '''
+from dataclasses import dataclass
+
+from qdqbridge.graph.operator import Attributes, OnnxOp, Pattern
+from qdqbridge.ops.attributes import AxesAttrs, TransposeAttrs
+from qdqbridge.ops.products import product
+
+
+@dataclass(frozen=True, slots=True)
+class EinsumAttrs(Attributes):
+    """Einsum: which letters of two operands are summed over."""
+
+    equation: str
+
+
+def _of_pixels(a: EinsumAttrs) -> Pattern:
+    """``bchw,co->bohw``: a convolution of single pixels, its weight transposed."""
+    axes = tuple(range(2, len(a.equation.split(",")[0])))
+    ones = (1,) * len(axes)
+    weight = "b" if _outputs_first(a) else ("Transpose", "b", TransposeAttrs((1, 0)))
+    weight = ("Unsqueeze", weight, AxesAttrs(axes))
+    return ("Conv", "a", weight, ConvAttrs(ones, ones, 2 * (0,) * len(axes)))
+
+
+def _outputs_first(a: EinsumAttrs) -> bool:
+    operands, _, result = a.equation.partition("->")
+    return operands.split(",")[1][0] == result[1]
+
+
+def _check_equation(node: Node) -> Iterator[str]:
+    equation = node.attributes.equation
+    data, _, rest = equation.partition(",")
+    weight, _, result = rest.partition("->")
+    if len(weight) != 2 or len(data) < 3 or {data[1], result[1]} != set(weight):
+        yield f"{equation} is no product of the channels of images with a matrix"
+
+
+EINSUM = product(
+    "Einsum",
+    _of_pixels,
+    _check_equation,
+    attributes=EinsumAttrs,
+    onnx=(OnnxOp(name="Einsum", since=12),),
+    weight=lambda a, rank: WeightGeometry(0 if _outputs_first(a) else 1, image=True),
+    numerics=_NUMERICS + "As the Conv that it stands for.",
+)
+
+OPERATORS = (*OPERATORS, EINSUM)
+'''
+PIXELS = """
+from qdqbridge.graph.operator import NoAttributes
+
+
+def _pixels(a: NoAttributes) -> Pattern:
+    weight = ("Unsqueeze", "b", AxesAttrs((2, 3)))
+    return ("Conv", "a", weight, "c", ConvAttrs((1, 1), (1, 1), (0, 0, 0, 0)))
+
+
+PIXELS = product(
+    "Pixels",
+    _pixels,
+    lambda node: iter(()),
+    attributes=NoAttributes,
+    onnx=(),
+    weight=lambda a, rank: WeightGeometry(0, image=True),
+    bias=True,
+    numerics="As the Conv that it stands for.",
+)
+
+OPERATORS = (*OPERATORS, PIXELS)
+"""
+RELAY_EMISSION = '''
+    @staticmethod
+    def gather_elements(x: Expr, indices: Expr, axis: int) -> Expr:
+        """Takes single elements along an axis; Relay's name is another one."""
+        return relay.gather(x, axis, indices)
+'''
+RELAY_READING = """
+
+def _gather(site: ReadSite) -> Read:
+    return moved_alike(BY_NAME["GatherElements"])(site.reading, site.call)
+
+
+ROWS = {**ROWS, "gather": _gather}
+"""
+END = ""
+Edits: TypeAlias = "Mapping[str, Mapping[str, str]]"
+"""By file, what is written before a line of it; before :data:`END`, at its end."""
+ELEMENTWISE: Mapping[str, Edits] = {
+    "unary": {"ops/unary.py": {END: UNARY}},
+    "unary with attributes": {"ops/unary.py": {END: UNARY_WITH_ATTRIBUTES}},
+    "binary": {"ops/elementwise.py": {END: BINARY}},
+}
+"""One row in one file each; no other file of the package changes."""
+OTHERS: Mapping[str, Edits] = {
+    "reduction": {"ops/reduction.py": {END: REDUCTION}},
+    "pool": {"ops/pooling.py": {END: POOL}},
+    "norm": {"ops/normalization.py": {END: NORM}},
+    "product": {"ops/convolution.py": {END: PRODUCT}},
+    "product with a bias": {"ops/convolution.py": {END: PIXELS}},
+    "data movement": {
+        "ops/selection.py": {END: MOVER},
+        "relay/emit/operators.py": {"    @staticmethod\n    def astype(": RELAY_EMISSION + "\n"},
+        "relay/read/data_movement.py": {
+            "from qdqbridge.qnn.layout": "from qdqbridge.ops.table import BY_NAME\n"
+            "from qdqbridge.qnn.read.gather_concat import moved_alike\n",
+            END: RELAY_READING,
+        },
+    },
+}
+"""Three files each at most."""
 
 
 def with_new_rows(folder: Path) -> dict[str, str]:
     """Copies the package with the rows into ``folder``; returns the environment that has it."""
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "qdqbridge", folder / "qdqbridge", ignore=ignored)
-    for name, text in ROWS.items():
-        path = folder / "qdqbridge" / "ops" / f"{name}.py"
-        path.write_text(path.read_text("utf-8") + text, "utf-8")
+    for edits in (*ELEMENTWISE.values(), *OTHERS.values()):
+        for name, places in edits.items():
+            path = folder / "qdqbridge" / name
+            for place, text in places.items():
+                path.write_text(_with(path.read_text("utf-8"), place, text), "utf-8")
     return {**os.environ, "PYTHONPATH": str(folder)}
+
+
+def _with(source: str, place: str, text: str) -> str:
+    if place == END:
+        return source + text
+    before, found, after = source.partition(place)
+    assert found, f"there is no {place!r}"
+    return f"{before}{text.lstrip(chr(10))}{found}{after}"
+
+
+def changed(folder: Path) -> set[str]:
+    """Returns the files of the package that differ from those of the copy in ``folder``."""
+    own, copy = ROOT / "qdqbridge", folder / "qdqbridge"
+    paths = {path.relative_to(root) for root in (own, copy) for path in root.rglob("*.py")}
+    return {
+        path.as_posix()
+        for path in paths
+        if not (own / path).exists()
+        or not (copy / path).exists()
+        or (own / path).read_bytes() != (copy / path).read_bytes()
+    }

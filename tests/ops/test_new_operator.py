@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ops.new_rows import ROOT, with_new_rows
+from tests.ops.new_rows import ELEMENTWISE, OTHERS, ROOT, changed, with_new_rows
 
 pytest.importorskip("tvm")
 
@@ -18,6 +18,11 @@ pytestmark = pytest.mark.relax
 
 def test_a_new_operator_is_one_row(tmp_path: Path) -> None:
     environment = with_new_rows(tmp_path)
+    assert changed(tmp_path) == {
+        name for kind in (ELEMENTWISE, OTHERS) for e in kind.values() for name in e
+    }
+    assert all(len(edits) == 1 for edits in ELEMENTWISE.values())
+    assert all(len(edits) <= 3 for edits in OTHERS.values())
     environment["PYTHONPATH"] += os.pathsep + str(ROOT)
     command = [sys.executable, "-m", "tests.ops.new_operator", str(tmp_path)]
     run = subprocess.run(

@@ -28,6 +28,7 @@ class Toy:
         attributes: ONNX's attributes.
         more: Constants that are operands after the quantized ones.
         scale: Of the result.
+        weight: A constant that is an operand after these: of 8 bits, its scales along an axis.
     """
 
     op: str
@@ -35,6 +36,7 @@ class Toy:
     attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     more: Sequence[NDArray[Any]] = ()
     scale: float = 0.03
+    weight: tuple[NDArray[Any], int] | None = None
 
 
 _INDICES = np.random.default_rng(1).integers(0, 3, (2, 2, 16))
@@ -49,6 +51,10 @@ TOYS = (
         "LpPool", (_IMAGE,), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 0, 0]},
         scale=0.07,
     ),
+    Toy(
+        "Einsum", ((2, 6, 5, 7),), {"equation": "bchw,co->bohw"}, scale=0.05,
+        weight=(np.random.default_rng(2).integers(-127, 128, (6, 4), np.int8), 1),
+    ),
     Toy("LpNormalization", attributes={"axis": 1, "p": 2}, scale=1 / 128),
 )  # fmt: skip
 
@@ -58,11 +64,14 @@ def model(toy: Toy, *, quantized: bool) -> onnx.ModelProto:
     moves = BY_NAME[toy.op].flow is Flow.MOVE
     numbers: dict[str, Any] = {"s": np.float32(0.05), "z": np.uint8(120)}
     numbers |= {"sy": np.float32(toy.scale), "zy": np.uint8(120 if moves else 90)}
-    constants = dict(zip(("m", "n"), toy.more, strict=False))
+    constants: dict[str, NDArray[Any]] = dict(zip("mn", toy.more, strict=False))
     tensors = [numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items()]
     if quantized:
         tensors += [numpy_helper.from_array(np.array(v), name) for name, v in numbers.items()]
     nodes: list[onnx.NodeProto] = []
+    if toy.weight is not None:
+        constants["w"], more = _weight(toy, tensors, quantized=quantized)
+        nodes += more
     names: list[str] = []
     for name in letters:
         if quantized:
@@ -86,6 +95,23 @@ def model(toy: Toy, *, quantized: bool) -> onnx.ModelProto:
     graph = helper.make_graph(nodes, "g", inputs, [output], tensors)
     imports = [helper.make_opsetid("", 18)]
     return helper.make_model(graph, opset_imports=imports, ir_version=8)
+
+
+def _weight(
+    toy: Toy, tensors: list[onnx.TensorProto], *, quantized: bool
+) -> tuple[NDArray[Any], list[onnx.NodeProto]]:
+    assert toy.weight is not None
+    stored, axis = toy.weight
+    scales = np.linspace(0.004, 0.02, stored.shape[axis], dtype=np.float32)
+    if not quantized:
+        along = [-1 if i == axis else 1 for i in range(stored.ndim)]
+        real = stored * scales.reshape(along)
+        tensors.append(numpy_helper.from_array(real, "w"))
+        return real, []
+    tensors.append(numpy_helper.from_array(stored, "stored"))
+    tensors.append(numpy_helper.from_array(scales, "scales"))
+    operands = ["stored", "scales"]
+    return stored, [helper.make_node("DequantizeLinear", operands, ["w"], axis=axis)]
 
 
 def feed_of(toy: Toy) -> dict[str, NDArray[np.float32]]:

@@ -1,4 +1,4 @@
-"""Operators that a copy of the package has a row more of, on Relay: no file of Relay's changes."""
+"""Operators that a copy of the package has a row more of, on Relay."""
 
 from __future__ import annotations
 

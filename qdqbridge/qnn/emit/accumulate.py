@@ -28,6 +28,8 @@ def quantized_accumulation(scope: EmissionScope, node: Node) -> Expr | None:
     x, w = node.operand(0), node.operand(1)
     if x.quant is None or w.quant is None or not x.quant.params.per_tensor:
         return None
+    if node.op.body is not None:  # steps that could not be nodes
+        return None
     if isinstance(node.attributes, ConvAttrs | ConvTransposeAttrs):
         return _convolution(scope, node, node.attributes)
     if node.op is DENSE:

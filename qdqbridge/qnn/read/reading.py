@@ -19,6 +19,7 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType
 from qdqbridge.ops.conversion import REINTERPRET, REQUANTIZE
 from qdqbridge.ops.integers import propagate_parameters
+from qdqbridge.ops.product_steps import joined
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.qnn.origin import Provenance, ranks_of
 from qdqbridge.qnn.read.call import Call, Entry, UnroundedProduct
@@ -211,6 +212,7 @@ class Reading:
         if left:
             raise self._left(left)
         propagate_parameters(graph, self.hints)
+        joined(graph)
         return name_values(graph)
 
     def _left(self, nodes: Sequence[Node]) -> UnsupportedModelError:

@@ -14,6 +14,7 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.types import NestedType
+from qdqbridge.ops.product_steps import expanded
 from qdqbridge.qnn.emit.dtypes import as_bytes, tvm_dtype
 from qdqbridge.qnn.emit.nodes import Form, check_known, emit_nodes, joined, unique_identifier
 from qdqbridge.qnn.emit.scope import Expr
@@ -92,6 +93,7 @@ class ModuleEmitter:
 
     def emit(self, graph: Graph) -> tuple[ir.IRModule, dict[str, NDArray[Any]]]:
         """See :func:`emit`."""
+        graph = expanded(graph)
         check_known(graph)
         inputs = [self._input(value) for value in graph.inputs]
         attrs: Any = {

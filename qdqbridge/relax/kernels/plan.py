@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.recenter import recentered
+from qdqbridge.ops.product_steps import expanded
 from qdqbridge.qnn.emit.norms import OVER_CHANNELS
 from qdqbridge.qnn.layout import ConvertedGraph, apply_layout
 from qdqbridge.qnn.layout import plan as plan_layout
@@ -51,7 +52,7 @@ def plan(graph: Graph, cpu: Cpu, threads: int = 1) -> KernelPlan:
         cpu: The CPU.
         threads: How many threads it has.
     """
-    known = with_codes(with_extents(graph), KernelPlace(cpu, False, threads))
+    known = with_codes(with_extents(expanded(graph)), KernelPlace(cpu, False, threads))
     bytes_up = recentered(known, DType.INT8, lambda value: not value.is_constant)
     ours = apply_layout(bytes_up, plan_layout(bytes_up, fixed=OVER_CHANNELS))
     outputs = frozenset(ours.graph.outputs)

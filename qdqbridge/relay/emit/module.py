@@ -14,6 +14,7 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.extents import check_extents, symbolic_extents
 from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.ops.product_steps import expanded
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.nodes import check_known, emit_nodes, joined, unique_identifier
 from qdqbridge.qnn.emit.scope import Expr
@@ -102,6 +103,7 @@ class _Module:
         keep_params: bool,
     ) -> None:  # fmt: skip
         last = layout == "NHWC"
+        graph = expanded(graph)
         ours = apply_layout(graph, plan(graph, last, fixed=form.fixed))
         self.graph, self.sources, self.to_last = ours.graph, ours.sources, ours.to_last
         self.extents = extents

@@ -10,6 +10,7 @@ from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.verify import verify
 from qdqbridge.ops.conversion import QUANTIZE
+from qdqbridge.ops.product_steps import joined
 from qdqbridge.qnn.read.transposes import cancel
 from qdqbridge.relay.read.module import read_module
 from qdqbridge.relay.read.simulated import NAME
@@ -72,5 +73,6 @@ def from_simulated(mod: Any, params: Mapping[str, Any] | None = None) -> Graph:
 def _raw(mod: Any, params: Mapping[str, Any] | None) -> Graph:
     graph, ranks = read_module(mod, params, ROWS)
     cancel(graph, ranks)
+    joined(graph)
     verify(graph)
     return graph
