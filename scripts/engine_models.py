@@ -1,9 +1,15 @@
 """Whole models on an engine: as they are, and as the engine's export profile writes them.
 
-``scripts/engine_models.py qnn-htp FOLDER --every 10`` takes every tenth ``.onnx`` file of a folder,
-gives numbers (1) to its open extents, and says of the original and of what was exported: is it
-taken whole, in how many partitions, how far are operators off on the engine's own operands (LSB),
-and in how many samples outputs have the argmax of the interpreter. Inputs are random.
+``scripts/engine_models.py openvino FOLDER --out TABLE`` takes every ``.onnx`` file of a folder,
+gives numbers (1) to its open extents, and adds two rows per file to a table: the original, and
+what was exported from it. They say how many layers there are, which are left to floats or to
+another processor, in how many partitions, how far operators are off on the engine's own operands
+(LSB), and in how many samples outputs have the argmax of the interpreter. Inputs are those of
+``inputs.npz`` beside a file, else random. Files that are in the table are not run again.
+
+``scripts/engine_models.py openvino --by-producer TABLE...`` prints the same by producer, as data of
+``tests/engines/models_openvino.csv``, of which the pages are made; ``--worse TABLE...`` lists the
+files whose export is worse than the original, off by more than ``LIMIT``, or of another argmax.
 """
 
 from __future__ import annotations
@@ -12,8 +18,9 @@ import argparse
 import csv
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,90 +33,292 @@ from qdqbridge.graph.extents import symbolic_extents, with_numbers
 from qdqbridge.graph.graph import Graph
 
 LIMITS = ProcessLimits(seconds=120)
-COLUMNS = ("file", "what", "taken", "left", "partitions", "lsb", "argmax", "words")
+LIMIT = 2
+"""Steps that an engine may be off: it rounds in ways of its own."""
+NO_LAYERS = frozenset({"Const", "Input", "Output", "Reorder"})
+"""What runtime models have beside the layers of a file."""
+PRODUCTS = frozenset({"Convolution", "Deconvolution", "FullyConnected", "MatMul"})
+"""OpenVINO's products."""
 
 
-def samples(graph: Graph, count: int) -> list[dict[str, Any]]:
-    """Returns random inputs, one feeding each."""
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What became of one file.
+
+    Attributes:
+        file: Within its folder.
+        producer: What made it.
+        what: ``original`` or ``exported``; ``source`` where nothing could be read or computed.
+        taken: ``whole``, ``part``; ``no`` where it does not load or run, or is not written.
+        layers: How many there are.
+        left: How many are not taken.
+        products: Convolutions and products of matrices, by the engine's names.
+        floats: Of these, how many are not taken.
+        partitions: In how many pieces it runs.
+        lsb: The largest difference on the engine's own operands.
+        at: Where that is.
+        equal: Samples with the argmax of the interpreter.
+        samples: Of how many.
+        words: Which operators are left, or why nothing runs.
+    """
+
+    file: str
+    producer: str
+    what: str
+    taken: str
+    layers: str = ""
+    left: str = ""
+    products: str = ""
+    floats: str = ""
+    partitions: str = ""
+    lsb: str = ""
+    at: str = ""
+    equal: str = ""
+    samples: str = ""
+    words: str = ""
+
+    @property
+    def others(self) -> int:
+        """Samples with another argmax."""
+        return int(self.samples or 0) - int(self.equal or 0)
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+
+
+# ---- inputs ----------------------------------------------------------------------------------
+
+
+def feedings(path: Path, graph: Graph, count: int) -> list[dict[str, Any]]:
+    """Returns inputs, one feeding each: those beside the file where they fit, else random."""
+    stored = path.parent / "inputs.npz"
+    if stored.exists():
+        with np.load(stored) as data:
+            arrays = {value.name: data[value.name] for value in graph.inputs if value.name in data}
+        found = list(_cut(graph, arrays, count))
+        if found:
+            return found
     chance = np.random.default_rng(3)
-    found: list[dict[str, Any]] = []
-    for _ in range(count):
-        feeds: dict[str, Any] = {}
-        for value in graph.inputs:
-            dtype = value.type.dtype.numpy
-            shape = [dim if isinstance(dim, int) else 1 for dim in value.type.shape or ()]
-            if dtype.kind == "f":
-                feeds[value.name] = chance.normal(size=shape).astype(dtype)
-            else:
-                high = 2 if dtype.kind == "b" else min(100, np.iinfo(dtype).max)
-                feeds[value.name] = chance.integers(0, high, shape).astype(dtype)
-        found.append(feeds)
-    return found
+    return [{v.name: _random(v.type, chance) for v in graph.inputs} for _ in range(count)]
 
 
-def judged(engine: str, source: Path, graph: Graph, feeds: Sequence[dict[str, Any]]) -> list[str]:
+def _cut(graph: Graph, arrays: dict[str, Any], count: int) -> Iterator[dict[str, Any]]:
+    """Yields feedings of the extents that inputs have."""
+    sizes: dict[str, int] = {}
+    for value in graph.inputs:
+        shape, array = value.type.shape, arrays.get(value.name)
+        if array is None or not shape or not isinstance(shape[0], int):
+            return
+        if array.shape[1:] != tuple(shape[1:]) or array.dtype != value.type.dtype.numpy:
+            return
+        sizes[value.name] = shape[0]
+    for number in range(count):
+        cut = {name: arrays[name][number * n : (number + 1) * n] for name, n in sizes.items()}
+        if any(len(array) < sizes[name] for name, array in cut.items()):
+            return
+        yield cut
+
+
+def _random(type_: Any, chance: np.random.Generator) -> Any:
+    dtype = type_.dtype.numpy
+    shape = [dim if isinstance(dim, int) else 1 for dim in type_.shape or ()]
+    if dtype.kind == "f":
+        return chance.normal(size=shape).astype(dtype)
+    high = 2 if dtype.kind == "b" else min(100, np.iinfo(dtype).max)
+    return chance.integers(0, high, shape).astype(dtype)
+
+
+# ---- one model -------------------------------------------------------------------------------
+
+
+def classes(array: Any) -> Any:
+    """Returns the argmax of each sample of an output."""
+    flat = array.reshape(array.shape[0], -1) if array.ndim > 1 else array.reshape(1, -1)
+    return np.argmax(flat, axis=1)
+
+
+def judged(
+    engine: str, source: Path, graph: Graph, feeds: Sequence[dict[str, Any]]
+) -> dict[str, str]:
     """Returns the columns that say what an engine makes of a file."""
     from qdqbridge.judging import opened
 
     with opened(engine, source, graph, LIMITS) as judge:
-        verdict = judge.taken()
-        left = Counter(placement.operator for placement in verdict.left)
+        layers = [p for p in judge.taken().placements if p.operator not in NO_LAYERS]
+        partitions = judge.taken().partitions
         equal = total = 0
         for feed in feeds:
             ours, theirs = qdqbridge.evaluate(graph, feed), judge.run(feed, judge.outputs)
             for name, want in ours.items():
                 if want.ndim and want.dtype.kind in "fiu" and want.size:
-                    total += 1
-                    equal += int(np.argmax(want.ravel()) == np.argmax(theirs[name].ravel()))
+                    same = classes(want) == classes(theirs[name])
+                    total, equal = total + same.size, equal + int(same.sum())
         local = qdqbridge.compare(graph, judge, feeds[0], local=True)
-    named = " ".join(f"{operator}:{number}" for operator, number in left.most_common(5))
-    whole = "whole" if verdict.takes_all else "part"
-    why = next((placement.why for placement in verdict.left if placement.why), "")
-    rated = f"{equal}/{total}"
-    return [whole, named, str(verdict.partitions), str(local.max_lsb), rated, why[:80]]
+    left = Counter(placement.operator for placement in layers if not placement.taken)
+    products = [p for p in layers if p.operator in PRODUCTS]
+    worst = local.worst
+    return {
+        "taken": "part" if left or partitions > 1 else "whole",
+        "layers": str(len(layers)),
+        "left": str(left.total()),
+        "products": str(len(products)),
+        "floats": str(sum(not p.taken for p in products)),
+        "partitions": str(partitions),
+        "lsb": str(local.max_lsb),
+        "at": worst.node[:60] if worst is not None and local.max_lsb > 1 else "",
+        "equal": str(equal),
+        "samples": str(total),
+        "words": " ".join(f"{operator}:{number}" for operator, number in left.most_common(8)),
+    }
 
 
-def both(engine: str, path: Path, name: str, count: int) -> list[list[str]]:
+def both(engine: str, path: Path, name: str, producer: str, count: int) -> list[Row]:
     """Returns the rows of a model: the original, and the exported one."""
     try:
         graph = qdqbridge.load(path)
         graph = with_numbers(graph, dict.fromkeys(symbolic_extents(graph), 1))
-        feeds = samples(graph, count)
+        feeds = feedings(path, graph, count)
         qdqbridge.evaluate(graph, feeds[0])
     except QdqBridgeError as error:
-        return [[name, "source", "unread", "", "", "", "", error.what[:80]]]
-    rows: list[list[str]] = []
+        return [Row(name, producer, "source", "unread", words=_flat(error.what))]
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        written = Path(folder) / "written.onnx"
+        written = Path(folder) / f"written{ENGINES[engine].suffix}"
         for what in ("original", "exported"):
             try:
                 file, shown = path, graph
                 if what == "exported":
                     qdqbridge.save(graph, written, ENGINES[engine].profile)
                     file, shown = written, qdqbridge.load(written)
-                rows.append([name, what, *judged(engine, file, shown, feeds)])
+                rows.append(Row(name, producer, what, **judged(engine, file, shown, feeds)))
             except QdqBridgeError as error:
-                flat = " ".join(f"{error.what} {error.why}".split())
-                rows.append([name, what, "no", "", "", "", "", flat[:160]])
+                words = _flat(f"{error.what} {error.why}")
+                rows.append(Row(name, producer, what, "no", words=words))
     return rows
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())[:200]
+
+
+# ---- the table -------------------------------------------------------------------------------
+
+
+def read(paths: Iterable[Path]) -> list[Row]:
+    """Returns the rows of tables."""
+    found: list[Row] = []
+    for path in paths:
+        with path.open(encoding="utf-8", newline="") as file:
+            found += [Row(**row) for row in csv.DictReader(file)]
+    return found
+
+
+def producers(folder: Path) -> dict[str, str]:
+    """Returns what made the files of a collection, as its manifest says."""
+    manifest = folder / "manifest.csv"
+    if not manifest.exists():
+        return {}
+    with manifest.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {row["file"]: row.get("repo") or row["producer"] for row in rows}
+
+
+def complete(engine: str, folder: Path, table: Path, every: int, count: int, largest: int) -> None:
+    """Adds the rows of files that are not in the table."""
+    known = {row.file for row in read([table])} if table.exists() else set[str]()
+    made_by, files = producers(folder), sorted(folder.rglob("*.onnx"))[::every]
+    with table.open("a", encoding="utf-8", newline="") as out:
+        rows = csv.writer(out, lineterminator="\n")
+        if not known:
+            rows.writerow(COLUMNS)
+        for path in files:
+            name = str(path.relative_to(folder))
+            if name not in known and path.stat().st_size <= largest:
+                producer = made_by.get(name, folder.name)
+                found = both(engine, path, name, producer, count)
+                rows.writerows([astuple(row) for row in found])
+                out.flush()
+
+
+BY_PRODUCER = (
+    "producer", "what", "files", "run", "whole", "products", "floats", "equal", "samples",
+    "within", "lsb",
+)  # fmt: skip
+
+
+def by_producer(rows: Iterable[Row]) -> Iterator[tuple[str, ...]]:
+    """Yields one row per producer: originals, and exports.
+
+    ``whole`` are files of which nothing is left, ``within`` those with no operator more than
+    ``LIMIT`` steps off, ``lsb`` the largest difference.
+    """
+    groups: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.what != "source":
+            name = " ".join(row.producer.split()[:2]).partition(" export")[0]
+            groups[name, row.what].append(row)
+    for (producer, what), each in sorted(groups.items(), key=lambda g: (g[0][0], g[0][1] < "o")):
+        ran = [row for row in each if row.taken != "no"]
+
+        def total(name: str, of: Sequence[Row] = ran) -> str:
+            return str(sum(int(getattr(row, name) or 0) for row in of))
+
+        yield (
+            producer, what, str(len(each)), str(len(ran)),
+            str(sum(row.taken == "whole" for row in ran)),
+            total("products"), total("floats"), total("equal"), total("samples"),
+            str(sum(int(row.lsb) <= LIMIT for row in ran)),
+            str(max((int(row.lsb) for row in ran), default="")),
+        )  # fmt: skip
+
+
+def worse(rows: Iterable[Row]) -> Iterator[str]:
+    """Yields what falls short of the original, of the bound, or of the interpreter's argmax."""
+    pairs: defaultdict[str, dict[str, Row]] = defaultdict(dict)
+    for row in rows:
+        pairs[row.file][row.what] = row
+    for file, pair in pairs.items():
+        if "exported" not in pair:
+            continue
+        own, new = pair["original"], pair["exported"]
+        if new.taken == "no":
+            yield f"{file}: not run ({'nor' if own.taken == 'no' else 'but'} is it): {new.words}"
+            continue
+        reasons: list[str] = []
+        if int(new.lsb) > LIMIT:
+            reasons.append(f"{new.lsb} LSB at {new.at} (original {own.lsb})")
+        if new.others:
+            reasons.append(f"argmax {new.equal}/{new.samples} (original {own.equal})")
+        if own.taken != "no" and int(new.floats) > int(own.floats):
+            reasons.append(f"{new.floats} of {new.products} products in float, not {own.floats}")
+        if own.taken != "no" and int(new.left) > int(own.left):
+            reasons.append(f"{new.left} left, not {own.left}: {new.words} / {own.words}")
+        if reasons:
+            yield f"{file}: {'; '.join(reasons)}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", choices=[*ENGINES])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--by-producer", type=Path, nargs="+", metavar="TABLE")
+    parser.add_argument("--worse", type=Path, nargs="+", metavar="TABLE")
     parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--samples", type=int, default=4)
+    parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--largest", type=int, default=20_000_000, help="bytes of a file")
     given = parser.parse_args()
-    files = sorted(path for path in given.folder.rglob("*.onnx"))[:: given.every]
-    table = csv.writer(sys.stdout, lineterminator="\n")
-    table.writerow(COLUMNS)
-    for path in files:
-        if path.stat().st_size <= given.largest:
-            name = str(path.relative_to(given.folder))
-            table.writerows(both(given.engine, path, name, given.samples))
-            sys.stdout.flush()
+    if given.by_producer:
+        table = csv.writer(sys.stdout, lineterminator="\n")
+        table.writerow(BY_PRODUCER)
+        table.writerows(by_producer(read(given.by_producer)))
+    elif given.worse:
+        print("\n".join(worse(read(given.worse))))
+    elif given.folder and given.out:
+        each = (given.folder, given.out, given.every, given.samples, given.largest)
+        complete(given.engine, *each)
+    else:
+        parser.error("give a folder and --out, or a table")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ on its engine, at the versions of the ``engines`` extra, and says when a fault i
 from __future__ import annotations
 
 import csv
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from pattern_models import Pattern, model
-
-import qdqbridge
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "upstream"
 COLUMNS = ("file", "engine", "fault", "what")
@@ -47,15 +44,23 @@ def spelled(*facts: str) -> Callable[[], onnx.ModelProto]:
     return lambda: model(Pattern(*facts))
 
 
-def exported(*facts: str) -> Callable[[], onnx.ModelProto]:
-    """Returns what makes the model of a pattern as the profile of OpenVINO writes it."""
+def shared(*facts: str) -> Callable[[], onnx.ModelProto]:
+    """Returns what makes the model of a pattern with one initializer for all equal parameters."""
 
     def build() -> onnx.ModelProto:
-        with tempfile.TemporaryDirectory() as folder:
-            file, written = Path(folder) / "pattern.onnx", Path(folder) / "written.onnx"
-            onnx.save(model(Pattern(*facts)), file)
-            qdqbridge.save(qdqbridge.load(file), written, "openvino")
-            return onnx.load(written)
+        made = model(Pattern(*facts))
+        tensors = {tensor.name: tensor for tensor in made.graph.initializer}
+        first: dict[tuple[int, bytes], str] = {}
+        for node in made.graph.node:
+            if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+                for index in (1, 2):
+                    tensor = tensors[node.input[index]]
+                    key = (tensor.data_type, tensor.raw_data)
+                    node.input[index] = first.setdefault(key, tensor.name)
+        read = {name for node in made.graph.node for name in node.input}
+        del made.graph.initializer[:]
+        made.graph.initializer.extend(t for name, t in tensors.items() if name in read)
+        return made
 
     return build
 
@@ -167,8 +172,18 @@ FAULTS = (
     ),
     Fault(
         "openvino_pad_before_add.onnx", "openvino", "wrong",
-        "Pad with 0.0 of uint8 with zero point 128, Q, two DQ, Add: padded with another number",
-        exported("Pad", "u8", "middle", "-", "-", "none", "add", "17", "3"),
+        "Pad of uint8, zero point 128 one initializer for all, Add: padded with another number",
+        shared("Pad", "u8", "middle", "-", "-", "none", "add", "17", "3"),
+    ),
+    Fault(
+        "openvino_average_before_flatten.onnx", "openvino", "left",
+        "AveragePool of uint8, one zero point for all, Flatten: its result is rounded in float32",
+        shared("AveragePool", "u8", "middle", "-", "-", "none", "reshape", "17", "4"),
+    ),
+    Fault(
+        "openvino_max_min_behind_product.onnx", "openvino", "left",
+        "Conv, Q, DQ, Max, Q, DQ, Min, Q with zero point 0: float32; with Clip it is integers",
+        spelled("Conv", "s8", "middle", "tensor", "int32", "q-max-min", "end", "17", "4"),
     ),
     Fault(
         "openvino_scaled_product.onnx", "openvino", "refused",

@@ -347,6 +347,46 @@ def test_hexagon_gets_clamps_that_it_computes(
     np.testing.assert_array_equal(got, want)
 
 
+# ---- openvino -------------------------------------------------------------------------------
+
+
+def concat_rounded_twice(net: Net) -> str:
+    """A Concat that is quantized, and quantized again with another scale."""
+    x = net.fake("x", *AROUND_128)
+    pair = net.op("Concat", x, net.fake(net.op("Sigmoid", x), *AROUND_128), axis=1)
+    return net.fake(net.fake(pair, *AROUND_128), 0.03, 37)
+
+
+def test_openvino_gets_a_max_between_two_roundings_of_a_concat(tmp_path: Path) -> None:
+    graph = built(concat_rounded_twice, tmp_path)
+    assert {f.rule for f in check(tmp_path / "built.onnx", "openvino")} == {"rounded-once"}
+    path = written(graph, "openvino", tmp_path)
+    assert check(path, "openvino") == []
+    assert "Max" in kinds(path)
+    assert "Max" not in kinds(written(graph, "portable", tmp_path))
+    assert canonicalize(read(path)).digest == graph.digest
+    feeds = samples(onnx.load(path))
+    (want,), (got,) = run(tmp_path / "built.onnx", feeds), run(path, feeds)
+    np.testing.assert_array_equal(got, want)
+
+
+def averaged(net: Net) -> str:
+    pooled = net.op("AveragePool", net.fake("x", *AROUND_128), kernel_shape=[2, 2])
+    return net.fake(net.op("Flatten", net.fake(pooled, *AROUND_128)), *AROUND_128)
+
+
+def test_openvino_gets_a_zero_point_for_each_tensor(tmp_path: Path) -> None:
+    graph = built(averaged, tmp_path)
+    assert {f.rule for f in check(written(graph, "portable", tmp_path), "openvino")} == {
+        "own-zero-point"
+    }
+    path = written(graph, "openvino", tmp_path)
+    assert check(path, "openvino") == []
+    zeros = [n.input[2] for n in onnx.load(path).graph.node if n.op_type == "QuantizeLinear"]
+    assert len(zeros) == len(set(zeros)) == 3
+    assert canonicalize(read(path)).digest == graph.digest
+
+
 # ---- graphs ---------------------------------------------------------------------------------
 
 

@@ -50,7 +50,12 @@ _ALL = (
         bias=Bias.INT32, unsigned=True, contrib=True, strict=True, fixed=True,
         newest=_ORT_OPSET,
     ),
-    ExportProfile("openvino", "OpenVINO", Clamp.BEFORE, openvino.RULES, strict=True),
+    # OpenVINO 2026.4.1 rounds in float32 behind pools, or pads with another number, where the zero
+    # points of operand and result are one initializer; it crashes where a Concat is rounded twice.
+    ExportProfile(
+        "openvino", "OpenVINO", Clamp.BEFORE, openvino.RULES,
+        apart=True, guarded=True, strict=True,
+    ),
     ExportProfile(
         "qoperator", "onnxruntime without graph optimizations", Clamp.STORED, qoperator.RULES,
         bias=Bias.INT32, operators=True, newest=_ORT_OPSET,

@@ -7,10 +7,18 @@ model says in which precision a layer runs.
 from __future__ import annotations
 
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.onnx_io.profiles.file_view import FileNode, FileView, is_quantize
+from qdqbridge.onnx_io.profiles.file_view import (
+    FileEncoding,
+    FileNode,
+    FileView,
+    is_dequantize,
+    is_quantize,
+)
 from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Reason
-from qdqbridge.onnx_io.profiles.islands import islands_of
+from qdqbridge.onnx_io.profiles.islands import COPIES, islands_of
 from qdqbridge.onnx_io.profiles.shared_rules import (
+    WEIGHTED,
+    active_ends,
     both_or_none,
     constant_positive_scale,
     encoding_of,
@@ -79,33 +87,104 @@ _BATCHED = 4
 """The rank from which OpenVINO does not fold the zero point into a product with a weight."""
 
 
-def _flat_concat(view: FileView, node: FileNode) -> Reason | None:
-    """A Concat of matrices that is rounded, and flattened to what it is."""
-    source = view.dequantized(node.input(0)) if node.op in ("Flatten", "Reshape") else None
-    if source is None or source.symmetric or view.rank(node.input(0)) != _MATRIX:
+def _rounded_twice(view: FileView, node: FileNode) -> Reason | None:
+    """A Concat that is rounded, and rounded again with nothing to do in between."""
+    source = _before_idle(view, node) if is_quantize(node) else None
+    source = None if source is None else view.dequantized(source)
+    if source is None or source.symmetric:
         return None
-    rounding = view.producer(source.node.input(0))
-    made = None if rounding is None else view.producer(rounding.input(0))
-    if made is None or made.op != "Concat" or view.rank(node.output) != _MATRIX:
+    stored = source.node.input(0)
+    rounding, readers = view.producer(stored), view.consumers(stored)
+    if rounding is None or len(readers) > 1 or len(view.consumers(source.node.output)) > 1:
         return None
-    return Reason(f"it flattens the matrix '{made.output}' of a Concat", (made.output,))
+    made = view.producer(rounding.input(0))
+    while made is not None and (made.op == "Relu" or is_dequantize(made) or is_quantize(made)):
+        made = view.producer(made.input(0))
+    if made is None or made.op != "Concat" or stored in view.outputs:
+        return None
+    return Reason(f"the Concat '{made.name}' is quantized already", (stored,))
 
 
+def _before_idle(view: FileView, node: FileNode) -> str | None:
+    """Returns what a QuantizeLinear reads, in front of one operator that changes nothing."""
+    tensor = node.input(0)
+    maker = view.producer(tensor)
+    if maker is None or maker.op not in (*_CLAMPS, *_VIEWS):
+        return tensor
+    if maker.op in _CLAMPS:
+        source = view.dequantized(maker.input(0))
+        idle = source is not None and active_ends(view, maker, source) == (False, False)
+    else:
+        shapes = [view.inferred.get(name, (None, None))[1] for name in (maker.input(0), tensor)]
+        idle = shapes[0] is not None and shapes[0] == shapes[1]
+    return maker.input(0) if idle else None
+
+
+_CLAMPS = ("Relu", "Clip")
+_VIEWS = ("Flatten", "Reshape", "Slice")
 _MATRIX = 2
 
 
-def _padding(view: FileView, node: FileNode) -> Reason | None:
-    """What is padded and read more than once is padded with the wrong number."""
+def _extremes(view: FileView, node: FileNode) -> Reason | None:
+    """Max and Min of a product with zero point 0 are computed on its float result."""
+    if node.op not in ("Max", "Min") or not view.quantized(node.output):
+        return None
+    for name in node.inputs:
+        found = view.dequantized(name)
+        if found is not None and found.symmetric and _behind_product(view, found):
+            return Reason(f"'{found.node.input(0)}' is that of a product", (name,))
+    return None
+
+
+def _shared_zero(view: FileView, node: FileNode) -> FileEncoding | None:
+    """Returns the parameters of an operand whose zero point is the very initializer of the result.
+
+    OpenVINO then moves the wrong one of the two subtractions.
+    """
     x, found = view.dequantized(node.input(0)), view.quantized(node.output)
-    if node.op != "Pad" or x is None or x.symmetric or not found:
+    if x is None or x.symmetric or not found or x.node.input(2) != found[0].node.input(2):
         return None
-    if len(view.consumers(found[0].node.output)) < _SHARED:
-        return None
-    tensor = x.node.input(0)
-    return Reason(f"'{tensor}' has zero point {x.zero()}", (tensor,))
+    return x
 
 
-_SHARED = 2
+def _padding(view: FileView, node: FileNode) -> Reason | None:
+    """What reads a zero point of its own is padded with it; else with the number 0."""
+    x = _shared_zero(view, node) if node.op == "Pad" else None
+    if x is None or x.dtype is None or x.zero() in (x.dtype.qmin, x.dtype.qmax):
+        return None
+    if not view.consumers(view.quantized(node.output)[0].node.output):
+        return None
+    return Reason(*_zero_of_both(x, node))
+
+
+def _own_zero(view: FileView, node: FileNode) -> Reason | None:
+    """Before what moves elements, a pool or a clamp is rounded in float."""
+    x = _shared_zero(view, node) if node.op in _ROUNDED else None
+    rank = view.rank(node.output)
+    if x is None or (rank is not None and rank <= _MATRIX) or _padding(view, node):
+        return None
+    if node.op == "Clip" and not _behind_product(view, x):
+        return None
+    stored = view.quantized(node.output)[0].node.output
+    reals = [reader.output for reader, _ in view.consumers(stored) if is_dequantize(reader)]
+    readers = [reader for real in reals for reader, _ in view.consumers(real)]
+    if not any(reader.op in COPIES or "Pool" in reader.op for reader in readers):
+        return None
+    return Reason(*_zero_of_both(x, node))
+
+
+_ROUNDED = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean", "Pad", "Clip"})
+
+
+def _behind_product(view: FileView, x: FileEncoding) -> bool:
+    rounding = view.producer(x.node.input(0))
+    made = None if rounding is None else view.producer(rounding.input(0))
+    return made is not None and made.op in WEIGHTED
+
+
+def _zero_of_both(x: FileEncoding, node: FileNode) -> tuple[str, tuple[str, ...]]:
+    name = x.node.input(2)
+    return f"'{name}' is the zero point of its operand and of its result", (name, node.output)
 
 
 def _float_kernel(view: FileView, node: FileNode) -> Reason | None:
@@ -153,11 +232,17 @@ RULES: tuple[Demand, ...] = (
     Demand("shifted-products", "Conv of int8, ConvTranspose, MatMul of rank 4", _shifted,
          "OpenVINO 2026.4.1, runtime model", Effect.FLOAT,
          "use zero point 0; for a Conv uint8 will do"),
-    Demand("flat-concat", "Flatten of a matrix behind a Concat", _flat_concat,
-           "OpenVINO 2026.4.1: it crashes (SIGSEGV)", Effect.REFUSED, "leave the Flatten out"),
+    Demand("rounded-once", "QuantizeLinear of a Concat that was quantized already", _rounded_twice,
+           "OpenVINO 2026.4.1: it crashes (SIGSEGV)", Effect.REFUSED,
+           "quantize the Concat once, or put a Max with a very low number in between"),
+    Demand("clamps-of-products", "Max and Min behind a product with zero point 0", _extremes,
+           "OpenVINO 2026.4.1, runtime model", Effect.FLOAT, "use Relu or Clip"),
     Demand("padding", "Pad between DequantizeLinear and QuantizeLinear", _padding,
-           "OpenVINO 2026.4.1: up to 127 LSB wrong before an Add", Effect.OTHER,
-           "use zero point 0, or pad in the operator behind"),
+           "OpenVINO 2026.4.1: up to 127 LSB wrong", Effect.OTHER,
+           "give operand and result a zero point each, equal as they may be"),
+    Demand("own-zero-point", "averages, Pad and Clip in front of pools and movers", _own_zero,
+           "OpenVINO 2026.4.1, runtime model", Effect.FLOAT,
+           "give operand and result a zero point each, equal as they may be"),
     Demand("float-kernels", "Softmax, LayerNormalization", _float_kernel,
          "OpenVINO 2026.4.1, runtime model", Effect.NO_KERNEL, "nothing: it is the engine's"),
     Demand("both-operands-quantized", "Conv, ConvTranspose, Gemm, MatMul", both_or_none,

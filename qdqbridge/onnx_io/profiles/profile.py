@@ -49,6 +49,9 @@ class ExportProfile:
         bias: How biases are spelled.
         recentered: Turn uint8 with zero point 128 into int8 with zero point 0.
         unsigned: Turn int16 into uint16, zero points shifted by 32768.
+        apart: Give each tensor a scale and a zero point of its own, also where others have equal
+            ones.
+        guarded: Put a Max that changes nothing between a Concat and its second rounding.
         contrib: Spell Q and DQ of 16 and 4 bits in ``com.microsoft`` below opset 21.
         packed: Keep the MatMulNBits of a file.
         operators: Use QLinear operators where there is one.
@@ -66,6 +69,8 @@ class ExportProfile:
     bias: Bias = Bias.AS_READ
     recentered: bool = False
     unsigned: bool = False
+    apart: bool = False
+    guarded: bool = False
     contrib: bool = False
     packed: bool = False
     operators: bool = False

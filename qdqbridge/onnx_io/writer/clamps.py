@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import ml_dtypes
 import numpy as np
 
 from qdqbridge.errors import UnsupportedTargetError
@@ -95,6 +96,17 @@ def clamp_extremes(writer: RowWriter, tensor: str, dtype: DType, value: Value) -
         target = writer.free.take(f"{name}_{op_type.lower()}")
         tensor = writer.row(op_type, [tensor, bound], target, type_)
     return tensor
+
+
+def idle_max(writer: RowWriter, tensor: str, dtype: DType, value: Value) -> str:
+    """Returns ``tensor`` behind a Max with the lowest number there is, which changes nothing.
+
+    Some runtimes take what stands before and behind it apart only then.
+    """
+    lowest = np.array(ml_dtypes.finfo(dtype.numpy).min, dtype.numpy)
+    name = stem(writer.tensors.of(value))
+    target, type_ = writer.free.take(f"{name}_max"), TensorType(dtype, value.type.shape)
+    return writer.row("Max", [tensor, writer.array(lowest, f"{name}_lowest")], target, type_)
 
 
 def _trimmed(inputs: Iterable[str]) -> list[str]:

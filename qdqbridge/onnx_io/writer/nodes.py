@@ -11,7 +11,13 @@ from qdqbridge.onnx_io.codecs import BY_ROW, encode
 from qdqbridge.onnx_io.foreign import ForeignAttrs, foreign_node_proto
 from qdqbridge.onnx_io.operator_versions import moved
 from qdqbridge.onnx_io.profiles.profile import Clamp
-from qdqbridge.onnx_io.writer.clamps import clamp_extremes, clamp_real, clip_stored, rounded
+from qdqbridge.onnx_io.writer.clamps import (
+    clamp_extremes,
+    clamp_real,
+    clip_stored,
+    idle_max,
+    rounded,
+)
 from qdqbridge.onnx_io.writer.dynamic import dynamic_rows
 from qdqbridge.onnx_io.writer.names import real_name, stem
 from qdqbridge.onnx_io.writer.qlinear import qlinear_row
@@ -34,6 +40,7 @@ from qdqbridge.onnx_io.writer.variants import (
 from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.composition import CompositionAttrs
 from qdqbridge.ops.dynamic import DYNAMIC_DENSE
+from qdqbridge.ops.elementwise import CONCAT
 from qdqbridge.ops.matmul import DENSE
 from qdqbridge.ops.pooling import AVERAGE_POOL
 from qdqbridge.ops.simulated import SimulatedAttrs
@@ -195,7 +202,11 @@ class NodeWriter(RowWriter):
                 self.dequantize(tensor, source.quant, target, result.type.dtype, node)
         else:
             dtype = source.quant.params.expressed_dtype
-            self.quantize(self.real(source, dtype), dtype, result, node)
+            tensor = self.real(source, dtype)
+            made = source.producer
+            if self.profile.guarded and made is not None and made.op is CONCAT:
+                tensor = idle_max(self, tensor, dtype, source)
+            self.quantize(tensor, dtype, result, node)
 
     def _widened(self, tensor: str, source: Value, result: Value) -> tuple[str, DType]:
         """Returns data to quantize, cast to float32 where its type is narrower than the scale's."""

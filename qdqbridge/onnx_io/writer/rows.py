@@ -20,7 +20,7 @@ from qdqbridge.onnx_io.writer.names import Names, TensorNames, stem
 from qdqbridge.onnx_io.writer.sheet import NodeRow, Sheet
 
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
-_Key = tuple[DType, DType, tuple[int, ...], bytes, bytes]
+_Key = tuple[DType, DType, tuple[int, ...], bytes, bytes, str]
 
 
 class RowWriter:
@@ -42,7 +42,7 @@ class RowWriter:
         self.free = self.tensors.free
         self.node_names = Names()
         self.own_names = {n: self.node_names.take(n.name) for n in graph.nodes if n.origin.nodes}
-        self.parameters = Parameters(self.free, sheet.constants)
+        self.parameters = Parameters(self.free, sheet.constants, shared=not profile.apart)
         self.kept_real: set[Value] = set()
         """Values of types that QuantizeLinear cannot make: their tensors hold real numbers."""
         self.dynamic: dict[Value, tuple[str, str, str]] = {}
@@ -173,10 +173,13 @@ class Parameters:
     Args:
         names: Hands out tensor names.
         constants: Where initializers go.
+        shared: Tensors with equal parameters share their initializers.
     """
 
-    def __init__(self, names: Names, constants: dict[str, Constant]) -> None:
-        self._names, self._constants = names, constants
+    def __init__(
+        self, names: Names, constants: dict[str, Constant], *, shared: bool = True
+    ) -> None:
+        self._names, self._constants, self._shared = names, constants, shared
         self._known: dict[_Key, tuple[str, str]] = {}
 
     def of(self, params: QuantParams, stem: str) -> tuple[str, str]:
@@ -184,7 +187,7 @@ class Parameters:
         scale, zero_point = params.scale, params.zero_point
         key = (
             params.storage_dtype, params.scale_dtype, scale.shape,
-            scale.tobytes(), zero_point.tobytes(),
+            scale.tobytes(), zero_point.tobytes(), "" if self._shared else stem,
         )  # fmt: skip
         if key not in self._known:
             pair = (self._names.take(f"{stem}_scale"), self._names.take(f"{stem}_zero_point"))
