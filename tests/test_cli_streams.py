@@ -8,7 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -133,7 +133,7 @@ OUTPUTS = {
 
 
 @contextmanager
-def file_size(largest: int) -> Iterator[None]:
+def file_size(largest: int) -> Generator[None]:
     """Lets no file of this process, or of one that it starts, grow beyond a size: a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, before[1]))
