@@ -55,7 +55,7 @@ def _body(parts: tuple[Direct, ...]) -> None:
         code = tirx.const(0.0, "float32") if d.floats else arguments.numbers[ENDS]
         for part, (weights, bias) in zip(parts, packed, strict=True):
             writer = _writer(part, arguments, result)
-            Loops(part, source, flat(weights), bias, code, writer).write(batch)
+            DirectLoops(part, source, flat(weights), bias, code, writer).write(batch)
 
 
 def opened(d: Direct) -> tuple[tuple[list[Any], list[Any]], Prim]:
@@ -126,7 +126,7 @@ def packed_weights(d: Direct, index: int) -> tuple[Buffer, Buffer]:
     return weights, T.arg(f"bias{index}", T.buffer((d.lanes,), d.elements.sum))
 
 
-class Loops:
+class DirectLoops:
     """Writes the loops around the tiles."""
 
     def __init__(

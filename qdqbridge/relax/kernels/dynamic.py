@@ -25,7 +25,7 @@ from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.broadcasting import GRAIN
 from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.dense import Rows, rows_of
-from qdqbridge.relax.kernels.direct import Loops, opened, packed_weights
+from qdqbridge.relax.kernels.direct import DirectLoops, opened, packed_weights
 from qdqbridge.relax.kernels.epilogue import Extras
 from qdqbridge.relax.kernels.geometry import Direct
 from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
@@ -179,12 +179,12 @@ def build_codes(d: DynamicCodes) -> Any:
         for extent in shape:
             count = extent * count
         with T.sblock("root"):
-            _Codes(d, flat(x), flat(y), count).write(scale, zero_point)
+            _DynamicCodeLoops(d, flat(x), flat(y), count).write(scale, zero_point)
 
     return prim_func(body)
 
 
-class _Codes:
+class _DynamicCodeLoops:
     """Writes the loops: extremes of every thread's share, those of all, and the codes."""
 
     def __init__(self, d: DynamicCodes, x: Buffer, y: Buffer, count: Prim) -> None:
@@ -341,6 +341,6 @@ def build_product(description: DynamicProduct) -> Any:
                 store(multiplier, at, load(scales, at, lanes) * splat(factor, lanes), lanes)
             extras = Extras(multiplier=multiplier, factors=bias)
             writer = ScaledWriter(d.cpu, Scaled(added), extras, flat(y))
-            Loops(d, flat(x), flat(weights), start, shift, writer).write(batch)
+            DirectLoops(d, flat(x), flat(weights), start, shift, writer).write(batch)
 
     return prim_func(body)
