@@ -110,7 +110,7 @@ def results(body: Pattern, operands: Operands) -> list[Array]:
 
     def step(row: Operator, attributes: Attributes, values: list[Array | None]) -> Array:
         with np.errstate(all="ignore"):
-            found.append(row.compute(attributes, given(values))[0])
+            found.append(row.compute(attributes, trimmed(values))[0])
         return found[-1]
 
     padded = [*operands, *[None] * len(LETTERS)]
@@ -118,7 +118,7 @@ def results(body: Pattern, operands: Operands) -> list[Array]:
     return found or [operand for operand in (last,) if operand is not None]
 
 
-def given(values: Sequence[T]) -> list[T]:
+def trimmed(values: Sequence[T]) -> list[T]:
     """Returns operands without those at the end that are left out."""
     last = max((i for i, value in enumerate(values) if value is not None), default=-1)
     return list(values[: last + 1])

@@ -15,7 +15,7 @@ from qdqbridge.graph.edit import Editor, link, unlink
 from qdqbridge.graph.graph import Graph, Node, Value, Whole
 from qdqbridge.graph.operator import Array, Attributes, Flow, Operator, Pattern
 from qdqbridge.graph.types import QuantType, ValueType, static_shape
-from qdqbridge.ops.bodies import LETTERS, folded, given, parts
+from qdqbridge.ops.bodies import LETTERS, folded, parts, trimmed
 from qdqbridge.ops.data_movement import TRANSPOSE
 from qdqbridge.ops.matmul import DENSE, MATMUL
 from qdqbridge.ops.permutation import permuted_constant
@@ -60,7 +60,7 @@ def _steps(node: Node) -> list[Node]:
         if moves and first is not None and first.constant is not None:
             return _moved_constant(row, attributes, first, type_)
         result = Value(type_)
-        steps.append(Node(row, attributes, given(values), [result], origin))
+        steps.append(Node(row, attributes, trimmed(values), [result], origin))
         return result
 
     folded(node.op.body(node.attributes), [*node.inputs, *[None] * len(LETTERS)], step, no_number)
@@ -100,7 +100,7 @@ def joined(graph: Graph) -> None:
             continue
         result = Value(node.output.type, node.output.name)
         origin = replace(node.origin, whole=None)
-        Node(row, whole.attributes, given(match.operands), [result], origin)
+        Node(row, whole.attributes, trimmed(match.operands), [result], origin)
         editor.insert(result)
         editor.replace_value(node.output, result)
     editor.finish()

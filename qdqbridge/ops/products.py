@@ -37,7 +37,7 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType, static_shape
 from qdqbridge.graph.weights import WeightGeometry
 from qdqbridge.ops.attributes import AxesAttrs, TransposeAttrs
-from qdqbridge.ops.bodies import LETTERS, computed, folded, given
+from qdqbridge.ops.bodies import LETTERS, computed, folded, trimmed
 from qdqbridge.ops.permutation import permuted_params
 from qdqbridge.ops.result_shapes import result_shape
 
@@ -95,7 +95,7 @@ def _contract(body: Callable[[Any], Pattern]) -> Contract:
                 return (None if found is None else found[0]), kind
             unknown = any(kind is None for kind in kinds[:2])
             found = None if unknown or row.contract is None else row.contract(
-                own, given(arrays), kinds, results
+                own, trimmed(arrays), kinds, results
             )  # fmt: skip
             return (None, None) if found is None else (found[0], result)
 
