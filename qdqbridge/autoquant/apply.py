@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from qdqbridge.autoquant.biases import is_rounded, product_of, stored_bias
 from qdqbridge.autoquant.decide import Decision
-from qdqbridge.autoquant.spec import Derived, Weight
+from qdqbridge.autoquant.plan import Derived, Weight
 from qdqbridge.canonical import canonicalize
 from qdqbridge.canonical.build import constant, dequantized, quantized
 from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.copying import Copy, copied
+from qdqbridge.graph.copying import copied
 from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Value
 from qdqbridge.graph.numerics import quantize
@@ -26,10 +26,10 @@ def apply(decision: Decision) -> Graph:
     graph = copy.graph
     editor = Editor(graph)
     for weight, params in decision.weights.items():
-        _store(weight, params, decision, copy)
+        _store(copy.nodes[weight.node], weight, params, decision)
     for weight in decision.plan.weights:
         if isinstance(weight.spec, Derived):
-            _store_bias(weight, decision, copy)
+            _store_bias(copy.nodes[weight.node], weight, decision)
     unrounded = {(copy.nodes[node], index) for node, index in decision.plan.unrounded}
     for value, params in decision.values.items():
         _round(editor, copy.values[value], params, unrounded)
@@ -48,8 +48,8 @@ def stored_integers(weight: Weight, params: QuantParams, decision: Decision) -> 
     return constant_.map(lambda array: quantize(array, params), dtype=params.storage_dtype)
 
 
-def _store(weight: Weight, params: QuantParams, decision: Decision, copy: Copy) -> None:
-    value, node = weight.value, copy.nodes[weight.node]
+def _store(node: Node, weight: Weight, params: QuantParams, decision: Decision) -> None:
+    value = weight.value
     stored = stored_integers(weight, params, decision)
     real = dequantized(
         constant(stored, params, value.name), value.type.dtype, node.origin, value.name
@@ -57,9 +57,9 @@ def _store(weight: Weight, params: QuantParams, decision: Decision, copy: Copy) 
     _read(node, weight.index, real)
 
 
-def _store_bias(bias: Weight, decision: Decision, copy: Copy) -> None:
+def _store_bias(node: Node, bias: Weight, decision: Decision) -> None:
     """Stores the bias of a sum that leaves as a real number; where it is rounded the rules do."""
-    product, value, node = product_of(bias), bias.value, copy.nodes[bias.node]
+    product, value = product_of(bias), bias.value
     if product is None or value.constant is None or is_rounded(product, decision):
         return
     stored = stored_bias(bias, decision, value.constant.numpy())

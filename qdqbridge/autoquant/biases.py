@@ -7,14 +7,14 @@ that resolves its bias.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.spec import Derived, Fixed, QuantizationPlan, Weight
+from qdqbridge.autoquant.plan import Derived, Fixed, Weight
 from qdqbridge.canonical.bias import derived_params
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
@@ -35,20 +35,20 @@ _FINE = 2.0**23
 
 
 def with_room_for_biases(
-    plan: QuantizationPlan,
+    constants: Sequence[Weight],
     values: Mapping[Value, QuantParams],
     weights: Mapping[Weight, QuantParams],
 ) -> dict[Weight, QuantParams]:
     """Returns ``weights`` with scales raised where a bias would not fit.
 
     Args:
-        plan: Says which constants are biases.
+        constants: Those that a plan stores; the derived ones are biases.
         values: Parameters of activations.
         weights: Parameters of constants.
     """
     result = dict(weights)
     stored = {weight.node: weight for weight in weights if weight.index == 1}
-    for bias in plan.weights:
+    for bias in constants:
         product = product_of(bias) if isinstance(bias.spec, Derived) else None
         weight = None if product is None else stored.get(product)
         if product is None or weight is None or isinstance(weight.spec, Fixed):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from qdqbridge.autoquant.spec import QuantizationPlan
+from qdqbridge.autoquant.plan import QuantizationPlan
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.errors import InputDataError, UnsupportedModelError
 from qdqbridge.graph.dtypes import DType
@@ -34,7 +34,7 @@ def check_float(graph: Graph) -> None:
         )
 
 
-def check_plan(plan: QuantizationPlan, graph: Graph) -> None:
+def check_plan(plan: QuantizationPlan) -> None:
     """Refuses a plan that quantizes nothing.
 
     Raises:
@@ -42,7 +42,7 @@ def check_plan(plan: QuantizationPlan, graph: Graph) -> None:
     """
     if plan.rules:
         return
-    half = [v.name for v in graph.values() if _is_half(v)]
+    half = [v.name for v in plan.graph.values() if _is_half(v)]
     if half:
         raise UnsupportedModelError(
             "a float16 model cannot be quantized",

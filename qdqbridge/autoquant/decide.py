@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.biases import with_room_for_biases
 from qdqbridge.autoquant.choosers import Chooser, Context
 from qdqbridge.autoquant.formats import Format
-from qdqbridge.autoquant.spec import Fixed, Observed, QuantizationPlan, Weight
+from qdqbridge.autoquant.plan import Fixed, Observed, QuantizationPlan, Weight
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.autoquant.targets import Target
 from qdqbridge.graph.graph import Value
@@ -56,7 +56,7 @@ def decide(plan: QuantizationPlan, stats: Mapping[Value, TensorStats], target: T
             context = context_of(weight.value, chosen)
             chooser = target.chooser_of_weights(format)
             result.weights[weight] = of_constant(weight, format, chooser, context)
-    result.weights = with_room_for_biases(plan, result.values, result.weights)
+    result.weights = with_room_for_biases(plan.weights, result.values, result.weights)
     return result
 
 
@@ -70,7 +70,7 @@ def activations(
         if isinstance(spec, Fixed):
             found[value] = spec.params
         elif isinstance(spec, Observed):
-            seen = joined_stats(plan, stats, value)
+            seen = joined_stats(plan.joined, stats, value)
             found[value] = chooser(seen, spec.format, context_of(value, chosen))
         else:
             continue
@@ -79,14 +79,14 @@ def activations(
 
 
 def joined_stats(
-    plan: QuantizationPlan, stats: Mapping[Value, TensorStats], value: Value
+    joined: Mapping[Value, Sequence[Value]], stats: Mapping[Value, TensorStats], value: Value
 ) -> TensorStats:
     """Returns the statistics of a value and of those whose parameters it decides as well.
 
     Extremes per channel are left out of joined ones: channels of two tensors are not the same ones.
     """
     seen = stats[value]
-    for other in plan.joined.get(value, ()):
+    for other in joined.get(value, ()):
         seen = replace(seen, channels=None).merged(replace(stats[other], channels=None))
     return seen
 

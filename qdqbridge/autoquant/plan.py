@@ -7,11 +7,11 @@ quantized; the values inside are never rounded, so they need no parameters.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from qdqbridge.autoquant.formats import Format
-from qdqbridge.autoquant.spec import Derived, Fixed, Observed, QuantizationPlan, Shared, Weight
 from qdqbridge.autoquant.targets import OperatorRule, Target
 from qdqbridge.autoquant.units import CLAMPS, Units
 from qdqbridge.graph.graph import Graph, Node, Value
@@ -22,6 +22,109 @@ from qdqbridge.graph.weights import geometry_of
 from qdqbridge.ops.elementwise import ADD, CONCAT, DIV, MAX, MIN, MUL, PRELU, SUB, WHERE
 from qdqbridge.ops.matmul import GEMM, MATMUL
 from qdqbridge.ops.selection import PAD
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A chooser picks parameters from what was seen of the value.
+
+    Attributes:
+        format: How it shall be stored.
+    """
+
+    format: Format
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """The parameters are known without looking.
+
+    Attributes:
+        params: The parameters.
+        reason: Who says so: a rule of the target, or the user.
+    """
+
+    params: QuantParams
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shared:
+    """The value has the parameters of another one, whose stored integers it moves.
+
+    Attributes:
+        source: The value whose parameters it has.
+    """
+
+    source: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """The parameters follow from others: a bias counts in units of ``scale_x * scale_w``."""
+
+
+Spec: TypeAlias = "Observed | Fixed | Shared | Derived"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weight:
+    """A constant operand that shall be stored quantized.
+
+    Attributes:
+        node: The node that reads it.
+        index: Which operand it is.
+        spec: Observed (of the constant itself), Fixed or Derived.
+    """
+
+    node: Node
+    index: int
+    spec: Spec
+
+    @property
+    def value(self) -> Value:
+        """The constant."""
+        return self.node.operand(self.index)
+
+
+@dataclass(slots=True, eq=False)
+class QuantizationPlan:
+    """Everything that has to be decided, before anything is.
+
+    Attributes:
+        graph: The canonical float graph.
+        specs: What to do about each value that shall be quantized, in topological order.
+        weights: The constants that shall be.
+        rules: By which rule of the target each quantized node is treated.
+        floats: Why each other node stays float.
+        joined: By the value that decides, others that share its parameters and whose statistics
+            count as well.
+        unrounded: Operands (node and index) that read a value as it is computed, although other
+            readers of it get it rounded.
+        float_biases: Biases of sums that nobody rounds stay real numbers.
+    """
+
+    graph: Graph
+    specs: dict[Value, Spec] = field(default_factory=dict["Value", "Spec"])
+    weights: list[Weight] = field(default_factory=list[Weight])
+    rules: dict[Node, str] = field(default_factory=dict[Node, str])
+    floats: dict[Node, str] = field(default_factory=dict[Node, str])
+    joined: dict[Value, list[Value]] = field(default_factory=dict["Value", "list[Value]"])
+    unrounded: set[tuple[Node, int]] = field(default_factory=set[tuple[Node, int]])
+    float_biases: bool = False
+
+    def observed(self) -> list[Value]:
+        """Returns the values whose statistics are needed."""
+        open_ = [value for value, spec in self.specs.items() if isinstance(spec, Observed)]
+        return [*open_, *(v for value in open_ for v in self.joined.get(value, ()))]
+
+    def root(self, value: Value) -> Value:
+        """Returns the value that decides about ``value``: itself unless it shares parameters."""
+        spec = self.specs[value]
+        while isinstance(spec, Shared):
+            value = spec.source
+            spec = self.specs[value]
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,40 +152,46 @@ def plan(graph: Graph, target: Target, wishes: Wishes | None = None) -> Quantiza
         target: The hardware.
         wishes: What the user wants otherwise.
     """
-    return _QuantizationPlanner(graph, target, wishes or Wishes()).plan()
+    result = QuantizationPlan(graph, float_biases=target.float_biases)
+    planner = _QuantizationPlanner(target, wishes or Wishes(), result)
+    planner.fill(graph.inputs, graph.nodes, graph.outputs)
+    return result
 
 
 class _QuantizationPlanner:
-    def __init__(self, graph: Graph, target: Target, wishes: Wishes) -> None:
-        self.graph, self.target = graph, target
+    def __init__(self, target: Target, wishes: Wishes, result: QuantizationPlan) -> None:
+        self.target, self.result = target, result
         self.floats = wishes.floats
         self.fixed = wishes.fixed
         self.formats, self.weights = wishes.formats, wishes.weights
-        self.result = QuantizationPlan(graph, float_biases=target.float_biases)
         self.rules: dict[Node, OperatorRule] = {}
         self.wanted: dict[Value, list[Format]] = {}
         self.ranges: dict[Value, OperatorRule] = {}
 
-    def plan(self) -> QuantizationPlan:
-        self._treat_nodes()
-        self.units = Units(self.graph, set(self.rules))
-        self.read_as_codes = self._read_as_codes()
-        for node in self.graph.nodes:
+    def fill(
+        self, inputs: Sequence[Value], nodes: Sequence[Node], outputs: Sequence[Value]
+    ) -> None:
+        """Finds the rule of every node, the values that are wanted, and who decides about each."""
+        self._treat(nodes)
+        self.outputs = frozenset(outputs)
+        self.units = Units(nodes, self.outputs, set(self.rules))
+        self.read_as_codes = self._read_as_codes(nodes)
+        for node in nodes:
             if node in self.rules:
                 self._want(node, self.rules[node])
-        self._spread_over_data_movement()
-        for value in self._in_order():
-            self._decide(value)
+        self._spread_over_data_movement(nodes)
+        for value in (*inputs, *(result for node in nodes for result in node.outputs)):
+            if value in self.wanted:
+                self._decide(value)
         for node, rule in self.rules.items():
             if rule.shares:
                 self._share(node)
         for node in self.rules:
             if node.op.name in CLAMPS:
                 self._reach_for_clamp(node)
-        return self.result
 
-    def _treat_nodes(self) -> None:
-        for node in self.graph.nodes:
+    def _treat(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
             rule = self.target.rule_for(node)
             if node in self.floats:
                 self.result.floats[node] = self.floats[node]
@@ -125,10 +234,10 @@ class _QuantizationPlanner:
         both = not any(v.is_constant for _, v in node.data_operands())
         return both and producer.op.flow is Flow.ACCUMULATE and not self.units.is_inside(value)
 
-    def _read_as_codes(self) -> set[Value]:
+    def _read_as_codes(self, nodes: Sequence[Node]) -> set[Value]:
         """Returns the values that integer operators or quantized outputs need, movers between."""
-        needed = {value for value in self.graph.outputs if self._leaves_as_codes(value)}
-        for node in reversed(self.graph.nodes):
+        needed = {value for value in self.outputs if self._leaves_as_codes(value)}
+        for node in reversed(nodes):
             moves = node.op.flow is Flow.MOVE and node not in self.floats
             if node in self.rules or (moves and needed & set(node.outputs)):
                 operands = (value for _, value in node.data_operands())
@@ -174,25 +283,21 @@ class _QuantizationPlanner:
             format = (rule.operands or self.target.activations).per_tensor()
             self.result.weights.append(Weight(node, index, Observed(format)))
 
-    def _spread_over_data_movement(self) -> None:
+    def _spread_over_data_movement(self, nodes: Sequence[Node]) -> None:
         """What a mover reads or moves is quantized where one of both is: nothing is rounded."""
-        nodes = [n for n in self.graph.nodes if n.op.flow is Flow.MOVE and n not in self.floats]
-        for node in nodes:
+        movers = [n for n in nodes if n.op.flow is Flow.MOVE and n not in self.floats]
+        for node in movers:
             if node.operand(0) in self.wanted:
                 for value in node.outputs:
                     if _is_float32(value):
                         self.wanted.setdefault(value, [])
-        for node in reversed(nodes):
+        for node in reversed(movers):
             source = node.operand(0)
             moved = [v for v in node.outputs if v in self.wanted]
             known = source in self.wanted or source.is_constant or self.units.is_inside(source)
             if moved and not known and _is_float32(source):
                 formats = [f for v in moved for f in self.wanted[v]]
                 self.wanted[source] = formats or [self.target.activations]
-
-    def _in_order(self) -> list[Value]:
-        produced = [v for node in self.graph.nodes for v in node.outputs]
-        return [v for v in (*self.graph.inputs, *produced) if v in self.wanted]
 
     def _decide(self, value: Value) -> None:
         producer, specs = value.producer, self.result.specs
@@ -243,7 +348,7 @@ class _QuantizationPlanner:
         return isinstance(spec, Shared) and self._read_once(value) and moves_only(value.producer)
 
     def _read_once(self, value: Value) -> bool:
-        return len(value.users) == 1 and value not in self.graph.outputs
+        return len(value.users) == 1 and value not in self.outputs
 
     def _follow(self, value: Value, leader: Value) -> None:
         """Gives ``value``, and all that share its parameters, those of ``leader``."""

@@ -19,8 +19,8 @@ from qdqbridge.canonical.fusions import FUSIONS
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.copying import copied
+from qdqbridge.graph.expose import name_values
 from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.naming import name_values
 from qdqbridge.graph.types import TensorType
 from qdqbridge.graph.weights import WeightGeometry, geometry_of
 from qdqbridge.ops.attributes import EpsilonAttrs, GemmAttrs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -102,8 +102,8 @@ def quantized(
     if profile is not None:
         check_profile(profile, graph)
     graph = prepared(graph)
-    check_plan(plan(graph, target, options.wishes(graph)), graph)
-    samples = _samples(graph, data)
+    check_plan(plan(graph, target, options.wishes(graph)))
+    samples = _samples(graph.inputs, data)
     if samples is None:
         repair, tune = (), False
     rounds = Rounds(Rounds.of(repair, None).number + tune, progress)
@@ -139,11 +139,11 @@ def quantized(
     )
 
 
-def _samples(graph: Graph, data: Arrays | Data | None) -> Data | None:
+def _samples(inputs: Sequence[Value], data: Arrays | Data | None) -> Data | None:
     """Returns arrays by name as samples; samples as they are."""
     if data is None or not isinstance(data, Mapping):
         return data
-    return Samples.of(graph.inputs, cast("Arrays", data))
+    return Samples.of(inputs, cast("Arrays", data))
 
 
 def _in_units(progress: Progress | None, units: int) -> Progress | None:
@@ -186,27 +186,25 @@ def planned_with(
         InputDataError: The float model computes NaN.
         UnsupportedModelError: Nothing is left to quantize.
     """
-    seen = _seen(profile, graph)
+    seen = profile.by_name()
+    _check_complete(seen, observable(graph))
     planned = plan(graph, target, wishes)
     while True:
         stats = {value: seen[value.name] for value in planned.observed()}
         check_numbers(stats)
         unfit = unusable(stats)
         if not unfit:
-            check_plan(planned, graph)
+            check_plan(planned)
             return planned, stats
         wishes = replace(wishes, floats={**nodes_around(unfit), **wishes.floats})
         planned = plan(graph, target, wishes)
 
 
-def _seen(profile: Profile, graph: Graph) -> dict[str, TensorStats]:
-    """Returns the statistics by name, of all tensors that ``graph`` has."""
-    seen = profile.by_name()
-    missing = [value.name for value in observable(graph) if value.name not in seen]
+def _check_complete(seen: Mapping[str, TensorStats], values: Iterable[Value]) -> None:
+    missing = [value.name for value in values if value.name not in seen]
     if missing:
         raise InputDataError(
             "the profile lacks tensors of the model",
             why=f"it does not know {missing[0]!r} and {len(missing) - 1} others",
             fix="profile the model file itself with this version",
         )
-    return seen

@@ -14,10 +14,10 @@ from qdqbridge.autoquant.decide import Decision
 from qdqbridge.autoquant.errors import LIMIT, Errors, errors, spread, weight_errors
 from qdqbridge.autoquant.histogram import SIDE, Histogram
 from qdqbridge.autoquant.observed import observe
+from qdqbridge.autoquant.plan import Derived, Fixed, Observed, Shared
 from qdqbridge.autoquant.prepare import prepared
 from qdqbridge.autoquant.profile import Profile, observable, origin_of
 from qdqbridge.autoquant.samples import Samples
-from qdqbridge.autoquant.spec import Derived, Fixed, Observed, Shared
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.autoquant.targets import Target
 from qdqbridge.graph.atomic_write import write_text

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from qdqbridge.autoquant.biases import with_room_for_biases
 from qdqbridge.autoquant.decide import Decision, activations, decide
 from qdqbridge.autoquant.formats import Format
-from qdqbridge.autoquant.plan import Wishes, plan
-from qdqbridge.autoquant.spec import Fixed, Observed, QuantizationPlan, Weight
+from qdqbridge.autoquant.plan import Fixed, Observed, QuantizationPlan, Weight, Wishes, plan
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.autoquant.targets import Target
 from qdqbridge.autoquant.units import Units
@@ -51,7 +50,7 @@ class Layer:
 
 def layers_of(plan: QuantizationPlan) -> list[Layer]:
     """Returns the layers that run on integers, in order."""
-    units = Units(plan.graph, set(plan.rules))
+    units = Units(plan.graph.nodes, plan.graph.outputs, set(plan.rules))
     group: dict[Node, list[Node]] = {}
     for node in plan.graph.nodes:
         if node not in plan.rules:
@@ -169,7 +168,7 @@ class Variants:
             params = self._weight(own, weight)
             if params is not None:
                 result.weights[weight] = params
-        result.weights = with_room_for_biases(own, result.values, result.weights)
+        result.weights = with_room_for_biases(own.weights, result.values, result.weights)
         self._carry_integers(result)
         return result
 

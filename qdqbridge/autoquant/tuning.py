@@ -23,10 +23,10 @@ from qdqbridge.autoquant.biases import with_room_for_biases
 from qdqbridge.autoquant.choosers import Chooser, Context
 from qdqbridge.autoquant.collect import Data, collect, onnxruntime_observer
 from qdqbridge.autoquant.decide import Decision, activations, context_of, joined_stats, of_constant
+from qdqbridge.autoquant.plan import Observed, Weight
 from qdqbridge.autoquant.repair.steps import QuantizedState, StepRecord
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.simulation import Simulation
-from qdqbridge.autoquant.spec import Observed, Weight
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.autoquant.targets import Target
 from qdqbridge.graph.graph import Value
@@ -205,7 +205,9 @@ class _Tuner:
             return [of_constant(place, spec.format, chooser, context)] * len(self.best)
         return [
             chooser(
-                joined_stats(self.plan, stats, place), spec.format, self._context(place, decision)
+                joined_stats(self.plan.joined, stats, place),
+                spec.format,
+                self._context(place, decision),
             )
             for decision, stats in zip(self.best, self.sources, strict=True)
         ]
@@ -231,13 +233,13 @@ class _Tuner:
             fold.simulation.hold(decision)
 
     def _with_values(self, decision: Decision, values: dict[Value, QuantParams]) -> Decision:
-        weights = with_room_for_biases(self.plan, values, decision.weights)
+        weights = with_room_for_biases(self.plan.weights, values, decision.weights)
         return replace(decision, values=values, weights=weights)
 
     def _with(self, decision: Decision, place: Place, params: QuantParams) -> Decision:
         if isinstance(place, Weight):
             weights = {**decision.weights, place: params}
-            weights = with_room_for_biases(self.plan, decision.values, weights)
+            weights = with_room_for_biases(self.plan.weights, decision.values, weights)
             return replace(decision, weights=weights)
         root = self.plan.root
         values = {v: params if root(v) is place else p for v, p in decision.values.items()}

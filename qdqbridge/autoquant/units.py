@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.elementwise import ADD, CONCAT, WHERE
@@ -22,15 +22,17 @@ class Units:
         quantized: The nodes that shall run on integers.
     """
 
-    def __init__(self, graph: Graph, quantized: Collection[Node]) -> None:
+    def __init__(
+        self, nodes: Sequence[Node], outputs: Collection[Value], quantized: Collection[Node]
+    ) -> None:
         self.quantized = set(quantized)
-        self._outputs = set(graph.outputs)
+        self._outputs = set(outputs)
         self._source: dict[Value, Value | None] = {}
         self._inside: set[Value] = set()
         self._chained: set[Node] = set()
-        for node in graph.nodes:
+        for node in nodes:
             self._inside |= {value for value in node.outputs if self._continues(value)}
-        self._find_functions(graph)
+        self._find_functions(nodes)
 
     def is_inside(self, value: Value) -> bool:
         """True where nothing is rounded between the producer of ``value`` and its readers."""
@@ -61,16 +63,16 @@ class Units:
 
     # ---- elementwise operators in a row ---------------------------------------------------------
 
-    def _find_functions(self, graph: Graph) -> None:
+    def _find_functions(self, nodes: Sequence[Node]) -> None:
         """Finds values that are functions of one tensor and read inside their function only."""
-        for node in graph.nodes:
+        for node in nodes:
             if self._is_step(node):
                 sources = {
                     self._source.get(v, v) for _, v in node.data_operands() if not v.is_constant
                 }
                 if len(sources) == 1 and self._scalars_only(node):
                     self._source[node.output] = sources.pop()
-        for node in reversed(graph.nodes):
+        for node in reversed(nodes):
             value = node.output if node.outputs else None
             if value is None or value not in self._source or value in self._outputs:
                 continue

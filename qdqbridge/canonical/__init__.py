@@ -7,8 +7,7 @@ from qdqbridge.canonical.driver import notes_of, run
 from qdqbridge.canonical.islands import explanation, islands
 from qdqbridge.canonical.order import order_operands, order_steps
 from qdqbridge.canonical.rules import RULES, rules_with
-from qdqbridge.canonical.sharing import share_dequantized
-from qdqbridge.canonical.storage import propagate_storage
+from qdqbridge.canonical.storage import propagate_storage, share_dequantized
 from qdqbridge.graph.graph import Graph
 from qdqbridge.ops.integers import propagate_parameters, release_interface
 from qdqbridge.options import BIT_FOR_BIT, ReadingOptions

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
-from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.edit import Editor
-from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.canonical.storage import same_elements
+from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.ops import run_time_parameters
-from qdqbridge.ops.conversion import DEQUANTIZE
 from qdqbridge.ops.table import OPERATORS
 
 _MERGED = (Flow.CONVERT, Flow.REINTERPRET, Flow.MOVE)
@@ -56,34 +54,4 @@ def _same_operand(a: Value | None, b: Value | None) -> bool:
         return True
     if a is None or b is None or a.constant is None or b.constant is None or a.type != b.type:
         return False
-    return a.constant.size <= _FEW and _same_elements(a.constant, b.constant)
-
-
-def share_dequantized(graph: Graph) -> bool:
-    """Makes one node of the dequantizes of equal constants; returns whether there were several.
-
-    Elements are compared only where types and shapes agree, so hardly ever.
-    """
-    editor = Editor(graph)
-    kept: dict[object, list[Node]] = {}
-    changed = False
-    for node in graph.nodes:
-        source = node.inputs[0] if node.inputs else None
-        if node.op is not DEQUANTIZE or source is None or source.constant is None:
-            continue
-        alike = kept.setdefault((source.type, node.output.type), [])
-        for other in alike:
-            first = other.operand(0).constant
-            if first is not None and _same_elements(first, source.constant):
-                editor.replace_value(node.output, other.output)
-                changed = True
-                break
-        else:
-            alike.append(node)
-    if changed:
-        editor.finish()
-    return changed
-
-
-def _same_elements(a: Constant, b: Constant) -> bool:
-    return a is b or a.numpy().tobytes() == b.numpy().tobytes()
+    return a.constant.size <= _FEW and same_elements(a.constant, b.constant)

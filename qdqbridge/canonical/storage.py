@@ -5,6 +5,8 @@ Any other constant is as signed as what it is combined with, so that kernels and
 type on both sides: a constant addend of uint8 activations is uint8. So is a table that a Gather
 reads, with every data mover behind it, up to where something computes with the values. Constants
 that nothing quantized decides about are signed. None of this looks at an element.
+
+Constants that are equal then are dequantized once.
 """
 
 from __future__ import annotations
@@ -45,6 +47,37 @@ def propagate_storage(graph: Graph) -> bool:
     if changed:
         editor.finish()
     return changed
+
+
+def share_dequantized(graph: Graph) -> bool:
+    """Makes one node of the dequantizes of equal constants; returns whether there were several.
+
+    Elements are compared only where types and shapes agree, so hardly ever.
+    """
+    editor = Editor(graph)
+    kept: dict[object, list[Node]] = {}
+    changed = False
+    for node in graph.nodes:
+        source = node.inputs[0] if node.inputs else None
+        if node.op is not DEQUANTIZE or source is None or source.constant is None:
+            continue
+        alike = kept.setdefault((source.type, node.output.type), [])
+        for other in alike:
+            first = other.operand(0).constant
+            if first is not None and same_elements(first, source.constant):
+                editor.replace_value(node.output, other.output)
+                changed = True
+                break
+        else:
+            alike.append(node)
+    if changed:
+        editor.finish()
+    return changed
+
+
+def same_elements(a: Constant, b: Constant) -> bool:
+    """Returns whether two constants of one type and shape hold the same bits."""
+    return a is b or a.numpy().tobytes() == b.numpy().tobytes()
 
 
 @dataclass(slots=True)

@@ -179,7 +179,7 @@ def _closeness(sqnr: float, top1: float | None) -> str:
 
 
 def _facts(made: Quantization, path: Path, report: Path | None) -> dict[str, Any]:
-    from qdqbridge.autoquant.spec import Fixed, Shared
+    from qdqbridge.autoquant.plan import Fixed, Shared
 
     found, tuning, outputs = made.fallback, made.made.tuning, made.outputs()
     decision = made.made.decision if found is None else found.decision

@@ -223,7 +223,7 @@ class Graph:
     @property
     def digest(self) -> str:
         """SHA-256 of the text form; equal for equal networks however their files are written."""
-        from qdqbridge.graph.digest import digest
+        from qdqbridge.graph.printer import digest
 
         return digest(self)
 

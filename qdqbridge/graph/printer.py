@@ -1,4 +1,4 @@
-"""The deterministic text form of a graph.
+"""The deterministic text form of a graph, and its SHA-256: the digest.
 
 It says everything that the graph's results depend on and nothing else: no names, no provenance,
 no derived shapes. Floats are written in hexadecimal, so they are exact; long constants are written
@@ -12,6 +12,7 @@ graph carries, and the elements of long constants behind their hash, or in a map
 from __future__ import annotations
 
 import base64
+import hashlib
 import re
 from collections.abc import Callable, MutableMapping
 from dataclasses import fields
@@ -21,7 +22,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.graph.digest import array_hash
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Attributes, Serialized
@@ -31,6 +31,7 @@ from qdqbridge.graph.types import NestedType, QuantType, Shape, ValueType
 VERSION = "qnn-canonical 4"
 RAW_VERSION = "qnn-raw 1"
 _SHORT, _SHORT_COMPLETE = 4, 16
+_CHUNK = 1 << 24
 _PLAIN_NAME = re.compile(r"[^\W\d]\w*", re.ASCII)
 _PLAIN_OP = re.compile(r"[^\W\d][\w.:/-]*", re.ASCII)
 
@@ -40,31 +41,31 @@ Weights: TypeAlias = "MutableMapping[str, NDArray[Any]] | Literal['inline'] | No
 
 def text(graph: Graph, weights: Weights = None) -> str:
     """Returns the text form of ``graph``, the complete one where ``weights`` go somewhere."""
-    printer = _Printer(graph) if weights is None else _CompletePrinter(graph, weights)
-    return "\n".join(printer.lines()) + "\n"
+    printer = _Printer() if weights is None else _CompletePrinter(weights)
+    outputs = zip(graph.outputs, graph.output_names, strict=True)
+    lines = [VERSION if graph.canonical else RAW_VERSION]
+    lines += [printer.input(value) for value in graph.inputs]
+    lines += [printer.node(node) for node in graph.nodes]
+    lines += [f"output {printer.use(value)}{printer.named(name)}" for value, name in outputs]
+    return "\n".join(lines) + "\n"
+
+
+def digest(graph: Graph) -> str:
+    """Returns the SHA-256 of ``graph.text()`` in hexadecimal."""
+    return hashlib.sha256(text(graph).encode()).hexdigest()
 
 
 class _Printer:
     """Writes what the digest is made of."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self) -> None:
         self.numbers: dict[Value, str] = {}
         self.dims: dict[str, str] = {}
         self.known_params: dict[QuantParams, str] = {}
 
-    def lines(self) -> list[str]:
-        graph = self.graph
-        lines = [VERSION if graph.canonical else RAW_VERSION]
-        for value in graph.inputs:
-            named = f"{self.define(value)}{self.named(value.name)}"
-            lines.append(f"input {named}: {self.type(value.type, shape=True)}")
-        lines += [self.node(node) for node in graph.nodes]
-        lines += [
-            f"output {self.use(value)}{self.named(name)}"
-            for value, name in zip(graph.outputs, graph.output_names, strict=True)
-        ]
-        return lines
+    def input(self, value: Value) -> str:
+        named = f"{self.define(value)}{self.named(value.name)}"
+        return f"input {named}: {self.type(value.type, shape=True)}"
 
     def define(self, value: Value) -> str:
         return self.numbers.setdefault(value, f"%{len(self.numbers)}")
@@ -125,10 +126,8 @@ class _Printer:
 class _CompletePrinter(_Printer):
     """Writes what can be read back; constants of the same bytes are written once."""
 
-    def __init__(
-        self, graph: Graph, weights: MutableMapping[str, NDArray[Any]] | Literal["inline"]
-    ) -> None:
-        super().__init__(graph)
+    def __init__(self, weights: MutableMapping[str, NDArray[Any]] | Literal["inline"]) -> None:
+        super().__init__()
         self.weights = None if isinstance(weights, str) else weights
         self.written: set[str] = set()
 
@@ -210,6 +209,24 @@ def elements(array: NDArray[Any], short: int = _SHORT) -> str:
         return f"#{extents}:{array_hash(array)}"
     items = [_number(item) for item in array.reshape(-1)]
     return items[0] if array.ndim == 0 else "[" + " ".join(items) + "]"
+
+
+def array_hash(array: NDArray[Any]) -> str:
+    """Returns a hash of the elements in row-major order (first 128 bits of SHA-256).
+
+    Reads the array in chunks, so that a mapped or transposed one is never copied whole.
+    """
+    sha = hashlib.sha256()
+    if array.flags.c_contiguous:
+        sha.update(array.reshape(-1).view(np.uint8).data)
+    elif array.ndim == 0 or array.nbytes <= _CHUNK:
+        sha.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    else:
+        rows = max(1, _CHUNK * len(array) // array.nbytes)
+        for start in range(0, len(array), rows):
+            part = np.ascontiguousarray(array[start : start + rows])
+            sha.update(part.reshape(-1).view(np.uint8).data)
+    return sha.hexdigest()[:32]
 
 
 def _number(item: Any) -> str:

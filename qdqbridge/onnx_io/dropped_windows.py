@@ -25,7 +25,7 @@ def without_dropped(model: onnx.ModelProto) -> onnx.ModelProto | None:
     Args:
         model: A model after inference. Only pools whose operand has known extents are looked at.
     """
-    ends = _ends(model)
+    ends = _ends(model.graph)
     if not ends:
         return None
     copy = onnx.ModelProto()
@@ -55,23 +55,21 @@ def leave_open(model: onnx.ModelProto) -> None:
     Args:
         model: A model to be written; what it declares behind pools that drop a window is changed.
     """
-    ends = _ends(model)
+    ends = _ends(model.graph)
     if ends:
         _forget(model.graph, _behind(model.graph, ends))
 
 
-def _ends(model: onnx.ModelProto) -> dict[int, list[int]]:
+def _ends(graph: onnx.GraphProto) -> dict[int, list[int]]:
     """Returns the pads that stand for the ceil_mode of pools that drop a window, by index."""
     nodes = [
-        (i, node)
-        for i, node in enumerate(model.graph.node)
-        if node.op_type in _POOLS and node.input
+        (i, node) for i, node in enumerate(graph.node) if node.op_type in _POOLS and node.input
     ]
     if not nodes:
         return {}
     known = {
         value.name: [extent.dim_value for extent in value.type.tensor_type.shape.dim]
-        for value in (*model.graph.input, *model.graph.value_info, *model.graph.output)
+        for value in (*graph.input, *graph.value_info, *graph.output)
     }
     found = ((index, _pads(node, known.get(node.input[0], [])[2:])) for index, node in nodes)
     return {index: pads for index, pads in found if pads is not None}

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from qdqbridge.errors import InvalidModelError, ModelFileError
 from qdqbridge.graph.edit import link
+from qdqbridge.graph.expose import name_values
 from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.naming import name_values
 from qdqbridge.graph.operator import Attributes, Operator
 from qdqbridge.graph.printer import RAW_VERSION, VERSION
 from qdqbridge.graph.types import NestedType

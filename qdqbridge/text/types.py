@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from qdqbridge.errors import InputDataError, UnsupportedQuantization
 from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.digest import array_hash
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.dtypes import DTypeKind as Family
+from qdqbridge.graph.printer import array_hash
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import Dim, NestedType, QuantType, Shape, TensorType, ValueType
 from qdqbridge.text.lexer import Lexer, Token, TokenKind, integer, real

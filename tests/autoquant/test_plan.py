@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from qdqbridge.autoquant.options import QuantizeOptions
-from qdqbridge.autoquant.plan import Wishes, plan
-from qdqbridge.autoquant.spec import Fixed, Observed, Shared
+from qdqbridge.autoquant.plan import Fixed, Observed, Shared, Wishes, plan
 from qdqbridge.autoquant.targets import ORT, PER_TENSOR, QNN, TENSORRT, OperatorRule
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.dtypes import DType

@@ -15,13 +15,12 @@ from qdqbridge.autoquant.choosers import MinMax, Percentile, RangeChooser
 from qdqbridge.autoquant.collect import collect, onnxruntime_observer
 from qdqbridge.autoquant.decide import decide
 from qdqbridge.autoquant.formats import Format
-from qdqbridge.autoquant.plan import plan
+from qdqbridge.autoquant.plan import Derived, plan
 from qdqbridge.autoquant.prepare import prepared
 from qdqbridge.autoquant.repair.proof import FloatReference
 from qdqbridge.autoquant.repair.steps import QuantizedState
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.simulation import Simulation
-from qdqbridge.autoquant.spec import Derived
 from qdqbridge.autoquant.targets import ORT, OperatorRule
 from qdqbridge.autoquant.tuning import (
     LEAST,

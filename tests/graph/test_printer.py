@@ -9,11 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qdqbridge.graph.digest import array_hash, digest
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import Graph, Value
-from qdqbridge.graph.printer import elements, params_text
+from qdqbridge.graph.printer import array_hash, digest, elements, params_text
 from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.ops.attributes import ClipAttrs, ConvAttrs, ReshapeAttrs
 from tests.graph.graphs import (
@@ -200,7 +199,7 @@ def test_hashes_do_not_see_strides(array: Array) -> None:
 
 
 def test_hashes_in_chunks_are_the_hash_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qdqbridge.graph.digest._CHUNK", 64)
+    monkeypatch.setattr("qdqbridge.graph.printer._CHUNK", 64)
     array = np.arange(700, dtype=np.int32).reshape(35, 20).T
     assert array_hash(array) == hashlib.sha256(array.tobytes()).hexdigest()[:32]
 

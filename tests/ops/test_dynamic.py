@@ -12,9 +12,9 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
+from qdqbridge.graph.digest import digest
 
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.digest import digest
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.graph.printer import text

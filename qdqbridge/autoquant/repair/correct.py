@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.biases import product_of, with_room_for_biases
 from qdqbridge.autoquant.decide import Decision
+from qdqbridge.autoquant.plan import Derived, QuantizationPlan, Weight
 from qdqbridge.autoquant.repair.layers import along, layer_of
 from qdqbridge.autoquant.repair.rewriting import Slot, moved, rewritten
 from qdqbridge.autoquant.repair.sweep import SAMPLES, Batches, sweep
 from qdqbridge.autoquant.samples import Samples
-from qdqbridge.autoquant.spec import Derived, QuantizationPlan, Weight
 from qdqbridge.graph.graph import Node
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.matmul import DENSE, GEMM
@@ -164,6 +164,6 @@ def _bias(place: CorrectionPlace, shift: Array) -> Array:
 
 def _with_room(decision: Decision) -> Decision:
     """Raises scales of weights where a corrected bias needs it."""
-    weights = with_room_for_biases(decision.plan, decision.values, decision.weights)
+    weights = with_room_for_biases(decision.plan.weights, decision.values, decision.weights)
     integers = {w: a for w, a in decision.integers.items() if weights[w] == decision.weights[w]}
     return replace(decision, weights=weights, integers=integers)

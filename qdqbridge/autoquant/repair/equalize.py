@@ -10,7 +10,7 @@ the geometric mean of all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from qdqbridge.autoquant.repair.layers import Norm, ProductLayer, Vector, layer_
 from qdqbridge.autoquant.repair.paths import PathRefused, Reach, reach
 from qdqbridge.autoquant.repair.rewriting import Slot, rewritten
 from qdqbridge.autoquant.stats import TensorStats
-from qdqbridge.graph.graph import Graph, Node
+from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Attributes
 from qdqbridge.ops.attributes import ClipAttrs
 
@@ -50,12 +50,10 @@ class EqualizedLinks:
     """What can be equalized in a graph.
 
     Attributes:
-        graph: The graph.
         links: In topological order.
         refused: By name of a product why its channels cannot be scaled.
     """
 
-    graph: Graph
     links: Sequence[EqualizedLink]
     refused: Mapping[str, str]
 
@@ -74,13 +72,15 @@ def links(graph: Graph, seen: Mapping[str, TensorStats]) -> EqualizedLinks:
         if layer is None:
             continue
         try:
-            found.append(EqualizedLink(layer, reach_of(graph, layer, seen)))
+            found.append(EqualizedLink(layer, reach_of(graph.outputs, layer, seen)))
         except PathRefused as reason:
             refused[node.name] = str(reason)
-    return EqualizedLinks(graph, found, refused)
+    return EqualizedLinks(found, refused)
 
 
-def reach_of(graph: Graph, source: ProductLayer | Norm, seen: Mapping[str, TensorStats]) -> Reach:
+def reach_of(
+    outputs: Iterable[Value], source: ProductLayer | Norm, seen: Mapping[str, TensorStats]
+) -> Reach:
     """Returns what has to follow where the result channels of ``source`` are scaled.
 
     Raises:
@@ -91,7 +91,7 @@ def reach_of(graph: Graph, source: ProductLayer | Norm, seen: Mapping[str, Tenso
         bias.constant is None or bias.constant.size not in (1, source.outputs)
     ):
         raise PathRefused(f"the bias of {source.node.name!r} is no vector of constants")
-    found = reach(graph, source.node.output, source.result_axis)
+    found = reach(outputs, source.node.output, source.result_axis)
     if not found.ends:
         raise PathRefused("nothing reads it")
     for clip in found.clips:

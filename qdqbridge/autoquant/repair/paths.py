@@ -7,7 +7,7 @@ numbers: movers are run on them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.repair.layers import ProductLayer, layer_of
-from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.ops.attributes import ClipAttrs, PadAttrs, ReduceAttrs, ResizeAttrs
 
@@ -60,11 +60,11 @@ class Reach:
     clips: list[Node] = field(default_factory=list[Node])
 
 
-def reach(graph: Graph, value: Value, axis: int) -> Reach:
+def reach(outputs: Iterable[Value], value: Value, axis: int) -> Reach:
     """Returns where the channels of ``value`` go.
 
     Args:
-        graph: The graph.
+        outputs: The graph's outputs.
         value: A tensor with channels along ``axis``.
         axis: May count from the end.
 
@@ -74,7 +74,7 @@ def reach(graph: Graph, value: Value, axis: int) -> Reach:
     shape = _extents(value)
     axis %= len(shape)
     numbers = np.arange(shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))])
-    walk = _PathWalk(set(graph.outputs))
+    walk = _PathWalk(set(outputs))
     walk.follow(value, np.broadcast_to(numbers, shape))
     return walk.found
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.decide import Decision
-from qdqbridge.autoquant.spec import QuantizationPlan, Shared, Spec, Weight
+from qdqbridge.autoquant.plan import QuantizationPlan, Shared, Spec, Weight
 from qdqbridge.canonical.build import constant
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.copying import Copy, copied

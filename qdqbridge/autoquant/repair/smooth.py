@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.decide import Decision
 from qdqbridge.autoquant.formats import Format
+from qdqbridge.autoquant.plan import Observed, QuantizationPlan
 from qdqbridge.autoquant.repair.equalize import EqualizedLink, reach_of, rescaled
 from qdqbridge.autoquant.repair.gptq import columns
 from qdqbridge.autoquant.repair.layers import Vector, layer_of, norm_of
 from qdqbridge.autoquant.repair.paths import End, PathRefused
 from qdqbridge.autoquant.samples import Samples
-from qdqbridge.autoquant.spec import Observed, QuantizationPlan
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.numerics import dequantize, quantize
@@ -158,7 +158,7 @@ def _links(
         if source is None:
             continue
         try:
-            link = EqualizedLink(source, reach_of(plan.graph, source, seen))
+            link = EqualizedLink(source, reach_of(plan.graph.outputs, source, seen))
         except PathRefused:
             continue
         readers = [_reader(plan, end, formats) for end in link.reach.ends]

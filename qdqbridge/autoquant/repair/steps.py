@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from qdqbridge.autoquant.apply import apply
 from qdqbridge.autoquant.decide import Decision
+from qdqbridge.autoquant.plan import Fixed
 from qdqbridge.autoquant.profile import Profile
 from qdqbridge.autoquant.repair.correct import corrected
 from qdqbridge.autoquant.repair.equalize import equalized
@@ -14,7 +15,6 @@ from qdqbridge.autoquant.repair.gptq import with_rounding
 from qdqbridge.autoquant.repair.proof import FloatReference
 from qdqbridge.autoquant.repair.smooth import smoothed
 from qdqbridge.autoquant.samples import Samples
-from qdqbridge.autoquant.spec import Fixed
 from qdqbridge.errors import InputDataError, QdqBridgeError
 from qdqbridge.graph.graph import Graph
 

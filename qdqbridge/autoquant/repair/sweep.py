@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.apply import stored_integers
 from qdqbridge.autoquant.decide import Decision
+from qdqbridge.autoquant.plan import Weight
 from qdqbridge.autoquant.samples import Sample, Samples
-from qdqbridge.autoquant.spec import Weight
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.interpreter import computed

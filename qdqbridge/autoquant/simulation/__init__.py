@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.decide import Decision
+from qdqbridge.autoquant.plan import QuantizationPlan
 from qdqbridge.autoquant.samples import Sample, Samples
 from qdqbridge.autoquant.simulation.engines import (
     Arrays,
@@ -32,7 +33,6 @@ from qdqbridge.autoquant.simulation.engines import (
 from qdqbridge.autoquant.simulation.feeds import Feeds
 from qdqbridge.autoquant.simulation.graph import Needs, Operand, SimulatedGraph, simulated
 from qdqbridge.autoquant.simulation.metrics import Metric, Metrics, joined, measured
-from qdqbridge.autoquant.spec import QuantizationPlan
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.graph import Value
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.apply import stored_integers
 from qdqbridge.autoquant.biases import is_rounded, product_of, stored_bias
 from qdqbridge.autoquant.decide import Decision
+from qdqbridge.autoquant.plan import Derived, Weight
 from qdqbridge.autoquant.simulation.graph import Operand, RoundingPlace, SimulatedGraph
-from qdqbridge.autoquant.spec import Derived, Weight
 from qdqbridge.errors import UnsupportedQuantization
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.numerics import dequantize, quantize

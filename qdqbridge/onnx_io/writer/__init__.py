@@ -15,6 +15,7 @@ from qdqbridge.onnx_io.profiles.recentering import recentered, unsigned
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 from qdqbridge.onnx_io.writer.files import write_files
 from qdqbridge.onnx_io.writer.model import model_without_tensors
+from qdqbridge.onnx_io.writer.names import TensorNames
 from qdqbridge.onnx_io.writer.nodes import NodeWriter
 from qdqbridge.onnx_io.writer.opset import choose_opset, imports_of, needs_contrib, takes_types
 from qdqbridge.onnx_io.writer.sheet import Sheet, plain_type
@@ -141,11 +142,12 @@ def _has_int16(graph: Graph) -> bool:
 
 
 def _filled(graph: Graph, profile: ExportProfile, opset: int) -> Sheet:
-    sheet = Sheet(imports=imports_of(graph, opset))
+    sheet = Sheet(imports=imports_of(graph.nodes, opset))
     contrib = profile.contrib and needs_contrib(graph, opset)
     if contrib:
         sheet.imports.setdefault(_MICROSOFT, 1)
-    writer = NodeWriter(graph, opset, profile, sheet, _MICROSOFT if contrib else "")
+    domain = _MICROSOFT if contrib else ""
+    writer = NodeWriter(graph.nodes, TensorNames(graph), opset, profile, sheet, domain)
     for value in graph.inputs:
         sheet.inputs.append(value.name)
         sheet.types[value.name] = plain_type(value)

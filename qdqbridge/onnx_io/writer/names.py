@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph, Node, Value
@@ -42,10 +42,11 @@ class TensorNames:
     """
 
     def __init__(self, graph: Graph) -> None:
+        outputs = list(zip(graph.output_names, graph.outputs, strict=True))
+        _check_interface(graph.inputs, outputs)
         self._names: dict[Value, str] = {value: value.name for value in graph.inputs}
-        _check_interface(graph)
         self.free = Names([*self._names.values(), *graph.output_names, *_names_inside(graph.nodes)])
-        for name, value in zip(graph.output_names, graph.outputs, strict=True):
+        for name, value in outputs:
             root = tensor_of(value)
             if root.producer is not None and root not in self._names:
                 self._names[root] = name
@@ -94,17 +95,17 @@ def stem(quantized: str) -> str:
     return quantized.removesuffix(_QUANTIZED) or quantized
 
 
-def _check_interface(graph: Graph) -> None:
-    inputs = [value.name for value in graph.inputs]
-    own = {value.name: value for value in graph.inputs}
+def _check_interface(values: Sequence[Value], outputs: Sequence[tuple[str, Value]]) -> None:
+    inputs = [value.name for value in values]
+    own = {value.name: value for value in values}
     twice = [name for name in inputs if inputs.count(name) > 1] if len(own) < len(inputs) else []
     clash = False  # a name may be that of an input, or stand there twice, for one tensor
-    for name, value in zip(graph.output_names, graph.outputs, strict=True):
+    for name, value in outputs:
         clash |= own.setdefault(name, tensor_of(value)) is not tensor_of(value)
-    if twice or clash or "" in (*inputs, *graph.output_names):
+    if twice or clash or "" in (*inputs, *(name for name, _ in outputs)):
         raise UnsupportedTargetError(
             "the names of the graph's inputs and outputs are not unique",
-            why=f"inputs {inputs}, outputs {graph.output_names}",
+            why=f"inputs {inputs}, outputs {[name for name, _ in outputs]}",
             fix="give every input and output a name of its own",
         )
 

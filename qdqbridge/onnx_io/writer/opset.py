@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import onnx
 
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Graph, Node
+from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
@@ -63,7 +63,7 @@ def choose_opset(
     Raises:
         UnsupportedTargetError: No opset can; the message lists what contradicts.
     """
-    needs = list(dict.fromkeys(_needs(graph, contrib=contrib)))
+    needs = list(dict.fromkeys(_needs(graph.values(), graph.nodes, graph.opset, contrib=contrib)))
     preferred = () if newest is None else (newest,)
     newest = newest or onnx.defs.onnx_opset_version()
     candidates = [graph.opset, *preferred, *range(OLDEST, newest + 1)]
@@ -103,10 +103,10 @@ def needs_contrib(graph: Graph, opset: int) -> bool:
     return any(storage in CONTRIB and _STORAGE[storage] > opset for storage in storages)
 
 
-def imports_of(graph: Graph, opset: int) -> dict[str, int]:
-    """Returns the opset version of every domain that the written graph uses."""
+def imports_of(nodes: Iterable[Node], opset: int) -> dict[str, int]:
+    """Returns the opset version of every domain that written nodes use."""
     versions = {"": opset}
-    for node in graph.nodes:
+    for node in nodes:
         attributes = node.attributes
         if not isinstance(attributes, ForeignAttrs):
             continue
@@ -168,12 +168,14 @@ class _IntegerQuantize:
         return opset >= 23 or opset < 19
 
 
-def _needs(graph: Graph, *, contrib: bool) -> Iterator[Need]:
-    for value in graph.values():
+def _needs(
+    values: Iterable[Value], nodes: Iterable[Node], source: int, *, contrib: bool
+) -> Iterator[Need]:
+    for value in values:
         if isinstance(value.type, QuantType):
             yield from _type_needs(value.type.params, contrib=contrib)
-    for node in graph.nodes:
-        yield from _node_needs(node, graph.opset)
+    for node in nodes:
+        yield from _node_needs(node, source)
 
 
 def _type_needs(params: QuantParams, *, contrib: bool) -> Iterator[Need]:

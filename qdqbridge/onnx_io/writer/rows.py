@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, TensorType
@@ -27,7 +27,8 @@ class RowWriter:
     """Adds rows to a sheet, and initializers and types as rows need them.
 
     Args:
-        graph: The graph that is written.
+        nodes: The nodes that are written.
+        tensors: The names of their tensors.
         opset: The default-domain opset.
         profile: How to spell what can be spelled in several ways.
         sheet: Where rows, initializers and types go.
@@ -35,13 +36,18 @@ class RowWriter:
     """
 
     def __init__(
-        self, graph: Graph, opset: int, profile: ExportProfile, sheet: Sheet, domain: str = ""
+        self,
+        nodes: Sequence[Node],
+        tensors: TensorNames,
+        opset: int,
+        profile: ExportProfile,
+        sheet: Sheet,
+        domain: str = "",
     ) -> None:
         self.opset, self.profile, self.sheet, self.domain = opset, profile, sheet, domain
-        self.tensors = TensorNames(graph)
-        self.free = self.tensors.free
+        self.tensors, self.free = tensors, tensors.free
         self.node_names = Names()
-        self.own_names = {n: self.node_names.take(n.name) for n in graph.nodes if n.origin.nodes}
+        self.own_names = {n: self.node_names.take(n.name) for n in nodes if n.origin.nodes}
         self.parameters = Parameters(self.free, sheet.constants, shared=not profile.apart)
         self.kept_real: set[Value] = set()
         """Values of types that QuantizeLinear cannot make: their tensors hold real numbers."""

@@ -12,8 +12,8 @@ from qdqbridge.errors import QdqBridgeError, UnsupportedModelError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.edit import Editor
+from qdqbridge.graph.expose import name_values
 from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Origin, Value
-from qdqbridge.graph.naming import name_values
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Flow, NoAttributes, Operator
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType

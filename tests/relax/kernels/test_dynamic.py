@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from qdqbridge.graph.digest import digest
 
 from qdqbridge import from_relax, to_relax
 from qdqbridge.canonical import canonicalize
-from qdqbridge.graph.digest import digest
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.interpreter import evaluate
