@@ -181,7 +181,7 @@ def save(
 
 
 def save_tflite(
-    graph: Graph, path: File, *, layout: str = "model", four_bits: bool = True,
+    graph: Graph, path: File, *, layout: str = "model", npu: bool = False,
     overwrite: bool = False,
 ) -> TFLiteModel:  # fmt: skip
     """Writes ``graph`` as a TFLite file that computes on the same integers.
@@ -191,7 +191,7 @@ def save_tflite(
         path: The ``.tflite`` file to write.
         layout: ``model``: inputs and outputs as the graph has them; ``nhwc``: images enter and
             leave channels-last.
-        four_bits: Write weights of 4 bits so; Ethos-U wants them in 8.
+        npu: Write it for Ethos-U: weights in 8 bits, and float results of products in 16.
         overwrite: Replace an existing file.
 
     Returns:
@@ -207,7 +207,7 @@ def save_tflite(
     from qdqbridge.tflite_io.writer import write
 
     try:
-        return write(graph, path_of(path), layout=layout, four_bits=four_bits, overwrite=overwrite)
+        return write(graph, path_of(path), layout=layout, npu=npu, overwrite=overwrite)
     except OutputExistsError as error:
         fix = "choose another name, or overwrite=True (on the command line --force)"
         raise OutputExistsError(error.what, where=error.where, why=error.why, fix=fix) from error
@@ -251,7 +251,7 @@ def vela(graph: Graph, accelerator: str = "ethos-u55-128", *, layout: str = "mod
     from qdqbridge.tflite_io.vela import compiled
     from qdqbridge.tflite_io.writer import converted
 
-    return compiled(converted(graph, layout=layout, four_bits=False).model, accelerator)
+    return compiled(converted(graph, layout=layout, npu=True).model, accelerator)
 
 
 def export_profile(name: str) -> ExportProfile:

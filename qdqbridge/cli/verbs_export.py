@@ -173,7 +173,7 @@ def _export_tflite(
     found: dict[str, Any] = {"profile": profile if profile == ETHOS_U else TFLITE}
     if out is not None:
         made = pipeline.save_tflite(
-            graph, out, layout=layout, four_bits=profile != ETHOS_U, overwrite=force
+            graph, out, layout=layout, npu=profile == ETHOS_U, overwrite=force
         )
         notes = [{"rule": n.rule, "node": n.node, "reason": n.reason} for n in made.notes]
         found |= {"output": str(out), "digest": made.digest, "notes": notes}

@@ -25,6 +25,7 @@ from qdqbridge.ops.attributes import AlphaAttrs
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.reduction import REDUCE_SUM
 from qdqbridge.qnn.layout.permutation import channels_first
+from qdqbridge.tflite_io.approximations import approximated
 from qdqbridge.tflite_io.rounding import FORMULAS
 from qdqbridge.tflite_io.writer.writer import TFLiteModel
 
@@ -336,6 +337,12 @@ class LiteRTEngine:
         node: Node, operands: Sequence[Array | None], theirs: Array
     ) -> tuple[str, NDArray[np.bool_]] | None:
         """Returns which results are those of LiteRT's fixed-point arithmetic, bit for bit."""
+        tables = [] if not operands or operands[0] is None else approximated(
+            node, operands[0], theirs.ndim
+        )  # fmt: skip
+        if tables:
+            equal = [result == theirs for result in tables if result.shape == theirs.shape]
+            return (APPROXIMATION, np.logical_or.reduce(equal)) if equal else None
         ways = rounded_by_formula(node, operands, theirs.ndim)
         equal = [
             result == theirs
@@ -347,6 +354,10 @@ class LiteRTEngine:
 
 FIXED_POINT = "fixed-point multiplier"
 """A cause: the multiplier is an integer of 31 (15) bits, and rounded once or twice."""
+
+
+APPROXIMATION = "fixed-point approximation"
+"""A cause: a table of 16 bits, or places between elements to 1/1024, bit for bit."""
 
 
 def _compared(

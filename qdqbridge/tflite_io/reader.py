@@ -12,6 +12,7 @@ from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.types import Shape
 from qdqbridge.onnx_io.assembly import Assembly
 from qdqbridge.tflite_io.conversion import FileState, SubgraphConversion, UnknownForm, refuse
+from qdqbridge.tflite_io.open_extents import named
 from qdqbridge.tflite_io.operators import ROWS
 from qdqbridge.tflite_io.schema import Model, parsed
 
@@ -62,19 +63,27 @@ def _graph(model: Model, file: Path, normal: Callable[[Graph], Graph]) -> Graph:
     names = model.signatures.get(0, {})
     assembly = Assembly(file)
     conversion = SubgraphConversion(state, main, assembly)
-    for index in main.inputs:
-        tensor = conversion.tensor(index)
-        name = tensor.name or names.get(index, "input")
-        shape = _shape(tensor.shape, index == main.inputs[0], name)
-        conversion.stored_names[index] = assembly.input(name, conversion.dtype(tensor), shape)
+    labels = [conversion.tensor(index).name or names.get(index, "input") for index in main.inputs]
+    shapes = named(
+        model.metadata,
+        (
+            _shape(conversion.tensor(index).shape, index == main.inputs[0], label)
+            for index, label in zip(main.inputs, labels, strict=True)
+        ),
+    )
+    for index, label, shape in zip(main.inputs, labels, shapes, strict=True):
+        dtype = conversion.dtype(conversion.tensor(index))
+        conversion.stored_names[index] = assembly.input(label, dtype, shape)
+    results = [  # before anything inside takes their names
+        assembly.name(conversion.tensor(index).name or names.get(index, "output"))
+        for index in main.outputs
+    ]
     conversion.run()
     refuse(state, str(file))
-    outputs: list[_Output] = []
-    for index in main.outputs:
-        tensor = conversion.tensor(index)
-        stored = conversion.stored(index)
-        name = assembly.name(tensor.name or names.get(index, "output"))
-        outputs.append((stored, name, conversion.dtype(tensor), None))
+    outputs: list[_Output] = [
+        (conversion.stored(index), name, conversion.dtype(conversion.tensor(index)), None)
+        for index, name in zip(main.outputs, results, strict=True)
+    ]
     for variable in state.resources.values():
         name = assembly.name(f"{variable.name}:next")
         outputs.append((variable.stored, name, conversion.dtype(variable.tensor), None))

@@ -132,12 +132,14 @@ class Model:
         subgraphs: The functions, the model itself first.
         description: What its converter wrote.
         signatures: Per subgraph, its tensors' names in the first signature that runs it.
+        metadata: What the file says beside its graphs, by name.
     """
 
     data: bytes
     subgraphs: tuple[Subgraph, ...]
     description: str
     signatures: dict[int, dict[int, str]] = field(default_factory=dict[int, dict[int, str]])
+    metadata: dict[str, memoryview] = field(default_factory=dict[str, memoryview])
 
 
 def parsed(data: bytes, where: str) -> Model:
@@ -207,6 +209,10 @@ class _FlatbufferParser:
             for kind in ("Inputs", "Outputs"):
                 for entry in self._each(signature, kind):
                     names.setdefault(int(entry.TensorIndex()), _text(entry.Name()))
+        for entry in self._each(root, "Metadata"):
+            extent = buffers[int(entry.Buffer())]
+            if extent is not None:
+                model.metadata[_text(entry.Name())] = memoryview(self.data)[extent[0] : sum(extent)]
         return model
 
     # ---- vectors ------------------------------------------------------------------------------

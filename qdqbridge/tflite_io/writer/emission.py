@@ -8,7 +8,7 @@ dequantized, the result is quantized again, which is what the graph means by it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, TypeAlias
@@ -123,6 +123,7 @@ class Emission:
         self.sources: dict[int, Value] = {}
         """What a tensor stands for."""
         self.names: set[str] = set()
+        self._reserved: set[str] = set()
         self.activation = Activation.NONE
         """What the row that is being written shall fuse into its last operator."""
         self.integers = False
@@ -236,10 +237,16 @@ class Emission:
         )  # fmt: skip
         return len(self.model.tensors) - 1
 
+    def reserve(self, names: Iterable[str]) -> None:
+        """Keeps names for the results, which :meth:`rename` gives them."""
+        self._reserved.update(names)
+        self.names.update(names)
+
     def rename(self, index: int, name: str) -> None:
         """Gives a tensor another name, where no other has it."""
         tensor = self.model.tensors[index]
-        if tensor.name != name and name not in self.names:
+        if tensor.name != name and (name in self._reserved or name not in self.names):
+            self._reserved.discard(name)
             self.names.add(name)
             self.model.tensors[index] = replace(tensor, name=name)
 
@@ -484,6 +491,8 @@ def quantization_of(params: QuantParams) -> TensorQuantization:
             f"it is {params.storage_dtype.label} with scales of {params.scale_dtype.label}",
             "quantize to int8 or int16 with float32 scales",
         )
+    if not np.isfinite(params.scale).all():
+        raise NoCounterpart("its scale is no number", "quantize it again")
     return TensorQuantization(
         np.asarray(params.scale, np.float32), params.zero_point.astype(np.int64), params.axis or 0
     )

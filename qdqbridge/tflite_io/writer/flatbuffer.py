@@ -80,6 +80,7 @@ class ModelRecord:
         output_names: The results' names in the signature.
         name: The graph's name.
         description: What wrote the file, or the model's own.
+        metadata: What the file says beside its graph, by name.
     """
 
     tensors: list[TensorRecord] = field(default_factory=list[TensorRecord])
@@ -90,6 +91,7 @@ class ModelRecord:
     output_names: list[str] = field(default_factory=list[str])
     name: str = "main"
     description: str = ""
+    metadata: dict[str, bytes] = field(default_factory=dict[str, bytes])
 
     def tobytes(self) -> bytes:
         """Returns the file.
@@ -137,6 +139,7 @@ class _FlatbufferBuilder:
                 "Subgraphs": [self._graph()],
                 "Description": self.model.description,
                 "SignatureDefs": [self._signature()],
+                "Metadata": [self._entry(*entry) for entry in self.model.metadata.items()],
                 "Buffers": self.buffers,
             },
         )
@@ -190,6 +193,10 @@ class _FlatbufferBuilder:
                 "Name": model.name,
             },
         )
+
+    def _entry(self, name: str, data: bytes) -> int:
+        self.buffers.append(self.table("Buffer", {"Data": self._bytes(data)}))
+        return self.table("Metadata", {"Name": name, "Buffer": len(self.buffers) - 1})
 
     def _code(self, name: str, version: int) -> int:
         number = getattr(self.schema.BuiltinOperator, name)

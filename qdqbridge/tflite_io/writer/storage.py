@@ -16,7 +16,7 @@ from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.copying import copied
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.edit import Editor
-from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Origin, Value
+from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Note, Origin, Value
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
@@ -29,6 +29,8 @@ from qdqbridge.ops.matmul import DENSE
 
 _SHIFTED = (DType.UINT8, DType.UINT16)
 _NARROW = (DType.INT4, DType.UINT4, DType.INT2, DType.UINT2)
+AROUND_ZERO = "around-zero"
+"""The note of a result that has lost its zero point, and is rounded more coarsely."""
 _PRODUCTS = (CONV, DENSE)
 """Operators whose kernels take weights of 4 bits."""
 
@@ -61,6 +63,8 @@ def stored_signed(graph: Graph, *, four_bits: bool = True) -> Graph:
                 inner.users[node, index] = None
             continue
         old = quant.params
+        if _coarser(old, params) and value.constant is None:
+            copy.notes.append(_told(value, old, params))
         value.type = QuantType(params, value.type.shape)
         if value.constant is not None:
             value.constant = _constant(value.constant, old, params)
@@ -82,6 +86,19 @@ def _round_filling(node: Node) -> None:
     params = quant.params.widened()
     code = quantize(np.asarray(attributes.value, np.float32), params)
     node.attributes = replace(attributes, value=float(dequantize(np.asarray(code), params)))
+
+
+def _coarser(old: QuantParams, new: QuantParams) -> bool:
+    return not np.array_equal(old.scale, new.scale)
+
+
+def _told(value: Value, old: QuantParams, new: QuantParams) -> Note:
+    reason = (
+        f"TFLite's 16-bit numbers have zero point 0; the scale {old.scale.flat[0]:g} becomes "
+        f"{new.scale.flat[0]:g}, and '{value.name}' is rounded to it"
+    )
+    node = value.producer
+    return Note(AROUND_ZERO, value.name if node is None else node.name, reason)
 
 
 def _origin(value: Value) -> Origin:
@@ -131,9 +148,12 @@ def _around_zero(params: QuantParams) -> QuantParams:
     """
     if params.storage_dtype is not DType.INT16 or params.symmetric:
         return params
+    if not np.isfinite(params.scale).all():
+        return params  # refused where it is written
     zero, scale = params.zero_point.astype(np.float64), params.scale.astype(np.float64)
     low, high = (params.qmin - zero) * scale, (params.qmax - zero) * scale
     wider = (np.maximum(np.abs(low), np.abs(high)) / DType.INT16.qmax).astype(np.float32)
+    wider = np.where(wider > 0, wider, params.scale)  # of a range that is zero alone
     return replace(
         params, scale=wider, zero_point=np.zeros_like(params.zero_point),
         qmin=max(-DType.INT16.qmax, int(np.floor((low / wider).min() + 0.5))),

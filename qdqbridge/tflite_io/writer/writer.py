@@ -2,33 +2,50 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from qdqbridge.canonical import canonicalize
 from qdqbridge.canonical.build import result
 from qdqbridge.canonical.driver import run
+from qdqbridge.canonical.rule import Rule
 from qdqbridge.errors import OutputExistsError, UnsupportedTargetError
 from qdqbridge.graph.atomic_write import placed
+from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.copying import copied
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.edit import Editor, link
 from qdqbridge.graph.graph import Graph, Node, Note, Value
+from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import TransposeAttrs
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.qnn.layout import ConvertedGraph, apply_layout, plan
+from qdqbridge.qnn.layout.constraints import WINDOWS
 from qdqbridge.qnn.layout.permutation import channels_first, channels_last
+from qdqbridge.tflite_io.open_extents import METADATA_NAME, encoded
+from qdqbridge.tflite_io.reader import read
 from qdqbridge.tflite_io.writer import demands, expansion
+from qdqbridge.tflite_io.writer.demands import ethos
 from qdqbridge.tflite_io.writer.emission import Emission, NoCounterpart
 from qdqbridge.tflite_io.writer.flatbuffer import ModelRecord
 from qdqbridge.tflite_io.writer.rows import ROWS
-from qdqbridge.tflite_io.writer.storage import stored_signed
+from qdqbridge.tflite_io.writer.storage import AROUND_ZERO, stored_signed
 
 RULES = (*demands.RULES, *expansion.RULES)
 """What is rewritten, in this order."""
 LAYOUTS = ("model", "nhwc")
 """How images enter and leave a file: as the model has them, or channels-last."""
 _IMAGE = 4
+_STAGES = 3
+"""How many products behind one another come to compute on integers for Ethos-U."""
+_OTHERS = tuple(BY_NAME.keys() - WINDOWS)
+_ROUNDS = 3
+"""How often a graph may come back otherwise. Where images turn into rows beside transposes, the
+plan of layouts and the canonical form find another order of them; what is read is then written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +72,7 @@ class TFLiteModel:
 
 
 def write(
-    graph: Graph, path: Path, *, layout: str = "model", four_bits: bool = True,
+    graph: Graph, path: Path, *, layout: str = "model", npu: bool = False,
     overwrite: bool = False,
 ) -> TFLiteModel:  # fmt: skip
     """Writes a graph as a TFLite file; it appears complete or not at all.
@@ -65,7 +82,7 @@ def write(
         path: The file.
         layout: ``model`` for inputs and outputs as the graph has them, ``nhwc`` for images that
             enter and leave channels-last.
-        four_bits: Write weights of 4 bits so; Ethos-U wants them in 8.
+        npu: Write it for Ethos-U: weights in 8 bits, and float results of products in 16.
         overwrite: Replace a file that is there.
 
     Raises:
@@ -73,7 +90,7 @@ def write(
         OutputExistsError: The file is there and ``overwrite`` is False.
         OutputFileError: The operating system refuses.
     """
-    made = converted(graph, layout=layout, four_bits=four_bits)
+    made = converted(graph, layout=layout, npu=npu)
     data = made.model.tobytes()
     if path.exists() and not overwrite:
         raise OutputExistsError(
@@ -84,7 +101,7 @@ def write(
     return made
 
 
-def converted(graph: Graph, *, layout: str = "model", four_bits: bool = True) -> TFLiteModel:
+def converted(graph: Graph, *, layout: str = "model", npu: bool = False) -> TFLiteModel:
     """Returns a graph as TFLite's tensors and operators.
 
     Raises:
@@ -94,16 +111,57 @@ def converted(graph: Graph, *, layout: str = "model", four_bits: bool = True) ->
         raise UnsupportedTargetError(
             f"there is no layout '{layout}'", why=f"the layouts are {', '.join(LAYOUTS)}"
         )
-    legal = legalized(graph, layout, four_bits=four_bits)
+    legal = legalized(graph, layout, npu=npu)
+    found = _settled(_emitted(legal), npu=npu)
+    return found or _settled(_emitted(legal, alone=True), npu=npu, alone=True) or _emitted(legal)
+
+
+def _settled(made: TFLiteModel, *, npu: bool, alone: bool = False) -> TFLiteModel | None:
+    """Returns what says the graph that reading it gives; None where that goes round in circles."""
+    for _ in range(_ROUNDS):
+        again = _read_back(made.model)
+        if again.digest == made.digest:
+            return made
+        made = replace(_emitted(_legal(again, npu=npu), alone=alone), notes=made.notes)
+    return None
+
+
+def _read_back(model: ModelRecord) -> Graph:
+    """Returns the graph that a file says; its constants are in memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.tflite"
+        path.write_bytes(model.tobytes())
+        graph = canonicalize(read(path, canonicalize), channels_first=True)
+        for value in graph.values():
+            if value.constant is not None:
+                value.constant = _in_memory(value.constant)
+        return graph
+
+
+def _in_memory(constant: Constant) -> Constant:
+    array = np.array(constant.numpy())
+    return Constant(constant.dtype, constant.shape, lambda: array)
+
+
+def _emitted(legal: Graph, *, alone: bool = False) -> TFLiteModel:
+    """Returns a graph that TFLite can say, laid out and written down.
+
+    Args:
+        legal: The graph.
+        alone: Lay out window operators by themselves, between transposes, and nothing else.
+
+    Raises:
+        UnsupportedTargetError: TFLite has no counterpart of some nodes; all of them are listed.
+    """
     _name_all(legal)
-    carried_ = apply_layout(legal, plan(legal, ranks=(_IMAGE,)))
+    carried_ = apply_layout(legal, plan(legal, ranks=(_IMAGE,), fixed=_OTHERS if alone else ()))
     layouts = {node: last for node, (_, last) in carried_.sources.items() if last is not None}
     emission = Emission(ROWS, layouts)
     refused: dict[tuple[str, str, str], list[str]] = {}
     try:
         _interface(emission, carried_.graph)
     except NoCounterpart as refusal:
-        refused["input", str(refusal), refusal.fix] = [graph.name]
+        refused["input", str(refusal), refusal.fix] = [legal.name]
     for node in carried_.graph.nodes:
         try:
             emission.node(node)
@@ -113,23 +171,37 @@ def converted(graph: Graph, *, layout: str = "model", four_bits: bool = True) ->
     try:
         _results(emission, carried_.graph)
     except NoCounterpart as refusal:
-        refused["output", str(refusal), refusal.fix] = [graph.name]
-    _refuse(refused, graph.name)
-    notes = [note for note in legal.notes if note.rule in {rule.name for rule in RULES}]
+        refused["output", str(refusal), refusal.fix] = [legal.name]
+    _refuse(refused, legal.name)
+    told = {AROUND_ZERO, *ethos.NOTES, *(rule.name for rule in RULES)}
+    notes = [note for note in legal.notes if note.rule in told]
     tensors = _tensors(legal, carried_, emission)
     return TFLiteModel(legal, emission.model, tensors, (*notes, *_islands(carried_.graph)))
 
 
-def legalized(graph: Graph, layout: str = "model", *, four_bits: bool = True) -> Graph:
+def legalized(graph: Graph, layout: str = "model", *, npu: bool = False) -> Graph:
     """Returns a graph that TFLite can say, as far as rules make it so; in canonical form."""
-    legal = stored_signed(graph, four_bits=four_bits)
+    legal = stored_signed(graph, four_bits=not npu)
     if layout == "nhwc":
         legal = _images_last(legal)
-    run(legal, RULES)
-    legal.canonical = False
-    canonicalize(legal, channels_first=True)
-    run(legal, RULES)
-    return canonicalize(legal, channels_first=True)
+    for _ in range(_STAGES if npu else 0):  # a result of 16 bits may be another product's image
+        run(legal, ethos.WEIGHTS)
+        legal.canonical = False
+        run(canonicalize(legal, channels_first=True), ethos.RULES)
+    run(legal, _rules(npu=npu))
+    return _legal(legal, npu=npu)
+
+
+def _rules(*, npu: bool) -> tuple[Rule, ...]:
+    return (*ethos.RULES, *RULES) if npu else RULES
+
+
+def _legal(graph: Graph, *, npu: bool) -> Graph:
+    """Brings a graph to the canonical form that TFLite can say."""
+    graph.canonical = False
+    canonicalize(graph, channels_first=True)
+    run(graph, _rules(npu=npu))
+    return canonicalize(graph, channels_first=True)
 
 
 def _images_last(graph: Graph) -> Graph:
@@ -169,16 +241,30 @@ def _interface(emission: Emission, graph: Graph) -> None:
     """Adds the inputs first, so that they keep their names."""
     model = emission.model
     model.name = graph.name or "main"
+    emission.reserve({*graph.output_names} - {value.name for value in graph.inputs})
     model.description = graph.metadata.get("description", "qdqbridge")
     for value in graph.inputs:
+        if value.quant is not None and not _gives(value.quant.params):
+            raise NoCounterpart(
+                f"'{value.name}' is {value.type.dtype.label} with zero points, which nothing reads",
+                "quantize it in the model",
+            )
         model.inputs.append(emission.tensor(value))
         model.input_names.append(value.name)
+    extents = encoded(value.type.shape for value in graph.inputs)
+    if extents is not None:
+        model.metadata[METADATA_NAME] = extents
 
 
 def _results(emission: Emission, graph: Graph) -> None:
     """Names the results; an input, a constant or a result named twice has a tensor of its own."""
     model = emission.model
     for name, value in zip(graph.output_names, graph.outputs, strict=True):
+        if value.quant is not None and not _gives(value.quant.params):
+            raise NoCounterpart(
+                f"'{name}' is {value.type.dtype.label} with zero points, which nothing makes",
+                "dequantize it before it leaves the model",
+            )
         index = emission.tensor(value)
         if index in model.inputs or index in model.outputs or value.constant is not None:
             copy = emission.like(index, emission.type_of(index)[1], name)
@@ -188,6 +274,13 @@ def _results(emission: Emission, graph: Graph) -> None:
         emission.rename(index, name)
         model.outputs.append(index)
         model.output_names.append(name)
+
+
+def _gives(params: QuantParams) -> bool:
+    """True where a QUANTIZE of LiteRT gives and takes such integers."""
+    if params.storage_dtype is DType.INT16:
+        return params.symmetric
+    return params.storage_dtype is not DType.UINT16
 
 
 def _refuse(refused: Mapping[tuple[str, str, str], list[str]], name: str) -> None:

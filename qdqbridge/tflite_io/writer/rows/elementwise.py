@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -182,7 +183,11 @@ def quantize(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> Non
     """QUANTIZE, of floats or of other integers; one that clamps as a Relu does is that Relu."""
     if node.op is REQUANTIZE and e.activation:
         name, version = CLAMPS[e.activation]
-        e.add(name, x[:1], y, version=version)
+        made = x[0]
+        if e.type_of(made)[0] != e.type_of(y[0])[0]:
+            made = e.like(y[0], e.type_of(y[0])[1])
+            e.add("QUANTIZE", x[:1], [made], version=2)
+        e.add(name, [made], y, version=version)
         return
     e.add("QUANTIZE", x[:1], y, version=2 if e.type_of(x[0])[0] != "FLOAT32" else 1)
 
@@ -212,6 +217,16 @@ def _always(node: Node) -> bool:
     return True
 
 
+def _steep(node: Node) -> bool:
+    """HARD_SWISH of int8, whose multiplier to the result may not be 1 or more."""
+    if not stored(DType.INT8)(node):
+        return False
+    x, y = node.operand(0).quant, node.output.quant
+    assert x is not None and y is not None
+    ratio = float(x.params.scale) / 128 / float(y.params.scale)
+    return math.frexp(ratio)[1] <= 0 and ratio > 0
+
+
 def _slopes(node: Node) -> bool:
     return stored(DType.INT8)(node)
 
@@ -229,7 +244,7 @@ ROWS: Mapping[str, WriterRow] = {
     "Exp": WriterRow(unary("EXP", "ExpOptions"), stored(DType.INT8)),
     "Floor": WriterRow(unary("FLOOR"), kernels.never),
     "Gelu": WriterRow(gelu, stored(DType.INT8)),
-    "HardSwish": WriterRow(unary("HARD_SWISH", version=1), stored(DType.INT8)),
+    "HardSwish": WriterRow(unary("HARD_SWISH", version=1), _steep),
     "LeakyRelu": WriterRow(leaky, stored(*ACTIVATIONS)),
     "Log": WriterRow(unary("LOG"), kernels.never),
     "Max": WriterRow(extreme("MAXIMUM"), stored(*ACTIVATIONS, same=True)),

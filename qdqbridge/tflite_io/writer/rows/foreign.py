@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from qdqbridge.graph.graph import Node
 from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.tflite_io.writer.emission import (
@@ -66,7 +68,48 @@ def gather_entries(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) 
     e.add("GATHER_ND", x, y, "GatherNdOptions")
 
 
+def cumulated(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """CUMSUM."""
+    given, axis = _attributes(node), _number(node, 1)
+    e.add(
+        "CUMSUM", [x[0], e.constant(np.asarray(axis, np.int32), "axis")], y, "CumsumOptions",
+        Exclusive=bool(given.get("exclusive", 0)), Reverse=bool(given.get("reverse", 0)),
+    )  # fmt: skip
+
+
+def largest(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """TOPK_V2, which goes along the last axis; its indices have 32 bits."""
+    given, rank = _attributes(node), len(extents(node.operand(0)))
+    if not given.get("largest", 1):
+        raise NoCounterpart("it takes the least", "take the largest of the negated numbers")
+    count = e.constant(np.asarray(_number(node, 1), np.int32), "count")
+    axis = given.get("axis", -1) % rank
+    order = [*(a for a in range(rank) if a != axis), axis]
+    moves = axis != rank - 1
+    source = e.transposed(x[0], order) if moves else x[0]
+    shape = [e.type_of(y[0])[1][a] for a in order]
+    values = e.like(y[0], shape) if moves else y[0]
+    places, wide = e.plain("INT32", shape, "places"), e.like(y[1], shape) if moves else y[1]
+    e.add("TOPK_V2", [source, count], [values, places], "TopKV2Options")
+    e.cast(places, wide)
+    if moves:
+        back = e.constant([order.index(a) for a in range(rank)], "perm")
+        e.add("TRANSPOSE", [values, back], [y[0]], "TransposeOptions")
+        e.add("TRANSPOSE", [wide, back], [y[1]], "TransposeOptions")
+
+
+def _number(node: Node, place: int) -> int:
+    """Returns an operand that is one constant integer."""
+    value = node.operand(place)
+    if value.constant is None or value.constant.size != 1:
+        raise NoCounterpart("its axis or count is computed while the model runs")
+    return int(value.constant.numpy().reshape(()))
+
+
 ROWS: Mapping[str, WriterRow] = {
+    "CumSum": WriterRow(cumulated, kernels.never, own=(1,)),
+    "TopK": WriterRow(largest, kernels.never, own=(1,)),
+} | {
     name: WriterRow(write, kernels.never)
     for name, write in {
         "And": plain("LOGICAL_AND", "LogicalAndOptions"),

@@ -45,7 +45,7 @@ def reshape(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None
 def squeeze(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     """SQUEEZE."""
     axes = np.asarray(node.record(AxesAttrs).axes, np.int32)
-    e.add("SQUEEZE", x[:1], y, "SqueezeOptions", _version(e, x[0]), SqueezeDims=axes)
+    e.add("SQUEEZE", x[:1], y, "SqueezeOptions", SqueezeDims=axes)
 
 
 def unsqueeze(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:

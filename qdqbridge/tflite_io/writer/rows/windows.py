@@ -124,18 +124,13 @@ def resize(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     given, made = extents(node.operand(0)), extents(node.output)
     if given[0] != made[0] or given[-1] != made[-1] or -1 in made[1:-1]:
         raise NoCounterpart("it resizes batch or channels, or to extents of run time")
-    _check_scales(attributes, given, made)
-    place, mode = attributes.coordinate_transformation_mode, attributes.mode
-    if attributes.antialias or attributes.exclude_outside:
-        raise NoCounterpart("it filters, or leaves out what lies outside")
-    if mode == "nearest":
-        flags = _NEAREST.get((place, attributes.nearest_mode))
-    else:
-        flags = _LINEAR.get(place) if mode == "linear" else None
-    if flags is None or (place == "pytorch_half_pixel" and 1 in made[1:-1]):
+    mode = attributes.mode
+    flags = resize_flags(attributes, given, made)
+    if flags is None:
         raise NoCounterpart(
-            f"its mode is {mode}, {place}, {attributes.nearest_mode}",
-            "TFLite has linear, and nearest with asymmetric coordinates rounded down",
+            f"its mode is {mode}, {attributes.coordinate_transformation_mode}, "
+            f"{attributes.nearest_mode}, its factors {attributes.scales}",
+            "TFLite has linear, and nearest, by the quotients of extents",
         )
     name = "RESIZE_NEAREST_NEIGHBOR" if mode == "nearest" else "RESIZE_BILINEAR"
     options = "ResizeNearestNeighborOptions" if mode == "nearest" else "ResizeBilinearOptions"
@@ -146,13 +141,28 @@ def resize(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     )  # fmt: skip
 
 
-def _check_scales(attributes: ResizeAttrs, given: Sequence[int], made: Sequence[int]) -> None:
-    """TFLite knows extents only: a factor that is not their quotient has no counterpart."""
-    if attributes.scales is None:
-        return
-    for old, new, scale in zip(given, made, attributes.scales, strict=True):
-        if old > 0 and new > 0 and abs(old * scale - new) > 1e-6 * new:
-            raise NoCounterpart(f"its factor {scale:g} is not {new} / {old}")
+def resize_flags(
+    attributes: ResizeAttrs, given: Sequence[int | str], made: Sequence[int | str]
+) -> tuple[bool, bool] | None:
+    """Returns TFLite's flags (aligned corners, half-pixel centers) of a Resize; None without any.
+
+    TFLite knows extents only, so that a factor has to be their quotient.
+    """
+    if attributes.antialias or attributes.exclude_outside:
+        return None
+    factors = sorted(attributes.scales or ())
+    quotients = sorted(
+        new / old if isinstance(old, int) and isinstance(new, int) and old > 0 and new > 0 else 1.0
+        for old, new in zip(given, made, strict=True)
+    )
+    if any(abs(a - b) > 1e-6 * b for a, b in zip(factors, quotients, strict=False)):
+        return None
+    place, mode = attributes.coordinate_transformation_mode, attributes.mode
+    if mode == "nearest":
+        return _NEAREST.get((place, attributes.nearest_mode))
+    if mode != "linear" or (place == "pytorch_half_pixel" and 1 in made[1:]):
+        return None
+    return _LINEAR.get(place)
 
 
 def _resizes(node: Node) -> bool:

@@ -1,0 +1,236 @@
+"""What LiteRT's integer kernels give that approximate a function, bit for bit.
+
+Softmax, Tanh and Sigmoid of 16 bits read tables and interpolate; Resize of integers lays its places
+to 1/1024 of an element. So they differ from the numeric contract, by more than a rounding; where
+one of these functions gives LiteRT's result, that is why. Sources: of TFLite's ``kernels``
+``internal/reference/{softmax,resize_bilinear}.h``, ``internal/reference/integer_ops/{tanh,
+logistic}.h``, ``internal/common.h`` (LUTPopulate, LUTLookup) and ``activations.cc`` (how
+multipliers are chosen); of XNNPACK ``indirection.c`` and ``s8-ibilinear``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Node
+from qdqbridge.graph.types import Shape
+from qdqbridge.ops.attributes import ResizeAttrs, SoftmaxAttrs
+from qdqbridge.tflite_io.rounding import rounded_twice
+
+Integers = NDArray[np.int64]
+_QMIN, _QMAX = -(1 << 15), (1 << 15) - 1
+
+
+def approximated(node: Node, x: NDArray[Any], rank: int) -> list[Integers]:
+    """Returns what LiteRT's kernels of a node give; nothing for others, and of other integers.
+
+    Args:
+        node: The node.
+        x: Its first operand as it is stored.
+        rank: The rank of its result.
+    """
+    quant, result = node.operand(0).quant, node.output.quant
+    if quant is None or result is None or x.ndim != rank:
+        return []
+    scale, wide = float(quant.params.scale.flat[0]), x.astype(np.int64)
+    attributes = node.attributes
+    if isinstance(attributes, ResizeAttrs):
+        return _interpolated(attributes, wide, node.output.type.shape)
+    if quant.params.storage_dtype is not DType.INT16:
+        return []
+    match node.op.name:
+        case "Tanh":
+            return [_of_sigmoid(wide, scale, _tanh)]
+        case "Sigmoid":
+            return [_of_sigmoid(wide, scale, _sigmoid)]
+        case "Softmax" if isinstance(attributes, SoftmaxAttrs) and len(attributes.axes) == 1:
+            return [_softmax(wide, scale, attributes.axes[0])]
+        case _:
+            return []
+
+
+# ---- Tanh and Sigmoid -------------------------------------------------------------------------
+
+
+@cache
+def _sigmoid_table() -> Integers:
+    """Sigmoid at multiples of 1/24, in 16 bits, raised by half of what a chord is too low."""
+
+    def value(places: NDArray[np.float64]) -> NDArray[np.float64]:
+        return 65536 / (1 + np.exp(-places / 24))
+
+    place = np.arange(256, dtype=np.float64)
+    low = value(place + 0.5) - (value(place) + value(place + 1)) / 2
+    found = np.rint(value(place) + low / 2).astype(np.int64)
+    found[-1] = 65535
+    return found
+
+
+def _multiplier(scale: float, shifts: tuple[int, ...]) -> tuple[int, int]:
+    """Returns the integer multiplier to steps of 1/(3 · 4096), and the shift behind it."""
+    log = math.log2(scale)
+    shift = 12 + round(log)
+    if abs(log - round(log)) < 1e-3 and shift in shifts:
+        return 3 << shift, 0
+    multiplier, shift = scale * 4096 * 3, 0
+    while multiplier <= _QMAX / 2 and shift <= 30:
+        multiplier, shift = multiplier * 2, shift + 1
+    return int(multiplier), shift
+
+
+def _of_sigmoid(
+    x: Integers, scale: float, finish: Callable[[Integers, Integers], Integers]
+) -> Integers:
+    multiplier, shift = _multiplier(scale, (0, 1) if finish is _tanh else (0,))
+    half = 1 << (shift - 1) if shift else 0
+    return finish((x * multiplier + half) >> shift, np.int64(0) * x)
+
+
+def _looked_up(place: Integers, bits: int) -> Integers:
+    """Returns sigmoid of a magnitude, interpolated, with ``bits`` more bits."""
+    table = _sigmoid_table()
+    index, rest = place >> bits, place & ((1 << bits) - 1)
+    low = np.minimum(index, 254)
+    value = (table[low] << bits) + rest * (table[low + 1] - table[low])
+    return np.where(index >= 255, -1, value)
+
+
+def _tanh(x: Integers, zero: Integers) -> Integers:
+    found = _looked_up(np.abs(x), 8)
+    found = np.where(found < 0, 0xFFFF << 8, found)
+    one, half = 1 << 23, 1 << 7
+    return np.where(x >= zero, found - one + half, -found + one + half - 1) >> 8
+
+
+def _sigmoid(x: Integers, zero: Integers) -> Integers:
+    found = _looked_up(np.abs(x), 9)
+    found = np.where(found < 0, 0x7FFF << 10, found)
+    half = 1 << 9
+    return np.where(x >= zero, found + half, (1 << 25) - found + half - 1) >> 10
+
+
+# ---- Softmax ----------------------------------------------------------------------------------
+
+
+def _table(function: Callable[[float], float], first: float, last: float) -> Integers:
+    """Returns 513 values of a function on an interval, in 16 bits around zero."""
+    step = (last - first) / 512
+    spread = 65536 / 2.0
+
+    def rounded(x: float) -> int:
+        return int(math.copysign(math.floor(abs(x) + 0.5), x))
+
+    def value(x: float) -> int:
+        return rounded(function(x) * spread)
+
+    found: list[int] = []
+    for place in range(512):
+        here = value(first + place * step)
+        behind = function(first + (place + 1) * step) * spread
+        between = rounded((behind + here) / 2)
+        bias = rounded((between - value(first + place * step + step / 2)) / 2)
+        found.append(min(max(here - bias, _QMIN), _QMAX))
+    found.append(min(max(int(value(last)), _QMIN), _QMAX))
+    return np.asarray(found, np.int64)
+
+
+@cache
+def _exponentials() -> Integers:
+    return _table(math.exp, -10.0, 0.0)
+
+
+@cache
+def _reciprocals() -> Integers:
+    return _table(lambda x: 1 / (1 + x), 0.0, 1.0)
+
+
+def _entry(table: Integers, place: Integers) -> Integers:
+    place = np.clip(place, _QMIN, _QMAX)
+    index = 256 + (place >> 7)
+    slope = table[index + 1] - table[index]
+    return table[index] + ((slope * (place & 0x7F) + 64) >> 7)
+
+
+def _softmax(x: Integers, scale: float, axis: int) -> Integers:
+    difference = x - x.max(axis=axis, keepdims=True)
+    multiplier = np.full(difference.shape, scale / (10.0 / 65535))
+    found = _entry(_exponentials(), rounded_twice(difference, multiplier) + _QMAX)
+    total = found.sum(axis=axis, keepdims=True)
+    bits = np.frexp(total.astype(np.float64))[1].astype(np.int64)  # the number of its digits
+    room = 31 - bits
+    shifted = ((total << room) + (1 << 13)) >> 14
+    inverse = _entry(_reciprocals(), shifted - ((1 << 15) + (1 << 16)))
+    right = 30 - room
+    rounded = (found * inverse + (np.int64(1) << (right - 1))) >> right
+    return np.clip(rounded, 0, _QMAX)
+
+
+# ---- Resize -----------------------------------------------------------------------------------
+
+
+_Places = tuple[Integers, Integers, Integers]
+"""Two neighbours of each result along an axis, and how far it is from the first one."""
+
+
+def _interpolated(attributes: ResizeAttrs, x: Integers, shape: Shape) -> list[Integers]:
+    """Returns what LiteRT's own kernel and XNNPACK's give."""
+    if attributes.mode != "linear" or x.ndim != 4 or shape is None:
+        return []
+    height, width = shape[2:]
+    if isinstance(height, str) or isinstance(width, str):
+        return []
+    found: list[Integers] = []
+    for places, bits in ((_in_1024ths, 10), (_in_2048ths, 11)):
+        rows, columns = (
+            places(attributes, old, new) for old, new in ((x.shape[2], height), (x.shape[3], width))
+        )
+        total = _weighted(x, rows, columns, 1 << bits)
+        half = np.int64(1) << (2 * bits - 1)
+        if bits == 10:  # half away from zero
+            found.append(np.sign(total) * ((np.abs(total) + half) >> (2 * bits)))
+        else:
+            found.append((total + half) >> (2 * bits))
+    return found
+
+
+def _weighted(x: Integers, rows: _Places, columns: _Places, one: int) -> Integers:
+    (top, bottom, below), (left, right, after) = rows, columns
+    below = below[:, None]
+    above, before = one - below, one - after
+    upper, lower = x[:, :, top], x[:, :, bottom]
+    return (upper[..., left] * before + upper[..., right] * after) * above + (
+        lower[..., left] * before + lower[..., right] * after
+    ) * below
+
+
+def _in_1024ths(attributes: ResizeAttrs, old: int, new: int) -> _Places:
+    mode = attributes.coordinate_transformation_mode
+    scale = ((old << 10) + new // 2) // new
+    if mode == "align_corners" and new > 1:
+        scale = (((old - 1) << 10) + (new - 1) // 2) // (new - 1)
+    place = np.arange(new, dtype=np.int64) * scale
+    if mode in ("half_pixel", "pytorch_half_pixel"):
+        place = place + scale // 2 - (1 << 9)
+    low = np.maximum(place >> 10, 0)
+    high = np.minimum((place + 1023) >> 10, old - 1)
+    return low, high, place - (low << 10)
+
+
+def _in_2048ths(attributes: ResizeAttrs, old: int, new: int) -> _Places:
+    mode, f = attributes.coordinate_transformation_mode, np.float32
+    corners = mode == "align_corners" and new > 1
+    scale = f(old - 1) / f(new - 1) if corners else f(old) / f(new)
+    place = np.arange(new).astype(f) * scale
+    if mode in ("half_pixel", "pytorch_half_pixel"):
+        place = place + (f(0.5) * scale - f(0.5))
+    place = np.clip(place, f(0), f(old - 1))
+    low = place.astype(np.int64)
+    part = np.rint((place - low.astype(f)) * f(2048)).astype(np.int64)
+    return low, np.minimum(low + 1, old - 1), part

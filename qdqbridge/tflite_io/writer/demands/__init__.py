@@ -1,0 +1,19 @@
+"""What TFLite demands of a graph: rules that rewrite it until TFLite can say it.
+
+They are written as the canonical rules are, and run before the layout is planned. Most change no
+number; those that round once more say so in their notes, which ``export`` shows.
+"""
+
+from __future__ import annotations
+
+from qdqbridge.canonical.rule import Rule
+from qdqbridge.tflite_io.writer.demands import resizes, scales, weights, windows
+
+RULES: tuple[Rule, ...] = (
+    *windows.SHAPES,
+    *weights.RULES,
+    *windows.RULES,
+    *resizes.RULES,
+    *scales.RULES,
+)
+"""In this order: sequences become images first, and scales are looked at last."""

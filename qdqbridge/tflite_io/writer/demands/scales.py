@@ -1,0 +1,106 @@
+"""Results and operands in the scales that TFLite prescribes: fixed ones, or one on both sides."""
+
+from qdqbridge.canonical.build import (
+    constant,
+    requantized,
+    retyped,
+)
+from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, rule
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Node, Note, Value
+from qdqbridge.graph.numerics import dequantize, quantize
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import QuantType
+from qdqbridge.ops.elementwise import WHERE
+from qdqbridge.tflite_io.writer.rows.elementwise import SIGMOID_RESULTS, TANH_RESULTS
+from qdqbridge.tflite_io.writer.rows.kernels import activation
+from qdqbridge.tflite_io.writer.rows.windows import LOG_SOFTMAX_RESULTS, SOFTMAX_RESULTS
+
+_FIXED = {
+    "Softmax": SOFTMAX_RESULTS,
+    "LogSoftmax": LOG_SOFTMAX_RESULTS,
+    "Sigmoid": SIGMOID_RESULTS,
+    "Tanh": TANH_RESULTS,
+}
+
+
+@rule("prescribed-result", *_FIXED)
+def prescribed_result(node: Node, scope: Scope) -> Proposal:
+    """``Softmax(x) -> requantize(Softmax(x))``: TFLite prescribes scale and zero point."""
+    del scope
+    x, quant = node.operand(0), node.output.quant
+    if not activation(x) or quant is None:
+        return None
+    kinds = {params.storage_dtype: params for params in _FIXED[node.op.name]}
+    wanted = kinds.get(x.type.dtype)
+    if wanted is None or quant.params.widened() == wanted:
+        return None
+    made = retyped(node, node.inputs, QuantType(wanted, node.output.type.shape), "")
+    value = requantized(made, quant.params, node.origin, node.output.name)
+    reason = (
+        f"TFLite's {node.op.name} gives the scale {float(wanted.scale):g} and the zero point "
+        f"{int(wanted.zero_point)}; its result is rounded once more into its own"
+    )
+    return Replace({node.output: value}, (Note("prescribed-result", node.name, reason),))
+
+
+@rule("result-as-operand", "AveragePool", "Resize")
+def result_as_operand(node: Node, scope: Scope) -> Proposal:
+    """``AveragePool(x) -> requantize(AveragePool(x))``: TFLite's has one scale on both sides."""
+    del scope
+    x, quant = node.operand(0), node.output.quant
+    if not activation(x) or quant is None or x.quant is None:
+        return None
+    wanted = x.quant.params.widened()
+    if quant.params.same_mapping(wanted):
+        return None
+    made = retyped(node, node.inputs, QuantType(wanted, node.output.type.shape), "")
+    value = requantized(made, quant.params, node.origin, node.output.name)
+    reason = (
+        f"TFLite's {node.op.name} keeps scale and zero point; its result is rounded once more "
+        "into its own"
+    )
+    return Replace({node.output: value}, (Note("result-as-operand", node.name, reason),))
+
+
+@rule("operands-as-result", "Max", "Min", "Where", "Concat")
+def operands_as_result(node: Node, scope: Scope) -> Proposal:
+    """``Max(a, b) -> Max(requantize(a), requantize(b))`` in its result's scale, exactly."""
+    del scope
+    quant = node.output.quant
+    if quant is None or not activation(node.output):
+        return None
+    wanted = quant.params.widened()
+    operands: list[Value | None] = []
+    for index, value in enumerate(node.inputs):
+        if value is None or not node.op.is_data(index) or (node.op is WHERE and index == 0):
+            operands.append(value)
+            continue
+        if value.quant is None:
+            if value.constant is None or value.type.dtype is not DType.FLOAT32:
+                return None
+            data = value.constant.map(
+                lambda array: quantize(array, wanted), dtype=wanted.storage_dtype
+            )
+            operands.append(constant(data, wanted, value.name))
+            continue
+        operands.append(_in_params(value, wanted, node))
+    if all(a is b for a, b in zip(operands, node.inputs, strict=True)):
+        return None
+    return Replace({node.output: retyped(node, operands, node.output.type, node.output.name)})
+
+
+def _in_params(value: Value, wanted: QuantParams, node: Node) -> Value:
+    assert value.quant is not None
+    own = value.quant.params
+    if own.same_mapping(wanted):
+        return value
+    if value.constant is None:
+        return requantized(value, wanted, node.origin, f"{value.name}:as:{node.output.name}")
+    data = value.constant.map(
+        lambda array: quantize(dequantize(array, own), wanted), dtype=wanted.storage_dtype
+    )
+    return constant(data, wanted, value.name)
+
+
+RULES: tuple[Rule, ...] = (prescribed_result, result_as_operand, operands_as_result)
