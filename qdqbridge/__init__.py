@@ -14,6 +14,7 @@ from qdqbridge.judging import open_engine
 from qdqbridge.pipeline import compare, evaluate, explain, load, parse, save
 from qdqbridge.profiling import load_profile, merge_profiles, profile, save_profile
 from qdqbridge.quantizing import quantize
+from qdqbridge.viewing import view
 
 if TYPE_CHECKING:
     from qdqbridge.relax.executable import Executable
@@ -41,6 +42,7 @@ __all__ = [
     "save",
     "save_profile",
     "to_relax",
+    "view",
 ]
 
 

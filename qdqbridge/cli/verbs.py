@@ -24,6 +24,7 @@ from qdqbridge.cli import (
     verbs_profile,
     verbs_quantize,
     verbs_statistics,
+    verbs_view,
 )
 from qdqbridge.cli.parameters import (
     Data,
@@ -362,3 +363,4 @@ app.command(verbs_byoc.partition)
 app.command(verbs_quantize.quantize)
 app.command(verbs_statistics.accumulators)
 app.command(verbs_profile.app)
+app.command(verbs_view.view)

@@ -1,0 +1,145 @@
+"""The verb ``view``: a page that shows a model, or two beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from numpy.typing import NDArray
+
+from qdqbridge import hosting, judging, pipeline, viewing
+from qdqbridge.cli import arrays, output
+from qdqbridge.cli.parameters import Extents, Force, Foreign, Json, Model, extents_of
+from qdqbridge.cli.reading import AS_IT_IS, Reading
+from qdqbridge.engines.kinds import ENGINES
+from qdqbridge.errors import InputDataError
+from qdqbridge.graph.atomic_write import write_text
+from qdqbridge.graph.extents import with_numbers
+from qdqbridge.graph.graph import Graph
+from qdqbridge.viewer import Document, Paint, document, document_of_two, model_explorer_text, page
+
+Other = Annotated[Path | None, Parameter(help="Another model, to show what differs.")]
+Page = Annotated[Path, Parameter(name=("--output", "-o"), help="The .html file to write.")]
+Data = Annotated[
+    Path | None,
+    Parameter(help="An .npz file with one array per model input: adds histograms of a run."),
+]
+TableName = Annotated[str | None, Parameter(name="--table", help="Colour by a pattern table.")]
+EngineName = Annotated[Foreign | None, Parameter(help="Colour by what an engine takes.")]
+Reference = Annotated[
+    str | None,
+    Parameter(help="Colour by the error of each node: 'onnxruntime', an engine, or another file."),
+]
+Explorer = Annotated[
+    Path | None, Parameter(help="Write a .json for Google's Model Explorer as well.")
+]
+
+
+def view(
+    model: Model,
+    other: Other = None,
+    /,
+    *,
+    output_: Page,
+    data: Data = None,
+    table: TableName = None,
+    engine: EngineName = None,
+    reference: Reference = None,
+    model_explorer: Explorer = None,
+    extent: Extents = (),
+    force: Force = False,
+    reading: Reading = AS_IT_IS,
+    json: Json = False,
+) -> None:
+    """Write a page that shows a model in any browser: graph, types, histograms, colours.
+
+    With two models it shows both, what corresponds and what differs.
+    """
+    path = output.free(output_, force=force, model=model, data=data, suffix=".html")
+    explorer = None
+    if model_explorer is not None:
+        explorer = output.free(model_explorer, force=force, model=model, data=data, suffix=".json")
+    graph = with_numbers(reading.read_any(model), extents_of(extent))
+    if other is not None:
+        if data is not None or table or engine or reference:
+            raise InputDataError(
+                "two models are coloured by what differs",
+                fix="leave --data, --table, --engine and --reference out, or give one model",
+            )
+        theirs = with_numbers(reading.read_any(other), extents_of(extent))
+        shown = document_of_two(_named(graph, model), _named(theirs, other))
+    else:
+        inputs = None if data is None else arrays.read_inputs(data, graph.inputs)
+        with ExitStack() as stack:
+            judged = _Judged(model, graph, inputs, stack)
+            paints = tuple(judged.paints(table, engine, reference))
+        recorded = None if inputs is None else viewing.record(graph, inputs)
+        name, notes = model.name, pipeline.explain(graph)
+        shown = document(graph, name, notes, paints=paints, recorded=recorded)
+    write_text(path, page(shown))
+    output.say(f"wrote {path}")
+    if explorer is not None:
+        write_text(explorer, model_explorer_text(shown))
+        output.say(f"wrote {explorer}")
+    if json:
+        output.show_json(_summary(shown, path, explorer))
+
+
+def _named(graph: Graph, path: Path) -> tuple[Graph, str, Any]:
+    return graph, path.name, pipeline.explain(graph)
+
+
+def _summary(shown: Document, path: Path, explorer: Path | None) -> dict[str, Any]:
+    return {
+        "output": str(path),
+        "model_explorer": None if explorer is None else str(explorer),
+        "nodes": [len(graph["nodes"]) for graph in shown.graphs],
+        "digests": [graph["digest"] for graph in shown.graphs],
+        "differences": len(shown.differences),
+        "colours": [paint["name"] for paint in shown.graphs[0]["paints"]],
+    }
+
+
+class _Judged:
+    """What others say of one model."""
+
+    def __init__(
+        self, model: Path, graph: Graph, inputs: dict[str, NDArray[Any]] | None, stack: ExitStack
+    ) -> None:
+        self.model, self.graph, self.inputs, self.stack = model, graph, inputs, stack
+
+    def paints(
+        self, table: str | None, engine: str | None, reference: str | None
+    ) -> Iterator[Paint]:
+        """Yields the colours that were asked for."""
+        if reference is not None:
+            yield self._error(reference)
+        if engine is not None:
+            with output.status(f"asking {engine}"):
+                opened = self.stack.enter_context(judging.opened(engine, self.model, self.graph))
+                yield viewing.engine_paint(self.graph, opened.taken())
+        if table is not None:
+            with output.status("partitioning"):
+                found = hosting.partition(self.graph, table)
+            yield viewing.coverage_paint(self.graph, found.coverage)
+
+    def _error(self, reference: str) -> Paint:
+        if self.inputs is None:
+            raise InputDataError(
+                "--reference needs data to run the model on", fix="give --data x.npz"
+            )
+        with output.progress("batches") as report:
+            found = pipeline.compare(
+                self.graph, self._side(reference), self.inputs, local=True, progress=report
+            )
+        return viewing.error_paint(self.graph, found)
+
+    def _side(self, name: str) -> pipeline.Side:
+        if name in ENGINES:
+            return self.stack.enter_context(judging.opened(name, self.model, self.graph))
+        if name == "onnxruntime":
+            return self.stack.enter_context(pipeline.as_onnx(self.model, self.graph))
+        return name

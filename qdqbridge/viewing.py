@@ -1,0 +1,150 @@
+"""Pages that show models: the graph, and what compilers, engines and runs say of its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from numpy.typing import NDArray
+
+from qdqbridge.arguments import path_of
+from qdqbridge.graph.atomic_write import write_text
+from qdqbridge.graph.batches import batches
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.interpreter import check_inputs, evaluate_node
+from qdqbridge.pipeline import explain
+from qdqbridge.sources import load_model
+from qdqbridge.viewer import Document, Paint, document, document_of_two, page
+from qdqbridge.viewer.paint import BAD, FAIR, GOOD, NEUTRAL, by_class, by_number
+
+if TYPE_CHECKING:
+    from qdqbridge.byoc.coverage import Coverage
+    from qdqbridge.engines import EngineVerdict
+    from qdqbridge.report.compare import Comparison
+
+Array = NDArray[Any]
+File: TypeAlias = "str | PathLike[str]"
+
+
+def view(
+    model: Graph | File,
+    other: Graph | File | None = None,
+    *,
+    path: File | None = None,
+    data: Mapping[str, Array] | None = None,
+    paints: Sequence[Paint] = (),
+) -> Document:
+    """Returns what a page shows of a model, or of two that are compared; writes the page.
+
+    Args:
+        model: A graph, or a file that is read and canonicalized.
+        other: Another one, to show what differs.
+        path: The ``.html`` file to write; it needs no server, no network and nothing beside it.
+        data: One array per graph input: the interpreter runs the first batch, and the page has
+            histograms of what values hold then.
+        paints: More that nodes can be coloured by.
+
+    Raises:
+        InputDataError: The data does not fit the model.
+        OutputFileError: The page cannot be written.
+        QdqBridgeError: A file cannot be read.
+    """
+    graph, name = _named(model)
+    if other is None:
+        recorded = {} if data is None else record(graph, data)
+        made = document(graph, name, explain(graph), paints=paints, recorded=recorded)
+    else:
+        second, second_name = _named(other)
+        made = document_of_two(
+            (graph, name, explain(graph)), (second, second_name, explain(second))
+        )
+    if path is not None:
+        write_text(Path(path), page(made))
+    return made
+
+
+def _named(model: Graph | File) -> tuple[Graph, str]:
+    if isinstance(model, Graph):
+        return model, model.name or "graph"
+    path = path_of(model)
+    return load_model(path), path.name
+
+
+def record(graph: Graph, data: Mapping[str, Array]) -> dict[Value, Array]:
+    """Returns the stored elements of every result, for the first batch of data.
+
+    Raises:
+        InputDataError: The data does not fit.
+    """
+    first = next(iter(batches(graph.inputs, data, None)))
+    values = dict(zip(graph.inputs, check_inputs(graph, first.inputs), strict=True))
+    for node in graph.nodes:
+        operands = [None if v is None else _stored(v, values) for v in node.inputs]
+        values.update(zip(node.outputs, evaluate_node(node, operands), strict=False))
+    return values
+
+
+def _stored(value: Value, values: Mapping[Value, Array]) -> Array:
+    return values[value] if value.constant is None else value.constant.numpy()
+
+
+# ---- what others say ----------------------------------------------------------------------------
+
+
+def coverage_paint(graph: Graph, found: Coverage) -> Paint:
+    """Returns what a pattern table takes: a node is left where an operator of its result is."""
+    left = {item.name: item for item in found.left}
+    names = {v.name: node for node in graph.nodes for v in node.outputs if v.name}
+    outputs = zip(graph.output_names, graph.outputs, strict=True)
+    names.update({n: v.producer for n, v in outputs if v.producer is not None})
+    said: dict[Node, tuple[str, str]] = dict.fromkeys(graph.nodes, ("taken", ""))
+    for name, item in left.items():
+        if name in names:
+            said[names[name]] = (item.kind, f"{item.operator}: {'; '.join(item.reasons)}")
+    tones = {
+        "taken": GOOD, "refused": BAD, "no pattern": BAD, "read elsewhere": FAIR,
+        "float": NEUTRAL, "plain integers": NEUTRAL,
+    }  # fmt: skip
+    return by_class("table", f"Taken by {found.table}", said, graph, tones)
+
+
+def engine_paint(graph: Graph, found: EngineVerdict) -> Paint:
+    """Returns what an engine takes, as far as its names are those of the file's nodes."""
+    nodes = {name: node for node in graph.nodes for name in (node.name, *node.origin.nodes)}
+    nodes.update({v.name: node for node in graph.nodes for v in node.outputs if v.name})
+    said: dict[Node, tuple[str, str]] = {}
+    for each in found.placements:
+        node = nodes.get(each.node)
+        if node is None or (node in said and said[node][0] == "left"):
+            continue
+        words = "; ".join(part for part in (each.place, each.why) if part)
+        said[node] = ("taken" if each.taken else "left", words)
+    title = f"Taken by {found.engine}"
+    return by_class("engine", title, said, graph, {"taken": GOOD, "left": BAD})
+
+
+def error_paint(graph: Graph, found: Comparison) -> Paint:
+    """Returns how far each result is from the reference: noise over signal in dB."""
+    names = {v.name: node for node in graph.nodes for v in node.outputs if v.name}
+    outputs = zip(graph.output_names, graph.outputs, strict=True)
+    names.update({n: v.producer for n, v in outputs if v.producer is not None})
+    numbers: dict[Node, float] = {}
+    words: dict[Node, str] = {}
+    for each in found.values:
+        node = names.get(each.name)
+        if node is None:
+            continue
+        numbers[node] = max(min(each.sqnr_db, _EQUAL_DB), -_EQUAL_DB)
+        distance = f"{each.max_abs:.3g}" if each.max_lsb is None else f"{each.max_lsb} LSB"
+        causes = ", ".join(each.causes)
+        words[node] = f"at most {distance}, {each.mismatches} of {each.count}" + (
+            f"; {causes}" if causes else ""
+        )
+    title = f"{found.a} against {found.b}"
+    return by_number("error", title, numbers, graph, unit="dB", higher=True, words=words)
+
+
+_EQUAL_DB = 150.0
+"""What equal values are shown as: more than float32 can tell apart."""

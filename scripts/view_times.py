@@ -1,0 +1,84 @@
+"""Opens pages of ``qdqbridge view`` in chromium: how large they are, how long they take.
+
+Run as ``python scripts/view_times.py`` with playwright and chromium installed; it writes the table and
+the pictures of ``docs/view.md``. Further models are arguments: ``NAME=PATH``.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import numpy as np
+from rich.progress import track
+
+import qdqbridge as qb
+from tests.viewer.browser import Shown, browser, show
+from tests.viewer.test_page import chain
+
+PAGE = ROOT / "docs" / "view.md"
+IMAGES = ROOT / "docs" / "images"
+BEGIN, END = "<!-- view times -->", "<!-- end of view times -->"
+INT8, OTHER = (
+    ROOT / "models" / f"digits_{name}.onnx"
+    for name in ("attention_u8s8_per_channel", "cnn_s8s8_per_tensor")
+)
+
+
+def measured(started: Any, name: str, model: Path, folder: Path) -> tuple[str, Shown]:
+    graph = qb.load(model)
+    page = folder / f"{name}.html"
+    begin = time.perf_counter()
+    qb.view(graph, path=page)
+    seconds = time.perf_counter() - begin
+    shown = show(started, page)
+    ready = shown.page.get_attribute("html", "data-ready")
+    assert not shown.said, shown.said
+    size = page.stat().st_size / 1e6
+    return f"| {name} | {len(graph.nodes)} | {seconds:.2f} s | {size:.2f} MB | {ready} ms |", shown
+
+
+def pictures(started: Any, folder: Path) -> None:
+    with np.load(ROOT / "models" / "digits_test.npz") as arrays:
+        data = {"input": arrays["x"][:64]}
+    qb.view(INT8, path=folder / "one.html", data=data)
+    one = show(started, folder / "one.html").page
+    one.fill("#search", "MatMul")
+    one.press("#search", "Enter")
+    one.wait_for_timeout(300)
+    one.screenshot(path=IMAGES / "view.png")
+    qb.view(
+        str(OTHER).replace("s8s8_per_tensor", "u8s8_per_channel"), OTHER, path=folder / "2.html"
+    )
+    two = show(started, folder / "2.html", color_scheme="dark").page
+    two.click(".side >> nth=0 >> .node >> nth=2")
+    two.wait_for_timeout(300)
+    two.screenshot(path=IMAGES / "view_two.png")
+
+
+def main() -> int:
+    models = {path.stem: path for path in sorted((ROOT / "models").glob("*.onnx"))}
+    models |= {name: Path(path) for name, _, path in (a.partition("=") for a in sys.argv[1:])}
+    rows = ["| model | nodes | written in | page | drawn after |", "|---|---|---|---|---|"]
+    with tempfile.TemporaryDirectory() as name, browser() as started:
+        folder = Path(name)
+        models["chain of 10,000"] = chain(folder / "chain.onnx", 10_000)
+        for title, path in track(models.items(), "pages", disable=not sys.stderr.isatty()):
+            row, shown = measured(started, title, path, folder)
+            shown.page.close()
+            rows.append(row)
+        pictures(started, folder)
+    head, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    table = "\n".join(rows)
+    PAGE.write_text(f"{head}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}", "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""A real browser: Debian's chromium, headless. Where there is none, its tests are left out."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt install chromium")
+
+
+@dataclass
+class Shown:
+    """A page in the browser.
+
+    Attributes:
+        page: Playwright's page.
+        said: What its console said, and requests that left the file.
+    """
+
+    page: Any
+    said: list[str] = field(default_factory=list[str])
+
+    def texts(self, selector: str) -> list[str]:
+        """Returns the texts of what a selector finds."""
+        return self.page.locator(selector).all_inner_texts()
+
+
+@contextmanager
+def browser() -> Generator[Any, None, None]:
+    """Yields a browser."""
+    sync_api: Any = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        try:
+            yield started
+        finally:
+            started.close()
+
+
+def show(browser: Any, path: Path, **options: Any) -> Shown:
+    """Opens a page and waits until it has drawn."""
+    page = browser.new_page(viewport={"width": 1200, "height": 800}, **options)
+    shown = Shown(page)
+    page.on("console", lambda message: shown.said.append(message.text))
+    page.on("pageerror", lambda error: shown.said.append(str(error)))
+    page.on("request", lambda asked: asked.url.startswith("file:") or shown.said.append(asked.url))
+    page.goto(path.as_uri())
+    page.wait_for_selector("html[data-ready]", timeout=60_000)
+    page.wait_for_selector(".boxes .box, .far path", state="attached")
+    return shown
