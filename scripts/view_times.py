@@ -1,7 +1,7 @@
 """Opens pages of ``qdqbridge view`` in chromium: how large they are, how long they take.
 
-Run as ``python scripts/view_times.py`` with playwright and chromium installed; it writes the table and
-the pictures of ``docs/view.md``. Further models are arguments: ``NAME=PATH``.
+Run as ``python -m scripts.view_times`` with playwright and chromium installed; it writes the table
+and the pictures of ``docs/view.md``. Further models are arguments: ``NAME=PATH``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
 import numpy as np
 from rich.progress import track
 
@@ -22,6 +19,7 @@ import qdqbridge as qb
 from tests.viewer.browser import Shown, browser, show
 from tests.viewer.test_page import chain
 
+ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "view.md"
 IMAGES = ROOT / "docs" / "images"
 BEGIN, END = "<!-- view times -->", "<!-- end of view times -->"
