@@ -13,6 +13,7 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import TensorType
 from qdqbridge.graph.weights import geometry_of
 from qdqbridge.ops.attributes import ResizeAttrs
+from qdqbridge.ops.conversion import QUANTIZE
 from qdqbridge.ops.elementwise import POW
 from qdqbridge.ops.table import PRODUCTS
 
@@ -95,7 +96,7 @@ def _granularity_refusal(node: Node, x: Value | None, w: Value) -> Reject | None
     return None
 
 
-@rule("absorb-result", "quantize")
+@rule("absorb-result", QUANTIZE)
 def absorb_result(node: Node, scope: Scope) -> Proposal:
     """``quantize(Conv(x, w)) -> Conv(x, w)`` into the quantized type, for quantized x and w."""
     source, target = before_cast(node.operand(0), scope), node.output.quant
@@ -112,7 +113,7 @@ def absorb_result(node: Node, scope: Scope) -> Proposal:
     return taken_in(op, op.inputs, node.output)
 
 
-@rule("absorb-both-sides", "quantize")
+@rule("absorb-both-sides", QUANTIZE)
 def absorb_both_sides(node: Node, scope: Scope) -> Proposal:
     """``quantize(Add(dequantize(a), dequantize(b))) -> Add(a, b)`` into the quantized type."""
     source, target = before_cast(node.operand(0), scope), node.output.quant

@@ -9,10 +9,11 @@ from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.graph.types import TensorType
-from qdqbridge.ops.table import BY_NAME
+from qdqbridge.ops.elementwise import DIV
+from qdqbridge.ops.unary import RECIPROCAL
 
 
-@rule("division-of-one", "Div")
+@rule("division-of-one", DIV)
 def division_of_one(node: Node, scope: Scope) -> Proposal:
     """``Div(1, x) -> Reciprocal(x)``."""
     del scope
@@ -20,7 +21,7 @@ def division_of_one(node: Node, scope: Scope) -> Proposal:
     if number(node.operand(0)) != 1.0 or x.type != node.output.type or not _is_float(x):
         return None
     output = node.output
-    value = result(BY_NAME["Reciprocal"], NO_ATTRIBUTES, [x], output.type, node.origin, output.name)
+    value = result(RECIPROCAL, NO_ATTRIBUTES, [x], output.type, node.origin, output.name)
     return Replace({output: value})
 
 

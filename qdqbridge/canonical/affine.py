@@ -27,11 +27,12 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.weights import geometry_of
 from qdqbridge.ops.attributes import EpsilonAttrs
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.ops.elementwise import ADD, DIV, MUL, SUB
 from qdqbridge.ops.matmul import DENSE
 from qdqbridge.ops.normalization import BATCH_NORMALIZATION
 
 Array: TypeAlias = NDArray[Any]
-AFFINE = ("Add", "Sub", "Mul", "Div", "BatchNormalization")
+AFFINE = (ADD, SUB, MUL, DIV, BATCH_NORMALIZATION)
 _PRODUCTS = (CONV, CONV_TRANSPOSE, DENSE)
 _MOST = 16
 _TINY = float(np.finfo(np.float32).tiny)
@@ -94,7 +95,7 @@ def chain_behind(last: Node, is_output: Callable[[Value], bool]) -> AffineChain 
     """
     nodes: list[Node] = []
     current = last
-    while current.op.name in AFFINE and len(nodes) < _MOST:
+    while current.op in AFFINE and len(nodes) < _MOST:
         nodes.append(current)
         source = _data(current)
         product = None if source is None else source.producer
@@ -125,7 +126,7 @@ def _chain(
     readers = list(nodes[-1].output.users)
     if len(readers) == 1 and not is_output(nodes[-1].output):
         behind = readers[0][0]
-        if behind.op.name in AFFINE and _step(behind, channels, axis) is not None:
+        if behind.op in AFFINE and _step(behind, channels, axis) is not None:
             return None  # that one folds this one too
     return AffineChain(product, nodes, factor, offset)
 
@@ -168,15 +169,13 @@ def _step(node: Node, channels: int, axis: int) -> tuple[Array, Array] | None:
         return None
     one, zero = np.ones(()), np.zeros(())
     with np.errstate(divide="ignore", over="ignore"):
-        match node.op.name:
-            case "Mul":
-                return number, zero
-            case "Div":
-                return (one / number, zero) if first else None
-            case "Add":
-                return one, number
-            case _:
-                return (one, -number) if first else (-one, number)
+        if node.op is MUL:
+            return number, zero
+        if node.op is DIV:
+            return (one / number, zero) if first else None
+        if node.op is ADD:
+            return one, number
+        return (one, -number) if first else (-one, number)
 
 
 def _batch(node: Node, channels: int) -> tuple[Array, Array] | None:

@@ -26,6 +26,7 @@ from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.weights import geometry_of
 from qdqbridge.ops.accumulator import BIAS_MOVES
+from qdqbridge.ops.elementwise import ADD
 from qdqbridge.ops.matmul import DENSE
 from qdqbridge.ops.table import PRODUCTS
 
@@ -173,7 +174,7 @@ class _Written:
         return bool((np.abs(ratio - 1) <= _ULP).all())
 
 
-@rule("bias-from-add", "Add")
+@rule("bias-from-add", ADD)
 def bias_from_add(node: Node, scope: Scope) -> Proposal:
     """``Add(MatMul(x, w), const) -> MatMul(x, w, const)``: there is no rounding between them."""
     for index in (0, 1):

@@ -9,6 +9,7 @@ from qdqbridge.canonical.rule import Proposal, Replace, Scope, made_by, rule
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.types import static_shape
 from qdqbridge.ops.attributes import DepthSpaceAttrs, TransposeAttrs
+from qdqbridge.ops.data_movement import RESHAPE, TRANSPOSE
 from qdqbridge.ops.table import BY_NAME
 
 
@@ -36,12 +37,12 @@ _FORMS = (
 )
 
 
-@rule("blocks-of-depth", "Reshape")
+@rule("blocks-of-depth", RESHAPE)
 def blocks_of_depth(node: Node, scope: Scope) -> Proposal:
     """``Reshape(Transpose(Reshape(x))) -> DepthToSpace(x)`` or ``SpaceToDepth(x)``."""
     del scope
-    turn = made_by(node.operand(0), "Transpose")
-    split = None if turn is None else made_by(turn.operand(0), "Reshape")
+    turn = made_by(node.operand(0), TRANSPOSE)
+    split = None if turn is None else made_by(turn.operand(0), RESHAPE)
     if turn is None or split is None:
         return None
     x, middle, after = split.operand(0), split.output.type.shape, node.output.type.shape

@@ -20,6 +20,8 @@ from qdqbridge.graph.graph import Node, Note, Value
 from qdqbridge.graph.numerics import codes, dequantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import TensorType
+from qdqbridge.ops.cast import CAST
+from qdqbridge.ops.conversion import QUANTIZE
 
 _FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
 
@@ -39,7 +41,7 @@ def stored_before_cast(value: Value | None) -> Value | None:
 
 
 def _cast(value: Value) -> Node | None:
-    cast = made_by(value, "Cast")
+    cast = made_by(value, CAST)
     if cast is None or value.type.dtype not in _FLOATS:
         return None
     return cast if cast.operand(0).type.dtype in _FLOATS else None
@@ -68,7 +70,7 @@ def taken_in(node: Node, operands: Sequence[Value | None], target: Value) -> Rep
     return Replace({target: value}, notes)
 
 
-@rule("cast-dequantized", "Cast")
+@rule("cast-dequantized", CAST)
 def cast_dequantized(node: Node, scope: Scope) -> Proposal:
     """``Cast(dequantize(q)) -> dequantize(q)`` to the Cast's type, where that is the same number.
 
@@ -101,7 +103,7 @@ def _exact(stored: Value, params: QuantParams, dtype: DType) -> bool:
         return bool((real.astype(dtype.numpy).astype(np.float32) == real).all())
 
 
-@rule("cast-before-quantize", "quantize")
+@rule("cast-before-quantize", QUANTIZE)
 def cast_before_quantize(node: Node, scope: Scope) -> Proposal:
     """``quantize(Cast(x)) -> quantize(x)`` where the Cast only widens: no number changes."""
     del scope

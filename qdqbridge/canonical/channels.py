@@ -22,9 +22,10 @@ from qdqbridge.ops.attributes import (
     SplitAttrs,
     TransposeAttrs,
 )
+from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.composition import COMPOSITION
-from qdqbridge.ops.conversion import QUANTIZE
-from qdqbridge.ops.data_movement import FLATTEN, RESHAPE
+from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
+from qdqbridge.ops.data_movement import FLATTEN, RESHAPE, TILE, TRANSPOSE
 from qdqbridge.ops.elementwise import CONCAT
 from qdqbridge.ops.permutation import (
     inverse,
@@ -33,8 +34,9 @@ from qdqbridge.ops.permutation import (
     permuted_params,
     permuted_type,
 )
-from qdqbridge.ops.selection import GATHER
-from qdqbridge.ops.table import BY_NAME
+from qdqbridge.ops.reduction import REDUCE_MAX, REDUCE_MEAN, REDUCE_MIN, REDUCE_SUM
+from qdqbridge.ops.selection import GATHER, PAD, SLICE, SPLIT
+from qdqbridge.ops.softmax import LOG_SOFTMAX, SOFTMAX
 
 _LAST = ((0, 2, 1), (0, 2, 3, 1), (0, 2, 3, 4, 1))
 
@@ -69,7 +71,7 @@ def operator_before_transpose(node: Node, scope: Scope) -> Proposal:
     return Replace({node.output: _transposed(inner, perm, node)})
 
 
-@rule("reduce-before-transpose", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin")
+@rule("reduce-before-transpose", REDUCE_MEAN, REDUCE_SUM, REDUCE_MAX, REDUCE_MIN)
 def reduce_before_transpose(node: Node, scope: Scope) -> Proposal:
     """``ReduceMean(Transpose(x)) -> ReduceMean(x)`` over the same axes; so sums and extremes."""
     del scope
@@ -93,7 +95,7 @@ def reduce_before_transpose(node: Node, scope: Scope) -> Proposal:
     return Replace({output: result(node.op, axes, [x], output.type, node.origin, output.name)})
 
 
-@rule("split-before-transpose", "Split")
+@rule("split-before-transpose", SPLIT)
 def split_before_transpose(node: Node, scope: Scope) -> Proposal:
     """``Split(Transpose(x)) -> Transpose(Split(x))``, for each part."""
     del scope
@@ -107,7 +109,7 @@ def split_before_transpose(node: Node, scope: Scope) -> Proposal:
     Node(node.op, permuted_attributes(given, back), [x], parts, node.origin)
     return Replace({
         old: result(
-            BY_NAME["Transpose"], TransposeAttrs(perm), [part], old.type, node.origin, old.name
+            TRANSPOSE, TransposeAttrs(perm), [part], old.type, node.origin, old.name
         )
         for old, part in zip(node.outputs, parts, strict=True)
     })  # fmt: skip
@@ -144,11 +146,11 @@ def _shorter(value: Value) -> Value:
     return constant(data.map(lambda array: array.reshape(shape), shape=shape), params, value.name)
 
 
-@rule("reshape-of-a-transpose", "Reshape", "Flatten")
+@rule("reshape-of-a-transpose", RESHAPE, FLATTEN)
 def reshape_of_a_transpose(node: Node, scope: Scope) -> Proposal:
     """``Reshape(Transpose(x)) -> Reshape(x)`` where the transpose moves extents of 1 only."""
     del scope
-    turn, attributes = made_by(node.operand(0), "Transpose"), node.attributes
+    turn, attributes = made_by(node.operand(0), TRANSPOSE), node.attributes
     if turn is None or not isinstance(turn.attributes, TransposeAttrs) or len(node.inputs) != 1:
         return None
     shape = turn.operand(0).type.shape
@@ -167,7 +169,7 @@ def reshape_of_a_transpose(node: Node, scope: Scope) -> Proposal:
     return Replace({output: result(node.op, attributes, [x], output.type, origin, output.name)})
 
 
-@rule("transpose-of-a-reshape", "Transpose")
+@rule("transpose-of-a-reshape", TRANSPOSE)
 def transpose_of_a_reshape(node: Node, scope: Scope) -> Proposal:
     """``Transpose(Reshape(x)) -> Reshape(x)`` where the transpose moves extents of 1 only."""
     del scope
@@ -184,12 +186,10 @@ def transpose_of_a_reshape(node: Node, scope: Scope) -> Proposal:
     if x.quant is not None and x.quant != _like(output, x):
         return None
     origin = node.origin.joined(inner.origin)
-    return Replace(
-        {output: result(BY_NAME["Reshape"], made, [x], output.type, origin, output.name)}
-    )
+    return Replace({output: result(RESHAPE, made, [x], output.type, origin, output.name)})
 
 
-@rule("slice-of-needed-axes", "Slice")
+@rule("slice-of-needed-axes", SLICE)
 def slice_of_needed_axes(node: Node, scope: Scope) -> Proposal:
     """``Slice(x) -> Slice(x)`` of the axes that it cuts, counted from the front where known."""
     del scope
@@ -226,7 +226,7 @@ _ENDLESS = 2**31 - 1
 """An end of a Slice that no extent reaches."""
 
 
-@rule("widened-constant", "Cast")
+@rule("widened-constant", CAST)
 def widened_constant(node: Node, scope: Scope) -> Proposal:
     """``Cast(const) -> const`` from half floats: weights that are stored so and read as float32."""
     del scope
@@ -283,7 +283,7 @@ def _perm(value: Value) -> tuple[int, ...] | None:
 
 def _conversion(value: Value) -> Node | None:
     """Returns what makes a value of another type, element by element."""
-    kinds = ("quantize", "requantize", "dequantize")
+    kinds = (QUANTIZE, REQUANTIZE, DEQUANTIZE)
     return next((node for kind in kinds if (node := made_by(value, kind)) is not None), None)
 
 
@@ -336,12 +336,12 @@ def _permuted(value: Value, perm: tuple[int, ...]) -> Value | None:
 
 def _transposed(inner: Value, perm: tuple[int, ...], node: Node) -> Value:
     attributes, type_ = TransposeAttrs(perm), node.output.type
-    return result(BY_NAME["Transpose"], attributes, [inner], type_, node.origin, node.output.name)
+    return result(TRANSPOSE, attributes, [inner], type_, node.origin, node.output.name)
 
 
 def _in_any_layout(node: Node) -> bool:
     """True for an operator that does the same wherever its axes lie, which its attributes name."""
     if node.op is GATHER:
         return node.operand(1).rank == 1
-    along = ("Concat", "Pad", "Slice", "Tile", "Softmax", "LogSoftmax")
-    return node.op.name in along or node.op.flow is Flow.ELEMENTWISE
+    along = (CONCAT, PAD, SLICE, TILE, SOFTMAX, LOG_SOFTMAX)
+    return node.op in along or node.op.flow is Flow.ELEMENTWISE

@@ -16,8 +16,7 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import ClipAttrs, PadAttrs
 from qdqbridge.ops.conversion import QUANTIZE, REQUANTIZE
-from qdqbridge.ops.elementwise import MAX
-from qdqbridge.ops.table import BY_NAME
+from qdqbridge.ops.elementwise import MAX, MIN
 from qdqbridge.ops.unary import CLIP, RELU
 
 _ROUNDING = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
@@ -45,7 +44,7 @@ def narrowed(params: QuantParams, low: float, high: float) -> QuantParams:
     return params.with_range(qmin, qmax)
 
 
-@rule("clip-of-an-extreme", "Max", "Min")
+@rule("clip-of-an-extreme", MAX, MIN)
 def clip_of_an_extreme(node: Node, scope: Scope) -> Proposal:
     """``Max(x, …, number) -> Clip(Max(x, …), low=number)``; ``Min`` gives the upper bound.
 
@@ -94,7 +93,7 @@ def _number(value: Value) -> float | None:
     return float(real.reshape(()).astype(np.float64))
 
 
-@rule("clip-twice", "Clip")
+@rule("clip-twice", CLIP)
 def clip_twice(node: Node, scope: Scope) -> Proposal:
     """``Clip(Clip(x)) -> Clip(x)``, within the bounds of both."""
     del scope
@@ -108,7 +107,7 @@ def clip_twice(node: Node, scope: Scope) -> Proposal:
     return None if ends is None else _clipped(node, inner.operand(0), ends)
 
 
-@rule("clip-nothing", "Clip")
+@rule("clip-nothing", CLIP)
 def clip_nothing(node: Node, scope: Scope) -> Proposal:
     """``Clip(x) -> x`` without bounds."""
     del scope
@@ -133,11 +132,11 @@ def _both(first: ClipAttrs, then: ClipAttrs) -> ClipAttrs | None:
 
 def _clipped(node: Node, x: Value, attributes: ClipAttrs) -> Replace:
     output = node.output
-    value = result(BY_NAME["Clip"], attributes, [x], output.type, node.origin, output.name)
+    value = result(CLIP, attributes, [x], output.type, node.origin, output.name)
     return Replace({output: value})
 
 
-@rule("clamp-before-quantize", "quantize")
+@rule("clamp-before-quantize", QUANTIZE)
 def clamp_before_quantize(node: Node, scope: Scope) -> Proposal:
     """``quantize(Relu(x)) -> quantize(x)`` into a narrower range; rounding is monotone."""
     clamp, target = node.operand(0).producer, node.output.quant
@@ -159,7 +158,7 @@ def clamp_before_quantize(node: Node, scope: Scope) -> Proposal:
     return Replace({node.output: quantized(clamp.operand(0), params, origin, node.output.name)})
 
 
-@rule("clamp-into-producer", "requantize")
+@rule("clamp-into-producer", REQUANTIZE)
 def clamp_into_producer(node: Node, scope: Scope) -> Proposal:
     """``requantize(op(x))`` that only narrows the range ``-> op(x)`` into the narrow range."""
     source, target = node.operand(0), node.output.quant

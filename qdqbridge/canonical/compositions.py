@@ -8,9 +8,10 @@ from qdqbridge.canonical.build import result
 from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule, stored_behind
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.operator import Flow, Operator
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.composition import COMPOSITION, CompositionAttrs, Step
+from qdqbridge.ops.conversion import QUANTIZE
 from qdqbridge.ops.elementwise import CONCAT, WHERE
 
 _MOST = 64
@@ -18,7 +19,7 @@ _NOT_ELEMENTWISE = (CONCAT, WHERE, COMPOSITION)
 _STORAGE = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
 
 
-@rule("compose-elementwise", "quantize")
+@rule("compose-elementwise", QUANTIZE)
 def compose_elementwise(node: Node, scope: Scope) -> Proposal:
     """``quantize(Erf(Div(dequantize(q), c))) -> Composition(q, c)`` into the quantized type."""
     target, end = node.output.quant, node.operand(0).producer
@@ -117,9 +118,9 @@ class _ElementwiseRegion:
 def _leak(region: _ElementwiseRegion, end: Node, scope: Scope) -> Reject | None:
     for node in region.order:
         value = node.output
-        inside = {"quantize"} if node is end else set[str]()
+        inside = {QUANTIZE} if node is end else set[Operator]()
         for reader in scope.readers(value):
-            if reader not in region.done and reader.op.name not in inside:
+            if reader not in region.done and reader.op not in inside:
                 return Reject(f"the float result of {node.op.name} is also read elsewhere")
         if scope.is_output(value):
             return Reject(f"the float result of {node.op.name} is a graph output")

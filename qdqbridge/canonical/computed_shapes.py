@@ -11,6 +11,8 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import Dim
 from qdqbridge.ops.attributes import ExpandAttrs, ReshapeAttrs, ShapeAttrs
+from qdqbridge.ops.data_movement import EXPAND, RESHAPE
+from qdqbridge.ops.shape_operator import SHAPE
 from qdqbridge.ops.shape_values import (
     FOLLOWED,
     MOST,
@@ -23,7 +25,7 @@ _DEPTH = 32
 _LARGEST = 1 << 63
 
 
-@rule("shape-of-stored", "Shape")
+@rule("shape-of-stored", SHAPE)
 def shape_of_stored(node: Node, scope: Scope) -> Proposal:
     """``Shape(dequantize(q)) -> Shape(q)``."""
     del scope
@@ -35,7 +37,7 @@ def shape_of_stored(node: Node, scope: Scope) -> Proposal:
     )
 
 
-@rule("known-extents", "Shape", *FOLLOWED)
+@rule("known-extents", SHAPE, *FOLLOWED)
 def known_extents(node: Node, scope: Scope) -> Proposal:
     """``Shape(x) -> const`` where the extents asked for are known."""
     del scope
@@ -53,7 +55,7 @@ def known_extents(node: Node, scope: Scope) -> Proposal:
     return Replace({node.output: constant(Constant.of(array), None, node.output.name)})
 
 
-@rule("static-reshape", "Reshape", "Expand")
+@rule("static-reshape", RESHAPE, EXPAND)
 def static_reshape(node: Node, scope: Scope) -> Proposal:
     """``Reshape(x, extents) -> Reshape(x)`` with the target as an attribute.
 

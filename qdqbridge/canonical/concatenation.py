@@ -7,10 +7,11 @@ from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule, stored_behi
 from qdqbridge.canonical.storage import shifted_as
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import QuantType, TensorType
-from qdqbridge.ops.elementwise import CONCAT
+from qdqbridge.ops.conversion import QUANTIZE
+from qdqbridge.ops.elementwise import CONCAT, WHERE
 
 
-@rule("dequantize-through-concat", "Concat")
+@rule("dequantize-through-concat", CONCAT)
 def dequantize_through_concat(node: Node, scope: Scope) -> Proposal:
     """``Concat(dequantize(a), dequantize(b)) -> dequantize(Concat(a, b))`` for equal parameters."""
     del scope
@@ -37,7 +38,7 @@ def _alike(stored: list[Value | None]) -> list[Value | None]:
     return [v if v is None else shifted_as(v, first) or v for v in stored]
 
 
-@rule("convert-after-concat", "Concat")
+@rule("convert-after-concat", CONCAT)
 def convert_after_concat(node: Node, scope: Scope) -> Proposal:
     """``Concat(a, b)`` of equal parameters into others ``-> requantize(Concat(a, b))``."""
     del scope
@@ -52,7 +53,7 @@ def convert_after_concat(node: Node, scope: Scope) -> Proposal:
     return Replace({node.output: requantized(joined, target.params, node.origin, node.output.name)})
 
 
-@rule("joined-constant", "Concat", "Where")
+@rule("joined-constant", CONCAT, WHERE)
 def joined_constant(node: Node, scope: Scope) -> Proposal:
     """``Concat(x, const) -> Concat(x, const')`` in the type of the result: converted once, here."""
     del scope
@@ -70,7 +71,7 @@ def joined_constant(node: Node, scope: Scope) -> Proposal:
     return Replace({node.output: retyped(node, operands, target, node.output.name)})
 
 
-@rule("quantize-into-concat", "quantize")
+@rule("quantize-into-concat", QUANTIZE)
 def quantize_into_concat(node: Node, scope: Scope) -> Proposal:
     """``quantize(Concat(x, dequantize(q))) -> Concat(quantize(x), q)`` into the quantized type."""
     source, target = node.operand(0), node.output.quant

@@ -9,6 +9,8 @@ from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, TensorType
+from qdqbridge.ops.cast import CAST
+from qdqbridge.ops.conversion import QUANTIZE, REINTERPRET, REQUANTIZE
 
 
 def covers(wide: QuantParams, narrow: QuantParams) -> bool:
@@ -16,7 +18,7 @@ def covers(wide: QuantParams, narrow: QuantParams) -> bool:
     return wide.same_mapping(narrow) and wide.qmin <= narrow.qmin and wide.qmax >= narrow.qmax
 
 
-@rule("quantized-constant", "quantize", "requantize")
+@rule("quantized-constant", QUANTIZE, REQUANTIZE)
 def quantized_constant(node: Node, scope: Scope) -> Proposal:
     """``quantize(const) -> const``, rounded as ONNX says, when first looked at.
 
@@ -44,7 +46,7 @@ def quantized_constant(node: Node, scope: Scope) -> Proposal:
     return Replace({node.output: constant(known[target.params], target.params, source.name)})
 
 
-@rule("reinterpreted-constant", "reinterpret")
+@rule("reinterpreted-constant", REINTERPRET)
 def reinterpreted_constant(node: Node, scope: Scope) -> Proposal:
     """``reinterpret(const) -> const`` of the other type."""
     del scope
@@ -55,14 +57,14 @@ def reinterpreted_constant(node: Node, scope: Scope) -> Proposal:
     return Replace({node.output: constant(source.constant, params, source.name)})
 
 
-@rule("reinterpret-twice", "reinterpret")
+@rule("reinterpret-twice", REINTERPRET)
 def reinterpret_twice(node: Node, scope: Scope) -> Proposal:
     """``reinterpret(reinterpret(q)) -> reinterpret(q)``, or ``q`` where the type is the same."""
     del scope
     source = node.operand(0)
     if source.type == node.output.type:
         return Replace({node.output: source})
-    inner = made_by(source, "reinterpret")
+    inner = made_by(source, REINTERPRET)
     if inner is None:
         return None
     original = inner.operand(0)
@@ -71,7 +73,7 @@ def reinterpret_twice(node: Node, scope: Scope) -> Proposal:
     return Replace({node.output: retyped(node, [original], node.output.type, node.output.name)})
 
 
-@rule("dequantize-quantize", "quantize")
+@rule("dequantize-quantize", QUANTIZE)
 def dequantize_quantize(node: Node, scope: Scope) -> Proposal:
     """``quantize(dequantize(q)) -> q`` with equal parameters, else ``requantize(q)``."""
     del scope
@@ -86,7 +88,7 @@ def dequantize_quantize(node: Node, scope: Scope) -> Proposal:
     return Replace({node.output: requantized(stored, target.params, node.origin, node.output.name)})
 
 
-@rule("requantize-nothing", "requantize")
+@rule("requantize-nothing", REQUANTIZE)
 def requantize_nothing(node: Node, scope: Scope) -> Proposal:
     """``requantize(q) -> q`` where the parameters are equal and the range covers q's."""
     del scope
@@ -96,7 +98,7 @@ def requantize_nothing(node: Node, scope: Scope) -> Proposal:
     return Replace({node.output: source})
 
 
-@rule("cast-nothing", "Cast")
+@rule("cast-nothing", CAST)
 def cast_nothing(node: Node, scope: Scope) -> Proposal:
     """``Cast(x) -> x`` where x has that type already."""
     del scope

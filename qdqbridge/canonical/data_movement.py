@@ -32,7 +32,7 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape, TensorType, static_shape
 from qdqbridge.ops import resize
 from qdqbridge.ops.attributes import AxesAttrs, PadAttrs, ResizeAttrs, TransposeAttrs
-from qdqbridge.ops.conversion import QUANTIZE
+from qdqbridge.ops.conversion import QUANTIZE, REQUANTIZE
 from qdqbridge.ops.data_movement import FLATTEN, RESHAPE, SQUEEZE, UNSQUEEZE
 from qdqbridge.ops.folding import proportionate
 from qdqbridge.ops.permutation import permuted_params
@@ -159,7 +159,7 @@ def _pad_attributes(node: Node, params: QuantParams) -> Attributes | Reject:
     return replace(attributes, value=float(rounded[0]))
 
 
-@rule("quantize-through-data-movement", "quantize")
+@rule("quantize-through-data-movement", QUANTIZE)
 def quantize_through_data_movement(node: Node, scope: Scope) -> Proposal:
     """``quantize(movement(x)) -> movement(quantize(x))`` where nothing else reads the mover."""
     source, target = node.operand(0), node.output.quant
@@ -234,7 +234,7 @@ def requantize_after_data_movement(node: Node, scope: Scope) -> Proposal:
     del scope
     if not moves(node) or not node.inputs or len(node.outputs) != 1:
         return None
-    change = made_by(node.inputs[0], "requantize")
+    change = made_by(node.inputs[0], REQUANTIZE)
     if change is None or change.operand(0).quant is None or node.output.quant is None:
         return None
     stored, source, target = change.operand(0), change.operand(0).quant, change.output.quant

@@ -13,12 +13,14 @@ from qdqbridge.canonical.build import constant, dequantized, quantized, result
 from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, made_by, rule
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.operator import NO_ATTRIBUTES
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Operator
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.ops.attributes import ClipAttrs
+from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.conversion import REINTERPRET
-from qdqbridge.ops.elementwise import DIV, MAX, MIN, MUL
+from qdqbridge.ops.elementwise import ADD, DIV, MAX, MIN, MUL, SUB
+from qdqbridge.ops.unary import ROUND
 
 _STORED = (
     DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT32,
@@ -28,7 +30,7 @@ _REAL = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
 _GRIDS = (DType.UINT8, DType.INT8, DType.UINT16, DType.INT16)
 
 
-@rule("cast-scale-is-dequantize", "Mul")
+@rule("cast-scale-is-dequantize", MUL)
 def cast_scale_is_dequantize(node: Node, scope: Scope) -> Proposal:
     """``Mul(Sub(Cast(q), z), s) -> dequantize(q)``: the same float operations.
 
@@ -36,8 +38,8 @@ def cast_scale_is_dequantize(node: Node, scope: Scope) -> Proposal:
     """
     del scope
     for offset, scale in _sides(node):
-        inner = made_by(offset, "Sub")
-        cast = made_by(offset if inner is None else inner.operand(0), "Cast")
+        inner = made_by(offset, SUB)
+        cast = made_by(offset if inner is None else inner.operand(0), CAST)
         stored = None if cast is None else cast.operand(0)
         if stored is None or not (is_stored(stored) or _from_quantize(stored)):
             continue
@@ -61,14 +63,14 @@ def is_stored(value: Value) -> bool:
 
 
 def _from_quantize(value: Value) -> bool:
-    made = made_by(value, "reinterpret")
+    made = made_by(value, REINTERPRET)
     return made is not None and made.operand(0).quant is not None and value.quant is None
 
 
 def _typed(stored: Value, params: QuantParams) -> Value:
     if stored.constant is not None:
         return constant(stored.constant, params, stored.name)
-    made = made_by(stored, "reinterpret")
+    made = made_by(stored, REINTERPRET)
     source = None if made is None else made.operand(0)
     if source is not None and source.quant is not None:
         if source.quant.params.same_mapping(params):
@@ -78,7 +80,7 @@ def _typed(stored: Value, params: QuantParams) -> Value:
     return result(REINTERPRET, NO_ATTRIBUTES, [stored], type_, name=stored.name)
 
 
-@rule("fake-quantize", "Mul")
+@rule("fake-quantize", MUL)
 def fake_quantize(node: Node, scope: Scope) -> Proposal:
     """``Mul(Sub(Clip(Add(Round(Div(x, s)), z)), z), s) -> dequantize(quantize(x))``.
 
@@ -104,12 +106,12 @@ class _FakeQuantize:
 
     @staticmethod
     def behind(value: Value, scale: Value) -> _FakeQuantize | Reject | None:
-        value, subtracted = _without(value, "Sub")
+        value, subtracted = _without(value, SUB)
         value, low, high = _without_clamps(value)
         if not math.isfinite(low) or not math.isfinite(high):
             return None
-        value, added = _without(value, "Add")
-        rounding = made_by(value, "Round")
+        value, added = _without(value, ADD)
+        rounding = made_by(value, ROUND)
         divided = None if rounding is None else rounding.operand(0)
         if divided is None:
             return None
@@ -142,13 +144,13 @@ def _number(value: Value) -> NDArray[Any] | None:
     return value.constant.numpy()
 
 
-def _without(value: Value, name: str) -> tuple[Value, NDArray[Any] | None]:
+def _without(value: Value, op: Operator) -> tuple[Value, NDArray[Any] | None]:
     """Returns the operand and the constant of an Add or Sub behind ``value``, if it is one."""
-    node = made_by(value, name)
+    node = made_by(value, op)
     if node is None:
         return value, None
     number = _number(node.operand(1))
-    if number is None and name == "Add":
+    if number is None and op is ADD:
         number = _number(node.operand(0))
         return (value, None) if number is None else (node.operand(1), number)
     return (value, None) if number is None else (node.operand(0), number)

@@ -17,11 +17,11 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.ops.attributes import GemmAttrs, TransposeAttrs
-from qdqbridge.ops.matmul import DENSE
-from qdqbridge.ops.table import BY_NAME
+from qdqbridge.ops.data_movement import TRANSPOSE
+from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
 
 
-@rule("matmul-is-dense", "MatMul")
+@rule("matmul-is-dense", MATMUL)
 def matmul_is_dense(node: Node, scope: Scope) -> Proposal:
     """``MatMul(x, w) -> Dense(x, transpose(w))`` for a quantized constant matrix w."""
     del scope
@@ -31,7 +31,7 @@ def matmul_is_dense(node: Node, scope: Scope) -> Proposal:
     return _dense(node, transposed(w), None)
 
 
-@rule("gemm-is-dense", "Gemm")
+@rule("gemm-is-dense", GEMM)
 def gemm_is_dense(node: Node, scope: Scope) -> Proposal:
     """``Gemm(x, w, c) -> Dense(x, w, c)`` for a quantized constant w and a bias per column.
 
@@ -78,7 +78,7 @@ def _rows(node: Node) -> Value:
     x = node.operand(0)
     shape = None if x.type.shape is None else x.type.shape[::-1]
     type_ = x.type.with_shape(shape)
-    return result(BY_NAME["Transpose"], TransposeAttrs((1, 0)), [x], type_, node.origin)
+    return result(TRANSPOSE, TransposeAttrs((1, 0)), [x], type_, node.origin)
 
 
 def _dense(node: Node, weight: Value, bias: Value | None, x: Value | None = None) -> Proposal:

@@ -14,6 +14,8 @@ from qdqbridge.canonical.rule import stored_behind
 from qdqbridge.graph.graph import Graph, Node, Note, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.weights import geometry_of
+from qdqbridge.ops.softmax import SOFTMAX
+from qdqbridge.ops.unary import ABS, EXP, HARD_SIGMOID, SIGMOID, SOFTPLUS, SQRT
 
 _ROUNDING = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
 _STEPS = np.arange(1, 256, dtype=np.float64)
@@ -55,7 +57,7 @@ def _clamps(nodes: Sequence[Node]) -> Note | None:
 
 
 def _carries_clamp(node: Node) -> bool:
-    if node.op.flow not in _ROUNDING or len(node.outputs) != 1 or node.op.name in _NEVER_NEGATIVE:
+    if node.op.flow not in _ROUNDING or len(node.outputs) != 1 or node.op in _NEVER_NEGATIVE:
         return False
     quant = node.output.quant
     if quant is None or not quant.params.per_tensor or not quant.params.storage_dtype.is_integer:
@@ -63,7 +65,7 @@ def _carries_clamp(node: Node) -> bool:
     return quant.params.full_range and int(quant.params.zero_point) == quant.params.qmin
 
 
-_NEVER_NEGATIVE = frozenset(("Softmax", "Sigmoid", "HardSigmoid", "Exp", "Abs", "Sqrt", "Softplus"))
+_NEVER_NEGATIVE = frozenset((SOFTMAX, SIGMOID, HARD_SIGMOID, EXP, ABS, SQRT, SOFTPLUS))
 
 
 def _folded(nodes: Sequence[Node]) -> Note | None:

@@ -15,19 +15,20 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import CastAttrs
+from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.dynamic import DYNAMIC_DENSE, DynamicAttrs
-from qdqbridge.ops.elementwise import MUL
+from qdqbridge.ops.elementwise import ADD, MUL
 
 _QUANTIZE, _PRODUCT = "DynamicQuantizeLinear", "MatMulInteger"
 _CODES, _SCALE, _ZERO_POINT = range(3)
 """Results of DynamicQuantizeLinear."""
 
 
-@rule("dynamic-product", "Mul")
+@rule("dynamic-product", MUL)
 def dynamic_product(node: Node, scope: Scope) -> Proposal:
     """``Cast(MatMulInteger(q, w)) * (s * sw) -> DynamicDense(x, w)``, q and s being those of x."""
     for index in (0, 1):
-        cast, scales = made_by(node.operand(index), "Cast"), node.operand(1 - index)
+        cast, scales = made_by(node.operand(index), CAST), node.operand(1 - index)
         if cast is None or cast.attributes != CastAttrs(DType.FLOAT32):
             continue
         product = made_by(cast.operand(0), _PRODUCT)
@@ -100,12 +101,12 @@ def _params(dtype: DType, scale: NDArray[Any], zero: NDArray[np.int32]) -> Quant
     return QuantParams(dtype, scale, zero, axis=1)
 
 
-@rule("dynamic-bias", "Add")
+@rule("dynamic-bias", ADD)
 def dynamic_bias(node: Node, scope: Scope) -> Proposal:
     """``Add(DynamicDense(x, w), vector) -> DynamicDense(x, w, vector)`` for a constant."""
     for index in (0, 1):
         source, other = node.operand(index), node.operand(1 - index)
-        product, data = made_by(source, DYNAMIC_DENSE.name), other.constant
+        product, data = made_by(source, DYNAMIC_DENSE), other.constant
         if product is None or data is None or other.quant is not None:
             continue
         if product.optional(2) is not None or scope.sole_reader(source) is not node:

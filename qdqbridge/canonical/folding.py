@@ -10,8 +10,11 @@ from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.types import static_shape
+from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.conversion import QUANTIZE
+from qdqbridge.ops.elementwise import DIV, MUL, SUB
 from qdqbridge.ops.folding import affordable
+from qdqbridge.ops.unary import ROUND
 
 _SMALL = 4096
 _GROWTH = 4
@@ -43,7 +46,7 @@ def small_constant(node: Node, scope: Scope) -> Proposal:
         return None
     shape = static_shape(node.output.type.shape)
     operands = [value for value in node.inputs if value is not None]
-    if shape is None or _is_part(node, name, scope):
+    if shape is None or _is_part(node, scope):
         return None
     sizes = [math.prod(shape)]
     for value in operands:
@@ -69,9 +72,9 @@ def _is_only_quantized(node: Node, scope: Scope) -> bool:
     return plain and bool(readers) and not scope.is_output(node.output)
 
 
-def _is_part(node: Node, name: str, scope: Scope) -> bool:
+def _is_part(node: Node, scope: Scope) -> bool:
     """True for what may begin a quantization in float arithmetic: see :mod:`decomposed`."""
-    readers = {reader.op.name for reader in scope.readers(node.output)}
-    if name == "Cast":
-        return is_stored(node.operand(0)) and not readers.isdisjoint(("Sub", "Mul"))
-    return name in ("Div", "Mul") and "Round" in readers
+    readers = {reader.op for reader in scope.readers(node.output)}
+    if node.op is CAST:
+        return is_stored(node.operand(0)) and not readers.isdisjoint((SUB, MUL))
+    return node.op in (DIV, MUL) and ROUND in readers

@@ -23,7 +23,9 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Operator
 from qdqbridge.graph.patterns import Pattern, PatternMatch, match, near
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import ReduceAttrs, SoftmaxAttrs
+from qdqbridge.ops.elementwise import DIV, MUL
 from qdqbridge.ops.forms import ends, written
+from qdqbridge.ops.matmul import MATMUL
 from qdqbridge.ops.reduction import REDUCE_MAX
 from qdqbridge.ops.table import BY_NAME, OPERATORS
 
@@ -82,7 +84,7 @@ _SHARES: Pattern = ("Div", "e", ("ReduceSum", "e"))
 _CENTRED: Pattern = ("Exp", ("Sub", "x", ("ReduceMax", "x")))
 
 
-@rule("softmax-of-steps", "Div")
+@rule("softmax-of-steps", DIV)
 def softmax_of_steps(node: Node, scope: Scope) -> Proposal:
     """``e / ReduceSum(e)``, ``e = Exp(x - ReduceMax(x))`` ``-> Softmax(x)`` along one axis."""
     found = PatternMatch()
@@ -102,7 +104,7 @@ def softmax_of_steps(node: Node, scope: Scope) -> Proposal:
     )
 
 
-@rule("scaled-scores", "MatMul")
+@rule("scaled-scores", MATMUL)
 def scaled_scores(node: Node, scope: Scope) -> Proposal:
     """``MatMul(a * s, b * t) -> MatMul(a, b) * (s * t)``: attention scales its scores once."""
     factors: list[float] = []
@@ -122,9 +124,7 @@ def scaled_scores(node: Node, scope: Scope) -> Proposal:
     product = result(node.op, NO_ATTRIBUTES, operands, output.type, node.origin)
     number = np.asarray(factors[0] * factors[1], output.type.dtype.numpy)
     factor = constant(Constant.of(number), None, "")
-    value = result(
-        BY_NAME["Mul"], NO_ATTRIBUTES, [product, factor], output.type, node.origin, output.name
-    )
+    value = result(MUL, NO_ATTRIBUTES, [product, factor], output.type, node.origin, output.name)
     return Replace({output: value})
 
 

@@ -13,9 +13,11 @@ from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, made_by, 
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.ops.attributes import AxisAttrs
+from qdqbridge.ops.elementwise import ADD, WHERE
+from qdqbridge.ops.selection import GATHER
 
 
-@rule("negative-indices", "Gather")
+@rule("negative-indices", GATHER)
 def negative_indices(node: Node, scope: Scope) -> Proposal:
     """``Gather(x, Where(Less(i, 0), i + extent, i)) -> Gather(x, i)``: ONNX counts so itself.
 
@@ -24,7 +26,7 @@ def negative_indices(node: Node, scope: Scope) -> Proposal:
     del scope
     if node.operand(1).constant is not None:
         return _from_the_front(node)
-    choice = made_by(node.operand(1), "Where")
+    choice = made_by(node.operand(1), WHERE)
     test = None if choice is None else made_by(choice.operand(0), "Less")
     if choice is None or test is None:
         return None
@@ -66,7 +68,7 @@ def _is_zero(value: Value) -> bool:
 
 def _is_wrapped(node: Node, wrapped: Value, index: Value) -> bool:
     """True where ``wrapped`` is ``index`` plus the extent of the axis that is gathered from."""
-    extent, total = _extent(node), made_by(wrapped, "Add")
+    extent, total = _extent(node), made_by(wrapped, ADD)
     if extent is None or total is None or index not in total.inputs:
         return False
     others = [v for v in total.inputs if v is not index and v is not None]

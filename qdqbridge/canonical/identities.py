@@ -16,12 +16,16 @@ from qdqbridge.ops.attributes import (
     SplitAttrs,
     TileAttrs,
 )
+from qdqbridge.ops.data_movement import DEPTH_TO_SPACE, SPACE_TO_DEPTH, SQUEEZE, TILE, UNSQUEEZE
 from qdqbridge.ops.elementwise import CONCAT
+from qdqbridge.ops.pooling import MAX_POOL
+from qdqbridge.ops.resize import RESIZE
+from qdqbridge.ops.selection import PAD, SLICE, SPLIT
 
 
 @rule(
-    "moves-nothing", "Tile", "Pad", "Slice", "Split", "Concat", "Squeeze", "Unsqueeze", "MaxPool",
-    "DepthToSpace", "SpaceToDepth", "Resize",
+    "moves-nothing", TILE, PAD, SLICE, SPLIT, CONCAT, SQUEEZE, UNSQUEEZE, MAX_POOL,
+    DEPTH_TO_SPACE, SPACE_TO_DEPTH, RESIZE,
 )  # fmt: skip
 def moves_nothing(node: Node, scope: Scope) -> Proposal:
     """``Tile(x, 1) -> x``; so a Pad by 0, a Slice of all, a Resize to the same extents and others.

@@ -18,21 +18,23 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import NormAttrs, ReduceAttrs
-from qdqbridge.ops.elementwise import MUL, POW
+from qdqbridge.ops.elementwise import ADD, DIV, MUL, POW, SUB
 from qdqbridge.ops.normalization import LAYER_NORMALIZATION
+from qdqbridge.ops.reduction import REDUCE_MEAN
+from qdqbridge.ops.unary import SQRT
 
 _GAMMA, _BETA = 1, 2
 
 
-@rule("layer-norm-of-steps", "Div")
+@rule("layer-norm-of-steps", DIV)
 def layer_norm_of_steps(node: Node, scope: Scope) -> Proposal:
     """``Div(c, Sqrt(ReduceMean(c * c) + e)) -> LayerNormalization(x)``, ``c = x - mean(x)``."""
-    centre, root = node.operand(0), made_by(node.operand(1), "Sqrt")
-    minus = made_by(centre, "Sub")
+    centre, root = node.operand(0), made_by(node.operand(1), SQRT)
+    minus = made_by(centre, SUB)
     if root is None or minus is None or scope.is_output(centre):
         return None
-    square, epsilon = _offset(made_by(root.operand(0), "Add"))
-    variance, mean = made_by(square, "ReduceMean"), made_by(minus.operand(1), "ReduceMean")
+    square, epsilon = _offset(made_by(root.operand(0), ADD))
+    variance, mean = made_by(square, REDUCE_MEAN), made_by(minus.operand(1), REDUCE_MEAN)
     if variance is None or mean is None or mean.operand(0) is not minus.operand(0):
         return None
     x, axis = minus.operand(0), _axis(mean)
@@ -55,13 +57,13 @@ def layer_norm_of_steps(node: Node, scope: Scope) -> Proposal:
     return Replace({node.output: value})
 
 
-@rule("scale-into-layer-norm", "Mul")
+@rule("scale-into-layer-norm", MUL)
 def scale_into_layer_norm(node: Node, scope: Scope) -> Proposal:
     """``Mul(LayerNormalization(x, g), c) -> LayerNormalization(x, g * c)``."""
     return _absorbed(node, scope, _GAMMA)
 
 
-@rule("offset-into-layer-norm", "Add")
+@rule("offset-into-layer-norm", ADD)
 def offset_into_layer_norm(node: Node, scope: Scope) -> Proposal:
     """``Add(LayerNormalization(x, g), c) -> LayerNormalization(x, g, c)``."""
     return _absorbed(node, scope, _BETA)
@@ -100,7 +102,7 @@ def _absorbed(node: Node, scope: Scope, index: int) -> Proposal:
 def _sides(node: Node) -> Iterator[tuple[Node, Value]]:
     """Yields a layer norm that ``node`` reads, and its other operand."""
     for index in (0, 1):
-        norm = made_by(node.operand(index), "LayerNormalization")
+        norm = made_by(node.operand(index), LAYER_NORMALIZATION)
         if norm is not None:
             yield norm, node.operand(1 - index)
 

@@ -14,7 +14,9 @@ from qdqbridge.graph.graph import Node, Origin, Value
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import GemmAttrs, ReshapeAttrs
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
-from qdqbridge.ops.table import BY_NAME
+from qdqbridge.ops.data_movement import RESHAPE
+from qdqbridge.ops.elementwise import ADD
+from qdqbridge.ops.matmul import GEMM, MATMUL
 
 ROWS = GemmAttrs(trans_b=True)
 """The attributes of a float product whose weight has one row per unit."""
@@ -28,7 +30,7 @@ def added_origin(product: Node, add: Node) -> Origin:
     return replace(origin, variant=product.origin.variant, with_add=True)
 
 
-@rule("convolution-bias", "Add")
+@rule("convolution-bias", ADD)
 def convolution_bias(node: Node, scope: Scope) -> Proposal:
     """``Add(Conv(x, w), column) -> Conv(x, w, vector)`` for a float result of Conv.
 
@@ -69,7 +71,7 @@ def _vector(conv: Node, addend: Value) -> Value | None:
     wanted = (out[1], *([1] * (len(out) - 2)))
     if shape not in (wanted, (1, *wanted)) or not isinstance(out[1], int):
         return None
-    reshape = made_by(addend, "Reshape")
+    reshape = made_by(addend, RESHAPE)
     if reshape is not None and isinstance(reshape.attributes, ReshapeAttrs):
         source = reshape.operand(0)
         known = source.rank == 1 and source.quant is None and not conv.origin.variant
@@ -85,7 +87,7 @@ def _vector(conv: Node, addend: Value) -> Value | None:
     return dequantized(typed, addend.type.dtype, conv.origin)
 
 
-@rule("product-of-matrices", "MatMul", "Gemm")
+@rule("product-of-matrices", MATMUL, GEMM)
 def product_of_matrices(node: Node, scope: Scope) -> Proposal:
     """``MatMul(a, w) -> Gemm(a, transpose(w); transB)`` for float matrices and a constant w."""
     del scope
@@ -98,7 +100,7 @@ def product_of_matrices(node: Node, scope: Scope) -> Proposal:
     data = w.constant.transposed()
     permuted = Value(TensorType(data.dtype, data.shape), w.name, constant=data)
     operands, output = [a, permuted, *node.inputs[2:]], node.output
-    op, name = BY_NAME["Gemm"], node.output.name
+    op, name = GEMM, node.output.name
     return Replace({output: result(op, ROWS, operands, output.type, node.origin, name)})
 
 
@@ -106,12 +108,12 @@ def _is_plain(w: Value) -> bool:
     return w.constant is not None and w.quant is None and w.type.dtype.is_float
 
 
-@rule("product-bias", "Add")
+@rule("product-bias", ADD)
 def product_bias(node: Node, scope: Scope) -> Proposal:
     """``Add(Gemm(a, w), vector) -> Gemm(a, w, vector)`` for a float product and a constant."""
     for index in (0, 1):
         source, other = node.operand(index), node.operand(1 - index)
-        product = made_by(source, "Gemm")
+        product = made_by(source, GEMM)
         if product is None or source.quant is not None or scope.sole_reader(source) is not node:
             continue
         w = product.operand(1)

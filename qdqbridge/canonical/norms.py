@@ -10,6 +10,7 @@ from qdqbridge.canonical.build import constant, result
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import TensorType, static_shape
+from qdqbridge.ops.elementwise import ADD, MUL
 from qdqbridge.ops.normalization import (
     GROUP_NORMALIZATION,
     INSTANCE_NORMALIZATION,
@@ -24,7 +25,7 @@ _ROWS = frozenset((LAYER_NORMALIZATION, RMS_NORMALIZATION))
 _GAMMA, _BETA = 1, 2
 
 
-@rule("norm-without-offset", "LayerNormalization")
+@rule("norm-without-offset", LAYER_NORMALIZATION)
 def norm_without_offset(node: Node, scope: Scope) -> Proposal:
     """``LayerNormalization(x, gamma, 0) -> LayerNormalization(x, gamma)``."""
     del scope
@@ -34,7 +35,7 @@ def norm_without_offset(node: Node, scope: Scope) -> Proposal:
     return Replace({node.output: _normalized(node, node.inputs[:_BETA], node)})
 
 
-@rule("scale-into-norm", "Mul")
+@rule("scale-into-norm", MUL)
 def scale_into_norm(node: Node, scope: Scope) -> Proposal:
     """``Mul(norm(x, 1), gamma) -> norm(x, gamma)`` for a constant gamma."""
     for norm, other in _sides(node, scope):
@@ -48,7 +49,7 @@ def scale_into_norm(node: Node, scope: Scope) -> Proposal:
     return None
 
 
-@rule("offset-into-norm", "Add")
+@rule("offset-into-norm", ADD)
 def offset_into_norm(node: Node, scope: Scope) -> Proposal:
     """``Add(norm(x, gamma, 0), beta) -> norm(x, gamma, beta)`` for a constant beta."""
     for norm, other in _sides(node, scope):

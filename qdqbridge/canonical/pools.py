@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from qdqbridge.canonical.build import result
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.graph import Node
-from qdqbridge.graph.operator import NO_ATTRIBUTES
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Operator
 from qdqbridge.ops.attributes import PoolAttrs, ReduceAttrs
-from qdqbridge.ops.table import BY_NAME
+from qdqbridge.ops.pooling import AVERAGE_POOL, GLOBAL_AVERAGE_POOL, GLOBAL_MAX_POOL
+from qdqbridge.ops.reduction import REDUCE_MAX, REDUCE_MEAN
 
-_GLOBAL = {"ReduceMean": "GlobalAveragePool", "ReduceMax": "GlobalMaxPool"}
+_GLOBAL: Mapping[Operator, Operator] = {
+    REDUCE_MEAN: GLOBAL_AVERAGE_POOL,
+    REDUCE_MAX: GLOBAL_MAX_POOL,
+}
 _REDUCED = {pool: reduction for reduction, pool in _GLOBAL.items()}
 _IMAGES = 4
 """The rank from which a reduction of all axes behind the channels is one over space."""
@@ -24,7 +29,7 @@ def mean_over_space(node: Node, scope: Scope) -> Proposal:
     rank = node.operand(0).rank
     if rank is None or rank < _IMAGES or node.attributes != ReduceAttrs(tuple(range(2, rank))):
         return None
-    op, output = BY_NAME[_GLOBAL[node.op.name]], node.output
+    op, output = _GLOBAL[node.op], node.output
     operands = node.inputs[:1]
     value = result(op, NO_ATTRIBUTES, operands, output.type, node.origin, output.name)
     return Replace({output: value})
@@ -39,12 +44,12 @@ def pool_over_a_sequence(node: Node, scope: Scope) -> Proposal:
     del scope
     if node.operand(0).rank != _IMAGES - 1:
         return None
-    op, output = BY_NAME[_REDUCED[node.op.name]], node.output
+    op, output = _REDUCED[node.op], node.output
     value = result(op, ReduceAttrs((2,)), node.inputs, output.type, node.origin, output.name)
     return Replace({output: value})
 
 
-@rule("no-padding-to-count", "AveragePool")
+@rule("no-padding-to-count", AVERAGE_POOL)
 def no_padding_to_count(node: Node, scope: Scope) -> Proposal:
     """``AveragePool(count_include_pad=1) -> AveragePool`` where there is no padding.
 

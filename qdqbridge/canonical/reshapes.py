@@ -10,13 +10,21 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Attributes
 from qdqbridge.graph.types import Dim, static_shape
 from qdqbridge.ops.attributes import AxesAttrs, AxisAttrs, ReshapeAttrs, TransposeAttrs
-from qdqbridge.ops.data_movement import FLATTEN, RESHAPE, UNSQUEEZE
+from qdqbridge.ops.data_movement import (
+    EXPAND,
+    FLATTEN,
+    RESHAPE,
+    SQUEEZE,
+    TILE,
+    TRANSPOSE,
+    UNSQUEEZE,
+)
 from qdqbridge.ops.table import BY_NAME
 
 _ROWS = AxisAttrs(1)
 
 
-@rule("reshape-nothing", "Reshape", "Flatten", "Expand", "Transpose", "Tile")
+@rule("reshape-nothing", RESHAPE, FLATTEN, EXPAND, TRANSPOSE, TILE)
 def reshape_nothing(node: Node, scope: Scope) -> Proposal:
     """``Reshape(x) -> x`` where the shape is the same; a Transpose that moves no axis too.
 
@@ -36,7 +44,7 @@ def reshape_nothing(node: Node, scope: Scope) -> Proposal:
     return Replace({node.output: x})
 
 
-@rule("flatten-is-reshape", "Flatten")
+@rule("flatten-is-reshape", FLATTEN)
 def flatten_is_reshape(node: Node, scope: Scope) -> Proposal:
     """``Flatten(x, axis) -> Reshape(x)`` along every axis but 1, which is a Flatten's own."""
     del scope
@@ -46,7 +54,7 @@ def flatten_is_reshape(node: Node, scope: Scope) -> Proposal:
     return None if target is None else _as_reshape(node, "Reshape", ReshapeAttrs(target))
 
 
-@rule("reshape-is-flatten", "Reshape")
+@rule("reshape-is-flatten", RESHAPE)
 def reshape_is_flatten(node: Node, scope: Scope) -> Proposal:
     """``Reshape(x) -> Flatten(x)`` where axis 0 stays and all others become one."""
     del scope
@@ -60,7 +68,7 @@ def reshape_is_flatten(node: Node, scope: Scope) -> Proposal:
     return _as_reshape(node, "Flatten", _ROWS)
 
 
-@rule("reshape-target", "Reshape")
+@rule("reshape-target", RESHAPE)
 def reshape_target(node: Node, scope: Scope) -> Proposal:
     """``Reshape(x, target) -> Reshape(x)`` with the one target that shapes spell so.
 
@@ -133,13 +141,13 @@ def _as_reshape(node: Node, name: str, attributes: Attributes) -> Replace:
 # ---- one after the other -----------------------------------------------------------------------
 
 
-@rule("moved-twice", "Reshape", "Flatten", "Transpose", "Unsqueeze", "Squeeze")
+@rule("moved-twice", RESHAPE, FLATTEN, TRANSPOSE, UNSQUEEZE, SQUEEZE)
 def moved_twice(node: Node, scope: Scope) -> Proposal:
     """``Transpose(Transpose(x)) -> Transpose(x)``; so Reshape, Squeeze and Unsqueeze."""
     del scope
-    inner = made_by(node.operand(0), node.op.name)
+    inner = made_by(node.operand(0), node.op)
     if inner is None and node.op in (RESHAPE, FLATTEN):
-        inner = made_by(node.operand(0), "Flatten" if node.op is RESHAPE else "Reshape")
+        inner = made_by(node.operand(0), FLATTEN if node.op is RESHAPE else RESHAPE)
     if inner is None or not inner.inputs or inner.operand(0).quant != _quant_like(node, inner):
         return None
     attributes = _composed(node, inner)
@@ -147,7 +155,7 @@ def moved_twice(node: Node, scope: Scope) -> Proposal:
         return None
     x, output = inner.operand(0), node.output
     origin, name = inner.origin.joined(node.origin), output.name
-    op = BY_NAME["Reshape"] if isinstance(attributes, ReshapeAttrs) else node.op
+    op = RESHAPE if isinstance(attributes, ReshapeAttrs) else node.op
     return Replace({output: result(op, attributes, [x], output.type, origin, name)})
 
 

@@ -8,13 +8,13 @@ from qdqbridge.canonical.build import requantized, result
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.graph import Node
 from qdqbridge.ops.attributes import ResizeAttrs
-from qdqbridge.ops.resize import moves
+from qdqbridge.ops.resize import RESIZE, moves
 
 _CENTRES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
 _ROUNDED = ("round_prefer_floor", "round_prefer_ceil")
 
 
-@rule("nearest-by-whole-factors", "Resize")
+@rule("nearest-by-whole-factors", RESIZE)
 def nearest_by_whole_factors(node: Node, scope: Scope) -> Proposal:
     """``Resize(half_pixel, round) -> Resize(asymmetric, floor)`` of nearest by whole factors.
 
@@ -35,7 +35,7 @@ def nearest_by_whole_factors(node: Node, scope: Scope) -> Proposal:
     return Replace({output: value})
 
 
-@rule("nearest-keeps-quantization", "Resize")
+@rule("nearest-keeps-quantization", RESIZE)
 def nearest_keeps_quantization(node: Node, scope: Scope) -> Proposal:
     """``Resize(x) -> requantize(Resize(x))`` of nearest into other parameters than those of x.
 

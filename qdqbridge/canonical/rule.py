@@ -9,8 +9,10 @@ from typing import TypeAlias
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import Node, Note, Value
+from qdqbridge.graph.operator import Operator
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import ValueType
+from qdqbridge.ops.conversion import DEQUANTIZE
 from qdqbridge.ops.folding import Budget
 
 
@@ -93,23 +95,30 @@ class Rule:
     ops: frozenset[str] | None = field(default=None)
 
 
-def rule(name: str, *ops: str) -> Callable[[Callable[[Node, Scope], Proposal]], Rule]:
-    """Makes a :class:`Rule` of the decorated function."""
+def rule(name: str, *ops: Operator | str) -> Callable[[Callable[[Node, Scope], Proposal]], Rule]:
+    """Makes a :class:`Rule` of the decorated function.
+
+    Args:
+        name: Kebab-case.
+        ops: The operators it looks at; by name where they have no row. None: all of them.
+    """
+    names = frozenset(op if isinstance(op, str) else op.name for op in ops)
 
     def make(apply: Callable[[Node, Scope], Proposal]) -> Rule:
-        return Rule(name, apply, frozenset(ops) if ops else None)
+        return Rule(name, apply, names or None)
 
     return make
 
 
-def made_by(value: Value | None, name: str) -> Node | None:
-    """Returns the producer of ``value`` where it is the operator ``name``."""
-    if value is None or value.producer is None or value.producer.op.name != name:
+def made_by(value: Value | None, op: Operator | str) -> Node | None:
+    """Returns the producer of ``value`` where it is that operator, by name if it has no row."""
+    node = None if value is None else value.producer
+    if node is None or op not in (node.op, node.op.name):
         return None
-    return value.producer
+    return node
 
 
 def stored_behind(value: Value | None) -> Value | None:
     """Returns ``q`` where ``value`` is ``dequantize(q)``."""
-    node = made_by(value, "dequantize")
+    node = made_by(value, DEQUANTIZE)
     return None if node is None else node.operand(0)

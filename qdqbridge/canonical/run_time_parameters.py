@@ -10,10 +10,10 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import static_shape
 from qdqbridge.ops.attributes import LinearAttrs
-from qdqbridge.ops.run_time_parameters import DEQUANTIZE_LINEAR
+from qdqbridge.ops.run_time_parameters import DEQUANTIZE_LINEAR, QUANTIZE_LINEAR
 
 
-@rule("one-zero-point", "QuantizeLinear", "DequantizeLinear")
+@rule("one-zero-point", QUANTIZE_LINEAR, DEQUANTIZE_LINEAR)
 def one_zero_point(node: Node, scope: Scope) -> Proposal:
     """``Q(x, s, 0) -> Q(x, s)``; a zero point of one element has the rank of its scale."""
     del scope

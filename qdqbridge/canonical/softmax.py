@@ -9,10 +9,9 @@ from qdqbridge.graph.types import Dim
 from qdqbridge.ops.attributes import AxisAttrs, ReshapeAttrs, SoftmaxAttrs
 from qdqbridge.ops.data_movement import FLATTEN, RESHAPE
 from qdqbridge.ops.softmax import LOG_SOFTMAX, SOFTMAX
-from qdqbridge.ops.table import BY_NAME
 
 
-@rule("softmax-of-a-matrix", "Softmax", "LogSoftmax")
+@rule("softmax-of-a-matrix", SOFTMAX, LOG_SOFTMAX)
 def softmax_of_a_matrix(node: Node, scope: Scope) -> Proposal:
     """``Softmax(x; several axes) -> Reshape(Softmax(Flatten(x)))``, as newer opsets write it."""
     del scope
@@ -27,16 +26,16 @@ def softmax_of_a_matrix(node: Node, scope: Scope) -> Proposal:
     if written is None:
         return None
     matrix = (_product(shape[:first]), _product(shape[first:]))
-    flat = result(BY_NAME["Flatten"], AxisAttrs(first), [x], x.type.with_shape(matrix), node.origin)
+    flat = result(FLATTEN, AxisAttrs(first), [x], x.type.with_shape(matrix), node.origin)
     type_ = node.output.type.with_shape(matrix)
     soft = result(node.op, SoftmaxAttrs((1,)), [flat], type_, node.origin)
     back = ReshapeAttrs(written)
     name = node.output.name
-    value = result(BY_NAME["Reshape"], back, [soft], node.output.type, node.origin, name)
+    value = result(RESHAPE, back, [soft], node.output.type, node.origin, name)
     return Replace({node.output: value})
 
 
-@rule("softmax-of-rows", "Reshape")
+@rule("softmax-of-rows", RESHAPE)
 def softmax_of_rows(node: Node, scope: Scope) -> Proposal:
     """``Reshape(Softmax(Reshape(x), last axis)) -> Softmax(x, last axis)`` for the shape of x.
 

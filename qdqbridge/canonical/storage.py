@@ -181,7 +181,7 @@ class _Storage:
 
     def _wish(self, reader: Node, value: Value) -> bool | None:
         """Returns whether ``reader`` wants ``value`` signed, None where it does not care."""
-        parameter = reader.op.name in NORMS and value is not reader.inputs[0]
+        parameter = reader.op in NORMS and value is not reader.inputs[0]
         if parameter or is_weight(reader, value):
             return True
         others = (v for _, v in reader.data_operands() if not v.is_constant)

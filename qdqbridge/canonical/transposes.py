@@ -12,14 +12,19 @@ from qdqbridge.ops.attributes import (
     SoftmaxAttrs,
     TransposeAttrs,
 )
+from qdqbridge.ops.cast import CAST
+from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
 from qdqbridge.ops.data_movement import TRANSPOSE
+from qdqbridge.ops.elementwise import CONCAT
 from qdqbridge.ops.permutation import permuted_attributes, permuted_operand, permuted_type
+from qdqbridge.ops.reduction import REDUCE_MAX, REDUCE_MIN
+from qdqbridge.ops.selection import PAD
 
 _MOST = 64
-_CONVERTED = ("quantize", "dequantize", "requantize", "Cast")
+_CONVERTED = (QUANTIZE, DEQUANTIZE, REQUANTIZE, CAST)
 
 
-@rule("island-of-a-layout", "Transpose")
+@rule("island-of-a-layout", TRANSPOSE)
 def island_of_a_layout(node: Node, scope: Scope) -> Proposal:
     """``Transpose(op(Transpose(x))) -> op(x)`` where the second undoes the first.
 
@@ -107,10 +112,10 @@ class _Island:
 
 def _in_any_layout(node: Node) -> bool:
     """True for an operator that gives the same numbers wherever its axes lie in memory."""
-    name, attributes = node.op.name, node.attributes
+    attributes = node.attributes
     if isinstance(attributes, SoftmaxAttrs):
         return len(attributes.axes) == 1
     if isinstance(attributes, ReduceAttrs):  # a sum depends on the order in memory
-        return name in ("ReduceMax", "ReduceMin") and attributes.keepdims
-    layouts = name in ("Concat", "Pad") or name in _CONVERTED
+        return node.op in (REDUCE_MAX, REDUCE_MIN) and attributes.keepdims
+    layouts = node.op in (CONCAT, PAD) or node.op in _CONVERTED
     return layouts or node.op.flow is Flow.ELEMENTWISE

@@ -17,14 +17,21 @@ from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.recenter import shiftable, shifted_constant, shifted_params
+from qdqbridge.ops.conversion import DEQUANTIZE
+from qdqbridge.ops.normalization import (
+    BATCH_NORMALIZATION,
+    GROUP_NORMALIZATION,
+    INSTANCE_NORMALIZATION,
+    LAYER_NORMALIZATION,
+)
 
 _COMPUTING = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
 NORMS = frozenset(
-    ("LayerNormalization", "InstanceNormalization", "GroupNormalization", "BatchNormalization")
+    (LAYER_NORMALIZATION, INSTANCE_NORMALIZATION, GROUP_NORMALIZATION, BATCH_NORMALIZATION)
 )
 
 
-@rule("coarsest-granularity", "dequantize")
+@rule("coarsest-granularity", DEQUANTIZE)
 def coarsest_granularity(node: Node, scope: Scope) -> Proposal:
     """``const`` with equal blocks or channels ``-> const`` with one scale for them."""
     del scope
@@ -34,7 +41,7 @@ def coarsest_granularity(node: Node, scope: Scope) -> Proposal:
     return _with(node, value, value.constant, coarsest(value.quant.params.widened()))
 
 
-@rule("positive-scale", "dequantize")
+@rule("positive-scale", DEQUANTIZE)
 def positive_scale(node: Node, scope: Scope) -> Proposal:
     """``const`` with a negative scale ``-> const`` with the integers mirrored."""
     del scope
@@ -47,7 +54,7 @@ def positive_scale(node: Node, scope: Scope) -> Proposal:
     return _with(node, value, *mirrored)
 
 
-@rule("signed-weight", "dequantize")
+@rule("signed-weight", DEQUANTIZE)
 def signed_weight(node: Node, scope: Scope) -> Proposal:
     """A weight ``-> `` the signed integers ``w - zero_point`` where they fit, else ``w`` signed."""
     value, readers = node.operand(0), scope.readers(node.output)
@@ -69,7 +76,7 @@ def normal_operands(node: Node, scope: Scope) -> Proposal:
         if value.constant is None or value.quant is None:
             continue
         if value.type.dtype is DType.INT32:
-            if node.op.name in NORMS:
+            if node.op in NORMS:
                 operands[index] = _float_offset(value)
             continue
         data, params = value.constant, value.quant.params
@@ -117,11 +124,11 @@ def signed_constant(data: Constant, params: QuantParams) -> tuple[Constant, Quan
 
 def is_weight(node: Node, value: Value) -> bool:
     """True where ``value`` is the operand that ``node`` multiplies its data by, term by term."""
-    weighted = node.op.flow is Flow.ACCUMULATE or node.op.name in NORMS
+    weighted = node.op.flow is Flow.ACCUMULATE or node.op in NORMS
     return weighted and len(node.inputs) > 1 and node.inputs[1] is value
 
 
-@rule("float-norm-offset", "dequantize")
+@rule("float-norm-offset", DEQUANTIZE)
 def float_norm_offset(node: Node, scope: Scope) -> Proposal:
     """``LayerNormalization(x, gamma, dequantize(int32)) -> LayerNormalization(x, gamma, float)``.
 
@@ -130,7 +137,7 @@ def float_norm_offset(node: Node, scope: Scope) -> Proposal:
     value, readers = node.operand(0), scope.readers(node.output)
     if value.constant is None or value.quant is None or value.type.dtype is not DType.INT32:
         return None
-    if scope.is_output(node.output) or any(r.op.name not in NORMS for r in readers):
+    if scope.is_output(node.output) or any(r.op not in NORMS for r in readers):
         return None
     return Replace({node.output: _float_offset(value)})
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
 from qdqbridge.graph.operator import (
+    AnyAttributes,
     Array,
-    Attributes,
     Compute,
     Flow,
     Form,
@@ -144,8 +144,24 @@ def _rounded(function: Callable[[Array], Array]) -> Compute:
     return _with(lambda x, _: function(x), rounded=True)
 
 
+@overload
 def unary(
-    name: str, compute: Compute, numerics: str, *, attributes: type[Attributes] = NoAttributes,
+    name: str, compute: Compute, numerics: str, *,
+    defaults: Mapping[str, float | str] = ..., since: int = ...,
+    onnx: tuple[OnnxOp, ...] | None = ..., qnn: str | None = ..., tvm: str = ...,
+    forms: tuple[Form, ...] = ..., magnitude: Magnitude = ...,
+    interval: tuple[float, float] | None = ...,
+) -> Row[NoAttributes]: ...  # fmt: skip
+@overload
+def unary(
+    name: str, compute: Compute, numerics: str, *, attributes: type[AnyAttributes],
+    defaults: Mapping[str, float | str] = ..., since: int = ...,
+    onnx: tuple[OnnxOp, ...] | None = ..., qnn: str | None = ..., tvm: str = ...,
+    forms: tuple[Form, ...] = ..., magnitude: Magnitude = ...,
+    interval: tuple[float, float] | None = ...,
+) -> Row[AnyAttributes]: ...  # fmt: skip
+def unary(
+    name: str, compute: Compute, numerics: str, *, attributes: type[Any] = NoAttributes,
     defaults: Mapping[str, float | str] = MappingProxyType({}), since: int = 0,
     onnx: tuple[OnnxOp, ...] | None = None, qnn: str | None = None, tvm: str = "",
     forms: tuple[Form, ...] = (), magnitude: Magnitude = Magnitude.RESULT,
@@ -248,90 +264,158 @@ def _unmistakable(*patterns: Pattern) -> tuple[Form, ...]:
     return tuple(Form(pattern, unmistakable=True) for pattern in patterns)
 
 
-RELU = unary("Relu", _plain(_relu), _EXACT.format("max(x, 0), NaN of NaN"), qnn="",
-             tvm="nn.relu")  # fmt: skip
-CLIP: Row[ClipAttrs] = unary("Clip", _with(_clip, rounded=False),
-             _EXACT.format("min(max(x, low), high), NaN of NaN")
-             + "A bound that is left out is none, as in ONNX's own expansion of Clip; for "
-             "onnxruntime it is the largest finite number, which infinity becomes. " + _EQUAL,
-             attributes=ClipAttrs, onnx=(), qnn="")  # fmt: skip
+RELU = unary("Relu", _plain(_relu), _EXACT.format("max(x, 0), NaN of NaN"), qnn="", tvm="nn.relu")
+CLIP = unary(
+    "Clip",
+    _with(_clip, rounded=False),
+    _EXACT.format("min(max(x, low), high), NaN of NaN")
+    + "A bound that is left out is none, as in ONNX's own expansion of Clip; for "
+    "onnxruntime it is the largest finite number, which infinity becomes. " + _EQUAL,
+    attributes=ClipAttrs,
+    onnx=(),
+    qnn="",
+)
 
-OPERATORS = (
-    unary("Sigmoid", _rounded(_sigmoid), _ROUNDED.format("1 / (1 + exp(-x))"), magnitude=_UNIT,
-          interval=_ZERO_TO_ONE),
-    unary("Tanh", _rounded(np.tanh), _ROUNDED.format("tanh(x)") + _MLAS.format("1 in 100,000"),
-          magnitude=_UNIT, interval=_AROUND_ZERO),
-    unary("Exp", _rounded(np.exp), _ROUNDED.format("exp(x)")),
-    unary("Log", _rounded(np.log), _ROUNDED.format("log(x)")),
-    unary("Sin", _rounded(np.sin), _ROUNDED.format("sin(x)"), magnitude=_UNIT),
-    unary("Cos", _rounded(np.cos), _ROUNDED.format("cos(x)"), magnitude=_UNIT),
-    unary("Erf", _rounded(erf), _ROUNDED.format("erf(x)"), magnitude=_UNIT),
-    unary("Softplus", _rounded(_softplus), _ROUNDED.format("log(1 + exp(x))"),
-          forms=(
+SIGMOID = unary(
+    "Sigmoid",
+    _rounded(_sigmoid),
+    _ROUNDED.format("1 / (1 + exp(-x))"),
+    magnitude=_UNIT,
+    interval=_ZERO_TO_ONE,
+)
+TANH = unary(
+    "Tanh",
+    _rounded(np.tanh),
+    _ROUNDED.format("tanh(x)") + _MLAS.format("1 in 100,000"),
+    magnitude=_UNIT,
+    interval=_AROUND_ZERO,
+)
+EXP = unary("Exp", _rounded(np.exp), _ROUNDED.format("exp(x)"))
+LOG = unary("Log", _rounded(np.log), _ROUNDED.format("log(x)"))
+SIN = unary("Sin", _rounded(np.sin), _ROUNDED.format("sin(x)"), magnitude=_UNIT)
+COS = unary("Cos", _rounded(np.cos), _ROUNDED.format("cos(x)"), magnitude=_UNIT)
+ERF = unary("Erf", _rounded(erf), _ROUNDED.format("erf(x)"), magnitude=_UNIT)
+SOFTPLUS = unary(
+    "Softplus",
+    _rounded(_softplus),
+    _ROUNDED.format("log(1 + exp(x))"),
+    forms=(
         *_unmistakable(
             _SOFTPLUS, ("Add", _HIGH, ("Log", ("Add", 1.0, ("Exp", ("Neg", ("Abs", "x"))))))
         ),
         *_forms(("Log", ("Add", ("Exp", "x"), 1.0))),
-    ), magnitude=_OPERAND),
-    unary("Gelu", _with(_gelu, rounded=True), _ROUNDED.format(
-        "x / 2 * (1 + erf(x / sqrt 2)), or its tanh approximation")
-          + _MLAS.format("tanh form: 1 in 40,000"), attributes=GeluAttrs, onnx=(
-        OnnxOp(name="Gelu", since=20, defaults={"approximate": "none"},
-               choices={"approximate": ("none", "tanh")}),
+    ),
+    magnitude=_OPERAND,
+)
+GELU = unary(
+    "Gelu",
+    _with(_gelu, rounded=True),
+    _ROUNDED.format("x / 2 * (1 + erf(x / sqrt 2)), or its tanh approximation")
+    + _MLAS.format("tanh form: 1 in 40,000"),
+    attributes=GeluAttrs,
+    onnx=(
+        OnnxOp(
+            name="Gelu",
+            since=20,
+            defaults={"approximate": "none"},
+            choices={"approximate": ("none", "tanh")},
+        ),
         OnnxOp(name="Gelu", domain="com.microsoft", defaults={"approximate": "none"}),
-    ), forms=(
+    ),
+    forms=(
         *(form for inner in _ERFS for form in _halves(inner, "none")),
         *(form for inner in _TANHS for form in _halves(inner, "tanh")),
-    ), magnitude=_OPERAND),
-    unary("Mish", _rounded(lambda x: x * np.tanh(_softplus(x))),
-          _ROUNDED.format("x * tanh(log(1 + exp(x)))") + _MLAS.format("1 in 8,000"), since=18,
-          forms=(
+    ),
+    magnitude=_OPERAND,
+)
+MISH = unary(
+    "Mish",
+    _rounded(lambda x: x * np.tanh(_softplus(x))),
+    _ROUNDED.format("x * tanh(log(1 + exp(x)))") + _MLAS.format("1 in 8,000"),
+    since=18,
+    forms=(
         *_forms(("Mul", "x", ("Tanh", _SOFTPLUS)), ("Mul", "x", ("Tanh", ("Softplus", "x")))),
         *_unmistakable(("Mul", "x", ("Tanh", ("Log", ("Add", 1.0, ("Exp", "x")))))),
     ),
-          magnitude=_OPERAND),
-    unary("Swish", _with(lambda x, a: x * _sigmoid(a.alpha * x), rounded=True),
-          _ROUNDED.format("x / (1 + exp(-alpha * x))") + _MLAS.format("1 in 20,000"),
-          attributes=AlphaAttrs, qnn="silu", onnx=(
+    magnitude=_OPERAND,
+)
+SWISH = unary(
+    "Swish",
+    _with(lambda x, a: x * _sigmoid(a.alpha * x), rounded=True),
+    _ROUNDED.format("x / (1 + exp(-alpha * x))") + _MLAS.format("1 in 20,000"),
+    attributes=AlphaAttrs,
+    qnn="silu",
+    onnx=(
         OnnxOp(name="Swish", since=24, defaults={"alpha": 1.0}),
         OnnxOp(name="QuickGelu", domain="com.microsoft", defaults={"alpha": 1.702}),
-    ), forms=(
+    ),
+    forms=(
         Form(("Mul", "x", ("Sigmoid", "x")), {"alpha": 1.0}),
         Form(("Mul", "x", ("Sigmoid", ("Mul", "x", "#alpha")))),
         Form(("Div", "x", ("Add", ("Exp", ("Neg", "x")), 1.0)), {"alpha": 1.0}),
-    ), magnitude=_OPERAND),
-    unary("Sqrt", _plain(np.sqrt), _EXACT.format("sqrt(x)")),
-    unary("Reciprocal", _plain(_reciprocal), _EXACT.format("1 / x"),
-          forms=_forms(("Div", 1.0, "x"))),
-    unary("Abs", _plain(np.abs), _EXACT.format("|x|")),
-    unary("Neg", _plain(np.negative), _EXACT.format("-x"), qnn="negative", tvm="negative"),
-    unary("Floor", _plain(np.floor), _EXACT.format("floor(x)")),
-    unary("Ceil", _plain(np.ceil), _EXACT.format("ceil(x)")),
-    unary("Round", _plain(np.rint), _EXACT.format("rint(x), half to even")),
-    unary("Sign", _plain(np.sign), _EXACT.format("sign(x)")),
-    RELU,
-    unary("Softsign", _plain(_softsign), _EXACT.format("x * (1 / (1 + |x|))"),
-          forms=_unmistakable(("Div", "x", ("Add", ("Abs", "x"), 1.0))), magnitude=_UNIT,
-          interval=_AROUND_ZERO),
-    unary("Elu", _with(lambda x, a: _elu(x, a.alpha), rounded=False),
-          _EXACT.format("x, or alpha * (exp(x) - 1) below 0"), attributes=AlphaAttrs,
-          defaults={"alpha": 1.0}, forms=_unmistakable(
+    ),
+    magnitude=_OPERAND,
+)
+SQRT = unary("Sqrt", _plain(np.sqrt), _EXACT.format("sqrt(x)"))
+RECIPROCAL = unary(
+    "Reciprocal", _plain(_reciprocal), _EXACT.format("1 / x"), forms=_forms(("Div", 1.0, "x"))
+)
+ABS = unary("Abs", _plain(np.abs), _EXACT.format("|x|"))
+NEG = unary("Neg", _plain(np.negative), _EXACT.format("-x"), qnn="negative", tvm="negative")
+FLOOR = unary("Floor", _plain(np.floor), _EXACT.format("floor(x)"))
+CEIL = unary("Ceil", _plain(np.ceil), _EXACT.format("ceil(x)"))
+ROUND = unary("Round", _plain(np.rint), _EXACT.format("rint(x), half to even"))
+SIGN = unary("Sign", _plain(np.sign), _EXACT.format("sign(x)"))
+SOFTSIGN = unary(
+    "Softsign",
+    _plain(_softsign),
+    _EXACT.format("x * (1 / (1 + |x|))"),
+    forms=_unmistakable(("Div", "x", ("Add", ("Abs", "x"), 1.0))),
+    magnitude=_UNIT,
+    interval=_AROUND_ZERO,
+)
+ELU = unary(
+    "Elu",
+    _with(lambda x, a: _elu(x, a.alpha), rounded=False),
+    _EXACT.format("x, or alpha * (exp(x) - 1) below 0"),
+    attributes=AlphaAttrs,
+    defaults={"alpha": 1.0},
+    forms=_unmistakable(
         _ELU,
         ("Add", ("Mul", "#-alpha", ("Relu", ("Sub", 1.0, ("Exp", "x")))), ("Relu", "x")),
-    ), magnitude=_OPERAND),
-    unary("Selu", _with(_selu, rounded=False),
-          _EXACT.format("gamma * (x, or alpha * (exp(x) - 1) below 0)"), attributes=SeluAttrs,
-          defaults={"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875},
-          forms=(*_forms(("Mul", _ELU, "#gamma")), *_unmistakable(
-        ("Mul", ("Elu", "x", "#alpha"), "#gamma"), ("Mul", "#gamma", ("Elu", "x", "#alpha")),
-    )),
-          magnitude=_OPERAND),
-    unary("Celu", _with(lambda x, a: _celu(x, a.alpha), rounded=False),
-          _EXACT.format("max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0)"),
-          attributes=AlphaAttrs, defaults={"alpha": 1.0},
-          forms=_forms(("Add", _HIGH, _grown(("Div", _LOW, "#alpha")))), magnitude=_OPERAND),
-    unary("HardSwish", _plain(_hard_swish),
-          _EXACT.format("x * max(0, min(1, x * f32(1/6) + 0.5))"), since=14, forms=(
+    ),
+    magnitude=_OPERAND,
+)
+SELU = unary(
+    "Selu",
+    _with(_selu, rounded=False),
+    _EXACT.format("gamma * (x, or alpha * (exp(x) - 1) below 0)"),
+    attributes=SeluAttrs,
+    defaults={"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875},
+    forms=(
+        *_forms(("Mul", _ELU, "#gamma")),
+        *_unmistakable(
+            ("Mul", ("Elu", "x", "#alpha"), "#gamma"),
+            ("Mul", "#gamma", ("Elu", "x", "#alpha")),
+        ),
+    ),
+    magnitude=_OPERAND,
+)
+CELU = unary(
+    "Celu",
+    _with(lambda x, a: _celu(x, a.alpha), rounded=False),
+    _EXACT.format("max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0)"),
+    attributes=AlphaAttrs,
+    defaults={"alpha": 1.0},
+    forms=_forms(("Add", _HIGH, _grown(("Div", _LOW, "#alpha")))),
+    magnitude=_OPERAND,
+)
+HARD_SWISH = unary(
+    "HardSwish",
+    _plain(_hard_swish),
+    _EXACT.format("x * max(0, min(1, x * f32(1/6) + 0.5))"),
+    since=14,
+    forms=(
         *_forms(
             ("Mul", "x", _hard(_SIXTH, 0.5)),
             ("Div", ("Mul", "x", _GATE), 6.0),
@@ -342,10 +426,16 @@ OPERATORS = (
             ("Mul", "x", ("HardSigmoid", "x", _SIXTH, 0.5)),
             ("Mul", "x", ("Div", _GATE, 6.0)),
         ),
-    ), magnitude=_OPERAND),
-    unary("HardSigmoid", _with(lambda x, a: _hard_sigmoid(x, a.alpha, a.beta), rounded=False),
-          _EXACT.format("max(0, min(1, x * alpha + beta))"), attributes=HardSigmoidAttrs,
-          defaults={"alpha": 0.2, "beta": 0.5}, forms=(
+    ),
+    magnitude=_OPERAND,
+)
+HARD_SIGMOID = unary(
+    "HardSigmoid",
+    _with(lambda x, a: _hard_sigmoid(x, a.alpha, a.beta), rounded=False),
+    _EXACT.format("max(0, min(1, x * alpha + beta))"),
+    attributes=HardSigmoidAttrs,
+    defaults={"alpha": 0.2, "beta": 0.5},
+    forms=(
         *_unmistakable(
             _hard("#alpha", "#beta"),
             ("Clip", ("Add", ("Mul", "#alpha", "x"), "#beta"), 0.0, 1.0),
@@ -353,18 +443,59 @@ OPERATORS = (
         Form(("Div", _GATE, 6.0), _SIXTHS),
         Form(("Mul", _GATE, _SIXTH), _SIXTHS),
     ),
-          magnitude=_UNIT, interval=_ZERO_TO_ONE),
-    unary("LeakyRelu", _with(lambda x, a: _leaky_relu(x, a.alpha), rounded=False),
-          _EXACT.format("x, or x * alpha below 0"), attributes=AlphaAttrs,
-          defaults={"alpha": 0.01}, qnn="leaky_relu", tvm="nn.leakyrelu"),
-    unary("ThresholdedRelu",
-          _with(lambda x, a: np.where(x > x.dtype.type(a.alpha), x, x.dtype.type(0)),
-                rounded=False),
-          _EXACT.format("x where x > alpha, else 0"), attributes=AlphaAttrs,
-          defaults={"alpha": 1.0}, qnn="thresholded_relu",
-          forms=(
+    magnitude=_UNIT,
+    interval=_ZERO_TO_ONE,
+)
+LEAKY_RELU = unary(
+    "LeakyRelu",
+    _with(lambda x, a: _leaky_relu(x, a.alpha), rounded=False),
+    _EXACT.format("x, or x * alpha below 0"),
+    attributes=AlphaAttrs,
+    defaults={"alpha": 0.01},
+    qnn="leaky_relu",
+    tvm="nn.leakyrelu",
+)
+THRESHOLDED_RELU = unary(
+    "ThresholdedRelu",
+    _with(lambda x, a: np.where(x > x.dtype.type(a.alpha), x, x.dtype.type(0)), rounded=False),
+    _EXACT.format("x where x > alpha, else 0"),
+    attributes=AlphaAttrs,
+    defaults={"alpha": 1.0},
+    qnn="thresholded_relu",
+    forms=(
         *_forms(("Where", ("Greater", "x", "#alpha"), "x", 0.0)),
         *_unmistakable(("Mul", ("Cast", ("Greater", "x", "#alpha")), "x")),
-    )),
+    ),
+)
+
+OPERATORS = (
+    SIGMOID,
+    TANH,
+    EXP,
+    LOG,
+    SIN,
+    COS,
+    ERF,
+    SOFTPLUS,
+    GELU,
+    MISH,
+    SWISH,
+    SQRT,
+    RECIPROCAL,
+    ABS,
+    NEG,
+    FLOOR,
+    CEIL,
+    ROUND,
+    SIGN,
+    RELU,
+    SOFTSIGN,
+    ELU,
+    SELU,
+    CELU,
+    HARD_SWISH,
+    HARD_SIGMOID,
+    LEAKY_RELU,
+    THRESHOLDED_RELU,
     CLIP,
-)  # fmt: skip
+)

@@ -18,6 +18,8 @@ OPERATORS = (*OPERATORS, ATAN)
 UNARY_WITH_ATTRIBUTES = '''
 from dataclasses import dataclass
 
+from qdqbridge.graph.operator import Attributes
+
 
 @dataclass(frozen=True, slots=True)
 class ShrinkAttrs(Attributes):

@@ -12,7 +12,6 @@ from qdqbridge.ops.attributes import ReshapeAttrs, TransposeAttrs
 from qdqbridge.ops.data_movement import FLATTEN, RESHAPE, TRANSPOSE, UNSQUEEZE
 from qdqbridge.ops.elementwise import CONCAT
 from qdqbridge.ops.permutation import permuted_attributes, permuted_constant, permuted_type, widened
-from qdqbridge.ops.table import BY_NAME
 from qdqbridge.qnn.layout.constraints import broadcast_constant
 from qdqbridge.qnn.layout.permutation import channels_first, channels_last, unmoved
 from qdqbridge.qnn.layout.plan import LayoutPlan
@@ -89,7 +88,7 @@ class _Converter:
         if node.op in _SPREAD and layout is not None:
             new = self._add(
                 Node(
-                    BY_NAME["Reshape"],
+                    RESHAPE,
                     _target(outputs[0]),
                     [self._as(node.operand(0), last=taken[0])],
                     outputs,
@@ -151,11 +150,11 @@ class _Converter:
         assert value.rank is not None
         result = Value(_moved(value.type, value.rank) if last else value.type, value.name)
         if unmoved(value) and _static(result.type.shape):
-            node = Node(BY_NAME["Reshape"], _target(result), [source], [result])
+            node = Node(RESHAPE, _target(result), [source], [result])
         else:
             turn = channels_last if last else channels_first
             attributes = TransposeAttrs(turn(value.rank))
-            node = Node(BY_NAME["Transpose"], attributes, [source], [result])
+            node = Node(TRANSPOSE, attributes, [source], [result])
             self.count += 1
         self._add(node)
         if last:

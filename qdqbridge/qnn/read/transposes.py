@@ -38,9 +38,9 @@ from qdqbridge.ops.permutation import (
     permuted_type,
     widened,
 )
+from qdqbridge.ops.pooling import GLOBAL_AVERAGE_POOL
 from qdqbridge.ops.reduction import REDUCE_MEAN
 from qdqbridge.ops.resize import RESIZE
-from qdqbridge.ops.table import BY_NAME
 from qdqbridge.qnn.layout.constraints import (
     WINDOWS,
     LayoutConstraint,
@@ -132,7 +132,7 @@ def _reshapes_as_transposes(graph: Graph) -> None:
         for turn, channels in ways[::-1] if node.origin.variant == TO_FIRST else ways:
             wanted = permuted_shape(before.type.shape, turn(rank))
             if wanted == after.type.shape and unmoved(channels):
-                node.op, node.attributes = BY_NAME["Transpose"], TransposeAttrs(turn(rank))
+                node.op, node.attributes = TRANSPOSE, TransposeAttrs(turn(rank))
                 break
 
 
@@ -342,7 +342,7 @@ class _Cancelling:
             rank = root.rank or 0
             perm = channels_first(rank) if layout is ChannelLayout.FIRST else channels_last(rank)
             permuted = Value(permuted_type(source.type, perm), root.name)
-            link(Node(BY_NAME["Transpose"], TransposeAttrs(perm), [source], [permuted]))
+            link(Node(TRANSPOSE, TransposeAttrs(perm), [source], [permuted]))
             self.made[root, layout] = permuted
         return self.made[root, layout]
 
@@ -362,7 +362,7 @@ class _Cancelling:
         op, attributes = node.op, permuted_attributes(node.attributes, channels_first(rank))
         mean = op is REDUCE_MEAN and node.origin.variant != CONVERTED
         if mean and attributes == ReduceAttrs(tuple(range(2, rank))):
-            op, attributes = BY_NAME["GlobalAveragePool"], NO_ATTRIBUTES
+            op, attributes = GLOBAL_AVERAGE_POOL, NO_ATTRIBUTES
         made = Node(op, attributes, operands, outputs, node.origin)
         link(made)
         if not given:
