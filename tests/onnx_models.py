@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from qdqbridge.canonical import canonicalize
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.onnx_io.reader import read
+from qdqbridge.onnx_io.writer import to_proto
 
 Array = np.ndarray[Any, Any]
 FLOAT = TensorProto.FLOAT
@@ -175,3 +177,11 @@ def conv_input(seed: int = 0, scale: float = 2**-5) -> dict[str, Array]:
     """Returns data for :func:`conv_model`, multiples of half a scale."""
     codes = np.random.default_rng(seed).integers(-300, 300, (1, 3, 6, 6))
     return {"x": (codes * np.float32(scale / 2)).astype(np.float32)}
+
+
+def check_carried(model: onnx.ModelProto, says: str) -> None:
+    """Checks that a node whose encoding has no Q/DQ form is carried, noted, and written again."""
+    graph = canonical(model)
+    notes = [note for note in graph.notes if note.rule == "carried-operator"]
+    assert any(re.search(says, note.reason) for note in notes), notes
+    assert canonical(to_proto(graph)).digest == graph.digest

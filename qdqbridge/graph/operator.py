@@ -181,6 +181,7 @@ class Operator:
         weight: How the second operand of a product lies, from its attributes and that operand's
             rank; None for a vector, whose product has no channels.
         bias: A product adds its third operand, a vector over the channels of its result.
+        apart: Hosts emit it as a call of a function of its own.
     """
 
     name: str
@@ -204,6 +205,7 @@ class Operator:
     quantize: bool = True
     weight: Callable[[Any, int | None], WeightGeometry | None] | None = None
     bias: bool = False
+    apart: bool = False
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from qdqbridge.onnx_io.operator_versions import AXES_OPERAND, REDUCTIONS, with_a
 from qdqbridge.onnx_io.qdq_nodes import encoding_of, params_of
 from qdqbridge.onnx_io.qdq_remarks import remarks
 from qdqbridge.onnx_io.results import Results
+from qdqbridge.onnx_io.runtime_norms import BEFORE
 from qdqbridge.onnx_io.structure import all_nodes, captured_names, describe
 from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx, embed_external_data, onnx_name
 from qdqbridge.ops.attributes import ClipAttrs, GemmAttrs, LinearAttrs
@@ -41,6 +42,8 @@ from qdqbridge.ops.table import BY_NAME
 
 log = logging.getLogger(__name__)
 _LISTED = 5
+_LAYER_NORM = 17
+"""The opset since which LayerNormalization is ONNX's own."""
 _Q_DOMAINS = (*ONNX_DOMAINS, "com.microsoft")
 
 
@@ -279,7 +282,7 @@ class NodeReader:
         origin = Origin(
             (proto.name or (proto.output[0] if proto.output else ""),),
             tuple((p.key, p.value) for p in proto.metadata_props),
-            self.variants.get(proto.output[0]) or _spelling(proto, attributes),
+            self.variants.get(proto.output[0]) or _spelling(proto, attributes, self.opset),
         )
         node = Node(op, attributes, operands, results, origin)  # type: ignore[arg-type]
         self.nodes.append(node)
@@ -373,8 +376,10 @@ def _carried(domain: str, op_type: str, names: Sequence[str]) -> Note:
     return Note("carried-operator", names[0], reason, tuple(names[:_LISTED]))
 
 
-def _spelling(proto: onnx.NodeProto, attributes: object) -> str:
+def _spelling(proto: onnx.NodeProto, attributes: object, opset: int) -> str:
     """Returns how the file writes the operator, where that decides the bits of float kernels."""
+    if proto.op_type == "LayerNormalization" and opset < _LAYER_NORM:
+        return BEFORE
     if isinstance(attributes, GemmAttrs) and not attributes.trans_b:
         return "Gemm(transB=0)"
     return proto.op_type

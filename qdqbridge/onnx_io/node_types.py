@@ -31,7 +31,9 @@ Extents: TypeAlias = "tuple[Dim | None, ...]"
 """The shape of a result, None for each extent that does not follow."""
 
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
-_SHAPED_AS_INPUT = ("Gelu", "QuickGelu")
+_SHAPED_AS_INPUT = ("Gelu", "QuickGelu", "RotaryEmbedding")
+_NORMS = ("LayerNormalization", "SimplifiedLayerNormalization")
+"""Those of onnxruntime, which it has at every opset."""
 _DOMAINS = ("", "ai.onnx")
 _FAILURES = (onnx.shape_inference.InferenceError, RuntimeError, ValueError, MemoryError)
 
@@ -110,6 +112,8 @@ class NodeTypes:
         domain = "" if proto.domain in _DOMAINS else proto.domain
         versions = {entry.domain: entry.version for entry in self.imports}
         schema = schema_of(proto.op_type, domain, versions.get(domain, 1))
+        if schema is None and not domain and proto.op_type in _NORMS and len(proto.output) == 1:
+            return [_shaped_as_input(proto, operands)]
         if schema is None:
             version = versions.get(domain, 1)
             return [_told(t) for t in runtime_types(_renamed(proto), version, operands, data)]

@@ -20,6 +20,8 @@ _CONTRIB = {
     ("com.microsoft", "QuickGelu"),
 }
 
+_RUNTIME = {"SimplifiedLayerNormalization": (2, 2), "LayerNormalization": (2, 3)}
+"""What onnxruntime has in ONNX's own domain at opsets that do not: how many operands it takes."""
 _OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
 _VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
 _FLAGS = frozenset((
@@ -72,6 +74,9 @@ def check_known(model: onnx.ModelProto, file: str) -> None:
         schema = schema_of(node.op_type, domain, version)
         if schema is None and row is not None:
             _check_arity(node, row.least, row.most, file, row.optional)
+            continue
+        if schema is None and not domain and node.op_type in _RUNTIME:
+            _check_arity(node, *_RUNTIME[node.op_type], file)
             continue
         if schema is None:
             if not domain:

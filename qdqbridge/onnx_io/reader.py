@@ -21,7 +21,7 @@ from qdqbridge.onnx_io.branches import take_branches
 from qdqbridge.onnx_io.codecs import OLDEST_READ
 from qdqbridge.onnx_io.constants import Folding
 from qdqbridge.onnx_io.functions import inline_functions
-from qdqbridge.onnx_io.lowering import lower
+from qdqbridge.onnx_io.lowering import Lowered, lower
 from qdqbridge.onnx_io.model_file import default_opset, read_model
 from qdqbridge.onnx_io.node_reader import NodeReader, constant_value
 from qdqbridge.onnx_io.node_types import nested_type
@@ -82,15 +82,15 @@ def read_proto(model: onnx.ModelProto, path: Path, normal: Callable[[Graph], Gra
 
     model = take_branches(model, path.parent, text_of)
     sort_nodes(model.graph, str(path))
-    variants = lower(model, path.parent, str(path))
-    return graph_of(model, path, variants=variants)
+    lowered = lower(model, path.parent, str(path))
+    return graph_of(model, path, lowered=lowered)
 
 
 def graph_of(
     model: onnx.ModelProto,
     path: Path,
     outer: Mapping[str, Constant] | None = None,
-    variants: Mapping[str, str] | None = None,
+    lowered: Lowered | None = None,
 ) -> Graph:
     """Reads the tensors and nodes of a model: one node per ONNX node that computes something.
 
@@ -98,9 +98,9 @@ def graph_of(
         model: A checked model whose nodes are in order.
         path: Its file; external data lies in its folder.
         outer: The data of inputs that are constants.
-        variants: How the file writes what makes a tensor, as ``lower`` says it.
+        lowered: What :func:`~qdqbridge.onnx_io.lowering.lower` says of it.
     """
-    proto, file = model.graph, str(path)
+    proto, file, lowered = model.graph, str(path), lowered or Lowered()
     values = {name: constant_value(data, name) for name, data in (outer or {}).items()}
     for tensor in proto.initializer:
         constant = constant_from_proto(tensor, path.parent, f"{file}, initializer '{tensor.name}'")
@@ -118,7 +118,7 @@ def graph_of(
         folding=Folding(Budget(held, len(proto.node))),
     )
     names = [value.name for value in proto.output]
-    reader = NodeReader(path, proto.node, names, values, results, variants or {})
+    reader = NodeReader(path, proto.node, names, values, results, lowered.variants)
     for node in proto.node:
         reader.read(node)
     outputs = [_output(name, values, file) for name in names]
@@ -130,7 +130,13 @@ def graph_of(
         name=proto.name,
         metadata={p.key: p.value for p in model.metadata_props},
         opset=opset,
-        notes=[*notes, *reader.notes, *results.contradictions(values), *reader.unknown_operators()],
+        notes=[
+            *lowered.notes,
+            *notes,
+            *reader.notes,
+            *results.contradictions(values),
+            *reader.unknown_operators(),
+        ],
     )
     Editor(graph).finish()
     return graph

@@ -94,13 +94,13 @@ def _check(node: Node) -> Iterator[str]:
 
 QUANTIZE_LINEAR = Row(
     name="QuantizeLinear", flow=Flow.FLOAT, attributes=LinearAttrs, compute=_quantize,
-    check=_check,
+    check=_check, apart=True,
     numerics="sat(rint(x / s) + z) with s and z of run time: float32 division (or in the type "
     "that precision says), half to even; NaN gives the least integer. Equals onnxruntime 1.32.",
 )  # fmt: skip
 DEQUANTIZE_LINEAR = Row(
     name="DequantizeLinear", flow=Flow.FLOAT, attributes=LinearAttrs, compute=_dequantize,
-    check=_check,
+    check=_check, apart=True,
     numerics="f32(q - z) * s with s and z of run time, rounded once to the result's type. Equals "
     "onnxruntime 1.32.",
 )  # fmt: skip

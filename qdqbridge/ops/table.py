@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from qdqbridge.graph.operator import Flow, Operator
 from qdqbridge.ops import (
+    attention,
     cast,
     composition,
     conversion,
@@ -45,6 +46,7 @@ OPERATORS: tuple[Operator, ...] = (
     *cast.OPERATORS,
     *composition.OPERATORS,
     *shape_operator.OPERATORS,
+    *attention.OPERATORS,
 )
 
 BY_NAME: Mapping[str, Operator] = MappingProxyType({row.name: row for row in OPERATORS})

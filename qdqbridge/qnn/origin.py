@@ -24,7 +24,6 @@ from qdqbridge.graph.graph import Node, Origin, Value, Whole
 from qdqbridge.graph.operator import Attributes, Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, ValueType
-from qdqbridge.ops.attributes import LinearAttrs
 from qdqbridge.ops.composition import CompositionAttrs, Step
 from qdqbridge.ops.elementwise import CONCAT, MAX, MIN
 from qdqbridge.ops.selection import GATHER
@@ -268,7 +267,7 @@ def is_written(value: Value) -> bool:
 def is_function(name: str) -> bool:
     """Returns whether hosts emit an operator as a call of a function of its own."""
     row = BY_NAME.get(name)
-    return row is None or row.attributes is LinearAttrs
+    return row is None or row.apart
 
 
 @_decoding

@@ -191,7 +191,7 @@ class _TextParser:
     def problems(self, node: Node) -> Iterator[str]:
         if node.op.name in BY_NAME or node.op is SIMULATE:
             sizes = node.attributes.sizes if isinstance(node.attributes, SplitAttrs) else (0,)
-            if len(node.outputs) != len(sizes):
+            if len(node.outputs) != len(sizes) and not node.op.apart:
                 yield f"it has {len(node.outputs)} results, and gives {len(sizes)}"
             if not node.inputs or node.inputs[0] is None:
                 yield "its first operand is left out"

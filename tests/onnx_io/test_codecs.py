@@ -16,6 +16,11 @@ from qdqbridge.graph.graph import Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
 from qdqbridge.onnx_io.codecs import BY_ROW, decode, encode, since
 from qdqbridge.ops import attributes as a
+from qdqbridge.ops.attention import (
+    GroupQueryAttentionAttrs,
+    MultiHeadAttentionAttrs,
+    RotaryEmbeddingAttrs,
+)
 from qdqbridge.ops.table import OPERATORS
 from tests.onnx_io.codec_nodes import constant, model_of, value, view_of
 
@@ -43,6 +48,7 @@ def element_wise() -> Iterator[Case]:
             yield row.name, row.attributes(*values), operands
 
 
+X3 = value((2, 3, 8))
 CASES: list[Case] = [
     *element_wise(),
     *((name, NO_ATTRIBUTES, [X]) for name in ("Identity", "GlobalAveragePool", "GlobalMaxPool")),
@@ -167,6 +173,25 @@ CASES: list[Case] = [
         a.LinearAttrs(DType.FLOAT32, axis=1, block_size=2),
         [value((2, 6), DType.INT4), value((2, 3)), value((2, 3), DType.INT4)],
     ),
+    (
+        "GroupQueryAttention",
+        GroupQueryAttentionAttrs(4, 2, 0.25, do_rotary=True, local_window_size=8),
+        [
+            value((1, 3, 128)),
+            None,
+            None,
+            *[value((1, 2, 5, 16))] * 2,
+            value((1,), DType.INT32),
+            value((), DType.INT32),
+            *[value((32, 8))] * 2,
+        ],
+    ),
+    ("MultiHeadAttention", MultiHeadAttentionAttrs(2, 0.5, unidirectional=True), [X3] * 3),
+    (
+        "RotaryEmbedding",
+        RotaryEmbeddingAttrs(2, 0, True),
+        [X3, value((9, 2)), value((9, 2)), value((2, 3), DType.INT64)],
+    ),
 ]
 
 
@@ -204,7 +229,7 @@ def test_what_is_written_is_read_back(
 def checker_context(opset: int) -> onnx.checker.C.CheckerContext:
     context = onnx.checker.C.CheckerContext()
     context.ir_version = 10
-    context.opset_imports = {"": opset}
+    context.opset_imports = {"": opset, "com.microsoft": 1}
     return context
 
 

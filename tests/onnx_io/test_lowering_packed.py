@@ -7,10 +7,10 @@ import onnx
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.errors import InvalidModelError, UnsupportedQuantization
+from qdqbridge.errors import InvalidModelError
 from qdqbridge.onnx_io.lowering.bits import packed, unpacked
 from tests.onnx_io.lowering_cases import MS, Case, int4_bytes, ort_run, params_of
-from tests.onnx_models import Builder, canonical, load, ops, run
+from tests.onnx_models import Builder, canonical, check_carried, load, ops, run
 
 RNG = np.random.default_rng(5)
 CLOSE = 2e-5
@@ -196,25 +196,30 @@ def test_a_weight_of_run_time_that_does_not_fit_is_refused():
         load(model)
 
 
-def test_zero_points_between_codes_are_refused():
+def test_zero_points_between_codes_are_carried():
     it = NBits(4, zero="float")
     tensor = it.case.builder.initializers[-1]
     broken = onnx.numpy_helper.to_array(tensor) + np.float32(0.5)
     tensor.CopyFrom(onnx.numpy_helper.from_array(broken, tensor.name))
-    with pytest.raises(UnsupportedQuantization, match="zero points"):
-        load(it.model())
+    check_carried(it.model(), "zero points")
 
 
 @pytest.mark.parametrize(
     ("attribute", "value", "error"),
-    [("bits", 5, UnsupportedQuantization), ("K", 64, InvalidModelError),
-     ("N", 6, InvalidModelError), ("block_size", 0, InvalidModelError)],
+    [("K", 64, InvalidModelError), ("N", 6, InvalidModelError),
+     ("block_size", 0, InvalidModelError)],
 )  # fmt: skip
 def test_contradicting_attributes_are_refused(attribute, value, error):
     model = NBits(4).model()
     next(a for a in model.graph.node[0].attribute if a.name == attribute).i = value
     with pytest.raises(error, match=r"MatMulNBits|block_size|N, K"):
         load(model)
+
+
+def test_codes_that_do_not_divide_a_byte_are_carried():
+    model = NBits(4).model()
+    next(a for a in model.graph.node[0].attribute if a.name == "bits").i = 5
+    check_carried(model, "weights of 5 bits")
 
 
 def test_the_bytes_of_a_weight_are_not_copied_to_another_width():

@@ -9,8 +9,16 @@ from qdqbridge.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
 _EPSILON = 1e-5
 
 
-def _over_axes(name: str, introduced: int) -> Codec:
-    """Returns the codec of an operator that normalizes ``axis`` and all axes after it."""
+def _over_axes(row: str, introduced: int, name: str = "") -> Codec:
+    """Returns the codec of an operator that normalizes ``axis`` and all axes after it.
+
+    onnxruntime has both in ONNX's own domain at every opset, and writes them so.
+
+    Args:
+        row: The row.
+        introduced: The opset since which ONNX has it.
+        name: Another name of onnxruntime's, which is only read.
+    """
 
     def read(node: NodeView) -> Decoded:
         if node.results() > 1:
@@ -18,13 +26,16 @@ def _over_axes(name: str, introduced: int) -> Codec:
         if node.int_("stash_type", 1) != 1:
             raise NoRow("it does not compute in float32")
         axis = node.wrap(node.int_("axis", -1))
-        return decoded(name, NormAttrs(axis, node.float_("epsilon", _EPSILON)), node.operands)
+        return decoded(row, NormAttrs(axis, node.float_("epsilon", _EPSILON)), node.operands)
 
     def write(attributes: NormAttrs, operands: Operands, opset: int) -> Encoded:
         del opset
-        return encoded(name, operands, axis=attributes.axis, epsilon=attributes.epsilon)
+        return encoded(row, operands, axis=attributes.axis, epsilon=attributes.epsilon)
 
-    return Codec(onnx_name=name, row=name, read=read, write=write, introduced=introduced)
+    return Codec(
+        onnx_name=name or row, row=row, read=read, write=None if name else write,
+        introduced=introduced, known=("axis", "epsilon", "stash_type"),
+    )  # fmt: skip
 
 
 def _read_group(node: NodeView) -> Decoded:
@@ -69,6 +80,7 @@ def _write_batch(attributes: EpsilonAttrs, operands: Operands, opset: int) -> En
 CODECS = (
     _over_axes("LayerNormalization", 17),
     _over_axes("RMSNormalization", 23),
+    _over_axes("RMSNormalization", 23, "SimplifiedLayerNormalization"),
     Codec(
         onnx_name="GroupNormalization",
         row="GroupNormalization",

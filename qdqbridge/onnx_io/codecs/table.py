@@ -7,6 +7,7 @@ import logging
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.operator import Attributes
 from qdqbridge.onnx_io.codecs import (
+    attention,
     conversion,
     convolution,
     data_movement,
@@ -41,6 +42,7 @@ CODECS: tuple[Codec, ...] = (
     *conversion.CODECS,
     *sequence.CODECS,
     *linear.CODECS,
+    *attention.CODECS,
 )
 BY_ONNX = {(codec.domain, codec.onnx_name): codec for codec in CODECS}
 BY_ROW = {codec.row: codec for codec in CODECS if codec.write is not None}

@@ -70,6 +70,11 @@ class NodeView:
                 )
             self._attributes[attribute.name] = attribute
 
+    @staticmethod
+    def of_operands(op_type: str, operands: Sequence[Value | None]) -> NodeView:
+        """Returns the view of a node whose attributes are held elsewhere."""
+        return NodeView(onnx.NodeProto(op_type=op_type), 0, operands)
+
     @property
     def op_type(self) -> str:
         """ONNX's operator name."""

@@ -64,6 +64,18 @@ class Known:
         self.model.graph.initializer.append(tensor)
         self.initializers[tensor.name] = tensor
 
+    def mark(self) -> tuple[int, int]:
+        """Returns how far the file has come, for :meth:`take_back`."""
+        return len(self.lowered), len(self.model.graph.initializer)
+
+    def take_back(self, mark: tuple[int, int]) -> None:
+        """Forgets the nodes and constants that were made since; their names stay taken."""
+        nodes, constants = mark
+        del self.lowered[nodes:]
+        for tensor in self.model.graph.initializer[constants:]:
+            del self.initializers[tensor.name]
+        del self.model.graph.initializer[constants:]
+
     # ---- constants ----------------------------------------------------------------------------
 
     def array(self, name: str) -> NDArray[Any] | None:

@@ -88,8 +88,6 @@ LOWERINGS: tuple[Lowering, ...] = (
     _microsoft("GatherBlockQuantized", 3, 4, packed_weights.gather_block_quantized),
     _microsoft("SkipLayerNormalization", 3, 5, normalization.skip_norm(centred=True)),
     _microsoft("SkipSimplifiedLayerNormalization", 3, 4, normalization.skip_norm(centred=False)),
-    Lowering("", "SimplifiedLayerNormalization", 2, 2, normalization.simplified_layer_norm),
-    Lowering("", "LayerNormalization", 2, 3, normalization.old_layer_norm, before=17),
     _microsoft("BiasGelu", 2, 2, normalization.bias_gelu),
     _microsoft("FastGelu", 1, 2, normalization.fast_gelu),
     *(Lowering(domain, "Quant", 4, 4, qonnx.quant) for domain in _QONNX_DOMAINS),

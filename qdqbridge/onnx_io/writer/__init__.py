@@ -19,6 +19,7 @@ from qdqbridge.onnx_io.writer.names import TensorNames
 from qdqbridge.onnx_io.writer.nodes import NodeWriter
 from qdqbridge.onnx_io.writer.opset import choose_opset, imports_of, needs_contrib, takes_types
 from qdqbridge.onnx_io.writer.sheet import Sheet, plain_type
+from qdqbridge.onnx_io.writer.skip_norms import skip_norm_row, skip_norms
 
 _MICROSOFT = "com.microsoft"
 _PARAMETERS = 1 << 16
@@ -118,10 +119,12 @@ def _light(model: ModelProto, sheet: Sheet) -> ModelProto:
 def _sheet(graph: Graph, profile: ExportProfile) -> Sheet:
     graph = recentered(graph) if profile.recentered else graph
     graph = unsigned(graph, DType.INT16) if profile.unsigned and _has_int16(graph) else graph
-    opset = choose_opset(graph, contrib=profile.contrib, known=profile.newest)
+    opset = choose_opset(
+        graph, contrib=profile.contrib, packed=profile.packed, known=profile.newest
+    )
     sheet = _filled(graph, profile, opset)
     if opset < graph.opset and not takes_types(sheet):
-        opset = choose_opset(graph, contrib=profile.contrib)
+        opset = choose_opset(graph, contrib=profile.contrib, packed=profile.packed)
         sheet = _filled(graph, profile, opset)
     if profile.older is None or opset <= profile.older.newest:
         return sheet
@@ -130,7 +133,9 @@ def _sheet(graph: Graph, profile: ExportProfile) -> Sheet:
     if all(finding.rule != profile.older.rule for finding in found):
         return sheet
     try:
-        older = choose_opset(graph, contrib=profile.contrib, newest=profile.older.newest)
+        older = choose_opset(
+            graph, contrib=profile.contrib, packed=profile.packed, newest=profile.older.newest
+        )
     except UnsupportedTargetError:
         return sheet
     return _filled(graph, profile, older)
@@ -151,8 +156,13 @@ def _filled(graph: Graph, profile: ExportProfile, opset: int) -> Sheet:
     for value in graph.inputs:
         sheet.inputs.append(value.name)
         sheet.types[value.name] = plain_type(value)
+    merged = skip_norms(graph) if profile.packed else {}
     for node in graph.nodes:
-        writer.node(node)
+        whole = merged.get(node)
+        if whole is None:
+            writer.node(node)
+        elif node is whole.sums[-1]:
+            skip_norm_row(writer, whole)
     for name, value in zip(graph.output_names, graph.outputs, strict=True):
         sheet.outputs.append(name)
         writer.output(name, value)

@@ -7,10 +7,11 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.types import NestedType, TensorType
-from qdqbridge.onnx_io.codecs import BY_ROW, encode
+from qdqbridge.onnx_io.codecs import BY_ROW, encode, since
 from qdqbridge.onnx_io.foreign import ForeignAttrs, foreign_node_proto
 from qdqbridge.onnx_io.operator_versions import moved
 from qdqbridge.onnx_io.profiles.profile import Clamp
+from qdqbridge.onnx_io.runtime_norms import runtime_name
 from qdqbridge.onnx_io.writer.clamps import (
     clamp_extremes,
     clamp_real,
@@ -88,7 +89,10 @@ class NodeWriter(RowWriter):
     def _compute(self, node: Node) -> None:
         behind = adds_behind(node)
         operands = node.inputs[:_BIAS] if behind else node.inputs
-        encoded = encode(*file_variant(node), operands, self.opset)
+        own = runtime_name(node) if self.profile.packed else ""
+        name, attributes = file_variant(node)
+        opset = max(self.opset, since(name, attributes)) if own else self.opset
+        encoded = encode(name, attributes, operands, opset)
         dtype, quantized = real_dtype(node), is_quantized(node)
         name, metadata = self.identity(node, f"{self.tensors.of(node.output)}_{node.op.name}")
         inputs: list[str] = []
@@ -100,12 +104,15 @@ class NodeWriter(RowWriter):
             else:
                 inputs.append(self.array(operand, f"{name}_input_{index}"))
         targets = [self.target(value, node) for value in node.outputs]
-        attributes = {k: v for k, v in encoded.attributes.items() if v not in ([], ())}
-        if node.op is AVERAGE_POOL and set(attributes.get("dilations", ())) == {1}:
-            del attributes["dilations"]  # onnxruntime's QLinearAveragePool does not have it
+        stated = {k: v for k, v in encoded.attributes.items() if v not in ([], ())}
+        if node.op is AVERAGE_POOL and set(stated.get("dilations", ())) == {1}:
+            del stated["dilations"]  # onnxruntime's QLinearAveragePool does not have it
         names = [target for target, _ in targets]
         results = [self.free.take(f"{names[0]}_product")] if behind else names
-        row = NodeRow(encoded.op_type, inputs, results, attributes, name, metadata)
+        op_type, domain = own or encoded.op_type, encoded.domain
+        row = NodeRow(op_type, inputs, results, stated, name, metadata, domain=domain)
+        if domain:
+            self.sheet.imports.setdefault(domain, 1)
         self.sheet.nodes.append(row)
         self.sheet.types.update(targets)
         if behind:

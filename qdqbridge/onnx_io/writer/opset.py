@@ -17,6 +17,7 @@ from qdqbridge.onnx_io.codecs import BY_ROW, since
 from qdqbridge.onnx_io.codecs.schema import schema_of, schema_type
 from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.onnx_io.operator_versions import can_be_moved
+from qdqbridge.onnx_io.runtime_norms import runtime_name
 from qdqbridge.onnx_io.structure import subgraphs
 from qdqbridge.onnx_io.tensors import onnx_name
 from qdqbridge.onnx_io.writer.sheet import Sheet
@@ -50,6 +51,7 @@ def choose_opset(
     contrib: bool = False,
     newest: int | None = None,
     known: int | None = None,
+    packed: bool = False,
 ) -> int:
     """Returns the source's opset where it can say everything, else the lowest that can.
 
@@ -60,10 +62,13 @@ def choose_opset(
         known: The newest opset that the runtime knows: the first to try where the source's is
             newer, and newer ones only where no other can say everything.
 
+        packed: The runtime has operators of its own in ONNX's domain, and files keep them.
+
     Raises:
         UnsupportedTargetError: No opset can; the message lists what contradicts.
     """
-    needs = list(dict.fromkeys(_needs(graph.values(), graph.nodes, graph.opset, contrib=contrib)))
+    nodes = [node for node in graph.nodes if not (packed and runtime_name(node))]
+    needs = list(dict.fromkeys(_needs(graph.values(), nodes, graph.opset, contrib=contrib)))
     preferred = () if newest is None else (newest,)
     newest = newest or onnx.defs.onnx_opset_version()
     candidates = [graph.opset, *preferred, *range(OLDEST, newest + 1)]

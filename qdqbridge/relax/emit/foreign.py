@@ -58,6 +58,11 @@ def emit_foreign(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> Sequen
     if isinstance(node.attributes, LinearAttrs):
         callee = _added(scope.builder, linear_module(node, node.attributes), node.op.name.lower())
         return [scope.emit(relax.Call(callee, list(arguments(scope, node))))]
+    if node.op.apart:
+        module = _composed(scope, node, emit_graph)
+        if module is None:
+            raise unsupported(node, "TVM has no counterpart of it")
+        return _called(scope, node, module)
     if not isinstance(node.attributes, ForeignAttrs):
         raise unsupported(node, "it carries no ONNX node")
     reasons: list[str] = []

@@ -34,9 +34,12 @@ class CompositionSite:
 
     @staticmethod
     def of(scope: RelaxScope, node: Node) -> CompositionSite:
-        """Returns the site of a carried node."""
-        attributes = node.record(ForeignAttrs)
-        view = NodeView(attributes.node.proto(), attributes.version, node.inputs)
+        """Returns the site of a node; of a row its record holds the attributes."""
+        attributes = node.attributes
+        if isinstance(attributes, ForeignAttrs):
+            view = NodeView(attributes.node.proto(), attributes.version, node.inputs)
+        else:
+            view = NodeView.of_operands(node.op.name, node.inputs)
         return CompositionSite(scope, node, view)
 
     # ---- operands -----------------------------------------------------------------------------

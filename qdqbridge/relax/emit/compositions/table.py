@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from qdqbridge.graph.graph import Node
 from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.qnn.emit.scope import Expr
+from qdqbridge.relax.emit.compositions.attention import ATTENTION
 from qdqbridge.relax.emit.compositions.computed_sizes import COMPUTED_SIZES
 from qdqbridge.relax.emit.compositions.conversion import CONVERSION
 from qdqbridge.relax.emit.compositions.elementwise import ELEMENTWISE
@@ -23,18 +24,23 @@ COMPOSITIONS: Mapping[str, Composition] = {
     **COMPUTED_SIZES,
 }  # fmt: skip
 """By the operator's name in ONNX's own domain."""
+OF_ROWS: Mapping[str, Composition] = {**ATTENTION}
+"""By the name of a row that hosts compute in a function of its own."""
 
 
 def composition_of(node: Node) -> Callable[[RelaxScope, Node], Sequence[Expr]] | None:
-    """Returns what emits a node without a row; None where nothing here does.
+    """Returns what emits a node in a function of its own; None where nothing here does.
 
     What is returned raises :class:`~qdqbridge.onnx_io.codecs.view.NoRow` for a spelling that it
     does not know.
     """
     attributes = node.attributes
-    if not isinstance(attributes, ForeignAttrs) or attributes.domain:
+    if node.op.apart:
+        composition = OF_ROWS.get(node.op.name)
+    elif isinstance(attributes, ForeignAttrs) and not attributes.domain:
+        composition = COMPOSITIONS.get(attributes.op_type)
+    else:
         return None
-    composition = COMPOSITIONS.get(attributes.op_type)
     if composition is None:
         return None
     return lambda scope, alone: composition(CompositionSite.of(scope, alone))

@@ -1,0 +1,182 @@
+"""Attention of language models: operators of com.microsoft, whose defaults are their records'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields
+from typing import Any
+
+from qdqbridge.graph.lenses import lenses
+from qdqbridge.graph.operator import Attributes, Operator
+from qdqbridge.onnx_io.codecs.codec import (
+    OLDEST,
+    Codec,
+    Decoded,
+    Encoded,
+    Operands,
+    decoded,
+)
+from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
+from qdqbridge.ops.attention import (
+    GROUP_QUERY_ATTENTION,
+    MULTI_HEAD_ATTENTION,
+    ROTARY_EMBEDDING,
+    RotaryEmbeddingAttrs,
+)
+
+MICROSOFT = "com.microsoft"
+_OWN_ROTARY = 23
+"""The opset since which RotaryEmbedding is ONNX's own."""
+
+
+def _contrib(
+    row: Operator, most: int, results: int, *more: str, refuse: Callable[[NodeView], str]
+) -> Codec:
+    """Returns the codec of an operator of com.microsoft.
+
+    Args:
+        row: Its row.
+        most: Operands that the row has.
+        results: Results that it has, which are asked for from the first on.
+        *more: Attributes that it takes and that the row does not have.
+        refuse: Returns why the row is not what a node means; empty where it is.
+    """
+
+    def read(node: NodeView) -> Decoded:
+        named = list(map(bool, node.proto.output))
+        if len(named) > results or not all(named):
+            raise NoRow("other results are asked for than the row has")
+        if any(value is not None for value in node.operands[most:]):
+            raise NoRow("it has operands that the row has not")
+        why = refuse(node)
+        if why:
+            raise NoRow(why)
+        return decoded(row.name, row.attributes(**_fields(node, row.attributes)), node.operands)
+
+    def write(attributes: Attributes, operands: Operands, opset: int) -> Encoded:
+        del opset
+        return Encoded(row.name, MICROSOFT, _stated(attributes), list(operands))
+
+    known = (*(lens.onnx for lens in lenses(row.attributes).values()), *more)
+    return Codec(
+        onnx_name=row.name, domain=MICROSOFT, row=row.name, read=read, write=write, known=known
+    )
+
+
+def _fields(node: NodeView, record: type[Attributes]) -> dict[str, Any]:
+    """Returns the fields that a node states, by the record's names and kinds."""
+    found: dict[str, Any] = {}
+    defaults = {each.name: each.default for each in fields(record)}
+    for name, lens in lenses(record).items():
+        if not node.has(lens.onnx):
+            if defaults[name] is MISSING:
+                raise node.fault(f"attribute '{lens.onnx}' is missing")
+        elif lens.kind is bool:
+            found[name] = node.flag(lens.onnx)
+        elif lens.kind is int:
+            found[name] = node.int_(lens.onnx, 0)
+        elif lens.kind is float:
+            found[name] = node.float_(lens.onnx, 0.0)
+        else:
+            found[name] = node.string(lens.onnx, "")
+    return found
+
+
+def _stated(attributes: Attributes) -> dict[str, Any]:
+    """Returns a record as a node states it: what is not the default."""
+    shown, stated = lenses(type(attributes)), dict[str, Any]()
+    for each in fields(attributes):
+        value = getattr(attributes, each.name)
+        if value != each.default:
+            stated[shown[each.name].onnx] = int(value) if isinstance(value, bool) else value
+    return stated
+
+
+# ---- what rows do not mean ----------------------------------------------------------------------
+
+
+def _not_grouped(node: NodeView) -> str:
+    if node.int_("qk_output", 0):
+        return "it gives its products"
+    if node.int_("smooth_softmax", 0) not in (0, 1):
+        return "its softmax is of an unknown kind"
+    return ""
+
+
+def _not_multi_head(node: NodeView) -> str:
+    ranks = [None if (shape := node.shape(index)) is None else len(shape) for index in range(3)]
+    if ranks[0] != 3 or ranks[1] != ranks[2] or ranks[1] not in (3, 4):
+        return f"its queries, keys and values are of ranks {ranks}"
+    mask = node.optional(4)
+    if mask is not None and mask.rank is None:
+        return "the rank of its mask is unknown"
+    if (
+        mask is not None
+        and mask.rank == 1
+        and (node.shape(4) or ())[:1] != (node.shape(0) or ())[:1]
+    ):
+        return "its mask tells where sequences begin and end"
+    return ""
+
+
+# ---- RotaryEmbedding ----------------------------------------------------------------------------
+
+
+def _read_microsoft(node: NodeView) -> Decoded:
+    """Brings the operands into ONNX's order: data, two tables, places."""
+    if node.int_("is_packed_batching", 0):
+        raise NoRow("its batch is ragged")
+    if node.float_("scale", 1.0) != 1.0:
+        raise NoRow("it has a scale, which no two runtimes take alike")
+    x, places, cosine, sine = (node.operand(index) for index in range(4))
+    found = RotaryEmbeddingAttrs(**_fields(node, RotaryEmbeddingAttrs))
+    if node.rank() == 3 and not found.num_heads:
+        width = 2 * node.known_extent(1, 2)
+        heads = node.known_extent(2) // width
+        found = RotaryEmbeddingAttrs(heads, found.rotary_embedding_dim, found.interleaved)
+    return decoded("RotaryEmbedding", _plain(node, found), [x, cosine, sine, places])
+
+
+def _read_own(node: NodeView) -> Decoded:
+    found = RotaryEmbeddingAttrs(**_fields(node, RotaryEmbeddingAttrs))
+    return decoded("RotaryEmbedding", _plain(node, found), node.operands)
+
+
+def _plain(node: NodeView, found: RotaryEmbeddingAttrs) -> RotaryEmbeddingAttrs:
+    """Returns a record that names no heads where the operand shows them."""
+    if node.rank() == 3:
+        return found
+    return RotaryEmbeddingAttrs(0, found.rotary_embedding_dim, found.interleaved)
+
+
+def _write_rotary(attributes: RotaryEmbeddingAttrs, operands: Operands, opset: int) -> Encoded:
+    places = operands[3] if len(operands) > 3 else None
+    if opset >= _OWN_ROTARY and (places is None or places.rank == 2):
+        return Encoded("RotaryEmbedding", "", _stated(attributes), list(operands))
+    x, cosine, sine = operands[:3]
+    return Encoded("RotaryEmbedding", MICROSOFT, _stated(attributes), [x, places, cosine, sine])
+
+
+def _rotary_codecs() -> Sequence[Codec]:
+    known = ("num_heads", "rotary_embedding_dim", "interleaved")
+    return (
+        Codec(
+            onnx_name="RotaryEmbedding", row=ROTARY_EMBEDDING.name, read=_read_own,
+            write=_write_rotary, introduced=OLDEST,
+        ),
+        Codec(
+            onnx_name="RotaryEmbedding", domain=MICROSOFT, row=ROTARY_EMBEDDING.name,
+            read=_read_microsoft, known=(*known, "is_packed_batching", "scale"),
+        ),
+    )  # fmt: skip
+
+
+CODECS = (
+    _contrib(
+        GROUP_QUERY_ATTENTION, 14, 3,
+        "qk_output", "qk_norm_epsilon", "q_norm_epsilon", "k_norm_epsilon",
+        refuse=_not_grouped,
+    ),
+    _contrib(MULTI_HEAD_ATTENTION, 8, 3, refuse=_not_multi_head),
+    *_rotary_codecs(),
+)  # fmt: skip

@@ -1,0 +1,125 @@
+"""A sum and the norm of it as the one operator of com.microsoft that their file had."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.types import TensorType
+from qdqbridge.onnx_io.lowering.normalization import SKIP
+from qdqbridge.onnx_io.lowering.site import MICROSOFT
+from qdqbridge.onnx_io.writer.rows import RowWriter, real_dtype
+from qdqbridge.onnx_io.writer.sheet import NodeRow
+from qdqbridge.ops.attributes import NormAttrs
+from qdqbridge.ops.elementwise import ADD
+from qdqbridge.ops.normalization import LAYER_NORMALIZATION, RMS_NORMALIZATION
+
+_OF_ROW = {LAYER_NORMALIZATION: SKIP[True], RMS_NORMALIZATION: SKIP[False]}
+
+
+@dataclass(frozen=True, slots=True)
+class SkipNorm:
+    """Nodes that one operator stands for.
+
+    Attributes:
+        norm: The norm.
+        total: The last sum, the operator's fourth result.
+        sums: The sums in their order.
+        data: The operand that has the shape of the result.
+        skip: The other one.
+        bias: The constant that is added, too.
+        asked: Others read the sum, too.
+    """
+
+    norm: Node
+    total: Value
+    sums: tuple[Node, ...]
+    data: Value
+    skip: Value
+    bias: Value | None
+    asked: bool
+
+
+def skip_norms(graph: Graph) -> dict[Node, SkipNorm]:
+    """Returns, for each node that goes into such an operator, the whole.
+
+    The operator takes the place of its last sum, so that whoever reads the sum stands behind it.
+    """
+    found: dict[Node, SkipNorm] = {}
+    outputs = set(graph.outputs)
+    for node in graph.nodes:
+        whole = _whole(node, outputs)
+        if whole is not None and not any(each in found for each in whole.sums):
+            found.update(dict.fromkeys((*whole.sums, node), whole))
+    return found
+
+
+def _whole(norm: Node, outputs: set[Value]) -> SkipNorm | None:
+    variant, _, bias = norm.origin.variant.partition("+")
+    if variant != _OF_ROW.get(norm.op) or not _plain(norm):  # pyright: ignore[reportArgumentType]
+        return None
+    if any(value is not None and value.constant is None for value in norm.inputs[1:]):
+        return None
+    rank = norm.operand(0).rank
+    if rank not in (2, 3) or norm.record(NormAttrs).axis != rank - 1:
+        return None
+    last = norm.operand(0).producer
+    if last is None or last.op is not ADD or not _plain(last):
+        return None
+    if not bias:
+        return _made(norm, (last,), None, outputs)
+    for added, other in (last.inputs, reversed(last.inputs)):
+        first = None if other is None else other.producer
+        if added is None or added.constant is None or added.rank != 1 or first is None:
+            continue
+        alone = len(first.output.users) == 1 and first.output not in outputs
+        if first.op is ADD and _plain(first) and alone:
+            return _made(norm, (first, last), added, outputs)
+    return None
+
+
+def _plain(node: Node) -> bool:
+    """True where a node has no quantized operand or result."""
+    values = (*(value for value in node.inputs if value is not None), *node.outputs)
+    return all(value.quant is None for value in values)
+
+
+def _made(
+    norm: Node, sums: tuple[Node, ...], bias: Value | None, outputs: set[Value]
+) -> SkipNorm | None:
+    """Returns the whole; None where none of what is added first has the sum's shape."""
+    first, total = sums[0], norm.operand(0)
+    if len(first.inputs) != 2:
+        return None
+    shape, a, b = first.output.type.shape, first.operand(0), first.operand(1)
+    if shape is None:
+        return None
+    data, skip = (a, b) if a.type.shape == shape else (b, a)
+    if data.type.shape != shape or (skip.rank or 0) not in (len(shape), 2):
+        return None
+    asked = len(total.users) > 1 or total in outputs
+    return SkipNorm(norm, total, sums, data, skip, bias, asked)
+
+
+def skip_norm_row(writer: RowWriter, whole: SkipNorm) -> None:
+    """Adds the row of the operator."""
+    norm, dtype = whole.norm, real_dtype(whole.norm)
+    name, metadata = writer.identity(norm, f"{writer.tensors.of(norm.output)}_{norm.op.name}")
+    affine = [writer.real(value, dtype) for value in norm.inputs[1:] if value is not None]
+    bias = "" if whole.bias is None else writer.real(whole.bias, dtype)
+    centred = norm.op is LAYER_NORMALIZATION
+    if centred and len(affine) < 2 and bias:
+        affine.append("")
+    inputs = [writer.real(whole.data, dtype), writer.real(whole.skip, dtype), *affine]
+    result, total = writer.tensors.of(norm.output), writer.tensors.of(whole.total)
+    inputs += [bias] if bias else []
+    outputs = [result, "", "", total] if whole.asked else [result]
+    attributes = {"epsilon": norm.record(NormAttrs).epsilon}
+    row = NodeRow(SKIP[centred], inputs, outputs, attributes, name, metadata, domain=MICROSOFT)
+    writer.sheet.nodes.append(row)
+    writer.sheet.imports.setdefault(MICROSOFT, 1)
+    for value, tensor in ((norm.output, result), (whole.total, total)):
+        writer.sheet.types[tensor] = TensorType(value.type.dtype, value.type.shape)
+
+
+__all__ = ["SkipNorm", "skip_norm_row", "skip_norms"]

@@ -1,0 +1,305 @@
+"""Random nodes of the attention operators, and what onnxruntime makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import ModelProto, helper
+
+from qdqbridge.graph.operator import Attributes
+from qdqbridge.ops.attention import (
+    GroupQueryAttentionAttrs,
+    MultiHeadAttentionAttrs,
+    RotaryEmbeddingAttrs,
+)
+
+Array = NDArray[Any]
+_MASK = 4
+"""Where a MultiHeadAttention has a mask: one of a single axis is known by its batch."""
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """A node and its operands.
+
+    Attributes:
+        op: The row.
+        attributes: Its record.
+        operands: None where left out.
+        valid: Per result and sequence, what of it is specified.
+    """
+
+    op: str
+    attributes: Attributes
+    operands: list[Array | None]
+    valid: list[list[Any]]
+
+    def model(self, *, open_axes: bool = False) -> ModelProto:
+        """A model of the node alone; with ``open_axes`` no extent but the innermost is a number."""
+        given = [(i, x) for i, x in enumerate(self.operands) if x is not None]
+        results = [f"out_{i}" for i in range(len(self.valid))]
+        defaults = {each.name: each.default for each in fields(self.attributes)}
+        stated = {name: getattr(self.attributes, name) for name in defaults}
+        told: dict[str, Any] = {
+            k: int(v) if isinstance(v, bool) else v for k, v in stated.items() if v != defaults[k]
+        }
+        own = self.op == "RotaryEmbedding"
+        inputs = [
+            helper.make_tensor_value_info(
+                f"in_{i}", helper.np_dtype_to_tensor_dtype(x.dtype), _shape(i, x, open_axes)
+            )
+            for i, x in given
+        ]  # fmt: skip
+        present = {i for i, _ in given}
+        names = [f"in_{i}" if i in present else "" for i in range(len(self.operands))]
+        node = helper.make_node(
+            self.op, names, results, "node", domain="" if own else "com.microsoft", **told
+        )
+        graph = helper.make_graph(
+            [node], "g", inputs, [helper.make_empty_tensor_value_info(name) for name in results]
+        )
+        opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+    def feeds(self) -> dict[str, Array]:
+        """The operands by their names in the model."""
+        return {f"in_{i}": x for i, x in enumerate(self.operands) if x is not None}
+
+    def reference(self) -> list[Array]:
+        """What onnxruntime computes."""
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        options.intra_op_num_threads = 1
+        session = ort.InferenceSession(self.model().SerializeToString(), options)
+        return [np.asarray(each) for each in session.run(None, self.feeds())]
+
+    def distance(self, results: Sequence[Array], reference: Sequence[Array]) -> float:
+        """The largest difference in what is specified of any result."""
+        worst = 0.0
+        for result, wanted, valid in zip(results, reference, self.valid, strict=True):
+            assert np.asarray(result).shape == wanted.shape
+            for sequence, part in enumerate(valid):
+                a, b = (x[sequence][part].astype(np.float64) for x in (result, wanted))
+                worst = max(worst, float(np.abs(a - b).max(initial=0)))
+        return worst
+
+
+def _shape(index: int, x: Array, open_axes: bool) -> list[int | str]:
+    inner = x.ndim - 1 if x.ndim > 1 else x.ndim
+    if not open_axes or x.ndim < 2:
+        return ["d0_0"] if open_axes and index == _MASK and x.ndim else list(x.shape)
+    open_ = {axis for axis in range(inner) if x.ndim != 4 or axis != 1}
+    return [f"d{index}_{a}" if a in open_ else extent for a, extent in enumerate(x.shape)]
+
+
+def _floats(rng: np.random.Generator, *shape: int) -> Array:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def _tables(rng: np.random.Generator, half: int, rows: int = 64) -> list[Array]:
+    angles = np.outer(np.arange(rows), 1 / 100 ** (np.arange(half) / half))
+    return [np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)]
+
+
+@dataclass(frozen=True)
+class _Lengths:
+    """How long a GroupQueryAttention's operands are: new tokens, past, ends of the sequences."""
+
+    length: int
+    past: int
+    ends: Array
+
+    @property
+    def batch(self) -> int:
+        return len(self.ends)
+
+
+def _lengths(rng: np.random.Generator) -> _Lengths:
+    """A first prompt, a step, a chunk, or a step in a shared buffer."""
+    batch, length = int(rng.integers(1, 4)), int(rng.integers(2, 9))
+    kind = rng.choice(["prompt", "step", "chunk", "buffer"])
+    if kind == "prompt":
+        ends = np.full(batch, length)
+        if batch > 1 and rng.random() < 0.5:
+            ends[1:] = rng.integers(1, length + 1, batch - 1)
+        return _Lengths(length, 0, ends)
+    if kind == "step":
+        past = int(rng.integers(1, 12))
+        ends = rng.integers(2, past + 2, batch)
+        ends[0] = past + 1
+        return _Lengths(1, past, ends)
+    if kind == "chunk":
+        past = int(rng.integers(1, 9))
+        return _Lengths(length, past, np.array([past + length]))
+    length = 1 if rng.random() < 0.5 else length
+    return _Lengths(length, 24, rng.integers(length + 1, 20, batch if length == 1 else 1))
+
+
+def grouped(seed: int) -> AttentionCase:
+    """A GroupQueryAttention of any lengths, with tables, a bias, a sink, a window."""
+    rng = np.random.default_rng(seed)
+    shared, group = int(rng.integers(1, 4)), int(rng.integers(1, 4))
+    heads, size = shared * group, int(rng.choice([8, 16, 32]))
+    at = _lengths(rng)
+    batch, length, ends = at.batch, at.length, at.ends
+    total = int(ends.max())
+    cache = [_floats(rng, batch, shared, at.past, size) for _ in range(2)]
+    widths = (heads * size, shared * size, shared * size)
+    given: list[Array | None] = [_floats(rng, batch, length, width) for width in widths]
+    if rng.random() < 0.3:
+        given = [_floats(rng, batch, length, sum(widths)), None, None]
+    said: dict[str, Any] = {}
+    rest: list[Array | None] = [None] * 5
+    if rng.random() < 0.6 and size >= 16:
+        rest[:2] = _tables(rng, size // 2 if rng.random() < 0.6 or size < 32 else size // 4)
+        said |= {"do_rotary": True, "rotary_interleaved": bool(rng.random() < 0.4)}
+        if rng.random() < 0.3 and batch == 1:
+            begin = int(ends[0]) - length + int(rng.integers(0, 9))
+            rest[2] = np.arange(begin, begin + length, dtype=np.int64)[None]
+    if rng.random() < 0.3:
+        said["scale"] = float(np.float32(rng.uniform(0.05, 0.5)))
+    if rng.random() < 0.3:
+        said["softcap"] = float(np.float32(rng.uniform(1, 30)))
+    if rng.random() < 0.4:
+        said["local_window_size"] = int(rng.integers(1, 10))
+    if rng.random() < 0.25:
+        shape = (int(rng.choice([1, batch])), int(rng.choice([1, heads])), length, total)
+        rest[3] = _floats(rng, *shape)
+    if rng.random() < 0.2:
+        rest[4] = _floats(rng, heads)
+    elif rng.random() < 0.15:
+        said["smooth_softmax"] = True
+    first = length == total
+    tokens = [slice(0, min(length, int(end)) if first else length) for end in ends]
+    rows = [(slice(None), slice(0, int(end))) for end in ends]
+    return AttentionCase(
+        "GroupQueryAttention",
+        GroupQueryAttentionAttrs(heads, shared, **said),
+        [*given, *cache, (ends - 1).astype(np.int32), np.array(total, np.int32), *rest],
+        [tokens, rows, rows],
+    )
+
+
+def windowed(seed: int) -> AttentionCase:
+    """A GroupQueryAttention whose cache holds a window."""
+    rng = np.random.default_rng(seed)
+    window = int(rng.integers(2, 6))
+    capacity, length = window + int(rng.integers(0, 4)), int(rng.choice([1, 1, 3, 7]))
+    batch = 1 if length > 1 else int(rng.integers(1, 3))
+    ends = rng.integers(length, 20, batch)
+    if rng.random() < 0.2:
+        ends[:] = length
+    total = int(ends.max())
+    bias = _floats(rng, 1, 4, length, total) if rng.random() < 0.3 else None
+    widths = (32, 16, 16)
+    step = capacity - window + 1
+    kept = [int(end - step * -(-max(end - capacity, 0) // step)) for end in ends]
+    rows = [(slice(None), slice(0, count)) for count in kept]
+    return AttentionCase(
+        "GroupQueryAttention",
+        GroupQueryAttentionAttrs(4, 2, local_window_size=window, sliding_window_cache=True),
+        [
+            *(_floats(rng, batch, length, width) for width in widths),
+            *(_floats(rng, batch, 2, capacity, 8) for _ in range(2)),
+            (ends - 1).astype(np.int32), np.array(total, np.int32), None, None, None, bias,
+        ],
+        [[slice(None)] * batch, rows, rows],
+    )  # fmt: skip
+
+
+def stored(seed: int) -> AttentionCase:
+    """A GroupQueryAttention whose cache is quantized."""
+    rng = np.random.default_rng(seed)
+    bits, kind = int(rng.choice([8, 4])), str(rng.choice(["PER_TENSOR", "PER_CHANNEL"]))
+    length, past = int(rng.choice([1, 4])), 0 if rng.random() < 0.4 else int(rng.integers(1, 9))
+    batch = 1 if length > 1 and past else 2
+    shape = (batch, 2, past, 16 if bits == 8 else 8)
+    low, high, dtype = (-127, 128, np.int8) if bits == 8 else (0, 256, np.uint8)
+    cache = [rng.integers(low, high, shape).astype(dtype) for _ in range(2)]
+    wide = (1,) if kind == "PER_TENSOR" else (1, 2, 1, 16)
+    factor = 1 if bits == 8 else 15
+    scales = [(rng.uniform(0.01, 0.05, wide) * factor).astype(np.float32) for _ in range(2)]
+    total = past + length
+    return AttentionCase(
+        "GroupQueryAttention",
+        GroupQueryAttentionAttrs(
+            4, 2, k_quant_type=kind, v_quant_type=kind, kv_cache_bit_width=bits
+        ),
+        [
+            *(_floats(rng, batch, length, width) for width in (64, 32, 32)), *cache,
+            np.full(batch, total - 1, np.int32), np.array(total, np.int32), *[None] * 5, *scales,
+        ],
+        [[slice(None)] * batch] * 3,
+    )  # fmt: skip
+
+
+def multi_head(seed: int) -> AttentionCase:
+    """A MultiHeadAttention: of itself, of others, with a past, masks and biases."""
+    rng = np.random.default_rng(seed)
+    heads, size, batch = int(rng.integers(1, 5)), int(rng.choice([8, 16])), int(rng.integers(1, 4))
+    width, length = heads * size, int(rng.integers(1, 8))
+    kind = rng.choice(["self", "cross", "past", "past", "heads"])  # it has no packed kernels
+    keys = length if kind in ("self", "past") else int(rng.integers(1, 8))
+    past = int(rng.integers(1, 6)) if kind == "past" else 0
+    q: Array = _floats(rng, batch, length, width)
+    k: Array | None = _floats(rng, batch, keys, width)
+    v: Array | None = _floats(rng, batch, keys, width)
+    if kind == "heads":
+        k, v = (_floats(rng, batch, heads, keys, size) for _ in range(2))
+    operands: list[Array | None] = [q, k, v, *[None] * 5]
+    if kind in ("self", "cross", "past") and rng.random() < 0.4:
+        operands[3] = _floats(rng, 3 * width)
+    total = past + keys
+    if rng.random() < 0.4 and kind != "heads":
+        shape = [(batch,), (batch, total), (batch, length, total)][int(rng.integers(0, 3))]
+        shape = (batch, total) if past and len(shape) == 1 else shape
+        mask = rng.integers(0, 2, shape) if len(shape) > 1 else rng.integers(1, keys + 1, shape)
+        if len(shape) > 1:
+            mask[..., 0] = 1
+        operands[4] = mask.astype(np.int32)
+    if rng.random() < 0.3:
+        shape = (int(rng.choice([1, batch])), int(rng.choice([1, heads])), length, total)
+        operands[5] = _floats(rng, *shape)
+    if past:
+        operands[6:8] = (_floats(rng, batch, heads, past, size) for _ in range(2))
+    said: dict[str, Any] = {}
+    if rng.random() < 0.3:
+        said["scale"] = float(np.float32(rng.uniform(0.05, 0.5)))
+    if rng.random() < 0.3 and kind in ("self", "past"):
+        said["unidirectional"] = True
+    asked = rng.random() < 0.7  # onnxruntime 1.32 reads memory of others where there is a past
+    results = 3 if past or (kind == "self" and asked) else 1  # and nobody asks for the new one
+    return AttentionCase(
+        "MultiHeadAttention", MultiHeadAttentionAttrs(heads, **said), operands,
+        [[slice(None)] * batch] * results,
+    )  # fmt: skip
+
+
+def rotary(seed: int) -> AttentionCase:
+    """A RotaryEmbedding."""
+    rng = np.random.default_rng(seed)
+    heads, size, batch = int(rng.integers(1, 4)), int(rng.choice([8, 16])), int(rng.integers(1, 4))
+    length, part = int(rng.integers(1, 7)), rng.random() < 0.3
+    half = size // 4 if part else size // 2
+    flat = rng.random() < 0.5
+    x = _floats(rng, batch, length, heads * size)
+    x = x if flat else _floats(rng, batch, heads, length, size)
+    tables, places = _tables(rng, half), rng.integers(0, 64, (batch, length)).astype(np.int64)
+    operands: list[Array | None] = [x, *tables, places]
+    if rng.random() < 0.3:
+        operands = [x, *(table[places] for table in tables)]
+    record = RotaryEmbeddingAttrs(
+        heads if flat else 0, 2 * half if part else 0, bool(rng.random() < 0.5)
+    )
+    return AttentionCase("RotaryEmbedding", record, operands, [[slice(None)] * batch])
+
+
+FAMILIES = {
+    "grouped": grouped, "windowed": windowed, "stored": stored, "multi_head": multi_head,
+    "rotary": rotary,
+}  # fmt: skip
