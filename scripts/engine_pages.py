@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -30,11 +31,15 @@ class Runtime(NamedTuple):
         engine: Whose table.
         title: Of the page.
         about: What the figures are of, in Markdown.
+        profile: The export profile; empty where there is none.
+        export: What writes files for it.
     """
 
     engine: str
     title: str
     about: str
+    profile: str
+    export: str
 
     @property
     def page(self) -> Path:
@@ -49,6 +54,8 @@ RUNTIMES = (
         "All figures are of the **host build of the NPU's backend**, which computes on x86 what "
         "the NPU is meant to compute: no phone was used. *Taken* means that no operator is left to "
         "the CPU.",
+        "qnn",
+        "export --profile qnn",
     ),
     Runtime(
         "openvino",
@@ -56,6 +63,20 @@ RUNTIMES = (
         "All figures are of the CPU plugin on x86 with AVX-512. *Taken* means that every layer "
         "between DequantizeLinear and QuantizeLinear runs in integers, by the runtime model; what "
         "is not taken is computed in float32, and rightly.",
+        "openvino",
+        "export --profile openvino",
+    ),
+    Runtime(
+        "litert",
+        "QDQ models on LiteRT",
+        "All figures are of LiteRT's own CPU kernels on x86, without a delegate. The models are "
+        "QDQ ONNX files with integers as inputs and outputs; LiteRT reads none of these, so that "
+        "all figures are of what `export -o model.tflite` writes from them. *Not written* are "
+        "models that take or give 16 bits with a zero point: LiteRT has kernels of 16 bits around "
+        "zero only, and the export says so by name. [How its kernels round](tflite.md) is known "
+        "bit for bit; its 16-bit Softmax is up to 4 steps of 65536 off.",
+        "",
+        "export -o model.tflite",
     ),
 )
 
@@ -92,24 +113,24 @@ def grid(found: Sequence[dict[str, str]], prefix: str) -> list[str]:
     return lines
 
 
-def clamps(found: Sequence[dict[str, str]]) -> list[str]:
+def clamps(found: Sequence[dict[str, str]], prefix: str) -> list[str]:
     """Returns the lines of a table: spellings of clamps by zero points, 8 bits, products."""
     zeros = tuple(dict.fromkeys(row["zero"] for row in found))
     eight = [row for row in found if row["dtype"] in ("u8", "s8") and row["bias"] != "-"]
     lines = [f"| clamp | {' | '.join(zeros)} |", "|---" * (len(zeros) + 1) + "|"]
     for clamp in dict.fromkeys(row["clamp"] for row in found):
         of = [row for row in eight if row["clamp"] == clamp]
-        cells = (verdict([row for row in of if row["zero"] == zero], "") for zero in zeros)
+        cells = (verdict([row for row in of if row["zero"] == zero], prefix) for zero in zeros)
         lines.append(f"| {clamp} | {' | '.join(cells)} |")
     return lines
 
 
-def words(found: Sequence[dict[str, str]]) -> list[str]:
+def words(found: Sequence[dict[str, str]], prefix: str) -> list[str]:
     """Returns the lines of a table: what the engine says where it does not take a file."""
     counts: Counter[tuple[str, str]] = Counter()
     for row in found:
-        if row["taken"] == "no" and row["words"]:
-            counts[row["words"].partition("'")[0].strip(), row["operator"]] += 1
+        if row[f"{prefix}taken"] in ("no", "refused") and row[f"{prefix}words"]:
+            counts[_general(row[f"{prefix}words"]), row["operator"]] += 1
     said: dict[str, list[str]] = {}
     for (text, operator), number in counts.most_common():
         said.setdefault(text.replace("|", "/"), []).append(f"{operator} {number}")
@@ -117,39 +138,63 @@ def words(found: Sequence[dict[str, str]]) -> list[str]:
     return lines + [f"| {text} | {', '.join(listed)} |" for text, listed in said.items()]
 
 
+def _general(words: str) -> str:
+    """Returns what is said without the names and numbers that are the model's."""
+    refused = _REFUSED.match(words)
+    if refused is None:
+        return words.partition("'")[0].strip()
+    return re.sub(r"zero point -?\d+", "a zero point", words[refused.end() :].partition(";")[0])
+
+
+_REFUSED = re.compile(r"\w+ \(\d+, '[^']*'\): '[^']*' ")
+
+
 def page(runtime: Runtime) -> str:
     """Returns a page."""
     comments, found = rows(runtime.engine)
-    profile = PROFILES[{"qnn-htp": "qnn"}.get(runtime.engine, runtime.engine)]
-    right = sum(r["export_taken"] == "yes" and int(r["export_lsb"]) <= LIMIT for r in found)
-    own = sum(r["taken"] == "yes" and int(r["lsb"]) <= LIMIT for r in found)
+    own, written = (
+        sum(r[f"{prefix}taken"] == "yes" and int(r[f"{prefix}lsb"]) <= LIMIT for r in found)
+        for prefix in ("", "export_")
+    )
+    if runtime.profile:
+        right = f"As spelled {own} of the {len(found)} are taken and right"
+        exported = f"as `{runtime.export}` writes them {written}"
+    else:
+        right = f"{written} of the {len(found)} are written, taken and right"
+        refused = sum(row["export_taken"] == "refused" for row in found)
+        exported = f"{refused} are not written"
     parts = [
         f"# {runtime.title}",
         f"What {comments[0]} takes of {len(found)} small models, and what it computes from them, "
         f"executed by `{comments[1]}`. Written by `scripts/engine_pages.py`.",
         runtime.about,
-        f"As spelled {own} of the {len(found)} are taken and right (at most {LIMIT} LSB from the "
-        f"numbers that the file means); as `export --profile {profile.name}` writes them {right}.",
-        "## As producers spell them",
-        "\n".join(grid(found, "")),
-        f"## As `export --profile {profile.name}` writes them",
+        f"{right} (at most {LIMIT} LSB from the numbers that the file means); {exported}.",
+    ]
+    if runtime.profile:
+        parts += ["## As producers spell them", "\n".join(grid(found, ""))]
+    prefix = "" if runtime.profile else "export_"
+    parts += [
+        f"## As `{runtime.export}` writes them",
         "\n".join(grid(found, "export_")),
         "## Clamps behind products of 8 bits, by where the zero point lies",
         "`relu` and `clip` stand on the float result; `q-…` stand behind a Q/DQ pair and are "
         "followed by another QuantizeLinear.",
-        "\n".join(clamps(found)),
-        "## What it refuses, in its words",
-        "\n".join(words(found)),
-        f"## The rules of `--profile {profile.name}`",
-        "\n".join(
-            ["| rule | applies to | what happens | do | source |", "|---|---|---|---|---|"]
-            + [
-                f"| {r.name} | {r.applies_to} | {r.effect.value} | {r.fix} | {r.source} |"
-                for r in profile.rules
-            ]
-        ),
+        "\n".join(clamps(found, prefix)),
+        f"## What {'it refuses, in its words' if runtime.profile else 'is not written, and why'}",
+        "\n".join(words(found, prefix)),
     ]
+    if runtime.profile:
+        parts += [f"## The rules of `--profile {runtime.profile}`", "\n".join(rules(runtime))]
     return "\n\n".join(parts) + "\n"
+
+
+def rules(runtime: Runtime) -> list[str]:
+    """Returns the lines of a table: the rules of the export profile."""
+    lines = ["| rule | applies to | what happens | do | source |", "|---|---|---|---|---|"]
+    return lines + [
+        f"| {r.name} | {r.applies_to} | {r.effect.value} | {r.fix} | {r.source} |"
+        for r in PROFILES[runtime.profile].rules
+    ]
 
 
 def main() -> int:

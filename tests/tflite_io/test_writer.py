@@ -50,6 +50,10 @@ CASES = {
     "float convolution": "input %x: float32[1,4,6,8]\n%y = Conv(%x, const float32"
     "[2,4,1,1] [1 -2 3 -4 5 -6 7 -8]) {strides=[1 1], dilations=[1 1], pads=[0 0 0 0], group=1}"
     ": float32[1,2,6,8]\n%z = quantize(%y): quant<int8, 0.05, 3>[1,2,6,8]",
+    "relu of unsigned numbers": "input %x: quant<uint8, 0.05, 37>[1,4]\n"
+    "%y = requantize(%x): quant<uint8, 0.05, 37, range=37..255>[1,4]",
+    "division by zero": "input %x: quant<int8, 0.05, 3>[300]\n"
+    "%y = Div(%x, const quant<int8, 0.05, 3>[] 3): quant<int8, 0.1, -91>[300]",
     "island": f"{X}[2,5]\n%y = Cos(%x): quant<int8, 0.01, 0>[2,5]",
     "mean": f"{IMAGE}\n%y = GlobalAveragePool(%x): quant<int8, 0.02, 3>[1,4,1,1]",
     "average pool": f"{IMAGE}\n%y = AveragePool(%x) {{kernel_shape=[2 2], strides=[2 2], "
@@ -181,3 +185,26 @@ def test_other_floats_are_refused(kind: str) -> None:
     with pytest.raises(UnsupportedTargetError, match="TFLite cannot take") as caught:
         converted(graph)
     assert kind in caught.value.why
+
+
+@pytest.mark.parametrize("kind", ["uint16, 0.001, 32768", "int16, 0.001, 5"])
+@pytest.mark.parametrize("side", ["input", "output"])
+def test_16_bits_that_do_not_lie_around_zero_are_refused_at_the_interface(
+    kind: str, side: str
+) -> None:
+    plain = "quant<int8, 0.05, 3>[2,3]"
+    types = (f"quant<{kind}>[2,3]", plain) if side == "input" else (plain, f"quant<{kind}>[2,3]")
+    graph = qb.parse(f"{HEADER}input %x: {types[0]}\n%y = Abs(%x): {types[1]}\noutput %y\n")
+    with pytest.raises(UnsupportedTargetError, match="TFLite cannot take") as caught:
+        converted(graph)
+    assert f"{kind.split(',', maxsplit=1)[0]} with zero point" in caught.value.why
+
+
+def test_a_range_of_nothing_but_zero_is_written() -> None:
+    graph = qb.parse(
+        f"{HEADER}input %x: float32[2,3]\n"
+        "%y = quantize(%x): quant<uint16, 0.001, 65535, range=65535..65535>[2,3]\n"
+        "%z = dequantize(%y): float32[2,3]\noutput %z\n"
+    )
+    made = converted(graph)
+    assert made.model.operators

@@ -408,6 +408,7 @@ class Emission:
         assert quant is not None
         params = quant.params
         if self.type_of(made)[0] == "FLOAT32":
+            made = self._finite(made, params) if _may_overflow(value) else made
             if params.full_range:
                 self.add("QUANTIZE", [made], [self.tensor(value)], version=1)
                 return
@@ -415,6 +416,21 @@ class Emission:
             self.add("QUANTIZE", [made], [wide], version=1)
             made = wide
         self.clamped(made, self.tensor(value), params)
+
+    def _finite(self, made: int, params: QuantParams) -> int:
+        """Returns floats that LiteRT quantizes rightly: it has no number for what is not finite.
+
+        The bounds lie a step outside the type's range. Of NaN the extreme whose first operand it
+        is makes the other one: the lowest number, as everywhere.
+        """
+        storage, zero = params.storage_dtype, params.zero_point
+        for name, end in (("MINIMUM", storage.qmax + 1.0), ("MAXIMUM", storage.qmin - 1.0)):
+            bound = np.asarray((end - zero) * params.scale, np.float32).reshape(())
+            pair = [self.constant(bound, "bound"), made]
+            made = self.like(made, self.type_of(made)[1])
+            pair = pair if name == "MINIMUM" else pair[::-1]
+            self.add(name, pair, [made], "MaximumMinimumOptions")
+        return made
 
     def clamped(self, made: int, result: int, params: QuantParams) -> None:
         """Clamps stored integers to a type's range: as a Relu, or by one or two extremes."""
@@ -456,6 +472,16 @@ def _refuse_other_floats(node: Node) -> None:
             raise NoCounterpart(
                 f"it computes in {value.type.dtype.label}", "convert the model to float32"
             )
+
+
+def _may_overflow(value: Value) -> bool:
+    """True for what is infinite for operands that are not."""
+    params = value.quant.params if value.quant is not None else None
+    made = value.producer is not None and value.producer.op.name in _UNBOUNDED
+    return made and params is not None and params.per_tensor
+
+
+_UNBOUNDED = frozenset({"Div", "Exp", "Pow", "Reciprocal", "Rsqrt"})
 
 
 def is_late(node: Node | None) -> bool:
