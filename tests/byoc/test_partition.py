@@ -41,6 +41,7 @@ from qdqbridge.errors import (
 from qdqbridge.relax.read import read_function
 from tests.byoc.emission_models import CASES, model_of
 from tests.relax.single_ops import Model, X, codes, const, params
+from tests.relax.targets import UNOPTIMIZED
 
 pytestmark = pytest.mark.relax
 
@@ -52,7 +53,7 @@ S8, U8 = params("int8", 0.5, 3), params("uint8", 0.25, 120)
 
 def run(module: Any, inputs: dict[str, Any]) -> list[np.ndarray[Any, Any]]:
     tvm: Any = import_module("tvm")
-    library = tvm.compile(module, "llvm")
+    library = tvm.compile(module, tvm.target.Target(UNOPTIMIZED))
     machine = tvm.relax.VirtualMachine(library, tvm.cpu())
     names = [str(name) for name in module["main"].attrs["input_names"]]
     result = machine["main"](*(tvm.runtime.tensor(inputs[name]) for name in names))

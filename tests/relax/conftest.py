@@ -4,7 +4,8 @@ import pytest
 from tvm import relax
 
 from tests.dialect.contract import Host
-from tests.relax.dialect_cases import TARGETS, Cases
+from tests.relax.dialect_cases import Cases
+from tests.relax.targets import TARGETS
 
 
 @pytest.fixture

@@ -8,16 +8,13 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import relax, tirx
-from tvm.target import codegen
 
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.relax import dialect
 from tests.dialect.contract import Array, contract, every_code, params
+from tests.relax.targets import UNOPTIMIZED
 
 __all__ = ["Array", "Cases", "contract", "every_code", "params", "scale_of", "zero_of"]
-
-TARGETS = "llvm", {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()}
-"""The second has fused multiply-add on every machine that can run TVM fast."""
 
 
 def scale_of(p: QuantParams) -> Any:
@@ -32,7 +29,7 @@ def zero_of(p: QuantParams) -> Any:
 class Cases:
     """Functions of one module, each with its inputs and what it must return."""
 
-    target: Any = "llvm"
+    target: dict[str, Any] = field(default_factory=lambda: UNOPTIMIZED)
     builder: Any = field(default_factory=lambda: relax.BlockBuilder())  # noqa: PLW0108
     expected: dict[str, tuple[list[Array], Array, str]] = field(default_factory=dict)
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from tvm import relax
-from tvm.target import codegen
 
 from qdqbridge.errors import GraphError
 from qdqbridge.graph.numerics import codes, dequantize, multiplier, quantize, requantize
@@ -16,12 +15,12 @@ from qdqbridge.qnn.dialect.quantize import fixed_point
 from qdqbridge.relax import dialect
 from qdqbridge.relax.dialect import tensor_type
 from tests.relax.dialect_cases import Array, Cases, every_code, params, scale_of, zero_of
+from tests.relax.targets import TARGETS
 
 CODES = ["int8", "uint8", "int16", "uint16"]
-TARGETS = ["llvm", {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()}]
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=["generic", "host"])
+@pytest.mark.parametrize("target", TARGETS, ids=["unoptimized", "host"])
 def test_halves_round_to_even_then_saturate(target: Any) -> None:
     x = np.asarray([[0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5, 127.5, -128.5, -129.5]], np.float32)
     wanted = {

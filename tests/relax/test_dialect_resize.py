@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from tvm import relax
-from tvm.target import codegen
 
 from qdqbridge.errors import GraphError
 from qdqbridge.ops.attributes import ResizeAttrs
@@ -15,8 +14,8 @@ from qdqbridge.ops.resize import COORDINATES, NEAREST
 from qdqbridge.relax import dialect
 from qdqbridge.relax.dialect import tensor_type
 from tests.relax.dialect_cases import Cases, contract, every_code, params, scale_of, zero_of
+from tests.relax.targets import TARGETS
 
-TARGETS = ["llvm", {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()}]
 PX, PY = params("uint8", 0.031, 7), params("uint8", 0.0241, 3)
 FINE_X, FINE_Y = params("uint16", 0.031 / 256, 7), params("uint16", 0.0241 / 256, 3)
 """Two bytes show what one would hide: a fused multiply-add in the last place."""
@@ -37,7 +36,7 @@ def _record(mode: str, coordinate: str, size: tuple[int, ...], **more: Any) -> R
     )
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=["generic", "host"])
+@pytest.mark.parametrize("target", TARGETS, ids=["unoptimized", "host"])
 @pytest.mark.parametrize("method", ["linear", "cubic"])
 def test_interpolation(method: str, target: Any) -> None:
     rng = np.random.default_rng(0)

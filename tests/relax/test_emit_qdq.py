@@ -24,6 +24,7 @@ from tvm.relax.transform import FuseOpsByPattern
 import qdqbridge as qb
 from qdqbridge.errors import UnsupportedTargetError
 from tests.relax.single_ops import Array, Model, X, codes, const, params
+from tests.relax.targets import UNOPTIMIZED
 
 pytestmark = pytest.mark.relax
 
@@ -42,11 +43,9 @@ S8, U8 = params("int8", 0.05, 3), params("uint8", 0.04, 131)
 
 
 def built(graph: qb.Graph) -> Any:
-    """Builds without optimizing the loops, which would take three times as long."""
     module, _ = qb.to_relax(graph, variant="qdq")
     device: Any = tvm.cpu()
-    target = tvm.target.Target({"kind": "llvm", "opt-level": 0})
-    return relax.VirtualMachine(tvm.compile(module, target), device)
+    return relax.VirtualMachine(tvm.compile(module, tvm.target.Target(UNOPTIMIZED)), device)
 
 
 def run(graph: qb.Graph, inputs: dict[str, Array]) -> list[Array]:

@@ -14,6 +14,7 @@ from qdqbridge.graph.identity import tensor_id
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.relax.links import Links, emit_linked, links_of
 from qdqbridge.relax.tracking import STAGES, Tracker, tracked
+from tests.relax.targets import UNOPTIMIZED
 
 tvm: Any = installed  # TVM's annotations are narrower than what it takes
 relax: Any = installed_relax
@@ -116,7 +117,7 @@ def _variables(function):
 
 
 def _run(module, inputs):
-    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, tvm.target.Target(UNOPTIMIZED)), tvm.cpu())
     return [np.asarray(r.numpy()) for r in machine["main"](*map(tvm.runtime.tensor, inputs))]
 
 

@@ -19,6 +19,7 @@ from qdqbridge.relax.dialect import tensor_type
 from tests.onnx_models import Builder, canonical
 from tests.relax.frontend_cases import imported
 from tests.relax.read_cases import read_back, same
+from tests.relax.targets import UNOPTIMIZED
 
 pytestmark = pytest.mark.relax
 R = relax.op
@@ -92,7 +93,7 @@ def module_of(make: Make, array: Array) -> Any:
 
 
 def by_tvm(module: Any, array: Array) -> Array:
-    target: Any = tvm.target.Target("llvm")
+    target: Any = tvm.target.Target(UNOPTIMIZED)
     cpu: Any = tvm.cpu()
     machine: Any = relax.VirtualMachine(tvm.compile(module, target), cpu)
     return machine["main"](tvm.runtime.tensor(np.ascontiguousarray(array))).numpy()
