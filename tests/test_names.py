@@ -104,3 +104,15 @@ def test_old_names_of_patterns_work_and_warn():
         assert getattr(byoc, "Call") is byoc.CallPattern  # noqa: B009
     with pytest.raises(AttributeError, match="has no attribute 'Calls'"):
         getattr(byoc, "Calls")  # noqa: B009
+
+
+def test_the_old_name_of_data_movement_records_works_and_warns():
+    from qdqbridge.byoc import Constraints, Limits, records
+
+    with pytest.warns(DeprecationWarning, match=r"records.Mover is DataMovement now"):
+        assert getattr(records, "Mover") is records.DataMovement  # noqa: B009
+    with pytest.warns(DeprecationWarning, match="'mover' is 'data_movement' now") as told:
+        constraints = Constraints(families={"mover": Limits(batch=1)})
+    assert told[0].filename == __file__
+    assert constraints.of(records.DataMovement.family).batch == 1
+    assert records.DataMovement.family == "data_movement"

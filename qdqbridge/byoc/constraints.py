@@ -12,11 +12,12 @@
 
 ``Limits`` of a family are added to those of everywhere, and replace them where both say something.
 Families are the ``family`` of the records: convolution, dense, batch_matmul, binary, unary,
-softmax, pool, reduction, resize, normalization, concatenation, mover, conversion.
+softmax, pool, reduction, resize, normalization, concatenation, data_movement, conversion.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +42,21 @@ _FAMILIES = frozenset(
     for found in vars(records).values()
     if isinstance(found, type) and issubclass(found, Record) and found.family
 )
+_OLD_FAMILIES = {"mover": "data_movement"}
+
+
+def _family(name: str, level: int) -> str:
+    """Returns the name of a family that may have been given by the one that it had before.
+
+    Args:
+        name: The name.
+        level: How many calls above this one the name was written.
+    """
+    if name not in _OLD_FAMILIES:
+        return name
+    new = _OLD_FAMILIES[name]
+    warnings.warn(f"the family {name!r} is {new!r} now", DeprecationWarning, stacklevel=level + 1)
+    return new
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +76,10 @@ class Constraints:
 
     def __post_init__(self) -> None:
         """Refuses limits of a family that no record has: nothing would be held to them."""
+        families: dict[str, Limits] = {}
+        for name, limits in self.families.items():
+            families[_family(name, 3)] = limits
+        object.__setattr__(self, "families", families)
         if unknown := sorted(set(self.families) - _FAMILIES):
             raise QdqBridgeError(
                 f"no record is of the family {', '.join(map(repr, unknown))}",
@@ -75,7 +95,7 @@ class Constraints:
 
     def of(self, family: str) -> Limits:
         """Returns the limits of a family."""
-        own = self.families.get(family)
+        own = self.families.get(_family(family, 2))
         return self.everywhere if own is None else self.everywhere.updated(own)
 
     def reasons(self, record: Record) -> list[str]:

@@ -1,7 +1,12 @@
-"""From a match to the record of what it computes."""
+"""From a match to the record of what it computes.
+
+What stands where in a call is what the reader of graphs knows as well: the operands and parameters
+of its signature (:mod:`qdqbridge.qnn.signatures`), attributes by the lenses of the row's record.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,9 +34,42 @@ from qdqbridge.byoc.records import (
 )
 from qdqbridge.byoc.tensor import Tensor
 from qdqbridge.byoc.terms import Applied, FixedTerm, Group, Term
+from qdqbridge.graph.lenses import read_attributes
+from qdqbridge.graph.operator import AnyAttributes
+from qdqbridge.ops.attributes import (
+    AxisAttrs,
+    ConvAttrs,
+    ConvTransposeAttrs,
+    GemmAttrs,
+    PoolAttrs,
+    ReduceAttrs,
+    SoftmaxAttrs,
+)
+from qdqbridge.ops.normalization import BATCH_NORMALIZATION
+from qdqbridge.qnn.signatures import (
+    BATCH_NORM,
+    CHOICE,
+    DYNAMIC_PRODUCT,
+    NORM,
+    ONE,
+    PRODUCT,
+    QUANTIZE,
+    REQUANTIZE,
+    SIGNATURES,
+    TWO,
+    QuantizedArgument,
+    Signature,
+    data_letters,
+    kernel_letters,
+)
 
-_LAYOUTS = {1: ("NCW", "OIW", "IOW"), 2: ("NCHW", "OIHW", "IOHW"), 3: ("NCDHW", "OIDHW", "IODHW")}
 _COMMON = frozenset(("out_dtype", "axis", "rounding"))
+_ABSENT: Mapping[str, Any] = {
+    "strides": 1, "padding": 0, "dilation": 1, "output_padding": 0, "groups": 1, "pool_size": 1,
+    "ceil_mode": False, "count_include_pad": False, "axis": None, "keepdims": False,
+    "transpose_a": False, "transpose_b": True,
+}  # fmt: skip
+"""What a call means that has no such attribute."""
 
 
 # ---- parts ---------------------------------------------------------------------------------
@@ -40,6 +78,25 @@ _COMMON = frozenset(("out_dtype", "axis", "rounding"))
 def plain(term: Term) -> Tensor:
     """Returns a value whose parameters nothing states."""
     return Tensor(term.shape, term.dtype, term)
+
+
+def operand(call: Applied, argument: QuantizedArgument, axis: int | None = None) -> Tensor:
+    """Returns an operand of a call with its parameters.
+
+    Args:
+        call: The call.
+        argument: Where its data and parameters stand.
+        axis: The axis of several scales where no attribute of the call names it.
+    """
+    if argument.axis:
+        axis = attr(call, argument.axis, -1)
+    args = call.args
+    return typed(args[argument.data], args[argument.scale], args[argument.zero_point], axis)
+
+
+def operands(call: Applied, signature: Signature) -> list[Tensor]:
+    """Returns the operands of a call that have parameters."""
+    return [operand(call, argument) for argument in signature.operands]
 
 
 def typed(term: Term, scale: Term, zero_point: Term, axis: int | None = None) -> Tensor:
@@ -68,11 +125,17 @@ def attr(call: Applied, name: str, default: Any = None) -> Any:
     return default if value is None else value
 
 
-def extents(call: Applied, name: str, count: int, default: int = 0) -> tuple[int, ...]:
-    """Returns an attribute of one number, or one per axis, as ``count`` numbers."""
-    value = attr(call, name, default)
-    values = [value] if isinstance(value, int) else list(value)
-    return tuple(int(v) for v in (values * count if len(values) == 1 else values))
+def record_of(call: Applied, record: type[AnyAttributes], spatial: int = 0) -> AnyAttributes:
+    """Returns the attributes of a call as the record of the operator's row.
+
+    Args:
+        call: The call.
+        record: The type of the record.
+        spatial: How many of its axes are spatial.
+    """
+    given = {name: value for name, value in call.attrs.items() if value is not None}
+    rank = len(call.args[0].shape or call.shape or ())
+    return record(**read_attributes(record, {**_ABSENT, **given}, rank, spatial))
 
 
 def clamp_of(match: Match) -> Clamp | None:
@@ -81,10 +144,13 @@ def clamp_of(match: Match) -> Clamp | None:
     return None if clip is None else (int(clip.attrs["a_min"]), int(clip.attrs["a_max"]))
 
 
-def result(match: Match, computing: Applied, scale: int = -2, axis: int | None = None) -> Tensor:
-    """Returns the result of a match; its parameters are the arguments from ``scale`` on."""
-    args = computing.args
-    value = typed(computing, args[scale], args[scale + 1], axis)
+def result(
+    match: Match, computing: Applied, signature: Signature, axis: int | None = None
+) -> Tensor:
+    """Returns the result of a match, with the parameters that a call gives it."""
+    assert signature.result is not None
+    scale, zero_point = computing.args[signature.result : signature.result + 2]
+    value = typed(computing, scale, zero_point, axis)
     root = match.root
     return Tensor(root.shape, root.dtype, root, value.scale, value.zero_point, value.axis)
 
@@ -100,12 +166,12 @@ def _root(match: Match) -> Applied:
 def accumulation(match: Match, weight_axis: int | None) -> dict[str, Any]:
     """Returns the fields that all accumulating operators have."""
     acc = _root(match)
-    x, w, zx, zw, sx, sw = acc.args
+    x, w = PRODUCT.operands
     requantize, dequantize = match.call("requantize"), match.call("dequantize")
     fields: dict[str, Any] = {
         "op": acc.op,
-        "input": typed(x, sx, zx),
-        "weight": typed(w, sw, zw, weight_axis),
+        "input": operand(acc, x),
+        "weight": operand(acc, w, weight_axis),
         "bias": _bias(match, "bias"),
         "float_bias": _bias(match, "float_bias"),
         "accumulator_dtype": acc.dtype,
@@ -115,14 +181,14 @@ def accumulation(match: Match, weight_axis: int | None) -> dict[str, Any]:
         rounding = {"rounding": attr(requantize, "rounding", "UPWARD")}
         rounding["compute_dtype"] = attr(requantize, "compute_dtype", "None")
         fields |= {"accumulator_scale": _scale(requantize), **rounding}
-        return {**fields, "output": result(match, requantize)}
+        return {**fields, "output": result(match, requantize, REQUANTIZE)}
     assert dequantize is not None
     quantize = match.call("quantize")
     fields["accumulator_scale"] = _scale(dequantize)
     if quantize is None:
         return {**fields, "output": plain(match.root)}
     fields["rounding"] = attr(quantize, "rounding", "TONEAREST")
-    return {**fields, "output": result(match, quantize)}
+    return {**fields, "output": result(match, quantize, QUANTIZE)}
 
 
 def _scale(call: Applied) -> NDArray[np.float32]:
@@ -140,27 +206,26 @@ def convolution(match: Match) -> Convolution:
     call = _root(match)
     transposed = call.op.endswith("_transpose")
     rank = int(call.op.removesuffix("_transpose")[-2])
-    data, straight, permuted = _LAYOUTS[rank]
-    layout = str(attr(call, "kernel_layout", permuted if transposed else straight))
+    layout = str(attr(call, "kernel_layout", kernel_letters(rank, transposed=transposed)))
+    shown = record_of(call, ConvTransposeAttrs if transposed else ConvAttrs, rank)
     shape = call.args[1].shape or ()
     kernel = tuple(int(shape[i]) for i, axis in enumerate(layout) if axis in "DHW")
-    groups = int(attr(call, "groups", 1))
     produced = int(shape[layout.index("O")])
     if transposed:
-        produced *= groups
+        produced *= shown.group
     elif layout.endswith("OI"):  # depthwise: every input channel, times a multiplier
         produced *= int(shape[layout.index("I")])
     return Convolution(
         **accumulation(match, layout.index("O")),
-        strides=extents(call, "strides", rank, 1),
-        padding=extents(call, "padding", 2 * rank),
-        dilation=extents(call, "dilation", rank, 1),
+        strides=shown.strides,
+        padding=shown.pads,
+        dilation=shown.dilations,
         kernel_size=kernel,
-        groups=groups,
+        groups=shown.group,
         channels=produced,
         transposed=transposed,
-        output_padding=extents(call, "output_padding", rank) if transposed else (),
-        data_layout=str(attr(call, "data_layout", data)),
+        output_padding=shown.output_padding if isinstance(shown, ConvTransposeAttrs) else (),
+        data_layout=str(attr(call, "data_layout", data_letters(rank))),
         kernel_layout=layout,
     )
 
@@ -174,26 +239,23 @@ def dense(match: Match) -> Dense:
 def dynamic_dense(match: Match) -> DynamicDense:
     """Describes qnn.dynamic_dense."""
     call = _root(match)
-    x, w, zero_point, scale = call.args
+    weight = operand(call, DYNAMIC_PRODUCT.operands[0], 0)
     return DynamicDense(
         op=call.op,
-        input=plain(x),
-        weight=typed(w, scale, zero_point, 0),
+        input=plain(call.args[0]),
+        weight=weight,
         float_bias=_bias(match, "float_bias"),
         output=plain(match.root),
-        units=int((w.shape or (0,))[0]),
+        units=int((weight.shape or (0,))[0]),
         rows=bool(attr(call, "rows", False)),
     )
 
 
 def batch_matmul(match: Match) -> BatchMatmul:
     """Describes qnn.batch_matmul."""
-    call = _root(match)
-    return BatchMatmul(
-        **accumulation(match, None),
-        transpose_a=bool(attr(call, "transpose_a", False)),
-        transpose_b=bool(attr(call, "transpose_b", True)),
-    )
+    shown = record_of(_root(match), GemmAttrs)
+    fields = accumulation(match, None)
+    return BatchMatmul(**fields, transpose_a=shown.trans_a, transpose_b=shown.trans_b)
 
 
 # ---- elementwise and rows ------------------------------------------------------------------
@@ -202,24 +264,25 @@ def batch_matmul(match: Match) -> BatchMatmul:
 def binary(match: Match) -> Binary:
     """Describes the operators of two operands, and where."""
     call = _root(match)
-    condition = plain(call.args[0]) if call.op == "qnn.where" else None
-    a, b, sa, za, sb, zb = call.args[-8:-2]
+    chosen = call.op == "qnn.where"
+    signature = CHOICE if chosen else TWO
+    lhs, rhs = operands(call, signature)
     return Binary(
         op=call.op,
-        output=result(match, call),
+        output=result(match, call, signature),
         clamp=clamp_of(match),
-        lhs=typed(a, sa, za, attr(call, "lhs_axis", -1)),
-        rhs=typed(b, sb, zb, attr(call, "rhs_axis", -1)),
-        condition=condition,
+        lhs=lhs,
+        rhs=rhs,
+        condition=plain(call.args[0]) if chosen else None,
     )
 
 
-def _one_input(match: Match, params: int = 1) -> tuple[Applied, dict[str, Any]]:
+def _one_input(match: Match, signature: Signature = ONE) -> tuple[Applied, dict[str, Any]]:
     call = _root(match)
     fields = {
         "op": call.op,
-        "input": typed(call.args[0], call.args[params], call.args[params + 1]),
-        "output": result(match, call),
+        "input": operand(call, signature.operands[0]),
+        "output": result(match, call, signature),
         "clamp": clamp_of(match),
     }
     return call, fields
@@ -244,26 +307,20 @@ def lookup(match: Match) -> Unary:
 def softmax(match: Match) -> Softmax:
     """Describes qnn.softmax and qnn.log_softmax."""
     call, fields = _one_input(match)
-    return Softmax(**fields, axes=_axes(call, len(call.shape or ())))
-
-
-def _axes(call: Applied, rank: int) -> tuple[int, ...]:
-    value = attr(call, "axis", ())
-    values = [value] if isinstance(value, int) else list(value)
-    return tuple(int(v) % max(rank, 1) for v in values)
+    return Softmax(**fields, axes=record_of(call, SoftmaxAttrs).axes)
 
 
 def normalization(match: Match) -> Normalization:
     """Describes the norms."""
-    single = len(_root(match).args) == 9
-    call, fields = _one_input(match, 5 if single else 3)
+    single = _root(match).op == f"qnn.{BATCH_NORMALIZATION.qnn}"
+    call, fields = _one_input(match, BATCH_NORM if single else NORM)
     args, rank = call.args, len(call.shape or ())
-    gamma, beta = args[1:3]
+    gamma, beta = map(plain, args[1:3]) if single else operands(call, NORM)[1:]
     axis = attr(call, "axis")
     return Normalization(
         **fields,
-        gamma=plain(gamma) if single else typed(gamma, args[5], args[6]),
-        beta=plain(beta) if single else typed(beta, args[7], args[8]),
+        gamma=gamma,
+        beta=beta,
         mean=array(args[3]) if single else None,
         variance=array(args[4]) if single else None,
         epsilon=float(attr(call, "epsilon", 0.0)),
@@ -292,14 +349,15 @@ def max_pool(match: Match) -> Pool:
 
 def _window(call: Applied) -> dict[str, Any]:
     rank = int(call.op[-2])
+    shown = record_of(call, PoolAttrs, rank)
     return {
-        "pool_size": extents(call, "pool_size", rank, 1),
-        "strides": extents(call, "strides", rank, 1),
-        "padding": extents(call, "padding", 2 * rank),
-        "dilation": extents(call, "dilation", rank, 1),
-        "ceil_mode": bool(attr(call, "ceil_mode", False)),
-        "count_include_pad": bool(attr(call, "count_include_pad", False)),
-        "data_layout": str(attr(call, "layout", _LAYOUTS[rank][0])),
+        "pool_size": shown.kernel_shape,
+        "strides": shown.strides,
+        "padding": shown.pads,
+        "dilation": shown.dilations,
+        "ceil_mode": shown.ceil_mode,
+        "count_include_pad": shown.count_include_pad,
+        "data_layout": str(attr(call, "layout", data_letters(rank))),
     }
 
 
@@ -319,9 +377,8 @@ def extremum(match: Match) -> Reduction:
 
 
 def _reduced(call: Applied) -> dict[str, Any]:
-    rank = len(call.args[0].shape or ())
-    axes = _axes(call, rank) if attr(call, "axis") is not None else tuple(range(rank))
-    return {"axes": axes, "keepdims": bool(attr(call, "keepdims", False))}
+    shown = record_of(call, ReduceAttrs)
+    return {"axes": shown.axes, "keepdims": shown.keepdims}
 
 
 def resize(match: Match) -> Resize:
@@ -339,7 +396,7 @@ def resize(match: Match) -> Resize:
     )
 
 
-# ---- joins, movers, conversions --------------------------------------------------------------
+# ---- concatenation, data movement, conversions -----------------------------------------------
 
 
 def _fields(term: Term) -> tuple[Term, ...]:
@@ -349,17 +406,17 @@ def _fields(term: Term) -> tuple[Term, ...]:
 def concatenation(match: Match) -> Concatenation:
     """Describes qnn.concatenate, and concatenate on stored integers."""
     call = _root(match)
-    data, axis = _fields(call.args[0]), _axes(call, len(call.shape or ()))[0]
     if call.op == "concatenate":
-        operands, output = tuple(plain(term) for term in data), plain(match.root)
+        parts, output = [plain(term) for term in _fields(call.args[0])], plain(match.root)
     else:
-        params = (_fields(call.args[1]), _fields(call.args[2]))
-        zipped = zip(data, *params, strict=True)
-        operands = tuple(typed(x, scale, zero) for x, scale, zero in zipped)
-        output = result(match, call)
+        (where,) = ONE.operands
+        columns = (_fields(call.args[i]) for i in (where.data, where.scale, where.zero_point))
+        parts = [typed(x, scale, zero) for x, scale, zero in zip(*columns, strict=True)]
+        output = result(match, call, ONE)
     return Concatenation(
-        op=call.op, output=output, clamp=clamp_of(match), operands=operands, axis=axis
-    )
+        op=call.op, output=output, clamp=clamp_of(match), operands=tuple(parts),
+        axis=record_of(call, AxisAttrs).axis,
+    )  # fmt: skip
 
 
 def data_movement(match: Match) -> DataMovement:
@@ -379,10 +436,11 @@ def conversion(match: Match) -> Conversion:
     call = _root(match)
     axis = attr(call, "axis", -1)
     source, output = plain(call.args[0]), plain(match.root)
-    if call.op in ("qnn.dequantize", "qnn.requantize"):
-        source = typed(call.args[0], call.args[1], call.args[2], axis)
-    if call.op in ("qnn.quantize", "qnn.requantize"):
-        output = result(match, call, axis=axis)
+    signature = SIGNATURES.get(call.op)
+    if signature is not None and signature.operands:
+        (source,) = operands(call, signature)
+    if signature is not None and signature.result is not None:
+        output = result(match, call, signature, axis)
     clamp = clamp_of(match)
     if call.op == "clip":
         clamp = int(call.attrs["a_min"]), int(call.attrs["a_max"])

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.arguments import renamed_in
 from qdqbridge.byoc.tensor import RANGES, Tensor
 
 Clamp: TypeAlias = "tuple[int, int]"
@@ -337,7 +338,7 @@ class DataMovement(OneInput):
         operands: Tensor arguments after the first (the indices of ``take``).
     """
 
-    family: ClassVar[str] = "mover"
+    family: ClassVar[str] = "data_movement"
     attributes: Mapping[str, Any]
     operands: tuple[Tensor, ...] = ()
 
@@ -384,3 +385,6 @@ class Other(Record):
     def inputs(self) -> tuple[Tensor, ...]:
         """The activations, in order."""
         return self.operands
+
+
+__getattr__ = renamed_in(globals(), Mover="DataMovement")

@@ -29,7 +29,7 @@ class Tensor:
         dtype: Its element type.
         term: Where it comes from.
         scale: float32, rank 0 (per tensor) or 1 (along ``axis``); None for values whose
-            parameters the composite does not state: floats, and the data of movers.
+            parameters the composite does not state: floats, and moved data.
         zero_point: int32, of the scale's shape or rank 0.
         axis: The axis of rank-1 parameters.
     """

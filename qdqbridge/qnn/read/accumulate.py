@@ -37,6 +37,7 @@ from qdqbridge.qnn.read.layout import (
 )
 from qdqbridge.qnn.read.products import fused_product, vector
 from qdqbridge.qnn.read.reading import Reading, Row
+from qdqbridge.qnn.signatures import DYNAMIC_PRODUCT, PRODUCT, REQUANTIZE
 
 _CLOSE = 1e-6
 """The relative difference that passes between a product of scales and what a call says."""
@@ -46,11 +47,11 @@ def convolution(rank: int, *, transpose: bool) -> Row:
     """Returns the row of ``qnn.conv<rank>d`` or its transpose."""
 
     def read(reading: Reading, call: Call) -> UnroundedProduct:
-        x = _data(reading, call, 0, 2, 4)
+        x = _data(reading, call)
         x, back = channels_first(reading, x, str(call.get("data_layout") or ""), rank)
         layout = str(call.get("kernel_layout") or "")
         kernel, axis = weight_first(reading, call, x, layout, rank, transpose=transpose)
-        w = parameters.operand(reading, kernel, 1, 5, 3, axis=axis)
+        w = parameters.operand(reading, kernel, PRODUCT.operands[1], axis=axis)
         op = CONV_TRANSPOSE if transpose else CONV
         shown = read_attributes(op.attributes, call.attrs, rank + 2, rank)
         return _accumulator(call, op, op.attributes(**shown), x, w, back=back)
@@ -60,8 +61,8 @@ def convolution(rank: int, *, transpose: bool) -> Row:
 
 def dense(reading: Reading, call: Call) -> UnroundedProduct:
     """``qnn.dense``: a weight of shape (units, K)."""
-    x = _data(reading, call, 0, 2, 4)
-    w = parameters.operand(reading, call, 1, 5, 3, axis=0)
+    x = _data(reading, call)
+    w = parameters.operand(reading, call, PRODUCT.operands[1], axis=0)
     if w.constant is None or x.rank == 1:
         product = _accumulator(call, MATMUL, NO_ATTRIBUTES, x, _swapped(reading, w))
     else:
@@ -71,7 +72,7 @@ def dense(reading: Reading, call: Call) -> UnroundedProduct:
 
 def dynamic_dense(reading: Reading, call: Call) -> Value:
     """``qnn.dynamic_dense``, whose data are floats."""
-    w = parameters.operand(reading, call, 1, 3, 2, axis=0)
+    w = parameters.operand(reading, call, DYNAMIC_PRODUCT.operands[0], axis=0)
     operands = [reading.value(call.args[0]), w]
     attributes = DynamicAttrs(bool(call.get("rows", False)))
     type_ = TensorType(call.dtype, call.result.shape)
@@ -80,8 +81,8 @@ def dynamic_dense(reading: Reading, call: Call) -> Value:
 
 def batch_matmul(reading: Reading, call: Call) -> UnroundedProduct:
     """``qnn.batch_matmul``, in which Relay's second operand lies transposed."""
-    x = _data(reading, call, 0, 2, 4)
-    w = parameters.operand(reading, call, 1, 5, 3)
+    x = _data(reading, call)
+    w = parameters.operand(reading, call, PRODUCT.operands[1])
     trans_a = bool(call.get("transpose_a", False))
     trans_b = bool(call.get("transpose_b", True))
     provenance = call.provenance
@@ -98,8 +99,8 @@ def batch_matmul(reading: Reading, call: Call) -> UnroundedProduct:
     return _accumulator(call, MATMUL, NO_ATTRIBUTES, x, w)
 
 
-def _data(reading: Reading, call: Call, index: int, zero_point: int, scale: int) -> Value:
-    value = parameters.operand(reading, call, index, scale, zero_point)
+def _data(reading: Reading, call: Call) -> Value:
+    value = parameters.operand(reading, call, PRODUCT.operands[0])
     if value.quant is None:
         raise reading.refused(f"its data has type {value.type.dtype}")
     return value
@@ -225,7 +226,7 @@ def _bias(product: UnroundedProduct) -> Value | None:
 
 def rounded(reading: Reading, product: UnroundedProduct, call: Call) -> Value:
     """``qnn.requantize`` of a product."""
-    params = parameters.result(reading, call, 3, 4)
+    params = parameters.result(reading, call, REQUANTIZE)
     product = _scaled(reading, product, call)
     return _node(reading, product, call, lambda shape: QuantType(params, shape))
 

@@ -20,12 +20,15 @@ from qdqbridge.qnn.read import accumulate, parameters
 from qdqbridge.qnn.read.blocks import quantized
 from qdqbridge.qnn.read.call import Call, UnroundedProduct
 from qdqbridge.qnn.read.reading import Reading, tensor
+from qdqbridge.qnn.signatures import DEQUANTIZE as DEQUANTIZE_CALL
+from qdqbridge.qnn.signatures import QUANTIZE as QUANTIZE_CALL
+from qdqbridge.qnn.signatures import REQUANTIZE as REQUANTIZE_CALL
 
 
 def quantize(reading: Reading, call: Call) -> Value:
     """``qnn.quantize(data, scale, zero_point)``."""
     axis = call.integer("axis", -1)
-    params = parameters.result(reading, call, 1, 2, axis=axis)
+    params = parameters.result(reading, call, QUANTIZE_CALL, axis=axis)
     type_ = QuantType(params, call.result.shape)
     data = reading.plain(call.args[0])
     blocked = quantized(reading, call, data, params)
@@ -61,9 +64,8 @@ def dequantize(reading: Reading, call: Call) -> Value:
     """``qnn.dequantize(data, scale, zero_point)``, of a product too."""
     if isinstance(call.args[0], UnroundedProduct):
         return accumulate.real(reading, call.args[0], call)
-    axis = call.integer("axis", -1)
     position = _position(call, call.args[0])
-    data = parameters.operand(reading, call, 0, 1, 2, axis=axis, position=position)
+    data = parameters.operand(reading, call, DEQUANTIZE_CALL.operands[0], position=position)
     return reading.node(DEQUANTIZE, NO_ATTRIBUTES, [data], tensor(call), call)
 
 
@@ -99,8 +101,8 @@ def requantize(reading: Reading, call: Call) -> Value:
     """``qnn.requantize(data, s_in, z_in, s_out, z_out)``, of a product too."""
     if isinstance(call.args[0], UnroundedProduct):
         return accumulate.rounded(reading, call.args[0], call)
-    data = parameters.operand(reading, call, 0, 1, 2, axis=call.integer("axis", -1))
-    params = parameters.result(reading, call, 3, 4)
+    (data,) = parameters.operands(reading, call, REQUANTIZE_CALL)
+    params = parameters.result(reading, call, REQUANTIZE_CALL)
     provenance = call.provenance
     single = (
         provenance is not None and provenance.op in ("Min", "Max") and len(provenance.operands) == 1

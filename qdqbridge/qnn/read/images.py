@@ -20,6 +20,7 @@ from qdqbridge.qnn.origin import layout_of
 from qdqbridge.qnn.read.layout import channels_first, laid_out
 from qdqbridge.qnn.read.reading import Row
 from qdqbridge.qnn.read.site import Ints, ReadSite, rows_of
+from qdqbridge.qnn.signatures import data_letters
 from qdqbridge.qnn.weights import axis_weights
 
 _METHODS = {"nearest_neighbor": "nearest", "linear": "linear", "cubic": "cubic"}
@@ -30,7 +31,6 @@ _ROUNDING = {
     "floor": "floor",
     "ceil": "ceil",
 }
-_LAYOUTS = {3: "NCW", 4: "NCHW", 5: "NCDHW"}
 
 
 def in_layout(
@@ -45,7 +45,7 @@ def in_layout(
             channels first.
     """
     data, rank = site.value(0), len(site.result.shape or ())
-    layout = site.text("layout") or _LAYOUTS.get(rank, "")
+    layout = site.text("layout") or (data_letters(rank - 2) if 3 <= rank <= 5 else "")
     x, back = channels_first(site.reading, data, layout, rank - 2)
     shape = site.result.shape if back is None else permuted_shape(site.result.shape, inverse(back))
     attributes = attributes_of(x, TensorType(site.result.dtype, shape))

@@ -12,8 +12,7 @@ from qdqbridge.ops.conversion import REINTERPRET
 from qdqbridge.ops.permutation import Perm, inverse, permuted_constant, permuted_type
 from qdqbridge.qnn.read.call import Call
 from qdqbridge.qnn.read.reading import Reading
-
-_SPATIAL = "DHW"
+from qdqbridge.qnn.signatures import data_letters, kernel_letters
 
 
 def channels_first(
@@ -27,7 +26,7 @@ def channels_first(
         layout: Its layout, ``NHWC`` for example; empty is channels first.
         rank: Number of spatial axes.
     """
-    letters = "NC" + _SPATIAL[3 - rank :]
+    letters = data_letters(rank)
     if not layout or layout == letters:
         return value, None
     if sorted(layout) != sorted(letters):
@@ -49,8 +48,7 @@ def weight_first(
         rank: Number of spatial axes.
         transpose: True for a transposed convolution.
     """
-    lead = "IO" if transpose else "OI"
-    letters, axis = lead + _SPATIAL[3 - rank :], 1 if transpose else 0
+    letters, axis = kernel_letters(rank, transposed=transpose), 1 if transpose else 0
     weight = reading.value(call.args[1])
     if layout and layout != letters:
         if sorted(layout) != sorted(letters):

@@ -14,6 +14,7 @@ from qdqbridge.qnn.origin import element
 from qdqbridge.qnn.read.call import Call, Entry
 from qdqbridge.qnn.read.constants import constant_of
 from qdqbridge.qnn.read.reading import Reading
+from qdqbridge.qnn.signatures import QuantizedArgument, Signature
 
 
 def array(reading: Reading, entry: Entry, what: str) -> NDArray[Any]:
@@ -29,31 +30,36 @@ def array(reading: Reading, entry: Entry, what: str) -> NDArray[Any]:
 
 
 def operand(
-    reading: Reading, call: Call, index: int, scale: int, zero_point: int, *,
-    axis: int = -1, position: int = -1,
+    reading: Reading, call: Call, argument: QuantizedArgument, *,
+    axis: int | None = None, position: int = -1,
 ) -> Value:  # fmt: skip
-    """Returns argument ``index`` as a quantized value; a float one as it is.
+    """Returns an operand as a quantized value; a float one as it is.
 
     Args:
         reading: The graph so far.
         call: The call.
-        index: Index of the data.
-        scale: Index of its scale.
-        zero_point: Index of its zero point.
-        axis: Axis of a vector of scales.
+        argument: Where its data and parameters stand.
+        axis: Axis of a vector of scales, where no attribute of the call names it.
         position: Index of the operand in the graph's node, where a claim about it may be found;
-            by default ``index``.
+            by default that of its data.
     """
-    value = reading.value(call.args[index])
+    value = reading.value(call.args[argument.data])
     if value.type.dtype.is_float:
         return value
-    storage = value.type.dtype
+    if axis is None:
+        axis = call.integer(argument.axis, -1) if argument.axis else -1
+    storage, (scale, zero_point) = value.type.dtype, (argument.scale, argument.zero_point)
     params = parameters(reading, call, scale, zero_point, storage, axis=axis, rank=value.rank)
     wanted = () if call.provenance is None else call.provenance.operands
-    position = index if position < 0 else position
+    position = argument.data if position < 0 else position
     if position < len(wanted) and wanted[position]:
         params = as_stated(params, wanted[position], value)
     return reading.stored(value, params)
+
+
+def operands(reading: Reading, call: Call, signature: Signature) -> list[Value]:
+    """Returns the operands of a call that have parameters."""
+    return [operand(reading, call, argument) for argument in signature.operands]
 
 
 def parameters(
@@ -87,13 +93,12 @@ _HALVES = (DType.FLOAT16.numpy, DType.BFLOAT16.numpy)
 """Types of scales that a model computes in; every other one is written as float32."""
 
 
-def result(
-    reading: Reading, call: Call, scale: int, zero_point: int, *, axis: int = -1
-) -> QuantParams:
+def result(reading: Reading, call: Call, signature: Signature, *, axis: int = -1) -> QuantParams:
     """Returns the parameters of a call's result."""
-    shape = call.result.shape
+    shape, scale = call.result.shape, signature.result
+    assert scale is not None, f"{call.op} states no parameters of its result"
     params = parameters(
-        reading, call, scale, zero_point, call.dtype, axis=axis,
+        reading, call, scale, scale + 1, call.dtype, axis=axis,
         rank=None if shape is None else len(shape),
     )  # fmt: skip
     claims = () if call.provenance is None else call.provenance.results

@@ -36,6 +36,7 @@ from qdqbridge.qnn.read.conversions import (
 )
 from qdqbridge.qnn.read.layout import channels_first, laid_out
 from qdqbridge.qnn.read.reading import Reading, Row, flat
+from qdqbridge.qnn.signatures import BATCH_NORM, CHOICE, NORM, ONE, TWO, Signature
 
 # ---- elementwise -------------------------------------------------------------------------------
 
@@ -44,9 +45,9 @@ def unary(row: Operator) -> Row:
     """Returns the row of ``qnn.<op>(x, sx, zx, sy, zy)``, whose attributes are the operator's."""
 
     def read(reading: Reading, call: Call) -> Value:
-        data = parameters.operand(reading, call, 0, 1, 2)
+        (data,) = parameters.operands(reading, call, ONE)
         given = read_attributes(row.attributes, call.attrs, data.rank or 0)
-        return _result(reading, call, row.name, row.attributes(**given), [data], 3)
+        return _result(reading, call, row.name, row.attributes(**given), [data], ONE)
 
     return read
 
@@ -55,7 +56,7 @@ def windowed(row: Operator, rank: int) -> Row:
     """Returns the row of ``qnn.<op><rank>d(x, sx, zx, sy, zy)`` over windows of some layout."""
 
     def read(reading: Reading, call: Call) -> Value:
-        data = parameters.operand(reading, call, 0, 1, 2)
+        (data,) = parameters.operands(reading, call, ONE)
         data, back = channels_first(reading, data, str(call.get("layout") or ""), rank)
         given = read_attributes(row.attributes, call.attrs, rank + 2, rank)
         return _in_layout(reading, call, row.name, row.attributes(**given), data, back)
@@ -65,35 +66,28 @@ def windowed(row: Operator, rank: int) -> Row:
 
 def _result(
     reading: Reading, call: Call, name: str, attributes: Attributes, operands: list[Value],
-    scale: int,
+    signature: Signature,
 ) -> Value:  # fmt: skip
-    params = parameters.result(reading, call, scale, scale + 1)
+    params = parameters.result(reading, call, signature)
     type_ = QuantType(params, call.result.shape)
     return reading.node(name, attributes, operands, type_, call)
 
 
-def binary(name: str, *, condition: int = 0) -> Row:
+def binary(name: str, signature: Signature = TWO) -> Row:
     """Returns the row of ``qnn.<op>(a, b, sa, za, sb, zb, sy, zy)``.
 
     Args:
         name: The graph's operator.
-        condition: Number of arguments before ``a`` that are operands as they are.
+        signature: What stands where; arguments before ``a`` are operands as they are.
     """
 
     def read(reading: Reading, call: Call) -> Value:
         if name == "Add" and call.provenance is not None and is_swapped(call.provenance):
             call = _swapped(call)
-        lead = [reading.plain(entry) for entry in call.args[:condition]]
-        a, b = (
-            parameters.operand(
-                reading, call, condition + i, condition + 2 + 2 * i, condition + 3 + 2 * i,
-                axis=int(call.get(side, -1)),
-            )
-            for i, side in enumerate(("lhs_axis", "rhs_axis"))
-        )  # fmt: skip
-        operands = [*lead, a, b]
-        folded = _folded(call, name, a, b)
-        return _result(reading, call, name, NO_ATTRIBUTES, folded or operands, condition + 6)
+        lead = [reading.plain(entry) for entry in call.args[: signature.operands[0].data]]
+        a, b = parameters.operands(reading, call, signature)
+        operands = _folded(call, name, a, b) or [*lead, a, b]
+        return _result(reading, call, name, NO_ATTRIBUTES, operands, signature)
 
     return read
 
@@ -121,9 +115,9 @@ def concatenate(reading: Reading, call: Call) -> Value:
     parts: list[Value] = []
     for position, (entry, scale, zero) in enumerate(zip(data, scales, zeros, strict=True)):
         single = Call(call.op, (entry, scale, zero), call.attrs, call.results, call.provenance)
-        parts.append(parameters.operand(reading, single, 0, 1, 2, position=position))
+        parts.append(parameters.operand(reading, single, ONE.operands[0], position=position))
     attributes = AxisAttrs(call.integer("axis") % max(parts[0].rank or 0, 1))
-    return _result(reading, call, "Concat", attributes, parts, 3)
+    return _result(reading, call, "Concat", attributes, parts, ONE)
 
 
 # ---- averages, softmax, norms ------------------------------------------------------------------
@@ -132,7 +126,7 @@ def concatenate(reading: Reading, call: Call) -> Value:
 def _in_layout(
     reading: Reading, call: Call, name: str, attributes: Attributes, data: Value, back: Perm | None
 ) -> Value:
-    type_ = QuantType(parameters.result(reading, call, 3, 4), call.result.shape)
+    type_ = QuantType(parameters.result(reading, call, ONE), call.result.shape)
     return laid_out(
         reading, type_, back, lambda inner: reading.node(name, attributes, [data], inner, call)
     )
@@ -142,9 +136,9 @@ def reduction(row: Operator, everywhere: Operator | None) -> Row:
     """Returns the row of ``qnn.mean`` and ``qnn.sum``; ``everywhere`` is its global pool."""
 
     def read(reading: Reading, call: Call) -> Value:
-        data = parameters.operand(reading, call, 0, 1, 2)
+        (data,) = parameters.operands(reading, call, ONE)
         chosen, attributes = reduced(call, data, row, everywhere)
-        return _result(reading, call, chosen.name, attributes, [data], 3)
+        return _result(reading, call, chosen.name, attributes, [data], ONE)
 
     return read
 
@@ -180,9 +174,7 @@ def norm(row: Operator) -> Row:
     """Returns the row of ``qnn.<norm>(x, gamma, beta, sx, zx, sg, zg, sb, zb, sy, zy)``."""
 
     def read(reading: Reading, call: Call) -> Value:
-        data = parameters.operand(reading, call, 0, 3, 4)
-        gamma = parameters.operand(reading, call, 1, 5, 6)
-        beta = parameters.operand(reading, call, 2, 7, 8)
+        data, gamma, beta = parameters.operands(reading, call, NORM)
         operands = [data, gamma]
         provenance = call.provenance
         absent = provenance is not None and len(provenance.operands) < 3
@@ -190,17 +182,17 @@ def norm(row: Operator) -> Row:
         if not (absent and zero):
             operands.append(beta)
         given = read_attributes(row.attributes, call.attrs, data.rank or 0)
-        return _result(reading, call, row.name, row.attributes(**given), operands, 9)
+        return _result(reading, call, row.name, row.attributes(**given), operands, NORM)
 
     return read
 
 
 def batch_norm(reading: Reading, call: Call) -> Value:
     """``qnn.batch_norm(x, gamma, beta, mean, var, sx, zx, sy, zy)``."""
-    data = parameters.operand(reading, call, 0, 5, 6)
+    (data,) = parameters.operands(reading, call, BATCH_NORM)
     rest = [reading.value(entry) for entry in call.args[1:5]]
     attributes = EpsilonAttrs(float(call.attrs["epsilon"]))
-    return _result(reading, call, BATCH_NORMALIZATION.name, attributes, [data, *rest], 7)
+    return _result(reading, call, BATCH_NORMALIZATION.name, attributes, [data, *rest], BATCH_NORM)
 
 
 # ---- resize ------------------------------------------------------------------------------------
@@ -210,7 +202,7 @@ def resize(rank: int) -> Row:
     """Returns the row of ``qnn.resize<rank>d`` (0: of any axes)."""
 
     def read(reading: Reading, call: Call) -> Value:
-        data = parameters.operand(reading, call, 0, 1, 2)
+        (data,) = parameters.operands(reading, call, ONE)
         data, back = channels_first(reading, data, str(call.get("layout") or ""), rank)
         attributes = _resize_attributes(call, data, rank, back)
         return _in_layout(reading, call, "Resize", attributes, data, back)
@@ -268,7 +260,7 @@ QNN: dict[str, Row] = {
     "qnn.requantize": requantize,
     "qnn.concatenate": concatenate,
     "qnn.lookup": lookup,
-    "qnn.where": binary("Where", condition=1),
+    "qnn.where": binary("Where", CHOICE),
     **{f"qnn.{row.qnn}": norm(row) for row in NORMS if row is not BATCH_NORMALIZATION},
     f"qnn.{BATCH_NORMALIZATION.qnn}": batch_norm,
     "qnn.resize": resize(0),
