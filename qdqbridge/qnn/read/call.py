@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from qdqbridge.errors import InvalidModelError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
-from qdqbridge.graph.operator import Attributes, Operator
+from qdqbridge.graph.operator import AnyAttributes, Attributes, Operator
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import Shape
 from qdqbridge.qnn.origin import Provenance
@@ -129,6 +129,11 @@ class Call:
     def dtype(self) -> DType:
         """Element type of the first result."""
         return DType.of(np.dtype(self.results[0].dtype))
+
+    def stated(self, kind: type[AnyAttributes]) -> AnyAttributes | None:
+        """Returns the attributes that the call's span says, where they are records of ``kind``."""
+        given = None if self.provenance is None else self.provenance.attributes
+        return given if isinstance(given, kind) else None
 
     def ints(self, name: str, count: int = 0) -> tuple[int, ...]:
         """Returns an attribute of integers; one number stands for ``count`` equal ones."""

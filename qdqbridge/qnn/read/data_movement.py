@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.operator import Attributes
 from qdqbridge.graph.types import TensorType, ValueType
@@ -59,9 +57,3 @@ def type_like(data: Value, call: Call, index: int = 0) -> ValueType:
     if data.quant is not None:
         return data.quant.with_shape(shape)
     return TensorType(data.type.dtype, shape)
-
-
-def stated_attributes(call: Call, kind: type[Attributes]) -> Any:
-    """Returns the attributes that a call's span claims, where they are of that kind."""
-    given = None if call.provenance is None else call.provenance.attributes
-    return given if isinstance(given, kind) else None

@@ -30,7 +30,7 @@ from qdqbridge.ops.shape_operator import SHAPE
 from qdqbridge.ops.table import MOVED_ALIKE
 from qdqbridge.qnn.origin import Provenance
 from qdqbridge.qnn.read.call import Call
-from qdqbridge.qnn.read.data_movement import hinted, moved, per_tensor, stated_attributes, type_like
+from qdqbridge.qnn.read.data_movement import hinted, moved, per_tensor, type_like
 from qdqbridge.qnn.read.reading import Reading, Row, flat
 from qdqbridge.qnn.read.resizing import resized
 
@@ -38,7 +38,7 @@ from qdqbridge.qnn.read.resizing import resized
 def strided_slice(reading: Reading, call: Call) -> Value:
     """``strided_slice(x, begin, end, strides, axes)``."""
     data = reading.value(call.args[0])
-    extents = stated_attributes(call, ShapeAttrs)
+    extents = call.stated(ShapeAttrs)
     if extents is not None and data.producer is not None and data.producer.op is SHAPE:
         return reading.node("Shape", extents, data.producer.inputs, type_like(data, call), call)
     shape = data.type.shape or ()
@@ -52,7 +52,7 @@ def strided_slice(reading: Reading, call: Call) -> Value:
     if call.get("slice_mode", "end") == "size":
         end = tuple(b + s if s >= 0 else _END for b, s in zip(begin, end, strict=True))
     attributes = SliceAttrs(begin, end, chosen, strides)
-    given = stated_attributes(call, SliceAttrs)
+    given = call.stated(SliceAttrs)
     if given is not None and _ranges(given, shape) == _ranges(attributes, shape):
         attributes = given
     blocks = reading.memory.get(("repeated", data))
@@ -180,7 +180,7 @@ def _pair(pair: Any) -> tuple[int, ...]:
 
 def _uncropped(reading: Reading, call: Call, data: Value, attributes: PadAttrs) -> Value:
     """Joins a pad with the slice of its negative widths, where the span says so."""
-    given, node = stated_attributes(call, PadAttrs), data.producer
+    given, node = call.stated(PadAttrs), data.producer
     if given is not None:
         widths = tuple(max(p, 0) for p in given.pads)
         cropped = any(p < 0 for p in given.pads)

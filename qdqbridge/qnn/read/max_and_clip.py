@@ -13,7 +13,7 @@ from qdqbridge.ops.conversion import REINTERPRET
 from qdqbridge.ops.windows import extents
 from qdqbridge.qnn.origin import element
 from qdqbridge.qnn.read.call import Call
-from qdqbridge.qnn.read.data_movement import hinted, moved, per_tensor, stated_attributes, type_like
+from qdqbridge.qnn.read.data_movement import hinted, moved, per_tensor, type_like
 from qdqbridge.qnn.read.fusions import fused
 from qdqbridge.qnn.read.layout import channels_first, laid_out
 from qdqbridge.qnn.read.parameters import changed, holds
@@ -46,7 +46,7 @@ def pool_attributes(call: Call, rank: int, data: Value) -> PoolAttrs:
         data: Its operand, channels first.
     """
     attributes = PoolAttrs(**read_attributes(PoolAttrs, call.attrs, rank + 2, rank))
-    given = stated_attributes(call, PoolAttrs)
+    given = call.stated(PoolAttrs)
     if given is None or (given.kernel_shape, given.strides, given.dilations) != (
         attributes.kernel_shape, attributes.strides, attributes.dilations,
     ):  # fmt: skip

@@ -14,16 +14,16 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.expose import name_values
 from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Origin, Value
+from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Flow, NoAttributes, Operator
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType
-from qdqbridge.ops.conversion import REINTERPRET, REQUANTIZE
+from qdqbridge.ops.conversion import DEQUANTIZE, REINTERPRET, REQUANTIZE
 from qdqbridge.ops.integers import propagate_parameters
 from qdqbridge.ops.product_steps import joined
 from qdqbridge.ops.table import BY_NAME
-from qdqbridge.qnn.origin import Provenance, ranks_of
+from qdqbridge.qnn.origin import Provenance, folded_params, ranks_of
 from qdqbridge.qnn.read.call import Call, Entry, UnroundedProduct
-from qdqbridge.qnn.read.operands import as_written
 
 _LISTED = 8
 _UNREAD = "unread:"
@@ -271,3 +271,55 @@ def _origin(provenance: Provenance | None, call: Call | None) -> Origin:
 def _never(attributes: Any, operands: Any) -> tuple[NDArray[Any], ...]:
     del attributes, operands
     raise UnsupportedModelError("a call has no counterpart in a graph")
+
+
+# ---- operands as the graph had them -----------------------------------------------------------
+
+
+def as_written(
+    op: Operator, operands: Sequence[Value | None], provenance: Provenance | None
+) -> list[Value | None]:
+    """Returns the operands of a node as its span spells them, where they are the same numbers."""
+    if provenance is None or op.name != provenance.op or len(operands) != len(provenance.operands):
+        return list(operands)
+    return [None if v is None else _spelled(v, i, provenance) for i, v in enumerate(operands)]
+
+
+def _spelled(value: Value, index: int, provenance: Provenance) -> Value:
+    if value.quant is not None:
+        return value
+    if not provenance.operands[index]:
+        dtype = provenance.plain.get(index)
+        return value if dtype is None or value.constant is None else _cast(value, dtype)
+    node = value.producer
+    if node is not None and node.op is DEQUANTIZE:
+        source = node.operand(0)
+        if source.constant is not None or not any(provenance.results):
+            return source
+    params = folded_params(provenance, index)
+    return value if params is None or value.constant is None else _stored(value, params)
+
+
+def _cast(value: Value, dtype: DType) -> Value:
+    """Returns a constant in another element type, if that holds its numbers exactly."""
+    assert value.constant is not None
+    if value.type.dtype is dtype:
+        return value
+    array = value.constant.numpy()
+    with np.errstate(all="ignore"):
+        cast = array.astype(dtype.numpy)
+        if not np.array_equal(cast.astype(array.dtype), array):
+            return value
+    return Value(TensorType(dtype, cast.shape), value.name, constant=Constant.of(cast))
+
+
+def _stored(value: Value, params: QuantParams) -> Value:
+    """Returns a float constant as the quantized one that it was folded from."""
+    assert value.constant is not None
+    array = value.constant.numpy()
+    if params.blocked or (params.axis is not None and array.shape != params.scale.shape):
+        return value
+    stored = quantize(array.astype(np.float32), params)
+    if not np.array_equal(dequantize(stored, params).astype(array.dtype), array):
+        return value
+    return Value(QuantType(params, array.shape), value.name, constant=Constant.of(stored))

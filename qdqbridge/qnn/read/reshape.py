@@ -22,7 +22,7 @@ from qdqbridge.qnn.layout.permutation import channels_first, channels_last
 from qdqbridge.qnn.origin import layout_of
 from qdqbridge.qnn.read import accumulate
 from qdqbridge.qnn.read.call import Call, Entry, Result, UnroundedProduct
-from qdqbridge.qnn.read.data_movement import hinted, moved, stated_attributes, type_like
+from qdqbridge.qnn.read.data_movement import hinted, moved, type_like
 from qdqbridge.qnn.read.fusions import fused
 from qdqbridge.qnn.read.layout import transposed
 from qdqbridge.qnn.read.products import fused_product
@@ -38,16 +38,16 @@ def reshape(reading: Reading, call: Call) -> Value:
     product = fused_product(reading, call, data)
     if product is not None:
         return product
-    given = stated_attributes(call, ReshapeAttrs)
+    given = call.stated(ReshapeAttrs)
     if given is not None and resolves(given, data.type.shape, shape):
         return moved(reading, call, "Reshape", given)
-    axis = stated_attributes(call, AxisAttrs)
+    axis = call.stated(AxisAttrs)
     op = "" if provenance is None else provenance.op
     if axis is not None and op == "Flatten" and _flattened(axis, data.type.shape, shape):
         return moved(reading, call, "Flatten", axis)
     if provenance is None and _flattens(data.type.shape, shape):
         return moved(reading, call, "Flatten", AxisAttrs(1))
-    grid = stated_attributes(call, DepthSpaceAttrs)
+    grid = call.stated(DepthSpaceAttrs)
     if grid is not None and provenance is not None:
         found = _depth_space(reading, call, provenance.op, grid)
         if found is not None:
@@ -82,12 +82,12 @@ def _run_time(reading: Reading, call: Call) -> Value:
     -1 takes what is left; and to that of an Expand: 1 keeps an extent.
     """
     target = reading.plain(call.args[1])
-    given = stated_attributes(call, ReshapeAttrs)
+    given = call.stated(ReshapeAttrs)
     if given is not None:
         target = _chosen(target)
         target = target if given.allow_zero else _chosen(target)
         return moved(reading, call, "Reshape", given, target)
-    expand = stated_attributes(call, ExpandAttrs)
+    expand = call.stated(ExpandAttrs)
     if expand is not None:
         target = _chosen(target)
         node = target.producer
@@ -254,7 +254,7 @@ def broadcast_to(reading: Reading, call: Call) -> Value:
     own = data.type.shape
     if shape is None or own is None:
         raise reading.refused("the rank of its result is unknown")
-    given = stated_attributes(call, ExpandAttrs)
+    given = call.stated(ExpandAttrs)
     if given is not None and given.shape is not None and _expands(given.shape, own, shape):
         return moved(reading, call, "Expand", given)
     padded = (1,) * (len(shape) - len(own)) + own
