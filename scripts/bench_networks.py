@@ -124,7 +124,7 @@ def modern(path: Path, folder: Path) -> Path:
     model.ir_version = max(model.ir_version, 8)
     try:
         onnx.save(model if version >= 13 else version_converter.convert_version(model, 17), out)
-    except (RuntimeError, ValueError):
+    except (RuntimeError, ValueError):  # no converter for an operator; too large for one message
         _rewritten(path, out)
     return out
 

@@ -78,7 +78,7 @@ def _foreign(path: Path, extents: dict[str, int]) -> dict[str, Any]:
     found = {"fq2i": module}
     try:
         found["fq2i_nhwc"] = channels_last(module)
-    except Exception as error:
+    except Exception as error:  # whatever the pass raises
         print(f"  ConvertLayout: {str(error).splitlines()[-1][:150]}", file=sys.stderr)
     return found
 

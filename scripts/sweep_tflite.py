@@ -65,7 +65,7 @@ def _compared(graph: qb.Graph, path: Path) -> dict[str, Any]:
         interpreter.allocate_tensors()
         feeds = _fed(interpreter, rng)
         interpreter.invoke()
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError) as error:  # LiteRT refuses with either
         return {"status": f"read; LiteRT: {str(error).splitlines()[0][:120]}"}
     wanted = [interpreter.get_tensor(d["index"]) for d in interpreter.get_output_details()]
     for value in graph.inputs:  # variables, which begin as real zeros

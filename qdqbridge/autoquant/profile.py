@@ -247,7 +247,7 @@ def parse_profile(content: str, where: str) -> Profile:
     try:
         record = json.loads(content)
         schema = record["schema"]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError) as error:  # no JSON, no record, no such field
         raise _damaged(where, "it is not JSON, or has no field 'schema'") from error
     if schema != SCHEMA:
         raise InputDataError(
@@ -265,6 +265,7 @@ def parse_profile(content: str, where: str) -> Profile:
             tensors={str(key): _parse_entry(e) for key, e in record["tensors"].items()},
         )
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
+        # A field of another kind, or numbers that no statistics have: JSON holds anything.
         raise _damaged(where, f"{type(error).__name__}: {error}") from error
 
 

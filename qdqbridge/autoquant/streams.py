@@ -143,6 +143,7 @@ def _headers(path: Path) -> dict[str, _Header]:
                     found[member.removesuffix(_NPY)] = _header(stream)
             return found
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        # No file, no header of NumPy's, cut short, no archive: all of them are the file's.
         raise _unreadable(path, error) from error
 
 
@@ -169,6 +170,7 @@ def _rows(
             for _ in range(samples):
                 yield {name: read() for name, read in readers.items()}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        # No file, no header of NumPy's, cut short, no archive: all of them are the file's.
         raise _unreadable(path, error) from error
 
 

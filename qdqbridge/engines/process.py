@@ -98,7 +98,7 @@ class EngineProcess:
                 self.close()
                 raise self._error(doing, f"it did not answer within {limit:g} s and was ended")
             kind, value = self._answers.recv()
-        except (EOFError, OSError) as error:
+        except (EOFError, OSError) as error:  # the two ends of a pipe whose process is gone
             raise self._error(doing, self._death()) from error
         if kind == "answer":
             return value

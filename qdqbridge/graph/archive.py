@@ -49,6 +49,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
         why = error.strerror or str(error)
         raise _unreadable(path, why, "check the path") from error
     except (ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
+        # what NumPy raises of a damaged file
         pickled = "pickle" in str(error).lower()
         why = "it is damaged, holds Python objects, or is no NumPy file" if pickled else str(error)
         fix = "write it with numpy.savez(path, name=array), numbers only"

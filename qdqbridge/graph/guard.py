@@ -44,6 +44,7 @@ def computing(node: Node) -> Generator[None, None, None]:
     except MemoryError as error:
         raise _too_large(node, str(error) or "memory is exhausted") from error
     except (ValueError, IndexError, TypeError, ArithmeticError) as error:
+        # NumPy's words for operands that do not fit each other, or the attributes.
         raise InvalidModelError(
             f"{node.op.name} '{node.name}' cannot be computed",
             where=node.name,

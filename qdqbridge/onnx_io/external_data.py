@@ -48,7 +48,7 @@ class _MappedFile:
         if self._map is None:
             try:
                 self._map = np.asarray(np.memmap(self.path, np.uint8, "r"))
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError) as error:  # ValueError: the file is empty
                 raise ModelFileError(
                     "external data cannot be mapped",
                     where=where,
@@ -185,6 +185,7 @@ def _located(location: str, folder: Path, where: str) -> tuple[Path, os.stat_res
         inside = path.is_relative_to(folder.resolve(strict=True))
         status = path.stat()
     except (OSError, RuntimeError, ValueError) as error:
+        # RuntimeError: links that go round; ValueError: a NUL in the path
         why = f"'{location[:200]}' cannot be opened: {getattr(error, 'strerror', None) or error}"
         raise ModelFileError("external data is missing", where=where, why=why, fix=fix) from error
     if not inside:

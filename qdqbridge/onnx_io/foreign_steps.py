@@ -98,6 +98,7 @@ def _made(
     try:
         graph = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
+        # What onnx raises of a node that it cannot infer; then its steps stay unknown.
         return None
     made = 0
     for value in graph.output:

@@ -36,6 +36,7 @@ _NORMS = ("LayerNormalization", "SimplifiedLayerNormalization")
 """Those of onnxruntime, which it has at every opset."""
 _DOMAINS = ("", "ai.onnx")
 _FAILURES = (onnx.shape_inference.InferenceError, RuntimeError, ValueError, MemoryError)
+"""What onnx raises of a node whose results it cannot tell; they stay unknown."""
 
 
 @dataclass(frozen=True, slots=True)

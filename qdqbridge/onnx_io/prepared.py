@@ -67,7 +67,7 @@ class PreparedModel:
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
         try:
             return model.SerializeToString()
-        except (EncodeError, ValueError) as error:
+        except (EncodeError, ValueError) as error:  # by the version of protobuf
             raise UnsupportedTargetError(
                 "the model is too large to be given to an engine whole",
                 where=str(self._path),

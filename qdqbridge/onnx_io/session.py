@@ -59,7 +59,7 @@ class OnnxRuntimeSession:
         session = self._session(tuple(names))
         try:
             results = run(session, inputs, names)
-        except (InvalidArgument, ValueError) as error:
+        except (InvalidArgument, ValueError) as error:  # of onnxruntime, and of its Python part
             raise self._error(InputDataError, "does not take these inputs", error) from error
         except Exception as error:  # onnxruntime has no common error of its own
             raise self._error(UnsupportedTargetError, "cannot run the model", error) from error

@@ -41,6 +41,7 @@ def infer(model: onnx.ModelProto) -> dict[str, TypeAndShape]:
         while (exact := without_dropped(light)) is not None:
             light = guarded_inference(exact)
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, MemoryError) as error:
+        # What onnx raises of a model that it cannot infer; what is known by then is not needed.
         log.info("shape inference stopped: %s", error)
     known = declared_types((*model.graph.value_info, *model.graph.output))
     for name, (element, shape) in known.items():

@@ -50,6 +50,7 @@ def _decoding(decode: Callable[P, R]) -> Callable[P, R]:
     def strict(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return decode(*args, **kwargs)
+        # What decoders raise of JSON with other keys, kinds or element types.
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise InvalidModelError(
                 "what the module says about its nodes is damaged",

@@ -61,7 +61,7 @@ def load(path: Path | str) -> tuple[ir.IRModule, dict[str, Any]]:
         with zipfile.ZipFile(path) as archive:
             version = archive.read(_FORMAT).decode(errors="replace")
             text, data = archive.read(_MODULE), archive.read(_PARAMS)
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, KeyError, zipfile.BadZipFile) as error:  # KeyError: a member is not there
         raise ModelFileError(
             "cannot read the Relay module",
             where=str(path),
@@ -80,6 +80,7 @@ def load(path: Path | str) -> tuple[ir.IRModule, dict[str, Any]]:
         need_module(module, "a file of a Relay module")
         return module, dict(relay.load_param_dict(data))
     except (tvm.TVMError, ValueError, KeyError, TypeError) as error:
+        # what TVM raises of JSON that is no module
         raise ModelFileError(
             "cannot read the Relay module",
             where=str(path),

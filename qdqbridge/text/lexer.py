@@ -187,5 +187,5 @@ def real(text: str) -> float | None:
     """Returns the number that a text stands for; None where it is beyond float64."""
     try:
         return float.fromhex(text) if "x" in text else float(text)
-    except (OverflowError, ValueError):
+    except (OverflowError, ValueError):  # beyond float64; no number
         return None

@@ -29,4 +29,5 @@ def root_map(data: bytes) -> dict[str, Any]:
             if values[i].IsNumeric or values[i].IsBool
         }
     except (ValueError, IndexError, TypeError, OverflowError, UnicodeDecodeError) as error:
+        # flatbuffers reads wherever the bytes point, without a check of its own
         raise UnknownForm("its options cannot be read") from error

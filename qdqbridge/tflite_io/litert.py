@@ -70,6 +70,7 @@ class LiteRTSession:
                 experimental_preserve_all_tensors=every_tensor and kernels is not Kernels.XNNPACK,
             )  # fmt: skip
         except (ValueError, RuntimeError) as error:
+            # LiteRT refuses a file, or a shape, with either
             raise _refused(error) from error
 
     def run(
@@ -100,6 +101,7 @@ class LiteRTSession:
                 "an input of the TFLite file is missing", why=str(error)
             ) from error
         except (ValueError, RuntimeError) as error:
+            # LiteRT refuses a file, or a shape, with either
             raise _refused(error) from error
         found: dict[int, Array] = {}
         for index in wanted:

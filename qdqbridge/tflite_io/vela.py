@@ -135,7 +135,7 @@ def _run(command: list[str]) -> str:
             command, capture_output=True, text=True, timeout=_SECONDS, check=False,
             errors="replace",
         )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except (OSError, subprocess.TimeoutExpired) as error:  # not started; not ended
         raise UnsupportedTargetError("Vela does not run", why=str(error)[:500]) from error
     if done.returncode:
         words = (done.stderr.strip() or done.stdout.strip()).splitlines()[-6:]

@@ -97,6 +97,7 @@ def _changed(graph: Graph, written: Graph, inputs: dict[str, np.ndarray]) -> lis
         a, b = before[name], after[name]
         if a.dtype.kind == "f" and a.shape == b.shape:
             largest = float(np.abs(a[np.isfinite(a)]).max(initial=0.0))
+            # Erf is written out by a polynomial, Softplus by Exp and Log.
             equal = np.allclose(a, b, rtol=1e-5, atol=1e-5 * largest, equal_nan=True)
         else:
             equal = np.array_equal(a, b)

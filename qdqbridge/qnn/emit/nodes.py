@@ -128,6 +128,7 @@ def emit_nodes(
             error.where = error.where or f"node '{node.name}'"
             problems.append(error)
         except (GraphError, RuntimeError, TypeError, ValueError) as error:
+            # TVM refuses calls when it infers their types: its own errors are RuntimeErrors.
             refused = unsupported(node, f"TVM refuses it: {reason(error)}")
             refused.__cause__ = error
             problems.append(refused)

@@ -102,7 +102,7 @@ def _imported(program: Any) -> Any:
         )
     except QdqBridgeError:
         raise
-    except Exception as error:
+    except Exception as error:  # TVM's frontend raises what its converters meet
         raise UnsupportedModelError(
             "TVM's PyTorch frontend cannot import the program",
             why=str(error).strip().partition("\n")[0] or type(error).__name__,

@@ -47,6 +47,7 @@ class _Kernel:
         try:
             made = gen_call_tir_inputs(generate, *operands, *more)[0]
         except (ValueError, TypeError, IndexError, AssertionError, RuntimeError):
+            # Generators check what they take with whatever was at hand: then it is not theirs.
             return False  # TVM's many words for attributes that do not fit the operands
         return bool(tvm_ffi.structural_equal(made, self.function, map_free_vars=True))
 

@@ -78,6 +78,7 @@ def _of_script(text: str, where: str) -> Any:
             fix="such files are never run; save the module with tvm.ir.save_json instead",
         ) from error
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        # Python's parser: text that is too deep or holds a NUL
         raise unreadable(where, f"it is no TVMScript: {error}") from error
     return _parsed(found, where)
 

@@ -335,6 +335,7 @@ def _check_extent(node: ast.expr, text: str) -> None:
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # Python's parser: text too deep, or a NUL
         _refuse(node, f"the extent {text[:40]!r}")
     allowed = (ast.Name, ast.Constant, ast.BinOp, ast.operator, ast.expr_context)
     for part in ast.walk(tree):

@@ -50,7 +50,7 @@ def checked(text: str, where: str) -> str:
     """
     try:
         found = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # text too deep
         raise unreadable(where, f"it is no JSON: {error}") from error
     try:
         _check_graph(found)
@@ -160,7 +160,7 @@ def _check_tensor(index: int, data: Any) -> None:
         raw = base64.b64decode(data, validate=True)
         magic, _, device, number, rank, code, bits, lanes = _HEADER.unpack_from(raw)
         *shape, nbytes = struct.unpack_from(f"<{rank + 1}q", raw, _HEADER.size)
-    except (binascii.Error, ValueError, struct.error) as error:
+    except (binascii.Error, ValueError, struct.error) as error:  # a tensor's text and header
         raise _Damaged(f"node {index} (ffi.Tensor) is damaged: {error}") from error
     count = 1
     for extent in shape:

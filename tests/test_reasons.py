@@ -1,13 +1,16 @@
-"""A test that lets numbers differ says why, beside the tolerance or where it has its name."""
+"""Reasons stand beside what lets much pass: tolerances of tests, and wide excepts."""
 
 import ast
 import re
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
 LOOSE = {"allclose", "assert_allclose", "isclose", "approx"}
 ABOVE = 6
 """How many lines above a tolerance its reason may begin: what it is about stands between."""
+MANY = 2
+"""Errors that an except may name without a word."""
 REASON = re.compile(r"#(?! (noqa|fmt|type:))")
 
 
@@ -41,7 +44,36 @@ def test_a_tolerance_has_a_reason() -> None:
     assert found == {}
 
 
+def wide(source: str) -> list[int]:
+    """Returns the lines of excepts of anything, or of many things, without a comment at them."""
+    lines = source.splitlines()
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ExceptHandler) and _is_wide(node.type)
+        if not any(map(REASON.search, lines[node.lineno - 2 : node.body[0].lineno]))
+    ]
+
+
+def _is_wide(caught: ast.expr | None) -> bool:
+    if isinstance(caught, ast.Tuple):
+        return len(caught.elts) > MANY or any(map(_is_wide, caught.elts))
+    return caught is None or _name(caught) in {"Exception", "BaseException"}
+
+
+def test_a_wide_except_has_a_reason() -> None:
+    files = [*(ROOT / "qdqbridge").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]
+    found = {
+        str(path.relative_to(ROOT)): lines
+        for path in sorted(files)
+        if (lines := wide(path.read_text("utf-8")))
+    }
+    assert found == {}
+
+
 def test_one_without_is_found() -> None:
     assert unexplained("assert np.allclose(a, b, rtol=1e-3)  # noqa: X") == [1]
     assert unexplained("assert np.allclose(a, b, **CLOSE)") == []
+    assert wide("try:\n    f()\nexcept Exception:\n    pass") == [3]
+    assert wide("try:\n    f()\nexcept Exception:  # of a plug-in\n    pass") == []
     assert unexplained("# sums\nassert np.allclose(a, b)\nassert a == pytest.approx(1)") == []
