@@ -9,12 +9,14 @@ from qdqbridge.graph.operator import Flow, Operator
 from qdqbridge.ops import (
     attention,
     cast,
+    causal_convolution,
     composition,
     conversion,
     convolution,
     data_movement,
     dynamic,
     elementwise,
+    experts,
     matmul,
     normalization,
     pooling,
@@ -47,6 +49,8 @@ OPERATORS: tuple[Operator, ...] = (
     *composition.OPERATORS,
     *shape_operator.OPERATORS,
     *attention.OPERATORS,
+    *experts.OPERATORS,
+    *causal_convolution.OPERATORS,
 )
 
 BY_NAME: Mapping[str, Operator] = MappingProxyType({row.name: row for row in OPERATORS})

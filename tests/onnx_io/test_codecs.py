@@ -18,9 +18,12 @@ from qdqbridge.onnx_io.codecs import BY_ROW, decode, encode, since
 from qdqbridge.ops import attributes as a
 from qdqbridge.ops.attention import (
     GroupQueryAttentionAttrs,
+    MergedAttentionAttrs,
     MultiHeadAttentionAttrs,
     RotaryEmbeddingAttrs,
 )
+from qdqbridge.ops.causal_convolution import CausalConvAttrs
+from qdqbridge.ops.experts import ExpertsAttrs
 from qdqbridge.ops.table import OPERATORS
 from tests.onnx_io.codec_nodes import constant, model_of, value, view_of
 
@@ -187,6 +190,26 @@ CASES: list[Case] = [
         ],
     ),
     ("MultiHeadAttention", MultiHeadAttentionAttrs(2, 0.5, unidirectional=True), [X3] * 3),
+    ("MergedAttention", MergedAttentionAttrs(2, (8, 8, 16), 0.5), [X3, value((8, 32))]),
+    (
+        "MoE",
+        ExpertsAttrs(2, "silu"),
+        [X3, value((6, 4)), value((4, 16, 8)), None, value((4, 8, 16))],
+    ),
+    (
+        "QMoE",
+        ExpertsAttrs(2, "silu", expert_weight_bits=8, accuracy_level=4),
+        [
+            X3,
+            value((6, 4)),
+            value((4, 16, 8), DType.UINT8),
+            value((4, 16)),
+            None,
+            value((4, 8, 16), DType.UINT8),
+            value((4, 8)),
+        ],
+    ),
+    ("CausalConvWithState", CausalConvAttrs("silu", 2), [X3, value((3, 1, 4))]),
     (
         "RotaryEmbedding",
         RotaryEmbeddingAttrs(2, 0, True),

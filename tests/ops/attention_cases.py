@@ -14,11 +14,19 @@ from onnx import ModelProto, helper
 from qdqbridge.graph.operator import Attributes
 from qdqbridge.ops.attention import (
     GroupQueryAttentionAttrs,
+    MergedAttentionAttrs,
     MultiHeadAttentionAttrs,
     RotaryEmbeddingAttrs,
 )
+from qdqbridge.ops.causal_convolution import CausalConvAttrs
+from qdqbridge.ops.experts import ExpertsAttrs
 
 Array = NDArray[Any]
+_NAMES = {"MergedAttention": "Attention"}
+_WEIGHTS = {
+    "MoE": range(2, 20), "QMoE": range(2, 20), "CausalConvWithState": (1,), "MergedAttention": (1,),
+}  # fmt: skip
+"""Operands whose extents are numbers in every file."""
 _MASK = 4
 """Where a MultiHeadAttention has a mask: one of a single axis is known by its batch."""
 
@@ -36,11 +44,12 @@ class AttentionCase:
 
     op: str
     attributes: Attributes
-    operands: list[Array | None]
+    operands: Sequence[Array | None]
     valid: list[list[Any]]
 
     def model(self, *, open_axes: bool = False) -> ModelProto:
         """A model of the node alone; with ``open_axes`` no extent but the innermost is a number."""
+        weights = _WEIGHTS.get(self.op, ())
         given = [(i, x) for i, x in enumerate(self.operands) if x is not None]
         results = [f"out_{i}" for i in range(len(self.valid))]
         defaults = {each.name: each.default for each in fields(self.attributes)}
@@ -48,17 +57,19 @@ class AttentionCase:
         told: dict[str, Any] = {
             k: int(v) if isinstance(v, bool) else v for k, v in stated.items() if v != defaults[k]
         }
-        own = self.op == "RotaryEmbedding"
+        own, name = self.op == "RotaryEmbedding", _NAMES.get(self.op, self.op)
         inputs = [
             helper.make_tensor_value_info(
-                f"in_{i}", helper.np_dtype_to_tensor_dtype(x.dtype), _shape(i, x, open_axes)
+                f"in_{i}",
+                helper.np_dtype_to_tensor_dtype(x.dtype),
+                _shape(i, x, open_axes and i not in weights),
             )
             for i, x in given
         ]  # fmt: skip
         present = {i for i, _ in given}
         names = [f"in_{i}" if i in present else "" for i in range(len(self.operands))]
         node = helper.make_node(
-            self.op, names, results, "node", domain="" if own else "com.microsoft", **told
+            name, names, results, "node", domain="" if own else "com.microsoft", **told
         )
         graph = helper.make_graph(
             [node], "g", inputs, [helper.make_empty_tensor_value_info(name) for name in results]
@@ -299,7 +310,88 @@ def rotary(seed: int) -> AttentionCase:
     return AttentionCase("RotaryEmbedding", record, operands, [[slice(None)] * batch])
 
 
+def merged(seed: int) -> AttentionCase:
+    """An Attention that makes its queries, keys and values."""
+    rng = np.random.default_rng(seed)
+    heads, size, batch = int(rng.integers(1, 5)), int(rng.choice([8, 16])), int(rng.integers(1, 4))
+    length, hidden, width = int(rng.integers(1, 8)), int(rng.choice([8, 24])), heads * size
+    past = int(rng.integers(1, 6)) if rng.random() < 0.4 else 0
+    total = past + length
+    operands: list[Array | None] = [
+        _floats(rng, batch, length, hidden), _floats(rng, hidden, 3 * width) * np.float32(0.3),
+        _floats(rng, 3 * width), None, None, None,
+    ]  # fmt: skip
+    if rng.random() < 0.4:
+        mask = rng.integers(0, 2, (batch, total)).astype(np.int32)
+        mask[..., 0] = 1
+        operands[3] = mask
+    if past:
+        operands[4] = _floats(rng, 2, batch, heads, past, size)
+    if rng.random() < 0.3 and not past:
+        operands[5] = _floats(rng, 1, heads, length, total)
+    ahead = rng.random() >= 0.4
+    asked = 2 if past or rng.random() < 0.3 else 1
+    valid: list[list[Any]] = [[slice(None)] * batch, [slice(None)] * 2]
+    record = MergedAttentionAttrs(heads, unidirectional=not ahead)
+    return AttentionCase("MergedAttention", record, operands, valid[:asked])
+
+
+def mixture(seed: int) -> AttentionCase:
+    """A MoE, or a QMoE."""
+    rng = np.random.default_rng(seed)
+    experts, hidden = int(rng.integers(2, 6)), 32
+    inner, tokens = int(rng.choice([32, 64])), int(rng.integers(1, 9))
+    kind = str(rng.choice(["relu", "gelu", "silu", "swiglu", "swiglu", "identity"]))
+    said: dict[str, Any] = {"k": int(rng.integers(1, experts + 1)), "activation_type": kind}
+    said["normalize_routing_weights"] = bool(rng.random() < 0.5)
+    rows = inner
+    if kind == "swiglu":
+        rows, said["swiglu_fusion"] = 2 * inner, 1
+        if rng.random() < 0.5:
+            limit = float(rng.choice([7.0, 0.5]))
+            alpha = float(np.float32(1.702))
+            said |= {"activation_alpha": alpha, "activation_beta": 1.0, "swiglu_limit": limit}
+    shape = (1, tokens, hidden) if rng.random() < 0.5 else (tokens, hidden)
+    small = np.float32(0.3)
+    x, logits = _floats(rng, *shape) * small, _floats(rng, tokens, experts) * 2
+    biases: list[Array | None] = [None, None]
+    if rng.random() < 0.5:
+        biases = [_floats(rng, experts, n) * small for n in (rows, hidden)]
+    sizes = ((rows, hidden), (hidden, inner))
+    if rng.random() < 0.5:
+        w1, w2 = (_floats(rng, experts, *size) * small for size in sizes)
+        operands = [x, logits, w1, biases[0], w2, biases[1]]
+        return AttentionCase("MoE", ExpertsAttrs(**said), operands, [[slice(None)] * shape[0]])
+    bits, block = int(rng.choice([4, 8])), int(rng.choice([0, 16, 32]))
+    said |= {"expert_weight_bits": bits, "block_size": block}
+    with_points, parts = rng.random() < 0.4, list[list[Array | None]]()
+    for n, k in sizes:
+        codes = rng.integers(0, 256, (experts, n, k * bits // 8)).astype(np.uint8)
+        wide = (experts, n, k // block) if block else (experts, n)
+        scales = rng.uniform(0.01, 0.05, wide) * (1 if bits == 4 else 0.08)
+        held = (experts, n, -(-k // block * bits // 8)) if block else (experts, n * bits // 8)
+        points = rng.integers(0, 256, held).astype(np.uint8) if with_points else None
+        parts.append([codes, scales.astype(np.float32), points])
+    (c1, s1, z1), (c2, s2, z2) = parts
+    operands = [x, logits, c1, s1, biases[0], c2, s2, biases[1], None, None, None, z1, z2]
+    return AttentionCase("QMoE", ExpertsAttrs(**said), operands, [[slice(None)] * shape[0]])
+
+
+def causal(seed: int) -> AttentionCase:
+    """A CausalConvWithState."""
+    rng = np.random.default_rng(seed)
+    batch, channels = int(rng.integers(1, 4)), int(rng.choice([4, 16]))
+    length, taps = int(rng.integers(1, 8)), int(rng.integers(2, 5))
+    dilation = int(rng.choice([1, 1, 2]))
+    bias = _floats(rng, channels) if rng.random() < 0.5 else None
+    state = (batch, channels, (taps - 1) * dilation)
+    past = _floats(rng, *state) if rng.random() < 0.7 else None
+    said = CausalConvAttrs(str(rng.choice(["none", "silu", "swish"])), dilation)
+    operands = [_floats(rng, batch, channels, length), _floats(rng, channels, 1, taps), bias, past]
+    return AttentionCase("CausalConvWithState", said, operands, [[slice(None)] * batch] * 2)
+
+
 FAMILIES = {
     "grouped": grouped, "windowed": windowed, "stored": stored, "multi_head": multi_head,
-    "rotary": rotary,
+    "rotary": rotary, "merged": merged, "mixture": mixture, "causal": causal,
 }  # fmt: skip

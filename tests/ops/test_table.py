@@ -14,7 +14,7 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Flow
 from qdqbridge.ops.composition import CompositionAttrs, Step
 from qdqbridge.ops.table import BY_NAME, OPERATORS
 
-MICROSOFT = {"GroupQueryAttention", "MultiHeadAttention"}
+MICROSOFT = {"GroupQueryAttention", "MergedAttention", "MoE", "MultiHeadAttention", "QMoE"}
 OURS = {
     "Composition",
     "Dense",

@@ -1,4 +1,4 @@
-"""Attention of language models: operators of com.microsoft, whose defaults are their records'."""
+"""Operators of language models in com.microsoft, whose defaults are their records'."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ from qdqbridge.onnx_io.codecs.codec import (
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
 from qdqbridge.ops.attention import (
     GROUP_QUERY_ATTENTION,
+    MERGED_ATTENTION,
     MULTI_HEAD_ATTENTION,
     ROTARY_EMBEDDING,
     RotaryEmbeddingAttrs,
 )
+from qdqbridge.ops.causal_convolution import CAUSAL_CONV
+from qdqbridge.ops.experts import ACTIVATIONS as EXPERT_ACTIVATIONS
+from qdqbridge.ops.experts import EXPERTS, STORED_EXPERTS
 
 MICROSOFT = "com.microsoft"
 _OWN_ROTARY = 23
@@ -30,8 +34,9 @@ _OWN_ROTARY = 23
 
 
 def _contrib(
-    row: Operator, most: int, results: int, *more: str, refuse: Callable[[NodeView], str]
-) -> Codec:
+    row: Operator, most: int, results: int, *more: str, refuse: Callable[[NodeView], str],
+    name: str = "", **defaults: Any,
+) -> Codec:  # fmt: skip
     """Returns the codec of an operator of com.microsoft.
 
     Args:
@@ -40,6 +45,8 @@ def _contrib(
         results: Results that it has, which are asked for from the first on.
         *more: Attributes that it takes and that the row does not have.
         refuse: Returns why the row is not what a node means; empty where it is.
+        name: Its name there, where the row has another.
+        **defaults: Of attributes whose default is not the record's.
     """
 
     def read(node: NodeView) -> Decoded:
@@ -51,16 +58,18 @@ def _contrib(
         why = refuse(node)
         if why:
             raise NoRow(why)
-        return decoded(row.name, row.attributes(**_fields(node, row.attributes)), node.operands)
+        found = {**defaults, **_fields(node, row.attributes)}
+        return decoded(row.name, row.attributes(**found), node.operands)
 
     def write(attributes: Attributes, operands: Operands, opset: int) -> Encoded:
         del opset
-        return Encoded(row.name, MICROSOFT, _stated(attributes), list(operands))
+        return Encoded(name or row.name, MICROSOFT, _stated(attributes), list(operands))
 
     known = (*(lens.onnx for lens in lenses(row.attributes).values()), *more)
     return Codec(
-        onnx_name=row.name, domain=MICROSOFT, row=row.name, read=read, write=write, known=known
-    )
+        onnx_name=name or row.name, domain=MICROSOFT, row=row.name, read=read, write=write,
+        known=known,
+    )  # fmt: skip
 
 
 def _fields(node: NodeView, record: type[Attributes]) -> dict[str, Any]:
@@ -77,6 +86,8 @@ def _fields(node: NodeView, record: type[Attributes]) -> dict[str, Any]:
             found[name] = node.int_(lens.onnx, 0)
         elif lens.kind is float:
             found[name] = node.float_(lens.onnx, 0.0)
+        elif lens.kind is not str:
+            found[name] = node.ints(lens.onnx, ())
         else:
             found[name] = node.string(lens.onnx, "")
     return found
@@ -88,8 +99,13 @@ def _stated(attributes: Attributes) -> dict[str, Any]:
     for each in fields(attributes):
         value = getattr(attributes, each.name)
         if value != each.default:
-            stated[shown[each.name].onnx] = int(value) if isinstance(value, bool) else value
+            whole = isinstance(value, bool)
+            stated[shown[each.name].onnx] = int(value) if whole else _listed(value)
     return stated
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
 # ---- what rows do not mean ----------------------------------------------------------------------
@@ -118,6 +134,44 @@ def _not_multi_head(node: NodeView) -> str:
         return "its mask tells where sequences begin and end"
     return ""
 
+
+def _not_merged(node: NodeView) -> str:
+    if node.flag("do_rotary") or node.flag("past_present_share_buffer"):
+        return "it turns its queries, or shares a buffer"
+    mask = node.optional(3)
+    shape = () if mask is None else node.shape(3)
+    if shape is None or len(shape) > 3:
+        return "its mask has an unknown form"
+    if len(shape) == 1 and shape != (node.shape(0) or ())[:1]:
+        return "its mask tells where sequences begin and end"
+    return ""
+
+
+def _not_experts(node: NodeView) -> str:
+    """What only other processors have, and other ways to store weights."""
+    if node.int_("use_sparse_mixer", 0) or node.int_("swiglu_limit_after_activation", 0):
+        return "it mixes sparsely, or bends behind its activation"
+    if node.string("quant_type", "int") != "int" or node.int_("weights_prepacked", 0) == 1:
+        return "its weights are stored in another form"
+    bits = node.int_("expert_weight_bits", 4)
+    own = [node.int_(f"fc{i}_expert_weight_bits", bits) for i in (1, 2, 3)]
+    if node.op_type == "QMoE" and (set(own) != {bits} or bits not in (2, 4, 8)):
+        return f"its weights have {own} bits"
+    kind = node.string("activation_type", "relu")
+    if kind not in EXPERT_ACTIVATIONS or (kind == "swiglu" and not node.int_("swiglu_fusion", 0)):
+        return "onnxruntime's CPU does not have its activation"
+    return ""
+
+
+def _not_causal(node: NodeView) -> str:
+    if node.int_("ndim", 1) != 1 or node.rank() != 3:
+        return "it slides along several axes"
+    if any(node.int_(name, 0) for name in ("state_window", "channels_last", *_CUDA)):
+        return "it keeps several states, or lies channels-last"
+    return ""
+
+
+_CUDA = ("state_update_capacity", "state_length", "input_channel_offset", "input_channels")
 
 # ---- RotaryEmbedding ----------------------------------------------------------------------------
 
@@ -178,5 +232,21 @@ CODECS = (
         refuse=_not_grouped,
     ),
     _contrib(MULTI_HEAD_ATTENTION, 8, 3, refuse=_not_multi_head),
+    _contrib(
+        MERGED_ATTENTION, 6, 2, "do_rotary", "past_present_share_buffer", "rotary_embedding_dim",
+        refuse=_not_merged, name="Attention",
+    ),
+    _contrib(
+        EXPERTS, 8, 1, "use_sparse_mixer", "swiglu_limit_after_activation", refuse=_not_experts
+    ),
+    _contrib(
+        STORED_EXPERTS, 14, 1, "use_sparse_mixer", "swiglu_limit_after_activation", "quant_type",
+        "weights_prepacked", *(f"fc{i}_expert_weight_bits" for i in (1, 2, 3)),
+        refuse=_not_experts, expert_weight_bits=4,
+    ),
+    _contrib(
+        CAUSAL_CONV, 4, 2, "ndim", "state_window", "channels_last", "state_channels_last", *_CUDA,
+        refuse=_not_causal,
+    ),
     *_rotary_codecs(),
 )  # fmt: skip

@@ -91,8 +91,21 @@ class Known:
         node = self.makers.get(name)
         if node is not None and node.op_type == "Constant" and node.domain in ONNX_DOMAINS:
             return constant_of_node(node, self.folder, where).numpy()
+        if node is not None and node.op_type == "Reshape" and node.domain in ONNX_DOMAINS:
+            return self._reshaped(node)
         cone = self._cone(name)
         return None if cone is None else self._run(cone, name)
+
+    def _reshaped(self, node: onnx.NodeProto) -> NDArray[Any] | None:
+        """Returns a constant in another shape; a weight that two nodes share is not copied."""
+        data, target = (self.array(name) for name in node.input[:2])
+        if data is None or target is None or any(a.name == "allowzero" for a in node.attribute):
+            return None
+        shape = [data.shape[i] if n == 0 else int(n) for i, n in enumerate(target.reshape(-1))]
+        try:
+            return data.reshape(shape)
+        except ValueError:  # whoever infers its shape says so
+            return None
 
     def is_constant(self, name: str) -> bool:
         """True where only constants determine a tensor."""
@@ -117,7 +130,8 @@ class Known:
 
     def _run(self, cone: list[onnx.NodeProto], name: str) -> NDArray[Any] | None:
         used = {operand for node in cone for operand in node.input}
-        tensors = [self.initializers[n] for n in sorted(used) if n in self.initializers]
+        given = [self.initializers[n] for n in sorted(used) if n in self.initializers]
+        tensors = [self._embedded(tensor) for tensor in given]
         graph = onnx.helper.make_graph(cone, "cone", [], [onnx.ValueInfoProto(name=name)], tensors)
         model = onnx.helper.make_model(graph, opset_imports=list(self.model.opset_import))
         try:
@@ -125,6 +139,12 @@ class Known:
             return np.asarray(results[0])
         except Exception:  # the evaluator raises whatever its operators meet
             return None
+
+    def _embedded(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            return tensor
+        array = self.array(tensor.name)
+        return tensor if array is None else onnx.numpy_helper.from_array(array, tensor.name)
 
     # ---- types --------------------------------------------------------------------------------
 

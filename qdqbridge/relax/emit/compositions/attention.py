@@ -17,9 +17,11 @@ from tvm import te
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.ops.attention import (
     GROUP_QUERY_ATTENTION,
+    MERGED_ATTENTION,
     MULTI_HEAD_ATTENTION,
     ROTARY_EMBEDDING,
     GroupQueryAttentionAttrs,
+    MergedAttentionAttrs,
     MultiHeadAttentionAttrs,
     RotaryEmbeddingAttrs,
 )
@@ -36,7 +38,8 @@ def loops(site: CompositionSite, name: str, compute: Callable[..., te.Tensor], *
     return site.scope.emit(site.scope.builder.call_te(compute, *args, primfunc_name_hint=name))
 
 
-def _wide(site: CompositionSite, x: Expr) -> Expr:
+def wide(site: CompositionSite, x: Expr) -> Expr:
+    """Returns half floats in float32, in which hosts add."""
     return site.cast(x, "float32") if site.dtype(x) in ("float16", "bfloat16") else x
 
 
@@ -276,7 +279,7 @@ def _group_operands(site: CompositionSite, a: GroupQueryAttentionAttrs) -> list[
         given = [site.scope.emit(site.scope.item(parts, index)) for index in range(3)]
     batch, length, _ = site.extents(given[0])
     return [
-        _heads_first(site, _wide(site, x), count, batch, length)
+        _heads_first(site, wide(site, x), count, batch, length)
         for x, count in zip(given, counts, strict=True)
     ]
 
@@ -410,7 +413,7 @@ class _Cache:
         """Returns stored rows as the numbers that they mean."""
         site = self.site
         if self.kind == "NONE" or not site.has(self.scale):
-            return _wide(site, rows)
+            return wide(site, rows)
         if self.bits == 4:
 
             def halves(data: te.Tensor) -> te.Tensor:
@@ -454,7 +457,7 @@ class _Cache:
     def _spread(self, like: Expr) -> Expr:
         """Returns scales that broadcast to a cache: one, or one per head and number."""
         site = self.site
-        scale = _wide(site, site.arg(self.scale))
+        scale = wide(site, site.arg(self.scale))
         if self.kind == "PER_TENSOR":
             return site("reshape", scale, ())
         _, heads, _, width = site.extents(like)
@@ -467,12 +470,54 @@ class _Cache:
 def _multi_head(site: CompositionSite) -> Sequence[Expr]:
     """As :data:`qdqbridge.ops.attention.MULTI_HEAD_ATTENTION` says."""
     a = site.node.record(MultiHeadAttentionAttrs)
-    q, k, v = _multi_head_operands(site, a)
+    past = (site.arg(6), site.arg(7)) if site.has(6) else ()
+    return _attended(site, a, _multi_head_operands(site, a), past, mask=4, bias=5)
+
+
+def _merged(site: CompositionSite) -> Sequence[Expr]:
+    """As :data:`qdqbridge.ops.attention.MERGED_ATTENTION` says."""
+    a = site.node.record(MergedAttentionAttrs)
+    made = site("matmul", wide(site, site.arg(0)), wide(site, site.arg(1)))
+    if site.has(2):
+        made = site("add", made, wide(site, site.arg(2)))
+    width = site.extents(made)[-1]
+    if not isinstance(width, int):
+        raise NoRow("the width of its weights is open")
+    widths = a.qkv_hidden_sizes or (width // 3,) * 3
+    parts = site.scope.emit(site.scope.op.split(made, [widths[0], widths[0] + widths[1]], axis=2))
+    given = [site.scope.emit(site.scope.item(parts, index)) for index in range(3)]
+    heads = [_heads_first(site, x, a.num_heads) for x in given]
+    past: list[Expr] = []
+    if site.has(4):
+        both = site.scope.emit(site.scope.op.split(site.arg(4), 2, axis=0))
+        each = [site.scope.emit(site.scope.item(both, index)) for index in range(2)]
+        past = [site("squeeze", x, axis=[0]) for x in each]
+    result, k, v = _attended(site, a.heads, heads, past, mask=3, bias=5)
+    if len(site.node.outputs) < 2:
+        return [result]
+    return [result, site("concat", [site("expand_dims", x, 0) for x in (k, v)], axis=0)]
+
+
+def _attended(
+    site: CompositionSite, a: MultiHeadAttentionAttrs, given: Sequence[Expr],
+    cached: Sequence[Expr], *, mask: int, bias: int,
+) -> list[Expr]:  # fmt: skip
+    """Returns the result, and keys and values with those of the past before them.
+
+    Args:
+        site: The node.
+        a: Its attributes.
+        given: Queries, keys and values by heads.
+        cached: Keys and values of the past, if there is one.
+        mask: The operand that hides keys.
+        bias: The operand that is added to products.
+    """
+    q, k, v = given
     own = site.dtype(site.arg(0))
-    if site.has(6):
+    if cached:
         olds: list[Expr] = []
-        for index, new in ((6, k), (7, v)):
-            old = _wide(site, site.arg(index))
+        for stored, new in zip(cached, (k, v), strict=True):
+            old = wide(site, stored)
             batch, heads, _, size = site.extents(new)
             for have, want in zip(site.extents(old), (batch, heads, None, size), strict=True):
                 if want is not None:
@@ -486,12 +531,12 @@ def _multi_head(site: CompositionSite) -> Sequence[Expr]:
     past = site("broadcast_to", site("reshape", past, (1,)), (batch,))
     lines = _Lines(past, past, past)
     factor = a.scale or 1 / math.sqrt(size)
-    bias = _multi_head_bias(site, a, (batch, length, keys))
+    added = _multi_head_bias(site, a, (batch, length, keys), mask, bias)
 
     def weigh(scores: Expr) -> Expr:
         scaled = site("multiply", scores, site.number(factor, scores))
-        if bias is not None:
-            scaled = site("add", *site.scope.aligned([scaled, bias]))
+        if added is not None:
+            scaled = site("add", *site.scope.aligned([scaled, added]))
         if not a.unidirectional:
             return site("nn.softmax", scaled, axis=3)
         return _softmax(site, scaled, lines, lambda x, kind: x, causal=True)
@@ -502,12 +547,12 @@ def _multi_head(site: CompositionSite) -> Sequence[Expr]:
 
 def _multi_head_operands(site: CompositionSite, a: MultiHeadAttentionAttrs) -> list[Expr]:
     """Returns queries, keys and values by heads, their biases added."""
-    given = [_wide(site, site.arg(index)) for index in range(3)]
+    given = [wide(site, site.arg(index)) for index in range(3)]
     sizes = [site.extents(x)[-1] for x in given]
     biases: list[Expr | None] = [None] * 3
     if site.has(3):
         begin = 0
-        bias = _wide(site, site.arg(3))
+        bias = wide(site, site.arg(3))
         for index, width in enumerate(sizes):
             if not isinstance(width, int):
                 raise NoRow("the width of an operand is open")
@@ -530,14 +575,15 @@ def _multi_head_operands(site: CompositionSite, a: MultiHeadAttentionAttrs) -> l
 
 
 def _multi_head_bias(
-    site: CompositionSite, a: MultiHeadAttentionAttrs, shape: tuple[Any, Any, Any]
-) -> Expr | None:
+    site: CompositionSite, a: MultiHeadAttentionAttrs, shape: tuple[Any, Any, Any],
+    mask_at: int, bias_at: int,
+) -> Expr | None:  # fmt: skip
     """Returns what is added to the products: the bias, and a low number where a mask hides."""
     batch, length, keys = shape
-    bias = _wide(site, site.arg(5)) if site.has(5) else None
-    if not site.has(4):
+    bias = wide(site, site.arg(bias_at)) if site.has(bias_at) else None
+    if not site.has(mask_at):
         return bias
-    mask = site.arg(4)
+    mask = site.arg(mask_at)
     if site.rank(mask) == 1:
         counted = site("reshape", site.counted(keys), (1, keys))
         ends = site("reshape", site.cast(mask, _INT), (batch, 1))
@@ -557,13 +603,13 @@ def _rotary(site: CompositionSite) -> Sequence[Expr]:
     """As :data:`qdqbridge.ops.attention.ROTARY_EMBEDDING` says."""
     a = site.node.record(RotaryEmbeddingAttrs)
     x, tables = site.arg(0), [site.arg(1), site.arg(2)]
-    wide = _wide(site, x)
-    wide = wide if site.rank(wide) == 4 else _heads_first(site, wide, a.num_heads)
-    batch, _, length, _ = site.extents(wide)
+    data = wide(site, x)
+    data = data if site.rank(data) == 4 else _heads_first(site, data, a.num_heads)
+    batch, _, length, _ = site.extents(data)
     steps = site("reshape", site.counted(length), (1, length))
     if not site.has(3):
         rows = site("reshape", site.counted(batch), (batch, 1))
-        count = site.scope.run_time_extent(wide, 2, _INT)
+        count = site.scope.run_time_extent(data, 2, _INT)
         places = site("add", site("multiply", rows, count), steps)
         tables = [site("reshape", t, (-1, site.extents(t)[-1])) for t in tables]
     elif site.rank(site.arg(3)) == 1:
@@ -571,7 +617,7 @@ def _rotary(site: CompositionSite) -> Sequence[Expr]:
         places = site("broadcast_to", site("add", begin, steps), (batch, length))
     else:
         places = site("reshape", site.cast(site.arg(3), _INT), (batch, length))
-    turned = _rotated(site, wide, tables, places, interleaved=a.interleaved)
+    turned = _rotated(site, data, tables, places, interleaved=a.interleaved)
     result = turned if site.rank(x) == 4 else _heads_last(site, turned)
     return [site.cast(result, site.dtype(x))]
 
@@ -579,6 +625,7 @@ def _rotary(site: CompositionSite) -> Sequence[Expr]:
 ATTENTION: Mapping[str, Composition] = {
     GROUP_QUERY_ATTENTION.name: _group_query,
     MULTI_HEAD_ATTENTION.name: _multi_head,
+    MERGED_ATTENTION.name: _merged,
     ROTARY_EMBEDDING.name: _rotary,
 }
 """By the row's name."""

@@ -11,6 +11,7 @@ from qdqbridge.relax.emit.compositions.attention import ATTENTION
 from qdqbridge.relax.emit.compositions.computed_sizes import COMPUTED_SIZES
 from qdqbridge.relax.emit.compositions.conversion import CONVERSION
 from qdqbridge.relax.emit.compositions.elementwise import ELEMENTWISE
+from qdqbridge.relax.emit.compositions.experts import EXPERT_LOOPS
 from qdqbridge.relax.emit.compositions.images import IMAGES
 from qdqbridge.relax.emit.compositions.products import PRODUCTS
 from qdqbridge.relax.emit.compositions.reductions import REDUCTIONS
@@ -24,7 +25,7 @@ COMPOSITIONS: Mapping[str, Composition] = {
     **COMPUTED_SIZES,
 }  # fmt: skip
 """By the operator's name in ONNX's own domain."""
-OF_ROWS: Mapping[str, Composition] = {**ATTENTION}
+OF_ROWS: Mapping[str, Composition] = {**ATTENTION, **EXPERT_LOOPS}
 """By the name of a row that hosts compute in a function of its own."""
 
 

@@ -1,0 +1,230 @@
+"""Mixtures of experts and causal convolutions: loops that read only the weights that they need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tvm import te
+
+from qdqbridge.ops.causal_convolution import CAUSAL_CONV, CausalConvAttrs
+from qdqbridge.ops.experts import (
+    EXPERTS,
+    HALVES,
+    INTERLEAVED,
+    STORED_EXPERTS,
+    ExpertsAttrs,
+)
+from qdqbridge.qnn.dialect.kernel import stage
+from qdqbridge.qnn.dialect.tir import tirx
+from qdqbridge.qnn.emit.scope import Expr
+from qdqbridge.relax.emit.compositions.attention import loops, wide
+from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite
+
+_Weight = Callable[[Expr, Expr, Expr], Expr]
+_KIND = "float32"
+
+
+def _experts(site: CompositionSite) -> Sequence[Expr]:
+    """As :data:`qdqbridge.ops.experts.EXPERTS` says."""
+
+    def layer(x: Expr, order: Expr, index: int) -> Expr:
+        return _layer(site, x, order, [site.arg(2 * index)], _as_floats, 2 * index + 1)
+
+    return _mixed(site, site.node.record(ExpertsAttrs), layer)
+
+
+def _stored_experts(site: CompositionSite) -> Sequence[Expr]:
+    """As :data:`qdqbridge.ops.experts.STORED_EXPERTS` says: weights stay as they are stored."""
+    a = site.node.record(ExpertsAttrs)
+
+    def layer(x: Expr, order: Expr, index: int) -> Expr:
+        place = 3 * index - 1
+        given = [site.arg(place), wide(site, site.arg(place + 1))]
+        if site.has(10 + index):
+            given.append(site.arg(10 + index))
+        return _layer(site, x, order, given, _as_codes(a), place + 2)
+
+    return _mixed(site, a, layer, normalized=True)
+
+
+def _as_floats(tensors: Sequence[te.Tensor], terms: int) -> _Weight:
+    del terms
+    weights = tensors[0]
+    return lambda e, n, k: weights(e, n, k).astype(_KIND)
+
+
+def _as_codes(a: ExpertsAttrs) -> Callable[[Sequence[te.Tensor], int], _Weight]:
+    bits = a.expert_weight_bits
+    each, low = 8 // bits, (1 << bits) - 1
+
+    def code(byte: Expr, place: Expr) -> Expr:
+        shift = (place % each * bits).astype("int32")
+        return (byte.astype("int32") >> shift) & low
+
+    def weights(tensors: Sequence[te.Tensor], terms: int) -> _Weight:
+        stored, scales = tensors[:2]
+        points = tensors[2] if len(tensors) > 2 else None
+        blocks = int(scales.shape[2]) if len(scales.shape) == 3 else 0
+        block = terms // blocks if blocks else 1
+
+        def weight(e: Expr, n: Expr, k: Expr) -> Expr:
+            number = code(stored(e, n, k // each), k)
+            scale = scales(e, n, k // block) if blocks else scales(e, n)
+            zero: Any = tirx.const(1 << (bits - 1), "int32")
+            if points is not None and blocks:
+                zero = code(points(e, n, k // block // each), k // block)
+            elif points is not None:
+                zero = code(points(e, n // each), n)
+            return (number - zero).astype(_KIND) * scale
+
+        return weight
+
+    return weights
+
+
+def _layer(
+    site: CompositionSite,
+    x: Expr,
+    order: Expr,
+    tensors: Sequence[Expr],
+    weights: Callable[[Sequence[te.Tensor], int], _Weight],
+    bias_at: int,
+) -> Expr:
+    """Returns the product of each token with the weights of each of its experts.
+
+    Args:
+        site: The node.
+        x: (tokens, experts of a token or 1, terms).
+        order: Which experts: (tokens, experts of a token).
+        tensors: What holds the weights.
+        weights: Returns a weight, of tensors and the number of terms.
+        bias_at: The operand that is the bias.
+    """
+    bias = [wide(site, site.arg(bias_at))] if site.has(bias_at) else []
+
+    def product(data: te.Tensor, which: te.Tensor, *rest: te.Tensor) -> te.Tensor:
+        held = rest[: len(rest) - len(bias)]
+        terms = int(data.shape[2])
+        weight, rows = weights(held, terms), held[0].shape[1]
+        shape = (which.shape[0], which.shape[1], rows)
+        axis = te.reduce_axis((0, terms), "k")
+        last = data.shape[1] - 1
+
+        def element(t: Expr, j: Expr, n: Expr) -> Expr:
+            own = data(t, tirx.min(j, last), axis)
+            return te.sum(own * weight(which(t, j), n, axis), axis=axis)
+
+        total: Any = te.compute(shape, element, name="expert")
+        if not bias:
+            return total
+        return stage(shape, lambda t, j, n: total(t, j, n) + rest[-1](which(t, j), n), "biased")
+
+    return loops(site, "expert", product, x, order, *tensors, *bias)
+
+
+def _mixed(
+    site: CompositionSite,
+    a: ExpertsAttrs,
+    layer: Callable[[Expr, Expr, int], Expr],
+    *,
+    normalized: bool = False,
+) -> Sequence[Expr]:
+    """Returns the sum of what a token's experts make of it."""
+    x = wide(site, site.arg(0))
+    extents = site.extents(x)
+    tokens = math.prod(extents[1:-1], start=extents[0])
+    flat = site("reshape", x, (tokens, 1, extents[-1]))
+    logits = wide(site, site.arg(1))
+    logits = site("reshape", logits, (tokens, site.extents(logits)[-1]))
+    found = site.scope.emit(
+        site.scope.op.topk(logits, a.k, axis=1, ret_type="both", largest=True, dtype="int32")
+    )
+    values, order = (site.scope.emit(site.scope.item(found, index)) for index in range(2))
+    top = site("max", logits, axis=1, keepdims=True)
+    raised = site("exp", site("subtract", values, top))
+    whole = raised
+    if not (normalized or a.normalize_routing_weights):
+        whole = site("exp", site("subtract", logits, top))
+    shares = site("divide", raised, site("sum", whole, axis=1, keepdims=True))
+    other = layer(flat, order, 3) if site.has(8 if normalized else 6) else None
+    inner = _activated(site, a, layer(flat, order, 1), other)
+    made = layer(inner, order, 2)
+    weighed = site("multiply", made, site("reshape", shares, (tokens, a.k, 1)))
+    result = site("reshape", site("sum", weighed, axis=1), extents)
+    return [site.cast(result, site.dtype(site.arg(0)))]
+
+
+def _activated(site: CompositionSite, a: ExpertsAttrs, x: Expr, other: Expr | None) -> Expr:
+    kind = a.activation_type
+    if kind == "swiglu":
+        return _swiglu(site, a, x, other)
+    named = {"relu": "nn.relu", "gelu": "nn.gelu_tanh", "silu": "nn.silu"}
+    bent = site(named[kind], x) if kind in named else x
+    return bent if other is None else site("multiply", bent, other)
+
+
+def _swiglu(site: CompositionSite, a: ExpertsAttrs, x: Expr, other: Expr | None) -> Expr:
+    width = site.extents(x)[-1]
+    if a.swiglu_fusion == INTERLEAVED:
+        x, other = (
+            site("strided_slice", x, axes=[2], begin=[i], end=[width], strides=[2]) for i in (0, 1)
+        )
+    elif a.swiglu_fusion == HALVES:
+        ends = ((0, width // 2), (width // 2, width))
+        x, other = (site("strided_slice", x, axes=[2], begin=[b], end=[e]) for b, e in ends)
+    assert other is not None
+    if a.swiglu_limit:
+        high, low = (site.number(sign * a.swiglu_limit, _KIND) for sign in (1, -1))
+        x = site("minimum", x, high)
+        other = site("maximum", site("minimum", other, high), low)
+    gate = site("sigmoid", site("multiply", x, site.number(a.activation_alpha, _KIND)))
+    shifted = site("add", other, site.number(a.activation_beta, _KIND))
+    return site("multiply", site("multiply", x, gate), shifted)
+
+
+def _causal(site: CompositionSite) -> Sequence[Expr]:
+    """As :data:`qdqbridge.ops.causal_convolution.CAUSAL_CONV` says."""
+    a = site.node.record(CausalConvAttrs)
+    x, weight = wide(site, site.arg(0)), wide(site, site.arg(1))
+    batch, channels, length = site.extents(x)
+    taps = site.static(weight)[2]
+    reach = (taps - 1) * a.dilation
+    if site.has(3):
+        past = wide(site, site.arg(3))
+        for have, want in zip(site.extents(past), (batch, channels, reach), strict=True):
+            site.scope.need_same(have, want)
+        past = site("reshape", past, (batch, channels, reach))
+    else:
+        past = site("zeros", (batch, channels, reach), _KIND)
+    whole = site("concat", [past, x], axis=2)
+
+    def convolved(data: te.Tensor, taken: te.Tensor, like: te.Tensor) -> te.Tensor:
+        def element(b: Expr, c: Expr, t: Expr) -> Expr:
+            parts = (data(b, c, t + j * a.dilation) * taken(c, 0, j) for j in range(taps))
+            return sum(parts, start=tirx.const(0.0, _KIND))
+
+        return stage(like.shape, element, name="causal")
+
+    made = loops(site, "causal_conv", convolved, whole, weight, x)
+    if site.has(2):
+        made = site("add", made, site("reshape", wide(site, site.arg(2)), (1, channels, 1)))
+    made = made if a.activation == "none" else site("nn.silu", made)
+
+    def last(data: te.Tensor) -> te.Tensor:
+        shape = (data.shape[0], data.shape[1], reach)
+        begin = data.shape[2] - reach
+        return stage(shape, lambda b, c, t: data(b, c, begin + t), name="state")
+
+    kept = loops(site, "conv_state", last, whole)
+    del length
+    return [site.cast(each, site.dtype(site.arg(0))) for each in (made, kept)]
+
+
+EXPERT_LOOPS: Mapping[str, Composition] = {
+    EXPERTS.name: _experts,
+    STORED_EXPERTS.name: _stored_experts,
+    CAUSAL_CONV.name: _causal,
+}
+"""By the row's name."""
