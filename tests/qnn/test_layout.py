@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import evaluate
+from qdqbridge.ops.resize import RESIZE
 from qdqbridge.qnn.layout import LayoutPlan, apply_layout, plan
 from qdqbridge.qnn.layout.cut import INFINITE, SINK, SOURCE, Network
 from tests.qnn.layout_models import Net, axes, blocks, cnn, patches, unet, wrapped
@@ -90,7 +91,7 @@ def test_axes_are_renamed() -> None:
 
 def test_operators_may_be_kept_channels_first() -> None:
     graph = unet()
-    ours = apply_layout(graph, plan(graph, fixed={"Resize"}))
+    ours = apply_layout(graph, plan(graph, fixed={RESIZE}))
     assert ours.transposes == 4
     assert next(n for n in ours.graph.nodes if n.op.name == "Resize") not in ours.channels_last
 

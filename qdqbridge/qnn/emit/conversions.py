@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from qdqbridge.graph.graph import Node
+from qdqbridge.graph.operator import Operator
+from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET, REQUANTIZE
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr, unsupported
 
@@ -32,9 +34,9 @@ def _reinterpret(scope: EmissionScope, node: Node) -> Expr:
     return scope.emit(stored)
 
 
-CONVERSIONS: dict[str, Callable[[EmissionScope, Node], Expr]] = {
-    "quantize": _quantize,
-    "dequantize": _dequantize,
-    "requantize": _requantize,
-    "reinterpret": _reinterpret,
+CONVERSIONS: Mapping[Operator, Callable[[EmissionScope, Node], Expr]] = {
+    QUANTIZE: _quantize,
+    DEQUANTIZE: _dequantize,
+    REQUANTIZE: _requantize,
+    REINTERPRET: _reinterpret,
 }

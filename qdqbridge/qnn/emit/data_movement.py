@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.lenses import call_attributes
 from qdqbridge.graph.numerics import quantize
-from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.operator import Flow, Operator
 from qdqbridge.ops.attributes import (
     AxesAttrs,
     AxisAttrs,
@@ -24,9 +24,24 @@ from qdqbridge.ops.attributes import (
     TileAttrs,
     TransposeAttrs,
 )
+from qdqbridge.ops.data_movement import (
+    DEPTH_TO_SPACE,
+    EXPAND,
+    FLATTEN,
+    IDENTITY,
+    RESHAPE,
+    SPACE_TO_DEPTH,
+    SQUEEZE,
+    TILE,
+    TRANSPOSE,
+    UNSQUEEZE,
+)
+from qdqbridge.ops.pooling import MAX_POOL
 from qdqbridge.ops.reduction import reduces
+from qdqbridge.ops.selection import GATHER, PAD, SLICE, SPLIT
 from qdqbridge.ops.table import MOVED_ALIKE, OPERATORS
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr, unsupported
+from qdqbridge.qnn.emit.table import at
 from qdqbridge.qnn.emit.windows import pool, reduction, window_pads
 
 Emit = Callable[[EmissionScope, Node, Expr], Any]
@@ -36,8 +51,7 @@ _BEYOND = {"reflect": 1, "wrap": 0}
 """How many elements more than it adds on a side an axis has to have, by the mode of a Pad."""
 
 
-def _reshape(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    attributes = node.record(ReshapeAttrs)
+def _reshape(scope: EmissionScope, node: Node, attributes: ReshapeAttrs, x: Expr) -> Expr:
     if attributes.shape is None:
         return scope.op.reshape(x, scope.run_time_shape(node, x))
     have = scope.extents(x)
@@ -46,8 +60,8 @@ def _reshape(scope: EmissionScope, node: Node, x: Expr) -> Expr:
     return scope.op.reshape(x, scope.rest_of(have, target))
 
 
-def _flatten(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    have, axis = scope.extents(x), node.record(AxisAttrs).axis
+def _flatten(scope: EmissionScope, node: Node, attributes: AxisAttrs, x: Expr) -> Expr:
+    have, axis = scope.extents(x), attributes.axis
     lead = int(np.prod(have[:axis])) if all(isinstance(d, int) for d in have[:axis]) else None
     tail = int(np.prod(have[axis:])) if all(isinstance(d, int) for d in have[axis:]) else None
     if 0 in (lead, tail) and None in (lead, tail):
@@ -59,20 +73,24 @@ def _flatten(scope: EmissionScope, node: Node, x: Expr) -> Expr:
     raise unsupported(node, "extents on both sides of the axis are symbolic")
 
 
-def _transpose(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    return scope.op.permute_dims(x, list(node.record(TransposeAttrs).perm))
+def _transpose(scope: EmissionScope, node: Node, attributes: TransposeAttrs, x: Expr) -> Expr:
+    del node
+    return scope.op.permute_dims(x, list(attributes.perm))
 
 
-def _squeeze(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    return scope.op.squeeze(x, list(node.record(AxesAttrs).axes))
+def _squeeze(scope: EmissionScope, node: Node, attributes: AxesAttrs, x: Expr) -> Expr:
+    del node
+    return scope.op.squeeze(x, list(attributes.axes))
 
 
-def _unsqueeze(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    return scope.op.expand_dims(x, list(node.record(AxesAttrs).axes))
+def _unsqueeze(scope: EmissionScope, node: Node, attributes: AxesAttrs, x: Expr) -> Expr:
+    del node
+    return scope.op.expand_dims(x, list(attributes.axes))
 
 
-def _slice(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    attributes, have = node.record(SliceAttrs), scope.extents(x)
+def _slice(scope: EmissionScope, node: Node, attributes: SliceAttrs, x: Expr) -> Expr:
+    del node
+    have = scope.extents(x)
     begins: list[Any] = []
     ends: list[Any] = []
     for start, end, axis, step in zip(
@@ -94,8 +112,8 @@ def _slice(scope: EmissionScope, node: Node, x: Expr) -> Expr:
     )
 
 
-def _gather(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    attributes, indices = node.record(AxisAttrs), node.operand(1)
+def _gather(scope: EmissionScope, node: Node, attributes: AxisAttrs, x: Expr) -> Expr:
+    indices = node.operand(1)
     extent = scope.extents(x)[attributes.axis]
     if indices.constant is not None and isinstance(extent, int):
         array = indices.constant.numpy().astype(np.int64)
@@ -117,8 +135,8 @@ def _taken(scope: EmissionScope, x: Expr, index: Expr, axis: int) -> Expr:
     return scope.op.take(x, index, axis=axis, mode="clip")
 
 
-def _split(scope: EmissionScope, node: Node, x: Expr) -> list[Expr]:
-    attributes = node.record(SplitAttrs)
+def _split(scope: EmissionScope, node: Node, attributes: SplitAttrs, x: Expr) -> list[Expr]:
+    del node
     sizes = attributes.sizes
     if len(sizes) == 1:
         return [x]
@@ -127,8 +145,7 @@ def _split(scope: EmissionScope, node: Node, x: Expr) -> list[Expr]:
     return [scope.item(parts, i) for i in range(len(sizes))]
 
 
-def _pad(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    attributes = node.record(PadAttrs)
+def _pad(scope: EmissionScope, node: Node, attributes: PadAttrs, x: Expr) -> Expr:
     rank = len(attributes.pads) // 2
     x = _cropped(scope, node, x, attributes.pads)
     pads = [(max(attributes.pads[i], 0), max(attributes.pads[rank + i], 0)) for i in range(rank)]
@@ -167,12 +184,13 @@ def _cropped(scope: EmissionScope, node: Node, x: Expr, pads: tuple[int, ...]) -
     return scope.emit(scope.op.strided_slice(x, axes=axes, begin=begins, end=ends))
 
 
-def _tile(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    return scope.op.tile(x, list(node.record(TileAttrs).repeats))
+def _tile(scope: EmissionScope, node: Node, attributes: TileAttrs, x: Expr) -> Expr:
+    del node
+    return scope.op.tile(x, list(attributes.repeats))
 
 
-def _expand(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    target = node.record(ExpandAttrs).shape
+def _expand(scope: EmissionScope, node: Node, attributes: ExpandAttrs, x: Expr) -> Expr:
+    target = attributes.shape
     if target is None:
         return scope.broadcast(x, scope.run_time_shape(node, x))
     have = scope.extents(x)
@@ -182,8 +200,7 @@ def _expand(scope: EmissionScope, node: Node, x: Expr) -> Expr:
     return scope.broadcast(x, [o if w == 1 else w for o, w in zip(own, wanted, strict=True)])
 
 
-def _depth_to_space(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    attributes = node.record(DepthSpaceAttrs)
+def _depth_to_space(scope: EmissionScope, node: Node, attributes: DepthSpaceAttrs, x: Expr) -> Expr:
     size, last = attributes.block_size, node in scope.channels_last
     n, h, w, c = _image(scope, node, x)
     depth = c // (size * size)
@@ -200,8 +217,8 @@ def _depth_to_space(scope: EmissionScope, node: Node, x: Expr) -> Expr:
     return scope.op.reshape(permuted, (n, depth, h * size, w * size))
 
 
-def _space_to_depth(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    size = node.record(DepthSpaceAttrs).block_size
+def _space_to_depth(scope: EmissionScope, node: Node, attributes: DepthSpaceAttrs, x: Expr) -> Expr:
+    size = attributes.block_size
     n, h, w, c = _image(scope, node, x)
     rows, columns, deep = h // size, w // size, c * size * size
     if node in scope.channels_last:
@@ -219,8 +236,7 @@ def _image(scope: EmissionScope, node: Node, x: Expr) -> list[Any]:
     return [have[0], *(have[axis] for axis in scope.spatial(node, 4)), have[scope.channel(node, 4)]]
 
 
-def _max_pool(scope: EmissionScope, node: Node, x: Expr) -> Expr:
-    attributes = node.record(PoolAttrs)
+def _max_pool(scope: EmissionScope, node: Node, attributes: PoolAttrs, x: Expr) -> Expr:
     return pool(scope, node, x, window_pads(scope, node, attributes, scope.extents(x)))
 
 
@@ -230,22 +246,31 @@ def _called(scope: EmissionScope, node: Node, x: Expr) -> Expr:
     return scope.function(node.op.tvm)(x, *others, **call_attributes(node.attributes))
 
 
-DATA_MOVEMENT: dict[str, Emit] = {
-    **{row.name: reduction for row in OPERATORS if row.flow is Flow.MOVE and reduces(row)},
-    **{row.name: _called for row in MOVED_ALIKE},
-    "Reshape": _reshape,
-    "Flatten": _flatten,
-    "Transpose": _transpose,
-    "Squeeze": _squeeze,
-    "Unsqueeze": _unsqueeze,
-    "Slice": _slice,
-    "Gather": _gather,
-    "Split": _split,
-    "Pad": _pad,
-    "Tile": _tile,
-    "Expand": _expand,
-    "DepthToSpace": _depth_to_space,
-    "SpaceToDepth": _space_to_depth,
-    "MaxPool": _max_pool,
-    "Identity": lambda scope, node, x: x,
+def _same(scope: EmissionScope, node: Node, x: Expr) -> Expr:
+    del scope, node
+    return x
+
+
+DATA_MOVEMENT: Mapping[Operator, Emit] = {
+    **{row: reduction for row in OPERATORS if row.flow is Flow.MOVE and reduces(row)},
+    **dict.fromkeys(MOVED_ALIKE, _called),
+    **dict[Operator, Emit](
+        (
+            at(RESHAPE, _reshape),
+            at(FLATTEN, _flatten),
+            at(TRANSPOSE, _transpose),
+            at(SQUEEZE, _squeeze),
+            at(UNSQUEEZE, _unsqueeze),
+            at(SLICE, _slice),
+            at(GATHER, _gather),
+            at(SPLIT, _split),
+            at(PAD, _pad),
+            at(TILE, _tile),
+            at(EXPAND, _expand),
+            at(DEPTH_TO_SPACE, _depth_to_space),
+            at(SPACE_TO_DEPTH, _space_to_depth),
+            at(MAX_POOL, _max_pool),
+        )
+    ),
+    IDENTITY: _same,
 }

@@ -28,15 +28,21 @@ from qdqbridge.ops.attributes import (
     SoftmaxAttrs,
 )
 from qdqbridge.ops.bodies import folded, parts
-from qdqbridge.ops.dynamic import DynamicAttrs
+from qdqbridge.ops.cast import CAST
+from qdqbridge.ops.dynamic import DYNAMIC_DENSE, DynamicAttrs
+from qdqbridge.ops.elementwise import CONCAT, DIV, POW, WHERE
 from qdqbridge.ops.forms import OPERANDS, form_for
+from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.ops.reduction import reduces
+from qdqbridge.ops.shape_operator import SHAPE
 from qdqbridge.ops.table import OPERATORS
+from qdqbridge.ops.unary import CLIP, GELU, THRESHOLDED_RELU
 from qdqbridge.qnn.emit.data_movement import DATA_MOVEMENT
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.norms import FLOATING_NORMS
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr, unsupported
 from qdqbridge.qnn.emit.simulated import FLOATING_SIMULATED
+from qdqbridge.qnn.emit.table import at
 from qdqbridge.qnn.emit.windows import FLOATING_WINDOWS
 
 Emit = Callable[[EmissionScope, Node, list[Expr]], Expr]
@@ -98,17 +104,19 @@ def _dense(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     return product if len(args) < 3 else scope.op.add(scope.emit(product), args[2])
 
 
-def _dynamic_dense(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
+def _dynamic_dense(
+    scope: EmissionScope, node: Node, attributes: DynamicAttrs, args: list[Expr]
+) -> Expr:
     """A product whose activation is quantized while the model runs, in the QNN dialect."""
-    attributes, w = node.record(DynamicAttrs), node.operand(1).quant
+    w = node.operand(1).quant
     assert w is not None
     params = [scope.zero_point(w.params), scope.scale(w.params)]
     total = scope.qnn("dynamic_dense", [*args[:2], *params], {"rows": attributes.rows})
     return total if len(args) < 3 else scope.op.add(total, args[2])
 
 
-def _gemm(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    attributes = node.record(GemmAttrs)
+def _gemm(scope: EmissionScope, node: Node, attributes: GemmAttrs, args: list[Expr]) -> Expr:
+    del node
     a = scope.emit(scope.op.permute_dims(args[0])) if attributes.trans_a else args[0]
     b = scope.emit(scope.op.permute_dims(args[1])) if attributes.trans_b else args[1]
     total = scope.emit(scope.op.matmul(a, b))
@@ -132,33 +140,39 @@ def _softmax(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     return scope.op.reshape(scope.emit(function(flat, -1)), shape)
 
 
-def _clip(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    attributes, x = node.record(ClipAttrs), args[0]
+def _clip(scope: EmissionScope, node: Node, attributes: ClipAttrs, args: list[Expr]) -> Expr:
+    del node
+    x = args[0]
     if attributes.low is not None:
         x = scope.emit(scope.op.maximum(x, _like(scope, x, attributes.low)))
     return x if attributes.high is None else scope.op.minimum(x, _like(scope, x, attributes.high))
 
 
-def _gelu(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    tanh = node.record(GeluAttrs).approximate == "tanh"
+def _gelu(scope: EmissionScope, node: Node, attributes: GeluAttrs, args: list[Expr]) -> Expr:
+    del node
+    tanh = attributes.approximate == "tanh"
     return scope.op.nn.gelu_tanh(args[0]) if tanh else scope.op.nn.gelu(args[0])
 
 
-def _thresholded(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    x, attributes = args[0], node.record(AlphaAttrs)
+def _thresholded(
+    scope: EmissionScope, node: Node, attributes: AlphaAttrs, args: list[Expr]
+) -> Expr:
+    del node
+    x = args[0]
     above = scope.emit(scope.op.greater(x, _like(scope, x, attributes.alpha)))
     return scope.op.where(above, x, scope.emit(scope.op.zeros_like(x)))
 
 
-def _concat(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    return scope.op.concat(args, axis=node.record(AxisAttrs).axis)
+def _concat(scope: EmissionScope, node: Node, attributes: AxisAttrs, args: list[Expr]) -> Expr:
+    del node
+    return scope.op.concat(args, axis=attributes.axis)
 
 
-def _cast(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
+def _cast(scope: EmissionScope, node: Node, attributes: CastAttrs, args: list[Expr]) -> Expr:
     (x,), source = args, node.operand(0).type.dtype
     if node.operand(0).quant is None and source.is_small_float:
         x = scope.dequantize(x, unit_params(source))
-    return scope.op.astype(x, tvm_dtype(node.record(CastAttrs).to))
+    return scope.op.astype(x, tvm_dtype(attributes.to))
 
 
 def _divide(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
@@ -191,8 +205,8 @@ def _power(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     return raised if wide == own else scope.op.astype(scope.emit(raised), own)
 
 
-def _shape(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    attributes = node.record(ShapeAttrs)
+def _shape(scope: EmissionScope, node: Node, attributes: ShapeAttrs, args: list[Expr]) -> Expr:
+    del node
     whole = scope.shape_vector(args[0])
     if attributes == ShapeAttrs():
         return whole
@@ -267,9 +281,9 @@ def _step(scope: EmissionScope, op: Operator, attributes: Attributes, values: li
     inputs = [Value(TensorType(DType.of(np.dtype(scope.dtype(v))), None)) for v in values]
     scope.exprs.update(zip(inputs, values, strict=True))
     node = Node(op, attributes, inputs, [Value(inputs[0].type)])
-    if op.name in DATA_MOVEMENT:
-        return DATA_MOVEMENT[op.name](scope, node, values[0])
-    return FLOATING[op.name](scope, node, values)
+    if op in DATA_MOVEMENT:
+        return DATA_MOVEMENT[op](scope, node, values[0])
+    return FLOATING[op](scope, node, values)
 
 
 def _elementwise(row: Operator) -> Emit:
@@ -288,25 +302,29 @@ def _of_row(row: Operator) -> Emit:
 
 
 _FAMILIES: dict[type[Attributes], Emit] = {**FLOATING_WINDOWS, SoftmaxAttrs: _softmax}
-FLOATING: dict[str, Emit] = {
+FLOATING: Mapping[Operator, Emit] = {
     **{
-        row.name: _of_row(row)
+        row: _of_row(row)
         for row in OPERATORS
         if (row.tvm or row.forms or row.body) and row.flow is not Flow.MOVE
     },
-    "Dense": _dense,
-    "DynamicDense": _dynamic_dense,
-    "Gemm": _gemm,
-    "MatMul": _broadcast(_plain("matmul"), 2),
-    "Div": _broadcast(_divide),
-    "Pow": _broadcast(_power),
-    "Where": _broadcast(_plain("where")),
-    "Concat": _concat,
+    DENSE: _dense,
+    MATMUL: _broadcast(_plain("matmul"), 2),
+    DIV: _broadcast(_divide),
+    POW: _broadcast(_power),
+    WHERE: _broadcast(_plain("where")),
     **FLOATING_NORMS,
     **FLOATING_SIMULATED,
-    "Clip": _clip,
-    "Gelu": _gelu,
-    "ThresholdedRelu": _thresholded,
-    "Cast": _cast,
-    "Shape": _shape,
+    **dict(
+        (
+            at(DYNAMIC_DENSE, _dynamic_dense),
+            at(GEMM, _gemm),
+            at(CLIP, _clip),
+            at(GELU, _gelu),
+            at(THRESHOLDED_RELU, _thresholded),
+            at(CONCAT, _concat),
+            at(CAST, _cast),
+            at(SHAPE, _shape),
+        )
+    ),
 }

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from qdqbridge.errors import GraphError, UnsupportedTargetError
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
+from qdqbridge.ops.composition import COMPOSITION
 from qdqbridge.ops.data_movement import (
     DEPTH_TO_SPACE,
     EXPAND,
@@ -30,7 +31,7 @@ from qdqbridge.qnn.emit.resize import emit_resize
 from qdqbridge.qnn.emit.rounded import quantized_result
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr, reason, unsupported
 
-KNOWN = DATA_MOVEMENT.keys() | FLOATING.keys() | CONVERSIONS.keys() | {RESIZE.name, "Composition"}
+KNOWN = DATA_MOVEMENT.keys() | FLOATING.keys() | CONVERSIONS.keys() | {RESIZE, COMPOSITION}
 """Operators that have an emission function."""
 LISTED = 8
 Bind = Callable[[Value, Expr], Expr]
@@ -45,7 +46,7 @@ def check_known(graph: Graph) -> None:
     Raises:
         UnsupportedTargetError: Lists them.
     """
-    bad = [n for n in graph.nodes if n.op.flow is not Flow.FLOAT and n.op.name not in KNOWN]
+    bad = [n for n in graph.nodes if n.op.flow is not Flow.FLOAT and n.op not in KNOWN]
     if bad:
         listed = "; ".join(f"{n.op.name} '{n.name}'" for n in bad[:LISTED])
         raise UnsupportedTargetError(
@@ -72,19 +73,18 @@ def computes_minifloats(node: Node) -> bool:
 
 def in_integers(scope: EmissionScope, node: Node, foreign: Foreign) -> Sequence[Expr]:
     """Emits a node in the QNN dialect, or as a float operator where that has no call for it."""
-    name = node.op.name
-    if node.op.flow is Flow.FLOAT and name not in FLOATING:
+    if node.op.flow is Flow.FLOAT and node.op not in FLOATING:
         return foreign(node)
-    own = scope.variant.rows.get(name) if node.output.quant is not None else None
+    own = scope.variant.rows.get(node.op) if node.output.quant is not None else None
     spelled = None if own is None else own(scope, node)
     if spelled is not None:
         return [spelled]
-    if name in CONVERSIONS:
-        return [CONVERSIONS[name](scope, node)]
+    if node.op in CONVERSIONS:
+        return [CONVERSIONS[node.op](scope, node)]
     if node.op is RESIZE:
         return [emit_resize(scope, node)]
-    if name in DATA_MOVEMENT:
-        moved = DATA_MOVEMENT[name](scope, node, scope.value(node.operand(0)))
+    if node.op in DATA_MOVEMENT:
+        moved = DATA_MOVEMENT[node.op](scope, node, scope.value(node.operand(0)))
         return moved if isinstance(moved, list) else [moved]
     quantized = None
     if node.op.flow is Flow.ACCUMULATE:
@@ -160,14 +160,14 @@ def unique_identifier(name: str, taken: set[str]) -> str:
 
 def float_form(scope: EmissionScope, node: Node) -> Expr:
     """Emits the float operator on dequantized operands, and the rounding of its result."""
-    if node.op.name not in FLOATING:
+    if node.op not in FLOATING:
         raise unsupported(node, "it has no counterpart of floats")
     args = [
         scope.real(value) if node.op.is_data(index) else scope.value(value)
         for index, value in enumerate(node.inputs)
         if value is not None
     ]
-    result = FLOATING[node.op.name](scope, node, args)
+    result = FLOATING[node.op](scope, node, args)
     if node.output.quant is None:
         return result
     return scope.quantize(scope.emit(result), node.output.quant.params)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,21 @@ from numpy.typing import NDArray
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.lenses import call_attributes
 from qdqbridge.graph.numerics import dequantize
+from qdqbridge.graph.operator import Operator
 from qdqbridge.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
-from qdqbridge.ops.normalization import BATCH_NORMALIZATION
+from qdqbridge.ops.normalization import (
+    BATCH_NORMALIZATION,
+    GROUP_NORMALIZATION,
+    INSTANCE_NORMALIZATION,
+    LAYER_NORMALIZATION,
+    OPERATORS,
+    RMS_NORMALIZATION,
+)
 from qdqbridge.qnn.emit.dtypes import storage
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr
+from qdqbridge.qnn.emit.table import at
 from qdqbridge.qnn.ranges import longest_row
 
 _CODES = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
@@ -61,13 +71,7 @@ def _call(scope: EmissionScope, node: Node, name: str, rest: list[Any]) -> Expr:
         args += entry[1:] if isinstance(entry, tuple) else ()
     args += [scope.scale(result.params), scope.zero_point(result.params)]
     attrs: dict[str, Any] = {"out_dtype": storage(result.params)}
-    attributes = node.attributes
-    assert isinstance(attributes, NormAttrs | EpsilonAttrs | GroupNormAttrs)
-    attrs["epsilon"] = attributes.epsilon
-    if isinstance(attributes, NormAttrs):
-        attrs["axis"] = attributes.axis
-    elif isinstance(attributes, GroupNormAttrs):
-        attrs["num_groups"] = attributes.num_groups
+    attrs |= call_attributes(node.attributes)
     return scope.clamp(scope.qnn(name, args, attrs), result.params)
 
 
@@ -111,8 +115,9 @@ def _real(value: Value) -> NDArray[Any] | None:
 # ---- on floats ------------------------------------------------------------------------------
 
 
-def _layer_norm(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    attributes, x, gamma = node.record(NormAttrs), args[0], args[1]
+def _layer_norm(scope: EmissionScope, node: Node, attributes: NormAttrs, args: list[Expr]) -> Expr:
+    del node
+    x, gamma = args[0], args[1]
     axes = list(range(attributes.axis, scope.rank(x)))
     shape = [scope.extents(x)[axis] for axis in axes]
     if scope.extents(gamma) == shape:
@@ -123,8 +128,8 @@ def _layer_norm(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     return _scaled(scope, centred, axes, attributes.epsilon, args)
 
 
-def _rms_norm(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    attributes = node.record(NormAttrs)
+def _rms_norm(scope: EmissionScope, node: Node, attributes: NormAttrs, args: list[Expr]) -> Expr:
+    del node
     axes = list(range(attributes.axis, scope.rank(args[0])))
     return _scaled(scope, args[0], axes, attributes.epsilon, args)
 
@@ -141,41 +146,50 @@ def _scaled(
     return scope.op.add(scope.emit(result), args[2]) if len(args) > 2 else result
 
 
-def _instance_norm(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
+def _instance_norm(
+    scope: EmissionScope, node: Node, attributes: EpsilonAttrs, args: list[Expr]
+) -> Expr:
     rank = scope.rank(args[0])
     channel, axes = scope.channel(node, rank), scope.spatial(node, rank)
-    return scope.op.nn.instance_norm(*args, channel, axes, node.record(EpsilonAttrs).epsilon)
+    return scope.op.nn.instance_norm(*args, channel, axes, attributes.epsilon)
 
 
-def _group_norm(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    attributes = node.record(GroupNormAttrs)
+def _group_norm(
+    scope: EmissionScope, node: Node, attributes: GroupNormAttrs, args: list[Expr]
+) -> Expr:
     rank = scope.rank(args[0])
     channel, axes = scope.channel(node, rank), scope.spatial(node, rank)
     groups, epsilon = attributes.num_groups, attributes.epsilon
     return scope.op.nn.group_norm(*args, groups, channel, axes, epsilon)
 
 
-def _batch_norm(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
-    attributes = node.record(EpsilonAttrs)
+def _batch_norm(
+    scope: EmissionScope, node: Node, attributes: EpsilonAttrs, args: list[Expr]
+) -> Expr:
     axis = scope.channel(node, scope.rank(args[0]))
     result = scope.op.nn.batch_norm(*args, axis=axis, epsilon=attributes.epsilon, training=False)
     return scope.item(scope.emit(result), 0)
 
 
-OVER_CHANNELS = frozenset(("InstanceNormalization", "GroupNormalization", "BatchNormalization"))
+OVER_CHANNELS = frozenset(
+    (
+        INSTANCE_NORMALIZATION,
+        GROUP_NORMALIZATION,
+        BATCH_NORMALIZATION,
+    )
+)
 """Norms that are emitted channels-first only; layout plans have to know."""
 
-QUANTIZED_NORMS: dict[str, Callable[[EmissionScope, Node], Expr | None]] = {
-    "LayerNormalization": quantized_norm("layer_norm"),
-    "RMSNormalization": quantized_norm("rms_norm"),
-    "InstanceNormalization": quantized_norm("instance_norm"),
-    "GroupNormalization": quantized_norm("group_norm"),
-    "BatchNormalization": quantized_batch_norm,
+QUANTIZED_NORMS: Mapping[Operator, Callable[[EmissionScope, Node], Expr | None]] = {
+    **{row: quantized_norm(row.qnn) for row in OPERATORS if row.qnn},
+    BATCH_NORMALIZATION: quantized_batch_norm,
 }
-FLOATING_NORMS: dict[str, Callable[[EmissionScope, Node, list[Expr]], Expr]] = {
-    "LayerNormalization": _layer_norm,
-    "RMSNormalization": _rms_norm,
-    "InstanceNormalization": _instance_norm,
-    "GroupNormalization": _group_norm,
-    "BatchNormalization": _batch_norm,
-}
+FLOATING_NORMS = dict(
+    (
+        at(LAYER_NORMALIZATION, _layer_norm),
+        at(RMS_NORMALIZATION, _rms_norm),
+        at(INSTANCE_NORMALIZATION, _instance_norm),
+        at(GROUP_NORMALIZATION, _group_norm),
+        at(BATCH_NORMALIZATION, _batch_norm),
+    )
+)

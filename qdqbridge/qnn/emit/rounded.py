@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import numpy as np
 
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.lenses import call_attributes, spatial_axes
+from qdqbridge.graph.operator import Operator
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import AxisAttrs
-from qdqbridge.ops.composition import CompositionAttrs, table
+from qdqbridge.ops.composition import COMPOSITION, CompositionAttrs, table
+from qdqbridge.ops.elementwise import CONCAT, WHERE
 from qdqbridge.ops.reduction import reduces, reduction_of
 from qdqbridge.qnn.emit.dtypes import storage
 from qdqbridge.qnn.emit.norms import QUANTIZED_NORMS
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr
+from qdqbridge.qnn.emit.table import at
 from qdqbridge.qnn.origin import written
 
 _Typed = tuple[Expr, Expr, Expr, int]
@@ -26,7 +30,7 @@ def quantized_result(scope: EmissionScope, node: Node) -> Expr | None:
     result = node.output.quant
     if result is None or not result.params.per_tensor:
         return None
-    emit = _OTHERWISE.get(node.op.name)
+    emit = _OTHERWISE.get(node.op)
     if emit is not None:
         return emit(scope, node)
     if not node.op.qnn:
@@ -130,8 +134,8 @@ def _where(scope: EmissionScope, node: Node) -> Expr | None:
     return scope.clamp(scope.qnn("where", args, attrs), params)
 
 
-def _concat(scope: EmissionScope, node: Node) -> Expr | None:
-    attributes, params = node.record(AxisAttrs), _result(node)
+def _concat(scope: EmissionScope, node: Node, attributes: AxisAttrs) -> Expr | None:
+    params = _result(node)
     values = [value for value in node.inputs if value is not None]
     typed = [v.quant.params for v in values if v.quant is not None and v.quant.params.per_tensor]
     whole = len(typed) == len(values)
@@ -148,8 +152,8 @@ def _concat(scope: EmissionScope, node: Node) -> Expr | None:
     return scope.clamp(scope.qnn("concatenate", args, {"axis": attributes.axis}), params)
 
 
-def _composition(scope: EmissionScope, node: Node) -> Expr | None:
-    attributes, source, params = node.record(CompositionAttrs), node.operand(0).quant, _result(node)
+def _composition(scope: EmissionScope, node: Node, attributes: CompositionAttrs) -> Expr | None:
+    source, params = node.operand(0).quant, _result(node)
     if source is None:
         return None
     scalars = [v.constant.numpy() for v in node.inputs[1:] if v is not None and v.constant]
@@ -158,10 +162,10 @@ def _composition(scope: EmissionScope, node: Node) -> Expr | None:
     return scope.qnn("lookup", args, {"function": written(node, named=False)})
 
 
-_OTHERWISE: dict[str, Callable[[EmissionScope, Node], Expr | None]] = {
-    "Composition": _composition,
-    "Where": _where,
-    "Concat": _concat,
+_Quantized: TypeAlias = "Callable[[EmissionScope, Node], Expr | None]"
+_OTHERWISE: Mapping[Operator, _Quantized] = {
+    **dict[Operator, _Quantized]((at(COMPOSITION, _composition), at(CONCAT, _concat))),
+    WHERE: _where,
     **QUANTIZED_NORMS,
 }
 """Operators whose calls take other arguments than those of one or of two operands."""

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from qdqbridge.graph.graph import Node
-from qdqbridge.ops.simulated import SimulatedAttrs
+from qdqbridge.ops.simulated import SIMULATE, SimulatedAttrs
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr
+from qdqbridge.qnn.emit.table import at
 
 
-def _simulate(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
+def _simulate(
+    scope: EmissionScope, node: Node, attributes: SimulatedAttrs, args: list[Expr]
+) -> Expr:
     """Emits both calls, and between them the clamp to codes that the type has and more.
 
     Without a type both calls give their operand back; the clamp is left out then as well.
     """
-    attributes = node.record(SimulatedAttrs)
+    del node
     x, code, scale, zero_point, low, high = args
     attrs = {"axis": -1 if attributes.axis is None else attributes.axis}
     codes = scope.qnn("simulated_quantize", [x, code, scale, zero_point], attrs)
@@ -37,6 +38,4 @@ def _along(scope: EmissionScope, bound: Expr, x: Expr, axis: int | None) -> Expr
     return scope.emit(scope.op.reshape(number, shape))
 
 
-FLOATING_SIMULATED: dict[str, Callable[[EmissionScope, Node, list[Expr]], Expr]] = {
-    "SimulateQuantization": _simulate,
-}
+FLOATING_SIMULATED = dict((at(SIMULATE, _simulate),))

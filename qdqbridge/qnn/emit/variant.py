@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.graph.graph import Node
+from qdqbridge.graph.operator import Operator
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.qnn.emit.dtypes import storage
 
@@ -71,7 +72,7 @@ class Variant:
     )
     clamp: Callable[[EmissionScope, Any, QuantParams], Any] = clip
     kernel_layout: Callable[[bool, bool], str] | None = None
-    rows: Mapping[str, Row] = field(default_factory=lambda: MappingProxyType({}))
+    rows: Mapping[Operator, Row] = field(default_factory=lambda: MappingProxyType({}))
 
 
 CANONICAL = Variant()

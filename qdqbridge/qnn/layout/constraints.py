@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -18,8 +18,28 @@ from qdqbridge.ops.attributes import (
     SoftmaxAttrs,
     TransposeAttrs,
 )
+from qdqbridge.ops.cast import CAST
+from qdqbridge.ops.data_movement import (
+    DEPTH_TO_SPACE,
+    EXPAND,
+    FLATTEN,
+    IDENTITY,
+    RESHAPE,
+    SPACE_TO_DEPTH,
+    SQUEEZE,
+    TILE,
+    TRANSPOSE,
+    UNSQUEEZE,
+)
+from qdqbridge.ops.elementwise import CONCAT
+from qdqbridge.ops.normalization import (
+    BATCH_NORMALIZATION,
+    GROUP_NORMALIZATION,
+    INSTANCE_NORMALIZATION,
+)
 from qdqbridge.ops.pooling import GLOBAL_POOLS
 from qdqbridge.ops.resize import RESIZE
+from qdqbridge.ops.selection import GATHER, PAD, SLICE, SPLIT
 from qdqbridge.ops.table import OPERATORS
 from qdqbridge.qnn.layout.permutation import channels_first, channels_last, unmoved
 
@@ -46,17 +66,17 @@ def _over_windows(row: Operator) -> bool:
     return (window and row.body is None) or row in GLOBAL_POOLS or row is RESIZE
 
 
-WINDOWS = frozenset(row.name for row in OPERATORS if _over_windows(row))
+WINDOWS = frozenset(row for row in OPERATORS if _over_windows(row))
 """Operators over windows: where channels-last is asked for, it is for them."""
 _CHANNELS = frozenset(
-    ("InstanceNormalization", "GroupNormalization", "BatchNormalization", "DepthToSpace",
-     "SpaceToDepth")
+    (INSTANCE_NORMALIZATION, GROUP_NORMALIZATION, BATCH_NORMALIZATION, DEPTH_TO_SPACE,
+     SPACE_TO_DEPTH)
 )  # fmt: skip
-_ALONG = frozenset(("Concat", "Slice", "Split", "Pad", "Tile", "Identity"))
+_ALONG = frozenset((CONCAT, SLICE, SPLIT, PAD, TILE, IDENTITY))
 _CONVERTED = (Flow.CONVERT, Flow.REINTERPRET)
 
 
-def constraints(node: Node, ranks: Collection[int], fixed: Collection[str]) -> NodeConstraints:
+def constraints(node: Node, ranks: Collection[int], fixed: Collection[Operator]) -> NodeConstraints:
     """Returns the sides of a node.
 
     Args:
@@ -64,19 +84,19 @@ def constraints(node: Node, ranks: Collection[int], fixed: Collection[str]) -> N
         ranks: Ranks of the values that may be carried channels-last.
         fixed: Operators whose host form is channels-first only.
     """
-    name, result = node.op.name, node.output
-    if name in fixed:
+    result = node.output
+    if node.op in fixed:
         return _all(node, LayoutConstraint.AS_IS)
-    rule = _RULES.get(name)
+    rule = _RULES.get(node.op)
     if rule is not None:
         return rule(node, ranks)
-    if name in WINDOWS or name in _CHANNELS:
-        side = LayoutConstraint.LAST if name in WINDOWS else LayoutConstraint.FOLLOW
+    if node.op in WINDOWS or node.op in _CHANNELS:
+        side = LayoutConstraint.LAST if node.op in WINDOWS else LayoutConstraint.FOLLOW
         side = side if result.rank in ranks else LayoutConstraint.AS_IS
         return NodeConstraints((side, *map(_weight, node.inputs[1:])), _results(node, side))
-    if name in _ALONG or node.op.flow in _CONVERTED:
+    if node.op in _ALONG or node.op.flow in _CONVERTED:
         return _all(node, LayoutConstraint.FOLLOW)
-    if node.op.flow is Flow.ELEMENTWISE or name == "Cast":
+    if node.op.flow is Flow.ELEMENTWISE or node.op is CAST:
         return _elementwise(node)
     return _all(node, LayoutConstraint.AS_IS)
 
@@ -204,14 +224,14 @@ def _is_plain(row: Operator, record: type[Attributes]) -> bool:
     return row.attributes is record and row.body is None
 
 
-_RULES: dict[str, Callable[[Node, Collection[int]], NodeConstraints]] = {
-    "Reshape": _reshape,
-    "Flatten": _reshape,
-    "Unsqueeze": _reshape,
-    "Squeeze": _squeeze,
-    "Transpose": _transpose,
-    **{row.name: _reduce for row in OPERATORS if _is_plain(row, ReduceAttrs)},
-    **{row.name: _softmax for row in OPERATORS if _is_plain(row, SoftmaxAttrs)},
-    "Gather": _gather,
-    "Expand": _expand,
+_RULES: Mapping[Operator, Callable[[Node, Collection[int]], NodeConstraints]] = {
+    RESHAPE: _reshape,
+    FLATTEN: _reshape,
+    UNSQUEEZE: _reshape,
+    SQUEEZE: _squeeze,
+    TRANSPOSE: _transpose,
+    **{row: _reduce for row in OPERATORS if _is_plain(row, ReduceAttrs)},
+    **{row: _softmax for row in OPERATORS if _is_plain(row, SoftmaxAttrs)},
+    GATHER: _gather,
+    EXPAND: _expand,
 }

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.operator import Operator
 from qdqbridge.ops.data_movement import TRANSPOSE
 from qdqbridge.qnn.layout.constraints import WINDOWS, LayoutConstraint, NodeConstraints, constraints
 from qdqbridge.qnn.layout.cut import INFINITE, SINK, SOURCE, Network
@@ -43,7 +44,7 @@ def plan(
     channels_last: bool = True,
     *,
     ranks: Collection[int] = (3, 4),
-    fixed: Collection[str] = (),
+    fixed: Collection[Operator] = (),
 ) -> LayoutPlan:
     """Returns the plan with the fewest transposes under which window operators are channels-last.
 
@@ -59,7 +60,7 @@ def plan(
     """
     if channels_last:
         found = _LayoutPlanner(graph.nodes, ranks, fixed).plan(graph.inputs, graph.outputs)
-        windows = any(n.op.name in WINDOWS and n.output.rank in ranks for n in graph.nodes)
+        windows = any(n.op in WINDOWS and n.output.rank in ranks for n in graph.nodes)
         if windows or len(found.transposes) < _vanishing(found):
             return found
     alone = {node: ((False,) * len(node.inputs), False) for node in graph.nodes}
@@ -74,7 +75,7 @@ def _vanishing(plan: LayoutPlan) -> int:
 
 class _LayoutPlanner:
     def __init__(
-        self, nodes: Sequence[Node], ranks: Collection[int], fixed: Collection[str]
+        self, nodes: Sequence[Node], ranks: Collection[int], fixed: Collection[Operator]
     ) -> None:
         self.nodes, self.ranks = nodes, ranks
         self.constraints: dict[Node, NodeConstraints] = {

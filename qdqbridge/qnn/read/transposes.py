@@ -116,7 +116,7 @@ def _starts_last(node: Node) -> bool:
     if len(node.output.type.shape or ()) != 3 or node.origin.variant == TO_FIRST:
         return False
     before = node.operand(0).producer
-    return node.origin.variant == TO_LAST or (before is not None and before.op.name in WINDOWS)
+    return node.origin.variant == TO_LAST or (before is not None and before.op in WINDOWS)
 
 
 def _reshapes_as_transposes(graph: Graph) -> None:

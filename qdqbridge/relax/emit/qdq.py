@@ -106,14 +106,13 @@ def between_conversions(scope: EmissionScope, node: Node, foreign: Foreign) -> S
     Raises:
         UnsupportedTargetError: There is no Relax counterpart.
     """
-    name = node.op.name
-    if node.op.flow is Flow.FLOAT and name not in FLOATING:
+    if node.op.flow is Flow.FLOAT and node.op not in FLOATING:
         return foreign(node)
-    if name in CONVERSIONS:
-        return [CONVERSIONS[name](scope, node)]
+    if node.op in CONVERSIONS:
+        return [CONVERSIONS[node.op](scope, node)]
     part = _floating(scope, node, node.op, node.attributes)
-    if name in DATA_MOVEMENT:
-        moved = DATA_MOVEMENT[name](scope, part, scope.value(part.operand(0)))
+    if node.op in DATA_MOVEMENT:
+        moved = DATA_MOVEMENT[node.op](scope, part, scope.value(part.operand(0)))
         reals = moved if isinstance(moved, list) else [moved]
     elif isinstance(node.attributes, ResizeAttrs):
         reals = [_resized(scope, part, node.attributes)]
@@ -160,7 +159,7 @@ def _within(node: Node, params: QuantParams) -> bool:
     source = node.operand(0).quant
     if source is None or not (source.params.per_tensor and params.per_tensor):
         return False
-    if node.op.name not in DATA_MOVEMENT:
+    if node.op not in DATA_MOVEMENT:
         return False
     (low, high), (lowest, highest) = _interval(source.params), _interval(params)
     return lowest <= min(low, 0.0) and max(high, 0.0) <= highest
@@ -172,7 +171,7 @@ def _interval(params: QuantParams) -> tuple[float, float]:
 
 
 def _computed(scope: EmissionScope, node: Node, part: Node) -> Expr:
-    if node.op.name not in FLOATING:
+    if node.op not in FLOATING:
         raise unsupported(node, "there is no Relax counterpart")
     if node.op is DENSE:
         args = [scope.value(part.operand(0)), _permuted(scope, node.operand(1))]
@@ -180,7 +179,7 @@ def _computed(scope: EmissionScope, node: Node, part: Node) -> Expr:
         bias = [scope.value(value) for value in part.inputs[2:] if value is not None]
         return scope.op.add(*_alike(scope, [product, *bias])) if bias else product
     args = [scope.value(value) for value in part.inputs if value is not None]
-    return FLOATING[node.op.name](scope, part, _alike(scope, args))
+    return FLOATING[node.op](scope, part, _alike(scope, args))
 
 
 def _alike(scope: EmissionScope, args: list[Expr]) -> list[Expr]:
@@ -208,10 +207,10 @@ def _composed(scope: EmissionScope, part: Node, attributes: CompositionAttrs) ->
     exprs = [scope.value(value) for value in part.inputs if value is not None]
     for step in attributes.steps:
         one = _floating(scope, part, step.op, step.attributes)
-        if step.op.name not in FLOATING:
+        if step.op not in FLOATING:
             raise unsupported(one, "there is no Relax counterpart")
         args = _alike(scope, [exprs[index] for index in step.operands])
-        exprs.append(scope.emit(FLOATING[step.op.name](scope, one, args)))
+        exprs.append(scope.emit(FLOATING[step.op](scope, one, args)))
     return exprs[-1]
 
 

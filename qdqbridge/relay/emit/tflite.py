@@ -9,8 +9,15 @@ import numpy as np
 from tvm import relay as _relay
 
 from qdqbridge.graph.graph import Node
+from qdqbridge.graph.operator import Operator
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import AxisAttrs, PoolAttrs, ReduceAttrs, ResizeAttrs
+from qdqbridge.ops.elementwise import CONCAT, MAX, MIN
+from qdqbridge.ops.pooling import AVERAGE_POOL, GLOBAL_AVERAGE_POOL
+from qdqbridge.ops.reduction import REDUCE_MEAN, REDUCE_SUM
+from qdqbridge.ops.resize import RESIZE
+from qdqbridge.ops.softmax import SOFTMAX
+from qdqbridge.ops.unary import ABS, HARD_SWISH, LEAKY_RELU, SIGMOID, TANH
 from qdqbridge.qnn.emit.dtypes import storage
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr
 from qdqbridge.qnn.emit.variant import Row
@@ -144,19 +151,19 @@ def _concat(scope: EmissionScope, node: Node) -> Expr | None:
     return scope.emit(scope.op.concat(parts, axis=attributes.axis))
 
 
-ROWS: dict[str, Row] = {
-    "AveragePool": _average_pool,
-    "GlobalAveragePool": _mean,
-    "ReduceMean": _mean,
-    "ReduceSum": _sum,
-    "Min": _extreme("minimum"),
-    "Max": _extreme("maximum"),
-    "Sigmoid": island,
-    "Tanh": island,
-    "LeakyRelu": island,
-    "Abs": island,
-    "Softmax": island,
-    "HardSwish": _hard_swish,
-    "Resize": _resize,
-    "Concat": _concat,
+ROWS: dict[Operator, Row] = {
+    AVERAGE_POOL: _average_pool,
+    GLOBAL_AVERAGE_POOL: _mean,
+    REDUCE_MEAN: _mean,
+    REDUCE_SUM: _sum,
+    MIN: _extreme("minimum"),
+    MAX: _extreme("maximum"),
+    SIGMOID: island,
+    TANH: island,
+    LEAKY_RELU: island,
+    ABS: island,
+    SOFTMAX: island,
+    HARD_SWISH: _hard_swish,
+    RESIZE: _resize,
+    CONCAT: _concat,
 }

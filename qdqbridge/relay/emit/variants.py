@@ -32,6 +32,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.graph.operator import Operator
+from qdqbridge.ops.elementwise import ADD
+from qdqbridge.ops.pooling import GLOBAL_AVERAGE_POOL
 from qdqbridge.qnn.emit.norms import OVER_CHANNELS
 from qdqbridge.qnn.emit.variant import Variant
 from qdqbridge.relay.emit import dnnl, fq2i, tflite
@@ -50,7 +53,7 @@ class RelayVariant:
 
     variant: Variant
     layout: str
-    fixed: frozenset[str]
+    fixed: frozenset[Operator]
 
 
 FORMS: Mapping[str, RelayVariant] = MappingProxyType(
@@ -68,7 +71,7 @@ FORMS: Mapping[str, RelayVariant] = MappingProxyType(
         "dnnl": RelayVariant(
             Variant(
                 name="dnnl", scalar_zero_point=True, requantize=dnnl.requantize,
-                rows={"Add": dnnl.add},
+                rows={ADD: dnnl.add},
             ),
             "NHWC", OVER_CHANNELS,
         ),
@@ -76,7 +79,7 @@ FORMS: Mapping[str, RelayVariant] = MappingProxyType(
             Variant(
                 name="fq2i", bias=fq2i.bias, scalar_zero_point=True, clamp=fq2i.clamp,
                 kernel_layout=fq2i.kernel_layout,
-                rows={"GlobalAveragePool": fq2i.global_average_pool},
+                rows={GLOBAL_AVERAGE_POOL: fq2i.global_average_pool},
             ),
             "NHWC", OVER_CHANNELS,
         ),

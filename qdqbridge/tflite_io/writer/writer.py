@@ -22,7 +22,7 @@ from qdqbridge.graph.edit import Editor, link
 from qdqbridge.graph.graph import Graph, Node, Note, Value
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import TransposeAttrs
-from qdqbridge.ops.table import BY_NAME
+from qdqbridge.ops.table import BY_NAME, OPERATORS
 from qdqbridge.qnn.layout import ConvertedGraph, apply_layout, plan
 from qdqbridge.qnn.layout.constraints import WINDOWS
 from qdqbridge.qnn.layout.permutation import channels_first, channels_last
@@ -42,7 +42,7 @@ LAYOUTS = ("model", "nhwc")
 _IMAGE = 4
 _STAGES = 3
 """How many products behind one another come to compute on integers for Ethos-U."""
-_OTHERS = tuple(BY_NAME.keys() - WINDOWS)
+_OTHERS = tuple(row for row in OPERATORS if row not in WINDOWS)
 _ROUNDS = 3
 """How often a graph may come back otherwise. Where images turn into rows beside transposes, the
 plan of layouts and the canonical form find another order of them; what is read is then written."""
