@@ -151,6 +151,7 @@ def save(
     *,
     recenter: bool = False,
     overwrite: bool = False,
+    opset: int | None = None,
 ) -> None:
     """Writes ``graph`` as a QDQ model, or as a TFLite one.
 
@@ -161,11 +162,14 @@ def save(
         recenter: Write int8 activations as uint8, zero points shifted by 128: the same results,
             several times faster in onnxruntime on x86. The file has a digest of its own.
         overwrite: Replace an existing file.
+        opset: The opset to write. By default the source's where the profile's runtime reads that,
+            else the newest that it reads.
 
     Raises:
         InputDataError: ``graph`` is no graph, but a path for example.
         OutputExistsError: The file exists and ``overwrite`` is not given.
-        UnsupportedTargetError: The profile cannot express the graph, or demands int8.
+        UnsupportedTargetError: The profile cannot express the graph, or demands int8; or no opset
+            that its runtime reads can, or not the one that is given.
     """
     need_graph(graph, "save")
     if is_tflite(path_of(path)):
@@ -174,7 +178,10 @@ def save(
     from qdqbridge.onnx_io.writer import write
 
     try:
-        write(graph, path_of(path), profile=profile, recenter=recenter, overwrite=overwrite)
+        write(
+            graph, path_of(path), profile=profile, recenter=recenter, overwrite=overwrite,
+            opset=opset,
+        )  # fmt: skip
     except OutputExistsError as error:
         fix = "choose another name, or overwrite=True (on the command line --force)"
         raise OutputExistsError(error.what, where=error.where, why=error.why, fix=fix) from error

@@ -72,6 +72,10 @@ def export(
         str, Parameter(help="With --check --profile ethos-u: the NPU, as Vela names it.")
     ] = "ethos-u55-128",
     extent: Extents = (),
+    opset: Annotated[
+        int | None,
+        Parameter(help="The opset to write; by default one that the profile's runtime reads."),
+    ] = None,
     check: Check = False,
     engine: Annotated[
         Foreign | None, Parameter(help="With --check: ask this engine what it takes as well.")
@@ -93,10 +97,14 @@ def export(
     from qdqbridge.cli.failures import DONE, NOT_MET, usage
 
     if profile in (TFLITE, ETHOS_U) or (output_ is not None and output_.suffix == f".{TFLITE}"):
+        if opset is not None:
+            return usage("--opset is for ONNX files")
         return _export_tflite(
             model, output_, profile, recenter=recenter, layout=layout, extent=extent, check=check,
             accelerator=accelerator, force=force, reading=reading, json=json,
         )  # fmt: skip
+    if opset is not None and output_ is None:
+        return usage("--opset changes what is written: give --output as well")
     if layout != "model":
         return usage("--layout is for TFLite files: give an --output that ends in .tflite")
 
@@ -114,7 +122,7 @@ def export(
     if path is not None or engine is not None or extent or not is_onnx(model):
         source = with_numbers(reading.read(model), extents_of(extent))
     if path is not None and isinstance(source, Graph):
-        pipeline.save(source, path, profile, recenter=recenter, overwrite=force)
+        pipeline.save(source, path, profile, recenter=recenter, overwrite=force, opset=opset)
         changed = pipeline.changes(model, path, profile) if is_onnx(model) else []
         found = {"output": str(path), "profile": profile, "digest": source.digest}
         found["changes"] = render_engines.changes_json(changed)

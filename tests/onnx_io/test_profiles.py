@@ -269,7 +269,7 @@ KEPT: dict[str, tuple[str, Callable[[Net], str]]] = {
     "tensorrt_transposed": ("tensorrt", lambda n: transposed(n, 0)),
     "qnn": ("qnn", lambda n: with_bias(n, 1.0)),
     "qnn_float_bias": ("qnn", lambda n: conv(n, bias=n.floats(4))),
-    "qnn_transposed": ("qnn", lambda n: n.fake(transposed(n, 1), *Y)),
+    "qnn_transposed": ("qnn", lambda n: n.fake(transposed(n, 1), *SYMMETRIC)),
     "qnn_relu": ("qnn", lambda n: n.fake(n.op("Relu", with_bias(n, 1.0)), *Y)),
     "qnn_implied_relu": ("qnn", lambda n: n.fake(n.op("Relu", conv(n, y=None)), 0.05, 0)),
     "qnn_clip": ("qnn", lambda n: n.fake(clip(n, with_bias(n, 1.0), -1, 1), *Y)),

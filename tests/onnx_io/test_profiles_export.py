@@ -12,7 +12,7 @@ import pytest
 from qdqbridge.canonical import canonicalize
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.diff import diff
-from qdqbridge.graph.extents import with_numbers
+from qdqbridge.graph.extents import symbolic_extents, with_numbers
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.onnx_io.profiles import Effect, check
@@ -73,6 +73,31 @@ def kinds(path: Path) -> set[str]:
 # ---- every profile --------------------------------------------------------------------------
 
 
+RESPELLED = {
+    "qnn": {
+        "conv_relu_signed": 0.0, "conv_float_result": 1e-4, "gemm_float_result": 1e-4,
+        "matmul_float_result": 1e-4,
+        "digits_attention_u8s8_per_channel.onnx": 0.0361,
+    },
+}  # fmt: skip
+"""What is put otherwise for a runtime, and how far results are off then: sums of floats in another
+order; a step of the scores for a Gelu that is rounded once and not four times."""
+
+
+def same_graph(graph: Graph, path: Path, *, off: float | None) -> None:
+    """Checks that a file holds the graph it was written from, or computes the same."""
+    again = canonicalize(read(path))
+    if off is None:
+        assert diff(graph, again) == []
+        assert again.digest == graph.digest
+        return
+    assert again.digest != graph.digest
+    feeds = data(with_numbers(graph, dict.fromkeys(symbolic_extents(graph), 2)))
+    ours, theirs = evaluate(graph, feeds)[0], evaluate(again, feeds)[0]
+    for name, array in ours.items():
+        np.testing.assert_allclose(theirs[name], array, rtol=1e-4 if off else 0, atol=off)
+
+
 @pytest.mark.parametrize("profile", ["qnn", "openvino", "qoperator"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_what_is_written_is_the_same_graph(name: str, profile: str, tmp_path: Path) -> None:
@@ -80,7 +105,7 @@ def test_what_is_written_is_the_same_graph(name: str, profile: str, tmp_path: Pa
     text = graph.text()
     path = written(graph, profile, tmp_path)
     assert graph.text() == text
-    assert diff(graph, canonicalize(read(path))) == []
+    same_graph(graph, path, off=RESPELLED.get(profile, {}).get(name))
     assert not [f for f in check(path, profile) if f.effect is Effect.REFUSED]
 
 
@@ -88,7 +113,12 @@ def test_what_is_written_is_the_same_graph(name: str, profile: str, tmp_path: Pa
 @pytest.mark.parametrize("name", OWN_MODELS)
 def test_own_models(name: str, profile: str, tmp_path: Path) -> None:
     graph = canonicalize(read(MODELS / name))
-    assert canonicalize(read(written(graph, profile, tmp_path))).digest == graph.digest
+    if (name, profile) == ("digits_attention_float.onnx", "qnn"):
+        with pytest.raises(UnsupportedTargetError, match="it is computed in floats, from Erf on"):
+            written(graph, profile, tmp_path)
+        return
+    path = written(graph, profile, tmp_path)
+    same_graph(graph, path, off=RESPELLED.get(profile, {}).get(name))
 
 
 # ---- qoperator ------------------------------------------------------------------------------

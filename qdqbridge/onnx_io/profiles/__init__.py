@@ -8,10 +8,10 @@ from types import MappingProxyType
 
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
-from qdqbridge.onnx_io.profiles import openvino, ort, portable, qnn, qoperator, tensorrt
+from qdqbridge.onnx_io.profiles import hexagon, openvino, ort, portable, qnn, qoperator, tensorrt
 from qdqbridge.onnx_io.profiles.checker import check_source
 from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Finding, Reason
-from qdqbridge.onnx_io.profiles.profile import Bias, Clamp, ExportProfile, Older
+from qdqbridge.onnx_io.profiles.profile import Bias, Clamp, ExportProfile, Older, Versions
 
 __all__ = [
     "PROFILES",
@@ -22,19 +22,20 @@ __all__ = [
     "ExportProfile",
     "Finding",
     "Reason",
+    "Versions",
     "check",
     "profile_of",
 ]
 
-_ORT_OPSET = 27
-"""The newest opset of which onnxruntime 1.32 has kernels."""
+_ORT = Versions("onnxruntime 1.31", opset=26, ir=13)
+"""1.32 reads opset 28 and IR 14, and has kernels of opset 27; every older file is read by both."""
 _ALL = (
     # onnxruntime 1.31 makes a float FusedConv of a Conv with a clamp right behind it; with the
     # clamp on integers the Conv is a QLinearConv, and the clamp is integer as well. On x86 that
     # holds for uint8 only: int8 becomes uint8 where a DQ follows its Q at once.
     ExportProfile(
         "ort", "onnxruntime, CPU on x86", Clamp.STORED, ort.RULES,
-        older=Older("int8-past-movers", 20), newest=_ORT_OPSET, packed=True,
+        older=Older("int8-past-movers", 20), newest=_ORT, packed=True,
     ),
     # Everybody else looks for the activation where training frameworks put it.
     ExportProfile("portable", "any reader of QDQ files", Clamp.BEFORE, portable.RULES),
@@ -47,8 +48,8 @@ _ALL = (
     # one that is not active at both ends, but no Relu, Max and Min. Of int16 it takes little.
     ExportProfile(
         "qnn", "onnxruntime with QNN", Clamp.BEHIND, qnn.RULES,
-        bias=Bias.INT32, unsigned=True, contrib=True, strict=True, fixed=True,
-        newest=_ORT_OPSET,
+        bias=Bias.INT32, unsigned=hexagon.unsigned_types, contrib=True, strict=True, fixed=True,
+        newest=_ORT, respellings=hexagon.RESPELLINGS,
     ),
     # OpenVINO 2026.4.1 rounds in float32 behind pools, or pads with another number, where the zero
     # points of operand and result are one initializer; it crashes where a Concat is rounded twice.
@@ -58,7 +59,7 @@ _ALL = (
     ),
     ExportProfile(
         "qoperator", "onnxruntime without graph optimizations", Clamp.STORED, qoperator.RULES,
-        bias=Bias.INT32, operators=True, newest=_ORT_OPSET,
+        bias=Bias.INT32, operators=True, newest=_ORT,
     ),
 )  # fmt: skip
 

@@ -89,8 +89,9 @@ def _dims(value: onnx.ValueInfoProto) -> str:
 def _opset(before: FileView, after: FileView, profile: ExportProfile) -> Iterator[ExportChange]:
     if before.opset != after.opset:
         why = "what the operators written need"
-        if profile.newest is not None and before.opset > profile.newest:
-            why = f"{profile.runtime} has kernels up to opset {profile.newest}"
+        newest = profile.newest
+        if newest is not None and before.opset > newest.opset:
+            why = f"{newest.runtime} reads opset {newest.opset} and IR {newest.ir}"
         yield ExportChange("opset", str(before.opset), str(after.opset), why)
 
 

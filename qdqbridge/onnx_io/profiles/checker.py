@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
@@ -12,7 +13,7 @@ from qdqbridge.errors import UnsupportedQuantization
 from qdqbridge.graph.graph import Graph
 from qdqbridge.onnx_io.branches import take_constant_branches
 from qdqbridge.onnx_io.functions import inline_functions
-from qdqbridge.onnx_io.model_file import read_model
+from qdqbridge.onnx_io.model_file import default_opset, read_model
 from qdqbridge.onnx_io.profiles.file_view import FileView
 from qdqbridge.onnx_io.profiles.finding import Effect, Finding, findings_of
 from qdqbridge.onnx_io.profiles.profile import ExportProfile
@@ -76,8 +77,21 @@ def _checked(
     model: onnx.ModelProto, profile: ExportProfile, *, folder: Path, file: str
 ) -> list[Finding]:
     found = check_model(model, profile, folder=folder, file=file)
+    found = [*_too_new(model, profile), *found]
     nodes = (*model.graph.node, *(node for body in model.functions for node in body.node))
     return found if any(map(_quantized, nodes)) else [_NO_QUANTIZATION, *found]
+
+
+def _too_new(model: onnx.ModelProto, profile: ExportProfile) -> Iterator[Finding]:
+    """Yields that the runtime reads no such file, where the file says versions it does not know."""
+    newest, opset = profile.newest, default_opset(model)
+    if newest is not None and (opset > newest.opset or model.ir_version > newest.ir):
+        reads = f"{newest.runtime} reads up to {newest.opset} and {newest.ir}"
+        yield Finding(
+            "versions", Effect.REFUSED, "", "",
+            f"the file has opset {opset} and IR {model.ir_version}; {reads}",
+            fix=f"export it, which writes opset {newest.opset} at most",
+        )  # fmt: skip
 
 
 def _quantized(node: onnx.NodeProto) -> bool:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Graph
 from qdqbridge.onnx_io.profiles.finding import Demand
+from qdqbridge.onnx_io.profiles.respelling import Respelling
 
 
 class Clamp(Enum):
@@ -38,6 +42,21 @@ class Older:
 
 
 @dataclass(frozen=True, slots=True)
+class Versions:
+    """The newest versions that a runtime reads.
+
+    Attributes:
+        runtime: The runtime and its version.
+        opset: Of ONNX's operators.
+        ir: Of the file format.
+    """
+
+    runtime: str
+    opset: int
+    ir: int
+
+
+@dataclass(frozen=True, slots=True)
 class ExportProfile:
     """How to spell what ONNX allows to spell in several ways, and what the runtime demands.
 
@@ -48,7 +67,8 @@ class ExportProfile:
         rules: What a file must keep so that the runtime accepts and fuses it.
         bias: How biases are spelled.
         recentered: Turn uint8 with zero point 128 into int8 with zero point 0.
-        unsigned: Turn int16 into uint16, zero points shifted by 32768.
+        unsigned: Which signed types become unsigned in a graph, zero points shifted.
+        respellings: What is put otherwise in a graph before it is written.
         apart: Give each tensor a scale and a zero point of its own, also where others have equal
             ones.
         guarded: Put a Max that changes nothing between a Concat and its second rounding.
@@ -58,8 +78,7 @@ class ExportProfile:
         strict: Refuse to write what the runtime would refuse to read.
         fixed: The runtime takes fixed shapes only.
         older: Where to write an older opset than the source's.
-        newest: The newest opset that the runtime has kernels of; a newer one is written only
-            where the graph cannot be said in these.
+        newest: What the runtime reads; newer files are written down to it, or refused.
     """
 
     name: str
@@ -68,7 +87,8 @@ class ExportProfile:
     rules: tuple[Demand, ...] = ()
     bias: Bias = Bias.AS_READ
     recentered: bool = False
-    unsigned: bool = False
+    unsigned: Callable[[Graph], tuple[DType, ...]] | None = None
+    respellings: tuple[Respelling, ...] = ()
     apart: bool = False
     guarded: bool = False
     contrib: bool = False
@@ -77,4 +97,4 @@ class ExportProfile:
     strict: bool = False
     fixed: bool = False
     older: Older | None = None
-    newest: int | None = None
+    newest: Versions | None = None

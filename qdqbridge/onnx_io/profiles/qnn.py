@@ -6,11 +6,14 @@ build of Hexagon's backend computes (onnxruntime-qnn 2.7.0 on onnxruntime 1.32, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.profiles.file_view import FileEncoding, FileNode, FileView, is_dequantize
 from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Reason
+from qdqbridge.onnx_io.profiles.hexagon_floats import FLOAT_RULES
 from qdqbridge.onnx_io.profiles.islands import islands_of
 from qdqbridge.onnx_io.profiles.shared_rules import (
     WEIGHTED,
@@ -188,17 +191,6 @@ def _norm(view: FileView, node: FileNode) -> Reason | None:
     return None
 
 
-def _instance_norm(view: FileView, node: FileNode) -> Reason | None:
-    """A graph with one whose bias is not int32 cannot be finalized: no memory, it says."""
-    if node.op != "InstanceNormalization" or view.dequantized(node.input(0)) is None:
-        return None
-    bias = view.dequantized(node.input(2))
-    if bias is not None and bias.dtype is DType.INT32:
-        return None
-    dtype = "float" if bias is None else str(bias.dtype)
-    return Reason(f"its bias '{node.input(2)}' is {dtype}, not int32", (node.input(2),))
-
-
 _UNLOADABLE = frozenset({"AveragePool", "GlobalAveragePool", "Resize", "DepthToSpace", "HardSwish"})
 """Operators of which a file with int16 does not even load."""
 
@@ -223,7 +215,7 @@ def _unsigned(view: FileView, node: FileNode) -> Reason | None:
     """What is taken of unsigned activations only, or of one signedness on both sides."""
     found, result = _signed_operand(view, node), view.quantized(node.output)
     if found is None:
-        return None
+        return _signed_result(view, node, result)
     tensor, dtype = found.node.input(0), found.dtype
     signed = not result or result[0].dtype is dtype
     wide = node.op in ("Max", "Min", "Clip") or (
@@ -231,9 +223,25 @@ def _unsigned(view: FileView, node: FileNode) -> Reason | None:
     )
     if dtype is DType.INT16 and node.op in WEIGHTED and not signed and _parameters(view, node):
         return Reason(f"'{tensor}' is int16, its result is {result[0].dtype}", (tensor,))
+    mixed = result and {dtype, result[0].dtype} == {DType.INT8, DType.UINT8}
+    if mixed and (node.op in _IMAGES or (node.op in WEIGHTED and _parameters(view, node))):
+        return Reason(f"'{tensor}' is int8, its result is {result[0].dtype}", (tensor,))
     if (node.op == "LeakyRelu" and signed) or (wide and dtype is DType.INT16):
         return Reason(f"'{tensor}' is {dtype} with zero point {found.zero()}", (tensor,))
     return None
+
+
+_IMAGES = frozenset({"Conv", "ConvTranspose"})
+
+
+def _signed_result(view: FileView, node: FileNode, result: Sequence[FileEncoding]) -> Reason | None:
+    """A product of uint8 that is int8: it is a unit where a MatMul has one scale and no bias."""
+    x = view.dequantized(node.input(0))
+    mixed = x is not None and x.dtype is DType.UINT8 and result and result[0].dtype is DType.INT8
+    if not mixed or not (node.op in _IMAGES or (node.op in WEIGHTED and _parameters(view, node))):
+        return None
+    tensor = result[0].node.output
+    return Reason(f"'{tensor}' is int8, its operand is uint8", (tensor,))
 
 
 def _parameters(view: FileView, node: FileNode) -> bool:
@@ -343,13 +351,12 @@ RULES: tuple[Demand, ...] = (
          Effect.REFUSED, "quantize the result, dequantize it, clamp, and quantize again"),
     Demand("clip-of-two-ends", "Clip between DQ and Q", _clip_behind, _HEXAGON,
          Effect.REFUSED, "use Relu, or Max and Min with dequantized numbers"),
-    Demand("instance-norm-bias", "InstanceNormalization", _instance_norm, _HOST, Effect.REFUSED,
-           "quantize its bias to int32, and its scale to 8 bits"),
     Demand("norm-parameters", "LayerNormalization", _norm, _HOST, Effect.ELSEWHERE,
          "normalize along the last axis, with a float bias"),
     Demand("no-int16", "Conv by groups, pools, Resize, DepthToSpace, HardSwish", _int16, _HOST,
          Effect.REFUSED, "use uint16, zero points shifted by 32768: the same numbers"),
-    Demand("unsigned", "LeakyRelu; Max, Min, Clip and products of int16", _unsigned, _HOST,
+    Demand("unsigned", "LeakyRelu, products of two types, Max, Min and Clip of int16", _unsigned,
+         _HOST,
          Effect.ELSEWHERE, "use unsigned types, zero points shifted by half the range"),
     Demand("unsigned-padding", "Pad of signed types", _padding, _HOST, Effect.OTHER,
          "use unsigned types, zero points shifted by half the range"),
@@ -359,4 +366,5 @@ RULES: tuple[Demand, ...] = (
          "leave it to what stands before or behind"),
     Demand("wide-arithmetic", "results of 16 bits", _wide_arithmetic, _HOST, Effect.OTHER,
          "expect such differences, or use 8 bits"),
+    *FLOAT_RULES,
 )  # fmt: skip

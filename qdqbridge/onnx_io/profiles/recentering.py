@@ -6,8 +6,15 @@ from qdqbridge.graph import recenter
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.operator import Flow
+from qdqbridge.ops.normalization import (
+    BATCH_NORMALIZATION,
+    GROUP_NORMALIZATION,
+    INSTANCE_NORMALIZATION,
+    LAYER_NORMALIZATION,
+)
 
 _HALF = 128
+_NORMS = (LAYER_NORMALIZATION, INSTANCE_NORMALIZATION, GROUP_NORMALIZATION, BATCH_NORMALIZATION)
 
 
 def recentered(graph: Graph) -> Graph:
@@ -36,7 +43,7 @@ def unsigned(graph: Graph, source: DType = DType.INT8) -> Graph:
         for node in graph.nodes
         for index, value in enumerate(node.inputs)
         if value is not None and value.constant is not None
-        if node.op.flow is Flow.ACCUMULATE and index
+        if (node.op.flow is Flow.ACCUMULATE or node.op in _NORMS) and index
     }
     return recenter.recentered(graph, source, only=lambda value: value not in weights)
 

@@ -7,17 +7,23 @@ from pathlib import Path
 from onnx import ModelProto
 
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph
-from qdqbridge.onnx_io.profiles import Effect, ExportProfile, profile_of
+from qdqbridge.onnx_io.profiles import Effect, ExportProfile, Versions, profile_of
 from qdqbridge.onnx_io.profiles.checker import check_model
 from qdqbridge.onnx_io.profiles.recentering import recentered, unsigned
+from qdqbridge.onnx_io.profiles.respelling import respelled
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 from qdqbridge.onnx_io.writer.files import write_files
 from qdqbridge.onnx_io.writer.model import model_without_tensors
 from qdqbridge.onnx_io.writer.names import TensorNames
 from qdqbridge.onnx_io.writer.nodes import NodeWriter
-from qdqbridge.onnx_io.writer.opset import choose_opset, imports_of, needs_contrib, takes_types
+from qdqbridge.onnx_io.writer.opset import (
+    choose_opset,
+    given_opset,
+    imports_of,
+    needs_contrib,
+    untaken,
+)
 from qdqbridge.onnx_io.writer.sheet import Sheet, plain_type
 from qdqbridge.onnx_io.writer.skip_norms import skip_norm_row, skip_norms
 
@@ -33,6 +39,7 @@ def write(
     profile: str = "ort",
     recenter: bool = False,
     overwrite: bool = True,
+    opset: int | None = None,
 ) -> None:
     """Writes a graph as a QDQ ONNX file.
 
@@ -46,15 +53,17 @@ def write(
         profile: How to spell what can be spelled in several ways (see :mod:`.profiles`).
         recenter: Write int8 activations as uint8, which computes the same.
         overwrite: Replace files that are there.
+        opset: The opset to write; by default the source's, or the newest that the profile's
+            runtime reads.
 
     Raises:
         UnsupportedTargetError: The profile is not known or demands int8, or ONNX cannot express
-            the graph.
+            the graph, or not in an opset that the runtime reads.
         OutputExistsError: A file is there and ``overwrite`` is False.
         ModelFileError: The operating system refuses.
     """
     chosen = profile_of(profile)
-    sheet = _sheet(_unsigned(graph, chosen) if recenter else graph, chosen)
+    sheet = _sheet(_unsigned(graph, chosen) if recenter else graph, chosen, opset)
     model = model_without_tensors(sheet, graph.name, graph.metadata)
     if chosen.strict:
         _refuse_what_breaks(model, sheet, chosen, graph.name)
@@ -116,14 +125,21 @@ def _light(model: ModelProto, sheet: Sheet) -> ModelProto:
     return light
 
 
-def _sheet(graph: Graph, profile: ExportProfile) -> Sheet:
+def _sheet(graph: Graph, profile: ExportProfile, given: int | None = None) -> Sheet:
     graph = recentered(graph) if profile.recentered else graph
-    graph = unsigned(graph, DType.INT16) if profile.unsigned and _has_int16(graph) else graph
+    graph = respelled(graph, profile.respellings).graph
+    for dtype in () if profile.unsigned is None else profile.unsigned(graph):
+        graph = unsigned(graph, dtype)
+    if given is not None:
+        return _exactly(graph, profile, given)
+    newest, reader = (None, "ONNX") if profile.newest is None else _known(profile.newest)
     opset = choose_opset(
-        graph, contrib=profile.contrib, packed=profile.packed, known=profile.newest
+        graph, contrib=profile.contrib, packed=profile.packed, newest=newest, reader=reader
     )
     sheet = _filled(graph, profile, opset)
-    if opset < graph.opset and not takes_types(sheet):
+    if opset < graph.opset and (reason := untaken(sheet)):
+        if newest is not None and graph.opset > newest:
+            raise _too_old(graph, opset, reason)
         opset = choose_opset(graph, contrib=profile.contrib, packed=profile.packed)
         sheet = _filled(graph, profile, opset)
     if profile.older is None or opset <= profile.older.newest:
@@ -141,9 +157,27 @@ def _sheet(graph: Graph, profile: ExportProfile) -> Sheet:
     return _filled(graph, profile, older)
 
 
-def _has_int16(graph: Graph) -> bool:
-    quantized = (value.quant for value in graph.values())
-    return any(q is not None and q.params.storage_dtype is DType.INT16 for q in quantized)
+def _known(newest: Versions) -> tuple[int, str]:
+    return newest.opset, newest.runtime
+
+
+def _exactly(graph: Graph, profile: ExportProfile, opset: int) -> Sheet:
+    """Returns the sheet of an opset that the user chose."""
+    sheet = _filled(
+        graph, profile, given_opset(graph, opset, contrib=profile.contrib, packed=profile.packed)
+    )
+    if opset < graph.opset and (reason := untaken(sheet)):
+        raise _too_old(graph, opset, reason)
+    return sheet
+
+
+def _too_old(graph: Graph, opset: int, reason: str) -> UnsupportedTargetError:
+    return UnsupportedTargetError(
+        f"opset {opset} cannot express this graph",
+        where=graph.name,
+        why=f"it has no {reason}",
+        fix=f"choose a newer opset (--opset); the source has {graph.opset}",
+    )
 
 
 def _filled(graph: Graph, profile: ExportProfile, opset: int) -> Sheet:

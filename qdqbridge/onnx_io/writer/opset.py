@@ -26,6 +26,7 @@ from qdqbridge.ops.conversion import QUANTIZE, REQUANTIZE
 from qdqbridge.ops.run_time_parameters import QUANTIZE_LINEAR
 
 OLDEST = 13
+_NONE = "none"
 _METADATA_IR = 10
 CONTRIB = frozenset({DType.INT16, DType.UINT16, DType.INT4, DType.UINT4})
 """Storage types that com.microsoft's Q and DQ have at every opset."""
@@ -50,7 +51,7 @@ def choose_opset(
     *,
     contrib: bool = False,
     newest: int | None = None,
-    known: int | None = None,
+    reader: str = "ONNX",
     packed: bool = False,
 ) -> int:
     """Returns the source's opset where it can say everything, else the lowest that can.
@@ -59,9 +60,7 @@ def choose_opset(
         graph: What is to be written.
         contrib: 16-bit and 4-bit types may be spelled in ``com.microsoft``.
         newest: The newest opset to take, and the first to try where the source's is newer.
-        known: The newest opset that the runtime knows: the first to try where the source's is
-            newer, and newer ones only where no other can say everything.
-
+        reader: Who reads no newer one, for messages.
         packed: The runtime has operators of its own in ONNX's domain, and files keep them.
 
     Raises:
@@ -69,24 +68,55 @@ def choose_opset(
     """
     nodes = [node for node in graph.nodes if not (packed and runtime_name(node))]
     needs = list(dict.fromkeys(_needs(graph.values(), nodes, graph.opset, contrib=contrib)))
-    preferred = () if newest is None else (newest,)
+    preferred = () if newest is None or graph.opset <= newest else (newest,)
     newest = newest or onnx.defs.onnx_opset_version()
-    candidates = [graph.opset, *preferred, *range(OLDEST, newest + 1)]
-    if known is not None and graph.opset > known:
-        candidates = [known, *range(OLDEST, known), *candidates]
-    for opset in candidates:
+    for opset in (graph.opset, *preferred, *range(OLDEST, newest + 1)):
         if OLDEST <= opset <= newest and all(need.accepts(opset) for need in needs):
             return opset
     tightest = {need.reason: _span(need, newest) for need in needs}
+    missing = {reason: span for reason, span in tightest.items() if span == _NONE}
     raise UnsupportedTargetError(
-        "no opset can express this graph",
-        why="; ".join(f"{reason}: {span}" for reason, span in tightest.items()),
-        fix="change one of these, or export the original with a newer opset",
+        f"no opset up to {newest} can express this graph",
+        where=graph.name,
+        why="; ".join(f"{reason}: {span}" for reason, span in (missing or tightest).items()),
+        fix=f"{reader} reads no newer one: change one of these, or say --opset for another reader",
     )
 
 
-def takes_types(sheet: Sheet) -> bool:
-    """Returns whether the operators of a sheet take the element types of their operands.
+def given_opset(graph: Graph, opset: int, *, contrib: bool = False, packed: bool = False) -> int:
+    """Returns an opset that the user chose.
+
+    Args:
+        graph: What is to be written.
+        opset: The opset.
+        contrib: 16-bit and 4-bit types may be spelled in ``com.microsoft``.
+        packed: The runtime has operators of its own in ONNX's domain, and files keep them.
+
+    Raises:
+        UnsupportedTargetError: It cannot say everything, or there is no such opset.
+    """
+    newest = onnx.defs.onnx_opset_version()
+    if not OLDEST <= opset <= newest:
+        raise UnsupportedTargetError(
+            f"there is no opset {opset} to write",
+            why=f"opsets {OLDEST} to {newest} are written (onnx {onnx.__version__})",
+            fix="choose one of these",
+        )
+    nodes = [node for node in graph.nodes if not (packed and runtime_name(node))]
+    needs = dict.fromkeys(_needs(graph.values(), nodes, graph.opset, contrib=contrib))
+    missing = {need.reason: _span(need, newest) for need in needs if not need.accepts(opset)}
+    if missing:
+        raise UnsupportedTargetError(
+            f"opset {opset} cannot express this graph",
+            where=graph.name,
+            why="; ".join(f"{reason}: {span}" for reason, span in missing.items()),
+            fix="choose an opset that can, or leave the choice out",
+        )
+    return opset
+
+
+def untaken(sheet: Sheet) -> str:
+    """Returns which operator of a sheet does not take an operand's element type; else nothing.
 
     Operators grow by element types from opset to opset, which needs of attributes do not show.
     """
@@ -98,8 +128,8 @@ def takes_types(sheet: Sheet) -> bool:
         formals = schema.inputs if schema is not None else ()
         for name, formal in zip(row.inputs, formals, strict=False):
             if name in types and types[name] not in formal.types:
-                return False
-    return True
+                return f"{row.op_type} '{row.name}' of {types[name]} '{name}'"
+    return ""
 
 
 def needs_contrib(graph: Graph, opset: int) -> bool:
@@ -139,7 +169,7 @@ def ir_version_of(imports: dict[str, int], *, with_metadata: bool) -> int:
 
 def _span(need: Need, newest: int) -> str:
     accepted = [opset for opset in range(OLDEST, newest + 1) if need.accepts(opset)]
-    return f"{accepted[0]} to {accepted[-1]}" if accepted else "none"
+    return f"{accepted[0]} to {accepted[-1]}" if accepted else _NONE
 
 
 def _at_least(opset: int, reason: str) -> Need:

@@ -1,0 +1,211 @@
+"""What Hexagon's backend cannot finalize, or computes wrongly, of operators that are not whole.
+
+An operator between DequantizeLinear and QuantizeLinear is one unit to the backend; these rules are
+about operators that lack one of these, and about neighbours that it joins wrongly. Where it says
+"Failed to finalize QNN graph", no part of the file is taken.
+"""
+
+from __future__ import annotations
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.onnx_io.profiles.file_view import (
+    FileEncoding,
+    FileNode,
+    FileView,
+    is_dequantize,
+    is_quantize,
+)
+from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Reason
+from qdqbridge.onnx_io.profiles.shared_rules import WEIGHTED
+
+_HOST = "onnxruntime-qnn 2.7.0, host build of Hexagon"
+_UNFINISHED = f"{_HOST}: 'Failed to finalize QNN graph', code 1002"
+_IMAGES = frozenset({"Conv", "ConvTranspose"})
+_WINDOWS = _IMAGES | {"MaxPool", "AveragePool"}
+_WIDTH = {DType.UINT8: 8, DType.INT8: 8, DType.UINT16: 16, DType.INT16: 16}
+
+
+def _instance_norm(view: FileView, node: FileNode) -> Reason | None:
+    """One that is float, signed, or whose scale is not 8 bits and bias not int32."""
+    if node.op != "InstanceNormalization":
+        return None
+    x, gain, bias = (view.dequantized(node.input(index)) for index in range(3))
+    if x is None or not view.quantized(node.output):
+        return Reason("it is computed in floats", (node.output,))
+    if x.dtype not in (DType.UINT8, DType.UINT16):
+        return Reason(f"'{x.node.input(0)}' is {x.dtype}", (x.node.input(0),))
+    if bias is None or bias.dtype is not DType.INT32:
+        dtype = "float" if bias is None else str(bias.dtype)
+        return Reason(f"its bias '{node.input(2)}' is {dtype}, not int32", (node.input(2),))
+    if gain is None or gain.dtype not in (DType.UINT8, DType.INT8):
+        dtype = "float" if gain is None else str(gain.dtype)
+        return Reason(f"its scale '{node.input(1)}' is {dtype}, not 8 bits", (node.input(1),))
+    return None
+
+
+def _behind(view: FileView, tensor: str) -> list[FileNode]:
+    """Returns what reads a tensor, Q and DQ in between left aside."""
+    found: list[FileNode] = []
+    pending = [tensor]
+    while pending:
+        for node, _ in view.consumers(pending.pop()):
+            if is_quantize(node) or is_dequantize(node):
+                pending.append(node.output)
+            else:
+                found.append(node)
+    return found
+
+
+def _before(view: FileView, tensor: str) -> FileNode | None:
+    """Returns what makes a tensor, Q and DQ in between left aside."""
+    node = view.producer(tensor)
+    while node is not None and (is_quantize(node) or is_dequantize(node)):
+        node = view.producer(node.input(0))
+    return node
+
+
+def _divisor(view: FileView, node: FileNode) -> Reason | None:
+    if node.op != "Div" or not view.is_constant(node.input(1)):
+        return None
+    x, divisor = view.dequantized(node.input(0)), view.dequantized(node.input(1))
+    if x is not None and divisor is not None and view.quantized(node.output):
+        unsigned = divisor.dtype in (DType.UINT8, DType.UINT16)
+        if unsigned and _width(x) == _width(divisor):
+            return None
+    scores = [reader for reader in _behind(view, node.output) if reader.op == "Softmax"]
+    if not any(r.op == "MatMul" for s in scores for r in _behind(view, s.output)):
+        return None
+    kind = "a float" if divisor is None else str(divisor.dtype)
+    return Reason(f"it divides scores of attention by {kind}", (node.input(1),))
+
+
+def _width(found: FileEncoding) -> int | None:
+    return None if found.dtype is None else _WIDTH.get(found.dtype)
+
+
+def _concat(view: FileView, node: FileNode) -> Reason | None:
+    found = view.quantized(node.output)
+    if node.op != "Concat" or not found or not _convolved(view, node):
+        return None
+    if all(reader.op not in _WINDOWS for reader in _behind(view, found[0].node.output)):
+        return None
+    for name in node.inputs:
+        own = view.dequantized(name)
+        if own is not None and not view.is_constant(name) and not own.same_mapping(found[0]):
+            tensor = own.node.input(0)
+            return Reason(f"'{tensor}' has another scale than the result", (tensor,))
+    return None
+
+
+def _convolved(view: FileView, node: FileNode) -> bool:
+    made = (_before(view, name) for name in node.inputs)
+    return any(each is not None and each.op in _IMAGES for each in made)
+
+
+def _padded(view: FileView, node: FileNode) -> Reason | None:
+    x = view.dequantized(node.input(0)) if node.op in _IMAGES else None
+    if x is None or view.quantized(node.output) or x.symmetric or _clamped(view, node):
+        return None
+    inside = node.op == "ConvTranspose"
+    automatic = node.attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", "NOTSET")
+    if not (inside or automatic or any(node.attributes.get("pads", ()))):
+        return None
+    tensor = x.node.input(0)
+    text = f"'{tensor}' has zero point {x.zero()}, and the result is not quantized"
+    return Reason(text, (tensor,))
+
+
+def _clamped(view: FileView, node: FileNode) -> bool:
+    """True where the backend joins a clamp and the QuantizeLinear behind it."""
+    readers = view.consumers(node.output)
+    clamp = readers[0][0] if len(readers) == 1 else None
+    return clamp is not None and clamp.op in ("Relu", "Clip") and bool(view.quantized(clamp.output))
+
+
+def _float_weight(view: FileView, node: FileNode) -> Reason | None:
+    """A product in floats: weights per channel, and biases, are no part of it."""
+    if node.op not in WEIGHTED or _clamped(view, node):
+        return None
+    if view.dequantized(node.input(0)) is not None and view.quantized(node.output):
+        return None
+    for index in (1, 2):
+        found, name = view.dequantized(node.input(index)), node.input(index)
+        if found is not None and view.is_constant(name) and not found.per_tensor:
+            return Reason(f"'{found.node.input(0)}' has scales per channel", (name,))
+    return None
+
+
+def _erf(view: FileView, node: FileNode) -> Reason | None:
+    del view
+    if node.op != "Erf":
+        return None
+    return Reason("operators of type Erf are not supported", (node.output,))
+
+
+def _float_gelu(view: FileView, node: FileNode) -> Reason | None:
+    if node.op != "Gelu":
+        return _gelu_of_steps(view, node)
+    if view.dequantized(node.input(0)) is not None and view.quantized(node.output):
+        return None
+    return Reason("it is computed in floats", (node.output,))
+
+
+def _gelu_of_steps(view: FileView, node: FileNode) -> Reason | None:
+    """``x * (Erf(y) + 1)`` of floats with no QuantizeLinear behind: the provider makes a Gelu."""
+    made = view.producer(node.input(0)) if node.op == "Add" else None
+    if made is None or made.op != "Erf" or _quantized_soon(view, node):
+        return None
+    return Reason("it is computed in floats, from Erf on", (node.output,))
+
+
+def _quantized_soon(view: FileView, node: FileNode) -> bool:
+    """True where a Q stands behind one of the products that follow."""
+    pending = [node]
+    for _ in range(4):
+        readers = [reader for each in pending for reader, _ in view.consumers(each.output)]
+        if any(is_quantize(reader) for reader in readers):
+            return True
+        pending = [reader for reader in readers if reader.op == "Mul"]
+    return False
+
+
+def _where(view: FileView, node: FileNode) -> Reason | None:
+    if node.op != "Where" or view.is_constant(node.output):
+        return None
+    dtype = view.dtype(node.output)
+    if dtype is None or not dtype.is_float or view.quantized(node.output):
+        return None
+    return Reason("it chooses between floats", (node.output,))
+
+
+def _round(view: FileView, node: FileNode) -> Reason | None:
+    if node.op != "Round" or view.is_constant(node.output):
+        return None
+    return Reason("it rounds floats", (node.output,))
+
+
+FLOAT_RULES: tuple[Demand, ...] = (
+    Demand("instance-norm-parameters", "InstanceNormalization", _instance_norm, _UNFINISHED,
+           Effect.REFUSED, "quantize operand and result to unsigned types, its scale to 8 bits, "
+           "its bias to int32"),
+    Demand("quantized-divisor", "Div in front of a Softmax and a MatMul", _divisor, _UNFINISHED,
+           Effect.REFUSED, "quantize the divisor as the unsigned integer 1, or multiply"),
+    Demand("no-float-gelu", "Gelu of floats, also step by step", _float_gelu,
+           _UNFINISHED, Effect.REFUSED,
+           "quantize operand and result"),
+    Demand("no-float-where", "Where of floats", _where, _UNFINISHED, Effect.REFUSED,
+           "multiply by a mask and add, or quantize the result"),
+    Demand("no-round", "Round", _round, _UNFINISHED, Effect.REFUSED,
+           "read it with --decomposed where it quantizes step by step"),
+    Demand("concat-encodings", "Concat behind and before convolutions", _concat,
+           f"{_HOST}: up to 218 LSB off", Effect.OTHER,
+           "requantize operands to the result's scale and zero point"),
+    Demand("float-padding", "Conv and ConvTranspose of DQ, result not quantized", _padded,
+           f"{_HOST}: computed as if 0 were the smallest number", Effect.OTHER,
+           "quantize the result, or pad the stored integers"),
+    Demand("float-products", "products in floats", _float_weight,
+           f"{_HOST}: 'does not support a standalone DQ op with per-channel quantization'",
+           Effect.ELSEWHERE, "quantize operand and result, or write float weights"),
+    Demand("no-erf", "Erf", _erf, f"{_HOST}: 'Operators of type `Erf` are not supported by QNN EP'",
+           Effect.ELSEWHERE, "write a Gelu whose operand and result are quantized"),
+)  # fmt: skip

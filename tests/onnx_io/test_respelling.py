@@ -1,0 +1,288 @@
+"""How graphs are put for Hexagon: other nodes, the same numbers, and what is told where not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import qdqbridge
+from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.graph.graph import Graph
+from qdqbridge.onnx_io.profiles.hexagon import RESPELLINGS
+from qdqbridge.onnx_io.profiles.respelling import respelled
+from qdqbridge.pipeline import check
+
+U8, S8, U16 = np.uint8, np.int8, np.uint16
+KINDS = {U8: TensorProto.UINT8, S8: TensorProto.INT8, U16: TensorProto.UINT16}
+
+
+class Net:
+    """Nodes and initializers of a model, one result per node."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+        self.random = np.random.default_rng(7)
+
+    def c(self, array: Any) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.asarray(array), name))
+        return name
+
+    def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:
+        name = f"{op_type}{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op_type, inputs, [f"{name}_y"], name, **attributes))
+        return f"{name}_y"
+
+    def dq(self, x: str, scale: Any, zero: Any, **attributes: Any) -> str:
+        scales = self.c(np.asarray(scale, np.float32))
+        return self.op("DequantizeLinear", x, scales, self.c(zero), **attributes)
+
+    def q(self, x: str, scale: float, zero: Any) -> str:
+        return self.op("QuantizeLinear", x, self.c(np.float32(scale)), self.c(zero))
+
+    def both(self, x: str, scale: float, zero: Any) -> str:
+        return self.dq(self.q(x, scale, zero), scale, zero)
+
+    def weight(self, *shape: int, axis: int = 0) -> str:
+        stored = self.c(self.random.integers(-127, 128, shape).astype(S8))
+        size = shape[axis]
+        return self.dq(stored, np.linspace(0.01, 0.02, size), np.zeros(size, S8), axis=axis)
+
+    def floats(self, *shape: int) -> str:
+        return self.c(self.random.normal(size=shape).astype(np.float32))
+
+
+def saved(
+    net: Net, inputs: dict[str, tuple[Any, list[int]]], out: str, path: Path, opset: int = 21
+) -> Path:
+    kinds = {np.float32: TensorProto.FLOAT, **KINDS}
+    given = [helper.make_tensor_value_info(n, kinds[t], s) for n, (t, s) in inputs.items()]
+    result = [onnx.ValueInfoProto(name=out)]
+    graph = helper.make_graph(net.nodes, "net", given, result, net.constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    onnx.save(onnx.shape_inference.infer_shapes(model), path)
+    return path
+
+
+def concat(n: Net) -> tuple[dict[str, tuple[Any, list[int]]], str]:
+    x = n.dq("x", 0.004, U8(0))
+    y = n.both(n.op("Conv", n.dq("z", 0.02, U8(0)), n.weight(4, 3, 1, 1)), 0.03, U8(0))
+    joined = n.both(n.op("Concat", x, y, axis=1), 0.03, U8(0))
+    out = n.q(n.op("Conv", joined, n.weight(5, 5, 3, 3), pads=[1] * 4), 0.1, U8(120))
+    return {"x": (U8, [1, 1, 6, 6]), "z": (U8, [1, 3, 6, 6])}, out
+
+
+def attention(n: Net, dtype: Any = U8, zero: int = 120) -> Any:
+    z = dtype(zero)
+    scores = n.both(n.op("Div", n.dq("x", 0.1, z), n.c(np.float32(2.828427))), 0.04, z)
+    low = dtype(np.iinfo(dtype).min)
+    shares = n.both(n.op("Softmax", scores, axis=-1), 1 / 256, low)
+    out = n.q(n.op("MatMul", shares, n.dq("z", 0.1, z)), 0.1, z)
+    return {"x": (dtype, [1, 4, 8, 8]), "z": (dtype, [1, 4, 8, 8])}, out
+
+
+def signed_attention(n: Net) -> Any:
+    return attention(n, S8, -5)
+
+
+def norm(n: Net) -> Any:
+    gain, bias = n.dq(n.c(np.arange(1, 5, dtype=U8)), 0.5, U8(0)), n.floats(4)
+    out = n.op("InstanceNormalization", n.dq("x", 0.03, S8(3)), gain, bias)
+    return {"x": (S8, [1, 4, 5, 5])}, n.q(out, 0.04, S8(-3))
+
+
+def float_conv(n: Net) -> Any:
+    x = n.dq("x", 0.03, U8(100))
+    out = n.op("Conv", x, n.weight(4, 3, 3, 3), n.floats(4), pads=[1, 0, 1, 2])
+    return {"x": (U8, [1, 3, 5, 5])}, n.op("Sigmoid", out)
+
+
+def float_transposed(n: Net) -> Any:
+    x = n.dq("x", 0.03, U8(100))
+    out = n.op("ConvTranspose", x, n.weight(3, 4, 3, 3, axis=1), strides=[2, 2])
+    return {"x": (U8, [1, 3, 5, 5])}, n.op("Sigmoid", out)
+
+
+def masked(n: Net) -> Any:
+    mask = n.c(np.tril(np.ones((5, 5), bool)))
+    out = n.op("Where", mask, n.dq("x", 0.03, U8(100)), n.c(np.float32(-1e4)))
+    return {"x": (U8, [2, 5, 5])}, n.op("Softmax", out, axis=-1)
+
+
+def float_norm(n: Net) -> Any:
+    out = n.op("InstanceNormalization", n.dq("x", 0.03, U8(100)), n.floats(4), n.floats(4))
+    return {"x": (U8, [1, 4, 5, 5])}, n.op("Sigmoid", out)
+
+
+EXACT = [concat, attention, signed_attention]
+NEAR = [float_conv, float_transposed, masked, float_norm]
+RULES = {
+    "concat": "concat-encodings", "attention": "quantized-divisor",
+    "signed_attention": "quantized-divisor", "norm": "instance-norm-parameters",
+    "float_conv": "float-padding", "float_transposed": "float-padding",
+    "masked": "no-float-where", "float_norm": "instance-norm-parameters",
+}  # fmt: skip
+
+
+def feeds(graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
+    random, found = np.random.default_rng(3), dict[str, np.ndarray[Any, Any]]()
+    for value in graph.inputs:
+        info = np.iinfo(value.type.dtype.numpy)
+        shape = [dim for dim in value.type.shape or () if isinstance(dim, int)]
+        found[value.name] = random.integers(info.min, info.max + 1, shape).astype(info.dtype)
+    return found
+
+
+@pytest.mark.parametrize("build", [*EXACT, *NEAR, norm], ids=lambda build: build.__name__)
+def test_the_rule_is_broken_as_spelled_and_kept_as_written(
+    build: Callable[[Net], Any], tmp_path: Path
+) -> None:
+    net = Net()
+    inputs, out = build(net)
+    source = saved(net, inputs, out, tmp_path / "source.onnx")
+    rule = RULES[build.__name__]
+    assert rule in {finding.rule for finding in check(source, "qnn")}
+    graph = qdqbridge.load(source)
+    digest = graph.digest
+    qdqbridge.save(graph, tmp_path / "written.onnx", "qnn")
+    assert graph.digest == digest  # a copy is respelled
+    assert rule not in {finding.rule for finding in check(tmp_path / "written.onnx", "qnn")}
+    again = qdqbridge.load(tmp_path / "written.onnx")
+    data = feeds(graph)
+    (ours,), (theirs,) = (qdqbridge.evaluate(g, data).values() for g in (graph, again))
+    assert ours.dtype == theirs.dtype
+    if build in EXACT:
+        np.testing.assert_array_equal(theirs, ours)
+    elif build is norm:  # a bias of floats in int32: far below a step of the result
+        assert np.abs(theirs.astype(int) - ours.astype(int)).max() == 0
+    else:  # floats are summed in another order
+        np.testing.assert_allclose(theirs, ours, rtol=1e-5, atol=1e-5)
+
+
+def gelu(n: Net) -> Any:
+    x = n.dq("x", 0.05, U8(120))
+    erf = n.op("Erf", n.op("Div", x, n.dq(n.c(U8(255)), 1.4142135 / 255, U8(0))))
+    gate = n.op("Add", n.both(erf, 2 / 255, U8(127)), n.dq(n.c(U8(255)), 1 / 255, U8(0)))
+    product = n.both(n.op("Mul", x, n.both(gate, 2 / 255, U8(0))), 0.1, U8(4))
+    half = n.dq(n.c(U8(255)), 0.5 / 255, U8(0))
+    return {"x": (U8, [2, 64])}, n.q(n.op("Mul", product, half), 0.03, U8(6))
+
+
+def test_a_gelu_of_steps_is_whole_and_its_cost_is_told(tmp_path: Path) -> None:
+    net = Net()
+    inputs, out = gelu(net)
+    graph = qdqbridge.load(saved(net, inputs, out, tmp_path / "gelu.onnx", 17))
+    found = respelled(graph, RESPELLINGS)
+    assert [node.op.name for node in found.graph.nodes] == ["Gelu"]
+    ((rule, cost),) = found.costs
+    assert (rule, cost.text) == ("no-erf", "Gelu is rounded once, not 4 times")
+    data = feeds(graph)
+    (ours,), (theirs,) = (qdqbridge.evaluate(g, data).values() for g in (graph, found.graph))
+    (real,) = qdqbridge.evaluate(found.graph, data, exact=True).values()
+    assert np.abs(theirs.astype(int) - ours.astype(int)).max() <= 2
+    np.testing.assert_array_equal(theirs, real)
+
+
+def test_blocks_become_channels_and_the_loss_is_told(tmp_path: Path) -> None:
+    net = Net()
+    weight = net.c(net.random.integers(-8, 8, (32, 6)).astype(S8))
+    scales = net.random.uniform(0.01, 0.02, (4, 6)).astype(np.float32)
+    real = net.op("DequantizeLinear", weight, net.c(scales), axis=0, block_size=8)
+    out = net.q(net.op("MatMul", net.dq("x", 0.05, U8(120)), real), 0.2, U8(120))
+    graph = qdqbridge.load(saved(net, {"x": (U8, [4, 32])}, out, tmp_path / "blocks.onnx"))
+    found = respelled(graph, RESPELLINGS)
+    ((rule, cost),) = found.costs
+    assert rule == "no-blocks"
+    assert "blocks of 8, now int8 per channel" in cost.text
+    assert float(cost.text.split(":")[1].split()[0]) > 40  # dB
+    data = feeds(graph)
+    (ours,), (theirs,) = (qdqbridge.evaluate(g, data).values() for g in (graph, found.graph))
+    assert np.abs(theirs.astype(int) - ours.astype(int)).max() <= 1
+    qdqbridge.save(graph, tmp_path / "written.onnx", "qnn")
+    assert "no-blocks" not in {f.rule for f in check(tmp_path / "written.onnx", "qnn")}
+
+
+def test_a_round_of_floats_is_refused_by_name(tmp_path: Path) -> None:
+    net = Net()
+    out = net.q(net.op("Round", net.dq("x", 0.05, U8(120))), 0.2, U8(120))
+    graph = qdqbridge.load(saved(net, {"x": (U8, [4, 8])}, out, tmp_path / "round.onnx"))
+    assert "no-round" in {f.rule for f in check(tmp_path / "round.onnx", "qnn")}
+    with pytest.raises(UnsupportedTargetError, match="--decomposed"):
+        qdqbridge.save(graph, tmp_path / "written.onnx", "qnn")
+
+
+# ---- opsets ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def newest(tmp_path: Path) -> Iterator[Path]:
+    """A file of the newest opset, whose operators older ones have as well."""
+    net = Net()
+    out = net.q(net.op("Relu", net.dq("x", 0.05, U8(120))), 0.05, U8(120))
+    path = saved(net, {"x": (U8, [4, 8])}, out, tmp_path / "newest.onnx", 28)
+    model = onnx.load(path)
+    model.ir_version = 14
+    onnx.save(model, path)
+    yield path
+
+
+@pytest.mark.parametrize("profile", ["ort", "qnn", "qoperator"])
+def test_newer_files_are_written_down_to_what_a_runtime_reads(
+    newest: Path, profile: str, tmp_path: Path
+) -> None:
+    graph = qdqbridge.load(newest)
+    assert graph.opset == 28
+    assert "versions" in {finding.rule for finding in check(newest, profile)}
+    qdqbridge.save(graph, tmp_path / "written.onnx", profile)
+    model = onnx.load(tmp_path / "written.onnx")
+    assert model.opset_import[0].version == 26
+    assert model.ir_version <= 13
+    assert "versions" not in {f.rule for f in check(tmp_path / "written.onnx", profile)}
+
+
+@pytest.mark.parametrize("opset", [13, 17, 21, 28])
+def test_an_opset_is_chosen(newest: Path, opset: int, tmp_path: Path) -> None:
+    graph = qdqbridge.load(newest)
+    qdqbridge.save(graph, tmp_path / "written.onnx", opset=opset)
+    assert onnx.load(tmp_path / "written.onnx").opset_import[0].version == opset
+    assert qdqbridge.load(tmp_path / "written.onnx").digest == graph.digest
+
+
+@pytest.mark.parametrize(
+    ("opset", "said"), [(12, "there is no opset 12"), (99, "there is no opset 99")]
+)
+def test_an_opset_that_there_is_not(newest: Path, opset: int, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedTargetError, match=said):
+        qdqbridge.save(qdqbridge.load(newest), tmp_path / "written.onnx", opset=opset)
+    assert not (tmp_path / "written.onnx").exists()
+
+
+def test_an_opset_that_cannot_say_it_is_refused_by_name(tmp_path: Path) -> None:
+    net = Net()
+    out = net.q(net.op("Relu", net.dq("x", 0.05, U16(120))), 0.05, U16(120))
+    graph = qdqbridge.load(saved(net, {"x": (U16, [4, 8])}, out, tmp_path / "wide.onnx"))
+    with pytest.raises(UnsupportedTargetError, match="opset 17 cannot express") as caught:
+        qdqbridge.save(graph, tmp_path / "written.onnx", opset=17)
+    assert "tensors stored as uint16: 21 to 28" in caught.value.why
+
+
+def test_an_operator_that_is_newer_than_the_runtime_is_refused_by_name(tmp_path: Path) -> None:
+    net = Net()
+    out = net.op("SwiGLU", "x", "y")
+    path = saved(
+        net, {"x": (np.float32, [4, 8]), "y": (np.float32, [4, 8])}, out, tmp_path / "s.onnx", 28
+    )
+    graph = qdqbridge.load(path)
+    with pytest.raises(UnsupportedTargetError, match="no opset up to 26") as caught:
+        qdqbridge.save(graph, tmp_path / "written.onnx")
+    assert "SwiGLU" in caught.value.why
+    assert "--opset" in caught.value.fix
+    qdqbridge.save(graph, tmp_path / "written.onnx", opset=28)
+    assert qdqbridge.load(tmp_path / "written.onnx").digest == graph.digest
