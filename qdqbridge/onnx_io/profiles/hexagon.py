@@ -21,6 +21,7 @@ from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Flow, Operator
 from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.graph.types import QuantType, Shape, TensorType
+from qdqbridge.graph.weights import geometry_of
 from qdqbridge.onnx_io.profiles.respelling import (
     Cost,
     Respelling,
@@ -42,7 +43,6 @@ from qdqbridge.ops.normalization import INSTANCE_NORMALIZATION, LAYER_NORMALIZAT
 from qdqbridge.ops.selection import PAD
 from qdqbridge.ops.softmax import SOFTMAX
 from qdqbridge.ops.table import BY_NAME
-from qdqbridge.ops.weights import geometry_of
 
 _PLAIN = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Split"})
 """Movers that are taken of any type."""

@@ -19,7 +19,7 @@ from qdqbridge.onnx_io.writer.names import TensorNames
 from qdqbridge.onnx_io.writer.nodes import NodeWriter
 from qdqbridge.onnx_io.writer.opset import (
     choose_opset,
-    given_opset,
+    check_opset,
     imports_of,
     needs_contrib,
     untaken,
@@ -164,7 +164,7 @@ def _known(newest: Versions) -> tuple[int, str]:
 def _exactly(graph: Graph, profile: ExportProfile, opset: int) -> Sheet:
     """Returns the sheet of an opset that the user chose."""
     sheet = _filled(
-        graph, profile, given_opset(graph, opset, contrib=profile.contrib, packed=profile.packed)
+        graph, profile, check_opset(graph, opset, contrib=profile.contrib, packed=profile.packed)
     )
     if opset < graph.opset and (reason := untaken(sheet)):
         raise _too_old(graph, opset, reason)

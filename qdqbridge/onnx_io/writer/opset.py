@@ -83,7 +83,7 @@ def choose_opset(
     )
 
 
-def given_opset(graph: Graph, opset: int, *, contrib: bool = False, packed: bool = False) -> int:
+def check_opset(graph: Graph, opset: int, *, contrib: bool = False, packed: bool = False) -> int:
     """Returns an opset that the user chose.
 
     Args:
