@@ -11,7 +11,8 @@ Inputs are those of an ``inputs.npz`` beside the model, else seeded random numbe
 ``bench.py profile`` measures what profiling costs, ``bench.py quantize`` and ``bench.py sabotage``
 what quantizing does to networks, beside other tools: see bench_profile.py, bench_quantize.py and
 bench_sabotage.py. ``bench.py run [NETWORK ...]`` measures latency of whole networks, ours beside
-onnxruntime's and TVM's: see bench_run.py, which has its own options.
+onnxruntime's and TVM's: see bench_run.py, which has its own options. ``bench.py weights`` measures
+products with weights of 4 or 8 bits in blocks: see bench_weights.py.
 """
 
 from __future__ import annotations
@@ -331,11 +332,16 @@ def main() -> int:
     quantize.add_argument("--seed", type=int, default=0, help="of the drawn pictures")
     quantize.add_argument("--json", type=Path, help="a file for the figures")
     commands.add_parser("run", help="latency of whole networks; see bench run --help")
+    commands.add_parser("weights", help="weights in blocks; see bench weights --help")
     commands.add_parser("export", help="onnxruntime on what we export; see bench export --help")
     worker = commands.add_parser("measure", help="one measurement (used by the others)")
     worker.add_argument("job")
     worker.add_argument("path")
-    if sys.argv[1:2] == ["run"]:  # its options are its own
+    if sys.argv[1:2] == ["weights"]:  # its options are its own
+        from bench_weights import main as bench_weights
+
+        return bench_weights(sys.argv[2:])
+    if sys.argv[1:2] == ["run"]:
         from bench_run import main as bench_run
 
         return bench_run(sys.argv[2:])

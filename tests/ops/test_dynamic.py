@@ -12,7 +12,6 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
-from qdqbridge.graph.digest import digest
 
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
@@ -101,7 +100,7 @@ def test_bits_of_onnxruntime_from_the_file_and_from_what_is_saved(
     again = tmp_path / "again.onnx"
     save(found, again)
     np.testing.assert_array_equal(run(again, fed)[0], wanted)
-    assert digest(load(again)) == digest(found)
+    assert load(again).digest == found.digest
 
 
 @pytest.mark.parametrize("columns", [False, True])

@@ -32,6 +32,7 @@ from qdqbridge.relax.kernels import (
     selection,
     softmax,
     transposed,
+    weight_codes,
     weight_only,
     wide_product,
 )
@@ -48,7 +49,7 @@ def _with(record: type[Attributes], *matches: Claim) -> dict[str, tuple[Claim, .
 FAMILIES: Mapping[str, tuple[Claim, ...]] = {
     CONV.name: (channelwise.match, convolution.match, wide_product.match_convolution),
     CONV_TRANSPOSE.name: (transposed.match,),
-    "Dense": (weight_only.match, dense.match, wide_product.match_dense),
+    "Dense": (weight_codes.match, weight_only.match, dense.match, wide_product.match_dense),
     dynamic.DYNAMIC_CODES.name: (dynamic.match_codes,),
     dynamic.DYNAMIC_PRODUCT.name: (dynamic.match_product,),
     "Gemm": (dense.match, wide_product.match_dense, matmul.match),

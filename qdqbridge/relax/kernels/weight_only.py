@@ -167,7 +167,7 @@ class _WeightOnly:
 
 def match(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a Dense of float32 with a quantized weight of 4 or 8 bits."""
-    weight = _codes(node.operand(1))
+    weight = blocked_codes(node.operand(1))
     shape, result = extents(node.operand(0).type.shape), extents(node.output.type.shape)
     if weight is None or shape is None or result is None or node.op is not DENSE:
         return None
@@ -184,7 +184,7 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     )  # fmt: skip
     cpu = place.cpu
     constants = (
-        _packed(cpu, weight), _along(cpu, weight.scales), _along(cpu, weight.zeros),
+        _packed(cpu, weight), along_lanes(cpu, weight.scales), along_lanes(cpu, weight.zeros),
         per_lane(cpu, bias, 1),
     )  # fmt: skip
     return Kernel(
@@ -195,7 +195,7 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Codes:
+class BlockedCodes:
     """A weight of (units, inner) as unsigned codes, and its parameters for every block.
 
     Attributes:
@@ -213,7 +213,8 @@ class _Codes:
     size: int
 
 
-def _codes(value: Value) -> _Codes | None:
+def blocked_codes(value: Value) -> BlockedCodes | None:
+    """Returns a constant weight of 4 or 8 bits as codes; None for other weights."""
     quant, constant = value.quant, value.constant
     if quant is None or constant is None or value.rank != 2:
         return None
@@ -231,7 +232,7 @@ def _codes(value: Value) -> _Codes | None:
     grid = (-1, 1) if params.axis == 0 and not params.blocked else params.scale.shape
     scales = np.broadcast_to(params.scale.astype(np.float32).reshape(grid), blocks)
     zeros = np.broadcast_to((params.zero_point + half).astype(np.float32).reshape(grid), blocks)
-    return _Codes(codes, scales, zeros, dtype.bits, size)
+    return BlockedCodes(codes, scales, zeros, dtype.bits, size)
 
 
 def _size(params: QuantParams, inner: int) -> int | None:
@@ -241,15 +242,15 @@ def _size(params: QuantParams, inner: int) -> int | None:
     return inner if params.axis in (None, 0) else None
 
 
-def _packed(cpu: Cpu, weight: _Codes) -> Array:
+def _packed(cpu: Cpu, weight: BlockedCodes) -> Array:
     """Returns codes as (blocks, bytes of a sum, lanes), the first code in the low bits."""
     codes = padded(weight.codes, 0, cpu.lanes)
     if weight.bits == 4:
         codes = codes[:, 0::2] | (codes[:, 1::2] << 4)
-    return _along(cpu, codes)
+    return along_lanes(cpu, codes)
 
 
-def _along(cpu: Cpu, array: Array) -> Array:
+def along_lanes(cpu: Cpu, array: Array) -> Array:
     """Returns (units, n) as (blocks, n, lanes)."""
     wide_array = padded(array, 0, cpu.lanes)
     split = wide_array.reshape(-1, cpu.lanes, wide_array.shape[1])

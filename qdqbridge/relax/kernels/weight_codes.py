@@ -1,0 +1,384 @@
+"""Products of float32 with weights of 4 or 8 bits in blocks, on dot products of bytes.
+
+An activation is written as an integer times a scale of its own for every ``step`` neighbours of a
+row, ``127 / max |x|``: as one digit of 8 bits, which is what ``accuracy_level`` 4 of MatMulNBits
+asks for, or as three of them, whose 24 bits are what a float32 has. The codes of the weight are
+read as they lie in memory, so the product of a row is as fast as memory is. Everything up to the
+product with both scales is exact; where an activation is infinite or no number, so is its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qdqbridge.graph.graph import Node
+from qdqbridge.onnx_io.packed_products import packed_product
+from qdqbridge.ops.matmul import DENSE
+from qdqbridge.qnn.dialect.tir import tirx
+from qdqbridge.relax.kernels.cpu import Cpu
+from qdqbridge.relax.kernels.dense import AT_ONCE, rows_of
+from qdqbridge.relax.kernels.kernel import Array, Kernel, KernelPlace
+from qdqbridge.relax.kernels.lanes import (
+    Buffer,
+    Prim,
+    bound,
+    flat,
+    floats,
+    fused,
+    intrinsic,
+    largest,
+    load,
+    nearest,
+    number,
+    splat,
+    store,
+    summed,
+    typed,
+)
+from qdqbridge.relax.kernels.loops import share, turns, within
+from qdqbridge.relax.kernels.micro import channel_pieces
+from qdqbridge.relax.kernels.operands import Open
+from qdqbridge.relax.kernels.packing import padded, per_lane
+from qdqbridge.relax.kernels.plain import Plain, PlainWriter
+from qdqbridge.relax.kernels.reals import is_real, real_bias
+from qdqbridge.relax.kernels.script import T, prim_func
+from qdqbridge.relax.kernels.weight_only import along_lanes, blocked_codes
+
+_STEPS = (32, 16)
+"""Activations that share a scale: no more, so that sums of three digits stay within int32."""
+_DIGIT, _LAST, _NIBBLE = 8, 127, 4
+_BYTES = 4
+"""The ``accuracy_level`` of MatMulNBits that wants activations of 8 bits."""
+_TINY = 2.0**-110
+"""Blocks without a larger activation count as zeros: their scale would lose bits."""
+_HEIGHTS = (8, 3, 1)
+"""Rows of tiles: a sum for each, and the codes of a part of a row, are registers."""
+_FEW = 8
+"""Rows up to which one thread makes the digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodesProduct:
+    """A product of rows of float32 with a matrix of codes.
+
+    Attributes:
+        cpu: The CPU.
+        operand: Shape of the activations; None for open extents.
+        outcome: Shape of the result.
+        units: Columns of the result.
+        bits: Bits of a code, 4 or 8.
+        size: Products that share a scale of the weight.
+        step: Products that share a scale of the activation.
+        digits: Digits of an activation, 1 or 3.
+        centre: The zero point of all blocks; None where they have their own.
+        tasks: How many threads the columns are shared out to.
+    """
+
+    cpu: Cpu
+    operand: Open
+    outcome: Open
+    units: int
+    bits: int
+    size: int
+    step: int
+    digits: int
+    centre: int | None
+    tasks: int
+
+    @property
+    def inner(self) -> int:
+        """Products of a sum."""
+        assert self.operand[-1] is not None
+        return self.operand[-1]
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of columns."""
+        return -(-self.units // self.cpu.lanes)
+
+    @property
+    def chains(self) -> tuple[tuple[int, ...], ...]:
+        """Digits whose sums are one integer: three, times codes beyond -8 .. 8, do not fit."""
+        if self.digits == 1:
+            return ((0,),)
+        small = self.bits == _NIBBLE and self.centre == 1 << (_NIBBLE - 1)
+        return ((0, 1, 2),) if small else ((0, 1), (2,))
+
+    @property
+    def parts(self) -> int:
+        """Parts of a row that have a scale."""
+        return self.inner // self.step
+
+    @property
+    def register(self) -> int:
+        """Bytes of a register."""
+        return 4 * self.cpu.lanes
+
+    @property
+    def loads(self) -> int:
+        """Registers of packed codes that a part of a row meets in a block of columns."""
+        return self.step * self.bits // 32
+
+
+def build(description: CodesProduct) -> Any:
+    """Returns the PrimFunc ``(x, codes, scales, [zero points], bias, y)``."""
+    d = description
+
+    def body() -> None:
+        lanes, groups = d.cpu.lanes, d.inner // d.size
+        names = [tirx.Var(f"n{axis}", "int64") for axis in range(len(d.operand))]
+        given, taken = (
+            [name if extent is None else extent for name, extent in zip(names, shape, strict=True)]
+            for shape in (d.operand, d.outcome)
+        )
+        rows: Prim = 1
+        for extent in given[:-1]:
+            rows = extent * rows
+        x = T.arg("x", T.buffer(given, "float32"))
+        packed = T.buffer((d.blocks, d.parts * d.loads, d.register), "uint8")
+        codes = T.arg("codes", packed)
+        scales = T.arg("scales", T.buffer((d.blocks, groups, lanes), "float32"))
+        zeros = None
+        if d.centre is None:
+            zeros = T.arg("zeros", T.buffer((d.blocks, groups, lanes), "uint8"))
+        bias = T.arg("bias", T.buffer((d.blocks * lanes,), "float32"))
+        y = T.arg("y", T.buffer(taken, "float32"))
+        with T.sblock("root"):
+            shared = [flat(codes), flat(scales), None if zeros is None else flat(zeros), bias]
+            _CodesProduct(d, flat(x), shared, flat(y)).write(rows)
+
+    return prim_func(body)
+
+
+class _CodesProduct:
+    def __init__(
+        self, d: CodesProduct, x: Buffer, shared: Sequence[Buffer], result: Buffer
+    ) -> None:
+        self.d, self.x = d, x
+        self.codes, self.scales, self.zeros, self.bias = shared
+        self.writer = PlainWriter(d.cpu, Plain(), None, None, result)
+
+    def write(self, rows: Prim) -> None:
+        """Writes the loops: some rows at a time; their digits, and shares of the columns."""
+        d = self.d
+        most = min(rows, AT_ONCE) if isinstance(rows, int) else AT_ONCE
+        self.digits = T.alloc_buffer((most * d.inner * d.digits,), "int8")
+        self.steps = T.alloc_buffer((most * d.parts,), "float32")
+        self.sums = T.alloc_buffer((most * d.parts * d.digits,), "int32")
+        with turns((rows + (most - 1)) // most) as chunk:
+            first = chunk * most
+            count = rows if isinstance(rows, int) and rows == most else None
+            count = bound(tirx.min(rows - first, most)) if count is None else count
+            self._all_digits(first, count)
+            units = -(-d.blocks // 2)
+            tasks = min(d.tasks, units)
+            with turns(tasks, parallel=tasks > 1) as task:
+                self._share(task, tasks, first, count)
+
+    # ---- digits -------------------------------------------------------------------------------
+
+    def _all_digits(self, first: Prim, count: Prim) -> None:
+        def some(*, parallel: bool) -> None:
+            with turns(count, parallel=parallel) as row, turns(self.d.parts) as part:
+                self._part(first + row, row, part)
+
+        if self.d.tasks == 1 or (isinstance(count, int) and count <= _FEW):
+            some(parallel=False)
+            return
+        with T.If(count <= _FEW):
+            with T.Then():
+                some(parallel=False)
+            with T.Else():
+                some(parallel=True)
+
+    def _part(self, source: Prim, row: Prim, part: Prim) -> None:
+        """Writes the digits, the scale and the sums of one part of a row."""
+        d, lanes = self.d, self.d.step
+        value = bound(load(self.x, source * d.inner + part * lanes, lanes))
+        bits = tirx.reinterpret(typed("int32", lanes), value)
+        magnitude = tirx.bitwise_and(bits, number(0x7FFFFFFF, "int32", lanes))
+        top = bound(tirx.reinterpret("float32", bound(largest(magnitude, lanes))))
+        usual = tirx.all(top >= _TINY, top < float("inf"))
+        unit = float(1 << _DIGIT * (d.digits - 1))
+        nothing = tirx.const(0.0, "float32")
+        inverse = tirx.Select(usual, tirx.const(_LAST * unit, "float32") / top, nothing)
+        inverse = bound(inverse)
+        step = tirx.Select(top < _TINY, nothing, top + (top - top))
+        place = row * d.parts + part
+        store(self.steps, place, step * tirx.const(1.0 / _LAST, "float32"), 1)
+        whole = bound(nearest(bound(value * splat(inverse, lanes)), lanes))
+        centre = 1 if d.centre is None else d.centre
+        for i, digit in enumerate(self._digits(whole)):
+            at = place * d.digits + i
+            store(self.digits, at * lanes, digit.astype(typed("int8", lanes)), lanes)
+            store(self.sums, at, summed(digit, lanes) * -centre, 1)
+
+    def _digits(self, whole: Prim) -> list[Prim]:
+        """Returns balanced digits, the highest first."""
+        lanes = self.d.step
+        half, mask = (number(value, "int32", lanes) for value in (128, 255))
+        found: list[Prim] = []
+        for _ in range(self.d.digits - 1):
+            digit = bound(tirx.bitwise_and(whole + half, mask) - half)
+            whole = bound(tirx.shift_right(whole - digit, number(_DIGIT, "int32", lanes)))
+            found.insert(0, digit)
+        return [whole, *found]
+
+    # ---- products -----------------------------------------------------------------------------
+
+    def _share(self, task: Prim, tasks: int, first: Prim, count: Prim) -> None:
+        """Writes one share of the columns: tiles of rows, high ones and what is left."""
+        d = self.d
+
+        def tiles(start: Prim, many: Prim, size: int) -> None:
+            wide = 2 if size == 1 else 1
+            low, extent = share(task, tasks, -(-d.blocks // wide))
+            with turns(many) as i:
+                for at, length, width, tail in channel_pieces(d.units, d.cpu.lanes, wide):
+                    begin, extent_ = within(low, extent, at, length)
+                    with turns(extent_, begin) as unit:
+                        row, block = bound(start + i * size), bound(unit * wide)
+                        self._tile(block, width, tail, first, row, size)
+
+        done: Prim = 0
+        for size in _HEIGHTS:
+            many = (count - done) // size
+            if not isinstance(many, int):
+                many = bound(many)
+                tiles(done, many, size)
+            elif many:
+                tiles(done, many, size)
+            done = done + many * size
+            done = done if isinstance(done, int) else bound(done)
+
+    def _tile(
+        self, block: Prim, width: int, tail: int, first: Prim, row: Prim, height: int
+    ) -> None:
+        d, lanes = self.d, self.d.cpu.lanes
+        totals = [self._register("float32", height) for _ in range(width)]
+        sums = [self._register("int32") for _ in range(d.digits)]
+        codes = self._register("int32", d.step // 4)
+        with T.unroll(height) as p:
+            for b, total in enumerate(totals):
+                store(total, p * lanes, load(self.bias, (block + b) * lanes, lanes), lanes)
+        groups, inside = d.inner // d.size, d.size // d.step
+        with turns(groups) as group, turns(inside) as j:
+            part = bound(group * inside + j)
+            for b, total in enumerate(totals):
+                self._load_codes(codes, bound((block + b) * d.parts + part))
+                at = bound(((block + b) * groups + group) * lanes)
+                with T.unroll(height) as p:
+                    place = bound((row + p) * d.parts + part)
+                    self._dots(sums, codes, place, at)
+                    real = self._real(sums) * splat(load(self.steps, place, 1), lanes)
+                    added = fused(real, load(self.scales, at, lanes), load(total, p * lanes, lanes))
+                    store(total, p * lanes, added, lanes)
+        for b, total in enumerate(totals):
+            columns = tail if b == width - 1 else lanes
+            with T.unroll(height) as p:
+                start = (first + row + p) * d.units + (block + b) * lanes
+                self.writer.put(load(total, p * lanes, lanes), start, columns)
+
+    def _register(self, dtype: str, count: int = 1) -> Buffer:
+        shape: Any = (count * self.d.cpu.lanes,)
+        return T.alloc_buffer(shape, dtype)
+
+    def _load_codes(self, codes: Buffer, part: Prim) -> None:
+        """Fills registers with codes: four neighbours of a sum in every lane."""
+        d, lanes = self.d, self.d.cpu.lanes
+        mask = number(0x0F0F0F0F, "int32", lanes)
+        with T.unroll(d.loads) as i:
+            packed = load(self.codes, (part * d.loads + i) * d.register, d.register)
+            stored = tirx.reinterpret(typed("int32", lanes), packed)
+            if d.bits != _NIBBLE:
+                store(codes, i * lanes, stored, lanes)
+            else:
+                high = tirx.shift_right(stored, number(_NIBBLE, "int32", lanes))
+                store(codes, i * (2 * lanes), tirx.bitwise_and(stored, mask), lanes)
+                store(codes, i * (2 * lanes) + lanes, tirx.bitwise_and(high, mask), lanes)
+
+    def _dots(self, sums: Sequence[Buffer], codes: Buffer, place: Prim, group: Prim) -> None:
+        """Computes the exact sums of centred codes times each digit of one part of a row."""
+        d, lanes = self.d, self.d.cpu.lanes
+        name, kind = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", typed("int8", 4 * lanes)
+        for digit, total in enumerate(sums):
+            start = splat(load(self.sums, place * d.digits + digit, 1), lanes)
+            if self.zeros is not None:
+                start = start * load(self.zeros, group, lanes).astype(typed("int32", lanes))
+            store(total, 0, start, lanes)
+        with T.unroll(d.step // 4) as i:
+            for digit, total in enumerate(sums):
+                four = load(self.digits, (place * d.digits + digit) * d.step + 4 * i, 4)
+                spread = splat(tirx.reinterpret("int32", four), lanes)
+                code = load(codes, i * lanes, lanes)
+                operands = [tirx.reinterpret(kind, operand) for operand in (code, spread)]
+                before = load(total, 0, lanes)
+                after = intrinsic(name, typed("int32", lanes), before, *operands)
+                store(total, 0, after, lanes)
+
+    def _real(self, sums: Sequence[Buffer]) -> Prim:
+        """Returns the sums of all digits as float32, in units of the lowest one."""
+        lanes = self.d.cpu.lanes
+        up = number(float(1 << _DIGIT), "float32", lanes)
+        real: Prim = None
+        for chain in self.d.chains:
+            total = load(sums[chain[0]], 0, lanes)
+            for digit in chain[1:]:
+                total = tirx.shift_left(total, number(_DIGIT, "int32", lanes))
+                total = total + load(sums[digit], 0, lanes)
+            value = floats(total, lanes)
+            real = value if real is None else fused(real, up, value)
+        return real
+
+
+# ---- nodes ----------------------------------------------------------------------------------
+
+
+def match(node: Node, place: KernelPlace) -> Kernel | None:
+    """Returns the kernel of a Dense of float32 with a weight of 4 or 8 bits in blocks."""
+    rows, weight = rows_of(node), blocked_codes(node.operand(1))
+    if node.op is not DENSE or rows is None or weight is None or not place.cpu.bytes_in:
+        return None
+    if not is_real(node.operand(0)) or not is_real(node.output):
+        return None
+    step = next((step for step in _STEPS if weight.size % step == 0), None)
+    units, inner = weight.codes.shape
+    bias = real_bias(node, units)
+    if step is None or bias is None:
+        return None
+    said = packed_product(node.origin.variant)
+    digits = 1 if said is not None and said.accuracy_level == _BYTES else 3
+    centre = int(weight.zeros.flat[0]) if (weight.zeros == weight.zeros.flat[0]).all() else None
+    description = CodesProduct(
+        place.cpu, rows.operand, rows.outcome, units, weight.bits, weight.size, step, digits,
+        centre, place.threads,
+    )  # fmt: skip
+    unit = np.float32(2.0 ** (-_DIGIT * (digits - 1)))
+    constants: list[Array] = [_packed(description, weight.codes)]
+    constants.append(along_lanes(place.cpu, weight.scales * unit))
+    if centre is None:
+        constants.append(along_lanes(place.cpu, weight.zeros.astype(np.uint8)))
+    constants.append(per_lane(place.cpu, bias, 1))
+    return Kernel(
+        f"dense_w{weight.bits}a{8 if digits == 1 else 32}_{inner}x{units}", description, build,
+        (node.operand(0),), tuple(constants), (node.output,),
+        2 * (1 if rows.open else rows.count) * inner * units,
+    )  # fmt: skip
+
+
+def _packed(d: CodesProduct, codes: Array) -> Array:
+    """Returns codes as (blocks, registers, bytes): four neighbours of a sum in every lane.
+
+    Of 4 bits a byte has one code in its low bits and the one that is four further on in its high
+    bits.
+    """
+    wide = padded(codes, 0, d.cpu.lanes)
+    if d.bits == _NIBBLE:
+        pairs = wide.reshape(len(wide), -1, 2, 4)
+        wide = (pairs[:, :, 0] | (pairs[:, :, 1] << _NIBBLE)).reshape(len(wide), -1)
+    fours = wide.reshape(-1, d.cpu.lanes, wide.shape[1] // 4, 4).transpose(0, 2, 1, 3)
+    return np.ascontiguousarray(fours).reshape(len(fours), -1, d.register)

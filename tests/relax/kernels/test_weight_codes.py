@@ -1,0 +1,123 @@
+"""Products of float32 with weights in blocks on dot products of bytes: as exact as float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Graph
+from qdqbridge.graph.interpreter import evaluate
+from qdqbridge.onnx_io.packed_products import PackedProduct
+from qdqbridge.relax.executable import build
+from qdqbridge.relax.kernels.cpu import Cpu
+from qdqbridge.relax.kernels.plan import plan
+from tests.graph.graphs import apply, const, graph, plain, quant, typed
+from tests.relax.kernels.kernel_cases import DOT_CPUS, HOST, target_of
+
+BYTES = [cpu for cpu in DOT_CPUS if cpu.bytes_in]
+pytestmark = pytest.mark.skipif(not BYTES, reason="this CPU has no dot product of bytes")
+UNITS, INNER = 53, 128
+KINDS = {
+    "int4": (DType.INT4, 0),
+    "uint4": (DType.UINT4, 8),
+    "uint4 from 3": (DType.UINT4, 3),
+    "uint4 each": (DType.UINT4, None),
+    "int8": (DType.INT8, 0),
+    "uint8 each": (DType.UINT8, None),
+}
+
+
+def network(
+    kind: str,
+    size: int,
+    shape: tuple[Any, ...] = ("n", INNER),
+    *,
+    level: int = 0,
+    bias: bool = True,
+) -> Graph:
+    rng, (dtype, point) = np.random.default_rng(size), KINDS[kind]
+    blocks = UNITS, INNER // size
+    codes = rng.integers(dtype.qmin, dtype.qmax + 1, (UNITS, INNER)).astype(dtype.numpy)
+    zeros = rng.integers(dtype.qmin, dtype.qmax + 1, blocks) if point is None else point
+    scale = rng.uniform(0.01, 0.02, blocks).astype(np.float32)
+    params = quant(dtype, scale, np.broadcast_to(zeros, blocks), axis=1, block_size=size)
+    added = [const(rng.normal(0, 1, UNITS).astype(np.float32))] if bias else []
+    x = plain("x", shape)
+    y = apply("Dense", x, const(codes, params), *added, type_=typed((*shape[:-1], UNITS)))
+    assert y.producer is not None
+    y.producer.origin = type(y.producer.origin)(variant=PackedProduct(level).text())
+    return graph([x], y)
+
+
+def errors(found: Graph, x: np.ndarray, executable: Any = None) -> np.ndarray:
+    """Returns how far results are from the exact ones, in parts of the largest summand."""
+    (name,) = found.output_names
+    exact = evaluate(found, {"x": x}, exact=True)[0][name]
+    got = (executable or build(found)).run({"x": x})[name]
+    w = found.nodes[0].operand(1)
+    assert w.quant is not None
+    reach = 15 if w.quant.params.storage_dtype.bits == 4 else 255
+    return np.abs(got - exact) / (np.abs(x).max() * reach * 0.02)
+
+
+SIZED = list(zip(KINDS, (16, 32, 128, 64, 32, 16), strict=True))
+
+
+@pytest.mark.parametrize(("kind", "size"), SIZED)
+def test_three_digits_are_a_float(kind: str, size: int) -> None:
+    found = network(kind, size)
+    assert [k.name[:8] for k in plan(found, HOST).kernels.values()] in (
+        ["dense_w4"], ["dense_w8"],
+    )  # fmt: skip
+    x = np.random.default_rng(1).normal(0, 1, (9, INNER)).astype(np.float32)
+    # 128 products, each within 2^-24 of the largest activation; their sums in float32
+    assert errors(found, x).max() < 128 * 2.0**-24
+
+
+@pytest.mark.parametrize("cpu", BYTES, ids=lambda cpu: cpu.name)
+def test_one_kernel_for_any_number_of_rows(cpu: Cpu) -> None:
+    found = network("uint4", 32)
+    executable = build(found, target_of(cpu))
+    for rows in (1, 2, 3, 7, 8, 9, 12, 111, 112, 113, 150):
+        x = np.random.default_rng(rows).normal(0, 1, (rows, INNER)).astype(np.float32)
+        assert errors(found, x, executable).max() < 128 * 2.0**-24
+
+
+@pytest.mark.parametrize("shape", [(5, INNER), (1, INNER), (2, 60, INNER), ("a", "b", INNER)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_shapes_and_threads(shape: tuple[Any, ...], threads: int) -> None:
+    given = [e if isinstance(e, int) else {"a": 2, "b": 71}[e] for e in shape]
+    x = np.random.default_rng(5).normal(0, 1, given).astype(np.float32)
+    found = network("int4", 32, shape, bias=False)
+    assert errors(found, x, build(found, threads=threads)).max() < 128 * 2.0**-24
+
+
+@pytest.mark.parametrize("kind", ["int4", "uint4 each", "uint8 each"])
+def test_accuracy_level_4_is_one_digit(kind: str) -> None:
+    """What a product of activations rounded to ``max |x| / 127`` of their 32 neighbours gives."""
+    found = network(kind, 64, level=4)
+    x = np.random.default_rng(7).normal(0, 1, (5, INNER)).astype(np.float32)
+    parts = x.reshape(5, -1, 32)
+    step = np.abs(parts).max(axis=-1, keepdims=True) / np.float32(127)
+    rounded = (np.rint(parts / step) * step).reshape(x.shape).astype(np.float32)
+    (name,) = found.output_names
+    wanted = evaluate(found, {"x": rounded}, exact=True)[0][name]
+    got = build(found).run({"x": x})[name]
+    reach = 15 if "4" in kind else 255
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=reach * 0.02 * 4 * 128 * 2.0**-23)
+    assert np.abs(got - evaluate(found, {"x": x})[0][name]).max() > 1e-3  # it is rounded
+
+
+def test_zeros_tiny_and_no_numbers() -> None:
+    found = network("uint4", 32, bias=False)
+    x = np.zeros((5, INNER), np.float32)
+    x[1] = 1e-36
+    x[2, 3], x[3, 70], x[4] = np.nan, np.inf, 1
+    (name,) = found.output_names
+    got = build(found).run({"x": x})[name]
+    assert not got[:2].any()  # below 2^-110 an activation counts as zero
+    assert np.isnan(got[2:4]).all()
+    np.testing.assert_allclose(got[4], evaluate(found, {"x": x[4:]})[0][name][0], rtol=1e-5)
