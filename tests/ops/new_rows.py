@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -292,6 +294,16 @@ def with_new_rows(folder: Path) -> dict[str, str]:
             for place, text in places.items():
                 path.write_text(_with(path.read_text("utf-8"), place, text), "utf-8")
     return {**os.environ, "PYTHONPATH": str(folder)}
+
+
+def check_new_rows(module: str, folder: Path, environment: Mapping[str, str]) -> None:
+    """Runs a module of these tests on the copy of the package in ``folder``."""
+    paths = environment["PYTHONPATH"] + os.pathsep + str(ROOT)
+    done = subprocess.run(
+        [sys.executable, "-m", module, str(folder)], env={**environment, "PYTHONPATH": paths},
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def _with(source: str, place: str, text: str) -> str:

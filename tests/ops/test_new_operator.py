@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.ops.new_rows import ELEMENTWISE, OTHERS, ROOT, changed, with_new_rows
+from tests.ops.new_rows import ELEMENTWISE, OTHERS, changed, check_new_rows, with_new_rows
 
 pytest.importorskip("tvm")
 
@@ -23,9 +20,4 @@ def test_a_new_operator_is_one_row(tmp_path: Path) -> None:
     }
     assert all(len(edits) == 1 for edits in ELEMENTWISE.values())
     assert all(len(edits) <= 3 for edits in OTHERS.values())
-    environment["PYTHONPATH"] += os.pathsep + str(ROOT)
-    command = [sys.executable, "-m", "tests.ops.new_operator", str(tmp_path)]
-    run = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
+    check_new_rows("tests.ops.new_operator", tmp_path, environment)

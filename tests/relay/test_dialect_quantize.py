@@ -9,6 +9,7 @@ import pytest
 
 from qdqbridge.graph.numerics import codes, dequantize, multiplier, quantize, requantize
 from tests.dialect.contract import contract, every_code, params
+from tests.dialect.elementwise import ROWS
 from tests.relay.relay_cases import TARGETS, Cases, all_args, const, scale_of, zero_of
 
 CODES = ("int8", "uint8", "int16", "uint16")
@@ -67,17 +68,6 @@ def test_requantize(target: str) -> None:
     cases.check()
 
 
-BINARY = {
-    "add": "Add",
-    "subtract": "Sub",
-    "mul": "Mul",
-    "divide": "Div",
-    "minimum": "Min",
-    "maximum": "Max",
-    "prelu": "PRelu",
-}
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_binary(target: str) -> None:
     from qdqbridge.graph.operator import NO_ATTRIBUTES
@@ -85,7 +75,7 @@ def test_binary(target: str) -> None:
     rng = np.random.default_rng(2)
     cases = Cases(target)
     shapes = [((3, 4, 50), (3, 4, 50)), ((3, 1, 50), (40, 1)), ((1,), (2, 3, 400)), ((), (700,))]
-    for name, row in BINARY.items():
+    for name, row in ROWS.items():
         for dtype, (sa, sb) in zip(CODES, shapes, strict=True):
             fine = 1.0 if dtype.endswith("8") else 1 / 256
             pa, pb = params(dtype, 0.031 * fine, 5), params(dtype, 0.0177 * fine, 97)

@@ -92,36 +92,18 @@ def _or_none(value: Any) -> Any:
 
 
 def _conv2d(args: Sequence[Any], a: Attrs) -> Any:
-    return _make.conv2d(
-        *args,
-        a["strides"],
-        a["padding"],
-        a["dilation"],
-        a["groups"],
-        _or_none(a["channels"]),
-        _or_none(a["kernel_size"]),
-        a["data_layout"],
-        a["kernel_layout"],
-        "",
-        a["out_dtype"],
-    )
+    return _make.conv2d(*args, *_windows(a), a["out_dtype"])
 
 
 def _conv2d_transpose(args: Sequence[Any], a: Attrs) -> Any:
-    return _make.conv2d_transpose(
-        *args,
-        a["strides"],
-        a["padding"],
-        a["dilation"],
-        a["groups"],
-        _or_none(a["channels"]),
-        _or_none(a["kernel_size"]),
-        a["data_layout"],
-        a["kernel_layout"],
-        "",
-        a["output_padding"],
-        a["out_dtype"],
-    )
+    return _make.conv2d_transpose(*args, *_windows(a), a["output_padding"], a["out_dtype"])
+
+
+def _windows(a: Attrs) -> tuple[Any, ...]:
+    """Returns what both convolutions take first; the layout of the result is that of the data."""
+    sizes = _or_none(a["channels"]), _or_none(a["kernel_size"])
+    steps = a["strides"], a["padding"], a["dilation"], a["groups"]
+    return (*steps, *sizes, a["data_layout"], a["kernel_layout"], "")
 
 
 def _requantize(args: Sequence[Any], a: Attrs) -> Any:
