@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from qdqbridge.tflite_io.conversion import Row, SubgraphConversion, UnknownForm
+from qdqbridge.tflite_io.counterparts import Counterpart, Family, of_families
 from qdqbridge.tflite_io.schema import Op
 
 
@@ -203,28 +204,29 @@ def zeros_like(c: SubgraphConversion, op: Op) -> None:
     c.put_stored(op, c.to.node("Expand", [zero, shape], label=c.label(op)))
 
 
+def _row(row: Counterpart) -> Row:
+    match row.family:
+        case Family.UNARY:
+            return unary(row.onnx)
+        case Family.LOGICAL if row.onnx == "Not":
+            return unary(row.onnx)
+        case Family.COMPARISON:
+            return comparison(row.onnx)
+        case _:
+            return binary(row.onnx)
+
+
+_FAMILIES = (
+    Family.UNARY, Family.ARITHMETIC, Family.EXTREME, Family.BINARY, Family.COMPARISON,
+    Family.LOGICAL,
+)  # fmt: skip
+
 ROWS: Mapping[str, Row] = {
-    **{name: binary(kind) for name, kind in {
-        "ADD": "Add", "SUB": "Sub", "MUL": "Mul", "DIV": "Div", "MAXIMUM": "Max",
-        "MINIMUM": "Min", "POW": "Pow", "LOGICAL_AND": "And", "LOGICAL_OR": "Or",
-        "BITWISE_XOR": "BitwiseXor", "STABLEHLO_ADD": "Add", "STABLEHLO_SUBTRACT": "Sub",
-        "STABLEHLO_MULTIPLY": "Mul", "STABLEHLO_DIVIDE": "Div", "STABLEHLO_MAXIMUM": "Max",
-        "STABLEHLO_MINIMUM": "Min", "STABLEHLO_POWER": "Pow", "STABLEHLO_AND": "And",
-        "STABLEHLO_OR": "Or",
-    }.items()},
-    **{name: comparison(kind) for name, kind in {
-        "EQUAL": "Equal", "LESS": "Less", "LESS_EQUAL": "LessOrEqual", "GREATER": "Greater",
-        "GREATER_EQUAL": "GreaterOrEqual",
-    }.items()},
+    **{name: _row(row) for row in of_families(*_FAMILIES) for name in (row.tflite, *row.also)},
+    "BITWISE_XOR": binary("BitwiseXor"),
+    "ELU": unary("Elu"),
+    "HARD_SWISH": unary("HardSwish"),
     "NOT_EQUAL": comparison("Equal", negated=True),
-    **{name: unary(kind) for name, kind in {
-        "ABS": "Abs", "CEIL": "Ceil", "COS": "Cos", "ELU": "Elu", "EXP": "Exp", "FLOOR": "Floor",
-        "HARD_SWISH": "HardSwish", "LOG": "Log", "LOGICAL_NOT": "Not", "LOGISTIC": "Sigmoid",
-        "NEG": "Neg", "RELU": "Relu", "ROUND": "Round", "SIGN": "Sign", "SIN": "Sin",
-        "SQRT": "Sqrt", "TANH": "Tanh", "STABLEHLO_ABS": "Abs", "STABLEHLO_EXPONENTIAL": "Exp",
-        "STABLEHLO_LOG": "Log", "STABLEHLO_LOGISTIC": "Sigmoid", "STABLEHLO_NEGATE": "Neg",
-        "STABLEHLO_TANH": "Tanh", "STABLEHLO_FLOOR": "Floor", "STABLEHLO_COSINE": "Cos",
-    }.items()},
     "RELU6": clip(0.0, 6.0),
     "RELU_N1_TO_1": clip(-1.0, 1.0),
     "RELU_0_TO_1": clip(0.0, 1.0),

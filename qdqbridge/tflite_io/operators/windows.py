@@ -9,6 +9,7 @@ import numpy as np
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.tflite_io.conversion import Row, SubgraphConversion, UnknownForm
+from qdqbridge.tflite_io.counterparts import Family, of_families
 from qdqbridge.tflite_io.operators.products import (
     channels_first,
     channels_last,
@@ -190,8 +191,8 @@ def cumulated(c: SubgraphConversion, op: Op) -> None:
 
 
 ROWS: Mapping[str, Row] = {
-    "ARG_MAX": extreme_index("ArgMax"),
-    "ARG_MIN": extreme_index("ArgMin"),
+    **{row.tflite: extreme_index(row.onnx) for row in of_families(Family.INDEX)},
+    **{row.tflite: reduction(row.onnx) for row in of_families(Family.REDUCTION)},
     "AVERAGE_POOL_2D": pool("AveragePool"),
     "CUMSUM": cumulated,
     "L2_NORMALIZATION": unit_length,
@@ -199,14 +200,10 @@ ROWS: Mapping[str, Row] = {
     "LOCAL_RESPONSE_NORMALIZATION": local_response,
     "LOG_SOFTMAX": log_softmax,
     "MAX_POOL_2D": pool("MaxPool"),
-    "MEAN": reduction("ReduceMean"),
     "REDUCE_ALL": logical_reduction("ReduceMin"),
     "REDUCE_ANY": logical_reduction("ReduceMax"),
-    "REDUCE_MAX": reduction("ReduceMax"),
-    "REDUCE_MIN": reduction("ReduceMin"),
     "REDUCE_PROD": reduction("ReduceProd"),
     "RESIZE_BILINEAR": resize("linear"),
     "RESIZE_NEAREST_NEIGHBOR": resize("nearest"),
     "SOFTMAX": softmax,
-    "SUM": reduction("ReduceSum"),
 }

@@ -12,15 +12,14 @@ from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.elementwise import WHERE
-from qdqbridge.tflite_io.writer.rows.elementwise import SIGMOID_RESULTS, TANH_RESULTS
-from qdqbridge.tflite_io.writer.rows.kernels import activation
+from qdqbridge.tflite_io.counterparts import COUNTERPARTS
+from qdqbridge.tflite_io.writer.rows.kernels import activation, prescribed
 from qdqbridge.tflite_io.writer.rows.windows import LOG_SOFTMAX_RESULTS, SOFTMAX_RESULTS
 
 _FIXED = {
     "Softmax": SOFTMAX_RESULTS,
     "LogSoftmax": LOG_SOFTMAX_RESULTS,
-    "Sigmoid": SIGMOID_RESULTS,
-    "Tanh": TANH_RESULTS,
+    **{row.onnx: prescribed(row) for row in COUNTERPARTS if row.results},
 }
 
 

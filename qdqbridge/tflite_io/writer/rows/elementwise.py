@@ -14,6 +14,7 @@ from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import AlphaAttrs, ClipAttrs, GeluAttrs
 from qdqbridge.ops.composition import CompositionAttrs
 from qdqbridge.ops.conversion import REQUANTIZE
+from qdqbridge.tflite_io.counterparts import Counterpart, Family, of_families
 from qdqbridge.tflite_io.writer.emission import (
     CLAMPS,
     TYPE_NAMES,
@@ -23,14 +24,7 @@ from qdqbridge.tflite_io.writer.emission import (
     WriterRow,
 )
 from qdqbridge.tflite_io.writer.rows import kernels
-from qdqbridge.tflite_io.writer.rows.kernels import ACTIVATIONS, per_tensor_params, stored
-
-SIGMOID_RESULTS = (
-    per_tensor_params(DType.INT8, 1 / 256, -128), per_tensor_params(DType.INT16, 1 / 32768, 0),
-)  # fmt: skip
-TANH_RESULTS = (
-    per_tensor_params(DType.INT8, 1 / 128, 0), per_tensor_params(DType.INT16, 1 / 32768, 0),
-)  # fmt: skip
+from qdqbridge.tflite_io.writer.rows.kernels import ACTIVATIONS, stored
 
 
 def _version(e: Emission, index: int) -> int:
@@ -231,37 +225,32 @@ def _slopes(node: Node) -> bool:
     return stored(DType.INT8)(node)
 
 
+def _row(row: Counterpart) -> WriterRow:
+    integers = kernels.of_counterpart(row)
+    match row.family:
+        case Family.UNARY:
+            return WriterRow(unary(row.tflite, row.options), integers)
+        case Family.ARITHMETIC:
+            return WriterRow(arithmetic(row.tflite, row.options), integers, fused=bool(row.stored))
+        case Family.EXTREME:
+            return WriterRow(extreme(row.tflite), integers)
+        case _:
+            return WriterRow(plain_binary(row.tflite, row.options), integers)
+
+
+_FAMILIES = Family.UNARY, Family.ARITHMETIC, Family.EXTREME, Family.BINARY
+
 ROWS: Mapping[str, WriterRow] = {
-    "Abs": WriterRow(unary("ABS"), stored(DType.INT8, DType.INT16)),
-    "Add": WriterRow(arithmetic("ADD", "AddOptions"), stored(*ACTIVATIONS), fused=True),
+    **{row.onnx: _row(row) for row in of_families(*_FAMILIES)},
     "Cast": WriterRow(cast, kernels.never),
-    "Ceil": WriterRow(unary("CEIL"), kernels.never),
     "Clip": WriterRow(clip, kernels.never),
     "Composition": WriterRow(composition, kernels.never),
-    "Cos": WriterRow(unary("COS"), kernels.never),
-    "Div": WriterRow(arithmetic("DIV", "DivOptions"), kernels.never),
     "Elu": WriterRow(elu, kernels.never),
-    "Exp": WriterRow(unary("EXP", "ExpOptions"), stored(DType.INT8)),
-    "Floor": WriterRow(unary("FLOOR"), kernels.never),
     "Gelu": WriterRow(gelu, stored(DType.INT8)),
     "HardSwish": WriterRow(unary("HARD_SWISH", version=1), _steep),
     "LeakyRelu": WriterRow(leaky, stored(*ACTIVATIONS)),
-    "Log": WriterRow(unary("LOG"), kernels.never),
-    "Max": WriterRow(extreme("MAXIMUM"), stored(*ACTIVATIONS, same=True)),
-    "Min": WriterRow(extreme("MINIMUM"), stored(*ACTIVATIONS, same=True)),
-    "Mul": WriterRow(arithmetic("MUL", "MulOptions"), stored(*ACTIVATIONS), fused=True),
-    "Neg": WriterRow(unary("NEG", "NegOptions"), kernels.never),
     "PRelu": WriterRow(prelu, _slopes),
-    "Pow": WriterRow(plain_binary("POW", "PowOptions"), kernels.never),
     "Reciprocal": WriterRow(reciprocal, kernels.never),
-    "Relu": WriterRow(unary("RELU"), kernels.never),
-    "Round": WriterRow(unary("ROUND"), kernels.never),
-    "Sigmoid": WriterRow(unary("LOGISTIC"), kernels.fixed(*SIGMOID_RESULTS)),
-    "Sign": WriterRow(unary("SIGN", "SignOptions"), kernels.never),
-    "Sin": WriterRow(unary("SIN"), kernels.never),
-    "Sqrt": WriterRow(unary("SQRT"), kernels.never),
-    "Sub": WriterRow(arithmetic("SUB", "SubOptions"), stored(*ACTIVATIONS), fused=True),
-    "Tanh": WriterRow(unary("TANH"), kernels.fixed(*TANH_RESULTS)),
     "Where": WriterRow(select, stored(*ACTIVATIONS, same=True)),
     "dequantize": WriterRow(dequantize, _always),
     "quantize": WriterRow(quantize, _always),

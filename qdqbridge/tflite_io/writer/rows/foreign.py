@@ -8,6 +8,7 @@ import numpy as np
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.onnx_io.foreign import ForeignAttrs
+from qdqbridge.tflite_io.counterparts import Family, of_families
 from qdqbridge.tflite_io.writer.emission import (
     Emission,
     NoCounterpart,
@@ -107,22 +108,16 @@ def _number(node: Node, place: int) -> int:
 
 
 ROWS: Mapping[str, WriterRow] = {
+    **{
+        row.onnx: WriterRow(plain(row.tflite, row.options), kernels.never)
+        for row in of_families(Family.COMPARISON, Family.LOGICAL)
+    },
+    **{
+        row.onnx: WriterRow(extreme_index(row.tflite, row.options), kernels.never)
+        for row in of_families(Family.INDEX)
+    },
     "CumSum": WriterRow(cumulated, kernels.never, own=(1,)),
+    "GatherND": WriterRow(gather_entries, kernels.never),
+    "Mod": WriterRow(modulus, kernels.never),
     "TopK": WriterRow(largest, kernels.never, own=(1,)),
-} | {
-    name: WriterRow(write, kernels.never)
-    for name, write in {
-        "And": plain("LOGICAL_AND", "LogicalAndOptions"),
-        "ArgMax": extreme_index("ARG_MAX", "ArgMaxOptions"),
-        "ArgMin": extreme_index("ARG_MIN", "ArgMinOptions"),
-        "Equal": plain("EQUAL", "EqualOptions"),
-        "GatherND": gather_entries,
-        "Greater": plain("GREATER", "GreaterOptions"),
-        "GreaterOrEqual": plain("GREATER_EQUAL", "GreaterEqualOptions"),
-        "Less": plain("LESS", "LessOptions"),
-        "LessOrEqual": plain("LESS_EQUAL", "LessEqualOptions"),
-        "Mod": modulus,
-        "Not": plain("LOGICAL_NOT", "LogicalNotOptions"),
-        "Or": plain("LOGICAL_OR", "LogicalOrOptions"),
-    }.items()
 }

@@ -13,6 +13,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
+from qdqbridge.tflite_io.counterparts import Counterpart
 from qdqbridge.tflite_io.writer.emission import Integers
 
 ACTIVATIONS = (DType.INT8, DType.INT16)
@@ -71,6 +72,20 @@ def fixed(*allowed: QuantParams) -> Integers:
         return plain(node) and quant is not None and quant.params.widened() in allowed
 
     return integers
+
+
+def of_counterpart(row: Counterpart) -> Integers:
+    """Returns the rule of an operator that TFLite and ONNX have alike."""
+    if not row.stored:
+        return never
+    if row.results:
+        return fixed(*prescribed(row))
+    return stored(*row.stored, same=row.same)
+
+
+def prescribed(row: Counterpart) -> tuple[QuantParams, ...]:
+    """Returns what a kernel prescribes for its result."""
+    return tuple(per_tensor_params(r.storage, r.scale, r.zero_point) for r in row.results)
 
 
 def moves(node: Node) -> bool:

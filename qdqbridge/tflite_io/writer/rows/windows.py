@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
 from qdqbridge.ops.attributes import PoolAttrs, ReduceAttrs, ResizeAttrs, SoftmaxAttrs
+from qdqbridge.tflite_io.counterparts import Counterpart, Family, of_families
 from qdqbridge.tflite_io.writer.emission import (
     Emission,
     NoCounterpart,
@@ -173,7 +174,13 @@ def _pools_largest(node: Node) -> bool:
     return kernels.moves(node)
 
 
+def _reduction(row: Counterpart) -> WriterRow:
+    integers = kernels.moves if row.same else kernels.of_counterpart(row)
+    return WriterRow(reduction(row.tflite), integers, own=(1,))
+
+
 ROWS: Mapping[str, WriterRow] = {
+    **{row.onnx: _reduction(row) for row in of_families(Family.REDUCTION)},
     "AveragePool": WriterRow(
         pool("AVERAGE_POOL_2D"), stored(*kernels.ACTIVATIONS, same=True), fused=True
     ),
@@ -183,10 +190,6 @@ ROWS: Mapping[str, WriterRow] = {
         softmax("LOG_SOFTMAX", "LogSoftmaxOptions"), kernels.fixed(*LOG_SOFTMAX_RESULTS)
     ),
     "MaxPool": WriterRow(pool("MAX_POOL_2D"), _pools_largest),
-    "ReduceMax": WriterRow(reduction("REDUCE_MAX"), kernels.moves, own=(1,)),
-    "ReduceMean": WriterRow(reduction("MEAN"), stored(*kernels.ACTIVATIONS), own=(1,)),
-    "ReduceMin": WriterRow(reduction("REDUCE_MIN"), kernels.moves, own=(1,)),
-    "ReduceSum": WriterRow(reduction("SUM"), stored(*kernels.ACTIVATIONS), own=(1,)),
     "Resize": WriterRow(resize, _resizes, own=(1, 2, 3)),
     "Softmax": WriterRow(softmax("SOFTMAX", "SoftmaxOptions"), kernels.fixed(*SOFTMAX_RESULTS)),
 }

@@ -1,0 +1,127 @@
+"""Operators that TFLite and ONNX have alike: a row each, from which reading and writing follow.
+
+What differs between the two (layouts, weights, operands that are attributes) has a function for
+each way, in ``operators/`` and ``writer/rows/``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from qdqbridge.graph.dtypes import DType
+
+
+class Family(Enum):
+    """How an operator's operands and options are said."""
+
+    UNARY = auto()
+    """One operand."""
+    ARITHMETIC = auto()
+    """Two operands, and an activation that is fused."""
+    EXTREME = auto()
+    """Two operands; ONNX takes more."""
+    BINARY = auto()
+    """Two operands."""
+    COMPARISON = auto()
+    """Two operands; the result is boolean. Carried as the file has it."""
+    LOGICAL = auto()
+    """One or two booleans. Carried as the file has it."""
+    REDUCTION = auto()
+    """The second operand lists axes."""
+    INDEX = auto()
+    """Where along an axis an extreme lies. Carried as the file has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrescribedResult:
+    """The scale and zero point that a kernel gives its result, whatever it is asked for."""
+
+    storage: DType
+    scale: float
+    zero_point: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counterpart:
+    """One operator under its two names.
+
+    Attributes:
+        tflite: TFLite's name.
+        onnx: ONNX's, and the graph's.
+        family: How operands and options are said.
+        options: The table of its options in TFLite's schema.
+        stored: On which stored integers LiteRT has a kernel; on others it is a float island.
+        same: That kernel wants one scale and zero point for operands and result.
+        results: What that kernel prescribes for its result.
+        also: Other names under which TFLite has it; they are read only.
+    """
+
+    tflite: str
+    onnx: str
+    family: Family
+    options: str = ""
+    stored: tuple[DType, ...] = ()
+    same: bool = False
+    results: tuple[PrescribedResult, ...] = ()
+    also: tuple[str, ...] = ()
+
+
+_BYTES = (DType.INT8,)
+_BOTH = (DType.INT8, DType.INT16)
+_UNIT = PrescribedResult(DType.INT16, 1 / 32768, 0)
+"""What every 16-bit kernel gives whose results lie between -1 and 1."""
+_U, _A, _E = Family.UNARY, Family.ARITHMETIC, Family.EXTREME
+_C, _L, _R = Family.COMPARISON, Family.LOGICAL, Family.REDUCTION
+
+COUNTERPARTS: tuple[Counterpart, ...] = (
+    Counterpart("ABS", "Abs", _U, stored=_BOTH, also=("STABLEHLO_ABS",)),
+    Counterpart("CEIL", "Ceil", _U),
+    Counterpart("COS", "Cos", _U, also=("STABLEHLO_COSINE",)),
+    Counterpart("EXP", "Exp", _U, "ExpOptions", _BYTES, also=("STABLEHLO_EXPONENTIAL",)),
+    Counterpart("FLOOR", "Floor", _U, also=("STABLEHLO_FLOOR",)),
+    Counterpart("LOG", "Log", _U, also=("STABLEHLO_LOG",)),
+    Counterpart(
+        "LOGISTIC", "Sigmoid", _U, "", _BOTH,
+        results=(PrescribedResult(DType.INT8, 1 / 256, -128), _UNIT), also=("STABLEHLO_LOGISTIC",),
+    ),
+    Counterpart("NEG", "Neg", _U, "NegOptions", also=("STABLEHLO_NEGATE",)),
+    Counterpart("RELU", "Relu", _U),
+    Counterpart("ROUND", "Round", _U),
+    Counterpart("SIGN", "Sign", _U, "SignOptions"),
+    Counterpart("SIN", "Sin", _U),
+    Counterpart("SQRT", "Sqrt", _U),
+    Counterpart(
+        "TANH", "Tanh", _U, "", _BOTH,
+        results=(PrescribedResult(DType.INT8, 1 / 128, 0), _UNIT), also=("STABLEHLO_TANH",),
+    ),
+    Counterpart("ADD", "Add", _A, "AddOptions", _BOTH, also=("STABLEHLO_ADD",)),
+    Counterpart("DIV", "Div", _A, "DivOptions", also=("STABLEHLO_DIVIDE",)),
+    Counterpart("MUL", "Mul", _A, "MulOptions", _BOTH, also=("STABLEHLO_MULTIPLY",)),
+    Counterpart("SUB", "Sub", _A, "SubOptions", _BOTH, also=("STABLEHLO_SUBTRACT",)),
+    Counterpart("MAXIMUM", "Max", _E, "MaximumMinimumOptions", _BOTH, True,
+                also=("STABLEHLO_MAXIMUM",)),
+    Counterpart("MINIMUM", "Min", _E, "MaximumMinimumOptions", _BOTH, True,
+                also=("STABLEHLO_MINIMUM",)),
+    Counterpart("POW", "Pow", Family.BINARY, "PowOptions", also=("STABLEHLO_POWER",)),
+    Counterpart("EQUAL", "Equal", _C, "EqualOptions"),
+    Counterpart("GREATER", "Greater", _C, "GreaterOptions"),
+    Counterpart("GREATER_EQUAL", "GreaterOrEqual", _C, "GreaterEqualOptions"),
+    Counterpart("LESS", "Less", _C, "LessOptions"),
+    Counterpart("LESS_EQUAL", "LessOrEqual", _C, "LessEqualOptions"),
+    Counterpart("LOGICAL_AND", "And", _L, "LogicalAndOptions", also=("STABLEHLO_AND",)),
+    Counterpart("LOGICAL_NOT", "Not", _L, "LogicalNotOptions"),
+    Counterpart("LOGICAL_OR", "Or", _L, "LogicalOrOptions", also=("STABLEHLO_OR",)),
+    Counterpart("MEAN", "ReduceMean", _R, "ReducerOptions", _BOTH),
+    Counterpart("SUM", "ReduceSum", _R, "ReducerOptions", _BOTH),
+    Counterpart("REDUCE_MAX", "ReduceMax", _R, "ReducerOptions", _BOTH, True),
+    Counterpart("REDUCE_MIN", "ReduceMin", _R, "ReducerOptions", _BOTH, True),
+    Counterpart("ARG_MAX", "ArgMax", Family.INDEX, "ArgMaxOptions"),
+    Counterpart("ARG_MIN", "ArgMin", Family.INDEX, "ArgMinOptions"),
+)  # fmt: skip
+
+
+def of_families(*families: Family) -> Iterable[Counterpart]:
+    """Yields the rows of some families."""
+    return (row for row in COUNTERPARTS if row.family in families)
