@@ -7,13 +7,16 @@ from types import MappingProxyType
 
 from qdqbridge.tflite_io.conversion import Row
 from qdqbridge.tflite_io.operators import (
+    blocks,
     control,
     detection,
     elementwise,
+    indices,
     movement,
     products,
     recurrent,
     signal,
+    slices,
     windows,
 )
 
@@ -22,6 +25,9 @@ ROWS: Mapping[str, Row] = MappingProxyType({
     **products.ROWS,
     **windows.ROWS,
     **movement.ROWS,
+    **slices.ROWS,
+    **indices.ROWS,
+    **blocks.ROWS,
     **recurrent.ROWS,
     **signal.ROWS,
     **detection.ROWS,

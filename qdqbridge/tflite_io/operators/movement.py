@@ -1,4 +1,4 @@
-"""TFLite's data movement: reshapes, slices, joins, paddings, gathers, and shapes themselves."""
+"""TFLite's data movement: reshapes, transposes, joins, parts and paddings."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from qdqbridge.graph.dtypes import DType
 from qdqbridge.tflite_io.conversion import Row, SubgraphConversion, UnknownForm
-from qdqbridge.tflite_io.operators.products import channels_first, channels_last
 from qdqbridge.tflite_io.schema import Op
 
 _LISTED = 1 << 20
@@ -114,117 +112,6 @@ def _parts(c: SubgraphConversion, op: Op, x: str, axis: int, sizes: Sequence[int
         c.put(op, part, place)
 
 
-def slices(c: SubgraphConversion, op: Op) -> None:
-    """SLICE (tensor, begin, size); a size of -1 reaches to the end."""
-    x = c.real(op.inputs[0])
-    begin, size = c.array(op.inputs[1]), c.array(op.inputs[2])
-    if begin is not None and size is not None:
-        begin, size = begin.reshape(-1).astype(np.int64), size.reshape(-1).astype(np.int64)
-        starts, ends = c.longs(begin), c.longs(np.where(size < 0, _FAR, begin + size))
-    else:
-        starts, sizes = c.long(op, 1), c.long(op, 2)
-        open_ = c.to.node("Less", [sizes, c.to.constant(np.int64(0))])
-        far = c.to.constant(np.int64(_FAR))
-        ends = c.to.node("Where", [open_, far, c.to.node("Add", [starts, sizes])])
-    c.put(op, c.to.node("Slice", [x, starts, ends], label=c.label(op)))
-
-
-def strided_slice(c: SubgraphConversion, op: Op) -> None:
-    """STRIDED_SLICE, Python's indexing: masks say what is left out, new, or a single index."""
-    masks = {
-        name: int(op.option(f"{name}Mask"))
-        for name in ("Begin", "End", "Ellipsis", "NewAxis", "ShrinkAxis")
-    }
-    rank, entries = c.rank(op.inputs[0]), c.shape(op.inputs[1])[0]
-    strides = c.numbers(op, 3)
-    starts, ends = c.long(op, 1), c.long(op, 2)
-    if bool(op.option("Offset", False)):
-        ends = c.to.node("Add", [starts, ends])
-    indexed = _indexed(rank, entries, masks)
-    picked = [entry for entry, _, _ in indexed]
-    starts, ends = (_picked(c, vector, picked, entries) for vector in (starts, ends))
-    single = np.asarray([bool(masks["ShrinkAxis"] >> e & 1) for e in picked])
-    steps = np.asarray([1 if one else strides[e] for e, one in zip(picked, single, strict=True)])
-    if 0 in steps:
-        raise UnknownForm("a stride is 0")
-    if single.any():
-        last = c.to.node("Equal", [starts, c.to.constant(np.int64(-1))])
-        after = c.to.node("Add", [starts, c.to.constant(np.int64(1))])
-        far = c.to.constant(np.int64(_FAR))
-        after = c.to.node("Where", [last, far, after])
-        ends = c.to.node("Where", [c.to.constant(single), after, ends])
-    starts = _masked(c, starts, [masks["Begin"] >> e & 1 for e in picked] & ~single, steps, 0)
-    ends = _masked(c, ends, [masks["End"] >> e & 1 for e in picked] & ~single, steps, 1)
-    x = c.real(op.inputs[0])
-    if picked:
-        axes = c.longs([axis for _, axis, _ in indexed])
-        x = c.to.node("Slice", [x, starts, ends, axes, c.longs(steps)], label=c.label(op))
-    dropped = [axis for (_, axis, _), one in zip(indexed, single, strict=True) if one]
-    if dropped:
-        x = c.to.node("Squeeze", [x, c.longs(dropped)], label=c.label(op))
-    new = _new_axes(rank, entries, masks)
-    if new:
-        x = c.to.node("Unsqueeze", [x, c.longs(new)], label=c.label(op))
-    c.put(op, x)
-
-
-def _layout(rank: int, entries: int, masks: Mapping[str, int]) -> list[tuple[str, int, int]]:
-    """Returns kind, entry and axis of what an index expression says, from left to right."""
-    new = [e for e in range(entries) if masks["NewAxis"] >> e & 1]
-    ellipsis = next((e for e in range(entries) if masks["Ellipsis"] >> e & 1), None)
-    own = entries - len([e for e in new if e != ellipsis]) - (ellipsis is not None)
-    skipped = rank - own
-    if skipped < 0:
-        raise UnknownForm(f"it indexes {own} axes of a tensor of rank {rank}")
-    found: list[tuple[str, int, int]] = []
-    axis = 0
-    for entry in range(entries):
-        if entry == ellipsis:
-            found += [("whole", entry, axis + i) for i in range(skipped)]
-            axis += skipped
-        elif entry in new:
-            found.append(("new", entry, -1))
-        else:
-            found.append(("index", entry, axis))
-            axis += 1
-    found += [("whole", -1, rest) for rest in range(axis, rank)]
-    return found
-
-
-def _indexed(rank: int, entries: int, masks: Mapping[str, int]) -> list[tuple[int, int, str]]:
-    layout = _layout(rank, entries, masks)
-    return [(entry, axis, kind) for kind, entry, axis in layout if kind == "index"]
-
-
-def _new_axes(rank: int, entries: int, masks: Mapping[str, int]) -> list[int]:
-    """Returns the places of new axes in the result."""
-    places: list[int] = []
-    place = 0
-    for kind, entry, _ in _layout(rank, entries, masks):
-        if kind == "index" and masks["ShrinkAxis"] >> entry & 1:
-            continue
-        if kind == "new":
-            places.append(place)
-        place += 1
-    return places
-
-
-def _picked(c: SubgraphConversion, vector: str, entries: Sequence[int], count: int) -> str:
-    if list(entries) == list(range(count)):
-        return vector
-    return c.to.node("Gather", [vector, c.longs(entries)], axis=0)
-
-
-def _masked(
-    c: SubgraphConversion, vector: str, masked: np.ndarray, steps: np.ndarray, end: int
-) -> str:
-    """Returns starts or ends that reach to where a mask says "from the first, to the last"."""
-    if not masked.any():
-        return vector
-    far = np.where((steps > 0) == bool(end), _FAR, -_FAR if end else 0)
-    return c.to.node("Where", [c.to.constant(masked), c.longs(far), vector])
-
-
 def pad(c: SubgraphConversion, op: Op) -> None:
     """PAD and PADV2: begins and ends per axis; a quantized tensor is padded with real zeros."""
     pads = c.array(op.inputs[1])
@@ -259,46 +146,6 @@ def mirror_pad(c: SubgraphConversion, op: Op) -> None:
         around = np.pad(np.arange(extent), (int(begin), int(end)), mode="symmetric")
         x = c.to.node("Gather", [x, c.longs(around)], label=c.label(op), axis=axis)
     c.put(op, x)
-
-
-def gather(c: SubgraphConversion, op: Op) -> None:
-    """GATHER along one axis; per batch where the first axes of both operands are the same."""
-    x, places = c.real(op.inputs[0]), c.long(op, 1)
-    axis, batches = int(op.option("Axis")), int(op.option("BatchDims"))
-    if batches == 0:
-        c.put(op, c.to.node("Gather", [x, places], label=c.label(op), axis=axis))
-        return
-    rank, listed = c.rank(op.inputs[0]), c.rank(op.inputs[1])
-    batches += listed if batches < 0 else 0
-    axis += rank if axis < 0 else 0
-    if not 0 < batches <= min(axis, listed) or axis >= rank:
-        raise UnknownForm(f"it gathers along axis {axis}, {batches} axes of batches")
-    if axis > batches:  # GatherND wants the gathered axis first, and leaves the places there
-        between = list(range(batches, axis))
-        perm = [*range(batches), axis, *between, *range(axis + 1, rank)]
-        x = c.to.node("Transpose", [x], perm=perm)
-    rows = c.to.node("Unsqueeze", [places, c.longs([listed])])
-    found = c.to.node("GatherND", [x, rows], label=c.label(op), batch_dims=batches)
-    if axis > batches:
-        middle = list(range(listed, listed + axis - batches))
-        rest = range(listed + axis - batches, listed + rank - batches - 1)
-        perm = [*range(batches), *middle, *range(batches, listed), *rest]
-        found = c.to.node("Transpose", [found], perm=perm)
-    c.put(op, found)
-
-
-def gather_nd(c: SubgraphConversion, op: Op) -> None:
-    """GATHER_ND."""
-    operands = [c.real(op.inputs[0]), c.long(op, 1)]
-    c.put(op, c.to.node("GatherND", operands, label=c.label(op)))
-
-
-def scatter_nd(c: SubgraphConversion, op: Op) -> None:
-    """SCATTER_ND (indices, updates, shape): sums into zeros."""
-    zero = c.to.constant(np.zeros((), c.dtype(c.tensor(op.outputs[0])).numpy))
-    base = c.to.node("Expand", [zero, c.long(op, 2)])
-    operands = [base, c.long(op, 0), c.real(op.inputs[1])]
-    c.put(op, c.to.node("ScatterND", operands, label=c.label(op), reduction="add"))
 
 
 def tile(c: SubgraphConversion, op: Op) -> None:
@@ -337,181 +184,28 @@ def reverse_sequence(c: SubgraphConversion, op: Op) -> None:
     c.put(op, result)
 
 
-def depth_to_space(c: SubgraphConversion, op: Op) -> None:
-    """DEPTH_TO_SPACE: blocks lie row, column, channel."""
-    x = channels_first(c, c.real(op.inputs[0]), 4)
-    size = int(op.option("BlockSize"))
-    result = c.to.node("DepthToSpace", [x], label=c.label(op), blocksize=size, mode="DCR")
-    c.put(op, channels_last(c, result, 4))
-
-
-def space_to_depth(c: SubgraphConversion, op: Op) -> None:
-    """SPACE_TO_DEPTH."""
-    x = channels_first(c, c.real(op.inputs[0]), 4)
-    size = int(op.option("BlockSize"))
-    result = c.to.node("SpaceToDepth", [x], label=c.label(op), blocksize=size)
-    c.put(op, channels_last(c, result, 4))
-
-
-def batch_to_space(c: SubgraphConversion, op: Op) -> None:
-    """BATCH_TO_SPACE_ND (tensor, block, crops): reshape, transpose, reshape, crop."""
-    block = c.numbers(op, 1)
-    crops = np.asarray(c.numbers(op, 2)).reshape(-1, 2)
-    batch, *extents = c.shape(op.inputs[0])
-    count, spatial = len(block), extents[: len(block)]
-    rest = extents[count:]
-    _need_known((batch, *extents))
-    outer = batch // int(np.prod(block))
-    x = c.to.node("Reshape", [c.real(op.inputs[0]), c.longs([*block, outer, *spatial, *rest])])
-    perm = [count]
-    for axis in range(count):
-        perm += [count + 1 + axis, axis]
-    perm += range(2 * count + 1, 2 * count + 1 + len(rest))
-    x = c.to.node("Transpose", [x], perm=perm)
-    whole = [s * b for s, b in zip(spatial, block, strict=True)]
-    x = c.to.node("Reshape", [x, c.longs([outer, *whole, *rest])], label=c.label(op))
-    ends = [w - int(e) for w, e in zip(whole, crops[:, 1], strict=True)]
-    operands = [x, c.longs(crops[:, 0]), c.longs(ends), c.longs(range(1, count + 1))]
-    c.put(op, c.to.node("Slice", operands, label=c.label(op)))
-
-
-def space_to_batch(c: SubgraphConversion, op: Op) -> None:
-    """SPACE_TO_BATCH_ND (tensor, block, pads): pad, reshape, transpose, reshape."""
-    block = c.numbers(op, 1)
-    pads = np.asarray(c.numbers(op, 2)).reshape(-1, 2)
-    batch, *extents = c.shape(op.inputs[0])
-    count, rest = len(block), extents[len(block) :]
-    _need_known((batch, *extents))
-    zeros = np.zeros(len(rest), np.int64)
-    amounts = np.concatenate([[0], pads[:, 0], zeros, [0], pads[:, 1], zeros]).astype(np.int64)
-    x = c.to.node("Pad", [c.real(op.inputs[0]), c.to.constant(amounts)], label=c.label(op))
-    padded = [e + int(p.sum()) for e, p in zip(extents, pads, strict=False)]
-    shape = [batch]
-    for extent, size in zip(padded, block, strict=True):
-        shape += [extent // size, size]
-    x = c.to.node("Reshape", [x, c.longs([*shape, *rest])])
-    perm = [2 * axis + 2 for axis in range(count)] + [0]
-    perm += [2 * axis + 1 for axis in range(count)]
-    perm += range(2 * count + 1, 2 * count + 1 + len(rest))
-    x = c.to.node("Transpose", [x], perm=perm)
-    inner = [extent // size for extent, size in zip(padded, block, strict=True)]
-    target = [batch * int(np.prod(block)), *inner, *rest]
-    c.put(op, c.to.node("Reshape", [x, c.longs(target)], label=c.label(op)))
-
-
-def _need_known(extents: Sequence[int]) -> None:
-    if -1 in extents:
-        raise UnknownForm("its tensor's extents are open")
-
-
-def shape(c: SubgraphConversion, op: Op) -> None:
-    """SHAPE."""
-    found = c.to.node("Shape", [c.stored(op.inputs[0])], label=c.label(op))
-    kind = c.dtype(c.tensor(op.outputs[0]))
-    c.put_stored(op, found if kind is DType.INT64 else c.cast(found, kind))
-
-
-def rank(c: SubgraphConversion, op: Op) -> None:
-    """RANK, which is known."""
-    c.put_stored(op, c.to.constant(np.asarray(c.rank(op.inputs[0]), np.int32)))
-
-
-def number_range(c: SubgraphConversion, op: Op) -> None:
-    """RANGE (start, limit, delta); of constant floats TFLite's count, which it takes in float32."""
-    given = [c.array(i) for i in op.inputs]
-    if all(array is not None and array.dtype == np.float32 for array in given):
-        start, limit, delta = (array.reshape(()) for array in given if array is not None)
-        with np.errstate(all="ignore"):
-            count = np.ceil(np.abs((limit - start) / delta))
-        if count < _LISTED:
-            steps = np.full(int(count), delta, np.float32)
-            steps[:1] = start
-            numbers = np.add.accumulate(steps, dtype=np.float32)
-            c.put_stored(op, c.to.constant(numbers))
-            return
-    scalars = [c.to.node("Reshape", [c.stored(i), c.longs([])]) for i in op.inputs]
-    c.put_stored(op, c.to.node("Range", scalars, label=c.label(op)))
-
-
-def top_k(c: SubgraphConversion, op: Op) -> None:
-    """TOPK_V2 along the last axis."""
-    count = c.to.node("Reshape", [c.long(op, 1), c.longs([1])])
-    values, index = c.to.nodes("TopK", [c.real(op.inputs[0]), count], 2, label=c.label(op), axis=-1)
-    c.put(op, values)
-    c.put_stored(op, c.cast(index, c.dtype(c.tensor(op.outputs[1]))), 1)
-
-
-def one_hot(c: SubgraphConversion, op: Op) -> None:
-    """ONE_HOT (indices, depth, on, off); a negative index is none: ONNX counts from the end."""
-    on, off = (c.to.node("Reshape", [c.real(op.inputs[i]), c.longs([1])]) for i in (2, 3))
-    index, depth = c.long(op, 0), c.long(op, 1)
-    negative = c.to.node("Less", [index, c.to.constant(np.int64(0))])
-    index = c.to.node("Where", [negative, depth, index])
-    operands = [index, depth, c.to.node("Concat", [off, on], axis=0)]
-    c.put(op, c.to.node("OneHot", operands, label=c.label(op), axis=int(op.option("Axis", -1))))
-
-
-def where(c: SubgraphConversion, op: Op) -> None:
-    """WHERE: the positions of what is not zero, a row each."""
-    found = c.to.node("NonZero", [c.stored(op.inputs[0])], label=c.label(op))
-    c.put_stored(op, c.to.node("Transpose", [found], perm=[1, 0]))
-
-
 def dense_of_sparse(c: SubgraphConversion, op: Op) -> None:
     """DENSIFY: the constant is made dense where it is read."""
     c.put(op, c.real(op.inputs[0]))
 
 
-def update_slice(c: SubgraphConversion, op: Op) -> None:
-    """DYNAMIC_UPDATE_SLICE (tensor, update, starts): starts are clamped so that it fits."""
-    x, update = c.real(op.inputs[0]), c.real(op.inputs[1])
-    extents, sizes = c.shape(op.inputs[0]), c.shape(op.inputs[1])
-    _need_known((*extents, *sizes))
-    starts = c.to.node(
-        "Min",
-        [c.long(op, 2), c.longs([e - s for e, s in zip(extents, sizes, strict=True)])],
-    )
-    starts = c.to.node("Max", [starts, c.to.constant(np.zeros(len(sizes), np.int64))])
-    if int(np.prod(sizes, dtype=object)) * len(sizes) > _LISTED:
-        raise UnknownForm("it updates more than a million elements")
-    grid = np.stack(np.meshgrid(*(np.arange(s) for s in sizes), indexing="ij"), axis=-1)
-    places = c.to.node("Add", [c.to.constant(grid.astype(np.int64)), starts])
-    c.put(op, c.to.node("ScatterND", [x, places, update], label=c.label(op)))
-
-
 ROWS: Mapping[str, Row] = {
-    "BATCH_TO_SPACE_ND": batch_to_space,
     "BROADCAST_TO": broadcast,
     "CONCATENATION": concatenation,
     "DENSIFY": dense_of_sparse,
-    "DEPTH_TO_SPACE": depth_to_space,
-    "DYNAMIC_UPDATE_SLICE": update_slice,
     "EXPAND_DIMS": expand_dims,
     "FILL": fill,
-    "GATHER": gather,
-    "GATHER_ND": gather_nd,
     "MIRROR_PAD": mirror_pad,
-    "ONE_HOT": one_hot,
     "PACK": pack,
     "PAD": pad,
     "PADV2": pad,
-    "RANGE": number_range,
-    "RANK": rank,
     "RESHAPE": reshape,
     "REVERSE_SEQUENCE": reverse_sequence,
     "REVERSE_V2": reverse,
-    "SCATTER_ND": scatter_nd,
-    "SHAPE": shape,
-    "SLICE": slices,
-    "SPACE_TO_BATCH_ND": space_to_batch,
-    "SPACE_TO_DEPTH": space_to_depth,
     "SPLIT": split,
     "SPLIT_V": split_by_sizes,
     "SQUEEZE": squeeze,
-    "STRIDED_SLICE": strided_slice,
     "TILE": tile,
-    "TOPK_V2": top_k,
     "TRANSPOSE": transpose,
     "UNPACK": unpack,
-    "WHERE": where,
 }
