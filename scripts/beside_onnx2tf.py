@@ -2,9 +2,10 @@
 
 ``python scripts/beside_onnx2tf.py --onnx2tf VENV/bin/onnx2tf FILES``: each model is written by us,
 and converted by onnx2tf as it is and with ``-oiqt`` (full integer, calibrated on the same inputs);
-all of them run in LiteRT on ``inputs.npz`` beside the file (or random numbers). Results are compared
-with the interpreter's, which are onnxruntime's: the largest difference, in steps of the output's
-scale where it has one (else in parts of the largest number), and the share of equal argmax.
+all of them run in LiteRT on ``inputs.npz`` beside the file (or random numbers). Results are
+compared with the interpreter's, which are onnxruntime's: the largest difference, in steps of the
+output's scale where it has one (else in parts of the largest number), and the share of equal
+argmax.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from qdqbridge.tflite_io.writer import write
 Array = np.ndarray[Any, Any]
 _FLOATS = ("QUANTIZE", "DEQUANTIZE")
 _SAMPLES = 48
-HEAD = "| file | by | converted | integer operators | bytes | largest difference | argmax | seconds |"
+HEAD = "| file | by | converted | integer operators | bytes | difference | argmax | seconds |"
 
 
 def rows(path: Path, program: Path, folder: Path) -> Iterator[str]:
@@ -97,9 +98,7 @@ def _row(path: Path, graph: Graph, inputs: Array, meant: Array) -> str:
     """Returns the cells of one file: converted, integers, bytes, difference, argmax."""
     data = path.read_bytes()
     (main, *_) = parsed(data, str(path)).subgraphs
-    kinds = Counter(
-        main.tensors[op.outputs[0]].type for op in main.ops if op.name not in _FLOATS
-    )
+    kinds = Counter(main.tensors[op.outputs[0]].type for op in main.ops if op.name not in _FLOATS)
     whole = sum(kinds.values())
     size = f"{whole - kinds['FLOAT32']} of {whole} | {len(data):,}"
     try:

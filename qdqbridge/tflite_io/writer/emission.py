@@ -7,7 +7,6 @@ dequantized, the result is quantized again, which is what the graph means by it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -22,32 +21,18 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType, static_shape
-from qdqbridge.ops.conversion import DEQUANTIZE
-from qdqbridge.tflite_io.conversion import DTYPES
-from qdqbridge.tflite_io.writer.flatbuffer import (
-    ModelRecord,
-    OperatorRecord,
-    TensorQuantization,
-    TensorRecord,
+from qdqbridge.graph.types import QuantType, TensorType, ValueType
+from qdqbridge.tflite_io.writer.flatbuffer import ModelRecord, OperatorRecord, TensorRecord
+from qdqbridge.tflite_io.writer.fused import CLAMPS, Activation, fusable
+from qdqbridge.tflite_io.writer.values import (
+    TYPE_NAMES,
+    NoCounterpart,
+    axis_in,
+    extents,
+    is_late,
+    quantization_of,
+    refuse_other_floats,
 )
-
-TYPE_NAMES: Mapping[DType, str] = {dtype: name for name, dtype in DTYPES.items()}
-"""TFLite's names of element types."""
-
-
-class NoCounterpart(Exception):
-    """A node that TFLite cannot say.
-
-    Args:
-        reason: Why.
-        fix: What could be done about it.
-    """
-
-    def __init__(self, reason: str, fix: str = "") -> None:
-        super().__init__(reason)
-        self.fix = fix
-
 
 WriteRow: TypeAlias = "Callable[[Emission, Node, Sequence[int], Sequence[int]], None]"
 """Adds the operators of a node, from its operands' tensors (-1: left out) to its results'."""
@@ -70,39 +55,6 @@ class WriterRow:
     integers: Integers
     fused: bool = False
     own: tuple[int, ...] = ()
-
-
-class Activation:
-    """TFLite's numbers of fused activations."""
-
-    NONE, RELU, RELU_N1_TO_1, RELU6 = range(4)
-
-
-CLAMPS: Mapping[int, tuple[str, int]] = {
-    Activation.RELU: ("RELU", 2),
-    Activation.RELU6: ("RELU6", 2),
-    Activation.RELU_N1_TO_1: ("RELU_N1_TO_1", 1),
-}
-"""The operators that do what a fused activation does, and their versions on integers."""
-_INTERVALS = (
-    (Activation.RELU, 0.0, np.inf),
-    (Activation.RELU6, 0.0, 6.0),
-    (Activation.RELU_N1_TO_1, -1.0, 1.0),
-)
-
-
-def fused_range(params: QuantParams, low: float, high: float) -> tuple[int, int]:
-    """Returns the stored bounds of a fused activation, as TFLite computes them."""
-    kind = params.storage_dtype
-    scale, zero = np.float32(params.scale), int(params.zero_point)
-
-    def stored(bound: float) -> int:
-        real = float(np.float32(bound) / scale)
-        return zero + int(np.trunc(real + np.copysign(0.5, real)))
-
-    qmin = max(kind.qmin, stored(low)) if np.isfinite(low) else kind.qmin
-    qmax = min(kind.qmax, stored(high)) if np.isfinite(high) else kind.qmax
-    return qmin, qmax
 
 
 class Emission:
@@ -169,7 +121,7 @@ class Emission:
             return self._typed(TensorType(data.dtype, moved), value.name, data)
         params = quant.params
         if params.axis is not None:
-            params = params.with_axis(order.index(_axis_in(shape, value, params.axis)))
+            params = params.with_axis(order.index(axis_in(shape, value, params.axis)))
         index = self._typed(QuantType(params, moved), value.name, data)
         return index if self.integers else self.dequantized(index)
 
@@ -350,7 +302,7 @@ class Emission:
         row = self.rows.get(node.op.name)
         if row is None:
             raise NoCounterpart("TFLite has no counterpart")
-        _refuse_other_floats(node)
+        refuse_other_floats(node)
         before = len(self.model.operators)
         try:
             self._written(row, node)
@@ -387,20 +339,13 @@ class Emission:
             return wanted, self.temporary(real, f"{value.name}:float")
         if quant.params.full_range or node.op.flow is Flow.MOVE:
             return wanted, wanted
-        fused = self._fusable(quant.params) if row.fused else None
+        fused = fusable(quant.params) if row.fused else None
         if fused is not None:
             self.activation = fused
             return wanted, wanted
         return wanted, self.temporary(
             QuantType(quant.params.widened(), value.type.shape), value.name
         )
-
-    @staticmethod
-    def _fusable(params: QuantParams) -> int | None:
-        for kind, low, high in _INTERVALS:
-            if fused_range(params, low, high) == (params.qmin, params.qmax):
-                return kind
-        return None
 
     def _finish(self, value: Value, made: int) -> None:
         """Quantizes a float result, and clamps to a range that no operator has fused."""
@@ -434,7 +379,7 @@ class Emission:
 
     def clamped(self, made: int, result: int, params: QuantParams) -> None:
         """Clamps stored integers to a type's range: as a Relu, or by one or two extremes."""
-        kind = self._fusable(params)
+        kind = fusable(params)
         if kind is not None:
             name, version = CLAMPS[kind]
             self.add(name, [made], [result], version=version)
@@ -456,22 +401,7 @@ class Emission:
             made = after
 
 
-_OTHER_FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64)
-
-
-def _refuse_other_floats(node: Node) -> None:
-    """TFLite's kernels compute in float32; others are moved and cast only.
-
-    Raises:
-        NoCounterpart: The node computes in another one.
-    """
-    if node.op.flow is Flow.MOVE or node.op.name in ("Cast", "Shape"):
-        return
-    for value in (*node.inputs, *node.outputs):
-        if value is not None and value.quant is None and value.type.dtype in _OTHER_FLOATS:
-            raise NoCounterpart(
-                f"it computes in {value.type.dtype.label}", "convert the model to float32"
-            )
+_UNBOUNDED = frozenset({"Div", "Exp", "Pow", "Reciprocal", "Rsqrt"})
 
 
 def _may_overflow(value: Value) -> bool:
@@ -479,70 +409,3 @@ def _may_overflow(value: Value) -> bool:
     params = value.quant.params if value.quant is not None else None
     made = value.producer is not None and value.producer.op.name in _UNBOUNDED
     return made and params is not None and params.per_tensor
-
-
-_UNBOUNDED = frozenset({"Div", "Exp", "Pow", "Reciprocal", "Rsqrt"})
-
-
-def is_late(node: Node | None) -> bool:
-    """True for a dequantized constant, which is written where somebody reads it."""
-    return node is not None and node.op is DEQUANTIZE and node.operand(0).is_constant
-
-
-def is_weight(value: Value) -> bool:
-    """True for a constant, also one that is dequantized."""
-    return (stored_behind(value) or value).is_constant
-
-
-def _axis_in(shape: tuple[int, ...], value: Value, axis: int) -> int:
-    """Returns where a weight's axis is after a reshape that only adds or drops extents of 1."""
-    assert value.constant is not None
-    before = math.prod(value.constant.shape[:axis])
-    for place in range(len(shape)):
-        if math.prod(shape[:place]) == before and shape[place] == value.constant.shape[axis]:
-            return place
-    raise NoCounterpart(f"the scales of '{value.name}' lie along an axis that is reshaped")
-
-
-def quantization_of(params: QuantParams) -> TensorQuantization:
-    """Returns parameters as TFLite stores them.
-
-    Raises:
-        NoCounterpart: TFLite has no such parameters.
-    """
-    if params.blocked:
-        raise NoCounterpart("its scales are per block", "use scales per channel")
-    if params.expressed_dtype is not DType.FLOAT32 or not params.storage_dtype.is_integer:
-        raise NoCounterpart(
-            f"it is {params.storage_dtype.label} with scales of {params.scale_dtype.label}",
-            "quantize to int8 or int16 with float32 scales",
-        )
-    if not np.isfinite(params.scale).all():
-        raise NoCounterpart("its scale is no number", "quantize it again")
-    return TensorQuantization(
-        np.asarray(params.scale, np.float32), params.zero_point.astype(np.int64), params.axis or 0
-    )
-
-
-def extents(value: Value) -> tuple[int, ...]:
-    """Returns a value's extents, -1 where open.
-
-    Raises:
-        NoCounterpart: Its rank is not known.
-    """
-    shape: Shape = value.type.shape
-    if shape is None:
-        raise NoCounterpart(f"the rank of '{value.name}' is not known")
-    return tuple(-1 if isinstance(e, str) else e for e in shape)
-
-
-def fixed_extents(value: Value) -> tuple[int, ...]:
-    """Returns a value's extents, all of which are known.
-
-    Raises:
-        NoCounterpart: One is open.
-    """
-    shape = static_shape(value.type.shape)
-    if shape is None:
-        raise NoCounterpart(f"the shape of '{value.name}' is open", "fix it with --extent")
-    return shape

@@ -30,10 +30,11 @@ from qdqbridge.tflite_io.open_extents import METADATA_NAME, encoded
 from qdqbridge.tflite_io.reader import read
 from qdqbridge.tflite_io.writer import demands, expansion
 from qdqbridge.tflite_io.writer.demands import ethos
-from qdqbridge.tflite_io.writer.emission import Emission, NoCounterpart
+from qdqbridge.tflite_io.writer.emission import Emission
 from qdqbridge.tflite_io.writer.flatbuffer import ModelRecord
 from qdqbridge.tflite_io.writer.rows import ROWS
 from qdqbridge.tflite_io.writer.storage import AROUND_ZERO, stored_signed
+from qdqbridge.tflite_io.writer.values import NoCounterpart
 
 RULES = (*demands.RULES, *expansion.RULES)
 """What is rewritten, in this order."""

@@ -15,16 +15,11 @@ from qdqbridge.ops.attributes import AlphaAttrs, ClipAttrs, GeluAttrs
 from qdqbridge.ops.composition import CompositionAttrs
 from qdqbridge.ops.conversion import REQUANTIZE
 from qdqbridge.tflite_io.counterparts import Counterpart, Family, of_families
-from qdqbridge.tflite_io.writer.emission import (
-    CLAMPS,
-    TYPE_NAMES,
-    Emission,
-    NoCounterpart,
-    WriteRow,
-    WriterRow,
-)
+from qdqbridge.tflite_io.writer.emission import Emission, WriteRow, WriterRow
+from qdqbridge.tflite_io.writer.fused import CLAMPS
 from qdqbridge.tflite_io.writer.rows import kernels
 from qdqbridge.tflite_io.writer.rows.kernels import ACTIVATIONS, stored
+from qdqbridge.tflite_io.writer.values import TYPE_NAMES, NoCounterpart
 
 
 def _version(e: Emission, index: int) -> int:

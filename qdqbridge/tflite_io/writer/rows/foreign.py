@@ -9,14 +9,9 @@ import numpy as np
 from qdqbridge.graph.graph import Node
 from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.tflite_io.counterparts import Family, of_families
-from qdqbridge.tflite_io.writer.emission import (
-    Emission,
-    NoCounterpart,
-    WriteRow,
-    WriterRow,
-    extents,
-)
+from qdqbridge.tflite_io.writer.emission import Emission, WriteRow, WriterRow
 from qdqbridge.tflite_io.writer.rows import kernels
+from qdqbridge.tflite_io.writer.values import NoCounterpart, extents
 
 
 def _attributes(node: Node) -> dict[str, int]:

@@ -20,14 +20,9 @@ from qdqbridge.ops.attributes import (
     TileAttrs,
     TransposeAttrs,
 )
-from qdqbridge.tflite_io.writer.emission import (
-    Emission,
-    NoCounterpart,
-    WriteRow,
-    WriterRow,
-    extents,
-)
+from qdqbridge.tflite_io.writer.emission import Emission, WriteRow, WriterRow
 from qdqbridge.tflite_io.writer.rows import kernels
+from qdqbridge.tflite_io.writer.values import NoCounterpart, extents
 
 _FAR = (1 << 31) - 1
 _INT8 = "INT8"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from qdqbridge.graph.graph import Node
 from qdqbridge.ops.attributes import ConvAttrs, PoolAttrs
 from qdqbridge.ops.windows import span
-from qdqbridge.tflite_io.writer.emission import NoCounterpart
+from qdqbridge.tflite_io.writer.values import NoCounterpart
 
 SAME, VALID = 0, 1
 

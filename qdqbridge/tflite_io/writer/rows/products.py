@@ -11,16 +11,10 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs
-from qdqbridge.tflite_io.writer.emission import (
-    Emission,
-    NoCounterpart,
-    WriterRow,
-    extents,
-    fixed_extents,
-    is_weight,
-)
+from qdqbridge.tflite_io.writer.emission import Emission, WriterRow
 from qdqbridge.tflite_io.writer.rows import kernels
 from qdqbridge.tflite_io.writer.rows.padding import SAME, VALID, same_or_valid
+from qdqbridge.tflite_io.writer.values import NoCounterpart, extents, fixed_extents, is_weight
 
 _IMAGE = 4
 _CONV_VERSIONS = {DType.FLOAT32: 1, DType.INT8: 3, DType.INT16: 4, DType.INT4: 7}

@@ -8,16 +8,11 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
 from qdqbridge.ops.attributes import PoolAttrs, ReduceAttrs, ResizeAttrs, SoftmaxAttrs
 from qdqbridge.tflite_io.counterparts import Counterpart, Family, of_families
-from qdqbridge.tflite_io.writer.emission import (
-    Emission,
-    NoCounterpart,
-    WriteRow,
-    WriterRow,
-    extents,
-)
+from qdqbridge.tflite_io.writer.emission import Emission, WriteRow, WriterRow
 from qdqbridge.tflite_io.writer.rows import kernels
 from qdqbridge.tflite_io.writer.rows.kernels import per_tensor_params, stored
 from qdqbridge.tflite_io.writer.rows.padding import same_or_valid
+from qdqbridge.tflite_io.writer.values import NoCounterpart, extents
 
 _IMAGE = 4
 SOFTMAX_RESULTS = (
