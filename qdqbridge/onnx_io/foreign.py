@@ -88,6 +88,11 @@ class StoredNode(Serialized):
         """Returns the integer attributes."""
         return {a.name: a.i for a in self.proto().attribute if a.type == onnx.AttributeProto.INT}
 
+    def listed(self, name: str) -> list[int] | None:
+        """Returns an attribute that is a list of integers; None where it is not given."""
+        found = (a for a in self.proto().attribute if a.name == name)
+        return next((list(a.ints) for a in found), None)
+
     def number(self, name: str) -> float | int | None:
         """Returns the only element of a tensor that is an attribute; None where it is not given."""
         for attribute in self.proto().attribute:

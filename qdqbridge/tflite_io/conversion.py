@@ -122,6 +122,8 @@ class SubgraphConversion:
         self.arrays: dict[int, NDArray[Any]] = {}
         self.resources: dict[int, str] = {}
         """Handles of variables: the variable's name."""
+        self.wide_names: dict[int, str] = {}
+        """Indices that TFLite has in 32 bits and ONNX in 64: the latter."""
 
     # ---- running ------------------------------------------------------------------------------
 

@@ -138,6 +138,9 @@ def cast(c: SubgraphConversion, op: Op) -> None:
     """A change of the element type; of complex numbers the real part is kept."""
     target = c.tensor(op.outputs[0])
     x = c.real(c.at(op, 0).index)
+    if target.type == "INT64" and c.at(op, 0).index in c.wide_names:
+        c.stored_names[op.outputs[0]] = c.wide_names[c.at(op, 0).index]
+        return
     if c.at(op, 0).type == "COMPLEX64":
         x = c.to.node("Gather", [x, c.to.constant(np.asarray(0, np.int64))], axis=-1)
     result = c.cast(x, c.dtype(target))

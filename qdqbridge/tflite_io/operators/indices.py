@@ -61,6 +61,7 @@ def top_k(c: SubgraphConversion, op: Op) -> None:
     values, index = c.to.nodes("TopK", [c.real(op.inputs[0]), count], 2, label=c.label(op), axis=-1)
     c.put(op, values)
     c.put_stored(op, c.cast(index, c.dtype(c.tensor(op.outputs[1]))), 1)
+    c.wide_names[op.outputs[1]] = index
 
 
 def one_hot(c: SubgraphConversion, op: Op) -> None:

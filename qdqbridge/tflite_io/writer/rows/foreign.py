@@ -94,6 +94,23 @@ def largest(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None
         e.add("TRANSPOSE", [wide, back], [y[1]], "TransposeOptions")
 
 
+def squares(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+    """The sum of squares along constant axes, or its root."""
+    given, attributes = _attributes(node), node.record(ForeignAttrs)
+    axes = attributes.node.listed("axes")
+    if axes is None:
+        raise NoCounterpart("its axes are not constant")
+    square, rank = e.like(x[0], e.type_of(x[0])[1]), len(extents(node.operand(0)))
+    e.add("MUL", [x[0], x[0]], [square], "MulOptions")
+    root = attributes.op_type == "ReduceL2"
+    total = e.like(y[0], e.type_of(y[0])[1]) if root else y[0]
+    listed = [int(axis) % rank for axis in axes]
+    kept = bool(given.get("keepdims", 1))
+    e.add("SUM", [square, e.constant(listed, "axes")], [total], "ReducerOptions", KeepDims=kept)
+    if root:
+        e.add("SQRT", [total], y)
+
+
 def _number(node: Node, place: int) -> int:
     """Returns an operand that is one constant integer."""
     value = node.operand(place)
@@ -114,5 +131,7 @@ ROWS: Mapping[str, WriterRow] = {
     "CumSum": WriterRow(cumulated, kernels.never, own=(1,)),
     "GatherND": WriterRow(gather_entries, kernels.never),
     "Mod": WriterRow(modulus, kernels.never),
+    "ReduceL2": WriterRow(squares, kernels.never),
+    "ReduceSumSquare": WriterRow(squares, kernels.never),
     "TopK": WriterRow(largest, kernels.never, own=(1,)),
 }
