@@ -18,8 +18,8 @@ from qdqbridge.onnx_io.writer.model import model_without_tensors
 from qdqbridge.onnx_io.writer.names import TensorNames
 from qdqbridge.onnx_io.writer.nodes import NodeWriter
 from qdqbridge.onnx_io.writer.opset import (
-    choose_opset,
     check_opset,
+    choose_opset,
     imports_of,
     needs_contrib,
     untaken,

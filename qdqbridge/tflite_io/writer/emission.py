@@ -368,9 +368,11 @@ class Emission:
         The bounds lie a step outside the type's range. Of NaN the extreme whose first operand it
         is makes the other one: the lowest number, as everywhere.
         """
-        storage, zero = params.storage_dtype, params.zero_point
+        storage, zero = params.storage_dtype, params.zero_point.astype(np.float64)
         for name, end in (("MINIMUM", storage.qmax + 1.0), ("MAXIMUM", storage.qmin - 1.0)):
-            bound = np.asarray((end - zero) * params.scale, np.float32).reshape(())
+            bound = np.asarray((end - zero) * params.scale.astype(np.float64), np.float32).reshape(
+                ()
+            )
             pair = [self.constant(bound, "bound"), made]
             made = self.like(made, self.type_of(made)[1])
             pair = pair if name == "MINIMUM" else pair[::-1]
