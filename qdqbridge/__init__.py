@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from qdqbridge.errors import QdqBridgeError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.hosting import compile, from_relax, load_executable, to_relax
-from qdqbridge.judging import open_engine
+from qdqbridge.judging import blame, open_engine
 from qdqbridge.pipeline import compare, evaluate, explain, load, parse, save
 from qdqbridge.profiling import load_profile, merge_profiles, profile, save_profile
 from qdqbridge.quantizing import quantize
@@ -26,6 +26,7 @@ __all__ = [
     "Executable",
     "Graph",
     "QdqBridgeError",
+    "blame",
     "compare",
     "compile",
     "evaluate",

@@ -1,4 +1,4 @@
-"""Engines as sides of every comparison: ours, the reference, and those of vendors."""
+"""Who is right, and whose fault it is: engines as sides of comparisons, and blame for errors."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import tempfile
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from numpy.typing import NDArray
 
 from qdqbridge.arguments import path_of
 from qdqbridge.graph.extents import with_numbers
 from qdqbridge.graph.graph import Graph
 
 if TYPE_CHECKING:
+    from qdqbridge.attribution import Attribution
     from qdqbridge.engines import EngineKind, ForeignEngine, ProcessLimits
 
 File: TypeAlias = "str | PathLike[str]"
@@ -84,3 +87,35 @@ def _read_by(kind: EngineKind, path: Path) -> bool:
     from qdqbridge.sources import is_onnx
 
     return path.suffix == kind.suffix or (kind.suffix == ".onnx" and is_onnx(path))
+
+
+def blame(
+    reference: Graph | File,
+    quantized: Graph | File,
+    data: Mapping[str, NDArray[Any]],
+    *,
+    repairs: int = 5,
+) -> Attribution:
+    """Says which tensors of a quantized model lose its accuracy, why, and what helps.
+
+    The models are aligned by structure: they may come from different tools and have other names.
+
+    Args:
+        reference: The float model.
+        quantized: The model that claims to be it.
+        data: One array per input of the float model.
+        repairs: For how many of the worst tensors repairs are tried.
+
+    Raises:
+        InputDataError: The data does not fit.
+        UnsupportedModelError: The models have other inputs or outputs, or nothing corresponds.
+        QdqBridgeError: A file cannot be read.
+    """
+    from qdqbridge.attribution import attribute
+    from qdqbridge.sources import load_model
+
+    original, theirs = (
+        each if isinstance(each, Graph) else load_model(path_of(each))
+        for each in (reference, quantized)
+    )
+    return attribute(original, theirs, data, repaired=repairs)

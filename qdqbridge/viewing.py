@@ -20,6 +20,7 @@ from qdqbridge.viewer import Document, Paint, document, document_of_two, page
 from qdqbridge.viewer.paint import BAD, FAIR, GOOD, NEUTRAL, by_class, by_number
 
 if TYPE_CHECKING:
+    from qdqbridge.attribution import Attribution, SuspectTensor
     from qdqbridge.byoc.coverage import Coverage
     from qdqbridge.engines import EngineVerdict
     from qdqbridge.report.compare import Comparison
@@ -136,7 +137,7 @@ def error_paint(graph: Graph, found: Comparison) -> Paint:
         node = names.get(each.name)
         if node is None:
             continue
-        numbers[node] = max(min(each.sqnr_db, _EQUAL_DB), -_EQUAL_DB)
+        numbers[node] = _shown(each.sqnr_db)
         distance = f"{each.max_abs:.3g}" if each.max_lsb is None else f"{each.max_lsb} LSB"
         causes = ", ".join(each.causes)
         words[node] = f"at most {distance}, {each.mismatches} of {each.count}" + (
@@ -144,6 +145,28 @@ def error_paint(graph: Graph, found: Comparison) -> Paint:
         )
     title = f"{found.a} against {found.b}"
     return by_number("error", title, numbers, graph, unit="dB", higher=True, words=words)
+
+
+def damage_paint(graph: Graph, found: Attribution) -> Paint:
+    """Returns what the worst tensor of each node does to the outputs, and why."""
+    numbers: dict[Node, float] = {}
+    words: dict[Node, str] = {}
+    for each in found.tensors:
+        if each.place is None or each.place in numbers:
+            continue
+        numbers[each.place] = _shown(each.alone_db)
+        words[each.place] = _blamed(each)
+    title = "Outputs where only this node's tensors are rounded"
+    return by_number("damage", title, numbers, graph, unit="dB", higher=True, words=words)
+
+
+def _blamed(each: SuspectTensor) -> str:
+    said = f"{each.name}: {each.cause}"
+    return f"{said}; {each.repair} gains {each.repair_db:.1f} dB" if each.repair else said
+
+
+def _shown(db: float) -> float:
+    return max(min(db, _EQUAL_DB), -_EQUAL_DB)
 
 
 _EQUAL_DB = 150.0

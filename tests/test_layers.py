@@ -16,6 +16,7 @@ LEVELS = {
     "onnx_io": 3,
     "qnn": 3,
     "report": 3,
+    "attribution": 4,
     "text": 4,
     "tflite_io": 4,
     "viewer": 4,

@@ -19,6 +19,7 @@ from qdqbridge.cli import (
     output,
     render,
     render_kernels,
+    verbs_blame,
     verbs_byoc,
     verbs_export,
     verbs_profile,
@@ -364,3 +365,4 @@ app.command(verbs_quantize.quantize)
 app.command(verbs_statistics.accumulators)
 app.command(verbs_profile.app)
 app.command(verbs_view.view)
+app.command(verbs_blame.blame)

@@ -1,0 +1,11 @@
+"""Which tensor of a quantized model loses the accuracy, by which cause, and what helps.
+
+A float model and a quantized one that claims to be it, of any two tools, are aligned by their
+structure (:mod:`.correspondence`). What the quantized one rounds is done to the float one, tensor
+by tensor (:mod:`.simulation`), and each tensor's error is split by cause (:mod:`.causes`); for the
+worst ones repairs are tried (:mod:`.repairs`).
+"""
+
+from qdqbridge.attribution.attribute import Attribution, SuspectTensor, attribute
+
+__all__ = ["Attribution", "SuspectTensor", "attribute"]

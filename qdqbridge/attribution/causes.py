@@ -1,0 +1,72 @@
+"""The error of one tensor, split by cause."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.attribution.correspondence import Rounded
+from qdqbridge.attribution.simulation import rounding
+from qdqbridge.graph.quantization import QuantParams
+
+Array = NDArray[Any]
+_BEYOND = 0.51
+"""Steps beyond which an error is no rounding: half of one, and what float32 adds."""
+
+
+def changed(rounded: Rounded, original: Array) -> Array:
+    """Returns what a tensor has become, as real numbers."""
+    if rounded.replaced is not None:
+        return rounded.replaced.astype(original.dtype)
+    assert rounded.params is not None
+    return rounding(rounded.params)(original)
+
+
+def causes(rounded: Rounded, original: Array) -> dict[str, float]:
+    """Returns the power of a tensor's error by cause, the largest first.
+
+    ``rounding`` is at most half a step, ``clipping`` is beyond what can be stored, and ``other
+    numbers`` is neither: another scale, zero point or constant than the original's.
+
+    Args:
+        rounded: The tensor.
+        original: What it holds in the float graph.
+    """
+    wide = original.astype(np.float64)
+    error = np.square(changed(rounded, original).astype(np.float64) - wide)
+    params = rounded.params
+    if params is None and rounded.theirs.quant is not None:
+        params = rounded.theirs.quant.params
+    if params is None:
+        return {f"{rounded.kind} of other numbers": float(error.sum())}
+    step, low, high = _steps(params, rounded, wide)
+    clipped = (wide < low - step / 2) | (wide > high + step / 2)
+    beyond = ~clipped & (error > np.square(_BEYOND * step))
+    split = {
+        f"{rounded.kind} clipping": float(error[clipped].sum()),
+        f"{rounded.kind} of other numbers": float(error[beyond].sum()),
+        f"{rounded.kind} rounding": float(error[~clipped & ~beyond].sum()),
+    }
+    return dict(sorted(split.items(), key=lambda item: -item[1]))
+
+
+def _steps(params: QuantParams, rounded: Rounded, wide: Array) -> tuple[Array, Array, Array]:
+    """Returns the step and the range at each element."""
+    scale, zero = params.scale.astype(np.float64), params.zero_point.astype(np.float64)
+    low, high = (params.qmin - zero) * scale, (params.qmax - zero) * scale
+    parts = (scale, low, high)
+    if params.per_tensor:
+        return tuple(np.broadcast_to(part, wide.shape) for part in parts)  # type: ignore[return-value]
+    if params.blocked:
+        parts = tuple(np.repeat(part, params.block_size or 1, params.axis or 0) for part in parts)
+    else:
+        shape = [1] * len(rounded.theirs.type.shape or wide.shape)
+        shape[params.axis or 0] = -1
+        parts = tuple(part.reshape(shape) for part in parts)
+    theirs = tuple(e for e in rounded.theirs.type.shape or wide.shape if isinstance(e, int))
+    turned = theirs != wide.shape and theirs[::-1] == wide.shape
+    spread = (np.broadcast_to(part, theirs) for part in parts)
+    laid = tuple((part.T if turned else part).reshape(wide.shape) for part in spread)
+    return laid  # type: ignore[return-value]

@@ -1,0 +1,113 @@
+"""Other ways to round one tensor, which are tried before they are proposed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.attribution.correspondence import Rounded
+from qdqbridge.attribution.simulation import Change, rounding
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.quantization import QuantParams
+
+Array = NDArray[Any]
+_TAILS = (0.0, 1e-4, 1e-3)
+"""Shares of an activation's elements that a range may leave out at each end."""
+
+
+def repairs(rounded: Rounded, original: Array) -> Iterator[tuple[str, Change]]:
+    """Yields repairs of one tensor, the cheapest first; the last one is to leave it float.
+
+    Args:
+        rounded: The tensor.
+        original: What it holds in the float graph.
+    """
+    params = rounded.params
+    if params is None and rounded.theirs.quant is not None:
+        params = rounded.theirs.quant.params
+    if params is not None and params.storage_dtype.is_integer and original.size:
+        if rounded.kind == "activation" and params.per_tensor:
+            yield from _of_activation(params, original)
+        elif rounded.kind in ("weight", "constant"):
+            yield from _of_weight(rounded, params, original)
+        elif rounded.kind == "bias":
+            yield "the float bias rounded to the accumulator's step", _nearest(rounded, params)
+    yield "leave it float", lambda real: real
+
+
+def _of_activation(params: QuantParams, original: Array) -> Iterator[tuple[str, Change]]:
+    for tail in _TAILS:
+        low, high = (float(np.quantile(original, q)) for q in (tail, 1 - tail))
+        better = _ranged(params, low, high)
+        words = "the range of the data" if not tail else f"the range of {1 - 2 * tail:.2%} of it"
+        yield f"{words}: {low:.6g} to {high:.6g}", rounding(better)
+    low, high = float(original.min()), float(original.max())
+    wide = _ranged(replace(params, storage_dtype=DType.UINT16, qmin=0, qmax=65535), low, high)
+    yield "16 bits", rounding(wide)
+
+
+def _ranged(params: QuantParams, low: float, high: float) -> QuantParams:
+    """Returns parameters of a range with 0 in it; symmetric where they were signed and so."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    if int(params.zero_point) == 0 and params.qmin < 0:
+        scale = max(-low / -params.qmin, high / params.qmax)
+        zero = 0
+    else:
+        scale = (high - low) / (params.qmax - params.qmin)
+        zero = round(params.qmin - low / scale) if scale else 0
+    zero = min(max(zero, params.qmin), params.qmax)
+    step = np.asarray(scale or 1.0, params.scale.dtype)
+    return replace(params, scale=step, zero_point=np.asarray(zero, np.int32))
+
+
+def _of_weight(
+    rounded: Rounded, params: QuantParams, original: Array
+) -> Iterator[tuple[str, Change]]:
+    own = _symmetric(original, params.qmax)
+    if params.per_tensor:
+        yield "quantized anew, per tensor", lambda real: _rounded(real, own, params.qmax)
+    axes = range(original.ndim) if original.ndim > 1 else ()
+    best: tuple[float, int] | None = None
+    for axis in axes:
+        steps = _symmetric(original, params.qmax, axis)
+        gap = float(np.square(_rounded(original, steps, params.qmax) - original).sum())
+        best = min(best or (gap, axis), (gap, axis))
+    if best is not None:
+        steps = _symmetric(original, params.qmax, best[1])
+        words = f"per channel along axis {best[1]}" if params.per_tensor else "quantized anew"
+        yield words, lambda real: _rounded(real, steps, params.qmax)
+    if params.storage_dtype.bits < 16:
+        wide = _symmetric(original, 32767)
+        yield "16 bits", lambda real: _rounded(real, wide, 32767)
+
+
+def _symmetric(original: Array, largest: int, axis: int | None = None) -> Array:
+    """Returns the steps of a symmetric range."""
+    axes = None if axis is None else tuple(i for i in range(original.ndim) if i != axis)
+    most = np.abs(original.astype(np.float64)).max(axis=axes, keepdims=True)
+    return np.where(most > 0, most / max(largest, 1), 1.0)
+
+
+def _rounded(real: Array, step: Array, largest: int) -> Array:
+    codes = np.clip(np.rint(real / step), -largest - 1, largest)
+    return (codes * step).astype(real.dtype)
+
+
+def _nearest(rounded: Rounded, params: QuantParams) -> Change:
+    """A bias is stored in steps of the accumulator, which its weight and operand decide."""
+    node = rounded.their_node
+    scale = params.scale.astype(np.float64)
+    if node is not None and len(node.inputs) > 1:
+        pair = [v.quant.params.scale for v in node.inputs[:2] if v is not None and v.quant]
+        if len(pair) == 2:
+            scale = np.asarray(pair[0], np.float64) * np.asarray(pair[1], np.float64)
+
+    def change(real: Array) -> Array:
+        step = scale if scale.size in (1, real.size) else scale.max()
+        return (np.rint(real / step.reshape(-1)) * step.reshape(-1)).astype(real.dtype)
+
+    return change
