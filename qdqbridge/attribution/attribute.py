@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from qdqbridge.attribution.causes import causes, changed
 from qdqbridge.attribution.correspondence import Correspondence, Rounded, correspondence, share
 from qdqbridge.attribution.repairs import repairs
-from qdqbridge.attribution.simulation import Change, Simulation, noise
+from qdqbridge.attribution.simulation import Change, FloatRuns, noise
 from qdqbridge.errors import InputDataError, UnsupportedModelError
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.interpreter import evaluate
@@ -105,7 +105,7 @@ def attribute(
     """
     found = correspondence(reference, quantized)
     _check(reference, quantized, found)
-    simulation = Simulation(reference, data)
+    simulation = FloatRuns(reference, data)
     everything = _changes(found)
     together = simulation.noise(simulation.outputs(everything))
     rows: list[tuple[float, SuspectTensor, Rounded]] = []
@@ -163,7 +163,7 @@ def _change(rounded: Rounded) -> Change:
     return lambda real: changed(rounded, real)
 
 
-def _row(rounded: Rounded, simulation: Simulation, alone: float) -> SuspectTensor:
+def _row(rounded: Rounded, simulation: FloatRuns, alone: float) -> SuspectTensor:
     original = simulation.stored(rounded.value)
     split = causes(rounded, original)
     whole = sum(split.values())
@@ -193,7 +193,7 @@ class _Attempts:
         noise: Noise over signal of the outputs then.
     """
 
-    simulation: Simulation
+    simulation: FloatRuns
     changes: dict[Value, Change]
     noise: float
 
@@ -223,7 +223,7 @@ def _gain(before: float, after: float) -> float:
     return _db(after) - _db(before) if before else 0.0
 
 
-def _measured(simulation: Simulation, quantized: Graph, data: Mapping[str, Array]) -> float:
+def _measured(simulation: FloatRuns, quantized: Graph, data: Mapping[str, Array]) -> float:
     """Returns the noise of the quantized model's own outputs."""
     named = dict(zip((v.name for v in simulation.graph.inputs), data.values(), strict=False))
     given = {

@@ -29,7 +29,7 @@ def rounding(*params: QuantParams) -> Change:
     return change
 
 
-class Simulation:
+class FloatRuns:
     """Runs of one float graph on the same data.
 
     Args:

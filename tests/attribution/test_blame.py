@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import qdqbridge as qb
 from qdqbridge.attribution.correspondence import correspondence, share
-from qdqbridge.attribution.simulation import Simulation
+from qdqbridge.attribution.simulation import FloatRuns
 from qdqbridge.cli.failures import run
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.graph.numerics import dequantize
@@ -40,7 +40,7 @@ def test_every_node_corresponds_to_the_right_one(reference: Path, quantized: Pat
     original, theirs = qb.load(reference), qb.load(quantized)
     found = correspondence(original, theirs)
     assert share(found, theirs) == 1.0
-    simulation = Simulation(original, {original.inputs[0].name: images()})
+    simulation = FloatRuns(original, {original.inputs[0].name: images()})
     held = record(theirs, {theirs.inputs[0].name: images()})
     checked = 0
     for each in found.rounded:
