@@ -80,7 +80,7 @@ def record(graph: Graph, data: Mapping[str, Array]) -> dict[Value, Array]:
         InputDataError: The data does not fit.
     """
     first = next(iter(batches(graph.inputs, data, None)))
-    values = dict(zip(graph.inputs, check_inputs(graph, first.inputs), strict=True))
+    values = dict(zip(graph.inputs, check_inputs(graph.inputs, first.inputs), strict=True))
     for node in graph.nodes:
         operands = [None if v is None else _stored(v, values) for v in node.inputs]
         values.update(zip(node.outputs, evaluate_node(node, operands), strict=False))

@@ -178,7 +178,7 @@ def collect(
         total = _resumed(total, start, remaining)
     done, seen, data, saved = total.samples, 0, 0, time.monotonic()
     for sample in remaining:
-        check_inputs(graph, sample)
+        check_inputs(graph.inputs, sample)
         observer.observe(sample)
         data += sample_hash(sample)
         seen += 1

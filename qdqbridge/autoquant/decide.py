@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.biases import with_room_for_biases
 from qdqbridge.autoquant.choosers import Chooser, Context
 from qdqbridge.autoquant.formats import Format
-from qdqbridge.autoquant.plan import Fixed, Observed, QuantizationPlan, Weight
+from qdqbridge.autoquant.plan import Fixed, Observed, QuantizationPlan, Weight, root
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.autoquant.targets import Target
 from qdqbridge.graph.graph import Value
@@ -75,7 +75,7 @@ def activations(
         else:
             continue
         chosen[value.name] = found[value]
-    return {value: found[plan.root(value)] for value in plan.specs}
+    return {value: found[root(plan.specs, value)] for value in plan.specs}
 
 
 def joined_stats(

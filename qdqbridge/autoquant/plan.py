@@ -120,11 +120,16 @@ class QuantizationPlan:
 
     def root(self, value: Value) -> Value:
         """Returns the value that decides about ``value``: itself unless it shares parameters."""
-        spec = self.specs[value]
-        while isinstance(spec, Shared):
-            value = spec.source
-            spec = self.specs[value]
-        return value
+        return root(self.specs, value)
+
+
+def root(specs: Mapping[Value, Spec], value: Value) -> Value:
+    """Returns the value whose parameters ``value`` has."""
+    spec = specs[value]
+    while isinstance(spec, Shared):
+        value = spec.source
+        spec = specs[value]
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,23 +157,35 @@ def plan(graph: Graph, target: Target, wishes: Wishes | None = None) -> Quantiza
         target: The hardware.
         wishes: What the user wants otherwise.
     """
-    result = QuantizationPlan(graph, float_biases=target.float_biases)
-    planner = _QuantizationPlanner(target, wishes or Wishes(), result)
-    planner.fill(graph.inputs, graph.nodes, graph.outputs)
-    return result
+    planner = _QuantizationPlanner(target, wishes or Wishes())
+    planner.decide(graph.inputs, graph.nodes, graph.outputs)
+    return QuantizationPlan(
+        graph,
+        planner.specs,
+        planner.constants,
+        {node: rule.name for node, rule in planner.rules.items()},
+        planner.floats,
+        planner.joined,
+        planner.unrounded,
+        target.float_biases,
+    )
 
 
 class _QuantizationPlanner:
-    def __init__(self, target: Target, wishes: Wishes, result: QuantizationPlan) -> None:
-        self.target, self.result = target, result
-        self.floats = wishes.floats
-        self.fixed = wishes.fixed
-        self.formats, self.weights = wishes.formats, wishes.weights
+    """Fills what a plan consists of (:class:`QuantizationPlan`)."""
+
+    def __init__(self, target: Target, wishes: Wishes) -> None:
+        self.target, self.wishes = target, wishes
+        self.specs: dict[Value, Spec] = {}
+        self.constants: list[Weight] = []
         self.rules: dict[Node, OperatorRule] = {}
+        self.floats: dict[Node, str] = {}
+        self.joined: dict[Value, list[Value]] = {}
+        self.unrounded: set[tuple[Node, int]] = set()
         self.wanted: dict[Value, list[Format]] = {}
         self.ranges: dict[Value, OperatorRule] = {}
 
-    def fill(
+    def decide(
         self, inputs: Sequence[Value], nodes: Sequence[Node], outputs: Sequence[Value]
     ) -> None:
         """Finds the rule of every node, the values that are wanted, and who decides about each."""
@@ -193,20 +210,19 @@ class _QuantizationPlanner:
     def _treat(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
             rule = self.target.rule_for(node)
-            if node in self.floats:
-                self.result.floats[node] = self.floats[node]
+            if node in self.wishes.floats:
+                self.floats[node] = self.wishes.floats[node]
             elif node.op.flow is Flow.MOVE:
                 continue
             elif rule is None:
-                self.result.floats[node] = f"target {self.target.name} has no {node.op.name}"
+                self.floats[node] = f"target {self.target.name} has no {node.op.name}"
             elif not all(_is_float32(v) for _, v in node.data_operands()):
-                self.result.floats[node] = "its operands are not float32"
+                self.floats[node] = "its operands are not float32"
             else:
                 self.rules[node] = rule
-                self.result.rules[node] = rule.name
 
     def _want(self, node: Node, rule: OperatorRule) -> None:
-        own = self.formats.get(node)
+        own = self.wishes.formats.get(node)
         operands = own or rule.operands or self.target.activations
         for index, value in node.data_operands():
             if value.is_constant:
@@ -214,7 +230,7 @@ class _QuantizationPlanner:
             elif node.op.flow is Flow.ACCUMULATE and index == 2:
                 continue  # a bias that is computed is added as it is
             elif self._stays_unrounded(node, value):
-                self.result.unrounded.add((node, index))
+                self.unrounded.add((node, index))
             elif not self.units.is_inside(value):
                 self.wanted.setdefault(value, []).append(operands)
         for value in node.outputs:
@@ -267,21 +283,21 @@ class _QuantizationPlanner:
     def _weight(self, node: Node, index: int, value: Value, rule: OperatorRule) -> None:
         if node.op.flow is Flow.ACCUMULATE:
             if index == 1 or (index == 0 and node.op in (MATMUL, GEMM)):
-                format = self.weights.get(node) or rule.weights or self.target.weights
+                format = self.wishes.weights.get(node) or rule.weights or self.target.weights
                 if format.axis is not None:
                     format = replace(format, axis=results_axis(node) if index == 1 else None)
-                self.result.weights.append(Weight(node, index, Observed(format)))
+                self.constants.append(Weight(node, index, Observed(format)))
             elif index == 2:
-                self.result.weights.append(Weight(node, index, Derived()))
+                self.constants.append(Weight(node, index, Derived()))
         elif self.units.adds_bias(node):
-            self.result.weights.append(Weight(node, index, Derived()))
+            self.constants.append(Weight(node, index, Derived()))
         elif (
             self.target.constants
             and not self.units.extends_function(node)
             and _worth_quantizing(node)
         ):
             format = (rule.operands or self.target.activations).per_tensor()
-            self.result.weights.append(Weight(node, index, Observed(format)))
+            self.constants.append(Weight(node, index, Observed(format)))
 
     def _spread_over_data_movement(self, nodes: Sequence[Node]) -> None:
         """What a mover reads or moves is quantized where one of both is: nothing is rounded."""
@@ -300,9 +316,9 @@ class _QuantizationPlanner:
                 self.wanted[source] = formats or [self.target.activations]
 
     def _decide(self, value: Value) -> None:
-        producer, specs = value.producer, self.result.specs
-        if value in self.fixed:
-            specs[value] = Fixed(self.fixed[value], "the user")
+        producer, specs = value.producer, self.specs
+        if value in self.wishes.fixed:
+            specs[value] = Fixed(self.wishes.fixed[value], "the user")
             return
         if producer is not None and producer.op.flow is Flow.MOVE:
             source = producer.operand(0)
@@ -317,7 +333,7 @@ class _QuantizationPlanner:
             specs[value] = Observed(format.per_tensor())
 
     def _share(self, node: Node) -> None:
-        specs, result = self.result.specs, node.output
+        specs, result = self.specs, node.output
         operands = [value for _, value in node.data_operands() if value in specs]
         if result in specs and len(operands) == 1:
             self._follow(result, operands[0])
@@ -331,7 +347,7 @@ class _QuantizationPlanner:
         What the clamp cuts off is not worth a code: ``Relu(MaxPool(Conv(x)))`` is rounded to the
         range of the Relu where the Conv ends.
         """
-        specs, result = self.result.specs, clamp.output
+        specs, result = self.specs, clamp.output
         source = clamp.operand(0)
         while self._moves_alone(source):
             assert source.producer is not None
@@ -339,12 +355,12 @@ class _QuantizationPlanner:
         own, other = specs.get(source), specs.get(result)
         if source is clamp.operand(0) or not self._read_once(source):
             return
-        if isinstance(own, Observed) and own == other and source not in self.result.joined:
+        if isinstance(own, Observed) and own == other and source not in self.joined:
             specs[source] = Shared(result)
 
     def _moves_alone(self, value: Value) -> bool:
         """True where a mover that shares parameters makes ``value``, which is read once."""
-        spec = self.result.specs.get(value)
+        spec = self.specs.get(value)
         return isinstance(spec, Shared) and self._read_once(value) and moves_only(value.producer)
 
     def _read_once(self, value: Value) -> bool:
@@ -352,8 +368,8 @@ class _QuantizationPlanner:
 
     def _follow(self, value: Value, leader: Value) -> None:
         """Gives ``value``, and all that share its parameters, those of ``leader``."""
-        specs, joined = self.result.specs, self.result.joined
-        value, leader = self.result.root(value), self.result.root(leader)
+        specs, joined = self.specs, self.joined
+        value, leader = root(specs, value), root(specs, leader)
         own, other = specs[value], specs[leader]
         if value is leader or not isinstance(own, Observed):
             return

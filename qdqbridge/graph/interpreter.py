@@ -49,7 +49,7 @@ def evaluate(
         InvalidModelError: A node cannot be computed on these inputs.
         UnsupportedModelError: A value does not fit in memory.
     """
-    values = dict(zip(graph.inputs, check_inputs(graph, inputs), strict=True))
+    values = dict(zip(graph.inputs, check_inputs(graph.inputs, inputs), strict=True))
     keep = set(graph.outputs) | set(wanted)
     left = {value: len(value.users) for value in graph.values()}
     for node in graph.nodes:
@@ -178,15 +178,15 @@ def _round(real: Any, type_: QuantType | TensorType, *, exact: bool) -> Any:
     return real.astype(type_.dtype.numpy, copy=False)
 
 
-def check_inputs(graph: Graph, inputs: Mapping[str, Array]) -> list[Array]:
-    """Returns the arrays of ``inputs`` in the order of the graph's inputs.
+def check_inputs(values: Sequence[Value], inputs: Mapping[str, Array]) -> list[Array]:
+    """Returns the arrays of ``inputs`` in the order of a graph's inputs.
 
     Raises:
         InputDataError: ``inputs`` is no mapping, or an input is missing, unknown, or of the wrong
             dtype or shape.
     """
-    check_mapping(graph.inputs, inputs)
-    names = [value.name for value in graph.inputs]
+    check_mapping(values, inputs)
+    names = [value.name for value in values]
     unknown = sorted(set(inputs) - set(names))
     missing = [name for name in names if name not in inputs]
     if unknown or missing:
@@ -196,7 +196,7 @@ def check_inputs(graph: Graph, inputs: Mapping[str, Array]) -> list[Array]:
             fix=f"give exactly: {', '.join(names)}",
         )
     bound: dict[str, int] = {}
-    return [_given(value, inputs[value.name], bound) for value in graph.inputs]
+    return [_given(value, inputs[value.name], bound) for value in values]
 
 
 def _given(value: Value, data: Any, bound: dict[str, int]) -> Array:

@@ -6,7 +6,7 @@ AveragePool, and onnxruntime). ONNX's shape inference (1.23) counts it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import onnx
 from onnx import helper
@@ -25,7 +25,8 @@ def without_dropped(model: onnx.ModelProto) -> onnx.ModelProto | None:
     Args:
         model: A model after inference. Only pools whose operand has known extents are looked at.
     """
-    ends = _ends(model.graph)
+    graph = model.graph
+    ends = _ends(graph.node, (*graph.input, *graph.value_info, *graph.output))
     if not ends:
         return None
     copy = onnx.ModelProto()
@@ -55,21 +56,22 @@ def leave_open(model: onnx.ModelProto) -> None:
     Args:
         model: A model to be written; what it declares behind pools that drop a window is changed.
     """
-    ends = _ends(model.graph)
+    graph = model.graph
+    ends = _ends(graph.node, (*graph.input, *graph.value_info, *graph.output))
     if ends:
-        _forget(model.graph, _behind(model.graph, ends))
+        _forget(graph, _behind(graph, ends))
 
 
-def _ends(graph: onnx.GraphProto) -> dict[int, list[int]]:
+def _ends(
+    protos: Iterable[onnx.NodeProto], values: Iterable[onnx.ValueInfoProto]
+) -> dict[int, list[int]]:
     """Returns the pads that stand for the ceil_mode of pools that drop a window, by index."""
-    nodes = [
-        (i, node) for i, node in enumerate(graph.node) if node.op_type in _POOLS and node.input
-    ]
+    nodes = [(i, node) for i, node in enumerate(protos) if node.op_type in _POOLS and node.input]
     if not nodes:
         return {}
     known = {
         value.name: [extent.dim_value for extent in value.type.tensor_type.shape.dim]
-        for value in (*graph.input, *graph.value_info, *graph.output)
+        for value in values
     }
     found = ((index, _pads(node, known.get(node.input[0], [])[2:])) for index, node in nodes)
     return {index: pads for index, pads in found if pads is not None}

@@ -137,7 +137,7 @@ class Executable:
             UnsupportedTargetError: It was compiled for a CPU with instructions that this one has
                 not, or TVM computes a shape that its own code does not take.
         """
-        arrays = check_inputs(self.graph, inputs)
+        arrays = check_inputs(self.graph.inputs, inputs)
         if self._main is None:
             need_features(self._features)
         main: Any = self._main

@@ -68,7 +68,7 @@ def kernel_times(
         InputDataError: The inputs are not those of the model.
     """
     device: Any = tvm.cpu()
-    tensors = [to_tensor(a, device) for a in check_inputs(executable.graph, inputs)]
+    tensors = [to_tensor(a, device) for a in check_inputs(executable.graph.inputs, inputs)]
     if executable.target is not None:
         need_features(features_of(executable.target))
     with without_lines(b"Warning: Scope Loaded"):

@@ -109,7 +109,7 @@ class ProfilingModule:
         Raises:
             InputDataError: An input is missing, unknown, or of the wrong dtype or shape.
         """
-        arrays = check_inputs(self.graph, sample)
+        arrays = check_inputs(self.graph.inputs, sample)
         tensors = [tvm.runtime.tensor(np.asarray(a, order="C"), self._device) for a in arrays]
         result = list(self._machine["main"](*tensors))
         found = [np.from_dlpack(tensor) for tensor in result]

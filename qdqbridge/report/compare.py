@@ -99,7 +99,7 @@ def compare_engines(
     names, unmatched = _common(a, b)
     tallies: dict[str, Tally] = {}
     for number, batch in enumerate(batches(graph.inputs, data, size), 1):
-        check_inputs(graph, batch.inputs)
+        check_inputs(graph.inputs, batch.inputs)
         ours, theirs = a.run(batch.inputs, names), b.run(batch.inputs, names)
         for name in names:
             x, y = ours[name], theirs[name]

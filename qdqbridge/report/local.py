@@ -67,7 +67,7 @@ def compare_locally(
     }
     mismatched: dict[Value, None] = {}
     for number, batch in enumerate(batches(graph.inputs, data, size), 1):
-        inputs = dict(zip(graph.inputs, check_inputs(graph, batch.inputs), strict=True))
+        inputs = dict(zip(graph.inputs, check_inputs(graph.inputs, batch.inputs), strict=True))
         recorded = {seen[name]: a for name, a in reference.run(batch.inputs, names).items()}
         _BatchWalk(tallies, recorded, mismatched, explain).run(graph.nodes, inputs)
         if progress is not None:

@@ -75,7 +75,7 @@ def reaches(product, node):
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
 def test_no_mean_error_is_left(make, target):
     decision, samples, data = decided(make, target)
-    wheres = places(decision.plan)
+    wheres = places(decision.plan.weights, decision.plan.rules)
     assert len(wheres) == MODELS[make]
     result, told = corrected(decision, samples)
     assert f"of {len(wheres)} products" in told
@@ -142,7 +142,7 @@ def test_every_node_runs_twice_and_little_is_kept(monkeypatch):
             kept.append(sum(a.nbytes for a in real))
             return super().result(node, real, quantized)
 
-    sweep(decision, samples, Watching(places(decision.plan)))
+    sweep(decision, samples, Watching(places(decision.plan.weights, decision.plan.rules)))
     assert set(runs) == set(decision.plan.graph.nodes) and set(runs.values()) == {2}
     assert len(kept) == len(decision.plan.graph.nodes)
 
@@ -153,7 +153,9 @@ def test_memory_bounds_the_samples():
     samples = Samples.of(graph.inputs, {"x": drawn(500, 4, 6, 6)})
 
     def count(**how):
-        found = batches(graph, samples, **{"limit": 64, "memory": 1 << 28, **how})
+        found = batches(
+            graph.inputs, graph.values(), samples, **{"limit": 64, "memory": 1 << 28, **how}
+        )
         assert len(found) == 4
         return sum(len(batch["x"]) for batch in found)
 

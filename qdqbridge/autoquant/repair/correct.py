@@ -11,6 +11,7 @@ A channel is corrected only where that helps on samples that the correction was 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.biases import product_of, with_room_for_biases
 from qdqbridge.autoquant.decide import Decision
-from qdqbridge.autoquant.plan import Derived, QuantizationPlan, Weight
+from qdqbridge.autoquant.plan import Derived, Weight
 from qdqbridge.autoquant.repair.layers import along, layer_of
 from qdqbridge.autoquant.repair.rewriting import Slot, moved, rewritten
 from qdqbridge.autoquant.repair.sweep import SAMPLES, Batches, sweep
@@ -47,14 +48,14 @@ class CorrectionPlace:
     channels: int
 
 
-def places(plan: QuantizationPlan) -> dict[Node, CorrectionPlace]:
+def places(constants: Iterable[Weight], quantized: Collection[Node]) -> dict[Node, CorrectionPlace]:
     """Returns by node where the biases of quantized products are."""
     found: dict[Node, CorrectionPlace] = {}
     told: set[Node] = set()
-    for weight in plan.weights:
+    for weight in constants:
         product = product_of(weight) if isinstance(weight.spec, Derived) else None
         layer = None if product is None else layer_of(product)
-        if layer is None or product not in plan.rules:
+        if layer is None or product not in quantized:
             continue
         told.add(layer.node)
         constant = weight.value.constant
@@ -63,7 +64,7 @@ def places(plan: QuantizationPlan) -> dict[Node, CorrectionPlace]:
             found[weight.node] = CorrectionPlace(
                 (weight.node, weight.index), layer.result_axis, layer.outputs
             )
-    for node in plan.rules:
+    for node in quantized:
         layer = layer_of(node) if node.op in _WITHOUT_BIAS else None
         if layer is not None and node not in told and node.optional(2) is None:
             found[node] = CorrectionPlace((node, 2), layer.result_axis, layer.outputs)
@@ -132,7 +133,7 @@ def corrected(
         samples: Calibration data.
         limit: How many samples to use.
     """
-    found = Correcting(places(decision.plan))
+    found = Correcting(places(decision.plan.weights, decision.plan.rules))
     sweep(decision, samples, found, limit=limit)
     if not found.shifts:
         return decision, f"no mean of {len(found.places)} products is off"

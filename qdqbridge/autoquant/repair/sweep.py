@@ -7,7 +7,7 @@ errors of what lies before are already in. One sweep costs two runs of every nod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -77,21 +77,24 @@ def sweep(
             be.
         progress: Called with the number of nodes done, and of all.
     """
-    state = _State(decision, batches(decision.plan.graph, samples, limit, memory))
-    nodes = decision.plan.graph.nodes
+    graph = decision.plan.graph
+    state = _State(decision, batches(graph.inputs, graph.values(), samples, limit, memory))
+    nodes = graph.nodes
     for index, node in enumerate(nodes):
         state.step(node, visitor)
         if progress is not None:
             progress(index + 1, len(nodes))
 
 
-def batches(graph: Graph, samples: Samples, limit: int, memory: int) -> list[Sample]:
+def batches(
+    inputs: Sequence[Value], values: Iterable[Value], samples: Samples, limit: int, memory: int
+) -> list[Sample]:
     """Returns samples, spread evenly, several at once where every input leaves axis 0 open."""
-    largest = max((_bytes(v) for v in graph.values() if not v.is_constant), default=1)
+    largest = max((_bytes(v) for v in values if not v.is_constant), default=1)
     fitting = memory // (4 * samples.step * max(largest, 1))
     count = int(min(limit, len(samples), max(fitting, 2 * BATCHES)))
     picked = [samples[int(i)] for i in np.linspace(0, len(samples) - 1, count)]
-    shapes = [value.type.shape for value in graph.inputs]
+    shapes = [value.type.shape for value in inputs]
     if samples.step > 1 or not all(shape and isinstance(shape[0], str) for shape in shapes):
         return picked
     each = max(1, -(-count // BATCHES))

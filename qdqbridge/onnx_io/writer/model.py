@@ -7,7 +7,7 @@ export of 10,000 nodes, 0.6 s for 40,000.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import onnx
@@ -52,7 +52,8 @@ def model_without_tensors(sheet: Sheet, name: str, metadata: Mapping[str, str]) 
         import_domains=[onnx.helper.make_opsetid(d, v) for d, v in sheet.imports.items()],
     )
     model = gs.export_onnx(graph)
-    _add_what_graphsurgeon_drops(model, sheet)
+    values = (*model.graph.input, *model.graph.output, *model.graph.value_info)
+    _add_what_graphsurgeon_drops(values, model.graph.node, sheet)
     leave_open(model)
     for key, value in metadata.items():
         model.metadata_props.add(key=key, value=value)
@@ -87,12 +88,14 @@ def _node(row: NodeRow, variable: Callable[[str], gs.Tensor]) -> gs.Node:
     return node
 
 
-def _add_what_graphsurgeon_drops(model: ModelProto, sheet: Sheet) -> None:
-    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+def _add_what_graphsurgeon_drops(
+    values: Iterable[onnx.ValueInfoProto], nodes: Iterable[onnx.NodeProto], sheet: Sheet
+) -> None:
+    for value in values:
         type_ = sheet.types.get(value.name)
         if isinstance(type_, NestedType):
             value.type.CopyFrom(nested_proto(type_))
-    for proto, row in zip(model.graph.node, sheet.nodes, strict=True):
+    for proto, row in zip(nodes, sheet.nodes, strict=True):
         if row.proto is not None:
             proto.CopyFrom(row.proto)
             proto.name = row.name
