@@ -13,6 +13,7 @@ from qdqbridge.canonical.build import constant, dequantized, quantized, requanti
 from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, made_by, rule
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.lenses import permuted_attributes
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.types import Dim
 from qdqbridge.ops.attributes import (
@@ -27,13 +28,7 @@ from qdqbridge.ops.composition import COMPOSITION
 from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
 from qdqbridge.ops.data_movement import FLATTEN, RESHAPE, TILE, TRANSPOSE
 from qdqbridge.ops.elementwise import CONCAT
-from qdqbridge.ops.permutation import (
-    inverse,
-    permuted_attributes,
-    permuted_operand,
-    permuted_params,
-    permuted_type,
-)
+from qdqbridge.ops.permutation import inverse, permuted_operand, permuted_params, permuted_type
 from qdqbridge.ops.reduction import REDUCE_MAX, REDUCE_MEAN, REDUCE_MIN, REDUCE_SUM
 from qdqbridge.ops.selection import GATHER, PAD, SLICE, SPLIT
 from qdqbridge.ops.softmax import LOG_SOFTMAX, SOFTMAX

@@ -17,7 +17,7 @@ _GLOBAL: Mapping[Operator, Operator] = {
     REDUCE_MEAN: GLOBAL_AVERAGE_POOL,
     REDUCE_MAX: GLOBAL_MAX_POOL,
 }
-_REDUCED = {pool: reduction for reduction, pool in _GLOBAL.items()}
+_REDUCED: Mapping[Operator, Operator] = {pool: reduction for reduction, pool in _GLOBAL.items()}
 _IMAGES = 4
 """The rank from which a reduction of all axes behind the channels is one over space."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.lenses import permuted_attributes
 from qdqbridge.graph.operator import Flow
 from qdqbridge.ops.attributes import (
     ReduceAttrs,
@@ -16,7 +17,7 @@ from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
 from qdqbridge.ops.data_movement import TRANSPOSE
 from qdqbridge.ops.elementwise import CONCAT
-from qdqbridge.ops.permutation import permuted_attributes, permuted_operand, permuted_type
+from qdqbridge.ops.permutation import permuted_operand, permuted_type
 from qdqbridge.ops.reduction import REDUCE_MAX, REDUCE_MIN
 from qdqbridge.ops.selection import PAD
 

@@ -9,16 +9,17 @@ A field without a lens is held under its own name by everybody. What reads and w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cache
 from types import MappingProxyType
-from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from qdqbridge.graph.operator import Attributes
 
 Ints: TypeAlias = tuple[int, ...]
+Record = TypeVar("Record", bound=Attributes)
 
 
 class Holds(Enum):
@@ -27,6 +28,10 @@ class Holds(Enum):
     VALUE = "a number, a flag, a word or a list that means the same everywhere"
     AXIS = "an axis of the first operand"
     AXES = "axes of the first operand, sorted"
+    LAST_AXES = "the first one of the last axes of the first operand"
+    IN_ORDER = "axes of the first operand, in the order of the record's other lists"
+    EACH = "one entry per axis of the first operand"
+    BOTH = "two entries per axis of the first operand, those of the begins first"
     SPATIAL = "one number per spatial axis"
     ENDS = "two numbers per spatial axis, those of the begins first"
 
@@ -106,7 +111,7 @@ def read_attributes(
 def _read(lens: Lens, value: Any, rank: int, spatial: int) -> Any:
     around = max(rank, 1)
     match lens.holds:
-        case Holds.AXIS:
+        case Holds.AXIS | Holds.LAST_AXES:
             return int(value) % around
         case Holds.AXES:
             every = range(rank) if value is None else [value] if isinstance(value, int) else value
@@ -116,7 +121,7 @@ def _read(lens: Lens, value: Any, rank: int, spatial: int) -> Any:
         case Holds.ENDS:
             sizes = _spread(value, 2 * spatial)
             return sizes if len(sizes) == 2 * spatial else sizes * (2 * spatial // len(sizes))
-        case Holds.VALUE:
+        case _:
             if isinstance(value, str):
                 return next((own for own, word in lens.words.items() if word == value), value)
             return lens.kind(value) if lens.kind in (int, float, bool) else value
@@ -125,3 +130,32 @@ def _read(lens: Lens, value: Any, rank: int, spatial: int) -> Any:
 def _spread(value: Any, count: int) -> Ints:
     """Returns a list of numbers; one number stands for ``count`` equal ones."""
     return (value,) * count if isinstance(value, int) else tuple(int(item) for item in value)
+
+
+def permuted_attributes(attributes: Record, perm: Ints) -> Record:
+    """Returns the attributes of an operator whose operands are transposed.
+
+    Axis ``i`` of what they are about then is axis ``perm[i]`` before. Last axes stay what they are:
+    who normalizes over them cannot be moved through a transpose.
+    """
+    found: dict[str, Any] = {}
+    for name, lens in lenses(type(attributes)).items():
+        value, move = getattr(attributes, name), _PERMUTED.get(lens.holds)
+        if move is not None and value is not None:
+            found[name] = move(value, perm)
+    return replace(attributes, **found) if found else attributes
+
+
+def _both(entries: Sequence[Any], perm: Ints) -> tuple[Any, ...]:
+    rank = len(perm)
+    halves = (entries[:rank], entries[rank:]) if entries else ()
+    return tuple(half[axis] for half in halves for axis in perm)
+
+
+_PERMUTED: Mapping[Holds, Callable[[Any, Ints], Any]] = {
+    Holds.AXIS: lambda axis, perm: perm.index(axis),
+    Holds.AXES: lambda axes, perm: tuple(sorted(perm.index(axis) for axis in axes)),
+    Holds.IN_ORDER: lambda axes, perm: tuple(perm.index(axis) for axis in axes),
+    Holds.EACH: lambda entries, perm: tuple(entries[axis] for axis in perm),
+    Holds.BOTH: _both,
+}

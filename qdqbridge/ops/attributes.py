@@ -17,6 +17,7 @@ from qdqbridge.graph.operator import Attributes
 
 Axis = Annotated[int, Lens(holds=Holds.AXIS)]
 Axes = Annotated[Ints, Lens(tvm="axis", holds=Holds.AXES)]
+Each = Annotated[Ints, Lens(holds=Holds.EACH)]
 Kernel = Annotated[Ints, Lens(tvm="pool_size", holds=Holds.SPATIAL)]
 Strides = Annotated[Ints, Lens(holds=Holds.SPATIAL)]
 Dilations = Annotated[Ints, Lens(tvm="dilation", holds=Holds.SPATIAL)]
@@ -142,7 +143,7 @@ class ReshapeAttrs(Attributes):
 class ExpandAttrs(Attributes):
     """Expand: the target; None where a second operand gives it at run time."""
 
-    shape: Ints | None
+    shape: Annotated[Ints | None, Lens(holds=Holds.EACH)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ class TransposeAttrs(Attributes):
 class AxesAttrs(Attributes):
     """Squeeze (axes of the input) and Unsqueeze (axes of the output), sorted."""
 
-    axes: Ints
+    axes: Annotated[Ints, Lens(holds=Holds.AXES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ class SliceAttrs(Attributes):
 
     starts: Ints
     ends: Ints
-    axes: Ints
+    axes: Annotated[Ints, Lens(holds=Holds.IN_ORDER)]
     steps: Ints
 
 
@@ -173,7 +174,7 @@ class SliceAttrs(Attributes):
 class SplitAttrs(Attributes):
     """Split: the extent of every part along the axis."""
 
-    axis: int
+    axis: Axis
     sizes: Ints
 
 
@@ -181,7 +182,7 @@ class SplitAttrs(Attributes):
 class PadAttrs(Attributes):
     """Pad: ``pads`` covers every axis; ``value`` is a real number, used in constant mode."""
 
-    pads: Ints
+    pads: Annotated[Ints, Lens(holds=Holds.BOTH)]
     mode: str = "constant"
     value: float = 0.0
 
@@ -190,7 +191,7 @@ class PadAttrs(Attributes):
 class TileAttrs(Attributes):
     """Tile: one factor per axis."""
 
-    repeats: Ints
+    repeats: Each
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,20 +212,20 @@ class ResizeAttrs(Attributes):
     mode: Annotated[str, Lens(tvm="method", words=_METHODS)]
     coordinate_transformation_mode: str
     nearest_mode: Annotated[str, Lens(tvm="rounding_method")]
-    scales: tuple[float, ...] | None
-    sizes: Ints | None
+    scales: Annotated[tuple[float, ...] | None, Lens(holds=Holds.EACH)]
+    sizes: Annotated[Ints | None, Lens(holds=Holds.EACH)]
     cubic_coeff_a: Annotated[float, Lens(tvm="cubic_alpha")] = -0.75
     exclude_outside: Annotated[bool, Lens(tvm="cubic_exclude")] = False
     extrapolation_value: float = 0.0
     antialias: bool = False
-    roi: tuple[float, ...] = ()
+    roi: Annotated[tuple[float, ...], Lens(holds=Holds.BOTH)] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class NormAttrs(Attributes):
     """LayerNormalization: normalized axes are ``axis`` and all after it."""
 
-    axis: Axis
+    axis: Annotated[int, Lens(holds=Holds.LAST_AXES)]
     epsilon: float
 
 

@@ -6,26 +6,12 @@ axis go where that axis goes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from qdqbridge.graph.graph import Value
-from qdqbridge.graph.operator import Attributes
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType
-from qdqbridge.ops.attributes import (
-    AxesAttrs,
-    AxisAttrs,
-    ExpandAttrs,
-    PadAttrs,
-    ReduceAttrs,
-    ResizeAttrs,
-    SliceAttrs,
-    SoftmaxAttrs,
-    SplitAttrs,
-    TileAttrs,
-)
 
 Perm = tuple[int, ...]
 T = TypeVar("T")
@@ -100,55 +86,3 @@ def permuted_operand(value: Value, perm: Perm) -> Value | None:
         return value
     rank = len(perm)
     return None if len(data.shape) > rank else permuted_constant(widened(value, rank), perm)
-
-
-def permuted_attributes(attributes: Attributes, perm: Perm) -> Attributes:
-    """Returns the attributes of an operator whose operands are transposed."""
-    rule = _RULES.get(type(attributes))
-    return attributes if rule is None else rule(attributes, perm)
-
-
-def _axes(axes: Sequence[int], perm: Perm) -> tuple[int, ...]:
-    return tuple(perm.index(axis) for axis in axes)
-
-
-def _set(axes: Sequence[int], perm: Perm) -> tuple[int, ...]:
-    return tuple(sorted(_axes(axes, perm)))
-
-
-def _entries(entries: Sequence[T], perm: Perm) -> tuple[T, ...]:
-    """Returns one entry per axis in the new order of the axes."""
-    return tuple(entries[axis] for axis in perm)
-
-
-def _halves(entries: Sequence[T], perm: Perm) -> tuple[T, ...]:
-    """Returns begins and ends, one of each per axis."""
-    rank = len(perm)
-    return _entries(entries[:rank], perm) + _entries(entries[rank:], perm) if entries else ()
-
-
-def _resize(a: ResizeAttrs, perm: Perm) -> ResizeAttrs:
-    return replace(
-        a,
-        scales=None if a.scales is None else _entries(a.scales, perm),
-        sizes=None if a.sizes is None else _entries(a.sizes, perm),
-        roi=_halves(a.roi, perm),
-    )
-
-
-def _expand(a: ExpandAttrs, perm: Perm) -> ExpandAttrs:
-    return a if a.shape is None else replace(a, shape=_entries(a.shape, perm))
-
-
-_RULES: dict[type[Attributes], Callable[[Any, Perm], Attributes]] = {
-    AxisAttrs: lambda a, perm: replace(a, axis=perm.index(a.axis)),
-    SplitAttrs: lambda a, perm: replace(a, axis=perm.index(a.axis)),
-    SoftmaxAttrs: lambda a, perm: replace(a, axes=_set(a.axes, perm)),
-    ReduceAttrs: lambda a, perm: replace(a, axes=_set(a.axes, perm)),
-    AxesAttrs: lambda a, perm: replace(a, axes=_set(a.axes, perm)),
-    SliceAttrs: lambda a, perm: replace(a, axes=_axes(a.axes, perm)),
-    PadAttrs: lambda a, perm: replace(a, pads=_halves(a.pads, perm)),
-    TileAttrs: lambda a, perm: replace(a, repeats=_entries(a.repeats, perm)),
-    ExpandAttrs: _expand,
-    ResizeAttrs: _resize,
-}

@@ -13,6 +13,7 @@ from qdqbridge.canonical import canonicalize
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
+from qdqbridge.graph.lenses import permuted_attributes
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import Attributes
 from qdqbridge.graph.quantization import QuantParams
@@ -28,13 +29,7 @@ from qdqbridge.ops.attributes import (
     SplitAttrs,
     TileAttrs,
 )
-from qdqbridge.ops.permutation import (
-    inverse,
-    permuted_attributes,
-    permuted_constant,
-    permuted_operand,
-    widened,
-)
+from qdqbridge.ops.permutation import inverse, permuted_constant, permuted_operand, widened
 from qdqbridge.ops.table import BY_NAME
 from tests.onnx_models import Builder, ints, load, ops, run
 

@@ -77,7 +77,7 @@ def _attribute(node: NodeView, written: OnnxOp, name: str, lens: Lens) -> Any:
         return _resolved(node, node.ints(lens.onnx, ()))
     if default is None and not node.has(lens.onnx):
         raise node.fault(f"attribute '{lens.onnx}' is missing")
-    if lens.holds is Holds.AXIS:
+    if lens.holds in (Holds.AXIS, Holds.LAST_AXES):
         return node.wrap(node.int_(lens.onnx, int(default or 0)))
     if lens.kind is bool:
         return node.flag(lens.onnx, default=bool(default))

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from qdqbridge.graph.edit import link
 from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.lenses import permuted_attributes
 from qdqbridge.graph.types import Shape, ValueType
 from qdqbridge.ops.attributes import ReshapeAttrs, TransposeAttrs
 from qdqbridge.ops.data_movement import FLATTEN, RESHAPE, TRANSPOSE, UNSQUEEZE
 from qdqbridge.ops.elementwise import CONCAT
-from qdqbridge.ops.permutation import permuted_attributes, permuted_constant, permuted_type, widened
+from qdqbridge.ops.permutation import permuted_constant, permuted_type, widened
 from qdqbridge.qnn.layout.constraints import broadcast_constant
 from qdqbridge.qnn.layout.permutation import channels_first, channels_last, unmoved
 from qdqbridge.qnn.layout.plan import LayoutPlan

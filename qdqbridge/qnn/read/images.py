@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from qdqbridge.graph.graph import Value
+from qdqbridge.graph.lenses import permuted_attributes
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
 from qdqbridge.graph.types import TensorType, ValueType
 from qdqbridge.ops.attributes import (
@@ -14,7 +15,7 @@ from qdqbridge.ops.attributes import (
     DepthSpaceAttrs,
     ResizeAttrs,
 )
-from qdqbridge.ops.permutation import inverse, permuted_attributes, permuted_shape
+from qdqbridge.ops.permutation import inverse, permuted_shape
 from qdqbridge.qnn.layout.permutation import channels_first as first
 from qdqbridge.qnn.origin import layout_of
 from qdqbridge.qnn.read.layout import channels_first, laid_out

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from qdqbridge.graph.graph import Value
-from qdqbridge.graph.lenses import read_attributes
+from qdqbridge.graph.lenses import permuted_attributes, read_attributes
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Operator
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import (
@@ -19,7 +19,7 @@ from qdqbridge.ops.attributes import (
 )
 from qdqbridge.ops.normalization import BATCH_NORMALIZATION
 from qdqbridge.ops.normalization import OPERATORS as NORMS
-from qdqbridge.ops.permutation import Perm, permuted_attributes
+from qdqbridge.ops.permutation import Perm
 from qdqbridge.ops.pooling import GLOBAL_POOLS
 from qdqbridge.ops.table import OPERATORS
 from qdqbridge.qnn.layout.permutation import channels_first as first

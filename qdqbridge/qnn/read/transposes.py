@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from qdqbridge.graph.edit import Editor, link, unlink
 from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Value
+from qdqbridge.graph.lenses import permuted_attributes
 from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.ops.attributes import ReduceAttrs, ReshapeAttrs, TransposeAttrs
 from qdqbridge.ops.data_movement import (
@@ -31,13 +32,7 @@ from qdqbridge.ops.normalization import (
     GROUP_NORMALIZATION,
     INSTANCE_NORMALIZATION,
 )
-from qdqbridge.ops.permutation import (
-    permuted_attributes,
-    permuted_constant,
-    permuted_shape,
-    permuted_type,
-    widened,
-)
+from qdqbridge.ops.permutation import permuted_constant, permuted_shape, permuted_type, widened
 from qdqbridge.ops.pooling import GLOBAL_AVERAGE_POOL
 from qdqbridge.ops.reduction import REDUCE_MEAN
 from qdqbridge.ops.resize import RESIZE

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.graph.graph import Node
+from qdqbridge.graph.lenses import permuted_attributes
 from qdqbridge.graph.numerics import codes, dequantize, quantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import ResizeAttrs
-from qdqbridge.ops.permutation import permuted_attributes
 from qdqbridge.ops.resize import interpolated_axes
 from qdqbridge.qnn.dialect.interpolation import linear_sides, nearest_indices
 from qdqbridge.qnn.layout.permutation import channels_first

@@ -12,10 +12,10 @@ import tvm
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.lenses import permuted_attributes
 from qdqbridge.graph.operator import Attributes, Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, TensorType
-from qdqbridge.ops.permutation import permuted_attributes
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.qnn.layout.permutation import channels_first
 from qdqbridge.qnn.layout.permutation import channels_last as to_last
