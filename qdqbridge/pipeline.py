@@ -305,6 +305,23 @@ def changes(source: File, written: File, profile: str = "ort") -> list[ExportCha
     return changes_of(path_of(source), path_of(written), export_profile(profile))
 
 
+def export_costs(graph: Graph, profile: str = "ort") -> list[ExportChange]:
+    """Returns where a file of a profile has other numbers than the graph, and how far off.
+
+    Args:
+        graph: What is written.
+        profile: The profile.
+
+    Raises:
+        InputDataError: It is no graph, but a path for example.
+        UnsupportedTargetError: The profile is not known.
+    """
+    need_graph(graph, "export_costs")
+    from qdqbridge.onnx_io.profiles.changes import costs
+
+    return costs(graph, export_profile(profile))
+
+
 def diff(a: Graph, b: Graph) -> list[GraphDifference]:
     """Returns where two graphs differ, in words; nothing where their digests are equal.
 

@@ -124,6 +124,7 @@ def export(
     if path is not None and isinstance(source, Graph):
         pipeline.save(source, path, profile, recenter=recenter, overwrite=force, opset=opset)
         changed = pipeline.changes(model, path, profile) if is_onnx(model) else []
+        changed += pipeline.export_costs(source, profile)
         found = {"output": str(path), "profile": profile, "digest": source.digest}
         found["changes"] = render_engines.changes_json(changed)
         if not json:

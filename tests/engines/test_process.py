@@ -103,6 +103,27 @@ def test_a_hang_ends(bad: str) -> None:
     assert not engine.alive
 
 
+@pytest.mark.parametrize(
+    ("request_", "said"), [("crash", "its process crashed (SIGSEGV)"), ("hang", "within 2 s")]
+)
+def test_an_engine_that_fails_on_a_model_is_reported_by_name(
+    bad: str, request_: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from qdqbridge.engines import kinds
+
+    worker = (tmp_path / "qdqbridge_bad_worker.py").read_text()
+    failing = worker.replace('raise ValueError("layer 7 is too wide")', f"self.{request_}()")
+    (tmp_path / "qdqbridge_bad_worker.py").write_text(failing)
+    kind = kinds.EngineKind(bad, "The Bad Engine", "numpy", "pip install numpy", bad, "ort")
+    monkeypatch.setattr(kinds, "ENGINES", {bad: kind})
+    with (
+        qdqbridge.open_engine(bad, CNN, limits=ProcessLimits(seconds=2)) as engine,
+        pytest.raises(UnsupportedTargetError, match="The Bad Engine cannot load") as caught,
+    ):
+        engine.taken()
+    assert said in caught.value.why
+
+
 def test_memory_is_bounded(bad: str) -> None:
     engine = process(bad)
     with pytest.raises(UnsupportedTargetError) as caught:

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqbridge
+from qdqbridge.cli.failures import run
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.onnx_io.profiles.hexagon import RESPELLINGS
@@ -207,6 +208,32 @@ def test_blocks_become_channels_and_the_loss_is_told(tmp_path: Path) -> None:
     assert np.abs(theirs.astype(int) - ours.astype(int)).max() <= 1
     qdqbridge.save(graph, tmp_path / "written.onnx", "qnn")
     assert "no-blocks" not in {f.rule for f in check(tmp_path / "written.onnx", "qnn")}
+
+
+def test_export_tells_what_it_costs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    net = Net()
+    inputs, out = gelu(net)
+    source = saved(net, inputs, out, tmp_path / "gelu.onnx", 17)
+    written = str(tmp_path / "written.onnx")
+    assert run(["export", str(source), "-o", written, "--profile", "qnn"]) == 0
+    said = " ".join(capfd.readouterr().err.split())
+    assert "rule no-erf" in said
+    assert "Gelu is rounded once, not 4 times" in said
+
+
+def test_a_constant_has_one_scale_per_tensor(tmp_path: Path) -> None:
+    net, code = Net(), None
+    x, out = net.dq("x", 0.05, U8(0)), ""
+    for scale in (0.1, 0.2):
+        code = code or net.c(U8(127))
+        conv = net.both(net.op("Conv", x, net.weight(4, 4, 1, 1)), scale, U8(0))
+        out = net.q(net.op("Min", conv, net.dq(code, scale, U8(0))), scale, U8(0))
+        x = net.dq(out, scale, U8(0))
+    source = saved(net, {"x": (U8, [1, 4, 5, 5])}, out, tmp_path / "shared.onnx")
+    assert "one-encoding" in {finding.rule for finding in check(source, "qnn")}
+    qdqbridge.save(qdqbridge.load(source), tmp_path / "written.onnx", "qnn")
+    assert check(tmp_path / "written.onnx", "qnn") == []
+    assert qdqbridge.load(tmp_path / "written.onnx").digest == qdqbridge.load(source).digest
 
 
 def test_a_round_of_floats_is_refused_by_name(tmp_path: Path) -> None:

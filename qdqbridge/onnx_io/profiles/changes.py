@@ -9,11 +9,13 @@ from pathlib import Path
 
 import onnx
 
+from qdqbridge.graph.graph import Graph
 from qdqbridge.onnx_io.model_file import read_model
 from qdqbridge.onnx_io.profiles.checker import view_of
 from qdqbridge.onnx_io.profiles.file_view import FileView, is_dequantize, is_quantize
 from qdqbridge.onnx_io.profiles.finding import findings_of
 from qdqbridge.onnx_io.profiles.profile import ExportProfile
+from qdqbridge.onnx_io.profiles.respelling import respelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,25 @@ def changes(source: Path, written: Path, profile: ExportProfile) -> list[ExportC
         *_counted("activations stored as", _storage(before), _storage(after)),
         *_counted("operator", _operators(before), _operators(after)),
     ]
+
+
+def costs(graph: Graph, profile: ExportProfile) -> list[ExportChange]:
+    """Returns where numbers are otherwise than the graph says, because the runtime wants that.
+
+    Args:
+        graph: What is written.
+        profile: The profile it is written in.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for rule, cost in respelled(graph, profile.respellings).costs:
+        found.setdefault((rule, cost.text), []).append(cost.node)
+    return [
+        ExportChange(
+            f"numbers of '{nodes[0]}'" + (f" and {len(nodes) - 1} more" if nodes[1:] else ""),
+            "as read", text, f"rule {rule}",
+        )
+        for (rule, text), nodes in found.items()
+    ]  # fmt: skip
 
 
 def _view(path: Path) -> FileView:

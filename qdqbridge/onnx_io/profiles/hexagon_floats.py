@@ -135,6 +135,20 @@ def _float_weight(view: FileView, node: FileNode) -> Reason | None:
     return None
 
 
+def _shared(view: FileView, node: FileNode) -> Reason | None:
+    """An initializer that two DequantizeLinear read with other scales: it is taken with one."""
+    if not is_dequantize(node) or not view.is_constant(node.input(0)):
+        return None
+    own = view.encoding(node)
+    for other, index in view.consumers(node.input(0)):
+        if other is node or index or not is_dequantize(other) or not own.per_tensor:
+            continue
+        if not own.same_mapping(view.encoding(other)):
+            text = f"'{node.input(0)}' has another scale in '{other.name}'"
+            return Reason(text, (node.input(0),))
+    return None
+
+
 def _erf(view: FileView, node: FileNode) -> Reason | None:
     del view
     if node.op != "Erf":
@@ -200,6 +214,8 @@ FLOAT_RULES: tuple[Demand, ...] = (
     Demand("concat-encodings", "Concat behind and before convolutions", _concat,
            f"{_HOST}: up to 218 LSB off", Effect.OTHER,
            "requantize operands to the result's scale and zero point"),
+    Demand("one-encoding", "DQ of constants", _shared, f"{_HOST}: up to 90 LSB off", Effect.OTHER,
+           "store the constant once for each scale"),
     Demand("float-padding", "Conv and ConvTranspose of DQ, result not quantized", _padded,
            f"{_HOST}: computed as if 0 were the smallest number", Effect.OTHER,
            "quantize the result, or pad the stored integers"),

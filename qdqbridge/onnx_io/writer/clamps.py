@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.types import QuantType, TensorType
@@ -90,7 +91,8 @@ def clamp_extremes(writer: RowWriter, tensor: str, dtype: DType, value: Value) -
     for op_type, side, end, _ in active:
         if op_type == "Min" and len(active) > 1:
             tensor = rounded(writer, tensor, dtype, value)
-        code = writer.array(np.array(end, full.numpy), f"{name}_{side}")
+        number = Constant.of(np.array(end, full.numpy))  # its own: Hexagon has one scale a tensor
+        code = writer.constant(number, writer.free.take(f"{name}_{side}"))
         bound = writer.free.take(f"{stem(code)}_DequantizeLinear_Output")
         bound = writer.dequantize(code, QuantType(params, ()), bound, dtype)
         target = writer.free.take(f"{name}_{op_type.lower()}")
