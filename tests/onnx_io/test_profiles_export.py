@@ -95,6 +95,7 @@ def same_graph(graph: Graph, path: Path, *, off: float | None) -> None:
     feeds = data(with_numbers(graph, dict.fromkeys(symbolic_extents(graph), 2)))
     ours, theirs = evaluate(graph, feeds)[0], evaluate(again, feeds)[0]
     for name, array in ours.items():
+        # How far, and why, stands at RESPELLED; what is off by nothing is equal.
         np.testing.assert_allclose(theirs[name], array, rtol=1e-4 if off else 0, atol=off)
 
 

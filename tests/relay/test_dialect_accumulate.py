@@ -10,7 +10,7 @@ import pytest
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, PoolAttrs, ResizeAttrs
 from qdqbridge.ops.convolution import correlate, spread
 from tests.dialect.contract import Array, contract, every_code, params
-from tests.relay.relay_cases import TARGETS, Cases, all_args, const
+from tests.relay.relay_cases import TARGETS, UNOPTIMIZED, Cases, all_args, const
 
 TYPES = [("int8", "int8"), ("uint8", "int8"), ("uint8", "uint8"), ("int16", "int8")]
 CONV: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
@@ -72,7 +72,7 @@ def _conv_record(attrs: dict[str, Any], rank: int) -> ConvAttrs:
 @pytest.mark.parametrize(("xd", "wd"), TYPES)
 def test_conv_in_every_layout(xd: str, wd: str) -> None:
     rng = np.random.default_rng(0)
-    cases = Cases()
+    cases = Cases(UNOPTIMIZED)
     wide = "int64" if xd == "int16" else "int32"
     for xs, ws, attrs in CONV + OTHERS:
         rank = len(xs) - 2
@@ -101,7 +101,7 @@ def test_conv_in_every_layout(xd: str, wd: str) -> None:
 def test_relays_depthwise_weight() -> None:
     """(C, multiplier, kernel...) and HWOI, as Relay's importers write them."""
     rng = np.random.default_rng(1)
-    cases = Cases()
+    cases = Cases(UNOPTIMIZED)
     x, w = every_code(rng, "uint8", (2, 3, 6, 5)), every_code(rng, "int8", (6, 1, 3, 3))
     record = ConvAttrs((1, 1), (1, 1), (1, 1, 1, 1), 3)
     zw = np.arange(6)
@@ -125,7 +125,7 @@ def test_relays_depthwise_weight() -> None:
 @pytest.mark.parametrize(("xd", "wd"), TYPES)
 def test_conv_transpose(xd: str, wd: str) -> None:
     rng = np.random.default_rng(2)
-    cases = Cases()
+    cases = Cases(UNOPTIMIZED)
     wide = "int64" if xd == "int16" else "int32"
     for xs, ws, attrs in TRANSPOSED:
         groups = attrs.get("groups", 1)
@@ -156,7 +156,7 @@ def test_conv_transpose(xd: str, wd: str) -> None:
 def test_dense_and_batch_matmul(xd: str, wd: str) -> None:
     rng = np.random.default_rng(3)
     wide = "int64" if xd == "int16" else "int32"
-    cases = Cases()
+    cases = Cases(UNOPTIMIZED)
     w = every_code(rng, wd, (7, 33))
     for shape in ((4, 33), (2, 3, 33)):
         x = every_code(rng, xd, shape)
@@ -186,7 +186,7 @@ def test_dense_and_batch_matmul(xd: str, wd: str) -> None:
 
 def test_sums_beyond_int32_need_int64() -> None:
     x, w = np.full((1, 70_000), -32768, np.int16), np.full((1, 70_000), -128, np.int8)
-    cases = Cases()
+    cases = Cases(UNOPTIMIZED)
     total = np.asarray([[70_000 * 32768 * 128]], np.int64)
     cases.add(
         "qnn.dense", [*six(x, w, 0, 0, 1)[:5], const(1.0, "float32")], {"out_dtype": "int64"}, total
@@ -200,7 +200,7 @@ def test_averages(dtype: str) -> None:
     fine = 1.0 if dtype.endswith("8") else 1 / 256
     px, py = params(dtype, 0.031 * fine, 7), params(dtype, 0.0241 * fine, 3)
     x = every_code(rng, dtype, (2, 3, 8, 9))
-    cases = Cases()
+    cases = Cases(UNOPTIMIZED)
     for pads, counted in (([0, 0, 0, 0], False), ([1, 0, 1, 1], False), ([1, 1, 1, 1], True)):
         record = PoolAttrs((3, 2), (2, 1), (1, 1), tuple(pads), False, counted)
         expected = contract("AveragePool", record, (x,), (px,), py)

@@ -101,7 +101,7 @@ class CodesProduct:
         return -(-self.units // self.cpu.lanes)
 
     @property
-    def chains(self) -> tuple[tuple[int, ...], ...]:
+    def joint_digits(self) -> tuple[tuple[int, ...], ...]:
         """Digits whose sums are one integer: three, times codes beyond -8 .. 8, do not fit."""
         if self.digits == 1:
             return ((0,),)
@@ -325,7 +325,7 @@ class _CodesProduct:
         lanes = self.d.cpu.lanes
         up = number(float(1 << _DIGIT), "float32", lanes)
         real: Prim = None
-        for chain in self.d.chains:
+        for chain in self.d.joint_digits:
             total = load(sums[chain[0]], 0, lanes)
             for digit in chain[1:]:
                 total = tirx.shift_left(total, number(_DIGIT, "int32", lanes))

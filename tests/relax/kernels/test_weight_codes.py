@@ -107,6 +107,7 @@ def test_accuracy_level_4_is_one_digit(kind: str) -> None:
     wanted = evaluate(found, {"x": rounded}, exact=True)[0][name]
     got = build(found).run({"x": x})[name]
     reach = 15 if "4" in kind else 255
+    # Float32 sums over 128 terms of codes up to `reach`, scales up to 0.02, activations up to 4.
     np.testing.assert_allclose(got, wanted, rtol=0, atol=reach * 0.02 * 4 * 128 * 2.0**-23)
     assert np.abs(got - evaluate(found, {"x": x})[0][name]).max() > 1e-3  # it is rounded
 
