@@ -193,8 +193,8 @@ STORED_EXPERTS = Row(
     check=_check,
     apart=True,
     numerics="MoE with weights (code - zero point) * scale in float32, and shares of the chosen "
-    "experts alone. Against onnxruntime 1.32 on 125 random nodes: at most 2e-6 off; with accuracy_level 4 "
-    "it multiplies in 8 bits, which is not computed here.",
+    "experts alone. Against onnxruntime 1.32 on 125 random nodes: at most 2e-6 off; with "
+    "accuracy_level 4 it multiplies in 8 bits, which is not computed here.",
 )
 
 OPERATORS = (EXPERTS, STORED_EXPERTS)
