@@ -114,6 +114,61 @@ def instance_norm() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
 
 
+def signed_concat() -> onnx.ModelProto:
+    """Returns a Conv of a Concat of int8, all zero points 0."""
+    chance = np.random.default_rng(0)
+    numbers = {
+        "scale": np.float32(0.05), "zero": np.int8(0), "scale_result": np.float32(0.1),
+        "weight": chance.integers(-127, 128, (4, 8, 1, 1)).astype(np.int8),
+        "weight_scale": np.float32(0.01),
+    }  # fmt: skip
+    quantize, dequantize = "QuantizeLinear", "DequantizeLinear"
+    nodes = [
+        helper.make_node(dequantize, ["x", "scale", "zero"], ["x_real"]),
+        helper.make_node("Concat", ["x_real", "x_real"], ["pair"], axis=1),
+        helper.make_node(quantize, ["pair", "scale", "zero"], ["pair_stored"]),
+        helper.make_node(dequantize, ["pair_stored", "scale", "zero"], ["pair_real"]),
+        helper.make_node(dequantize, ["weight", "weight_scale", "zero"], ["weight_real"]),
+        helper.make_node("Conv", ["pair_real", "weight_real"], ["product"]),
+        helper.make_node(quantize, ["product", "scale_result", "zero"], ["result"]),
+    ]
+    return _model("signed_concat", nodes, numbers, TensorProto.INT8, (1, 4, 6, 6), (1, 4, 6, 6))
+
+
+def range_as_clamp() -> onnx.ModelProto:
+    """Returns an Add of a pair of uint16 with zero point 0, whose range is a Relu."""
+    numbers = {
+        "scale": np.float32(0.02), "zero": np.uint8(128),
+        "scale_wide": np.float32(0.0001), "zero_wide": np.uint16(0), "one": np.float32(0.5),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "scale", "zero"], ["x_real"]),
+        helper.make_node("Add", ["x_real", "one"], ["sum"]),
+        helper.make_node("QuantizeLinear", ["sum", "scale_wide", "zero_wide"], ["stored"]),
+        helper.make_node("DequantizeLinear", ["stored", "scale_wide", "zero_wide"], ["real"]),
+        helper.make_node("QuantizeLinear", ["real", "scale", "zero"], ["result"]),
+    ]
+    shape = (1, 64)
+    return _model("range_as_clamp", nodes, numbers, TensorProto.UINT8, shape, shape, opset=21)
+
+
+def _model(
+    name: str,
+    nodes: list[onnx.NodeProto],
+    numbers: dict[str, np.generic | np.ndarray],
+    element: int,
+    shape: tuple[int, ...],
+    result: tuple[int, ...],
+    opset: int = 17,
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes, name, [helper.make_tensor_value_info("x", element, shape)],
+        [helper.make_tensor_value_info("result", element, result)],
+        [numpy_helper.from_array(np.asarray(value), key) for key, value in numbers.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
 FAULTS = (
     Fault(
         "hexagon_conv_relu_before_quantize.onnx", "qnn-htp", "wrong",
@@ -184,6 +239,16 @@ FAULTS = (
         "openvino_max_min_behind_product.onnx", "openvino", "left",
         "Conv, Q, DQ, Max, Q, DQ, Min, Q with zero point 0: float32; with Clip it is integers",
         spelled("Conv", "s8", "middle", "tensor", "int32", "q-max-min", "end", "17", "4"),
+    ),
+    Fault(
+        "openvino_conv_of_concat_int8.onnx", "openvino", "wrong",
+        "Concat of int8, Q, DQ, Conv: computed from uint8 that nobody has shifted",
+        signed_concat,
+    ),
+    Fault(
+        "openvino_range_of_uint16.onnx", "openvino", "wrong",
+        "a Q/DQ pair of uint16 with zero point 0: left out, and with it the Relu that its range is",
+        range_as_clamp,
     ),
     Fault(
         "openvino_scaled_product.onnx", "openvino", "refused",

@@ -418,6 +418,44 @@ def test_openvino_gets_a_zero_point_for_each_tensor(tmp_path: Path) -> None:
     assert canonicalize(read(path)).digest == graph.digest
 
 
+def shifted_convolution(net: Net) -> str:
+    return net.fake(conv(net, x=(0.05, 5, S8), y=(0.5, 0, S8)), 0.5, 0, S8)
+
+
+def test_openvino_gets_uint8_where_int8_has_a_zero_point(tmp_path: Path) -> None:
+    graph = built(shifted_convolution, tmp_path)
+    assert {f.rule for f in check(tmp_path / "built.onnx", "openvino")} == {"shifted-products"}
+    path = written(graph, "openvino", tmp_path)
+    assert check(path, "openvino") == []
+    feeds = samples(onnx.load(path))
+    (want,), (got,) = run(tmp_path / "built.onnx", feeds), run(path, feeds)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_openvino_gets_a_clip_where_a_range_of_16_bits_is_a_relu(tmp_path: Path) -> None:
+    graph = built(lambda net: net.fake("x", 0.0001, 0, np.uint16), tmp_path, opset=21)
+    path = written(graph, "openvino", tmp_path)
+    assert "Clip" in kinds(path)
+    assert "Clip" not in kinds(written(graph, "portable", tmp_path))
+    assert canonicalize(read(path)).digest == graph.digest
+
+
+def shifted_weight(net: Net) -> str:
+    weight = net.constant(np.arange(0, 252, 7, dtype=np.uint8).reshape(4, 1, 3, 3).repeat(4, 1))
+    product = net.op("Conv", net.fake("x", *AROUND_128), net.dq(weight, 0.01, 40), pads=[1] * 4)
+    return net.fake(product, 0.5, 128)
+
+
+def test_openvino_gets_float_weights_where_they_do_not_fit_around_zero(tmp_path: Path) -> None:
+    graph = built(shifted_weight, tmp_path)
+    assert "signed-weights" in {f.rule for f in check(tmp_path / "built.onnx", "openvino")}
+    path = written(graph, "openvino", tmp_path)
+    assert {f.rule for f in check(path, "openvino")} == {"both-operands-quantized"}
+    feeds = samples(onnx.load(path))
+    (want,), (got,) = run(tmp_path / "built.onnx", feeds), run(path, feeds)
+    np.testing.assert_array_equal(got, want)
+
+
 # ---- graphs ---------------------------------------------------------------------------------
 
 

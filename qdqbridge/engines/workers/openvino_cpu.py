@@ -20,6 +20,10 @@ _MOVING = frozenset(
 _PRODUCTS = frozenset({"Convolution", "Deconvolution", "FullyConnected", "MatMul"})
 
 
+_EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+"""Float32 where a model is float: no bfloat16, and no activations that it quantizes on its own."""
+
+
 class OpenVinoWorker:
     """Compiles models for the CPU, in float32 where they are float."""
 
@@ -34,7 +38,7 @@ class OpenVinoWorker:
     def load(self, key: str, file: str) -> Loaded:
         """Compiles a model."""
         model = self._core.read_model(file)
-        compiled = self._core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        compiled = self._core.compile_model(model, "CPU", _EXACT)
         self._compiled[key] = compiled
         layers = compiled.get_runtime_model().get_ordered_ops()
         return [_row(layer) for layer in layers], 1

@@ -64,6 +64,48 @@ def _made_of_integers(view: FileView, node: FileNode) -> Reason | None:
     return None
 
 
+def _weight(view: FileView, node: FileNode) -> FileEncoding | None:
+    """Returns the parameters of a product's quantized weight that are not int8 around 0."""
+    x = view.dequantized(node.input(0)) if node.op in WEIGHTED else None
+    found = None if x is None else view.dequantized(node.input(1))
+    if found is None or not is_parameter(view, found.node) or found.dtype not in _EIGHT:
+        return None
+    return None if found.dtype is DType.INT8 and found.symmetric else found
+
+
+def _float_weight(view: FileView, node: FileNode) -> Reason | None:
+    found = _weight(view, node)
+    if found is None:
+        return None
+    name = found.node.input(0)
+    return Reason(f"the weight '{name}' is {found.dtype} with zero point {found.zero()}", (name,))
+
+
+def _wrong_weight(view: FileView, node: FileNode) -> Reason | None:
+    """Convolutions of shifted weights are transposed wrongly, those of uint8 do not compile."""
+    found, x = _weight(view, node), view.dequantized(node.input(0))
+    if found is None or x is None:
+        return None
+    wrong = node.op == "ConvTranspose" and x.symmetric and not found.symmetric
+    refused = node.op == "Conv" and found.dtype is DType.UINT8 and found.symmetric
+    if wrong or (refused and not x.symmetric):
+        return _float_weight(view, node)
+    return None
+
+
+def _signed_concat(view: FileView, node: FileNode) -> Reason | None:
+    """What a Concat makes of int8 is stored as uint8 in front of a Conv, and not shifted."""
+    x = view.dequantized(node.input(0)) if node.op == "Conv" else None
+    if x is None or x.dtype is not DType.INT8 or node.attributes.get("group", 1) != 1:
+        return None
+    tensor = x.node.input(0)
+    rounding = view.producer(tensor)
+    made = None if rounding is None else view.producer(rounding.input(0))
+    if made is None or made.op != "Concat":
+        return None
+    return Reason(f"'{tensor}' is int8, made by the Concat '{made.name}'", (tensor,))
+
+
 def _shifted(view: FileView, node: FileNode) -> Reason | None:
     """Some products of an activation and a weight subtract the zero point in float, or all is."""
     x = view.dequantized(node.input(0))
@@ -232,6 +274,14 @@ RULES: tuple[Demand, ...] = (
     Demand("shifted-products", "Conv of int8, ConvTranspose, MatMul of rank 4", _shifted,
          "OpenVINO 2026.4.1, runtime model", Effect.FLOAT,
          "use zero point 0; for a Conv uint8 will do"),
+    Demand("signed-weights", "Conv, ConvTranspose, Gemm, MatMul", _float_weight,
+           "OpenVINO 2026.4.1, runtime model", Effect.FLOAT, "use int8 with zero point 0"),
+    Demand("weights-of-convolutions", "Conv and ConvTranspose of shifted weights", _wrong_weight,
+           "OpenVINO 2026.4.1: up to 255 LSB wrong, or not compiled", Effect.OTHER,
+           "use int8 with zero point 0, or float weights"),
+    Demand("unsigned-concat", "Conv of a Concat", _signed_concat,
+           "OpenVINO 2026.4.1: up to 51 LSB wrong", Effect.OTHER,
+           "use uint8, zero points shifted by 128"),
     Demand("rounded-once", "QuantizeLinear of a Concat that was quantized already", _rounded_twice,
            "OpenVINO 2026.4.1: it crashes (SIGSEGV)", Effect.REFUSED,
            "quantize the Concat once, or put a Max with a very low number in between"),

@@ -69,9 +69,12 @@ class ExportProfile:
         recentered: Turn uint8 with zero point 128 into int8 with zero point 0.
         unsigned: Which signed types become unsigned in a graph, zero points shifted.
         respellings: What is put otherwise in a graph before it is written.
+        convolvable: Turn int8 activations with a zero point, or that a Concat makes for a Conv,
+            into uint8; weights of convolutions that do not fit into int8 into floats.
         apart: Give each tensor a scale and a zero point of its own, also where others have equal
             ones.
         guarded: Put a Max that changes nothing between a Concat and its second rounding.
+        clipped: Put a Clip to what the type holds in front of a QuantizeLinear of 16 bits.
         contrib: Spell Q and DQ of 16 and 4 bits in ``com.microsoft`` below opset 21.
         packed: Keep the MatMulNBits of a file.
         operators: Use QLinear operators where there is one.
@@ -89,8 +92,10 @@ class ExportProfile:
     recentered: bool = False
     unsigned: Callable[[Graph], tuple[DType, ...]] | None = None
     respellings: tuple[Respelling, ...] = ()
+    convolvable: bool = False
     apart: bool = False
     guarded: bool = False
+    clipped: bool = False
     contrib: bool = False
     packed: bool = False
     operators: bool = False

@@ -6,6 +6,8 @@ from qdqbridge.graph import recenter
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.operator import Flow
+from qdqbridge.ops.convolution import CONV
+from qdqbridge.ops.elementwise import CONCAT
 from qdqbridge.ops.normalization import (
     BATCH_NORMALIZATION,
     GROUP_NORMALIZATION,
@@ -46,6 +48,28 @@ def unsigned(graph: Graph, source: DType = DType.INT8) -> Graph:
         if (node.op.flow is Flow.ACCUMULATE or node.op in _NORMS) and index
     }
     return recenter.recentered(graph, source, only=lambda value: value not in weights)
+
+
+def convolvable(graph: Graph) -> Graph:
+    """Returns a copy of a graph whose int8 activations are uint8 where that is computed better.
+
+    OpenVINO's convolutions subtract the zero point of uint8 only, and compute something else from
+    int8 that a Concat made. What is int8 around 0 stays so elsewhere: products of two activations
+    and transposed convolutions want no zero point at all.
+
+    Args:
+        graph: The graph; it is not changed.
+    """
+
+    def better(value: Value) -> bool:
+        if value.constant is not None or value.quant is None:
+            return False
+        if value.quant.params.zero_point.any():
+            return True
+        made = value.producer is not None and value.producer.op is CONCAT
+        return made and any(node.op is CONV for node, _ in value.users)
+
+    return recenter.recentered(graph, DType.INT8, only=better)
 
 
 def _around_half(value: Value) -> bool:

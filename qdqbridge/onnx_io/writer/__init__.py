@@ -10,7 +10,7 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.onnx_io.profiles import Effect, ExportProfile, Versions, profile_of
 from qdqbridge.onnx_io.profiles.checker import check_model
-from qdqbridge.onnx_io.profiles.recentering import recentered, unsigned
+from qdqbridge.onnx_io.profiles.recentering import convolvable, recentered, unsigned
 from qdqbridge.onnx_io.profiles.respelling import respelled
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 from qdqbridge.onnx_io.writer.files import write_files
@@ -127,6 +127,7 @@ def _light(model: ModelProto, sheet: Sheet) -> ModelProto:
 
 def _sheet(graph: Graph, profile: ExportProfile, given: int | None = None) -> Sheet:
     graph = recentered(graph) if profile.recentered else graph
+    graph = convolvable(graph) if profile.convolvable else graph
     graph = respelled(graph, profile.respellings).graph
     for dtype in () if profile.unsigned is None else profile.unsigned(graph):
         graph = unsigned(graph, dtype)

@@ -11,6 +11,7 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
+from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.onnx_io.writer.names import stem
 from qdqbridge.onnx_io.writer.rows import RowWriter, quantizing, real_bounds, starts_at_zero
@@ -98,6 +99,23 @@ def clamp_extremes(writer: RowWriter, tensor: str, dtype: DType, value: Value) -
         target = writer.free.take(f"{name}_{op_type.lower()}")
         tensor = writer.row(op_type, [tensor, bound], target, type_)
     return tensor
+
+
+def clip_to_range(writer: RowWriter, tensor: str, dtype: DType, value: Value) -> str:
+    """Returns ``tensor`` behind a Clip to what ``value`` can hold, also where it rounds to that.
+
+    A runtime that leaves a QuantizeLinear out leaves its clamp out as well.
+    """
+    assert value.quant is not None
+    params = value.quant.params
+    ends = np.array([params.qmin, params.qmax], params.storage_dtype.numpy)
+    name = stem(writer.tensors.of(value))
+    bounds = [
+        writer.array(end.astype(dtype.numpy), f"{name}_{side}")
+        for side, end in zip(("low", "high"), dequantize(ends, params.widened()), strict=True)
+    ]
+    target, type_ = writer.free.take(f"{name}_clip"), TensorType(dtype, value.type.shape)
+    return writer.row("Clip", [tensor, *bounds], target, type_)
 
 
 def idle_max(writer: RowWriter, tensor: str, dtype: DType, value: Value) -> str:

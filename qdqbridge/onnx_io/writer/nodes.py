@@ -16,6 +16,7 @@ from qdqbridge.onnx_io.writer.clamps import (
     clamp_extremes,
     clamp_real,
     clip_stored,
+    clip_to_range,
     idle_max,
     rounded,
 )
@@ -40,6 +41,7 @@ from qdqbridge.onnx_io.writer.variants import (
 )
 from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.composition import CompositionAttrs
+from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.dynamic import DYNAMIC_DENSE
 from qdqbridge.ops.elementwise import CONCAT
 from qdqbridge.ops.matmul import DENSE
@@ -49,6 +51,7 @@ from qdqbridge.ops.simulated import SimulatedAttrs
 _BIAS = 2
 _MIXED = 23
 """The opset whose QuantizeLinear takes data and scales of different float types."""
+_CONVOLUTIONS = (CONV, CONV_TRANSPOSE)
 _INTEGER_KERNELS = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE)
 
 
@@ -189,6 +192,8 @@ class NodeWriter(RowWriter):
         """
         if index == _BIAS and node.op.flow is Flow.ACCUMULATE:
             return self.bias(value, dtype)
+        if self.profile.convolvable and index == 1 and _has_shifted_weight(node):
+            return self.folded(value, dtype)
         plain = value.constant is not None and value.quant is None
         if plain and quantized and node.op.is_data(index):
             return self.converted(value, dtype)
@@ -261,7 +266,9 @@ class NodeWriter(RowWriter):
                 where=f"tensor '{value.name}'",
                 fix="choose a storage type of 16 bits or less",
             )
-        if clamp and not params.full_range:
+        if clamp and self.profile.clipped and params.storage_dtype.bits == 16 and params.per_tensor:
+            tensor = clip_to_range(self, tensor, dtype, value)
+        elif clamp and not params.full_range:
             stored = self.profile.clamp is Clamp.STORED and fuses
             if stored and params.storage_dtype is DType.UINT8:
                 whole = self.free.take(f"{stem(target)}_unclamped")
@@ -278,6 +285,14 @@ class NodeWriter(RowWriter):
         inputs = [tensor, *self.parameters.of(params, stem(target))]
         type_ = TensorType(params.storage_dtype, shape)
         self.row("QuantizeLinear", inputs, target, type_, quantizing(params), node)
+
+
+def _has_shifted_weight(node: Node) -> bool:
+    """True for a convolution whose weight does not fit into a type around 0."""
+    weight = node.operand(1) if node.op in _CONVOLUTIONS else None
+    if weight is None or weight.constant is None or weight.quant is None:
+        return False
+    return not weight.quant.params.symmetric or weight.quant.dtype is DType.UINT8
 
 
 def _implied(node: Node, value: Value) -> bool:

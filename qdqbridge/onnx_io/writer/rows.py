@@ -86,12 +86,17 @@ class RowWriter:
         """Returns the tensor of a bias: the file's own float numbers where it had some."""
         variant = self.profile.bias
         if variant is Bias.FLOAT and value.constant is not None and value.quant is not None:
-            params = value.quant.params
-            real = value.constant.map(lambda a: dequantize(a, params), dtype=DType.FLOAT32)
-            return self._cast(value.written or real, value, dtype)
+            return self.folded(value, dtype)
         if value.written is not None and variant is not Bias.INT32:
             return self._cast(value.written, value, dtype)
         return self.converted(value, dtype)
+
+    def folded(self, value: Value, dtype: DType) -> str:
+        """Returns a quantized constant as real numbers: the file's own where it had some."""
+        assert value.constant is not None and value.quant is not None
+        params = value.quant.params
+        real = value.constant.map(lambda a: dequantize(a, params), dtype=DType.FLOAT32)
+        return self._cast(value.written or real, value, dtype)
 
     def converted(self, value: Value, dtype: DType) -> str:
         """Returns a value in real numbers; a constant of another float type is converted."""
