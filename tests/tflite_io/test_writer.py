@@ -12,9 +12,14 @@ pytest.importorskip("tflite", reason="the package that knows the schema of TFLit
 pytest.importorskip("ai_edge_litert", reason="LiteRT, the judge")
 
 import qdqbridge as qb
+from qdqbridge.canonical import canonicalize
 from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.types import QuantType
+from qdqbridge.ops.attributes import ConvAttrs
 from qdqbridge.tflite_io.litert import Kernels, node_differences, shapes_of
 from qdqbridge.tflite_io.writer import TFLiteModel, converted, write
+from tests.graph.graphs import S8, apply, const, graph, quant, stored
 from tests.tflite_io import test_against_litert, test_hard_forms
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
@@ -215,3 +220,72 @@ def test_a_range_of_nothing_but_zero_is_written() -> None:
     )
     made = converted(graph)
     assert made.model.operators
+
+
+def test_a_file_is_hardly_larger_than_its_weights(tmp_path: Path) -> None:
+    """Weights of a network of real size: 5 MB in convolutions, per channel."""
+    rng = np.random.default_rng(0)
+    value = first = stored("x", S8, ("N", 256, 4, 4))
+    own = 0
+    for _ in range(8):
+        scales = quant(DType.INT8, rng.uniform(0.001, 0.01, 256).astype(np.float32),
+                       np.zeros(256, np.int32), axis=0)  # fmt: skip
+        weight = const(rng.integers(-127, 128, (256, 256, 3, 3)).astype(np.int8), scales)
+        own += 256 * 256 * 9
+        same = ConvAttrs((1, 1), (1, 1), (1, 1, 1, 1), 1)
+        type_ = QuantType(S8, value.type.shape)
+        value = apply("Conv", value, weight, attributes=same, type_=type_)
+    made = write(canonicalize(graph([first], value)), tmp_path / "m.tflite")
+    assert own <= (tmp_path / "m.tflite").stat().st_size <= 1.03 * own
+    assert qb.load(tmp_path / "m.tflite").digest == made.digest
+
+
+def test_outputs_and_open_extents_keep_their_names(tmp_path: Path) -> None:
+    text = (
+        f"{HEADER}input %x: quant<int8, 0.05, 3>[N,4]\ninput %z: quant<int8, 0.05, 3>[N,M,4]\n"
+        "%y = Abs(%x): quant<int8, 0.05, 3>[N,4]\n%a = Neg(%z): quant<int8, 0.05, 3>[N,M,4]\n"
+        "output %y\noutput %a\n"
+    )
+    before = qb.parse(text)
+    write(before, tmp_path / "m.tflite")
+    after = qb.load(tmp_path / "m.tflite")
+    assert [v.name for v in after.inputs] == [v.name for v in before.inputs]
+    assert after.output_names == before.output_names
+    assert [v.type.shape for v in after.inputs] == [("N", 4), ("N", "M", 4)]
+
+
+def test_a_16_bit_result_that_loses_its_zero_point_is_told() -> None:
+    graph_ = qb.parse(
+        f"{HEADER}input %x: float32[2,4]\n%q = quantize(%x): quant<uint16, 0.0001, 100>[2,4]\n"
+        "%y = Abs(%q): quant<uint16, 0.0001, 30000>[2,4]\n%r = dequantize(%y): float32[2,4]\n"
+        "output %r\n"
+    )
+    notes = [n for n in converted(graph_).notes if n.rule == "around-zero"]
+    assert len(notes) == 2
+    assert "the scale 0.0001 becomes" in notes[0].reason
+
+
+@pytest.mark.parametrize("kind", ["uint16, 0.01, 7", "int16, 0.01, 7"])
+def test_16_bit_interfaces_with_zero_points_are_refused_by_name(kind: str) -> None:
+    graph_ = qb.parse(
+        f"{HEADER}input %x: quant<{kind}>[2,4]\n%y = Abs(%x): quant<{kind}>[2,4]\noutput %y\n"
+    )
+    with pytest.raises(UnsupportedTargetError) as caught:
+        converted(graph_)
+    assert "input (1" in caught.value.why
+    assert "output (1" in caught.value.why
+
+
+@pytest.mark.parametrize("place", ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"])
+@pytest.mark.parametrize("mode", ["half_pixel", "asymmetric", "align_corners"])
+def test_every_nearest_resize_is_written(mode: str, place: str) -> None:
+    graph_ = qb.parse(
+        f"{HEADER}{IMAGE}\n%y = Resize(%x) {{mode='nearest', nearest_mode='{place}', "
+        f"coordinate_transformation_mode='{mode}', scales=[1 1 1.5 0.5], sizes=None}}"
+        ": quant<int8, 0.05, 3>[1,4,9,4]\noutput %y\n"
+    )
+    made = converted(graph_)
+    fed = feeds(made)
+    before, after = qb.evaluate(graph_, fed), qb.evaluate(made.graph, fed)
+    np.testing.assert_array_equal(before["y"], after["y"])
+    assert steps(made) == 0
