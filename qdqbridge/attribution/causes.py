@@ -12,8 +12,8 @@ from qdqbridge.attribution.simulation import rounding
 from qdqbridge.graph.quantization import QuantParams
 
 Array = NDArray[Any]
-_BEYOND = 0.51
-"""Steps beyond which an error is no rounding: half of one, and what float32 adds."""
+_BEYOND = 0.55
+"""Steps beyond which an error is no rounding: half of one, and what an earlier, finer one added."""
 
 
 def changed(rounded: Rounded, original: Array) -> Array:

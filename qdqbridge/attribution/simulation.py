@@ -40,7 +40,7 @@ class FloatRuns:
     def __init__(self, graph: Graph, data: Mapping[str, Array]) -> None:
         self.graph = graph
         self.clean: dict[Value, Array] = dict(
-            zip(graph.inputs, check_inputs(graph, data), strict=True)
+            zip(graph.inputs, check_inputs(graph.inputs, data), strict=True)
         )
         for node in graph.nodes:
             operands = [None if v is None else self.stored(v) for v in node.inputs]

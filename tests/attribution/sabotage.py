@@ -106,7 +106,7 @@ def _activation(file: _File, rng: Any) -> str:
 def _clipped_range(file: _File, rng: Any) -> Sabotage:
     name = _activation(file, rng)
     file.set(f"{name}_scale", file.scale(name) * 0.15)
-    return Sabotage("clipped range", (name,), ("activation clipping",))
+    return Sabotage("clipped range", (name,), ("activation clipping", "constant clipping"))
 
 
 def _scale_of_another(file: _File, rng: Any) -> Sabotage:
@@ -159,23 +159,28 @@ def _axis(file: _File, name: str) -> int:
     return 1
 
 
+def _of_constant(error: str) -> tuple[str, ...]:
+    """Returns the causes of a constant's error: only operands of products are called weights."""
+    return f"weight {error}", f"constant {error}"
+
+
 def _coarse_weight(file: _File, rng: Any) -> Sabotage:
     name = str(rng.choice(file.weights))
     scale = file.scale(name)
     _requantized(file, name, np.full_like(scale, scale.max() * 16), saturate=False)
-    return Sabotage("per-tensor weight among wide channels", (name,), ("weight rounding",))
+    return Sabotage("per-tensor weight among wide channels", (name,), _of_constant("rounding"))
 
 
 def _weight_of_another_scale(file: _File, rng: Any) -> Sabotage:
     name = str(rng.choice(file.weights))
     file.set(f"{name}_scale", file.scale(name) * 1.6)
-    return Sabotage("weight in another scale", (name,), ("weight of other numbers",))
+    return Sabotage("weight in another scale", (name,), _of_constant("of other numbers"))
 
 
 def _clipped_weight(file: _File, rng: Any) -> Sabotage:
     name = str(rng.choice(file.weights))
     _requantized(file, name, file.scale(name) * 0.3, saturate=True)
-    return Sabotage("clipped weight", (name,), ("weight clipping",))
+    return Sabotage("clipped weight", (name,), _of_constant("clipping"))
 
 
 def _bias_in_the_wrong_scale(file: _File, rng: Any) -> Sabotage:
