@@ -204,7 +204,7 @@ class _QuantizationPlanner:
             if rule.shares:
                 self._share(node)
         for node in self.rules:
-            if node.op.name in CLAMPS:
+            if node.op in CLAMPS:
                 self._reach_for_clamp(node)
 
     def _treat(self, nodes: Sequence[Node]) -> None:

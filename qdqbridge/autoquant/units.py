@@ -9,8 +9,9 @@ from qdqbridge.graph.operator import Flow
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.elementwise import ADD, CONCAT, WHERE
 from qdqbridge.ops.matmul import DENSE, MATMUL
+from qdqbridge.ops.unary import CLIP, RELU
 
-CLAMPS = ("Relu", "Clip")
+CLAMPS = (RELU, CLIP)
 _ROUNDING = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
 _SEVERAL = (CONCAT, WHERE)
 
@@ -57,7 +58,7 @@ class Units:
         reader, index = next(iter(value.users))
         if reader not in self.quantized:
             return False
-        if reader.op.name in CLAMPS:
+        if reader.op in CLAMPS:
             return node.op.flow in _ROUNDING
         return node.op.flow is Flow.ACCUMULATE and _is_bias(node, reader, index)
 

@@ -80,7 +80,7 @@ def _canonical_problems(node: Node, sound: set[QuantParams]) -> Iterator[str]:
     if first is None:
         return
     producer = first.producer
-    converted = producer is not None and producer.op.name == "dequantize"
+    converted = producer is not None and producer.op.flow is Flow.CONVERT
     if name == "quantize" and converted and _round_trips(first):
         yield "a quantize of a dequantize must be a requantize"
     if name in ("quantize", "requantize") and first.is_constant:

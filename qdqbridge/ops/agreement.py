@@ -12,9 +12,16 @@ from qdqbridge.graph.copying import with_each_extent
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.types import Dim, Shape
 from qdqbridge.ops.attributes import AxisAttrs, ConvAttrs, ConvTransposeAttrs, GemmAttrs, NormAttrs
+from qdqbridge.ops.elementwise import CONCAT
+from qdqbridge.ops.matmul import DENSE, MATMUL
+from qdqbridge.ops.normalization import (
+    BATCH_NORMALIZATION,
+    GROUP_NORMALIZATION,
+    INSTANCE_NORMALIZATION,
+)
 
 Pair = tuple["Dim | None", "Dim | None"]
-_PER_CHANNEL = ("BatchNormalization", "InstanceNormalization", "GroupNormalization")
+_PER_CHANNEL = (BATCH_NORMALIZATION, INSTANCE_NORMALIZATION, GROUP_NORMALIZATION)
 
 
 def agreed(graph: Graph) -> Graph:
@@ -74,7 +81,7 @@ class _EqualExtents:
 
 def pairs(node: Node) -> Iterator[Pair]:
     """Yields pairs of extents that are equal wherever the node can be computed."""
-    attributes, name = node.attributes, node.op.name
+    attributes, op = node.attributes, node.op
     if isinstance(attributes, ConvAttrs):
         channels = _dim(node.operand(1), 1)
         if isinstance(channels, int):
@@ -84,14 +91,14 @@ def pairs(node: Node) -> Iterator[Pair]:
     elif isinstance(attributes, GemmAttrs):
         left, right = (0 if attributes.trans_a else 1), (1 if attributes.trans_b else 0)
         yield _dim(node.operand(0), left), _dim(node.operand(1), right)
-    elif name == "Dense":
+    elif op is DENSE:
         yield _dim(node.operand(0), -1), _dim(node.operand(1), 1)
-    elif name in ("MatMul", "MatMulInteger"):
+    elif op is MATMUL or op.name == "MatMulInteger":
         inner = 0 if node.operand(1).rank == 1 else -2
         yield _dim(node.operand(0), -1), _dim(node.operand(1), inner)
-    elif name == "Concat" and isinstance(attributes, AxisAttrs):
+    elif op is CONCAT and isinstance(attributes, AxisAttrs):
         yield from _beside(node, attributes.axis)
-    elif name in _PER_CHANNEL:
+    elif op in _PER_CHANNEL:
         for value in node.inputs[1:]:
             yield _dim(node.operand(0), 1), _dim(value, 0)
     elif isinstance(attributes, NormAttrs):

@@ -24,6 +24,8 @@ from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.ops.attributes import ClipAttrs, PadAttrs
 from qdqbridge.ops.conversion import REINTERPRET, REQUANTIZE
+from qdqbridge.ops.elementwise import CONCAT
+from qdqbridge.ops.unary import CLIP
 
 Hints: TypeAlias = "Mapping[Value, QuantParams | None]"
 
@@ -105,12 +107,12 @@ def _carries(node: Node) -> bool:
         return False
     if any(v.quant is not None or v.type.dtype is not first.type.dtype for v in node.outputs):
         return False
-    moves = node.op.flow is Flow.MOVE or node.op.name == "Concat"
-    return moves or (node.op.name == "Clip" and isinstance(node.attributes, ClipAttrs))
+    moves = node.op.flow is Flow.MOVE or node.op is CONCAT
+    return moves or CLIP.of(node) is not None
 
 
 def _carried(node: Node) -> list[Value]:
-    if node.op.name == "Concat":
+    if node.op is CONCAT:
         return [v for v in node.inputs if v is not None]
     return [node.operand(0)]
 

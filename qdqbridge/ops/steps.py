@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node
+from qdqbridge.graph.operator import Operator
 from qdqbridge.ops.attributes import (
     ConvAttrs,
     ConvTransposeAttrs,
@@ -22,8 +23,20 @@ from qdqbridge.ops.attributes import (
     ResizeAttrs,
     TileAttrs,
 )
-from qdqbridge.ops.composition import CompositionAttrs
-from qdqbridge.ops.resize import sizes
+from qdqbridge.ops.composition import COMPOSITION, CompositionAttrs
+from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.ops.data_movement import EXPAND, RESHAPE, TILE
+from qdqbridge.ops.elementwise import CONCAT
+from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
+from qdqbridge.ops.normalization import (
+    BATCH_NORMALIZATION,
+    GROUP_NORMALIZATION,
+    INSTANCE_NORMALIZATION,
+)
+from qdqbridge.ops.pooling import AVERAGE_POOL, MAX_POOL
+from qdqbridge.ops.resize import RESIZE, sizes
+from qdqbridge.ops.selection import GATHER, PAD, SLICE, SPLIT
+from qdqbridge.ops.shape_operator import SHAPE
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.ops.windows import extents, span
 
@@ -50,7 +63,7 @@ def steps(node: Node, operands: OperandConstants) -> int | None:
         return None
     shapes = [() if operand is None else operand.shape for operand in operands]
     try:
-        made = _MADE.get(node.op.name, _broadcast)(node.attributes, shapes, operands)
+        made = _MADE.get(node.op, _broadcast)(node.attributes, shapes, operands)
     except (ValueError, IndexError, ArithmeticError):  # attributes that do not fit the operands
         return None
     return NODE + made + sum(math.prod(shape) for shape in shapes)
@@ -208,23 +221,23 @@ def _nothing(attributes: Any, shapes: list[_Shape], operands: OperandConstants) 
 
 _AXES = 64
 """More axes than arrays have."""
-_NORMS = ("BatchNormalization", "InstanceNormalization", "GroupNormalization")
-_MADE: Mapping[str, _Made] = {
+_NORMS = (BATCH_NORMALIZATION, INSTANCE_NORMALIZATION, GROUP_NORMALIZATION)
+_MADE: Mapping[Operator, _Made] = {
     **dict.fromkeys(_NORMS, _channelwise),
-    **dict.fromkeys(("Reshape", "Slice", "Split"), _first),
-    "Concat": _all,
-    "Shape": _nothing,
-    "Composition": _composition,
-    "Expand": _expand,
-    "Tile": _tile,
-    "Pad": _pad,
-    "Resize": _resize,
-    "Gather": _gather,
-    "MatMul": _matmul,
-    "Dense": _dense,
-    "Gemm": _gemm,
-    "Conv": _conv,
-    "ConvTranspose": _conv_transpose,
-    "AveragePool": _pool,
-    "MaxPool": _pool,
+    **dict.fromkeys((RESHAPE, SLICE, SPLIT), _first),
+    CONCAT: _all,
+    SHAPE: _nothing,
+    COMPOSITION: _composition,
+    EXPAND: _expand,
+    TILE: _tile,
+    PAD: _pad,
+    RESIZE: _resize,
+    GATHER: _gather,
+    MATMUL: _matmul,
+    DENSE: _dense,
+    GEMM: _gemm,
+    CONV: _conv,
+    CONV_TRANSPOSE: _conv_transpose,
+    AVERAGE_POOL: _pool,
+    MAX_POOL: _pool,
 }

@@ -24,6 +24,7 @@ from qdqbridge.graph.types import TensorType, ValueType, static_shape
 from qdqbridge.ops.attributes import AlphaAttrs
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.reduction import REDUCE_SUM
+from qdqbridge.ops.unary import ABS
 from qdqbridge.qnn.layout.permutation import channels_first
 from qdqbridge.tflite_io.approximations import approximated
 from qdqbridge.tflite_io.rounding import FORMULAS
@@ -272,7 +273,7 @@ def _accumulated(node: Node, operands: Sequence[Array | None], rank: int) -> _Ac
             if isinstance(node.attributes, AlphaAttrs):
                 slope = float(np.float32(node.attributes.alpha)) * step
                 return total, np.where(total >= 0, step, slope)
-            return (np.abs(total) if node.op.name == "Abs" else total), step
+            return (np.abs(total) if node.op is ABS else total), step
         case "GlobalAveragePool" | "ReduceMean" | "ReduceSum" if operands[0] is not None:
             before, after = operands[0].shape, _shape_after(node, operands)
             count = math.prod(before) // max(math.prod(after), 1)

@@ -34,6 +34,7 @@ from qdqbridge.ops.forms import outermost_forms, written
 from qdqbridge.ops.matmul import GEMM, MATMUL
 from qdqbridge.ops.softmax import OPERATORS as SOFTMAXES
 from qdqbridge.ops.table import OPERATORS
+from qdqbridge.ops.unary import ABS
 from qdqbridge.qnn.origin import Provenance
 from qdqbridge.qnn.read.call import Call
 from qdqbridge.qnn.read.products import scaled_bias
@@ -142,7 +143,7 @@ def _integer_quotient(node: Node, call: Call) -> Fused | None:
     if whole is None or whole.op.name != "unread:floor_divide":
         return None
     sides = [whole.operand(i).producer for i in (0, 1)]
-    if any(side is None or side.op.name != "Abs" for side in sides):
+    if any(side is None or side.op is not ABS for side in sides):
         return None
     return Fused("Div", NO_ATTRIBUTES, [side.operand(0) for side in sides if side is not None])
 

@@ -14,15 +14,17 @@ from qdqbridge.graph.patterns import PatternMatch, match, near
 from qdqbridge.graph.types import QuantType, Shape, TensorType
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs, TransposeAttrs
 from qdqbridge.ops.conversion import QUANTIZE, REINTERPRET, REQUANTIZE
+from qdqbridge.ops.convolution import OPERATORS as CONVOLUTIONS
 from qdqbridge.ops.elementwise import ADD
 from qdqbridge.ops.matmul import DENSE, GEMM
+from qdqbridge.ops.matmul import OPERATORS as MATRIX_PRODUCTS
 from qdqbridge.qnn.origin import Provenance
 from qdqbridge.qnn.read.call import Call
 from qdqbridge.qnn.read.layout import transposed
 from qdqbridge.qnn.read.reading import Reading
 
-_STACKED = ("MatMul", "Gemm", "Dense")
-_IMAGES = ("Conv", "ConvTranspose")
+_STACKED = tuple(row.name for row in MATRIX_PRODUCTS)
+_IMAGES = tuple(row.name for row in CONVOLUTIONS)
 _UNBIASED = 2
 
 
@@ -44,7 +46,7 @@ def fused_product(reading: Reading, call: Call, value: Value) -> Value | None:
         operands = _sequences(reading, provenance, node)
     elif _later(provenance, node):
         return value if value.type.shape == call.result.shape else None
-    elif provenance.op in _STACKED and node.op.name in _STACKED:
+    elif provenance.op in _STACKED and node.op in MATRIX_PRODUCTS:
         operands = _matrices(reading, provenance, node, call.result.shape)
     else:
         return None

@@ -30,6 +30,7 @@ from qdqbridge.ops.composition import CompositionAttrs
 from qdqbridge.ops.forms import OPERANDS, form_for
 from qdqbridge.ops.normalization import INSTANCE_NORMALIZATION
 from qdqbridge.ops.table import BY_NAME
+from qdqbridge.ops.unary import ELU, ERF
 from qdqbridge.tflite_io.writer.rows import ROWS
 
 _TINY = 1e-20
@@ -72,15 +73,15 @@ def steps_written_out(node: Node, scope: Scope) -> Proposal:
 
 def _lacks(op: Operator, attributes: Attributes) -> bool:
     """True for an element-wise operator that TFLite does not have with these attributes."""
-    if op.name == "Elu":
+    if op is ELU:
         return isinstance(attributes, AlphaAttrs) and attributes.alpha != 1.0
-    return op.name not in ROWS and (bool(op.forms) or op.name == "Erf")
+    return op.name not in ROWS and (bool(op.forms) or op is ERF)
 
 
 def _written(
     op: Operator, attributes: Attributes, operands: Sequence[Value], node: Node
 ) -> Value | None:
-    if op.name == "Erf":
+    if op is ERF:
         return _error_function(operands[0], node)
     form = form_for(op, attributes)
     if form is None or op.arity != len(operands):

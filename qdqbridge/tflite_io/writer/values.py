@@ -13,7 +13,9 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import Shape, static_shape
+from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.conversion import DEQUANTIZE
+from qdqbridge.ops.shape_operator import SHAPE
 from qdqbridge.tflite_io.conversion import DTYPES
 from qdqbridge.tflite_io.writer.flatbuffer import TensorQuantization
 
@@ -43,7 +45,7 @@ def refuse_other_floats(node: Node) -> None:
     Raises:
         NoCounterpart: The node computes in another one.
     """
-    if node.op.flow is Flow.MOVE or node.op.name in ("Cast", "Shape"):
+    if node.op.flow is Flow.MOVE or node.op in (CAST, SHAPE):
         return
     for value in (*node.inputs, *node.outputs):
         if value is not None and value.quant is None and value.type.dtype in _OTHER_FLOATS:
