@@ -13,6 +13,7 @@ from qdqbridge.ops.normalization import OPERATORS as NORMS
 from qdqbridge.ops.reduction import reduces
 from qdqbridge.ops.resize import RESIZE
 from qdqbridge.ops.table import OPERATORS
+from qdqbridge.ops.unary import GELU
 from qdqbridge.qnn.dialect.formulas import computable
 from qdqbridge.qnn.emit.nodes import computes_minifloats
 from qdqbridge.relax.kernels import (
@@ -28,6 +29,7 @@ from qdqbridge.relax.kernels import (
     lookup,
     matmul,
     normalization,
+    real_rows,
     resampling,
     selection,
     softmax,
@@ -63,7 +65,8 @@ FAMILIES: Mapping[str, tuple[Claim, ...]] = {
     "quantize": (boundary.match,),
     "dequantize": (boundary.match,),
     "requantize": (lookup.match, boundary.match),
-    **_with(SoftmaxAttrs, softmax.match),
+    **_with(SoftmaxAttrs, softmax.match, real_rows.match_softmax),
+    GELU.name: (lookup.match_wide, real_rows.match_gelu),
     **{row.name: (normalization.match,) for row in NORMS},
     BATCH_NORMALIZATION.name: (affine.match,),
 }

@@ -100,17 +100,22 @@ def known_extent(extent: int | None) -> int:
     return extent
 
 
+def any_open(shape: Shape) -> Open | None:
+    """Returns a shape with None for open extents; None where one is 0, or there are too many."""
+    if shape is None:
+        return None
+    found = tuple(None if isinstance(extent, str) else extent for extent in shape)
+    size = np.prod([extent for extent in found if extent is not None], dtype=np.int64)
+    return found if 0 < size < _ELEMENTS else None
+
+
 def leading(shape: Shape) -> Open | None:
     """Returns a shape in which every extent but the last may be open (None).
 
     Returns:
         None where the last one is open, one is 0, or there are too many elements.
     """
-    if not shape or isinstance(shape[-1], str):
-        return None
-    found = tuple(None if isinstance(extent, str) else extent for extent in shape)
-    size = np.prod([extent for extent in found if extent is not None], dtype=np.int64)
-    return found if 0 < size < _ELEMENTS else None
+    return None if not shape or isinstance(shape[-1], str) else any_open(shape)
 
 
 def extents(shape: Shape) -> tuple[int | None, ...] | None:
