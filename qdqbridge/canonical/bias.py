@@ -107,7 +107,8 @@ def _reason(
 
 def derived_params(node: Node, x: QuantParams, w: QuantParams) -> QuantParams:
     """Returns the type of an accumulator of ``node``: scale ``f32(sx * sw)``, zero point 0."""
-    scale = np.asarray(x.scale.astype(np.float32) * w.scale.astype(np.float32), np.float32)
+    with np.errstate(over="ignore"):  # an infinite scale is refused where it is written
+        scale = np.asarray(x.scale.astype(np.float32) * w.scale.astype(np.float32), np.float32)
     geometry = geometry_of(node)
     scale = scale if geometry is None else geometry.spread(scale)
     axis = 0 if scale.ndim else None

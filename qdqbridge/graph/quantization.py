@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -183,3 +184,16 @@ def per_tensor(
         qmin=qmin,
         qmax=qmax,
     )
+
+
+def sound_scales(scale: NDArray[Any], storage: DType) -> NDArray[np.bool_]:
+    """Returns which scales stand for real numbers that float32 has.
+
+    They are finite, not 0, not subnormal, and the largest stored value times them is finite.
+    """
+    wide = np.abs(scale.astype(np.float64))
+    span = max(abs(storage.qmin), storage.qmax) if storage.is_integer else storage.largest
+    span = 1 if storage.bits >= 32 else span
+    float32 = np.finfo(np.float32)
+    with np.errstate(invalid="ignore"):
+        return (wide >= float(float32.tiny)) & (wide * span <= float(float32.max))

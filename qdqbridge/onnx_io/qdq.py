@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.errors import InvalidModelError, UnsupportedQuantization
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.quantization import QuantParams, sound_scales
 from qdqbridge.graph.types import Shape
 
 SCALE_DTYPES = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT8_E8M0)
@@ -200,18 +200,7 @@ class Encoding:
         return axis, size
 
     def _check_scale(self, scale: NDArray[Any]) -> None:
-        wide = scale.astype(np.float64)
-        tiny = float(np.finfo(np.float32).tiny)
-        span = (
-            max(abs(self.storage.qmin), self.storage.qmax)
-            if self.storage.is_integer
-            else self.storage.largest
-        )
-        if self.storage.bits >= 32:
-            span = 1
-        finite = np.isfinite(wide) & (wide != 0)
-        sound = finite & (np.abs(wide) >= tiny)
-        sound &= np.abs(wide) * span <= float(np.finfo(np.float32).max)
+        sound = sound_scales(scale, self.storage)
         if not sound.all():
             bad = scale.reshape(-1)[np.argmin(sound.reshape(-1))]
             raise UnsupportedQuantization(

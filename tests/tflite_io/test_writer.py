@@ -289,3 +289,15 @@ def test_every_nearest_resize_is_written(mode: str, place: str) -> None:
     before, after = qb.evaluate(graph_, fed), qb.evaluate(made.graph, fed)
     np.testing.assert_array_equal(before["y"], after["y"])
     assert steps(made) == 0
+
+
+@pytest.mark.parametrize("scale", ["nan", "inf", "1e-45", "3e38"])
+@pytest.mark.parametrize("kind", ["int8", "uint16"])
+def test_scales_that_are_no_usable_numbers_are_refused_by_name(kind: str, scale: str) -> None:
+    graph_ = qb.parse(
+        f"{HEADER}input %x: float32[1,2]\n%q = quantize(%x): quant<{kind}, {scale}, 3>[1,2]\n"
+        "%y = dequantize(%q): float32[1,2]\noutput %y\n"
+    )
+    with pytest.raises(UnsupportedTargetError) as caught:
+        converted(graph_)
+    assert "quantize (1, 'q'): its scale is too large or too small" in caught.value.why

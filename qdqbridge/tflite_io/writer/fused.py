@@ -28,13 +28,18 @@ _INTERVALS = (
 )
 
 
+_FAR = 1 << 40
+"""Beyond every stored number."""
+
+
 def fused_range(params: QuantParams, low: float, high: float) -> tuple[int, int]:
     """Returns the stored bounds of a fused activation, as TFLite computes them."""
     kind = params.storage_dtype
     scale, zero = np.float32(params.scale), int(params.zero_point)
 
     def stored(bound: float) -> int:
-        real = float(np.float32(bound) / scale)
+        with np.errstate(over="ignore", divide="ignore"):
+            real = float(np.clip(np.float32(bound) / scale, -_FAR, _FAR))
         return zero + int(np.trunc(real + np.copysign(0.5, real)))
 
     qmin = max(kind.qmin, stored(low)) if np.isfinite(low) else kind.qmin

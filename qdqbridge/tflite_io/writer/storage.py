@@ -19,7 +19,7 @@ from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Note, Origin, Value
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.quantization import QuantParams, sound_scales
 from qdqbridge.graph.recenter import shifted_constant, shifted_params
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import PadAttrs
@@ -148,7 +148,7 @@ def _around_zero(params: QuantParams) -> QuantParams:
     """
     if params.storage_dtype is not DType.INT16 or params.symmetric:
         return params
-    if not np.isfinite(params.scale).all():
+    if not sound_scales(params.scale, params.storage_dtype).all():
         return params  # refused where it is written
     zero, scale = params.zero_point.astype(np.float64), params.scale.astype(np.float64)
     low, high = (params.qmin - zero) * scale, (params.qmax - zero) * scale

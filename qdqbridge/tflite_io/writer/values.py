@@ -11,7 +11,7 @@ from qdqbridge.canonical.rule import stored_behind
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
-from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.quantization import QuantParams, sound_scales
 from qdqbridge.graph.types import Shape, static_shape
 from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.conversion import DEQUANTIZE
@@ -87,8 +87,10 @@ def quantization_of(params: QuantParams) -> TensorQuantization:
             f"it is {params.storage_dtype.label} with scales of {params.scale_dtype.label}",
             "quantize to int8 or int16 with float32 scales",
         )
-    if not np.isfinite(params.scale).all():
-        raise NoCounterpart("its scale is no number", "quantize it again")
+    if not sound_scales(params.scale, params.storage_dtype).all():
+        raise NoCounterpart(
+            "its scale is too large or too small, or no number", "calibrate it again"
+        )
     return TensorQuantization(
         np.asarray(params.scale, np.float32), params.zero_point.astype(np.int64), params.axis or 0
     )

@@ -180,7 +180,8 @@ def _bounds(
     shift: NDArray[np.float32] | None,
 ) -> float:
     """Returns the largest magnitude that a product with these weights can have."""
-    real = dequantize(codes, weight).astype(np.float64)
+    with np.errstate(over="ignore"):  # refused by its scale
+        real = dequantize(codes, weight).astype(np.float64)
     low, high = ((q - int(x.zero_point)) * float(x.scale) for q in (x.qmin, x.qmax))
     low, high = min(low, 0.0), max(high, 0.0)  # padding is zero
     axis = 1 if node.op is CONV_TRANSPOSE else 0
