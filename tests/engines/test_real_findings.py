@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from numpy.typing import NDArray
 
@@ -17,6 +18,7 @@ import qdqbridge
 from qdqbridge.cli.failures import run
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.pipeline import check
+from tests.onnx_io.writer_models import Net
 
 MODELS = Path(__file__).parents[2] / "models"
 CNN_S8S8 = MODELS / "digits_cnn_s8s8_per_tensor.onnx"
@@ -131,3 +133,54 @@ def test_run_and_compare_from_the_command_line(
     assert run(["compare", str(CNN_U8S8), *asked, "--local", "--max-lsb", "2"]) == 0
     said = capfd.readouterr().out
     assert "host build of the NPU's backend" in said or engine != "qnn-htp"
+
+
+# ---- single operators, float32 at their interface --------------------------------------------
+
+
+def alone(folder: Path, dtype: Any, zero: int, *, product: bool) -> Path:
+    """A Relu between two pairs, alone or behind a Conv without a bias and its pair."""
+    net = Net()
+    y = (0.05, zero, dtype)
+    value = net.fake("x", *(y if product else (0.05, zero + 128, dtype)))
+    if product:
+        weight = net.dq(
+            net.constant(np.arange(-72, 72, dtype=np.int8).reshape(4, 4, 3, 3)), 0.01, 0, np.int8
+        )
+        value = net.fake(net.op("Conv", value, weight, pads=[1, 1, 1, 1]), *y)
+    path = folder / "alone.onnx"
+    onnx.save(net.model([net.fake(net.op("Relu", value), *y)], (1, 4, 6, 6)), path)
+    return path
+
+
+def steps_off(engine: str, path: Path) -> float:
+    graph = qdqbridge.load(path)
+    x = np.random.default_rng(0).normal(scale=3, size=(1, 4, 6, 6)).astype(np.float32)
+    with qdqbridge.open_engine(engine, path) as judge:
+        found = judge.run({"x": x}, judge.outputs)
+    meant = qdqbridge.evaluate(graph, {"x": x})
+    return max(float(np.abs(found[name] - meant[name]).max()) / 0.05 for name in judge.outputs)
+
+
+@pytest.mark.parametrize(("dtype", "zero"), [(np.int8, 0), (np.uint8, 128)])
+def test_a_relu_behind_a_pair_stays_right_on_hexagon(dtype: Any, zero: int, tmp_path: Path) -> None:
+    path = alone(tmp_path, dtype, zero, product=True)
+    assert steps_off("qnn-htp", path) < 2.5
+    assert steps_off("qnn-htp", exported(path, "qnn", tmp_path, {})) < 2.5
+
+
+@pytest.mark.parametrize(("dtype", "zero"), [(np.int8, -128), (np.uint8, 0)])
+def test_a_relu_alone_is_right_on_hexagon_as_it_is_exported(
+    dtype: Any, zero: int, tmp_path: Path
+) -> None:
+    path = alone(tmp_path, dtype, zero, product=False)
+    assert steps_off("qnn-htp", exported(path, "qnn", tmp_path, {})) < 2.5
+    assert steps_off("qnn-htp", path) < 2.5 or check(path, "qnn")
+
+
+def test_openvino_reads_every_opset_and_file_format(tmp_path: Path) -> None:
+    path = alone(tmp_path, np.uint8, 128, product=True)
+    model = onnx.load(path)
+    model.opset_import[0].version, model.ir_version = 28, 14
+    onnx.save(model, path)
+    assert steps_off("openvino", path) < 1.5

@@ -34,6 +34,20 @@ from qdqbridge.onnx_io.profiles.shared_rules import (
 _EIGHT = (DType.UINT8, DType.INT8)
 
 
+def _constant_scale(view: FileView, node: FileNode) -> Reason | None:
+    found = encoding_of(view, node)
+    if found is None or view.is_constant(node.input(1)):
+        return None
+    return Reason(f"the scale '{node.input(1)}' is computed at run time", (node.input(1),))
+
+
+def _positive_scale(view: FileView, node: FileNode) -> Reason | None:
+    """Scales of weights may be negative; it computes them as they are."""
+    if not view.is_constant(node.input(1)) or is_parameter(view, node):
+        return None
+    return constant_positive_scale(view, node)
+
+
 def _blocked_axis(view: FileView, node: FileNode) -> Reason | None:
     found = encoding_of(view, node)
     if found is None or not found.block_size:
@@ -254,9 +268,11 @@ RULES: tuple[Demand, ...] = (
     Demand("blocks-along-axis-0", "Q and DQ in blocks", _blocked_axis,
          "openvino#32917: up to 2025.3 values are interleaved (axis 1) or refused", Effect.REFUSED,
          "transpose the weight, or use per-channel scales"),
-    Demand("constant-positive-scale", "Q and DQ", constant_positive_scale,
-         "openvino ONNX frontend, quantize_linear.cpp", Effect.REFUSED,
-         "write scales as initializers"),
+    Demand("constant-scale", "Q and DQ", _constant_scale, "OpenVINO 2026.4.1, runtime model",
+           Effect.FLOAT, "write scales as initializers"),
+    Demand("positive-scale", "Q and DQ of activations", _positive_scale,
+           "openvino ONNX frontend, quantize_linear.cpp", Effect.REFUSED,
+           "use positive scales; those of weights may be negative"),
     Demand("8-bit-activations", "Q and DQ",
          storage(_EIGHT, (*_EIGHT, DType.INT4, DType.UINT4, DType.INT32)),
          "OpenVINO, Low Precision Transformations", Effect.FLOAT, "quantize to 8 bits"),
