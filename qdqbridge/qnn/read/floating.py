@@ -30,8 +30,8 @@ from qdqbridge.qnn.read.call import Call, Entry, UnroundedProduct
 from qdqbridge.qnn.read.fusions import fused
 from qdqbridge.qnn.read.layout import channels_first, laid_out, weight_first
 from qdqbridge.qnn.read.max_and_clip import pool_attributes
+from qdqbridge.qnn.read.proven import proven
 from qdqbridge.qnn.read.reading import Reading, Row, tensor
-from qdqbridge.qnn.read.resizing import resized
 from qdqbridge.qnn.read.rounded import reduced, reductions
 
 
@@ -40,7 +40,7 @@ def made(
 ) -> Value:
     """Adds a node on plain operands, or the operator that it completes (see ``fused``)."""
     value = reading.node(name, attributes, operands, tensor(call), call)
-    found = dequantized(reading, call, value) or resized(reading, call, value)
+    found = dequantized(reading, call, value) or proven(reading, call, value)
     return found or fused(reading, call, value)
 
 

@@ -31,8 +31,8 @@ from qdqbridge.ops.table import MOVED_ALIKE
 from qdqbridge.qnn.origin import Provenance
 from qdqbridge.qnn.read.call import Call
 from qdqbridge.qnn.read.data_movement import hinted, moved, per_tensor, type_like
+from qdqbridge.qnn.read.proven import proven
 from qdqbridge.qnn.read.reading import Reading, Row, flat
-from qdqbridge.qnn.read.resizing import resized
 
 
 def strided_slice(reading: Reading, call: Call) -> Value:
@@ -105,7 +105,7 @@ def take(reading: Reading, call: Call) -> Value:
     index = _spelled(reading, call, data, index, attributes.axis)
     index = _within(reading, call, data, index, attributes.axis)
     value = moved(reading, call, "Gather", attributes, index)
-    return resized(reading, call, value) or value
+    return proven(reading, call, value) or value
 
 
 def _spelled(reading: Reading, call: Call, data: Value, index: Value, axis: int) -> Value:

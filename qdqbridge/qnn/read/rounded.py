@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from qdqbridge.graph.graph import Value
-from qdqbridge.graph.lenses import permuted_attributes, read_attributes
+from qdqbridge.graph.lenses import read_attributes
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Operator
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import (
@@ -14,7 +14,6 @@ from qdqbridge.ops.attributes import (
     EpsilonAttrs,
     PoolAttrs,
     ReduceAttrs,
-    ResizeAttrs,
     SoftmaxAttrs,
 )
 from qdqbridge.ops.normalization import BATCH_NORMALIZATION
@@ -22,7 +21,6 @@ from qdqbridge.ops.normalization import OPERATORS as NORMS
 from qdqbridge.ops.permutation import Perm
 from qdqbridge.ops.pooling import GLOBAL_POOLS
 from qdqbridge.ops.table import OPERATORS
-from qdqbridge.qnn.layout.permutation import channels_first as first
 from qdqbridge.qnn.origin import is_swapped
 from qdqbridge.qnn.read import accumulate, parameters
 from qdqbridge.qnn.read.call import Call
@@ -36,6 +34,7 @@ from qdqbridge.qnn.read.conversions import (
 )
 from qdqbridge.qnn.read.layout import channels_first, laid_out
 from qdqbridge.qnn.read.reading import Reading, Row, flat
+from qdqbridge.qnn.read.resize import RESIZE
 from qdqbridge.qnn.signatures import BATCH_NORM, CHOICE, NORM, ONE, TWO, Signature
 
 # ---- elementwise -------------------------------------------------------------------------------
@@ -195,58 +194,6 @@ def batch_norm(reading: Reading, call: Call) -> Value:
     return _result(reading, call, BATCH_NORMALIZATION.name, attributes, [data, *rest], BATCH_NORM)
 
 
-# ---- resize ------------------------------------------------------------------------------------
-
-
-def resize(rank: int) -> Row:
-    """Returns the row of ``qnn.resize<rank>d`` (0: of any axes)."""
-
-    def read(reading: Reading, call: Call) -> Value:
-        (data,) = parameters.operands(reading, call, ONE)
-        data, back = channels_first(reading, data, str(call.get("layout") or ""), rank)
-        attributes = _resize_attributes(call, data, rank, back)
-        return _in_layout(reading, call, "Resize", attributes, data, back)
-
-    return read
-
-
-def _resize_attributes(
-    call: Call, data: Value, rank: int, back: tuple[int, ...] | None
-) -> ResizeAttrs:
-    total = data.rank or 0
-    lead = total - rank if rank else 0
-    scales = tuple(float(s) for s in call.get("scales") or ())
-    roi = tuple(float(r) for r in call.get("roi") or ())
-    half = len(roi) // 2
-    own = tuple(d if isinstance(d, int) else 0 for d in data.type.shape or ())
-    sizes = (*own[:lead], *call.ints("size"))
-    shown = read_attributes(ResizeAttrs, call.attrs, total, rank)
-    shown |= {
-        "scales": (*(1.0,) * lead, *scales) if scales else None,
-        "sizes": None if scales else sizes,
-        "exclude_outside": shown["exclude_outside"] and shown["mode"] == "cubic",
-        "roi": (*(0.0,) * lead, *roi[:half], *(1.0,) * lead, *roi[half:]) if roi else (),
-    }
-    return _as_stated(call, ResizeAttrs(**shown), sizes, back)
-
-
-def _as_stated(
-    call: Call, attributes: ResizeAttrs, sizes: tuple[int, ...], back: tuple[int, ...] | None
-) -> ResizeAttrs:
-    """Returns the claimed attributes where what a call does not show is all that differs."""
-    given = None if call.provenance is None else call.provenance.attributes
-    if given is not None and back is not None:
-        given = permuted_attributes(given, first(len(back)))
-    if not isinstance(given, ResizeAttrs):
-        return attributes
-    same = (given.mode, given.coordinate_transformation_mode, given.scales) == (
-        attributes.mode, attributes.coordinate_transformation_mode, attributes.scales,
-    )  # fmt: skip
-    wanted = given.sizes or sizes
-    fits = all(a == b or not b for a, b in zip(wanted, sizes, strict=True))
-    return given if same and fits else attributes
-
-
 # ---- the rows ----------------------------------------------------------------------------------
 
 
@@ -263,7 +210,6 @@ QNN: dict[str, Row] = {
     "qnn.where": binary("Where", CHOICE),
     **{f"qnn.{row.qnn}": norm(row) for row in NORMS if row is not BATCH_NORMALIZATION},
     f"qnn.{BATCH_NORMALIZATION.qnn}": batch_norm,
-    "qnn.resize": resize(0),
     "qnn.dense": accumulate.dense,
     "qnn.batch_matmul": accumulate.batch_matmul,
     "qnn.dynamic_dense": accumulate.dynamic_dense,
@@ -282,7 +228,7 @@ QNN: dict[str, Row] = {
         if row.qnn and row.attributes is PoolAttrs
         for rank in (1, 2, 3)
     },
-    **{f"qnn.resize{rank}d": resize(rank) for rank in (1, 2, 3)},
+    **RESIZE,
     **{
         f"qnn.conv{rank}d{suffix}": accumulate.convolution(rank, transpose=bool(suffix))
         for rank in (1, 2, 3)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from qdqbridge.qnn import read
-from qdqbridge.qnn.read import Row, images
+from qdqbridge.qnn.read import Row, images, resize
 from qdqbridge.relax.read import (
     arithmetic,
     attention,
@@ -21,6 +21,7 @@ _PLAIN: Mapping[str, Row] = {
     **standard.STANDARD,  # an operator that has a row of the table becomes that
     **read.ROWS,
     **images.ROWS,
+    **resize.HOST_RESIZE,
     **attention.ROWS,
     **creation.ROWS,
 }

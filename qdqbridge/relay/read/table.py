@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from qdqbridge.qnn import read
-from qdqbridge.qnn.read import images
+from qdqbridge.qnn.read import images, resize
 from qdqbridge.qnn.read.reading import Row
 from qdqbridge.qnn.read.site import Read, ReadSite, rows_of
 from qdqbridge.relay.read import (
@@ -27,7 +27,7 @@ _OWN: Mapping[str, Callable[[ReadSite], Read]] = {
     **reductions.ROWS,
     simulated.NAME: simulated.simulated_quantize,
 }
-_PLAIN: Mapping[str, Row] = {**read.ROWS, **images.ROWS, **rows_of(_OWN)}
+_PLAIN: Mapping[str, Row] = {**read.ROWS, **images.ROWS, **resize.HOST_RESIZE, **rows_of(_OWN)}
 _FLOAT: Mapping[str, Row] = {
     **_PLAIN,
     "add": decomposed.layer_norm(

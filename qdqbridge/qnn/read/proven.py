@@ -24,7 +24,7 @@ _ONE = 3
 """Extent with which an unknown one is tried."""
 
 
-def resized(reading: Reading, call: Call, value: Value) -> Value | None:
+def proven(reading: Reading, call: Call, value: Value) -> Value | None:
     """Returns the operator that a span claims, if the calls compute the same on a sample."""
     provenance = call.provenance
     attributes = None if provenance is None else provenance.attributes
