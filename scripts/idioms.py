@@ -23,7 +23,7 @@ _FAMILIES = {
     "D": "Convolutions and products",
     "E": "Elementwise operators, residuals, Concat",
     "F": "Fixed ranges",
-    "G": "Movers",
+    "G": "Data-movement operators",
     "H": "Pools and means",
     "I": "Norms, activations, attention",
     "J": "Borders between precisions",

@@ -8,7 +8,7 @@ remainders of every kind; on each class of CPUs whose code runs here, by turns. 
 ends it, with its seed.
 
 ``--of others``: everything that is no product (elementwise operators, tables, choices, depthwise
-convolutions, pools, reductions, softmax, normalizations, movers, resizing, quantization).
+convolutions, pools, reductions, softmax, normalizations, data movement, resizing, quantization).
 """
 
 from __future__ import annotations

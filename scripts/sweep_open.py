@@ -1,7 +1,7 @@
 """Random models with open extents on TVM, against the interpreter, bit for bit.
 
 ``scripts/sweep_open --models 240``: broadcasting, products, computed shapes, reductions, norms,
-softmaxes, resizes, pads, windows and movers over extents that the inputs leave open
+softmaxes, resizes, pads, windows and data movement over extents that the inputs leave open
 (``tests/relax/open_models.py``), with fast kernels and with plain loops, each fed with several
 extents, 1 and unfit ones among them. Every difference or refusal is told with its seed; ``--seed``
 begins there.

@@ -92,7 +92,7 @@ def unusable(seen: Mapping[Value, TensorStats]) -> dict[Value, str]:
 def nodes_around(values: Mapping[Value, str]) -> dict[Node, str]:
     """Returns the nodes that have to stay float for ``values`` not to be rounded, and why.
 
-    Movers are passed through: what they move would be quantized otherwise.
+    Data-movement operators are passed through: what they move would be quantized otherwise.
     """
     result: dict[Node, str] = {}
     pending = list(values.items())

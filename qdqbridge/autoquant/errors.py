@@ -148,7 +148,7 @@ def matches(graph: Graph, quantized: Graph) -> dict[Value, Value]:
 
 
 def interval_read(value: Value) -> tuple[float, float]:
-    """Returns what is left of ``value`` where a clamp, behind movers or not, alone reads it."""
+    """Returns what is left of ``value`` where a clamp alone reads it, also behind data movement."""
     while len(value.users) == 1:
         reader = next(iter(value.users))[0]
         interval = bounds(reader)

@@ -251,7 +251,7 @@ class _QuantizationPlanner:
         return both and producer.op.flow is Flow.ACCUMULATE and not self.units.is_inside(value)
 
     def _read_as_codes(self, nodes: Sequence[Node]) -> set[Value]:
-        """Returns the values that integer operators or quantized outputs need, movers between."""
+        """Returns the values that integer operators or quantized outputs need, also moved."""
         needed = {value for value in self.outputs if self._leaves_as_codes(value)}
         for node in reversed(nodes):
             moves = node.op.flow is Flow.MOVE and node not in self.floats
@@ -300,7 +300,7 @@ class _QuantizationPlanner:
             self.constants.append(Weight(node, index, Observed(format)))
 
     def _spread_over_data_movement(self, nodes: Sequence[Node]) -> None:
-        """What a mover reads or moves is quantized where one of both is: nothing is rounded."""
+        """Operand and result of data movement are quantized where one of both is."""
         movers = [n for n in nodes if n.op.flow is Flow.MOVE and n not in self.floats]
         for node in movers:
             if node.operand(0) in self.wanted:
@@ -359,7 +359,7 @@ class _QuantizationPlanner:
             specs[source] = Shared(result)
 
     def _moves_alone(self, value: Value) -> bool:
-        """True where a mover that shares parameters makes ``value``, which is read once."""
+        """True where an operator that shares parameters makes ``value``, which is read once."""
         spec = self.specs.get(value)
         return isinstance(spec, Shared) and self._read_once(value) and moves_only(value.producer)
 
@@ -381,7 +381,7 @@ class _QuantizationPlanner:
 
 
 def moves_only(node: Node | None) -> bool:
-    """True for movers whose results are values that they read, or bounds of them."""
+    """True for data movement whose results are values that they read, or bounds of them."""
     return node is not None and node.op.flow is Flow.MOVE and node.op is not PAD
 
 

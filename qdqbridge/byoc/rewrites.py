@@ -70,7 +70,7 @@ def _family(row: Operator) -> str:
 
 
 FAMILIES: Mapping[str, str] = {row.name: _family(row) for row in OPERATORS if _family(row)}
-"""The families of the records by the graph's operators; what is not here is unary or a mover."""
+"""The families of the records by the graph's operators; the others are unary or data movement."""
 
 NAMED: Mapping[str, Constraints] = {
     "int8": Constraints(Limits(activations=("int8",))),
@@ -302,7 +302,7 @@ def _split_clamps(graph: Graph, constraints: Constraints) -> Result:
 
 
 def _rounded(graph: Graph) -> Iterator[tuple[Node, QuantParams]]:
-    """Yields the nodes that round their result; movers only hand on the range of their input."""
+    """Yields the nodes that round their result; data movement only hands a range on."""
     for node in graph.nodes:
         if node.outputs and node.output.quant is not None and node.op.flow is not Flow.MOVE:
             yield node, node.output.quant.params

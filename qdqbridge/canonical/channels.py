@@ -255,7 +255,7 @@ def _explicit(value: Value) -> ReshapeAttrs | None:
 
 
 def _like(output: Value, x: Value) -> object:
-    """Returns the type that x must have for the reshape to be a mover of it."""
+    """Returns the type that x must have for the reshape to be data movement of it."""
     if output.quant is None or x.quant is None:
         return None
     return x.quant if x.quant.params == output.quant.params else output.quant

@@ -196,7 +196,7 @@ def _clamp_first(node: Node, movement: Node, params: QuantParams) -> Value:
 
 
 def clamped_pad(attributes: Attributes, params: QuantParams) -> Attributes:
-    """Returns the attributes of a mover whose operand is clamped: a pad value is clamped too."""
+    """Returns the attributes of what moves a clamped operand: a pad value is clamped too."""
     if not isinstance(attributes, PadAttrs) or attributes.mode != "constant":
         return attributes
     value = np.array([attributes.value], np.float32)

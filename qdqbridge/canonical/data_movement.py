@@ -1,4 +1,4 @@
-"""Rules for data movers: they work on stored integers, so conversions pass through them."""
+"""Rules for data movement, which works on stored integers: conversions pass through it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def moves(node: Node) -> bool:
 
 
 def moved_axis(node: Node, params: QuantParams, shape: Shape, to: Shape) -> int | None:
-    """Returns where the quantization axis of a mover's operand ends up, None if it is lost."""
+    """Returns where data movement puts the quantization axis; None where it is lost."""
     axis = params.axis
     if axis is None or shape is None:
         return None
@@ -81,7 +81,7 @@ def _reshaped_axis(
 
 
 def moved_params(node: Node, params: QuantParams) -> QuantParams | None:
-    """Returns the parameters of a mover's result, None where they cannot be told."""
+    """Returns the parameters of what is moved; None where they cannot be told."""
     if params.per_tensor:
         return params
     if node.op is RESHAPE:
@@ -112,7 +112,7 @@ def _rows_as_blocks(node: Node, params: QuantParams) -> QuantParams | None:
 
 @rule("dequantize-through-data-movement", *DATA_MOVEMENT)
 def dequantize_through_data_movement(node: Node, scope: Scope) -> Proposal:
-    """``move(dequantize(q)) -> dequantize(move(q))``; so a mover of q with a float result."""
+    """``move(dequantize(q)) -> dequantize(move(q))``; so data movement of q with a float result."""
     del scope
     if not moves(node) or not node.inputs:
         return None
@@ -161,7 +161,7 @@ def _pad_attributes(node: Node, params: QuantParams) -> Attributes | Reject:
 
 @rule("quantize-through-data-movement", QUANTIZE)
 def quantize_through_data_movement(node: Node, scope: Scope) -> Proposal:
-    """``quantize(movement(x)) -> movement(quantize(x))`` where nothing else reads the mover."""
+    """``quantize(movement(x)) -> movement(quantize(x))`` where nothing else reads it."""
     source, target = node.operand(0), node.output.quant
     movement = source.producer
     if movement is None or target is None or not moves(movement) or not target.params.per_tensor:

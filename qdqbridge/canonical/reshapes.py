@@ -160,7 +160,7 @@ def moved_twice(node: Node, scope: Scope) -> Proposal:
 
 
 def _quant_like(node: Node, inner: Node) -> object:
-    """Returns the type that the first operand must have for both to be one mover of it."""
+    """Returns the type that the first operand must have for both to be one data movement of it."""
     x, result_ = inner.operand(0), node.output
     if x.quant is None or result_.quant is None:
         return None
@@ -169,7 +169,7 @@ def _quant_like(node: Node, inner: Node) -> object:
 
 
 def _composed(node: Node, inner: Node) -> Attributes | None:
-    """Returns the attributes of two movers as one."""
+    """Returns the attributes of two data-movement operators as one."""
     a, b = inner.attributes, node.attributes
     if isinstance(a, TransposeAttrs) and isinstance(b, TransposeAttrs):
         return TransposeAttrs(tuple(a.perm[axis] for axis in b.perm))

@@ -22,7 +22,7 @@ _SHARED = (
 
 @rule("merge-equal", *_SHARED)
 def merge_equal(node: Node, scope: Scope) -> Proposal:
-    """``f(x), f(x) -> f(x)`` for conversions and movers (idioms A23, A24)."""
+    """``f(x), f(x) -> f(x)`` for conversions and data-movement operators (idioms A23, A24)."""
     del scope
     if len(node.outputs) != 1 or not node.inputs:
         return None

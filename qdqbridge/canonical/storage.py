@@ -3,7 +3,7 @@
 A weight is stored signed around 0 wherever that is possible (:mod:`qdqbridge.canonical.weights`).
 Any other constant is as signed as what it is combined with, so that kernels and runtimes find one
 type on both sides: a constant addend of uint8 activations is uint8. So is a table that a Gather
-reads, with every data mover behind it, up to where something computes with the values. Constants
+reads, with all data movement behind it, up to where something computes with the values. Constants
 that nothing quantized decides about are signed. None of this looks at an element.
 
 Constants that are equal then are dequantized once.
@@ -82,10 +82,10 @@ def same_elements(a: Constant, b: Constant) -> bool:
 
 @dataclass(slots=True)
 class _ConstantRegion:
-    """A constant and what data movers make of it.
+    """A constant and what data-movement operators make of it.
 
     Attributes:
-        values: The results of the movers, in whatever order.
+        values: The results of the data-movement operators, in whatever order.
         shifts: Results of requantizes that change nothing but the signedness.
         wishes: Whether the readers want signed values, one entry for each that cares.
         fixed: Somebody looks at the bits.
@@ -139,7 +139,7 @@ class _Storage:
         return changed
 
     def _propagate_table(self, node: Node) -> bool:
-        """Settles what the movers behind a table make, once for each table."""
+        """Settles what the data-movement operators behind a table make, once for each table."""
         table = node.operand(0)
         if table.constant is None or table.quant is None:
             return False

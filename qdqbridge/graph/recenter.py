@@ -38,7 +38,7 @@ def recentered(
     """Returns a copy of a graph in which values of one 8-bit type have the other one.
 
     Inputs, outputs and values whose bits something else looks at keep their type, and so does what
-    data movers tie to them.
+    data-movement operators tie to them.
 
     Args:
         graph: The graph; it is not changed.
@@ -62,7 +62,7 @@ def _kept(graph: Graph, only: Callable[[Value], bool]) -> set[Value]:
         if node.op.flow in (Flow.REINTERPRET, Flow.FLOAT):
             kept.update(v for v in (*node.inputs, *node.outputs) if v is not None)
     movements = [_ties(node) for node in graph.nodes if node.op.flow is Flow.MOVE]
-    while True:  # a mover has one type on both sides
+    while True:  # a data-movement operator has one type on both sides
         tied = {value for ties in movements if not kept.isdisjoint(ties) for value in ties}
         if tied <= kept:
             return kept

@@ -87,7 +87,7 @@ def _canonical_problems(node: Node, sound: set[QuantParams]) -> Iterator[str]:
         yield "a constant must be stored quantized"
     keeps = all(_same_storage(first, result) for result in node.outputs)
     if node.op.flow is Flow.MOVE and isinstance(first.type, QuantType) and not keeps:
-        yield "a data mover must keep its operand's quantization"
+        yield "a data-movement operator must keep its operand's quantization"
     if node.op.flow is Flow.ACCUMULATE and first.quant and node.operand(1).quant:
         yield from _bias_problems(node)
 

@@ -17,7 +17,7 @@ from qdqbridge.onnx_io.model_file import ONNX_DOMAINS
 def check_moved(
     op: Operator, operands: Sequence[Value | None], results: Sequence[Value], where: str
 ) -> None:
-    """Checks that a data mover has one element type.
+    """Checks that a data-movement operator has one element type.
 
     Args:
         op: Any operator.

@@ -263,7 +263,7 @@ class NodeReader:
     def _type_moved(
         self, op: Operator, operands: Sequence[Value | None], results: Sequence[Value]
     ) -> None:
-        """Gives results of movers and equal Concats on stored integers the operand's type."""
+        """Gives stored integers that are moved, or joined alike, the operand's type."""
         first = next((v for i, v in enumerate(operands) if v is not None and op.is_data(i)), None)
         if first is None or first.quant is None or op.flow is Flow.FLOAT:
             return

@@ -41,7 +41,7 @@ def data_movement(
     onnx: tuple[OnnxOp, ...] = (),
     tvm: str = "",
 ) -> Row[AnyAttributes]:
-    """Returns the row of a data mover, whose other operands only configure it.
+    """Returns the row of a data-movement operator, whose other operands only configure it.
 
     Args:
         name: ONNX's name.

@@ -1,6 +1,6 @@
 """Quantization of integers that only move: it comes from those who read them (idioms J4, G10).
 
-A mover, a graph input and a clip of integers do not say what the integers mean; the nodes behind
+Data movement, graph inputs and clips of integers do not say what these mean; the nodes behind
 them do. ``propagate_parameters`` carries the parameters back from ``reinterpret`` nodes to where
 the integers come from. Where nobody reads an input, and no node makes an output, nothing says what
 the integers mean: ``release_interface`` makes them plain.
@@ -35,7 +35,7 @@ def propagate_parameters(graph: Graph, hints: Hints = MappingProxyType({})) -> N
 
     Args:
         graph: A raw graph.
-        hints: What the graph said that results of movers mean; None where they are plain numbers.
+        hints: What the graph said that moved integers mean; None where they are plain numbers.
     """
     wanted: dict[Value, set[QuantParams]] = {}
     chosen: dict[Value, QuantParams] = {}

@@ -45,7 +45,7 @@ def _same_channels(params: QuantParams, result: ValueType | None) -> bool:
 
 
 def moved(compute: Compute) -> Contract:
-    """Returns the contract of a data mover: ``compute`` on the stored values of operand 0.
+    """Returns the contract of data movement: ``compute`` on the stored values of operand 0.
 
     Results with other parameters are converted afterwards, which commutes with moving.
     """

@@ -64,4 +64,4 @@ MOVED_ALIKE: tuple[Operator, ...] = tuple(
     and not reduction.reduces(row)
     and row.attributes is not PoolAttrs
 )
-"""Data movers that hosts have too, with the same operands and attributes."""
+"""Data-movement operators that hosts have too, with the same operands and attributes."""

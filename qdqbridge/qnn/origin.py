@@ -296,13 +296,13 @@ def is_swapped(provenance: Provenance) -> bool:
 
 
 def tells_params(provenance: Provenance, index: int) -> bool:
-    """Returns whether a span says what result ``index`` of a mover means."""
+    """Returns whether a span says what result ``index`` of a data-movement operator means."""
     return index < len(provenance.more.get("params", ()))
 
 
 @_decoding
 def moved_params(provenance: Provenance, index: int) -> QuantParams | None:
-    """Returns the parameters of a mover's result; None where it has none."""
+    """Returns the parameters of a data-movement operator's result; None where it has none."""
     record = provenance.more["params"][index]
     return None if record is None else _read_params(record)
 

@@ -2,7 +2,7 @@
 
 A difference is counted at the node that makes it and does not spread. Where the reference did not
 record an operand (the canonical form has values that the file does not), the interpreter computes
-it from those that were recorded, and a difference behind data movers is explained by the node
+it from those that were recorded, and a difference behind data movement is explained by the node
 before them.
 """
 

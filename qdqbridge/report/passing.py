@@ -1,6 +1,6 @@
 """Exact results behind nodes that pass values on: they are those of the nodes before, moved.
 
-Where the reference did not record what a mover or a Concat reads, its result differs because of the
+Where the reference did not record what is moved or joined, the result differs because of the
 node before; that node's exact values and bounds explain it.
 """
 
@@ -22,7 +22,7 @@ Array: TypeAlias = NDArray[Any]
 
 
 def moved(node: Node, behind: Exact, operands: Sequence[Array | None]) -> Exact:
-    """Returns exact results after a data mover: the values and their bounds move alike.
+    """Returns exact results after a data-movement operator: the values and their bounds move alike.
 
     Args:
         node: A node that only moves values.

@@ -2,7 +2,7 @@
 
 A factor per channel passes unchanged through operators ``f`` with ``f(c * x) = c * f(x)`` for
 ``c > 0``, and through whatever moves values. Channels are followed by what happens to their
-numbers: movers are run on them.
+numbers: data-movement operators are run on them.
 """
 
 from __future__ import annotations

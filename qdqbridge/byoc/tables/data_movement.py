@@ -1,4 +1,4 @@
-"""Data movers on stored integers, joins, and conversions between types."""
+"""Data movement and concatenation of stored integers, and conversions between types."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ from qdqbridge.ops.softmax import SOFTMAX
 from qdqbridge.ops.table import BY_NAME
 
 _PLAIN = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Split"})
-"""Movers that are taken of any type."""
+"""Data-movement operators that are taken of any type."""
 
 
 def unsigned_types(graph: Graph) -> tuple[DType, ...]:

@@ -306,7 +306,7 @@ RULES: tuple[Demand, ...] = (
     Demand("padding", "Pad between DequantizeLinear and QuantizeLinear", _padding,
            "OpenVINO 2026.4.1: up to 127 LSB wrong", Effect.OTHER,
            "give operand and result a zero point each, equal as they may be"),
-    Demand("own-zero-point", "averages, Pad and Clip in front of pools and movers", _own_zero,
+    Demand("own-zero-point", "averages, Pad and Clip before pools and data movement", _own_zero,
            "OpenVINO 2026.4.1, runtime model", Effect.FLOAT,
            "give operand and result a zero point each, equal as they may be"),
     Demand("float-kernels", "Softmax, LayerNormalization", _float_kernel,

@@ -263,7 +263,7 @@ def _clash(view: FileView, node: FileNode) -> Reason | None:
             continue
         encoding = found_source.encoding
         if encoding.dtype is DType.INT8 and found_source.dtype is DType.UINT8:
-            return Reason(f"the int8 pair before '{name}' is pushed past a mover", (name,))
+            return Reason(f"the int8 pair before '{name}' is pushed past data movement", (name,))
     return None
 
 
@@ -395,7 +395,7 @@ RULES: tuple[Demand, ...] = (
     Demand(
         "int8-past-movers", "int8 pairs from opset 21 on", _clash,
         "onnxruntime 1.31.1: 'output_dtype INT8 does not match y_zero_point type UINT8'",
-        Effect.REFUSED, "quantize behind the mover as well, or declare an opset below 21",
+        Effect.REFUSED, "quantize behind data movement as well, or declare an opset below 21",
     ),
     Demand(
         "rank-0-parameters", "Add, Mul, Concat, Where, unary operators", _between(_scalars),

@@ -28,7 +28,7 @@ _PROPAGATES = {
     "Unsqueeze": (1, 11, 13, 21, 23, 24, 25),
     "Slice": (1, 10, 11, 13),
 }
-"""Movers past which Q and DQ are pushed, with the versions of the operator."""
+"""Data-movement operators past which Q and DQ are pushed, with the versions of the operator."""
 _CLAMPS = ("Relu", "Clip")
 
 
@@ -39,7 +39,7 @@ class DequantizeSource:
     Attributes:
         encoding: Its parameters.
         dtype: The stored type after :func:`on_x86`.
-        moved: True where the DQ is pushed past a mover to get there.
+        moved: True where the DQ is pushed past a data-movement operator to get there.
     """
 
     encoding: FileEncoding
@@ -53,7 +53,7 @@ class DequantizeFeed:
 
     Attributes:
         encoding: Its parameters.
-        pushed: True where it is pushed past a mover to get there.
+        pushed: True where it is pushed past a data-movement operator to get there.
     """
 
     encoding: FileEncoding
@@ -78,7 +78,7 @@ class QuantizeTarget:
 
 
 def source(view: FileView, tensor: str) -> DequantizeSource | None:
-    """Returns the DQ that feeds an operand, behind movers where a DQ is pushed past them."""
+    """Returns the DQ that feeds an operand, behind data movement where a DQ is pushed past them."""
     found = _fed(view, tensor)
     if found is None:
         return None
@@ -95,7 +95,7 @@ def source(view: FileView, tensor: str) -> DequantizeSource | None:
 
 
 def _fed(view: FileView, tensor: str) -> DequantizeFeed | None:
-    """Returns the DQ behind a tensor; each tensor of a chain of movers is looked at once."""
+    """Returns the DQ behind a tensor; each moved tensor is looked at once."""
     passed: list[tuple[str, bool]] = []
     known = view.known_feeds
     while tensor not in known and (step := _lifted(view, tensor)) is not None:
@@ -114,7 +114,7 @@ def _fed(view: FileView, tensor: str) -> DequantizeFeed | None:
 
 
 def _lifted(view: FileView, tensor: str) -> tuple[str, bool] | None:
-    """Returns the operand of the mover that makes a tensor, and whether a DQ is pushed past it."""
+    """Returns what is moved to make a tensor, and whether a DQ is pushed past that."""
     node = view.producer(tensor)
     if node is None or is_dequantize(node):
         return None
@@ -158,14 +158,14 @@ def target(view: FileView, tensor: str) -> QuantizeTarget:
     for name, node in reversed(passed):
         if node.op in _CLAMPS:
             found = _before_clamp(view, node, found)
-        elif found.encoding is not None:  # the Q is pushed before a mover: its only reader
+        elif found.encoding is not None:  # the Q is pushed before data movement: its only reader
             found = replace(found, dtype=on_x86(found.encoding, 1))
         view.known_targets[name] = found
     return found
 
 
 def _passed(view: FileView, tensor: str) -> FileNode | None:
-    """Returns the clamp or mover that alone reads a tensor as its data, before a Q."""
+    """Returns the clamp or data movement that alone reads a tensor as its data, before a Q."""
     readers = view.consumers(tensor)
     if len(readers) != 1 or readers[0][1] != 0 or tensor in view.outputs:
         return None
@@ -240,7 +240,7 @@ def _before_clamp(view: FileView, node: FileNode, behind: QuantizeTarget) -> Qua
 
 
 def propagates(view: FileView, node: FileNode) -> bool:
-    """True for movers past which Q and DQ are pushed."""
+    """True for data-movement operators past which Q and DQ are pushed."""
     versions = _PROPAGATES.get(node.op)
     if versions is None:
         return False

@@ -296,7 +296,7 @@ def _has_shifted_weight(node: Node) -> bool:
 
 
 def _implied(node: Node, value: Value) -> bool:
-    """True where a mover's operand has the narrow range already."""
+    """True where a data-movement operator's operand has the narrow range already."""
     if node.op.flow is not Flow.MOVE or value.quant is None or not node.inputs:
         return False
     first = node.operand(0).quant

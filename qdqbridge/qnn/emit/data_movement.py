@@ -1,4 +1,4 @@
-"""Data movers: the plain Relax operator, on floats and on stored integers alike."""
+"""Data-movement operators: the plain Relax operator, on floats and on stored integers alike."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def _as_gemm(reading: Reading, product: UnroundedProduct) -> UnroundedProduct:
 
 
 def _before(reading: Reading, value: Value, kind: type[Attributes]) -> Value | None:
-    """Returns the operand of the mover behind a quantized value, in the same quantization."""
+    """Returns the operand of data movement behind a quantized value, in the same quantization."""
     node = value.producer
     if node is not None and node.op is REINTERPRET:
         node = node.operand(0).producer

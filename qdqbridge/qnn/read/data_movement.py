@@ -1,4 +1,4 @@
-"""What the rows of data movers share."""
+"""What the rows of data-movement operators share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qdqbridge.qnn.read.reading import Reading
 
 
 def moved(reading: Reading, call: Call, name: str, attributes: Attributes, *more: Entry) -> Value:
-    """Adds a mover of argument 0; its result has the operand's quantization."""
+    """Adds data movement of argument 0; its result has the operand's quantization."""
     data = _narrow(call, per_tensor(reading, call.args[0]))
     operands = [data, *(reading.plain(entry) for entry in more)]
     return hinted(
@@ -52,7 +52,7 @@ def per_tensor(reading: Reading, entry: Entry) -> Value:
 
 
 def type_like(data: Value, call: Call, index: int = 0) -> ValueType:
-    """Returns the type of a mover's result."""
+    """Returns the type of a data-movement operator's result."""
     shape = call.results[index].shape
     if data.quant is not None:
         return data.quant.with_shape(shape)

@@ -268,7 +268,7 @@ def concatenate(reading: Reading, call: Call) -> Value:
 
 
 def moved_alike(row: Operator) -> Row:
-    """Returns the row of a mover that hosts have too."""
+    """Returns the row of a data-movement operator that hosts have too."""
 
     def read(reading: Reading, call: Call) -> Value:
         given = read_attributes(row.attributes, call.attrs, reading.value(call.args[0]).rank or 0)

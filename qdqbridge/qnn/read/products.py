@@ -62,7 +62,7 @@ def fused_product(reading: Reading, call: Call, value: Value) -> Value | None:
 def _behind(
     reading: Reading, provenance: Provenance, node: Node | None
 ) -> tuple[Node | None, Value | None]:
-    """Returns the product behind its own movers and roundings, and a real bias that is added."""
+    """Returns the product behind what it moves and rounds, and a real bias that is added."""
     while node is not None and node.op.flow is not Flow.ACCUMULATE:
         own = reading.provenances.get(node) == provenance
         if node.op is ADD and own and isinstance(provenance.attributes, GemmAttrs):
@@ -164,7 +164,7 @@ def _broadcast(a: tuple[int | str, ...], b: tuple[int | str, ...]) -> tuple[int 
 
 
 def _unshaped(reading: Reading, value: Value, provenance: Provenance) -> tuple[Value, bool]:
-    """Returns what a product's own movers take, and whether they swap the last two axes."""
+    """Returns what a product's own data movement takes, and whether it swaps the last two axes."""
     current, permuted, quant = value, False, value.quant
     best = current, permuted
     while current.producer is not None:

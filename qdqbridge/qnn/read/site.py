@@ -148,7 +148,7 @@ class ReadSite:
         attributes: Attributes = NO_ATTRIBUTES,
         type_: ValueType | None = None,
     ) -> Value:
-        """Returns the result of a new node; a data mover keeps its operand's parameters.
+        """Returns the result of a new node; data movement keeps the operand's parameters.
 
         Args:
             op: The row's name.

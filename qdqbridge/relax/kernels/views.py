@@ -63,7 +63,7 @@ def view_of(value: Value) -> View | None:
 
 
 def _same_codes(node: Node) -> bool:
-    """True where a mover leaves codes and what they mean alone."""
+    """True where a data-movement operator leaves codes and what they mean alone."""
     before, after = node.operand(0), node.output
     if before.quant is None or after.quant is None:
         return before.quant is after.quant and before.type.dtype is after.type.dtype

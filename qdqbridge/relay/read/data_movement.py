@@ -1,4 +1,4 @@
-"""Rows of data movers that only Relay spells so."""
+"""Rows of data-movement operators that only Relay has so."""
 
 from __future__ import annotations
 
