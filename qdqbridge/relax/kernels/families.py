@@ -38,17 +38,17 @@ from qdqbridge.relax.kernels import (
     weight_only,
     wide_product,
 )
-from qdqbridge.relax.kernels.kernel import Claim, Kernel, KernelPlace
+from qdqbridge.relax.kernels.kernel import Kernel, KernelMatch, KernelPlace
 
 _BINARY = tuple(row.name for row in OPERATORS if computable(row))
 
 
-def _with(record: type[Attributes], *matches: Claim) -> dict[str, tuple[Claim, ...]]:
+def _with(record: type[Attributes], *matches: KernelMatch) -> dict[str, tuple[KernelMatch, ...]]:
     """Returns the same kernels for every operator with these attributes."""
     return {row.name: matches for row in OPERATORS if row.attributes is record}
 
 
-FAMILIES: Mapping[str, tuple[Claim, ...]] = {
+FAMILIES: Mapping[str, tuple[KernelMatch, ...]] = {
     CONV.name: (channelwise.match, convolution.match, wide_product.match_convolution),
     CONV_TRANSPOSE.name: (transposed.match,),
     "Dense": (weight_codes.match, weight_only.match, dense.match, wide_product.match_dense),

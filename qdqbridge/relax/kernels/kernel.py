@@ -58,5 +58,5 @@ class Kernel:
     extend: Callable[[Kernel, Node], Kernel | None] | None = None
 
 
-Claim = Callable[[Node, KernelPlace], "Kernel | None"]
+KernelMatch = Callable[[Node, KernelPlace], "Kernel | None"]
 """Returns the kernel of a node, or None where its family has none for it."""
