@@ -29,6 +29,7 @@ from qdqbridge.relax.kernels import (
     lookup,
     matmul,
     normalization,
+    real_norms,
     real_rows,
     resampling,
     selection,
@@ -67,7 +68,7 @@ FAMILIES: Mapping[str, tuple[KernelMatch, ...]] = {
     "requantize": (lookup.match, boundary.match),
     **_with(SoftmaxAttrs, softmax.match, real_rows.match_softmax),
     GELU.name: (lookup.match_wide, real_rows.match_gelu),
-    **{row.name: (normalization.match,) for row in NORMS},
+    **{row.name: (normalization.match, real_norms.match) for row in NORMS},
     BATCH_NORMALIZATION.name: (affine.match,),
 }
 """Who makes the kernel of a node, by operator; other operators may be functions of one operand."""

@@ -121,7 +121,7 @@ def build(d: RealRows) -> Any:
     return prim_func(body)
 
 
-def _pieces(count: Prim, lanes: int, body: Callable[[Prim, int], None]) -> None:
+def open_pieces(count: Prim, lanes: int, body: Callable[[Prim, int], None]) -> None:
     """Emits ``body(start, lanes)`` over elements of a number that may be open."""
     whole = count // lanes
     with turns(whole) as i:
@@ -138,12 +138,12 @@ def _softmax(d: RealRows, x: Buffer, y: Buffer, start: Prim, count: Prim) -> Non
     """Writes one row: exponentials of differences from the largest, over their sum."""
     start, lanes = bound(start), 2 * d.cpu.lanes
     least = tirx.const(-math.inf, "float32")
-    tops, sums = (_Lanes(lanes, value) for value in (least, tirx.const(0.0, "float32")))
+    tops, sums = (LaneValues(lanes, value) for value in (least, tirx.const(0.0, "float32")))
 
     def top(at: Prim, size: int) -> None:
         tops.update(size, lambda best: tirx.max(load(x, start + at, size), best))
 
-    _pieces(count, lanes, top)
+    open_pieces(count, lanes, top)
     largest = bound(tops.reduced("llvm.vector.reduce.fmax", tirx.max))
 
     def power(at: Prim, size: int) -> None:
@@ -154,17 +154,17 @@ def _softmax(d: RealRows, x: Buffer, y: Buffer, start: Prim, count: Prim) -> Non
         store(y, start + at, found, size)
         sums.update(size, lambda total: total + load(y, start + at, size))
 
-    _pieces(count, lanes, power)
+    open_pieces(count, lanes, power)
     total = bound(sums.reduced("", lambda a, b: a + b))
     inverse = bound(tirx.const(1.0, "float32") / total)
 
     def share(at: Prim, size: int) -> None:
         store(y, start + at, load(y, start + at, size) * splat(inverse, size), size)
 
-    _pieces(count, lanes, share)
+    open_pieces(count, lanes, share)
 
 
-class _Lanes:
+class LaneValues:
     """A value per lane, and one for the elements that are left."""
 
     def __init__(self, lanes: int, start: Prim) -> None:
@@ -205,7 +205,7 @@ def _each(d: RealRows, x: Buffer, y: Buffer, count: Prim, *, shared: bool) -> No
         def piece(at: Prim, lanes: int) -> None:
             store(y, first + at, _gelu(bound(load(x, first + at, lanes)), lanes), lanes)
 
-        _pieces(size, 4 * d.cpu.lanes, piece)
+        open_pieces(size, 4 * d.cpu.lanes, piece)
 
     if not shared:
         write(tirx.const(0, "int32"), count)

@@ -9,11 +9,11 @@ import pytest
 
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import evaluate
-from qdqbridge.ops.attributes import GeluAttrs, SoftmaxAttrs
+from qdqbridge.ops.attributes import GeluAttrs, NormAttrs, SoftmaxAttrs
 from qdqbridge.relax.executable import build
 from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.plan import plan
-from tests.graph.graphs import apply, graph, plain, typed
+from tests.graph.graphs import apply, const, graph, plain, typed
 from tests.relax.kernels.kernel_cases import CPUS, HOST, target_of
 
 SHAPES: dict[str, tuple[tuple[Any, ...], list[tuple[int, ...]]]] = {
@@ -59,3 +59,21 @@ def test_infinities_and_no_numbers() -> None:
     # quotients are products with a reciprocal
     np.testing.assert_allclose(got, wanted, rtol=2e-7, atol=0)
     assert got[4, 5] == 0
+
+
+@pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
+@pytest.mark.parametrize("count", [1, 37, 256])
+def test_layer_norms(count: int, cpu: Cpu) -> None:
+    rng = np.random.default_rng(count)
+    x = plain("x", ("a", "b", count))
+    vectors = [const(rng.normal(1, 1, count).astype(np.float32)) for _ in range(2)]
+    attributes, type_ = NormAttrs(2, 1e-5), typed(("a", "b", count))
+    y = apply("LayerNormalization", x, *vectors, type_=type_, attributes=attributes)
+    found = graph([x], y)
+    assert [k.name for k in plan(found, cpu).kernels.values()] == ["float_layer_norm"]
+    data = rng.normal(3, 2, (3, 7, count)).astype(np.float32)
+    (name,) = found.output_names
+    exact = evaluate(found, {"x": data}, exact=True)[0][name]
+    got = build(found, target_of(cpu)).run({"x": data})[name]
+    # sums of up to 256 numbers of about 3 in float32, some lanes at a time
+    np.testing.assert_allclose(got, exact, rtol=1e-5, atol=1e-5)
