@@ -29,6 +29,7 @@ from qdqbridge.qnn.read.constants import constant_of
 from qdqbridge.qnn.read.parameters import changed, result
 from qdqbridge.qnn.read.reading import Reading, Row
 from qdqbridge.qnn.read.site import TO_FIRST, TO_LAST, WITHOUT_PROVENANCE
+from qdqbridge.qnn.signatures import REQUANTIZE as REQUANTIZE_CALL
 
 Clamp = Callable[[QuantParams], QuantParams]
 """The same mapping over the range that a clamp of the integers leaves."""
@@ -116,7 +117,7 @@ def requantize(reading: Reading, call: Call) -> Entry:
     _check_sum(reading, data, call)
     if not _agrees(reading, data, call):
         return plain(reading, call)
-    return _retyped(reading, data, result(reading, call, 3, 4), call)
+    return _retyped(reading, data, result(reading, call, REQUANTIZE_CALL), call)
 
 
 # ---- operators that compute between a DQ and a Q -----------------------------------------------
