@@ -11,6 +11,7 @@ from qdqbridge.graph.numerics import codes, dequantize, quantize
 from qdqbridge.graph.operator import Array, Compute, Contract, Operands, Types
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, TensorType, ValueType
+from qdqbridge.ops.attributes import TransposeAttrs
 
 
 def converted(stored: Array, params: QuantParams, result: ValueType | None) -> Array:
@@ -44,6 +45,24 @@ def _same_channels(params: QuantParams, result: ValueType | None) -> bool:
     return result.params.axis is not None and params.with_axis(0) == result.params.with_axis(0)
 
 
+def _same_blocks(params: QuantParams, result: ValueType | None, attributes: Any) -> bool:
+    """True where a transposition takes the scales of blocks with it, as data of their own."""
+    if not isinstance(result, QuantType) or not isinstance(attributes, TransposeAttrs):
+        return False
+    own, perm = result.params, attributes.perm
+    if not params.blocked or not own.blocked or len(perm) != params.scale.ndim:
+        return False
+    return (
+        own.storage_dtype is params.storage_dtype
+        and own.expressed_dtype is params.expressed_dtype
+        and (own.qmin, own.qmax) == (params.qmin, params.qmax)
+        and own.block_size == params.block_size
+        and perm[own.axis or 0] == params.axis
+        and np.array_equal(own.scale, params.scale.transpose(perm))
+        and np.array_equal(own.zero_point, params.zero_point.transpose(perm))
+    )
+
+
 def moved(compute: Compute) -> Contract:
     """Returns the contract of data movement: ``compute`` on the stored values of operand 0.
 
@@ -58,7 +77,10 @@ def moved(compute: Compute) -> Contract:
             return None
         params = source.params
         if not params.per_tensor:
-            if all(_same_channels(params, result) for result in results):
+            if all(
+                _same_channels(params, result) or _same_blocks(params, result, attributes)
+                for result in results
+            ):
                 return compute(attributes, operands)
             return None
         parts = compute(attributes, operands)

@@ -1,0 +1,151 @@
+"""Files of onnxruntime-genai's model builder: two small layers of random weights, no network.
+
+Runs in an environment of its own (``pip install onnxruntime-genai onnx-ir torch transformers``)::
+
+    python scripts/language_model_files.py FOLDER [ARCHITECTURE-VARIANT | ARCHITECTURE | VARIANT]...
+
+Makes what is not there yet. Random weights have no tokenizer, which the builder wants to copy: it
+is given an empty one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from onnxruntime_genai.models import builder
+from onnxruntime_genai.models.builders import base
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 320, "max_position_embeddings": 256,
+}  # fmt: skip
+IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+HEAD = {"head_dim": 16}
+SLIDING = {"sliding_window": 32, "layer_types": ["sliding_attention", "full_attention"]}
+MIXED = {"layer_types": ["conv", "full_attention"]}
+ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "ernie": ("Ernie4_5Config", "Ernie4_5ForCausalLM", HEAD),
+    "gemma": ("GemmaConfig", "GemmaForCausalLM", HEAD),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM",
+               {**HEAD, "query_pre_attn_scalar": 16, "sliding_window": 32}),
+    "gptoss": ("GptOssConfig", "GptOssForCausalLM",
+               {**HEAD, **SLIDING, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "granite": ("GraniteConfig", "GraniteForCausalLM", {}),
+    "granitemoe": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM",
+                   {"layer_types": ["attention"] * 2, "num_local_experts": 0,
+                    "shared_intermediate_size": 128, "mamba_n_heads": 8, "mamba_d_head": 16}),
+    "hunyuan": ("HunYuanDenseV1Config", "HunYuanDenseV1ForCausalLM", HEAD),
+    "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", {**MIXED, "block_auto_adjust_ff_dim": False}),
+    "lfm2moe": ("Lfm2MoeConfig", "Lfm2MoeForCausalLM",
+                {**MIXED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+                 "num_dense_layers": 1}),
+    "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
+    "mistral": ("MistralConfig", "MistralForCausalLM", {**HEAD, "sliding_window": 32}),
+    "nemotron": ("NemotronConfig", "NemotronForCausalLM", {"head_dim": 32}),
+    "olmo": ("OlmoConfig", "OlmoForCausalLM", {}),
+    "phi": ("PhiConfig", "PhiForCausalLM", {"partial_rotary_factor": 0.5, "hidden_size": 128}),
+    "phi3": ("Phi3Config", "Phi3ForCausalLM", {"original_max_position_embeddings": 256}),
+    "phi3long": ("Phi3Config", "Phi3ForCausalLM",
+                 {"original_max_position_embeddings": 64,
+                  "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8,
+                                   "long_factor": [1 + i / 10 for i in range(8)]}}),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {}),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", HEAD),
+    "whisper": ("WhisperConfig", "WhisperForConditionalGeneration",
+                {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "num_mel_bins": 16,
+                 "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+                 "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "max_source_positions": 1500,
+                 "max_target_positions": 64, "decoder_start_token_id": 1}),
+}  # fmt: skip
+VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
+    "fp32": ("fp32", {}),
+    "fp16": ("fp16", {}),
+    "int8": ("int8", {}),
+    "int4": ("int4", {}),
+    "int4-qdq": ("int4", {"use_qdq": "true"}),
+    "int4-b128": ("int4", {"int4_block_size": "128"}),
+    "int4-asym": ("int4", {"int4_is_symmetric": "false"}),
+    "int4-embed": ("int4", {"int4_op_types_to_quantize": "MatMul/Gather"}),
+    "int4-kquant": ("int4", {"int4_algo_config": "k_quant_mixed"}),
+}
+
+
+class NoTokenizer:
+    """What the builder asks a tokenizer for."""
+
+    pad_token_id, eos_token_id, bos_token_id = 0, 2, 1
+
+    @staticmethod
+    def get_vocab() -> dict[str, int]:
+        """Returns no words."""
+        return {}
+
+    def save_pretrained(self, *_: Any) -> None:
+        """Saves nothing."""
+
+
+def source(folder: Path, architecture: str) -> Path:
+    """Returns the folder of an architecture's configuration and weights."""
+    made = folder / "source" / architecture
+    if (made / "generation_config.json").exists():
+        return made
+    config_name, model_name, more = ARCHITECTURES[architecture]
+    torch.manual_seed(7)
+    sizes = {"vocab_size": 320} if architecture == "whisper" else SIZES
+    config = getattr(transformers, config_name)(**{**sizes, **IDS, **more})
+    config.architectures = [model_name]
+    model = getattr(transformers, model_name)(config).float().eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim > 1:
+                weight.normal_(0, 0.08)
+            elif "norm" in name:
+                weight.add_(torch.randn_like(weight) * 0.1)
+            else:
+                weight.normal_(0, 0.05)
+    model.save_pretrained(made)
+    if not (made / "generation_config.json").exists():
+        (made / "generation_config.json").write_text(json.dumps(IDS))
+    return made
+
+
+def make(folder: Path, architecture: str, variant: str) -> None:
+    """Makes one file."""
+    target, cache = folder / f"{architecture}-{variant}", str(folder / "cache")
+    precision, options = VARIANTS[variant]
+    weights = str(source(folder, architecture))
+    stated = [f"{name}={value}" for name, value in options.items()]
+    found = builder.parse_extra_options(
+        weights, weights, str(target), precision, "cpu", cache, stated
+    )
+    builder.create_model(weights, weights, str(target), precision, "cpu", cache, **found)
+    (target / "done").touch()
+
+
+def main() -> int:
+    """Runs the script."""
+    folder, wanted = Path(sys.argv[1]), set(sys.argv[2:])
+    for loader in (transformers.AutoTokenizer, transformers.AutoProcessor):
+        loader.from_pretrained = staticmethod(lambda *_, **__: NoTokenizer())
+    base.Model.save_processing = lambda *_, **__: None
+    for architecture in ARCHITECTURES:
+        for variant in VARIANTS:
+            name = f"{architecture}-{variant}"
+            asked = not wanted or wanted & {name, architecture, variant}
+            if not asked or (folder / name / "done").exists():
+                continue
+            try:
+                make(folder, architecture, variant)
+                print(name, "made", flush=True)
+            except Exception as error:  # the builder raises whatever its libraries do
+                print(name, type(error).__name__, str(error)[:200], flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,185 @@
+"""Language models of onnxruntime-genai's model builder, through everything, into one CSV file.
+
+``check FOLDER -o RESULTS.csv`` takes every ``*.onnx`` below a folder: load, print, explain; save,
+and compare all results of the saved file with the original's in onnxruntime, bit for bit, for a
+prompt, a step and a chunk; read the saved file back (digest). ``decode`` compiles each file and
+compares a prompt and 32 tokens with the cache on TVM with onnxruntime: the largest difference of
+the logits, relative to the largest logit, and the tokens. Both take up where they were stopped:
+what is in the CSV file is not done again.
+
+``scripts/language_model_files.py`` makes such files (in an environment of its own).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+import qdqbridge as qb
+
+FIELDS = ("file", "step", "status", "nodes", "digest", "difference", "tokens", "seconds")
+TOKENS, PROMPT, CAPACITY = 32, 9, 64
+_TYPES = {
+    "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32, "tensor(uint8)": np.uint8, "tensor(int8)": np.int8,
+}  # fmt: skip
+Feeds = dict[str, np.ndarray]
+
+
+class Decoder:
+    """A file with a cache, as onnxruntime sees it."""
+
+    def __init__(self, path: Path) -> None:
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level, options.intra_op_num_threads = 4, 1
+        self.session = ort.InferenceSession(str(path), options)
+        self.inputs = {each.name: each for each in self.session.get_inputs()}
+        self.outputs = [each.name for each in self.session.get_outputs()]
+        proto = onnx.load(path, load_external_data=False)
+        names = {a.name for node in proto.graph.node for a in node.attribute if a.i}
+        self.windowed = "sliding_window_cache" in names
+        config = path.with_name("genai_config.json")
+        told = json.loads(config.read_text()) if config.exists() else {}
+        self.head = told.get("model", {}).get("decoder", {}).get("head_size", 16)
+
+    def shape(self, name: str, past: int, length: int) -> list[int]:
+        """Returns the shape of an input at a step."""
+        past = CAPACITY if self.windowed else past
+        said = {"batch": 1, "cache_dim": self.head, "head": self.head, "total": past + length,
+                "past": past, "encoder": 32, "frames": 128, "sequence": length}  # fmt: skip
+        return [
+            extent if isinstance(extent, int)
+            else next((n for word, n in said.items() if word in str(extent)), 32)
+            for extent in self.inputs[name].shape
+        ]  # fmt: skip
+
+    def feeds(self, tokens: np.ndarray, past: int, state: Mapping[str, np.ndarray]) -> Feeds:
+        """Returns what a step is given; inputs that are neither tokens nor cache are random."""
+        length, rng = tokens.shape[1], np.random.default_rng(past)
+        given: Feeds = {}
+        for name, each in self.inputs.items():
+            kind = _TYPES[each.type]
+            if name in ("input_ids", "decoder_input_ids"):
+                given[name] = tokens.astype(kind)
+            elif name == "attention_mask":
+                given[name] = np.ones((1, past + length), kind)
+            elif name == "position_ids":
+                given[name] = np.arange(past, past + length, dtype=kind)[None]
+            elif name in state:
+                given[name] = state[name]
+            else:
+                shape = self.shape(name, past, length)
+                given[name] = (rng.standard_normal(shape) * 0.1).astype(kind)
+        return given
+
+    def decoded(self, run: Callable[[Feeds], Mapping[str, np.ndarray]]) -> Iterator[np.ndarray]:
+        """Yields the logits of a prompt and of each further token, the greatest one each time."""
+        cached = [name for name in self.inputs if name.startswith("past")]
+        state = {
+            n: np.zeros(self.shape(n, 0, 0), _TYPES[self.inputs[n].type]) for n in cached
+        }  # fmt: skip
+        tokens, past = np.random.default_rng(0).integers(3, 250, (1, PROMPT)), 0
+        for _ in range(TOKENS + 1):
+            results = run(self.feeds(tokens, past, state))
+            past += tokens.shape[1]
+            for name in cached:
+                later = name.replace("past_key_values", "present")
+                state[name] = results[
+                    later if later in results else name.replace("past", "present")
+                ]
+            logits = np.asarray(results["logits"], np.float32)
+            tokens = logits[:, -1].argmax(-1)[:, None]
+            yield logits
+
+    def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        """Returns onnxruntime's results by name."""
+        results = self.session.run(None, feeds)
+        return {n: np.asarray(r) for n, r in zip(self.outputs, results, strict=True)}
+
+
+def check(path: Path) -> dict[str, Any]:
+    """Returns the row of a file that is read, saved and read back."""
+    graph = qb.load(path)
+    assert graph.text()
+    list(qb.explain(graph))
+    original = Decoder(path)
+    with tempfile.TemporaryDirectory() as scratch:
+        saved = Path(scratch) / "model.onnx"
+        qb.save(graph, saved)
+        again = qb.load(saved)
+        copy = Decoder(saved)
+        copy.head, differ = original.head, set[str]()
+        for past, length in ((0, 7), (7, 1), (5, 3)):
+            tokens = np.random.default_rng(past).integers(3, 250, (1, length))
+            feeds = original.feeds(tokens, past, {})
+            wanted, found = original.run(feeds), copy.run(feeds)
+            unsaid = "present" if original.windowed else "\0"  # rows behind a window's last
+            differ |= {
+                name for name, array in wanted.items()
+                if not name.startswith(unsaid) and array.tobytes() != found[name].tobytes()
+            }  # fmt: skip
+    status = "ok" if not differ else f"other bits: {sorted(differ)[:3]}"
+    if again.digest != graph.digest:
+        status = "other digest"
+    return {"status": status, "nodes": len(graph.nodes), "digest": graph.digest[:16]}
+
+
+def decode(path: Path) -> dict[str, Any]:
+    """Returns the row of a file that decodes on TVM."""
+    decoder = Decoder(path)
+    wanted = list(decoder.decoded(decoder.run))
+    executable = qb.compile(qb.load(path))
+    found = list(decoder.decoded(executable.run))
+    pairs = list(zip(wanted, found, strict=True))
+    worst = max(float(np.abs(a - b).max() / np.abs(a).max()) for a, b in pairs)
+    same = all((a[:, -1].argmax(-1) == b[:, -1].argmax(-1)).all() for a, b in pairs)
+    return {"status": "ok" if same else "other tokens", "difference": f"{worst:.1e}",
+            "tokens": len(pairs) - 1}  # fmt: skip
+
+
+def main() -> int:
+    """Runs the script."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("step", choices=("check", "decode"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--only", default="", help="files whose path contains this")
+    options = parser.parse_args()
+    done: set[tuple[str, str]] = set()
+    if options.output.exists():
+        with options.output.open(newline="") as file:
+            done = {(row["file"], row["step"]) for row in csv.DictReader(file)}
+    with options.output.open("a", newline="") as file:
+        rows = csv.DictWriter(file, FIELDS)
+        if not done:
+            rows.writeheader()
+        for path in sorted(options.folder.rglob("*.onnx")):
+            name = str(path.relative_to(options.folder))
+            if options.only not in name or (name, options.step) in done:
+                continue
+            start = time.perf_counter()
+            row: dict[Any, Any] = {"file": name, "step": options.step}
+            try:
+                row |= check(path) if options.step == "check" else decode(path)
+            except Exception as error:  # whatever a library raises is this file's row
+                row["status"] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            row["seconds"] = f"{time.perf_counter() - start:.1f}"
+            rows.writerow(row)
+            file.flush()
+            print(*row.values(), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
