@@ -61,9 +61,12 @@ def unsigned_types(graph: Graph) -> tuple[DType, ...]:
 
 
 def converted_interfaces(graph: Graph) -> Iterator[Cost]:
-    """Puts a conversion behind signed inputs and before signed outputs, which keep their type."""
-    for dtype in unsigned_types(graph):
-        _unsigned_inside(graph, dtype)
+    """Puts a conversion behind int8 inputs and before int8 outputs, which keep their type.
+
+    Of int16 the backend takes no conversion of images.
+    """
+    if DType.INT8 in unsigned_types(graph):
+        _unsigned_inside(graph, DType.INT8)
     yield from ()
 
 
@@ -129,7 +132,7 @@ def alike_in_concats(graph: Graph) -> Iterator[Cost]:
     yield from ()
 
 
-_WINDOWS = frozenset({"Conv", "ConvTranspose", "MaxPool", "AveragePool"})
+_WINDOWS = frozenset({"Conv", "ConvTranspose", "MaxPool", "AveragePool", "Pad"})
 
 
 def _convolved(node: Node) -> bool:
@@ -478,9 +481,9 @@ RESPELLINGS = (
     Respelling("no-erf", whole_gelus),
     Respelling("no-float-where", masks_of_numbers),
     Respelling("quantized-divisor", divisors),
+    Respelling("concat-encodings", alike_in_concats),
     Respelling("no-blocks", channels_of_blocks),
     Respelling("float-products", float_products),
-    Respelling("concat-encodings", alike_in_concats),
     Respelling("instance-norm-parameters", quantized_norms),
     Respelling("instance-norm-parameters", norms_of_channels),
     Respelling("unsigned", converted_interfaces),

@@ -21,7 +21,7 @@ from qdqbridge.onnx_io.profiles.shared_rules import WEIGHTED
 _HOST = "onnxruntime-qnn 2.7.0, host build of Hexagon"
 _UNFINISHED = f"{_HOST}: 'Failed to finalize QNN graph', code 1002"
 _IMAGES = frozenset({"Conv", "ConvTranspose"})
-_WINDOWS = _IMAGES | {"MaxPool", "AveragePool"}
+_WINDOWS = _IMAGES | {"MaxPool", "AveragePool", "Pad"}
 _WIDTH = {DType.UINT8: 8, DType.INT8: 8, DType.UINT16: 16, DType.INT16: 16}
 
 
@@ -135,6 +135,14 @@ def _float_weight(view: FileView, node: FileNode) -> Reason | None:
     return None
 
 
+def _dynamic(view: FileView, node: FileNode) -> Reason | None:
+    """A convolution of ``x - zero point`` of run time: dynamic quantization, spelled in floats."""
+    made = view.producer(node.input(0)) if node.op in _IMAGES else None
+    if made is None or made.op != "Sub" or any(map(view.is_constant, made.inputs)):
+        return None
+    return Reason(f"its operand is {made.op} '{made.name}' of run time", (node.input(0),))
+
+
 def _shared(view: FileView, node: FileNode) -> Reason | None:
     """An initializer that two DequantizeLinear read with other scales: it is taken with one."""
     if not is_dequantize(node) or not view.is_constant(node.input(0)):
@@ -209,6 +217,8 @@ FLOAT_RULES: tuple[Demand, ...] = (
            "quantize operand and result"),
     Demand("no-float-where", "Where of floats", _where, _UNFINISHED, Effect.REFUSED,
            "multiply by a mask and add, or quantize the result"),
+    Demand("no-dynamic-convolution", "Conv and ConvTranspose of x - zero point", _dynamic,
+           _UNFINISHED, Effect.REFUSED, "quantize the float model statically: qdqbridge quantize"),
     Demand("no-round", "Round", _round, _UNFINISHED, Effect.REFUSED,
            "read it with --decomposed where it quantizes step by step"),
     Demand("concat-encodings", "Concat behind and before convolutions", _concat,

@@ -161,6 +161,7 @@ def _clip_behind(view: FileView, node: FileNode) -> Reason | None:
         made is None
         or made.op == "Concat"
         or (made.op == "MatMul" and (view.rank(node.input(0)) or 0) > _MATRIX)
+        or _apart(view, made, source)
     ):
         return None  # nothing stands before it that it could be fused with
     active = active_ends(view, node, found[0])
@@ -171,6 +172,13 @@ def _clip_behind(view: FileView, node: FileNode) -> Reason | None:
         return Reason(f"only its {end} end lies inside the range of the result", (node.output,))
     wide = found[0].dtype in _WIDE
     return Reason(f"it clips {found[0].dtype}", (node.output,)) if wide else None
+
+
+def _apart(view: FileView, made: FileNode, result: FileEncoding) -> bool:
+    """True for a product of int8 matrices with weights per channel: it is joined with nothing."""
+    weight = view.dequantized(made.input(1))
+    channels = weight is not None and not weight.per_tensor
+    return made.op in ("Gemm", "MatMul") and channels and result.dtype is DType.INT8
 
 
 def _norm(view: FileView, node: FileNode) -> Reason | None:
