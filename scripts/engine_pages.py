@@ -190,6 +190,9 @@ def page(runtime: Runtime) -> str:
     ]
     if runtime.profile:
         parts += ["## As producers spell them", "\n".join(grid(found, ""))]
+    whole = TABLES / f"models_{runtime.engine}.csv"
+    if whole.exists():
+        parts += ["## Whole models, by producer", WHOLE, "\n".join(producers(whole))]
     prefix = "" if runtime.profile else "export_"
     parts += [
         f"## As `{runtime.export}` writes them",
@@ -204,6 +207,22 @@ def page(runtime: Runtime) -> str:
     if runtime.profile:
         parts += [f"## The rules of `--profile {runtime.profile}`", "\n".join(rules(runtime))]
     return "\n\n".join(parts) + "\n"
+
+
+WHOLE = (
+    "Every 17th file of producers' suites, every 9th of public collections and the models of the "
+    "project, by `scripts/engine_models.py ENGINE FOLDER --out TABLE` and `--by-producer TABLE`: "
+    "*run* of *files* do; of their *products* so many are *floats*; *equal* of *samples* have the "
+    "interpreter's argmax; *within* have no operator more than 2 LSB off, *lsb* is the most."
+)
+
+
+def producers(table: Path) -> list[str]:
+    """Returns the lines of a table: whole models."""
+    with table.open(encoding="utf-8", newline="") as file:
+        head, *rest = list(csv.reader(file))
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    return lines + [f"| {' | '.join(row)} |" for row in rest]
 
 
 def rules(runtime: Runtime) -> list[str]:

@@ -135,6 +135,25 @@ def signed_concat() -> onnx.ModelProto:
     return _model("signed_concat", nodes, numbers, TensorProto.INT8, (1, 4, 6, 6), (1, 4, 6, 6))
 
 
+def scales_along_terms() -> onnx.ModelProto:
+    """Returns a MatMul whose weight has scales along the axis that is summed over."""
+    chance = np.random.default_rng(0)
+    numbers = {
+        "scale": np.float32(0.05), "zero": np.uint8(0), "scale_result": np.float32(0.4),
+        "zero_result": np.uint8(128), "weight_scale": np.linspace(0.01, 0.05, 16, dtype=np.float32),
+        "weight": chance.integers(-127, 128, (16, 12)).astype(np.int8),
+        "weight_zero": np.zeros(16, np.int8),
+    }  # fmt: skip
+    weight = ["weight", "weight_scale", "weight_zero"]
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "scale", "zero"], ["x_real"]),
+        helper.make_node("DequantizeLinear", weight, ["weight_real"], axis=0),
+        helper.make_node("MatMul", ["x_real", "weight_real"], ["product"]),
+        helper.make_node("QuantizeLinear", ["product", "scale_result", "zero_result"], ["result"]),
+    ]
+    return _model("scales_along_terms", nodes, numbers, TensorProto.UINT8, (4, 16), (4, 12))
+
+
 def range_as_clamp() -> onnx.ModelProto:
     """Returns an Add of a pair of uint16 with zero point 0, whose range is a Relu."""
     numbers = {
@@ -249,6 +268,11 @@ FAULTS = (
         "openvino_range_of_uint16.onnx", "openvino", "wrong",
         "a Q/DQ pair of uint16 with zero point 0: left out, and with it the Relu that its range is",
         range_as_clamp,
+    ),
+    Fault(
+        "openvino_scales_along_terms.onnx", "openvino", "wrong",
+        "MatMul of a weight with a scale for each of its rows: the scales go to the columns",
+        scales_along_terms,
     ),
     Fault(
         "openvino_scaled_product.onnx", "openvino", "refused",

@@ -279,7 +279,7 @@ RULES: tuple[Demand, ...] = (
     Demand("per-tensor-activations", "Q and DQ of activations", per_tensor_activations,
          "OpenVINO, Low Precision Transformations", Effect.FLOAT, "use one scale per activation"),
     Demand("weight-axis", "per-channel weights", weight_axis({"Conv": 0, "ConvTranspose": 1}),
-         "OpenVINO, Low Precision Transformations", Effect.FLOAT,
+           "OpenVINO 2026.4.1: products of matrices up to 122 LSB wrong", Effect.OTHER,
          "use the axis of the output channels"),
     Demand("stored-constants", "Mul and Add of constants", _stored_constant,
          "OpenVINO 2026.4.1: MultiplyPartialTransformation, index '0' out of range",

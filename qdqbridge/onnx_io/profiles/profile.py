@@ -70,7 +70,8 @@ class ExportProfile:
         unsigned: Which signed types become unsigned in a graph, zero points shifted.
         respellings: What is put otherwise in a graph before it is written.
         convolvable: Turn int8 activations with a zero point, or that a Concat makes for a Conv,
-            into uint8; weights of convolutions that do not fit into int8 into floats.
+            into uint8; into floats weights of convolutions that do not fit into int8, and those
+            with scales along the terms of a sum.
         apart: Give each tensor a scale and a zero point of its own, also where others have equal
             ones.
         guarded: Put a Max that changes nothing between a Concat and its second rounding.

@@ -39,12 +39,13 @@ from qdqbridge.onnx_io.writer.variants import (
     file_variant,
     is_product_of_rows,
 )
+from qdqbridge.ops.attributes import GemmAttrs
 from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.composition import CompositionAttrs
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.dynamic import DYNAMIC_DENSE
 from qdqbridge.ops.elementwise import CONCAT
-from qdqbridge.ops.matmul import DENSE
+from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.ops.pooling import AVERAGE_POOL
 from qdqbridge.ops.simulated import SimulatedAttrs
 
@@ -192,7 +193,8 @@ class NodeWriter(RowWriter):
         """
         if index == _BIAS and node.op.flow is Flow.ACCUMULATE:
             return self.bias(value, dtype)
-        if self.profile.convolvable and index == 1 and _has_shifted_weight(node):
+        unsafe = index == 1 and (_has_shifted_weight(node) or _scaled_by_terms(node, value))
+        if self.profile.convolvable and unsafe:
             return self.folded(value, dtype)
         plain = value.constant is not None and value.quant is None
         if plain and quantized and node.op.is_data(index):
@@ -209,6 +211,11 @@ class NodeWriter(RowWriter):
             if source in self.kept_real:
                 type_ = TensorType(result.type.dtype, result.type.shape)
                 self.row("Identity", [self.stored(source)], target, type_, node=node)
+            elif self.profile.convolvable and any(
+                index == 1 and _scaled_by_terms(reader, source) for reader, index in result.users
+            ):
+                type_ = TensorType(result.type.dtype, result.type.shape)
+                self.row("Identity", [self.folded(source, type_.dtype)], target, type_, node=node)
             else:
                 tensor = self.stored(source)
                 self.dequantize(tensor, source.quant, target, result.type.dtype, node)
@@ -293,6 +300,21 @@ def _has_shifted_weight(node: Node) -> bool:
     if weight is None or weight.constant is None or weight.quant is None:
         return False
     return not weight.quant.params.symmetric or weight.quant.dtype is DType.UINT8
+
+
+def _scaled_by_terms(node: Node, weight: Value) -> bool:
+    """True for a product of matrices whose weight has a scale for each term of a sum.
+
+    Args:
+        node: The product.
+        weight: Its second operand, or what that is dequantized from.
+    """
+    if node.op not in (DENSE, GEMM, MATMUL) or weight.constant is None or weight.quant is None:
+        return False
+    params, rank = weight.quant.params, weight.rank or 0
+    transposed = isinstance(node.attributes, GemmAttrs) and node.attributes.trans_b
+    terms = rank - (1 if transposed or node.op is DENSE else 2)
+    return params.axis == terms and not params.blocked
 
 
 def _implied(node: Node, value: Value) -> bool:

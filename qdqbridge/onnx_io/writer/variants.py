@@ -11,7 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape, TensorType
@@ -137,7 +139,10 @@ def _from_add(node: Node) -> bool:
 def _weight(writer: RowWriter, node: Node, *, gemm: bool) -> tuple[str, bool]:
     """Returns the float weight, and True where it is ``[K, N]``."""
     w, dtype = node.operand(1), real_dtype(node)
-    if gemm and not _columns(node, w):
+    columns = _columns(node, w)
+    if writer.profile.convolvable and _scaled_by_terms(w):
+        w = _as_floats(writer, w, dtype)
+    if gemm and not columns:
         return writer.real(w, dtype), False
     if w.constant is None:
         real = writer.real(w, dtype)
@@ -151,6 +156,24 @@ def _weight(writer: RowWriter, node: Node, *, gemm: bool) -> tuple[str, bool]:
     type_ = QuantType(_swapped_params(w.quant.params), _swapped(w.type.shape))
     target = writer.free.take(f"{stored}_DequantizeLinear_Output")
     return writer.dequantize(stored, type_, target, dtype), True
+
+
+def _scaled_by_terms(w: Value) -> bool:
+    """True for a constant ``[N, K]`` that has a scale for each of the K terms of a sum."""
+    params = None if w.quant is None or w.constant is None else w.quant.params
+    return params is not None and params.axis == 1 and not params.blocked
+
+
+def _as_floats(writer: RowWriter, w: Value, dtype: DType) -> Value:
+    assert w.quant is not None and w.constant is not None
+    params = w.quant.params
+    real = w.constant.map(lambda array: dequantize(array, params), dtype=DType.FLOAT32)
+    if dtype is not DType.FLOAT32:
+        floats = real
+        real = floats.map(lambda array: array.astype(dtype.numpy), dtype=dtype)
+    value = Value(TensorType(dtype, w.type.shape), w.name, constant=real)
+    writer.tensors.adopt(value, writer.tensors.of(w))
+    return value
 
 
 def _columns(node: Node, w: Value) -> bool:
