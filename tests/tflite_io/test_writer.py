@@ -301,3 +301,13 @@ def test_scales_that_are_no_usable_numbers_are_refused_by_name(kind: str, scale:
     with pytest.raises(UnsupportedTargetError) as caught:
         converted(graph_)
     assert "quantize (1, 'q'): its scale is too large or too small" in caught.value.why
+
+
+def test_extents_beyond_32_bits_are_refused_by_name() -> None:
+    graph_ = qb.parse(
+        f"{HEADER}input %x: quant<int8, 0.05, 3>[1,35184372088832]\n"
+        "%y = Abs(%x): quant<int8, 0.05, 3>[1,35184372088832]\noutput %y\n"
+    )
+    with pytest.raises(UnsupportedTargetError) as caught:
+        converted(graph_)
+    assert "it counts to 35,184,372,088,832" in caught.value.why

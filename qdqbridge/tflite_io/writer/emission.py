@@ -30,6 +30,7 @@ from qdqbridge.tflite_io.writer.values import (
     axis_in,
     extents,
     is_late,
+    narrowed,
     quantization_of,
     refuse_other_floats,
 )
@@ -145,7 +146,7 @@ class Emission:
 
     def constant(self, array: NDArray[Any] | Sequence[int], name: str = "constant") -> int:
         """Returns a plain constant; sequences are int32."""
-        data = array if isinstance(array, np.ndarray) else np.asarray(array, np.int32)
+        data = array if isinstance(array, np.ndarray) else np.asarray(narrowed(array), np.int32)
         constant = Constant.of(data)
         return self._typed(TensorType(constant.dtype, data.shape), name, constant)
 
@@ -178,7 +179,7 @@ class Emission:
             raise NoCounterpart(
                 f"the rank of '{name}' is not known", "fix the shapes of the model's inputs"
             )
-        shape = tuple(1 if isinstance(e, str) else e for e in type_.shape)
+        shape = tuple(narrowed([1 if isinstance(e, str) else e for e in type_.shape]))
         signature = tuple(-1 if isinstance(e, str) else e for e in type_.shape)
         quantization = quantization_of(type_.params) if isinstance(type_, QuantType) else None
         self.model.tensors.append(

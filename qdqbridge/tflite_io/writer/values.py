@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -94,6 +94,19 @@ def quantization_of(params: QuantParams) -> TensorQuantization:
     return TensorQuantization(
         np.asarray(params.scale, np.float32), params.zero_point.astype(np.int64), params.axis or 0
     )
+
+
+def narrowed(numbers: Sequence[int]) -> Sequence[int]:
+    """Returns numbers that 32 bits hold.
+
+    Raises:
+        NoCounterpart: One is larger.
+    """
+    if any(abs(number) > DType.INT32.qmax for number in numbers):
+        raise NoCounterpart(
+            f"it counts to {max(map(abs, numbers)):,}, TFLite to {DType.INT32.qmax:,}"
+        )
+    return numbers
 
 
 def extents(value: Value) -> tuple[int, ...]:
