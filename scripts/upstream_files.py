@@ -7,7 +7,7 @@ on its engine, at the versions of the ``engines`` extra, and says when a fault i
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -174,7 +174,7 @@ def range_as_clamp() -> onnx.ModelProto:
 def _model(
     name: str,
     nodes: list[onnx.NodeProto],
-    numbers: dict[str, np.generic | np.ndarray],
+    numbers: Mapping[str, object],
     element: int,
     shape: tuple[int, ...],
     result: tuple[int, ...],
