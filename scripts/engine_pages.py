@@ -1,8 +1,8 @@
 """Writes a page per runtime: what its engine takes, what it computes wrongly, how we write it.
 
 Run as ``python scripts/engine_pages.py``; with ``--check`` it only says whether the pages are
-current. Everything on them comes from ``tests/engines/patterns_*.csv`` (``engine_patterns.py``) and
-from the rules of the export profiles.
+current. Everything on them comes from ``tests/engines/patterns_*.csv`` (``engine_patterns.py``),
+``models_*.csv`` (``engine_models.py``) and from the rules of the export profiles.
 """
 
 from __future__ import annotations
@@ -204,6 +204,7 @@ def page(runtime: Runtime) -> str:
         f"## What {'it refuses, in its words' if runtime.profile else 'is not written, and why'}",
         "\n".join(words(found, prefix)),
     ]
+    parts += whole_models(runtime)
     if runtime.profile:
         parts += [f"## The rules of `--profile {runtime.profile}`", "\n".join(rules(runtime))]
     return "\n\n".join(parts) + "\n"
