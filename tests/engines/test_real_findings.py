@@ -149,7 +149,7 @@ def alone(folder: Path, dtype: Any, zero: int, *, product: bool) -> Path:
         )
         value = net.fake(net.op("Conv", value, weight, pads=[1, 1, 1, 1]), *y)
     path = folder / "alone.onnx"
-    onnx.save(net.model([net.fake(net.op("Relu", value), *y)], (1, 4, 6, 6)), path)
+    onnx.save(net.model([net.fake(net.op("Relu", value), *y)], [1, 4, 6, 6]), path)
     return path
 
 
