@@ -149,24 +149,6 @@ def _general(words: str) -> str:
 _REFUSED = re.compile(r"\w+ \(\d+, '[^']*'\): '[^']*' ")
 
 
-def whole_models(runtime: Runtime) -> list[str]:
-    """Returns the paragraphs about whole models, where a table of them is there."""
-    path = TABLES / f"models_{runtime.engine}.csv"
-    if not path.exists():
-        return []
-    lines = path.read_text("utf-8").splitlines()
-    comments = [line[2:] for line in lines if line.startswith("#")]
-    found = list(csv.DictReader(line for line in lines if not line.startswith("#")))
-    table = ["| producer | what | files | run | whole | argmax of the interpreter | within 2 LSB |"]
-    table.append("|---" * 7 + "|")
-    for row in found:
-        share = f"{row['equal']} of {row['samples']}"
-        cells = (row["producer"], row["what"], row["files"], row["run"], row["whole"], share)
-        table.append(f"| {' | '.join(cells)} | {row['within']} |")
-    about = " ".join(comments)
-    return ["## Whole models, by producer", about, "\n".join(table)]
-
-
 def page(runtime: Runtime) -> str:
     """Returns a page."""
     comments, found = rows(runtime.engine)
@@ -204,7 +186,6 @@ def page(runtime: Runtime) -> str:
         f"## What {'it refuses, in its words' if runtime.profile else 'is not written, and why'}",
         "\n".join(words(found, prefix)),
     ]
-    parts += whole_models(runtime)
     if runtime.profile:
         parts += [f"## The rules of `--profile {runtime.profile}`", "\n".join(rules(runtime))]
     return "\n\n".join(parts) + "\n"
