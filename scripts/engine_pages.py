@@ -193,7 +193,8 @@ def page(runtime: Runtime) -> str:
 
 WHOLE = (
     "Of producers' suites every 17th file (Hexagon: every 9th), of public collections every 9th "
-    "(Hexagon: every second), and the models of the project, by `scripts/engine_models.py ENGINE FOLDER --out TABLE` and `--by-producer TABLE`: "
+    "(Hexagon: every second), and the models of the project, by "
+    "`scripts/engine_models.py ENGINE FOLDER --out TABLE` and `--by-producer TABLE`: "
     "*run* of *files* do; of their *products* so many are *floats*; *equal* of *samples* have the "
     "interpreter's argmax; *within* have no operator more than 2 LSB off, *lsb* is the most."
 )
