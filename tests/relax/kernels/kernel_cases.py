@@ -29,7 +29,7 @@ from qdqbridge.relax.kernels.cpu import (
     cpu_of,
     host_target,
 )
-from qdqbridge.relax.kernels.kernel import Claim, Kernel, KernelPlace
+from qdqbridge.relax.kernels.kernel import KernelMatch, Kernel, KernelPlace
 from tests.dialect.contract import Array, contract
 
 _LEAST: dict[Cpu, dict[str, Any]] = {
@@ -82,7 +82,7 @@ class Case:
 class Cases:
     """Kernels of one CPU; equal descriptions are compiled once."""
 
-    match: Claim
+    match: KernelMatch
     cpu: Cpu = HOST
     threads: int = 1
     opened: bool = False
