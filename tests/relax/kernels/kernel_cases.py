@@ -29,7 +29,7 @@ from qdqbridge.relax.kernels.cpu import (
     cpu_of,
     host_target,
 )
-from qdqbridge.relax.kernels.kernel import KernelMatch, Kernel, KernelPlace
+from qdqbridge.relax.kernels.kernel import Kernel, KernelMatch, KernelPlace
 from tests.dialect.contract import Array, contract
 
 _LEAST: dict[Cpu, dict[str, Any]] = {
