@@ -137,7 +137,10 @@ class Run:
         return run_onnxruntime(self.file, self.inputs)
 
     def _save(self) -> Mapping[str, Any]:
-        qb.save(self._loaded(), self.saved, overwrite=True)
+        graph = self._loaded()
+        # The default profile writes what onnxruntime 1.31 reads: newer opsets on demand.
+        newer = graph.opset if graph.opset > 26 else None
+        qb.save(graph, self.saved, overwrite=True, opset=newer)
         onnx.checker.check_model(str(self.saved))
         return run_onnxruntime(self.saved, self.inputs)
 

@@ -114,7 +114,7 @@ def test_movers_keep_quantization(result: QuantParams | None, sound: bool) -> No
         return
     with pytest.raises(GraphError) as caught:
         verify(g)
-    assert "a data mover must keep" in caught.value.why
+    assert "a data-movement operator must keep" in caught.value.why
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, np.inf, np.nan], ids=str)

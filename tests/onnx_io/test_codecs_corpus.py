@@ -31,6 +31,11 @@ ORT_DIFFERS = {
 }
 
 
+# Without a case of one node; the last one is onnxruntime's. It and rows of com.microsoft are held
+# to onnxruntime in test_lowering_fused.py and tests/ops.
+WITHOUT_CASES = ("Upsample", "SequenceAt", "SimplifiedLayerNormalization")
+
+
 @lru_cache(maxsize=1)
 def corpus() -> dict[str, list[Any]]:
     """The test cases of one node each that some codec reads, by operator."""
@@ -72,7 +77,7 @@ def node_of(case: Any) -> tuple[NodeView, list[Any]] | None:
     return view, results
 
 
-@pytest.mark.parametrize("op_type", sorted({name for _, name in BY_ONNX}))
+@pytest.mark.parametrize("op_type", sorted({name for domain, name in BY_ONNX if not domain}))
 @pytest.mark.filterwarnings("ignore")
 def test_attributes_mean_what_onnx_means(op_type: str) -> None:
     tried = 0
@@ -91,7 +96,7 @@ def test_attributes_mean_what_onnx_means(op_type: str) -> None:
         again = decode(view_of(encoded, opset, len(node.proto.output)))
         assert again is not None and again.attributes == decoded.attributes, case.name
         tried += 1
-    assert tried or op_type in ("Upsample", "QuickGelu", "SequenceAt"), "no case was tried"
+    assert tried or op_type in WITHOUT_CASES, "no case was tried"
 
 
 def check(name: str, have: Any, want: Any) -> None:
