@@ -7,7 +7,7 @@ quantized result stands for the value behind the activations that only the float
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -209,8 +209,3 @@ def share(found: Correspondence, quantized: Graph) -> float:
     """Returns the share of the quantized graph's nodes to which one corresponds."""
     computing = [node for node in quantized.nodes if node.op.flow is not Flow.CONVERT]
     return 1.0 - len(found.unknown) / len(computing) if computing else 1.0
-
-
-def partners(found: Correspondence) -> Mapping[Node, Node]:
-    """Returns the float graph's node of each quantized one."""
-    return found.nodes.backward
