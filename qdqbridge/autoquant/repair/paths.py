@@ -18,9 +18,10 @@ from qdqbridge.autoquant.repair.layers import ProductLayer, layer_of
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.ops.attributes import ClipAttrs, PadAttrs, ReduceAttrs, ResizeAttrs
+from qdqbridge.ops.unary import ABS, LEAKY_RELU, NEG, RELU
 
 Numbers = NDArray[np.int64]
-_HOMOGENEOUS = ("Relu", "LeakyRelu", "Neg", "Abs")
+_HOMOGENEOUS = (RELU, LEAKY_RELU, NEG, ABS)
 _IMAGES = ("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Resize", "Pad")
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin")
 
@@ -143,7 +144,7 @@ def _vector(numbers: Numbers, axis: int, node: Node) -> Numbers:
 def _moved(node: Node, index: int, numbers: Numbers) -> list[Numbers]:
     """Returns the channels of the results of an operator that keeps a factor per channel."""
     name, attributes = node.op.name, node.attributes
-    if name in _HOMOGENEOUS or isinstance(attributes, ClipAttrs):
+    if node.op in _HOMOGENEOUS or isinstance(attributes, ClipAttrs):
         return [numbers]
     if name in _IMAGES:
         return [_image(node, numbers)]

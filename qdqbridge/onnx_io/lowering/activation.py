@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from qdqbridge.onnx_io.lowering.site import LoweringSite
+from qdqbridge.ops.unary import HARD_SIGMOID, LEAKY_RELU
 
 _PLAIN = ("Relu", "Tanh", "Sigmoid")
+_WITH_PARAMETERS = {row.name: row for row in (LEAKY_RELU, HARD_SIGMOID)}
 
 
 def activated(site: LoweringSite, kind: str, params: Sequence[float], x: str, result: str) -> str:
@@ -26,16 +29,16 @@ def activated(site: LoweringSite, kind: str, params: Sequence[float], x: str, re
     """
     if kind in _PLAIN:
         return site.op(kind, [x], result)
-    if kind == "LeakyRelu":
-        return site.op(kind, [x], result, alpha=params[0] if params else 0.01)
-    if kind == "HardSigmoid":
-        alpha, beta = (*params, *(0.2, 0.5)[len(params) :])[:2]
-        return site.op(kind, [x], result, alpha=alpha, beta=beta)
+    if kind in _WITH_PARAMETERS:
+        row = _WITH_PARAMETERS[kind]
+        attributes: dict[str, Any] = dict(row.onnx[0].defaults)
+        attributes.update(zip(row.fields, params, strict=False))
+        return site.op(kind, [x], result, **attributes)
     if kind == "Clip" and len(params) == 2:
         return clipped(site, x, params[0], params[1], np.float32, result)
     raise site.refusal(
         f"the fused activation '{kind}' is unknown",
-        f"known: {', '.join(_PLAIN)}, LeakyRelu, HardSigmoid, Clip",
+        f"known: {', '.join((*_PLAIN, *_WITH_PARAMETERS))}, Clip",
         "save the model without extended optimizations",
     )
 

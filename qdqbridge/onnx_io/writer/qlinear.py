@@ -16,11 +16,17 @@ import numpy as np
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.operator import Operator
 from qdqbridge.graph.types import TensorType
 from qdqbridge.onnx_io.codecs import encode
 from qdqbridge.onnx_io.writer.clamps import clip_stored
 from qdqbridge.onnx_io.writer.names import stem
 from qdqbridge.onnx_io.writer.rows import RowWriter
+from qdqbridge.ops.convolution import CONV
+from qdqbridge.ops.elementwise import ADD, CONCAT, MUL, WHERE
+from qdqbridge.ops.matmul import DENSE, MATMUL
+from qdqbridge.ops.pooling import GLOBAL_AVERAGE_POOL
+from qdqbridge.ops.unary import LEAKY_RELU, SIGMOID
 
 _EIGHT = (DType.INT8, DType.UINT8)
 _MICROSOFT = "com.microsoft"
@@ -50,14 +56,14 @@ def qlinear_row(writer: RowWriter, node: Node) -> bool:
         writer: Where the row goes.
         node: Any node.
     """
-    if node.op.name not in _FORMS or len(node.outputs) != 1:
+    if node.op not in _FORMS or len(node.outputs) != 1:
         return False
     result = node.output
     if result.quant is None or not _plain(result):
         return False
     if any(v is not None and v.producer is not None and _wide(v) for v in node.inputs):
         return False
-    form = _FORMS[node.op.name](writer, node)
+    form = _FORMS[node.op](writer, node)
     if form is None:
         return False
     target, params = writer.tensors.of(result), result.quant.params
@@ -193,15 +199,15 @@ def _attributes(writer: RowWriter, node: Node) -> dict[str, Any]:
     return {k: v for k, v in encoded.attributes.items() if v not in ([], ())}
 
 
-_FORMS: Mapping[str, Callable[[RowWriter, Node], QLinear | None]] = MappingProxyType(
+_FORMS: Mapping[Operator, Callable[[RowWriter, Node], QLinear | None]] = MappingProxyType(
     {
-        "Conv": _conv,
-        "Dense": _dense,
-        "MatMul": _matmul,
-        "Add": _binary,
-        "Mul": _binary,
-        "Concat": _concat,
-        "Where": _where,
-        **dict.fromkeys(("GlobalAveragePool", "Sigmoid", "LeakyRelu"), _unary),
+        CONV: _conv,
+        DENSE: _dense,
+        MATMUL: _matmul,
+        ADD: _binary,
+        MUL: _binary,
+        CONCAT: _concat,
+        WHERE: _where,
+        **dict.fromkeys((GLOBAL_AVERAGE_POOL, SIGMOID, LEAKY_RELU), _unary),
     }
 )

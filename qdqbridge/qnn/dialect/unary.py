@@ -15,7 +15,7 @@ from tvm import te
 
 from qdqbridge.graph.operator import Array, Operator
 from qdqbridge.ops.attributes import ClipAttrs
-from qdqbridge.ops.unary import CLIP, OPERATORS, RELU
+from qdqbridge.ops.unary import CLIP, LEAKY_RELU, OPERATORS, RELU
 from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.op import REQUIRED, Attribute, QnnOp
 from qdqbridge.qnn.dialect.site import DialectSite, ResultType
@@ -55,14 +55,14 @@ def _function(row: Operator, name: str = "") -> _Function:
         (result,) = row.compute(record, (x,))
         return result
 
-    defaults = {} if row.name in _WITHOUT_DEFAULTS else row.onnx[0].defaults
+    defaults = {} if row in _WITHOUT_DEFAULTS else row.onnx[0].defaults
     attributes = (
         Attribute(field, defaults.get(field, REQUIRED), f"ONNX's {field}") for field in row.fields
     )
     return _Function(name or row.qnn, compute, tuple(attributes))
 
 
-_WITHOUT_DEFAULTS = ("LeakyRelu",)
+_WITHOUT_DEFAULTS = (LEAKY_RELU,)
 """Operators that Relay has, whose attributes are required there."""
 
 

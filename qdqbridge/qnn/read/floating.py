@@ -24,6 +24,7 @@ from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.permutation import Perm
 from qdqbridge.ops.table import BY_NAME, OPERATORS
+from qdqbridge.ops.unary import LEAKY_RELU
 from qdqbridge.qnn.read import accumulate
 from qdqbridge.qnn.read.blocks import dequantized
 from qdqbridge.qnn.read.call import Call, Entry, UnroundedProduct
@@ -194,7 +195,7 @@ def softmax(row: Operator) -> Row:
 def leaky_relu(reading: Reading, call: Call) -> Value:
     """``nn.leaky_relu(x, alpha)``; the graph's alpha is a float32 number."""
     alpha = AlphaAttrs(float(np.float32(call.attrs["alpha"])))
-    return made(reading, call, "LeakyRelu", alpha, [reading.plain(call.args[0])])
+    return made(reading, call, LEAKY_RELU.name, alpha, [reading.plain(call.args[0])])
 
 
 # ---- norms -------------------------------------------------------------------------------------
