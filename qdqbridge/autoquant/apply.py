@@ -6,13 +6,13 @@ from qdqbridge.autoquant.biases import is_rounded, product_of, stored_bias
 from qdqbridge.autoquant.decide import Decision
 from qdqbridge.autoquant.plan import Derived, Weight
 from qdqbridge.canonical import canonicalize
-from qdqbridge.canonical.build import constant, dequantized, quantized
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.copying import copied
-from qdqbridge.graph.edit import Editor
+from qdqbridge.graph.edit import Editor, rewire
 from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Value
 from qdqbridge.graph.numerics import quantize
 from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.ops.build import constant, dequantized, quantized
 
 
 def apply(decision: Decision) -> Graph:
@@ -54,7 +54,7 @@ def _store(node: Node, weight: Weight, params: QuantParams, decision: Decision) 
     real = dequantized(
         constant(stored, params, value.name), value.type.dtype, node.origin, value.name
     )
-    _read(node, weight.index, real)
+    rewire(node, weight.index, real)
 
 
 def _store_bias(node: Node, bias: Weight, decision: Decision) -> None:
@@ -65,14 +65,7 @@ def _store_bias(node: Node, bias: Weight, decision: Decision) -> None:
     stored = stored_bias(bias, decision, value.constant.numpy())
     if stored is not None:
         data = constant(Constant.of(stored[0]), stored[1], value.name)
-        _read(node, bias.index, dequantized(data, value.type.dtype, node.origin, value.name))
-
-
-def _read(node: Node, index: int, value: Value) -> None:
-    old = node.operand(index)
-    old.users.pop((node, index), None)
-    node.inputs[index] = value
-    value.users[node, index] = None
+        rewire(node, bias.index, dequantized(data, value.type.dtype, node.origin, value.name))
 
 
 def _round(
@@ -86,4 +79,4 @@ def _round(
     editor.replace_value(value, real)
     editor.insert(real)
     for node, index in kept:
-        _read(node, index, value)
+        rewire(node, index, value)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.canonical.build import constant, retyped
 from qdqbridge.canonical.driver import run
 from qdqbridge.canonical.fusions import FUSIONS
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
@@ -24,6 +23,7 @@ from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.types import TensorType
 from qdqbridge.graph.weights import WeightGeometry, geometry_of
 from qdqbridge.ops.attributes import EpsilonAttrs, GemmAttrs
+from qdqbridge.ops.build import constant, retyped
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.matmul import DENSE, GEMM
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qdqbridge.canonical.build import dequantized, retyped
 from qdqbridge.canonical.casts import before_cast, stored_before_cast, taken_in
 from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule
 from qdqbridge.graph.graph import Node, Value
@@ -13,6 +12,7 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import TensorType
 from qdqbridge.graph.weights import geometry_of
 from qdqbridge.ops.attributes import ResizeAttrs
+from qdqbridge.ops.build import dequantized, retyped
 from qdqbridge.ops.conversion import QUANTIZE
 from qdqbridge.ops.elementwise import POW
 from qdqbridge.ops.table import PRODUCTS

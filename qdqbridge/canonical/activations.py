@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqbridge.canonical.build import result
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.graph.types import TensorType
+from qdqbridge.ops.build import result
 from qdqbridge.ops.elementwise import DIV
 from qdqbridge.ops.unary import RECIPROCAL
 

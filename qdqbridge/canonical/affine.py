@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.canonical.build import constant, result
 from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule, stored_behind
 from qdqbridge.canonical.weights import mirror
 from qdqbridge.graph.constant import Constant
@@ -26,6 +25,7 @@ from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.weights import geometry_of
 from qdqbridge.ops.attributes import EpsilonAttrs
+from qdqbridge.ops.build import constant, result
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.elementwise import ADD, DIV, MUL, SUB
 from qdqbridge.ops.matmul import DENSE

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.canonical.build import constant, result, retyped
 from qdqbridge.canonical.linear import added_origin
 from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule, stored_behind
 from qdqbridge.graph.constant import Constant
@@ -26,6 +25,7 @@ from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.weights import geometry_of
 from qdqbridge.ops.accumulator import BIAS_MOVES
+from qdqbridge.ops.build import constant, result, retyped
 from qdqbridge.ops.elementwise import ADD
 from qdqbridge.ops.matmul import DENSE
 from qdqbridge.ops.table import PRODUCTS

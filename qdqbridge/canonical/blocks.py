@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qdqbridge.canonical.build import result
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, made_by, rule
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.types import static_shape
 from qdqbridge.ops.attributes import DepthSpaceAttrs, TransposeAttrs
+from qdqbridge.ops.build import result
 from qdqbridge.ops.data_movement import RESHAPE, TRANSPOSE
 from qdqbridge.ops.table import BY_NAME
 

@@ -13,13 +13,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from qdqbridge.canonical.build import dequantized, quantized, result
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, made_by, rule, stored_behind
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Note, Value
 from qdqbridge.graph.numerics import codes, dequantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import TensorType
+from qdqbridge.ops.build import dequantized, quantized, result
 from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.conversion import QUANTIZE
 

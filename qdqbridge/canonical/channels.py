@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqbridge.canonical.build import constant, dequantized, quantized, requantized, result
 from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, made_by, rule
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
@@ -23,6 +22,7 @@ from qdqbridge.ops.attributes import (
     SplitAttrs,
     TransposeAttrs,
 )
+from qdqbridge.ops.build import constant, dequantized, quantized, requantized, result
 from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.composition import COMPOSITION
 from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE

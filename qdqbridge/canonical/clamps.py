@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from qdqbridge.canonical.build import quantized, result, retyped
 from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule, stored_behind
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize, quantize
@@ -15,6 +14,7 @@ from qdqbridge.graph.operator import Attributes, Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import ClipAttrs, PadAttrs
+from qdqbridge.ops.build import quantized, result, retyped
 from qdqbridge.ops.conversion import QUANTIZE, REQUANTIZE
 from qdqbridge.ops.elementwise import MAX, MIN
 from qdqbridge.ops.unary import CLIP, RELU

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from qdqbridge.canonical.build import result
 from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule, stored_behind
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow, Operator
 from qdqbridge.graph.types import TensorType
+from qdqbridge.ops.build import result
 from qdqbridge.ops.composition import COMPOSITION, CompositionAttrs, Step
 from qdqbridge.ops.conversion import QUANTIZE
 from qdqbridge.ops.elementwise import CONCAT, WHERE

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqbridge.canonical.build import constant, result
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule, stored_behind
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import Dim
 from qdqbridge.ops.attributes import ExpandAttrs, ReshapeAttrs, ShapeAttrs
+from qdqbridge.ops.build import constant, result
 from qdqbridge.ops.data_movement import EXPAND, RESHAPE
 from qdqbridge.ops.shape_operator import SHAPE
 from qdqbridge.ops.shape_values import (

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from qdqbridge.canonical.build import dequantized, quantized, requantized, result, retyped
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule, stored_behind
 from qdqbridge.canonical.storage import shifted_as
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import QuantType, TensorType
+from qdqbridge.ops.build import dequantized, quantized, requantized, result, retyped
 from qdqbridge.ops.conversion import QUANTIZE
 from qdqbridge.ops.elementwise import CONCAT, WHERE
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from qdqbridge.canonical.build import constant, evaluated, requantized, retyped
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, made_by, rule, stored_behind
 from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, TensorType
+from qdqbridge.ops.build import constant, evaluated, requantized, retyped
 from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.conversion import QUANTIZE, REINTERPRET, REQUANTIZE
 

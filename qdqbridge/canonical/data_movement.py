@@ -7,14 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from qdqbridge.canonical.build import (
-    constant,
-    dequantized,
-    evaluated,
-    quantized,
-    requantized,
-    result,
-)
 from qdqbridge.canonical.rule import (
     Proposal,
     Reject,
@@ -32,6 +24,14 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape, TensorType, static_shape
 from qdqbridge.ops import resize
 from qdqbridge.ops.attributes import AxesAttrs, PadAttrs, ResizeAttrs, TransposeAttrs
+from qdqbridge.ops.build import (
+    constant,
+    dequantized,
+    evaluated,
+    quantized,
+    requantized,
+    result,
+)
 from qdqbridge.ops.conversion import QUANTIZE, REQUANTIZE
 from qdqbridge.ops.data_movement import FLATTEN, RESHAPE, SQUEEZE, UNSQUEEZE
 from qdqbridge.ops.folding import proportionate

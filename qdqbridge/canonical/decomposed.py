@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.canonical.build import constant, dequantized, quantized, result
 from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, made_by, rule
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
@@ -17,6 +16,7 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES, Operator
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.ops.attributes import ClipAttrs
+from qdqbridge.ops.build import constant, dequantized, quantized, result
 from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.conversion import REINTERPRET
 from qdqbridge.ops.elementwise import ADD, DIV, MAX, MIN, MUL, SUB

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.canonical.build import constant, result
 from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule, stored_behind
 from qdqbridge.canonical.weights import mirror
 from qdqbridge.graph.constant import Constant
@@ -17,6 +16,7 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.ops.attributes import GemmAttrs, TransposeAttrs
+from qdqbridge.ops.build import constant, result
 from qdqbridge.ops.data_movement import TRANSPOSE
 from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.canonical.build import constant, result
 from qdqbridge.canonical.dense import transposed
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, made_by, rule
 from qdqbridge.canonical.weights import signed_constant
@@ -15,6 +14,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import CastAttrs
+from qdqbridge.ops.build import constant, result
 from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.dynamic import DYNAMIC_DENSE, DynamicAttrs
 from qdqbridge.ops.elementwise import ADD, MUL

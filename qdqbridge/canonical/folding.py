@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from qdqbridge.canonical.build import constant, evaluated
 from qdqbridge.canonical.decomposed import is_stored
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.types import static_shape
+from qdqbridge.ops.build import constant, evaluated
 from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.conversion import QUANTIZE
 from qdqbridge.ops.elementwise import DIV, MUL, SUB

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qdqbridge.canonical.build import constant, result
 from qdqbridge.canonical.layer_norms import LAYER_NORMS
 from qdqbridge.canonical.norms import offset_into_norm, scale_into_norm
 from qdqbridge.canonical.rule import Proposal, Reject, Replace, Rule, Scope, rule
@@ -23,6 +22,7 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Operator
 from qdqbridge.graph.patterns import Pattern, PatternMatch, match, near
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import ReduceAttrs, SoftmaxAttrs
+from qdqbridge.ops.build import constant, result
 from qdqbridge.ops.elementwise import DIV, MUL
 from qdqbridge.ops.forms import ends, written
 from qdqbridge.ops.matmul import MATMUL

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.canonical.build import constant, result
 from qdqbridge.canonical.computed_shapes import extents_of
 from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, made_by, rule
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.ops.attributes import AxisAttrs
+from qdqbridge.ops.build import constant, result
 from qdqbridge.ops.elementwise import ADD, WHERE
 from qdqbridge.ops.selection import GATHER
 

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from qdqbridge.canonical.build import constant, result
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, made_by, rule
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import NormAttrs, ReduceAttrs
+from qdqbridge.ops.build import constant, result
 from qdqbridge.ops.elementwise import ADD, DIV, MUL, POW, SUB
 from qdqbridge.ops.normalization import LAYER_NORMALIZATION
 from qdqbridge.ops.reduction import REDUCE_MEAN

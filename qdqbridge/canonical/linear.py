@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qdqbridge.canonical.build import constant, dequantized, result
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, made_by, rule, stored_behind
 from qdqbridge.graph.graph import Node, Origin, Value
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import GemmAttrs, ReshapeAttrs
+from qdqbridge.ops.build import constant, dequantized, result
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.data_movement import RESHAPE
 from qdqbridge.ops.elementwise import ADD

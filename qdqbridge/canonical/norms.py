@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qdqbridge.canonical.build import constant, result
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import TensorType, static_shape
+from qdqbridge.ops.build import constant, result
 from qdqbridge.ops.elementwise import ADD, MUL
 from qdqbridge.ops.normalization import (
     GROUP_NORMALIZATION,

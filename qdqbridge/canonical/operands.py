@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from qdqbridge.canonical.build import requantized, result, retyped
 from qdqbridge.canonical.order import commuting
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.graph import Node, Value
+from qdqbridge.ops.build import requantized, result, retyped
 
 _EXTREMES = ("Min", "Max")
 

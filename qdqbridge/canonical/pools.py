@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from qdqbridge.canonical.build import result
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Operator
 from qdqbridge.ops.attributes import PoolAttrs, ReduceAttrs
+from qdqbridge.ops.build import result
 from qdqbridge.ops.pooling import AVERAGE_POOL, GLOBAL_AVERAGE_POOL, GLOBAL_MAX_POOL
 from qdqbridge.ops.reduction import REDUCE_MAX, REDUCE_MEAN
 

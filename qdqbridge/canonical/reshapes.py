@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from qdqbridge.canonical.build import result
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, made_by, rule
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Attributes
 from qdqbridge.graph.types import Dim, static_shape
 from qdqbridge.ops.attributes import AxesAttrs, AxisAttrs, ReshapeAttrs, TransposeAttrs
+from qdqbridge.ops.build import result
 from qdqbridge.ops.data_movement import (
     EXPAND,
     FLATTEN,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qdqbridge.canonical.build import requantized, result
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.graph import Node
 from qdqbridge.ops.attributes import ResizeAttrs
+from qdqbridge.ops.build import requantized, result
 from qdqbridge.ops.resize import RESIZE, moves
 
 _CENTRES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from qdqbridge.canonical.build import constant, retyped
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import static_shape
 from qdqbridge.ops.attributes import LinearAttrs
+from qdqbridge.ops.build import constant, retyped
 from qdqbridge.ops.run_time_parameters import DEQUANTIZE_LINEAR, QUANTIZE_LINEAR
 
 

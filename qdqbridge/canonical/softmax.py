@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from qdqbridge.canonical.build import result
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.types import Dim
 from qdqbridge.ops.attributes import AxisAttrs, ReshapeAttrs, SoftmaxAttrs
+from qdqbridge.ops.build import result
 from qdqbridge.ops.data_movement import FLATTEN, RESHAPE
 from qdqbridge.ops.softmax import LOG_SOFTMAX, SOFTMAX
 

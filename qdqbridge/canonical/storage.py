@@ -14,17 +14,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from qdqbridge.canonical.build import constant
 from qdqbridge.canonical.conversions import covers
 from qdqbridge.canonical.data_movement import moves
 from qdqbridge.canonical.weights import NORMS, is_weight
 from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.edit import Editor
+from qdqbridge.graph.edit import Editor, rewire
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.recenter import shiftable, shifted_constant, shifted_params
 from qdqbridge.graph.types import QuantType
+from qdqbridge.ops.build import constant
 from qdqbridge.ops.conversion import DEQUANTIZE, REQUANTIZE
 
 _COMPUTING = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
@@ -131,10 +131,7 @@ class _Storage:
                 continue
             wish = self._wish(node, value)
             if (wish is None or wish) != quant.params.storage_dtype.is_signed:
-                value.users.pop((node, index))
-                moved = self._shifted(value, value.constant, quant)
-                node.inputs[index] = moved
-                moved.users[node, index] = None
+                rewire(node, index, self._shifted(value, value.constant, quant))
                 changed = True
         return changed
 
@@ -148,10 +145,7 @@ class _Storage:
         if region.fixed or (signed == region.signed and not region.shifts):
             return False
         if signed != region.signed:
-            table.users.pop((node, 0))
-            moved = self._shifted(table, table.constant, table.quant)
-            node.inputs[0] = moved
-            moved.users[node, 0] = None
+            rewire(node, 0, self._shifted(table, table.constant, table.quant))
         for value in region.values:
             assert isinstance(value.type, QuantType)
             if value.type.dtype.is_signed != region.signed:

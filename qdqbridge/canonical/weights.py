@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.canonical.build import constant, retyped
 from qdqbridge.canonical.rule import Proposal, Reject, Replace, Scope, rule
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
@@ -17,6 +16,7 @@ from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.recenter import shiftable, shifted_constant, shifted_params
+from qdqbridge.ops.build import constant, retyped
 from qdqbridge.ops.conversion import DEQUANTIZE
 from qdqbridge.ops.normalization import (
     BATCH_NORMALIZATION,

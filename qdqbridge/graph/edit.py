@@ -24,6 +24,16 @@ def unlink(node: Node) -> None:
             value.users.pop((node, index), None)
 
 
+def rewire(node: Node, index: int, value: Value) -> None:
+    """Makes a linked node read ``value`` as operand ``index``; one behind the last is appended."""
+    old = node.optional(index)
+    if old is not None:
+        old.users.pop((node, index), None)
+    node.inputs += [None] * (index + 1 - len(node.inputs))
+    node.inputs[index] = value
+    value.users[node, index] = None
+
+
 class Editor:
     """Changes one graph; :meth:`finish` restores the deterministic order and drops dead nodes."""
 
@@ -58,9 +68,7 @@ class Editor:
         """Makes every reader of ``old`` read ``new``; returns the readers."""
         readers: set[Node] = set()
         for node, index in list(old.users):
-            old.users.pop((node, index))
-            node.inputs[index] = new
-            new.users[node, index] = None
+            rewire(node, index, new)
             readers.add(node)
         if new.declared is None:
             new.declared = old.declared

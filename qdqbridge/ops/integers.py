@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.edit import Editor
+from qdqbridge.graph.edit import Editor, rewire
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Flow
@@ -187,9 +187,7 @@ class _Typing:
             Node(REINTERPRET, NO_ATTRIBUTES, [new], [integers])
             self.editor.insert(integers)
             for node, index in others:
-                new.users.pop((node, index), None)
-                node.inputs[index] = integers
-                integers.users[node, index] = None
+                rewire(node, index, integers)
 
     def _drop(self, node: Node, new: Value) -> None:
         target, have = node.output.quant, new.quant

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.decide import Decision
 from qdqbridge.autoquant.plan import QuantizationPlan, Shared, Spec, Weight
-from qdqbridge.canonical.build import constant
-from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.copying import Copy, copied
+from qdqbridge.graph.edit import rewire
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Attributes
+from qdqbridge.ops.build import constant
 
 Slot = tuple[Node, int]
 """An operand of a node."""
@@ -46,13 +46,8 @@ def rewritten(
 
 def _put(node: Node, index: int, array: NDArray[np.float32]) -> None:
     old = node.optional(index)
-    if old is not None:
-        old.users.pop((node, index), None)
-    node.inputs += [None] * (index + 1 - len(node.inputs))
     name = f"{node.output.name}_bias" if old is None else old.name
-    value = constant(Constant.of(array), None, name)
-    node.inputs[index] = value
-    value.users[node, index] = None
+    rewire(node, index, constant(array, None, name))
 
 
 def moved(decision: Decision, copy: Copy) -> Decision:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from qdqbridge.autoquant.plan import Fixed, QuantizationPlan
 from qdqbridge.graph.copying import Copy, copied
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.edit import Editor, link
+from qdqbridge.graph.edit import Editor, link, rewire
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.types import Shape, TensorType
 from qdqbridge.ops.matmul import DENSE
@@ -164,16 +164,11 @@ class _SimulatedBuilder:
         copy = self._copy.nodes[node]
         old = copy.operand(index)
         new = self._input(old.name, old.type.dtype, old.type.shape)
-        self._reads(copy, index, new)
+        rewire(copy, index, new)
         self._constants[node, index] = new
         if node.op is DENSE and index == 1 and node.operand(0).rank == 2:
             # A Gemm takes a weight that is no constant as it is stored, row by row.
             copy.origin = replace(node.origin, variant="Gemm")
-
-    def _reads(self, node: Node, index: int, value: Value) -> None:
-        node.operand(index).users.pop((node, index), None)
-        node.inputs[index] = value
-        value.users[node, index] = None
 
     def round(self, value: Value, channels: tuple[int, int] | None) -> None:
         """Puts a rounding between a value and its readers, and more for readers of their own."""
@@ -186,11 +181,11 @@ class _SimulatedBuilder:
             self._editor.replace_value(copy, place.output)
             self._link(place)
             for node, index in apart:
-                self._reads(node, index, copy)
+                rewire(node, index, copy)
         for operand, (node, index) in zip(own, apart, strict=True):
             place = self._place(value, operand, channels)
             self._link(place)
-            self._reads(node, index, place.output)
+            rewire(node, index, place.output)
 
     def _link(self, place: RoundingPlace) -> None:
         assert place.output.producer is not None

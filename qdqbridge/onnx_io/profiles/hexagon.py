@@ -22,18 +22,10 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Flow, Operator
 from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.graph.types import QuantType, Shape, TensorType
 from qdqbridge.graph.weights import geometry_of
-from qdqbridge.onnx_io.profiles.respelling import (
-    Cost,
-    Respelling,
-    constant,
-    dequantized,
-    put,
-    replace_operand,
-    requantized,
-    result,
-)
+from qdqbridge.onnx_io.profiles.respelling import Cost, Respelling, put, replace_operand
 from qdqbridge.onnx_io.profiles.whole_gelu import whole_gelus
 from qdqbridge.ops.attributes import NormAttrs, PadAttrs, ReshapeAttrs
+from qdqbridge.ops.build import constant, dequantized, requantized, result
 from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.data_movement import RESHAPE
@@ -111,7 +103,7 @@ def _computes(node: Node) -> bool:
 
 def _converted(value: Value) -> Value:
     assert value.quant is not None
-    return requantized(value, value.quant.params, f"{value.name}_converted")
+    return requantized(value, value.quant.params, name=f"{value.name}_converted")
 
 
 def alike_in_concats(graph: Graph) -> Iterator[Cost]:
@@ -143,7 +135,7 @@ def _convolved(node: Node) -> bool:
 def _requantized(value: Value, params: QuantParams, name: str) -> Value:
     assert value.quant is not None
     if value.constant is None:
-        return requantized(value, params.widened(), name)
+        return requantized(value, params.widened(), name=name)
     own = value.quant.params
     data = value.constant.map(
         lambda array: quantize(dequantize(array, own), params), dtype=params.storage_dtype
@@ -287,7 +279,7 @@ def _padded(value: Value, pads: tuple[int, ...]) -> Value:
 
 def _twice_negated(value: Value) -> Value:
     """Returns the real numbers of a stored value, negated twice: the backend leaves those alone."""
-    real, neg = dequantized(value, DType.FLOAT32, f"{value.name}_real"), BY_NAME["Neg"]
+    real, neg = dequantized(value, DType.FLOAT32, name=f"{value.name}_real"), BY_NAME["Neg"]
     for _ in range(2):
         real = result(neg, NO_ATTRIBUTES, [real], real.type, NO_ORIGIN, f"{value.name}_negated")
     return real
@@ -392,7 +384,7 @@ def norms_of_channels(graph: Graph) -> Iterator[Cost]:
 def _in_steps(node: Node, epsilon: float, shape: tuple[int, ...]) -> Value:
     """Returns an InstanceNormalization as the norm of each channel, scaled and moved."""
     x, name, origin = node.operand(0), node.output.name, node.origin
-    real = x if x.quant is None else dequantized(x, DType.FLOAT32, f"{name}_real")
+    real = x if x.quant is None else dequantized(x, DType.FLOAT32, name=f"{name}_real")
     dtype = real.type.dtype
     rows = (*shape[:2], math.prod(shape[2:]))
 

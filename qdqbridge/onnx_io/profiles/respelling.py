@@ -8,19 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from numpy.typing import NDArray
-
-from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.copying import copied
-from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.edit import Editor, link
-from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Origin, Value
-from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Operator
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import QuantType, TensorType, ValueType
-from qdqbridge.ops.conversion import DEQUANTIZE, REQUANTIZE
+from qdqbridge.graph.edit import Editor, link, rewire
+from qdqbridge.graph.graph import Graph, Node, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,46 +71,9 @@ def respelled(graph: Graph, respellings: Sequence[Respelling]) -> Respelled:
 
 def replace_operand(node: Node, index: int, value: Value) -> None:
     """Makes a linked node read another value, which may come from a node that is not linked."""
-    old = node.inputs[index]
-    if old is not None:
-        old.users.pop((node, index), None)
-    node.inputs[index] = value
-    value.users[node, index] = None
+    rewire(node, index, value)
     if value.producer is not None and not value.producer.linked:
         link(value.producer)
-
-
-def result(
-    op: Operator,
-    attributes: Attributes,
-    operands: Sequence[Value | None],
-    type_: ValueType,
-    origin: Origin = NO_ORIGIN,
-    name: str = "",
-) -> Value:
-    """Returns the result of a new node, which is not linked yet."""
-    value = Value(type_, name)
-    Node(op, attributes, operands, [value], origin)
-    return value
-
-
-def requantized(value: Value, params: QuantParams, name: str) -> Value:
-    """Returns a stored value in other parameters."""
-    type_ = QuantType(params, value.type.shape)
-    return result(REQUANTIZE, NO_ATTRIBUTES, [value], type_, name=name)
-
-
-def dequantized(value: Value, dtype: DType, name: str) -> Value:
-    """Returns the real numbers of a stored value."""
-    type_ = TensorType(dtype, value.type.shape)
-    return result(DEQUANTIZE, NO_ATTRIBUTES, [value], type_, name=name)
-
-
-def constant(elements: NDArray[Any] | Constant, params: QuantParams | None, name: str) -> Value:
-    """Returns a constant, quantized where ``params`` are given."""
-    data = elements if isinstance(elements, Constant) else Constant.of(elements)
-    type_ = TensorType(data.dtype, data.shape) if params is None else QuantType(params, data.shape)
-    return Value(type_, name, constant=data)
 
 
 def put(graph: Graph, node: Node, value: Value) -> None:

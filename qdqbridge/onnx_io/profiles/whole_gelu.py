@@ -12,8 +12,9 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import Flow
-from qdqbridge.onnx_io.profiles.respelling import Cost, put, result
+from qdqbridge.onnx_io.profiles.respelling import Cost, put
 from qdqbridge.ops.attributes import GeluAttrs
+from qdqbridge.ops.build import result
 from qdqbridge.ops.composition import CompositionAttrs
 from qdqbridge.ops.table import BY_NAME
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from qdqbridge.canonical.build import constant, dequantized, quantized, result
 from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, rule, stored_behind
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
@@ -26,6 +25,7 @@ from qdqbridge.ops.attributes import (
     ReduceAttrs,
     ReshapeAttrs,
 )
+from qdqbridge.ops.build import constant, dequantized, quantized, result
 from qdqbridge.ops.composition import CompositionAttrs
 from qdqbridge.ops.forms import OPERANDS, form_for
 from qdqbridge.ops.normalization import INSTANCE_NORMALIZATION

@@ -11,11 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from qdqbridge.canonical.build import requantized
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.copying import copied
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.edit import Editor
+from qdqbridge.graph.edit import Editor, rewire
 from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Note, Origin, Value
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import Flow
@@ -23,6 +22,7 @@ from qdqbridge.graph.quantization import QuantParams, sound_scales
 from qdqbridge.graph.recenter import shifted_constant, shifted_params
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import PadAttrs
+from qdqbridge.ops.build import requantized
 from qdqbridge.ops.conversion import REINTERPRET
 from qdqbridge.ops.convolution import CONV
 from qdqbridge.ops.matmul import DENSE
@@ -58,9 +58,7 @@ def stored_signed(graph: Graph, *, four_bits: bool = True) -> Graph:
             inner = requantized(value, params, _origin(value), f"{value.name}:signed")
             readers = [place for place in value.users if place[0].op is not REINTERPRET]
             for node, index in readers:
-                value.users.pop((node, index))
-                node.inputs[index] = inner
-                inner.users[node, index] = None
+                rewire(node, index, inner)
             continue
         old = quant.params
         if _coarser(old, params) and value.constant is None:

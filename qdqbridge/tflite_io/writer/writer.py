@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from qdqbridge.canonical import canonicalize
-from qdqbridge.canonical.build import result
 from qdqbridge.canonical.driver import run
 from qdqbridge.canonical.rule import Rule
 from qdqbridge.errors import OutputExistsError, UnsupportedTargetError
@@ -18,10 +17,11 @@ from qdqbridge.graph.atomic_write import placed
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.copying import copied
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.edit import Editor, link
+from qdqbridge.graph.edit import Editor, link, rewire
 from qdqbridge.graph.graph import Graph, Node, Note, Value
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import TransposeAttrs
+from qdqbridge.ops.build import result
 from qdqbridge.ops.table import BY_NAME, OPERATORS
 from qdqbridge.qnn.layout import ConvertedGraph, apply_layout, plan
 from qdqbridge.qnn.layout.constraints import WINDOWS
@@ -221,9 +221,7 @@ def _images_last(graph: Graph) -> Graph:
         node = Node(transpose, TransposeAttrs(channels_first(_IMAGE)), [outside], [inner])
         link(node)
         for reader, index in list(value.users):
-            value.users.pop((reader, index))
-            reader.inputs[index] = inner
-            inner.users[reader, index] = None
+            rewire(reader, index, inner)
         copy.outputs[:] = [inner if output is value else output for output in copy.outputs]
     for slot, value in enumerate(copy.outputs):
         shape = value.type.shape

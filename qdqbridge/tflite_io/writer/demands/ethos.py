@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.canonical.bias import derived_params
-from qdqbridge.canonical.build import constant, dequantized, requantized, result, retyped
 from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, rule, stored_behind
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
@@ -23,6 +22,7 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import ConvTransposeAttrs, GemmAttrs
+from qdqbridge.ops.build import constant, dequantized, requantized, result, retyped
 from qdqbridge.ops.conversion import REQUANTIZE
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.matmul import DENSE

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from qdqbridge.canonical.build import constant, result
 from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, rule
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
@@ -16,6 +15,7 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.interpreter import evaluate_node
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import AxisAttrs, ResizeAttrs
+from qdqbridge.ops.build import constant, result
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.tflite_io.writer.rows.windows import resize_flags
 

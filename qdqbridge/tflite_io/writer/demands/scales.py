@@ -1,16 +1,16 @@
 """Results and operands in the scales that TFLite prescribes: fixed ones, or one on both sides."""
 
-from qdqbridge.canonical.build import (
-    constant,
-    requantized,
-    retyped,
-)
 from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, rule
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Note, Value
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
+from qdqbridge.ops.build import (
+    constant,
+    requantized,
+    retyped,
+)
 from qdqbridge.ops.elementwise import WHERE
 from qdqbridge.tflite_io.counterparts import COUNTERPARTS
 from qdqbridge.tflite_io.writer.rows.kernels import activation, prescribed

@@ -4,12 +4,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.canonical.bias import derived_params
-from qdqbridge.canonical.build import (
-    constant,
-    dequantized,
-    quantized,
-    retyped,
-)
 from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, rule, stored_behind
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
@@ -17,6 +11,12 @@ from qdqbridge.graph.graph import Node, Note, Value
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import TensorType
+from qdqbridge.ops.build import (
+    constant,
+    dequantized,
+    quantized,
+    retyped,
+)
 from qdqbridge.tflite_io.writer.rows.kernels import activation, product
 
 

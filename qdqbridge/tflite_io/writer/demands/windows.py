@@ -6,10 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from qdqbridge.canonical.build import (
-    constant,
-    result,
-)
 from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, rule
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize
@@ -23,6 +19,10 @@ from qdqbridge.ops.attributes import (
     PoolAttrs,
     SliceAttrs,
     SplitAttrs,
+)
+from qdqbridge.ops.build import (
+    constant,
+    result,
 )
 from qdqbridge.ops.pooling import AVERAGE_POOL, MAX_POOL
 from qdqbridge.ops.table import BY_NAME

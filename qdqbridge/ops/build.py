@@ -1,4 +1,7 @@
-"""Building the nodes that rules propose."""
+"""Values that stand behind new nodes, and constants: what rewrites are made of.
+
+The nodes are proposals: an editor links them.
+"""
 
 from __future__ import annotations
 
@@ -32,21 +35,25 @@ def result(
     return value
 
 
-def quantized(value: Value, params: QuantParams, origin: Origin, name: str = "") -> Value:
+def quantized(
+    value: Value, params: QuantParams, origin: Origin = NO_ORIGIN, name: str = ""
+) -> Value:
     """Returns ``quantize(value)``."""
     return result(
         QUANTIZE, NO_ATTRIBUTES, [value], QuantType(params, value.type.shape), origin, name
     )
 
 
-def requantized(value: Value, params: QuantParams, origin: Origin, name: str = "") -> Value:
+def requantized(
+    value: Value, params: QuantParams, origin: Origin = NO_ORIGIN, name: str = ""
+) -> Value:
     """Returns ``requantize(value)``."""
     return result(
         REQUANTIZE, NO_ATTRIBUTES, [value], QuantType(params, value.type.shape), origin, name
     )
 
 
-def dequantized(value: Value, dtype: DType, origin: Origin, name: str = "") -> Value:
+def dequantized(value: Value, dtype: DType, origin: Origin = NO_ORIGIN, name: str = "") -> Value:
     """Returns ``dequantize(value)``."""
     return result(
         DEQUANTIZE, NO_ATTRIBUTES, [value], TensorType(dtype, value.type.shape), origin, name
@@ -58,8 +65,9 @@ def retyped(node: Node, operands: Sequence[Value | None], type_: ValueType, name
     return result(node.op, node.attributes, operands, type_, node.origin, name)
 
 
-def constant(data: Constant, params: QuantParams | None, name: str) -> Value:
+def constant(elements: Constant | NDArray[Any], params: QuantParams | None, name: str) -> Value:
     """Returns a constant value, quantized where ``params`` are given."""
+    data = elements if isinstance(elements, Constant) else Constant.of(elements)
     type_: ValueType = (
         TensorType(data.dtype, data.shape) if params is None else QuantType(params, data.shape)
     )
