@@ -125,8 +125,7 @@ def compile(
     """
     need_graph(graph, "compile")
     need_tvm()
-    from qdqbridge.graph.expose import with_outputs
-    from qdqbridge.graph.extents import with_numbers
+    from qdqbridge.graph.copying import with_numbers, with_outputs
     from qdqbridge.relax.executable import build
 
     whole = with_numbers(with_outputs(graph, expose) if expose else graph, extents or {})

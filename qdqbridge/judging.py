@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from numpy.typing import NDArray
 
 from qdqbridge.arguments import path_of
-from qdqbridge.graph.extents import with_numbers
+from qdqbridge.graph.copying import with_numbers
 from qdqbridge.graph.graph import Graph
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ import numpy as np
 import qdqbridge
 from qdqbridge.engines import ENGINES, ProcessLimits
 from qdqbridge.errors import QdqBridgeError
-from qdqbridge.graph.extents import symbolic_extents, with_numbers
+from qdqbridge.graph.copying import symbolic_extents, with_numbers
 from qdqbridge.graph.graph import Graph
 
 LIMITS = ProcessLimits(seconds=120)

@@ -33,7 +33,7 @@ from fq2i_route import run as run_module
 
 import qdqbridge as qb
 from qdqbridge.graph.batches import batches
-from qdqbridge.graph.expose import with_outputs
+from qdqbridge.graph.copying import with_outputs
 from qdqbridge.relay.build import build
 from qdqbridge.relay.emit import emit
 from qdqbridge.relay.read import from_relay

@@ -17,7 +17,7 @@ from qdqbridge.byoc.shipped import ShippedTable, partition_shipped
 from qdqbridge.byoc.table import Table
 from qdqbridge.byoc.tables import canonical
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.extents import with_numbers
+from qdqbridge.graph.copying import with_numbers
 from qdqbridge.graph.graph import Graph
 
 Dialect: TypeAlias = Literal["relax", "relay"]

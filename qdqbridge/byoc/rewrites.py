@@ -27,12 +27,12 @@ from qdqbridge.byoc.constraints import Constraints
 from qdqbridge.byoc.limits import Limits
 from qdqbridge.byoc.table import Table
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
+from qdqbridge.graph.copying import recentered
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Flow, Operator
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.recenter import recentered
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import (
     AxisAttrs,

@@ -22,7 +22,7 @@ from qdqbridge.graph.edit import Editor, rewire
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.recenter import shiftable, shifted_constant, shifted_params
+from qdqbridge.graph.signedness import shiftable, shifted_constant, shifted_params
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.build import constant
 from qdqbridge.ops.conversion import DEQUANTIZE, REQUANTIZE

@@ -15,7 +15,7 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.recenter import shiftable, shifted_constant, shifted_params
+from qdqbridge.graph.signedness import shiftable, shifted_constant, shifted_params
 from qdqbridge.ops.build import constant, retyped
 from qdqbridge.ops.conversion import DEQUANTIZE
 from qdqbridge.ops.normalization import (

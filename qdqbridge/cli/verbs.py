@@ -45,8 +45,8 @@ from qdqbridge.errors import InputDataError
 from qdqbridge.graph.archive import write_arrays
 from qdqbridge.graph.atomic_write import write_text
 from qdqbridge.graph.batches import Batch, batches, joined
+from qdqbridge.graph.copying import with_numbers
 from qdqbridge.graph.expose import intermediates
-from qdqbridge.graph.extents import with_numbers
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.printer import text
 from qdqbridge.pipeline import as_onnx
@@ -254,9 +254,8 @@ def _timed(runner: Runner, target: str) -> Callable[[Mapping[str, NDArray[Any]]]
 def _kernel_times(
     executable: Any, target: str, inputs: Mapping[str, NDArray[Any]]
 ) -> tuple[Any, float]:
-    from qdqbridge.relax.executable import target_of
     from qdqbridge.relax.kernel_times import kernel_times
-    from qdqbridge.relax.kernels.cpu import cpu_of
+    from qdqbridge.relax.kernels.cpu import cpu_of, target_of
     from qdqbridge.relax.kernels.limit import limit
 
     resolved = target_of(target)

@@ -14,7 +14,7 @@ from qdqbridge import viewing
 from qdqbridge.cli import arrays, output
 from qdqbridge.cli.parameters import Extents, Force, Json, Model, extents_of
 from qdqbridge.cli.reading import AS_IT_IS, Reading
-from qdqbridge.graph.extents import with_numbers
+from qdqbridge.graph.copying import with_numbers
 
 if TYPE_CHECKING:
     from qdqbridge.attribution import Attribution, SuspectTensor

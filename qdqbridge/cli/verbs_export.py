@@ -32,7 +32,7 @@ from qdqbridge.cli.writing import (
     write_for_tvm,
 )
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.graph.extents import symbolic_extents, with_numbers
+from qdqbridge.graph.copying import symbolic_extents, with_numbers
 from qdqbridge.graph.graph import Graph
 from qdqbridge.judging import opened
 from qdqbridge.sources import is_onnx, load_model

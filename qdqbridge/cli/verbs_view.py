@@ -17,7 +17,7 @@ from qdqbridge.cli.reading import AS_IT_IS, Reading
 from qdqbridge.engines.kinds import ENGINES
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.atomic_write import write_text
-from qdqbridge.graph.extents import with_numbers
+from qdqbridge.graph.copying import with_numbers
 from qdqbridge.graph.graph import Graph
 from qdqbridge.viewer import Document, Paint, document, document_of_two, model_explorer_text, page
 

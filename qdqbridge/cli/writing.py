@@ -10,7 +10,7 @@ from qdqbridge import hosting
 from qdqbridge.arguments import need_relay, need_tvm
 from qdqbridge.cli.parameters import extents_of
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.graph.extents import symbolic_extents, with_numbers
+from qdqbridge.graph.copying import symbolic_extents, with_numbers
 
 if TYPE_CHECKING:
     from qdqbridge.graph.graph import Graph

@@ -14,7 +14,7 @@ from qdqbridge.engines.judge import EngineVerdict, Placement
 from qdqbridge.engines.kinds import EngineKind, engine_kind
 from qdqbridge.engines.process import EngineProcess, ProcessLimits
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.graph.extents import symbolic_extents
+from qdqbridge.graph.copying import symbolic_extents
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.types import ValueType
 

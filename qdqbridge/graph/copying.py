@@ -1,13 +1,23 @@
-"""A graph of one's own to change: nodes and values are new, constants are shared."""
+"""Copies of a graph: one's own, with other extents, more outputs, bytes of the other signedness.
+
+Constants are shared with the original.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any, cast
 
+from qdqbridge.errors import InputDataError
+from qdqbridge.graph import symbols
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.edit import link
 from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.types import Dim
+from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.signedness import shifted_constant, shifted_params
+from qdqbridge.graph.types import Dim, QuantType
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,3 +77,137 @@ def with_each_extent(graph: Graph, extent: Callable[[Dim], Dim]) -> Graph:
         if shape is not None:
             value.type = value.type.with_shape(tuple(extent(dim) for dim in shape))
     return copy.graph
+
+
+LIMIT = 1 << 31
+"""Hosts count extents in int32."""
+
+
+def symbolic_extents(graph: Graph) -> tuple[str, ...]:
+    """Returns the names of the inputs' symbolic extents, each once, in order."""
+    named = (dim for value in graph.inputs for dim in value.type.shape or ())
+    return tuple(dict.fromkeys(dim for dim in named if isinstance(dim, str)))
+
+
+def with_numbers(graph: Graph, extents: Mapping[str, int]) -> Graph:
+    """Returns a graph in which symbolic extents are numbers; ``graph`` itself where none is given.
+
+    Args:
+        graph: The graph; it is not changed, and data of constants is shared.
+        extents: Positive numbers by name.
+
+    Raises:
+        InputDataError: It is no mapping, or a name or number does not fit.
+    """
+    check_extents(graph, extents)
+    if not extents:
+        return graph
+    return with_each_extent(graph, lambda dim: symbols.with_numbers(dim, extents))
+
+
+def check_extents(graph: Graph, extents: object) -> None:
+    """Refuses what gives no numbers for symbolic extents of a graph.
+
+    Args:
+        graph: The graph; it may have more symbolic extents than are given.
+        extents: Positive numbers by name.
+
+    Raises:
+        InputDataError: It is no mapping, or a name or number does not fit.
+    """
+    symbolic = symbolic_extents(graph)
+    known = f"its inputs have {', '.join(symbolic) or 'no symbolic extents'}"
+    if not isinstance(extents, Mapping):
+        raise InputDataError(
+            "extents must be numbers by name",
+            why=f"{type(extents).__name__} is no mapping",
+            fix=known,
+        )
+    for name, number in cast("Mapping[Any, Any]", extents).items():
+        if name not in symbolic:
+            raise InputDataError(
+                f"the model has no symbolic extent '{name}'",
+                where=graph.name,
+                why=known,
+                fix="give numbers for these only" if symbolic else "give no extents",
+            )
+        if not isinstance(number, Integral) or not 0 < int(number) < LIMIT:
+            raise InputDataError(
+                f"the extent '{name}' must be a number from 1 to {LIMIT - 1}",
+                where=graph.name,
+                why=f"it is {number!r}",
+                fix=f"give a size, such as {name}=1",
+            )
+
+
+def with_outputs(graph: Graph, values: Sequence[Value]) -> Graph:
+    """Returns ``graph`` with ``values`` as further outputs, named ``value.name``.
+
+    Nodes and values are shared with ``graph``, so run the result and do not edit it. Values that
+    are outputs already are left out; a missing or repeated name gets a number.
+
+    Args:
+        graph: Any graph.
+        values: Values of its nodes.
+    """
+    known = set(graph.outputs)
+    extra = [value for value in dict.fromkeys(values) if value not in known]
+    names = list(graph.output_names)
+    for value in extra:
+        names.append(_unused(value.name or "value", names))
+    return replace(graph, outputs=[*graph.outputs, *extra], output_names=names)
+
+
+def _unused(name: str, taken: Sequence[str]) -> str:
+    used, number, candidate = set(taken), 1, name
+    while candidate in used:
+        number += 1
+        candidate = f"{name}#{number}"
+    return candidate
+
+
+def _every(value: Value) -> bool:
+    del value
+    return True
+
+
+def recentered(
+    graph: Graph, source: DType = DType.UINT8, only: Callable[[Value], bool] = _every
+) -> Graph:
+    """Returns a copy of a graph in which values of one 8-bit type have the other one.
+
+    Inputs, outputs and values whose bits something else looks at keep their type, and so does what
+    data-movement operators tie to them.
+
+    Args:
+        graph: The graph; it is not changed.
+        source: ``uint8`` (to become int8) or ``int8`` (to become uint8).
+        only: Which values; others keep their type.
+    """
+    copy = copied(graph)
+    kept = _kept(graph, copy.values, only)
+    for value, new in copy.values.items():
+        quant = None if value in kept else value.quant
+        if quant is not None and quant.params.storage_dtype is source:
+            new.type = QuantType(shifted_params(quant.params), quant.shape)
+            new.constant = None if value.constant is None else shifted_constant(value.constant)
+    return copy.graph
+
+
+def _kept(graph: Graph, values: Iterable[Value], only: Callable[[Value], bool]) -> set[Value]:
+    kept = {*graph.inputs, *graph.outputs}
+    kept.update(value for value in values if value.quant is not None and not only(value))
+    for node in graph.nodes:
+        if node.op.flow in (Flow.REINTERPRET, Flow.FLOAT):
+            kept.update(v for v in (*node.inputs, *node.outputs) if v is not None)
+    movements = [_ties(node) for node in graph.nodes if node.op.flow is Flow.MOVE]
+    while True:  # a data-movement operator has one type on both sides
+        tied = {value for ties in movements if not kept.isdisjoint(ties) for value in ties}
+        if tied <= kept:
+            return kept
+        kept |= tied
+
+
+def _ties(node: Node) -> list[Value]:
+    operands = [value for _, value in node.data_operands()]
+    return [value for value in (*operands, *node.outputs) if value.quant is not None]

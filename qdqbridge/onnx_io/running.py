@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.graph.expose import with_outputs
+from qdqbridge.graph.copying import with_outputs
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.onnx_io.ort_values import run
 

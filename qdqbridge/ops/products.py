@@ -7,8 +7,8 @@ Conv, ConvTranspose, Dense or MatMul, and operators that move values around that
         return ("Conv", "a", ("Unsqueeze", "b", AxesAttrs((2, 3))), POINTWISE)
 
 Moving moves stored integers as well, so that the product is the exact one of its integers. Hosts
-are given the steps, each a node of its own (:mod:`qdqbridge.ops.product_steps`) with all that its
-row has: a call on integers, a layout, a kernel.
+are given the steps, each a node of its own (:func:`qdqbridge.qnn.emit.graph.expanded`) with all
+that its row has: a call on integers, a layout, a kernel.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,31 +11,32 @@ from typing import Any
 import numpy as np
 import tvm
 from numpy.typing import NDArray
-from tvm import relax
-from tvm.target import codegen
+from tvm import ir, relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from qdqbridge.arguments import path_of
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
-from qdqbridge.graph.extents import symbolic_extents
+from qdqbridge.graph.copying import symbolic_extents
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import check_inputs
 from qdqbridge.graph.types import static_shape
-from qdqbridge.ops.agreement import agreed
 from qdqbridge.qnn.emit.dtypes import from_tvm_array
+from qdqbridge.qnn.emit.graph import agreed
 from qdqbridge.qnn.emit.scope import reason
 from qdqbridge.relax import saving
 from qdqbridge.relax.emit import emit
 from qdqbridge.relax.files import without_lines
 from qdqbridge.relax.instructions import features_of, missing_features, need_features
+from qdqbridge.relax.integer_power import integer_power
 from qdqbridge.relax.interrupts import raise_interrupt
-from qdqbridge.relax.kernels.cpu import cpu_of, host_target, host_threads
+from qdqbridge.relax.kernels.cpu import HOST, cpu_of, host_threads, target_of
 from qdqbridge.relax.kernels.emit import emit_plan
 from qdqbridge.relax.kernels.plan import plan
-from qdqbridge.relax.lowering import lowered
+from qdqbridge.relax.nonfinite import NONFINITE
 from qdqbridge.relax.tensors import aligned, to_array, to_tensor
 from qdqbridge.relax.threads import Caller
+from qdqbridge.relax.tiling import untiled
 
-HOST = "host"
 KERNELS = ("fast", "reference")
 
 
@@ -195,48 +195,6 @@ def _unfit(error: Exception, arrays: Sequence[NDArray[Any]]) -> InputDataError:
     )
 
 
-def target_of(target: Any) -> Any:
-    """Returns a CPU target of TVM's.
-
-    Args:
-        target: A TVM target, its string or dictionary form, or ``host``: this machine's CPU.
-
-    Raises:
-        UnsupportedTargetError: There is none, or it is no CPU.
-    """
-    if isinstance(target, str) and target == HOST:
-        return host_target()
-    try:
-        resolved = tvm.target.Target(target)
-    except Exception as error:  # TVM raises ValueError, KeyError or its own
-        raise UnsupportedTargetError(
-            f"TVM has no target {target!r}",
-            why=str(error).strip().splitlines()[-1],
-            fix="use 'llvm', or a target dictionary such as {'kind': 'llvm', 'mcpu': 'znver5'}",
-        ) from error
-    if resolved.kind.name != "llvm":
-        raise UnsupportedTargetError(
-            f"the target {target!r} is not supported",
-            why="only CPU (llvm) targets are",
-            fix="use 'llvm', or a target dictionary such as {'kind': 'llvm', 'mcpu': 'znver5'}",
-        )
-    _need_known_cpu(resolved)
-    return resolved
-
-
-def _need_known_cpu(target: Any) -> None:
-    """Refuses a CPU that LLVM does not know: it would compile for any CPU instead."""
-    name = target.attrs.get("mcpu")
-    known = sorted(map(str, codegen.llvm_get_cpu_archlist(target)))
-    if name is not None and str(name) not in known:
-        like = get_close_matches(str(name), known, 3)
-        raise UnsupportedTargetError(
-            f"LLVM knows no CPU '{name}'",
-            why=f"for {target.attrs.get('mtriple', 'this machine')} it knows {len(known)} others",
-            fix=f"use {', '.join(like)}" if like else "use 'host', this machine's CPU",
-        )
-
-
 def build(
     graph: Graph, target: Any = HOST, *, kernels: str = "fast", threads: int | None = None
 ) -> Executable:
@@ -282,6 +240,39 @@ def _count_of(threads: Any) -> int:
     if not isinstance(threads, (int, np.integer)) or threads < 1:
         raise InputDataError(f"threads is {threads!r}", fix="give a whole number from 1 on")
     return int(threads)
+
+
+_LOWERINGS: Mapping[str, Callable[[relax.BlockBuilder, ir.Call], relax.Expr | None]] = {
+    "relax.tile": untiled,
+    "relax.power": integer_power,
+    **NONFINITE,
+}
+"""Operators that TVM would lower to something else than they mean. They stay what they are in the
+modules that are shown, saved and partitioned; only what is compiled is rewritten."""
+
+
+def lowered(module: ir.IRModule) -> ir.IRModule:
+    """Returns the module with right lowerings in the place of the calls that need them."""
+    lowering = _Lowering(module)
+    for variable, function in module.functions.items():
+        if isinstance(function, relax.Function):
+            changed: Any = lowering.visit_expr(function)
+            lowering.builder_.update_func(variable, changed)
+    return lowering.builder_.get()
+
+
+@mutator
+class _Lowering(PyExprMutator):
+    """Rewrites the calls of one module."""
+
+    def visit_call_(self, op: ir.Call) -> relax.Expr:
+        made: Any = self.visit_expr_post_order(op)
+        row = _LOWERINGS.get(str(getattr(made.op, "name", "")))
+        if row is None:
+            return made
+        call: Any = self.builder_.normalize(made)
+        rewritten = row(self.builder_, call)
+        return made if rewritten is None else rewritten
 
 
 def load_executable(path: Path) -> Executable:

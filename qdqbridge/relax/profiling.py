@@ -19,8 +19,8 @@ from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.interpreter import check_inputs
 from qdqbridge.qnn.emit.scope import Expr, reason
 from qdqbridge.relax.emit.module import ModuleEmitter
-from qdqbridge.relax.executable import target_of
 from qdqbridge.relax.interrupts import raise_interrupt
+from qdqbridge.relax.kernels.cpu import target_of
 from qdqbridge.relax.statistics import FACTS, SIDE, SPLIT, both, extremes
 
 Array = NDArray[Any]

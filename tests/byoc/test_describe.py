@@ -32,7 +32,7 @@ from qdqbridge.byoc.tensor import Tensor
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.recenter import shifted_params
+from qdqbridge.graph.signedness import shifted_params
 from qdqbridge.ops.attributes import ConvAttrs
 from qdqbridge.ops.dynamic import DynamicAttrs
 from tests.graph import graphs

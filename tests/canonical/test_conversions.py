@@ -9,7 +9,7 @@ from qdqbridge.canonical import canonicalize, conversions, folding, sharing
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.quantization import QuantParams, per_tensor
-from qdqbridge.graph.recenter import shifted_params
+from qdqbridge.graph.signedness import shifted_params
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import AxesAttrs, CastAttrs, ReshapeAttrs, TransposeAttrs
 from tests.canonical.at_work import alone, data_for, outputs, settled

@@ -10,7 +10,7 @@ import pytest
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.quantization import QuantParams, per_tensor
-from qdqbridge.graph.recenter import shifted_constant, shifted_params
+from qdqbridge.graph.signedness import shifted_constant, shifted_params
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import AxisAttrs, CastAttrs, TransposeAttrs
 from tests.canonical.at_work import settled

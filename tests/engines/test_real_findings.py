@@ -32,7 +32,7 @@ def images(count: int = 16) -> NDArray[Any]:
 
 
 def exported(model: Path, profile: str, folder: Path, extents: Mapping[str, int] = ONE) -> Path:
-    from qdqbridge.graph.extents import with_numbers
+    from qdqbridge.graph.copying import with_numbers
 
     path = folder / f"{profile}.onnx"
     qdqbridge.save(with_numbers(qdqbridge.load(model), extents), path, profile)

@@ -11,8 +11,8 @@ import pytest
 
 from qdqbridge.canonical import canonicalize
 from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.graph.copying import symbolic_extents, with_numbers
 from qdqbridge.graph.diff import diff
-from qdqbridge.graph.extents import symbolic_extents, with_numbers
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.onnx_io.profiles import Effect, check

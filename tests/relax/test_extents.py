@@ -11,7 +11,7 @@ pytest.importorskip("tvm")
 
 import qdqbridge as qb
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.extents import symbolic_extents, with_numbers
+from qdqbridge.graph.copying import symbolic_extents, with_numbers
 from qdqbridge.graph.graph import Graph
 from qdqbridge.relax.kernels.plan import plan
 from tests.onnx_models import Builder, canonical

@@ -11,8 +11,8 @@ from onnx import TensorProto
 from tvm import relax
 
 import qdqbridge as qb
-from qdqbridge.relax.executable import target_of
-from qdqbridge.relax.lowering import lowered
+from qdqbridge.relax.executable import lowered
+from qdqbridge.relax.kernels.cpu import target_of
 from tests.onnx_models import Array, Builder, canonical, run
 
 

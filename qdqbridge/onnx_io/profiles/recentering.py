@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qdqbridge.graph import recenter
+from qdqbridge.graph import copying
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.operator import Flow
@@ -27,7 +27,7 @@ def recentered(graph: Graph) -> Graph:
     Args:
         graph: The graph; it is not changed.
     """
-    return recenter.recentered(graph, only=_around_half)
+    return copying.recentered(graph, only=_around_half)
 
 
 def unsigned(graph: Graph, source: DType = DType.INT8) -> Graph:
@@ -47,7 +47,7 @@ def unsigned(graph: Graph, source: DType = DType.INT8) -> Graph:
         if value is not None and value.constant is not None
         if (node.op.flow is Flow.ACCUMULATE or node.op in _NORMS) and index
     }
-    return recenter.recentered(graph, source, only=lambda value: value not in weights)
+    return copying.recentered(graph, source, only=lambda value: value not in weights)
 
 
 def convolvable(graph: Graph) -> Graph:
@@ -69,7 +69,7 @@ def convolvable(graph: Graph) -> Graph:
         made = value.producer is not None and value.producer.op is CONCAT
         return made and any(node.op is CONV for node, _ in value.users)
 
-    return recenter.recentered(graph, DType.INT8, only=better)
+    return copying.recentered(graph, DType.INT8, only=better)
 
 
 def _around_half(value: Value) -> bool:

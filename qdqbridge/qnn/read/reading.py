@@ -20,10 +20,10 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType
 from qdqbridge.ops.conversion import DEQUANTIZE, REINTERPRET, REQUANTIZE
 from qdqbridge.ops.integers import propagate_parameters
-from qdqbridge.ops.product_steps import joined
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.qnn.origin import Provenance, folded_params, ranks_of
 from qdqbridge.qnn.read.call import Call, Entry, UnroundedProduct
+from qdqbridge.qnn.read.product_steps import joined
 
 _LISTED = 8
 _UNREAD = "unread:"

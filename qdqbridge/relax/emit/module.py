@@ -14,9 +14,9 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.types import NestedType
-from qdqbridge.ops.product_steps import expanded
 from qdqbridge.qnn.emit.dtypes import as_bytes, tvm_dtype
-from qdqbridge.qnn.emit.nodes import Form, check_known, emit_nodes, joined, unique_identifier
+from qdqbridge.qnn.emit.graph import check_known, emit_nodes, expanded, joined, unique_identifier
+from qdqbridge.qnn.emit.nodes import Form
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.qnn.origin import type_text
 from qdqbridge.relax.dialect import tensor_type

@@ -1,12 +1,18 @@
-"""What kernels need to know of a CPU: its vector registers and its dot product."""
+"""CPUs as targets, and what kernels need to know of one: its vector registers and dot product."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any
 
+import tvm
 from tvm.runtime import num_threads
 from tvm.target import codegen
+
+from qdqbridge.errors import UnsupportedTargetError
+
+HOST = "host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +61,50 @@ _WANTED: tuple[tuple[Cpu, tuple[str, ...]], ...] = (
 
 def host_target() -> Any:
     """Returns TVM's target of the machine that this runs on."""
-    import tvm
-
     name = codegen.llvm_get_system_cpu()
     return tvm.target.Target({"kind": "llvm", "mcpu": name} if name else "llvm")
+
+
+def target_of(target: Any) -> Any:
+    """Returns a CPU target of TVM's.
+
+    Args:
+        target: A TVM target, its string or dictionary form, or ``host``: this machine's CPU.
+
+    Raises:
+        UnsupportedTargetError: There is none, or it is no CPU.
+    """
+    if isinstance(target, str) and target == HOST:
+        return host_target()
+    try:
+        resolved = tvm.target.Target(target)
+    except Exception as error:  # TVM raises ValueError, KeyError or its own
+        raise UnsupportedTargetError(
+            f"TVM has no target {target!r}",
+            why=str(error).strip().splitlines()[-1],
+            fix="use 'llvm', or a target dictionary such as {'kind': 'llvm', 'mcpu': 'znver5'}",
+        ) from error
+    if resolved.kind.name != "llvm":
+        raise UnsupportedTargetError(
+            f"the target {target!r} is not supported",
+            why="only CPU (llvm) targets are",
+            fix="use 'llvm', or a target dictionary such as {'kind': 'llvm', 'mcpu': 'znver5'}",
+        )
+    _need_known_cpu(resolved)
+    return resolved
+
+
+def _need_known_cpu(target: Any) -> None:
+    """Refuses a CPU that LLVM does not know: it would compile for any CPU instead."""
+    name = target.attrs.get("mcpu")
+    known = sorted(map(str, codegen.llvm_get_cpu_archlist(target)))
+    if name is not None and str(name) not in known:
+        like = get_close_matches(str(name), known, 3)
+        raise UnsupportedTargetError(
+            f"LLVM knows no CPU '{name}'",
+            why=f"for {target.attrs.get('mtriple', 'this machine')} it knows {len(known)} others",
+            fix=f"use {', '.join(like)}" if like else "use 'host', this machine's CPU",
+        )
 
 
 def host_threads() -> int:

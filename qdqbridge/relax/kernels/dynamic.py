@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from qdqbridge.graph.copying import copied
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.edit import Editor
-from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.graph import Node, Origin, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Array, Flow, NoAttributes, Operands, Row
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.accumulator import centered
+from qdqbridge.ops.build import result
 from qdqbridge.ops.dynamic import DYNAMIC_DENSE, dynamic_codes, dynamic_parameters
 from qdqbridge.ops.stored import present
 from qdqbridge.qnn.dialect.tir import tirx
@@ -81,39 +80,27 @@ DYNAMIC_PRODUCT = Row(
 """``codes, scale[1], zero_point[1], w, bias -> y``."""
 
 
-def with_codes(graph: Graph, place: KernelPlace) -> Graph:
-    """Returns a graph in which the products that have a kernel are two nodes; else the same."""
-    if not any(_takes(node, place) for node in graph.nodes):
-        return graph
-    copy = copied(graph)
-    editor, known = Editor(copy.graph), dict[Value, Sequence[Value]]()
-    for node in list(copy.graph.nodes):
-        if not _takes(node, place):
-            continue
-        x = node.operand(0)
-        if x not in known:
-            known[x] = _quantized(x, node)
-        value = Value(node.output.type, node.output.name)
-        Node(DYNAMIC_PRODUCT, NO_ATTRIBUTES, [*known[x], *node.inputs[1:]], [value], node.origin)
-        editor.insert(value)
-        editor.replace_value(node.output, value)
-    editor.finish()
-    return copy.graph
-
-
-def _quantized(x: Value, node: Node) -> list[Value]:
+def codes_of(x: Value, origin: Origin) -> list[Value]:
+    """Returns the codes of an activation, their scale and their zero point, as a node's results."""
     types = (
         TensorType(DType.UINT8, x.type.shape), TensorType(DType.FLOAT32, (1,)),
         TensorType(DType.INT32, (1,)),
     )  # fmt: skip
     names = ("codes", "scale", "zero_point")
     results = [Value(t, f"{x.name}_{n}") for t, n in zip(types, names, strict=True)]
-    Node(DYNAMIC_CODES, NO_ATTRIBUTES, [x], results, node.origin)
+    Node(DYNAMIC_CODES, NO_ATTRIBUTES, [x], results, origin)
     return results
 
 
-def _takes(node: Node, place: KernelPlace) -> bool:
-    """True for a product that has a kernel."""
+def product_of_codes(node: Node, codes: Sequence[Value]) -> Value:
+    """Returns the result of a product that has a kernel, of the codes of its activation."""
+    operands = [*codes, *node.inputs[1:]]
+    output = node.output
+    return result(DYNAMIC_PRODUCT, NO_ATTRIBUTES, operands, output.type, node.origin, output.name)
+
+
+def has_kernel(node: Node, place: KernelPlace) -> bool:
+    """True for a dynamically quantized product that has a kernel."""
     attributes = DYNAMIC_DENSE.of(node)
     if attributes is None or attributes.rows or rows_of(node) is None:
         return False

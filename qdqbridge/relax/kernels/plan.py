@@ -1,26 +1,33 @@
-"""The plan: how values are carried, and which kernel computes which nodes.
+"""The plan: what a graph is computed as, how values are carried, and which kernel computes what.
 
 Codes are carried as uint8 and images channels-last, from one end of the graph to the other; nodes
-without a kernel are computed by the plain legalization in that form.
+without a kernel are computed by the plain legalization in that form. Extents that a file leaves
+open though they follow from its inputs are those that Relax infers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Any
 
+from tvm import tirx
+
+from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.graph.copying import copied, recentered
 from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.recenter import recentered
-from qdqbridge.ops.product_steps import expanded
+from qdqbridge.graph.types import Dim, Shape
+from qdqbridge.qnn.emit.graph import expanded
 from qdqbridge.qnn.emit.norms import OVER_CHANNELS
 from qdqbridge.qnn.layout import ConvertedGraph, apply_layout
 from qdqbridge.qnn.layout import plan as plan_layout
+from qdqbridge.relax.emit.module import ModuleEmitter
 from qdqbridge.relax.kernels.cpu import Cpu
-from qdqbridge.relax.kernels.dynamic import with_codes
+from qdqbridge.relax.kernels.dynamic import codes_of, has_kernel, product_of_codes
 from qdqbridge.relax.kernels.families import kernel_of
 from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
-from qdqbridge.relax.kernels.shapes import with_extents
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +102,72 @@ def _needed(
         kernel = kernels.get(node)
         wanted.update(v for v in (node.inputs if kernel is None else kernel.inputs) if v)
     return frozenset(found)
+
+
+# ---- the graph that is computed
+
+
+def with_extents(graph: Graph) -> Graph:
+    """Returns a graph in which every extent is known, or an input's, that can be; else the same.
+
+    Args:
+        graph: A canonical graph; it is not changed.
+    """
+    given = {extent for value in graph.inputs for extent in value.type.shape or ()}
+    results = (value for node in graph.nodes for value in node.outputs)
+    if not any(_left_open(value.type.shape, given) for value in results):
+        return graph
+    emitter = ModuleEmitter(keep_params=True)
+    try:
+        emitter.emit(graph)
+    except UnsupportedTargetError:
+        return graph  # compiling says why
+    names = {variable: name for name, variable in emitter.extents.items()}
+    copy = copied(graph)
+    for value, new in copy.values.items():
+        found = _inferred(value, emitter.scope.exprs.get(value), names)
+        if found is not None:
+            new.type = new.type.with_shape(found)
+    return copy.graph
+
+
+def _left_open(shape: Shape, given: Set[Dim]) -> bool:
+    """True where an extent is neither known nor one of those given by the inputs."""
+    return shape is None or any(isinstance(e, str) and e not in given for e in shape)
+
+
+def _inferred(value: Value, expr: Any, names: dict[Any, str]) -> Shape:
+    """Returns the extents that Relax found; those of the graph where it found none."""
+    shape = getattr(getattr(expr, "ty", None), "shape", None)
+    values = getattr(shape, "values", None)
+    if value.is_constant or values is None:
+        return value.type.shape
+    old = value.type.shape or (None,) * len(values)
+    extents: list[Dim] = []
+    for number, (extent, own) in enumerate(zip(values, old, strict=True)):
+        if isinstance(extent, tirx.IntImm):
+            extents.append(int(extent))
+        else:
+            extents.append(names.get(extent, own or f"{value.name}_{number}"))
+    return tuple(extents)
+
+
+def with_codes(graph: Graph, place: KernelPlace) -> Graph:
+    """Returns a graph in which products of dynamic codes are two nodes; else the same.
+
+    Products that read one activation share its codes.
+    """
+    if not any(has_kernel(node, place) for node in graph.nodes):
+        return graph
+    copy = copied(graph)
+    editor, known = Editor(copy.graph), dict[Value, Sequence[Value]]()
+    for node in list(copy.graph.nodes):
+        if has_kernel(node, place):
+            x = node.operand(0)
+            if x not in known:
+                known[x] = codes_of(x, node.origin)
+            value = product_of_codes(node, known[x])
+            editor.insert(value)
+            editor.replace_value(node.output, value)
+    editor.finish()
+    return copy.graph

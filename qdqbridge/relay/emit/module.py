@@ -12,11 +12,10 @@ from tvm import ir, relay
 from qdqbridge.arguments import need_graph, renamed
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.extents import check_extents, symbolic_extents
+from qdqbridge.graph.copying import check_extents, symbolic_extents
 from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.ops.product_steps import expanded
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
-from qdqbridge.qnn.emit.nodes import check_known, emit_nodes, joined, unique_identifier
+from qdqbridge.qnn.emit.graph import check_known, emit_nodes, expanded, joined, unique_identifier
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.qnn.layout import apply_layout, plan
 from qdqbridge.qnn.origin import conversion, type_text

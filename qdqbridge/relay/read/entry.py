@@ -10,7 +10,7 @@ from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.verify import verify
 from qdqbridge.ops.conversion import QUANTIZE
-from qdqbridge.ops.product_steps import joined
+from qdqbridge.qnn.read.product_steps import joined
 from qdqbridge.qnn.read.transposes import cancel
 from qdqbridge.relay.read.module import read_module
 from qdqbridge.relay.read.simulated import NAME

@@ -19,7 +19,7 @@ from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Note, Origin, Value
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams, sound_scales
-from qdqbridge.graph.recenter import shifted_constant, shifted_params
+from qdqbridge.graph.signedness import shifted_constant, shifted_params
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import PadAttrs
 from qdqbridge.ops.build import requantized

@@ -1,7 +1,7 @@
-"""The steps of products that others stand for, as nodes of their own, and back.
+"""The operators that products stand for, of the steps of them that a host was given.
 
-Emission gives hosts the steps. Each says which operator it is a part of (``Origin.whole``), and
-:func:`joined` makes that of them again.
+Each step says which operator it is a part of (``Origin.whole``), and where all are still there they
+are that operator again.
 """
 
 from __future__ import annotations
@@ -10,78 +10,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from qdqbridge.graph.copying import copied
-from qdqbridge.graph.edit import Editor, link, unlink
+from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import Graph, Node, Value, Whole
 from qdqbridge.graph.operator import Array, Attributes, Flow, Operator, Pattern
-from qdqbridge.graph.types import QuantType, ValueType, static_shape
+from qdqbridge.graph.types import QuantType, ValueType
 from qdqbridge.ops.bodies import LETTERS, folded, parts, trimmed
 from qdqbridge.ops.data_movement import TRANSPOSE
 from qdqbridge.ops.matmul import DENSE, MATMUL
 from qdqbridge.ops.permutation import permuted_constant
-from qdqbridge.ops.products import is_by_steps, moved_type, no_number
+from qdqbridge.ops.products import moved_type, no_number
 from qdqbridge.ops.table import BY_NAME
-
-
-def expanded(graph: Graph) -> Graph:
-    """Returns a graph in which the steps of such products are nodes, for hosts to be given.
-
-    The graph itself where it has none; it is not changed.
-    """
-    if not any(is_by_steps(node.op) for node in graph.nodes):
-        return graph
-    copy = copied(graph)
-    nodes: list[Node] = []
-    for node in copy.graph.nodes:
-        nodes += _steps(node) if is_by_steps(node.op) else [node]
-    copy.graph.nodes = nodes
-    return copy.graph
-
-
-def _steps(node: Node) -> list[Node]:
-    """Returns the steps of a node in the place of it; the node where a type is not known."""
-    assert node.op.body is not None
-    shapes = tuple(
-        None if v is None or v.constant is None else v.constant.shape for v in node.inputs
-    )
-    origin = replace(node.origin, whole=Whole(node.op.name, node.attributes, shapes))
-    steps: list[Node] = []
-    whole = True
-
-    def step(row: Operator, attributes: Attributes, values: list[Value | None]) -> Value | None:
-        nonlocal whole
-        first, moves = values[0], row.flow is Flow.MOVE
-        type_: ValueType | None = node.output.type.with_shape(None)
-        if moves:
-            type_ = None if first is None else moved_type(row, attributes, first.type)
-        if type_ is None:
-            whole = False
-            return None
-        if moves and first is not None and first.constant is not None:
-            return _moved_constant(row, attributes, first, type_)
-        result = Value(type_)
-        steps.append(Node(row, attributes, trimmed(values), [result], origin))
-        return result
-
-    folded(node.op.body(node.attributes), [*node.inputs, *[None] * len(LETTERS)], step, no_number)
-    if not whole or not steps:
-        return [node]
-    unlink(node)
-    steps[-1].outputs = [node.output]
-    node.output.producer = steps[-1]
-    for made in steps:
-        link(made)
-    return steps
-
-
-def _moved_constant(row: Operator, attributes: Attributes, value: Value, type_: ValueType) -> Value:
-    data, shape = value.constant, static_shape(type_.shape)
-    assert data is not None and shape is not None
-    moved = data.map(lambda array: row.compute(attributes, (array,))[0], shape=shape)
-    return Value(type_, value.name, constant=moved)
-
-
-# ---- and back ----------------------------------------------------------------------------------
 
 
 def joined(graph: Graph) -> None:
