@@ -224,7 +224,8 @@ def litert(graph: Graph, *, layout: str = "model") -> tuple[Graph, LiteRTEngine]
     """Returns a graph as its TFLite file says it, and LiteRT with every value of that file.
 
     For :func:`compare`: ``compare(*litert(graph), data, local=True)`` runs each node on LiteRT's
-    own operands and tells which differences are its fixed-point arithmetic.
+    own operands and tells which differences are its fixed-point arithmetic. LiteRT runs in a
+    process of its own.
 
     Args:
         graph: A canonical graph.
@@ -232,14 +233,17 @@ def litert(graph: Graph, *, layout: str = "model") -> tuple[Graph, LiteRTEngine]
 
     Raises:
         InputDataError: ``graph`` is no graph.
-        UnsupportedTargetError: TFLite has no counterpart of some operators.
+        UnsupportedTargetError: TFLite has no counterpart of some operators, or LiteRT is not
+            installed.
     """
     need_graph(graph, "litert")
+    from qdqbridge.engines.recording import ChildRecorder
     from qdqbridge.tflite_io.litert import LiteRTEngine
     from qdqbridge.tflite_io.writer import converted
 
+    recorder = ChildRecorder()
     made = converted(graph, layout=layout)
-    return made.graph, LiteRTEngine(made)
+    return made.graph, LiteRTEngine(made, recorder=recorder)
 
 
 def vela(graph: Graph, accelerator: str = "ethos-u55-128", *, layout: str = "model") -> VelaReport:

@@ -51,7 +51,6 @@ from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.printer import text
 from qdqbridge.pipeline import as_onnx
 from qdqbridge.report.compare import Comparison
-from qdqbridge.sources import is_onnx
 
 app = App(
     name="qdqbridge",
@@ -299,7 +298,7 @@ def compare(
     with ExitStack() as stack:
         sides = _ComparedSides(model, graph, target, stack)
         theirs: pipeline.Side
-        if local and engine == "litert" and is_onnx(model):
+        if local and engine == "litert":  # whose tensors are known of files that are written
             ours, theirs = pipeline.litert(graph)
         elif local and engine is not None and engine in ENGINES:
             ours, theirs = graph, sides.of(engine)

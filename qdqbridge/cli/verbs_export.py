@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 TFLITE = "tflite"
 """The profile, and the suffix, of TFLite files."""
+LITERT = "litert"
+"""The engine that reads TFLite files."""
 ETHOS_U = "ethos-u"
 """The profile of TFLite files for Ethos-U; Vela checks them."""
 LEAST_SHARE = 0.95
@@ -89,19 +91,23 @@ def export(
     A file that ends in .tflite (or --profile tflite) is TFLite: the same integers, channels-last.
 
     --check says where a runtime would not fuse it, with --engine in the words of the engine itself.
-    With --profile ethos-u Vela says what runs on the NPU, and why the rest does not.
+    With --profile ethos-u Vela says what runs on the NPU, and why the rest does not; of other
+    TFLite files --engine litert says what it takes.
 
     Exits with 1 if --check finds anything, or the engine leaves anything; of Ethos-U, if less than
     95 % of the multiplications run on the NPU.
     """
     from qdqbridge.cli.failures import DONE, NOT_MET, usage
 
-    if profile in (TFLITE, ETHOS_U) or (output_ is not None and output_.suffix == f".{TFLITE}"):
+    if engine is not None and not check:
+        return usage("--engine says who checks: give --check as well")
+    tflite = profile in (TFLITE, ETHOS_U) or engine == LITERT
+    if tflite or (output_ is not None and output_.suffix == f".{TFLITE}"):
         if opset is not None:
             return usage("--opset is for ONNX files")
         return _export_tflite(
             model, output_, profile, recenter=recenter, layout=layout, extent=extent, check=check,
-            accelerator=accelerator, force=force, reading=reading, json=json,
+            engine=engine, accelerator=accelerator, force=force, reading=reading, json=json,
         )  # fmt: skip
     if opset is not None and output_ is None:
         return usage("--opset changes what is written: give --output as well")
@@ -112,8 +118,6 @@ def export(
         return usage("give --output to write the model, or --check to look at it")
     if output_ is None and recenter:
         return usage("--recenter changes what is written: give --output as well")
-    if engine is not None and not check:
-        return usage("--engine says who checks: give --check as well")
     path = None
     if output_ is not None:
         path = output.free(output_, force=force, model=model, data=reading.params, suffix=".onnx")
@@ -163,6 +167,7 @@ def _export_tflite(
     layout: str,
     extent: Sequence[str],
     check: bool,
+    engine: str | None,
     accelerator: str,
     force: bool,
     reading: Reading,
@@ -173,8 +178,15 @@ def _export_tflite(
 
     if path is None and not check:
         return usage("give --output FILE.tflite to write the model")
-    if recenter or profile not in (TFLITE, ETHOS_U, "ort") or (check and profile != ETHOS_U):
-        return usage("a TFLite file takes no --recenter, and --check with --profile ethos-u only")
+    if recenter or profile not in (TFLITE, ETHOS_U, "ort"):
+        return usage("a TFLite file takes no --recenter, and no profile of ONNX files")
+    if engine not in (None, LITERT):
+        return usage(f"{engine} reads no TFLite files: give --engine {LITERT}")
+    if check and profile != ETHOS_U and engine is None:
+        return usage(
+            "nothing but an engine checks TFLite files",
+            fix=f"give --engine {LITERT}, or --profile {ETHOS_U} to ask Vela",
+        )
     out = None
     if path is not None:
         out = output.free(path, force=force, model=model, data=reading.params, suffix=f".{TFLITE}")
@@ -191,16 +203,23 @@ def _export_tflite(
             output.say(f"digest {made.digest}")
             for note in made.notes:
                 output.say(f"{note.rule} '{note.node}': {note.reason}")
-    report = None
-    if check:
+    report = verdict = None
+    if check and profile == ETHOS_U:
         with output.status("asking Vela"):
             report = pipeline.vela(graph, accelerator, layout=layout)
         if not json:
             output.show(*render_vela.report_parts(report))
         found |= render_vela.report_json(report)
+    if engine is not None:
+        with output.status("asking the engine"), opened(engine, out or model, graph) as judge:
+            verdict = judge.taken()
+        if not json:
+            output.show(*render_engines.verdict_parts(verdict))
+        found["engine"] = render_engines.verdict_json(verdict)
     if json:
         output.show_json(found)
-    return NOT_MET if report is not None and report.share < LEAST_SHARE else DONE
+    short = report is not None and report.share < LEAST_SHARE
+    return NOT_MET if short or (verdict is not None and not verdict.takes_all) else DONE
 
 
 def _checked_json(profile: str, findings: Sequence[Finding]) -> dict[str, Any]:

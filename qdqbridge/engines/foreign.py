@@ -59,7 +59,7 @@ class ForeignEngine:
         self.names: Sequence[str] = [*self.outputs, *(self._source.stored if kind.shows else ())]
         self._loaded: dict[tuple[str, ...], str] = {}
         self._placed: tuple[list[Placement], int] | None = None
-        self._process = EngineProcess(kind.worker, kind.label, limits)
+        self._process = self._started()
         self._folder = tempfile.TemporaryDirectory()
         self.version = self._process.version
 
@@ -102,6 +102,10 @@ class ForeignEngine:
     ) -> None:
         self.close()
 
+    def _started(self) -> EngineProcess:
+        kind = self.kind
+        return EngineProcess(kind.worker, kind.label, self._limits, kind.install)
+
     def _ordered(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Returns the arrays in the model's order: some engines name inputs otherwise."""
         missing = [name for name in self._source.inputs if name not in inputs]
@@ -115,7 +119,7 @@ class ForeignEngine:
 
     def _load(self, shown: tuple[str, ...]) -> str:
         if not self._process.alive:  # a run crashed or hung; the next one gets another process
-            self._process = EngineProcess(self.kind.worker, self.label, self._limits)
+            self._process = self._started()
             self._loaded.clear()
         if shown not in self._loaded:
             key = f"model{len(self._loaded)}"

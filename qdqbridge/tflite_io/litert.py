@@ -6,11 +6,11 @@ LiteRT is the package ``ai-edge-litert``; it is imported when first asked for.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,10 +168,34 @@ def node_differences(
     return [found.difference for found in _compared(made, recorded, values)]
 
 
+def recorded_here(
+    data: bytes, kernels: Kernels, inputs: Mapping[int, Array], wanted: list[int]
+) -> dict[int, Array]:
+    """Runs a file once, in this process, and returns tensors by index, those that it still has.
+
+    Raises:
+        UnsupportedTargetError: LiteRT is not installed or refuses the file.
+    """
+    return LiteRTSession(data, kernels, every_tensor=True).run(inputs, wanted)
+
+
+Recorder: TypeAlias = "Callable[[bytes, Kernels, Mapping[int, Array], list[int]], dict[int, Array]]"
+"""Runs a file as :func:`recorded_here` does, wherever it likes."""
+
+
 def recorded_tensors(
-    made: TFLiteModel, inputs: Mapping[str, Array], kernels: Kernels
+    made: TFLiteModel,
+    inputs: Mapping[str, Array],
+    kernels: Kernels,
+    recorder: Recorder = recorded_here,
 ) -> dict[int, Array]:
     """Returns every tensor of the file that is a value of the graph, as LiteRT computes it.
+
+    Args:
+        made: What was written.
+        inputs: An array per input of the graph, by name.
+        kernels: Which of LiteRT's kernels.
+        recorder: What runs the file.
 
     Raises:
         UnsupportedTargetError: LiteRT is not installed or refuses the file.
@@ -188,9 +212,8 @@ def recorded_tensors(
             *(model.tensors[index].name for index in wanted if index not in known),
         ],
     )
-    session = LiteRTSession(everything.tobytes(), kernels, every_tensor=True)
     fed = dict(zip(model.inputs, (inputs[name] for name in model.input_names), strict=True))
-    return session.run(fed, wanted)
+    return recorder(everything.tobytes(), kernels, fed, wanted)
 
 
 def products_by_formula(
@@ -307,10 +330,17 @@ class LiteRTEngine:
     Args:
         made: What was written.
         kernels: Which of its kernels run.
+        recorder: What runs the file.
     """
 
-    def __init__(self, made: TFLiteModel, kernels: Kernels = Kernels.XNNPACK) -> None:
-        self._made, self._kernels, self.graph = made, kernels, made.graph
+    def __init__(
+        self,
+        made: TFLiteModel,
+        kernels: Kernels = Kernels.XNNPACK,
+        recorder: Recorder = recorded_here,
+    ) -> None:
+        self._made, self._kernels, self._recorder = made, kernels, recorder
+        self.graph = made.graph
         self.label = f"LiteRT ({kernels.value})"
         named = {value.name: value for value in made.tensors}
         self.outputs: Sequence[str] = list(made.graph.output_names)
@@ -326,7 +356,7 @@ class LiteRTEngine:
         Raises:
             UnsupportedTargetError: LiteRT is not installed or refuses the file.
         """
-        recorded = recorded_tensors(self._made, inputs, self._kernels)
+        recorded = recorded_tensors(self._made, inputs, self._kernels, self._recorder)
         found: dict[str, Array] = {}
         for name in names:
             index, last = self._made.tensors.get(self._values[name], (-1, False))

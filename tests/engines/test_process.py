@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import resource
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,11 +19,13 @@ from qdqbridge.cli.failures import run
 from qdqbridge.engines.process import EngineProcess, ProcessLimits
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 
-MODELS = Path(__file__).parents[2] / "models"
+ROOT = Path(__file__).parents[2]
+MODELS = ROOT / "models"
 CNN = MODELS / "digits_cnn_u8s8_per_channel.onnx"
 
 WORKER = """
-import os, signal, time
+import gc, os, signal, subprocess, sys, time
+from multiprocessing.connection import Connection
 
 class WORKER:
     def version(self):
@@ -36,6 +43,55 @@ class WORKER:
 
     def hang(self):
         time.sleep(3600)
+
+    def stop(self):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def block(self):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32))
+        time.sleep(3600)
+
+    def leave_the_pipe(self):
+        for end in [o for o in gc.get_objects() if isinstance(o, Connection)]:
+            os.close(end.fileno())
+        time.sleep(3600)
+
+    def scribble(self, data):
+        answers = next(o for o in gc.get_objects() if isinstance(o, Connection) and o.writable)
+        answers.send_bytes(data)
+        time.sleep(3600)
+
+    def flood(self, count):
+        line = b"\\x1b[31mnoise\\x07" * (1 << 16)
+        for _ in range(count):
+            sys.stdout.buffer.write(line)
+        sys.stdout.flush()
+        os.abort()
+
+    def start(self):
+        child = subprocess.Popen(["sleep", "3600"])
+        return child.pid
+
+    def start_and_crash(self):
+        subprocess.Popen(["sleep", "3600"])
+        os.abort()
+
+    def odd(self):
+        return lambda: None
+
+    def say(self, count):
+        raise RuntimeError("x" * count + "\\x1b[2J")
+
+    def exit(self):
+        raise SystemExit(7)
+
+    def inherited(self):
+        return [os.get_inheritable(o.fileno()) for o in gc.get_objects()
+                if isinstance(o, Connection)]
+
+    def priority(self):
+        return int(open("/proc/self/oom_score_adj").read())
 
     def eat(self):
         return len(bytearray(1 << 34))
@@ -124,6 +180,134 @@ def test_an_engine_that_fails_on_a_model_is_reported_by_name(
     assert said in caught.value.why
 
 
+@pytest.mark.parametrize("request_", ["stop", "block", "leave_the_pipe"])
+def test_what_answers_no_more_is_ended(bad: str, request_: str) -> None:
+    engine = process(bad)
+    number, start = engine._process.pid, time.monotonic()
+    with pytest.raises(UnsupportedTargetError) as caught:
+        engine.ask("run the model", request_, seconds=1)
+    assert time.monotonic() - start < 20
+    said = "answers no more" if request_ == "leave_the_pipe" else "did not answer within 1 s"
+    assert said in caught.value.why
+    assert not engine.alive
+    assert not Path(f"/proc/{number}").exists()
+
+
+def test_a_request_that_nobody_reads_ends(bad: str) -> None:
+    engine = process(bad)
+    os.kill(engine._process.pid, signal.SIGSTOP)
+    start = time.monotonic()
+    with pytest.raises(UnsupportedTargetError, match="cannot run the model"):
+        engine.ask("run the model", "echo", np.zeros(1 << 20), seconds=1)
+    assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize("data", [b"", b"no pickle", b"\x80\x05K\x01.", b"\x80\x05]."])
+def test_an_answer_that_is_none_is_named(bad: str, data: bytes) -> None:
+    engine = process(bad)
+    with pytest.raises(UnsupportedTargetError, match="cannot run the model") as caught:
+        engine.ask("run the model", "scribble", data)
+    assert "its answer cannot be read" in caught.value.why
+    assert not engine.alive
+
+
+def test_output_without_end_takes_no_memory_and_reaches_no_terminal(bad: str) -> None:
+    engine = process(bad)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UnsupportedTargetError) as caught:
+        engine.ask("run the model", "flood", 500)  # 360 MB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # in KiB
+    assert "SIGABRT" in caught.value.why
+    assert "noise" in caught.value.why
+    assert caught.value.why.isprintable()
+
+
+def test_what_an_engine_has_started_ends_with_it(bad: str) -> None:
+    engine = process(bad)
+    number = engine.ask("run the model", "start")
+    assert Path(f"/proc/{number}").exists()
+    engine.close()
+    start = time.monotonic()
+    while _runs(number) and time.monotonic() - start < 10:
+        time.sleep(0.05)
+    assert not _runs(number)
+
+
+def _runs(number: int) -> bool:
+    """Returns whether a process runs; one that nobody has waited for is there, and does not."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_crash_is_seen_though_its_children_live(bad: str) -> None:
+    engine = process(bad)
+    start = time.monotonic()
+    with pytest.raises(UnsupportedTargetError) as caught:
+        engine.ask("run the model", "start_and_crash")
+    assert time.monotonic() - start < 10
+    assert "SIGABRT" in caught.value.why
+
+
+def test_results_that_cannot_be_sent_and_long_words(bad: str) -> None:
+    engine = process(bad)
+    with pytest.raises(UnsupportedTargetError) as caught:
+        engine.ask("run the model", "odd")
+    assert "pickle" in caught.value.why
+    with pytest.raises(UnsupportedTargetError) as caught:
+        engine.ask("run the model", "say", 100_000_000)
+    assert len(caught.value.why) < 700
+    with pytest.raises(UnsupportedTargetError) as caught:
+        engine.ask("run the model", "say", 3)
+    assert caught.value.why == "RuntimeError: xxx [2J"
+    assert engine.ask("echo", "echo", 3) == 3
+    with pytest.raises(UnsupportedTargetError) as caught:
+        engine.ask("run the model", "exit")
+    assert "exit code 7" in caught.value.why
+
+
+def test_the_kernel_ends_it_first_and_its_pipes_are_its_own(bad: str) -> None:
+    engine = process(bad)
+    assert engine.ask("say", "priority") == 1000
+    assert engine.ask("say", "inherited") == [False, False]
+    number = engine._process.pid
+    del engine
+    gc.collect()
+    assert not Path(f"/proc/{number}").exists()
+
+
+def test_a_hang_ends_though_nobody_is_left_to_wait(bad: str, tmp_path: Path) -> None:
+    script = tmp_path / "gone.py"
+    script.write_text(
+        "import os, threading, time\n"
+        "from qdqbridge.engines import process, serve\n"
+        f"e = process.EngineProcess({bad!r}, 'it', process.ProcessLimits(0.5))\n"
+        "print(e._process.pid, flush=True)\n"
+        "e._requests.send(('hang', (), 0.5))\n"
+        "time.sleep(0.5)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=120,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )  # fmt: skip
+    number, start = int(found.stdout), time.monotonic()
+    while _runs(number) and time.monotonic() - start < 30:
+        time.sleep(0.2)
+    assert not _runs(number)
+
+
+def test_no_file_of_the_working_directory_is_taken_for_an_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "onnxruntime.py").write_text("raise ValueError('not the engine')\n")
+    monkeypatch.chdir(tmp_path)
+    engine = process("onnxruntime_cpu")
+    assert engine.version.startswith("onnxruntime 1.")
+    engine.close()
+
+
 def test_memory_is_bounded(bad: str) -> None:
     engine = process(bad)
     with pytest.raises(UnsupportedTargetError) as caught:
@@ -136,6 +320,7 @@ def test_an_engine_that_cannot_be_imported() -> None:
     with pytest.raises(UnsupportedTargetError) as caught:
         process("nobody")
     assert "ModuleNotFoundError" in caught.value.why
+    assert "install it again" in caught.value.fix
 
 
 @pytest.mark.parametrize("name", ["qnn-htp", "openvino", "litert", "onnxruntime-optimized"])

@@ -9,6 +9,7 @@ from typing import Any
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from qdqbridge.engines.workers.rows import Array, Loaded
+from qdqbridge.tflite_io.litert import Kernels, recorded_here
 
 
 class LiteRTWorker:
@@ -44,6 +45,12 @@ class LiteRTWorker:
         found = interpreter.get_output_details()
         arrays = [interpreter.get_tensor(detail["index"]).copy() for detail in found]
         return dict(zip(names, arrays, strict=True))
+
+    def record(
+        self, data: bytes, kernels: str, inputs: Mapping[int, Array], wanted: list[int]
+    ) -> dict[int, Array]:
+        """Runs a file once and returns tensors by index, those that it still has."""
+        return recorded_here(data, Kernels[kernels], inputs, wanted)
 
 
 WORKER = LiteRTWorker

@@ -26,6 +26,10 @@ _CODE = re.compile(
     r"backendValidateOpConfig\(\) failed for node `(?P<name>[^`]*)` of type `(?P<type>\w+)` "
     r"with error code (?P<code>\d+)"
 )
+_BROKEN = re.compile(
+    r"OrtEp::GetCapability\(\) for QNNExecutionProvider failed with error: ([^\n\x1b]*)"
+)
+"""Then all is left to the CPU, whose numbers are not Hexagon's."""
 _INTERFACE = "QNN EP is configured to not take"
 
 
@@ -54,7 +58,11 @@ class HexagonWorker:
             session = ort.InferenceSession(file, options)
             ort.set_default_logger_severity(4)
             log.seek(0)
-            reasons = _reasons(log.read().decode("utf-8", "replace"))
+            said = log.read().decode("utf-8", "replace")
+        broken = _BROKEN.search(said)
+        if broken is not None:
+            raise RuntimeError(broken[1])
+        reasons = _reasons(said)
         self._sessions[key] = session
         return _placed(session, reasons)
 
