@@ -66,13 +66,17 @@ VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
     "fp32": ("fp32", {}),
     "fp16": ("fp16", {}),
     "int8": ("int8", {}),
+    "int8-level0": ("int8", {"accuracy_level": "0"}),
     "int4": ("int4", {}),
-    "int4-qdq": ("int4", {"use_qdq": "true"}),
-    "int4-b128": ("int4", {"int4_block_size": "128"}),
-    "int4-asym": ("int4", {"int4_is_symmetric": "false"}),
-    "int4-embed": ("int4", {"int4_op_types_to_quantize": "MatMul/Gather"}),
-    "int4-kquant": ("int4", {"int4_algo_config": "k_quant_mixed"}),
-}
+    "int4-level0": ("int4", {"accuracy_level": "0"}),
+    "int4-qdq": ("int4", {"use_qdq": "true", "op_types_to_quantize": "MatMul"}),
+    "int4-b16": ("int4", {"block_size": "16"}),
+    "int4-b128": ("int4", {"block_size": "128"}),
+    "int4-asym": ("int4", {"is_symmetric": "false"}),
+    "int4-embed": ("int4", {"op_types_to_quantize": "MatMul/Gather"}),
+    "int4-kquant": ("int4", {"algo_config": "k_quant"}),
+    "int4-mixed": ("int4", {"matmul_mixed_precision": "last_matmul:int8,mixed_layers:int8"}),
+}  # fmt: skip
 
 
 class NoTokenizer:

@@ -16,8 +16,10 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import CastAttrs
 from qdqbridge.ops.build import constant, result
 from qdqbridge.ops.cast import CAST
-from qdqbridge.ops.dynamic import DYNAMIC_DENSE, DynamicAttrs
+from qdqbridge.ops.dynamic import DYNAMIC_BLOCK_DENSE, DYNAMIC_DENSE, BlockAttrs, DynamicAttrs
 from qdqbridge.ops.elementwise import ADD, MUL
+from qdqbridge.ops.matmul import MATMUL
+from qdqbridge.ops.packed_products import packed_product
 
 _QUANTIZE, _PRODUCT = "DynamicQuantizeLinear", "MatMulInteger"
 _CODES, _SCALE, _ZERO_POINT = range(3)
@@ -101,12 +103,32 @@ def _params(dtype: DType, scale: NDArray[Any], zero: NDArray[np.int32]) -> Quant
     return QuantParams(dtype, scale, zero, axis=1)
 
 
+@rule("block-product", MATMUL)
+def block_product(node: Node, scope: Scope) -> Proposal:
+    """``MatMul(x, w) -> DynamicBlockDense(x, transpose(w))`` of a MatMulNBits that rounds x."""
+    del scope
+    said, x, w = packed_product(node.origin.variant), node.operand(0), node.operand(1)
+    if said is None or w.constant is None or w.quant is None or w.rank != 2:
+        return None
+    params, floats = w.quant.params, x.quant is None and node.output.quant is None
+    if not floats or not said.rounds(params.storage_dtype.bits):
+        return None
+    attributes, operands = BlockAttrs(said.block_size), [x, transposed(w)]
+    name, type_ = node.output.name, node.output.type
+    made = result(DYNAMIC_BLOCK_DENSE, attributes, operands, type_, node.origin, name)
+    return Replace({node.output: made})
+
+
 @rule("dynamic-bias", ADD)
 def dynamic_bias(node: Node, scope: Scope) -> Proposal:
-    """``Add(DynamicDense(x, w), vector) -> DynamicDense(x, w, vector)`` for a constant."""
+    """``Add(DynamicDense(x, w), vector) -> DynamicDense(x, w, vector)`` for a constant.
+
+    Of a DynamicBlockDense too.
+    """
     for index in (0, 1):
         source, other = node.operand(index), node.operand(1 - index)
-        product, data = made_by(source, DYNAMIC_DENSE), other.constant
+        product = made_by(source, DYNAMIC_DENSE) or made_by(source, DYNAMIC_BLOCK_DENSE)
+        data = other.constant
         if product is None or data is None or other.quant is not None:
             continue
         if product.optional(2) is not None or scope.sole_reader(source) is not node:
@@ -115,11 +137,11 @@ def dynamic_bias(node: Node, scope: Scope) -> Proposal:
         units = None if shape is None else shape[0]
         rank = source.rank or 0
         fits = data.shape[-1:] == (units,) and data.size == units and len(data.shape) <= rank
-        if not fits or data.dtype is not DType.FLOAT32:
+        if not fits or data.dtype is not node.output.type.dtype:
             continue
         flat = data.map(lambda array: array.reshape(-1), shape=data.shape[-1:])
         operands = [*product.inputs[:2], constant(flat, None, other.name)]
         origin, output = product.origin.joined(node.origin), node.output
-        made = result(DYNAMIC_DENSE, product.attributes, operands, output.type, origin, output.name)
+        made = result(product.op, product.attributes, operands, output.type, origin, output.name)
         return Replace({output: made})
     return None

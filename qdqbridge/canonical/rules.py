@@ -102,6 +102,7 @@ RULES: tuple[Rule, ...] = (
     data_movement.requantize_after_data_movement,
     clamps.clamp_into_producer,
     absorb.absorb_accumulator_operands,
+    dynamic.block_product,
     dense.matmul_is_dense,
     dense.gemm_is_dense,
     dynamic.dynamic_product,

@@ -3,7 +3,7 @@
 The scale and zero point of the activation are those of its own extremes, so no value has them as a
 type: quantizing, the product of integers and its way back to floats are one operator, from floats
 to floats. Source: ONNX DynamicQuantizeLinear-11 and MatMulInteger-10; onnxruntime
-docs/ContribOperators.md, DynamicQuantizeMatMul.
+docs/ContribOperators.md, DynamicQuantizeMatMul, and MatMulNBits with accuracy_level 4.
 """
 
 from __future__ import annotations
@@ -16,12 +16,18 @@ import numpy as np
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.operator import Array, Attributes, Flow, Operands, Row, Types
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import QuantType, ValueType
 from qdqbridge.ops.accumulator import accumulation_dtype, centered, exact_dtype, integer_params
 from qdqbridge.ops.shapes import differ, known, vector_fits
 from qdqbridge.ops.stored import optional, present
 
 _LAST = 255
 """The last code of the type that activations are quantized to."""
+LAST_OF_BLOCK = 127
+"""The last code of the type that blocks of activations are quantized to, around 0."""
+SMALLEST = 2.0**-110
+"""Blocks without a larger activation count as zeros: the reciprocal of their scale is no number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,4 +133,124 @@ DYNAMIC_DENSE = Row(
     "every row. Equals onnxruntime 1.32's DynamicQuantizeLinear and MatMulInteger, fused or not.",
 )
 
-OPERATORS = (DYNAMIC_DENSE,)
+
+# ---- blocks -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BlockAttrs(Attributes):
+    """How an activation is quantized while the model runs: to int8, by the largest magnitude.
+
+    Attributes:
+        block_size: How many neighbours of a row have a scale of their own; those of the weight's
+            blocks, where it has blocks.
+    """
+
+    block_size: int
+
+
+def block_codes(x: Array, block_size: int) -> tuple[Array, Array]:
+    """Returns codes (..., blocks, block_size) as float32, and the scale of each (..., blocks).
+
+    The scale of a block with an infinity, or with what is no number, is no number.
+
+    Args:
+        x: float32; a row's last block is filled up with zeros.
+        block_size: Elements of a block.
+    """
+    *rows, inner = x.shape
+    blocks = -(-inner // block_size)
+    padded = np.zeros((*rows, blocks * block_size), np.float32)
+    padded[..., :inner] = x
+    parts = padded.reshape(*rows, blocks, block_size)
+    top = np.abs(parts).max(axis=-1, initial=0)
+    usual = (top >= SMALLEST) & (top < np.inf)
+    safe = np.where(usual, top, np.float32(1))
+    inverse = np.where(usual, np.float32(LAST_OF_BLOCK) / safe, np.float32(0))
+    codes = np.rint(np.where(usual[..., None], parts, np.float32(0)) * inverse[..., None])
+    step = np.where(usual, safe / np.float32(LAST_OF_BLOCK), np.where(top < SMALLEST, 0, np.nan))
+    return codes.astype(np.float32), step.astype(np.float32)
+
+
+def _block_dense(attributes: BlockAttrs, operands: Operands) -> tuple[Array, ...]:
+    """The product of real numbers that is approximated."""
+    return _dense(DynamicAttrs(), operands) if attributes.block_size else ()
+
+
+def _block_contract(
+    attributes: BlockAttrs, operands: Operands, types: Types, results: Types
+) -> tuple[Array, ...] | None:
+    del results
+    x, w = present(operands, 2)
+    params = _codes_of(types[1])
+    if params is None:
+        return None
+    size = attributes.block_size
+    codes, step = block_codes(x.astype(np.float32), size)
+    blocks, units = codes.shape[-2], len(w)
+    weight = np.zeros((units, blocks * size), np.int32)
+    weight[:, : w.shape[1]] = centered(w, params)
+    weight = weight.reshape(units, blocks, size)
+    scale = params.scale.astype(np.float32)
+    scale = np.broadcast_to(scale if params.blocked else scale.reshape(-1, 1), (units, blocks))
+    dtype, total = exact_dtype(codes, weight, size), np.zeros((*x.shape[:-1], units), np.float32)
+    with np.errstate(all="ignore"):
+        for block in range(blocks):
+            terms = np.matmul(codes[..., block, :].astype(dtype), weight[:, block].T.astype(dtype))
+            total += terms.astype(np.float32) * step[..., block, None] * scale[:, block]
+        bias, real = optional(operands, 2), np.asarray(total, x.dtype)
+        return (real if bias is None else real + bias,)
+
+
+def _codes_of(type_: ValueType | None) -> QuantParams | None:
+    """Returns the parameters of a weight of at most 8 bits; None of another one."""
+    if not isinstance(type_, QuantType):
+        return None
+    dtype = type_.params.storage_dtype
+    return type_.params if dtype.is_integer and dtype.bits <= 8 else None
+
+
+def _check_blocks(node: Node) -> Iterator[str]:
+    x, w, attributes = node.operand(0), node.operand(1), node.record(BlockAttrs)
+    if x.quant is not None or x.type.dtype not in (DType.FLOAT32, DType.FLOAT16):
+        yield "the input is neither float32 nor float16"
+    if node.output.type.dtype is not x.type.dtype or node.output.quant is not None:
+        yield "the result is of another type than the input"
+    params = _codes_of(w.type)
+    if params is None:
+        yield "the weight is not quantized to integers of at most 8 bits"
+    elif params.blocked and (params.axis != 1 or params.block_size != attributes.block_size):
+        yield "the weight has other blocks than the input"
+    elif not params.blocked and params.axis not in (None, 0):
+        yield "the scales of the weight are not along its first axis"
+    if attributes.block_size < 1:
+        yield f"its blocks have {attributes.block_size} elements"
+    if w.rank is not None and w.rank != 2:
+        yield f"the weight has rank {w.rank}, not 2"
+    if x.rank == 0:
+        yield "the input is a scalar"
+    if differ(known(x, -1), known(w, 1)):
+        yield f"the input has rows of {known(x, -1)} elements, the weight of {known(w, 1)}"
+    yield from vector_fits(node.optional(2), known(w, 0), "the bias")
+
+
+DYNAMIC_BLOCK_DENSE = Row(
+    name="DynamicBlockDense",
+    flow=Flow.FLOAT,
+    attributes=BlockAttrs,
+    compute=_block_dense,
+    contract=_block_contract,
+    data=(0,),
+    check=_check_blocks,
+    qnn="dynamic_block_dense",
+    numerics="x[..., K] quantized while the model runs, block_size neighbours of a row at a time: "
+    "m = max |x|, codes rint(x * (127 / m)), s = m / 127, in float32; y = sum over blocks, from "
+    "the first on, of f32(exact sum of code * (w - zw)) * s * sw, a float32 operation after the "
+    "other; rounded to x's type, then + bias. A block up to 2^-110 is zeros, one with an "
+    "infinity or NaN makes the row NaN. What accuracy_level 4 of MatMulNBits means: onnxruntime "
+    "1.32 has the same codes and s for 4 and 8 bits with any block, for 2 bits with blocks of 32, "
+    "64 and 128; it computes the others in float32, and adds blocks and zero points in float32 in "
+    "an order of its own.",
+)
+
+OPERATORS = (DYNAMIC_DENSE, DYNAMIC_BLOCK_DENSE)

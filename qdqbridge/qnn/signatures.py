@@ -89,6 +89,7 @@ SIGNATURES: Mapping[str, Signature] = {
         "dense": PRODUCT,
         "batch_matmul": PRODUCT,
         "dynamic_dense": DYNAMIC_PRODUCT,
+        "dynamic_block_dense": DYNAMIC_PRODUCT,
         **{row.qnn: NORM for row in NORMS},
         BATCH_NORMALIZATION.qnn: BATCH_NORM,
         **{

@@ -18,6 +18,7 @@ MICROSOFT = {"GroupQueryAttention", "MergedAttention", "MoE", "MultiHeadAttentio
 OURS = {
     "Composition",
     "Dense",
+    "DynamicBlockDense",
     "DynamicDense",
     "quantize",
     "dequantize",

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from qdqbridge.onnx_io.lowering.bits import UNSIGNED, tensor_of, unpacked
 from qdqbridge.onnx_io.lowering.run_time_weights import Blocks, unpacked_weight
 from qdqbridge.onnx_io.lowering.site import LoweringSite
-from qdqbridge.onnx_io.packed_products import PackedProduct
+from qdqbridge.ops.packed_products import PackedProduct
 
 _ATTRIBUTES = frozenset(("N", "K", "bits", "block_size", "accuracy_level"))
 _NIBBLES = (TensorProto.INT4, TensorProto.UINT4)
@@ -22,8 +22,9 @@ def matmul_nbits(site: LoweringSite) -> None:
 
     What only the run knows, and columns in an order of their own (``g_idx``), are unpacked and
     dequantized by float nodes: ``(code - zero point) * scale``, which is exact but for the product.
-    Float arithmetic: onnxruntime's kernels add in another order, and with ``accuracy_level`` 4
-    quantize ``a`` on the way, so results differ in their last bits or by that rounding.
+    Float arithmetic: onnxruntime's kernels add in another order, so results differ in their last
+    bits. With ``accuracy_level`` 4 it is a product of blocks that are quantized on the way
+    (``block-product``).
     Source: onnxruntime docs/ContribOperators.md.
     """
     bits, block = _width(site), site.int_("block_size", 0)
@@ -45,10 +46,10 @@ def matmul_nbits(site: LoweringSite) -> None:
     scale = site.enter(scales.reshape(rows, blocks), "scales")
     zero_point = _zero_point(site, bits, (rows, blocks))
     real = site.dequantize(weight, scale, zero_point, axis=1, block_size=block)
-    _product(site, real, _variant(site))
+    _product(site, real, _variant(site, block))
 
 
-def _variant(site: LoweringSite) -> str:
+def _variant(site: LoweringSite, block: int) -> str:
     """Returns what a writer needs to write the same node; empty where it cannot."""
     given = {attribute.name for attribute in site.proto.attribute}
     if not given <= _ATTRIBUTES:
@@ -57,7 +58,7 @@ def _variant(site: LoweringSite) -> str:
     points = ""
     if site.input(3):
         points = "packed" if site.array(3, "its zero point").dtype.kind in "iu" else "float"
-    return PackedProduct(level, points, bool(site.input(4)), bool(site.input(5))).text()
+    return PackedProduct(level, points, bool(site.input(4)), bool(site.input(5)), block).text()
 
 
 def _product(site: LoweringSite, real: str, variant: str = "") -> None:

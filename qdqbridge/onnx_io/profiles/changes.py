@@ -16,6 +16,9 @@ from qdqbridge.onnx_io.profiles.file_view import FileView, is_dequantize, is_qua
 from qdqbridge.onnx_io.profiles.finding import findings_of
 from qdqbridge.onnx_io.profiles.profile import ExportProfile
 from qdqbridge.onnx_io.profiles.respelling import respelled
+from qdqbridge.ops.dynamic import DYNAMIC_BLOCK_DENSE
+
+_UNROUNDED = "float activations: only onnxruntime's MatMulNBits rounds them to 8 bits in blocks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,9 @@ def costs(graph: Graph, profile: ExportProfile) -> list[ExportChange]:
     found: dict[tuple[str, str], list[str]] = {}
     for rule, cost in respelled(graph, profile.respellings).costs:
         found.setdefault((rule, cost.text), []).append(cost.node)
+    for node in () if profile.packed else graph.nodes:
+        if node.op is DYNAMIC_BLOCK_DENSE:
+            found.setdefault(("packed-products", _UNROUNDED), []).append(node.name)
     return [
         ExportChange(
             f"numbers of '{nodes[0]}'" + (f" and {len(nodes) - 1} more" if nodes[1:] else ""),

@@ -43,7 +43,7 @@ from qdqbridge.ops.attributes import GemmAttrs
 from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.composition import CompositionAttrs
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
-from qdqbridge.ops.dynamic import DYNAMIC_DENSE
+from qdqbridge.ops.dynamic import DYNAMIC_BLOCK_DENSE, DYNAMIC_DENSE
 from qdqbridge.ops.elementwise import CONCAT
 from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.ops.pooling import AVERAGE_POOL
@@ -71,7 +71,7 @@ class NodeWriter(RowWriter):
             self._foreign(node, node.attributes)
         elif isinstance(node.attributes, SimulatedAttrs):
             simulated_row(self, node)
-        elif node.op is DENSE or is_product_of_rows(node):
+        elif node.op in (DENSE, DYNAMIC_BLOCK_DENSE) or is_product_of_rows(node):
             target, type_ = self.target(node.output, node)
             dense_rows(self, node, target, type_)
             self.finish(node, node.output, target)

@@ -11,48 +11,52 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import TensorType
 from qdqbridge.onnx_io.lowering.bits import UNSIGNED, packed
 from qdqbridge.onnx_io.lowering.site import MICROSOFT
-from qdqbridge.onnx_io.packed_products import packed_product
 from qdqbridge.onnx_io.tensors import raw_bytes
 from qdqbridge.onnx_io.writer.names import stem
 from qdqbridge.onnx_io.writer.rows import RowWriter, real_dtype
+from qdqbridge.ops.dynamic import DYNAMIC_BLOCK_DENSE
+from qdqbridge.ops.packed_products import EIGHT_BITS, PackedProduct, packed_product
 
 
 def packed_row(writer: RowWriter, node: Node, target: str, type_: TensorType) -> bool:
-    """Adds the rows of a Dense node that was a MatMulNBits; returns whether it can be one still.
+    """Adds the rows of a node that was a MatMulNBits; returns whether it can be one still.
 
     Args:
         writer: Where they go.
-        node: ``Dense(x, w[N, K], bias[N])``.
+        node: ``Dense(x, w[N, K], bias[N])``, or ``DynamicBlockDense``.
         target: The float tensor to write.
         type_: Its type.
     """
-    said, w = packed_product(node.origin.variant), node.operand(1)
+    said, w = _said(node), node.operand(1)
     if said is None or w.constant is None or w.quant is None:
         return False
     params, dtype = w.quant.params, real_dtype(node)
-    block, bits = params.block_size, params.storage_dtype.bits
-    if not block or params.axis != 1 or bits not in UNSIGNED or params.scale_dtype is not dtype:
+    block, bits = params.block_size or said.block_size, params.storage_dtype.bits
+    along = params.axis == 1 if params.blocked else params.axis in (None, 0)
+    if not block or not along or bits not in UNSIGNED or params.scale_dtype is not dtype:
         return False
-    points = _codes(params.zero_point, params)
-    if said.zero_points == "" and (points != 1 << (bits - 1)).any():
+    if said.rounds(bits) != (node.op is DYNAMIC_BLOCK_DENSE):
         return False
     rows, columns = w.constant.shape
+    shape = (rows, -(-columns // block))
+    points = _codes(_of_blocks(params.zero_point, params, shape), params)
+    if said.zero_points == "" and (points != 1 << (bits - 1)).any():
+        return False
     name = stem(writer.tensors.of(w))
 
     def entered(array: NDArray[np.generic], what: str) -> str:
         return writer.array(array, f"{name}_{what}")
 
-    blocks = -(-columns // block)
     inputs = [writer.real(node.operand(0), dtype)]
-    inputs.append(writer.constant(_weight(w.constant, params), f"{name}_packed"))
-    inputs.append(entered(params.scale.reshape(rows, blocks), "scales"))
+    inputs.append(writer.constant(_weight(w.constant, params, block), f"{name}_packed"))
+    inputs.append(entered(_of_blocks(params.scale, params, shape), "scales"))
     inputs += ["", "", ""]
     if said.zero_points == "packed":
-        each = (packed(row, bits) for row in points.reshape(rows, blocks))
+        each = (packed(row, bits) for row in points)
         stored = np.frombuffer(b"".join(each), np.uint8).reshape(rows, -1)
         inputs[3] = entered(stored, "zero_points")
     elif said.zero_points:
-        inputs[3] = entered(points.reshape(rows, blocks).astype(dtype.numpy), "zero_points")
+        inputs[3] = entered(points.astype(dtype.numpy), "zero_points")
     if said.order:
         inputs[4] = entered(np.arange(columns, dtype=np.int32) // block, "g_idx")
     bias = node.optional(2)
@@ -72,16 +76,30 @@ def packed_row(writer: RowWriter, node: Node, target: str, type_: TensorType) ->
     return True
 
 
+def _said(node: Node) -> PackedProduct | None:
+    """Returns how the file wrote a node, or how it has to be where no file did."""
+    said, rounded = packed_product(node.origin.variant), DYNAMIC_BLOCK_DENSE.of(node)
+    if said is not None or rounded is None:
+        return said
+    return PackedProduct(EIGHT_BITS, "packed", block_size=rounded.block_size)
+
+
+def _of_blocks(
+    array: NDArray[np.generic], params: QuantParams, shape: tuple[int, int]
+) -> NDArray[np.generic]:
+    """Returns scales or zero points with one of every block, ``[N, blocks]``."""
+    return np.broadcast_to(array if params.blocked else array.reshape(-1, 1), shape)
+
+
 def _codes(stored: NDArray[np.generic], params: QuantParams) -> NDArray[np.generic]:
     """Returns stored integers as unsigned codes."""
     return stored.astype(np.int16) - params.storage_dtype.qmin
 
 
-def _weight(constant: Constant, params: QuantParams) -> Constant:
+def _weight(constant: Constant, params: QuantParams, block: int) -> Constant:
     """Returns the bytes ``[N, blocks, bytes of a block]``; a last short block is padded by 0."""
     rows, columns = constant.shape
-    block, bits = params.block_size or 1, params.storage_dtype.bits
-    blocks = -(-columns // block)
+    bits, blocks = params.storage_dtype.bits, -(-columns // block)
     shape = (rows, blocks, block * bits // 8)
     if columns == blocks * block:  # neighbours in a file already: only the sign bits differ
         flip = sum(1 << (i + bits - 1) for i in range(0, 8, bits))

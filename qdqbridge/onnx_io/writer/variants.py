@@ -101,7 +101,8 @@ def dense_rows(writer: RowWriter, node: Node, target: str, type_: TensorType) ->
 
     Args:
         writer: Where they go.
-        node: ``Dense(x, w[N, K], bias[N])``.
+        node: ``Dense(x, w[N, K], bias[N])``; or ``DynamicBlockDense``, whose activations are not
+            rounded where the profile has no operator for that.
         target: The float tensor to write.
         type_: Its type.
     """

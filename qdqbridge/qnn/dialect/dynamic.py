@@ -1,13 +1,15 @@
-"""qnn.dynamic_dense: a product whose activation is quantized while the model runs."""
+"""qnn.dynamic_dense, in blocks too: products whose activation is quantized while they run."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from tvm import te
 
+from qdqbridge.ops.dynamic import LAST_OF_BLOCK, SMALLEST
 from qdqbridge.qnn.dialect.accumulate import centred
-from qdqbridge.qnn.dialect.arithmetic import Prim, entry
+from qdqbridge.qnn.dialect.arithmetic import Prim, entry, fenced
 from qdqbridge.qnn.dialect.kernel import BLOCK, stage
 from qdqbridge.qnn.dialect.op import Attribute, QnnOp
 from qdqbridge.qnn.dialect.site import DialectSite, ResultType
@@ -112,7 +114,120 @@ def _parameters(x: te.Tensor, last: te.Tensor, *, rows: bool) -> tuple[te.Tensor
     return scale, stage(shape, place, name="zero_point")
 
 
+# ---- blocks -------------------------------------------------------------------------------------
+
+
+def _infer_blocks(site: DialectSite) -> ResultType:
+    kind = site.expect_dtype(0, "float32", "float16")
+    if not is_code(site.dtype(1)):
+        site.fail(f"weight has dtype {site.dtype(1)}", "give an 8-bit integer")
+    x, w = site.shape(0), site.expect_rank(1, 2)
+    if not x:
+        site.fail("data is a scalar", "give it at least one axis")
+    site.expect_equal(x[-1], w[1], "the last axes of data and weight")
+    size = site.attr("block_size")
+    if size < 1 or not isinstance(w[1], int):
+        site.fail(f"block_size is {size} for rows of {w[1]}", "give a known number above 0")
+    for index in (2, 3):
+        if len(site.shape(index)) == 2:
+            site.expect_equal(site.shape(index)[0], w[0], "units")
+            site.expect_equal(site.shape(index)[1], -(-w[1] // size), "blocks")
+    return ResultType.of([*x[:-1], w[0]], kind)
+
+
+def _lower_blocks(site: DialectSite) -> Any:
+    size, kind = site.attr("block_size"), site.dtype(0)
+    units, inner = (int(extent) for extent in site.shape(1))
+    blocks = -(-inner // size)
+
+    def spread(index: int, dtype: str) -> Any:
+        """Returns scales or zero points of every block."""
+        array = site.constant(index)
+        array = array if array.ndim == 2 else array.reshape(-1, 1)
+        return site.const(np.broadcast_to(array, (units, blocks)).reshape(-1), dtype)
+
+    def dynamic_block_dense(
+        x: te.Tensor, w: te.Tensor, zeros: te.Tensor, scales: te.Tensor, last: te.Tensor,
+        zero: te.Tensor,
+    ) -> te.Tensor:  # fmt: skip
+        rows = x.shape[:-1]
+        axis = te.reduce_axis((0, size), name="k")
+
+        def magnitude(*i: Prim) -> Prim:
+            """As an integer: what is no number is larger than infinity."""
+            place = i[-1] * size + axis
+            value = x(*i[:-1], tirx.min(place, inner - 1)).astype("float32")
+            bits = tirx.bitwise_and(tirx.reinterpret("int32", value), 0x7FFFFFFF)
+            return te.max(tirx.Select(place < inner, bits, 0), axis=axis)
+
+        top = stage([*rows, blocks], magnitude, name="largest")
+
+        def usual(*i: Prim) -> Prim:
+            real = tirx.reinterpret("float32", top(*i))
+            return tirx.all(real >= SMALLEST, real < float("inf"))
+
+        def safe(*i: Prim) -> Prim:
+            real = tirx.reinterpret("float32", top(*i))
+            return tirx.Select(usual(*i), real, tirx.const(1.0, "float32"))
+
+        def step(*i: Prim) -> Prim:
+            real = tirx.reinterpret("float32", top(*i))
+            other = tirx.Select(
+                real < SMALLEST, tirx.const(0.0, "float32"), tirx.const(float("nan"), "float32")
+            )
+            return tirx.Select(usual(*i), safe(*i) / last[0], other)
+
+        steps = stage(top.shape, step, name="scale")
+        inverse = stage(top.shape, lambda *i: last[0] / safe(*i), name="inverse")
+
+        def code(*i: Prim) -> Prim:
+            at = (*i[:-1], i[-1] // size)
+            value = tirx.nearbyint(x(*i).astype("float32") * inverse(*at))
+            value = tirx.Select(usual(*at), value, tirx.const(0.0, "float32"))
+            return value.astype("int32").astype("int16")
+
+        codes = stage(x.shape, code, name="codes")
+        weight = stage(
+            w.shape,
+            lambda u, k: centred(w(u, k), zeros[u * blocks + k // size], str(w.dtype)),
+            name="centred_weight",
+        )
+
+        def element(*i: Prim) -> Prim:
+            """The sum of one block; behind the end of a row nothing is added."""
+            place = i[-1] * size + axis
+            inside = tirx.min(place, inner - 1)
+            terms = codes(*i[:-2], inside).astype("int32") * weight(i[-2], inside).astype("int32")
+            return te.sum(tirx.Select(place < inner, terms, 0), axis=axis)
+
+        total = stage([*rows, units, blocks], element, name=BLOCK)
+        block = te.reduce_axis((0, blocks), name="block")
+
+        def real(*i: Prim) -> Prim:
+            sums = total(*i, block).astype("float32") * steps(*i[:-1], block)
+            return te.sum(fenced(sums * scales[i[-1] * blocks + block], zero), axis=block)
+
+        whole = stage([*rows, units], real, name="real")
+        if kind == "float32":
+            return whole
+        return stage(whole.shape, lambda *i: whole(*i).astype(kind), name="rounded")
+
+    args = [site.args[0], site.args[1], spread(2, "int32"), spread(3, "float32")]
+    args += [site.const([LAST_OF_BLOCK], "float32"), site.fence()]
+    names = ("largest", BLOCK, "real")
+    return site.reduce_te("qnn_dynamic_block_dense", dynamic_block_dense, args, blocks=names)
+
+
 OPS = (
+    QnnOp(
+        "qnn.dynamic_block_dense",
+        ("data", "weight", "kernel_zero_point", "kernel_scale"),
+        (Attribute("block_size", 32, "neighbours of a row of data that share a scale"),),
+        _infer_blocks,
+        _lower_blocks,
+        "data[..., K] is quantized to int8, block by block by the largest magnitude; exact integer "
+        "products with weight[units, K], times both scales, added in float32, in the type of data",
+    ),
     QnnOp(
         "qnn.dynamic_dense",
         ("data", "weight", "kernel_zero_point", "kernel_scale"),

@@ -29,7 +29,7 @@ from qdqbridge.ops.attributes import (
 )
 from qdqbridge.ops.bodies import folded, parts
 from qdqbridge.ops.cast import CAST
-from qdqbridge.ops.dynamic import DYNAMIC_DENSE, DynamicAttrs
+from qdqbridge.ops.dynamic import DYNAMIC_BLOCK_DENSE, DYNAMIC_DENSE, BlockAttrs, DynamicAttrs
 from qdqbridge.ops.elementwise import CONCAT, DIV, POW, WHERE
 from qdqbridge.ops.forms import OPERANDS, form_for
 from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
@@ -112,6 +112,17 @@ def _dynamic_dense(
     assert w is not None
     params = [scope.zero_point(w.params), scope.scale(w.params)]
     total = scope.qnn("dynamic_dense", [*args[:2], *params], {"rows": attributes.rows})
+    return total if len(args) < 3 else scope.op.add(total, args[2])
+
+
+def _dynamic_block_dense(
+    scope: EmissionScope, node: Node, attributes: BlockAttrs, args: list[Expr]
+) -> Expr:
+    """As :func:`_dynamic_dense`, in blocks."""
+    w = node.operand(1).quant
+    assert w is not None
+    operands = [*args[:2], scope.zero_point(w.params), scope.scale(w.params)]
+    total = scope.qnn("dynamic_block_dense", operands, {"block_size": attributes.block_size})
     return total if len(args) < 3 else scope.op.add(total, args[2])
 
 
@@ -318,6 +329,7 @@ FLOATING: Mapping[Operator, Emit] = {
     **dict(
         (
             at(DYNAMIC_DENSE, _dynamic_dense),
+            at(DYNAMIC_BLOCK_DENSE, _dynamic_block_dense),
             at(GEMM, _gemm),
             at(CLIP, _clip),
             at(GELU, _gelu),

@@ -25,7 +25,7 @@ from qdqbridge.ops.attributes import (
 )
 from qdqbridge.ops.conversion import REINTERPRET
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
-from qdqbridge.ops.dynamic import DYNAMIC_DENSE, DynamicAttrs
+from qdqbridge.ops.dynamic import DYNAMIC_BLOCK_DENSE, DYNAMIC_DENSE, BlockAttrs, DynamicAttrs
 from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.qnn.read import parameters
 from qdqbridge.qnn.read.call import Call, UnroundedProduct
@@ -77,6 +77,15 @@ def dynamic_dense(reading: Reading, call: Call) -> Value:
     attributes = DynamicAttrs(bool(call.get("rows", False)))
     type_ = TensorType(call.dtype, call.result.shape)
     return reading.node(DYNAMIC_DENSE, attributes, operands, type_, call)
+
+
+def dynamic_block_dense(reading: Reading, call: Call) -> Value:
+    """``qnn.dynamic_block_dense``, whose data are floats."""
+    attributes, argument = BlockAttrs(call.integer("block_size", 0)), DYNAMIC_PRODUCT.operands[0]
+    w = parameters.operand(reading, call, argument, axis=0, block=attributes.block_size)
+    operands = [reading.value(call.args[0]), w]
+    type_ = TensorType(call.dtype, call.result.shape)
+    return reading.node(DYNAMIC_BLOCK_DENSE, attributes, operands, type_, call)
 
 
 def batch_matmul(reading: Reading, call: Call) -> UnroundedProduct:

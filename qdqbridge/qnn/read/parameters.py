@@ -31,7 +31,7 @@ def array(reading: Reading, entry: Entry, what: str) -> NDArray[Any]:
 
 def operand(
     reading: Reading, call: Call, argument: QuantizedArgument, *,
-    axis: int | None = None, position: int = -1,
+    axis: int | None = None, position: int = -1, block: int = 0,
 ) -> Value:  # fmt: skip
     """Returns an operand as a quantized value; a float one as it is.
 
@@ -42,6 +42,7 @@ def operand(
         axis: Axis of a vector of scales, where no attribute of the call names it.
         position: Index of the operand in the graph's node, where a claim about it may be found;
             by default that of its data.
+        block: How many elements of the last axis share an entry, where parameters are a matrix.
     """
     value = reading.value(call.args[argument.data])
     if value.type.dtype.is_float:
@@ -49,7 +50,9 @@ def operand(
     if axis is None:
         axis = call.integer(argument.axis, -1) if argument.axis else -1
     storage, (scale, zero_point) = value.type.dtype, (argument.scale, argument.zero_point)
-    params = parameters(reading, call, scale, zero_point, storage, axis=axis, rank=value.rank)
+    params = parameters(
+        reading, call, scale, zero_point, storage, axis=axis, rank=value.rank, block=block
+    )
     wanted = () if call.provenance is None else call.provenance.operands
     position = argument.data if position < 0 else position
     if position < len(wanted) and wanted[position]:
@@ -64,24 +67,32 @@ def operands(reading: Reading, call: Call, signature: Signature) -> list[Value]:
 
 def parameters(
     reading: Reading, call: Call, scale: int, zero_point: int, storage: DType, *,
-    axis: int = -1, rank: int | None = None,
+    axis: int = -1, rank: int | None = None, block: int = 0,
 ) -> QuantParams:  # fmt: skip
     """Returns the parameters that two arguments of a call give."""
     scales = array(reading, call.args[scale], "scale")
     zeros = array(reading, call.args[zero_point], "zero point")
-    return from_arrays(scales, zeros, storage, axis=axis, rank=rank)
+    return from_arrays(scales, zeros, storage, axis=axis, rank=rank, block=block)
 
 
 def from_arrays(
     scales: NDArray[Any], zeros: NDArray[Any], storage: DType, *,
-    axis: int = -1, rank: int | None = None,
+    axis: int = -1, rank: int | None = None, block: int = 0,
 ) -> QuantParams:  # fmt: skip
-    """Returns parameters; vectors of one entry are numbers, an axis is made non-negative."""
+    """Returns parameters; vectors of one entry are numbers, an axis is made non-negative.
+
+    Matrices are those of blocks along the last axis.
+    """
     expressed = DType.of(scales.dtype) if scales.dtype in _HALVES else DType.FLOAT32
     zeros = np.asarray(zeros, np.int32)
     if scales.size == 1 and zeros.size == 1:
         return QuantParams(
             storage, scales.reshape(()), zeros.reshape(()), expressed_dtype=expressed
+        )
+    if scales.ndim == 2:
+        zeros = np.broadcast_to(zeros, scales.shape)
+        return QuantParams(
+            storage, scales, zeros, axis=1, block_size=block, expressed_dtype=expressed
         )
     scales, zeros = np.broadcast_arrays(scales.reshape(-1), zeros.reshape(-1))
     if axis < 0:
@@ -143,6 +154,6 @@ def _expressed(params: QuantParams, text: str) -> QuantParams:
     if not np.array_equal(scale.astype(np.float32), params.scale.astype(np.float32)):
         return params
     return QuantParams(
-        params.storage_dtype, scale, params.zero_point, axis=params.axis, qmin=params.qmin,
-        qmax=params.qmax, expressed_dtype=expressed,
+        params.storage_dtype, scale, params.zero_point, axis=params.axis,
+        block_size=params.block_size, qmin=params.qmin, qmax=params.qmax, expressed_dtype=expressed,
     )  # fmt: skip

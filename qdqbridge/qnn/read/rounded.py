@@ -213,6 +213,7 @@ QNN: dict[str, Row] = {
     "qnn.dense": accumulate.dense,
     "qnn.batch_matmul": accumulate.batch_matmul,
     "qnn.dynamic_dense": accumulate.dynamic_dense,
+    "qnn.dynamic_block_dense": accumulate.dynamic_block_dense,
     **{
         f"qnn.{name}": reduction(row, whole) for name, row, whole in reductions(lambda row: row.qnn)
     },

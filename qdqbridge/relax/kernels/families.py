@@ -8,6 +8,7 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.graph.operator import Attributes
 from qdqbridge.ops.attributes import PoolAttrs, SoftmaxAttrs
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.ops.dynamic import DYNAMIC_BLOCK_DENSE
 from qdqbridge.ops.normalization import BATCH_NORMALIZATION
 from qdqbridge.ops.normalization import OPERATORS as NORMS
 from qdqbridge.ops.reduction import reduces
@@ -53,6 +54,7 @@ FAMILIES: Mapping[str, tuple[KernelMatch, ...]] = {
     CONV.name: (channelwise.match, convolution.match, wide_product.match_convolution),
     CONV_TRANSPOSE.name: (transposed.match,),
     "Dense": (weight_codes.match, weight_only.match, dense.match, wide_product.match_dense),
+    DYNAMIC_BLOCK_DENSE.name: (weight_codes.match,),
     dynamic.DYNAMIC_CODES.name: (dynamic.match_codes,),
     dynamic.DYNAMIC_PRODUCT.name: (dynamic.match_product,),
     "Gemm": (dense.match, wide_product.match_dense, matmul.match),

@@ -1,10 +1,10 @@
 """Products of float32 with weights of 4 or 8 bits in blocks, on dot products of bytes.
 
 An activation is written as an integer times a scale of its own for every ``step`` neighbours of a
-row, ``127 / max |x|``: as one digit of 8 bits, which is what ``accuracy_level`` 4 of MatMulNBits
-asks for, or as three of them, whose 24 bits are what a float32 has. The codes of the weight are
-read as they lie in memory, so the product of a row is as fast as memory is. Everything up to the
-product with both scales is exact; where an activation is infinite or no number, so is its row.
+row, ``max |x| / 127``: as one digit of 8 bits, which is what a ``DynamicBlockDense`` is, bit for
+bit, or as three of them, whose 24 bits are what a float32 has. The codes of the weight are read as
+they lie in memory, so the product of a row is as fast as memory is. Everything up to the product
+with both scales is exact; where an activation is infinite or no number, so is its row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from qdqbridge.graph.graph import Node
-from qdqbridge.onnx_io.packed_products import packed_product
+from qdqbridge.ops.dynamic import DYNAMIC_BLOCK_DENSE, LAST_OF_BLOCK, SMALLEST
 from qdqbridge.ops.matmul import DENSE
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.cpu import Cpu
@@ -26,6 +26,7 @@ from qdqbridge.relax.kernels.lanes import (
     Buffer,
     Prim,
     bound,
+    fence,
     flat,
     floats,
     fused,
@@ -50,11 +51,9 @@ from qdqbridge.relax.kernels.weight_only import along_lanes, blocked_codes
 
 _STEPS = (32, 16)
 """Activations that share a scale: no more, so that sums of three digits stay within int32."""
-_DIGIT, _LAST, _NIBBLE = 8, 127, 4
-_BYTES = 4
-"""The ``accuracy_level`` of MatMulNBits that wants activations of 8 bits."""
-_TINY = 2.0**-110
-"""Blocks without a larger activation count as zeros: their scale would lose bits."""
+_BLOCKS = (16, 32, 64, 128, 256)
+"""Activations that share a scale where they are one digit: sums stay within 24 bits."""
+_DIGIT, _NIBBLE = 8, 4
 _HEIGHTS = (8, 3, 1)
 """Rows of tiles: a sum for each, and the codes of a part of a row, are registers."""
 _FEW = 8
@@ -119,9 +118,14 @@ class CodesProduct:
         return 4 * self.cpu.lanes
 
     @property
+    def chunk(self) -> int:
+        """Products whose codes are in registers at a time."""
+        return min(self.step, _STEPS[0])
+
+    @property
     def loads(self) -> int:
-        """Registers of packed codes that a part of a row meets in a block of columns."""
-        return self.step * self.bits // 32
+        """Registers of packed codes that a chunk of a row meets in a block of columns."""
+        return self.chunk * self.bits // 32
 
 
 def build(description: CodesProduct) -> Any:
@@ -139,7 +143,7 @@ def build(description: CodesProduct) -> Any:
         for extent in given[:-1]:
             rows = extent * rows
         x = T.arg("x", T.buffer(given, "float32"))
-        packed = T.buffer((d.blocks, d.parts * d.loads, d.register), "uint8")
+        packed = T.buffer((d.blocks, d.inner // d.chunk * d.loads, d.register), "uint8")
         codes = T.arg("codes", packed)
         scales = T.arg("scales", T.buffer((d.blocks, groups, lanes), "float32"))
         zeros = None
@@ -202,14 +206,15 @@ class _CodesProduct:
         bits = tirx.reinterpret(typed("int32", lanes), value)
         magnitude = tirx.bitwise_and(bits, number(0x7FFFFFFF, "int32", lanes))
         top = bound(tirx.reinterpret("float32", bound(largest(magnitude, lanes))))
-        usual = tirx.all(top >= _TINY, top < float("inf"))
+        usual = tirx.all(top >= SMALLEST, top < float("inf"))
         unit = float(1 << _DIGIT * (d.digits - 1))
         nothing = tirx.const(0.0, "float32")
-        inverse = tirx.Select(usual, tirx.const(_LAST * unit, "float32") / top, nothing)
+        inverse = tirx.Select(usual, tirx.const(LAST_OF_BLOCK * unit, "float32") / top, nothing)
         inverse = bound(inverse)
-        step = tirx.Select(top < _TINY, nothing, top + (top - top))
+        step = bound(tirx.Select(top < SMALLEST, nothing, top + (top - top)))
+        last = bound(fence(tirx.const(float(LAST_OF_BLOCK), "float32")))  # TVM takes 1 / 127
         place = row * d.parts + part
-        store(self.steps, place, step * tirx.const(1.0 / _LAST, "float32"), 1)
+        store(self.steps, place, step / last, 1)
         whole = bound(nearest(bound(value * splat(inverse, lanes)), lanes))
         centre = 1 if d.centre is None else d.centre
         for i, digit in enumerate(self._digits(whole)):
@@ -260,11 +265,72 @@ class _CodesProduct:
     ) -> None:
         d, lanes = self.d, self.d.cpu.lanes
         totals = [self._register("float32", height) for _ in range(width)]
-        sums = [self._register("int32") for _ in range(d.digits)]
-        codes = self._register("int32", d.step // 4)
         with T.unroll(height) as p:
             for b, total in enumerate(totals):
-                store(total, p * lanes, load(self.bias, (block + b) * lanes, lanes), lanes)
+                start = load(self.bias, (block + b) * lanes, lanes)
+                start = number(0.0, "float32", lanes) if d.digits == 1 else start
+                store(total, p * lanes, start, lanes)
+        if d.digits == 1:
+            self._one_digit(totals, block, row, height)
+        else:
+            self._three_digits(totals, block, row, height)
+        for b, total in enumerate(totals):
+            columns = tail if b == width - 1 else lanes
+            with T.unroll(height) as p:
+                start = (first + row + p) * d.units + (block + b) * lanes
+                value = load(total, p * lanes, lanes)
+                if d.digits == 1:  # DynamicBlockDense adds its bias last
+                    value = value + load(self.bias, (block + b) * lanes, lanes)
+                self.writer.put(value, start, columns)
+
+    def _one_digit(self, totals: Sequence[Buffer], block: Prim, row: Prim, height: int) -> None:
+        """Adds the products of the rows, step by step as a ``DynamicBlockDense`` has them."""
+        d, lanes = self.d, self.d.cpu.lanes
+        chunks = d.step // d.chunk
+        sums, codes = self._register("int32", height), self._register("int32", d.chunk // 4)
+        with turns(d.parts) as part:
+            for b, total in enumerate(totals):
+                at = bound(((block + b) * d.parts + part) * lanes)
+                with T.unroll(height) as p:
+                    place = bound((row + p) * d.parts + part)
+                    store(sums, p * lanes, self._start(place, at), lanes)
+                with turns(chunks) as i:
+                    chunk = bound(part * chunks + i)
+                    self._load_codes(codes, bound((block + b) * (d.parts * chunks) + chunk))
+                    with T.unroll(height) as p:
+                        digits = bound((row + p) * d.inner + chunk * d.chunk)
+                        self._add_dots(sums, p * lanes, codes, digits)
+                with T.unroll(height) as p:
+                    place = bound((row + p) * d.parts + part)
+                    real = floats(load(sums, p * lanes, lanes), lanes)
+                    real = real * splat(load(self.steps, place, 1), lanes)
+                    term = fence(bound(real * load(self.scales, at, lanes)))
+                    store(total, p * lanes, load(total, p * lanes, lanes) + term, lanes)
+
+    def _start(self, place: Prim, at: Prim) -> Prim:
+        """Returns what the zero points of a block of the weight add to its sums."""
+        lanes = self.d.cpu.lanes
+        start = splat(load(self.sums, place, 1), lanes)
+        if self.zeros is None:
+            return start
+        return start * load(self.zeros, at, lanes).astype(typed("int32", lanes))
+
+    def _add_dots(self, sums: Buffer, at: Prim, codes: Buffer, digits: Prim) -> None:
+        """Adds the exact products of the codes of a chunk and digits of one row."""
+        d, lanes = self.d, self.d.cpu.lanes
+        name, kind = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", typed("int8", 4 * lanes)
+        with T.unroll(d.chunk // 4) as i:
+            spread = splat(tirx.reinterpret("int32", load(self.digits, digits + 4 * i, 4)), lanes)
+            code = load(codes, i * lanes, lanes)
+            operands = [tirx.reinterpret(kind, operand) for operand in (code, spread)]
+            after = intrinsic(name, typed("int32", lanes), load(sums, at, lanes), *operands)
+            store(sums, at, after, lanes)
+
+    def _three_digits(self, totals: Sequence[Buffer], block: Prim, row: Prim, height: int) -> None:
+        """Adds the products of the rows, with the accuracy of float32."""
+        d, lanes = self.d, self.d.cpu.lanes
+        sums = [self._register("int32") for _ in range(d.digits)]
+        codes = self._register("int32", d.step // 4)
         groups, inside = d.inner // d.size, d.size // d.step
         with turns(groups) as group, turns(inside) as j:
             part = bound(group * inside + j)
@@ -277,11 +343,6 @@ class _CodesProduct:
                     real = self._real(sums) * splat(load(self.steps, place, 1), lanes)
                     added = fused(real, load(self.scales, at, lanes), load(total, p * lanes, lanes))
                     store(total, p * lanes, added, lanes)
-        for b, total in enumerate(totals):
-            columns = tail if b == width - 1 else lanes
-            with T.unroll(height) as p:
-                start = (first + row + p) * d.units + (block + b) * lanes
-                self.writer.put(load(total, p * lanes, lanes), start, columns)
 
     def _register(self, dtype: str, count: int = 1) -> Buffer:
         shape: Any = (count * self.d.cpu.lanes,)
@@ -339,19 +400,26 @@ class _CodesProduct:
 
 
 def match(node: Node, place: KernelPlace) -> Kernel | None:
-    """Returns the kernel of a Dense of float32 with a weight of 4 or 8 bits in blocks."""
-    rows, weight = rows_of(node), blocked_codes(node.operand(1))
-    if node.op is not DENSE or rows is None or weight is None or not place.cpu.bytes_in:
+    """Returns the kernel of a product of float32 with a weight of 4 or 8 bits in blocks.
+
+    Of a Dense, and of a DynamicBlockDense.
+    """
+    rounded = DYNAMIC_BLOCK_DENSE.of(node)
+    if node.op is not DENSE and rounded is None:
+        return None
+    size = 0 if rounded is None else rounded.block_size
+    rows, weight = rows_of(node), blocked_codes(node.operand(1), size)
+    if rows is None or weight is None or not place.cpu.bytes_in:
         return None
     if not is_real(node.operand(0)) or not is_real(node.output):
         return None
-    step = next((step for step in _STEPS if weight.size % step == 0), None)
+    steps = [step for step in _BLOCKS if step == size] if size else _STEPS
+    step = next((step for step in steps if weight.size % step == 0), None)
     units, inner = weight.codes.shape
     bias = real_bias(node, units)
     if step is None or bias is None:
         return None
-    said = packed_product(node.origin.variant)
-    digits = 1 if said is not None and said.accuracy_level == _BYTES else 3
+    digits = 1 if size else 3
     centre = int(weight.zeros.flat[0]) if (weight.zeros == weight.zeros.flat[0]).all() else None
     description = CodesProduct(
         place.cpu, rows.operand, rows.outcome, units, weight.bits, weight.size, step, digits,

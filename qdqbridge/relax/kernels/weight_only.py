@@ -213,8 +213,13 @@ class BlockedCodes:
     size: int
 
 
-def blocked_codes(value: Value) -> BlockedCodes | None:
-    """Returns a constant weight of 4 or 8 bits as codes; None for other weights."""
+def blocked_codes(value: Value, block: int = 0) -> BlockedCodes | None:
+    """Returns a constant weight of 4 or 8 bits as codes; None for other weights.
+
+    Args:
+        value: The weight.
+        block: Products that share a scale where the weight has no blocks itself; 0: all of a row.
+    """
     quant, constant = value.quant, value.constant
     if quant is None or constant is None or value.rank != 2:
         return None
@@ -223,7 +228,7 @@ def blocked_codes(value: Value) -> BlockedCodes | None:
     if not dtype.is_integer or dtype.bits not in (4, 8):
         return None
     units, inner = constant.shape
-    size = _size(params, inner)
+    size = block if block and not params.blocked else _size(params, inner)
     if size is None or inner % size or size % (8 // dtype.bits):
         return None
     half = 1 << (dtype.bits - 1) if dtype.is_signed else 0

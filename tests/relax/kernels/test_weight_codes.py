@@ -10,7 +10,7 @@ import pytest
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import evaluate
-from qdqbridge.onnx_io.packed_products import PackedProduct
+from qdqbridge.ops.dynamic import BlockAttrs
 from qdqbridge.relax.executable import build
 from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.plan import plan
@@ -35,7 +35,7 @@ def network(
     size: int,
     shape: tuple[Any, ...] = ("n", INNER),
     *,
-    level: int = 0,
+    rounded: bool = False,
     bias: bool = True,
 ) -> Graph:
     rng, (dtype, point) = np.random.default_rng(size), KINDS[kind]
@@ -46,9 +46,11 @@ def network(
     params = quant(dtype, scale, np.broadcast_to(zeros, blocks), axis=1, block_size=size)
     added = [const(rng.normal(0, 1, UNITS).astype(np.float32))] if bias else []
     x = plain("x", shape)
-    y = apply("Dense", x, const(codes, params), *added, type_=typed((*shape[:-1], UNITS)))
-    assert y.producer is not None
-    y.producer.origin = type(y.producer.origin)(variant=PackedProduct(level).text())
+    operands, type_ = [const(codes, params), *added], typed((*shape[:-1], UNITS))
+    if rounded:
+        y = apply("DynamicBlockDense", x, *operands, type_=type_, attributes=BlockAttrs(size))
+    else:
+        y = apply("Dense", x, *operands, type_=type_)
     return graph([x], y)
 
 
@@ -95,21 +97,42 @@ def test_shapes_and_threads(shape: tuple[Any, ...], threads: int) -> None:
     assert errors(found, x, build(found, threads=threads)).max() < 128 * 2.0**-24
 
 
-@pytest.mark.parametrize("kind", ["int4", "uint4 each", "uint8 each"])
-def test_accuracy_level_4_is_one_digit(kind: str) -> None:
-    """What a product of activations rounded to ``max |x| / 127`` of their 32 neighbours gives."""
-    found = network(kind, 64, level=4)
-    x = np.random.default_rng(7).normal(0, 1, (5, INNER)).astype(np.float32)
-    parts = x.reshape(5, -1, 32)
-    step = np.abs(parts).max(axis=-1, keepdims=True) / np.float32(127)
-    rounded = (np.rint(parts / step) * step).reshape(x.shape).astype(np.float32)
+@pytest.mark.parametrize("kernels", ["fast", "reference"])
+@pytest.mark.parametrize("size", [16, 32, 64, 128])
+@pytest.mark.parametrize("kind", KINDS)
+def test_activations_in_blocks_are_the_interpreters(kind: str, size: int, kernels: str) -> None:
+    """Every bit, for any number of rows; with a bias and without."""
+    found = network(kind, size, rounded=True, bias=size != 32)
+    planned = [k.name[:10] for k in plan(found, HOST).kernels.values()]
+    assert planned == [f"dense_w{8 if '8' in kind else 4}a8"]
+    executable = build(found, kernels=kernels)
+    for rows in (1, 2, 3, 9, 57) if kernels == "fast" else (1, 5):
+        x = np.random.default_rng(rows).normal(0, 1, (rows, INNER)).astype(np.float32)
+        same(found, x, executable)
+
+
+@pytest.mark.parametrize("cpu", BYTES, ids=lambda cpu: cpu.name)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_activations_in_blocks_on_threads(cpu: Cpu, threads: int) -> None:
+    found = network("uint4 each", 64, ("a", "b", INNER), rounded=True)
+    x = np.random.default_rng(5).normal(0, 1, (2, 71, INNER)).astype(np.float32)
+    same(found, x, build(found, target_of(cpu), threads=threads))
+
+
+@pytest.mark.parametrize("kernels", ["fast", "reference"])
+def test_blocks_of_zeros_tiny_and_no_numbers(kernels: str) -> None:
+    found = network("uint4", 32, rounded=True)
+    x = np.ones((7, INNER), np.float32)
+    x[0], x[1], x[2, 3], x[3, 70], x[4, :32] = 0, 1e-36, np.nan, np.inf, 1e-30
+    x[5, ::2], x[6] = 3e38, -(2.0**-110)
+    same(found, x, build(found, kernels=kernels))
+
+
+def same(found: Graph, x: np.ndarray, executable: Any) -> None:
     (name,) = found.output_names
-    wanted = evaluate(found, {"x": rounded}, exact=True)[0][name]
-    got = build(found).run({"x": x})[name]
-    reach = 15 if "4" in kind else 255
-    # Float32 sums over 128 terms of codes up to `reach`, scales up to 0.02, activations up to 4.
-    np.testing.assert_allclose(got, wanted, rtol=0, atol=reach * 0.02 * 4 * 128 * 2.0**-23)
-    assert np.abs(got - evaluate(found, {"x": x})[0][name]).max() > 1e-3  # it is rounded
+    np.testing.assert_array_equal(
+        executable.run({"x": x})[name], evaluate(found, {"x": x})[0][name]
+    )
 
 
 def test_zeros_tiny_and_no_numbers() -> None:

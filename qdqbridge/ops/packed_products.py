@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _NAME = "MatMulNBits"
+EIGHT_BITS = 4
+"""The accuracy_level that wants activations of 8 bits; the others are float32."""
+_PAIRS, _BLOCKS_OF_PAIRS = 2, (32, 64, 128)
+"""Codes of 2 bits, and their blocks that onnxruntime 1.32 multiplies in 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,23 +20,37 @@ class PackedProduct:
         zero_points: ``packed``, ``float``, or empty where the file leaves them out.
         order: It has a ``g_idx``, which gives columns the blocks that they have anyway.
         bias: It adds a bias itself.
+        block_size: How many neighbours of a row share a scale; 0 where that is not known.
     """
 
     accuracy_level: int | None = None
     zero_points: str = ""
     order: bool = False
     bias: bool = False
+    block_size: int = 0
+
+    def rounds(self, bits: int) -> bool:
+        """True where onnxruntime 1.32 rounds the activations to 8 bits.
+
+        Args:
+            bits: Bits of a code of the weight.
+        """
+        told = self.accuracy_level == EIGHT_BITS and self.zero_points != "float" and not self.order
+        return told and (bits != _PAIRS or self.block_size in _BLOCKS_OF_PAIRS)
 
     def text(self) -> str:
         """Returns the variant of a graph node."""
         flags = [self.zero_points, "order" if self.order else "", "bias" if self.bias else ""]
         level = "" if self.accuracy_level is None else str(self.accuracy_level)
-        return f"{_NAME}({','.join([level, *flags])})"
+        size = str(self.block_size) if self.block_size else ""
+        return f"{_NAME}({','.join([level, *flags, size])})"
 
 
 def packed_product(variant: str) -> PackedProduct | None:
     """Returns what the variant of a graph node says of a MatMulNBits; None where it is none."""
     if not variant.startswith(f"{_NAME}("):
         return None
-    level, zero_points, order, bias = variant[len(_NAME) + 1 : -1].split(",")
-    return PackedProduct(int(level) if level else None, zero_points, bool(order), bool(bias))
+    level, zero_points, order, bias, size = variant[len(_NAME) + 1 : -1].split(",")
+    return PackedProduct(
+        int(level) if level else None, zero_points, bool(order), bool(bias), int(size or 0)
+    )
