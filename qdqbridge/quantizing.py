@@ -8,10 +8,11 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from qdqbridge.arguments import path_of
+from qdqbridge.arguments import need_graph, path_of
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.graph import Graph
-from qdqbridge.profiling import graph_of, load_profile
+from qdqbridge.pipeline import load
+from qdqbridge.profiling import load_profile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,9 +20,8 @@ if TYPE_CHECKING:
     from qdqbridge.autoquant.choosers import Chooser
     from qdqbridge.autoquant.fallback import Fallback, Goal
     from qdqbridge.autoquant.formats import Format
-    from qdqbridge.autoquant.options import QuantizeOptions
     from qdqbridge.autoquant.profile import Profile
-    from qdqbridge.autoquant.quantize import Quantized
+    from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions
     from qdqbridge.autoquant.samples import Samples
     from qdqbridge.autoquant.simulation.metrics import Metric, Metrics
     from qdqbridge.autoquant.targets import Target
@@ -198,7 +198,7 @@ def quantize(
         UnsupportedModelError: Nothing in the model can be quantized.
         UnsupportedTargetError: There is no such target, chooser or type.
     """
-    from qdqbridge.autoquant.options import QuantizeOptions
+    from qdqbridge.autoquant.quantize import QuantizeOptions
 
     options = QuantizeOptions(
         target=target,
@@ -243,15 +243,15 @@ def quantization(
     Raises:
         QdqBridgeError: As :func:`quantize`.
     """
-    from qdqbridge.autoquant.options import QuantizeOptions
-    from qdqbridge.autoquant.quantize import quantized
+    from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
     from qdqbridge.autoquant.samples import Samples
     from qdqbridge.autoquant.streams import open_samples
     from qdqbridge.autoquant.tuning import spread
 
     if data is None and profile is None:
         raise _no_data("without it only what a profile has seen can be quantized")
-    graph = graph_of(model)
+    graph = load(model) if isinstance(model, (str, PathLike)) else model
+    need_graph(graph, "quantize")
     samples = None
     if isinstance(data, (str, PathLike)):
         samples = open_samples(Path(data), graph.inputs, warn)

@@ -147,7 +147,7 @@ def _search_of_onnxruntime(model: str, images: np.ndarray) -> dict[str, float]:
     from onnxruntime.quantization.calibrate import HistogramCollector
 
     import qdqbridge
-    from qdqbridge.autoquant.profile import observable
+    from qdqbridge.autoquant.collect import observable
     from qdqbridge.onnx_io.running import Runner
 
     graph = qdqbridge.load(model)

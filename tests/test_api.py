@@ -150,10 +150,9 @@ def test_compare_checks_the_data(images):
 @pytest.mark.relax
 def test_tvm_equals_the_interpreter_at_every_value(images):
     pytest.importorskip("tvm")
-    from qdqbridge.graph.expose import intermediates
 
     graph = qb.load(MODEL)
-    executable = qb.compile(graph, expose=intermediates(graph))
+    executable = qb.compile(graph, expose=graph.intermediates())
     assert isinstance(executable, qb.Executable)
     found = qb.compare(executable, graph, {"input": images})
     assert found.equal, str(found)

@@ -1,29 +1,44 @@
-"""One pass over the data: every sample goes through the float model once, and is forgotten."""
+"""One pass over the data: every sample goes through the float model once, and is forgotten.
+
+The float model is made ready first, so that what is seen is what is quantized.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from qdqbridge.autoquant.batch_norms import fold_batch_norm
 from qdqbridge.autoquant.profile import (
     Profile,
+    ProfileEntry,
     channel_axis,
-    empty,
-    observable,
     profile_id,
     sample_hash,
 )
 from qdqbridge.autoquant.running import Measured, running
 from qdqbridge.autoquant.samples import Sample
 from qdqbridge.autoquant.stats import TensorStats
+from qdqbridge.canonical.driver import run
+from qdqbridge.canonical.fusions import FUSIONS
 from qdqbridge.errors import InputDataError
+from qdqbridge.graph.copying import copied
+from qdqbridge.graph.edit import name_values
 from qdqbridge.graph.graph import Graph, Value
+from qdqbridge.graph.identity import origin_of
 from qdqbridge.graph.interpreter import check_inputs
+from qdqbridge.graph.types import TensorType
+
+_HUGE = math.ldexp(1.0, 100)
+"""Magnitudes that stand for infinity, such as the lowest float32 in an attention mask."""
+_SHOWN = 5
+
 
 Progress = Callable[[int, int], None]
 
@@ -52,6 +67,55 @@ class Observer(Protocol):
     def taken(self) -> Sequence[TensorStats]:
         """Returns the statistics of :attr:`values` over what was seen since, and starts anew."""
         ...
+
+
+def prepared(graph: Graph) -> Graph:
+    """Returns a copy of a float graph in which what inference computes twice is computed once.
+
+    Batch normalizations are folded into products, and a norm or activation that is written step by
+    step is one operator, which is rounded once. The outputs stay what they were up to float
+    rounding. Every value has a name of its own, by which a profile knows it.
+    """
+    copy = copied(graph).graph
+    notes = list(copy.notes)
+    run(copy, (fold_batch_norm, *FUSIONS))
+    copy.notes = notes
+    return name_values(copy)
+
+
+def check_float(graph: Graph) -> None:
+    """Refuses a graph that is quantized already, at least in part.
+
+    Raises:
+        InputDataError: It holds quantized values or operators on integers.
+    """
+    found = [value.name for value in graph.values() if value.quant is not None]
+    names = [node.name for node in graph.nodes if "Integer" in node.op.name]
+    if found or names:
+        raise InputDataError(
+            "the model is quantized already",
+            why=f"quantized: {listed(found or names)}",
+            fix="give the float model that it was made from",
+        )
+
+
+def observable(graph: Graph) -> list[Value]:
+    """Returns every float tensor that is computed or fed, in topological order."""
+    results = (value for node in graph.nodes for value in node.outputs)
+    return [v for v in (*graph.inputs, *results) if v.name and _is_real(v)]
+
+
+def _is_real(value: Value) -> bool:
+    if not isinstance(value.type, TensorType) or not value.type.dtype.is_float:
+        return False
+    used = bool(value.users) or value.producer is not None
+    return used and not value.type.dtype.is_small_float
+
+
+def _unseen(value: Value) -> ProfileEntry:
+    """Returns the entry of a tensor that no sample was seen of."""
+    operator, index = origin_of(value)
+    return ProfileEntry(value.name, operator, index, value.type.shape, TensorStats())
 
 
 class Recording:
@@ -172,7 +236,8 @@ def collect(
     Raises:
         InputDataError: ``start`` is of another model or of other samples.
     """
-    total = empty(graph, histograms=histograms)
+    unseen = {profile_id(value): _unseen(value) for value in observable(graph)}
+    total = Profile(graph.digest, histograms=histograms, tensors=unseen)
     remaining = iter(samples)
     if start is not None:
         total = _resumed(total, start, remaining)
@@ -215,6 +280,9 @@ def _resumed(nothing: Profile, start: Profile, samples: Iterator[Sample]) -> Pro
     return whole
 
 
+# ---- what statistics are refused
+
+
 def check_profile(profile: Profile, graph: Graph) -> None:
     """Refuses a profile that is not of ``graph``.
 
@@ -230,3 +298,52 @@ def check_profile(profile: Profile, graph: Graph) -> None:
         )
     if not profile.samples:
         raise InputDataError("the profile holds no sample", fix="profile some data")
+
+
+def check_complete(seen: Mapping[str, TensorStats], values: Iterable[Value]) -> None:
+    """Refuses statistics that lack some of ``values``.
+
+    Raises:
+        InputDataError: A tensor is not known.
+    """
+    missing = [value.name for value in values if value.name not in seen]
+    if missing:
+        raise InputDataError(
+            "the profile lacks tensors of the model",
+            why=f"it does not know {missing[0]!r} and {len(missing) - 1} others",
+            fix="profile the model file itself with this version",
+        )
+
+
+def check_numbers(seen: Mapping[Value, TensorStats]) -> None:
+    """Refuses statistics with NaN in them.
+
+    Raises:
+        InputDataError: A tensor held NaN; the first ones in the order of the graph are named.
+    """
+    found = [(value.name, stats.nans) for value, stats in seen.items() if stats.nans]
+    if found:
+        name, count = found[0]
+        raise InputDataError(
+            "the float model computes NaN on the data",
+            where=f"tensor {name!r}, {count} times",
+            why=f"NaN in {len(found)} tensors: {listed([name for name, _ in found])}",
+            fix="look at the data and at the operator that makes that tensor",
+        )
+
+
+def unusable(seen: Mapping[Value, TensorStats]) -> dict[Value, str]:
+    """Returns the values that no range describes, and why."""
+    result: dict[Value, str] = {}
+    for value, stats in seen.items():
+        if not stats.finite:
+            result[value] = f"no sample put a finite number into {value.name!r}"
+        elif stats.positive_infinities or stats.negative_infinities or stats.magnitude >= _HUGE:
+            result[value] = f"{value.name!r} holds infinities, or numbers that stand for them"
+    return result
+
+
+def listed(names: list[str]) -> str:
+    """Returns names for a message, the first few of many."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(repr, names[:_SHOWN])) + more

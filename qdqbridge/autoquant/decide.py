@@ -1,4 +1,8 @@
-"""Parameters for everything that a plan leaves open, in topological order."""
+"""Parameters for everything that a plan leaves open, and the graph that has them.
+
+Parameters are decided in topological order. Then every value is rounded once, and the canonical
+rules do the rest.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,29 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.biases import with_room_for_biases
+from qdqbridge.autoquant.biases import is_rounded, product_of, stored_bias, with_room_for_biases
 from qdqbridge.autoquant.choosers import Chooser, Context
 from qdqbridge.autoquant.formats import Format
-from qdqbridge.autoquant.plan import Fixed, Observed, QuantizationPlan, Weight, root
+from qdqbridge.autoquant.plan import (
+    Derived,
+    Fixed,
+    Observed,
+    QuantizationPlan,
+    Shared,
+    Spec,
+    Weight,
+    root,
+)
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.autoquant.targets import Target
-from qdqbridge.graph.graph import Value
+from qdqbridge.canonical import canonicalize
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.copying import Copy, copied
+from qdqbridge.graph.edit import Editor, rewire
+from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Value
+from qdqbridge.graph.numerics import quantize
 from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.ops.build import constant, dequantized, quantized
 
 
 @dataclass(slots=True, eq=False)
@@ -112,3 +131,100 @@ def context_of(value: Value, chosen: Mapping[str, QuantParams]) -> Context:
     readers = tuple(sorted({node.op.name for node, _ in value.users}))
     producer = "" if value.producer is None else value.producer.op.name
     return Context(value.name, producer, readers, chosen)
+
+
+def apply(decision: Decision) -> Graph:
+    """Returns the plan's graph quantized, canonical; the float graph is not changed.
+
+    ``quantize`` and ``dequantize`` go behind every value with parameters and before every weight;
+    the canonical rules move them into the types. A bias whose sum nobody rounds is stored as well:
+    kernels add it as an integer.
+    """
+    copy = copied(decision.plan.graph)
+    graph = copy.graph
+    editor = Editor(graph)
+    for weight, params in decision.weights.items():
+        _store(copy.nodes[weight.node], weight, params, decision)
+    for weight in decision.plan.weights:
+        if isinstance(weight.spec, Derived):
+            _store_bias(copy.nodes[weight.node], weight, decision)
+    unrounded = {(copy.nodes[node], index) for node, index in decision.plan.unrounded}
+    for value, params in decision.values.items():
+        _round(editor, copy.values[value], params, unrounded)
+    editor.finish()
+    graph.canonical, graph.notes = False, []  # what stood in the way of integers stands no more
+    return canonicalize(graph)
+
+
+def stored_integers(weight: Weight, params: QuantParams, decision: Decision) -> Constant:
+    """Returns the stored integers of a weight: those decided, else the nearest ones."""
+    constant_ = weight.value.constant
+    assert constant_ is not None
+    integers = decision.integers.get(weight)
+    if integers is not None:
+        return Constant.of(integers)
+    return constant_.map(lambda array: quantize(array, params), dtype=params.storage_dtype)
+
+
+def _store(node: Node, weight: Weight, params: QuantParams, decision: Decision) -> None:
+    value = weight.value
+    stored = stored_integers(weight, params, decision)
+    real = dequantized(
+        constant(stored, params, value.name), value.type.dtype, node.origin, value.name
+    )
+    rewire(node, weight.index, real)
+
+
+def _store_bias(node: Node, bias: Weight, decision: Decision) -> None:
+    """Stores the bias of a sum that leaves as a real number; where it is rounded the rules do."""
+    product, value = product_of(bias), bias.value
+    if product is None or value.constant is None or is_rounded(product, decision):
+        return
+    stored = stored_bias(bias, decision, value.constant.numpy())
+    if stored is not None:
+        data = constant(Constant.of(stored[0]), stored[1], value.name)
+        rewire(node, bias.index, dequantized(data, value.type.dtype, node.origin, value.name))
+
+
+def _round(
+    editor: Editor, value: Value, params: QuantParams, unrounded: set[tuple[Node, int]]
+) -> None:
+    """Makes all readers of ``value`` but a few read ``dequantize(quantize(value))``."""
+    origin = NO_ORIGIN if value.producer is None else value.producer.origin
+    stored = quantized(value, params, origin, f"{value.name}_quantized")
+    real = dequantized(stored, value.type.dtype, origin, value.name)
+    kept = [user for user in value.users if user in unrounded]
+    editor.replace_value(value, real)
+    editor.insert(real)
+    for node, index in kept:
+        rewire(node, index, value)
+
+
+def about_copy(decision: Decision, copy: Copy) -> Decision:
+    """Returns ``decision`` about a copy of its graph."""
+    plan = decision.plan
+    weights = {w: Weight(copy.nodes[w.node], w.index, w.spec) for w in plan.weights}
+
+    def spec_of(spec: Spec) -> Spec:
+        return Shared(copy.values[spec.source]) if isinstance(spec, Shared) else spec
+
+    def value_of(value: Value) -> Value:
+        return copy.values[value]
+
+    new = QuantizationPlan(
+        copy.graph,
+        {value_of(v): spec_of(spec) for v, spec in plan.specs.items()},
+        list(weights.values()),
+        {copy.nodes[n]: rule for n, rule in plan.rules.items()},
+        {copy.nodes[n]: reason for n, reason in plan.floats.items()},
+        {value_of(v): [value_of(o) for o in others] for v, others in plan.joined.items()},
+        {(copy.nodes[n], index) for n, index in plan.unrounded},
+        plan.float_biases,
+    )
+    return replace(
+        decision,
+        plan=new,
+        values={value_of(v): params for v, params in decision.values.items()},
+        weights={weights[w]: params for w, params in decision.weights.items()},
+        integers={weights[w]: array for w, array in decision.integers.items()},
+    )

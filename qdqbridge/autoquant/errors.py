@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.apply import stored_integers
-from qdqbridge.autoquant.decide import Decision
+from qdqbridge.autoquant.decide import Decision, stored_integers
 from qdqbridge.autoquant.plan import moves_only
 from qdqbridge.autoquant.samples import Sample, Samples
 from qdqbridge.autoquant.simulation.metrics import measured

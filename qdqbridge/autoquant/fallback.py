@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from qdqbridge.autoquant.apply import apply
-from qdqbridge.autoquant.decide import Decision
+from qdqbridge.autoquant.collect import observable
+from qdqbridge.autoquant.decide import Decision, apply
 from qdqbridge.autoquant.formats import Format
 from qdqbridge.autoquant.plan import Wishes
-from qdqbridge.autoquant.profile import observable
 from qdqbridge.autoquant.quantize import Quantized
 from qdqbridge.autoquant.samples import Sample, Samples
 from qdqbridge.autoquant.sensitivity import Ranking, Sensitivity, sensitivity

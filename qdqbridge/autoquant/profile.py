@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.histogram import SIDE, Histogram
 from qdqbridge.autoquant.stats import ChannelExtremes, SampleExtremes, TensorStats
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.graph import Graph, Value
-from qdqbridge.graph.identity import origin_of, tensor_id
-from qdqbridge.graph.types import TensorType
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.identity import tensor_id
 
 SCHEMA = "qdqbridge-profile 1"
 """Changes with any change of what the fields mean."""
@@ -111,29 +110,6 @@ def profile_id(value: Value) -> str:
     it survives saving, loading and renumbering of nodes.
     """
     return tensor_id(value)
-
-
-def observable(graph: Graph) -> list[Value]:
-    """Returns every float tensor that is computed or fed, in topological order."""
-    results = (value for node in graph.nodes for value in node.outputs)
-    return [v for v in (*graph.inputs, *results) if v.name and _is_real(v)]
-
-
-def _is_real(value: Value) -> bool:
-    if not isinstance(value.type, TensorType) or not value.type.dtype.is_float:
-        return False
-    used = bool(value.users) or value.producer is not None
-    return used and not value.type.dtype.is_small_float
-
-
-def empty(graph: Graph, *, histograms: bool = True) -> Profile:
-    """Returns the profile of no sample."""
-    tensors: dict[str, ProfileEntry] = {}
-    for value in observable(graph):
-        operator, index = origin_of(value)
-        shape = value.type.shape
-        tensors[profile_id(value)] = ProfileEntry(value.name, operator, index, shape, TensorStats())
-    return Profile(graph.digest, histograms=histograms, tensors=tensors)
 
 
 def sample_hash(sample: Mapping[str, NDArray[Any]]) -> int:

@@ -14,10 +14,11 @@ from qdqbridge.autoquant.collect import (
     Observer,
     Progress,
     collect,
+    observable,
     onnxruntime_observer,
     tvm_observer,
 )
-from qdqbridge.autoquant.profile import Profile, channel_axis, observable
+from qdqbridge.autoquant.profile import Profile, channel_axis
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.streams import open_samples
 from qdqbridge.autoquant.workers import Job, Processes, Ray, Team, TeamObserver

@@ -3,44 +3,134 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any, cast
 
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.apply import apply
-from qdqbridge.autoquant.checks import (
+from qdqbridge.autoquant.choosers import CHOOSERS, Chooser
+from qdqbridge.autoquant.collect import (
+    Data,
+    check_complete,
     check_float,
     check_numbers,
-    check_plan,
-    nodes_around,
+    check_profile,
+    collect,
+    listed,
+    observable,
+    onnxruntime_observer,
+    prepared,
     unusable,
 )
-from qdqbridge.autoquant.collect import Data, check_profile, collect, onnxruntime_observer
-from qdqbridge.autoquant.decide import Decision, decide
-from qdqbridge.autoquant.options import QuantizeOptions
+from qdqbridge.autoquant.decide import Decision, apply, decide
+from qdqbridge.autoquant.formats import Format
 from qdqbridge.autoquant.plan import QuantizationPlan, Wishes, plan
-from qdqbridge.autoquant.prepare import prepared
-from qdqbridge.autoquant.profile import Profile, observable
+from qdqbridge.autoquant.profile import Profile
 from qdqbridge.autoquant.repair.rounds import Rounds
 from qdqbridge.autoquant.repair.steps import (
+    DEFAULT,
     GRAPH_STEPS,
     QuantizedState,
     StepRecord,
     check_steps,
     repaired,
+    with_choosers_tried,
 )
 from qdqbridge.autoquant.samples import Samples
-from qdqbridge.autoquant.stats import TensorStats
-from qdqbridge.autoquant.targets import Target
-from qdqbridge.autoquant.tuning import spread, with_choosers_tried
-from qdqbridge.errors import InputDataError
-from qdqbridge.graph.graph import Graph, Value
+from qdqbridge.autoquant.targets import TARGETS, WEIGHTS, Target
+from qdqbridge.autoquant.tuning import spread
+from qdqbridge.errors import InputDataError, UnsupportedModelError, UnsupportedTargetError
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import TensorType
 
 Progress = Callable[[int, int], None]
 Arrays = Mapping[str, NDArray[Any]]
 _REPAIRING = 256
 """How many samples are held in memory, for what looks at them again and again."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeOptions:
+    """What a float model is quantized for, and what the user wants otherwise.
+
+    Names of nodes may be patterns (``*`` and ``?``); they are looked for among the nodes' own names
+    and their operators' (``Conv``).
+
+    Attributes:
+        target: What the result is for, by name (:mod:`qdqbridge.autoquant.targets`) or described.
+        exclude: Nodes that stay float.
+        only: Nodes that are quantized, all others staying float; empty for all.
+        fixed: Parameters of tensors by name, instead of a chooser's.
+        formats: Formats of what nodes read and compute.
+        chooser: Parameters of activations: ``mse``, ``minmax``, ``percentile``,
+            ``mean-of-maxima``, ``kl``, or any function; None for the target's.
+        weight_chooser: Parameters of weights; None for the target's.
+        weights: How weights are stored, see :data:`WEIGHTS`; None for the target's type.
+        repair: Steps to try on data, see :mod:`qdqbridge.autoquant.repair.steps`.
+        tune: Try the target's further choosers on the data, see
+            :mod:`qdqbridge.autoquant.tuning`; never against a chooser that the user names.
+    """
+
+    target: str | Target = "ort"
+    exclude: Sequence[str] = ()
+    only: Sequence[str] = ()
+    fixed: Mapping[str, QuantParams] = field(default_factory=dict[str, QuantParams])
+    formats: Mapping[str, Format] = field(default_factory=dict[str, Format])
+    chooser: str | Chooser | None = None
+    weight_chooser: str | Chooser | None = None
+    weights: str | None = None
+    repair: Sequence[str] = DEFAULT
+    tune: bool = True
+
+    def described(self) -> Target:
+        """Returns the target with the user's choosers and storage of weights.
+
+        Raises:
+            UnsupportedTargetError: A name stands for nothing.
+        """
+        target = _named("target", self.target, TARGETS)
+        if self.chooser is not None:
+            chooser = _named("chooser", self.chooser, CHOOSERS)
+            target = replace(target, chooser=chooser, candidates=())
+        if self.weight_chooser is not None:
+            chooser = _named("chooser", self.weight_chooser, CHOOSERS)
+            target = replace(target, weight_chooser=chooser)
+        if self.weights is not None:
+            target = _stored_as(target, _named("type of weights", self.weights, WEIGHTS))
+        return target
+
+    def wishes(self, graph: Graph) -> Wishes:
+        """Returns what the names mean in ``graph``.
+
+        Raises:
+            InputDataError: A name or pattern stands for nothing.
+        """
+        floats: dict[Node, str] = {}
+        if self.only:
+            kept = {node for pattern in self.only for node in _nodes(graph, pattern)}
+            floats = {
+                node: "the user quantizes others only" for node in graph.nodes if node not in kept
+            }
+        for pattern in self.exclude:
+            floats |= dict.fromkeys(_nodes(graph, pattern), f"the user excludes {pattern!r}")
+        values = {value.name: value for value in observable(graph)}
+        unknown = sorted(set(self.fixed) - set(values))
+        if unknown:
+            raise InputDataError(
+                "parameters are given for tensors that the model does not have",
+                why=f"unknown: {', '.join(unknown)}",
+                fix="give names of float tensors of the model; "
+                "batch normalizations are folded first",
+            )
+        return Wishes(
+            floats=floats,
+            fixed={values[name]: params for name, params in self.fixed.items()},
+            formats={n: f for pattern, f in self.formats.items() for n in _nodes(graph, pattern)},
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +197,13 @@ def quantized(
     if samples is None:
         repair, tune = (), False
     rounds = Rounds(Rounds.of(repair, None).number + tune, progress)
-    profile = profile or _profile(graph, samples, rounds.next())
+    if profile is None:
+        if samples is None:
+            raise InputDataError(
+                "there is nothing to choose parameters by",
+                fix="give samples, or a profile of the model",
+            )
+        profile = collect(graph, samples, onnxruntime_observer(graph), progress=rounds.next())
     start = _plainly(graph, target, options, profile)
     if samples is None or not (repair or tune):
         return start
@@ -115,7 +211,9 @@ def quantized(
     profiled = [(start.profile, graph)]
 
     def again(other: Graph) -> QuantizedState:
-        found = _plainly(other, target, options, _profile(other, samples, rounds.next()))
+        observer = onnxruntime_observer(other)
+        seen = collect(other, samples, observer, progress=rounds.next())
+        found = _plainly(other, target, options, seen)
         profiled.append((found.profile, other))
         return QuantizedState(found.graph, found.decision, found.profile)
 
@@ -154,57 +252,113 @@ def _in_units(progress: Progress | None, units: int) -> Progress | None:
 
 
 def _plainly(graph: Graph, target: Target, options: QuantizeOptions, profile: Profile) -> Quantized:
-    """Quantizes a prepared graph without repair."""
-    planned, stats = planned_with(graph, target, options.wishes(graph), profile)
-    decision = decide(planned, stats, target)
-    return Quantized(apply(decision), decision, profile, target, options, reference=graph)
-
-
-def _profile(graph: Graph, data: Data | None, progress: Progress | None) -> Profile:
-    if data is None:
-        raise InputDataError(
-            "there is nothing to choose parameters by",
-            fix="give samples, or a profile of the model",
-        )
-    return collect(graph, data, onnxruntime_observer(graph), progress=progress)
-
-
-def planned_with(
-    graph: Graph, target: Target, wishes: Wishes, profile: Profile
-) -> tuple[QuantizationPlan, dict[Value, TensorStats]]:
-    """Returns a plan whose values all have usable statistics, and these.
+    """Quantizes a prepared graph without repair.
 
     What reads or makes a tensor that no range describes stays float.
-
-    Args:
-        graph: The prepared graph.
-        target: The hardware.
-        wishes: What the user wants otherwise.
-        profile: Statistics of the graph.
-
-    Raises:
-        InputDataError: The float model computes NaN.
-        UnsupportedModelError: Nothing is left to quantize.
     """
     seen = profile.by_name()
-    _check_complete(seen, observable(graph))
-    planned = plan(graph, target, wishes)
+    check_complete(seen, observable(graph))
+    wishes = options.wishes(graph)
     while True:
+        planned = plan(graph, target, wishes)
         stats = {value: seen[value.name] for value in planned.observed()}
         check_numbers(stats)
         unfit = unusable(stats)
         if not unfit:
-            check_plan(planned)
-            return planned, stats
+            break
         wishes = replace(wishes, floats={**nodes_around(unfit), **wishes.floats})
-        planned = plan(graph, target, wishes)
+    check_plan(planned)
+    decision = decide(planned, stats, target)
+    return Quantized(apply(decision), decision, profile, target, options, reference=graph)
 
 
-def _check_complete(seen: Mapping[str, TensorStats], values: Iterable[Value]) -> None:
-    missing = [value.name for value in values if value.name not in seen]
-    if missing:
-        raise InputDataError(
-            "the profile lacks tensors of the model",
-            why=f"it does not know {missing[0]!r} and {len(missing) - 1} others",
-            fix="profile the model file itself with this version",
+def check_plan(plan: QuantizationPlan) -> None:
+    """Refuses a plan that quantizes nothing.
+
+    Raises:
+        UnsupportedModelError: No node runs on integers; the message says why.
+    """
+    if plan.rules:
+        return
+    half = [v.name for v in plan.graph.values() if _is_half(v)]
+    if half:
+        raise UnsupportedModelError(
+            "a float16 model cannot be quantized",
+            why=f"float16: {listed(half)}",
+            fix="give the model as it was before its conversion to float16",
         )
+    raise UnsupportedModelError(
+        "nothing in the model can be quantized",
+        why="; ".join(sorted(set(plan.floats.values()))) or "it has no operator that computes",
+        fix="choose another target, or exclude less",
+    )
+
+
+def _is_half(value: Value) -> bool:
+    kinds = (DType.FLOAT16, DType.BFLOAT16)
+    return isinstance(value.type, TensorType) and value.type.dtype in kinds
+
+
+def nodes_around(values: Mapping[Value, str]) -> dict[Node, str]:
+    """Returns the nodes that have to stay float for ``values`` not to be rounded, and why.
+
+    Data-movement operators are passed through: what they move would be quantized otherwise.
+    """
+    result: dict[Node, str] = {}
+    pending = list(values.items())
+    while pending:
+        value, reason = pending.pop()
+        for node in _neighbours(value):
+            if node in result:
+                continue
+            result[node] = reason
+            if node.op.flow is Flow.MOVE:
+                pending += [(v, reason) for v in (node.operand(0), *node.outputs)]
+    return result
+
+
+def _neighbours(value: Value) -> Iterable[Node]:
+    if value.producer is not None:
+        yield value.producer
+    yield from (node for node, _ in value.users)
+
+
+# ---- what names stand for
+
+
+def _named(kind: str, name: Any, known: Mapping[str, Any]) -> Any:
+    """Returns what ``name`` stands for; what is no name stands for itself."""
+    if not isinstance(name, str):
+        return name
+    if name not in known:
+        raise UnsupportedTargetError(
+            f"there is no {kind} '{name}'", why=f"there are {', '.join(known)}", fix="use one"
+        )
+    return known[name]
+
+
+def _stored_as(target: Target, weights: Format) -> Target:
+    """Returns ``target`` with another storage type for weights, per channel where it had that."""
+    format = replace(weights, axis=target.weights.axis)
+    rules = tuple(
+        rule
+        if rule.weights is None
+        else replace(rule, weights=replace(format, axis=rule.weights.axis))
+        for rule in target.rules
+    )
+    return replace(target, weights=format, rules=rules)
+
+
+def _nodes(graph: Graph, pattern: str) -> list[Node]:
+    found = [node for node in graph.nodes if _matches(node, pattern)]
+    if not found:
+        raise InputDataError(
+            f"no node is called {pattern!r}",
+            why="a wish that concerns nothing is a mistake",
+            fix="qdqbridge inspect MODEL shows the operators; names may hold * and ?",
+        )
+    return found
+
+
+def _matches(node: Node, pattern: str) -> bool:
+    return any(fnmatchcase(name, pattern) for name in (*node.origin.nodes, node.op.name))

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from qdqbridge.autoquant.accumulators import accumulators
+from qdqbridge.autoquant.collect import observable, prepared
 from qdqbridge.autoquant.decide import Decision
 from qdqbridge.autoquant.errors import LIMIT, Errors, errors, spread, weight_errors
 from qdqbridge.autoquant.histogram import SIDE, Histogram
 from qdqbridge.autoquant.observed import observe
 from qdqbridge.autoquant.plan import Derived, Fixed, Observed, Shared
-from qdqbridge.autoquant.prepare import prepared
-from qdqbridge.autoquant.profile import Profile, observable, origin_of
+from qdqbridge.autoquant.profile import Profile
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.autoquant.targets import Target
 from qdqbridge.graph.atomic_write import write_text
 from qdqbridge.graph.graph import Graph, Value
+from qdqbridge.graph.identity import origin_of
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.report.quantization.page import quantization_html
 from qdqbridge.report.quantization.record import (

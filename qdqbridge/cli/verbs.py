@@ -46,7 +46,6 @@ from qdqbridge.graph.archive import write_arrays
 from qdqbridge.graph.atomic_write import write_text
 from qdqbridge.graph.batches import Batch, batches, joined
 from qdqbridge.graph.copying import with_numbers
-from qdqbridge.graph.expose import intermediates
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.printer import text
 from qdqbridge.pipeline import as_onnx
@@ -340,7 +339,7 @@ class _ComparedSides:
         if name != "tvm":
             return name
         with output.status("compiling"):
-            return hosting.compile(self.graph, self.target, expose=intermediates(self.graph))
+            return hosting.compile(self.graph, self.target, expose=self.graph.intermediates())
 
 
 def _verdict(found: Comparison, max_lsb: int | None, *, explained: bool) -> int:

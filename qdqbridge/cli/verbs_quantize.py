@@ -109,7 +109,7 @@ def quantize(
 ) -> None:
     """Quantize a float model after a look at what it does on data."""
     from qdqbridge.autoquant.fallback import Goal
-    from qdqbridge.autoquant.options import QuantizeOptions
+    from qdqbridge.autoquant.quantize import QuantizeOptions
 
     path = output.free(output_, force=force, model=model, data=data)
     check_suffix(path, (ONNX, *FOR_TVM))

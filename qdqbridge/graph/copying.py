@@ -1,4 +1,4 @@
-"""Copies of a graph: one's own, with other extents, more outputs, bytes of the other signedness.
+"""Copies of a graph: one's own, with other extents or constants, more outputs, other bytes.
 
 Constants are shared with the original.
 """
@@ -10,14 +10,21 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph import symbols
+from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.edit import link
+from qdqbridge.graph.edit import link, rewire
 from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.operator import Attributes, Flow
 from qdqbridge.graph.signedness import shifted_constant, shifted_params
-from qdqbridge.graph.types import Dim, QuantType
+from qdqbridge.graph.types import Dim, QuantType, TensorType
+
+Slot = tuple[Node, int]
+"""An operand of a node."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,6 +145,36 @@ def check_extents(graph: Graph, extents: object) -> None:
                 why=f"it is {number!r}",
                 fix=f"give a size, such as {name}=1",
             )
+
+
+def with_constants(
+    graph: Graph,
+    constants: Mapping[Slot, NDArray[Any]],
+    attributes: Mapping[Node, Attributes] | None = None,
+) -> Copy:
+    """Returns a copy of ``graph`` that reads other constants in some places.
+
+    A constant that several nodes read is changed for those alone that are named. An operand behind
+    the last one is appended.
+
+    Args:
+        graph: Not changed.
+        constants: The new constants; float arrays become float32.
+        attributes: New attributes of nodes.
+    """
+    copy = copied(graph)
+    for (node, index), array in constants.items():
+        _put(copy.nodes[node], index, np.ascontiguousarray(array, np.float32))
+    for node, changed in (attributes or {}).items():
+        copy.nodes[node].attributes = changed
+    return copy
+
+
+def _put(node: Node, index: int, array: NDArray[np.float32]) -> None:
+    old = node.optional(index)
+    name = f"{node.output.name}_bias" if old is None else old.name
+    data = Constant.of(array)
+    rewire(node, index, Value(TensorType(data.dtype, data.shape), name, constant=data))
 
 
 def with_outputs(graph: Graph, values: Sequence[Value]) -> Graph:

@@ -49,7 +49,7 @@ class Editor:
 
     def is_dead(self, node: Node) -> bool:
         """True where nothing reads any result of ``node``."""
-        return not any(value.users or self.is_output(value) for value in node.outputs)
+        return not any(value.users or value in self._output_slots for value in node.outputs)
 
     def insert(self, value: Value) -> list[Node]:
         """Links the nodes behind ``value`` that are still proposals; returns them."""
@@ -93,3 +93,30 @@ class Editor:
             if not node.linked:
                 link(node)
         self.graph.nodes = order
+
+
+def name_values(graph: Graph) -> Graph:
+    """Gives every computed value a name that no other has, in place, and returns the graph.
+
+    Inputs keep theirs, and so does the first of several values of one name. The names depend on
+    nothing but the graph.
+    """
+    taken = {value.name for value in graph.inputs}
+    given = {v.name for node in graph.nodes for v in node.outputs} | taken
+    counts: dict[str, int] = {}
+    for node in graph.nodes:
+        for value in node.outputs:
+            if not value.name or value.name in taken:
+                value.name = _fresh(value.name or node.op.name.lower(), given, counts)
+                given.add(value.name)
+            taken.add(value.name)
+    return graph
+
+
+def _fresh(base: str, given: set[str], counts: dict[str, int]) -> str:
+    """Returns ``base`` with the first free number, counted on from where it was left."""
+    count = counts.get(base, 1)
+    while f"{base}_{count}" in given:
+        count += 1
+    counts[base] = count + 1
+    return f"{base}_{count}"

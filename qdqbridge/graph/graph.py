@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -223,9 +225,9 @@ class Graph:
     @property
     def digest(self) -> str:
         """SHA-256 of the text form; equal for equal networks however their files are written."""
-        from qdqbridge.graph.printer import digest
+        from qdqbridge.graph.printer import text
 
-        return digest(self)
+        return hashlib.sha256(text(self).encode()).hexdigest()
 
     def values(self) -> Iterable[Value]:
         """Yields every value once: inputs, then operands and results in node order."""
@@ -235,6 +237,21 @@ class Graph:
             seen.update(dict.fromkeys(node.outputs))
         seen.update(dict.fromkeys(self.outputs))
         return seen
+
+    def intermediates(self) -> list[Value]:
+        """Returns the results of nodes that are no outputs and have a name of their own."""
+        outputs = set(self.outputs)
+        results = [value for node in self.nodes for value in node.outputs]
+        times = Counter(value.name for value in results)
+        taken = {*self.output_names, *(value.name for value in self.inputs)}
+        return [
+            value
+            for value in results
+            if value not in outputs
+            and value.name
+            and value.name not in taken
+            and times[value.name] == 1
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,11 +50,6 @@ def text(graph: Graph, weights: Weights = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def digest(graph: Graph) -> str:
-    """Returns the SHA-256 of ``graph.text()`` in hexadecimal."""
-    return hashlib.sha256(text(graph).encode()).hexdigest()
-
-
 class _Printer:
     """Writes what the digest is made of."""
 

@@ -7,7 +7,6 @@ from typing import Any, Protocol, TypeGuard
 
 from numpy.typing import NDArray
 
-from qdqbridge.graph.expose import intermediates
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.graph.types import ValueType
@@ -94,5 +93,5 @@ class Built:
 def visible(graph: Graph) -> dict[str, Value]:
     """Returns what can be compared, by name: the outputs, then named results of nodes."""
     values = dict(zip(graph.output_names, graph.outputs, strict=True))
-    values.update((v.name, v) for v in intermediates(graph) if v.name not in values)
+    values.update((v.name, v) for v in graph.intermediates() if v.name not in values)
     return values

@@ -9,8 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from qdqbridge.errors import InvalidModelError, ModelFileError
-from qdqbridge.graph.edit import link
-from qdqbridge.graph.expose import name_values
+from qdqbridge.graph.edit import link, name_values
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Attributes, Operator
 from qdqbridge.graph.printer import RAW_VERSION, VERSION

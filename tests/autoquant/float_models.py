@@ -2,13 +2,10 @@
 
 import numpy as np
 
-from qdqbridge.autoquant.collect import collect, onnxruntime_observer
+from qdqbridge.autoquant.collect import collect, observable, onnxruntime_observer, prepared
 from qdqbridge.autoquant.decide import decide
-from qdqbridge.autoquant.options import QuantizeOptions
 from qdqbridge.autoquant.plan import plan
-from qdqbridge.autoquant.prepare import prepared
-from qdqbridge.autoquant.profile import observable
-from qdqbridge.autoquant.quantize import quantized
+from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.sensitivity_variants import Variants
 from qdqbridge.autoquant.targets import Target

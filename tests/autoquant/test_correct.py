@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qdqbridge.autoquant.apply import apply
+from qdqbridge.autoquant.decide import apply
 from qdqbridge.autoquant.formats import Format
 from qdqbridge.autoquant.repair import sweep as sweeping
 from qdqbridge.autoquant.repair.correct import Correcting, corrected, correction, places

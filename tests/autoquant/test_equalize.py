@@ -7,7 +7,7 @@ were scaled by known factors have to come back to what the model without them gi
 import numpy as np
 import pytest
 
-from qdqbridge.autoquant.prepare import prepared
+from qdqbridge.autoquant.collect import prepared
 from qdqbridge.autoquant.repair.equalize import equalized, factors, links, rescaled
 from qdqbridge.autoquant.repair.layers import ProductLayer, layer_of
 from qdqbridge.autoquant.stats import TensorStats

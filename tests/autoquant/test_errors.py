@@ -8,9 +8,9 @@ import pytest
 
 import qdqbridge as qb
 from qdqbridge.autoquant.accumulators import accumulators
+from qdqbridge.autoquant.collect import prepared
 from qdqbridge.autoquant.decide import Decision
 from qdqbridge.autoquant.errors import errors, matches, spread, sqnr, weight_errors
-from qdqbridge.autoquant.prepare import prepared
 from qdqbridge.autoquant.reporting import record_of, reference_of, tensors, write_report
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.stats import TensorStats

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from qdqbridge.autoquant.apply import apply
+from qdqbridge.autoquant.decide import apply
 from qdqbridge.autoquant.formats import Format
 from qdqbridge.autoquant.repair.gptq import columns, hessians, loss, rounded_rows, with_rounding
 from qdqbridge.autoquant.repair.layers import layer_of

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from qdqbridge.autoquant.prepare import prepared
-from qdqbridge.autoquant.repair.proof import FloatReference
+from qdqbridge.autoquant.collect import prepared
+from qdqbridge.autoquant.repair.steps import FloatReference
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.ops.attributes import NormAttrs

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qdqbridge.autoquant.options import QuantizeOptions
 from qdqbridge.autoquant.plan import Fixed, Observed, Shared, Wishes, plan
+from qdqbridge.autoquant.quantize import QuantizeOptions
 from qdqbridge.autoquant.targets import ORT, PER_TENSOR, QNN, TENSORRT, OperatorRule
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.dtypes import DType

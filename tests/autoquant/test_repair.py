@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 import qdqbridge
+from qdqbridge.autoquant.collect import prepared
 from qdqbridge.autoquant.formats import Format
-from qdqbridge.autoquant.prepare import prepared
 from qdqbridge.autoquant.repair import steps
 from qdqbridge.autoquant.repair.equalize import equalized, links, rescaled
 from qdqbridge.autoquant.repair.layers import layer_of
-from qdqbridge.autoquant.repair.proof import FloatReference
-from qdqbridge.autoquant.repair.steps import DEFAULT, GAIN
+from qdqbridge.autoquant.repair.steps import DEFAULT, GAIN, FloatReference
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.targets import ORT
 from qdqbridge.errors import InputDataError, UnsupportedModelError

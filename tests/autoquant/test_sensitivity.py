@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qdqbridge.autoquant.apply import apply
+from qdqbridge.autoquant.decide import apply
 from qdqbridge.autoquant.fallback import Goal, fall_back, meeting
 from qdqbridge.autoquant.plan import plan
 from qdqbridge.autoquant.sensitivity import only, sensitivity

@@ -6,8 +6,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from qdqbridge.autoquant.apply import apply, stored_integers
-from qdqbridge.autoquant.decide import Decision
+from qdqbridge.autoquant.decide import Decision, apply, stored_integers
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.simulation.engines import OnnxRuntime

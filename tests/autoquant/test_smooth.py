@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qdqbridge.autoquant.apply import apply
+from qdqbridge.autoquant.decide import apply
 from qdqbridge.autoquant.repair.smooth import EXPONENTS, smoothed, smoothing
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.targets import ORT

@@ -9,27 +9,27 @@ import numpy as np
 import pytest
 
 import qdqbridge
-from qdqbridge.autoquant.apply import apply
 from qdqbridge.autoquant.biases import ROOM, product_of
 from qdqbridge.autoquant.choosers import MinMax, Percentile, RangeChooser
-from qdqbridge.autoquant.collect import collect, onnxruntime_observer
-from qdqbridge.autoquant.decide import decide
+from qdqbridge.autoquant.collect import collect, onnxruntime_observer, prepared
+from qdqbridge.autoquant.decide import apply, decide
 from qdqbridge.autoquant.formats import Format
 from qdqbridge.autoquant.plan import Derived, plan
-from qdqbridge.autoquant.prepare import prepared
-from qdqbridge.autoquant.repair.proof import FloatReference
-from qdqbridge.autoquant.repair.steps import QuantizedState
+from qdqbridge.autoquant.repair.steps import (
+    FloatReference,
+    QuantizedState,
+    folds_of,
+    with_choosers_tried,
+)
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.targets import ORT, OperatorRule
 from qdqbridge.autoquant.tuning import (
     LEAST,
     errors_of,
-    folds_of,
     is_better,
     is_worse,
     spread,
-    with_choosers_tried,
 )
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.quantization import per_tensor

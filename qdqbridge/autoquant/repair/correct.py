@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.biases import product_of, with_room_for_biases
-from qdqbridge.autoquant.decide import Decision
+from qdqbridge.autoquant.decide import Decision, about_copy
 from qdqbridge.autoquant.plan import Derived, Weight
 from qdqbridge.autoquant.repair.layers import along, layer_of
-from qdqbridge.autoquant.repair.rewriting import Slot, moved, rewritten
 from qdqbridge.autoquant.repair.sweep import SAMPLES, Batches, sweep
 from qdqbridge.autoquant.samples import Samples
+from qdqbridge.graph.copying import Slot, with_constants
 from qdqbridge.graph.graph import Node
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.matmul import DENSE, GEMM
@@ -138,8 +138,8 @@ def corrected(
     if not found.shifts:
         return decision, f"no mean of {len(found.places)} products is off"
     constants = {found.places[n].slot: _bias(found.places[n], s) for n, s in found.shifts.items()}
-    copy = rewritten(decision.plan.graph, constants)
-    result = moved(decision, copy)
+    copy = with_constants(decision.plan.graph, constants)
+    result = about_copy(decision, copy)
     known = {(w.node, w.index) for w in result.plan.weights}
     for node, index in constants:
         slot = (copy.nodes[node], index)

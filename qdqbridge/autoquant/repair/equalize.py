@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.repair.layers import Norm, ProductLayer, Vector, layer_of
 from qdqbridge.autoquant.repair.paths import PathRefused, Reach, reach
-from qdqbridge.autoquant.repair.rewriting import Slot, rewritten
 from qdqbridge.autoquant.stats import TensorStats
+from qdqbridge.graph.copying import Slot, with_constants
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Attributes
 from qdqbridge.ops.attributes import ClipAttrs
@@ -187,7 +187,7 @@ def rescaled(graph: Graph, scales: Mapping[EqualizedLink, Vector]) -> Graph:
         bias = node.optional(2)
         if node in results and bias is not None:
             constants[node, 2] = _vector(node, 2, rows)
-    return rewritten(graph, constants, attributes).graph
+    return with_constants(graph, constants, attributes).graph
 
 
 def _vector(node: Node, index: int, rows: Vector) -> NDArray[np.float32]:

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from qdqbridge.autoquant.apply import apply
-from qdqbridge.autoquant.decide import Decision
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.autoquant.collect import collect, onnxruntime_observer
+from qdqbridge.autoquant.decide import (
+    Decision,
+    apply,
+)
 from qdqbridge.autoquant.plan import Fixed
 from qdqbridge.autoquant.profile import Profile
 from qdqbridge.autoquant.repair.correct import corrected
 from qdqbridge.autoquant.repair.equalize import equalized
 from qdqbridge.autoquant.repair.gptq import with_rounding
-from qdqbridge.autoquant.repair.proof import FloatReference
 from qdqbridge.autoquant.repair.smooth import smoothed
-from qdqbridge.autoquant.samples import Samples
-from qdqbridge.errors import InputDataError, QdqBridgeError
+from qdqbridge.autoquant.samples import Sample, Samples
+from qdqbridge.autoquant.simulation import Simulation
+from qdqbridge.autoquant.targets import Target
+from qdqbridge.autoquant.tuning import (
+    ELEMENTS,
+    LEAST,
+    SAMPLES,
+    Fold,
+    Progress,
+    Tuned,
+    spread,
+    taken,
+    tuned,
+)
+from qdqbridge.errors import InputDataError, QdqBridgeError, UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
+from qdqbridge.graph.interpreter import evaluate
 
 GAIN = 0.02
 """What a step has to gain at least, in dB; less is chance."""
@@ -24,6 +45,8 @@ ORDER = ("equalize", "smooth", "round", "bias")
 """All steps in the order in which they are done."""
 GRAPH_STEPS = ("equalize", "smooth")
 """Those that scale channels of the float graph, so that it has to be looked at again."""
+CHOOSERS = "choosers"
+"""What trying other choosers is called in records."""
 DEFAULT = ("equalize", "round", "bias")
 
 
@@ -157,3 +180,124 @@ class _Trials:
     def _has_wishes(self) -> bool:
         specs = self.state.decision.plan.specs.values()
         return any(isinstance(spec, Fixed) and spec.reason == "the user" for spec in specs)
+
+
+# ---- whether a step helped
+
+Array = NDArray[Any]
+Run = Callable[[Sample], Sequence[Array]]
+JUDGING = 64
+"""How many samples decide."""
+
+
+class FloatReference:
+    """Holds what the float graph computes on a few samples, and compares other graphs with it.
+
+    Attributes:
+        samples: The samples, spread evenly over all there are.
+    """
+
+    def __init__(self, graph: Graph, samples: Samples, limit: int = JUDGING) -> None:
+        """Runs the float graph.
+
+        Args:
+            graph: The float graph.
+            samples: Calibration data.
+            limit: How many samples to compare on.
+        """
+        picked = np.linspace(0, len(samples) - 1, min(limit, len(samples))).astype(int)
+        self.samples = [samples[int(i)] for i in picked]
+        run = runner(graph)
+        self._wanted = [[a.astype(np.float64) for a in run(sample)] for sample in self.samples]
+
+    def sqnr(self, graph: Graph) -> float:
+        """Returns the output SQNR of ``graph`` in dB; of several outputs the mean noise counts."""
+        run = runner(graph)
+        noise = np.zeros(len(self._wanted[0]))
+        signal = np.zeros_like(noise)
+        for sample, wanted in zip(self.samples, self._wanted, strict=True):
+            for i, (got, want) in enumerate(zip(run(sample), wanted, strict=True)):
+                usable = np.isfinite(want)
+                noise[i] += float(np.sum((got[usable] - want[usable]) ** 2))
+                signal[i] += float(np.sum(want[usable] ** 2))
+        ratio = noise / np.where(signal > 0, signal, 1.0)
+        return decibels(float(ratio.mean()))
+
+
+def decibels(ratio: float) -> float:
+    """Returns a ratio of noise to signal as dB; infinity where there is no noise."""
+    if math.isnan(ratio):
+        return -math.inf
+    return math.inf if ratio == 0 else -10 * math.log10(ratio)
+
+
+def runner(graph: Graph) -> Run:
+    """Returns what runs a graph: onnxruntime, or the interpreter where ONNX cannot express it."""
+    from qdqbridge.onnx_io.running import Runner
+
+    try:
+        return Runner(graph, optimized=False).run
+    except UnsupportedTargetError:
+        return lambda sample: list(evaluate(graph, sample)[0].values())
+
+
+# ---- other choosers
+
+
+def with_choosers_tried(
+    state: QuantizedState, data: Samples, target: Target, progress: Progress | None = None
+) -> tuple[QuantizedState, StepRecord]:
+    """Returns ``state`` with parameters by those of the target's choosers that prove best.
+
+    Args:
+        state: A quantized graph with the target's own chooser's parameters.
+        data: Samples; some of them are used.
+        target: Its candidates are tried.
+        progress: Called with the number of tensors done, and of all.
+    """
+    samples = spread(data, _count(data))
+    if len(samples) < LEAST:
+        told = f"{len(samples)} samples are too few to try choosers on"
+        return state, StepRecord(CHOOSERS, applied=False, told=told)
+    plan, seen = state.decision.plan, state.profile.by_name()
+    found = tuned(
+        state.decision,
+        {value: seen[value.name] for value in plan.observed()},
+        folds_of(state, samples),
+        target.chooser,
+        candidates=target.candidates,
+        weight_candidates=() if target.weight_chooser else target.weight_candidates,
+        progress=progress,
+    )
+    if found.decision is state.decision or found.end <= found.start:
+        told = f"of {_listed(target)}, {target.chooser!r} is the best everywhere"
+        return state, StepRecord(CHOOSERS, False, told, found.start, found.end)
+    record = StepRecord(CHOOSERS, True, _told(found), found.start, found.end)
+    return QuantizedState(apply(found.decision), found.decision, state.profile), record
+
+
+def folds_of(state: QuantizedState, samples: Samples) -> list[Fold]:
+    """Returns two folds: the samples with even numbers, and those with odd ones."""
+    plan = state.decision.plan
+    halves = [taken(samples, range(first, len(samples), 2)) for first in (0, 1)]
+    observer = onnxruntime_observer(plan.graph)
+    seen = [collect(plan.graph, half, observer).by_name() for half in halves]
+    return [
+        Fold(Simulation(plan, half), {value: other[value.name] for value in plan.observed()})
+        for half, other in zip(halves, reversed(seen), strict=True)
+    ]
+
+
+def _count(data: Samples) -> int:
+    elements = sum(array[: data.step].size for array in data.arrays.values())
+    return max(LEAST, min(SAMPLES, ELEMENTS // max(elements, 1)))
+
+
+def _listed(target: Target) -> str:
+    return ", ".join(map(repr, target.candidates))
+
+
+def _told(found: Tuned) -> str:
+    others = len(found.changes)
+    tensors = f"; another one for {others} tensor{'s' if others > 1 else ''}" if others else ""
+    return f"{found.chooser!r} for activations{tensors}"

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.apply import stored_integers
-from qdqbridge.autoquant.decide import Decision
+from qdqbridge.autoquant.decide import Decision, stored_integers
 from qdqbridge.autoquant.plan import Weight
 from qdqbridge.autoquant.samples import Sample, Samples
 from qdqbridge.errors import UnsupportedTargetError

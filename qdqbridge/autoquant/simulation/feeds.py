@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.apply import stored_integers
 from qdqbridge.autoquant.biases import is_rounded, product_of, stored_bias
-from qdqbridge.autoquant.decide import Decision
+from qdqbridge.autoquant.decide import Decision, stored_integers
 from qdqbridge.autoquant.plan import Derived, Weight
 from qdqbridge.autoquant.simulation.graph import Operand, RoundingPlace, SimulatedGraph
 from qdqbridge.errors import UnsupportedQuantization

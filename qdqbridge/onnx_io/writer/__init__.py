@@ -25,7 +25,6 @@ from qdqbridge.onnx_io.writer.opset import (
     untaken,
 )
 from qdqbridge.onnx_io.writer.sheet import Sheet, plain_type
-from qdqbridge.onnx_io.writer.skip_norms import skip_norm_row, skip_norms
 
 _MICROSOFT = "com.microsoft"
 _PARAMETERS = 1 << 16
@@ -128,7 +127,7 @@ def _light(model: ModelProto, sheet: Sheet) -> ModelProto:
 def _sheet(graph: Graph, profile: ExportProfile, given: int | None = None) -> Sheet:
     graph = recentered(graph) if profile.recentered else graph
     graph = convolvable(graph) if profile.convolvable else graph
-    graph = respelled(graph, profile.respellings).graph
+    graph = respelled(graph, profile.respellings).graph if profile.respellings else graph
     for dtype in () if profile.unsigned is None else profile.unsigned(graph):
         graph = unsigned(graph, dtype)
     if given is not None:
@@ -191,13 +190,7 @@ def _filled(graph: Graph, profile: ExportProfile, opset: int) -> Sheet:
     for value in graph.inputs:
         sheet.inputs.append(value.name)
         sheet.types[value.name] = plain_type(value)
-    merged = skip_norms(graph) if profile.packed else {}
-    for node in graph.nodes:
-        whole = merged.get(node)
-        if whole is None:
-            writer.node(node)
-        elif node is whole.sums[-1]:
-            skip_norm_row(writer, whole)
+    writer.write(graph.nodes, graph.outputs)
     for name, value in zip(graph.output_names, graph.outputs, strict=True):
         sheet.outputs.append(name)
         writer.output(name, value)

@@ -54,7 +54,8 @@ def model_without_tensors(sheet: Sheet, name: str, metadata: Mapping[str, str]) 
     model = gs.export_onnx(graph)
     values = (*model.graph.input, *model.graph.output, *model.graph.value_info)
     _add_what_graphsurgeon_drops(values, model.graph.node, sheet)
-    leave_open(model)
+    if any(row.proto is not None or row.attributes.get("ceil_mode") for row in sheet.nodes):
+        leave_open(model)
     for key, value in metadata.items():
         model.metadata_props.add(key=key, value=value)
     with_metadata = any(row.metadata for row in sheet.nodes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
@@ -32,6 +34,7 @@ from qdqbridge.onnx_io.writer.rows import (
 )
 from qdqbridge.onnx_io.writer.sheet import NodeRow, output_type, plain_type
 from qdqbridge.onnx_io.writer.simulated import simulated_row
+from qdqbridge.onnx_io.writer.skip_norms import skip_norm_row, skip_norms
 from qdqbridge.onnx_io.writer.variants import (
     add_behind,
     adds_behind,
@@ -58,6 +61,16 @@ _INTEGER_KERNELS = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE)
 
 class NodeWriter(RowWriter):
     """Turns the nodes of one graph into rows of a sheet."""
+
+    def write(self, nodes: Sequence[Node], outputs: Collection[Value]) -> None:
+        """Adds the rows of all nodes of a graph with these outputs."""
+        merged = skip_norms(nodes, set(outputs)) if self.profile.packed else {}
+        for node in nodes:
+            whole = merged.get(node)
+            if whole is None:
+                self.node(node)
+            elif node is whole.sums[-1]:
+                skip_norm_row(self, whole)
 
     def node(self, node: Node) -> None:
         """Adds the rows of one graph node."""

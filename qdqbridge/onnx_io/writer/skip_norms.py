@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import TensorType
 from qdqbridge.onnx_io.lowering.normalization import SKIP
 from qdqbridge.onnx_io.lowering.site import MICROSOFT
@@ -40,14 +41,13 @@ class SkipNorm:
     asked: bool
 
 
-def skip_norms(graph: Graph) -> dict[Node, SkipNorm]:
+def skip_norms(nodes: Iterable[Node], outputs: set[Value]) -> dict[Node, SkipNorm]:
     """Returns, for each node that goes into such an operator, the whole.
 
     The operator takes the place of its last sum, so that whoever reads the sum stands behind it.
     """
     found: dict[Node, SkipNorm] = {}
-    outputs = set(graph.outputs)
-    for node in graph.nodes:
+    for node in nodes:
         whole = _whole(node, outputs)
         if whole is not None and not any(each in found for each in whole.sums):
             found.update(dict.fromkeys((*whole.sums, node), whole))

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from qdqbridge.errors import QdqBridgeError, UnsupportedModelError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.edit import Editor
-from qdqbridge.graph.expose import name_values
+from qdqbridge.graph.edit import Editor, name_values
 from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Origin, Value
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Flow, NoAttributes, Operator

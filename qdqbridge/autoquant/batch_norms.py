@@ -1,8 +1,7 @@
-"""A float graph made ready: what inference computes twice is computed once.
+"""Batch normalizations folded into the products before them.
 
-A batch normalization behind a product is a scale and an offset per channel; they go into the
-weights, so that the weights that are quantized are those that are multiplied. A norm or activation
-that is spelled step by step becomes one operator, which is rounded once.
+They are a scale and an offset per channel, which go into the weights, so that the weights that are
+quantized are those that are multiplied.
 """
 
 from __future__ import annotations
@@ -13,13 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.canonical.driver import run
-from qdqbridge.canonical.fusions import FUSIONS
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.copying import copied
-from qdqbridge.graph.expose import name_values
-from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import TensorType
 from qdqbridge.graph.weights import WeightGeometry, geometry_of
 from qdqbridge.ops.attributes import EpsilonAttrs, GemmAttrs
@@ -38,19 +33,6 @@ class ChannelAffine:
     offset: NDArray[np.float64]
 
 
-def prepared(graph: Graph) -> Graph:
-    """Returns a copy of a float graph with batch normalizations folded and operators whole.
-
-    The outputs stay what they were up to float rounding. Every value has a name of its own, by
-    which a profile knows it.
-    """
-    copy = copied(graph).graph
-    notes = list(copy.notes)
-    run(copy, PREPARING)
-    copy.notes = notes
-    return name_values(copy)
-
-
 @rule("fold-batch-norm", "BatchNormalization")
 def fold_batch_norm(node: Node, scope: Scope) -> Proposal:
     """``BatchNormalization(Conv(x, w, b)) -> Conv(x, w', b')`` for constant statistics."""
@@ -64,9 +46,6 @@ def fold_batch_norm(node: Node, scope: Scope) -> Proposal:
         return None
     value = scaled(product, affine, node.output.name)
     return None if value is None else Replace({node.output: value})
-
-
-PREPARING = (fold_batch_norm, *FUSIONS)
 
 
 def _is_plain(product: Node) -> bool:
