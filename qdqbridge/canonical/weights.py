@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +26,7 @@ from qdqbridge.ops.normalization import (
     INSTANCE_NORMALIZATION,
     LAYER_NORMALIZATION,
 )
+from qdqbridge.ops.permutation import inverse, permuted_params
 
 _COMPUTING = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
 NORMS = frozenset(
@@ -93,17 +96,48 @@ def normal_operands(node: Node, scope: Scope) -> Proposal:
 
 def mirror(data: Constant, params: QuantParams) -> tuple[Constant, QuantParams] | None:
     """Returns the constant with positive scales, None where its integers would not fit."""
-    negative = params.scale.astype(np.float32) < 0
+    negative = params.scale.astype(np.float32, copy=False) < 0
     if not negative.any():
         return data, params
-    stored = data.numpy().astype(np.int64)
+    base, perm = data.unpermuted()
+    stored = permuted_params(params, inverse(perm)) if perm else params
+    for rows in _parts(base.shape, stored):
+        array, part = base.rows(rows), _of_rows(stored, rows)
+        mirrored = _mirrored(array.astype(np.int64), part)
+        if mirrored.min(initial=0) < params.qmin or mirrored.max(initial=0) > params.qmax:
+            return None
+    positive, kept = replace(params, scale=np.abs(params.scale)), params.storage_dtype.numpy
+    whole = base.map(lambda array: _mirrored(array.astype(np.int64), stored).astype(kept))
+    return whole.permuted(perm) if perm else whole, positive
+
+
+_PART = 1 << 20
+"""Elements of a weight that are looked at at once."""
+
+
+def _mirrored(stored: NDArray[np.int64], params: QuantParams) -> NDArray[np.int64]:
+    """Returns integers that mean the same with positive scales."""
+    negative = params.scale.astype(np.float32, copy=False) < 0
     flip = np.broadcast_to(params.aligned(negative, stored.shape), stored.shape)
     zero_point = params.aligned(params.zero_point, stored.shape).astype(np.int64)
-    mirrored = np.where(flip, 2 * zero_point - stored, stored)
-    if mirrored.min(initial=0) < params.qmin or mirrored.max(initial=0) > params.qmax:
-        return None
-    positive = replace(params, scale=np.abs(params.scale))
-    return Constant.of(mirrored.astype(params.storage_dtype.numpy)), positive
+    return np.where(flip, 2 * zero_point - stored, stored)
+
+
+def _parts(shape: Sequence[int], params: QuantParams) -> Iterator[slice]:
+    """Yields ranges of the first axis; all of it where blocks lie along it."""
+    if not shape or (params.blocked and params.axis == 0):
+        yield slice(None)
+        return
+    size = math.prod(shape)
+    step = max(1, _PART * shape[0] // max(size, 1))
+    yield from (slice(start, start + step) for start in range(0, shape[0], step))
+
+
+def _of_rows(params: QuantParams, rows: slice) -> QuantParams:
+    """Returns the parameters of a part of the first axis."""
+    if params.axis is None or not (params.blocked or params.axis == 0):
+        return params
+    return replace(params, scale=params.scale[rows], zero_point=params.zero_point[rows])
 
 
 def signed_constant(data: Constant, params: QuantParams) -> tuple[Constant, QuantParams]:
@@ -119,6 +153,8 @@ def signed_constant(data: Constant, params: QuantParams) -> tuple[Constant, Quan
     target = replace(
         params, storage_dtype=signed, zero_point=np.zeros_like(params.zero_point), qmin=0, qmax=-1
     )
+    if unsigned and (params.zero_point == params.storage_dtype.qmin - signed.qmin).all():
+        return shifted_constant(data), target
     return data.map(lambda array: _shifted(array, params, signed), dtype=signed), target
 
 
@@ -153,9 +189,14 @@ def _fits(data: Constant, params: QuantParams, signed: DType) -> bool:
     middle = params.storage_dtype.qmin - signed.qmin
     if (params.zero_point == middle).all():
         return True
-    stored = data.numpy().astype(np.int64)
-    shifted = stored - params.aligned(params.zero_point, stored.shape).astype(np.int64)
-    return bool(shifted.min(initial=0) >= signed.qmin and shifted.max(initial=0) <= signed.qmax)
+    base, perm = data.unpermuted()
+    params = permuted_params(params, inverse(perm)) if perm else params
+    for rows in _parts(base.shape, params):
+        stored, part = base.rows(rows).astype(np.int64), _of_rows(params, rows)
+        shifted = stored - part.aligned(part.zero_point, stored.shape).astype(np.int64)
+        if shifted.min(initial=0) < signed.qmin or shifted.max(initial=0) > signed.qmax:
+            return False
+    return True
 
 
 def _shifted(array: NDArray[Any], params: QuantParams, signed: DType) -> NDArray[Any]:
@@ -193,6 +234,8 @@ def coarsest(params: QuantParams) -> QuantParams:
 
 def _varies(array: NDArray[Any], axis: int) -> bool:
     first = array.take([0], axis=axis)
+    if array.shape[axis] > 1 and not np.array_equal(first, array.take([1], axis=axis)):
+        return True
     return not np.array_equal(np.broadcast_to(first, array.shape).view(), array, equal_nan=False)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,14 +13,42 @@ from qdqbridge.errors import GraphError
 from qdqbridge.graph.dtypes import DType
 
 
+Bytes = NDArray[np.uint8]
+_LARGE = 1 << 20
+"""Elements from which what was unpacked is forgotten as soon as nobody holds it."""
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBytes:
+    """Where the bytes of a constant lie, packed as files pack them: the first element lowest.
+
+    Attributes:
+        load: Returns them, one axis; a view where possible.
+        decode: Returns the elements of some.
+        release: Tells the operating system that those of a mapped file are not needed in memory.
+    """
+
+    load: Callable[[], Bytes]
+    decode: Callable[[Bytes, DType, tuple[int, ...]], NDArray[np.generic]]
+    release: Callable[[], None] = _nothing
+
+
 class Constant:
     """An immutable array whose bytes may still lie in a file.
 
     Shape and dtype are always known; :meth:`numpy` maps, unpacks or computes the elements on
-    first use. Memory-mapped data is a view, never a copy.
+    first use. Memory-mapped data is a view, never a copy. What takes more memory unpacked than
+    stored is held as long as somebody looks at it.
     """
 
-    __slots__ = ("_array", "_check", "_load", "_transposed", "dtype", "shape")
+    __slots__ = (
+        "_array", "_base", "_check", "_fleeting", "_load", "_permuted", "_seen", "_stored", "dtype",
+        "shape",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -39,7 +69,24 @@ class Constant:
         self.dtype, self.shape = dtype, shape
         self._load: Callable[[], NDArray[np.generic]] | None = load
         self._array: NDArray[np.generic] | None = None
-        self._transposed: Constant | None = None
+        self._seen: weakref.ref[NDArray[np.generic]] | None = None
+        self._fleeting = False
+        self._stored: StoredBytes | None = None
+        self._base: tuple[Constant, tuple[int, ...]] | None = None
+        self._permuted: dict[tuple[int, ...], Constant] = {}
+
+    @staticmethod
+    def stored(
+        dtype: DType,
+        shape: tuple[int, ...],
+        bytes_: StoredBytes,
+        check: Callable[[], None] | None = None,
+    ) -> Constant:
+        """Returns a constant whose bytes lie somewhere; arguments as for the constructor."""
+        made = Constant(dtype, shape, lambda: bytes_.decode(bytes_.load(), dtype, shape), check)
+        made._stored = bytes_
+        made._fleeting = dtype.bits < 8 and made.size >= _LARGE
+        return made
 
     @staticmethod
     def of(array: NDArray[np.generic]) -> Constant:
@@ -52,7 +99,8 @@ class Constant:
         """Returns the elements as a read-only array of ``shape``; a view where possible."""
         if self._check is not None:
             self._check()
-        if self._array is None:
+        seen = self._array if self._seen is None else self._seen()
+        if seen is None:
             assert self._load is not None
             array = np.asarray(self._load()).view()
             if array.shape != self.shape or array.dtype != self.dtype.numpy:
@@ -63,8 +111,27 @@ class Constant:
                     fix="correct the declared shape, or remove it from the file",
                 )
             array.flags.writeable = False
-            self._array, self._load = array, None
-        return self._array
+            seen = array
+            if self._fleeting:
+                self._seen = weakref.ref(array)
+            else:
+                self._array, self._load = array, None
+        return seen
+
+    def packed(self) -> Bytes | None:
+        """Returns codes of less than a byte as files pack them; None where they are not held so."""
+        if self._stored is None or self.dtype.bits >= 8:
+            return None
+        if self._check is not None:
+            self._check()
+        return self._stored.load()
+
+    def release(self) -> None:
+        """Lets go of memory that the file has as well; whoever looks again reads it again."""
+        if self._base is not None:
+            self._base[0].release()
+        elif self._stored is not None:
+            self._stored.release()
 
     def map(
         self,
@@ -74,18 +141,65 @@ class Constant:
         shape: tuple[int, ...] | None = None,
     ) -> Constant:
         """Returns ``function`` of the elements, computed when first looked at."""
-        return Constant(
+        made = Constant(
             dtype or self.dtype,
             self.shape if shape is None else shape,
             lambda: function(self.numpy()),
             self._check,
         )
+        made._fleeting = self._fleeting
+        return made
+
+    def permuted(self, perm: tuple[int, ...]) -> Constant:
+        """Returns the constant with its axes permuted, a view; one object for every caller."""
+        base, before = (self, tuple(range(len(perm)))) if self._base is None else self._base
+        perm = tuple(before[axis] for axis in perm)
+        if perm == tuple(range(len(perm))):
+            return base
+        if perm not in base._permuted:
+            shape = tuple(base.shape[axis] for axis in perm)
+            view = base.map(lambda array: array.transpose(perm), shape=shape)
+            view._base = base, perm
+            base._permuted[perm] = view
+        return base._permuted[perm]
+
+    def unpermuted(self) -> tuple[Constant, tuple[int, ...]]:
+        """Returns what this is a permuted view of, and how; itself and () where it is none."""
+        return (self, ()) if self._base is None else self._base
+
+    def rows(self, rows: slice) -> NDArray[np.generic]:
+        """Returns a part of the first axis without unpacking the others."""
+        width = self.size // max(self.shape[0], 1) * self.dtype.bits if self.shape else 0
+        packed = self.packed() if self._fleeting and width and width % 8 == 0 else None
+        if packed is None or self._stored is None:
+            return self.numpy()[rows] if self.shape else self.numpy()
+        start, stop, step = rows.indices(self.shape[0])
+        assert step == 1
+        shape = (max(stop - start, 0), *self.shape[1:])
+        return self._stored.decode(packed[start * width // 8 : stop * width // 8], self.dtype, shape)
 
     def transposed(self) -> Constant:
         """Returns the constant with its axes reversed, a view; the same object for every caller."""
-        if self._transposed is None:
-            self._transposed = self.map(np.transpose, shape=self.shape[::-1])
-        return self._transposed
+        return self.permuted(tuple(reversed(range(len(self.shape)))))
+
+    def other_signedness(self, dtype: DType) -> Constant:
+        """Returns integers in the type of the other signedness, shifted by half of its range.
+
+        Args:
+            dtype: That type, of as many bits.
+        """
+        if self._base is not None:
+            base, perm = self._base
+            return base.other_signedness(dtype).permuted(perm)
+        if self._stored is not None and dtype.bits < 8:
+            source = self._stored
+            flip = np.uint8(sum(1 << i for i in range(dtype.bits - 1, 8, dtype.bits)))
+            flipped = StoredBytes(lambda: source.load() ^ flip, source.decode, source.release)
+            return Constant.stored(dtype, self.shape, flipped, self._check)
+        shift = dtype.qmin - self.dtype.qmin
+        return self.map(
+            lambda array: (array.astype(np.int32) + shift).astype(dtype.numpy), dtype=dtype
+        )
 
     @property
     def size(self) -> int:

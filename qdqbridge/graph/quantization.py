@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +30,8 @@ class QuantParams:
     * ``saturate`` is False where a float8 storage takes values beyond its largest finite one as
       NaN or infinity (ONNX's attribute of QuantizeLinear); True for every other storage.
     * equality and hash are by value, bit for bit.
+    * arrays are read-only. Large scales that nobody can write to are the given ones, a view on a
+      mapped file for example; a large zero point that is the same everywhere is one element.
 
     Vocabulary as in MLIR's ``quant`` dialect.
     """
@@ -43,17 +46,14 @@ class QuantParams:
     expressed_dtype: DType = DType.FLOAT32
     saturate: bool = True
     _key: tuple[object, ...] = field(init=False, repr=False)
+    _hash: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__
         power = np.asarray(self.scale).dtype == DType.FLOAT8_E8M0.numpy
         dtype = DType.FLOAT8_E8M0 if power else self.expressed_dtype
-        scale = np.array(self.scale, dtype=dtype.numpy, order="C")
-        zero_point = np.array(
-            np.broadcast_to(np.asarray(self.zero_point), scale.shape), dtype=np.int32, order="C"
-        )
-        scale.flags.writeable = False
-        zero_point.flags.writeable = False
+        scale = _kept(np.asarray(self.scale), dtype.numpy)
+        zero_point = _spread(np.asarray(self.zero_point), scale.shape)
         set_(self, "scale", scale)
         set_(self, "zero_point", zero_point)
         if self.qmax < self.qmin:
@@ -67,23 +67,12 @@ class QuantParams:
                 why=f"scale has shape {scale.shape} and axis is {self.axis}",
                 fix="give a scalar scale for per-tensor, or an axis for per-channel parameters",
             )
-        set_(
-            self,
-            "_key",
-            (
-                self.storage_dtype,
-                self.expressed_dtype,
-                dtype,
-                self.saturate,
-                self.axis,
-                self.block_size,
-                self.qmin,
-                self.qmax,
-                scale.shape,
-                scale.tobytes(),
-                zero_point.tobytes(),
-            ),
-        )
+        key = (
+            self.storage_dtype, self.expressed_dtype, dtype, self.saturate, self.axis,
+            self.block_size, self.qmin, self.qmax, scale.shape,
+        )  # fmt: skip
+        set_(self, "_key", key)
+        set_(self, "_hash", hash((key, _beginning(scale), _beginning(zero_point))))
 
     def _check_range(self) -> None:
         kind = self.storage_dtype
@@ -98,10 +87,16 @@ class QuantParams:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        return isinstance(other, QuantParams) and self._key == other._key
+        return (
+            isinstance(other, QuantParams)
+            and self._hash == other._hash
+            and self._key == other._key
+            and _same_bits(self.scale, other.scale)
+            and _same_bits(self.zero_point, other.zero_point)
+        )
 
     def __hash__(self) -> int:
-        return hash(self._key)
+        return self._hash
 
     @property
     def per_tensor(self) -> bool:
@@ -166,6 +161,50 @@ class QuantParams:
             repeated = np.repeat(array, self.block_size, axis=self.axis)
             return repeated.take(range(shape[self.axis]), axis=self.axis)
         return array.reshape([-1 if i == self.axis else 1 for i in range(len(shape))])
+
+
+_LARGE = 1 << 16
+"""Bytes from which an array is not copied where that can be helped."""
+_LOOKED_AT = 64
+"""Elements of an array that are hashed."""
+
+
+def _kept(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Returns a read-only array in C order: a copy, unless it is a large one of that kind."""
+    fits = array.dtype == dtype and array.flags.c_contiguous and not array.flags.writeable
+    if fits and array.nbytes >= _LARGE:
+        return array
+    copy = np.array(array, dtype=dtype, order="C")
+    copy.flags.writeable = False
+    return copy
+
+
+def _spread(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.int32]:
+    """Returns a zero point as read-only int32 of a shape; a large equal one takes no memory."""
+    if 4 * math.prod(shape) < _LARGE:
+        return _kept(np.broadcast_to(array, shape), np.dtype(np.int32))
+    first = array[(slice(0, 1),) * array.ndim]
+    if array.size > 1 and any(array.strides) and not (array == first).all():
+        return _kept(np.broadcast_to(array, shape), np.dtype(np.int32))
+    return np.broadcast_to(first.astype(np.int32).reshape(()), shape)
+
+
+def _beginning(array: NDArray[Any]) -> bytes:
+    """Returns what is hashed of an array: all of a small one."""
+    line = array[(0,) * (array.ndim - 1)] if array.size > _LOOKED_AT and array.ndim else array
+    return line[:_LOOKED_AT].tobytes() if line.ndim == 1 else line.tobytes()
+
+
+def _same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """True for arrays of one type and shape whose elements are the same, bit for bit."""
+    if a is b or a.__array_interface__ == b.__array_interface__:
+        return True
+    if a.nbytes < _LARGE:
+        return a.tobytes() == b.tobytes()
+    if a.dtype.kind not in "iu":
+        kind = np.dtype(f"u{a.dtype.itemsize}")
+        a, b = a.view(kind), b.view(kind)
+    return np.array_equal(a, b)
 
 
 def per_tensor(

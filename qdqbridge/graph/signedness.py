@@ -42,8 +42,4 @@ def shifted_params(params: QuantParams) -> QuantParams:
 
 def shifted_constant(constant: Constant) -> Constant:
     """Returns stored integers in the type of the other signedness, shifted when looked at."""
-    target = _OTHER[constant.dtype]
-    shift = target.qmin - constant.dtype.qmin
-    return constant.map(
-        lambda array: (array.astype(np.int32) + shift).astype(target.numpy), dtype=target
-    )
+    return constant.other_signedness(_OTHER[constant.dtype])

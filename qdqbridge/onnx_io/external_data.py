@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -19,10 +21,11 @@ from qdqbridge.errors import InvalidModelError, ModelFileError
 class _MappedFile:
     """One file of external data, mapped once however many tensors read it."""
 
-    __slots__ = ("__weakref__", "_identity", "_map", "path")
+    __slots__ = ("__weakref__", "_identity", "_map", "_memory", "path")
 
     def __init__(self, path: Path, identity: tuple[int, ...]) -> None:
         self.path, self._identity = path, identity
+        self._memory: np.memmap[Any, np.dtype[np.uint8]] | None = None
         self._map: NDArray[np.uint8] | None = None
 
     def check(self, where: str) -> None:
@@ -47,7 +50,8 @@ class _MappedFile:
         """Returns bytes of the file; the view need not be aligned."""
         if self._map is None:
             try:
-                self._map = np.asarray(np.memmap(self.path, np.uint8, "r"))
+                self._memory = np.memmap(self.path, np.uint8, "r")
+                self._map = np.asarray(self._memory)
             except (OSError, ValueError) as error:  # ValueError: the file is empty
                 raise ModelFileError(
                     "external data cannot be mapped",
@@ -56,6 +60,17 @@ class _MappedFile:
                     fix="keep the data file in place while the model is in use",
                 ) from error
         return self._map[offset : offset + nbytes]
+
+    def release(self, offset: int, nbytes: int) -> None:
+        """Tells the operating system that pages need not stay in memory; they can be read again."""
+        pages = getattr(self._memory, "_mmap", None)  # NumPy has no other way to the map
+        advice = getattr(mmap, "MADV_DONTNEED", None)
+        if pages is None or advice is None:
+            return
+        start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = (offset + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
+        if length > 0:
+            pages.madvise(advice, start, length)
 
 
 _MAPPED: WeakValueDictionary[tuple[Path, tuple[int, ...]], _MappedFile] = WeakValueDictionary()
@@ -83,13 +98,28 @@ class _ByteRange:
     length: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class ExternalBytes:
+    """A tensor's data in a file.
+
+    Attributes:
+        load: Maps the data.
+        check: Raises where they are not as they were.
+        release: Tells the operating system that they are not needed in memory.
+    """
+
+    load: Callable[[], NDArray[np.uint8]]
+    check: Callable[[], None]
+    release: Callable[[], None]
+
+
 def external_bytes(
     tensor: TensorProto, nbytes: int, folder: Path | None, where: str
-) -> tuple[Callable[[], NDArray[np.uint8]], Callable[[], None]]:
+) -> ExternalBytes:
     """Checks where a tensor's data lies.
 
     Returns:
-        What maps the data when called, and what checks that they are still as they were.
+        The data, which are not looked at yet.
 
     Args:
         tensor: A tensor whose ``data_location`` is EXTERNAL.
@@ -130,7 +160,11 @@ def external_bytes(
     if mapped is None:
         mapped = _MAPPED[key] = _MappedFile(*key)
     kept, offset = mapped, extent.offset
-    return lambda: kept.view(offset, nbytes, where), lambda: kept.check(where)
+    return ExternalBytes(
+        lambda: kept.view(offset, nbytes, where),
+        lambda: kept.check(where),
+        lambda: kept.release(offset, nbytes),
+    )
 
 
 def _extent(tensor: TensorProto, where: str) -> _ByteRange:

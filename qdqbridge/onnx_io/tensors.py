@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto
 
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
-from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.constant import Constant, StoredBytes
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.external_data import external_bytes
 from qdqbridge.onnx_io.structure import subgraphs
@@ -164,6 +164,9 @@ def embed_external_data(node: NodeProto, folder: Path, where: str) -> None:
 
 def raw_bytes(constant: Constant) -> bytes:
     """Returns a numeric constant as ONNX stores it: little-endian, sub-byte types packed."""
+    held = constant.packed() if constant.size * constant.dtype.bits % 8 == 0 else None
+    if held is not None:
+        return held.tobytes()
     array = np.ascontiguousarray(constant.numpy()).ravel()
     if constant.dtype.bits >= 8:
         return array.tobytes()
@@ -243,7 +246,7 @@ def _raw_constant(raw: bytes, dtype: DType, shape: tuple[int, ...], where: str) 
 
 def from_bytes(data: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...]) -> Constant:
     """Returns a constant over bytes in memory: a view, or unpacked when first looked at."""
-    return Constant(dtype, shape, lambda: _decode_bytes(data, dtype, shape))
+    return Constant.stored(dtype, shape, StoredBytes(lambda: data, _decode_bytes))
 
 
 def _decode_bytes(
@@ -360,5 +363,6 @@ def _external_constant(
             why="ONNX stores strings in string_data only",
             fix="export the model again",
         )
-    load, check = external_bytes(tensor, packed_nbytes(dtype, _count(shape)), folder, where)
-    return Constant(dtype, shape, lambda: _decode_bytes(load(), dtype, shape), check)
+    found = external_bytes(tensor, packed_nbytes(dtype, _count(shape)), folder, where)
+    stored = StoredBytes(found.load, _decode_bytes, found.release)
+    return Constant.stored(dtype, shape, stored, found.check)

@@ -70,9 +70,7 @@ def permuted_constant(value: Value, perm: Perm) -> Value:
     """Returns a constant of as many axes as there are in ``perm`` transposed, as a view."""
     data = value.constant
     assert data is not None
-    shape = tuple(data.shape[axis] for axis in perm)
-    moved = data.map(lambda array: array.transpose(perm), shape=shape)
-    return Value(permuted_type(value.type, perm), value.name, constant=moved)
+    return Value(permuted_type(value.type, perm), value.name, constant=data.permuted(perm))
 
 
 def permuted_operand(value: Value, perm: Perm) -> Value | None:

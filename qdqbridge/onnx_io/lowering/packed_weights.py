@@ -14,6 +14,7 @@ from qdqbridge.onnx_io.lowering.site import LoweringSite
 from qdqbridge.ops.packed_products import PackedProduct
 
 _ATTRIBUTES = frozenset(("N", "K", "bits", "block_size", "accuracy_level"))
+_BYTES = {1: "weight", 2: "scales"}
 _NIBBLES = (TensorProto.INT4, TensorProto.UINT4)
 
 
@@ -40,10 +41,7 @@ def matmul_nbits(site: LoweringSite) -> None:
         _product(site, unpacked_weight(site, Blocks(bits, block, rows, columns)))
         return
     weight = _weight(site, bits, rows, columns, block * blocks)
-    scales = site.array(2, "its scale")
-    if scales.size != rows * blocks:
-        raise _misfit(site, "scales", scales, rows * blocks)
-    scale = site.enter(scales.reshape(rows, blocks), "scales")
+    scale = _scale(site, (rows, blocks))
     zero_point = _zero_point(site, bits, (rows, blocks))
     real = site.dequantize(weight, scale, zero_point, axis=1, block_size=block)
     _product(site, real, _variant(site, block))
@@ -101,23 +99,55 @@ def _has_own_order(site: LoweringSite, columns: int, block: int) -> bool:
 
 def _weight(site: LoweringSite, bits: int, rows: int, columns: int, padded: int) -> str:
     """Returns the weight as ``[N, K]`` codes; without padding its bytes are taken as they are."""
-    source = site.known.initializers.get(site.input(1))
     size = rows * padded * bits // 8
-    if source is not None and columns == padded and np.prod(source.dims) == size:
-        stored = source.HasField("raw_data") or source.data_location == TensorProto.EXTERNAL
-        if stored and source.data_type == TensorProto.UINT8:
-            tensor = TensorProto()
-            tensor.CopyFrom(source)
-            tensor.name = site.known.fresh(f"{site.proto.output[0]}.weight")
-            tensor.data_type = UNSIGNED[bits]
-            tensor.dims[:] = (rows, columns)
-            site.known.add_initializer(tensor)
-            return tensor.name
+    if columns == padded:
+        same = _same_bytes(site, 1, (rows, columns), size, TensorProto.UINT8, UNSIGNED[bits])
+        if same:
+            return same
     data = site.packed(1, "its weight")
     if data.size != size:
         raise _misfit(site, "B", data, size)
     bytes_ = data.reshape(rows, padded * bits // 8)
     return _codes(site, unpacked(bytes_, bits, columns), bits, "weight")
+
+
+def _scale(site: LoweringSite, shape: tuple[int, int]) -> str:
+    count = shape[0] * shape[1]
+    same = _same_bytes(site, 2, shape, count, TensorProto.FLOAT, TensorProto.FLOAT)
+    if same:
+        return same
+    scales = site.array(2, "its scale")
+    if scales.size != count:
+        raise _misfit(site, "scales", scales, count)
+    return site.enter(scales.reshape(shape), "scales")
+
+
+def _same_bytes(
+    site: LoweringSite, index: int, shape: tuple[int, int], count: int, stored: int, dtype: int
+) -> str:
+    """Returns a constant of the same bytes in another shape; empty where they are no such bytes.
+
+    Args:
+        site: The node.
+        index: The operand.
+        shape: The shape.
+        count: Elements that there have to be as it is stored.
+        stored: The element type that it has to have.
+        dtype: The one that it gets.
+    """
+    source = site.known.initializers.get(site.input(index))
+    if source is None or np.prod(source.dims, dtype=np.int64) != count:
+        return ""
+    in_bytes = source.HasField("raw_data") or source.data_location == TensorProto.EXTERNAL
+    if not in_bytes or source.data_type != stored:
+        return ""
+    tensor = TensorProto()
+    tensor.CopyFrom(source)
+    tensor.name = site.known.fresh(f"{site.proto.output[0]}.{_BYTES[index]}")
+    tensor.data_type = dtype
+    tensor.dims[:] = shape
+    site.known.add_initializer(tensor)
+    return tensor.name
 
 
 def _codes(site: LoweringSite, codes: NDArray[Any], bits: int, hint: str) -> str:
