@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from qdqbridge.errors import GraphError
 from qdqbridge.graph.dtypes import DType
 
-
 Bytes = NDArray[np.uint8]
 _LARGE = 1 << 20
 """Elements from which what was unpacked is forgotten as soon as nobody holds it."""
@@ -176,7 +175,8 @@ class Constant:
         start, stop, step = rows.indices(self.shape[0])
         assert step == 1
         shape = (max(stop - start, 0), *self.shape[1:])
-        return self._stored.decode(packed[start * width // 8 : stop * width // 8], self.dtype, shape)
+        part = packed[start * width // 8 : stop * width // 8]
+        return self._stored.decode(part, self.dtype, shape)
 
     def transposed(self) -> Constant:
         """Returns the constant with its axes reversed, a view; the same object for every caller."""

@@ -223,6 +223,7 @@ def to_tensor(constant: Constant) -> Any:
     view = np.from_dlpack(tensor)
     if view.flags.writeable:
         fill(view, as_bytes(constant.numpy()))
+        constant.release()
         return tensor
     array = np.empty(view.shape, view.dtype)  # NumPy 1 takes no memory of others to write into
     fill(array, as_bytes(constant.numpy()))

@@ -9,7 +9,7 @@ with both scales is exact; where an activation is infinite or no number, so is i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,11 +43,16 @@ from qdqbridge.relax.kernels.lanes import (
 from qdqbridge.relax.kernels.loops import share, turns, within
 from qdqbridge.relax.kernels.micro import channel_pieces
 from qdqbridge.relax.kernels.operands import Open
-from qdqbridge.relax.kernels.packing import padded, per_lane
+from qdqbridge.relax.kernels.packing import per_lane
 from qdqbridge.relax.kernels.plain import Plain, PlainWriter
 from qdqbridge.relax.kernels.reals import is_real, real_bias
 from qdqbridge.relax.kernels.script import T, prim_func
-from qdqbridge.relax.kernels.weight_only import along_lanes, blocked_codes
+from qdqbridge.relax.kernels.weight_only import (
+    BlockedCodes,
+    along_lanes,
+    blocked_codes,
+    by_lanes,
+)
 
 _STEPS = (32, 16)
 """Activations that share a scale: no more, so that sums of three digits stay within int32."""
@@ -415,7 +420,7 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
         return None
     steps = [step for step in _BLOCKS if step == size] if size else _STEPS
     step = next((step for step in steps if weight.size % step == 0), None)
-    units, inner = weight.codes.shape
+    units, inner = weight.shape
     bias = real_bias(node, units)
     if step is None or bias is None:
         return None
@@ -426,7 +431,7 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
         centre, place.threads,
     )  # fmt: skip
     unit = np.float32(2.0 ** (-_DIGIT * (digits - 1)))
-    constants: list[Array] = [_packed(description, weight.codes)]
+    constants: list[Array] = [_packed(description, weight)]
     constants.append(along_lanes(place.cpu, weight.scales * unit))
     if centre is None:
         constants.append(along_lanes(place.cpu, weight.zeros.astype(np.uint8)))
@@ -438,15 +443,22 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     )  # fmt: skip
 
 
-def _packed(d: CodesProduct, codes: Array) -> Array:
+def _packed(d: CodesProduct, weight: BlockedCodes) -> Array:
     """Returns codes as (blocks, registers, bytes): four neighbours of a sum in every lane.
 
     Of 4 bits a byte has one code in its low bits and the one that is four further on in its high
     bits.
     """
-    wide = padded(codes, 0, d.cpu.lanes)
-    if d.bits == _NIBBLE:
-        pairs = wide.reshape(len(wide), -1, 2, 4)
-        wide = (pairs[:, :, 0] | (pairs[:, :, 1] << _NIBBLE)).reshape(len(wide), -1)
-    fours = wide.reshape(-1, d.cpu.lanes, wide.shape[1] // 4, 4).transpose(0, 2, 1, 3)
-    return np.ascontiguousarray(fours).reshape(len(fours), -1, d.register)
+    words = by_lanes(d.cpu, d.units, d.inner * d.bits // 32, _words(weight))
+    return words.view(np.uint8)
+
+
+def _words(weight: BlockedCodes) -> Iterator[Array]:
+    """Yields words of four bytes of codes; of 4 bits every second one in the high halves."""
+    for part in weight.in_bytes():
+        words = np.ascontiguousarray(part).view(np.uint32)
+        if weight.bits == _NIBBLE:  # codes 0 .. 7 become 0 4 1 5 2 6 3 7
+            for mask, shift in ((0x0000FF00, 8), (0x00F000F0, 4)):
+                swap = (words ^ (words >> np.uint32(shift))) & np.uint32(mask)
+                words = words ^ swap ^ (swap << np.uint32(shift))
+        yield words

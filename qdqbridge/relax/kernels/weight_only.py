@@ -8,11 +8,13 @@ channel.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.matmul import DENSE
@@ -34,6 +36,7 @@ from qdqbridge.relax.kernels.packing import padded, per_lane
 from qdqbridge.relax.kernels.plain import Plain, PlainWriter
 from qdqbridge.relax.kernels.reals import is_real, real_bias
 from qdqbridge.relax.kernels.script import T, prim_func
+from qdqbridge.relax.tensors import aligned
 
 Shape = tuple["int | None", ...]
 
@@ -173,7 +176,7 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
         return None
     if not is_real(node.operand(0)) or not is_real(node.output):
         return None
-    units, inner = weight.codes.shape
+    units, inner = weight.shape
     bias = real_bias(node, units)
     if bias is None or (shape[0] is None and len(shape) == 1):
         return None
@@ -199,18 +202,46 @@ class BlockedCodes:
     """A weight of (units, inner) as unsigned codes, and its parameters for every block.
 
     Attributes:
-        codes: uint8.
+        source: The stored integers.
+        half: What makes a code of a stored integer when it is added.
         scales: float32, (units, blocks).
         zeros: float32, (units, blocks).
         bits: Bits of a code.
         size: Products in a block.
     """
 
-    codes: Array
+    source: Constant
+    half: int
     scales: Array
     zeros: Array
     bits: int
     size: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Units, and products of a sum."""
+        units, inner = self.source.shape
+        return units, inner
+
+    def in_bytes(self) -> Iterator[Array]:
+        """Yields codes of some rows after others, two of 4 bits in a byte, the first one low."""
+        units, inner = self.shape
+        each = 8 // self.bits
+        held = self.source.packed() if self.bits == _NIBBLE else None
+        flip = np.uint8(0x88 if self.half else 0)
+        for start in range(0, units, _ROWS):
+            rows = slice(start, min(start + _ROWS, units))
+            if held is not None:
+                yield held.reshape(units, inner // each)[rows] ^ flip
+                continue
+            codes = (self.source.numpy()[rows].astype(np.int16) + self.half).astype(np.uint8)
+            yield codes if each == 1 else codes[:, 0::2] | (codes[:, 1::2] << _NIBBLE)
+        self.source.release()
+
+
+_NIBBLE = 4
+_ROWS = 256
+"""Rows of a weight that are packed at a time: whole blocks of lanes, and what caches hold."""
 
 
 def blocked_codes(value: Value, block: int = 0) -> BlockedCodes | None:
@@ -229,15 +260,17 @@ def blocked_codes(value: Value, block: int = 0) -> BlockedCodes | None:
         return None
     units, inner = constant.shape
     size = block if block and not params.blocked else _size(params, inner)
-    if size is None or inner % size or size % (8 // dtype.bits):
+    if not units or size is None or inner % size or size % (8 // dtype.bits):
         return None
     half = 1 << (dtype.bits - 1) if dtype.is_signed else 0
-    codes = (constant.numpy().astype(np.int16) + half).astype(np.uint8)
     blocks = (units, inner // size)
     grid = (-1, 1) if params.axis == 0 and not params.blocked else params.scale.shape
-    scales = np.broadcast_to(params.scale.astype(np.float32).reshape(grid), blocks)
-    zeros = np.broadcast_to((params.zero_point + half).astype(np.float32).reshape(grid), blocks)
-    return BlockedCodes(codes, scales, zeros, dtype.bits, size)
+    scales = params.scale.astype(np.float32, copy=False).reshape(grid)
+    zeros = (params.zero_point + half).astype(np.float32).reshape(grid)
+    return BlockedCodes(
+        constant, half, np.broadcast_to(scales, blocks), np.broadcast_to(zeros, blocks),
+        dtype.bits, size,
+    )  # fmt: skip
 
 
 def _size(params: QuantParams, inner: int) -> int | None:
@@ -249,14 +282,25 @@ def _size(params: QuantParams, inner: int) -> int | None:
 
 def _packed(cpu: Cpu, weight: BlockedCodes) -> Array:
     """Returns codes as (blocks, bytes of a sum, lanes), the first code in the low bits."""
-    codes = padded(weight.codes, 0, cpu.lanes)
-    if weight.bits == 4:
-        codes = codes[:, 0::2] | (codes[:, 1::2] << 4)
-    return along_lanes(cpu, codes)
+    units, inner = weight.shape
+    return by_lanes(cpu, units, inner * weight.bits // 8, weight.in_bytes())
 
 
 def along_lanes(cpu: Cpu, array: Array) -> Array:
     """Returns (units, n) as (blocks, n, lanes)."""
-    wide_array = padded(array, 0, cpu.lanes)
-    split = wide_array.reshape(-1, cpu.lanes, wide_array.shape[1])
-    return np.ascontiguousarray(split.transpose(0, 2, 1))
+    return by_lanes(cpu, *array.shape, [array])
+
+
+def by_lanes(cpu: Cpu, units: int, width: int, parts: Iterable[Array]) -> Array:
+    """Returns rows, whole blocks of lanes at a time, as (blocks, width, lanes), zeros behind."""
+    found: Array | None = None
+    done = 0
+    for part in parts:
+        if found is None:
+            found = aligned((-(-units // cpu.lanes), width, cpu.lanes), part.dtype)
+            found[units // cpu.lanes :] = 0
+        rows = padded(part, 0, cpu.lanes).reshape(-1, cpu.lanes, width)
+        found[done : done + len(rows)] = rows.transpose(0, 2, 1)
+        done += len(rows)
+    assert found is not None
+    return found
