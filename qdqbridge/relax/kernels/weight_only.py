@@ -288,7 +288,7 @@ def _packed(cpu: Cpu, weight: BlockedCodes) -> Array:
 
 def along_lanes(cpu: Cpu, array: Array) -> Array:
     """Returns (units, n) as (blocks, n, lanes)."""
-    return by_lanes(cpu, *array.shape, [array])
+    return by_lanes(cpu, len(array), array.shape[1], [array])
 
 
 def by_lanes(cpu: Cpu, units: int, width: int, parts: Iterable[Array]) -> Array:
