@@ -279,7 +279,9 @@ def moved_constant(node: Node, scope: Scope) -> Proposal:
     if shape is None:
         return None
     type_ = node.output.type
-    folded = Constant(type_.dtype, shape, lambda: evaluated(node))
+    folded = _permuted(node, source.constant)
+    if folded is None or folded.shape != shape:
+        folded = Constant(type_.dtype, shape, lambda: evaluated(node))
     if folded.size > max(_LOOKED_AT, _GROWTH * source.constant.size):
         return None
     if not proportionate(node, [v and v.constant for v in node.inputs]):
@@ -290,3 +292,11 @@ def moved_constant(node: Node, scope: Scope) -> Proposal:
         folded.numpy()  # a file that declares another shape is found out while it is read
     value = Value(type_, node.output.name or source.name, constant=folded)
     return Replace({node.output: value})
+
+
+def _permuted(node: Node, data: Constant) -> Constant | None:
+    """Returns a transposed constant as a view that knows what it is a view of."""
+    attributes = node.attributes
+    if not isinstance(attributes, TransposeAttrs) or len(attributes.perm) != len(data.shape):
+        return None
+    return data.permuted(attributes.perm)
