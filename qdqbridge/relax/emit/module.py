@@ -93,6 +93,11 @@ class ModuleEmitter:
 
     def emit(self, graph: Graph) -> tuple[ir.IRModule, dict[str, NDArray[Any]]]:
         """See :func:`emit`."""
+        module = self.module(graph)
+        return module, {name: _array(constant) for name, (_, constant) in self.lifted.items()}
+
+    def module(self, graph: Graph) -> ir.IRModule:
+        """Returns the module without looking at its parameters."""
         graph = expanded(graph)
         check_known(graph)
         inputs = [self._input(value) for value in graph.inputs]
@@ -113,9 +118,7 @@ class ModuleEmitter:
             self.builder.emit_func_output(result, [*inputs, *params])
         if problems:
             raise joined(problems) from problems[0].__cause__
-        module = self.builder.finalize()
-        arrays = {name: _array(constant) for name, (_, constant) in self.lifted.items()}
-        return module, arrays
+        return self.builder.finalize()
 
     def _input(self, value: Value) -> relax.Var:
         if isinstance(value.type, NestedType):

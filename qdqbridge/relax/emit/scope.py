@@ -206,6 +206,10 @@ class RelaxScope(EmissionScope):
         return shape_vector(self, expr)
 
 
+_PART = 1 << 26
+"""Bytes that are copied before those of a mapped file are let go of."""
+
+
 def _unknown_rank() -> UnsupportedTargetError:
     return UnsupportedTargetError(
         "TVM needs the rank of every tensor",
@@ -222,8 +226,14 @@ def to_tensor(constant: Constant) -> Any:
     tensor = tvm.runtime.empty(constant.shape, dtype)
     view = np.from_dlpack(tensor)
     if view.flags.writeable:
-        fill(view, as_bytes(constant.numpy()))
-        constant.release()
+        source = as_bytes(constant.numpy())
+        if not source.flags.c_contiguous or source.nbytes <= _PART:
+            fill(view, source)
+        else:
+            step = max(1, _PART * len(source) // source.nbytes)
+            for start in range(0, len(source), step):
+                fill(view[start : start + step], source[start : start + step])
+                constant.release()
         return tensor
     array = np.empty(view.shape, view.dtype)  # NumPy 1 takes no memory of others to write into
     fill(array, as_bytes(constant.numpy()))

@@ -30,7 +30,7 @@ def emit_plan(plan: KernelPlan) -> ir.IRModule:
     Raises:
         UnsupportedTargetError: A node or an element type that TVM cannot run; lists every one.
     """
-    return _PlanEmitter(plan).emit(plan.graph)[0]
+    return _PlanEmitter(plan).module(plan.graph)
 
 
 class _PlanEmitter(ModuleEmitter):

@@ -119,7 +119,7 @@ def with_extents(graph: Graph) -> Graph:
         return graph
     emitter = ModuleEmitter(keep_params=True)
     try:
-        emitter.emit(graph)
+        emitter.module(graph)
     except UnsupportedTargetError:
         return graph  # compiling says why
     names = {variable: name for name, variable in emitter.extents.items()}
