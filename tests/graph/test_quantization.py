@@ -142,3 +142,21 @@ def test_a_range_of_zero_alone_is_no_default() -> None:
     params = per_tensor(DType.INT8, 1.0).with_range(0, 0)
     assert (params.qmin, params.qmax, params.full_range) == (0, 0, False)
     assert params.widened() == per_tensor(DType.INT8, 1.0)
+
+
+def test_large_scales_that_nobody_can_write_are_not_copied() -> None:
+    scale = np.linspace(1, 2, 1 << 15, dtype=np.float32)
+    assert QuantParams(DType.INT8, scale, np.array(0), axis=0).scale is not scale
+    scale.flags.writeable = False
+    a = QuantParams(DType.INT8, scale, np.array(3), axis=0)
+    assert a.scale is scale
+    assert a.zero_point.strides == (0,) and (a.zero_point == 3).all()
+    b = QuantParams(DType.INT8, scale.copy(), np.full(1 << 15, 3), axis=0)
+    assert a == b and hash(a) == hash(b) and b.zero_point.strides == (0,)
+    other = scale.copy()
+    other[-1] = np.nextafter(other[-1], np.float32(3), dtype=np.float32)
+    assert a != QuantParams(DType.INT8, other, np.array(3), axis=0)
+    points = np.full(1 << 15, 3)
+    points[-1] = 4
+    c = QuantParams(DType.INT8, scale, points, axis=0)
+    assert a != c and c.zero_point[-1] == 4 and not c.zero_point.flags.writeable
