@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from numpy.typing import NDArray
 
 from qdqbridge.arguments import path_of
+from qdqbridge.errors import InputDataError
 from qdqbridge.graph.copying import with_numbers
 from qdqbridge.graph.graph import Graph
 
 if TYPE_CHECKING:
     from qdqbridge.attribution import Attribution
     from qdqbridge.engines import EngineKind, ForeignEngine, ProcessLimits
+    from qdqbridge.pipeline import Side
 
 File: TypeAlias = "str | PathLike[str]"
 
@@ -91,31 +93,46 @@ def _read_by(kind: EngineKind, path: Path) -> bool:
 
 def blame(
     reference: Graph | File,
-    quantized: Graph | File,
+    quantized: Graph | File | None,
     data: Mapping[str, NDArray[Any]],
     *,
     repairs: int = 5,
+    nodes: bool = True,
+    engine: Side | None = None,
 ) -> Attribution:
     """Says which tensors of a quantized model lose its accuracy, why, and what helps.
 
     The models are aligned by structure: they may come from different tools and have other names.
+    With an engine, what its kernels store otherwise than the contract is charged to them; without
+    a quantized model, that is all: two runtimes of one model.
 
     Args:
-        reference: The float model.
-        quantized: The model that claims to be it.
+        reference: The float model; or the only one.
+        quantized: The model that claims to be it; None to compare an engine with the contract.
         data: One array per input of the float model.
         repairs: For how many of the worst tensors repairs are tried.
+        nodes: Say of every node what it adds and what it inherits as well.
+        engine: What runs the quantized model (:func:`open_engine`), or its ONNX file, which
+            onnxruntime runs.
 
     Raises:
         InputDataError: The data does not fit.
         UnsupportedModelError: The models have other inputs or outputs, or nothing corresponds.
+        UnsupportedTargetError: The engine cannot run the model.
         QdqBridgeError: A file cannot be read.
     """
-    from qdqbridge.attribution import attribute
+    from qdqbridge.attribution import attribute, attribute_to_kernels
+    from qdqbridge.pipeline import engine_of
     from qdqbridge.sources import load_model
 
-    original, theirs = (
-        each if isinstance(each, Graph) else load_model(path_of(each))
-        for each in (reference, quantized)
-    )
-    return attribute(original, theirs, data, repaired=repairs)
+    ran = None if engine is None else engine_of(engine)
+    original = reference if isinstance(reference, Graph) else load_model(path_of(reference))
+    if quantized is None:
+        if ran is None:
+            raise InputDataError(
+                "one model has nothing to be blamed against",
+                fix="give the float model and the quantized one, or an engine",
+            )
+        return attribute_to_kernels(original, ran, data)
+    theirs = quantized if isinstance(quantized, Graph) else load_model(path_of(quantized))
+    return attribute(original, theirs, data, repaired=repairs, nodes=nodes, engine=ran)

@@ -374,10 +374,10 @@ def compare(
     from qdqbridge.report.compare import compare_engines
     from qdqbridge.report.local import compare_locally
 
-    graph, reference = _graph_of(a, canonical=local), _engine(b)
+    graph, reference = _graph_of(a, canonical=local), engine_of(b)
     if local:
         return compare_locally(graph, reference, data, size=batch_size, progress=progress)
-    return compare_engines(_engine(a), reference, graph, data, size=batch_size, progress=progress)
+    return compare_engines(engine_of(a), reference, graph, data, size=batch_size, progress=progress)
 
 
 def _graph_of(side: Side, *, canonical: bool) -> Graph:
@@ -389,7 +389,8 @@ def _graph_of(side: Side, *, canonical: bool) -> Graph:
     return side.graph
 
 
-def _engine(side: Side) -> Engine:
+def engine_of(side: Side) -> Engine:
+    """Returns what runs a side of a comparison and shows what it computes."""
     from qdqbridge.report.engine import Built, Interpreter, is_engine
 
     if isinstance(side, Graph):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -149,15 +149,51 @@ def error_paint(graph: Graph, found: Comparison) -> Paint:
 
 def damage_paint(graph: Graph, found: Attribution) -> Paint:
     """Returns what the worst tensor of each node does to the outputs, and why."""
+    places = {v.name: node for node in graph.nodes for v in node.outputs if v.name}
+    places.update((n, v.producer) for n, v in _named_outputs(graph) if v.producer is not None)
+    named = {name: node for node in graph.nodes for name in (*node.origin.nodes, node.name)}
     numbers: dict[Node, float] = {}
     words: dict[Node, str] = {}
     for each in found.tensors:
-        if each.place is None or each.place in numbers:
+        place = places.get(each.quantized_name) or named.get(each.place.name if each.place else "")
+        if place is None or place in numbers:
             continue
-        numbers[each.place] = _shown(each.alone_db)
-        words[each.place] = _blamed(each)
+        numbers[place] = _shown(each.alone_db)
+        words[place] = _blamed(each)
     title = "Outputs where only this node's tensors are rounded"
     return by_number("damage", title, numbers, graph, unit="dB", higher=True, words=words)
+
+
+def node_paints(graph: Graph, found: Attribution) -> tuple[Paint, ...]:
+    """Returns what every node adds to the error of its operands, and what it inherits.
+
+    Args:
+        graph: The quantized graph.
+        found: Whose fault its error is.
+    """
+    places = {v.name: node for node in graph.nodes for v in node.outputs if v.name}
+    places.update((n, v.producer) for n, v in _named_outputs(graph) if v.producer is not None)
+    added: dict[Node, float] = {}
+    inherited: dict[Node, float] = {}
+    words: dict[Node, str] = {}
+    for each in found.nodes:
+        node = places.get(each.tensor)
+        if node is None:
+            continue
+        added[node] = _shown(each.added_db)
+        inherited[node] = _shown(each.inherited_db)
+        parts = ", ".join(f"{name} {db:.1f} dB" for name, db in each.parts.items())
+        outputs = f"outputs {_shown(each.outputs_added_db):.1f} dB"
+        words[node] = f"{outputs}; {parts}" if parts else outputs
+    return (
+        by_number("added", "Error that a node adds", added, graph,
+                  unit="dB", higher=True, words=words),
+        by_number("inherited", "Error that it inherits", inherited, graph, unit="dB", higher=True),
+    )  # fmt: skip
+
+
+def _named_outputs(graph: Graph) -> Iterable[tuple[str, Value]]:
+    return zip(graph.output_names, graph.outputs, strict=True)
 
 
 def _blamed(each: SuspectTensor) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,13 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.attribution.causes import causes, changed
-from qdqbridge.attribution.correspondence import Correspondence, Rounded, correspondence, share
+from qdqbridge.attribution.correspondence import (
+    Correspondence,
+    Rounded,
+    correspondence,
+    fed,
+    share,
+)
+from qdqbridge.attribution.kernels import KernelShare, kernel_share
+from qdqbridge.attribution.node_errors import KERNEL, NodeError, node_errors
 from qdqbridge.attribution.repairs import repairs
-from qdqbridge.attribution.simulation import Change, FloatRuns, noise
-from qdqbridge.errors import InputDataError, UnsupportedModelError
+from qdqbridge.attribution.simulation import Change, GraphRuns, decibels, noise, ratio
+from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.graph.numerics import dequantize
+from qdqbridge.report.engine import Engine
 
 Array = NDArray[Any]
 Progress = Callable[[int, int], None]
@@ -34,7 +42,7 @@ class SuspectTensor:
     Attributes:
         name: Its name, in the float model where it has one.
         quantized_name: Its name in the quantized model.
-        kind: ``activation``, ``weight``, ``bias`` or ``constant``.
+        kind: ``activation``, ``weight``, ``bias``, ``constant`` or ``kernel``.
         node: The node of the quantized model that makes it, or that reads the constant.
         alone_db: The outputs' signal to noise where only this tensor is rounded, in dB.
         added_db: The tensor's own signal to noise, in dB.
@@ -65,13 +73,16 @@ class Attribution:
     """Whose fault the error of a quantized model is.
 
     Attributes:
-        tensors: What is rounded, the worst first.
+        tensors: What is rounded, and what an engine stores otherwise; the worst first.
         quantized_db: The outputs' signal to noise of the quantized model, in dB.
         simulated_db: That of the float model with the same tensors rounded.
         repaired_db: The same, where every tensor with a repair is repaired.
         aligned: The share of the quantized model's nodes to which one of the float model
             corresponds.
         unknown: The nodes to which none does.
+        nodes: What each node adds and inherits, in the order of the graph.
+        engine: The engine whose kernels are charged as well; empty for none.
+        unseen: Values that the engine does not show.
     """
 
     tensors: tuple[SuspectTensor, ...]
@@ -80,6 +91,9 @@ class Attribution:
     repaired_db: float
     aligned: float
     unknown: tuple[str, ...]
+    nodes: tuple[NodeError, ...] = ()
+    engine: str = ""
+    unseen: tuple[str, ...] = ()
 
 
 def attribute(
@@ -88,6 +102,8 @@ def attribute(
     data: Mapping[str, Array],
     *,
     repaired: int = 5,
+    nodes: bool = True,
+    engine: Engine | None = None,
     progress: Progress | None = None,
 ) -> Attribution:
     """Returns which tensors of a quantized model lose its accuracy.
@@ -97,36 +113,50 @@ def attribute(
         quantized: The model that claims to be it.
         data: One array per input of the float model.
         repaired: For how many of the worst tensors repairs are tried.
+        nodes: Say of every node what it adds and inherits as well.
+        engine: What runs the quantized model: what its kernels store otherwise than the contract,
+            on the same operands, is charged to them.
         progress: Called with the tensors done and their number.
 
     Raises:
         InputDataError: The data does not fit.
         UnsupportedModelError: The models have other inputs or outputs, or nothing corresponds.
+        UnsupportedTargetError: The engine cannot run the model.
     """
     found = correspondence(reference, quantized)
     _check(reference, quantized, found)
-    simulation = FloatRuns(reference, data)
+    floats = GraphRuns(found.reference, data)
+    theirs = fed(quantized, found, data)
+    share_ = None if engine is None else kernel_share(quantized, engine, theirs)
     everything = _changes(found)
-    together = simulation.noise(simulation.outputs(everything))
-    rows: list[tuple[float, SuspectTensor, Rounded]] = []
+    kernels = _kernels(share_, quantized, found, floats)
+    together = floats.noise(floats.outputs(everything))
+    rows: list[tuple[float, SuspectTensor, Rounded | None]] = [
+        (noise_, row, None) for noise_, row in _kernel_rows(kernels, share_, floats)
+    ]
     for number, rounded in enumerate(found.rounded, 1):
-        alone = simulation.noise(simulation.outputs({rounded.value: _change(rounded)}))
-        rows.append((alone, _row(rounded, simulation, alone), rounded))
+        alone = floats.noise(floats.outputs({rounded.value: _change(rounded)}))
+        rows.append((alone, _row(rounded, floats, alone), rounded))
         if progress is not None:
             progress(number, len(found.rounded))
     rows.sort(key=lambda row: -row[0])
-    attempts = _Attempts(simulation, everything, together)
+    attempts = _Attempts(floats, everything, together)
     tensors = [
-        attempts.row(row, rounded) if index < repaired else row
+        attempts.row(row, rounded) if index < repaired and rounded is not None else row
         for index, (_, row, rounded) in enumerate(rows)
     ]
+    runs = GraphRuns(found.quantized, fed(found.quantized, found, data))
+    off = {kernel.theirs: kernel.gap for kernel in kernels}
     return Attribution(
         tuple(tensors),
-        _db(_measured(simulation, quantized, data)),
-        _db(together),
-        _db(attempts.noise),
-        share(found, quantized),
+        decibels(_measured(floats, quantized, theirs, share_)),
+        decibels(together),
+        decibels(attempts.noise),
+        share(found),
         tuple(node.name for node in found.unknown),
+        tuple(node_errors(found, floats, runs, off)) if nodes else (),
+        "" if share_ is None else share_.engine,
+        () if share_ is None else share_.unseen,
     )
 
 
@@ -143,6 +173,67 @@ def _check(reference: Graph, quantized: Graph, found: Correspondence) -> None:
         raise UnsupportedModelError(
             "nothing of the second model is quantized, or nothing corresponds to the first",
             fix="give the float model first, then the quantized one",
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _KernelGap:
+    """What an engine stores otherwise: a value of each graph, and what it is off by."""
+
+    source: Value
+    theirs: Value
+    own: Value
+    gap: Array
+    moved: list[Array]
+
+
+def _kernels(
+    share_: KernelShare | None, quantized: Graph, found: Correspondence, floats: GraphRuns
+) -> list[_KernelGap]:
+    if share_ is None:
+        return []
+    named = {value.name: value for value in found.values if value.name}
+    named.update(zip(found.quantized.output_names, found.quantized.outputs, strict=True))
+    outputs = dict(zip(quantized.outputs, quantized.output_names, strict=True))
+    made: list[_KernelGap] = []
+    for value, gap in share_.gaps.items():
+        theirs = named.get(outputs.get(value, value.name))
+        own = None if theirs is None else found.values.get(theirs)
+        parts = floats.parted(gap)
+        if theirs is None or own is None or parts is None:
+            continue
+        clean = [values[own] for values in floats.clean]
+        if all(part.size == each.size for part, each in zip(parts, clean, strict=True)):
+            moved = [
+                (each + part.reshape(each.shape)).astype(each.dtype)
+                for each, part in zip(clean, parts, strict=True)
+            ]
+            made.append(_KernelGap(value, theirs, own, gap, moved))
+    return made
+
+
+def _kernel_rows(
+    kernels: Sequence[_KernelGap], share_: KernelShare | None, floats: GraphRuns
+) -> Iterator[tuple[float, SuspectTensor]]:
+    for each in kernels:
+        assert share_ is not None
+        alone = floats.noise(floats.outputs({}, {each.own: each.moved}))
+        told, node = share_.told[each.source], each.theirs.producer
+        whole = sum(told.causes.values())
+        yield (
+            alone,
+            SuspectTensor(
+                name=each.own.name or each.theirs.name,
+                quantized_name=each.theirs.name,
+                kind=KERNEL,
+                node=told.node,
+                alone_db=decibels(alone),
+                added_db=decibels(ratio(floats.stored(each.own).reshape(-1), each.gap.reshape(-1))),
+                gain_db=0.0,
+                cause=KERNEL,
+                causes={f"{KERNEL}: {name}": count / whole for name, count in told.causes.items()},
+                place=node,
+            ),
         )
 
 
@@ -163,19 +254,20 @@ def _change(rounded: Rounded) -> Change:
     return lambda real: changed(rounded, real)
 
 
-def _row(rounded: Rounded, simulation: FloatRuns, alone: float) -> SuspectTensor:
+def _row(rounded: Rounded, simulation: GraphRuns, alone: float) -> SuspectTensor:
     original = simulation.stored(rounded.value)
     split = causes(rounded, original)
     whole = sum(split.values())
-    signal = float(np.square(original.astype(np.float64)).sum())
+    wide = original.astype(np.float64)
+    signal = float(np.square(wide[np.isfinite(wide)]).sum())
     node = rounded.their_node
     return SuspectTensor(
         name=rounded.name,
         quantized_name=rounded.theirs.name,
         kind=rounded.kind,
         node="" if node is None else f"{node.op.name} {node.name}".strip(),
-        alone_db=_db(alone),
-        added_db=_db(whole / signal if signal else 0.0),
+        alone_db=decibels(alone),
+        added_db=decibels(whole / signal if signal else 0.0),
         gain_db=0.0,
         cause=next(iter(split), ""),
         causes={key: power / whole for key, power in split.items() if power and whole},
@@ -193,7 +285,7 @@ class _Attempts:
         noise: Noise over signal of the outputs then.
     """
 
-    simulation: FloatRuns
+    simulation: GraphRuns
     changes: dict[Value, Change]
     noise: float
 
@@ -220,28 +312,28 @@ class _Attempts:
 def _gain(before: float, after: float) -> float:
     if not math.isfinite(before):
         return 0.0 if not math.isfinite(after) else math.inf
-    return _db(after) - _db(before) if before else 0.0
+    return decibels(after) - decibels(before) if before else 0.0
 
 
-def _measured(simulation: FloatRuns, quantized: Graph, data: Mapping[str, Array]) -> float:
-    """Returns the noise of the quantized model's own outputs."""
-    named = dict(zip((v.name for v in simulation.graph.inputs), data.values(), strict=False))
-    given = {
-        value.name: data.get(value.name, named.get(simulation.graph.inputs[index].name))
-        for index, value in enumerate(quantized.inputs)
-    }
-    missing = [name for name, array in given.items() if array is None]
-    if missing:
-        raise InputDataError(f"there is no data for {', '.join(missing)}")
-    outputs, _ = evaluate(quantized, {k: v for k, v in given.items() if v is not None})
-    real = [
-        outputs[name] if value.quant is None else dequantize(outputs[name], value.quant.params)
-        for name, value in zip(quantized.output_names, quantized.outputs, strict=True)
-    ]
-    return noise([simulation.stored(value) for value in simulation.graph.outputs], real)
-
-
-def _db(ratio: float) -> float:
-    if not math.isfinite(ratio):
-        return -math.inf
-    return -10 * math.log10(ratio) if ratio > 0 else math.inf
+def _measured(
+    floats: GraphRuns, quantized: Graph, data: Mapping[str, Array], share_: KernelShare | None
+) -> float:
+    """Returns the noise of the quantized model's own outputs, as its engine computes them."""
+    runs = GraphRuns(quantized, data)
+    real = [runs.real(value) for value in quantized.outputs]
+    if share_ is not None:
+        given = zip(quantized.output_names, quantized.outputs, strict=True)
+        held = [(share_.outputs.get(name), value) for name, value in given]
+        real = [
+            old if new is None else (new if v.quant is None else dequantize(new, v.quant.params))
+            for (new, v), old in zip(held, real, strict=True)
+        ]
+    clean = [floats.stored(value) for value in floats.graph.outputs]
+    for name, a, b in zip(quantized.output_names, clean, real, strict=True):
+        if a.size != b.size:
+            raise UnsupportedModelError(
+                f"the output '{name}' has {b.size} elements, in the float model {a.size}",
+                why="the quantized model has to be the float one in other numbers",
+                fix="give the float model that was quantized, and as many examples as both take",
+            )
+    return noise(clean, [b.reshape(a.shape) for a, b in zip(clean, real, strict=True)])

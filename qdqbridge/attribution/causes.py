@@ -52,21 +52,33 @@ def causes(rounded: Rounded, original: Array) -> dict[str, float]:
     return dict(sorted(split.items(), key=lambda item: -item[1]))
 
 
+def limits(
+    params: QuantParams, rounded: Rounded | None = None, wide: Array | None = None
+) -> tuple[Array, Array]:
+    """Returns the least and the largest real number that can be stored, at each element.
+
+    Args:
+        params: The parameters.
+        rounded: The constant that has them, where they are not of a whole tensor.
+        wide: What the constant holds in the float graph.
+    """
+    if params.per_tensor or rounded is None or wide is None:
+        scale, zero = params.scale.astype(np.float64), params.zero_point.astype(np.float64)
+        return (params.qmin - zero) * scale, (params.qmax - zero) * scale
+    _, low, high = _steps(params, rounded, wide)
+    return low, high
+
+
 def _steps(params: QuantParams, rounded: Rounded, wide: Array) -> tuple[Array, Array, Array]:
     """Returns the step and the range at each element."""
-    scale, zero = params.scale.astype(np.float64), params.zero_point.astype(np.float64)
-    low, high = (params.qmin - zero) * scale, (params.qmax - zero) * scale
-    parts = (scale, low, high)
+    stored = rounded.theirs.type.shape or wide.shape
+    theirs = tuple(e if isinstance(e, int) else w for e, w in zip(stored, wide.shape, strict=False))
     if params.per_tensor:
-        return tuple(np.broadcast_to(part, wide.shape) for part in parts)  # type: ignore[return-value]
-    if params.blocked:
-        parts = tuple(np.repeat(part, params.block_size or 1, params.axis or 0) for part in parts)
-    else:
-        shape = [1] * len(rounded.theirs.type.shape or wide.shape)
-        shape[params.axis or 0] = -1
-        parts = tuple(part.reshape(shape) for part in parts)
-    theirs = tuple(e for e in rounded.theirs.type.shape or wide.shape if isinstance(e, int))
+        theirs = wide.shape
+    scale = np.asarray(params.aligned(params.scale, theirs), np.float64)
+    zero = np.asarray(params.aligned(params.zero_point, theirs), np.float64)
     turned = theirs != wide.shape and theirs[::-1] == wide.shape
+    parts = (scale, (params.qmin - zero) * scale, (params.qmax - zero) * scale)
     spread = (np.broadcast_to(part, theirs) for part in parts)
     laid = tuple((part.T if turned else part).reshape(wide.shape) for part in spread)
     return laid  # type: ignore[return-value]

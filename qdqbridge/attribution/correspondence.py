@@ -1,33 +1,31 @@
 """Which values of a float graph are quantized in another one, and how.
 
-Nodes correspond by :func:`qdqbridge.graph.alignment.align`. The quantized graph has conversions
+Nodes correspond by :mod:`.meeting`. The quantized graph has conversions
 that the float one has not, and has taken activations into the ranges of what they clamp; so a
 quantized result stands for the value behind the activations that only the float graph has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.graph.alignment import Alignment, align, main_operand
+from qdqbridge.attribution.meeting import computes, keeps_elements, meet
+from qdqbridge.autoquant.units import CLAMPS
+from qdqbridge.graph.alignment import Alignment, main_operand
 from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.numerics import dequantize
+from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.ops.composition import CompositionAttrs
-from qdqbridge.ops.data_movement import FLATTEN, RESHAPE, SQUEEZE, UNSQUEEZE
-from qdqbridge.ops.elementwise import ADD
-from qdqbridge.ops.matmul import OPERATORS as MATRIX_PRODUCTS
+from qdqbridge.ops.conversion import REQUANTIZE
 from qdqbridge.ops.table import PRODUCTS
 
 Array = NDArray[Any]
 _BIAS = 2
-_RESHAPES = (RESHAPE, FLATTEN, SQUEEZE, UNSQUEEZE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,12 +61,16 @@ class Correspondence:
     """What corresponds.
 
     Attributes:
+        reference: The float graph, in the operators of the quantized one.
+        quantized: The quantized graph, where quantization is in types alone.
         nodes: Nodes of the quantized graph by those of the float graph.
         values: For values of the quantized graph, those of the float graph.
         rounded: What is rounded, in the order of the quantized graph.
         unknown: Quantized nodes to which nothing corresponds, conversions left out.
     """
 
+    reference: Graph
+    quantized: Graph
     nodes: Alignment
     values: dict[Value, Value] = field(default_factory=dict[Value, Value])
     rounded: list[Rounded] = field(default_factory=list[Rounded])
@@ -82,24 +84,14 @@ def correspondence(reference: Graph, quantized: Graph) -> Correspondence:
         reference: The float graph.
         quantized: The quantized one.
     """
-    nodes = align(reference, quantized, kin=_kin, replaced=False)
-    found = Correspondence(nodes)
-    behind: dict[Value, Value] = {}
-    for index, value in enumerate(quantized.inputs):
-        if index < len(reference.inputs):
-            found.values[value] = _input(reference, value.name, index)
-    for node in quantized.nodes:
-        _follow(node, found, behind)
+    met = meet(reference, quantized)
+    found = Correspondence(met.reference, met.quantized, met.nodes)
+    for index, value in enumerate(met.quantized.inputs):
+        if index < len(met.reference.inputs):
+            found.values[value] = _input(met.reference, value.name, index)
+    for node in met.quantized.nodes:
+        _follow(node, found)
     return found
-
-
-def _kin(node: Node) -> str | None:
-    """Products of matrices are one operator; a composition is what it ends with."""
-    if _keeps_elements(node):
-        return None
-    if isinstance(node.attributes, CompositionAttrs):
-        return node.attributes.steps[-1].op.name
-    return "product" if node.op in MATRIX_PRODUCTS else node.op.name
 
 
 def _input(reference: Graph, name: str, index: int) -> Value:
@@ -107,45 +99,25 @@ def _input(reference: Graph, name: str, index: int) -> Value:
     return named[0] if len(named) == 1 else reference.inputs[index]
 
 
-def _follow(node: Node, found: Correspondence, behind: dict[Value, Value]) -> None:
+def _follow(node: Node, found: Correspondence) -> None:
     partner = found.nodes.backward.get(node)
     if partner is None:
         source = main_operand(node)
-        if source in found.values and _keeps_elements(node):
+        if source in found.values and keeps_elements(node):
             own = found.values[source]
+            own = _behind_clamps(own, node.output, found.nodes)
             found.values[node.output] = own
             if node.op.flow is Flow.CONVERT:
                 _activation(own, node.output, node, found)
-        elif node.op.flow is not Flow.CONVERT:
+        elif computes(node):
             found.unknown.append(node)
         return
-    bias = _bias_add(partner, node, found.nodes)
     for mine, theirs in zip(partner.outputs, node.outputs, strict=False):
-        own = mine if bias is None else bias.output
-        own = _behind_activations(own, found.nodes) if theirs.quant is not None else own
+        own = _behind_clamps(mine, theirs, found.nodes)
         found.values[theirs] = own
         if node.op.flow is not Flow.MOVE:
             _activation(own, theirs, node, found)
     found.rounded.extend(_constants(partner, node))
-    if bias is not None:
-        constant = next(v for v in bias.inputs if v is not None and v.constant is not None)
-        found.rounded.extend(_constant("bias", constant, bias, node.operand(_BIAS), node))
-
-
-def _bias_add(partner: Node, node: Node, nodes: Alignment) -> Node | None:
-    """Returns the Add that is the bias of a product which only the quantized graph has in it."""
-    if node.op not in PRODUCTS or node.optional(_BIAS) is None:
-        return None
-    if partner.optional(_BIAS) is not None or len(partner.output.users) != 1:
-        return None
-    ((user, _),) = partner.output.users
-    constant = [v for v in user.inputs if v is not None and v.constant is not None]
-    return user if user.op is ADD and constant and user not in nodes.forward else None
-
-
-def _keeps_elements(node: Node) -> bool:
-    """True of conversions, and of what only one graph reshapes: the elements and their order."""
-    return node.op.flow is Flow.CONVERT or node.op in _RESHAPES
 
 
 def _activation(own: Value, theirs: Value, node: Node, found: Correspondence) -> None:
@@ -154,26 +126,52 @@ def _activation(own: Value, theirs: Value, node: Node, found: Correspondence) ->
         found.rounded.append(Rounded("activation", own, own.producer, theirs, node, params))
 
 
-def _behind_activations(value: Value, nodes: Alignment) -> Value:
-    """Returns the value behind activations of the float graph to which nothing corresponds."""
-    while len(value.users) == 1:
-        ((user, _),) = value.users
-        if user in nodes.forward or user.op.arity != 1 or len(user.outputs) != 1:
-            return value
-        value = user.output
-    return value
+def _behind_clamps(own: Value, theirs: Value, nodes: Alignment) -> Value:
+    """Returns the value behind clamps of the float graph that are a type in the quantized one."""
+    if theirs.quant is None or _clamped_later(theirs):
+        return own
+    while len(own.users) == 1:
+        ((user, _),) = own.users
+        if user in nodes.forward or user.op not in CLAMPS:
+            break
+        own = user.output
+    return own
+
+
+def _clamped_later(theirs: Value) -> bool:
+    """True where a value with negative numbers is rounded once more, perhaps behind moves."""
+    if theirs.quant is None or (theirs.quant.params.zero_point <= theirs.quant.params.qmin).any():
+        return False
+    while len(theirs.users) == 1:
+        ((user, _),) = theirs.users
+        if user.op is REQUANTIZE:
+            return True
+        if user.op.flow is not Flow.MOVE or len(user.outputs) != 1:
+            break
+        theirs = user.output
+    return False
 
 
 def _constants(partner: Node, node: Node) -> Iterator[Rounded]:
+    product = node.op in PRODUCTS
+    if partner.op is not node.op and not (product and partner.op in PRODUCTS):
+        return
     for index, theirs in enumerate(node.inputs):
-        own = partner.optional(index)
+        own = _facing(partner, index)
         if theirs is None or theirs.constant is None or own is None or own.constant is None:
             continue
-        if own.constant.size <= 1 and theirs.quant is None:
-            continue
-        product = node.op in PRODUCTS
         kind = ("bias" if index == _BIAS else "weight") if product else "constant"
         yield from _constant(kind, own, partner, theirs, node)
+
+
+def _facing(partner: Node, index: int) -> Value | None:
+    """Returns the operand in a place; of those that may change places, the constant one."""
+    if index < partner.op.commuting:
+        operands = partner.inputs[: partner.op.commuting]
+        constants = [v for v in operands if v is not None and v.constant is not None]
+        if len(constants) == 1:
+            return constants[0]
+    return partner.optional(index)
 
 
 def _constant(kind: str, own: Value, partner: Node, theirs: Value, node: Node) -> Iterator[Rounded]:
@@ -205,7 +203,28 @@ def _as_laid(original: Array, real: Array) -> Array | None:
     return choices[int(np.argmin(distance))] if choices else None
 
 
-def share(found: Correspondence, quantized: Graph) -> float:
+def share(found: Correspondence) -> float:
     """Returns the share of the quantized graph's nodes to which one corresponds."""
-    computing = [node for node in quantized.nodes if node.op.flow is not Flow.CONVERT]
+    computing = [node for node in found.quantized.nodes if node.op.flow is not Flow.CONVERT]
     return 1.0 - len(found.unknown) / len(computing) if computing else 1.0
+
+
+def fed(graph: Graph, found: Correspondence, data: Mapping[str, Array]) -> dict[str, Array]:
+    """Returns data of the float graph for the quantized one: integers where it takes integers.
+
+    Args:
+        graph: The quantized graph, or what was made of it.
+        found: What corresponds.
+        data: One array per input of the float graph.
+    """
+    fed: dict[str, Array] = {}
+    for value, theirs in zip(graph.inputs, found.quantized.inputs, strict=True):
+        array = np.asarray(data[found.values[theirs].name])
+        real = value.quant is not None and array.dtype.kind == "f"
+        half = value.quant is None and {array.dtype.kind, value.type.dtype.numpy.kind} == {"f"}
+        if real and value.quant is not None:
+            array = quantize(array.astype(np.float32), value.quant.params)
+        elif half:
+            array = array.astype(value.type.dtype.numpy)
+        fed[value.name] = array
+    return fed

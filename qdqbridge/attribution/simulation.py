@@ -1,13 +1,16 @@
-"""A float graph on data, with some of its tensors rounded: only what changes is computed again."""
+"""A graph on data, with some of its tensors changed: only what follows is computed again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.graph.batches import batches
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.interpreter import check_inputs, computed
 from qdqbridge.graph.numerics import dequantize, quantize
@@ -16,6 +19,7 @@ from qdqbridge.graph.quantization import QuantParams
 Array = NDArray[Any]
 Change = Callable[[Array], Array]
 """What is done to a tensor: an activation is rounded, a constant is another one."""
+_NOTHING: Mapping[Value, Sequence[Array]] = MappingProxyType({})
 
 
 def rounding(*params: QuantParams) -> Change:
@@ -29,68 +33,160 @@ def rounding(*params: QuantParams) -> Change:
     return change
 
 
-class FloatRuns:
-    """Runs of one float graph on the same data.
+class GraphRuns:
+    """Runs of one graph on the same data, batch by batch as the graph takes it.
+
+    Attributes:
+        graph: The graph.
+        places: The place of every node in it.
+        clean: What every value holds in each batch.
+        rows: The share of each batch that is data; the rest fills it up.
 
     Args:
-        graph: The float graph.
+        graph: A graph of floats or a quantized one.
         data: One array per graph input.
     """
 
     def __init__(self, graph: Graph, data: Mapping[str, Array]) -> None:
         self.graph = graph
-        self.clean: dict[Value, Array] = dict(
-            zip(graph.inputs, check_inputs(graph.inputs, data), strict=True)
-        )
-        for node in graph.nodes:
-            operands = [None if v is None else self.stored(v) for v in node.inputs]
-            self.clean.update(zip(node.outputs, computed(node, operands), strict=False))
+        self.places = {node: index for index, node in enumerate(graph.nodes)}
+        self.clean: list[dict[Value, Array]] = []
+        self.rows: list[float] = []
+        self._joined: dict[Value, Array] = {}
+        for batch in batches(graph.inputs, data):
+            values = dict(zip(graph.inputs, check_inputs(graph.inputs, batch.inputs), strict=True))
+            for node in graph.nodes:
+                operands = [None if v is None else _stored(v, values) for v in node.inputs]
+                values.update(zip(node.outputs, computed(node, operands), strict=False))
+            self.clean.append(values)
+            self.rows.append(batch.rows / batch.size if batch.size else 1.0)
 
     def stored(self, value: Value) -> Array:
-        """Returns what a value holds without any change."""
-        return self.clean[value] if value.constant is None else value.constant.numpy()
+        """Returns what a value holds without any change, all batches one after the other."""
+        if value.constant is not None:
+            return value.constant.numpy()
+        if value not in self._joined:
+            parts = [values[value] for values in self.clean]
+            self._joined[value] = self.joined(parts)
+        return self._joined[value]
 
-    def outputs(self, changes: Mapping[Value, Change]) -> list[Array]:
+    def real(self, value: Value) -> Array:
+        """Returns the real numbers of :meth:`stored`."""
+        return _real(value, self.stored(value))
+
+    def joined(self, parts: Sequence[Array]) -> Array:
+        """Returns what the batches hold as one array, without the examples that fill one up."""
+        if len(parts) == 1:
+            return parts[0]
+        if not parts[0].ndim:
+            return np.stack(parts)
+        kept = [
+            part[: round(len(part) * share)] for part, share in zip(parts, self.rows, strict=True)
+        ]
+        return np.concatenate(kept)
+
+    def parted(self, array: Array) -> list[Array] | None:
+        """Returns one array as :meth:`joined` makes it in pieces that the graph takes.
+
+        None where it does not go into as many.
+        """
+        count = len(self.clean)
+        if count == 1:
+            return [array]
+        if not array.ndim or round(len(array) % sum(self.rows)):
+            return None
+        whole = round(len(array) / sum(self.rows))
+        parts = [array[start : start + whole] for start in range(0, whole * count, whole)]
+        missing = whole - len(parts[-1])
+        if missing:
+            parts[-1] = np.concatenate([parts[-1], np.repeat(parts[-1][-1:], missing, axis=0)])
+        return parts
+
+    def outputs(
+        self, changes: Mapping[Value, Change], instead: Mapping[Value, Sequence[Array]] = _NOTHING
+    ) -> list[Array]:
         """Returns the outputs where some tensors are changed.
 
         Args:
             changes: What is done to which value.
+            instead: What values hold in each batch, whatever their operands are.
         """
+        runs = [
+            self._run(clean, changes, {value: parts[index] for value, parts in instead.items()})
+            for index, clean in enumerate(self.clean)
+        ]
+        return [self.joined(list(parts)) for parts in zip(*runs, strict=True)]
+
+    def _run(
+        self, clean: Mapping[Value, Array], changes: Mapping[Value, Change],
+        instead: Mapping[Value, Array],
+    ) -> list[Array]:  # fmt: skip
         moved = {
-            value: change(self.stored(value))
+            value: change(_stored(value, clean))
             for value, change in changes.items()
             if value.producer is None
         }
+        moved.update((value, array) for value, array in instead.items() if value.producer is None)
         for node in self.graph.nodes:
             touched = any(value in moved for value in node.inputs if value is not None)
-            asked = any(value in changes for value in node.outputs)
+            asked = any(value in changes or value in instead for value in node.outputs)
             if not touched and not asked:
                 continue
-            if touched:
+            if touched and not all(value in instead for value in node.outputs):
                 operands = [
-                    None if v is None else moved.get(v, self.stored(v) if v not in moved else None)
+                    None if v is None else (moved[v] if v in moved else _stored(v, clean))
                     for v in node.inputs
                 ]
                 results = computed(node, operands)
             else:
-                results = [self.clean[value] for value in node.outputs]
+                results = [clean[value] for value in node.outputs]
             for value, result in zip(node.outputs, results, strict=False):
-                moved[value] = changes[value](result) if value in changes else result
-        return [moved.get(value, self.stored(value)) for value in self.graph.outputs]
+                changed = changes[value](result) if value in changes else result
+                moved[value] = instead.get(value, changed)
+        return [
+            moved[value] if value in moved else _stored(value, clean)
+            for value in self.graph.outputs
+        ]
 
-    def noise(self, outputs: list[Array]) -> float:
-        """Returns noise over signal, the mean over the outputs."""
-        return noise([self.stored(value) for value in self.graph.outputs], outputs)
+    def noise(self, outputs: Sequence[Array]) -> float:
+        """Returns noise over signal of outputs as they are stored, the mean over them."""
+        real = [_real(value, a) for value, a in zip(self.graph.outputs, outputs, strict=True)]
+        return noise([self.real(value) for value in self.graph.outputs], real)
 
 
-def noise(clean: list[Array], moved: list[Array]) -> float:
+def _stored(value: Value, values: Mapping[Value, Array]) -> Array:
+    return values[value] if value.constant is None else value.constant.numpy()
+
+
+def _real(value: Value, stored: Array) -> Array:
+    return stored if value.quant is None else dequantize(stored, value.quant.params)
+
+
+def noise(clean: Sequence[Array], moved: Sequence[Array]) -> float:
     """Returns the power of the difference over that of the clean outputs, the mean over them."""
-    ratios: list[float] = []
-    for a, b in zip(clean, moved, strict=True):
-        if a.dtype.kind != "f":
-            continue
-        wide = a.astype(np.float64)
-        signal = float(np.square(wide).sum())
-        gap = float(np.square(np.nan_to_num(b.astype(np.float64) - wide, nan=np.inf)).sum())
-        ratios.append(gap / signal if signal else float(gap > 0))
+    ratios = [
+        ratio(a, b.astype(np.float64) - a.astype(np.float64))
+        for a, b in zip(clean, moved, strict=True)
+        if a.dtype.kind == "f"
+    ]
     return float(np.mean(ratios)) if ratios else 0.0
+
+
+def ratio(clean: Array, gap: Array) -> float:
+    """Returns the power of an error over that of what it is an error of.
+
+    Elements that are no numbers without an error tell nothing; those that become none are lost.
+    """
+    wide = clean.astype(np.float64)
+    told = np.isfinite(wide)
+    with np.errstate(over="ignore"):
+        signal = float(np.square(wide[told]).sum())
+        power = float(np.square(np.nan_to_num(gap[told], nan=np.inf)).sum())
+    return power / signal if signal else float(power > 0)
+
+
+def decibels(noise_to_signal: float) -> float:
+    """Returns signal to noise in dB: infinite where there is no noise."""
+    if not math.isfinite(noise_to_signal):
+        return -math.inf
+    return -10 * math.log10(noise_to_signal) if noise_to_signal > 0 else math.inf

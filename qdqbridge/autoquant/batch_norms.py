@@ -45,7 +45,11 @@ def fold_batch_norm(node: Node, scope: Scope) -> Proposal:
     if affine is None:
         return None
     value = scaled(product, affine, node.output.name)
-    return None if value is None else Replace({node.output: value})
+    if value is None:
+        return None
+    assert value.producer is not None
+    value.producer.origin = product.origin.joined(node.origin)
+    return Replace({node.output: value})
 
 
 def _is_plain(product: Node) -> bool:

@@ -40,7 +40,7 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 @dataclass(frozen=True, slots=True)
 class AffineChain:
-    """A product with quantized operands and the affine nodes behind it, in order.
+    """A product with quantized operands and the affine nodes behind its float result, in order.
 
     ``y -> y * factor + offset`` for each channel, in float64.
     """
@@ -100,6 +100,8 @@ def chain_behind(last: Node, is_output: Callable[[Value], bool]) -> AffineChain 
         source = _data(current)
         product = None if source is None else source.producer
         if source is None or product is None or is_output(source) or len(source.users) != 1:
+            return None
+        if source.quant is not None:  # a rounding in between is one of the file's
             return None
         if product.op in _PRODUCTS:
             return _chain(product, tuple(reversed(nodes)), is_output)

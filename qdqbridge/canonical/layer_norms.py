@@ -45,7 +45,9 @@ def layer_norm_of_steps(node: Node, scope: Scope) -> Proposal:
     if not _is_float32(x) or not all(isinstance(extent, int) for extent in extents):
         return None
     unit = constant(Constant.of(np.ones([int(e) for e in extents], np.float32)), None, "")
-    origin = mean.origin.joined(minus.origin).joined(node.origin)
+    origin = mean.origin.joined(minus.origin)
+    for step in (power, variance, root.operand(0).producer, root, node):
+        origin = origin if step is None else origin.joined(step.origin)
     value = result(
         LAYER_NORMALIZATION,
         NormAttrs(axis, epsilon),

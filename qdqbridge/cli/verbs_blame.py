@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,16 +12,28 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from qdqbridge import viewing
+from qdqbridge import judging, pipeline, viewing
 from qdqbridge.cli import arrays, output
 from qdqbridge.cli.parameters import Extents, Force, Json, Model, extents_of
 from qdqbridge.cli.reading import AS_IT_IS, Reading
+from qdqbridge.errors import InputDataError
 from qdqbridge.graph.copying import with_numbers
+from qdqbridge.graph.graph import Graph
 
 if TYPE_CHECKING:
     from qdqbridge.attribution import Attribution, SuspectTensor
 
-Quantized = Annotated[Path, Parameter(help="The quantized model that claims to be the first one.")]
+Quantized = Annotated[
+    Path | None,
+    Parameter(help="The quantized model that claims to be the first one; none to blame an engine."),
+]
+Runner = Annotated[
+    str | None,
+    Parameter(
+        help="What runs the model: its kernels are charged with what they store otherwise than the "
+        "contract. 'onnxruntime', or an engine."
+    ),
+]
 Data = Annotated[Path, Parameter(help="An .npz file with one array per model input.")]
 Samples = Annotated[int, Parameter(help="Examples of the data that are run, at most.")]
 Repaired = Annotated[int, Parameter(help="For how many of the worst tensors repairs are tried.")]
@@ -31,10 +45,11 @@ Page = Annotated[
 
 def blame(
     reference: Model,
-    quantized: Quantized,
+    quantized: Quantized = None,
     /,
     *,
     data: Data,
+    engine: Runner = None,
     samples: Samples = 64,
     repairs: Repaired = 5,
     rows: Rows = 10,
@@ -46,28 +61,50 @@ def blame(
 ) -> None:
     """Say which tensors of a quantized model lose the accuracy, why, and what was tried and helps.
 
-    The first model is the float one; the second may come from any tool and have other names.
+    The first model is the float one; the second may come from any tool and have other names. With
+    one model and --engine: which nodes that engine computes otherwise than the contract.
     """
-    from qdqbridge.attribution import attribute
+    from qdqbridge.attribution import attribute, attribute_to_kernels
 
+    if samples < 1:
+        raise InputDataError(f"{samples} examples are none", fix="give --samples 1 or more")
     path = None
     if page is not None:
-        path = output.free(page, force=force, model=quantized, data=data, suffix=".html")
+        path = output.free(page, force=force, model=quantized or reference, data=data,
+                           suffix=".html")  # fmt: skip
+    if quantized is None and engine is None:
+        raise InputDataError(
+            "one model has nothing to be blamed against",
+            fix="give the float model and the quantized one, or --engine",
+        )
     extents = extents_of(extent)
     original = with_numbers(reading.read_any(reference), extents)
-    theirs = with_numbers(reading.read_any(quantized), extents)
+    file = quantized or reference
+    theirs = original if quantized is None else with_numbers(reading.read_any(file), extents)
     inputs = arrays.read_inputs(data, original.inputs)
     few = {name: array[:samples] if array.ndim else array for name, array in inputs.items()}
-    with output.progress("tensors") as report:
-        found = attribute(original, theirs, few, repaired=repairs, progress=report)
+    with ExitStack() as stack:
+        ran = None if engine is None else pipeline.engine_of(_runner(engine, file, theirs, stack))
+        if quantized is None and ran is not None:
+            with output.status(f"running {ran.label}"):
+                found = attribute_to_kernels(theirs, ran, few)
+        else:
+            report = stack.enter_context(output.progress("tensors"))
+            found = attribute(original, theirs, few, repaired=repairs, engine=ran, progress=report)
     if path is not None:
-        paints = (viewing.damage_paint(theirs, found),)
+        paints = (viewing.damage_paint(theirs, found), *viewing.node_paints(theirs, found))
         viewing.view(theirs, path=path, paints=paints)
         output.say(f"wrote {path}")
     if json:
         output.show_json(_json(found))
     else:
-        output.show(*_parts(found, rows))
+        output.show(*(_kernel_parts if quantized is None else _parts)(found, rows))
+
+
+def _runner(engine: str, file: Path, graph: Graph, stack: ExitStack) -> pipeline.Side:
+    if engine == "onnxruntime":
+        return stack.enter_context(pipeline.as_onnx(file, graph))
+    return stack.enter_context(judging.opened(engine, file, graph))
 
 
 def _json(found: Attribution) -> dict[str, Any]:
@@ -77,6 +114,17 @@ def _json(found: Attribution) -> dict[str, Any]:
         "repaired_db": found.repaired_db,
         "aligned": found.aligned,
         "unknown": list(found.unknown),
+        "engine": found.engine or None,
+        "unseen": list(found.unseen),
+        "nodes": [
+            {
+                "name": each.name, "operator": each.operator, "tensor": each.tensor,
+                "added_db": each.added_db, "inherited_db": each.inherited_db,
+                "outputs_added_db": each.outputs_added_db,
+                "outputs_inherited_db": each.outputs_inherited_db, "parts_db": dict(each.parts),
+            }
+            for each in found.nodes
+        ],
         "tensors": [
             {
                 "name": each.name, "quantized_name": each.quantized_name,
@@ -104,15 +152,71 @@ def _parts(found: Attribution, rows: int) -> list[Any]:
             Text(f"{each.repair} ({each.repair_db:+.1f} dB)" if each.repair else ""),
         )  # fmt: skip
     lines = [
-        f"outputs: {_number(found.quantized_db)} dB of signal to noise; the tensors below explain "
-        f"{_number(found.simulated_db)} dB; repaired as proposed, {_number(found.repaired_db)} dB",
+        f"outputs{_run_by(found)}: {_number(found.quantized_db)} dB of signal to noise; the "
+        f"tensors below explain {_number(found.simulated_db)} dB; repaired as proposed, "
+        f"{_number(found.repaired_db)} dB",
         f"aligned: {found.aligned:.1%} of the quantized model's nodes",
     ]
     if found.unknown:
-        named = ", ".join(found.unknown[:5])
-        more = f" and {len(found.unknown) - 5} more" if len(found.unknown) > 5 else ""
-        lines.append(f"nothing corresponds to {named}{more}: their errors are not looked at")
+        lines.append(
+            f"nothing corresponds to {_listed(found.unknown)}: their errors are not looked at"
+        )
+    if found.unseen:
+        lines.append(
+            f"{found.engine} does not show {_listed(found.unseen)}: what is off there is counted "
+            "behind them"
+        )
+    return [Text("\n".join(lines)), table, _nodes(found, rows)]
+
+
+def _kernel_parts(found: Attribution, rows: int) -> list[Any]:
+    """Returns what is said of two runtimes of one model."""
+    lines = [
+        f"outputs of {found.engine} against the contract: {_number(found.quantized_db)} dB of "
+        f"signal to noise; the kernels below explain {_number(found.simulated_db)} dB",
+    ]
+    if found.unseen:
+        lines.append(f"not shown by it: {_listed(found.unseen)}")
+    if not found.tensors:
+        lines.append("no kernel stores anything else")
+        return [Text("\n".join(lines))]
+    table = Table(title="nodes, the worst first", title_justify="left")
+    for head in ("tensor", "node", "cause"):
+        table.add_column(head, overflow="fold")
+    for head in ("own dB", "outputs dB"):
+        table.add_column(head, justify="right")
+    for each in found.tensors[:rows]:
+        table.add_row(
+            Text(each.name), Text(each.node), Text(_cause(each)), _number(each.added_db),
+            _number(each.alone_db),
+        )  # fmt: skip
     return [Text("\n".join(lines)), table]
+
+
+def _run_by(found: Attribution) -> str:
+    return f" of {found.engine}" if found.engine else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"{', '.join(names[:5])}{more}"
+
+
+def _nodes(found: Attribution, rows: int) -> Table:
+    """Returns the nodes that add most to the outputs' error."""
+    table = Table(title="nodes, by what they add to the outputs' error", title_justify="left")
+    for head in ("node", "what it adds, in dB"):
+        table.add_column(head, overflow="fold")
+    for head in ("adds dB", "inherits dB", "outputs: adds", "inherits"):
+        table.add_column(head, justify="right")
+    for each in sorted(found.nodes, key=lambda node: node.outputs_added_db)[:rows]:
+        parts = ", ".join(f"{name} {_number(db)}" for name, db in each.parts.items())
+        table.add_row(
+            Text(f"{each.operator} {each.name}".strip()), Text(parts), _number(each.added_db),
+            _number(each.inherited_db), _number(each.outputs_added_db),
+            _number(each.outputs_inherited_db),
+        )  # fmt: skip
+    return table
 
 
 def _cause(each: SuspectTensor) -> str:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.graph.batches import batches
+from qdqbridge.graph.batches import Batch, batches
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.interpreter import check_inputs, evaluate_node
 from qdqbridge.graph.operator import Flow
@@ -38,6 +38,7 @@ def compare_locally(
     *,
     size: int | None = None,
     progress: Progress | None = None,
+    witness: Witness | None = None,
 ) -> Comparison:
     """Runs every node of ``graph`` by the interpreter on what ``reference`` recorded.
 
@@ -47,6 +48,7 @@ def compare_locally(
         data: One array per graph input.
         size: Examples per batch.
         progress: Called with the batches done and their number.
+        witness: Called with each batch, value, what the interpreter stores, and what the engine.
 
     Raises:
         InputDataError: The data does not fit.
@@ -69,7 +71,8 @@ def compare_locally(
     for number, batch in enumerate(batches(graph.inputs, data, size), 1):
         inputs = dict(zip(graph.inputs, check_inputs(graph.inputs, batch.inputs), strict=True))
         recorded = {seen[name]: a for name, a in reference.run(batch.inputs, names).items()}
-        _BatchWalk(tallies, recorded, mismatched, explain).run(graph.nodes, inputs)
+        told = None if witness is None else partial(witness, batch)
+        _BatchWalk(tallies, recorded, mismatched, explain, told).run(graph.nodes, inputs)
         if progress is not None:
             progress(number, batch.count)
     unmatched = [n for n, v in seen.items() if v not in tallies or v in mismatched]
@@ -78,6 +81,8 @@ def compare_locally(
 
 
 Source = Callable[[], Exact | None]
+Witness: TypeAlias = "Callable[[Batch, Value, Array, Array], None]"
+"""What looks at a batch, a value, and its elements as both store them."""
 Explain: TypeAlias = (
     "Callable[[Node, Sequence[Array | None], Array], tuple[str, NDArray[np.bool_]] | None]"
 )
@@ -111,7 +116,9 @@ class _BatchWalk:
         recorded: Mapping[Value, Array],
         mismatched: dict[Value, None],
         explain: Explain,
+        told: Callable[[Value, Array, Array], None] | None = None,
     ) -> None:
+        self.told = told
         self.tallies, self.recorded, self.mismatched = tallies, recorded, mismatched
         self.explain = explain
         self.values: dict[Value, Array] = {}
@@ -141,6 +148,8 @@ class _BatchWalk:
             if theirs is None:
                 self.unrecorded[value] = partial(_exact, node, operands, self._behind(node))
             if theirs is not None and ours.dtype != object:
+                if self.told is not None:
+                    self.told(value, ours, theirs)
                 self._tally(node, value, operands, ours, theirs)
 
     def _behind(self, node: Node) -> list[Source | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,14 @@ from numpy.typing import NDArray
 
 import qdqbridge as qb
 from qdqbridge.attribution.correspondence import correspondence, share
-from qdqbridge.attribution.simulation import FloatRuns
+from qdqbridge.attribution.simulation import GraphRuns
 from qdqbridge.cli.failures import run
+from qdqbridge.engines import EngineVerdict
 from qdqbridge.errors import UnsupportedModelError
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.interpreter import evaluate_node
 from qdqbridge.graph.numerics import dequantize
+from qdqbridge.report.engine import Interpreter, visible
 from qdqbridge.viewing import record
 from tests.attribution.sabotage import named, quantized_by_onnxruntime, spoil
 
@@ -39,9 +44,9 @@ def test_every_node_corresponds_to_the_right_one(reference: Path, quantized: Pat
     """What a quantized value stands for is nearly what the float value holds."""
     original, theirs = qb.load(reference), qb.load(quantized)
     found = correspondence(original, theirs)
-    assert share(found, theirs) == 1.0
-    simulation = FloatRuns(original, {original.inputs[0].name: images()})
-    held = record(theirs, {theirs.inputs[0].name: images()})
+    assert share(found) == 1.0
+    simulation = GraphRuns(found.reference, {original.inputs[0].name: images()})
+    held = record(found.quantized, {theirs.inputs[0].name: images()})
     checked = 0
     for each in found.rounded:
         if each.params is None:
@@ -92,6 +97,83 @@ def test_other_models_are_refused() -> None:
         qb.blame(CNN, CNN, data)
 
 
+@pytest.mark.parametrize(("reference", "quantized"), PAIRS)
+def test_what_nodes_add_and_inherit_is_the_whole_error(reference: Path, quantized: Path) -> None:
+    """The result of the last node: what it inherits and what it adds are all that it is off by."""
+    original = qb.load(reference)
+    found = qb.blame(original, quantized, {original.inputs[0].name: images()}, repairs=0)
+    assert found.aligned == 1.0
+    *_, last = (each for each in found.nodes if each.operator == "Dense")
+    powers = [10 ** (-db / 10) for db in (last.added_db, last.inherited_db)]
+    # Powers add up where errors are independent; two decibels are what their product leaves.
+    assert -10 * np.log10(sum(powers)) == pytest.approx(found.quantized_db, abs=2)
+    first = found.nodes[0]
+    assert first.operator == "quantize"
+    assert first.inherited_db == np.inf
+    assert list(first.parts) == ["activation rounding"]
+    assert first.parts["activation rounding"] == first.added_db
+
+
+class _WrongKernel(Interpreter):
+    """The interpreter of a graph, of which one result is off by some steps, and what follows."""
+
+    label = "an engine"
+
+    def __init__(self, graph: qb.Graph, wrong: str, steps: int) -> None:
+        super().__init__(graph)
+        self.steps = steps
+        self.wrong = next(v for v in graph.values() if v.name == wrong)
+
+    def taken(self) -> EngineVerdict:
+        return EngineVerdict(self.label, "", (), 1)
+
+    def run(self, inputs: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
+        values: dict[Value, Any] = {v: inputs[v.name] for v in self.graph.inputs}
+        for node in self.graph.nodes:
+            operands = [
+                v if v is None else values[v] if v.constant is None else v.constant.numpy()
+                for v in node.inputs
+            ]
+            for value, array in zip(node.outputs, evaluate_node(node, operands), strict=True):
+                values[value] = array
+                if value is self.wrong:
+                    values[value] = np.clip(array.astype(int) + self.steps, 0, 255).astype(
+                        array.dtype
+                    )
+        shown = visible(self.graph)
+        return {name: values[shown[name]] for name in names}
+
+
+@pytest.mark.parametrize("place", [2, 4])
+def test_a_wrong_kernel_is_charged_to_its_node(place: int) -> None:
+    graph = qb.load(PAIRS[0][1])
+    victim = [v.name for node in graph.nodes for v in node.outputs if v.quant and v.name][place]
+    engine = _WrongKernel(graph, victim, 9)
+    alone = qb.blame(graph, None, {"input": images()}, engine=engine)
+    assert [each.name for each in alone.tensors] == [victim]
+    # The sum of one kernel's gap and a clean run is the spoiled run, but for two clips in a row.
+    assert alone.quantized_db == pytest.approx(alone.simulated_db, abs=0.01)
+    found = qb.blame(CNN, graph, {"input": images()}, engine=engine, repairs=0)
+    kernels = [each for each in found.tensors if each.kind == "kernel"]
+    assert [each.quantized_name for each in kernels] == [victim]
+    assert kernels[0] is found.tensors[0]
+    (node,) = (each for each in found.nodes if each.tensor == victim)
+    assert next(iter(node.parts)) == "kernel"
+    other = qb.blame(CNN, graph, {"input": images()}, repairs=0)
+    (clean,) = (each for each in other.nodes if each.tensor == victim)
+    assert clean.parts.get("kernel", np.inf) > node.parts["kernel"] + 20
+
+
+def test_the_kernels_of_a_real_runtime() -> None:
+    """onnxruntime's fused AveragePool rounds ties otherwise than ONNX says; nothing else does."""
+    graph = qb.load(PAIRS[0][1])
+    with qb.open_engine("onnxruntime-optimized", PAIRS[0][1]) as engine:
+        found = qb.blame(graph, None, {"input": images()}, engine=engine)
+    assert {each.node.partition(" ")[0] for each in found.tensors} <= {"AveragePool"}
+    # What follows an element that differs is rounded otherwise: a tenth of a decibel.
+    assert found.simulated_db == pytest.approx(found.quantized_db, abs=0.1)
+
+
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez(tmp_path / "x.npz", input=images(8))
     page = tmp_path / "page.html"
@@ -105,4 +187,11 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert found["aligned"] == 1.0
     worst = [each["alone_db"] for each in found["tensors"]]
     assert worst == sorted(worst)
-    assert '"damage"' in page.read_text("utf-8")
+    text = page.read_text("utf-8")
+    assert all(f'"{paint}"' in text for paint in ("damage", "added", "inherited"))
+    assert found["nodes"]
+    assert run(["blame", str(CNN), "--data", str(tmp_path / "x.npz")]) != 0
+    assert "nothing to be blamed against" in capsys.readouterr().err
+    alone = ["blame", PAIRS[0][1], "--data", tmp_path / "x.npz", "--engine", "onnxruntime"]
+    assert run([str(each) for each in alone]) == 0
+    assert "against the contract" in capsys.readouterr().out

@@ -224,3 +224,17 @@ def test_what_is_no_chain_stays(why: str) -> None:
     g = folded(b.model())
     assert "Mul" in ops(g)
     assert not notes_of(g, "affine-behind-product")
+
+
+def test_a_rounding_between_product_and_affine_map_is_kept() -> None:
+    """``Conv -> Q -> DQ -> Add -> Q`` rounds twice; as one convolution it would round once."""
+    b = Builder()
+    x = b.qdq(b.input("x", [1, 3, 5, 5]), X, 128)
+    y = b.qdq(b.op("Conv", x, b.weight(ints((C, 3, 3, 3), 1), SCALES, axis=0)), 2**-4, 100)
+    b.output(b.qdq(b.op("Add", y, column(b, OFFSETS)), 2**-4, 90))
+    plain, asked = (
+        settled(b.model()),
+        canonicalize(load(b.model()), ReadingOptions(fold_affine=True)),
+    )
+    assert asked.digest == plain.digest
+    assert not [note for note in plain.notes if "fold_affine" in note.reason]
