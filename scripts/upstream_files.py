@@ -154,6 +154,48 @@ def scales_along_terms() -> onnx.ModelProto:
     return _model("scales_along_terms", nodes, numbers, TensorProto.UINT8, (4, 16), (4, 12))
 
 
+def blocks_of_results() -> onnx.ModelProto:
+    """Returns a MatMul whose weight has blocks of columns, with a scale for each row of them."""
+    chance = np.random.default_rng(0)
+    numbers = {
+        "scale": np.float32(0.05), "zero": np.uint8(0), "scale_result": np.float32(0.4),
+        "zero_result": np.uint8(128), "weight_zero": np.zeros((16, 4), np.int8),
+        "weight_scale": chance.uniform(0.01, 0.05, (16, 4)).astype(np.float32),
+        "weight": chance.integers(-127, 128, (16, 32)).astype(np.int8),
+    }  # fmt: skip
+    weight = ["weight", "weight_scale", "weight_zero"]
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "scale", "zero"], ["x_real"]),
+        helper.make_node("DequantizeLinear", weight, ["weight_real"], axis=1, block_size=8),
+        helper.make_node("MatMul", ["x_real", "weight_real"], ["product"]),
+        helper.make_node("QuantizeLinear", ["product", "scale_result", "zero_result"], ["result"]),
+    ]
+    shapes = (4, 16), (4, 32)
+    return _model("blocks_of_results", nodes, numbers, TensorProto.UINT8, *shapes, opset=21)
+
+
+def stored_term() -> onnx.ModelProto:
+    """Returns a sum of stored numbers and a stored vector that a Reshape cuts up."""
+    chance = np.random.default_rng(0)
+    numbers = {
+        "scale": np.float32(0.05), "zero": np.uint8(0), "scale_own": np.float32(0.04),
+        "term": chance.integers(-127, 128, 16).astype(np.int8), "term_scale": np.float32(0.01),
+        "term_zero": np.int8(0), "shape": np.array([0, 0, 4, 4]),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "scale", "zero"], ["x_real"]),
+        helper.make_node("QuantizeLinear", ["x_real", "scale_own", "zero"], ["stored"]),
+        helper.make_node("DequantizeLinear", ["stored", "scale_own", "zero"], ["real"]),
+        helper.make_node("DequantizeLinear", ["term", "term_scale", "term_zero"], ["term_real"]),
+        helper.make_node("Add", ["real", "term_real"], ["sum"]),
+        helper.make_node("Reshape", ["sum", "shape"], ["heads"]),
+        helper.make_node("Relu", ["heads"], ["positive"]),
+        helper.make_node("QuantizeLinear", ["positive", "scale", "zero"], ["result"]),
+    ]
+    shapes = (1, 8, 16), (1, 8, 4, 4)
+    return _model("stored_term", nodes, numbers, TensorProto.UINT8, *shapes)
+
+
 def range_as_clamp() -> onnx.ModelProto:
     """Returns an Add of a pair of uint16 with zero point 0, whose range is a Relu."""
     numbers = {
@@ -273,6 +315,18 @@ FAULTS = (
         "openvino_scales_along_terms.onnx", "openvino", "wrong",
         "MatMul of a weight with a scale for each of its rows: the scales go to the columns",
         scales_along_terms,
+    ),
+    Fault(
+        "openvino_blocks_of_results.onnx", "openvino", "refused",
+        "MatMul of a weight in blocks of columns: ConvertFullyConnectedToFullyConnectedCompressed "
+        "takes them for blocks of rows, and does not compile",
+        blocks_of_results,
+    ),
+    Fault(
+        "openvino_stored_term.onnx", "openvino", "crash",
+        "Q, DQ, Add of an int8 vector behind its DQ, Reshape to a higher rank: compiling divides "
+        "by zero (SIGFPE)",
+        stored_term,
     ),
     Fault(
         "openvino_scaled_product.onnx", "openvino", "refused",

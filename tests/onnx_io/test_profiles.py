@@ -100,6 +100,24 @@ def blocked(net: Net, axis: int, dtype: Any = S8) -> str:
     return net.op("MatMul", net.fake("x", *SYMMETRIC), real)
 
 
+def short_blocks(net: Net) -> str:
+    """Blocks of 12 in 16 elements."""
+    scale, zero = (
+        net.constant(np.full((2, 16), 0.1, np.float32)),
+        net.constant(np.zeros((2, 16), S8)),
+    )
+    weight = net.constant(net.random.integers(-7, 8, (16, 16)).astype(S8))
+    real = net.op("DequantizeLinear", weight, scale, zero, axis=0, block_size=12)
+    return net.op("Flatten", real)
+
+
+def stored_term(net: Net) -> str:
+    """A stored vector, added before an axis is."""
+    term = net.dq(net.constant(np.arange(CNN[-1], dtype=S8)), 0.1, 0, S8)
+    total = net.op("Add", net.fake("x", *SYMMETRIC), term)
+    return net.op("Unsqueeze", total, net.constant(np.array([0])))
+
+
 def sixteen_bits(net: Net) -> str:
     return net.fake("x", 0.001, 30000, np.uint16)
 
@@ -220,6 +238,8 @@ BROKEN: dict[str, tuple[str, str, Callable[[Net], str]]] = {
     "openvino_zero_point": ("openvino", "explicit-zero-point", without_zero_point),
     "openvino_16_bits": ("openvino", "8-bit-activations", sixteen_bits),
     "openvino_axis": ("openvino", "weight-axis", lambda n: conv(n, axis=1)),
+    "openvino_blocks": ("openvino", "whole-blocks", short_blocks),
+    "openvino_term": ("openvino", "stored-terms", stored_term),
     "qoperator_form": ("qoperator", "qlinear-form", conv),
     "qoperator_none": ("qoperator", "integer-kernel", lambda n: n.fake(n.op("Sin", conv(n)), *Y)),
 }  # fmt: skip
@@ -238,7 +258,7 @@ def test_broken_rule_is_found(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("axis", "profile", "rule"),
-    [(1, "openvino", "blocks-along-axis-0"), (0, "tensorrt", "blocks-of-4-bits"),
+    [(1, "openvino", "blocks-of-terms"), (0, "tensorrt", "blocks-of-4-bits"),
      (0, "qnn", "no-blocks")],
 )  # fmt: skip
 def test_blocks(axis: int, profile: str, rule: str, tmp_path: Path) -> None:
@@ -247,10 +267,10 @@ def test_blocks(axis: int, profile: str, rule: str, tmp_path: Path) -> None:
     assert rule in rules(found)
 
 
-def test_blocks_along_axis_0_are_fine_for_openvino(tmp_path: Path) -> None:
+def test_blocks_of_terms_are_fine_for_openvino(tmp_path: Path) -> None:
     shape: list[int | str] = [5, 16]
     found = findings(lambda n: blocked(n, 0), tmp_path, "openvino", opset=21, shape=shape)
-    assert "blocks-along-axis-0" not in rules(found)
+    assert "blocks-of-terms" not in rules(found)
 
 
 KEPT: dict[str, tuple[str, Callable[[Net], str]]] = {
@@ -332,7 +352,7 @@ def test_rules_are_named_once_and_tell_their_source() -> None:
 
 def test_every_rule_has_a_test() -> None:
     tested = {(profile, rule) for profile, rule, _ in BROKEN.values()}
-    tested |= {("openvino", "blocks-along-axis-0"), ("tensorrt", "blocks-of-4-bits")}
+    tested |= {("openvino", "blocks-of-terms"), ("tensorrt", "blocks-of-4-bits")}
     tested |= {("qnn", "no-blocks"), ("ort", "registered-operator")}
     missing = {(p.name, r.name) for p in PROFILES.values() for r in p.rules} - tested
     # In test_profiles_ort: against what onnxruntime does. Openvino's shared checks: above.

@@ -8,7 +8,16 @@ from types import MappingProxyType
 
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
-from qdqbridge.onnx_io.profiles import hexagon, openvino, ort, portable, qnn, qoperator, tensorrt
+from qdqbridge.onnx_io.profiles import (
+    hexagon,
+    openvino,
+    openvino_forms,
+    ort,
+    portable,
+    qnn,
+    qoperator,
+    tensorrt,
+)
 from qdqbridge.onnx_io.profiles.checker import check_source
 from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Finding, Reason
 from qdqbridge.onnx_io.profiles.profile import Bias, Clamp, ExportProfile, Older, Versions
@@ -57,6 +66,7 @@ _ALL = (
     ExportProfile(
         "openvino", "OpenVINO", Clamp.BEFORE, openvino.RULES,
         convolvable=True, apart=True, guarded=True, clipped=True, strict=True,
+        respellings=openvino_forms.RESPELLINGS,
     ),
     ExportProfile(
         "qoperator", "onnxruntime without graph optimizations", Clamp.STORED, qoperator.RULES,

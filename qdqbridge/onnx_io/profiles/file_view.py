@@ -16,6 +16,7 @@ import onnx
 from numpy.typing import NDArray
 
 from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.types import Shape
 from qdqbridge.onnx_io.constants import constant_of_node
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS, default_opset
 from qdqbridge.onnx_io.shapes import TypeAndShape
@@ -325,6 +326,12 @@ class FileView:
         """Returns the number of axes of a tensor as far as the file says it."""
         array = self.constant(tensor)
         return self._ranks.get(tensor) if array is None else array.ndim
+
+    def shape(self, tensor: str) -> Shape:
+        """Returns a tensor's shape, as far as it is known."""
+        if tensor in self._initializers:
+            return tuple(self._initializers[tensor].dims)
+        return self.inferred.get(tensor, (None, None))[1]
 
     def _stored(self, node: FileNode) -> DType:
         if node.input(2):

@@ -48,16 +48,59 @@ def _positive_scale(view: FileView, node: FileNode) -> Reason | None:
     return constant_positive_scale(view, node)
 
 
-def _blocked_axis(view: FileView, node: FileNode) -> Reason | None:
-    found = encoding_of(view, node)
-    if found is None or not found.block_size:
+def _blocks_of_results(view: FileView, node: FileNode) -> Reason | None:
+    """Blocks of the weight of a product of matrices run along the terms of the sum."""
+    found = view.dequantized(node.input(1)) if node.op in ("Gemm", "MatMul") else None
+    if found is None or not found.block_size or view.rank(node.input(1)) != _MATRIX:
         return None
-    rank = view.rank(stored_tensor(node))
-    axis = found.axis % rank if rank else found.axis
-    if axis == 0:
+    transposed = node.op == "Gemm" and bool(node.attributes.get("transB", 0))
+    if found.axis % _MATRIX == int(transposed):
+        return None
+    name = found.node.input(0)
+    return Reason(f"the weight '{name}' has blocks along axis {found.axis}, of results", (name,))
+
+
+def _whole_blocks(view: FileView, node: FileNode) -> Reason | None:
+    found, shape = encoding_of(view, node), view.shape(stored_tensor(node))
+    if found is None or not found.block_size or shape is None:
+        return None
+    extent = shape[found.axis % len(shape)]
+    if not isinstance(extent, int) or extent % found.block_size == 0:
         return None
     tensor = stored_tensor(node)
-    return Reason(f"'{tensor}' is quantized in blocks along axis {axis}", (tensor,))
+    text = f"blocks of {found.block_size} do not divide the {extent} elements of '{tensor}'"
+    return Reason(text, (tensor,))
+
+
+def _stored_term(view: FileView, node: FileNode) -> Reason | None:
+    """A sum with a stored vector, cut up by a Reshape, ends its process."""
+    pair = [view.dequantized(name) for name in node.inputs] if node.op in ("Add", "Sub") else []
+    vector = next((p for p in pair if p is not None and _vector(view, p)), None)
+    if vector is None or any(p is None for p in pair):
+        return None
+    other = next((p for p in pair if p is not None and p is not vector), None)
+    made = None if other is None else view.producer(other.node.input(0))
+    if made is None or not is_quantize(made):
+        return None
+    rank, name = view.rank(node.output), vector.node.input(0)
+    for reader, _ in view.consumers(node.output):
+        larger = view.rank(reader.output)
+        if reader.op in ("Reshape", "Unsqueeze") and rank and larger and larger > rank:
+            text = f"'{name}' is stored as {vector.dtype} in front of '{reader.name}'"
+            return Reason(text, (name,))
+    return None
+
+
+def _vector(view: FileView, found: FileEncoding) -> bool:
+    name = found.node.input(0)
+    shape = view.shape(name)
+    return (
+        is_parameter(view, found.node)
+        and found.dtype in _EIGHT
+        and shape is not None
+        and len(shape) == 1
+        and shape[0] != 1
+    )
 
 
 def _made_of_integers(view: FileView, node: FileNode) -> Reason | None:
@@ -171,7 +214,7 @@ def _before_idle(view: FileView, node: FileNode) -> str | None:
         source = view.dequantized(maker.input(0))
         idle = source is not None and active_ends(view, maker, source) == (False, False)
     else:
-        shapes = [view.inferred.get(name, (None, None))[1] for name in (maker.input(0), tensor)]
+        shapes = [view.shape(name) for name in (maker.input(0), tensor)]
         idle = shapes[0] is not None and shapes[0] == shapes[1]
     return maker.input(0) if idle else None
 
@@ -265,9 +308,9 @@ def _stored_constant(view: FileView, node: FileNode) -> Reason | None:
 RULES: tuple[Demand, ...] = (
     Demand("explicit-zero-point", "Q and DQ", explicit_zero_point, "openvino#28562", Effect.REFUSED,
          "write the zero point"),
-    Demand("blocks-along-axis-0", "Q and DQ in blocks", _blocked_axis,
-         "openvino#32917: up to 2025.3 values are interleaved (axis 1) or refused", Effect.REFUSED,
-         "transpose the weight, or use per-channel scales"),
+    Demand("blocks-of-terms", "Gemm and MatMul of weights in blocks", _blocks_of_results,
+           "OpenVINO 2026.4.1: ConvertFullyConnectedToFullyConnectedCompressed", Effect.REFUSED,
+           "use blocks along the terms, or float weights"),
     Demand("constant-scale", "Q and DQ", _constant_scale, "OpenVINO 2026.4.1, runtime model",
            Effect.FLOAT, "write scales as initializers"),
     Demand("positive-scale", "Q and DQ of activations", _positive_scale,
@@ -284,6 +327,12 @@ RULES: tuple[Demand, ...] = (
     Demand("stored-constants", "Mul and Add of constants", _stored_constant,
          "OpenVINO 2026.4.1: MultiplyPartialTransformation, index '0' out of range",
          Effect.REFUSED, "store the constant as integers, with a DequantizeLinear only"),
+    Demand("whole-blocks", "Q and DQ in blocks", _whole_blocks,
+           "openvino ONNX frontend, dequantize_linear.cpp", Effect.REFUSED,
+           "use blocks that divide the extent"),
+    Demand("stored-terms", "Add and Sub of a vector, before a Reshape", _stored_term,
+           "OpenVINO 2026.4.1: it crashes (SIGFPE)", Effect.REFUSED,
+           "store the vector as floats"),
     Demand("products-of-activations", "MatMul of two activations", _made_of_integers,
          "OpenVINO 2026.4.1, runtime model", Effect.FLOAT,
          "use zero point 0 for both operands, and int8 for the second"),

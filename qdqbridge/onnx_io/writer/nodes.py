@@ -52,6 +52,7 @@ from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.ops.pooling import AVERAGE_POOL
 from qdqbridge.ops.simulated import SimulatedAttrs
 
+_MATRIX = 2
 _BIAS = 2
 _MIXED = 23
 """The opset whose QuantizeLinear takes data and scales of different float types."""
@@ -206,7 +207,7 @@ class NodeWriter(RowWriter):
         """
         if index == _BIAS and node.op.flow is Flow.ACCUMULATE:
             return self.bias(value, dtype)
-        unsafe = index == 1 and (_has_shifted_weight(node) or _scaled_by_terms(node, value))
+        unsafe = index == 1 and (_has_shifted_weight(node) or _scales_laid_otherwise(node, value))
         if self.profile.convolvable and unsafe:
             return self.folded(value, dtype)
         plain = value.constant is not None and value.quant is None
@@ -225,7 +226,8 @@ class NodeWriter(RowWriter):
                 type_ = TensorType(result.type.dtype, result.type.shape)
                 self.row("Identity", [self.stored(source)], target, type_, node=node)
             elif self.profile.convolvable and any(
-                index == 1 and _scaled_by_terms(reader, source) for reader, index in result.users
+                index == 1 and _scales_laid_otherwise(reader, source)
+                for reader, index in result.users
             ):
                 type_ = TensorType(result.type.dtype, result.type.shape)
                 self.row("Identity", [self.folded(source, type_.dtype)], target, type_, node=node)
@@ -315,8 +317,10 @@ def _has_shifted_weight(node: Node) -> bool:
     return not weight.quant.params.symmetric or weight.quant.dtype is DType.UINT8
 
 
-def _scaled_by_terms(node: Node, weight: Value) -> bool:
-    """True for a product of matrices whose weight has a scale for each term of a sum.
+def _scales_laid_otherwise(node: Node, weight: Value) -> bool:
+    """True for a product of matrices whose weight has scales that OpenVINO lays otherwise.
+
+    These are a scale for each term of a sum, or blocks of results.
 
     Args:
         node: The product.
@@ -327,7 +331,9 @@ def _scaled_by_terms(node: Node, weight: Value) -> bool:
     params, rank = weight.quant.params, weight.rank or 0
     transposed = isinstance(node.attributes, GemmAttrs) and node.attributes.trans_b
     terms = rank - (1 if transposed or node.op is DENSE else 2)
-    return params.axis == terms and not params.blocked
+    if params.blocked:
+        return rank == _MATRIX and params.axis != terms
+    return params.axis == terms
 
 
 def _implied(node: Node, value: Value) -> bool:

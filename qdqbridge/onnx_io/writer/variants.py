@@ -141,7 +141,7 @@ def _weight(writer: RowWriter, node: Node, *, gemm: bool) -> tuple[str, bool]:
     """Returns the float weight, and True where it is ``[K, N]``."""
     w, dtype = node.operand(1), real_dtype(node)
     columns = _columns(node, w)
-    if writer.profile.convolvable and _scaled_by_terms(w):
+    if writer.profile.convolvable and _scales_laid_otherwise(w):
         w = _as_floats(writer, w, dtype)
     if gemm and not columns:
         return writer.real(w, dtype), False
@@ -159,10 +159,10 @@ def _weight(writer: RowWriter, node: Node, *, gemm: bool) -> tuple[str, bool]:
     return writer.dequantize(stored, type_, target, dtype), True
 
 
-def _scaled_by_terms(w: Value) -> bool:
-    """True for a constant ``[N, K]`` that has a scale for each of the K terms of a sum."""
+def _scales_laid_otherwise(w: Value) -> bool:
+    """True for a constant ``[N, K]`` with a scale for each of the K terms, or blocks of results."""
     params = None if w.quant is None or w.constant is None else w.quant.params
-    return params is not None and params.axis == 1 and not params.blocked
+    return params is not None and params.axis == (0 if params.blocked else 1)
 
 
 def _as_floats(writer: RowWriter, w: Value, dtype: DType) -> Value:
