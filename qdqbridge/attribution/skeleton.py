@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.prepare import PREPARING
+from qdqbridge.autoquant.batch_norms import fold_batch_norm
 from qdqbridge.canonical import canonicalize
-from qdqbridge.canonical.build import result
 from qdqbridge.canonical.driver import run
+from qdqbridge.canonical.fusions import FUSIONS
 from qdqbridge.canonical.order import order_operands
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, made_by, rule
 from qdqbridge.graph.constant import Constant
@@ -30,6 +30,7 @@ from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Flow
 from qdqbridge.graph.types import QuantType, TensorType, ValueType
 from qdqbridge.ops.attributes import GemmAttrs
+from qdqbridge.ops.build import result
 from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.composition import CompositionAttrs
 from qdqbridge.ops.dynamic import DYNAMIC_DENSE
@@ -102,7 +103,7 @@ def skeleton(graph: Graph) -> Skeleton:
     whole = copied(steps).graph
     for number, node in enumerate(whole.nodes):
         node.origin = Origin((str(number),))
-    run(whole, (*PREPARING, matrix_is_dense, dense_bias))
+    run(whole, (fold_batch_norm, *FUSIONS, matrix_is_dense, dense_bias))
     order_operands(whole)
     return Skeleton(graph, steps, made.values, made.stands, whole)
 
