@@ -1,4 +1,4 @@
-"""What a MatMulNBits says beyond the product that it is read as, for writers: a variant."""
+"""What files say of packed weights beyond the operators that these are read as: variants."""
 
 from __future__ import annotations
 
@@ -54,3 +54,36 @@ def packed_product(variant: str) -> PackedProduct | None:
     return PackedProduct(
         int(level) if level else None, zero_points, bool(order), bool(bias), int(size or 0)
     )
+
+
+_GATHER = "GatherBlockQuantized"
+
+
+@dataclass(frozen=True, slots=True)
+class PackedGather:
+    """How a file writes a Gather of a packed table.
+
+    Attributes:
+        storage: ``uint8``, whose bytes hold codes, or the type of the codes.
+        zero_points: It states them.
+        axis: Along which axis codes are in blocks.
+        block_size: How many neighbours share a scale.
+    """
+
+    storage: str
+    zero_points: bool
+    axis: int
+    block_size: int
+
+    def text(self) -> str:
+        """Returns the variant of a graph node."""
+        zeros = "zeros" if self.zero_points else ""
+        return f"{_GATHER}({self.storage},{zeros},{self.axis},{self.block_size})"
+
+
+def packed_gather(variant: str) -> PackedGather | None:
+    """Returns what the variant of a graph node says of a GatherBlockQuantized, if it was one."""
+    if not variant.startswith(f"{_GATHER}("):
+        return None
+    storage, zeros, axis, size = variant[len(_GATHER) + 1 : -1].split(",")
+    return PackedGather(storage, bool(zeros), int(axis), int(size))

@@ -321,6 +321,7 @@ GELU = unary(
             choices={"approximate": ("none", "tanh")},
         ),
         OnnxOp(name="Gelu", domain="com.microsoft", defaults={"approximate": "none"}),
+        OnnxOp(name="FastGelu", domain="com.microsoft", defaults={"approximate": "tanh"}),
     ),
     forms=(
         *(form for inner in _ERFS for form in _halves(inner, "none")),

@@ -296,3 +296,55 @@ def test_a_packed_product_comes_back_byte_for_byte(bits, zero, bias, level, tmp_
 
 def constant(model: onnx.ModelProto, name: str) -> np.ndarray:
     return next(onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.name == name)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_gather_of_a_packed_table_comes_back(seed, tmp_path):
+    rng = np.random.default_rng(seed)
+    kind = rng.choice(["uint8 of 4", "uint8 of 8", "int4", "uint4"])
+    bits, typed = (8 if kind.endswith("8") else 4), "of" not in kind
+    block = int(rng.choice([16, 32]))
+    rank = int(rng.integers(2, 4)) if typed else 2
+    shape = [*rng.integers(2, 5, rank - 1), int(block * rng.integers(1, 4))]
+    axis = rank - 1
+    gather = int(rng.integers(0, rank)) if typed else 0
+    case = Case(Builder(21))
+    b = case.builder
+    codes = rng.integers(0, 1 << bits, shape).astype(np.uint8)
+    grid = [*shape[:-1], shape[-1] // block]
+    points = rng.integers(0, 1 << bits, grid).astype(np.uint8)
+    element = getattr(onnx.TensorProto, kind.upper()) if typed else onnx.TensorProto.UINT8
+
+    def entered(array, name):
+        rows = [packed(row, bits) for row in array.reshape(-1, array.shape[-1])]
+        dims = list(array.shape) if typed else [*array.shape[:-1], len(rows[0])]
+        data = packed(array, bits) if typed else b"".join(rows)
+        b.initializers.append(onnx.helper.make_tensor(name, element, dims, data, raw=True))
+        return name
+
+    indices = rng.integers(0, shape[gather], (2, 3))
+    case.feeds["i"] = indices.astype(np.int64)
+    inputs = [entered(codes, "table"), b.input("i", [2, "n"], onnx.TensorProto.INT64)]
+    inputs.append(b.init(rng.uniform(0.01, 0.1, grid).astype(np.float32)))
+    if seed % 2:
+        inputs.append(entered(points, "points"))
+    at = {"bits": bits, "block_size": block, "quantize_axis": axis, "gather_axis": gather}
+    model = case.model(b.op("GatherBlockQuantized", *inputs, domain=MS, **at))
+    onnx.save(model, tmp_path / "model.onnx")
+    graph = qb.load(tmp_path / "model.onnx")
+    qb.save(graph, tmp_path / "saved.onnx")
+    saved = onnx.load(tmp_path / "saved.onnx")
+    (back,), (node,) = (
+        [each for each in found.graph.node if each.op_type == "GatherBlockQuantized"]
+        for found in (saved, model)
+    )
+    assert "DequantizeLinear" not in [each.op_type for each in saved.graph.node]
+    assert sorted(map(str, back.attribute)) == sorted(map(str, node.attribute))
+    pairs = list(zip(node.input, back.input, strict=True))
+    for old, new in [pairs[0], *pairs[2:]]:
+        a, c = constant(model, old), constant(saved, new)
+        assert (a.dtype, a.shape, a.tobytes()) == (c.dtype, c.shape, c.tobytes())
+    assert qb.load(tmp_path / "saved.onnx").digest == graph.digest
+    (wanted,) = ort_run(model, case.feeds)
+    np.testing.assert_array_equal(ort_run(saved, case.feeds)[0], wanted)
+    np.testing.assert_array_equal(run(graph, case.feeds)[0], wanted)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-from onnx import TensorProto
-
 from qdqbridge.onnx_io.lowering.site import MICROSOFT, LoweringSite
 
 SKIP = {True: "SkipLayerNormalization", False: "SkipSimplifiedLayerNormalization"}
@@ -45,12 +42,6 @@ def skip_norm(*, centred: bool) -> Callable[[LoweringSite], None]:
     return lower
 
 
-def _like(site: LoweringSite, name: str, number: float) -> np.ndarray:
-    """Returns a number in the element type of a tensor."""
-    half = site.known.element_type(name) == TensorProto.FLOAT16
-    return np.array(number, np.float16 if half else np.float32)
-
-
 def bias_gelu(site: LoweringSite) -> None:
     """``Gelu(a + b)``.
 
@@ -61,22 +52,11 @@ def bias_gelu(site: LoweringSite) -> None:
 
 
 def fast_gelu(site: LoweringSite) -> None:
-    """``Gelu(x + bias)`` by tanh: ``0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))``.
+    """``Gelu(x + bias)`` by tanh, whose bits are those of ONNX's in onnxruntime 1.32.
 
-    Source: onnxruntime docs/ContribOperators.md; ONNX Gelu-20.
+    Source: onnxruntime docs/ContribOperators.md.
     """
     x, output = site.input(0), site.proto.output[0]
     if site.input(1):
         x = site.op("Add", [x, site.input(1)])
-    if site.main_opset >= 20:
-        site.op("Gelu", [x], output, approximate="tanh")
-        return
-    number = {
-        key: site.enter(_like(site, x, value), key)
-        for key, value in (("half", 0.5), ("one", 1.0), ("root", 0.7978845608), ("c", 0.044715))
-    }
-    cube = site.op("Mul", [site.op("Mul", [x, x]), x])
-    inner = site.op("Add", [x, site.op("Mul", [cube, number["c"]])])
-    bent = site.op("Tanh", [site.op("Mul", [inner, number["root"]])])
-    raised = site.op("Add", [bent, number["one"]])
-    site.op("Mul", [site.op("Mul", [x, number["half"]]), raised], output)
+    site.op("FastGelu", [x], output, domain=MICROSOFT)

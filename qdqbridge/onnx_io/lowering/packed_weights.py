@@ -11,11 +11,11 @@ from onnx import TensorProto
 from qdqbridge.onnx_io.lowering.bits import UNSIGNED, tensor_of, unpacked
 from qdqbridge.onnx_io.lowering.run_time_weights import Blocks, unpacked_weight
 from qdqbridge.onnx_io.lowering.site import LoweringSite
-from qdqbridge.ops.packed_products import PackedProduct
+from qdqbridge.ops.packed_products import PackedGather, PackedProduct
 
 _ATTRIBUTES = frozenset(("N", "K", "bits", "block_size", "accuracy_level"))
 _BYTES = {1: "weight", 2: "scales"}
-_NIBBLES = (TensorProto.INT4, TensorProto.UINT4)
+_STORED: dict[int, str] = {TensorProto.INT4: "int4", TensorProto.UINT4: "uint4"}
 
 
 def matmul_nbits(site: LoweringSite) -> None:
@@ -186,8 +186,8 @@ def gather_block_quantized(site: LoweringSite) -> None:
     Source: onnxruntime docs/ContribOperators.md.
     """
     data, indices, scale, zero_point = (site.input(i) for i in range(4))
-    block, width = site.int_("block_size", 128), 4
-    if site.known.element_type(data) not in _NIBBLES:
+    block, width, storage = site.int_("block_size", 128), 4, site.known.element_type(site.input(0))
+    if storage not in _STORED:
         width = _width(site)
         codes = site.packed(0, "its weight")
         data = _codes(site, unpacked(codes, width, codes.shape[-1] * 8 // width), width, "weight")
@@ -196,7 +196,12 @@ def gather_block_quantized(site: LoweringSite) -> None:
         raise site.refusal("its weight is no constant", "its rank is unknown", "make it constant")
     axis = site.int_("quantize_axis", 1)
     real = site.dequantize(data, scale, zero_point, axis=axis, block_size=block)
-    site.op("Gather", [real, indices], site.proto.output[0], axis=site.int_("gather_axis", 0))
+    output, rank = site.proto.output[0], site.known.rank(data)
+    if rank is not None:
+        named = _STORED.get(storage, "uint8")
+        said = PackedGather(named, bool(site.input(3)), axis % rank, block)
+        site.known.variants[output] = said.text()
+    site.op("Gather", [real, indices], output, axis=site.int_("gather_axis", 0))
 
 
 def _gathered_zero_point(site: LoweringSite, bits: int) -> str:

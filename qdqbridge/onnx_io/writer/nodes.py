@@ -24,6 +24,7 @@ from qdqbridge.onnx_io.writer.clamps import (
 )
 from qdqbridge.onnx_io.writer.dynamic import dynamic_rows
 from qdqbridge.onnx_io.writer.names import real_name, stem
+from qdqbridge.onnx_io.writer.packed_gathers import gather_row, packed_gathers, unread
 from qdqbridge.onnx_io.writer.qlinear import qlinear_row
 from qdqbridge.onnx_io.writer.rows import (
     RowWriter,
@@ -66,11 +67,15 @@ class NodeWriter(RowWriter):
     def write(self, nodes: Sequence[Node], outputs: Collection[Value]) -> None:
         """Adds the rows of all nodes of a graph with these outputs."""
         merged = skip_norms(nodes, set(outputs)) if self.profile.packed else {}
+        gathers = packed_gathers(nodes) if self.profile.packed else {}
+        tables = unread(gathers, set(outputs))
         for node in nodes:
             whole = merged.get(node)
-            if whole is None:
+            if node in gathers:
+                gather_row(self, node, gathers[node])
+            elif whole is None and node not in tables:
                 self.node(node)
-            elif node is whole.sums[-1]:
+            elif whole is not None and node is whole.sums[-1]:
                 skip_norm_row(self, whole)
 
     def node(self, node: Node) -> None:

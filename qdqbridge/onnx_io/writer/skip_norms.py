@@ -95,10 +95,23 @@ def _made(
     if shape is None:
         return None
     data, skip = (a, b) if a.type.shape == shape else (b, a)
-    if data.type.shape != shape or (skip.rank or 0) not in (len(shape), 2):
+    if data.type.shape != shape and not _alike(a, b):
+        return None
+    if (skip.rank or 0) not in (len(shape), 2):
         return None
     asked = len(total.users) > 1 or total in outputs
     return SkipNorm(norm, total, sums, data, skip, bias, asked)
+
+
+def _alike(a: Value, b: Value) -> bool:
+    """True where neither of two operands can be seen to be repeated: the file has added them so."""
+    first, second = a.type.shape, b.type.shape
+    return (
+        first is not None
+        and second is not None
+        and len(first) == len(second)
+        and (1 not in (*first, *second))
+    )
 
 
 def skip_norm_row(writer: RowWriter, whole: SkipNorm) -> None:
