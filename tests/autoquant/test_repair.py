@@ -1,6 +1,7 @@
 """Repair on the project's networks: what helps is kept, what does not is told and left out."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,12 @@ DATA = {"input": SEEN}
 
 def network(name):
     return prepared(qdqbridge.load(MODELS / f"{name}.onnx"))
+
+
+@cache
+def unrepaired(name):
+    """A network of the project's, quantized without repair: what repair is compared with."""
+    return quantize_model(network(name), DATA, repair=())
 
 
 def judged(graph, *others):
@@ -75,9 +82,8 @@ def test_sabotage_is_repaired(name, least, width):
 
 @pytest.mark.parametrize("name", ["digits_cnn_float", "digits_attention_float", "digits_mlp_float"])
 def test_the_default_steps_help_on_other_samples(name):
-    graph = network(name)
-    plain = quantize_model(graph, DATA, repair=())
-    found = quantize_model(graph, DATA)
+    graph, plain = network(name), unrepaired(name)
+    found = quantize_model(graph, DATA, profile=plain.profile)
     assert [record.step for record in found.repairs] == list(DEFAULT)
     before, after = judged(graph, plain.graph, found.graph)
     assert after > before - GAIN
@@ -128,7 +134,7 @@ def test_infinite_outputs_do_not_decide():
 
 def test_no_data_no_repair():
     graph = network("digits_mlp_float")
-    profile = quantize_model(graph, DATA, repair=()).profile
+    profile = unrepaired("digits_mlp_float").profile
     found = quantize_model(graph, None, profile=profile)
     assert found.repairs == ()
     both = quantize_model(graph, DATA, profile=profile)

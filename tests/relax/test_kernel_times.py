@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import qdqbridge as qb
 from qdqbridge.errors import InputDataError
+from qdqbridge.relax.executable import Executable
 from qdqbridge.relax.kernel_times import kernel_times
 from qdqbridge.relax.kernels.cpu import cpu_of, host_target
 from qdqbridge.relax.kernels.limit import limit
@@ -16,11 +18,16 @@ from qdqbridge.relax.kernels.limit import limit
 MODEL = Path(__file__).parents[2] / "models" / "digits_cnn_u8s8_per_channel.onnx"
 
 
+@cache
+def compiled(threads: int) -> Executable:
+    """The network; timing changes nothing of it."""
+    return qb.compile(qb.load(MODEL), threads=threads)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_every_kernel_of_a_run_is_timed(threads: int, tmp_path: Path) -> None:
-    graph = qb.load(MODEL)
-    executable = qb.compile(graph, threads=threads)
-    (value,) = graph.inputs
+    executable = compiled(threads)
+    (value,) = executable.graph.inputs
     shape = [e if isinstance(e, int) else 1 for e in value.type.shape or ()]
     data = {value.name: np.random.default_rng(0).normal(size=shape).astype(np.float32)}
     before = executable.run(data)
@@ -40,11 +47,11 @@ def test_every_kernel_of_a_run_is_timed(threads: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("batch", [1, 5])
 def test_open_batches_count_as_they_are_fed(batch: int) -> None:
-    graph = qb.load(MODEL)
+    graph = compiled(1).graph
     (value,) = graph.inputs
     assert any(isinstance(extent, str) for extent in value.type.shape or ())
     shape = [e if isinstance(e, int) else batch for e in value.type.shape or ()]
-    times = kernel_times(qb.compile(graph), {value.name: np.zeros(shape, np.float32)}, repeats=1)
+    times = kernel_times(compiled(1), {value.name: np.zeros(shape, np.float32)}, repeats=1)
     convolution = next(node for node in graph.nodes if node.op.name == "Conv")
     weight, result = convolution.operand(1).constant, convolution.output.type.shape
     assert weight is not None and result is not None
@@ -55,7 +62,7 @@ def test_open_batches_count_as_they_are_fed(batch: int) -> None:
 
 def test_inputs_are_checked() -> None:
     with pytest.raises(InputDataError):
-        kernel_times(qb.compile(qb.load(MODEL)), {})
+        kernel_times(compiled(1), {})
 
 
 def test_the_limit_is_a_rate() -> None:

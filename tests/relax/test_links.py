@@ -1,5 +1,6 @@
 """Ids of tensors survive TVM's passes, and mean what they say: values are compared."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +43,24 @@ MORE = {
 PIPELINES = {**STAGES, **MORE}
 
 
+NETWORKS = ("digits_cnn", "digits_attention")
+
+
+@cache
 def graph_of(name):
     return qb.load(ROOT / "models" / f"{name}_float.onnx")
 
 
-@pytest.fixture(scope="module", params=["digits_cnn", "digits_attention"])
-def graph(request):
-    return graph_of(request.param)
+@cache
+def tracked_of(name, pipeline):
+    """A network through a pipeline: nobody changes the module, or what its tracker has noted."""
+    return tracked(graph_of(name), PIPELINES[pipeline])
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_every_call_is_linked(graph, pipeline):
-    _, tracker = tracked(graph, PIPELINES[pipeline])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_call_is_linked(name, pipeline):
+    _, tracker = tracked_of(name, pipeline)
     linked, calls = tracker.links.share
     assert linked == calls > 0
     for _, (done, total) in tracker.passes:
@@ -71,8 +78,9 @@ def test_every_call_of_a_vision_transformer_is_linked(pipeline):
     assert linked == calls > 0
 
 
-def test_every_fused_function_lists_its_tensors(graph):
-    _, tracker = tracked(graph, STAGES["fused"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_fused_function_lists_its_tensors(name):
+    graph, (_, tracker) = graph_of(name), tracked_of(name, "fused")
     fused = [p for p in tracker.links.places if p.is_call and p.link and p.link.relation == "holds"]
     assert fused
     by_name = {tensor_id(v) for v in graph.values() if v.constant is None}
@@ -82,9 +90,11 @@ def test_every_fused_function_lists_its_tensors(graph):
         assert place.link.result
 
 
-def test_every_tensor_is_found_before_fusion(graph):
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_tensor_is_found_before_fusion(name):
+    graph = graph_of(name)
     for stage in ("emitted", "legalized", "channels-last", "mixed"):
-        _, tracker = tracked(graph, STAGES[stage])
+        _, tracker = tracked_of(name, stage)
         found = {
             id_
             for place in tracker.links.places
@@ -134,7 +144,7 @@ def _run(module, inputs):
 )
 def test_what_is_linked_has_the_values_of_the_tensor(name, pipeline):
     graph = graph_of(name)
-    module, tracker = tracked(graph, PIPELINES[pipeline])
+    module, tracker = tracked_of(name, pipeline)
     said = []
     for variable in _variables(module["main"]):
         for place in tracker.links.lookup(variable):
@@ -158,8 +168,7 @@ def test_what_is_linked_has_the_values_of_the_tensor(name, pipeline):
 
 
 def test_names_within_a_shared_function_are_no_evidence():
-    graph = graph_of("digits_attention")
-    module, tracker = tracked(graph, STAGES["fused"])
+    module, tracker = tracked_of("digits_attention", "fused")
     known = tracker.links
     shared = [p for p in known.places if p.link is not None and p.link.relation == "one of"]
     assert shared  # the network repeats itself, and fusion makes one function of equal ones
