@@ -16,14 +16,11 @@ from qdqbridge.graph.graph import Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
 from qdqbridge.onnx_io.codecs import BY_ROW, decode, encode, since
 from qdqbridge.ops import attributes as a
-from qdqbridge.ops.attention import (
-    GroupQueryAttentionAttrs,
-    MergedAttentionAttrs,
-    MultiHeadAttentionAttrs,
-    RotaryEmbeddingAttrs,
-)
+from qdqbridge.ops.attention import MergedAttentionAttrs, MultiHeadAttentionAttrs
 from qdqbridge.ops.causal_convolution import CausalConvAttrs
 from qdqbridge.ops.experts import ExpertsAttrs
+from qdqbridge.ops.group_query_attention import GroupQueryAttentionAttrs
+from qdqbridge.ops.rotary_embedding import RotaryEmbeddingAttrs
 from qdqbridge.ops.table import OPERATORS
 from tests.onnx_io.codec_nodes import constant, model_of, value, view_of
 

@@ -12,14 +12,11 @@ from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
 from qdqbridge.graph.operator import Attributes
-from qdqbridge.ops.attention import (
-    GroupQueryAttentionAttrs,
-    MergedAttentionAttrs,
-    MultiHeadAttentionAttrs,
-    RotaryEmbeddingAttrs,
-)
+from qdqbridge.ops.attention import MergedAttentionAttrs, MultiHeadAttentionAttrs
 from qdqbridge.ops.causal_convolution import CausalConvAttrs
 from qdqbridge.ops.experts import ExpertsAttrs
+from qdqbridge.ops.group_query_attention import GroupQueryAttentionAttrs
+from qdqbridge.ops.rotary_embedding import RotaryEmbeddingAttrs
 
 Array = NDArray[Any]
 _NAMES = {"MergedAttention": "Attention"}

@@ -17,16 +17,12 @@ from qdqbridge.onnx_io.codecs.codec import (
     decoded,
 )
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
-from qdqbridge.ops.attention import (
-    GROUP_QUERY_ATTENTION,
-    MERGED_ATTENTION,
-    MULTI_HEAD_ATTENTION,
-    ROTARY_EMBEDDING,
-    RotaryEmbeddingAttrs,
-)
+from qdqbridge.ops.attention import MERGED_ATTENTION, MULTI_HEAD_ATTENTION
 from qdqbridge.ops.causal_convolution import CAUSAL_CONV
 from qdqbridge.ops.experts import ACTIVATIONS as EXPERT_ACTIVATIONS
 from qdqbridge.ops.experts import EXPERTS, STORED_EXPERTS
+from qdqbridge.ops.group_query_attention import GROUP_QUERY_ATTENTION
+from qdqbridge.ops.rotary_embedding import ROTARY_EMBEDDING, RotaryEmbeddingAttrs
 
 MICROSOFT = "com.microsoft"
 _OWN_ROTARY = 23

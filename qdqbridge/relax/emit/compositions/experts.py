@@ -19,8 +19,7 @@ from qdqbridge.ops.experts import (
 from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.emit.scope import Expr
-from qdqbridge.relax.emit.compositions.attention import loops, wide
-from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite
+from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite, loops, wide
 
 _Weight = Callable[[Expr, Expr, Expr], Expr]
 _KIND = "float32"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-from tvm import relax
+from tvm import relax, te
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
@@ -166,3 +166,13 @@ Composition: TypeAlias = "Callable[[CompositionSite], Sequence[Expr]]"
 def numpy_dtype(name: str) -> Any:
     """Returns NumPy's type of a TVM element type."""
     return next(dtype.numpy for dtype in DType if dtype.label == name)
+
+
+def loops(site: CompositionSite, name: str, compute: Callable[..., te.Tensor], *args: Expr) -> Expr:
+    """Emits a call of a function of loops."""
+    return site.scope.emit(site.scope.builder.call_te(compute, *args, primfunc_name_hint=name))
+
+
+def wide(site: CompositionSite, x: Expr) -> Expr:
+    """Returns half floats in float32, in which hosts add."""
+    return site.cast(x, "float32") if site.dtype(x) in ("float16", "bfloat16") else x

@@ -6,16 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.onnx_io.foreign import ForeignAttrs
+from qdqbridge.ops.group_query_attention import GROUP_QUERY_ATTENTION
+from qdqbridge.ops.rotary_embedding import ROTARY_EMBEDDING
 from qdqbridge.qnn.emit.scope import Expr
-from qdqbridge.relax.emit.compositions.attention import ATTENTION
+from qdqbridge.relax.emit.compositions.attention import MULTI_HEAD
 from qdqbridge.relax.emit.compositions.computed_sizes import COMPUTED_SIZES
 from qdqbridge.relax.emit.compositions.conversion import CONVERSION
 from qdqbridge.relax.emit.compositions.elementwise import ELEMENTWISE
 from qdqbridge.relax.emit.compositions.experts import EXPERT_LOOPS
+from qdqbridge.relax.emit.compositions.group_query_attention import group_query_attention
 from qdqbridge.relax.emit.compositions.images import IMAGES
 from qdqbridge.relax.emit.compositions.products import PRODUCTS
 from qdqbridge.relax.emit.compositions.reductions import REDUCTIONS
 from qdqbridge.relax.emit.compositions.regions import REGIONS
+from qdqbridge.relax.emit.compositions.rotary_embedding import rotary_embedding
 from qdqbridge.relax.emit.compositions.shapes import SHAPES
 from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite
 from qdqbridge.relax.emit.scope import RelaxScope
@@ -25,7 +29,12 @@ COMPOSITIONS: Mapping[str, Composition] = {
     **COMPUTED_SIZES,
 }  # fmt: skip
 """By the operator's name in ONNX's own domain."""
-OF_ROWS: Mapping[str, Composition] = {**ATTENTION, **EXPERT_LOOPS}
+OF_ROWS: Mapping[str, Composition] = {
+    GROUP_QUERY_ATTENTION.name: group_query_attention,
+    **MULTI_HEAD,
+    ROTARY_EMBEDDING.name: rotary_embedding,
+    **EXPERT_LOOPS,
+}
 """By the name of a row that hosts compute in a function of its own."""
 
 

@@ -1,0 +1,268 @@
+"""Attention of language models: heads that share keys, and the cache of keys and values, as loops.
+
+How long the cache gets is what an operand says when the module runs, so that it is an extent of its
+own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tvm import te
+
+from qdqbridge.onnx_io.codecs.view import NoRow
+from qdqbridge.ops.group_query_attention import GroupQueryAttentionAttrs
+from qdqbridge.qnn.dialect.kernel import stage
+from qdqbridge.qnn.dialect.tir import tirx
+from qdqbridge.qnn.emit.scope import Expr
+from qdqbridge.relax.emit.compositions.attention import Lines, products, seen_softmax
+from qdqbridge.relax.emit.compositions.rotary_embedding import heads_first, heads_last, rotated
+from qdqbridge.relax.emit.compositions.site import CompositionSite, loops, wide
+
+_INT = "int64"
+
+
+def group_query_attention(site: CompositionSite) -> Sequence[Expr]:
+    """As :data:`qdqbridge.ops.group_query_attention.GROUP_QUERY_ATTENTION` says."""
+    a = site.node.record(GroupQueryAttentionAttrs)
+    q, k, v = _group_operands(site, a)
+    size = site.extents(q)[-1]
+    lines, places = _group_lines(site, a, q)
+    if a.do_rotary:
+        tables = [site.arg(7), site.arg(8)]
+        q, k = (rotated(site, x, tables, places, interleaved=a.rotary_interleaved) for x in (q, k))
+    room = _room(site, a, q)
+    kept: list[Expr] = []
+    seen: list[Expr] = []
+    for past, scale, new, kind in (
+        (3, 12, k, a.k_quant_type),
+        (4, 13, v, a.v_quant_type),
+    ):
+        cache = _Cache(site, past, scale, kind, a.kv_cache_bit_width)
+        rows = cache.joined(new, lines, room)
+        seen.append(cache.real(rows))
+        kept.append(cache.moved(rows, lines, a) if a.sliding_window_cache else rows)
+    factor = a.scale or 1 / math.sqrt(size)
+
+    def bent(x: Expr, kind: str) -> Expr:
+        value = x * tirx.const(factor, kind)
+        if not a.softcap:
+            return value
+        cap = tirx.const(a.softcap, kind)
+        return tirx.tanh(value / cap) * cap
+
+    sink = site.arg(11) if site.has(11) else None
+    if sink is None and a.smooth_softmax:
+        sink = site.number(np.zeros(a.num_heads), "float32")
+    bias = site.arg(10) if site.has(10) else None
+
+    def weigh(scores: Expr) -> Expr:
+        return seen_softmax(
+            site, scores, lines, bent, causal=a.causal, window=a.local_window_size, bias=bias,
+            sink=sink,
+        )  # fmt: skip
+
+    mixed = heads_last(site, products(site, q, seen[0], seen[1], weigh))
+    return [site.cast(mixed, site.dtype(site.arg(0))), *kept]
+
+
+def _group_operands(site: CompositionSite, a: GroupQueryAttentionAttrs) -> list[Expr]:
+    """Returns queries, keys and values by heads; they may lie side by side in one operand."""
+    counts = (a.num_heads, a.kv_num_heads, a.kv_num_heads)
+    if site.has(1):
+        given = [site.arg(index) for index in range(3)]
+    else:
+        width = site.extents(site.arg(0))[-1]
+        if not isinstance(width, int) or width % sum(counts):
+            raise NoRow(f"the width of its operand is {width}, of {sum(counts)} heads")
+        size = width // sum(counts)
+        ends = [counts[0] * size, (counts[0] + counts[1]) * size]
+        parts = site.scope.emit(site.scope.op.split(site.arg(0), ends, axis=2))
+        given = [site.scope.emit(site.scope.item(parts, index)) for index in range(3)]
+    batch, length, _ = site.extents(given[0])
+    return [
+        heads_first(site, wide(site, x), count, batch, length)
+        for x, count in zip(given, counts, strict=True)
+    ]
+
+
+def _group_lines(site: CompositionSite, a: GroupQueryAttentionAttrs, q: Expr) -> tuple[Lines, Expr]:
+    """Returns where queries and keys stand, and the places by which they are turned."""
+    length = site.scope.run_time_extent(q, 2, _INT)
+    lengths = site("reshape", site.cast(site.arg(5), _INT), (site.extents(q)[0],))
+    ends = site("add", lengths, site.number(1, _INT))
+    starts = site("maximum", site("subtract", ends, length), site.number(0, _INT))
+    total = site("reshape", site.cast(site.arg(6), _INT), ())
+    first = site("equal", total, length)
+    before = starts
+    if a.sliding_window_cache:
+        capacity = site.scope.run_time_extent(site.arg(3), 2, _INT)
+        before = _resident(site, starts, capacity, a.local_window_size)
+    else:
+        starts = site("where", first, site("zeros_like", starts), starts)
+        before = starts
+    lines = Lines(starts, before, ends)
+    batch, _, count, _ = site.extents(q)
+    steps = site("reshape", site.counted(count), (1, count))
+    begin = site("reshape", starts, (batch, 1))
+    if a.do_rotary and site.has(9):
+        given = site("reshape", site.cast(site.arg(9), _INT), (batch, count))
+        corner = site("strided_slice", given, axes=[0, 1], begin=[0, 0], end=[1, 1])
+        prompt = site("broadcast_to", site("add", corner, steps), (batch, count))
+        return lines, site("where", first, prompt, given)
+    return lines, site("add", begin, steps)
+
+
+def _resident(site: CompositionSite, ends: Expr, capacity: Expr, window: int) -> Expr:
+    """Returns how many rows a cache of a window keeps: ``ops.group_query_attention.resident``."""
+    step = site("subtract", capacity, site.number(window - 1, _INT))
+    beyond = site("maximum", site("subtract", ends, capacity), site.number(0, _INT))
+    rounds = site("floor_divide", site("subtract", site("add", beyond, step),
+                                       site.number(1, _INT)), step)  # fmt: skip
+    return site("subtract", ends, site("multiply", step, rounds))
+
+
+def _room(site: CompositionSite, a: GroupQueryAttentionAttrs, q: Expr) -> Any:
+    """Returns how many rows queries may see: the past's and the new ones, or a shared buffer's."""
+    past = site.extents(site.arg(3))[2] if site.has(3) else 0
+    if a.sliding_window_cache:
+        return past + site.extents(q)[2]
+    total = site.constant_ints(6)
+    if total and isinstance(past, int):
+        return max(total[0], past)
+    wanted = site("reshape", site.cast(site.arg(6), _INT), (1,))
+    if site.has(3):
+        own = site.scope.run_time_extent(site.arg(3), 2, _INT)
+        wanted = site("maximum", wanted, own)
+    return site.bound(wanted, "cached")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """Keys or values of the past, and how they are stored.
+
+    Attributes:
+        site: The node.
+        index: The operand that is the past.
+        scale: The operand that is its scale.
+        kind: How it is quantized.
+        bits: The bits of a number in it.
+    """
+
+    site: CompositionSite
+    index: int
+    scale: int
+    kind: str
+    bits: int
+
+    def joined(self, new: Expr, lines: Lines, room: Any) -> Expr:
+        """Returns the rows of the past that hold something, and the new ones behind them."""
+        site = self.site
+        fresh = self._stored(new)
+        batch, heads, _, width = site.extents(fresh)
+        if not site.has(self.index):
+
+            def alone(data: te.Tensor, before: te.Tensor) -> te.Tensor:
+                none = tirx.const(0, data.dtype)
+
+                def element(b: Expr, n: Expr, t: Expr, d: Expr) -> Expr:
+                    own = tirx.all(t >= before(b), t < before(b) + data.shape[2])
+                    return tirx.if_then_else(own, data(b, n, t - before(b), d), none)
+
+                return stage((batch, heads, room, width), element, name="joined")
+
+            return loops(site, "cache", alone, fresh, lines.before)
+        past = site.arg(self.index)
+        site.scope.need_same(site.extents(past)[0], batch)
+        site.scope.need_same(site.extents(past)[3], width)
+
+        def cache(old: te.Tensor, data: te.Tensor, before: te.Tensor) -> te.Tensor:
+            none = tirx.const(0, data.dtype)
+
+            def element(b: Expr, n: Expr, t: Expr, d: Expr) -> Expr:
+                own = tirx.all(t >= before(b), t < before(b) + data.shape[2])
+                added = tirx.if_then_else(own, data(b, n, t - before(b), d), none)
+                held = tirx.all(t < before(b), t < old.shape[2])
+                return tirx.if_then_else(held, old(b, n, t, d), added)
+
+            return stage((batch, heads, room, width), element, name="joined")
+
+        return loops(site, "cache", cache, past, fresh, lines.before)
+
+    def moved(self, rows: Expr, lines: Lines, a: GroupQueryAttentionAttrs) -> Expr:
+        """Returns the cache of a window after the step: the last rows, from its beginning on."""
+        site = self.site
+        batch, heads, _, width = site.extents(rows)
+        capacity = site.extents(site.arg(self.index))[2]
+        kept = site.scope.run_time_extent(site.arg(self.index), 2, _INT)
+        left = _resident(site, lines.ends, kept, a.local_window_size)
+        new = site("subtract", lines.ends, lines.starts)
+        skipped = site("subtract", site("add", lines.before, new), left)
+
+        def window(data: te.Tensor, count: te.Tensor, first: te.Tensor) -> te.Tensor:
+            def element(b: Expr, n: Expr, t: Expr, d: Expr) -> Expr:
+                own = tirx.all(t < count(b), t + first(b) >= 0, t + first(b) < data.shape[2])
+                none = tirx.const(0, data.dtype)
+                return tirx.if_then_else(own, data(b, n, t + first(b), d), none)
+
+            return stage((batch, heads, capacity, width), element, name="kept")
+
+        return loops(site, "cache_window", window, rows, left, skipped)
+
+    def real(self, rows: Expr) -> Expr:
+        """Returns stored rows as the numbers that they mean."""
+        site = self.site
+        if self.kind == "NONE" or not site.has(self.scale):
+            return wide(site, rows)
+        if self.bits == 4:
+
+            def halves(data: te.Tensor) -> te.Tensor:
+                shape = (*data.shape[:3], data.shape[3] * 2)
+
+                def element(b: Expr, n: Expr, t: Expr, d: Expr) -> Expr:
+                    byte = data(b, n, t, d // 2).astype("int32")
+                    code = tirx.Select(d % 2 == 0, byte & 15, byte >> 4) - 8
+                    return code.astype("float32")
+
+                return stage(shape, element, name="codes")
+
+            rows = loops(site, "unpacked", halves, rows)
+        return site("multiply", site.cast(rows, "float32"), self._spread(rows))
+
+    def _stored(self, new: Expr) -> Expr:
+        site = self.site
+        if self.kind == "NONE" or not site.has(self.scale):
+            kind = site.dtype(site.arg(self.index)) if site.has(self.index) else site.dtype(
+                site.arg(0)
+            )  # fmt: skip
+            return site.cast(new, kind)
+        most = 7 if self.bits == 4 else 127
+        whole = site("round", site("divide", new, self._spread(new)))
+        bounds = [site.number(bound, "float32") for bound in (-most - 1, most)]
+        codes = site("minimum", site("maximum", whole, bounds[0]), bounds[1])
+        if self.bits != 4:
+            return site.cast(codes, "int8")
+
+        def pairs(data: te.Tensor) -> te.Tensor:
+            shape = (*data.shape[:3], data.shape[3] // 2)
+
+            def element(b: Expr, n: Expr, t: Expr, d: Expr) -> Expr:
+                low, high = (data(b, n, t, d * 2 + i).astype("int32") + 8 for i in (0, 1))
+                return (low | (high << 4)).astype("uint8")
+
+            return stage(shape, element, name="packed")
+
+        return loops(site, "packed", pairs, codes)
+
+    def _spread(self, like: Expr) -> Expr:
+        """Returns scales that broadcast to a cache: one, or one per head and number."""
+        site = self.site
+        scale = wide(site, site.arg(self.scale))
+        if self.kind == "PER_TENSOR":
+            return site("reshape", scale, ())
+        _, heads, _, width = site.extents(like)
+        return site("reshape", scale, (1, heads, 1, width))

@@ -1,0 +1,98 @@
+"""Heads of attention, and their numbers turned in pairs by their places, as loops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import te
+
+from qdqbridge.onnx_io.codecs.view import NoRow
+from qdqbridge.ops.rotary_embedding import RotaryEmbeddingAttrs
+from qdqbridge.qnn.dialect.kernel import stage
+from qdqbridge.qnn.dialect.tir import tirx
+from qdqbridge.qnn.emit.scope import Expr
+from qdqbridge.relax.emit.compositions.site import CompositionSite, loops, wide
+
+_INT = "int64"
+
+
+def heads_first(
+    site: CompositionSite, x: Expr, heads: int, batch: Any = None, length: Any = None
+) -> Expr:
+    """Returns (batch, length, heads * size) as (batch, heads, length, size).
+
+    Batch and length are those that are given: what the file names otherwise has to be equal.
+    """
+    own_batch, own_length, width = site.extents(x)
+    batch, length = own_batch if batch is None else batch, own_length if length is None else length
+    site.scope.need_same(own_batch, batch)
+    site.scope.need_same(own_length, length)
+    if not isinstance(width, int) or width % heads:
+        raise NoRow(f"the width of its operand is {width}, of {heads} heads")
+    split = site("reshape", x, (batch, length, heads, width // heads))
+    return site("permute_dims", split, [0, 2, 1, 3])
+
+
+def heads_last(site: CompositionSite, x: Expr) -> Expr:
+    """Returns (batch, heads, length, size) as (batch, length, heads * size)."""
+    batch, heads, length, size = site.extents(x)
+    return site("reshape", site("permute_dims", x, [0, 2, 1, 3]), (batch, length, heads * size))
+
+
+def rotated(
+    site: CompositionSite, x: Expr, tables: Sequence[Expr], places: Expr, *, interleaved: bool
+) -> Expr:
+    """Returns pairs of numbers turned by their places.
+
+    As :func:`qdqbridge.ops.rotary_embedding.rotated` does, but a place behind the tables is taken
+    to be their last one.
+    """
+    half = site.extents(tables[0])[-1]
+    size = site.extents(x)[-1]
+    if not isinstance(half, int) or not isinstance(size, int) or 2 * half > size:
+        raise NoRow(f"its tables turn {half} pairs of {size} numbers")
+
+    def rotary(data: te.Tensor, cosine: te.Tensor, sine: te.Tensor, at: te.Tensor) -> te.Tensor:
+        def element(b: Expr, n: Expr, s: Expr, d: Expr) -> Expr:
+            row = tirx.max(tirx.min(at(b, s).astype(_INT), cosine.shape[0] - 1), 0)
+            pair = d // 2 if interleaved else d % half
+            first = d % 2 == 0 if interleaved else d < half
+            other = d + tirx.Select(first, tirx.const(1, _INT), tirx.const(-1, _INT)) * (
+                1 if interleaved else half
+            )
+            inside = d < 2 * half
+            own = data(b, n, s, d)
+            partner = data(b, n, s, tirx.Select(inside, other, d))
+            column = tirx.Select(inside, pair, tirx.const(0, _INT))
+            sign = tirx.Select(first, tirx.const(-1.0, data.dtype), tirx.const(1.0, data.dtype))
+            c, w = cosine(row, column), sine(row, column)
+            turned = own * c.astype(data.dtype) + sign * partner * w.astype(data.dtype)
+            return tirx.Select(inside, turned, own)
+
+        return stage(data.shape, element, name="turned")
+
+    return loops(site, "rotary", rotary, x, *tables, places)
+
+
+def rotary_embedding(site: CompositionSite) -> Sequence[Expr]:
+    """As :data:`qdqbridge.ops.rotary_embedding.ROTARY_EMBEDDING` says."""
+    a = site.node.record(RotaryEmbeddingAttrs)
+    x, tables = site.arg(0), [site.arg(1), site.arg(2)]
+    data = wide(site, x)
+    data = data if site.rank(data) == 4 else heads_first(site, data, a.num_heads)
+    batch, _, length, _ = site.extents(data)
+    steps = site("reshape", site.counted(length), (1, length))
+    if not site.has(3):
+        rows = site("reshape", site.counted(batch), (batch, 1))
+        count = site.scope.run_time_extent(data, 2, _INT)
+        places = site("add", site("multiply", rows, count), steps)
+        tables = [site("reshape", t, (-1, site.extents(t)[-1])) for t in tables]
+    elif site.rank(site.arg(3)) == 1:
+        begin = site("reshape", site.cast(site.arg(3), _INT), (1, 1))
+        places = site("broadcast_to", site("add", begin, steps), (batch, length))
+    else:
+        places = site("reshape", site.cast(site.arg(3), _INT), (batch, length))
+    turned = rotated(site, data, tables, places, interleaved=a.interleaved)
+    result = turned if site.rank(x) == 4 else heads_last(site, turned)
+    return [site.cast(result, site.dtype(x))]
