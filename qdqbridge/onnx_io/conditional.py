@@ -6,7 +6,8 @@ from onnx import GraphProto, helper
 
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.operator import Operator
-from qdqbridge.onnx_io.foreign import ForeignAttrs, foreign_attributes, foreign_operator
+from qdqbridge.onnx_io.foreign import ForeignAttrs, foreign_attributes
+from qdqbridge.onnx_io.foreign_operators import foreign_operator
 from qdqbridge.onnx_io.structure import captured_names
 from qdqbridge.onnx_io.writer import to_proto
 

@@ -11,7 +11,8 @@ from google.protobuf.message import DecodeError
 
 from qdqbridge.errors import InvalidModelError
 from qdqbridge.graph.operator import Operator
-from qdqbridge.onnx_io.foreign import ForeignAttrs, StoredNode, foreign_operator
+from qdqbridge.onnx_io.foreign import ForeignAttrs, StoredNode
+from qdqbridge.onnx_io.foreign_operators import foreign_operator
 
 
 def foreign_of_span(raw: Mapping[str, Any]) -> tuple[Operator, ForeignAttrs] | None:

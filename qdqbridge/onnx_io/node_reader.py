@@ -24,10 +24,11 @@ from qdqbridge.onnx_io.codecs.schema import check_nested, schema_of
 from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.constants import constant_of_node
 from qdqbridge.onnx_io.declared import check_moved, check_quantizes
-from qdqbridge.onnx_io.foreign import foreign_node
+from qdqbridge.onnx_io.foreign_operators import foreign_node
 from qdqbridge.onnx_io.lowering import refusal
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS
-from qdqbridge.onnx_io.older_forms import NewForm, NoNewForm, in_new_form
+from qdqbridge.onnx_io.older_forms import NewForm, in_new_form
+from qdqbridge.onnx_io.older_operators import NoNewForm
 from qdqbridge.onnx_io.operator_versions import AXES_OPERAND, REDUCTIONS, with_axes_attribute
 from qdqbridge.onnx_io.qdq_nodes import encoding_of, params_of
 from qdqbridge.onnx_io.qdq_remarks import remarks

@@ -159,7 +159,8 @@ class _TextParser:
             return op, read_attributes(self.types, op.attributes)
         if not self.lexer.at("{"):
             self.lexer.refuse("there is no such operator", f"it is {token}", token)
-        from qdqbridge.onnx_io.foreign import ForeignAttrs, foreign_operator, record_problem
+        from qdqbridge.onnx_io.foreign import ForeignAttrs, record_problem
+        from qdqbridge.onnx_io.foreign_operators import foreign_operator
 
         attributes = read_attributes(self.types, ForeignAttrs)
         assert isinstance(attributes, ForeignAttrs)

@@ -23,13 +23,8 @@ from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.printer import attributes_text
 from qdqbridge.graph.types import TensorType
-from qdqbridge.onnx_io.foreign import (
-    ForeignAttrs,
-    foreign_attributes,
-    foreign_node,
-    foreign_node_proto,
-    foreign_operator,
-)
+from qdqbridge.onnx_io.foreign import ForeignAttrs, foreign_attributes, foreign_node_proto
+from qdqbridge.onnx_io.foreign_operators import foreign_node, foreign_operator
 from qdqbridge.onnx_io.reader import read
 from qdqbridge.onnx_io.session import OnnxRuntimeSession
 from qdqbridge.onnx_io.structure import captured_names

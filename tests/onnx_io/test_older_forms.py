@@ -174,7 +174,7 @@ def test_versions() -> None:
 
 def test_every_change_before_opset_13_is_known() -> None:
     """Each operator that changed carries over, or has a newer form."""
-    from qdqbridge.onnx_io.older_forms import FORMS
+    from qdqbridge.onnx_io.older_operators import FORMS
 
     # Split and Tile of opset 1 have no known user; Erf lost integers, which nobody computes.
     rare = {"Erf", "Split", "Tile"}
