@@ -79,8 +79,8 @@ EVERY_OPERAND = 1 << 31
 """For :attr:`Operator.commuting`: as many operands as a node has."""
 
 
-def _no_problems(node: Node) -> Iterator[str]:
-    del node
+def _no_problems(node: Node, attributes: Attributes) -> Iterator[str]:
+    del node, attributes
     return iter(())
 
 
@@ -160,7 +160,7 @@ class Operator:
             operands (indices, a condition) stay as they are.
         commuting: How many of the first operands may change places without changing a bit of the
             result (but the sign of a zero that an extreme chooses): 0, 2 or :data:`EVERY_OPERAND`.
-        check: Yields what is wrong with a node of this operator, in words.
+        check: Yields what is wrong with a node of this operator and its attributes, in words.
         steps: How much it takes to compute, where the table does not know (``ops/steps.py``):
             operators outside the table.
         numerics: The contract in words, with every known difference from onnxruntime.
@@ -191,7 +191,7 @@ class Operator:
     contract: Contract | None = None
     data: tuple[int, ...] | None = None
     commuting: int = 0
-    check: Callable[[Node], Iterator[str]] = field(default=_no_problems)
+    check: Callable[[Node, Any], Iterator[str]] = field(default=_no_problems)
     steps: Steps | None = None
     numerics: str = ""
     arity: int = 0
@@ -216,6 +216,10 @@ class Operator:
         """Returns a record of its attributes by name."""
         return {name: getattr(attributes, name) for name in self.fields}
 
+    def problems(self, node: Node) -> Iterator[str]:
+        """Yields what is wrong with a node of this operator, in words."""
+        return self.check(node, node.attributes)
+
     def is_data(self, index: int) -> bool:
         """True where operand ``index`` carries values that may be quantized."""
         return self.data is None or index in self.data
@@ -236,6 +240,7 @@ class Row(Operator, Generic[AnyAttributes]):
     """
 
     attributes: type[AnyAttributes]
+    check: Callable[[Node, AnyAttributes], Iterator[str]] = field(default=_no_problems)
 
     def of(self, node: Node) -> AnyAttributes | None:
         """Returns the attributes of a node of this operator, None for a node of another one."""

@@ -30,7 +30,7 @@ def verify(graph: Graph, file: str = "") -> None:
     _check_names(graph.output_names, graph.outputs, file or graph.name)
     problems: list[tuple[Node, str]] = []
     for node in graph.nodes:
-        problems += [(node, problem) for problem in node.op.check(node)]
+        problems += [(node, problem) for problem in node.op.problems(node)]
     if problems:
         raise _error(
             InvalidModelError, "the model breaks the rules of its operators", problems, file

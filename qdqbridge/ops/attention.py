@@ -141,8 +141,7 @@ def _hidden(mask: Array, batch: int, keys: int) -> Array:
     return (mask == 0)[:, None, None, :] if mask.ndim == 2 else (mask == 0)[:, None]
 
 
-def _check_multi_head(node: Node) -> Iterator[str]:
-    a = node.record(MultiHeadAttentionAttrs)
+def _check_multi_head(node: Node, a: MultiHeadAttentionAttrs) -> Iterator[str]:
     if a.num_heads < 1:
         yield f"it has {a.num_heads} heads"
     if (node.optional(6) is None) != (node.optional(7) is None):
@@ -168,8 +167,7 @@ def _merged(a: MergedAttentionAttrs, operands: Operands) -> tuple[Array, ...]:
     return result.astype(x.dtype), kept.astype(x.dtype)
 
 
-def _check_merged(node: Node) -> Iterator[str]:
-    a = node.record(MergedAttentionAttrs)
+def _check_merged(node: Node, a: MergedAttentionAttrs) -> Iterator[str]:
     if a.num_heads < 1:
         yield f"it has {a.num_heads} heads"
     if a.qkv_hidden_sizes and (

@@ -40,7 +40,7 @@ LETTERS = "abcdefgh"
 
 
 def function(
-    name: str, body: Callable[[Any], Pattern], check: Callable[[Node], Iterator[str]], *,
+    name: str, body: Callable[[Any], Pattern], check: Callable[[Node, Any], Iterator[str]], *,
     attributes: type[AnyAttributes], onnx: tuple[OnnxOp, ...], numerics: str,
     flow: Flow = Flow.ROUND,
 ) -> Row[AnyAttributes]:  # fmt: skip

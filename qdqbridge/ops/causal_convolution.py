@@ -48,8 +48,7 @@ def _causal(a: CausalConvAttrs, operands: Operands) -> tuple[Array, ...]:
     return total.astype(x.dtype), whole[:, :, length:]
 
 
-def _check(node: Node) -> Iterator[str]:
-    a = node.record(CausalConvAttrs)
+def _check(node: Node, a: CausalConvAttrs) -> Iterator[str]:
     if a.activation not in ACTIVATIONS:
         yield f"its activation is {a.activation}"
     if a.dilation < 1:

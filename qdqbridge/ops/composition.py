@@ -85,8 +85,7 @@ def _contract(
     return (entries[index],)
 
 
-def _check(node: Node) -> Iterator[str]:
-    attributes = node.record(CompositionAttrs)
+def _check(node: Node, attributes: CompositionAttrs) -> Iterator[str]:
     if not attributes.steps:
         yield "it has no steps"
     for index, step in enumerate(attributes.steps):

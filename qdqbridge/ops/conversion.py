@@ -7,12 +7,13 @@ types alone and lives in their contracts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.numerics import dequantize, quantize
-from qdqbridge.graph.operator import Array, Flow, NoAttributes, Operands, Row, Types
+from qdqbridge.graph.operator import Array, Attributes, Flow, NoAttributes, Operands, Row, Types
 from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.ops.shapes import differ, known
 from qdqbridge.ops.stored import present
@@ -62,10 +63,12 @@ def _reinterpret(
     return (np.asarray(x, order="C").view(result.dtype.numpy),)
 
 
-def _check(*, quantized_operand: bool, quantized_result: bool) -> Callable[[Node], Iterator[str]]:
+def _check(
+    *, quantized_operand: bool, quantized_result: bool
+) -> Callable[[Node, Any], Iterator[str]]:
     """Returns a ``check`` of which sides have to be quantized, and of equal shapes."""
 
-    def check(node: Node) -> Iterator[str]:
+    def check(node: Node, _: Attributes) -> Iterator[str]:
         x, y = node.operand(0), node.output
         for value, wanted, what in (
             (x, quantized_operand, "operand"),
@@ -82,7 +85,7 @@ def _check(*, quantized_operand: bool, quantized_result: bool) -> Callable[[Node
     return check
 
 
-def _check_reinterpret(node: Node) -> Iterator[str]:
+def _check_reinterpret(node: Node, _: Attributes) -> Iterator[str]:
     before, after = node.operand(0).type.dtype, node.output.type.dtype
     if before.bits != after.bits:
         yield f"{before} and {after} differ in width"

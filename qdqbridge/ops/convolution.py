@@ -123,8 +123,7 @@ def _check_common(
     yield from per_tensor(node, 0, "the input")
 
 
-def _check_conv(node: Node) -> Iterator[str]:
-    attrs = node.record(ConvAttrs)
+def _check_conv(node: Node, attrs: ConvAttrs) -> Iterator[str]:
     yield from _check_common(
         node,
         (
@@ -147,8 +146,7 @@ def _check_conv(node: Node) -> Iterator[str]:
     yield from vector_fits(node.optional(2), out, "the bias")
 
 
-def _check_conv_transpose(node: Node) -> Iterator[str]:
-    attrs = node.record(ConvTransposeAttrs)
+def _check_conv_transpose(node: Node, attrs: ConvTransposeAttrs) -> Iterator[str]:
     yield from _check_common(
         node,
         (

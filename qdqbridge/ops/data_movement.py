@@ -12,6 +12,7 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.graph.operator import (
     AnyAttributes,
     Array,
+    Attributes,
     Flow,
     NoAttributes,
     OnnxOp,
@@ -35,7 +36,7 @@ def data_movement(
     name: str,
     attributes: type[AnyAttributes],
     compute: Callable[[Any, Operands], tuple[Array, ...]],
-    check: Callable[[Node], Iterator[str]],
+    check: Callable[[Node, Any], Iterator[str]],
     numerics: str = "Moves stored values. Exact.",
     *,
     onnx: tuple[OnnxOp, ...] = (),
@@ -153,8 +154,8 @@ def _space_to_depth(attributes: DepthSpaceAttrs, operands: Operands) -> tuple[Ar
     return (split.reshape(n, c * b * b, h // b, w // b),)
 
 
-def _check_reshape(node: Node) -> Iterator[str]:
-    attributes, x = node.record(ReshapeAttrs), node.operand(0)
+def _check_reshape(node: Node, attributes: ReshapeAttrs) -> Iterator[str]:
+    x = node.operand(0)
     target = attributes.shape
     if target is None:
         if node.optional(1) is None:
@@ -188,8 +189,8 @@ def _check_reshape(node: Node) -> Iterator[str]:
         yield f"{total} elements do not fill the shape {target}"
 
 
-def _check_expand(node: Node) -> Iterator[str]:
-    attributes, x = node.record(ExpandAttrs), node.operand(0)
+def _check_expand(node: Node, attributes: ExpandAttrs) -> Iterator[str]:
+    x = node.operand(0)
     if attributes.shape is None:
         if node.optional(1) is None:
             yield "the target is neither an attribute nor an operand"
@@ -200,51 +201,51 @@ def _check_expand(node: Node) -> Iterator[str]:
             yield f"axis {-axis} of extent {size} does not broadcast to {wanted}"
 
 
-def _check_transpose(node: Node) -> Iterator[str]:
-    attributes, rank = node.record(TransposeAttrs), node.operand(0).rank
+def _check_transpose(node: Node, attributes: TransposeAttrs) -> Iterator[str]:
+    rank = node.operand(0).rank
     if sorted(attributes.perm) != list(range(len(attributes.perm))):
         yield f"{attributes.perm} is no permutation"
     elif rank is not None and len(attributes.perm) != rank:
         yield f"the permutation {attributes.perm} does not fit an input of rank {rank}"
 
 
-def _check_squeeze(node: Node) -> Iterator[str]:
-    attributes, x = node.record(AxesAttrs), node.operand(0)
+def _check_squeeze(node: Node, attributes: AxesAttrs) -> Iterator[str]:
+    x = node.operand(0)
     yield from axes_fit(attributes.axes, x.rank)
     for axis in attributes.axes:
         if axis >= 0 and known(x, axis) not in (None, 1):
             yield f"axis {axis} has extent {known(x, axis)}, not 1"
 
 
-def _check_unsqueeze(node: Node) -> Iterator[str]:
-    attributes, rank = node.record(AxesAttrs), node.operand(0).rank
+def _check_unsqueeze(node: Node, attributes: AxesAttrs) -> Iterator[str]:
+    rank = node.operand(0).rank
     yield from axes_fit(attributes.axes, None if rank is None else rank + len(attributes.axes))
 
 
-def _check_flatten(node: Node) -> Iterator[str]:
-    attributes, rank = node.record(AxisAttrs), node.operand(0).rank
+def _check_flatten(node: Node, attributes: AxisAttrs) -> Iterator[str]:
+    rank = node.operand(0).rank
     if rank is not None and not 0 <= attributes.axis <= rank:
         yield f"axis {attributes.axis} does not exist in an operand of rank {rank}"
 
 
-def _check_tile(node: Node) -> Iterator[str]:
-    attributes, rank = node.record(TileAttrs), node.operand(0).rank
+def _check_tile(node: Node, attributes: TileAttrs) -> Iterator[str]:
+    rank = node.operand(0).rank
     if rank is not None and len(attributes.repeats) != rank:
         yield f"repeats has {len(attributes.repeats)} entries for an input of rank {rank}"
     if any(factor < 0 for factor in attributes.repeats):
         yield f"repeats {attributes.repeats} has a negative entry"
 
 
-def _check_depth_to_space(node: Node) -> Iterator[str]:
-    attributes, x = node.record(DepthSpaceAttrs), node.operand(0)
+def _check_depth_to_space(node: Node, attributes: DepthSpaceAttrs) -> Iterator[str]:
+    x = node.operand(0)
     yield from _check_blocks(attributes, x.rank)
     channels = known(x, 1)
     if attributes.block_size > 0 and channels is not None and channels % attributes.block_size**2:
         yield f"{channels} channels are no multiple of {attributes.block_size**2}"
 
 
-def _check_space_to_depth(node: Node) -> Iterator[str]:
-    attributes, x = node.record(DepthSpaceAttrs), node.operand(0)
+def _check_space_to_depth(node: Node, attributes: DepthSpaceAttrs) -> Iterator[str]:
+    x = node.operand(0)
     yield from _check_blocks(attributes, x.rank)
     for axis in (2, 3):
         size = known(x, axis)
@@ -261,7 +262,7 @@ def _check_blocks(attributes: DepthSpaceAttrs, rank: int | None) -> Iterator[str
         yield f"the input has rank {rank}, not 4"
 
 
-def _no_check(node: Node) -> Iterator[str]:
+def _no_check(node: Node, _: Attributes) -> Iterator[str]:
     del node
     return iter(())
 

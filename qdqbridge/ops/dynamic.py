@@ -99,7 +99,7 @@ def _contract(
         return (np.asarray(real if bias is None else real + bias, np.float32),)
 
 
-def _check(node: Node) -> Iterator[str]:
+def _check(node: Node, _: Attributes) -> Iterator[str]:
     x, w = node.operand(0), node.operand(1)
     if x.type.dtype is not DType.FLOAT32 or x.quant is not None:
         yield "the input is not float32"
@@ -210,8 +210,8 @@ def _codes_of(type_: ValueType | None) -> QuantParams | None:
     return type_.params if dtype.is_integer and dtype.bits <= 8 else None
 
 
-def _check_blocks(node: Node) -> Iterator[str]:
-    x, w, attributes = node.operand(0), node.operand(1), node.record(BlockAttrs)
+def _check_blocks(node: Node, attributes: BlockAttrs) -> Iterator[str]:
+    x, w = node.operand(0), node.operand(1)
     if x.quant is not None or x.type.dtype not in (DType.FLOAT32, DType.FLOAT16):
         yield "the input is neither float32 nor float16"
     if node.output.type.dtype is not x.type.dtype or node.output.quant is not None:

@@ -14,6 +14,7 @@ from qdqbridge.graph.numerics import quantize
 from qdqbridge.graph.operator import (
     EVERY_OPERAND,
     Array,
+    Attributes,
     Compute,
     Flow,
     Form,
@@ -122,15 +123,15 @@ def _check_broadcast(node: Node) -> Iterator[str]:
             yield f"axis {-axis} has extents {sorted(sizes)}, which do not broadcast"
 
 
-def _check_pair(node: Node) -> Iterator[str]:
+def _check_pair(node: Node, _: Attributes) -> Iterator[str]:
     if len(node.inputs) != 2 or None in node.inputs:
         yield f"needs two operands, has {len(node.inputs)}"
         return
     yield from _check_broadcast(node)
 
 
-def _check_prelu(node: Node) -> Iterator[str]:
-    yield from _check_pair(node)
+def _check_prelu(node: Node, attributes: Attributes) -> Iterator[str]:
+    yield from _check_pair(node, attributes)
     if len(node.inputs) != 2 or None in node.inputs:
         return
     x, slope = node.operand(0), node.operand(1)
@@ -141,22 +142,21 @@ def _check_prelu(node: Node) -> Iterator[str]:
             yield f"axis {-axis} of the slope does not broadcast to the input"
 
 
-def _check_where(node: Node) -> Iterator[str]:
+def _check_where(node: Node, _: Attributes) -> Iterator[str]:
     if len(node.inputs) != 3 or None in node.inputs:
         yield f"needs three operands, has {len(node.inputs)}"
         return
     yield from _check_broadcast(node)
 
 
-def _check_variadic(node: Node) -> Iterator[str]:
+def _check_variadic(node: Node, _: Attributes) -> Iterator[str]:
     if None in node.inputs:
         yield f"operand {node.inputs.index(None)} is left out"
         return
     yield from _check_broadcast(node)
 
 
-def _check_concat(node: Node) -> Iterator[str]:
-    attributes = node.record(AxisAttrs)
+def _check_concat(node: Node, attributes: AxisAttrs) -> Iterator[str]:
     if None in node.inputs:
         yield f"operand {node.inputs.index(None)} is left out"
         return
@@ -186,7 +186,7 @@ _EXTREME = (
 def binary(
     name: str, function: Callable[[Array, Array], Array], formula: str, *, qnn: str = "",
     tvm: str = "", since: int = 0, variadic: bool = False, forms: tuple[Form, ...] = (),
-    check: Callable[[Node], Iterator[str]] | None = None, commuting: int = 0,
+    check: Callable[[Node, Any], Iterator[str]] | None = None, commuting: int = 0,
 ) -> Row[NoAttributes]:  # fmt: skip
     """Returns the row of an operator of two operands, broadcast to one shape.
 
@@ -267,7 +267,7 @@ def _gated(attributes: AlphaAttrs) -> Pattern:
     return ("Mul", ("Swish", "a", attributes), "b")
 
 
-def _check_alike(node: Node) -> Iterator[str]:
+def _check_alike(node: Node, _: Attributes) -> Iterator[str]:
     """The two operands have one shape: ONNX broadcasts neither."""
     if len(node.inputs) != 2 or None in node.inputs:
         yield f"needs two operands, has {len(node.inputs)}"

@@ -161,8 +161,7 @@ def _unpacked(stored: Array, bits: int) -> Array:
     return wide.reshape(*stored.shape[:-1], -1)
 
 
-def _check(node: Node) -> Iterator[str]:
-    a = node.record(ExpertsAttrs)
+def _check(node: Node, a: ExpertsAttrs) -> Iterator[str]:
     experts = known(node.optional(1), -1)
     if a.k < 1 or (experts is not None and a.k > experts):
         yield f"it chooses {a.k} of {experts} experts"

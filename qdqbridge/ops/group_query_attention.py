@@ -212,8 +212,7 @@ def _spread(scale: Array, shape: tuple[int, ...]) -> Array:
     return scale.astype(np.float32).reshape(1, shape[1], 1, shape[3])
 
 
-def _check_group(node: Node) -> Iterator[str]:
-    a = node.record(GroupQueryAttentionAttrs)
+def _check_group(node: Node, a: GroupQueryAttentionAttrs) -> Iterator[str]:
     if a.num_heads < 1 or a.kv_num_heads < 1 or a.num_heads % a.kv_num_heads:
         yield f"{a.num_heads} heads do not divide into {a.kv_num_heads}"
     if len(node.inputs) < 7 or node.inputs[5] is None or node.inputs[6] is None:

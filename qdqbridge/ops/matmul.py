@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from qdqbridge.graph.graph import Node
-from qdqbridge.graph.operator import Array, Flow, NoAttributes, Operands, Row, Types
+from qdqbridge.graph.operator import Array, Attributes, Flow, NoAttributes, Operands, Row, Types
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import ValueType
 from qdqbridge.graph.weights import WeightGeometry
@@ -131,7 +131,7 @@ def _gemm_contract(
     return (finished(total, scale, real, results[0]),)
 
 
-def _check_dense(node: Node) -> Iterator[str]:
+def _check_dense(node: Node, _: Attributes) -> Iterator[str]:
     x, w = node.operand(0), node.operand(1)
     if w.rank is not None and w.rank != 2:
         yield f"the weight has rank {w.rank}, not 2"
@@ -143,7 +143,7 @@ def _check_dense(node: Node) -> Iterator[str]:
     yield from per_tensor(node, 0, "the input")
 
 
-def _check_matmul(node: Node) -> Iterator[str]:
+def _check_matmul(node: Node, _: Attributes) -> Iterator[str]:
     a, b = node.operand(0), node.operand(1)
     if a.rank == 0 or b.rank == 0:
         yield "an operand is a scalar"
@@ -159,8 +159,7 @@ def _check_matmul(node: Node) -> Iterator[str]:
     yield from per_tensor(node, 0, "the first operand")
 
 
-def _check_gemm(node: Node) -> Iterator[str]:
-    attrs = node.record(GemmAttrs)
+def _check_gemm(node: Node, attrs: GemmAttrs) -> Iterator[str]:
     a, b = node.operand(0), node.operand(1)
     for value, what in ((a, "first"), (b, "second")):
         if value.rank is not None and value.rank != 2:

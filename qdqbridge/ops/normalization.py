@@ -19,87 +19,107 @@ from qdqbridge.ops.stored import optional, present
 
 
 @dataclass(frozen=True, slots=True)
-class _NormalizedGroups:
-    """How an operator groups the elements it normalizes together.
+class NormalizedGroups:
+    """Which elements an operator normalizes together: those of some of the last axes.
 
     Attributes:
-        shape: The shape to which x is brought; its ``axes`` are reduced.
-        axes: The axes normalized together.
-        affine: The shape to which gamma and beta are brought, in the shape of x.
+        first: The first of these axes.
+        groups: Into how many groups that axis is split; None where whole axes are normalized.
+        channels: Whether gamma and beta have one entry per channel (axis 1).
         centred: False for RMS normalization, which subtracts no mean.
     """
 
-    shape: tuple[int, ...]
-    axes: tuple[int, ...]
-    affine: tuple[int, ...] | None
+    first: int
+    groups: int | None = None
+    channels: bool = False
     centred: bool = True
 
+    def split(self, x: Array) -> Array:
+        """Returns ``x`` with the axis of groups as two."""
+        if self.groups is None:
+            return x
+        own, first = x.shape, self.first
+        share = own[first] // self.groups
+        return x.reshape(*own[:first], self.groups, share, *own[first + 1 :])
 
-def _layer_rows(attributes: NormAttrs, x: Array) -> _NormalizedGroups:
-    return _NormalizedGroups(x.shape, tuple(range(attributes.axis, x.ndim)), None)
+    def axes(self, split: Array) -> tuple[int, ...]:
+        """Returns the axes of a split array that are normalized together."""
+        return tuple(range(self.first + (self.groups is not None), split.ndim))
+
+    def placed(self, vector: Array, rank: int) -> Array:
+        """Returns gamma or beta as they are combined with elements of a rank."""
+        return vector.reshape(-1, *([1] * (rank - 2))) if self.channels else vector
 
 
-def _rms_rows(attributes: NormAttrs, x: Array) -> _NormalizedGroups:
-    return _NormalizedGroups(x.shape, tuple(range(attributes.axis, x.ndim)), None, centred=False)
+def _layer_groups(attributes: NormAttrs) -> NormalizedGroups:
+    return NormalizedGroups(attributes.axis)
 
 
-def _instance_rows(attributes: EpsilonAttrs, x: Array) -> _NormalizedGroups:
+def _rms_groups(attributes: NormAttrs) -> NormalizedGroups:
+    return NormalizedGroups(attributes.axis, centred=False)
+
+
+def _instance_groups(attributes: EpsilonAttrs) -> NormalizedGroups:
     del attributes
-    return _NormalizedGroups(x.shape, tuple(range(2, x.ndim)), (-1, *([1] * (x.ndim - 2))))
+    return INSTANCES
 
 
-def _group_rows(attributes: GroupNormAttrs, x: Array) -> _NormalizedGroups:
-    groups = attributes.num_groups
-    shape = (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
-    return _NormalizedGroups(shape, tuple(range(2, len(shape))), (-1, *([1] * (x.ndim - 2))))
+def _group_groups(attributes: GroupNormAttrs) -> NormalizedGroups:
+    return channel_groups(attributes.num_groups)
 
 
-def _affine(t: Array, rows: _NormalizedGroups, gamma: Array, beta: Array | None) -> Array:
+INSTANCES = NormalizedGroups(2, channels=True)
+"""The pixels of each channel."""
+
+
+def channel_groups(groups: int) -> NormalizedGroups:
+    """Returns the channels in groups, with their pixels."""
+    return NormalizedGroups(1, groups, channels=True)
+
+
+def _affine(t: Array, groups: NormalizedGroups, gamma: Array, beta: Array | None) -> Array:
     """Returns ``t * gamma + beta``, two operations in the dtype of ``t``."""
-    result = t * _placed(gamma.astype(t.dtype), rows)
-    return result if beta is None else result + _placed(beta.astype(t.dtype), rows)
+    result = t * groups.placed(gamma.astype(t.dtype), t.ndim)
+    return result if beta is None else result + groups.placed(beta.astype(t.dtype), t.ndim)
 
 
-def _placed(vector: Array, rows: _NormalizedGroups) -> Array:
-    return vector if rows.affine is None else vector.reshape(rows.affine)
-
-
-def _real_normalization(rows: _NormalizedGroups, x: Array, epsilon: float) -> Array:
+def _real_normalization(groups: NormalizedGroups, x: Array, epsilon: float) -> Array:
     """Returns x normalized: statistics in float64, the elements in the dtype of ``x``."""
-    wide = x.reshape(rows.shape).astype(accumulation_dtype(x))
-    mean = wide.mean(axis=rows.axes, keepdims=True) if rows.centred else np.zeros(())
-    variance = np.square(wide - mean).mean(axis=rows.axes, keepdims=True)
+    shifted = groups.split(x)
+    axes, wide = groups.axes(shifted), shifted.astype(accumulation_dtype(x))
+    mean = wide.mean(axis=axes, keepdims=True) if groups.centred else np.zeros(())
+    variance = np.square(wide - mean).mean(axis=axes, keepdims=True)
     inverse = 1.0 / np.sqrt(variance + epsilon)
-    shifted = x.reshape(rows.shape)
-    if rows.centred:
+    if groups.centred:
         shifted = shifted - mean.astype(x.dtype)
     return (shifted * inverse.astype(x.dtype)).reshape(x.shape)
 
 
-def _exact_spread(codes: Array, rows: _NormalizedGroups, count: int) -> tuple[Array, Array]:
+def _exact_spread(codes: Array, groups: NormalizedGroups, count: int) -> tuple[Array, Array]:
     """Returns ``S1 / n`` and ``D = n * S2 - S1 * S1`` in float64, D rounded once."""
     largest = int(np.abs(codes).max(initial=0))
     wide: Any = np.int64 if (count * largest) ** 2 < 1 << 62 else object
-    first = codes.sum(axis=rows.axes, keepdims=True, dtype=np.int64)
-    second = np.square(codes).sum(axis=rows.axes, keepdims=True, dtype=np.int64)
+    axes = groups.axes(codes)
+    first = codes.sum(axis=axes, keepdims=True, dtype=np.int64)
+    second = np.square(codes).sum(axis=axes, keepdims=True, dtype=np.int64)
     s1, s2 = first.astype(wide), second.astype(wide)
-    spread = count * s2 - s1 * s1 if rows.centred else count * s2
+    spread = count * s2 - s1 * s1 if groups.centred else count * s2
     return first.astype(np.float64) / np.float64(count), spread.astype(np.float64)
 
 
 def _integer_normalization(
-    rows: _NormalizedGroups, codes: Array, scale: float, epsilon: float
+    groups: NormalizedGroups, codes: Array, scale: float, epsilon: float
 ) -> Array:
     """Returns the normalized codes in float32, from exact integer statistics."""
-    codes = codes.reshape(rows.shape)
-    count = int(np.prod([codes.shape[axis] for axis in rows.axes], dtype=np.int64))
-    mean, spread = _exact_spread(codes, rows, count)
+    codes = groups.split(codes)
+    count = int(np.prod([codes.shape[axis] for axis in groups.axes(codes)], dtype=np.int64))
+    mean, spread = _exact_spread(codes, groups, count)
     sx = np.float64(scale)
     variance = spread / np.float64(count * count)
     variance = variance * (sx * sx)
     inverse = (sx / np.sqrt(variance + np.float64(np.float32(epsilon)))).astype(np.float32)
     shifted = codes.astype(np.float32)
-    if rows.centred:
+    if groups.centred:
         shifted = shifted - mean.astype(np.float32)
     return shifted * inverse
 
@@ -111,21 +131,21 @@ def _real(operand: Array, type_: ValueType | None) -> Array:
     return operand.astype(np.float32)
 
 
-def _compute(rows: Any) -> Any:
-    """Returns the ``compute`` of a normalization whose grouping is ``rows``."""
+def _compute(groups_of: Any) -> Any:
+    """Returns the ``compute`` of a normalization whose groups are ``groups_of(attributes)``."""
 
     def compute(attributes: Any, operands: Operands) -> tuple[Array, ...]:
         x, gamma = present(operands, 2)
-        layout = rows(attributes, x)
+        groups = groups_of(attributes)
         with np.errstate(all="ignore"):
-            t = _real_normalization(layout, x, float(np.float32(attributes.epsilon)))
-            return (_affine(t, layout, gamma, optional(operands, 2)),)
+            t = _real_normalization(groups, x, float(np.float32(attributes.epsilon)))
+            return (_affine(t, groups, gamma, optional(operands, 2)),)
 
     return compute
 
 
-def _contract(rows: Any) -> Any:
-    """Returns the contract of a normalization whose grouping is ``rows``."""
+def _contract(groups_of: Any) -> Any:
+    """Returns the contract of a normalization whose groups are ``groups_of(attributes)``."""
 
     def contract(
         attributes: Any, operands: Operands, types: Types, results: Types
@@ -134,13 +154,13 @@ def _contract(rows: Any) -> Any:
         if params is None or not params.per_tensor:
             return None
         x, gamma = present(operands, 2)
-        layout = rows(attributes, x)
+        groups = groups_of(attributes)
         codes = centered(x, params).astype(np.int64)
         with np.errstate(all="ignore"):
-            t = _integer_normalization(layout, codes, float(params.scale), attributes.epsilon)
+            t = _integer_normalization(groups, codes, float(params.scale), attributes.epsilon)
             beta = optional(operands, 2)
             shift = None if beta is None else _real(beta, types[2])
-            y = _affine(t.reshape(x.shape), layout, _real(gamma, types[1]), shift)
+            y = _affine(t.reshape(x.shape), groups, _real(gamma, types[1]), shift)
         result = results[0]
         if isinstance(result, QuantType):
             return (quantize(y, result.params),)
@@ -160,8 +180,7 @@ def _batch(attributes: EpsilonAttrs, operands: Operands) -> tuple[Array, ...]:
     return (x * scale.reshape(column) + shift.reshape(column),)
 
 
-def _check_axis(node: Node) -> Iterator[str]:
-    attributes = node.record(NormAttrs)
+def _check_axis(node: Node, attributes: NormAttrs) -> Iterator[str]:
     x = node.operand(0)
     yield from axes_fit((attributes.axis,), x.rank)
     if attributes.epsilon < 0:
@@ -177,13 +196,11 @@ def _check_axis(node: Node) -> Iterator[str]:
                 yield f"axis {-axis} of {what} is {known(value, -axis)}, not {known(x, -axis)}"
 
 
-def _check_channels(node: Node) -> Iterator[str]:
+def _check_channels(node: Node, attributes: EpsilonAttrs | GroupNormAttrs) -> Iterator[str]:
     x = node.operand(0)
     if x.rank is not None and x.rank < 2:
         yield f"the input has rank {x.rank}; it needs a batch and a channel axis"
         return
-    attributes = node.attributes
-    assert isinstance(attributes, EpsilonAttrs | GroupNormAttrs)
     if attributes.epsilon < 0:
         yield f"epsilon is {attributes.epsilon}"
     channels = known(x, 1)
@@ -212,8 +229,8 @@ LAYER_NORMALIZATION = Row(
     name="LayerNormalization",
     flow=Flow.ROUND,
     attributes=NormAttrs,
-    compute=_compute(_layer_rows),
-    contract=_contract(_layer_rows),
+    compute=_compute(_layer_groups),
+    contract=_contract(_layer_groups),
     check=_check_axis,
     qnn="layer_norm",
     tvm="nn.layer_norm",
@@ -223,8 +240,8 @@ RMS_NORMALIZATION = Row(
     name="RMSNormalization",
     flow=Flow.ROUND,
     attributes=NormAttrs,
-    compute=_compute(_rms_rows),
-    contract=_contract(_rms_rows),
+    compute=_compute(_rms_groups),
+    contract=_contract(_rms_groups),
     check=_check_axis,
     qnn="rms_norm",
     numerics=_INTEGER.format(d="D = n*S2", t="f32(c)") + _AGAINST,
@@ -234,8 +251,8 @@ INSTANCE_NORMALIZATION = Row(
     onnx=(OnnxOp(name="InstanceNormalization", defaults={"epsilon": 1e-5}),),
     flow=Flow.ROUND,
     attributes=EpsilonAttrs,
-    compute=_compute(_instance_rows),
-    contract=_contract(_instance_rows),
+    compute=_compute(_instance_groups),
+    contract=_contract(_instance_groups),
     check=_check_channels,
     qnn="instance_norm",
     tvm="nn.instance_norm",
@@ -245,8 +262,8 @@ GROUP_NORMALIZATION = Row(
     name="GroupNormalization",
     flow=Flow.ROUND,
     attributes=GroupNormAttrs,
-    compute=_compute(_group_rows),
-    contract=_contract(_group_rows),
+    compute=_compute(_group_groups),
+    contract=_contract(_group_groups),
     check=_check_channels,
     qnn="group_norm",
     tvm="nn.group_norm",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qdqbridge.graph.graph import Node
-from qdqbridge.graph.operator import Array, Flow, NoAttributes, Operands, Row, Types
+from qdqbridge.graph.operator import Array, Attributes, Flow, NoAttributes, Operands, Row, Types
 from qdqbridge.ops.accumulator import accumulation_dtype, averaged, centered, integer_params
 from qdqbridge.ops.attributes import PoolAttrs
 from qdqbridge.ops.shapes import per_tensor, spatial_lengths
@@ -132,8 +132,7 @@ def _global_max(attrs: NoAttributes, operands: Operands) -> tuple[Array, ...]:
     return (comparable(x).max(axis=_spatial(x), keepdims=True).astype(x.dtype),)
 
 
-def _check_pool(node: Node) -> Iterator[str]:
-    attrs = node.record(PoolAttrs)
+def _check_pool(node: Node, attrs: PoolAttrs) -> Iterator[str]:
     x = node.operand(0)
     rank = len(attrs.kernel_shape) if x.rank is None else x.rank - 2
     if rank < 1:
@@ -157,7 +156,7 @@ def _check_pool(node: Node) -> Iterator[str]:
     yield from per_tensor(node, 0, "the input")
 
 
-def _check_global(node: Node) -> Iterator[str]:
+def _check_global(node: Node, _: Attributes) -> Iterator[str]:
     rank = node.operand(0).rank
     if rank is not None and rank < 3:
         yield f"the input has rank {rank}; it needs a batch, a channel and a spatial axis"

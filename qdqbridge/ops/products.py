@@ -43,7 +43,7 @@ from qdqbridge.ops.result_shapes import result_shape
 
 
 def product(
-    name: str, body: Callable[[Any], Pattern], check: Callable[[Node], Iterator[str]], *,
+    name: str, body: Callable[[Any], Pattern], check: Callable[[Node, Any], Iterator[str]], *,
     attributes: type[AnyAttributes], onnx: tuple[OnnxOp, ...], numerics: str,
     weight: Callable[[Any, int | None], WeightGeometry | None], bias: bool = False,
 ) -> Row[AnyAttributes]:  # fmt: skip

@@ -84,8 +84,7 @@ def _mean_contract(
     return _summed(attrs, operands, types, results, mean=True)
 
 
-def _check(node: Node) -> Iterator[str]:
-    attrs = node.record(ReduceAttrs)
+def _check(node: Node, attrs: ReduceAttrs) -> Iterator[str]:
     yield from axes_fit(attrs.axes, node.operand(0).rank)
 
 

@@ -252,8 +252,8 @@ def _contract(
     return _move(attributes, operands, types, results) if moves(attributes) else None
 
 
-def _check(node: Node) -> Iterator[str]:
-    attributes, rank = node.record(ResizeAttrs), node.operand(0).rank
+def _check(node: Node, attributes: ResizeAttrs) -> Iterator[str]:
+    rank = node.operand(0).rank
     if attributes.mode not in ("nearest", "linear", "cubic"):
         yield f"mode {attributes.mode!r} does not exist"
     if attributes.coordinate_transformation_mode not in COORDINATES:

@@ -87,8 +87,7 @@ def _rotary(a: RotaryEmbeddingAttrs, operands: Operands) -> tuple[Array, ...]:
     return ((turned if x.ndim == 4 else heads_last(turned)).astype(x.dtype),)
 
 
-def _check_rotary(node: Node) -> Iterator[str]:
-    a = node.record(RotaryEmbeddingAttrs)
+def _check_rotary(node: Node, a: RotaryEmbeddingAttrs) -> Iterator[str]:
     rank = node.operand(0).rank
     if rank not in (None, 3, 4):
         yield f"its operand has rank {rank}, not 3 or 4"

@@ -77,9 +77,8 @@ def _three(operands: Operands) -> tuple[Array, Array, Array | None]:
     return x, scale, zero_point
 
 
-def _check(node: Node) -> Iterator[str]:
+def _check(node: Node, attributes: LinearAttrs) -> Iterator[str]:
     x, scale = node.operand(0), node.operand(1)
-    attributes = node.record(LinearAttrs)
     for value in (x, scale, node.optional(2), node.output):
         if value is not None and value.quant is not None:
             yield f"'{value.name}' is quantized: it takes plain tensors"

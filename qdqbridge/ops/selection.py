@@ -83,8 +83,7 @@ def _pad_contract(
     return (_surrounded(attributes, converted(x, source.params, result), value),)
 
 
-def _check_slice(node: Node) -> Iterator[str]:
-    attributes = node.record(SliceAttrs)
+def _check_slice(node: Node, attributes: SliceAttrs) -> Iterator[str]:
     counts = {
         len(v) for v in (attributes.starts, attributes.ends, attributes.axes, attributes.steps)
     }
@@ -95,15 +94,14 @@ def _check_slice(node: Node) -> Iterator[str]:
     yield from axes_fit(attributes.axes, node.operand(0).rank)
 
 
-def _check_gather(node: Node) -> Iterator[str]:
-    attributes = node.record(AxisAttrs)
+def _check_gather(node: Node, attributes: AxisAttrs) -> Iterator[str]:
     if node.optional(1) is None:
         yield "has no indices"
     yield from axes_fit((attributes.axis,), node.operand(0).rank)
 
 
-def _check_split(node: Node) -> Iterator[str]:
-    attributes, x = node.record(SplitAttrs), node.operand(0)
+def _check_split(node: Node, attributes: SplitAttrs) -> Iterator[str]:
+    x = node.operand(0)
     yield from axes_fit((attributes.axis,), x.rank)
     if any(size < 0 for size in attributes.sizes):
         yield f"sizes {attributes.sizes} has a negative entry"
@@ -114,8 +112,8 @@ def _check_split(node: Node) -> Iterator[str]:
         yield f"sizes {attributes.sizes} do not add up to {extent}"
 
 
-def _check_pad(node: Node) -> Iterator[str]:
-    attributes, x = node.record(PadAttrs), node.operand(0)
+def _check_pad(node: Node, attributes: PadAttrs) -> Iterator[str]:
+    x = node.operand(0)
     if attributes.mode not in ("constant", *_MODES):
         yield f"mode {attributes.mode!r} does not exist"
     if x.rank is None:

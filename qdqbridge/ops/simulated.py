@@ -50,7 +50,7 @@ def _along(number: Array, axis: int | None, rank: int) -> Array:
     return number.reshape([-1 if i == axis else 1 for i in range(rank)])
 
 
-def _check(node: Node) -> Iterator[str]:
+def _check(node: Node, _: Attributes) -> Iterator[str]:
     if len(node.inputs) != 6:
         yield f"it has {len(node.inputs)} operands and takes 6"
 

@@ -49,8 +49,7 @@ def _log_softmax(attributes: SoftmaxAttrs, operands: Operands) -> tuple[Array, .
     return ((difference - np.log(total).astype(wide.dtype)).astype(x.dtype),)
 
 
-def _check(node: Node) -> Iterator[str]:
-    attributes = node.record(SoftmaxAttrs)
+def _check(node: Node, attributes: SoftmaxAttrs) -> Iterator[str]:
     if not attributes.axes:
         yield "no axis is given"
     yield from axes_fit(attributes.axes, node.operand(0).rank)

@@ -204,7 +204,7 @@ class _TextParser:
             if problem:
                 yield problem
         try:
-            yield from node.op.check(node)
+            yield from node.op.problems(node)
         # The checks take what a reader made, which never leaves out what an operator needs.
         except (AssertionError, LookupError, TypeError, ValueError, ArithmeticError) as error:
             yield f"operands or attributes are missing ({error or type(error).__name__})"

@@ -155,9 +155,9 @@ def _by_norm(a: LpNormAttrs) -> Pattern:
     return ("Div", "x", ("Sqrt", ("ReduceSum", ("Mul", "x", "x"), along)))
 
 
-def _check_lp(node: Node) -> Iterator[str]:
-    if node.attributes.p not in (1, 2):
-        yield f"p is {node.attributes.p}"
+def _check_lp(node: Node, a: LpNormAttrs) -> Iterator[str]:
+    if a.p not in (1, 2):
+        yield f"p is {a.p}"
 
 
 LP_NORM = function(
@@ -200,12 +200,11 @@ def _outputs_first(a: EinsumAttrs) -> bool:
     return operands.split(",")[1][0] == result[1]
 
 
-def _check_equation(node: Node) -> Iterator[str]:
-    equation = node.attributes.equation
-    data, _, rest = equation.partition(",")
+def _check_equation(node: Node, a: EinsumAttrs) -> Iterator[str]:
+    data, _, rest = a.equation.partition(",")
     weight, _, result = rest.partition("->")
     if len(weight) != 2 or len(data) < 3 or {data[1], result[1]} != set(weight):
-        yield f"{equation} is no product of the channels of images with a matrix"
+        yield f"{a.equation} is no product of the channels of images with a matrix"
 
 
 EINSUM = product(

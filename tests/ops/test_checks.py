@@ -42,7 +42,7 @@ def problems(name: str, attributes: Attributes, shapes: list[Shape], results: in
     operands = [Value(TensorType(DType.FLOAT32, shape)) for shape in shapes]
     outputs = [Value(TensorType(DType.FLOAT32, None)) for _ in range(results)]
     row = BY_NAME[name]
-    return list(row.check(Node(row, attributes, operands, outputs)))
+    return list(row.problems(Node(row, attributes, operands, outputs)))
 
 
 def conv(pads=(0, 0, 0, 0), strides=(1, 1), dilations=(1, 1), group=1) -> ConvAttrs:
@@ -222,10 +222,10 @@ def test_an_activation_with_several_scales_is_refused_where_the_weight_is_quanti
     x = Value(QuantType(several, xs))
     y = Value(TensorType(DType.FLOAT32, None))
     integer = Value(QuantType(per_tensor(DType.INT8, 0.1), ws))
-    (problem,) = row.check(Node(row, attributes, [x, integer], [y]))
+    (problem,) = row.problems(Node(row, attributes, [x, integer], [y]))
     assert "is quantized per axis 1; it has to be per tensor" in problem
     real = Value(TensorType(DType.FLOAT32, ws))
-    assert list(row.check(Node(row, attributes, [x, real], [y]))) == []
+    assert list(row.problems(Node(row, attributes, [x, real], [y]))) == []
 
 
 def test_conversions_name_the_side_that_is_wrong() -> None:
@@ -235,7 +235,7 @@ def test_conversions_name_the_side_that_is_wrong() -> None:
 
     def complaints(name, before, after) -> list[str]:
         row = BY_NAME[name]
-        return list(row.check(Node(row, NO_ATTRIBUTES, [Value(before)], [Value(after)])))
+        return list(row.problems(Node(row, NO_ATTRIBUTES, [Value(before)], [Value(after)])))
 
     assert complaints("quantize", real, eight) == []
     assert complaints("dequantize", eight, real) == []

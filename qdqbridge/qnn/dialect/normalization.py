@@ -6,12 +6,12 @@ Row statistics are exact integer sums; the rest is float64 per row and float32 p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from tvm import te
 
+from qdqbridge.ops.normalization import INSTANCES, NormalizedGroups, channel_groups
 from qdqbridge.qnn.dialect.arithmetic import (
     Prim,
     entry,
@@ -44,44 +44,27 @@ ELEVEN = (
 Indices = Sequence[Prim]
 
 
-@dataclass(frozen=True, slots=True)
-class _GroupedElements:
-    """How elements are grouped.
-
-    Attributes:
-        first: The first axis of which (a part of) is normalized.
-        groups: Groups of the channel axis, or None where whole axes are normalized.
-        channels: Whether gamma and beta have one entry per channel (axis 1).
-        centred: False for RMS normalization, which subtracts no mean.
-    """
-
-    first: int
-    groups: int | None = None
-    channels: bool = False
-    centred: bool = True
+def _layer(site: DialectSite) -> NormalizedGroups:
+    return NormalizedGroups(site.axis(len(site.shape(0))))
 
 
-def _layer(site: DialectSite) -> _GroupedElements:
-    return _GroupedElements(site.axis(len(site.shape(0))))
+def _rms(site: DialectSite) -> NormalizedGroups:
+    return NormalizedGroups(site.axis(len(site.shape(0))), centred=False)
 
 
-def _rms(site: DialectSite) -> _GroupedElements:
-    return _GroupedElements(site.axis(len(site.shape(0))), centred=False)
-
-
-def _instance(site: DialectSite) -> _GroupedElements:
+def _instance(site: DialectSite) -> NormalizedGroups:
     del site
-    return _GroupedElements(2, channels=True)
+    return INSTANCES
 
 
-def _group(site: DialectSite) -> _GroupedElements:
+def _group(site: DialectSite) -> NormalizedGroups:
     groups, channels = site.attr("num_groups"), site.shape(0)[1]
     if groups < 1 or not isinstance(channels, int) or channels % groups:
         site.fail(f"{groups} groups do not divide {channels} channels")
-    return _GroupedElements(1, groups=groups, channels=True)
+    return channel_groups(groups)
 
 
-def _count(site: DialectSite, rows: _GroupedElements) -> int | None:
+def _count(site: DialectSite, rows: NormalizedGroups) -> int | None:
     """Returns the number of elements of a row; None where only the run knows it."""
     extents = site.shape(0)[rows.first :]
     if not all(isinstance(extent, int) for extent in extents):
@@ -89,7 +72,7 @@ def _count(site: DialectSite, rows: _GroupedElements) -> int | None:
     return int(np.prod(extents, dtype=np.int64)) // (rows.groups or 1)
 
 
-def _infer(decode: Callable[[DialectSite], _GroupedElements], least: int = 2) -> Any:
+def _infer(decode: Callable[[DialectSite], NormalizedGroups], least: int = 2) -> Any:
     def infer(site: DialectSite) -> ResultType:
         shape, dtype = site.tensor(0)
         if len(shape) < least:
@@ -110,7 +93,7 @@ def _infer(decode: Callable[[DialectSite], _GroupedElements], least: int = 2) ->
 
 
 def _check_affine(
-    site: DialectSite, index: int, shape: list[Extent], rows: _GroupedElements
+    site: DialectSite, index: int, shape: list[Extent], rows: NormalizedGroups
 ) -> None:
     own, dtype = site.tensor(index)
     label = site.arguments[index]
@@ -128,7 +111,7 @@ def _check_affine(
             site.expect_equal(a, b, f"{label} and data")
 
 
-def _row_functions(rows: _GroupedElements, x: te.Tensor) -> tuple[list[Any], Any, Any]:
+def _row_functions(rows: NormalizedGroups, x: te.Tensor) -> tuple[list[Any], Any, Any]:
     """Returns the shape of the statistics, ``taps(name) -> (axes, element)`` and ``row_of``."""
     inner = list(x.shape[rows.first :])
     share = int(x.shape[1]) // rows.groups if rows.groups else 0
@@ -154,7 +137,7 @@ def _row_functions(rows: _GroupedElements, x: te.Tensor) -> tuple[list[Any], Any
     return lead or [1], taps, row_of if lead else lambda _: [0]
 
 
-def _lower(name: str, decode: Callable[[DialectSite], _GroupedElements]) -> Any:
+def _lower(name: str, decode: Callable[[DialectSite], NormalizedGroups]) -> Any:
     def lower(site: DialectSite) -> Any:
         rows, out = decode(site), site.attr("out_dtype") or site.dtype(0)
         count, largest = _count(site, rows), magnitude(site.dtype(0), site.vector(4))
@@ -229,7 +212,7 @@ def _counted(numbers: te.Tensor, extents: Sequence[Prim], groups: int) -> te.Ten
 
 
 def _statistics(
-    rows: _GroupedElements,
+    rows: NormalizedGroups,
     shape: list[Any],
     taps: Any,
     code: Callable[[Indices], Prim],
@@ -278,7 +261,7 @@ def _affine(
     i: Indices,
     scale: te.Tensor,
     zero_point: te.Tensor,
-    rows: _GroupedElements,
+    rows: NormalizedGroups,
     zero: te.Tensor,
 ) -> Prim:
     """Returns the float32 value of gamma or beta for an element."""
