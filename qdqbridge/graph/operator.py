@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
 
 from numpy.typing import NDArray
 
@@ -229,6 +229,8 @@ class Operator:
 
 
 AnyAttributes = TypeVar("AnyAttributes", bound=Attributes)
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -247,6 +249,21 @@ class Row(Operator, Generic[AnyAttributes]):
         if node.op is self and isinstance(node.attributes, self.attributes):
             return node.attributes
         return None
+
+
+def typed(
+    row: Row[AnyAttributes], function: Callable[Concatenate[Node, AnyAttributes, _P], _R]
+) -> tuple[Operator, Callable[Concatenate[Node, _P], _R]]:
+    """Returns the entry of a row in a table of functions that take the attributes it has.
+
+    Tables by operators are made of such entries, so that the type checker proves that a function
+    stands at a row with its record.
+    """
+
+    def of_node(node: Node, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        return function(node, node.record(row.attributes), *args, **kwargs)
+
+    return row, of_node
 
 
 @dataclass(frozen=True, slots=True)

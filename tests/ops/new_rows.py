@@ -231,7 +231,7 @@ def _pixels(a: NoAttributes) -> Pattern:
 PIXELS = product(
     "Pixels",
     _pixels,
-    lambda node: iter(()),
+    lambda node, a: iter(()),
     attributes=NoAttributes,
     onnx=(),
     weight=lambda a, rank: WeightGeometry(0, image=True),

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import cast
 
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.lenses import Holds, lenses
-from qdqbridge.graph.operator import Attributes, Flow, Operator
+from qdqbridge.graph.operator import AnyAttributes, Flow, Operator, Row, typed
 from qdqbridge.graph.types import static_shape
 from qdqbridge.ops.attributes import (
     AxesAttrs,
@@ -160,9 +161,9 @@ def _keeps_channels(before: Value, after: Value) -> bool:
     return rest[0][0] == rest[1][0] and math.prod(rest[0]) == math.prod(rest[1])
 
 
-def _transpose(node: Node, ranks: Collection[int]) -> NodeConstraints:
+def _transpose(node: Node, attributes: TransposeAttrs, ranks: Collection[int]) -> NodeConstraints:
     """A change of layout written as a node is none where the values are carried so."""
-    attributes, rank = node.record(TransposeAttrs), node.output.rank
+    rank = node.output.rank
     if rank is not None and rank in ranks:
         if attributes.perm == channels_last(rank):
             return NodeConstraints((LayoutConstraint.LAST,), (LayoutConstraint.AS_IS,))
@@ -186,24 +187,21 @@ def _dropping(node: Node, axes: Collection[int], ranks: Collection[int]) -> Node
     return _all(node, LayoutConstraint.AS_IS)
 
 
-def _reduce(node: Node, ranks: Collection[int]) -> NodeConstraints:
-    attributes = node.record(ReduceAttrs)
+def _reduce(node: Node, attributes: ReduceAttrs, ranks: Collection[int]) -> NodeConstraints:
     if attributes.keepdims:
         return _all(node, LayoutConstraint.FOLLOW)
     return _dropping(node, attributes.axes, ranks)
 
 
-def _squeeze(node: Node, ranks: Collection[int]) -> NodeConstraints:
-    return _dropping(node, node.record(AxesAttrs).axes, ranks)
+def _squeeze(node: Node, attributes: AxesAttrs, ranks: Collection[int]) -> NodeConstraints:
+    return _dropping(node, attributes.axes, ranks)
 
 
-def _softmax(node: Node, ranks: Collection[int]) -> NodeConstraints:
+def _softmax(node: Node, attributes: SoftmaxAttrs, ranks: Collection[int]) -> NodeConstraints:
     del ranks
     return _all(
         node,
-        LayoutConstraint.FOLLOW
-        if len(node.record(SoftmaxAttrs).axes) == 1
-        else LayoutConstraint.AS_IS,
+        LayoutConstraint.FOLLOW if len(attributes.axes) == 1 else LayoutConstraint.AS_IS,
     )
 
 
@@ -213,25 +211,24 @@ def _gather(node: Node, ranks: Collection[int]) -> NodeConstraints:
     return NodeConstraints((side, LayoutConstraint.FREE), (side,))
 
 
-def _expand(node: Node, ranks: Collection[int]) -> NodeConstraints:
-    shape, rank = node.record(ExpandAttrs).shape, node.operand(0).rank
+def _expand(node: Node, attributes: ExpandAttrs, ranks: Collection[int]) -> NodeConstraints:
+    shape, rank = attributes.shape, node.operand(0).rank
     whole = shape is not None and rank in ranks and rank == len(shape)
     return _all(node, LayoutConstraint.FOLLOW if whole else LayoutConstraint.AS_IS)
 
 
-def _is_plain(row: Operator, record: type[Attributes]) -> bool:
-    """True of an operator that hosts compute in any layout, not by the steps of a body."""
-    return row.attributes is record and row.body is None
+def _plain_rows(record: type[AnyAttributes]) -> list[Row[AnyAttributes]]:
+    """Returns the operators that hosts compute in any layout, not by the steps of a body."""
+    found = (row for row in OPERATORS if row.attributes is record and row.body is None)
+    return [cast("Row[AnyAttributes]", row) for row in found]
 
 
 _RULES: Mapping[Operator, Callable[[Node, Collection[int]], NodeConstraints]] = {
     RESHAPE: _reshape,
     FLATTEN: _reshape,
     UNSQUEEZE: _reshape,
-    SQUEEZE: _squeeze,
-    TRANSPOSE: _transpose,
-    **{row: _reduce for row in OPERATORS if _is_plain(row, ReduceAttrs)},
-    **{row: _softmax for row in OPERATORS if _is_plain(row, SoftmaxAttrs)},
     GATHER: _gather,
-    EXPAND: _expand,
+    **dict((typed(SQUEEZE, _squeeze), typed(TRANSPOSE, _transpose), typed(EXPAND, _expand))),
+    **dict(typed(row, _reduce) for row in _plain_rows(ReduceAttrs)),
+    **dict(typed(row, _softmax) for row in _plain_rows(SoftmaxAttrs)),
 }

@@ -11,17 +11,21 @@ from numpy.typing import NDArray
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.numerics import codes, dequantize, quantize
+from qdqbridge.graph.operator import Operator, typed
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import (
     AxisAttrs,
     DepthSpaceAttrs,
+    ExpandAttrs,
     PadAttrs,
     SliceAttrs,
     SplitAttrs,
     TileAttrs,
     TransposeAttrs,
 )
+from qdqbridge.ops.data_movement import DEPTH_TO_SPACE, EXPAND, SPACE_TO_DEPTH, TILE, TRANSPOSE
 from qdqbridge.ops.elementwise import CONCAT
+from qdqbridge.ops.selection import PAD, SLICE, SPLIT
 from qdqbridge.relax.kernels.broadcasting import Open, strides_over
 from qdqbridge.relax.kernels.codes import CODES, bytes_of, extents, one_batch
 from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
@@ -78,7 +82,7 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     if any(value.is_constant for value in values) or not one_batch(*values, *node.outputs):
         return None
     shapes = _Shapes(known[: len(values)], known[len(values) :], place.channels_last)
-    box = _BOXES[node.op.name](node, shapes)
+    box = _BOXES[node.op](node, shapes)
     if box is None:
         return None
     dtype = CODES[node.output.type.dtype]
@@ -91,8 +95,8 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     return Kernel(node.op.name.lower(), move, build, tuple(values), constants, tuple(node.outputs))
 
 
-def _transpose(node: Node, shapes: _Shapes) -> _Box | None:
-    attributes = node.record(TransposeAttrs)
+def _transpose(node: Node, attributes: TransposeAttrs, shapes: _Shapes) -> _Box | None:
+    del node
     own = strides_of(shapes.taken)
     taken = tuple(own[axis] for axis in attributes.perm)
     if None in shapes.result_shape and attributes.perm[0] != 0:
@@ -100,8 +104,8 @@ def _transpose(node: Node, shapes: _Shapes) -> _Box | None:
     return _Box([CopiedBox(0, shapes.result_shape, taken, strides_of(shapes.result_shape))])
 
 
-def _slice(node: Node, shapes: _Shapes) -> _Box | None:
-    attributes = node.record(SliceAttrs)
+def _slice(node: Node, attributes: SliceAttrs, shapes: _Shapes) -> _Box | None:
+    del node
     taken, origin = list(strides_of(shapes.taken)), 0
     for start, end, axis, step in zip(
         attributes.starts, attributes.ends, attributes.axes, attributes.steps, strict=True
@@ -116,8 +120,8 @@ def _slice(node: Node, shapes: _Shapes) -> _Box | None:
     )
 
 
-def _split(node: Node, shapes: _Shapes) -> _Box | None:
-    attributes = node.record(SplitAttrs)
+def _split(node: Node, attributes: SplitAttrs, shapes: _Shapes) -> _Box | None:
+    del node
     taken, parts, origin = strides_of(shapes.taken), list[CopiedBox](), 0
     for i, (shape, size) in enumerate(zip(shapes.results, attributes.sizes, strict=True)):
         parts.append(CopiedBox(0, shape, taken, strides_of(shape), origin, target=i))
@@ -125,9 +129,9 @@ def _split(node: Node, shapes: _Shapes) -> _Box | None:
     return None if shapes.taken[attributes.axis] is None else _Box(parts)
 
 
-def _concat(node: Node, shapes: _Shapes) -> _Box | None:
+def _concat(node: Node, attributes: AxisAttrs, shapes: _Shapes) -> _Box | None:
     """Operands with other parameters than the result go through a table."""
-    axis, result = node.record(AxisAttrs).axis, node.output.quant
+    axis, result = attributes.axis, node.output.quant
     given, parts, tables, place = (
         strides_of(shapes.result_shape),
         list[CopiedBox](),
@@ -156,9 +160,9 @@ def _kept(source: QuantParams, result: QuantParams) -> bool:
     return source.same_mapping(result) and inside
 
 
-def _pad(node: Node, shapes: _Shapes) -> _Box | None:
+def _pad(node: Node, attributes: PadAttrs, shapes: _Shapes) -> _Box | None:
     """Negative pads cut elements off."""
-    attributes, quant = node.record(PadAttrs), node.operand(0).quant
+    quant = node.operand(0).quant
     rank = len(shapes.taken)
     before, after = attributes.pads[:rank], attributes.pads[rank:]
     if attributes.mode != "constant" or quant is None or not quant.params.per_tensor:
@@ -178,15 +182,16 @@ def _pad(node: Node, shapes: _Shapes) -> _Box | None:
     return _Box([CopiedBox(0, box, taken, given, origin, place)], int(code))
 
 
-def _expand(node: Node, shapes: _Shapes) -> _Box | None:
-    del node
+def _expand(node: Node, attributes: ExpandAttrs, shapes: _Shapes) -> _Box | None:
+    del node, attributes
     taken = tuple(strides_over(shapes.result_shape, shapes.taken))
     return _Box([CopiedBox(0, shapes.result_shape, taken, strides_of(shapes.result_shape))])
 
 
-def _tile(node: Node, shapes: _Shapes) -> _Box | None:
+def _tile(node: Node, attributes: TileAttrs, shapes: _Shapes) -> _Box | None:
     """Every axis is two: the repetitions, and the elements of one."""
-    repeats = node.record(TileAttrs).repeats
+    del node
+    repeats = attributes.repeats
     if None in shapes.taken and repeats[0] != 1:
         return None
     axes: list[tuple[int | None, int, int]] = []
@@ -203,8 +208,8 @@ def _part(axes: Sequence[tuple[int | None, int, int]]) -> CopiedBox:
     return CopiedBox(0, extents_, taken, given)
 
 
-def _depth_to_space(node: Node, shapes: _Shapes) -> _Box | None:
-    attributes = node.record(DepthSpaceAttrs)
+def _depth_to_space(node: Node, attributes: DepthSpaceAttrs, shapes: _Shapes) -> _Box | None:
+    del node
     deep, wide = (
         _named(shapes.taken, last=shapes.last),
         _named(shapes.result_shape, last=shapes.last),
@@ -220,12 +225,13 @@ def _depth_to_space(node: Node, shapes: _Shapes) -> _Box | None:
     ])])  # fmt: skip
 
 
-def _space_to_depth(node: Node, shapes: _Shapes) -> _Box | None:
+def _space_to_depth(node: Node, attributes: DepthSpaceAttrs, shapes: _Shapes) -> _Box | None:
+    del node
     wide, deep = (
         _named(shapes.taken, last=shapes.last),
         _named(shapes.result_shape, last=shapes.last),
     )
-    size, channels = node.record(DepthSpaceAttrs).block_size, wide["c"][0] or 1
+    size, channels = attributes.block_size, wide["c"][0] or 1
     first = channels * deep["c"][1]
     return _Box([_part([
         (deep["n"][0], wide["n"][1], deep["n"][1]), (channels, wide["c"][1], deep["c"][1]),
@@ -240,16 +246,10 @@ def _named(shape: Open, *, last: bool) -> dict[str, tuple[int | None, int]]:
     return dict(zip("nhwc" if last else "nchw", axes, strict=True))
 
 
-_BOXES: Mapping[str, Callable[[Node, _Shapes], _Box | None]] = {
-    "Transpose": _transpose,
-    "Slice": _slice,
-    "Split": _split,
-    "Concat": _concat,
-    "Pad": _pad,
-    "Expand": _expand,
-    "Tile": _tile,
-    "DepthToSpace": _depth_to_space,
-    "SpaceToDepth": _space_to_depth,
-}
-OPERATORS = tuple(_BOXES)
+_BOXES: Mapping[Operator, Callable[[Node, _Shapes], _Box | None]] = dict((
+    typed(TRANSPOSE, _transpose), typed(SLICE, _slice), typed(SPLIT, _split),
+    typed(CONCAT, _concat), typed(PAD, _pad), typed(EXPAND, _expand), typed(TILE, _tile),
+    typed(DEPTH_TO_SPACE, _depth_to_space), typed(SPACE_TO_DEPTH, _space_to_depth),
+))  # fmt: skip
+OPERATORS = tuple(row.name for row in _BOXES)
 """Operators that :func:`match` knows."""

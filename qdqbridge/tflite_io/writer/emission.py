@@ -19,7 +19,7 @@ from qdqbridge.canonical.rule import stored_behind
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.operator import AnyAttributes, Flow, Row
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, TensorType, ValueType
 from qdqbridge.tflite_io.writer.flatbuffer import ModelRecord, OperatorRecord, TensorRecord
@@ -37,6 +37,8 @@ from qdqbridge.tflite_io.writer.values import (
 
 WriteRow: TypeAlias = "Callable[[Emission, Node, Sequence[int], Sequence[int]], None]"
 """Adds the operators of a node, from its operands' tensors (-1: left out) to its results'."""
+Write: TypeAlias = "Callable[[Emission, Node, AnyAttributes, Sequence[int], Sequence[int]], None]"
+"""The same, of a node whose attributes are known."""
 Integers: TypeAlias = "Callable[[Node], bool]"
 """Whether TFLite has an integer kernel for a node."""
 
@@ -56,6 +58,30 @@ class WriterRow:
     integers: Integers
     fused: bool = False
     own: tuple[int, ...] = ()
+
+
+def written(
+    row: Row[AnyAttributes],
+    write: Write[AnyAttributes],
+    integers: Integers,
+    *,
+    fused: bool = False,
+    own: tuple[int, ...] = (),
+) -> tuple[str, WriterRow]:
+    """Returns the entry of a row whose function takes the attributes that the row has.
+
+    Args:
+        row: The operator.
+        write: Adds its operators.
+        integers: As in :class:`WriterRow`.
+        fused: Likewise.
+        own: Likewise.
+    """
+
+    def add(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+        write(e, node, node.record(row.attributes), x, y)
+
+    return row.name, WriterRow(add, integers, fused, own)
 
 
 class Emission:

@@ -12,10 +12,11 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.attributes import AlphaAttrs, ClipAttrs, GeluAttrs
-from qdqbridge.ops.composition import CompositionAttrs
+from qdqbridge.ops.composition import COMPOSITION, CompositionAttrs
 from qdqbridge.ops.conversion import REQUANTIZE
+from qdqbridge.ops.unary import CLIP, ELU, GELU, LEAKY_RELU
 from qdqbridge.tflite_io.counterparts import Counterpart, Family, of_families
-from qdqbridge.tflite_io.writer.emission import Emission, WriteRow, WriterRow
+from qdqbridge.tflite_io.writer.emission import Emission, WriteRow, WriterRow, written
 from qdqbridge.tflite_io.writer.fused import CLAMPS
 from qdqbridge.tflite_io.writer.rows import kernels
 from qdqbridge.tflite_io.writer.rows.kernels import ACTIVATIONS, stored
@@ -77,23 +78,29 @@ def plain_binary(name: str, options: str) -> WriteRow:
     return write
 
 
-def leaky(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+def leaky(
+    e: Emission, node: Node, attributes: AlphaAttrs, x: Sequence[int], y: Sequence[int]
+) -> None:
     """LEAKY_RELU."""
-    attributes = node.record(AlphaAttrs)
+    del node
     e.add("LEAKY_RELU", x, y, "LeakyReluOptions", 2 if e.integers else 1, Alpha=attributes.alpha)
 
 
-def elu(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+def elu(
+    e: Emission, node: Node, attributes: AlphaAttrs, x: Sequence[int], y: Sequence[int]
+) -> None:
     """ELU of alpha 1."""
-    attributes = node.record(AlphaAttrs)
+    del node
     if attributes.alpha != 1.0:
         raise NoCounterpart(f"its alpha is {attributes.alpha:g}", "TFLite has alpha 1 only")
     e.add("ELU", x, y)
 
 
-def gelu(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+def gelu(
+    e: Emission, node: Node, attributes: GeluAttrs, x: Sequence[int], y: Sequence[int]
+) -> None:
     """GELU, by erf or tanh."""
-    attributes = node.record(GeluAttrs)
+    del node
     tanh = attributes.approximate == "tanh"
     e.add("GELU", x, y, "GeluOptions", 2 if e.integers else 1, Approximate=tanh)
 
@@ -105,9 +112,10 @@ def reciprocal(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> N
     e.add("DIV", [one, x[0]], y, "DivOptions", 1)
 
 
-def clip(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+def clip(
+    e: Emission, node: Node, attributes: ClipAttrs, x: Sequence[int], y: Sequence[int]
+) -> None:
     """RELU6, RELU_N1_TO_1 or one or two extremes."""
-    attributes = node.record(ClipAttrs)
     low, high = attributes.low, attributes.high
     known: dict[tuple[float | None, float | None], str] = {
         (0.0, 6.0): "RELU6",
@@ -141,9 +149,11 @@ def select(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     e.add("SELECT_V2", x, y, "SelectV2Options")
 
 
-def composition(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+def composition(
+    e: Emission, node: Node, attributes: CompositionAttrs, x: Sequence[int], y: Sequence[int]
+) -> None:
     """The steps, one after the other, on floats."""
-    attributes = node.record(CompositionAttrs)
+    del node
     made = list(x)
     shapes = [e.type_of(index)[1] for index in x]
     for place, step in enumerate(attributes.steps):
@@ -238,16 +248,20 @@ _FAMILIES = Family.UNARY, Family.ARITHMETIC, Family.EXTREME, Family.BINARY
 ROWS: Mapping[str, WriterRow] = {
     **{row.onnx: _row(row) for row in of_families(*_FAMILIES)},
     "Cast": WriterRow(cast, kernels.never),
-    "Clip": WriterRow(clip, kernels.never),
-    "Composition": WriterRow(composition, kernels.never),
-    "Elu": WriterRow(elu, kernels.never),
-    "Gelu": WriterRow(gelu, stored(DType.INT8)),
     "HardSwish": WriterRow(unary("HARD_SWISH", version=1), _steep),
-    "LeakyRelu": WriterRow(leaky, stored(*ACTIVATIONS)),
     "PRelu": WriterRow(prelu, _slopes),
     "Reciprocal": WriterRow(reciprocal, kernels.never),
     "Where": WriterRow(select, stored(*ACTIVATIONS, same=True)),
     "dequantize": WriterRow(dequantize, _always),
     "quantize": WriterRow(quantize, _always),
     "requantize": WriterRow(quantize, _always, fused=True),
+    **dict(
+        (
+            written(CLIP, clip, kernels.never),
+            written(COMPOSITION, composition, kernels.never),
+            written(ELU, elu, kernels.never),
+            written(GELU, gelu, stored(DType.INT8)),
+            written(LEAKY_RELU, leaky, stored(*ACTIVATIONS)),
+        )
+    ),
 }

@@ -20,7 +20,18 @@ from qdqbridge.ops.attributes import (
     TileAttrs,
     TransposeAttrs,
 )
-from qdqbridge.tflite_io.writer.emission import Emission, WriteRow, WriterRow
+from qdqbridge.ops.data_movement import (
+    DEPTH_TO_SPACE,
+    SPACE_TO_DEPTH,
+    SQUEEZE,
+    TILE,
+    TRANSPOSE,
+    UNSQUEEZE,
+)
+from qdqbridge.ops.elementwise import CONCAT
+from qdqbridge.ops.selection import GATHER, PAD, SLICE, SPLIT
+from qdqbridge.ops.shape_operator import SHAPE
+from qdqbridge.tflite_io.writer.emission import Emission, Write, WriterRow, written
 from qdqbridge.tflite_io.writer.rows import kernels
 from qdqbridge.tflite_io.writer.values import NoCounterpart, extents
 
@@ -37,15 +48,21 @@ def reshape(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None
     e.add("RESHAPE", [x[0], e.shape_operand(node.output, x[0])], y, "ReshapeOptions")
 
 
-def squeeze(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+def squeeze(
+    e: Emission, node: Node, attributes: AxesAttrs, x: Sequence[int], y: Sequence[int]
+) -> None:
     """SQUEEZE."""
-    axes = np.asarray(node.record(AxesAttrs).axes, np.int32)
+    del node
+    axes = np.asarray(attributes.axes, np.int32)
     e.add("SQUEEZE", x[:1], y, "SqueezeOptions", SqueezeDims=axes)
 
 
-def unsqueeze(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+def unsqueeze(
+    e: Emission, node: Node, attributes: AxesAttrs, x: Sequence[int], y: Sequence[int]
+) -> None:
     """EXPAND_DIMS, an axis at a time."""
-    made, axes = x[0], node.record(AxesAttrs).axes
+    del node
+    made, axes = x[0], attributes.axes
     for place, axis in enumerate(axes):
         shape = list(e.type_of(made)[1])
         shape.insert(axis, 1)
@@ -54,23 +71,31 @@ def unsqueeze(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> No
         made = after
 
 
-def transpose(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+def transpose(
+    e: Emission, node: Node, attributes: TransposeAttrs, x: Sequence[int], y: Sequence[int]
+) -> None:
     """TRANSPOSE."""
-    perm = e.constant(list(node.record(TransposeAttrs).perm), "perm")
+    del node
+    perm = e.constant(list(attributes.perm), "perm")
     e.add("TRANSPOSE", [x[0], perm], y, "TransposeOptions", _version(e, x[0]))
 
 
-def concatenation(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+def concatenation(
+    e: Emission, node: Node, attributes: AxisAttrs, x: Sequence[int], y: Sequence[int]
+) -> None:
     """CONCATENATION."""
+    del node
     e.add(
         "CONCATENATION", x, y, "ConcatenationOptions", _version(e, x[0]),
-        Axis=node.record(AxisAttrs).axis, FusedActivationFunction=0,
+        Axis=attributes.axis, FusedActivationFunction=0,
     )  # fmt: skip
 
 
-def split(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+def split(
+    e: Emission, node: Node, attributes: SplitAttrs, x: Sequence[int], y: Sequence[int]
+) -> None:
     """SPLIT into equal parts, or SPLIT_V."""
-    attributes = node.record(SplitAttrs)
+    del node
     sizes, axis = attributes.sizes, e.constant([attributes.axis], "axis")
     if len(set(sizes)) == 1:
         options = "SplitOptions"
@@ -83,9 +108,10 @@ def split(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     )  # fmt: skip
 
 
-def slices(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+def slices(
+    e: Emission, node: Node, attributes: SliceAttrs, x: Sequence[int], y: Sequence[int]
+) -> None:
     """SLICE where steps are 1 and extents are known, else STRIDED_SLICE."""
-    attributes = node.record(SliceAttrs)
     given, made = extents(node.operand(0)), extents(node.output)
     places = dict(
         zip(attributes.axes, zip(attributes.starts, attributes.ends, attributes.steps, strict=True),
@@ -132,9 +158,9 @@ def _narrow(number: int) -> int:
     return max(-_FAR, min(number, _FAR))
 
 
-def pad(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+def pad(e: Emission, node: Node, attributes: PadAttrs, x: Sequence[int], y: Sequence[int]) -> None:
     """PAD by zero, PADV2 by another number, MIRROR_PAD."""
-    attributes, rank = node.record(PadAttrs), node.operand(0).rank or 0
+    rank = node.operand(0).rank or 0
     if min(attributes.pads) < 0:
         raise NoCounterpart("it cuts off", "write a Slice")
     pairs = np.asarray(attributes.pads, np.int32).reshape(2, rank).T
@@ -161,9 +187,12 @@ def _filling(e: Emission, node: Node, value: float) -> int:
     return e.quantized_constant(Constant.of(np.asarray(code)), quant.params.widened(), "value")
 
 
-def tile(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+def tile(
+    e: Emission, node: Node, attributes: TileAttrs, x: Sequence[int], y: Sequence[int]
+) -> None:
     """TILE."""
-    repeats = e.constant(list(node.record(TileAttrs).repeats), "multiples")
+    del node
+    repeats = e.constant(list(attributes.repeats), "multiples")
     e.add("TILE", [x[0], repeats], y, "TileOptions", 2 if e.integers else 1)
 
 
@@ -175,9 +204,11 @@ def expand(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     e.add("BROADCAST_TO", [x[0], e.constant(list(shape), "shape")], y, "BroadcastToOptions", 2)
 
 
-def gather(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+def gather(
+    e: Emission, node: Node, attributes: AxisAttrs, x: Sequence[int], y: Sequence[int]
+) -> None:
     """GATHER; constant indices count from the front."""
-    axis, index = node.record(AxisAttrs).axis, node.operand(1)
+    axis, index = attributes.axis, node.operand(1)
     if index.constant is None:
         place = x[1] if x[1] >= 0 else e.tensor(index)
     else:
@@ -191,11 +222,12 @@ def gather(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     e.add("GATHER", [x[0], place], y, "GatherOptions", _version(e, x[0]), Axis=axis)
 
 
-def blocks(name: str, options: str, *, deeper: bool) -> WriteRow:
+def blocks(name: str, options: str, *, deeper: bool) -> Write[DepthSpaceAttrs]:
     """Returns the row of DEPTH_TO_SPACE and SPACE_TO_DEPTH, which are channels-last."""
 
-    def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
-        attributes = node.record(DepthSpaceAttrs)
+    def write(
+        e: Emission, node: Node, attributes: DepthSpaceAttrs, x: Sequence[int], y: Sequence[int]
+    ) -> None:
         if e.type_of(x[0])[0] == "INT16":
             _by_axes(e, node, attributes, x[0], y[0], deeper=deeper)
             return
@@ -250,9 +282,11 @@ def same(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
     e.add("RESHAPE", [x[0], e.shape_operand(node.output, x[0])], y, "ReshapeOptions")
 
 
-def shape_of(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+def shape_of(
+    e: Emission, node: Node, attributes: ShapeAttrs, x: Sequence[int], y: Sequence[int]
+) -> None:
     """SHAPE, cut to the extents that are asked for."""
-    attributes, rank = node.record(ShapeAttrs), len(extents(node.operand(0)))
+    rank = len(extents(node.operand(0)))
     out_type = 4 if e.type_of(y[0])[0] == "INT64" else 2
     start, end = attributes.start, attributes.end
     if start == 0 and end in (None, rank):
@@ -275,24 +309,32 @@ def _shapes(node: Node) -> bool:
 
 
 ROWS: Mapping[str, WriterRow] = {
-    "Concat": WriterRow(concatenation, _joined),
-    "DepthToSpace": WriterRow(
-        blocks("DEPTH_TO_SPACE", "DepthToSpaceOptions", deeper=False), kernels.moves
-    ),
     "Expand": WriterRow(expand, kernels.moves, own=(1,)),
     "Flatten": WriterRow(reshape, kernels.moves),
-    "Gather": WriterRow(gather, kernels.moves, own=(1,)),
     "Identity": WriterRow(same, kernels.moves),
-    "Pad": WriterRow(pad, kernels.moves, own=(1, 2, 3)),
     "Reshape": WriterRow(reshape, kernels.moves, own=(1,)),
-    "Shape": WriterRow(shape_of, _shapes),
-    "Slice": WriterRow(slices, kernels.moves, own=(1, 2, 3, 4)),
-    "SpaceToDepth": WriterRow(
-        blocks("SPACE_TO_DEPTH", "SpaceToDepthOptions", deeper=True), kernels.moves
+    **dict(
+        (
+            written(CONCAT, concatenation, _joined),
+            written(
+                DEPTH_TO_SPACE,
+                blocks("DEPTH_TO_SPACE", "DepthToSpaceOptions", deeper=False),
+                kernels.moves,
+            ),
+            written(GATHER, gather, kernels.moves, own=(1,)),
+            written(PAD, pad, kernels.moves, own=(1, 2, 3)),
+            written(SHAPE, shape_of, _shapes),
+            written(SLICE, slices, kernels.moves, own=(1, 2, 3, 4)),
+            written(
+                SPACE_TO_DEPTH,
+                blocks("SPACE_TO_DEPTH", "SpaceToDepthOptions", deeper=True),
+                kernels.moves,
+            ),
+            written(SPLIT, split, kernels.moves, own=(1,)),
+            written(SQUEEZE, squeeze, kernels.moves, own=(1,)),
+            written(TILE, tile, kernels.moves, own=(1,)),
+            written(TRANSPOSE, transpose, kernels.moves),
+            written(UNSQUEEZE, unsqueeze, kernels.moves, own=(1,)),
+        )
     ),
-    "Split": WriterRow(split, kernels.moves, own=(1,)),
-    "Squeeze": WriterRow(squeeze, kernels.moves, own=(1,)),
-    "Tile": WriterRow(tile, kernels.moves, own=(1,)),
-    "Transpose": WriterRow(transpose, kernels.moves),
-    "Unsqueeze": WriterRow(unsqueeze, kernels.moves, own=(1,)),
 }

@@ -11,7 +11,9 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, GemmAttrs
-from qdqbridge.tflite_io.writer.emission import Emission, WriterRow
+from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.ops.matmul import GEMM
+from qdqbridge.tflite_io.writer.emission import Emission, WriterRow, written
 from qdqbridge.tflite_io.writer.rows import kernels
 from qdqbridge.tflite_io.writer.rows.padding import SAME, VALID, same_or_valid
 from qdqbridge.tflite_io.writer.values import NoCounterpart, extents, fixed_extents, is_weight
@@ -54,9 +56,11 @@ def _decides(node: Node, *, integers: bool) -> DType:
     return weight if weight is DType.INT4 else node.operand(0).type.dtype
 
 
-def convolution(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+def convolution(
+    e: Emission, node: Node, attributes: ConvAttrs, x: Sequence[int], y: Sequence[int]
+) -> None:
     """CONV_2D or DEPTHWISE_CONV_2D."""
-    attributes, image, weight = node.record(ConvAttrs), node.operand(0), node.operand(1)
+    image, weight = node.operand(0), node.operand(1)
     if image.rank != _IMAGE:
         raise NoCounterpart(f"its image has rank {image.rank}", "use 2-D convolutions")
     shape = fixed_extents(weight)
@@ -83,9 +87,11 @@ def convolution(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> 
     e.add("CONV_2D", operands, y, "Conv2DOptions", version, **fields)
 
 
-def transposed(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+def transposed(
+    e: Emission, node: Node, attributes: ConvTransposeAttrs, x: Sequence[int], y: Sequence[int]
+) -> None:
     """TRANSPOSE_CONV: the result's shape, weight, image, bias."""
-    attributes, image, weight = node.record(ConvTransposeAttrs), node.operand(0), node.operand(1)
+    image, weight = node.operand(0), node.operand(1)
     if image.rank != _IMAGE:
         raise NoCounterpart(f"its image has rank {image.rank}", "use 2-D convolutions")
     if attributes.group != 1:
@@ -151,9 +157,11 @@ def _dense(e: Emission, node: Node, x: int, weight: int, y: Sequence[int]) -> No
     )  # fmt: skip
 
 
-def general_product(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+def general_product(
+    e: Emission, node: Node, attributes: GemmAttrs, x: Sequence[int], y: Sequence[int]
+) -> None:
     """Gemm: FULLY_CONNECTED of a constant matrix, or BATCH_MATMUL and an addition."""
-    attributes, b = node.record(GemmAttrs), node.operand(1)
+    b = node.operand(1)
     bias = node.optional(2)
     if attributes.alpha != 1.0 or (attributes.beta != 1.0 and bias is not None):
         raise NoCounterpart(f"it has alpha {attributes.alpha:g} and beta {attributes.beta:g}")
@@ -187,9 +195,13 @@ def _batch(e: Emission, operands: list[int], y: int, adj_x: bool, adj_y: bool) -
 
 
 ROWS: Mapping[str, WriterRow] = {
-    "Conv": WriterRow(convolution, kernels.product, fused=True, own=(1, 2)),
-    "ConvTranspose": WriterRow(transposed, kernels.product, fused=True, own=(1, 2)),
     "Dense": WriterRow(dense, kernels.product, fused=True, own=(1, 2)),
-    "Gemm": WriterRow(general_product, kernels.never, own=(1, 2)),
     "MatMul": WriterRow(matrix_product, kernels.of_products, own=(1,)),
+    **dict(
+        (
+            written(CONV, convolution, kernels.product, fused=True, own=(1, 2)),
+            written(CONV_TRANSPOSE, transposed, kernels.product, fused=True, own=(1, 2)),
+            written(GEMM, general_product, kernels.never, own=(1, 2)),
+        )
+    ),
 }

@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
 from qdqbridge.ops.attributes import PoolAttrs, ReduceAttrs, ResizeAttrs, SoftmaxAttrs
+from qdqbridge.ops.pooling import AVERAGE_POOL, MAX_POOL
+from qdqbridge.ops.resize import RESIZE
+from qdqbridge.ops.softmax import LOG_SOFTMAX, SOFTMAX
 from qdqbridge.tflite_io.counterparts import Counterpart, Family, of_families
-from qdqbridge.tflite_io.writer.emission import Emission, WriteRow, WriterRow
+from qdqbridge.tflite_io.writer.emission import Emission, Write, WriteRow, WriterRow, written
 from qdqbridge.tflite_io.writer.rows import kernels
 from qdqbridge.tflite_io.writer.rows.kernels import per_tensor_params, stored
 from qdqbridge.tflite_io.writer.rows.padding import same_or_valid
@@ -21,11 +24,12 @@ SOFTMAX_RESULTS = (
 LOG_SOFTMAX_RESULTS = (per_tensor_params(DType.INT8, 16 / 256, 127),)
 
 
-def pool(name: str) -> WriteRow:
+def pool(name: str) -> Write[PoolAttrs]:
     """Returns the row of a 2-D pool."""
 
-    def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
-        attributes = node.record(PoolAttrs)
+    def write(
+        e: Emission, node: Node, attributes: PoolAttrs, x: Sequence[int], y: Sequence[int]
+    ) -> None:
         if node.operand(0).rank != _IMAGE:
             raise NoCounterpart(f"its image has rank {node.operand(0).rank}", "use 2-D pools")
         if len(node.outputs) > 1:
@@ -79,11 +83,13 @@ def reduction(name: str) -> WriteRow:
     return write
 
 
-def softmax(name: str, options: str) -> WriteRow:
+def softmax(name: str, options: str) -> Write[SoftmaxAttrs]:
     """Returns the row of SOFTMAX and LOG_SOFTMAX, which go along the last axis."""
 
-    def write(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
-        attributes, rank = node.record(SoftmaxAttrs), node.operand(0).rank or 0
+    def write(
+        e: Emission, node: Node, attributes: SoftmaxAttrs, x: Sequence[int], y: Sequence[int]
+    ) -> None:
+        rank = node.operand(0).rank or 0
         if len(attributes.axes) != 1:
             raise NoCounterpart(f"it normalizes over the axes {list(attributes.axes)} together")
         fields = {"Beta": 1.0} if options == "SoftmaxOptions" else {}
@@ -112,9 +118,10 @@ _LINEAR = {
 }  # fmt: skip
 
 
-def resize(e: Emission, node: Node, x: Sequence[int], y: Sequence[int]) -> None:
+def resize(
+    e: Emission, node: Node, attributes: ResizeAttrs, x: Sequence[int], y: Sequence[int]
+) -> None:
     """RESIZE_NEAREST_NEIGHBOR and RESIZE_BILINEAR."""
-    attributes = node.record(ResizeAttrs)
     if node.operand(0).rank != _IMAGE or not e.channels_last(node):
         raise NoCounterpart("it resizes no image")
     given, made = extents(node.operand(0)), extents(node.output)
@@ -176,15 +183,24 @@ def _reduction(row: Counterpart) -> WriterRow:
 
 ROWS: Mapping[str, WriterRow] = {
     **{row.onnx: _reduction(row) for row in of_families(Family.REDUCTION)},
-    "AveragePool": WriterRow(
-        pool("AVERAGE_POOL_2D"), stored(*kernels.ACTIVATIONS, same=True), fused=True
-    ),
     "GlobalAveragePool": WriterRow(over_space("MEAN"), stored(*kernels.ACTIVATIONS)),
     "GlobalMaxPool": WriterRow(over_space("REDUCE_MAX"), _pools_largest),
-    "LogSoftmax": WriterRow(
-        softmax("LOG_SOFTMAX", "LogSoftmaxOptions"), kernels.fixed(*LOG_SOFTMAX_RESULTS)
+    **dict(
+        (
+            written(
+                AVERAGE_POOL,
+                pool("AVERAGE_POOL_2D"),
+                stored(*kernels.ACTIVATIONS, same=True),
+                fused=True,
+            ),
+            written(
+                LOG_SOFTMAX,
+                softmax("LOG_SOFTMAX", "LogSoftmaxOptions"),
+                kernels.fixed(*LOG_SOFTMAX_RESULTS),
+            ),
+            written(MAX_POOL, pool("MAX_POOL_2D"), _pools_largest),
+            written(RESIZE, resize, _resizes, own=(1, 2, 3)),
+            written(SOFTMAX, softmax("SOFTMAX", "SoftmaxOptions"), kernels.fixed(*SOFTMAX_RESULTS)),
+        )
     ),
-    "MaxPool": WriterRow(pool("MAX_POOL_2D"), _pools_largest),
-    "Resize": WriterRow(resize, _resizes, own=(1, 2, 3)),
-    "Softmax": WriterRow(softmax("SOFTMAX", "SoftmaxOptions"), kernels.fixed(*SOFTMAX_RESULTS)),
 }
