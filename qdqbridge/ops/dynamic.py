@@ -19,7 +19,7 @@ from qdqbridge.graph.operator import Array, Attributes, Flow, Operands, Row, Typ
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, ValueType
 from qdqbridge.ops.accumulator import accumulation_dtype, centered, exact_dtype, integer_params
-from qdqbridge.ops.shapes import differ, known, vector_fits
+from qdqbridge.ops.matmul import rows_fit
 from qdqbridge.ops.stored import optional, present
 
 _LAST = 255
@@ -109,13 +109,9 @@ def _check(node: Node, _: Attributes) -> Iterator[str]:
         yield "the weight is not quantized to integers, per tensor or per channel"
     elif w.quant is not None and w.quant.params.axis not in (None, 0):
         yield "the scales of the weight are not along its first axis"
-    if w.rank is not None and w.rank != 2:
-        yield f"the weight has rank {w.rank}, not 2"
-    if x.rank is not None and x.rank < 2:
-        yield f"the input has rank {x.rank}"
-    if differ(known(x, -1), known(w, 1)):
-        yield f"the input has rows of {known(x, -1)} elements, the weight of {known(w, 1)}"
-    yield from vector_fits(node.optional(2), known(w, 0), "the bias")
+    if x.rank == 1:
+        yield "the input has rank 1"
+    yield from rows_fit(node)
 
 
 DYNAMIC_DENSE = Row(
@@ -225,13 +221,7 @@ def _check_blocks(node: Node, attributes: BlockAttrs) -> Iterator[str]:
         yield "the scales of the weight are not along its first axis"
     if attributes.block_size < 1:
         yield f"its blocks have {attributes.block_size} elements"
-    if w.rank is not None and w.rank != 2:
-        yield f"the weight has rank {w.rank}, not 2"
-    if x.rank == 0:
-        yield "the input is a scalar"
-    if differ(known(x, -1), known(w, 1)):
-        yield f"the input has rows of {known(x, -1)} elements, the weight of {known(w, 1)}"
-    yield from vector_fits(node.optional(2), known(w, 0), "the bias")
+    yield from rows_fit(node)
 
 
 DYNAMIC_BLOCK_DENSE = Row(

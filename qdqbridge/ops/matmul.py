@@ -131,7 +131,8 @@ def _gemm_contract(
     return (finished(total, scale, real, results[0]),)
 
 
-def _check_dense(node: Node, _: Attributes) -> Iterator[str]:
+def rows_fit(node: Node) -> Iterator[str]:
+    """Yields what is wrong with the shapes of a product of rows with a matrix of rows."""
     x, w = node.operand(0), node.operand(1)
     if w.rank is not None and w.rank != 2:
         yield f"the weight has rank {w.rank}, not 2"
@@ -140,6 +141,10 @@ def _check_dense(node: Node, _: Attributes) -> Iterator[str]:
     if differ(known(x, -1), known(w, 1)):
         yield f"the input has rows of {known(x, -1)} elements, the weight of {known(w, 1)}"
     yield from vector_fits(node.optional(2), known(w, 0), "the bias")
+
+
+def _check_dense(node: Node, _: Attributes) -> Iterator[str]:
+    yield from rows_fit(node)
     yield from per_tensor(node, 0, "the input")
 
 

@@ -13,10 +13,11 @@ from qdqbridge.canonical import canonicalize
 from qdqbridge.errors import InvalidModelError, UnsupportedTargetError
 from qdqbridge.graph.diff import diff
 from qdqbridge.graph.graph import Graph
-from qdqbridge.tflite_io.litert import Kernels, node_differences, recorded_tensors, shapes_of
+from qdqbridge.tflite_io.litert import Kernels, node_differences, recorded_tensors
 from qdqbridge.tflite_io.writer import TFLiteModel, write
 from tests.fuzzing import random_models
 from tests.relax.kernels import random_graphs
+from tests.tflite_io.drawn_inputs import drawn_inputs
 
 _POLES = ("Composition", "Div", "Log", "Pow", "Reciprocal", "Sqrt")
 """Operators that give infinities or no number of finite operands."""
@@ -65,24 +66,11 @@ def differences(seed: int, folder: Path, counts: Counter[str], *, run: bool = Tr
 
 def _fitting(graph: Graph, made: TFLiteModel, seed: int) -> dict[str, np.ndarray]:
     """Returns inputs with two samples where the graph can be run with two, else with one."""
-    inputs = _inputs(made, seed, 2)
+    inputs = drawn_inputs(made, seed, 2)
     try:
         qb.evaluate(graph, inputs)
     except InvalidModelError:
-        return _inputs(made, seed, 1)
-    return inputs
-
-
-def _inputs(made: TFLiteModel, seed: int, extent: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    inputs: dict[str, np.ndarray] = {}
-    for value in made.graph.inputs:
-        shape, dtype = shapes_of(made, extent)[value.name], value.type.dtype.numpy
-        if np.issubdtype(dtype, np.floating):
-            inputs[value.name] = rng.normal(size=shape).astype(dtype)
-        else:
-            info = np.iinfo(dtype)
-            inputs[value.name] = rng.integers(info.min, info.max + 1, shape).astype(dtype)
+        return drawn_inputs(made, seed, 1)
     return inputs
 
 

@@ -17,10 +17,11 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import ConvAttrs
-from qdqbridge.tflite_io.litert import Kernels, node_differences, shapes_of
+from qdqbridge.tflite_io.litert import Kernels, node_differences
 from qdqbridge.tflite_io.writer import TFLiteModel, converted, write
 from tests.graph.graphs import S8, apply, const, graph, quant, stored
 from tests.tflite_io import test_against_litert, test_hard_forms
+from tests.tflite_io.drawn_inputs import drawn_inputs
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 NETWORKS = ("digits_cnn_s8s8_per_tensor", "digits_cnn_u8s8_per_channel")
@@ -86,16 +87,7 @@ CASES = {
 
 
 def feeds(made: TFLiteModel, extent: int = 2) -> dict[str, np.ndarray[Any, Any]]:
-    rng = np.random.default_rng(7)
-    found: dict[str, np.ndarray[Any, Any]] = {}
-    for value in made.graph.inputs:
-        shape, dtype = shapes_of(made, extent)[value.name], value.type.dtype.numpy
-        if np.issubdtype(dtype, np.floating):
-            found[value.name] = rng.normal(size=shape).astype(dtype)
-        else:
-            info = np.iinfo(dtype)
-            found[value.name] = rng.integers(info.min, info.max + 1, shape).astype(dtype)
-    return found
+    return drawn_inputs(made, 7, extent)
 
 
 def steps(made: TFLiteModel, kernels: Kernels = Kernels.REFERENCE) -> float:

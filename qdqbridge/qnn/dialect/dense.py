@@ -11,15 +11,30 @@ from qdqbridge.qnn.dialect.arithmetic import Prim, entry
 from qdqbridge.qnn.dialect.broadcast import broadcast_indices, broadcast_shape
 from qdqbridge.qnn.dialect.kernel import BLOCK, stage
 from qdqbridge.qnn.dialect.op import Attribute, QnnOp
-from qdqbridge.qnn.dialect.site import DialectSite, ResultType
+from qdqbridge.qnn.dialect.site import DialectSite, Extent, ResultType
 
 
-def _infer_dense(site: DialectSite) -> ResultType:
-    out = check_operands(site)
+def expect_rows(site: DialectSite) -> tuple[list[Extent], list[Extent]]:
+    """Returns the shapes of data and of a weight whose rows are multiplied with those of data."""
     x, w = site.shape(0), site.expect_rank(1, 2)
     if not x:
         site.fail("data is a scalar", "give it at least one axis")
     site.expect_equal(x[-1], w[1], "the last axes of data and weight")
+    return x, w
+
+
+def centred_weight(w: te.Tensor, zero_point: te.Tensor) -> te.Tensor:
+    """Returns a weight less the zero points of its rows."""
+    return stage(
+        w.shape,
+        lambda u, k: centred(w(u, k), entry(zero_point, (u,), 0), str(w.dtype)),
+        name="centred_weight",
+    )
+
+
+def _infer_dense(site: DialectSite) -> ResultType:
+    out = check_operands(site)
+    x, w = expect_rows(site)
     site.expect_params(5, 3, w[0], what="units")
     if site.attr("units"):
         site.expect_equal(site.attr("units"), w[0], "units and the weight")
@@ -32,13 +47,7 @@ def _lower_dense(site: DialectSite) -> Any:
 
     def dense(x: te.Tensor, w: te.Tensor, zx: te.Tensor, *zw: te.Tensor) -> te.Tensor:
         data = stage(x.shape, lambda *i: centred(x(*i), zx[0], str(x.dtype)), name="centred_data")
-        weight = w
-        if shifted:
-            weight = stage(
-                w.shape,
-                lambda u, k: centred(w(u, k), entry(zw[0], (u,), 0), str(w.dtype)),
-                name="centred_weight",
-            )
+        weight = centred_weight(w, zw[0]) if shifted else w
         k = te.reduce_axis((0, w.shape[1]), name="k")
 
         def element(*i: Prim) -> Prim:

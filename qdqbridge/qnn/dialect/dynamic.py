@@ -10,6 +10,7 @@ from tvm import te
 from qdqbridge.ops.dynamic import LAST_OF_BLOCK, SMALLEST
 from qdqbridge.qnn.dialect.accumulate import centred
 from qdqbridge.qnn.dialect.arithmetic import Prim, entry, fenced
+from qdqbridge.qnn.dialect.dense import centred_weight, expect_rows
 from qdqbridge.qnn.dialect.kernel import BLOCK, stage
 from qdqbridge.qnn.dialect.op import Attribute, QnnOp
 from qdqbridge.qnn.dialect.site import DialectSite, ResultType
@@ -24,10 +25,7 @@ def _infer(site: DialectSite) -> ResultType:
     site.expect_dtype(0, "float32")
     if not is_code(site.dtype(1)):
         site.fail(f"weight has dtype {site.dtype(1)}", "give an 8- or 16-bit integer")
-    x, w = site.shape(0), site.expect_rank(1, 2)
-    if not x:
-        site.fail("data is a scalar", "give it at least one axis")
-    site.expect_equal(x[-1], w[1], "the last axes of data and weight")
+    x, w = expect_rows(site)
     site.expect_params(3, 2, w[0], what="units")
     return ResultType.of([*x[:-1], w[0]], "float32")
 
@@ -49,13 +47,8 @@ def _lower(site: DialectSite) -> Any:
             bounded = tirx.max(tirx.min(value, top), tirx.const(0.0, "float32"))
             return (bounded - place(*at)).astype("int32").astype("int16")
 
-        data, weight = stage(x.shape, code, name="codes"), w
-        if shifted:
-            weight = stage(
-                w.shape,
-                lambda u, k: centred(w(u, k), entry(zero_point[0], (u,), 0), str(w.dtype)),
-                name="centred_weight",
-            )
+        data = stage(x.shape, code, name="codes")
+        weight = centred_weight(w, zero_point[0]) if shifted else w
         k = te.reduce_axis((0, w.shape[1]), name="k")
 
         def element(*i: Prim) -> Prim:
@@ -121,10 +114,7 @@ def _infer_blocks(site: DialectSite) -> ResultType:
     kind = site.expect_dtype(0, "float32", "float16")
     if not is_code(site.dtype(1)):
         site.fail(f"weight has dtype {site.dtype(1)}", "give an 8-bit integer")
-    x, w = site.shape(0), site.expect_rank(1, 2)
-    if not x:
-        site.fail("data is a scalar", "give it at least one axis")
-    site.expect_equal(x[-1], w[1], "the last axes of data and weight")
+    x, w = expect_rows(site)
     size = site.attr("block_size")
     if size < 1 or not isinstance(w[1], int):
         site.fail(f"block_size is {size} for rows of {w[1]}", "give a known number above 0")

@@ -7,18 +7,7 @@ from collections.abc import Callable, Sequence
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.operator import Flow
 from qdqbridge.ops.composition import COMPOSITION
-from qdqbridge.ops.data_movement import (
-    DEPTH_TO_SPACE,
-    EXPAND,
-    FLATTEN,
-    IDENTITY,
-    RESHAPE,
-    SPACE_TO_DEPTH,
-    SQUEEZE,
-    TILE,
-    TRANSPOSE,
-    UNSQUEEZE,
-)
+from qdqbridge.ops.data_movement import OPERATORS as MOVES
 from qdqbridge.ops.resize import RESIZE
 from qdqbridge.ops.selection import GATHER, SLICE, SPLIT
 from qdqbridge.qnn.emit.accumulate import quantized_accumulation
@@ -36,10 +25,7 @@ Form = Callable[[EmissionScope, Node, Foreign], Sequence[Expr]]
 """Emits one node: an expression for each of its results."""
 
 
-_BYTE_MOVERS = frozenset((
-    RESHAPE, EXPAND, TRANSPOSE, SQUEEZE, UNSQUEEZE, FLATTEN, TILE, IDENTITY,
-    DEPTH_TO_SPACE, SPACE_TO_DEPTH, SLICE, GATHER, SPLIT,
-))  # fmt: skip
+_BYTE_MOVERS = frozenset((*MOVES, SLICE, GATHER, SPLIT))
 """Operators that neither compare nor make up the elements that they move."""
 
 
