@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -10,23 +9,15 @@ import pytest
 
 import qdqbridge as qb
 from qdqbridge.errors import InputDataError
-from qdqbridge.relax.executable import Executable
 from qdqbridge.relax.kernel_times import kernel_times
 from qdqbridge.relax.kernels.cpu import cpu_of, host_target
 from qdqbridge.relax.kernels.limit import limit
-
-MODEL = Path(__file__).parents[2] / "models" / "digits_cnn_u8s8_per_channel.onnx"
-
-
-@cache
-def compiled(threads: int) -> Executable:
-    """The network; timing changes nothing of it."""
-    return qb.compile(qb.load(MODEL), threads=threads)
+from tests.relax.digits import digits
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_every_kernel_of_a_run_is_timed(threads: int, tmp_path: Path) -> None:
-    executable = compiled(threads)
+    executable = digits(threads)
     (value,) = executable.graph.inputs
     shape = [e if isinstance(e, int) else 1 for e in value.type.shape or ()]
     data = {value.name: np.random.default_rng(0).normal(size=shape).astype(np.float32)}
@@ -47,11 +38,11 @@ def test_every_kernel_of_a_run_is_timed(threads: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("batch", [1, 5])
 def test_open_batches_count_as_they_are_fed(batch: int) -> None:
-    graph = compiled(1).graph
+    graph = digits().graph
     (value,) = graph.inputs
     assert any(isinstance(extent, str) for extent in value.type.shape or ())
     shape = [e if isinstance(e, int) else batch for e in value.type.shape or ()]
-    times = kernel_times(compiled(1), {value.name: np.zeros(shape, np.float32)}, repeats=1)
+    times = kernel_times(digits(), {value.name: np.zeros(shape, np.float32)}, repeats=1)
     convolution = next(node for node in graph.nodes if node.op.name == "Conv")
     weight, result = convolution.operand(1).constant, convolution.output.type.shape
     assert weight is not None and result is not None
@@ -62,7 +53,7 @@ def test_open_batches_count_as_they_are_fed(batch: int) -> None:
 
 def test_inputs_are_checked() -> None:
     with pytest.raises(InputDataError):
-        kernel_times(compiled(1), {})
+        kernel_times(digits(), {})
 
 
 def test_the_limit_is_a_rate() -> None:

@@ -22,14 +22,14 @@ from qdqbridge.errors import (
 )
 from qdqbridge.relax import instructions
 from qdqbridge.relax.kernel_times import kernel_times
+from tests.relax.digits import MODEL, digits
 
-MODEL = Path(__file__).parents[2] / "models" / "digits_cnn_u8s8_per_channel.onnx"
 _OTHER = "x86_64-linux-gnu" if platform.machine() == "aarch64" else "aarch64-linux-gnu"
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: Any) -> tuple[Any, Path]:
-    executable = qb.compile(qb.load(MODEL))
+    executable = digits()
     path = tmp_path_factory.mktemp("saved") / "digits.so"
     executable.save(path)
     return executable, path

@@ -6,7 +6,6 @@ import os
 import signal
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,18 +17,16 @@ from qdqbridge.errors import InputDataError
 from qdqbridge.relax.kernels.loops import turns
 from qdqbridge.relax.kernels.script import T, prim_func
 from qdqbridge.relax.threads import Caller
-
-MODEL = Path(__file__).parents[2] / "models" / "digits_cnn_u8s8_per_channel.onnx"
+from tests.relax.digits import MODEL, digits
 
 
 def test_two_threads_compute_the_same() -> None:
-    graph = qb.load(MODEL)
-    (value,) = graph.inputs
+    one, two = digits(1), digits(2)
+    assert (one.threads, two.threads) == (1, 2)
+    (value,) = one.graph.inputs
     shape = [e if isinstance(e, int) else 5 for e in value.type.shape or ()]
     data = {value.name: np.random.default_rng(0).normal(size=shape).astype(np.float32)}
-    one, two = (qb.compile(graph, threads=n) for n in (1, 2))
-    assert (one.threads, two.threads) == (1, 2)
-    meant = qb.evaluate(graph, data)
+    meant = qb.evaluate(one.graph, data)
     for executable in (one, two, two):
         for name, array in executable.run(data).items():
             np.testing.assert_array_equal(array, meant[name])
@@ -95,11 +92,10 @@ def test_no_number_of_threads_is_refused(threads: Any) -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_many_callers_of_one_executable(threads: int) -> None:
     """TVM's machine holds one run: two at once end the process."""
-    graph = qb.load(MODEL)
-    executable = qb.compile(graph, threads=threads)
+    executable = digits(threads)
     rng = np.random.default_rng(0)
     fed = [{"input": rng.normal(size=(n, 1, 8, 8)).astype(np.float32)} for n in range(1, 9)]
-    meant = [qb.evaluate(graph, data)["logits"] for data in fed]
+    meant = [qb.evaluate(executable.graph, data)["logits"] for data in fed]
 
     def call(turn: int) -> bool:
         got = executable.run(fed[turn % 8])["logits"]
