@@ -174,6 +174,21 @@ def blocks_of_results() -> onnx.ModelProto:
     return _model("blocks_of_results", nodes, numbers, TensorProto.UINT8, *shapes, opset=21)
 
 
+def clip_between_steps() -> onnx.ModelProto:
+    """Returns a Clip between two encodings that ends between two steps of the first."""
+    numbers = {
+        "scale": np.float32(0.25), "zero": np.uint8(55), "low": np.float32(0.0),
+        "high": np.float32(5.85), "scale_result": np.float32(0.03), "zero_result": np.uint8(0),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "scale", "zero"], ["x_real"]),
+        helper.make_node("Clip", ["x_real", "low", "high"], ["clipped"]),
+        helper.make_node("QuantizeLinear", ["clipped", "scale_result", "zero_result"], ["result"]),
+    ]
+    shapes = (1, 4, 8, 8), (1, 4, 8, 8)
+    return _model("clip_between_steps", nodes, numbers, TensorProto.UINT8, *shapes)
+
+
 def stored_term() -> onnx.ModelProto:
     """Returns a sum of stored numbers and a stored vector that a Reshape cuts up."""
     chance = np.random.default_rng(0)
@@ -321,6 +336,11 @@ FAULTS = (
         "MatMul of a weight in blocks of columns: ConvertFullyConnectedToFullyConnectedCompressed "
         "takes them for blocks of rows, and does not compile",
         blocks_of_results,
+    ),
+    Fault(
+        "openvino_clip_between_steps.onnx", "openvino", "wrong",
+        "DQ, Clip, Q: the Clip is computed on stored numbers, so that its end of 23.4 steps is 23",
+        clip_between_steps,
     ),
     Fault(
         "openvino_stored_term.onnx", "openvino", "crash",

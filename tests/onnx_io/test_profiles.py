@@ -235,10 +235,16 @@ BROKEN: dict[str, tuple[str, str, Callable[[Net], str]]] = {
         ),
     ),
     "qnn_low_end": ("qnn", "clip-of-two-ends", lambda n: n.fake(clip(n, conv(n), -1, 99), *Y)),
-    "openvino_zero_point": ("openvino", "explicit-zero-point", without_zero_point),
+    "openvino_operator": (
+        "openvino", "known-operators", lambda n: n.op("QGemm", "x", domain="com.microsoft"),
+    ),
     "openvino_16_bits": ("openvino", "8-bit-activations", sixteen_bits),
     "openvino_axis": ("openvino", "weight-axis", lambda n: conv(n, axis=1)),
     "openvino_blocks": ("openvino", "whole-blocks", short_blocks),
+    "openvino_clip": (
+        "openvino", "clip-on-a-step",
+        lambda n: n.fake(clip(n, n.fake("x", 0.25, 3, U8), 0, 5.9), *Y),
+    ),
     "openvino_term": ("openvino", "stored-terms", stored_term),
     "qoperator_form": ("qoperator", "qlinear-form", conv),
     "qoperator_none": ("qoperator", "integer-kernel", lambda n: n.fake(n.op("Sin", conv(n)), *Y)),

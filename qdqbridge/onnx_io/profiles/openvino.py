@@ -17,12 +17,14 @@ from qdqbridge.onnx_io.profiles.file_view import (
 from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Reason
 from qdqbridge.onnx_io.profiles.islands import COPIES, islands_of
 from qdqbridge.onnx_io.profiles.shared_rules import (
+    COARSE,
+    ON_A_STEP,
     WEIGHTED,
     active_ends,
     both_or_none,
+    clamp_bounds,
     constant_positive_scale,
     encoding_of,
-    explicit_zero_point,
     has_products,
     is_parameter,
     per_tensor_activations,
@@ -32,6 +34,30 @@ from qdqbridge.onnx_io.profiles.shared_rules import (
 )
 
 _EIGHT = (DType.UINT8, DType.INT8)
+
+
+def _known(view: FileView, node: FileNode) -> Reason | None:
+    del view
+    domain, _, name = node.op.rpartition("::")
+    if domain in _DOMAINS or (domain == "com.microsoft" and name in _CONTRIB):
+        return None
+    return Reason(f"there is no conversion rule for '{domain}.{name}'")
+
+
+_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "org.openvinotoolkit")
+_CONTRIB = frozenset(
+    {
+        "Attention", "BiasAdd", "BiasGelu", "DequantizeLinear", "DynamicQuantizeLSTM",
+        "DynamicQuantizeMatMul", "EmbedLayerNormalization", "FastGelu", "FusedConv", "FusedGemm",
+        "FusedMatMul", "GatherBlockQuantized", "GatherND", "Gelu", "GroupNorm",
+        "GroupQueryAttention", "MatMulIntegerToFloat", "MatMulNBits", "MultiHeadAttention", "Pad",
+        "QLinearAdd", "QLinearAveragePool", "QLinearConcat", "QLinearLeakyRelu", "QLinearMul",
+        "QLinearReduceMean", "QLinearSigmoid", "QLinearSoftmax", "QLinearWhere", "QuantizeLinear",
+        "QuickGelu", "Range", "RotaryEmbedding", "SkipLayerNormalization",
+        "SkipSimplifiedLayerNormalization", "Trilu",
+    }
+)  # fmt: skip
+"""What of onnxruntime's own operators it converts; all were tried."""
 
 
 def _constant_scale(view: FileView, node: FileNode) -> Reason | None:
@@ -275,6 +301,38 @@ def _own_zero(view: FileView, node: FileNode) -> Reason | None:
 _ROUNDED = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean", "Pad", "Clip"})
 
 
+def _cut_between_steps(view: FileView, node: FileNode) -> Reason | None:
+    """A Clip is computed on the stored numbers of its operand, which its ends are rounded to."""
+    found = view.quantized(node.output) if node.op == "Clip" else []
+    x, result = _moved(view, node.input(0)), found[0] if found else None
+    if x is None or result is None or x.scale is None or result.scale is None:
+        return None
+    if not (x.per_tensor and result.per_tensor) or x.dtype is None or result.dtype is None:
+        return None
+    step, own = (float(each.scale.reshape(())) for each in (x, result) if each.scale is not None)
+    if step <= COARSE * own or not (step > 0 and own > 0):
+        return None
+    active = active_ends(view, node, result) or (False, False)
+    bounds = clamp_bounds(view, node)
+    for end, counts in zip(bounds, active, strict=True):
+        place = 0.0 if end is None or not counts else end / step
+        inside = x.dtype.qmin <= place + x.zero() <= x.dtype.qmax
+        if inside and abs(place - round(place)) > ON_A_STEP:
+            text = f"{end:.6g} is {place:.2f} steps of its operand '{x.node.input(0)}'"
+            return Reason(text, (node.input(0),))
+    return None
+
+
+def _moved(view: FileView, tensor: str) -> FileEncoding | None:
+    """Returns the parameters of stored numbers that are moved, or averaged, to a tensor."""
+    made = view.producer(tensor)
+    while made is not None and (made.op in COPIES or "Pool" in made.op):
+        tensor = made.input(0)
+        made = view.producer(tensor)
+    found = view.dequantized(tensor)
+    return None if found is None or is_parameter(view, found.node) else found
+
+
 def _behind_product(view: FileView, x: FileEncoding) -> bool:
     rounding = view.producer(x.node.input(0))
     made = None if rounding is None else view.producer(rounding.input(0))
@@ -293,21 +351,28 @@ def _float_kernel(view: FileView, node: FileNode) -> Reason | None:
 
 
 def _stored_constant(view: FileView, node: FileNode) -> Reason | None:
-    """Mul and Add of a constant that a Q makes are what its transformations fail at."""
+    """Constants that a Q makes are what its transformations of sums and products fail at.
+
+    That is, beside a product; and in sums where they are no number for each channel.
+    """
     if node.op not in ("Mul", "Add") or not has_products(view):
         return None
-    for name in node.inputs:
-        found = view.dequantized(name)
+    pair = [view.dequantized(name) for name in node.inputs]
+    product = any(found is not None and _behind_product(view, found) for found in pair)
+    for found in pair:
         made = None if found is None else view.producer(found.node.input(0))
-        if made is not None and is_quantize(made) and view.is_constant(made.input(0)):
+        if made is None or not is_quantize(made) or not view.is_constant(made.input(0)):
+            continue
+        shape = view.shape(made.input(0)) or ()
+        if product or (node.op == "Add" and sum(extent != 1 for extent in shape) > 1):
             text = f"the constant '{made.input(0)}' is quantized by a node of the file"
             return Reason(text, (made.input(0),))
     return None
 
 
 RULES: tuple[Demand, ...] = (
-    Demand("explicit-zero-point", "Q and DQ", explicit_zero_point, "openvino#28562", Effect.REFUSED,
-         "write the zero point"),
+    Demand("known-operators", "every node", _known, "OpenVINO 2026.4.1, ONNX frontend",
+           Effect.REFUSED, "write operators of ONNX: export does where it knows the meaning"),
     Demand("blocks-of-terms", "Gemm and MatMul of weights in blocks", _blocks_of_results,
            "OpenVINO 2026.4.1: ConvertFullyConnectedToFullyConnectedCompressed", Effect.REFUSED,
            "use blocks along the terms, or float weights"),
@@ -324,7 +389,7 @@ RULES: tuple[Demand, ...] = (
     Demand("weight-axis", "per-channel weights", weight_axis({"Conv": 0, "ConvTranspose": 1}),
            "OpenVINO 2026.4.1: products of matrices up to 122 LSB wrong", Effect.OTHER,
          "use the axis of the output channels"),
-    Demand("stored-constants", "Mul and Add of constants", _stored_constant,
+    Demand("stored-constants", "Mul and Add of products and constants", _stored_constant,
          "OpenVINO 2026.4.1: MultiplyPartialTransformation, index '0' out of range",
          Effect.REFUSED, "store the constant as integers, with a DequantizeLinear only"),
     Demand("whole-blocks", "Q and DQ in blocks", _whole_blocks,
@@ -352,6 +417,9 @@ RULES: tuple[Demand, ...] = (
            "quantize the Concat once, or put a Max with a very low number in between"),
     Demand("clamps-of-products", "Max and Min behind a product with zero point 0", _extremes,
            "OpenVINO 2026.4.1, runtime model", Effect.FLOAT, "use Relu or Clip"),
+    Demand("clip-on-a-step", "Clip between DequantizeLinear and QuantizeLinear", _cut_between_steps,
+           "OpenVINO 2026.4.1: up to 5 LSB wrong, as many as one step of the operand has",
+           Effect.OTHER, "put a Max with a very low number in front of it"),
     Demand("padding", "Pad between DequantizeLinear and QuantizeLinear", _padding,
            "OpenVINO 2026.4.1: up to 127 LSB wrong", Effect.OTHER,
            "give operand and result a zero point each, equal as they may be"),

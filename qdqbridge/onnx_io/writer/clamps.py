@@ -12,7 +12,9 @@ from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.numerics import dequantize
+from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, TensorType
+from qdqbridge.onnx_io.profiles.shared_rules import COARSE, ON_A_STEP
 from qdqbridge.onnx_io.writer.names import stem
 from qdqbridge.onnx_io.writer.rows import RowWriter, quantizing, real_bounds, starts_at_zero
 
@@ -127,6 +129,21 @@ def idle_max(writer: RowWriter, tensor: str, dtype: DType, value: Value) -> str:
     name = stem(writer.tensors.of(value))
     target, type_ = writer.free.take(f"{name}_max"), TensorType(dtype, value.type.shape)
     return writer.row("Max", [tensor, writer.array(lowest, f"{name}_lowest")], target, type_)
+
+
+def cut_between_steps(source: QuantParams, result: QuantParams) -> bool:
+    """Returns whether a range ends between two stored numbers of what is rounded to it.
+
+    That is, further from one of them than the result can tell: OpenVINO moves a Clip in front of
+    the DequantizeLinear, where its ends are stored numbers.
+    """
+    if result.full_range or not (source.per_tensor and result.per_tensor):
+        return False
+    step, own = float(source.scale), float(result.scale)
+    kind = result.storage_dtype
+    ends = [(result.qmin, kind.qmin), (result.qmax, kind.qmax)]
+    places = [(end - int(result.zero_point)) * own / step for end, last in ends if end != last]
+    return step > COARSE * own and any(abs(p - round(p)) > ON_A_STEP for p in places)
 
 
 def _trimmed(inputs: Iterable[str]) -> list[str]:

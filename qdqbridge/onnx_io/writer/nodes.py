@@ -19,6 +19,7 @@ from qdqbridge.onnx_io.writer.clamps import (
     clamp_real,
     clip_stored,
     clip_to_range,
+    cut_between_steps,
     idle_max,
     rounded,
 )
@@ -243,7 +244,10 @@ class NodeWriter(RowWriter):
             dtype = source.quant.params.expressed_dtype
             tensor = self.real(source, dtype)
             made = source.producer
-            if self.profile.guarded and made is not None and made.op is CONCAT:
+            twice = made is not None and made.op is CONCAT
+            if self.profile.guarded and (
+                twice or cut_between_steps(source.quant.params, result.quant.params)
+            ):
                 tensor = idle_max(self, tensor, dtype, source)
             self.quantize(tensor, dtype, result, node)
 
@@ -275,6 +279,10 @@ class NodeWriter(RowWriter):
         dtype, clamp = real_dtype(node), not _implied(node, value)
         fuses = node.op.flow in _INTEGER_KERNELS
         own = value.quant.params.expressed_dtype
+        if self.profile.guarded and node.op.flow is Flow.AVERAGE:
+            x = node.operand(0).quant
+            if x is not None and cut_between_steps(x.params, value.quant.params):
+                target = idle_max(self, target, dtype, value)
         if dtype is not own and (node.origin.computed is not None or self.opset < _MIXED):
             name = self.free.take(f"{stem(target)}_{own}")
             target, dtype = self.cast(target, name, TensorType(own, value.type.shape)), own
