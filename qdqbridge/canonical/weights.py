@@ -233,10 +233,11 @@ def coarsest(params: QuantParams) -> QuantParams:
 
 
 def _varies(array: NDArray[Any], axis: int) -> bool:
-    first = array.take([0], axis=axis)
-    if array.shape[axis] > 1 and not np.array_equal(first, array.take([1], axis=axis)):
+    before = (slice(None),) * axis
+    first = array[(*before, slice(0, 1))]
+    if array.shape[axis] > 1 and not np.array_equal(first, array[(*before, slice(1, 2))]):
         return True
-    return not np.array_equal(np.broadcast_to(first, array.shape).view(), array, equal_nan=False)
+    return not np.array_equal(np.broadcast_to(first, array.shape), array, equal_nan=False)
 
 
 def _with(node: Node, value: Value, data: Constant, params: QuantParams) -> Proposal:

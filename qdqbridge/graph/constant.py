@@ -125,6 +125,29 @@ class Constant:
             self._check()
         return self._stored.load()
 
+    def in_bytes(self) -> Constant | None:
+        """Returns the bytes of :meth:`packed` as a constant, the last axis shorter.
+
+        Returns:
+            None where there are none, or rows of codes do not end with a byte.
+        """
+        if self._stored is None or self.dtype.bits >= 8 or not self.shape:
+            return None
+        if self.shape[-1] * self.dtype.bits % 8:
+            return None
+        shape = (*self.shape[:-1], self.shape[-1] * self.dtype.bits // 8)
+        source = self._stored
+        stored = StoredBytes(
+            source.load, lambda data, dtype, shape: data.view(dtype.numpy).reshape(shape),
+            source.release,
+        )  # fmt: skip
+        return Constant.stored(DType.UINT8, shape, stored, self._check).fleeting()
+
+    def fleeting(self) -> Constant:
+        """Returns the same constant, whose elements are held as long as somebody looks if large."""
+        self._fleeting = self.size >= _LARGE
+        return self
+
     def release(self) -> None:
         """Lets go of memory that the file has as well; whoever looks again reads it again."""
         if self._base is not None:

@@ -170,8 +170,8 @@ _LOOKED_AT = 64
 
 
 def _kept(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Returns a read-only array in C order: a copy, unless it is a large one of that kind."""
-    fits = array.dtype == dtype and array.flags.c_contiguous and not array.flags.writeable
+    """Returns a read-only array: a copy in C order, unless it is a large one without gaps."""
+    fits = array.dtype == dtype and array.flags.forc and not array.flags.writeable
     if fits and array.nbytes >= _LARGE:
         return array
     copy = np.array(array, dtype=dtype, order="C")

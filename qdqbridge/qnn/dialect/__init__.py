@@ -15,6 +15,7 @@ Scales are float32 and zero points int32 constants of rank 0 or 1.
   softplus, softsign, hardsigmoid, hardswish; lookup in a table of one's own
 * rows: softmax, log_softmax, layer_norm, rms_norm, instance_norm, group_norm, batch_norm
 * resize1d, resize2d, resize3d, resize
+* unpack: codes of less than a byte
 
 Relay's simulated_quantize and simulated_dequantize are in :mod:`.simulated`, for hosts without
 them.
@@ -33,6 +34,7 @@ from qdqbridge.qnn.dialect import (
     softmax,
     transposed,
     unary,
+    unpack,
 )
 from qdqbridge.qnn.dialect.op import REQUIRED, Attribute, QnnOp
 
@@ -49,6 +51,7 @@ QNN_OPS: tuple[QnnOp, ...] = (
     *softmax.OPS,
     *normalization.OPS,
     *resize.OPS,
+    *unpack.OPS,
 )
 
 __all__ = ["QNN_OPS", "REQUIRED", "Attribute", "QnnOp"]

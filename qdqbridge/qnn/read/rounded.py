@@ -35,6 +35,7 @@ from qdqbridge.qnn.read.conversions import (
 from qdqbridge.qnn.read.layout import channels_first, laid_out
 from qdqbridge.qnn.read.reading import Reading, Row, flat
 from qdqbridge.qnn.read.resize import RESIZE
+from qdqbridge.qnn.read.unpack import unpack
 from qdqbridge.qnn.signatures import BATCH_NORM, CHOICE, NORM, ONE, TWO, Signature
 
 # ---- elementwise -------------------------------------------------------------------------------
@@ -207,6 +208,7 @@ QNN: dict[str, Row] = {
     "qnn.requantize": requantize,
     "qnn.concatenate": concatenate,
     "qnn.lookup": lookup,
+    "qnn.unpack": unpack,
     "qnn.where": binary("Where", CHOICE),
     **{f"qnn.{row.qnn}": norm(row) for row in NORMS if row is not BATCH_NORMALIZATION},
     f"qnn.{BATCH_NORMALIZATION.qnn}": batch_norm,

@@ -57,13 +57,22 @@ class RelaxScope(EmissionScope):
         self.arithmetic = Arithmetic(self)
 
     def constant(self, constant: Constant, name: str) -> Expr:
-        """Returns a constant expression; one per Constant object, copied into TVM once."""
+        """Returns a constant expression; one per Constant object, copied into TVM once.
+
+        Many codes of less than a byte stay packed, and are unpacked by a call.
+        """
         if constant not in self._constants:
-            lifted = None if self._lift is None else self._lift(constant, name)
-            self._constants[constant] = (
-                relax.const(to_tensor(constant)) if lifted is None else lifted
-            )
+            packed = constant.in_bytes() if constant.size >= PACKED else None
+            expr = self._held(packed or constant, name)
+            if packed is not None:
+                attrs = {"bits": constant.dtype.bits, "signed": constant.dtype.is_signed}
+                expr = self.qnn("unpack", [expr], attrs)
+            self._constants[constant] = expr
         return self._constants[constant]
+
+    def _held(self, constant: Constant, name: str) -> Expr:
+        lifted = None if self._lift is None else self._lift(constant, name)
+        return relax.const(to_tensor(constant)) if lifted is None else lifted
 
     def shape(self, shape: Shape) -> list[Any]:
         """Returns extents as Relax wants them.
@@ -206,6 +215,8 @@ class RelaxScope(EmissionScope):
         return shape_vector(self, expr)
 
 
+PACKED = 1 << 20
+"""Codes of less than a byte from which a constant stays packed."""
 _PART = 1 << 26
 """Bytes that are copied before those of a mapped file are let go of."""
 
@@ -229,6 +240,7 @@ def to_tensor(constant: Constant) -> Any:
         source = as_bytes(constant.numpy())
         if not source.flags.c_contiguous or source.nbytes <= _PART:
             fill(view, source)
+            constant.release()
         else:
             step = max(1, _PART * len(source) // source.nbytes)
             for start in range(0, len(source), step):
