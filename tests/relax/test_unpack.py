@@ -75,6 +75,6 @@ def test_a_packed_weight_is_multiplied_as_an_unpacked_one() -> None:
             qb.compile(network(stored, packed=packed)).run({"x": x}).popitem()[1]
             for packed in (True, False)
         ]
-        assert np.array_equal(*results)
+        assert np.array_equal(results[0], results[1])
         held = network(stored, packed=True).nodes[0].operand(1).constant
         assert held is not None and raw_bytes(held) == raw_bytes(Constant.of(held.numpy()))
