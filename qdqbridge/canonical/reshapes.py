@@ -36,7 +36,8 @@ def reshape_nothing(node: Node, scope: Scope) -> Proposal:
     if isinstance(attributes, TransposeAttrs):
         same = attributes.perm == tuple(range(len(attributes.perm)))
     elif isinstance(attributes, ReshapeAttrs) and attributes.shape is not None and shape:
-        same = shape == target.shape or len(_copied(node)) == len(attributes.shape) == len(shape)
+        copied = len(_copied(node) or ())
+        same = shape == target.shape or copied == len(attributes.shape) == len(shape)
     else:
         same = shape is not None and shape == target.shape
     if not same or x.type.with_shape(target.shape) != target:
@@ -59,11 +60,12 @@ def reshape_is_flatten(node: Node, scope: Scope) -> Proposal:
     """``Reshape(x) -> Flatten(x)`` where axis 0 stays and all others become one."""
     del scope
     before, after = node.operand(0).type.shape, node.output.type.shape
-    if not _fixed(node) or before is None or after is None:
+    copied = _copied(node)
+    if copied is None or before is None or after is None:
         return None
     if len(before) < 3 or len(after) != 2 or 0 in (*before, *after):
         return None
-    if before[0] != after[0] and 0 not in _copied(node) and not _keeps_first(before, after):
+    if before[0] != after[0] and 0 not in copied and not _keeps_first(before, after):
         return None
     return _as_reshape(node, "Flatten", _ROWS)
 
@@ -77,23 +79,21 @@ def reshape_target(node: Node, scope: Scope) -> Proposal:
     is not; all others are numbers.
     """
     del scope
-    if not _fixed(node):
-        return None
-    target = _target(node.operand(0), node.output, _copied(node))
+    copied = _copied(node)
+    target = None if copied is None else _target(node.operand(0), node.output, copied)
     if target is None or node.attributes == ReshapeAttrs(target):
         return None
     return _as_reshape(node, "Reshape", ReshapeAttrs(target))
 
 
-def _fixed(node: Node) -> bool:
-    attributes = node.attributes
-    return isinstance(attributes, ReshapeAttrs) and attributes.shape is not None
+def _copied(node: Node) -> frozenset[int] | None:
+    """Returns the axes of which a Reshape says itself that they are copied.
 
-
-def _copied(node: Node) -> frozenset[int]:
-    """Returns the axes of which a Reshape says itself that they are copied."""
-    attributes = node.attributes
-    assert isinstance(attributes, ReshapeAttrs) and attributes.shape is not None
+    None for other operators, and where the target is known at run time only.
+    """
+    attributes = RESHAPE.of(node)
+    if attributes is None or attributes.shape is None:
+        return None
     zeros = () if attributes.allow_zero else enumerate(attributes.shape)
     return frozenset(index for index, dim in zeros if dim == 0)
 
@@ -183,7 +183,7 @@ def _composed(node: Node, inner: Node) -> Attributes | None:
 
 
 def _known(node: Node) -> bool:
-    return node.op is FLATTEN or _fixed(node)
+    return node.op is FLATTEN or _copied(node) is not None
 
 
 def _joined(name: str, first: tuple[int, ...], then: tuple[int, ...], rank: int) -> AxesAttrs:

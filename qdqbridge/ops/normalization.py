@@ -10,7 +10,7 @@ import numpy as np
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.numerics import dequantize, quantize
-from qdqbridge.graph.operator import Array, Flow, OnnxOp, Operands, Row, Types
+from qdqbridge.graph.operator import Array, Flow, OnnxOp, Operands, Row, Types, typed
 from qdqbridge.graph.types import QuantType, ValueType
 from qdqbridge.ops.accumulator import accumulation_dtype, centered, integer_params
 from qdqbridge.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
@@ -281,6 +281,19 @@ BATCH_NORMALIZATION = Row(
     "y = quantize(x * a + b), x dequantized. Against onnxruntime 1.31: 0 of 430,000 results "
     "differ, not even in the bits of float ones.",
 )
+
+_GROUPS = dict((
+    typed(LAYER_NORMALIZATION, lambda node, a: _layer_groups(a)),
+    typed(RMS_NORMALIZATION, lambda node, a: _rms_groups(a)),
+    typed(INSTANCE_NORMALIZATION, lambda node, a: _instance_groups(a)),
+    typed(GROUP_NORMALIZATION, lambda node, a: _group_groups(a)),
+))  # fmt: skip
+
+
+def groups_of(node: Node) -> NormalizedGroups:
+    """Returns which elements a normalization (no batch norm) normalizes together."""
+    return _GROUPS[node.op](node)
+
 
 OPERATORS = (
     LAYER_NORMALIZATION,

@@ -48,7 +48,7 @@ from qdqbridge.ops.attributes import (
 )
 from qdqbridge.ops.bodies import results
 from qdqbridge.ops.composition import CompositionAttrs, step_results
-from qdqbridge.ops.normalization import BATCH_NORMALIZATION, RMS_NORMALIZATION
+from qdqbridge.ops.normalization import BATCH_NORMALIZATION, groups_of
 from qdqbridge.ops.softmax import LOG_SOFTMAX
 
 Array = NDArray[Any]
@@ -271,9 +271,9 @@ def _normalization_bound(node: Node, reals: Sequence[Array | None]) -> Array:
     """Returns the bound of ``(x - mean) * r * g + b`` for float32 sums of x and of x*x."""
     x = reals[0]
     assert x is not None
-    axes, shape, _ = _groups(node.attributes, x)
-    rows = x.reshape(shape)
-    terms = float(np.prod([rows.shape[axis] for axis in axes]))
+    groups = groups_of(node)
+    rows = groups.split(x)
+    terms = float(np.prod([rows.shape[axis] for axis in groups.axes(rows)]))
     return growth(terms + 8) * _normalization_size(node, reals)
 
 
@@ -282,32 +282,17 @@ def _normalization_size(node: Node, reals: Sequence[Array | None]) -> Array:
     x, scale = reals[0], reals[1]
     assert x is not None and scale is not None
     attributes, shift = node.attributes, reals[2] if len(reals) > 2 else None
-    axes, shape, column = _groups(attributes, x)
-    rows = x.reshape(shape)
+    groups = groups_of(node)
+    rows = groups.split(x)
+    axes = groups.axes(rows)
     square = np.square(rows).mean(axis=axes, keepdims=True)
-    mean = np.zeros(())
-    if node.op is not RMS_NORMALIZATION:
-        mean = rows.mean(axis=axes, keepdims=True)
+    mean = rows.mean(axis=axes, keepdims=True) if groups.centred else np.zeros(())
     epsilon = float(getattr(attributes, "epsilon", 0.0))
     inverse = 1 / np.sqrt(np.maximum(square - np.square(mean), 0) + epsilon)
     centred = np.abs(rows - mean) * inverse
     size = (np.abs(rows) + np.sqrt(square)) * inverse
     size = size + centred * (square + np.square(mean)) * np.square(inverse)
-    size = size.reshape(x.shape) * np.abs(scale if column is None else scale.reshape(column))
+    size = size.reshape(x.shape) * np.abs(groups.placed(scale, x.ndim))
     if shift is not None:
-        size = size + np.abs(shift if column is None else shift.reshape(column))
+        size = size + np.abs(groups.placed(shift, x.ndim))
     return size
-
-
-def _groups(
-    attributes: object, x: Array
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]:
-    """Returns the axes normalized together, the shape they are axes of, the shape of the scale."""
-    column = (-1, *([1] * (x.ndim - 2)))
-    if isinstance(attributes, NormAttrs):
-        return tuple(range(attributes.axis, x.ndim)), x.shape, None
-    if isinstance(attributes, GroupNormAttrs):
-        shape = (x.shape[0], attributes.num_groups, -1, *x.shape[2:])
-        return tuple(range(2, x.ndim + 1)), shape, column
-    assert isinstance(attributes, EpsilonAttrs)
-    return tuple(range(2, x.ndim)), x.shape, column

@@ -16,7 +16,8 @@ from qdqbridge.onnx_io.profiles.respelling import Cost, put
 from qdqbridge.ops.attributes import GeluAttrs
 from qdqbridge.ops.build import result
 from qdqbridge.ops.composition import CompositionAttrs
-from qdqbridge.ops.table import BY_NAME
+from qdqbridge.ops.elementwise import ADD, DIV, MUL
+from qdqbridge.ops.unary import ERF, GELU
 
 _STEPS = 10
 """Operators that a Gelu is made of, conversions among them, and some to spare."""
@@ -24,13 +25,12 @@ _AT = np.linspace(-6, 6, 193)
 """Where a chain of operators is compared with Gelu."""
 _NEAR = 2e-3
 """How far apart they may be: constants are rounded to 8 bits in some files."""
-_PLAIN = frozenset({"Div", "Mul", "Add"})
+_PLAIN = frozenset((DIV, MUL, ADD, ERF))
 
 
 def whole_gelus(graph: Graph) -> Iterator[Cost]:
     """``Mul(x, Add(Erf(Div(x, sqrt 2)), 1)) / 2 -> Gelu(x)``, in whatever order, rounded once."""
-    own = BY_NAME["Gelu"]
-    wanted = own.compute(GeluAttrs(), [_AT])[0]
+    wanted = GELU.compute(GeluAttrs(), [_AT])[0]
     for node in graph.nodes:
         if not _has_erf(node):
             continue
@@ -40,7 +40,7 @@ def whole_gelus(graph: Graph) -> Iterator[Cost]:
             continue  # the backend takes no Gelu of floats either
         end, rounded = found
         assert end.producer is not None
-        value = result(own, GeluAttrs(), [root], end.type, end.producer.origin, end.name)
+        value = result(GELU, GeluAttrs(), [root], end.type, end.producer.origin, end.name)
         put(graph, end.producer, value)
         if rounded:
             yield Cost(node.name, f"Gelu is rounded once, not {rounded + 1} times")
@@ -48,8 +48,8 @@ def whole_gelus(graph: Graph) -> Iterator[Cost]:
 
 def _has_erf(node: Node) -> bool:
     if isinstance(node.attributes, CompositionAttrs):
-        return any(step.op.name == "Erf" for step in node.attributes.steps)
-    return node.op.name == "Erf"
+        return any(step.op is ERF for step in node.attributes.steps)
+    return node.op is ERF
 
 
 def _root(node: Node) -> Value:
@@ -68,7 +68,7 @@ def _root(node: Node) -> Value:
 
 
 def _scales(node: Node) -> bool:
-    return node.op.name in ("Div", "Mul") and _number(node.inputs[1]) is not None
+    return node.op in (DIV, MUL) and _number(node.inputs[1]) is not None
 
 
 def _number(value: Value | None) -> NDArray[Any] | None:
@@ -107,7 +107,7 @@ def _whole(root: Value, wanted: NDArray[Any]) -> tuple[Value, int] | None:
 def _computed(node: Node, known: dict[Value, NDArray[Any]]) -> NDArray[Any] | None:
     """Returns what a node makes of the real numbers that are known; None where it needs others."""
     whole = isinstance(node.attributes, CompositionAttrs)
-    if not (whole or node.op.flow is Flow.CONVERT or node.op.name in (*_PLAIN, "Erf")):
+    if not (whole or node.op.flow is Flow.CONVERT or node.op in _PLAIN):
         return None
     operands: list[NDArray[Any]] = []
     for value in node.inputs:

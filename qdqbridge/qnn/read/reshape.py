@@ -8,6 +8,7 @@ from typing import Any
 
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.types import Shape, TensorType, static_shape
+from qdqbridge.ops import data_movement
 from qdqbridge.ops.attributes import (
     AxesAttrs,
     AxisAttrs,
@@ -142,7 +143,7 @@ def _depth_space(
     """Returns DepthToSpace or SpaceToDepth for a reshape of a transposed reshape."""
     turn = reading.value(call.args[0]).producer
     split = None if turn is None else turn.operand(0).producer
-    if turn is None or split is None or split.op.name != "Reshape":
+    if turn is None or split is None or split.op is not data_movement.RESHAPE:
         return None
     if not isinstance(turn.attributes, TransposeAttrs):
         return None

@@ -142,8 +142,8 @@ def _resize(scope: EmissionScope, node: Node) -> Expr | None:
 
 def _concat(scope: EmissionScope, node: Node) -> Expr | None:
     """``concatenate`` of operands of the result's mapping; others are requantized before."""
-    attributes, result = node.attributes, node.output.quant
-    assert isinstance(attributes, AxisAttrs) and result is not None
+    attributes, result = node.record(AxisAttrs), node.output.quant
+    assert result is not None
     values = [value for value in node.inputs if value is not None]
     if any(value.quant is None or not value.quant.params.per_tensor for value in values):
         return None

@@ -22,6 +22,8 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import AnyAttributes, Flow, Row
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, TensorType, ValueType
+from qdqbridge.ops.elementwise import DIV, POW
+from qdqbridge.ops.unary import EXP, RECIPROCAL
 from qdqbridge.tflite_io.writer.flatbuffer import ModelRecord, OperatorRecord, TensorRecord
 from qdqbridge.tflite_io.writer.fused import CLAMPS, Activation, fusable
 from qdqbridge.tflite_io.writer.values import (
@@ -430,11 +432,11 @@ class Emission:
             made = after
 
 
-_UNBOUNDED = frozenset({"Div", "Exp", "Pow", "Reciprocal", "Rsqrt"})
+_UNBOUNDED = frozenset((DIV, EXP, POW, RECIPROCAL))
 
 
 def _may_overflow(value: Value) -> bool:
     """True for what is infinite for operands that are not."""
     params = value.quant.params if value.quant is not None else None
-    made = value.producer is not None and value.producer.op.name in _UNBOUNDED
+    made = value.producer is not None and value.producer.op in _UNBOUNDED
     return made and params is not None and params.per_tensor

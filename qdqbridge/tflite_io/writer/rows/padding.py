@@ -47,14 +47,12 @@ def padding_of(
     return SAME
 
 
-def same_or_valid(node: Node, kernel: Sequence[int]) -> int:
+def same_or_valid(node: Node, attributes: ConvAttrs | PoolAttrs, kernel: Sequence[int]) -> int:
     """Returns the padding of a node that is carried channels-last.
 
     Raises:
         NoCounterpart: It is neither of the two.
     """
-    attributes = node.attributes
-    assert isinstance(attributes, ConvAttrs | PoolAttrs)
     given, made = (
         [-1 if isinstance(e, str) else e for e in (value.type.shape or ())][1:-1]
         for value in (node.operand(0), node.output)

@@ -67,7 +67,7 @@ def convolution(
     channels = extents(image)[-1]
     depthwise = attributes.group == channels and shape[1] == 1 and channels > 1
     order = (1, 2, 3, 0) if depthwise else (0, 2, 3, 1)
-    padding = same_or_valid(node, shape[2:])
+    padding = same_or_valid(node, attributes, shape[2:])
     fields = {
         "Padding": padding,
         "StrideH": attributes.strides[0],

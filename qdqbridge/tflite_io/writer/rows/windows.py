@@ -40,7 +40,7 @@ def pool(name: str) -> Write[PoolAttrs]:
             raise NoCounterpart("it counts padding")
         e.add(
             name, x[:1], y, "Pool2DOptions", _version(e, x[0]),
-            Padding=same_or_valid(node, attributes.kernel_shape),
+            Padding=same_or_valid(node, attributes, attributes.kernel_shape),
             StrideH=attributes.strides[0], StrideW=attributes.strides[1],
             FilterHeight=attributes.kernel_shape[0], FilterWidth=attributes.kernel_shape[1],
             FusedActivationFunction=e.activation,
