@@ -14,7 +14,7 @@ from qdqbridge.onnx_io.profiles.file_view import (
     is_dequantize,
     is_quantize,
 )
-from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Reason
+from qdqbridge.onnx_io.profiles.finding import Check, Demand, Effect, Reason
 from qdqbridge.onnx_io.profiles.islands import COPIES, islands_of
 from qdqbridge.onnx_io.profiles.shared_rules import (
     COARSE,
@@ -34,6 +34,8 @@ from qdqbridge.onnx_io.profiles.shared_rules import (
 )
 
 _EIGHT = (DType.UINT8, DType.INT8)
+_ENGINE = "OpenVINO 2026.4.1"
+_TRANSFORMATIONS = "OpenVINO, Low Precision Transformations"
 
 
 def _known(view: FileView, node: FileNode) -> Reason | None:
@@ -370,64 +372,70 @@ def _stored_constant(view: FileView, node: FileNode) -> Reason | None:
     return None
 
 
+def _refuses(rule: str, what: str, check: Check, source: str, fix: str) -> Demand:
+    return Demand(rule, what, check, source, Effect.REFUSED, fix)
+
+
+def _runs_on_floats(
+    rule: str, what: str, check: Check, fix: str, source: str = f"{_ENGINE}, runtime model"
+) -> Demand:
+    return Demand(rule, what, check, source, Effect.FLOAT, fix)
+
+
+def _computes_otherwise(rule: str, what: str, check: Check, measured: str, fix: str) -> Demand:
+    return Demand(rule, what, check, f"{_ENGINE}: {measured}", Effect.OTHER, fix)
+
+
 RULES: tuple[Demand, ...] = (
-    Demand("known-operators", "every node", _known, "OpenVINO 2026.4.1, ONNX frontend",
-           Effect.REFUSED, "write operators of ONNX: export does where it knows the meaning"),
-    Demand("blocks-of-terms", "Gemm and MatMul of weights in blocks", _blocks_of_results,
-           "OpenVINO 2026.4.1: ConvertFullyConnectedToFullyConnectedCompressed", Effect.REFUSED,
-           "use blocks along the terms, or float weights"),
-    Demand("constant-scale", "Q and DQ", _constant_scale, "OpenVINO 2026.4.1, runtime model",
-           Effect.FLOAT, "write scales as initializers"),
-    Demand("positive-scale", "Q and DQ of activations", _positive_scale,
-           "openvino ONNX frontend, quantize_linear.cpp", Effect.REFUSED,
-           "use positive scales; those of weights may be negative"),
-    Demand("8-bit-activations", "Q and DQ",
-         storage(_EIGHT, (*_EIGHT, DType.INT4, DType.UINT4, DType.INT32)),
-         "OpenVINO, Low Precision Transformations", Effect.FLOAT, "quantize to 8 bits"),
-    Demand("per-tensor-activations", "Q and DQ of activations", per_tensor_activations,
-         "OpenVINO, Low Precision Transformations", Effect.FLOAT, "use one scale per activation"),
-    Demand("weight-axis", "per-channel weights", weight_axis({"Conv": 0, "ConvTranspose": 1}),
-           "OpenVINO 2026.4.1: products of matrices up to 122 LSB wrong", Effect.OTHER,
-         "use the axis of the output channels"),
-    Demand("stored-constants", "Mul and Add of products and constants", _stored_constant,
-         "OpenVINO 2026.4.1: MultiplyPartialTransformation, index '0' out of range",
-         Effect.REFUSED, "store the constant as integers, with a DequantizeLinear only"),
-    Demand("whole-blocks", "Q and DQ in blocks", _whole_blocks,
-           "openvino ONNX frontend, dequantize_linear.cpp", Effect.REFUSED,
-           "use blocks that divide the extent"),
-    Demand("stored-terms", "Add and Sub of a vector, before a Reshape", _stored_term,
-           "OpenVINO 2026.4.1: it crashes (SIGFPE)", Effect.REFUSED,
-           "store the vector as floats"),
-    Demand("products-of-activations", "MatMul of two activations", _made_of_integers,
-         "OpenVINO 2026.4.1, runtime model", Effect.FLOAT,
-         "use zero point 0 for both operands, and int8 for the second"),
-    Demand("shifted-products", "Conv of int8, ConvTranspose, MatMul of rank 4", _shifted,
-         "OpenVINO 2026.4.1, runtime model", Effect.FLOAT,
-         "use zero point 0; for a Conv uint8 will do"),
-    Demand("signed-weights", "Conv, ConvTranspose, Gemm, MatMul", _float_weight,
-           "OpenVINO 2026.4.1, runtime model", Effect.FLOAT, "use int8 with zero point 0"),
-    Demand("weights-of-convolutions", "Conv and ConvTranspose of shifted weights", _wrong_weight,
-           "OpenVINO 2026.4.1: up to 255 LSB wrong, or not compiled", Effect.OTHER,
-           "use int8 with zero point 0, or float weights"),
-    Demand("unsigned-concat", "Conv of a Concat", _signed_concat,
-           "OpenVINO 2026.4.1: up to 51 LSB wrong", Effect.OTHER,
-           "use uint8, zero points shifted by 128"),
-    Demand("rounded-once", "QuantizeLinear of a Concat that was quantized already", _rounded_twice,
-           "OpenVINO 2026.4.1: it crashes (SIGSEGV)", Effect.REFUSED,
-           "quantize the Concat once, or put a Max with a very low number in between"),
-    Demand("clamps-of-products", "Max and Min behind a product with zero point 0", _extremes,
-           "OpenVINO 2026.4.1, runtime model", Effect.FLOAT, "use Relu or Clip"),
-    Demand("clip-on-a-step", "Clip between DequantizeLinear and QuantizeLinear", _cut_between_steps,
-           "OpenVINO 2026.4.1: up to 5 LSB wrong, as many as one step of the operand has",
-           Effect.OTHER, "put a Max with a very low number in front of it"),
-    Demand("padding", "Pad between DequantizeLinear and QuantizeLinear", _padding,
-           "OpenVINO 2026.4.1: up to 127 LSB wrong", Effect.OTHER,
-           "give operand and result a zero point each, equal as they may be"),
-    Demand("own-zero-point", "averages, Pad and Clip before pools and data movement", _own_zero,
-           "OpenVINO 2026.4.1, runtime model", Effect.FLOAT,
-           "give operand and result a zero point each, equal as they may be"),
+    _refuses("known-operators", "every node", _known, "OpenVINO 2026.4.1, ONNX frontend",
+        "write operators of ONNX: export does where it knows the meaning"),
+    _refuses("blocks-of-terms", "Gemm and MatMul of weights in blocks", _blocks_of_results,
+        "OpenVINO 2026.4.1: ConvertFullyConnectedToFullyConnectedCompressed",
+        "use blocks along the terms, or float weights"),
+    _runs_on_floats("constant-scale", "Q and DQ", _constant_scale, "write scales as initializers"),
+    _refuses("positive-scale", "Q and DQ of activations", _positive_scale,
+        "openvino ONNX frontend, quantize_linear.cpp",
+        "use positive scales; those of weights may be negative"),
+    _runs_on_floats("8-bit-activations", "Q and DQ",
+        storage(_EIGHT, (*_EIGHT, DType.INT4, DType.UINT4, DType.INT32)), "quantize to 8 bits",
+        _TRANSFORMATIONS),
+    _runs_on_floats("per-tensor-activations", "Q and DQ of activations", per_tensor_activations,
+        "use one scale per activation", _TRANSFORMATIONS),
+    _computes_otherwise("weight-axis", "per-channel weights",
+        weight_axis({"Conv": 0, "ConvTranspose": 1}), "products of matrices up to 122 LSB wrong",
+        "use the axis of the output channels"),
+    _refuses("stored-constants", "Mul and Add of products and constants", _stored_constant,
+        "OpenVINO 2026.4.1: MultiplyPartialTransformation, index '0' out of range",
+        "store the constant as integers, with a DequantizeLinear only"),
+    _refuses("whole-blocks", "Q and DQ in blocks", _whole_blocks,
+        "openvino ONNX frontend, dequantize_linear.cpp", "use blocks that divide the extent"),
+    _refuses("stored-terms", "Add and Sub of a vector, before a Reshape", _stored_term,
+        "OpenVINO 2026.4.1: it crashes (SIGFPE)", "store the vector as floats"),
+    _runs_on_floats("products-of-activations", "MatMul of two activations", _made_of_integers,
+        "use zero point 0 for both operands, and int8 for the second"),
+    _runs_on_floats("shifted-products", "Conv of int8, ConvTranspose, MatMul of rank 4", _shifted,
+        "use zero point 0; for a Conv uint8 will do"),
+    _runs_on_floats("signed-weights", "Conv, ConvTranspose, Gemm, MatMul", _float_weight,
+        "use int8 with zero point 0"),
+    _computes_otherwise("weights-of-convolutions", "Conv and ConvTranspose of shifted weights",
+        _wrong_weight, "up to 255 LSB wrong, or not compiled",
+        "use int8 with zero point 0, or float weights"),
+    _computes_otherwise("unsigned-concat", "Conv of a Concat", _signed_concat, "up to 51 LSB wrong",
+        "use uint8, zero points shifted by 128"),
+    _refuses("rounded-once", "QuantizeLinear of a Concat that was quantized already",
+        _rounded_twice, "OpenVINO 2026.4.1: it crashes (SIGSEGV)",
+        "quantize the Concat once, or put a Max with a very low number in between"),
+    _runs_on_floats("clamps-of-products", "Max and Min behind a product with zero point 0",
+        _extremes, "use Relu or Clip"),
+    _computes_otherwise("clip-on-a-step", "Clip between DequantizeLinear and QuantizeLinear",
+        _cut_between_steps, "up to 5 LSB wrong, as many as one step of the operand has",
+        "put a Max with a very low number in front of it"),
+    _computes_otherwise("padding", "Pad between DequantizeLinear and QuantizeLinear", _padding,
+        "up to 127 LSB wrong", "give operand and result a zero point each, equal as they may be"),
+    _runs_on_floats("own-zero-point", "averages, Pad and Clip before pools and data movement",
+        _own_zero, "give operand and result a zero point each, equal as they may be"),
     Demand("float-kernels", "Softmax, LayerNormalization", _float_kernel,
-         "OpenVINO 2026.4.1, runtime model", Effect.NO_KERNEL, "nothing: it is the engine's"),
-    Demand("both-operands-quantized", "Conv, ConvTranspose, Gemm, MatMul", both_or_none,
-         "OpenVINO, Low Precision Transformations", Effect.FLOAT, "quantize both operands"),
+        "OpenVINO 2026.4.1, runtime model", Effect.NO_KERNEL, "nothing: it is the engine's"),
+    _runs_on_floats("both-operands-quantized", "Conv, ConvTranspose, Gemm, MatMul", both_or_none,
+        "quantize both operands", _TRANSFORMATIONS),
 )  # fmt: skip
