@@ -77,11 +77,12 @@ RESPELLED = {
     "qnn": {
         "conv_relu_signed": 0.0, "conv_float_result": 1e-4, "gemm_float_result": 1e-4,
         "matmul_float_result": 1e-4,
-        "digits_attention_u8s8_per_channel.onnx": 0.0361,
+        "digits_attention_u8s8_per_channel.onnx": 0.0361, "digits_attention_float.onnx": 1e-5,
     },
 }  # fmt: skip
 """What is put otherwise for a runtime, and how far results are off then: sums of floats in another
-order; a step of the scores for a Gelu that is rounded once and not four times."""
+order; a step of the scores for a Gelu that is rounded once and not four times; erf in steps, which
+is 4e-7 off."""
 
 
 def same_graph(graph: Graph, path: Path, *, off: float | None) -> None:
@@ -114,10 +115,6 @@ def test_what_is_written_is_the_same_graph(name: str, profile: str, tmp_path: Pa
 @pytest.mark.parametrize("name", OWN_MODELS)
 def test_own_models(name: str, profile: str, tmp_path: Path) -> None:
     graph = canonicalize(read(MODELS / name))
-    if (name, profile) == ("digits_attention_float.onnx", "qnn"):
-        with pytest.raises(UnsupportedTargetError, match="it is computed in floats, from Erf on"):
-            written(graph, profile, tmp_path)
-        return
     path = written(graph, profile, tmp_path)
     same_graph(graph, path, off=RESPELLED.get(profile, {}).get(name))
 

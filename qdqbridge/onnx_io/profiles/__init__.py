@@ -10,6 +10,7 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.onnx_io.profiles import (
     hexagon,
+    hexagon_types,
     openvino,
     openvino_forms,
     ort,
@@ -57,8 +58,8 @@ _ALL = (
     # one that is not active at both ends, but no Relu, Max and Min. Of int16 it takes little.
     ExportProfile(
         "qnn", "onnxruntime with QNN", Clamp.BEHIND, qnn.RULES,
-        bias=Bias.INT32, unsigned=hexagon.unsigned_types, contrib=True, strict=True, fixed=True,
-        newest=_ORT, respellings=hexagon.RESPELLINGS,
+        bias=Bias.INT32, unsigned=hexagon_types.unsigned_types, contrib=True, strict=True,
+        fixed=True, newest=_ORT, respellings=hexagon.RESPELLINGS,
     ),
     # OpenVINO 2026.4.1 rounds in float32 behind pools, or pads with another number, where the zero
     # points of operand and result are one initializer; it crashes where a Concat is rounded twice.

@@ -22,88 +22,29 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Flow, Operator
 from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.graph.types import QuantType, Shape, TensorType
 from qdqbridge.graph.weights import geometry_of
-from qdqbridge.onnx_io.profiles.respelling import Cost, Respelling, put, replace_operand
+from qdqbridge.onnx_io.profiles.erf_steps import erfs_in_steps
+from qdqbridge.onnx_io.profiles.hexagon_types import converted_interfaces
+from qdqbridge.onnx_io.profiles.own_encodings import own_encodings
+from qdqbridge.onnx_io.profiles.respelling import (
+    Cost,
+    Respelling,
+    is_attention_score,
+    put,
+    readers,
+    replace_operand,
+)
 from qdqbridge.onnx_io.profiles.whole_gelu import whole_gelus
+from qdqbridge.onnx_io.profiles.wide_operands import wide_operands
 from qdqbridge.ops.attributes import NormAttrs, PadAttrs, ReshapeAttrs
 from qdqbridge.ops.build import constant, dequantized, requantized, result
 from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.data_movement import RESHAPE
-from qdqbridge.ops.elementwise import ADD, CONCAT, DIV, MUL, WHERE
-from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
+from qdqbridge.ops.elementwise import ADD, CONCAT, DIV, MUL, POW, SUB, WHERE
+from qdqbridge.ops.matmul import DENSE, GEMM
 from qdqbridge.ops.normalization import INSTANCE_NORMALIZATION, LAYER_NORMALIZATION
 from qdqbridge.ops.selection import PAD
-from qdqbridge.ops.softmax import SOFTMAX
 from qdqbridge.ops.table import BY_NAME
-
-_PLAIN = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Split"})
-"""Data-movement operators that are taken of any type."""
-
-
-def unsigned_types(graph: Graph) -> tuple[DType, ...]:
-    """Returns the signed types that become unsigned.
-
-    int8 does where an operator wants that, and where there is uint8 as well: a unit of the backend
-    has one type.
-    """
-    stored = {v.quant.params.storage_dtype for v in graph.values() if v.quant and not v.is_constant}
-    wide = (DType.INT16,) if DType.INT16 in stored else ()
-    mixed = {DType.INT8, DType.UINT8} <= stored
-    return (*wide, DType.INT8) if mixed or any(map(_wants_uint8, graph.nodes)) else wide
-
-
-def converted_interfaces(graph: Graph) -> Iterator[Cost]:
-    """Puts a conversion behind int8 inputs and before int8 outputs, which keep their type.
-
-    Of int16 the backend takes no conversion of images.
-    """
-    if DType.INT8 in unsigned_types(graph):
-        _unsigned_inside(graph, DType.INT8)
-    yield from ()
-
-
-def _wants_uint8(node: Node) -> bool:
-    x = node.operand(0).quant if node.inputs and node.inputs[0] is not None else None
-    if x is None or x.params.storage_dtype is not DType.INT8:
-        return False
-    if node.op is PAD:
-        return int(x.params.zero_point.reshape(-1)[0]) not in (0, DType.INT8.qmax)
-    return node.op.name in ("LeakyRelu", "InstanceNormalization") or (
-        node.op is DIV and node.operand(1).is_constant and _scores(node)
-    )
-
-
-def _unsigned_inside(graph: Graph, dtype: DType) -> None:
-    """Puts a conversion behind inputs and before outputs of a type."""
-    editor = Editor(graph)
-    for value in graph.inputs:
-        if _stored(value, dtype) and any(_computes(node) for node, _ in value.users):
-            readers = list(value.users)
-            inside = _converted(value)
-            for node, index in readers:
-                replace_operand(node, index, inside)
-    for value in dict.fromkeys(graph.outputs):
-        if _stored(value, dtype) and value.producer is not None and _computes(value.producer):
-            readers, outside = list(value.users), _converted(value)
-            editor.insert(outside)
-            for slot, other in enumerate(graph.outputs):
-                if other is value:
-                    graph.outputs[slot] = outside
-            for node, index in readers:
-                replace_operand(node, index, value)
-
-
-def _stored(value: Value, dtype: DType) -> bool:
-    return value.quant is not None and value.quant.params.storage_dtype is dtype
-
-
-def _computes(node: Node) -> bool:
-    return node.op.name not in _PLAIN and node.op.flow is not Flow.CONVERT
-
-
-def _converted(value: Value) -> Value:
-    assert value.quant is not None
-    return requantized(value, value.quant.params, name=f"{value.name}_converted")
 
 
 def alike_in_concats(graph: Graph) -> Iterator[Cost]:
@@ -112,7 +53,7 @@ def alike_in_concats(graph: Graph) -> Iterator[Cost]:
         target = node.output.quant
         if node.op is not CONCAT or target is None or not target.params.per_tensor:
             continue
-        if not (_convolved(node) and any(r.op.name in _WINDOWS for r in _readers(node.output))):
+        if not (_convolved(node) and any(r.op.name in _WINDOWS for r in readers(node.output))):
             continue
         for index, value in enumerate(list(node.inputs)):
             if value is None or value.quant is None:
@@ -146,7 +87,8 @@ def _requantized(value: Value, params: QuantParams, name: str) -> Value:
 def divisors(graph: Graph) -> Iterator[Cost]:
     """``Div(x, c) -> Div(x, 1 * c)``: a float divisor as the integer 1 in units of itself.
 
-    Where there is no integer around it is ``Mul(x, 1 / c)``.
+    Where there is no integer around it is ``Mul(x, 1 / c)``: the backend cannot finalize a Div, Sub
+    or Exp of floats in front of a product, if no product stands before.
     """
     for node in graph.nodes:
         divisor = node.operand(1) if node.op is DIV else None
@@ -156,7 +98,7 @@ def divisors(graph: Graph) -> Iterator[Cost]:
             continue
         array, source = divisor.constant.numpy(), node.operand(0).quant
         number = float(np.asarray(array, np.float64).item())
-        if not 0 < number < np.inf or not _scores(node):
+        if not 0 < number < np.inf:
             continue
         exact = array.dtype == np.float32 and source is not None and node.output.quant is not None
         if exact and source is not None:
@@ -165,7 +107,7 @@ def divisors(graph: Graph) -> Iterator[Cost]:
             one = np.ones(array.shape, dtype.numpy)
             params = per_tensor(dtype, np.float32(number))
             replace_operand(node, 1, constant(one, params, divisor.name))
-        else:
+        elif node.output.quant is None or is_attention_score(node):
             factor = np.asarray(1 / np.asarray(array, np.float64)).astype(array.dtype)
             value = constant(factor, None, f"{divisor.name}_reciprocal")
             put(graph, node, retyped_as(node, MUL, [node.operand(0), value]))
@@ -176,23 +118,35 @@ def divisors(graph: Graph) -> Iterator[Cost]:
 _BYTE = 8
 
 
-def _scores(node: Node) -> bool:
-    """True for what a Softmax reads in front of a MatMul."""
-    softmaxes = [user for user in _readers(node.output) if user.op is SOFTMAX]
-    return any(user.op is MATMUL for each in softmaxes for user in _readers(each.output))
+def squares(graph: Graph) -> Iterator[Cost]:
+    """``Pow(x, 2) -> Mul(x, x)`` of floats."""
+    for node in graph.nodes:
+        if node.op is not POW or node.output.quant is not None or node.operand(0).quant is not None:
+            continue
+        exponent = node.operand(1)
+        known = exponent.constant is not None and exponent.quant is None
+        if known and exponent.constant is not None and (exponent.constant.numpy() == 2).all():
+            base = node.operand(0)
+            if base.type.shape == node.output.type.shape:
+                put(graph, node, retyped_as(node, MUL, [base, base]))
+    yield from ()
 
 
-def _readers(value: Value) -> list[Node]:
-    """Returns what reads a value, conversions aside."""
-    found: list[Node] = []
-    pending = [value]
-    while pending:
-        for node, _ in pending.pop().users:
-            if node.op.flow is Flow.CONVERT:
-                pending.append(node.output)
-            else:
-                found.append(node)
-    return found
+def differences(graph: Graph) -> Iterator[Cost]:
+    """``Sub(x, y) -> Add(x, -y)`` of floats: the same numbers."""
+    for node in graph.nodes:
+        if node.op is not SUB or node.output.quant is not None:
+            continue
+        x, y = node.operand(0), node.operand(1)
+        if x.quant is not None or y.quant is not None or not y.type.dtype.is_float:
+            continue
+        if y.constant is not None:
+            negative = constant(np.negative(y.constant.numpy()), None, f"{y.name}_negative")
+        else:
+            minus = constant(np.asarray(-1, y.type.dtype.numpy), None, f"{y.name}_minus")
+            negative = result(MUL, NO_ATTRIBUTES, [y, minus], y.type, node.origin)
+        put(graph, node, retyped_as(node, ADD, [x, negative]))
+    yield from ()
 
 
 def _maker(value: Value | None) -> Node | None:
@@ -471,13 +425,18 @@ def _in_many_bits(value: Value) -> Value:
 
 RESPELLINGS = (
     Respelling("no-erf", whole_gelus),
+    Respelling("no-erf", erfs_in_steps),
+    Respelling("fixed-encodings", own_encodings),
     Respelling("no-float-where", masks_of_numbers),
     Respelling("quantized-divisor", divisors),
+    Respelling("float-quotient", squares),
+    Respelling("float-quotient", differences),
     Respelling("concat-encodings", alike_in_concats),
     Respelling("no-blocks", channels_of_blocks),
     Respelling("float-products", float_products),
     Respelling("instance-norm-parameters", quantized_norms),
     Respelling("instance-norm-parameters", norms_of_channels),
+    Respelling("wide-before-floats", wide_operands),
     Respelling("unsigned", converted_interfaces),
 )
 """In the order in which they are applied."""

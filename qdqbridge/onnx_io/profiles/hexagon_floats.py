@@ -16,6 +16,7 @@ from qdqbridge.onnx_io.profiles.file_view import (
     is_quantize,
 )
 from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Reason
+from qdqbridge.onnx_io.profiles.islands import COPIES
 from qdqbridge.onnx_io.profiles.shared_rules import WEIGHTED
 
 _HOST = "onnxruntime-qnn 2.7.0, host build of Hexagon"
@@ -122,9 +123,18 @@ def _clamped(view: FileView, node: FileNode) -> bool:
     return clamp is not None and clamp.op in ("Relu", "Clip") and bool(view.quantized(clamp.output))
 
 
+def _biased(view: FileView, node: FileNode) -> bool:
+    """True for a MatMul whose bias is an Add in front of the Q: the backend joins them."""
+    readers = view.consumers(node.output)
+    sum_ = readers[0][0] if node.op == "MatMul" and len(readers) == 1 else None
+    if sum_ is None or sum_.op != "Add" or not view.quantized(sum_.output):
+        return False
+    return any(map(view.is_constant, sum_.inputs))
+
+
 def _float_weight(view: FileView, node: FileNode) -> Reason | None:
     """A product in floats: weights per channel, and biases, are no part of it."""
-    if node.op not in WEIGHTED or _clamped(view, node):
+    if node.op not in WEIGHTED or _clamped(view, node) or _biased(view, node):
         return None
     if view.dequantized(node.input(0)) is not None and view.quantized(node.output):
         return None
@@ -175,7 +185,13 @@ def _float_gelu(view: FileView, node: FileNode) -> Reason | None:
 def _gelu_of_steps(view: FileView, node: FileNode) -> Reason | None:
     """``x * (Erf(y) + 1)`` of floats with no QuantizeLinear behind: the provider makes a Gelu."""
     made = view.producer(node.input(0)) if node.op == "Add" else None
-    if made is None or made.op != "Erf" or _quantized_soon(view, node):
+    if made is None or made.op != "Erf":
+        return None
+    scaled = view.producer(made.input(0))
+    operand = (
+        made.input(0) if scaled is None or scaled.op not in ("Mul", "Div") else scaled.input(0)
+    )
+    if view.dequantized(operand) is not None and _quantized_soon(view, node):
         return None
     return Reason("it is computed in floats, from Erf on", (node.output,))
 
@@ -200,6 +216,58 @@ def _where(view: FileView, node: FileNode) -> Reason | None:
     return Reason("it chooses between floats", (node.output,))
 
 
+def _unfinished(view: FileView, node: FileNode) -> Reason | None:
+    """Operators that are taken between DQ and Q, and claimed of floats but not made."""
+    if node.op not in _UNFINISHED_FLOATS or view.is_constant(node.output):
+        return None
+    if view.dequantized(node.input(0)) is not None and view.quantized(node.output):
+        return None
+    return Reason("it is computed in floats", (node.output,))
+
+
+_UNFINISHED_FLOATS = frozenset(
+    {"Atan", "Elu", "Selu", "HardSigmoid", "ThresholdedRelu", "LpNormalization"}
+)
+
+
+def _float_quotient(view: FileView, node: FileNode) -> Reason | None:
+    """``x / c`` of floats with no product before and one behind."""
+    if node.op != "Div" or view.is_constant(node.output) or not view.is_constant(node.input(1)):
+        return None
+    made = view.producer(node.input(0))
+    if view.quantized(node.output) or (made is not None and made.op in _JOINED):
+        return None
+    pending = [node]
+    for _ in range(_NEAR):
+        found = [reader for each in pending for reader, _ in view.consumers(each.output)]
+        if any(reader.op in _JOINED for reader in found):
+            return Reason("it divides floats by a number, and a product follows", (node.output,))
+        pending = [r for r in found if not is_quantize(r) and not is_dequantize(r)]
+    return None
+
+
+_JOINED = frozenset({"Mul", "MatMul", "Pow"})
+_NEAR = 3
+"""Operators between a quotient and a product that keep them apart."""
+
+
+def _unrounded(view: FileView, node: FileNode) -> Reason | None:
+    """Floats made of 8 bits that an operator has made: their rounding may be left out."""
+    if node.op in COPIES or is_quantize(node) or is_dequantize(node) or view.quantized(node.output):
+        return None
+    if _clamped(view, node) or _biased(view, node):
+        return None
+    for name in node.inputs:
+        own = view.dequantized(name)
+        if own is None or view.is_constant(name) or _width(own) != _WIDTH[DType.UINT8]:
+            continue
+        made = view.producer(own.node.input(0))
+        if made is not None and is_quantize(made) and view.producer(made.input(0)) is not None:
+            tensor = own.node.input(0)
+            return Reason(f"it reads '{tensor}' ({own.dtype}) in floats", (tensor,))
+    return None
+
+
 def _round(view: FileView, node: FileNode) -> Reason | None:
     if node.op != "Round" or view.is_constant(node.output):
         return None
@@ -219,6 +287,13 @@ FLOAT_RULES: tuple[Demand, ...] = (
            "multiply by a mask and add, or quantize the result"),
     Demand("no-dynamic-convolution", "Conv and ConvTranspose of x - zero point", _dynamic,
            _UNFINISHED, Effect.REFUSED, "quantize the float model statically: qdqbridge quantize"),
+    Demand("unfinished-floats", "Atan, Elu, Selu, HardSigmoid, ThresholdedRelu of floats",
+           _unfinished, _UNFINISHED, Effect.REFUSED, "quantize operand and result"),
+    Demand("float-quotient", "Div of floats by a number, in front of a product", _float_quotient,
+           _UNFINISHED, Effect.REFUSED, "multiply by its reciprocal"),
+    Demand("wide-before-floats", "floats computed of 8-bit results", _unrounded,
+           f"{_HOST}: up to 9 LSB off behind a Tanh", Effect.OTHER,
+           "requantize to uint16 in 256 steps for each one, which are the same numbers"),
     Demand("no-round", "Round", _round, _UNFINISHED, Effect.REFUSED,
            "read it with --decomposed where it quantizes step by step"),
     Demand("concat-encodings", "Concat behind and before convolutions", _concat,

@@ -135,15 +135,15 @@ def _fused(view: FileView, node: FileNode) -> bool:
 def _fused_rightly(view: FileView, made: FileNode, result: FileEncoding) -> bool:
     """A product without bias and channels keeps a clamp in front of its Q, mostly.
 
-    A Conv of 8 bits does so where the zero point is an end of the type.
+    A Conv of 8 bits does so where the zero point is an end of the type, a Gemm never.
     """
     if made.op not in WEIGHTED or view.dequantized(made.input(1)) is None:
         return False
     if _parameters(view, made):
         return False
-    if made.op in ("MatMul", "ConvTranspose") or result.dtype in _WIDE:
-        return True
-    return made.op == "Conv" and result.zero() in (_low(result), _top(result))
+    if made.op != "Conv" or result.dtype in _WIDE:
+        return made.op != "Gemm"
+    return result.zero() in (_low(result), _top(result))
 
 
 _MATRIX = 2
@@ -211,6 +211,7 @@ def _signed_operand(view: FileView, node: FileNode) -> FileEncoding | None:
 def _int16(view: FileView, node: FileNode) -> Reason | None:
     found = _signed_operand(view, node)
     depthwise = node.op == "Conv" and node.attributes.get("group", 1) > 1
+    depthwise = depthwise and bool(view.quantized(node.output))
     if found is None or found.dtype is not DType.INT16:
         return None
     if not depthwise and node.op not in _UNLOADABLE:

@@ -13,6 +13,9 @@ from typing import TypeAlias
 from qdqbridge.graph.copying import copied
 from qdqbridge.graph.edit import Editor, link, rewire
 from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.operator import Flow
+from qdqbridge.ops.matmul import MATMUL
+from qdqbridge.ops.softmax import SOFTMAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ def respelled(graph: Graph, respellings: Sequence[Respelling]) -> Respelled:
     own, costs = copied(graph).graph, list[tuple[str, Cost]]()
     for respelling in respellings:
         costs += ((respelling.rule, cost) for cost in respelling.apply(own))
-    Editor(own).finish()
+        Editor(own).finish()  # the next one sees what this one has put
     return Respelled(own, tuple(costs))
 
 
@@ -81,3 +84,22 @@ def put(graph: Graph, node: Node, value: Value) -> None:
     editor = Editor(graph)
     editor.replace_value(node.output, value)
     editor.insert(value)
+
+
+def is_attention_score(node: Node) -> bool:
+    """True for what a Softmax reads in front of a MatMul."""
+    softmaxes = [user for user in readers(node.output) if user.op is SOFTMAX]
+    return any(user.op is MATMUL for each in softmaxes for user in readers(each.output))
+
+
+def readers(value: Value) -> list[Node]:
+    """Returns what reads a value, conversions aside."""
+    found: list[Node] = []
+    pending = [value]
+    while pending:
+        for node, _ in pending.pop().users:
+            if node.op.flow is Flow.CONVERT:
+                pending.append(node.output)
+            else:
+                found.append(node)
+    return found
