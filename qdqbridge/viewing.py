@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from qdqbridge.attribution import Attribution, SuspectTensor
     from qdqbridge.byoc.coverage import Coverage
     from qdqbridge.engines import EngineVerdict
+    from qdqbridge.relax.kernel_times import NodeTimes
     from qdqbridge.report.compare import Comparison
 
 Array = NDArray[Any]
@@ -124,6 +125,27 @@ def engine_paint(graph: Graph, found: EngineVerdict) -> Paint:
         said[node] = ("taken" if each.taken else "left", words)
     title = f"Taken by {found.engine}"
     return by_class("engine", title, said, graph, {"taken": GOOD, "left": BAD})
+
+
+def time_paint(graph: Graph, found: NodeTimes) -> Paint:
+    """Returns how long the kernel runs that writes each node's result.
+
+    Args:
+        graph: The graph that was compiled.
+        found: The times of a run (:func:`qdqbridge.relax.kernel_times.node_times`).
+    """
+    names = {name: node for node in graph.nodes for name in node.origin.nodes}
+    names.update((v.name, node) for node in graph.nodes for v in node.outputs if v.name)
+    names.update((n, v.producer) for n, v in _named_outputs(graph) if v.producer is not None)
+    whole = sum(found.seconds.values()) + found.other
+    numbers: dict[Node, float] = {}
+    words: dict[Node, str] = {}
+    for name, seconds in found.seconds.items():
+        if name in names:
+            numbers[names[name]] = seconds * 1e6
+            words[names[name]] = f"{found.kernels[name]}: {seconds / whole:.1%} of a run"
+    title = f"Time per kernel ({whole * 1e6:.0f} µs in all)"
+    return by_number("time", title, numbers, graph, unit="µs", words=words)
 
 
 def error_paint(graph: Graph, found: Comparison) -> Paint:

@@ -1,35 +1,105 @@
 """Spoils one tensor of quantized files, and asks ``blame`` which one it is.
 
-Run as ``python -m scripts.blame_sabotage [COUNT [FIRST]]``: files of onnxruntime's quantizer of
-four networks, per tensor and per channel, signed and unsigned; nine kinds of sabotage. It prints
-what was not found, and in how many files the spoiled tensor is the first that is named, its cause
-is right, and the proposed repairs bring the outputs back to within 1 dB of the unspoiled file.
+Run as ``python -m scripts.blame_sabotage [--collection FOLDER] [--count N] [--first N]``: files of
+onnxruntime's quantizer of three networks, per tensor and per channel, signed and unsigned, also of
+graphs that it has optimized; and, with suite A's folder, files that other tools made of three
+further networks, all their names replaced. It prints what was not found, and in how many files the
+spoiled tensor is the first that is named, its cause is right, and the proposed repairs bring the
+outputs back to within 1 dB of the unspoiled file.
 """
 
 from __future__ import annotations
 
+import argparse
 import logging
 import sys
 import tempfile
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.progress import track
 
 import qdqbridge as qb
 from qdqbridge.attribution import Attribution
 from qdqbridge.graph.graph import Graph
-from tests.attribution.sabotage import Sabotage, named, quantized_by_onnxruntime, spoil
+from tests.attribution.sabotage import (
+    KINDS,
+    Sabotage,
+    named,
+    quantized_by_onnxruntime,
+    renamed,
+    spoil,
+)
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
-NETWORKS = ("cnn", "attention", "mobile", "mlp")
-KINDS = 9
-Case = tuple[str, bool, bool]
+OWN = (
+    ("cnn", False, False, False), ("attention", True, True, False), ("mobile", True, False, False),
+    ("cnn", True, True, True), ("attention", False, False, True), ("mobile", False, True, False),
+)  # fmt: skip
+"""Network, per channel, signed, of the graph that onnxruntime has optimized."""
+OTHERS = (
+    "A1/modelopt_int8_fp32", "A3/modelopt_int8_fp32", "A1/onnxslim_pt2e_x86_op18_noopt",
+    "A3/onnxslim_pt2e_x86_op18_noopt", "A4/onnxslim_pt2e_x86_op18_noopt",
+    "A1/onnxscript_opt_modelopt_int8_fp32",
+)  # fmt: skip
+_SAMPLES = 48
 
 
-def case(seed: int) -> Case:
-    turn = seed // KINDS
-    return NETWORKS[turn % 4], bool(turn // 4 % 2), bool(turn // 8 % 2)
+@dataclass(frozen=True, eq=False)
+class Quantized:
+    """A quantized file and what it was made from.
+
+    Attributes:
+        label: What it is called.
+        original: The float graph.
+        path: The quantized file.
+        data: Samples for the float graph.
+        fed: The same for the file.
+        unspoiled: The outputs' signal to noise, in dB.
+    """
+
+    label: str
+    original: Graph
+    path: Path
+    data: dict[str, NDArray[Any]]
+    fed: dict[str, NDArray[Any]]
+    unspoiled: float
+
+
+def own(folder: Path, network: str, per_channel: bool, signed: bool, optimized: bool) -> Quantized:
+    model = MODELS / f"digits_{network}_float.onnx"
+    graph = qb.load(model)
+    port = graph.inputs[0]
+    shape = [-1, *(e for e in (port.type.shape or ())[1:] if isinstance(e, int))]
+    with np.load(MODELS / "digits_test.npz") as arrays:
+        images = arrays["x"].reshape(shape)
+    label = f"{network}{'_pc' * per_channel}{'_s8' * signed}{'_optimized' * optimized}"
+    path = folder / f"{label}.onnx"
+    quantized_by_onnxruntime(
+        model, path, port.name, images[:128],
+        per_channel=per_channel, signed=signed, optimized=optimized,
+    )  # fmt: skip
+    seen = {port.name: images[200 : 200 + _SAMPLES]}
+    return _judged(label, graph, path, seen)
+
+
+def other(folder: Path, collection: Path, name: str) -> Quantized:
+    network = name.partition("/")[0]
+    graph = qb.load(collection / network / "float_op17" / "model.onnx")
+    path = renamed(collection / name / "model.onnx", folder / f"{name.replace('/', '_')}.onnx")
+    with np.load(collection / network / "float_op17" / "inputs.npz") as arrays:
+        seen = {graph.inputs[0].name: arrays[graph.inputs[0].name][:_SAMPLES]}
+    return _judged(name, graph, path, seen)
+
+
+def _judged(label: str, graph: Graph, path: Path, data: dict[str, NDArray[Any]]) -> Quantized:
+    fed = {qb.load(path).inputs[0].name: next(iter(data.values()))}
+    unspoiled = qb.blame(graph, path, data, repairs=0, nodes=False).quantized_db
+    return Quantized(label, graph, path, data, fed, unspoiled)
 
 
 def verdict(found: Attribution, made: Sabotage, unspoiled: float) -> tuple[bool, bool, bool]:
@@ -39,41 +109,41 @@ def verdict(found: Attribution, made: Sabotage, unspoiled: float) -> tuple[bool,
     return first, first and worst.cause in made.causes, first and found.repaired_db >= unspoiled - 1
 
 
-def main(count: int, first: int) -> int:
+def main(arguments: list[str]) -> int:
+    asked = argparse.ArgumentParser()
+    asked.add_argument("--collection", type=Path)
+    asked.add_argument("--count", type=int)
+    asked.add_argument("--first", type=int, default=0)
+    given = asked.parse_args(arguments)
     logging.disable(logging.WARNING)
-    with np.load(MODELS / "digits_test.npz") as arrays:
-        images = arrays["x"]
     totals = np.zeros(3, int)
-    known: dict[Case, tuple[Graph, Path, float]] = {}
+    kinds: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as name:
-        for seed in track(range(first, first + count), disable=not sys.stderr.isatty()):
-            key = network, per_channel, signed = case(seed)
-            model = MODELS / f"digits_{network}_float.onnx"
-            graph = known[key][0] if key in known else qb.load(model)
-            port = graph.inputs[0]
-            shape = [-1, *(e for e in (port.type.shape or ())[1:] if isinstance(e, int))]
-            data = images.reshape(shape)
-            seen = {port.name: data[200:264]}
-            if key not in known:
-                path = Path(name) / f"{network}{per_channel}{signed}.onnx"
-                quantized_by_onnxruntime(
-                    model, path, port.name, data[:128], per_channel=per_channel, signed=signed
-                )
-                unspoiled = qb.blame(graph, path, seen, repairs=0).quantized_db
-                known[key] = graph, path, unspoiled
-            spoiled = Path(name) / "spoiled.onnx"
-            made = spoil(known[key][1], spoiled, seed)
-            found = qb.blame(graph, spoiled, seen)
-            right = verdict(found, made, known[key][2])
+        folder = Path(name)
+        files = [own(folder, *each) for each in OWN]
+        if given.collection is not None:
+            files += [other(folder, given.collection, each) for each in OTHERS]
+        count = given.count or len(files) * KINDS
+        seeds = range(given.first, given.first + count)
+        for seed in track(seeds, disable=not sys.stderr.isatty()):
+            file = files[seed // KINDS % len(files)]
+            spoiled = folder / "spoiled.onnx"
+            made = spoil(file.path, spoiled, seed, file.fed)
+            found = qb.blame(file.original, spoiled, file.data, nodes=False)
+            right = verdict(found, made, file.unspoiled)
             totals += right
+            kinds[made.kind] += right[0]
             if not all(right):
                 worst = found.tensors[0]
-                print(seed, *key, made, "->", worst.name, worst.cause, worst.repair, right)
+                print(seed, file.label, made.kind, made.tensors[:3], "->", worst.name, worst.node,
+                      worst.cause, worst.repair, f"{found.quantized_db:.1f} dB,",
+                      f"repaired {found.repaired_db:.1f} of {file.unspoiled:.1f}", right,
+                      flush=True)  # fmt: skip
     words = ("first", "cause", "repaired")
     print(f"{count} files:", ", ".join(f"{w} {n}" for w, n in zip(words, totals, strict=True)))
+    print(dict(kinds))
     return 0
 
 
 if __name__ == "__main__":
-    numbers = [int(each) for each in sys.argv[1:]]
-    sys.exit(main(*(numbers + [108, 0][len(numbers) :])))
+    sys.exit(main(sys.argv[1:]))

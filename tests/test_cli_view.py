@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ INT8, OTHER = (
 DATA = MODELS / "digits_test.npz"
 
 
-def shown(path: Path) -> dict[str, object]:
+def shown(path: Path) -> dict[str, Any]:
     """Returns what a page was made from."""
     text = path.read_text("utf-8").partition('id="model">')[2].partition("</script>")[0]
     return json.loads(text)
@@ -72,3 +73,25 @@ def test_what_cannot_be_shown_is_said_and_nothing_is_written(
     assert run(["view", str(INT8), *arguments]) != 0
     assert said in " ".join(capsys.readouterr().err.split())
     assert not list(tmp_path.iterdir())
+
+
+def test_a_page_coloured_by_the_time_of_kernels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tvm")
+    page = tmp_path / "page.html"
+    asked = ["view", INT8, "-o", page, "--profile-kernels"]
+    assert run([str(each) for each in asked]) != 0
+    assert "needs data" in capsys.readouterr().err
+    assert run([str(each) for each in [*asked, "--data", DATA]]) == 0
+    document = shown(page)
+    (graph,) = document["graphs"]
+    (paint,) = (each for each in graph["paints"] if each["name"] == "time")
+    timed = {
+        node["op"]: (micros, words)
+        for node, micros, words in zip(graph["nodes"], paint["of"], paint["words"], strict=True)
+        if micros is not None
+    }
+    assert {"Conv", "Dense", "MaxPool", "quantize", "dequantize"} <= set(timed)
+    assert all(micros > 0 for micros, _ in timed.values())
+    assert timed["Dense"][1].startswith("dense_1x64x10: ")

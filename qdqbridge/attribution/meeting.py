@@ -80,7 +80,10 @@ def _met(reference: Graph, quantized: Graph) -> Meeting:
     copy = copied(own.whole)
     pairs = Alignment()
     steps: dict[Node, list[Node]] = {}
-    for a, b in whole.forward.items():
+    behind = {step: number for number, step in enumerate(theirs.steps.nodes)}
+    ends = {b: max(behind[step] for step in theirs.parts(b)) for b in whole.backward}
+    # The last step of a node first: its result is the node's.
+    for a, b in sorted(whole.forward.items(), key=lambda pair: -ends[pair[1]]):
         made = _written(copy.nodes[a], own.parts(a), theirs.parts(b))
         steps[copy.nodes[a]] = made
         last = {

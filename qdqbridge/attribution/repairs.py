@@ -40,12 +40,19 @@ def repairs(rounded: Rounded, original: Array) -> Iterator[tuple[str, Change]]:
 
 
 def _of_activation(params: QuantParams, original: Array) -> Iterator[tuple[str, Change]]:
+    finite = original[np.isfinite(original)]
+    if not finite.size:
+        return
+    limits = params.storage_dtype
+    whole = replace(params, qmin=limits.qmin, qmax=limits.qmax)
     for tail in _TAILS:
-        low, high = (float(np.quantile(original, q)) for q in (tail, 1 - tail))
-        better = _ranged(params, low, high)
+        low, high = (float(np.quantile(finite, q)) for q in (tail, 1 - tail))
         words = "the range of the data" if not tail else f"the range of {1 - 2 * tail:.2%} of it"
-        yield f"{words}: {low:.6g} to {high:.6g}", rounding(better)
-    low, high = float(original.min()), float(original.max())
+        yield f"{words}: {low:.6g} to {high:.6g}", rounding(_ranged(params, low, high))
+        if whole != params:  # a clamp has made the range narrower, which a wider one needs
+            all_bits = f"{words} in all {limits.bits} bits: {low:.6g} to {high:.6g}"
+            yield all_bits, rounding(_ranged(whole, low, high))
+    low, high = float(finite.min()), float(finite.max())
     wide = _ranged(replace(params, storage_dtype=DType.UINT16, qmin=0, qmax=65535), low, high)
     yield "16 bits", rounding(wide)
 

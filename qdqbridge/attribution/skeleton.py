@@ -147,12 +147,14 @@ def in_place_of(node: Node, steps: Sequence[Node], *, own: bool) -> list[Node] |
     if len(outside) != len(given) or len(given) > 1 or any(len(s.outputs) != 1 for s in steps):
         return None
     values = dict(zip(outside, given, strict=True))
-    product = any(step.op.weight is not None for step in steps)
+    scaled = any(step.op.weight is not None for step in steps) and any(
+        step.op.weight is None and step.op is not ADD for step in steps
+    )
     made: list[Node] = []
     unlink(node)
     for step in steps:
         taken = [
-            v if v is None else values.get(v) or (v if own else _constant(v, node, product))
+            v if v is None else values.get(v) or (v if own else _constant(v, node, scaled=scaled))
             for v in step.inputs
         ]
         last = step is steps[-1]
@@ -165,8 +167,11 @@ def in_place_of(node: Node, steps: Sequence[Node], *, own: bool) -> list[Node] |
     return made
 
 
-def _constant(value: Value, node: Node, product: bool) -> Value:
-    """Returns the node's constant that one of the steps is a rounding of, else that one."""
+def _constant(value: Value, node: Node, *, scaled: bool) -> Value:
+    """Returns the node's constant that one of the steps is a rounding of, else that one.
+
+    Behind a product that is ``scaled`` afterwards, the product's weight may be another one.
+    """
     if value.constant is None or value.constant.size <= 1:
         return value
     array = value.constant.numpy()
@@ -175,7 +180,7 @@ def _constant(value: Value, node: Node, product: bool) -> Value:
         if own is None or own.constant is None or own.constant.size != array.size:
             continue
         gap = distance(own.constant.numpy(), array)
-        if gap is not None and (gap < _NEAR or not product):
+        if gap is not None and (gap < _NEAR or not scaled):
             found.append((gap, index, own))
     if not found:
         return value

@@ -17,6 +17,7 @@ from qdqbridge.cli.reading import AS_IT_IS, Reading
 from qdqbridge.engines.kinds import ENGINES
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.atomic_write import write_text
+from qdqbridge.graph.batches import batches
 from qdqbridge.graph.copying import with_numbers
 from qdqbridge.graph.graph import Graph
 from qdqbridge.viewer import Document, Paint, document, document_of_two, model_explorer_text, page
@@ -33,6 +34,14 @@ Reference = Annotated[
     str | None,
     Parameter(help="Colour by the error of each node: 'onnxruntime', an engine, or another file."),
 ]
+Timed = Annotated[
+    bool,
+    Parameter(
+        name="--profile-kernels",
+        negative="",
+        help="Colour by the time of each kernel, compiled by TVM for this machine.",
+    ),
+]
 Explorer = Annotated[
     Path | None, Parameter(help="Write a .json for Google's Model Explorer as well.")
 ]
@@ -48,6 +57,7 @@ def view(
     table: TableName = None,
     engine: EngineName = None,
     reference: Reference = None,
+    profile_kernels: Timed = False,
     model_explorer: Explorer = None,
     extent: Extents = (),
     force: Force = False,
@@ -64,10 +74,11 @@ def view(
         explorer = output.free(model_explorer, force=force, model=model, data=data, suffix=".json")
     graph = with_numbers(reading.read_any(model), extents_of(extent))
     if other is not None:
-        if data is not None or table or engine or reference:
+        if data is not None or table or engine or reference or profile_kernels:
             raise InputDataError(
                 "two models are coloured by what differs",
-                fix="leave --data, --table, --engine and --reference out, or give one model",
+                fix="leave --data, --table, --engine, --reference and --profile-kernels out, or "
+                "give one model",
             )
         theirs = with_numbers(reading.read_any(other), extents_of(extent))
         shown = document_of_two(_named(graph, model), _named(theirs, other))
@@ -75,7 +86,7 @@ def view(
         inputs = None if data is None else arrays.read_inputs(data, graph.inputs)
         with ExitStack() as stack:
             judged = _Judged(model, graph, inputs, stack)
-            paints = tuple(judged.paints(table, engine, reference))
+            paints = tuple(judged.paints(table, engine, reference, timed=profile_kernels))
         recorded = None if inputs is None else viewing.record(graph, inputs)
         name, notes = model.name, pipeline.explain(graph)
         shown = document(graph, name, notes, paints=paints, recorded=recorded)
@@ -112,9 +123,11 @@ class _Judged:
         self.model, self.graph, self.inputs, self.stack = model, graph, inputs, stack
 
     def paints(
-        self, table: str | None, engine: str | None, reference: str | None
+        self, table: str | None, engine: str | None, reference: str | None, *, timed: bool
     ) -> Iterator[Paint]:
         """Yields the colours that were asked for."""
+        if timed:
+            yield self._time()
         if reference is not None:
             yield self._error(reference)
         if engine is not None:
@@ -125,6 +138,19 @@ class _Judged:
             with output.status("partitioning"):
                 found = hosting.partition(self.graph, table)
             yield viewing.coverage_paint(self.graph, found.coverage)
+
+    def _time(self) -> Paint:
+        if self.inputs is None:
+            raise InputDataError(
+                "--profile-kernels needs data to run the model on", fix="give --data x.npz"
+            )
+        from qdqbridge.relax.kernel_times import node_times
+
+        first = next(iter(batches(self.graph.inputs, self.inputs)))
+        with output.status("compiling"):
+            executable = hosting.compile(self.graph)
+        with output.status("timing kernels"):
+            return viewing.time_paint(self.graph, node_times(executable, first.inputs))
 
     def _error(self, reference: str) -> Paint:
         if self.inputs is None:

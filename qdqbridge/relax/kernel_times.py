@@ -8,7 +8,7 @@ median.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -16,9 +16,10 @@ from typing import Any
 
 import tvm
 from numpy.typing import NDArray
-from tvm import relax, tirx
+from tvm import ir, relax, tirx
 
 from qdqbridge.graph.interpreter import check_inputs
+from qdqbridge.qnn.origin import provenance_of
 from qdqbridge.relax.executable import Executable
 from qdqbridge.relax.files import without_lines
 from qdqbridge.relax.instructions import features_of, need_features
@@ -67,14 +68,87 @@ def kernel_times(
     Raises:
         InputDataError: The inputs are not those of the model.
     """
+    times: dict[str, list[float]] = {}
+    done = Counter[str]()
+    for name, seconds, operations in _calls(executable, inputs, repeats):
+        times.setdefault(name, []).append(seconds)
+        done[name] += operations
+    found = [KernelTime(name, len(taken), sum(taken), done[name]) for name, taken in times.items()]
+    return sorted(found, key=lambda entry: -entry.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTimes:
+    """Where the time of an executable goes, by what is computed.
+
+    Attributes:
+        seconds: Seconds of the kernel that writes a tensor, by the tensor's name.
+        kernels: The kernel's name, likewise.
+        other: Seconds of kernels that TVM has made of several operators.
+    """
+
+    seconds: Mapping[str, float]
+    kernels: Mapping[str, str]
+    other: float
+
+
+def node_times(
+    executable: Executable, inputs: Mapping[str, NDArray[Any]], repeats: int = _REPEATS
+) -> NodeTimes:
+    """Returns the time of each kernel by the tensor that it writes.
+
+    Args:
+        executable: What is run; compiled here, a loaded library does not say what it computes.
+        inputs: As for ``Executable.run``.
+        repeats: Calls of every kernel, of which the median counts.
+
+    Raises:
+        InputDataError: The inputs are not those of the model.
+    """
+    written = _written(executable.module)
+    seconds: dict[str, float] = {}
+    kernels: dict[str, str] = {}
+    other = 0.0
+    for name, taken, _ in _calls(executable, inputs, repeats):
+        tensor = written[name].popleft() if written.get(name) else ""
+        if tensor:
+            seconds[tensor] = seconds.get(tensor, 0.0) + taken
+            kernels[tensor] = name
+        else:
+            other += taken
+    return NodeTimes(seconds, kernels, other)
+
+
+def _written(module: Any) -> dict[str, deque[str]]:
+    """Returns the tensors that the calls of each function write, in order."""
+    found: dict[str, deque[str]] = {}
+    if module is None:
+        return found
+    for block in module["main"].body.blocks:
+        for binding in block.bindings:
+            call = getattr(binding, "value", None)
+            function = call.args[0] if isinstance(call, ir.Call) and len(call.args) else None
+            if not isinstance(function, ir.GlobalVar) or call is None:
+                continue
+            said = None if call.span is None else provenance_of(str(call.span.source_name.name))
+            nodes = () if said is None else (said.name, *said.origin.nodes)
+            tensor = next(filter(None, nodes), "")  # a tensor without a name is its node's
+            found.setdefault(function.name_hint, deque()).append(tensor)
+    return found
+
+
+def _calls(
+    executable: Executable, inputs: Mapping[str, NDArray[Any]], repeats: int
+) -> list[tuple[str, float, int]]:
+    """Returns name, seconds and operations of each call of a run, in order."""
     device: Any = tvm.cpu()
     tensors = [to_tensor(a, device) for a in check_inputs(executable.graph.inputs, inputs)]
     if executable.target is not None:
         need_features(features_of(executable.target))
     with without_lines(b"Warning: Scope Loaded"):
         machine = relax.VirtualMachine(executable.library, device)
-    times: dict[str, list[float]] = {}
-    work, done = _works(executable.module), Counter[str]()
+    work = _works(executable.module)
+    calls: list[tuple[str, float, int]] = []
 
     def instrument(function: Any, name: str, before: bool, _: Any, *args: Any) -> int:
         if before and not name.startswith("vm."):
@@ -83,16 +157,13 @@ def kernel_times(
                 start = time.perf_counter()
                 function(*args)
                 taken.append(time.perf_counter() - start)
-            times.setdefault(name, []).append(median(taken))
-            if name in work:
-                done[name] += work[name].operations(args)
+            calls.append((name, median(taken), work[name].operations(args) if name in work else 0))
         return _RUN
 
     hook: Any = instrument
     machine.set_instrument(hook)
     Caller(executable.threads).call(machine["main"], *tensors)
-    found = [KernelTime(name, len(taken), sum(taken), done[name]) for name, taken in times.items()]
-    return sorted(found, key=lambda entry: -entry.seconds)
+    return calls
 
 
 @dataclass(frozen=True, slots=True)

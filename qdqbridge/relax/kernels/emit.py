@@ -56,9 +56,8 @@ class _PlanEmitter(ModuleEmitter):
         extents = _extents(kernel.inputs, operands)
         types = [_type(value, extents) for value in kernel.outputs]
         args: Any = [*operands, *constants]
-        called = self.builder.emit(
-            relax.call_tir(self._function(kernel), args, types if len(types) > 1 else types[0])
-        )
+        call = relax.call_tir(self._function(kernel), args, types if len(types) > 1 else types[0])
+        called = self.scope.emit(call)
         if len(types) == 1:
             return [called]
         return [self.builder.emit(relax.TupleGetItem(called, i)) for i in range(len(types))]
