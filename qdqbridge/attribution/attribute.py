@@ -292,17 +292,21 @@ class _Attempts:
     def row(self, row: SuspectTensor, rounded: Rounded) -> SuspectTensor:
         """Returns a row with the repair that was tried and helps."""
         original = self.simulation.stored(rounded.value)
-        tried = [(w, c, self._noise(rounded, c)) for w, c in repairs(rounded, original)]
-        gains = [_gain(self.noise, left) for _, _, left in tried]
+        tried = [(each, self._noise(rounded, each.change)) for each in repairs(rounded, original)]
+        gains = [_gain(self.noise, left) for _, left in tried]
         whole = gains[-1]
-        helps = (i for i, gain in enumerate(gains) if gain >= max(_ENOUGH * whole, _WORTH))
-        best = next(helps, None)
-        if best is None:
+        best: dict[int, int] = {}  # of what costs the same, what gains most
+        for index, (each, _) in enumerate(tried):
+            if each.cost not in best or gains[index] > gains[best[each.cost]]:
+                best[each.cost] = index
+        enough = max(_ENOUGH * whole, _WORTH)
+        chosen = next((best[cost] for cost in sorted(best) if gains[best[cost]] >= enough), None)
+        if chosen is None:
             return replace(row, gain_db=whole)
-        words, change, left = tried[best]
-        self.changes = {**self.changes, rounded.value: change}
+        repair, left = tried[chosen]
+        self.changes = {**self.changes, rounded.value: repair.change}
         self.noise = left
-        return replace(row, gain_db=whole, repair=words, repair_db=gains[best])
+        return replace(row, gain_db=whole, repair=repair.words, repair_db=gains[chosen])
 
     def _noise(self, rounded: Rounded, change: Change) -> float:
         changes = {**self.changes, rounded.value: change}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,29 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.quantization import QuantParams
 
 Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """Another way to round a tensor.
+
+    Attributes:
+        cost: What it takes: other numbers in the file, a scale per channel, 16 bits, or floats.
+        words: What it is called.
+        change: What becomes of the tensor.
+    """
+
+    cost: int
+    words: str
+    change: Change
+
+
+_NUMBERS, _CHANNELS, _WIDE, _FLOAT = range(4)
 _TAILS = (0.0, 1e-4, 1e-3)
 """Shares of an activation's elements that a range may leave out at each end."""
 
 
-def repairs(rounded: Rounded, original: Array) -> Iterator[tuple[str, Change]]:
+def repairs(rounded: Rounded, original: Array) -> Iterator[Repair]:
     """Yields repairs of one tensor, the cheapest first; the last one is to leave it float.
 
     Args:
@@ -35,11 +53,12 @@ def repairs(rounded: Rounded, original: Array) -> Iterator[tuple[str, Change]]:
         elif rounded.kind in ("weight", "constant"):
             yield from _of_weight(rounded, params, original)
         elif rounded.kind == "bias":
-            yield "the float bias rounded to the accumulator's step", _nearest(rounded, params)
-    yield "leave it float", lambda real: real
+            words = "the float bias rounded to the accumulator's step"
+            yield Repair(_NUMBERS, words, _nearest(rounded, params))
+    yield Repair(_FLOAT, "leave it float", lambda real: real)
 
 
-def _of_activation(params: QuantParams, original: Array) -> Iterator[tuple[str, Change]]:
+def _of_activation(params: QuantParams, original: Array) -> Iterator[Repair]:
     finite = original[np.isfinite(original)]
     if not finite.size:
         return
@@ -48,13 +67,14 @@ def _of_activation(params: QuantParams, original: Array) -> Iterator[tuple[str, 
     for tail in _TAILS:
         low, high = (float(np.quantile(finite, q)) for q in (tail, 1 - tail))
         words = "the range of the data" if not tail else f"the range of {1 - 2 * tail:.2%} of it"
-        yield f"{words}: {low:.6g} to {high:.6g}", rounding(_ranged(params, low, high))
+        span = f"{low:.6g} to {high:.6g}"
+        yield Repair(_NUMBERS, f"{words}: {span}", rounding(_ranged(params, low, high)))
         if whole != params:  # a clamp has made the range narrower, which a wider one needs
-            all_bits = f"{words} in all {limits.bits} bits: {low:.6g} to {high:.6g}"
-            yield all_bits, rounding(_ranged(whole, low, high))
+            all_bits = f"{words} in all {limits.bits} bits: {span}"
+            yield Repair(_NUMBERS, all_bits, rounding(_ranged(whole, low, high)))
     low, high = float(finite.min()), float(finite.max())
     wide = _ranged(replace(params, storage_dtype=DType.UINT16, qmin=0, qmax=65535), low, high)
-    yield "16 bits", rounding(wide)
+    yield Repair(_WIDE, "16 bits", rounding(wide))
 
 
 def _ranged(params: QuantParams, low: float, high: float) -> QuantParams:
@@ -71,12 +91,11 @@ def _ranged(params: QuantParams, low: float, high: float) -> QuantParams:
     return replace(params, scale=step, zero_point=np.asarray(zero, np.int32))
 
 
-def _of_weight(
-    rounded: Rounded, params: QuantParams, original: Array
-) -> Iterator[tuple[str, Change]]:
+def _of_weight(rounded: Rounded, params: QuantParams, original: Array) -> Iterator[Repair]:
     own = _symmetric(original, params.qmax)
     if params.per_tensor:
-        yield "quantized anew, per tensor", lambda real: _rounded(real, own, params.qmax)
+        anew = "quantized anew, per tensor"
+        yield Repair(_NUMBERS, anew, lambda real: _rounded(real, own, params.qmax))
     axes = range(original.ndim) if original.ndim > 1 else ()
     best: tuple[float, int] | None = None
     for axis in axes:
@@ -86,10 +105,11 @@ def _of_weight(
     if best is not None:
         steps = _symmetric(original, params.qmax, best[1])
         words = f"per channel along axis {best[1]}" if params.per_tensor else "quantized anew"
-        yield words, lambda real: _rounded(real, steps, params.qmax)
+        cost = _CHANNELS if params.per_tensor else _NUMBERS
+        yield Repair(cost, words, lambda real: _rounded(real, steps, params.qmax))
     if params.storage_dtype.bits < 16:
         wide = _symmetric(original, 32767)
-        yield "16 bits", lambda real: _rounded(real, wide, 32767)
+        yield Repair(_WIDE, "16 bits", lambda real: _rounded(real, wide, 32767))
 
 
 def _symmetric(original: Array, largest: int, axis: int | None = None) -> Array:

@@ -23,7 +23,7 @@ from qdqbridge.graph.interpreter import evaluate_node
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.report.engine import Interpreter, visible
 from qdqbridge.viewing import record
-from tests.attribution.sabotage import named, quantized_by_onnxruntime, spoil
+from tests.attribution.sabotage import KINDS, named, quantized_by_onnxruntime, spoil
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 CNN, ATTENTION = (MODELS / f"digits_{name}_float.onnx" for name in ("cnn", "attention"))
@@ -76,13 +76,13 @@ def quantized_cnn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return quantized_by_onnxruntime(CNN, out, "input", data, per_channel=True, signed=False)
 
 
-@pytest.mark.parametrize("seed", range(9))
+@pytest.mark.parametrize("seed", range(KINDS))
 def test_a_spoiled_tensor_is_named_with_its_cause_and_repaired(
     quantized_cnn: Path, tmp_path: Path, seed: int
 ) -> None:
-    """One of each kind of sabotage; scripts/blame_sabotage takes four networks."""
-    made = spoil(quantized_cnn, tmp_path / "spoiled.onnx", seed)
+    """One of each kind of sabotage; scripts/blame_sabotage takes six networks."""
     data = {"input": images()}
+    made = spoil(quantized_cnn, tmp_path / "spoiled.onnx", seed, data)
     unspoiled = qb.blame(CNN, quantized_cnn, data, repairs=0).quantized_db
     found = qb.blame(CNN, tmp_path / "spoiled.onnx", data)
     assert named(found.tensors[0], made), (made, found.tensors[0])
