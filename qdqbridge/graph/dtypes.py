@@ -35,6 +35,8 @@ class DType(Enum):
     FLOAT8_E5M2 = ("float8_e5m2", DTypeKind.FLOAT, 8, ml_dtypes.float8_e5m2)
     FLOAT8_E5M2FNUZ = ("float8_e5m2fnuz", DTypeKind.FLOAT, 8, ml_dtypes.float8_e5m2fnuz)
     FLOAT8_E8M0 = ("float8_e8m0fnu", DTypeKind.FLOAT, 8, ml_dtypes.float8_e8m0fnu)
+    FLOAT6_E2M3 = ("float6_e2m3fn", DTypeKind.FLOAT, 6, ml_dtypes.float6_e2m3fn)
+    FLOAT6_E3M2 = ("float6_e3m2fn", DTypeKind.FLOAT, 6, ml_dtypes.float6_e3m2fn)
     FLOAT4_E2M1 = ("float4_e2m1fn", DTypeKind.FLOAT, 4, ml_dtypes.float4_e2m1fn)
     INT64 = ("int64", DTypeKind.SIGNED, 64, np.int64)
     INT32 = ("int32", DTypeKind.SIGNED, 32, np.int32)
@@ -69,13 +71,18 @@ class DType(Enum):
 
     @property
     def is_float(self) -> bool:
-        """True for every floating-point type, the 8-bit and 4-bit ones included."""
+        """True for every floating-point type, those of 8 bits and fewer included."""
         return self.kind is DTypeKind.FLOAT
 
     @property
     def is_small_float(self) -> bool:
-        """True for the 8-bit and 4-bit floating-point types, which only store quantized values."""
+        """True for floating-point types of 8 bits and fewer, which only store quantized values."""
         return self.kind is DTypeKind.FLOAT and self.bits <= 8
+
+    @property
+    def is_finite(self) -> bool:
+        """True for floating-point types without infinity and NaN, in which everything saturates."""
+        return self.kind is DTypeKind.FLOAT and self.bits < 8
 
     @property
     def qmin(self) -> int:

@@ -87,7 +87,7 @@ def rounded_to(
 def _small_float(scaled: Array, dtype: DType, *, saturate: bool) -> Array:
     largest = float(dtype.largest)
     # float64 on the way down would round once more than float32 does.
-    if saturate or dtype is DType.FLOAT4_E2M1:
+    if saturate or dtype.is_finite:
         scaled = np.where(np.isnan(scaled), scaled, np.clip(scaled, -largest, largest))
     with np.errstate(over="ignore", invalid="ignore"):
         return scaled.astype(dtype.numpy)

@@ -22,7 +22,8 @@ Array = NDArray[Any]
 _OF_ONNX = {
     "float8e4m3fn": DType.FLOAT8_E4M3FN, "float8e4m3fnuz": DType.FLOAT8_E4M3FNUZ,
     "float8e5m2": DType.FLOAT8_E5M2, "float8e5m2fnuz": DType.FLOAT8_E5M2FNUZ,
-    "float8e8m0": DType.FLOAT8_E8M0, "float4e2m1": DType.FLOAT4_E2M1, "bfloat16": DType.BFLOAT16,
+    "float8e8m0": DType.FLOAT8_E8M0, "float4e2m1": DType.FLOAT4_E2M1,
+    "float6e2m3": DType.FLOAT6_E2M3, "float6e3m2": DType.FLOAT6_E3M2, "bfloat16": DType.BFLOAT16,
     "int4": DType.INT4, "uint4": DType.UINT4, "int2": DType.INT2, "uint2": DType.UINT2,
 }  # fmt: skip
 """Element types that NumPy does not have, by onnxruntime's names of them."""

@@ -18,7 +18,7 @@ STORAGE_DTYPES = (
     DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT4, DType.UINT4,
     DType.INT2, DType.UINT2, DType.INT32,
     DType.FLOAT8_E4M3FN, DType.FLOAT8_E4M3FNUZ, DType.FLOAT8_E5M2, DType.FLOAT8_E5M2FNUZ,
-    DType.FLOAT4_E2M1,
+    DType.FLOAT6_E2M3, DType.FLOAT6_E3M2, DType.FLOAT4_E2M1,
 )  # fmt: skip
 
 SINCE = {
@@ -26,7 +26,7 @@ SINCE = {
     DType.INT2: 25, DType.UINT2: 25,
     DType.FLOAT8_E4M3FN: 19, DType.FLOAT8_E4M3FNUZ: 19,
     DType.FLOAT8_E5M2: 19, DType.FLOAT8_E5M2FNUZ: 19, DType.FLOAT4_E2M1: 23,
-    DType.FLOAT8_E8M0: 24,
+    DType.FLOAT8_E8M0: 24, DType.FLOAT6_E2M3: 28, DType.FLOAT6_E3M2: 28,
 }  # fmt: skip
 """The opset that brought an element type to QuantizeLinear and DequantizeLinear."""
 

@@ -42,6 +42,8 @@ _ONNX_NAMES = {
     "UINT4": DType.UINT4,
     "INT4": DType.INT4,
     "FLOAT4E2M1": DType.FLOAT4_E2M1,
+    "FLOAT6E2M3": DType.FLOAT6_E2M3,
+    "FLOAT6E3M2": DType.FLOAT6_E3M2,
     "FLOAT8E8M0": DType.FLOAT8_E8M0,
     "UINT2": DType.UINT2,
     "INT2": DType.INT2,
@@ -66,6 +68,8 @@ _FIELD_OF = {
     DType.UINT32: "uint64_data",
     DType.STRING: "string_data",
 }
+_SIXES, _TRIPLE = 4, 3
+"""Codes of 6 bits, and the bytes that they take together."""
 _MAX_BYTES = 2**63 - 1
 _MAX_RANK = 32
 """NumPy 1.26's limit; no real tensor comes near it."""
@@ -266,6 +270,8 @@ def _decode_bytes(
 
 
 def _unpack(data: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint8]:
+    if 8 % bits:
+        return _unpack_sixes(data, count)
     per_byte = 8 // bits
     codes = np.empty((data.size, per_byte), np.uint8)
     for place in range(per_byte):
@@ -274,7 +280,31 @@ def _unpack(data: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint8]
     return codes.ravel()[:count]
 
 
+def _unpack_sixes(data: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
+    """Four codes of 6 bits lie in three bytes, the first one in the lowest bits."""
+    groups = -(-count // _SIXES)
+    whole = np.zeros(groups * _TRIPLE, np.uint8)
+    whole[: data.size] = data[: whole.size]
+    a, b, c = (whole[i::_TRIPLE] for i in range(_TRIPLE))
+    codes = np.empty((groups, _SIXES), np.uint8)
+    codes[:, 0], codes[:, 1] = a, a >> 6 | b << 2
+    codes[:, 2], codes[:, 3] = b >> 4 | c << 4, c >> 2
+    codes &= np.uint8(63)
+    return codes.ravel()[:count]
+
+
+def _pack_sixes(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    padded = np.zeros(-(-codes.size // _SIXES) * _SIXES, np.uint8)
+    padded[: codes.size] = codes.ravel() & np.uint8(63)
+    p, q, r, s = (padded[i::_SIXES] for i in range(_SIXES))
+    packed = np.empty((len(p), _TRIPLE), np.uint8)
+    packed[:, 0], packed[:, 1], packed[:, 2] = p | q << 6, q >> 2 | r << 4, r >> 4 | s << 2
+    return packed.ravel()[: -(-codes.size * 6 // 8)]
+
+
 def _pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    if 8 % bits:
+        return _pack_sixes(codes)
     per_byte = 8 // bits
     padded = np.zeros(-(-codes.size // per_byte) * per_byte, np.uint8)
     padded[: codes.size] = codes & np.uint8((1 << bits) - 1)
@@ -291,7 +321,8 @@ def _typed_constant(
     field = _FIELD_OF.get(dtype, "int32_data")
     values: Any = getattr(tensor, field)
     count = _count(shape)
-    need = packed_nbytes(dtype, count) if 0 < dtype.bits < 8 else count
+    together = 0 < dtype.bits < 8 and 8 % dtype.bits == 0
+    need = packed_nbytes(dtype, count) if together else count
     if len(values) != need:
         have = next((f for f in _TYPED_FIELDS if len(getattr(tensor, f))), "no data")
         found = f"{len(values)} there" if have in (field, "no data") else f"its data in {have}"
@@ -302,6 +333,9 @@ def _typed_constant(
         source = {DType.UINT32: np.uint64}.get(dtype, dtype.numpy)
         return Constant.of(_fitting(np.fromiter(values, source, need), dtype, where).reshape(shape))
     numbers = np.fromiter(values, np.int32, need)
+    if dtype.bits < 8 and not together:
+        codes = (numbers & ((1 << dtype.bits) - 1)).astype(np.uint8)
+        return Constant.of(codes.view(dtype.numpy).reshape(shape))
     if dtype.bits < 8:
         return from_bytes(_bit_patterns(numbers, 8, where), dtype, shape)
     if dtype.is_float:

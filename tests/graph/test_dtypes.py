@@ -43,7 +43,7 @@ def test_families_are_disjoint() -> None:
         )
         assert not (dtype.is_signed and not dtype.is_integer)
     small = {d.label for d in DType if d.is_small_float}
-    assert small == {d.label for d in DType if d.label.startswith(("float8", "float4"))}
+    assert small == {d.label for d in DType if d.label.startswith(("float8", "float6_", "float4"))}
 
 
 def test_a_foreign_dtype_is_no_dtype() -> None:

@@ -1,4 +1,4 @@
-"""qnn.quantize_minifloat and qnn.dequantize_minifloat: 8- and 4-bit floats as bytes.
+"""qnn.quantize_minifloat and qnn.dequantize_minifloat: floats of 8 bits and fewer as bytes.
 
 TVM compiles these types for GPUs only. On a CPU a tensor of them is one of uint8, an element per
 byte, whose bits are the number's; only these two operators know what they mean. A finite format

@@ -24,7 +24,7 @@ _MINIFLOATS = frozenset(dtype for dtype in DType if dtype.is_small_float)
 
 
 def as_bytes(array: NDArray[Any]) -> NDArray[Any]:
-    """Returns 8- and 4-bit floats as the bytes that TVM holds; any other array as it is."""
+    """Returns floats of 8 bits and fewer as the bytes that TVM holds; any other array as it is."""
     return array.view(np.uint8) if DType.of(array.dtype) in _MINIFLOATS else array
 
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import quantize
 from qdqbridge.graph.quantization import QuantParams
@@ -251,12 +250,12 @@ class EmissionScope(ABC):
         return self.emit(self.op.multiply(self.cast(centred, "float32"), scale))
 
     def _quantize_minifloat(self, real: Expr, params: QuantParams, hint: str) -> Expr:
-        """8- and 4-bit floats: their bits as bytes."""
+        """Floats of 8 bits and fewer: their bits as bytes."""
         axis, scale = -1 if params.axis is None else params.axis, self.scale(params)
         if params.blocked:
             real = self.emit(self.op.divide(real, self._along_blocks(real, params)[1]))
             axis, scale = -1, self.number(np.ones((), np.float32))
-        saturate = params.saturate or params.storage_dtype is DType.FLOAT4_E2M1
+        saturate = params.saturate or params.storage_dtype.is_finite
         attrs = {"axis": axis, "format": params.storage_dtype.label, "saturate": saturate}
         return self.qnn("quantize_minifloat", [real, scale], attrs, hint)
 

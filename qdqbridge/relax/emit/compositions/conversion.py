@@ -27,7 +27,7 @@ def _cast(site: CompositionSite) -> Sequence[Expr]:
     attrs = {
         "axis": -1,
         "format": target.label,
-        "saturate": site.onnx.flag("saturate", default=True) or target is DType.FLOAT4_E2M1,
+        "saturate": site.onnx.flag("saturate", default=True) or target.is_finite,
         "rounding": "nearest",
     }
     if target is DType.FLOAT8_E8M0:
