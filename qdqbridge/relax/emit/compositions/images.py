@@ -15,7 +15,7 @@ from tvm import te
 
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.ops.attributes import ResizeAttrs
-from qdqbridge.qnn.dialect.resize import open_resize
+from qdqbridge.qnn.dialect.interpolation import open_resize
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.relax.emit.compositions.computed_sizes import extents_of
 from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite
