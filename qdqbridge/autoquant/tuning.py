@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.biases import with_room_for_biases
-from qdqbridge.autoquant.choosers import Chooser, Context
+from qdqbridge.autoquant.choosers import Chooser, Context, RangeChooser
 from qdqbridge.autoquant.collect import Data
 from qdqbridge.autoquant.decide import (
     Decision,
@@ -28,6 +28,7 @@ from qdqbridge.autoquant.decide import (
     joined_stats,
     of_constant,
 )
+from qdqbridge.autoquant.formats import Format
 from qdqbridge.autoquant.plan import Observed, Weight
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.simulation import Simulation
@@ -126,6 +127,31 @@ def tuned(
     return tuner.run(candidates, weight_candidates, progress or (lambda done, total: None))
 
 
+class _RangesOnce:
+    """A chooser of ranges, which says the same of the same statistics however often it is asked.
+
+    It is asked about all tensors of a fold at once, and again about each of them.
+    """
+
+    def __init__(self, chooser: RangeChooser) -> None:
+        self._chooser = chooser
+        self._found: dict[tuple[int, Format], tuple[TensorStats, QuantParams]] = {}
+
+    def __call__(self, stats: TensorStats, format: Format, context: Context) -> QuantParams:
+        known = self._found.get((id(stats), format))
+        if known is None:  # statistics are held too: no others come to have their id
+            known = stats, self._chooser(stats, format, context)
+            self._found[id(stats), format] = known
+        return known[1]
+
+
+def _asked_once(chooser: Chooser) -> Chooser:
+    """Returns what answers as ``chooser`` does; one that heeds its context is asked each time."""
+    if isinstance(chooser, RangeChooser) and type(chooser).__call__ is RangeChooser.__call__:
+        return _RangesOnce(chooser)
+    return chooser
+
+
 class _Tuner:
     def __init__(
         self,
@@ -136,6 +162,7 @@ class _Tuner:
     ) -> None:
         self.plan, self.folds, self.whole = decision.plan, folds, chooser
         self.trials = 0
+        self._once: dict[int, tuple[Chooser, Chooser]] = {}
         self.sources = [*(fold.stats for fold in folds), stats]
         self.best = [self._decided(decision, source, chooser) for source in self.sources]
         self.errors = self._errors(self.best)
@@ -165,7 +192,11 @@ class _Tuner:
     def _decided(
         self, decision: Decision, stats: Mapping[Value, TensorStats], chooser: Chooser
     ) -> Decision:
-        return self._with_values(decision, activations(self.plan, stats, chooser))
+        return self._with_values(decision, activations(self.plan, stats, self._asked(chooser)))
+
+    def _asked(self, chooser: Chooser) -> Chooser:
+        """Returns the same answers by a chooser's identity: it need not be hashable."""
+        return self._once.setdefault(id(chooser), (chooser, _asked_once(chooser)))[1]
 
     def _places(self) -> list[Place]:
         """Returns what can be chosen, in topological order."""
@@ -204,8 +235,9 @@ class _Tuner:
         if isinstance(place, Weight):
             context = self._context(place.value, self.best[-1])
             return [of_constant(place, spec.format, chooser, context)] * len(self.best)
+        asked = self._asked(chooser)
         return [
-            chooser(
+            asked(
                 joined_stats(self.plan.joined, stats, place),
                 spec.format,
                 self._context(place, decision),
