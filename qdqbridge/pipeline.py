@@ -23,6 +23,7 @@ from qdqbridge.sources import is_onnx, is_tflite, read_file
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from qdqbridge.autoquant.fixed_ranges import Fixed
     from qdqbridge.engines.judge import Judge
     from qdqbridge.graph.diff import GraphDifference
     from qdqbridge.onnx_io.profiles import ExportProfile, Finding
@@ -218,6 +219,28 @@ def save_tflite(
     except OutputExistsError as error:
         fix = "choose another name, or overwrite=True (on the command line --force)"
         raise OutputExistsError(error.what, where=error.where, why=error.why, fix=fix) from error
+
+
+def fixed_ranges(graph: Graph, data: Mapping[str, NDArray[Any]]) -> Fixed:
+    """Gives activations that are quantized while the model runs fixed parameters, from data.
+
+    They are those that ONNX's ``DynamicQuantizeLinear`` has for all of the data at once.
+
+    Args:
+        graph: A canonical graph; it is not changed.
+        data: One array per input, by name: examples of what the model will see.
+
+    Returns:
+        The new graph, and for each product its range and what it costs (dB).
+
+    Raises:
+        InputDataError: The data does not fit, or an activation is not finite.
+        InvalidModelError: A node cannot be computed on the data.
+    """
+    need_graph(graph, "fixed_ranges")
+    from qdqbridge.autoquant.fixed_ranges import fixed_ranges as fix
+
+    return fix(graph, data)
 
 
 def litert(graph: Graph, *, layout: str = "model") -> tuple[Graph, LiteRTEngine]:

@@ -174,7 +174,7 @@ def page(runtime: Runtime) -> str:
         parts += ["## As producers spell them", "\n".join(grid(found, ""))]
     whole = TABLES / f"models_{runtime.engine}.csv"
     if whole.exists():
-        parts += ["## Whole models, by producer", WHOLE, "\n".join(producers(whole))]
+        parts += ["## Whole models, by producer", *producers(whole)]
     prefix = "" if runtime.profile else "export_"
     parts += [
         f"## As `{runtime.export}` writes them",
@@ -192,20 +192,19 @@ def page(runtime: Runtime) -> str:
 
 
 WHOLE = (
-    "Of producers' suites every 17th file (Hexagon: every 9th), of public collections every 9th "
-    "(Hexagon: every second), and the models of the project, by "
-    "`scripts/engine_models.py ENGINE FOLDER --out TABLE` and `--by-producer TABLE`: "
-    "*run* of *files* do; of their *products* so many are *floats*; *equal* of *samples* have the "
+    "By `scripts/engine_models.py ENGINE FOLDER --out TABLE` and `--by-producer TABLE`: *run* of "
+    "*files* do; of their *products* so many are *floats*; *equal* of *samples* have the "
     "interpreter's argmax; *within* have no operator more than 2 LSB off, *lsb* is the most."
 )
 
 
 def producers(table: Path) -> list[str]:
-    """Returns the lines of a table: whole models."""
-    with table.open(encoding="utf-8", newline="") as file:
-        head, *rest = list(csv.reader(file))
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    return lines + [f"| {' | '.join(row)} |" for row in rest]
+    """Returns what a table of whole models is of, and its lines."""
+    lines = table.read_text(encoding="utf-8").splitlines()
+    files = " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
+    head, *rest = list(csv.reader(line for line in lines if not line.startswith("#")))
+    rows = [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rest)]
+    return [f"{files} {WHOLE}", "\n".join(rows)]
 
 
 def rules(runtime: Runtime) -> list[str]:

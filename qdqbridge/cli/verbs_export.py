@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from qdqbridge import pipeline
 from qdqbridge.cli import output, render_checks, render_engines, render_vela
+from qdqbridge.cli.arrays import read_inputs
 from qdqbridge.cli.parameters import (
     Extents,
     Force,
@@ -39,6 +40,7 @@ from qdqbridge.sources import is_onnx, load_model
 
 if TYPE_CHECKING:
     from qdqbridge.onnx_io.profiles import Finding
+    from qdqbridge.onnx_io.profiles.changes import ExportChange
 
 TFLITE = "tflite"
 """The profile, and the suffix, of TFLite files."""
@@ -74,6 +76,13 @@ def export(
         str, Parameter(help="With --check --profile ethos-u: the NPU, as Vela names it.")
     ] = "ethos-u55-128",
     extent: Extents = (),
+    data: Annotated[
+        Path | None,
+        Parameter(
+            help="An .npz file with examples: what is quantized while the model runs gets fixed "
+            "parameters from them."
+        ),
+    ] = None,
     opset: Annotated[
         int | None,
         Parameter(help="The opset to write; by default one that the profile's runtime reads."),
@@ -106,8 +115,9 @@ def export(
         if opset is not None:
             return usage("--opset is for ONNX files")
         return _export_tflite(
-            model, output_, profile, recenter=recenter, layout=layout, extent=extent, check=check,
-            engine=engine, accelerator=accelerator, force=force, reading=reading, json=json,
+            model, output_, profile, recenter=recenter, layout=layout, extent=extent, data=data,
+            check=check, engine=engine, accelerator=accelerator, force=force, reading=reading,
+            json=json,
         )  # fmt: skip
     if opset is not None and output_ is None:
         return usage("--opset changes what is written: give --output as well")
@@ -123,23 +133,27 @@ def export(
         path = output.free(output_, force=force, model=model, data=reading.params, suffix=".onnx")
     found: dict[str, Any] = {}
     source: Graph | Path = model
-    if path is not None or engine is not None or extent or not is_onnx(model):
-        source = with_numbers(reading.read(model), extents_of(extent))
+    fixed: list[str] = []
+    if path is not None or engine is not None or extent or data or not is_onnx(model):
+        source, fixed = _fixed(with_numbers(reading.read(model), extents_of(extent)), data)
     if path is not None and isinstance(source, Graph):
         pipeline.save(source, path, profile, recenter=recenter, overwrite=force, opset=opset)
         changed = pipeline.changes(model, path, profile) if is_onnx(model) else []
-        changed += pipeline.export_costs(source, profile)
+        changed += [_now_fixed(text) for text in fixed] + pipeline.export_costs(source, profile)
         found = {"output": str(path), "profile": profile, "digest": source.digest}
         found["changes"] = render_engines.changes_json(changed)
         if not json:
             output.show_text(str(path))
             output.tell(*render_engines.changes_parts(changed))
             _say_what_is_open(source, profile)
-    looked_at = path or (model if is_onnx(model) and not extent else source)
+    looked_at = path or (model if is_onnx(model) and not (extent or data) else source)
     findings = pipeline.check(looked_at, profile) if check else []
     verdict = None
     if engine is not None and isinstance(source, Graph):
-        with output.status("asking the engine"), opened(engine, path or model, source) as judge:
+        with (
+            output.status("asking the engine"),
+            opened(engine, path or (None if data else model), source) as judge,
+        ):
             verdict = judge.taken()
     if json:
         asked = {} if verdict is None else {"engine": render_engines.verdict_json(verdict)}
@@ -149,6 +163,24 @@ def export(
         output.show(*render_checks.findings_parts(pipeline.export_profile(profile), findings))
         output.show(*(render_engines.verdict_parts(verdict) if verdict is not None else ()))
     return NOT_MET if findings or (verdict is not None and not verdict.takes_all) else DONE
+
+
+def _fixed(graph: Graph, data: Path | None) -> tuple[Graph, list[str]]:
+    """Returns a graph with fixed parameters from data, if any is given, and what that costs."""
+    if data is None:
+        return graph, []
+    with output.status("computing ranges"):
+        found = pipeline.fixed_ranges(graph, read_inputs(data, graph.inputs))
+    if not found.ranges:
+        output.say("nothing is quantized while the model runs: --data changes nothing")
+    return found.graph, [f"'{each.node}': {each.text}" for each in found.ranges]
+
+
+def _now_fixed(text: str) -> ExportChange:
+    from qdqbridge.onnx_io.profiles.changes import ExportChange
+
+    node, _, cost = text.partition(": ")
+    return ExportChange(f"numbers of {node}", "quantized while it runs", cost, "--data")
 
 
 def _say_what_is_open(graph: Graph, profile: str) -> None:
@@ -166,6 +198,7 @@ def _export_tflite(
     recenter: bool,
     layout: str,
     extent: Sequence[str],
+    data: Path | None,
     check: bool,
     engine: str | None,
     accelerator: str,
@@ -190,17 +223,19 @@ def _export_tflite(
     out = None
     if path is not None:
         out = output.free(path, force=force, model=model, data=reading.params, suffix=f".{TFLITE}")
-    graph = with_numbers(reading.read(model), extents_of(extent))
+    graph, fixed = _fixed(with_numbers(reading.read(model), extents_of(extent)), data)
     found: dict[str, Any] = {"profile": profile if profile == ETHOS_U else TFLITE}
     if out is not None:
         made = pipeline.save_tflite(
             graph, out, layout=layout, npu=profile == ETHOS_U, overwrite=force
         )
         notes = [{"rule": n.rule, "node": n.node, "reason": n.reason} for n in made.notes]
-        found |= {"output": str(out), "digest": made.digest, "notes": notes}
+        found |= {"output": str(out), "fixed": fixed, "digest": made.digest, "notes": notes}
         if not json:
             output.show_text(str(out))
             output.say(f"digest {made.digest}")
+            for text in fixed:
+                output.say(text)
             for note in made.notes:
                 output.say(f"{note.rule} '{note.node}': {note.reason}")
     report = verdict = None
@@ -211,7 +246,10 @@ def _export_tflite(
             output.show(*render_vela.report_parts(report))
         found |= render_vela.report_json(report)
     if engine is not None:
-        with output.status("asking the engine"), opened(engine, out or model, graph) as judge:
+        with (
+            output.status("asking the engine"),
+            opened(engine, out or (None if data else model), graph) as judge,
+        ):
             verdict = judge.taken()
         if not json:
             output.show(*render_engines.verdict_parts(verdict))

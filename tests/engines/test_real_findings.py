@@ -6,6 +6,7 @@ Hexagon is the host build of the NPU's backend everywhere: no phone.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +185,49 @@ def test_openvino_reads_every_opset_and_file_format(tmp_path: Path) -> None:
     model.opset_import[0].version, model.ir_version = 28, 14
     onnx.save(model, path)
     assert steps_off("openvino", path) < 1.5
+
+
+def test_openvino_quantizes_float_activations_by_default_and_not_as_a_judge(
+    tmp_path: Path,
+) -> None:
+    openvino = import_module("openvino")
+    net, chance = Net(21), np.random.default_rng(0)
+    scale = chance.uniform(0.001, 0.01, (8, 64)).astype(np.float32)
+    weight = chance.integers(-100, 101, (256, 64)).astype(np.int8)
+    blocks = [net.constant(each) for each in (weight, scale, np.zeros((8, 64), np.int8))]
+    real = net.op("DequantizeLinear", *blocks, axis=0, block_size=32)
+    path = tmp_path / "weights.onnx"
+    onnx.save(net.model([net.op("MatMul", "x", real)], [3, 256]), path)
+    x = chance.normal(size=(3, 256)).astype(np.float32)
+    meant = next(iter(qdqbridge.evaluate(qdqbridge.load(path), {"x": x}).values()))
+    with qdqbridge.open_engine("openvino", path) as judge:
+        ours = next(iter(judge.run({"x": x}, judge.outputs).values()))
+    compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    largest = np.abs(meant).max()
+    assert np.abs(ours - meant).max() < 1e-5 * largest  # sums of 256 in another order
+    assert np.abs(compiled({"x": x})[0] - meant).max() > 1e-3 * largest
+
+
+def test_a_dynamically_quantized_model_runs_in_integers_with_examples(tmp_path: Path) -> None:
+    net, chance = Net(21), np.random.default_rng(0)
+    codes = net.op("DynamicQuantizeLinear", "x", results=3)
+    scale, zero = f"{codes}_1", f"{codes}_2"
+    weight = net.constant(chance.integers(-100, 101, (64, 32)).astype(np.int8))
+    total = net.op("MatMulInteger", codes, weight, zero)
+    factor = net.op("Mul", scale, net.constant(np.array(0.01, np.float32)))
+    path, written = tmp_path / "dynamic.onnx", tmp_path / "fixed.onnx"
+    products = ("MatMul", "FullyConnected")
+    result = net.op("Mul", net.op("Cast", total, to=1), factor)
+    onnx.save(net.model([result], [4, 64]), path)
+    x = chance.normal(size=(4, 64)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x)
+    made = ["export", str(path), "-o", str(written), "--profile", "openvino"]
+    assert run([*made, "--data", str(tmp_path / "data.npz")]) == 0
+    with qdqbridge.open_engine("openvino", path) as judge:
+        assert [p for p in judge.taken().left if p.operator in products]
+    with qdqbridge.open_engine("openvino", written) as judge:
+        assert not [p for p in judge.taken().left if p.operator in products]
+        found = judge.run({"x": x}, judge.outputs)
+    meant = qdqbridge.evaluate(qdqbridge.load(path), {"x": x})
+    for ours, theirs in zip(found.values(), meant.values(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4)  # float32 scales
