@@ -64,11 +64,12 @@ def sabotaged(graph, seed, width):
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize(("name", "least"), [("digits_mlp_float", 38), ("digits_mobile_float", 31)])
 def test_sabotage_is_repaired(name, least, width):
+    """By equalization alone: no other choosers are tried, which hide some of the damage."""
     graph = network(name)
     settled = weights(equalized(graph, {})[0])
     broken = sabotaged(graph, seed=width, width=width)
-    plain = quantize_model(broken, DATA, repair=())
-    found = quantize_model(broken, DATA, repair=("equalize",))
+    plain = quantize_model(broken, DATA, repair=(), tune=False)
+    found = quantize_model(broken, DATA, repair=("equalize",), tune=False)
     (record,) = found.repairs
     assert record.applied and record.before is not None and record.after is not None
     assert record.after > record.before + 15

@@ -7,6 +7,7 @@ import pytest
 from tests.onnx_io.run_time_products import Product, wrong
 
 MANY = 60
+OPERATORS = {"QGemm", "QLinearConv", "QLinearMatMul"}
 
 
 @pytest.mark.parametrize("first", [0, MANY])
@@ -17,8 +18,20 @@ def test_random_products(first: int) -> None:
 
 
 @pytest.mark.relax
-@pytest.mark.parametrize("kernels", ["fast", "reference"])
-def test_random_products_on_tvm(kernels: str) -> None:
+@pytest.mark.parametrize(("kernels", "first"), [("fast", 200), ("reference", 201)])
+def test_random_products_on_tvm(kernels: str, first: int) -> None:
+    """Every operator on either kind of kernels; ``scripts/sweep_seeds`` tries all on both."""
     pytest.importorskip("tvm")
-    seeds = range(200, 210)
+    seeds = range(first, 210, 2)
+    products = [Product(seed) for seed in seeds]
+    assert {p.model.graph.node[0].op_type for p in products} == OPERATORS
+    assert {p.seed: found for p in products if (found := wrong(p, kernels))} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.relax
+@pytest.mark.parametrize("kernels", ["fast", "reference"])
+def test_many_random_products_on_tvm(kernels: str) -> None:
+    pytest.importorskip("tvm")
+    seeds = range(200, 240)
     assert {seed: found for seed in seeds if (found := wrong(Product(seed), kernels))} == {}
