@@ -255,6 +255,31 @@ def test_blocks_become_channels_and_the_loss_is_told(tmp_path: Path) -> None:
     assert "no-blocks" not in {f.rule for f in check(tmp_path / "written.onnx", "qnn")}
 
 
+def test_half_biases_are_integers_and_int4_convolutions_bytes(tmp_path: Path) -> None:
+    net, half = Net(), np.float16
+    four = net.c(net.random.integers(-8, 8, (4, 3, 1, 1)).astype(S8))
+    net.constants[-1].CopyFrom(
+        helper.make_tensor(four, TensorProto.INT4, [4, 3, 1, 1], net.random.integers(-8, 8, 12))
+    )
+    zero = net.c(np.zeros((), S8))
+    net.constants[-1].CopyFrom(helper.make_tensor(zero, TensorProto.INT4, [], [0]))
+    x = net.op("DequantizeLinear", "x", net.c(half(0.02)), net.c(U8(100)))
+    weight = net.op("DequantizeLinear", four, net.c(half(0.05)), zero)
+    bias = net.c(net.random.normal(size=4).astype(half))
+    conv = net.op("Conv", x, weight, bias)
+    out = net.op("QuantizeLinear", conv, net.c(half(0.05)), net.c(U8(128)))
+    source = saved(net, {"x": (U8, [1, 3, 5, 5])}, out, tmp_path / "half.onnx")
+    rules = {"half-bias", "narrow-convolution"}
+    assert rules <= {finding.rule for finding in check(source, "qnn")}
+    graph = qdqbridge.load(source)
+    assert any(rule == "half-bias" for rule, _ in respelled(graph, RESPELLINGS).costs)
+    qdqbridge.save(graph, tmp_path / "written.onnx", "qnn")
+    assert not rules & {finding.rule for finding in check(tmp_path / "written.onnx", "qnn")}
+    again, data = qdqbridge.load(tmp_path / "written.onnx"), feeds(graph)
+    (ours,), (theirs,) = (qdqbridge.evaluate(g, data).values() for g in (graph, again))
+    assert np.abs(theirs.astype(int) - ours.astype(int)).max() <= 1  # the bias is rounded
+
+
 def test_int16_is_converted_at_the_interface_and_uint16_inside(tmp_path: Path) -> None:
     net = Net()
     wide = np.int16

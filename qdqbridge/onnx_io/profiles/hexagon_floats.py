@@ -145,6 +145,23 @@ def _float_weight(view: FileView, node: FileNode) -> Reason | None:
     return None
 
 
+def _half_bias(view: FileView, node: FileNode) -> Reason | None:
+    name = node.input(2)
+    if node.op not in WEIGHTED or not name or view.dequantized(name) is not None:
+        return None
+    if view.dtype(name) is not DType.FLOAT16 or view.dequantized(node.input(0)) is None:
+        return None
+    return Reason(f"its bias '{name}' is float16", (name,))
+
+
+def _narrow_convolution(view: FileView, node: FileNode) -> Reason | None:
+    found = view.dequantized(node.input(1)) if node.op in _IMAGES else None
+    if found is None or found.dtype is not DType.INT4 or not found.per_tensor:
+        return None
+    tensor = found.node.input(0)
+    return Reason(f"'{tensor}' is int4 with one scale", (tensor,))
+
+
 def _dynamic(view: FileView, node: FileNode) -> Reason | None:
     """A convolution of ``x - zero point`` of run time: dynamic quantization, spelled in floats."""
     made = view.producer(node.input(0)) if node.op in _IMAGES else None
@@ -285,6 +302,12 @@ FLOAT_RULES: tuple[Demand, ...] = (
            "quantize operand and result"),
     Demand("no-float-where", "Where of floats", _where, _UNFINISHED, Effect.REFUSED,
            "multiply by a mask and add, or quantize the result"),
+    Demand("half-bias", "Conv, ConvTranspose, Gemm", _half_bias,
+           f"{_HOST}: 'inserted using the NHWC format as requested', and not taken",
+           Effect.REFUSED, "quantize the bias to int32, scale x * scale w"),
+    Demand("narrow-convolution", "weights of Conv and ConvTranspose", _narrow_convolution,
+           f"{_HOST}: 'inserted using the NHWC format as requested', and not taken",
+           Effect.REFUSED, "store int4 with one scale as int8, or give each channel a scale"),
     Demand("no-dynamic-convolution", "Conv and ConvTranspose of x - zero point", _dynamic,
            _UNFINISHED, Effect.REFUSED, "quantize the float model statically: qdqbridge quantize"),
     Demand("unfinished-floats", "Atan, Elu, Selu, HardSigmoid, ThresholdedRelu of floats",

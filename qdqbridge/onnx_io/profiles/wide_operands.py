@@ -67,7 +67,8 @@ def _narrow(value: Value) -> bool:
     if made is None or quant is None:
         return False
     params = quant.params
-    return params.per_tensor and params.storage_dtype in (DType.UINT8, DType.INT8)
+    single = params.per_tensor and params.expressed_dtype is DType.FLOAT32
+    return single and params.storage_dtype in (DType.UINT8, DType.INT8)
 
 
 def _wide(value: Value, known: dict[Value, Value]) -> Value:

@@ -1,0 +1,124 @@
+"""InstanceNormalization as Hexagon takes it: parameters in 8 and 32 bits, or norms of rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.numerics import dequantize, quantize
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Operator
+from qdqbridge.graph.quantization import per_tensor
+from qdqbridge.graph.types import Shape, TensorType
+from qdqbridge.onnx_io.profiles.respelling import (
+    Cost,
+    put,
+    replace_operand,
+)
+from qdqbridge.ops.attributes import NormAttrs, ReshapeAttrs
+from qdqbridge.ops.build import constant, dequantized, result
+from qdqbridge.ops.data_movement import RESHAPE
+from qdqbridge.ops.elementwise import ADD, MUL
+from qdqbridge.ops.normalization import INSTANCE_NORMALIZATION, LAYER_NORMALIZATION
+
+_EIGHT = 8
+_FINE = 30
+"""Bits that the largest number of an int32 bias has."""
+
+
+def quantized_norms(graph: Graph) -> Iterator[Cost]:
+    """``InstanceNormalization(x, g, b)``: the scale in 8 bits, the bias in 32."""
+    for node in graph.nodes:
+        quantized = node.output.quant is not None and node.operand(0).quant is not None
+        if node.op is not INSTANCE_NORMALIZATION or not quantized:
+            continue
+        gain, bias = node.operand(1), node.operand(2)
+        if gain.constant is not None and _needs_eight_bits(gain):
+            rounded, off = _in_eight_bits(gain)
+            replace_operand(node, 1, rounded)
+            if off:
+                text = f"its scale is rounded to 8 bits: {off:.2g} of its largest entry"
+                yield Cost(node.name, text)
+        if bias.constant is not None and not _is_int32(bias):
+            replace_operand(node, 2, _in_many_bits(bias))
+
+
+def norms_of_channels(graph: Graph) -> Iterator[Cost]:
+    """``InstanceNormalization(x, g, b)`` of floats ``-> LayerNormalization(rows of x) * g + b``."""
+    for node in graph.nodes:
+        attributes = INSTANCE_NORMALIZATION.of(node)
+        if attributes is None or (node.operand(0).quant and node.output.quant):
+            continue
+        shape, gain, bias = node.output.type.shape, node.operand(1), node.operand(2)
+        fixed = shape is not None and all(isinstance(dim, int) for dim in shape)
+        if not fixed or shape is None or gain.constant is None or bias.constant is None:
+            continue
+        dims = tuple(dim for dim in shape if isinstance(dim, int))
+        put(graph, node, _in_steps(node, attributes.epsilon, dims))
+        yield Cost(node.name, "written as LayerNormalization, Mul and Add: rounded in other places")
+
+
+def _in_steps(node: Node, epsilon: float, shape: tuple[int, ...]) -> Value:
+    """Returns an InstanceNormalization as the norm of each channel, scaled and moved."""
+    x, name, origin = node.operand(0), node.output.name, node.origin
+    real = x if x.quant is None else dequantized(x, DType.FLOAT32, name=f"{name}_real")
+    dtype = real.type.dtype
+    rows = (*shape[:2], math.prod(shape[2:]))
+
+    def made(op: Operator, attributes: Attributes, inputs: list[Value], to: Shape) -> Value:
+        return result(op, attributes, inputs, TensorType(dtype, to), origin, f"{name}_{op.name}")
+
+    def along(value: Value) -> Value:
+        assert value.constant is not None
+        array, params = value.constant.numpy(), None if value.quant is None else value.quant.params
+        array = array if params is None else dequantize(array, params)
+        column = array.astype(dtype.numpy).reshape(-1, *([1] * (len(shape) - 2)))
+        return constant(column, None, value.name)
+
+    ones = constant(np.ones(rows[2], dtype.numpy), None, f"{name}_ones")
+    flat = made(RESHAPE, ReshapeAttrs(rows), [real], rows)
+    norm = made(LAYER_NORMALIZATION, NormAttrs(2, epsilon), [flat, ones], rows)
+    whole = made(RESHAPE, ReshapeAttrs(shape), [norm], shape)
+    scaled = made(MUL, NO_ATTRIBUTES, [whole, along(node.operand(1))], shape)
+    return result(
+        ADD, NO_ATTRIBUTES, [scaled, along(node.operand(2))], node.output.type, origin, name
+    )
+
+
+def _needs_eight_bits(value: Value) -> bool:
+    return value.quant is None or value.quant.params.storage_dtype.bits != _EIGHT
+
+
+def _is_int32(value: Value) -> bool:
+    return value.quant is not None and value.quant.params.storage_dtype is DType.INT32
+
+
+def _in_eight_bits(value: Value) -> tuple[Value, float]:
+    """Returns a constant in 8 bits, and the largest error relative to its range."""
+    assert value.constant is not None
+    array = value.constant.numpy()
+    array = array if value.quant is None else dequantize(array, value.quant.params)
+    real = array.astype(np.float64)
+    top = float(np.abs(real).max(initial=0)) or 1.0
+    signed = bool((real < 0).any())
+    dtype = DType.INT8 if signed else DType.UINT8
+    params = per_tensor(dtype, np.float32(top / dtype.qmax))
+    stored = quantize(array.astype(np.float32), params)
+    off = np.abs(dequantize(stored, params).astype(np.float64) - real).max(initial=0) / top
+    return constant(stored, params, value.name), float(off)
+
+
+def _in_many_bits(value: Value) -> Value:
+    """Returns a constant of floats in int32: a power of 2 as scale, so that most are exact."""
+    assert value.constant is not None
+    array = value.constant.numpy()
+    array = array if value.quant is None else dequantize(array, value.quant.params)
+    real = array.astype(np.float64)
+    top = float(np.abs(real).max(initial=0)) or 1.0
+    scale = 2.0 ** (int(np.ceil(np.log2(top))) - _FINE)
+    stored = np.rint(real / scale).astype(np.int32)
+    params = per_tensor(DType.INT32, np.float32(scale))
+    return constant(stored, params, value.name)
