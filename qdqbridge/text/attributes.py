@@ -8,7 +8,12 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from qdqbridge.graph.dtypes import DType
-from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, NoAttributes, Serialized
+from qdqbridge.graph.operator import (
+    AnyAttributes,
+    Attributes,
+    NoAttributes,
+    Serialized,
+)
 from qdqbridge.ops.composition import Step
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.text.lexer import Lexer, TokenKind, real
@@ -30,14 +35,14 @@ def _required(record: type[Attributes]) -> tuple[str, ...]:
     )
 
 
-def read_attributes(types: Types, record: type[Attributes]) -> Attributes:
+def read_attributes(types: Types, record: type[AnyAttributes]) -> AnyAttributes:
     """Reads ``{name=value, …}``; what is left out has its default.
 
     Raises:
         ModelFileError: It does not give what the record wants.
     """
     if record is NoAttributes and not types.lexer.at("{"):
-        return NO_ATTRIBUTES
+        return record()
     lexer, start = types.lexer, types.lexer.ahead
     declared, given = _declared(record), dict[str, Any]()
     if lexer.take("{"):

@@ -163,7 +163,6 @@ class _TextParser:
         from qdqbridge.onnx_io.foreign_operators import foreign_operator
 
         attributes = read_attributes(self.types, ForeignAttrs)
-        assert isinstance(attributes, ForeignAttrs)
         problem = record_problem(attributes)
         if problem:
             self.lexer.refuse("the carried node contradicts itself", problem, token)

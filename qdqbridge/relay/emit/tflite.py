@@ -20,6 +20,7 @@ from qdqbridge.ops.softmax import SOFTMAX
 from qdqbridge.ops.unary import ABS, HARD_SWISH, LEAKY_RELU, SIGMOID, TANH
 from qdqbridge.qnn.emit.dtypes import storage
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr
+from qdqbridge.qnn.emit.table import at
 from qdqbridge.qnn.emit.variant import Row
 from qdqbridge.qnn.emit.windows import window_pads
 from qdqbridge.relay.emit.forms import island, params_of, rescaled
@@ -33,9 +34,9 @@ def kernel_layout(depthwise: bool, transposed: bool) -> str:
     return "IOHW" if transposed else "HWOI" if depthwise else "HWIO"
 
 
-def _average_pool(scope: EmissionScope, node: Node) -> Expr | None:
+def _average_pool(scope: EmissionScope, node: Node, attributes: PoolAttrs) -> Expr | None:
     """``cast -> nn.avg_pool2d -> cast [-> clip]``, and a requantize where parameters differ."""
-    found, attributes = params_of(node), node.record(PoolAttrs)
+    found = params_of(node)
     if found is None or any(step != 1 for step in attributes.dilations):
         return None
     x, pads = scope.value(node.operand(0)), attributes.pads
@@ -134,15 +135,15 @@ def _hard_swish(scope: EmissionScope, node: Node) -> Expr | None:
     return scope.quantize(scope.emit(scope.op.divide(product, number(6))), found[1])
 
 
-def _resize(scope: EmissionScope, node: Node) -> Expr | None:
+def _resize(scope: EmissionScope, node: Node, attributes: ResizeAttrs) -> Expr | None:
     """``image.resize2d`` on codes where it is nearest, else between dequantize and quantize."""
-    found, attributes = params_of(node), node.record(ResizeAttrs)
+    found = params_of(node)
     return None if found is None else resized(scope, node, attributes, *found)
 
 
-def _concat(scope: EmissionScope, node: Node) -> Expr | None:
+def _concat(scope: EmissionScope, node: Node, attributes: AxisAttrs) -> Expr | None:
     """``concatenate`` of operands of the result's mapping; others are requantized before."""
-    attributes, result = node.record(AxisAttrs), node.output.quant
+    result = node.output.quant
     assert result is not None
     values = [value for value in node.inputs if value is not None]
     if any(value.quant is None or not value.quant.params.per_tensor for value in values):
@@ -152,7 +153,6 @@ def _concat(scope: EmissionScope, node: Node) -> Expr | None:
 
 
 ROWS: dict[Operator, Row] = {
-    AVERAGE_POOL: _average_pool,
     GLOBAL_AVERAGE_POOL: _mean,
     REDUCE_MEAN: _mean,
     REDUCE_SUM: _sum,
@@ -164,6 +164,5 @@ ROWS: dict[Operator, Row] = {
     ABS: island,
     SOFTMAX: island,
     HARD_SWISH: _hard_swish,
-    RESIZE: _resize,
-    CONCAT: _concat,
+    **dict((at(AVERAGE_POOL, _average_pool), at(RESIZE, _resize), at(CONCAT, _concat))),
 }

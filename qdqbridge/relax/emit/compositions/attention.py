@@ -24,7 +24,7 @@ from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.relax.emit.compositions.rotary_embedding import heads_first, heads_last
-from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite, loops, wide
+from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite, loops, of_row, wide
 
 _INT = "int64"
 
@@ -147,16 +147,14 @@ def products(site: CompositionSite, q: Expr, k: Expr, v: Expr,
     return site("reshape", mixed, (batch, heads, length, wide))
 
 
-def _multi_head(site: CompositionSite) -> Sequence[Expr]:
+def _multi_head(site: CompositionSite, a: MultiHeadAttentionAttrs) -> Sequence[Expr]:
     """As :data:`qdqbridge.ops.attention.MULTI_HEAD_ATTENTION` says."""
-    a = site.node.record(MultiHeadAttentionAttrs)
     past = (site.arg(6), site.arg(7)) if site.has(6) else ()
     return _attended(site, a, _multi_head_operands(site, a), past, mask=4, bias=5)
 
 
-def _merged(site: CompositionSite) -> Sequence[Expr]:
+def _merged(site: CompositionSite, a: MergedAttentionAttrs) -> Sequence[Expr]:
     """As :data:`qdqbridge.ops.attention.MERGED_ATTENTION` says."""
-    a = site.node.record(MergedAttentionAttrs)
     made = site("matmul", wide(site, site.arg(0)), wide(site, site.arg(1)))
     if site.has(2):
         made = site("add", made, wide(site, site.arg(2)))
@@ -276,8 +274,7 @@ def _multi_head_bias(
     return added if bias is None else site("add", *site.scope.aligned([bias, added]))
 
 
-MULTI_HEAD: Mapping[str, Composition] = {
-    MULTI_HEAD_ATTENTION.name: _multi_head,
-    MERGED_ATTENTION.name: _merged,
-}
+MULTI_HEAD: Mapping[str, Composition] = dict((
+    of_row(MULTI_HEAD_ATTENTION, _multi_head), of_row(MERGED_ATTENTION, _merged),
+))  # fmt: skip
 """By the row's name."""

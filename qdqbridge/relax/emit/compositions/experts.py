@@ -19,24 +19,23 @@ from qdqbridge.ops.experts import (
 from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.emit.scope import Expr
-from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite, loops, wide
+from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite, loops, of_row, wide
 
 _Weight = Callable[[Expr, Expr, Expr], Expr]
 _KIND = "float32"
 
 
-def _experts(site: CompositionSite) -> Sequence[Expr]:
+def _experts(site: CompositionSite, a: ExpertsAttrs) -> Sequence[Expr]:
     """As :data:`qdqbridge.ops.experts.EXPERTS` says."""
 
     def layer(x: Expr, order: Expr, index: int) -> Expr:
         return _layer(site, x, order, [site.arg(2 * index)], _as_floats, 2 * index + 1)
 
-    return _mixed(site, site.node.record(ExpertsAttrs), layer)
+    return _mixed(site, a, layer)
 
 
-def _stored_experts(site: CompositionSite) -> Sequence[Expr]:
+def _stored_experts(site: CompositionSite, a: ExpertsAttrs) -> Sequence[Expr]:
     """As :data:`qdqbridge.ops.experts.STORED_EXPERTS` says: weights stay as they are stored."""
-    a = site.node.record(ExpertsAttrs)
 
     def layer(x: Expr, order: Expr, index: int) -> Expr:
         place = 3 * index - 1
@@ -183,9 +182,8 @@ def _swiglu(site: CompositionSite, a: ExpertsAttrs, x: Expr, other: Expr | None)
     return site("multiply", site("multiply", x, gate), shifted)
 
 
-def _causal(site: CompositionSite) -> Sequence[Expr]:
+def _causal(site: CompositionSite, a: CausalConvAttrs) -> Sequence[Expr]:
     """As :data:`qdqbridge.ops.causal_convolution.CAUSAL_CONV` says."""
-    a = site.node.record(CausalConvAttrs)
     x, weight = wide(site, site.arg(0)), wide(site, site.arg(1))
     batch, channels, length = site.extents(x)
     taps = site.static(weight)[2]
@@ -221,9 +219,8 @@ def _causal(site: CompositionSite) -> Sequence[Expr]:
     return [site.cast(each, site.dtype(site.arg(0))) for each in (made, kept)]
 
 
-EXPERT_LOOPS: Mapping[str, Composition] = {
-    EXPERTS.name: _experts,
-    STORED_EXPERTS.name: _stored_experts,
-    CAUSAL_CONV.name: _causal,
-}
+EXPERT_LOOPS: Mapping[str, Composition] = dict((
+    of_row(EXPERTS, _experts), of_row(STORED_EXPERTS, _stored_experts),
+    of_row(CAUSAL_CONV, _causal),
+))  # fmt: skip
 """By the row's name."""

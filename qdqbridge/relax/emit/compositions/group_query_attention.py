@@ -26,9 +26,8 @@ from qdqbridge.relax.emit.compositions.site import CompositionSite, loops, wide
 _INT = "int64"
 
 
-def group_query_attention(site: CompositionSite) -> Sequence[Expr]:
+def group_query_attention(site: CompositionSite, a: GroupQueryAttentionAttrs) -> Sequence[Expr]:
     """As :data:`qdqbridge.ops.group_query_attention.GROUP_QUERY_ATTENTION` says."""
-    a = site.node.record(GroupQueryAttentionAttrs)
     q, k, v = _group_operands(site, a)
     size = site.extents(q)[-1]
     lines, places = _group_lines(site, a, q)

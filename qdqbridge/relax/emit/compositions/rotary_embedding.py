@@ -75,9 +75,8 @@ def rotated(
     return loops(site, "rotary", rotary, x, *tables, places)
 
 
-def rotary_embedding(site: CompositionSite) -> Sequence[Expr]:
+def rotary_embedding(site: CompositionSite, a: RotaryEmbeddingAttrs) -> Sequence[Expr]:
     """As :data:`qdqbridge.ops.rotary_embedding.ROTARY_EMBEDDING` says."""
-    a = site.node.record(RotaryEmbeddingAttrs)
     x, tables = site.arg(0), [site.arg(1), site.arg(2)]
     data = wide(site, x)
     data = data if site.rank(data) == 4 else heads_first(site, data, a.num_heads)

@@ -12,6 +12,7 @@ from tvm import relax, te
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
+from qdqbridge.graph.operator import AnyAttributes, Row
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
 from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.qnn.emit.scope import Expr
@@ -161,6 +162,13 @@ class CompositionSite:
 
 Composition: TypeAlias = "Callable[[CompositionSite], Sequence[Expr]]"
 """Emits a node: an expression for each of its results; raises NoRow for spellings unknown to it."""
+
+
+def of_row(
+    row: Row[AnyAttributes], compose: Callable[[CompositionSite, AnyAttributes], Sequence[Expr]]
+) -> tuple[str, Composition]:
+    """Returns the entry of a row whose function takes the attributes that the row has."""
+    return row.name, lambda site: compose(site, site.node.record(row.attributes))
 
 
 def numpy_dtype(name: str) -> Any:

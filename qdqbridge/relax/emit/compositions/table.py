@@ -21,7 +21,7 @@ from qdqbridge.relax.emit.compositions.reductions import REDUCTIONS
 from qdqbridge.relax.emit.compositions.regions import REGIONS
 from qdqbridge.relax.emit.compositions.rotary_embedding import rotary_embedding
 from qdqbridge.relax.emit.compositions.shapes import SHAPES
-from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite
+from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite, of_row
 from qdqbridge.relax.emit.scope import RelaxScope
 
 COMPOSITIONS: Mapping[str, Composition] = {
@@ -30,11 +30,13 @@ COMPOSITIONS: Mapping[str, Composition] = {
 }  # fmt: skip
 """By the operator's name in ONNX's own domain."""
 OF_ROWS: Mapping[str, Composition] = {
-    GROUP_QUERY_ATTENTION.name: group_query_attention,
     **MULTI_HEAD,
-    ROTARY_EMBEDDING.name: rotary_embedding,
     **EXPERT_LOOPS,
-}
+    **dict((
+        of_row(GROUP_QUERY_ATTENTION, group_query_attention),
+        of_row(ROTARY_EMBEDDING, rotary_embedding),
+    )),
+}  # fmt: skip
 """By the name of a row that hosts compute in a function of its own."""
 
 
