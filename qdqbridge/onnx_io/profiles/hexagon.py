@@ -16,7 +16,6 @@ from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Flow, Operator
 from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.onnx_io.profiles.erf_steps import erfs_in_steps
-from qdqbridge.onnx_io.profiles.fixed_encodings import fixed_encodings
 from qdqbridge.onnx_io.profiles.hexagon_norms import norms_of_channels, quantized_norms
 from qdqbridge.onnx_io.profiles.hexagon_products import (
     channels_of_blocks,
@@ -25,6 +24,7 @@ from qdqbridge.onnx_io.profiles.hexagon_products import (
     whole_bytes,
 )
 from qdqbridge.onnx_io.profiles.hexagon_types import converted_interfaces
+from qdqbridge.onnx_io.profiles.own_encodings import own_encodings
 from qdqbridge.onnx_io.profiles.respelling import (
     Cost,
     Respelling,
@@ -190,7 +190,7 @@ def _plain_floats(value: Value) -> bool:
 RESPELLINGS = (
     Respelling("no-erf", whole_gelus),
     Respelling("no-erf", erfs_in_steps),
-    Respelling("fixed-encodings", fixed_encodings),
+    Respelling("fixed-encodings", own_encodings),
     Respelling("no-float-where", masks_of_numbers),
     Respelling("quantized-divisor", divisors),
     Respelling("float-quotient", squares),
