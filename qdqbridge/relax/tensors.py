@@ -35,10 +35,11 @@ def handed_over(array: Array) -> bool:
     return _address(array) % ALIGNMENT == 0
 
 
-_PLAIN = frozenset(
-    dtype.numpy for dtype in DType if dtype.numpy.kind in "iuf" and dtype.numpy.isbuiltin == 1
+PLAIN = frozenset(
+    dtype for dtype in DType if dtype.numpy.kind in "iuf" and dtype.numpy.isbuiltin == 1
 )
 """Element types that NumPy, DLPack and TVM have."""
+_PLAIN = frozenset(dtype.numpy for dtype in PLAIN)
 
 
 def _address(array: Array) -> int:
