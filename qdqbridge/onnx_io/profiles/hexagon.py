@@ -24,7 +24,6 @@ from qdqbridge.onnx_io.profiles.hexagon_products import (
     whole_bytes,
 )
 from qdqbridge.onnx_io.profiles.hexagon_types import converted_interfaces
-from qdqbridge.onnx_io.profiles.own_encodings import own_encodings
 from qdqbridge.onnx_io.profiles.respelling import (
     Cost,
     Respelling,
@@ -33,6 +32,7 @@ from qdqbridge.onnx_io.profiles.respelling import (
     readers,
     replace_operand,
 )
+from qdqbridge.onnx_io.profiles.result_encodings import result_encodings
 from qdqbridge.onnx_io.profiles.whole_gelu import whole_gelus
 from qdqbridge.onnx_io.profiles.wide_operands import wide_operands
 from qdqbridge.ops.build import constant, requantized, result
@@ -190,7 +190,7 @@ def _plain_floats(value: Value) -> bool:
 RESPELLINGS = (
     Respelling("no-erf", whole_gelus),
     Respelling("no-erf", erfs_in_steps),
-    Respelling("fixed-encodings", own_encodings),
+    Respelling("fixed-encodings", result_encodings),
     Respelling("no-float-where", masks_of_numbers),
     Respelling("quantized-divisor", divisors),
     Respelling("float-quotient", squares),

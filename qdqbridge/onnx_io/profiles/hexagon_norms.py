@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from qdqbridge.ops.elementwise import ADD, MUL
 from qdqbridge.ops.normalization import INSTANCE_NORMALIZATION, LAYER_NORMALIZATION
 
 _EIGHT = 8
-_FINE = 30
+_FINE, _HALF_FINE = 30, 14
 """Bits that the largest number of an int32 bias has."""
 
 
@@ -42,8 +43,12 @@ def quantized_norms(graph: Graph) -> Iterator[Cost]:
             if off:
                 text = f"its scale is rounded to 8 bits: {off:.2g} of its largest entry"
                 yield Cost(node.name, text)
-        if bias.constant is not None and not _is_int32(bias):
-            replace_operand(node, 2, _in_many_bits(bias))
+        half = node.operand(0).quant
+        half_floats = half is not None and half.params.expressed_dtype is DType.FLOAT16
+        if bias.constant is not None and (half_floats or not _is_int32(bias)):
+            replace_operand(node, 2, _in_many_bits(bias, half_floats=half_floats))
+            if half_floats:
+                yield Cost(node.name, f"its bias is rounded to 1 / {1 << _HALF_FINE} of its range")
 
 
 def norms_of_channels(graph: Graph) -> Iterator[Cost]:
@@ -111,14 +116,16 @@ def _in_eight_bits(value: Value) -> tuple[Value, float]:
     return constant(stored, params, value.name), float(off)
 
 
-def _in_many_bits(value: Value) -> Value:
+def _in_many_bits(value: Value, *, half_floats: bool) -> Value:
     """Returns a constant of floats in int32: a power of 2 as scale, so that most are exact."""
     assert value.constant is not None
     array = value.constant.numpy()
     array = array if value.quant is None else dequantize(array, value.quant.params)
     real = array.astype(np.float64)
     top = float(np.abs(real).max(initial=0)) or 1.0
-    scale = 2.0 ** (int(np.ceil(np.log2(top))) - _FINE)
+    scale = 2.0 ** (int(np.ceil(np.log2(top))) - (_HALF_FINE if half_floats else _FINE))
     stored = np.rint(real / scale).astype(np.int32)
     params = per_tensor(DType.INT32, np.float32(scale))
+    if half_floats:
+        params = replace(params, scale=np.float16(scale), expressed_dtype=DType.FLOAT16)
     return constant(stored, params, value.name)

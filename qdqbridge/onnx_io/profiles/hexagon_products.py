@@ -203,12 +203,12 @@ def half_biases(graph: Graph) -> Iterator[Cost]:
 
 _WHOLE = 3
 """Operand, weight and result."""
-_BIAS_NEAR = 500
-"""How near the product of two scales is in half floats: 1 / 500, of a bias."""
+_BIAS_NEAR = 100
+"""How near the product of two scales is in half floats: 1 in 100, as rule bias-int32 wants it."""
 
 
 def whole_bytes(graph: Graph) -> Iterator[Cost]:
-    """Weights of int4 with one scale as int8: the same integers, which convolutions are taken of."""
+    """Weights of int4 with one scale as int8: the same integers, for convolutions."""
     for node in graph.nodes:
         weight = node.optional(1) if node.op in (CONV, CONV_TRANSPOSE) else None
         if weight is None or weight.constant is None or weight.quant is None:

@@ -19,7 +19,7 @@ _STEPS = {"Sigmoid": 1 << 16, "Tanh": 1 << 15}
 """Steps in 1.0 of results of 16 bits."""
 
 
-def own_encodings(graph: Graph) -> Iterator[Cost]:
+def result_encodings(graph: Graph) -> Iterator[Cost]:
     """``Softmax(x) -> requantize(Softmax(x) in 1/256)``, and the same for Sigmoid and Tanh.
 
     The backend computes Softmax of 8 bits as if the smallest number were 0.0, and Sigmoid and Tanh
