@@ -23,7 +23,7 @@ from qdqbridge.sources import is_onnx, is_tflite, read_file
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from qdqbridge.autoquant.fixed_ranges import Fixed
+    from qdqbridge.autoquant.fixed_ranges import FixedRanges
     from qdqbridge.engines.judge import Judge
     from qdqbridge.graph.diff import GraphDifference
     from qdqbridge.onnx_io.profiles import ExportProfile, Finding
@@ -221,7 +221,7 @@ def save_tflite(
         raise OutputExistsError(error.what, where=error.where, why=error.why, fix=fix) from error
 
 
-def fixed_ranges(graph: Graph, data: Mapping[str, NDArray[Any]]) -> Fixed:
+def fixed_ranges(graph: Graph, data: Mapping[str, NDArray[Any]]) -> FixedRanges:
     """Gives activations that are quantized while the model runs fixed parameters, from data.
 
     They are those that ONNX's ``DynamicQuantizeLinear`` has for all of the data at once.

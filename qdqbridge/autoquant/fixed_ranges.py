@@ -58,7 +58,7 @@ class FixedRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class FixedRanges:
     """A graph that quantizes with fixed parameters, and what that costs.
 
     Attributes:
@@ -70,7 +70,7 @@ class Fixed:
     ranges: tuple[FixedRange, ...]
 
 
-def fixed_ranges(graph: Graph, data: Mapping[str, Array]) -> Fixed:
+def fixed_ranges(graph: Graph, data: Mapping[str, Array]) -> FixedRanges:
     """Returns a graph whose products of dynamically quantized activations have fixed parameters.
 
     Args:
@@ -84,7 +84,7 @@ def fixed_ranges(graph: Graph, data: Mapping[str, Array]) -> Fixed:
     own = copied(graph).graph
     products = [found for node in own.nodes if (found := _product(node)) is not None]
     if not products:
-        return Fixed(own, ())
+        return FixedRanges(own, ())
     operands = list(dict.fromkeys(product.x for product in products))
     params = {x: _parameters(*ends) for x, ends in _extremes(own, operands, data).items()}
     stored = {x: quantized(x, found, name=x.name) for x, found in params.items()}
@@ -97,11 +97,11 @@ def fixed_ranges(graph: Graph, data: Mapping[str, Array]) -> Fixed:
     editor.finish()
     own = canonicalize(own)
     ranges = (FixedRange(each.node.name, params[each.x], noise[each]) for each in products)
-    return Fixed(own, tuple(ranges))
+    return FixedRanges(own, tuple(ranges))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Product:
+class _DynamicProduct:
     """A product of an activation that is quantized while the model runs.
 
     Attributes:
@@ -125,13 +125,13 @@ class _Product:
         return result(self.op, attributes, operands, self.end.type, self.node.origin, self.end.name)
 
 
-def _product(node: Node) -> _Product | None:
+def _product(node: Node) -> _DynamicProduct | None:
     if node.op is DYNAMIC_DENSE:
-        return _Product(node, node.operand(0), node.output, DENSE, node.inputs[1:])
+        return _DynamicProduct(node, node.operand(0), node.output, DENSE, node.inputs[1:])
     return _convolution(node) if node.op is CONV else None
 
 
-def _convolution(node: Node) -> _Product | None:
+def _convolution(node: Node) -> _DynamicProduct | None:
     """Reads ``Cast(Cast(Conv(Cast(q) - Cast(z), w))) * (s * sw)``, as ConvInteger is written."""
     shifted, w = made_by(node.operand(0), SUB), node.operand(1)
     parts = [] if shifted is None else [made_by(shifted.operand(i), CAST) for i in (0, 1)]
@@ -153,7 +153,7 @@ def _convolution(node: Node) -> _Product | None:
         return None
     scaled = replace(params, scale=known[0].numpy().reshape(()))
     weight = constant(w.constant, scaled, w.name)
-    return _Product(node, source.operand(0), end.output, CONV, [weight])
+    return _DynamicProduct(node, source.operand(0), end.output, CONV, [weight])
 
 
 _SCALE, _SHIFTED = 1, (0, 2)
@@ -199,10 +199,10 @@ def _extremes(
 
 def _noise(
     graph: Graph,
-    made: Mapping[_Product, Value],
+    made: Mapping[_DynamicProduct, Value],
     params: Mapping[Value, QuantParams],
     data: Mapping[str, Array],
-) -> Iterator[tuple[_Product, float | None]]:
+) -> Iterator[tuple[_DynamicProduct, float | None]]:
     """Yields how far each product is from what it was, on the operands that it has."""
     signal, noise = dict.fromkeys(made, 0.0), dict.fromkeys(made, 0.0)
     wanted = [
