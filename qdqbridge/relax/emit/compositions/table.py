@@ -10,9 +10,11 @@ from qdqbridge.ops.group_query_attention import GROUP_QUERY_ATTENTION
 from qdqbridge.ops.rotary_embedding import ROTARY_EMBEDDING
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.relax.emit.compositions.attention import MULTI_HEAD
+from qdqbridge.relax.emit.compositions.caches import CACHES
 from qdqbridge.relax.emit.compositions.computed_sizes import COMPUTED_SIZES
 from qdqbridge.relax.emit.compositions.conversion import CONVERSION
 from qdqbridge.relax.emit.compositions.elementwise import ELEMENTWISE
+from qdqbridge.relax.emit.compositions.embeddings import EMBEDDINGS
 from qdqbridge.relax.emit.compositions.experts import EXPERT_LOOPS
 from qdqbridge.relax.emit.compositions.group_query_attention import group_query_attention
 from qdqbridge.relax.emit.compositions.images import IMAGES
@@ -24,11 +26,14 @@ from qdqbridge.relax.emit.compositions.shapes import SHAPES
 from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite, of_row
 from qdqbridge.relax.emit.scope import RelaxScope
 
+_MICROSOFT = "com.microsoft"
 COMPOSITIONS: Mapping[str, Composition] = {
     **CONVERSION, **ELEMENTWISE, **IMAGES, **PRODUCTS, **REDUCTIONS, **REGIONS, **SHAPES,
-    **COMPUTED_SIZES,
+    **COMPUTED_SIZES, **CACHES,
 }  # fmt: skip
 """By the operator's name in ONNX's own domain."""
+OF_MICROSOFT: Mapping[str, Composition] = EMBEDDINGS
+"""By the operator's name in com.microsoft, of those that have no row."""
 OF_ROWS: Mapping[str, Composition] = {
     **MULTI_HEAD,
     **EXPERT_LOOPS,
@@ -49,8 +54,9 @@ def composition_of(node: Node) -> Callable[[RelaxScope, Node], Sequence[Expr]] |
     attributes = node.attributes
     if node.op.apart:
         composition = OF_ROWS.get(node.op.name)
-    elif isinstance(attributes, ForeignAttrs) and not attributes.domain:
-        composition = COMPOSITIONS.get(attributes.op_type)
+    elif isinstance(attributes, ForeignAttrs) and attributes.domain in ("", _MICROSOFT):
+        known = OF_MICROSOFT if attributes.domain else COMPOSITIONS
+        composition = known.get(attributes.op_type)
     else:
         return None
     if composition is None:
