@@ -92,7 +92,11 @@ def seen_softmax(
             if added is None:
                 return value
             column = tirx.max(tirx.min(position(b, t), added.shape[3] - 1), 0)
-            own = added(b % added.shape[0], h % added.shape[1], s, column)
+            # One for all, or one each. With remainders in the place of the minima, what LLVM 22
+            # makes vectors of loads from an address that is none, where the extents are open.
+            ends = added.shape[:2]
+            sequence, head = (tirx.min(i, e - 1) for i, e in zip((b, h), ends, strict=True))
+            own = added(sequence, head, s, column)
             return value + own.astype(kind)
 
         def masked(b: Expr, h: Expr, s: Expr, t: Expr) -> Expr:
