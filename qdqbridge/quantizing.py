@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from qdqbridge.autoquant.choosers import Chooser
     from qdqbridge.autoquant.fallback import Fallback, Goal
-    from qdqbridge.autoquant.formats import Format
+    from qdqbridge.autoquant.formats import Format, Unstored
     from qdqbridge.autoquant.profile import Profile
     from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions
     from qdqbridge.autoquant.samples import Samples
@@ -153,10 +153,12 @@ def quantize(
     exclude: Sequence[str] = (),
     only: Sequence[str] = (),
     fixed: Mapping[str, QuantParams] | None = None,
-    formats: Mapping[str, Format] | None = None,
+    formats: Mapping[str, Format | Unstored] | None = None,
     chooser: str | Chooser | None = None,
     weight_chooser: str | Chooser | None = None,
     weights: str | None = None,
+    block: int | None = None,
+    weight_formats: Mapping[str, Format] | None = None,
     repair: Sequence[str] = _REPAIR,
     min_sqnr: float | None = None,
     max_drop: float | None = None,
@@ -175,12 +177,16 @@ def quantize(
         exclude: Nodes that stay float: names or patterns of nodes or operators.
         only: Nodes that are quantized, all others staying float.
         fixed: Parameters of tensors by name, instead of a chooser's.
-        formats: Formats of what nodes read and compute, by names or patterns.
+        formats: Formats of what nodes read and compute, by names or patterns; or that products
+            read activations as they are, or quantized while the model runs (``Unstored``).
         chooser: Parameters of activations: ``mse``, ``minmax``, ``percentile``,
             ``mean-of-maxima``, ``kl``, or any function; by default the target's.
-        weight_chooser: Parameters of weights.
-        weights: How weights are stored: ``int8``, ``uint8``, ``int16``, ``int4``, ``uint4``; by
-            default the target's type.
+        weight_chooser: Parameters of weights: the same, or ``hqq``.
+        weights: How weights are stored: ``int8``, ``uint8``, ``int16``, ``int4``, ``uint4``,
+            ``int2``, ``uint2``; by default the target's type.
+        block: So many weights of a sum have a scale of their own, as 32; by default there is one
+            for each channel.
+        weight_formats: Formats of the weights of nodes, by names or patterns.
         repair: What to try, each step kept only where it brings the outputs closer to those of the
             float model: ``equalize`` channels across layers, ``smooth`` activations, ``round``
             4-bit weights together, correct ``bias``. Nothing is tried without data.
@@ -209,6 +215,8 @@ def quantize(
         chooser=chooser,
         weight_chooser=weight_chooser,
         weights=weights,
+        block=block,
+        weight_formats=weight_formats or {},
         repair=repair,
     )
     made = quantization(model, data, options, profile=profile, progress=progress)

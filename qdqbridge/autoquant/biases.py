@@ -53,6 +53,8 @@ def with_room_for_biases(
         weight = None if product is None else stored.get(product)
         if product is None or weight is None or isinstance(weight.spec, Fixed):
             continue
+        if weights[weight].blocked:  # such sums are of real numbers, and their biases as well
+            continue
         x = values.get(product.operand(0))
         if x is not None and bias.value.constant is not None:
             real = bias.value.constant.numpy().astype(np.float64).reshape(-1)

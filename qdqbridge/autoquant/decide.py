@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.biases import is_rounded, product_of, stored_bias, with_room_for_biases
 from qdqbridge.autoquant.choosers import Chooser, Context
-from qdqbridge.autoquant.formats import Format
+from qdqbridge.autoquant.constants import of_constant
+from qdqbridge.autoquant.formats import Unstored
 from qdqbridge.autoquant.plan import (
     Derived,
     Fixed,
@@ -27,6 +28,7 @@ from qdqbridge.autoquant.plan import (
 )
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.autoquant.targets import Target
+from qdqbridge.autoquant.unstored import packed_variant, read_dynamically
 from qdqbridge.canonical import canonicalize
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.copying import Copy, copied
@@ -74,7 +76,7 @@ def decide(plan: QuantizationPlan, stats: Mapping[Value, TensorStats], target: T
             format = weight.spec.format
             context = context_of(weight.value, chosen)
             chooser = target.chooser_of_weights(format)
-            result.weights[weight] = of_constant(weight, format, chooser, context)
+            result.weights[weight] = of_constant(weight.value, format, chooser, context)
     result.weights = with_room_for_biases(plan.weights, result.values, result.weights)
     return result
 
@@ -110,22 +112,6 @@ def joined_stats(
     return seen
 
 
-def of_constant(weight: Weight, format: Format, chooser: Chooser, context: Context) -> QuantParams:
-    """Returns the parameters of a constant, per tensor or one pair for each channel."""
-    assert weight.value.constant is not None
-    array = weight.value.constant.numpy()
-    if format.axis is None:
-        return chooser(TensorStats.of(array), format, context)
-    rows = np.moveaxis(array, format.axis, 0).reshape(array.shape[format.axis], -1)
-    each = [chooser(TensorStats.of(row), format.per_tensor(), context) for row in rows]
-    return replace(
-        each[0],
-        scale=np.array([params.scale for params in each], np.float32),
-        zero_point=np.array([params.zero_point for params in each], np.int32),
-        axis=format.axis,
-    )
-
-
 def context_of(value: Value, chosen: Mapping[str, QuantParams]) -> Context:
     """Returns what a chooser is told about ``value``."""
     readers = tuple(sorted({node.op.name for node, _ in value.users}))
@@ -151,6 +137,7 @@ def apply(decision: Decision) -> Graph:
     unrounded = {(copy.nodes[node], index) for node, index in decision.plan.unrounded}
     for value, params in decision.values.items():
         _round(editor, copy.values[value], params, unrounded)
+    _read_unstored(editor, copy, decision)
     editor.finish()
     graph.canonical, graph.notes = False, []  # what stood in the way of integers stands no more
     return canonicalize(graph)
@@ -184,6 +171,19 @@ def _store_bias(node: Node, bias: Weight, decision: Decision) -> None:
     if stored is not None:
         data = constant(Constant.of(stored[0]), stored[1], value.name)
         rewire(node, bias.index, dequantized(data, value.type.dtype, node.origin, value.name))
+
+
+def _read_unstored(editor: Editor, copy: Copy, decision: Decision) -> None:
+    """Says of products whose activation nobody stores how they read it."""
+    for weight, params in decision.weights.items():
+        read, node = decision.plan.unstored.get(weight.node), copy.nodes[weight.node]
+        if read is Unstored.FLOAT:
+            variant = packed_variant(node, params)
+            node.origin = replace(node.origin, variant=variant or node.origin.variant)
+        elif read is not None:
+            stored = stored_integers(weight, params, decision)
+            rows = read is Unstored.DYNAMIC_ROWS
+            read_dynamically(editor, node, stored, params, rows=rows)
 
 
 def _round(
@@ -220,6 +220,7 @@ def about_copy(decision: Decision, copy: Copy) -> Decision:
         {value_of(v): [value_of(o) for o in others] for v, others in plan.joined.items()},
         {(copy.nodes[n], index) for n, index in plan.unrounded},
         plan.float_biases,
+        {copy.nodes[n]: read for n, read in plan.unstored.items()},
     )
     return replace(
         decision,

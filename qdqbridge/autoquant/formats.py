@@ -2,11 +2,14 @@
 
 Scales are computed in float64 and rounded to float32; zero points follow from the rounded scale,
 which is the one that the file will hold.
+
+What stays a real number until the model runs has an :class:`Unstored` instead of a format.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,20 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.quantization import QuantParams
 
 _TINY = float(np.finfo(np.float32).tiny)
+
+
+class Unstored(Enum):
+    """How a product with a stored weight reads an activation that has no format of its own."""
+
+    FLOAT = "float"
+    """As it is: only the weight is stored (weight-only quantization)."""
+    DYNAMIC = "dynamic"
+    """As 8-bit codes by the tensor's own extremes, while the model runs."""
+    DYNAMIC_ROWS = "dynamic-rows"
+    """The same, every row by its own extremes."""
+
+    def __str__(self) -> str:
+        return self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +46,9 @@ class Format:
         restricted: A signed symmetric type leaves its smallest code out, as [-127, 127].
         power_of_two: The scale is a power of two.
         axis: The axis with parameters per channel; None for one pair per tensor.
+        block: Every so many neighbours along ``axis`` have parameters of their own; None for one
+            pair for each index of the axis. In a target the axis is any but None then: the planner
+            puts that of the terms of a sum.
     """
 
     storage: DType
@@ -36,6 +56,7 @@ class Format:
     restricted: bool = True
     power_of_two: bool = False
     axis: int | None = None
+    block: int | None = None
 
     @property
     def low(self) -> int:
@@ -60,7 +81,10 @@ class Format:
 
     def per_tensor(self) -> Format:
         """Returns this format with one pair of parameters."""
-        return replace(self, axis=None)
+        return replace(self, axis=None, block=None)
+
+    def __str__(self) -> str:
+        return f"{self.storage}" if self.block is None else f"{self.storage}/{self.block}"
 
     def scale(self, low: Any, high: Any) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         """Returns scale and zero point whose codes cover ``[low, high]`` and zero.
@@ -93,14 +117,24 @@ class Format:
         return np.where(step > 0, step, 1.0)
 
     def params(self, low: Any, high: Any) -> QuantParams:
-        """Returns the parameters of a tensor; arrays of bounds where ``axis`` is given."""
-        scale, zero_point = self.scale(low, high)
+        """Returns the parameters of a tensor.
+
+        Args:
+            low: Smallest real number: one, an array along ``axis``, or, in blocks, an array of the
+                tensor's rank whose extent along ``axis`` counts blocks.
+            high: Largest one, of the same shape.
+        """
+        return self.params_of(*self.scale(low, high))
+
+    def params_of(self, scale: NDArray[np.float32], zero_point: NDArray[np.int32]) -> QuantParams:
+        """Returns the parameters of scales and zero points, of a shape as :meth:`params` says."""
         narrow = self.low != self.storage.qmin
         return QuantParams(
             self.storage,
             scale,
             zero_point,
             axis=self.axis,
+            block_size=self.block,
             qmin=self.low if narrow else 0,
             qmax=self.high if narrow else -1,
         )

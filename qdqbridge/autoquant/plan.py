@@ -8,12 +8,14 @@ quantized; the values inside are never rounded, so they need no parameters.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from qdqbridge.autoquant.formats import Format
+from qdqbridge.autoquant.formats import Format, Unstored
 from qdqbridge.autoquant.targets import OperatorRule, Target
 from qdqbridge.autoquant.units import CLAMPS, Units
+from qdqbridge.autoquant.unstored import refusal, weight_format
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
@@ -22,6 +24,9 @@ from qdqbridge.graph.weights import geometry_of
 from qdqbridge.ops.elementwise import ADD, CONCAT, DIV, MAX, MIN, MUL, PRELU, SUB, WHERE
 from qdqbridge.ops.matmul import GEMM, MATMUL
 from qdqbridge.ops.selection import PAD
+
+_CODES = Format(DType.UINT8)
+"""Of activations where a target stores none and the user wants some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,7 @@ class QuantizationPlan:
         unrounded: Operands (node and index) that read a value as it is computed, although other
             readers of it get it rounded.
         float_biases: Biases of sums that nobody rounds stay real numbers.
+        unstored: Products of which only the weight is stored, and how they read the activation.
     """
 
     graph: Graph
@@ -112,6 +118,7 @@ class QuantizationPlan:
     joined: dict[Value, list[Value]] = field(default_factory=dict["Value", "list[Value]"])
     unrounded: set[tuple[Node, int]] = field(default_factory=set[tuple[Node, int]])
     float_biases: bool = False
+    unstored: dict[Node, Unstored] = field(default_factory=dict["Node", "Unstored"])
 
     def observed(self) -> list[Value]:
         """Returns the values whose statistics are needed."""
@@ -140,12 +147,15 @@ class Wishes:
         floats: Nodes that stay float, and why.
         fixed: Parameters by value.
         formats: Formats of values by node: what the node reads and computes.
-        weights: Formats of constant weights by node.
+        weights: Formats of constant weights by node, in the operator's own axes or as a target
+            has them.
     """
 
     floats: Mapping[Node, str] = field(default_factory=dict[Node, str])
     fixed: Mapping[Value, QuantParams] = field(default_factory=dict[Value, QuantParams])
-    formats: Mapping[Node, Format] = field(default_factory=dict[Node, Format])
+    formats: Mapping[Node, Format | Unstored] = field(
+        default_factory=dict["Node", "Format | Unstored"]
+    )
     weights: Mapping[Node, Format] = field(default_factory=dict[Node, Format])
 
 
@@ -168,6 +178,7 @@ def plan(graph: Graph, target: Target, wishes: Wishes | None = None) -> Quantiza
         planner.joined,
         planner.unrounded,
         target.float_biases,
+        planner.unstored,
     )
 
 
@@ -182,6 +193,7 @@ class _QuantizationPlanner:
         self.floats: dict[Node, str] = {}
         self.joined: dict[Value, list[Value]] = {}
         self.unrounded: set[tuple[Node, int]] = set()
+        self.unstored: dict[Node, Unstored] = {}
         self.wanted: dict[Value, list[Format]] = {}
         self.ranges: dict[Value, OperatorRule] = {}
 
@@ -191,10 +203,13 @@ class _QuantizationPlanner:
         """Finds the rule of every node, the values that are wanted, and who decides about each."""
         self._treat(nodes)
         self.outputs = frozenset(outputs)
-        self.units = Units(nodes, self.outputs, set(self.rules))
+        integers = set(self.rules) - set(self.unstored)
+        self.units = Units(nodes, self.outputs, integers)
         self.read_as_codes = self._read_as_codes(nodes)
         for node in nodes:
-            if node in self.rules:
+            if node in self.unstored:
+                self._store_weight(node, self.rules[node])
+            elif node in self.rules:
                 self._want(node, self.rules[node])
         self._spread_over_data_movement(nodes)
         for value in (*inputs, *(result for node in nodes for result in node.outputs)):
@@ -219,11 +234,36 @@ class _QuantizationPlanner:
             elif not all(_is_float32(v) for _, v in node.data_operands()):
                 self.floats[node] = "its operands are not float32"
             else:
-                self.rules[node] = rule
+                self._treat_by(rule, node)
+
+    def _treat_by(self, rule: OperatorRule, node: Node) -> None:
+        """Notes the rule of a node whose operands are float32."""
+        read = self.wishes.formats.get(node) or rule.operands or self.target.activations
+        if isinstance(read, Unstored):
+            reason = refusal(node, read)
+            if reason:
+                self.floats[node] = reason
+                return
+            self.unstored[node] = read
+        self.rules[node] = rule
+
+    def _store_weight(self, node: Node, rule: OperatorRule) -> None:
+        """Stores the weight of a product that reads its activation as it is computed."""
+        self.unrounded.add((node, 0))
+        self.constants.append(Weight(node, 1, Observed(self._weight_format(node, rule))))
+
+    def _weight_format(self, node: Node, rule: OperatorRule) -> Format:
+        format = self.wishes.weights.get(node) or rule.weights or self.target.weights
+        return weight_format(node, format, results_axis(node))
+
+    def _format(self, *wished: Format | Unstored | None) -> Format:
+        """Returns the first format among wishes, the target's where there is none."""
+        found = (f for f in (*wished, self.target.activations) if isinstance(f, Format))
+        return next(found, _CODES)
 
     def _want(self, node: Node, rule: OperatorRule) -> None:
         own = self.wishes.formats.get(node)
-        operands = own or rule.operands or self.target.activations
+        operands = self._format(own, rule.operands)
         for index, value in node.data_operands():
             if value.is_constant:
                 self._weight(node, index, value, rule)
@@ -238,7 +278,7 @@ class _QuantizationPlanner:
                 continue
             if self._ends_product(node) and value not in self.read_as_codes:
                 continue  # its float result costs nothing and is not rounded twice
-            self.wanted.setdefault(value, []).append(own or rule.result or self.target.activations)
+            self.wanted.setdefault(value, []).append(self._format(own, rule.result))
             if rule.fixed is not None:
                 self.ranges[value] = rule
 
@@ -255,7 +295,8 @@ class _QuantizationPlanner:
         needed = {value for value in self.outputs if self._leaves_as_codes(value)}
         for node in reversed(nodes):
             moves = node.op.flow is Flow.MOVE and node not in self.floats
-            if node in self.rules or (moves and needed & set(node.outputs)):
+            integer = node in self.rules and node not in self.unstored
+            if integer or (moves and needed & set(node.outputs)):
                 operands = (value for _, value in node.data_operands())
                 needed |= {v for v in operands if not self._stays_unrounded(node, v)}
         return needed
@@ -266,6 +307,8 @@ class _QuantizationPlanner:
         while producer and producer.op.flow is Flow.MOVE and producer not in self.floats:
             value = producer.operand(0)
             producer = value.producer
+        if producer in self.unstored:
+            return False
         product = self._product_of(producer) if producer in self.rules else None
         free = product is not None and product.op.name in self.target.float_results
         return self.target.outputs and not free
@@ -283,9 +326,8 @@ class _QuantizationPlanner:
     def _weight(self, node: Node, index: int, value: Value, rule: OperatorRule) -> None:
         if node.op.flow is Flow.ACCUMULATE:
             if index == 1 or (index == 0 and node.op in (MATMUL, GEMM)):
-                format = self.wishes.weights.get(node) or rule.weights or self.target.weights
-                if format.axis is not None:
-                    format = replace(format, axis=results_axis(node) if index == 1 else None)
+                format = self._weight_format(node, rule)
+                format = format if index == 1 else format.per_tensor()
                 self.constants.append(Weight(node, index, Observed(format)))
             elif index == 2:
                 self.constants.append(Weight(node, index, Derived()))
@@ -296,7 +338,7 @@ class _QuantizationPlanner:
             and not self.units.extends_function(node)
             and _worth_quantizing(node)
         ):
-            format = (rule.operands or self.target.activations).per_tensor()
+            format = self._format(rule.operands).per_tensor()
             self.constants.append(Weight(node, index, Observed(format)))
 
     def _spread_over_data_movement(self, nodes: Sequence[Node]) -> None:
@@ -313,7 +355,7 @@ class _QuantizationPlanner:
             known = source in self.wanted or source.is_constant or self.units.is_inside(source)
             if moved and not known and _is_float32(source):
                 formats = [f for v in moved for f in self.wanted[v]]
-                self.wanted[source] = formats or [self.target.activations]
+                self.wanted[source] = formats or [self._format()]
 
     def _decide(self, value: Value) -> None:
         producer, specs = value.producer, self.specs
@@ -325,7 +367,7 @@ class _QuantizationPlanner:
             if source in specs and producer not in self.floats:
                 specs[value] = Shared(source)
                 return
-        format = widest(self.wanted[value]) or self.target.activations
+        format = widest(self.wanted[value]) or self._format()
         rule = self.ranges.get(value)
         if rule is not None and rule.fixed is not None:
             specs[value] = Fixed(bounded(format, rule.fixed), f"rule {rule.name}")

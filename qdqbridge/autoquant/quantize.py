@@ -24,7 +24,8 @@ from qdqbridge.autoquant.collect import (
     unusable,
 )
 from qdqbridge.autoquant.decide import Decision, apply, decide
-from qdqbridge.autoquant.formats import Format
+from qdqbridge.autoquant.format_names import in_blocks
+from qdqbridge.autoquant.formats import Format, Unstored
 from qdqbridge.autoquant.plan import QuantizationPlan, Wishes, plan
 from qdqbridge.autoquant.profile import Profile
 from qdqbridge.autoquant.repair.rounds import Rounds
@@ -65,11 +66,14 @@ class QuantizeOptions:
         exclude: Nodes that stay float.
         only: Nodes that are quantized, all others staying float; empty for all.
         fixed: Parameters of tensors by name, instead of a chooser's.
-        formats: Formats of what nodes read and compute.
+        formats: Formats of what nodes read and compute, or how products read what nobody stores.
         chooser: Parameters of activations: ``mse``, ``minmax``, ``percentile``,
             ``mean-of-maxima``, ``kl``, or any function; None for the target's.
         weight_chooser: Parameters of weights; None for the target's.
         weights: How weights are stored, see :data:`WEIGHTS`; None for the target's type.
+        block: So many neighbours along the terms of a sum have a scale of their own; None for a
+            scale for each channel.
+        weight_formats: Formats of the weights of nodes; their axis means what a target's means.
         repair: Steps to try on data, see :mod:`qdqbridge.autoquant.repair.steps`.
         tune: Try the target's further choosers on the data, see
             :mod:`qdqbridge.autoquant.tuning`; never against a chooser that the user names.
@@ -79,10 +83,14 @@ class QuantizeOptions:
     exclude: Sequence[str] = ()
     only: Sequence[str] = ()
     fixed: Mapping[str, QuantParams] = field(default_factory=dict[str, QuantParams])
-    formats: Mapping[str, Format] = field(default_factory=dict[str, Format])
+    formats: Mapping[str, Format | Unstored] = field(
+        default_factory=dict["str", "Format | Unstored"]
+    )
     chooser: str | Chooser | None = None
     weight_chooser: str | Chooser | None = None
     weights: str | None = None
+    block: int | None = None
+    weight_formats: Mapping[str, Format] = field(default_factory=dict["str", "Format"])
     repair: Sequence[str] = DEFAULT
     tune: bool = True
 
@@ -101,6 +109,9 @@ class QuantizeOptions:
             target = replace(target, weight_chooser=chooser)
         if self.weights is not None:
             target = _stored_as(target, _named("type of weights", self.weights, WEIGHTS))
+        if self.block is not None:
+            target = _in_blocks(target, self.block)
+        _check_dynamic(target, self.formats.values())
         return target
 
     def wishes(self, graph: Graph) -> Wishes:
@@ -130,6 +141,9 @@ class QuantizeOptions:
             floats=floats,
             fixed={values[name]: params for name, params in self.fixed.items()},
             formats={n: f for pattern, f in self.formats.items() for n in _nodes(graph, pattern)},
+            weights={
+                n: f for pattern, f in self.weight_formats.items() for n in _nodes(graph, pattern)
+            },
         )
 
 
@@ -347,6 +361,28 @@ def _stored_as(target: Target, weights: Format) -> Target:
         for rule in target.rules
     )
     return replace(target, weights=format, rules=rules)
+
+
+def _in_blocks(target: Target, block: int) -> Target:
+    """Returns ``target`` with weights in blocks of so many."""
+    rules = tuple(
+        rule if rule.weights is None else replace(rule, weights=in_blocks(rule.weights, block))
+        for rule in target.rules
+    )
+    return replace(target, weights=in_blocks(target.weights, block), rules=rules)
+
+
+def _check_dynamic(target: Target, formats: Iterable[Format | Unstored]) -> None:
+    """Refuses weights that no dynamically quantized product has."""
+    reads = [target.activations, *(r.operands for r in target.rules), *formats]
+    dynamic = any(read in (Unstored.DYNAMIC, Unstored.DYNAMIC_ROWS) for read in reads)
+    own = target.weights
+    if dynamic and (own.block is not None or own.storage.bits != 8):
+        raise UnsupportedTargetError(
+            f"activations that are quantized while the model runs meet weights of {own}",
+            why="such products are of 8-bit integers with a scale for each channel or one for all",
+            fix="store weights as int8 or uint8 without blocks, or only weights (weight-only)",
+        )
 
 
 def _nodes(graph: Graph, pattern: str) -> list[Node]:

@@ -217,8 +217,9 @@ _WIDE = {
 def widened(target: Target) -> Format | None:
     """Returns the format of the target's activations in 16 bits; None where they have them."""
     own = target.activations
-    storage = _WIDE.get(own.storage)
-    return None if storage is None else replace(own, storage=storage)
+    if not isinstance(own, Format) or own.storage not in _WIDE:
+        return None
+    return replace(own, storage=_WIDE[own.storage])
 
 
 def widened_weights(target: Target) -> Format | None:

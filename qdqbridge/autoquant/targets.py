@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from qdqbridge.autoquant.choosers import MSE, Chooser, MinMax, Percentile
-from qdqbridge.autoquant.formats import Format
+from qdqbridge.autoquant.formats import Format, Unstored
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.operator import Flow
@@ -35,9 +35,11 @@ PER_TENSOR = SYMMETRIC_S8
 PER_CHANNEL = Format(DType.INT8, symmetric=True, axis=0)
 WEIGHTS: Mapping[str, Format] = MappingProxyType(
     {
+        "int2": Format(DType.INT2, symmetric=True, restricted=False, axis=0),
         "int4": Format(DType.INT4, symmetric=True, axis=0),
         "int8": PER_CHANNEL,
         "int16": Format(DType.INT16, symmetric=True, axis=0),
+        "uint2": Format(DType.UINT2, axis=0),
         "uint4": Format(DType.UINT4, axis=0),
         "uint8": Format(DType.UINT8, axis=0),
     }
@@ -67,9 +69,11 @@ class OperatorRule:
         ops: Names of ONNX operators.
         when: Looks at a node of these operators.
         quantized: Whether they run on integers at all.
-        operands: Format of activations that they read; None for the target's.
+        operands: Format of activations that they read, or how products read them that nobody
+            stores; None for the target's.
         weights: Format of constant weights; ``axis`` other than None means the axis that numbers
-            the results, wherever the operator has it. None for the target's.
+            the results, wherever the operator has it, and with a ``block`` that of the terms.
+            None for the target's.
         result: Format of what they compute; None for the target's.
         fixed: The real range of the result where it is known in advance, as [0, 1] of a Softmax.
         shares: Operands and result have one pair of parameters, so that nothing is rescaled: of
@@ -80,7 +84,7 @@ class OperatorRule:
     ops: Collection[str]
     when: Callable[[Node], bool] = always
     quantized: bool = True
-    operands: Format | None = None
+    operands: Format | Unstored | None = None
     weights: Format | None = None
     result: Format | None = None
     fixed: tuple[float, float] | None = None
@@ -98,7 +102,7 @@ class Target:
     Attributes:
         name: What users call it.
         profile: The export profile that suits it.
-        activations: Format of activations.
+        activations: Format of activations, or how products read them that nobody stores.
         weights: Format of weights.
         rules: Looked at in order; an operator that none matches stays float.
         constants: Quantize constant operands of elementwise operators as well.
@@ -118,7 +122,7 @@ class Target:
 
     name: str
     profile: str
-    activations: Format
+    activations: Format | Unstored
     weights: Format
     rules: tuple[OperatorRule, ...]
     constants: bool = True
@@ -209,6 +213,13 @@ POWER_OF_TWO = Target(
     Format(DType.INT8, symmetric=True, power_of_two=True),
     EVERYTHING,
 )
-_ALL = (ORT, ORT_S8, TENSORRT, QNN, A16W8, OPENVINO, POWER_OF_TWO)
+PRODUCTS = (OperatorRule("products", ACCUMULATORS),)
+"""Rules of a target that stores the weights of products and nothing else."""
+WEIGHT_ONLY = Target("weight-only", "ort", Unstored.FLOAT, PER_CHANNEL, PRODUCTS)
+DYNAMIC = Target("dynamic", "ort", Unstored.DYNAMIC, PER_CHANNEL, PRODUCTS)
+DYNAMIC_ROWS = Target("dynamic-rows", "ort", Unstored.DYNAMIC_ROWS, PER_CHANNEL, PRODUCTS)
+_ALL = (
+    ORT, ORT_S8, TENSORRT, QNN, A16W8, OPENVINO, POWER_OF_TWO, WEIGHT_ONLY, DYNAMIC, DYNAMIC_ROWS,
+)  # fmt: skip
 TARGETS: Mapping[str, Target] = MappingProxyType({t.name: t for t in _ALL})
 """The targets that have a name."""

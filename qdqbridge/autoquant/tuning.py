@@ -21,13 +21,8 @@ from numpy.typing import NDArray
 from qdqbridge.autoquant.biases import with_room_for_biases
 from qdqbridge.autoquant.choosers import Chooser, Context, RangeChooser
 from qdqbridge.autoquant.collect import Data
-from qdqbridge.autoquant.decide import (
-    Decision,
-    activations,
-    context_of,
-    joined_stats,
-    of_constant,
-)
+from qdqbridge.autoquant.constants import of_constant
+from qdqbridge.autoquant.decide import Decision, activations, context_of, joined_stats
 from qdqbridge.autoquant.formats import Format
 from qdqbridge.autoquant.plan import Observed, Weight
 from qdqbridge.autoquant.samples import Samples
@@ -234,7 +229,7 @@ class _Tuner:
         assert isinstance(spec, Observed)
         if isinstance(place, Weight):
             context = self._context(place.value, self.best[-1])
-            return [of_constant(place, spec.format, chooser, context)] * len(self.best)
+            return [of_constant(place.value, spec.format, chooser, context)] * len(self.best)
         asked = self._asked(chooser)
         return [
             asked(

@@ -12,14 +12,17 @@ from qdqbridge.canonical.rule import Proposal, Replace, Scope, made_by, rule
 from qdqbridge.canonical.weights import signed_constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.patterns import PatternMatch, match
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.ops.attributes import CastAttrs
+from qdqbridge.ops.accumulator import centered
+from qdqbridge.ops.attributes import CastAttrs, ReduceAttrs
 from qdqbridge.ops.build import constant, result
 from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.dynamic import DYNAMIC_BLOCK_DENSE, DYNAMIC_DENSE, BlockAttrs, DynamicAttrs
 from qdqbridge.ops.elementwise import ADD, MUL
 from qdqbridge.ops.matmul import MATMUL
 from qdqbridge.ops.packed_products import packed_product
+from qdqbridge.ops.reduction import REDUCE_MIN
 
 _QUANTIZE, _PRODUCT = "DynamicQuantizeLinear", "MatMulInteger"
 _CODES, _SCALE, _ZERO_POINT = range(3)
@@ -71,19 +74,32 @@ def _scale(scales: Value) -> Value | None:
 
 def _weight(product: Node, scales: Value) -> Value | None:
     """Returns the second operand of a product as a quantized constant (N, K); else None."""
-    w, zero_point = product.operand(1), product.optional(3)
-    data, node = w.constant, scales.producer
-    if data is None or w.rank != 2 or w.quant is not None or node is None:
+    node = scales.producer
+    known = [] if node is None else [v for v in node.inputs if v is not None and v.is_constant]
+    if len(known) != 1:
+        return None
+    return _stored(product.operand(1), product.optional(3), known[0])
+
+
+def _stored(w: Value, zero_point: Value | None, scales: Value) -> Value | None:
+    """Returns a matrix (K, N) of integers as a quantized constant (N, K); else None.
+
+    Args:
+        w: The integers.
+        zero_point: Their zero points; None for 0.
+        scales: Their scales.
+    """
+    data, factor = w.constant, scales.constant
+    if data is None or w.rank != 2 or w.quant is not None:
         return None
     if zero_point is not None and zero_point.constant is None:
         return None
-    known = [v.constant for v in node.inputs if v is not None and v.constant is not None]
-    if len(known) != 1 or known[0].dtype is not DType.FLOAT32:
+    if factor is None or factor.dtype is not DType.FLOAT32:
         return None
     zero = np.zeros((), np.int32) if zero_point is None else _flat(zero_point)
-    scale: NDArray[Any] = known[0].numpy().reshape(-1)
+    scale: NDArray[Any] = factor.numpy().reshape(-1)
     columns = data.shape[1]
-    if known[0].shape not in ((), (1,), (columns,), (1, columns)) or zero.size not in (1, columns):
+    if factor.shape not in ((), (1,), (columns,), (1, columns)) or zero.size not in (1, columns):
         return None
     if not (np.isfinite(scale).all() and (scale > 0).all()):
         return None
@@ -117,6 +133,49 @@ def block_product(node: Node, scope: Scope) -> Proposal:
     name, type_ = node.output.name, node.output.type
     made = result(DYNAMIC_BLOCK_DENSE, attributes, operands, type_, node.origin, name)
     return Replace({node.output: made})
+
+
+_LOW = ("Clip", ("ReduceMin", "x", "#axes", True), None, 0.0)
+_WIDTH = ("Sub", ("Clip", ("ReduceMax", "x", "#axes", True), 0.0, None), _LOW)
+_ROW_SCALE = ("Where", ("Equal", _WIDTH, 0.0), 1.0, ("Div", _WIDTH, 255.0))
+_ROW_POINT = ("Round", ("Clip", ("Sub", 0.0, ("Div", _LOW, "scale")), 0.0, 255.0))
+_ROW_CODES = ("Clip", ("Add", ("Round", ("Div", "x", "scale")), "point"), 0.0, 255.0)
+_ROW_SUMS = (
+    "Sub",
+    ("MatMulInteger", ("Cast", "codes", DType.UINT8), "w", 0.0, "points"),
+    ("Mul", ("Cast", "point", DType.INT32), "sums"),
+)
+_ROW_PRODUCT = ("Mul", ("Cast", _ROW_SUMS, DType.FLOAT32), ("Mul", "scale", "scales"))
+
+
+@rule("dynamic-rows", MUL)
+def dynamic_rows(node: Node, scope: Scope) -> Proposal:
+    """The steps that quantize each row of x by itself, multiply and scale -> ``DynamicDense``."""
+    del scope
+    found = PatternMatch()
+    parts = ("point", _ROW_POINT), ("codes", _ROW_CODES), ("scale", _ROW_SCALE)
+    if not match(node.output, _ROW_PRODUCT, found, either_order=True):
+        return None
+    if not all(match(found.values[name], part, found, either_order=True) for name, part in parts):
+        return None
+    x, w, sums = (found.values[name] for name in ("x", "w", "sums"))
+    reduced = {step.record(ReduceAttrs).axes for step in found.nodes if step.op is REDUCE_MIN}
+    if x.type.dtype is not DType.FLOAT32 or x.rank is None or x.rank < 2:
+        return None
+    if reduced != {(x.rank - 1,)}:
+        return None
+    weight = _stored(w, found.values["points"], found.values["scales"])
+    if weight is None or weight.constant is None or weight.quant is None or sums.constant is None:
+        return None
+    columns = centered(weight.constant.numpy(), weight.quant.params).astype(np.int64).sum(axis=1)
+    if not np.array_equal(sums.constant.numpy().reshape(-1), columns):
+        return None
+    origin, output = node.origin, node.output
+    for step in found.nodes:
+        origin = step.origin.joined(origin)
+    attributes = DynamicAttrs(rows=True)
+    made = result(DYNAMIC_DENSE, attributes, [x, weight], output.type, origin, output.name)
+    return Replace({output: made})
 
 
 @rule("dynamic-bias", ADD)

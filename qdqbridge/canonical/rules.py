@@ -106,6 +106,7 @@ RULES: tuple[Rule, ...] = (
     dense.matmul_is_dense,
     dense.gemm_is_dense,
     dynamic.dynamic_product,
+    dynamic.dynamic_rows,
     dynamic.dynamic_bias,
     linear.convolution_bias,
     linear.product_of_matrices,

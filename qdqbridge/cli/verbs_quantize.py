@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from cyclopts import Parameter
 from rich.table import Table
@@ -19,6 +20,7 @@ from qdqbridge.errors import InputDataError
 if TYPE_CHECKING:
     from qdqbridge.quantizing import Quantization
 
+T = TypeVar("T")
 Data = Annotated[
     Path | None,
     Parameter(help="An .npz file with one array per model input, or a folder of such files."),
@@ -34,7 +36,9 @@ TargetName = Annotated[
     str,
     Parameter(
         name="--target",
-        help="ort, ort-s8, tensorrt, qnn, openvino, a16w8, power-of-two; whose rules and formats.",
+        help="ort, ort-s8, tensorrt, qnn, openvino, a16w8, power-of-two; weight-only, dynamic, "
+        "dynamic-rows (activations stay float, or are quantized as the model runs); whose rules "
+        "and formats.",
     ),
 ]
 ProfileFile = Annotated[
@@ -44,12 +48,33 @@ ExportProfile = Annotated[
     str | None, Parameter(help="Whose conventions the file follows; by default the target's.")
 ]
 ChooserName = Annotated[
-    Literal["mse", "minmax", "percentile", "mean-of-maxima", "kl"] | None,
+    Literal["mse", "minmax", "percentile", "mean-of-maxima", "kl", "hqq"] | None,
     Parameter(name="--chooser", help="How ranges of activations are chosen; default the target's."),
 ]
 Weights = Annotated[
-    Literal["int8", "uint8", "int16", "int4", "uint4"] | None,
+    Literal["int8", "uint8", "int16", "int4", "uint4", "int2", "uint2"] | None,
     Parameter(name="--weights", help="How weights are stored; by default the target's type."),
+]
+Block = Annotated[
+    int | None,
+    Parameter(name="--block", help="So many weights of a sum have a scale of their own, as 32."),
+]
+Formats = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--format",
+        negative=(),
+        help="PATTERN=FORMAT of activations that nodes read: uint8, int8, uint16, int16, float, "
+        "dynamic, dynamic-rows; repeatable.",
+    ),
+]
+WeightFormats = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--weight-format",
+        negative=(),
+        help="PATTERN=FORMAT of weights of nodes: int8, or int4/32 with blocks of 32; repeatable.",
+    ),
 ]
 Patterns = Annotated[
     tuple[str, ...],
@@ -94,6 +119,9 @@ def quantize(
     export_profile: ExportProfile = None,
     chooser: ChooserName = None,
     weights: Weights = None,
+    block: Block = None,
+    format_: Formats = (),
+    weight_format: WeightFormats = (),
     exclude: Patterns = (),
     only: Only = (),
     repair: Repair = "equalize,round,bias",
@@ -109,6 +137,7 @@ def quantize(
 ) -> None:
     """Quantize a float model after a look at what it does on data."""
     from qdqbridge.autoquant.fallback import Goal
+    from qdqbridge.autoquant.format_names import format_of, weights_of
     from qdqbridge.autoquant.quantize import QuantizeOptions
 
     path = output.free(output_, force=force, model=model, data=data)
@@ -125,8 +154,9 @@ def quantize(
     if export_profile is not None:
         pipeline.export_profile(export_profile)
     options = QuantizeOptions(
-        target=target, exclude=exclude, only=only, chooser=chooser, weights=weights,
-        repair=_steps(repair),
+        target=target, exclude=exclude, only=only, chooser=chooser, weights=weights, block=block,
+        formats=_by_pattern(format_, format_of), repair=_steps(repair),
+        weight_formats=_by_pattern(weight_format, weights_of),
     )  # fmt: skip
     graph = reading.read(model)
     check_extents(path, graph, extent)
@@ -151,6 +181,19 @@ def quantize(
 
 def _steps(text: str) -> tuple[str, ...]:
     return tuple(step for step in text.split(",") if step and step != "none")
+
+
+def _by_pattern(texts: Sequence[str], meaning: Callable[[str], T]) -> dict[str, T]:
+    """Returns what ``PATTERN=FORMAT`` says, by pattern."""
+    found: dict[str, T] = {}
+    for text in texts:
+        pattern, separator, name = text.rpartition("=")
+        if not separator or not pattern:
+            raise InputDataError(
+                f"'{text}' names no nodes and format", fix="write PATTERN=FORMAT, as 'Conv=int8'"
+            )
+        found[pattern] = meaning(name)
+    return found
 
 
 def _show(made: Quantization, path: Path, report: Path | None, *, as_json: bool) -> None:

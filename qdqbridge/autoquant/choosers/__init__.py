@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from qdqbridge.autoquant.choosers.chooser import Chooser, Context, RangeChooser
+from qdqbridge.autoquant.choosers.hqq import HQQ
 from qdqbridge.autoquant.choosers.kl import KL
 from qdqbridge.autoquant.choosers.mse import MSE
 from qdqbridge.autoquant.choosers.simple import MeanOfMaxima, MinMax, Percentile
@@ -21,12 +22,14 @@ CHOOSERS: Mapping[str, Chooser] = MappingProxyType(
         "percentile": Percentile(),
         "mean-of-maxima": MeanOfMaxima(),
         "kl": KL(),
+        "hqq": HQQ(),
     }
 )
 """The choosers that have a name."""
 
 __all__ = [
     "CHOOSERS",
+    "HQQ",
     "KL",
     "MSE",
     "Chooser",

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.choosers.chooser import RangeChooser
+from qdqbridge.autoquant.choosers.rows import Pairs, Rows, least_error
 from qdqbridge.autoquant.formats import Format
 from qdqbridge.autoquant.histogram import SIDE, Histogram
 from qdqbridge.autoquant.stats import TensorStats
@@ -132,6 +133,10 @@ class MSE(RangeChooser):
             best = self._search(moments, format, (low, high), best, reach)
             reach *= 2.0 / self.steps
         return float(low * best[0]), float(high * best[1])
+
+    def rows(self, rows: Rows, format: Format) -> Pairs:
+        """Returns scale and zero point of every row, whose errors are counted one by one."""
+        return least_error(rows, format)
 
     def _search(
         self,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qdqbridge.autoquant.choosers.chooser import RangeChooser
+from qdqbridge.autoquant.choosers.rows import Pairs, Rows, extremes
 from qdqbridge.autoquant.formats import Format
 from qdqbridge.autoquant.histogram import SIDE
 from qdqbridge.autoquant.stats import TensorStats
@@ -26,6 +27,10 @@ class MinMax(RangeChooser):
         """Returns the extremes."""
         del format
         return stats.minimum * self.margin, stats.maximum * self.margin
+
+    def rows(self, rows: Rows, format: Format) -> Pairs:
+        """Returns scale and zero point of every row."""
+        return extremes(rows * np.float32(self.margin), format)
 
 
 @dataclass(frozen=True, slots=True)

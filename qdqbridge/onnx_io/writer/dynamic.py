@@ -2,21 +2,28 @@
 
 ``DynamicQuantizeLinear``, once for all that read its operand; ``MatMulInteger``, a Cast, the
 product of both scales, and theirs; and an Add of the bias.
+
+ONNX has no operator for parameters of every row: these are computed step by step, and as
+onnxruntime's MatMulInteger takes one zero point only, what it is times the weights is subtracted
+from sums of codes.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 
-from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import TensorType
+from qdqbridge.graph.types import Shape, TensorType
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
 from qdqbridge.onnx_io.writer.names import stem
 from qdqbridge.onnx_io.writer.rows import RowWriter
 from qdqbridge.onnx_io.writer.sheet import NodeRow
+from qdqbridge.ops.accumulator import centered
 from qdqbridge.ops.dynamic import DYNAMIC_DENSE
 
 Quantized = tuple[str, str, str]
@@ -31,17 +38,11 @@ def dynamic_rows(writer: RowWriter, node: Node, target: str, type_: TensorType) 
         node: ``DynamicDense(x, w[N, K], bias[N])``.
         target: The float tensor to write.
         type_: Its type.
-
-    Raises:
-        UnsupportedTargetError: ONNX has no such operator for parameters of every row.
     """
     attributes = DYNAMIC_DENSE.of(node)
     if attributes is not None and attributes.rows:
-        raise UnsupportedTargetError(
-            "ONNX cannot quantize rows of an activation by themselves while the model runs",
-            where=f"node '{node.name}'",
-            fix="quantize it per tensor, or statically",
-        )
+        row_by_row(writer, node, target, type_)
+        return
     codes, scale, zero_point = _quantized(writer, node.operand(0))
     w, points, scales = _weight(writer, node.operand(1))
     inputs = [codes, w, zero_point, *([points] if points else [])]
@@ -95,3 +96,105 @@ def _weight(writer: RowWriter, w: Value) -> tuple[str, str, tuple[str, tuple[int
         stored, writer.array(points, f"{base}_zero_point"),
         (writer.array(scale, f"{base}_scale"), scale.shape),
     )  # fmt: skip
+
+
+# ---- every row by itself ------------------------------------------------------------------------
+
+
+def row_by_row(writer: RowWriter, node: Node, target: str, type_: TensorType) -> None:
+    """Adds the rows of one product whose activation has parameters for every row.
+
+    Args:
+        writer: Where they go.
+        node: ``DynamicDense(x, w[N, K], bias[N])`` with ``rows``.
+        target: The float tensor to write.
+        type_: Its type.
+    """
+    steps = _Steps(writer, node, target)
+    codes, scale, zero_point = _quantized_rows(steps, node.operand(0))
+    w, points, scales = _weight(writer, node.operand(1))
+    none = writer.array(np.zeros((), np.uint8), "no_zero_point")
+    total = steps.add("MatMulInteger", [codes, w, none, points], "sums", DType.INT32, type_.shape)
+    below = steps.add(
+        "Mul",
+        [zero_point, _column_sums(writer, node.operand(1))],
+        "shift",
+        DType.INT32,
+        type_.shape,
+    )
+    exact = steps.add("Sub", [total, below], "quantized", DType.INT32, type_.shape)
+    to = {"to": dtype_to_onnx(DType.FLOAT32)}
+    real = writer.row("Cast", [exact], steps.name("cast"), type_, to)
+    factor = steps.add("Mul", [scale, scales[0]], "scales", DType.FLOAT32, type_.shape)
+    bias = node.optional(2)
+    product = target if bias is None else steps.name("product")
+    writer.row("Mul", [real, factor], product, type_, None, node)
+    if bias is not None:
+        writer.row("Add", [product, writer.real(bias, DType.FLOAT32)], target, type_)
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Adds rows whose results are named after one tensor."""
+
+    writer: RowWriter
+    node: Node
+    stem: str
+
+    def name(self, what: str) -> str:
+        return self.writer.free.take(f"{self.stem}_{what}")
+
+    def add(self, op: str, inputs: list[str], what: str, dtype: DType, shape: Shape) -> str:
+        type_ = TensorType(dtype, shape)
+        return self.writer.row(op, inputs, self.name(what), type_, None, self.node)
+
+
+def _quantized_rows(steps: _Steps, x: Value) -> Quantized:
+    """Returns codes, scale and zero point (int32) of every row of a value, computed once."""
+    writer = steps.writer
+    if x in writer.dynamic_rows:
+        return writer.dynamic_rows[x]
+    source, shape = writer.real(x, DType.FLOAT32), x.type.shape
+    pair = None if shape is None else (*shape[:-1], 1)
+    float_, zero = DType.FLOAT32, writer.array(np.zeros((), np.float32), "zero")
+    last = writer.array(np.array(255, np.float32), "last_code")
+    ends: list[str] = []
+    for reduce, bound in (("ReduceMin", "Min"), ("ReduceMax", "Max")):
+        end = steps.name(bound.lower())
+        attributes: dict[str, Any] = {"keepdims": 1}
+        inputs = [source]
+        if writer.opset >= 18:
+            inputs.append(writer.array(np.array([-1], np.int64), "last_axis"))
+        else:
+            attributes["axes"] = [-1]
+        writer.row(reduce, inputs, end, TensorType(float_, pair), attributes, steps.node)
+        ends.append(steps.add(bound, [end, zero], "end", float_, pair))
+    low, high = ends
+    width = steps.add("Sub", [high, low], "width", float_, pair)
+    step = steps.add("Div", [width, last], "step", float_, pair)
+    flat = steps.add("Equal", [width, zero], "flat", DType.BOOL, pair)
+    one = writer.array(np.ones((), np.float32), "one")
+    scale = steps.add("Where", [flat, one, step], "scale", float_, pair)
+    below = steps.add("Div", [low, scale], "below", float_, pair)
+    place = steps.add("Sub", [zero, below], "place", float_, pair)
+    cut = steps.add("Clip", [place, zero, last], "cut", float_, pair)
+    point = steps.add("Round", [cut], "point", float_, pair)
+    counted = steps.add("Div", [source, scale], "counted", float_, shape)
+    whole = steps.add("Round", [counted], "whole", float_, shape)
+    shifted = steps.add("Add", [whole, point], "shifted", float_, shape)
+    clipped = steps.add("Clip", [shifted, zero, last], "clipped", float_, shape)
+    codes, zero_point = steps.name("codes"), steps.name("zero_point")
+    for given, made, dtype, extents in (
+        (clipped, codes, DType.UINT8, shape), (point, zero_point, DType.INT32, pair),
+    ):  # fmt: skip
+        to = {"to": dtype_to_onnx(dtype)}
+        writer.row("Cast", [given], made, TensorType(dtype, extents), to, steps.node)
+    writer.dynamic_rows[x] = (codes, scale, zero_point)
+    return writer.dynamic_rows[x]
+
+
+def _column_sums(writer: RowWriter, w: Value) -> str:
+    """Returns the tensor of what a zero point of 1 adds to the sums of codes."""
+    assert w.constant is not None and w.quant is not None
+    sums = centered(w.constant.numpy(), w.quant.params).astype(np.int64).sum(axis=1)
+    return writer.array(sums.astype(np.int32), f"{stem(writer.tensors.of(w))}_sums")

@@ -52,6 +52,7 @@ class RowWriter:
         self.kept_real: set[Value] = set()
         """Values of types that QuantizeLinear cannot make: their tensors hold real numbers."""
         self.dynamic: dict[Value, tuple[str, str, str]] = {}
+        self.dynamic_rows: dict[Value, tuple[str, str, str]] = {}
         """Codes, scale and zero point of values that are quantized while the model runs."""
         self._constants: dict[tuple[object, ...], str] = {}
         self._small: dict[tuple[Any, ...], str] = {}
