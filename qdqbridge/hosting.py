@@ -101,6 +101,7 @@ def compile(
     threads: int | None = None,
     expose: Sequence[Value] = (),
     extents: Mapping[str, int] | None = None,
+    cache: File | None = None,
 ) -> Executable:
     """Builds ``graph`` with TVM.
 
@@ -116,8 +117,12 @@ def compile(
         expose: Intermediate values that ``run`` shall return as well, under their names.
         extents: Numbers for symbolic extents, by name. Kernels are fast where at most the leading
             one is open, say the batch; with more plain loops run.
+        cache: A folder of what was compiled before: the same graph for the same target, by the same
+            versions, is loaded from there (its ``graph`` is the interface alone), else compiled and
+            kept. Several processes may use it at once; a damaged entry is compiled anew.
 
     Raises:
+        OutputFileError: The folder of the cache cannot be made.
         InputDataError: ``graph`` is no graph, but a path for example; ``threads`` is no number
             from 1 on; or ``extents`` do not fit.
         UnsupportedTargetError: TVM is not installed, or cannot express the graph; or there are no
@@ -129,6 +134,10 @@ def compile(
     from qdqbridge.relax.executable import build
 
     whole = with_numbers(with_outputs(graph, expose) if expose else graph, extents or {})
+    if cache is not None:
+        from qdqbridge.relax.compile_cache import cached
+
+        return cached(path_of(cache), whole, target, kernels=kernels, threads=threads)
     return build(whole, target, kernels=kernels, threads=threads)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from qdqbridge.graph.quantization import QuantParams
 
 File: TypeAlias = "str | PathLike[str]"
-_REPAIR = ("equalize", "round", "bias")
+_REPAIR = ("equalize", "smooth", "round", "bias")
+_LOGGER = logging.getLogger(__name__)
 _JUDGING = 256
 """Samples on which goals and reports are judged, taken from all of the data."""
 
@@ -50,6 +52,7 @@ class Quantization:
     samples: Samples | None
     goal: Goal | None = None
     fallback: Fallback | None = None
+    _outputs: list[Metrics] = field(default_factory=list["Metrics"], init=False, repr=False)
 
     @property
     def graph(self) -> Graph:
@@ -87,6 +90,18 @@ class Quantization:
         )
         return replace(self, goal=goal, fallback=found)
 
+    def doubt(self) -> str:
+        """Returns a warning where the outputs are far from the float model's, else nothing.
+
+        It names the layers that do it, and a command that mends it.
+        """
+        from qdqbridge.autoquant.doubts import BAD, doubt
+
+        outputs = self.outputs()
+        if outputs is None or self.samples is None or self.fallback or outputs.sqnr >= BAD:
+            return ""
+        return doubt(self.made, self.samples, outputs.sqnr)
+
     def outputs(self) -> Metrics | None:
         """Returns how far the outputs are from the float model's; None without samples."""
         from qdqbridge.autoquant.simulation.metrics import measured, outputs_of
@@ -95,9 +110,11 @@ class Quantization:
             return self.fallback.metrics
         if self.samples is None:
             return None
-        pieces = self.samples.batches(self.original.inputs)
-        wanted, found = outputs_of(self.original, pieces), outputs_of(self.graph, pieces)
-        return measured(self.graph.output_names, wanted, found)
+        if not self._outputs:
+            pieces = self.samples.batches(self.original.inputs)
+            wanted, found = outputs_of(self.original, pieces), outputs_of(self.graph, pieces)
+            self._outputs.append(measured(self.graph.output_names, wanted, found))
+        return self._outputs[0]
 
     def report(
         self,
@@ -221,6 +238,9 @@ def quantize(
     )
     made = quantization(model, data, options, profile=profile, progress=progress)
     if min_sqnr is None and max_drop is None:
+        warning = made.doubt()
+        if warning:
+            _LOGGER.warning(warning)
         return made.graph
     return made.meeting(
         min_sqnr=min_sqnr, max_drop=max_drop, metric=metric, fallback=fallback, progress=progress
@@ -251,6 +271,7 @@ def quantization(
     Raises:
         QdqBridgeError: As :func:`quantize`.
     """
+    from qdqbridge.autoquant.presets import chosen
     from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
     from qdqbridge.autoquant.samples import Samples
     from qdqbridge.autoquant.streams import open_samples
@@ -265,13 +286,18 @@ def quantization(
         samples = open_samples(Path(data), graph.inputs, warn)
     elif data is not None:
         samples = Samples.of(graph.inputs, data)
+    asked, tried = replace(options or QuantizeOptions(), **wanted), None
+    if profile is None:
+        asked, tried = chosen(graph, samples, asked)
     made = quantized(
         graph,
         samples,
-        replace(options or QuantizeOptions(), **wanted),
+        asked,
         profile=load_profile(profile) if isinstance(profile, (str, PathLike)) else profile,
         progress=progress,
     )
+    if tried is not None:
+        made = replace(made, repairs=(tried, *made.repairs))
     few = None if samples is None else spread(samples, _JUDGING)
     return Quantization(made, graph, few)
 

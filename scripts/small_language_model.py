@@ -37,7 +37,7 @@ OUTLIERS = 24.0
 class Shape:
     """How large the model is."""
 
-    width: int = 96
+    width: int = 128
     layers: int = 3
     heads: int = 4
 

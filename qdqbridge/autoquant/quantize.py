@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -24,6 +25,7 @@ from qdqbridge.autoquant.collect import (
     unusable,
 )
 from qdqbridge.autoquant.decide import Decision, apply, decide
+from qdqbridge.autoquant.few_samples import different, with_room
 from qdqbridge.autoquant.format_names import in_blocks
 from qdqbridge.autoquant.formats import Format, Unstored
 from qdqbridge.autoquant.plan import QuantizationPlan, Wishes, plan
@@ -76,7 +78,10 @@ class QuantizeOptions:
         weight_formats: Formats of the weights of nodes; their axis means what a target's means.
         repair: Steps to try on data, see :mod:`qdqbridge.autoquant.repair.steps`.
         tune: Try the target's further choosers on the data, see
-            :mod:`qdqbridge.autoquant.tuning`; never against a chooser that the user names.
+            :mod:`qdqbridge.autoquant.tuning`; never against a chooser that the user names. With it,
+            ranges from very few samples reach further than these.
+        budget: Seconds after which no further step of repair, or choice of what runs on integers,
+            is begun.
     """
 
     target: str | Target = "ort"
@@ -93,6 +98,7 @@ class QuantizeOptions:
     weight_formats: Mapping[str, Format] = field(default_factory=dict["str", "Format"])
     repair: Sequence[str] = DEFAULT
     tune: bool = True
+    budget: float = 120.0
 
     def described(self) -> Target:
         """Returns the target with the user's choosers and storage of weights.
@@ -199,8 +205,7 @@ def quantized(
         UnsupportedTargetError: There is no such target, chooser or type, or onnxruntime cannot run
             the float model.
     """
-    target = options.described()
-    tune, repair = options.tune and bool(target.candidates), options.repair
+    target, repair = options.described(), options.repair
     check_float(graph)
     check_steps(repair)
     if profile is not None:
@@ -208,6 +213,9 @@ def quantized(
     graph = prepared(graph)
     check_plan(plan(graph, target, options.wishes(graph)))
     samples = _samples(graph.inputs, data)
+    if samples is not None and options.tune:
+        target = with_room(target, different(samples))
+    tune = options.tune and bool(target.candidates)
     if samples is None:
         repair, tune = (), False
     rounds = Rounds(Rounds.of(repair, None).number + tune, progress)
@@ -233,12 +241,13 @@ def quantized(
 
     few = spread(samples, _REPAIRING)
     state = QuantizedState(start.graph, start.decision, start.profile)
-    state, scaled = repaired(state, few, again, [s for s in repair if s in GRAPH_STEPS])
+    until = time.monotonic() + options.budget
+    state, scaled = repaired(state, few, again, [s for s in repair if s in GRAPH_STEPS], until)
     tuning = None
     if tune:
         told = _in_units(rounds.next(), len(samples))
         state, tuning = with_choosers_tried(state, few, target, told)
-    state, rounded = repaired(state, few, again, [s for s in repair if s not in GRAPH_STEPS])
+    state, rounded = repaired(state, few, again, [s for s in repair if s not in GRAPH_STEPS], until)
     rounds.finish()
     return replace(
         start,

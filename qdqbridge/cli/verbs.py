@@ -82,6 +82,10 @@ Local = Annotated[
         help="Run each node by the interpreter on the reference's operands; name causes.",
     ),
 ]
+Cache = Annotated[
+    Path | None,
+    Parameter(help="A folder of compiled models: what is there is loaded, else kept there."),
+]
 ProfileKernels = Annotated[
     bool, Parameter(negative=(), help="Show the time of every kernel on the first batch.")
 ]
@@ -166,6 +170,7 @@ def run(
     extent: Extents = (),
     batch_size: BatchSize = None,
     profile_kernels: ProfileKernels = False,
+    cache: Cache = None,
     force: Force = False,
     reading: Reading = AS_IT_IS,
     json: Json = False,
@@ -178,7 +183,8 @@ def run(
     graph = with_numbers(graph, extents_of(extent))
     inputs = arrays.read_inputs(data, graph.inputs)
     with ExitStack() as stack:
-        runner = _runner(engine, graph, model, target, threads, stack)
+        kept = None if profile_kernels else cache  # a loaded library does not know its kernels
+        runner = _runner(engine, graph, model, target, threads, stack, kept)
         timed = _timed(runner, target) if profile_kernels else None
         fed, whole = _results(runner, graph, inputs, batch_size)
     times = None if timed is None else timed(fed[0].inputs)
@@ -209,7 +215,13 @@ def _results(
 
 
 def _runner(
-    engine: str, graph: Graph, model: Path, target: str, threads: int | None, stack: ExitStack
+    engine: str,
+    graph: Graph,
+    model: Path,
+    target: str,
+    threads: int | None,
+    stack: ExitStack,
+    cache: Path | None = None,
 ) -> Runner:
     """Returns a function from inputs by name to outputs by name."""
     if engine in ENGINES:
@@ -222,7 +234,7 @@ def _runner(
             return partial(pipeline.session(file).run, names=graph.output_names)
     _say_what_is_open(graph)
     with output.status("compiling"):
-        return hosting.compile(graph, target, threads=threads).run
+        return hosting.compile(graph, target, threads=threads, cache=cache).run
 
 
 def _say_what_is_open(graph: Graph) -> None:

@@ -105,6 +105,10 @@ MaxDrop = Annotated[
 FallbackTo = Annotated[
     Literal["int16", "float"], Parameter(name="--fallback", help="What such layers get first.")
 ]
+Budget = Annotated[
+    float,
+    Parameter(name="--budget", help="Seconds after which no further improvement is begun."),
+]
 Report = Annotated[Path | None, Parameter(help="An .html page about it to write.")]
 
 
@@ -122,9 +126,10 @@ def quantize(
     block: Block = None,
     format_: Formats = (),
     weight_format: WeightFormats = (),
+    budget: Budget = 120.0,
     exclude: Patterns = (),
     only: Only = (),
-    repair: Repair = "equalize,round,bias",
+    repair: Repair = "equalize,smooth,round,bias",
     min_sqnr: MinSqnr = None,
     max_drop: MaxDrop = None,
     fallback: FallbackTo = "int16",
@@ -155,7 +160,7 @@ def quantize(
         pipeline.export_profile(export_profile)
     options = QuantizeOptions(
         target=target, exclude=exclude, only=only, chooser=chooser, weights=weights, block=block,
-        formats=_by_pattern(format_, format_of), repair=_steps(repair),
+        formats=_by_pattern(format_, format_of), repair=_steps(repair), budget=budget,
         weight_formats=_by_pattern(weight_format, weights_of),
     )  # fmt: skip
     graph = reading.read(model)
@@ -177,6 +182,9 @@ def quantize(
         with output.progress("report") as progress:
             made.report(report, model=model.name, data=data.name if data else "", progress=progress)
     _show(made, path, report, as_json=json)
+    warning = made.doubt()
+    if warning:
+        output.warn(warning)
 
 
 def _steps(text: str) -> tuple[str, ...]:

@@ -263,7 +263,7 @@ def build(
         raise UnsupportedTargetError(
             f"there are no kernels {kernels!r}", fix=f"use one of {', '.join(KERNELS)}"
         )
-    resolved, count = target_of(target), _count_of(threads)
+    resolved, count = target_of(target), thread_count(threads)
     graph = agreed(graph)
     if kernels == "fast":
         module = emit_plan(plan(graph, cpu_of(resolved), count))
@@ -281,7 +281,12 @@ def build(
         ) from error
 
 
-def _count_of(threads: Any) -> int:
+def thread_count(threads: Any) -> int:
+    """Returns how many threads run what is compiled for so many; None stands for the default.
+
+    Raises:
+        InputDataError: It is no whole number from 1 on.
+    """
     if threads is None:
         return host_threads()
     if not isinstance(threads, (int, np.integer)) or threads < 1:

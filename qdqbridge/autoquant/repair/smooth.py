@@ -6,7 +6,7 @@ weights with it leaves the function as it is (Xiao et al., "SmoothQuant", 2022).
 folded into the normalization or product in front; whatever reads the tensor has to follow. The
 exponent is searched for each tensor, by the error of the products that read it.
 
-Off unless asked for: elsewhere it is known to cost accuracy on some networks.
+Elsewhere it is known to cost accuracy on some networks: it is kept only where it does not.
 """
 
 from __future__ import annotations

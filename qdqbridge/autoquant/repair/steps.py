@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +48,8 @@ GRAPH_STEPS = ("equalize", "smooth")
 """Those that scale channels of the float graph, so that it has to be looked at again."""
 CHOOSERS = "choosers"
 """What trying other choosers is called in records."""
-DEFAULT = ("equalize", "round", "bias")
+DEFAULT = ORDER
+_LATE = "no time was left for it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +110,17 @@ def repaired(
     samples: Samples,
     again: Again,
     steps: Sequence[str] = DEFAULT,
+    until: float = math.inf,
 ) -> tuple[QuantizedState, tuple[StepRecord, ...]]:
     """Returns a quantized graph after all steps that helped, and what became of each.
 
     Args:
         start: The graph quantized without repair.
-        samples: Calibration data: what helped is decided on some of them.
+        samples: Calibration data: where there are enough, what helped is decided on half of them,
+            which no step has looked at.
         again: Quantizes another float graph.
         steps: Names out of :data:`ORDER`, which they are done in.
+        until: No step is begun after this time (``time.monotonic``).
 
     Raises:
         InputDataError: A step does not exist.
@@ -125,19 +130,25 @@ def repaired(
     if not wanted:
         return start, ()
     trials = _Trials(start, samples, again)
-    records = tuple(trials.attempt(name) for name in wanted)
+    records = tuple(
+        trials.attempt(name) if time.monotonic() < until else StepRecord(name, False, _LATE)
+        for name in wanted
+    )
     return trials.state, records
 
 
 class _Trials:
     def __init__(self, start: QuantizedState, samples: Samples, again: Again) -> None:
         self.state, self._samples, self._again = start, samples, again
+        self._seen = self._unseen = samples
+        if len(samples) >= 2 * LEAST:
+            self._seen, self._unseen = (taken(samples, range(i, len(samples), 2)) for i in (0, 1))
         self._judge: FloatReference | None = None
         self._sqnr = 0.0
 
     def attempt(self, name: str) -> StepRecord:
         try:
-            found, told = self._tried(name)
+            found, told = self._tried(name, self._seen)
             if found is None:
                 return StepRecord(name, applied=False, told=told)
             judge, before = self._before()
@@ -146,33 +157,33 @@ class _Trials:
             return StepRecord(name, applied=False, told=f"it could not be tried: {error.what}")
         if not before < after >= before + GAIN:
             return StepRecord(name, False, f"{told}; that does not help", before, after)
-        self.state, self._sqnr = found, after
+        if name not in GRAPH_STEPS and self._seen is not self._samples:
+            found = self._tried(name, self._samples)[0] or found  # it helps: now with all data
+        self.state, self._sqnr = found, judge.sqnr(found.graph)
         return StepRecord(name, True, told, before, after)
 
     def _before(self) -> tuple[FloatReference, float]:
         """Returns what compares with the float graph; made when first needed."""
         if self._judge is None:
-            self._judge = FloatReference(self.state.decision.plan.graph, self._samples)
+            self._judge = FloatReference(self.state.decision.plan.graph, self._unseen)
             self._sqnr = self._judge.sqnr(self.state.graph)
         return self._judge, self._sqnr
 
-    def _tried(self, name: str) -> tuple[QuantizedState | None, str]:
+    def _tried(self, name: str, samples: Samples) -> tuple[QuantizedState | None, str]:
         decision, graph = self.state.decision, self.state.decision.plan.graph
         if name in GRAPH_STEPS:
             if self._has_wishes():
                 return None, "parameters that the user fixed would not fit scaled channels"
             seen = self.state.profile.by_name()
             new, told = (
-                equalized(graph, seen)
-                if name == "equalize"
-                else smoothed(decision, self._samples, seen)
+                equalized(graph, seen) if name == "equalize" else smoothed(decision, samples, seen)
             )
             if new is graph:
                 return None, told
             self._before()
             return self._again(new), told
         change = with_rounding if name == "round" else corrected
-        result, told = change(decision, self._samples)
+        result, told = change(decision, samples)
         if result is decision:
             return None, told
         return QuantizedState(apply(result), result, self.state.profile), told

@@ -1,0 +1,54 @@
+"""What is told of a network that quantizes badly: which layers do it, and what mends it."""
+
+from __future__ import annotations
+
+from qdqbridge.autoquant.collect import observable
+from qdqbridge.autoquant.quantize import Quantized
+from qdqbridge.autoquant.samples import Samples
+from qdqbridge.autoquant.sensitivity import sensitivity
+from qdqbridge.autoquant.sensitivity_variants import Variants, layers_of
+from qdqbridge.autoquant.simulation import Simulation
+from qdqbridge.autoquant.tuning import spread
+
+BAD = 20.0
+"""Outputs further than this from the float model's, in dB, are told."""
+WANTED = 30.0
+"""What the command that mends it asks for, in dB."""
+_SAMPLES, _LAYERS, _SHOWN = 16, 400, 3
+
+
+def doubt(made: Quantized, samples: Samples, sqnr: float) -> str:
+    """Returns a warning about outputs that are far from the float model's.
+
+    Args:
+        made: What was quantized.
+        samples: Some of these show which layers are to blame.
+        sqnr: Of its outputs, in dB.
+    """
+    told = f"the outputs are only {sqnr:.1f} dB from the float model's"
+    names = culprits(made, samples)
+    if names:
+        told += f"; most of it comes from {', '.join(names)}"
+    excluded = "".join(f" --exclude '{name}'" for name in names)
+    return (
+        f"{told}. 'qdqbridge quantize … --min-sqnr {WANTED:g}' gives layers more bits until that "
+        f"is met, '--fallback float' with it leaves them float;{excluded or ' --exclude NAME'} "
+        "leaves these float at once"
+    )
+
+
+def culprits(made: Quantized, samples: Samples) -> list[str]:
+    """Returns the names of the layers that cost most alone, the worst first.
+
+    None are named where there are very many layers: trying each takes a run.
+    """
+    plan = made.decision.plan
+    if not 1 < len(layers_of(plan)) <= _LAYERS:
+        return []
+    seen = made.profile.by_name()
+    stats = {v: seen[v.name] for v in observable(plan.graph) if v.name in seen}
+    wishes = made.options.wishes(plan.graph)
+    variants = Variants(made.decision, made.target, stats, wishes)
+    simulation = Simulation(plan, spread(samples, _SAMPLES))
+    ranking = sensitivity(variants, simulation, without=False)
+    return [entry.layer.name for entry in ranking.layers[:_SHOWN] if entry.layer.name]
