@@ -18,7 +18,6 @@ from typing import Any
 
 import tvm
 
-import qdqbridge
 from qdqbridge.errors import OutputFileError, QdqBridgeError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.relax.executable import Executable, build, load_executable, thread_count
@@ -82,8 +81,8 @@ def key_of(graph: Graph, target: Any, kernels: str, threads: int) -> str:
 
 @cache
 def versions() -> tuple[str, ...]:
-    """Returns what says which code compiles: versions, and this package's files as they are."""
-    root = Path(qdqbridge.__file__).parent
+    """Returns what says which code compiles: TVM's version, and this package's files."""
+    root = Path(__file__).parents[1]
     files = hashlib.sha256()
     for folder, names, found in os.walk(root):
         names.sort()
@@ -92,6 +91,5 @@ def versions() -> tuple[str, ...]:
                 state = (Path(folder) / name).stat()
                 files.update(f"{folder}/{name}:{state.st_size}:{state.st_mtime_ns}\n".encode())
     return (
-        qdqbridge.__version__, str(tvm.__version__), str(tvm.support.libinfo().get("LLVM_VERSION")),
-        files.hexdigest(),
+        str(tvm.__version__), str(tvm.support.libinfo().get("LLVM_VERSION")), files.hexdigest(),
     )  # fmt: skip

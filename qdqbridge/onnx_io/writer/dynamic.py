@@ -110,7 +110,7 @@ def row_by_row(writer: RowWriter, node: Node, target: str, type_: TensorType) ->
         target: The float tensor to write.
         type_: Its type.
     """
-    steps = _Steps(writer, node, target)
+    steps = _RowSteps(writer, node, target)
     codes, scale, zero_point = _quantized_rows(steps, node.operand(0))
     w, points, scales = _weight(writer, node.operand(1))
     none = writer.array(np.zeros((), np.uint8), "no_zero_point")
@@ -134,7 +134,7 @@ def row_by_row(writer: RowWriter, node: Node, target: str, type_: TensorType) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _Steps:
+class _RowSteps:
     """Adds rows whose results are named after one tensor."""
 
     writer: RowWriter
@@ -149,7 +149,7 @@ class _Steps:
         return self.writer.row(op, inputs, self.name(what), type_, None, self.node)
 
 
-def _quantized_rows(steps: _Steps, x: Value) -> Quantized:
+def _quantized_rows(steps: _RowSteps, x: Value) -> Quantized:
     """Returns codes, scale and zero point (int32) of every row of a value, computed once."""
     writer = steps.writer
     if x in writer.dynamic_rows:
