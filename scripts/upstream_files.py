@@ -10,6 +10,7 @@ import csv
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -245,6 +246,118 @@ def _model(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
+class _Chain:
+    """A model node by node, each with one result; integers in, integers or floats out.
+
+    Attributes:
+        nodes: The nodes.
+        numbers: The initializers, by name.
+        chance: Makes weights.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.numbers: dict[str, object] = {}
+        self.chance = np.random.default_rng(7)
+
+    def number(self, value: object) -> str:
+        self.numbers[f"n{len(self.numbers)}"] = value
+        return f"n{len(self.numbers) - 1}"
+
+    def add(self, op_type: str, *inputs: str, **attributes: Any) -> str:
+        result = f"{op_type}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op_type, inputs, [result], result, **attributes))
+        return result
+
+    def real(self, x: str, scale: float, zero: object) -> str:
+        return self.add("DequantizeLinear", x, self.number(np.float32(scale)), self.number(zero))
+
+    def stored(self, x: str, scale: float, zero: object) -> str:
+        return self.add("QuantizeLinear", x, self.number(np.float32(scale)), self.number(zero))
+
+    def pair(self, x: str, scale: float, zero: object) -> str:
+        return self.real(self.stored(x, scale, zero), scale, zero)
+
+    def weight(self, *shape: int) -> str:
+        stored = self.chance.integers(-127, 128, shape).astype(np.int8)
+        return self.real(self.number(stored), 0.01, np.int8(0))
+
+    def model(self, shape: tuple[int, ...], opset: int = 21) -> onnx.ModelProto:
+        """Returns the model; the result of the last node is its output."""
+        last = self.nodes[-1]
+        element = TensorProto.UINT8 if last.op_type == "QuantizeLinear" else TensorProto.FLOAT
+        graph = helper.make_graph(
+            self.nodes, "fault", [helper.make_tensor_value_info("x", TensorProto.UINT8, shape)],
+            [helper.make_tensor_value_info(last.output[0], element, None)],
+            [numpy_helper.from_array(np.asarray(v), name) for name, v in self.numbers.items()],
+        )  # fmt: skip
+        imports = [helper.make_opsetid("", opset)]
+        made = helper.make_model(graph, opset_imports=imports, ir_version=10)
+        return onnx.shape_inference.infer_shapes(made)
+
+
+def _floats(*steps: str) -> Callable[[], onnx.ModelProto]:
+    """Returns what makes a model of operators of floats, one behind the other."""
+
+    def build() -> onnx.ModelProto:
+        chain = _Chain()
+        x = chain.real("x", 0.05, np.uint8(128))
+        for step in steps:
+            operands = [x]
+            if step in ("Div", "Mul", "Sub"):
+                operands.append(chain.number(np.float32(1.41)))
+            if step == "Where":
+                mask = np.tril(np.ones((8, 8), bool))
+                operands = [chain.number(mask), x, chain.number(np.float32(-1e4))]
+            x = chain.add(step, *operands)
+        return chain.model((2, 8, 8))
+
+    return build
+
+
+def float_padding() -> onnx.ModelProto:
+    """Returns a padded Conv of a zero point, whose result stays float."""
+    chain = _Chain()
+    x = chain.real("x", 0.03, np.uint8(100))
+    made = chain.add("Conv", x, chain.weight(4, 3, 3, 3), pads=[1] * 4)
+    chain.stored(chain.add("Sigmoid", made), 1 / 256, np.uint8(0))
+    return chain.model((1, 3, 5, 5))
+
+
+def divided_scores() -> onnx.ModelProto:
+    """Returns attention whose scores are divided by a float."""
+    chain, zero = _Chain(), np.uint8(120)
+    x = chain.real("x", 0.1, zero)
+    scores = chain.pair(chain.add("Div", x, chain.number(np.float32(2.828427))), 0.04, zero)
+    shares = chain.pair(chain.add("Softmax", scores, axis=-1), 1 / 256, np.uint8(0))
+    chain.stored(chain.add("MatMul", shares, x), 0.1, zero)
+    return chain.model((1, 4, 8, 8))
+
+
+def lost_rounding() -> onnx.ModelProto:
+    """Returns a Conv, its pair, and floats computed of it."""
+    chain = _Chain()
+    x = chain.real("x", 0.02, np.uint8(128))
+    bias = chain.real(chain.number(np.arange(-6, 6, dtype=np.int32) * 600), 2e-4, np.int32(0))
+    conv = chain.add("Conv", x, chain.weight(12, 8, 3, 3), bias, pads=[1] * 4)
+    real = chain.pair(conv, 0.047, np.uint8(120))
+    gate = chain.add("Mul", chain.add("Tanh", real), chain.add("Sigmoid", real))
+    chain.stored(gate, 1.3 / 255, np.uint8(60))
+    return chain.model((1, 8, 6, 6))
+
+
+def half_bias() -> onnx.ModelProto:
+    """Returns a Conv of half floats with a float bias."""
+    chain, half = _Chain(), np.float16
+    stored = chain.number(chain.chance.integers(-127, 128, (4, 3, 1, 1)).astype(np.int8))
+    x = chain.add("DequantizeLinear", "x", chain.number(half(0.02)), chain.number(np.uint8(100)))
+    zero = chain.number(np.int8(0))
+    weight = chain.add("DequantizeLinear", stored, chain.number(half(0.01)), zero)
+    conv = chain.add("Conv", x, weight, chain.number(np.ones(4, half)))
+    chain.add("QuantizeLinear", conv, chain.number(half(0.05)), chain.number(np.uint8(128)))
+    return chain.model((1, 3, 5, 5))
+
+
 FAULTS = (
     Fault(
         "hexagon_conv_relu_before_quantize.onnx", "qnn-htp", "wrong",
@@ -295,6 +408,56 @@ FAULTS = (
         "hexagon_instance_norm_float_bias.onnx", "qnn-htp", "refused",
         "InstanceNormalization with a float bias: no memory to finalize; with int32 it is right",
         instance_norm,
+    ),
+    Fault(
+        "hexagon_padding_of_float_conv.onnx", "qnn-htp", "wrong",
+        "DQ with zero point 100, padded Conv, Sigmoid, Q: padded with another number than 0.0",
+        float_padding,
+    ),
+    Fault(
+        "hexagon_lost_rounding.onnx", "qnn-htp", "wrong",
+        "Conv, Q, DQ, Tanh * Sigmoid of floats, Q: not of the rounded result; of uint16 it is",
+        lost_rounding,
+    ),
+    Fault(
+        "hexagon_divided_scores.onnx", "qnn-htp", "refused",
+        "Div by a float in front of Softmax and MatMul: no memory to finalize",
+        divided_scores,
+    ),
+    Fault(
+        "hexagon_float_div_mul.onnx", "qnn-htp", "refused",
+        "Div, Mul of floats: no memory to finalize; Mul, Mul is right",
+        _floats("Div", "Mul"),
+    ),
+    Fault(
+        "hexagon_float_sub_mul.onnx", "qnn-htp", "refused",
+        "Sub, Mul of floats: no memory to finalize; Add, Mul is right",
+        _floats("Sub", "Mul"),
+    ),
+    Fault(
+        "hexagon_float_gelu.onnx", "qnn-htp", "refused",
+        "Gelu of floats: no memory to finalize",
+        _floats("Gelu"),
+    ),
+    Fault(
+        "hexagon_float_where.onnx", "qnn-htp", "refused",
+        "Where of floats: no memory to finalize",
+        _floats("Where", "Softmax"),
+    ),
+    Fault(
+        "hexagon_float_round.onnx", "qnn-htp", "refused",
+        "Round of floats: no memory to finalize",
+        _floats("Round"),
+    ),
+    Fault(
+        "hexagon_float_elu.onnx", "qnn-htp", "refused",
+        "Elu of floats: no memory to finalize",
+        _floats("Abs", "Elu"),
+    ),
+    Fault(
+        "hexagon_half_float_bias.onnx", "qnn-htp", "refused",
+        "Conv with half-float scales and bias: the layout is asked for and then not taken",
+        half_bias,
     ),
     Fault(
         "openvino_flatten_of_concat.onnx", "openvino", "crash",

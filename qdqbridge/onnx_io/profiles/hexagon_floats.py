@@ -151,6 +151,8 @@ def _half_bias(view: FileView, node: FileNode) -> Reason | None:
         return None
     if view.dtype(name) is not DType.FLOAT16 or view.dequantized(node.input(0)) is None:
         return None
+    if not view.quantized(node.output):
+        return None
     return Reason(f"its bias '{name}' is float16", (name,))
 
 
@@ -248,8 +250,10 @@ _UNFINISHED_FLOATS = frozenset(
 
 
 def _float_quotient(view: FileView, node: FileNode) -> Reason | None:
-    """``x / c`` of floats with no product before and one behind."""
-    if node.op != "Div" or view.is_constant(node.output) or not view.is_constant(node.input(1)):
+    """``x / c`` or ``x - c`` of floats with no product before and one behind."""
+    if node.op not in ("Div", "Sub") or view.is_constant(node.output):
+        return None
+    if not view.is_constant(node.input(1)):
         return None
     made = view.producer(node.input(0))
     if view.quantized(node.output) or (made is not None and made.op in _JOINED):
@@ -258,7 +262,7 @@ def _float_quotient(view: FileView, node: FileNode) -> Reason | None:
     for _ in range(_NEAR):
         found = [reader for each in pending for reader, _ in view.consumers(each.output)]
         if any(reader.op in _JOINED for reader in found):
-            return Reason("it divides floats by a number, and a product follows", (node.output,))
+            return Reason("it is of floats and a number, and a product follows", (node.output,))
         pending = [r for r in found if not is_quantize(r) and not is_dequantize(r)]
     return None
 
@@ -312,8 +316,8 @@ FLOAT_RULES: tuple[Demand, ...] = (
            _UNFINISHED, Effect.REFUSED, "quantize the float model statically: qdqbridge quantize"),
     Demand("unfinished-floats", "Atan, Elu, Selu, HardSigmoid, ThresholdedRelu of floats",
            _unfinished, _UNFINISHED, Effect.REFUSED, "quantize operand and result"),
-    Demand("float-quotient", "Div of floats by a number, in front of a product", _float_quotient,
-           _UNFINISHED, Effect.REFUSED, "multiply by its reciprocal"),
+    Demand("float-quotient", "Div and Sub of floats and a number", _float_quotient,
+           _UNFINISHED, Effect.REFUSED, "multiply by its reciprocal, add its negative"),
     Demand("wide-before-floats", "floats computed of 8-bit results", _unrounded,
            f"{_HOST}: up to 9 LSB off behind a Tanh", Effect.OTHER,
            "requantize to uint16 in 256 steps for each one, which are the same numbers"),

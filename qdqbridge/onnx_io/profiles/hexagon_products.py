@@ -57,7 +57,7 @@ def float_products(graph: Graph) -> Iterator[Cost]:
             replace_operand(node, 0, _padded(x, conv.pads))
             node.attributes = replace(conv, pads=(0,) * len(conv.pads))
         elif CONV_TRANSPOSE.of(node) is not None:
-            replace_operand(node, 0, _twice_negated(x))
+            replace_operand(node, 0, _twice_negated(x, _float_type(node)))
     yield from ()
 
 
@@ -99,9 +99,9 @@ def _padded(value: Value, pads: tuple[int, ...]) -> Value:
     return result(PAD, PadAttrs(every), [value], type_, NO_ORIGIN, f"{value.name}_padded")
 
 
-def _twice_negated(value: Value) -> Value:
+def _twice_negated(value: Value, dtype: DType) -> Value:
     """Returns the real numbers of a stored value, negated twice: the backend leaves those alone."""
-    real, neg = dequantized(value, DType.FLOAT32, name=f"{value.name}_real"), BY_NAME["Neg"]
+    real, neg = dequantized(value, dtype, name=f"{value.name}_real"), BY_NAME["Neg"]
     for _ in range(2):
         real = result(neg, NO_ATTRIBUTES, [real], real.type, NO_ORIGIN, f"{value.name}_negated")
     return real
