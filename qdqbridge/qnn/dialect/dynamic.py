@@ -141,7 +141,7 @@ def _lower_blocks(site: DialectSite) -> Any:
         zero: te.Tensor,
     ) -> te.Tensor:  # fmt: skip
         rows = x.shape[:-1]
-        axis = te.reduce_axis((0, size), name="k")
+        axis, terms = (te.reduce_axis((0, size), name=name) for name in ("i", "k"))
 
         def magnitude(*i: Prim) -> Prim:
             """As an integer: what is no number is larger than infinity."""
@@ -185,10 +185,10 @@ def _lower_blocks(site: DialectSite) -> Any:
 
         def element(*i: Prim) -> Prim:
             """The sum of one block; behind the end of a row nothing is added."""
-            place = i[-1] * size + axis
+            place = i[-1] * size + terms
             inside = tirx.min(place, inner - 1)
-            terms = codes(*i[:-2], inside).astype("int32") * weight(i[-2], inside).astype("int32")
-            return te.sum(tirx.Select(place < inner, terms, 0), axis=axis)
+            product = codes(*i[:-2], inside).astype("int32") * weight(i[-2], inside).astype("int32")
+            return te.sum(tirx.Select(place < inner, product, 0), axis=terms)
 
         total = stage([*rows, units, blocks], element, name=BLOCK)
         block = te.reduce_axis((0, blocks), name="block")
