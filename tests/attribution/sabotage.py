@@ -327,7 +327,7 @@ def _saturated_accumulators(file: _File, rng: Any, data: dict[str, Array]) -> Sa
     rows = data[port.name]
     step = port.shape[0] if isinstance(port.shape[0], int) else len(rows)
     most = max(
-        float(np.abs(session.run([name], {port.name: rows[i : i + step]})[0]).max())
+        float(np.abs(np.asarray(session.run([name], {port.name: rows[i : i + step]})[0])).max())
         for i in range(0, len(rows) - step + 1, step)
     )
     file.add("__low", np.asarray(-most / 4, np.float32))
