@@ -61,6 +61,8 @@ _BLOCKS = (16, 32, 64, 128, 256)
 _DIGIT, _NIBBLE = 8, 4
 _HEIGHTS = (8, 3, 1)
 """Rows of tiles: a sum for each, and the codes of a part of a row, are registers."""
+_AHEAD = 2048
+"""Bytes by which the codes of one row are asked for before they are used."""
 _FEW = 8
 """Rows up to which one thread makes the digits."""
 
@@ -340,7 +342,10 @@ class _CodesProduct:
         with turns(groups) as group, turns(inside) as j:
             part = bound(group * inside + j)
             for b, total in enumerate(totals):
-                self._load_codes(codes, bound((block + b) * d.parts + part))
+                packed = bound((block + b) * d.parts + part)
+                if height == 1:
+                    self._fetch(packed)
+                self._load_codes(codes, packed)
                 at = bound(((block + b) * groups + group) * lanes)
                 with T.unroll(height) as p:
                     place = bound((row + p) * d.parts + part)
@@ -352,6 +357,14 @@ class _CodesProduct:
     def _register(self, dtype: str, count: int = 1) -> Buffer:
         shape: Any = (count * self.d.cpu.lanes,)
         return T.alloc_buffer(shape, dtype)
+
+    def _fetch(self, part: Prim) -> None:
+        """Asks for codes of later parts: what computes on a row's is not waited for by memory."""
+        d = self.d
+        with T.unroll(d.loads) as i:
+            ahead = T.address_of(self.codes[(part * d.loads + i) * d.register + _AHEAD])
+            hints = (tirx.const(hint, "int32") for hint in (0, 3, 1))  # to read, soon again, data
+            T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", ahead, *hints))
 
     def _load_codes(self, codes: Buffer, part: Prim) -> None:
         """Fills registers with codes: four neighbours of a sum in every lane."""
