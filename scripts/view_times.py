@@ -17,6 +17,7 @@ from rich.progress import track
 
 import qdqbridge as qb
 from tests.viewer.browser import Shown, browser, show
+from tests.viewer.large_models import llama
 from tests.viewer.test_page import chain
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,7 +32,7 @@ INT8, OTHER = (
 
 def measured(started: Any, name: str, model: Path, folder: Path) -> tuple[str, Shown]:
     graph = qb.load(model)
-    page = folder / f"{name}.html"
+    page = folder / f"{name.replace(' ', '_').replace(',', '')}.html"
     begin = time.perf_counter()
     qb.view(graph, path=page)
     seconds = time.perf_counter() - begin
@@ -67,8 +68,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name, browser() as started:
         folder = Path(name)
         models["chain of 10,000"] = chain(folder / "chain.onnx", 10_000)
+        models["language model"], count = llama(folder)
+        named = {"language model": f"language model of {count / 1e9:.1f} billion parameters"}
         for title, path in track(models.items(), "pages", disable=not sys.stderr.isatty()):
-            row, shown = measured(started, title, path, folder)
+            row, shown = measured(started, named.get(title, title), path, folder)
             shown.page.close()
             rows.append(row)
         pictures(started, folder)

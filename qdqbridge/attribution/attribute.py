@@ -140,7 +140,8 @@ def attribute(
         if progress is not None:
             progress(number, len(found.rounded))
     rows.sort(key=lambda row: -row[0])
-    attempts = _Attempts(floats, everything, together)
+    worst = frozenset(each.value for _, _, each in rows[:repaired] if each is not None)
+    attempts = _Attempts(floats, everything, together, worst)
     tensors = [
         attempts.row(row, rounded) if index < repaired and rounded is not None else row
         for index, (_, row, rounded) in enumerate(rows)
@@ -283,17 +284,34 @@ class _Attempts:
         simulation: The float model.
         changes: What happens to every tensor.
         noise: Noise over signal of the outputs then.
+        suspects: The worst tensors, which may hide what the repair of one of them gains.
     """
 
     simulation: GraphRuns
     changes: dict[Value, Change]
     noise: float
+    suspects: frozenset[Value]
 
     def row(self, row: SuspectTensor, rounded: Rounded) -> SuspectTensor:
         """Returns a row with the repair that was tried and helps."""
+        made = self._tried(row, rounded, self.changes, self.noise)
+        if made.repair:
+            return made
+        alone = {v: c for v, c in self.changes.items() if v not in self.suspects - {rounded.value}}
+        before = self.simulation.noise(self.simulation.outputs(alone))
+        hidden = self._tried(row, rounded, alone, before)
+        return replace(made, repair=hidden.repair, repair_db=hidden.repair_db)
+
+    def _tried(
+        self, row: SuspectTensor, rounded: Rounded, changes: Mapping[Value, Change], before: float
+    ) -> SuspectTensor:
+        """Returns a row with the cheapest repair that gains what leaving it float gains."""
         original = self.simulation.stored(rounded.value)
-        tried = [(each, self._noise(rounded, each.change)) for each in repairs(rounded, original)]
-        gains = [_gain(self.noise, left) for _, left in tried]
+        tried = [
+            (each, self._noise({**changes, rounded.value: each.change}))
+            for each in repairs(rounded, original)
+        ]
+        gains = [_gain(before, left) for _, left in tried]
         whole = gains[-1]
         best: dict[int, int] = {}  # of what costs the same, what gains most
         for index, (each, _) in enumerate(tried):
@@ -303,13 +321,12 @@ class _Attempts:
         chosen = next((best[cost] for cost in sorted(best) if gains[best[cost]] >= enough), None)
         if chosen is None:
             return replace(row, gain_db=whole)
-        repair, left = tried[chosen]
+        repair, _ = tried[chosen]
         self.changes = {**self.changes, rounded.value: repair.change}
-        self.noise = left
+        self.noise = self._noise(self.changes)
         return replace(row, gain_db=whole, repair=repair.words, repair_db=gains[chosen])
 
-    def _noise(self, rounded: Rounded, change: Change) -> float:
-        changes = {**self.changes, rounded.value: change}
+    def _noise(self, changes: Mapping[Value, Change]) -> float:
         return self.simulation.noise(self.simulation.outputs(changes))
 
 

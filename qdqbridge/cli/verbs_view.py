@@ -21,6 +21,7 @@ from qdqbridge.graph.batches import batches
 from qdqbridge.graph.copying import with_numbers
 from qdqbridge.graph.graph import Graph
 from qdqbridge.viewer import Document, Paint, document, document_of_two, model_explorer_text, page
+from qdqbridge.viewer.document import NO_DIGEST
 
 Other = Annotated[Path | None, Parameter(help="Another model, to show what differs.")]
 Page = Annotated[Path, Parameter(name=("--output", "-o"), help="The .html file to write.")]
@@ -108,7 +109,10 @@ def _summary(shown: Document, path: Path, explorer: Path | None) -> dict[str, An
         "output": str(path),
         "model_explorer": None if explorer is None else str(explorer),
         "nodes": [len(graph["nodes"]) for graph in shown.graphs],
-        "digests": [graph["digest"] for graph in shown.graphs],
+        "digests": [
+            None if graph["digest"].startswith(NO_DIGEST) else graph["digest"]
+            for graph in shown.graphs
+        ],
         "differences": len(shown.differences),
         "colours": [paint["name"] for paint in shown.graphs[0]["paints"]],
     }

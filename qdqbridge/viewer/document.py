@@ -23,6 +23,10 @@ from qdqbridge.viewer.scopes import scope
 _STATES = {"the same": GOOD, "changed": FAIR, "only here": BAD}
 _LISTED = 8
 """Numbers of a scale or zero point per channel that are written out."""
+_HASHED = 1 << 27
+"""Bytes of weights of which a digest is made for the page."""
+NO_DIGEST = "not made of weights of"
+"""What a page says in place of the digest of a large graph."""
 _USERS = 64
 """Readers of one value that are listed."""
 
@@ -140,12 +144,17 @@ class _Shown:
             said.setdefault(note.node, []).append(f"{note.reason} ({note.rule})")
         return {
             "name": name,
-            "digest": self.graph.digest,
+            "digest": self._digest(),
             "facts": self._facts(),
             "values": [self._value(value) for value in self.numbers],
             "nodes": [self._node(node, said.get(node.name, [])) for node in self.graph.nodes],
             "paints": [paint.json() for paint in paints],
         }
+
+    def _digest(self) -> str:
+        """Returns the graph's digest; of a large one it would read all weights for a picture."""
+        size = sum(v.constant.nbytes for v in self.numbers if v.constant is not None)
+        return self.graph.digest if size <= _HASHED else f"{NO_DIGEST} {size / 1e9:.1f} GB"
 
     def _facts(self) -> list[list[str]]:
         graph = self.graph

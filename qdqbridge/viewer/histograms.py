@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ BINS = 48
 SAMPLED = 1 << 16
 """Elements that are looked at: more of them move no bar that can be seen."""
 
+_ROWS = 48
+"""Indices of an axis that are looked at in any case."""
+
 
 def histogram(value: Value, stored: NDArray[Any], *, run: bool = False) -> dict[str, Any] | None:
     """Returns the histogram of real numbers; None where there are none, or they are no numbers.
@@ -27,7 +31,7 @@ def histogram(value: Value, stored: NDArray[Any], *, run: bool = False) -> dict[
     if stored.dtype == np.object_ or stored.dtype.kind in "USb" or not stored.size:
         return None
     with np.errstate(all="ignore"):
-        real = _sample(_real(value, stored))
+        real = _real(value, stored)
         finite = real[np.isfinite(real)]
     if not finite.size:
         return None
@@ -44,18 +48,53 @@ def histogram(value: Value, stored: NDArray[Any], *, run: bool = False) -> dict[
 
 
 def _real(value: Value, stored: NDArray[Any]) -> NDArray[np.float64]:
-    if isinstance(value.type, QuantType):
-        params = value.type.params
-        if params.per_tensor and stored.size > SAMPLED:
-            stored = _sample(stored)
-        return dequantize(stored, params).astype(np.float64)
-    return _sample(stored).astype(np.float64)
+    """Returns the real numbers of an even sample; what is not in it is not read."""
+    steps = _steps(stored)
+    part = stored[tuple(slice(None, None, step) for step in steps)]
+    if not isinstance(value.type, QuantType):
+        return part.astype(np.float64)
+    params = value.type.params
+    if params.axis is None or part.size == stored.size:
+        return dequantize(part, params).astype(np.float64)
+    axis = params.axis
+    places = np.arange(0, stored.shape[axis], steps[axis])
+    if params.block_size is not None:
+        places = places // params.block_size
+    scale, zero = (
+        _along(numbers, places, axis, steps) for numbers in (params.scale, params.zero_point)
+    )
+    wide = part.astype(np.float64)
+    integer = params.storage_dtype.is_integer
+    return (wide - zero.astype(np.float64) if integer else wide) * scale.astype(np.float64)
 
 
-def _sample(array: NDArray[Any]) -> NDArray[Any]:
-    flat = array.reshape(-1)
-    step = -(-flat.size // SAMPLED)
-    return flat[::step] if step > 1 else flat
+def _along(
+    numbers: NDArray[Any], places: NDArray[Any], axis: int, steps: tuple[int, ...]
+) -> NDArray[Any]:
+    """Returns scales or zero points as they lie against a sample."""
+    if numbers.ndim <= 1:
+        shape = [1] * len(steps)
+        shape[axis] = -1
+        return numbers[places].reshape(shape)
+    taken = numbers.take(places, axis=axis)
+    others = (slice(None) if i == axis else slice(None, None, s) for i, s in enumerate(steps))
+    return taken[tuple(others)]
+
+
+def _steps(stored: NDArray[Any]) -> tuple[int, ...]:
+    """Returns how far apart elements are looked at along each axis.
+
+    First along the axis whose elements lie furthest apart: a large array is read from a file, and
+    whole pages of it.
+    """
+    shape, left, steps = stored.shape, list(stored.shape), [1] * stored.ndim
+    while math.prod(left) > SAMPLED:
+        many = [axis for axis, extent in enumerate(left) if extent > _ROWS]
+        axis = max(many or range(len(left)), key=lambda axis: (
+            stored.strides[axis] if many else left[axis]))  # fmt: skip
+        steps[axis] *= 2
+        left[axis] = -(-shape[axis] // steps[axis])
+    return tuple(steps)
 
 
 def _range(value: Value) -> list[float] | None:

@@ -18,7 +18,8 @@ from qdqbridge.attribution import SuspectTensor
 
 Array = NDArray[Any]
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-_STEPS = ("Relu", "Clip", "Cast", "Identity", "Add")
+_MOVES = ("Relu", "Clip", "DepthToSpace", "Slice", "Transpose", "Reshape", "MaxPool", "Flatten")
+_STEPS = (*_MOVES, "Cast", "Identity", "Add")
 """What stands between a product and the pair that rounds its result."""
 
 
@@ -221,7 +222,7 @@ class _File:
         """Returns the names of an activation, and of the clamps and products before it."""
         names = list(pair.names)
         name = pair.names[0]
-        for _ in range(4):
+        for _ in range(8):
             maker = self.makers.get(name)
             if maker is None:
                 break
@@ -340,11 +341,11 @@ def _saturated_accumulators(file: _File, rng: Any, data: dict[str, Array]) -> Sa
 
 def _product(file: _File, pair: _Pair) -> onnx.NodeProto | None:
     name = pair.names[0]
-    for _ in range(3):
+    for _ in range(6):
         maker = file.makers.get(name)
         if maker is None or maker.op_type in _PRODUCTS:
             return maker
-        if maker.op_type not in ("Relu", "Clip"):
+        if maker.op_type not in _MOVES:
             return None
         name = maker.input[0]
     return None
