@@ -57,7 +57,7 @@ def _real(value: Value, stored: NDArray[Any]) -> NDArray[np.float64]:
     if params.axis is None or part.size == stored.size:
         return dequantize(part, params).astype(np.float64)
     axis = params.axis
-    places = np.arange(0, stored.shape[axis], steps[axis])
+    places: NDArray[Any] = np.arange(0, stored.shape[axis], steps[axis])
     if params.block_size is not None:
         places = places // params.block_size
     scale, zero = (

@@ -70,10 +70,11 @@ def picture(chromium: Any, folder: Path, name: str) -> np.ndarray:
 def test_the_page_looks_as_it_did(chromium: Any, tmp_path: Path, name: str) -> None:
     seen = picture(chromium, tmp_path, name)
     if os.environ.get("QDQBRIDGE_KEEP_PICTURES"):
-        known = dict(np.load(KEPT)) if KEPT.exists() else {}
-        np.savez_compressed(KEPT, **{**known, name: np.rint(seen).astype(np.uint8)})
-    with np.load(KEPT) as kept:
-        gap = np.abs(seen - kept[name])
+        kept: dict[str, Any] = dict(np.load(KEPT)) if KEPT.exists() else {}
+        kept[name] = np.rint(seen).astype(np.uint8)
+        np.savez_compressed(KEPT, **kept)
+    with np.load(KEPT) as pictures:
+        gap = np.abs(seen - pictures[name])
     assert gap.mean() < MEAN
     assert gap.max() < WORST
 
