@@ -22,7 +22,7 @@ from qdqbridge.attribution.kernels import KernelShare, kernel_share
 from qdqbridge.attribution.node_errors import KERNEL, NodeError, node_errors
 from qdqbridge.attribution.repairs import repairs
 from qdqbridge.attribution.simulation import Change, GraphRuns, decibels, noise, ratio
-from qdqbridge.errors import UnsupportedModelError
+from qdqbridge.errors import InputDataError, UnsupportedModelError
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.report.engine import Engine
@@ -126,6 +126,12 @@ def attribute(
     found = correspondence(reference, quantized)
     _check(reference, quantized, found)
     floats = GraphRuns(found.reference, data)
+    if not any(np.isfinite(floats.stored(value)).any() for value in floats.graph.outputs):
+        raise InputDataError(
+            "the float model's outputs are no finite numbers on this data",
+            why="no error can be measured against them",
+            fix="give data without NaN and infinities, as the model was made for",
+        )
     theirs = fed(quantized, found, data)
     share_ = None if engine is None else kernel_share(quantized, engine, theirs)
     everything = _changes(found)

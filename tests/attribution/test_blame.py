@@ -17,7 +17,7 @@ from qdqbridge.attribution.correspondence import correspondence, share
 from qdqbridge.attribution.simulation import GraphRuns
 from qdqbridge.cli.failures import run
 from qdqbridge.engines import EngineVerdict
-from qdqbridge.errors import UnsupportedModelError
+from qdqbridge.errors import InputDataError, UnsupportedModelError
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.interpreter import evaluate_node
 from qdqbridge.graph.numerics import dequantize
@@ -89,6 +89,11 @@ def test_a_spoiled_tensor_is_named_with_its_cause_and_repaired(
     assert found.tensors[0].cause in made.causes
     assert found.quantized_db < unspoiled - 3
     assert found.repaired_db >= unspoiled - 1
+
+
+def test_data_without_numbers_is_refused() -> None:
+    with pytest.raises(InputDataError, match="no finite numbers"):
+        qb.blame(CNN, PAIRS[0][1], {"input": np.full_like(images(4), np.nan)})
 
 
 def test_other_models_are_refused() -> None:
