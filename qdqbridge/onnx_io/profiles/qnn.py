@@ -301,7 +301,7 @@ _RANGES = {"Softmax": 1 << 16, "Sigmoid": 1 << 16, "Tanh": 1 << 15}
 """Steps in 1.0 of the encoding that the backend has for results of 16 bits."""
 _WIDE_STEPS = {
     "Conv": 32, "ConvTranspose": 32, "Gemm": 32, "MatMul": 512, "Gelu": 32, "Softmax": 16,
-    "LayerNormalization": 64, "Div": 32, "Sigmoid": 8,
+    "LayerNormalization": 64, "Div": 32, "Sigmoid": 8, "Tanh": 8,
 }  # fmt: skip
 """How far results of 16 bits were seen from the exact ones, rounded up to a power of 2."""
 
