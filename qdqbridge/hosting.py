@@ -116,7 +116,7 @@ def compile(
             TVM_NUM_THREADS, or half of the machine's.
         expose: Intermediate values that ``run`` shall return as well, under their names.
         extents: Numbers for symbolic extents, by name. Kernels are fast where at most the leading
-            one is open, say the batch; with more plain loops run.
+            one is open, say the batch; with more only products of floats are, and dynamic ones.
         cache: A folder of what was compiled before: the same graph for the same target, by the same
             versions, is loaded from there (its ``graph`` is the interface alone), else compiled and
             kept. Several processes may use it at once; a damaged entry is compiled anew.

@@ -117,7 +117,8 @@ def repaired(
     Args:
         start: The graph quantized without repair.
         samples: Calibration data: where there are enough, what helped is decided on half of them,
-            which no step has looked at.
+            which ``round`` and ``bias`` have not looked at; ``equalize`` and ``smooth`` take the
+            ranges of the rewritten graph from all.
         again: Quantizes another float graph.
         steps: Names out of :data:`ORDER`, which they are done in.
         until: No step is begun after this time (``time.monotonic``).
