@@ -12,16 +12,17 @@ import logging
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-from onnxruntime.quantization import CalibrationDataReader
-from onnxruntime.quantization import qdq_loss_debug as debug
+from onnxruntime.quantization import CalibrationDataReader, qdq_loss_debug
 
 import qdqbridge as qb
 from scripts.blame_sabotage import MODELS, OWN, Quantized, own
 from tests.attribution.sabotage import KINDS, Sabotage, named, spoil
 
+debug: Any = qdq_loss_debug
 _STEP = 5
 """Of the cases, every fifth: each kind and each network is among twenty."""
 
@@ -57,7 +58,7 @@ class _Feeds(CalibrationDataReader):
     def __init__(self, feeds: list[dict[str, np.ndarray]]) -> None:
         self.rows = iter(feeds)
 
-    def get_next(self) -> dict[str, np.ndarray] | None:
+    def get_next(self) -> Any:
         return next(self.rows, None)
 
 

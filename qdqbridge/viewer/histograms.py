@@ -57,9 +57,8 @@ def _real(value: Value, stored: NDArray[Any]) -> NDArray[np.float64]:
     if params.axis is None or part.size == stored.size:
         return dequantize(part, params).astype(np.float64)
     axis = params.axis
-    places: NDArray[Any] = np.arange(0, stored.shape[axis], steps[axis])
-    if params.block_size is not None:
-        places = places // params.block_size
+    block = params.block_size or 1
+    places = np.asarray(range(0, stored.shape[axis], steps[axis]), np.int64) // block
     scale, zero = (
         _along(numbers, places, axis, steps) for numbers in (params.scale, params.zero_point)
     )
