@@ -39,7 +39,7 @@ def open_engine(
         name: ``onnxruntime-optimized``, ``qnn-htp`` (the host build of the NPU's backend),
             ``openvino`` or ``litert``.
         source: A model file, which the engine gets as it is; or a graph, which is written as the
-            engine's export profile spells it.
+            engine's export profile writes it.
         extents: Numbers for symbolic extents, by name.
         limits: What the engine's process may take, in seconds and bytes.
 

@@ -61,7 +61,7 @@ def load(
             QuantizeLinear and DequantizeLinear. Such a file does not say that it means that.
         fold_affine: Fold float Mul, Div, Add, Sub and BatchNormalization per channel behind an
             integer product into its scales and bias. This moves float32 roundings.
-        fuse: Make one operator of each activation, norm and softmax that is spelled step by
+        fuse: Make one operator of each activation, norm and softmax that is written out step by
             step (Gelu, HardSwish, LayerNormalization …). This moves float32 roundings.
 
     Raises:
@@ -289,7 +289,7 @@ def vela(graph: Graph, accelerator: str = "ethos-u55-128", *, layout: str = "mod
 
 
 def export_profile(name: str) -> ExportProfile:
-    """Returns an export profile: how it spells files, and the rules that its runtime demands.
+    """Returns an export profile: how it writes files, and the rules that its runtime demands.
 
     Raises:
         UnsupportedTargetError: There is none of that name.
@@ -316,7 +316,7 @@ def check(source: Graph | File, profile: str = "ort") -> list[Finding]:
 
 
 def changes(source: File, written: File, profile: str = "ort") -> list[ExportChange]:
-    """Returns what :func:`save` spelled otherwise than the file that was read, and why.
+    """Returns what ``save`` wrote otherwise than the file that was read, and why.
 
     Args:
         source: An ONNX file.

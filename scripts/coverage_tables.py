@@ -1,7 +1,7 @@
 """What shipped pattern tables take of models: ``scripts/coverage_tables MODEL...``, or a folder.
 
 One line per model and table: composites / regions / operators left, for a module that
-``relay.emit`` wrote in the table's spelling, for the same after the rewrites that the table asks
+``relay.emit`` wrote in the table's form, for the same after the rewrites that the table asks
 for, and for what TVM's importer and FakeQuantizationToInteger make of the file, as it is and after
 ConvertLayout to channels-last. ``-`` is a route that failed.
 

@@ -114,7 +114,7 @@ def grid(found: Sequence[dict[str, str]], prefix: str) -> list[str]:
 
 
 def clamps(found: Sequence[dict[str, str]], prefix: str) -> list[str]:
-    """Returns the lines of a table: spellings of clamps by zero points, 8 bits, products."""
+    """Returns the lines of a table: forms of clamps by zero points, 8 bits, products."""
     zeros = tuple(dict.fromkeys(row["zero"] for row in found))
     eight = [row for row in found if row["dtype"] in ("u8", "s8") and row["bias"] != "-"]
     lines = [f"| clamp | {' | '.join(zeros)} |", "|---" * (len(zeros) + 1) + "|"]
@@ -157,7 +157,7 @@ def page(runtime: Runtime) -> str:
         for prefix in ("", "export_")
     )
     if runtime.profile:
-        right = f"As spelled {own} of the {len(found)} are taken and right"
+        right = f"As written {own} of the {len(found)} are taken and right"
         exported = f"as `{runtime.export}` writes them {written}"
     else:
         right = f"{written} of the {len(found)} are written, taken and right"
@@ -171,7 +171,7 @@ def page(runtime: Runtime) -> str:
         f"{right} (at most {LIMIT} LSB from the numbers that the file means); {exported}.",
     ]
     if runtime.profile:
-        parts += ["## As producers spell them", "\n".join(grid(found, ""))]
+        parts += ["## As producers write them", "\n".join(grid(found, ""))]
     whole = TABLES / f"models_{runtime.engine}.csv"
     if whole.exists():
         parts += ["## Whole models, by producer", *producers(whole)]

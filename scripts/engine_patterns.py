@@ -1,7 +1,7 @@
 """What engines take of small models, and what they compute from them: a table per engine.
 
 ``scripts/engine_patterns.py qnn-htp`` runs every pattern of ``pattern_models.py`` twice, as it is
-spelled and as the engine's export profile writes it, and adds a row for each to
+written and as the engine's export profile writes it, and adds a row for each to
 ``tests/engines/patterns_qnn-htp.csv``; rows that are there are not run again. ``--random COUNT
 --seed S`` runs patterns at random that are not in the table and prints where the profile's rules
 are wrong about them: "kept" of what the engine refuses or computes more than 2 LSB off, and alarms
@@ -98,7 +98,7 @@ def _short(words: str) -> str:
 
 
 def outcomes(asked: Asked, pattern: Pattern, folder: Path) -> tuple[Outcome, Outcome]:
-    """Returns what becomes of a pattern as it is spelled, and as the profile writes it."""
+    """Returns what becomes of a pattern as it is written, and as the profile writes it."""
     profile = asked.kind.profile
     file = folder / "pattern.onnx"
     made = model(pattern)
@@ -183,7 +183,7 @@ def report(rows: Iterable[tuple[Pattern, Outcome, Outcome]], show: int) -> None:
             print(f"  {line}")
     count = len(all_rows)
     for name, each in (
-        ("as spelled", [r[1] for r in all_rows]),
+        ("as written", [r[1] for r in all_rows]),
         ("exported", [r[2] for r in all_rows]),
     ):
         taken = sum(outcome.taken == "yes" for outcome in each)

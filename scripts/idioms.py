@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 IDIOMS = ROOT / "tests" / "idioms.csv"
 TABLE = ROOT / "qdqbridge" / "onnx_io" / "README.md"
 _FAMILIES = {
-    "A": "How Q, DQ and their parameters are spelled",
+    "A": "How Q, DQ and their parameters are written",
     "B": "Weights",
     "C": "Biases",
     "D": "Convolutions and products",
@@ -34,7 +34,7 @@ _INTRODUCTION = """\
 # ONNX in and out
 
 The only folder that imports onnx. `reader.py` turns a file into a graph, `writer.py` a graph into a
-file; `qdq.py` decodes the parameters of Q and DQ, `lowering/` spells other encodings as Q and DQ,
+file; `qdq.py` decodes the parameters of Q and DQ, `lowering/` writes other encodings as Q and DQ,
 `foreign.py` carries what has no row in the operator table, `profiles/` knows what runtimes want.
 
 ## Idioms

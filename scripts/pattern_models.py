@@ -1,4 +1,4 @@
-"""Small quantized models, one operator each, in every spelling: what engines are asked about.
+"""Small quantized models, one operator each, in every form: what engines are asked about.
 
 A pattern is a row of facts (operator, types, zero point, weights, bias, clamp, what follows,
 opset, rank); ``model(pattern)`` is the ONNX model of it, with integers at its interface so that
@@ -306,7 +306,7 @@ def _unary(net: _Net, name: str, x: str, shape: tuple[int, ...]) -> tuple[str, f
 
 
 def _clamped(net: _Net, result: str, scale: float) -> str:
-    """Adds the clamp in its spelling, and the QuantizeLinear."""
+    """Adds the clamp in its form, and the QuantizeLinear."""
     clamp, high = net.pattern.clamp, scale * 60 / net.unit
     if clamp == "none":
         return net.quantized(result, scale)

@@ -1,6 +1,6 @@
 """Every model of a folder to Relay and back, into one CSV file: ``scripts/roundtrip_relay FOLDER``.
 
-The folder is as for ``scripts/sweep``. Each graph is emitted in every spelling and both layouts,
+The folder is as for ``scripts/sweep``. Each graph is emitted in every variant and both layouts,
 read back, and its digest compared; where it differs, the first difference is the reason. Relay
 needs numbers for extents, so what is compared is the file with 1 for each symbolic one. A model
 whose digest was seen before is not tried again: its graph is the same.

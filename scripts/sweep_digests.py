@@ -1,7 +1,7 @@
 """Random models out and back: the digest after save and load, and through Relax, must stay.
 
 ``scripts/sweep_digests --models 500``: models of ``tests/onnx_io/random_models.py``, each saved and
-loaded, and emitted to Relax in both spellings and read back. What is refused is counted by its
+loaded, and emitted to Relax in both forms and read back. What is refused is counted by its
 reason; every digest that moves is told with its seed, ``--text`` adds the difference of the texts.
 """
 

@@ -4,7 +4,7 @@ The folder is as for ``scripts/sweep``. Each file is imported by ``tvm.relax.fro
 by ``from_relax`` and made canonical; its digest is compared with that of ``load`` on the file.
 Where it differs, the first difference is the reason. A table of the reasons ends the run.
 
-With ``--own`` no importer takes part: what ``to_relax`` writes, in both spellings, is read back.
+With ``--own`` no importer takes part: what ``to_relax`` writes, in both forms, is read back.
 """
 
 from __future__ import annotations

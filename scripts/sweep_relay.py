@@ -1,7 +1,7 @@
 """Every model of a folder through Relay, into one CSV file: ``scripts/sweep_relay FOLDER``.
 
 The folder is as for ``scripts/sweep``. Each graph is emitted, built (halves to even) and run in
-the canonical spelling, channels-first and channels-last, and in the tflite spelling; every
+the canonical variant, channels-first and channels-last, and in the tflite variant; every
 quantized value and every output is compared with the interpreter. Every module is read back, and
 its digest compared. Beside it: what TVM's own importer and FakeQuantizationToInteger make of the
 same file, the outputs of that compared with the interpreter's.
@@ -96,7 +96,7 @@ def _compared(graph: qb.Graph, path: Path, settings: Settings, *, others: bool) 
         found = {"read": _read(graph, variant, layout, extents)}
         if others or form == settings.forms[0]:
             modules = emit(exposed, variant, layout, extents=extents)
-            found |= _spelled(exposed, modules[0], parts, wanted, settings.target)
+            found |= _written(exposed, modules[0], parts, wanted, settings.target)
         row |= {f"{form}_{key}": value for key, value in found.items()}
     if others and "fq2i" in settings.forms:
         row |= _fq2i(graph, path, parts, wanted, settings.target)
@@ -114,7 +114,7 @@ def _read(graph: qb.Graph, variant: str, layout: str | None, extents: Mapping[st
     return "extents are numbers" if extents else "differs"
 
 
-def _spelled(
+def _written(
     exposed: qb.Graph, module: Any, parts: list[Any], wanted: list[Any], target: str
 ) -> Row:
     """Returns how a module compares with the interpreter."""

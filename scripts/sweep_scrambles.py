@@ -1,8 +1,8 @@
-"""Files rewritten at random into other spellings of the same network: the digest must stay.
+"""Files rewritten at random into other forms of the same network: the digest must stay.
 
 ``scripts/sweep_scrambles FOLDER --seeds 5``: every ``.onnx`` file below the folder, each rewritten
 five times by some of the rewrites of ``tests/onnx_io/scrambler.py`` (names, order of nodes and of
-operands, storage of constants, spellings of reshapes, Identity nodes, opsets, conversions). A file
+operands, storage of constants, forms of reshapes, Identity nodes, opsets, conversions). A file
 that cannot be read is left out and counted. Every scramble that moves the digest is told with its
 seed and the first rewrite after which it is another one.
 """

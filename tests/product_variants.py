@@ -1,4 +1,4 @@
-"""Gemm, MatMul and Dense as files spell them: a strategy over their attributes and operands."""
+"""Gemm, MatMul and Dense as files write them: a strategy over their attributes and operands."""
 
 from __future__ import annotations
 

@@ -66,9 +66,9 @@ def compile_pattern(pattern: Pattern, arities: Sequence[int] = _ARITIES) -> Any:
             return compile_pattern(Either(wrapped, inner), arities)
         case CallPattern(op=op, args=args, attrs=attrs):
             inside = [compile_pattern(arg, arities) for arg in args]
-            missing = max(int(tvm.ir.Op.get(_spelled(op)[0]).num_inputs) - len(inside), 0)
+            missing = max(int(tvm.ir.Op.get(_written(op)[0]).num_inputs) - len(inside), 0)
             inside += [dfp.is_constant() | dfp.wildcard() for _ in range(missing)]
-            called = reduce(operator.or_, map(dfp.is_op, _spelled(op)))(*inside)
+            called = reduce(operator.or_, map(dfp.is_op, _written(op)))(*inside)
             return called.has_attr(dict(attrs)) if attrs else called
 
 
@@ -76,7 +76,7 @@ EXTENSION = "qnn.qdq_"
 """Operators of ours that go beyond Relay's of the same name: another type, another axis."""
 
 
-def _spelled(op: str) -> list[str]:
+def _written(op: str) -> list[str]:
     """Returns the operators that go by one name here."""
     ours = op.replace("qnn.", EXTENSION, 1) if op.startswith("qnn.") else op
     known = set(map(str, tvm.ir.Op.list_op_names()))

@@ -1,6 +1,6 @@
 """Tables that ship with TVM or a vendor, on Relay: the small interface that an adapter implements.
 
-An adapter (``qdqbridge.relay.tables``) says how the table wants a model spelled and hands out its
+An adapter (``qdqbridge.relay.tables``) says how the table wants a model written and hands out its
 own patterns and checks; partitioning and words for what is left are here, the same for all.
 """
 
@@ -24,7 +24,7 @@ class ShippedTable(Protocol):
 
     @property
     def variant(self) -> str:
-        """The spelling of ``relay.emit`` that it matches: ``tflite``, ``dnnl``, ``fq2i``."""
+        """The variant of ``relay.emit`` that it matches: ``tflite``, ``dnnl``, ``fq2i``."""
         ...
 
     @property
@@ -59,7 +59,7 @@ def partition_shipped(
     """As :func:`qdqbridge.byoc.partition`, by a shipped table's own patterns and checks.
 
     Args:
-        module: A Relay module in the table's spelling.
+        module: A Relay module in the table's variant.
         table: The adapter.
         regions: Group neighbouring composites into regions.
     """

@@ -1,4 +1,4 @@
-"""Rules for operators of one operand that a file spells as the very same float operations."""
+"""Rules for operators of one operand that a file writes as the very same float operations."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A float bias is part of the meaning. Integer engines round it to the units of th
 moves a result, before that is rounded, by ``|bias - integer * scale_x * scale_w| / scale_y`` steps
 of its own type: at most half of ``scale_x * scale_w / scale_y``, which is tiny in a well scaled
 network and may be anything in another. Up to ``BIAS_MOVES`` steps (``ops/accumulator.py``) the
-rounding is taken as a spelling of the same network, so that a file with a float bias and its twin
+rounding is taken as a form of the same network, so that a file with a float bias and its twin
 with an int32 one have one digest; beyond it the bias stays float, in the graph and in the digest.
 """
 

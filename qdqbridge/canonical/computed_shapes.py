@@ -85,7 +85,7 @@ def static_reshape(node: Node, scope: Scope) -> Proposal:
 
 
 def _written(target: Extents, source: tuple[Dim, ...]) -> tuple[int, ...] | None:
-    """Returns ONNX's spelling of a target with unknown extents, None where it has none."""
+    """Returns ONNX's form of a target with unknown extents, None where it has none."""
     written: list[int] = []
     for index, dim in enumerate(target):
         if isinstance(dim, int):

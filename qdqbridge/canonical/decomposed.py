@@ -1,4 +1,4 @@
-"""Quantization that a file spells as float arithmetic (idioms L2, L3)."""
+"""Quantization that a file writes as float arithmetic (idioms L2, L3)."""
 
 from __future__ import annotations
 

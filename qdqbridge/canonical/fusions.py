@@ -1,4 +1,4 @@
-"""Activations, softmax and scores that a file spells step by step, as one operator each.
+"""Activations, softmax and scores that a file writes out step by step, as one operator each.
 
 One operator is rounded once where its steps are rounded after each, so the last bit of a float
 result may change; these rules are no part of the canonical form. They run where somebody asks for

@@ -1,4 +1,4 @@
-"""Layer norms that a file spells step by step, as one operator.
+"""Layer norms that a file writes out step by step, as one operator.
 
 Exporters of opsets before 17 write ``(x - mean(x)) / sqrt(mean((x - mean(x))^2) + e) * g + b`` as
 up to nine operators. Rounded to codes after each step that would be a poor layer norm: the square

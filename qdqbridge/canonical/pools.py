@@ -1,4 +1,4 @@
-"""Rules for pools: one spelling where several mean the same."""
+"""Rules for pools: one form where several mean the same."""
 
 from __future__ import annotations
 

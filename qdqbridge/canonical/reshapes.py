@@ -1,4 +1,4 @@
-"""Rules that give changes of shape one spelling: files write the same reshape in many ways."""
+"""Rules that give changes of shape one form: files write the same reshape in many ways."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def reshape_is_flatten(node: Node, scope: Scope) -> Proposal:
 
 @rule("reshape-target", RESHAPE)
 def reshape_target(node: Node, scope: Scope) -> Proposal:
-    """``Reshape(x, target) -> Reshape(x)`` with the one target that shapes spell so.
+    """``Reshape(x, target) -> Reshape(x)`` with the one target that shapes written so share.
 
     An extent that x has at the same place is copied (0), so that it may change. What is left (-1)
     is the one that is unknown, or else the first extent, or where that is copied the last one that

@@ -29,9 +29,9 @@ def nearest_by_whole_factors(node: Node, scope: Scope) -> Proposal:
         return None
     if any(scale < 1 or scale != int(scale) for scale in given.scales):
         return None
-    spelled = replace(given, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+    written = replace(given, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
     output, origin = node.output, node.origin
-    value = result(node.op, spelled, node.inputs, output.type, origin, output.name)
+    value = result(node.op, written, node.inputs, output.type, origin, output.name)
     return Replace({output: value})
 
 

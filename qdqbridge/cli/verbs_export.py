@@ -95,7 +95,7 @@ def export(
     reading: Reading = AS_IT_IS,
     json: Json = False,
 ) -> int:
-    """Write a model in canonical spelling, and say what that changed.
+    """Write a model in canonical form, and say what that changed.
 
     A file that ends in .tflite (or --profile tflite) is TFLite: the same integers, channels-last.
 

@@ -16,7 +16,7 @@ _LISTED = 8
 
 
 def verify(graph: Graph, file: str = "") -> None:
-    """Checks the operators' own rules on every node, and the canonical form where it is claimed.
+    """Checks the operators' own rules on every node, and the canonical form where the graph has it.
 
     Args:
         graph: Any graph.

@@ -1,4 +1,4 @@
-"""Constants that a file spells as nodes: Constant nodes, and cones of operators over constants."""
+"""Constants that a file writes as nodes: Constant nodes, and cones of operators over constants."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def foreign_node(
 def foreign_operator(domain: str, op_type: str) -> Operator:
     """Returns the one operator of all foreign nodes of a kind.
 
-    Its name is ONNX's; a spelling of an operator that has a row gets the domain in front
+    Its name is ONNX's; a form of an operator that has a row gets the domain in front
     (``ai.onnx::Slice``), so that nobody takes it for the row.
     """
     plain = domain == "" and op_type not in BY_ROW

@@ -16,7 +16,7 @@ from qdqbridge.onnx_io.foreign_operators import foreign_operator
 
 
 def foreign_of_span(raw: Mapping[str, Any]) -> tuple[Operator, ForeignAttrs] | None:
-    """Returns operator and attributes of the node that a claim holds; None where it holds none."""
+    """Returns operator and attributes of the node in a record of provenance; None without one."""
     if "op_type" not in raw:
         return None
     data = base64.b64decode(raw["node"])

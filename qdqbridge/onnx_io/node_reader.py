@@ -283,7 +283,7 @@ class NodeReader:
         origin = Origin(
             (proto.name or (proto.output[0] if proto.output else ""),),
             tuple((p.key, p.value) for p in proto.metadata_props),
-            self.variants.get(proto.output[0]) or _spelling(proto, attributes, self.opset),
+            self.variants.get(proto.output[0]) or _variant(proto, attributes, self.opset),
         )
         node = Node(op, attributes, operands, results, origin)  # type: ignore[arg-type]
         self.nodes.append(node)
@@ -377,7 +377,7 @@ def _carried(domain: str, op_type: str, names: Sequence[str]) -> Note:
     return Note("carried-operator", names[0], reason, tuple(names[:_LISTED]))
 
 
-def _spelling(proto: onnx.NodeProto, attributes: object, opset: int) -> str:
+def _variant(proto: onnx.NodeProto, attributes: object, opset: int) -> str:
     """Returns how the file writes the operator, where that decides the bits of float kernels."""
     if proto.op_type == "LayerNormalization" and opset < _LAYER_NORM:
         return BEFORE

@@ -19,7 +19,7 @@ from qdqbridge.graph.types import QuantType, ValueType
 BIAS_MOVES = 2.0**-4
 """What rounding a bias to the accumulator may move a result by, before that is rounded, in LSB.
 
-Up to this the rounding is a spelling of the same network, beyond it the bias is float.
+Up to this the rounding is a form of the same network, beyond it the bias is float.
 """
 
 

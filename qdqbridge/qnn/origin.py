@@ -2,7 +2,7 @@
 
 A call of a host's operator does not tell everything about a node: ``Reshape`` to ``[0, -1]`` is
 written as a reshape to known extents, ``HardSwish`` of floats as five calls, int4 as int8. What a
-module computes is what its calls say; a span only says how the graph had spelled it, and a reader
+module computes is what its calls say; a span only says how the graph had written it, and a reader
 believes it only where both agree.
 """
 
@@ -111,18 +111,18 @@ def written(
         swapped: The calls take its two operands in the other order.
     """
     inputs = list(enumerate(node.inputs))
-    spelled: dict[str, Any] = {"swapped": True} if swapped else {}
+    written: dict[str, Any] = {"swapped": True} if swapped else {}
     if layout is not None:
-        spelled["layout"] = list(layout)
-        spelled["ranks"] = {i: v.rank for i, v in inputs if v is not None and v.is_constant}
+        written["layout"] = list(layout)
+        written["ranks"] = {i: v.rank for i, v in inputs if v is not None and v.is_constant}
     fixed = {i: v for i, v in inputs if v is not None and v.constant is not None}
     stored = [i for i, v in fixed.items() if v.quant is not None]
     if stored:
-        spelled["stored"] = stored
+        written["stored"] = stored
     whole = node.origin.whole
     if whole is not None:
         own = {"op": whole.op, "attributes": _attributes(whole.attributes)}
-        spelled["whole"] = {**own, "shapes": _plain(whole.shapes)}
+        written["whole"] = {**own, "shapes": _plain(whole.shapes)}
     record: dict[str, Any] = {
         "op": node.op.name,
         "attributes": _attributes(node.attributes),
@@ -132,7 +132,7 @@ def written(
         "names": [v.name if named else "" for v in node.outputs],
         "nodes": list(node.origin.nodes) if named else [],
         "metadata": [list(pair) for pair in node.origin.metadata] if named else [],
-        "more": _more(node, fixed) | spelled,
+        "more": _more(node, fixed) | written,
     }
     return _PREFIX + json.dumps(record, separators=(",", ":"))
 
@@ -318,7 +318,7 @@ def folded_params(provenance: Provenance, index: int) -> QuantParams | None:
 def function_of(
     provenance: Provenance,
 ) -> tuple[QuantParams, QuantParams, list[NDArray[Any]]] | None:
-    """Returns operand parameters, result parameters and scalars of a claimed Composition."""
+    """Returns operand parameters, result parameters and scalars of a recorded Composition."""
     if not all(name in provenance.more for name in ("source", "result", "scalars")):
         return None
     scalars = [np.asarray(v, np.float32).reshape(shape) for v, shape in provenance.more["scalars"]]
@@ -382,13 +382,13 @@ def _read_params(record: list[Any]) -> QuantParams:
 
 @_decoding
 def dtype_of(name: str) -> DType:
-    """Returns the element type of a name in a claim."""
+    """Returns the element type of a name in a record of provenance."""
     return _DTYPES[name]
 
 
 @_decoding
 def element(text: str) -> tuple[DType, DType, DType]:
-    """Returns storage, expressed and scale type of an element type in a claim."""
+    """Returns storage, expressed and scale type of an element type in a record of provenance."""
     storage, *rest = (_DTYPES[part] for part in text.split(":"))
     expressed = rest[0] if rest else DType.FLOAT32
     return storage, expressed, rest[1] if len(rest) > 1 else expressed

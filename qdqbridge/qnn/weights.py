@@ -1,4 +1,4 @@
-"""What a Resize does along one axis, as a matrix: two spellings of it mean the same, or not."""
+"""What a Resize does along one axis, as a matrix: two forms of it mean the same, or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer norms spelled step by step are one operator, and rounded once."""
+"""Layer norms written out step by step are one operator, and rounded once."""
 
 import numpy as np
 import pytest

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from qdqbridge.autoquant.formats import Format
 from qdqbridge.autoquant.plan import Fixed, Observed, Shared, Wishes, plan
 from qdqbridge.autoquant.quantize import QuantizeOptions
 from qdqbridge.autoquant.targets import ORT, PER_TENSOR, QNN, TENSORRT, OperatorRule
@@ -199,6 +200,7 @@ def test_a_node_may_have_its_own_format(storage):
 
     graph = graph_of(make, 3, 4, 4)
     last = graph.nodes[2]
+    assert isinstance(ORT.activations, Format)
     format = replace(ORT.activations, storage=storage)
     result = plan(graph, ORT, Wishes(formats={last: format}))
     formats = {

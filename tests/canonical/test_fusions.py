@@ -1,4 +1,4 @@
-"""Operators that are spelled step by step: one operator, the same numbers up to float rounding."""
+"""Operators that are written out step by step: one operator, the same up to float rounding."""
 
 from __future__ import annotations
 
@@ -160,10 +160,10 @@ def data() -> dict[str, Any]:
 @pytest.mark.parametrize("name", CASES)
 def test_steps_are_one_operator_of_the_same_numbers(name: str) -> None:
     wanted, steps = CASES[name]
-    spelled, whole = both(made(steps))
+    written, whole = both(made(steps))
     assert ops(whole) == wanted
-    assert ops(spelled) != wanted
-    (before,), (after,) = run(spelled, data()), run(whole, data())
+    assert ops(written) != wanted
+    (before,), (after,) = run(written, data()), run(whole, data())
     # Steps are rounded in float32 one by one, the operator once: some ulp, also below.
     np.testing.assert_allclose(after, before, rtol=2e-6, atol=2e-6)
     digest = whole.digest
@@ -180,8 +180,8 @@ def test_steps_that_leave_the_graph_stay(name: str) -> None:
         kinds = [n for n in b.nodes[:-1] if inner in (None, n.op_type)]
         b.output(kinds[-1].output[0], None)
 
-    spelled, whole = both(made(steps, also=leave))
-    first, second = run(spelled, data()), run(whole, data())
+    written, whole = both(made(steps, also=leave))
+    first, second = run(written, data()), run(whole, data())
     for a, c in zip(first, second, strict=True):  # as above
         np.testing.assert_allclose(c, a, rtol=2e-6, atol=2e-6)
 
@@ -202,8 +202,8 @@ def test_other_numbers_are_no_gelu(factor: float) -> None:
         tail = b.op("Add", b.op("Erf", b.op("Div", x, number(b, factor))), number(b, 1.0))
         return b.op("Mul", b.op("Mul", x, tail), number(b, 0.5))
 
-    spelled, whole = both(made(steps))
-    assert ops(spelled) == ops(whole)
+    written, whole = both(made(steps))
+    assert ops(written) == ops(whole)
 
 
 def test_a_sum_along_another_axis_is_no_softmax() -> None:
@@ -221,5 +221,5 @@ def test_rounded_steps_stay() -> None:
     x = b.qdq(b.input("x", SHAPE), 0.05, 120)
     gate_ = b.qdq(b.op("Sigmoid", x), 1 / 256)
     b.output(b.qdq(b.op("Mul", x, gate_), 0.05, 20), None)
-    spelled, whole = both(b)
-    assert ops(whole) == ops(spelled)
+    written, whole = both(b)
+    assert ops(whole) == ops(written)

@@ -23,7 +23,7 @@ SCALES = np.array([2**-7, 3 * 2**-9, 2**-6], np.float32)
 
 
 class Floats(Builder):
-    """Writes Q and DQ as arithmetic; switches spell the variants."""
+    """Writes Q and DQ as arithmetic; switches write the variants."""
 
     def __init__(self, *, reciprocal: bool = False, min_max: bool = False) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How Q/DQ nodes and their parameters are spelled: the rows of A that other tests leave."""
+"""How Q/DQ nodes and their parameters are written: the rows of A that other tests leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spellings that change no number: Gemm's attributes, Softmax of old opsets, tied weights, -0.0."""
+"""Forms that change no number: Gemm's attributes, Softmax of old opsets, tied weights, -0.0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operands that may change places have one order, by structure; extremes have one spelling."""
+"""Operands that may change places have one order, by structure; extremes have one form."""
 
 from __future__ import annotations
 

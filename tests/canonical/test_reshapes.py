@@ -1,4 +1,4 @@
-"""Changes of shape and of layout: one form of many spellings, bit for bit."""
+"""Changes of shape and of layout: one form of many forms, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nearest resizes by whole factors have one spelling, and pick what they picked."""
+"""Nearest resizes by whole factors have one form, and pick what they picked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def resize(coordinates: str, rounding: str, scales: tuple[float, float]) -> Grap
     return load(b.model())
 
 
-def spelled(graph: Graph) -> tuple[str, str]:
+def written(graph: Graph) -> tuple[str, str]:
     attributes = graph.nodes[0].attributes
     assert isinstance(attributes, ResizeAttrs)
     return attributes.coordinate_transformation_mode, attributes.nearest_mode
@@ -60,7 +60,7 @@ def test_one_spelling(scales: tuple[float, float]) -> None:
     ],
 )
 def test_others_stay(coordinates: str, rounding: str, scales: tuple[float, float]) -> None:
-    assert spelled(canonicalize(resize(coordinates, rounding, scales))) == (coordinates, rounding)
+    assert written(canonicalize(resize(coordinates, rounding, scales))) == (coordinates, rounding)
 
 
 def test_other_parameters_are_a_requantize_behind_it() -> None:

@@ -1,4 +1,4 @@
-"""Importers spell one operator in several ways: every one of them is one form, bit for bit."""
+"""Importers write one operator in several ways: every one of them is one form, bit for bit."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.onnx_models import Builder, load, ops
 def test_columns_added_to_a_convolution_are_its_bias(shape: Any, *, first: bool) -> None:
     w, c = halves(3, 2, 1, 1), halves(*shape)
 
-    def spelled(b: Builder, x: str) -> str:
+    def written(b: Builder, x: str) -> str:
         conv, bias = b.op("Conv", x, b.init(w)), b.init(c)
         return b.op("Add", *((bias, conv) if first else (conv, bias)))
 
     whole = made(lambda b, x: b.op("Conv", x, b.init(w), b.init(c.reshape(3))), [1, 2, 4, 4])
-    assert made(spelled, [1, 2, 4, 4]).digest == whole.digest
+    assert made(written, [1, 2, 4, 4]).digest == whole.digest
 
 
 def test_a_bias_that_is_computed() -> None:
@@ -98,9 +98,9 @@ def test_stacks_of_matrices_keep_their_sum() -> None:
 def test_reductions_over_space_are_pools(reduction: str, pool: str) -> None:
     reduce, whole = f"Reduce{reduction}", f"Global{pool}Pool"
     for shape, axes, name in (([1, 2, 4, 4], [2, 3], whole), ([1, 2, 4], [2], reduce)):
-        spelled = made(lambda b, x, a=axes: b.op(reduce, x, axes=a), shape)
+        written = made(lambda b, x, a=axes: b.op(reduce, x, axes=a), shape)
         direct = made(lambda b, x: b.op(whole, x), shape)
-        assert spelled.digest == direct.digest
+        assert written.digest == direct.digest
         assert ops(direct) == [name]
     kept = made(lambda b, x: b.op(reduce, x, axes=[1, 2]), [1, 2, 4, 4])
     dropped = made(lambda b, x: b.op(reduce, x, axes=[2, 3], keepdims=0), [1, 2, 4, 4])
@@ -110,11 +110,11 @@ def test_reductions_over_space_are_pools(reduction: str, pool: str) -> None:
 def test_softmax_of_rows() -> None:
     direct = made(lambda b, x: b.op("Softmax", x, axis=-1), [2, 3, 4])
 
-    def spelled(b: Builder, x: str) -> str:
+    def written(b: Builder, x: str) -> str:
         flat = b.op("Softmax", reshaped(6, 4)(b, x), axis=-1)
         return reshaped(2, 3, 4)(b, flat)
 
-    assert made(spelled, [2, 3, 4]).digest == direct.digest
+    assert made(written, [2, 3, 4]).digest == direct.digest
 
 
 def test_softmax_of_other_rows_stays() -> None:
@@ -156,13 +156,13 @@ def test_reciprocal() -> None:
 
 
 def test_indices_count_from_the_front() -> None:
-    def spelled(b: Builder, x: str) -> str:
+    def written(b: Builder, x: str) -> str:
         index, extent = b.init(vector(1, -1)), b.init(vector(4))
         test = b.op("Less", index, b.init(vector(0)))
         return b.op("Gather", x, b.op("Where", test, b.op("Add", index, extent), index), axis=1)
 
     plain = made(lambda b, x: b.op("Gather", x, b.init(vector(1, -1)), axis=1), [3, 4])
-    assert made(spelled, [3, 4]).digest == plain.digest
+    assert made(written, [3, 4]).digest == plain.digest
     assert plain.nodes[0].operand(1).constant.numpy().tolist() == [1, 3]  # type: ignore[union-attr]
     unknown = made(lambda b, x: b.op("Gather", x, b.init(vector(-1)), axis=0), ["n", 4])
     assert unknown.nodes[0].operand(1).constant.numpy().tolist() == [-1]  # type: ignore[union-attr]
@@ -199,11 +199,11 @@ def test_indices_at_run_time(extent: int, wanted: list[str] | None) -> None:
 def test_blocks(
     op: str, attributes: DepthSpaceAttrs, split: Any, perm: Any, joined: Any, batch: Any
 ) -> None:
-    def spelled(b: Builder, x: str) -> str:
+    def written(b: Builder, x: str) -> str:
         permuted = b.op("Transpose", reshaped(*split)(b, x), perm=list(perm))
         return reshaped(*joined)(b, permuted)
 
-    found = made(spelled, [batch, 12, 2, 4])
+    found = made(written, [batch, 12, 2, 4])
     assert [(n.op.name, n.attributes) for n in found.nodes] == [(op, attributes)]
     other = made(
         lambda b, x: reshaped(0, 3, 8, 4)(b, reshaped(0, 2, 2, 3, 2, 4)(b, x)), [2, 12, 2, 4]

@@ -1,4 +1,4 @@
-"""Models of one operator, however it is spelled."""
+"""Models of one operator, however it is written."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 TABLES = Path(__file__).parent
 LIMIT, WIDE, STEPS = 2, "wide-arithmetic", 512
 KNOWN = {"qnn": (0, 0), "openvino": (0, 0)}
-"""Rows as spelled whose rules are falsely kept, and falsely broken: by their number."""
+"""Rows as written whose rules are falsely kept, and falsely broken: by their number."""
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import qdqbridge as qb
 from qdqbridge.graph.graph import Graph
 
 HOSTED = ("qnn", "qdq")
-"""Spellings on Relax."""
+"""Forms on Relax."""
 
 
 def loaded(model: onnx.ModelProto) -> Graph:

@@ -1,4 +1,4 @@
-"""Small wholly quantized networks, one group of equivalent spellings each."""
+"""Small wholly quantized networks, one group of equivalent forms each."""
 
 from __future__ import annotations
 

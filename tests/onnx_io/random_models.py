@@ -1,4 +1,4 @@
-"""Random small ONNX models: float and quantized operators, odd spellings, open batches.
+"""Random small ONNX models: float and quantized operators, odd forms, open batches.
 
 :func:`random_model` makes the model of a seed. Shapes come from ONNX's own inference, so every node
 fits what it reads. Nothing here is run: the models are for what must not depend on values, such as

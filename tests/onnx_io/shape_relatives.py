@@ -1,4 +1,4 @@
-"""Random small QDQ models whose shapes are declared wrongly, computed, or spelled in many ways.
+"""Random small QDQ models whose shapes are declared wrongly, computed, or written in many ways.
 
 ``python -m tests.onnx_io.shape_relatives CASES`` runs so many of each class; prints what fails.
 """
@@ -365,7 +365,7 @@ def computed_case(seed: int, folder: Path) -> str:
     return ""
 
 
-# ---- spellings of a reshape -------------------------------------------------------------------
+# ---- forms of a reshape -------------------------------------------------------------------
 
 
 def variants(rng: random.Random, dims: Dims, target: Sequence[int], open_: int) -> list[list[int]]:
@@ -385,7 +385,7 @@ def variants(rng: random.Random, dims: Dims, target: Sequence[int], open_: int) 
 
 
 def reshape_case(seed: int, folder: Path) -> str:
-    """Checks that all spellings of one reshape, open or not, have one digest."""
+    """Checks that all forms of one reshape, open or not, have one digest."""
     rng = random.Random(seed)
     dims = rng.choice([(3, 4, 8, 6), (5, 32, 24), (2, 6, 4), (7, 8), (3, 8, 1, 1)])
     open_ = rng.randint(0, 1)
@@ -398,11 +398,11 @@ def reshape_case(seed: int, folder: Path) -> str:
     models.append(_by_shape(dims, names, target))
     if len(target) == 2 and target[0] == dims[0]:
         models.append(_flattened(dims, names))
-    graphs = [loaded(model, folder, f"spelled{i}") for i, model in enumerate(models)]
+    graphs = [loaded(model, folder, f"written{i}") for i, model in enumerate(models)]
     digests = {graph.digest for graph in graphs}
     digests |= {digest_after_export(graph, folder) for graph in graphs}
     if len(digests) != 1:
-        return f"{names} -> {target}: {len(digests)} digests of {len(models)} spellings"
+        return f"{names} -> {target}: {len(digests)} digests of {len(models)} forms"
     return ""
 
 

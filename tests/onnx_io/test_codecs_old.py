@@ -1,4 +1,4 @@
-"""Old and unusual spellings mean what onnxruntime makes of them, or have no row."""
+"""Old and unusual forms mean what onnxruntime makes of them, or have no row."""
 
 from __future__ import annotations
 

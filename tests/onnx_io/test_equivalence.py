@@ -1,4 +1,4 @@
-"""One stable form: every equivalent spelling of a model has one digest."""
+"""One stable form: every equivalent form of a model has one digest."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ BASES: dict[str, Callable[[], onnx.ModelProto]] = {
     "stored interface": stored_interface,
 }
 GROUPS = {**BASES, **equivalence_bases.BASES}
-"""A group is one network in every spelling that the scrambler finds for it."""
+"""A group is one network in every form that the scrambler finds for it."""
 
 
 @cache

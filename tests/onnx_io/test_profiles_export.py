@@ -73,7 +73,7 @@ def kinds(path: Path) -> set[str]:
 # ---- every profile --------------------------------------------------------------------------
 
 
-RESPELLED = {
+LEGALIZED = {
     "qnn": {
         "conv_relu_signed": 0.0, "conv_float_result": 1e-4, "gemm_float_result": 1e-4,
         "matmul_float_result": 1e-4,
@@ -96,7 +96,7 @@ def same_graph(graph: Graph, path: Path, *, off: float | None) -> None:
     feeds = data(with_numbers(graph, dict.fromkeys(symbolic_extents(graph), 2)))
     ours, theirs = evaluate(graph, feeds)[0], evaluate(again, feeds)[0]
     for name, array in ours.items():
-        # How far, and why, stands at RESPELLED; what is off by nothing is equal.
+        # How far, and why, stands at LEGALIZED; what is off by nothing is equal.
         np.testing.assert_allclose(theirs[name], array, rtol=1e-4 if off else 0, atol=off)
 
 
@@ -107,7 +107,7 @@ def test_what_is_written_is_the_same_graph(name: str, profile: str, tmp_path: Pa
     text = graph.text()
     path = written(graph, profile, tmp_path)
     assert graph.text() == text
-    same_graph(graph, path, off=RESPELLED.get(profile, {}).get(name))
+    same_graph(graph, path, off=LEGALIZED.get(profile, {}).get(name))
     assert not [f for f in check(path, profile) if f.effect is Effect.REFUSED]
 
 
@@ -116,7 +116,7 @@ def test_what_is_written_is_the_same_graph(name: str, profile: str, tmp_path: Pa
 def test_own_models(name: str, profile: str, tmp_path: Path) -> None:
     graph = canonicalize(read(MODELS / name))
     path = written(graph, profile, tmp_path)
-    same_graph(graph, path, off=RESPELLED.get(profile, {}).get(name))
+    same_graph(graph, path, off=LEGALIZED.get(profile, {}).get(name))
 
 
 # ---- qoperator ------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ def clamped(net: Net, low: int, high: int, zero: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "zero", "spelled"),
+    ("low", "high", "zero", "clamps"),
     [
         (0, 127, 0, ["Relu"]),
         (-128, 39, 0, ["Min"]),
@@ -362,12 +362,12 @@ def clamped(net: Net, low: int, high: int, zero: int) -> str:
     ],
 )
 def test_hexagon_gets_clamps_that_it_computes(
-    low: int, high: int, zero: int, spelled: list[str], tmp_path: Path
+    low: int, high: int, zero: int, clamps: list[str], tmp_path: Path
 ) -> None:
     graph = with_numbers(built(lambda n: clamped(n, low, high, zero), tmp_path), {"batch": 1})
     path = written(graph, "qnn", tmp_path)
     nodes = onnx.load(path).graph.node
-    assert [n.op_type for n in nodes if n.op_type in ("Relu", "Clip", "Min", "Max")] == spelled
+    assert [n.op_type for n in nodes if n.op_type in ("Relu", "Clip", "Min", "Max")] == clamps
     assert check(path, "qnn") == []
     assert canonicalize(read(path)).digest == graph.digest
     feeds = samples(onnx.load(path))

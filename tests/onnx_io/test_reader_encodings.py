@@ -1,4 +1,4 @@
-"""Every spelling of Q and DQ parameters, read as one thing."""
+"""Every form of Q and DQ parameters, read as one thing."""
 
 from __future__ import annotations
 

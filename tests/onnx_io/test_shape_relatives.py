@@ -1,4 +1,4 @@
-"""Stale declared shapes, computed integers and spellings of a Reshape: a few of each generated."""
+"""Stale declared shapes, computed integers and forms of a Reshape: a few of each generated."""
 
 from pathlib import Path
 

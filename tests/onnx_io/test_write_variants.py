@@ -1,4 +1,4 @@
-"""Where one form has several spellings, a file is written as it was: float bits depend on it."""
+"""Where one form has several forms, a file is written as it was: float bits depend on it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ MODELS = Path(__file__).parents[2] / "models"
 OWN_MODELS = sorted(path.name for path in MODELS.glob("*.onnx"))
 NETWORKS = [*IMAGES, *MATRICES]
 PROFILES = ("ort", "portable", "openvino")
-"""Those that spell every graph, to the last bit; the others are in test_profiles_export."""
+"""Those that write every graph, to the last bit; the others are in test_profiles_export."""
 
 
 def canonical(path: Path) -> Graph:

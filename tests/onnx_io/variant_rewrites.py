@@ -1,4 +1,4 @@
-"""Rewrites of how a model spells its operators and constants (see scrambler.py)."""
+"""Rewrites of how a model writes its operators and constants (see scrambler.py)."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ def reshape_targets(model: Model, rng: random.Random) -> None:
             continue
         if given.ndim != 1 or len(after) != len(given) or 0 in (*before, *after):
             continue
-        target = _spelled(given.tolist(), before, after, rng)
+        target = _written(given.tolist(), before, after, rng)
         node.input[1] = add(model, np.array(target, np.int64))
 
 
-def _spelled(
+def _written(
     given: list[int], before: list[int | str], after: list[int | str], rng: random.Random
 ) -> list[int]:
     left = {i for i, extent in enumerate(after) if not isinstance(extent, int)}

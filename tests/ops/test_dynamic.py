@@ -54,15 +54,15 @@ def one_node(n: Builder, x: str, w: str, points: str, scale: str, bias: str) -> 
 
 
 SPELLINGS = (integer_steps, integer_to_float, one_node)
-Spelling = Callable[[Builder, str, str, str, str, str], str]
+Form = Callable[[Builder, str, str, str, str, str], str]
 
 
-def model(spelling: Spelling, dtype: Any = np.int8, *, columns: bool = False) -> onnx.ModelProto:
+def model(form: Form, dtype: Any = np.int8, *, columns: bool = False) -> onnx.ModelProto:
     n = Builder(17)
     x = n.input("x", ["batch", "rows", INNER])
     points = np.full(UNITS if columns else (), 3 if dtype == np.int8 else 131, dtype)
     scale = vector(2) if columns else np.float32(0.007)
-    y = spelling(
+    y = form(
         n, x, n.init(weight(1, dtype)), n.init(points), n.init(scale), n.init(vector(3))
     )  # fmt: skip
     n.output(y, ["batch", "rows", UNITS])
@@ -87,11 +87,11 @@ def data(kind: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["both", "positive", "negative", "zeros"])
-@pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("form", SPELLINGS, ids=lambda f: f.__name__)
 def test_bits_of_onnxruntime_from_the_file_and_from_what_is_saved(
-    spelling: Spelling, kind: str, tmp_path: Path
+    form: Form, kind: str, tmp_path: Path
 ) -> None:
-    path, fed = written(model(spelling), tmp_path), {"x": data(kind)}
+    path, fed = written(model(form), tmp_path), {"x": data(kind)}
     found = load(path)
     assert [node.op for node in found.nodes] == [DYNAMIC_DENSE]
     (wanted,) = run(path, fed)

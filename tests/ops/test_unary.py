@@ -112,8 +112,8 @@ def test_differences_are_ties_of_an_approximation(
     differences = total = 0
     for px, py in pairs(1, dtype, SETS):
         x = Operand(codes(px), px)
-        spelled = "QuickGelu" if "domain" in onnx_attributes else name
-        (their,) = theirs(spelled, [x], [py], onnx_attributes, opset=opset)
+        written = "QuickGelu" if "domain" in onnx_attributes else name
+        (their,) = theirs(written, [x], [py], onnx_attributes, opset=opset)
         (our,) = ours(name, attributes, [x], [py])
         (real,) = ideal(name, attributes, [x])
         error = (np.abs(real) * 2.0**-21 + 2.0**-24) / float(py.scale)

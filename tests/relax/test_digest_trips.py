@@ -66,7 +66,7 @@ _SPELLED = sorted(row.name for row in OPERATORS if row.forms and row.arity == 1)
 
 @pytest.mark.parametrize("variant", HOSTED)
 def test_compositions_of_spelled_operators(variant: str) -> None:
-    """Steps that TVM has no operator for are chains of calls in the ``qdq`` spelling."""
+    """Steps that TVM has no operator for are chains of calls in the ``qdq`` form."""
     for name in _SPELLED:
         text = (
             f"{_HEAD} <float s = {{0.05}}, uint8 z = {{100}}> {{ q = QuantizeLinear(x, s, z) "

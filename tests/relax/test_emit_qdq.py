@@ -1,4 +1,4 @@
-"""The spelling ``qdq``: numbers, and what TVM's own pattern tables find in it."""
+"""The form ``qdq``: numbers, and what TVM's own pattern tables find in it."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ TABLES = {
         "example_npu": (49, 49), "tensorrt": (74, 75), "nnapi": (58, 59),
     },
 }  # fmt: skip
-"""Composites of TVM's tables: on this spelling, on what TVM's importer makes of the file."""
+"""Composites of TVM's tables: on this form, on what TVM's importer makes of the file."""
 
 
 @pytest.mark.parametrize("name", NAMES)

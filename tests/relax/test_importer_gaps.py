@@ -18,7 +18,7 @@ from tests.onnx_models import Builder, canonical
 
 pytestmark = pytest.mark.relax
 Make = Callable[[Builder, bool], None]
-"""Adds a node and its outputs, in the spelling that TVM gets wrong or in one that it gets right."""
+"""Adds a node and its outputs, in the form that TVM gets wrong or in one that it gets right."""
 
 
 def resize(b: Builder, wrong: bool) -> None:

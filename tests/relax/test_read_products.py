@@ -1,4 +1,4 @@
-"""Every spelling of a matrix product comes back from Relax as the same graph."""
+"""Every form of a matrix product comes back from Relax as the same graph."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ def test_names_and_spans() -> None:
     assert list(main.attrs["output_names"]) == graph.output_names
     known = {value.name for node in graph.nodes for value in node.outputs}
     known |= {node.name for node in graph.nodes}
-    claims = [provenance_of(call.span.source_name.name) for call in calls(module)]
-    assert {provenance.name for provenance in claims if provenance is not None} <= known
-    assert None not in claims  # the plan puts in no transpose of its own
+    records = [provenance_of(call.span.source_name.name) for call in calls(module)]
+    assert {provenance.name for provenance in records if provenance is not None} <= known
+    assert None not in records  # the plan puts in no transpose of its own
     convolution = next(call for call in calls(module) if call.op.name == "qnn.conv2d")
     first = next(node for node in graph.nodes if node.op.name == "Conv")
     provenance = provenance_of(convolution.span.source_name.name)

@@ -1,4 +1,4 @@
-"""Every operator in every spelling: the models of the Relax emission tests, built by Relay."""
+"""Every operator in every variant: the models of the Relax emission tests, built by Relay."""
 
 from __future__ import annotations
 

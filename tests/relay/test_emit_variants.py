@@ -1,4 +1,4 @@
-"""What each spelling looks like, and what TVM's shipped tables make of it."""
+"""What each variant looks like, and what TVM's shipped tables make of it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_dnnl_takes_every_product(layout: str, per_channel: bool) -> None:
 
 
 def test_forms() -> None:
-    """The operators of one network in every spelling."""
+    """The operators of one network in every variant."""
     graph, _ = classifier()
     found = {name: Counter(operators(emit(graph, name)[0])) for name in
              ("canonical", "tflite", "dnnl", "fq2i")}  # fmt: skip

@@ -78,7 +78,7 @@ def test_operators_keep_the_digest(module, test, monkeypatch):
 
 @pytest.mark.parametrize(("module", "test"), [*ALL, *(("test_emit_floating", n) for n in FLOATING)])
 def test_operators_compute_what_they_did(module, test, monkeypatch):
-    """Also those that come back in another spelling: vectors, stacks, 1-D images, crops."""
+    """Also those that come back in another variant: vectors, stacks, 1-D images, crops."""
     model = model_of(module, test, monkeypatch)
     graph = model.load()
     extents = extents_of(graph, model.inputs)

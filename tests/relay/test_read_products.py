@@ -1,4 +1,4 @@
-"""Every spelling of a matrix product comes back from Relay as the same graph."""
+"""Every variant of a matrix product comes back from Relay as the same graph."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""How one ONNX spelling of an operator becomes a row of the operator table, and back."""
+"""How one ONNX form of an operator becomes a row of the operator table, and back."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Encoded:
 
 
 Decode: TypeAlias = "Callable[[NodeView], Decoded]"
-"""Raises NoRow where the spelling has no row."""
+"""Raises NoRow where the form has no row."""
 
 Encode: TypeAlias = "Callable[[Any, Operands, int], Encoded]"
 
@@ -61,7 +61,7 @@ class Codec:
         domain: The domain; empty for ONNX itself.
         row: The row of the operator table that it belongs to.
         read: Node to row; raises :class:`~qdqbridge.onnx_io.codecs.view.NoRow`.
-        write: Row to node at an opset; None for spellings that are only read.
+        write: Row to node at an opset; None for forms that are only read.
         introduced: The opset that a plain use of the operator needs.
         needs: The opset that these attributes need on top of that.
         known: Attribute names, for domains that have no schema in the onnx package.

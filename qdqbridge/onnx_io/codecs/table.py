@@ -60,7 +60,7 @@ def decode(node: NodeView) -> Decoded | None:
     """Returns a node in the terms of the operator table.
 
     Returns:
-        None where there is no row for the operator, or none for this spelling of it.
+        None where there is no row for the operator, or none for this form of it.
 
     Raises:
         InvalidModelError: The node breaks ONNX's rules.

@@ -22,7 +22,7 @@ D = TypeVar("D")
 
 
 class NoRow(Exception):
-    """This spelling of an operator has no row in the operator table; the message says why.
+    """This form of an operator has no row in the operator table; the message says why.
 
     Raised inside codecs only; :func:`qdqbridge.onnx_io.codecs.decode` turns it into None.
     """
@@ -36,7 +36,7 @@ class NodeView:
         opset: Version of the node's domain.
         operands: One value per input, None where left out.
         file: File name, for messages.
-        folding: Computes operands that the file spells as nodes; one for all nodes of a file.
+        folding: Computes operands that the file writes as nodes; one for all nodes of a file.
 
     Raises:
         InvalidModelError: An attribute is given twice, or refers to a function's attribute.

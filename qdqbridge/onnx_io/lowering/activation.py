@@ -46,7 +46,7 @@ def activated(site: LoweringSite, kind: str, params: Sequence[float], x: str, re
 def clipped(
     site: LoweringSite, x: str, low: float, high: float, dtype: type[np.generic], result: str = ""
 ) -> str:
-    """Returns ``Clip(x, low, high)`` in the spelling of the model's opset."""
+    """Returns ``Clip(x, low, high)`` in the form of the model's opset."""
     if site.main_opset < 11:
         return site.op("Clip", [x], result, min=float(low), max=float(high))
     bounds = [site.enter(np.array(bound, dtype), "bound") for bound in (low, high)]

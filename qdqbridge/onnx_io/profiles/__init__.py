@@ -1,4 +1,4 @@
-"""Export profiles: how files are spelled for a runtime, and whether a file would fuse on it."""
+"""Export profiles: how files are written for a runtime, and whether a file would fuse on it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _ALL = (
     ExportProfile(
         "qnn", "onnxruntime with QNN", Clamp.BEHIND, qnn.RULES,
         bias=Bias.INT32, unsigned=hexagon_types.unsigned_types, contrib=True, strict=True,
-        fixed=True, newest=_ORT, respellings=hexagon.RESPELLINGS,
+        fixed=True, newest=_ORT, legalizations=hexagon.LEGALIZATIONS,
     ),
     # OpenVINO 2026.4.1 rounds in float32 behind pools, or pads with another number, where the zero
     # points of operand and result are one initializer; it crashes where a Concat is rounded twice.
@@ -67,7 +67,7 @@ _ALL = (
     ExportProfile(
         "openvino", "OpenVINO", Clamp.BEFORE, openvino.RULES,
         convolvable=True, apart=True, guarded=True, clipped=True, strict=True,
-        respellings=openvino_forms.RESPELLINGS,
+        legalizations=openvino_forms.LEGALIZATIONS,
     ),
     ExportProfile(
         "qoperator", "onnxruntime without graph optimizations", Clamp.STORED, qoperator.RULES,

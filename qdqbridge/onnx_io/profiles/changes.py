@@ -14,8 +14,8 @@ from qdqbridge.onnx_io.model_file import read_model
 from qdqbridge.onnx_io.profiles.checker import view_of
 from qdqbridge.onnx_io.profiles.file_view import FileView, is_dequantize, is_quantize
 from qdqbridge.onnx_io.profiles.finding import findings_of
+from qdqbridge.onnx_io.profiles.legalization import legalized
 from qdqbridge.onnx_io.profiles.profile import ExportProfile
-from qdqbridge.onnx_io.profiles.respelling import respelled
 from qdqbridge.ops.dynamic import DYNAMIC_BLOCK_DENSE
 
 _UNROUNDED = "float activations: only onnxruntime's MatMulNBits rounds them to 8 bits in blocks"
@@ -68,7 +68,7 @@ def costs(graph: Graph, profile: ExportProfile) -> list[ExportChange]:
         profile: The profile it is written in.
     """
     found: dict[tuple[str, str], list[str]] = {}
-    for rule, cost in respelled(graph, profile.respellings).costs:
+    for rule, cost in legalized(graph, profile.legalizations).costs:
         found.setdefault((rule, cost.text), []).append(cost.node)
     for node in () if profile.packed else graph.nodes:
         if node.op is DYNAMIC_BLOCK_DENSE:

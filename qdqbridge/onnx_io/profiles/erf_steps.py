@@ -17,7 +17,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Operator
 from qdqbridge.graph.types import TensorType
-from qdqbridge.onnx_io.profiles.respelling import Cost, put
+from qdqbridge.onnx_io.profiles.legalization import Cost, put
 from qdqbridge.ops.attributes import GeluAttrs
 from qdqbridge.ops.build import constant, dequantized, quantized, result
 from qdqbridge.ops.composition import CompositionAttrs
@@ -48,7 +48,7 @@ def erfs_in_steps(graph: Graph) -> Iterator[Cost]:
             value = quantized(value, quant.params, node.origin, node.output.name)
         put(graph, node, value)
         rest = "" if steps.dtype is DType.FLOAT32 else f", rounded to {steps.dtype} in each step"
-        yield Cost(node.name, f"erf is spelled in steps: at most {_OFF} off{rest}")
+        yield Cost(node.name, f"erf is written in steps: at most {_OFF} off{rest}")
 
 
 def _concerned(node: Node) -> bool:

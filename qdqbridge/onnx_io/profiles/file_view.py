@@ -1,6 +1,6 @@
 """A model file as a runtime sees it: nodes, edges, constants and Q/DQ parameters, by tensor name.
 
-Unlike a :class:`Graph` it keeps how the file spells things, because that decides what a runtime
+Unlike a :class:`Graph` it keeps how the file writes things, because that decides what a runtime
 fuses: whether a zero point is written, the rank of a scale, the domain of an operator.
 """
 
@@ -75,7 +75,7 @@ class FileNode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileEncoding:
-    """The parameters of one Q or DQ node as the file spells them.
+    """The parameters of one Q or DQ node as the file has them.
 
     Attributes:
         node: The node.
@@ -264,7 +264,7 @@ class FileView:
                 stack += [(name, False) for name in node.inputs if name]
 
     def constant(self, tensor: str) -> Array | None:
-        """Returns a small constant, computed where the file spells it as nodes; else None."""
+        """Returns a small constant, computed where the file writes it as nodes; else None."""
         if not self.is_constant(tensor):
             return None
         for node in self._behind(tensor, self._computed):

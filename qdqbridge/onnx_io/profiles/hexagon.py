@@ -1,7 +1,7 @@
 """How graphs are put for Qualcomm's Hexagon: what its backend takes, and computes right.
 
 Measured on the host build of the backend (onnxruntime-qnn 2.7.0 on onnxruntime 1.32); each
-respelling keeps a rule of :mod:`.qnn`, whose page has the figures.
+legalization keeps a rule of :mod:`.qnn`, whose page has the figures.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from qdqbridge.onnx_io.profiles.hexagon_products import (
     whole_bytes,
 )
 from qdqbridge.onnx_io.profiles.hexagon_types import converted_interfaces
-from qdqbridge.onnx_io.profiles.respelling import (
+from qdqbridge.onnx_io.profiles.legalization import (
     Cost,
-    Respelling,
+    Legalization,
     is_attention_score,
     put,
     readers,
@@ -187,22 +187,22 @@ def _plain_floats(value: Value) -> bool:
     return value.constant is not None and value.quant is None and value.type.dtype.is_float
 
 
-RESPELLINGS = (
-    Respelling("no-erf", whole_gelus),
-    Respelling("no-erf", erfs_in_steps),
-    Respelling("fixed-encodings", result_encodings),
-    Respelling("no-float-where", masks_of_numbers),
-    Respelling("quantized-divisor", divisors),
-    Respelling("float-quotient", squares),
-    Respelling("float-quotient", differences),
-    Respelling("concat-encodings", alike_in_concats),
-    Respelling("no-blocks", channels_of_blocks),
-    Respelling("narrow-convolution", whole_bytes),
-    Respelling("half-bias", half_biases),
-    Respelling("float-products", float_products),
-    Respelling("instance-norm-parameters", quantized_norms),
-    Respelling("instance-norm-parameters", norms_of_channels),
-    Respelling("wide-before-floats", wide_operands),
-    Respelling("unsigned", converted_interfaces),
+LEGALIZATIONS = (
+    Legalization("no-erf", whole_gelus),
+    Legalization("no-erf", erfs_in_steps),
+    Legalization("fixed-encodings", result_encodings),
+    Legalization("no-float-where", masks_of_numbers),
+    Legalization("quantized-divisor", divisors),
+    Legalization("float-quotient", squares),
+    Legalization("float-quotient", differences),
+    Legalization("concat-encodings", alike_in_concats),
+    Legalization("no-blocks", channels_of_blocks),
+    Legalization("narrow-convolution", whole_bytes),
+    Legalization("half-bias", half_biases),
+    Legalization("float-products", float_products),
+    Legalization("instance-norm-parameters", quantized_norms),
+    Legalization("instance-norm-parameters", norms_of_channels),
+    Legalization("wide-before-floats", wide_operands),
+    Legalization("unsigned", converted_interfaces),
 )
 """In the order in which they are applied."""

@@ -165,7 +165,7 @@ def _narrow_convolution(view: FileView, node: FileNode) -> Reason | None:
 
 
 def _dynamic(view: FileView, node: FileNode) -> Reason | None:
-    """A convolution of ``x - zero point`` of run time: dynamic quantization, spelled in floats."""
+    """A convolution of ``x - zero point`` of run time: dynamic quantization, written in floats."""
     made = view.producer(node.input(0)) if node.op in _IMAGES else None
     if made is None or made.op != "Sub" or any(map(view.is_constant, made.inputs)):
         return None
@@ -236,7 +236,7 @@ def _where(view: FileView, node: FileNode) -> Reason | None:
 
 
 def _unfinished(view: FileView, node: FileNode) -> Reason | None:
-    """Operators that are taken between DQ and Q, and claimed of floats but not made."""
+    """Operators that are taken between DQ and Q, and said to be taken of floats but not made."""
     if node.op not in _UNFINISHED_FLOATS or view.is_constant(node.output):
         return None
     if view.dequantized(node.input(0)) is not None and view.quantized(node.output):

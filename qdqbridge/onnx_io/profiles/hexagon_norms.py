@@ -14,7 +14,7 @@ from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Operator
 from qdqbridge.graph.quantization import per_tensor
 from qdqbridge.graph.types import Shape, TensorType
-from qdqbridge.onnx_io.profiles.respelling import (
+from qdqbridge.onnx_io.profiles.legalization import (
     Cost,
     put,
     replace_operand,

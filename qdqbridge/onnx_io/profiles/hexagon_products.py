@@ -17,7 +17,7 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES, Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 from qdqbridge.graph.weights import geometry_of
-from qdqbridge.onnx_io.profiles.respelling import (
+from qdqbridge.onnx_io.profiles.legalization import (
     Cost,
     put,
     replace_operand,

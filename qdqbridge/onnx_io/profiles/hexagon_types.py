@@ -13,7 +13,7 @@ from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.types import QuantType
-from qdqbridge.onnx_io.profiles.respelling import Cost, is_attention_score, replace_operand
+from qdqbridge.onnx_io.profiles.legalization import Cost, is_attention_score, replace_operand
 from qdqbridge.ops.attributes import ReshapeAttrs
 from qdqbridge.ops.build import requantized, result
 from qdqbridge.ops.data_movement import RESHAPE

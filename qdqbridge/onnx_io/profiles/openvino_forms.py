@@ -1,6 +1,6 @@
 """How graphs are put for OpenVINO: the same numbers in forms that it reads.
 
-Measured on OpenVINO 2026.4.1; each respelling keeps a rule of :mod:`.openvino`.
+Measured on OpenVINO 2026.4.1; each legalization keeps a rule of :mod:`.openvino`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.onnx_io.profiles.respelling import Cost, Respelling, replace_operand
+from qdqbridge.onnx_io.profiles.legalization import Cost, Legalization, replace_operand
 from qdqbridge.ops.build import constant
 from qdqbridge.ops.conversion import DEQUANTIZE
 from qdqbridge.ops.elementwise import ADD, SUB
@@ -69,7 +69,7 @@ def float_terms(graph: Graph) -> Iterator[Cost]:
     yield from ()
 
 
-RESPELLINGS: tuple[Respelling, ...] = (
-    Respelling("whole-blocks", whole_blocks),
-    Respelling("stored-terms", float_terms),
+LEGALIZATIONS: tuple[Legalization, ...] = (
+    Legalization("whole-blocks", whole_blocks),
+    Legalization("stored-terms", float_terms),
 )

@@ -9,11 +9,11 @@ from enum import Enum
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph
 from qdqbridge.onnx_io.profiles.finding import Demand
-from qdqbridge.onnx_io.profiles.respelling import Respelling
+from qdqbridge.onnx_io.profiles.legalization import Legalization
 
 
 class Clamp(Enum):
-    """Where a range narrower than the storage type is spelled; all give the same integers."""
+    """Where a range narrower than the storage type is written; all give the same integers."""
 
     BEFORE = "Relu or Clip on the operator's float result, before its QuantizeLinear"
     BEHIND = "between a Q/DQ pair and a second Q: Relu, or Max and Min with stored numbers"
@@ -21,7 +21,7 @@ class Clamp(Enum):
 
 
 class Bias(Enum):
-    """How a bias is spelled that has an integer form."""
+    """How a bias is written that has an integer form."""
 
     AS_READ = "as the file it was read from"
     FLOAT = "as float constant"
@@ -58,17 +58,17 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class ExportProfile:
-    """How to spell what ONNX allows to spell in several ways, and what the runtime demands.
+    """How to write what ONNX allows to write in several ways, and what the runtime demands.
 
     Attributes:
         name: The name users give.
         runtime: What reads such files.
-        clamp: Where narrower ranges are spelled.
+        clamp: Where narrower ranges are written.
         rules: What a file must keep so that the runtime accepts and fuses it.
-        bias: How biases are spelled.
+        bias: How biases are written.
         recentered: Turn uint8 with zero point 128 into int8 with zero point 0.
         unsigned: Which signed types become unsigned in a graph, zero points shifted.
-        respellings: What is put otherwise in a graph before it is written.
+        legalizations: What is put otherwise in a graph before it is written.
         convolvable: Turn int8 activations with a zero point, or that a Concat makes for a Conv,
             into uint8; into floats weights of convolutions that do not fit into int8, and those
             with scales along the terms of a sum.
@@ -76,7 +76,7 @@ class ExportProfile:
             ones.
         guarded: Put a Max that changes nothing between a Concat and its second rounding.
         clipped: Put a Clip to what the type holds in front of a QuantizeLinear of 16 bits.
-        contrib: Spell Q and DQ of 16 and 4 bits in ``com.microsoft`` below opset 21.
+        contrib: Write Q and DQ of 16 and 4 bits in ``com.microsoft`` below opset 21.
         packed: Keep the MatMulNBits of a file.
         operators: Use QLinear operators where there is one.
         strict: Refuse to write what the runtime would refuse to read.
@@ -92,7 +92,7 @@ class ExportProfile:
     bias: Bias = Bias.AS_READ
     recentered: bool = False
     unsigned: Callable[[Graph], tuple[DType, ...]] | None = None
-    respellings: tuple[Respelling, ...] = ()
+    legalizations: tuple[Legalization, ...] = ()
     convolvable: bool = False
     apart: bool = False
     guarded: bool = False

@@ -10,7 +10,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.graph.types import QuantType
-from qdqbridge.onnx_io.profiles.respelling import Cost, put
+from qdqbridge.onnx_io.profiles.legalization import Cost, put
 from qdqbridge.ops.build import requantized, retyped
 
 _HALF = 128

@@ -1,4 +1,4 @@
-"""Gelu that a graph spells step by step, with roundings in between, as one operator."""
+"""Gelu that a graph writes out step by step, with roundings in between, as one operator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import Flow
-from qdqbridge.onnx_io.profiles.respelling import Cost, put
+from qdqbridge.onnx_io.profiles.legalization import Cost, put
 from qdqbridge.ops.attributes import GeluAttrs
 from qdqbridge.ops.build import result
 from qdqbridge.ops.composition import CompositionAttrs

@@ -15,7 +15,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams, per_tensor
-from qdqbridge.onnx_io.profiles.respelling import Cost, replace_operand
+from qdqbridge.onnx_io.profiles.legalization import Cost, replace_operand
 from qdqbridge.ops.build import requantized
 from qdqbridge.ops.composition import CompositionAttrs
 from qdqbridge.ops.elementwise import WHERE

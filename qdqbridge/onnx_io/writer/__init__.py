@@ -10,8 +10,8 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.onnx_io.profiles import Effect, ExportProfile, Versions, profile_of
 from qdqbridge.onnx_io.profiles.checker import check_model
+from qdqbridge.onnx_io.profiles.legalization import legalized
 from qdqbridge.onnx_io.profiles.recentering import convolvable, recentered, unsigned
-from qdqbridge.onnx_io.profiles.respelling import respelled
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 from qdqbridge.onnx_io.writer.files import write_files
 from qdqbridge.onnx_io.writer.model import model_without_tensors
@@ -49,7 +49,7 @@ def write(
     Args:
         graph: A canonical graph, or a raw one.
         path: The file.
-        profile: How to spell what can be spelled in several ways (see :mod:`.profiles`).
+        profile: How to write what can be written in several ways (see :mod:`.profiles`).
         recenter: Write int8 activations as uint8, which computes the same.
         overwrite: Replace files that are there.
         opset: The opset to write; by default the source's, or the newest that the profile's
@@ -127,7 +127,7 @@ def _light(model: ModelProto, sheet: Sheet) -> ModelProto:
 def _sheet(graph: Graph, profile: ExportProfile, given: int | None = None) -> Sheet:
     graph = recentered(graph) if profile.recentered else graph
     graph = convolvable(graph) if profile.convolvable else graph
-    graph = respelled(graph, profile.respellings).graph if profile.respellings else graph
+    graph = legalized(graph, profile.legalizations).graph if profile.legalizations else graph
     for dtype in () if profile.unsigned is None else profile.unsigned(graph):
         graph = unsigned(graph, dtype)
     if given is not None:

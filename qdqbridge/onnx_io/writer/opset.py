@@ -59,7 +59,7 @@ def choose_opset(
 
     Args:
         graph: What is to be written.
-        contrib: 16-bit and 4-bit types may be spelled in ``com.microsoft``.
+        contrib: 16-bit and 4-bit types may be written in ``com.microsoft``.
         newest: The newest opset to take, and the first to try where the source's is newer.
         reader: Who reads no newer one, for messages.
         packed: The runtime has operators of its own in ONNX's domain, and files keep them.
@@ -90,7 +90,7 @@ def check_opset(graph: Graph, opset: int, *, contrib: bool = False, packed: bool
     Args:
         graph: What is to be written.
         opset: The opset.
-        contrib: 16-bit and 4-bit types may be spelled in ``com.microsoft``.
+        contrib: 16-bit and 4-bit types may be written in ``com.microsoft``.
         packed: The runtime has operators of its own in ONNX's domain, and files keep them.
 
     Raises:

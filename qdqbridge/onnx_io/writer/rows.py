@@ -30,7 +30,7 @@ class RowWriter:
         nodes: The nodes that are written.
         tensors: The names of their tensors.
         opset: The default-domain opset.
-        profile: How to spell what can be spelled in several ways.
+        profile: How to write what can be written in several ways.
         sheet: Where rows, initializers and types go.
         domain: The domain of Q and DQ.
     """

@@ -1,4 +1,4 @@
-"""Operators as their file spelled them, where onnxruntime's float kernels round differently.
+"""Operators as their file wrote them, where onnxruntime's float kernels round differently.
 
 They do for Gemm and MatMul + Add, for a bias inside and behind Gemm, and for the two layouts of a
 Gemm's weight (measured on 1.31).
@@ -24,7 +24,7 @@ from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.matmul import GEMM
 
 COLUMNS = "Gemm(transB=0)"
-"""Spelling of a Gemm whose weight is ``[K, N]``."""
+"""Form of a Gemm whose weight is ``[K, N]``."""
 _SEQUENCE = ReduceAttrs((2,))
 _ROWS = GemmAttrs(trans_b=True)
 

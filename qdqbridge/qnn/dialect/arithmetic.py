@@ -7,7 +7,7 @@ LLVM 17 and 22):
   is followed by an addition or subtraction goes through :func:`fenced`.
 * TVM rewrites ``x / constant`` into ``x * (1 / constant)``. Scales are tensor arguments.
 * ``te.round`` and ``T.nearbyint`` round half to even (a test checks it); half away from zero and
-  half up are spelled out.
+  half up are written out.
 """
 
 from __future__ import annotations

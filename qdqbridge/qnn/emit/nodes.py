@@ -42,9 +42,9 @@ def in_integers(scope: EmissionScope, node: Node, foreign: Foreign) -> Sequence[
     if node.op.flow is Flow.FLOAT and node.op not in FLOATING:
         return foreign(node)
     own = scope.variant.rows.get(node.op) if node.output.quant is not None else None
-    spelled = None if own is None else own(scope, node)
-    if spelled is not None:
-        return [spelled]
+    written = None if own is None else own(scope, node)
+    if written is not None:
+        return [written]
     if node.op in CONVERSIONS:
         return [CONVERSIONS[node.op](scope, node)]
     if node.op is RESIZE:

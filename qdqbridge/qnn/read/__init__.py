@@ -14,7 +14,7 @@ attribute names. A :class:`Reading` looks up the row of the operator and makes g
 What a call stands for is an :data:`Entry`: a graph :class:`Value`, an :class:`UnroundedProduct`
 (the int32 result of a product, which becomes one node together with the bias and the requantize
 that follow), or a tuple of entries. A row is ``(reading, call) -> Entry``; a host adds rows of its
-own for spellings of its own (``nn.bias_add`` is one already).
+own for forms of its own (``nn.bias_add`` is one already).
 
 * Rows make nodes in absorbed form (``Add`` of quantized operands with a quantized result); what a
   host writes with ``qnn.dequantize`` and floats is read like that and absorbed by the canonical
@@ -25,7 +25,7 @@ own for spellings of its own (``nn.bias_add`` is one already).
   once and by name.
 * Channels-last calls are read as channels-first nodes between Transposes.
 * ``call.provenance`` (:func:`qdqbridge.qnn.origin.provenance_of` of the call's span) says how the
-  graph had spelled what the call means, and is believed only where both agree.
+  graph had written what the call means, and is believed only where both agree.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def _accumulator(
 
 
 def _as_gemm(reading: Reading, product: UnroundedProduct) -> UnroundedProduct:
-    """Returns a product as the Gemm or MatMul that its span claims, where that is the same."""
+    """Returns a product as the Gemm or MatMul that its span records, where that is the same."""
     provenance = product.provenance
     if (
         provenance is None

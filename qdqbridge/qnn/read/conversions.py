@@ -117,7 +117,7 @@ def requantize(reading: Reading, call: Call) -> Value:
 
 
 def _position(call: Call, entry: Any) -> int:
-    """Returns which operand of the claimed node a dequantized tensor is: one of its type.
+    """Returns which operand of the recorded node a dequantized tensor is: one of its type.
 
     The first one of those that are constants as it is; failing that, any.
     """

@@ -264,12 +264,12 @@ def _filled_like(reading: Reading, value: Value, number: float) -> Value:
 
 
 def _number(call: Call, name: str) -> float:
-    """Returns a float attribute: as its span spells it where that is the same in float32."""
+    """Returns a float attribute: as its span writes it where that is the same in float32."""
     value = float(np.float32(call.attrs[name]))
     given = None if call.provenance is None else call.provenance.attributes
-    spelled = getattr(given, name, None)
-    same = isinstance(spelled, float) and np.float32(spelled) == np.float32(value)
-    return spelled if same and spelled is not None else value
+    written = getattr(given, name, None)
+    same = isinstance(written, float) and np.float32(written) == np.float32(value)
+    return written if same and written is not None else value
 
 
 # ---- shapes and constants ----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Operators that a host spells as several calls, put together again.
+"""Operators that a host writes as several calls, put together again.
 
 Every float operator without a counterpart on the host is emitted as a chain of others. The last
 call of such a chain completes it: what stands behind it is compared with the chain, and the whole
@@ -350,7 +350,7 @@ def fused(reading: Reading, call: Call, value: Value) -> Value:
     elif provenance.op == node.op.name and provenance.op not in PARTIAL:
         return value
     else:
-        finds = ((STATED.get(stated.op), stated) for stated in _spelled(provenance))
+        finds = ((STATED.get(stated.op), stated) for stated in _written(provenance))
         wholes = (
             find(node, replace(call, provenance=one)) for find, one in finds if find is not None
         )
@@ -360,8 +360,8 @@ def fused(reading: Reading, call: Call, value: Value) -> Value:
     return reading.node(found.op, found.attributes, found.operands, tensor(call), call)
 
 
-def _spelled(provenance: Provenance) -> list[Provenance]:
-    """Returns what the calls of a claim may spell: its operator, or a step that has forms."""
+def _written(provenance: Provenance) -> list[Provenance]:
+    """Returns what recorded calls may be: the operator itself, or a step that has forms."""
     if not isinstance(provenance.attributes, CompositionAttrs):
         return [provenance]
     steps = {(step.op.name, step.attributes): step for step in provenance.attributes.steps}

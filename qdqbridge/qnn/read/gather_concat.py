@@ -102,14 +102,14 @@ def take(reading: Reading, call: Call) -> Value:
     if axis is None:
         return reading.unread(call, "it takes from all axes at once")[0]
     attributes = AxisAttrs(int(axis) % max(data.rank or 0, 1))
-    index = _spelled(reading, call, data, index, attributes.axis)
+    index = _written(reading, call, data, index, attributes.axis)
     index = _within(reading, call, data, index, attributes.axis)
     value = moved(reading, call, "Gather", attributes, index)
     return proven(reading, call, value) or value
 
 
-def _spelled(reading: Reading, call: Call, data: Value, index: Value, axis: int) -> Value:
-    """Returns the indices as the span spells them: negative ones, and another element type.
+def _written(reading: Reading, call: Call, data: Value, index: Value, axis: int) -> Value:
+    """Returns the indices as the span writes them: negative ones, and another element type.
 
     At run time, ONNX itself does what ``where(i < 0, i + extent, i)`` does for Relax.
     """
@@ -118,14 +118,14 @@ def _spelled(reading: Reading, call: Call, data: Value, index: Value, axis: int)
         return index
     if node is not None:
         return node.operand(2) if node.op is WHERE else index
-    spelled = provenance.more.get("indices")
+    written = provenance.more.get("indices")
     extent = None if data.type.shape is None else data.type.shape[axis]
-    if index.constant is None or spelled is None or not isinstance(extent, int):
+    if index.constant is None or written is None or not isinstance(extent, int):
         return index
-    if index.constant.size != spelled["size"]:
+    if index.constant.size != written["size"]:
         return index
-    array = index.constant.numpy().astype(spelled["dtype"])
-    array.reshape(-1)[spelled["negative"]] -= extent
+    array = index.constant.numpy().astype(written["dtype"])
+    array.reshape(-1)[written["negative"]] -= extent
     return reading.constant(array, index.name)
 
 
@@ -237,7 +237,7 @@ def _joined_axis(call: Call, values: list[Value]) -> int:
 
 
 def _unconverted(reading: Reading, value: Value, provenance: Provenance) -> Value:
-    """Returns what the claimed node's own conversions make ``value`` of."""
+    """Returns what the recorded node's own conversions make ``value`` of."""
     node = value.producer
     while node is not None and reading.provenances.get(node) == provenance:
         if node.op not in (QUANTIZE, REQUANTIZE, CAST):
@@ -250,9 +250,9 @@ def _unconverted(reading: Reading, value: Value, provenance: Provenance) -> Valu
 def concatenate(reading: Reading, call: Call) -> Value:
     """``concatenate(data, axis)``; integers of one quantization stay so."""
     values = [reading.value(entry) for entry in flat(call.args)]
-    spelled = _converted(reading, call, values)
-    if spelled is not None:
-        return spelled
+    written = _converted(reading, call, values)
+    if written is not None:
+        return written
     axis = _joined_axis(call, values)
     params = {v.quant.params.widened() for v in values if v.quant is not None}
     common = next(iter(params)) if len(params) == 1 else None

@@ -38,7 +38,7 @@ def max_pool(rank: int) -> Row:
 
 
 def pool_attributes(call: Call, rank: int, data: Value) -> PoolAttrs:
-    """Returns the attributes of a pool; those its span claims where the windows are the same.
+    """Returns the attributes of a pool; those its span records where the windows are the same.
 
     Args:
         call: The call.
@@ -105,10 +105,10 @@ def clip(reading: Reading, call: Call) -> Value:
 
 def _stated_storage(call: Call, data: Value, qmin: int, qmax: int) -> Any:
     """Returns the sub-byte type that a clamped result has where its span says so."""
-    claims = () if call.provenance is None else call.provenance.results
-    if not claims or not claims[0] or data.producer is None:
+    records = () if call.provenance is None else call.provenance.results
+    if not records or not records[0] or data.producer is None:
         return None
-    storage = element(claims[0])[0]
+    storage = element(records[0])[0]
     fits = holds(data.type.dtype, storage) and storage.qmin <= qmin and qmax <= storage.qmax
     return storage if fits and data.producer.op is not REINTERPRET else None
 

@@ -40,7 +40,7 @@ def operand(
         call: The call.
         argument: Where its data and parameters stand.
         axis: Axis of a vector of scales, where no attribute of the call names it.
-        position: Index of the operand in the graph's node, where a claim about it may be found;
+        position: Index of the operand in the graph's node, where a record of it may be found;
             by default that of its data.
         block: How many elements of the last axis share an entry, where parameters are a matrix.
     """
@@ -112,14 +112,14 @@ def result(reading: Reading, call: Call, signature: Signature, *, axis: int = -1
         reading, call, scale, scale + 1, call.dtype, axis=axis,
         rank=None if shape is None else len(shape),
     )  # fmt: skip
-    claims = () if call.provenance is None else call.provenance.results
-    if not claims or not claims[0]:
+    records = () if call.provenance is None else call.provenance.results
+    if not records or not records[0]:
         return params
-    return _expressed(params, claims[0])
+    return _expressed(params, records[0])
 
 
 def as_stated(params: QuantParams, text: str, value: Value) -> QuantParams:
-    """Returns an operand's parameters with the storage and scale type of a claim, if they fit."""
+    """Returns an operand's parameters with recorded storage and scale types, if they fit."""
     storage = element(text)[0]
     params = _expressed(params, text)
     if storage is params.storage_dtype or not holds(params.storage_dtype, storage):
@@ -146,7 +146,7 @@ def changed(params: QuantParams, storage: DType, qmin: int = 0, qmax: int = -1) 
 
 
 def _expressed(params: QuantParams, text: str) -> QuantParams:
-    """Returns parameters whose scale has the claimed type, where it has the very same value."""
+    """Returns parameters whose scale has the recorded type, where it has the very same value."""
     _, expressed, kind = element(text)
     scale = params.scale.astype(kind.numpy)
     if (expressed, kind) == (params.expressed_dtype, params.scale_dtype):

@@ -29,7 +29,7 @@ _UNBIASED = 2
 
 
 def fused_product(reading: Reading, call: Call, value: Value) -> Value | None:
-    """Returns the product that a call of its own claim completes, None for others.
+    """Returns the product that a call of its own provenance completes, None for others.
 
     Args:
         reading: The graph so far.

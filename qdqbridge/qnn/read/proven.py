@@ -1,4 +1,4 @@
-"""Operators that a span claims and a sample proves: long chains of one operand.
+"""Operators that a span records and a sample proves: long chains of one operand.
 
 A Resize of floats is one weighted sum of shifted values per axis; an average pool whose last
 windows reach beyond counted padding is a quotient of two.
@@ -25,7 +25,7 @@ _ONE = 3
 
 
 def proven(reading: Reading, call: Call, value: Value) -> Value | None:
-    """Returns the operator that a span claims, if the calls compute the same on a sample."""
+    """Returns the operator that a span records, if the calls compute the same on a sample."""
     provenance = call.provenance
     attributes = None if provenance is None else provenance.attributes
     if provenance is None or not isinstance(attributes, ResizeAttrs | PoolAttrs):
@@ -52,7 +52,7 @@ def proven(reading: Reading, call: Call, value: Value) -> Value | None:
 
 
 def _source(reading: Reading, call: Call, value: Value, inside: list[Node]) -> Value | None:
-    """Returns the one value that the claimed node's calls read; lists them in their order."""
+    """Returns the one value that the recorded node's calls read; lists them in their order."""
     done: set[Node] = set()
     sources: dict[Value, None] = {}
 

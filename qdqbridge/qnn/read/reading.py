@@ -135,13 +135,13 @@ class Reading:
         if results and not results[0].name and call is not None:
             results[0].name = call.name
         row = op if isinstance(op, Operator) else BY_NAME[op]
-        spelled = as_written(row, operands, provenance)
-        node = Node(row, attributes, spelled, results, _origin(provenance, call))
+        written = as_written(row, operands, provenance)
+        node = Node(row, attributes, written, results, _origin(provenance, call))
         self.nodes.append(node)
         if provenance is not None:
             self.provenances[node] = provenance
             for index, rank in ranks_of(provenance).items():
-                value = spelled[index] if index < len(spelled) else None
+                value = written[index] if index < len(written) else None
                 if value is not None and value.is_constant:
                     self.ranks[value] = rank
         return results
@@ -278,13 +278,13 @@ def _never(attributes: Any, operands: Any) -> tuple[NDArray[Any], ...]:
 def as_written(
     op: Operator, operands: Sequence[Value | None], provenance: Provenance | None
 ) -> list[Value | None]:
-    """Returns the operands of a node as its span spells them, where they are the same numbers."""
+    """Returns the operands of a node as its span writes them, where they are the same numbers."""
     if provenance is None or op.name != provenance.op or len(operands) != len(provenance.operands):
         return list(operands)
-    return [None if v is None else _spelled(v, i, provenance) for i, v in enumerate(operands)]
+    return [None if v is None else _written(v, i, provenance) for i, v in enumerate(operands)]
 
 
-def _spelled(value: Value, index: int, provenance: Provenance) -> Value:
+def _written(value: Value, index: int, provenance: Provenance) -> Value:
     if value.quant is not None:
         return value
     if not provenance.operands[index]:

@@ -31,7 +31,7 @@ from qdqbridge.qnn.read.reading import Reading, Row
 
 
 def reshape(reading: Reading, call: Call) -> Value:
-    """``reshape(x, newshape)``: as its span spells it where that is the same."""
+    """``reshape(x, newshape)``: as its span writes it where that is the same."""
     if call.args[1:]:
         return _run_time(reading, call)
     data, shape = reading.value(call.args[0]), call.results[0].shape
@@ -111,7 +111,7 @@ def _chosen(value: Value) -> Value:
 
 
 def _target(reading: Reading, before: Shape, after: Shape) -> tuple[int, ...]:
-    """Returns ONNX's spelling of a shape: 0 copies an unknown extent, one other is -1."""
+    """Returns ONNX's form of a shape: 0 copies an unknown extent, one other is -1."""
     if after is None:
         raise reading.refused("the rank of its result is unknown")
     source = before or ()
@@ -125,7 +125,7 @@ def _target(reading: Reading, before: Shape, after: Shape) -> tuple[int, ...]:
 
 
 def resolves(given: ReshapeAttrs, before: Shape, after: Shape) -> bool:
-    """True where a spelling cannot mean another shape than ``after``."""
+    """True where a form cannot mean another shape than ``after``."""
     if given.shape is None or after is None or len(given.shape) != len(after):
         return False
     for index, dim in enumerate(given.shape):

@@ -71,7 +71,7 @@ def _call_attributes(
 def _as_written(
     call: Call, attributes: ResizeAttrs, sizes: tuple[int, ...], back: tuple[int, ...] | None
 ) -> ResizeAttrs:
-    """Returns the claimed attributes where what a call does not show is all that differs."""
+    """Returns the recorded attributes where what a call does not show is all that differs."""
     given = call.stated(ResizeAttrs)
     if given is not None and back is not None:
         given = permuted(given, len(back))

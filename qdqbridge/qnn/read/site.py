@@ -25,12 +25,12 @@ from qdqbridge.qnn.read.reading import Reading, Row, flat
 Ints: TypeAlias = "tuple[int, ...]"
 Read: TypeAlias = "Entry | list[Value]"
 """What a row makes of a call."""
-WITHOUT_PROVENANCE = "unclaimed"
-"""Spelling of a transpose or reshape of which nothing says that it is more than a layout."""
+WITHOUT_PROVENANCE = "unrecorded"
+"""Form of a transpose or reshape of which nothing says that it is more than a layout."""
 TO_LAST, TO_FIRST = "to channels-last", "to channels-first"
-"""Spellings of a transpose or reshape of which a span says that it is a layout."""
+"""Forms of a transpose or reshape of which a span says that it is a layout."""
 CONVERTED, AS_WRITTEN = "carried", "as written"
-"""Spellings of a node whose span says that emission made it channels-last, and that it did not."""
+"""Forms of a node whose span says that emission made it channels-last, and that it did not."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

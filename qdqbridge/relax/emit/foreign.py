@@ -149,7 +149,7 @@ def _typed(scope: RelaxScope, node: Node, result: Expr, value: Value) -> Expr:
 
 
 def _composed(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:
-    """Returns our composition of Relax operators, where there is one for this spelling."""
+    """Returns our composition of Relax operators, where there is one for this variant."""
     composition = composition_of(node)
     if composition is None:
         return None

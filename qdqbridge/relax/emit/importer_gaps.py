@@ -1,4 +1,4 @@
-"""What TVM's ONNX importer takes and computes as something else: refused, or respelled for it.
+"""What TVM's ONNX importer takes and computes as something else: refused, or legalized for it.
 
 Found by running ONNX's backend node tests through TVM 0.27 and comparing with onnxruntime. What it
 refuses itself needs no row here.

@@ -53,7 +53,7 @@ def emit(
 
     Raises:
         UnsupportedTargetError: A node or an element type that TVM cannot run; lists every one.
-            Or there is no such spelling.
+            Or there is no such variant.
     """
     if variant not in _VARIANTS:
         known = ", ".join(_VARIANTS)

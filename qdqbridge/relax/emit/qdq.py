@@ -1,4 +1,4 @@
-"""The other spelling: float operators between ``R.quantize`` and ``R.dequantize``.
+"""The other variant: float operators between ``R.quantize`` and ``R.dequantize``.
 
 TVM's own pattern tables (``example_npu``, ``tensorrt``, ``nnapi`` …) match float operators. Here
 every operator stands alone: its quantized operands are dequantized for it, weights too, and its

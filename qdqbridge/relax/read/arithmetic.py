@@ -1,4 +1,4 @@
-"""Rows of arithmetic and activations that only Relax spells so."""
+"""Rows of arithmetic and activations that only Relax writes so."""
 
 from __future__ import annotations
 

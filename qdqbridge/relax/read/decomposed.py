@@ -28,18 +28,18 @@ Found = tuple[str, Attributes, Sequence[Value]]
 Find = Callable[[Reading, Node], "Found | None"]
 
 
-def completing(row: Row, *finds: Find, claimed: str = "") -> Row:
+def completing(row: Row, *finds: Find, recorded: str = "") -> Row:
     """Returns ``row`` whose result may complete an operator that one of ``finds`` knows.
 
     Args:
         row: The row of one operator.
         finds: What may end with it.
-        claimed: The operator that a call may claim to be part of; others are left alone.
+        recorded: The operator that a call's provenance may name; others are left alone.
     """
 
     def read(reading: Reading, call: Call) -> Entry | list[Value]:
         value = row(reading, call)
-        if call.provenance is not None and call.provenance.op != claimed:
+        if call.provenance is not None and call.provenance.op != recorded:
             return value
         if not isinstance(value, Value) or value.producer is None:
             return value
@@ -148,4 +148,4 @@ def _flat(value: Value, data: Constant) -> Value:
 def rows(shared: Mapping[str, Row]) -> dict[str, Row]:
     """Returns the rows of ``shared`` that may end a chain, looking for those chains."""
     add = completing(shared["add"], _instance_norm, _group_norm)
-    return {"add": completing(add, _batch_norm, claimed="BatchNormalization")}
+    return {"add": completing(add, _batch_norm, recorded="BatchNormalization")}

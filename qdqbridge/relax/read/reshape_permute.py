@@ -1,4 +1,4 @@
-"""Rows that give values another shape or order, as only Relax spells them."""
+"""Rows that give values another shape or order, as only Relax writes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graph -> Relay, in the spelling and layout that the pattern tables of a backend match."""
+"""Graph -> Relay, in the variant and layout that the pattern tables of a backend match."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The spelling of TVM's MXNet and PyTorch importers, from which its DNNL table starts."""
+"""The variant of TVM's MXNet and PyTorch importers, from which its DNNL table starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forms that several spellings share, in Relay's operators."""
+"""Forms that several variants share, in Relay's operators."""
 
 from __future__ import annotations
 

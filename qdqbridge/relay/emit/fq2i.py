@@ -1,4 +1,4 @@
-"""The spelling of ``FakeQuantizationToInteger``, for tables written for its output."""
+"""The variant of ``FakeQuantizationToInteger``, for tables written for its output."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def emit(
         graph: A canonical graph.
         variant: ``canonical`` (exact), ``tflite``, ``dnnl`` or ``fq2i``; see
             ``qdqbridge.relay.emit.variants`` for what each is for and how exact it is.
-        layout: ``NCHW`` or ``NHWC``; None takes the spelling's own. The inputs and outputs of
+        layout: ``NCHW`` or ``NHWC``; None takes the variant's own. The inputs and outputs of
             ``main`` keep the graph's layout.
         extents: Numbers for the symbolic extents of the inputs, by name (``{"batch": 1}``).
         keep_params: Make large constants parameters of ``main`` after the graph's inputs.
@@ -57,7 +57,7 @@ def emit(
     Raises:
         InputDataError: ``graph`` is no graph, or ``extents`` are no positive numbers of its inputs.
         UnsupportedTargetError: A node, an element type or a symbolic extent that Relay cannot
-            express; lists every one. No such spelling or layout.
+            express; lists every one. No such variant or layout.
     """
     need_graph(graph, "relay.emit")
     form = variant_of(variant)

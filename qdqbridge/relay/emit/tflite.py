@@ -1,4 +1,4 @@
-"""The spelling of TVM's TFLite importer, which its shipped tables match."""
+"""The variant of TVM's TFLite importer, which its shipped tables match."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The spellings of Relay modules, and how exact each one is.
+"""The variants of Relay modules, and how exact each one is.
 
 Distances are from the interpreter, of builds with half-even rounding (``qdqbridge.relay.build``),
 in LSB of the result, over random 8-bit codes and parameters:
@@ -43,7 +43,7 @@ from qdqbridge.relay.emit.forms import bias_add
 
 @dataclass(frozen=True, slots=True)
 class RelayVariant:
-    """A spelling with its layout.
+    """A variant with its layout.
 
     Attributes:
         variant: The choices.

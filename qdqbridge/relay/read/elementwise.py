@@ -1,4 +1,4 @@
-"""Rows of what only Relay spells so, element by element, and of what computes nothing."""
+"""Rows of what only Relay writes so, element by element, and of what computes nothing."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from qdqbridge.relay.read.table import ROWS
 def from_relay(mod: Any, params: Mapping[str, Any] | None = None) -> Graph:
     """Reads a Relay module.
 
-    That may be what ``relay.emit`` wrote in any spelling and layout, a float or QNN module of
+    That may be what ``relay.emit`` wrote in any variant and layout, a float or QNN module of
     Relay's importers (Q/DQ ones of the ONNX importer, integer ones of the TFLite, PyTorch and
     MXNet importers), or one behind ``FakeQuantizationToInteger``. Parameters are compared with
     those of neighbours bit for bit; where TVM truncates or rounds between the parts of one

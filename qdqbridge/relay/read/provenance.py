@@ -119,7 +119,7 @@ def spread(reading: Reading, call: Call) -> Value | None:
     """Reads a reshape of channels-last values as the node of the file that its span names.
 
     Returns:
-        Its result; None where there is no such claim, or where the node would not be the same
+        Its result; None where there is no such record, or where the node would not be the same
         reshape between two changes of the layout.
     """
     provenance = call.provenance

@@ -1,4 +1,4 @@
-"""Rows of matrix products and reductions that only Relay spells so."""
+"""Rows of matrix products and reductions that only Relay writes so."""
 
 from __future__ import annotations
 

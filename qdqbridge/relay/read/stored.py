@@ -35,7 +35,7 @@ Clamp = Callable[[QuantParams], QuantParams]
 """The same mapping over the range that a clamp of the integers leaves."""
 
 _TWO_STEPS = frozenset(("AveragePool", "Min", "Max"))
-"""Operators that our tflite spelling computes in the operand's mapping before it requantizes."""
+"""Operators that our tflite variant computes in the operand's mapping before it requantizes."""
 _ROUNDS = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
 
 

@@ -1,7 +1,7 @@
 """Adapters for the pattern tables that ship with TVM or a vendor.
 
 ``qdqbridge partition MODEL --dialect relay --table ethos-u`` uses them. Each says how its table
-wants a model spelled, hands out the table's own patterns and checks, puts a guard in front of
+wants a model written, hands out the table's own patterns and checks, puts a guard in front of
 checks that take what their code generator would miscompile, and finds words for refusals.
 
 Adding one: a file with an :class:`~qdqbridge.relay.tables.adapter.Adapter`, and its name here.

@@ -30,7 +30,7 @@ class Adapter:
 
     Attributes:
         name: The code generator's name, the prefix of its composites.
-        variant: The spelling of ``relay.emit`` that it matches.
+        variant: The variant of ``relay.emit`` that it matches.
         table: Returns its own (name, pattern) or (name, pattern, check).
         rewrites: What ``qdqbridge.byoc.prepare`` may do for it, by name.
         reasons: By entry (without the prefix): why its check refuses, as rules.

@@ -1,4 +1,4 @@
-"""Nodes claimed by kernels, many in one module, next to what the operator table says of them."""
+"""Nodes that kernels match, many in one module, next to what the operator table says of them."""
 
 from __future__ import annotations
 

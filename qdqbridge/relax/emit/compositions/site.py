@@ -161,7 +161,7 @@ class CompositionSite:
 
 
 Composition: TypeAlias = "Callable[[CompositionSite], Sequence[Expr]]"
-"""Emits a node: an expression for each of its results; raises NoRow for spellings unknown to it."""
+"""Emits a node: an expression for each of its results; raises NoRow for variants unknown to it."""
 
 
 def of_row(

@@ -48,7 +48,7 @@ OF_ROWS: Mapping[str, Composition] = {
 def composition_of(node: Node) -> Callable[[RelaxScope, Node], Sequence[Expr]] | None:
     """Returns what emits a node in a function of its own; None where nothing here does.
 
-    What is returned raises :class:`~qdqbridge.onnx_io.codecs.view.NoRow` for a spelling that it
+    What is returned raises :class:`~qdqbridge.onnx_io.codecs.view.NoRow` for a variant that it
     does not know.
     """
     attributes = node.attributes

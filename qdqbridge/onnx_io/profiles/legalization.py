@@ -1,6 +1,6 @@
 """How a graph is put for one runtime before it is written: other nodes, the same numbers.
 
-A respelling changes a copy of the graph where a rule of the profile's would be broken otherwise.
+A legalization changes a copy of the graph where a rule of the profile's would be broken otherwise.
 Where it cannot keep the numbers, it says at which cost.
 """
 
@@ -20,7 +20,7 @@ from qdqbridge.ops.softmax import SOFTMAX
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a respelling changes in the numbers of a model.
+    """What a legalization changes in the numbers of a model.
 
     Attributes:
         node: The node concerned.
@@ -31,12 +31,12 @@ class Cost:
     text: str
 
 
-Respell: TypeAlias = "Callable[[Graph], Iterator[Cost]]"
+Legalize: TypeAlias = "Callable[[Graph], Iterator[Cost]]"
 """Changes a graph in place; yields what that costs, nothing where the numbers stay the same."""
 
 
 @dataclass(frozen=True, slots=True)
-class Respelling:
+class Legalization:
     """One way in which graphs are put otherwise.
 
     Attributes:
@@ -45,15 +45,15 @@ class Respelling:
     """
 
     rule: str
-    apply: Respell
+    apply: Legalize
 
 
 @dataclass(frozen=True, slots=True)
-class Respelled:
+class Legalized:
     """A graph as it is written, and what that costs.
 
     Attributes:
-        graph: A copy where anything was respelled.
+        graph: A copy where anything was legalized.
         costs: By rule, what numbers are otherwise.
     """
 
@@ -61,15 +61,15 @@ class Respelled:
     costs: tuple[tuple[str, Cost], ...]
 
 
-def respelled(graph: Graph, respellings: Sequence[Respelling]) -> Respelled:
+def legalized(graph: Graph, legalizations: Sequence[Legalization]) -> Legalized:
     """Returns a graph as a profile puts it; the one given is not changed."""
-    if not respellings:
-        return Respelled(graph, ())
+    if not legalizations:
+        return Legalized(graph, ())
     own, costs = copied(graph).graph, list[tuple[str, Cost]]()
-    for respelling in respellings:
-        costs += ((respelling.rule, cost) for cost in respelling.apply(own))
+    for legalization in legalizations:
+        costs += ((legalization.rule, cost) for cost in legalization.apply(own))
         Editor(own).finish()  # the next one sees what this one has put
-    return Respelled(own, tuple(costs))
+    return Legalized(own, tuple(costs))
 
 
 def replace_operand(node: Node, index: int, value: Value) -> None:

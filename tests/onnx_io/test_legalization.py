@@ -15,8 +15,8 @@ import qdqbridge
 from qdqbridge.cli.failures import run
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
-from qdqbridge.onnx_io.profiles.hexagon import RESPELLINGS
-from qdqbridge.onnx_io.profiles.respelling import respelled
+from qdqbridge.onnx_io.profiles.hexagon import LEGALIZATIONS
+from qdqbridge.onnx_io.profiles.legalization import legalized
 from qdqbridge.pipeline import check
 
 U8, S8, U16 = np.uint8, np.int8, np.uint16
@@ -195,7 +195,7 @@ def test_the_rule_is_broken_as_spelled_and_kept_as_written(
     graph = qdqbridge.load(source)
     digest = graph.digest
     qdqbridge.save(graph, tmp_path / "written.onnx", "qnn")
-    assert graph.digest == digest  # a copy is respelled
+    assert graph.digest == digest  # a copy is legalized
     assert rule not in {finding.rule for finding in check(tmp_path / "written.onnx", "qnn")}
     again = qdqbridge.load(tmp_path / "written.onnx")
     data = feeds(graph)
@@ -205,7 +205,7 @@ def test_the_rule_is_broken_as_spelled_and_kept_as_written(
         np.testing.assert_array_equal(theirs, ours)
     elif build in ROUNDED_TWICE:  # in the backend's own steps first, which is told
         assert np.abs(theirs.astype(int) - ours.astype(int)).max() <= 1
-        assert respelled(graph, RESPELLINGS).costs
+        assert legalized(graph, LEGALIZATIONS).costs
     elif build is norm:  # a bias of floats in int32: far below a step of the result
         assert np.abs(theirs.astype(int) - ours.astype(int)).max() == 0
     else:  # floats are summed in another order
@@ -225,7 +225,7 @@ def test_a_gelu_of_steps_is_whole_and_its_cost_is_told(tmp_path: Path) -> None:
     net = Net()
     inputs, out = gelu(net)
     graph = qdqbridge.load(saved(net, inputs, out, tmp_path / "gelu.onnx", 17))
-    found = respelled(graph, RESPELLINGS)
+    found = legalized(graph, LEGALIZATIONS)
     assert [node.op.name for node in found.graph.nodes] == ["Gelu"]
     ((rule, cost),) = found.costs
     assert (rule, cost.text) == ("no-erf", "Gelu is rounded once, not 4 times")
@@ -243,7 +243,7 @@ def test_blocks_become_channels_and_the_loss_is_told(tmp_path: Path) -> None:
     real = net.op("DequantizeLinear", weight, net.c(scales), axis=0, block_size=8)
     out = net.q(net.op("MatMul", net.dq("x", 0.05, U8(120)), real), 0.2, U8(120))
     graph = qdqbridge.load(saved(net, {"x": (U8, [4, 32])}, out, tmp_path / "blocks.onnx"))
-    found = respelled(graph, RESPELLINGS)
+    found = legalized(graph, LEGALIZATIONS)
     ((rule, cost),) = found.costs
     assert rule == "no-blocks"
     assert "blocks of 8, now int8 per channel" in cost.text
@@ -272,7 +272,7 @@ def test_half_biases_are_integers_and_int4_convolutions_bytes(tmp_path: Path) ->
     rules = {"half-bias", "narrow-convolution"}
     assert rules <= {finding.rule for finding in check(source, "qnn")}
     graph = qdqbridge.load(source)
-    assert any(rule == "half-bias" for rule, _ in respelled(graph, RESPELLINGS).costs)
+    assert any(rule == "half-bias" for rule, _ in legalized(graph, LEGALIZATIONS).costs)
     qdqbridge.save(graph, tmp_path / "written.onnx", "qnn")
     assert not rules & {finding.rule for finding in check(tmp_path / "written.onnx", "qnn")}
     again, data = qdqbridge.load(tmp_path / "written.onnx"), feeds(graph)
