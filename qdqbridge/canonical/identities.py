@@ -1,8 +1,8 @@
-"""The rule for operators that, by their attributes, give back what they take."""
+"""Rules for operators that give back what they take: by their attributes, or because two undo."""
 
 from __future__ import annotations
 
-from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
+from qdqbridge.canonical.rule import Proposal, Replace, Scope, made_by, rule
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import static_shape
 from qdqbridge.ops import resize
@@ -21,6 +21,7 @@ from qdqbridge.ops.elementwise import CONCAT
 from qdqbridge.ops.pooling import MAX_POOL
 from qdqbridge.ops.resize import RESIZE
 from qdqbridge.ops.selection import PAD, SLICE, SPLIT
+from qdqbridge.ops.unary import NEG
 
 
 @rule(
@@ -42,6 +43,22 @@ def moves_nothing(node: Node, scope: Scope) -> Proposal:
     if x.quant is not None and node.output.quant is not None:
         same = x.quant.params == node.output.quant.params
     return Replace({node.output: x}) if same else None
+
+
+@rule("negated-twice", NEG, "Not")
+def negated_twice(node: Node, scope: Scope) -> Proposal:
+    """``Neg(Neg(x)) -> x``, and ``Not(Not(x)) -> x``: signs flip back, of NaN and of zero too.
+
+    Not where one of them rounds into a quantized type.
+    """
+    del scope
+    inner = made_by(node.operand(0), node.op)
+    if inner is None:
+        return None
+    x, output = inner.operand(0), node.output
+    if any(value.quant is not None for value in (x, inner.output, output)):
+        return None
+    return Replace({output: x})
 
 
 def _gives_back(node: Node, x: Value) -> bool:

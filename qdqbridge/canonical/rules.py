@@ -81,6 +81,7 @@ RULES: tuple[Rule, ...] = (
     softmax.softmax_of_rows,
     data_movement.moved_constant,
     identities.moves_nothing,
+    identities.negated_twice,
     reshapes.reshape_nothing,
     blocks.blocks_of_depth,
     reshapes.moved_twice,

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
+import onnx
 import pytest
 
+import qdqbridge as qb
+from qdqbridge.canonical.identities import negated_twice
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.operator import Attributes
 from qdqbridge.graph.types import QuantType
@@ -17,7 +23,7 @@ from qdqbridge.ops.attributes import (
     SplitAttrs,
     TileAttrs,
 )
-from tests.canonical.at_work import settled
+from tests.canonical.at_work import alone, settled
 from tests.graph.graphs import OUT, U8, apply, dq, graph, names, plain, q, stored
 
 SHAPE = (2, 4, 6, 6)
@@ -88,3 +94,42 @@ def test_results_of_a_mover_of_stored_values_are_dequantized_behind_it() -> None
                                  type_=plain("y", (2, 4, 6, 12)).type)))  # fmt: skip
     assert names(g) == ["Tile", "dequantize"]
     assert g.nodes[0].output.type == QuantType(U8, (2, 4, 6, 12))
+
+
+def test_a_sign_flips_back_whatever_the_number_is() -> None:
+    bits = [0, 0x80000000, 1, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC00001, 0x3F800000]
+    x = plain("x", (8,))
+    g = graph([x], apply("Neg", apply("Neg", x)))
+    assert alone(g, negated_twice, data={"x": np.array(bits, np.uint32).view(np.float32)}) == []
+    assert names(g) == []
+
+
+def test_the_sign_of_an_odd_number_of_negations_stays() -> None:
+    x = plain("x", (8,))
+    g = settled(graph([x], apply("Neg", apply("Neg", apply("Neg", x)))))
+    assert names(g) == ["Neg"]
+
+
+def test_a_negation_that_others_read_stays_for_them() -> None:
+    x = plain("x", (8,))
+    inner = apply("Neg", x)
+    g = settled(graph([x], inner, apply("Abs", apply("Neg", inner))))
+    assert sorted(names(g)) == ["Abs", "Neg"]
+
+
+def test_a_negation_that_rounds_stays() -> None:
+    x = stored("x", U8, (8,))
+    g = settled(graph([x], q(apply("Neg", dq(q(apply("Neg", dq(x)), OUT))), U8)))
+    assert names(g) == ["Neg", "Neg"]
+
+
+def test_a_condition_that_is_negated_twice_is_that_condition(tmp_path: Path) -> None:
+    digests: set[str] = set()
+    for steps in ("m = Less(x, x)", "a = Less(x, x)  b = Not(a)  m = Not(b)"):
+        text = f"""<ir_version: 10, opset_import: ["" : 21]>
+        model (float[N, 4] x, float[N, 4] z) => (float[N, 4] y) {{ {steps}  y = Where(m, x, z) }}"""
+        onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+        g = settled(qb.load(tmp_path / "model.onnx", canonical=False))
+        assert sorted(names(g)) == ["Less", "Where"]
+        digests.add(g.digest)
+    assert len(digests) == 1
