@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -116,3 +118,21 @@ def test_a_child_of_a_fork_runs_on() -> None:
         signal.alarm(20)
         os._exit(0 if caller.call(os.getpid) == os.getpid() else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="cores are kept on Linux")
+def test_compiling_and_running_leave_the_process_its_cores() -> None:
+    """TVM keeps a thread that asks how many threads there are on the first half of the cores."""
+    program = (
+        "import os, sys, numpy as np, qdqbridge as qb\n"
+        "cores = os.sched_getaffinity(0)\n"
+        "made = qb.compile(qb.load(sys.argv[1]))\n"
+        "made.run({'input': np.zeros([1, *made.graph.inputs[0].type.shape[1:]], np.float32)})\n"
+        "assert os.sched_getaffinity(0) == cores, os.sched_getaffinity(0)\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "TVM_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(MODEL)],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
@@ -108,8 +109,13 @@ def _need_known_cpu(target: Any) -> None:
 
 
 def host_threads() -> int:
-    """Returns how many threads TVM uses on this machine."""
-    return int(num_threads())
+    """Returns how many threads TVM uses on this machine.
+
+    TVM keeps the thread that asks on some of the cores for good, and with it every thread that it
+    starts afterwards, whoever's they are: so a thread that ends is the one to ask.
+    """
+    with ThreadPoolExecutor(1) as asking:
+        return int(asking.submit(num_threads).result())
 
 
 def cpu_features(target: Any) -> frozenset[str]:
