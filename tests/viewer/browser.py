@@ -31,6 +31,18 @@ class Shown:
         """Returns the texts of what a selector finds."""
         return self.page.locator(selector).all_inner_texts()
 
+    def drawn(self, selector: str, count: int) -> None:
+        """Waits until ``count`` elements are drawn: the page draws with its next frame.
+
+        Raises:
+            TimeoutError: Of playwright: there never are so many.
+        """
+        self.page.wait_for_function(
+            "([selector, count]) => document.querySelectorAll(selector).length === count",
+            arg=[selector, count],
+            timeout=30_000,
+        )
+
 
 @contextmanager
 def browser() -> Generator[Any, None, None]:

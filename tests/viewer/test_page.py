@@ -64,7 +64,7 @@ def test_search_finds_and_a_click_shows_parameters_and_histograms(
     convolutions = [node for node in qb.load(INT8).nodes if node.op.name == "Conv"]
     shown.page.fill("#search", "conv uint8")
     assert shown.page.inner_text("#results") == f"{len(convolutions)} found"
-    assert shown.page.locator(".found").count() == len(convolutions)
+    shown.drawn(".found", len(convolutions))
     shown.page.press("#search", "Enter")
     assert shown.page.inner_text("#panel h2") == "Conv"
     panel = shown.page.inner_text("#panel")
@@ -105,7 +105,7 @@ def test_two_models_are_shown_with_what_corresponds(chromium: Any, tmp_path: Pat
     assert shown.texts(".side-name") == [INT8.name, OTHER.name]
     assert shown.page.locator("#panel .differences li").count() == len(made.differences) > 0
     shown.page.click(".side >> nth=0 >> .node >> nth=1")
-    assert shown.page.locator(".box.chosen").count() == 2  # in both graphs at once
+    shown.drawn(".box.chosen", 2)  # in both graphs at once
     panel = shown.page.inner_text("#panel")
     assert "In the other" in panel
     assert "uint8 -> int8" in panel
