@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -98,13 +98,11 @@ def _stored(value: Value, values: Mapping[Value, Array]) -> Array:
 def coverage_paint(graph: Graph, found: Coverage) -> Paint:
     """Returns what a pattern table takes: a node is left where an operator of its result is."""
     left = {item.name: item for item in found.left}
-    names = {v.name: node for node in graph.nodes for v in node.outputs if v.name}
-    outputs = zip(graph.output_names, graph.outputs, strict=True)
-    names.update({n: v.producer for n, v in outputs if v.producer is not None})
+    places = _producers(graph)
     said: dict[Node, tuple[str, str]] = dict.fromkeys(graph.nodes, ("taken", ""))
     for name, item in left.items():
-        if name in names:
-            said[names[name]] = (item.kind, f"{item.operator}: {'; '.join(item.reasons)}")
+        if name in places:
+            said[places[name]] = (item.kind, f"{item.operator}: {'; '.join(item.reasons)}")
     tones = {
         "taken": GOOD, "refused": BAD, "no pattern": BAD, "read elsewhere": FAIR,
         "float": NEUTRAL, "plain integers": NEUTRAL,
@@ -135,8 +133,7 @@ def time_paint(graph: Graph, found: NodeTimes) -> Paint:
         found: The times of a run (:func:`qdqbridge.relax.kernel_times.node_times`).
     """
     names = {name: node for node in graph.nodes for name in node.origin.nodes}
-    names.update((v.name, node) for node in graph.nodes for v in node.outputs if v.name)
-    names.update((n, v.producer) for n, v in _named_outputs(graph) if v.producer is not None)
+    names |= _producers(graph)
     whole = sum(found.seconds.values()) + found.other
     numbers: dict[Node, float] = {}
     words: dict[Node, str] = {}
@@ -150,13 +147,11 @@ def time_paint(graph: Graph, found: NodeTimes) -> Paint:
 
 def error_paint(graph: Graph, found: Comparison) -> Paint:
     """Returns how far each result is from the reference: noise over signal in dB."""
-    names = {v.name: node for node in graph.nodes for v in node.outputs if v.name}
-    outputs = zip(graph.output_names, graph.outputs, strict=True)
-    names.update({n: v.producer for n, v in outputs if v.producer is not None})
+    places = _producers(graph)
     numbers: dict[Node, float] = {}
     words: dict[Node, str] = {}
     for each in found.values:
-        node = names.get(each.name)
+        node = places.get(each.name)
         if node is None:
             continue
         numbers[node] = _shown(each.sqnr_db)
@@ -171,8 +166,7 @@ def error_paint(graph: Graph, found: Comparison) -> Paint:
 
 def damage_paint(graph: Graph, found: Attribution) -> Paint:
     """Returns what the worst tensor of each node does to the outputs, and why."""
-    places = {v.name: node for node in graph.nodes for v in node.outputs if v.name}
-    places.update((n, v.producer) for n, v in _named_outputs(graph) if v.producer is not None)
+    places = _producers(graph)
     named = {name: node for node in graph.nodes for name in (*node.origin.nodes, node.name)}
     numbers: dict[Node, float] = {}
     words: dict[Node, str] = {}
@@ -193,8 +187,7 @@ def node_paints(graph: Graph, found: Attribution) -> tuple[Paint, ...]:
         graph: The quantized graph.
         found: Whose fault its error is.
     """
-    places = {v.name: node for node in graph.nodes for v in node.outputs if v.name}
-    places.update((n, v.producer) for n, v in _named_outputs(graph) if v.producer is not None)
+    places = _producers(graph)
     added: dict[Node, float] = {}
     inherited: dict[Node, float] = {}
     words: dict[Node, str] = {}
@@ -214,8 +207,11 @@ def node_paints(graph: Graph, found: Attribution) -> tuple[Paint, ...]:
     )  # fmt: skip
 
 
-def _named_outputs(graph: Graph) -> Iterable[tuple[str, Value]]:
-    return zip(graph.output_names, graph.outputs, strict=True)
+def _producers(graph: Graph) -> dict[str, Node]:
+    """Returns the node behind each value, by the value's name and those that outputs have."""
+    found = {v.name: node for node in graph.nodes for v in node.outputs if v.name}
+    outputs = zip(graph.output_names, graph.outputs, strict=True)
+    return found | {name: v.producer for name, v in outputs if v.producer is not None}
 
 
 def _blamed(each: SuspectTensor) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import qdqbridge as qb
+from qdqbridge.byoc.coverage import Coverage, Left
 from qdqbridge.errors import QdqBridgeError
 from qdqbridge.graph.graph import Node, Origin
 from qdqbridge.graph.operator import NO_ATTRIBUTES
@@ -20,7 +21,7 @@ from qdqbridge.ops.unary import RELU
 from qdqbridge.viewer import model_explorer_text, page
 from qdqbridge.viewer.histograms import BINS
 from qdqbridge.viewer.scopes import scope
-from qdqbridge.viewing import record
+from qdqbridge.viewing import coverage_paint, record
 
 ROOT = Path(__file__).resolve().parents[2]
 VIEWER = ROOT / "qdqbridge" / "viewer"
@@ -137,3 +138,15 @@ def test_nothing_is_left_of_a_page_that_cannot_be_written(tmp_path: Path) -> Non
     with pytest.raises(QdqBridgeError):
         qb.view(INT8, path=tmp_path / "no" / "page.html")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_table_leaves_is_said_at_its_node() -> None:
+    graph = qb.load(INT8)
+    node = next(each for each in graph.nodes if each.op.name == "Conv")
+    left = Left("qnn.conv2d", node.output.name, "refused", ("its stride is 3",), "uint8")
+    paint = coverage_paint(graph, Coverage("mine", (), (left,), ()))
+    place = graph.nodes.index(node)
+    kind = paint.of[place]
+    assert kind is not None and paint.classes[int(kind)] == "refused"
+    assert paint.words[place] == "qnn.conv2d: its stride is 3"
+    assert paint.of.count(kind) == 1
