@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from qdqbridge.arguments import need_graph, need_side, path_of, renamed
 from qdqbridge.errors import InputDataError, OutputExistsError
@@ -114,21 +114,47 @@ def explain(graph: Graph) -> list[Note]:
 
 
 def evaluate(
-    graph: Graph, inputs: Mapping[str, NDArray[Any]], *, exact: bool = False
+    graph: Graph,
+    inputs: Mapping[str, NDArray[Any]],
+    *,
+    exact: bool = False,
+    accumulator_bits: int = 32,
+    overflow: Literal["wraparound", "saturation"] = "wraparound",
+    pairs: bool = False,
+    requantize: Literal["half-even", "fixed-point", "truncation", "shift"] = "half-even",
 ) -> dict[str, NDArray[Any]]:
     """Runs a graph in NumPy: the numeric contract itself, bit for bit.
+
+    What stands behind ``exact`` simulates hardware whose products do otherwise; what it loses is
+    counted by :func:`qdqbridge.autoquant.arithmetic.run`.
 
     Args:
         graph: Any graph.
         inputs: One array per graph input, by name; quantized inputs take stored integers.
         exact: Compute the real-valued meaning in float64 instead, rounding only into quantized
             types.
+        accumulator_bits: Bits of the sums of integer products.
+        overflow: What becomes of a sum that they do not hold: its low bits are kept, or every
+            addition stops at the end of the range.
+        pairs: Two products each of 8 bits are added with saturation to 16 bits first
+            (``vpmaddubsw``), channels before taps.
+        requantize: How sums become stored results: ``half-even`` is the contract; ``fixed-point``
+            TFLite's; ``truncation`` drops what is below; ``shift`` multiplies by powers of two.
 
     Raises:
         InputDataError: An input is missing, unknown, or of the wrong element type or shape; or
-            ``graph`` is no graph.
+            ``graph`` is no graph; or there is no such arithmetic.
     """
     need_graph(graph, "evaluate")
+    from qdqbridge.autoquant.arithmetic import CONTRACT, arithmetic_of, run
+
+    hardware = arithmetic_of(accumulator_bits, overflow, pairs=pairs, requantize=requantize)
+    if hardware != CONTRACT:
+        if exact:
+            raise InputDataError(
+                "an exact result has no arithmetic of hardware", fix="give one of both"
+            )
+        return dict(run(graph, inputs, hardware).outputs)
     from qdqbridge.graph.interpreter import evaluate as interpret
 
     return interpret(graph, inputs, exact=exact)[0]

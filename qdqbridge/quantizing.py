@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from qdqbridge.arguments import need_graph, path_of
 from qdqbridge.errors import InputDataError
+from qdqbridge.graph.atomic_write import write_text
 from qdqbridge.graph.graph import Graph
-from qdqbridge.pipeline import load
+from qdqbridge.pipeline import explain, load
 from qdqbridge.profiling import load_profile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from qdqbridge.autoquant.budget import ModelBudget
     from qdqbridge.autoquant.choosers import Chooser
     from qdqbridge.autoquant.fallback import Fallback, Goal
     from qdqbridge.autoquant.formats import Format, Unstored
@@ -25,11 +27,12 @@ if TYPE_CHECKING:
     from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions
     from qdqbridge.autoquant.samples import Samples
     from qdqbridge.autoquant.simulation.metrics import Metric, Metrics
+    from qdqbridge.autoquant.streams import FileSamples
     from qdqbridge.autoquant.targets import Target
     from qdqbridge.graph.quantization import QuantParams
 
 File: TypeAlias = "str | PathLike[str]"
-_REPAIR = ("equalize", "smooth", "round", "bias")
+_REPAIR = ("equalize", "smooth", "round", "learn", "bias")
 _LOGGER = logging.getLogger(__name__)
 _JUDGING = 256
 """Samples on which goals and reports are judged, taken from all of the data."""
@@ -50,7 +53,7 @@ class Quantization:
     made: Quantized
     original: Graph
     samples: Samples | None
-    goal: Goal | None = None
+    goal: Goal | ModelBudget | None = None
     fallback: Fallback | None = None
     _outputs: list[Metrics] = field(default_factory=list["Metrics"], init=False, repr=False)
 
@@ -90,6 +93,41 @@ class Quantization:
         )
         return replace(self, goal=goal, fallback=found)
 
+    def within(
+        self,
+        *,
+        max_bytes: int | None = None,
+        min_sqnr: float | None = None,
+        max_drop: float | None = None,
+        state: File | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Quantization:
+        """Returns this with bits per layer for a budget.
+
+        With ``max_bytes`` the outputs are as good as that size allows; else the model is as small
+        as the goal leaves.
+
+        Args:
+            max_bytes: Of all constants as they are stored, scales included.
+            min_sqnr: Smallest signal to noise of the outputs, in dB.
+            max_drop: Largest loss of top-1 agreement (0.005 for half a point).
+            state: A file of trials: a search that was killed goes on with it.
+            progress: Called with the trials done, and how many there will be, about.
+
+        Raises:
+            InputDataError: There are no samples, or the budget cannot be met.
+        """
+        from qdqbridge.autoquant.budget import ModelBudget, within
+        from qdqbridge.autoquant.fallback import Goal
+
+        goal = None if min_sqnr is None and max_drop is None else Goal(min_sqnr, max_drop)
+        budget = ModelBudget(max_bytes, goal)
+        if self.samples is None:
+            raise _no_data("no budget can be judged without it")
+        path = None if state is None else path_of(state)
+        found = within(self.made, budget, self.samples, state=path, progress=progress)
+        return replace(self, goal=budget, fallback=found)
+
     def doubt(self) -> str:
         """Returns a warning where the outputs are far from the float model's, else nothing.
 
@@ -124,7 +162,10 @@ class Quantization:
         data: str = "data",
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Writes a page about it: errors per layer, histograms, accumulators, what fell back.
+        """Writes a page about it, which shows the float graph and what was made of it.
+
+        It tells errors per layer and weight, what each layer costs alone, what was tried, ranges
+        and histograms, accumulators, what fell back.
 
         Args:
             path: The ``.html`` file; it is replaced.
@@ -135,8 +176,13 @@ class Quantization:
         Raises:
             OutputFileError: The operating system refuses.
         """
-        from qdqbridge.autoquant.reporting import record_of, write_report
+        from qdqbridge.autoquant.doubts import ranked
+        from qdqbridge.autoquant.reporting import record_of
+        from qdqbridge.viewer import document_of_quantization, page
 
+        ranking = None if self.fallback is None else self.fallback.ranking
+        if ranking is None and self.samples is not None:
+            ranking = ranked(self.made, self.samples)
         tuning = self.made.tuning
         record = record_of(
             self.made if self.fallback is None else _Fallen(self.made, self.fallback),
@@ -147,11 +193,13 @@ class Quantization:
             model=model,
             data=data,
             repairs=[*self.made.repairs, *([] if tuning is None else [tuning])],
+            ranking=ranking,
             fallback=self.fallback,
             goal="" if self.goal is None else str(self.goal),
             progress=progress,
         )
-        write_report(record, path_of(path))
+        shown = document_of_quantization(record, self.original, self.graph, explain(self.graph))
+        write_text(path_of(path), page(shown))
 
 
 class _Fallen:
@@ -206,7 +254,8 @@ def quantize(
         weight_formats: Formats of the weights of nodes, by names or patterns.
         repair: What to try, each step kept only where it brings the outputs closer to those of the
             float model: ``equalize`` channels across layers, ``smooth`` activations, ``round``
-            4-bit weights together, correct ``bias``. Nothing is tried without data.
+            4-bit weights together, ``learn`` weights, correct ``bias``. Nothing is tried without
+            data.
         min_sqnr: Layers get more bits until the outputs have that signal to noise, in dB.
         max_drop: The same until so much of ``metric`` is lost at most, or of top-1 agreement
             (0.01 for 1 %) where there is none.
@@ -271,6 +320,8 @@ def quantization(
     Raises:
         QdqBridgeError: As :func:`quantize`.
     """
+    from qdqbridge.autoquant.hardware_fit import check_fitted, fitted
+    from qdqbridge.autoquant.input_scale import misscaled
     from qdqbridge.autoquant.presets import chosen
     from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
     from qdqbridge.autoquant.samples import Samples
@@ -281,13 +332,18 @@ def quantization(
         raise _no_data("without it only what a profile has seen can be quantized")
     graph = load(model) if isinstance(model, (str, PathLike)) else model
     need_graph(graph, "quantize")
-    samples = None
+    samples: Samples | FileSamples | None = None
     if isinstance(data, (str, PathLike)):
         samples = open_samples(Path(data), graph.inputs, warn)
     elif data is not None:
         samples = Samples.of(graph.inputs, data)
     asked, tried = replace(options or QuantizeOptions(), **wanted), None
-    if profile is None:
+    if samples is not None and profile is None and asked.tune:
+        samples = _without_outliers(samples, warn or _LOGGER.warning)
+    if samples is not None and (told := misscaled(graph, samples)):
+        (warn or _LOGGER.warning)(told)
+    asked, suited = fitted(graph, samples, asked)
+    if profile is None and suited is None:
         asked, tried = chosen(graph, samples, asked)
     made = quantized(
         graph,
@@ -296,10 +352,33 @@ def quantization(
         profile=load_profile(profile) if isinstance(profile, (str, PathLike)) else profile,
         progress=progress,
     )
-    if tried is not None:
-        made = replace(made, repairs=(tried, *made.repairs))
+    if suited is not None and samples is not None:
+        check_fitted(made, samples)
+    steps = [step for step in (suited, tried) if step is not None]
+    made = replace(made, repairs=(*steps, *made.repairs))
     few = None if samples is None else spread(samples, _JUDGING)
     return Quantization(made, graph, few)
+
+
+def _without_outliers(
+    samples: Samples | FileSamples, warn: Callable[[str], None]
+) -> Samples | FileSamples:
+    """Returns samples without those that are far larger than all others, which is told."""
+    from qdqbridge.autoquant.few_samples import FAR, outlying
+    from qdqbridge.autoquant.streams import FileSamples
+    from qdqbridge.autoquant.tuning import taken
+
+    far = outlying(samples)
+    if not far:
+        return samples
+    warn(
+        f"samples {', '.join(map(str, far))} are more than {FAR:g} times as large as most others "
+        "and are left out: ranges that they decide would resolve nothing else. Give more samples "
+        "of that size if the model has to bear it"
+    )
+    if isinstance(samples, FileSamples):
+        return replace(samples, left_out=frozenset(far))
+    return taken(samples, [i for i in range(len(samples)) if i not in set(far)])
 
 
 def _no_data(why: str) -> InputDataError:

@@ -85,7 +85,7 @@ def wrong_of_original(
     theirs = GraphRuns(found.quantized, fed(found.quantized, found, data))
     for each in node_errors(found, floats, theirs, {}):
         if each.place.op.flow not in (Flow.CONVERT, Flow.MOVE):
-            left = each.parts.get("kernel", np.inf)
+            left = min(each.parts.get(what, np.inf) for what in ("kernel", "body"))
             yield f"{each.operator} {each.name}: {left:.1f} dB", left < _LEFT
     for constant in found.rounded:
         if constant.replaced is not None and constant.value.constant is not None:

@@ -328,7 +328,10 @@ def main() -> int:
     quantize.add_argument("--target", default="ort")
     quantize.add_argument("--choosers", nargs="+", default=["default"], help="ours to try")
     quantize.add_argument("--ours", action="store_true", help="leave the other tools out")
-    quantize.add_argument("--nncf", help="a Python that has NNCF")
+    for tool in ("nncf", "aimet", "quark"):
+        quantize.add_argument(f"--{tool}", help="a Python that has it")
+    quantize.add_argument("--folder", type=Path, help="networks of quantization_networks.py")
+    quantize.add_argument("--weights", help="int4, beside onnxruntime alone")
     quantize.add_argument("--seed", type=int, default=0, help="of the drawn pictures")
     quantize.add_argument("--json", type=Path, help="a file for the figures")
     commands.add_parser("run", help="latency of whole networks; see bench run --help")
@@ -364,13 +367,17 @@ def main() -> int:
 
         return bench_sabotage(arguments.seeds)
     if arguments.command == "quantize":
+        from bench_quantize import OTHERS, methods
         from bench_quantize import bench as bench_quantize
-        from bench_quantize import methods
 
+        pythons = {tool: getattr(arguments, tool) for tool in OTHERS}
         ways = methods(
-            arguments.target, arguments.choosers, arguments.nncf, others=not arguments.ours
+            arguments.target, arguments.choosers, pythons, arguments.weights,
+            others=not arguments.ours,
+        )  # fmt: skip
+        return bench_quantize(
+            arguments.networks, arguments.seed, ways, arguments.json, arguments.folder
         )
-        return bench_quantize(arguments.networks, arguments.seed, ways, arguments.json)
     return bench_import()
 
 

@@ -136,19 +136,34 @@ def _rewritten(path: Path, out: Path) -> None:
     qdqbridge.save(prepared(qdqbridge.load(path)), out, overwrite=True)
 
 
-def session(path: Path) -> Any:
-    """Returns a file in onnxruntime, graph optimizations disabled."""
+def session(path: Path, *, optimized: bool = False) -> Any:
+    """Returns a file in onnxruntime, graph optimizations disabled unless they are asked for."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if not optimized:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def results(path: Path, data: Data) -> Array:
-    """Returns the first output for every sample, one sample at a time."""
-    runner = session(path)
-    ((name, array),) = data.items()
-    parts = [runner.run(None, {name: array[i : i + 1]})[0] for i in range(len(array))]
-    return np.concatenate(parts).astype(np.float64)
+def results(path: Path, data: Data, *, optimized: bool = False) -> list[Array]:
+    """Returns the outputs for every sample, one sample at a time."""
+    runner = session(path, optimized=optimized)
+    count = len(next(iter(data.values())))
+    rows = [runner.run(None, {k: a[i : i + 1] for k, a in data.items()}) for i in range(count)]
+    return [np.concatenate(parts).astype(np.float64) for parts in zip(*rows, strict=True)]
+
+
+def cases_in(folder: Path, wanted: Collection[str]) -> Iterator[Case]:
+    """Yields the networks that ``quantization_networks.py`` wrote."""
+    for path in sorted(folder.glob("*.onnx")):
+        if wanted and path.stem not in wanted:
+            continue
+        with np.load(path.with_suffix(".npz")) as held:
+            arrays = dict(held)
+        seen, fresh = (
+            {name.removeprefix(start): a for name, a in arrays.items() if name.startswith(start)}
+            for start in ("seen_", "fresh_")
+        )
+        yield Case(path.stem, path, seen, fresh, arrays.get("labels"))

@@ -1,11 +1,15 @@
-"""Float networks quantized by us, by onnxruntime and by NNCF: ``scripts/bench quantize``.
+"""Float networks quantized by us, by onnxruntime and by others: ``scripts/bench quantize``.
 
 Every method gets the same calibration samples; what is measured are other samples. All quantized
-files run in onnxruntime with graph optimizations disabled, which computes what they say. Figures
-are output SQNR in dB and, where there are labels, top-1 in percent.
+files run in onnxruntime with graph optimizations disabled, which computes what they say, and with
+all of them. Figures are output SQNR in dB (of several outputs the mean noise counts) and, where
+there are labels, top-1 in percent; beside them stands the share of operators that compute whose
+operands are all stored as integers.
 
-NNCF is run by a Python of its own, for it may want other versions of our libraries:
-``python -m venv nncf; nncf/bin/pip install nncf onnx onnxruntime`` and ``--nncf nncf/bin/python``.
+Other tools are run by Pythons of their own, for they may want other versions of our libraries:
+``python -m venv nncf; nncf/bin/pip install nncf onnx onnxruntime`` and ``--nncf nncf/bin/python``;
+``aimet-onnx`` and ``--aimet``; ``torch amd-quark onnx onnxruntime`` and ``--quark``. ``--folder``
+reads what ``quantization_networks.py`` trained.
 """
 
 from __future__ import annotations
@@ -28,13 +32,27 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))  # where NNCF's Python runs this file
 
-from bench_networks import Array, Case, cases, modern, results
+from bench_networks import Array, Case, cases, cases_in, modern, results
 
 ORT_METHODS = ("MinMax", "Percentile", "Entropy")
-PRESETS = ("mixed", "performance")
+OTHERS = {
+    "nncf": ("mixed", "performance", "transformer"),
+    "aimet": ("min-max",),
+    "quark": ("A8W8", "INT8_TRANSFORMER_DEFAULT"),
+}
+"""Tools that have Pythons of their own, and their settings."""
+NO_ARITHMETIC = frozenset(
+    {
+        "Cast", "Concat", "Constant", "ConstantOfShape", "DequantizeLinear",
+        "DynamicQuantizeLinear", "Expand", "Flatten", "Gather", "Identity", "Pad",
+        "QuantizeLinear", "Reshape", "Shape", "Slice", "Split", "Squeeze", "Transpose",
+        "Unsqueeze",
+    }
+)  # fmt: skip
+"""Operators that are not counted among those that run on integers or do not."""
 WITHIN = 0.1
 """How far below the best of onnxruntime's methods we may be, in dB."""
-OURS, ORT, NNCF = "ours", "onnxruntime", "NNCF"
+OURS, ORT = "ours", "onnxruntime"
 FLOAT = "float"
 
 
@@ -43,6 +61,8 @@ class Figures:
     """What a quantized file is like, or why there is none."""
 
     decibels: float = float("-inf")
+    optimized: float = float("-inf")
+    integers: str = ""
     top1: float | None = None
     seconds: float = 0.0
     remark: str = ""
@@ -82,42 +102,44 @@ class Row:
 # ---- methods ------------------------------------------------------------------------------------
 
 
-def ours(target: str, chooser: str | None) -> Callable[[Case, Path], str]:
+def ours(target: str, chooser: str | None, weights: str | None) -> Callable[[Case, Path], str]:
     """Returns what quantizes with qdqbridge."""
 
     def run(case: Case, out: Path) -> str:
         import qdqbridge
 
-        graph = qdqbridge.quantize(case.path, case.calibration, target=target, chooser=chooser)
+        graph = qdqbridge.quantize(
+            case.path, case.calibration, target=target, chooser=chooser, weights=weights
+        )
         qdqbridge.save(graph, out, overwrite=True)
         return ""
 
     return run
 
 
-def by_onnxruntime(method: str) -> Callable[[Case, Path], str]:
+def by_onnxruntime(method: str, weights: str | None) -> Callable[[Case, Path], str]:
     """Returns what quantizes with onnxruntime: uint8 activations, int8 weights per channel."""
+    stored = "QInt4" if weights == "int4" else "QInt8"
 
     def run(case: Case, out: Path) -> str:
         try:
-            quantize_static(case, out, method, per_channel=True)
+            quantize_static(case, out, method, stored, per_channel=True)
         except ValueError:  # 1.31 cannot compare scales per channel with that of a bias
-            quantize_static(case, out, method, per_channel=False)
+            quantize_static(case, out, method, stored, per_channel=False)
             return "per tensor; it fails per channel"
         return ""
 
     return run
 
 
-def quantize_static(case: Case, out: Path, method: str, *, per_channel: bool) -> None:
+def quantize_static(case: Case, out: Path, method: str, weights: str, *, per_channel: bool) -> None:
     """Quantizes with onnxruntime."""
     from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     class Reader(quantization.CalibrationDataReader):
         def __init__(self) -> None:
-            ((name, array),) = case.calibration.items()
-            self.samples = iter([{name: array[i : i + 1]} for i in range(len(array))])
+            self.samples = iter(one_by_one(case.calibration))
 
         def get_next(self) -> Any:
             return next(self.samples, None)
@@ -130,19 +152,25 @@ def quantize_static(case: Case, out: Path, method: str, *, per_channel: bool) ->
         Reader(),
         quant_format=quantization.QuantFormat.QDQ,
         activation_type=quantization.QuantType.QUInt8,
-        weight_type=quantization.QuantType.QInt8,
+        weight_type=quantization.QuantType[weights],
         per_channel=per_channel,
         calibrate_method=quantization.CalibrationMethod[method],
     )
 
 
-def by_nncf(python: str, preset: str) -> Callable[[Case, Path], str]:
-    """Returns what quantizes with NNCF in another Python."""
+def one_by_one(data: Mapping[str, Array]) -> list[dict[str, Array]]:
+    """Returns samples as other tools take them."""
+    count = len(next(iter(data.values())))
+    return [{name: array[i : i + 1] for name, array in data.items()} for i in range(count)]
+
+
+def by_other(tool: str, python: str, setting: str) -> Callable[[Case, Path], str]:
+    """Returns what quantizes with a tool in another Python."""
 
     def run(case: Case, out: Path) -> str:
         data, model = out.with_suffix(".npz"), modern(case.path, out.parent)
         np.savez(data, **case.calibration)  # pyright: ignore[reportArgumentType]
-        command = [python, __file__, str(model), str(data), str(out), preset]
+        command = [python, __file__, tool, str(model), str(data), str(out), setting]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr else "failed")
@@ -151,21 +179,26 @@ def by_nncf(python: str, preset: str) -> Callable[[Case, Path], str]:
     return run
 
 
-def nncf_job(model: str, data: str, out: str, preset: str) -> str:
+def nncf_job(model: str, data: str, out: str, setting: str) -> str:
     """Quantizes with NNCF; runs in the Python that has it."""
     import nncf  # pyright: ignore[reportMissingImports]
     import onnx
 
-    ((name, array),) = dict(np.load(data)).items()
-    dataset: Any = nncf.Dataset([{name: array[i : i + 1]} for i in range(len(array))])
+    samples = one_by_one(dict(np.load(data)))
+    dataset: Any = nncf.Dataset(samples)
+    kinds: dict[str, Any] = {"preset": nncf.QuantizationPreset.MIXED}
+    if setting == "transformer":
+        kinds["model_type"] = nncf.ModelType.TRANSFORMER
+    else:
+        kinds["preset"] = nncf.QuantizationPreset[setting.upper()]
     for fast in (False, True):
         try:
             quantized: Any = nncf.quantize(
                 onnx.load(model),
                 dataset,
-                preset=nncf.QuantizationPreset[preset.upper()],
-                subset_size=len(array),
+                subset_size=len(samples),
                 fast_bias_correction=fast,
+                **kinds,
             )
         except Exception:  # NNCF raises what it likes: the fast correction works of more models
             if fast:
@@ -176,14 +209,72 @@ def nncf_job(model: str, data: str, out: str, preset: str) -> str:
     raise AssertionError
 
 
+def aimet_job(model: str, data: str, out: str, setting: str) -> str:
+    """Quantizes with AIMET: int8 weights and activations, as its simulation writes QDQ."""
+    import aimet_onnx  # pyright: ignore[reportMissingImports]
+    import onnx
+
+    simulation = aimet_onnx.QuantizationSimModel(
+        onnx.load(model), param_type="int8", activation_type="int8"
+    )
+    simulation.compute_encodings(one_by_one(dict(np.load(data))))
+    onnx.save(simulation.to_onnx_qdq(), out)
+    return setting
+
+
+def quark_job(model: str, data: str, out: str, setting: str) -> str:
+    """Quantizes with Quark by one of its named configurations."""
+    from quark.onnx import ModelQuantizer  # pyright: ignore[reportMissingImports]
+    from quark.onnx.quantization.config.config import (  # pyright: ignore[reportMissingImports]
+        Config,
+    )
+    from quark.onnx.quantization.config.custom_config import (  # pyright: ignore[reportMissingImports]
+        get_default_config,
+    )
+
+    class Reader:
+        def __init__(self) -> None:
+            self.rewind()
+
+        def rewind(self) -> None:
+            self.samples = iter(one_by_one(dict(np.load(data))))
+
+        def get_next(self) -> Any:
+            return next(self.samples, None)
+
+    config = Config(global_quant_config=get_default_config(setting))
+    ModelQuantizer(config).quantize_model(model, out, Reader())
+    return setting
+
+
+JOBS = {"nncf": nncf_job, "aimet": aimet_job, "quark": quark_job}
+
+
 def methods(
-    target: str, choosers: Sequence[str], nncf: str | None, *, others: bool
+    target: str,
+    choosers: Sequence[str],
+    pythons: Mapping[str, str | None],
+    weights: str | None = None,
+    *,
+    others: bool,
 ) -> list[Method]:
-    """Returns what quantizes; ours first."""
-    found = [Method(OURS, c, ours(target, None if c == "default" else c)) for c in choosers]
+    """Returns what quantizes; ours first.
+
+    Args:
+        target: Ours.
+        choosers: Ours to try.
+        pythons: By tool of :data:`OTHERS`, the Python that has it; None leaves it out.
+        weights: How weights are stored: None for int8, or ``int4`` (ours and onnxruntime alone).
+        others: Other tools as well.
+    """
+    found = [
+        Method(OURS, c, ours(target, None if c == "default" else c, weights)) for c in choosers
+    ]
     if others:
-        found += [Method(ORT, name, by_onnxruntime(name)) for name in ORT_METHODS]
-        found += [Method(NNCF, preset, by_nncf(nncf, preset)) for preset in PRESETS if nncf]
+        found += [Method(ORT, name, by_onnxruntime(name, weights)) for name in ORT_METHODS]
+    for tool, python in pythons.items():
+        if others and python is not None and weights is None:
+            found += [Method(tool, name, by_other(tool, python, name)) for name in OTHERS[tool]]
     return found
 
 
@@ -202,24 +293,63 @@ def row(case: Case, ways: Sequence[Method]) -> Row:
                     remark = way.run(case, out)
                 seconds = time.perf_counter() - start
                 got = results(out, case.measured)
+                fused = results(out, case.measured, optimized=True)
             except Exception as error:  # whatever another tool raises is a result
                 found[way] = Figures(remark=" ".join(str(error).split())[:160])
                 continue
-            found[way] = Figures(decibels(reference, got), top1(case, got), seconds, remark)
+            found[way] = Figures(
+                decibels(reference, got),
+                decibels(reference, fused),
+                integers(out),
+                top1(case, got),
+                seconds,
+                remark,
+            )
     return Row(case, top1(case, reference), found)
 
 
-def decibels(reference: Array, other: Array) -> float:
-    """Returns the SQNR of ``other``."""
-    noise = float(np.sum((reference - other) ** 2))
-    return float("inf") if not noise else 10 * np.log10(float(np.sum(reference**2)) / noise)
+def decibels(reference: Sequence[Array], other: Sequence[Array]) -> float:
+    """Returns the SQNR of ``other``; of several outputs the mean share of noise counts."""
+    shares = [
+        float(np.sum((a - b) ** 2)) / max(float(np.sum(a**2)), np.finfo(float).tiny)
+        for a, b in zip(reference, other, strict=True)
+    ]
+    noise = float(np.mean(shares))
+    return float("inf") if not noise else -10 * float(np.log10(noise))
 
 
-def top1(case: Case, outputs: Array) -> float | None:
+def top1(case: Case, outputs: Sequence[Array]) -> float | None:
     """Returns the share of right classes in percent, where there are labels."""
     if case.labels is None:
         return None
-    return 100 * float(np.mean(outputs.argmax(1) == case.labels))
+    return 100 * float(np.mean(outputs[0].argmax(1) == case.labels))
+
+
+def integers(path: Path) -> str:
+    """Returns how many of the operators that compute read stored integers, and how many compute."""
+    import onnx
+
+    graph = onnx.load(path).graph
+    producers = {name: node for node in graph.node for name in node.output}
+    constants = {tensor.name for tensor in graph.initializer}
+
+    def stored(name: str) -> bool:
+        node = producers.get(name)
+        while node is not None and node.op_type in NO_ARITHMETIC and node.input:
+            if node.op_type == "DequantizeLinear":
+                return True
+            name = node.input[0]
+            node = producers.get(name)
+        return name in constants or (node is not None and node.op_type == "Constant")
+
+    computing = [node for node in graph.node if node.op_type not in NO_ARITHMETIC]
+    found = sum(
+        "Integer" in node.op_type
+        or node.op_type.startswith("QLinear")
+        or all(stored(name) for name in node.input[:2] if name)
+        for node in computing
+    )
+    return f"{found}/{len(computing)}"
 
 
 @contextlib.contextmanager
@@ -243,8 +373,10 @@ def show(found: Row) -> None:
     for method, figures in found.figures.items():
         number = f"{figures.decibels:7.2f} dB" if np.isfinite(figures.decibels) else "    no file"
         accuracy = "" if figures.top1 is None else f"  top-1 {figures.top1:6.2f} %"
-        print(f"    {method!s:<24}{number}{accuracy}  {figures.seconds:6.1f} s  {figures.remark}")
-    margin = found.ours - found.best(ORT, NNCF)
+        if np.isfinite(figures.decibels):
+            number += f" ({figures.optimized:.2f} optimized)  {figures.integers:>7}"
+        print(f"    {method!s:<32}{number}{accuracy}  {figures.seconds:6.1f} s  {figures.remark}")
+    margin = found.ours - found.best(ORT, *OTHERS)
     if np.isfinite(margin):
         print(f"    ours over the best of the others: {margin:+.2f} dB")
     sys.stdout.flush()
@@ -267,7 +399,13 @@ def as_json(rows: Sequence[Row]) -> str:
     )
 
 
-def bench(networks: Sequence[str], seed: int, ways: Sequence[Method], out: Path | None) -> int:
+def bench(
+    networks: Sequence[str],
+    seed: int,
+    ways: Sequence[Method],
+    out: Path | None,
+    folder: Path | None = None,
+) -> int:
     """Prints the tables.
 
     Args:
@@ -275,17 +413,19 @@ def bench(networks: Sequence[str], seed: int, ways: Sequence[Method], out: Path 
         seed: Of the drawn pictures.
         ways: Methods.
         out: A file for the figures.
+        folder: Of networks of :mod:`quantization_networks`; None for those of the repository.
 
     Returns:
         1 where onnxruntime is better than we are by more than 0.1 dB.
     """
     rows: list[Row] = []
-    for case in cases(networks, seed):
+    every = cases(networks, seed) if folder is None else cases_in(folder, networks)
+    for case in every:
         rows.append(row(case, ways))
         show(rows[-1])
     if out is not None:
         out.write_text(as_json(rows))
-    below = [r.case.name for r in rows if r.ours < r.best(ORT, NNCF)]
+    below = [r.case.name for r in rows if r.ours < r.best(ORT, *OTHERS)]
     missed = [r.case.name for r in rows if r.ours < r.best(ORT) - WITHIN]
     print("below the best of the others: " + (", ".join(below) or "none"))
     print(f"below onnxruntime by more than {WITHIN} dB: " + (", ".join(missed) or "none"))
@@ -293,4 +433,4 @@ def bench(networks: Sequence[str], seed: int, ways: Sequence[Method], out: Path 
 
 
 if __name__ == "__main__":
-    print(nncf_job(*sys.argv[1:]))
+    print(JOBS[sys.argv[1]](*sys.argv[2:]))

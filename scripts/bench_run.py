@@ -3,11 +3,14 @@
 ``scripts/bench run [NETWORK ...]``: networks with random weights (see run_networks.py) are
 quantized by onnxruntime's own tool (static, per channel, one sample), with uint8 (u8s8) or int8
 (s8s8) activations, and run by every engine in one process, call after call in turn; what is
-printed are medians, and medians of the ratios of calls made next to each other. ``--threads 2``
-gives both engines two threads. ``--tvm`` adds TVM's own pipeline on the same QDQ file (for this
-machine's CPU), ``--target haswell`` compiles ours for a lesser CPU, ``--memory`` adds the peak
-memory of compiling, in a process of its own (see compile_memory.py), ``--recenter`` onnxruntime on
-the file that ``save(recenter=True)`` writes, ``--model`` files of one's own, run as they are.
+printed are medians, and medians of the ratios of calls made next to each other; with ``--busy``,
+for a machine that others use, the shortest calls and their ratios, of one thread in seconds of the
+processor. ``--threads 2`` gives both engines two threads. ``--openvino`` adds OpenVINO on the same
+QDQ file (in the environment of the engines, which has TVM as well), ``--tvm`` TVM's own pipeline
+(for this machine's CPU), ``--target haswell`` compiles ours for a lesser CPU, ``--memory`` adds the
+peak memory of compiling, in a process of its own (see compile_memory.py), ``--recenter``
+onnxruntime on the file that ``save(recenter=True)`` writes, ``--model`` files of one's own, run as
+they are.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ Array = NDArray[Any]
 Feeds = dict[str, Array]
 Call = Callable[[], Any]
 KINDS = ("u8s8", "s8s8")
+EXTENTS = {"sequence": 128}
+"""What open extents of these names are while files run."""
 RESTS = 0.2
 """Seconds after which TVM's and onnxruntime's threads have given up waiting for more work."""
 
@@ -97,7 +102,7 @@ def quantize(source: Path, target: Path, kind: str) -> None:
 
 
 def feeds(path: Path) -> Feeds:
-    """Returns a seeded input of every float input of a file; 1 for open extents."""
+    """Returns a seeded input of every float input of a file; 1 for open extents but EXTENTS."""
     rng = np.random.default_rng(1)
     model = onnx.load(path, load_external_data=False)
     made: Feeds = {}
@@ -106,7 +111,7 @@ def feeds(path: Path) -> Feeds:
         if value.name in constants:
             continue
         type_ = value.type.tensor_type
-        shape = [d.dim_value or 1 for d in type_.shape.dim]
+        shape = [d.dim_value or EXTENTS.get(d.dim_param, 1) for d in type_.shape.dim]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(type_.elem_type)
         if dtype.kind == "f":
             made[value.name] = rng.standard_normal(shape).astype(dtype)
@@ -145,6 +150,18 @@ def ours(path: Path, data: Feeds, threads: int, cpu: str) -> tuple[Call, float]:
     for name, buffer in held.items():
         buffer[...] = data[name]
     return lambda: executable.run({**data, **held}), seconds
+
+
+def openvino(path: Path, data: Feeds, threads: int) -> Call:
+    """Returns a call of OpenVINO, tuned for latency, in the precision that the file says."""
+    import openvino as ov
+
+    settings = {
+        "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1,
+        "INFERENCE_PRECISION_HINT": "f32",
+    }  # fmt: skip
+    request = ov.Core().compile_model(str(path), "CPU", settings).create_infer_request()
+    return lambda: request.infer(data, share_inputs=True, share_outputs=True)
 
 
 def tvm_default(path: Path, data: Feeds) -> Call:
@@ -227,6 +244,8 @@ def row(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
     own, compiled = ours(subject.quantized, data, threads, arguments.target)
     found: dict[str, Any] = {"network": subject.name, "compile s": round(compiled, 1)}
     calls = {"ours": own, "ort qdq": onnxruntime(subject.quantized, data, threads)}
+    if arguments.openvino:
+        calls["openvino"] = openvino(subject.quantized, data, threads)
     if subject.real is not None:
         calls["ort float"] = onnxruntime(subject.real, data, threads)
     if arguments.recenter:
@@ -234,12 +253,15 @@ def row(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
         found |= compared
     if arguments.memory:
         found |= memory(subject.quantized, arguments.target)
-    times = measure(calls, arguments.seconds, RESTS if threads > 1 else 0.0)
+    clock = time.process_time if arguments.busy and threads == 1 else time.perf_counter
+    times = measure(calls, arguments.seconds, RESTS if threads > 1 else 0.0, clock)
+    if arguments.busy:
+        times = {name: [min(values)] for name, values in times.items()}
     if arguments.tvm:
         times |= measure({"tvm": tvm_default(subject.quantized, data)}, 0.0)
     for name, values in times.items():
         found[f"{name} ms"] = round(float(np.median(values)) * 1e3, 3)
-    for name in ("ort qdq", "ort float"):
+    for name in ("ort qdq", "openvino", "ort float"):
         if name in times:
             ratios = np.divide(times["ours"], times[name])
             found[f"ours / {name}"] = round(float(np.median(ratios)), 3)
@@ -274,9 +296,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="per network")
     parser.add_argument("--model", nargs="*", type=Path, default=[], help="quantized files")
     parser.add_argument("--folder", type=Path, help="where networks are kept between runs")
+    parser.add_argument("--busy", action="store_true", help="the shortest calls, not the middle")
     parser.add_argument("--tvm", action="store_true", help="add TVM's default, which is slow")
     parser.add_argument("--target", default="host", help="CPU of ours, as LLVM names it")
     parser.add_argument("--memory", action="store_true", help="add peak memory of compiling")
+    parser.add_argument("--openvino", action="store_true", help="add OpenVINO on the file")
     parser.add_argument("--recenter", action="store_true", help="add the re-centred file")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(argv)

@@ -1,14 +1,17 @@
 """Puts ``blame`` beside onnxruntime's own debugging of quantization, on spoiled files.
 
-Run as ``python -m scripts.beside_loss_debug [COUNT]``: files of onnxruntime's quantizer with one
-tensor spoiled (:mod:`scripts.blame_sabotage`). ``onnxruntime.quantization.qdq_loss_debug`` gives
-each tensor an error against the float model, matched by names; the tensor of the largest one is
-what it names, of activations and weights together. It has no causes and no repairs.
+Run as ``python -m scripts.beside_loss_debug [COUNT [FOLDER]]``: files of onnxruntime's quantizer
+with one tensor spoiled (:mod:`scripts.blame_sabotage`). ``onnxruntime.quantization.qdq_loss_debug``
+gives each tensor an error against the float model, matched by names; the tensor of the largest one
+is what it names, of activations and weights together. It has no causes and no repairs. What is
+spoiled is kept in the folder, where ``scripts/beside_quant_analyzer.py`` finds it.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -66,7 +69,18 @@ def is_named(name: str, made: Sabotage) -> bool:
     return name in made.tensors or any(t.startswith(f"{name}_") for t in made.tensors)
 
 
-def main(count: int) -> int:
+def keep(
+    folder: Path, case: int, file: Quantized, spoiled: Path, model: Path, made: Sabotage
+) -> None:
+    """Writes a spoiled file, its samples, and what is known of it."""
+    shutil.copy(spoiled, folder / f"{case}.onnx")
+    arrays: dict[str, Any] = dict(file.fed)
+    np.savez(folder / f"{case}.npz", **arrays)
+    known = {"float": str(model), "label": file.label, "kind": made.kind, "tensors": made.tensors}
+    (folder / f"{case}.json").write_text(json.dumps(known))
+
+
+def main(count: int, kept: Path | None = None) -> int:
     logging.disable(logging.WARNING)
     ort.set_default_logger_severity(3)
     ours = theirs = done = 0
@@ -79,6 +93,8 @@ def main(count: int) -> int:
             index = seed // KINDS % len(files)
             file, model = files[index], MODELS / f"digits_{plain[index][0]}_float.onnx"
             made = spoil(file.path, folder / "spoiled.onnx", seed, file.fed)
+            if kept is not None:
+                keep(kept, case, file, folder / "spoiled.onnx", model, made)
             found = qb.blame(
                 file.original, folder / "spoiled.onnx", file.data, repairs=0, nodes=False
             )
@@ -94,4 +110,5 @@ def main(count: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 20))
+    given = sys.argv[1:]
+    sys.exit(main(int(given[0]) if given else 20, Path(given[1]) if given[1:] else None))

@@ -1,11 +1,12 @@
 """Spoils one tensor of quantized files, and asks ``blame`` which one it is.
 
-Run as ``python -m scripts.blame_sabotage [--collection FOLDER] [--count N] [--first N]``: files of
-onnxruntime's quantizer of three networks, per tensor and per channel, signed and unsigned, also of
-graphs that it has optimized; and, with suite A's folder, files that other tools made of three
-further networks, all their names replaced. It prints what was not found, and in how many files the
-spoiled tensor is the first that is named, its cause is right, and the proposed repairs bring the
-outputs back to within 1 dB of the unspoiled file.
+Run as ``python -m scripts.blame_sabotage [--collection FOLDER [--elsewhere FOLDER]] [--count N]
+[--first N]``: files of onnxruntime's quantizer of three networks, per tensor and per channel,
+signed and unsigned, also of graphs that it has optimized; with suite A's folder, files that other
+tools made of three further networks, all their names replaced; or only what
+``scripts/quantize_elsewhere.py`` wrote, all names replaced likewise. It prints what was not found,
+and in how many files the spoiled tensor is the first that is named, its cause is right, and the
+proposed repairs bring the outputs back to within 1 dB of the unspoiled file.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ OTHERS = (
     "A1/onnxscript_opt_modelopt_int8_fp32",
 )  # fmt: skip
 _SAMPLES = 48
+_FEW = 16
+"""Samples of networks that take one at a time."""
 _DAMAGE = 3.0
 """Decibels that a sabotage has to cost the outputs: else there is nothing to be found."""
 _TURNS = 6
@@ -92,11 +95,31 @@ def own(folder: Path, network: str, per_channel: bool, signed: bool, optimized: 
 
 def other(folder: Path, collection: Path, name: str) -> Quantized:
     network = name.partition("/")[0]
-    graph = qb.load(collection / network / "float_op17" / "model.onnx")
     path = renamed(collection / name / "model.onnx", folder / f"{name.replace('/', '_')}.onnx")
-    with np.load(collection / network / "float_op17" / "inputs.npz") as arrays:
-        seen = {graph.inputs[0].name: arrays[graph.inputs[0].name][:_SAMPLES]}
-    return _judged(name, graph, path, seen)
+    return _judged(name, *_original(collection, network, path))
+
+
+def elsewhere(folder: Path, collection: Path, file: Path) -> Quantized:
+    network = file.stem.rpartition("_")[0]
+    return _judged(file.stem, *_original(collection, network, renamed(file, folder / file.name)))
+
+
+def _original(
+    collection: Path, network: str, path: Path
+) -> tuple[Graph, Path, dict[str, NDArray[Any]]]:
+    """Returns the float graph of a network, a quantized file of it, and samples."""
+    if (MODELS / f"{network}.onnx").exists():
+        graph = qb.load(MODELS / f"{network}.onnx")
+        shape = [-1, *(e for e in (graph.inputs[0].type.shape or ())[1:] if isinstance(e, int))]
+        with np.load(MODELS / "digits_test.npz") as arrays:
+            data = arrays["x"].reshape(shape)[200:]
+    else:
+        graph = qb.load(collection / network / "float_op17" / "model.onnx")
+        with np.load(collection / network / "float_op17" / "inputs.npz") as arrays:
+            data = arrays[graph.inputs[0].name]
+    port = graph.inputs[0]
+    one_by_one = isinstance((port.type.shape or ("",))[0], int)
+    return graph, path, {port.name: data[: _FEW if one_by_one else _SAMPLES]}
 
 
 def _judged(label: str, graph: Graph, path: Path, data: dict[str, NDArray[Any]]) -> Quantized:
@@ -125,6 +148,7 @@ def damaged(file: Quantized, spoiled: Path, seed: int) -> tuple[Sabotage, Attrib
 def main(arguments: list[str]) -> int:
     asked = argparse.ArgumentParser()
     asked.add_argument("--collection", type=Path)
+    asked.add_argument("--elsewhere", type=Path)
     asked.add_argument("--count", type=int)
     asked.add_argument("--first", type=int, default=0)
     given = asked.parse_args(arguments)
@@ -133,8 +157,11 @@ def main(arguments: list[str]) -> int:
     kinds: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        files = [own(folder, *each) for each in OWN]
-        if given.collection is not None:
+        files = [] if given.elsewhere else [own(folder, *each) for each in OWN]
+        if given.elsewhere is not None:
+            found = sorted(given.elsewhere.glob("*.onnx"))
+            files = [elsewhere(folder, given.collection, each) for each in found]
+        elif given.collection is not None:
             files += [other(folder, given.collection, each) for each in OTHERS]
         count = given.count or len(files) * KINDS
         seeds = range(given.first, given.first + count)

@@ -5,7 +5,8 @@ gives numbers (1) to its open extents, and adds two rows per file to a table: th
 what was exported from it. They say how many layers there are, which are left to floats or to
 another processor, in how many partitions, how far operators are off on the engine's own operands
 (LSB), and in how many samples outputs have the argmax of the interpreter. Inputs are those of
-``inputs.npz`` beside a file, else random. Files that are in the table are not run again.
+``inputs.npz`` beside a file, else random. Files that are in the table are not run again. Those with
+``_decomposed`` in their name are read as ``--decomposed`` reads them.
 
 ``scripts/engine_models.py openvino --by-producer TABLE...`` prints the same by producer, as data of
 ``tests/engines/models_openvino.csv``, of which the pages are made; ``--worse TABLE...`` lists the
@@ -177,7 +178,7 @@ def judged(
 def both(engine: str, path: Path, name: str, producer: str, count: int) -> list[Row]:
     """Returns the rows of a model: the original, and the exported one."""
     try:
-        graph = qdqbridge.load(path)
+        graph = qdqbridge.load(path, decomposed="_decomposed" in name)
         graph = with_numbers(graph, dict.fromkeys(symbolic_extents(graph), 1))
         feeds = feedings(path, graph, count)
         qdqbridge.evaluate(graph, feeds[0])

@@ -56,12 +56,14 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
                                    "long_factor": [1 + i / 10 for i in range(8)]}}),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", HEAD),
+    "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {}),
     "whisper": ("WhisperConfig", "WhisperForConditionalGeneration",
                 {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "num_mel_bins": 16,
                  "encoder_attention_heads": 4, "decoder_attention_heads": 4,
                  "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "max_source_positions": 1500,
                  "max_target_positions": 64, "decoder_start_token_id": 1}),
 }  # fmt: skip
+_SCHEME = "kv_cache_quant_scheme"
 VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
     "fp32": ("fp32", {}),
     "fp16": ("fp16", {}),
@@ -76,6 +78,10 @@ VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
     "int4-embed": ("int4", {"op_types_to_quantize": "MatMul/Gather"}),
     "int4-kquant": ("int4", {"algo_config": "k_quant"}),
     "int4-mixed": ("int4", {"matmul_mixed_precision": "last_matmul:int8,mixed_layers:int8"}),
+    **{f"{weights}-cache-{scheme}": (weights, {_SCHEME: scheme})
+       for weights in ("fp32", "int4")
+       for bits in ("int8", "int4")
+       for scheme in (f"{bits}_per_tensor", f"{bits}_per_channel")},
 }  # fmt: skip
 
 
@@ -118,12 +124,25 @@ def source(folder: Path, architecture: str) -> Path:
     return made
 
 
+def scales(folder: Path, weights: str, scheme: str) -> Path:
+    """Returns a file with scales of keys and values, for each layer one or one per channel."""
+    config = json.loads((Path(weights) / "config.json").read_text())
+    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    layers, channels = config["num_hidden_layers"], config["num_key_value_heads"] * head
+    one = 0.02 if scheme.endswith("tensor") else [0.01 + i / 2000 for i in range(channels)]
+    made = folder / "source" / f"{Path(weights).name}-{scheme}.json"
+    made.write_text(json.dumps({"scales": {f"{x}_scales": [one] * layers for x in "kv"}}))
+    return made
+
+
 def make(folder: Path, architecture: str, variant: str) -> None:
     """Makes one file."""
     target, cache = folder / f"{architecture}-{variant}", str(folder / "cache")
     precision, options = VARIANTS[variant]
     weights = str(source(folder, architecture))
     stated = [f"{name}={value}" for name, value in options.items()]
+    if _SCHEME in options:
+        stated.append(f"kv_cache_scale_file={scales(folder, weights, options[_SCHEME])}")
     found = builder.parse_extra_options(
         weights, weights, str(target), precision, "cpu", cache, stated
     )

@@ -6,7 +6,8 @@ onnx 1.23) goes through the stages
     ort     onnxruntime on the case's own model, optimizations disabled: what can be expected
     load    ``qdqbridge.load``
     eval    the interpreter
-    save    ``qdqbridge.save``, and the written file in onnxruntime, optimizations disabled
+    save    ``qdqbridge.save``, and the written file in onnxruntime, optimizations disabled; in
+            ONNX's own reference where onnxruntime has no kernel for it
     tvm     ``qdqbridge.compile`` and a run (only with ``--tvm``: seconds per case)
 
 in forked children with limits of time and memory, a few dozen cases each; a child that dies or
@@ -42,6 +43,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 import onnx
 from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
 
 import qdqbridge as qb
 from qdqbridge.onnx_io.ort_values import run
@@ -142,7 +145,12 @@ class Run:
         newer = graph.opset if graph.opset > 26 else None
         qb.save(graph, self.saved, overwrite=True, opset=newer)
         onnx.checker.check_model(str(self.saved))
-        return run_onnxruntime(self.saved, self.inputs)
+        try:
+            return run_onnxruntime(self.saved, self.inputs)
+        except NotImplemented:
+            reference = ReferenceEvaluator(str(self.saved))
+            results = reference.run(None, dict(self.inputs))
+            return dict(zip(map(str, reference.output_names), results, strict=True))
 
     def _tvm(self) -> Mapping[str, Any]:
         return qb.compile(self._loaded(), threads=1).run(self.inputs)

@@ -3,13 +3,14 @@
 A pattern is a row of facts (operator, types, zero point, weights, bias, clamp, what follows,
 opset, rank); ``model(pattern)`` is the ONNX model of it, with integers at its interface so that
 nothing but the operator is judged. ``patterns()`` are those of the committed tables, by rule and
-not by chance; ``drawn(seed)`` are others, at random.
+not by chance; ``drawn(seed)`` are others, at random. Both take ``more`` for Hexagon: neighbours of
+other scales, types and ranks, and constants, without reductions of floats (``REDUCED``).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, fields
 from itertools import product
 
@@ -21,18 +22,28 @@ from onnx import helper, numpy_helper
 TYPES = {"u8": np.uint8, "s8": np.int8, "u16": np.uint16, "s16": np.int16}
 ZEROS = ("low", "middle", "odd", "high")
 PRODUCTS = ("Conv", "ConvDepthwise", "ConvTranspose", "Gemm", "MatMul")
+REDUCED = ("ConvMax", "MatMulMax", "MatMulMean")
+"""Products whose float result is reduced to a matrix before it is rounded."""
 UNARY = (
     "Relu", "Clip", "Sigmoid", "Tanh", "LeakyRelu", "HardSwish", "Gelu", "Softmax", "ReduceMean",
-    "LayerNormalization", "MaxPool", "AveragePool", "GlobalAveragePool", "Reshape", "Transpose",
-    "Resize", "Slice", "Pad", "DepthToSpace",
+    "ReduceMax", "LayerNormalization", "MaxPool", "AveragePool", "GlobalAveragePool", "Reshape",
+    "Transpose", "Resize", "Slice", "Pad", "DepthToSpace",
 )  # fmt: skip
 BINARY = ("Add", "Sub", "Mul", "Div", "Concat", "MatMulTwo")
 IMAGES = frozenset(
     {
-        "Conv", "ConvDepthwise", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool",
-        "Resize", "DepthToSpace",
+        "Conv", "ConvDepthwise", "ConvTranspose", "ConvMax", "MaxPool", "AveragePool",
+        "GlobalAveragePool", "Resize", "DepthToSpace",
     }
 )  # fmt: skip
+KINDS = (
+    "ConcatScales", "ConcatConv", "InstanceNormalization", "AddOther", "ConvOther", "MatMulOther",
+    "AddConstant", "MulConstant", "ConcatConstant", "SharedConstant", "RowsConverted",
+    "DivNumber", "ExpMul",
+)  # fmt: skip
+"""Kinds of neighbours: other scales, types or ranks than an operator alone has, and constants."""
+OTHER = {"u8": "s8", "s8": "u8", "u16": "u8", "s16": "u16"}
+"""What stands beside each type where a pattern has two."""
 SINCE = {"Gelu": 20, "HardSwish": 14, "LayerNormalization": 17}
 
 
@@ -75,16 +86,48 @@ BEHIND = ("end", "reshape", "pool", "add")
 OPSETS = ("17", "21")
 
 
-def possible() -> Iterator[Pattern]:
-    """Yields every pattern there is, in a fixed order."""
-    for operator, dtype, zero in product((*PRODUCTS, *UNARY, *BINARY), TYPES, ZEROS):
+def possible(*, reduced: bool = True) -> Iterator[Pattern]:
+    """Yields every pattern there is, in a fixed order; with reductions of floats, or without."""
+    operators = (*PRODUCTS, *UNARY, *BINARY, *(REDUCED if reduced else ()))
+    for operator, dtype, zero in product(operators, TYPES, ZEROS):
+        if operator == "ReduceMax" and not reduced:
+            continue
         weighted = operator in PRODUCTS
-        weights = ("tensor", "channel") if weighted else ("-",)
+        weights = ("tensor", "channel") if weighted or operator in REDUCED else ("-",)
         biases = ("none", "int32", "float") if weighted and operator != "MatMul" else ("-",)
         clamps = CLAMPS if weighted or operator in ("Add", "Mul", "Concat") else ("none",)
-        behinds = BEHIND if operator in IMAGES else ("end", "reshape", "add")
+        clamps = ("none", "relu", "q-relu") if operator in REDUCED else clamps
+        pooled = operator in IMAGES and operator not in REDUCED
+        behinds = BEHIND if pooled else ("end", "reshape", "add")
         ranks = ("4",) if operator in IMAGES else ("2",) if operator == "Gemm" else ("2", "3", "4")
+        ranks = ("3",) if operator in ("MatMulMax", "MatMulMean") else ranks
         for rest in product(weights, biases, clamps, behinds, OPSETS, ranks):
+            pattern = Pattern(operator, dtype, zero, *rest)
+            if sensible(pattern):
+                yield pattern
+
+
+def further() -> Iterator[Pattern]:
+    """Yields patterns of ``KINDS``, and of other operators at further ranks."""
+    for kind, dtype, zero in product(KINDS, TYPES, ZEROS):
+        weighted = kind in ("ConcatConv", "ConvOther", "MatMulOther")
+        weights = ("tensor", "channel") if weighted else "-"
+        biases = ("none", "int32", "float") if kind == "ConvOther" else "-"
+        image = kind in ("ConcatConv", "InstanceNormalization", "ConvOther")
+        ranks = ("3", "4") if image else ("3",) if kind == "RowsConverted" else ("2", "3", "4", "5")
+        behinds = ("end",) if kind.endswith("Other") else ("end", "reshape", "add")
+        for rest in product(weights, biases, ("none",), behinds, OPSETS, ranks):
+            pattern = Pattern(kind, dtype, zero, *rest)
+            if sensible(pattern):
+                yield pattern
+    for operator, dtype, zero in product((*PRODUCTS, *UNARY, *BINARY), TYPES, ZEROS):
+        if operator in ("Gemm", "Resize", "DepthToSpace", "ReduceMax"):
+            continue
+        weighted = operator in PRODUCTS
+        weights = ("tensor", "channel") if weighted else ("-",)
+        biases = ("none", "int32") if weighted and operator != "MatMul" else ("-",)
+        rank = ("3",) if operator in IMAGES else ("5",)
+        for rest in product(weights, biases, ("none",), ("end", "add"), OPSETS, rank):
             pattern = Pattern(operator, dtype, zero, *rest)
             if sensible(pattern):
                 yield pattern
@@ -99,27 +142,42 @@ def sensible(pattern: Pattern) -> bool:
     return not (pattern.behind == "pool" and pattern.operator == "GlobalAveragePool")
 
 
-def patterns() -> list[Pattern]:
-    """Returns the patterns of the tables: every n-th of each operator."""
-    found: list[Pattern] = []
-    by_operator: dict[str, list[Pattern]] = {}
-    for pattern in possible():
-        by_operator.setdefault(pattern.operator, []).append(pattern)
-    for operator, each in by_operator.items():
-        wanted = {"Conv": 128}.get(operator, 64 if operator in PRODUCTS else 16)
-        step = max(1, len(each) // wanted)
-        step += step % 2 == 0  # odd: every factor with an even number of values is gone through
-        found += each[::step][: wanted + 8]
+def patterns(*, more: bool = False) -> list[Pattern]:
+    """Returns the patterns of the tables: every n-th of each operator, and ``more``."""
+    wanted = {**dict.fromkeys(PRODUCTS, 64), **dict.fromkeys(REDUCED, 36), "Conv": 128}
+    found = _chosen(possible(reduced=not more), lambda p: p.operator, wanted)
+    if more:
+        found += _chosen(further(), lambda p: (p.operator, p.operator in KINDS or p.rank), {}, 8)
     return list(dict.fromkeys(found))
 
 
-def drawn(seed: int, count: int) -> list[Pattern]:
+def _chosen(
+    every: Iterator[Pattern],
+    group: Callable[[Pattern], object],
+    wanted: Mapping[str, int],
+    usual: int = 16,
+) -> list[Pattern]:
+    """Returns every n-th pattern of each group."""
+    found: list[Pattern] = []
+    groups: dict[object, list[Pattern]] = {}
+    for pattern in every:
+        groups.setdefault(group(pattern), []).append(pattern)
+    for each in groups.values():
+        number = wanted.get(each[0].operator, 16 if each[0].operator in KINDS else usual)
+        step = max(1, len(each) // number)
+        step += step % 2 == 0  # odd: every factor with an even number of values is gone through
+        found += each[::step][: number + 8]
+    return found
+
+
+def drawn(seed: int, count: int, *, more: bool = False) -> list[Pattern]:
     """Returns patterns at random that are not in the tables."""
-    known = set(patterns())
-    others = [pattern for pattern in possible() if pattern not in known]
+    known = set(patterns(more=more))
+    every = [*possible(reduced=not more), *(further() if more else ())]
     by_operator: dict[str, list[Pattern]] = {}
-    for pattern in others:
-        by_operator.setdefault(pattern.operator, []).append(pattern)
+    for pattern in every:
+        if pattern not in known:
+            by_operator.setdefault(pattern.operator, []).append(pattern)
     chance = random.Random(seed)
     names = sorted(by_operator)
     found: dict[Pattern, None] = {}
@@ -145,6 +203,8 @@ class _Net:
         """A step of this type in steps of an 8-bit type: scales keep real ranges alike."""
         wide = self.dtype.itemsize == 2 and int(pattern.opset) < 21
         self.domain = "com.microsoft" if wide else ""
+        self.types: dict[str, np.dtype[np.generic]] = {}
+        """Of inputs and of the result, where they are not those of the pattern."""
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
 
@@ -159,15 +219,30 @@ class _Net:
         self.nodes.append(node)
         return f"{name}_out"
 
-    def quantized(self, real: str, scale: float) -> str:
-        return self.add("QuantizeLinear", [real, *self._parameters(scale)], self.domain)
+    def quantized(self, real: str, scale: float, dtype: str = "") -> str:
+        return self.add("QuantizeLinear", [real, *self._parameters(scale, dtype)], self.domain)
 
-    def real(self, stored: str, scale: float) -> str:
-        return self.add("DequantizeLinear", [stored, *self._parameters(scale)], self.domain)
+    def real(self, stored: str, scale: float, dtype: str = "") -> str:
+        return self.add("DequantizeLinear", [stored, *self._parameters(scale, dtype)], self.domain)
 
-    def _parameters(self, scale: float) -> list[str]:
+    def again(self, real: str, scale: float) -> str:
+        """Returns numbers behind a Q/DQ pair."""
+        return self.real(self.quantized(real, scale), scale)
+
+    def _parameters(self, scale: float, dtype: str) -> list[str]:
+        """Returns scale and zero point; of another type than the pattern's, scaled to its range."""
         zero = np.array(self.zero, self.dtype)
+        if dtype:
+            info = np.iinfo(TYPES[dtype])
+            scale *= 255 / (int(info.max) - int(info.min)) / self.unit
+            zero = np.array((int(info.min) + int(info.max) + 1) // 2, TYPES[dtype])
         return [self.constant(np.float32(scale), "scale"), self.constant(zero, "zero")]
+
+    def stored(self, shape: tuple[int, ...]) -> str:
+        """Returns a constant of the pattern's type."""
+        high = int(self.info.max) + 1
+        values = self.random.integers(int(self.info.min), high, shape)
+        return self.constant(values.astype(self.dtype), "stored")
 
     def weight(self, shape: tuple[int, ...], axis: int) -> tuple[str, NDArray[np.float32]]:
         """Returns the real weight, and its scales."""
@@ -201,15 +276,21 @@ class _Net:
         return 0.05 * self.unit
 
 
-SHAPES = {"2": (4, 16), "3": (2, 8, 16), "4": (1, 8, 6, 6)}
+SHAPES = {"2": (4, 16), "3": (2, 8, 16), "4": (1, 8, 6, 6), "5": (1, 2, 3, 4, 8)}
 
 
 def model(pattern: Pattern, seed: int = 0) -> onnx.ModelProto:
     """Returns the model of a pattern: stored integers in, stored integers out."""
     net = _Net(pattern, seed)
     shape = SHAPES[pattern.rank]
+    if pattern.rank == "3" and pattern.operator in IMAGES | {
+        "ConcatConv", "InstanceNormalization", "ConvOther", "RowsConverted",
+    }:  # fmt: skip
+        shape = (1, 8, 16)
     inputs = {"x": shape}
     x = net.real("x", net.scale)
+    if pattern.operator in KINDS:
+        return _whole(net, inputs, _kind(net, pattern.operator, x, inputs))
     operands = [x]
     if pattern.operator in BINARY:
         other = (*shape[:-2], shape[-1], shape[-2]) if pattern.operator == "MatMulTwo" else shape
@@ -229,6 +310,11 @@ def _operator(
     x, spread = operands[0], 0.05 * 74
     if name in PRODUCTS:
         return _product(net, name, x, shape, spread)
+    if name in REDUCED:
+        whole = name.startswith("Conv")
+        made, wide = _product(net, "Conv" if whole else "MatMul", x, shape, spread)
+        reduction = f"Reduce{name[-3:] if name.endswith('Max') else name[-4:]}"
+        return _reduced(net, reduction, made, (2, 3) if whole else (1,), keep=0), wide
     if name in ("Add", "Sub"):
         return net.add(name, operands), spread * 1.5
     if name == "Mul":
@@ -242,22 +328,94 @@ def _operator(
     return _unary(net, name, x, shape)
 
 
+def _kind(net: _Net, name: str, x: str, inputs: dict[str, tuple[int, ...]]) -> str:
+    """Adds one of ``KINDS``; returns its stored result."""
+    shape, spread, scale = inputs["x"], 0.05 * 74, net.scale
+    step = 6 / 255 * net.unit
+    other = OTHER[net.pattern.dtype]
+    match name:
+        case "ConcatScales":
+            inputs["y"] = shape
+            made = net.add("Concat", [x, net.real("y", 1.7 * scale)], axis=1)
+            scale = 1.7 * scale
+        case "ConcatConv":
+            first, spread = _product(net, "Conv", x, shape, spread)
+            channels = (shape[0], 4, *shape[2:])
+            inputs["y"] = channels
+            scale = spread * step
+            pair = [net.again(first, 0.6 * scale), net.real("y", 0.8 * scale)]
+            joined = net.again(net.add("Concat", pair, axis=1), scale)
+            made, spread = _product(net, "Conv", joined, (shape[0], 16, *shape[2:]), spread)
+            scale = spread * step
+        case "InstanceNormalization":
+            gain = net.constant(np.linspace(0.5, 1.5, shape[1], dtype=np.float32), "gain")
+            bias = net.constant(np.linspace(-1, 1, shape[1], dtype=np.float32), "bias")
+            made, scale = net.add(name, [x, gain, bias]), step
+        case "AddOther":
+            inputs["y"], net.types["y"] = shape, np.dtype(TYPES[other])
+            made = net.add("Add", [x, net.real("y", scale, other)])
+            scale = 1.5 * spread * step
+        case "ConvOther" | "MatMulOther":
+            made, spread = _product(net, name.removesuffix("Other"), x, shape, spread)
+            stored = net.quantized(made, spread * step, other)
+            net.types["result"] = np.dtype(TYPES[other])
+            return stored
+        case _:
+            made, scale = _with_constants(net, name, x, shape)
+    return _behind(net, net.quantized(made, scale), scale)
+
+
+def _with_constants(net: _Net, name: str, x: str, shape: tuple[int, ...]) -> tuple[str, float]:
+    """Adds those of ``KINDS`` that have constants beside activations; returns result and scale."""
+    spread, scale, step = 0.05 * 74, net.scale, 6 / 255 * net.unit
+    match name:
+        case "AddConstant" | "MulConstant" | "ConcatConstant":
+            operator = name.removesuffix("Constant")
+            along = shape if operator == "Concat" else shape[-1:]
+            axes = {"axis": 1} if operator == "Concat" else {}
+            made = net.add(operator, [x, net.real(net.stored(along), scale)], **axes)
+            scale = {"Add": 1.5 * spread * step, "Mul": spread * spread * step}.get(operator, scale)
+        case "SharedConstant":
+            stored = net.stored(shape[-1:])
+            twice = 2 * scale
+            first = net.again(net.add("Add", [x, net.real(stored, scale)]), twice)
+            made = net.add("Add", [first, net.real(stored, 0.3 * scale)])
+            scale = twice
+        case "RowsConverted":
+            turned = net.again(net.add("Transpose", [x], perm=[0, 2, 1]), scale)
+            to = net.constant(np.array([-1, shape[1]]), "shape")
+            rows = net.again(net.again(net.add("Reshape", [turned, to]), scale), 0.7 * scale)
+            made, spread = _product(net, "MatMul", rows, (shape[0] * shape[2], shape[1]), spread)
+            scale = spread * step
+        case "DivNumber":
+            number = net.constant(np.float32(1.7), "number")
+            quotient = net.again(net.add("Div", [x, number]), scale)
+            made, spread = _product(net, "MatMul", quotient, shape, spread)
+            scale = spread * step
+        case _:
+            factor = net.constant(np.float32(0.3), "factor")
+            power = net.add("Exp", [net.add("Mul", [x, factor])])
+            made, scale = net.add("Mul", [power, factor]), step
+    return made, scale
+
+
 def _product(
     net: _Net, name: str, x: str, shape: tuple[int, ...], spread: float
 ) -> tuple[str, float]:
-    wide = 0.01 * 74
+    wide, axes = 0.01 * 74, len(shape) - 2
     if name == "Conv":
-        w, scales = net.weight((12, shape[1], 3, 3), 0)
+        w, scales = net.weight((12, shape[1], *[3] * axes), 0)
         bias = net.bias(12, scales)
-        return net.add("Conv", [x, w, *bias], pads=[1, 1, 1, 1]), spread * wide * 72**0.5
+        made = net.add("Conv", [x, w, *bias], pads=[1, 1] * axes)
+        return made, spread * wide * (shape[1] * 3**axes) ** 0.5
     if name == "ConvDepthwise":
-        w, scales = net.weight((shape[1], 1, 3, 3), 0)
+        w, scales = net.weight((shape[1], 1, *[3] * axes), 0)
         bias = net.bias(shape[1], scales)
-        made = net.add("Conv", [x, w, *bias], pads=[1, 1, 1, 1], group=shape[1])
-        return made, spread * wide * 3
+        made = net.add("Conv", [x, w, *bias], pads=[1, 1] * axes, group=shape[1])
+        return made, spread * wide * 3 ** (axes / 2)
     if name == "ConvTranspose":
-        w, scales = net.weight((shape[1], 6, 2, 2), 1)
-        made = net.add("ConvTranspose", [x, w, *net.bias(6, scales)], strides=[2, 2])
+        w, scales = net.weight((shape[1], 6, *[2] * axes), 1)
+        made = net.add("ConvTranspose", [x, w, *net.bias(6, scales)], strides=[2] * axes)
         return made, spread * wide * 8**0.5
     if name == "Gemm":
         w, scales = net.weight((12, shape[1]), 0)
@@ -279,11 +437,9 @@ def _unary(net: _Net, name: str, x: str, shape: tuple[int, ...]) -> tuple[str, f
             scale = net.constant(np.linspace(0.5, 1.5, shape[-1], dtype=np.float32), "gain")
             return net.add(name, [x, scale], axis=-1), 1.0
         case "MaxPool" | "AveragePool":
-            return net.add(name, [x], kernel_shape=[2, 2], strides=[2, 2]), None
-        case "ReduceMean":
-            if int(net.pattern.opset) < 18:
-                return net.add(name, [x], axes=[-1]), None
-            return net.add(name, [x, net.constant(np.array([-1]), "axes")]), None
+            return net.add(name, [x], kernel_shape=[2] * (rank - 2), strides=[2] * (rank - 2)), None
+        case "ReduceMean" | "ReduceMax":
+            return _reduced(net, name, x, (-1,)), None
         case "Reshape":
             return net.add(name, [x, net.constant(np.array([shape[0], -1]), "shape")]), None
         case "Transpose":
@@ -303,6 +459,13 @@ def _unary(net: _Net, name: str, x: str, shape: tuple[int, ...]) -> tuple[str, f
             return net.add(name, [x], blocksize=2), None
         case _:
             return net.add(name, [x]), None
+
+
+def _reduced(net: _Net, name: str, x: str, axes: tuple[int, ...], keep: int = 1) -> str:
+    kept = {} if keep else {"keepdims": 0}
+    if int(net.pattern.opset) < 18:
+        return net.add(name, [x], axes=list(axes), **kept)
+    return net.add(name, [x, net.constant(np.array(axes), "axes")], **kept)
 
 
 def _clamped(net: _Net, result: str, scale: float) -> str:
@@ -345,15 +508,13 @@ def _behind(net: _Net, stored: str, scale: float) -> str:
 
 
 def _whole(net: _Net, inputs: dict[str, tuple[int, ...]], stored: str) -> onnx.ModelProto:
-    element = helper.np_dtype_to_tensor_dtype(net.dtype)
-    graph = helper.make_graph(
-        net.nodes,
-        "pattern",
-        [helper.make_tensor_value_info(name, element, shape) for name, shape in inputs.items()],
-        [onnx.ValueInfoProto(name=stored)],
-        net.constants,
-    )
-    graph.output[0].type.tensor_type.elem_type = element
+    def element(name: str) -> int:
+        return helper.np_dtype_to_tensor_dtype(net.types.get(name, net.dtype))
+
+    ports = [helper.make_tensor_value_info(n, element(n), shape) for n, shape in inputs.items()]
+    results = [onnx.ValueInfoProto(name=stored)]
+    graph = helper.make_graph(net.nodes, "pattern", ports, results, net.constants)
+    graph.output[0].type.tensor_type.elem_type = element("result")
     imports = [helper.make_opsetid("", int(net.pattern.opset))]
     if net.domain:
         imports.append(helper.make_opsetid(net.domain, 1))

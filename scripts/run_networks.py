@@ -22,7 +22,7 @@ OPSET = 21
 class Net:
     """Collects the nodes of one network with an input and an output."""
 
-    def __init__(self, shape: tuple[int, ...], seed: int = 0) -> None:
+    def __init__(self, shape: tuple[int | str, ...], seed: int = 0) -> None:
         self.shape = shape
         self.rng = np.random.default_rng(seed)
         self.nodes: list[onnx.NodeProto] = []
@@ -80,6 +80,14 @@ class Net:
         weight = self.rng.standard_normal((inputs, outputs)) * math.sqrt(1 / inputs)
         bias = (self.rng.standard_normal(outputs) * 0.1).astype(np.float32)
         y = self.op("Gemm", x, self.constant(weight.astype(np.float32)), self.constant(bias))
+        return self.op(then, y) if then else y
+
+    def projection(self, x: str, inputs: int, outputs: int, then: str = "") -> str:
+        """Adds a product of the last axis with a matrix, and its bias."""
+        weight = self.rng.standard_normal((inputs, outputs)) * math.sqrt(1 / inputs)
+        bias = (self.rng.standard_normal(outputs) * 0.1).astype(np.float32)
+        y = self.op("MatMul", x, self.constant(weight.astype(np.float32)))
+        y = self.op("Add", y, self.constant(bias))
         return self.op(then, y) if then else y
 
     def finish(self, y: str) -> onnx.ModelProto:
@@ -191,16 +199,26 @@ def unet() -> onnx.ModelProto:
     return net.finish(net.conv(x, channels, 2, then="Sigmoid"))
 
 
-def bert(layers: int, hidden: int, tokens: int = 128) -> Callable[[], onnx.ModelProto]:
-    """Returns the maker of an encoder that takes embedded tokens; heads of 64."""
+def bert(
+    layers: int, hidden: int, tokens: tuple[int | str, ...] = (128,)
+) -> Callable[[], onnx.ModelProto]:
+    """Returns the maker of an encoder that takes embedded tokens; heads of 64.
+
+    Args:
+        layers: Layers.
+        hidden: Numbers of a token.
+        tokens: Extents before the hidden one: tokens, or batches of them; open ones by name. Only
+            a lone extent is a product's row in ``Gemm``; others are ``MatMul`` and ``Add``.
+    """
 
     def make() -> onnx.ModelProto:
-        net = Net((tokens, hidden))
+        net = Net((*tokens, hidden))
+        dense = net.dense if len(tokens) == 1 else net.projection
         x = "x"
         for _ in range(layers):
-            x = _normalized(net, net.op("Add", _attention(net, x, tokens, hidden), x), hidden)
-            inner = net.dense(x, hidden, 4 * hidden, then="Gelu")
-            y = net.op("Add", net.dense(inner, 4 * hidden, hidden), x)
+            x = _normalized(net, net.op("Add", _attention(net, x, len(tokens), hidden), x), hidden)
+            inner = dense(x, hidden, 4 * hidden, then="Gelu")
+            y = net.op("Add", dense(inner, 4 * hidden, hidden), x)
             x = _normalized(net, y, hidden)
         return net.finish(x)
 
@@ -213,17 +231,24 @@ def _normalized(net: Net, x: str, hidden: int) -> str:
     return net.op("LayerNormalization", x, gamma, beta, axis=-1, epsilon=1e-5)
 
 
-def _attention(net: Net, x: str, tokens: int, hidden: int) -> str:
-    heads = hidden // 64
-    split = net.constant(np.array([tokens, heads, 64], np.int64))
-    parts = [net.op("Reshape", net.dense(x, hidden, hidden), split) for _ in range(3)]
-    q, v = (net.op("Transpose", part, perm=[1, 0, 2]) for part in (parts[0], parts[2]))
-    k = net.op("Transpose", parts[1], perm=[1, 2, 0])
+def _attention(net: Net, x: str, leading: int, hidden: int) -> str:
+    """Adds the attention of tokens, the last of the ``leading`` axes, to each other."""
+    heads, tokens = hidden // 64, leading - 1
+    dense = net.dense if leading == 1 else net.projection
+    kept = [0] * leading
+    split = net.constant(np.array([*kept, heads, 64], np.int64))
+    parts = [net.op("Reshape", dense(x, hidden, hidden), split) for _ in range(3)]
+    before, swapped = [*range(tokens)], [leading, tokens]
+    q, v = (
+        net.op("Transpose", part, perm=[*before, *swapped, leading + 1])
+        for part in (parts[0], parts[2])
+    )
+    k = net.op("Transpose", parts[1], perm=[*before, leading, leading + 1, tokens])
     scores = net.op("Div", net.op("MatMul", q, k), net.constant(np.array(8, np.float32)))
     mixed = net.op("MatMul", net.op("Softmax", scores, axis=-1), v)
-    joined = net.op("Transpose", mixed, perm=[1, 0, 2])
-    whole = net.op("Reshape", joined, net.constant(np.array([tokens, hidden], np.int64)))
-    return net.dense(whole, hidden, hidden)
+    joined = net.op("Transpose", mixed, perm=[*before, *swapped, leading + 1])
+    whole = net.op("Reshape", joined, net.constant(np.array([*kept, hidden], np.int64)))
+    return dense(whole, hidden, hidden)
 
 
 NETWORKS: Mapping[str, Callable[[], onnx.ModelProto]] = {
@@ -233,4 +258,6 @@ NETWORKS: Mapping[str, Callable[[], onnx.ModelProto]] = {
     "unet": unet,
     "bert2x256": bert(2, 256),
     "bert12x768": bert(12, 768),
+    "bert2x256-batch": bert(2, 256, (1, 128)),
+    "bert2x256-open": bert(2, 256, ("batch", "sequence")),
 }

@@ -66,6 +66,33 @@ def shared(*facts: str) -> Callable[[], onnx.ModelProto]:
     return build
 
 
+def dynamic_product() -> onnx.ModelProto:
+    """Returns a DynamicQuantizeMatMul of numbers that its 255 steps do not hold exactly."""
+    weight = np.random.default_rng(0).integers(-127, 128, (32, 12)).astype(np.int8)
+    numbers = {
+        "scale": np.float32(0.02), "zero": np.uint8(121), "weight": weight,
+        "scale_weight": np.float32(0.01), "scale_result": np.float32(0.01),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "scale", "zero"], ["real"]),
+        helper.make_node("Mul", ["real", "real"], ["square"]),
+        helper.make_node(
+            "DynamicQuantizeMatMul", ["square", "weight", "scale_weight"], ["product"],
+            domain="com.microsoft",
+        ),
+        helper.make_node("QuantizeLinear", ["product", "scale_result", "zero"], ["y"]),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        nodes,
+        "dynamic product",
+        [helper.make_tensor_value_info("x", TensorProto.UINT8, [8, 32])],
+        [helper.make_tensor_value_info("y", TensorProto.UINT8, [8, 12])],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in numbers.items()],
+    )
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
 def scaled_product() -> onnx.ModelProto:
     """Returns a MatMul whose result is scaled by a constant that a QuantizeLinear stores."""
     numbers = {
@@ -284,8 +311,10 @@ class _Chain:
 
     def model(self, shape: tuple[int, ...], opset: int = 21) -> onnx.ModelProto:
         """Returns the model; the result of the last node is its output."""
-        last = self.nodes[-1]
-        element = TensorProto.UINT8 if last.op_type == "QuantizeLinear" else TensorProto.FLOAT
+        last, element = self.nodes[-1], int(TensorProto.FLOAT)
+        if last.op_type == "QuantizeLinear":
+            dtype = np.asarray(self.numbers[last.input[2]]).dtype
+            element = helper.np_dtype_to_tensor_dtype(dtype)
         graph = helper.make_graph(
             self.nodes, "fault", [helper.make_tensor_value_info("x", TensorProto.UINT8, shape)],
             [helper.make_tensor_value_info(last.output[0], element, None)],
@@ -344,6 +373,52 @@ def lost_rounding() -> onnx.ModelProto:
     gate = chain.add("Mul", chain.add("Tanh", real), chain.add("Sigmoid", real))
     chain.stored(gate, 1.3 / 255, np.uint8(60))
     return chain.model((1, 8, 6, 6))
+
+
+def _narrow_first(*readers: str) -> Callable[[], onnx.ModelProto]:
+    """Returns what makes a sum that is stored in half of the range of what reads it."""
+
+    def build() -> onnx.ModelProto:
+        chain = _Chain()
+        x = chain.real("x", 0.05, np.uint8(100))
+        sum_ = chain.pair(chain.add("Add", x, x), 0.035, np.uint8(100))
+        for reader in readers:
+            sum_ = chain.add(reader, sum_, chain.pair(x, 0.07, np.uint8(100)), axis=1)
+        chain.stored(sum_, 0.07, np.uint8(100))
+        return chain.model((1, 8, 6, 6), 17)
+
+    return build
+
+
+def one_channel() -> onnx.ModelProto:
+    """Returns a Concat of an input of one channel and what a Conv makes of it, and a MaxPool."""
+    chain = _Chain()
+    x = chain.real("x", 0.0039, np.uint8(0))
+    conv = chain.pair(
+        chain.add("Conv", x, chain.weight(12, 1, 3, 3), pads=[1] * 4), 0.027, np.uint8(0)
+    )
+    joined = chain.pair(chain.add("Concat", x, conv, axis=1), 0.027, np.uint8(0))
+    chain.stored(chain.add("MaxPool", joined, kernel_shape=[2, 2]), 0.027, np.uint8(0))
+    return chain.model((1, 1, 8, 8), 17)
+
+
+def two_widths() -> onnx.ModelProto:
+    """Returns an Add of a result of 8 bits and one of 16."""
+    chain = _Chain()
+    x = chain.real("x", 0.05, np.uint8(100))
+    wide = chain.pair(x, 0.05 / 256, np.uint16(25600))
+    narrow = chain.pair(chain.add("MatMul", x, chain.weight(16, 16)), 0.23, np.uint8(100))
+    chain.stored(chain.add("Add", wide, narrow), 0.3 / 256, np.uint16(25600))
+    return chain.model((8, 16), 21)
+
+
+def activations() -> onnx.ModelProto:
+    """Returns a MatMul of two activations around 118, whose result covers a part of the sums."""
+    chain = _Chain()
+    x = chain.real("x", 0.04, np.uint8(123))
+    turned = chain.pair(chain.add("Transpose", x, perm=[0, 2, 1]), 0.04, np.uint8(118))
+    chain.stored(chain.add("MatMul", x, turned), 0.01, np.uint8(128))
+    return chain.model((3, 8, 64), 17)
 
 
 def half_bias() -> onnx.ModelProto:
@@ -460,6 +535,51 @@ FAULTS = (
         half_bias,
     ),
     Fault(
+        "hexagon_float_exp_mul.onnx", "qnn-htp", "refused",
+        "Exp, Mul of floats: no memory to finalize; behind another float Mul it is right",
+        _floats("Exp", "Mul"),
+    ),
+    Fault(
+        "hexagon_div_before_matmul.onnx", "qnn-htp", "refused",
+        "Div by a float, Q, DQ, MatMul of integers: no memory to finalize",
+        spelled("DivNumber", "u8", "odd", "-", "-", "none", "end", "17", "3"),
+    ),
+    Fault(
+        "hexagon_concat_wider_than_operand.onnx", "qnn-htp", "wrong",
+        "Add, Q, DQ, Concat, Q of twice the range: what the first Q has clamped comes out",
+        _narrow_first("Concat"),
+    ),
+    Fault(
+        "hexagon_concat_of_one_channel.onnx", "qnn-htp", "wrong",
+        "Concat of an input of one channel with another scale, MaxPool: other numbers",
+        one_channel,
+    ),
+    Fault(
+        "hexagon_wider_behind_pair.onnx", "qnn-htp", "wrong",
+        "Add, Q, DQ, Q of twice the range: what the first Q has clamped comes out",
+        _narrow_first(),
+    ),
+    Fault(
+        "hexagon_shared_initializer.onnx", "qnn-htp", "wrong",
+        "one initializer behind two DequantizeLinear of other scales: computed with one of them",
+        spelled("SharedConstant", "u8", "odd", "-", "-", "none", "end", "17", "4"),
+    ),
+    Fault(
+        "hexagon_converted_rows.onnx", "qnn-htp", "wrong",
+        "Transpose, Reshape, Q of another scale, MatMul: other rows; right with Q before Reshape",
+        spelled("RowsConverted", "u8", "odd", "-", "-", "none", "end", "17", "3"),
+    ),
+    Fault(
+        "hexagon_sum_of_two_widths.onnx", "qnn-htp", "wrong",
+        "Add of a result of 8 bits and one of 16: steps of the 8 bits off",
+        two_widths,
+    ),
+    Fault(
+        "hexagon_matmul_of_activations.onnx", "qnn-htp", "wrong",
+        "MatMul of two of uint8 around 118: many steps off where the result has a small scale",
+        activations,
+    ),
+    Fault(
         "openvino_flatten_of_concat.onnx", "openvino", "crash",
         "Concat of matrices, Q, DQ, Flatten, Q: compiling ends in a segmentation fault",
         spelled("Concat", "u8", "odd", "-", "-", "none", "reshape", "17", "2"),
@@ -504,6 +624,22 @@ FAULTS = (
         "openvino_clip_between_steps.onnx", "openvino", "wrong",
         "DQ, Clip, Q: the Clip is computed on stored numbers, so that its end of 23.4 steps is 23",
         clip_between_steps,
+    ),
+    Fault(
+        "openvino_reduce_max_of_conv.onnx", "openvino", "wrong",
+        "Conv, ReduceMax, Q: what is found is kept in the 8 bits of the result, not scaled yet",
+        spelled("ConvMax", "u8", "middle", "tensor", "-", "none", "end", "17", "4"),
+    ),
+    Fault(
+        "openvino_reduce_mean_of_matmul.onnx", "openvino", "wrong",
+        "MatMul of rank 3 with zero point 128, ReduceMean without keepdims, Q: the zero point, "
+        "moved behind the mean, has the shape that it had in front of it",
+        spelled("MatMulMean", "u8", "middle", "tensor", "-", "none", "end", "17", "3"),
+    ),
+    Fault(
+        "openvino_dynamic_product.onnx", "openvino", "wrong",
+        "DynamicQuantizeMatMul: the activation is not quantized, a product of floats is made of it",
+        dynamic_product,
     ),
     Fault(
         "openvino_stored_term.onnx", "openvino", "crash",

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
+import qdqbridge as qb
 from qdqbridge.cli.failures import run
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
@@ -95,3 +97,66 @@ def test_a_page_coloured_by_the_time_of_kernels(
     assert {"Conv", "Dense", "MaxPool", "quantize", "dequantize"} <= set(timed)
     assert all(micros > 0 for micros, _ in timed.values())
     assert timed["Dense"][1].startswith("dense_1x64x10: ")
+
+
+def test_node_data_that_exists_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    (tmp_path / "graph.bits.json").write_text("kept")
+    asked = [
+        "view",
+        INT8,
+        "-o",
+        tmp_path / "page.html",
+        "--model-explorer",
+        tmp_path / "graph.json",
+    ]
+    assert run([str(each) for each in asked]) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["graph.bits.json"]
+
+
+def test_files_for_netron_and_model_explorer_say_what_the_page_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, graph = tmp_path / "page.html", tmp_path / "graph.json"
+    annotated = tmp_path / "annotated.onnx"
+    asked = [
+        "view", INT8, "-o", page, "--data", DATA, "--reference", "onnxruntime",
+        "--model-explorer", graph, "--netron", annotated, "--json",
+    ]  # fmt: skip
+    assert run([str(each) for each in asked]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["netron"] == str(annotated)
+    assert qb.load(annotated).digest == qb.load(INT8).digest
+    onnx.checker.check_model(onnx.load(annotated), full_check=True)
+    (document,) = shown(page)["graphs"]
+    told = {
+        node.name: {row.key: row.value for row in node.metadata_props}
+        for node in onnx.load(annotated).graph.node
+        if node.metadata_props
+    }
+    assert len(told) == len(document["nodes"])
+    for node in document["nodes"]:
+        rows = told[node["name"]]
+        result = document["values"][node["outs"][0]]
+        assert result["type"] in rows["qdqbridge.result"]
+        assert result.get("scale", "") in rows["qdqbridge.result"]
+        assert {"qdqbridge.quantization", "qdqbridge.bits"} <= rows.keys()
+    assert any("dB" in rows.get("qdqbridge.error", "") for rows in told.values())
+    # Written again, what was said before is replaced and not said twice.
+    again = ["view", annotated, "-o", page, "--netron", tmp_path / "again.onnx", "--force"]
+    assert run([str(each) for each in again]) == 0
+    for node in onnx.load(tmp_path / "again.onnx").graph.node:
+        keys = [row.key for row in node.metadata_props]
+        assert len(keys) == len(set(keys))
+        assert "qdqbridge.error" not in keys
+
+    ids = {node["id"] for node in json.loads(graph.read_text())["graphs"][0]["nodes"]}
+    assert len(said["node_data"]) == len(document["paints"])
+    for file, paint in zip(said["node_data"], document["paints"], strict=True):
+        (data,) = json.loads(Path(file).read_text()).values()
+        assert data["name"] == paint["title"]
+        assert set(data["results"]) <= ids
+        known = [value for value in paint["of"] if value is not None]
+        values = [result["value"] for result in data["results"].values()]
+        assert values == [paint["classes"][v] for v in known] if "classes" in paint else known
+    assert run(["view", str(INT8), str(OTHER), "-o", str(page), "--force", "--netron", "x.onnx"])
+    assert "two models are no one .onnx file" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.attribution.causes import causes, changed
 from qdqbridge.attribution.correspondence import (
+    BODY,
     Correspondence,
     Rounded,
     correspondence,
@@ -21,7 +22,15 @@ from qdqbridge.attribution.correspondence import (
 from qdqbridge.attribution.kernels import KernelShare, kernel_share
 from qdqbridge.attribution.node_errors import KERNEL, NodeError, node_errors
 from qdqbridge.attribution.repairs import repairs
-from qdqbridge.attribution.simulation import Change, GraphRuns, decibels, noise, ratio
+from qdqbridge.attribution.simulation import (
+    Change,
+    GraphRuns,
+    Recomputed,
+    decibels,
+    lost_samples,
+    noise,
+    ratio,
+)
 from qdqbridge.errors import InputDataError, UnsupportedModelError
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.numerics import dequantize
@@ -33,6 +42,12 @@ _ENOUGH = 0.9
 """The share of what a float tensor gains at which a cheaper repair is proposed."""
 _WORTH = 0.3
 """Decibels that a repair must gain to be proposed."""
+_RELATED = 0.5
+"""The share of nodes below which a model is another network: pairs of other networks have at most
+0.36, those of one network above 0.98 (``scripts/alignment.py``)."""
+_KIN = 0.2
+"""The cosine of two weights below which they are no roundings of one another: those of 3 bits,
+retrained, have 0.96, those of other networks at most 0.08."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +57,8 @@ class SuspectTensor:
     Attributes:
         name: Its name, in the float model where it has one.
         quantized_name: Its name in the quantized model.
-        kind: ``activation``, ``weight``, ``bias``, ``constant`` or ``kernel``.
+        kind: ``activation``, ``weight``, ``bias``, ``constant``, ``kernel``, or ``body``: what a
+            node rounds in its body, an If, a Loop or a Scan.
         node: The node of the quantized model that makes it, or that reads the constant.
         alone_db: The outputs' signal to noise where only this tensor is rounded, in dB.
         added_db: The tensor's own signal to noise, in dB.
@@ -83,6 +99,8 @@ class Attribution:
         nodes: What each node adds and inherits, in the order of the graph.
         engine: The engine whose kernels are charged as well; empty for none.
         unseen: Values that the engine does not show.
+        left_out: Places along axis 0 of samples that are left out: with NaN, or such that the
+            float model makes no finite number of them.
     """
 
     tensors: tuple[SuspectTensor, ...]
@@ -94,6 +112,7 @@ class Attribution:
     nodes: tuple[NodeError, ...] = ()
     engine: str = ""
     unseen: tuple[str, ...] = ()
+    left_out: tuple[int, ...] = ()
 
 
 def attribute(
@@ -123,8 +142,9 @@ def attribute(
         UnsupportedModelError: The models have other inputs or outputs, or nothing corresponds.
         UnsupportedTargetError: The engine cannot run the model.
     """
+    _check(reference, quantized)
     found = correspondence(reference, quantized)
-    _check(reference, quantized, found)
+    _same_network(found)
     floats = GraphRuns(found.reference, data)
     if not any(np.isfinite(floats.stored(value)).any() for value in floats.graph.outputs):
         raise InputDataError(
@@ -132,6 +152,10 @@ def attribute(
             why="no error can be measured against them",
             fix="give data without NaN and infinities, as the model was made for",
         )
+    lost = lost_samples(floats, data)
+    if lost:
+        data = {name: np.delete(array, lost, axis=0) for name, array in data.items()}
+        floats = GraphRuns(found.reference, data)
     theirs = fed(quantized, found, data)
     share_ = None if engine is None else kernel_share(quantized, engine, theirs)
     everything = _changes(found)
@@ -164,10 +188,20 @@ def attribute(
         tuple(node_errors(found, floats, runs, off)) if nodes else (),
         "" if share_ is None else share_.engine,
         () if share_ is None else share_.unseen,
+        lost,
     )
 
 
-def _check(reference: Graph, quantized: Graph, found: Correspondence) -> None:
+def _check(reference: Graph, quantized: Graph) -> None:
+    stored = next((v for v in reference.values() if v.quant is not None), None)
+    if stored is not None:
+        raise UnsupportedModelError(
+            "the first model is quantized itself",
+            where=f"'{stored.name}' is {stored.type.dtype}",
+            why="errors are measured against a float model",
+            fix="give the float model first, then the quantized one; 'qdqbridge compare' and "
+            "'qdqbridge view A B' put two quantized models beside each other",
+        )
     pairs = ((reference.inputs, quantized.inputs), (reference.outputs, quantized.outputs))
     for what, (a, b) in zip(("inputs", "outputs"), pairs, strict=True):
         if len(a) != len(b):
@@ -176,11 +210,43 @@ def _check(reference: Graph, quantized: Graph, found: Correspondence) -> None:
                 why="the quantized model has to be the float one in other numbers",
                 fix="give the float model that was quantized",
             )
+
+
+def _same_network(found: Correspondence) -> None:
+    """Refuses a pair whose nodes, or whose weights, have nothing to do with one another."""
+    nodes, part = len(found.quantized.nodes), share(found)
+    if found.unknown and part < _RELATED:
+        raise UnsupportedModelError(
+            "the quantized model is another network than the float one",
+            where=", ".join(f"{n.op.name} '{n.name}'" for n in found.unknown[:3]),
+            why=f"only {part:.0%} of its {nodes} nodes compute what nodes of the float model do",
+            fix="give the float model that was quantized",
+        )
+    alike = [
+        (rounded.name, _cosine(rounded.value.constant.numpy(), rounded.replaced))
+        for rounded in found.rounded
+        if rounded.kind == "weight" and rounded.replaced is not None and rounded.value.constant
+    ]
+    others = [(name, cosine) for name, cosine in alike if cosine < _KIN]
+    if len(alike) > 1 and len(others) > len(alike) / 2:
+        raise UnsupportedModelError(
+            "the quantized model has other weights than the float one",
+            where=", ".join(f"'{name}' (correlation {cosine:.2f})" for name, cosine in others[:3]),
+            why=f"{len(others)} of its {len(alike)} weights are no rounding of the float model's",
+            fix="give the float model that was quantized, as it was trained when it was",
+        )
     if not found.rounded:
         raise UnsupportedModelError(
             "nothing of the second model is quantized, or nothing corresponds to the first",
             fix="give the float model first, then the quantized one",
         )
+
+
+def _cosine(a: Array, b: Array) -> float:
+    """Returns 1 for arrays that differ by a factor, about 0 for those of other models."""
+    a, b = (each.astype(np.float64).reshape(-1) for each in (a, b))
+    length = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / length if length else 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -227,6 +293,7 @@ def _kernel_rows(
         alone = floats.noise(floats.outputs({}, {each.own: each.moved}))
         told, node = share_.told[each.source], each.theirs.producer
         whole = sum(told.causes.values())
+        shares = {f"{KERNEL}: {name}": count / whole for name, count in told.causes.items()}
         yield (
             alone,
             SuspectTensor(
@@ -237,8 +304,8 @@ def _kernel_rows(
                 alone_db=decibels(alone),
                 added_db=decibels(ratio(floats.stored(each.own).reshape(-1), each.gap.reshape(-1))),
                 gain_db=0.0,
-                cause=KERNEL,
-                causes={f"{KERNEL}: {name}": count / whole for name, count in told.causes.items()},
+                cause=max(shares, key=shares.__getitem__, default=KERNEL),
+                causes=shares,
                 place=node,
             ),
         )
@@ -254,16 +321,25 @@ def _changes(found: Correspondence) -> dict[Value, Change]:
 
 
 def _then(first: Change, second: Change) -> Change:
+    if isinstance(first, Recomputed) or isinstance(second, Recomputed):
+        return first  # what a body gives is rounded by a node of its own behind it
     return lambda real: second(first(real))
 
 
 def _change(rounded: Rounded) -> Change:
+    if rounded.kind == BODY and rounded.their_node is not None:
+        index = rounded.their_node.outputs.index(rounded.theirs)
+        return Recomputed(rounded.their_node, rounded.operands, index)
     return lambda real: changed(rounded, real)
 
 
 def _row(rounded: Rounded, simulation: GraphRuns, alone: float) -> SuspectTensor:
     original = simulation.stored(rounded.value)
-    split = causes(rounded, original)
+    if rounded.kind == BODY:
+        moved = simulation.changed(rounded.value, _change(rounded))
+        split = {"rounding inside its body": float(np.square(moved - original).sum())}
+    else:
+        split = causes(rounded, original)
     whole = sum(split.values())
     wide = original.astype(np.float64)
     signal = float(np.square(wide[np.isfinite(wide)]).sum())

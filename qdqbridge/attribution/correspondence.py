@@ -21,11 +21,13 @@ from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.ops.conversion import REQUANTIZE
 from qdqbridge.ops.table import PRODUCTS
 
 Array = NDArray[Any]
 _BIAS = 2
+BODY = "body"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,13 +35,16 @@ class Rounded:
     """One tensor of the float graph that the quantized graph rounds.
 
     Attributes:
-        kind: ``activation``, ``weight``, ``bias`` or ``constant``.
+        kind: ``activation``, ``weight``, ``bias``, ``constant``, or ``body``: the result of a node
+            whose body (of an If, a Loop or a Scan) is another one.
         value: The tensor of the float graph.
         node: The node of the float graph that makes it, or that reads the constant.
         theirs: The tensor of the quantized graph.
         their_node: The node of the quantized graph likewise.
         params: How an activation is rounded; None for constants, which are rounded already.
         replaced: What a constant has become, as real numbers in the shape of ``value``.
+        operands: What the node of the quantized graph reads, as values of the float graph; of a
+            body alone.
     """
 
     kind: str
@@ -49,6 +54,7 @@ class Rounded:
     their_node: Node | None
     params: QuantParams | None = None
     replaced: Array | None = None
+    operands: tuple[Value | Array | None, ...] = ()
 
     @property
     def name(self) -> str:
@@ -118,12 +124,43 @@ def _follow(node: Node, found: Correspondence) -> None:
         if node.op.flow is not Flow.MOVE:
             _activation(own, theirs, node, found)
     found.rounded.extend(_constants(partner, node))
+    found.rounded.extend(_bodies(partner, node, found))
+
+
+def _bodies(partner: Node, node: Node, found: Correspondence) -> Iterator[Rounded]:
+    """Yields the results of a node that is carried as it is, and holds something else."""
+    pair = partner.attributes, node.attributes
+    if not all(isinstance(each, ForeignAttrs) for each in pair) or pair[0] == pair[1]:
+        return
+    operands: list[Value | Array | None] = []
+    for value in node.inputs:
+        if value is not None and value.constant is None and value not in found.values:
+            return
+        operands.append(
+            None if value is None
+            else found.values[value] if value.constant is None
+            else value.constant.numpy()
+        )  # fmt: skip
+    for own, theirs in zip(partner.outputs, node.outputs, strict=False):
+        yield Rounded(BODY, own, partner, theirs, node, operands=tuple(operands))
 
 
 def _activation(own: Value, theirs: Value, node: Node, found: Correspondence) -> None:
     if theirs.quant is not None:
         params = theirs.quant.params
+        own = _of_one_reader(own, theirs, found.nodes)
         found.rounded.append(Rounded("activation", own, own.producer, theirs, node, params))
+
+
+def _of_one_reader(own: Value, theirs: Value, nodes: Alignment) -> Value:
+    """Returns the moved value where only what is moved is rounded, and others read it as it is."""
+    while len(own.users) > 1 and len(theirs.users) == 1:
+        ((user, _),) = theirs.users
+        partner = nodes.backward.get(user)
+        if partner is None or user.op.flow is not Flow.MOVE or len(partner.outputs) != 1:
+            break
+        own, theirs = partner.output, user.output
+    return own
 
 
 def _behind_clamps(own: Value, theirs: Value, nodes: Alignment) -> Value:

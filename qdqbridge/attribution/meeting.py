@@ -17,6 +17,7 @@ from qdqbridge.attribution.skeleton import (
     is_conversion,
     skeleton,
     unfolded,
+    with_slices,
     without_arithmetic,
 )
 from qdqbridge.autoquant.units import CLAMPS
@@ -27,6 +28,7 @@ from qdqbridge.graph.weights import geometry_of
 from qdqbridge.ops.data_movement import FLATTEN, RESHAPE, SQUEEZE, TRANSPOSE, UNSQUEEZE
 from qdqbridge.ops.dynamic import DYNAMIC_DENSE
 from qdqbridge.ops.matmul import OPERATORS as MATRIX_PRODUCTS
+from qdqbridge.ops.selection import SPLIT
 from qdqbridge.ops.table import PRODUCTS
 
 RESHAPES = (RESHAPE, FLATTEN, SQUEEZE, UNSQUEEZE)
@@ -56,11 +58,17 @@ def meet(reference: Graph, quantized: Graph) -> Meeting:
         reference: The float graph.
         quantized: The quantized one.
     """
+    if _splits(reference) != _splits(quantized):
+        reference, quantized = with_slices(reference), with_slices(quantized)
     met = _met(reference, without_arithmetic(quantized).graph)
     if not any(node.op is TRANSPOSE for node in _unmet(met)):
         return met
     other = _met(reference, without_arithmetic(quantized, channels_first=True).graph)
     return other if len(_unmet(other)) < len(_unmet(met)) else met
+
+
+def _splits(graph: Graph) -> int:
+    return sum(node.op is SPLIT for node in graph.nodes)
 
 
 def _unmet(met: Meeting) -> list[Node]:
@@ -80,19 +88,15 @@ def _met(reference: Graph, quantized: Graph) -> Meeting:
     copy = copied(own.whole)
     pairs = Alignment()
     steps: dict[Node, list[Node]] = {}
-    behind = {step: number for number, step in enumerate(theirs.steps.nodes)}
-    ends = {b: max(behind[step] for step in theirs.parts(b)) for b in whole.backward}
-    # The last step of a node first: its result is the node's.
-    for a, b in sorted(whole.forward.items(), key=lambda pair: -ends[pair[1]]):
+    for a, b in whole.forward.items():
         made = _written(copy.nodes[a], own.parts(a), theirs.parts(b))
         steps[copy.nodes[a]] = made
-        last = {
-            theirs.stands[step]: node for node, step in zip(made, theirs.parts(b), strict=False)
-        }
-        if len(made) == 1:
-            last = {theirs.stands[theirs.parts(b)[-1]]: made[0]}
-        for source, node in last.items():
-            pairs.pair(node, source)
+        parts = theirs.parts(b) if len(made) > 1 else theirs.parts(b)[-1:]
+        for node, step in zip(made, parts, strict=False):
+            source = theirs.stands[step]
+            # A step stands for its node where it gives the node's result, not what is before it.
+            if any(theirs.values[value] in step.outputs for value in source.outputs):
+                pairs.pair(node, source)
     copy.graph.nodes = [part for node in copy.graph.nodes for part in steps.get(node, [node])]
     return Meeting(copy.graph, theirs.source, pairs)
 

@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.attribution.causes import limits
-from qdqbridge.attribution.correspondence import Correspondence, Rounded
+from qdqbridge.attribution.correspondence import BODY, Correspondence, Rounded
 from qdqbridge.attribution.simulation import GraphRuns, decibels, ratio, rounding
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.interpreter import computed
+from qdqbridge.onnx_io.foreign import ForeignAttrs
 
 Array = NDArray[Any]
 KERNEL = "kernel"
@@ -38,7 +39,7 @@ class NodeError:
         outputs_added_db: The graph's outputs with nothing but what the node adds, in dB.
         outputs_inherited_db: The outputs with nothing but what the node's operands bring, in dB.
         parts: Signal to noise by what adds it, in dB, the worst first: ``weight rounding`` and
-            ``clipping``, ``bias``, ``activation rounding`` and ``clipping``, ``kernel``.
+            ``clipping``, ``bias``, ``activation rounding`` and ``clipping``, ``kernel``, ``body``.
         place: The node.
     """
 
@@ -135,7 +136,7 @@ class _NodeWalk:
                 steps.append(("activation rounding", last))
         if kernel is not None:
             stored = self._shifted(stored, kernel)
-        steps.append((KERNEL, stored))
+        steps.append((BODY if isinstance(self.node.attributes, ForeignAttrs) else KERNEL, stored))
         parts: dict[str, float] = {}
         before = inherited
         for name, after in steps:

@@ -33,6 +33,8 @@ class Repair:
 
 
 _NUMBERS, _CHANNELS, _WIDE, _FLOAT = range(4)
+_BITS = 16
+"""What a tensor gets that needs more bits."""
 _TAILS = (0.0, 1e-4, 1e-3)
 """Shares of an activation's elements that a range may leave out at each end."""
 
@@ -72,6 +74,8 @@ def _of_activation(params: QuantParams, original: Array) -> Iterator[Repair]:
         if whole != params:  # a clamp has made the range narrower, which a wider one needs
             all_bits = f"{words} in all {limits.bits} bits: {span}"
             yield Repair(_NUMBERS, all_bits, rounding(_ranged(whole, low, high)))
+    if limits.bits >= _BITS:
+        return
     low, high = float(finite.min()), float(finite.max())
     wide = _ranged(replace(params, storage_dtype=DType.UINT16, qmin=0, qmax=65535), low, high)
     yield Repair(_WIDE, "16 bits", rounding(wide))
@@ -107,7 +111,7 @@ def _of_weight(rounded: Rounded, params: QuantParams, original: Array) -> Iterat
         words = f"per channel along axis {best[1]}" if params.per_tensor else "quantized anew"
         cost = _CHANNELS if params.per_tensor else _NUMBERS
         yield Repair(cost, words, lambda real: _rounded(real, steps, params.qmax))
-    if params.storage_dtype.bits < 16:
+    if params.storage_dtype.bits < _BITS:
         wide = _symmetric(original, 32767)
         yield Repair(_WIDE, "16 bits", lambda real: _rounded(real, wide, 32767))
 

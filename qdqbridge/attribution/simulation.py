@@ -4,25 +4,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.graph.batches import batches
-from qdqbridge.graph.graph import Graph, Value
+from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.interpreter import check_inputs, computed
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.quantization import QuantParams
 
 Array = NDArray[Any]
-Change = Callable[[Array], Array]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recomputed:
+    """A tensor that another node computes, from what the graph holds.
+
+    Attributes:
+        node: The node.
+        operands: What it reads: values of the graph, and constants.
+        index: Which of its results it is.
+    """
+
+    node: Node
+    operands: tuple[Value | Array | None, ...]
+    index: int
+
+
+Change: TypeAlias = "Callable[[Array], Array] | Recomputed"
 """What is done to a tensor: an activation is rounded, a constant is another one."""
 _NOTHING: Mapping[Value, Sequence[Array]] = MappingProxyType({})
 
 
-def rounding(*params: QuantParams) -> Change:
+def rounding(*params: QuantParams) -> Callable[[Array], Array]:
     """Returns what rounds a tensor to stored numbers and back, one quantization after another."""
 
     def change(real: Array) -> Array:
@@ -124,7 +142,7 @@ class GraphRuns:
         moved = {
             value: change(_stored(value, clean))
             for value, change in changes.items()
-            if value.producer is None
+            if value.producer is None and not isinstance(change, Recomputed)
         }
         moved.update((value, array) for value, array in instead.items() if value.producer is None)
         for node in self.graph.nodes:
@@ -141,12 +159,30 @@ class GraphRuns:
             else:
                 results = [clean[value] for value in node.outputs]
             for value, result in zip(node.outputs, results, strict=False):
-                changed = changes[value](result) if value in changes else result
-                moved[value] = instead.get(value, changed)
+                moved[value] = instead.get(value, self._changed(changes.get(value), result,
+                                                                moved, clean))  # fmt: skip
         return [
             moved[value] if value in moved else _stored(value, clean)
             for value in self.graph.outputs
         ]
+
+    def changed(self, value: Value, change: Change) -> Array:
+        """Returns what a value holds where it alone is changed."""
+        return self.joined([
+            self._changed(change, clean[value], {}, clean) for clean in self.clean
+        ])  # fmt: skip
+
+    def _changed(
+        self, change: Change | None, result: Array, moved: Mapping[Value, Array],
+        clean: Mapping[Value, Array],
+    ) -> Array:  # fmt: skip
+        if not isinstance(change, Recomputed):
+            return result if change is None else change(result)
+        operands = [
+            (moved[v] if v in moved else _stored(v, clean)) if isinstance(v, Value) else v
+            for v in change.operands
+        ]
+        return computed(change.node, operands)[change.index].astype(result.dtype)
 
     def noise(self, outputs: Sequence[Array]) -> float:
         """Returns noise over signal of outputs as they are stored, the mean over them."""
@@ -156,6 +192,39 @@ class GraphRuns:
 
 def _stored(value: Value, values: Mapping[Value, Array]) -> Array:
     return values[value] if value.constant is None else value.constant.numpy()
+
+
+def lost_samples(runs: GraphRuns, data: Mapping[str, Array]) -> tuple[int, ...]:
+    """Returns the places along axis 0 of samples of which a graph's outputs tell nothing.
+
+    These are samples that hold a NaN themselves, or whose outputs hold one, or nothing finite; an
+    infinity alone may be meant, in a mask. Empty where no sample is left then, and where the
+    arrays, or what the graph takes of them, do not go by samples.
+    """
+    totals = {len(array) if array.ndim else 0 for array in data.values()}
+    extents = {value.type.shape[0] if value.type.shape else None for value in runs.graph.inputs}
+    fixed = [extent for extent in extents if not isinstance(extent, str)]
+    if len(totals) != 1 or (fixed and (len(extents) > 1 or fixed == [None])):
+        return ()
+    total = totals.pop()
+    lost = np.zeros(total, bool)
+    for array in data.values():
+        lost |= _rows(np.isnan, array).any(axis=1)
+    for value in runs.graph.outputs:
+        array = runs.stored(value)
+        if array.ndim and len(array) == total:
+            finite = _rows(np.isfinite, array)
+            lost |= _rows(np.isnan, array).any(axis=1)
+            lost |= ~finite.any(axis=1) & bool(finite.size)
+    return () if lost.all() else tuple(int(place) for place in np.flatnonzero(lost))
+
+
+def _rows(test: Callable[[Array], NDArray[np.bool_]], array: Array) -> NDArray[np.bool_]:
+    """Returns a test of every element, a row per sample; what is no float is finite."""
+    wide = array.reshape(len(array), -1)
+    if wide.dtype.kind in "biuOSU":
+        return np.full(wide.shape, test is np.isfinite)
+    return test(wide if wide.dtype.kind == "f" else wide.astype(np.float64))
 
 
 def _real(value: Value, stored: Array) -> Array:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -29,13 +30,15 @@ from qdqbridge.graph.graph import Graph, Node, Origin, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Flow
 from qdqbridge.graph.types import QuantType, TensorType, ValueType
-from qdqbridge.ops.attributes import GemmAttrs
+from qdqbridge.ops.attributes import GemmAttrs, SliceAttrs, SplitAttrs
 from qdqbridge.ops.build import result
 from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.composition import CompositionAttrs
-from qdqbridge.ops.dynamic import DYNAMIC_DENSE
+from qdqbridge.ops.convolution import CONV
+from qdqbridge.ops.dynamic import DYNAMIC_CONV, DYNAMIC_DENSE
 from qdqbridge.ops.elementwise import ADD
 from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
+from qdqbridge.ops.selection import SLICE, SPLIT
 from qdqbridge.options import ReadingOptions
 
 Array = NDArray[Any]
@@ -84,6 +87,35 @@ def without_arithmetic(quantized: Graph, *, channels_first: bool = False) -> Cop
     for options in _OF_FLOATS:
         canonicalize(copy.graph, options, channels_first=channels_first)
     return copy
+
+
+def with_slices(graph: Graph) -> Graph:
+    """Returns a copy in which every Split is Slices, as PyTorch's exporter writes it.
+
+    Args:
+        graph: A canonical graph.
+    """
+    copy = copied(graph).graph
+    run(copy, (split_is_slices,))
+    return copy
+
+
+@rule("split-is-slices", SPLIT)
+def split_is_slices(node: Node, scope: Scope) -> Proposal:
+    """``Split(x) -> Slice(x)`` for each part."""
+    del scope
+    given = node.attributes
+    if not isinstance(given, SplitAttrs) or len(node.inputs) != 1:
+        return None
+    ends = list(accumulate(given.sizes))
+    starts = [end - size for end, size in zip(ends, given.sizes, strict=True)]
+    return Replace({
+        part: result(
+            SLICE, SliceAttrs((start,), (end,), (given.axis,), (1,)), [node.operand(0)], part.type,
+            node.origin, part.name,
+        )
+        for part, start, end in zip(node.outputs, starts, ends, strict=True)
+    })  # fmt: skip
 
 
 def skeleton(graph: Graph) -> Skeleton:
@@ -289,6 +321,8 @@ class _Floats:
         op, attributes = node.op, node.attributes
         if op is DYNAMIC_DENSE:  # without its rounding
             op, attributes = DENSE, NO_ATTRIBUTES
+        elif op is DYNAMIC_CONV:
+            op = CONV
         self._link(Node(op, attributes, operands, results, node.origin), node)
 
     def _compose(

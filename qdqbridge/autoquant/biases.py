@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.plan import Derived, Fixed, Weight
+from qdqbridge.autoquant.arithmetic import Rescaling
+from qdqbridge.autoquant.plan import Derived, Fixed, QuantizationPlan, Weight
 from qdqbridge.canonical.bias import derived_params
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
@@ -98,7 +99,8 @@ def stored_bias(
     scale = units.scale.astype(np.float64)
     if scale.ndim and real.size != scale.size:
         return None
-    integers = np.rint(real.reshape(-1).astype(np.float64) / scale)
+    wanted = real.reshape(-1).astype(np.float64) + half_a_step(product, decision)
+    integers = np.rint(wanted / scale)
     if not np.isfinite(integers).all() or (np.abs(integers) > _MAXIMUM).any():
         return None
     if units.axis is not None:
@@ -106,19 +108,34 @@ def stored_bias(
     return integers.astype(np.int32).reshape(real.shape), units
 
 
+def half_a_step(product: Node, decision: Decision) -> float:
+    """Returns what a bias adds so that hardware rounds that drops what is below a step."""
+    if decision.plan.arithmetic.requantize is not Rescaling.TRUNCATION:
+        return 0.0
+    made = stored_result(product, decision.plan, decision.values)
+    return 0.0 if made is None else 0.5 * float(made.scale)
+
+
 def is_rounded(product: Node, decision: Decision) -> bool:
     """True where a sum is rounded before anything but its bias or a clamp reads it."""
+    return stored_result(product, decision.plan, decision.values) is not None
+
+
+def stored_result(
+    product: Node, plan: QuantizationPlan, values: Mapping[Value, QuantParams]
+) -> QuantParams | None:
+    """Returns the parameters that a sum is rounded to behind its bias and clamps; None for none."""
     value = product.output
-    while value not in decision.values:
+    while value not in values:
         if len(value.users) != 1:
-            return False
+            return None
         reader, index = next(iter(value.users))
-        if reader.op not in _ENDS or reader not in decision.plan.rules:
-            return False
+        if reader.op not in _ENDS or reader not in plan.rules:
+            return None
         if reader.op is ADD and not reader.operand(1 - index).is_constant:
-            return False
+            return None
         value = reader.output
-    return True
+    return values[value]
 
 
 def _raised(weight: Weight, params: QuantParams, x: QuantParams, bias: NDArray[Any]) -> QuantParams:

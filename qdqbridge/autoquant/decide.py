@@ -6,16 +6,19 @@ rules do the rest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.biases import is_rounded, product_of, stored_bias, with_room_for_biases
-from qdqbridge.autoquant.choosers import Chooser, Context
+from qdqbridge.autoquant.biases import half_a_step, is_rounded, product_of, stored_bias
+from qdqbridge.autoquant.choosers import Chooser, Context, RangeChooser
 from qdqbridge.autoquant.constants import of_constant
 from qdqbridge.autoquant.formats import Unstored
+from qdqbridge.autoquant.hardware_scales import suited
 from qdqbridge.autoquant.plan import (
     Derived,
     Fixed,
@@ -26,6 +29,7 @@ from qdqbridge.autoquant.plan import (
     Weight,
     root,
 )
+from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.autoquant.targets import Target
 from qdqbridge.autoquant.unstored import packed_variant, read_dynamically
@@ -37,6 +41,12 @@ from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Value
 from qdqbridge.graph.numerics import quantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.build import constant, dequantized, quantized
+
+if TYPE_CHECKING:
+    from qdqbridge.autoquant.prefix import QuantizedPrefix
+
+Look: TypeAlias = "Callable[[Value, Mapping[Value, QuantParams]], Sequence[NDArray[Any]]]"
+"""Returns a value for every batch of samples, behind the parameters of those before it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,33 +68,74 @@ class Decision:
     )
 
 
-def decide(plan: QuantizationPlan, stats: Mapping[Value, TensorStats], target: Target) -> Decision:
+def decide(
+    plan: QuantizationPlan,
+    stats: Mapping[Value, TensorStats],
+    target: Target,
+    samples: Samples | None = None,
+) -> Decision:
     """Returns parameters for every value and weight of ``plan``.
 
     Args:
         plan: What has to be decided.
         stats: What was seen of every observed value.
         target: Its choosers decide.
+        samples: What choosers may look at, behind what is quantized already.
     """
     result = Decision(plan)
-    result.values = activations(plan, stats, target.chooser)
+    result.values = activations(plan, stats, target.chooser, _looks(plan, target, samples))
     chosen = {value.name: params for value, params in result.values.items()}
-    for weight in plan.weights:
+    result.weights = _chosen(plan.weights, target, chosen)
+    result.weights = suited(plan, result.values, result.weights)
+    return result
+
+
+def _chosen(
+    weights: Sequence[Weight], target: Target, chosen: Mapping[str, QuantParams]
+) -> dict[Weight, QuantParams]:
+    """Returns the parameters of weights, but for derived ones."""
+    found: dict[Weight, QuantParams] = {}
+    for weight in weights:
         if isinstance(weight.spec, Fixed):
-            result.weights[weight] = weight.spec.params
+            found[weight] = weight.spec.params
         elif isinstance(weight.spec, Observed):
             format = weight.spec.format
             context = context_of(weight.value, chosen)
             chooser = target.chooser_of_weights(format)
-            result.weights[weight] = of_constant(weight.value, format, chooser, context)
-    result.weights = with_room_for_biases(plan.weights, result.values, result.weights)
-    return result
+            found[weight] = of_constant(weight.value, format, chooser, context)
+    return found
+
+
+def _looks(plan: QuantizationPlan, target: Target, samples: Samples | None) -> Look | None:
+    """Returns what choosers look at values by; the first look prepares it."""
+    if samples is None or isinstance(target.chooser, RangeChooser):
+        return None
+    prefix: list[QuantizedPrefix] = []
+
+    def look(value: Value, chosen: Mapping[Value, QuantParams]) -> Sequence[NDArray[Any]]:
+        from qdqbridge.autoquant.prefix import QuantizedPrefix  # it simulates decisions
+
+        if not prefix:
+            prefix.append(QuantizedPrefix(plan, samples, lambda few: _chosen(few, target, {})))
+        return prefix[0].look(value, chosen)
+
+    return look
 
 
 def activations(
-    plan: QuantizationPlan, stats: Mapping[Value, TensorStats], chooser: Chooser
+    plan: QuantizationPlan,
+    stats: Mapping[Value, TensorStats],
+    chooser: Chooser,
+    look: Look | None = None,
 ) -> dict[Value, QuantParams]:
-    """Returns the parameters of every value of ``plan``, those that share included."""
+    """Returns the parameters of every value of ``plan``, those that share included.
+
+    Args:
+        plan: What has to be decided.
+        stats: What was seen of every observed value.
+        chooser: Decides.
+        look: Returns a value's samples behind parameters that are chosen.
+    """
     found: dict[Value, QuantParams] = {}
     chosen: dict[str, QuantParams] = {}
     for value, spec in plan.specs.items():
@@ -92,7 +143,10 @@ def activations(
             found[value] = spec.params
         elif isinstance(spec, Observed):
             seen = joined_stats(plan.joined, stats, value)
-            found[value] = chooser(seen, spec.format, context_of(value, chosen))
+            context = context_of(value, chosen)
+            if look is not None:
+                context = replace(context, samples=partial(look, value, found))
+            found[value] = chooser(seen, spec.format, context)
         else:
             continue
         chosen[value.name] = found[value]
@@ -163,9 +217,14 @@ def _store(node: Node, weight: Weight, params: QuantParams, decision: Decision) 
 
 
 def _store_bias(node: Node, bias: Weight, decision: Decision) -> None:
-    """Stores the bias of a sum that leaves as a real number; where it is rounded the rules do."""
+    """Stores the bias of a sum that leaves as a real number; where it is rounded the rules do.
+
+    They do not know of what hardware drops, which is stored with the bias.
+    """
     product, value = product_of(bias), bias.value
-    if product is None or value.constant is None or is_rounded(product, decision):
+    if product is None or value.constant is None:
+        return
+    if is_rounded(product, decision) and not half_a_step(product, decision):
         return
     stored = stored_bias(bias, decision, value.constant.numpy())
     if stored is not None:
@@ -221,6 +280,8 @@ def about_copy(decision: Decision, copy: Copy) -> Decision:
         {(copy.nodes[n], index) for n, index in plan.unrounded},
         plan.float_biases,
         {copy.nodes[n]: read for n, read in plan.unstored.items()},
+        plan.arithmetic,
+        plan.least_scales,
     )
     return replace(
         decision,

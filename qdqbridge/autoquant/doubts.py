@@ -5,7 +5,7 @@ from __future__ import annotations
 from qdqbridge.autoquant.collect import observable
 from qdqbridge.autoquant.quantize import Quantized
 from qdqbridge.autoquant.samples import Samples
-from qdqbridge.autoquant.sensitivity import sensitivity
+from qdqbridge.autoquant.sensitivity import Ranking, sensitivity
 from qdqbridge.autoquant.sensitivity_variants import Variants, layers_of
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.tuning import spread
@@ -38,17 +38,25 @@ def doubt(made: Quantized, samples: Samples, sqnr: float) -> str:
 
 
 def culprits(made: Quantized, samples: Samples) -> list[str]:
-    """Returns the names of the layers that cost most alone, the worst first.
+    """Returns the names of the layers that cost most alone, the worst first."""
+    ranking = ranked(made, samples)
+    named = () if ranking is None else ranking.layers[:_SHOWN]
+    return [entry.layer.name for entry in named if entry.layer.name]
 
-    None are named where there are very many layers: trying each takes a run.
+
+def ranked(made: Quantized, samples: Samples) -> Ranking | None:
+    """Returns what every layer costs alone; None where there are very many: each takes a run.
+
+    Args:
+        made: What was quantized.
+        samples: Some of these are run.
     """
     plan = made.decision.plan
     if not 1 < len(layers_of(plan)) <= _LAYERS:
-        return []
+        return None
     seen = made.profile.by_name()
     stats = {v: seen[v.name] for v in observable(plan.graph) if v.name in seen}
     wishes = made.options.wishes(plan.graph)
     variants = Variants(made.decision, made.target, stats, wishes)
     simulation = Simulation(plan, spread(samples, _SAMPLES))
-    ranking = sensitivity(variants, simulation, without=False)
-    return [entry.layer.name for entry in ranking.layers[:_SHOWN] if entry.layer.name]
+    return sensitivity(variants, simulation, without=False)

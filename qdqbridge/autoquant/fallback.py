@@ -34,10 +34,13 @@ from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.autoquant.targets import Target
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.graph import Graph, Value
+from qdqbridge.report.quantization.record import ParetoRow
 
 Progress = Callable[[int, int], None]
 """Takes the trials done, and how many there will be at most, as far as can be told by then."""
 Changes = dict[Layer, LayerChange]
+_LAST_BITS = 1e-9
+"""One less 0.995 is a little more than 0.005 in float64."""
 _LEVELS: Mapping[str, int] = {"int16": 3, "float": 1}
 """What a layer may get: more bits of weights, then of activations, then float; or that at once."""
 
@@ -75,7 +78,7 @@ class Goal:
         """True where ``metrics`` are good enough."""
         if self.min_sqnr is not None and metrics.sqnr < self.min_sqnr:
             return False
-        return self.max_drop is None or metrics.drop <= self.max_drop
+        return self.max_drop is None or metrics.drop <= self.max_drop + _LAST_BITS
 
     def __str__(self) -> str:
         parts: list[str] = []
@@ -119,6 +122,7 @@ class Fallback:
         reverted: Which layers were changed, in the order of their nodes.
         evaluations: How many sets of layers were tried, without the ranking.
         ranking: What each layer costs; None where nothing had to be changed.
+        pareto: Size against quality, where a budget was asked for.
     """
 
     graph: Graph
@@ -130,6 +134,7 @@ class Fallback:
     reverted: Sequence[Reverted]
     evaluations: int
     ranking: Ranking | None = None
+    pareto: Sequence[ParetoRow] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -379,6 +384,7 @@ def meeting(
     fallback: Literal["int16", "float"] = "int16",
     metric: Metric | None = None,
     engine: SimulationEngine | str = "onnxruntime",
+    workers: int | str | None = None,
     progress: Progress | None = None,
 ) -> Fallback:
     """Returns a quantized graph that meets ``goal``.
@@ -395,6 +401,7 @@ def meeting(
             float at once.
         metric: A user's score of the outputs; more is better.
         engine: What runs the simulated graph.
+        workers: A number of processes, or ``ray``, that rank the layers.
         progress: Called with the trials done, and how many there will be at most.
 
     Raises:
@@ -410,7 +417,7 @@ def meeting(
         ranked = len(layers_of(decision.plan))
         ahead = trials(ranked, _LEVELS[fallback])
         told = None if progress is None else _after(progress, 0, ahead)
-        ranking = sensitivity(variants, simulation, without=False, progress=told)
+        ranking = sensitivity(variants, simulation, without=False, workers=workers, progress=told)
     return fall_back(
         variants,
         simulation,
@@ -461,5 +468,6 @@ def met(
         wishes=made.options.wishes(graph),
         fallback=fallback,
         metric=metric,
+        workers=made.options.workers,
         progress=progress,
     )

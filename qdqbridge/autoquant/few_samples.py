@@ -1,4 +1,4 @@
-"""Ranges from very few samples: others will reach further, so there is room for them.
+"""Samples that say little of others: very few of them, or one that is far larger than all others.
 
 The extremes of one sample are those of a class or a scene, not of the tensor. How much further
 others reach falls with the number of samples; a range that is half as wide again costs less than
@@ -44,3 +44,32 @@ def with_room(target: Target, count: int) -> Target:
     if count >= ENOUGH or not target.candidates or count < 1:
         return target
     return replace(target, chooser=MinMax(1 + count**-0.5), candidates=())
+
+
+FAR = 100.0
+"""How many times as large as most others a sample is that is left out."""
+_SHARE = 0.02
+"""More samples than this share are no accident."""
+
+
+def outlying(samples: Iterable[Sample]) -> list[int]:
+    """Returns the numbers of samples far larger than most others; none where they are several.
+
+    A range that such a sample decides resolves nothing of the others, and in the error of the
+    outputs no other counts beside it.
+
+    Args:
+        samples: What was given to calibrate with.
+    """
+    peaks: dict[str, list[float]] = {}
+    for sample in samples:
+        for name, array in sample.items():
+            if array.dtype.kind == "f":
+                peaks.setdefault(name, []).append(float(np.abs(array).max(initial=0.0)))
+    count = max((len(each) for each in peaks.values()), default=0)
+    found: set[int] = set()
+    for each in peaks.values() if count >= ENOUGH else ():
+        wide, usual = np.array(each), float(np.median(each))
+        far = np.isfinite(wide) & (wide > FAR * usual) & (usual > 0)
+        found |= set(np.flatnonzero(far).tolist())
+    return [] if len(found) > max(1, _SHARE * count) else sorted(found)

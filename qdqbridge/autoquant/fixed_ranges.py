@@ -7,14 +7,13 @@ that a model whose data shows every extreme computes the same as before.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.canonical.driver import canonicalize
-from qdqbridge.canonical.rule import made_by
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.batches import Batch, batches
 from qdqbridge.graph.copying import copied
@@ -25,11 +24,9 @@ from qdqbridge.graph.interpreter import check_inputs, evaluate, evaluate_node
 from qdqbridge.graph.numerics import quantize
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Operator
 from qdqbridge.graph.quantization import QuantParams, per_tensor
-from qdqbridge.ops.build import constant, quantized, result
-from qdqbridge.ops.cast import CAST
+from qdqbridge.ops.build import quantized, result
 from qdqbridge.ops.convolution import CONV
-from qdqbridge.ops.dynamic import DYNAMIC_DENSE, dynamic_parameters
-from qdqbridge.ops.elementwise import MUL, SUB
+from qdqbridge.ops.dynamic import DYNAMIC_CONV, DYNAMIC_DENSE, dynamic_parameters
 from qdqbridge.ops.matmul import DENSE
 
 Array = NDArray[Any]
@@ -126,44 +123,14 @@ class _DynamicProduct:
 
 
 def _product(node: Node) -> _DynamicProduct | None:
-    if node.op is DYNAMIC_DENSE:
-        return _DynamicProduct(node, node.operand(0), node.output, DENSE, node.inputs[1:])
-    return _convolution(node) if node.op is CONV else None
-
-
-def _convolution(node: Node) -> _DynamicProduct | None:
-    """Reads ``Cast(Cast(Conv(Cast(q) - Cast(z), w))) * (s * sw)``, as ConvInteger is written."""
-    shifted, w = made_by(node.operand(0), SUB), node.operand(1)
-    parts = [] if shifted is None else [made_by(shifted.operand(i), CAST) for i in (0, 1)]
-    read = [part.operand(0) for part in parts if part is not None]
-    source = made_by(read[0], "DynamicQuantizeLinear") if len(read) == len(_SHIFTED) else None
-    if source is None or [source.outputs[i] for i in _SHIFTED] != read or node.optional(2):
+    op = _STORED.get(node.op)
+    if op is None:
         return None
-    end = _sole_reader(_sole_reader(node, CAST), CAST)
-    end = _sole_reader(end, MUL)
-    scales = None if end is None else [made_by(end.operand(i), MUL) for i in (0, 1)]
-    factors = next((each for each in scales or () if each is not None), None)
-    if end is None or factors is None or source.outputs[_SCALE] not in factors.inputs:
-        return None
-    known = [v.constant for v in factors.inputs if v is not None and v.constant is not None]
-    if len(known) != 1 or known[0].size != 1 or w.constant is None or w.quant is None:
-        return None
-    params = w.quant.params
-    if not params.per_tensor or float(params.scale) != 1:
-        return None
-    scaled = replace(params, scale=known[0].numpy().reshape(()))
-    weight = constant(w.constant, scaled, w.name)
-    return _DynamicProduct(node, source.operand(0), end.output, CONV, [weight])
+    return _DynamicProduct(node, node.operand(0), node.output, op, node.inputs[1:])
 
 
-_SCALE, _SHIFTED = 1, (0, 2)
-"""Results of DynamicQuantizeLinear: the scale; the stored numbers and their zero point."""
-
-
-def _sole_reader(node: Node | None, op: Operator) -> Node | None:
-    """Returns the only node that reads a result, if it is that operator."""
-    readers = [] if node is None else [reader for reader, _ in node.output.users]
-    return readers[0] if len(readers) == 1 and readers[0].op is op else None
+_STORED: Mapping[Operator, Operator] = {DYNAMIC_DENSE: DENSE, DYNAMIC_CONV: CONV}
+"""The product of stored numbers that a dynamic one becomes."""
 
 
 def _parameters(low: np.float32, high: np.float32) -> QuantParams:

@@ -44,6 +44,8 @@ class Format:
         symmetric: The range reaches as far on both sides of zero; the zero point is the middle of
             the codes (0 for signed storage, 128 for uint8).
         restricted: A signed symmetric type leaves its smallest code out, as [-127, 127].
+        bits: So many bits of the storage are used, for sums that have to fit narrow accumulators;
+            None for all.
         power_of_two: The scale is a power of two.
         axis: The axis with parameters per channel; None for one pair per tensor.
         block: Every so many neighbours along ``axis`` have parameters of their own; None for one
@@ -57,22 +59,28 @@ class Format:
     power_of_two: bool = False
     axis: int | None = None
     block: int | None = None
+    bits: int | None = None
 
     @property
     def low(self) -> int:
         """The smallest code used."""
         narrow = self.symmetric and self.restricted and self.storage.is_signed
-        return self.storage.qmin + 1 if narrow else self.storage.qmin
+        low = -(1 << (self._bits - 1)) if self.storage.is_signed else 0
+        return low + 1 if narrow else low
 
     @property
     def high(self) -> int:
         """The largest code used."""
-        return self.storage.qmax
+        return (1 << (self._bits - self.storage.is_signed)) - 1
+
+    @property
+    def _bits(self) -> int:
+        return self.bits or self.storage.bits
 
     @property
     def middle(self) -> int:
         """The zero point of a symmetric range."""
-        return 0 if self.storage.is_signed else (self.storage.qmax + 1) // 2
+        return 0 if self.storage.is_signed else (self.high + 1) // 2
 
     @property
     def levels(self) -> int:
@@ -128,7 +136,7 @@ class Format:
 
     def params_of(self, scale: NDArray[np.float32], zero_point: NDArray[np.int32]) -> QuantParams:
         """Returns the parameters of scales and zero points, of a shape as :meth:`params` says."""
-        narrow = self.low != self.storage.qmin
+        narrow = (self.low, self.high) != (self.storage.qmin, self.storage.qmax)
         return QuantParams(
             self.storage,
             scale,

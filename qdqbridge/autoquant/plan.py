@@ -11,10 +11,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.autoquant.arithmetic import CONTRACT, IntegerArithmetic
 from qdqbridge.autoquant.formats import Format, Unstored
-from qdqbridge.autoquant.targets import OperatorRule, Target
-from qdqbridge.autoquant.units import CLAMPS, Units
-from qdqbridge.autoquant.unstored import refusal, weight_format
+from qdqbridge.autoquant.targets import CLAMPS, OperatorRule, Target
+from qdqbridge.autoquant.units import Units
+from qdqbridge.autoquant.unstored import RECURRENT, refusal, weight_format
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
@@ -24,6 +28,7 @@ from qdqbridge.graph.weights import geometry_of
 from qdqbridge.ops.elementwise import ADD, CONCAT, DIV, MAX, MIN, MUL, PRELU, SUB, WHERE
 from qdqbridge.ops.matmul import GEMM, MATMUL
 from qdqbridge.ops.selection import PAD
+from qdqbridge.ops.unary import RELU
 
 _CODES = Format(DType.UINT8)
 """Of activations where a target stores none and the user wants some."""
@@ -108,6 +113,9 @@ class QuantizationPlan:
             readers of it get it rounded.
         float_biases: Biases of sums that nobody rounds stay real numbers.
         unstored: Products of which only the weight is stored, and how they read the activation.
+        arithmetic: How the target adds and rounds.
+        least_scales: By the name of a product, scales of its weight that data asked for, instead
+            of those that every input asks for.
     """
 
     graph: Graph
@@ -119,6 +127,10 @@ class QuantizationPlan:
     unrounded: set[tuple[Node, int]] = field(default_factory=set[tuple[Node, int]])
     float_biases: bool = False
     unstored: dict[Node, Unstored] = field(default_factory=dict["Node", "Unstored"])
+    arithmetic: IntegerArithmetic = CONTRACT
+    least_scales: Mapping[str, NDArray[np.float64]] = field(
+        default_factory=dict["str", "NDArray[np.float64]"]
+    )
 
     def observed(self) -> list[Value]:
         """Returns the values whose statistics are needed."""
@@ -179,6 +191,8 @@ def plan(graph: Graph, target: Target, wishes: Wishes | None = None) -> Quantiza
         planner.unrounded,
         target.float_biases,
         planner.unstored,
+        target.arithmetic,
+        target.least_scales,
     )
 
 
@@ -204,7 +218,8 @@ class _QuantizationPlanner:
         self._treat(nodes)
         self.outputs = frozenset(outputs)
         integers = set(self.rules) - set(self.unstored)
-        self.units = Units(nodes, self.outputs, integers)
+        functions = self.target.functions
+        self.units = Units(nodes, self.outputs, integers, functions=functions)
         self.read_as_codes = self._read_as_codes(nodes)
         for node in nodes:
             if node in self.unstored:
@@ -248,9 +263,10 @@ class _QuantizationPlanner:
         self.rules[node] = rule
 
     def _store_weight(self, node: Node, rule: OperatorRule) -> None:
-        """Stores the weight of a product that reads its activation as it is computed."""
+        """Stores the weights of what reads its activation as it is computed."""
         self.unrounded.add((node, 0))
-        self.constants.append(Weight(node, 1, Observed(self._weight_format(node, rule))))
+        for index in (1, 2) if node.op.name in RECURRENT else (1,):
+            self.constants.append(Weight(node, index, Observed(self._weight_format(node, rule))))
 
     def _weight_format(self, node: Node, rule: OperatorRule) -> Format:
         format = self.wishes.weights.get(node) or rule.weights or self.target.weights
@@ -272,7 +288,8 @@ class _QuantizationPlanner:
             elif self._stays_unrounded(node, value):
                 self.unrounded.add((node, index))
             elif not self.units.is_inside(value):
-                self.wanted.setdefault(value, []).append(operands)
+                demanded = rule.operands if own is None else None
+                self._want_operand(value, index, operands, demanded)
         for value in node.outputs:
             if self.units.is_inside(value) or not _is_float32(value):
                 continue
@@ -281,6 +298,34 @@ class _QuantizationPlanner:
             self.wanted.setdefault(value, []).append(self._format(own, rule.result))
             if rule.fixed is not None:
                 self.ranges[value] = rule
+
+    def _want_operand(
+        self, value: Value, index: int, format: Format, demanded: Format | Unstored | None
+    ) -> None:
+        """Notes a format; what a rule demands goes before what others want of the value.
+
+        Unsigned storage that begins at zero has the zero point 0 that symmetric storage is for.
+        """
+        own = self.wanted.setdefault(value, [])
+        if not isinstance(demanded, Format):
+            own.append(format)
+            return
+        source = value
+        while source.producer is not None and self._moves(source.producer):
+            source = source.producer.operand(0)
+        if index == 0 and demanded.symmetric and self._begins_at_zero(source):
+            own.append(self._format())
+            return
+        own.insert(0, demanded)
+        if source is not value and not (source.is_constant or self.units.is_inside(source)):
+            self.wanted.setdefault(source, []).insert(0, demanded)
+
+    def _begins_at_zero(self, value: Value) -> bool:
+        """True for what the target stores without a sign, and that is never negative."""
+        own, made = self._format(), value.producer
+        if own.storage.is_signed or own.symmetric or made is None:
+            return False
+        return made.op is RELU or (made.op.interval is not None and made.op.interval[0] == 0)
 
     def _stays_unrounded(self, node: Node, value: Value) -> bool:
         """True for an operand of a residual Add that the target wants float."""
@@ -294,17 +339,21 @@ class _QuantizationPlanner:
         """Returns the values that integer operators or quantized outputs need, also moved."""
         needed = {value for value in self.outputs if self._leaves_as_codes(value)}
         for node in reversed(nodes):
-            moves = node.op.flow is Flow.MOVE and node not in self.floats
+            moves = self._moves(node)
             integer = node in self.rules and node not in self.unstored
             if integer or (moves and needed & set(node.outputs)):
                 operands = (value for _, value in node.data_operands())
                 needed |= {v for v in operands if not self._stays_unrounded(node, v)}
         return needed
 
+    def _moves(self, node: Node) -> bool:
+        """True for data movement whose operand and result are quantized alike."""
+        return node.op.flow is Flow.MOVE and node not in self.floats
+
     def _leaves_as_codes(self, value: Value) -> bool:
         """True for an output of the graph that the target wants rounded."""
         producer = value.producer
-        while producer and producer.op.flow is Flow.MOVE and producer not in self.floats:
+        while producer and self._moves(producer):
             value = producer.operand(0)
             producer = value.producer
         if producer in self.unstored:
@@ -343,7 +392,7 @@ class _QuantizationPlanner:
 
     def _spread_over_data_movement(self, nodes: Sequence[Node]) -> None:
         """Operand and result of data movement are quantized where one of both is."""
-        movers = [n for n in nodes if n.op.flow is Flow.MOVE and n not in self.floats]
+        movers = [node for node in nodes if self._moves(node)]
         for node in movers:
             if node.operand(0) in self.wanted:
                 for value in node.outputs:

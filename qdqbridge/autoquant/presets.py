@@ -9,9 +9,8 @@ is done once, for what was chosen.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from qdqbridge.autoquant.collect import Data
 from qdqbridge.autoquant.formats import Format
@@ -19,16 +18,22 @@ from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
 from qdqbridge.autoquant.repair.steps import GRAPH_STEPS, FloatReference, StepRecord
 from qdqbridge.autoquant.targets import ACCUMULATORS, OperatorRule, Target
 from qdqbridge.autoquant.tuning import spread, taken
+from qdqbridge.autoquant.work_budget import WorkBudget
 from qdqbridge.errors import QdqBridgeError
 from qdqbridge.graph.graph import Graph, Node
+from qdqbridge.graph.operator import Flow
+from qdqbridge.ops.elementwise import ADD
+from qdqbridge.ops.unary import CLIP, RELU
 
 STEP = "operators"
 """The name of this step in records."""
-GOOD = 25.0
-"""Outputs this close to the float model's, in dB, are not worth fewer integer operators."""
-GAIN = 3.0
-"""What fewer integer operators have to gain at least, in dB."""
-_SAMPLES, _LEAST = 64, 16
+GOOD, GAIN = 25.0, 3.0
+"""Outputs this close to the float model's, in dB, are not worth many float operators; what these
+have to gain at least."""
+HEAD_GOOD, HEAD_GAIN = 35.0, 1.5
+"""The same for the few operators behind the last products."""
+_SAMPLES, _LEAST, _RUNS = 64, 16, 8
+_ENDS = (ADD, RELU, CLIP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +43,14 @@ class Preset:
     Attributes:
         name: What users are told.
         rules: From a target's rules to those that are left.
+        good: It is tried where the outputs are further from the float model's, in dB.
+        gain: What it has to gain.
     """
 
     name: str
     rules: Callable[[Sequence[OperatorRule]], tuple[OperatorRule, ...]]
+    good: float = GOOD
+    gain: float = GAIN
 
 
 def _products(rules: Sequence[OperatorRule]) -> tuple[OperatorRule, ...]:
@@ -64,7 +73,47 @@ class _WithWeight:
         return weight is not None and weight.is_constant and self.when(node)
 
 
+def _headless(rules: Sequence[OperatorRule]) -> tuple[OperatorRule, ...]:
+    return tuple(replace(rule, when=_BeforeProducts(rule.when)) for rule in rules)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _BeforeProducts:
+    """True for what a rule is about but operators behind the last products, and not their ends."""
+
+    when: Callable[[Node], bool]
+    known: dict[Node, bool] = field(default_factory=dict["Node", "bool"])
+
+    def __call__(self, node: Node) -> bool:
+        return self.when(node) and (_ends_product(node) or self.leads(node))
+
+    def leads(self, node: Node) -> bool:
+        """Returns whether a product is there, or depends on the node."""
+        known, path = self.known, [node]
+        while path:
+            readers = [user for value in path[-1].outputs for user, _ in value.users]
+            later = next((user for user in readers if user not in known), None)
+            if path[-1].op.flow is Flow.ACCUMULATE or any(known.get(user) for user in readers):
+                known[path.pop()] = True
+            elif later is None:
+                known[path.pop()] = False
+            else:
+                path.append(later)
+        return known[node]
+
+
+def _ends_product(node: Node) -> bool:
+    """True for the bias and the clamp of a product."""
+    while node.op in _ENDS:
+        computed = [v.producer for _, v in node.data_operands() if v.producer is not None]
+        if len(computed) != 1:
+            return False
+        node = computed[0]
+    return node.op.flow is Flow.ACCUMULATE
+
+
 PRESETS = (
+    Preset("all but what follows the last products", _headless, HEAD_GOOD, HEAD_GAIN),
     Preset("products only", _products),
     Preset("products with constant weights only", _weighted),
 )
@@ -79,34 +128,41 @@ def chosen(
     Args:
         graph: The float graph.
         data: Samples: half of those taken choose parameters, the others judge.
-        options: What the user wants; ``budget`` says how many seconds this may take, about.
+        options: What the user wants; ``budget`` says how much work this may be.
     """
     target = options.described()
     if data is None or not _open(target, options) or len(data) < _LEAST:
         return options, None
-    began = time.monotonic()
     picked = spread(data, _SAMPLES)
     seen, unseen = (taken(picked, range(i, len(picked), 2)) for i in (0, 1))
     plain = replace(
         options, tune=False, repair=[step for step in options.repair if step in GRAPH_STEPS]
     )
-    judge = FloatReference(graph, unseen)
-    start = judge.sqnr(quantized(graph, seen, plain).graph)
-    best, found, name = start, options, ""
-    for number, preset in enumerate(PRESETS):
-        late = number > 0 and time.monotonic() - began > options.budget
-        if best >= GOOD or late:
+    judge, work = FloatReference(graph, unseen), WorkBudget(options.budget)
+    made = quantized(graph, seen, plain)
+    start = best = judge.sqnr(made.graph)
+    if start >= HEAD_GOOD:
+        return options, None
+    found, name, rules = options, "", made.decision.plan.rules
+    told = "fewer integer operators would not help"
+    for preset in PRESETS:
+        if best >= preset.good:
+            continue
+        if not work.left:
+            told = "the budget was spent before all choices were tried; --budget gives more"
             break
+        work.spend(made.decision.plan.graph, made.profile, _RUNS * len(seen))
         other = replace(target, rules=preset.rules(target.rules))
+        if all(other.rule_for(node) for node in rules):
+            continue  # it leaves nothing float that is not so already
         try:
             sqnr = judge.sqnr(quantized(graph, seen, replace(plain, target=other)).graph)
         except QdqBridgeError:  # nothing is left to quantize: the target's own rules stay
             continue
-        if sqnr >= best + GAIN:
+        if sqnr >= best + preset.gain:
             best, found, name = sqnr, replace(options, target=other), preset.name
     if name:
         return found, StepRecord(STEP, True, f"{name} on integers", start, best)
-    told = "fewer integer operators would not help"
     return options, None if start >= GOOD else StepRecord(STEP, False, told, start, best)
 
 

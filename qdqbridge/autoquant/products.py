@@ -64,15 +64,35 @@ class Product:
             order: Which index of a convolution's terms runs fastest.
         """
         assert self.weights is not None
-        kernel = self.other.constant
         signed = self.weights - (0 if self.other_params.storage_dtype.is_signed else 128)
-        geometry = geometry_of(self.node)
+        return self._ordered(signed, order)
+
+    def places(self, order: Order) -> NDArray[np.int64]:
+        """Returns where each weight of :meth:`in_order` lies in the constant, counted flat."""
+        assert self.other.constant is not None
+        shape = self.other.constant.shape
+        index = np.arange(int(np.prod(shape, dtype=np.int64))).reshape(shape)
+        rows = _rows(self.node, index, swapped=self.other is self.node.operand(0))
+        return self._ordered(rows, order)
+
+    def _ordered(self, rows: NDArray[np.int64], order: Order) -> NDArray[np.int64]:
+        kernel, geometry = self.other.constant, geometry_of(self.node)
         image = geometry is not None and geometry.image
         if order == "channels-first" or not image or kernel is None:
-            return signed
-        taps = int(np.prod(kernel.numpy().shape[2:], dtype=np.int64))
-        split = signed.reshape(len(signed), -1, taps)
-        return np.swapaxes(split, 1, 2).reshape(signed.shape)
+            return rows
+        taps = int(np.prod(kernel.shape[2:], dtype=np.int64))
+        split = rows.reshape(len(rows), -1, taps)
+        return np.swapaxes(split, 1, 2).reshape(rows.shape)
+
+    def unit(self, rank: int) -> NDArray[np.float64]:
+        """Returns what 1 of a sum stands for, broadcastable against sums of a rank."""
+        params = self.other_params
+        scale = params.scale.astype(np.float64) * float(self.params.scale)
+        if params.per_tensor or self.axis is None:
+            return scale.reshape(-1)[:1].reshape((1,) * rank)
+        shape = [1] * rank
+        shape[self.axis] = self.channels
+        return np.tile(scale, self.channels // scale.size).reshape(shape)
 
     @property
     def depthwise(self) -> bool:

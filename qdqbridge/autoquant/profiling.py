@@ -21,7 +21,7 @@ from qdqbridge.autoquant.collect import (
 from qdqbridge.autoquant.profile import Profile, channel_axis
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.streams import open_samples
-from qdqbridge.autoquant.workers import Job, Processes, Ray, Team, TeamObserver
+from qdqbridge.autoquant.workers import Job, Team, TeamObserver, team_of
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.onnx_io.running import Recipe
@@ -126,10 +126,4 @@ def _team(graph: Graph, workers: int | str, *, histograms: bool, threads: int) -
     values = observable(graph)
     axes = tuple(channel_axis(value) for value in values)
     job = Job(Recipe.of(graph, values, threads=threads), axes, histograms)
-    if workers == "ray":
-        return Ray(job)
-    if isinstance(workers, int) and workers > 0:
-        return Processes(job, workers)
-    raise InputDataError(
-        f"{workers!r} is no number of workers", fix="give a positive number, or 'ray'"
-    )
+    return team_of(job, workers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -10,6 +9,7 @@ from typing import Any, cast
 
 from numpy.typing import NDArray
 
+from qdqbridge.autoquant.arithmetic import arithmetic_of
 from qdqbridge.autoquant.choosers import CHOOSERS, Chooser
 from qdqbridge.autoquant.collect import (
     Data,
@@ -43,6 +43,7 @@ from qdqbridge.autoquant.repair.steps import (
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.targets import TARGETS, WEIGHTS, Target
 from qdqbridge.autoquant.tuning import spread
+from qdqbridge.autoquant.work_budget import WorkBudget
 from qdqbridge.errors import InputDataError, UnsupportedModelError, UnsupportedTargetError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
@@ -80,8 +81,15 @@ class QuantizeOptions:
         tune: Try the target's further choosers on the data, see
             :mod:`qdqbridge.autoquant.tuning`; never against a chooser that the user names. With it,
             ranges from very few samples reach further than these.
-        budget: Seconds after which no further step of repair, or choice of what runs on integers,
-            is begun.
+        accumulator_bits: Bits of the sums of the hardware; None for the target's.
+        avoid_pairs: Its kernels add pairs of products in 16 bits first, which must not saturate.
+        sums_of: What must fit: the sums of ``any-input``, or those of the ``data``.
+        requantize: How it rounds sums, see :class:`~qdqbridge.autoquant.arithmetic.Rescaling`;
+            None as the target does.
+        workers: A number of processes, or ``ray``, that try choosers and layers side by side;
+            None for this process.
+        budget: After so much work no further step of repair, or choice of what runs on integers,
+            is begun: in seconds of a usual core, counted in operations and not by a clock.
     """
 
     target: str | Target = "ort"
@@ -98,6 +106,11 @@ class QuantizeOptions:
     weight_formats: Mapping[str, Format] = field(default_factory=dict["str", "Format"])
     repair: Sequence[str] = DEFAULT
     tune: bool = True
+    accumulator_bits: int | None = None
+    avoid_pairs: bool = False
+    sums_of: str = "any-input"
+    requantize: str | None = None
+    workers: int | str | None = None
     budget: float = 120.0
 
     def described(self) -> Target:
@@ -118,7 +131,24 @@ class QuantizeOptions:
         if self.block is not None:
             target = _in_blocks(target, self.block)
         _check_dynamic(target, self.formats.values())
-        return target
+        return self._on_hardware(target)
+
+    def _on_hardware(self, target: Target) -> Target:
+        """Returns ``target`` with the arithmetic that the user says."""
+        if self.accumulator_bits is None and not self.avoid_pairs and self.requantize is None:
+            return target
+        if self.sums_of not in ("any-input", "data"):
+            raise UnsupportedTargetError(
+                f"'{self.sums_of}' says no sums", fix="write any-input, or data"
+            )
+        own = target.arithmetic
+        arithmetic = arithmetic_of(
+            self.accumulator_bits or own.accumulator_bits,
+            own.overflow.value,
+            pairs=self.avoid_pairs or own.pairs is not None,
+            requantize=self.requantize or own.requantize.value,
+        )
+        return replace(target, arithmetic=arithmetic, proven=self.sums_of == "any-input")
 
     def wishes(self, graph: Graph) -> Wishes:
         """Returns what the names mean in ``graph``.
@@ -226,8 +256,9 @@ def quantized(
                 fix="give samples, or a profile of the model",
             )
         profile = collect(graph, samples, onnxruntime_observer(graph), progress=rounds.next())
-    start = _plainly(graph, target, options, profile)
-    if samples is None or not (repair or tune):
+    few = None if samples is None else spread(samples, _REPAIRING)
+    start = _plainly(graph, target, options, profile, few)
+    if samples is None or few is None or not (repair or tune):
         return start
 
     profiled = [(start.profile, graph)]
@@ -235,19 +266,18 @@ def quantized(
     def again(other: Graph) -> QuantizedState:
         observer = onnxruntime_observer(other)
         seen = collect(other, samples, observer, progress=rounds.next())
-        found = _plainly(other, target, options, seen)
+        found = _plainly(other, target, options, seen, few)
         profiled.append((found.profile, other))
         return QuantizedState(found.graph, found.decision, found.profile)
 
-    few = spread(samples, _REPAIRING)
     state = QuantizedState(start.graph, start.decision, start.profile)
-    until = time.monotonic() + options.budget
-    state, scaled = repaired(state, few, again, [s for s in repair if s in GRAPH_STEPS], until)
+    work = WorkBudget(options.budget)
+    state, scaled = repaired(state, few, again, [s for s in repair if s in GRAPH_STEPS], work)
     tuning = None
     if tune:
         told = _in_units(rounds.next(), len(samples))
-        state, tuning = with_choosers_tried(state, few, target, told)
-    state, rounded = repaired(state, few, again, [s for s in repair if s not in GRAPH_STEPS], until)
+        state, tuning = with_choosers_tried(state, few, target, told, options.workers)
+    state, rounded = repaired(state, few, again, [s for s in repair if s not in GRAPH_STEPS], work)
     rounds.finish()
     return replace(
         start,
@@ -274,8 +304,14 @@ def _in_units(progress: Progress | None, units: int) -> Progress | None:
     return lambda done, total: progress(done * units // max(total, 1), units)
 
 
-def _plainly(graph: Graph, target: Target, options: QuantizeOptions, profile: Profile) -> Quantized:
-    """Quantizes a prepared graph without repair.
+def _plainly(
+    graph: Graph,
+    target: Target,
+    options: QuantizeOptions,
+    profile: Profile,
+    samples: Samples | None,
+) -> Quantized:
+    """Quantizes a prepared graph without repair; choosers may look at samples.
 
     What reads or makes a tensor that no range describes stays float.
     """
@@ -291,7 +327,7 @@ def _plainly(graph: Graph, target: Target, options: QuantizeOptions, profile: Pr
             break
         wishes = replace(wishes, floats={**nodes_around(unfit), **wishes.floats})
     check_plan(planned)
-    decision = decide(planned, stats, target)
+    decision = decide(planned, stats, target, samples)
     return Quantized(apply(decision), decision, profile, target, options, reference=graph)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -20,12 +19,11 @@ from qdqbridge.autoquant.profile import Profile
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.autoquant.targets import Target
-from qdqbridge.graph.atomic_write import write_text
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.identity import origin_of
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.report.quantization.page import quantization_html
 from qdqbridge.report.quantization.record import (
+    Culprit,
     FallbackRow,
     FloatNode,
     QuantizationRecord,
@@ -36,6 +34,7 @@ from qdqbridge.report.quantization.record import (
 if TYPE_CHECKING:
     from qdqbridge.autoquant.fallback import Fallback
     from qdqbridge.autoquant.repair.steps import StepRecord as Repair
+    from qdqbridge.autoquant.sensitivity import Ranking
 
 Progress = Callable[[int, int], None]
 _BINS = 64
@@ -72,6 +71,7 @@ def record_of(
     model: str = "model",
     data: str = "data",
     repairs: Sequence[Repair] = (),
+    ranking: Ranking | None = None,
     fallback: Fallback | None = None,
     goal: str = "",
     notes: Sequence[str] = (),
@@ -92,6 +92,7 @@ def record_of(
         model: What to call the model.
         data: What to call the data.
         repairs: What became of the repair steps.
+        ranking: What each layer costs alone.
         fallback: Which layers were taken back.
         goal: What the outputs had to be like.
         notes: What else to tell.
@@ -137,7 +138,9 @@ def record_of(
         weights=weight_errors(made.decision),
         accumulators=tuple(row.row() for row in accumulators(made.graph, stats, seen=seen)),
         floats=_floats(made.decision),
+        culprits=() if ranking is None else _culprits(ranking),
         fallback=() if fallback is None else _fallback(fallback),
+        pareto=() if fallback is None else tuple(fallback.pareto),
         goal=goal,
         repairs=tuple(RepairRow(r.step, r.applied, r.told, r.before, r.after) for r in repairs),
         notes=tuple(notes),
@@ -176,19 +179,6 @@ def _silent(done: int, total: int) -> None:
     del done, total
 
 
-def write_report(record: QuantizationRecord, path: Path) -> None:
-    """Writes a report, replacing an existing file; it is there whole or not at all.
-
-    Args:
-        record: What to show.
-        path: The ``.html`` file.
-
-    Raises:
-        OutputFileError: The operating system refuses.
-    """
-    write_text(path, quantization_html(record))
-
-
 def installed() -> dict[str, str]:
     """Returns the versions of the programs that take part."""
     result: dict[str, str] = {}
@@ -210,6 +200,12 @@ def _floats(decision: Decision) -> tuple[FloatNode, ...]:
     floats = decision.plan.floats
     nodes = [node for node in decision.plan.graph.nodes if node in floats]
     return tuple(FloatNode(node.name, node.op.name, floats[node]) for node in nodes)
+
+
+def _culprits(ranking: Ranking) -> tuple[Culprit, ...]:
+    return tuple(
+        Culprit(each.layer.name, each.layer.kind, each.alone.sqnr) for each in ranking.layers
+    )
 
 
 def _fallback(found: Fallback) -> tuple[FallbackRow, ...]:

@@ -6,12 +6,14 @@ and what lies before it is not run again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from qdqbridge.autoquant.decide import Decision
 from qdqbridge.autoquant.sensitivity_variants import Layer, LayerChange, Variants, layers_of
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.simulation.metrics import Metrics
+from qdqbridge.autoquant.simulation.teams import TrialTeam
 
 Progress = Callable[[int, int], None]
 _FLOAT = LayerChange(None, "only one layer is looked at")
@@ -64,6 +66,7 @@ def sensitivity(
     *,
     layers: Collection[Layer] | None = None,
     without: bool = True,
+    workers: int | str | None = None,
     progress: Progress | None = None,
 ) -> Ranking:
     """Returns what each layer costs.
@@ -73,6 +76,7 @@ def sensitivity(
         simulation: A simulation of its graph.
         layers: Which ones; by default all.
         without: Try each layer float alone as well, which takes as long again.
+        workers: A number of processes, or ``ray``, that try layers side by side.
         progress: Called with the number of trials done, and of all.
     """
     chosen = list(layers_of(variants.base.plan) if layers is None else layers)
@@ -89,17 +93,45 @@ def sensitivity(
     singles = {layer: variants.decision(only(everyone, [layer])) for layer in chosen}
     simulation.cover([decision.plan for decision in singles.values()])
     everything = simulation.metrics(variants.base)
-    simulation.hold()
-    alone = {layer: told(simulation.metrics(single)) for layer, single in singles.items()}
+    alone = dict(
+        zip(singles, tried(simulation, singles.values(), None, workers, told), strict=True)
+    )
     others: Mapping[Layer, Metrics] = {}
     if without:
         rest = {layer: variants.decision({layer: _FLOAT}) for layer in chosen}
         simulation.cover([decision.plan for decision in rest.values()])
-        simulation.hold(variants.base)
-        others = {layer: told(simulation.metrics(decision)) for layer, decision in rest.items()}
+        others = dict(
+            zip(rest, tried(simulation, rest.values(), variants.base, workers, told), strict=True)
+        )
     simulation.release()
     found = [Sensitivity(layer, alone[layer], others.get(layer)) for layer in chosen]
     return Ranking(everything, sorted(found, key=lambda entry: _cost(entry.alone), reverse=True))
+
+
+def tried(
+    simulation: Simulation,
+    decisions: Iterable[Decision],
+    near: Decision | None,
+    workers: int | str | None,
+    told: Callable[[Metrics], Metrics],
+) -> Iterator[Metrics]:
+    """Yields the metrics of decisions, in order.
+
+    Args:
+        simulation: It covers them.
+        decisions: What is tried.
+        near: What most of them differ little from; None for the float model.
+        workers: Who tries them; None for this process.
+        told: Called with each result.
+    """
+    if workers is None:
+        simulation.hold(near)
+        for decision in decisions:
+            yield told(simulation.metrics(decision))
+        return
+    with TrialTeam([simulation], workers) as team:
+        for outputs in team.outputs([(simulation, decision) for decision in decisions]):
+            yield told(simulation.compared(outputs, simulation.reference))
 
 
 def only(everyone: Collection[Layer], kept: Collection[Layer]) -> dict[Layer, LayerChange]:

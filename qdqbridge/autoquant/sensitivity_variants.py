@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from qdqbridge.autoquant.biases import with_room_for_biases
 from qdqbridge.autoquant.decide import Decision, activations, decide
 from qdqbridge.autoquant.formats import Format
+from qdqbridge.autoquant.hardware_scales import suited
 from qdqbridge.autoquant.plan import Fixed, Observed, QuantizationPlan, Weight, Wishes, plan
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.autoquant.targets import Target
@@ -168,7 +168,7 @@ class Variants:
             params = self._weight(own, weight)
             if params is not None:
                 result.weights[weight] = params
-        result.weights = with_room_for_biases(own.weights, result.values, result.weights)
+        result.weights = suited(own, result.values, result.weights)
         self._carry_integers(result)
         return result
 

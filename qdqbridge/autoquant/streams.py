@@ -43,16 +43,21 @@ class FileSamples:
         files: The files and the examples in each.
         names: Name of the array in each file, per input of the model.
         step: Examples that the model takes at once.
+        left_out: Numbers of samples that are passed over.
     """
 
     files: tuple[tuple[Path, int], ...]
     names: tuple[dict[str, str], ...]
     step: int
+    left_out: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
-        return sum(count // self.step for _, count in self.files)
+        return sum(count // self.step for _, count in self.files) - len(self.left_out)
 
     def __iter__(self) -> Iterator[Sample]:
+        return (row for number, row in enumerate(self._all()) if number not in self.left_out)
+
+    def _all(self) -> Iterator[Sample]:
         for (path, count), names in zip(self.files, self.names, strict=True):
             yield from _rows(path, names, count // self.step, self.step)
 

@@ -19,13 +19,25 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.autoquant.arithmetic import CONTRACT, IntegerArithmetic
 from qdqbridge.autoquant.choosers import MSE, Chooser, MinMax, Percentile
 from qdqbridge.autoquant.formats import Format, Unstored
+from qdqbridge.autoquant.unstored import RECURRENT
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.operator import Flow
+from qdqbridge.onnx_io.profiles import openvino
 from qdqbridge.ops.table import OPERATORS
+from qdqbridge.ops.unary import CLIP, RELU
+from qdqbridge.tflite_io.writer.demands.scales import KEPT
+from qdqbridge.tflite_io.writer.rows import ROWS
+from qdqbridge.tflite_io.writer.rows.kernels import never
 
+CLAMPS = (RELU, CLIP)
+"""What belongs to the operator before it, whose range it narrows."""
 U8 = Format(DType.UINT8)
 S8 = Format(DType.INT8)
 SYMMETRIC_S8 = Format(DType.INT8, symmetric=True)
@@ -110,8 +122,13 @@ class Target:
         float_results: Operators whose results leave the graph unrounded all the same: where the
             kernel scales its sums to float32 as readily as it rounds them.
         float_biases: Biases of sums that leave unrounded stay real numbers; else they are int32.
+        functions: Elementwise operators in a row that are one function of one tensor are rounded
+            once; else each of them is.
         residuals: Quantize the results of products that an Add of two tensors reads. TensorRT
             fuses the Add with the product where that operand is float.
+        arithmetic: How its products are added and rounded.
+        proven: Sums must fit its accumulators whatever the input; else those of the data must.
+        least_scales: As of a plan; found by :mod:`qdqbridge.autoquant.hardware_fit`.
         chooser: Parameters of activations.
         candidates: Choosers that are tried against it, for all activations and for single ones,
             where there are samples to try on; none to leave it at ``chooser``.
@@ -129,7 +146,13 @@ class Target:
     outputs: bool = True
     float_results: Collection[str] = ()
     float_biases: bool = False
+    functions: bool = True
     residuals: bool = True
+    arithmetic: IntegerArithmetic = CONTRACT
+    proven: bool = True
+    least_scales: Mapping[str, NDArray[np.float64]] = field(
+        default_factory=dict["str", "NDArray[np.float64]"]
+    )
     chooser: Chooser = field(default_factory=MSE)
     candidates: tuple[Chooser, ...] = CANDIDATES
     weight_chooser: Chooser | None = None
@@ -203,9 +226,55 @@ TENSORRT = Target(
     float_biases=True,
     residuals=False,
 )
-QNN = Target("qnn", "qnn", U8, PER_CHANNEL, EVERYTHING)
-A16W8 = Target("a16w8", "qnn", U16, PER_CHANNEL, EVERYTHING)
-OPENVINO = Target("openvino", "openvino", U8, PER_CHANNEL, EVERYTHING, float_results=ACCUMULATORS)
+QNN = Target("qnn", "qnn", U8, PER_CHANNEL, EVERYTHING, functions=False)
+A16W8 = Target("a16w8", "qnn", U16, PER_CHANNEL, EVERYTHING, functions=False)
+
+
+def _of_activations(node: Node) -> bool:
+    return not any(value.is_constant for _, value in node.data_operands())
+
+
+OPENVINO = Target(
+    "openvino",
+    "openvino",
+    U8,
+    PER_CHANNEL,
+    (
+        OperatorRule("float-kernels", openvino.FLOAT_KERNELS, quantized=False),
+        OperatorRule(
+            "products-of-activations",
+            ("MatMul",),
+            _of_activations,
+            operands=Format(openvino.SECOND_FACTOR, symmetric=True),
+        ),
+        OperatorRule("unshifted", openvino.UNSHIFTED, operands=SYMMETRIC_S8),
+        *EVERYTHING,
+    ),
+    float_results=ACCUMULATORS,
+    functions=False,
+)
+
+
+def _on_floats(node: Node) -> bool:
+    """True for what TFLite has float kernels of only; clamps belong to what is before them."""
+    row = ROWS.get(node.op.name)
+    if node.op in CLAMPS or node.op.flow is Flow.ACCUMULATE:  # a Gemm of a weight is a Dense
+        return False
+    return row is None or row.integers is never
+
+
+TFLITE = Target(
+    "tflite",
+    "portable",
+    S8,
+    PER_CHANNEL,
+    (
+        OperatorRule("scale-kept", KEPT, shares=True),
+        OperatorRule("float-kernels", _named(*Flow), _on_floats, quantized=False),
+        *EVERYTHING,
+    ),
+    functions=False,
+)
 POWER_OF_TWO = Target(
     "power-of-two",
     "ort",
@@ -213,13 +282,17 @@ POWER_OF_TWO = Target(
     Format(DType.INT8, symmetric=True, power_of_two=True),
     EVERYTHING,
 )
-PRODUCTS = (OperatorRule("products", ACCUMULATORS),)
-"""Rules of a target that stores the weights of products and nothing else."""
+PRODUCTS = (
+    OperatorRule("products", ACCUMULATORS),
+    OperatorRule("recurrent", RECURRENT, operands=Unstored.FLOAT),
+)
+"""Rules of a target that stores weights and nothing else."""
 WEIGHT_ONLY = Target("weight-only", "ort", Unstored.FLOAT, PER_CHANNEL, PRODUCTS)
 DYNAMIC = Target("dynamic", "ort", Unstored.DYNAMIC, PER_CHANNEL, PRODUCTS)
 DYNAMIC_ROWS = Target("dynamic-rows", "ort", Unstored.DYNAMIC_ROWS, PER_CHANNEL, PRODUCTS)
 _ALL = (
-    ORT, ORT_S8, TENSORRT, QNN, A16W8, OPENVINO, POWER_OF_TWO, WEIGHT_ONLY, DYNAMIC, DYNAMIC_ROWS,
+    ORT, ORT_S8, TENSORRT, QNN, A16W8, OPENVINO, TFLITE, POWER_OF_TWO, WEIGHT_ONLY, DYNAMIC,
+    DYNAMIC_ROWS,
 )  # fmt: skip
 TARGETS: Mapping[str, Target] = MappingProxyType({t.name: t for t in _ALL})
 """The targets that have a name."""

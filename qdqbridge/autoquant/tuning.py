@@ -11,22 +11,23 @@ before is found out. What is taken in the end is made of the statistics of all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.biases import with_room_for_biases
 from qdqbridge.autoquant.choosers import Chooser, Context, RangeChooser
 from qdqbridge.autoquant.collect import Data
 from qdqbridge.autoquant.constants import of_constant
 from qdqbridge.autoquant.decide import Decision, activations, context_of, joined_stats
 from qdqbridge.autoquant.formats import Format
+from qdqbridge.autoquant.hardware_scales import suited
 from qdqbridge.autoquant.plan import Observed, Weight
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.simulation import Simulation
+from qdqbridge.autoquant.simulation.teams import TrialTeam
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.quantization import QuantParams
@@ -46,6 +47,7 @@ false gain of this size does little harm, while a true one that is missed costs 
 _SAME = 0.01
 """Scales that differ by less are one candidate."""
 Place: TypeAlias = "Value | Weight"
+Errors: TypeAlias = "NDArray[np.float64]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ def tuned(
     *,
     candidates: Sequence[Chooser],
     weight_candidates: Sequence[Chooser] = (),
+    workers: int | str | None = None,
     progress: Progress | None = None,
 ) -> Tuned:
     """Returns parameters with a smaller error of the outputs than ``decision``, or itself.
@@ -116,10 +119,15 @@ def tuned(
         chooser: The target's, for activations.
         candidates: Choosers to try for activations.
         weight_candidates: Choosers to try for weights that are just rounded.
+        workers: A number of processes, or ``ray``, that try the choosers of a tensor side by side.
         progress: Called with the number of tensors done, and of all.
     """
-    tuner = _Tuner(decision, stats, folds, chooser)
-    return tuner.run(candidates, weight_candidates, progress or (lambda done, total: None))
+    told: Progress = progress or (lambda done, total: None)
+    if workers is None:
+        return _Tuner(decision, stats, folds, chooser).run(candidates, weight_candidates, told)
+    with TrialTeam([fold.simulation for fold in folds], workers) as team:
+        tuner = _Tuner(decision, stats, folds, chooser, team)
+        return tuner.run(candidates, weight_candidates, told)
 
 
 class _RangesOnce:
@@ -154,7 +162,9 @@ class _Tuner:
         stats: Mapping[Value, TensorStats],
         folds: Sequence[Fold],
         chooser: Chooser,
+        team: TrialTeam | None = None,
     ) -> None:
+        self._team = team
         self.plan, self.folds, self.whole = decision.plan, folds, chooser
         self.trials = 0
         self._once: dict[int, tuple[Chooser, Chooser]] = {}
@@ -211,14 +221,18 @@ class _Tuner:
     def _choose(self, place: Place, choosers: Sequence[Chooser]) -> None:
         """Tries every chooser whose parameters are not there already."""
         tried = [[_params(decision, place) for decision in self.best]]
+        others: list[tuple[Chooser, list[Decision]]] = []
         for chooser in choosers:
             options = self._options(place, chooser)
             if any(all(map(_alike, options, other)) for other in tried):
                 continue
             tried.append(options)
+            pairs = zip(self.best, options, strict=True)
+            others.append((chooser, [self._with(d, place, p) for d, p in pairs]))
+        known = self._side_by_side([changed for _, changed in others])
+        for (chooser, changed), errors in zip(others, known, strict=True):
             before = self.errors
-            changed = [self._with(d, place, p) for d, p in zip(self.best, options, strict=True)]
-            if self._taken(changed):
+            if self._taken(changed, errors):
                 gain = float(before.sum() / max(self.errors.sum(), np.finfo(float).tiny))
                 self.changes.append(ChooserChange(_name(place), chooser, gain))
                 self._hold()
@@ -243,12 +257,25 @@ class _Tuner:
     def _context(self, value: Value, decision: Decision) -> Context:
         return context_of(value, {v.name: p for v, p in decision.values.items()})
 
-    def _taken(self, tried: list[Decision]) -> bool:
+    def _side_by_side(self, tried: Sequence[list[Decision]]) -> list[Sequence[Errors] | None]:
+        """Returns the errors of decisions about one tensor, fold by fold, where there is a team.
+
+        Which of them was taken before does not matter: each replaces the same parameters.
+        """
+        if self._team is None or not tried:
+            return [None for _ in tried]
+        folds = [fold.simulation for fold in self.folds]
+        trials = [pair for each in tried for pair in zip(folds, each, strict=False)]
+        outputs = iter(self._team.outputs(trials))
+        return [[errors_between(f.reference, next(outputs)) for f in folds] for _ in tried]
+
+    def _taken(self, tried: list[Decision], known: Sequence[Errors] | None = None) -> bool:
         """Takes decisions that are better; after a fold that says they are worse, none is run."""
         self.trials += 1
         errors = np.empty(0)
-        for fold, decision in zip(self.folds, tried, strict=False):
-            errors = np.concatenate([errors, errors_of(fold.simulation, decision)])
+        for index, (fold, decision) in enumerate(zip(self.folds, tried, strict=False)):
+            found = errors_of(fold.simulation, decision) if known is None else known[index]
+            errors = np.concatenate([errors, found])
             if is_worse(errors, self.errors[: len(errors)]):
                 return False
         if not is_better(errors, self.errors):
@@ -257,17 +284,19 @@ class _Tuner:
         return True
 
     def _hold(self) -> None:
+        if self._team is not None:
+            return
         for fold, decision in zip(self.folds, self.best, strict=False):
             fold.simulation.hold(decision)
 
     def _with_values(self, decision: Decision, values: dict[Value, QuantParams]) -> Decision:
-        weights = with_room_for_biases(self.plan.weights, values, decision.weights)
+        weights = suited(self.plan, values, decision.weights)
         return replace(decision, values=values, weights=weights)
 
     def _with(self, decision: Decision, place: Place, params: QuantParams) -> Decision:
         if isinstance(place, Weight):
             weights = {**decision.weights, place: params}
-            weights = with_room_for_biases(self.plan.weights, decision.values, weights)
+            weights = suited(self.plan, decision.values, weights)
             return replace(decision, weights=weights)
         root = self.plan.root
         values = {v: params if root(v) is place else p for v, p in decision.values.items()}
@@ -284,10 +313,21 @@ class _Tuner:
 
 def errors_of(simulation: Simulation, decision: Decision) -> NDArray[np.float64]:
     """Returns the error of every sample as share of the mean power, outputs averaged."""
+    return errors_between(simulation.reference, simulation.run(decision))
+
+
+def errors_between(
+    reference: Iterable[Sequence[NDArray[Any]]], outputs: Iterable[Sequence[NDArray[Any]]]
+) -> Errors:
+    """Returns the error of every sample as share of the mean power, outputs averaged.
+
+    Args:
+        reference: The float model's outputs, batch by batch.
+        outputs: Those to judge.
+    """
     errors: list[NDArray[np.float64]] = []
     powers: list[NDArray[np.float64]] = []
-    outputs = simulation.run(decision)
-    for wanted, found in zip(simulation.reference, outputs, strict=True):
+    for wanted, found in zip(reference, outputs, strict=True):
         real = [y.astype(np.float64) for y in wanted]
         errors.append(np.array([_squares(y - z) for y, z in zip(real, found, strict=True)]))
         powers.append(np.array([_squares(y) for y in real]))

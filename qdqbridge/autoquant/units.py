@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from qdqbridge.autoquant.targets import CLAMPS
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.elementwise import ADD, CONCAT, WHERE
 from qdqbridge.ops.matmul import DENSE, MATMUL
-from qdqbridge.ops.unary import CLIP, RELU
 
-CLAMPS = (RELU, CLIP)
 _ROUNDING = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ELEMENTWISE, Flow.ROUND)
 _SEVERAL = (CONCAT, WHERE)
 
@@ -24,8 +23,14 @@ class Units:
     """
 
     def __init__(
-        self, nodes: Sequence[Node], outputs: Collection[Value], quantized: Collection[Node]
+        self,
+        nodes: Sequence[Node],
+        outputs: Collection[Value],
+        quantized: Collection[Node],
+        *,
+        functions: bool = True,
     ) -> None:
+        """Finds them; ``functions`` as of :class:`~qdqbridge.autoquant.targets.Target`."""
         self.quantized = set(quantized)
         self._outputs = set(outputs)
         self._source: dict[Value, Value | None] = {}
@@ -33,7 +38,8 @@ class Units:
         self._chained: set[Node] = set()
         for node in nodes:
             self._inside |= {value for value in node.outputs if self._continues(value)}
-        self._find_functions(nodes)
+        if functions:
+            self._find_functions(nodes)
 
     def is_inside(self, value: Value) -> bool:
         """True where nothing is rounded between the producer of ``value`` and its readers."""

@@ -21,12 +21,14 @@ from qdqbridge.graph.types import Shape
 from qdqbridge.graph.weights import geometry_of
 from qdqbridge.ops.build import constant, result
 from qdqbridge.ops.convolution import CONV
-from qdqbridge.ops.dynamic import DYNAMIC_DENSE, DynamicAttrs
+from qdqbridge.ops.dynamic import DYNAMIC_CONV, DYNAMIC_DENSE, DynamicAttrs
 from qdqbridge.ops.elementwise import ADD
 from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.ops.packed_products import PackedProduct
 
 _MATRICES = (DENSE, GEMM, MATMUL)
+RECURRENT = ("LSTM", "GRU", "RNN")
+"""Operators whose operands 1 and 2 are weights with a row for each element of each gate."""
 _LEAST, _LARGEST, _PACKED_BITS = 16, 256, (4, 8)
 """The blocks that onnxruntime's MatMulNBits has (1.32), and its widths."""
 
@@ -39,11 +41,16 @@ def refusal(node: Node, read: Unstored) -> str:
         read: How its activation shall be read.
     """
     weight = node.optional(1)
+    if node.op.name in RECURRENT:
+        constant = all(node.operand(i).is_constant and node.operand(i).rank == 3 for i in (1, 2))
+        return "" if constant and read is Unstored.FLOAT else "its weights are computed"
     if geometry_of(node) is None or weight is None or not weight.is_constant:
         return "only products with constant weights read activations that nobody stores"
     if node.operand(0).is_constant:
         return "both of its operands are constants"
     if read is Unstored.FLOAT:
+        return ""
+    if node.op is CONV and read is Unstored.DYNAMIC:
         return ""
     if node.op not in _MATRICES or weight.rank != 2:
         return f"there is no dynamically quantized {node.op.name}, but for constant matrices"
@@ -58,6 +65,7 @@ def refusal(node: Node, read: Unstored) -> str:
 def weight_format(node: Node, format: Format, results: int | None) -> Format:
     """Returns a format of weights with the axis that it means for ``node``.
 
+    Recurrent operators have a scale for every element of every gate, the same in both directions.
     Blocks lie along the terms of a sum. Where there are fewer terms than a block has, and for
     convolutions whose terms are not one axis, there are scales per channel instead.
 
@@ -68,6 +76,8 @@ def weight_format(node: Node, format: Format, results: int | None) -> Format:
     """
     if format.axis is None:
         return format
+    if node.op.name in RECURRENT:
+        return replace(format, axis=1, block=None)
     if format.block is None:
         return replace(format, axis=results)
     shape, geometry = node.operand(1).type.shape, geometry_of(node)
@@ -87,11 +97,11 @@ def weight_format(node: Node, format: Format, results: int | None) -> Format:
 def read_dynamically(
     editor: Editor, node: Node, stored: Constant, params: QuantParams, *, rows: bool
 ) -> None:
-    """Makes a DynamicDense of a product that has no factors of its own.
+    """Makes a DynamicDense or DynamicConv of a product that has no factors of its own.
 
     Args:
         editor: Of the graph that the node is in.
-        node: A Dense, Gemm or MatMul with a constant matrix.
+        node: A Conv; or a Dense, Gemm or MatMul with a constant matrix.
         stored: The integers of its weight, as it has it.
         params: Their parameters.
         rows: Every row of the activation has parameters of its own.
@@ -99,12 +109,13 @@ def read_dynamically(
     data, params = signed_constant(stored, params)
     weight = constant(data, coarsest(params.widened()), node.operand(1).name)
     weight = weight if _by_rows(node) else transposed(weight)
-    bias, output = node.optional(2), node.output
+    bias, output, window = node.optional(2), node.output, CONV.of(node)
     plain = bias is None or _is_vector(bias.type.shape, weight.type.shape)
     operands = [node.operand(0), weight, *([bias] if bias is not None and plain else [])]
-    value = result(
-        DYNAMIC_DENSE, DynamicAttrs(rows), operands, output.type, node.origin, output.name
-    )
+    op, attributes = DYNAMIC_DENSE, DynamicAttrs(rows)
+    if window is not None:
+        op, attributes = DYNAMIC_CONV, window
+    value = result(op, attributes, operands, output.type, node.origin, output.name)
     if bias is not None and not plain:
         value = result(ADD, NO_ATTRIBUTES, [value, bias], output.type, node.origin, output.name)
     editor.replace_value(output, value)

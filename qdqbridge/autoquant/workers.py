@@ -5,21 +5,26 @@ What they find merges exactly, so that the profile is the one a single process m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from typing import Any, Protocol
 
 from qdqbridge.autoquant.running import running
 from qdqbridge.autoquant.samples import Sample
 from qdqbridge.autoquant.stats import TensorStats
-from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.graph import Value
 from qdqbridge.onnx_io.running import Execution, Recipe
 
 _BATCH = 16
 """Samples that a worker gets at once."""
+_ATTEMPTS = 5
+"""Workers that may die at one share: something else may end them, but not again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,10 @@ class Job:
     recipe: Recipe
     axes: tuple[int | None, ...]
     histograms: bool
+
+    def worker(self) -> JobWorker:
+        """Returns what runs the model."""
+        return JobWorker(self)
 
 
 class JobWorker:
@@ -52,6 +61,22 @@ class JobWorker:
         return [tensor.taken() for tensor in self._running]
 
 
+class Worker(Protocol):
+    """What a process has made of a job."""
+
+    def seen(self, share: Sequence[Any], /) -> Any:
+        """Returns what is found about a share; nothing of it stays behind."""
+        ...
+
+
+class Work(Protocol):
+    """A job in plain data: it goes to other processes and machines."""
+
+    def worker(self) -> Worker:
+        """Returns what does it."""
+        ...
+
+
 class Team(Protocol):
     """Workers that know a job.
 
@@ -61,8 +86,15 @@ class Team(Protocol):
 
     size: int
 
-    def seen(self, shares: Sequence[Sequence[Sample]]) -> list[list[TensorStats]]:
-        """Returns the statistics over each share, a share going to one worker."""
+    def seen(self, shares: Sequence[Sequence[Any]]) -> list[Any]:
+        """Returns what is found about each share, a share going to one worker.
+
+        A share whose worker dies is given to another one, which begins it anew: what comes back
+        is the same.
+
+        Raises:
+            UnsupportedTargetError: Workers die again and again.
+        """
         ...
 
     def close(self) -> None:
@@ -70,40 +102,117 @@ class Team(Protocol):
         ...
 
 
+def team_of(job: Work, workers: int | str) -> Team:
+    """Returns a team of so many processes, or of Ray's.
+
+    Raises:
+        InputDataError: It is no number of workers.
+        UnsupportedTargetError: Ray is not installed.
+    """
+    if workers == "ray":
+        return Ray(job)
+    if isinstance(workers, int) and workers > 0:
+        return Processes(job, workers)
+    raise InputDataError(
+        f"{workers!r} is no number of workers", fix="give a positive number, or 'ray'"
+    )
+
+
+def _all_seen(
+    shares: Sequence[Sequence[Any]],
+    begin: Callable[[int, Sequence[Any]], Callable[[], Any]],
+    renew: Callable[[int], None],
+    died: type[BaseException],
+) -> list[Any]:
+    """Returns what is found about each share.
+
+    Args:
+        shares: At most one for each worker.
+        begin: Gives a worker a share; what it returns waits for the result.
+        renew: Puts another worker in the place of a dead one.
+        died: What waiting raises where a worker died.
+    """
+    found: dict[int, Any] = {}
+    for _ in range(_ATTEMPTS):
+        waiting: dict[int, Callable[[], Any]] = {}
+        for index, share in enumerate(shares):
+            if index not in found:
+                try:
+                    waiting[index] = begin(index, share)
+                except died:  # since its last share
+                    renew(index)
+        for index, wait in waiting.items():
+            try:
+                found[index] = wait()
+            except died:
+                renew(index)
+        if len(found) == len(shares):
+            return [found[index] for index in range(len(shares))]
+    raise UnsupportedTargetError(
+        "workers die again and again",
+        why=f"{_ATTEMPTS} died at the same share",
+        fix="look at the memory that they have, or take fewer of them",
+    )
+
+
 class Processes:
     """Processes on this machine."""
 
-    def __init__(self, job: Job, size: int) -> None:
+    def __init__(self, job: Work, size: int) -> None:
         """Starts them."""
         self.size = size
-        self._pool = get_context("spawn").Pool(size, _begin, (job,))
+        self._job = job
+        self._pools = [self._pool() for _ in range(size)]
 
-    def seen(self, shares: Sequence[Sequence[Sample]]) -> list[list[TensorStats]]:
-        """Returns the statistics over each share."""
-        return self._pool.map(_seen, [[dict(s) for s in share] for share in shares], chunksize=1)
+    def _pool(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(
+            1, mp_context=get_context("spawn"), initializer=_begin, initargs=(self._job,)
+        )
+
+    def seen(self, shares: Sequence[Sequence[Any]]) -> list[Any]:
+        """Returns what is found about each share."""
+
+        def begin(index: int, share: Sequence[Any]) -> Callable[[], Any]:
+            return self._pools[index].submit(_seen, [*share]).result
+
+        def renew(index: int) -> None:
+            self._pools[index].shutdown(wait=False)
+            self._pools[index] = self._pool()
+
+        return _all_seen(shares, begin, renew, BrokenProcessPool)
 
     def close(self) -> None:
         """Ends them."""
-        self._pool.terminate()
-        self._pool.join()
+        for pool in self._pools:
+            pool.shutdown(cancel_futures=True)
 
 
-_HERE: list[JobWorker] = []
+_HERE: list[Worker] = []
 """The worker that this process is; a pool hands its processes nothing but a module."""
 
 
-def _begin(job: Job) -> None:
-    _HERE[:] = [JobWorker(job)]
+def _begin(job: Work) -> None:
+    _HERE[:] = [job.worker()]
 
 
-def _seen(samples: Sequence[Sample]) -> list[TensorStats]:
-    return _HERE[0].seen(samples)
+def _seen(share: Sequence[Any]) -> Any:
+    return _HERE[0].seen(share)
+
+
+class _Actor:
+    """A worker as Ray starts it."""
+
+    def __init__(self, job: Work) -> None:
+        self._worker = job.worker()
+
+    def seen(self, share: Sequence[Any]) -> Any:
+        return self._worker.seen(share)
 
 
 class Ray:
     """Workers of Ray: those of the cluster this process is connected to, else of this machine."""
 
-    def __init__(self, job: Job, size: int | None = None) -> None:
+    def __init__(self, job: Work, size: int | None = None) -> None:
         """Starts them.
 
         Args:
@@ -125,14 +234,24 @@ class Ray:
             quiet = {"log_to_driver": False, "logging_level": "ERROR"}
             self._ray.init(num_cpus=size, include_dashboard=False, **quiet)
         self.size = size or max(2, int(self._ray.available_resources().get("CPU", 2)))
-        remote = self._ray.remote(num_cpus=0)(JobWorker)
-        shared = self._ray.put(job)
-        self._actors = [remote.remote(shared) for _ in range(self.size)]
+        self._shared = self._ray.put(job)
+        self._actors = [self._actor() for _ in range(self.size)]
 
-    def seen(self, shares: Sequence[Sequence[Sample]]) -> list[list[TensorStats]]:
-        """Returns the statistics over each share."""
-        pairs = zip(self._actors, shares, strict=False)
-        return self._ray.get([actor.seen.remote(list(share)) for actor, share in pairs])
+    def _actor(self) -> Any:
+        return self._ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(_Actor).remote(
+            self._shared
+        )
+
+    def seen(self, shares: Sequence[Sequence[Any]]) -> list[Any]:
+        """Returns what is found about each share."""
+
+        def begin(index: int, share: Sequence[Any]) -> Callable[[], Any]:
+            return partial(self._ray.get, self._actors[index].seen.remote([*share]))
+
+        def renew(index: int) -> None:
+            self._actors[index] = self._actor()
+
+        return _all_seen(shares, begin, renew, self._ray.exceptions.RayActorError)
 
     def close(self) -> None:
         """Ends them, and Ray where this object started it."""
@@ -161,7 +280,7 @@ class TeamObserver:
     def _work(self) -> None:
         waiting, self._waiting = self._waiting, []
         count = min(self._team.size, len(waiting))
-        shares = [waiting[i::count] for i in range(count)]
+        shares = [[dict(sample) for sample in waiting[i::count]] for i in range(count)]
         for found in self._team.seen(shares) if waiting else ():
             pairs = zip(self._stats, found, strict=True)
             self._stats = [one.merged(other) for one, other in pairs]

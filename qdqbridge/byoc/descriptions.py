@@ -23,6 +23,7 @@ from qdqbridge.byoc.records import (
     Convolution,
     DataMovement,
     Dense,
+    DynamicConvolution,
     DynamicDense,
     Normalization,
     Other,
@@ -203,7 +204,13 @@ def _bias(match: Match, name: str) -> NDArray[Any] | None:
 
 def convolution(match: Match) -> Convolution:
     """Describes conv1d to conv3d and the transposed ones."""
-    call = _root(match)
+    fields = _taps(_root(match))
+    axis = fields["kernel_layout"].index("O")
+    return Convolution(**accumulation(match, axis), **fields)
+
+
+def _taps(call: Applied) -> dict[str, Any]:
+    """Returns what a convolution's call says of its window and layouts."""
     transposed = call.op.endswith("_transpose")
     rank = int(call.op.removesuffix("_transpose")[-2])
     layout = str(attr(call, "kernel_layout", kernel_letters(rank, transposed=transposed)))
@@ -215,18 +222,33 @@ def convolution(match: Match) -> Convolution:
         produced *= shown.group
     elif layout.endswith("OI"):  # depthwise: every input channel, times a multiplier
         produced *= int(shape[layout.index("I")])
-    return Convolution(
-        **accumulation(match, layout.index("O")),
-        strides=shown.strides,
-        padding=shown.pads,
-        dilation=shown.dilations,
-        kernel_size=kernel,
-        groups=shown.group,
-        channels=produced,
-        transposed=transposed,
-        output_padding=shown.output_padding if isinstance(shown, ConvTransposeAttrs) else (),
-        data_layout=str(attr(call, "data_layout", data_letters(rank))),
-        kernel_layout=layout,
+    fields: dict[str, Any] = {
+        "strides": shown.strides,
+        "padding": shown.pads,
+        "dilation": shown.dilations,
+        "kernel_size": kernel,
+        "groups": shown.group,
+        "channels": produced,
+        "data_layout": str(attr(call, "data_layout", data_letters(rank))),
+        "kernel_layout": layout,
+    }
+    if isinstance(shown, ConvTransposeAttrs):
+        fields |= {"transposed": True, "output_padding": shown.output_padding}
+    return fields
+
+
+def dynamic_convolution(match: Match) -> DynamicConvolution:
+    """Describes qnn.dynamic_conv1d to 3d."""
+    call = _root(match)
+    fields = _taps(call)
+    axis = fields["kernel_layout"].index("O")
+    return DynamicConvolution(
+        op=call.op,
+        input=plain(call.args[0]),
+        weight=operand(call, DYNAMIC_PRODUCT.operands[0], axis),
+        float_bias=_bias(match, "float_bias"),
+        output=plain(match.root),
+        **fields,
     )
 
 

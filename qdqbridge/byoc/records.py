@@ -133,23 +133,18 @@ class Convolution(Accumulation):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class DynamicDense(Record):
-    """``x[..., K]``, quantized to uint8 while the model runs, times ``w[units, K]``, in floats.
+class RunTimeProduct(Record):
+    """A product of an activation that is quantized to uint8 while the model runs, in floats.
 
     Attributes:
         input: The activation, float32.
         weight: The weight.
         float_bias: What is added to the float result; None without a bias.
-        units: Rows of the weight.
-        rows: True where every row has a scale and zero point of its own.
     """
 
-    family: ClassVar[str] = "dynamic_dense"
     input: Tensor
     weight: Tensor
     float_bias: NDArray[Any] | None = None
-    units: int
-    rows: bool = False
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -160,6 +155,35 @@ class DynamicDense(Record):
     def weights(self) -> tuple[Tensor, ...]:
         """Constant operands; biases are left out."""
         return (self.weight,)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class DynamicDense(RunTimeProduct):
+    """``x[..., K]`` times ``w[units, K]``.
+
+    Attributes:
+        units: Rows of the weight.
+        rows: True where every row has a scale and zero point of its own.
+    """
+
+    family: ClassVar[str] = "dynamic_dense"
+    units: int
+    rows: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class DynamicConvolution(RunTimeProduct):
+    """A convolution of 1 to 3 spatial axes; its window is that of a :class:`Convolution`."""
+
+    family: ClassVar[str] = "dynamic_convolution"
+    strides: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    kernel_size: tuple[int, ...]
+    groups: int
+    channels: int
+    data_layout: str
+    kernel_layout: str
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,18 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.patterns import PatternMatch, match
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.accumulator import centered
-from qdqbridge.ops.attributes import CastAttrs, ReduceAttrs
+from qdqbridge.ops.attributes import CastAttrs, ConvAttrs, ReduceAttrs
 from qdqbridge.ops.build import constant, result
 from qdqbridge.ops.cast import CAST
-from qdqbridge.ops.dynamic import DYNAMIC_BLOCK_DENSE, DYNAMIC_DENSE, BlockAttrs, DynamicAttrs
-from qdqbridge.ops.elementwise import ADD, MUL
+from qdqbridge.ops.convolution import CONV
+from qdqbridge.ops.dynamic import (
+    DYNAMIC_BLOCK_DENSE,
+    DYNAMIC_CONV,
+    DYNAMIC_DENSE,
+    BlockAttrs,
+    DynamicAttrs,
+)
+from qdqbridge.ops.elementwise import ADD, MUL, SUB
 from qdqbridge.ops.matmul import MATMUL
 from qdqbridge.ops.packed_products import packed_product
 from qdqbridge.ops.reduction import REDUCE_MIN
@@ -72,13 +80,17 @@ def _scale(scales: Value) -> Value | None:
     return running[0] if len(running) == 1 else None
 
 
-def _weight(product: Node, scales: Value) -> Value | None:
-    """Returns the second operand of a product as a quantized constant (N, K); else None."""
+def _known(scales: Value) -> Value | None:
+    """Returns the operand of a product of scales that is a constant."""
     node = scales.producer
     known = [] if node is None else [v for v in node.inputs if v is not None and v.is_constant]
-    if len(known) != 1:
-        return None
-    return _stored(product.operand(1), product.optional(3), known[0])
+    return known[0] if len(known) == 1 else None
+
+
+def _weight(product: Node, scales: Value) -> Value | None:
+    """Returns the second operand of a product as a quantized constant (N, K); else None."""
+    known = _known(scales)
+    return None if known is None else _stored(product.operand(1), product.optional(3), known)
 
 
 def _stored(w: Value, zero_point: Value | None, scales: Value) -> Value | None:
@@ -112,11 +124,134 @@ def _flat(value: Value) -> NDArray[np.int32]:
     return value.constant.numpy().reshape(-1).astype(np.int32)
 
 
-def _params(dtype: DType, scale: NDArray[Any], zero: NDArray[np.int32]) -> QuantParams:
+def _params(
+    dtype: DType, scale: NDArray[Any], zero: NDArray[np.int32], axis: int = 1
+) -> QuantParams:
     if scale.size == 1 and zero.size == 1:
         return QuantParams(dtype, scale.reshape(()), zero.reshape(()))
     scale, zero = np.broadcast_arrays(scale, zero.reshape(-1))
-    return QuantParams(dtype, scale, zero, axis=1)
+    return QuantParams(dtype, scale, zero, axis=axis)
+
+
+@rule("dynamic-convolution", MUL)
+def dynamic_convolution(node: Node, scope: Scope) -> Proposal:
+    """``Cast(ConvInteger(q, w)) * (s * sw) -> DynamicConv(x, w)``, q and s being those of x.
+
+    Also of ``Cast(Conv(Cast(q) - Cast(z), w))`` for its sum, which float32 holds where it is read.
+    """
+    for index in (0, 1):
+        cast, scales = made_by(node.operand(index), CAST), node.operand(1 - index)
+        if cast is None or cast.attributes != CastAttrs(DType.FLOAT32):
+            continue
+        found = _integer_sums(cast, scope) if scope.sole_reader(cast.output) is node else None
+        if found is None or found.source.outputs[_SCALE] is not _scale(scales):
+            continue
+        x, output, weight = found.source.operand(0), node.output, found.scaled(scales)
+        if weight is None or x.type.dtype is not DType.FLOAT32:
+            continue
+        origin = found.node.origin.joined(cast.origin).joined(node.origin)
+        operands, name = [x, weight], output.name
+        made = result(DYNAMIC_CONV, found.attributes, operands, output.type, origin, name)
+        return Replace({output: made})
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _IntegerSums:
+    """Exact sums of a convolution of codes that a DynamicQuantizeLinear makes.
+
+    Attributes:
+        node: The convolution.
+        attributes: Its window.
+        source: What quantizes the activation.
+        w: The weight's codes.
+        zero: Its zero points, one or one per channel; a ConvInteger has one.
+    """
+
+    node: Node
+    attributes: ConvAttrs
+    source: Node
+    w: Value
+    zero: NDArray[np.int32]
+
+    def scaled(self, scales: Value) -> Value | None:
+        """Returns the weight with the scales of a Mul; None where they do not fit."""
+        data, known = self.w.constant, _known(scales)
+        factor = None if known is None else known.constant
+        if data is None or factor is None or factor.dtype is not DType.FLOAT32:
+            return None
+        channels, rank = data.shape[0], len(data.shape)
+        column = (channels, *[1] * (rank - 2))
+        if factor.size != 1 and factor.shape not in (column, (1, *column)):
+            return None
+        scale: NDArray[Any] = factor.numpy().reshape(-1)
+        reach = np.abs(data.numpy().astype(np.int64) - self.zero.reshape(-1, *[1] * (rank - 1)))
+        largest = reach.reshape(channels, -1).sum(axis=1).max(initial=0)
+        usual = (
+            np.isfinite(scale).all() and (scale > 0).all() and (self.zero == self.zero[:1]).all()
+        )
+        if not usual or _REACH * largest >= _MOST:
+            return None
+        params = _params(data.dtype, scale, self.zero[:1], axis=0)
+        return constant(*signed_constant(data, params), self.w.name)
+
+
+_REACH, _MOST = 255, 1 << 31
+"""The largest code of an activation less its zero point; the end of int32."""
+
+
+def _integer_sums(cast: Node, scope: Scope) -> _IntegerSums | None:
+    """Returns the convolution whose int32 sums a Cast reads."""
+    total = cast.operand(0)
+    if scope.sole_reader(total) is not cast:
+        return None
+    node = made_by(total, "ConvInteger")
+    if node is not None:
+        source, zero, w = _source(node), node.optional(3), node.operand(1)
+        attributes = _window(node)
+        if source is None or attributes is None or (zero is not None and zero.constant is None):
+            return None
+        points = np.zeros(1, np.int32) if zero is None else _flat(zero)
+        fits = w.constant is not None and w.quant is None and points.size == 1
+        return _IntegerSums(node, attributes, source, w, points) if fits else None
+    whole = made_by(total, CAST)
+    node = None if whole is None else made_by(whole.operand(0), CONV)
+    attributes = None if node is None else CONV.of(node)
+    if node is None or attributes is None or scope.sole_reader(node.output) is not whole:
+        return None
+    source, w = _shifted_source(node.operand(0)), node.operand(1)
+    if source is None or w.constant is None or w.quant is None or node.optional(2) is not None:
+        return None
+    params = w.quant.params
+    if params.blocked or params.axis not in (None, 0) or not (params.scale == 1).all():
+        return None
+    return _IntegerSums(node, attributes, source, w, params.zero_point.astype(np.int32).reshape(-1))
+
+
+def _shifted_source(value: Value) -> Node | None:
+    """Returns the DynamicQuantizeLinear of ``Cast(codes) - Cast(zero point)``."""
+    shifted = made_by(value, SUB)
+    parts = [] if shifted is None else [made_by(shifted.operand(i), CAST) for i in (0, 1)]
+    read = [part.operand(0) for part in parts if part is not None]
+    node = made_by(read[0], _QUANTIZE) if len(read) == 2 else None
+    if node is None or len(node.outputs) != 3:
+        return None
+    return node if read == [node.outputs[_CODES], node.outputs[_ZERO_POINT]] else None
+
+
+def _window(node: Node) -> ConvAttrs | None:
+    """Returns the window of a ConvInteger; None where its padding depends on extents."""
+    stated, rank = node.attributes.stated(), (node.operand(1).rank or 0) - 2
+    if rank < 1 or stated.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
+        return None
+
+    def each(name: str, count: int, default: int) -> tuple[int, ...]:
+        return tuple(stated.get(name, [default] * count))
+
+    group = int(stated.get("group", 1))
+    strides, dilations = each("strides", rank, 1), each("dilations", rank, 1)
+    pads = each("pads", 2 * rank, 0)
+    return ConvAttrs(strides=strides, dilations=dilations, pads=pads, group=group)
 
 
 @rule("block-product", MATMUL)
@@ -178,15 +313,18 @@ def dynamic_rows(node: Node, scope: Scope) -> Proposal:
     return Replace({output: made})
 
 
+_BIASED = (DYNAMIC_DENSE, DYNAMIC_BLOCK_DENSE, DYNAMIC_CONV)
+
+
 @rule("dynamic-bias", ADD)
 def dynamic_bias(node: Node, scope: Scope) -> Proposal:
     """``Add(DynamicDense(x, w), vector) -> DynamicDense(x, w, vector)`` for a constant.
 
-    Of a DynamicBlockDense too.
+    Of a DynamicBlockDense, and of a DynamicConv and one number per channel too.
     """
     for index in (0, 1):
         source, other = node.operand(index), node.operand(1 - index)
-        product = made_by(source, DYNAMIC_DENSE) or made_by(source, DYNAMIC_BLOCK_DENSE)
+        product = next(filter(None, (made_by(source, op) for op in _BIASED)), None)
         data = other.constant
         if product is None or data is None or other.quant is not None:
             continue
@@ -195,10 +333,12 @@ def dynamic_bias(node: Node, scope: Scope) -> Proposal:
         shape = product.operand(1).type.shape
         units = None if shape is None else shape[0]
         rank = source.rank or 0
-        fits = data.shape[-1:] == (units,) and data.size == units and len(data.shape) <= rank
-        if not fits or data.dtype is not node.output.type.dtype:
+        spatial = [1] * (rank - 2) if product.op is DYNAMIC_CONV else []
+        behind = data.shape[-1 - len(spatial) :] == (units, *spatial)
+        fits = behind and data.size == units and len(data.shape) <= rank
+        if not fits or data.dtype is not node.output.type.dtype or not isinstance(units, int):
             continue
-        flat = data.map(lambda array: array.reshape(-1), shape=data.shape[-1:])
+        flat = data.map(lambda array: array.reshape(-1), shape=(units,))
         operands = [*product.inputs[:2], constant(flat, None, other.name)]
         origin, output = product.origin.joined(node.origin), node.output
         made = result(product.op, product.attributes, operands, output.type, origin, output.name)

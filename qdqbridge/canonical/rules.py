@@ -107,6 +107,7 @@ RULES: tuple[Rule, ...] = (
     dense.matmul_is_dense,
     dense.gemm_is_dense,
     dynamic.dynamic_product,
+    dynamic.dynamic_convolution,
     dynamic.dynamic_rows,
     dynamic.dynamic_bias,
     linear.convolution_bias,

@@ -23,6 +23,7 @@ from qdqbridge.graph.graph import Graph
 if TYPE_CHECKING:
     from qdqbridge.attribution import Attribution, SuspectTensor
 
+LITERT = "litert"
 Quantized = Annotated[
     Path | None,
     Parameter(help="The quantized model that claims to be the first one; none to blame an engine."),
@@ -84,7 +85,11 @@ def blame(
     inputs = arrays.read_inputs(data, original.inputs)
     few = {name: array[:samples] if array.ndim else array for name, array in inputs.items()}
     with ExitStack() as stack:
-        ran = None if engine is None else pipeline.engine_of(_runner(engine, file, theirs, stack))
+        ran = None
+        if engine == LITERT:  # of a file's outputs alone nobody could tell which kernel it was
+            theirs, ran = pipeline.litert(theirs)
+        elif engine is not None:
+            ran = pipeline.engine_of(_runner(engine, file, theirs, stack))
         if quantized is None and ran is not None:
             with output.status(f"running {ran.label}"):
                 found = attribute_to_kernels(theirs, ran, few)
@@ -116,6 +121,7 @@ def _json(found: Attribution) -> dict[str, Any]:
         "unknown": list(found.unknown),
         "engine": found.engine or None,
         "unseen": list(found.unseen),
+        "left_out": list(found.left_out),
         "nodes": [
             {
                 "name": each.name, "operator": each.operator, "tensor": each.tensor,
@@ -157,6 +163,12 @@ def _parts(found: Attribution, rows: int) -> list[Any]:
         f"{_number(found.repaired_db)} dB",
         f"aligned: {found.aligned:.1%} of the quantized model's nodes",
     ]
+    if found.left_out:
+        places = _listed([str(place) for place in found.left_out])
+        lines.append(
+            f"left out: {len(found.left_out)} of the samples, that hold NaN or of which the float "
+            f"model makes no finite number (counted from 0: {places})"
+        )
     if found.unknown:
         lines.append(
             f"nothing corresponds to {_listed(found.unknown)}: their errors are not looked at"

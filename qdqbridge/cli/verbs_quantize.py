@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -12,14 +13,16 @@ from rich.text import Text
 
 from qdqbridge import pipeline, quantizing
 from qdqbridge.cli import output
-from qdqbridge.cli.parameters import Extents, Force, Json, Model, Variant
+from qdqbridge.cli.parameters import Extents, Force, Json, Model, Variant, extents_of
 from qdqbridge.cli.reading import AS_IT_IS, Reading
 from qdqbridge.cli.writing import FOR_TVM, ONNX, check_extents, check_suffix, write_for_tvm
 from qdqbridge.errors import InputDataError
+from qdqbridge.graph.copying import with_numbers
 
 if TYPE_CHECKING:
     from qdqbridge.quantizing import Quantization
 
+_TFLITE = ".tflite"
 T = TypeVar("T")
 Data = Annotated[
     Path | None,
@@ -29,16 +32,17 @@ Out = Annotated[
     Path,
     Parameter(
         name=("--output", "-o"),
-        help="The file to write: .onnx; or .json, .py, .so for TVM, .relay for TVM up to 0.19.",
+        help="The file to write: .onnx or .tflite; or .json, .py, .so for TVM, .relay for TVM up "
+        "to 0.19.",
     ),
 ]
 TargetName = Annotated[
     str,
     Parameter(
         name="--target",
-        help="ort, ort-s8, tensorrt, qnn, openvino, a16w8, power-of-two; weight-only, dynamic, "
-        "dynamic-rows (activations stay float, or are quantized as the model runs); whose rules "
-        "and formats.",
+        help="ort, ort-s8, tensorrt, qnn, openvino, tflite, a16w8, power-of-two; weight-only, "
+        "dynamic, dynamic-rows (activations stay float, or are quantized as the model runs); whose "
+        "rules and formats.",
     ),
 ]
 ProfileFile = Annotated[
@@ -92,7 +96,7 @@ Repair = Annotated[
     str,
     Parameter(
         name="--repair",
-        help="Steps to try, each kept where it helps: equalize,smooth,round,bias; or none.",
+        help="Steps to try, each kept where it helps: equalize,smooth,round,learn,bias; or none.",
     ),
 ]
 MinSqnr = Annotated[
@@ -102,12 +106,66 @@ MaxDrop = Annotated[
     float | None,
     Parameter(help="Give layers more bits until so much top-1 agreement is lost at most (0.01)."),
 ]
+MaxSize = Annotated[
+    str | None,
+    Parameter(
+        name="--max-size",
+        help="Fewer bits for as few layers as that size needs: 8MB, 500KB, or bytes.",
+    ),
+]
+Smallest = Annotated[
+    bool,
+    Parameter(
+        name="--smallest",
+        negative=(),
+        help="As small as --min-sqnr or --max-drop leave, by bits per layer.",
+    ),
+]
+Trials = Annotated[
+    Path | None,
+    Parameter(name="--trials", help="A file for the trials of such a search, which resumes it."),
+]
 FallbackTo = Annotated[
     Literal["int16", "float"], Parameter(name="--fallback", help="What such layers get first.")
 ]
+AccumulatorBits = Annotated[
+    int | None,
+    Parameter(
+        name="--accumulator-bits", help="Choose so that sums of so many bits overflow never."
+    ),
+]
+AvoidPairs = Annotated[
+    bool,
+    Parameter(
+        name="--avoid-pairs",
+        negative=(),
+        help="Choose so that 16-bit sums of two products (vpmaddubsw) never saturate.",
+    ),
+]
+SumsOf = Annotated[
+    Literal["any-input", "data"],
+    Parameter(name="--sums-of", help="Whose sums must fit: those of any input, or of these data."),
+]
+Requantized = Annotated[
+    Literal["half-even", "fixed-point", "truncation", "shift"] | None,
+    Parameter(
+        name="--requantize", help="How the hardware rounds sums; choose what is best for it."
+    ),
+]
+Workers = Annotated[
+    str | None,
+    Parameter(
+        name="--workers",
+        help="Processes that try choosers and layers side by side: a number, or 'ray'.",
+    ),
+]
 Budget = Annotated[
     float,
-    Parameter(name="--budget", help="Seconds after which no further improvement is begun."),
+    Parameter(
+        name="--budget",
+        help="Work after which no further improvement is begun: seconds of a usual core, "
+        "counted in operations, so that results do not depend on the machine.",
+    ),
 ]
 Report = Annotated[Path | None, Parameter(help="An .html page about it to write.")]
 
@@ -126,12 +184,20 @@ def quantize(
     block: Block = None,
     format_: Formats = (),
     weight_format: WeightFormats = (),
+    accumulator_bits: AccumulatorBits = None,
+    avoid_pairs: AvoidPairs = False,
+    sums_of: SumsOf = "any-input",
+    requantize: Requantized = None,
+    workers: Workers = None,
     budget: Budget = 120.0,
     exclude: Patterns = (),
     only: Only = (),
-    repair: Repair = "equalize,smooth,round,bias",
+    repair: Repair = "equalize,smooth,round,learn,bias",
     min_sqnr: MinSqnr = None,
     max_drop: MaxDrop = None,
+    max_size: MaxSize = None,
+    smallest: Smallest = False,
+    trials: Trials = None,
     fallback: FallbackTo = "int16",
     report: Report = None,
     variant: Variant = "canonical",
@@ -146,13 +212,19 @@ def quantize(
     from qdqbridge.autoquant.quantize import QuantizeOptions
 
     path = output.free(output_, force=force, model=model, data=data)
-    check_suffix(path, (ONNX, *FOR_TVM))
+    check_suffix(path, (ONNX, _TFLITE, *FOR_TVM))
     if report is not None:
         output.free(report, force=force, model=model, data=data, suffix=".html")
     wanted = min_sqnr is not None or max_drop is not None
     if wanted:
         Goal(min_sqnr, max_drop)  # one that says nothing is refused before all the work
-    if data is None and (wanted or report is not None):
+    size = None if max_size is None else _bytes(max_size)
+    small = size is not None or smallest
+    if smallest and not wanted:
+        raise InputDataError(
+            "nothing says how small the model may become", fix="give --min-sqnr or --max-drop"
+        )
+    if data is None and (wanted or small or report is not None):
         raise InputDataError(
             "no data is given", why="without it no goal or report can be judged", fix="give --data"
         )
@@ -161,7 +233,9 @@ def quantize(
     options = QuantizeOptions(
         target=target, exclude=exclude, only=only, chooser=chooser, weights=weights, block=block,
         formats=_by_pattern(format_, format_of), repair=_steps(repair), budget=budget,
-        weight_formats=_by_pattern(weight_format, weights_of),
+        weight_formats=_by_pattern(weight_format, weights_of), accumulator_bits=accumulator_bits,
+        avoid_pairs=avoid_pairs, sums_of=sums_of, requantize=requantize,
+        workers=int(workers) if workers is not None and workers.isdecimal() else workers,
     )  # fmt: skip
     graph = reading.read(model)
     check_extents(path, graph, extent)
@@ -169,13 +243,20 @@ def quantize(
         made = quantizing.quantization(
             graph, data, options, profile=profile, progress=progress, warn=output.warn
         )
-    if wanted:
+    if small:
+        with output.progress("looking for bits per layer") as progress:
+            made = made.within(
+                max_bytes=size, min_sqnr=min_sqnr, max_drop=max_drop, state=trials,
+                progress=progress,
+            )  # fmt: skip
+    elif wanted:
         with output.progress("looking for layers that need more bits") as progress:
             made = made.meeting(
                 min_sqnr=min_sqnr, max_drop=max_drop, fallback=fallback, progress=progress
             )
-    if path.suffix == ONNX:
-        pipeline.save(made.graph, path, export_profile or made.made.target.profile, overwrite=True)
+    if path.suffix in (ONNX, _TFLITE):
+        written = with_numbers(made.graph, extents_of(extent))
+        pipeline.save(written, path, export_profile or made.made.target.profile, overwrite=True)
     else:
         write_for_tvm(made.graph, path, variant=variant, extents=extent)
     if report is not None:
@@ -185,6 +266,18 @@ def quantize(
     warning = made.doubt()
     if warning:
         output.warn(warning)
+
+
+def _bytes(text: str) -> int:
+    """Returns the bytes that ``8MB`` says; KB and MB are 1000 and 1,000,000 of them."""
+    units = {"KB": 1000, "MB": 1_000_000, "B": 1}
+    number, unit = next(
+        ((text[: -len(u)], n) for u, n in units.items() if text.upper().endswith(u)), (text, 1)
+    )
+    try:
+        return int(float(number) * unit)
+    except (ValueError, OverflowError) as error:
+        raise InputDataError(f"'{text}' is no size", fix="write 8MB, 500KB, or bytes") from error
 
 
 def _steps(text: str) -> tuple[str, ...]:
@@ -217,6 +310,9 @@ def _show(made: Quantization, path: Path, report: Path | None, *, as_json: bool)
     for step in facts["repairs"]:
         kept = "kept" if step["applied"] else "not kept"
         table.add_row(step["step"], Text(f"{kept}: {step['told']}"))
+    for point in facts["pareto"]:
+        told = f"{point['size']:,} bytes, {point['sqnr_db']:.2f} dB, {point['milliseconds']:.3f} ms"
+        table.add_row("curve", Text(f"{point['name']}: {told}"))
     for row in facts["reverted"]:
         table.add_row("reverted", Text(f"{row['layer']}: {row['reason']}"))
     for node, reason in list(facts["reasons"].items())[:10]:
@@ -254,6 +350,7 @@ def _facts(made: Quantization, path: Path, report: Path | None) -> dict[str, Any
              "after": s.after}
             for s in steps
         ],
+        "pareto": [] if found is None else [asdict(point) for point in found.pareto],
         "reverted": [] if found is None else [
             {"layer": r.layer.name, "to": r.to, "reason": r.reason} for r in found.reverted
         ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +20,16 @@ from qdqbridge.graph.atomic_write import write_text
 from qdqbridge.graph.batches import batches
 from qdqbridge.graph.copying import with_numbers
 from qdqbridge.graph.graph import Graph
-from qdqbridge.viewer import Document, Paint, document, document_of_two, model_explorer_text, page
+from qdqbridge.viewer import (
+    Document,
+    Paint,
+    document,
+    document_of_two,
+    model_explorer_text,
+    node_data_texts,
+    page,
+    with_metadata,
+)
 from qdqbridge.viewer.document import NO_DIGEST
 
 Other = Annotated[Path | None, Parameter(help="Another model, to show what differs.")]
@@ -44,7 +53,19 @@ Timed = Annotated[
     ),
 ]
 Explorer = Annotated[
-    Path | None, Parameter(help="Write a .json for Google's Model Explorer as well.")
+    Path | None,
+    Parameter(
+        help="Write a .json for Google's Model Explorer as well, and node data for each colour "
+        "beside it."
+    ),
+]
+Annotated_ = Annotated[
+    Path | None,
+    Parameter(
+        name="--netron",
+        help="Write the model as an .onnx file too, whose nodes carry what the page says: Netron "
+        "shows it. The digest stays.",
+    ),
 ]
 
 
@@ -60,6 +81,7 @@ def view(
     reference: Reference = None,
     profile_kernels: Timed = False,
     model_explorer: Explorer = None,
+    netron: Annotated_ = None,
     extent: Extents = (),
     force: Force = False,
     reading: Reading = AS_IT_IS,
@@ -70,9 +92,10 @@ def view(
     With two models it shows both, what corresponds and what differs.
     """
     path = output.free(output_, force=force, model=model, data=data, suffix=".html")
-    explorer = None
-    if model_explorer is not None:
-        explorer = output.free(model_explorer, force=force, model=model, data=data, suffix=".json")
+    explorer = _free(model_explorer, model, data, ".json", force=force)
+    annotated = _free(netron, model, data, ".onnx", force=force)
+    if annotated is not None and other is not None:
+        raise InputDataError("two models are no one .onnx file", fix="leave --netron out")
     graph = with_numbers(reading.read_any(model), extents_of(extent))
     if other is not None:
         if data is not None or table or engine or reference or profile_kernels:
@@ -91,23 +114,51 @@ def view(
         recorded = None if inputs is None else viewing.record(graph, inputs)
         name, notes = model.name, pipeline.explain(graph)
         shown = document(graph, name, notes, paints=paints, recorded=recorded)
-    write_text(path, page(shown))
-    output.say(f"wrote {path}")
-    if explorer is not None:
-        write_text(explorer, model_explorer_text(shown))
-        output.say(f"wrote {explorer}")
+    texts = {} if explorer is None else _for_model_explorer(explorer, shown, model, force=force)
+    for file, text in {path: page(shown), **texts}.items():
+        write_text(file, text)
+        output.say(f"wrote {file}")
+    if annotated is not None:
+        pipeline.save(with_metadata(graph, shown), annotated, overwrite=force)
+        output.say(f"wrote {annotated}")
     if json:
-        output.show_json(_summary(shown, path, explorer))
+        output.show_json(_summary(shown, path, explorer, list(texts)[1:], annotated))
+
+
+def _free(
+    path: Path | None, model: Path, data: Path | None, suffix: str, *, force: bool
+) -> Path | None:
+    if path is None:
+        return None
+    return output.free(path, force=force, model=model, data=data, suffix=suffix)
+
+
+def _for_model_explorer(
+    path: Path, shown: Document, model: Path, *, force: bool
+) -> dict[Path, str]:
+    """Returns the files to write: the graph, and for each colour node data beside it."""
+    data = {
+        output.free(
+            path.with_suffix(f".{name}.json"), force=force, model=model, suffix=".json"
+        ): text
+        for name, text in node_data_texts(shown).items()
+    }
+    return {path: model_explorer_text(shown), **data}
 
 
 def _named(graph: Graph, path: Path) -> tuple[Graph, str, Any]:
     return graph, path.name, pipeline.explain(graph)
 
 
-def _summary(shown: Document, path: Path, explorer: Path | None) -> dict[str, Any]:
+def _summary(
+    shown: Document, path: Path, explorer: Path | None, beside: Sequence[Path],
+    annotated: Path | None,
+) -> dict[str, Any]:  # fmt: skip
     return {
         "output": str(path),
         "model_explorer": None if explorer is None else str(explorer),
+        "node_data": [str(each) for each in beside],
+        "netron": None if annotated is None else str(annotated),
         "nodes": [len(graph["nodes"]) for graph in shown.graphs],
         "digests": [
             None if graph["digest"].startswith(NO_DIGEST) else graph["digest"]

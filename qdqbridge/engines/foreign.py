@@ -6,8 +6,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.engines.judge import EngineVerdict, Placement
@@ -16,7 +17,7 @@ from qdqbridge.engines.process import EngineProcess, ProcessLimits
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.copying import symbolic_extents
 from qdqbridge.graph.graph import Graph
-from qdqbridge.graph.types import ValueType
+from qdqbridge.graph.types import Dim, ValueType
 
 Array = NDArray[Any]
 
@@ -73,6 +74,7 @@ class ForeignEngine:
         key = self._load(shown)
         asked = [*self.outputs, *shown]
         found = self._process.ask("run the model", "run", key, self._ordered(inputs), asked)
+        self._check(found, asked)
         return {name: found[name] for name in names}
 
     def taken(self) -> EngineVerdict:
@@ -102,6 +104,30 @@ class ForeignEngine:
     ) -> None:
         self.close()
 
+    def _check(self, found: Any, asked: Sequence[str]) -> None:
+        """Refuses results that are no tensors, or outputs of another shape than the model's.
+
+        Raises:
+            UnsupportedTargetError: Naming the first one.
+        """
+        given = cast("dict[str, Any]", found) if isinstance(found, dict) else dict[str, Any]()
+        types = dict(zip(self.graph.output_names, self.graph.outputs, strict=True))
+        for name in asked:
+            array, shape = given.get(name), types[name].type.shape if name in types else None
+            own: tuple[int, ...] = getattr(array, "shape", ())
+            why = ""
+            if not isinstance(array, np.ndarray):
+                why = f"it gives no tensor '{name}'"
+            elif shape is not None and not _fits(own, shape):
+                why = f"it gives '{name}' of shape {list(own)}, not {list(shape)}"
+            if why:
+                raise UnsupportedTargetError(
+                    f"{self.label} does not compute the model",
+                    where=str(self._path),
+                    why=why,
+                    fix="this is a fault of the engine: export for it, or change the model there",
+                )
+
     def _started(self) -> EngineProcess:
         kind = self.kind
         return EngineProcess(kind.worker, kind.label, self._limits, kind.install)
@@ -130,6 +156,11 @@ class ForeignEngine:
                 self._placed = [Placement(*row) for row in rows], partitions
             self._loaded[shown] = key
         return self._loaded[shown]
+
+
+def _fits(own: Sequence[int], meant: Sequence[Dim | None]) -> bool:
+    pairs = zip(own, meant, strict=False)
+    return len(own) == len(meant) and all(m == o for o, m in pairs if isinstance(m, int))
 
 
 class _OnnxSource:

@@ -117,10 +117,17 @@ class EngineProcess:
         try:
             with self._ended_after(limit):
                 self._requests.send((request, arguments, limit))
-                message = self._answers.recv_bytes()
+                # no answer is larger than what may hold it: a length that noise says is none
+                message = self._answers.recv_bytes(self._limits.memory)
         except (EOFError, OSError) as error:  # the two ends of a pipe whose process is gone
-            late = time.monotonic() - start >= limit
-            why = f"it did not answer within {limit:g} s and was ended" if late else self._death()
+            if time.monotonic() - start >= limit:
+                why = f"it did not answer within {limit:g} s and was ended"
+            elif (
+                isinstance(error, OSError) and error.errno is None
+            ):  # what a Connection itself says
+                why = f"its answer cannot be read: {error}, more than it may hold"
+            else:
+                why = self._death()
             self.close()
             raise self._error(doing, why) from error
         except BaseException:  # interrupted: half an answer may be in the pipe
@@ -134,6 +141,8 @@ class EngineProcess:
     def _read(self, doing: str, message: bytes) -> tuple[str, Any]:
         try:
             kind, value = pickle.loads(message)
+            if kind != "answer" and (kind != "error" or not isinstance(value, str)):
+                raise ValueError("it has another form")
         except Exception as error:  # whatever was written to the pipe that is no answer of a worker
             self.close()
             raise self._error(doing, f"its answer cannot be read: {error}") from error

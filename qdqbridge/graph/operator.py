@@ -39,6 +39,10 @@ class Nested:
 class Attributes:
     """Base of the typed attribute records."""
 
+    def stated(self) -> Mapping[str, Any]:
+        """Returns what a file says of an operator without a record: nothing where it has one."""
+        return {}
+
 
 @dataclass(frozen=True, slots=True)
 class Serialized:

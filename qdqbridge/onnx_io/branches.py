@@ -92,6 +92,20 @@ def _expand(
     return result
 
 
+def taken_branch(node: NodeProto, value: bool, taken: set[str]) -> list[NodeProto]:
+    """Returns the nodes of the branch that an If takes, in its place; constants are nodes too.
+
+    Args:
+        node: The If.
+        value: Its condition.
+        taken: Names in use; those of the branch are entered.
+    """
+    name, held = "then_branch" if value else "else_branch", GraphProto()
+    body = next(a.g for a in node.attribute if a.name == name)
+    nodes = _inlined(node, body, held, {}, taken)
+    return [helper.make_node("Constant", [], [t.name], value=t) for t in held.initializer] + nodes
+
+
 def _inlined(
     node: NodeProto,
     body: GraphProto,

@@ -6,7 +6,7 @@ form of a graph does not depend on the file's names. It is written back as it wa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,11 @@ class ForeignAttrs(Attributes):
     version: int
     node: StoredNode
     captures: tuple[str, ...] = ()
+
+    def stated(self) -> Mapping[str, Any]:
+        """Returns the attributes of the node: numbers, bytes, lists of these; messages of onnx."""
+        given = self.node.proto().attribute
+        return {each.name: onnx.helper.get_attribute_value(each) for each in given}
 
     def model(self, node: Node) -> onnx.ModelProto:
         """Returns a model that holds this node alone, for other importers of ONNX.
@@ -161,7 +166,7 @@ def foreign_attributes(
     node.output.extend(f"out_{i}" if name else "" for i, name in enumerate(proto.output))
     counter = Counter()
     for attribute in sorted(proto.attribute, key=lambda a: a.name):
-        node.attribute.append(renamed_attribute(attribute, names, counter))
+        node.attribute.append(renamed_attribute(node.op_type, attribute, names, counter))
     stored = StoredNode(node.SerializeToString(deterministic=True))
     captures = tuple(names.values())
     version = _version(node, opset, operands)

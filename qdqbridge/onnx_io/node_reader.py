@@ -19,6 +19,7 @@ from qdqbridge.graph.graph import Node, Note, Origin, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Flow, Operator
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType
+from qdqbridge.onnx_io.branches import taken_branch
 from qdqbridge.onnx_io.codecs import decode
 from qdqbridge.onnx_io.codecs.schema import check_nested, schema_of
 from qdqbridge.onnx_io.codecs.view import NodeView
@@ -26,6 +27,7 @@ from qdqbridge.onnx_io.constants import constant_of_node
 from qdqbridge.onnx_io.declared import check_moved, check_quantizes
 from qdqbridge.onnx_io.foreign_operators import foreign_node
 from qdqbridge.onnx_io.lowering import refusal
+from qdqbridge.onnx_io.lowering.table import lowering_of
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS
 from qdqbridge.onnx_io.older_forms import NewForm, in_new_form
 from qdqbridge.onnx_io.older_operators import NoNewForm
@@ -85,6 +87,7 @@ class NodeReader:
         self.quantized_constants: dict[tuple[Value, QuantParams], Value] = {}
         self.params: dict[tuple[object, ...], QuantParams] = {}
         self.taken: set[str] = set()
+        self._names: set[str] = set()
         self.wanted = {name for node in protos for name in node.input}
         self.wanted |= {name for node in protos for name in captured_names(node)}
         self.wanted |= set(outputs)
@@ -117,7 +120,28 @@ class NodeReader:
         check_nested(view)
         return view
 
+    def _take_branch(self, proto: onnx.NodeProto) -> bool:
+        """Reads the branch of an If whose condition follows from constants and known extents."""
+        if proto.op_type != "If" or proto.domain not in ONNX_DOMAINS:
+            return False
+        condition = self.results.folded(self.values[proto.input[0]]).constant
+        if condition is None:
+            return False
+        if not self._names:
+            self._names |= {name for node in self.protos for name in node.output}
+            self._names |= set(self.values)
+        nodes = taken_branch(proto, bool(condition.numpy().all()), self._names)
+        if any(lowering_of(node, self.opset) is not None for node in nodes):
+            return False  # who lowers such nodes looks at the main graph
+        for node in nodes:
+            self.wanted |= {*node.input, *captured_names(node)}
+        for node in nodes:
+            self.read(node)
+        return True
+
     def _compute(self, proto: onnx.NodeProto, opset: int = 0) -> None:
+        if self._take_branch(proto):
+            return
         if len(proto.output) > 1:
             _drop_unread(proto, self.wanted, self.opset)
             if not any(proto.output):

@@ -38,11 +38,19 @@ from qdqbridge.ops.attributes import (
     ExpandAttrs,
     PoolAttrs,
     ReshapeAttrs,
+    ResizeAttrs,
     ShapeAttrs,
     SplitAttrs,
 )
 from qdqbridge.ops.result_shapes import result_shape, windows_shape
-from qdqbridge.ops.shape_values import MOST, Extents, computed_extents, shape_extents
+from qdqbridge.ops.shape_values import (
+    MOST,
+    Extents,
+    computed_extents,
+    counted_extent,
+    shape_extents,
+    sliced_shape,
+)
 
 _NUMBERS = (DType.INT64, DType.INT32, DType.BOOL)
 _FLOAT_DATA = ("Resize", "Upsample", "Range")
@@ -54,6 +62,8 @@ _LIKELY = (DType.FLOAT32, DType.INT64, DType.INT32, DType.BOOL, DType.UINT8, DTy
 _FOLDED = 4096
 """Elements of integers that are folded where a node reads them."""
 _LISTED = 5
+_COUNTED = ("Range", "ai.onnx::Slice")
+"""Carried operators whose extents follow from the numbers in their operands."""
 
 
 class Results:
@@ -167,9 +177,15 @@ class Results:
         return data
 
     def _windows(self, attributes: Attributes, operands: Sequence[Value | None]) -> Open | None:
-        """Returns the shape of what slides a window; ONNX's inference counts some otherwise."""
+        """Returns the shape of what slides a window; ONNX's inference counts some otherwise.
+
+        Of a Resize, it forgets the names of extents that are kept.
+        """
         shapes = [None if value is None else value.type.shape for value in operands]
         data = shapes[0] if shapes else None
+        if isinstance(attributes, ResizeAttrs) and data is not None and not attributes.roi:
+            scales = attributes.scales or (0.0,) * len(data)
+            return tuple(d if scale == 1 else None for d, scale in zip(data, scales, strict=True))
         if isinstance(attributes, PoolAttrs) and data is not None and len(data) > 1:
             return windows_shape(attributes, data, attributes.kernel_shape, data[1])
         if not isinstance(attributes, ConvAttrs | ConvTransposeAttrs) or shapes[1] is None:
@@ -189,7 +205,20 @@ class Results:
         elif op.name == "ConstantOfShape":
             numbers = self.numbers(operands[0])
             return None if numbers is None else tuple(numbers)
+        elif op.name in _COUNTED:
+            return self._counted_shape(op.name, shapes[0], operands)
         return result_shape(op.name, attributes, shapes, target)
+
+    def _counted_shape(
+        self, name: str, shape: Shape, operands: Sequence[Value | None]
+    ) -> Open | None:
+        """Returns what a Range or a Slice makes whose bounds are computed from shapes."""
+        if name != "Range":
+            return sliced_shape(shape, [self.numbers(value) for value in operands[1:]])
+        start, limit, step = (self.numbers(value) for value in operands)
+        if start is None or limit is None or step != [1]:
+            return None
+        return (counted_extent(start[0], limit[0]),)
 
     def _shape(self, name: str, known: Open | None, origin: _Origin) -> Shape:
         """Returns a shape in which every open extent has a name."""

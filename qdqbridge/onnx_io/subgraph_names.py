@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from onnx import AttributeProto, GraphProto, ValueInfoProto
 
+_RANKED = "Scan"
+"""onnxruntime needs the ranks of what this operator's body gives."""
+
 
 class Counter:
     """Numbers for the tensors inside the subgraphs of one node."""
@@ -27,11 +30,12 @@ def bodies(attribute: AttributeProto) -> Sequence[GraphProto]:
 
 
 def renamed_attribute(
-    attribute: AttributeProto, names: Mapping[str, str], counter: Counter
+    op_type: str, attribute: AttributeProto, names: Mapping[str, str], counter: Counter
 ) -> AttributeProto:
     """Returns an attribute without annotations, the tensors of its graphs numbered.
 
     Args:
+        op_type: The operator that has it.
         attribute: The attribute.
         names: New names of the outer-scope tensors that its graphs read.
         counter: Where the numbers come from, one for a whole node.
@@ -43,11 +47,13 @@ def renamed_attribute(
         copy.t.ClearField("name")
         copy.t.ClearField("doc_string")
     for index, body in enumerate(bodies(copy)):
-        _normalize(body, names, counter, f"body_{index}")
+        _normalize(body, names, counter, f"body_{index}", ranked=op_type == _RANKED)
     return copy
 
 
-def _normalize(body: GraphProto, outer: Mapping[str, str], counter: Counter, name: str) -> None:
+def _normalize(
+    body: GraphProto, outer: Mapping[str, str], counter: Counter, name: str, *, ranked: bool
+) -> None:
     """Numbers every tensor that ``body`` defines and drops what computes nothing."""
     names = dict(outer)
     for defined in _defined(body):
@@ -58,13 +64,20 @@ def _normalize(body: GraphProto, outer: Mapping[str, str], counter: Counter, nam
         body.ClearField(field)
     for value in (*body.input, *body.output):
         value.ClearField("doc_string")
-        forget_shape(value)
+        (forget_extents if ranked else forget_shape)(value)
     for node in body.node:
         for field in ("name", "doc_string", "metadata_props"):
             node.ClearField(field)
-        renamed = [renamed_attribute(a, names, counter) for a in node.attribute]
+        renamed = [renamed_attribute(node.op_type, a, names, counter) for a in node.attribute]
         del node.attribute[:]
         node.attribute.extend(renamed)
+
+
+def forget_extents(value: ValueInfoProto) -> None:
+    """Removes the extents that a body declares, and keeps their number."""
+    if value.type.WhichOneof("value") == "tensor_type":
+        for dim in value.type.tensor_type.shape.dim:
+            dim.Clear()
 
 
 def forget_shape(value: ValueInfoProto) -> None:

@@ -19,6 +19,8 @@ from qdqbridge.graph.operator import Array, Attributes, Flow, Operands, Row, Typ
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, ValueType
 from qdqbridge.ops.accumulator import accumulation_dtype, centered, exact_dtype, integer_params
+from qdqbridge.ops.attributes import ConvAttrs
+from qdqbridge.ops.convolution import CONV, correlate
 from qdqbridge.ops.matmul import rows_fit
 from qdqbridge.ops.stored import optional, present
 
@@ -99,7 +101,7 @@ def _contract(
         return (np.asarray(real if bias is None else real + bias, np.float32),)
 
 
-def _check(node: Node, _: Attributes) -> Iterator[str]:
+def _check_types(node: Node) -> Iterator[str]:
     x, w = node.operand(0), node.operand(1)
     if x.type.dtype is not DType.FLOAT32 or x.quant is not None:
         yield "the input is not float32"
@@ -109,7 +111,11 @@ def _check(node: Node, _: Attributes) -> Iterator[str]:
         yield "the weight is not quantized to integers, per tensor or per channel"
     elif w.quant is not None and w.quant.params.axis not in (None, 0):
         yield "the scales of the weight are not along its first axis"
-    if x.rank == 1:
+
+
+def _check(node: Node, _: Attributes) -> Iterator[str]:
+    yield from _check_types(node)
+    if node.operand(0).rank == 1:
         yield "the input has rank 1"
     yield from rows_fit(node)
 
@@ -127,6 +133,53 @@ DYNAMIC_DENSE = Row(
     "z = rint(-min(x, 0) / s), codes sat(rint(x / s) + z); y = f32(exact sum of (code - z)(w - zw))"
     " * f32(s * sw) + bias, with w[N, K] (scales on axis 0). s and z of the whole tensor, or of "
     "every row. Equals onnxruntime 1.32's DynamicQuantizeLinear and MatMulInteger, fused or not.",
+)
+
+
+# ---- convolutions -------------------------------------------------------------------------------
+
+
+def _conv_contract(
+    attributes: ConvAttrs, operands: Operands, types: Types, results: Types
+) -> tuple[Array, ...] | None:
+    del results
+    x, w = present(operands, 2)
+    params = integer_params(types[1])
+    if params is None:
+        return None
+    scale, zero_point = dynamic_parameters(x, rows=False)
+    left = dynamic_codes(x, scale, zero_point).astype(np.int32) - zero_point
+    right = centered(w, params)
+    dtype = exact_dtype(left, right, int(np.prod(w.shape[1:], dtype=np.int64)))
+    total = correlate(attributes, left.astype(dtype), right.astype(dtype)).astype(np.float32)
+    column = (-1, *[1] * (x.ndim - 2))
+    bias = optional(operands, 2)
+    with np.errstate(all="ignore"):
+        factor = scale.reshape(()) * params.scale.astype(np.float32)
+        real = total * (factor.reshape(column) if factor.ndim else factor)
+        real = real if bias is None else real + bias.reshape(column)
+        return (np.asarray(real, np.float32),)
+
+
+def _check_conv(node: Node, attributes: ConvAttrs) -> Iterator[str]:
+    yield from _check_types(node)
+    assert CONV.check is not None
+    yield from CONV.check(node, attributes)
+
+
+DYNAMIC_CONV = Row(
+    name="DynamicConv",
+    flow=Flow.FLOAT,
+    attributes=ConvAttrs,
+    compute=CONV.compute,
+    contract=_conv_contract,
+    data=(0,),
+    check=_check_conv,
+    qnn="dynamic_conv{rank}d",
+    numerics="x[N, C, ...] quantized while the model runs as by DynamicDense, s and z of the whole "
+    "tensor; y = f32(exact sum of (code - z)(w - zw)) * f32(s * sw) + bias, with w[O, C/group, "
+    "...] (scales on axis 0); what is padded adds nothing. Equals onnxruntime 1.32's "
+    "DynamicQuantizeLinear and ConvInteger.",
 )
 
 
@@ -243,4 +296,4 @@ DYNAMIC_BLOCK_DENSE = Row(
     "an order of its own.",
 )
 
-OPERATORS = (DYNAMIC_DENSE, DYNAMIC_BLOCK_DENSE)
+OPERATORS = (DYNAMIC_DENSE, DYNAMIC_CONV, DYNAMIC_BLOCK_DENSE)

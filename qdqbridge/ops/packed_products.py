@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _NAME = "MatMulNBits"
+OWN_ORDER, PERMUTED = "own", "permuted"
 EIGHT_BITS = 4
 """The accuracy_level that wants activations of 8 bits; the others are float32."""
 _PAIRS, _BLOCKS_OF_PAIRS = 2, (32, 64, 128)
@@ -18,14 +19,15 @@ class PackedProduct:
     Attributes:
         accuracy_level: The attribute, None where the file leaves it out.
         zero_points: ``packed``, ``float``, or empty where the file leaves them out.
-        order: It has a ``g_idx``, which gives columns the blocks that they have anyway.
+        order: It has a ``g_idx``: ``own``, which gives columns the blocks that they have anyway, or
+            ``permuted``, where a Gather puts activations into the order of the blocks.
         bias: It adds a bias itself.
         block_size: How many neighbours of a row share a scale; 0 where that is not known.
     """
 
     accuracy_level: int | None = None
     zero_points: str = ""
-    order: bool = False
+    order: str = ""
     bias: bool = False
     block_size: int = 0
 
@@ -40,7 +42,7 @@ class PackedProduct:
 
     def text(self) -> str:
         """Returns the variant of a graph node."""
-        flags = [self.zero_points, "order" if self.order else "", "bias" if self.bias else ""]
+        flags = [self.zero_points, self.order, "bias" if self.bias else ""]
         level = "" if self.accuracy_level is None else str(self.accuracy_level)
         size = str(self.block_size) if self.block_size else ""
         return f"{_NAME}({','.join([level, *flags, size])})"
@@ -52,7 +54,7 @@ def packed_product(variant: str) -> PackedProduct | None:
         return None
     level, zero_points, order, bias, size = variant[len(_NAME) + 1 : -1].split(",")
     return PackedProduct(
-        int(level) if level else None, zero_points, bool(order), bool(bias), int(size or 0)
+        int(level) if level else None, zero_points, order, bool(bias), int(size or 0)
     )
 
 

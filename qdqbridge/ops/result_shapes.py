@@ -110,11 +110,25 @@ def _reshaped(source: Shape, target: Sequence[Dim], allow_zero: bool) -> Open:
             found.append(source[index] if source is not None and index < len(source) else None)
         else:
             found.append(dim)
-    if -1 in found:
-        rest = found.index(-1)
+    rest = found.index(-1) if -1 in found else _renamed(source, found)
+    if rest is not None:
         others = product(dim for index, dim in enumerate(found) if index != rest)
-        found[rest] = None if source is None else quotient(product(source), others)
+        left = None if source is None else quotient(product(source), others)
+        found[rest] = left if left is not None or found[rest] == -1 else found[rest]
     return tuple(None if isinstance(dim, int) and dim < 0 else dim for dim in found)
+
+
+def _renamed(source: Shape, target: Sequence[Dim | None]) -> int | None:
+    """Returns the only axis of a target that has a name which the source does not have there.
+
+    The elements that are left for it are as many as the source says, whatever it is named.
+    """
+    named = [
+        index
+        for index, dim in enumerate(target)
+        if isinstance(dim, str) and (dim,) != (source or ())[index : index + 1]
+    ]
+    return named[0] if len(named) == 1 else None
 
 
 def _sliced(source: Sequence[Dim], attributes: SliceAttrs) -> Open:

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.operator import Attributes
-from qdqbridge.graph.symbols import product, quotient, total
+from qdqbridge.graph.symbols import product, quotient, terms, total
 from qdqbridge.graph.types import Dim, Shape
 from qdqbridge.ops.attributes import AxisAttrs, CastAttrs, ShapeAttrs, SliceAttrs
 
@@ -55,6 +55,41 @@ def computed_extents(
         return None if found is None else [found]
     operation = _BINARY.get(name)
     return None if operation is None or len(known) != 2 else _elementwise(known, operation)
+
+
+def counted_extent(start: Dim, limit: Dim) -> Dim | None:
+    """Returns how many numbers there are from ``start`` to ``limit``; None where it may be none."""
+    found = _difference(limit, start)
+    return found if found is not None and not_negative(found) else None
+
+
+def sliced_shape(shape: Shape, parts: Sequence[Extents | None]) -> tuple[Dim | None, ...] | None:
+    """Returns the shape of a Slice whose bounds are computed from shapes.
+
+    Args:
+        shape: That of the data.
+        parts: Starts, ends, axes and steps; None where they are not known.
+    """
+    if shape is None or len(parts) < 3 or None in parts[:3]:
+        return None
+    starts, ends, axes = (part or [] for part in parts[:3])
+    steps = parts[3] if len(parts) > 3 else [1] * len(axes)
+    result: list[Dim | None] = list(shape)
+    if steps is None or any(not isinstance(axis, int) for axis in axes):
+        return None
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        at = int(axis) % len(shape)
+        rest = counted_extent(end, shape[at])
+        whole = start == 0 and step == 1 and not_negative(end) and rest is not None
+        result[at] = end if whole else None
+    return tuple(result)
+
+
+def not_negative(dim: Dim) -> bool:
+    """True where an extent is not negative whatever the names in it stand for."""
+    if isinstance(dim, int):
+        return dim >= 0
+    return all(coefficient > 0 for _, coefficient in terms(dim))
 
 
 def _cast(to: DType, data: Extents) -> Extents | None:
@@ -105,11 +140,8 @@ def _equal(a: Dim, b: Dim) -> Dim | None:
         return int(a == b)
     if a == b:
         return 1
-    number = a if isinstance(a, int) else b
-    # Only the name of a tensor's own extent is known not to be negative.
-    name = b if isinstance(a, int) else a
-    plain = isinstance(name, str) and not name.startswith("(")
-    return 0 if isinstance(number, int) and number < 0 and plain else None
+    number, name = (a, b) if isinstance(a, int) else (b, a)
+    return 0 if isinstance(number, int) and number < 0 and not_negative(name) else None
 
 
 _BINARY: dict[str, Callable[[Dim, Dim], Dim | None]] = {

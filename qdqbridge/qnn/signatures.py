@@ -90,6 +90,7 @@ SIGNATURES: Mapping[str, Signature] = {
         "batch_matmul": PRODUCT,
         "dynamic_dense": DYNAMIC_PRODUCT,
         "dynamic_block_dense": DYNAMIC_PRODUCT,
+        **{f"dynamic_conv{rank}d": DYNAMIC_PRODUCT for rank in (1, 2, 3)},
         **{row.qnn: NORM for row in NORMS},
         BATCH_NORMALIZATION.qnn: BATCH_NORM,
         **{

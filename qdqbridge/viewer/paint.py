@@ -46,6 +46,21 @@ class Paint:
         return found | {"unit": self.unit, "higher": self.higher}
 
 
+def painted(paint: Mapping[str, Any], index: int) -> str:
+    """Returns what a paint says of a node; nothing where it says nothing.
+
+    Args:
+        paint: The paint as the page reads it.
+        index: Which node.
+    """
+    value = paint["of"][index]
+    more = paint["words"][index] if "words" in paint else ""
+    if value is None:
+        return more
+    said = paint["classes"][value] if "classes" in paint else f"{value:.4g} {paint['unit']}".strip()
+    return f"{said}: {more}" if more else said
+
+
 _KINDS = ("integer", "integers moved", "between integers and floats", "float", "no float data")
 
 
@@ -90,6 +105,9 @@ def bits(graph: Graph) -> Paint:
     return Paint("bits", "Storage of the result", of, classes)
 
 
+TONES = ("#c7e5c8", "#d9ecd3", "#fbe3b5", "#f9c9c2", "#e3e6ea", "#cfdcf5", "#e4d3f3", "#c9ecec")
+HEATS = ("#e8f1e6", "#f7efc2", "#fbd899", "#f7a987", "#ee7c79")
+"""The page's colours of classes, and of numbers from the best to the worst, in light."""
 GOOD, FAIR, BAD, NEUTRAL = 0, 2, 3, 4
 """The page's colours: all is well, to be looked at, wrong, and none of these."""
 

@@ -154,6 +154,8 @@ class _File:
         reads = [n for n in readers if n.op_type == "DequantizeLinear"]
         if len(reads) != len(readers) or node.input[1] not in self.constants or not reads:
             return
+        if node.input[0] not in self.constants and self.array(node.input[1]).size != 1:
+            return  # an activation per channel
         names = (node.input[0], node.output[0], *(read.output[0] for read in reads), node.name)
         stored = node.input[0] if node.input[0] in self.constants else ""
         pair = _Pair(names, reads, stored, node)
@@ -273,7 +275,7 @@ def _clipped_range(file: _File, rng: Any) -> Sabotage:
 
 def _scale_of_another(file: _File, rng: Any) -> Sabotage:
     del rng
-    scales = [float(file.scale(pair)) for pair in file.activations]
+    scales = [float(file.scale(pair).item()) for pair in file.activations]
     low, high = int(np.argmin(scales)), int(np.argmax(scales))
     file.rescale(file.activations[low], max(scales[high] / scales[low], 12.0))
     return Sabotage(
@@ -298,9 +300,9 @@ def _stale_calibration(file: _File, rng: Any) -> Sabotage:
 
 def _swapped_scales(file: _File, rng: Any) -> Sabotage:
     del rng
-    ordered = sorted(file.activations, key=lambda pair: float(file.scale(pair)))
+    ordered = sorted(file.activations, key=lambda pair: float(file.scale(pair).item()))
     a, b = ordered[0], ordered[-1]
-    ratio = float(file.scale(b)) / float(file.scale(a))
+    ratio = float(file.scale(b).item()) / float(file.scale(a).item())
     file.rescale(a, ratio)
     file.rescale(b, 1 / ratio)
     return Sabotage(

@@ -1,5 +1,6 @@
 """What the defaults try by themselves: room for few samples, fewer operators, and a warning."""
 
+import itertools
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ import pytest
 
 import qdqbridge as qb
 from qdqbridge.autoquant.choosers import MinMax
-from qdqbridge.autoquant.few_samples import ENOUGH, different, with_room
+from qdqbridge.autoquant.few_samples import ENOUGH, different, outlying, with_room
+from qdqbridge.autoquant.input_scale import misscaled
 from qdqbridge.autoquant.presets import STEP, chosen
 from qdqbridge.autoquant.quantize import QuantizeOptions
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.targets import ORT, POWER_OF_TWO
+from qdqbridge.autoquant.work_budget import WorkBudget
 from qdqbridge.quantizing import quantization
 from tests.onnx_models import Builder
 
@@ -52,6 +55,24 @@ def test_room_shrinks_with_samples_and_is_not_forced():
     assert with_room(POWER_OF_TWO, 0) is POWER_OF_TWO
 
 
+def test_a_sample_far_larger_than_all_others_is_left_out_and_told(caplog, tmp_path):
+    data = IMAGES[:64].copy()
+    data[7] *= 1000
+    assert outlying(Samples.of(qb.load(CNN).inputs, {"input": data})) == [7]
+    assert outlying(Samples.of(qb.load(CNN).inputs, {"input": data[:7]})) == []
+    data[20:40] *= 1000  # no accident: the model has to bear both
+    assert outlying(Samples.of(qb.load(CNN).inputs, {"input": data})) == []
+    data[20:40] /= 1000
+    with caplog.at_level(logging.WARNING):
+        graph = qb.quantize(CNN, {"input": data}, repair=())
+    assert "samples 7 are more than 100 times" in caplog.text
+    np.savez(tmp_path / "d.npz", input=data)
+    told: list[str] = []
+    file = quantization(CNN, tmp_path / "d.npz", repair=(), warn=told.append)
+    assert file.graph.digest == graph.digest and "samples 7 are" in told[-1]
+    assert sqnr(CNN, graph, {"input": IMAGES[100:200]}) > 25
+
+
 def masked(path):
     """Attention whose mask is -1e4: no scale of 8 bits resolves that and the scores beside it."""
     rng = np.random.default_rng(0)
@@ -82,6 +103,56 @@ def test_fewer_operators_run_on_integers_where_all_are_bad(tmp_path):
     assert sqnr(path, made.graph, {"x": unseen}) > sqnr(path, everything, {"x": unseen}) + 6
 
 
+def ends(b, start, end):
+    return (b.init(np.array([n], np.int64)) for n in (start, end, 1))
+
+
+def headed(path):
+    """Products whose results are decoded by operators between whose results little is left."""
+    rng = np.random.default_rng(0)
+    b = Builder(17)
+    x = b.input("x", ["n", 16])
+    y = b.op("Relu", b.op("MatMul", x, b.init((rng.standard_normal((16, 32)) / 4).astype("f4"))))
+    y = b.op("MatMul", y, b.init((rng.standard_normal((32, 8)) / 4).astype("f4")))
+    y = b.op("Add", y, b.init(rng.standard_normal(8).astype("f4")))
+    u, v = b.op("Slice", y, *ends(b, 0, 4)), b.op("Slice", y, *ends(b, 4, 8))
+    far = b.op("Add", u, b.init(np.full(4, 100, np.float32)))
+    whole = b.op("Mul", far, b.op("Add", v, b.init(np.full(4, 100, np.float32))))
+    b.output(b.op("Sub", whole, b.op("Mul", far, b.init(np.full(4, 100, np.float32)))))
+    onnx.save(b.model(), path)
+    return path
+
+
+def test_what_follows_the_last_products_stays_float_where_that_helps(tmp_path):
+    path = headed(tmp_path / "f.onnx")
+    rng = np.random.default_rng(1)
+    x, unseen = (rng.standard_normal((64, 16)).astype(np.float32) for _ in range(2))
+    made = quantization(path, {"x": x})
+    first = made.made.repairs[0]
+    assert first.step == STEP and first.applied and "last products" in first.told
+    kinds = {node.op.name for node in made.made.decision.plan.rules}
+    assert "Relu" in kinds and not kinds & {"Mul", "Sub"}
+    everything = qb.quantize(path, {"x": x}, repair=())
+    assert sqnr(path, made.graph, {"x": unseen}) > sqnr(path, everything, {"x": unseen}) + 3
+
+
+def test_what_is_tried_hangs_on_work_and_not_on_time(monkeypatch):
+    data = {"input": IMAGES[:48]}
+    usual = quantization(CNN, data)
+    clock = itertools.count(0.0, 1e6)
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    assert quantization(CNN, data).graph.digest == usual.graph.digest
+    none = quantization(CNN, data, budget=0.0)
+    late = "the budget was spent before; --budget gives more"
+    assert {step.told for step in none.made.repairs} == {late}
+    some = [step.told == late for step in quantization(CNN, data, budget=1e-3).made.repairs]
+    assert some[-1] and not some[0]
+    one, two = WorkBudget(1e9), WorkBudget(1e9)
+    one.spend(usual.original, usual.made.profile, 10)
+    two.spend(usual.original, usual.made.profile, 20)
+    assert 0 < 2 * one.spent == two.spent
+
+
 def test_what_is_good_or_wished_for_is_left_alone():
     graph = qb.load(CNN)
     samples = Samples.of(graph.inputs, {"input": IMAGES[:48]})
@@ -101,3 +172,47 @@ def test_bad_outputs_are_told_with_what_mends_them(caplog):
     with caplog.at_level(logging.WARNING):
         qb.quantize(CNN, {"input": IMAGES[:48]}, **rough)
     assert warning in caplog.text
+
+
+@pytest.mark.parametrize("network", ["attention", "cnn", "mlp", "mobile"])
+def test_data_ten_times_too_small_are_told_and_right_data_are_not(network, caplog):
+    graph = qb.load(MODELS / f"digits_{network}_float.onnx")
+    with caplog.at_level(logging.WARNING):
+        qb.quantize(graph, {"input": IMAGES[:64]}, repair=(), chooser="minmax")
+    assert "another scale" not in caplog.text
+    with caplog.at_level(logging.WARNING):
+        qb.quantize(graph, {"input": IMAGES[:64] / 10}, repair=(), chooser="minmax")
+    assert "another scale" in caplog.text and "input 'input' is about 10 times" in caplog.text
+    for scale in (2.0, 0.5):  # another camera's contrast is no mistake
+        assert not misscaled(graph, Samples.of(graph.inputs, {"input": IMAGES[:64] * scale}))
+
+
+def test_data_of_few_classes_are_no_data_of_another_scale():
+    labels = np.load(MODELS / "digits_test.npz")["labels"]
+    rng = np.random.default_rng(5)
+    for network in ("attention", "cnn", "mlp", "mobile"):
+        graph = qb.load(MODELS / f"digits_{network}_float.onnx")
+        for count in (1, 2, 3, 5):
+            kept = np.isin(labels, rng.choice(10, count, replace=False))
+            data = {"input": IMAGES[kept][:64]}
+            assert not misscaled(graph, Samples.of(graph.inputs, data)), (network, count)
+
+
+def test_a_batch_normalization_knows_the_scale_of_its_training(tmp_path):
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((64, 4, 10)).astype(np.float32) * 2 + 1
+    weight = rng.standard_normal((6, 4, 3)).astype(np.float32)
+    computed = np.einsum("nctk,ock->not", np.lib.stride_tricks.sliding_window_view(x, 3, 2), weight)
+    b = Builder(17)
+    gamma, beta = rng.uniform(0.5, 2, 6), rng.standard_normal(6)
+    kept = (gamma, beta, computed.mean((0, 2)), computed.var((0, 2)))
+    conv = b.op("Conv", b.input("x", ["n", 4, 10]), b.init(weight))
+    norm = b.op("BatchNormalization", conv, *(b.init(a.astype(np.float32)) for a in kept))
+    b.output(norm, ["n", 6, 8])
+    onnx.save(b.model(), tmp_path / "f.onnx")
+    graph = qb.load(tmp_path / "f.onnx")
+    for scale, told in ((1, ""), (2.5, ""), (0.1, "0.1 times"), (10, "10 times")):
+        found = misscaled(graph, Samples.of(graph.inputs, {"x": x * np.float32(scale)}))
+        assert (told in found and "node_batchnorm" in found) if told else not found
+    few = {"x": x[:4] * np.float32(10)}  # four samples say nothing
+    assert not misscaled(graph, Samples.of(graph.inputs, few))

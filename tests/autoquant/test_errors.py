@@ -11,14 +11,13 @@ from qdqbridge.autoquant.accumulators import accumulators
 from qdqbridge.autoquant.collect import prepared
 from qdqbridge.autoquant.decide import Decision
 from qdqbridge.autoquant.errors import errors, matches, spread, sqnr, weight_errors
-from qdqbridge.autoquant.reporting import record_of, reference_of, tensors, write_report
+from qdqbridge.autoquant.reporting import record_of, reference_of, tensors
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.autoquant.targets import ORT
 from qdqbridge.graph.copying import copied
 from qdqbridge.graph.interpreter import evaluate, evaluate_node
 from qdqbridge.graph.numerics import dequantize, quantize
-from qdqbridge.report.quantization import quantization_html
 from tests.autoquant.float_models import quantize_model
 from tests.autoquant.test_collect import MODELS
 from tests.onnx_models import Builder, canonical
@@ -142,14 +141,15 @@ def test_weight_errors_are_those_of_the_stored_weights(made):
     assert len(found) == len(made.decision.weights)
     for row, (weight, params) in zip(found, made.decision.weights.items(), strict=True):
         real = weight.value.constant.numpy()
-        got = dequantize(quantize(real, params), params)
+        decided = made.decision.integers.get(weight)  # by a repair; else the nearest ones
+        got = dequantize(quantize(real, params) if decided is None else decided, params)
         assert row.name == weight.value.name and row.scales == params.scale.size
         # float64 sums in another order
         assert row.sqnr_db == pytest.approx(decibels(real, got), abs=1e-9)
         assert row.largest >= 0
 
 
-def test_the_record_holds_what_was_found(made, tmp_path):
+def test_the_record_holds_what_was_found(made):
     samples = samples_of(made, 16)
     reference = made.reference
     assert reference.digest == made.profile.model
@@ -166,9 +166,6 @@ def test_the_record_holds_what_was_found(made, tmp_path):
         assert row.observed_bits is not None and row.calibrated_bits is not None
         assert row.observed_bits <= row.calibrated_bits <= row.bits <= row.naive_bits
     assert "MSE" in record.choosers["activations"]
-    path = tmp_path / "r.html"
-    write_report(record, path)
-    assert path.read_text("utf-8") == quantization_html(record)
 
 
 def test_tensors_have_the_histogram_and_the_range_that_was_chosen(made):

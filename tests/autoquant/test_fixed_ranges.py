@@ -33,6 +33,17 @@ def dense(net: Net, x: str, columns: int = 6) -> str:
     return net.op("Mul", net.op("Cast", total, to=1), factor)
 
 
+def per_channel(net: Net, x: str) -> str:
+    """A convolution whose weight has a scale for each channel, and a bias."""
+    codes = net.op("DynamicQuantizeLinear", x, results=3)
+    scale, zero = f"{codes}_1", f"{codes}_2"
+    total = net.op("ConvInteger", codes, net.constant(integers(5, 4, 3, 3)), zero)
+    scales = CHANCE.uniform(0.01, 0.03, (1, 5, 1, 1)).astype(np.float32)
+    factor = net.op("Mul", scale, net.constant(scales))
+    product = net.op("Mul", net.op("Cast", total, to=1), factor)
+    return net.op("Add", product, net.constant(scales * np.float32(40)))
+
+
 def convolution(net: Net, x: str) -> str:
     """A convolution as quantize_dynamic writes it."""
     codes = net.op("DynamicQuantizeLinear", x, results=3)
@@ -54,7 +65,9 @@ def no_dynamic(graph: qdqbridge.Graph) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("build", "shape"), [(dense, [3, 8]), (convolution, [2, 4, 6, 6])], ids=["MatMul", "Conv"]
+    ("build", "shape"),
+    [(dense, [3, 8]), (convolution, [2, 4, 6, 6]), (per_channel, [2, 4, 6, 6])],
+    ids=["MatMul", "Conv", "per channel"],
 )
 def test_data_that_shows_every_extreme_gives_the_same_numbers(
     build: Any, shape: list[int], tmp_path: Path

@@ -16,7 +16,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.types import TensorType
-from qdqbridge.ops.dynamic import DYNAMIC_DENSE, DynamicAttrs
+from qdqbridge.ops.dynamic import DYNAMIC_CONV, DYNAMIC_DENSE, DynamicAttrs
 from qdqbridge.ops.matmul import DENSE
 from qdqbridge.quantizing import quantization
 from tests.onnx_models import Builder
@@ -160,6 +160,29 @@ def test_blocks_are_never_worse_than_extremes(name, columns, block, chooser):
 _FIELDS = ("storage", "symmetric", "restricted", "block")
 
 
+def test_convolutions_are_dynamic_and_have_onnxruntimes_bits(tmp_path):
+    chance = np.random.default_rng(3)
+    net = Builder(17)
+    x = net.input("x", ["batch", 4, 6, 6])
+    kernels = [chance.normal(size=(8, c, 3, 3)).astype(np.float32) for c in (4, 8)]
+    bias = net.init(chance.normal(size=8).astype(np.float32))
+    y = net.op("Relu", net.op("Conv", x, net.init(kernels[0]), bias, pads=[1, 1, 1, 1]))
+    net.output(net.op("Conv", y, net.init(kernels[1]), strides=[2, 2]), ["batch", 8, 2, 2])
+    onnx.save(net.model(), tmp_path / "f.onnx")
+    graph, data = qb.load(tmp_path / "f.onnx"), {"x": drawn(1, 5, 4, 6, 6)}
+    found = qb.quantize(graph, data, target="dynamic")
+    assert [node.op for node in found.nodes if node.op is DYNAMIC_CONV] == [DYNAMIC_CONV] * 2
+    qb.save(found, tmp_path / "q.onnx")
+    written = onnx.load(tmp_path / "q.onnx").graph
+    assert sum(node.op_type == "ConvInteger" for node in written.node) == 2
+    read = {name for node in written.node for name in node.input}
+    assert read >= {tensor.name for tensor in written.initializer}
+    (wanted,) = qb.evaluate(found, data).values()
+    np.testing.assert_array_equal(computed(tmp_path / "q.onnx", LEVELS[0], data["x"]), wanted)
+    (float_,) = qb.evaluate(graph, data).values()
+    assert np.abs(wanted - float_).max() < 0.05 * np.abs(float_).max()
+
+
 def test_names_of_formats():
     assert weights_of("int4/32").block == 32 and weights_of("int8").block is None
     assert format_of("dynamic-rows") is Unstored.DYNAMIC_ROWS
@@ -176,3 +199,49 @@ def test_what_cannot_be_is_refused_by_name(tmp_path):
         made(path, target="dynamic", weights="int4")
     with pytest.raises(UnsupportedTargetError, match="no blocks of 1"):
         made(path, block=1)
+
+
+RECURRENT = {"LSTM": 4, "GRU": 3, "RNN": 1}
+"""Operators, and how many gates they have."""
+
+
+@pytest.mark.parametrize("op", RECURRENT)
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("target", ["weight-only", "dynamic"])
+def test_recurrent_weights_have_a_scale_per_element_of_a_gate(tmp_path, op, directions, target):
+    path, rows = tmp_path / "f.onnx", 6 * RECURRENT[op]
+    b = Builder(17)
+    x = b.op("Transpose", b.input("x", ["n", 5, 72]), perm=[1, 0, 2])
+    w, r = drawn(1, directions, rows, 72) / 8, drawn(2, directions, rows, 6) / 3
+    w[:, ::2] *= 20  # one scale for all would lose the small rows
+    how = "bidirectional" if directions == 2 else "forward"
+    b.output(b.op(op, x, b.init(w), b.init(r), hidden_size=6, direction=how))
+    onnx.save(b.model(), path)
+    found = made(path, target=target)
+    qb.save(found.graph, out := tmp_path / "q.onnx")
+    stored = {tuple(i.dims): i.data_type for i in onnx.load(out).graph.initializer}
+    assert stored[w.shape] == stored[r.shape] == onnx.TensorProto.INT8
+    (node,) = (node for node in found.graph.nodes if node.op.name == op)
+    for index in (1, 2):  # it reads real numbers, which stored ones are made into
+        made_real = node.operand(index).producer
+        quant = None if made_real is None else made_real.operand(0).quant
+        assert quant is not None
+        assert quant.params.axis == 1 and quant.params.scale.shape == (rows,)
+    unseen = drawn(10, 8, 5, 72)
+    wanted = computed(path, LEVELS[0], unseen)
+    for level in LEVELS:
+        got = computed(out, level, unseen)
+        assert 10 * np.log10(np.sum(wanted**2) / np.sum((wanted - got) ** 2)) > 30
+
+
+def test_recurrent_weights_that_are_computed_stay(tmp_path):
+    b = Builder(17)
+    x = b.input("x", [5, 1, 8])
+    w = b.op("Mul", b.init(drawn(1, 1, 24, 8)), b.op("ReduceMean", x, keepdims=0))
+    y = b.op("LSTM", x, w, b.init(drawn(2, 1, 24, 6)), hidden_size=6)
+    b.output(b.op("MatMul", b.op("Squeeze", y, b.init(np.array([1]))), b.init(drawn(3, 6, 4))))
+    onnx.save(b.model(), path := tmp_path / "f.onnx")
+    plan = quantization(path, {"x": drawn(4, 5 * 16, 1, 8)}, target="weight-only", repair=())
+    floats = plan.made.decision.plan.floats
+    told = {node.op.name: reason for node, reason in floats.items()}
+    assert told["LSTM"] == "its weights are computed"

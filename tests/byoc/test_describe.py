@@ -20,6 +20,7 @@ from qdqbridge.byoc.records import (
     Convolution,
     DataMovement,
     Dense,
+    DynamicConvolution,
     DynamicDense,
     Normalization,
     Pool,
@@ -218,4 +219,20 @@ def test_a_dynamic_product_is_one_composite(bias: bool) -> None:
     assert (record.units, record.rows, record.output.dtype) == (4, False, "float32")
     assert record.inputs[0].dtype == "float32"
     same(record.weight, scale)
+    assert (record.float_bias is not None) == bias
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_dynamic_convolution_is_one_composite(bias: bool) -> None:
+    x, w = graphs.plain("x", ("n", 4, 6, 6)), np.arange(108, dtype=np.int8).reshape(6, 2, 3, 3)
+    added = [graphs.const(np.arange(6, dtype=np.float32))] if bias else []
+    type_, attributes = graphs.typed(("n", 6, 6, 6)), ConvAttrs((1, 1), (1, 1), (1, 1, 1, 1), 2)
+    operands = [graphs.const(w, graphs.quant(DType.INT8, np.float32(0.5)))]
+    y = graphs.apply("DynamicConv", x, *operands, *added, type_=type_, attributes=attributes)
+    (record,) = records(graphs.graph([x], y))
+    assert isinstance(record, DynamicConvolution)
+    assert (record.channels, record.groups, record.kernel_size) == (6, 2, (3, 3))
+    assert (record.padding, record.data_layout, record.output.dtype) == (
+        (1, 1, 1, 1), "NCHW", "float32",
+    )  # fmt: skip
     assert (record.float_bias is not None) == bias

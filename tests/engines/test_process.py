@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,6 +61,18 @@ class WORKER:
     def scribble(self, data):
         answers = next(o for o in gc.get_objects() if isinstance(o, Connection) and o.writable)
         answers.send_bytes(data)
+        time.sleep(3600)
+
+    def scribble_without_end(self, size):
+        answers = next(o for o in gc.get_objects() if isinstance(o, Connection) and o.writable)
+        os.write(answers.fileno(), b"\\xff\\xff\\xff\\xff" + size.to_bytes(8, "big"))
+        while True:
+            os.write(answers.fileno(), bytes(1 << 20))
+
+    def odd_answer(self, value):
+        import pickle
+        answers = next(o for o in gc.get_objects() if isinstance(o, Connection) and o.writable)
+        answers.send_bytes(pickle.dumps(value))
         time.sleep(3600)
 
     def flood(self, count):
@@ -209,6 +222,73 @@ def test_an_answer_that_is_none_is_named(bad: str, data: bytes) -> None:
         engine.ask("run the model", "scribble", data)
     assert "its answer cannot be read" in caught.value.why
     assert not engine.alive
+
+
+def test_an_answer_without_end_takes_no_memory(bad: str) -> None:
+    engine = process(bad, memory=1 << 30)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UnsupportedTargetError) as caught:
+        engine.ask("run the model", "scribble_without_end", 1 << 62)
+    assert "more than it may hold" in caught.value.why
+    assert not engine.alive
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 16
+
+
+@pytest.mark.parametrize("value", [None, 7, ("answer",), ("what", 3), ("error", 3), [1, 2, 3]])
+def test_an_answer_of_another_form_is_named(bad: str, value: object) -> None:
+    engine = process(bad)
+    with pytest.raises(UnsupportedTargetError) as caught:
+        engine.ask("run the model", "odd_answer", value)
+    assert "cannot be read" in caught.value.why
+    assert not engine.alive
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP, signal.SIGABRT])
+def test_an_engine_that_ends_in_the_middle_of_compare_is_named(
+    sign: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = qdqbridge.load(CNN)
+    data = {"input": np.load(MODELS / "digits_test.npz")["x"][:4]}
+    with qdqbridge.open_engine(
+        "onnxruntime-optimized", CNN, extents={"batch": 1}, limits=ProcessLimits(seconds=5)
+    ) as engine:
+        runs, whole = [0], engine.run
+
+        def third_fails(*arguments: Any) -> Any:
+            runs[0] += 1
+            if runs[0] == 3:
+                os.kill(engine._process._process.pid, sign)
+            return whole(*arguments)
+
+        monkeypatch.setattr(engine, "run", third_fails)
+        with pytest.raises(UnsupportedTargetError) as caught:
+            qdqbridge.compare(engine, graph, data)
+        assert caught.value.what.startswith("onnxruntime with its graph optimizations cannot run")
+        assert ("5 s" if sign == signal.SIGSTOP else "crashed") in caught.value.why
+        assert qdqbridge.compare(engine, graph, data).max_lsb <= 1
+
+
+@pytest.mark.parametrize("form", ["shape", "missing", "list"])
+def test_results_that_are_not_those_of_the_model_are_named(
+    form: str, bad: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from qdqbridge.engines import kinds
+
+    given = {"shape": "{'logits': numpy.zeros((3, 3))}", "missing": "{}", "list": "[1]"}[form]
+    path = tmp_path / "qdqbridge_bad_worker.py"
+    worker = path.read_text().replace('raise ValueError("layer 7 is too wide")', "return [], 1")
+    path.write_text(
+        f"import numpy\n{worker}\n    def run(self, *arguments):\n        return {given}\n"
+    )
+    kind = kinds.EngineKind(bad, "The Bad Engine", "numpy", "pip install numpy", bad, "ort")
+    monkeypatch.setattr(kinds, "ENGINES", {bad: kind})
+    data = {"input": np.load(MODELS / "digits_test.npz")["x"][:1]}
+    with (
+        qdqbridge.open_engine(bad, CNN, extents={"batch": 1}) as engine,
+        pytest.raises(UnsupportedTargetError, match="The Bad Engine does not compute") as caught,
+    ):
+        engine.run(data, engine.outputs)
+    assert "'logits'" in caught.value.why
 
 
 def test_output_without_end_takes_no_memory_and_reaches_no_terminal(bad: str) -> None:

@@ -54,7 +54,7 @@ class PackedProduct:
         self.units, self.level = draw.randint(1, 40), draw.choice((None, 0, 1, 4, 4, 4, 4))
         kinds = ("", "", "packed", "float") if self.bits != 8 else ("", "packed")
         self.zeros = draw.choice(kinds)
-        self.ordered = self.bits == 4 and self.zeros != "packed" and draw.random() < 0.1
+        self.ordered = self.bits == 4 and self.zeros != "packed" and draw.random() < 0.2
         self.half = draw.random() < 0.2
         self.dtype = np.float16 if self.half else np.float32
         self.builder = Builder(21)
@@ -98,7 +98,8 @@ class PackedProduct:
         elif self.zeros:
             names[3] = b.init(points.astype(self.dtype))
         if self.ordered:
-            names[4] = b.init(np.arange(self.terms, dtype=np.int32) // self.block)
+            groups = np.arange(self.terms, dtype=np.int32) // self.block
+            names[4] = b.init(rng.permutation(groups) if draw.random() < 0.7 else groups)
         if draw.random() < 0.4:
             names[5] = b.init(rng.normal(size=self.units).astype(self.dtype))
         while not names[-1]:

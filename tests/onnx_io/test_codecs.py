@@ -18,6 +18,7 @@ from qdqbridge.onnx_io.codecs import BY_ROW, decode, encode, since
 from qdqbridge.ops import attributes as a
 from qdqbridge.ops.attention import MergedAttentionAttrs, MultiHeadAttentionAttrs
 from qdqbridge.ops.causal_convolution import CausalConvAttrs
+from qdqbridge.ops.dot_product_attention import AttentionAttrs
 from qdqbridge.ops.experts import ExpertsAttrs
 from qdqbridge.ops.group_query_attention import GroupQueryAttentionAttrs
 from qdqbridge.ops.rotary_embedding import RotaryEmbeddingAttrs
@@ -186,6 +187,8 @@ CASES: list[Case] = [
             *[value((32, 8))] * 2,
         ],
     ),
+    ("Attention", AttentionAttrs(2, 1, 0.25, 3.0, True), [X3] * 3),
+    ("Attention", AttentionAttrs(left_window_size=2, softmax_precision=11), [X] * 3),
     ("MultiHeadAttention", MultiHeadAttentionAttrs(2, 0.5, unidirectional=True), [X3] * 3),
     ("MergedAttention", MergedAttentionAttrs(2, (8, 8, 16), 0.5), [X3, value((8, 32))]),
     (

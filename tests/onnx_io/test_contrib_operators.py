@@ -106,6 +106,23 @@ def rotary() -> Case:
     return case.results(y, ["batch", "seq", 32])
 
 
+def part_of_heads() -> Case:
+    case = Case()
+    x, tokens = case.real("x", "batch", 4, "seq", 16), case.integers("at", "tokens", "batch", "seq")
+    tables = case.constant(64, 4), case.constant(64, 4, seed=1)
+    at = {"num_heads": 4, "rotary_embedding_dim": 8}
+    y = case.op("RotaryEmbedding", x, tokens, *tables, domain=MS, **at)
+    return case.results(y, ["batch", 4, "seq", 16])
+
+
+def norm_of_inputs() -> Case:
+    case = Case()
+    both = [case.real(name, "batch", "seq", 32) for name in "xs"]
+    norm = [case.real(name, 32) for name in ("scale", "shift", "bias")]
+    y = case.op("SkipLayerNormalization", *both, *norm, domain=MS, epsilon=1e-5)
+    return case.results(y, ["batch", "seq", 32])
+
+
 def skip_layer_norm() -> Case:
     case = Case()
     both = [case.real(name, "batch", "seq", 32) for name in "xs"]
@@ -135,6 +152,8 @@ def experts() -> Case:
 CASES: Mapping[str, Case] = {
     "GroupQueryAttention": gqa(rotary=False), "GroupQueryAttention, rotary": gqa(rotary=True),
     "MultiHeadAttention": mha(), "RotaryEmbedding": rotary(), "QMoE": experts(),
+    "RotaryEmbedding, part of heads": part_of_heads(),
+    "SkipLayerNormalization, of inputs": norm_of_inputs(),
     "SkipLayerNormalization": skip_layer_norm(), "GatherBlockQuantized": gathered(),
 }  # fmt: skip
 

@@ -77,7 +77,7 @@ def saved(
 
 def concat(n: Net) -> tuple[dict[str, tuple[Any, list[int]]], str]:
     x = n.dq("x", 0.004, U8(0))
-    y = n.both(n.op("Conv", n.dq("z", 0.02, U8(0)), n.weight(4, 3, 1, 1)), 0.03, U8(0))
+    y = n.both(n.op("Conv", n.dq("z", 0.02, U8(0)), n.weight(4, 3, 1, 1)), 0.02, U8(0))
     joined = n.both(n.op("Concat", x, y, axis=1), 0.03, U8(0))
     out = n.q(n.op("Conv", joined, n.weight(5, 5, 3, 3), pads=[1] * 4), 0.1, U8(120))
     return {"x": (U8, [1, 1, 6, 6]), "z": (U8, [1, 3, 6, 6])}, out
@@ -155,17 +155,47 @@ def wide_sigmoid(n: Net) -> Any:
     return {"x": (U16, [4, 8])}, out
 
 
-EXACT = [concat, attention, signed_attention, unrounded]
+def wider(n: Net) -> Any:
+    x = n.dq("x", 0.05, U8(100))
+    return {"x": (U8, [4, 8])}, n.q(n.both(n.op("Add", x, x), 0.035, U8(100)), 0.07, U8(100))
+
+
+def converted_rows(n: Net) -> Any:
+    turned = n.both(n.op("Transpose", n.dq("x", 0.05, U8(100)), perm=[0, 2, 1]), 0.05, U8(100))
+    rows = n.both(n.op("Reshape", turned, n.c(np.array([9, 8]))), 0.05, U8(100))
+    product = n.op("MatMul", n.both(rows, 0.04, U8(0)), n.weight(8, 6, axis=1))
+    return {"x": (U8, [1, 8, 9])}, n.q(product, 0.2, U8(120))
+
+
+def shared_constant(n: Net) -> Any:
+    stored = n.c(n.random.integers(0, 256, 8).astype(U8))
+    first = n.both(n.op("Add", n.dq("x", 0.05, U8(100)), n.dq(stored, 0.05, U8(90))), 0.1, U8(100))
+    return {"x": (U8, [4, 8])}, n.q(n.op("Add", first, n.dq(stored, 0.02, U8(90))), 0.1, U8(100))
+
+
+def narrow_operand(n: Net) -> Any:
+    gemm = n.op("Gemm", n.dq("x", 0.05, U8(100)), n.weight(8, 6, axis=1))
+    return {"x": (U8, [4, 8])}, n.q(gemm, 0.2 / 256, U16(30000))
+
+
+def narrow_result(n: Net) -> Any:
+    gemm = n.op("Gemm", n.dq("x", 0.05 / 256, U16(25000)), n.weight(8, 6, axis=1))
+    return {"x": (U16, [4, 8])}, n.q(gemm, 0.2, U8(120))
+
+
+EXACT = [concat, attention, signed_attention, unrounded, wider, converted_rows, shared_constant,
+         narrow_operand]  # fmt: skip
 NEAR = [float_conv, float_transposed, masked, float_norm, float_gelu, float_erf, quotient]
-ROUNDED_TWICE = [softmax_around_0, wide_sigmoid]
+ROUNDED_TWICE = [softmax_around_0, wide_sigmoid, narrow_result]
 RULES = {
-    "concat": "concat-encodings", "attention": "quantized-divisor",
+    "concat": "lost-clamp", "attention": "quantized-divisor",
     "signed_attention": "quantized-divisor", "norm": "instance-norm-parameters",
     "float_conv": "float-padding", "float_transposed": "float-padding",
     "masked": "no-float-where", "float_norm": "instance-norm-parameters",
     "float_gelu": "no-float-gelu", "float_erf": "no-erf", "quotient": "float-quotient",
     "unrounded": "wide-before-floats", "softmax_around_0": "fixed-encodings",
-    "wide_sigmoid": "fixed-encodings",
+    "wide_sigmoid": "fixed-encodings", "wider": "lost-clamp", "converted_rows": "early-conversion",
+    "shared_constant": "one-encoding", "narrow_operand": "one-width", "narrow_result": "one-width",
 }  # fmt: skip
 
 

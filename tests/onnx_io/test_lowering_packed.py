@@ -268,9 +268,10 @@ def test_gather_of_four_bit_tensors_has_zero_point_zero(kind, gather_axis):
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("zero", ["", "packed", "float"])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("level", [None, 0, 4])
-def test_a_packed_product_comes_back_byte_for_byte(bits, zero, bias, level, tmp_path):
+@pytest.mark.parametrize(("level", "act_order"), [(None, True), (0, False), (4, False), (4, True)])
+def test_a_packed_product_comes_back_byte_for_byte(bits, zero, bias, level, act_order, tmp_path):
     order = np.arange(48) // 16 if bias else None
+    order = np.random.default_rng(bits).permutation(np.arange(48) // 16) if act_order else order
     it = NBits(bits, zero=zero, bias=bias, order=order)
     model = it.model()
     node = next(node for node in model.graph.node if node.op_type == "MatMulNBits")
@@ -278,6 +279,7 @@ def test_a_packed_product_comes_back_byte_for_byte(bits, zero, bias, level, tmp_
         node.attribute.append(onnx.helper.make_attribute("accuracy_level", level))
     onnx.save(model, tmp_path / "model.onnx")
     graph = qb.load(tmp_path / "model.onnx")
+    assert [node.op.name for node in graph.nodes[:-1]] == ["Gather"] * act_order
     qb.save(graph, tmp_path / "saved.onnx")
     saved = onnx.load(tmp_path / "saved.onnx")
     (back,) = (node for node in saved.graph.node if node.op_type == "MatMulNBits")

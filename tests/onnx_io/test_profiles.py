@@ -118,6 +118,21 @@ def stored_term(net: Net) -> str:
     return net.op("Unsqueeze", total, net.constant(np.array([0])))
 
 
+def reduced(net: Net, op_type: str, x: str, *axes: int) -> str:
+    """A reduction over the pixels of an image, or over other axes."""
+    return net.op(op_type, x, axes=list(axes or (2, 3)), keepdims=0)
+
+
+def extremes(net: Net) -> list[str]:
+    return [reduced(net, op_type, conv(net, y=None)) for op_type in ("ReduceMax", "ReduceMin")]
+
+
+def three_axes(net: Net) -> str:
+    """A MatMul of rank 3 whose activation has a zero point."""
+    x = net.fake(net.op("Squeeze", "x", net.constant(np.array([0]))), *Y)
+    return net.op("MatMul", x, net.weight(6, 5, axis=1))
+
+
 def sixteen_bits(net: Net) -> str:
     return net.fake("x", 0.001, 30000, np.uint16)
 
@@ -235,8 +250,19 @@ BROKEN: dict[str, tuple[str, str, Callable[[Net], str]]] = {
         ),
     ),
     "qnn_low_end": ("qnn", "clip-of-two-ends", lambda n: n.fake(clip(n, conv(n), -1, 99), *Y)),
+    "tensorrt_dynamic": (
+        "tensorrt", "static-quantization", lambda n: n.op("DynamicQuantizeLinear", "x", results=3),
+    ),
+    "qnn_dynamic": (
+        "qnn", "static-quantization", lambda n: n.op("DynamicQuantizeLinear", "x", results=3),
+    ),
     "openvino_operator": (
         "openvino", "known-operators", lambda n: n.op("QGemm", "x", domain="com.microsoft"),
+    ),
+    "openvino_dynamic": (
+        "openvino", "dynamic-activations",
+        lambda n: n.op("DynamicQuantizeMatMul", "x", n.constant(np.ones((6, 5), S8)),
+                       n.constant(np.float32(0.1)), domain="com.microsoft"),
     ),
     "openvino_16_bits": ("openvino", "8-bit-activations", sixteen_bits),
     "openvino_axis": ("openvino", "weight-axis", lambda n: conv(n, axis=1)),
@@ -246,6 +272,25 @@ BROKEN: dict[str, tuple[str, str, Callable[[Net], str]]] = {
         lambda n: n.fake(clip(n, n.fake("x", 0.25, 3, U8), 0, 5.9), *Y),
     ),
     "openvino_term": ("openvino", "stored-terms", stored_term),
+    "openvino_extreme": (
+        "openvino", "rounded-extremes",
+        lambda n: n.fake(reduced(n, "ReduceMax", conv(n, y=None)), *Y),
+    ),
+    "openvino_concat": (
+        "openvino", "rounded-extremes",
+        lambda n: n.fake(n.op("Concat", *extremes(n), axis=1), 0.05, 0),
+    ),
+    "openvino_mean": (
+        "openvino", "averaged-products",
+        lambda n: n.fake(reduced(n, "ReduceMean", three_axes(n), 1), *Y),
+    ),
+    "openvino_float_mean": (
+        "openvino", "reduced-products",
+        lambda n: n.fake(reduced(n, "ReduceMean", conv(n, y=None)), *Y),
+    ),
+    "openvino_axes": (
+        "openvino", "reduced-axes", lambda n: reduced(n, "ReduceL1", "x"),
+    ),
     "qoperator_form": ("qoperator", "qlinear-form", conv),
     "qoperator_none": ("qoperator", "integer-kernel", lambda n: n.fake(n.op("Sin", conv(n)), *Y)),
 }  # fmt: skip

@@ -10,8 +10,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import qdqbridge as qb
 from qdqbridge.graph.quantization import per_tensor
 from qdqbridge.onnx_io.reader import read
+from tests.onnx_io.lowering_cases import ort_run
 from tests.onnx_models import (
     Array,
     Builder,
@@ -176,6 +178,42 @@ def test_an_if_with_a_constant_condition_is_its_branch(condition: bool, how: str
     plain.output(plain.qdq(plain.input("x", [4]), 0.5 if condition else 0.25))
     assert g.digest == canonical(plain.model()).digest
     assert x
+
+
+def test_an_if_whose_condition_shapes_decide_is_its_branch(tmp_path: Path) -> None:
+    """As PyTorch exports squeeze: the branch depends on an extent, which the file knows."""
+    b = Builder(17)
+    x = b.input("x", [4, 2])
+    rows = b.op("Gather", b.op("Shape", x), b.init(np.array(0)))
+    y = [info("y")]
+    split = helper.make_node("Split", [x], ["a", "b"], axis=0)
+    then = helper.make_graph([split, helper.make_node("Neg", ["b"], ["y"])], "then", [], y)
+    other = helper.make_graph([helper.make_node("Identity", [x], ["y"])], "else", [], y)
+    condition = b.op("Equal", rows, b.init(np.array(4)))
+    b.output(b.op("If", condition, then_branch=then, else_branch=other), None)
+    graph = canonical(b.model())
+    assert [node.op.name for node in graph.nodes] == ["Split", "Neg"]
+    qb.save(graph, tmp_path / "saved.onnx")
+    assert qb.load(tmp_path / "saved.onnx").digest == graph.digest
+    data = np.arange(8, dtype=np.float32).reshape(4, 2)
+    (found,) = qb.evaluate(graph, {"x": data}).values()
+    np.testing.assert_array_equal(found, -data[2:])
+
+
+def test_a_scan_of_data_of_any_rank_is_written_for_onnxruntime(tmp_path: Path) -> None:
+    """Which wants to know the ranks of what the body gives."""
+    b = Builder(17)
+    row = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("s", "e")]
+    given = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("t", "y")]
+    steps = [helper.make_node("Add", ["s", "e"], ["t"]), helper.make_node("Neg", ["t"], ["y"])]
+    body = helper.make_graph(steps, "body", row, given)
+    start = b.init(np.zeros(2, np.float32))
+    b.op("Scan", start, b.input("x", None), outputs=2, body=body, num_scan_inputs=1)
+    b.output(f"{b.nodes[-1].output[1]}", None)
+    data = {"x": np.arange(6, dtype=np.float32).reshape(3, 2)}
+    qb.save(canonical(b.model()), tmp_path / "saved.onnx")
+    saved = onnx.load(tmp_path / "saved.onnx")
+    np.testing.assert_array_equal(ort_run(saved, data)[0], ort_run(b.model(), data)[0])
 
 
 def test_nested_ifs_and_clashing_names() -> None:

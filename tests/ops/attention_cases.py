@@ -14,11 +14,14 @@ from onnx import ModelProto, helper
 from qdqbridge.graph.operator import Attributes
 from qdqbridge.ops.attention import MergedAttentionAttrs, MultiHeadAttentionAttrs
 from qdqbridge.ops.causal_convolution import CausalConvAttrs
+from qdqbridge.ops.dot_product_attention import DOUBLE, AttentionAttrs
 from qdqbridge.ops.experts import ExpertsAttrs
 from qdqbridge.ops.group_query_attention import GroupQueryAttentionAttrs
-from qdqbridge.ops.rotary_embedding import RotaryEmbeddingAttrs
+from qdqbridge.ops.rotary_embedding import RotaryEmbeddingAttrs, heads_last
 
 Array = NDArray[Any]
+_OWN = ("Attention", "RotaryEmbedding")
+"""Operators of ONNX's own domain."""
 _NAMES = {"MergedAttention": "Attention"}
 _WEIGHTS = {
     "MoE": range(2, 20), "QMoE": range(2, 20), "CausalConvWithState": (1,), "MergedAttention": (1,),
@@ -37,12 +40,14 @@ class AttentionCase:
         attributes: Its record.
         operands: None where left out.
         valid: Per result and sequence, what of it is specified.
+        opset: That of ONNX's own domain.
     """
 
     op: str
     attributes: Attributes
     operands: Sequence[Array | None]
     valid: list[list[Any]]
+    opset: int = 23
 
     def model(self, *, open_axes: bool = False) -> ModelProto:
         """A model of the node alone; with ``open_axes`` no extent but the innermost is a number."""
@@ -54,7 +59,11 @@ class AttentionCase:
         told: dict[str, Any] = {
             k: int(v) if isinstance(v, bool) else v for k, v in stated.items() if v != defaults[k]
         }
-        own, name = self.op == "RotaryEmbedding", _NAMES.get(self.op, self.op)
+        own, name = self.op in _OWN, _NAMES.get(self.op, self.op)
+        given_results = told.pop("results", range(len(results)))
+        asked = ["" for _ in range(max(given_results) + 1)]
+        for place, result in zip(given_results, results, strict=True):
+            asked[place] = result
         inputs = [
             helper.make_tensor_value_info(
                 f"in_{i}",
@@ -64,14 +73,14 @@ class AttentionCase:
             for i, x in given
         ]  # fmt: skip
         present = {i for i, _ in given}
-        names = [f"in_{i}" if i in present else "" for i in range(len(self.operands))]
+        names = [f"in_{i}" if i in present else "" for i in range(given[-1][0] + 1)]
         node = helper.make_node(
-            name, names, results, "node", domain="" if own else "com.microsoft", **told
+            name, names, asked, "node", domain="" if own else "com.microsoft", **told
         )
         graph = helper.make_graph(
             [node], "g", inputs, [helper.make_empty_tensor_value_info(name) for name in results]
         )
-        opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
+        opsets = [helper.make_opsetid("", self.opset), helper.make_opsetid("com.microsoft", 1)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
     def feeds(self) -> dict[str, Array]:
@@ -288,6 +297,64 @@ def multi_head(seed: int) -> AttentionCase:
     )  # fmt: skip
 
 
+def own(seed: int) -> AttentionCase:
+    """An Attention of ONNX's own, of opsets 23 to 25."""
+    rng = np.random.default_rng(seed)
+    opset, batch, shared = int(rng.integers(23, 26)), *(int(n) for n in rng.integers(1, 4, 2))
+    heads, size = shared * int(rng.choice([1, 1, 2, 3])), int(rng.choice([4, 8, 16]))
+    length, wide = int(rng.integers(1, 6)), int(rng.choice([size, size, 8]))
+    keys = length if rng.random() < 0.6 else int(rng.integers(1, 7))
+    past = int(rng.integers(1, 5)) if rng.random() < 0.4 else 0
+    keys = 1 if past and length == 1 else keys  # see the row for what onnxruntime does
+    given: list[Array | None] = [
+        _floats(rng, batch, heads, length, size), _floats(rng, batch, shared, keys, size),
+        _floats(rng, batch, shared, keys, wide), *[None] * 4,
+    ]  # fmt: skip
+    said: dict[str, Any] = {}
+    if rng.random() < 0.5:
+        given[:3] = (heads_last(x) for x in given[:3] if x is not None)
+        said |= {"q_num_heads": heads, "kv_num_heads": shared}
+    if past:
+        given[4:6] = (
+            _floats(rng, batch, shared, past, size),
+            _floats(rng, batch, shared, past, wide),
+        )
+    elif opset > 23 and rng.random() < 0.4:
+        given[6] = rng.integers(1, keys + 1, batch).astype(np.int64)
+    said |= _said_of_own(rng, opset)
+    total = past + keys
+    if rng.random() < 0.5:
+        extents = [(1, batch), (1, heads), (length,), (total,)]
+        shape = [int(rng.choice(each)) for each in extents][int(rng.choice([0, 0, 1, 2])) :]
+        given[3] = rng.random(shape) < 0.7 if rng.random() < 0.5 else _floats(rng, *shape)
+    results = (0, 1, 2) if past or (given[6] is None and rng.random() < 0.3) else (0,)
+    if rng.random() < 0.5:
+        results = (*results, 3)
+        # Where a mask hides a key onnxruntime shows its lowest number, not minus infinity.
+        said["qk_matmul_output_mode"] = int(rng.choice([0, 1, 3]))
+    return AttentionCase(
+        "Attention", AttentionAttrs(**said, results=results), given,
+        [[slice(None)] * batch] * len(results), opset,
+    )  # fmt: skip
+
+
+def _said_of_own(rng: np.random.Generator, opset: int) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    if rng.random() < 0.4:
+        said["is_causal"] = True
+    if rng.random() < 0.3:
+        said["scale"] = float(np.float32(rng.uniform(0.05, 0.5)))
+    if rng.random() < 0.3:
+        said["softcap"] = float(np.float32(rng.uniform(0.5, 5)))
+    if rng.random() < 0.1:
+        said["softmax_precision"] = DOUBLE
+    if opset > 24 and rng.random() < 0.4:
+        said["left_window_size"] = int(rng.integers(0, 4))
+    if opset > 24 and rng.random() < 0.4:
+        said["right_window_size"] = int(rng.integers(0, 4))
+    return said
+
+
 def rotary(seed: int) -> AttentionCase:
     """A RotaryEmbedding."""
     rng = np.random.default_rng(seed)
@@ -390,5 +457,5 @@ def causal(seed: int) -> AttentionCase:
 
 FAMILIES = {
     "grouped": grouped, "windowed": windowed, "stored": stored, "multi_head": multi_head,
-    "rotary": rotary, "merged": merged, "mixture": mixture, "causal": causal,
+    "own": own, "rotary": rotary, "merged": merged, "mixture": mixture, "causal": causal,
 }  # fmt: skip

@@ -19,6 +19,7 @@ OURS = {
     "Composition",
     "Dense",
     "DynamicBlockDense",
+    "DynamicConv",
     "DynamicDense",
     "quantize",
     "dequantize",

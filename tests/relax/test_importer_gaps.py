@@ -15,6 +15,7 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.types import static_shape
 from tests.onnx_models import Builder, canonical
+from tests.relax.targets import UNOPTIMIZED
 
 pytestmark = pytest.mark.relax
 Make = Callable[[Builder, bool], None]
@@ -176,6 +177,27 @@ def test_scatter_of_extremes() -> None:
     y = b.op("ScatterND", b.input("x", [2, 3]), indices, updates, reduction="max")
     b.output(y, [2, 3])
     check(canonical(b.model()))
+
+
+@pytest.mark.parametrize("reduction", ["none", "add", "max"])
+def test_scatter_into_open_extents(reduction: str) -> None:
+    """TVM writes wherever indices say, so they are bound to the extents that the run has."""
+    b = Builder(18)
+    x, updates = b.input("x", ["n", "m", 2]), b.input("updates", ["l", 2])
+    indices = b.input("indices", ["k", 2], TensorProto.INT64)
+    b.output(b.op("ScatterND", x, indices, updates, reduction=reduction), None)
+    graph, rng = canonical(b.model()), np.random.default_rng(0)
+    executable = qb.compile(graph, UNOPTIMIZED)
+    given = {
+        "x": rng.normal(size=(3, 4, 2)).astype(np.float32),
+        "updates": rng.normal(size=(3, 2)).astype(np.float32),
+        "indices": np.array([[0, -1], [-3, 1], [2, 2]]),
+    }
+    found, wanted = executable.run(given), qb.evaluate(graph, given)
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array)
+    with pytest.raises(qb.QdqBridgeError):
+        executable.run(given | {"updates": np.zeros((4, 2), np.float32)})
 
 
 def check(graph: Graph) -> None:

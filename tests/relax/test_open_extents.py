@@ -12,7 +12,7 @@ from tests.onnx_models import Builder, canonical, ints
 from tests.relax.open_models import Case, case
 
 pytestmark = pytest.mark.relax
-QUICK = (*range(12), 32, 41, 42, 44)
+QUICK = (*range(12), 32, 41, 42, 44, 110)
 """Seeds of the quick subset; ``scripts/sweep_open.py`` runs as many as one likes."""
 
 

@@ -10,7 +10,7 @@ import pytest
 import tvm
 
 import qdqbridge as qb
-from qdqbridge.relax.tensors import aligned, handed_over, to_array, to_tensor
+from qdqbridge.relax.tensors import aligned, handed_over, lasting, to_array, to_tensor
 
 MODEL = Path(__file__).parents[2] / "models" / "digits_cnn_u8s8_per_channel.onnx"
 CPU: Any = tvm.cpu()
@@ -27,6 +27,16 @@ def test_aligned_arrays_are_handed_over(dtype: Any) -> None:
     array = _ready(dtype=dtype)
     assert array.ctypes.data % 64 == 0 and handed_over(array)
     assert np.shares_memory(np.from_dlpack(to_tensor(array, CPU)), array)
+
+
+@pytest.mark.parametrize("count", [5, (1 << 20) + 3, 3 << 20])
+def test_lasting_arrays_are_handed_over(count: int) -> None:
+    array = lasting((count,), np.dtype(np.int16))
+    array[...] = np.arange(count) % 1000
+    held = to_tensor(array, CPU)
+    assert array.ctypes.data % 64 == 0 and np.shares_memory(np.from_dlpack(held), array)
+    del array
+    assert np.array_equal(np.from_dlpack(held), np.arange(count) % 1000)
 
 
 def test_what_cannot_be_handed_over_is_copied() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto
 from tvm import relay
@@ -12,9 +14,11 @@ from tvm import relay
 from qdqbridge.errors import UnsupportedModelError, UnsupportedTargetError
 from qdqbridge.graph.diff import diff
 from qdqbridge.graph.graph import Graph
+from qdqbridge.pipeline import load
 from qdqbridge.relay import emit, from_relay
 from qdqbridge.relay.dialect.dynamic import QUANTIZE, SCALE, ZERO_POINT, dynamic
 from tests.onnx_models import Builder, canonical, ints
+from tests.ops.test_dynamic_convolution import CASES, model, samples
 from tests.relay.emitted import operators, results
 
 UINT8, INT32 = TensorProto.UINT8, TensorProto.INT32
@@ -94,3 +98,18 @@ def test_other_nodes_without_a_row_are_named() -> None:
     n.output(n.op("Det", n.input("x", [2, 3, 3])), [2])
     with pytest.raises(UnsupportedTargetError, match="Det cannot be emitted"):
         emit(canonical(n.model()))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_convolutions_are_one_call_with_the_same_bits(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(model(CASES[name]), path)
+    graph = load(path)
+    for variant in ("canonical", "tflite"):
+        module, _ = emit(graph, variant)
+        rank = len(CASES[name]["x"]) - 2
+        assert operators(module).count(f"qnn.dynamic_conv{rank}d") == 1
+        assert diff(from_relay(module), graph) == []
+    for x in samples(CASES[name]["x"])[:3]:
+        for ours, wanted in results(graph, {"x": x}, "canonical").values():
+            np.testing.assert_array_equal(ours, wanted)

@@ -43,6 +43,33 @@ class Shown:
             timeout=30_000,
         )
 
+    def frame(self) -> float:
+        """Returns how long a frame takes while the graph is zoomed and moved, in ms: the median."""
+        return self.page.evaluate(_FRAMES)
+
+
+_FRAMES = """async () => {
+    const times = [], picture = document.querySelector('.picture');
+    const at = i => ({bubbles: true, cancelable: true, view: window, clientX: 400 + 5 * i,
+        clientY: 300 + 8 * i});
+    const timed = async event => {
+        const begin = performance.now();
+        event();
+        await new Promise(requestAnimationFrame);
+        times.push(performance.now() - begin);
+    };
+    for (let i = 0; i < 20; i++) {
+        const wheel = {...at(0), deltaY: i % 2 ? -30 : 30};
+        await timed(() => picture.dispatchEvent(new WheelEvent('wheel', wheel)));
+    }
+    picture.dispatchEvent(new MouseEvent('mousedown', at(0)));
+    for (let i = 0; i < 20; i++) {
+        await timed(() => window.dispatchEvent(new MouseEvent('mousemove', at(i % 10))));
+    }
+    window.dispatchEvent(new MouseEvent('mouseup', at(0)));
+    return times.sort((a, b) => a - b)[20];
+}"""
+
 
 @contextmanager
 def browser() -> Generator[Any, None, None]:

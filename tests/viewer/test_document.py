@@ -20,6 +20,7 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.ops.unary import RELU
 from qdqbridge.viewer import model_explorer_text, page
 from qdqbridge.viewer.histograms import BINS
+from qdqbridge.viewer.paint import HEATS, TONES
 from qdqbridge.viewer.scopes import scope
 from qdqbridge.viewing import coverage_paint, record
 
@@ -150,3 +151,9 @@ def test_what_a_table_leaves_is_said_at_its_node() -> None:
     assert kind is not None and paint.classes[int(kind)] == "refused"
     assert paint.words[place] == "qnn.conv2d: its stride is 3"
     assert paint.of.count(kind) == 1
+
+
+def test_colours_for_others_are_those_of_the_page() -> None:
+    style = (VIEWER / "assets" / "page.css").read_text("utf-8").partition("@media")[0]
+    for letter, colours in (("p", TONES), ("h", HEATS)):
+        assert re.findall(rf"--{letter}\d: (#\w+);", style) == list(colours)

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import qdqbridge as qb
+from qdqbridge.quantizing import quantization
 from tests.viewer.browser import browser, needs_browser, show
 
 pytestmark = needs_browser
@@ -146,19 +147,34 @@ def test_ten_thousand_nodes_open_within_two_seconds(chromium: Any, tmp_path: Pat
     shown.page.click("#open")
     shown.page.click("#fit")
     shown.page.wait_for_selector(".far path", state="attached")
-    frame = shown.page.evaluate("""async () => {
-        const times = [], picture = document.querySelector('.picture');
-        for (let i = 0; i < 20; i++) {
-            const begin = performance.now();
-            picture.dispatchEvent(new WheelEvent('wheel', {deltaY: i % 2 ? -30 : 30, bubbles: true,
-                cancelable: true, clientX: 400, clientY: 300}));
-            await new Promise(requestAnimationFrame);
-            times.push(performance.now() - begin);
-        }
-        return times.sort((a, b) => a - b)[10];
-    }""")
+    places = [shown.page.get_attribute(".picture > g", "transform")]
+    frame = shown.frame()
+    places.append(shown.page.get_attribute(".picture > g", "transform"))
+    assert places[0] != places[1]
     assert frame < 250  # a frame of all nodes on a busy machine without a GPU; 20 to 60 ms alone
     assert shown.said == []
+
+
+def test_a_graph_without_nodes_is_a_page_too(chromium: Any, tmp_path: Path) -> None:
+    port = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])]
+    onnx.save(
+        helper.make_model(helper.make_graph([], "nothing", port, port)), tmp_path / "nothing.onnx"
+    )
+    qb.view(tmp_path / "nothing.onnx", path=tmp_path / "page.html")
+    page = chromium.new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto((tmp_path / "page.html").as_uri())
+    page.wait_for_selector("html[data-ready]")
+    for button in ("open", "fit", "close", "larger", "smaller", "about"):
+        page.click(f"#{button}")
+    page.focus(".picture")
+    for key in ("ArrowDown", "Enter", "+", "0", "n"):
+        page.keyboard.press(key)
+    page.wait_for_timeout(200)  # two frames are drawn
+    assert "Input x" in page.inner_text("#panel")
+    assert said == []
 
 
 def test_names_are_text_and_never_markup(chromium: Any, tmp_path: Path) -> None:
@@ -181,3 +197,77 @@ def test_it_prints_the_graph_and_what_is_known_of_it(chromium: Any, tmp_path: Pa
     assert shown.page.locator("#panel").is_visible()
     assert not shown.page.locator("#open").is_visible()
     assert len(shown.page.pdf()) > 5000
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """The report page of a quantization, and what was quantized."""
+    data = {"input": np.load(MODELS / "digits_test.npz")["x"][:24]}
+    made = quantization(MODELS / "digits_cnn_float.onnx", data, repair=("bias",))
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    made.report(path, model=HOSTILE, data="x.npz")
+    return path, made
+
+
+def test_the_report_of_a_quantization_is_told_and_leads_to_both_graphs(
+    chromium: Any, told: tuple[Path, Any]
+) -> None:
+    path, made = told
+    shown = show(chromium, path)
+    report = shown.page.inner_text("#report")
+    assert f"{HOSTILE} quantized for ort" in report
+    assert made.graph.digest in report
+    assert shown.page.get_attribute("#told", "aria-pressed") == "true"
+    assert shown.page.evaluate("document.getElementById('pictures').inert")
+    sections = shown.page.locator("#report section")
+    assert sections.count() == 7
+    assert shown.page.locator("#report svg[role=img]").count() > 5
+    layer = made.graph.nodes[2].name
+    shown.page.click(f"#culprits button:has(code:text-is('{layer}'))")
+    assert not shown.page.is_visible("#report")
+    shown.drawn(".box.chosen", 2)
+    panel = shown.page.inner_text("#panel")
+    assert layer in panel
+    assert "Error that a layer adds" in panel
+    assert "Outputs where only this layer is quantized" in panel
+    assert "Who decided the range" in panel
+    shown.page.click("#told")
+    shown.page.wait_for_selector("#report h1", state="visible")
+    assert shown.page.text_content("#tensors figcaption >> nth=0")
+    assert shown.said == []
+
+
+def test_a_report_is_read_without_scripts_and_printed(
+    chromium: Any, told: tuple[Path, Any], tmp_path: Path
+) -> None:
+    path, _ = told
+    page = chromium.new_context(java_script_enabled=False).new_page()
+    page.goto(path.as_uri())
+    assert page.is_visible("#report h1")
+    assert page.is_visible("#weights table")
+    shown = show(chromium, path)
+    shown.page.click("#told")
+    shown.page.emulate_media(media="print")
+    assert shown.page.is_visible("#report h1")
+    assert shown.page.is_visible(".picture >> nth=0")
+    shown.page.pdf(path=tmp_path / "report.pdf")
+    assert (tmp_path / "report.pdf").stat().st_size > 20_000
+    assert shown.said == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_report_is_legible(chromium: Any, told: tuple[Path, Any], scheme: str) -> None:
+    shown = show(chromium, told[0], color_scheme=scheme)
+    ratio = shown.page.evaluate("""() => {
+        const channel = v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+        const luminance = css => {
+            const [r, g, b] = css.match(/[\\d.]+/g).map(Number).map(v => channel(v / 255));
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+        };
+        const report = document.getElementById('report');
+        const paper = luminance(getComputedStyle(report).backgroundColor);
+        return Math.min(...[...report.querySelectorAll('td, th, dt, dd, a, p, code')]
+            .map(each => luminance(getComputedStyle(each).color) + 0.05)
+            .map(ink => Math.max(ink, paper + 0.05) / Math.min(ink, paper + 0.05)));
+    }""")
+    assert ratio >= 4.5

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
 
 from qdqbridge.autoquant.formats import Format
 from qdqbridge.autoquant.stats import TensorStats
@@ -22,12 +24,16 @@ class Context:
         readers: The operators that read it.
         chosen: The parameters of the tensors before it, by name: choosers run in topological
             order.
+        samples: Returns the tensor itself, one array for each batch of samples, as it arrives
+            behind the tensors and weights before it, rounded as was chosen; None where there are
+            no samples (a profile alone, a constant, choosers that are tried).
     """
 
     name: str = ""
     producer: str = ""
     readers: tuple[str, ...] = ()
     chosen: Mapping[str, QuantParams] = field(default_factory=dict[str, QuantParams])
+    samples: Callable[[], Sequence[NDArray[Any]]] | None = None
 
 
 class Chooser(Protocol):

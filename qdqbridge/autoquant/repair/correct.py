@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.biases import product_of, with_room_for_biases
+from qdqbridge.autoquant.biases import product_of
 from qdqbridge.autoquant.decide import Decision, about_copy
+from qdqbridge.autoquant.hardware_scales import suited
 from qdqbridge.autoquant.plan import Derived, Weight
 from qdqbridge.autoquant.repair.layers import along, layer_of
 from qdqbridge.autoquant.repair.sweep import SAMPLES, Batches, sweep
@@ -85,7 +86,7 @@ class Correcting:
     shifts: dict[Node, Array] = field(default_factory=dict["Node", "Array"])
     tried: int = 0
 
-    def weight(self, weight: Weight, operands: Batches) -> None:
+    def weight(self, weight: Weight, real: Batches, operands: Batches) -> None:
         """Leaves weights as they are."""
 
     def result(self, node: Node, real: Batches, quantized: Batches) -> Array | None:
@@ -137,6 +138,15 @@ def corrected(
     sweep(decision, samples, found, limit=limit)
     if not found.shifts:
         return decision, f"no mean of {len(found.places)} products is off"
+    count = sum(int(np.count_nonzero(s)) for s in found.shifts.values())
+    told = f"{count} of {found.tried} channels of {len(found.places)} products shifted"
+    return shifted(decision, found), told
+
+
+def shifted(decision: Decision, found: Correcting) -> Decision:
+    """Returns a decision about a graph whose biases have the corrections that were found."""
+    if not found.shifts:
+        return decision
     constants = {found.places[n].slot: _bias(found.places[n], s) for n, s in found.shifts.items()}
     copy = with_constants(decision.plan.graph, constants)
     result = about_copy(decision, copy)
@@ -145,9 +155,7 @@ def corrected(
         slot = (copy.nodes[node], index)
         if slot not in known:
             result.plan.weights.append(Weight(*slot, Derived()))
-    count = sum(int(np.count_nonzero(s)) for s in found.shifts.values())
-    told = f"{count} of {found.tried} channels of {len(found.places)} products shifted"
-    return _with_room(result), told
+    return _with_room(result)
 
 
 def _bias(place: CorrectionPlace, shift: Array) -> Array:
@@ -165,6 +173,6 @@ def _bias(place: CorrectionPlace, shift: Array) -> Array:
 
 def _with_room(decision: Decision) -> Decision:
     """Raises scales of weights where a corrected bias needs it."""
-    weights = with_room_for_biases(decision.plan.weights, decision.values, decision.weights)
+    weights = suited(decision.plan, decision.values, decision.weights)
     integers = {w: a for w, a in decision.integers.items() if weights[w] == decision.weights[w]}
     return replace(decision, weights=weights, integers=integers)

@@ -27,6 +27,8 @@ Array = NDArray[Any]
 Matrix = NDArray[np.float64]
 DAMPING = 0.01
 """Added to the diagonal of H, as a share of its mean."""
+_BLOCK = 64
+"""Columns that are rounded before the others hear of it, all at once."""
 BITS = 4
 """Weights of more bits are left as they are unless somebody asks."""
 
@@ -54,12 +56,17 @@ def rounded_rows(
         return nearest
     upper = _inverse_root(hessian[np.ix_(order, order)])
     rest, found = weight[:, order].copy(), nearest.copy()
-    for j, column in enumerate(order):
-        s, z = scale[:, column], zero_point[:, column]
-        q = _nearest(rest[:, j], s, z, low, high)
-        found[:, column] = q
-        error = (rest[:, j] - (q - z) * s) / upper[j, j]
-        rest[:, j + 1 :] -= np.outer(error, upper[j, j + 1 :])
+    for start in range(0, len(order), _BLOCK):
+        end = min(start + _BLOCK, len(order))
+        errors = np.zeros((len(weight), end - start))
+        for j in range(start, end):
+            column = order[j]
+            s, z = scale[:, column], zero_point[:, column]
+            q = _nearest(rest[:, j], s, z, low, high)
+            found[:, column] = q
+            errors[:, j - start] = (rest[:, j] - (q - z) * s) / upper[j, j]
+            rest[:, j + 1 : end] -= np.outer(errors[:, j - start], upper[j, j + 1 : end])
+        rest[:, end:] -= errors @ upper[start:end, end:]
     better = loss(weight, found, scale, zero_point, hessian) < loss(
         weight, nearest, scale, zero_point, hessian
     )
@@ -192,14 +199,16 @@ class Rounding:
     bits: int
     integers: dict[Weight, Array] = field(default_factory=dict["Weight", "Array"])
 
-    def weight(self, weight: Weight, operands: Batches) -> Array | None:
+    def weight(
+        self, weight: Weight, real: Batches, operands: Batches
+    ) -> tuple[Array, QuantParams] | None:
         """Returns the integers of a weight of few bits."""
         params, layer = self.decision.weights[weight], layer_of(weight.node)
         usable = params.storage_dtype.is_integer and params.storage_dtype.bits <= self.bits
         if layer is None or not usable or any(not np.isfinite(a).all() for a in operands):
             return None
         self.integers[weight] = rounded(layer, params, operands)
-        return self.integers[weight]
+        return self.integers[weight], params
 
     def result(self, node: object, real: Batches, quantized: Batches) -> None:
         """Leaves results as they are."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from qdqbridge.autoquant.profile import Profile
 from qdqbridge.autoquant.repair.correct import corrected
 from qdqbridge.autoquant.repair.equalize import equalized
 from qdqbridge.autoquant.repair.gptq import with_rounding
+from qdqbridge.autoquant.repair.learn import learned
 from qdqbridge.autoquant.repair.smooth import smoothed
 from qdqbridge.autoquant.samples import Sample, Samples
 from qdqbridge.autoquant.simulation import Simulation
@@ -36,20 +36,24 @@ from qdqbridge.autoquant.tuning import (
     taken,
     tuned,
 )
+from qdqbridge.autoquant.work_budget import WorkBudget
 from qdqbridge.errors import InputDataError, QdqBridgeError, UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import evaluate
 
 GAIN = 0.02
 """What a step has to gain at least, in dB; less is chance."""
-ORDER = ("equalize", "smooth", "round", "bias")
+ORDER = ("equalize", "smooth", "round", "learn", "bias")
 """All steps in the order in which they are done."""
 GRAPH_STEPS = ("equalize", "smooth")
 """Those that scale channels of the float graph, so that it has to be looked at again."""
 CHOOSERS = "choosers"
 """What trying other choosers is called in records."""
 DEFAULT = ORDER
-_LATE = "no time was left for it"
+_RUNS = {"equalize": 3, "smooth": 6, "round": 3, "learn": 6, "bias": 3}
+"""How often steps run the samples, about."""
+_CHANGES = {"round": with_rounding, "learn": learned, "bias": corrected}
+_LATE = "the budget was spent before; --budget gives more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,7 @@ def repaired(
     samples: Samples,
     again: Again,
     steps: Sequence[str] = DEFAULT,
-    until: float = math.inf,
+    work: WorkBudget | None = None,
 ) -> tuple[QuantizedState, tuple[StepRecord, ...]]:
     """Returns a quantized graph after all steps that helped, and what became of each.
 
@@ -121,7 +125,7 @@ def repaired(
             ranges of the rewritten graph from all.
         again: Quantizes another float graph.
         steps: Names out of :data:`ORDER`, which they are done in.
-        until: No step is begun after this time (``time.monotonic``).
+        work: No step is begun once it is spent; None for no bound.
 
     Raises:
         InputDataError: A step does not exist.
@@ -130,12 +134,18 @@ def repaired(
     wanted = [name for name in ORDER if name in steps]
     if not wanted:
         return start, ()
-    trials = _Trials(start, samples, again)
-    records = tuple(
-        trials.attempt(name) if time.monotonic() < until else StepRecord(name, False, _LATE)
-        for name in wanted
-    )
-    return trials.state, records
+    trials, records = _Trials(start, samples, again), list[StepRecord]()
+    work = work or WorkBudget(math.inf)
+    for name in wanted:
+        if not work.left:
+            records.append(StepRecord(name, False, _LATE))
+            continue
+        if name == "bias" and any(r.step == "learn" and r.applied for r in records):
+            records.append(StepRecord(name, False, "weights were learned with their biases"))
+            continue
+        work.spend(start.decision.plan.graph, start.profile, _RUNS[name] * len(samples))
+        records.append(trials.attempt(name))
+    return trials.state, tuple(records)
 
 
 class _Trials:
@@ -183,8 +193,7 @@ class _Trials:
                 return None, told
             self._before()
             return self._again(new), told
-        change = with_rounding if name == "round" else corrected
-        result, told = change(decision, samples)
+        result, told = _CHANGES[name](decision, samples)
         if result is decision:
             return None, told
         return QuantizedState(apply(result), result, self.state.profile), told
@@ -257,7 +266,11 @@ def runner(graph: Graph) -> Run:
 
 
 def with_choosers_tried(
-    state: QuantizedState, data: Samples, target: Target, progress: Progress | None = None
+    state: QuantizedState,
+    data: Samples,
+    target: Target,
+    progress: Progress | None = None,
+    workers: int | str | None = None,
 ) -> tuple[QuantizedState, StepRecord]:
     """Returns ``state`` with parameters by those of the target's choosers that prove best.
 
@@ -266,6 +279,7 @@ def with_choosers_tried(
         data: Samples; some of them are used.
         target: Its candidates are tried.
         progress: Called with the number of tensors done, and of all.
+        workers: A number of processes, or ``ray``.
     """
     samples = spread(data, _count(data))
     if len(samples) < LEAST:
@@ -279,6 +293,7 @@ def with_choosers_tried(
         target.chooser,
         candidates=target.candidates,
         weight_candidates=() if target.weight_chooser else target.weight_candidates,
+        workers=workers,
         progress=progress,
     )
     if found.decision is state.decision or found.end <= found.start:

@@ -36,11 +36,14 @@ _COSTLY = (Flow.ACCUMULATE, Flow.AVERAGE, Flow.ROUND)
 class Visitor(Protocol):
     """Somebody who changes what is quantized, node by node."""
 
-    def weight(self, weight: Weight, operands: Batches) -> Array | None:
-        """Returns other stored integers for a weight; None to leave them.
+    def weight(
+        self, weight: Weight, real: Batches, operands: Batches
+    ) -> tuple[Array, QuantParams] | None:
+        """Returns other stored integers for a weight and their parameters; None to leave them.
 
         Args:
             weight: A weight with parameters, operand 1 of its node.
+            real: What the float graph gives its node as operand 0, batch by batch.
             operands: What the quantized graph gives its node as operand 0, batch by batch.
         """
         ...
@@ -153,13 +156,13 @@ class _State:
         weight = self.weights.get((node, index))
         if weight is None:
             return None
-        params = self.decision.weights[weight]
-        integers = None
+        found = None
         if index == 1 and node.op.flow is Flow.ACCUMULATE and not node.operand(0).is_constant:
-            integers = visitor.weight(weight, self._read(node, 0))
-        if integers is None:
-            integers = stored_integers(weight, params, self.decision).numpy()
-        return dequantize(integers, params)
+            found = visitor.weight(weight, self.real[node.operand(0)], self._read(node, 0))
+        if found is None:
+            params = self.decision.weights[weight]
+            found = stored_integers(weight, params, self.decision).numpy(), params
+        return dequantize(*found)
 
     def _read(self, node: Node, index: int) -> list[Array]:
         value = node.operand(index)

@@ -15,7 +15,7 @@ integers are added, here the real numbers that they stand for.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from qdqbridge.autoquant.samples import Sample, Samples
 from qdqbridge.autoquant.simulation.engines import (
     Arrays,
     GraphPart,
+    OnnxRuntime,
     SimulationEngine,
     engine_of,
     parts_of,
@@ -33,8 +34,11 @@ from qdqbridge.autoquant.simulation.engines import (
 from qdqbridge.autoquant.simulation.feeds import Feeds
 from qdqbridge.autoquant.simulation.graph import Needs, Operand, SimulatedGraph, simulated
 from qdqbridge.autoquant.simulation.metrics import Metric, Metrics, joined, measured
-from qdqbridge.errors import InputDataError
+from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.graph import Value
+
+if TYPE_CHECKING:
+    from qdqbridge.autoquant.simulation.teams import SentSimulation
 
 Array = NDArray[Any]
 Outputs = Sequence[Array]
@@ -210,6 +214,37 @@ class Simulation:
             if any(v in feeds and feeds[v] is not self._held_feeds[v] for v in part.inputs):
                 return index
         return len(self._parts)
+
+    # ---- for workers ----------------------------------------------------------------------------
+
+    def feeds_by_name(self, decision: Decision | None) -> dict[str, Array]:
+        """Returns what the inputs that are no samples get for a decision; arrays may be shared."""
+        return {value.name: array for value, array in self._prepared(decision, None).items()}
+
+    def sent(self) -> SentSimulation:
+        """Returns the simulation as it goes to other processes.
+
+        Raises:
+            UnsupportedTargetError: Its engine is not onnxruntime.
+        """
+        from qdqbridge.autoquant.simulation.teams import SentSimulation
+
+        if not isinstance(self._engine, OnnxRuntime):
+            raise UnsupportedTargetError(
+                "workers run onnxruntime only", fix="simulate with onnxruntime, or without workers"
+            )
+        parts = tuple(
+            (self._engine.recipe(part.graph), tuple(value.name for value in part.outputs))
+            for part in self._parts
+            if part.graph is not None
+        )
+        return SentSimulation(
+            parts,
+            self.feeds_by_name(None),
+            tuple({v.name: np.asarray(s[v.name]) for v in self._simulated.samples}
+                  for s in self._batches),
+            tuple(value.name for value in self._wanted),
+        )  # fmt: skip
 
     # ---- judging ------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.interpreter import computed
 from qdqbridge.graph.types import TensorType
+
+if TYPE_CHECKING:
+    from qdqbridge.onnx_io.running import Recipe
 
 Array = NDArray[Any]
 Arrays = dict[Value, Array]
@@ -51,9 +54,16 @@ class OnnxRuntime:
 
     def __call__(self, graph: Graph) -> Run:
         """Returns a function that runs ``graph``."""
-        from qdqbridge.onnx_io.running import Runner
+        from qdqbridge.onnx_io.running import Execution
 
-        return Runner(graph, threads=self.threads, spinning=self.parts == 1).run
+        return Execution(self.recipe(graph)).run
+
+    def recipe(self, graph: Graph) -> Recipe:
+        """Returns what makes that function, here or elsewhere."""
+        from qdqbridge.onnx_io.running import Recipe
+
+        spinning = self.parts == 1
+        return Recipe.of(graph, list(graph.outputs), threads=self.threads, spinning=spinning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +143,13 @@ class GraphPart:
         inputs: What they read of others: samples, parameters, results of parts before.
         outputs: What later parts or the user read of theirs.
         run: Runs them.
+        graph: They alone; None where nothing reads what they give.
     """
 
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     run: Run
+    graph: Graph | None = None
 
     def __call__(self, arrays: Arrays) -> None:
         """Adds the results of the part to ``arrays``."""
@@ -186,7 +198,7 @@ def _part(
         metadata={},
         notes=[],
     )
-    return GraphPart(inputs, outputs, engine(own))
+    return GraphPart(inputs, outputs, engine(own), own)
 
 
 def _cuts(graph: Graph, count: int) -> list[int]:

@@ -65,10 +65,9 @@ def _flat(name: str) -> Optional:
     return optional(_operator(name), lambda p: CallPattern("squeeze", p))
 
 
-def _dynamic() -> Entry:
-    product = CallPattern("qnn.dynamic_dense", Anything(), WEIGHT, *TWO).named("op")
-    whole = Either(_float_biased(product), product)
-    return Entry("dynamic_dense", whole, descriptions.dynamic_dense)
+def _dynamic(name: str, describing: Describe) -> Entry:
+    product = CallPattern(f"qnn.{name}", Anything(), WEIGHT, *TWO).named("op")
+    return Entry(name, Either(_float_biased(product), product), describing)
 
 
 CONVOLUTIONS = tuple(
@@ -79,5 +78,8 @@ CONVOLUTIONS = tuple(
     for entry in _family(name, _operator(name), descriptions.convolution)
 )  # fmt: skip
 DENSE = tuple(_family("dense", _operator("dense"), descriptions.dense))
-DYNAMIC = (_dynamic(),)
+DYNAMIC = (
+    _dynamic("dynamic_dense", descriptions.dynamic_dense),
+    *(_dynamic(f"dynamic_conv{n}d", descriptions.dynamic_convolution) for n in (1, 2, 3)),
+)
 MATMUL = tuple(_family("batch_matmul", _flat("batch_matmul"), descriptions.batch_matmul))

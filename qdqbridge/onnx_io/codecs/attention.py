@@ -1,4 +1,4 @@
-"""Operators of language models in com.microsoft, whose defaults are their records'."""
+"""Operators of language models, whose defaults are their records'."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
+from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.lenses import lenses
 from qdqbridge.graph.operator import Attributes, Operator
 from qdqbridge.onnx_io.codecs.codec import (
@@ -19,14 +21,18 @@ from qdqbridge.onnx_io.codecs.codec import (
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
 from qdqbridge.ops.attention import MERGED_ATTENTION, MULTI_HEAD_ATTENTION
 from qdqbridge.ops.causal_convolution import CAUSAL_CONV
+from qdqbridge.ops.dot_product_attention import ATTENTION, RESULTS, AttentionAttrs
 from qdqbridge.ops.experts import ACTIVATIONS as EXPERT_ACTIVATIONS
 from qdqbridge.ops.experts import EXPERTS, STORED_EXPERTS
 from qdqbridge.ops.group_query_attention import GROUP_QUERY_ATTENTION
 from qdqbridge.ops.rotary_embedding import ROTARY_EMBEDDING, RotaryEmbeddingAttrs
 
 MICROSOFT = "com.microsoft"
-_OWN_ROTARY = 23
-"""The opset since which RotaryEmbedding is ONNX's own."""
+_OWN = 23
+"""The opset since which Attention and RotaryEmbedding are ONNX's own."""
+_CACHE_OUTSIDE, _WINDOWS = 24, 25
+"""Since when Attention can be told how much of a cache is held, and has windows."""
+_SOFTMAX_TYPES = {1: DType.FLOAT32, 10: DType.FLOAT16, 11: DType.FLOAT64, 16: DType.BFLOAT16}
 
 
 def _contrib(
@@ -201,10 +207,14 @@ def _plain(node: NodeView, found: RotaryEmbeddingAttrs) -> RotaryEmbeddingAttrs:
 
 def _write_rotary(attributes: RotaryEmbeddingAttrs, operands: Operands, opset: int) -> Encoded:
     places = operands[3] if len(operands) > 3 else None
-    if opset >= _OWN_ROTARY and (places is None or places.rank == 2):
+    if opset >= _OWN and (places is None or places.rank == 2):
         return Encoded("RotaryEmbedding", "", _stated(attributes), list(operands))
     x, cosine, sine = operands[:3]
-    return Encoded("RotaryEmbedding", MICROSOFT, _stated(attributes), [x, places, cosine, sine])
+    stated = _stated(attributes)
+    shape = None if x is None else x.type.shape
+    if attributes.rotary_embedding_dim and shape is not None and isinstance(shape[1], int):
+        stated.setdefault("num_heads", shape[1])  # onnxruntime asks for it, heads apart or not
+    return Encoded("RotaryEmbedding", MICROSOFT, stated, [x, places, cosine, sine])
 
 
 def _rotary_codecs() -> Sequence[Codec]:
@@ -221,7 +231,48 @@ def _rotary_codecs() -> Sequence[Codec]:
     )  # fmt: skip
 
 
+def _read_attention(node: NodeView) -> Decoded:
+    given = tuple(place for place, name in enumerate(node.proto.output) if name)
+    if given not in RESULTS:
+        raise NoRow(f"it gives results {list(given)}")
+    ranks = [None if (shape := node.shape(index)) is None else len(shape) for index in range(3)]
+    if ranks[0] not in (3, 4) or len(set(ranks)) > 1:
+        raise NoRow(f"its queries, keys and values are of ranks {ranks}")
+    found = _fields(node, AttentionAttrs)
+    if any(found.get(name, 1.0) < 0 for name in ("scale", "softcap")) or found.get("scale") == 0:
+        raise NoRow("its products are multiplied or bent by no positive number")
+    if ranks[0] == 4:
+        found |= {"q_num_heads": 0, "kv_num_heads": 0}
+    asked = found.get("softmax_precision", 0)
+    if _SOFTMAX_TYPES.get(asked) is node.operand(0).type.dtype:
+        found["softmax_precision"] = 0
+    elif _SOFTMAX_TYPES.get(asked) in (DType.FLOAT16, DType.BFLOAT16):
+        raise NoRow("its softmax is rounded to half floats, which no two runtimes do alike")
+    return decoded(ATTENTION.name, AttentionAttrs(**found, results=given), node.operands)
+
+
+def _write_attention(attributes: AttentionAttrs, operands: Operands, opset: int) -> Encoded:
+    if len(operands) > 6 and opset < _CACHE_OUTSIDE:
+        raise UnsupportedTargetError(
+            f"Attention cannot be written for opset {opset}",
+            why=f"its operand 'nonpad_kv_seqlen' needs opset {_CACHE_OUTSIDE}",
+            fix=f"write for opset {_CACHE_OUTSIDE} or later",
+        )
+    stated = _stated(attributes)
+    stated.pop("results", None)
+    return Encoded("Attention", "", stated, list(operands), attributes.results)
+
+
+def _attention_needs(attributes: AttentionAttrs) -> int:
+    windows = attributes.left_window_size, attributes.right_window_size
+    return _OWN if windows == (-1, -1) else _WINDOWS
+
+
 CODECS = (
+    Codec(
+        onnx_name="Attention", row=ATTENTION.name, read=_read_attention, write=_write_attention,
+        introduced=_OWN, needs=_attention_needs,
+    ),
     _contrib(
         GROUP_QUERY_ATTENTION, 14, 3,
         "qk_output", "qk_norm_epsilon", "q_norm_epsilon", "k_norm_epsilon",

@@ -38,12 +38,21 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A node in ONNX's terms; an array among the inputs becomes an initializer."""
+    """A node in ONNX's terms.
+
+    Attributes:
+        op_type: ONNX's name.
+        domain: Its domain; empty for ONNX itself.
+        attributes: By their names.
+        inputs: Operands, None where left out; an array becomes an initializer.
+        results: The places of the results among ONNX's; empty where none is left out.
+    """
 
     op_type: str
     domain: str
     attributes: Mapping[str, Any]
     inputs: list[Value | NDArray[Any] | None]
+    results: Sequence[int] = ()
 
 
 Decode: TypeAlias = "Callable[[NodeView], Decoded]"

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from qdqbridge.onnx_io.lowering.bits import UNSIGNED, tensor_of, unpacked
 from qdqbridge.onnx_io.lowering.run_time_weights import Blocks, unpacked_weight
 from qdqbridge.onnx_io.lowering.site import LoweringSite
-from qdqbridge.ops.packed_products import PackedGather, PackedProduct
+from qdqbridge.ops.packed_products import OWN_ORDER, PERMUTED, PackedGather, PackedProduct
 
 _ATTRIBUTES = frozenset(("N", "K", "bits", "block_size", "accuracy_level"))
 _BYTES = {1: "weight", 2: "scales"}
@@ -21,8 +21,10 @@ _STORED: dict[int, str] = {TensorProto.INT4: "int4", TensorProto.UINT4: "uint4"}
 def matmul_nbits(site: LoweringSite) -> None:
     """``MatMul(a, Transpose(DQ(w[N, K], blocks of K)))``; a missing zero point is 8 (128, 2).
 
-    What only the run knows, and columns in an order of their own (``g_idx``), are unpacked and
-    dequantized by float nodes: ``(code - zero point) * scale``, which is exact but for the product.
+    Columns in an order of their own (``g_idx`` of act-order) are put into that of their blocks, and
+    activations by a Gather. What only the run knows, and blocks of other sizes than the block
+    size, are unpacked and dequantized by float nodes: ``(code - zero point) * scale``, which is
+    exact but for the product.
     Float arithmetic: onnxruntime's kernels add in another order, so results differ in their last
     bits. With ``accuracy_level`` 4 it is a product of blocks that are quantized on the way
     (``block-product``).
@@ -35,19 +37,19 @@ def matmul_nbits(site: LoweringSite) -> None:
             "N, K or block_size is missing", why=f"N={rows}, K={columns}, block_size={block}"
         )
     blocks = -(-columns // block)
-    if not all(site.known.is_constant(site.input(i)) for i in range(1, 5) if site.input(i)) or (
-        _has_own_order(site, columns, block)
-    ):
+    constant = all(site.known.is_constant(site.input(i)) for i in range(1, 5) if site.input(i))
+    order = _order(site, columns, block) if constant else None
+    if order is None or (order.size and site.known.rank(site.input(0)) is None):
         _product(site, unpacked_weight(site, Blocks(bits, block, rows, columns)))
         return
-    weight = _weight(site, bits, rows, columns, block * blocks)
+    weight = _weight(site, bits, rows, columns, block * blocks, order)
     scale = _scale(site, (rows, blocks))
     zero_point = _zero_point(site, bits, (rows, blocks))
     real = site.dequantize(weight, scale, zero_point, axis=1, block_size=block)
-    _product(site, real, _variant(site, block))
+    _product(site, real, _variant(site, block, PERMUTED if order.size else OWN_ORDER), order)
 
 
-def _variant(site: LoweringSite, block: int) -> str:
+def _variant(site: LoweringSite, block: int, order: str) -> str:
     """Returns what a writer needs to write the same node; empty where it cannot."""
     given = {attribute.name for attribute in site.proto.attribute}
     if not given <= _ATTRIBUTES:
@@ -56,14 +58,27 @@ def _variant(site: LoweringSite, block: int) -> str:
     points = ""
     if site.input(3):
         points = "packed" if site.array(3, "its zero point").dtype.kind in "iu" else "float"
-    return PackedProduct(level, points, bool(site.input(4)), bool(site.input(5)), block).text()
+    order = order if site.input(4) else ""
+    return PackedProduct(level, points, order, bool(site.input(5)), block).text()
 
 
-def _product(site: LoweringSite, real: str, variant: str = "") -> None:
-    """Makes ``MatMul(a, Transpose(real)) + bias``; the product is of that variant."""
-    bias, output = site.input(5), site.proto.output[0]
+def _product(
+    site: LoweringSite, real: str, variant: str = "", order: NDArray[Any] | None = None
+) -> None:
+    """Makes ``MatMul(a, Transpose(real)) + bias``; the product is of that variant.
+
+    Args:
+        site: The node.
+        real: The weight.
+        variant: What a writer is told.
+        order: Which columns of ``a`` to take, one after the other; empty or None: all as they are.
+    """
+    bias, output, x = site.input(5), site.proto.output[0], site.input(0)
+    if order is not None and order.size:
+        rank = site.known.rank(x) or 1
+        x = site.op("Gather", [x, site.enter(order.astype(np.int64), "order")], axis=rank - 1)
     permuted = site.op("Transpose", [real], perm=[1, 0])
-    y = site.op("MatMul", [site.input(0), permuted], "" if bias else output)
+    y = site.op("MatMul", [x, permuted], "" if bias else output)
     if variant:
         site.known.variants[y] = variant
     if bias:
@@ -89,18 +104,30 @@ def _misfit(site: LoweringSite, what: str, array: NDArray[Any], wanted: int) -> 
     )
 
 
-def _has_own_order(site: LoweringSite, columns: int, block: int) -> bool:
-    """True where ``g_idx`` gives neighbouring columns other blocks (GPTQ with act-order)."""
+def _order(site: LoweringSite, columns: int, block: int) -> NDArray[np.intp] | None:
+    """Returns the columns in the order of their blocks; empty where they are in it.
+
+    None where ``g_idx`` fills blocks with other than a block's columns.
+    """
     if not site.input(4):
-        return False
-    groups = site.array(4, "g_idx").reshape(-1)
-    return not np.array_equal(groups[:columns], np.arange(columns) // block)
+        return np.zeros(0, np.intp)
+    groups = site.array(4, "g_idx").reshape(-1)[:columns]
+    plain = np.arange(columns) // block
+    order = np.argsort(groups, kind="stable")
+    if groups.size != columns or not np.array_equal(groups[order], plain):
+        return None
+    return np.zeros(0, np.intp) if np.array_equal(groups, plain) else order
 
 
-def _weight(site: LoweringSite, bits: int, rows: int, columns: int, padded: int) -> str:
-    """Returns the weight as ``[N, K]`` codes; without padding its bytes are taken as they are."""
+def _weight(
+    site: LoweringSite, bits: int, rows: int, columns: int, padded: int, order: NDArray[np.intp]
+) -> str:
+    """Returns the weight as ``[N, K]`` codes, their columns in an order.
+
+    Without padding and order its bytes are taken as they are.
+    """
     size = rows * padded * bits // 8
-    if columns == padded:
+    if columns == padded and not order.size:
         same = _same_bytes(site, 1, (rows, columns), size, TensorProto.UINT8, UNSIGNED[bits])
         if same:
             return same
@@ -108,7 +135,8 @@ def _weight(site: LoweringSite, bits: int, rows: int, columns: int, padded: int)
     if data.size != size:
         raise _misfit(site, "B", data, size)
     bytes_ = data.reshape(rows, padded * bits // 8)
-    return _codes(site, unpacked(bytes_, bits, columns), bits, "weight")
+    codes = unpacked(bytes_, bits, columns)
+    return _codes(site, codes[:, order] if order.size else codes, bits, "weight")
 
 
 def _scale(site: LoweringSite, shape: tuple[int, int]) -> str:

@@ -121,6 +121,21 @@ class FileEncoding:
         return int(self.zero_point.reshape(())) if known and self.zero_point is not None else 0
 
 
+@dataclass(frozen=True, slots=True)
+class FloatIslands:
+    """Tensors by the products that stand before or behind them.
+
+    Attributes:
+        before_integers: Floats that are quantized for a product, no product of floats in between.
+        before_mul: Floats that a product of floats reads, nothing quantized in between.
+        behind_mul: Whatever depends on a product of floats.
+    """
+
+    before_integers: frozenset[str]
+    before_mul: frozenset[str]
+    behind_mul: frozenset[str]
+
+
 @dataclass(slots=True, eq=False)
 class FileView:
     """A whole file, subgraphs included; ``Identity`` nodes are looked through.
@@ -152,6 +167,7 @@ class FileView:
     _encodings: dict[FileNode, FileEncoding] = field(default_factory=dict[FileNode, FileEncoding])
     known_islands: frozenset[FileNode] | None = None
     known_products: bool | None = None
+    known_float_islands: FloatIslands | None = None
     known_targets: dict[str, QuantizeTarget] = field(default_factory=dict[str, "QuantizeTarget"])
     known_feeds: dict[str, DequantizeFeed | None] = field(
         default_factory=dict[str, "DequantizeFeed | None"]

@@ -36,10 +36,12 @@ class Reason:
     Attributes:
         text: One sentence that names the values.
         tensors: The tensors concerned.
+        steps: How far results may be off for it, in steps of the result; 0 where it says nothing.
     """
 
     text: str
     tensors: tuple[str, ...] = ()
+    steps: int = 0
 
 
 Check: TypeAlias = "Callable[[FileView, FileNode], Reason | None]"
@@ -79,6 +81,7 @@ class Finding:
         tensors: The tensors concerned.
         fix: What the user can do.
         source: Where the demand is written or was measured.
+        steps: How far results may be off, in steps of the result; 0 where it says nothing.
     """
 
     rule: str
@@ -89,6 +92,7 @@ class Finding:
     tensors: tuple[str, ...] = ()
     fix: str = ""
     source: str = ""
+    steps: int = 0
 
 
 def findings_of(view: FileView, rules: tuple[Demand, ...]) -> list[Finding]:
@@ -101,7 +105,7 @@ def findings_of(view: FileView, rules: tuple[Demand, ...]) -> list[Finding]:
                 found.append(
                     Finding(
                         rule.name, rule.effect, node.name, node.op, reason.text, reason.tensors,
-                        rule.fix, rule.source,
+                        rule.fix, rule.source, reason.steps,
                     )
                 )  # fmt: skip
     return found

@@ -12,10 +12,10 @@ import numpy as np
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Flow, Operator
 from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.onnx_io.profiles.erf_steps import erfs_in_steps
+from qdqbridge.onnx_io.profiles.hexagon_clamps import kept_clamps
 from qdqbridge.onnx_io.profiles.hexagon_norms import norms_of_channels, quantized_norms
 from qdqbridge.onnx_io.profiles.hexagon_products import (
     channels_of_blocks,
@@ -23,58 +23,49 @@ from qdqbridge.onnx_io.profiles.hexagon_products import (
     half_biases,
     whole_bytes,
 )
-from qdqbridge.onnx_io.profiles.hexagon_types import converted_interfaces
+from qdqbridge.onnx_io.profiles.hexagon_types import (
+    converted_interfaces,
+    converted_rows,
+    early_conversions,
+)
 from qdqbridge.onnx_io.profiles.legalization import (
     Cost,
     Legalization,
     is_attention_score,
     put,
-    readers,
     replace_operand,
 )
 from qdqbridge.onnx_io.profiles.result_encodings import result_encodings
 from qdqbridge.onnx_io.profiles.whole_gelu import whole_gelus
-from qdqbridge.onnx_io.profiles.wide_operands import wide_operands
+from qdqbridge.onnx_io.profiles.wide_operands import one_width, wide_operands
 from qdqbridge.ops.build import constant, requantized, result
-from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.elementwise import ADD, CONCAT, DIV, MUL, POW, SUB, WHERE
 
 
-def alike_in_concats(graph: Graph) -> Iterator[Cost]:
-    """``Concat(a, b) -> Concat(requantize(a), b)``: operands in the encoding of the result."""
+def one_channel_inputs(graph: Graph) -> Iterator[Cost]:
+    """``Concat(x, y) -> Concat(requantize(x), y)``: an input of one channel as the result is."""
     for node in graph.nodes:
-        target = node.output.quant
-        if node.op is not CONCAT or target is None or not target.params.per_tensor:
-            continue
-        if not (_convolved(node) and any(r.op.name in _WINDOWS for r in readers(node.output))):
+        target = node.output.quant if node.op is CONCAT else None
+        if target is None or not target.params.per_tensor:
             continue
         for index, value in enumerate(list(node.inputs)):
-            if value is None or value.quant is None:
+            if value is None or value.quant is None or not _enters(value):
                 continue
-            if value.quant.params.same_mapping(target.params):
-                continue
-            name = f"{value.name}_for_{node.output.name}"
-            replace_operand(node, index, _requantized(value, target.params, name))
+            alone = (value.type.shape or ())[1:2] == (1,)
+            if alone and not value.quant.params.same_mapping(target.params):
+                name = f"{value.name}_for_{node.output.name}"
+                converted = requantized(value, target.params.widened(), name=name)
+                replace_operand(node, index, converted)
     yield from ()
 
 
-_WINDOWS = frozenset({"Conv", "ConvTranspose", "MaxPool", "AveragePool", "Pad"})
-
-
-def _convolved(node: Node) -> bool:
-    makers = (_maker(value) for value in node.inputs)
-    return any(each is not None and each.op in (CONV, CONV_TRANSPOSE) for each in makers)
-
-
-def _requantized(value: Value, params: QuantParams, name: str) -> Value:
-    assert value.quant is not None
-    if value.constant is None:
-        return requantized(value, params.widened(), name=name)
-    own = value.quant.params
-    data = value.constant.map(
-        lambda array: quantize(dequantize(array, own), params), dtype=params.storage_dtype
-    )
-    return constant(data, params, name)
+def _enters(value: Value) -> bool:
+    """True for an input of the graph, converted or not."""
+    made = value.producer
+    while made is not None and made.op.flow is Flow.CONVERT:
+        value = made.operand(0)
+        made = value.producer
+    return made is None and value.constant is None
 
 
 def divisors(graph: Graph) -> Iterator[Cost]:
@@ -111,6 +102,20 @@ def divisors(graph: Graph) -> Iterator[Cost]:
 _BYTE = 8
 
 
+def constants_apart(graph: Graph) -> Iterator[Cost]:
+    """Constants that share their data, with other parameters, get data of their own."""
+    known: dict[tuple[object, ...], QuantParams] = {}
+    for value in graph.values():
+        if value.constant is None or value.quant is None:
+            continue
+        array, params = value.constant.numpy(), value.quant.params
+        place = (array.__array_interface__["data"][0], array.strides, array.shape, array.dtype)
+        first = known.setdefault(place, params)
+        if first is not params and not first.same_mapping(params):
+            value.constant = value.constant.map(np.copy)
+    yield from ()
+
+
 def squares(graph: Graph) -> Iterator[Cost]:
     """``Pow(x, 2) -> Mul(x, x)`` of floats."""
     for node in graph.nodes:
@@ -140,15 +145,6 @@ def differences(graph: Graph) -> Iterator[Cost]:
             negative = result(MUL, NO_ATTRIBUTES, [y, minus], y.type, node.origin)
         put(graph, node, retyped_as(node, ADD, [x, negative]))
     yield from ()
-
-
-def _maker(value: Value | None) -> Node | None:
-    """Returns what makes a value, conversions aside."""
-    while value is not None and value.producer is not None:
-        if value.producer.op.flow is not Flow.CONVERT:
-            return value.producer
-        value = value.producer.inputs[0]
-    return None
 
 
 def retyped_as(node: Node, op: Operator, operands: list[Value]) -> Value:
@@ -195,14 +191,19 @@ LEGALIZATIONS = (
     Legalization("quantized-divisor", divisors),
     Legalization("float-quotient", squares),
     Legalization("float-quotient", differences),
-    Legalization("concat-encodings", alike_in_concats),
+    Legalization("one-channel", one_channel_inputs),
+    Legalization("one-encoding", constants_apart),
     Legalization("no-blocks", channels_of_blocks),
     Legalization("narrow-convolution", whole_bytes),
     Legalization("half-bias", half_biases),
     Legalization("float-products", float_products),
     Legalization("instance-norm-parameters", quantized_norms),
     Legalization("instance-norm-parameters", norms_of_channels),
+    Legalization("early-conversion", early_conversions),
+    Legalization("one-width", one_width),
     Legalization("wide-before-floats", wide_operands),
+    Legalization("lost-clamp", kept_clamps),
     Legalization("unsigned", converted_interfaces),
+    Legalization("unsigned", converted_rows),
 )
 """In the order in which they are applied."""

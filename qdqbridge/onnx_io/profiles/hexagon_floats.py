@@ -12,17 +12,18 @@ from qdqbridge.onnx_io.profiles.file_view import (
     FileEncoding,
     FileNode,
     FileView,
+    FloatIslands,
     is_dequantize,
     is_quantize,
 )
 from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Reason
+from qdqbridge.onnx_io.profiles.hexagon_clamps import lost_clamp
 from qdqbridge.onnx_io.profiles.islands import COPIES
 from qdqbridge.onnx_io.profiles.shared_rules import WEIGHTED
 
 _HOST = "onnxruntime-qnn 2.7.0, host build of Hexagon"
 _UNFINISHED = f"{_HOST}: 'Failed to finalize QNN graph', code 1002"
 _IMAGES = frozenset({"Conv", "ConvTranspose"})
-_WINDOWS = _IMAGES | {"MaxPool", "AveragePool", "Pad"}
 _WIDTH = {DType.UINT8: 8, DType.INT8: 8, DType.UINT16: 16, DType.INT16: 16}
 
 
@@ -82,25 +83,6 @@ def _divisor(view: FileView, node: FileNode) -> Reason | None:
 
 def _width(found: FileEncoding) -> int | None:
     return None if found.dtype is None else _WIDTH.get(found.dtype)
-
-
-def _concat(view: FileView, node: FileNode) -> Reason | None:
-    found = view.quantized(node.output)
-    if node.op != "Concat" or not found or not _convolved(view, node):
-        return None
-    if all(reader.op not in _WINDOWS for reader in _behind(view, found[0].node.output)):
-        return None
-    for name in node.inputs:
-        own = view.dequantized(name)
-        if own is not None and not view.is_constant(name) and not own.same_mapping(found[0]):
-            tensor = own.node.input(0)
-            return Reason(f"'{tensor}' has another scale than the result", (tensor,))
-    return None
-
-
-def _convolved(view: FileView, node: FileNode) -> bool:
-    made = (_before(view, name) for name in node.inputs)
-    return any(each is not None and each.op in _IMAGES for each in made)
 
 
 def _padded(view: FileView, node: FileNode) -> Reason | None:
@@ -173,8 +155,8 @@ def _dynamic(view: FileView, node: FileNode) -> Reason | None:
 
 
 def _shared(view: FileView, node: FileNode) -> Reason | None:
-    """An initializer that two DequantizeLinear read with other scales: it is taken with one."""
-    if not is_dequantize(node) or not view.is_constant(node.input(0)):
+    """A tensor that two DequantizeLinear read with other scales: it is taken with one."""
+    if not is_dequantize(node):
         return None
     own = view.encoding(node)
     for other, index in view.consumers(node.input(0)):
@@ -250,26 +232,205 @@ _UNFINISHED_FLOATS = frozenset(
 
 
 def _float_quotient(view: FileView, node: FileNode) -> Reason | None:
-    """``x / c`` or ``x - c`` of floats with no product before and one behind."""
-    if node.op not in ("Div", "Sub") or view.is_constant(node.output):
-        return None
-    if not view.is_constant(node.input(1)):
+    """What the backend has for integers, computed in floats, in front of a product.
+
+    A product of integers it cannot make behind such floats that no float Mul has joined, and a
+    float Mul not where it is the first one.
+    """
+    if node.op not in _LONG_WAY or view.is_constant(node.output) or _whole(view, node):
         return None
     made = view.producer(node.input(0))
-    if view.quantized(node.output) or (made is not None and made.op in _JOINED):
+    scaled = made is not None and made.op == "Mul" and _of_number(view, made)
+    if node.op == "Div" and scaled and view.is_constant(node.input(1)):
+        return None  # both factors become one
+    if node.op == "Sub" and not view.is_constant(node.input(1)):
+        readers = {reader.op for reader, _ in view.consumers(node.output)}
+        if readers <= _JOINED:
+            return None
+    readers = view.consumers(node.output)
+    if made is not None and made.op == "ReduceMean" and node.op in ("Exp", "Sqrt"):
         return None
-    pending = [node]
-    for _ in range(_NEAR):
-        found = [reader for each in pending for reader, _ in view.consumers(each.output)]
-        if any(reader.op in _JOINED for reader in found):
-            return Reason("it is of floats and a number, and a product follows", (node.output,))
-        pending = [r for r in found if not is_quantize(r) and not is_dequantize(r)]
+    numbers = all(r.op == "Add" and _of_number(view, r) for r, _ in readers)
+    if node.op == "Sub" and readers and numbers and view.rank(node.input(1)) == 0:
+        return None  # both terms become one
+    islands = _float_islands(view)
+    if node.output in islands.before_integers:
+        return Reason("it is computed in floats, and a product follows", (node.output,))
+    first = islands.behind_mul.isdisjoint(node.inputs)
+    if first and (node.op == "Reciprocal" or node.output in islands.before_mul):
+        return Reason("it is computed in floats, and a first float Mul follows", (node.output,))
     return None
 
 
+_LONG_WAY = frozenset({"Div", "Sub", "Exp", "Sqrt", "Reciprocal"})
 _JOINED = frozenset({"Mul", "MatMul", "Pow"})
-_NEAR = 3
-"""Operators between a quotient and a product that keep them apart."""
+
+
+def _of_number(view: FileView, node: FileNode) -> bool:
+    return any(map(view.is_constant, node.inputs))
+
+
+def _whole(view: FileView, node: FileNode) -> bool:
+    """True where all operands are dequantized and the result is quantized."""
+    return bool(view.quantized(node.output)) and all(map(view.dequantized, node.inputs))
+
+
+def _float_islands(view: FileView) -> FloatIslands:
+    """Returns what stands before and behind the products of a file, found once."""
+    if view.known_float_islands is None:
+        ops = WEIGHTED | _JOINED | {"BatchNormalization"}
+        joins = {n for n in view.nodes if n.op in ops and not _whole(view, n)}
+        leading, integers, muls, behind = set[str](), set[str](), set[str](), set[str]()
+        for node in reversed(view.nodes):
+            if node.op in WEIGHTED or not leading.isdisjoint(node.outputs):
+                leading.update(node.inputs)
+            if is_quantize(node) and node.output in leading:
+                integers.add(node.input(0))
+            elif node in joins:
+                muls.update(node.inputs)
+            elif not (is_quantize(node) or is_dequantize(node)):
+                for ahead in (integers, muls):
+                    if not ahead.isdisjoint(node.outputs):
+                        ahead.update(node.inputs)
+        for node in view.nodes:
+            if node in joins or not behind.isdisjoint(node.inputs):
+                behind.update(node.outputs)
+        view.known_float_islands = FloatIslands(
+            frozenset(integers), frozenset(muls), frozenset(behind)
+        )
+    return view.known_float_islands
+
+
+def _conversion(view: FileView, node: FileNode) -> Reason | None:
+    """Rows that are converted between a Transpose, a Reshape and a product."""
+    if not is_quantize(node) or not any(r.op in WEIGHTED for r in _behind(view, node.output)):
+        return None
+    source = view.dequantized(node.input(0))
+    stored = None if source is None else view.producer(source.node.input(0))
+    reshaped = view.producer(stored.input(0)) if stored and is_quantize(stored) else None
+    if source is None or reshaped is None or reshaped.op not in ("Reshape", "Flatten"):
+        return None
+    moved, target = _before(view, reshaped.input(0)), view.encoding(node)
+    if moved is None or moved.op != "Transpose" or source.same_mapping(target):
+        return None
+    shape = view.shape(moved.output) or (1,)
+    if source.dtype is not target.dtype or shape[0] != 1:
+        return None
+    return Reason(f"it converts what {reshaped.op} '{reshaped.name}' moves", (node.output,))
+
+
+def _two_widths(view: FileView, node: FileNode) -> Reason | None:
+    """8 and 16 bits at one operator: weights of such products, and sums, are no part of it."""
+    if node.op in _SUMS:
+        return _sum_of_two_widths(view, node)
+    x, found = view.dequantized(node.input(0)), view.quantized(node.output)
+    if node.op not in WEIGHTED or x is None or not found or _width(x) == _width(found[0]):
+        return None
+    weight = view.dequantized(node.input(1))
+    channels = weight is not None and not weight.per_tensor
+    if not (node.input(2) or channels) or not view.is_constant(node.input(1)):
+        return None
+    tensors = (x.node.input(0), found[0].node.output)
+    return Reason(f"'{tensors[0]}' is {x.dtype}, its result is {found[0].dtype}", tensors)
+
+
+_SUMS = frozenset({"Add", "Sub", "Mul", "Div"})
+
+
+def _sum_of_two_widths(view: FileView, node: FileNode) -> Reason | None:
+    sides = [view.dequantized(name) for name in node.inputs]
+    if {_width(side) for side in sides if side is not None} < {8, 16}:
+        return None
+    for side in sides:
+        if side is None or _width(side) != _WIDTH[DType.UINT8]:
+            continue
+        made = view.producer(side.node.input(0))
+        if made is not None and is_quantize(made) and view.producer(made.input(0)) is not None:
+            tensor = side.node.input(0)
+            return Reason(f"'{tensor}' is {side.dtype}, another operand has 16 bits", (tensor,))
+    return None
+
+
+def _wide_weight(view: FileView, node: FileNode) -> Reason | None:
+    weight = view.dequantized(node.input(1)) if node.op in WEIGHTED else None
+    if weight is None or weight.dtype not in (DType.INT16, DType.UINT16):
+        return None
+    if not view.is_constant(node.input(1)):
+        return None
+    tensor = weight.node.input(0)
+    return Reason(f"'{tensor}' is {weight.dtype}", (tensor,))
+
+
+def _of_onnxruntime(view: FileView, node: FileNode) -> Reason | None:
+    """Operators on stored integers, those of onnxruntime's optimizer, and of other domains."""
+    del view
+    domain, _, op = node.op.rpartition("::")
+    foreign = domain not in ("", "com.microsoft") and not domain.startswith("ai.onnx")
+    known = op.startswith("QLinear") or op in _ON_INTEGERS
+    if op in ("QuantizeLinear", "DequantizeLinear") or not (known or foreign):
+        return None
+    return Reason(f"operators of type {node.op} are not supported", (node.output,))
+
+
+_ON_INTEGERS = frozenset(
+    {
+        "QGemm", "MatMulIntegerToFloat", "DynamicQuantizeMatMul",
+        "MatMulNBits", "FusedConv", "NhwcMaxPool", "QAttention", "DynamicQuantizeLSTM",
+    }
+)  # fmt: skip
+
+
+def _five_axes(view: FileView, node: FileNode) -> Reason | None:
+    """Operators that are taken, or right, of up to four axes."""
+    rank = view.rank(node.input(0)) or 0
+    if rank <= _MOST_AXES or is_quantize(node) or is_dequantize(node):
+        return None
+    x, found = view.dequantized(node.input(0)), view.quantized(node.output)
+    wrong = node.op in _UP_TO_FOUR
+    if x is not None and found:
+        signed, one_type = x.dtype in (DType.INT8, DType.INT16), x.dtype is found[0].dtype
+        direct = view.producer(x.node.input(0)) is None
+        if node.op == "MatMul":
+            wrong = one_type and (view.is_constant(node.input(1)) or x.dtype is DType.UINT8)
+        elif node.op in ("Reshape", "Flatten"):
+            wrong = signed and direct
+        elif node.op == "Transpose":
+            wrong = x.dtype is DType.INT16
+        elif node.op == "Concat":
+            sides = [view.dequantized(name) for name in node.inputs]
+            wrong = signed and any(s is not None and not s.same_mapping(x) for s in sides)
+    return Reason(f"it has {rank} axes", (node.output,)) if wrong else None
+
+
+_UP_TO_FOUR = frozenset({"Tanh", "HardSwish", "Gelu", "LayerNormalization"})
+_MOST_AXES = 4
+
+
+def _one_channel(view: FileView, node: FileNode) -> Reason | None:
+    """An input of one channel that a Concat converts, with windows over the result."""
+    found = view.quantized(node.output)
+    if node.op != "Concat" or node.attributes.get("axis") != 1 or not found:
+        return None
+    if all(reader.op not in _WINDOWS for reader in _behind(view, found[0].node.output)):
+        return None
+    for name in node.inputs:
+        own, shape = view.dequantized(name), view.shape(name)
+        if own is None or shape is None or own.same_mapping(found[0]) or shape[1:2] != (1,):
+            continue
+        if _before(view, name) is None:
+            tensor = own.node.input(0)
+            return Reason(f"'{tensor}' has one channel, and another scale", (tensor,))
+    return None
+
+
+_WINDOWS = _IMAGES | {"MaxPool", "AveragePool", "Pad"}
+
+
+def _run_time_scale(view: FileView, node: FileNode) -> Reason | None:
+    converts = is_quantize(node) or is_dequantize(node)
+    if not converts or view.is_constant(node.input(1)):
+        return None
+    return Reason(f"its scale '{node.input(1)}' is made while the model runs", (node.output,))
 
 
 def _unrounded(view: FileView, node: FileNode) -> Reason | None:
@@ -316,18 +477,39 @@ FLOAT_RULES: tuple[Demand, ...] = (
            _UNFINISHED, Effect.REFUSED, "quantize the float model statically: qdqbridge quantize"),
     Demand("unfinished-floats", "Atan, Elu, Selu, HardSigmoid, ThresholdedRelu of floats",
            _unfinished, _UNFINISHED, Effect.REFUSED, "quantize operand and result"),
-    Demand("float-quotient", "Div and Sub of floats and a number", _float_quotient,
-           _UNFINISHED, Effect.REFUSED, "multiply by its reciprocal, add its negative"),
+    Demand("float-quotient", "Div, Sub, Exp, Sqrt and Reciprocal of floats before a product",
+           _float_quotient, _UNFINISHED, Effect.REFUSED,
+           "quantize operands and result; multiply by a reciprocal, add a negative"),
+    Demand("early-conversion", "QuantizeLinear behind Transpose and Reshape, before a product",
+           _conversion, f"{_HOST}: up to 107 LSB off", Effect.OTHER,
+           "convert in front of the Reshape"),
+    Demand("one-width", "8 bits beside 16: products with a bias or channels, sums of results",
+           _two_widths, f"{_HOST}: parameters are left to the CPU, sums up to 232 LSB off",
+           Effect.OTHER, "requantize the 8 bits to uint16 in 256 steps for each one"),
+    Demand("wide-weights", "weights of 16 bits", _wide_weight,
+           f"{_HOST}: 'fails the backend's validation, code 3110'", Effect.ELSEWHERE,
+           "store them in 8 bits, or name a Hexagon of v73 or later (provider option htp_arch)"),
+    Demand("one-channel", "Concat of an input with one channel, before windows", _one_channel,
+           f"{_HOST}: up to 218 LSB off", Effect.OTHER,
+           "requantize it to the result's scale and zero point"),
+    Demand("up-to-four-axes", "MatMul, Tanh, HardSwish, Gelu, LayerNormalization, signed movements",
+           _five_axes, f"{_HOST}: 'fails the backend's validation, code 3110', or 128 LSB off",
+           Effect.ELSEWHERE, "reshape to fewer axes in front, and back behind"),
+    Demand("on-integers", "QLinear operators, what onnxruntime fuses, other domains",
+           _of_onnxruntime, f"{_HOST}: left to the CPU", Effect.ELSEWHERE,
+           "write DequantizeLinear and QuantizeLinear"),
+    Demand("run-time-scale", "Q and DQ", _run_time_scale, f"{_HOST}: left to the CPU",
+           Effect.ELSEWHERE, "write scales as initializers"),
     Demand("wide-before-floats", "floats computed of 8-bit results", _unrounded,
            f"{_HOST}: up to 9 LSB off behind a Tanh", Effect.OTHER,
            "requantize to uint16 in 256 steps for each one, which are the same numbers"),
     Demand("no-round", "Round", _round, _UNFINISHED, Effect.REFUSED,
            "read it with --decomposed where it quantizes step by step"),
-    Demand("concat-encodings", "Concat behind and before convolutions", _concat,
-           f"{_HOST}: up to 218 LSB off", Effect.OTHER,
-           "requantize operands to the result's scale and zero point"),
-    Demand("one-encoding", "DQ of constants", _shared, f"{_HOST}: up to 90 LSB off", Effect.OTHER,
-           "store the constant once for each scale"),
+    Demand("lost-clamp", "Concat, and QuantizeLinear behind a Q/DQ pair", lost_clamp,
+           f"{_HOST}: up to 122 LSB off", Effect.OTHER,
+           "put a Max with the smallest number that can be stored in front"),
+    Demand("one-encoding", "DQ of one tensor", _shared, f"{_HOST}: up to 90 LSB off", Effect.OTHER,
+           "store a constant once for each scale; read other tensors in one way"),
     Demand("float-padding", "Conv and ConvTranspose of DQ, result not quantized", _padded,
            f"{_HOST}: computed as if 0 were the smallest number", Effect.OTHER,
            "quantize the result, or pad the stored integers"),

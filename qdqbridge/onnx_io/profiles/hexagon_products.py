@@ -27,6 +27,7 @@ from qdqbridge.ops.build import constant, dequantized, result
 from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.matmul import DENSE, GEMM
+from qdqbridge.ops.normalization import BATCH_NORMALIZATION
 from qdqbridge.ops.selection import PAD
 from qdqbridge.ops.table import BY_NAME
 
@@ -52,12 +53,16 @@ def float_products(graph: Graph) -> Iterator[Cost]:
                 replace_operand(node, index, _as_floats(value, _float_type(node)))
         conv = CONV.of(node)
         if x.quant is None:
+            if _quantized_on_the_way(node):
+                replace_operand(node, 0, _negated_twice(x))
             continue
         if conv is not None and any(conv.pads) and x.rank is not None:
-            replace_operand(node, 0, _padded(x, conv.pads))
+            x = _padded(x, conv.pads)
+            replace_operand(node, 0, x)
             node.attributes = replace(conv, pads=(0,) * len(conv.pads))
-        elif CONV_TRANSPOSE.of(node) is not None:
-            replace_operand(node, 0, _twice_negated(x, _float_type(node)))
+        if CONV_TRANSPOSE.of(node) is not None or _quantized_on_the_way(node):
+            real = dequantized(x, _float_type(node), name=f"{x.name}_real")
+            replace_operand(node, 0, _negated_twice(real))
     yield from ()
 
 
@@ -99,16 +104,31 @@ def _padded(value: Value, pads: tuple[int, ...]) -> Value:
     return result(PAD, PadAttrs(every), [value], type_, NO_ORIGIN, f"{value.name}_padded")
 
 
-def _twice_negated(value: Value, dtype: DType) -> Value:
-    """Returns the real numbers of a stored value, negated twice: the backend leaves those alone."""
-    real, neg = dequantized(value, dtype, name=f"{value.name}_real"), BY_NAME["Neg"]
+def _quantized_on_the_way(node: Node) -> bool:
+    """True for a product of dequantized numbers and floats with a bias, whose result is quantized.
+
+    onnxruntime quantizes such a bias before the provider sees it, which then takes the product in
+    floats and leaves the bias to the CPU. A normalization behind becomes a bias first.
+    """
+    made, weight = node.operand(0).producer, node.operand(1)
+    dequantizes = made is not None and made.op is DEQUANTIZE
+    from_integers = dequantizes or node.operand(0).quant is not None
+    readers = {user.op for user, _ in node.output.users}
+    ends = node.output.quant is not None or QUANTIZE in readers or BATCH_NORMALIZATION in readers
+    biased = node.optional(2) is not None or BATCH_NORMALIZATION in readers
+    return from_integers and ends and biased and weight.constant is not None
+
+
+def _negated_twice(real: Value) -> Value:
+    """Returns real numbers, negated twice: neither onnxruntime nor the backend changes those."""
+    neg, name = BY_NAME["Neg"], real.name
     for _ in range(2):
-        real = result(neg, NO_ATTRIBUTES, [real], real.type, NO_ORIGIN, f"{value.name}_negated")
+        real = result(neg, NO_ATTRIBUTES, [real], real.type, NO_ORIGIN, f"{name}_negated")
     return real
 
 
 def channels_of_blocks(graph: Graph) -> Iterator[Cost]:
-    """Weights in blocks, or with zero points of their own, as int8 with a scale per channel.
+    """Weights in blocks, along terms, or with zero points of their own, as int8 per channel.
 
     Between stored operands and a stored result, where the product is one of integers then.
     """
@@ -121,7 +141,8 @@ def channels_of_blocks(graph: Graph) -> Iterator[Cost]:
         params, geometry = weight.quant.params, geometry_of(node)
         if geometry is None or x is None or x.quant is None or x.is_constant:
             continue
-        if params.per_tensor or not (params.blocked or _lopsided(params)):
+        along_terms = params.axis != geometry.axis
+        if params.per_tensor or not (params.blocked or along_terms or _lopsided(params)):
             continue
         real = dequantize(weight.constant.numpy(), params).astype(np.float64)
         stored, own = _per_channel(real, geometry.axis)
@@ -134,7 +155,8 @@ def channels_of_blocks(graph: Graph) -> Iterator[Cost]:
         assert end.producer is not None
         put(graph, end.producer, value)
         lost = "exact" if not noise else f"{10 * np.log10((real**2).sum() / noise):.1f} dB"
-        kind = f"blocks of {params.block_size}" if params.blocked else "other zero points"
+        other = "scales along its terms" if along_terms else "other zero points"
+        kind = f"blocks of {params.block_size}" if params.blocked else other
         text = f"its weight had {kind}, now int8 per channel: {lost} signal to noise"
         yield Cost(node.name, text)
 

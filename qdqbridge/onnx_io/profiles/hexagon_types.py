@@ -13,16 +13,23 @@ from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.types import QuantType
-from qdqbridge.onnx_io.profiles.legalization import Cost, is_attention_score, replace_operand
+from qdqbridge.onnx_io.profiles.legalization import (
+    Cost,
+    put,
+    replace_operand,
+)
 from qdqbridge.ops.attributes import ReshapeAttrs
 from qdqbridge.ops.build import requantized, result
-from qdqbridge.ops.data_movement import RESHAPE
+from qdqbridge.ops.conversion import REQUANTIZE
+from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
+from qdqbridge.ops.data_movement import RESHAPE, TRANSPOSE
 from qdqbridge.ops.elementwise import DIV
+from qdqbridge.ops.normalization import INSTANCE_NORMALIZATION
 from qdqbridge.ops.selection import PAD
 
 _BYTE = 8
-_MATRIX = 2
-"""The rank up to which there is no layout to change."""
+_MATRIX, _IMAGE = 2, 4
+"""The ranks up to which there is no layout to change, and up to which there is one."""
 _PLAIN = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Split"})
 """Data-movement operators that are taken of any type."""
 
@@ -46,15 +53,59 @@ def converted_interfaces(graph: Graph) -> Iterator[Cost]:
     yield from ()
 
 
+def early_conversions(graph: Graph) -> Iterator[Cost]:
+    """``requantize(Reshape(Transpose(x))) -> Reshape(requantize(Transpose(x)))``: the same numbers.
+
+    In front of a product the backend takes the rows in another order otherwise.
+    """
+    for node in graph.nodes:
+        moved = node.operand(0).producer if node.op is REQUANTIZE else None
+        if moved is None or moved.op is not RESHAPE or len(moved.output.users) > 1:
+            continue
+        source, quant = moved.operand(0), node.output.quant
+        made = source.producer
+        if made is None or made.op is not TRANSPOSE or quant is None:
+            continue
+        if not any(user.op.flow is Flow.ACCUMULATE for user, _ in node.output.users):
+            continue
+        early = requantized(source, quant.params, node.origin, f"{source.name}_converted")
+        type_ = QuantType(quant.params, node.output.type.shape)
+        name, origin = node.output.name, moved.origin
+        put(graph, node, result(RESHAPE, moved.attributes, [early], type_, origin, name))
+    yield from ()
+
+
+def converted_rows(graph: Graph) -> Iterator[Cost]:
+    """Images that are converted where they leave the graph, as rows meanwhile.
+
+    Otherwise the provider moves its change of layout behind the conversion, and leaves it there.
+    """
+    for value in dict.fromkeys(graph.outputs):
+        node = value.producer
+        source = node.operand(0) if node is not None and node.op is REQUANTIZE else None
+        made, shape = (None, None) if source is None else (source.producer, value.type.shape)
+        dims = tuple(dim for dim in shape or () if isinstance(dim, int))
+        whole = shape is not None and _MATRIX < len(dims) == len(shape) <= _IMAGE
+        if node is None or source is None or made is None or value.quant is None or not whole:
+            continue
+        while made is not None and made.op.flow in (Flow.ELEMENTWISE, Flow.CONVERT):
+            made = made.operand(0).producer
+        if made is None or made.op not in (CONV, CONV_TRANSPOSE, INSTANCE_NORMALIZATION):
+            continue
+        rows = _reshaped(source, (dims[0], math.prod(dims[1:])), f"{value.name}_rows")
+        stored = requantized(rows, value.quant.params, node.origin, f"{value.name}_converted")
+        put(graph, node, _reshaped(stored, dims, value.name))
+    yield from ()
+
+
 def _wants_uint8(node: Node) -> bool:
     x = node.operand(0).quant if node.inputs and node.inputs[0] is not None else None
     if x is None or x.params.storage_dtype is not DType.INT8:
         return False
     if node.op is PAD:
         return int(x.params.zero_point.reshape(-1)[0]) not in (0, DType.INT8.qmax)
-    return node.op.name in ("LeakyRelu", "InstanceNormalization") or (
-        node.op is DIV and node.operand(1).is_constant and is_attention_score(node)
-    )
+    divides = node.op is DIV and node.operand(1).is_constant
+    return divides or node.op.name in ("LeakyRelu", "InstanceNormalization")
 
 
 def _unsigned_inside(graph: Graph, dtype: DType) -> None:
@@ -97,7 +148,7 @@ def _converted(value: Value) -> Value:
     params, shape, name = value.quant.params, value.type.shape, f"{value.name}_converted"
     dims = tuple(dim for dim in shape or () if isinstance(dim, int))
     plain = params.storage_dtype.bits <= _BYTE or shape is None or len(dims) < len(shape)
-    if plain or len(dims) <= _MATRIX:
+    if plain or len(dims) <= _MATRIX or len(dims) > _IMAGE:
         return requantized(value, params, name=name)
     rows = _reshaped(value, (dims[0], math.prod(dims[1:])), f"{value.name}_rows")
     return _reshaped(requantized(rows, params, name=f"{name}_rows"), dims, name)

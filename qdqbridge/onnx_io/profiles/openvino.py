@@ -16,6 +16,12 @@ from qdqbridge.onnx_io.profiles.file_view import (
 )
 from qdqbridge.onnx_io.profiles.finding import Check, Demand, Effect, Reason
 from qdqbridge.onnx_io.profiles.islands import COPIES, islands_of
+from qdqbridge.onnx_io.profiles.openvino_reductions import (
+    averaged_products,
+    reduced_axes,
+    reduced_products,
+    rounded_extremes,
+)
 from qdqbridge.onnx_io.profiles.shared_rules import (
     COARSE,
     ON_A_STEP,
@@ -33,6 +39,12 @@ from qdqbridge.onnx_io.profiles.shared_rules import (
     weight_axis,
 )
 
+FLOAT_KERNELS = frozenset({"Softmax", "LayerNormalization"})
+"""Operators that it computes on floats, whatever they read."""
+SECOND_FACTOR = DType.INT8
+"""What operand 1 of a MatMul of two activations has to be, with zero point 0, as operand 0."""
+UNSHIFTED = frozenset({"ConvTranspose"})
+"""Products with a weight that run on integers where their activation has zero point 0."""
 _EIGHT = (DType.UINT8, DType.INT8)
 _ENGINE = "OpenVINO 2026.4.1"
 _TRANSFORMATIONS = "OpenVINO, Low Precision Transformations"
@@ -60,6 +72,14 @@ _CONTRIB = frozenset(
     }
 )  # fmt: skip
 """What of onnxruntime's own operators it converts; all were tried."""
+
+
+def _unquantized(view: FileView, node: FileNode) -> Reason | None:
+    """A fused dynamic product is read as one of floats: its activation is not quantized."""
+    del view
+    if node.op != "com.microsoft::DynamicQuantizeMatMul":
+        return None
+    return Reason(f"'{node.input(0)}' is not quantized", (node.input(0),))
 
 
 def _constant_scale(view: FileView, node: FileNode) -> Reason | None:
@@ -144,8 +164,9 @@ def _made_of_integers(view: FileView, node: FileNode) -> Reason | None:
         if not found.symmetric:
             text = f"operand {index} '{tensor}' has zero point {found.zero()}"
             return Reason(text, (tensor,))
-        if index == 1 and found.dtype is not DType.INT8:
-            return Reason(f"operand 1 '{tensor}' is {found.dtype}, not int8", (tensor,))
+        if index == 1 and found.dtype is not SECOND_FACTOR:
+            text = f"operand 1 '{tensor}' is {found.dtype}, not {SECOND_FACTOR}"
+            return Reason(text, (tensor,))
     return None
 
 
@@ -180,21 +201,35 @@ def _wrong_weight(view: FileView, node: FileNode) -> Reason | None:
 
 def _signed_concat(view: FileView, node: FileNode) -> Reason | None:
     """What a Concat makes of int8 is stored as uint8 in front of a Conv, and not shifted."""
-    x = view.dequantized(node.input(0)) if node.op == "Conv" else None
-    if x is None or x.dtype is not DType.INT8 or node.attributes.get("group", 1) != 1:
+    if node.op != "Conv" or node.attributes.get("group", 1) != 1:
         return None
-    tensor = x.node.input(0)
+    x, tensor = view.dequantized(node.input(0)), _shifted_in_steps(view, node.input(0))
+    if x is not None and x.dtype is DType.INT8:
+        tensor = x.node.input(0)
     rounding = view.producer(tensor)
-    made = None if rounding is None else view.producer(rounding.input(0))
+    if rounding is None or not is_quantize(rounding):
+        return None
+    made = view.producer(rounding.input(0))
     if made is None or made.op != "Concat":
         return None
     return Reason(f"'{tensor}' is int8, made by the Concat '{made.name}'", (tensor,))
 
 
+def _shifted_in_steps(view: FileView, tensor: str) -> str:
+    """Returns the int8 numbers that Cast, Sub and Mul dequantize to a tensor; else ``""``."""
+    for op in ("Mul", "Sub", "Cast"):
+        made = view.producer(tensor)
+        if made is not None and made.op == op:
+            tensor = made.input(0)
+        elif op != "Sub":
+            return ""
+    return tensor if view.dtype(tensor) is DType.INT8 else ""
+
+
 def _shifted(view: FileView, node: FileNode) -> Reason | None:
     """Some products of an activation and a weight subtract the zero point in float, or all is."""
     x = view.dequantized(node.input(0))
-    if x is None or node.op not in ("Conv", "ConvTranspose", "MatMul"):
+    if x is None or (node.op not in ("Conv", "MatMul") and node.op not in UNSHIFTED):
         return None
     if node.op == "Conv" and x.dtype is not DType.INT8:
         return None
@@ -347,7 +382,7 @@ def _zero_of_both(x: FileEncoding, node: FileNode) -> tuple[str, tuple[str, ...]
 
 
 def _float_kernel(view: FileView, node: FileNode) -> Reason | None:
-    if node.op not in ("Softmax", "LayerNormalization") or node not in islands_of(view):
+    if node.op not in FLOAT_KERNELS or node not in islands_of(view):
         return None
     return Reason(f"{node.op} has float kernels only")
 
@@ -389,6 +424,9 @@ def _computes_otherwise(rule: str, what: str, check: Check, measured: str, fix: 
 RULES: tuple[Demand, ...] = (
     _refuses("known-operators", "every node", _known, "OpenVINO 2026.4.1, ONNX frontend",
         "write operators of ONNX: export does where it knows the meaning"),
+    _computes_otherwise("dynamic-activations", "DynamicQuantizeMatMul", _unquantized,
+        "up to 1.1 % of the largest result off; its reader makes a product of floats of it",
+        "write DynamicQuantizeLinear and MatMulInteger, as export does: it computes these exactly"),
     _refuses("blocks-of-terms", "Gemm and MatMul of weights in blocks", _blocks_of_results,
         "OpenVINO 2026.4.1: ConvertFullyConnectedToFullyConnectedCompressed",
         "use blocks along the terms, or float weights"),
@@ -425,6 +463,16 @@ RULES: tuple[Demand, ...] = (
     _refuses("rounded-once", "QuantizeLinear of a Concat that was quantized already",
         _rounded_twice, "OpenVINO 2026.4.1: it crashes (SIGSEGV)",
         "quantize the Concat once, or put a Max with a very low number in between"),
+    _computes_otherwise("rounded-extremes", "ReduceMax and ReduceMin of floats", rounded_extremes,
+        "up to 248 LSB wrong, half an integer or beyond the ends of the type",
+        "put a Max with a very low number behind it, or quantize in front of it"),
+    _computes_otherwise("averaged-products", "ReduceMean and ReduceSum of a MatMul, to a matrix",
+        averaged_products, "up to 255 LSB wrong",
+        "use keepdims, or put a Max with a very low number behind it"),
+    _runs_on_floats("reduced-products", "ReduceMean and ReduceSum of products", reduced_products,
+        "quantize the product's result as well"),
+    _computes_otherwise("reduced-axes", "ReduceL1, ReduceLogSum, ReduceLogSumExp below opset 18",
+        reduced_axes, "all axes are reduced", "write opset 18, where axes are an input"),
     _runs_on_floats("clamps-of-products", "Max and Min behind a product with zero point 0",
         _extremes, "use Relu or Clip"),
     _computes_otherwise("clip-on-a-step", "Clip between DequantizeLinear and QuantizeLinear",

@@ -17,6 +17,7 @@ from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.onnx_io.profiles.legalization import Cost, Legalization, replace_operand
+from qdqbridge.onnx_io.profiles.openvino_reductions import guarded_reductions
 from qdqbridge.ops.build import constant
 from qdqbridge.ops.conversion import DEQUANTIZE
 from qdqbridge.ops.elementwise import ADD, SUB
@@ -72,4 +73,5 @@ def float_terms(graph: Graph) -> Iterator[Cost]:
 LEGALIZATIONS: tuple[Legalization, ...] = (
     Legalization("whole-blocks", whole_blocks),
     Legalization("stored-terms", float_terms),
+    Legalization("rounded-extremes", guarded_reductions),
 )

@@ -14,6 +14,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.profiles.file_view import FileEncoding, FileNode, FileView, is_dequantize
 from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Reason
 from qdqbridge.onnx_io.profiles.hexagon_floats import FLOAT_RULES
+from qdqbridge.onnx_io.profiles.hexagon_wide import behind_clamp, wide_arithmetic
 from qdqbridge.onnx_io.profiles.islands import islands_of
 from qdqbridge.onnx_io.profiles.shared_rules import (
     WEIGHTED,
@@ -24,6 +25,7 @@ from qdqbridge.onnx_io.profiles.shared_rules import (
     fixed_shapes,
     is_parameter,
     per_tensor_activations,
+    quantized_while_running,
     storage,
     stored_tensor,
     weight_axis,
@@ -32,8 +34,11 @@ from qdqbridge.onnx_io.profiles.shared_rules import (
 _WIDE = (DType.INT16, DType.UINT16)
 _NARROW = (DType.INT4, DType.UINT4)
 _ACTIVATIONS = (DType.UINT8, DType.INT8, *_WIDE)
+_FLOAT8 = tuple(dtype for dtype in DType if dtype.is_float and dtype.bits == 8)
+_STORED = (*_ACTIVATIONS, *_FLOAT8)
 _CONTRIB_BELOW = 21
-_NEAR = 0.01
+_NEAR, _SAME = 0.01, 2 / (1 << 16)
+"""How near scales are: of biases, and of results of 16 bits (two steps of the largest)."""
 
 
 def _domain(view: FileView, node: FileNode) -> Reason | None:
@@ -45,6 +50,19 @@ def _domain(view: FileView, node: FileNode) -> Reason | None:
     tensor = stored_tensor(node)
     text = f"'{tensor}' is {found.dtype}, which opset {view.opset} does not have"
     return Reason(text, (tensor,))
+
+
+def _positive_scale(view: FileView, node: FileNode) -> Reason | None:
+    known = view.is_constant(node.input(1))
+    return constant_positive_scale(view, node) if known else None  # else it is left to the CPU
+
+
+def _float8(view: FileView, node: FileNode) -> Reason | None:
+    found = encoding_of(view, node)
+    if found is None or found.dtype not in _FLOAT8:
+        return None
+    tensor = stored_tensor(node)
+    return Reason(f"'{tensor}' is {found.dtype}", (tensor,))
 
 
 def _symmetric_channels(view: FileView, node: FileNode) -> Reason | None:
@@ -93,17 +111,9 @@ def _node_unit(view: FileView, node: FileNode) -> Reason | None:
             if view.dtype(name) is DType.BOOL:
                 continue
             return Reason(f"operand {index} '{name}' is not dequantized", (name,))
-    if view.quantized(node.output) or _behind_clamp(view, node):
+    if view.quantized(node.output) or behind_clamp(view, node):
         return None
     return Reason(f"its result '{node.output}' is not quantized", (node.output,))
-
-
-def _behind_clamp(view: FileView, node: FileNode) -> list[FileEncoding]:
-    """Returns what quantizes a result behind the clamp that alone reads it."""
-    readers = view.consumers(node.output)
-    clamp = readers[0][0] if len(readers) == 1 else None
-    known = clamp is not None and clamp.op in ("Relu", "Clip")
-    return list(view.quantized(clamp.output)) if known and clamp is not None else []
 
 
 def _implied(view: FileView, node: FileNode) -> bool:
@@ -117,6 +127,8 @@ def _clamp_before(view: FileView, node: FileNode) -> Reason | None:
     if node.op not in ("Relu", "Clip") or made is None or is_dequantize(made) or not found:
         return None
     if len(view.consumers(node.input(0))) > 1 or node not in islands_of(view):
+        return None
+    if found[0].dtype in _FLOAT8:
         return None
     if made.op not in WEIGHTED or _implied(view, node) or _fused_rightly(view, made, found[0]):
         return None
@@ -162,8 +174,9 @@ def _clip_behind(view: FileView, node: FileNode) -> Reason | None:
         or made.op == "Concat"
         or (made.op == "MatMul" and (view.rank(node.input(0)) or 0) > _MATRIX)
         or _apart(view, made, source)
+        or _nothing_left(view, made, source)
     ):
-        return None  # nothing stands before it that it could be fused with
+        return None  # nothing stands before it that it could be fused with, or that it clips
     active = active_ends(view, node, found[0])
     if active is None or not any(active):
         return None
@@ -179,6 +192,12 @@ def _apart(view: FileView, made: FileNode, result: FileEncoding) -> bool:
     weight = view.dequantized(made.input(1))
     channels = weight is not None and not weight.per_tensor
     return made.op in ("Gemm", "MatMul") and channels and result.dtype is DType.INT8
+
+
+def _nothing_left(view: FileView, made: FileNode, result: FileEncoding) -> bool:
+    """True for a product of numbers up to 0, stored as numbers up to 0: all of them are 0."""
+    sides = [result, *filter(None, map(view.dequantized, made.inputs))]
+    return made.op == "Mul" and all(side.zero() == _top(side) for side in sides)
 
 
 def _norm(view: FileView, node: FileNode) -> Reason | None:
@@ -233,7 +252,7 @@ def _unsigned(view: FileView, node: FileNode) -> Reason | None:
     if dtype is DType.INT16 and node.op in WEIGHTED and not signed and _parameters(view, node):
         return Reason(f"'{tensor}' is int16, its result is {result[0].dtype}", (tensor,))
     mixed = result and {dtype, result[0].dtype} == {DType.INT8, DType.UINT8}
-    if mixed and (node.op in _IMAGES or (node.op in WEIGHTED and _parameters(view, node))):
+    if mixed and _apart_wrongly(view, node, found):
         return Reason(f"'{tensor}' is int8, its result is {result[0].dtype}", (tensor,))
     if (node.op == "LeakyRelu" and signed) or (wide and dtype is DType.INT16):
         return Reason(f"'{tensor}' is {dtype} with zero point {found.zero()}", (tensor,))
@@ -243,11 +262,18 @@ def _unsigned(view: FileView, node: FileNode) -> Reason | None:
 _IMAGES = frozenset({"Conv", "ConvTranspose"})
 
 
+def _apart_wrongly(view: FileView, node: FileNode, x: FileEncoding) -> bool:
+    """True for a product that is no unit: its parameters are left, or its padding is wrong."""
+    if node.op in WEIGHTED and _parameters(view, node):
+        return True
+    return node.op in _IMAGES and not x.symmetric
+
+
 def _signed_result(view: FileView, node: FileNode, result: Sequence[FileEncoding]) -> Reason | None:
     """A product of uint8 that is int8: it is a unit where a MatMul has one scale and no bias."""
     x = view.dequantized(node.input(0))
     mixed = x is not None and x.dtype is DType.UINT8 and result and result[0].dtype is DType.INT8
-    if not mixed or not (node.op in _IMAGES or (node.op in WEIGHTED and _parameters(view, node))):
+    if not mixed or x is None or not _apart_wrongly(view, node, x):
         return None
     tensor = result[0].node.output
     return Reason(f"'{tensor}' is int8, its operand is uint8", (tensor,))
@@ -292,28 +318,13 @@ def _fixed_encoding(view: FileView, node: FileNode) -> Reason | None:
         scale, steps = float(own.scale.reshape(-1)[0]), _RANGES[node.op]
         zero = _low(own) + (1 << 16) - steps
         other = own.zero() != zero or own.dtype is DType.INT16
-        if abs(scale * steps - 1) > _NEAR or (other and tensor in view.outputs):
+        if abs(scale * steps - 1) > _SAME or (other and tensor in view.outputs):
             return Reason(f"'{tensor}' is {own.dtype} with scale {scale:.6g}", (tensor,))
     return None
 
 
 _RANGES = {"Softmax": 1 << 16, "Sigmoid": 1 << 16, "Tanh": 1 << 15}
 """Steps in 1.0 of the encoding that the backend has for results of 16 bits."""
-_WIDE_STEPS = {
-    "Conv": 32, "ConvTranspose": 32, "Gemm": 32, "MatMul": 512, "Gelu": 32, "Softmax": 16,
-    "LayerNormalization": 64, "Div": 32, "Sigmoid": 8, "Tanh": 8,
-}  # fmt: skip
-"""How far results of 16 bits were seen from the exact ones, rounded up to a power of 2."""
-
-
-def _wide_arithmetic(view: FileView, node: FileNode) -> Reason | None:
-    steps = _WIDE_STEPS.get(node.op)
-    found = view.quantized(node.output) or _behind_clamp(view, node)
-    if steps is None or not found or found[0].dtype not in _WIDE:
-        return None
-    tensor = found[0].node.output
-    text = f"'{tensor}' ({found[0].dtype}) is up to {steps} of 65536 steps off"
-    return Reason(text, (tensor,))
 
 
 def _lone_transpose(view: FileView, node: FileNode) -> Reason | None:
@@ -340,9 +351,10 @@ RULES: tuple[Demand, ...] = (
          "give numbers when exporting: --extent batch=1"),
     Demand("contrib-domain", "Q and DQ of 16 and 4 bits", _domain, "ONNX: QuantizeLinear-21",
          Effect.REFUSED, "use com.microsoft, or declare opset 21"),
-    Demand("storage", "Q and DQ", storage(_ACTIVATIONS, (*_ACTIVATIONS, *_NARROW, DType.INT32)),
+    Demand("storage", "Q and DQ", storage(_STORED, (*_STORED, *_NARROW, DType.INT32)),
          _DOCS, Effect.REFUSED, "use 8 or 16 bits for activations"),
-    Demand("constant-positive-scale", "Q and DQ", constant_positive_scale, _DOCS, Effect.REFUSED,
+    Demand("float8", "Q and DQ", _float8, _HOST, Effect.ELSEWHERE, "quantize to integers"),
+    Demand("constant-positive-scale", "Q and DQ", _positive_scale, _DOCS, Effect.REFUSED,
          "write scales as initializers"),
     Demand("per-tensor-activations", "Q and DQ of activations", per_tensor_activations, _DOCS,
          Effect.REFUSED, "use one scale per activation"),
@@ -373,7 +385,10 @@ RULES: tuple[Demand, ...] = (
          Effect.OTHER, "use the type's smallest number as zero point, and scale 1/256 or 1/65536"),
     Demand("lone-transpose", "Transpose by 0, 2, 1 alone", _lone_transpose, _HOST, Effect.ELSEWHERE,
          "leave it to what stands before or behind"),
-    Demand("wide-arithmetic", "results of 16 bits", _wide_arithmetic, _HOST, Effect.OTHER,
-         "expect such differences, or use 8 bits"),
+    Demand("wide-arithmetic", "results of 16 bits, MatMul of two of uint8", wide_arithmetic,
+         _HOST, Effect.OTHER, "expect such differences, or use 8 bits"),
+    Demand("static-quantization", "DynamicQuantizeLinear, MatMulInteger, ConvInteger",
+         quantized_while_running, _HOST, Effect.ELSEWHERE,
+         "give fixed parameters: export --data x.npz"),
     *FLOAT_RULES,
 )  # fmt: skip

@@ -14,7 +14,8 @@ from qdqbridge.onnx_io.profiles.legalization import Cost, put
 from qdqbridge.ops.build import requantized, retyped
 
 _HALF = 128
-_NEAR = 0.01
+_NEAR = 2 / (1 << 16)
+"""How near a scale is to the backend's own: two steps of the largest number."""
 _STEPS = {"Sigmoid": 1 << 16, "Tanh": 1 << 15}
 """Steps in 1.0 of results of 16 bits."""
 

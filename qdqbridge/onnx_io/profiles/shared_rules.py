@@ -92,6 +92,15 @@ def onnx_domain(view: FileView, node: FileNode) -> Reason | None:
     return Reason(f"{node.op} is no operator of ONNX")
 
 
+def quantized_while_running(view: FileView, node: FileNode) -> Reason | None:
+    """Checks that no parameters and no products of these are computed at run time."""
+    del view
+    return Reason("it quantizes while the model runs") if node.op in _RUNNING else None
+
+
+_RUNNING = frozenset({"DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"})
+
+
 def explicit_zero_point(view: FileView, node: FileNode) -> Reason | None:
     """Checks that the zero point is written."""
     found = encoding_of(view, node)

@@ -16,6 +16,7 @@ from qdqbridge.onnx_io.profiles.shared_rules import (
     encoding_of,
     onnx_domain,
     per_tensor_activations,
+    quantized_while_running,
     storage,
     stored_tensor,
     weight_axis,
@@ -72,6 +73,9 @@ _TYPES = "onnx-tensorrt operators.md; NVIDIA/TensorRT#2774, #4698"
 RULES: tuple[Demand, ...] = (
     Demand("onnx-domain", "Q and DQ", onnx_domain, "onnx-tensorrt operators.md", Effect.REFUSED,
          "declare opset 21 for 16-bit and 4-bit types"),
+    Demand("static-quantization", "DynamicQuantizeLinear, MatMulInteger, ConvInteger",
+         quantized_while_running, "onnx-tensorrt operators.md", Effect.REFUSED,
+         "give fixed parameters: export --data, then quantize symmetrically"),
     Demand("signed-8-bit", "Q and DQ",
          storage(_ACTIVATIONS, (*_ACTIVATIONS, *_FOUR_BITS, DType.INT32)),
          _TYPES, Effect.REFUSED, "quantize activations symmetrically to int8"),

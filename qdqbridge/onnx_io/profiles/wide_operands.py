@@ -1,8 +1,9 @@
-"""8 bits in 16 before they are computed with in floats: Hexagon keeps their rounding then.
+"""8 bits in 16 where Hexagon computes right with 16 only: the same real numbers.
 
-What the backend reads in floats of a result of 8 bits, it takes from before or behind the rounding,
-with up to 9 steps of difference behind a Tanh; of 16 bits it does not (onnxruntime-qnn 2.7.0, host
-build).
+What the backend reads of a result of 8 bits in floats, or beside 16 bits, it takes from before or
+behind the rounding, with up to 9 steps of difference behind a Tanh, and one step of the 8 bits in
+front of an Add; of 16 bits it does not. A product with weights is one of integers where operand and
+result have one type (onnxruntime-qnn 2.7.0, host build).
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams, per_tensor
-from qdqbridge.onnx_io.profiles.legalization import Cost, replace_operand
-from qdqbridge.ops.build import requantized
+from qdqbridge.graph.types import QuantType
+from qdqbridge.onnx_io.profiles.hexagon_clamps import kept
+from qdqbridge.onnx_io.profiles.legalization import Cost, put, replace_operand
+from qdqbridge.ops.build import requantized, retyped
 from qdqbridge.ops.composition import CompositionAttrs
 from qdqbridge.ops.elementwise import WHERE
 
@@ -31,7 +34,7 @@ def wide_operands(graph: Graph) -> Iterator[Cost]:
     """``Tanh(dequantize(x)) -> Tanh(dequantize(requantize(x)))``, 16 bits between: the same."""
     known: dict[Value, Value] = {}
     for node in graph.nodes:
-        if not computes_in_floats(node):
+        if not (computes_in_floats(node) or _of_two_widths(node)):
             continue
         for index, value in enumerate(list(node.inputs)):
             made = None if value is None else value.producer
@@ -41,8 +44,52 @@ def wide_operands(graph: Graph) -> Iterator[Cost]:
                 if made.op.flow is Flow.CONVERT and _narrow(made.operand(0)):
                     replace_operand(made, 0, _wide(made.operand(0), known))
             elif _narrow(value):
-                replace_operand(node, index, _wide(value, known))
+                stored = value if computes_in_floats(node) else kept(value)
+                replace_operand(node, index, _wide(stored, known))
     yield from ()
+
+
+def one_width(graph: Graph) -> Iterator[Cost]:
+    """``Conv(x, w)`` of 8 bits whose result has 16, and the other way round: 16 bits on both sides.
+
+    Otherwise parameters that the backend takes only as part of a product are left to the CPU.
+    """
+    for node in graph.nodes:
+        x, end = (node.operand(0), node.output) if node.inputs else (None, None)
+        if node.op.flow is not Flow.ACCUMULATE or x is None or end is None:
+            continue
+        if not (x.quant and end.quant and x.quant.params.per_tensor and _of_parameters(node)):
+            continue
+        narrow = [value for value in (x, end) if _bits(value) == _BYTE]
+        if len(narrow) != 1 or _bits(x) == _bits(end):
+            continue
+        if narrow[0] is x:
+            replace_operand(node, 0, _wide(x, {}))
+        else:
+            type_ = QuantType(_finer(end.quant.params), end.type.shape)
+            inside = retyped(node, node.inputs, type_, f"{end.name}_wide")
+            put(graph, node, requantized(inside, end.quant.params, node.origin, end.name))
+            yield Cost(node.name, "it is rounded to 1/256 of a step first")
+
+
+def _of_parameters(node: Node) -> bool:
+    """True for a product with a bias, or with weights per channel."""
+    weight = node.operand(1).quant
+    return weight is not None and (len(node.inputs) > _PAIR or not weight.params.per_tensor)
+
+
+_PAIR = 2
+
+
+def _bits(value: Value) -> int:
+    return 0 if value.quant is None else value.quant.params.storage_dtype.bits
+
+
+def _of_two_widths(node: Node) -> bool:
+    """True for elements of 8 bits that are computed with together with some of 16."""
+    if node.op.flow not in _ELEMENTS:
+        return False
+    return {_BYTE, 2 * _BYTE} <= {_bits(value) for value in node.inputs if value is not None}
 
 
 def computes_in_floats(node: Node) -> bool:

@@ -1,7 +1,7 @@
 """Products of activations that are quantized while the model runs, as onnxruntime's tools do it.
 
-``DynamicQuantizeLinear``, once for all that read its operand; ``MatMulInteger``, a Cast, the
-product of both scales, and theirs; and an Add of the bias.
+``DynamicQuantizeLinear``, once for all that read its operand; ``MatMulInteger`` or
+``ConvInteger``, a Cast, the product of both scales, and theirs; and an Add of the bias.
 
 ONNX has no operator for parameters of every row: these are computed step by step, and as
 onnxruntime's MatMulInteger takes one zero point only, what it is times the weights is subtracted
@@ -15,16 +15,19 @@ from typing import Any
 
 import numpy as np
 
+from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import Shape, TensorType
+from qdqbridge.onnx_io.codecs import encode
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
 from qdqbridge.onnx_io.writer.names import stem
 from qdqbridge.onnx_io.writer.rows import RowWriter
 from qdqbridge.onnx_io.writer.sheet import NodeRow
 from qdqbridge.ops.accumulator import centered
-from qdqbridge.ops.dynamic import DYNAMIC_DENSE
+from qdqbridge.ops.convolution import CONV
+from qdqbridge.ops.dynamic import DYNAMIC_CONV, DYNAMIC_DENSE
 
 Quantized = tuple[str, str, str]
 """The tensors of codes, scale and zero point."""
@@ -35,7 +38,7 @@ def dynamic_rows(writer: RowWriter, node: Node, target: str, type_: TensorType) 
 
     Args:
         writer: Where they go.
-        node: ``DynamicDense(x, w[N, K], bias[N])``.
+        node: ``DynamicDense(x, w[N, K], bias[N])``, or ``DynamicConv(x, w, bias)``.
         target: The float tensor to write.
         type_: Its type.
     """
@@ -44,14 +47,18 @@ def dynamic_rows(writer: RowWriter, node: Node, target: str, type_: TensorType) 
         row_by_row(writer, node, target, type_)
         return
     codes, scale, zero_point = _quantized(writer, node.operand(0))
-    w, points, scales = _weight(writer, node.operand(1))
-    inputs = [codes, w, zero_point, *([points] if points else [])]
+    window = DYNAMIC_CONV.of(node)
+    w, points, scales = (_weight if window is None else _kernel)(writer, node.operand(1))
+    inputs, stated = [codes, w, zero_point, points], None
+    if window is not None:
+        stated = dict(encode(CONV.name, window, node.inputs, writer.opset).attributes)
 
     def taken(what: str) -> str:
         return writer.free.take(f"{target}_{what}")
 
     plain = TensorType(DType.INT32, type_.shape)
-    total = writer.row("MatMulInteger", inputs, taken("quantized"), plain, None, node)
+    op_type = "MatMulInteger" if window is None else "ConvInteger"
+    total = writer.row(op_type, inputs, taken("quantized"), plain, stated, node)
     to = {"to": dtype_to_onnx(DType.FLOAT32)}
     real = writer.row("Cast", [total], taken("cast"), type_, to)
     shape = scales[1]
@@ -61,7 +68,7 @@ def dynamic_rows(writer: RowWriter, node: Node, target: str, type_: TensorType) 
     product = target if bias is None else taken("product")
     writer.row("Mul", [real, factor], product, type_)
     if bias is not None:
-        writer.row("Add", [product, writer.real(bias, DType.FLOAT32)], target, type_)
+        writer.row("Add", [product, _added(writer, bias, node, target)], target, type_)
 
 
 def _quantized(writer: RowWriter, x: Value) -> Quantized:
@@ -96,6 +103,46 @@ def _weight(writer: RowWriter, w: Value) -> tuple[str, str, tuple[str, tuple[int
         stored, writer.array(points, f"{base}_zero_point"),
         (writer.array(scale, f"{base}_scale"), scale.shape),
     )  # fmt: skip
+
+
+def _added(writer: RowWriter, bias: Value, node: Node, target: str) -> str:
+    """Returns the tensor of a bias, along the channels of an image where it is one."""
+    if node.op is not DYNAMIC_CONV:
+        return writer.real(bias, DType.FLOAT32)
+    column = (-1, *_pixel(node.operand(1)))
+    if bias.constant is not None:
+        return writer.array(bias.constant.numpy().reshape(column), f"{target}_bias")
+    shape = writer.array(np.array(column, np.int64), f"{target}_shape")
+    channels = None if bias.type.shape is None else bias.type.shape[0]
+    behind = _pixel(node.operand(1))
+    type_ = TensorType(DType.FLOAT32, None if channels is None else (channels, *behind))
+    name = writer.free.take(f"{target}_bias")
+    return writer.row("Reshape", [writer.real(bias, DType.FLOAT32), shape], name, type_)
+
+
+def _kernel(writer: RowWriter, w: Value) -> tuple[str, str, tuple[str, tuple[int, ...]]]:
+    """As :func:`_weight`, for the weight of a convolution, whose zero points are all the same."""
+    assert w.constant is not None and w.quant is not None
+    params, name = w.quant.params, writer.tensors.of(w)
+    base, scale = stem(name), params.scale.astype(np.float32)
+    scale = scale.reshape(-1, *_pixel(w)) if scale.ndim else scale
+    points = params.zero_point.reshape(-1)
+    if (points != points[0]).any():
+        raise UnsupportedTargetError(
+            "a ConvInteger has one zero point for its weight",
+            where=f"tensor '{name}'",
+            why="here every channel has one of its own",
+            fix="use symmetric weights, or one scale and zero point for the tensor",
+        )
+    points = points[:1].reshape(()).astype(params.storage_dtype.numpy)
+    return (
+        writer.constant(w.constant, name), writer.array(points, f"{base}_zero_point"),
+        (writer.array(scale, f"{base}_scale"), scale.shape),
+    )  # fmt: skip
+
+
+def _pixel(w: Value) -> list[int]:
+    return [1] * ((w.rank or 0) - 2)
 
 
 # ---- every row by itself ------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from qdqbridge.onnx_io.writer.clamps import (
 )
 from qdqbridge.onnx_io.writer.dynamic import dynamic_rows
 from qdqbridge.onnx_io.writer.names import real_name, stem
+from qdqbridge.onnx_io.writer.packed import unread_orders
 from qdqbridge.onnx_io.writer.packed_gathers import gather_row, packed_gathers, unread
 from qdqbridge.onnx_io.writer.qlinear import qlinear_row
 from qdqbridge.onnx_io.writer.rows import (
@@ -48,7 +49,7 @@ from qdqbridge.ops.attributes import GemmAttrs
 from qdqbridge.ops.cast import CAST
 from qdqbridge.ops.composition import CompositionAttrs
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
-from qdqbridge.ops.dynamic import DYNAMIC_BLOCK_DENSE, DYNAMIC_DENSE
+from qdqbridge.ops.dynamic import DYNAMIC_BLOCK_DENSE, DYNAMIC_CONV, DYNAMIC_DENSE
 from qdqbridge.ops.elementwise import CONCAT
 from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.ops.pooling import AVERAGE_POOL
@@ -69,12 +70,14 @@ class NodeWriter(RowWriter):
         """Adds the rows of all nodes of a graph with these outputs."""
         merged = skip_norms(nodes, set(outputs)) if self.profile.packed else {}
         gathers = packed_gathers(nodes) if self.profile.packed else {}
-        tables = unread(gathers, set(outputs))
+        unwritten = unread(gathers, set(outputs))
+        if self.profile.packed:
+            unwritten |= unread_orders(nodes, set(outputs))
         for node in nodes:
             whole = merged.get(node)
             if node in gathers:
                 gather_row(self, node, gathers[node])
-            elif whole is None and node not in tables:
+            elif whole is None and node not in unwritten:
                 self.node(node)
             elif whole is not None and node is whole.sums[-1]:
                 skip_norm_row(self, whole)
@@ -95,7 +98,7 @@ class NodeWriter(RowWriter):
             target, type_ = self.target(node.output, node)
             dense_rows(self, node, target, type_)
             self.finish(node, node.output, target)
-        elif node.op is DYNAMIC_DENSE:
+        elif node.op in (DYNAMIC_DENSE, DYNAMIC_CONV):
             target, type_ = self.target(node.output, node)
             dynamic_rows(self, node, target, type_)
         elif isinstance(node.attributes, CompositionAttrs):
@@ -133,6 +136,9 @@ class NodeWriter(RowWriter):
             del stated["dilations"]  # onnxruntime's QLinearAveragePool does not have it
         names = [target for target, _ in targets]
         results = [self.free.take(f"{names[0]}_product")] if behind else names
+        if encoded.results:
+            by_place = dict(zip(encoded.results, results, strict=True))
+            results = [by_place.get(place, "") for place in range(max(by_place) + 1)]
         op_type, domain = own or encoded.op_type, encoded.domain
         row = NodeRow(op_type, inputs, results, stated, name, metadata, domain=domain)
         if domain:

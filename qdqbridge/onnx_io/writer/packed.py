@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.graph.constant import Constant
-from qdqbridge.graph.graph import Node
+from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import TensorType
 from qdqbridge.onnx_io.lowering.bits import UNSIGNED, packed
@@ -15,7 +18,53 @@ from qdqbridge.onnx_io.tensors import raw_bytes
 from qdqbridge.onnx_io.writer.names import stem
 from qdqbridge.onnx_io.writer.rows import RowWriter, real_dtype
 from qdqbridge.ops.dynamic import DYNAMIC_BLOCK_DENSE
-from qdqbridge.ops.packed_products import EIGHT_BITS, PackedProduct, packed_product
+from qdqbridge.ops.packed_products import (
+    EIGHT_BITS,
+    OWN_ORDER,
+    PERMUTED,
+    PackedProduct,
+    packed_product,
+)
+from qdqbridge.ops.selection import GATHER
+
+_NO_ORDER = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _PackedWeight:
+    """What a node multiplies by, as a MatMulNBits has it.
+
+    Attributes:
+        said: How the file wrote it.
+        data: The activations, in the order of the file.
+        order: The columns of the weight in the order of the blocks; empty where they are in it.
+        codes: The stored weight.
+        params: Its parameters.
+        block: Columns of a block.
+        points: Zero points as unsigned codes, ``[N, blocks]``.
+    """
+
+    said: PackedProduct
+    data: Value
+    order: NDArray[np.int64]
+    codes: Constant
+    params: QuantParams
+    block: int
+    points: NDArray[np.generic]
+
+
+def unread_orders(nodes: Sequence[Node], outputs: Collection[Value]) -> set[Node]:
+    """Returns the Gathers that put activations in order for packed products alone."""
+    ordered = {
+        node for node in nodes
+        if (said := _said(node)) is not None and said.order == PERMUTED
+        and (found := _packed_weight(node)) is not None and found.order.size
+    }  # fmt: skip
+    makers = {maker for node in ordered if (maker := node.operand(0).producer) is not None}
+    return {
+        maker for maker in makers
+        if maker.output not in outputs and all(user in ordered for user, _ in maker.output.users)
+    }  # fmt: skip
 
 
 def packed_row(writer: RowWriter, node: Node, target: str, type_: TensorType) -> bool:
@@ -27,29 +76,25 @@ def packed_row(writer: RowWriter, node: Node, target: str, type_: TensorType) ->
         target: The float tensor to write.
         type_: Its type.
     """
-    said, w = _said(node), node.operand(1)
-    if said is None or w.constant is None or w.quant is None:
+    found, dtype = _packed_weight(node), real_dtype(node)
+    if found is None:
         return False
-    params, dtype = w.quant.params, real_dtype(node)
-    block, bits = params.block_size or said.block_size, params.storage_dtype.bits
-    along = params.axis == 1 if params.blocked else params.axis in (None, 0)
-    if not block or not along or bits not in UNSIGNED or params.scale_dtype is not dtype:
-        return False
-    if said.rounds(bits) != (node.op is DYNAMIC_BLOCK_DENSE):
-        return False
-    rows, columns = w.constant.shape
-    shape = (rows, -(-columns // block))
-    points = _codes(_of_blocks(params.zero_point, params, shape), params)
-    if said.zero_points == "" and (points != 1 << (bits - 1)).any():
-        return False
-    name = stem(writer.tensors.of(w))
+    said, params, block, points = found.said, found.params, found.block, found.points
+    rows, columns = found.codes.shape
+    bits, name = params.storage_dtype.bits, stem(writer.tensors.of(node.operand(1)))
 
     def entered(array: NDArray[np.generic], what: str) -> str:
         return writer.array(array, f"{name}_{what}")
 
-    inputs = [writer.real(node.operand(0), dtype)]
-    inputs.append(writer.constant(_weight(w.constant, params, block), f"{name}_packed"))
-    inputs.append(entered(_of_blocks(params.scale, params, shape), "scales"))
+    codes = found.codes
+    if found.order.size:
+        sorted_codes = codes.numpy()
+        in_file = np.empty_like(sorted_codes)
+        in_file[:, found.order] = sorted_codes
+        codes = Constant.of(in_file)
+    inputs = [writer.real(found.data, dtype)]
+    inputs.append(writer.constant(_weight(codes, params, block), f"{name}_packed"))
+    inputs.append(entered(_of_blocks(params.scale, params, points.shape), "scales"))
     inputs += ["", "", ""]
     if said.zero_points == "packed":
         each = (packed(row, bits) for row in points)
@@ -57,8 +102,11 @@ def packed_row(writer: RowWriter, node: Node, target: str, type_: TensorType) ->
         inputs[3] = entered(stored, "zero_points")
     elif said.zero_points:
         inputs[3] = entered(points.astype(dtype.numpy), "zero_points")
-    if said.order:
-        inputs[4] = entered(np.arange(columns, dtype=np.int32) // block, "g_idx")
+    if said.order == OWN_ORDER or found.order.size:
+        groups = np.arange(columns, dtype=np.int32) // block
+        if found.order.size:
+            groups[found.order] = groups.copy()
+        inputs[4] = entered(groups, "g_idx")
     bias = node.optional(2)
     behind = bias is not None and not said.bias
     if bias is not None and not behind:
@@ -74,6 +122,43 @@ def packed_row(writer: RowWriter, node: Node, target: str, type_: TensorType) ->
     if bias is not None and behind:
         writer.row("Add", [product, writer.bias(bias, dtype)], target, type_)
     return True
+
+
+def _packed_weight(node: Node) -> _PackedWeight | None:
+    """Returns what a node multiplies by; None where no MatMulNBits can say it."""
+    said = _said(node)
+    if said is None:
+        return None
+    x, w = node.operand(0), node.operand(1)
+    if w.constant is None or w.quant is None:
+        return None
+    params = w.quant.params
+    block, bits = params.block_size or said.block_size, params.storage_dtype.bits
+    along = params.axis == 1 if params.blocked else params.axis in (None, 0)
+    plain = params.scale_dtype is real_dtype(node)
+    if not block or not along or bits not in UNSIGNED or not plain:
+        return None
+    if said.rounds(bits) != (node.op is DYNAMIC_BLOCK_DENSE):
+        return None
+    rows, columns = w.constant.shape
+    shape = (rows, -(-columns // block))
+    points = _codes(_of_blocks(params.zero_point, params, shape), params)
+    if said.zero_points == "" and (points != 1 << (bits - 1)).any():
+        return None
+    data, order = _in_file(x, columns) if said.order == PERMUTED else (x, _NO_ORDER)
+    return _PackedWeight(said, data, order, w.constant, params, block, points)
+
+
+def _in_file(x: Value, columns: int) -> tuple[Value, NDArray[np.int64]]:
+    """Returns activations before a Gather puts their columns in order, and that order."""
+    made = x.producer
+    gather = None if made is None else GATHER.of(made)
+    if made is None or gather is None or gather.axis != (x.rank or 0) - 1 or x.quant is not None:
+        return x, _NO_ORDER
+    indices = made.operand(1).constant
+    if indices is None or not np.array_equal(np.sort(indices.numpy()), np.arange(columns)):
+        return x, _NO_ORDER
+    return made.operand(0), indices.numpy().astype(np.int64)
 
 
 def _said(node: Node) -> PackedProduct | None:

@@ -58,7 +58,7 @@ def _whole(norm: Node, outputs: set[Value]) -> SkipNorm | None:
     variant, _, bias = norm.origin.variant.partition("+")
     if variant != _OF_ROW.get(norm.op) or not _plain(norm):  # pyright: ignore[reportArgumentType]
         return None
-    if any(value is not None and value.constant is None for value in norm.inputs[1:]):
+    if any(value is not None and value.producer is not None for value in norm.inputs[1:]):
         return None
     rank = norm.operand(0).rank
     if rank not in (2, 3) or norm.record(NormAttrs).axis != rank - 1:
@@ -70,7 +70,7 @@ def _whole(norm: Node, outputs: set[Value]) -> SkipNorm | None:
         return _made(norm, (last,), None, outputs)
     for added, other in (last.inputs, reversed(last.inputs)):
         first = None if other is None else other.producer
-        if added is None or added.constant is None or added.rank != 1 or first is None:
+        if added is None or added.producer is not None or added.rank != 1 or first is None:
             continue
         alone = len(first.output.users) == 1 and first.output not in outputs
         if first.op is ADD and _plain(first) and alone:

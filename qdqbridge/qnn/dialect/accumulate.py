@@ -49,14 +49,18 @@ def centred(code: Prim, zero_point: Prim, dtype: str) -> Prim:
     return (code.astype("int32") - zero_point).astype(narrow_dtype(dtype))
 
 
-def padded_codes(x: te.Tensor, zero_point: te.Tensor, pads: Sequence[tuple[int, int]]) -> te.Tensor:
+def padded_codes(
+    x: te.Tensor, zero_point: te.Tensor, pads: Sequence[tuple[int, int]], dtype: str | None = None
+) -> te.Tensor:
     """Returns ``x - zero_point`` with zeros around it.
 
     Args:
         x: Codes.
         zero_point: One entry.
         pads: Elements before and after, for each axis.
+        dtype: Of the result; None for :func:`narrow_dtype` of the codes'.
     """
+    narrow = dtype or narrow_dtype(str(x.dtype))
     shape = [extent + sum(pair) for extent, pair in zip(x.shape, pads, strict=True)]
 
     def element(*i: Prim) -> Prim:
@@ -69,10 +73,10 @@ def padded_codes(x: te.Tensor, zero_point: te.Tensor, pads: Sequence[tuple[int, 
                 *([where[d] < x.shape[d]] if end else []),
             )
         ]
-        value = centred(x(*where), zero_point[0], str(x.dtype))
+        value = (x(*where).astype("int32") - zero_point[0]).astype(narrow)
         if not inside:
             return value
-        nothing = tirx.const(0, narrow_dtype(str(x.dtype)))
+        nothing = tirx.const(0, narrow)
         return tirx.if_then_else(tirx.all(*inside), value, nothing)
 
     return stage(shape, element, name="centred_data")

@@ -69,7 +69,13 @@ def padding(site: DialectSite, rank: int) -> tuple[tuple[int, ...], tuple[int, .
 
 def decode_window(site: DialectSite, rank: int, *, transposed: bool) -> ConvolutionWindow:
     """Returns the checked attributes of a convolution with ``rank`` spatial axes."""
-    out_dtype = check_operands(site)
+    return window_of(site, rank, check_operands(site), transposed=transposed)
+
+
+def window_of(
+    site: DialectSite, rank: int, out_dtype: str, *, transposed: bool
+) -> ConvolutionWindow:
+    """Returns the same, of operands whose types are checked already."""
     begin, end = padding(site, rank)
     window = ConvolutionWindow(
         spread(site, "strides", rank),
@@ -107,7 +113,7 @@ def operand_shapes(site: DialectSite, window: ConvolutionWindow) -> tuple[list[E
 
 
 @dataclass(frozen=True, slots=True)
-class _Weight:
+class ConvolutionWeight:
     """The extents of a weight, and its form.
 
     Attributes:
@@ -130,18 +136,22 @@ class _Weight:
         return channel // self.multiplier, channel % self.multiplier
 
 
-def _weight(site: DialectSite, channels: Extent, w: Sequence[int], groups: int) -> _Weight:
+def weight_of(
+    site: DialectSite, channels: Extent, w: Sequence[int], groups: int
+) -> ConvolutionWeight:
+    """Returns the form of a weight of channels-first extents ``w``, after checking them."""
     if groups > 1 and w[0] == groups == channels and w[1] > 1:
-        return _Weight(w[0] * w[1], 1, tuple(w[2:]), multiplier=w[1])
+        return ConvolutionWeight(w[0] * w[1], 1, tuple(w[2:]), multiplier=w[1])
     site.expect_equal(channels, w[1] * groups, "channels of data and weight")
     if w[0] % groups:
         site.fail(f"{groups} groups do not divide {w[0]} output channels")
-    return _Weight(w[0], w[1], tuple(w[2:]))
+    return ConvolutionWeight(w[0], w[1], tuple(w[2:]))
 
 
-def _sizes(
+def result_sizes(
     extents: Sequence[Extent], window: ConvolutionWindow, kernel: Sequence[int]
 ) -> list[Extent]:
+    """Returns the spatial extents of a result, of those of data and of a kernel."""
     return [
         (extent + window.begin[i] + window.end[i] - (kernel[i] - 1) * window.dilation[i] - 1)
         // window.strides[i]
@@ -153,36 +163,51 @@ def _sizes(
 def _infer_conv(rank: int) -> Any:
     def infer(site: DialectSite) -> ResultType:
         window = decode_window(site, rank, transposed=False)
-        x, w = operand_shapes(site, window)
-        weight = _weight(site, x[1], w, window.groups)
-        site.expect_params(5, 3, weight.out, what="output channels")
-        check_attributes(site, weight.out, w[2:])
-        sizes = _sizes(x[2:], window, w[2:])
-        if any(isinstance(size, int) and size < 1 for size in sizes):
-            site.fail(f"the kernel {w[2:]} is larger than the padded input {x[2:]}")
-        return ResultType.of(window.data.stored([x[0], weight.out, *sizes]), window.out_dtype)
+        return inferred(site, window, 5, 3, window.out_dtype)
 
     return infer
+
+
+def inferred(
+    site: DialectSite, window: ConvolutionWindow, scale: int, zero_point: int, dtype: str
+) -> ResultType:
+    """Returns the type of a result, after checking shapes.
+
+    Args:
+        site: The call.
+        window: Its window.
+        scale: Which argument the weight's scales are.
+        zero_point: Which argument its zero points are.
+        dtype: Of the result.
+    """
+    x, w = operand_shapes(site, window)
+    weight = weight_of(site, x[1], w, window.groups)
+    site.expect_params(scale, zero_point, weight.out, what="output channels")
+    check_attributes(site, weight.out, w[2:])
+    sizes = result_sizes(x[2:], window, w[2:])
+    if any(isinstance(size, int) and size < 1 for size in sizes):
+        site.fail(f"the kernel {w[2:]} is larger than the padded input {x[2:]}")
+    return ResultType.of(window.data.stored([x[0], weight.out, *sizes]), dtype)
 
 
 def _lower_conv(rank: int) -> Any:
     def lower(site: DialectSite) -> Any:
         window = decode_window(site, rank, transposed=False)
         shape, stored = operand_shapes(site, window)
-        weight = _weight(site, shape[1], stored, window.groups)
+        weight = weight_of(site, shape[1], stored, window.groups)
         zero_points = site.vector(3)
         shifted = bool(zero_points.any())
         pads = [(0, 0), (0, 0), *zip(window.begin, window.end, strict=True)]
 
         def conv(x: te.Tensor, w: te.Tensor, zx: te.Tensor, *zw: te.Tensor) -> te.Tensor:
             data = padded_codes(x, zx, window.data.stored(pads))
-            codes = _centred_weight(w, zw[0], weight, window.kernel) if shifted else w
+            codes = centred_weight(w, zw[0], weight, window.kernel) if shifted else w
 
             def at(channel: Prim, source: Prim, taps: Sequence[Prim]) -> Prim:
                 where = [*weight.index(channel, source), *taps]
                 return codes(*window.kernel.stored(where))
 
-            sizes = _sizes(window.data.logical(x.shape)[2:], window, weight.kernel)
+            sizes = result_sizes(window.data.logical(x.shape)[2:], window, weight.kernel)
             extents = (weight.out, weight.per_group, *weight.kernel)
             return correlation(data, at, extents, window, sizes)
 
@@ -203,9 +228,11 @@ def _pointwise(window: ConvolutionWindow, kernel: Sequence[int]) -> bool:
     ) and not any(window.begin + window.end)
 
 
-def _centred_weight(
-    w: te.Tensor, zero_point: te.Tensor, weight: _Weight, layout: AxisLayout
+def centred_weight(
+    w: te.Tensor, zero_point: te.Tensor, weight: ConvolutionWeight, layout: AxisLayout
 ) -> te.Tensor:
+    """Returns ``weight - zero_point``."""
+
     def element(*i: Prim) -> Prim:
         first, second, *_ = layout.logical(i)
         channel = first if weight.multiplier == 1 else first * weight.multiplier + second

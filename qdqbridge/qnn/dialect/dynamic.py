@@ -1,15 +1,27 @@
-"""qnn.dynamic_dense, in blocks too: products whose activation is quantized while they run."""
+"""qnn.dynamic_dense, in blocks too, and qnn.dynamic_conv: data are quantized while they run."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from tvm import te
 
 from qdqbridge.ops.dynamic import LAST_OF_BLOCK, SMALLEST
-from qdqbridge.qnn.dialect.accumulate import centred
+from qdqbridge.qnn.dialect import convolution
+from qdqbridge.qnn.dialect.accumulate import OUT_DTYPE, centred, padded_codes
 from qdqbridge.qnn.dialect.arithmetic import Prim, entry, fenced
+from qdqbridge.qnn.dialect.convolution import (
+    ConvolutionWindow,
+    correlation,
+    inferred,
+    operand_shapes,
+    result_sizes,
+    weight_of,
+    window_attributes,
+    window_of,
+)
 from qdqbridge.qnn.dialect.dense import centred_weight, expect_rows
 from qdqbridge.qnn.dialect.kernel import BLOCK, stage
 from qdqbridge.qnn.dialect.op import Attribute, QnnOp
@@ -38,16 +50,7 @@ def _lower(site: DialectSite) -> Any:
         x: te.Tensor, w: te.Tensor, scale: te.Tensor, last: te.Tensor, *zero_point: te.Tensor
     ) -> te.Tensor:
         step, place = _parameters(x, last, rows=rows)
-
-        def code(*i: Prim) -> Prim:
-            at = _row(i, rows=rows)
-            value = tirx.nearbyint(x(*i) / step(*at)) + place(*at)
-            value = tirx.Select(tirx.isnan(value), tirx.const(0.0, "float32"), value)
-            top = tirx.const(float(_LAST), "float32")
-            bounded = tirx.max(tirx.min(value, top), tirx.const(0.0, "float32"))
-            return (bounded - place(*at)).astype("int32").astype("int16")
-
-        data = stage(x.shape, code, name="codes")
+        data = _centred_codes(x, step, place, rows=rows)
         weight = centred_weight(w, zero_point[0]) if shifted else w
         k = te.reduce_axis((0, w.shape[1]), name="k")
 
@@ -68,6 +71,20 @@ def _lower(site: DialectSite) -> Any:
     args += [site.const(zero_points, "int32")] if shifted else []
     blocks = ("lowest", "highest", BLOCK)
     return site.reduce_te("qnn_dynamic_dense", dynamic_dense, args, blocks=blocks)
+
+
+def _centred_codes(x: te.Tensor, step: te.Tensor, place: te.Tensor, *, rows: bool) -> te.Tensor:
+    """Returns what data are rounded to, less the zero point, as int16."""
+
+    def code(*i: Prim) -> Prim:
+        at = _row(i, rows=rows)
+        value = tirx.nearbyint(x(*i) / step(*at)) + place(*at)
+        value = tirx.Select(tirx.isnan(value), tirx.const(0.0, "float32"), value)
+        top = tirx.const(float(_LAST), "float32")
+        bounded = tirx.max(tirx.min(value, top), tirx.const(0.0, "float32"))
+        return (bounded - place(*at)).astype("int32").astype("int16")
+
+    return stage(x.shape, code, name="codes")
 
 
 def _row(indices: Any, *, rows: bool) -> Any:
@@ -105,6 +122,78 @@ def _parameters(x: te.Tensor, last: te.Tensor, *, rows: bool) -> tuple[te.Tensor
         return tirx.nearbyint(tirx.Select(tirx.isnan(value), top, bounded))
 
     return scale, stage(shape, place, name="zero_point")
+
+
+# ---- convolutions -------------------------------------------------------------------------------
+
+
+def _conv_window(site: DialectSite, rank: int) -> ConvolutionWindow:
+    site.expect_dtype(0, "float32")
+    if not is_code(site.dtype(1)):
+        site.fail(f"weight has dtype {site.dtype(1)}", "give an 8- or 16-bit integer")
+    return window_of(site, rank, "int32", transposed=False)
+
+
+def _infer_conv(rank: int) -> Any:
+    def infer(site: DialectSite) -> ResultType:
+        return inferred(site, _conv_window(site, rank), 3, 2, "float32")
+
+    return infer
+
+
+def _lower_conv(rank: int) -> Any:
+    def lower(site: DialectSite) -> Any:
+        window = _conv_window(site, rank)
+        shape, stored = operand_shapes(site, window)
+        weight = weight_of(site, shape[1], stored, window.groups)
+        zero_points = site.vector(2)
+        shifted = bool(zero_points.any())
+        pads = [(0, 0), (0, 0), *zip(window.begin, window.end, strict=True)]
+        channel_axis = window.data.stored(range(rank + 2)).index(1)
+
+        def dynamic_conv(
+            x: te.Tensor, w: te.Tensor, scale: te.Tensor, last: te.Tensor, none: te.Tensor,
+            *zero_point: te.Tensor,
+        ) -> te.Tensor:  # fmt: skip
+            step, place = _parameters(x, last, rows=False)
+            codes = _centred_codes(x, step, place, rows=False)
+            data = padded_codes(codes, none, window.data.stored(pads), "int16")
+            kernel = w
+            if shifted:
+                kernel = convolution.centred_weight(w, zero_point[0], weight, window.kernel)
+
+            def at(channel: Prim, source: Prim, taps: Sequence[Prim]) -> Prim:
+                return kernel(*window.kernel.stored([*weight.index(channel, source), *taps]))
+
+            sizes = result_sizes(window.data.logical(x.shape)[2:], window, weight.kernel)
+            extents = (weight.out, weight.per_group, *weight.kernel)
+            total = correlation(data, at, extents, window, sizes)
+
+            def real(*i: Prim) -> Prim:
+                return total(*i).astype("float32") * (step(0) * entry(scale, i, channel_axis))
+
+            return stage(total.shape, real, name="real")
+
+        scale, last = site.const(site.vector(3), "float32"), site.const([_LAST], "float32")
+        args = [site.args[0], site.args[1], scale, last, site.const([0], "int32")]
+        args += [site.const(zero_points, "int32")] if shifted else []
+        blocks = ("lowest", "highest", BLOCK)
+        return site.reduce_te(f"qnn_dynamic_conv{rank}d", dynamic_conv, args, blocks=blocks)
+
+    return lower
+
+
+def _conv(rank: int) -> QnnOp:
+    attributes = window_attributes(rank, transposed=False)
+    return QnnOp(
+        f"qnn.dynamic_conv{rank}d",
+        ("data", "weight", "kernel_zero_point", "kernel_scale"),
+        tuple(attribute for attribute in attributes if attribute is not OUT_DTYPE),
+        _infer_conv(rank),
+        _lower_conv(rank),
+        "data is quantized to uint8 by its extremes and 0; the exact integer sum of (x - zx)(w - "
+        "zw) times both scales, float32",
+    )
 
 
 # ---- blocks -------------------------------------------------------------------------------------
@@ -209,6 +298,7 @@ def _lower_blocks(site: DialectSite) -> Any:
 
 
 OPS = (
+    *map(_conv, (1, 2, 3)),
     QnnOp(
         "qnn.dynamic_block_dense",
         ("data", "weight", "kernel_zero_point", "kernel_scale"),

@@ -21,6 +21,7 @@ from qdqbridge.ops.attributes import (
     AxisAttrs,
     CastAttrs,
     ClipAttrs,
+    ConvAttrs,
     GeluAttrs,
     GemmAttrs,
     ReduceAttrs,
@@ -29,7 +30,13 @@ from qdqbridge.ops.attributes import (
 )
 from qdqbridge.ops.bodies import folded, parts
 from qdqbridge.ops.cast import CAST
-from qdqbridge.ops.dynamic import DYNAMIC_BLOCK_DENSE, DYNAMIC_DENSE, BlockAttrs, DynamicAttrs
+from qdqbridge.ops.dynamic import (
+    DYNAMIC_BLOCK_DENSE,
+    DYNAMIC_CONV,
+    DYNAMIC_DENSE,
+    BlockAttrs,
+    DynamicAttrs,
+)
 from qdqbridge.ops.elementwise import CONCAT, DIV, POW, WHERE
 from qdqbridge.ops.forms import OPERANDS, form_for
 from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
@@ -113,6 +120,29 @@ def _dynamic_dense(
     params = [scope.zero_point(w.params), scope.scale(w.params)]
     total = scope.qnn("dynamic_dense", [*args[:2], *params], {"rows": attributes.rows})
     return total if len(args) < 3 else scope.op.add(total, args[2])
+
+
+def _dynamic_conv(
+    scope: EmissionScope, node: Node, attributes: ConvAttrs, args: list[Expr]
+) -> Expr:
+    """As :func:`_dynamic_dense`, of a convolution."""
+    w, rank = node.operand(1).quant, len(attributes.strides)
+    assert w is not None
+    stated: dict[str, Any] = {
+        "strides": list(attributes.strides),
+        "padding": list(attributes.pads),
+        "dilation": list(attributes.dilations),
+        "groups": attributes.group,
+    }
+    behind = [] if node in scope.channels_last else [1] * rank
+    if node in scope.channels_last:
+        stated["data_layout"] = scope.layout(node, rank + 2)
+    operands = [*args[:2], scope.zero_point(w.params), scope.scale(w.params)]
+    total = scope.qnn(f"dynamic_conv{rank}d", operands, stated)
+    if len(args) < 3:
+        return total
+    column = scope.emit(scope.op.reshape(args[2], [-1, *behind]))
+    return scope.op.add(scope.emit(total), column)
 
 
 def _dynamic_block_dense(
@@ -329,6 +359,7 @@ FLOATING: Mapping[Operator, Emit] = {
     **dict(
         (
             at(DYNAMIC_DENSE, _dynamic_dense),
+            at(DYNAMIC_CONV, _dynamic_conv),
             at(DYNAMIC_BLOCK_DENSE, _dynamic_block_dense),
             at(GEMM, _gemm),
             at(CLIP, _clip),

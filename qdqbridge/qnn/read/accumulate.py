@@ -20,12 +20,19 @@ from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType
 from qdqbridge.graph.weights import weight_geometry
 from qdqbridge.ops.attributes import (
     AxesAttrs,
+    ConvAttrs,
     GemmAttrs,
     TransposeAttrs,
 )
 from qdqbridge.ops.conversion import REINTERPRET
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
-from qdqbridge.ops.dynamic import DYNAMIC_BLOCK_DENSE, DYNAMIC_DENSE, BlockAttrs, DynamicAttrs
+from qdqbridge.ops.dynamic import (
+    DYNAMIC_BLOCK_DENSE,
+    DYNAMIC_CONV,
+    DYNAMIC_DENSE,
+    BlockAttrs,
+    DynamicAttrs,
+)
 from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.qnn.read import parameters
 from qdqbridge.qnn.read.call import Call, UnroundedProduct
@@ -77,6 +84,26 @@ def dynamic_dense(reading: Reading, call: Call) -> Value:
     attributes = DynamicAttrs(bool(call.get("rows", False)))
     type_ = TensorType(call.dtype, call.result.shape)
     return reading.node(DYNAMIC_DENSE, attributes, operands, type_, call)
+
+
+def dynamic_convolution(rank: int) -> Row:
+    """Returns the row of ``qnn.dynamic_conv<rank>d``, whose data are floats."""
+
+    def read(reading: Reading, call: Call) -> Value:
+        x = reading.value(call.args[0])
+        x, back = channels_first(reading, x, str(call.get("data_layout") or ""), rank)
+        layout = str(call.get("kernel_layout") or "")
+        kernel, axis = weight_first(reading, call, x, layout, rank, transpose=False)
+        w = parameters.operand(reading, kernel, DYNAMIC_PRODUCT.operands[0], axis=axis)
+        shown = read_attributes(ConvAttrs, call.attrs, rank + 2, rank)
+        shape = call.result.shape
+        if back is not None and shape is not None:
+            shape = tuple(shape[back.index(axis)] for axis in range(rank + 2))
+        type_ = TensorType(call.dtype, shape)
+        y = reading.node(DYNAMIC_CONV, ConvAttrs(**shown), [x, w], type_, call)
+        return y if back is None else transposed(reading, y, back)
+
+    return read
 
 
 def dynamic_block_dense(reading: Reading, call: Call) -> Value:

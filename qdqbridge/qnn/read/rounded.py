@@ -216,6 +216,7 @@ QNN: dict[str, Row] = {
     "qnn.batch_matmul": accumulate.batch_matmul,
     "qnn.dynamic_dense": accumulate.dynamic_dense,
     "qnn.dynamic_block_dense": accumulate.dynamic_block_dense,
+    **{f"qnn.dynamic_conv{rank}d": accumulate.dynamic_convolution(rank) for rank in (1, 2, 3)},
     **{
         f"qnn.{name}": reduction(row, whole) for name, row, whole in reductions(lambda row: row.qnn)
     },

@@ -22,7 +22,7 @@ from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.edit import Editor, link
 from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.types import TensorType, static_shape
+from qdqbridge.graph.types import TensorType
 from qdqbridge.graph.verify import verify
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.onnx_io.constants import Folding
@@ -137,10 +137,8 @@ def _typed(scope: RelaxScope, node: Node, result: Expr, value: Value) -> Expr:
         raise unsupported(
             node, f"what computes it gives {made} for the result '{value.name}' of {shape}"
         )
-    extents = static_shape(shape)
-    if type_.shape is None and extents is not None:
-        shape_of: Any = list(extents)
-        known = relax.TensorType(shape_of, str(type_.dtype))
+    if type_.shape is None and scope.knows(shape):
+        known = relax.TensorType(scope.shape(shape), str(type_.dtype))
         result = scope.builder.match_cast(scope.emit(result), known)
     return result if str(type_.dtype) == meant else scope.op.astype(scope.emit(result), meant)
 

@@ -96,6 +96,16 @@ class RelaxScope(EmissionScope):
             for factors, number in products
         )
 
+    def knows(self, shape: Shape) -> bool:
+        """True where every extent is a number or follows from variables that there are."""
+        return shape is not None and all(
+            name in self.symbols
+            for dim in shape
+            if isinstance(dim, str)
+            for names, _ in terms(dim)
+            for name in names
+        )
+
     def extent(self, name: str) -> tirx.Var:
         """Returns the TIR variable of a symbolic extent."""
         if name not in self.symbols:

@@ -130,7 +130,9 @@ def _refuse_dynamic(program: Any) -> None:
             "the program finds scales while it runs",
             where=", ".join(found[:_LISTED]),
             why="dynamic quantization has no scales to read",
-            fix="use a quantizer with is_dynamic=False, or export the model as ONNX",
+            fix="use a quantizer with is_dynamic=False; or export the float model as ONNX (torch "
+            "2.13 has no ONNX function for such a program) and quantize that: qdqbridge quantize "
+            "--target dynamic",
         )
 
 

@@ -5,20 +5,25 @@ of b, minus ``zb`` times the sums of the rows of a, plus ``K za zb``. The second
 first, as weights are; the sums of its columns become the bias of the tiles, those of the rows of
 the first operand are added to their pixels. CPUs that multiply 16-bit integers centre both
 operands while they copy them. Strides are free, so transposes in front of and behind the product
-are part of it.
+are part of it. Extents that only the run knows, and strides that follow from these, are expressions
+of the extents of the tensors; sums of integers have no order, so that results are those of known
+ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from qdqbridge.graph.types import Dim
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.epilogue import Extras, Requantize, Writer
 from qdqbridge.relax.kernels.lanes import (
     Buffer,
     Prim,
+    bound,
     flat,
     intrinsic,
     load,
@@ -27,7 +32,7 @@ from qdqbridge.relax.kernels.lanes import (
     store,
     typed,
 )
-from qdqbridge.relax.kernels.loops import turns
+from qdqbridge.relax.kernels.loops import ceiling, total_of, turns
 from qdqbridge.relax.kernels.micro import (
     Elements,
     Tile,
@@ -42,10 +47,11 @@ from qdqbridge.relax.kernels.panels import Panel, pack_panel, stage_matrix
 from qdqbridge.relax.kernels.plain import Plain, PlainWriter
 from qdqbridge.relax.kernels.scaled import Scaled, ScaledWriter
 from qdqbridge.relax.kernels.script import T, prim_func
+from qdqbridge.relax.kernels.views import Stride
 
 NUMBERS = 6
 """Entries of ``numbers``: zero point, smallest and largest code of the result; the zero points of
-both operands, the second one less 128 where bytes are multiplied; K times both."""
+both operands, the second one less 128 where bytes are multiplied; the product of both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +59,17 @@ class Matrices:
     """Matrices in a tensor.
 
     Attributes:
-        shape: Extents of the tensor; None for an open first one.
+        shape: Extents of the tensor; open ones by name.
         batches: Stride of every batch axis; 0 where the matrix is the same for all.
         row: Elements from one row to the next.
         column: Elements from one column to the next.
         signed: True where int8 is stored.
     """
 
-    shape: tuple[int | None, ...]
-    batches: tuple[int, ...]
-    row: int
-    column: int
+    shape: tuple[Dim, ...]
+    batches: tuple[Stride, ...]
+    row: Stride
+    column: Stride
     signed: bool
 
     @property
@@ -81,7 +87,7 @@ class Batched:
         a: The first operand.
         b: The second operand.
         y: The result, whose columns lie side by side.
-        batches: Extents of the batch axes; None for an open one.
+        batches: Extents of the batch axes.
         rows: Rows of the result.
         inner: Products of a sum.
         columns: Columns of the result.
@@ -94,10 +100,10 @@ class Batched:
     a: Matrices
     b: Matrices
     y: Matrices
-    batches: tuple[int | None, ...]
-    rows: int
-    inner: int
-    columns: int
+    batches: tuple[Dim, ...]
+    rows: Dim
+    inner: Dim
+    columns: Dim
     shifted: tuple[bool, bool]
     form: Requantize | Plain | Scaled
     parallel: bool
@@ -113,21 +119,12 @@ class Batched:
         return elements_of(self.cpu, floats=self.floats)
 
     @property
-    def steps(self) -> int:
-        """Steps of a sum."""
-        return -(-self.inner // self.elements.depth)
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of columns."""
-        return -(-self.columns // self.cpu.lanes)
-
-    @property
     def staged(self) -> bool:
         """True where the rows of the first operand are copied before they are used."""
         stored = "float32" if self.floats else self.a.dtype
-        ready = stored == self.elements.source and self.inner % self.elements.depth == 0
-        return not (ready and self.a.column == 1)
+        depth = self.elements.depth
+        whole = depth == 1 or (isinstance(self.inner, int) and self.inner % depth == 0)
+        return not (stored == self.elements.source and whole and self.a.column == 1)
 
 
 def build(description: Batched) -> Any:
@@ -135,54 +132,89 @@ def build(description: Batched) -> Any:
     d = description
 
     def body() -> None:
-        size = tirx.Var("n", "int64")
+        names: dict[str, Prim] = {}
+        for extent in (*d.a.shape, *d.b.shape):
+            if isinstance(extent, str) and extent not in names:
+                names[extent] = tirx.Var(f"n{len(names)}", "int64")
+
+        def argument(name: str, matrices: Matrices, dtype: str) -> Buffer:
+            shape = [resolved(extent, names) for extent in matrices.shape]
+            return T.arg(name, T.buffer(shape, dtype))
+
         a, b = (
-            T.arg(
-                name,
-                T.buffer(_extents(matrices, size), "float32" if d.floats else matrices.dtype),
-            )
+            argument(name, matrices, "float32" if d.floats else matrices.dtype)
             for name, matrices in (("a", d.a), ("b", d.b))
         )
         extras = Extras()
         if not d.floats:
             multiplier = T.arg("multiplier", T.buffer((1,), "float32"))
             extras = Extras(multiplier, T.arg("numbers", T.buffer((NUMBERS,), "int32")))
-        y = T.arg("y", T.buffer(_extents(d.y, size), d.form.dtype))
+        y = argument("y", d.y, d.form.dtype)
         with T.sblock("root"):
-            _Batched(d, [flat(buffer) for buffer in (a, b, y)], extras).write(size)
+            _Batched(d, [flat(buffer) for buffer in (a, b, y)], extras, names).write()
 
     return prim_func(body)
 
 
-def _extents(matrices: Matrices, size: Prim) -> list[Any]:
-    return [size if extent is None else extent for extent in matrices.shape]
+def resolved(stride: Stride | Dim, names: Mapping[str, Prim]) -> Prim:
+    """Returns an extent, or a stride: a number, or an expression of the open extents."""
+    if isinstance(stride, int):
+        return stride
+    factors = (stride,) if isinstance(stride, str) else stride
+    return total_of([names[f] if isinstance(f, str) else f for f in factors])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _MatrixSteps:
+    """Elements from one matrix, row and column of a tensor to the next."""
+
+    batches: tuple[Prim, ...]
+    row: Prim
+    column: Prim
+
+    @classmethod
+    def of(cls, matrices: Matrices, names: Mapping[str, Prim]) -> _MatrixSteps:
+        batches = tuple(resolved(stride, names) for stride in matrices.batches)
+        return cls(batches, resolved(matrices.row, names), resolved(matrices.column, names))
 
 
 class _Batched:
-    def __init__(self, d: Batched, tensors: list[Buffer], extras: Extras) -> None:
+    def __init__(
+        self, d: Batched, tensors: list[Buffer], extras: Extras, names: Mapping[str, Prim]
+    ) -> None:
         none = tirx.const(0, "int32")
         self.d, self.numbers = d, [none] * NUMBERS if d.floats else extras.numbers
         self.a, self.b, self.y = tensors
-        if isinstance(d.form, Plain):
-            self.writer: Writer | PlainWriter | ScaledWriter = PlainWriter(
-                d.cpu, d.form, None, None, self.y
-            )
-        elif isinstance(d.form, Scaled):
-            self.writer = ScaledWriter(d.cpu, d.form, extras, self.y)
-        else:
-            self.writer = Writer(d.cpu, d.form, extras, self.y)
+        self.steps_of = [_MatrixSteps.of(matrices, names) for matrices in (d.a, d.b, d.y)]
+        self.rows, self.inner, self.columns = (
+            resolved(extent, names) for extent in (d.rows, d.inner, d.columns)
+        )
+        self.batches = [resolved(extent, names) for extent in d.batches]
+        self.steps = ceiling(self.inner, d.elements.depth)
+        self.blocks = ceiling(self.columns, d.cpu.lanes)
+        self.extras = extras
+        self.writer = self._writer(self.y)
 
-    def write(self, size: Prim) -> None:
+    def _writer(self, result: Buffer) -> Writer | PlainWriter | ScaledWriter:
+        d = self.d
+        if isinstance(d.form, Plain):
+            return PlainWriter(d.cpu, d.form, None, None, result)
+        if isinstance(d.form, Scaled):
+            return ScaledWriter(d.cpu, d.form, self.extras, result)
+        return Writer(d.cpu, d.form, self.extras, result)
+
+    def write(self) -> None:
         """Writes the loop over the batches."""
-        d, total = self.d, 1
-        for extent in d.batches:
-            total = total * (size if extent is None else extent)
-        with turns(total, parallel=d.parallel) as batch:
+        with turns(total_of(self.batches), parallel=self.d.parallel) as batch:
             starts = self._starts(batch)
             packed, bias = self._second(starts[1])
             source, first, pitch = self._first(starts[0])
             offsets = self._offsets(source, first, pitch) if self._uneven else None
-            self._tiles(source, first, pitch, packed, bias, offsets, starts[2])
+            operands = _Operands(source, first, pitch, packed, bias, offsets)
+            if isinstance(self.rows, int) and isinstance(self.columns, int):
+                self._tiles(operands, starts[2], self.rows, self.columns)
+            else:
+                self._open_tiles(operands, starts[2])
 
     @property
     def _uneven(self) -> bool:
@@ -190,103 +222,194 @@ class _Batched:
 
     def _starts(self, batch: Prim) -> list[Prim]:
         """Returns where the matrices of a batch begin."""
-        d = self.d
         starts: list[Prim] = [tirx.const(0, "int32")] * 3
-        for axis in range(len(d.batches) - 1, -1, -1):
-            extent = d.batches[axis]
-            index = batch if axis == 0 or extent is None else batch % extent
-            batch = batch if axis == 0 or extent is None else batch // extent
-            for i, matrices in enumerate((d.a, d.b, d.y)):
-                if matrices.batches[axis]:
-                    starts[i] = starts[i] + index * matrices.batches[axis]
-        return starts
+        for axis in range(len(self.batches) - 1, -1, -1):
+            extent = self.batches[axis]
+            index = batch if axis == 0 else batch % extent
+            batch = batch if axis == 0 else batch // extent
+            for i, steps in enumerate(self.steps_of):
+                stride = steps.batches[axis]
+                if not isinstance(stride, int) or stride:
+                    starts[i] = starts[i] + index * stride
+        return (
+            starts if all(isinstance(e, int) for e in self.batches[1:]) else [*map(bound, starts)]
+        )
 
-    def _first(self, start: Prim) -> tuple[Buffer, Prim, int]:
+    def _first(self, start: Prim) -> tuple[Buffer, Prim, Prim]:
         """Returns the rows as tiles read them: buffer, first element, elements of a row."""
-        d = self.d
+        d, steps = self.d, self.steps_of[0]
         if not d.staged:
-            return self.a, start, d.a.row
-        panel = Panel(d.cpu, d.rows, d.inner, (d.a.row, d.a.column), d.a.signed, d.elements)
+            return self.a, start, steps.row
+        strides = steps.row, steps.column
+        panel = Panel(d.cpu, self.rows, self.inner, strides, d.a.signed, d.elements)
         room = stage_matrix(panel, self.a, start, self.numbers[3])
-        return room, tirx.const(0, "int32"), d.steps * d.elements.depth
+        return room, tirx.const(0, "int32"), self.steps * d.elements.depth
 
     def _second(self, start: Prim) -> tuple[Buffer, Buffer]:
         """Packs the second operand; returns it, and the bias of its columns."""
-        d, lanes = self.d, self.d.cpu.lanes
-        panel = Panel(d.cpu, d.inner, d.columns, (d.b.row, d.b.column), d.b.signed, d.elements)
+        d, lanes, own = self.d, self.d.cpu.lanes, self.steps_of[1]
+        strides = own.row, own.column
+        panel = Panel(d.cpu, self.inner, self.columns, strides, d.b.signed, d.elements)
         packed = pack_panel(panel, self.b, start, self.numbers[4])
-        bias = T.alloc_buffer((d.blocks * lanes,), d.elements.sum)
-        with turns(d.blocks) as block:
+        bias = T.alloc_buffer((self.blocks * lanes,), d.elements.sum)
+        with turns(self.blocks) as block:
             if not (d.elements.source == "uint8" and d.shifted[0]):
                 store(bias, block * lanes, number(0, d.elements.sum, lanes), lanes)
                 return packed, bias
             sums = T.alloc_buffer((lanes,), "int32")
             store(sums, 0, number(0, "int32", lanes), lanes)
             ones = number(0x01010101, "int32", lanes)
-            with turns(d.steps) as k:
-                weights = load(packed, (block * d.steps + k) * (4 * lanes), 4 * lanes)
+            with turns(self.steps) as k:
+                weights = load(packed, (block * self.steps + k) * (4 * lanes), 4 * lanes)
                 store(sums, 0, dots(d.cpu, load(sums, 0, lanes), ones, weights), lanes)
             shifted = splat(self.numbers[3], lanes) * load(sums, 0, lanes)
-            store(bias, block * lanes, splat(self.numbers[5], lanes) - shifted, lanes)
+            both = self.numbers[5] * self._count(self.inner)
+            store(bias, block * lanes, splat(both, lanes) - shifted, lanes)
         return packed, bias
 
-    def _offsets(self, source: Buffer, first: Prim, pitch: int) -> Buffer:
+    @staticmethod
+    def _count(extent: Prim) -> Prim:
+        return extent if isinstance(extent, int) else extent.astype("int32")
+
+    def _offsets(self, source: Buffer, first: Prim, pitch: Prim) -> Buffer:
         """Returns what the zero point of the second operand adds to every row."""
         d, lanes = self.d, self.d.cpu.lanes
-        length = d.steps * 4 if d.staged else d.inner
-        offsets = T.alloc_buffer((d.rows,), "int32")
+        length = self.steps * 4 if d.staged else self.inner
+        offsets = T.alloc_buffer((self.rows,), "int32")
         sums = T.alloc_buffer((lanes,), "int32")
         rest = T.alloc_buffer((1,), "int32")
         whole, kind = length // (4 * lanes), typed("int32", lanes)
         ones = number(1, "int8", 4 * lanes)
-        with turns(d.rows) as row:
+        with turns(self.rows) as row:
             start = first + row * pitch
             store(sums, 0, number(0, "int32", lanes), lanes)
             store(rest, 0, tirx.const(0, "int32"), 1)
-            if whole:
+            if not isinstance(whole, int) or whole:
                 with turns(whole) as k:
                     codes = tirx.reinterpret(kind, load(source, start + k * 4 * lanes, 4 * lanes))
                     total = dots(d.cpu, load(sums, 0, lanes), codes, ones)
                     store(sums, 0, total, lanes)
-            if length % (4 * lanes):
-                with turns(length % (4 * lanes)) as k:
+            left = length % (4 * lanes)
+            if not isinstance(left, int) or left:
+                with turns(left) as k:
                     code = load(source, start + whole * 4 * lanes + k, 1).astype("int32")
                     store(rest, 0, rest[0] + code, 1)
             total = intrinsic("llvm.vector.reduce.add", "int32", load(sums, 0, lanes)) + rest[0]
             store(offsets, row, tirx.const(0, "int32") - total * self.numbers[4], 1)
         return offsets
 
-    def _tiles(
-        self,
-        source: Buffer,
-        first: Prim,
-        pitch: int,
-        packed: Buffer,
-        bias: Buffer,
-        offsets: Buffer | None,
-        result: Prim,
-    ) -> None:
+    def _tiles(self, operands: _Operands, result: Prim, rows: int, columns: int) -> None:
+        """Writes the tiles of a result of known extents."""
         d, lanes = self.d, self.d.cpu.lanes
-        rows = parts(d.rows, most_pixels(d.cpu, d.blocks))
-        blocks = blocks_of(d.cpu, rows.size, d.blocks)
-        step = lanes * d.elements.depth
-        for low, length, width, tail in channel_pieces(d.columns, lanes, blocks):
+        high = parts(rows, most_pixels(d.cpu, self.blocks))
+        blocks = blocks_of(d.cpu, high.size, self.blocks)
+        for low, length, width, tail in channel_pieces(columns, lanes, blocks):
             with turns(length, low) as unit:
-                block = unit * blocks
-                for row, many, height in rows.pieces():
+                for row, many, height in high.pieces():
                     with turns(many) as i:
                         at = row + i * height
-                        tile = Tile(d.cpu, height, width, d.elements)
-                        extra = [] if offsets is None else [offsets[at + p] for p in range(height)]
-                        tile.begin(bias, block * lanes, extra)
-                        with turns(d.steps) as k:
-                            base = first + at * pitch + k * d.elements.depth
-                            starts = [base + p * pitch for p in range(height)]
-                            weights = [
-                                load(packed, ((block + b) * d.steps + k) * step, step)
-                                for b in range(width)
-                            ]
-                            tile.step(source, starts, weights)
-                        begin = result + at * d.y.row + block * lanes
-                        places = [begin + p * d.y.row for p in range(height)]
-                        self.writer.write(tile, places, block * lanes, tail)
+                        self._tile(operands, result, (at, height), (unit * blocks, width), tail)
+
+    def _open_tiles(self, operands: _Operands, result: Prim) -> None:
+        """Writes the tiles of a result of open extents: of two blocks, then of one and its part."""
+        lanes = self.d.cpu.lanes
+        most = most_pixels(self.d.cpu, 2)
+        pairs = self.columns // (2 * lanes)
+        with turns(pairs) as unit:
+            self._open_rows(operands, result, unit * 2, 2, most)
+        if not isinstance(self.columns, int) or self.columns % (2 * lanes):
+            with turns(self.blocks - pairs * 2, pairs * 2) as block:
+                self._open_rows(operands, result, block, 1, most)
+
+    def _open_rows(
+        self, operands: _Operands, result: Prim, block: Prim, width: int, most: int
+    ) -> None:
+        """Writes the tiles of some blocks, of ever less rows; what is left overlaps others."""
+        block, higher = bound(block), None
+        for height in (most, _LOW, 1):
+            count = ceiling(self.rows, height)
+            fits = self.rows >= height
+            if higher is not None:
+                below = self.rows < higher
+                fits = (fits and below) if isinstance(fits, bool) else tirx.all(fits, below)
+            higher = height
+            if isinstance(fits, bool):
+                if not fits:
+                    continue
+            else:
+                count = count * fits.astype("int32")
+            with turns(count) as i:
+                row = bound(tirx.min(i * height, self.rows - height))
+                self._some(operands, result, (row, height), (block, width))
+
+    def _some(
+        self, operands: _Operands, result: Prim, rows: tuple[Prim, int], blocks: tuple[Prim, int]
+    ) -> None:
+        """Writes a tile of a result of open extents; of a lone block what columns there are."""
+        lanes, (block, width) = self.d.cpu.lanes, blocks
+        if width > 1:
+            self._tile(operands, result, rows, blocks, lanes)
+            return
+        row, height = rows
+        room: Any = T.alloc_buffer((height * lanes,), self.d.form.dtype)
+        self._tile(operands, None, rows, blocks, lanes, room)
+        first = result + block * lanes
+        with turns(tirx.min(self.columns - block * lanes, lanes)) as column:
+            for p in range(height):
+                at = first + (row + p) * self.steps_of[2].row + column
+                store(self.y, at, load(room, p * lanes + column, 1), 1)
+
+    def _tile(
+        self, operands: _Operands, result: Prim, rows: tuple[Prim, int], blocks: tuple[Prim, int],
+        tail: int, room: Buffer = None,
+    ) -> None:  # fmt: skip
+        """Writes a tile to the result, or the rows of one block to a buffer of its own."""
+        d, lanes = self.d, self.d.cpu.lanes
+        (at, height), (block, width) = rows, blocks
+        step = lanes * d.elements.depth
+        tile = Tile(d.cpu, height, width, d.elements)
+        offsets = operands.offsets
+        extra = [] if offsets is None else [offsets[at + p] for p in range(height)]
+        tile.begin(operands.bias, block * lanes, extra)
+        pitch = operands.pitch
+        with turns(self.steps) as k:
+            base = operands.first + at * pitch + k * d.elements.depth
+            starts = [base + p * pitch for p in range(height)]
+            weights = [
+                load(operands.packed, ((block + b) * self.steps + k) * step, step)
+                for b in range(width)
+            ]
+            tile.step(operands.source, starts, weights)
+        if room is not None:
+            places = [tirx.const(p * lanes, "int32") for p in range(height)]
+            self._writer(room).write(tile, places, block * lanes, lanes)
+            return
+        stride = self.steps_of[2].row
+        begin = result + at * stride + block * lanes
+        places = [begin + p * stride for p in range(height)]
+        self.writer.write(tile, places, block * lanes, tail)
+
+
+_LOW = 4
+"""Rows of the tiles of a result of fewer rows than the highest tile has."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Operands:
+    """Both operands of a product as tiles read them.
+
+    Attributes:
+        source: Where the rows of the first one lie.
+        first: Where these begin there.
+        pitch: Elements from one row to the next.
+        packed: The second operand.
+        bias: What the sums of its columns begin with.
+        offsets: What is added to all sums of a row; None for nothing.
+    """
+
+    source: Buffer
+    first: Prim
+    pitch: Prim
+    packed: Buffer
+    bias: Buffer
+    offsets: Buffer | None

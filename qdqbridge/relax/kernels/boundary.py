@@ -13,7 +13,6 @@ from qdqbridge.relax.kernels.broadcasting import Formula, Open, Operand, element
 from qdqbridge.relax.kernels.codes import (
     CodesForm,
     arguments,
-    extents,
     form_of,
     numbers,
     storage,
@@ -21,6 +20,7 @@ from qdqbridge.relax.kernels.codes import (
 )
 from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.relax.kernels.lanes import Prim, floats, splat, wide
+from qdqbridge.relax.kernels.operands import any_open
 from qdqbridge.relax.kernels.script import T
 
 _REAL = "float32"
@@ -31,7 +31,7 @@ class ConversionKernel:
     """What shapes the code of a change of type or of parameters.
 
     Attributes:
-        shape: Extents; an open first one is None.
+        shape: Extents; open ones are None.
         dtype: Element type of the operand: of codes, or ``float32``.
         form: The codes of the result; None for float32.
         lanes: Elements that are worked on at once.
@@ -81,7 +81,7 @@ def build(conversion: ConversionKernel) -> Any:
 def match(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a conversion of codes of one scale, into such codes, or of float32."""
     x, y = node.operand(0), node.output
-    source, result, shape = words_of(x), words_of(y), extents(y.type.shape)
+    source, result, shape = words_of(x), words_of(y), any_open(y.type.shape)
     if shape is None or not (_is_real(x) or source) or not (_is_real(y) or result):
         return None
     if result is None:

@@ -9,13 +9,13 @@ from typing import Any
 
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.lanes import Buffer, Prim, each_piece, flat, load, splat, store
-from qdqbridge.relax.kernels.loops import turns
+from qdqbridge.relax.kernels.loops import ceiling, total_of, turns
 from qdqbridge.relax.kernels.script import T, prim_func
 
 GRAIN = 1 << 14
 """Elements that a thread should at least have to do: starting one takes some microseconds."""
 Open = tuple["int | None", ...]
-"""Extents of which the first may be known at run time only (None)."""
+"""Extents; None for those that are known at run time only."""
 Body = Callable[[Prim, list[Prim], int], None]
 """Writes a piece: its start in the result, its starts in the operands, and its lanes."""
 
@@ -28,6 +28,27 @@ def batch_of(*shapes: Open) -> Prim:
 def known(shape: Open, batch: Prim) -> list[Any]:
     """Returns a shape with the variable for its open extent."""
     return [batch if extent is None else extent for extent in shape]
+
+
+class OpenExtents:
+    """Variables for the open extents of shapes that broadcast to one: axes at the end are theirs.
+
+    Args:
+        shapes: The shapes.
+    """
+
+    def __init__(self, *shapes: Open) -> None:
+        axes = {a - len(shape) for shape in shapes for a, e in enumerate(shape) if e is None}
+        self._names = {axis: tirx.Var(f"n{i}", "int64") for i, axis in enumerate(sorted(axes))}
+
+    def of(self, shape: Open) -> list[Any]:
+        """Returns a shape with variables for its open extents."""
+        return [self._names[a - len(shape)] if e is None else e for a, e in enumerate(shape)]
+
+    @property
+    def product(self) -> Prim:
+        """The product of all of them; 1 where there is none."""
+        return total_of(self._names.values())
 
 
 def worth_sharing(tasks: int, shape: Open, cost: int = 1) -> bool:
@@ -47,34 +68,36 @@ class Loops:
     """Axes of a result, neighbours merged where every operand goes through them alike.
 
     Attributes:
-        extents: Extents of the merged axes; an open one stands alone in front.
+        extents: Extents of the merged axes; where the last ones are known and many, they stand
+            apart from open ones before them.
         strides: For every operand, its stride along every axis; 0 where it is repeated.
     """
 
     extents: tuple[Prim, ...]
-    strides: tuple[tuple[int, ...], ...]
+    strides: tuple[tuple[Prim, ...], ...]
 
     @classmethod
-    def over(cls, shape: Open, operands: Sequence[Open], batch: Prim = 1) -> Loops:
+    def over(
+        cls, shape: Open, operands: Sequence[Open], extents: OpenExtents | None = None
+    ) -> Loops:
         """Returns the loops of operands (C-contiguous, NumPy's rule) over a result."""
-        steps = [strides_over(shape, operand) for operand in operands]
-        merged: list[tuple[Prim, tuple[int, ...]]] = []
-        for axis, extent in enumerate(shape):
-            strides = tuple(own[axis] for own in steps)
-            if extent is None:
-                merged.append((batch, strides))
-            elif extent == 1:
+        resolved = (extents or OpenExtents(shape)).of(shape)
+        full = [[1] * (len(shape) - len(own)) + list(own) for own in operands]
+        last = max((a + 1 for a, e in enumerate(shape) if e is None), default=0)
+        apart = math.prod(resolved[last:]) >= _ROW
+        merged: list[tuple[Prim, tuple[bool, ...]]] = []
+        for axis, extent in enumerate(resolved):
+            if isinstance(extent, int) and extent == 1:
                 continue
-            elif _continues(merged, extent, strides):
-                merged[-1] = (merged[-1][0] * extent, strides)
+            repeated = tuple(own[axis] == 1 for own in full)
+            if merged and merged[-1][1] == repeated and not (apart and axis == last):
+                merged[-1] = merged[-1][0] * extent, repeated
             else:
-                merged.append((extent, strides))
-        if not merged or not isinstance(merged[-1][0], int):
-            merged.append((1, (1,) * len(steps)))
-        return cls(
-            tuple(extent for extent, _ in merged),
-            tuple(tuple(strides[i] for _, strides in merged) for i in range(len(steps))),
-        )
+                merged.append((extent, repeated))
+        merged = merged or [(1, (False,) * len(operands))]
+        strides = [_strides([(extent, own[i]) for extent, own in merged])
+                   for i in range(len(operands))]  # fmt: skip
+        return cls(tuple(extent for extent, _ in merged), tuple(strides))
 
     def emit(self, lanes: int, tasks: int, body: Body) -> None:
         """Emits the loops.
@@ -85,10 +108,15 @@ class Loops:
             body: Writes a piece.
         """
         *outer, inner = self.extents
-        rows: Prim = math.prod(outer)
-        opened = not isinstance(rows, int)
+        rows = total_of(outer)
+        opened = not (isinstance(rows, int) and isinstance(inner, int))
         if tasks == 1 or (not opened and rows * inner < 2 * GRAIN):
             self._rows(rows, lanes, body, parallel=False)
+        elif not isinstance(inner, int) and not outer:
+            with turns(ceiling(inner, GRAIN), parallel=True) as task:
+                begin = task * GRAIN
+                count = tirx.min(inner - begin, GRAIN)
+                self._row(tirx.const(0, "int32"), begin, count, lanes, body)
         elif opened or rows * GRAIN >= inner:
             self._rows(rows, lanes, body, parallel=True)
         else:
@@ -108,7 +136,7 @@ class Loops:
             begin = tirx.min(task % parts * part, inner - part)
             self._row(task // parts, begin, part, lanes, body)
 
-    def _row(self, row: Prim, begin: Prim, count: int, lanes: int, body: Body) -> None:
+    def _row(self, row: Prim, begin: Prim, count: Prim, lanes: int, body: Body) -> None:
         """Writes ``count`` elements of a row."""
         starts = [self._start(own, row) for own in self.strides]
         first = row * self.extents[-1] + begin
@@ -122,7 +150,7 @@ class Loops:
 
         each_piece(count, lanes, piece)
 
-    def _start(self, strides: Sequence[int], row: Prim) -> Prim:
+    def _start(self, strides: Sequence[Prim], row: Prim) -> Prim:
         """Returns where an operand begins in a row, given the number of the row."""
         start: Prim = tirx.const(0, "int32")
         for axis in range(len(self.extents) - 2, 0, -1):
@@ -133,7 +161,7 @@ class Loops:
 
     def read(self, operand: int, buffer: Buffer, start: Prim, lanes: int) -> Prim:
         """Returns the elements of an operand that belong to a piece of the result."""
-        if self.strides[operand][-1] == 0:
+        if isinstance(self.strides[operand][-1], int) and self.strides[operand][-1] == 0:
             return splat(load(buffer, start, 1), lanes)
         return load(buffer, start, lanes)
 
@@ -178,12 +206,12 @@ def elementwise(
 
     def body() -> None:
         shape, dtype = result
-        batch = batch_of(shape, *(operand.shape for operand in operands))
-        taken = [_argument(operand, batch) for operand in operands]
+        extents = OpenExtents(shape, *(operand.shape for operand in operands))
+        taken = [_argument(operand, extents) for operand in operands]
         compute = formula()
-        y = T.arg("y", T.buffer(known(shape, batch), dtype))
+        y = T.arg("y", T.buffer(extents.of(shape), dtype))
         sources, target = [flat(buffer) for buffer in taken], flat(y)
-        loops = Loops.over(shape, [operand.shape for operand in operands], batch)
+        loops = Loops.over(shape, [operand.shape for operand in operands], extents)
 
         def piece(start: Prim, own: list[Prim], lanes: int) -> None:
             values = [loops.read(i, source, own[i], lanes) for i, source in enumerate(sources)]
@@ -194,20 +222,25 @@ def elementwise(
     return prim_func(body)
 
 
-def _argument(operand: Operand, batch: Prim) -> Buffer:
-    shape = known(operand.shape, batch)
+def _argument(operand: Operand, extents: OpenExtents) -> Buffer:
+    shape = extents.of(operand.shape)
     return T.arg(
         operand.name, T.buffer([math.prod(shape)] if operand.vector else shape, operand.dtype)
     )
 
 
-def _continues(
-    merged: Sequence[tuple[Prim, tuple[int, ...]]], extent: int, strides: tuple[int, ...]
-) -> bool:
-    """True where an axis can be merged into the one before."""
-    if not merged or not isinstance(merged[-1][0], int):
-        return False
-    return all(a == b * extent for a, b in zip(merged[-1][1], strides, strict=True))
+_ROW = 64
+"""Known elements at the end of open shapes from which on they are a loop of their own."""
+
+
+def _strides(axes: Sequence[tuple[Prim, bool]]) -> tuple[Prim, ...]:
+    """Returns the strides of an operand: extents of the result's axes, and where it is repeated."""
+    strides: list[Prim] = []
+    step: Prim = 1
+    for extent, repeated in reversed(axes):
+        strides.append(0 if repeated else step)
+        step = step if repeated else extent * step
+    return tuple(reversed(strides))
 
 
 def strides_over(shape: Open, operand: Open) -> list[int]:

@@ -29,6 +29,7 @@ from qdqbridge.relax.kernels.lanes import (
     splat,
     wide,
 )
+from qdqbridge.relax.kernels.operands import any_open
 from qdqbridge.relax.kernels.operands import extents as open_extents
 from qdqbridge.relax.kernels.saturation import packing_of
 from qdqbridge.relax.kernels.script import T
@@ -67,7 +68,7 @@ def extents(shape: Shape) -> tuple[int | None, ...] | None:
 
 def operand_extents(value: Value) -> tuple[int | None, ...] | None:
     """Returns the shape of an operand; a constant of no axes is handed over with one."""
-    return (1,) if value.is_constant and value.rank == 0 else extents(value.type.shape)
+    return (1,) if value.is_constant and value.rank == 0 else any_open(value.type.shape)
 
 
 def one_batch(*values: Value | None) -> bool:

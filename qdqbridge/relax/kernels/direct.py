@@ -11,7 +11,7 @@ from qdqbridge.relax.kernels.geometry import Direct, Pair
 from qdqbridge.relax.kernels.halves import Halves, HalvesWriter
 from qdqbridge.relax.kernels.lanes import Buffer, Prim, bound, flat, load
 from qdqbridge.relax.kernels.lookup import TABLE
-from qdqbridge.relax.kernels.loops import share, turns, within
+from qdqbridge.relax.kernels.loops import share, total_of, turns, within
 from qdqbridge.relax.kernels.micro import Tile, channel_pieces, most_pixels, parts
 from qdqbridge.relax.kernels.plain import Plain, PlainWriter
 from qdqbridge.relax.kernels.scaled import Scaled, ScaledWriter
@@ -68,10 +68,7 @@ def opened(d: Direct) -> tuple[tuple[list[Any], list[Any]], Prim]:
     )
     if not d.open_rows:
         return (given, taken), names[0] if d.batch is None else d.batch
-    rows: Prim = 1
-    for extent in given[:-1]:
-        rows = extent * rows
-    return (given, taken), rows
+    return (given, taken), total_of(given[:-1])
 
 
 def _other(d: Direct) -> str:

@@ -14,11 +14,24 @@ import numpy as np
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Origin, Value
-from qdqbridge.graph.operator import NO_ATTRIBUTES, Array, Flow, NoAttributes, Operands, Row
+from qdqbridge.graph.operator import (
+    NO_ATTRIBUTES,
+    Array,
+    Attributes,
+    Flow,
+    NoAttributes,
+    Operands,
+    Operator,
+    Row,
+)
 from qdqbridge.graph.types import TensorType
 from qdqbridge.ops.accumulator import centered
-from qdqbridge.ops.build import result
-from qdqbridge.ops.dynamic import DYNAMIC_DENSE, dynamic_codes, dynamic_parameters
+from qdqbridge.ops.attributes import CastAttrs, ConvAttrs
+from qdqbridge.ops.build import constant, result
+from qdqbridge.ops.cast import CAST
+from qdqbridge.ops.convolution import CONV
+from qdqbridge.ops.dynamic import DYNAMIC_CONV, DYNAMIC_DENSE, dynamic_codes, dynamic_parameters
+from qdqbridge.ops.elementwise import ADD, MUL, SUB
 from qdqbridge.ops.stored import present
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.broadcasting import GRAIN
@@ -54,6 +67,9 @@ _LANES = 64
 _USUAL = 1e-30, 1e30
 """Scales between these are divided by with a reciprocal; see :func:`~.lanes.divided`."""
 _MOST = 1 << 31
+_EXACT = 1 << 24
+"""The end of float32's integers."""
+_REAL = CastAttrs(DType.FLOAT32)
 
 
 # ---- two nodes of one ---------------------------------------------------------------------------
@@ -97,6 +113,44 @@ def product_of_codes(node: Node, codes: Sequence[Value]) -> Value:
     operands = [*codes, *node.inputs[1:]]
     output = node.output
     return result(DYNAMIC_PRODUCT, NO_ATTRIBUTES, operands, output.type, node.origin, output.name)
+
+
+def in_floats(node: Node) -> bool:
+    """True for a convolution of dynamic codes whose sums float32 holds, in any order of terms."""
+    w = node.operand(1) if node.op is DYNAMIC_CONV else None
+    if w is None or w.constant is None or w.quant is None:
+        return False
+    bias = node.optional(2)
+    codes = centered(w.constant.numpy(), w.quant.params).astype(np.int64)
+    reach = np.abs(codes).reshape(len(codes), -1).sum(axis=1).max(initial=0)
+    return _LAST * int(reach) < _EXACT and (bias is None or bias.constant is not None)
+
+
+def float_convolution(node: Node, codes: Sequence[Value]) -> Value:
+    """Returns the result of a convolution of dynamic codes, as one of floats that are integers."""
+    attributes, w, output = node.record(ConvAttrs), node.operand(1), node.output
+    assert w.constant is not None and w.quant is not None
+    origin, params = node.origin, w.quant.params
+
+    def step(op: Operator, attributes: Attributes, operands: list[Value], like: Value) -> Value:
+        return result(op, attributes, operands, TensorType(DType.FLOAT32, like.type.shape), origin)
+
+    stored, scale, zero_point = codes
+    real, point = (step(CAST, _REAL, [value], value) for value in (stored, zero_point))
+    shifted = step(SUB, NO_ATTRIBUTES, [real, point], stored)
+    kernel = constant(centered(w.constant.numpy(), params).astype(np.float32), None, w.name)
+    total = step(CONV, attributes, [shifted, kernel], output)
+    column = (-1, *[1] * len(attributes.strides))
+    scales = params.scale.astype(np.float32)
+    scales = scales.reshape(column) if scales.ndim else scales.reshape(1)
+    factors = constant(scales, None, f"{w.name}_scale")
+    factor = step(MUL, NO_ATTRIBUTES, [scale, factors], factors)
+    y = step(MUL, NO_ATTRIBUTES, [total, factor], output)
+    bias = node.optional(2)
+    if bias is None or bias.constant is None:
+        return y
+    added = constant(bias.constant.numpy().reshape(column), None, bias.name)
+    return step(ADD, NO_ATTRIBUTES, [y, added], output)
 
 
 def has_kernel(node: Node, place: KernelPlace) -> bool:

@@ -24,10 +24,8 @@ from qdqbridge.relax.kernels.codes import (
     TargetCodes,
     arguments,
     broadcasts,
-    extents,
     form_of,
     numbers,
-    one_batch,
     operand_extents,
     storage,
     words_of,
@@ -45,6 +43,7 @@ from qdqbridge.relax.kernels.lanes import (
     splat,
     wide,
 )
+from qdqbridge.relax.kernels.operands import any_open
 
 LINEAR, PRODUCT = "linear", "product"
 """Formulas of :mod:`qdqbridge.relax.kernels.fitting`; other names are operators."""
@@ -57,7 +56,7 @@ class BinaryKernel:
     Attributes:
         formula: ``linear``, ``product``, or the operator's name: then both operands are
             dequantized and the result is divided by its scale.
-        shapes: Extents of both operands and of the result; an open first one is None.
+        shapes: Extents of both operands and of the result; open ones are None.
         dtypes: Element types of both operands: of codes, or ``float32``.
         swapped: True where the right operand comes first among the arguments, because the left one
             is a constant.
@@ -150,12 +149,12 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of an operator of two operands into codes."""
     if not computable(node.op) or len(node.inputs) != 2:
         return None
-    result, shape = words_of(node.output), extents(node.output.type.shape)
+    result, shape = words_of(node.output), any_open(node.output.type.shape)
     operands = [_operand(node.operand(i)) for i in (0, 1)]
     a, b = operands
     if result is None or shape is None or a is None or b is None:
         return None
-    if (a.array is not None and b.array is not None) or not one_batch(*node.inputs, node.output):
+    if a.array is not None and b.array is not None:
         return None
     if not broadcasts(node.inputs, node.output):
         return None

@@ -135,17 +135,20 @@ def divided(value: Prim, divisor: Prim, reciprocal: Prim | None) -> Prim:
 
 
 def each_piece(
-    count: int, lanes: int, body: Callable[[Prim, int], None], *, overlap: bool = True
+    count: Prim, lanes: int, body: Callable[[Prim, int], None], *, overlap: bool = True
 ) -> None:
     """Emits ``body(start, lanes)`` over ``count`` elements: full vectors, then ever smaller ones.
 
     Args:
-        count: Number of elements.
+        count: Number of elements; of an open one what is left is done in pieces of eight and one.
         lanes: Elements of a full vector.
         body: What is done with a piece.
         overlap: Let a remainder of many pieces be one full vector that overlaps the last one;
             ``body`` then has to do the same when it meets an element again.
     """
+    if not isinstance(count, int):
+        _open_pieces(count, lanes, body)
+        return
     whole, rest = divmod(count, lanes)
     if whole > 1:
         with T.serial(0, whole) as block:
@@ -160,3 +163,16 @@ def each_piece(
         size = 1 << (rest.bit_length() - 1)
         body(tirx.const(start, "int32"), size)
         start, rest = start + size, rest - size
+
+
+_REST = 8
+"""Lanes of what is left of an open number of elements behind full vectors."""
+
+
+def _open_pieces(count: Prim, lanes: int, body: Callable[[Prim, int], None]) -> None:
+    done: Prim = tirx.const(0, "int32")
+    for size in (lanes, _REST, 1) if lanes > _REST else (lanes, 1):
+        many = (count - done) // size
+        with T.serial(0, many) as block:
+            body(done + block * size, size)
+        done = done + many * size

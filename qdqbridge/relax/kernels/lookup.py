@@ -15,8 +15,8 @@ from qdqbridge.graph.numerics import codes
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.qnn.dialect.tir import tirx
-from qdqbridge.relax.kernels.broadcasting import Loops, Open, batch_of, known
-from qdqbridge.relax.kernels.codes import bytes_of, extents, storage, words_of
+from qdqbridge.relax.kernels.broadcasting import Loops, Open, OpenExtents
+from qdqbridge.relax.kernels.codes import bytes_of, storage, words_of
 from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.relax.kernels.lanes import (
     Buffer,
@@ -29,6 +29,7 @@ from qdqbridge.relax.kernels.lanes import (
     store,
     typed,
 )
+from qdqbridge.relax.kernels.operands import any_open
 from qdqbridge.relax.kernels.script import T, prim_func
 
 TABLE = 256
@@ -42,7 +43,7 @@ class Lookup:
     """What shapes the code of a function of one operand.
 
     Attributes:
-        shape: Extents of operand and result; an open first one is None.
+        shape: Extents of operand and result; open ones are None.
         dtypes: Their element types, of 8 or 16 bits.
         permutes: True to look up in registers (AVX-512 VBMI), False to load every entry.
         tasks: How many threads the work is to be spread over.
@@ -58,15 +59,15 @@ def build(lookup: Lookup) -> Any:
     """Returns a PrimFunc of ``x``, the table by bit pattern, and the result."""
 
     def body() -> None:
-        batch = batch_of(lookup.shape)
-        shape = known(lookup.shape, batch)
+        extents = OpenExtents(lookup.shape)
+        shape = extents.of(lookup.shape)
         x = T.arg("x", T.buffer(shape, lookup.dtypes[0]))
         index = f"uint{8 * np.dtype(lookup.dtypes[0]).itemsize}"
         entries = 1 << 8 * np.dtype(index).itemsize
         table = T.arg("table", T.buffer((entries,), lookup.dtypes[1]))
         y = T.arg("y", T.buffer(shape, lookup.dtypes[1]))
         source, result = flat(x), flat(y)
-        loops = Loops.over(lookup.shape, [lookup.shape], batch)
+        loops = Loops.over(lookup.shape, [lookup.shape], extents)
 
         def piece(start: Prim, own: list[Prim], lanes: int) -> None:
             if lookup.permutes and lanes == REGISTER:
@@ -119,7 +120,7 @@ def _match(node: Node, place: KernelPlace, params_of: ParamsOf) -> Kernel | None
     if found is None:
         return None
     source, entries = found
-    params, shape = params_of(source), extents(source.type.shape)
+    params, shape = params_of(source), any_open(source.type.shape)
     if params is None or shape is None:
         return None
     dtypes = storage(params), str(entries.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,29 @@ def turns(extent: Prim, start: Prim = 0, *, parallel: bool = False) -> Generator
     kind: Any = T.parallel if parallel else T.serial
     with kind(extent) as i:
         yield i if isinstance(start, int) and start == 0 else i + start
+
+
+def total_of(extents: Iterable[Prim]) -> Prim:
+    """Returns the product of extents, of which some may be open; 1 of none."""
+    total: Prim = 1
+    for extent in extents:
+        total = extent * total
+    return total
+
+
+def ceiling(extent: Prim, size: int) -> Prim:
+    """Returns in how many parts of ``size`` an extent is, the last one perhaps smaller."""
+    return -(-extent // size) if isinstance(extent, int) else (extent + (size - 1)) // size
+
+
+def each(extent: Prim, body: Callable[[Prim], None], start: Prim = 0) -> None:
+    """Emits ``body(index)`` from a start on, once per turn; in a loop where these are open."""
+    if isinstance(extent, int) and isinstance(start, int):
+        for index in range(start, start + extent):
+            body(index)
+        return
+    with turns(extent, start) as index:
+        body(index)
 
 
 def share(task: Prim, tasks: int, extent: int) -> tuple[Prim, Prim]:

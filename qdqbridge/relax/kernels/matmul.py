@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from qdqbridge.graph.graph import Node
+from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.types import Dim
 from qdqbridge.ops.attributes import GemmAttrs, TransposeAttrs
 from qdqbridge.relax.kernels.batched import Batched, Matrices, build
-from qdqbridge.relax.kernels.codes import one_batch
 from qdqbridge.relax.kernels.epilogue import Requantize
 from qdqbridge.relax.kernels.kernel import Array, Kernel, KernelPlace
 from qdqbridge.relax.kernels.operands import codes_of
@@ -19,10 +19,12 @@ from qdqbridge.relax.kernels.plain import Plain
 from qdqbridge.relax.kernels.reals import is_real
 from qdqbridge.relax.kernels.requantization import requantization, scaled, sum_scale
 from qdqbridge.relax.kernels.scaled import Scaled
-from qdqbridge.relax.kernels.views import View, full_view, view_of
+from qdqbridge.relax.kernels.views import Stride, View, full_view, view_of
 
 _INNER = 1 << 13
 """Sums of as many products, corrections included, stay within int32."""
+_ANY = 1 << 31
+"""Sums of an open number of products are those of the plain loops, int32."""
 
 
 def match(node: Node, place: KernelPlace) -> Kernel | None:
@@ -46,10 +48,11 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     inner = product.sizes[1]
     if found is None or found.multiplier.size != 1:
         return None
-    if inner > _INNER or not found.holds(inner * 255 * 255):
+    opened = isinstance(inner, str)
+    if not found.holds(_ANY if opened else inner * 255 * 255) or (not opened and inner > _INNER):
         return None
     centre = w.zero_point - 128
-    numbers = (*found.ends, x.zero_point, centre, inner * x.zero_point * centre)
+    numbers = (*found.ends, x.zero_point, centre, x.zero_point * centre)
     constants = (found.multiplier, np.asarray(numbers, np.int32))
     shifted = x.zero_point != 0, centre != 0
     return _kernel(node, place, product, shifted, found.form, constants)
@@ -71,22 +74,29 @@ class _Product:
     a: View
     b: View
     result: View
-    batches: tuple[int | None, ...]
-    strides: list[tuple[int, ...]]
-    sizes: tuple[int, int, int]
+    batches: tuple[Dim, ...]
+    strides: list[tuple[Stride, ...]]
+    sizes: tuple[Dim, Dim, Dim]
 
 
 def _product(node: Node) -> _Product | None:
     a, b, result = _matrices(node, 0), _matrices(node, 1), full_view(node.output)
     if a is None or b is None or result is None:
         return None
-    if not one_batch(a.value, b.value, node.output):
+    rows, inner, columns = a.shape[-2], a.shape[-1], b.shape[-1]
+    if b.shape[-2] != inner or result.shape[-2:] != (rows, columns):
+        return None
+    known = _names(a.value, b.value)
+    if not all(_names(view.shape, *view.strides) <= known for view in (a, b, result)):
         return None
     batches = _batches(result, (a, b))
-    rows, inner, columns = a.shape[-2], a.shape[-1], b.shape[-1]
-    if batches is None or rows is None or inner is None or columns is None:
-        return None
-    return _Product(a, b, result, *batches, (rows, inner, columns))
+    return None if batches is None else _Product(a, b, result, *batches, (rows, inner, columns))
+
+
+def _names(*products: Value | Stride) -> set[Dim]:
+    """Returns the names of the open extents that are factors of products."""
+    parts = (p.type.shape if isinstance(p, Value) else p for p in products)
+    return {e for part in parts if isinstance(part, tuple) for e in part if isinstance(e, str)}
 
 
 def _kernel(
@@ -104,16 +114,18 @@ def _kernel(
     )  # fmt: skip
     result = product.result
     signed = isinstance(form, Requantize) and form.signed
-    y = Matrices(result.shape, result.strides[:-2], columns, 1, signed)
+    y = Matrices(result.shape, result.strides[:-2], result.strides[-2], 1, signed)
     description = Batched(
         place.cpu, a, b, y, product.batches, rows, inner, columns, shifted, form,
         place.threads > 1,
     )  # fmt: skip
-    work = 2 * rows * inner * columns * math.prod(extent or 1 for extent in product.batches)
+    extents = (*product.sizes, *product.batches)
+    work = 2 * math.prod(extent for extent in extents if isinstance(extent, int))
     kind = "float_matmul" if isinstance(form, Plain) else "matmul"
+    sizes = "x".join("n" if isinstance(size, str) else str(size) for size in product.sizes)
     return Kernel(
-        f"{kind}_{rows}x{inner}x{columns}", description, build, (product.a.value, product.b.value),
-        constants, (node.output,), work, transposed,
+        f"{kind}_{sizes}", description, build, (product.a.value, product.b.value), constants,
+        (node.output,), work, transposed,
     )  # fmt: skip
 
 
@@ -127,7 +139,7 @@ def transposed(kernel: Kernel, node: Node) -> Kernel | None:
     attributes, d, result = node.attributes, kernel.description, full_view(node.output)
     if not isinstance(attributes, TransposeAttrs) or not isinstance(d, Batched) or result is None:
         return None
-    strides = [0] * len(attributes.perm)
+    strides: list[Stride] = [0] * len(attributes.perm)
     for axis, source in enumerate(attributes.perm):
         strides[source] = result.strides[axis]
     if strides[-1] != 1:
@@ -149,24 +161,21 @@ def _matrices(node: Node, index: int) -> View | None:
 
 def _batches(
     result: View, operands: Sequence[View]
-) -> tuple[tuple[int | None, ...], list[tuple[int, ...]]] | None:
+) -> tuple[tuple[Dim, ...], list[tuple[Stride, ...]]] | None:
     """Returns the batch axes of the result, and every operand's strides along them."""
     axes = result.shape[:-2]
-    if None in axes[1:] or result.shape[-2] is None:
-        return None
-    strides: list[tuple[int, ...]] = []
+    strides: list[tuple[Stride, ...]] = []
     for view in operands:
         missing = len(axes) - (len(view.shape) - 2)
         own = (1,) * missing + view.shape[:-2]
-        pairs = zip(own, axes, strict=True)
-        if any((have is None) != (want is None) and have != 1 for have, want in pairs):
+        if any(have not in (1, want) for have, want in zip(own, axes, strict=True)):
             return None
         steps = (0,) * missing + view.strides[:-2]
         strides.append(tuple(0 if n == 1 else s for n, s in zip(own, steps, strict=True)))
     return axes, strides
 
 
-def _operand(view: View, batches: tuple[int, ...]) -> Matrices:
+def _operand(view: View, batches: tuple[Stride, ...]) -> Matrices:
     tensor, codes = full_view(view.value), codes_of(view.value)
     assert tensor is not None
     signed = codes is not None and codes.signed

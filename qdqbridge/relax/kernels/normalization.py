@@ -19,12 +19,11 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
 from qdqbridge.ops.normalization import RMS_NORMALIZATION
 from qdqbridge.qnn.dialect.tir import tirx
-from qdqbridge.relax.kernels.broadcasting import Open, batch_of, known, worth_sharing
+from qdqbridge.relax.kernels.broadcasting import Open, OpenExtents, worth_sharing
 from qdqbridge.relax.kernels.codes import (
     CodesForm,
     TargetCodes,
     arguments,
-    extents,
     form_of,
     numbers,
     storage,
@@ -48,6 +47,7 @@ from qdqbridge.relax.kernels.lanes import (
     wide,
 )
 from qdqbridge.relax.kernels.loops import turns
+from qdqbridge.relax.kernels.operands import any_open
 from qdqbridge.relax.kernels.script import T, prim_func
 
 _MOMENTS = 5
@@ -60,10 +60,10 @@ class Normalize:
 
     Attributes:
         centred: False for RMSNormalization, which subtracts no mean.
-        shape: Extents of operand and result; an open first one is None.
+        shape: Extents of operand and result; open ones are None.
         dtype: Element type of the operand.
         form: The codes of the result.
-        rows: Rows; those of one element of an open first extent.
+        rows: Rows; those of one element of the open extents.
         count: Elements of a row.
         channels: Channels of a row, which have one factor each; 0 where every element has its own.
         sums: Types in which lanes are added up, and the sums of lanes.
@@ -91,8 +91,8 @@ def build(normalize: Normalize) -> Any:
     """
 
     def body() -> None:
-        batch = batch_of(normalize.shape)
-        shape = known(normalize.shape, batch)
+        extents = OpenExtents(normalize.shape)
+        shape = extents.of(normalize.shape)
         x = T.arg("x", T.buffer(shape, normalize.dtype))
         names = ("gamma", "beta") if normalize.shifts else ("gamma",)
         factors = shape[1] if normalize.channels else normalize.count
@@ -103,7 +103,7 @@ def build(normalize: Normalize) -> Any:
         with T.sblock("root"):
             writer = _NormalizedRow(normalize, flat(x), flat(y), affine, moments, target)
             shared = worth_sharing(normalize.tasks, normalize.shape, 2)
-            with turns(batch * normalize.rows, parallel=shared) as row:
+            with turns(extents.product * normalize.rows, parallel=shared) as row:
                 writer.write(row)
 
     return prim_func(body)
@@ -208,7 +208,7 @@ class _NormalizedRow:
 def match(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a normalization with constant factors; channels are second."""
     source, result = words_of(node.operand(0)), words_of(node.output)
-    shape, form = extents(node.output.type.shape), _form_of_rows(node)
+    shape, form = any_open(node.output.type.shape), _form_of_rows(node)
     if source is None or result is None or form is None or shape is None:
         return None
     if form.channels and place.channels_last:
@@ -250,7 +250,7 @@ class _NormalizationForm:
 
 def _form_of_rows(node: Node) -> _NormalizationForm | None:
     """Returns what a node normalizes together; None where extents of it are open."""
-    shape, attributes = extents(node.output.type.shape), node.attributes
+    shape, attributes = any_open(node.output.type.shape), node.attributes
     if not shape or not isinstance(attributes, NormAttrs | GroupNormAttrs | EpsilonAttrs):
         return None
     along = not isinstance(attributes, NormAttrs)

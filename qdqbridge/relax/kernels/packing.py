@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.relax.kernels.cpu import Cpu
-from qdqbridge.relax.tensors import aligned
+from qdqbridge.relax.tensors import lasting
 
 Array = NDArray[Any]
 _PIECE = 1 << 20
@@ -73,7 +73,7 @@ def pack(cpu: Cpu, weights: Array, zero_point: int, bias: Array | None) -> Packe
     parts = _parts(weights) if cpu.bytes_in else 1
     blocks, count = -(-channels // cpu.lanes), steps(cpu, length)
     shape = groups, blocks, parts * runs, count, cpu.lanes, cpu.depth
-    packed = aligned(shape, np.dtype(np.int8 if cpu.bytes_in else np.int16))
+    packed = lasting(shape, np.dtype(np.int8 if cpu.bytes_in else np.int16))
     for group, first, some in _pieces(weights, cpu.lanes):
         into = packed[group, first // cpu.lanes :]
         for part, own in enumerate(_bytes(some, parts) if cpu.bytes_in else [some]):

@@ -10,13 +10,23 @@ from dataclasses import dataclass
 
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.cpu import Cpu
-from qdqbridge.relax.kernels.lanes import Buffer, Prim, load, number, splat, store, typed
-from qdqbridge.relax.kernels.loops import turns
+from qdqbridge.relax.kernels.lanes import (
+    Buffer,
+    Prim,
+    bound,
+    each_piece,
+    load,
+    number,
+    splat,
+    store,
+    typed,
+)
+from qdqbridge.relax.kernels.loops import ceiling, each, turns
 from qdqbridge.relax.kernels.micro import Elements
 from qdqbridge.relax.kernels.script import T
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Panel:
     """A matrix of bytes.
 
@@ -24,17 +34,23 @@ class Panel:
         cpu: The CPU.
         rows: Its rows; for the second operand of a product the inner extent.
         columns: Its columns; for the first operand the inner extent.
-        strides: Elements from one row to the next, and from one column.
+        strides: Elements from one row to the next, and from one column. Extents and strides that
+            only the run knows are expressions.
         signed: True where int8 is stored.
         elements: Element types of the product.
     """
 
     cpu: Cpu
-    rows: int
-    columns: int
-    strides: tuple[int, int]
+    rows: Prim
+    columns: Prim
+    strides: tuple[Prim, Prim]
     signed: bool
     elements: Elements
+
+    def contiguous(self, axis: int) -> bool:
+        """True where the elements along an axis certainly lie side by side."""
+        stride = self.strides[axis]
+        return isinstance(stride, int) and stride == 1
 
     def value(self, stored: Prim, lanes: int, zero_point: Prim, *, second: bool) -> Prim:
         """Returns stored values as they are multiplied."""
@@ -65,25 +81,21 @@ def stage_matrix(panel: Panel, source: Buffer, start: Prim, zero_point: Prim) ->
         zero_point: As a code of uint8.
     """
     depth, dtype = panel.elements.depth, panel.elements.source
-    pitch = -(-panel.columns // depth) * depth
+    pitch = ceiling(panel.columns, depth) * depth
     room = T.alloc_buffer((panel.rows * pitch,), dtype)
-    lanes = 64 if panel.strides[1] == 1 else 1
-    whole = panel.columns // lanes
     with turns(panel.rows) as row:
-        begin, at = start + row * panel.strides[0], row * pitch
+        begin, at = bound(start + row * panel.strides[0]), bound(row * pitch)
 
         def piece(column: Prim, count: int) -> None:
             stored = load(source, begin + column * panel.strides[1], count)
             store(room, at + column, panel.value(stored, count, zero_point, second=False), count)
 
-        if whole:
-            with turns(whole) as i:
-                piece(i * lanes, lanes)
-        if panel.columns % lanes:
-            with turns(panel.columns % lanes, whole * lanes) as column:
-                piece(column, 1)
-        for column in range(panel.columns, pitch):
-            store(room, at + column, tirx.const(0, dtype), 1)
+        each_piece(panel.columns, 64 if panel.contiguous(1) else 1, piece)
+        each(
+            pitch - panel.columns,
+            lambda column: store(room, at + column, tirx.const(0, dtype), 1),
+            panel.columns,
+        )
     return room
 
 
@@ -97,17 +109,23 @@ def pack_panel(panel: Panel, source: Buffer, start: Prim, zero_point: Prim) -> B
         zero_point: As a code of int8.
     """
     cpu, depth = panel.cpu, panel.elements.depth
-    steps, blocks = -(-panel.rows // depth), -(-panel.columns // cpu.lanes)
+    steps, blocks = ceiling(panel.rows, depth), ceiling(panel.columns, cpu.lanes)
     room = T.alloc_buffer((blocks * steps * cpu.lanes * depth,), panel.elements.weight)
     pack = _Pack(panel, source, start, zero_point, room, steps)
-    whole = panel.columns // cpu.lanes if panel.strides[1] == 1 else 0
-    if whole:
-        with turns(whole) as block, turns(steps - 1 if panel.rows % depth else steps) as step:
-            pack.interleave(block, step, depth)
-        if panel.rows % depth:
-            with turns(whole) as block:
-                pack.interleave(block, tirx.const(steps - 1, "int32"), panel.rows % depth)
-    if panel.columns - whole * cpu.lanes:
+    whole: Prim = panel.columns // cpu.lanes if panel.contiguous(1) else 0
+    if not isinstance(whole, int) or whole:
+        with turns(whole) as block:
+            with turns(panel.rows // depth) as step:
+                pack.interleave(block, step, depth)
+            rest = panel.rows % depth
+            if isinstance(rest, int):
+                if rest:
+                    pack.interleave(block, tirx.const(steps - 1, "int32"), rest)
+            else:  # one of these, or none
+                for rows in range(1, depth):
+                    with turns((rest == rows).astype("int32")):
+                        pack.interleave(block, steps - 1, rows)
+    if not isinstance(panel.columns, int) or panel.columns - whole * cpu.lanes:
         with turns(panel.columns - whole * cpu.lanes, whole * cpu.lanes) as column:
             pack.column(column)
     return room
@@ -115,7 +133,7 @@ def pack_panel(panel: Panel, source: Buffer, start: Prim, zero_point: Prim) -> B
 
 class _Pack:
     def __init__(
-        self, panel: Panel, source: Buffer, start: Prim, zero_point: Prim, room: Buffer, steps: int
+        self, panel: Panel, source: Buffer, start: Prim, zero_point: Prim, room: Buffer, steps: Prim
     ) -> None:
         self.panel, self.source, self.start = panel, source, start
         self.zero_point, self.room, self.steps = zero_point, room, steps
@@ -141,17 +159,23 @@ class _Pack:
         lanes, depth = cpu.lanes, panel.elements.depth
         base = column // lanes * (self.steps * lanes * depth) + column % lanes * depth
         first = self.start + column * panel.strides[1]
-        whole = panel.rows // depth
-        size = depth if panel.strides[0] == 1 else 1
-        if whole:
+        whole, rest = panel.rows // depth, panel.rows % depth
+        size = depth if panel.contiguous(0) else 1
+
+        def element(row: Prim) -> None:
+            stored = load(self.source, first + (whole * depth + row) * panel.strides[0], 1)
+            value = panel.value(stored, 1, self.zero_point, second=True)
+            store(self.room, base + whole * (lanes * depth) + row, value, 1)
+
+        def nothing(row: Prim) -> None:
+            at = base + whole * (lanes * depth) + row
+            store(self.room, at, tirx.const(0, self.dtype), 1)
+
+        if not isinstance(whole, int) or whole:
             with turns(whole) as step:
                 for i in range(0, depth, size):
                     stored = load(self.source, first + (step * depth + i) * panel.strides[0], size)
                     value = panel.value(stored, size, self.zero_point, second=True)
                     store(self.room, base + step * (lanes * depth) + i, value, size)
-        for i in range(panel.rows % depth):
-            stored = load(self.source, first + (whole * depth + i) * panel.strides[0], 1)
-            value = panel.value(stored, 1, self.zero_point, second=True)
-            store(self.room, base + whole * (lanes * depth) + i, value, 1)
-        for i in range(panel.rows % depth, depth if panel.rows % depth else 0):
-            store(self.room, base + whole * (lanes * depth) + i, tirx.const(0, self.dtype), 1)
+        each(rest, element)
+        each((depth - rest) % depth, nothing, rest)

@@ -25,7 +25,13 @@ from qdqbridge.qnn.layout import ConvertedGraph, apply_layout
 from qdqbridge.qnn.layout import plan as plan_layout
 from qdqbridge.relax.emit.module import ModuleEmitter
 from qdqbridge.relax.kernels.cpu import Cpu
-from qdqbridge.relax.kernels.dynamic import codes_of, has_kernel, product_of_codes
+from qdqbridge.relax.kernels.dynamic import (
+    codes_of,
+    float_convolution,
+    has_kernel,
+    in_floats,
+    product_of_codes,
+)
 from qdqbridge.relax.kernels.families import kernel_of
 from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
 
@@ -153,20 +159,21 @@ def _inferred(value: Value, expr: Any, names: dict[Any, str]) -> Shape:
 
 
 def with_codes(graph: Graph, place: KernelPlace) -> Graph:
-    """Returns a graph in which products of dynamic codes are two nodes; else the same.
+    """Returns a graph in which products of dynamic codes are nodes of their own; else the same.
 
     Products that read one activation share its codes.
     """
-    if not any(has_kernel(node, place) for node in graph.nodes):
+    if not any(has_kernel(node, place) or in_floats(node) for node in graph.nodes):
         return graph
     copy = copied(graph)
     editor, known = Editor(copy.graph), dict[Value, Sequence[Value]]()
     for node in list(copy.graph.nodes):
-        if has_kernel(node, place):
+        product = has_kernel(node, place)
+        if product or in_floats(node):
             x = node.operand(0)
             if x not in known:
                 known[x] = codes_of(x, node.origin)
-            value = product_of_codes(node, known[x])
+            value = (product_of_codes if product else float_convolution)(node, known[x])
             editor.insert(value)
             editor.replace_value(node.output, value)
     editor.finish()

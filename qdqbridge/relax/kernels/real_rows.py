@@ -31,7 +31,7 @@ from qdqbridge.relax.kernels.lanes import (
     splat,
     store,
 )
-from qdqbridge.relax.kernels.loops import turns
+from qdqbridge.relax.kernels.loops import total_of, turns
 from qdqbridge.relax.kernels.operands import any_open
 from qdqbridge.relax.kernels.reals import is_real
 from qdqbridge.relax.kernels.script import T, prim_func
@@ -106,9 +106,7 @@ def build(d: RealRows) -> Any:
         names = [tirx.Var(f"n{axis}", "int64") for axis in range(len(d.shape))]
         shape = [name if e is None else e for name, e in zip(names, d.shape, strict=True)]
         x, y = (T.arg(name, T.buffer(shape, "float32")) for name in ("x", "y"))
-        rows: Prim = 1
-        for extent in shape[:-1]:
-            rows = extent * rows
+        rows = total_of(shape[:-1])
         shared = worth_sharing(d.tasks, d.shape, 8)
         with T.sblock("root"):
             views = flat(x), flat(y)

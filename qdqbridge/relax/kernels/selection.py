@@ -23,7 +23,6 @@ from qdqbridge.relax.kernels.codes import (
     broadcasts,
     form_of,
     numbers,
-    one_batch,
     operand_extents,
     storage,
     words_of,
@@ -121,7 +120,7 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     values = [node.operand(i) for i in range(3)]
     shapes = [operand_extents(value) for value in (*values, node.output)]
     found = [shape for shape in shapes if shape is not None]
-    if result is None or len(found) < len(shapes) or not one_batch(*values, node.output):
+    if result is None or len(found) < len(shapes):
         return None
     if not broadcasts(values, node.output):
         return None

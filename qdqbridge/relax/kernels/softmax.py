@@ -16,13 +16,13 @@ from qdqbridge.ops.attributes import SoftmaxAttrs
 from qdqbridge.ops.softmax import LOG_SOFTMAX
 from qdqbridge.qnn.dialect.softmax import FRACTION
 from qdqbridge.qnn.dialect.tir import tirx
-from qdqbridge.relax.kernels.broadcasting import Open, batch_of, known, worth_sharing
+from qdqbridge.relax.kernels.broadcasting import Open, OpenExtents, worth_sharing
 from qdqbridge.relax.kernels.codes import (
     CodesForm,
     TargetCodes,
+    alike,
     arguments,
     bytes_of,
-    extents,
     form_of,
     numbers,
     storage,
@@ -46,7 +46,8 @@ from qdqbridge.relax.kernels.lanes import (
     summed,
     typed,
 )
-from qdqbridge.relax.kernels.loops import turns
+from qdqbridge.relax.kernels.loops import total_of, turns
+from qdqbridge.relax.kernels.operands import any_open
 from qdqbridge.relax.kernels.script import T, prim_func
 
 _INTEGERS = 2.0**52
@@ -61,11 +62,10 @@ class SoftmaxKernel:
 
     Attributes:
         log: True for LogSoftmax.
-        shape: Extents of operand and result; an open first one is None.
+        shape: Extents of operand and result; open ones are None.
         dtype: Element type of the operand.
         form: The codes of the result.
-        rows: Rows; those of one element of an open first extent.
-        count: Elements of a row.
+        last: The first axis of a row.
         tasks: How many threads the work is to be spread over.
     """
 
@@ -73,8 +73,7 @@ class SoftmaxKernel:
     shape: Open
     dtype: str
     form: CodesForm
-    rows: int
-    count: int
+    last: int
     tasks: int
 
     @property
@@ -87,16 +86,17 @@ def build(softmax: SoftmaxKernel) -> Any:
     """Returns a PrimFunc of ``x``, :func:`~.codes.numbers` and the result."""
 
     def body() -> None:
-        batch = batch_of(softmax.shape)
-        shape = known(softmax.shape, batch)
+        extents = OpenExtents(softmax.shape)
+        shape = extents.of(softmax.shape)
         x = T.arg("x", T.buffer(shape, softmax.dtype))
         target = arguments(softmax.form)
         y = T.arg("y", T.buffer(shape, softmax.form.dtype))
         with T.sblock("root"):
-            writer = _SoftmaxRow(softmax, flat(x), flat(y), target)
+            rows, count = total_of(shape[: softmax.last]), total_of(shape[softmax.last :])
+            writer = _SoftmaxRow(softmax, flat(x), flat(y), target, count)
             shared = worth_sharing(softmax.tasks, softmax.shape, 4)
-            with turns(batch * softmax.rows, parallel=shared) as row:
-                writer.write(row * softmax.count)
+            with turns(rows, parallel=shared) as row:
+                writer.write(row * count)
 
     return prim_func(body)
 
@@ -105,15 +105,16 @@ class _SoftmaxRow:
     """Writes one row."""
 
     def __init__(
-        self, softmax: SoftmaxKernel, source: Buffer, result: Buffer, target: TargetCodes
-    ) -> None:
-        self.softmax, self.source, self.result = softmax, source, result
+        self, softmax: SoftmaxKernel, source: Buffer, result: Buffer, target: TargetCodes,
+        count: Prim,
+    ) -> None:  # fmt: skip
+        self.softmax, self.source, self.result, self.count = softmax, source, result, count
         self.codes, self.target = target.source(), target
 
     def write(self, start: Prim) -> None:
         """Writes the row that begins at ``start``."""
         top = bound(self.codes.real(self._top(start), 1))
-        powers = T.alloc_buffer((self.softmax.count,), "float32")
+        powers = T.alloc_buffer((self.count,), "float32")
         total = self._sum(start, top, powers)
         whole = bound(total.astype("float64") * tirx.const(1 / FRACTION, "float64"))
         if self.softmax.log:
@@ -130,7 +131,7 @@ class _SoftmaxRow:
             code = largest(load(self.source, start + offset, lanes), lanes).astype("int32")
             store(best, 0, tirx.max(load(best, 0, 1), code), 1)
 
-        each_piece(self.softmax.count, 64, piece)
+        each_piece(self.count, 64, piece)
         return load(best, 0, 1)
 
     def _difference(self, start: Prim, top: Prim, lanes: int) -> Prim:
@@ -153,7 +154,7 @@ class _SoftmaxRow:
             else:
                 store(single, 0, load(single, 0, 1) + summed(fixed, lanes), 1)
 
-        each_piece(self.softmax.count, full, piece, overlap=False)
+        each_piece(self.count, full, piece, overlap=False)
         return bound(load(single, 0, 1) + summed(load(lanes_of, 0, full), full))
 
     def _quotients(self, start: Prim, powers: Buffer, whole: Prim) -> None:
@@ -166,7 +167,7 @@ class _SoftmaxRow:
             codes = self.target.quantized(bound(value), lanes, bounded=True)
             store(self.result, start + offset, codes, lanes)
 
-        each_piece(self.softmax.count, self.softmax.form.lanes, piece)
+        each_piece(self.count, self.softmax.form.lanes, piece)
 
     def _logarithms(self, start: Prim, top: Prim, whole: Prim) -> None:
         logarithm = bound(tirx.log(whole).astype("float32"))
@@ -175,7 +176,7 @@ class _SoftmaxRow:
             value = self._difference(start + offset, top, lanes) - splat(logarithm, lanes)
             store(self.result, start + offset, self.target.quantized(bound(value), lanes), lanes)
 
-        each_piece(self.softmax.count, self.softmax.form.lanes, piece)
+        each_piece(self.count, self.softmax.form.lanes, piece)
 
 
 def exponential(x: Prim, lanes: int) -> Prim:
@@ -216,21 +217,19 @@ _BITS = 0x4330_0000_0000_0000
 def match(node: Node, place: KernelPlace) -> Kernel | None:
     """Returns the kernel of a Softmax or LogSoftmax over the last axis as it is carried."""
     source, result = bytes_of(node.operand(0)), bytes_of(node.output)
-    shape, attributes = extents(node.output.type.shape), node.attributes
-    if source is None or result is None or not shape or shape[-1] is None:
+    shape, attributes = any_open(node.output.type.shape), node.attributes
+    if source is None or result is None or not shape or not alike(node.operand(0), node.output):
         return None
     if not isinstance(attributes, SoftmaxAttrs) or float(result.scale) < _FINEST:
         return None
     last = len(shape) - len(attributes.axes)
-    if tuple(sorted(attributes.axes)) != tuple(range(last, len(shape))) or None in shape[last:]:
+    if tuple(sorted(attributes.axes)) != tuple(range(last, len(shape))):
         return None
-    rows, count = (
-        math.prod(extent or 1 for extent in part) for part in (shape[:last], shape[last:])
-    )
     softmax = SoftmaxKernel(
-        node.op is LOG_SOFTMAX, shape, storage(source), form_of(result, place.cpu), rows,
-        count, place.threads,
+        node.op is LOG_SOFTMAX, shape, storage(source), form_of(result, place.cpu), last,
+        place.threads,
     )  # fmt: skip
     constants = tuple(numbers(result, source))
-    name = f"{node.op.name.lower()}_{count}"
+    row = shape[last:]
+    name = f"{node.op.name.lower()}_{'n' if None in row else math.prod(e or 1 for e in row)}"
     return Kernel(name, softmax, build, (node.operand(0),), constants, (node.output,))

@@ -31,6 +31,9 @@ LARGE = 1 << 17
 """Bytes of a result from which a pass over it takes longer than lookups on the tile, for which the
 table has to be loaded again and again (measured: 2 % of a network of small results)."""
 
+_ROWS = 128
+"""Rows that an open number of them is taken to be."""
+
 
 def extend(kernel: Kernel, node: Node) -> Kernel | None:
     """Returns the kernel of a convolution or dense product that computes ``node`` as well.
@@ -51,6 +54,7 @@ def _with_table(kernel: Kernel, node: Node) -> Kernel | None:
     parts, form = _form(kernel)
     found = table_of(node)
     size = math.prod(extent or 1 for extent in parts[0].outcome)
+    size *= _ROWS if parts[0].open_rows else 1
     if found is None or size < LARGE or not parts[0].cpu.permutes:
         return None
     if form.table or form.signed:

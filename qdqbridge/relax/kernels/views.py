@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.types import Dim
 from qdqbridge.ops.attributes import TransposeAttrs
 from qdqbridge.ops.data_movement import FLATTEN, RESHAPE, SQUEEZE, UNSQUEEZE
-from qdqbridge.relax.kernels.operands import extents
+from qdqbridge.relax.kernels.operands import any_open
+
+Stride: TypeAlias = "int | tuple[Dim, ...]"
+"""Elements from one index to the next: a number, or a number and the names of open extents, whose
+product it is."""
 
 _RESHAPES = frozenset((RESHAPE, FLATTEN, UNSQUEEZE, SQUEEZE))
 
@@ -18,29 +25,34 @@ class View:
 
     Attributes:
         value: The value whose tensor it is.
-        shape: Extents of the view; None for an open first extent of the tensor.
+        shape: Extents of the view, open ones by name.
         strides: Elements from one index of an axis to the next.
     """
 
     value: Value
-    shape: tuple[int | None, ...]
-    strides: tuple[int, ...]
+    shape: tuple[Dim, ...]
+    strides: tuple[Stride, ...]
 
 
 def strides_of(shape: tuple[int | None, ...]) -> tuple[int, ...]:
     """Returns the strides of a tensor in C order; an open extent may only be the first."""
-    strides: list[int] = []
-    step = 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= extent or 1
-    return tuple(reversed(strides))
+    steps = (math.prod(extent or 1 for extent in shape[axis + 1 :]) for axis in range(len(shape)))
+    return tuple(steps)
 
 
 def full_view(value: Value) -> View | None:
-    """Returns a value as it is; None where other extents than the first are open."""
-    shape = extents(value.type.shape)
-    return None if shape is None else View(value, shape, strides_of(shape))
+    """Returns a value as it is; None where an extent is 0, or there are too many elements."""
+    shape = value.type.shape
+    if not shape or any_open(shape) is None:
+        return None
+    strides = tuple(_product(shape[axis + 1 :]) for axis in range(len(shape)))
+    return View(value, shape, strides)
+
+
+def _product(extents: tuple[Dim, ...]) -> Stride:
+    known = math.prod(extent for extent in extents if isinstance(extent, int))
+    names = sorted(extent for extent in extents if isinstance(extent, str))
+    return (known, *names) if names else known
 
 
 def view_of(value: Value) -> View | None:

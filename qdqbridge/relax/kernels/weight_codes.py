@@ -9,7 +9,7 @@ with both scales is exact; where an activation is infinite or no number, so is i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,7 @@ from qdqbridge.relax.kernels.lanes import (
     summed,
     typed,
 )
-from qdqbridge.relax.kernels.loops import share, turns, within
+from qdqbridge.relax.kernels.loops import ceiling, share, total_of, turns, within
 from qdqbridge.relax.kernels.micro import channel_pieces
 from qdqbridge.relax.kernels.operands import Open
 from qdqbridge.relax.kernels.packing import per_lane
@@ -53,18 +53,24 @@ from qdqbridge.relax.kernels.weight_only import (
     blocked_codes,
     by_lanes,
 )
+from qdqbridge.relax.tensors import lasting
 
 _STEPS = (32, 16)
 """Activations that share a scale: no more, so that sums of three digits stay within int32."""
 _BLOCKS = (16, 32, 64, 128, 256)
 """Activations that share a scale where they are one digit: sums stay within 24 bits."""
 _DIGIT, _NIBBLE = 8, 4
-_HEIGHTS = (8, 3, 1)
-"""Rows of tiles: a sum for each, and the codes of a part of a row, are registers."""
-_AHEAD = 2048
+_HEIGHTS = (4, 2, 1)
+"""Rows of tiles: their sums, and the codes of a chunk of two blocks of columns, are registers."""
+_AHEAD = 8192
 """Bytes by which the codes of one row are asked for before they are used."""
 _FEW = 8
-"""Rows up to which one thread makes the digits."""
+"""Rows up to which one thread makes the digits, and a weight is read from one end to the other."""
+_PAIRS = 32
+"""Pairs of blocks of columns whose codes of some parts stay in the second-level cache."""
+_ROOM = 1 << 17
+"""Bytes of the digits of many rows that stay in the second-level cache: so many parts are gone
+through for all columns before the next ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,22 @@ class CodesProduct:
         return -(-self.units // self.cpu.lanes)
 
     @property
+    def pairs(self) -> int:
+        """Pairs of blocks: what a row meets of both lies side by side, a stream of memory."""
+        return -(-self.blocks // 2)
+
+    def place(self, block: Prim, after: int, part: Prim, parts: int) -> Prim:
+        """Returns where a part of a block comes among those of all pairs.
+
+        Args:
+            block: The block; the first one of a pair where one after it is meant.
+            after: How many blocks after it, 0 or 1.
+            part: The part.
+            parts: How many parts a block has.
+        """
+        return (block // 2 * parts + part) * 2 + (block % 2 + after)
+
+    @property
     def joint_digits(self) -> tuple[tuple[int, ...], ...]:
         """Digits whose sums are one integer: three, times codes beyond -8 .. 8, do not fit."""
         if self.digits == 1:
@@ -146,16 +168,15 @@ def build(description: CodesProduct) -> Any:
             [name if extent is None else extent for name, extent in zip(names, shape, strict=True)]
             for shape in (d.operand, d.outcome)
         )
-        rows: Prim = 1
-        for extent in given[:-1]:
-            rows = extent * rows
+        rows = total_of(given[:-1])
         x = T.arg("x", T.buffer(given, "float32"))
-        packed = T.buffer((d.blocks, d.inner // d.chunk * d.loads, d.register), "uint8")
+        packed = T.buffer((d.pairs, d.inner // d.chunk, 2 * d.loads, d.register), "uint8")
         codes = T.arg("codes", packed)
-        scales = T.arg("scales", T.buffer((d.blocks, groups, lanes), "float32"))
+        each = (d.pairs, groups, 2, lanes)
+        scales = T.arg("scales", T.buffer(each, "float32"))
         zeros = None
         if d.centre is None:
-            zeros = T.arg("zeros", T.buffer((d.blocks, groups, lanes), "uint8"))
+            zeros = T.arg("zeros", T.buffer(each, "uint8"))
         bias = T.arg("bias", T.buffer((d.blocks * lanes,), "float32"))
         y = T.arg("y", T.buffer(taken, "float32"))
         with T.sblock("root"):
@@ -185,10 +206,28 @@ class _CodesProduct:
             count = rows if isinstance(rows, int) and rows == most else None
             count = bound(tirx.min(rows - first, most)) if count is None else count
             self._all_digits(first, count)
-            units = -(-d.blocks // 2)
-            tasks = min(d.tasks, units)
-            with turns(tasks, parallel=tasks > 1) as task:
-                self._share(task, tasks, first, count)
+            tasks = min(d.tasks, d.pairs)
+            size = self._part_size(most, count)
+            whole = isinstance(size, int) and size == d.parts
+            self.partial = None
+            if not whole:
+                shape: Any = (most * d.blocks * d.cpu.lanes,)
+                self.partial = T.alloc_buffer(shape, "float32")
+            with turns(ceiling(d.parts, size)) as i:
+                begin = bound(i * size)
+                some = size if whole else bound(tirx.min(d.parts - begin, size))
+                self.range = begin, some
+                with turns(tasks, parallel=tasks > 1) as task:
+                    self._share(task, tasks, first, count)
+
+    def _part_size(self, most: int, count: Prim) -> Prim:
+        """Returns how many parts of rows are gone through at a time."""
+        d = self.d
+        each = d.size // d.step  # whole blocks of the weight
+        fits = max(1, _ROOM // (most * d.step * d.digits) // each) * each
+        if fits >= d.parts or (isinstance(count, int) and count <= _FEW):
+            return d.parts
+        return fits if isinstance(count, int) else bound(tirx.Select(count <= _FEW, d.parts, fits))
 
     # ---- digits -------------------------------------------------------------------------------
 
@@ -243,27 +282,26 @@ class _CodesProduct:
     # ---- products -----------------------------------------------------------------------------
 
     def _share(self, task: Prim, tasks: int, first: Prim, count: Prim) -> None:
-        """Writes one share of the columns: tiles of rows, high ones and what is left."""
+        """Writes one share of the columns, some of them for all rows, then the next ones."""
         d = self.d
+        low, extent = share(task, tasks, d.pairs)
+        for at, length, width, tail in channel_pieces(d.units, d.cpu.lanes, 2):
+            begin, extent_ = within(low, extent, at, length)
+            with turns(ceiling(extent_, _PAIRS)) as i:
+                done = bound(i * _PAIRS)
+                some = bound(tirx.min(extent_ - done, _PAIRS))
+                self._rows((bound(begin + done), some, width, tail), first, count)
 
-        def tiles(start: Prim, many: Prim, size: int) -> None:
-            wide = 2 if size == 1 else 1
-            low, extent = share(task, tasks, -(-d.blocks // wide))
-            with turns(many) as i:
-                for at, length, width, tail in channel_pieces(d.units, d.cpu.lanes, wide):
-                    begin, extent_ = within(low, extent, at, length)
-                    with turns(extent_, begin) as unit:
-                        row, block = bound(start + i * size), bound(unit * wide)
-                        self._tile(block, width, tail, first, row, size)
-
+    def _rows(self, columns: tuple[Prim, Prim, int, int], first: Prim, count: Prim) -> None:
+        """Writes the tiles of some pairs of blocks: high ones, and what is left."""
+        begin, some, width, tail = columns
         done: Prim = 0
         for size in _HEIGHTS:
             many = (count - done) // size
-            if not isinstance(many, int):
-                many = bound(many)
-                tiles(done, many, size)
-            elif many:
-                tiles(done, many, size)
+            if not isinstance(many, int) or many:
+                many = many if isinstance(many, int) else bound(many)
+                with turns(many) as i, turns(some, begin) as unit:
+                    self._tile(bound(unit * 2), width, tail, first, bound(done + i * size), size)
             done = done + many * size
             done = done if isinstance(done, int) else bound(done)
 
@@ -272,99 +310,176 @@ class _CodesProduct:
     ) -> None:
         d, lanes = self.d, self.d.cpu.lanes
         totals = [self._register("float32", height) for _ in range(width)]
-        with T.unroll(height) as p:
-            for b, total in enumerate(totals):
+        columns = [(b, total, p) for b, total in enumerate(totals) for p in range(height)]
+
+        def kept(b: int, p: int) -> Prim:
+            return ((row + p) * d.blocks + block + b) * lanes
+
+        def first_sums() -> None:
+            for b, total, p in columns:
                 start = load(self.bias, (block + b) * lanes, lanes)
                 start = number(0.0, "float32", lanes) if d.digits == 1 else start
                 store(total, p * lanes, start, lanes)
+
+        def other_sums() -> None:
+            for b, total, p in columns:
+                store(total, p * lanes, load(self.partial, kept(b, p), lanes), lanes)
+
+        self._either(self.range[0] == 0, first_sums, other_sums)
         if d.digits == 1:
             self._one_digit(totals, block, row, height)
         else:
             self._three_digits(totals, block, row, height)
-        for b, total in enumerate(totals):
-            columns = tail if b == width - 1 else lanes
-            with T.unroll(height) as p:
+
+        def results() -> None:
+            for b, total, p in columns:
                 start = (first + row + p) * d.units + (block + b) * lanes
                 value = load(total, p * lanes, lanes)
                 if d.digits == 1:  # DynamicBlockDense adds its bias last
                     value = value + load(self.bias, (block + b) * lanes, lanes)
-                self.writer.put(value, start, columns)
+                self.writer.put(value, start, tail if b == width - 1 else lanes)
+
+        def sums_so_far() -> None:
+            for b, total, p in columns:
+                store(self.partial, kept(b, p), load(total, p * lanes, lanes), lanes)
+
+        begin, some = self.range
+        self._either(begin + some == d.parts, results, sums_so_far)
+
+    def _either(self, last: Prim, one: Callable[[], None], other: Callable[[], None]) -> None:
+        """Writes either of two; the first where all parts are gone through at once."""
+        if self.partial is None:
+            one()
+            return
+        with T.If(last):
+            with T.Then():
+                one()
+            with T.Else():
+                other()
 
     def _one_digit(self, totals: Sequence[Buffer], block: Prim, row: Prim, height: int) -> None:
         """Adds the products of the rows, step by step as a ``DynamicBlockDense`` has them."""
         d, lanes = self.d, self.d.cpu.lanes
-        chunks = d.step // d.chunk
-        sums, codes = self._register("int32", height), self._register("int32", d.chunk // 4)
-        with turns(d.parts) as part:
-            for b, total in enumerate(totals):
-                at = bound(((block + b) * d.parts + part) * lanes)
-                with T.unroll(height) as p:
-                    place = bound((row + p) * d.parts + part)
-                    store(sums, p * lanes, self._start(place, at), lanes)
-                with turns(chunks) as i:
-                    chunk = bound(part * chunks + i)
-                    self._load_codes(codes, bound((block + b) * (d.parts * chunks) + chunk))
-                    with T.unroll(height) as p:
-                        digits = bound((row + p) * d.inner + chunk * d.chunk)
-                        self._add_dots(sums, p * lanes, codes, digits)
-                with T.unroll(height) as p:
-                    place = bound((row + p) * d.parts + part)
-                    real = floats(load(sums, p * lanes, lanes), lanes)
+        chunks, blocks = d.step // d.chunk, range(len(totals))
+        sums = [self._register("int32", height) for _ in blocks]
+        codes = [self._register("int32", d.chunk // 4) for _ in blocks]
+        begin, some = self.range
+        with turns(some, begin) as part:
+            places = [bound(d.place(block, b, part, d.parts) * lanes) for b in blocks]
+
+            def start(p: int) -> None:
+                place = bound((row + p) * d.parts + part)
+                for b in blocks:
+                    store(sums[b], p * lanes, self._start(place, places[b]), lanes)
+
+            def finish(p: int) -> None:
+                place = bound((row + p) * d.parts + part)
+                for b, total in enumerate(totals):
+                    real = floats(load(sums[b], p * lanes, lanes), lanes)
                     real = real * splat(load(self.steps, place, 1), lanes)
-                    term = fence(bound(real * load(self.scales, at, lanes)))
+                    term = fence(bound(real * load(self.scales, places[b], lanes)))
                     store(total, p * lanes, load(total, p * lanes, lanes) + term, lanes)
 
+            if chunks > 1:
+                for p in range(height):
+                    start(p)
+            with turns(chunks) as i:
+                chunk = bound(part * chunks + i)
+                for b in blocks:
+                    packed = bound(d.place(block, b, chunk, d.parts * chunks))
+                    if height == 1:
+                        self._fetch(packed, places[b])
+                    self._load_codes(codes[b], packed)
+                for p in range(height):
+                    if chunks == 1:
+                        start(p)
+                    digits = bound((row + p) * d.inner + chunk * d.chunk)
+                    self._add_dots([(own, p * lanes) for own in sums], codes, digits)
+                    if chunks == 1:
+                        finish(p)
+            if chunks > 1:
+                for p in range(height):
+                    finish(p)
+
     def _start(self, place: Prim, at: Prim) -> Prim:
-        """Returns what the zero points of a block of the weight add to its sums."""
+        """Returns what the zero points of a block of the weight add to its sums.
+
+        Args:
+            place: Index of the sum of the digits.
+            at: Where the zero points of the block begin.
+        """
         lanes = self.d.cpu.lanes
         start = splat(load(self.sums, place, 1), lanes)
         if self.zeros is None:
             return start
         return start * load(self.zeros, at, lanes).astype(typed("int32", lanes))
 
-    def _add_dots(self, sums: Buffer, at: Prim, codes: Buffer, digits: Prim) -> None:
-        """Adds the exact products of the codes of a chunk and digits of one row."""
+    def _add_dots(
+        self, sums: Sequence[tuple[Buffer, int]], codes: Sequence[Buffer], digits: Prim
+    ) -> None:
+        """Adds the exact products of the codes of a chunk, of every block, and digits of a row.
+
+        Args:
+            sums: Of every block, a buffer and the place of its sums there.
+            codes: Of every block.
+            digits: Where the digits begin.
+        """
         d, lanes = self.d, self.d.cpu.lanes
         name, kind = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", typed("int8", 4 * lanes)
         with T.unroll(d.chunk // 4) as i:
-            spread = splat(tirx.reinterpret("int32", load(self.digits, digits + 4 * i, 4)), lanes)
-            code = load(codes, i * lanes, lanes)
-            operands = [tirx.reinterpret(kind, operand) for operand in (code, spread)]
-            after = intrinsic(name, typed("int32", lanes), load(sums, at, lanes), *operands)
-            store(sums, at, after, lanes)
+            four = tirx.reinterpret("int32", load(self.digits, digits + 4 * i, 4))
+            spread = bound(tirx.reinterpret(kind, splat(four, lanes)))
+            for (total, at), own in zip(sums, codes, strict=True):
+                code = tirx.reinterpret(kind, load(own, i * lanes, lanes))
+                before = load(total, at, lanes)
+                after = intrinsic(name, typed("int32", lanes), before, code, spread)
+                store(total, at, after, lanes)
 
     def _three_digits(self, totals: Sequence[Buffer], block: Prim, row: Prim, height: int) -> None:
         """Adds the products of the rows, with the accuracy of float32."""
-        d, lanes = self.d, self.d.cpu.lanes
-        sums = [self._register("int32") for _ in range(d.digits)]
-        codes = self._register("int32", d.step // 4)
+        d, lanes, blocks = self.d, self.d.cpu.lanes, range(len(totals))
+        sums = [[self._register("int32") for _ in range(d.digits)] for _ in blocks]
+        codes = [self._register("int32", d.step // 4) for _ in blocks]
         groups, inside = d.inner // d.size, d.size // d.step
-        with turns(groups) as group, turns(inside) as j:
+        begin, some = self.range
+        with turns(some // inside, begin // inside) as group, turns(inside) as j:
             part = bound(group * inside + j)
-            for b, total in enumerate(totals):
-                packed = bound((block + b) * d.parts + part)
+            places = [bound(d.place(block, b, group, groups) * lanes) for b in blocks]
+            for b in blocks:
+                packed = bound(d.place(block, b, part, d.parts))
                 if height == 1:
-                    self._fetch(packed)
-                self._load_codes(codes, packed)
-                at = bound(((block + b) * groups + group) * lanes)
-                with T.unroll(height) as p:
-                    place = bound((row + p) * d.parts + part)
-                    self._dots(sums, codes, place, at)
-                    real = self._real(sums) * splat(load(self.steps, place, 1), lanes)
-                    added = fused(real, load(self.scales, at, lanes), load(total, p * lanes, lanes))
+                    self._fetch(packed, places[b])
+                self._load_codes(codes[b], packed)
+            for p in range(height):
+                place = bound((row + p) * d.parts + part)
+                for digit in range(d.digits):
+                    at = place * d.digits + digit
+                    for b in blocks:
+                        store(sums[b][digit], 0, self._start(at, places[b]), lanes)
+                    own = [(each[digit], 0) for each in sums]
+                    self._add_dots(own, codes, bound(at * d.step))
+                for b, total in enumerate(totals):
+                    real = self._real(sums[b]) * splat(load(self.steps, place, 1), lanes)
+                    before = load(total, p * lanes, lanes)
+                    added = fused(real, load(self.scales, places[b], lanes), before)
                     store(total, p * lanes, added, lanes)
 
     def _register(self, dtype: str, count: int = 1) -> Buffer:
         shape: Any = (count * self.d.cpu.lanes,)
         return T.alloc_buffer(shape, dtype)
 
-    def _fetch(self, part: Prim) -> None:
-        """Asks for codes of later parts: what computes on a row's is not waited for by memory."""
+    def _fetch(self, part: Prim, group: Prim) -> None:
+        """Asks for codes and scales of later parts: memory does not wait for a row's products.
+
+        Args:
+            part: Index of what a chunk of a row meets.
+            group: Where the scales of its block begin.
+        """
         d = self.d
+        size = d.loads * d.register
         with T.unroll(d.loads) as i:
-            ahead = T.address_of(self.codes[(part * d.loads + i) * d.register + _AHEAD])
-            hints = (tirx.const(hint, "int32") for hint in (0, 3, 1))  # to read, soon again, data
-            T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", ahead, *hints))
+            _ask(self.codes, part * size + i * d.register + _AHEAD)
+        _ask(self.scales, group + _AHEAD // size * d.chunk // d.size * d.cpu.lanes)
 
     def _load_codes(self, codes: Buffer, part: Prim) -> None:
         """Fills registers with codes: four neighbours of a sum in every lane."""
@@ -380,25 +495,6 @@ class _CodesProduct:
                 store(codes, i * (2 * lanes), tirx.bitwise_and(stored, mask), lanes)
                 store(codes, i * (2 * lanes) + lanes, tirx.bitwise_and(high, mask), lanes)
 
-    def _dots(self, sums: Sequence[Buffer], codes: Buffer, place: Prim, group: Prim) -> None:
-        """Computes the exact sums of centred codes times each digit of one part of a row."""
-        d, lanes = self.d, self.d.cpu.lanes
-        name, kind = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", typed("int8", 4 * lanes)
-        for digit, total in enumerate(sums):
-            start = splat(load(self.sums, place * d.digits + digit, 1), lanes)
-            if self.zeros is not None:
-                start = start * load(self.zeros, group, lanes).astype(typed("int32", lanes))
-            store(total, 0, start, lanes)
-        with T.unroll(d.step // 4) as i:
-            for digit, total in enumerate(sums):
-                four = load(self.digits, (place * d.digits + digit) * d.step + 4 * i, 4)
-                spread = splat(tirx.reinterpret("int32", four), lanes)
-                code = load(codes, i * lanes, lanes)
-                operands = [tirx.reinterpret(kind, operand) for operand in (code, spread)]
-                before = load(total, 0, lanes)
-                after = intrinsic(name, typed("int32", lanes), before, *operands)
-                store(total, 0, after, lanes)
-
     def _real(self, sums: Sequence[Buffer]) -> Prim:
         """Returns the sums of all digits as float32, in units of the lowest one."""
         lanes = self.d.cpu.lanes
@@ -412,6 +508,12 @@ class _CodesProduct:
             value = floats(total, lanes)
             real = value if real is None else fused(real, up, value)
         return real
+
+
+def _ask(buffer: Buffer, index: Prim) -> None:
+    hints = (tirx.const(hint, "int32") for hint in (0, 3, 1))  # to read, soon again, data
+    at = T.address_of(buffer[index])
+    T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", at, *hints))
 
 
 # ---- nodes ----------------------------------------------------------------------------------
@@ -445,9 +547,10 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     )  # fmt: skip
     unit = np.float32(2.0 ** (-_DIGIT * (digits - 1)))
     constants: list[Array] = [_packed(description, weight)]
-    constants.append(along_lanes(place.cpu, weight.scales * unit))
+    each = description.inner // weight.size
+    constants.append(_paired(along_lanes(place.cpu, weight.scales * unit), each))
     if centre is None:
-        constants.append(along_lanes(place.cpu, weight.zeros.astype(np.uint8)))
+        constants.append(_paired(along_lanes(place.cpu, weight.zeros.astype(np.uint8)), each))
     constants.append(per_lane(place.cpu, bias, 1))
     return Kernel(
         f"dense_w{weight.bits}a{8 if digits == 1 else 32}_{inner}x{units}", description, build,
@@ -457,13 +560,26 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
 
 
 def _packed(d: CodesProduct, weight: BlockedCodes) -> Array:
-    """Returns codes as (blocks, registers, bytes): four neighbours of a sum in every lane.
+    """Returns codes as (pairs, chunks, registers, bytes): four neighbours of a sum in every lane.
 
     Of 4 bits a byte has one code in its low bits and the one that is four further on in its high
     bits.
     """
     words = by_lanes(d.cpu, d.units, d.inner * d.bits // 32, _words(weight))
-    return words.view(np.uint8)
+    packed = _paired(words, d.inner // d.chunk).view(np.uint8)
+    return packed.reshape(d.pairs, -1, 2 * d.loads, d.register)
+
+
+def _paired(array: Array, parts: int) -> Array:
+    """Returns (blocks, n, lanes) as (pairs, parts, 2, n * lanes / parts); a block may be added."""
+    blocks, count, lanes = array.shape
+    size = count // parts * lanes
+    found = lasting((-(-blocks // 2), parts, 2, size), array.dtype)
+    found[-1] = 0
+    for i in range(2):
+        own = array[i::2].reshape(-1, parts, size)
+        found[: len(own), :, i] = own
+    return found
 
 
 def _words(weight: BlockedCodes) -> Iterator[Array]:

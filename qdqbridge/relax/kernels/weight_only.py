@@ -36,7 +36,7 @@ from qdqbridge.relax.kernels.packing import padded, per_lane
 from qdqbridge.relax.kernels.plain import Plain, PlainWriter
 from qdqbridge.relax.kernels.reals import is_real, real_bias
 from qdqbridge.relax.kernels.script import T, prim_func
-from qdqbridge.relax.tensors import aligned
+from qdqbridge.relax.tensors import lasting
 
 Shape = tuple["int | None", ...]
 
@@ -297,7 +297,7 @@ def by_lanes(cpu: Cpu, units: int, width: int, parts: Iterable[Array]) -> Array:
     done = 0
     for part in parts:
         if found is None:
-            found = aligned((-(-units // cpu.lanes), width, cpu.lanes), part.dtype)
+            found = lasting((-(-units // cpu.lanes), width, cpu.lanes), part.dtype)
             found[units // cpu.lanes :] = 0
         rows = padded(part, 0, cpu.lanes).reshape(-1, cpu.lanes, width)
         found[done : done + len(rows)] = rows.transpose(0, 2, 1)

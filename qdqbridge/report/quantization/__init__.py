@@ -1,10 +1,11 @@
-"""The report on a quantization: a record of plain data, and one HTML page made of it."""
+"""The report on a quantization: a record of plain data, and an article of a page made of it."""
 
 from __future__ import annotations
 
-from qdqbridge.report.quantization.page import quantization_html
+from qdqbridge.report.quantization.page import quantization_article
 from qdqbridge.report.quantization.record import (
     AccumulatorRow,
+    Culprit,
     FallbackRow,
     FloatNode,
     LayerError,
@@ -17,6 +18,7 @@ from qdqbridge.report.quantization.record import (
 
 __all__ = [
     "AccumulatorRow",
+    "Culprit",
     "FallbackRow",
     "FloatNode",
     "LayerError",
@@ -25,5 +27,5 @@ __all__ = [
     "RepairRow",
     "TensorReport",
     "WeightError",
-    "quantization_html",
+    "quantization_article",
 ]

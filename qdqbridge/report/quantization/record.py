@@ -159,6 +159,21 @@ class FloatNode:
 
 
 @dataclass(frozen=True, slots=True)
+class Culprit:
+    """What one layer costs.
+
+    Attributes:
+        layer: Its name.
+        kind: What kind of layer it is.
+        alone_db: Output SQNR where only this layer is quantized, in dB.
+    """
+
+    layer: str
+    kind: str
+    alone_db: float
+
+
+@dataclass(frozen=True, slots=True)
 class FallbackRow:
     """A layer that was taken back to more bits, or to float, because it cost too much.
 
@@ -175,6 +190,25 @@ class FallbackRow:
     rank: int
     alone_db: float
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParetoRow:
+    """A choice of bits per layer: what it takes and what it gives.
+
+    Attributes:
+        name: What layers have.
+        size: Bytes of all constants.
+        sqnr_db: Of the outputs, in dB.
+        top1: Share of examples with the same largest class; None where there are no classes.
+        milliseconds: For one sample in onnxruntime, the fastest of several runs.
+    """
+
+    name: str
+    size: int
+    sqnr_db: float
+    top1: float | None
+    milliseconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +251,9 @@ class QuantizationRecord:
         weights: Errors of weights.
         accumulators: Sums of products.
         floats: Nodes that stay float.
+        culprits: Layers by what they cost, the most costly one first; empty where it was not tried.
         fallback: Layers that were taken back.
+        pareto: Size and time against quality, the smallest first; empty where nobody asked.
         goal: What the outputs had to be like; empty where nobody asked.
         repairs: Repair steps in the order in which they were tried.
         notes: What else there is to know.
@@ -239,7 +275,9 @@ class QuantizationRecord:
     weights: tuple[WeightError, ...] = ()
     accumulators: tuple[AccumulatorRow, ...] = ()
     floats: tuple[FloatNode, ...] = ()
+    culprits: tuple[Culprit, ...] = ()
     fallback: tuple[FallbackRow, ...] = ()
+    pareto: tuple[ParetoRow, ...] = ()
     goal: str = ""
     repairs: tuple[RepairRow, ...] = ()
     notes: tuple[str, ...] = ()

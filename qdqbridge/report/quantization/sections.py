@@ -103,6 +103,21 @@ def _folded(caption: str, headings: tuple[str, ...], rows: list[tuple[Content, .
     return made if len(rows) <= _SHOWN else details(f"{caption}: {len(rows)} rows", made)
 
 
+def culprits(record: QuantizationRecord) -> Markup:
+    """Layers by what they do to the outputs."""
+    if not record.culprits:
+        return tag("p", "No layer was tried alone.")
+    rows: list[tuple[Content, ...]] = [
+        (name_of(c.layer), c.kind, decibels(c.alone_db)) for c in record.culprits
+    ]
+    headings = ("layer", "kind", "outputs with only this layer quantized#")
+    caption = "What layers cost, the worst first"
+    if len(rows) <= _SHOWN:
+        return table(caption, headings, rows)
+    return joined(table("Layers that cost most", headings, rows[:_WORST]),
+                  _folded(caption, headings, rows))  # fmt: skip
+
+
 def weights(record: QuantizationRecord) -> Markup:
     """Rounding errors of constants."""
     if not record.weights:
@@ -196,6 +211,19 @@ def floats(record: QuantizationRecord) -> Markup:
         ]
         headings = ("layer", "now", "rank#", "outputs with only this layer quantized#", "why")
         parts.append(_folded("Layers taken back", headings, rows))
+    if record.pareto:
+        points: list[tuple[Content, ...]] = [
+            (
+                p.name,
+                f"{p.size:,}",
+                decibels(p.sqnr_db),
+                "" if p.top1 is None else f"{100 * p.top1:.2f} %",
+                f"{p.milliseconds:.3f}",
+            )
+            for p in record.pareto
+        ]
+        headings = ("bits per layer", "bytes#", "outputs#", "same class#", "ms per sample#")
+        parts.append(_folded("Size and time against quality", headings, points))
     if record.floats:
         kept: list[tuple[Content, ...]] = [
             (name_of(f.node), f.operator, f.reason) for f in record.floats
@@ -261,6 +289,7 @@ def _tensor(tensor: TensorReport, index: int) -> Markup:
 
 SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("layers", "Error per layer", errors),
+    ("culprits", "Culprits", culprits),
     ("repairs", "Repair steps", repairs),
     ("floats", "What stays float", floats),
     ("weights", "Weights", weights),

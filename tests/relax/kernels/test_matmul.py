@@ -38,42 +38,44 @@ def _typed(own: QuantParams, shape: Shape) -> QuantType:
     return QuantType(own, shape)
 
 
-def _heads(x: Value, own: QuantParams, batch: Any, *perm: int) -> Value:
-    shape = (batch, TOKENS, HEADS, DEPTH)
-    target = ReshapeAttrs((-1, *shape[1:]))
+def _heads(x: Value, own: QuantParams, batch: Any, tokens: Any, *perm: int) -> Value:
+    shape = (batch, tokens, HEADS, DEPTH)
+    target = ReshapeAttrs((0, 0, HEADS, DEPTH))
     split = apply("Reshape", x, type_=_typed(own, shape), attributes=target)
     permuted = tuple(shape[axis] for axis in perm)
     return apply("Transpose", split, type_=_typed(own, permuted), attributes=TransposeAttrs(perm))
 
 
-def _attention(batch: Any) -> tuple[Graph, dict[str, Any]]:
+def _attention(
+    batch: Any, tokens: Any = TOKENS, fed: tuple[int, int] = (2, TOKENS)
+) -> tuple[Graph, dict[str, Any]]:
     """Scores of queries and keys, and their product with values, heads apart."""
     rng, inputs, feeds = np.random.default_rng(1), [], {}
     codes = [params("uint8", 0.02, 140), params("int8", 0.02, -3), params("uint8", 0.03, 0)]
     for name, own in zip("qkv", codes, strict=True):
-        inputs.append(stored(name, own, (batch, TOKENS, HEADS * DEPTH)))
+        inputs.append(stored(name, own, (batch, tokens, HEADS * DEPTH)))
         dtype = own.storage_dtype.label
-        feeds[name] = every_code(rng, dtype, (2, TOKENS, HEADS * DEPTH))
+        feeds[name] = every_code(rng, dtype, (*fed, HEADS * DEPTH))
     q, k, v = (
-        _heads(x, own, batch, *perm)
+        _heads(x, own, batch, tokens, *perm)
         for x, own, perm in zip(
             inputs, codes, [(0, 2, 1, 3), (0, 2, 3, 1), (0, 2, 1, 3)], strict=True
         )
     )
     middle, out = params("uint8", 0.9, 128), params("int8", 3.0, 5)
-    scores = apply("MatMul", q, k, type_=_typed(middle, (batch, HEADS, TOKENS, TOKENS)))
-    mixed = apply("MatMul", scores, v, type_=_typed(out, (batch, HEADS, TOKENS, DEPTH)))
+    scores = apply("MatMul", q, k, type_=_typed(middle, (batch, HEADS, tokens, tokens)))
+    mixed = apply("MatMul", scores, v, type_=_typed(out, (batch, HEADS, tokens, DEPTH)))
     back = apply(
         "Transpose",
         mixed,
-        type_=_typed(out, (batch, TOKENS, HEADS, DEPTH)),
+        type_=_typed(out, (batch, tokens, HEADS, DEPTH)),
         attributes=TransposeAttrs((0, 2, 1, 3)),
     )
     flat = apply(
         "Reshape",
         back,
-        type_=_typed(out, (batch, TOKENS, HEADS * DEPTH)),
-        attributes=ReshapeAttrs((-1, TOKENS, HEADS * DEPTH)),
+        type_=_typed(out, (batch, tokens, HEADS * DEPTH)),
+        attributes=ReshapeAttrs((0, 0, HEADS * DEPTH)),
     )
     graph = Graph(inputs, [flat], ["y"], [])
     Editor(graph).finish()
@@ -91,6 +93,40 @@ def test_transposes_are_read_and_written_through(batch: Any) -> None:
     for cpu in CPUS if batch == 2 else CPUS[:1]:
         (got,) = build(graph, target_of(cpu)).run(feeds).values()
         np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_open_extents_have_the_kernels_and_codes_of_known_ones(cpu: Cpu, threads: int) -> None:
+    open_graph, _ = _attention("batch", "tokens")
+    needed = plan(open_graph, HOST).needed
+    assert sorted(node.op.name for node in needed) == ["MatMul", "Reshape", "Transpose"]
+    executable = build(open_graph, target_of(cpu), threads=threads)
+    # tiles of 14, 4 and 1 rows, of two blocks and parts of one, and steps of four that end inside
+    for fed in ((1, 1), (3, 3), (2, 5), (2, TOKENS), (1, 33), (1, 64), (1, 75), (0, 4), (2, 0)):
+        _, feeds = _attention("batch", "tokens", fed)
+        (wanted,) = evaluate(open_graph, feeds)[0].values()
+        (got,) = executable.run(feeds).values()
+        np.testing.assert_array_equal(got, wanted, err_msg=str(fed))
+
+
+@pytest.mark.parametrize("rows", ["rows", 1, 3, 6, 20])
+@pytest.mark.parametrize("columns", ["columns", 17])
+def test_some_extents_are_open(rows: Any, columns: Any) -> None:
+    first, second = params("uint8", 0.02, 140), params("int8", 0.02, -3)
+    a = stored("a", first, (rows, "inner"))
+    b = stored("b", second, ("inner", columns))
+    out = _typed(params("uint8", 0.9, 128), (rows, columns))
+    y = apply("MatMul", a, b, type_=out)
+    graph = Graph([a, b], [y], ["y"], [])
+    Editor(graph).finish()
+    assert len(plan(graph, HOST).kernels) == 1
+    executable, rng = build(graph), np.random.default_rng(4)
+    for high, k, wide in ((1, 1, 1), (5, 6, 3), (14, 4, 32), (31, 9, 50)):
+        n, m = high if rows == "rows" else rows, wide if columns == "columns" else columns
+        feeds = {"a": every_code(rng, "uint8", (n, k)), "b": every_code(rng, "int8", (k, m))}
+        (wanted,) = evaluate(graph, feeds)[0].values()
+        np.testing.assert_array_equal(executable.run(feeds)["y"], wanted)
 
 
 def test_a_transpose_that_others_read_stays() -> None:

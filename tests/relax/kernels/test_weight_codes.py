@@ -12,6 +12,7 @@ from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.ops.dynamic import BlockAttrs
 from qdqbridge.relax.executable import build
+from qdqbridge.relax.kernels import weight_codes
 from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.plan import plan
 from tests.graph.graphs import apply, const, graph, plain, quant, typed
@@ -39,8 +40,9 @@ def network(
     bias: bool = True,
 ) -> Graph:
     rng, (dtype, point) = np.random.default_rng(size), KINDS[kind]
-    blocks = UNITS, INNER // size
-    codes = rng.integers(dtype.qmin, dtype.qmax + 1, (UNITS, INNER)).astype(dtype.numpy)
+    inner = int(shape[-1])
+    blocks = UNITS, inner // size
+    codes = rng.integers(dtype.qmin, dtype.qmax + 1, (UNITS, inner)).astype(dtype.numpy)
     zeros = rng.integers(dtype.qmin, dtype.qmax + 1, blocks) if point is None else point
     scale = rng.uniform(0.01, 0.02, blocks).astype(np.float32)
     params = quant(dtype, scale, np.broadcast_to(zeros, blocks), axis=1, block_size=size)
@@ -86,6 +88,25 @@ def test_one_kernel_for_any_number_of_rows(cpu: Cpu) -> None:
     for rows in (1, 2, 3, 7, 8, 9, 12, 111, 112, 113, 150):
         x = np.random.default_rng(rows).normal(0, 1, (rows, INNER)).astype(np.float32)
         assert errors(found, x, executable).max() < 128 * 2.0**-24
+
+
+@pytest.mark.parametrize(("rounded", "room"), [(False, 1 << 15), (True, 1 << 13)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_products_in_parts_have_every_bit(
+    monkeypatch: pytest.MonkeyPatch, rounded: bool, room: int, threads: int
+) -> None:
+    """Of many rows, what caches hold is gone through at a time; sums go on where they were."""
+    found = network("uint4 each", 32, ("n", 256), rounded=rounded)
+    whole = build(found, threads=threads)
+    monkeypatch.setattr(weight_codes, "_ROOM", room)
+    monkeypatch.setattr(weight_codes, "_PAIRS", 1)
+    parts = build(found, threads=threads)
+    for rows in (1, 8, 9, 130):
+        x = np.random.default_rng(rows).normal(0, 1, (rows, 256)).astype(np.float32)
+        wanted, got = (next(iter(e.run({"x": x}).values())) for e in (whole, parts))
+        np.testing.assert_array_equal(got, wanted)
+        alone = next(iter(parts.run({"x": x[-1:]}).values()))
+        np.testing.assert_array_equal(alone, wanted[-1:])
 
 
 @pytest.mark.parametrize("shape", [(5, INNER), (1, INNER), (2, 60, INNER), ("a", "b", INNER)])

@@ -44,15 +44,103 @@ class Lines:
     ends: Expr
 
 
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Which keys a query sees, and what is added to its products.
+
+    Attributes:
+        lines: Where queries and keys stand; rows behind the last key hold nothing.
+        causal: A query sees no key behind it.
+        window: How many keys it sees, its own the last; -1: all.
+        ahead: How many behind its own; -1: all.
+        bias: Added to the products, or a mask of truth values; its columns are positions, and
+            axes of one number count for all.
+        short: Positions behind the bias's last column are hidden; else they have that column's.
+        held: How many rows of keys hold something; None: those before this step, and the step's.
+    """
+
+    lines: Lines
+    causal: bool
+    window: int = -1
+    ahead: int = -1
+    bias: Expr | None = None
+    short: bool = False
+    held: Expr | None = None
+
+    def operands(self) -> list[Expr]:
+        """Returns what :meth:`of` takes."""
+        more = [each for each in (self.held, self.bias) if each is not None]
+        return [self.lines.starts, self.lines.before, *more]
+
+    def of(
+        self, x: te.Tensor, tensors: Sequence[te.Tensor], bent: Callable[[Expr, str], Expr]
+    ) -> tuple[Callable[..., Expr], Callable[..., Expr]]:
+        """Returns what tells whether a key is seen, and what gives its product with a query.
+
+        Args:
+            x: Products: (batch, heads, queries, keys).
+            tensors: Those of the operands.
+            bent: What is done to a product first.
+        """
+        starts, before, *rest = tensors
+        held = rest.pop(0) if self.held is not None else None
+        added = rest.pop(0) if self.bias is not None else None
+        kind, length = str(x.dtype), x.shape[2]
+
+        def entry(b: Expr, h: Expr, s: Expr, t: Expr) -> Expr:
+            assert added is not None
+            column = tirx.max(tirx.min(starts(b) - before(b) + t, added.shape[3] - 1), 0)
+            # One for all, or one each. With remainders in the place of the minima, what LLVM 22
+            # makes vectors of loads from an address that is none, where the extents are open.
+            places = zip((b, h, s), added.shape[:3], strict=True)
+            return added(*(tirx.min(i, extent - 1) for i, extent in places), column)
+
+        def seen(b: Expr, h: Expr, s: Expr, t: Expr) -> Expr:
+            query, at = starts(b) + s, starts(b) - before(b) + t
+            own = t < (before(b) + length if held is None else held(b))
+            if self.causal:
+                own = tirx.all(own, at <= query)
+            if self.window > 0:
+                own = tirx.all(own, at > query - self.window)
+            if self.ahead >= 0:
+                own = tirx.all(own, at <= query + self.ahead)
+            if added is not None and self.short:
+                own = tirx.all(own, at < added.shape[3])
+            if added is not None and added.dtype == "bool":
+                own = tirx.all(own, entry(b, h, s, t))
+            return own
+
+        def product(b: Expr, h: Expr, s: Expr, t: Expr) -> Expr:
+            value = bent(x(b, h, s, t), kind)
+            if added is None or added.dtype == "bool":
+                return value
+            return value + entry(b, h, s, t).astype(kind)
+
+        return seen, product
+
+
+def masked_products(
+    site: CompositionSite, scores: Expr, sight: Sight, bent: Callable[[Expr, str], Expr]
+) -> Expr:
+    """Returns what the softmax is of: products, and minus infinity where a key is hidden."""
+
+    def masked(x: te.Tensor, *more: te.Tensor) -> te.Tensor:
+        seen, product = sight.of(x, more, bent)
+        least = tirx.const(-math.inf, str(x.dtype))
+
+        def element(b: Expr, h: Expr, s: Expr, t: Expr) -> Expr:
+            return tirx.if_then_else(seen(b, h, s, t), product(b, h, s, t), least)
+
+        return stage(x.shape, element, name="masked")
+
+    return loops(site, "attention_products", masked, scores, *sight.operands())
+
+
 def seen_softmax(
     site: CompositionSite,
     scores: Expr,
-    lines: Lines,
+    sight: Sight,
     bent: Callable[[Expr, str], Expr],
-    *,
-    causal: bool,
-    window: int = -1,
-    bias: Expr | None = None,
     sink: Expr | None = None,
 ) -> Expr:
     """Returns the softmax over the keys that each query sees.
@@ -60,47 +148,19 @@ def seen_softmax(
     Args:
         site: Where.
         scores: (batch, heads, queries, keys).
-        lines: Where they stand; rows behind the last key hold nothing.
+        sight: Which keys a query sees.
         bent: What is done to a product first.
-        causal: A query sees no key behind it.
-        window: How many keys it sees.
-        bias: Added to the products; its columns are positions.
         sink: One number per head that takes part and is dropped.
     """
 
-    def softmax(
-        x: te.Tensor, starts: te.Tensor, before: te.Tensor, ends: te.Tensor, *more: te.Tensor
-    ) -> te.Tensor:
+    def softmax(x: te.Tensor, *more: te.Tensor) -> te.Tensor:
         kind, rest = str(x.dtype), list(more)
-        added = rest.pop(0) if bias is not None else None
-        sinks = rest.pop(0) if sink is not None else None
+        sinks = rest.pop() if sink is not None else None
+        seen, product = sight.of(x, rest, bent)
         least = tirx.const(float(np.finfo(kind).min), kind)
-        length = x.shape[2]
-
-        def position(b: Expr, t: Expr) -> Expr:
-            return starts(b) - before(b) + t
-
-        def seen(b: Expr, s: Expr, t: Expr) -> Expr:
-            query, at = starts(b) + s, position(b, t)
-            own = t < before(b) + length
-            if causal:
-                own = tirx.all(own, at <= query)
-            return tirx.all(own, at > query - window) if window > 0 else own
-
-        def product(b: Expr, h: Expr, s: Expr, t: Expr) -> Expr:
-            value = bent(x(b, h, s, t), kind)
-            if added is None:
-                return value
-            column = tirx.max(tirx.min(position(b, t), added.shape[3] - 1), 0)
-            # One for all, or one each. With remainders in the place of the minima, what LLVM 22
-            # makes vectors of loads from an address that is none, where the extents are open.
-            ends = added.shape[:2]
-            sequence, head = (tirx.min(i, e - 1) for i, e in zip((b, h), ends, strict=True))
-            own = added(sequence, head, s, column)
-            return value + own.astype(kind)
 
         def masked(b: Expr, h: Expr, s: Expr, t: Expr) -> Expr:
-            return tirx.if_then_else(seen(b, s, t), product(b, h, s, t), least)
+            return tirx.if_then_else(seen(b, h, s, t), product(b, h, s, t), least)
 
         bounded = stage(x.shape, masked, name="seen")
         rows, keys = x.shape[:3], te.reduce_axis((0, x.shape[3]), "t")
@@ -113,7 +173,7 @@ def seen_softmax(
 
         def raised(b: Expr, h: Expr, s: Expr, t: Expr) -> Expr:
             power = tirx.exp(bounded(b, h, s, t) - greatest(b, h, s))
-            return tirx.if_then_else(seen(b, s, t), power, tirx.const(0.0, kind))
+            return tirx.if_then_else(seen(b, h, s, t), power, tirx.const(0.0, kind))
 
         powers = stage(x.shape, raised, name="raised")
         again = te.reduce_axis((0, x.shape[3]), "t")
@@ -130,10 +190,8 @@ def seen_softmax(
 
         return stage(x.shape, weight, name="weights")
 
-    given = [each for each in (bias, sink) if each is not None]
-    return loops(
-        site, "attention_weights", softmax, scores, lines.starts, lines.before, lines.ends, *given
-    )
+    given = sight.operands() if sink is None else [*sight.operands(), sink]
+    return loops(site, "attention_weights", softmax, scores, *given)
 
 
 def products(site: CompositionSite, q: Expr, k: Expr, v: Expr,
@@ -221,7 +279,7 @@ def _attended(
             scaled = site("add", *site.scope.aligned([scaled, added]))
         if not a.unidirectional:
             return site("nn.softmax", scaled, axis=3)
-        return seen_softmax(site, scaled, lines, lambda x, kind: x, causal=True)
+        return seen_softmax(site, scaled, Sight(lines, causal=True), lambda x, kind: x)
 
     mixed = heads_last(site, products(site, q, k, v, weigh))
     return [site.cast(each, own) for each in (mixed, k, v)]

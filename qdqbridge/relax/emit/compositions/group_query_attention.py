@@ -19,7 +19,7 @@ from qdqbridge.ops.group_query_attention import GroupQueryAttentionAttrs
 from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.emit.scope import Expr
-from qdqbridge.relax.emit.compositions.attention import Lines, products, seen_softmax
+from qdqbridge.relax.emit.compositions.attention import Lines, Sight, products, seen_softmax
 from qdqbridge.relax.emit.compositions.rotary_embedding import heads_first, heads_last, rotated
 from qdqbridge.relax.emit.compositions.site import CompositionSite, loops, wide
 
@@ -59,11 +59,10 @@ def group_query_attention(site: CompositionSite, a: GroupQueryAttentionAttrs) ->
         sink = site.number(np.zeros(a.num_heads), "float32")
     bias = site.arg(10) if site.has(10) else None
 
+    sight = Sight(lines, causal=a.causal, window=a.local_window_size, bias=bias)
+
     def weigh(scores: Expr) -> Expr:
-        return seen_softmax(
-            site, scores, lines, bent, causal=a.causal, window=a.local_window_size, bias=bias,
-            sink=sink,
-        )  # fmt: skip
+        return seen_softmax(site, scores, sight, bent, sink)
 
     mixed = heads_last(site, products(site, q, seen[0], seen[1], weigh))
     return [site.cast(mixed, site.dtype(site.arg(0))), *kept]

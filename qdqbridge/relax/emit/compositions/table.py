@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.onnx_io.foreign import ForeignAttrs
+from qdqbridge.ops.dot_product_attention import ATTENTION
 from qdqbridge.ops.group_query_attention import GROUP_QUERY_ATTENTION
 from qdqbridge.ops.rotary_embedding import ROTARY_EMBEDDING
 from qdqbridge.qnn.emit.scope import Expr
@@ -13,6 +14,7 @@ from qdqbridge.relax.emit.compositions.attention import MULTI_HEAD
 from qdqbridge.relax.emit.compositions.caches import CACHES
 from qdqbridge.relax.emit.compositions.computed_sizes import COMPUTED_SIZES
 from qdqbridge.relax.emit.compositions.conversion import CONVERSION
+from qdqbridge.relax.emit.compositions.dot_product_attention import attention
 from qdqbridge.relax.emit.compositions.elementwise import ELEMENTWISE
 from qdqbridge.relax.emit.compositions.embeddings import EMBEDDINGS
 from qdqbridge.relax.emit.compositions.experts import EXPERT_LOOPS
@@ -22,6 +24,7 @@ from qdqbridge.relax.emit.compositions.products import PRODUCTS
 from qdqbridge.relax.emit.compositions.reductions import REDUCTIONS
 from qdqbridge.relax.emit.compositions.regions import REGIONS
 from qdqbridge.relax.emit.compositions.rotary_embedding import rotary_embedding
+from qdqbridge.relax.emit.compositions.scattering import SCATTERING
 from qdqbridge.relax.emit.compositions.shapes import SHAPES
 from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite, of_row
 from qdqbridge.relax.emit.scope import RelaxScope
@@ -29,7 +32,7 @@ from qdqbridge.relax.emit.scope import RelaxScope
 _MICROSOFT = "com.microsoft"
 COMPOSITIONS: Mapping[str, Composition] = {
     **CONVERSION, **ELEMENTWISE, **IMAGES, **PRODUCTS, **REDUCTIONS, **REGIONS, **SHAPES,
-    **COMPUTED_SIZES, **CACHES,
+    **COMPUTED_SIZES, **CACHES, **SCATTERING,
 }  # fmt: skip
 """By the operator's name in ONNX's own domain."""
 OF_MICROSOFT: Mapping[str, Composition] = EMBEDDINGS
@@ -38,6 +41,7 @@ OF_ROWS: Mapping[str, Composition] = {
     **MULTI_HEAD,
     **EXPERT_LOOPS,
     **dict((
+        of_row(ATTENTION, attention),
         of_row(GROUP_QUERY_ATTENTION, group_query_attention),
         of_row(ROTARY_EMBEDDING, rotary_embedding),
     )),

@@ -16,6 +16,8 @@ from qdqbridge.tflite_io.counterparts import COUNTERPARTS
 from qdqbridge.tflite_io.writer.rows.kernels import activation, prescribed
 from qdqbridge.tflite_io.writer.rows.windows import LOG_SOFTMAX_RESULTS, SOFTMAX_RESULTS
 
+KEPT = ("AveragePool", "Resize")
+"""Operators whose results have the scale and zero point of their operand."""
 _FIXED = {
     "Softmax": SOFTMAX_RESULTS,
     "LogSoftmax": LOG_SOFTMAX_RESULTS,
@@ -43,7 +45,7 @@ def prescribed_result(node: Node, scope: Scope) -> Proposal:
     return Replace({node.output: value}, (Note("prescribed-result", node.name, reason),))
 
 
-@rule("result-as-operand", "AveragePool", "Resize")
+@rule("result-as-operand", *KEPT)
 def result_as_operand(node: Node, scope: Scope) -> Proposal:
     """``AveragePool(x) -> requantize(AveragePool(x))``: TFLite's has one scale on both sides."""
     del scope

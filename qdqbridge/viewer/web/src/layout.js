@@ -95,7 +95,7 @@ export class Layout {
     const joins = [...(this.joins.get(box)?.values() ?? [])];
     for (const { from, to } of joins) graph.setEdge(from.id, to.id, {});
     layout(graph);
-    const { width = 0, height = 0 } = graph.graph();
+    const { width, height } = box.children.length ? graph.graph() : { width: 0, height: 0 };
     const head = box === this.root ? 0 : TITLE;
     const made = {
       width: Math.max(width + 2 * PADDING, CHARACTER * box.label.length + 80),

@@ -20,6 +20,7 @@ const differences = graphs.map((_, side) => {
   return found;
 });
 
+document.body.classList.add("scripted");
 const panel = new Panel(document.getElementById("panel"), (side, node) => choose(side, node, true));
 let painters = [];
 let moving = false;
@@ -53,6 +54,7 @@ function follow(side) {
 }
 
 function choose(side, node, travel = false) {
+  tell(false);
   const graph = graphs[side];
   pictures[side].choose(node);
   if (travel) pictures[side].show(node);
@@ -70,12 +72,50 @@ function choose(side, node, travel = false) {
   document.body.classList.add("with-panel");
 }
 
+// ---- report -------------------------------------------------------------------------------------
+
+const report = document.getElementById("report");
+const told = document.getElementById("told");
+
+/** Shows the report over the pictures, or the pictures. */
+function tell(on) {
+  if (!report) return;
+  document.body.classList.toggle("with-report", on);
+  told.setAttribute("aria-pressed", String(on));
+  for (const id of ["pictures", "panel"]) document.getElementById(id).inert = on;
+}
+
+/** Names of nodes and tensors in the report lead to the graph: the last one, as far as it has them. */
+function link() {
+  const places = new Map();
+  graphs.forEach((graph, side) => graph.nodes.forEach((node, index) => {
+    const names = node.outs.map((value) => graph.values[value].name.replace(/_quantized$/, ""));
+    for (const name of [node.name, ...names]) if (name) places.set(name, [side, index]);
+  }));
+  for (const code of report.querySelectorAll("th code, figcaption code")) {
+    const place = places.get(code.textContent);
+    if (!place) continue;
+    const button = html("button", { class: "link", title: "Show in the graph",
+      onclick: () => choose(...place, true) });
+    code.replaceWith(button);
+    button.append(code);
+  }
+}
+if (report) {
+  link();
+  told.hidden = false;
+  told.addEventListener("click", () => tell(!document.body.classList.contains("with-report")));
+  tell(true);
+}
+
 // ---- colours ------------------------------------------------------------------------------------
 
-painters = graphs.map((graph) => graph.paints.map((paint) => new Painter(paint)));
+const everyPaint = graphs.flatMap((graph) => graph.paints);
+painters = graphs.map((graph) => graph.paints.map((paint) =>
+  new Painter(paint, everyPaint.filter((each) => each.name === paint.name))));
 const colours = document.getElementById("colours");
-for (const name of new Set(graphs.flatMap((graph) => graph.paints.map((paint) => paint.name)))) {
-  const { title } = graphs.flatMap((graph) => graph.paints).find((paint) => paint.name === name);
+for (const name of new Set(everyPaint.map((paint) => paint.name))) {
+  const { title } = everyPaint.find((paint) => paint.name === name);
   colours.append(html("option", { value: name }, title));
 }
 function recolour() {
@@ -150,7 +190,7 @@ const buttons = {
   close: () => pictures.forEach((picture) => picture.setAll(false)),
   larger: () => pictures.forEach((picture) => picture.scaleBy(1.25)),
   smaller: () => pictures.forEach((picture) => picture.scaleBy(0.8)),
-  about: overview,
+  about: () => { tell(false); overview(); },
 };
 for (const [id, action] of Object.entries(buttons)) {
   document.getElementById(id).addEventListener("click", action);

@@ -10,11 +10,15 @@ const STEPS = 5;
 
 /** Returns the style class of each node, and of groups by what is in them. */
 export class Painter {
-  /** @param {Paint} paint */
-  constructor(paint) {
+  /**
+   * @param {Paint} paint
+   * @param {Paint[]} alike the same of all graphs of the page, which have one scale
+   */
+  constructor(paint, alike = [paint]) {
     this.paint = paint;
-    const known = paint.of.filter((number) => number !== null);
-    this.low = Math.min(...bounded(known), 0);
+    const known = alike.flatMap((each) => each.of.filter((number) => number !== null));
+    // Decibels have no least number that means anything; of times and counts it is none.
+    this.low = Math.min(...bounded(known), ...(paint.higher && known.length ? [] : [0]));
     this.high = Math.max(...bounded(known), this.low + 1e-12);
   }
 

@@ -1,0 +1,152 @@
+"""Saturation that Hexagon loses: of results that are stored once more, in a wider range.
+
+The backend computes an operator in the encoding of what reads its result: of a Concat always, of a
+QuantizeLinear where no product stands before. What the first, narrower encoding had clamped comes
+out again (onnxruntime-qnn 2.7.0, host build). A Max in between that changes nothing keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Flow
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.onnx_io.profiles.file_view import (
+    FileEncoding,
+    FileNode,
+    FileView,
+    is_dequantize,
+    is_quantize,
+)
+from qdqbridge.onnx_io.profiles.finding import Reason
+from qdqbridge.onnx_io.profiles.islands import COPIES
+from qdqbridge.onnx_io.profiles.legalization import Cost, replace_operand
+from qdqbridge.onnx_io.profiles.shared_rules import WEIGHTED
+from qdqbridge.ops.build import constant, result
+from qdqbridge.ops.conversion import REQUANTIZE
+from qdqbridge.ops.elementwise import CONCAT, MAX
+
+_HALF = 0.5
+_KEEPERS = frozenset({"Max", "Min", "Relu", "Clip", "MaxPool"})
+"""Operators whose result stays clamped where it has the encoding of the operand."""
+
+
+def kept_clamps(graph: Graph) -> Iterator[Cost]:
+    """``Concat(x, y) -> Concat(Max(x, lowest), y)`` where the result is wider than ``x``."""
+    known: dict[Value, Value] = {}
+    for node in graph.nodes:
+        target = node.output.quant if node.op in (CONCAT, REQUANTIZE) else None
+        if target is None or not target.params.per_tensor:
+            continue
+        for index, value in enumerate(list(node.inputs)):
+            if value is None or value.quant is None or not value.quant.params.per_tensor:
+                continue
+            if _is_made(value, node) and _outside(value.quant.params, target.params):
+                if value not in known:
+                    known[value] = kept(value)
+                replace_operand(node, index, known[value])
+    yield from ()
+
+
+def _is_made(value: Value, reader: Node) -> bool:
+    made = value.producer
+    while made is not None and made.op.flow is Flow.MOVE:
+        made = made.operand(0).producer
+    if made is None or made.op.name in _KEEPERS:
+        return False
+    return reader.op is CONCAT or made.op.flow is not Flow.ACCUMULATE
+
+
+def kept(value: Value) -> Value:
+    """Returns a stored value behind a Max that changes nothing, as the backend rounds it then."""
+    assert value.quant is not None
+    params = value.quant.params
+    lowest = np.asarray(params.qmin, params.storage_dtype.numpy)
+    operands = [value, constant(lowest, params, f"{value.name}_lowest")]
+    return result(MAX, NO_ATTRIBUTES, operands, value.type, name=f"{value.name}_kept")
+
+
+def _outside(own: QuantParams, wider: QuantParams) -> bool:
+    return _reaches_out(_numbers(own), _numbers(wider))
+
+
+def _numbers(params: QuantParams) -> StoredRange:
+    scale, zero = float(params.scale.reshape(-1)[0]), int(params.zero_point.reshape(-1)[0])
+    return StoredRange((params.qmin - zero) * scale, (params.qmax - zero) * scale, scale)
+
+
+class StoredRange(NamedTuple):
+    """The real numbers that can be stored.
+
+    Attributes:
+        low: The smallest.
+        high: The largest.
+        step: Between neighbours.
+    """
+
+    low: float
+    high: float
+    step: float
+
+
+def _reaches_out(own: StoredRange, wider: StoredRange) -> bool:
+    """True where a range goes on behind an end of another, by more than its step."""
+    step = max(own.step, _HALF * wider.step)
+    return wider.low < own.low - step or wider.high > own.high + step
+
+
+def lost_clamp(view: FileView, node: FileNode) -> Reason | None:
+    """Returns whether a Concat or a QuantizeLinear stores a result in a wider range."""
+    if is_quantize(node):
+        target = view.encoding(node)
+    elif node.op == "Concat" and view.quantized(node.output):
+        target = view.quantized(node.output)[0]
+    else:
+        return None
+    for name in node.inputs if node.op == "Concat" else node.inputs[:1]:
+        own = view.dequantized(name)
+        if own is None or view.is_constant(name) or not _wider(own, target):
+            continue
+        if _computed(view, own, node):
+            tensor = own.node.input(0)
+            return Reason(f"'{tensor}' has a narrower range than the result", (tensor,))
+    return None
+
+
+def _wider(own: FileEncoding, target: FileEncoding) -> bool:
+    ends = [_stored_range(own), _stored_range(target)]
+    return ends[0] is not None and ends[1] is not None and _reaches_out(ends[0], ends[1])
+
+
+def _stored_range(found: FileEncoding) -> StoredRange | None:
+    if found.dtype is None or found.scale is None or not found.per_tensor:
+        return None
+    scale, zero = float(found.scale.reshape(-1)[0]), found.zero()
+    low, high = (int(end) - zero for end in (found.dtype.qmin, found.dtype.qmax))
+    return StoredRange(low * scale, high * scale, scale)
+
+
+def _computed(view: FileView, own: FileEncoding, reader: FileNode) -> bool:
+    """True where an operator has made what is stored, in another encoding than its operand."""
+    made, tensor, source = None, own.node.input(0), None
+    while stored := view.producer(tensor):
+        made = view.producer(stored.input(0)) if is_quantize(stored) else None
+        if made is not None and is_dequantize(made):  # a conversion, which clamps or does not
+            source = view.encoding(made)
+            if _wider(own, source):
+                return True
+            made, tensor = None, made.input(0)
+            continue
+        source = None if made is None else view.dequantized(made.input(0))
+        if made is None or source is None or made.op not in COPIES:
+            break
+        tensor = source.node.input(0)
+    if made is None:
+        return False
+    if made.op in _KEEPERS and source is not None and source.same_mapping(own):
+        return False
+    return reader.op == "Concat" or made.op not in WEIGHTED
