@@ -36,25 +36,26 @@ def view(
     opset: int,
     *,
     domain: str = "",
-    results: int = 1,
+    results: int | Sequence[int] = 1,
     **attributes: Any,
 ) -> NodeView:
-    """The view of a new node."""
+    """The view of a new node with so many results, or with results at these places."""
     values = [constant(v) if isinstance(v, np.ndarray) else v for v in operands]
     names = ["" if v is None else f"in_{i}" for i, v in enumerate(values)]
-    outputs = [f"out_{i}" for i in range(results)]
+    places = range(results) if isinstance(results, int) else results
+    outputs = [f"out_{i}" if i in places else "" for i in range(max(places) + 1)]
     proto = helper.make_node(op_type, names, outputs, "n", domain=domain, **attributes)
     return NodeView(proto, opset, values, "m.onnx")
 
 
 def view_of(encoded: Encoded, opset: int, results: int = 1) -> NodeView:
-    """The view of a node that a codec wrote."""
+    """The view of a node that a codec wrote, with so many results where it does not place them."""
     return view(
         encoded.op_type,
         encoded.inputs,
         opset,
         domain=encoded.domain,
-        results=results,
+        results=encoded.results or results,
         **encoded.attributes,
     )
 

@@ -121,7 +121,7 @@ def columns(layer: ProductLayer, x: Matrix) -> Matrix:
     if isinstance(attributes, ConvTransposeAttrs):
         return _transposed_columns(layer, attributes, x)
     if not isinstance(attributes, ConvAttrs):
-        return x.reshape(-1, x.shape[-1]).T[None]
+        return np.moveaxis(x, layer.operand_axis, 0).reshape(1, layer.inputs, -1)
     strides, dilations, pads = attributes.strides, attributes.dilations, attributes.pads
     out = extents(x.shape[2:], kernel, strides, dilations, pads)
     wide = padded(x, kernel, strides, dilations, pads, out, 0)

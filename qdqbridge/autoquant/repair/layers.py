@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import TensorType
 from qdqbridge.graph.weights import WeightGeometry, geometry_of
+from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs
 from qdqbridge.ops.matmul import GEMM
 from qdqbridge.ops.normalization import (
     GROUP_NORMALIZATION,
@@ -89,13 +90,17 @@ class ProductLayer:
 
 
 def layer_of(node: Node) -> ProductLayer | None:
-    """Returns a product as a layer; None for other nodes, and for weights that are computed."""
+    """Returns a product as a layer; None for other nodes, and for weights that are computed.
+
+    A weight is a matrix, or has the taps of a window that slides.
+    """
     weight = node.optional(1)
     if weight is None or weight.constant is None or not is_float32(weight):
         return None
     shape, geometry = weight.constant.shape, geometry_of(node)
+    taps = isinstance(node.attributes, (ConvAttrs, ConvTransposeAttrs))
     gemm = GEMM.of(node)
-    if geometry is None or not (geometry.image or len(shape) == 2) or (gemm and gemm.trans_a):
+    if geometry is None or not (taps or len(shape) == 2) or (gemm and gemm.trans_a):
         return None
     inputs = shape[1] * geometry.groups if geometry.axis == 0 else shape[0]
     return ProductLayer(node, geometry, geometry.channels(shape), inputs)

@@ -18,7 +18,8 @@ from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.matmul import match
 from qdqbridge.relax.kernels.plan import plan
 from tests.dialect.contract import every_code, params
-from tests.graph.graphs import apply, stored
+from tests.graph.graphs import apply, plain, stored, typed
+from tests.graph.graphs import graph as small
 from tests.relax.kernels import random_products
 from tests.relax.kernels.kernel_cases import CPUS, DOT_CPUS, HOST, Cases, target_of
 
@@ -138,3 +139,49 @@ def test_a_transpose_that_others_read_stays() -> None:
     wanted, got = evaluate(graph, feeds)[0], build(graph).run(feeds)
     for name, array in wanted.items():
         np.testing.assert_array_equal(got[name], array)
+
+
+FLOATS = [
+    (1, 1, 1, 1), (2, 19, 7, 85), (3, 4, 64, 64), (1, 5, 3, 16), (2, 130, 33, 17), (1, 2, 0, 3),
+    (0, 4, 4, 4), (2, 0, 3, 7), (2, 3, 5, 0), (1, 64, 65, 128),
+]  # fmt: skip
+
+
+def _floats(first: tuple[Any, ...], second: tuple[Any, ...]) -> Graph:
+    a, b = plain("a", first), plain("b", second)
+    return small([a, b], apply("MatMul", a, b, type_=typed((*first[:-1], second[-1]))))
+
+
+OPEN_FLOATS = _floats(("n", 3, "rows", "inner"), ("n", 3, "inner", "columns"))
+
+
+@pytest.mark.parametrize("cpu", DOT_CPUS, ids=lambda cpu: cpu.name)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_floats_of_any_extents_have_the_bits_of_fixed_ones(cpu: Cpu, threads: int) -> None:
+    executable = build(OPEN_FLOATS, target_of(cpu), threads=threads)
+    rng = np.random.default_rng(threads)
+    for n, rows, inner, columns in FLOATS:
+        a = rng.normal(0, 1, (n, 3, rows, inner)).astype(np.float32)
+        b = rng.normal(0, 1, (n, 3, inner, columns)).astype(np.float32)
+        (got,) = executable.run({"a": a, "b": b}).values()
+        assert got.shape == (n, 3, rows, columns)
+        exact = a.astype(np.float64) @ b
+        # sums of at most 65 products of normal numbers, rounded once per step
+        assert np.abs(got - exact).max(initial=0) < 65 * 2.0**-24 * 65
+        if min(n, rows, inner, columns) and inner % 2:
+            fixed = build(_floats(a.shape, b.shape), target_of(cpu), threads=1)
+            assert np.array_equal(got, next(iter(fixed.run({"a": a, "b": b}).values())))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("n", 2, "s", 8), ("n", 2, 8, "s")),
+        (("s", "t"), ("t", 5)),
+        (("n", 2, "s", 8), (1, 2, 8, "s")),  # a matrix for all
+        ((2, 4, 8), (2, 8, 3)),
+    ],
+)
+def test_products_of_floats_have_a_kernel(first: tuple[Any, ...], second: tuple[Any, ...]) -> None:
+    (kernel,) = plan(_floats(first, second), HOST).kernels.values()
+    assert kernel.name.startswith("float_matmul")
