@@ -56,6 +56,7 @@ RULES: tuple[Rule, ...] = (
     folding.small_constant,
     run_time_parameters.one_zero_point,
     sharing.merge_equal,
+    sharing.capture_once,
     operands.constants_last,
     operands.extreme_of_extremes,
     operands.extreme_of_equals,

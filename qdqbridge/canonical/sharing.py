@@ -1,6 +1,8 @@
-"""The same conversion of the same value is one node, however often the file writes it."""
+"""What a file writes twice is there once: a conversion of a value, what a subgraph captures."""
 
 from __future__ import annotations
+
+from collections.abc import Hashable
 
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule
 from qdqbridge.canonical.storage import same_elements
@@ -34,6 +36,34 @@ def merge_equal(node: Node, scope: Scope) -> Proposal:
         if _equal(node, other):
             return Replace({node.output: other.output})
     return None
+
+
+@rule("capture-once")
+def capture_once(node: Node, scope: Scope) -> Proposal:
+    """``If(c, x, x) -> If(c, x)``: what a subgraph captures under two names it captures once.
+
+    An initializer and an Identity of it, say, or two initializers of the same few elements.
+    """
+    del scope
+    own = len(node.inputs) - node.attributes.captured()
+    captured, found = node.inputs[own:], dict[Hashable, int]()
+    firsts = [found.setdefault(_identity(value), place) for place, value in enumerate(captured)]
+    if len(found) == len(captured):
+        return None
+    once = node.attributes.captured_once(firsts)
+    operands = [*node.inputs[:own], *(captured[first] for first in found.values())]
+    outputs = [Value(output.type, output.name) for output in node.outputs]
+    for output, old in zip(outputs, node.outputs, strict=True):
+        output.declared, output.metadata = old.declared, old.metadata
+    Node(node.op, once, operands, outputs, node.origin)
+    return Replace(dict(zip(node.outputs, outputs, strict=True)))
+
+
+def _identity(value: Value | None) -> Hashable:
+    """Returns what is equal of one value, and of two constants of the same few elements."""
+    if value is None or value.constant is None or value.constant.size > _FEW:
+        return value
+    return value.type, value.constant.numpy().tobytes()
 
 
 def _equal(node: Node, other: Node) -> bool:

@@ -43,6 +43,19 @@ class Attributes:
         """Returns what a file says of an operator without a record: nothing where it has one."""
         return {}
 
+    def captured(self) -> int:
+        """Returns how many of a node's last operands are read by graphs among its attributes."""
+        return 0
+
+    def captured_once(self, firsts: Sequence[int]) -> Attributes:
+        """Returns the record where graphs read each captured operand under one name only.
+
+        Args:
+            firsts: Of each captured operand, which one, itself or before it, is the same.
+        """
+        del firsts
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class Serialized:

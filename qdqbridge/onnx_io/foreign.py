@@ -7,7 +7,7 @@ form of a graph does not depend on the file's names. It is written back as it wa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx
@@ -85,6 +85,21 @@ class ForeignAttrs(Attributes):
         """Returns the attributes of the node: numbers, bytes, lists of these; messages of onnx."""
         given = self.node.proto().attribute
         return {each.name: onnx.helper.get_attribute_value(each) for each in given}
+
+    def captured(self) -> int:
+        """Returns how many of a node's last operands its subgraphs read."""
+        return len(self.captures)
+
+    def captured_once(self, firsts: Sequence[int]) -> ForeignAttrs:
+        """Returns the record where subgraphs read what is the same under one name."""
+        kept = [first for index, first in enumerate(firsts) if first == index]
+        fresh = [f"capture_{kept.index(first)}" for first in firsts]
+        node, names = self.node.proto(), dict(zip(self.captures, fresh, strict=True))
+        for attribute in node.attribute:
+            for body in bodies(attribute):
+                rename_inside(body, names)
+        stored = StoredNode(node.SerializeToString(deterministic=True))
+        return replace(self, node=stored, captures=tuple(dict.fromkeys(fresh)))
 
     def model(self, node: Node) -> onnx.ModelProto:
         """Returns a model that holds this node alone, for other importers of ONNX.

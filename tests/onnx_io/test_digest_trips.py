@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx.parser
 import pytest
 
+import qdqbridge as qb
 from qdqbridge.graph.graph import Graph
 from tests.onnx_io.digest_trips import loaded, saved
+from tests.onnx_io.random_branches import random_branches
 from tests.onnx_io.random_models import random_model
 
 FOUND = sorted((Path(__file__).parent / "digest_models").glob("*.onnx"))
@@ -27,6 +30,32 @@ def test_random_models(first: int) -> None:
     for seed in range(first, first + 20):
         graph = loaded(random_model(seed))
         assert saved(graph).text() == graph.text(), seed
+
+
+@pytest.mark.parametrize("first", range(0, 120, 60))
+def test_random_captures(first: int) -> None:
+    """What a body captures under two names, it captures once, also in the file that is saved."""
+    for seed in range(first, first + 60):
+        graph = loaded(random_branches(seed))
+        assert saved(graph).text() == graph.text(), seed
+
+
+def test_one_capture_under_two_names() -> None:
+    bodies = (
+        "y = If (c) <then_branch = t () => (float[a,b] p) { u = Add(x, v) p = Mul(u, w) }, "
+        "else_branch = e () => (float[a,b] q) { q = Mul(x, w) }>"
+    )
+    inputs = "float[n,2] x, bool c"
+    once = _read(f"<float[2] v = {{1, 2}}> {{ {bodies.replace('w', 'v')} }}", inputs)
+    same = _read(f"<float[2] v = {{1, 2}}> {{ w = Identity(v) {bodies} }}", inputs)
+    equal = _read(f"<float[2] v = {{1, 2}}, float[2] w = {{1, 2}}> {{ {bodies} }}", inputs)
+    other = _read(f"<float[2] v = {{1, 2}}, float[2] w = {{1, 3}}> {{ {bodies} }}", inputs)
+    assert once.text() == same.text() == equal.text() != other.text()
+    x, v = np.array([[1, -1], [0.5, 3]], np.float32), np.array([1, 2], np.float32)
+    for graph in (once, same, equal):
+        for c, wanted in ((True, (x + v) * v), (False, x * v)):
+            y = qb.evaluate(graph, {"x": x, "c": np.array(c)})["y"]
+            np.testing.assert_array_equal(y, wanted)
 
 
 def _read(body: str, inputs: str = "float[n,2] x", opset: int = 21) -> Graph:
