@@ -183,8 +183,34 @@ def narrow_result(n: Net) -> Any:
     return {"x": (U16, [4, 8])}, n.q(gemm, 0.2, U8(120))
 
 
+AXES = [1, 2, 3, 4, 8]
+
+
+def rows_of_five_axes(n: Net) -> Any:
+    product = n.op("MatMul", n.dq("x", 0.05, U8(100)), n.weight(8, 6, axis=1))
+    made = n.both(n.op("Tanh", n.both(product, 0.02, U8(120))), 1 / 127, U8(127))
+    return {"x": (U8, AXES)}, n.q(n.op("LayerNormalization", made, n.floats(6)), 0.03, U8(130))
+
+
+def matrices_of_five_axes(n: Net) -> Any:
+    product = n.op("MatMul", n.dq("x", 0.05, U8(100)), n.dq("z", 0.04, U8(90)))
+    return {"x": (U8, AXES), "z": (U8, [1, 2, 3, 8, 5])}, n.q(product, 0.3, U8(120))
+
+
+def signed_rows_of_five_axes(n: Net) -> Any:
+    rows = n.both(n.op("Flatten", n.dq("x", 0.05, S8(-5))), 0.05, S8(-5))
+    return {"x": (S8, AXES)}, n.q(n.op("Add", rows, rows), 0.1, S8(-5))
+
+
+def signed_concat_of_five_axes(n: Net) -> Any:
+    joined = n.op("Concat", n.dq("x", 0.05, S8(-5)), n.dq("z", 0.08, S8(7)), axis=2)
+    return {"x": (S8, AXES), "z": (S8, AXES)}, n.q(joined, 0.07, S8(3))
+
+
+FIVE_AXES = [rows_of_five_axes, matrices_of_five_axes, signed_rows_of_five_axes,
+             signed_concat_of_five_axes]  # fmt: skip
 EXACT = [concat, attention, signed_attention, unrounded, wider, converted_rows, shared_constant,
-         narrow_operand]  # fmt: skip
+         narrow_operand, *FIVE_AXES]  # fmt: skip
 NEAR = [float_conv, float_transposed, masked, float_norm, float_gelu, float_erf, quotient]
 ROUNDED_TWICE = [softmax_around_0, wide_sigmoid, narrow_result]
 RULES = {
@@ -196,6 +222,7 @@ RULES = {
     "unrounded": "wide-before-floats", "softmax_around_0": "fixed-encodings",
     "wide_sigmoid": "fixed-encodings", "wider": "lost-clamp", "converted_rows": "early-conversion",
     "shared_constant": "one-encoding", "narrow_operand": "one-width", "narrow_result": "one-width",
+    **{build.__name__: "up-to-four-axes" for build in FIVE_AXES},
 }  # fmt: skip
 
 
@@ -323,6 +350,22 @@ def test_int16_is_converted_at_the_interface_and_uint16_inside(tmp_path: Path) -
     assert "UINT16" in stored
     assert [v.type.dtype for v in again.inputs] == [v.type.dtype for v in graph.inputs]
     data = feeds(graph)
+    (ours,), (theirs,) = (qdqbridge.evaluate(g, data).values() for g in (graph, again))
+    np.testing.assert_array_equal(theirs, ours)
+
+
+def test_converted_numbers_are_clamped_once(tmp_path: Path) -> None:
+    net, wide = Net(), np.int16
+    product = net.op("MatMul", net.dq("x", 1e-3, wide(-20)), net.weight(8, 6, axis=1))
+    low, high = net.c(np.float32(-0.5)), net.c(np.float32(0.5))
+    clip = net.op("Clip", net.both(product, 1e-3, wide(7)), low, high)
+    source = saved(net, {"x": (wide, [4, 8])}, net.q(clip, 1e-3, wide(7)), tmp_path / "clip.onnx")
+    graph = qdqbridge.load(source)
+    qdqbridge.save(graph, tmp_path / "written.onnx", "qnn")
+    written = onnx.load(tmp_path / "written.onnx")
+    assert sum(node.op_type in ("Min", "Clip") for node in written.graph.node) == 1
+    assert "unsigned" not in {finding.rule for finding in check(tmp_path / "written.onnx", "qnn")}
+    again, data = qdqbridge.load(tmp_path / "written.onnx"), feeds(graph)
     (ours,), (theirs,) = (qdqbridge.evaluate(g, data).values() for g in (graph, again))
     np.testing.assert_array_equal(theirs, ours)
 

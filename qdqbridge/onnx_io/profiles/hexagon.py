@@ -12,9 +12,10 @@ import numpy as np
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.graph.operator import NO_ATTRIBUTES, Flow, Operator
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Operator
 from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.onnx_io.profiles.erf_steps import erfs_in_steps
+from qdqbridge.onnx_io.profiles.hexagon_axes import as_rows
 from qdqbridge.onnx_io.profiles.hexagon_clamps import kept_clamps
 from qdqbridge.onnx_io.profiles.hexagon_norms import norms_of_channels, quantized_norms
 from qdqbridge.onnx_io.profiles.hexagon_products import (
@@ -31,6 +32,7 @@ from qdqbridge.onnx_io.profiles.hexagon_types import (
 from qdqbridge.onnx_io.profiles.legalization import (
     Cost,
     Legalization,
+    enters,
     is_attention_score,
     put,
     replace_operand,
@@ -49,7 +51,7 @@ def one_channel_inputs(graph: Graph) -> Iterator[Cost]:
         if target is None or not target.params.per_tensor:
             continue
         for index, value in enumerate(list(node.inputs)):
-            if value is None or value.quant is None or not _enters(value):
+            if value is None or value.quant is None or not enters(value):
                 continue
             alone = (value.type.shape or ())[1:2] == (1,)
             if alone and not value.quant.params.same_mapping(target.params):
@@ -57,15 +59,6 @@ def one_channel_inputs(graph: Graph) -> Iterator[Cost]:
                 converted = requantized(value, target.params.widened(), name=name)
                 replace_operand(node, index, converted)
     yield from ()
-
-
-def _enters(value: Value) -> bool:
-    """True for an input of the graph, converted or not."""
-    made = value.producer
-    while made is not None and made.op.flow is Flow.CONVERT:
-        value = made.operand(0)
-        made = value.producer
-    return made is None and value.constant is None
 
 
 def divisors(graph: Graph) -> Iterator[Cost]:
@@ -199,6 +192,7 @@ LEGALIZATIONS = (
     Legalization("float-products", float_products),
     Legalization("instance-norm-parameters", quantized_norms),
     Legalization("instance-norm-parameters", norms_of_channels),
+    Legalization("up-to-four-axes", as_rows),
     Legalization("early-conversion", early_conversions),
     Legalization("one-width", one_width),
     Legalization("wide-before-floats", wide_operands),

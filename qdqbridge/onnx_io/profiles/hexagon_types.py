@@ -13,8 +13,10 @@ from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.types import QuantType
+from qdqbridge.onnx_io.profiles.hexagon_axes import MOST_AXES
 from qdqbridge.onnx_io.profiles.legalization import (
     Cost,
+    enters,
     put,
     replace_operand,
 )
@@ -22,8 +24,8 @@ from qdqbridge.ops.attributes import ReshapeAttrs
 from qdqbridge.ops.build import requantized, result
 from qdqbridge.ops.conversion import REQUANTIZE
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
-from qdqbridge.ops.data_movement import RESHAPE, TRANSPOSE
-from qdqbridge.ops.elementwise import DIV
+from qdqbridge.ops.data_movement import FLATTEN, RESHAPE, TRANSPOSE
+from qdqbridge.ops.elementwise import CONCAT, DIV
 from qdqbridge.ops.normalization import INSTANCE_NORMALIZATION
 from qdqbridge.ops.selection import PAD
 
@@ -105,7 +107,23 @@ def _wants_uint8(node: Node) -> bool:
     if node.op is PAD:
         return int(x.params.zero_point.reshape(-1)[0]) not in (0, DType.INT8.qmax)
     divides = node.op is DIV and node.operand(1).is_constant
-    return divides or node.op.name in ("LeakyRelu", "InstanceNormalization")
+    return divides or _moves_wrongly(node) or node.op.name in _UNSIGNED
+
+
+_UNSIGNED = frozenset({"LeakyRelu", "InstanceNormalization"})
+
+
+def _moves_wrongly(node: Node) -> bool:
+    """True for movements of signed integers that more than four axes make wrong."""
+    if len(node.operand(0).type.shape or ()) <= MOST_AXES:
+        return False
+    moved = node.op in (RESHAPE, FLATTEN) and enters(node.operand(0))
+    return moved or (node.op is CONCAT and _of_two_scales(node))
+
+
+def _of_two_scales(node: Node) -> bool:
+    sides = [value.quant.params for value in node.inputs if value is not None and value.quant]
+    return any(not side.same_mapping(sides[0]) for side in sides)
 
 
 def _unsigned_inside(graph: Graph, dtype: DType) -> None:
@@ -141,11 +159,13 @@ def _converts(node: Node) -> bool:
 def _converted(value: Value) -> Value:
     """Returns a value with the same parameters once more, which the writer makes unsigned.
 
+    What is made within narrower ends stays within them, so that it is clamped once.
     Images of 16 bits are rows meanwhile: the provider moves its changes of layout through
     conversions otherwise, to where a Transpose of int16 is left alone, which is not taken.
     """
     assert value.quant is not None
-    params, shape, name = value.quant.params, value.type.shape, f"{value.name}_converted"
+    shape, name = value.type.shape, f"{value.name}_converted"
+    params = value.quant.params if value.producer is None else value.quant.params.widened()
     dims = tuple(dim for dim in shape or () if isinstance(dim, int))
     plain = params.storage_dtype.bits <= _BYTE or shape is None or len(dims) < len(shape)
     if plain or len(dims) <= _MATRIX or len(dims) > _IMAGE:

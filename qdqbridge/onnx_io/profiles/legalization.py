@@ -92,6 +92,15 @@ def is_attention_score(node: Node) -> bool:
     return any(user.op is MATMUL for each in softmaxes for user in readers(each.output))
 
 
+def enters(value: Value) -> bool:
+    """True for an input of the graph, converted or not."""
+    made = value.producer
+    while made is not None and made.op.flow is Flow.CONVERT:
+        value = made.operand(0)
+        made = value.producer
+    return made is None and value.constant is None
+
+
 def readers(value: Value) -> list[Node]:
     """Returns what reads a value, conversions aside."""
     found: list[Node] = []
