@@ -8,6 +8,7 @@ docs/ContribOperators.md, DynamicQuantizeMatMul, and MatMulNBits with accuracy_l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -73,6 +74,21 @@ def dynamic_codes(x: Array, scale: Array, zero_point: Array) -> Array:
     return np.clip(shifted, 0, _LAST).astype(np.uint8)
 
 
+def _factors(
+    operands: Operands, types: Types, *, rows: bool
+) -> tuple[Array, Array, Array, Array] | None:
+    """Returns the integers that are multiplied, in a type whose sums are exact, and both scales."""
+    x, w = present(operands, 2)
+    params = integer_params(types[1])
+    if params is None:
+        return None
+    scale, zero_point = dynamic_parameters(x, rows=rows)
+    left = dynamic_codes(x, scale, zero_point).astype(np.int32) - zero_point
+    right = centered(w, params)
+    dtype = exact_dtype(left, right, math.prod(w.shape[1:]))
+    return left.astype(dtype), right.astype(dtype), scale, params.scale.astype(np.float32)
+
+
 def _dense(attributes: DynamicAttrs, operands: Operands) -> tuple[Array, ...]:
     """The product of real numbers that is approximated."""
     del attributes
@@ -86,18 +102,14 @@ def _contract(
     attributes: DynamicAttrs, operands: Operands, types: Types, results: Types
 ) -> tuple[Array, ...] | None:
     del results
-    x, w = present(operands, 2)
-    params = integer_params(types[1])
-    if params is None:
+    factors = _factors(operands, types, rows=attributes.rows)
+    if factors is None:
         return None
-    scale, zero_point = dynamic_parameters(x, rows=attributes.rows)
-    left = dynamic_codes(x, scale, zero_point).astype(np.int32) - zero_point
-    right = centered(w, params)
-    dtype = exact_dtype(left, right, x.shape[-1])
-    total = np.matmul(left.astype(dtype), right.T.astype(dtype)).astype(np.float32)
+    left, right, scale, weight_scale = factors
+    total = np.matmul(left, right.T).astype(np.float32)
     bias = optional(operands, 2)
     with np.errstate(all="ignore"):
-        real = total * (scale * params.scale.astype(np.float32))
+        real = total * (scale * weight_scale)
         return (np.asarray(real if bias is None else real + bias, np.float32),)
 
 
@@ -143,19 +155,15 @@ def _conv_contract(
     attributes: ConvAttrs, operands: Operands, types: Types, results: Types
 ) -> tuple[Array, ...] | None:
     del results
-    x, w = present(operands, 2)
-    params = integer_params(types[1])
-    if params is None:
+    factors = _factors(operands, types, rows=False)
+    if factors is None:
         return None
-    scale, zero_point = dynamic_parameters(x, rows=False)
-    left = dynamic_codes(x, scale, zero_point).astype(np.int32) - zero_point
-    right = centered(w, params)
-    dtype = exact_dtype(left, right, int(np.prod(w.shape[1:], dtype=np.int64)))
-    total = correlate(attributes, left.astype(dtype), right.astype(dtype)).astype(np.float32)
-    column = (-1, *[1] * (x.ndim - 2))
+    left, right, scale, weight_scale = factors
+    total = correlate(attributes, left, right).astype(np.float32)
+    column = (-1, *[1] * (left.ndim - 2))
     bias = optional(operands, 2)
     with np.errstate(all="ignore"):
-        factor = scale.reshape(()) * params.scale.astype(np.float32)
+        factor = scale.reshape(()) * weight_scale
         real = total * (factor.reshape(column) if factor.ndim else factor)
         real = real if bias is None else real + bias.reshape(column)
         return (np.asarray(real, np.float32),)
