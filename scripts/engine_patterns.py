@@ -32,8 +32,7 @@ from qdqbridge.pipeline import check
 
 TABLES = Path(__file__).resolve().parent.parent / "tests" / "engines"
 MORE = frozenset({"qnn-htp"})
-"""Engines whose tables have the further patterns, and no reductions of floats: their rules do not
-know these yet."""
+"""Engines whose tables have the further patterns."""
 FLOATS = "whole-node-unit"
 LIMIT = 2
 """Steps that an engine may be off: it rounds in ways of its own."""

@@ -4,7 +4,7 @@ A pattern is a row of facts (operator, types, zero point, weights, bias, clamp, 
 opset, rank); ``model(pattern)`` is the ONNX model of it, with integers at its interface so that
 nothing but the operator is judged. ``patterns()`` are those of the committed tables, by rule and
 not by chance; ``drawn(seed)`` are others, at random. Both take ``more`` for Hexagon: neighbours of
-other scales, types and ranks, and constants, without reductions of floats (``REDUCED``).
+other scales, types and ranks, and constants.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ IMAGES = frozenset(
 KINDS = (
     "ConcatScales", "ConcatConv", "InstanceNormalization", "AddOther", "ConvOther", "MatMulOther",
     "AddConstant", "MulConstant", "ConcatConstant", "SharedConstant", "RowsConverted",
-    "DivNumber", "ExpMul",
+    "DivNumber", "ExpMul", "MatMulBias",
 )  # fmt: skip
 """Kinds of neighbours: other scales, types or ranks than an operator alone has, and constants."""
 OTHER = {"u8": "s8", "s8": "u8", "u16": "u8", "s16": "u16"}
@@ -86,12 +86,10 @@ BEHIND = ("end", "reshape", "pool", "add")
 OPSETS = ("17", "21")
 
 
-def possible(*, reduced: bool = True) -> Iterator[Pattern]:
-    """Yields every pattern there is, in a fixed order; with reductions of floats, or without."""
-    operators = (*PRODUCTS, *UNARY, *BINARY, *(REDUCED if reduced else ()))
+def possible() -> Iterator[Pattern]:
+    """Yields every pattern there is, in a fixed order."""
+    operators = (*PRODUCTS, *UNARY, *BINARY, *REDUCED)
     for operator, dtype, zero in product(operators, TYPES, ZEROS):
-        if operator == "ReduceMax" and not reduced:
-            continue
         weighted = operator in PRODUCTS
         weights = ("tensor", "channel") if weighted or operator in REDUCED else ("-",)
         biases = ("none", "int32", "float") if weighted and operator != "MatMul" else ("-",)
@@ -110,13 +108,15 @@ def possible(*, reduced: bool = True) -> Iterator[Pattern]:
 def further() -> Iterator[Pattern]:
     """Yields patterns of ``KINDS``, and of other operators at further ranks."""
     for kind, dtype, zero in product(KINDS, TYPES, ZEROS):
-        weighted = kind in ("ConcatConv", "ConvOther", "MatMulOther")
+        weighted = kind in ("ConcatConv", "ConvOther", "MatMulOther", "MatMulBias")
         weights = ("tensor", "channel") if weighted else "-"
         biases = ("none", "int32", "float") if kind == "ConvOther" else "-"
+        biases = ("int32", "float") if kind == "MatMulBias" else biases
+        clamps = ("none", "relu", "q-relu") if kind == "MatMulBias" else ("none",)
         image = kind in ("ConcatConv", "InstanceNormalization", "ConvOther")
         ranks = ("3", "4") if image else ("3",) if kind == "RowsConverted" else ("2", "3", "4", "5")
         behinds = ("end",) if kind.endswith("Other") else ("end", "reshape", "add")
-        for rest in product(weights, biases, ("none",), behinds, OPSETS, ranks):
+        for rest in product(weights, biases, clamps, behinds, OPSETS, ranks):
             pattern = Pattern(kind, dtype, zero, *rest)
             if sensible(pattern):
                 yield pattern
@@ -145,9 +145,12 @@ def sensible(pattern: Pattern) -> bool:
 def patterns(*, more: bool = False) -> list[Pattern]:
     """Returns the patterns of the tables: every n-th of each operator, and ``more``."""
     wanted = {**dict.fromkeys(PRODUCTS, 64), **dict.fromkeys(REDUCED, 36), "Conv": 128}
-    found = _chosen(possible(reduced=not more), lambda p: p.operator, wanted)
+    found = _chosen(possible(), lambda p: p.operator, wanted)
+    wanted = {"MatMulBias": 64}
     if more:
-        found += _chosen(further(), lambda p: (p.operator, p.operator in KINDS or p.rank), {}, 8)
+        found += _chosen(
+            further(), lambda p: (p.operator, p.operator in KINDS or p.rank), wanted, 8
+        )
     return list(dict.fromkeys(found))
 
 
@@ -173,7 +176,7 @@ def _chosen(
 def drawn(seed: int, count: int, *, more: bool = False) -> list[Pattern]:
     """Returns patterns at random that are not in the tables."""
     known = set(patterns(more=more))
-    every = [*possible(reduced=not more), *(further() if more else ())]
+    every = [*possible(), *(further() if more else ())]
     by_operator: dict[str, list[Pattern]] = {}
     for pattern in every:
         if pattern not in known:
@@ -360,6 +363,11 @@ def _kind(net: _Net, name: str, x: str, inputs: dict[str, tuple[int, ...]]) -> s
             stored = net.quantized(made, spread * step, other)
             net.types["result"] = np.dtype(TYPES[other])
             return stored
+        case "MatMulBias":
+            w, scales = net.weight((shape[-1], 12), 1)
+            made = net.add("Add", [net.add("MatMul", [x, w]), *net.bias(12, scales)])
+            scale = spread * 0.01 * 74 * shape[-1] ** 0.5 * step
+            return _behind(net, _clamped(net, made, scale), scale)
         case _:
             made, scale = _with_constants(net, name, x, shape)
     return _behind(net, net.quantized(made, scale), scale)

@@ -108,6 +108,12 @@ def float_conv(n: Net) -> Any:
     return {"x": (U8, [1, 3, 5, 5])}, n.op("Sigmoid", out)
 
 
+def float_conv_of_int8(n: Net) -> Any:
+    weight = n.dq(n.c(n.random.integers(-127, 128, (4, 3, 3, 3)).astype(S8)), 0.01, S8(0))
+    out = n.op("Conv", n.dq("x", 0.03, S8(0)), weight, pads=[1] * 4)
+    return {"x": (S8, [1, 3, 5, 5])}, n.op("Sigmoid", out)
+
+
 def float_transposed(n: Net) -> Any:
     x = n.dq("x", 0.03, U8(100))
     out = n.op("ConvTranspose", x, n.weight(3, 4, 3, 3, axis=1), strides=[2, 2])
@@ -211,12 +217,22 @@ FIVE_AXES = [rows_of_five_axes, matrices_of_five_axes, signed_rows_of_five_axes,
              signed_concat_of_five_axes]  # fmt: skip
 EXACT = [concat, attention, signed_attention, unrounded, wider, converted_rows, shared_constant,
          narrow_operand, *FIVE_AXES]  # fmt: skip
-NEAR = [float_conv, float_transposed, masked, float_norm, float_gelu, float_erf, quotient]
+NEAR = [
+    float_conv,
+    float_conv_of_int8,
+    float_transposed,
+    masked,
+    float_norm,
+    float_gelu,
+    float_erf,
+    quotient,
+]
 ROUNDED_TWICE = [softmax_around_0, wide_sigmoid, narrow_result]
 RULES = {
     "concat": "lost-clamp", "attention": "quantized-divisor",
     "signed_attention": "quantized-divisor", "norm": "instance-norm-parameters",
-    "float_conv": "float-padding", "float_transposed": "float-padding",
+    "float_conv": "float-padding", "float_conv_of_int8": "float-padding",
+    "float_transposed": "float-padding",
     "masked": "no-float-where", "float_norm": "instance-norm-parameters",
     "float_gelu": "no-float-gelu", "float_erf": "no-erf", "quotient": "float-quotient",
     "unrounded": "wide-before-floats", "softmax_around_0": "fixed-encodings",
@@ -368,6 +384,46 @@ def test_converted_numbers_are_clamped_once(tmp_path: Path) -> None:
     again, data = qdqbridge.load(tmp_path / "written.onnx"), feeds(graph)
     (ours,), (theirs,) = (qdqbridge.evaluate(g, data).values() for g in (graph, again))
     np.testing.assert_array_equal(theirs, ours)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "zero"), [(U8, 0), (S8, -128), (U16, 30000), (np.int16, 5)], ids=str
+)
+def test_16_bits_and_the_smallest_number_are_padded_right(
+    dtype: Any, zero: int, tmp_path: Path
+) -> None:
+    net = Net()
+    x = net.dq("x", 0.03, dtype(zero))
+    out = net.op("Conv", x, net.weight(4, 3, 3, 3), pads=[1] * 4)
+    source = saved(net, {"x": (dtype, [1, 3, 5, 5])}, out, tmp_path / "padded.onnx")
+    assert "float-padding" not in {finding.rule for finding in check(source, "qnn")}
+
+
+@pytest.mark.parametrize("rank", [2, 3, 4])
+@pytest.mark.parametrize("bias", ["float", "int32", "uint8"])
+@pytest.mark.parametrize("clamped", [False, True])
+def test_a_sum_behind_a_product_is_its_bias(
+    clamped: bool, bias: str, rank: int, tmp_path: Path
+) -> None:
+    net = Net()
+    product = net.op("MatMul", net.dq("x", 0.05, U8(9)), net.weight(8, 6, axis=1))
+    scales = 0.05 * np.linspace(0.01, 0.02, 6)
+    stored = net.c(net.random.integers(-900, 900, 6).astype(np.int32))
+    terms = {
+        "float": net.floats(6),
+        "int32": net.dq(stored, scales, np.zeros(6, np.int32), axis=0),
+        "uint8": net.dq(net.c(np.arange(6, dtype=U8)), 0.05, U8(3)),
+    }
+    sum_ = net.op("Add", product, terms[bias])
+    out = net.q(net.op("Relu", sum_) if clamped else sum_, 0.2, U8(9))
+    shape = [2, 3, 4, 8][-rank:]
+    source = saved(net, {"x": (U8, shape)}, out, tmp_path / "biased.onnx")
+    rules = {finding.rule for finding in check(source, "qnn")}
+    whole = bias != "uint8" and not clamped
+    assert ("whole-node-unit" in rules) is not whole
+    assert ("float-products" in rules) is not whole
+    gemm = bias == "int32" or (bias == "float" and rank == 2)
+    assert ("clamp-behind-pair" in rules) is (clamped and gemm)
 
 
 def test_export_tells_what_it_costs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

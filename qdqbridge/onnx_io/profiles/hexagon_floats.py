@@ -17,6 +17,7 @@ from qdqbridge.onnx_io.profiles.file_view import (
     is_quantize,
 )
 from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Reason
+from qdqbridge.onnx_io.profiles.hexagon_bias import behind_bias
 from qdqbridge.onnx_io.profiles.hexagon_clamps import lost_clamp
 from qdqbridge.onnx_io.profiles.islands import COPIES
 from qdqbridge.onnx_io.profiles.shared_rules import WEIGHTED
@@ -86,16 +87,42 @@ def _width(found: FileEncoding) -> int | None:
 
 
 def _padded(view: FileView, node: FileNode) -> Reason | None:
+    """A product of 8 bits in floats: what is around it is the smallest number, not the zero point.
+
+    16 bits are padded with 0.
+    """
     x = view.dequantized(node.input(0)) if node.op in _IMAGES else None
-    if x is None or view.quantized(node.output) or x.symmetric or _clamped(view, node):
+    if x is None or x.dtype is None or _width(x) != _WIDTH[DType.UINT8]:
+        return None
+    if view.quantized(node.output) or x.zero() == x.dtype.qmin or _clamped(view, node):
+        return None
+    if _nothing_left(view, node):
         return None
     inside = node.op == "ConvTranspose"
     automatic = node.attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", "NOTSET")
     if not (inside or automatic or any(node.attributes.get("pads", ()))):
         return None
     tensor = x.node.input(0)
-    text = f"'{tensor}' has zero point {x.zero()}, and the result is not quantized"
+    text = f"'{tensor}' ({x.dtype}) has zero point {x.zero()}, and the result is not quantized"
     return Reason(text, (tensor,))
+
+
+def _nothing_left(view: FileView, node: FileNode) -> bool:
+    """True where a Relu follows, and a Q that can store numbers up to 0 only: all of them are."""
+    positive, readers = False, view.consumers(node.output)
+    while len(readers) == 1:
+        node = readers[0][0]
+        if positive and is_quantize(node):
+            found = view.encoding(node)
+            if found.dtype is not None and found.zero() == found.dtype.qmax:
+                return True
+        keeps = is_quantize(node) or is_dequantize(node) or node.op in _STAYS_POSITIVE
+        positive = node.op == "Relu" or (positive and keeps)
+        readers = view.consumers(node.output)
+    return False
+
+
+_STAYS_POSITIVE = COPIES | {"ReduceMax", "ReduceMin", "ReduceMean", "ReduceSum", "MaxPool"}
 
 
 def _clamped(view: FileView, node: FileNode) -> bool:
@@ -105,18 +132,9 @@ def _clamped(view: FileView, node: FileNode) -> bool:
     return clamp is not None and clamp.op in ("Relu", "Clip") and bool(view.quantized(clamp.output))
 
 
-def _biased(view: FileView, node: FileNode) -> bool:
-    """True for a MatMul whose bias is an Add in front of the Q: the backend joins them."""
-    readers = view.consumers(node.output)
-    sum_ = readers[0][0] if node.op == "MatMul" and len(readers) == 1 else None
-    if sum_ is None or sum_.op != "Add" or not view.quantized(sum_.output):
-        return False
-    return any(map(view.is_constant, sum_.inputs))
-
-
 def _float_weight(view: FileView, node: FileNode) -> Reason | None:
     """A product in floats: weights per channel, and biases, are no part of it."""
-    if node.op not in WEIGHTED or _clamped(view, node) or _biased(view, node):
+    if node.op not in WEIGHTED or _clamped(view, node) or behind_bias(view, node):
         return None
     if view.dequantized(node.input(0)) is not None and view.quantized(node.output):
         return None
@@ -385,15 +403,17 @@ def _five_axes(view: FileView, node: FileNode) -> Reason | None:
     rank = view.rank(node.input(0)) or 0
     if rank <= _MOST_AXES or is_quantize(node) or is_dequantize(node):
         return None
-    x, found = view.dequantized(node.input(0)), view.quantized(node.output)
+    x = view.dequantized(node.input(0))
+    found = view.quantized(node.output) or behind_bias(view, node)
     wrong = node.op in _UP_TO_FOUR
     if x is not None and found:
         signed, one_type = x.dtype in (DType.INT8, DType.INT16), x.dtype is found[0].dtype
         direct = view.producer(x.node.input(0)) is None
-        if node.op == "MatMul":
+        if node.op in ("Reshape", "Flatten") or behind_bias(view, node):
+            # a product with a bias is one of rows, between Reshapes
+            wrong = signed and direct and not _nothing_left(view, node)
+        elif node.op == "MatMul":
             wrong = one_type and (view.is_constant(node.input(1)) or x.dtype is DType.UINT8)
-        elif node.op in ("Reshape", "Flatten"):
-            wrong = signed and direct
         elif node.op == "Transpose":
             wrong = x.dtype is DType.INT16
         elif node.op == "Concat":
@@ -437,7 +457,7 @@ def _unrounded(view: FileView, node: FileNode) -> Reason | None:
     """Floats made of 8 bits that an operator has made: their rounding may be left out."""
     if node.op in COPIES or is_quantize(node) or is_dequantize(node) or view.quantized(node.output):
         return None
-    if _clamped(view, node) or _biased(view, node):
+    if _clamped(view, node) or behind_bias(view, node):
         return None
     for name in node.inputs:
         own = view.dequantized(name)
@@ -511,7 +531,7 @@ FLOAT_RULES: tuple[Demand, ...] = (
     Demand("one-encoding", "DQ of one tensor", _shared, f"{_HOST}: up to 90 LSB off", Effect.OTHER,
            "store a constant once for each scale; read other tensors in one way"),
     Demand("float-padding", "Conv and ConvTranspose of DQ, result not quantized", _padded,
-           f"{_HOST}: computed as if 0 were the smallest number", Effect.OTHER,
+           f"{_HOST}: 8 bits are padded with the smallest number", Effect.OTHER,
            "quantize the result, or pad the stored integers"),
     Demand("float-products", "products in floats", _float_weight,
            f"{_HOST}: 'does not support a standalone DQ op with per-channel quantization'",

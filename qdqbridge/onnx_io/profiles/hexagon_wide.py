@@ -15,6 +15,7 @@ import numpy as np
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.profiles.file_view import FileEncoding, FileNode, FileView
 from qdqbridge.onnx_io.profiles.finding import Reason
+from qdqbridge.onnx_io.profiles.hexagon_bias import behind_bias, is_bias
 from qdqbridge.onnx_io.profiles.shared_rules import WEIGHTED
 
 _WIDE = (DType.INT16, DType.UINT16)
@@ -31,7 +32,9 @@ _TERMS = 64
 
 def wide_arithmetic(view: FileView, node: FileNode) -> Reason | None:
     """Returns how far a result of 16 bits may be off; see :class:`Demand`."""
-    found = view.quantized(node.output) or behind_clamp(view, node)
+    found = view.quantized(node.output) or behind_clamp(view, node) or behind_bias(view, node)
+    if is_bias(view, node):
+        return None  # said of its product
     if not found or found[0].dtype is None:
         return None
     if found[0].dtype in _WIDE:

@@ -13,6 +13,7 @@ import numpy as np
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.profiles.file_view import FileEncoding, FileNode, FileView, is_dequantize
 from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Reason
+from qdqbridge.onnx_io.profiles.hexagon_bias import behind_bias, is_bias, is_clamped_gemm
 from qdqbridge.onnx_io.profiles.hexagon_floats import FLOAT_RULES
 from qdqbridge.onnx_io.profiles.hexagon_wide import behind_clamp, wide_arithmetic
 from qdqbridge.onnx_io.profiles.islands import islands_of
@@ -106,6 +107,8 @@ def _no_blocks(view: FileView, node: FileNode) -> Reason | None:
 def _node_unit(view: FileView, node: FileNode) -> Reason | None:
     if node not in islands_of(view) or _implied(view, node) or _fused(view, node):
         return None
+    if is_bias(view, node) or behind_bias(view, node):
+        return None
     for index, name in enumerate(node.inputs):
         if name and not view.is_constant(name) and view.dequantized(name) is None:
             if view.dtype(name) is DType.BOOL:
@@ -130,7 +133,9 @@ def _clamp_before(view: FileView, node: FileNode) -> Reason | None:
         return None
     if found[0].dtype in _FLOAT8:
         return None
-    if made.op not in WEIGHTED or _implied(view, node) or _fused_rightly(view, made, found[0]):
+    if _implied(view, node) or not (made.op in WEIGHTED or is_clamped_gemm(view, made)):
+        return None
+    if _fused_rightly(view, made, found[0]):
         return None
     text = f"{node.op} stands between {made.op} '{made.name}' and its QuantizeLinear"
     return Reason(text, (node.output,))

@@ -1,0 +1,56 @@
+"""A MatMul whose bias is an Add behind it: onnxruntime makes a Gemm of both before Hexagon sees it.
+
+Between DequantizeLinear and QuantizeLinear that is one unit of integers, as a Gemm is.
+"""
+
+from __future__ import annotations
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.onnx_io.profiles.file_view import FileEncoding, FileNode, FileView
+
+_MATRIX = 2
+_BIASES = (None, DType.INT32)
+"""Types of a bias that is part of the unit: floats, which are quantized on the way, and int32."""
+
+
+def bias_sum(view: FileView, node: FileNode) -> FileNode | None:
+    """Returns the Add that is the bias of a MatMul of stored numbers by a constant."""
+    readers = view.consumers(node.output)
+    sum_ = readers[0][0] if node.op == "MatMul" and len(readers) == 1 else None
+    if sum_ is None or sum_.op != "Add" or not view.is_constant(node.input(1)):
+        return None
+    if any(view.dequantized(name) is None for name in node.inputs):
+        return None
+    for name in sum_.inputs:
+        found = view.dequantized(name)
+        vector = view.is_constant(name) and view.rank(name) == 1
+        if vector and (None if found is None else found.dtype) in _BIASES:
+            return sum_
+    return None
+
+
+def behind_bias(view: FileView, node: FileNode) -> list[FileEncoding]:
+    """Returns what quantizes a MatMul behind its bias; nothing where that is no unit."""
+    sum_ = bias_sum(view, node)
+    return [] if sum_ is None else list(view.quantized(sum_.output))
+
+
+def is_bias(view: FileView, node: FileNode) -> bool:
+    """True for the Add of such a unit."""
+    made = [view.producer(name) for name in node.inputs if node.op == "Add"]
+    return any(m is not None and m.op == "MatMul" and behind_bias(view, m) for m in made)
+
+
+def is_clamped_gemm(view: FileView, sum_: FileNode) -> bool:
+    """True for a bias behind which a clamp is no part of the unit, and no unit of floats either.
+
+    A float bias of matrices of more axes stays a sum of floats, and is taken.
+    """
+    for name in sum_.inputs:
+        made = view.producer(name) if sum_.op == "Add" else None
+        if made is not None and bias_sum(view, made) is sum_:
+            stored = any(
+                view.is_constant(own) and view.dequantized(own) is not None for own in sum_.inputs
+            )
+            return stored or view.rank(made.input(0)) == _MATRIX
+    return False
