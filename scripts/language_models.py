@@ -120,7 +120,8 @@ class Decoder:
                     name.replace("past", "present"),
                 )
                 later = next((each for each in names if each in results), None)
-                state[name] = state[name] if later is None else results[later]
+                if later is not None and results[later].size:  # a merged decoder's are empty
+                    state[name] = results[later]
             logits = np.asarray(results["logits"], np.float32)
             tokens = logits[:, -1].argmax(-1)[:, None]
             yield logits

@@ -268,10 +268,11 @@ def _model(
         for name, dtype, shape, data in fixed
     ]
     graph = helper.make_graph([node], "foreign", inputs, outputs, initializers)
-    return helper.make_model(graph, opset_imports=_imports(attributes, node), ir_version=IR_VERSION)
+    return helper.make_model(graph, opset_imports=imported(attributes, node), ir_version=IR_VERSION)
 
 
-def _imports(attributes: ForeignAttrs, node: NodeProto) -> list[onnx.OperatorSetIdProto]:
+def imported(attributes: ForeignAttrs, node: NodeProto) -> list[onnx.OperatorSetIdProto]:
+    """Returns the opset of every domain that a carried node and its subgraphs need."""
     versions = {domain: 1 for domain in _domains(node)}
     versions[""] = BODY_OPSET
     versions[attributes.domain] = attributes.version

@@ -1,8 +1,9 @@
 """Where the time of an executable goes: every kernel alone, in the order and on the data of a run.
 
-TVM tells an instrument of every function before it is called; the instrument calls the function
-several times, which changes nothing since kernels write to their last argument only, and keeps the
-median.
+TVM tells an instrument of every function before it is called; the instrument calls kernels
+several times, which changes nothing since they write to their last argument only, and keeps the
+median. Functions that call others, those of an If or an attention, it does not call itself: the
+kernels that they call, of the branch that is taken, are told one by one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -28,7 +29,8 @@ from qdqbridge.relax.tensors import to_tensor
 from qdqbridge.relax.threads import Caller
 
 _REPEATS = 7
-_RUN = 0
+_MAIN = "main"
+_GO_ON = 0
 """What an instrument returns so that TVM goes on (``VMInstrumentReturnKind::kNoOp``)."""
 
 
@@ -70,9 +72,9 @@ def kernel_times(
     """
     times: dict[str, list[float]] = {}
     done = Counter[str]()
-    for name, seconds, operations in _calls(executable, inputs, repeats):
-        times.setdefault(name, []).append(seconds)
-        done[name] += operations
+    for call in _run(executable, inputs, repeats).calls:
+        times.setdefault(call.kernel, []).append(call.seconds)
+        done[call.kernel] += call.operations
     found = [KernelTime(name, len(taken), sum(taken), done[name]) for name, taken in times.items()]
     return sorted(found, key=lambda entry: -entry.seconds)
 
@@ -82,8 +84,8 @@ class NodeTimes:
     """Where the time of an executable goes, by what is computed.
 
     Attributes:
-        seconds: Seconds of the kernel that writes a tensor, by the tensor's name.
-        kernels: The kernel's name, likewise.
+        seconds: Seconds of the kernels that write a tensor, by the tensor's name.
+        kernels: The name of the kernel, or of the function that calls several, likewise.
         other: Seconds of kernels that TVM has made of several operators.
     """
 
@@ -109,13 +111,15 @@ def node_times(
     seconds: dict[str, float] = {}
     kernels: dict[str, str] = {}
     other = 0.0
-    for name, taken, _ in _calls(executable, inputs, repeats):
-        tensor = written[name].popleft() if written.get(name) else ""
+    run = _run(executable, inputs, repeats)
+    tensors = [written[name].popleft() if written.get(name) else "" for name in run.steps]
+    for call in run.calls:
+        tensor = tensors[call.step]
         if tensor:
-            seconds[tensor] = seconds.get(tensor, 0.0) + taken
-            kernels[tensor] = name
+            seconds[tensor] = seconds.get(tensor, 0.0) + call.seconds
+            kernels[tensor] = run.steps[call.step]
         else:
-            other += taken
+            other += call.seconds
     return NodeTimes(seconds, kernels, other)
 
 
@@ -127,8 +131,11 @@ def _written(module: Any) -> dict[str, deque[str]]:
     for block in module["main"].body.blocks:
         for binding in block.bindings:
             call = getattr(binding, "value", None)
-            function = call.args[0] if isinstance(call, ir.Call) and len(call.args) else None
-            if not isinstance(function, ir.GlobalVar) or call is None:
+            if not isinstance(call, ir.Call):
+                continue
+            named = (call.op, *call.args[:1])  # a function that is called, or that call_tir calls
+            function = next((each for each in named if isinstance(each, ir.GlobalVar)), None)
+            if function is None:
                 continue
             said = None if call.span is None else provenance_of(str(call.span.source_name.name))
             nodes = () if said is None else (said.name, *said.origin.nodes)
@@ -137,33 +144,73 @@ def _written(module: Any) -> dict[str, deque[str]]:
     return found
 
 
-def _calls(
-    executable: Executable, inputs: Mapping[str, NDArray[Any]], repeats: int
-) -> list[tuple[str, float, int]]:
-    """Returns name, seconds and operations of each call of a run, in order."""
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of a kernel.
+
+    Attributes:
+        kernel: Its name.
+        step: The number of the step of the main function that it belongs to.
+        seconds: What it takes.
+        operations: What it computes.
+    """
+
+    kernel: str
+    step: int
+    seconds: float
+    operations: int
+
+
+@dataclass(slots=True)
+class _TimedRun:
+    """What an instrument is told of a run.
+
+    Attributes:
+        works: What kernels compute, by name.
+        repeats: Calls of every kernel.
+        steps: The functions that the main function calls, in order.
+        calls: The kernels that these are or call.
+        depth: How many functions are running that call others.
+    """
+
+    works: Mapping[str, _Work]
+    repeats: int
+    steps: list[str] = field(default_factory=list[str])
+    calls: list[_Call] = field(default_factory=list[_Call])
+    depth: int = 0
+
+    def instrument(self, function: Any, name: str, before: bool, _: Any, *args: Any) -> int:
+        """Takes note of a call that begins or has ended."""
+        if name.startswith("vm.") or name == _MAIN:
+            return _GO_ON
+        if before and not self.depth:
+            self.steps.append(name)
+        if not callable(function):  # a function of the virtual machine, which calls others
+            self.depth += 1 if before else -1
+        elif before:
+            taken: list[float] = []
+            for _turn in range(self.repeats):
+                start = time.perf_counter()
+                function(*args)
+                taken.append(time.perf_counter() - start)
+            operations = self.works[name].operations(args) if name in self.works else 0
+            self.calls.append(_Call(name, len(self.steps) - 1, median(taken), operations))
+        return _GO_ON
+
+
+def _run(executable: Executable, inputs: Mapping[str, NDArray[Any]], repeats: int) -> _TimedRun:
+    """Returns what is called in a run, and how long that takes."""
     device: Any = tvm.cpu()
     tensors = [to_tensor(a, device) for a in check_inputs(executable.graph.inputs, inputs)]
     if executable.target is not None:
         need_features(features_of(executable.target))
     with without_lines(b"Warning: Scope Loaded"):
         machine = relax.VirtualMachine(executable.library, device)
-    work = _works(executable.module)
-    calls: list[tuple[str, float, int]] = []
-
-    def instrument(function: Any, name: str, before: bool, _: Any, *args: Any) -> int:
-        if before and not name.startswith("vm."):
-            taken: list[float] = []
-            for _turn in range(repeats):
-                start = time.perf_counter()
-                function(*args)
-                taken.append(time.perf_counter() - start)
-            calls.append((name, median(taken), work[name].operations(args) if name in work else 0))
-        return _RUN
-
-    hook: Any = instrument
+    run = _TimedRun(_works(executable.module), repeats)
+    hook: Any = run.instrument
     machine.set_instrument(hook)
-    Caller(executable.threads).call(machine["main"], *tensors)
-    return calls
+    Caller(executable.threads).call(machine[_MAIN], *tensors)
+    return run
 
 
 @dataclass(frozen=True, slots=True)

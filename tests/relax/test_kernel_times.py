@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 
 import qdqbridge as qb
 from qdqbridge.errors import InputDataError
-from qdqbridge.relax.kernel_times import kernel_times
+from qdqbridge.relax.kernel_times import kernel_times, node_times
 from qdqbridge.relax.kernels.cpu import cpu_of, host_target
 from qdqbridge.relax.kernels.limit import limit
 from tests.relax.digits import digits
@@ -61,3 +63,25 @@ def test_the_limit_is_a_rate() -> None:
     found = limit(cpu_of(target), target)
     assert 1e9 < found < 1e14
     assert limit(cpu_of(target), target) == found
+
+
+def test_of_branches_the_one_that_is_taken_is_timed(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]>
+    g (float[n,4] x, bool c) => (float[n,4] y) {
+        a = Tanh(x)
+        z = If(c) <
+            then_branch = t () => (float[n,4] p) { p = Sigmoid(a) },
+            else_branch = e () => (float[n,4] q) { u = Floor(x) q = Ceil(u) }
+        >
+        y = Neg(z)
+    }"""
+    (tmp_path / "branches.onnx").write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    executable = qb.compile(qb.load(tmp_path / "branches.onnx"))
+    for condition, branch in ((True, {"sigmoid"}), (False, {"floor", "ceil"})):
+        data = {"x": np.ones((3, 4), np.float32), "c": np.array(condition)}
+        names = " ".join(entry.name for entry in kernel_times(executable, data, repeats=1))
+        assert {name for name in ("sigmoid", "floor", "ceil") if name in names} == branch
+        assert "tanh" in names and "negative" in names
+        times = node_times(executable, data, repeats=1)
+        assert times.kernels == {"z": "onnx_if"}
+        assert times.seconds["z"] > 0 and times.other > 0

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from tvm import ir, relax, tirx
-from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.frontend.onnx import from_onnx
 
 from qdqbridge.canonical import canonicalize
@@ -25,6 +24,7 @@ from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.types import TensorType
 from qdqbridge.graph.verify import verify
 from qdqbridge.onnx_io.codecs.view import NoRow
+from qdqbridge.onnx_io.conditional import is_conditional
 from qdqbridge.onnx_io.constants import Folding
 from qdqbridge.onnx_io.expansion import expanded
 from qdqbridge.onnx_io.foreign import ForeignAttrs
@@ -33,7 +33,9 @@ from qdqbridge.ops.cast import CAST
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.scope import Expr, unsupported
 from qdqbridge.qnn.origin import is_written
+from qdqbridge.relax.emit.branches import EmitBranch, conditional_module
 from qdqbridge.relax.emit.compositions import composition_of
+from qdqbridge.relax.emit.functions import added
 from qdqbridge.relax.emit.importer_gaps import adjusted, gap
 from qdqbridge.relax.emit.run_time_parameters import arguments, linear_module
 from qdqbridge.relax.emit.scope import RelaxScope
@@ -56,13 +58,15 @@ def emit_foreign(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> Sequen
     """
     node = _handed_over(scope, node)
     if isinstance(node.attributes, LinearAttrs):
-        callee = _added(scope.builder, linear_module(node, node.attributes), node.op.name.lower())
+        callee = added(scope.builder, linear_module(node, node.attributes), node.op.name.lower())
         return [scope.emit(relax.Call(callee, list(arguments(scope, node))))]
     if node.op.apart:
         module = _composed(scope, node, emit_graph)
         if module is None:
             raise unsupported(node, "TVM has no counterpart of it")
         return _called(scope, node, module)
+    if is_conditional(node):
+        return emit_conditional(scope, node, lambda branch: emit_graph(branch, None))
     if not isinstance(node.attributes, ForeignAttrs):
         raise unsupported(node, "it carries no ONNX node")
     reasons: list[str] = []
@@ -81,6 +85,29 @@ def emit_foreign(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> Sequen
     raise unsupported(node, "; ".join(reasons)) from cause
 
 
+def emit_conditional(scope: RelaxScope, node: Node, emit_branch: EmitBranch) -> Sequence[Expr]:
+    """Emits a carried If as a call of a function that chooses between two.
+
+    Args:
+        scope: Where to.
+        node: The If.
+        emit_branch: Emits a branch.
+
+    Raises:
+        UnsupportedTargetError: TVM cannot run a branch.
+    """
+    (alone,) = _alone(scope, node).nodes
+    try:
+        module = conditional_module(alone, emit_branch)
+    except QdqBridgeError as error:
+        raise unsupported(node, f"{error.what}: {error.why}") from error
+    results = _called(scope, node, module)
+    for value, result in zip(node.outputs, results, strict=True):
+        if value.users and result.ty.ndim < 0:
+            raise unsupported(node, f"its branches give '{value.name}' in different ranks")
+    return results
+
+
 def _handed_over(scope: RelaxScope, node: Node) -> Node:
     """Returns the node with its large constants as operands, which the call shows to readers."""
     large = [v for v in node.inputs if v is not None and v.constant and not is_written(v)]
@@ -95,7 +122,7 @@ def _handed_over(scope: RelaxScope, node: Node) -> Node:
 
 def _called(scope: RelaxScope, node: Node, module: ir.IRModule) -> Sequence[Expr]:
     name = f"onnx_{node.op.name.rpartition('::')[2].lower()}"
-    callee = _added(scope.builder, module, name)
+    callee = added(scope.builder, module, name)
     args = [scope.value(v) for v in node.inputs if v is not None and v.constant is None]
     called = scope.emit(relax.Call(callee, args))
     results = _results(node, called)[: len(node.outputs)]
@@ -271,36 +298,3 @@ def _extents(
             yield extent
         else:
             yield names.setdefault(str(extent), f"extent_{len(names)}")
-
-
-def _added(builder: relax.BlockBuilder, module: ir.IRModule, name: str) -> ir.GlobalVar:
-    """Adds ``main`` of a module, and whatever that calls, under new names."""
-    functions = {variable.name_hint: function for variable, function in module.functions.items()}
-    main: Any = functions["main"].without_attr("global_symbol")
-    for attribute in ("num_input", "input_names", "input_types", "output_names"):
-        main = main.without_attr(attribute)
-    return builder.add_func(_Moved(builder, functions, {}).visit_expr(main), name)  # type: ignore[arg-type]
-
-
-@mutator
-class _Moved(PyExprMutator):
-    """Adds the functions that are called to another module, and calls them there."""
-
-    def __init__(
-        self,
-        builder: relax.BlockBuilder,
-        functions: Mapping[str, Any],
-        names: dict[str, ir.GlobalVar],
-    ) -> None:
-        super().__init__()
-        self.target, self.functions, self.names = builder, functions, names
-
-    def visit_global_var_(self, op: ir.GlobalVar) -> ir.GlobalVar:
-        name = op.name_hint
-        if name not in self.names:
-            function = self.functions[name].without_attr("global_symbol")
-            if isinstance(function, relax.Function):
-                inner: Any = _Moved(self.target, self.functions, self.names)
-                function = inner.visit_expr(function)
-            self.names[name] = self.target.add_func(function, name)
-        return self.names[name]

@@ -9,14 +9,17 @@ import numpy as np
 import tvm
 from tvm import ir, relax
 
-from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.onnx_io.conditional import is_conditional
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
+from qdqbridge.qnn.emit.graph import agreed
 from qdqbridge.qnn.emit.nodes import Foreign
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr
+from qdqbridge.relax.emit.foreign import emit_conditional
 from qdqbridge.relax.emit.module import ModuleEmitter
 from qdqbridge.relax.emit.qdq import in_codes
 from qdqbridge.relax.kernels.kernel import Array, Kernel
-from qdqbridge.relax.kernels.plan import KernelPlan
+from qdqbridge.relax.kernels.plan import KernelPlan, plan
 from qdqbridge.relax.tensors import to_tensor
 
 WORK = "qdqbridge.work"
@@ -24,21 +27,21 @@ WORK = "qdqbridge.work"
 not counted."""
 
 
-def emit_plan(plan: KernelPlan) -> ir.IRModule:
+def emit_plan(made: KernelPlan) -> ir.IRModule:
     """Returns the module of a plan; equal descriptions of kernels are one PrimFunc in it.
 
     Raises:
         UnsupportedTargetError: A node or an element type that TVM cannot run; lists every one.
     """
-    return _PlanEmitter(plan).module(plan.graph)
+    return _PlanEmitter(made).module(made.graph)
 
 
 class _PlanEmitter(ModuleEmitter):
-    def __init__(self, plan: KernelPlan) -> None:
+    def __init__(self, made: KernelPlan) -> None:
         super().__init__()
-        self._plan = plan
+        self._plan = made
         self._functions: dict[tuple[type, Hashable], relax.GlobalVar] = {}
-        self.scope.channels_last = plan.converted.channels_last
+        self.scope.channels_last = made.converted.channels_last
         self.form = self._form
 
     def _form(self, scope: EmissionScope, node: Node, foreign: Foreign) -> Sequence[Expr]:
@@ -46,6 +49,14 @@ class _PlanEmitter(ModuleEmitter):
             return [None] * len(node.outputs)
         kernel = self._plan.kernels.get(node)
         return in_codes(scope, node, foreign) if kernel is None else self._call(kernel)
+
+    def _foreign(self, node: Node) -> Sequence[Expr]:
+        if is_conditional(node):
+            return emit_conditional(self.scope, node, self._branch)
+        return super()._foreign(node)
+
+    def _branch(self, graph: Graph) -> ir.IRModule:
+        return emit_plan(plan(agreed(graph), self._plan.cpu, self._plan.threads))
 
     def _bound(self, value: Value, expr: Expr | None) -> Expr:
         return None if expr is None else super()._bound(value, expr)

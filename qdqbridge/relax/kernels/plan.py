@@ -45,11 +45,15 @@ class KernelPlan:
         kernels: The kernels, by the node whose result they write.
         needed: The nodes whose results somebody reads; what kernels compute on the way to theirs,
             and the transposes that they read through, are not among them.
+        cpu: The CPU that it is for.
+        threads: How many threads that has.
     """
 
     converted: ConvertedGraph
     kernels: Mapping[Node, Kernel]
     needed: frozenset[Node]
+    cpu: Cpu
+    threads: int
 
     @property
     def graph(self) -> Graph:
@@ -78,7 +82,7 @@ def plan(graph: Graph, cpu: Cpu, threads: int = 1) -> KernelPlan:
         if kernel is not None:
             root, grown = _grown(node, kernel, outputs, inside)
             kernels[root] = grown
-    return KernelPlan(ours, kernels, _needed(ours.graph.nodes, outputs, kernels))
+    return KernelPlan(ours, kernels, _needed(ours.graph.nodes, outputs, kernels), cpu, threads)
 
 
 def _grown(
