@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from qdqbridge.autoquant.choosers import Chooser
     from qdqbridge.autoquant.fallback import Fallback, Goal
     from qdqbridge.autoquant.formats import Format, Unstored
+    from qdqbridge.autoquant.inside import QuantizedBody
     from qdqbridge.autoquant.profile import Profile
     from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions
     from qdqbridge.autoquant.samples import Samples
@@ -61,6 +62,20 @@ class Quantization:
     def graph(self) -> Graph:
         """The quantized graph."""
         return self.made.graph if self.fallback is None else self.fallback.graph
+
+    @property
+    def inside(self) -> tuple[QuantizedBody, ...]:
+        """What became of the bodies of If, Loop and Scan."""
+        if self.fallback is None:
+            return self.made.inside
+        kept = {place for new in self.fallback.decision.bodies.values() for place in new.places}
+        dropped = f"its bodies stay float for {self.goal}"
+        return tuple(
+            body
+            if body.made is None or body.body.place in kept
+            else replace(body, made=None, reason=dropped)
+            for body in self.made.inside
+        )
 
     def meeting(
         self,
@@ -196,6 +211,7 @@ class Quantization:
             ranking=ranking,
             fallback=self.fallback,
             goal="" if self.goal is None else str(self.goal),
+            inside=self.inside,
             progress=progress,
         )
         shown = document_of_quantization(record, self.original, self.graph, explain(self.graph))
@@ -320,8 +336,14 @@ def quantization(
     Raises:
         QdqBridgeError: As :func:`quantize`.
     """
+    from qdqbridge.autoquant.control_flow import has_bodies
     from qdqbridge.autoquant.hardware_fit import check_fitted, fitted
     from qdqbridge.autoquant.input_scale import misscaled
+    from qdqbridge.autoquant.inside import (
+        check_anything,
+        options_outside,
+        with_bodies_quantized,
+    )
     from qdqbridge.autoquant.presets import chosen
     from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
     from qdqbridge.autoquant.samples import Samples
@@ -342,6 +364,9 @@ def quantization(
         samples = _without_outliers(samples, warn or _LOGGER.warning)
     if samples is not None and (told := misscaled(graph, samples)):
         (warn or _LOGGER.warning)(told)
+    given, within = asked, has_bodies(graph)
+    if within:
+        asked = options_outside(graph, asked)
     asked, suited = fitted(graph, samples, asked)
     if profile is None and suited is None:
         asked, tried = chosen(graph, samples, asked)
@@ -351,7 +376,11 @@ def quantization(
         asked,
         profile=load_profile(profile) if isinstance(profile, (str, PathLike)) else profile,
         progress=progress,
+        empty=within,
     )
+    if within:
+        made = with_bodies_quantized(made, samples, given)
+        check_anything(made)
     if suited is not None and samples is not None:
         check_fitted(made, samples)
     steps = [step for step in (suited, tried) if step is not None]

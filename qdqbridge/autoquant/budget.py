@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from qdqbridge.autoquant.body_fallback import bodies_that_meet
 from qdqbridge.autoquant.collect import observable
 from qdqbridge.autoquant.decide import apply
 from qdqbridge.autoquant.fallback import Changes, Fallback, Goal, Reverted
@@ -162,9 +163,13 @@ class _BudgetSearch:
         graph, seen = made.decision.plan.graph, made.profile.by_name()
         stats = {value: seen[value.name] for value in observable(graph) if value.name in seen}
         wishes = made.options.wishes(graph)
-        own = replace(wishes, floats={**made.decision.plan.floats, **wishes.floats})
-        self._variants = Variants(made.decision, made.target, stats, own)
         self._simulation = Simulation(made.decision.plan, samples)
+        decision = made.decision
+        if budget.goal is not None:
+            met, told = budget.goal.met, str(budget.goal)
+            decision, _ = bodies_that_meet(decision, met, self._simulation, told)
+        own = replace(wishes, floats={**decision.plan.floats, **wishes.floats})
+        self._variants = Variants(decision, made.target, stats, own)
         self._budget, self._workers = budget, made.options.workers
         self._memory = _Memory(state, _key(made, samples))
         self._progress, self._done = progress, 0

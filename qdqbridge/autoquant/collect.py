@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.batch_norms import fold_batch_norm
+from qdqbridge.autoquant.control_flow import ModelRecipe, real_values, watched
 from qdqbridge.autoquant.profile import (
     Profile,
     ProfileEntry,
@@ -33,7 +34,6 @@ from qdqbridge.graph.edit import name_values
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.identity import origin_of
 from qdqbridge.graph.interpreter import check_inputs
-from qdqbridge.graph.types import TensorType
 
 _HUGE = math.ldexp(1.0, 100)
 """Magnitudes that stand for infinity, such as the lowest float32 in an attention mask."""
@@ -101,15 +101,7 @@ def check_float(graph: Graph) -> None:
 
 def observable(graph: Graph) -> list[Value]:
     """Returns every float tensor that is computed or fed, in topological order."""
-    results = (value for node in graph.nodes for value in node.outputs)
-    return [v for v in (*graph.inputs, *results) if v.name and _is_real(v)]
-
-
-def _is_real(value: Value) -> bool:
-    if not isinstance(value.type, TensorType) or not value.type.dtype.is_float:
-        return False
-    used = bool(value.users) or value.producer is not None
-    return used and not value.type.dtype.is_small_float
+    return real_values(graph)
 
 
 def _unseen(value: Value) -> ProfileEntry:
@@ -124,7 +116,7 @@ class Recording:
     def __init__(
         self,
         values: Sequence[Value],
-        run: Callable[[Sample], Sequence[NDArray[Any]]],
+        run: Callable[[Sample], Sequence[Sequence[NDArray[Any]]]],
         *,
         histograms: bool = True,
         fast: bool | None = None,
@@ -133,7 +125,8 @@ class Recording:
 
         Args:
             values: The tensors that ``run`` returns.
-            run: Runs the model on one sample.
+            run: Runs the model on one sample; returns what each tensor holds: one array, and for
+                tensors of bodies as many as the bodies run.
             histograms: Count values as well.
             fast: Compiled loops, or NumPy; by default the loops where TVM is installed.
         """
@@ -145,8 +138,9 @@ class Recording:
 
     def observe(self, sample: Sample) -> None:
         """Looks at one sample."""
-        for array, tensor in zip(self._run(sample), self._running, strict=True):
-            tensor.add(array)
+        for arrays, tensor in zip(self._run(sample), self._running, strict=True):
+            for array in arrays:
+                tensor.add(array)
 
     def taken(self) -> Sequence[TensorStats]:
         """Returns the statistics over what was seen since, and starts anew."""
@@ -189,11 +183,8 @@ def onnxruntime_observer(graph: Graph, *, histograms: bool = True, threads: int 
     Raises:
         UnsupportedTargetError: onnxruntime cannot run the model.
     """
-    from qdqbridge.onnx_io.running import Runner
-
-    values = observable(graph)
-    runner = Runner(graph, values, threads=threads)
-    return Recording(values, runner.run, histograms=histograms)
+    execution = ModelRecipe.of(graph, threads=threads).execution()
+    return Recording(watched(graph), execution.run, histograms=histograms)
 
 
 def tvm_observer(graph: Graph, *, histograms: bool = True, target: Any = "llvm") -> Observer:
@@ -236,7 +227,7 @@ def collect(
     Raises:
         InputDataError: ``start`` is of another model or of other samples.
     """
-    unseen = {profile_id(value): _unseen(value) for value in observable(graph)}
+    unseen = {profile_id(value): _unseen(value) for value in watched(graph)}
     total = Profile(graph.digest, histograms=histograms, tensors=unseen)
     remaining = iter(samples)
     if start is not None:

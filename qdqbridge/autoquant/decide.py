@@ -40,6 +40,8 @@ from qdqbridge.graph.edit import Editor, rewire
 from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Value
 from qdqbridge.graph.numerics import quantize
 from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.onnx_io.bodies import replace_bodies
+from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.ops.build import constant, dequantized, quantized
 
 if TYPE_CHECKING:
@@ -47,6 +49,21 @@ if TYPE_CHECKING:
 
 Look: TypeAlias = "Callable[[Value, Mapping[Value, QuantParams]], Sequence[NDArray[Any]]]"
 """Returns a value for every batch of samples, behind the parameters of those before it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NewBodies:
+    """What an If, Loop or Scan becomes whose bodies are quantized.
+
+    Attributes:
+        attributes: Its attributes.
+        operands: Its operands: values of the plan's graph.
+        places: Of the bodies that are quantized.
+    """
+
+    attributes: ForeignAttrs
+    operands: tuple[Value | None, ...]
+    places: frozenset[str]
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +75,7 @@ class Decision:
         values: Parameters of activations.
         weights: Parameters of constants; what is derived is not among them.
         integers: Stored integers of weights that were not just rounded.
+        bodies: What nodes become whose bodies are quantized.
     """
 
     plan: QuantizationPlan
@@ -66,6 +84,7 @@ class Decision:
     integers: dict[Weight, NDArray[np.generic]] = field(
         default_factory=dict["Weight", "NDArray[np.generic]"]
     )
+    bodies: dict[Node, NewBodies] = field(default_factory=dict[Node, NewBodies])
 
 
 def decide(
@@ -183,6 +202,9 @@ def apply(decision: Decision) -> Graph:
     copy = copied(decision.plan.graph)
     graph = copy.graph
     editor = Editor(graph)
+    for node, new in decision.bodies.items():
+        operands = [None if value is None else copy.values[value] for value in new.operands]
+        replace_bodies(copy.nodes[node], new.attributes, operands)
     for weight, params in decision.weights.items():
         _store(copy.nodes[weight.node], weight, params, decision)
     for weight in decision.plan.weights:
@@ -283,9 +305,16 @@ def about_copy(decision: Decision, copy: Copy) -> Decision:
         plan.arithmetic,
         plan.least_scales,
     )
+    bodies = {
+        copy.nodes[n]: replace(
+            b, operands=tuple(None if v is None else value_of(v) for v in b.operands)
+        )
+        for n, b in decision.bodies.items()
+    }
     return replace(
         decision,
         plan=new,
+        bodies=bodies,
         values={value_of(v): params for v, params in decision.values.items()},
         weights={weights[w]: params for w, params in decision.weights.items()},
         integers={weights[w]: array for w, array in decision.integers.items()},

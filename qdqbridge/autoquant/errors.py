@@ -125,9 +125,7 @@ def errors(
 def spread(samples: Samples, limit: int) -> Samples:
     """Returns at most ``limit`` samples, spread evenly over all there are."""
     count = min(max(limit // samples.step, 1), len(samples))
-    picked = np.linspace(0, len(samples) - 1, count).astype(int)
-    rows = (picked[:, None] * samples.step + np.arange(samples.step)).reshape(-1)
-    return Samples({name: array[rows] for name, array in samples.arrays.items()}, samples.step)
+    return samples.picked(np.linspace(0, len(samples) - 1, count).astype(int).tolist())
 
 
 def matches(graph: Graph, quantized: Graph) -> dict[Value, Value]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from qdqbridge.autoquant.body_fallback import bodies_that_meet, without_bodies
 from qdqbridge.autoquant.collect import observable
 from qdqbridge.autoquant.decide import Decision, apply
 from qdqbridge.autoquant.formats import Format
@@ -33,7 +34,7 @@ from qdqbridge.autoquant.simulation.metrics import Metric, Metrics, outputs_of
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.autoquant.targets import Target
 from qdqbridge.errors import InputDataError
-from qdqbridge.graph.graph import Graph, Value
+from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.report.quantization.record import ParetoRow
 
 Progress = Callable[[int, int], None]
@@ -408,9 +409,10 @@ def meeting(
         InputDataError: The goal cannot be met.
     """
     wishes = wishes or Wishes()
+    simulation = Simulation(decision.plan, samples, engine=engine, metric=metric)
+    decision, dropped = bodies_that_meet(decision, goal.met, simulation, str(goal))
     own = replace(wishes, floats={**decision.plan.floats, **wishes.floats})
     variants = Variants(decision, target, stats, own)
-    simulation = Simulation(decision.plan, samples, engine=engine, metric=metric)
     more = fallback == "int16"
     ranking, ranked = None, 0
     if not goal.met(simulation.metrics(decision)) and layers_of(decision.plan):
@@ -418,15 +420,36 @@ def meeting(
         ahead = trials(ranked, _LEVELS[fallback])
         told = None if progress is None else _after(progress, 0, ahead)
         ranking = sensitivity(variants, simulation, without=False, workers=workers, progress=told)
-    return fall_back(
-        variants,
-        simulation,
-        goal,
-        wide=widened(target) if more else None,
-        wide_weights=widened_weights(target) if more else None,
-        ranking=ranking,
-        progress=None if progress is None else _after(progress, ranked),
-    )
+
+    def found(some: Variants) -> Fallback:
+        return fall_back(
+            some,
+            simulation,
+            goal,
+            wide=widened(target) if more else None,
+            wide_weights=widened_weights(target) if more else None,
+            ranking=ranking,
+            progress=None if progress is None else _after(progress, ranked),
+        )
+
+    try:
+        fallen = found(variants)
+    except InputDataError:
+        if not decision.bodies:
+            raise
+        dropped = dict.fromkeys(decision.bodies, simulation.metrics())
+        reason = f"its bodies stay float for {goal}"
+        fallen = found(replace(variants, base=without_bodies(decision, dropped, reason)))
+    return replace(fallen, reverted=[*fallen.reverted, *_reverted(dropped, goal)])
+
+
+def _reverted(dropped: Mapping[Node, Metrics], goal: Goal) -> list[Reverted]:
+    """Returns what is told of nodes whose bodies became float."""
+    reason = f"its bodies stay float for {goal}"
+    return [
+        Reverted(Layer((node,)), "float", rank, alone, reason)
+        for rank, (node, alone) in enumerate(dropped.items(), 1)
+    ]
 
 
 def _after(progress: Progress, done: int, ahead: int = 0) -> Progress:

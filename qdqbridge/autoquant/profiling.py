@@ -18,13 +18,13 @@ from qdqbridge.autoquant.collect import (
     onnxruntime_observer,
     tvm_observer,
 )
+from qdqbridge.autoquant.control_flow import ModelRecipe, watched
 from qdqbridge.autoquant.profile import Profile, channel_axis
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.streams import open_samples
 from qdqbridge.autoquant.workers import Job, Team, TeamObserver, team_of
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
-from qdqbridge.onnx_io.running import Recipe
 
 Engine: TypeAlias = Literal["onnxruntime", "tvm"]
 Workers: TypeAlias = "int | Literal['ray'] | None"
@@ -117,13 +117,12 @@ def _observer(
     else:
         team = _team(graph, workers, histograms=histograms, threads=threads or 1)
         try:
-            yield TeamObserver(observable(graph), team)
+            yield TeamObserver(watched(graph), team)
         finally:
             team.close()
 
 
 def _team(graph: Graph, workers: int | str, *, histograms: bool, threads: int) -> Team:
-    values = observable(graph)
-    axes = tuple(channel_axis(value) for value in values)
-    job = Job(Recipe.of(graph, values, threads=threads), axes, histograms)
+    axes = tuple(channel_axis(value) for value in watched(graph))
+    job = Job(ModelRecipe.of(graph, threads=threads), axes, histograms)
     return team_of(job, workers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from numpy.typing import NDArray
 
@@ -50,6 +50,9 @@ from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import TensorType
+
+if TYPE_CHECKING:
+    from qdqbridge.autoquant.inside import QuantizedBody
 
 Progress = Callable[[int, int], None]
 Arrays = Mapping[str, NDArray[Any]]
@@ -198,6 +201,7 @@ class Quantized:
         tuning: What became of trying other choosers; None where that was not asked for.
         reference: The float graph that the profile is of: with the channels scaled that repair
             scales, and biases as they were; what reports compare tensors with.
+        inside: What became of the bodies of If, Loop and Scan.
     """
 
     graph: Graph
@@ -208,6 +212,7 @@ class Quantized:
     repairs: tuple[StepRecord, ...] = ()
     tuning: StepRecord | None = None
     reference: Graph | None = None
+    inside: tuple[QuantizedBody, ...] = ()
 
 
 def quantized(
@@ -217,8 +222,9 @@ def quantized(
     *,
     profile: Profile | None = None,
     progress: Progress | None = None,
+    empty: bool = False,
 ) -> Quantized:
-    """Quantizes ``graph`` and returns what was decided as well.
+    """Quantizes ``graph`` but for the bodies in it, and returns what was decided as well.
 
     Args:
         graph: A canonical float graph; it is not changed.
@@ -227,6 +233,7 @@ def quantized(
         options: What it is for, and what the user wants otherwise.
         profile: Statistics of the prepared graph made before.
         progress: Called with the steps done and their number.
+        empty: Return the float graph where nothing in it can be quantized.
 
     Raises:
         InputDataError: The data or the profile does not belong to the graph, the graph is
@@ -241,12 +248,14 @@ def quantized(
     if profile is not None:
         check_profile(profile, graph)
     graph = prepared(graph)
-    check_plan(plan(graph, target, options.wishes(graph)))
+    outset = plan(graph, target, options.wishes(graph))
+    if not empty:
+        check_plan(outset)
     samples = _samples(graph.inputs, data)
     if samples is not None and options.tune:
         target = with_room(target, different(samples))
     tune = options.tune and bool(target.candidates)
-    if samples is None:
+    if samples is None or not outset.rules:
         repair, tune = (), False
     rounds = Rounds(Rounds.of(repair, None).number + tune, progress)
     if profile is None:
@@ -257,8 +266,9 @@ def quantized(
             )
         profile = collect(graph, samples, onnxruntime_observer(graph), progress=rounds.next())
     few = None if samples is None else spread(samples, _REPAIRING)
-    start = _plainly(graph, target, options, profile, few)
-    if samples is None or few is None or not (repair or tune):
+    start = _plainly(graph, target, options, profile, few, empty=empty)
+    if samples is None or few is None or not (repair or tune) or not start.decision.plan.rules:
+        rounds.finish()
         return start
 
     profiled = [(start.profile, graph)]
@@ -310,6 +320,8 @@ def _plainly(
     options: QuantizeOptions,
     profile: Profile,
     samples: Samples | None,
+    *,
+    empty: bool = False,
 ) -> Quantized:
     """Quantizes a prepared graph without repair; choosers may look at samples.
 
@@ -326,7 +338,8 @@ def _plainly(
         if not unfit:
             break
         wishes = replace(wishes, floats={**nodes_around(unfit), **wishes.floats})
-    check_plan(planned)
+    if not empty:
+        check_plan(planned)
     decision = decide(planned, stats, target, samples)
     return Quantized(apply(decision), decision, profile, target, options, reference=graph)
 
@@ -431,7 +444,7 @@ def _check_dynamic(target: Target, formats: Iterable[Format | Unstored]) -> None
 
 
 def _nodes(graph: Graph, pattern: str) -> list[Node]:
-    found = [node for node in graph.nodes if _matches(node, pattern)]
+    found = [node for node in graph.nodes if matches(node, pattern)]
     if not found:
         raise InputDataError(
             f"no node is called {pattern!r}",
@@ -441,5 +454,6 @@ def _nodes(graph: Graph, pattern: str) -> list[Node]:
     return found
 
 
-def _matches(node: Node, pattern: str) -> bool:
+def matches(node: Node, pattern: str) -> bool:
+    """True where a name or pattern means a node."""
     return any(fnmatchcase(name, pattern) for name in (*node.origin.nodes, node.op.name))

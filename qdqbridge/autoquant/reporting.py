@@ -33,6 +33,7 @@ from qdqbridge.report.quantization.record import (
 
 if TYPE_CHECKING:
     from qdqbridge.autoquant.fallback import Fallback
+    from qdqbridge.autoquant.inside import QuantizedBody
     from qdqbridge.autoquant.repair.steps import StepRecord as Repair
     from qdqbridge.autoquant.sensitivity import Ranking
 
@@ -74,6 +75,7 @@ def record_of(
     ranking: Ranking | None = None,
     fallback: Fallback | None = None,
     goal: str = "",
+    inside: Sequence[QuantizedBody] = (),
     notes: Sequence[str] = (),
     versions: Mapping[str, str] | None = None,
     limit: int = LIMIT,
@@ -95,6 +97,7 @@ def record_of(
         ranking: What each layer costs alone.
         fallback: Which layers were taken back.
         goal: What the outputs had to be like.
+        inside: What became of the bodies of If, Loop and Scan.
         notes: What else to tell.
         versions: Of programs, by name; by default of those that are installed.
         limit: Samples to measure on, at most.
@@ -121,6 +124,7 @@ def record_of(
             made.graph, few, progress=lambda done, total: report(total + done, 2 * total)
         )
     stats = made.profile.by_name()
+    decisions = [made.decision, *_inner_decisions(inside)]
     return QuantizationRecord(
         model=model,
         float_digest=made.profile.model if original is None else original.digest,
@@ -134,10 +138,10 @@ def record_of(
         outputs=found.outputs,
         top1=found.top1,
         layers=found.layers,
-        tensors=tensors(made.decision, stats),
-        weights=weight_errors(made.decision),
+        tensors=tuple(row for each in decisions for row in tensors(each, stats)),
+        weights=tuple(row for each in decisions for row in weight_errors(each)),
         accumulators=tuple(row.row() for row in accumulators(made.graph, stats, seen=seen)),
-        floats=_floats(made.decision),
+        floats=(*_floats(made.decision), *floats_inside(inside)),
         culprits=() if ranking is None else _culprits(ranking),
         fallback=() if fallback is None else _fallback(fallback),
         pareto=() if fallback is None else tuple(fallback.pareto),
@@ -200,6 +204,35 @@ def _floats(decision: Decision) -> tuple[FloatNode, ...]:
     floats = decision.plan.floats
     nodes = [node for node in decision.plan.graph.nodes if node in floats]
     return tuple(FloatNode(node.name, node.op.name, floats[node]) for node in nodes)
+
+
+def _inner_decisions(inside: Sequence[QuantizedBody]) -> list[Decision]:
+    """Returns what was decided about bodies, those inside bodies too."""
+    return [
+        each
+        for body in inside
+        if body.made is not None
+        for each in (body.made.decision, *_inner_decisions(body.made.inside))
+    ]
+
+
+def floats_inside(inside: Sequence[QuantizedBody]) -> list[FloatNode]:
+    """Returns why nodes in bodies stay float, by the name of their body and their own."""
+    found: list[FloatNode] = []
+    for body in inside:
+        place = body.body.place
+        if body.made is None:
+            found += (
+                FloatNode(place + node.name, node.op.name, body.reason)
+                for node in body.body.graph.nodes
+            )
+            continue
+        found += (
+            FloatNode(place + row.node, row.operator, row.reason)
+            for row in _floats(body.made.decision)
+        )
+        found += floats_inside(body.made.inside)
+    return found
 
 
 def _culprits(ranking: Ranking) -> tuple[Culprit, ...]:

@@ -80,6 +80,21 @@ class Samples:
     def __iter__(self) -> Iterator[Sample]:
         return (self[index] for index in range(len(self)))
 
+    @property
+    def together(self) -> bool:
+        """Whether several may be joined along axis 0."""
+        return self.step == 1
+
+    @property
+    def elements(self) -> int:
+        """The elements of the first sample."""
+        return sum(array[: self.step].size for array in self.arrays.values())
+
+    def picked(self, indices: Sequence[int]) -> Samples:
+        """Returns some of the samples, by their numbers."""
+        rows = [index * self.step + offset for index in indices for offset in range(self.step)]
+        return Samples({name: array[rows] for name, array in self.arrays.items()}, self.step)
+
     def batches(self, inputs: Sequence[Value], size: int = _BATCH) -> list[Sample]:
         """Returns the samples, several at once where every input leaves axis 0 open.
 
@@ -88,7 +103,43 @@ class Samples:
             size: How many.
         """
         shapes = [value.type.shape for value in inputs]
-        if self.step != 1 or not all(shape and isinstance(shape[0], str) for shape in shapes):
+        if not self.together or not all(shape and isinstance(shape[0], str) for shape in shapes):
             return list(self)
         several = Samples(self.arrays, size)
         return [several[index] for index in range(-(-len(self) // size))]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunSamples(Samples):
+    """Samples whose inputs have extents of their own, and may be single numbers.
+
+    Attributes:
+        runs: What each run was given, by name.
+    """
+
+    runs: Sequence[Sample] = ()
+
+    @staticmethod
+    def of_runs(runs: Sequence[Sample]) -> RunSamples:
+        """Returns the samples that runs of a part of a model were given."""
+        return RunSamples({}, 1, tuple(runs))
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.runs[index]
+
+    @property
+    def together(self) -> bool:
+        """Whether several may be joined along axis 0."""
+        return False
+
+    @property
+    def elements(self) -> int:
+        """The elements of the first sample."""
+        return sum(array.size for array in self.runs[0].values())
+
+    def picked(self, indices: Sequence[int]) -> Samples:
+        """Returns some of the samples, by their numbers."""
+        return RunSamples.of_runs([self.runs[index] for index in indices])

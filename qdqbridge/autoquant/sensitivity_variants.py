@@ -160,7 +160,7 @@ class Variants:
 
     def decided(self, own: QuantizationPlan) -> Decision:
         """Returns a decision for a plan of the same graph."""
-        result = Decision(own)
+        result = Decision(own, bodies=self.base.bodies)
         roots = {value: own.root(value) for value in own.specs}
         found = {root: self._value(own, root) for root in dict.fromkeys(roots.values())}
         result.values = {value: found[root] for value, root in roots.items()}

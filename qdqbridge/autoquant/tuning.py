@@ -394,6 +394,4 @@ def spread(data: Data, count: int) -> Samples:
 
 def taken(samples: Samples, indices: range | list[int]) -> Samples:
     """Returns some of the samples, by their numbers."""
-    step = samples.step
-    rows = [index * step + offset for index in indices for offset in range(step)]
-    return Samples({name: array[rows] for name, array in samples.arrays.items()}, step)
+    return samples.picked(indices)

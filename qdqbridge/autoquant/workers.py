@@ -14,12 +14,12 @@ from functools import partial
 from multiprocessing import get_context
 from typing import Any, Protocol
 
+from qdqbridge.autoquant.control_flow import ModelRecipe
 from qdqbridge.autoquant.running import running
 from qdqbridge.autoquant.samples import Sample
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.graph import Value
-from qdqbridge.onnx_io.running import Execution, Recipe
 
 _BATCH = 16
 """Samples that a worker gets at once."""
@@ -37,7 +37,7 @@ class Job:
         histograms: Count values as well.
     """
 
-    recipe: Recipe
+    recipe: ModelRecipe
     axes: tuple[int | None, ...]
     histograms: bool
 
@@ -50,14 +50,15 @@ class JobWorker:
     """Runs a job's model on samples."""
 
     def __init__(self, job: Job) -> None:
-        self._execution = Execution(job.recipe)
+        self._execution = job.recipe.execution()
         self._running = [running(axis, histogram=job.histograms) for axis in job.axes]
 
     def seen(self, samples: Sequence[Sample]) -> list[TensorStats]:
         """Returns the statistics over ``samples``."""
         for sample in samples:
-            for array, tensor in zip(self._execution.run(sample), self._running, strict=True):
-                tensor.add(array)
+            for arrays, tensor in zip(self._execution.run(sample), self._running, strict=True):
+                for array in arrays:
+                    tensor.add(array)
         return [tensor.taken() for tensor in self._running]
 
 

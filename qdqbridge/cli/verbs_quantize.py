@@ -327,12 +327,14 @@ def _closeness(sqnr: float, top1: float | None) -> str:
 
 def _facts(made: Quantization, path: Path, report: Path | None) -> dict[str, Any]:
     from qdqbridge.autoquant.plan import Fixed, Shared
+    from qdqbridge.autoquant.reporting import floats_inside
 
     found, tuning, outputs = made.fallback, made.made.tuning, made.outputs()
     decision = made.made.decision if found is None else found.decision
     specs = list(decision.plan.specs.values())
     steps = [*made.made.repairs, *([] if tuning is None else [tuning])]
     reasons = {node.name: reason for node, reason in decision.plan.floats.items()}
+    reasons |= {row.node: row.reason for row in floats_inside(made.inside)}
     return {
         "output": str(path),
         "report": None if report is None else str(report),
@@ -340,7 +342,7 @@ def _facts(made: Quantization, path: Path, report: Path | None) -> dict[str, Any
         "samples": made.made.profile.samples,
         "sqnr": None if outputs is None else outputs.sqnr,
         "top1": None if outputs is None else outputs.top1,
-        "integer": len(decision.plan.rules),
+        "integer": len(decision.plan.rules) + sum(body.integers for body in made.inside),
         "float": len(reasons),
         "fixed": sum(isinstance(spec, Fixed) for spec in specs),
         "shared": sum(isinstance(spec, Shared) for spec in specs),

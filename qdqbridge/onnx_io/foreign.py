@@ -7,7 +7,7 @@ form of a graph does not depend on the file's names. It is written back as it wa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx
@@ -21,8 +21,10 @@ from qdqbridge.onnx_io.codecs.schema import oldest_alike, schema_of, schema_type
 from qdqbridge.onnx_io.structure import captured_names
 from qdqbridge.onnx_io.subgraph_names import (
     Counter,
+    FileNames,
     all_defined,
     bodies,
+    nodes_inside,
     rename_inside,
     renamed_attribute,
 )
@@ -37,11 +39,24 @@ IR_VERSION = 10
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StoredNode(Serialized):
-    """A serialized ``NodeProto`` with normal names; its text is a short hash."""
+    """A serialized ``NodeProto`` with normal names; its text is a short hash.
+
+    Attributes:
+        names: What its file calls the things inside its subgraphs. Equal nodes may differ in it.
+    """
+
+    names: FileNames = field(default_factory=FileNames, compare=False)
 
     def proto(self) -> NodeProto:
         """Returns the node, free to be changed."""
         return NodeProto.FromString(self.data)
+
+    def named(self) -> NodeProto:
+        """Returns the node, free to be changed, whose inner nodes are called as in their file."""
+        node = self.proto()
+        for inner, name in zip(nodes_inside(node), self.names.nodes, strict=False):
+            inner.name = name
+        return node
 
     def integers(self) -> dict[str, int]:
         """Returns the integer attributes."""
@@ -98,7 +113,7 @@ class ForeignAttrs(Attributes):
         for attribute in node.attribute:
             for body in bodies(attribute):
                 rename_inside(body, names)
-        stored = StoredNode(node.SerializeToString(deterministic=True))
+        stored = StoredNode(node.SerializeToString(deterministic=True), self.node.names)
         return replace(self, node=stored, captures=tuple(dict.fromkeys(fresh)))
 
     def model(self, node: Node) -> onnx.ModelProto:
@@ -182,7 +197,10 @@ def foreign_attributes(
     counter = Counter()
     for attribute in sorted(proto.attribute, key=lambda a: a.name):
         node.attribute.append(renamed_attribute(node.op_type, attribute, names, counter))
-    stored = StoredNode(node.SerializeToString(deterministic=True))
+    inner = tuple(each.name for each in nodes_inside(proto))
+    stored = StoredNode(
+        node.SerializeToString(deterministic=True), FileNames(tuple(counter.tensors), inner)
+    )
     captures = tuple(names.values())
     version = _version(node, opset, operands)
     return ForeignAttrs(domain, proto.op_type, version, stored, captures)
@@ -224,7 +242,7 @@ def foreign_node_proto(
         output_names: One name per result; the first one is the prefix of the names inside
             subgraphs, so that these are unique.
     """
-    node = attributes.node.proto()
+    node = attributes.node.named()
     own = len(node.input)
     names = dict(zip(attributes.captures, input_names[own:], strict=True))
     prefix = next(iter(output_names), "")

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from onnx import AttributeProto, GraphProto, ValueInfoProto
+from onnx import AttributeProto, GraphProto, NodeProto, ValueInfoProto
 
 _RANKED = "Scan"
 """onnxruntime needs the ranks of what this operator's body gives."""
 
 
+@dataclass(frozen=True, slots=True)
+class FileNames:
+    """What a file calls the things inside the subgraphs of a node; no meaning depends on it.
+
+    Attributes:
+        tensors: By the numbers that they get.
+        nodes: In the order of :func:`nodes_inside`.
+    """
+
+    tensors: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
 class Counter:
-    """Numbers for the tensors inside the subgraphs of one node."""
+    """Numbers for the tensors inside the subgraphs of one node, and who got them."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.tensors: list[str] = []
 
-    def __call__(self) -> str:
-        """Returns the next name."""
-        self.count += 1
-        return f"t_{self.count - 1}"
+    def __call__(self, name: str) -> str:
+        """Returns the next number, for the tensor of a name."""
+        self.tensors.append(name)
+        return f"t_{len(self.tensors) - 1}"
+
+
+def nodes_inside(node: NodeProto) -> Iterator[NodeProto]:
+    """Yields the nodes inside the subgraphs of a node, each before those inside itself."""
+    for attribute in sorted(node.attribute, key=lambda a: a.name):
+        for body in bodies(attribute):
+            for inner in body.node:
+                yield inner
+                yield from nodes_inside(inner)
 
 
 def bodies(attribute: AttributeProto) -> Sequence[GraphProto]:
@@ -57,7 +80,7 @@ def _normalize(
     """Numbers every tensor that ``body`` defines and drops what computes nothing."""
     names = dict(outer)
     for defined in _defined(body):
-        names[defined] = counter()
+        names[defined] = counter(defined)
     rename_inside(body, names, deeper=False)
     body.name = name
     for field in ("doc_string", "value_info", "metadata_props", "quantization_annotation"):

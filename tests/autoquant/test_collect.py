@@ -115,7 +115,9 @@ def test_engines_agree(graph, observer):
         _, found = evaluate(graph, sample, wanted=computed)
         return [found[v] if v in found else sample[v.name] for v in values]
 
-    ours = collect(graph, samples_of(graph, IMAGES), Recording(values, interpret)).by_name()
+    ours = collect(
+        graph, samples_of(graph, IMAGES), Recording(values, lambda s: [[a] for a in interpret(s)])
+    ).by_name()
     theirs = collect(graph, samples_of(graph, IMAGES), observer).by_name()
     for name, stats in ours.items():  # sums of float32 in another order
         assert stats.maximum == pytest.approx(theirs[name].maximum, rel=1e-5, abs=1e-6)

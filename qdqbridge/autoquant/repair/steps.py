@@ -316,8 +316,7 @@ def folds_of(state: QuantizedState, samples: Samples) -> list[Fold]:
 
 
 def _count(data: Samples) -> int:
-    elements = sum(array[: data.step].size for array in data.arrays.values())
-    return max(LEAST, min(SAMPLES, ELEMENTS // max(elements, 1)))
+    return max(LEAST, min(SAMPLES, ELEMENTS // max(data.elements, 1)))
 
 
 def _listed(target: Target) -> str:

@@ -97,7 +97,7 @@ def batches(
     count = int(min(limit, len(samples), max(fitting, 2 * BATCHES)))
     picked = [samples[int(i)] for i in np.linspace(0, len(samples) - 1, count)]
     shapes = [value.type.shape for value in inputs]
-    if samples.step > 1 or not all(shape and isinstance(shape[0], str) for shape in shapes):
+    if not samples.together or not all(shape and isinstance(shape[0], str) for shape in shapes):
         return picked
     each = max(1, -(-count // BATCHES))
     return [

@@ -288,6 +288,5 @@ def _batches(
     if not isinstance(samples, Samples):
         return list(samples)
     if batch is None:
-        elements = sum(array[:1].size for array in samples.arrays.values())
-        batch = max(1, min(_BATCH, _ELEMENTS // max(elements, 1)))
+        batch = max(1, min(_BATCH, _ELEMENTS // max(samples.elements, 1)))
     return samples.batches(plan.graph.inputs, batch)

@@ -69,13 +69,18 @@ def write(
     write_files(model, sheet.constants, path, overwrite=overwrite)
 
 
-def to_proto(graph: Graph, profile: str = "ort") -> ModelProto:
+def to_proto(graph: Graph, profile: str = "ort", opset: int | None = None) -> ModelProto:
     """Returns a graph as a QDQ ONNX model in memory, with all its tensors.
+
+    Args:
+        graph: A canonical graph, or a raw one.
+        profile: How to write what can be written in several ways.
+        opset: As for :func:`write`.
 
     Raises:
         UnsupportedTargetError: The profile is not known, or ONNX cannot express the graph.
     """
-    sheet = _sheet(graph, profile_of(profile))
+    sheet = _sheet(graph, profile_of(profile), opset)
     model = model_without_tensors(sheet, graph.name, graph.metadata)
     for name, constant in sheet.constants.items():
         model.graph.initializer.append(proto_from_constant(name, constant))
