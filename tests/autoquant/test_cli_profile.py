@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 from qdqbridge.cli.failures import run
 from qdqbridge.profiling import load_profile
+from tests.control_flow_models import nested_network
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = str(ROOT / "models" / "digits_cnn_float.onnx")
@@ -27,9 +28,9 @@ def data(tmp_path):
     return str(path)
 
 
-def command(data, output, *more):
+def command(data, output, *more, model=MODEL):
     threads = () if "--threads" in more else ("--threads", "1")
-    return ["profile", MODEL, "--data", data, "-o", str(output), *threads, *more]
+    return ["profile", model, "--data", data, "-o", str(output), *threads, *more]
 
 
 def killed(arguments, partial, seconds):
@@ -50,20 +51,26 @@ def killed(arguments, partial, seconds):
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no such signal")
-def test_killed_at_any_sample_it_goes_on_to_the_same_bytes(data, tmp_path):
-    chance = random.Random(0)
+@pytest.mark.parametrize("loops", [False, True])
+def test_killed_at_any_sample_it_goes_on_to_the_same_bytes(data, tmp_path, loops):
+    """With loops the tensors inside a Loop's body are among what is saved."""
+    chance, model = random.Random(0), MODEL
+    if loops:
+        onnx.save(nested_network(), model := str(tmp_path / "loop.onnx"))
+        np.savez(data, x=IMAGES[:60, 0])
     output, partial = tmp_path / "p.json", tmp_path / "p.json.partial"
-    arguments = command(data, output, "--save-every", "0")
+    arguments = command(data, output, "--save-every", "0", model=model)
     ended = [killed(arguments, partial, chance.uniform(0, 0.3))]
     ended.append(killed([*arguments, "--resume"], partial, chance.uniform(0, 0.3)))
     assert ended == [-signal.SIGKILL] * 2
-    assert 0 < load_profile(partial).samples < len(IMAGES)
+    assert 0 < load_profile(partial).samples < (60 if loops else len(IMAGES))
     assert not output.exists()
     assert run([*arguments, "--resume"]) == 0
     assert not partial.exists()
     whole = tmp_path / "whole.json"
-    assert run(command(data, whole)) == 0
+    assert run(command(data, whole, model=model)) == 0
     assert output.read_bytes() == whole.read_bytes()
+    assert loops == ("recurrence/body/which/then_branch/" in whole.read_text())
 
 
 def test_a_partial_profile_of_other_data_is_refused(data, tmp_path, capsys):
