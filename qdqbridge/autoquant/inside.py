@@ -15,7 +15,7 @@ from qdqbridge.autoquant.collect import Data, observable
 from qdqbridge.autoquant.control_flow import bodies_in, parts, runs_of_bodies, watched
 from qdqbridge.autoquant.decide import NewBodies, apply
 from qdqbridge.autoquant.formats import Unstored
-from qdqbridge.autoquant.presets import GAIN, PRESETS, chosen
+from qdqbridge.autoquant.presets import GAIN, PRESETS, chosen, with_fewer
 from qdqbridge.autoquant.profile import Profile
 from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions, matches, quantized
 from qdqbridge.autoquant.repair.steps import FloatReference, StepRecord
@@ -33,6 +33,7 @@ _SAMPLES, _RUNS = 64, 256
 _GOOD = 30.0
 """Outputs this close to the float model's, in dB, bear all integers that the target wants: what a
 step of a loop loses adds up over its steps, and more so on other data."""
+_WEIGHTS = "weights only"
 _NEVER = "no sample takes this branch"
 
 
@@ -98,11 +99,10 @@ def with_bodies_quantized(
 
 def _fewer(target: Target) -> Sequence[tuple[str, Target]]:
     """Returns targets with fewer integers, for bodies that lose too much with the target's own."""
-    products = [
-        (preset.name, replace(target, rules=preset.rules(target.rules))) for preset in PRESETS[1:2]
-    ]
-    weights = replace(target, activations=Unstored.FLOAT, rules=PRODUCTS)
-    return [*products, ("weights only", weights)]
+    products = PRESETS[1]
+    few = with_fewer(target, products.name, products.rules(target.rules))
+    weights = with_fewer(target, _WEIGHTS, PRODUCTS, activations=Unstored.FLOAT)
+    return [(products.name, few), (_WEIGHTS, weights)]
 
 
 def _each(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.arithmetic import CONTRACT, IntegerArithmetic
 from qdqbridge.autoquant.formats import Format, Unstored
-from qdqbridge.autoquant.targets import CLAMPS, OperatorRule, Target
+from qdqbridge.autoquant.targets import CLAMPS, RECURRENT_WEIGHTS, OperatorRule, Target
 from qdqbridge.autoquant.units import Units
 from qdqbridge.autoquant.unstored import RECURRENT, refusal, weight_format
 from qdqbridge.graph.dtypes import DType
@@ -239,21 +239,29 @@ class _QuantizationPlanner:
 
     def _treat(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
-            rule = self.target.rule_for(node)
+            rule = self._rule_for(node)
             if node in self.wishes.floats:
                 self.floats[node] = self.wishes.floats[node]
             elif node.op.flow is Flow.MOVE:
                 continue
             elif rule is None:
-                self.floats[node] = f"target {self.target.name} has no {node.op.name}"
+                self.floats[node] = self.target.why_float(node)
             elif not all(_is_float32(v) for _, v in node.data_operands()):
                 self.floats[node] = "its operands are not float32"
             else:
                 self._treat_by(rule, node)
 
+    def _rule_for(self, node: Node) -> OperatorRule | None:
+        """Returns the rule for a node; the user may want weights that a target leaves float."""
+        if node.op.name in RECURRENT and self.wishes.formats.get(node) is Unstored.FLOAT:
+            return RECURRENT_WEIGHTS
+        return self.target.rule_for(node)
+
     def _treat_by(self, rule: OperatorRule, node: Node) -> None:
         """Notes the rule of a node whose operands are float32."""
         read = self.wishes.formats.get(node) or rule.operands or self.target.activations
+        if node.op.name in RECURRENT:
+            read = Unstored.FLOAT
         if isinstance(read, Unstored):
             reason = refusal(node, read)
             if reason:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from qdqbridge.autoquant.collect import Data
-from qdqbridge.autoquant.formats import Format
+from qdqbridge.autoquant.formats import Format, Unstored
 from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
 from qdqbridge.autoquant.repair.steps import GRAPH_STEPS, FloatReference, StepRecord
 from qdqbridge.autoquant.targets import ACCUMULATORS, OperatorRule, Target
@@ -53,13 +53,39 @@ class Preset:
     gain: float = GAIN
 
 
+def _stores_weights_alone(rule: OperatorRule) -> bool:
+    """True for rules by which no activation is rounded."""
+    return isinstance(rule.operands, Unstored)
+
+
 def _products(rules: Sequence[OperatorRule]) -> tuple[OperatorRule, ...]:
-    kept = (replace(r, ops=[op for op in r.ops if op in ACCUMULATORS]) for r in rules)
+    kept = (
+        r
+        if _stores_weights_alone(r)
+        else replace(r, ops=[op for op in r.ops if op in ACCUMULATORS])
+        for r in rules
+    )
     return tuple(rule for rule in kept if rule.ops)
 
 
 def _weighted(rules: Sequence[OperatorRule]) -> tuple[OperatorRule, ...]:
     return tuple(replace(rule, when=_WithWeight(rule.when)) for rule in _products(rules))
+
+
+def with_fewer(
+    target: Target, name: str, rules: Sequence[OperatorRule], **changed: Unstored
+) -> Target:
+    """Returns a target with fewer integers, which says so of the nodes that stay float.
+
+    Args:
+        target: The target.
+        name: What runs on integers.
+        rules: Of what does.
+        changed: What else is otherwise.
+    """
+    told = f"the outputs are closer to the float model's with {name} on integers"
+    left = [replace(r, quantized=False, reason=told) if r.quantized else r for r in target.rules]
+    return replace(target, rules=(*rules, *left), **changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +100,10 @@ class _WithWeight:
 
 
 def _headless(rules: Sequence[OperatorRule]) -> tuple[OperatorRule, ...]:
-    return tuple(replace(rule, when=_BeforeProducts(rule.when)) for rule in rules)
+    return tuple(
+        rule if _stores_weights_alone(rule) else replace(rule, when=_BeforeProducts(rule.when))
+        for rule in rules
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,7 +181,7 @@ def chosen(
             told = "the budget was spent before all choices were tried; --budget gives more"
             break
         work.spend(made.decision.plan.graph, made.profile, _RUNS * len(seen))
-        other = replace(target, rules=preset.rules(target.rules))
+        other = with_fewer(target, preset.name, preset.rules(target.rules))
         if all(other.rule_for(node) for node in rules):
             continue  # it leaves nothing float that is not so already
         try:

@@ -207,7 +207,7 @@ RECURRENT = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 @pytest.mark.parametrize("op", RECURRENT)
 @pytest.mark.parametrize("directions", [1, 2])
-@pytest.mark.parametrize("target", ["weight-only", "dynamic"])
+@pytest.mark.parametrize("target", ["weight-only", "dynamic", "ort"])
 def test_recurrent_weights_have_a_scale_per_element_of_a_gate(tmp_path, op, directions, target):
     path, rows = tmp_path / "f.onnx", 6 * RECURRENT[op]
     b = Builder(17)
@@ -217,7 +217,8 @@ def test_recurrent_weights_have_a_scale_per_element_of_a_gate(tmp_path, op, dire
     how = "bidirectional" if directions == 2 else "forward"
     b.output(b.op(op, x, b.init(w), b.init(r), hidden_size=6, direction=how))
     onnx.save(b.model(), path)
-    found = made(path, target=target)
+    wanted_inside = {"formats": {op: Unstored.FLOAT}} if target == "ort" else {}
+    found = made(path, target=target, **wanted_inside)
     qb.save(found.graph, out := tmp_path / "q.onnx")
     stored = {tuple(i.dims): i.data_type for i in onnx.load(out).graph.initializer}
     assert stored[w.shape] == stored[r.shape] == onnx.TensorProto.INT8
@@ -232,6 +233,19 @@ def test_recurrent_weights_have_a_scale_per_element_of_a_gate(tmp_path, op, dire
     for level in LEVELS:
         got = computed(out, level, unseen)
         assert 10 * np.log10(np.sum(wanted**2) / np.sum((wanted - got) ** 2)) > 30
+
+
+@pytest.mark.parametrize("op", RECURRENT)
+def test_onnxruntime_s_target_leaves_recurrent_operators_float_and_says_why(tmp_path, op):
+    rows = 6 * RECURRENT[op]
+    b = Builder(17)
+    x = b.op("Transpose", b.input("x", ["n", 5, 8]), perm=[1, 0, 2])
+    y = b.op(op, x, b.init(drawn(1, 1, rows, 8)), b.init(drawn(2, 1, rows, 6)), hidden_size=6)
+    b.output(b.op("MatMul", b.op("Squeeze", y, b.init(np.array([1]))), b.init(drawn(3, 6, 4))))
+    onnx.save(b.model(), path := tmp_path / "f.onnx")
+    found = quantization(path, {"x": drawn(4, 16, 5, 8)}, repair=(), tune=False)
+    told = {node.op.name: why for node, why in found.made.decision.plan.floats.items()}
+    assert told[op].startswith("onnxruntime has no static integer kernel of it")
 
 
 def test_recurrent_weights_that_are_computed_stay(tmp_path):
