@@ -23,6 +23,7 @@ from qdqbridge.autoquant.body_fallback import bodies_that_meet
 from qdqbridge.autoquant.collect import observable
 from qdqbridge.autoquant.decide import apply
 from qdqbridge.autoquant.fallback import Changes, Fallback, Goal, Reverted
+from qdqbridge.autoquant.formats import Unstored
 from qdqbridge.autoquant.quantize import Quantized
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.sensitivity import tried
@@ -185,7 +186,8 @@ class _BudgetSearch:
         ]
         self._narrow = LayerChange(None, f"4 bits for {budget}", narrow)
         self._float = LayerChange(reason=f"float for {budget}")
-        self._few = weights.storage.bits <= self._narrow_bits
+        dynamic = made.target.activations in (Unstored.DYNAMIC, Unstored.DYNAMIC_ROWS)
+        self._few = dynamic or weights.storage.bits <= self._narrow_bits
 
     @property
     def _narrow_bits(self) -> int:

@@ -133,7 +133,7 @@ def packed_variant(node: Node, params: QuantParams) -> str:
         params: Of its weight.
     """
     rows = node.operand(1).type.shape
-    if node.op not in _MATRICES or rows is None or len(rows) != 2:
+    if node.op not in _MATRICES or rows is None or len(rows) != 2 or node.operand(0).rank is None:
         return ""
     terms = rows[1] if _by_rows(node) else rows[0]
     whole = 1 << (int(terms) - 1).bit_length() if isinstance(terms, int) else _LEAST
