@@ -27,7 +27,8 @@ class MultiHeadAttentionAttrs(Attributes):
         num_heads: Heads of queries, keys and values.
         scale: What products are multiplied by.
         mask_filter_value: What is added to products that the mask hides.
-        unidirectional: A query sees no key behind it.
+        unidirectional: A query sees no key behind it, but the last one sees all: onnxruntime's
+            mask leaves its line out, which only shows where there are more keys than queries.
     """
 
     num_heads: int
@@ -116,6 +117,7 @@ def _multi_head(a: MultiHeadAttentionAttrs, operands: Operands) -> tuple[Array, 
     seen = np.ones((1, 1), np.bool_)
     if a.unidirectional:
         seen = np.tri(scores.shape[2], scores.shape[3], past, dtype=np.bool_)
+        seen[-1:] = True
     result = heads_last(weights(scores, seen, None) @ v)
     return result.astype(own.dtype), k.astype(own.dtype), v.astype(own.dtype)
 
@@ -123,13 +125,13 @@ def _multi_head(a: MultiHeadAttentionAttrs, operands: Operands) -> tuple[Array, 
 def multi_head_operands(
     a: MultiHeadAttentionAttrs, operands: Operands
 ) -> tuple[Array, Array, Array]:
-    """Returns queries, keys and values by heads, their biases added."""
+    """Returns queries, keys and values by heads; to those that are not yet biases are added."""
     flat = [wide(x) for x in present(operands, 3)]
     bias = optional(operands, 3)
     if bias is not None:
-        sizes = [x.shape[-1] for x in flat]
+        sizes = [x.shape[1] * x.shape[3] if x.ndim == 4 else x.shape[2] for x in flat]
         parts = np.split(wide(bias), np.cumsum(sizes)[:-1])
-        flat = [x + part for x, part in zip(flat, parts, strict=True)]
+        flat = [x if x.ndim == 4 else x + part for x, part in zip(flat, parts, strict=True)]
     q, k, v = (x if x.ndim == 4 else heads_first(x, a.num_heads) for x in flat)
     return q, k, v
 
@@ -163,8 +165,9 @@ def _merged(a: MergedAttentionAttrs, operands: Operands) -> tuple[Array, ...]:
     olds = [None, None] if past is None else list(past)
     given = [*parts, None, optional(operands, 3), optional(operands, 5), *olds]
     result, k, v = _multi_head(a.heads, given)
-    kept = np.stack([k, v]) if k.shape == v.shape else k[None]
-    return result.astype(x.dtype), kept.astype(x.dtype)
+    if k.shape != v.shape:  # nobody asks for them as one
+        return (result.astype(x.dtype),)
+    return result.astype(x.dtype), np.stack([k, v]).astype(x.dtype)
 
 
 def _check_merged(node: Node, a: MergedAttentionAttrs) -> Iterator[str]:
@@ -176,6 +179,8 @@ def _check_merged(node: Node, a: MergedAttentionAttrs) -> Iterator[str]:
         yield f"queries, keys and values are {a.qkv_hidden_sizes} wide, of {a.num_heads} heads"
     if len(node.inputs) < 2 or None in node.inputs[:2]:
         yield "it needs data and weights"
+    if len(node.outputs) > 1 and len(set(a.qkv_hidden_sizes[1:])) > 1:
+        yield "it gives keys and values of other widths as one result"
     yield from some_results(node, 2)
 
 

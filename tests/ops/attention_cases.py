@@ -297,6 +297,22 @@ def multi_head(seed: int) -> AttentionCase:
     )  # fmt: skip
 
 
+def crossed(seed: int) -> AttentionCase:
+    """A MultiHeadAttention whose keys are of another sequence, with biases, one way too."""
+    rng = np.random.default_rng(seed)
+    heads, size, batch = int(rng.integers(1, 4)), int(rng.choice([4, 8])), int(rng.integers(1, 3))
+    width, (length, keys) = heads * size, (int(n) for n in rng.integers(1, 7, 2))
+    shape = (batch, heads, keys, size) if rng.random() < 0.5 else (batch, keys, width)
+    operands: list[Array | None] = [
+        _floats(rng, batch, length, width), _floats(rng, *shape), _floats(rng, *shape),
+        _floats(rng, 3 * width) if rng.random() < 0.5 else None, None, None,
+    ]  # fmt: skip
+    if rng.random() < 0.3:
+        operands[5] = _floats(rng, 1, heads, length, keys)
+    said = MultiHeadAttentionAttrs(heads, unidirectional=bool(rng.random() < 0.6))
+    return AttentionCase("MultiHeadAttention", said, operands, [[slice(None)] * batch])
+
+
 def own(seed: int) -> AttentionCase:
     """An Attention of ONNX's own, of opsets 23 to 25."""
     rng = np.random.default_rng(seed)
@@ -457,5 +473,6 @@ def causal(seed: int) -> AttentionCase:
 
 FAMILIES = {
     "grouped": grouped, "windowed": windowed, "stored": stored, "multi_head": multi_head,
+    "crossed": crossed,
     "own": own, "rotary": rotary, "merged": merged, "mixture": mixture, "causal": causal,
 }  # fmt: skip

@@ -65,6 +65,21 @@ def test_branches_of_other_extents(tmp_path: Path) -> None:
             _same(executable, session, **feeds)
 
 
+def test_declared_extents_of_one_branch(tmp_path: Path) -> None:
+    """Merged decoders of optimum give an empty tensor where another one is declared."""
+    model = _model(
+        "y = If(c) <then_branch = t () => (float[a,b] u) { u = Neg(x) }, "
+        "else_branch = e () => (float[a,b] v) { v = Identity(empty) }>",
+        "float[n,2] x, bool c",
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((0, 2), "f"), "empty"))
+    for dim, name in zip(model.graph.output[0].type.tensor_type.shape.dim, ("n", "m"), strict=True):
+        dim.dim_param = name
+    executable, session = _both(model, tmp_path)
+    for condition in (True, False):
+        _same(executable, session, x=_X[:3], c=np.array(condition))
+
+
 def test_extents_that_one_branch_wants_equal(tmp_path: Path) -> None:
     model = _model(
         "y = If(c) <then_branch = t () => (float[a,b] u) { u = MatMul(x, z) }, "

@@ -140,6 +140,8 @@ def _not_multi_head(node: NodeView) -> str:
 def _not_merged(node: NodeView) -> str:
     if node.flag("do_rotary") or node.flag("past_present_share_buffer"):
         return "it turns its queries, or shares a buffer"
+    if len(node.proto.output) > 1 and len(set(node.ints("qkv_hidden_sizes", ())[1:])) > 1:
+        return "it gives keys and values of other widths as one result"
     mask = node.optional(3)
     shape = () if mask is None else node.shape(3)
     if shape is None or len(shape) > 3:

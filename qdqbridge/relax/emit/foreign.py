@@ -43,6 +43,8 @@ from qdqbridge.relax.emit.scope import RelaxScope
 EmitNode = Callable[[RelaxScope, Node], Sequence[Expr]]
 EmitGraph = Callable[[Graph, "EmitNode | None"], ir.IRModule]
 """Emits a graph as a module; its nodes without a row as the second argument says, if given."""
+EmitTyped = Callable[[RelaxScope, Node, Expr, Value], Expr]
+"""Gives a result of a function the type of the graph's value."""
 
 
 def emit_foreign(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> Sequence[Expr]:
@@ -101,11 +103,29 @@ def emit_conditional(scope: RelaxScope, node: Node, emit_branch: EmitBranch) -> 
         module = conditional_module(alone, emit_branch)
     except QdqBridgeError as error:
         raise unsupported(node, f"{error.what}: {error.why}") from error
-    results = _called(scope, node, module)
+    results = _called(scope, node, module, _with_extents_of_the_run)
     for value, result in zip(node.outputs, results, strict=True):
         if value.users and result.ty.ndim < 0:
             raise unsupported(node, f"its branches give '{value.name}' in different ranks")
     return results
+
+
+def _with_extents_of_the_run(scope: RelaxScope, node: Node, result: Expr, value: Value) -> Expr:
+    """Returns a result of an If with open extents of its own.
+
+    Files declare those of one branch, merged decoders of optimum for example.
+    """
+    type_: Any = scope.builder.normalize(result).ty
+    shape = value.type.shape or (None,) * max(type_.ndim, 0)
+    if type_.shape is None and type_.ndim == len(shape):
+        count = len(scope.symbols)
+        extents: Any = [
+            extent if isinstance(extent, int) else scope.extent(f"{value.name}_{count}_{axis}")
+            for axis, extent in enumerate(shape)
+        ]
+        known = relax.TensorType(extents, str(type_.dtype))
+        result = scope.builder.match_cast(scope.emit(result), known)
+    return _typed(scope, node, result, value)
 
 
 def _handed_over(scope: RelaxScope, node: Node) -> Node:
@@ -120,13 +140,16 @@ def _handed_over(scope: RelaxScope, node: Node) -> Node:
     return Node(node.op, node.attributes, inputs, outputs, node.origin)
 
 
-def _called(scope: RelaxScope, node: Node, module: ir.IRModule) -> Sequence[Expr]:
+def _called(
+    scope: RelaxScope, node: Node, module: ir.IRModule, typed: EmitTyped | None = None
+) -> Sequence[Expr]:
     name = f"onnx_{node.op.name.rpartition('::')[2].lower()}"
     callee = added(scope.builder, module, name)
     args = [scope.value(v) for v in node.inputs if v is not None and v.constant is None]
     called = scope.emit(relax.Call(callee, args))
     results = _results(node, called)[: len(node.outputs)]
-    return [_typed(scope, node, r, v) for r, v in zip(results, node.outputs, strict=True)]
+    typed = typed or _typed
+    return [typed(scope, node, r, v) for r, v in zip(results, node.outputs, strict=True)]
 
 
 def _results(node: Node, called: Expr) -> list[Expr]:

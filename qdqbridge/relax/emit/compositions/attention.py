@@ -57,6 +57,7 @@ class Sight:
             axes of one number count for all.
         short: Positions behind the bias's last column are hidden; else they have that column's.
         held: How many rows of keys hold something; None: those before this step, and the step's.
+        last_sees_all: The last query sees keys behind it too.
     """
 
     lines: Lines
@@ -66,6 +67,7 @@ class Sight:
     bias: Expr | None = None
     short: bool = False
     held: Expr | None = None
+    last_sees_all: bool = False
 
     def operands(self) -> list[Expr]:
         """Returns what :meth:`of` takes."""
@@ -99,7 +101,10 @@ class Sight:
             query, at = starts(b) + s, starts(b) - before(b) + t
             own = t < (before(b) + length if held is None else held(b))
             if self.causal:
-                own = tirx.all(own, at <= query)
+                before_it = at <= query
+                if self.last_sees_all:
+                    before_it = tirx.any(before_it, s == length - 1)
+                own = tirx.all(own, before_it)
             if self.window > 0:
                 own = tirx.all(own, at > query - self.window)
             if self.ahead >= 0:
@@ -266,10 +271,12 @@ def _attended(
         k, v = (site("concat", [old, new], axis=2) for old, new in zip(olds, (k, v), strict=True))
     batch, _, length, size = site.extents(q)
     keys = site.extents(k)[2]
-    past = site("subtract", site.scope.run_time_extent(k, 2, _INT),
-                site.scope.run_time_extent(q, 2, _INT))  # fmt: skip
-    past = site("broadcast_to", site("reshape", past, (1,)), (batch,))
-    lines = Lines(past, past, past)
+    old = site.scope.run_time_extent(cached[0], 2, _INT) if cached else site.number(0, _INT)
+    past, held = (
+        site("broadcast_to", site("reshape", rows, (1,)), (batch,))
+        for rows in (old, site.scope.run_time_extent(k, 2, _INT))
+    )
+    sight = Sight(Lines(past, past, past), causal=True, held=held, last_sees_all=True)
     factor = a.scale or 1 / math.sqrt(size)
     added = _multi_head_bias(site, a, (batch, length, keys), mask, bias)
 
@@ -279,21 +286,22 @@ def _attended(
             scaled = site("add", *site.scope.aligned([scaled, added]))
         if not a.unidirectional:
             return site("nn.softmax", scaled, axis=3)
-        return seen_softmax(site, scaled, Sight(lines, causal=True), lambda x, kind: x)
+        return seen_softmax(site, scaled, sight, lambda x, kind: x)
 
     mixed = heads_last(site, products(site, q, k, v, weigh))
     return [site.cast(each, own) for each in (mixed, k, v)]
 
 
 def _multi_head_operands(site: CompositionSite, a: MultiHeadAttentionAttrs) -> list[Expr]:
-    """Returns queries, keys and values by heads, their biases added."""
+    """Returns queries, keys and values by heads; to those that are not yet biases are added."""
     given = [wide(site, site.arg(index)) for index in range(3)]
-    sizes = [site.extents(x)[-1] for x in given]
+    apart = [site.rank(x) == 4 for x in given]
     biases: list[Expr | None] = [None] * 3
     if site.has(3):
         begin = 0
         bias = wide(site, site.arg(3))
-        for index, width in enumerate(sizes):
+        for index in range(apart.count(False)):  # what is by heads already has its biases
+            width = site.extents(given[index])[-1]
             if not isinstance(width, int):
                 raise NoRow("the width of an operand is open")
             biases[index] = site(
