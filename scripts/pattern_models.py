@@ -42,9 +42,15 @@ KINDS = (
     "DivNumber", "ExpMul", "MatMulBias",
 )  # fmt: skip
 """Kinds of neighbours: other scales, types or ranks than an operator alone has, and constants."""
+FUNCTIONS = (
+    "Abs", "Ceil", "Celu", "Cos", "Elu", "Exp", "Floor", "HardSigmoid", "LogSoftmax", "Mish", "Neg",
+    "ReduceMin", "ReduceProd", "ReduceSum", "Round", "Selu", "Sign", "Sin", "Softplus", "Softsign",
+    "Sqrt", "ThresholdedRelu",
+)  # fmt: skip
+"""Further operators of one operand."""
 OTHER = {"u8": "s8", "s8": "u8", "u16": "u8", "s16": "u16"}
 """What stands beside each type where a pattern has two."""
-SINCE = {"Gelu": 20, "HardSwish": 14, "LayerNormalization": 17}
+SINCE = {"Gelu": 20, "Mish": 18, "HardSwish": 14, "LayerNormalization": 17}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +112,7 @@ def possible() -> Iterator[Pattern]:
 
 
 def further() -> Iterator[Pattern]:
-    """Yields patterns of ``KINDS``, and of other operators at further ranks."""
+    """Yields patterns of ``KINDS`` and ``FUNCTIONS``, and of other operators at further ranks."""
     for kind, dtype, zero in product(KINDS, TYPES, ZEROS):
         weighted = kind in ("ConcatConv", "ConvOther", "MatMulOther", "MatMulBias")
         weights = ("tensor", "channel") if weighted else "-"
@@ -118,6 +124,11 @@ def further() -> Iterator[Pattern]:
         behinds = ("end",) if kind.endswith("Other") else ("end", "reshape", "add")
         for rest in product(weights, biases, clamps, behinds, OPSETS, ranks):
             pattern = Pattern(kind, dtype, zero, *rest)
+            if sensible(pattern):
+                yield pattern
+    for operator, dtype, zero in product(FUNCTIONS, TYPES, ZEROS):
+        for rest in product(BEHIND[:2], OPSETS, ("2", "3", "4", "5")):
+            pattern = Pattern(operator, dtype, zero, "-", "-", "none", *rest)
             if sensible(pattern):
                 yield pattern
     for operator, dtype, zero in product((*PRODUCTS, *UNARY, *BINARY), TYPES, ZEROS):
@@ -137,6 +148,8 @@ def sensible(pattern: Pattern) -> bool:
     """Returns whether such a model exists."""
     if int(pattern.opset) < SINCE.get(pattern.operator, 0):
         return False
+    if pattern.operator == "Sqrt" and pattern.zero != "low":
+        return False  # of numbers below 0 it is none
     if pattern.operator == "MatMulTwo" and pattern.rank == "2":
         return False
     return not (pattern.behind == "pool" and pattern.operator == "GlobalAveragePool")
@@ -148,10 +161,13 @@ def patterns(*, more: bool = False) -> list[Pattern]:
     found = _chosen(possible(), lambda p: p.operator, wanted)
     wanted = {"MatMulBias": 64}
     if more:
-        found += _chosen(
-            further(), lambda p: (p.operator, p.operator in KINDS or p.rank), wanted, 8
-        )
+        found += _chosen(further(), _family, wanted, 8)
     return list(dict.fromkeys(found))
+
+
+def _family(pattern: Pattern) -> tuple[str, object]:
+    whole = pattern.operator in KINDS or pattern.operator in FUNCTIONS
+    return pattern.operator, whole or pattern.rank
 
 
 def _chosen(
@@ -166,7 +182,9 @@ def _chosen(
     for pattern in every:
         groups.setdefault(group(pattern), []).append(pattern)
     for each in groups.values():
-        number = wanted.get(each[0].operator, 16 if each[0].operator in KINDS else usual)
+        number = wanted.get(
+            each[0].operator, 16 if each[0].operator in (*KINDS, *FUNCTIONS) else usual
+        )
         step = max(1, len(each) // number)
         step += step % 2 == 0  # odd: every factor with an even number of values is gone through
         found += each[::step][: number + 8]
@@ -446,7 +464,7 @@ def _unary(net: _Net, name: str, x: str, shape: tuple[int, ...]) -> tuple[str, f
             return net.add(name, [x, scale], axis=-1), 1.0
         case "MaxPool" | "AveragePool":
             return net.add(name, [x], kernel_shape=[2] * (rank - 2), strides=[2] * (rank - 2)), None
-        case "ReduceMean" | "ReduceMax":
+        case "ReduceMean" | "ReduceMax" | "ReduceMin" | "ReduceSum" | "ReduceProd":
             return _reduced(net, name, x, (-1,)), None
         case "Reshape":
             return net.add(name, [x, net.constant(np.array([shape[0], -1]), "shape")]), None
@@ -471,7 +489,7 @@ def _unary(net: _Net, name: str, x: str, shape: tuple[int, ...]) -> tuple[str, f
 
 def _reduced(net: _Net, name: str, x: str, axes: tuple[int, ...], keep: int = 1) -> str:
     kept = {} if keep else {"keepdims": 0}
-    if int(net.pattern.opset) < 18:
+    if int(net.pattern.opset) < (13 if name == "ReduceSum" else 18):
         return net.add(name, [x], axes=list(axes), **kept)
     return net.add(name, [x, net.constant(np.array(axes), "axes")], **kept)
 

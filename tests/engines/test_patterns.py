@@ -17,7 +17,7 @@ from qdqbridge.pipeline import check
 ROOT = Path(__file__).parents[2]
 TABLES = Path(__file__).parent
 LIMIT, FLOATS = 2, "whole-node-unit"
-LEAST = {"qnn": 1376, "openvino": 500}
+LEAST = {"qnn": 1724, "openvino": 500}
 KNOWN = {"qnn": (0, 0), "openvino": (0, 0)}
 """Rows as written whose rules are falsely kept, and falsely broken: by their number."""
 

@@ -179,6 +179,21 @@ def shared_constant(n: Net) -> Any:
     return {"x": (U8, [4, 8])}, n.q(n.op("Add", first, n.dq(stored, 0.02, U8(90))), 0.1, U8(100))
 
 
+def negated(n: Net) -> Any:
+    return {"x": (S8, [4, 8])}, n.q(n.op("Neg", n.dq("x", 0.05, S8(-5))), 0.05, S8(5))
+
+
+def smallest(n: Net) -> Any:
+    x = n.dq("x", 0.001, np.int16(-5))
+    return {"x": (np.int16, [4, 8])}, n.q(n.op("ReduceMin", x, n.c(np.array([1]))), 0.001,
+                                          np.int16(-5))  # fmt: skip
+
+
+def hard_sigmoid(n: Net) -> Any:
+    out = n.q(n.op("HardSigmoid", n.dq("x", 1e-4, U16(32768))), 1e-4, U16(100))
+    return {"x": (U16, [4, 8])}, out
+
+
 def narrow_operand(n: Net) -> Any:
     gemm = n.op("Gemm", n.dq("x", 0.05, U8(100)), n.weight(8, 6, axis=1))
     return {"x": (U8, [4, 8])}, n.q(gemm, 0.2 / 256, U16(30000))
@@ -213,10 +228,15 @@ def signed_concat_of_five_axes(n: Net) -> Any:
     return {"x": (S8, AXES), "z": (S8, AXES)}, n.q(joined, 0.07, S8(3))
 
 
-FIVE_AXES = [rows_of_five_axes, matrices_of_five_axes, signed_rows_of_five_axes,
-             signed_concat_of_five_axes]  # fmt: skip
+def functions_of_five_axes(n: Net) -> Any:
+    floor = n.both(n.op("Floor", n.dq("x", 0.05, U8(100))), 0.05, U8(100))
+    return {"x": (U8, AXES)}, n.q(n.op("Neg", floor), 0.05, U8(120))
+
+
+FIVE_AXES = [functions_of_five_axes, rows_of_five_axes, matrices_of_five_axes,
+             signed_rows_of_five_axes, signed_concat_of_five_axes]  # fmt: skip
 EXACT = [concat, attention, signed_attention, unrounded, wider, converted_rows, shared_constant,
-         narrow_operand, *FIVE_AXES]  # fmt: skip
+         narrow_operand, negated, smallest, *FIVE_AXES]  # fmt: skip
 NEAR = [
     float_conv,
     float_conv_of_int8,
@@ -227,7 +247,7 @@ NEAR = [
     float_erf,
     quotient,
 ]
-ROUNDED_TWICE = [softmax_around_0, wide_sigmoid, narrow_result]
+ROUNDED_TWICE = [softmax_around_0, wide_sigmoid, hard_sigmoid, narrow_result]
 RULES = {
     "concat": "lost-clamp", "attention": "quantized-divisor",
     "signed_attention": "quantized-divisor", "norm": "instance-norm-parameters",
@@ -238,6 +258,7 @@ RULES = {
     "unrounded": "wide-before-floats", "softmax_around_0": "fixed-encodings",
     "wide_sigmoid": "fixed-encodings", "wider": "lost-clamp", "converted_rows": "early-conversion",
     "shared_constant": "one-encoding", "narrow_operand": "one-width", "narrow_result": "one-width",
+    "negated": "taken-of-type", "smallest": "taken-of-type", "hard_sigmoid": "fixed-encodings",
     **{build.__name__: "up-to-four-axes" for build in FIVE_AXES},
 }  # fmt: skip
 
@@ -426,6 +447,32 @@ def test_a_sum_behind_a_product_is_its_bias(
     assert ("clamp-behind-pair" in rules) is (clamped and gemm)
 
 
+@pytest.mark.parametrize(
+    ("op_type", "rule"),
+    [
+        ("Softsign", "no-such-operator"), ("Selu", "not-made"), ("ThresholdedRelu", "not-made"),
+        ("Mish", "inner-mish"), ("Abs", ""), ("Floor", ""), ("Round", ""),
+    ],
+)  # fmt: skip
+def test_operators_that_the_backend_lacks_are_named(
+    op_type: str, rule: str, tmp_path: Path
+) -> None:
+    net = Net()
+    out = net.q(net.op(op_type, net.dq("x", 0.05, U8(100))), 0.05, U8(100))
+    source = saved(net, {"x": (U8, [4, 8])}, out, tmp_path / "unary.onnx")
+    assert {finding.rule for finding in check(source, "qnn")} == ({rule} if rule else set())
+
+
+def test_a_movement_keeps_its_encoding(tmp_path: Path) -> None:
+    for kept in (True, False):
+        net = Net()
+        moved = net.op("Gather", net.dq("x", 0.05, U8(100)), net.c(np.array([1, 0])), axis=1)
+        out = net.q(moved, 0.05 if kept else 0.06, U8(100))
+        source = saved(net, {"x": (U8, [4, 8])}, out, tmp_path / f"{kept}.onnx")
+        rules = {finding.rule for finding in check(source, "qnn")}
+        assert ("moved-encoding" in rules) is not kept
+
+
 def test_export_tells_what_it_costs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     net = Net()
     inputs, out = gelu(net)
@@ -454,7 +501,8 @@ def test_a_constant_has_one_scale_per_tensor(tmp_path: Path) -> None:
 
 def test_a_round_of_floats_is_refused_by_name(tmp_path: Path) -> None:
     net = Net()
-    out = net.q(net.op("Round", net.dq("x", 0.05, U8(120))), 0.2, U8(120))
+    real = net.op("Sigmoid", net.dq("x", 0.05, U8(120)))
+    out = net.q(net.op("Round", real), 0.2, U8(120))
     graph = qdqbridge.load(saved(net, {"x": (U8, [4, 8])}, out, tmp_path / "round.onnx"))
     assert "no-round" in {f.rule for f in check(tmp_path / "round.onnx", "qnn")}
     with pytest.raises(UnsupportedTargetError, match="--decomposed"):

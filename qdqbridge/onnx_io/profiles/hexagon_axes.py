@@ -9,16 +9,16 @@ from dataclasses import replace
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Attributes
 from qdqbridge.graph.types import static_shape
+from qdqbridge.onnx_io.profiles.hexagon_operators import MOST_AXES, ROWS_ONLY
 from qdqbridge.onnx_io.profiles.legalization import Cost, put
 from qdqbridge.ops.attributes import ReshapeAttrs
 from qdqbridge.ops.build import result
 from qdqbridge.ops.data_movement import RESHAPE
 from qdqbridge.ops.matmul import DENSE, MATMUL
 from qdqbridge.ops.normalization import LAYER_NORMALIZATION
-from qdqbridge.ops.unary import GELU, HARD_SWISH, TANH
+from qdqbridge.ops.table import BY_NAME
 
-MOST_AXES = 4
-_OF_ROWS = frozenset({DENSE, LAYER_NORMALIZATION, TANH, HARD_SWISH, GELU})
+_OF_ROWS = frozenset({DENSE, LAYER_NORMALIZATION, *(BY_NAME[n] for n in ROWS_ONLY if n in BY_NAME)})
 """Operators that do the same with every row."""
 
 

@@ -150,3 +150,21 @@ def _computed(view: FileView, own: FileEncoding, reader: FileNode) -> bool:
     if made.op in _KEEPERS and source is not None and source.same_mapping(own):
         return False
     return reader.op == "Concat" or made.op not in WEIGHTED
+
+
+def nothing_left(view: FileView, node: FileNode) -> bool:
+    """True where a Relu follows, and a Q that can store numbers up to 0 only: all of them are."""
+    positive, readers = False, view.consumers(node.output)
+    while len(readers) == 1:
+        node = readers[0][0]
+        if positive and is_quantize(node):
+            found = view.encoding(node)
+            if found.dtype is not None and found.zero() == found.dtype.qmax:
+                return True
+        keeps = is_quantize(node) or is_dequantize(node) or node.op in _STAYS_POSITIVE
+        positive = node.op == "Relu" or (positive and keeps)
+        readers = view.consumers(node.output)
+    return False
+
+
+_STAYS_POSITIVE = COPIES | {"ReduceMax", "ReduceMin", "ReduceMean", "ReduceSum", "MaxPool"}

@@ -18,7 +18,8 @@ from qdqbridge.onnx_io.profiles.file_view import (
 )
 from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Reason
 from qdqbridge.onnx_io.profiles.hexagon_bias import behind_bias
-from qdqbridge.onnx_io.profiles.hexagon_clamps import lost_clamp
+from qdqbridge.onnx_io.profiles.hexagon_clamps import lost_clamp, nothing_left
+from qdqbridge.onnx_io.profiles.hexagon_operators import MOST_AXES
 from qdqbridge.onnx_io.profiles.islands import COPIES
 from qdqbridge.onnx_io.profiles.shared_rules import WEIGHTED
 
@@ -96,33 +97,20 @@ def _padded(view: FileView, node: FileNode) -> Reason | None:
         return None
     if view.quantized(node.output) or x.zero() == x.dtype.qmin or _clamped(view, node):
         return None
-    if _nothing_left(view, node):
+    if nothing_left(view, node):
         return None
-    inside = node.op == "ConvTranspose"
-    automatic = node.attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", "NOTSET")
-    if not (inside or automatic or any(node.attributes.get("pads", ()))):
+    if not is_padded(node):
         return None
     tensor = x.node.input(0)
     text = f"'{tensor}' ({x.dtype}) has zero point {x.zero()}, and the result is not quantized"
     return Reason(text, (tensor,))
 
 
-def _nothing_left(view: FileView, node: FileNode) -> bool:
-    """True where a Relu follows, and a Q that can store numbers up to 0 only: all of them are."""
-    positive, readers = False, view.consumers(node.output)
-    while len(readers) == 1:
-        node = readers[0][0]
-        if positive and is_quantize(node):
-            found = view.encoding(node)
-            if found.dtype is not None and found.zero() == found.dtype.qmax:
-                return True
-        keeps = is_quantize(node) or is_dequantize(node) or node.op in _STAYS_POSITIVE
-        positive = node.op == "Relu" or (positive and keeps)
-        readers = view.consumers(node.output)
-    return False
-
-
-_STAYS_POSITIVE = COPIES | {"ReduceMax", "ReduceMin", "ReduceMean", "ReduceSum", "MaxPool"}
+def is_padded(node: FileNode) -> bool:
+    """True for a convolution over more than what it is of."""
+    inside = node.op == "ConvTranspose"
+    automatic = node.attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", "NOTSET")
+    return inside or (node.op == "Conv" and (automatic or any(node.attributes.get("pads", ()))))
 
 
 def _clamped(view: FileView, node: FileNode) -> bool:
@@ -244,9 +232,7 @@ def _unfinished(view: FileView, node: FileNode) -> Reason | None:
     return Reason("it is computed in floats", (node.output,))
 
 
-_UNFINISHED_FLOATS = frozenset(
-    {"Atan", "Elu", "Selu", "HardSigmoid", "ThresholdedRelu", "LpNormalization"}
-)
+_UNFINISHED_FLOATS = frozenset({"Atan", "Elu", "HardSigmoid", "LpNormalization"})
 
 
 def _float_quotient(view: FileView, node: FileNode) -> Reason | None:
@@ -398,34 +384,6 @@ _ON_INTEGERS = frozenset(
 )  # fmt: skip
 
 
-def _five_axes(view: FileView, node: FileNode) -> Reason | None:
-    """Operators that are taken, or right, of up to four axes."""
-    rank = view.rank(node.input(0)) or 0
-    if rank <= _MOST_AXES or is_quantize(node) or is_dequantize(node):
-        return None
-    x = view.dequantized(node.input(0))
-    found = view.quantized(node.output) or behind_bias(view, node)
-    wrong = node.op in _UP_TO_FOUR
-    if x is not None and found:
-        signed, one_type = x.dtype in (DType.INT8, DType.INT16), x.dtype is found[0].dtype
-        direct = view.producer(x.node.input(0)) is None
-        if node.op in ("Reshape", "Flatten") or behind_bias(view, node):
-            # a product with a bias is one of rows, between Reshapes
-            wrong = signed and direct and not _nothing_left(view, node)
-        elif node.op == "MatMul":
-            wrong = one_type and (view.is_constant(node.input(1)) or x.dtype is DType.UINT8)
-        elif node.op == "Transpose":
-            wrong = x.dtype is DType.INT16
-        elif node.op == "Concat":
-            sides = [view.dequantized(name) for name in node.inputs]
-            wrong = signed and any(s is not None and not s.same_mapping(x) for s in sides)
-    return Reason(f"it has {rank} axes", (node.output,)) if wrong else None
-
-
-_UP_TO_FOUR = frozenset({"Tanh", "HardSwish", "Gelu", "LayerNormalization"})
-_MOST_AXES = 4
-
-
 def _one_channel(view: FileView, node: FileNode) -> Reason | None:
     """An input of one channel that a Concat converts, with windows over the result."""
     found = view.quantized(node.output)
@@ -473,7 +431,12 @@ def _unrounded(view: FileView, node: FileNode) -> Reason | None:
 def _round(view: FileView, node: FileNode) -> Reason | None:
     if node.op != "Round" or view.is_constant(node.output):
         return None
-    return Reason("it rounds floats", (node.output,))
+    source = view.dequantized(node.input(0))
+    if source is not None and view.quantized(node.output):
+        few = (view.rank(node.input(0)) or 0) <= MOST_AXES
+        if few and source.dtype is not DType.INT16:
+            return None
+    return Reason("it rounds floats, int16, or more than four axes", (node.output,))
 
 
 FLOAT_RULES: tuple[Demand, ...] = (
@@ -495,7 +458,7 @@ FLOAT_RULES: tuple[Demand, ...] = (
            Effect.REFUSED, "store int4 with one scale as int8, or give each channel a scale"),
     Demand("no-dynamic-convolution", "Conv and ConvTranspose of x - zero point", _dynamic,
            _UNFINISHED, Effect.REFUSED, "quantize the float model statically: qdqbridge quantize"),
-    Demand("unfinished-floats", "Atan, Elu, Selu, HardSigmoid, ThresholdedRelu of floats",
+    Demand("unfinished-floats", "Atan, Elu, HardSigmoid, LpNormalization of floats",
            _unfinished, _UNFINISHED, Effect.REFUSED, "quantize operand and result"),
     Demand("float-quotient", "Div, Sub, Exp, Sqrt and Reciprocal of floats before a product",
            _float_quotient, _UNFINISHED, Effect.REFUSED,
@@ -512,9 +475,6 @@ FLOAT_RULES: tuple[Demand, ...] = (
     Demand("one-channel", "Concat of an input with one channel, before windows", _one_channel,
            f"{_HOST}: up to 218 LSB off", Effect.OTHER,
            "requantize it to the result's scale and zero point"),
-    Demand("up-to-four-axes", "MatMul, Tanh, HardSwish, Gelu, LayerNormalization, signed movements",
-           _five_axes, f"{_HOST}: 'fails the backend's validation, code 3110', or 128 LSB off",
-           Effect.ELSEWHERE, "reshape to fewer axes in front, and back behind"),
     Demand("on-integers", "QLinear operators, what onnxruntime fuses, other domains",
            _of_onnxruntime, f"{_HOST}: left to the CPU", Effect.ELSEWHERE,
            "write DequantizeLinear and QuantizeLinear"),

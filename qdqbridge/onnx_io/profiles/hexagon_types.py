@@ -13,7 +13,7 @@ from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.types import QuantType
-from qdqbridge.onnx_io.profiles.hexagon_axes import MOST_AXES
+from qdqbridge.onnx_io.profiles.hexagon_operators import MOST_AXES
 from qdqbridge.onnx_io.profiles.legalization import (
     Cost,
     enters,
@@ -24,7 +24,7 @@ from qdqbridge.ops.attributes import ReshapeAttrs
 from qdqbridge.ops.build import requantized, result
 from qdqbridge.ops.conversion import REQUANTIZE
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
-from qdqbridge.ops.data_movement import FLATTEN, RESHAPE, TRANSPOSE
+from qdqbridge.ops.data_movement import FLATTEN, RESHAPE, SQUEEZE, TRANSPOSE
 from qdqbridge.ops.elementwise import CONCAT, DIV
 from qdqbridge.ops.normalization import INSTANCE_NORMALIZATION
 from qdqbridge.ops.selection import PAD
@@ -110,14 +110,15 @@ def _wants_uint8(node: Node) -> bool:
     return divides or _moves_wrongly(node) or node.op.name in _UNSIGNED
 
 
-_UNSIGNED = frozenset({"LeakyRelu", "InstanceNormalization"})
+_UNSIGNED = frozenset({"HardSigmoid", "InstanceNormalization", "LeakyRelu", "LogSoftmax", "Neg"})
+"""Operators that are taken of uint8, and not of int8."""
 
 
 def _moves_wrongly(node: Node) -> bool:
     """True for movements of signed integers that more than four axes make wrong."""
     if len(node.operand(0).type.shape or ()) <= MOST_AXES:
         return False
-    moved = node.op in (RESHAPE, FLATTEN) and enters(node.operand(0))
+    moved = node.op in (RESHAPE, FLATTEN, SQUEEZE) and enters(node.operand(0))
     return moved or (node.op is CONCAT and _of_two_scales(node))
 
 

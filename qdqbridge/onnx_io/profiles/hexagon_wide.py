@@ -21,7 +21,8 @@ from qdqbridge.onnx_io.profiles.shared_rules import WEIGHTED
 _WIDE = (DType.INT16, DType.UINT16)
 _STEPS = {
     "Gelu": 32, "Softmax": 16, "LayerNormalization": 64, "Div": 32, "Sigmoid": 8, "Tanh": 8,
-    "Add": 4, "Sub": 4, "Mul": 4,
+    "Add": 4, "Sub": 4, "Mul": 4, "Atan": 4, "Exp": 8, "HardSigmoid": 4, "Log": 4, "LogSoftmax": 4,
+    "Reciprocal": 16, "Sqrt": 64, "Softplus": 256,
 }  # fmt: skip
 """How far results of 16 bits were seen from the exact ones, rounded up to a power of 2."""
 _PRODUCT_STEPS, _SUM_BITS = 64, 7

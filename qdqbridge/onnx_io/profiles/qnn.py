@@ -14,7 +14,8 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.profiles.file_view import FileEncoding, FileNode, FileView, is_dequantize
 from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Reason
 from qdqbridge.onnx_io.profiles.hexagon_bias import behind_bias, is_bias, is_clamped_gemm
-from qdqbridge.onnx_io.profiles.hexagon_floats import FLOAT_RULES
+from qdqbridge.onnx_io.profiles.hexagon_floats import FLOAT_RULES, is_padded
+from qdqbridge.onnx_io.profiles.hexagon_operators import OPERATOR_RULES
 from qdqbridge.onnx_io.profiles.hexagon_wide import behind_clamp, wide_arithmetic
 from qdqbridge.onnx_io.profiles.islands import islands_of
 from qdqbridge.onnx_io.profiles.shared_rules import (
@@ -223,7 +224,9 @@ def _norm(view: FileView, node: FileNode) -> Reason | None:
     return None
 
 
-_UNLOADABLE = frozenset({"AveragePool", "GlobalAveragePool", "Resize", "DepthToSpace", "HardSwish"})
+_UNLOADABLE = frozenset(
+    {"AveragePool", "GlobalAveragePool", "Resize", "DepthToSpace", "HardSwish", "SpaceToDepth"}
+)
 """Operators of which a file with int16 does not even load."""
 
 
@@ -238,7 +241,8 @@ def _int16(view: FileView, node: FileNode) -> Reason | None:
     depthwise = depthwise and bool(view.quantized(node.output))
     if found is None or found.dtype is not DType.INT16:
         return None
-    if not depthwise and node.op not in _UNLOADABLE:
+    nearest = node.attributes.get("mode", b"nearest") in (b"nearest", "nearest")
+    if not depthwise and (node.op not in _UNLOADABLE or (node.op == "Resize" and not nearest)):
         return None
     tensor = found.node.input(0)
     return Reason(f"'{tensor}' is int16", (tensor,))
@@ -251,9 +255,8 @@ def _unsigned(view: FileView, node: FileNode) -> Reason | None:
         return _signed_result(view, node, result)
     tensor, dtype = found.node.input(0), found.dtype
     signed = not result or result[0].dtype is dtype
-    wide = node.op in ("Max", "Min", "Clip") or (
-        node.op == "MatMul" and not view.is_constant(node.input(1))
-    )
+    wide = node.op == "Clip" or _int16_constant(view, node)
+    wide = wide or (node.op == "MatMul" and not view.is_constant(node.input(1)))
     if dtype is DType.INT16 and node.op in WEIGHTED and not signed and _parameters(view, node):
         return Reason(f"'{tensor}' is int16, its result is {result[0].dtype}", (tensor,))
     mixed = result and {dtype, result[0].dtype} == {DType.INT8, DType.UINT8}
@@ -264,14 +267,20 @@ def _unsigned(view: FileView, node: FileNode) -> Reason | None:
     return None
 
 
-_IMAGES = frozenset({"Conv", "ConvTranspose"})
+def _int16_constant(view: FileView, node: FileNode) -> bool:
+    """True for a Max or Min with a constant of int16."""
+    constants = [
+        name for name in node.inputs if node.op in ("Max", "Min") and view.is_constant(name)
+    ]
+    sides = [view.dequantized(name) for name in constants]
+    return any(side is not None and side.dtype is DType.INT16 for side in sides)
 
 
 def _apart_wrongly(view: FileView, node: FileNode, x: FileEncoding) -> bool:
     """True for a product that is no unit: its parameters are left, or its padding is wrong."""
     if node.op in WEIGHTED and _parameters(view, node):
         return True
-    return node.op in _IMAGES and not x.symmetric
+    return is_padded(node) and x.zero() != _low(x)
 
 
 def _signed_result(view: FileView, node: FileNode, result: Sequence[FileEncoding]) -> Reason | None:
@@ -298,7 +307,8 @@ def _low(found: FileEncoding) -> int:
 def _padding(view: FileView, node: FileNode) -> Reason | None:
     """Signed activations are padded with the wrong number."""
     found = _signed_operand(view, node)
-    if node.op != "Pad" or found is None or found.zero() in (0, _top(found)):
+    constant = node.attributes.get("mode", b"constant") in (b"constant", "constant")
+    if node.op != "Pad" or not constant or found is None or found.zero() in (0, _top(found)):
         return None
     tensor = found.node.input(0)
     return Reason(f"'{tensor}' is {found.dtype} with zero point {found.zero()}", (tensor,))
@@ -319,16 +329,20 @@ def _fixed_encoding(view: FileView, node: FileNode) -> Reason | None:
         right = (own.dtype.qmin, 128) if own.dtype is DType.UINT8 else (own.dtype.qmin,)
         if own.zero() not in right:
             return Reason(f"'{tensor}' is {own.dtype} with zero point {own.zero()}", (tensor,))
-    if node.op in ("Sigmoid", "Tanh") and own.dtype in _WIDE and own.scale is not None:
+    if (
+        node.op in ("Sigmoid", "HardSigmoid", "Tanh")
+        and own.dtype in _WIDE
+        and own.scale is not None
+    ):
         scale, steps = float(own.scale.reshape(-1)[0]), _RANGES[node.op]
         zero = _low(own) + (1 << 16) - steps
-        other = own.zero() != zero or own.dtype is DType.INT16
+        other = own.zero() != zero or (own.dtype is DType.INT16 and node.op != "Tanh")
         if abs(scale * steps - 1) > _SAME or (other and tensor in view.outputs):
             return Reason(f"'{tensor}' is {own.dtype} with scale {scale:.6g}", (tensor,))
     return None
 
 
-_RANGES = {"Softmax": 1 << 16, "Sigmoid": 1 << 16, "Tanh": 1 << 15}
+_RANGES = {"Softmax": 1 << 16, "Sigmoid": 1 << 16, "HardSigmoid": 1 << 16, "Tanh": 1 << 15}
 """Steps in 1.0 of the encoding that the backend has for results of 16 bits."""
 
 
@@ -386,8 +400,9 @@ RULES: tuple[Demand, ...] = (
          Effect.ELSEWHERE, "use unsigned types, zero points shifted by half the range"),
     Demand("unsigned-padding", "Pad of signed types", _padding, _HOST, Effect.OTHER,
          "use unsigned types, zero points shifted by half the range"),
-    Demand("fixed-encodings", "results of Softmax, Sigmoid and Tanh", _fixed_encoding, _HOST,
-         Effect.OTHER, "use the type's smallest number as zero point, and scale 1/256 or 1/65536"),
+    Demand("fixed-encodings", "results of Softmax, Sigmoid, HardSigmoid and Tanh", _fixed_encoding,
+         _HOST, Effect.OTHER,
+         "use the type's smallest number as zero point, and scale 1/256 or 1/65536"),
     Demand("lone-transpose", "Transpose by 0, 2, 1 alone", _lone_transpose, _HOST, Effect.ELSEWHERE,
          "leave it to what stands before or behind"),
     Demand("wide-arithmetic", "results of 16 bits, MatMul of two of uint8", wide_arithmetic,
@@ -395,5 +410,6 @@ RULES: tuple[Demand, ...] = (
     Demand("static-quantization", "DynamicQuantizeLinear, MatMulInteger, ConvInteger",
          quantized_while_running, _HOST, Effect.ELSEWHERE,
          "give fixed parameters: export --data x.npz"),
+    *OPERATOR_RULES,
     *FLOAT_RULES,
 )  # fmt: skip

@@ -16,15 +16,15 @@ from qdqbridge.ops.build import requantized, retyped
 _HALF = 128
 _NEAR = 2 / (1 << 16)
 """How near a scale is to the backend's own: two steps of the largest number."""
-_STEPS = {"Sigmoid": 1 << 16, "Tanh": 1 << 15}
+_STEPS = {"Sigmoid": 1 << 16, "HardSigmoid": 1 << 16, "Tanh": 1 << 15}
 """Steps in 1.0 of results of 16 bits."""
 
 
 def result_encodings(graph: Graph) -> Iterator[Cost]:
-    """``Softmax(x) -> requantize(Softmax(x) in 1/256)``, and the same for Sigmoid and Tanh.
+    """``Softmax(x) -> requantize(Softmax(x) in 1/256)``, and the same for Sigmoids and Tanh.
 
-    The backend computes Softmax of 8 bits as if the smallest number were 0.0, and Sigmoid and Tanh
-    of 16 bits, where they leave the graph, in steps of 1/65536 and 1/32768.
+    The backend computes Softmax of 8 bits as if the smallest number were 0.0, and Sigmoid (the hard
+    one too) and Tanh of 16 bits, where they leave the graph, in steps of 1/65536 and 1/32768.
     """
     outputs = frozenset(graph.outputs)
     for node in graph.nodes:
