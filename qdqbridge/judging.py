@@ -17,7 +17,7 @@ from qdqbridge.graph.graph import Graph
 
 if TYPE_CHECKING:
     from qdqbridge.attribution import Attribution
-    from qdqbridge.engines import EngineKind, ForeignEngine, ProcessLimits
+    from qdqbridge.engines import EngineKind, ForeignEngine, NodeTime, ProcessLimits
     from qdqbridge.pipeline import Side
 
 File: TypeAlias = "str | PathLike[str]"
@@ -82,6 +82,38 @@ def opened(
         written = Path(folder) / f"model{kind.suffix}"
         save(graph, written, kind.profile)
         return open_file(name, written, graph, limits=limits)
+
+
+def node_times(
+    engine: str, graph: Graph, inputs: Mapping[str, NDArray[Any]], repeats: int = 15
+) -> list[NodeTime]:
+    """Returns what each node takes that an engine makes of a graph, in its order.
+
+    Args:
+        engine: ``tvm`` (kernels of :func:`qdqbridge.compile`), ``onnxruntime`` (its profiler, with
+            its optimizations), ``openvino`` (its performance counters).
+        graph: A canonical graph; it is written as the engine's export profile writes it.
+        inputs: One array per input; open extents have these numbers.
+        repeats: Runs, of which the shortest counts: what else the machine does is no time of the
+            engine's.
+
+    Raises:
+        InputDataError: The inputs do not fit.
+        UnsupportedTargetError: There is no such engine, it is not installed, tells no times or
+            takes no such model.
+    """
+    from qdqbridge.engines import NodeTime
+    from qdqbridge.graph.interpreter import check_inputs
+
+    if engine == "tvm":
+        from qdqbridge.hosting import compile
+        from qdqbridge.relax.kernel_times import call_times
+
+        called = call_times(compile(graph), inputs, repeats, min)
+        return [NodeTime(c.tensor or c.kernel, c.kernel, c.seconds, (c.tensor,)) for c in called]
+    check_inputs(graph.inputs, inputs)
+    with opened("onnxruntime-optimized" if engine == "onnxruntime" else engine, None, graph) as own:
+        return own.times(inputs, repeats)
 
 
 def _read_by(kind: EngineKind, path: Path) -> bool:

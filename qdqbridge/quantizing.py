@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from qdqbridge.autoquant.simulation.metrics import Metric, Metrics
     from qdqbridge.autoquant.streams import FileSamples
     from qdqbridge.autoquant.targets import Target
+    from qdqbridge.autoquant.time_budget import TimeBudget
     from qdqbridge.graph.quantization import QuantParams
 
 File: TypeAlias = "str | PathLike[str]"
@@ -54,7 +56,7 @@ class Quantization:
     made: Quantized
     original: Graph
     samples: Samples | None
-    goal: Goal | ModelBudget | None = None
+    goal: Goal | ModelBudget | TimeBudget | None = None
     fallback: Fallback | None = None
     _outputs: list[Metrics] = field(default_factory=list["Metrics"], init=False, repr=False)
 
@@ -112,6 +114,8 @@ class Quantization:
         self,
         *,
         max_bytes: int | None = None,
+        max_node_seconds: float | None = None,
+        engine: str = "tvm",
         min_sqnr: float | None = None,
         max_drop: float | None = None,
         state: File | None = None,
@@ -119,11 +123,14 @@ class Quantization:
     ) -> Quantization:
         """Returns this with bits per layer for a budget.
 
-        With ``max_bytes`` the outputs are as good as that size allows; else the model is as small
-        as the goal leaves.
+        With ``max_bytes`` or ``max_node_seconds`` the outputs are as good as that size or time
+        allows; else the model is as small as the goal leaves.
 
         Args:
             max_bytes: Of all constants as they are stored, scales included.
+            max_node_seconds: What each node may take that ``engine`` makes of the model, for one
+                sample.
+            engine: ``tvm``, ``onnxruntime`` or ``openvino``.
             min_sqnr: Smallest signal to noise of the outputs, in dB.
             max_drop: Largest loss of top-1 agreement (0.005 for half a point).
             state: A file of trials: a search that was killed goes on with it.
@@ -131,16 +138,37 @@ class Quantization:
 
         Raises:
             InputDataError: There are no samples, or the budget cannot be met.
+            UnsupportedTargetError: There is no such engine, or it tells no times.
         """
         from qdqbridge.autoquant.budget import ModelBudget, within
         from qdqbridge.autoquant.fallback import Goal
 
         goal = None if min_sqnr is None and max_drop is None else Goal(min_sqnr, max_drop)
-        budget = ModelBudget(max_bytes, goal)
         if self.samples is None:
             raise _no_data("no budget can be judged without it")
         path = None if state is None else path_of(state)
+        if max_node_seconds is not None:
+            if max_bytes is not None:
+                raise InputDataError("one search has one budget", fix="give a size or a time")
+            return self._within_time(max_node_seconds, engine, goal, path, progress)
+        budget = ModelBudget(max_bytes, goal)
         found = within(self.made, budget, self.samples, state=path, progress=progress)
+        return replace(self, goal=budget, fallback=found)
+
+    def _within_time(
+        self,
+        seconds: float,
+        engine: str,
+        goal: Goal | None,
+        state: Path | None,
+        progress: Callable[[int, int], None] | None,
+    ) -> Quantization:
+        from qdqbridge.autoquant.time_budget import TimeBudget, within_time
+        from qdqbridge.judging import node_times
+
+        assert self.samples is not None
+        budget, clock = TimeBudget(seconds, engine, goal), partial(node_times, engine)
+        found = within_time(self.made, budget, self.samples, clock, state=state, progress=progress)
         return replace(self, goal=budget, fallback=found)
 
     def doubt(self) -> str:

@@ -328,7 +328,7 @@ def main() -> int:
     quantize.add_argument("--target", default="ort")
     quantize.add_argument("--choosers", nargs="+", default=["default"], help="ours to try")
     quantize.add_argument("--ours", action="store_true", help="leave the other tools out")
-    for tool in ("nncf", "aimet", "quark"):
+    for tool in ("nncf", "aimet", "quark", "modelopt"):
         quantize.add_argument(f"--{tool}", help="a Python that has it")
     quantize.add_argument("--folder", type=Path, help="networks of quantization_networks.py")
     quantize.add_argument("--weights", help="int4, beside onnxruntime alone")

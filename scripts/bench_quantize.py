@@ -8,8 +8,9 @@ operands are all stored as integers.
 
 Other tools are run by Pythons of their own, for they may want other versions of our libraries:
 ``python -m venv nncf; nncf/bin/pip install nncf onnx onnxruntime`` and ``--nncf nncf/bin/python``;
-``aimet-onnx`` and ``--aimet``; ``torch amd-quark onnx onnxruntime`` and ``--quark``. ``--folder``
-reads what ``quantization_networks.py`` trained.
+``aimet-onnx`` and ``--aimet``; ``torch amd-quark onnx onnxruntime`` and ``--quark``;
+``nvidia-modelopt[onnx]`` and ``--modelopt``. ``--folder`` reads what
+``quantization_networks.py`` trained.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ OTHERS = {
     "nncf": ("mixed", "performance", "transformer"),
     "aimet": ("min-max",),
     "quark": ("A8W8", "INT8_TRANSFORMER_DEFAULT"),
+    "modelopt": ("max", "entropy"),
 }
 """Tools that have Pythons of their own, and their settings."""
 NO_ARITHMETIC = frozenset(
@@ -247,7 +249,25 @@ def quark_job(model: str, data: str, out: str, setting: str) -> str:
     return setting
 
 
-JOBS = {"nncf": nncf_job, "aimet": aimet_job, "quark": quark_job}
+def modelopt_job(model: str, data: str, out: str, setting: str) -> str:
+    """Quantizes with NVIDIA's ModelOpt: int8, whatever is not quantized staying float32."""
+    from modelopt.onnx.quantization import (  # pyright: ignore[reportMissingImports]
+        quantize,  # pyright: ignore[reportUnknownVariableType]
+    )
+
+    quantize(
+        model,
+        quantize_mode="int8",
+        calibration_data=dict(np.load(data)),
+        calibration_method=setting,
+        calibration_eps=["cpu"],
+        high_precision_dtype="fp32",
+        output_path=out,
+    )
+    return setting
+
+
+JOBS = {"nncf": nncf_job, "aimet": aimet_job, "quark": quark_job, "modelopt": modelopt_job}
 
 
 def methods(

@@ -54,8 +54,8 @@ def with_room_for_biases(
         weight = None if product is None else stored.get(product)
         if product is None or weight is None or isinstance(weight.spec, Fixed):
             continue
-        if weights[weight].blocked:  # such sums are of real numbers, and their biases as well
-            continue
+        if weights[weight].blocked or not weights[weight].storage_dtype.is_integer:
+            continue  # such sums are of real numbers, and their biases as well
         x = values.get(product.operand(0))
         if x is not None and bias.value.constant is not None:
             real = bias.value.constant.numpy().astype(np.float64).reshape(-1)
@@ -92,6 +92,8 @@ def stored_bias(
     w = next((p for k, p in decision.weights.items() if k.node is product and k.index == 1), None)
     if x is None or w is None or w.blocked or not x.per_tensor:
         return None
+    if not (x.storage_dtype.is_integer and w.storage_dtype.is_integer):
+        return None  # their sums are floats
     gemm = product.attributes
     if isinstance(gemm, GemmAttrs) and (gemm.alpha, gemm.beta) != (1.0, 1.0):
         return None

@@ -8,14 +8,11 @@ trial can be saved, so that a search that was killed goes on where it was.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -31,6 +28,7 @@ from qdqbridge.autoquant.sensitivity_variants import Layer, LayerChange, Variant
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.simulation.metrics import Metrics, outputs_of
 from qdqbridge.autoquant.targets import WEIGHTS
+from qdqbridge.autoquant.trials import Trials, key_of, name_of
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.onnx_io.running import Runner
@@ -84,51 +82,6 @@ def size_of(graph: Graph) -> int:
     return total
 
 
-@dataclass(slots=True, eq=False)
-class _Memory:
-    """Trials that were made, kept in a file.
-
-    Attributes:
-        path: The file; None to keep nothing.
-        key: What the trials are of; a file of something else is refused.
-    """
-
-    path: Path | None
-    key: str
-    found: dict[str, dict[str, Any]] = field(default_factory=dict["str", "dict[str, Any]"])
-
-    def __post_init__(self) -> None:
-        if self.path is None or not self.path.exists():
-            return
-        try:
-            saved = json.loads(self.path.read_text("utf-8"))
-            of, found = saved["of"], dict(saved["trials"])
-        except (ValueError, KeyError, TypeError) as error:  # whatever else such a file holds
-            raise InputDataError(
-                f"'{self.path}' holds no trials", why=str(error), fix="remove it, or give another"
-            ) from error
-        if of != self.key:
-            raise InputDataError(
-                f"'{self.path}' holds trials of another model, data or target",
-                fix="remove it, or give another file",
-            )
-        self.found = found
-
-    def add(self, name: str, metrics: Metrics) -> Metrics:
-        """Keeps what a trial gave."""
-        self.found[name] = asdict(metrics)
-        if self.path is not None:
-            text = json.dumps({"of": self.key, "trials": self.found}, indent=1)
-            partial = self.path.with_name(self.path.name + ".partial")
-            partial.write_text(text, "utf-8")
-            partial.replace(self.path)
-        return metrics
-
-    def get(self, name: str) -> Metrics | None:
-        """Returns what a trial gave before."""
-        return Metrics(**self.found[name]) if name in self.found else None
-
-
 def within(
     made: Quantized,
     budget: ModelBudget,
@@ -172,7 +125,7 @@ class _BudgetSearch:
         own = replace(wishes, floats={**decision.plan.floats, **wishes.floats})
         self._variants = Variants(decision, made.target, stats, own)
         self._budget, self._workers = budget, made.options.workers
-        self._memory = _Memory(state, _key(made, samples))
+        self._trials = Trials(state, key_of(made, samples))
         self._progress, self._done = progress, 0
         weights = made.target.weights
         narrow = replace(WEIGHTS["int4"], axis=weights.axis, block=weights.block)
@@ -250,13 +203,13 @@ class _BudgetSearch:
 
     def _try_each(self, change: LayerChange) -> None:
         """Tries every layer alone, by the workers where there are some."""
-        left = [la for la in self._layers if self._memory.get(_name({la: change})) is None]
+        left = [la for la in self._layers if self._trials.get(name_of({la: change})) is None]
         decisions = [self._variants.decision({layer: change}) for layer in left]
         self._simulation.cover([decision.plan for decision in decisions])
         base = self._variants.base
         found = tried(self._simulation, decisions, base, self._workers, self._told)
         for layer, metrics in zip(left, found, strict=True):
-            self._memory.add(_name({layer: change}), metrics)
+            self._trials.add(name_of({layer: change}), metrics)
         self._simulation.release()
 
     def _told(self, metrics: Metrics) -> Metrics:
@@ -266,11 +219,11 @@ class _BudgetSearch:
         return metrics
 
     def _metrics(self, changes: Changes) -> Metrics:
-        known = self._memory.get(_name(changes))
+        known = self._trials.get(name_of(changes))
         if known is not None:
             return known
         found = self._simulation.metrics(self._variants.decision(changes))
-        return self._memory.add(_name(changes), self._told(found))
+        return self._trials.add(name_of(changes), self._told(found))
 
     def _size(self, changes: Changes) -> int:
         """Returns the bytes of a variant's constants."""
@@ -362,18 +315,3 @@ def _first(count: int, holds: Callable[[int], bool]) -> int | None:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle + 1, high)
     return high
-
-
-def _name(changes: Mapping[Layer, LayerChange]) -> str:
-    """Returns a name of a set of changes that is the same in another process."""
-    each = sorted(f"{layer.kind} {layer.name}: {change}" for layer, change in changes.items())
-    return hashlib.sha256("\n".join(each).encode()).hexdigest()
-
-
-def _key(made: Quantized, samples: Samples) -> str:
-    """Returns what trials are of: the model, how it was quantized, and the samples."""
-    digest = hashlib.sha256(made.graph.digest.encode())
-    digest.update(repr(made.target.weights).encode())
-    for name in sorted(samples.arrays):
-        digest.update(name.encode() + np.ascontiguousarray(samples.arrays[name]).tobytes())
-    return digest.hexdigest()

@@ -41,7 +41,7 @@ def of_constant(value: Value, format: Format, chooser: Chooser, context: Context
     each = [chooser(TensorStats.of(row), format.per_tensor(), context) for row in rows]
     return replace(
         each[0],
-        scale=np.array([params.scale for params in each], np.float32),
+        scale=np.array([params.scale for params in each]),
         zero_point=np.array([params.zero_point for params in each], np.int32),
         axis=format.axis,
     )

@@ -1,4 +1,4 @@
-"""Formats as users write them: ``int8``, ``int4/32`` (in blocks of 32), ``float``, ``dynamic``."""
+"""Formats as users write them: ``int8``, ``int4/32`` (blocks of 32), ``float8_e5m2``, ``float``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from qdqbridge.autoquant.formats import Format, Unstored
-from qdqbridge.autoquant.targets import S8, SYMMETRIC_S16, U8, U16, WEIGHTS
+from qdqbridge.autoquant.targets import E4M3, E5M2, S8, SYMMETRIC_S16, U8, U16, WEIGHTS
 from qdqbridge.errors import UnsupportedTargetError
 
 ACTIVATIONS: Mapping[str, Format | Unstored] = MappingProxyType(
@@ -16,6 +16,8 @@ ACTIVATIONS: Mapping[str, Format | Unstored] = MappingProxyType(
         "int8": S8,
         "uint16": U16,
         "int16": SYMMETRIC_S16,
+        "float8_e4m3fn": E4M3,
+        "float8_e5m2": E5M2,
         **{str(read): read for read in Unstored},
     }
 )
@@ -28,6 +30,12 @@ def format_of(name: str) -> Format | Unstored:
     Raises:
         UnsupportedTargetError: There is none.
     """
+    if name in WEIGHTS and WEIGHTS[name].microscaled:
+        raise UnsupportedTargetError(
+            f"no opset stores activations as {name}",
+            why="the exponents of its blocks are those of each run; ONNX's are constants",
+            fix="store weights so (--weight-format), and activations as float8_e4m3fn or float",
+        )
     if name not in ACTIVATIONS:
         raise _unknown("format of activations", name, ACTIVATIONS)
     return ACTIVATIONS[name]

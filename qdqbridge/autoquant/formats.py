@@ -1,7 +1,9 @@
 """How numbers shall be stored, and the parameters that a range of real numbers gives then.
 
-Scales are computed in float64 and rounded to float32; zero points follow from the rounded scale,
-which is the one that the file will hold.
+Integers stand for steps of a scale, small floats (float8, float6, float4) for its multiples: their
+scale maps the largest real number to the largest one of the type. Scales are computed in float64
+and rounded to float32; zero points follow from the rounded scale, which is the one that the file
+will hold.
 
 What stays a real number until the model runs has an :class:`Unstored` instead of a format.
 """
@@ -15,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.quantization import QuantParams
 
@@ -40,12 +43,15 @@ class Format:
     """How a tensor shall be stored.
 
     Attributes:
-        storage: An integer type.
+        storage: An integer type, or a float of 8 bits or fewer, which is symmetric.
         symmetric: The range reaches as far on both sides of zero; the zero point is the middle of
             the codes (0 for signed storage, 128 for uint8).
         restricted: A signed symmetric type leaves its smallest code out, as [-127, 127].
         bits: So many bits of the storage are used, for sums that have to fit narrow accumulators;
             None for all.
+        microscaled: The scale is a power of two stored as float8_e8m0fnu, as in the microscaling
+            formats of the Open Compute Project (MX, version 1.0). It is the smallest one that
+            clips nothing; choosers may take a smaller one.
         power_of_two: The scale is a power of two.
         axis: The axis with parameters per channel; None for one pair per tensor.
         block: Every so many neighbours along ``axis`` have parameters of their own; None for one
@@ -60,17 +66,39 @@ class Format:
     axis: int | None = None
     block: int | None = None
     bits: int | None = None
+    microscaled: bool = False
+
+    def __post_init__(self) -> None:
+        own = self.storage
+        if own.is_integer and not self.microscaled:
+            return
+        if not own.is_small_float or own is DType.FLOAT8_E8M0 or self.bits is not None:
+            raise UnsupportedTargetError(
+                f"no file stores quantized numbers as {own}"
+                + (" with a shared exponent" if self.microscaled else ""),
+                why="ONNX has integers of 2 to 16 bits, float8, float6 and float4",
+                fix="use int8, float8_e4m3fn, or mxfp8_e4m3",
+            )
+        if not self.symmetric:
+            raise UnsupportedTargetError(
+                f"a {own} has no zero point", fix="write Format(..., symmetric=True)"
+            )
+
+    @property
+    def is_float(self) -> bool:
+        """True where numbers are stored as small floats."""
+        return self.storage.is_small_float
 
     @property
     def low(self) -> int:
-        """The smallest code used."""
+        """The smallest code used, of integers."""
         narrow = self.symmetric and self.restricted and self.storage.is_signed
         low = -(1 << (self._bits - 1)) if self.storage.is_signed else 0
         return low + 1 if narrow else low
 
     @property
     def high(self) -> int:
-        """The largest code used."""
+        """The largest code used, of integers."""
         return (1 << (self._bits - self.storage.is_signed)) - 1
 
     @property
@@ -80,7 +108,7 @@ class Format:
     @property
     def middle(self) -> int:
         """The zero point of a symmetric range."""
-        return 0 if self.storage.is_signed else (self.high + 1) // 2
+        return 0 if self.storage.is_signed or self.is_float else (self.high + 1) // 2
 
     @property
     def levels(self) -> int:
@@ -107,7 +135,7 @@ class Format:
         bottom = np.minimum(np.asarray(low, np.float64), 0)
         top = np.maximum(np.asarray(high, np.float64), 0)
         step = self._step(bottom, top)
-        if self.power_of_two:
+        if self.power_of_two or self.microscaled:
             step = np.exp2(np.ceil(np.log2(step)))
         scale = np.asarray(np.maximum(step, _TINY), np.float32)
         if self.symmetric:
@@ -116,7 +144,9 @@ class Format:
         return scale, np.asarray(np.clip(zero_point, self.low, self.high), np.int32)
 
     def _step(self, bottom: NDArray[Any], top: NDArray[Any]) -> NDArray[Any]:
-        if not self.symmetric:
+        if self.is_float:
+            step = np.maximum(top, -bottom) / self.storage.largest
+        elif not self.symmetric:
             step = (top - bottom) / (self.high - self.low)
         else:
             reach = np.maximum(top, -bottom)
@@ -136,10 +166,11 @@ class Format:
 
     def params_of(self, scale: NDArray[np.float32], zero_point: NDArray[np.int32]) -> QuantParams:
         """Returns the parameters of scales and zero points, of a shape as :meth:`params` says."""
-        narrow = (self.low, self.high) != (self.storage.qmin, self.storage.qmax)
+        whole = self.is_float or (self.low, self.high) == (self.storage.qmin, self.storage.qmax)
+        narrow = not whole
         return QuantParams(
             self.storage,
-            scale,
+            scale.astype(DType.FLOAT8_E8M0.numpy) if self.microscaled else scale,
             zero_point,
             axis=self.axis,
             block_size=self.block,

@@ -134,6 +134,7 @@ class QuantizeOptions:
         if self.block is not None:
             target = _in_blocks(target, self.block)
         _check_dynamic(target, self.formats.values())
+        _check_floats(target)
         return self._on_hardware(target)
 
     def _on_hardware(self, target: Target) -> Target:
@@ -243,6 +244,9 @@ def quantized(
             the float model.
     """
     target, repair = options.described(), options.repair
+    read = (target.activations, *options.formats.values())
+    if any(isinstance(f, Format) and f.is_float for f in read):
+        repair, options = (), replace(options, tune=False)  # their roundings are not simulated
     check_float(graph)
     check_steps(repair)
     if profile is not None:
@@ -435,11 +439,22 @@ def _check_dynamic(target: Target, formats: Iterable[Format | Unstored]) -> None
     reads = [target.activations, *(r.operands for r in target.rules), *formats]
     dynamic = any(read in (Unstored.DYNAMIC, Unstored.DYNAMIC_ROWS) for read in reads)
     own = target.weights
-    if dynamic and (own.block is not None or own.storage.bits != 8):
+    if dynamic and (own.block is not None or own.storage.bits != 8 or own.is_float):
         raise UnsupportedTargetError(
             f"activations that are quantized while the model runs meet weights of {own}",
             why="such products are of 8-bit integers with a scale for each channel or one for all",
             fix="store weights as int8 or uint8 without blocks, or only weights (weight-only)",
+        )
+
+
+def _check_floats(target: Target) -> None:
+    """Refuses weights that are floats beside activations that are integers."""
+    own = target.activations
+    if target.weights.is_float and isinstance(own, Format) and not own.is_float:
+        raise UnsupportedTargetError(
+            f"activations of {own} meet weights of {target.weights}",
+            why="no kernel multiplies integers and floats",
+            fix="use the target float8, or weight-only; or store weights as integers",
         )
 
 

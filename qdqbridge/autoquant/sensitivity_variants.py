@@ -222,6 +222,14 @@ def widened(target: Target) -> Format | None:
     return replace(own, storage=_WIDE[own.storage])
 
 
+def narrowed(target: Target) -> Format | None:
+    """Returns the format of the target's activations in 8 bits; None where they have them."""
+    own = target.activations
+    if not isinstance(own, Format) or own.storage not in (DType.INT16, DType.UINT16):
+        return None
+    return replace(own, storage=DType.INT8 if own.storage.is_signed else DType.UINT8)
+
+
 def widened_weights(target: Target) -> Format | None:
     """Returns the format of the target's weights in 8 bits; None where they have them."""
     own = target.weights

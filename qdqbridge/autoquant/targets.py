@@ -45,6 +45,16 @@ SYMMETRIC_S16 = Format(DType.INT16, symmetric=True)
 U16 = Format(DType.UINT16)
 PER_TENSOR = SYMMETRIC_S8
 PER_CHANNEL = Format(DType.INT8, symmetric=True, axis=0)
+E4M3 = Format(DType.FLOAT8_E4M3FN, symmetric=True)
+E5M2 = Format(DType.FLOAT8_E5M2, symmetric=True)
+_MX_BLOCK = 32
+
+
+def _microscaled(storage: DType) -> Format:
+    """Returns a format of blocks of 32 with a power of two for each (MX)."""
+    return Format(storage, symmetric=True, axis=0, block=_MX_BLOCK, microscaled=True)
+
+
 WEIGHTS: Mapping[str, Format] = MappingProxyType(
     {
         "int2": Format(DType.INT2, symmetric=True, restricted=False, axis=0),
@@ -54,9 +64,14 @@ WEIGHTS: Mapping[str, Format] = MappingProxyType(
         "uint2": Format(DType.UINT2, axis=0),
         "uint4": Format(DType.UINT4, axis=0),
         "uint8": Format(DType.UINT8, axis=0),
+        "float8_e4m3fn": Format(DType.FLOAT8_E4M3FN, symmetric=True, axis=0),
+        "float8_e5m2": Format(DType.FLOAT8_E5M2, symmetric=True, axis=0),
+        "mxfp8_e4m3": _microscaled(DType.FLOAT8_E4M3FN),
+        "mxfp8_e5m2": _microscaled(DType.FLOAT8_E5M2),
+        "mxfp4_e2m1": _microscaled(DType.FLOAT4_E2M1),
     }
 )
-"""Formats of weights by name: signed ones symmetric, unsigned ones not."""
+"""Formats of weights by name: signed ones and floats symmetric, unsigned ones not."""
 
 
 CANDIDATES: tuple[Chooser, ...] = (
@@ -304,6 +319,18 @@ POWER_OF_TWO = Target(
     Format(DType.INT8, symmetric=True, power_of_two=True),
     EVERYTHING,
 )
+FLOAT8 = Target(
+    "float8",
+    "portable",
+    E4M3,
+    replace(E4M3, axis=0),
+    tuple(OperatorRule(rule.name, rule.ops) for rule in EVERYTHING),
+    float_results=ACCUMULATORS,
+    float_biases=True,
+    candidates=(),
+)
+"""float8 everywhere, each product's sums and biases floats. No chooser is tried: a float's steps
+follow the numbers, so that ranges matter little, and roundings to float8 are not simulated."""
 PRODUCTS = (OperatorRule("products", ACCUMULATORS), RECURRENT_WEIGHTS)
 """Rules of a target that stores weights and nothing else."""
 WEIGHT_ONLY = Target("weight-only", "ort", Unstored.FLOAT, PER_CHANNEL, PRODUCTS)
@@ -311,7 +338,7 @@ DYNAMIC = Target("dynamic", "ort", Unstored.DYNAMIC, PER_CHANNEL, PRODUCTS)
 DYNAMIC_ROWS = Target("dynamic-rows", "ort", Unstored.DYNAMIC_ROWS, PER_CHANNEL, PRODUCTS)
 _ALL = (
     ORT, ORT_S8, TENSORRT, QNN, A16W8, OPENVINO, TFLITE, POWER_OF_TWO, WEIGHT_ONLY, DYNAMIC,
-    DYNAMIC_ROWS,
+    DYNAMIC_ROWS, FLOAT8,
 )  # fmt: skip
 TARGETS: Mapping[str, Target] = MappingProxyType({t.name: t for t in _ALL})
 """The targets that have a name."""

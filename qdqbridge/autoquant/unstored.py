@@ -138,6 +138,8 @@ def packed_variant(node: Node, params: QuantParams) -> str:
     terms = rows[1] if _by_rows(node) else rows[0]
     whole = 1 << (int(terms) - 1).bit_length() if isinstance(terms, int) else _LEAST
     block, bits = params.block_size or min(max(whole, _LEAST), _LARGEST), params.storage_dtype.bits
+    if not params.storage_dtype.is_integer:
+        return ""
     if block < _LEAST or block & (block - 1) or bits not in _PACKED_BITS:
         return ""
     middle = 0 if params.storage_dtype.is_signed else 1 << (bits - 1)

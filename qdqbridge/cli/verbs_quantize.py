@@ -40,9 +40,9 @@ TargetName = Annotated[
     str,
     Parameter(
         name="--target",
-        help="ort, ort-s8, tensorrt, qnn, openvino, tflite, a16w8, power-of-two; weight-only, "
-        "dynamic, dynamic-rows (activations stay float, or are quantized as the model runs); whose "
-        "rules and formats.",
+        help="ort, ort-s8, tensorrt, qnn, openvino, tflite, a16w8, power-of-two, float8; "
+        "weight-only, dynamic, dynamic-rows (activations stay float, or are quantized as the model "
+        "runs); whose rules and formats.",
     ),
 ]
 ProfileFile = Annotated[
@@ -56,8 +56,26 @@ ChooserName = Annotated[
     Parameter(name="--chooser", help="How ranges of activations are chosen; default the target's."),
 ]
 Weights = Annotated[
-    Literal["int8", "uint8", "int16", "int4", "uint4", "int2", "uint2"] | None,
-    Parameter(name="--weights", help="How weights are stored; by default the target's type."),
+    Literal[
+        "int8",
+        "uint8",
+        "int16",
+        "int4",
+        "uint4",
+        "int2",
+        "uint2",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "mxfp8_e4m3",
+        "mxfp8_e5m2",
+        "mxfp4_e2m1",
+    ]
+    | None,
+    Parameter(
+        name="--weights",
+        help="How weights are stored; by default the target's type. MX: blocks of 32 with a power "
+        "of two each.",
+    ),
 ]
 Block = Annotated[
     int | None,
@@ -68,8 +86,8 @@ Formats = Annotated[
     Parameter(
         name="--format",
         negative=(),
-        help="PATTERN=FORMAT of activations that nodes read: uint8, int8, uint16, int16, float, "
-        "dynamic, dynamic-rows; repeatable.",
+        help="PATTERN=FORMAT of activations that nodes read: uint8, int8, uint16, int16, "
+        "float8_e4m3fn, float8_e5m2, float, dynamic, dynamic-rows; repeatable.",
     ),
 ]
 WeightFormats = Annotated[
@@ -120,6 +138,17 @@ Smallest = Annotated[
         negative=(),
         help="As small as --min-sqnr or --max-drop leave, by bits per layer.",
     ),
+]
+MaxNodeTime = Annotated[
+    str | None,
+    Parameter(
+        name="--max-node-time",
+        help="Other bits for the layers whose nodes take longer than that on --engine, for one "
+        "sample: 2ms, 500us.",
+    ),
+]
+TimingEngine = Annotated[
+    str, Parameter(name="--engine", help="Whose nodes: tvm, onnxruntime or openvino.")
 ]
 Trials = Annotated[
     Path | None,
@@ -197,6 +226,8 @@ def quantize(
     max_drop: MaxDrop = None,
     max_size: MaxSize = None,
     smallest: Smallest = False,
+    max_node_time: MaxNodeTime = None,
+    engine: TimingEngine = "tvm",
     trials: Trials = None,
     fallback: FallbackTo = "int16",
     report: Report = None,
@@ -219,7 +250,8 @@ def quantize(
     if wanted:
         Goal(min_sqnr, max_drop)  # one that says nothing is refused before all the work
     size = None if max_size is None else _bytes(max_size)
-    small = size is not None or smallest
+    seconds = None if max_node_time is None else _seconds(max_node_time)
+    small = size is not None or seconds is not None or smallest
     if smallest and not wanted:
         raise InputDataError(
             "nothing says how small the model may become", fix="give --min-sqnr or --max-drop"
@@ -246,8 +278,8 @@ def quantize(
     if small:
         with output.progress("looking for bits per layer") as progress:
             made = made.within(
-                max_bytes=size, min_sqnr=min_sqnr, max_drop=max_drop, state=trials,
-                progress=progress,
+                max_bytes=size, max_node_seconds=seconds, engine=engine, min_sqnr=min_sqnr,
+                max_drop=max_drop, state=trials, progress=progress,
             )  # fmt: skip
     elif wanted:
         with output.progress("looking for layers that need more bits") as progress:
@@ -278,6 +310,18 @@ def _bytes(text: str) -> int:
         return int(float(number) * unit)
     except (ValueError, OverflowError) as error:
         raise InputDataError(f"'{text}' is no size", fix="write 8MB, 500KB, or bytes") from error
+
+
+def _seconds(text: str) -> float:
+    """Returns the seconds that ``2ms`` says."""
+    units = {"ms": 1e-3, "us": 1e-6, "µs": 1e-6, "s": 1.0}
+    number, unit = next(
+        ((text[: -len(u)], n) for u, n in units.items() if text.endswith(u)), ("", 1.0)
+    )
+    try:
+        return float(number) * unit
+    except ValueError as error:
+        raise InputDataError(f"'{text}' is no time", fix="write 2ms, 500us, or 0.1s") from error
 
 
 def _steps(text: str) -> tuple[str, ...]:
@@ -312,6 +356,8 @@ def _show(made: Quantization, path: Path, report: Path | None, *, as_json: bool)
         table.add_row(step["step"], Text(f"{kept}: {step['told']}"))
     for point in facts["pareto"]:
         told = f"{point['size']:,} bytes, {point['sqnr_db']:.2f} dB, {point['milliseconds']:.3f} ms"
+        if point["slowest_milliseconds"] is not None:
+            told += f", {point['slowest_milliseconds']:.3f} ms the slowest node"
         table.add_row("curve", Text(f"{point['name']}: {told}"))
     for row in facts["reverted"]:
         table.add_row("reverted", Text(f"{row['layer']}: {row['reason']}"))

@@ -8,7 +8,7 @@ that crashes or hangs takes nothing along. ``ENGINES`` lists them.
 from __future__ import annotations
 
 from qdqbridge.engines.foreign import ForeignEngine, open_engine
-from qdqbridge.engines.judge import EngineVerdict, Judge, Placement
+from qdqbridge.engines.judge import EngineVerdict, Judge, NodeTime, Placement
 from qdqbridge.engines.kinds import ENGINES, EngineKind, engine_kind
 from qdqbridge.engines.process import ProcessLimits
 
@@ -18,6 +18,7 @@ __all__ = [
     "EngineVerdict",
     "ForeignEngine",
     "Judge",
+    "NodeTime",
     "Placement",
     "ProcessLimits",
     "engine_kind",

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.engines.judge import EngineVerdict, Placement
+from qdqbridge.engines.judge import EngineVerdict, NodeTime, Placement
 from qdqbridge.engines.kinds import EngineKind, engine_kind
 from qdqbridge.engines.process import EngineProcess, ProcessLimits
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
@@ -87,6 +87,28 @@ class ForeignEngine:
         assert self._placed is not None
         placements, partitions = self._placed
         return EngineVerdict(self.label, self.version, tuple(placements), partitions)
+
+    def times(self, inputs: Mapping[str, Array], repeats: int) -> list[NodeTime]:
+        """Returns what each node takes that the engine has made of the model, in its order.
+
+        Args:
+            inputs: One array per input of the model.
+            repeats: Runs, of which the shortest counts.
+
+        Raises:
+            UnsupportedTargetError: The engine tells no times, cannot load or run the model,
+                crashes or hangs.
+        """
+        if self.kind.untimed:
+            raise UnsupportedTargetError(
+                f"{self.label} cannot time nodes",
+                why=self.kind.untimed,
+                fix="use tvm, onnxruntime or openvino",
+            )
+        key = self._load(())
+        ordered = self._ordered(inputs)
+        rows = self._process.ask("time its nodes", "times", key, ordered, repeats)
+        return [NodeTime(*row) for row in rows]
 
     def close(self) -> None:
         """Ends the engine's process."""

@@ -62,6 +62,23 @@ class EngineVerdict:
         return not self.left and self.partitions <= 1
 
 
+@dataclass(frozen=True, slots=True)
+class NodeTime:
+    """What one node takes, of those that an engine has made of a model.
+
+    Attributes:
+        node: The engine's name of it.
+        operator: What the engine calls it.
+        seconds: The shortest of several runs.
+        names: Nodes and tensors of the model that it computes, as far as the engine says.
+    """
+
+    node: str
+    operator: str
+    seconds: float
+    names: tuple[str, ...] = ()
+
+
 class Judge(Protocol):
     """A model, opened by an engine.
 

@@ -24,6 +24,7 @@ class EngineKind:
         suffix: Of the model files it reads.
         fixed: It takes fixed shapes only.
         shows: Intermediate tensors can be asked for.
+        untimed: Why there is no time of its nodes; empty where there is one.
     """
 
     name: str
@@ -35,6 +36,7 @@ class EngineKind:
     suffix: str = ".onnx"
     fixed: bool = False
     shows: bool = True
+    untimed: str = ""
 
 
 _ALL = (
@@ -45,6 +47,7 @@ _ALL = (
     EngineKind(
         "qnn-htp", "Hexagon (host build of the NPU's backend)", "onnxruntime_qnn",
         "pip install onnxruntime-qnn", "qnn_htp", "qnn", fixed=True,
+        untimed="what the host build takes says nothing of the device",
     ),
     EngineKind(
         "openvino", "OpenVINO, CPU", "openvino",
@@ -53,6 +56,7 @@ _ALL = (
     EngineKind(
         "litert", "LiteRT, CPU", "ai_edge_litert",
         "pip install ai-edge-litert", "litert", "tflite", suffix=".tflite", shows=False,
+        untimed="its Python interface tells no times",
     ),
 )  # fmt: skip
 

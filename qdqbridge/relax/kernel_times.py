@@ -9,8 +9,8 @@ kernels that they call, of the branch that is taken, are told one by one.
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -107,27 +107,85 @@ def node_times(
     Raises:
         InputDataError: The inputs are not those of the model.
     """
-    written = _written(executable.module)
     seconds: dict[str, float] = {}
     kernels: dict[str, str] = {}
     other = 0.0
-    run = _run(executable, inputs, repeats)
-    tensors = [written[name].popleft() if written.get(name) else "" for name in run.steps]
-    for call in run.calls:
-        tensor = tensors[call.step]
-        if tensor:
-            seconds[tensor] = seconds.get(tensor, 0.0) + call.seconds
-            kernels[tensor] = run.steps[call.step]
+    for call in call_times(executable, inputs, repeats):
+        if call.tensor:
+            seconds[call.tensor] = seconds.get(call.tensor, 0.0) + call.seconds
+            kernels[call.tensor] = call.function
         else:
             other += call.seconds
     return NodeTimes(seconds, kernels, other)
 
 
-def _written(module: Any) -> dict[str, deque[str]]:
-    """Returns the tensors that the calls of each function write, in order."""
-    found: dict[str, deque[str]] = {}
-    if module is None:
-        return found
+@dataclass(frozen=True, slots=True)
+class CallTime:
+    """One call of a kernel in a run.
+
+    Attributes:
+        kernel: The name of the kernel.
+        function: The function of the main one that it is, or that calls it.
+        tensor: What that writes, by the name in the model; empty where that is not known.
+        seconds: What it takes.
+    """
+
+    kernel: str
+    function: str
+    tensor: str
+    seconds: float
+
+
+def call_times(
+    executable: Executable,
+    inputs: Mapping[str, NDArray[Any]],
+    repeats: int = _REPEATS,
+    of: Callable[[Sequence[float]], float] = median,
+) -> list[CallTime]:
+    """Returns the time of each call of a run, in order; see :func:`node_times`.
+
+    Args:
+        executable: What is run.
+        inputs: As for ``Executable.run``.
+        repeats: Calls of every kernel.
+        of: Which of their times counts.
+    """
+    run = _run(executable, inputs, repeats, of)
+    written = _written(executable.module, run.steps)
+    return [
+        CallTime(call.kernel, run.steps[call.step], written[call.step], call.seconds)
+        for call in run.calls
+    ]
+
+
+def _written(module: Any, called: Sequence[str]) -> list[str]:
+    """Returns the tensor that each step of a run writes; empty where it is not known.
+
+    Calls of the module's own functions name it. What TVM has made functions of stands between
+    these in the module, in the same order: where that are as many, each has one of them, and else
+    they belong to what is written next.
+    """
+    bindings = [] if module is None else _bindings(module)
+    found: list[str] = []
+    waiting, place = 0, 0
+    for name in called:
+        at = next((i for i in range(place, len(bindings)) if bindings[i][0] == name), None)
+        if at is None:
+            waiting += 1
+            continue
+        found += [*_between([tensor for _, tensor in bindings[place:at]], waiting), bindings[at][1]]
+        waiting, place = 0, at + 1
+    return found + _between([tensor for _, tensor in bindings[place:]], waiting)
+
+
+def _between(tensors: Sequence[str], calls: int) -> list[str]:
+    named = [tensor for tensor in tensors if tensor]
+    return named if len(named) == calls else [named[-1] if named else ""] * calls
+
+
+def _bindings(module: Any) -> list[tuple[str, str]]:
+    """Returns the function that each binding calls, empty for TVM's own, and what it writes."""
+    found: list[tuple[str, str]] = []
     for block in module["main"].body.blocks:
         for binding in block.bindings:
             call = getattr(binding, "value", None)
@@ -135,12 +193,10 @@ def _written(module: Any) -> dict[str, deque[str]]:
                 continue
             named = (call.op, *call.args[:1])  # a function that is called, or that call_tir calls
             function = next((each for each in named if isinstance(each, ir.GlobalVar)), None)
-            if function is None:
-                continue
             said = None if call.span is None else provenance_of(str(call.span.source_name.name))
             nodes = () if said is None else (said.name, *said.origin.nodes)
             tensor = next(filter(None, nodes), "")  # a tensor without a name is its node's
-            found.setdefault(function.name_hint, deque()).append(tensor)
+            found.append(("" if function is None else function.name_hint, tensor))
     return found
 
 
@@ -168,6 +224,7 @@ class _TimedRun:
     Attributes:
         works: What kernels compute, by name.
         repeats: Calls of every kernel.
+        of: Which of their times counts.
         steps: The functions that the main function calls, in order.
         calls: The kernels that these are or call.
         depth: How many functions are running that call others.
@@ -175,6 +232,7 @@ class _TimedRun:
 
     works: Mapping[str, _Work]
     repeats: int
+    of: Callable[[Sequence[float]], float]
     steps: list[str] = field(default_factory=list[str])
     calls: list[_Call] = field(default_factory=list[_Call])
     depth: int = 0
@@ -194,11 +252,16 @@ class _TimedRun:
                 function(*args)
                 taken.append(time.perf_counter() - start)
             operations = self.works[name].operations(args) if name in self.works else 0
-            self.calls.append(_Call(name, len(self.steps) - 1, median(taken), operations))
+            self.calls.append(_Call(name, len(self.steps) - 1, self.of(taken), operations))
         return _GO_ON
 
 
-def _run(executable: Executable, inputs: Mapping[str, NDArray[Any]], repeats: int) -> _TimedRun:
+def _run(
+    executable: Executable,
+    inputs: Mapping[str, NDArray[Any]],
+    repeats: int,
+    of: Callable[[Sequence[float]], float] = median,
+) -> _TimedRun:
     """Returns what is called in a run, and how long that takes."""
     device: Any = tvm.cpu()
     tensors = [to_tensor(a, device) for a in check_inputs(executable.graph.inputs, inputs)]
@@ -206,7 +269,7 @@ def _run(executable: Executable, inputs: Mapping[str, NDArray[Any]], repeats: in
         need_features(features_of(executable.target))
     with without_lines(b"Warning: Scope Loaded"):
         machine = relax.VirtualMachine(executable.library, device)
-    run = _TimedRun(_works(executable.module), repeats)
+    run = _TimedRun(_works(executable.module), repeats, of)
     hook: Any = run.instrument
     machine.set_instrument(hook)
     Caller(executable.threads).call(machine[_MAIN], *tensors)

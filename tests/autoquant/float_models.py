@@ -9,6 +9,7 @@ from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.sensitivity_variants import Variants
 from qdqbridge.autoquant.targets import Target
+from qdqbridge.quantizing import quantization
 from tests.onnx_models import Builder, canonical
 
 
@@ -63,3 +64,28 @@ def quantize_model(
 def quantize_plainly(graph, data, target, **wanted):
     """The same as the target's choosers say, without tuning or repair."""
     return quantize_model(graph, data, target, repair=(), tune=False, **wanted)
+
+
+def one_large_layer(seed=0):
+    """A CNN of whose layers the second one takes nearly all of the time."""
+    rng = np.random.default_rng(seed)
+
+    def drawn(*shape):
+        return rng.standard_normal(shape).astype(np.float32)
+
+    b = Builder(20)
+    x = b.input("x", ["n", 3, 64, 64])
+    y = b.op("Relu", b.op("Conv", x, b.init(drawn(64, 3, 1, 1))))
+    y = b.op("Conv", y, b.init(drawn(64, 64, 3, 3) / 24), pads=[1] * 4)
+    y = b.op("Flatten", b.op("GlobalAveragePool", b.op("Relu", y)))
+    b.output(b.op("MatMul", y, b.init(drawn(64, 10))))
+    return prepared(canonical(b.model()))
+
+
+def images(count=8):
+    return np.random.default_rng(1).standard_normal((count, 3, 64, 64)).astype(np.float32)
+
+
+def slow_layer(target="a16w8"):
+    """Returns :func:`one_large_layer` with 16-bit activations, which no engine is fast with."""
+    return quantization(one_large_layer(), {"x": images()}, target=target, repair=(), tune=False)

@@ -33,7 +33,7 @@ class KL(RangeChooser):
         one_sided = stats.minimum >= 0 or stats.maximum <= 0
         levels = format.levels if one_sided and not format.symmetric else (format.levels + 1) // 2
         magnitudes[0] = magnitudes[1]  # the first bin is the spike around zero
-        if not magnitudes.any() or levels >= SIDE:
+        if format.is_float or not magnitudes.any() or levels >= SIDE:
             return stats.minimum, stats.maximum
         reach = threshold(magnitudes, levels) * stats.histogram.width
         return max(stats.minimum, -reach), min(stats.maximum, reach)

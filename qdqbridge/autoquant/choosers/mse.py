@@ -122,7 +122,7 @@ class MSE(RangeChooser):
     def range(self, stats: TensorStats, format: Format) -> tuple[float, float]:
         """Returns the best of many ranges; that of the extremes is among them."""
         low, high = min(stats.minimum, 0.0), max(stats.maximum, 0.0)
-        if format.levels >= _MANY or stats.histogram.total == 0:
+        if format.is_float or format.levels >= _MANY or stats.histogram.total == 0:
             return low, high
         if format.symmetric:
             low, high = -stats.magnitude, stats.magnitude

@@ -95,6 +95,10 @@ class _Best:
 def _codes(
     rows: Rows, scale: NDArray[np.float32], zero_point: NDArray[np.int32], format: Format
 ) -> Rows:
+    if format.is_float:
+        most = format.storage.largest
+        inside = np.clip(rows / scale[:, None], -most, most)
+        return inside.astype(format.storage.numpy).astype(np.float32)
     shifted = np.rint(rows / scale[:, None]) + zero_point[:, None].astype(np.float32)
     return np.clip(shifted, format.low, format.high)
 
@@ -110,7 +114,8 @@ def _narrower(rows: Rows, format: Format) -> Iterator[Pairs]:
     """Yields parameters of ranges within the extremes, and those that use a lone last code."""
     low, high = rows.min(axis=1), rows.max(axis=1)
     if format.symmetric:
-        if format.low != -format.high:  # the code that only one sign has: -8 of four bits
+        lone = not format.is_float and format.low != -format.high
+        if lone:  # the code that only one sign has: -8 of four bits
             reach = np.maximum(np.abs(low), np.abs(high))
             for last in (-format.low + format.middle, format.high - format.middle):
                 yield (
@@ -142,7 +147,8 @@ def _fitted(
     steps = codes - zero_point[:, None].astype(np.float32)
     square = (steps * steps).sum(axis=1)
     own = (wanted * steps).sum(axis=1) / np.where(square > 0, square, 1)
-    usable = (square > 0) & (own > np.finfo(np.float32).tiny) & (not format.power_of_two)
+    powers = format.power_of_two or format.microscaled
+    usable = (square > 0) & (own > np.finfo(np.float32).tiny) & (not powers)
     return np.where(usable, own, scale).astype(np.float32), zero_point
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import openvino
 
-from qdqbridge.engines.workers.rows import Array, Loaded, Row
+from qdqbridge.engines.workers.rows import Array, Loaded, Row, TimeRow
 
 _INTEGERS = ("i8", "u8", "i16", "u16", "i32", "i4", "u4", "i64", "boolean")
 _MOVING = frozenset(
@@ -30,6 +30,7 @@ class OpenVinoWorker:
     def __init__(self) -> None:
         self._core = openvino.Core()
         self._compiled: dict[str, Any] = {}
+        self._models: dict[str, Any] = {}
 
     def version(self) -> str:
         """Returns the versions that decide."""
@@ -39,7 +40,7 @@ class OpenVinoWorker:
         """Compiles a model."""
         model = self._core.read_model(file)
         compiled = self._core.compile_model(model, "CPU", _EXACT)
-        self._compiled[key] = compiled
+        self._compiled[key], self._models[key] = compiled, model
         layers = compiled.get_runtime_model().get_ordered_ops()
         return [_row(layer) for layer in layers], 1
 
@@ -49,14 +50,35 @@ class OpenVinoWorker:
         found = compiled(dict(inputs))
         return {name: found[compiled.output(name)].copy() for name in names}
 
+    def times(self, key: str, inputs: Mapping[str, Array], repeats: int) -> list[TimeRow]:
+        """Returns what each layer takes, as its performance counters say."""
+        counted = {**_EXACT, "PERF_COUNT": "YES"}
+        compiled = self._core.compile_model(self._models[key], "CPU", counted)
+        request, taken, kinds = compiled.create_infer_request(), dict[str, list[float]](), {}
+        for _ in range(repeats):
+            request.infer(dict(inputs))
+            for layer in request.get_profiling_info():
+                if layer.status == openvino.ProfilingInfo.Status.EXECUTED:
+                    taken.setdefault(layer.node_name, []).append(layer.real_time.total_seconds())
+                    kinds[layer.node_name] = f"{layer.node_type} {layer.exec_type}"
+        made = {
+            layer.friendly_name: _said(layer, "originalLayersNames").split(",")
+            for layer in compiled.get_runtime_model().get_ordered_ops()
+        }
+        return [
+            (name, kinds[name], min(times), (name, *filter(None, made.get(name, ()))))
+            for name, times in taken.items()
+        ]
+
+
+def _said(layer: Any, name: str) -> str:
+    value = layer.get_rt_info()[name]
+    return str(value.value if hasattr(value, "value") else value)
+
 
 def _row(layer: Any) -> Row:
-    info = layer.get_rt_info()
-
-    def said(name: str) -> str:
-        return str(info[name].value if hasattr(info[name], "value") else info[name])
-
-    kind, precision, primitive = map(said, ("layerType", "runtimePrecision", "primitiveType"))
+    asked = ("layerType", "runtimePrecision", "primitiveType")
+    kind, precision, primitive = (_said(layer, name) for name in asked)
     integers = precision in _INTEGERS
     if kind in _PRODUCTS:  # integer weights alone make no product of integers
         integers = primitive.lower().endswith(("i8", "u8"))

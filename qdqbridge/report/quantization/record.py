@@ -201,7 +201,9 @@ class ParetoRow:
         size: Bytes of all constants.
         sqnr_db: Of the outputs, in dB.
         top1: Share of examples with the same largest class; None where there are no classes.
-        milliseconds: For one sample in onnxruntime, the fastest of several runs.
+        milliseconds: For one sample in onnxruntime, the fastest of several runs; all nodes of the
+            engine together where these have a budget.
+        slowest_milliseconds: What the engine's slowest node takes; None where nobody asked.
     """
 
     name: str
@@ -209,6 +211,7 @@ class ParetoRow:
     sqnr_db: float
     top1: float | None
     milliseconds: float
+    slowest_milliseconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,10 +219,13 @@ def floats(record: QuantizationRecord) -> Markup:
                 decibels(p.sqnr_db),
                 "" if p.top1 is None else f"{100 * p.top1:.2f} %",
                 f"{p.milliseconds:.3f}",
+                *([] if p.slowest_milliseconds is None else [f"{p.slowest_milliseconds:.3f}"]),
             )
             for p in record.pareto
         ]
         headings = ("bits per layer", "bytes#", "outputs#", "same class#", "ms per sample#")
+        if record.pareto[0].slowest_milliseconds is not None:
+            headings = (*headings, "ms of the slowest node#")
         parts.append(_folded("Size and time against quality", headings, points))
     if record.floats:
         kept: list[tuple[Content, ...]] = [
