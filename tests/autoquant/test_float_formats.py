@@ -53,7 +53,7 @@ def stored(graph: Graph) -> set[tuple[str, str, int | None]]:
 def test_the_largest_number_gets_the_largest_code(storage: str, largest: float) -> None:
     format = Format(DType[storage], symmetric=True)
     scale, zero_point = format.scale(np.array([-3.0, 0.0, -1.0]), np.array([2.0, 0.0, 5.0]))
-    assert np.array_equal(scale, np.float32([3 / largest, 1, 5 / largest]))
+    assert np.array_equal(scale, np.array([3 / largest, 1, 5 / largest], np.float32))
     assert not zero_point.any()
     params = format.params(-3.0, 2.0)
     assert params.storage_dtype is format.storage and params.symmetric
@@ -61,7 +61,7 @@ def test_the_largest_number_gets_the_largest_code(storage: str, largest: float) 
 
 @pytest.mark.parametrize(("name", "largest"), [("mxfp8_e4m3", 448), ("mxfp4_e2m1", 6)])
 def test_shared_exponents_are_the_smallest_that_clip_nothing(name: str, largest: float) -> None:
-    reach = np.float32([1.0, largest, largest * 1.001, 3e-5, 700.0])
+    reach = np.array([1.0, largest, largest * 1.001, 3e-5, 700.0], np.float32)
     params = WEIGHTS[name].params(-reach, reach)
     assert params.scale_dtype is DType.FLOAT8_E8M0
     scale = params.scale.astype(np.float64)
@@ -137,7 +137,7 @@ def test_microscaled_weights_are_written_with_opset_24(
         scale = params.aligned(params.scale, weight.constant.shape).astype(np.float32)
         named = [v for v in qb.load(MLP).values() if v.constant and v.name == weight.name]
         assert named[0].constant is not None
-        real = named[0].constant.numpy()
+        real: Array = named[0].constant.numpy()
         real = real if real.shape == scale.shape else real.T
         most = float(ml_dtypes.finfo(element).max)  # four bits: scales may clip where that is best
         wanted = np.clip(real / scale, -most, most).astype(element)
@@ -153,7 +153,7 @@ def test_activations_in_float8(tmp_path: Path) -> None:
     qb.save(graph, path)
     assert onnx.load(path).opset_import[0].version == 19
     (computed,) = qb.evaluate(graph, FRESH).values()
-    np.testing.assert_allclose(plainly_run(path), computed, atol=2e-5)
+    np.testing.assert_allclose(plainly_run(path), computed, atol=2e-5)  # float sums
     assert qb.load(path).digest == graph.digest
 
 
