@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.accumulators import ProductAccumulator, accumulators
 from qdqbridge.autoquant.arithmetic import CONTRACT, IntegerArithmetic, Rescaling, run
-from qdqbridge.autoquant.collect import Data
+from qdqbridge.autoquant.collect import Data, prepared
 from qdqbridge.autoquant.formats import Format
 from qdqbridge.autoquant.observed import observe
 from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions, quantized
@@ -40,7 +40,7 @@ _IN_TARGET: Mapping[str, Any] = {
     "accumulator_bits": None, "avoid_pairs": False, "requantize": None,
 }  # fmt: skip
 """Options that a described target has taken up."""
-_SLACK = 1.2
+_SLACK = 2.0
 """How much larger than needed scales become that data asked for: other data asks for more."""
 _SEEN = 256
 
@@ -144,7 +144,7 @@ class _HardwareTrials:
     """Quantizes plainly, and computes as the hardware does."""
 
     def __init__(self, graph: Graph, data: Data, options: QuantizeOptions) -> None:
-        self._graph, self._data = graph, data
+        self._graph, self._data = prepared(graph), data  # the profile is of it
         samples, self._seen = spread(data, _SAMPLES), spread(data, _SEEN)
         self._plain = replace(options, tune=False, repair=(), **_IN_TARGET)
         self._profile = None
