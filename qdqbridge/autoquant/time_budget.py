@@ -18,6 +18,7 @@ from qdqbridge.autoquant.budget import size_of
 from qdqbridge.autoquant.collect import observable
 from qdqbridge.autoquant.decide import apply
 from qdqbridge.autoquant.fallback import Changes, Fallback, Goal, Reverted
+from qdqbridge.autoquant.formats import Unstored
 from qdqbridge.autoquant.quantize import Quantized
 from qdqbridge.autoquant.samples import Sample, Samples
 from qdqbridge.autoquant.sensitivity_variants import (
@@ -329,7 +330,9 @@ def _changes(target: Target, why: str) -> list[LayerChange]:
     """Returns what a layer may get instead of what the target wants."""
     own = target.weights
     narrow = replace(WEIGHTS["int4"], axis=own.axis, block=own.block)
-    found = [LayerChange(None, why, narrow)] if own.storage.bits > narrow.storage.bits else []
+    dynamic = target.activations in (Unstored.DYNAMIC, Unstored.DYNAMIC_ROWS)  # of 8 bits alone
+    few = dynamic or own.storage.bits <= narrow.storage.bits
+    found = [] if few else [LayerChange(None, why, narrow)]
     eight = narrowed(target)
     found += [] if eight is None else [LayerChange(eight, why)]
     return [*found, LayerChange(reason=why)]

@@ -83,5 +83,5 @@ def test_of_branches_the_one_that_is_taken_is_timed(tmp_path: Path) -> None:
         assert {name for name in ("sigmoid", "floor", "ceil") if name in names} == branch
         assert "tanh" in names and "negative" in names
         times = node_times(executable, data, repeats=1)
-        assert times.kernels == {"z": "onnx_if"}
-        assert times.seconds["z"] > 0 and times.other > 0
+        assert times.kernels == {"a": "tir_tanh", "z": "onnx_if", "y": "tir_negative"}
+        assert min(times.seconds.values()) > 0
