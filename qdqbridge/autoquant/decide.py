@@ -32,14 +32,16 @@ from qdqbridge.autoquant.plan import (
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.autoquant.targets import Target
-from qdqbridge.autoquant.unstored import packed_variant, read_dynamically
+from qdqbridge.autoquant.unstored import RECURRENT, packed_variant, read_dynamically
 from qdqbridge.canonical import canonicalize
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.copying import Copy, copied
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.edit import Editor, rewire
 from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Value
 from qdqbridge.graph.numerics import quantize
 from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.onnx_io import recurrent
 from qdqbridge.onnx_io.bodies import replace_bodies
 from qdqbridge.onnx_io.foreign import ForeignAttrs
 from qdqbridge.ops.build import constant, dequantized, quantized
@@ -256,8 +258,13 @@ def _store_bias(node: Node, bias: Weight, decision: Decision) -> None:
 
 def _read_unstored(editor: Editor, copy: Copy, decision: Decision) -> None:
     """Says of products whose activation nobody stores how they read it."""
+    for node in decision.plan.unstored:
+        if node.op.name in RECURRENT:
+            _read_recurrent(copy.nodes[node], node, decision)
     for weight, params in decision.weights.items():
         read, node = decision.plan.unstored.get(weight.node), copy.nodes[weight.node]
+        if weight.node.op.name in RECURRENT:
+            continue
         if read is Unstored.FLOAT:
             variant = packed_variant(node, params)
             node.origin = replace(node.origin, variant=variant or node.origin.variant)
@@ -265,6 +272,21 @@ def _read_unstored(editor: Editor, copy: Copy, decision: Decision) -> None:
             stored = stored_integers(weight, params, decision)
             rows = read is Unstored.DYNAMIC_ROWS
             read_dynamically(editor, node, stored, params, rows=rows)
+
+
+def _read_recurrent(node: Node, original: Node, decision: Decision) -> None:
+    """Makes an LSTM quantize while it runs where that is wished; others keep stored weights."""
+    if decision.plan.unstored[original] is Unstored.FLOAT:
+        return
+    found = {w.index: (w, p) for w, p in decision.weights.items() if w.node is original}
+    if {1, 2} <= set(found) and all(_around_zero(params) for _, params in found.values()):
+        stored = [stored_integers(*found[index], decision).numpy() for index in (1, 2)]
+        scales = [found[index][1].scale for index in (1, 2)]
+        recurrent.read_dynamically(node, (stored[0], stored[1]), (scales[0], scales[1]))
+
+
+def _around_zero(params: QuantParams) -> bool:
+    return params.storage_dtype is DType.INT8 and not params.zero_point.any()
 
 
 def _round(

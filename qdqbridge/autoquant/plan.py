@@ -253,15 +253,15 @@ class _QuantizationPlanner:
 
     def _rule_for(self, node: Node) -> OperatorRule | None:
         """Returns the rule for a node; the user may want weights that a target leaves float."""
-        if node.op.name in RECURRENT and self.wishes.formats.get(node) is Unstored.FLOAT:
+        if node.op.name in RECURRENT and isinstance(self.wishes.formats.get(node), Unstored):
             return RECURRENT_WEIGHTS
         return self.target.rule_for(node)
 
     def _treat_by(self, rule: OperatorRule, node: Node) -> None:
         """Notes the rule of a node whose operands are float32."""
         read = self.wishes.formats.get(node) or rule.operands or self.target.activations
-        if node.op.name in RECURRENT:
-            read = Unstored.FLOAT
+        if node.op.name in RECURRENT and not isinstance(read, Unstored):
+            read = rule.operands or Unstored.FLOAT
         if isinstance(read, Unstored):
             reason = refusal(node, read)
             if reason:

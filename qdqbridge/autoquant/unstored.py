@@ -19,6 +19,7 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import Shape
 from qdqbridge.graph.weights import geometry_of
+from qdqbridge.onnx_io.recurrent import is_lstm
 from qdqbridge.ops.build import constant, result
 from qdqbridge.ops.convolution import CONV
 from qdqbridge.ops.dynamic import DYNAMIC_CONV, DYNAMIC_DENSE, DynamicAttrs
@@ -43,7 +44,10 @@ def refusal(node: Node, read: Unstored) -> str:
     weight = node.optional(1)
     if node.op.name in RECURRENT:
         constant = all(node.operand(i).is_constant and node.operand(i).rank == 3 for i in (1, 2))
-        return "" if constant and read is Unstored.FLOAT else "its weights are computed"
+        if not constant:
+            return "its weights are computed"
+        kernel = read is Unstored.FLOAT or is_lstm(node)
+        return "" if kernel else f"there is no dynamically quantized {node.op.name}"
     if geometry_of(node) is None or weight is None or not weight.is_constant:
         return "only products with constant weights read activations that nobody stores"
     if node.operand(0).is_constant:
@@ -133,7 +137,7 @@ def packed_variant(node: Node, params: QuantParams) -> str:
         params: Of its weight.
     """
     rows = node.operand(1).type.shape
-    if node.op not in _MATRICES or rows is None or len(rows) != 2 or node.operand(0).rank is None:
+    if node.op not in _MATRICES or rows is None or len(rows) != 2:
         return ""
     terms = rows[1] if _by_rows(node) else rows[0]
     whole = 1 << (int(terms) - 1).bit_length() if isinstance(terms, int) else _LEAST

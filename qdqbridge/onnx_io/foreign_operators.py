@@ -43,13 +43,15 @@ from qdqbridge.onnx_io.ort_values import run
 from qdqbridge.onnx_io.structure import describe
 from qdqbridge.onnx_io.subgraph_names import (
     bodies,
+    nodes_inside,
 )
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
 
 log = logging.getLogger(__name__)
 
 _KNOWN = frozenset(dtype.numpy for dtype in DType)
-_OPTIMIZATIONS_OFF = 0
+_OPTIMIZATIONS_OFF, _EXTENDED = 0, 2
+_QUANTIZING = ("QuantizeLinear", "DequantizeLinear")
 _FIXED = {
     "Resize": ("in_1", "in_2", "in_3"),
     "Upsample": ("in_1",),
@@ -109,8 +111,9 @@ def foreign_operator(domain: str, op_type: str) -> Operator:
         compute=_compute,
         steps=_steps,
         commuting=_COMMUTING.get(op_type, 0) if domain == "" else 0,
-        numerics="What onnxruntime computes with optimizations disabled; where it has no kernel, "
-        "what ONNX's own reference computes.",
+        numerics="What onnxruntime computes with optimizations disabled, but in bodies that "
+        "quantize, which its integer kernels run; where it has no kernel, what ONNX's own "
+        "reference computes.",
     )
 
 
@@ -223,7 +226,9 @@ def _session(
     import onnxruntime as ort
 
     options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel(_OPTIMIZATIONS_OFF)
+    level = _EXTENDED if _quantizes_inside(attributes.node.proto()) else _OPTIMIZATIONS_OFF
+    options.graph_optimization_level = ort.GraphOptimizationLevel(level)
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     data = _model(attributes, signature, count, fixed).SerializeToString()
@@ -277,6 +282,11 @@ def imported(attributes: ForeignAttrs, node: NodeProto) -> list[onnx.OperatorSet
     versions[""] = BODY_OPSET
     versions[attributes.domain] = attributes.version
     return [helper.make_opsetid(domain, version) for domain, version in versions.items()]
+
+
+def _quantizes_inside(node: NodeProto) -> bool:
+    """True where bodies round: onnxruntime's integer kernels keep the numeric contract there."""
+    return any(inner.op_type in _QUANTIZING for inner in nodes_inside(node))
 
 
 def _domains(node: NodeProto) -> set[str]:

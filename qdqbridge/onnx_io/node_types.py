@@ -19,6 +19,7 @@ from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper
 from qdqbridge.graph.types import Dim, NestedType
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.dropped_windows import without_dropped_windows
+from qdqbridge.onnx_io.inferable_bodies import with_known_bodies
 from qdqbridge.onnx_io.inference import guarded_inference
 from qdqbridge.onnx_io.runtime_types import runtime_types
 from qdqbridge.onnx_io.structure import subgraphs
@@ -142,7 +143,8 @@ class NodeTypes:
         captured: Mapping[str, TypeProto],
     ) -> list[Inferred]:
         """Infers a node as a model of its own, under the guards for whole models."""
-        graph = onnx.GraphProto(name="node", node=[proto])
+        known_to_onnx, more = with_known_bodies(proto)
+        graph = onnx.GraphProto(name="node", node=[known_to_onnx], input=more)
         graph.output.extend(onnx.ValueInfoProto(name=name) for name in proto.output if name)
         types = dict(zip(proto.input, operands, strict=True)) | dict(captured)
         constants = {proto.input[index]: array for index, array in data.items()}

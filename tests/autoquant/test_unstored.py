@@ -46,8 +46,9 @@ def made(path, **wanted):
     return quantization(path, {"x": drawn(9, 24, 5, 72)}, repair=(), tune=False, **wanted)
 
 
-def computed(path, level, x):
+def computed(path, level, x, threads=0):
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
     options.graph_optimization_level = level
     options.log_severity_level = 4
     return np.asarray(onnxruntime.InferenceSession(path, options).run(None, {"x": x})[0])
@@ -217,8 +218,8 @@ def test_recurrent_weights_have_a_scale_per_element_of_a_gate(tmp_path, op, dire
     how = "bidirectional" if directions == 2 else "forward"
     b.output(b.op(op, x, b.init(w), b.init(r), hidden_size=6, direction=how))
     onnx.save(b.model(), path)
-    wanted_inside = {"formats": {op: Unstored.FLOAT}} if target == "ort" else {}
-    found = made(path, target=target, **wanted_inside)
+    wished = {"formats": {op: Unstored.FLOAT}} if target != "weight-only" else {}
+    found = made(path, target=target, **wished)
     qb.save(found.graph, out := tmp_path / "q.onnx")
     stored = {tuple(i.dims): i.data_type for i in onnx.load(out).graph.initializer}
     assert stored[w.shape] == stored[r.shape] == onnx.TensorProto.INT8
@@ -233,6 +234,46 @@ def test_recurrent_weights_have_a_scale_per_element_of_a_gate(tmp_path, op, dire
     for level in LEVELS:
         got = computed(out, level, unseen)
         assert 10 * np.log10(np.sum(wanted**2) / np.sum((wanted - got) ** 2)) > 30
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("target", ["dynamic", "dynamic-rows", "ort"])
+def test_an_lstm_that_quantizes_while_it_runs(tmp_path, directions, target):
+    b = Builder(17)
+    x = b.op("Transpose", b.input("x", ["n", 5, 72]), perm=[1, 0, 2])
+    w, r = drawn(1, directions, 24, 72) / 8, drawn(2, directions, 24, 6) / 3
+    how = "bidirectional" if directions == 2 else "forward"
+    bias = b.init(drawn(3, directions, 48) / 4)
+    b.output(b.op("LSTM", x, b.init(w), b.init(r), bias, hidden_size=6, direction=how))
+    onnx.save(b.model(), path := tmp_path / "f.onnx")
+    wished = {"formats": {"LSTM": Unstored.DYNAMIC}} if target == "ort" else {}
+    found = made(path, target=target, **wished)
+    qb.save(found.graph, out := tmp_path / "q.onnx")
+    (node,) = (n for n in onnx.load(out).graph.node if "LSTM" in n.op_type)
+    assert (node.domain, node.op_type) == ("com.microsoft", "DynamicQuantizeLSTM")
+    shapes = {t.name: tuple(t.dims) for t in onnx.load(out).graph.initializer}
+    assert [shapes[node.input[i]] for i in (1, 8, 9)] == [
+        (directions, 72, 24), (directions, 24), (directions, 24),
+    ]  # fmt: skip
+    assert qb.load(out).digest == found.graph.digest
+    unseen = drawn(10, 24, 5, 72)
+    wanted = computed(path, LEVELS[0], unseen)
+    (ours,) = qb.evaluate(found.graph, {"x": unseen}).values()
+    for level in LEVELS:
+        got = computed(out, level, unseen, threads=1)  # each thread rounds its own part of a batch
+        assert np.array_equal(got, ours)
+        assert 10 * np.log10(np.sum(wanted**2) / np.sum((wanted - got) ** 2)) > 30
+
+
+def test_there_is_no_gru_that_quantizes_while_it_runs(tmp_path):
+    b = Builder(17)
+    x = b.op("Transpose", b.input("x", ["n", 5, 72]), perm=[1, 0, 2])
+    y = b.op("GRU", x, b.init(drawn(1, 1, 18, 72)), b.init(drawn(2, 1, 18, 6)), hidden_size=6)
+    b.output(b.op("MatMul", y, b.init(drawn(3, 6, 4))))
+    onnx.save(b.model(), path := tmp_path / "f.onnx")
+    plan = made(path, formats={"GRU": Unstored.DYNAMIC}).made.decision.plan
+    told = {node.op.name: why for node, why in plan.floats.items()}
+    assert told["GRU"] == "there is no dynamically quantized GRU"
 
 
 @pytest.mark.parametrize("op", RECURRENT)
