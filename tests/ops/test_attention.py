@@ -57,6 +57,27 @@ def test_a_bias_of_open_extents_is_found_in_vectors(tmp_path: Path) -> None:
     goes_through(FAMILIES["grouped"](3), tmp_path / "m.onnx", "host", open_axes=True)
 
 
+@pytest.mark.parametrize("seed", [48, 69])
+def test_places_of_open_extents(seed: int, tmp_path: Path) -> None:
+    """The places of a prompt are counted from the first; TVM lost their extents."""
+    case = FAMILIES["grouped"](seed)
+    assert case.operands[9] is not None
+    goes_through(case, tmp_path / "m.onnx", UNOPTIMIZED, open_axes=True)
+
+
+def test_an_extent_that_one_operand_knows(tmp_path: Path) -> None:
+    """The batch of the past is a number, that of the data has a name."""
+    case = FAMILIES["merged"](0)
+    model = case.model(open_axes=True)
+    past = case.operands[4]
+    assert past is not None
+    for info in model.graph.input:
+        if info.name == "in_4":
+            info.type.tensor_type.shape.dim[1].dim_value = past.shape[1]
+    results = qb.compile(canonical(model), UNOPTIMIZED).run(case.feeds())
+    assert case.distance([results["out_0"], results["out_1"]], case.reference()) < CLOSE
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("open_axes", [False, True])

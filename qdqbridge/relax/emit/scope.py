@@ -146,8 +146,11 @@ class RelaxScope(EmissionScope):
         a name of the extent, and never ends where the extent is an expression of it.
         """
         if not equal(extent, wanted):
-            wanted = tirx.const(wanted, "int64") if isinstance(wanted, int) else wanted
-            self._match_shape(extent, tirx.Select(extent == wanted, extent, wanted))
+            found, wanted = (
+                tirx.const(each, "int64") if isinstance(each, int) else each
+                for each in (extent, wanted)
+            )
+            self._match_shape(found, tirx.Select(found == wanted, found, wanted))
 
     def at_least(self, extent: Any, count: int) -> None:
         """Ends a run with an error where an open extent is less than ``count``."""

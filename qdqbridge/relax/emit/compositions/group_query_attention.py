@@ -109,10 +109,18 @@ def _group_lines(site: CompositionSite, a: GroupQueryAttentionAttrs, q: Expr) ->
     begin = site("reshape", starts, (batch, 1))
     if a.do_rotary and site.has(9):
         given = site("reshape", site.cast(site.arg(9), _INT), (batch, count))
-        corner = site("strided_slice", given, axes=[0, 1], begin=[0, 0], end=[1, 1])
-        prompt = site("broadcast_to", site("add", corner, steps), (batch, count))
-        return lines, site("where", first, prompt, given)
+        return lines, site("where", first, loops(site, "prompt_places", _counted_on, given), given)
     return lines, site("add", begin, steps)
+
+
+def _counted_on(places: te.Tensor) -> te.Tensor:
+    """Returns places that count from the first sequence's first, as onnxruntime's of a prompt."""
+
+    def place(b: Expr, s: Expr) -> Expr:
+        del b
+        return places(0, 0) + s.astype(places.dtype)
+
+    return stage(places.shape, place, name="counted_on")
 
 
 def _resident(site: CompositionSite, ends: Expr, capacity: Expr, window: int) -> Expr:
