@@ -20,6 +20,7 @@ from qdqbridge.relax.emit.compositions.embeddings import EMBEDDINGS
 from qdqbridge.relax.emit.compositions.experts import EXPERT_LOOPS
 from qdqbridge.relax.emit.compositions.group_query_attention import group_query_attention
 from qdqbridge.relax.emit.compositions.images import IMAGES
+from qdqbridge.relax.emit.compositions.linear_attention import LINEAR_ATTENTION
 from qdqbridge.relax.emit.compositions.products import PRODUCTS
 from qdqbridge.relax.emit.compositions.reductions import REDUCTIONS
 from qdqbridge.relax.emit.compositions.regions import REGIONS
@@ -32,7 +33,7 @@ from qdqbridge.relax.emit.scope import RelaxScope
 _MICROSOFT = "com.microsoft"
 COMPOSITIONS: Mapping[str, Composition] = {
     **CONVERSION, **ELEMENTWISE, **IMAGES, **PRODUCTS, **REDUCTIONS, **REGIONS, **SHAPES,
-    **COMPUTED_SIZES, **CACHES, **SCATTERING,
+    **COMPUTED_SIZES, **CACHES, **SCATTERING, **LINEAR_ATTENTION,
 }  # fmt: skip
 """By the operator's name in ONNX's own domain."""
 OF_MICROSOFT: Mapping[str, Composition] = EMBEDDINGS

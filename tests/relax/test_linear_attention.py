@@ -1,0 +1,81 @@
+"""LinearAttention on TVM, of open batch and length, beside ONNX's own reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import ModelProto, helper
+from onnx.reference import ReferenceEvaluator
+
+import qdqbridge as qb
+from qdqbridge.errors import UnsupportedTargetError
+from tests.onnx_models import canonical
+from tests.relax.targets import UNOPTIMIZED
+
+_CLOSE = 2e-6
+"""Sums of float32 in another order, relative to the largest result; off by 3e-7 here."""
+_KEYS, _VALUES = 4, 6
+Feeds = dict[str, np.ndarray[Any, Any]]
+
+
+def _case(seed: int, rule: str) -> tuple[ModelProto, list[Feeds]]:
+    rng = np.random.default_rng(seed)
+    heads, group, past = int(rng.integers(1, 4)), int(rng.integers(1, 3)), bool(rng.integers(0, 2))
+    decay = heads * (_KEYS if rng.integers(0, 2) else 1)
+    beta = heads if rng.integers(0, 2) else 1
+    widths = {
+        "q": heads * group * _KEYS, "k": heads * _KEYS, "v": heads * _VALUES,
+        "decay": decay if "gated" in rule else 0, "beta": beta if "delta" in rule else 0,
+    }  # fmt: skip
+    shapes: dict[str, list[int | str]] = {n: ["b", "t", w] for n, w in widths.items() if w}
+    if past:
+        shapes["past"] = ["b", heads, _KEYS, _VALUES]
+    names = ["q", "k", "v", *(n if n in shapes else "" for n in ("past", "decay", "beta"))]
+    node = helper.make_node(
+        "LinearAttention", names, ["y", "state"], update_rule=rule, q_num_heads=heads * group,
+        kv_num_heads=heads, scale=0.0 if seed % 2 else 0.3,
+    )  # fmt: skip
+    inputs = [helper.make_tensor_value_info(n, 1, shape) for n, shape in shapes.items()]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in ("y", "state")]
+    graph = helper.make_graph([node], "g", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 27)], ir_version=13)
+    extents = ({"b": 2, "t": 5}, {"b": 1, "t": 1})
+    return model, [
+        {
+            name: rng.standard_normal([int(of.get(str(e), e)) for e in shape]).astype(np.float32)
+            for name, shape in shapes.items()
+        }
+        for of in extents
+    ]
+
+
+@pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
+def test_open_extents(rule: str) -> None:
+    for seed in range(2):
+        model, fed = _case(seed, rule)
+        graph = canonical(model)
+        executable = qb.compile(graph, UNOPTIMIZED)
+        for feeds in fed:
+            wanted: Any = ReferenceEvaluator(model).run(None, feeds)
+            found = executable.run(feeds)
+            for name, array in zip(("y", "state"), wanted, strict=True):
+                assert found[name].shape == array.shape
+                largest = max(1.0, float(np.abs(array).max()))
+                assert np.abs(found[name] - array).max() < _CLOSE * largest, seed
+
+
+def test_it_comes_back_from_relax() -> None:
+    graph = canonical(_case(0, "gated_delta")[0])
+    module, params = qb.to_relax(graph)
+    assert qb.from_relax(module, params).digest == graph.digest
+
+
+def test_operands_that_the_rule_does_not_have_are_refused() -> None:
+    model, _ = _case(0, "gated")
+    for attribute in model.graph.node[0].attribute:
+        if attribute.name == "update_rule":
+            attribute.s = b"delta"
+    with pytest.raises(UnsupportedTargetError, match="of other operands"):
+        qb.compile(canonical(model), UNOPTIMIZED)
