@@ -2,10 +2,11 @@
 
 ``scripts/bench run [NETWORK ...]``: networks with random weights (see run_networks.py) are
 quantized by onnxruntime's own tool (static, per channel, one sample), with uint8 (u8s8) or int8
-(s8s8) activations, and run by every engine in one process, call after call in turn; what is
-printed are medians, and medians of the ratios of calls made next to each other; with ``--busy``,
-for a machine that others use, the shortest calls and their ratios, of one thread in seconds of the
-processor. ``--threads 2`` gives both engines two threads. ``--openvino`` adds OpenVINO on the same
+(s8s8) activations, or by its ``quantize_dynamic`` (dynamic), and run by every engine in one
+process, call after call in turn; what is printed are medians, and medians of the ratios of calls
+made next to each other; with ``--busy``, for a machine that others use, the shortest calls and
+their ratios, of one thread in seconds of the processor. ``--threads 2`` gives both engines two
+threads. ``--openvino`` adds OpenVINO on the same
 QDQ file (in the environment of the engines, which has TVM as well), ``--tvm`` TVM's own pipeline
 (for this machine's CPU), ``--target haswell`` compiles ours for a lesser CPU, ``--memory`` adds the
 peak memory of compiling, in a process of its own (see compile_memory.py), ``--recenter``
@@ -36,6 +37,7 @@ Array = NDArray[Any]
 Feeds = dict[str, Array]
 Call = Callable[[], Any]
 KINDS = ("u8s8", "s8s8")
+DYNAMIC = "dynamic"
 EXTENTS = {"sequence": 128}
 """What open extents of these names are while files run."""
 RESTS = 0.2
@@ -76,8 +78,13 @@ def quantize(source: Path, target: Path, kind: str) -> None:
         CalibrationDataReader,
         QuantFormat,
         QuantType,
+        quantize_dynamic,
         quantize_static,
     )
+
+    if kind == DYNAMIC:
+        quantize_dynamic(source, target, weight_type=QuantType.QInt8)
+        return
 
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:
@@ -291,7 +298,7 @@ def main(argv: Sequence[str]) -> int:
         "networks", nargs="*", choices=[*NETWORKS, []], metavar="NETWORK",
         help=f"of {', '.join(NETWORKS)}; by default all, or none beside --model",
     )  # fmt: skip
-    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=(*KINDS, DYNAMIC))
     parser.add_argument("--threads", type=int, default=1, choices=range(1, 257), metavar="N")
     parser.add_argument("--seconds", type=float, default=10.0, help="per network")
     parser.add_argument("--model", nargs="*", type=Path, default=[], help="quantized files")

@@ -29,6 +29,7 @@ from qdqbridge.relax.kernels.cpu import host_target
 from qdqbridge.relax.kernels.lanes import load, number, store
 from qdqbridge.relax.kernels.loops import turns
 from qdqbridge.relax.kernels.script import T, prim_func
+from qdqbridge.relax.tensors import lasting
 from qdqbridge.relax.threads import Caller
 
 SIZES = ((4096, 4096), (4096, 14336))
@@ -66,7 +67,10 @@ def chain(path: Path, size: tuple[int, int], count: int, block: int, bits: int, 
 
 
 def reading(size: int, threads: int) -> Callable[[], Any]:
-    """Returns a call that reads ``size`` bytes, every thread a share of them, and joins them."""
+    """Returns a call that reads ``size`` bytes, every thread a share of them, and joins them.
+
+    They lie in large pages of memory, as weights do.
+    """
     step = _LANES * _AHEAD
     count = size // 4 // (step * threads) * (step * threads)
 
@@ -89,7 +93,9 @@ def reading(size: int, threads: int) -> Callable[[], Any]:
 
     function = prim_func(body).with_attr("global_symbol", "reading")
     library: Any = tvm.compile(tvm.IRModule({"reading": function}), target=host_target())
-    source = tvm.runtime.tensor(np.random.default_rng(0).integers(0, 99, count, np.int32))
+    read = lasting((count,), np.dtype(np.int32))
+    read[:] = np.random.default_rng(0).integers(0, 99, count, np.int32)
+    source = tvm.runtime.from_dlpack(read)
     target = tvm.runtime.tensor(np.zeros(threads * _LANES, np.int32))
     caller, run = Caller(threads), library["reading"]
     return lambda: caller.call(run, source, target)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -225,6 +226,19 @@ def bert(
     return make
 
 
+def products(*sizes: int) -> Callable[[], onnx.ModelProto]:
+    """Returns the maker of products of one row, from each size to the next."""
+
+    def make() -> onnx.ModelProto:
+        net = Net((1, sizes[0]))
+        x = "x"
+        for inputs, outputs in pairwise(sizes):
+            x = net.projection(x, inputs, outputs)
+        return net.finish(x)
+
+    return make
+
+
 def _normalized(net: Net, x: str, hidden: int) -> str:
     gamma = net.constant(net.rng.uniform(0.5, 1.5, hidden).astype(np.float32))
     beta = net.constant((net.rng.standard_normal(hidden) * 0.1).astype(np.float32))
@@ -260,4 +274,7 @@ NETWORKS: Mapping[str, Callable[[], onnx.ModelProto]] = {
     "bert12x768": bert(12, 768),
     "bert2x256-batch": bert(2, 256, (1, 128)),
     "bert2x256-open": bert(2, 256, ("batch", "sequence")),
+    "row768": products(768, 768, 768),
+    "row3072": products(768, 3072, 768),
+    "row4096": products(4096, 4096, 4096),
 }

@@ -51,8 +51,11 @@ def blocks_of(cpu: Cpu, pixels: int, blocks: int) -> int:
     """Returns with how many blocks a tile of ``pixels`` keeps the multipliers busy.
 
     A number that divides ``blocks`` is preferred, if it leaves enough independent sums to hide
-    the latency of the dot product.
+    the latency of the dot product. A tile of one pixel waits for its weights, which it alone reads:
+    they come faster in few streams.
     """
+    if pixels == 1:
+        return min(blocks, _STREAMS)
     most = min(blocks, max(1, (cpu.registers - 1) // (pixels + 1)))
     for count in range(most, 0, -1):
         if blocks % count == 0 and pixels * count >= _INDEPENDENT:
@@ -75,6 +78,8 @@ def channel_pieces(channels: int, lanes: int, blocks: int) -> list[tuple[int, in
     return [piece for piece in pieces if piece[1]]
 
 
+_STREAMS = 4
+"""Blocks of columns of one pixel: of products of 768 or 3072 with 768, 6 to 18 % faster than 12."""
 _INDEPENDENT = 10
 """Latency (5 cycles) times throughput (2 per cycle) of a dot product."""
 

@@ -63,7 +63,7 @@ _DIGIT, _NIBBLE = 8, 4
 _HEIGHTS = (4, 2, 1)
 """Rows of tiles: their sums, and the codes of a chunk of two blocks of columns, are registers."""
 _AHEAD = 8192
-"""Bytes by which the codes of one row are asked for before they are used."""
+"""Bytes by which codes that meet one row are asked for before they are used."""
 _FEW = 8
 """Rows up to which one thread makes the digits, and a weight is read from one end to the other."""
 _PAIRS = 32
@@ -71,6 +71,9 @@ _PAIRS = 32
 _ROOM = 1 << 17
 """Bytes of the digits of many rows that stay in the second-level cache: so many parts are gone
 through for all columns before the next ones."""
+
+Place = tuple[Buffer, Prim]
+"""An element of a buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +391,8 @@ class _CodesProduct:
                 for b in blocks:
                     packed = bound(d.place(block, b, chunk, d.parts * chunks))
                     if height == 1:
-                        self._fetch(packed, places[b])
+                        for later in self._later(packed, places[b]):
+                            _ask(*later)
                     self._load_codes(codes[b], packed)
                 for p in range(height):
                     if chunks == 1:
@@ -415,7 +419,11 @@ class _CodesProduct:
         return start * load(self.zeros, at, lanes).astype(typed("int32", lanes))
 
     def _add_dots(
-        self, sums: Sequence[tuple[Buffer, int]], codes: Sequence[Buffer], digits: Prim
+        self,
+        sums: Sequence[tuple[Buffer, int]],
+        codes: Sequence[Buffer],
+        digits: Prim,
+        asked: Sequence[Place] = (),
     ) -> None:
         """Adds the exact products of the codes of a chunk, of every block, and digits of a row.
 
@@ -423,17 +431,24 @@ class _CodesProduct:
             sums: Of every block, a buffer and the place of its sums there.
             codes: Of every block.
             digits: Where the digits begin.
+            asked: What is asked for meanwhile, spread over the dot products.
         """
         d, lanes = self.d, self.d.cpu.lanes
         name, kind = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", typed("int8", 4 * lanes)
-        with T.unroll(d.chunk // 4) as i:
-            four = tirx.reinterpret("int32", load(self.digits, digits + 4 * i, 4))
-            spread = bound(tirx.reinterpret(kind, splat(four, lanes)))
-            for (total, at), own in zip(sums, codes, strict=True):
-                code = tirx.reinterpret(kind, load(own, i * lanes, lanes))
-                before = load(total, at, lanes)
-                after = intrinsic(name, typed("int32", lanes), before, code, spread)
-                store(total, at, after, lanes)
+        steps, runs = d.chunk // 4, max(1, len(asked))
+        for run in range(runs):
+            for later in asked[run : run + 1]:
+                _ask(*later)
+            first = steps * run // runs
+            with T.unroll(steps * (run + 1) // runs - first) as i:
+                four = load(self.digits, digits + 4 * (first + i), 4)
+                spread = splat(tirx.reinterpret("int32", four), lanes)
+                spread = bound(tirx.reinterpret(kind, spread))
+                for (total, at), own in zip(sums, codes, strict=True):
+                    code = tirx.reinterpret(kind, load(own, (first + i) * lanes, lanes))
+                    before = load(total, at, lanes)
+                    after = intrinsic(name, typed("int32", lanes), before, code, spread)
+                    store(total, at, after, lanes)
 
     def _three_digits(self, totals: Sequence[Buffer], block: Prim, row: Prim, height: int) -> None:
         """Adds the products of the rows, with the accuracy of float32."""
@@ -445,10 +460,11 @@ class _CodesProduct:
         with turns(some // inside, begin // inside) as group, turns(inside) as j:
             part = bound(group * inside + j)
             places = [bound(d.place(block, b, group, groups) * lanes) for b in blocks]
+            asked: list[Place] = []
             for b in blocks:
                 packed = bound(d.place(block, b, part, d.parts))
                 if height == 1:
-                    self._fetch(packed, places[b])
+                    asked += self._later(packed, places[b])
                 self._load_codes(codes[b], packed)
             for p in range(height):
                 place = bound((row + p) * d.parts + part)
@@ -457,7 +473,8 @@ class _CodesProduct:
                     for b in blocks:
                         store(sums[b][digit], 0, self._start(at, places[b]), lanes)
                     own = [(each[digit], 0) for each in sums]
-                    self._add_dots(own, codes, bound(at * d.step))
+                    later = _piece(asked, digit, d.digits)
+                    self._add_dots(own, codes, bound(at * d.step), later)
                 for b, total in enumerate(totals):
                     real = self._real(sums[b]) * splat(load(self.steps, place, 1), lanes)
                     before = load(total, p * lanes, lanes)
@@ -468,8 +485,8 @@ class _CodesProduct:
         shape: Any = (count * self.d.cpu.lanes,)
         return T.alloc_buffer(shape, dtype)
 
-    def _fetch(self, part: Prim, group: Prim) -> None:
-        """Asks for codes and scales of later parts: memory does not wait for a row's products.
+    def _later(self, part: Prim, group: Prim) -> list[Place]:
+        """Returns codes and scales of later parts: memory does not wait for a row's products.
 
         Args:
             part: Index of what a chunk of a row meets.
@@ -477,9 +494,10 @@ class _CodesProduct:
         """
         d = self.d
         size = d.loads * d.register
-        with T.unroll(d.loads) as i:
-            _ask(self.codes, part * size + i * d.register + _AHEAD)
-        _ask(self.scales, group + _AHEAD // size * d.chunk // d.size * d.cpu.lanes)
+        first = part * size + _AHEAD
+        found = [(self.codes, first + i * d.register) for i in range(d.loads)]
+        group = group + _AHEAD // size * d.chunk // d.size * d.cpu.lanes
+        return [*found, (self.scales, group)]
 
     def _load_codes(self, codes: Buffer, part: Prim) -> None:
         """Fills registers with codes: four neighbours of a sum in every lane."""
@@ -510,8 +528,14 @@ class _CodesProduct:
         return real
 
 
+def _piece(asked: Sequence[Place], index: int, count: int) -> Sequence[Place]:
+    """Returns one of ``count`` even pieces."""
+    return asked[len(asked) * index // count : len(asked) * (index + 1) // count]
+
+
 def _ask(buffer: Buffer, index: Prim) -> None:
-    hints = (tirx.const(hint, "int32") for hint in (0, 3, 1))  # to read, soon again, data
+    """Asks for a line of memory, up to the second-level cache: the first has few such requests."""
+    hints = (tirx.const(hint, "int32") for hint in (0, 2, 1))  # to read, second level, data
     at = T.address_of(buffer[index])
     T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", at, *hints))
 
