@@ -34,6 +34,7 @@ from qdqbridge.relax.kernels.cpu import HOST, cpu_of, host_threads, target_of
 from qdqbridge.relax.kernels.emit import emit_plan
 from qdqbridge.relax.kernels.plan import plan
 from qdqbridge.relax.nonfinite import NONFINITE
+from qdqbridge.relax.product_loops import along_columns
 from qdqbridge.relax.tensors import PLAIN, aligned, to_array, to_tensor
 from qdqbridge.relax.threads import Caller
 from qdqbridge.relax.tiling import untiled
@@ -297,10 +298,12 @@ def thread_count(threads: Any) -> int:
 _LOWERINGS: Mapping[str, Callable[[relax.BlockBuilder, ir.Call], relax.Expr | None]] = {
     "relax.tile": untiled,
     "relax.power": integer_power,
+    "relax.matmul": along_columns,
     **NONFINITE,
 }
-"""Operators that TVM would lower to something else than they mean. They stay what they are in the
-modules that are shown, saved and partitioned; only what is compiled is rewritten."""
+"""Operators that TVM would lower to something else than they mean, or to slow loops. They stay
+what they are in the modules that are shown, saved and partitioned; only what is compiled is
+rewritten."""
 
 
 def lowered(module: ir.IRModule) -> ir.IRModule:
