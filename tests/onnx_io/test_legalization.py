@@ -194,6 +194,11 @@ def hard_sigmoid(n: Net) -> Any:
     return {"x": (U16, [4, 8])}, out
 
 
+def converted_image(n: Net) -> Any:
+    pool = n.both(n.op("MaxPool", n.dq("x", 0.05, U8(100)), kernel_shape=[2, 2]), 0.05, U8(100))
+    return {"x": (U8, [1, 4, 6, 6])}, n.q(pool, 0.04, U8(90))
+
+
 def narrow_operand(n: Net) -> Any:
     gemm = n.op("Gemm", n.dq("x", 0.05, U8(100)), n.weight(8, 6, axis=1))
     return {"x": (U8, [4, 8])}, n.q(gemm, 0.2 / 256, U16(30000))
@@ -236,7 +241,7 @@ def functions_of_five_axes(n: Net) -> Any:
 FIVE_AXES = [functions_of_five_axes, rows_of_five_axes, matrices_of_five_axes,
              signed_rows_of_five_axes, signed_concat_of_five_axes]  # fmt: skip
 EXACT = [concat, attention, signed_attention, unrounded, wider, converted_rows, shared_constant,
-         narrow_operand, negated, smallest, *FIVE_AXES]  # fmt: skip
+         narrow_operand, converted_image, negated, smallest, *FIVE_AXES]  # fmt: skip
 NEAR = [
     float_conv,
     float_conv_of_int8,
@@ -258,7 +263,8 @@ RULES = {
     "unrounded": "wide-before-floats", "softmax_around_0": "fixed-encodings",
     "wide_sigmoid": "fixed-encodings", "wider": "lost-clamp", "converted_rows": "early-conversion",
     "shared_constant": "one-encoding", "narrow_operand": "one-width", "narrow_result": "one-width",
-    "negated": "taken-of-type", "smallest": "taken-of-type", "hard_sigmoid": "fixed-encodings",
+    "converted_image": "converted-image", "negated": "taken-of-type",
+    "smallest": "taken-of-type", "hard_sigmoid": "fixed-encodings",
     **{build.__name__: "up-to-four-axes" for build in FIVE_AXES},
 }  # fmt: skip
 
@@ -461,6 +467,19 @@ def test_operators_that_the_backend_lacks_are_named(
     out = net.q(net.op(op_type, net.dq("x", 0.05, U8(100))), 0.05, U8(100))
     source = saved(net, {"x": (U8, [4, 8])}, out, tmp_path / "unary.onnx")
     assert {finding.rule for finding in check(source, "qnn")} == ({rule} if rule else set())
+
+
+@pytest.mark.parametrize(
+    ("op_type", "lost"), [("ReduceMax", False), ("ReduceMean", False), ("ReduceSum", True)]
+)
+def test_a_reduction_is_clamped_before_a_concat(op_type: str, lost: bool, tmp_path: Path) -> None:
+    net = Net()
+    made = net.op(op_type, net.dq("x", 0.1, U8(128)), net.c(np.array([1])))
+    joined = net.op("Concat", net.both(made, 0.02, U8(0)), net.dq("z", 0.05, U8(30)), axis=1)
+    out = net.q(joined, 0.1, U8(100))
+    given = {"x": (U8, [1, 4, 6]), "z": (U8, [1, 4, 6])}
+    source = saved(net, given, out, tmp_path / "joined.onnx")
+    assert ("lost-clamp" in {finding.rule for finding in check(source, "qnn")}) is lost
 
 
 def test_a_movement_keeps_its_encoding(tmp_path: Path) -> None:

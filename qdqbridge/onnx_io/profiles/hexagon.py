@@ -198,6 +198,6 @@ LEGALIZATIONS = (
     Legalization("wide-before-floats", wide_operands),
     Legalization("lost-clamp", kept_clamps),
     Legalization("unsigned", converted_interfaces),
-    Legalization("unsigned", converted_rows),
+    Legalization("converted-image", converted_rows),
 )
 """In the order in which they are applied."""

@@ -149,6 +149,8 @@ def _computed(view: FileView, own: FileEncoding, reader: FileNode) -> bool:
         return False
     if made.op in _KEEPERS and source is not None and source.same_mapping(own):
         return False
+    if made.op in (_CLAMPED_FOR_CONCAT if reader.op == "Concat" else _CLAMPED):
+        return False
     return reader.op == "Concat" or made.op not in WEIGHTED
 
 
@@ -168,3 +170,14 @@ def nothing_left(view: FileView, node: FileNode) -> bool:
 
 
 _STAYS_POSITIVE = COPIES | {"ReduceMax", "ReduceMin", "ReduceMean", "ReduceSum", "MaxPool"}
+
+
+_CLAMPED_FOR_CONCAT = frozenset(
+    {"ReduceMax", "ReduceMin", "ReduceMean", "GlobalAveragePool", "Sigmoid"}
+)
+"""Operators whose results are rounded to their own range before a Concat joins them."""
+_CLAMPED = _CLAMPED_FOR_CONCAT | {
+    "AveragePool", "Gelu", "GlobalMaxPool", "LayerNormalization", "LeakyRelu", "MaxPool", "Mul",
+    "ReduceSum", "Relu", "Resize", "Softmax", "Tanh",
+}  # fmt: skip
+"""Operators whose results are so before another QuantizeLinear; sums and what is moved are not."""

@@ -45,7 +45,7 @@ _UP_TO_FOUR = ROWS_ONLY | {
     "ArgMax", "BatchNormalization", "Expand", "GlobalMaxPool", "LayerNormalization", "LogSoftmax",
     "LpNormalization", "LpPool", "MaxPool", "ReduceL2", "Unsqueeze",
 }  # fmt: skip
-MOST_AXES = 4
+_MATRIX, MOST_AXES = 2, 4
 
 
 def _untaken(view: FileView, node: FileNode) -> Reason | None:
@@ -142,6 +142,33 @@ def _moved(view: FileView, node: FileNode) -> Reason | None:
     return Reason("its result has another scale or zero point than its operand", (node.output,))
 
 
+IMAGES = frozenset(
+    {
+        "AveragePool", "Conv", "ConvTranspose", "GlobalAveragePool", "GlobalMaxPool",
+        "InstanceNormalization", "MaxPool", "Resize",
+    }
+)  # fmt: skip
+"""Operators that have channels last in the backend."""
+
+
+def _converted_image(view: FileView, node: FileNode) -> Reason | None:
+    """An image that is converted where it leaves the graph: its change of layout is left behind."""
+    rank = view.rank(node.output) or 0
+    if not is_quantize(node) or node.output not in view.outputs or not _MATRIX < rank <= MOST_AXES:
+        return None
+    own, stored, converted = view.encoding(node), node, False
+    while (source := view.dequantized(stored.input(0))) is not None:
+        converted = converted or not source.same_mapping(own)
+        before = view.producer(source.node.input(0))
+        if before is None or not is_quantize(before):
+            return None
+        stored = before
+    made = view.producer(stored.input(0))
+    if not converted or made is None or made.op not in IMAGES:
+        return None
+    return Reason(f"it converts what {made.op} '{made.name}' makes", (node.output,))
+
+
 OPERATOR_RULES: tuple[Demand, ...] = (
     Demand("no-such-operator", "operators that the backend does not have", _untaken,
            f"{_HOST}: 'Operators of type … are not supported by QNN EP'", Effect.ELSEWHERE,
@@ -160,6 +187,9 @@ OPERATOR_RULES: tuple[Demand, ...] = (
     Demand("moved-encoding", "Gather, Pad, Transpose, Tile and others that move numbers", _moved,
            f"{_HOST}: up to 82 LSB off, or 'Failed to finalize QNN graph'", Effect.OTHER,
            "give operand and result one encoding, and convert behind"),
+    Demand("converted-image", "QuantizeLinear behind a Q/DQ pair, of an image as an output",
+           _converted_image, f"{_HOST}: 'Transpose fails the backend's validation, code 3110'",
+           Effect.ELSEWHERE, "convert its rows, between Reshapes"),
     Demand("up-to-four-axes", "products, functions, norms, pools, signed movements",
            _five_axes, f"{_HOST}: 'fails the backend's validation, code 3110', or 128 LSB off",
            Effect.ELSEWHERE, "reshape to fewer axes in front, and back behind"),

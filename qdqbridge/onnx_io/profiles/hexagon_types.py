@@ -13,7 +13,7 @@ from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.types import QuantType
-from qdqbridge.onnx_io.profiles.hexagon_operators import MOST_AXES
+from qdqbridge.onnx_io.profiles.hexagon_operators import IMAGES, MOST_AXES
 from qdqbridge.onnx_io.profiles.legalization import (
     Cost,
     enters,
@@ -23,10 +23,8 @@ from qdqbridge.onnx_io.profiles.legalization import (
 from qdqbridge.ops.attributes import ReshapeAttrs
 from qdqbridge.ops.build import requantized, result
 from qdqbridge.ops.conversion import REQUANTIZE
-from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.data_movement import FLATTEN, RESHAPE, SQUEEZE, TRANSPOSE
 from qdqbridge.ops.elementwise import CONCAT, DIV
-from qdqbridge.ops.normalization import INSTANCE_NORMALIZATION
 from qdqbridge.ops.selection import PAD
 
 _BYTE = 8
@@ -92,7 +90,7 @@ def converted_rows(graph: Graph) -> Iterator[Cost]:
             continue
         while made is not None and made.op.flow in (Flow.ELEMENTWISE, Flow.CONVERT):
             made = made.operand(0).producer
-        if made is None or made.op not in (CONV, CONV_TRANSPOSE, INSTANCE_NORMALIZATION):
+        if made is None or made.op.name not in IMAGES:
             continue
         rows = _reshaped(source, (dims[0], math.prod(dims[1:])), f"{value.name}_rows")
         stored = requantized(rows, value.quant.params, node.origin, f"{value.name}_converted")
