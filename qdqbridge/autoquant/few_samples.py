@@ -8,7 +8,7 @@ one bit, and clipping what was not seen costs far more.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -44,6 +44,23 @@ def with_room(target: Target, count: int) -> Target:
     if count >= ENOUGH or not target.candidates or count < 1:
         return target
     return replace(target, chooser=MinMax(1 + count**-0.5), candidates=())
+
+
+def untried(repair: Sequence[str], target: Target, count: int) -> dict[str, str]:
+    """Returns the repair steps that so few samples say nothing of, and why.
+
+    What a step learns from samples is kept by others; of one sample there are none, and of a few
+    they are too like it: sums of 8-bit weights end further off than they began. Weights of fewer
+    bits are so far off that a few samples bring them closer.
+
+    Args:
+        repair: Steps that are asked for.
+        target: Its weights.
+        count: How many different samples there are.
+    """
+    needs = {"bias": ENOUGH, "learn": 2 if target.weights.storage.bits < 8 else ENOUGH, "round": 2}
+    told = f"{count} different {'sample says' if count == 1 else 'samples say'} nothing of others"
+    return {step: told for step in repair if count < needs.get(step, 0)}
 
 
 FAR = 100.0

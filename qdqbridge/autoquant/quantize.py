@@ -25,7 +25,7 @@ from qdqbridge.autoquant.collect import (
     unusable,
 )
 from qdqbridge.autoquant.decide import Decision, apply, decide
-from qdqbridge.autoquant.few_samples import different, with_room
+from qdqbridge.autoquant.few_samples import different, untried, with_room
 from qdqbridge.autoquant.format_names import in_blocks
 from qdqbridge.autoquant.formats import Format, Unstored
 from qdqbridge.autoquant.plan import QuantizationPlan, Wishes, plan
@@ -256,8 +256,11 @@ def quantized(
     if not empty:
         check_plan(outset)
     samples = _samples(graph.inputs, data)
+    skipped: dict[str, str] = {}
     if samples is not None and options.tune:
         target = with_room(target, different(samples))
+        skipped = untried(repair, target, different(samples))
+        repair = [step for step in repair if step not in skipped]
     tune = options.tune and bool(target.candidates)
     if samples is None or not outset.rules:
         repair, tune = (), False
@@ -271,9 +274,10 @@ def quantized(
         profile = collect(graph, samples, onnxruntime_observer(graph), progress=rounds.next())
     few = None if samples is None else spread(samples, _REPAIRING)
     start = _plainly(graph, target, options, profile, few, empty=empty)
+    left = tuple(StepRecord(step, False, why) for step, why in skipped.items())
     if samples is None or few is None or not (repair or tune) or not start.decision.plan.rules:
         rounds.finish()
-        return start
+        return replace(start, repairs=left)
 
     profiled = [(start.profile, graph)]
 
@@ -298,7 +302,7 @@ def quantized(
         graph=state.graph,
         decision=state.decision,
         profile=state.profile,
-        repairs=(*scaled, *rounded),
+        repairs=(*scaled, *rounded, *left),
         tuning=tuning,
         reference=next(other for seen, other in profiled if seen is state.profile),
     )

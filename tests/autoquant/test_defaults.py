@@ -216,3 +216,15 @@ def test_a_batch_normalization_knows_the_scale_of_its_training(tmp_path):
         assert (told in found and "node_batchnorm" in found) if told else not found
     few = {"x": x[:4] * np.float32(10)}  # four samples say nothing
     assert not misscaled(graph, Samples.of(graph.inputs, few))
+
+
+def test_one_sample_teaches_nothing() -> None:
+    """What is learned of a sample, and kept by the same one, makes others worse."""
+    model, data = MODELS / "digits_mobile_float.onnx", np.load(MODELS / "digits_test.npz")["x"]
+    made = quantization(model, {"input": data[:1]})
+    records = {step.step: step for step in made.made.repairs}
+    for name in ("round", "learn", "bias"):
+        assert not records[name].applied
+        assert records[name].told == "1 different sample says nothing of others"
+    few = quantization(model, {"input": data[:4]}, weights="int4", repair=("learn", "bias"))
+    assert [s.told.startswith("4 different samples") for s in few.made.repairs] == [False, True]
