@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -41,6 +42,14 @@ def optimized(path: Path) -> onnx.ModelProto | None:
     except Exception:  # onnxruntime's exceptions share no other base
         return None
     return onnx.load(dump)
+
+
+def computed(path: Path, x: np.ndarray[Any, Any], level: str) -> np.ndarray[Any, Any]:
+    """Returns what onnxruntime computes of ``x`` at a level of optimization."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {"x": x})[0])
 
 
 def assert_agrees(path: Path) -> bool:
@@ -274,6 +283,56 @@ def test_float8_is_fused_into_an_operator_that_does_not_exist(tmp_path: Path) ->
     assert (optimized(path) is not None) == LOADS_MORE
 
 
+def _float8_behind(clamp: str, opset: int) -> onnx.ModelProto:
+    scale = numpy_helper.from_array(np.array(0.05, np.float32), "s")
+    zero = numpy_helper.from_array(np.array(0, np.float32), "zero")
+    point = helper.make_tensor("z", TensorProto.FLOAT8E4M3FN, [], [0.0])
+    clamped = ["n"] if clamp == "Relu" else ["n", "zero"]
+    nodes = [
+        helper.make_node("Neg", ["x"], ["n"], "first"),
+        helper.make_node(clamp, clamped, ["h"], "clamp"),
+        helper.make_node("QuantizeLinear", ["h", "s", "z"], ["q"], "q"),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], "dq"),
+        helper.make_node("Neg", ["d"], ["y"], "last"),
+    ]
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 6]) for name in "xy"]
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:], [scale, zero, point])
+    imports = [helper.make_opsetid("", opset)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=9)
+
+
+@pytest.mark.parametrize(
+    ("clamp", "rule"),
+    [("Relu", "clamped-float8"), ("Clip", "refused-float8"), ("Max", None)],
+)
+@pytest.mark.parametrize("opset", [19, 21])
+def test_float8_behind_a_clamp(clamp: str, rule: str | None, opset: int, tmp_path: Path) -> None:
+    """onnxruntime reads the zero point as an integer's; where there is none, it reads the type."""
+    path, written = tmp_path / "model.onnx", tmp_path / "written.onnx"
+    onnx.save(_float8_behind(clamp, opset), path)
+    assert {f.rule for f in check(path)} == ({rule} if rule else set())
+    x = np.random.default_rng(3).normal(size=(2, 6)).astype(np.float32)
+    plain = computed(path, x, "ORT_DISABLE_ALL")
+    if rule == "refused-float8":
+        assert optimized(path) is None
+    else:
+        same = np.array_equal(computed(path, x, "ORT_ENABLE_ALL"), plain)
+        assert same == (rule is None)
+    graph = canonicalize(read(path))
+    write(graph, written)
+    assert not check(written)
+    for level in ("ORT_DISABLE_ALL", "ORT_ENABLE_ALL"):
+        np.testing.assert_array_equal(computed(written, x, level), plain)
+
+
+def test_a_clip_of_an_input_is_not_fused(tmp_path: Path) -> None:
+    path, model = tmp_path / "model.onnx", _float8_behind("Clip", 21)
+    model.graph.node[1].input[0] = "x"
+    del model.graph.node[0]
+    onnx.save(model, path)
+    assert not check(path) and optimized(path) is not None
+
+
 def test_int32_bias_of_another_scale_is_not_fused(tmp_path: Path) -> None:
     path = saved(lambda n: test_profiles.with_bias(n, 1.02), tmp_path)
     assert not assert_agrees(path)
@@ -310,10 +369,5 @@ def test_where_optimizations_change_the_numbers(
     found = {f.rule for f in check(path) if f.effect is Effect.OTHER}
     assert found == ({rule} if rule else set())
     x = np.random.default_rng(3).normal(size=(1, 4, 6, 6)).astype(np.float32)
-    results = []
-    for level in ("ORT_DISABLE_ALL", "ORT_ENABLE_ALL"):
-        options = ort.SessionOptions()
-        options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
-        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        results.append(np.asarray(session.run(None, {"x": x})[0]))
+    results = [computed(path, x, level) for level in ("ORT_DISABLE_ALL", "ORT_ENABLE_ALL")]
     assert bool(np.abs(results[0] - results[1]).max() > 1e-6) == bool(rule)

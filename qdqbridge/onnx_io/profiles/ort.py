@@ -346,6 +346,24 @@ def _two_roundings(view: FileView, node: FileNode) -> Reason | None:
     return Reason(text, (first.output, node.output))
 
 
+def _clamped_float8(op: str) -> Check:
+    """Looks for a float8 with a zero point, behind a Relu or Clip that is fused into its Q."""
+
+    def check(view: FileView, node: FileNode) -> Reason | None:
+        readers = [reader for reader, _ in view.consumers(node.output)]
+        if node.op != op or len(readers) != 1 or not is_quantize(readers[0]):
+            return None
+        if node.output in view.outputs or (op == "Clip" and view.producer(node.input(0)) is None):
+            return None
+        found = view.encoding(readers[0])
+        if not found.explicit or found.dtype is None or not found.dtype.is_small_float:
+            return None
+        text = f"'{readers[0].output}' is {found.dtype}, and its zero point is read as an integer"
+        return Reason(text, (node.output,))
+
+    return check
+
+
 def _between(check: Check) -> Check:
     """Restricts a check to float compute between Q and DQ."""
     return lambda view, node: check(view, node) if node in islands_of(view) else None
@@ -356,6 +374,8 @@ def _rule(
 ) -> Demand:
     return Demand(name, applies_to, _between(check), _SELECTORS, Effect.FLOAT, fix)
 
+
+_WITHOUT_ZERO_POINT = "from opset 21 on, write output_dtype and no zero point"
 
 RULES: tuple[Demand, ...] = (
     Demand(
@@ -406,6 +426,16 @@ RULES: tuple[Demand, ...] = (
         "float-bias-kept", "Conv, ConvTranspose, Gemm", _float_bias,
         "onnxruntime weight_bias_quantization.cc; measured on 1.32", Effect.OTHER,
         "add the bias behind the operator, or run without graph optimizations",
+    ),
+    Demand(
+        "clamped-float8", "Relu in front of Q", _clamped_float8("Relu"),
+        "onnxruntime relu_quantizelinear.cc; measured on 1.32: up to 22 on outputs of 26",
+        Effect.OTHER, _WITHOUT_ZERO_POINT,
+    ),
+    Demand(
+        "refused-float8", "Clip in front of Q", _clamped_float8("Clip"),
+        "onnxruntime clip_quantizelinear.cc:79; measured on 1.32", Effect.REFUSED,
+        _WITHOUT_ZERO_POINT,
     ),
     Demand(
         "two-roundings", "Q behind DQ", _two_roundings,

@@ -14,6 +14,7 @@ from qdqbridge.onnx_io.foreign import ForeignAttrs, foreign_node_proto
 from qdqbridge.onnx_io.operator_versions import moved
 from qdqbridge.onnx_io.profiles.profile import Clamp
 from qdqbridge.onnx_io.runtime_norms import runtime_name
+from qdqbridge.onnx_io.tensors import dtype_to_onnx
 from qdqbridge.onnx_io.writer.clamps import (
     clamp_extremes,
     clamp_real,
@@ -25,6 +26,7 @@ from qdqbridge.onnx_io.writer.clamps import (
 )
 from qdqbridge.onnx_io.writer.dynamic import dynamic_rows
 from qdqbridge.onnx_io.writer.names import real_name, stem
+from qdqbridge.onnx_io.writer.opset import TYPE_TOLD
 from qdqbridge.onnx_io.writer.packed import unread_orders
 from qdqbridge.onnx_io.writer.packed_gathers import gather_row, packed_gathers, unread
 from qdqbridge.onnx_io.writer.qlinear import qlinear_row
@@ -323,9 +325,12 @@ class NodeWriter(RowWriter):
             else:
                 tensor = rounded(self, tensor, dtype, value) if stored else tensor
                 tensor = clamp_real(self, tensor, dtype, value)
-        inputs = [tensor, *self.parameters.of(params, stem(target))]
+        inputs, stated = [tensor, *self.parameters.of(params, stem(target))], quantizing(params)
         type_ = TensorType(params.storage_dtype, shape)
-        self.row("QuantizeLinear", inputs, target, type_, quantizing(params), node)
+        if type_.dtype.is_small_float and self.opset >= TYPE_TOLD:
+            del inputs[2:]  # onnxruntime's fusions read the zero point of a float8 as an integer
+            stated["output_dtype"] = dtype_to_onnx(type_.dtype)
+        self.row("QuantizeLinear", inputs, target, type_, stated, node)
 
 
 def _has_shifted_weight(node: Node) -> bool:

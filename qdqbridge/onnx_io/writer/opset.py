@@ -26,6 +26,8 @@ from qdqbridge.ops.conversion import QUANTIZE, REQUANTIZE
 from qdqbridge.ops.run_time_parameters import QUANTIZE_LINEAR
 
 OLDEST = 13
+TYPE_TOLD = 21
+"""The opset whose QuantizeLinear says its type (``output_dtype``); before, the zero point does."""
 _NONE = "none"
 _METADATA_IR = 10
 CONTRIB = frozenset({DType.INT16, DType.UINT16, DType.INT4, DType.UINT4})
@@ -57,6 +59,9 @@ def choose_opset(
 ) -> int:
     """Returns the source's opset where it can say everything, else the lowest that can.
 
+    Activations in float8 take at least the opset whose QuantizeLinear says its type, if others can:
+    where the zero point says it, onnxruntime's fusions take the float8 for an integer.
+
     Args:
         graph: What is to be written.
         contrib: 16-bit and 4-bit types may be written in ``com.microsoft``.
@@ -69,9 +74,11 @@ def choose_opset(
     """
     nodes = [node for node in graph.nodes if not (packed and runtime_name(node))]
     needs = list(dict.fromkeys(_needs(graph.values(), nodes, graph.opset, contrib=contrib)))
-    preferred = () if newest is None or graph.opset <= newest else (newest,)
+    preferred = [graph.opset] if newest is None or graph.opset <= newest else [graph.opset, newest]
+    if graph.opset < TYPE_TOLD and any(map(_is_small_float, graph.values())):
+        preferred.insert(0, TYPE_TOLD)
     newest = newest or onnx.defs.onnx_opset_version()
-    for opset in (graph.opset, *preferred, *range(OLDEST, newest + 1)):
+    for opset in (*preferred, *range(OLDEST, newest + 1)):
         if OLDEST <= opset <= newest and all(need.accepts(opset) for need in needs):
             return opset
     tightest = {need.reason: _span(need, newest) for need in needs}
@@ -82,6 +89,10 @@ def choose_opset(
         why="; ".join(f"{reason}: {span}" for reason, span in (missing or tightest).items()),
         fix=f"{reader} reads no newer one: change one of these, or say --opset for another reader",
     )
+
+
+def _is_small_float(value: Value) -> bool:
+    return value.quant is not None and value.quant.dtype.is_small_float and not value.is_constant
 
 
 def check_opset(graph: Graph, opset: int, *, contrib: bool = False, packed: bool = False) -> int:
