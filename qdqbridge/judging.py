@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from qdqbridge.pipeline import Side
 
 File: TypeAlias = "str | PathLike[str]"
+LEAST, MOST = 15, 300
+"""How often a model is run to be timed."""
 
 
 def open_engine(
@@ -85,7 +88,7 @@ def opened(
 
 
 def node_times(
-    engine: str, graph: Graph, inputs: Mapping[str, NDArray[Any]], repeats: int = 15
+    engine: str, graph: Graph, inputs: Mapping[str, NDArray[Any]], seconds: float = 0.15
 ) -> list[NodeTime]:
     """Returns what each node takes that an engine makes of a graph, in its order.
 
@@ -94,8 +97,8 @@ def node_times(
             its optimizations), ``openvino`` (its performance counters).
         graph: A canonical graph; it is written as the engine's export profile writes it.
         inputs: One array per input; open extents have these numbers.
-        repeats: Runs, of which the shortest counts: what else the machine does is no time of the
-            engine's.
+        seconds: How long to run it, but at least :data:`LEAST` times and at most :data:`MOST`. The
+            shortest run counts: what else the machine does is no time of the engine's.
 
     Raises:
         InputDataError: The inputs do not fit.
@@ -109,11 +112,25 @@ def node_times(
         from qdqbridge.hosting import compile
         from qdqbridge.relax.kernel_times import call_times
 
-        called = call_times(compile(graph), inputs, repeats, min)
-        return [NodeTime(c.tensor or c.kernel, c.kernel, c.seconds, (c.tensor,)) for c in called]
+        executable = compile(graph)
+
+        def kernels(repeats: int) -> list[NodeTime]:
+            called = call_times(executable, inputs, repeats, min)
+            return [
+                NodeTime(c.tensor or c.kernel, c.kernel, c.seconds, (c.tensor,)) for c in called
+            ]
+
+        return _shortest(kernels, seconds)
     check_inputs(graph.inputs, inputs)
     with opened("onnxruntime-optimized" if engine == "onnxruntime" else engine, None, graph) as own:
-        return own.times(inputs, repeats)
+        return _shortest(partial(own.times, inputs), seconds)
+
+
+def _shortest(times: Callable[[int], list[NodeTime]], seconds: float) -> list[NodeTime]:
+    """Returns the times of as many runs as fit into some seconds."""
+    first = times(LEAST)
+    repeats = min(MOST, int(seconds / max(sum(each.seconds for each in first), 1e-9)))
+    return times(repeats) if repeats > LEAST else first
 
 
 def _read_by(kind: EngineKind, path: Path) -> bool:
