@@ -88,7 +88,12 @@ def opened(
 
 
 def node_times(
-    engine: str, graph: Graph, inputs: Mapping[str, NDArray[Any]], seconds: float = 0.15
+    engine: str,
+    graph: Graph,
+    inputs: Mapping[str, NDArray[Any]],
+    *,
+    seconds: float = 0.15,
+    threads: int | None = None,
 ) -> list[NodeTime]:
     """Returns what each node takes that an engine makes of a graph, in its order.
 
@@ -99,6 +104,7 @@ def node_times(
         inputs: One array per input; open extents have these numbers.
         seconds: How long to run it, but at least :data:`LEAST` times and at most :data:`MOST`. The
             shortest run counts: what else the machine does is no time of the engine's.
+        threads: How many the engine may use; None for its default.
 
     Raises:
         InputDataError: The inputs do not fit.
@@ -112,7 +118,7 @@ def node_times(
         from qdqbridge.hosting import compile
         from qdqbridge.relax.kernel_times import call_times
 
-        executable = compile(graph)
+        executable = compile(graph, threads=threads)
 
         def kernels(repeats: int) -> list[NodeTime]:
             called = call_times(executable, inputs, repeats, min)
@@ -123,7 +129,7 @@ def node_times(
         return _shortest(kernels, seconds)
     check_inputs(graph.inputs, inputs)
     with opened("onnxruntime-optimized" if engine == "onnxruntime" else engine, None, graph) as own:
-        return _shortest(partial(own.times, inputs), seconds)
+        return _shortest(partial(own.times, inputs, threads=threads), seconds)
 
 
 def _shortest(times: Callable[[int], list[NodeTime]], seconds: float) -> list[NodeTime]:

@@ -118,6 +118,7 @@ class Quantization:
         engine: str = "tvm",
         min_sqnr: float | None = None,
         max_drop: float | None = None,
+        threads: int | None = None,
         state: File | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Quantization:
@@ -131,6 +132,7 @@ class Quantization:
             max_node_seconds: What each node may take that ``engine`` makes of the model, for one
                 sample.
             engine: ``tvm``, ``onnxruntime`` or ``openvino``.
+            threads: How many the engine may use; None for its default.
             min_sqnr: Smallest signal to noise of the outputs, in dB.
             max_drop: Largest loss of top-1 agreement (0.005 for half a point).
             state: A file of trials: a search that was killed goes on with it.
@@ -150,7 +152,7 @@ class Quantization:
         if max_node_seconds is not None:
             if max_bytes is not None:
                 raise InputDataError("one search has one budget", fix="give a size or a time")
-            return self._within_time(max_node_seconds, engine, goal, path, progress)
+            return self._within_time(max_node_seconds, engine, threads, goal, path, progress)
         budget = ModelBudget(max_bytes, goal)
         found = within(self.made, budget, self.samples, state=path, progress=progress)
         return replace(self, goal=budget, fallback=found)
@@ -159,6 +161,7 @@ class Quantization:
         self,
         seconds: float,
         engine: str,
+        threads: int | None,
         goal: Goal | None,
         state: Path | None,
         progress: Callable[[int, int], None] | None,
@@ -167,7 +170,8 @@ class Quantization:
         from qdqbridge.judging import node_times
 
         assert self.samples is not None
-        budget, clock = TimeBudget(seconds, engine, goal), partial(node_times, engine)
+        budget = TimeBudget(seconds, engine, goal, threads)
+        clock = partial(node_times, engine, threads=threads)
         found = within_time(self.made, budget, self.samples, clock, state=state, progress=progress)
         return replace(self, goal=budget, fallback=found)
 

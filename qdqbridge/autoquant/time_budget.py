@@ -56,11 +56,13 @@ class TimeBudget:
         max_seconds: For one sample.
         engine: Whose nodes.
         goal: How good the outputs have to be; None for as good as the time allows.
+        threads: How many the engine uses; None for its default.
     """
 
     max_seconds: float
     engine: str
     goal: Goal | None = None
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.max_seconds < math.inf:
@@ -115,7 +117,9 @@ class _TimeSearch:
         self._variants = Variants(made.decision, made.target, stats, own)
         self._simulation = Simulation(made.decision.plan, samples)
         self._budget, self._clock, self._sample = budget, clock, samples[0]
-        self._trials = Trials(state, key_of(made, samples, budget.engine))
+        self._trials = Trials(
+            state, key_of(made, samples, f"{budget.engine} {budget.threads or ''}".strip())
+        )
         self._progress, self._done = progress, 0
         self._graphs: dict[str, Graph] = {}
         self._layers = layers_of(made.decision.plan)

@@ -88,12 +88,15 @@ class ForeignEngine:
         placements, partitions = self._placed
         return EngineVerdict(self.label, self.version, tuple(placements), partitions)
 
-    def times(self, inputs: Mapping[str, Array], repeats: int) -> list[NodeTime]:
+    def times(
+        self, inputs: Mapping[str, Array], repeats: int, threads: int | None = None
+    ) -> list[NodeTime]:
         """Returns what each node takes that the engine has made of the model, in its order.
 
         Args:
             inputs: One array per input of the model.
             repeats: Runs, of which the shortest counts.
+            threads: How many the engine may use; None for its default.
 
         Raises:
             UnsupportedTargetError: The engine tells no times, cannot load or run the model,
@@ -107,7 +110,7 @@ class ForeignEngine:
             )
         key = self._load(())
         ordered = self._ordered(inputs)
-        rows = self._process.ask("time its nodes", "times", key, ordered, repeats)
+        rows = self._process.ask("time its nodes", "times", key, ordered, repeats, threads or 0)
         return [NodeTime(*row) for row in rows]
 
     def close(self) -> None:

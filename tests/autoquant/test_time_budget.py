@@ -33,7 +33,7 @@ def made() -> Quantization:
 @cache
 def times(engine: str, target: str = "a16w8") -> Sequence[NodeTime]:
     graph = made().graph if target == "a16w8" else slow_layer(target).graph
-    return node_times(engine, graph, {"x": images(1)})
+    return node_times(engine, graph, {"x": images(1)}, threads=1)
 
 
 @cache
@@ -61,10 +61,12 @@ def test_nodes_are_timed_by_the_names_of_the_model(engine: str) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_slow_node_gets_fewer_bits_with_its_neighbours_where_that_needs_them(engine: str) -> None:
     assert bits(made().graph, LARGE) == 16
-    found = made().within(max_node_seconds=limit(engine), engine=engine)
+    found = made().within(max_node_seconds=limit(engine), engine=engine, threads=1)
     assert found.fallback is not None
     assert bits(found.graph, LARGE) == 8
-    slowest = max(each.seconds for each in node_times(engine, found.graph, {"x": images(1)}))
+    slowest = max(
+        each.seconds for each in node_times(engine, found.graph, {"x": images(1)}, threads=1)
+    )
     assert slowest <= limit(engine)
     first = next(each for each in found.fallback.reverted if each.layer.name == LARGE)
     assert first.to == "uint8"
@@ -97,7 +99,9 @@ def test_nodes_that_nothing_makes_fast_enough_are_told_with_their_times() -> Non
 
 def test_a_goal_that_the_time_leaves_no_room_for_is_refused() -> None:
     with pytest.raises(InputDataError, match="no bits per layer are no node above"):
-        made().within(max_node_seconds=limit("onnxruntime"), engine="onnxruntime", min_sqnr=150.0)
+        made().within(
+            max_node_seconds=limit("onnxruntime"), engine="onnxruntime", threads=1, min_sqnr=150.0
+        )
 
 
 def test_a_search_goes_on_where_it_was_ended(
@@ -107,9 +111,11 @@ def test_a_search_goes_on_where_it_was_ended(
     timed: list[str] = []
     real = node_times
 
-    def counted(engine: str, graph: Graph, inputs: dict[str, np.ndarray]) -> list[NodeTime]:
+    def counted(
+        engine: str, graph: Graph, inputs: dict[str, np.ndarray], threads: int | None
+    ) -> list[NodeTime]:
         timed.append(graph.digest)
-        return real(engine, graph, inputs)
+        return real(engine, graph, inputs, threads=threads)
 
     monkeypatch.setattr("qdqbridge.judging.node_times", counted)
 
@@ -119,13 +125,15 @@ def test_a_search_goes_on_where_it_was_ended(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        made().within(max_node_seconds=most, engine="onnxruntime", state=state, progress=stopping)
+        made().within(
+            max_node_seconds=most, engine="onnxruntime", threads=1, state=state, progress=stopping
+        )
     before = list(timed)
     assert len(json.loads(state.read_text("utf-8"))["times"]) in (len(before), len(before) - 1)
-    found = made().within(max_node_seconds=most, engine="onnxruntime", state=state)
+    found = made().within(max_node_seconds=most, engine="onnxruntime", threads=1, state=state)
     assert before[0] not in timed[len(before) :]
     count = len(timed)
-    again = made().within(max_node_seconds=most, engine="onnxruntime", state=state)
+    again = made().within(max_node_seconds=most, engine="onnxruntime", threads=1, state=state)
     assert len(timed) == count
     assert again.graph.digest == found.graph.digest
     with pytest.raises(InputDataError, match="trials of another model, data or target"):

@@ -227,7 +227,7 @@ def graph_of(op: str, source: QuantType | TensorType, result: QuantType | Tensor
     ("dtype", "opset"),
     [
         (DType.UINT8, 13), (DType.INT16, 21), (DType.UINT4, 21), (DType.INT2, 25),
-        (DType.FLOAT8_E4M3FN, 19), (DType.FLOAT8_E5M2FNUZ, 19),
+        (DType.FLOAT8_E4M3FN, 21), (DType.FLOAT8_E5M2FNUZ, 21),
     ],
 )  # fmt: skip
 def test_opset_follows_the_storage_type(dtype: DType, opset: int) -> None:

@@ -43,11 +43,14 @@ class OnnxRuntimeWorker:
         """Runs a model."""
         return dict(zip(names, run(self._sessions[key], inputs, names), strict=True))
 
-    def times(self, key: str, inputs: Mapping[str, Array], repeats: int) -> list[TimeRow]:
-        """Returns what each node takes, as onnxruntime's profiler says."""
+    def times(
+        self, key: str, inputs: Mapping[str, Array], repeats: int, threads: int
+    ) -> list[TimeRow]:
+        """Returns what each node takes, as onnxruntime's profiler says; 0 threads are its own."""
         with tempfile.TemporaryDirectory() as folder:
             options, optimized = _options(folder)
             options.enable_profiling = True
+            options.intra_op_num_threads = threads
             options.profile_file_prefix = str(Path(folder) / "profile")
             session = _session(self._files[key], options)
             names = [output.name for output in session.get_outputs()]
