@@ -12,6 +12,7 @@ from tvm.runtime import num_threads
 from tvm.target import codegen
 
 from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.relax.amx_permission import amx_of_this_machine
 
 HOST = "host"
 
@@ -29,6 +30,7 @@ class Cpu:
         fuses: True where products and sums of floats fuse.
         permutes: True where one instruction looks 64 bytes up in 128 entries (AVX-512 VBMI). A
             kernel that cares says so in its description.
+        amx: True where tiles of bytes are multiplied by one instruction (AMX-INT8).
     """
 
     name: str
@@ -37,6 +39,7 @@ class Cpu:
     depth: int
     fuses: bool
     permutes: bool = field(default=False, compare=False)
+    amx: bool = field(default=False, compare=False)
 
     @property
     def bytes_in(self) -> bool:
@@ -61,9 +64,16 @@ _WANTED: tuple[tuple[Cpu, tuple[str, ...]], ...] = (
 
 
 def host_target() -> Any:
-    """Returns TVM's target of the machine that this runs on."""
+    """Returns TVM's target of the machine that this runs on.
+
+    What it has of AMX is part of it where the operating system lets this process use that; LLVM
+    knows CPUs by their model, and takes virtual ones for older ones.
+    """
     name = codegen.llvm_get_system_cpu()
-    return tvm.target.Target({"kind": "llvm", "mcpu": name} if name else "llvm")
+    if not name:
+        return tvm.target.Target("llvm")
+    more = [f"+{feature}" for feature in amx_of_this_machine()]
+    return tvm.target.Target({"kind": "llvm", "mcpu": name, **({"mattr": more} if more else {})})
 
 
 def target_of(target: Any) -> Any:
@@ -131,4 +141,6 @@ def cpu_of(target: Any) -> Cpu:
     """
     features = cpu_features(target)
     cpu = next((cpu for cpu, wanted in _WANTED if features.issuperset(wanted)), GENERIC)
-    return replace(cpu, permutes="avx512vbmi" in features) if cpu == AVX512_VNNI else cpu
+    if cpu != AVX512_VNNI:
+        return cpu
+    return replace(cpu, permutes="avx512vbmi" in features, amx="amx-int8" in features)

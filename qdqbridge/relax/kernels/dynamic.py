@@ -37,7 +37,7 @@ from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.broadcasting import GRAIN
 from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.dense import Rows, rows_of
-from qdqbridge.relax.kernels.direct import DirectLoops, opened, packed_weights
+from qdqbridge.relax.kernels.direct import loops_of, opened, packed_weights
 from qdqbridge.relax.kernels.epilogue import Extras
 from qdqbridge.relax.kernels.geometry import Direct
 from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
@@ -382,6 +382,6 @@ def build_product(description: DynamicProduct) -> Any:
                 store(multiplier, at, load(scales, at, lanes) * splat(factor, lanes), lanes)
             extras = Extras(multiplier=multiplier, factors=bias)
             writer = ScaledWriter(d.cpu, Scaled(added), extras, flat(y))
-            DirectLoops(d, flat(x), flat(weights), start, shift, writer).write(batch)
+            loops_of(d)(d, flat(x), flat(weights), start, shift, writer).write(batch)
 
     return prim_func(body)

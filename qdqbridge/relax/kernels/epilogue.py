@@ -29,7 +29,7 @@ from qdqbridge.relax.kernels.lanes import (
     wide,
 )
 from qdqbridge.relax.kernels.lookup import permuted
-from qdqbridge.relax.kernels.micro import Tile
+from qdqbridge.relax.kernels.micro import TileSums
 from qdqbridge.relax.kernels.saturation import packing_of
 from qdqbridge.relax.kernels.script import T
 
@@ -119,7 +119,7 @@ class Writer:
         last: Requantize | Linear = form if form.linear is None else form.linear
         self._last = last, extras.numbers if form.linear is None else extras.ends
 
-    def write(self, tile: Tile, starts: Sequence[Prim], channel: Prim, tail: int) -> None:
+    def write(self, tile: TileSums, starts: Sequence[Prim], channel: Prim, tail: int) -> None:
         """Writes a tile.
 
         Args:
@@ -171,7 +171,7 @@ class Writer:
             store(held, lane, load(self._extras.other, start + lane, 1), 1)
         return load(held, 0, lanes)
 
-    def _rounded(self, tile: Tile, pixel: int, block: int, channel: Prim) -> Prim:
+    def _rounded(self, tile: TileSums, pixel: int, block: int, channel: Prim) -> Prim:
         lanes = self.cpu.lanes
         if int(self._multiplier.shape[0]) == 1:
             multiplier = splat(self._multiplier[0], lanes)
@@ -203,7 +203,7 @@ class Writer:
         codes: Prim,
         group: Sequence[tuple[int, int]],
         starts: Sequence[Prim],
-        tile: Tile,
+        tile: TileSums,
         tail: int,
     ) -> None:
         """Stores codes; blocks of one pixel lie side by side."""

@@ -11,10 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from qdqbridge.relax.kernels.amx import ROWS, AmxShape, most_rows, steps_at_once
 from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.epilogue import Requantize
 from qdqbridge.relax.kernels.halves import Halves
-from qdqbridge.relax.kernels.micro import Elements, blocks_of, elements_of, most_pixels, parts
+from qdqbridge.relax.kernels.micro import (
+    Elements,
+    Parts,
+    blocks_of,
+    elements_of,
+    most_pixels,
+    parts,
+)
 from qdqbridge.relax.kernels.plain import Plain
 from qdqbridge.relax.kernels.scaled import Scaled
 from qdqbridge.relax.kernels.staging import StagedRow, Staging
@@ -22,6 +30,8 @@ from qdqbridge.relax.kernels.staging import StagedRow, Staging
 Pair = tuple[int, int]
 _ROOM = 1 << 18
 """Bytes of staged rows that stay in the second-level cache next to the weights."""
+_PIXELS = 4
+"""Pixels of a result from which on registers of AMX are worth their setting up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +178,31 @@ class Direct:
         """Elements from one row of what the tile reads to the next."""
         return self.staging.row.length if self.staged else self.image[1] * self.channels
 
+    # ---- AMX ----------------------------------------------------------------------------------
+
+    @cached_property
+    def amx(self) -> AmxShape | None:
+        """How registers of AMX are divided up for tiles of this result; None for tiles of vectors.
+
+        Few pixels are left to vectors, which wait for the weights as long.
+        """
+        steps = steps_at_once(self.steps)
+        if not self.cpu.amx or self.floats or steps is None:
+            return None
+        if self.result[0] * self.result[1] < _PIXELS:
+            return None
+        most, blocks = most_rows(self.blocks), min(self.blocks, 2)
+        if self.result[1] == 1:
+            count = parts(min(self.result[0], ROWS * most), ROWS)
+        elif self.result[1] <= ROWS:
+            shared = self.tasks > 1 and self.blocks <= blocks
+            count = Parts(self.result[1], 1 if shared else min(most, self.result[0]), 0)
+        else:
+            columns = parts(self.result[1], ROWS * most).size
+            count = parts(columns, ROWS)
+        heights = (count.size,) * count.wide + (count.size - 1,) * count.narrow
+        return AmxShape(heights, blocks, steps)
+
     # ---- work ---------------------------------------------------------------------------------
 
     @cached_property
@@ -188,12 +223,17 @@ class Direct:
     @cached_property
     def tile_rows(self) -> int:
         """Rows of a tile: several where the result has few columns."""
+        if self.amx is not None:
+            pixels = sum(self.amx.heights)
+            return max(1, min(self.result[0], pixels // self.result[1]))
         most = most_pixels(self.cpu, self.blocks)
         return max(1, min(self.result[0], most // self.result[1]))
 
     @cached_property
     def tile_blocks(self) -> int:
         """Blocks of output channels of a tile."""
+        if self.amx is not None:
+            return self.amx.blocks
         columns = parts(self.result[1], most_pixels(self.cpu, self.blocks)).size
         pixels = self.tile_rows * columns
         if self.paired:

@@ -26,7 +26,7 @@ from qdqbridge.relax.kernels.lanes import (
     store,
     typed,
 )
-from qdqbridge.relax.kernels.micro import Tile
+from qdqbridge.relax.kernels.micro import TileSums
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class HalvesWriter:
     def __init__(self, cpu: Cpu, form: Halves, extras: Extras, result: Buffer) -> None:
         self.cpu, self.form, self._extras, self._result = cpu, form, extras, result
 
-    def write(self, tile: Tile, starts: Sequence[Prim], channel: Prim, tail: int) -> None:
+    def write(self, tile: TileSums, starts: Sequence[Prim], channel: Prim, tail: int) -> None:
         """Writes a tile.
 
         Args:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.cpu import AVX2, Cpu
@@ -151,6 +151,24 @@ def elements_of(cpu: Cpu, *, floats: bool) -> Elements:
         return Elements("float32", "float32", "float32", 1)
     kinds = ("uint8", "int8") if cpu.bytes_in else ("int16", "int16")
     return Elements(*kinds, "int32", cpu.depth)
+
+
+class TileSums(Protocol):
+    """What is written of a tile: the sums of its pixels and blocks of output channels."""
+
+    @property
+    def pixels(self) -> int:
+        """Number of pixels."""
+        ...
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks of output channels."""
+        ...
+
+    def sums(self, pixel: int, block: int) -> Prim:
+        """Returns the sums of a pixel and a block of channels, one register."""
+        ...
 
 
 class Tile:

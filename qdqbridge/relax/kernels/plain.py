@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.cpu import AVX512_VNNI, Cpu
 from qdqbridge.relax.kernels.lanes import Buffer, Prim, bound, load, number, splat, store
-from qdqbridge.relax.kernels.micro import Tile
+from qdqbridge.relax.kernels.micro import TileSums
 from qdqbridge.relax.kernels.script import T
 
 
@@ -47,7 +47,7 @@ class PlainWriter:
         self.cpu, self.form = cpu, form
         self._bounds, self._other, self._result = bounds, other, result
 
-    def write(self, tile: Tile, starts: Sequence[Prim], channel: Prim, tail: int) -> None:
+    def write(self, tile: TileSums, starts: Sequence[Prim], channel: Prim, tail: int) -> None:
         """Writes a tile.
 
         Args:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.epilogue import Extras
 from qdqbridge.relax.kernels.lanes import Buffer, Prim, bound, fence, floats, load, splat
-from qdqbridge.relax.kernels.micro import Tile
+from qdqbridge.relax.kernels.micro import TileSums
 from qdqbridge.relax.kernels.plain import Plain, PlainWriter
 
 
@@ -45,7 +45,7 @@ class ScaledWriter:
         self.cpu, self.form, self._extras = cpu, form, extras
         self._plain = PlainWriter(cpu, Plain(), None, None, result)
 
-    def write(self, tile: Tile, starts: Sequence[Prim], channel: Prim, tail: int) -> None:
+    def write(self, tile: TileSums, starts: Sequence[Prim], channel: Prim, tail: int) -> None:
         """Writes a tile.
 
         Args:
