@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,7 @@ CPUS = (HOST, *_ABLE[HOST][1:])
 """The classes of CPUs whose code runs here; the first one is the host's."""
 DOT_CPUS = (
     *CPUS,
+    *((replace(HOST, amx=False),) if HOST.amx else ()),
     *(cpu for cpu in (AVX_VNNI,) if cpu not in CPUS and "avxvnni" in cpu_features(host_target())),
 )
 """Those, and those whose dot product only the host has as well."""
