@@ -4,15 +4,18 @@
 gives numbers (1) to its open extents, and adds two rows per file to a table: the original, and
 what was exported from it. They say how many layers there are, which are left to floats or to
 another processor, in how many partitions, how far operators are off on the engine's own operands
-(LSB), and in how many samples outputs have the argmax of the interpreter. Inputs are those of
-``inputs.npz`` beside a file, else random. Files that are in the table are not run again. Those with
-``_decomposed`` in their name are read as ``--decomposed`` reads them.
+(LSB), in how many samples outputs have the argmax of the interpreter, and which of the profile's
+rules the file breaks. Inputs are those of ``inputs.npz`` beside a file, else random. Files that are
+in the table are not run again. Those with ``_decomposed`` in their name are read as
+``--decomposed`` reads them.
 
 ``scripts/engine_models.py openvino --by-producer TABLE...`` prints the same by producer, as data of
 ``tests/engines/models_openvino.csv``, of which the pages are made; ``--worse TABLE...`` lists the
 files whose export is worse than the original (it does not run, has fewer products of integers,
 more of other argmax, or is further off than ``LIMIT``), and behind these what is to be looked at:
 exports with more layers in floats, off by more than ``LIMIT``, or of another argmax than ours.
+``--misjudged TABLE...`` lists the files about which the rules are wrong: said to be kept, but not
+taken whole or further off than ``LIMIT``, and alarms about what is taken and right.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from engine_patterns import Outcome, broken_rules, misjudged, show_misjudged
 
 import qdqbridge
 from qdqbridge.engines import ENGINES, ProcessLimits
@@ -63,6 +67,7 @@ class Row:
         equal: Samples with the argmax of the interpreter.
         samples: Of how many.
         words: Which operators are left, or why nothing runs.
+        rules: The profile's rules that the file breaks, as in the tables of patterns.
     """
 
     file: str
@@ -79,6 +84,14 @@ class Row:
     equal: str = ""
     samples: str = ""
     words: str = ""
+    rules: str = ""
+
+    @property
+    def outcome(self) -> Outcome:
+        """The same as of a pattern."""
+        return Outcome(
+            "yes" if self.taken == "whole" else "no", self.lsb, rules=self.rules, words=self.words
+        )
 
     @property
     def others(self) -> int:
@@ -188,16 +201,31 @@ def both(engine: str, path: Path, name: str, producer: str, count: int) -> list[
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / f"written{ENGINES[engine].suffix}"
         for what in ("original", "exported"):
+            rules = ""
             try:
                 file, shown = path, graph
                 if what == "exported":
                     qdqbridge.save(graph, written, ENGINES[engine].profile)
                     file, shown = written, qdqbridge.load(written)
-                rows.append(Row(name, producer, what, **judged(engine, file, shown, feeds)))
+                rules = _rules(file, shown, engine, Path(folder))
+                found = judged(engine, file, shown, feeds)
+                rows.append(Row(name, producer, what, **found, rules=rules))
             except QdqBridgeError as error:
                 words = _flat(f"{error.what} {error.why}")
-                rows.append(Row(name, producer, what, "no", words=words))
+                rows.append(Row(name, producer, what, "no", words=words, rules=rules))
     return rows
+
+
+def _rules(file: Path, graph: Graph, engine: str, folder: Path) -> str:
+    """Returns the rules that a file breaks with the extents that the engine gets."""
+    if file.suffix != ".onnx":
+        return ""
+    from qdqbridge.onnx_io.prepared import PreparedModel
+
+    shapes = {value.name: value.type.shape or () for value in graph.inputs}
+    fixed = folder / "fixed.onnx"
+    fixed.write_bytes(PreparedModel(file, shapes).showing(()))
+    return broken_rules(fixed, ENGINES[engine].profile)
 
 
 def _flat(text: str) -> str:
@@ -324,6 +352,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--by-producer", type=Path, nargs="+", metavar="TABLE")
     parser.add_argument("--worse", type=Path, nargs="+", metavar="TABLE")
+    parser.add_argument("--misjudged", type=Path, nargs="+", metavar="TABLE")
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--largest", type=int, default=20_000_000, help="bytes of a file")
@@ -334,6 +363,10 @@ def main() -> None:
         table.writerows(by_producer(read(given.by_producer)))
     elif given.worse:
         print("\n".join(worse(read(given.worse))))
+    elif given.misjudged:
+        rows = [row for row in read(given.misjudged) if row.what != "source"]
+        files = [(f"{row.file} {row.what}", row.outcome) for row in rows]
+        show_misjudged(*misjudged(files), len(files))
     elif given.folder and given.out:
         each = (given.folder, given.out, given.every, given.samples, given.largest)
         complete(given.engine, *each)

@@ -108,18 +108,19 @@ def outcomes(asked: Asked, pattern: Pattern, folder: Path) -> tuple[Outcome, Out
     onnx.save(made, file)
     feeds, graph = data(made), qdqbridge.load(file)
     native = asked.kind.suffix == ".tflite"
-    own = Outcome("-") if native else asked.about(file, graph, feeds, _rules(file, profile))
+    own = Outcome("-") if native else asked.about(file, graph, feeds, broken_rules(file, profile))
     written = folder / f"written{asked.kind.suffix}"
     try:
         qdqbridge.save(graph, written, profile, overwrite=True)
         read_back = qdqbridge.load(written)
     except QdqBridgeError as error:
         return own, Outcome("refused", words=_short(error.why))
-    rules = "" if native else _rules(written, profile)
+    rules = "" if native else broken_rules(written, profile)
     return own, asked.about(written, read_back, feeds, rules)
 
 
-def _rules(file: Path, profile: str) -> str:
+def broken_rules(file: Path, profile: str) -> str:
+    """Returns the rules of a profile that a file breaks, with their bounds."""
     most: dict[str, int] = {}
     for finding in check(file, profile):
         most[finding.rule] = max(finding.steps, most.get(finding.rule, 0))
@@ -181,16 +182,20 @@ def misjudged(rows: Iterable[tuple[str, Outcome]]) -> tuple[list[str], list[str]
     return kept, alarms
 
 
+def show_misjudged(kept: list[str], alarms: list[str], show: int) -> None:
+    """Prints what the rules are wrong about."""
+    for word, found in (("false 'kept'", kept), ("false alarms", alarms)):
+        print(f"{word}: {len(found)}")
+        for line in found[:show]:
+            print(f"  {line}")
+
+
 def report(rows: Iterable[tuple[Pattern, Outcome, Outcome]], show: int) -> None:
     """Prints what the rules are wrong about, and how far exports are taken and right."""
     all_rows = list(rows)
     files = [(p.key, own) for p, own, _ in all_rows]
     files += [(f"exported {p.key}", written) for p, _, written in all_rows]
-    kept, alarms = misjudged(files)
-    for word, found in (("false 'kept'", kept), ("false alarms", alarms)):
-        print(f"{word}: {len(found)}")
-        for line in found[:show]:
-            print(f"  {line}")
+    show_misjudged(*misjudged(files), show)
     count = len(all_rows)
     for name, each in (
         ("as written", [r[1] for r in all_rows]),
@@ -216,8 +221,8 @@ def judged_again(engine: str) -> list[tuple[Pattern, Outcome, Outcome]]:
             except QdqBridgeError as error:
                 again = Outcome("refused", words=_short(error.why))
             else:
-                again = replace(exported, rules=_rules(written, profile))
-            rows.append((pattern, replace(own, rules=_rules(file, profile)), again))
+                again = replace(exported, rules=broken_rules(written, profile))
+            rows.append((pattern, replace(own, rules=broken_rules(file, profile)), again))
     comments = [line for line in path.read_text("utf-8").splitlines(True) if line[0] == "#"]
     with path.open("w", encoding="utf-8", newline="") as out:
         out.writelines(comments)

@@ -86,6 +86,7 @@ class _Inliner:
         self.opsets[""] = default_opset(model)
         self.taken = _names(model.graph)
         self.copies: dict[str, int] = {}
+        self.named = {node.name for node in all_nodes(model.graph.node)}
         self._check_twice(model.functions)
         sizes: dict[_Key, _Size] = {}
         for key in self.functions:
@@ -110,9 +111,11 @@ class _Inliner:
     def _body(self, call: onnx.NodeProto, function: onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
         values = self._attributes(call, function)
         names = self._tensors(call, function)
+        self.named.discard(call.name)  # the call itself goes
         for inner, outer in zip(function.output, call.output, strict=False):
             if inner in function.input and outer:
-                yield onnx.helper.make_node("Identity", [names[inner]], [outer], call.name)
+                name = self._node_name(call.name, "")
+                yield onnx.helper.make_node("Identity", [names[inner]], [outer], name)
         for proto in function.node:
             node = onnx.NodeProto()
             node.CopyFrom(proto)
@@ -121,8 +124,18 @@ class _Inliner:
                     raise self._misfit(call, f"its body reads '{name}', which nothing defines")
             self._rename(node, names)
             _bind(node, values)
-            node.name = "/".join(part for part in (call.name, node.name) if part)
+            node.name = self._node_name(call.name, node.name)
             yield node
+
+    def _node_name(self, call: str, inner: str) -> str:
+        """Returns a name of a node that no other has, else onnxruntime refuses the file."""
+        name = found = "/".join(part for part in (call, inner) if part)
+        number = 0
+        while found and found in self.named:
+            number += 1
+            found = f"{name}__{number}"
+        self.named.add(found)
+        return found
 
     def _attributes(self, call: onnx.NodeProto, function: onnx.FunctionProto) -> _Attributes:
         values = {attribute.name: attribute for attribute in function.attribute_proto}

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
 from qdqbridge.graph.graph import Graph
+from qdqbridge.onnx_io.functions import inline_functions
 from tests.onnx_models import Builder, canonical, ints, load, ops, run
 
 SCALES = np.array([2**-7, 2**-6, 3 * 2**-8, 2**-7], np.float32)
@@ -247,3 +249,17 @@ def test_two_functions_of_one_name_are_refused() -> None:
     b.output(b.op("F", b.input("x", [2]), domain="local"), [2])
     with pytest.raises(InvalidModelError, match="defined twice"):
         load(b.model())
+
+
+def test_nodes_of_a_body_without_names_get_names_of_their_own() -> None:
+    """onnxruntime refuses a file in which two nodes have one name."""
+    b = Builder(OPSET)
+    body = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Neg", ["r"], ["y"])]
+    b.functions = [function("Twice", body, "x")]
+    x = b.input("x", [2])
+    b.output(b.op("Twice", b.op("Twice", x, domain="local"), domain="local"), [2])
+    flat = inline_functions(b.model(), "file")
+    names = [node.name for node in flat.graph.node]
+    assert len(names) == 4 and len({*names}) == 4 and all(names)
+    session = onnxruntime.InferenceSession(flat.SerializeToString())
+    assert session.run(None, {"x": np.array([-1, 2], np.float32)})[0].tolist() == [0, 0]
