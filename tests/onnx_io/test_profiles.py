@@ -61,6 +61,12 @@ def with_bias(net: Net, ratio: float) -> str:
     return conv(net, weight=weight, bias=bias)
 
 
+def uneven_bias(net: Net) -> str:
+    """A weight of one scale for each channel beside a bias of one."""
+    _, bias = int32_bias(net)
+    return conv(net, weight=net.weight(4, 4, 3, 3, axis=0), bias=bias)
+
+
 def per_channel_activation(net: Net) -> str:
     scale = net.constant(np.full(4, 0.1, np.float32))
     zero = net.constant(np.zeros(4, U8))
@@ -231,6 +237,7 @@ BROKEN: dict[str, tuple[str, str, Callable[[Net], str]]] = {
     "qnn_activation": ("qnn", "per-tensor-activations", per_channel_activation),
     "qnn_axis": ("qnn", "weight-axis", lambda n: transposed(n, 0)),
     "qnn_bias_scale": ("qnn", "bias-int32", lambda n: with_bias(n, 2.0)),
+    "qnn_bias_of_one_scale": ("qnn", "bias-granularity", uneven_bias),
     "qnn_float_result": ("qnn", "whole-node-unit", lambda n: conv(n, y=None)),
     "qnn_storage": (
         "qnn", "storage", lambda n: n.dq(n.op("Cast", "x", to=6), 0.1, 0, S32),
@@ -352,6 +359,25 @@ KEPT: dict[str, tuple[str, Callable[[Net], str]]] = {
 def test_kept_rules_give_no_finding(name: str, tmp_path: Path) -> None:
     profile, build = KEPT[name]
     assert findings(build, tmp_path, profile) == []
+
+
+@pytest.mark.parametrize("rule", ["fixed-encodings", "wide-arithmetic"])
+def test_what_is_computed_from_floats_is_exact_on_hexagon(rule: str, tmp_path: Path) -> None:
+    def sigmoid(net: Net, operand: str) -> str:
+        return net.fake(net.op("Sigmoid", operand), 0.0001, 3, np.uint16)
+
+    for integers in (True, False):
+        found = findings(
+            lambda n, whole=integers: sigmoid(n, n.fake("x", *X) if whole else "x"),
+            tmp_path, "qnn", opset=21,
+        )  # fmt: skip
+        assert (rule in rules(found)) == integers
+
+
+@pytest.mark.parametrize("name", ["Shape", "Size", "Exp"])
+def test_a_shape_reads_no_values(name: str, tmp_path: Path) -> None:
+    found = findings(lambda n: n.op("Cast", n.op(name, with_bias(n, 1.0)), to=1), tmp_path, "qnn")
+    assert ("wide-before-floats" in rules(found)) == (name == "Exp")
 
 
 def test_sixteen_bits_at_opset_21_are_declared(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ class FloatIslands:
     Attributes:
         before_integers: Floats that are quantized for a product, no product of floats in between.
         before_mul: Floats that a product of floats reads, nothing quantized in between.
-        behind_mul: Whatever depends on a product of floats.
+        behind_mul: Whatever depends on a product of floats, no integers cast to floats in between.
     """
 
     before_integers: frozenset[str]

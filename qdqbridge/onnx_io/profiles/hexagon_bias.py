@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.profiles.file_view import FileEncoding, FileNode, FileView
+from qdqbridge.onnx_io.profiles.finding import Reason
 
 _MATRIX = 2
 _BIASES = (None, DType.INT32)
@@ -39,6 +40,26 @@ def is_bias(view: FileView, node: FileNode) -> bool:
     """True for the Add of such a unit."""
     made = [view.producer(name) for name in node.inputs if node.op == "Add"]
     return any(m is not None and m.op == "MatMul" and behind_bias(view, m) for m in made)
+
+
+def bias_granularity(view: FileView, node: FileNode) -> Reason | None:
+    """Checks that a stored bias has as many scales as the weight; else it is added wrongly."""
+    if node.op in ("Conv", "ConvTranspose", "Gemm"):
+        name = node.input(2)
+    else:
+        sum_ = bias_sum(view, node) if behind_bias(view, node) else None
+        stored = [n for n in (() if sum_ is None else sum_.inputs) if view.is_constant(n)]
+        name = stored[0] if stored else ""
+    weight, bias = view.dequantized(node.input(1)), view.dequantized(name)
+    if weight is None or bias is None or weight.scale is None or bias.scale is None:
+        return None
+    channels, own = weight.scale.size, bias.scale.size
+    if weight.block_size or (channels == 1) == (own == 1):
+        return None
+    text = (
+        f"the bias '{bias.node.input(0)}' has {own} scale{'s' * (own > 1)}, its weight {channels}"
+    )
+    return Reason(text, (name,))
 
 
 def is_clamped_gemm(view: FileView, sum_: FileNode) -> bool:

@@ -297,12 +297,19 @@ def _float_islands(view: FileView) -> FloatIslands:
                     if not ahead.isdisjoint(node.outputs):
                         ahead.update(node.inputs)
         for node in view.nodes:
-            if node in joins or not behind.isdisjoint(node.inputs):
+            joined = not (behind.isdisjoint(node.inputs) or _casts_integers(view, node))
+            if node in joins or joined:
                 behind.update(node.outputs)
         view.known_float_islands = FloatIslands(
             frozenset(integers), frozenset(muls), frozenset(behind)
         )
     return view.known_float_islands
+
+
+def _casts_integers(view: FileView, node: FileNode) -> bool:
+    """True for a Cast of stored integers: other than behind a DQ, floats begin anew there."""
+    dtype = view.dtype(node.input(0)) if node.op == "Cast" else None
+    return dtype is not None and not dtype.is_float
 
 
 def _conversion(view: FileView, node: FileNode) -> Reason | None:
@@ -411,9 +418,15 @@ def _run_time_scale(view: FileView, node: FileNode) -> Reason | None:
     return Reason(f"its scale '{node.input(1)}' is made while the model runs", (node.output,))
 
 
+_OF_SHAPES = frozenset({"Shape", "Size"})
+"""Operators that read no values."""
+
+
 def _unrounded(view: FileView, node: FileNode) -> Reason | None:
     """Floats made of 8 bits that an operator has made: their rounding may be left out."""
     if node.op in COPIES or is_quantize(node) or is_dequantize(node) or view.quantized(node.output):
+        return None
+    if node.op in _OF_SHAPES:
         return None
     if _clamped(view, node) or behind_bias(view, node):
         return None

@@ -25,6 +25,8 @@ _STEPS = {
     "Reciprocal": 16, "Sqrt": 64, "Softplus": 256,
 }  # fmt: skip
 """How far results of 16 bits were seen from the exact ones, rounded up to a power of 2."""
+_ROUGH_FLOATS = frozenset({"LayerNormalization"})
+"""Operators that are off in floats as well: the others are exact."""
 _PRODUCT_STEPS, _SUM_BITS = 64, 7
 """What every product is off (twice as much of 4 bits), and the bits that it keeps of a sum."""
 _TERMS = 64
@@ -36,6 +38,8 @@ def wide_arithmetic(view: FileView, node: FileNode) -> Reason | None:
     found = view.quantized(node.output) or behind_clamp(view, node) or behind_bias(view, node)
     if is_bias(view, node):
         return None  # said of its product
+    if not (is_of_integers(view, node) or node.op in _ROUGH_FLOATS):
+        return None
     if not found or found[0].dtype is None:
         return None
     if found[0].dtype in _WIDE:
@@ -47,6 +51,12 @@ def wide_arithmetic(view: FileView, node: FileNode) -> Reason | None:
     tensor, number = found[0].node.output, 1 << found[0].dtype.bits
     text = f"'{tensor}' ({found[0].dtype}) is up to {steps} of {number} steps off"
     return Reason(text, (tensor,), steps)
+
+
+def is_of_integers(view: FileView, node: FileNode) -> bool:
+    """True where what is computed with comes from a DQ; else the backend computes in floats."""
+    operands = [name for name in node.inputs if name and not view.is_constant(name)]
+    return all(view.dequantized(name) is not None for name in operands)
 
 
 def behind_clamp(view: FileView, node: FileNode) -> list[FileEncoding]:

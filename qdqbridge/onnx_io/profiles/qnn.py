@@ -13,10 +13,19 @@ import numpy as np
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.profiles.file_view import FileEncoding, FileNode, FileView, is_dequantize
 from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Reason
-from qdqbridge.onnx_io.profiles.hexagon_bias import behind_bias, is_bias, is_clamped_gemm
+from qdqbridge.onnx_io.profiles.hexagon_bias import (
+    behind_bias,
+    bias_granularity,
+    is_bias,
+    is_clamped_gemm,
+)
 from qdqbridge.onnx_io.profiles.hexagon_floats import FLOAT_RULES, is_padded
 from qdqbridge.onnx_io.profiles.hexagon_operators import OPERATOR_RULES
-from qdqbridge.onnx_io.profiles.hexagon_wide import behind_clamp, wide_arithmetic
+from qdqbridge.onnx_io.profiles.hexagon_wide import (
+    behind_clamp,
+    is_of_integers,
+    wide_arithmetic,
+)
 from qdqbridge.onnx_io.profiles.islands import islands_of
 from qdqbridge.onnx_io.profiles.shared_rules import (
     WEIGHTED,
@@ -320,9 +329,11 @@ def _top(found: FileEncoding) -> int:
 
 
 def _fixed_encoding(view: FileView, node: FileNode) -> Reason | None:
-    """Results that lie in [0, 1] or [-1, 1] have encodings of their own."""
+    """Results of integers that lie in [0, 1] or [-1, 1] have encodings of their own."""
     found = view.quantized(node.output)
     if node.op not in _RANGES or not found or found[0].dtype is None:
+        return None
+    if not is_of_integers(view, node):
         return None
     own, tensor = found[0], found[0].node.output
     if node.op == "Softmax" and own.dtype in (DType.UINT8, DType.INT8):
@@ -383,6 +394,9 @@ RULES: tuple[Demand, ...] = (
          "microsoft/onnxruntime#20154", Effect.REFUSED, "use the axis of the output channels"),
     Demand("bias-int32", "Conv, ConvTranspose, Gemm", _bias, "microsoft/onnxruntime#26709",
          Effect.FLOAT, "quantize the bias to int32, scale x * scale w"),
+    Demand("bias-granularity", "Conv, ConvTranspose, Gemm, MatMul with a bias", bias_granularity,
+         f"{_HOST}: up to 255 LSB off", Effect.OTHER,
+         "give the bias one scale where the weight has one, else one for each channel"),
     Demand("no-blocks", "DQ of weights", _no_blocks, "onnxruntime-qnn#650", Effect.FLOAT,
          "use per-channel scales"),
     Demand("whole-node-unit", "float compute between DQ and Q", _node_unit, _DOCS, Effect.FLOAT,
