@@ -25,7 +25,11 @@ PROFILES = {"qnn-htp": "qnn", "openvino": "openvino"}
 
 
 @pytest.mark.parametrize("row", FAULTS, ids=lambda row: row["file"].removesuffix(".onnx"))
-def test_the_fault_is_there_and_the_profile_says_so(row: dict[str, str]) -> None:
+def test_the_fault_is_there_and_the_profile_says_so(
+    row: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # OpenVINO's kernels for AMX do not have one of its faults; those for vectors have all.
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI")
     path = FOLDER / row["file"]
     graph = qdqbridge.load(path)
     data = random_data(graph)
