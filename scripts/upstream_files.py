@@ -601,7 +601,7 @@ FAULTS = (
     ),
     Fault(
         "openvino_conv_of_concat_int8.onnx", "openvino", "wrong",
-        "Concat of int8, Q, DQ, Conv: computed from uint8 that nobody has shifted (not by kernels for AMX)",
+        "Concat of int8, Q, DQ, Conv: computed from uint8 that nobody has shifted (without AMX)",
         signed_concat,
     ),
     Fault(
