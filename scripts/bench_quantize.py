@@ -190,8 +190,10 @@ def by_other(tool: str, python: str, setting: str) -> Callable[[Case, Path], str
     def run(case: Case, out: Path) -> str:
         data, model = out.with_suffix(".npz"), modern(case.path, out.parent)
         np.savez(data, **case.calibration)  # pyright: ignore[reportArgumentType]
-        command = [python, __file__, tool, str(model), str(data), str(out), setting]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        files = [str(path.resolve()) for path in (model, data, out)]
+        command = [python, str(Path(__file__).resolve()), tool, *files, setting]
+        # Quark leaves a table where it runs.
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=out.parent)
         if done.returncode:
             raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr else "failed")
         return done.stdout.strip().splitlines()[-1]

@@ -24,7 +24,8 @@ def amx_of_this_machine() -> tuple[str, ...]:
     """
     if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
         return ()
-    found = tuple(name for flag, name in _FEATURES.items() if flag in _flags())
+    flags = _flags()
+    found = tuple(name for flag, name in _FEATURES.items() if flag in flags)
     if "amx-tile" not in found:
         return ()
     asked = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST, _TILES)

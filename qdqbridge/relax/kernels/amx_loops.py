@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import accumulate
 
 from qdqbridge.qnn.dialect.tir import tirx
@@ -47,62 +48,32 @@ class AmxLoops(DirectLoops):
             r, c = bound(r), bound(c)
             source = origin + r * (d.strides[0] * d.pitch) + c * (d.strides[1] * d.channels)
             pixel = place + r * d.place.row + c * d.place.column
-            self._amx_tile(self._shape, at, (height, width), source, pixel)
+            self._tile(at, (height, width), source, pixel)
 
     def _open_rows(self, at: ChannelTile, origin: Prim, place: Prim, count: Prim) -> None:
-        """Goes over tiles of rows: as high as can be, and then of 32, 16, 8, 4, 2 and 1 rows."""
-        d, shape = self.d, self._shape
+        configure(self._shape)  # smaller tiles were the last ones
+        super()._open_rows(at, origin, place, count)
 
-        def tile(own: AmxShape, row: Prim) -> None:
-            extent = sum(own.heights), 1
-            self._amx_tile(own, at, extent, origin + row * d.pitch, place + row)
-
-        height = sum(shape.heights)
-        whole = bound(count // height)
-        configure(shape)
-        with turns(whole) as i:
-            tile(shape, i * height)
-        first, rest = bound(whole * height), bound(count % height)
-        size = 1 << (height.bit_length() - 1)
-        while size:
-            if size < height:
-                own = AmxShape(shape.heights[: size // ROWS] or (size,), shape.blocks, shape.steps)
-                with turns(rest // size % 2) as i:
-                    configure(own)
-                    tile(own, first + (rest // (2 * size) * (2 * size) + i))
-            size //= 2
-
-    def _amx_tile(
-        self, shape: AmxShape, at: ChannelTile, extent: Pair, source: Prim, place: Prim
-    ) -> None:
+    def _tile(self, at: ChannelTile, extent: Pair, source: Prim, place: Prim) -> None:
         """One tile: begin with the bias, go through the runs, finish, requantize."""
-        d = self.d
+        shape, (down, right) = self._shape_of(extent[0] * extent[1]), self._apart
+        if shape is not self._shape:
+            configure(shape)
         tile = AmxTile(shape, at.blocks, self._room)
-        lane = (at.group * d.blocks + at.block) * d.cpu.lanes
-        tile.begin(self.bias, lane)
-        rows, columns = d.runs
-        step = d.cpu.lanes * d.elements.depth
-        block = d.weights * rows * columns * d.steps * step
-        first = (at.group * d.blocks + at.block) * block
-        down, right = d.strides[0] * d.pitch, d.strides[1] * d.channels
-        many = d.steps // shape.steps
-        with turns(d.weights) as part, turns(rows) as i, turns(columns) as j, turns(many) as k:
-            run = (part * rows + i) * columns + j
-            under = i * (d.dilations[0] * d.pitch) + j * (d.dilations[1] * d.channels)
-            base = source + under + k * (shape.steps * d.elements.depth)
-            weights = first + (run * d.steps + k * shape.steps) * step
+        tile.begin(self.bias, self._lane(at))
+        pitch = down if self.d.result[1] == 1 else right
+        with self._steps(at, source, shape.steps) as (base, weights):
             starts = [base + (y * down + x * right) for y, x in _corners(shape, extent)]
-            packed = [weights + b * block for b in range(at.blocks)]
-            pitch = down if d.result[1] == 1 else right
-            tile.step(self.source, starts, pitch, self.weights, packed)
+            tile.step(self.source, starts, pitch, self.weights, weights)
         tile.finish()
-        channel = at.group * d.group_channels + at.block * d.cpu.lanes
-        pixels = [(i, j) for i in range(extent[0]) for j in range(extent[1])]
-        results = [
-            (place + (y * d.place.row + x * d.place.column)) * d.out_channels + channel
-            for y, x in pixels
-        ]
-        self.writer.write(tile, results, lane, at.tail)
+        self._write(tile, at, extent, place)
+
+    def _shape_of(self, pixels: int) -> AmxShape:
+        """Returns how registers are divided up for a tile: less of them, or lower ones."""
+        shape = self._shape
+        if pixels == sum(shape.heights):
+            return shape
+        return replace(shape, heights=shape.heights[: pixels // ROWS] or (pixels,))
 
 
 def _corners(shape: AmxShape, extent: Pair) -> list[Pair]:

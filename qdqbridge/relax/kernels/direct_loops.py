@@ -12,7 +12,7 @@ from qdqbridge.relax.kernels.geometry import Direct, Pair
 from qdqbridge.relax.kernels.halves import HalvesWriter
 from qdqbridge.relax.kernels.lanes import Buffer, Prim, bound, load
 from qdqbridge.relax.kernels.loops import share, turns, within
-from qdqbridge.relax.kernels.micro import Tile, channel_pieces, most_pixels, parts
+from qdqbridge.relax.kernels.micro import Tile, TileSums, channel_pieces, most_pixels, parts
 from qdqbridge.relax.kernels.plain import PlainWriter
 from qdqbridge.relax.kernels.scaled import ScaledWriter
 from qdqbridge.relax.kernels.staging import stage_rows
@@ -134,7 +134,7 @@ class DirectLoops:
                     self._tile(at, (height, width), source, pixel)
 
     def _open_rows(self, at: ChannelTile, origin: Prim, place: Prim, count: Prim) -> None:
-        """Goes over tiles of rows: as high as can be, and then of 8, 4, 2 and 1 rows."""
+        """Goes over tiles of rows: as high as can be, then of ever smaller powers of two."""
         height = self.d.tile_rows
 
         def tile(row: Prim, rows: int) -> None:
@@ -155,25 +155,59 @@ class DirectLoops:
         """One tile: begin with the bias, go through the runs, requantize."""
         d = self.d
         tile = Tile(d.cpu, extent[0] * extent[1], at.blocks, d.elements)
-        lane = (at.group * d.blocks + at.block) * d.cpu.lanes
         pixels = [(i, j) for i in range(extent[0]) for j in range(extent[1])]
-        steps_of = d.strides[0] * d.pitch, d.strides[1] * d.channels
-        tile.begin(self.bias, lane)
+        down, right = self._apart
+        tile.begin(self.bias, self._lane(at))
+        with self._steps(at, source) as (base, weights):
+            starts = [base + (y * down + x * right) for y, x in pixels]
+            step = d.cpu.lanes * d.elements.depth
+            tile.step(self.source, starts, [load(self.weights, w, step) for w in weights])
+        self._write(tile, at, extent, place)
+
+    @property
+    def _apart(self) -> Pair:
+        """Elements between what two pixels of the result read, below and beside each other."""
+        d = self.d
+        return d.strides[0] * d.pitch, d.strides[1] * d.channels
+
+    def _lane(self, at: ChannelTile) -> Prim:
+        """Returns the first lane of a tile in the bias and the multiplier."""
+        return (at.group * self.d.blocks + at.block) * self.d.cpu.lanes
+
+    @contextmanager
+    def _steps(
+        self, at: ChannelTile, source: Prim, once: int = 1
+    ) -> Generator[tuple[Prim, list[Prim]]]:
+        """Opens the loops over all runs, and over some steps of each at a time.
+
+        Args:
+            at: The output channels.
+            source: Where what the first pixel reads begins.
+            once: How many steps.
+
+        Yields:
+            Where the activations of the first pixel begin, and the weights of every block.
+        """
+        d = self.d
         rows, columns = d.runs
         step = d.cpu.lanes * d.elements.depth
         block = d.weights * rows * columns * d.steps * step
         first = (at.group * d.blocks + at.block) * block
-        with turns(d.weights) as part, turns(rows) as i, turns(columns) as j, turns(d.steps) as k:
+        many = d.steps // once
+        with turns(d.weights) as part, turns(rows) as i, turns(columns) as j, turns(many) as k:
             run = (part * rows + i) * columns + j
             under = i * (d.dilations[0] * d.pitch) + j * (d.dilations[1] * d.channels)
-            base = source + under + k * d.elements.depth
-            starts = [base + (y * steps_of[0] + x * steps_of[1]) for y, x in pixels]
-            weights = first + (run * d.steps + k) * step
-            packed = [load(self.weights, weights + b * block, step) for b in range(at.blocks)]
-            tile.step(self.source, starts, packed)
+            weights = first + (run * d.steps + k * once) * step
+            starts = [weights + b * block for b in range(at.blocks)]
+            yield source + under + k * (once * d.elements.depth), starts
+
+    def _write(self, tile: TileSums, at: ChannelTile, extent: Pair, place: Prim) -> None:
+        """Finishes a tile, whose first pixel is written to ``place``."""
+        d = self.d
         channel = at.group * d.group_channels + at.block * d.cpu.lanes
         results = [
             (place + (y * d.place.row + x * d.place.column)) * d.out_channels + channel
-            for y, x in pixels
+            for y in range(extent[0])
+            for x in range(extent[1])
         ]
-        self.writer.write(tile, results, lane, at.tail)
+        self.writer.write(tile, results, self._lane(at), at.tail)

@@ -38,7 +38,7 @@ def _direct(columns: int, rows: int, channels: int, inner: int, threads: int = 1
 
 
 @pytest.mark.parametrize("channels", [8, 32, 48])
-def test_registers_are_eight_at_most_and_as_large_as_they_can_be(channels: int) -> None:
+def test_registers_are_eight_at_most_and_each_has_one_use(channels: int) -> None:
     for columns in range(3, 150, 7):
         found = _direct(columns, 5, channels, 64).amx
         assert found is not None
