@@ -64,7 +64,7 @@ class Row:
         partitions: In how many pieces it runs.
         lsb: The largest difference on the engine's own operands.
         at: Where that is.
-        equal: Samples with the argmax of the interpreter.
+        equal: Samples with an argmax of the interpreter, which may have several.
         samples: Of how many.
         words: Which operators are left, or why nothing runs.
         rules: The profile's rules that the file breaks, as in the tables of patterns.
@@ -147,10 +147,14 @@ def _random(type_: Any, chance: np.random.Generator) -> Any:
 # ---- one model -------------------------------------------------------------------------------
 
 
-def classes(array: Any) -> Any:
-    """Returns the argmax of each sample of an output."""
-    flat = array.reshape(array.shape[0], -1) if array.ndim > 1 else array.reshape(1, -1)
-    return np.argmax(flat, axis=1)
+def same_classes(meant: Any, found: Any) -> Any:
+    """Returns for each sample whether the argmax is one that was meant: of equal numbers, any."""
+    rows, other = (
+        array.reshape(array.shape[0], -1) if array.ndim > 1 else array.reshape(1, -1)
+        for array in (meant, found)
+    )
+    chosen = np.take_along_axis(rows, np.argmax(other, axis=1)[:, None], axis=1)[:, 0]
+    return (chosen == rows.max(axis=1)) | (np.argmax(rows, axis=1) == np.argmax(other, axis=1))
 
 
 def judged(
@@ -167,7 +171,7 @@ def judged(
             ours, theirs = qdqbridge.evaluate(graph, feed), judge.run(feed, judge.outputs)
             for name, want in ours.items():
                 if want.ndim and want.dtype.kind in "fiu" and want.size:
-                    same = classes(want) == classes(theirs[name])
+                    same = same_classes(want, theirs[name])
                     total, equal = total + same.size, equal + int(same.sum())
         local = qdqbridge.compare(graph, judge, feeds[0], local=True)
     left = Counter(placement.operator for placement in layers if not placement.taken)

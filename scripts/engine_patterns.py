@@ -168,9 +168,8 @@ def misjudged(rows: Iterable[tuple[str, Outcome]]) -> tuple[list[str], list[str]
     for key, outcome in rows:
         if outcome.rules == "no-quantization":
             continue  # what is left of it only moves integers
-        rules = outcome.rules.split()
-        if outcome.right and FLOATS in rules:  # it says that floats are computed, and they are
-            rules.remove(FLOATS)
+        # FLOATS says that floats are computed, not that they are refused or wrong
+        rules = [rule for rule in outcome.rules.split() if rule != FLOATS]
         bounds = [rule.partition("<=")[2] for rule in rules]
         if bounds and all(bounds):  # they say how far results may be off, not that they are
             if outcome.taken != "yes" or int(outcome.lsb) > max(map(int, bounds)):

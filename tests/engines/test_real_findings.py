@@ -5,7 +5,7 @@ Hexagon is the host build of the NPU's backend everywhere: no phone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -194,6 +194,85 @@ def test_a_relu_before_the_quantize_is_wrong_on_hexagon_and_check_says_so(
     assert steps_off("qnn-htp", path) > 100
     assert "clamp-behind-pair" in {finding.rule for finding in check(path, "qnn")}
     assert steps_off("qnn-htp", exported(path, "qnn", tmp_path, {})) < 2.5
+
+
+def wide_product(net: Net) -> str:
+    """A product of two activations of 16 bits."""
+    x, y = (net.fake(name, 5e-5, 32768, np.uint16) for name in ("x", "y"))
+    return net.fake(net.op("MatMul", x, y), 2e-4, 32768, np.uint16)
+
+
+def wide_convolution(net: Net) -> str:
+    """A Conv of 16 bits whose weights are not around zero."""
+    weight = net.constant(
+        np.random.default_rng(0).integers(-128, 128, (6, 4, 3, 3)).astype(np.int8)
+    )
+    real = net.dq(weight, 0.004, 11, np.int8)
+    product = net.op("Conv", net.fake("x", 1e-4, 30000, np.uint16), real, pads=[1, 1, 1, 1])
+    return net.fake(product, 3e-4, 32768, np.uint16)
+
+
+def wide_norm(net: Net) -> str:
+    """A LayerNormalization of 16 bits, its scale int8, its bias float."""
+    gain = net.dq(net.constant(np.arange(-100, 27, 4, dtype=np.int8)), 0.004, -128, np.int8)
+    bias = net.constant(np.linspace(-0.2, 0.3, 32, dtype=np.float32))
+    norm = net.op("LayerNormalization", net.fake("x", 7e-5, 34538, np.uint16), gain, bias)
+    return net.fake(norm, 1e-4, 34000, np.uint16)
+
+
+@pytest.mark.parametrize(
+    ("build", "shapes", "at_least"),
+    [
+        (wide_product, {"x": (1, 4, 8, 16), "y": (1, 4, 16, 8)}, 50),
+        (wide_convolution, {"x": (1, 4, 6, 6)}, 20),
+        (wide_norm, {"x": (1, 8, 32)}, 5),
+    ],
+)
+def test_what_is_rough_in_16_bits_is_written_so_that_hexagon_is_exact(
+    build: Callable[[Net], str],
+    shapes: Mapping[str, tuple[int, ...]],
+    at_least: int,
+    tmp_path: Path,
+) -> None:
+    net, path = Net(21), tmp_path / "wide.onnx"
+    made = net.model([build(net)], list(shapes["x"]))
+    inputs = [onnx.helper.make_tensor_value_info(name, 1, dims) for name, dims in shapes.items()]
+    del made.graph.input[:]
+    made.graph.input.extend(inputs)
+    onnx.save(made, path)
+    chance = np.random.default_rng(1)
+    feeds = {n: chance.normal(size=dims).astype(np.float32) for n, dims in shapes.items()}
+    off = dict[str, int]()
+    for name, file in (("own", path), ("written", exported(path, "qnn", tmp_path, {}))):
+        graph = qdqbridge.load(file)
+        with qdqbridge.open_engine("qnn-htp", file) as judge:
+            assert judge.taken().takes_all
+            off[name] = qdqbridge.compare(graph, judge, feeds, local=True).max_lsb or 0
+    assert off["own"] > at_least
+    assert off["written"] <= 2
+
+
+@pytest.mark.parametrize(("dtype", "zero"), [(np.int8, 5), (np.int16, 5)])
+def test_floats_of_a_signed_input_of_five_axes_are_right_as_they_are_exported(
+    dtype: Any, zero: int, tmp_path: Path
+) -> None:
+    """A Reshape of such floats is half the range off."""
+    net, path, shape = Net(21), tmp_path / "five.onnx", (1, 2, 3, 4, 5)
+    real = net.dq("x", 0.01, zero, dtype)
+    rows = net.op("Reshape", real, net.constant(np.array([6, 20])))
+    y = net.q(net.op("Neg", net.op("Neg", rows)), 0.01, zero, dtype)
+    kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    onnx.save(net.model([y], list(shape), dtype=kind, output_dtype=kind), path)
+    assert "up-to-four-axes" in {finding.rule for finding in check(path, "qnn")}
+    limits = np.iinfo(dtype)
+    x = np.random.default_rng(0).integers(limits.min, limits.max + 1, shape).astype(dtype)
+    off = []
+    for file in (path, exported(path, "qnn", tmp_path, {})):
+        with qdqbridge.open_engine("qnn-htp", file) as judge:
+            found = next(iter(judge.run({"x": x}, judge.outputs).values()))
+        meant = next(iter(qdqbridge.evaluate(qdqbridge.load(file), {"x": x}).values()))
+        off.append(int(np.abs(found.astype(np.int64) - meant.astype(np.int64)).max()))
+    assert off[0] > 100 and off[1] <= 1
 
 
 def test_openvino_reads_every_opset_and_file_format(tmp_path: Path) -> None:

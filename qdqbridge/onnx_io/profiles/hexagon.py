@@ -17,12 +17,13 @@ from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.onnx_io.profiles.erf_steps import erfs_in_steps
 from qdqbridge.onnx_io.profiles.hexagon_axes import as_rows
 from qdqbridge.onnx_io.profiles.hexagon_clamps import kept_clamps
-from qdqbridge.onnx_io.profiles.hexagon_norms import norms_of_channels, quantized_norms
+from qdqbridge.onnx_io.profiles.hexagon_norms import exact_norms, norms_of_channels, quantized_norms
 from qdqbridge.onnx_io.profiles.hexagon_products import (
     channels_of_blocks,
     float_products,
     half_biases,
     whole_bytes,
+    wide_products,
 )
 from qdqbridge.onnx_io.profiles.hexagon_types import (
     converted_interfaces,
@@ -189,7 +190,9 @@ LEGALIZATIONS = (
     Legalization("no-blocks", channels_of_blocks),
     Legalization("narrow-convolution", whole_bytes),
     Legalization("half-bias", half_biases),
+    Legalization("wide-arithmetic", wide_products),
     Legalization("float-products", float_products),
+    Legalization("wide-arithmetic", exact_norms),
     Legalization("instance-norm-parameters", quantized_norms),
     Legalization("instance-norm-parameters", norms_of_channels),
     Legalization("up-to-four-axes", as_rows),

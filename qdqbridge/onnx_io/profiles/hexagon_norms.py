@@ -1,4 +1,4 @@
-"""InstanceNormalization as Hexagon takes it: parameters in 8 and 32 bits, or norms of rows."""
+"""Normalizations as Hexagon takes them, and computes them right: parameters in 8 and 32 bits."""
 
 from __future__ import annotations
 
@@ -49,6 +49,60 @@ def quantized_norms(graph: Graph) -> Iterator[Cost]:
             replace_operand(node, 2, _in_many_bits(bias, half_floats=half_floats))
             if half_floats:
                 yield Cost(node.name, f"its bias is rounded to 1 / {1 << _HALF_FINE} of its range")
+
+
+def exact_norms(graph: Graph) -> Iterator[Cost]:
+    """``LayerNormalization(x, g, b)`` of 16 bits: the scale in uint8, the bias in int32 or none.
+
+    So it is exact; with parameters of other types some 10 of 65,536 steps off.
+    """
+    for node in graph.nodes:
+        x, end = (node.operand(0).quant, node.output.quant) if node.inputs else (None, None)
+        if node.op is not LAYER_NORMALIZATION or x is None or end is None:
+            continue
+        gain, bias = node.optional(1), node.optional(2)
+        wide = (DType.UINT16, DType.INT16)
+        if x.params.storage_dtype not in wide or end.params.storage_dtype not in wide:
+            continue
+        if gain is None or gain.constant is None or (bias is not None and bias.constant is None):
+            continue
+        unsigned = _as_uint8(gain)
+        if unsigned is None or unsigned.quant is None:
+            continue
+        replace_operand(node, 1, unsigned)
+        if bias is not None:
+            scale = x.params.scale.astype(np.float64) * unsigned.quant.params.scale
+            replace_operand(node, 2, _in_units(bias, np.float32(scale)))
+            yield Cost(node.name, "its bias is rounded to int32, in units of scale x * scale g")
+
+
+def _as_uint8(gain: Value) -> Value | None:
+    """Returns a constant as uint8 with one scale, None where it is not exact in 8 bits."""
+    if _needs_eight_bits(gain):
+        gain, off = _in_eight_bits(gain)
+        if off:
+            return None
+    params = None if gain.quant is None else gain.quant.params
+    if params is None or gain.constant is None or not params.per_tensor:
+        return None
+    if params.storage_dtype is DType.UINT8:
+        return gain
+    array = gain.constant.numpy().astype(np.int16) + _HALF_BYTE
+    zero = int(params.zero_point.reshape(-1)[0]) + _HALF_BYTE
+    own = per_tensor(DType.UINT8, params.scale.reshape(-1)[0], zero)
+    return constant(array.astype(np.uint8), own, gain.name)
+
+
+_HALF_BYTE = 128
+
+
+def _in_units(bias: Value, scale: np.float32) -> Value:
+    """Returns a constant as int32 of a scale."""
+    assert bias.constant is not None
+    array = bias.constant.numpy()
+    real = array if bias.quant is None else dequantize(array, bias.quant.params)
+    params = per_tensor(DType.INT32, scale)
+    return constant(quantize(real.astype(np.float32), params), params, bias.name)
 
 
 def norms_of_channels(graph: Graph) -> Iterator[Cost]:

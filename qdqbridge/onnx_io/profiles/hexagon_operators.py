@@ -115,6 +115,9 @@ def _five_axes(view: FileView, node: FileNode) -> Reason | None:
             wrong = any(side is None or side.dtype is not x.dtype for side in sides)
         elif node.op == "Pad":
             wrong = node.attributes.get("mode", b"constant") not in (b"constant", "constant")
+    elif x is not None and node.op in ("Reshape", "Squeeze"):  # floats of a signed input
+        direct = view.producer(x.node.input(0)) is None and not view.is_constant(x.node.input(0))
+        wrong = direct and x.dtype in (DType.INT8, DType.INT16) and not nothing_left(view, node)
     return Reason(f"it has {rank} axes", (node.output,)) if wrong else None
 
 

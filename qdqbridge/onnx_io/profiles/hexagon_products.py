@@ -15,7 +15,7 @@ from qdqbridge.graph.graph import NO_ORIGIN, Graph, Node, Value
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Flow
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import QuantType
+from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.graph.weights import geometry_of
 from qdqbridge.onnx_io.profiles.legalization import (
     Cost,
@@ -23,10 +23,10 @@ from qdqbridge.onnx_io.profiles.legalization import (
     replace_operand,
 )
 from qdqbridge.ops.attributes import PadAttrs
-from qdqbridge.ops.build import constant, dequantized, result
+from qdqbridge.ops.build import constant, dequantized, quantized, result, retyped
 from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
-from qdqbridge.ops.matmul import DENSE, GEMM
+from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
 from qdqbridge.ops.normalization import BATCH_NORMALIZATION
 from qdqbridge.ops.selection import PAD
 from qdqbridge.ops.table import BY_NAME
@@ -125,6 +125,58 @@ def _negated_twice(real: Value) -> Value:
     for _ in range(2):
         real = result(neg, NO_ATTRIBUTES, [real], real.type, NO_ORIGIN, f"{name}_negated")
     return real
+
+
+def wide_products(graph: Graph) -> Iterator[Cost]:
+    """``Conv(x, w) -> quantize(Conv(dequantize(x), w))`` of 16 bits, where little is kept of a sum.
+
+    Of two activations, and of weights whose zero point is not the middle of their type, the backend
+    keeps 7 bits of a typical sum; of floats it keeps all.
+    """
+    for node in graph.nodes:
+        quant = node.output.quant
+        if quant is None or not _keeps_little(node):
+            continue
+        dtype, name = quant.params.expressed_dtype, node.output.name
+        real = _negated_twice(dequantized(node.operand(0), dtype, name=f"{name}_operand"))
+        operands: list[Value | None] = [real]
+        for value in node.inputs[1:]:
+            constant_operand = value is not None and value.is_constant and value.quant is not None
+            operands.append(_as_floats(value, dtype) if value and constant_operand else value)
+        weight = operands[1]
+        if weight is not None and weight.quant is not None:
+            operands[1] = _negated_twice(dequantized(weight, dtype, name=f"{name}_weight"))
+        type_ = TensorType(dtype, node.output.type.shape)
+        inside = retyped(node, operands, type_, f"{name}_real")
+        put(graph, node, quantized(inside, quant.params, node.origin, name))
+        yield Cost(node.name, _IN_FLOATS)
+
+
+_IN_FLOATS = (
+    "it is computed in floats: exactly by the host build of the backend, with 11 bits by an NPU, "
+    "where integers keep 7 bits of a typical sum"
+)
+
+
+_OPERAND_AND_RESULT = 2
+
+
+def _keeps_little(node: Node) -> bool:
+    """True for a product of 16 bits whose weights are no integers around zero."""
+    if node.op not in (CONV, CONV_TRANSPOSE, DENSE, GEMM, MATMUL):
+        return False
+    x, weight = node.operand(0), node.operand(1)
+    sides = [v.quant.params for v in (x, node.output) if v.quant is not None]
+    wide = [p for p in sides if p.per_tensor and p.storage_dtype in (DType.UINT16, DType.INT16)]
+    if len(wide) < _OPERAND_AND_RESULT or x.is_constant:
+        return False
+    if weight.quant is None:
+        return weight.is_constant
+    params = weight.quant.params
+    if params.storage_dtype in (DType.UINT16, DType.INT16):
+        return not weight.is_constant and params.per_tensor
+    middle = (int(params.storage_dtype.qmin) + int(params.storage_dtype.qmax) + 1) // 2
+    return weight.is_constant and bool((params.zero_point != middle).any())
 
 
 def channels_of_blocks(graph: Graph) -> Iterator[Cost]:

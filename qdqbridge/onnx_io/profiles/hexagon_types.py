@@ -22,7 +22,7 @@ from qdqbridge.onnx_io.profiles.legalization import (
 )
 from qdqbridge.ops.attributes import ReshapeAttrs
 from qdqbridge.ops.build import requantized, result
-from qdqbridge.ops.conversion import REQUANTIZE
+from qdqbridge.ops.conversion import DEQUANTIZE, REQUANTIZE
 from qdqbridge.ops.data_movement import FLATTEN, RESHAPE, SQUEEZE, TRANSPOSE
 from qdqbridge.ops.elementwise import CONCAT, DIV
 from qdqbridge.ops.selection import PAD
@@ -41,7 +41,7 @@ def unsigned_types(graph: Graph) -> tuple[DType, ...]:
     is computed of it.
     """
     stored = {v.quant.params.storage_dtype for v in graph.values() if v.quant and not v.is_constant}
-    wide = (DType.INT16,) if DType.INT16 in stored and any(map(_computes, graph.nodes)) else ()
+    wide = (DType.INT16,) if DType.INT16 in stored and any(map(_wants_uint16, graph.nodes)) else ()
     mixed = {DType.INT8, DType.UINT8} <= stored
     return (*wide, DType.INT8) if mixed or any(map(_wants_uint8, graph.nodes)) else wide
 
@@ -98,6 +98,10 @@ def converted_rows(graph: Graph) -> Iterator[Cost]:
     yield from ()
 
 
+def _wants_uint16(node: Node) -> bool:
+    return _computes(node) or _moves_wrongly(node)
+
+
 def _wants_uint8(node: Node) -> bool:
     x = node.operand(0).quant if node.inputs and node.inputs[0] is not None else None
     if x is None or x.params.storage_dtype is not DType.INT8:
@@ -117,6 +121,8 @@ def _moves_wrongly(node: Node) -> bool:
     if len(node.operand(0).type.shape or ()) <= MOST_AXES:
         return False
     moved = node.op in (RESHAPE, FLATTEN, SQUEEZE) and enters(node.operand(0))
+    if node.op is DEQUANTIZE and enters(node.operand(0)):
+        moved = any(user.op in (RESHAPE, FLATTEN, SQUEEZE) for user, _ in node.output.users)
     return moved or (node.op is CONCAT and _of_two_scales(node))
 
 
@@ -129,7 +135,8 @@ def _unsigned_inside(graph: Graph, dtype: DType) -> None:
     """Puts a conversion behind inputs and before outputs of a type."""
     editor = Editor(graph)
     for value in graph.inputs:
-        if _stored(value, dtype) and not all(_converts(node) for node, _ in value.users):
+        reads = [node for node, _ in value.users]
+        if _stored(value, dtype) and not all(_converts(n) and not _moves_wrongly(n) for n in reads):
             reading, inside = list(value.users), _converted(value)
             for node, index in reading:
                 replace_operand(node, index, inside)

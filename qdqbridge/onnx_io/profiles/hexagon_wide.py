@@ -9,15 +9,18 @@ root of the number of terms. Products of 8 bits with results of 16 are exact.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.profiles.file_view import FileEncoding, FileNode, FileView
 from qdqbridge.onnx_io.profiles.finding import Reason
-from qdqbridge.onnx_io.profiles.hexagon_bias import behind_bias, is_bias
+from qdqbridge.onnx_io.profiles.hexagon_bias import behind_bias, bias_sum, is_bias
 from qdqbridge.onnx_io.profiles.shared_rules import WEIGHTED
 
+Array = NDArray[Any]
 _WIDE = (DType.INT16, DType.UINT16)
 _STEPS = {
     "Gelu": 32, "Softmax": 16, "LayerNormalization": 64, "Div": 32, "Sigmoid": 8, "Tanh": 8,
@@ -36,11 +39,13 @@ _TERMS = 64
 def wide_arithmetic(view: FileView, node: FileNode) -> Reason | None:
     """Returns how far a result of 16 bits may be off; see :class:`Demand`."""
     found = view.quantized(node.output) or behind_clamp(view, node) or behind_bias(view, node)
+    sum_ = bias_sum(view, node)
+    found = found or ([] if sum_ is None else behind_clamp(view, sum_))
     if is_bias(view, node):
         return None  # said of its product
     if not (is_of_integers(view, node) or node.op in _ROUGH_FLOATS):
         return None
-    if not found or found[0].dtype is None:
+    if not found or found[0].dtype is None or _exact_norm(view, node):
         return None
     if found[0].dtype in _WIDE:
         steps = _of_product(view, node, found[0]) if node.op in WEIGHTED else _STEPS.get(node.op)
@@ -51,6 +56,15 @@ def wide_arithmetic(view: FileView, node: FileNode) -> Reason | None:
     tensor, number = found[0].node.output, 1 << found[0].dtype.bits
     text = f"'{tensor}' ({found[0].dtype}) is up to {steps} of {number} steps off"
     return Reason(text, (tensor,), steps)
+
+
+def _exact_norm(view: FileView, node: FileNode) -> bool:
+    """True for a LayerNormalization of integers with a scale of uint8, and no bias or int32."""
+    if node.op != "LayerNormalization" or not is_of_integers(view, node):
+        return False
+    gain, bias = (view.dequantized(node.input(index)) for index in (1, 2))
+    whole = not node.input(2) or (bias is not None and bias.dtype is DType.INT32)
+    return whole and gain is not None and gain.dtype is DType.UINT8
 
 
 def is_of_integers(view: FileView, node: FileNode) -> bool:
@@ -100,10 +114,12 @@ _MIDDLE, _FEW = 128, 8
 
 def _typical_sum(view: FileView, node: FileNode, x: FileEncoding) -> float | None:
     """Returns a sum of products of the largest operands, signs at random, in real units."""
-    other = view.dequantized(node.input(1))
-    if other is None or other.dtype is None or other.scale is None:
+    other, largest = view.dequantized(node.input(1)), _largest(x)
+    if other is None:
+        return _sum_of_floats(view, node, largest)
+    if other.dtype is None or other.scale is None:
         return None
-    stored, largest = other.node.input(0), _largest(x)
+    stored = other.node.input(0)
     array = view.constant(stored) if view.is_constant(stored) else None
     middle = (int(other.dtype.qmin) + int(other.dtype.qmax) + 1) // 2
     zeros = np.zeros(1) if other.zero_point is None else other.zero_point.astype(np.int64)
@@ -113,12 +129,28 @@ def _typical_sum(view: FileView, node: FileNode, x: FileEncoding) -> float | Non
         shape = view.shape(stored) or view.shape(node.input(1)) or ()
         terms = shape[-2] if len(shape) > 1 and isinstance(shape[-2], int) else _TERMS
         return largest * _largest(other) * math.sqrt(terms)
-    axis = {"Conv": 0, "ConvTranspose": 1}.get(node.op, array.ndim - 1)
-    axis = 0 if node.attributes.get("transB", 0) else axis
-    rows = np.moveaxis(array.astype(np.float64) - middle, axis, 0)
-    norms = np.sqrt((rows.reshape(len(rows), -1) ** 2).sum(axis=1))
+    norms = _norms(node, array.astype(np.float64) - middle)
     along = other.scale.reshape(-1) if other.scale.size == len(norms) else other.scale.max()
     return largest * float((norms * along).max(initial=0))
+
+
+def _sum_of_floats(view: FileView, node: FileNode, largest: float) -> float | None:
+    """Returns it for weights in floats, which the backend quantizes, their zero point anywhere."""
+    weight = view.constant(node.input(1))
+    if weight is None or weight.ndim < _MATRIX:
+        return None
+    return largest * float(_norms(node, weight.astype(np.float64)).max(initial=0))
+
+
+_MATRIX = 2
+
+
+def _norms(node: FileNode, weight: Array) -> Array:
+    """Returns the root of the sum of squares for each result channel."""
+    axis = {"Conv": 0, "ConvTranspose": 1}.get(node.op, weight.ndim - 1)
+    axis = 0 if node.attributes.get("transB", 0) else axis
+    rows = np.moveaxis(weight, axis, 0)
+    return np.sqrt((rows.reshape(len(rows), -1) ** 2).sum(axis=1))
 
 
 def _largest(side: FileEncoding) -> float:

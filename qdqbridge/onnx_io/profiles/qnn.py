@@ -216,7 +216,7 @@ def _nothing_left(view: FileView, made: FileNode, result: FileEncoding) -> bool:
 
 
 def _norm(view: FileView, node: FileNode) -> Reason | None:
-    """A norm whose gain is int8 wants a bias of 8 bits or of floats; int32 it takes for neither."""
+    """A norm whose gain is not uint8 wants a bias of 8 bits or of floats, and not none."""
     if node.op != "LayerNormalization":
         return None
     axis, rank = int(node.attributes.get("axis", -1)), view.rank(node.input(0))
@@ -225,11 +225,11 @@ def _norm(view: FileView, node: FileNode) -> Reason | None:
     gain, bias = (view.dequantized(node.input(index)) for index in (1, 2))
     if gain is not None and gain.dtype is DType.INT32:
         return Reason(f"its scale '{gain.node.input(0)}' is int32", (gain.node.input(0),))
-    signed = gain is not None and gain.dtype is DType.INT8
-    if bias is not None and bias.dtype is DType.INT32 and (signed or gain is None):
+    other = gain is not None and gain.dtype in (DType.INT8, *_WIDE)
+    if bias is not None and bias.dtype is DType.INT32 and (other or gain is None):
         return Reason(f"its bias '{bias.node.input(0)}' is int32", (bias.node.input(0),))
-    if signed and not node.input(2):
-        return Reason("its scale is int8, and it has no bias", (node.input(1),))
+    if other and gain is not None and not node.input(2):
+        return Reason(f"its scale is {gain.dtype}, and it has no bias", (node.input(1),))
     return None
 
 
