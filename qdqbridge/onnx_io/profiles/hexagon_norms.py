@@ -71,7 +71,7 @@ def exact_norms(graph: Graph) -> Iterator[Cost]:
             continue
         replace_operand(node, 1, unsigned)
         if bias is not None:
-            scale = x.params.scale.astype(np.float64) * unsigned.quant.params.scale
+            scale = float(x.params.scale.reshape(-1)[0]) * float(unsigned.quant.params.scale)
             replace_operand(node, 2, _in_units(bias, np.float32(scale)))
             yield Cost(node.name, "its bias is rounded to int32, in units of scale x * scale g")
 
