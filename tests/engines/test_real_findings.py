@@ -275,6 +275,39 @@ def test_floats_of_a_signed_input_of_five_axes_are_right_as_they_are_exported(
     assert off[0] > 100 and off[1] <= 1
 
 
+def dynamic_product(net: Net, form: str) -> list[str]:
+    """A product of dynamic quantization, as onnxruntime's tool writes it or otherwise."""
+    codes = net.op("DynamicQuantizeLinear", "x", results=3)
+    scale, zero = f"{codes}_1", f"{codes}_2"
+    chance = np.random.default_rng(0)
+    weight = net.constant(chance.integers(-100, 101, (8, 4, 3, 3)).astype(np.int8))
+    total = net.op("ConvInteger", codes, weight, *([] if form == "no zero point" else [zero]))
+    column = (8, 1, 1) if form == "bias of three axes" else (1, 8, 1, 1)
+    bias = net.constant(np.linspace(-1, 1, 8, dtype=np.float32).reshape(column))
+    factor = net.op("Mul", scale, net.constant(np.array(0.01, np.float32)))
+    result = net.op("Add", net.op("Mul", net.op("Cast", total, to=1), factor), bias)
+    return [result, scale] if form == "scale read" else [result]
+
+
+@pytest.mark.parametrize("form", ["tool", "no zero point", "bias of three axes", "scale read"])
+def test_dynamic_products_are_left_or_not_rounded_on_hexagon_and_check_says_which(
+    form: str, tmp_path: Path
+) -> None:
+    net, path = Net(21), tmp_path / "dynamic.onnx"
+    onnx.save(net.model(dynamic_product(net, form), [1, 4, 6, 6]), path)
+    x = np.random.default_rng(1).normal(size=(1, 4, 6, 6)).astype(np.float32)
+    meant = qdqbridge.evaluate(qdqbridge.load(path), {"x": x})
+    with qdqbridge.open_engine("qnn-htp", path) as judge:
+        found, left = judge.run({"x": x}, judge.outputs), judge.taken().left
+    name = judge.outputs[0]
+    off = float(np.abs(found[name] - meant[name]).max() / np.abs(meant[name]).max())
+    rules = {finding.rule for finding in check(path, "qnn")}
+    assert rules == {"unrounded-activations" if form == "tool" else "static-quantization"}
+    assert bool(left) == (form != "tool")
+    # left to the CPU it is what the file means, but for the order of a float sum
+    assert 1e-3 < off < 0.02 if form == "tool" else off < 1e-5
+
+
 def test_openvino_reads_every_opset_and_file_format(tmp_path: Path) -> None:
     path = alone(tmp_path, np.uint8, 128, product=True)
     model = onnx.load(path)

@@ -19,6 +19,7 @@ from qdqbridge.onnx_io.profiles.file_view import (
 from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Reason
 from qdqbridge.onnx_io.profiles.hexagon_bias import behind_bias
 from qdqbridge.onnx_io.profiles.hexagon_clamps import lost_clamp, nothing_left
+from qdqbridge.onnx_io.profiles.hexagon_dynamic import only_dequantized
 from qdqbridge.onnx_io.profiles.hexagon_operators import MOST_AXES
 from qdqbridge.onnx_io.profiles.islands import COPIES
 from qdqbridge.onnx_io.profiles.shared_rules import WEIGHTED
@@ -414,6 +415,9 @@ _WINDOWS = _IMAGES | {"MaxPool", "AveragePool", "Pad"}
 def _run_time_scale(view: FileView, node: FileNode) -> Reason | None:
     converts = is_quantize(node) or is_dequantize(node)
     if not converts or view.is_constant(node.input(1)):
+        return None
+    made = view.producer(node.input(0))
+    if made is not None and only_dequantized(view, made):
         return None
     return Reason(f"its scale '{node.input(1)}' is made while the model runs", (node.output,))
 

@@ -19,6 +19,7 @@ from qdqbridge.onnx_io.profiles.hexagon_bias import (
     is_bias,
     is_clamped_gemm,
 )
+from qdqbridge.onnx_io.profiles.hexagon_dynamic import DYNAMIC_RULES
 from qdqbridge.onnx_io.profiles.hexagon_floats import FLOAT_RULES, is_padded
 from qdqbridge.onnx_io.profiles.hexagon_operators import OPERATOR_RULES
 from qdqbridge.onnx_io.profiles.hexagon_wide import (
@@ -36,7 +37,6 @@ from qdqbridge.onnx_io.profiles.shared_rules import (
     fixed_shapes,
     is_parameter,
     per_tensor_activations,
-    quantized_while_running,
     storage,
     stored_tensor,
     weight_axis,
@@ -421,9 +421,7 @@ RULES: tuple[Demand, ...] = (
          "leave it to what stands before or behind"),
     Demand("wide-arithmetic", "results of 16 bits, MatMul of two of uint8", wide_arithmetic,
          _HOST, Effect.OTHER, "expect such differences, or use 8 bits"),
-    Demand("static-quantization", "DynamicQuantizeLinear, MatMulInteger, ConvInteger",
-         quantized_while_running, _HOST, Effect.ELSEWHERE,
-         "give fixed parameters: export --data x.npz"),
+    *DYNAMIC_RULES,
     *OPERATOR_RULES,
     *FLOAT_RULES,
 )  # fmt: skip

@@ -95,10 +95,11 @@ def onnx_domain(view: FileView, node: FileNode) -> Reason | None:
 def quantized_while_running(view: FileView, node: FileNode) -> Reason | None:
     """Checks that no parameters and no products of these are computed at run time."""
     del view
-    return Reason("it quantizes while the model runs") if node.op in _RUNNING else None
+    return Reason("it quantizes while the model runs") if node.op in RUNNING else None
 
 
-_RUNNING = frozenset({"DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"})
+RUNNING = frozenset({"DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"})
+"""Operators of dynamic quantization."""
 
 
 def explicit_zero_point(view: FileView, node: FileNode) -> Reason | None:

@@ -106,16 +106,16 @@ def _weight(writer: RowWriter, w: Value) -> tuple[str, str, tuple[str, tuple[int
 
 
 def _added(writer: RowWriter, bias: Value, node: Node, target: str) -> str:
-    """Returns the tensor of a bias, along the channels of an image where it is one."""
+    """Returns the tensor of a bias, of an image of as many axes, as Hexagon wants it."""
     if node.op is not DYNAMIC_CONV:
         return writer.real(bias, DType.FLOAT32)
-    column = (-1, *_pixel(node.operand(1)))
+    column = (1, -1, *_pixel(node.operand(1)))
     if bias.constant is not None:
         return writer.array(bias.constant.numpy().reshape(column), f"{target}_bias")
     shape = writer.array(np.array(column, np.int64), f"{target}_shape")
     channels = None if bias.type.shape is None else bias.type.shape[0]
     behind = _pixel(node.operand(1))
-    type_ = TensorType(DType.FLOAT32, None if channels is None else (channels, *behind))
+    type_ = TensorType(DType.FLOAT32, None if channels is None else (1, channels, *behind))
     name = writer.free.take(f"{target}_bias")
     return writer.row("Reshape", [writer.real(bias, DType.FLOAT32), shape], name, type_)
 
@@ -125,7 +125,7 @@ def _kernel(writer: RowWriter, w: Value) -> tuple[str, str, tuple[str, tuple[int
     assert w.constant is not None and w.quant is not None
     params, name = w.quant.params, writer.tensors.of(w)
     base, scale = stem(name), params.scale.astype(np.float32)
-    scale = scale.reshape(-1, *_pixel(w)) if scale.ndim else scale
+    scale = scale.reshape(1, -1, *_pixel(w)) if scale.ndim else scale
     points = params.zero_point.reshape(-1)
     if (points != points[0]).any():
         raise UnsupportedTargetError(
