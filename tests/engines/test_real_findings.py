@@ -6,6 +6,7 @@ Hexagon is the host build of the NPU's backend everywhere: no phone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -306,6 +307,60 @@ def test_dynamic_products_are_left_or_not_rounded_on_hexagon_and_check_says_whic
     assert bool(left) == (form != "tool")
     # left to the CPU it is what the file means, but for the order of a float sum
     assert 1e-3 < off < 0.02 if form == "tool" else off < 1e-5
+
+
+def matrix(net: Net, *, ratio: float = 1.0, weight: str = "int8", act: Any = np.uint8) -> str:
+    """A product of channels with a bias whose scale is ``ratio`` times what it should be."""
+    scale, chance = np.linspace(0.002, 0.01, 8), np.random.default_rng(0)
+    codes, dtype, zero = chance.integers(-127, 128, (16, 8)), np.int8, 0
+    if weight != "int8":
+        codes, dtype, zero = codes + 128, np.uint8, int(weight)
+    real = net.dq(net.constant(codes.astype(dtype)), scale, zero, dtype, axis=1)
+    bias = np.rint(chance.normal(size=8) / (scale * 0.02 * ratio)).astype(np.int32)
+    stored = net.dq(net.constant(bias), scale * 0.02 * ratio, 0, np.int32, axis=0)
+    y = (0.1, 0 if act is np.int8 else 128, act)
+    return net.fake(net.op("Gemm", net.fake("x", 0.02, 5, act), real, stored), *y)
+
+
+def clipped_codes(net: Net) -> str:
+    """A Clip of stored integers to what they can be."""
+    codes = net.q("x", 0.02, 120)
+    whole = [net.constant(np.array(end, np.uint8)) for end in (0, 255)]
+    return net.dq(net.op("Clip", codes, *whole), 0.02, 120)
+
+
+def shared_scales(net: Net) -> str:
+    """A sum with numbers that have a scale for each column."""
+    codes = net.constant(np.arange(-8, 8, dtype=np.int8).reshape(1, 16))
+    real = net.dq(codes, np.linspace(0.01, 0.05, 16), 0, np.int8, axis=1)
+    return net.fake(net.op("Add", net.fake("x", 0.02, 120), real), 0.05, 120)
+
+
+@pytest.mark.parametrize(
+    ("build", "rule", "fine"),
+    [
+        (matrix, "", True),
+        (partial(matrix, ratio=0.5), "bias-int32", False),
+        (partial(matrix, weight="128"), "", True),
+        (partial(matrix, weight="120"), "symmetric-per-channel", False),
+        (partial(matrix, weight="128", act=np.int8), "unsigned", False),
+        (clipped_codes, "stored-operands", False),
+        (shared_scales, "lone-channels", False),
+    ],
+)
+def test_check_names_what_hexagon_leaves_or_computes_wrongly(
+    build: Callable[[Net], str], rule: str, *, fine: bool, tmp_path: Path
+) -> None:
+    net, path = Net(21), tmp_path / "unit.onnx"
+    onnx.save(net.model([build(net)], [4, 16]), path)
+    rules = {finding.rule for finding in check(path, "qnn")}
+    assert rules == ({rule} if rule else set())
+    x = np.random.default_rng(1).normal(size=(4, 16)).astype(np.float32)
+    graph = qdqbridge.load(path)
+    with qdqbridge.open_engine("qnn-htp", path) as judge:
+        taken = judge.taken().takes_all
+        off = qdqbridge.compare(graph, judge, {"x": x}, local=True).max_lsb or 0
+    assert (taken and off <= 2) == fine
 
 
 def test_openvino_reads_every_opset_and_file_format(tmp_path: Path) -> None:

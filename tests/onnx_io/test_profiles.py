@@ -67,6 +67,15 @@ def uneven_bias(net: Net) -> str:
     return conv(net, weight=net.weight(4, 4, 3, 3, axis=0), bias=bias)
 
 
+def uneven_scales(net: Net) -> str:
+    """A matrix of channels beside a bias of twice their scales."""
+    weight = net.dq(net.constant(np.ones((6, 4), S8)), np.linspace(0.1, 0.4, 4), 0, S8, axis=1)
+    scale = 2 * X[0] * np.linspace(0.1, 0.4, 4)
+    bias = net.dq(net.constant(np.ones(4, np.int32)), scale, 0, S32, axis=0)
+    rows = net.op("Reshape", "x", net.constant(np.array([-1, 6])))
+    return net.fake(net.op("Gemm", net.fake(rows, *X), weight, bias), *Y)
+
+
 def per_channel_activation(net: Net) -> str:
     scale = net.constant(np.full(4, 0.1, np.float32))
     zero = net.constant(np.zeros(4, U8))
@@ -236,7 +245,7 @@ BROKEN: dict[str, tuple[str, str, Callable[[Net], str]]] = {
     "qnn_channels": ("qnn", "symmetric-per-channel", asymmetric_channels),
     "qnn_activation": ("qnn", "per-tensor-activations", per_channel_activation),
     "qnn_axis": ("qnn", "weight-axis", lambda n: transposed(n, 0)),
-    "qnn_bias_scale": ("qnn", "bias-int32", lambda n: with_bias(n, 2.0)),
+    "qnn_bias_scale": ("qnn", "bias-int32", uneven_scales),
     "qnn_bias_of_one_scale": ("qnn", "bias-granularity", uneven_bias),
     "qnn_float_result": ("qnn", "whole-node-unit", lambda n: conv(n, y=None)),
     "qnn_storage": (
@@ -408,6 +417,10 @@ def test_scales_that_are_no_scales(profile: str, number: float, tmp_path: Path) 
 def test_biases_without_a_usable_scale(profile: str, ratio: float, tmp_path: Path) -> None:
     found = findings(lambda n: with_bias(n, ratio), tmp_path, profile)
     assert "bias-int32" in rules(found)
+
+
+def test_hexagon_takes_a_bias_of_another_scale_beside_a_convolution(tmp_path: Path) -> None:
+    assert "bias-int32" not in rules(findings(lambda n: with_bias(n, 2.0), tmp_path, "qnn"))
 
 
 def test_a_custom_domain_is_refused(tmp_path: Path) -> None:

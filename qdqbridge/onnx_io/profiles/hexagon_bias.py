@@ -42,14 +42,17 @@ def is_bias(view: FileView, node: FileNode) -> bool:
     return any(m is not None and m.op == "MatMul" and behind_bias(view, m) for m in made)
 
 
+def stored_bias(view: FileView, node: FileNode) -> str:
+    """Returns the tensor of a product's bias, empty where there is none."""
+    if node.op in ("Conv", "ConvTranspose", "Gemm"):
+        return node.input(2)
+    sum_ = bias_sum(view, node) if behind_bias(view, node) else None
+    return next((n for n in (() if sum_ is None else sum_.inputs) if view.is_constant(n)), "")
+
+
 def bias_granularity(view: FileView, node: FileNode) -> Reason | None:
     """Checks that a stored bias has as many scales as the weight; else it is added wrongly."""
-    if node.op in ("Conv", "ConvTranspose", "Gemm"):
-        name = node.input(2)
-    else:
-        sum_ = bias_sum(view, node) if behind_bias(view, node) else None
-        stored = [n for n in (() if sum_ is None else sum_.inputs) if view.is_constant(n)]
-        name = stored[0] if stored else ""
+    name = stored_bias(view, node)
     weight, bias = view.dequantized(node.input(1)), view.dequantized(name)
     if weight is None or bias is None or weight.scale is None or bias.scale is None:
         return None

@@ -1,10 +1,11 @@
 """Dynamic quantization on Hexagon: left to the CPU, or computed in floats that are not rounded.
 
-onnxruntime's QNN provider knows one chain: a DynamicQuantizeLinear for one product with a constant
-weight, a Cast, and a Mul with the product of both scales; an Add behind, if it alone follows, has
-to be a bias. It makes a product of floats of that, whose activations nobody rounds: 2e-7 from the
-float product, and up to 1 % of the largest result from what the file means (onnxruntime-qnn 2.7.0,
-host build). Of zero points per channel it takes one.
+onnxruntime's QNN provider knows one chain: a DynamicQuantizeLinear for products with constant
+weights, a Cast, and a Mul with the product of both scales; an Add behind, if it alone follows, has
+to be a bias. Where one product is otherwise, none is taken, or the file does not load. It makes
+products of floats of them, whose activations nobody rounds: 2e-7 from the float product, and up to
+1 % of the largest result from what the file means (onnxruntime-qnn 2.7.0, host build). Of zero
+points per channel it takes one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _STEPS = 4
 
 
 def _left(view: FileView, node: FileNode) -> Reason | None:
-    if node.op not in RUNNING or _product_of(view, node) is not None:
+    if node.op not in RUNNING or _fused(view, node):
         return None
     if only_dequantized(view, node):
         return None
@@ -37,7 +38,7 @@ def _unrounded(view: FileView, node: FileNode) -> Reason | None:
     if node.op == "DynamicQuantizeLinear":
         rounds = only_dequantized(view, node)
     else:
-        rounds = _product_of(view, node) is node
+        rounds = node.op in RUNNING and _fused(view, node)
     if not rounds:
         return None
     points = view.constant(node.input(_WEIGHT_ZERO)) if node.input(_WEIGHT_ZERO) else None
@@ -56,29 +57,37 @@ def only_dequantized(view: FileView, node: FileNode) -> bool:
     return same and view.outputs.isdisjoint(node.outputs)
 
 
-def _product_of(view: FileView, node: FileNode) -> FileNode | None:
-    """Returns the product of the chain that a node is part of."""
-    if node.op == "DynamicQuantizeLinear":
-        readers = view.consumers(node.output)
-        return _product_of(view, readers[0][0]) if len(readers) == 1 else None
-    if node.op not in ("MatMulInteger", "ConvInteger") or not view.is_constant(node.input(_WEIGHT)):
-        return None
-    made = view.producer(node.input(_CODES))
+def _fused(view: FileView, node: FileNode) -> bool:
+    """True for a DynamicQuantizeLinear all of whose readers are such products, and for these."""
+    made = view.producer(node.input(_CODES)) if node.op != "DynamicQuantizeLinear" else node
     if made is None or made.op != "DynamicQuantizeLinear":
+        return False
+    products = [reader for reader, _ in view.consumers(made.output)]
+    factors = {reader.name for reader, _ in view.consumers(made.outputs[_SCALE])}
+    known = [_factor(view, product, made) for product in products]
+    if not products or None in known or factors != {f.name for f in known if f is not None}:
+        return False
+    zeros = [reader for reader, _ in view.consumers(made.outputs[_ZERO])]
+    return view.outputs.isdisjoint(made.outputs) and all(zero in products for zero in zeros)
+
+
+def _factor(view: FileView, node: FileNode, made: FileNode) -> FileNode | None:
+    """Returns the Mul of both scales, where a product of codes is one that the provider knows."""
+    if node.op not in ("MatMulInteger", "ConvInteger") or not view.is_constant(node.input(_WEIGHT)):
         return None
     if node.input(_CODES) != made.output or node.input(_ZERO) != made.outputs[_ZERO]:
         return None
-    if any(_reader(view, name) is None for name in made.outputs):
-        return None
     cast = _reader(view, node.output)
     product = None if cast is None or cast.op != "Cast" else _reader(view, cast.output)
-    factor = _reader(view, made.outputs[_SCALE])
-    if product is None or factor is None or product.op != "Mul" or factor.op != "Mul":
+    if product is None or product.op != "Mul" or view.dtype(product.output) is DType.FLOAT16:
         return None
-    if _reader(view, factor.output) is not product or view.dtype(product.output) is DType.FLOAT16:
+    factors = [view.producer(name) for name in product.inputs]
+    factor = next((f for f in factors if f and made.outputs[_SCALE] in f.inputs), None)
+    if factor is None or factor.op != "Mul" or _reader(view, factor.output) is not product:
         return None
     scales = [name for name in factor.inputs if view.is_constant(name)]
-    return node if scales and _fits(view, node, scales[0]) and _added(view, node, product) else None
+    known = scales and _fits(view, node, scales[0]) and _added(view, node, product)
+    return factor if known else None
 
 
 def _reader(view: FileView, name: str) -> FileNode | None:

@@ -441,8 +441,13 @@ def _unrounded(view: FileView, node: FileNode) -> Reason | None:
         made = view.producer(own.node.input(0))
         if made is not None and is_quantize(made) and view.producer(made.input(0)) is not None:
             tensor = own.node.input(0)
-            return Reason(f"it reads '{tensor}' ({own.dtype}) in floats", (tensor,))
+            text = f"it reads '{tensor}' ({own.dtype}) in floats, which may not be rounded"
+            return Reason(text, (tensor,), _UNROUNDED_STEPS)
     return None
+
+
+_UNROUNDED_STEPS = 16
+"""How far results of floats that are not rounded were off, up to a power of 2."""
 
 
 def _round(view: FileView, node: FileNode) -> Reason | None:

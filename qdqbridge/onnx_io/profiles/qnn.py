@@ -18,10 +18,12 @@ from qdqbridge.onnx_io.profiles.hexagon_bias import (
     bias_granularity,
     is_bias,
     is_clamped_gemm,
+    stored_bias,
 )
 from qdqbridge.onnx_io.profiles.hexagon_dynamic import DYNAMIC_RULES
 from qdqbridge.onnx_io.profiles.hexagon_floats import FLOAT_RULES, is_padded
 from qdqbridge.onnx_io.profiles.hexagon_operators import OPERATOR_RULES
+from qdqbridge.onnx_io.profiles.hexagon_units import UNIT_RULES
 from qdqbridge.onnx_io.profiles.hexagon_wide import (
     behind_clamp,
     is_of_integers,
@@ -81,7 +83,7 @@ def _symmetric_channels(view: FileView, node: FileNode) -> Reason | None:
     if found is None or not is_parameter(view, node) or found.scale is None or found.per_tensor:
         return None
     signed = found.dtype is not None and found.dtype.is_signed
-    if signed and found.symmetric:
+    if (signed and found.symmetric) or _around_half(view, node, found):
         return None
     tensor = stored_tensor(node)
     zero = 0 if found.zero_point is None else int(np.abs(found.zero_point.astype(np.int64)).max())
@@ -89,19 +91,34 @@ def _symmetric_channels(view: FileView, node: FileNode) -> Reason | None:
     return Reason(text, (tensor,))
 
 
+def _around_half(view: FileView, node: FileNode, found: FileEncoding) -> bool:
+    """True for weights of uint8 around 128 that products read: they are taken."""
+    if found.dtype is not DType.UINT8 or found.zero_point is None:
+        return False
+    readers = view.consumers(node.output)
+    weights = all(reader.op in WEIGHTED and index == 1 for reader, index in readers)
+    return weights and not (found.zero_point.astype(np.int64) != _HALF_BYTE).any()
+
+
+_HALF_BYTE = 128
+
+
 def _bias(view: FileView, node: FileNode) -> Reason | None:
-    name = node.input(2)
-    x = view.dequantized(node.input(0))
-    if node.op not in ("Conv", "ConvTranspose", "Gemm") or not name or x is None:
-        return None
-    found = view.dequantized(name)
-    if found is None:
+    """A bias that is not int32, or of other scales beside a matrix of channels.
+
+    A bias of one scale, and one of a convolution, is converted rightly.
+    """
+    name, x = stored_bias(view, node), view.dequantized(node.input(0))
+    found = view.dequantized(name) if name else None
+    if found is None or x is None:
         return None  # floats are quantized by the provider
     if found.dtype is not DType.INT32:
         return Reason(f"the bias '{found.node.input(0)}' is {found.dtype}, not int32", (name,))
     w = view.dequantized(node.input(1))
     worst = None if w is None else bias_ratio(x, w, found)
-    if worst is None or abs(worst - 1) < _NEAR:
+    if w is None or worst is None or abs(worst - 1) < _NEAR:
+        return None
+    if (node.op in ("Conv", "ConvTranspose") or w.per_tensor) and 0 < worst < np.inf:
         return None
     return Reason(f"the scale of the bias is {worst:.6g} times scale x * scale w", (name,))
 
@@ -130,9 +147,9 @@ def _node_unit(view: FileView, node: FileNode) -> Reason | None:
 
 
 def _implied(view: FileView, node: FileNode) -> bool:
-    """True for a Relu whose Q has its smallest value as zero point: it is part of the operator."""
-    found = view.quantized(node.output)
-    return node.op == "Relu" and bool(found) and active_ends(view, node, found[0]) == (False, False)
+    """True for a clamp to what its Q can store, or to more: onnxruntime leaves it out."""
+    found, clamps = view.quantized(node.output), node.op in ("Relu", "Clip")
+    return clamps and bool(found) and active_ends(view, node, found[0]) == (False, False)
 
 
 def _clamp_before(view: FileView, node: FileNode) -> Reason | None:
@@ -271,9 +288,17 @@ def _unsigned(view: FileView, node: FileNode) -> Reason | None:
     mixed = result and {dtype, result[0].dtype} == {DType.INT8, DType.UINT8}
     if mixed and _apart_wrongly(view, node, found):
         return Reason(f"'{tensor}' is int8, its result is {result[0].dtype}", (tensor,))
+    apart = dtype is DType.INT16 or _apart_wrongly(view, node, found)
+    if apart and _unsigned_weight(view, node):
+        return Reason(f"'{tensor}' is {dtype}, its weight is uint8", (tensor,))
     if (node.op == "LeakyRelu" and signed) or (wide and dtype is DType.INT16):
         return Reason(f"'{tensor}' is {dtype} with zero point {found.zero()}", (tensor,))
     return None
+
+
+def _unsigned_weight(view: FileView, node: FileNode) -> bool:
+    weight = view.dequantized(node.input(1)) if node.op in WEIGHTED else None
+    return weight is not None and weight.dtype is DType.UINT8 and view.is_constant(node.input(1))
 
 
 def _int16_constant(view: FileView, node: FileNode) -> bool:
@@ -392,8 +417,9 @@ RULES: tuple[Demand, ...] = (
          "microsoft/onnxruntime#20154", Effect.REFUSED, "use int8 with zero point 0"),
     Demand("weight-axis", "per-channel weights", weight_axis({"Conv": 0, "ConvTranspose": 1}),
          "microsoft/onnxruntime#20154", Effect.REFUSED, "use the axis of the output channels"),
-    Demand("bias-int32", "Conv, ConvTranspose, Gemm", _bias, "microsoft/onnxruntime#26709",
-         Effect.FLOAT, "quantize the bias to int32, scale x * scale w"),
+    Demand("bias-int32", "Conv, ConvTranspose, Gemm, MatMul with a bias", _bias,
+         f"microsoft/onnxruntime#26709; {_HOST}: other scales beside a matrix of channels: up to "
+         "199 LSB off", Effect.OTHER, "quantize the bias to int32, scale x * scale w"),
     Demand("bias-granularity", "Conv, ConvTranspose, Gemm, MatMul with a bias", bias_granularity,
          f"{_HOST}: up to 255 LSB off", Effect.OTHER,
          "give the bias one scale where the weight has one, else one for each channel"),
@@ -422,6 +448,7 @@ RULES: tuple[Demand, ...] = (
     Demand("wide-arithmetic", "results of 16 bits, MatMul of two of uint8", wide_arithmetic,
          _HOST, Effect.OTHER, "expect such differences, or use 8 bits"),
     *DYNAMIC_RULES,
+    *UNIT_RULES,
     *OPERATOR_RULES,
     *FLOAT_RULES,
 )  # fmt: skip
