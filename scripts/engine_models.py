@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import sys
 import tempfile
 from collections import Counter, defaultdict
@@ -35,9 +36,10 @@ from engine_patterns import Outcome, broken_rules, misjudged, show_misjudged
 
 import qdqbridge
 from qdqbridge.engines import ENGINES, ProcessLimits
-from qdqbridge.errors import QdqBridgeError
+from qdqbridge.errors import InputDataError, QdqBridgeError
 from qdqbridge.graph.copying import symbolic_extents, with_numbers
 from qdqbridge.graph.graph import Graph
+from qdqbridge.graph.guard import most_elements
 
 LIMITS = ProcessLimits(seconds=120)
 LIMIT = 2
@@ -115,7 +117,7 @@ def feedings(path: Path, graph: Graph, count: int) -> list[dict[str, Any]]:
         if found:
             return found
     chance = np.random.default_rng(3)
-    return [{v.name: _random(v.type, chance) for v in graph.inputs} for _ in range(count)]
+    return [{v.name: random_input(v.type, chance) for v in graph.inputs} for _ in range(count)]
 
 
 def _cut(graph: Graph, arrays: dict[str, Any], count: int) -> Iterator[dict[str, Any]]:
@@ -135,9 +137,20 @@ def _cut(graph: Graph, arrays: dict[str, Any], count: int) -> Iterator[dict[str,
         yield cut
 
 
-def _random(type_: Any, chance: np.random.Generator) -> Any:
+def random_input(type_: Any, chance: np.random.Generator) -> Any:
+    """Returns numbers for an input, 1 for each open extent.
+
+    Raises:
+        InputDataError: They do not fit in memory.
+    """
     dtype = type_.dtype.numpy
     shape = [dim if isinstance(dim, int) else 1 for dim in type_.shape or ()]
+    if math.prod(shape) > most_elements():
+        raise InputDataError(
+            "there is no input for this file",
+            why=f"one has the shape {shape}, {math.prod(shape)} elements, which no memory holds",
+            fix="correct the extents that the file states",
+        )
     if dtype.kind == "f":
         return chance.normal(size=shape).astype(dtype)
     high = 2 if dtype.kind == "b" else min(100, np.iinfo(dtype).max)

@@ -309,14 +309,16 @@ class _Chain:
         stored = self.chance.integers(-127, 128, shape).astype(np.int8)
         return self.real(self.number(stored), 0.01, np.int8(0))
 
-    def model(self, shape: tuple[int, ...], opset: int = 21) -> onnx.ModelProto:
+    def model(
+        self, shape: tuple[int, ...], opset: int = 21, inputs: int = TensorProto.UINT8
+    ) -> onnx.ModelProto:
         """Returns the model; the result of the last node is its output."""
         last, element = self.nodes[-1], int(TensorProto.FLOAT)
         if last.op_type == "QuantizeLinear":
             dtype = np.asarray(self.numbers[last.input[2]]).dtype
             element = helper.np_dtype_to_tensor_dtype(dtype)
         graph = helper.make_graph(
-            self.nodes, "fault", [helper.make_tensor_value_info("x", TensorProto.UINT8, shape)],
+            self.nodes, "fault", [helper.make_tensor_value_info("x", inputs, shape)],
             [helper.make_tensor_value_info(last.output[0], element, None)],
             [numpy_helper.from_array(np.asarray(v), name) for name, v in self.numbers.items()],
         )  # fmt: skip
@@ -431,6 +433,107 @@ def half_bias() -> onnx.ModelProto:
     conv = chain.add("Conv", x, weight, chain.number(np.ones(4, half)))
     chain.add("QuantizeLinear", conv, chain.number(half(0.05)), chain.number(np.uint8(128)))
     return chain.model((1, 3, 5, 5))
+
+
+def tan_of_five_axes() -> onnx.ModelProto:
+    """Returns a Tan between DQ and Q, of five axes."""
+    chain = _Chain()
+    x = chain.real("x", 0.004, np.uint8(128))
+    chain.stored(chain.add("Tan", x), 0.01, np.uint8(128))
+    return chain.model((1, 2, 3, 4, 5), 17)
+
+
+def reflection_of_five_axes() -> onnx.ModelProto:
+    """Returns a Pad by reflection between DQ and Q, of five axes."""
+    chain = _Chain()
+    x = chain.real("x", 0.02, np.uint8(100))
+    pads = chain.number(np.array([0, 0, 0, 1, 1, 0, 0, 0, 1, 1]))
+    chain.stored(chain.add("Pad", x, pads, mode="reflect"), 0.02, np.uint8(100))
+    return chain.model((1, 2, 3, 4, 5), 18)
+
+
+def group_norm() -> onnx.ModelProto:
+    """Returns a GroupNormalization between DQ and Q."""
+    chain = _Chain()
+    x = chain.real("x", 0.02, np.uint8(100))
+    gain, bias = (chain.number(np.full(4, number, np.float32)) for number in (1, 0))
+    chain.stored(chain.add("GroupNormalization", x, gain, bias, num_groups=2), 0.03, np.uint8(128))
+    return chain.model((1, 4, 6, 6), 21)
+
+
+def response_norm_of_int8() -> onnx.ModelProto:
+    """Returns an LRN between DQ and Q, of int8."""
+    chain = _Chain()
+    x = chain.real("x", 0.02, np.int8(0))
+    chain.stored(chain.add("LRN", x, size=3), 0.02, np.int8(0))
+    return chain.model((1, 4, 6, 6), 17, TensorProto.INT8)
+
+
+def gather_of_another_scale() -> onnx.ModelProto:
+    """Returns a Gather whose result has twice the scale of its operand."""
+    chain = _Chain()
+    x = chain.real("x", 0.02, np.uint8(100))
+    rows = chain.add("Gather", x, chain.number(np.array([0, 2])), axis=1)
+    chain.stored(rows, 0.04, np.uint8(100))
+    return chain.model((1, 4, 16), 17)
+
+
+def running_sum() -> onnx.ModelProto:
+    """Returns a CumSum whose sums leave the range of the result on the way."""
+    chain = _Chain()
+    x = chain.real("x", 0.02, np.uint8(128))
+    chain.stored(chain.add("CumSum", x, chain.number(np.array(1))), 0.03, np.uint8(128))
+    return chain.model((4, 64), 17)
+
+
+def _matrix(bias_scale: object) -> Callable[[], onnx.ModelProto]:
+    """Returns what makes a MatMul of channels with a stored bias of these scales."""
+
+    def build() -> onnx.ModelProto:
+        chain = _Chain()
+        x, scale = chain.real("x", 0.02, np.uint8(120)), np.linspace(0.002, 0.01, 8)
+        stored = chain.number(chain.chance.integers(-127, 128, (16, 8)).astype(np.int8))
+        channels = [chain.number(scale.astype(np.float32)), chain.number(np.zeros(8, np.int8))]
+        weight = chain.add("DequantizeLinear", stored, *channels, axis=1)
+        own = np.asarray(bias_scale, np.float32)
+        codes = np.rint(np.linspace(-3, 3, 8) / own).astype(np.int32)
+        zero = chain.number(np.zeros(own.shape, np.int32))
+        numbers = [chain.number(codes), chain.number(own), zero]
+        bias = chain.add("DequantizeLinear", *numbers, axis=0)
+        chain.stored(chain.add("Gemm", x, weight, bias), 0.1, np.uint8(128))
+        return chain.model((4, 16), 17)
+
+    return build
+
+
+def floats_of_five_axes() -> onnx.ModelProto:
+    """Returns a Reshape of a dequantized input of int8 and five axes."""
+    chain = _Chain()
+    x = chain.real("x", 0.02, np.int8(5))
+    rows = chain.add("Reshape", x, chain.number(np.array([6, 20])))
+    chain.stored(chain.add("Neg", chain.add("Neg", rows)), 0.02, np.int8(5))
+    return chain.model((1, 2, 3, 4, 5), 17, TensorProto.INT8)
+
+
+def norm_of_16_bits() -> onnx.ModelProto:
+    """Returns a LayerNormalization of uint16 with float parameters."""
+    chain = _Chain()
+    x = chain.pair(chain.real("x", 0.02, np.uint8(120)), 8e-5, np.uint16(32000))
+    gain, bias = (chain.number(np.linspace(a, b, 32, dtype=np.float32)) for a, b in _PARAMETERS)
+    norm = chain.add("LayerNormalization", x, gain, bias)
+    chain.stored(norm, 1e-4, np.uint16(32768))
+    return chain.model((1, 8, 32), 21)
+
+
+_PARAMETERS = ((0.5, 1.2), (-0.2, 0.3))
+
+
+def pool_of_stored() -> onnx.ModelProto:
+    """Returns a MaxPool of the integers themselves."""
+    chain = _Chain()
+    pool = chain.add("MaxPool", "x", kernel_shape=[2, 2], strides=[2, 2])
+    chain.stored(chain.real(pool, 0.02, np.uint8(100)), 0.03, np.uint8(100))
+    return chain.model((1, 4, 6, 6), 17)
 
 
 FAULTS = (
@@ -578,6 +681,63 @@ FAULTS = (
         "hexagon_matmul_of_activations.onnx", "qnn-htp", "wrong",
         "MatMul of two of uint8 around 118: many steps off where the result has a small scale",
         activations,
+    ),
+    Fault(
+        "hexagon_tan_of_five_axes.onnx", "qnn-htp", "crash",
+        "Tan of five axes: running it ends in an abort (SIGABRT)",
+        tan_of_five_axes,
+    ),
+    Fault(
+        "hexagon_reflection_of_five_axes.onnx", "qnn-htp", "crash",
+        "Pad by reflection of five axes: running it ends in a segmentation fault",
+        reflection_of_five_axes,
+    ),
+    Fault(
+        "hexagon_group_norm.onnx", "qnn-htp", "refused",
+        "GroupNormalization is claimed and then not made: the session fails",
+        group_norm,
+    ),
+    Fault(
+        "hexagon_lrn_int8.onnx", "qnn-htp", "refused",
+        "LRN of int8 is claimed and then not made: the session fails; of uint8 it is right",
+        response_norm_of_int8,
+    ),
+    Fault(
+        "hexagon_gather_of_another_scale.onnx", "qnn-htp", "refused",
+        "Gather whose result has another scale: no memory to finalize; of one scale it is right",
+        gather_of_another_scale,
+    ),
+    Fault(
+        "hexagon_cumulative_sum.onnx", "qnn-htp", "wrong",
+        "CumSum: the running sum is kept within the ends of the result",
+        running_sum,
+    ),
+    Fault(
+        "hexagon_bias_of_one_scale.onnx", "qnn-htp", "wrong",
+        "Gemm with weights per channel and a bias of one scale: the bias is added wrongly",
+        _matrix(1e-4),
+    ),
+    Fault(
+        "hexagon_bias_of_other_scales.onnx", "qnn-htp", "wrong",
+        "Gemm with weights per channel and a bias of half of scale x * scale w; in a Conv it is "
+        "converted rightly",
+        _matrix(0.5 * 0.02 * np.linspace(0.002, 0.01, 8)),
+    ),
+    Fault(
+        "hexagon_reshape_of_five_axes_int8.onnx", "qnn-htp", "wrong",
+        "DQ of an input of int8 and five axes, Reshape of the floats: half of the range off",
+        floats_of_five_axes,
+    ),
+    Fault(
+        "hexagon_layer_norm_uint16.onnx", "qnn-htp", "wrong",
+        "LayerNormalization of uint16 with float parameters: some 10 steps off; with a scale of "
+        "uint8 and a bias of int32 it is right",
+        norm_of_16_bits,
+    ),
+    Fault(
+        "hexagon_max_pool_of_integers.onnx", "qnn-htp", "refused",
+        "MaxPool of uint8 without DQ and Q: the layout is asked for and then not taken",
+        pool_of_stored,
     ),
     Fault(
         "openvino_flatten_of_concat.onnx", "openvino", "crash",
