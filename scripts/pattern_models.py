@@ -234,9 +234,13 @@ class _Net:
         self.constants.append(numpy_helper.from_array(np.asarray(array), name))
         return name
 
-    def add(self, op_type: str, inputs: list[str], domain: str = "", **attributes: object) -> str:
+    def add(
+        self, op_type: str, inputs: list[str], domain: str = "", /, **attributes: object
+    ) -> str:
         name = f"{op_type}_{len(self.nodes)}"
-        node = helper.make_node(op_type, inputs, [f"{name}_out"], name, domain=domain, **attributes)
+        node = helper.make_node(op_type, inputs, [f"{name}_out"], name, domain=domain)
+        found = attributes.items()
+        node.attribute.extend(helper.make_attribute(key, value) for key, value in sorted(found))
         self.nodes.append(node)
         return f"{name}_out"
 
@@ -269,7 +273,8 @@ class _Net:
         """Returns the real weight, and its scales."""
         stored = self.random.integers(-127, 128, shape).astype(np.int8)
         channels = self.pattern.weights == "channel"
-        scale = np.float32(0.01) * (1 + np.arange(shape[axis], dtype=np.float32) / 8)
+        each = 1 + np.arange(shape[axis], dtype=np.float32) / 8
+        scale = (np.float32(0.01) * each).astype(np.float32)
         scale = scale if channels else scale[:1].reshape(())
         inputs = [
             self.constant(stored, "weight"),
@@ -297,7 +302,12 @@ class _Net:
         return 0.05 * self.unit
 
 
-SHAPES = {"2": (4, 16), "3": (2, 8, 16), "4": (1, 8, 6, 6), "5": (1, 2, 3, 4, 8)}
+SHAPES: dict[str, tuple[int, ...]] = {
+    "2": (4, 16),
+    "3": (2, 8, 16),
+    "4": (1, 8, 6, 6),
+    "5": (1, 2, 3, 4, 8),
+}
 
 
 def model(pattern: Pattern, seed: int = 0) -> onnx.ModelProto:
