@@ -64,6 +64,8 @@ _HEIGHTS = (4, 2, 1)
 """Rows of tiles: their sums, and the codes of a chunk of two blocks of columns, are registers."""
 _AHEAD = 8192
 """Bytes by which codes that meet one row are asked for before they are used."""
+_CHAINS = 2
+"""Sums of one row whose blocks are several chunks: a dot product waits for the one before it."""
 _FEW = 8
 """Rows up to which one thread makes the digits, and a weight is read from one end to the other."""
 _PAIRS = 32
@@ -90,6 +92,7 @@ class CodesProduct:
         step: Products that share a scale of the activation.
         digits: Digits of an activation, 1 or 3.
         centre: The zero point of all blocks; None where they have their own.
+        asks: Whether what meets one row is asked for before it is used.
         tasks: How many threads the columns are shared out to.
     """
 
@@ -102,6 +105,7 @@ class CodesProduct:
     step: int
     digits: int
     centre: int | None
+    asks: bool
     tasks: int
 
     @property
@@ -364,7 +368,8 @@ class _CodesProduct:
         """Adds the products of the rows, step by step as a ``DynamicBlockDense`` has them."""
         d, lanes = self.d, self.d.cpu.lanes
         chunks, blocks = d.step // d.chunk, range(len(totals))
-        sums = [self._register("int32", height) for _ in blocks]
+        chains = _CHAINS if height == 1 and chunks > 1 else 1
+        sums = [self._register("int32", height * chains) for _ in blocks]
         codes = [self._register("int32", d.chunk // 4) for _ in blocks]
         begin, some = self.range
         with turns(some, begin) as part:
@@ -374,11 +379,16 @@ class _CodesProduct:
                 place = bound((row + p) * d.parts + part)
                 for b in blocks:
                     store(sums[b], p * lanes, self._start(place, places[b]), lanes)
+                    for chain in range(1, chains):
+                        store(sums[b], chain * lanes, number(0, "int32", lanes), lanes)
 
             def finish(p: int) -> None:
                 place = bound((row + p) * d.parts + part)
                 for b, total in enumerate(totals):
-                    real = floats(load(sums[b], p * lanes, lanes), lanes)
+                    whole = load(sums[b], p * lanes, lanes)
+                    for chain in range(1, chains):
+                        whole = whole + load(sums[b], chain * lanes, lanes)
+                    real = floats(whole, lanes)
                     real = real * splat(load(self.steps, place, 1), lanes)
                     term = fence(bound(real * load(self.scales, places[b], lanes)))
                     store(total, p * lanes, load(total, p * lanes, lanes) + term, lanes)
@@ -390,7 +400,7 @@ class _CodesProduct:
                 chunk = bound(part * chunks + i)
                 for b in blocks:
                     packed = bound(d.place(block, b, chunk, d.parts * chunks))
-                    if height == 1:
+                    if height == 1 and d.asks:
                         for later in self._later(packed, places[b]):
                             _ask(*later)
                     self._load_codes(codes[b], packed)
@@ -398,7 +408,8 @@ class _CodesProduct:
                     if chunks == 1:
                         start(p)
                     digits = bound((row + p) * d.inner + chunk * d.chunk)
-                    self._add_dots([(own, p * lanes) for own in sums], codes, digits)
+                    own = [(each, p * lanes) for each in sums]
+                    self._add_dots(own, codes, digits, chains=chains)
                     if chunks == 1:
                         finish(p)
             if chunks > 1:
@@ -424,6 +435,7 @@ class _CodesProduct:
         codes: Sequence[Buffer],
         digits: Prim,
         asked: Sequence[Place] = (),
+        chains: int = 1,
     ) -> None:
         """Adds the exact products of the codes of a chunk, of every block, and digits of a row.
 
@@ -432,6 +444,7 @@ class _CodesProduct:
             codes: Of every block.
             digits: Where the digits begin.
             asked: What is asked for meanwhile, spread over the dot products.
+            chains: How many sums of a block, one register behind another, take turns.
         """
         d, lanes = self.d, self.d.cpu.lanes
         name, kind = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", typed("int8", 4 * lanes)
@@ -441,14 +454,15 @@ class _CodesProduct:
                 _ask(*later)
             first = steps * run // runs
             with T.unroll(steps * (run + 1) // runs - first) as i:
+                chain = tirx.floormod(i, chains) * lanes
                 four = load(self.digits, digits + 4 * (first + i), 4)
                 spread = splat(tirx.reinterpret("int32", four), lanes)
                 spread = bound(tirx.reinterpret(kind, spread))
                 for (total, at), own in zip(sums, codes, strict=True):
                     code = tirx.reinterpret(kind, load(own, (first + i) * lanes, lanes))
-                    before = load(total, at, lanes)
+                    before = load(total, at + chain, lanes)
                     after = intrinsic(name, typed("int32", lanes), before, code, spread)
-                    store(total, at, after, lanes)
+                    store(total, at + chain, after, lanes)
 
     def _three_digits(self, totals: Sequence[Buffer], block: Prim, row: Prim, height: int) -> None:
         """Adds the products of the rows, with the accuracy of float32."""
@@ -463,7 +477,7 @@ class _CodesProduct:
             asked: list[Place] = []
             for b in blocks:
                 packed = bound(d.place(block, b, part, d.parts))
-                if height == 1:
+                if height == 1 and d.asks:
                     asked += self._later(packed, places[b])
                 self._load_codes(codes[b], packed)
             for p in range(height):
@@ -567,7 +581,7 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     centre = int(weight.zeros.flat[0]) if (weight.zeros == weight.zeros.flat[0]).all() else None
     description = CodesProduct(
         place.cpu, rows.operand, rows.outcome, units, weight.bits, weight.size, step, digits,
-        centre, place.threads,
+        centre, digits > 1 or not place.cpu.reads_ahead, place.threads,
     )  # fmt: skip
     unit = np.float32(2.0 ** (-_DIGIT * (digits - 1)))
     constants: list[Array] = [_packed(description, weight)]
