@@ -363,6 +363,48 @@ def test_check_names_what_hexagon_leaves_or_computes_wrongly(
     assert (taken and off <= 2) == fine
 
 
+def turned(net: Net, *, perm: tuple[int, ...], columns: int) -> str:
+    """Rows of a turned input, in another encoding, times a matrix."""
+    codes, y = net.dq("x", 0.02, 120), (0.02, 120)
+    rows = net.fake(net.op("Transpose", codes, perm=perm), *y)
+    shaped = net.op("Reshape", rows, net.constant(np.array([-1, columns])))
+    real = net.fake(net.fake(shaped, *y), 0.014, 120)
+    weight = np.random.default_rng(0).integers(-127, 128, (columns, 8)).astype(np.int8)
+    product = net.op("MatMul", real, net.dq(net.constant(weight), 0.01, 0, np.int8))
+    return net.q(product, 0.2, 128)
+
+
+@pytest.mark.parametrize(
+    ("shape", "perm", "columns", "right"),
+    [
+        ((6, 8), (1, 0), 6, False),
+        ((1, 6, 8), (0, 2, 1), 6, False),
+        ((1, 6, 8), (0, 2, 1), 12, True),
+        ((3, 6, 8), (0, 2, 1), 6, True),
+        ((1, 4, 6, 8), (0, 2, 1, 3), 8, True),
+    ],
+)
+def test_rows_of_a_turned_matrix_are_converted_wrongly_by_hexagon_and_no_others(
+    shape: tuple[int, ...], perm: tuple[int, ...], columns: int, *, right: bool, tmp_path: Path
+) -> None:
+    net, path = Net(), tmp_path / "turned.onnx"
+    made = net.model(
+        [turned(net, perm=perm, columns=columns)],
+        list(shape),
+        dtype=onnx.TensorProto.UINT8,
+        output_dtype=onnx.TensorProto.UINT8,
+    )
+    onnx.save(made, path)
+    x = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+    meant = next(iter(qdqbridge.evaluate(qdqbridge.load(path), {"x": x}).values()))
+    with qdqbridge.open_engine("qnn-htp", path) as judge:
+        found = next(iter(judge.run({"x": x}, judge.outputs).values()))
+    off = int(np.abs(found.astype(np.int64) - meant.astype(np.int64)).max())
+    assert (off <= 1) == right
+    rules = {finding.rule for finding in check(path, "qnn")}
+    assert rules == (set() if right else {"early-conversion"})
+
+
 def test_openvino_reads_every_opset_and_file_format(tmp_path: Path) -> None:
     path = alone(tmp_path, np.uint8, 128, product=True)
     model = onnx.load(path)

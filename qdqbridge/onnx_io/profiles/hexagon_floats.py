@@ -314,7 +314,7 @@ def _casts_integers(view: FileView, node: FileNode) -> bool:
 
 
 def _conversion(view: FileView, node: FileNode) -> Reason | None:
-    """Rows that are converted between a Transpose, a Reshape and a product."""
+    """Rows of an input that are converted between a Transpose, a Reshape and a product."""
     if not is_quantize(node) or not any(r.op in WEIGHTED for r in _behind(view, node.output)):
         return None
     source = view.dequantized(node.input(0))
@@ -323,12 +323,26 @@ def _conversion(view: FileView, node: FileNode) -> Reason | None:
     if source is None or reshaped is None or reshaped.op not in ("Reshape", "Flatten"):
         return None
     moved, target = _before(view, reshaped.input(0)), view.encoding(node)
-    if moved is None or moved.op != "Transpose" or source.same_mapping(target):
+    if moved is None or source.same_mapping(target) or not _turned_input(view, moved, reshaped):
         return None
-    shape = view.shape(moved.output) or (1,)
-    if source.dtype is not target.dtype or shape[0] != 1:
+    if source.dtype is not target.dtype:
         return None
     return Reason(f"it converts what {reshaped.op} '{reshaped.name}' moves", (node.output,))
+
+
+def _turned_input(view: FileView, moved: FileNode, reshaped: FileNode) -> bool:
+    """True for an input that is one matrix, turned, whose rows stay rows."""
+    x, shape = view.dequantized(moved.input(0)), view.shape(moved.output)
+    if moved.op != "Transpose" or x is None or view.producer(x.node.input(0)) is not None:
+        return False
+    rows = view.shape(reshaped.output)
+    if shape is None or rows is None:
+        return True
+    order, last = [*range(len(shape))], len(shape) - 1
+    order[-2:] = order[:-3:-1]
+    perm = list(moved.attributes.get("perm", range(last, -1, -1)))
+    matrix = last > 0 and all(dim == 1 for dim in shape[:-2])
+    return matrix and perm == order and rows[-1:] == shape[-1:]
 
 
 def _two_widths(view: FileView, node: FileNode) -> Reason | None:
@@ -485,7 +499,7 @@ FLOAT_RULES: tuple[Demand, ...] = (
     Demand("float-quotient", "Div, Sub, Exp, Sqrt and Reciprocal of floats before a product",
            _float_quotient, _UNFINISHED, Effect.REFUSED,
            "quantize operands and result; multiply by a reciprocal, add a negative"),
-    Demand("early-conversion", "QuantizeLinear behind Transpose and Reshape, before a product",
+    Demand("early-conversion", "QuantizeLinear behind a turned input and Reshape, before a product",
            _conversion, f"{_HOST}: up to 107 LSB off", Effect.OTHER,
            "convert in front of the Reshape"),
     Demand("one-width", "8 bits beside 16: products with a bias or channels, sums of results",
