@@ -20,6 +20,7 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import Shape
 from qdqbridge.graph.weights import geometry_of
 from qdqbridge.onnx_io.recurrent import is_lstm
+from qdqbridge.onnx_io.writer.variants import ROWS
 from qdqbridge.ops.build import constant, result
 from qdqbridge.ops.convolution import CONV
 from qdqbridge.ops.dynamic import DYNAMIC_CONV, DYNAMIC_DENSE, DynamicAttrs
@@ -127,10 +128,15 @@ def read_dynamically(
 
 
 def packed_variant(node: Node, params: QuantParams) -> str:
-    """Returns the variant of a product that onnxruntime's MatMulNBits can be; nothing for others.
+    """Returns the variant of a product of float activations; nothing where it has to be no other.
+
+    What onnxruntime's MatMulNBits can be is one.
 
     Its accuracy level is that of float32: dequantized weights in front of a MatMul are fused to one
     of level 4 by onnxruntime's optimizations (1.32), which rounds activations to 8 bits.
+    A product of matrices whose activation has no known rank stays what it is: a MatMulNBits takes
+    any rank, so the file would not say any more that there are only rows. Its weight is written in
+    rows: dequantized columns in front of a Gemm are fused as those of a MatMul are, rows are not.
 
     Args:
         node: The product.
@@ -139,6 +145,8 @@ def packed_variant(node: Node, params: QuantParams) -> str:
     rows = node.operand(1).type.shape
     if node.op not in _MATRICES or rows is None or len(rows) != 2:
         return ""
+    if node.op is not MATMUL and node.operand(0).rank is None:
+        return ROWS
     terms = rows[1] if _by_rows(node) else rows[0]
     whole = 1 << (int(terms) - 1).bit_length() if isinstance(terms, int) else _LEAST
     block, bits = params.block_size or min(max(whole, _LEAST), _LARGEST), params.storage_dtype.bits

@@ -25,6 +25,8 @@ from qdqbridge.ops.matmul import GEMM
 
 COLUMNS = "Gemm(transB=0)"
 """Form of a Gemm whose weight is ``[K, N]``."""
+ROWS = "Gemm(transB=1)"
+"""The variant of a Dense to be written with its weight as it is kept, ``[N, K]``."""
 _SEQUENCE = ReduceAttrs((2,))
 _ROWS = GemmAttrs(trans_b=True)
 
