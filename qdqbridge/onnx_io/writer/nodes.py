@@ -27,7 +27,7 @@ from qdqbridge.onnx_io.writer.clamps import (
 from qdqbridge.onnx_io.writer.dynamic import dynamic_rows
 from qdqbridge.onnx_io.writer.names import real_name, stem
 from qdqbridge.onnx_io.writer.opset import TYPE_TOLD
-from qdqbridge.onnx_io.writer.packed import unread_orders
+from qdqbridge.onnx_io.writer.packed import is_packed_matmul, unread_orders
 from qdqbridge.onnx_io.writer.packed_gathers import gather_row, packed_gathers, unread
 from qdqbridge.onnx_io.writer.qlinear import qlinear_row
 from qdqbridge.onnx_io.writer.rows import (
@@ -96,7 +96,7 @@ class NodeWriter(RowWriter):
             self._foreign(node, node.attributes)
         elif isinstance(node.attributes, SimulatedAttrs):
             simulated_row(self, node)
-        elif node.op in (DENSE, DYNAMIC_BLOCK_DENSE) or is_product_of_rows(node):
+        elif self._has_rows(node):
             target, type_ = self.target(node.output, node)
             dense_rows(self, node, target, type_)
             self.finish(node, node.output, target)
@@ -114,6 +114,12 @@ class NodeWriter(RowWriter):
                 where=f"node '{node.name}'",
                 fix="replace it by ONNX operators",
             )
+
+    def _has_rows(self, node: Node) -> bool:
+        """True for a product of a constant weight that is written in one of several forms."""
+        if node.op in (DENSE, DYNAMIC_BLOCK_DENSE) or is_product_of_rows(node):
+            return True
+        return self.profile.packed and is_packed_matmul(node)
 
     def _compute(self, node: Node) -> None:
         behind = adds_behind(node)

@@ -18,6 +18,7 @@ from qdqbridge.onnx_io.tensors import raw_bytes
 from qdqbridge.onnx_io.writer.names import stem
 from qdqbridge.onnx_io.writer.rows import RowWriter, real_dtype
 from qdqbridge.ops.dynamic import DYNAMIC_BLOCK_DENSE
+from qdqbridge.ops.matmul import DENSE, MATMUL
 from qdqbridge.ops.packed_products import (
     EIGHT_BITS,
     OWN_ORDER,
@@ -25,9 +26,11 @@ from qdqbridge.ops.packed_products import (
     PackedProduct,
     packed_product,
 )
+from qdqbridge.ops.permutation import permuted_constant
 from qdqbridge.ops.selection import GATHER
 
 _NO_ORDER = np.zeros(0, np.int64)
+_SWAPPED = (1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +70,20 @@ def unread_orders(nodes: Sequence[Node], outputs: Collection[Value]) -> set[Node
     }  # fmt: skip
 
 
+def is_packed_matmul(node: Node) -> bool:
+    """True for a MatMul that a MatMulNBits can say: of a vector, or of nobody knows what rank.
+
+    The others are Dense.
+    """
+    return node.op is MATMUL and _packed_weight(node) is not None
+
+
 def packed_row(writer: RowWriter, node: Node, target: str, type_: TensorType) -> bool:
     """Adds the rows of a node that was a MatMulNBits; returns whether it can be one still.
 
     Args:
         writer: Where they go.
-        node: ``Dense(x, w[N, K], bias[N])``, or ``DynamicBlockDense``.
+        node: ``Dense(x, w[N, K], bias[N])``, ``DynamicBlockDense``, or what ``is_packed_matmul``.
         target: The float tensor to write.
         type_: Its type.
     """
@@ -129,8 +140,8 @@ def _packed_weight(node: Node) -> _PackedWeight | None:
     said = _said(node)
     if said is None:
         return None
-    x, w = node.operand(0), node.operand(1)
-    if w.constant is None or w.quant is None:
+    x, w = node.operand(0), _by_results(node)
+    if w is None or w.constant is None or w.quant is None:
         return None
     params = w.quant.params
     block, bits = params.block_size or said.block_size, params.storage_dtype.bits
@@ -147,6 +158,15 @@ def _packed_weight(node: Node) -> _PackedWeight | None:
         return None
     data, order = _in_file(x, columns) if said.order == PERMUTED else (x, _NO_ORDER)
     return _PackedWeight(said, data, order, w.constant, params, block, points)
+
+
+def _by_results(node: Node) -> Value | None:
+    """Returns the weight of a node as ``[N, K]``, a row for each result; None where it has none."""
+    w = node.operand(1)
+    if node.op in (DENSE, DYNAMIC_BLOCK_DENSE):
+        return w
+    stored = node.op is MATMUL and w.is_constant and w.rank == len(_SWAPPED)
+    return permuted_constant(w, _SWAPPED) if stored else None
 
 
 def _in_file(x: Value, columns: int) -> tuple[Value, NDArray[np.int64]]:

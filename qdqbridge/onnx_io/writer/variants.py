@@ -7,7 +7,6 @@ Gemm's weight (measured on 1.31).
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -15,13 +14,13 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes
-from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.graph.types import QuantType, Shape, TensorType
+from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.onnx_io.writer.packed import packed_row
 from qdqbridge.onnx_io.writer.rows import RowWriter, is_quantized, real_dtype
 from qdqbridge.ops.attributes import GemmAttrs, ReduceAttrs, ReshapeAttrs
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE
 from qdqbridge.ops.matmul import GEMM
+from qdqbridge.ops.permutation import permuted_params, permuted_shape
 
 COLUMNS = "Gemm(transB=0)"
 """Form of a Gemm whose weight is ``[K, N]``."""
@@ -29,6 +28,7 @@ ROWS = "Gemm(transB=1)"
 """The variant of a Dense to be written with its weight as it is kept, ``[N, K]``."""
 _SEQUENCE = ReduceAttrs((2,))
 _ROWS = GemmAttrs(trans_b=True)
+_SWAPPED = (1, 0)
 
 
 def file_variant(node: Node) -> tuple[str, Attributes]:
@@ -149,14 +149,15 @@ def _weight(writer: RowWriter, node: Node, *, gemm: bool) -> tuple[str, bool]:
         return writer.real(w, dtype), False
     if w.constant is None:
         real = writer.real(w, dtype)
-        type_ = TensorType(dtype, _swapped(w.type.shape))
+        type_ = TensorType(dtype, permuted_shape(w.type.shape, _SWAPPED))
         name = writer.free.take(f"{real}_transposed")
-        return writer.row("Transpose", [real], name, type_, {"perm": [1, 0]}), True
+        return writer.row("Transpose", [real], name, type_, {"perm": list(_SWAPPED)}), True
     swapped = w.constant.map(np.transpose, shape=w.constant.shape[::-1])
     stored = writer.constant(swapped, writer.tensors.of(w))
     if w.quant is None:
         return stored, True
-    type_ = QuantType(_swapped_params(w.quant.params), _swapped(w.type.shape))
+    shape = permuted_shape(w.type.shape, _SWAPPED)
+    type_ = QuantType(permuted_params(w.quant.params, _SWAPPED), shape)
     target = writer.free.take(f"{stored}_DequantizeLinear_Output")
     return writer.dequantize(stored, type_, target, dtype), True
 
@@ -187,17 +188,3 @@ def _columns(node: Node, w: Value) -> bool:
         return False
     array = w.constant.numpy()
     return array.strides == (array.itemsize, array.itemsize * array.shape[0])
-
-
-def _swapped_params(params: QuantParams) -> QuantParams:
-    if params.axis is None:
-        return params
-    if not params.blocked:
-        return params.with_axis(1 - params.axis)
-    return replace(
-        params, scale=params.scale.T, zero_point=params.zero_point.T, axis=1 - params.axis
-    )
-
-
-def _swapped(shape: Shape) -> Shape:
-    return None if shape is None else shape[::-1]
