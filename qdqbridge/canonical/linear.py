@@ -89,10 +89,14 @@ def _vector(conv: Node, addend: Value) -> Value | None:
 
 @rule("product-of-matrices", MATMUL, GEMM)
 def product_of_matrices(node: Node, scope: Scope) -> Proposal:
-    """``MatMul(a, w) -> Gemm(a, transpose(w); transB)`` for float matrices and a constant w."""
+    """``MatMul(a, w) -> Gemm(a, transpose(w); transB)`` for float matrices and a constant w.
+
+    A Gemm says of itself that it takes matrices: nobody else has to know the rank of a.
+    """
     del scope
     a, w, given = node.operand(0), node.operand(1), node.attributes
-    if a.rank != 2 or w.rank != 2 or a.quant is not None or not _is_plain(w):
+    matrices = w.rank == 2 and (a.rank == 2 or (a.rank is None and node.op is GEMM))
+    if not matrices or a.quant is not None or not _is_plain(w):
         return None
     if isinstance(given, GemmAttrs) and given != GemmAttrs():
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+import qdqbridge as qb
 from qdqbridge.canonical import canonicalize
 from qdqbridge.graph.graph import NO_ORIGIN
 from qdqbridge.onnx_io.writer import to_proto
@@ -101,3 +103,17 @@ def test_quantized_means_of_sequences_are_pools() -> None:
     written = to_proto(graph)
     assert "GlobalAveragePool" in [n.op_type for n in written.graph.node]
     assert canonical(written).digest == graph.digest
+
+
+def test_a_gemm_of_unknown_rank_that_no_file_wrote_is_a_gemm(tmp_path: Path) -> None:
+    """The text of a graph says no variant; a MatMul would take more than matrices."""
+    graph = qb.parse(
+        "qnn-canonical 4\n"
+        "input %x: float32\n"
+        "%y = Gemm(%x, const float32[3,2] [1 4 2 5 3 6])"
+        " {alpha=1, beta=1, trans_a=False, trans_b=True}: float32\n"
+        "output %y\n"
+    )
+    qb.save(graph, file := tmp_path / "g.onnx")
+    assert [node.op_type for node in onnx.load(file).graph.node] == ["Gemm"]
+    assert qb.load(file).digest == graph.digest

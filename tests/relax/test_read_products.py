@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
+from onnx import TensorProto
 
-from tests.onnx_models import canonical
+from tests.onnx_models import Builder, canonical
 from tests.product_variants import FACTORS, Product, model_of, products
 from tests.relax.read_cases import kept
 
@@ -23,3 +25,20 @@ def test_products_keep_their_digest(variant: str, product: Product) -> None:
 def test_a_gemm_keeps_its_alpha(alpha: float, second: str, quantized: str) -> None:
     product = Product(((3, 4), (4, 5)), second, quantized, (alpha, 0.0, False, False), "row")
     kept(canonical(model_of(product)))
+
+
+@pytest.mark.filterwarnings("ignore:Field 'shape':UserWarning")  # by TVM's importer, of the Squeeze
+@pytest.mark.parametrize("bias", [None, (), (1,), (5,), (1, 5), (3, 1)])
+@pytest.mark.parametrize("trans_b", [0, 1])
+def test_a_gemm_of_unknown_rank_keeps_its_digest(
+    trans_b: int, bias: tuple[int, ...] | None
+) -> None:
+    """TVM knows the rank of what a Squeeze by axes of run time gives, and the file does not."""
+    b, chance = Builder(17), np.random.default_rng(5)
+    axes = b.input("axes", [1], TensorProto.INT64)
+    operands = [b.op("Squeeze", b.input("x", [3, 1, 4]), axes)]
+    for shape in ((5, 4) if trans_b else (4, 5), bias):
+        if shape is not None:
+            operands.append(b.init(chance.normal(size=shape).astype(np.float32)))
+    b.output(b.op("Gemm", *operands, transB=trans_b))
+    kept(canonical(b.model()))

@@ -131,7 +131,8 @@ def _is_gemm(node: Node) -> bool:
     variant = node.origin.variant
     if variant.startswith("Gemm"):
         return True  # the rank of x may be unknown, ONNX says that it is 2
-    return not variant.startswith("MatMul") and node.operand(0).rank == 2
+    matrices = node.operand(0).rank == 2 or node.op is GEMM
+    return matrices and not variant.startswith("MatMul")
 
 
 def _from_add(node: Node) -> bool:
