@@ -24,7 +24,7 @@ from qdqbridge.autoquant.profile import (
     sample_hash,
 )
 from qdqbridge.autoquant.running import Measured, running
-from qdqbridge.autoquant.samples import Sample
+from qdqbridge.autoquant.samples import Sample, cut_along_examples
 from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.canonical.driver import run
 from qdqbridge.canonical.fusions import FUSIONS
@@ -235,7 +235,8 @@ def collect(
     done, seen, data, saved = total.samples, 0, 0, time.monotonic()
     for sample in remaining:
         check_inputs(graph.inputs, sample)
-        observer.observe(sample)
+        with cut_along_examples(graph.inputs):
+            observer.observe(sample)
         data += sample_hash(sample)
         seen += 1
         if checkpoint is not None and time.monotonic() >= saved + interval:

@@ -2,20 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.errors import InputDataError
+from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.interpreter import check_mapping
+from qdqbridge.graph.operator import Flow
+from qdqbridge.ops.matmul import GEMM
 
 Array = NDArray[Any]
 Sample = Mapping[str, Array]
 _BATCH = 8
+_AS_THEY_LIE = (Flow.ELEMENTWISE, Flow.CONVERT)
+
+
+def examples(value: Value) -> int | None:
+    """Returns what axis 0 of a graph input is fixed to, None where it is open.
+
+    Where nobody declares it, a Gemm that transposes the input does: it sums along that axis.
+    """
+    shape = value.type.shape
+    if shape and isinstance(shape[0], int):
+        return shape[0]
+    reached = [value]
+    for current in reached:
+        for node, index in current.users:
+            gemm, weight = GEMM.of(node), node.optional(1)
+            if gemm is not None and index == 0 and gemm.trans_a and weight is not None:
+                terms = weight.type.shape and weight.type.shape[int(gemm.trans_b)]
+                if isinstance(terms, int):
+                    return terms
+            elif node.op.flow in _AS_THEY_LIE and len(node.inputs) == 1:
+                reached.append(node.output)
+    return None
+
+
+@contextmanager
+def cut_along_examples(inputs: Sequence[Value]) -> Generator[None, None, None]:
+    """Lets the error of a model that cannot run a sample say how samples are cut.
+
+    Args:
+        inputs: The graph's inputs.
+
+    Raises:
+        UnsupportedTargetError: What was raised, with another way out where axis 0 is open.
+    """
+    try:
+        yield
+    except UnsupportedTargetError as error:
+        names = ", ".join(f"'{value.name}'" for value in inputs if examples(value) is None)
+        if not names:
+            raise
+        raise UnsupportedTargetError(
+            error.what,
+            where=error.where,
+            why=error.why,
+            fix=f"fix axis 0 of {names} in the model, if that does not number examples: "
+            "data is cut along it, one at a time",
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +74,7 @@ class Samples:
 
     Attributes:
         arrays: One array per graph input; axis 0 numbers examples.
-        step: Examples that the model takes at once: what its inputs fix axis 0 to, else 1.
+        step: Examples that the model takes at once: what axis 0 of an input is fixed to, else 1.
     """
 
     arrays: Mapping[str, Array]
@@ -60,8 +110,8 @@ class Samples:
                 why=listed,
                 fix="put the examples along axis 0 of every array",
             )
-        fixed = {value.type.shape[0] for value in inputs if value.type.shape}
-        step = next((d for d in fixed if isinstance(d, int)), 1)
+        fixed = (examples(value) for value in inputs)
+        step = next((extent for extent in fixed if extent is not None), 1)
         if total % step:
             raise InputDataError(
                 f"the model takes {step} examples at once and {total % step} are left over",
@@ -102,8 +152,8 @@ class Samples:
             inputs: The graph's inputs.
             size: How many.
         """
-        shapes = [value.type.shape for value in inputs]
-        if not self.together or not all(shape and isinstance(shape[0], str) for shape in shapes):
+        takes_any = all(value.type.shape and examples(value) is None for value in inputs)
+        if not self.together or not takes_any:
             return list(self)
         several = Samples(self.arrays, size)
         return [several[index] for index in range(-(-len(self) // size))]

@@ -10,7 +10,7 @@ from qdqbridge.autoquant.choosers import HQQ, MSE, Context, MinMax
 from qdqbridge.autoquant.constants import of_constant
 from qdqbridge.autoquant.format_names import format_of, weights_of
 from qdqbridge.autoquant.formats import Format, Unstored
-from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
@@ -136,6 +136,44 @@ def test_files_of_random_products_have_the_digest_of_what_was_quantized(tmp_path
         (wanted,) = qb.evaluate(found, {"x": x}).values()
         for level in LEVELS:  # only sums of float32 differ
             np.testing.assert_allclose(computed(file, level, x), wanted, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("shape", [None, [None, None], ["k", "n"], [16, "n"]])
+@pytest.mark.parametrize("between", [None, "Relu"])
+@pytest.mark.parametrize("permuted", [0, 1])
+@pytest.mark.parametrize("target", ["weight-only", "ort"])
+def test_data_of_a_transposed_gemm_is_cut_where_its_sums_end(
+    tmp_path, target, permuted, between, shape
+):
+    """Axis 0 numbers the terms of a sum, which the weight tells where the input does not."""
+    b, path, file = Builder(17), tmp_path / "f.onnx", tmp_path / "q.onnx"
+    x = b.input("x", shape)
+    weight = b.init(drawn(1, 4, 16) if permuted else drawn(1, 16, 4))
+    rows = b.op(between, x) if between else x
+    b.output(b.op("Gemm", rows, weight, transA=1, transB=permuted))
+    onnx.save(b.model(), path)
+    data = {"x": drawn(2, 48, 3)}  # three samples
+    found = quantization(path, data, target=target, repair=(), tune=False).graph
+    qb.save(found, file)
+    assert qb.load(file).digest == found.digest
+    x = drawn(2, 48, 3)[:16]
+    (wanted,) = qb.evaluate(found, {"x": x}).values()
+    assert wanted.shape == (3, 4) and any(node.op is DENSE for node in found.nodes)
+    # only sums of float32 differ
+    np.testing.assert_allclose(computed(file, LEVELS[0], x), wanted, rtol=0, atol=2e-5)
+    with pytest.raises(InputDataError, match="takes 16 examples at once and 8 are left over"):
+        quantization(path, {"x": drawn(2, 40, 3)}, target=target)
+
+
+@pytest.mark.parametrize("wished", [{}, {"repair": (), "tune": False}])
+def test_a_model_that_cannot_run_one_example_is_told_how_data_is_cut(tmp_path, wished):
+    b = Builder(17)
+    x = b.op("Transpose", b.input("x", ["k", "n"]), perm=[1, 0])
+    b.output(b.op("MatMul", x, b.init(drawn(1, 16, 4))))
+    onnx.save(b.model(), path := tmp_path / "f.onnx")
+    with pytest.raises(UnsupportedTargetError, match="cannot run") as told:
+        quantization(path, {"x": drawn(2, 16, 3)}, target="ort", **wished)
+    assert "fix axis 0 of 'x'" in told.value.fix
 
 
 @pytest.mark.parametrize(("target", "rows"), [("dynamic", False), ("dynamic-rows", True)])

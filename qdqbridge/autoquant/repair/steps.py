@@ -22,7 +22,7 @@ from qdqbridge.autoquant.repair.equalize import equalized
 from qdqbridge.autoquant.repair.gptq import with_rounding
 from qdqbridge.autoquant.repair.learn import learned
 from qdqbridge.autoquant.repair.smooth import smoothed
-from qdqbridge.autoquant.samples import Sample, Samples
+from qdqbridge.autoquant.samples import Sample, Samples, cut_along_examples
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.targets import Target
 from qdqbridge.autoquant.tuning import (
@@ -229,7 +229,8 @@ class FloatReference:
         picked = np.linspace(0, len(samples) - 1, min(limit, len(samples))).astype(int)
         self.samples = [samples[int(i)] for i in picked]
         run = runner(graph)
-        self._wanted = [[a.astype(np.float64) for a in run(sample)] for sample in self.samples]
+        with cut_along_examples(graph.inputs):
+            self._wanted = [[a.astype(np.float64) for a in run(sample)] for sample in self.samples]
 
     def sqnr(self, graph: Graph) -> float:
         """Returns the output SQNR of ``graph`` in dB; of several outputs the mean noise counts."""
