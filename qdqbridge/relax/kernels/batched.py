@@ -46,7 +46,7 @@ from qdqbridge.relax.kernels.micro import (
 from qdqbridge.relax.kernels.panels import Panel, pack_panel, stage_matrix
 from qdqbridge.relax.kernels.plain import Plain, PlainWriter
 from qdqbridge.relax.kernels.scaled import Scaled, ScaledWriter
-from qdqbridge.relax.kernels.script import T, prim_func
+from qdqbridge.relax.kernels.script import T, prim_func, root
 from qdqbridge.relax.kernels.views import Stride
 
 NUMBERS = 6
@@ -150,7 +150,7 @@ def build(description: Batched) -> Any:
             multiplier = T.arg("multiplier", T.buffer((1,), "float32"))
             extras = Extras(multiplier, T.arg("numbers", T.buffer((NUMBERS,), "int32")))
         y = argument("y", d.y, d.form.dtype)
-        with T.sblock("root"):
+        with root():
             _Batched(d, [flat(buffer) for buffer in (a, b, y)], extras, names).write()
 
     return prim_func(body)

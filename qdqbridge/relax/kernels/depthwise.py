@@ -31,7 +31,7 @@ from qdqbridge.relax.kernels.lanes import (
 from qdqbridge.relax.kernels.lookup import TABLE
 from qdqbridge.relax.kernels.loops import turns
 from qdqbridge.relax.kernels.micro import Tile, dots, parts
-from qdqbridge.relax.kernels.script import T, prim_func
+from qdqbridge.relax.kernels.script import T, prim_func, root
 
 Pair = tuple[int, int]
 _SUMS = 8
@@ -155,7 +155,7 @@ def build(description: Depthwise) -> Any:
         ends = T.arg("ends", T.buffer((ENDS + 1,), "int32"))
         table = T.arg("table", T.buffer((TABLE,), d.form.table)) if d.form.table else None
         y = T.arg("y", T.buffer(taken, d.form.dtype))
-        with T.sblock("root"):
+        with root():
             views = [flat(buffer) for buffer in (x, weights, y)]
             extras = Extras(multiplier=multiplier, numbers=ends, table=table)
             writer = Writer(d.cpu, d.form, extras, views[2])

@@ -16,7 +16,7 @@ from qdqbridge.relax.kernels.lookup import TABLE
 from qdqbridge.relax.kernels.loops import total_of
 from qdqbridge.relax.kernels.plain import Plain, PlainWriter
 from qdqbridge.relax.kernels.scaled import Scaled, ScaledWriter
-from qdqbridge.relax.kernels.script import T, prim_func
+from qdqbridge.relax.kernels.script import T, prim_func, root
 
 
 def build(description: Direct) -> Any:
@@ -46,7 +46,7 @@ def _body(parts: tuple[Direct, ...]) -> None:
     packed = [packed_weights(part, i) for i, part in enumerate(parts)]
     arguments = _arguments(d, other)
     y = T.arg("y", T.buffer(taken, d.form.dtype))
-    with T.sblock("root"):
+    with root():
         source, result = flat(x, "uint8" if d.paired else ""), flat(y)
         arguments = arguments if other is None else replace(arguments, other=flat(other))
         code = tirx.const(0.0, "float32") if d.floats else arguments.numbers[ENDS]

@@ -60,7 +60,7 @@ from qdqbridge.relax.kernels.loops import turns
 from qdqbridge.relax.kernels.operands import Open, leading
 from qdqbridge.relax.kernels.packing import pack, per_lane
 from qdqbridge.relax.kernels.scaled import Scaled, ScaledWriter
-from qdqbridge.relax.kernels.script import T, prim_func
+from qdqbridge.relax.kernels.script import T, prim_func, root
 
 _LAST = 255
 _LANES = 64
@@ -219,7 +219,7 @@ def build_codes(d: DynamicCodes) -> Any:
         count: Prim = 1
         for extent in shape:
             count = extent * count
-        with T.sblock("root"):
+        with root():
             _DynamicCodeLoops(d, flat(x), flat(y), count).write(scale, zero_point)
 
     return prim_func(body)
@@ -370,7 +370,7 @@ def build_product(description: DynamicProduct) -> Any:
         scales = T.arg("scales", T.buffer((d.lanes,), "float32"))
         bias = T.arg("bias", T.buffer((d.lanes,), "float32")) if added else None
         y = T.arg("y", T.buffer(taken, "float32"))
-        with T.sblock("root"):
+        with root():
             start = T.alloc_buffer((d.lanes,), "int32")
             multiplier = T.alloc_buffer((d.lanes,), "float32")
             lanes = d.cpu.lanes

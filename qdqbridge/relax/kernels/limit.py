@@ -16,7 +16,7 @@ from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.lanes import load, number, store
 from qdqbridge.relax.kernels.loops import turns
 from qdqbridge.relax.kernels.micro import Tile, elements_of, most_pixels
-from qdqbridge.relax.kernels.script import T, prim_func
+from qdqbridge.relax.kernels.script import T, prim_func, root
 
 _STEPS, _ROUNDS, _REPEATS = 128, 400, 7
 
@@ -42,7 +42,7 @@ def limit(cpu: Cpu, target: Any) -> float:
         x = T.arg("x", T.buffer((room,), kinds.source))
         w = T.arg("w", T.buffer((weights,), kinds.weight))
         y = T.arg("y", T.buffer((pixels * blocks * cpu.lanes,), "int32"))
-        with T.sblock("root"):
+        with root():
             tile = Tile(cpu, pixels, blocks)
             zeros = T.alloc_buffer((blocks * cpu.lanes,), "int32")
             for block in range(blocks):
@@ -71,7 +71,7 @@ def _limit_of_amx(target: Any) -> float:
         x = T.arg("x", T.buffer((2 * size,), "uint8"))
         w = T.arg("w", T.buffer((2 * size,), "int8"))
         y = T.arg("y", T.buffer((ROWS,), "int32"))
-        with T.sblock("root"):
+        with root():
             zeros = T.alloc_buffer((2 * LANES,), "int32")
             store(zeros, 0, number(0, "int32", 2 * LANES), 2 * LANES)
             configure(shape)

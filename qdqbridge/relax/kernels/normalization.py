@@ -48,7 +48,7 @@ from qdqbridge.relax.kernels.lanes import (
 )
 from qdqbridge.relax.kernels.loops import turns
 from qdqbridge.relax.kernels.operands import any_open
-from qdqbridge.relax.kernels.script import T, prim_func
+from qdqbridge.relax.kernels.script import T, prim_func, root
 
 _MOMENTS = 5
 """Entries of ``moments``."""
@@ -100,7 +100,7 @@ def build(normalize: Normalize) -> Any:
         moments = T.arg("moments", T.buffer((_MOMENTS,), "float64"))
         target = arguments(normalize.form)
         y = T.arg("y", T.buffer(shape, normalize.form.dtype))
-        with T.sblock("root"):
+        with root():
             writer = _NormalizedRow(normalize, flat(x), flat(y), affine, moments, target)
             shared = worth_sharing(normalize.tasks, normalize.shape, 2)
             with turns(extents.product * normalize.rows, parallel=shared) as row:

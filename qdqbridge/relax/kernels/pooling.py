@@ -24,7 +24,7 @@ from qdqbridge.relax.kernels.lanes import (
     wide,
 )
 from qdqbridge.relax.kernels.loops import turns
-from qdqbridge.relax.kernels.script import T, prim_func
+from qdqbridge.relax.kernels.script import T, prim_func, root
 
 Pair = tuple[int, int]
 _UNROLLED = 25
@@ -84,7 +84,7 @@ def build(pool: PoolKernel) -> Any:
             multipliers = T.arg("multipliers", T.buffer((windows,), "float32"))
             numbers = multipliers, T.arg("integers", T.buffer((4,), "int32"))
         y = T.arg("y", T.buffer(known(pool.outcome, batch), pool.form.dtype))
-        with T.sblock("root"):
+        with root():
             source, result = flat(x), flat(y)
             images = known(pool.operand, batch)[0]
             shared = worth_sharing(pool.tasks, pool.outcome, 2)

@@ -20,7 +20,7 @@ from qdqbridge.relax.kernels.loops import turns
 from qdqbridge.relax.kernels.operands import known_extent, leading
 from qdqbridge.relax.kernels.real_rows import LaneValues, open_pieces
 from qdqbridge.relax.kernels.reals import is_real, real_constant
-from qdqbridge.relax.kernels.script import T, prim_func
+from qdqbridge.relax.kernels.script import T, prim_func, root
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def build(d: RealNorm) -> Any:
         epsilon = T.arg("epsilon", T.buffer((1,), "float32"))
         y = T.arg("y", T.buffer(shape, "float32"))
         shared = worth_sharing(d.tasks, d.shape, 4)
-        with T.sblock("root"):
+        with root():
             source, result = flat(x), flat(y)
             with turns(rows, parallel=shared) as row:
                 _row(d, (source, factors, offsets, epsilon, result), bound(row * count), count)

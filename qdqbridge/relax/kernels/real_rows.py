@@ -34,7 +34,7 @@ from qdqbridge.relax.kernels.lanes import (
 from qdqbridge.relax.kernels.loops import total_of, turns
 from qdqbridge.relax.kernels.operands import any_open
 from qdqbridge.relax.kernels.reals import is_real
-from qdqbridge.relax.kernels.script import T, prim_func
+from qdqbridge.relax.kernels.script import T, prim_func, root
 from qdqbridge.relax.kernels.softmax import exponential
 
 _HALF = math.sqrt(0.5)
@@ -108,7 +108,7 @@ def build(d: RealRows) -> Any:
         x, y = (T.arg(name, T.buffer(shape, "float32")) for name in ("x", "y"))
         rows = total_of(shape[:-1])
         shared = worth_sharing(d.tasks, d.shape, 8)
-        with T.sblock("root"):
+        with root():
             views = flat(x), flat(y)
             if d.softmax:
                 with turns(rows, parallel=shared) as row:

@@ -22,7 +22,7 @@ from qdqbridge.relax.kernels.lanes import (
     wide,
 )
 from qdqbridge.relax.kernels.loops import turns
-from qdqbridge.relax.kernels.script import T, prim_func
+from qdqbridge.relax.kernels.script import T, prim_func, root
 
 SUM, LARGEST, SMALLEST = "sum", "largest", "smallest"
 
@@ -69,7 +69,7 @@ def build(reduce: Reduce) -> Any:
             multiplier = T.arg("multiplier", T.buffer((1,), "float32"))
             numbers = multiplier, T.arg("integers", T.buffer((4,), "int32"))
         y = T.arg("y", T.buffer(known(reduce.outcome, batch), reduce.form.dtype))
-        with T.sblock("root"):
+        with root():
             writer = _ReducedRows(reduce, flat(x), flat(y), numbers)
             shared = worth_sharing(reduce.tasks, reduce.operand)
             with turns(batch * reduce.rows, parallel=shared) as row:

@@ -40,7 +40,7 @@ from qdqbridge.relax.kernels.lanes import (
     store,
 )
 from qdqbridge.relax.kernels.loops import turns
-from qdqbridge.relax.kernels.script import T, prim_func
+from qdqbridge.relax.kernels.script import T, prim_func, root
 
 Table = NDArray[Any]
 
@@ -96,7 +96,7 @@ def build(resample: Resample) -> Any:
                 tables.append(T.arg(f"{name}_weights", T.buffer((sides * extent,), "float32")))
         target = arguments(r.form) if r.linear else None
         y = T.arg("y", T.buffer(known(r.outcome, batch), r.form.dtype))
-        with T.sblock("root"):
+        with root():
             write = (
                 _NearestCopy(r, flat(x), flat(y), tables)
                 if target is None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 from tvm.script import ir_builder
@@ -18,3 +19,16 @@ def prim_func(body: Callable[[], None]) -> Any:
         T.func_attr({"tirx.noalias": True})
         body()
     return builder.get()
+
+
+@contextmanager
+def root() -> Generator[None]:
+    """Opens the block that is a whole kernel.
+
+    Nobody asks what it reads and writes, so it says nothing of that: where a block leaves it open,
+    TVM 0.27 looks for it, two seconds in a product of open extents.
+    """
+    with T.sblock("root"):
+        T.reads()
+        T.writes()
+        yield

@@ -48,7 +48,7 @@ from qdqbridge.relax.kernels.lanes import (
 )
 from qdqbridge.relax.kernels.loops import total_of, turns
 from qdqbridge.relax.kernels.operands import any_open
-from qdqbridge.relax.kernels.script import T, prim_func
+from qdqbridge.relax.kernels.script import T, prim_func, root
 
 _INTEGERS = 2.0**52
 """A float64 in ``2**52 .. 2**53`` holds an integer in its lower bits."""
@@ -91,7 +91,7 @@ def build(softmax: SoftmaxKernel) -> Any:
         x = T.arg("x", T.buffer(shape, softmax.dtype))
         target = arguments(softmax.form)
         y = T.arg("y", T.buffer(shape, softmax.form.dtype))
-        with T.sblock("root"):
+        with root():
             rows, count = total_of(shape[: softmax.last]), total_of(shape[softmax.last :])
             writer = _SoftmaxRow(softmax, flat(x), flat(y), target, count)
             shared = worth_sharing(softmax.tasks, softmax.shape, 4)

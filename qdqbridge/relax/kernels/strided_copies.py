@@ -22,7 +22,7 @@ from qdqbridge.relax.kernels.lanes import (
 )
 from qdqbridge.relax.kernels.lookup import REGISTER, TABLE, permuted
 from qdqbridge.relax.kernels.loops import turns
-from qdqbridge.relax.kernels.script import T, prim_func
+from qdqbridge.relax.kernels.script import T, prim_func, root
 
 _TILE = 16
 """Rows and columns of the largest tile that is transposed in registers."""
@@ -93,7 +93,7 @@ def build(move: Move) -> Any:
             T.arg(f"y{i}", T.buffer(known(shape, batch), move.dtype))
             for i, shape in enumerate(move.outcomes)
         ]
-        with T.sblock("root"):
+        with root():
             sources, results = ([flat(buffer) for buffer in all_] for all_ in (operands, outcomes))
             if code is not None:
                 _fill(move.outcomes[0], results[0], code[0], batch)

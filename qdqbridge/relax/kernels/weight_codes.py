@@ -46,7 +46,7 @@ from qdqbridge.relax.kernels.operands import Open
 from qdqbridge.relax.kernels.packing import per_lane
 from qdqbridge.relax.kernels.plain import Plain, PlainWriter
 from qdqbridge.relax.kernels.reals import is_real, real_bias
-from qdqbridge.relax.kernels.script import T, prim_func
+from qdqbridge.relax.kernels.script import T, prim_func, root
 from qdqbridge.relax.kernels.weight_only import (
     BlockedCodes,
     along_lanes,
@@ -186,7 +186,7 @@ def build(description: CodesProduct) -> Any:
             zeros = T.arg("zeros", T.buffer(each, "uint8"))
         bias = T.arg("bias", T.buffer((d.blocks * lanes,), "float32"))
         y = T.arg("y", T.buffer(taken, "float32"))
-        with T.sblock("root"):
+        with root():
             shared = [flat(codes), flat(scales), None if zeros is None else flat(zeros), bias]
             _CodesProduct(d, flat(x), shared, flat(y)).write(rows)
 

@@ -35,7 +35,7 @@ from qdqbridge.relax.kernels.operands import extents
 from qdqbridge.relax.kernels.packing import padded, per_lane
 from qdqbridge.relax.kernels.plain import Plain, PlainWriter
 from qdqbridge.relax.kernels.reals import is_real, real_bias
-from qdqbridge.relax.kernels.script import T, prim_func
+from qdqbridge.relax.kernels.script import T, prim_func, root
 from qdqbridge.relax.tensors import lasting
 
 Shape = tuple["int | None", ...]
@@ -98,7 +98,7 @@ def build(description: WeightOnly) -> Any:
         tensors += [T.arg(name, T.buffer(shared, "float32")) for name in ("scales", "zeros")]
         bias = T.arg("bias", T.buffer((d.blocks * lanes,), "float32"))
         y = T.arg("y", T.buffer(taken, "float32"))
-        with T.sblock("root"):
+        with root():
             views = [flat(tensor) for tensor in tensors]
             _WeightOnly(d, views, bias, flat(y)).write(batch)
 

@@ -16,7 +16,7 @@ from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite, wide
-from qdqbridge.relax.kernels.script import T, prim_func
+from qdqbridge.relax.kernels.script import T, prim_func, root
 
 _REAL = "float32"
 _RULES = ("linear", "gated", "delta", "gated_delta")
@@ -132,7 +132,7 @@ def _function(r: _Recurrence, extents: Sequence[Sequence[Any]]) -> Any:
         q, k, v, *rest = given
         decay = rest.pop(0) if r.gated else None
         beta = rest.pop(0) if r.corrected else None
-        with T.sblock("root"):
+        with root():
             sums = T.alloc_buffer((values,), _REAL)
             with T.serial(batch) as b, T.serial(r.heads) as h:
                 with T.serial(keys) as i, T.serial(values) as j:
