@@ -59,12 +59,11 @@ def cut_along_examples(inputs: Sequence[Value]) -> Generator[None, None, None]:
         names = ", ".join(f"'{value.name}'" for value in inputs if examples(value) is None)
         if not names:
             raise
+        fix = f"fix axis 0 of {names} in the model, if that does not number examples: data is cut "
+        fix += "along it, one at a time"
+        fixes = f"{error.fix}; or {fix}" if error.fix else fix
         raise UnsupportedTargetError(
-            error.what,
-            where=error.where,
-            why=error.why,
-            fix=f"fix axis 0 of {names} in the model, if that does not number examples: "
-            "data is cut along it, one at a time",
+            error.what, where=error.where, why=error.why, fix=fixes
         ) from error
 
 
