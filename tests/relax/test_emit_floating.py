@@ -201,6 +201,9 @@ def test_resize() -> None:
         "Resize", [real(1, 1, 3, 4, 5), None, const([1, 1, 2, 1, 1.5], np.float32)], mode="linear"
     )
     m.add("Resize", [real(2, 3), None, const([2, 3], np.float32)], label="exact", mode="nearest")
+    nothing = const([1, 1, 0.7, 2], np.float32)  # of one row there are 0.7, which is none
+    for mode in ("linear", "cubic"):
+        m.add("Resize", [real(1, 2, 1, 5), None, nothing], mode=mode)
     close(m, ulps=16, terms=32)
 
 

@@ -140,7 +140,7 @@ def _weights(attributes: ResizeAttrs, axis: int, length: int, size: int) -> NDAr
 
 def _along(scope: EmissionScope, x: Expr, axis: int, matrix: NDArray[np.float32]) -> Expr:
     """Returns the product of a sparse matrix with an axis of ``x``."""
-    count = max(int((matrix != 0).sum(axis=1).max()), 1)
+    count = int((matrix != 0).sum(axis=1).max(initial=1))
     taps = np.sort(np.argsort(matrix == 0, axis=1, kind="stable")[:, :count], axis=1)
     column = [-1 if i == axis else 1 for i in range(scope.rank(x))]
     total: Expr = None
