@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import tvm
 from numpy.typing import NDArray
-from tvm import ir, relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm import relax
 
 from qdqbridge.arguments import path_of
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
@@ -28,16 +27,13 @@ from qdqbridge.relax import saving
 from qdqbridge.relax.emit import emit
 from qdqbridge.relax.files import without_lines
 from qdqbridge.relax.instructions import features_of, missing_features, need_features
-from qdqbridge.relax.integer_power import integer_power
 from qdqbridge.relax.interrupts import raise_interrupt
 from qdqbridge.relax.kernels.cpu import HOST, cpu_of, host_threads, target_of
 from qdqbridge.relax.kernels.emit import emit_plan
 from qdqbridge.relax.kernels.plan import plan
-from qdqbridge.relax.nonfinite import NONFINITE
-from qdqbridge.relax.product_loops import along_columns
+from qdqbridge.relax.lowering import lowered
 from qdqbridge.relax.tensors import PLAIN, aligned, to_array, to_tensor
 from qdqbridge.relax.threads import Caller
-from qdqbridge.relax.tiling import untiled
 
 KERNELS = ("fast", "reference")
 
@@ -293,41 +289,6 @@ def thread_count(threads: Any) -> int:
     if not isinstance(threads, (int, np.integer)) or threads < 1:
         raise InputDataError(f"threads is {threads!r}", fix="give a whole number from 1 on")
     return int(threads)
-
-
-_LOWERINGS: Mapping[str, Callable[[relax.BlockBuilder, ir.Call], relax.Expr | None]] = {
-    "relax.tile": untiled,
-    "relax.power": integer_power,
-    "relax.matmul": along_columns,
-    **NONFINITE,
-}
-"""Operators that TVM would lower to something else than they mean, or to slow loops. They stay
-what they are in the modules that are shown, saved and partitioned; only what is compiled is
-rewritten."""
-
-
-def lowered(module: ir.IRModule) -> ir.IRModule:
-    """Returns the module with right lowerings in the place of the calls that need them."""
-    lowering = _Lowering(module)
-    for variable, function in module.functions.items():
-        if isinstance(function, relax.Function):
-            changed: Any = lowering.visit_expr(function)
-            lowering.builder_.update_func(variable, changed)
-    return lowering.builder_.get()
-
-
-@mutator
-class _Lowering(PyExprMutator):
-    """Rewrites the calls of one module."""
-
-    def visit_call_(self, op: ir.Call) -> relax.Expr:
-        made: Any = self.visit_expr_post_order(op)
-        row = _LOWERINGS.get(str(getattr(made.op, "name", "")))
-        if row is None:
-            return made
-        call: Any = self.builder_.normalize(made)
-        rewritten = row(self.builder_, call)
-        return made if rewritten is None else rewritten
 
 
 def load_executable(path: Path) -> Executable:

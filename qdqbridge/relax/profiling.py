@@ -21,6 +21,7 @@ from qdqbridge.qnn.emit.scope import Expr, reason
 from qdqbridge.relax.emit.module import ModuleEmitter
 from qdqbridge.relax.interrupts import raise_interrupt
 from qdqbridge.relax.kernels.cpu import target_of
+from qdqbridge.relax.lowering import lowered
 from qdqbridge.relax.statistics import FACTS, SIDE, SPLIT, both, extremes
 
 Array = NDArray[Any]
@@ -92,7 +93,7 @@ class ProfilingModule:
         self.module: ir.IRModule = emitter.emit(graph)[0]
         resolved = target_of(target)
         try:
-            library = tvm.compile(self.module, resolved)
+            library = tvm.compile(lowered(self.module), resolved)
         except Exception as error:  # whatever a pass or LLVM raises
             raise_interrupt(error)
             raise UnsupportedTargetError(
