@@ -55,7 +55,7 @@ _QUANTIZING = ("QuantizeLinear", "DequantizeLinear")
 _FIXED = {
     "Resize": ("in_1", "in_2", "in_3"),
     "Upsample": ("in_1",),
-    "DynamicQuantizeLSTM": ("in_1", "in_2"),
+    **dict.fromkeys(("DynamicQuantizeLSTM", "LSTM", "GRU"), ("in_1", "in_2")),
 }
 """Operands that onnxruntime wants to be initializers: its shape inference, and kernels that pack
 weights and add in another order where they cannot."""

@@ -29,6 +29,7 @@ from qdqbridge.onnx_io.older_forms import renewed
 from qdqbridge.onnx_io.operators_known import check_known
 from qdqbridge.onnx_io.results import Results
 from qdqbridge.onnx_io.shapes import declared_types, shape_of
+from qdqbridge.onnx_io.sparse import densify
 from qdqbridge.onnx_io.structure import check_names, check_text, sort_nodes
 from qdqbridge.onnx_io.tensors import constant_from_proto, dtype_of
 from qdqbridge.ops.folding import Budget
@@ -67,6 +68,7 @@ def read_proto(model: onnx.ModelProto, path: Path, normal: Callable[[Graph], Gra
     check_text(model, str(path))
     model = inline_functions(model, str(path))
     check_names(model.graph, str(path))
+    densify(model.graph, path.parent, str(path))
     check_known(model, str(path))
     if 0 < default_opset(model) < OLDEST_READ:
         sort_nodes(model.graph, str(path))

@@ -72,7 +72,7 @@ def check_names(graph: onnx.GraphProto, file: str) -> None:
 
     Raises:
         InvalidModelError: A name is defined twice, an input has no type, or there is no output.
-        UnsupportedModelError: An input or output is a map, or there are sparse initializers.
+        UnsupportedModelError: An input or output is a map.
     """
     defined: dict[str, str] = {}
     initializers = [t.name for t in graph.initializer] + [
@@ -102,12 +102,6 @@ def check_names(graph: onnx.GraphProto, file: str) -> None:
     inputs = [value for value in graph.input if value.name not in twice]
     _check_tensors("input", inputs, file)
     _check_tensors("output", graph.output, file)
-    if graph.sparse_initializer:
-        raise UnsupportedModelError(
-            "sparse initializers have no counterpart here",
-            where=f"{file}, '{graph.sparse_initializer[0].values.name}'",
-            fix="export the model with dense initializers",
-        )
 
 
 def _check_tensors(what: str, values: Iterable[onnx.ValueInfoProto], file: str) -> None:

@@ -141,6 +141,11 @@ class NodeView:
         attribute = self._typed(name, AttributeProto.FLOATS)
         return default if attribute is None else tuple(float(f) for f in attribute.floats)
 
+    def strings(self, name: str) -> tuple[str, ...]:
+        """Returns a list of strings; an empty one where it is absent."""
+        found = self._typed(name, AttributeProto.STRINGS)
+        return () if found is None else tuple(text.decode() for text in found.strings)
+
     def tensor(self, name: str) -> NDArray[Any] | None:
         """Returns a tensor attribute."""
         attribute = self._typed(name, AttributeProto.TENSOR)

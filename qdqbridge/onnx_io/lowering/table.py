@@ -17,6 +17,7 @@ from qdqbridge.onnx_io.lowering import (
     pooling,
     qonnx,
     quark,
+    recurrent,
 )
 from qdqbridge.onnx_io.lowering.site import MICROSOFT, LoweringSite
 from qdqbridge.onnx_io.model_file import ONNX_DOMAINS
@@ -66,6 +67,9 @@ LOWERINGS: tuple[Lowering, ...] = (
     _microsoft("QLinearConv", 8, 9, convolution.qlinear_conv),
     Lowering("", "ConvInteger", 2, 4, convolution.conv_integer),
     _microsoft("FusedConv", 2, 4, convolution.fused_conv),
+    Lowering("", "LSTM", 3, 8, recurrent.steps_first),
+    Lowering("", "GRU", 3, 6, recurrent.steps_first),
+    Lowering("", "RNN", 3, 6, recurrent.steps_first),
     Lowering("", "QLinearMatMul", 8, 8, matrix.qlinear_matmul),
     _microsoft("QLinearMatMul", 8, 8, matrix.qlinear_matmul),
     _microsoft("QGemm", 6, 9, matrix.qgemm),
