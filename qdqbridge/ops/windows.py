@@ -48,6 +48,15 @@ def extents(
     return tuple(result)
 
 
+def reaching(size: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int]) -> int:
+    """Returns the end padding as far as the windows of ``ceil_mode`` reach along one axis.
+
+    Less than there is where a last window would start in it: ONNX leaves that one out.
+    """
+    (windows,) = extents((size,), (kernel,), (stride,), (dilation,), pads, ceil_mode=True)
+    return max(0, (windows - 1) * stride + span(kernel, dilation) - size - pads[0])
+
+
 def fitted(
     size: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int]
 ) -> tuple[int, int, int]:

@@ -215,6 +215,20 @@ def test_average_pool_differs_at_midpoints_of_odd_zero_points_only():
         assert difference.max() == (1 if differs else 0)
 
 
+@pytest.mark.parametrize("last", [0, 1])
+@pytest.mark.parametrize("pads", [[0, 0, 0, 0], [1, 0, 1, 1], [1, 1, 0, 1]])
+def test_average_pool_divides_by_all_elements_of_a_window_that_leaves_the_image(last, pads):
+    case = Case(Builder(17))
+    b, x = case.builder, case.stored("x", [2, 6, 7, 3] if last else [2, 3, 6, 7], np.uint8, 1)
+    inputs = (x, *X.names(b), *Q(0.03, 100).names(b))
+    y = b.op(
+        "QLinearAveragePool", *inputs, domain=MS, kernel_shape=[3, 3], strides=[2, 3], pads=pads,
+        ceil_mode=1, count_include_pad=1, channels_last=last,
+    )  # fmt: skip
+    model = case.model(y, elem=UINT8)
+    assert np.array_equal(run(canonical(model), case.feeds)[0], ort_run(model, case.feeds)[0])
+
+
 @pytest.mark.idiom("K6")
 @pytest.mark.parametrize("given", ["", "x", "y"])
 def test_left_out_zero_points_are_zero(given):

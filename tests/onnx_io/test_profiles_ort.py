@@ -137,6 +137,27 @@ def pool(net: Net) -> str:
     return net.fake(net.op("AveragePool", x, kernel_shape=[2, 2], dilations=[1, 1]), *Y)
 
 
+@pytest.mark.parametrize(
+    ("pads", "include", "broken"),
+    [([0, 0, 0, 0], 1, True), ([0, 0, 1, 1], 1, False), ([0, 0, 0, 0], 0, False)],
+)
+def test_elements_beyond_the_padding_are_counted(
+    pads: list[int], include: int, broken: bool, tmp_path: Path
+) -> None:
+    def build(net: Net) -> str:
+        y = net.op(
+            "AveragePool", net.fake("x", *X), kernel_shape=[3, 3], strides=[2, 2], pads=pads,
+            ceil_mode=1, count_include_pad=include,
+        )  # fmt: skip
+        return net.fake(y, *Y)
+
+    path = saved(build, tmp_path)
+    assert ("counted-padding" in {finding.rule for finding in check(path)}) == broken
+    x = np.random.default_rng(5).normal(size=(2, 4, 6, 6)).astype(np.float32)
+    plain, fused = (computed(path, x, f"ORT_{level}_ALL") for level in ("DISABLE", "ENABLE"))
+    assert (np.abs(plain - fused).max() > 2 * Y[0]) == broken
+
+
 def int8_past_reshape(net: Net) -> str:
     shape = net.constant(np.array([-1, 6], np.int64))
     x = net.op("Reshape", net.fake("x", *SYMMETRIC), shape)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from qdqbridge.onnx_io.lowering.layout import to_first, to_last, transposed, usual_rank
 from qdqbridge.onnx_io.lowering.site import LoweringSite
+from qdqbridge.ops.windows import reaching
 
 
-def _average(site: LoweringSite, op_type: str) -> None:
+def _average(site: LoweringSite, op_type: str, window: Mapping[str, Any] | None = None) -> None:
     x, sx, zx, sy, zy = (site.input(i) for i in range(5))
     last = site.flag("channels_last")
     kernel = site.ints("kernel_shape", None)
@@ -14,7 +18,8 @@ def _average(site: LoweringSite, op_type: str) -> None:
     like = x
     if last:
         x = transposed(site, x, to_first(rank))
-    real = site.op(op_type, [site.dequantize(x, sx, zx)], **site.same_attributes("channels_last"))
+    given = site.same_attributes("channels_last") if window is None else window
+    real = site.op(op_type, [site.dequantize(x, sx, zx)], **given)
     output = site.proto.output[0]
     stored = site.quantize(real, sy, zy, like, "" if last else output)
     if last:
@@ -29,7 +34,42 @@ def average_pool(site: LoweringSite) -> None:
     Source: onnxruntime docs/ContribOperators.md,
     contrib_ops/cpu/quantization/qlinear_pool.cc.
     """
-    _average(site, "AveragePool")
+    _average(site, "AveragePool", _whole_windows(site))
+
+
+def _whole_windows(site: LoweringSite) -> Mapping[str, Any]:
+    """Returns the attributes of the pool, its last windows within the padding.
+
+    Where padding counts, onnxruntime's kernel counts what ``ceil_mode`` adds to it too: it divides
+    by all elements of a window, ONNX's AveragePool by those within the image and its ``pads``.
+
+    Raises:
+        UnsupportedQuantization: An extent of the image is open.
+    """
+    given = site.same_attributes("channels_last")
+    counted = given.get("ceil_mode") and given.get("count_include_pad")
+    if not counted or given.get("auto_pad", b"NOTSET") != b"NOTSET":
+        return given
+    kernel = given["kernel_shape"]
+    count = len(kernel)
+    strides, pads = given.get("strides") or [1] * count, given.get("pads") or [0] * 2 * count
+    shape = site.known.shape(site.input(0)) or ()
+    first = 1 if site.flag("channels_last") else 2
+    image = [extent for extent in shape[first : first + count] if isinstance(extent, int)]
+    if len(image) != count:
+        raise site.refusal(
+            "the image's extents are open",
+            f"its shape is {list(shape)}, and what ceil_mode adds counts as padding",
+            "give the extents, or leave out count_include_pad",
+        )
+    ends = [
+        max(
+            pads[count + i],
+            reaching(image[i], kernel[i], strides[i], 1, (pads[i], pads[count + i])),
+        )
+        for i in range(count)
+    ]
+    return {**given, "pads": [*pads[:count], *ends], "ceil_mode": 0}
 
 
 def global_average_pool(site: LoweringSite) -> None:

@@ -28,6 +28,7 @@ from qdqbridge.onnx_io.profiles.ort_fusion import (
 )
 from qdqbridge.onnx_io.profiles.shared_rules import bias_ratio
 from qdqbridge.ops.accumulator import BIAS_MOVES
+from qdqbridge.ops.windows import reaching
 
 _SELECTORS = "onnxruntime qdq_selectors.cc; measured on 1.31.1"
 _UNARY = frozenset({"AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid", "Softmax"})
@@ -293,6 +294,26 @@ def _dilations(view: FileView, node: FileNode) -> Reason | None:
     return Reason("QLinearAveragePool does not have the attribute dilations", (node.output,))
 
 
+def _counted_beyond(view: FileView, node: FileNode) -> Reason | None:
+    given = node.attributes
+    if node.op != "AveragePool" or not given.get("ceil_mode"):
+        return None
+    if not given.get("count_include_pad") or any(c(view, node) for c in (_operands, _result)):
+        return None
+    kernel = given["kernel_shape"]
+    rank = len(kernel)
+    strides, pads = given.get("strides") or [1] * rank, given.get("pads") or [0] * 2 * rank
+    image = (view.shape(node.input(0)) or (None,) * (2 + rank))[2:]
+    for axis, extent in enumerate(image):
+        both = (pads[axis], pads[rank + axis])
+        if not isinstance(extent, int):
+            return Reason("its last windows may reach beyond the padding", (node.output,))
+        if reaching(extent, kernel[axis], strides[axis], 1, both) > both[1]:
+            return Reason(f"its last windows reach beyond the padding of axis {axis + 2}, and all "
+                          "their elements are counted", (node.output,))  # fmt: skip
+    return None
+
+
 def _small_floats(view: FileView, node: FileNode) -> Reason | None:
     if node.op not in ("Conv", "Gemm", "MatMul") or _operands(view, node):
         return None
@@ -407,6 +428,11 @@ RULES: tuple[Demand, ...] = (
         "no-dilations", "AveragePool", _between(_dilations),
         "onnxruntime 1.31.1: 'Unrecognized attribute: dilations'", Effect.REFUSED,
         "leave the attribute out",
+    ),
+    Demand(
+        "counted-padding", "AveragePool", _between(_counted_beyond),
+        "onnxruntime qlinear_pool.cc; measured on 1.32: up to 44 % of a result in a corner",
+        Effect.OTHER, "leave out ceil_mode or count_include_pad, or run without optimizations",
     ),
     Demand(
         "no-small-floats", "Conv, Gemm, MatMul", _between(_small_floats),

@@ -10,6 +10,7 @@ from qdqbridge.graph.lenses import call_attributes
 from qdqbridge.graph.operator import Attributes, Flow
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, PoolAttrs, ReduceAttrs
 from qdqbridge.ops.reduction import REDUCE_SUM, reduction_of
+from qdqbridge.ops.windows import reaching, span
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr, unsupported
 
 Emit = Callable[[EmissionScope, Node, list[Expr]], Expr]
@@ -28,18 +29,15 @@ def window_pads(
         return tuple(pads)
     extents = [have[axis] for axis in scope.spatial(node, rank + 2)]
     for i in range(rank):
-        span = (attributes.kernel_shape[i] - 1) * attributes.dilations[i] + 1
-        stride = attributes.strides[i]
-        if not isinstance(extents[i], int):
-            if pads[rank + i] + stride > span:
-                raise unsupported(node, "a last window may start in the padding, or may not")
+        kernel, stride = attributes.kernel_shape[i], attributes.strides[i]
+        dilation = attributes.dilations[i]
+        if isinstance(extents[i], int):
+            both = (pads[i], pads[rank + i])
+            pads[rank + i] = reaching(extents[i], kernel, stride, dilation, both)
+        elif pads[rank + i] + stride > span(kernel, dilation):
+            raise unsupported(node, "a last window may start in the padding, or may not")
+        else:
             pads[rank + i] += stride - 1
-            continue
-        data = extents[i] + pads[i]
-        windows = -(-(data + pads[rank + i] - span) // stride) + 1
-        if (windows - 1) * stride >= data:
-            windows -= 1
-        pads[rank + i] = max(0, (windows - 1) * stride + span - data)
     return tuple(pads)
 
 

@@ -28,7 +28,7 @@ At = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class _RecurrentLayer:
     """What the loops compute.
 
     Attributes:
@@ -49,7 +49,7 @@ class _Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _RecurrentStep:
     """Where one step of one row of the batch is: the buffers, and the places that stand still.
 
     Attributes:
@@ -60,7 +60,7 @@ class _Step:
         time: Which step.
     """
 
-    layer: _Layer
+    layer: _RecurrentLayer
     buffers: Mapping[str, Any]
     direction: int
     row: Any
@@ -111,7 +111,7 @@ class _Step:
 # ---- what a step does ---------------------------------------------------------------------------
 
 
-def _lstm_step(step: _Step) -> None:
+def _lstm_step(step: _RecurrentStep) -> None:
     """Gates i, o, f, c; functions of gates, of the new part, of the cell."""
     step.add_product("sums", 0, 4, lambda k: step.state("state", k))
     with T.serial(step.layer.size) as j:
@@ -126,7 +126,7 @@ def _lstm_step(step: _Step) -> None:
         step.keep("state", j, out * step.made(2, new))
 
 
-def _gru_step(step: _Step) -> None:
+def _gru_step(step: _RecurrentStep) -> None:
     """Gates z, r, h; functions of gates, of the new state."""
     size, inner = step.layer.size, step.buffers["inner"]
     step.add_product("sums", 0, 2, lambda k: step.state("state", k))
@@ -149,14 +149,14 @@ def _gru_step(step: _Step) -> None:
         step.keep("state", j, (one - update) * new + update * step.state("state", j))
 
 
-def _rnn_step(step: _Step) -> None:
+def _rnn_step(step: _RecurrentStep) -> None:
     step.add_product("sums", 0, 1, lambda k: step.state("state", k))
     with T.serial(step.layer.size) as j:
         step.keep("state", j, step.made(0, step.sum(0, j)))
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _RecurrentKind:
     """One of the three operators.
 
     Attributes:
@@ -169,13 +169,13 @@ class _Kind:
     gates: int
     functions: tuple[str, ...]
     states: tuple[str, ...]
-    step: Callable[[_Step], None]
+    step: Callable[[_RecurrentStep], None]
 
 
-_KINDS: Mapping[str, _Kind] = {
-    "LSTM": _Kind(4, ("Sigmoid", "Tanh", "Tanh"), ("state", "cell"), _lstm_step),
-    "GRU": _Kind(3, ("Sigmoid", "Tanh"), ("state",), _gru_step),
-    "RNN": _Kind(1, ("Tanh",), ("state",), _rnn_step),
+_KINDS: Mapping[str, _RecurrentKind] = {
+    "LSTM": _RecurrentKind(4, ("Sigmoid", "Tanh", "Tanh"), ("state", "cell"), _lstm_step),
+    "GRU": _RecurrentKind(3, ("Sigmoid", "Tanh"), ("state",), _gru_step),
+    "RNN": _RecurrentKind(1, ("Tanh",), ("state",), _rnn_step),
 }
 _DIRECTIONS: Mapping[str, tuple[bool, ...]] = {
     "forward": (False,),
@@ -192,7 +192,7 @@ def _recurrent(name: str) -> Composition:
     return lambda site: _composed(site, _KINDS[name])
 
 
-def _composed(site: CompositionSite, kind: _Kind) -> Sequence[Expr]:
+def _composed(site: CompositionSite, kind: _RecurrentKind) -> Sequence[Expr]:
     direction = site.onnx.string("direction", "forward")
     if direction not in _DIRECTIONS:
         raise NoRow(f"its direction is '{direction}'")
@@ -222,7 +222,7 @@ def _composed(site: CompositionSite, kind: _Kind) -> Sequence[Expr]:
     if kind.step is _lstm_step and site.has(7):
         operands.append(_real(site, 7))
         own.append("peepholes")
-    layer = _Layer(
+    layer = _RecurrentLayer(
         size, turns, activations(site.onnx, kind.functions, len(turns)), tuple(own), reset_first,
         coupled=bool(site.onnx.int_("input_forget", 0)),
     )  # fmt: skip
@@ -244,7 +244,7 @@ def _real(site: CompositionSite, index: int) -> Expr:
     return found
 
 
-def _sums(site: CompositionSite, kind: _Kind, x: Expr, directions: int, size: int) -> Expr:
+def _sums(site: CompositionSite, kind: _RecurrentKind, x: Expr, directions: int, size: int) -> Expr:
     """Returns what all steps add of their input and of biases, (steps, batch, directions, k H)."""
     length, batch, width = site.extents(x)
     count = kind.gates * size
@@ -271,7 +271,9 @@ def _biases(site: CompositionSite, directions: int, count: int) -> list[Expr]:
     ]
 
 
-def _recurrent_bias(site: CompositionSite, kind: _Kind, directions: int, size: int) -> Expr:
+def _recurrent_bias(
+    site: CompositionSite, kind: _RecurrentKind, directions: int, size: int
+) -> Expr:
     count = kind.gates * size
     if site.has(3):
         return _biases(site, directions, count)[1]
@@ -279,7 +281,7 @@ def _recurrent_bias(site: CompositionSite, kind: _Kind, directions: int, size: i
 
 
 def _called(
-    site: CompositionSite, kind: _Kind, layer: _Layer, operands: Sequence[Expr],
+    site: CompositionSite, kind: _RecurrentKind, layer: _RecurrentLayer, operands: Sequence[Expr],
     shapes: Sequence[tuple[Extent, ...]],
 ) -> list[Expr]:  # fmt: skip
     """Emits a call of the loops; returns the results of all steps, and what is carried last."""
@@ -292,7 +294,9 @@ def _called(
     return [site.scope.emit(site.scope.item(both, index)) for index in range(len(shapes))]
 
 
-def _function(kind: _Kind, layer: _Layer, operands: Sequence[tuple[Sequence[Extent], str]]) -> Any:
+def _function(
+    kind: _RecurrentKind, layer: _RecurrentLayer, operands: Sequence[tuple[Sequence[Extent], str]]
+) -> Any:
     """Returns the PrimFunc ``(sums, weights, bias?, own..., y, state, cell?)``."""
     opened: dict[str, Any] = {}
 
@@ -331,7 +335,7 @@ def _function(kind: _Kind, layer: _Layer, operands: Sequence[tuple[Sequence[Exte
                         _clear(y, layer, (direction, row))
                     with T.serial(steps) as passed:
                         time = steps - 1 - passed if turned else passed
-                        step = _Step(layer, buffers, direction, row, time)
+                        step = _RecurrentStep(layer, buffers, direction, row, time)
                         with T.serial(count) as j:
                             added = buffers["given"][time, row, direction, j]
                             T.buffer_store(buffers["sums"], added, [j])
@@ -343,7 +347,11 @@ def _function(kind: _Kind, layer: _Layer, operands: Sequence[tuple[Sequence[Exte
 
 
 def _begin(
-    kind: _Kind, layer: _Layer, buffers: Mapping[str, Any], direction: int, row: Any
+    kind: _RecurrentKind,
+    layer: _RecurrentLayer,
+    buffers: Mapping[str, Any],
+    direction: int,
+    row: Any,
 ) -> None:
     """Stores what a row starts with."""
     with T.serial(layer.size) as j:
@@ -353,7 +361,7 @@ def _begin(
             T.buffer_store(buffers[name], value, [direction, row, j])
 
 
-def _clear(y: Any, layer: _Layer, at: tuple[int, Any]) -> None:
+def _clear(y: Any, layer: _RecurrentLayer, at: tuple[int, Any]) -> None:
     """Stores zeros for all steps: those beyond a sequence's length keep them."""
     direction, row = at
     with T.serial(y.shape[0]) as time, T.serial(layer.size) as j:

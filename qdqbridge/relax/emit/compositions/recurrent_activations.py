@@ -79,7 +79,7 @@ def _softplus(x: Any, alpha: float, beta: float) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class _Function:
+class _RecurrentFunction:
     """One of ONNX's functions.
 
     Attributes:
@@ -93,18 +93,18 @@ class _Function:
     beta: float | None = None
 
 
-_FUNCTIONS: Mapping[str, _Function] = {
-    "sigmoid": _Function(_sigmoid),
-    "tanh": _Function(_tanh),
-    "relu": _Function(_relu),
-    "affine": _Function(_affine, math.nan, math.nan),
-    "leakyrelu": _Function(_leaky_relu, 0.01),
-    "thresholdedrelu": _Function(_thresholded_relu, math.nan),
-    "scaledtanh": _Function(_scaled_tanh, math.nan, math.nan),
-    "hardsigmoid": _Function(_hard_sigmoid, 0.2, 0.5),
-    "elu": _Function(_elu, 1.0),
-    "softsign": _Function(_softsign),
-    "softplus": _Function(_softplus),
+_FUNCTIONS: Mapping[str, _RecurrentFunction] = {
+    "sigmoid": _RecurrentFunction(_sigmoid),
+    "tanh": _RecurrentFunction(_tanh),
+    "relu": _RecurrentFunction(_relu),
+    "affine": _RecurrentFunction(_affine, math.nan, math.nan),
+    "leakyrelu": _RecurrentFunction(_leaky_relu, 0.01),
+    "thresholdedrelu": _RecurrentFunction(_thresholded_relu, math.nan),
+    "scaledtanh": _RecurrentFunction(_scaled_tanh, math.nan, math.nan),
+    "hardsigmoid": _RecurrentFunction(_hard_sigmoid, 0.2, 0.5),
+    "elu": _RecurrentFunction(_elu, 1.0),
+    "softsign": _RecurrentFunction(_softsign),
+    "softplus": _RecurrentFunction(_softplus),
 }
 """By their names, which ONNX reads in any case. ThresholdedRelu's ``alpha`` is 1 by default in ONNX
 and 0 in onnxruntime 1.32, which computes zeros for the two that have no default in ONNX."""
@@ -142,7 +142,7 @@ def activations(
     return tuple(tuple(made[start : start + per]) for start in range(0, len(made), per))
 
 
-def _bound(function: _Function, alpha: float, beta: float, clip: float) -> Activation:
+def _bound(function: _RecurrentFunction, alpha: float, beta: float, clip: float) -> Activation:
     def compute(x: Any) -> Any:
         within = tirx.max(tirx.min(x, _number(clip)), _number(-clip)) if clip > 0 else x
         return function.compute(within, alpha, beta)
