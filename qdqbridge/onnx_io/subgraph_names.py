@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from onnx import AttributeProto, GraphProto, NodeProto, ValueInfoProto
 
-_RANKED = "Scan"
-"""onnxruntime needs the ranks of what this operator's body gives."""
+_RANKED, _STACKING = "Scan", "Loop"
+"""onnxruntime needs the ranks of what the first one's body gives, and extents of what the second
+one's stacks: of no steps that is empty, and has the shape that is declared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +71,12 @@ def renamed_attribute(
         copy.t.ClearField("name")
         copy.t.ClearField("doc_string")
     for index, body in enumerate(bodies(copy)):
-        _normalize(body, names, counter, f"body_{index}", ranked=op_type == _RANKED)
+        _normalize(body, names, counter, f"body_{index}", op_type)
     return copy
 
 
 def _normalize(
-    body: GraphProto, outer: Mapping[str, str], counter: Counter, name: str, *, ranked: bool
+    body: GraphProto, outer: Mapping[str, str], counter: Counter, name: str, op_type: str
 ) -> None:
     """Numbers every tensor that ``body`` defines and drops what computes nothing."""
     names = dict(outer)
@@ -85,15 +86,32 @@ def _normalize(
     body.name = name
     for field in ("doc_string", "value_info", "metadata_props", "quantization_annotation"):
         body.ClearField(field)
+    forget = forget_extents if op_type == _RANKED else forget_shape
     for value in (*body.input, *body.output):
         value.ClearField("doc_string")
-        (forget_extents if ranked else forget_shape)(value)
+    for value in (*body.input, *not_stacked(op_type, body)):
+        forget(value)
     for node in body.node:
         for field in ("name", "doc_string", "metadata_props"):
             node.ClearField(field)
         renamed = [renamed_attribute(node.op_type, a, names, counter) for a in node.attribute]
         del node.attribute[:]
         node.attribute.extend(renamed)
+
+
+def not_stacked(op_type: str, body: GraphProto) -> list[ValueInfoProto]:
+    """Returns the results of a body but those of known extents that a Loop stacks.
+
+    They stand behind its condition and what is carried.
+    """
+    first = len(body.input) - 1 if op_type == _STACKING else len(body.output)
+    return [
+        value
+        for index, value in enumerate(body.output)
+        if index < first
+        or not value.type.tensor_type.HasField("shape")
+        or any(dim.dim_value <= 0 for dim in value.type.tensor_type.shape.dim)
+    ]
 
 
 def forget_extents(value: ValueInfoProto) -> None:

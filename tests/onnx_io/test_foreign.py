@@ -173,6 +173,43 @@ def test_a_loop_is_carried() -> None:
     assert last.tolist() == [3, 3] and scanned.shape == (3, 2)
 
 
+def test_a_loop_of_no_steps_stacks_what_is_declared(tmp_path: Path) -> None:
+    b = Builder(opset=21)
+    body = helper.make_graph(
+        [
+            helper.make_node("Add", ["state", "state"], ["next"]),
+            helper.make_node("Identity", ["on"], ["still"]),
+            helper.make_node("Transpose", ["next"], ["turned"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("step", TensorProto.INT64, []),
+            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("state", TensorProto.FLOAT, [2, 3]),
+        ],
+        [
+            helper.make_tensor_value_info("still", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("next", TensorProto.FLOAT, [2, 3]),
+            helper.make_tensor_value_info("turned", TensorProto.FLOAT, [3, 2]),
+        ],
+    )
+    steps, x = b.input("steps", [], TensorProto.INT64), b.input("x", [2, 3])
+    b.nodes.append(helper.make_node("Loop", [steps, "", x], ["last", "all"], body=body))
+    b.output("last", [2, 3])
+    b.output("all", ["n", 3, 2])
+    model = b.model()
+    graph = canonical(model)
+    path = tmp_path / "saved.onnx"
+    write(graph, path)
+    for count in (0, 2):
+        feeds = {"steps": np.array(count), "x": np.ones((2, 3), np.float32)}
+        found = run(graph, feeds)
+        for data in (model.SerializeToString(), path.read_bytes()):
+            wanted: Any = ort.InferenceSession(data).run(None, feeds)
+            for own, array in zip(found, wanted, strict=True):
+                np.testing.assert_array_equal(own, array, strict=True)
+
+
 def test_a_loop_may_leave_out_its_condition() -> None:
     body = helper.make_graph(
         [
