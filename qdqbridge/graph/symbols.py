@@ -2,7 +2,11 @@
 
 An extent is a number or a name (:data:`~qdqbridge.graph.types.Dim`). What is computed from names
 is a name too, in parentheses: ``(n*8)``, ``(past+sequence)``, so that two extents that are computed
-in two ways and must be equal have one name. What is no such sum has no name here: None.
+in two ways and must be equal have one name. What is no such sum has no name here: None. Names that
+would be read as something else in a sum (``1``, ``past + 1``) stand in quotes there: ``('1'*8)``.
+
+Names that begin with ``?`` are the reader's own, of extents that a file does not name. A file's own
+names that begin as these or as computed ones do have a backslash in front (:func:`dim_name`).
 """
 
 from __future__ import annotations
@@ -17,7 +21,28 @@ _Monomial: TypeAlias = "tuple[str, ...]"
 _Sum: TypeAlias = "dict[_Monomial, int]"
 """Coefficients of products of names; the product of none is 1."""
 _TERMS, _FACTORS, _LARGEST = 16, 8, 1 << 31
-_NO_FACTOR = re.compile(r"[+*()\s]|^-?\d+$")
+_PLAIN = re.compile(r"(?!-?\d+$)[^+*()\s']+")
+_TERM, _FACTOR = re.compile(r"(?:'[^']*'|[^+'])+"), re.compile(r"(?:'[^']*'|[^*'])+")
+_RESERVED = ("(", "?", "\\")
+
+
+def dim_name(name: str) -> str:
+    """Returns what an extent is called here that a file calls by a name."""
+    return f"\\{name}" if name.startswith(_RESERVED) else name
+
+
+def name_in_files(dim: Dim) -> Dim | None:
+    """Returns what a file may call an extent; None where it is to be left open.
+
+    These are extents that no file named, and what is computed from them, or from a name that would
+    be taken for a computed extent in the file.
+    """
+    if isinstance(dim, int):
+        return dim
+    if is_computed(dim):
+        factors = {factor for names, _ in terms(dim) for factor in names}
+        return None if any(factor.startswith(_RESERVED) for factor in factors) else dim
+    return None if dim.startswith("?") else dim.removeprefix("\\")
 
 
 def is_computed(name: str) -> bool:
@@ -102,12 +127,12 @@ def _parsed(dim: Dim | None) -> _Sum | None:
     if isinstance(dim, int):
         return {(): dim} if dim else {}
     if not is_computed(dim):
-        return None if _NO_FACTOR.search(dim) else {(dim,): 1}
+        return None if "'" in dim else {(dim,): 1}
     found: _Sum = {}
-    for term in dim[1:-1].split("+"):
-        factors = term.split("*")
+    for term in _TERM.findall(dim[1:-1]):
+        factors: list[str] = _FACTOR.findall(term)
         number = factors.pop() if re.fullmatch(r"-?\d+", factors[-1]) else "1"
-        found[tuple(factors)] = int(number)
+        found[tuple(factor.strip("'") for factor in factors)] = int(number)
     return found
 
 
@@ -128,5 +153,6 @@ def _written(summed: _Sum) -> Dim | None:
 
 
 def _term(factors: _Monomial, number: int) -> str:
+    names = [name if _PLAIN.fullmatch(name) else f"'{name}'" for name in factors]
     written = [] if number == 1 and factors else [str(number)]
-    return "*".join([*factors, *written])
+    return "*".join([*names, *written])

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from qdqbridge.graph.symbols import dim_name
 from qdqbridge.graph.types import Shape
 from qdqbridge.onnx_io.dropped_windows import without_dropped
 from qdqbridge.onnx_io.inference import guarded_inference
@@ -74,8 +75,8 @@ def shape_of(type_: onnx.TypeProto) -> Shape:
         if dim.HasField("dim_value") and dim.dim_value >= 0:
             dims.append(dim.dim_value)
         else:
-            # Parentheses are for extents that are computed: see :mod:`qdqbridge.graph.symbols`.
-            dims.append(dim.dim_param.lstrip("(") or f"?{index}")
+            # Some files write ? for every extent that they do not know: no name that says equal.
+            dims.append(dim_name(dim.dim_param) if dim.dim_param.strip("?") else f"?{index}")
     return tuple(dims)
 
 

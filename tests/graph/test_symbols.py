@@ -2,7 +2,14 @@
 
 import pytest
 
-from qdqbridge.graph.symbols import product, quotient, total, with_numbers
+from qdqbridge.graph.symbols import (
+    dim_name,
+    name_in_files,
+    product,
+    quotient,
+    total,
+    with_numbers,
+)
 
 
 def test_a_sum_has_one_name() -> None:
@@ -23,11 +30,36 @@ def test_quotients_leave_nothing_over(dividend, divisor, result) -> None:
     assert quotient(dividend, divisor) == result
 
 
-def test_names_that_look_computed_are_not_computed_with() -> None:
-    assert product(["past + sequence", 2]) is None
-    assert product(["n*8", 2]) is None
-    assert total(["-3", 1]) is None
+def test_names_that_would_be_read_as_something_else_stand_in_quotes() -> None:
+    named = product(["past + sequence", 2])
+    assert named == "('past + sequence'*2)"
+    assert quotient(named, 2) == "past + sequence"
+    assert product(["n*8", "a b", 2]) == "('a b'*'n*8'*2)"
+    assert total(["-3", 1, "-3"]) == "('-3'*2+1)"
+    assert total([named, "past", "sequence"]) == "(past+'past + sequence'*2+sequence)"
+    assert with_numbers("('1'*n+'past + 1')", {"1": 4, "past + 1": 3}) == "(n*4+3)"
+    assert total(["it's", 1]) is None
     assert total([None, 1]) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "here", "written"),
+    [("n", "n", "n"), ("1", "1", "1"), ("?0", "\\?0", "?0"), ("(n*2)", "\\(n*2)", "(n*2)"),
+     ("\\n", "\\\\n", "\\n"), ("a\\b", "a\\b", "a\\b")],
+)  # fmt: skip
+def test_names_of_files(given: str, here: str, written: str) -> None:
+    assert dim_name(given) == here
+    assert name_in_files(here) == written
+
+
+def test_what_nobody_named_has_no_name_in_files() -> None:
+    assert [name_in_files(dim) for dim in ("?r3", "(?r3+n)", "(n*2)", 4)] == [
+        None,
+        None,
+        "(n*2)",
+        4,
+    ]
+    assert name_in_files(product([dim_name("(n*2)"), 3]) or 0) is None
 
 
 def test_what_grows_without_end_has_no_name() -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
-from onnx import TensorProto
+from onnx import ModelProto, TensorProto
 
 import qdqbridge as qb
 from qdqbridge.errors import QdqBridgeError
@@ -87,6 +88,83 @@ def test_one_extent_of_two_names_is_written_in_one_way(tmp_path: Path) -> None:
     graph = canonical(b.model())
     qb.save(graph, tmp_path / "saved.onnx")
     assert qb.load(tmp_path / "saved.onnx").text() == graph.text()
+
+
+def counted(name: str | None) -> ModelProto:
+    """Results whose extents are computed: from a name of the file, from none, and from both."""
+    b = Builder(17)
+    x, places = b.input("x", [name, 4]), b.input("i", [2, name], TensorProto.INT64)
+    b.output(b.op("Relu", x), None)
+    b.output(b.op("Concat", x, x, axis=0), None)
+    found = b.op("NonZero", x)
+    twice = b.op("Concat", found, found, axis=1)
+    b.output(twice, None, TensorProto.INT64)
+    b.output(b.op("Concat", twice, places, axis=1), None, TensorProto.INT64)
+    return b.model()
+
+
+def saved_extents(model: ModelProto, path: Path) -> list[list[Any]]:
+    """Saves what is read of a model; returns the extents of inputs and outputs, None if open."""
+    graph = canonical(model)
+    qb.save(graph, path)
+    assert qb.load(path).digest == graph.digest
+    assert qb.parse(graph.text(weights="inline")).digest == graph.digest
+    saved = onnx.load(path)
+    onnx.checker.check_model(saved, full_check=True)
+    feeds = {"x": np.ones((3, 4), np.float32), "i": np.zeros((2, 3), np.int64)}
+    for array, wanted in zip(ort_run(saved, feeds), ort_run(model, feeds), strict=True):
+        np.testing.assert_array_equal(array, wanted)
+    return [
+        [dim.dim_param or dim.dim_value or None for dim in value.type.tensor_type.shape.dim]
+        for value in (*saved.graph.input, *saved.graph.output)
+    ]
+
+
+NAMES = {
+    "n": "(n*2)", "1": "('1'*2)", "-3": "('-3'*2)", "1.5": "(1.5*2)", "past + 1": "('past + 1'*2)",
+    "n*2": "('n*2'*2)", "batch:0": "(batch:0*2)", "é": "(é*2)", "it's": None, "a+'b'": None,
+    "(n*2)": None, "(n": None, "?0": None, "?r0": None, "\\n": None, "": None, "??": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_extents_are_saved_as_they_are(name: str, tmp_path: Path) -> None:
+    """What is computed from them has a name that says so, or is left open; nothing internal."""
+    kept = name if name.strip("?") else None
+    assert saved_extents(counted(name), tmp_path / "saved.onnx") == [
+        [kept, 4], [2, kept], [kept, 4], [NAMES[name], 4], [2, None], [2, None],
+    ]  # fmt: skip
+
+
+def test_names_that_differ_in_a_parenthesis_are_two(tmp_path: Path) -> None:
+    """So is a name that looks like what is computed here, beside what is computed."""
+    b = Builder(17)
+    inputs = [
+        b.input(name, [extent, 4]) for name, extent in zip("abc", ("n", "(n", "(n*2)"), strict=True)
+    ]
+    b.output(b.op("Concat", inputs[0], inputs[0], axis=0), None)
+    b.output(b.op("Concat", *inputs, axis=0), None)
+    graph = canonical(b.model())
+    feeds = {name: np.ones((n, 4), np.float32) for name, n in zip("abc", (2, 3, 5), strict=True)}
+    assert [array.shape for array in qb.evaluate(graph, feeds).values()] == [(4, 4), (10, 4)]
+    qb.save(graph, tmp_path / "saved.onnx")
+    saved = onnx.load(tmp_path / "saved.onnx").graph
+    first = [value.type.tensor_type.shape.dim[0].dim_param for value in saved.input]
+    assert first == ["n", "(n", "(n*2)"]
+    assert not any(value.type.tensor_type.shape.dim[0].dim_param for value in saved.output)
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize("name", ["1", "past + 1", "(n*2)", "?r0"])
+def test_odd_names_on_tvm(name: str) -> None:
+    pytest.importorskip("tvm")
+    graph = canonical(counted(name))
+    feeds = {"x": np.ones((3, 4), np.float32), "i": np.zeros((2, 3), np.int64)}
+    found, wanted = qb.compile(graph).run(feeds), qb.evaluate(graph, feeds)
+    for key, array in wanted.items():
+        np.testing.assert_array_equal(found[key], array)
+    module, _ = qb.to_relax(graph)
+    assert qb.from_relax(module).digest == graph.digest
 
 
 @pytest.mark.relax

@@ -7,13 +7,14 @@ export of 10,000 nodes, 0.6 s for 40,000.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import onnx
 import onnx_graphsurgeon as gs
 from onnx import ModelProto
 
+from qdqbridge.graph.symbols import name_in_files
 from qdqbridge.graph.types import NestedType, Shape, TensorType
 from qdqbridge.onnx_io.dropped_windows import leave_open
 from qdqbridge.onnx_io.node_types import nested_proto
@@ -33,12 +34,13 @@ def model_without_tensors(sheet: Sheet, name: str, metadata: Mapping[str, str]) 
         metadata: The model's ``metadata_props``.
     """
     variables: dict[str, gs.Variable] = {}
+    reserved = _names_of_files(sheet)
 
     def variable(tensor: str) -> gs.Variable:
         if not tensor:
             return gs.Variable.empty()
         if tensor not in variables:
-            variables[tensor] = _variable(tensor, sheet.types.get(tensor))
+            variables[tensor] = _variable(tensor, sheet.types.get(tensor), reserved)
         return variables[tensor]
 
     nodes = [_node(row, variable) for row in sheet.nodes]
@@ -63,17 +65,23 @@ def model_without_tensors(sheet: Sheet, name: str, metadata: Mapping[str, str]) 
     return model
 
 
-def _variable(name: str, type_: TensorType | None) -> gs.Variable:
+def _names_of_files(sheet: Sheet) -> set[str]:
+    """Returns the names of a sheet's extents that files gave and that look like computed ones."""
+    dims = {dim for type_ in sheet.types.values() for dim in type_.shape or ()}
+    return {str(name_in_files(dim)) for dim in dims if isinstance(dim, str) and dim[:1] == "\\"}
+
+
+def _variable(name: str, type_: TensorType | None, reserved: Collection[str]) -> gs.Variable:
     if type_ is None:
         return gs.Variable(name)
-    return gs.Variable(name, dtype=dtype_to_onnx(type_.dtype), shape=_shape(type_.shape))
+    return gs.Variable(name, dtype=dtype_to_onnx(type_.dtype), shape=_shape(type_.shape, reserved))
 
 
-def _shape(shape: Shape) -> Any:
-    """Returns a shape in ONNX's terms, where the reader's ``?0`` has no name."""
+def _shape(shape: Shape, reserved: Collection[str]) -> Any:
+    """Returns a shape in ONNX's terms: two extents that may differ do not get one name."""
     if shape is None:
         return None
-    return [None if isinstance(d, str) and d.startswith("?") else d for d in shape]
+    return [None if dim in reserved else name_in_files(dim) for dim in shape]
 
 
 def _node(row: NodeRow, variable: Callable[[str], gs.Tensor]) -> gs.Node:
