@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import onnx
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
 from qdqbridge.graph.types import Dim, NestedType
+from qdqbridge.onnx_io.attention_extents import attention_extents
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.dropped_windows import without_dropped_windows
 from qdqbridge.onnx_io.inferable_bodies import with_known_bodies
@@ -133,7 +134,11 @@ class NodeTypes:
         except _FAILURES as error:
             log.debug("%s: inference stopped: %s", proto.op_type, error)
             return [UNKNOWN] * len(proto.output)
-        return [_told(found.get(f"out_{i}")) for i in range(len(proto.output))]
+        results = [_told(found.get(f"out_{i}")) for i in range(len(proto.output))]
+        if proto.op_type == "Attention" and not domain:
+            known = attention_extents(proto, operands)
+            results = [replace(r, shape=e or r.shape) for r, e in zip(results, known, strict=False)]
+        return results
 
     def _alone(
         self,

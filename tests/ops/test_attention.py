@@ -11,7 +11,7 @@ import pytest
 import qdqbridge as qb
 from qdqbridge.graph.verify import verify
 from qdqbridge.ops.table import BY_NAME
-from tests.onnx_models import canonical
+from tests.onnx_models import Builder, canonical
 from tests.ops.attention_cases import FAMILIES, AttentionCase
 from tests.relax.targets import UNOPTIMIZED
 
@@ -34,6 +34,8 @@ def goes_through(case: AttentionCase, path: Path, target: Any, *, open_axes: boo
     graph = canonical(case.model(open_axes=open_axes))
     assert not list(verify(graph) or ())
     assert graph.nodes[-1].op is BY_NAME[case.op]
+    interpreted = qb.evaluate(graph, case.feeds())
+    assert case.distance([interpreted[f"out_{i}"] for i in range(len(wanted))], wanted) < CLOSE
     module, _ = qb.to_relax(graph)
     assert qb.from_relax(module).digest == graph.digest
     results = qb.compile(graph, target).run(case.feeds())
@@ -76,6 +78,29 @@ def test_an_extent_that_one_operand_knows(tmp_path: Path) -> None:
             info.type.tensor_type.shape.dim[1].dim_value = past.shape[1]
     results = qb.compile(canonical(model), UNOPTIMIZED).run(case.feeds())
     assert case.distance([results["out_0"], results["out_1"]], case.reference()) < CLOSE
+
+
+HEADS = (["b", 4, "n", 8], ["b", 2, "m", 8], ["b", 2, "m", 16])
+FLAT = (["b", "n", 32], ["b", "m", 16], ["b", "m", 32])
+
+
+@pytest.mark.parametrize("shapes", [HEADS, FLAT])
+@pytest.mark.parametrize(("past", "count"), [(None, "m"), ("p", "(m+p)"), (3, "(m+3)")])
+def test_extents_of_what_attention_gives(shapes: Any, past: int | str | None, count: str) -> None:
+    """ONNX's inference takes open counts of keys for 0."""
+    b = Builder(24)
+    operands = [b.input(name, shape) for name, shape in zip("qkv", shapes, strict=True)]
+    if past is not None:
+        kept = [b.input(f"past_{x}", ["b", 2, past, n]) for x, n in (("k", 8), ("v", 16))]
+        operands += ["", *kept]
+    heads: dict[str, Any] = {"q_num_heads": 4, "kv_num_heads": 2} if shapes is FLAT else {}
+    first = b.op("Attention", *operands, outputs=4, **heads)
+    for name in (first, *(f"{first}:{i}" for i in range(1, 4))):
+        b.output(name, None)
+    y = ("b", "n", 64) if shapes is FLAT else ("b", 4, "n", 16)
+    assert [value.type.shape for value in canonical(b.model()).outputs] == [
+        y, ("b", 2, count, 8), ("b", 2, count, 16), ("b", 4, "n", count),
+    ]  # fmt: skip
 
 
 @pytest.mark.slow
