@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+import qdqbridge
 from qdqbridge.errors import UnsupportedModelError, UnsupportedQuantization
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.onnx_io.lowering import LOWERINGS, refusal
@@ -102,6 +103,29 @@ def test_skip_layer_normalization(opset, bias, total):
         b.nodes[-1].output[1] = b.nodes[-1].output[2] = ""
     names = check(case, y, *([f"{y}:3"] if total else []))
     assert ("LayerNormalization" in names) or opset < 17
+
+
+@pytest.mark.parametrize("names", ["xs", "sx"])
+@pytest.mark.parametrize("simplified", ["", "Simplified"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_skip_of_open_extents_stays_the_skip(names, simplified, bias, tmp_path):
+    """Extents do not say which of the two is repeated; sums have an order of their own."""
+    b, rng = Builder(17), np.random.default_rng(0)
+    x, skip = (b.input(name, [f"{name}0", f"{name}1", 8]) for name in names)
+    affine = [b.init(rng.normal(size=8).astype(np.float32))]
+    affine += [""] if bias and not simplified else []
+    inputs = [x, skip, *affine]
+    inputs += [b.init(rng.normal(size=8).astype(np.float32))] if bias else []
+    b.output(b.op(f"Skip{simplified}LayerNormalization", *inputs, domain=MS), None)
+    model = b.model()
+    qdqbridge.save(canonical(model), tmp_path / "saved.onnx")
+    saved = onnx.load(tmp_path / "saved.onnx")
+    assert [node.op_type for node in saved.graph.node] == [b.nodes[0].op_type]
+    feeds = {x: rng.normal(size=(2, 3, 8)), skip: rng.normal(size=(1, 3, 8))}
+    feeds = {name: array.astype(np.float32) for name, array in feeds.items()}
+    for found, wanted in zip(ort_run(saved, feeds), ort_run(model, feeds), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    assert qdqbridge.load(tmp_path / "saved.onnx").digest == canonical(model).digest
 
 
 @pytest.mark.parametrize("opset", [13, 18])

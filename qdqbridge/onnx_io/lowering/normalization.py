@@ -10,6 +10,8 @@ SKIP = {True: "SkipLayerNormalization", False: "SkipSimplifiedLayerNormalization
 """The variant of a norm whose operand was added in the same node, by whether it takes the mean."""
 WITH_BIAS = "+bias"
 """Behind the variant: a constant bias was added there, too."""
+DATA = "@"
+"""Behind that: the tensor that has the shape of the sum; the other one may be repeated."""
 
 
 def skip_norm(*, centred: bool) -> Callable[[LoweringSite], None]:
@@ -37,7 +39,8 @@ def skip_norm(*, centred: bool) -> Callable[[LoweringSite], None]:
         name = "LayerNormalization" if centred else "SimplifiedLayerNormalization"
         epsilon, output = site.float_("epsilon", 1e-12), site.proto.output[0]
         site.op(name, operands, output, axis=-1, epsilon=epsilon)
-        site.known.variants[output] = SKIP[centred] + (WITH_BIAS if bias else "")
+        variant = SKIP[centred] + (WITH_BIAS if bias else "")
+        site.known.variants[output] = f"{variant}{DATA}{site.input(0)}"
 
     return lower
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.types import TensorType
-from qdqbridge.onnx_io.lowering.normalization import SKIP
+from qdqbridge.onnx_io.lowering.normalization import DATA, SKIP
 from qdqbridge.onnx_io.lowering.site import MICROSOFT
 from qdqbridge.onnx_io.writer.rows import RowWriter, real_dtype
 from qdqbridge.onnx_io.writer.sheet import NodeRow
@@ -55,7 +55,8 @@ def skip_norms(nodes: Iterable[Node], outputs: set[Value]) -> dict[Node, SkipNor
 
 
 def _whole(norm: Node, outputs: set[Value]) -> SkipNorm | None:
-    variant, _, bias = norm.origin.variant.partition("+")
+    variant, _, name = norm.origin.variant.partition(DATA)
+    variant, _, bias = variant.partition("+")
     if variant != _OF_ROW.get(norm.op) or not _plain(norm):  # pyright: ignore[reportArgumentType]
         return None
     if any(value is not None and value.producer is not None for value in norm.inputs[1:]):
@@ -67,14 +68,14 @@ def _whole(norm: Node, outputs: set[Value]) -> SkipNorm | None:
     if last is None or last.op is not ADD or not _plain(last):
         return None
     if not bias:
-        return _made(norm, (last,), None, outputs)
+        return _made(norm, (last,), None, outputs, name)
     for added, other in (last.inputs, reversed(last.inputs)):
         first = None if other is None else other.producer
         if added is None or added.producer is not None or added.rank != 1 or first is None:
             continue
         alone = len(first.output.users) == 1 and first.output not in outputs
         if first.op is ADD and _plain(first) and alone:
-            return _made(norm, (first, last), added, outputs)
+            return _made(norm, (first, last), added, outputs, name)
     return None
 
 
@@ -85,33 +86,37 @@ def _plain(node: Node) -> bool:
 
 
 def _made(
-    norm: Node, sums: tuple[Node, ...], bias: Value | None, outputs: set[Value]
+    norm: Node, sums: tuple[Node, ...], bias: Value | None, outputs: set[Value], name: str
 ) -> SkipNorm | None:
-    """Returns the whole; None where none of what is added first has the sum's shape."""
+    """Returns the whole; None where none of what is added first is known to have the sum's shape.
+
+    Args:
+        norm: The norm.
+        sums: The sums in their order.
+        bias: The constant that is added, too.
+        outputs: Those of the graph.
+        name: The tensor that had the sum's shape in the operator of the file.
+    """
     first, total = sums[0], norm.operand(0)
     if len(first.inputs) != 2:
         return None
-    shape, a, b = first.output.type.shape, first.operand(0), first.operand(1)
+    shape, added = first.output.type.shape, (first.operand(0), first.operand(1))
     if shape is None:
         return None
-    data, skip = (a, b) if a.type.shape == shape else (b, a)
-    if data.type.shape != shape and not _alike(a, b):
+    data = next((value for value in added if value.type.shape == shape), None)
+    data = data or next((value for value in added if _is_data(value, name, len(shape))), None)
+    if data is None:
         return None
+    skip = added[1] if data is added[0] else added[0]
     if (skip.rank or 0) not in (len(shape), 2):
         return None
     asked = len(total.users) > 1 or total in outputs
     return SkipNorm(norm, total, sums, data, skip, bias, asked)
 
 
-def _alike(a: Value, b: Value) -> bool:
-    """True where neither of two operands can be seen to be repeated: the file has added them so."""
-    first, second = a.type.shape, b.type.shape
-    return (
-        first is not None
-        and second is not None
-        and len(first) == len(second)
-        and (1 not in (*first, *second))
-    )
+def _is_data(value: Value, name: str, rank: int) -> bool:
+    """True where only the file says that a value is not repeated: extents have other names."""
+    return value.name == name and value.rank == rank and 1 not in (value.type.shape or ())
 
 
 def skip_norm_row(writer: RowWriter, whole: SkipNorm) -> None:
