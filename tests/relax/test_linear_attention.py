@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 import qdqbridge as qb
 from qdqbridge.errors import UnsupportedTargetError
+from tests.onnx_io.lowering_cases import ort_run
 from tests.onnx_models import canonical
 from tests.relax.targets import UNOPTIMIZED
 
@@ -64,6 +66,51 @@ def test_open_extents(rule: str) -> None:
                 assert found[name].shape == array.shape
                 largest = max(1.0, float(np.abs(array).max()))
                 assert np.abs(found[name] - array).max() < _CLOSE * largest, seed
+
+
+def of_microsoft(model: ModelProto) -> ModelProto:
+    """The same node of onnxruntime's own domain, which it has a kernel for."""
+    model.graph.node[0].domain = "com.microsoft"
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    model.opset_import[0].version, model.ir_version = 21, 10
+    return model
+
+
+@pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
+def test_onnxruntimes_own(rule: str, tmp_path: Path) -> None:
+    for seed in range(2):
+        model, fed = _case(seed, rule)
+        graph = canonical(of_microsoft(model))
+        executable = qb.compile(graph, UNOPTIMIZED)
+        for feeds in fed:
+            found = executable.run(feeds)
+            for name, array in zip(("y", "state"), ort_run(model, feeds), strict=True):
+                assert found[name].shape == array.shape
+                largest = max(1.0, float(np.abs(array).max()))
+                assert np.abs(found[name] - array).max() < _CLOSE * largest, seed
+        module, _ = qb.to_relax(graph)
+        assert qb.from_relax(module).digest == graph.digest
+        qb.save(graph, tmp_path / f"{seed}.onnx")
+        assert qb.load(tmp_path / f"{seed}.onnx").digest == graph.digest
+
+
+@pytest.mark.parametrize(("attribute", "reason"), [("q_num_heads", "evenly"), ("k", "share keys")])
+def test_heads_that_share_otherwise_are_refused(attribute: str, reason: str) -> None:
+    model = of_microsoft(_case(0, "linear")[0])
+    heads = {each.name: each for each in model.graph.node[0].attribute}
+    width = {value.name: value.type.tensor_type.shape.dim[-1] for value in model.graph.input}
+    heads["kv_num_heads"].i = heads["q_num_heads"].i = 2
+    for name, extent in (("q", 2 * _KEYS), ("k", 2 * _KEYS), ("v", 2 * _VALUES)):
+        width[name].dim_value = extent
+    if attribute == "k":
+        width["k"].dim_value = _KEYS
+    else:
+        heads[attribute].i, width["q"].dim_value = 1, _KEYS
+    for value in model.graph.input:
+        if value.name == "past":
+            value.type.tensor_type.shape.dim[1].dim_value = 2
+    with pytest.raises(UnsupportedTargetError, match=reason):
+        qb.to_relax(canonical(model))
 
 
 def test_it_comes_back_from_relax() -> None:

@@ -44,16 +44,23 @@ class _Recurrence:
 def _linear_attention(site: CompositionSite) -> Sequence[Expr]:
     """``S = exp(g) S + k outer (beta (v - S' k)); y = scale S' q``, from the past's state on.
 
-    Source: ONNX LinearAttention-27.
+    Source: ONNX LinearAttention-27; onnxruntime docs/ContribOperators.md, whose operator has keys
+    that several heads share, fewer heads of queries than of states, and windows of states as well.
     """
     rule = site.onnx.string("update_rule", "gated_delta")
     if rule not in _RULES:
         raise NoRow(f"its update rule is '{rule}'")
     heads, queries = (site.onnx.int_(name, 0) for name in ("kv_num_heads", "q_num_heads"))
+    if heads < 1 or queries < 1 or queries % heads:
+        raise NoRow(f"{queries} heads of queries do not share {heads} states evenly")
+    if site.onnx.int_("state_window", 0):
+        raise NoRow("it keeps a window of states")
     given = [wide(site, site.arg(index)) for index in range(3)]
     batch, length, _ = site.extents(given[0])
     sizes = [_head(site, x, count) for x, count in zip(given, (queries, heads, heads), strict=True)]
     keys, values = sizes[1], sizes[2]
+    if keys != sizes[0]:
+        raise NoRow("heads share keys")
     recurrence = _Recurrence(
         heads, queries // heads, site.onnx.float_("scale", 0.0) or 1 / math.sqrt(keys),
         "gated" in rule, "delta" in rule,
@@ -184,4 +191,4 @@ def _write(
 
 
 LINEAR_ATTENTION: Mapping[str, Composition] = {"LinearAttention": _linear_attention}
-"""By the operator's name in ONNX's own domain."""
+"""By the operator's name in ONNX's own domain, and in com.microsoft."""

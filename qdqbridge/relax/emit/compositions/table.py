@@ -37,7 +37,7 @@ COMPOSITIONS: Mapping[str, Composition] = {
     **COMPUTED_SIZES, **CACHES, **SCATTERING, **LINEAR_ATTENTION, **RECURRENT,
 }  # fmt: skip
 """By the operator's name in ONNX's own domain."""
-OF_MICROSOFT: Mapping[str, Composition] = EMBEDDINGS
+OF_MICROSOFT: Mapping[str, Composition] = {**EMBEDDINGS, **LINEAR_ATTENTION}
 """By the operator's name in com.microsoft, of those that have no row."""
 OF_ROWS: Mapping[str, Composition] = {
     **MULTI_HEAD,
