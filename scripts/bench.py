@@ -40,6 +40,8 @@ LIMITS = {
     "load + to_relax / onnx.load": 3.0,
     "10,000 nodes seconds": 2.0,
 }
+TOOLS = ("onnxruntime", "nncf", "aimet", "quark", "modelopt")
+"""Quantizers that may have Pythons of their own."""
 BYOC_RATIO = 1.3
 """Largest median of latency in TVM's virtual machine over onnxruntime's."""
 
@@ -310,6 +312,12 @@ def _feeds(file: Path, graph: Any) -> Iterator[dict[str, np.ndarray]]:
         yield feeds
 
 
+def pythons_of(arguments: argparse.Namespace) -> dict[str, str]:
+    """Returns the Pythons that are given of other tools."""
+    given = {tool: getattr(arguments, tool, None) for tool in TOOLS}
+    return {tool: python for tool, python in given.items() if python}
+
+
 def main() -> int:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -323,15 +331,19 @@ def main() -> int:
     profile.add_argument("--calibrated", type=int, default=40, help="most for onnxruntime's own")
     sabotage = commands.add_parser("sabotage", help="scaled channels, quantized by us and others")
     sabotage.add_argument("--seeds", type=int, default=8, help="random scalings of each width")
+    sabotage.add_argument("--folder", type=Path, help="networks of quantization_networks.py")
+    sabotage.add_argument("--networks", nargs="*", help="of these; by default all")
+    for tool in TOOLS[1:]:
+        sabotage.add_argument(f"--{tool}", help="a Python that has it, for networks of a folder")
     quantize = commands.add_parser("quantize", help="networks quantized by us and others")
     quantize.add_argument("networks", nargs="*", help="names; by default all there are")
     quantize.add_argument("--target", default="ort")
     quantize.add_argument("--choosers", nargs="+", default=["default"], help="ours to try")
     quantize.add_argument("--ours", action="store_true", help="leave the other tools out")
-    for tool in ("nncf", "aimet", "quark", "modelopt"):
+    for tool in TOOLS:
         quantize.add_argument(f"--{tool}", help="a Python that has it")
     quantize.add_argument("--folder", type=Path, help="networks of quantization_networks.py")
-    quantize.add_argument("--weights", help="int4, beside onnxruntime alone")
+    quantize.add_argument("--weights", help="int4, or int4/32: weights alone in blocks of 32")
     quantize.add_argument("--seed", type=int, default=0, help="of the drawn pictures")
     quantize.add_argument("--json", type=Path, help="a file for the figures")
     commands.add_parser("run", help="latency of whole networks; see bench run --help")
@@ -365,19 +377,21 @@ def main() -> int:
     if arguments.command == "sabotage":
         from bench_sabotage import bench as bench_sabotage
 
-        return bench_sabotage(arguments.seeds)
+        return bench_sabotage(
+            arguments.seeds, arguments.folder, arguments.networks, pythons_of(arguments)
+        )
     if arguments.command == "quantize":
-        from bench_quantize import OTHERS, methods
         from bench_quantize import bench as bench_quantize
+        from bench_quantize import methods
 
-        pythons = {tool: getattr(arguments, tool) for tool in OTHERS}
         ways = methods(
-            arguments.target, arguments.choosers, pythons, arguments.weights,
+            arguments.target, arguments.choosers, pythons_of(arguments), arguments.weights,
             others=not arguments.ours,
         )  # fmt: skip
         return bench_quantize(
-            arguments.networks, arguments.seed, ways, arguments.json, arguments.folder
-        )
+            arguments.networks, arguments.seed, ways, arguments.json, arguments.folder,
+            arguments.weights,
+        )  # fmt: skip
     return bench_import()
 
 

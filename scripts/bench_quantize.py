@@ -11,6 +11,13 @@ Other tools are run by Pythons of their own, for they may want other versions of
 ``aimet-onnx`` and ``--aimet``; ``torch amd-quark onnx onnxruntime`` and ``--quark``;
 ``nvidia-modelopt[onnx]`` and ``--modelopt``. ``--folder`` reads what
 ``quantization_networks.py`` trained.
+
+onnxruntime itself is in our Python, but for its MatMulNBitsQuantizer, which wants ``onnx_ir`` and
+for HQQ ``torch``: ``--onnxruntime PYTHON``.
+
+``--weights int4`` stores weights in 4 bits per channel and activations in 8; ``--weights int4/32``
+stores weights alone, in 4 bits with a scale for every 32 of a sum. Of those files the share is that
+of the products' weights (their elements) that have 4 bits.
 """
 
 from __future__ import annotations
@@ -33,9 +40,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))  # where NNCF's Python runs this file
 
-from bench_networks import Array, Case, cases, cases_in, modern, results
+from bench_networks import Array, Case, cases, cases_in, modern, results, session
 
 ORT_METHODS = ("MinMax", "Percentile", "Entropy")
+INT4, BLOCKS = "int4", "int4/32"
+BLOCK = 32
 OTHERS = {
     "nncf": ("mixed", "performance", "transformer"),
     "aimet": ("min-max",),
@@ -43,6 +52,22 @@ OTHERS = {
     "modelopt": ("max", "entropy"),
 }
 """Tools that have Pythons of their own, and their settings."""
+OTHERS_IN_4_BITS = {
+    INT4: {
+        "aimet": ("int4", "int4-sequential-mse", "int4-adaround"),
+    },
+    BLOCKS: {
+        "onnxruntime": ("symmetric", "asymmetric", "k-quant", "HQQ", "GPTQ"),
+        "nncf": ("INT4_SYM", "INT4_ASYM", "INT4_ASYM+scales", "INT4_ASYM+scales+AWQ"),
+        "quark": ("MATMUL_NBITS", "MATMUL_NBITS-HQQ"),
+        "modelopt": ("rtn_dq", "awq_lite", "awq_clip"),
+    },
+}
+"""The same for weights of 4 bits; what a tool has no way to store is not here."""
+FLOAT_IF_IT_FAILS = ("Gather", "Conv", "ConvTranspose", "Gemm")
+"""Operators that are left float, one more each time, where weights in blocks do not run."""
+ADAROUND_STEPS = 1000
+"""For every layer; AIMET's own number is 10,000."""
 NO_ARITHMETIC = frozenset(
     {
         "Cast", "Concat", "Constant", "ConstantOfShape", "DequantizeLinear",
@@ -52,6 +77,7 @@ NO_ARITHMETIC = frozenset(
     }
 )  # fmt: skip
 """Operators that are not counted among those that run on integers or do not."""
+WITH_WEIGHTS = frozenset({"Conv", "ConvTranspose", "GRU", "Gemm", "LSTM", "MatMul"})
 WITHIN = 0.1
 """How far below the best of onnxruntime's methods we may be, in dB."""
 OURS, ORT = "ours", "onnxruntime"
@@ -99,12 +125,14 @@ class Row:
     def best(self, *tools: str, share: float = 0.0) -> float:
         """Returns the largest SQNR that a tool reaches with as many operators on integers.
 
-        A file that computes what the float one does has none, and does not count.
+        A file that computes what the float one does, or on floats alone, does not count.
         """
         found = [
             figures.decibels
             for method, figures in self.figures.items()
-            if method.tool in tools and np.isfinite(figures.decibels) and figures.share >= share
+            if method.tool in tools
+            and np.isfinite(figures.decibels)
+            and figures.share >= max(share, np.finfo(float).tiny)
         ]
         return max(found, default=float("-inf"))
 
@@ -124,13 +152,16 @@ class Row:
 
 def ours(target: str, chooser: str | None, weights: str | None) -> Callable[[Case, Path], str]:
     """Returns what quantizes with qdqbridge."""
+    block = BLOCK if weights == BLOCKS else None
 
     def run(case: Case, out: Path) -> str:
         import qdqbridge
 
         graph = qdqbridge.quantize(
-            case.path, case.calibration, target=target, chooser=chooser, weights=weights
-        )
+            case.path, case.calibration,
+            target="weight-only" if block else target, chooser=chooser,
+            weights=INT4 if block else weights, block=block,
+        )  # fmt: skip
         qdqbridge.save(graph, out, overwrite=True)
         return ""
 
@@ -157,25 +188,35 @@ def quantize_static(case: Case, out: Path, method: str, weights: str, *, per_cha
     from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    class Reader(quantization.CalibrationDataReader):
-        def __init__(self) -> None:
-            self.samples = iter(one_by_one(case.calibration))
-
-        def get_next(self) -> Any:
-            return next(self.samples, None)
-
     prepared = out.with_suffix(".prepared.onnx")
     quant_pre_process(str(modern(case.path, out.parent)), str(prepared), skip_symbolic_shape=True)
     quantization.quantize_static(
         str(prepared),
         str(out),
-        Reader(),
+        reader_of(case.calibration),
         quant_format=quantization.QuantFormat.QDQ,
         activation_type=quantization.QuantType.QUInt8,
         weight_type=quantization.QuantType[weights],
         per_channel=per_channel,
         calibrate_method=quantization.CalibrationMethod[method],
     )
+
+
+def reader_of(data: Mapping[str, Array]) -> Any:
+    """Returns samples as onnxruntime, Quark and ModelOpt read them."""
+    from onnxruntime.quantization import CalibrationDataReader
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.rewind()
+
+        def rewind(self) -> None:
+            self.samples = iter(one_by_one(data))
+
+        def get_next(self) -> Any:
+            return next(self.samples, None)
+
+    return Reader()
 
 
 def one_by_one(data: Mapping[str, Array]) -> list[dict[str, Array]]:
@@ -201,13 +242,48 @@ def by_other(tool: str, python: str, setting: str) -> Callable[[Case, Path], str
     return run
 
 
+def whatever_runs(
+    compress: Callable[[Sequence[str]], None], out: str, sample: Mapping[str, Array]
+) -> str:
+    """Stores weights in blocks; of fewer operators where what comes out does not run."""
+    for count in range(len(FLOAT_IF_IT_FAILS) + 1):
+        without = FLOAT_IF_IT_FAILS[:count]
+        try:
+            compress(without)
+            session(Path(out)).run(None, dict(sample))
+        except Exception:  # other tools raise what they like
+            if without == FLOAT_IF_IT_FAILS:
+                raise
+        else:
+            return f"fails with {', '.join(without)}" if without else "whole"
+    raise AssertionError
+
+
 def nncf_job(model: str, data: str, out: str, setting: str) -> str:
     """Quantizes with NNCF; runs in the Python that has it."""
     import nncf  # pyright: ignore[reportMissingImports]
     import onnx
+    from nncf.quantization import advanced_parameters as advanced  # pyright: ignore
 
     samples = one_by_one(dict(np.load(data)))
     dataset: Any = nncf.Dataset(samples)
+    mode, *extras = setting.split("+")
+    if mode.startswith("INT4"):
+
+        def compress(without: Sequence[str]) -> None:
+            compressed: Any = nncf.compress_weights(
+                onnx.load(model), mode=nncf.CompressWeightsMode[mode], group_size=BLOCK, ratio=1.0,
+                all_layers=True, dataset=dataset if extras else None,
+                awq="AWQ" in extras or None, scale_estimation="scales" in extras or None,
+                ignored_scope=nncf.IgnoredScope(types=list(without), validate=False),
+                advanced_parameters=nncf.AdvancedCompressionParameters(
+                    group_size_fallback_mode=advanced.GroupSizeFallbackMode.ADJUST,
+                    min_adjusted_group_size=BLOCK // 2,
+                ),
+            )  # fmt: skip
+            onnx.save(compressed, out)
+
+        return f"{setting}; " + whatever_runs(compress, out, samples[0])
     kinds: dict[str, Any] = {"preset": nncf.QuantizationPreset.MIXED}
     if setting == "transformer":
         kinds["model_type"] = nncf.ModelType.TRANSFORMER
@@ -231,15 +307,47 @@ def nncf_job(model: str, data: str, out: str, setting: str) -> str:
     raise AssertionError
 
 
+def onnxruntime_job(model: str, data: str, out: str, setting: str) -> str:
+    """Stores weights of products in blocks with onnxruntime's MatMulNBitsQuantizer."""
+    import onnx
+    from onnxruntime.quantization import matmul_nbits_quantizer as tool
+
+    configs: dict[str, Callable[[], Any]] = {
+        "k-quant": tool.KQuantWeightOnlyQuantConfig,
+        "HQQ": lambda: tool.HQQWeightOnlyQuantConfig(block_size=BLOCK, bits=4),
+        "GPTQ": lambda: tool.GPTQWeightOnlyQuantConfig(
+            reader_of(dict(np.load(data))), block_size=BLOCK
+        ),
+    }
+    quantizer = tool.MatMulNBitsQuantizer(
+        onnx.load(model), block_size=BLOCK, is_symmetric=setting == "symmetric",
+        algo_config=configs[setting]() if setting in configs else None,
+    )  # fmt: skip
+    quantizer.process()
+    made: Any = quantizer.model
+    made.save_model_to_file(out)
+    return setting
+
+
 def aimet_job(model: str, data: str, out: str, setting: str) -> str:
-    """Quantizes with AIMET: int8 weights and activations, as its simulation writes QDQ."""
+    """Quantizes with AIMET: weights of 8 or 4 bits, int8 activations, as it simulates them."""
     import aimet_onnx  # pyright: ignore[reportMissingImports]
     import onnx
-
-    simulation = aimet_onnx.QuantizationSimModel(
-        onnx.load(model), param_type="int8", activation_type="int8"
+    from aimet_onnx.common.quantsim_config import (  # pyright: ignore[reportMissingImports]
+        utils as configs,
     )
-    simulation.compute_encodings(one_by_one(dict(np.load(data))))
+
+    samples, kinds = one_by_one(dict(np.load(data))), dict[str, Any]()
+    if setting.startswith(INT4):
+        kinds["config_file"] = configs.get_path_for_per_channel_config()
+    simulation = aimet_onnx.QuantizationSimModel(
+        onnx.load(model), param_type=INT4 if kinds else "int8", activation_type="int8", **kinds
+    )
+    if setting.endswith("sequential-mse"):
+        aimet_onnx.apply_seq_mse(simulation, samples)
+    elif setting.endswith("adaround"):
+        aimet_onnx.apply_adaround(simulation, samples, num_iterations=ADAROUND_STEPS)
+    simulation.compute_encodings(samples)
     onnx.save(simulation.to_onnx_qdq(), out)
     return setting
 
@@ -254,27 +362,39 @@ def quark_job(model: str, data: str, out: str, setting: str) -> str:
         get_default_config,
     )
 
-    class Reader:
-        def __init__(self) -> None:
-            self.rewind()
-
-        def rewind(self) -> None:
-            self.samples = iter(one_by_one(dict(np.load(data))))
-
-        def get_next(self) -> Any:
-            return next(self.samples, None)
-
-    config = Config(global_quant_config=get_default_config(setting))
-    ModelQuantizer(config).quantize_model(model, out, Reader())
+    name, _, algorithm = setting.partition("-")
+    wanted: Any = get_default_config(name)
+    if name == "MATMUL_NBITS":
+        wanted.extra_options["MatMulNBitsParams"] |= {
+            "GroupSize": BLOCK, "AccuracyLevel": 0, "Algorithm": algorithm or "DEFAULT"
+        }  # fmt: skip
+    config = Config(global_quant_config=wanted)
+    ModelQuantizer(config).quantize_model(model, out, reader_of(dict(np.load(data))))
     return setting
 
 
 def modelopt_job(model: str, data: str, out: str, setting: str) -> str:
-    """Quantizes with NVIDIA's ModelOpt: int8, whatever is not quantized staying float32."""
+    """Quantizes with NVIDIA's ModelOpt: int8, whatever is not quantized staying float32.
+
+    By other settings it stores the weights of products in blocks of 4 bits.
+    """
+    import onnx
     from modelopt.onnx.quantization import (  # pyright: ignore[reportMissingImports]
         quantize,  # pyright: ignore[reportUnknownVariableType]
     )
 
+    if setting.startswith(("rtn", "awq")):
+        samples, nodes = dict(np.load(data)), onnx.load(model).graph.node
+
+        def compress(without: Sequence[str]) -> None:
+            quantize(
+                model, quantize_mode=INT4, calibration_method=setting, block_size=BLOCK,
+                calibration_data_reader=reader_of(samples), calibration_eps=["cpu"],
+                nodes_to_exclude=[node.name for node in nodes if node.op_type in without],
+                high_precision_dtype="fp32", output_path=out,
+            )  # fmt: skip
+
+        return f"{setting}; " + whatever_runs(compress, out, one_by_one(samples)[0])
     quantize(
         model,
         quantize_mode="int8",
@@ -287,13 +407,19 @@ def modelopt_job(model: str, data: str, out: str, setting: str) -> str:
     return setting
 
 
-JOBS = {"nncf": nncf_job, "aimet": aimet_job, "quark": quark_job, "modelopt": modelopt_job}
+JOBS = {
+    "onnxruntime": onnxruntime_job,
+    "nncf": nncf_job,
+    "aimet": aimet_job,
+    "quark": quark_job,
+    "modelopt": modelopt_job,
+}
 
 
 def methods(
     target: str,
     choosers: Sequence[str],
-    pythons: Mapping[str, str | None],
+    pythons: Mapping[str, str],
     weights: str | None = None,
     *,
     others: bool,
@@ -303,26 +429,29 @@ def methods(
     Args:
         target: Ours.
         choosers: Ours to try.
-        pythons: By tool of :data:`OTHERS`, the Python that has it; None leaves it out.
-        weights: How weights are stored: None for int8, or ``int4`` (ours and onnxruntime alone).
+        pythons: By tool of :data:`OTHERS`, the Python that has it.
+        weights: How weights are stored: None for int8, ``int4`` or, weights alone, ``int4/32``.
         others: Other tools as well.
     """
     found = [
         Method(OURS, c, ours(target, None if c == "default" else c, weights)) for c in choosers
     ]
-    if others:
+    if others and weights != BLOCKS:
         found += [Method(ORT, name, by_onnxruntime(name, weights)) for name in ORT_METHODS]
+    settings = OTHERS if weights is None else OTHERS_IN_4_BITS[weights]
     for tool, python in pythons.items():
-        if others and python is not None and weights is None:
-            found += [Method(tool, name, by_other(tool, python, name)) for name in OTHERS[tool]]
+        if others:
+            found += [
+                Method(tool, name, by_other(tool, python, name)) for name in settings.get(tool, ())
+            ]
     return found
 
 
 # ---- measuring ----------------------------------------------------------------------------------
 
 
-def row(case: Case, ways: Sequence[Method]) -> Row:
-    """Returns the figures of one network by method."""
+def row(case: Case, ways: Sequence[Method], coverage: Callable[[Path], str]) -> Row:
+    """Returns the figures of one network by method; ``coverage`` is said of each file."""
     reference = results(case.path, case.measured)
     found: dict[Method, Figures] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -333,19 +462,27 @@ def row(case: Case, ways: Sequence[Method]) -> Row:
                     remark = way.run(case, out)
                 seconds = time.perf_counter() - start
                 got = results(out, case.measured)
-                fused = results(out, case.measured, optimized=True)
+                fused, remark = optimized(out, case, remark)
             except Exception as error:  # whatever another tool raises is a result
                 found[way] = Figures(remark=" ".join(str(error).split())[:160])
                 continue
             found[way] = Figures(
                 decibels(reference, got),
-                decibels(reference, fused),
-                integers(out),
+                decibels(reference, fused) if fused else float("nan"),
+                coverage(out),
                 top1(case, got),
                 seconds,
                 remark,
             )
     return Row(case, top1(case, reference), found)
+
+
+def optimized(out: Path, case: Case, remark: str) -> tuple[list[Array], str]:
+    """Returns what onnxruntime's optimizations make of a file, nothing where they break it."""
+    try:
+        return results(out, case.measured, optimized=True), remark
+    except Exception as error:  # its fusions fail on some files
+        return [], f"{remark}; optimized: {' '.join(str(error).split())[:100]}"
 
 
 def decibels(reference: Sequence[Array], other: Sequence[Array]) -> float:
@@ -392,6 +529,35 @@ def integers(path: Path) -> str:
     return f"{found}/{len(computing)}"
 
 
+def in_4_bits(path: Path) -> str:
+    """Returns how many elements of the weights of products have 4 bits, and how many there are."""
+    import onnx
+
+    graph = onnx.load(path).graph
+    producers = {name: node for node in graph.node for name in node.output}
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants |= {n.output[0]: n.attribute[0].t for n in graph.node if n.op_type == "Constant"}
+
+    def held(name: str) -> Any:
+        while (made := producers.get(name)) is not None and name not in constants:
+            name = made.input[0] if made.input else ""
+        return constants.get(name)
+
+    narrow, total = 0, 0
+    for node in graph.node:
+        if node.op_type == "MatMulNBits":
+            sizes = {a.name: a.i for a in node.attribute}
+            total += sizes["K"] * sizes["N"]
+            narrow += sizes["K"] * sizes["N"] if sizes.get("bits", 4) == 4 else 0
+        for name in node.input[1:3] if node.op_type in WITH_WEIGHTS else ():
+            tensor = held(name)
+            if tensor is not None and len(tensor.dims) > 1:
+                total += int(np.prod(tensor.dims))
+                types = (onnx.TensorProto.INT4, onnx.TensorProto.UINT4)
+                narrow += int(np.prod(tensor.dims)) if tensor.data_type in types else 0
+    return f"{narrow}/{total}"
+
+
 @contextlib.contextmanager
 def quiet() -> Generator[None, None, None]:
     """Keeps warnings and chatter of other tools from the table."""
@@ -431,7 +597,14 @@ def as_json(rows: Sequence[Row]) -> str:
             found.case.name: {
                 "float top-1": found.top1,
                 **{
-                    str(m): {"dB": f.decibels, "top-1": f.top1, "seconds": f.seconds}
+                    str(m): {
+                        "dB": f.decibels,
+                        "dB optimized": f.optimized,
+                        "covered": f.integers,
+                        "top-1": f.top1,
+                        "seconds": f.seconds,
+                        "remark": f.remark,
+                    }
                     for m, f in found.figures.items()
                 },
             }
@@ -447,6 +620,7 @@ def bench(
     ways: Sequence[Method],
     out: Path | None,
     folder: Path | None = None,
+    weights: str | None = None,
 ) -> int:
     """Prints the tables.
 
@@ -456,14 +630,16 @@ def bench(
         ways: Methods.
         out: A file for the figures.
         folder: Of networks of :mod:`quantization_networks`; None for those of the repository.
+        weights: As :func:`methods` has them.
 
     Returns:
         1 where onnxruntime is better than we are by more than 0.1 dB.
     """
     rows: list[Row] = []
     every = cases(networks, seed) if folder is None else cases_in(folder, networks)
+    coverage = in_4_bits if weights == BLOCKS else integers
     for case in every:
-        rows.append(row(case, ways))
+        rows.append(row(case, ways, coverage))
         show(rows[-1])
     if out is not None:
         out.write_text(as_json(rows))

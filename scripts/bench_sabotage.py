@@ -5,6 +5,10 @@ The function stays; what quantization finds does not. The factors are drawn as `
 The answer is known: undone, all seeds give the scales of the network without sabotage.
 
 The weights are scaled here with NumPy in the ONNX file, by none of our code.
+
+Samples are spoiled too: a few of them, one that is huge, features that are constant, all of another
+scale. With ``--folder`` that is done to the networks of ``quantization_networks.py`` alone, beside
+onnxruntime and the tools whose Pythons are given.
 """
 
 from __future__ import annotations
@@ -13,12 +17,17 @@ import contextlib
 import logging
 import tempfile
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+from bench_networks import Case, cases_in, results
+from bench_quantize import ORT as ORT_NAME
+from bench_quantize import OTHERS, Figures, Method, by_other, integers, ours, row, top1
+from bench_quantize import OURS as OURS_NAME
+from bench_quantize import by_onnxruntime as ort
 from onnx import numpy_helper
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,6 +36,9 @@ LIMITS = {"digits_mlp": (96.5, 38.0), "digits_mobile": (96.5, 31.0)}
 """By network what we have to reach at every seed: top-1 in percent, and dB."""
 SAME = 1e-5
 """How far scales of weights may be apart from seed to seed."""
+FEATURES = 2
+"""The axis of pictures along which some are made constant; of other arrays the last one."""
+KINDS = ("4 samples", "an outlier", "constant features")
 RESTORED = 0.2
 """How far the SQNR of a sabotaged network, equalized, may lie below the plain one's, equalized: by
 one chooser, for which of several is taken hangs on single roundings."""
@@ -213,10 +225,11 @@ def poor(seen: np.ndarray, seed: int) -> dict[str, np.ndarray]:
     """Returns samples that say little or something wrong of others, by what ails them."""
     rng = np.random.default_rng(seed)
     outlier, constant = seen[:64].copy(), seen[:64].copy()
-    outlier[rng.integers(64)] *= 1000
-    constant[:, :, rng.permutation(constant.shape[2])[:2]] = 0
+    outlier[rng.integers(len(outlier))] *= 1000
+    along = np.moveaxis(constant, FEATURES if seen.ndim > FEATURES else -1, 0)
+    along[rng.permutation(len(along))[:2]] = 0
     few = seen[rng.permutation(len(seen))[:4]]
-    return {"4 samples": few, "an outlier": outlier, "constant rows": constant}
+    return {"4 samples": few, "an outlier": outlier, "constant features": constant}
 
 
 def calibrated_poorly(name: str, seeds: int, folder: Path) -> list[str]:
@@ -240,14 +253,103 @@ def calibrated_poorly(name: str, seeds: int, folder: Path) -> list[str]:
     return missed
 
 
-def bench(seeds: int) -> int:
-    """Prints the tables, returns 1 where a limit is missed."""
+def spoiled(case: Case, seed: int) -> dict[str, Case]:
+    """Returns a network with its samples as they are, and spoiled in every way.
+
+    Of several inputs the first is spoiled; of a few samples all have as many.
+    """
+    first, *others = case.calibration
+    found = {"as they are": case}
+    for kind, array in poor(case.calibration[first], seed).items():
+        rest = {name: case.calibration[name][: len(array)] for name in others}
+        found[kind] = replace(case, calibration={first: array, **rest})
+    for told, factor in (("a tenth", 0.1), ("ten times", 10.0)):
+        array = case.calibration[first] * np.float32(factor)
+        found[told] = replace(case, calibration=case.calibration | {first: array})
+    return found
+
+
+class Told(logging.Handler):
+    """Remembers whether another scale was told of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.scale = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.scale = self.scale or "another scale" in record.getMessage()
+
+
+def beside_others(folder: Path, names: list[str], seeds: int, pythons: dict[str, str]) -> list[str]:
+    """Prints what spoiled samples cost us and others; returns where we lose more than a point."""
+    ways = [Method(OURS_NAME, "", our_defaults), Method(ORT_NAME, "MinMax", ort("MinMax", None))]
+    ways += [
+        Method(tool, OTHERS[tool][0], by_other(tool, python, OTHERS[tool][0]))
+        for tool, python in pythons.items()
+    ]
     missed: list[str] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name in LIMITS:
-            missed += measured(name, seeds, Path(folder))
-        print()
-        for name in ("digits_mlp", "digits_cnn", "digits_mobile", "digits_attention"):
-            missed += calibrated_poorly(name, seeds, Path(folder))
+    for case in cases_in(folder, names):
+        found: dict[tuple[str, str], list[Figures]] = {}
+        told: dict[str, list[bool]] = {}
+        for seed in range(seeds):
+            for kind, spoilt in spoiled(case, seed).items():
+                if seed and kind not in KINDS:
+                    continue  # nothing is drawn
+                with listening() as heard:
+                    figures_of = row(spoilt, ways, integers).figures
+                told.setdefault(kind, []).append(heard.scale)
+                for way, figure in figures_of.items():
+                    found.setdefault((kind, str(way)), []).append(figure)
+        usual = None if case.labels is None else top1(case, results(case.path, case.measured))
+        print(case.name + ("" if usual is None else f", float {usual:.2f} %"))
+        for (kind, way), runs in found.items():
+            ratios, tops = ([getattr(f, k) for f in runs] for k in ("decibels", "top1"))
+            line = f"  {kind:<18} {way:<22} {min(ratios):7.2f} .. {max(ratios):7.2f} dB"
+            if None not in tops:
+                line += f"   {min(tops):6.2f} .. {max(tops):6.2f} %"
+            ours = way.startswith(OURS_NAME)
+            print(line + ("  scale told" if ours and any(told[kind]) else ""), flush=True)
+            if ours and kind in KINDS and usual is not None and min(tops) < usual - 1:
+                missed.append(f"{case.name}, {kind}: {min(tops):.2f} %")
+    return missed
+
+
+def our_defaults(case: Case, out: Path) -> str:
+    """Quantizes with qdqbridge, whatever it logs being heard."""
+    logging.disable(logging.NOTSET)
+    return ours("ort", None, None)(case, out)
+
+
+@contextlib.contextmanager
+def listening() -> Generator[Told]:
+    """Hears what is logged."""
+    heard, logger = Told(), logging.getLogger("qdqbridge")
+    logger.addHandler(heard)
+    yield heard
+    logger.removeHandler(heard)
+
+
+def bench(
+    seeds: int, networks: Path | None = None, names: list[str] | None = None,
+    pythons: dict[str, str] | None = None,
+) -> int:  # fmt: skip
+    """Prints the tables, returns 1 where a limit is missed.
+
+    Args:
+        seeds: How often factors and samples are drawn.
+        networks: A folder of trained networks, whose samples alone are spoiled.
+        names: Of these; all where there is none.
+        pythons: Other tools for these, and the Pythons that have them.
+    """
+    missed: list[str] = []
+    if networks is not None:
+        missed = beside_others(networks, names or [], seeds, pythons or {})
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            for name in LIMITS:
+                missed += measured(name, seeds, Path(folder))
+            print()
+            for name in ("digits_mlp", "digits_cnn", "digits_mobile", "digits_attention"):
+                missed += calibrated_poorly(name, seeds, Path(folder))
     print("\nlimits: " + ("; ".join(missed) if missed else "all met"))
     return 1 if missed else 0

@@ -1,14 +1,16 @@
 """Trains float networks of many kinds on bundled data, to be quantized by several tools.
 
-``python scripts/quantization_networks.py FOLDER [NAME...]`` (PyTorch and scikit-learn; about ten
-minutes) writes ``NAME.onnx`` and ``NAME.npz`` for each: arrays ``seen_INPUT`` to calibrate with,
-``fresh_INPUT`` to measure with, and ``labels`` where there are some. ``scripts/bench quantize
---folder FOLDER`` reads them. Digits are scikit-learn's, signals are drawn.
+``python scripts/quantization_networks.py FOLDER [NAME...] [--seed N]`` (PyTorch, scikit-learn and
+onnx; two to ten minutes) writes ``NAME.onnx`` and ``NAME.npz`` for each: arrays ``seen_INPUT`` to
+calibrate with, ``fresh_INPUT`` to measure with, and ``labels`` where there are some.
+``scripts/bench quantize --folder FOLDER`` reads them. Digits are scikit-learn's, signals are drawn.
+Another seed is another start, another order of training and, where the data are given, another
+split of them.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +24,7 @@ from torch.nn import functional
 
 Tensor = torch.Tensor
 Loss = Callable[..., Tensor]
-SEED, LOUD, HIDDEN, FRAME = 0, 32.0, 64, 64
+LOUD, HIDDEN, FRAME = 32.0, 64, 64
 TRAINED, SEEN, FRESH = slice(0, 1200), slice(1200, 1264), slice(1264, 1392)
 PRIORS = ((8, (0.25, 0.35)), (4, (0.4, 0.6)))
 """The grids of the detector, and the sizes of boxes on each, as shares of the picture."""
@@ -36,7 +38,7 @@ def fit(
     optimizer = torch.optim.Adam(net.parameters(), rate)
     steps = len(x) // batch
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=epochs * steps)
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(torch.initial_seed())
     net.train()
     for _ in range(epochs):
         order = rng.permutation(len(x))
@@ -53,11 +55,11 @@ def fit(
 class Folder:
     """Where networks and samples are written."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, seed: int) -> None:
+        self.path, self.seed = path, seed
         path.mkdir(parents=True, exist_ok=True)
         digits = load_digits()
-        order = np.random.default_rng(SEED).permutation(len(digits.target))
+        order = np.random.default_rng(seed).permutation(len(digits.target))
         images = digits.data.reshape(-1, 1, 8, 8)[order] / 16
         self.images = torch.tensor(images, dtype=torch.float32)
         self.labels = torch.tensor(digits.target[order])
@@ -80,6 +82,10 @@ class Folder:
             arrays["labels"] = labels.numpy()
         np.savez(file.with_suffix(".npz"), **arrays)  # pyright: ignore[reportArgumentType]
         print(name, flush=True)
+
+    def drawn(self, number: int) -> int:
+        """Returns the seed of a set of drawn samples."""
+        return number + 100 * self.seed
 
     def classifier(self, name: str, net: nn.Module, epochs: int, *, rows: bool = False) -> None:
         """Trains on the digits; ``rows`` gives them as sequences of eight rows."""
@@ -271,7 +277,7 @@ def vit(folder: Folder) -> None:
     """A ViT, and the same function with loud channels behind its norms."""
     net = Vit()
     folder.classifier("vit", net, 25)
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(folder.seed)
     with torch.no_grad():
         for block in net.blocks:
             for norm, product in ((block.before, block.mixed), (block.after, block.up)):
@@ -286,7 +292,7 @@ def vit(folder: Folder) -> None:
 
 def detector(folder: Folder) -> None:
     """Finds a digit."""
-    net, (x, box) = Detector(), scenes(folder.images, 2000, 1)
+    net, (x, box) = Detector(), scenes(folder.images, 2000, folder.drawn(1))
     priors = net.priors
     ends = torch.cat([priors[:, :2] - priors[:, 2:] / 2, priors[:, :2] + priors[:, 2:] / 2], 1)
     low = torch.maximum(ends[None, :, :2], box[:, None, :2])
@@ -313,15 +319,16 @@ def detector(folder: Folder) -> None:
         return (each * torch.where(hit, 10.0, 1.0)).mean() + (off * hit).sum() / hit.sum()
 
     fit(Raw(), x, (found, torch.cat([moved, grown], -1)), 8, loss)
-    seen, fresh = (scenes(folder.images, n, seed)[0] for n, seed in ((64, 5), (128, 6)))
+    seen, fresh = (scenes(folder.images, n, folder.drawn(k))[0] for n, k in ((64, 5), (128, 6)))
     folder.write("detector", net, (seen,), (fresh,), outputs=("scores", "boxes"))
 
 
 def regression(folder: Folder) -> None:
     """An MLP on scikit-learn's diabetes data, whose ten inputs have long tails."""
     data = load_diabetes()
-    x = torch.tensor(data.data / data.data.std(0), dtype=torch.float32)
-    wanted = (data.target - data.target.mean()) / data.target.std()
+    order = np.random.default_rng(folder.seed).permutation(len(data.target))
+    x = torch.tensor((data.data / data.data.std(0))[order], dtype=torch.float32)
+    wanted = ((data.target - data.target.mean()) / data.target.std())[order]
     y = torch.tensor(wanted, dtype=torch.float32)[:, None]
     sizes = (10, HIDDEN, HIDDEN, HIDDEN)
     layers = [each for a, b in pairwise(sizes) for each in (nn.Linear(a, b), nn.ReLU())]
@@ -332,19 +339,21 @@ def regression(folder: Folder) -> None:
 
 def wavenet(folder: Folder) -> None:
     """Takes noise from a signal."""
-    net, (x, y) = WaveNet(), waves(256, 256, 1)
+    net, (x, y) = WaveNet(), waves(256, 256, folder.drawn(1))
     fit(net, x[:, None], (y[:, None],), 12, functional.mse_loss, 4e-3, 16)
-    seen, fresh = (waves(64, 256, seed)[0][:, None] for seed in (2, 3))
+    seen, fresh = (waves(64, 256, folder.drawn(k))[0][:, None] for k in (2, 3))
     folder.write("wavenet", net, (seen,), (fresh,))
 
 
 def denoiser(folder: Folder) -> None:
     """The same frame by frame, with states."""
-    net, (x, y) = Denoiser(), (each.reshape(-1, 24, FRAME) for each in waves(192, 24 * FRAME, 1))
+    drawn = waves(192, 24 * FRAME, folder.drawn(1))
+    net, (x, y) = Denoiser(), (each.reshape(-1, 24, FRAME) for each in drawn)
     fit(net, x, (y,), 12, functional.mse_loss, 5e-3, 16)
     one, samples = OneFrame(net).eval(), list[list[Tensor]]()
-    for seed in (2, 3):
-        frames, rows = waves(16, 24 * FRAME, seed)[0].reshape(16, 24, FRAME), list[list[Tensor]]()
+    for k in (2, 3):
+        drawn, rows = waves(16, 24 * FRAME, folder.drawn(k))[0], list[list[Tensor]]()
+        frames = drawn.reshape(16, 24, FRAME)
         states = [torch.zeros(16, 1, HIDDEN)] * 4
         with torch.no_grad():
             for t in range(24):
@@ -378,10 +387,15 @@ NETWORKS: dict[str, Callable[[Folder], None]] = {
 
 def main() -> None:
     """Trains those that are named, or all."""
-    folder, names = Folder(Path(sys.argv[1])), sys.argv[2:]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*", help="by default all")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    folder = Folder(given.folder, given.seed)
     torch.set_num_threads(1)
-    for name in names or NETWORKS:
-        torch.manual_seed(SEED)
+    for name in given.names or NETWORKS:
+        torch.manual_seed(given.seed)
         NETWORKS[name](folder)
 
 

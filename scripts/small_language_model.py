@@ -2,15 +2,18 @@
 
 ``python -m scripts.small_language_model train MODEL.onnx`` (with PyTorch) trains a decoder-only
 transformer on the bytes of this repository's own pages and sources; ``compare MODEL.onnx`` stores
-the weights of its products in 4 (or 8) bits, by us and by onnxruntime's ``MatMulNBitsQuantizer``,
-and prints the perplexity on text that neither training nor calibration has seen. Files are run by
-onnxruntime with its optimizations on and, in the second figure, off.
+the weights of its products in 4 (or 8) bits, by us and by onnxruntime's ``MatMulNBitsQuantizer``
+(``pip install onnx_ir torch``) and, in blocks of 32, by tools in Pythons of their own (``--nncf
+PYTHON``, ``--quark``, ``--modelopt``: see ``bench_quantize.py``). It prints the perplexity on text
+that neither training nor calibration has seen. Files are run by onnxruntime with its optimizations
+on and, in the second figure, off.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,6 +30,7 @@ Array = NDArray[Any]
 Weights = dict[str, Array]
 ROOT = Path(__file__).resolve().parents[1]
 VOCABULARY, CONTEXT = 128, 64
+TOOLS = ("nncf", "quark", "modelopt")
 HELD_OUT = 0.1
 """The share of every file's end that nobody trains on."""
 OUTLIERS = 24.0
@@ -199,8 +203,8 @@ def written(weights: Weights, shape: Shape) -> onnx.ModelProto:
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", CONTEXT, VOCABULARY])],
         [numpy_helper.from_array(array, name) for name, array in w.constants.items()],
     )  # fmt: skip
-    imports = [helper.make_opsetid("", 20)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=9)
+    imports = [helper.make_opsetid("", 21)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
 
 # ---- comparing ----------------------------------------------------------------------------------
@@ -270,7 +274,29 @@ def theirs(
     made.save_model_to_file(str(out))
 
 
-def compare(model: Path, bits: int, block: int, count: int) -> None:
+def elsewhere(
+    model: Path, samples: Array, pythons: dict[str, str]
+) -> list[tuple[str, Callable[[Path], None]]]:
+    """Returns what other tools make of a model, in Pythons of their own."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    from bench_networks import Case
+    from bench_quantize import BLOCKS, OTHERS_IN_4_BITS, by_other
+
+    ids = samples[:, :-1]
+    case = Case(model.stem, model.resolve(), {"ids": ids}, {"ids": ids})
+
+    def making(tool: str, setting: str) -> Callable[[Path], None]:
+        run = by_other(tool, pythons[tool], setting)
+        return lambda path: print(run(case, path))
+
+    return [
+        (f"{tool} {setting}", making(tool, setting))
+        for tool in pythons
+        for setting in OTHERS_IN_4_BITS[BLOCKS][tool]
+    ]
+
+
+def compare(model: Path, bits: int, block: int, count: int, pythons: dict[str, str]) -> None:
     """Prints a table of perplexities."""
     seen, unseen = text()
     calibration, judged = pieces(seen, 128, 1), pieces(unseen, count, 2)
@@ -290,6 +316,8 @@ def compare(model: Path, bits: int, block: int, count: int) -> None:
                 f"onnxruntime {algorithm}",
                 lambda p, a=algorithm: theirs(model, p, calibration, a, bits, block, False),
             ))  # fmt: skip
+    if bits == 4 and block == 32:
+        rows += elsewhere(model, calibration, pythons)
     print(f"float: {perplexity(model, judged):.4f}")
     with tempfile.TemporaryDirectory() as folder:
         for name, make in rows:
@@ -318,9 +346,12 @@ def main() -> None:
     parser.add_argument("--bits", type=int, default=4)
     parser.add_argument("--block", type=int, default=32)
     parser.add_argument("--pieces", type=int, default=512)
+    for tool in TOOLS:
+        parser.add_argument(f"--{tool}", help="a Python that has it")
     given = parser.parse_args()
     if given.verb == "compare":
-        compare(given.model, given.bits, given.block, given.pieces)
+        pythons = {tool: getattr(given, tool) for tool in TOOLS if getattr(given, tool)}
+        compare(given.model, given.bits, given.block, given.pieces, pythons)
         return
     shape = Shape()
     weights = trained(shape, given.steps, given.seed)
