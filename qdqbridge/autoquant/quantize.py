@@ -281,8 +281,11 @@ def quantized(
 
     profiled = [(start.profile, graph)]
 
-    def again(other: Graph) -> QuantizedState:
+    def again(other: Graph, part: Samples | None) -> QuantizedState:
         observer = onnxruntime_observer(other)
+        if part is not None:
+            found = _plainly(other, target, options, collect(other, part, observer), part)
+            return QuantizedState(found.graph, found.decision, found.profile)
         seen = collect(other, samples, observer, progress=rounds.next())
         found = _plainly(other, target, options, seen, few)
         profiled.append((found.profile, other))

@@ -81,6 +81,43 @@ def test_sabotage_is_repaired(name, least, width):
         np.testing.assert_allclose(b, a, rtol=1e-5)
 
 
+def long_tailed(seed):
+    """An MLP whose inputs have long tails: what 64 samples show ends far before others do."""
+    rng, b = np.random.default_rng(seed), Builder()
+    y = b.input("x", ["n", 10])
+    for terms, rows in ((10, 64), (64, 64), (64, 1)):
+        drawn = rng.normal(size=(terms, rows)) * (2 / terms) ** 0.5
+        weight = b.init((drawn * rng.lognormal(0, 0.7, rows)).astype(np.float32))
+        y = b.op("Gemm", y, weight, b.init((rng.normal(size=rows) * -0.5).astype(np.float32)))
+        y = b.op("Relu", y) if rows > 1 else y
+    b.output(y, ["n", 1])
+    return canonical(b.model()), rng.standard_t(3, (576, 10)).astype(np.float32)
+
+
+@pytest.mark.parametrize("seed", [2, 5])
+def test_channels_are_not_scaled_where_samples_left_out_lose(seed):
+    """Every channel would end at what was seen of it; on the samples that said so it looks good."""
+    graph, x = long_tailed(seed)
+    plain, scaled = (
+        quantize_model(graph, {"x": x[:64]}, repair=r, tune=False) for r in ((), ("smooth",))
+    )
+    (record,) = scaled.repairs
+    assert not record.applied and "samples left out" in record.told
+    assert record.after is not None and record.before is not None
+    assert record.after < record.before
+    judge = FloatReference(graph, Samples.of(graph.inputs, {"x": x[64:]}), 512)
+    assert judge.sqnr(scaled.graph) == judge.sqnr(plain.graph)
+
+
+def test_channels_are_scaled_where_samples_left_out_gain():
+    graph, x = long_tailed(4)
+    plain, scaled = (
+        quantize_model(graph, {"x": x[:64]}, repair=r, tune=False) for r in ((), ("smooth",))
+    )
+    judge = FloatReference(graph, Samples.of(graph.inputs, {"x": x[64:]}), 512)
+    assert scaled.repairs[0].applied and judge.sqnr(scaled.graph) > judge.sqnr(plain.graph) + 3
+
+
 @pytest.mark.parametrize("name", ["digits_cnn_float", "digits_attention_float", "digits_mlp_float"])
 def test_the_default_steps_help_on_other_samples(name):
     graph, plain = network(name), unrepaired(name)

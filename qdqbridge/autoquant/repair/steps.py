@@ -45,12 +45,14 @@ GAIN = 0.02
 """What a step has to gain at least, in dB; less is chance."""
 ORDER = ("equalize", "smooth", "round", "learn", "bias")
 """All steps in the order in which they are done."""
+PARTS = 4
+"""In so many parts samples are left out, to judge what others' ranges do to them."""
 GRAPH_STEPS = ("equalize", "smooth")
 """Those that scale channels of the float graph, so that it has to be looked at again."""
 CHOOSERS = "choosers"
 """What trying other choosers is called in records."""
 DEFAULT = ORDER
-_RUNS = {"equalize": 3, "smooth": 6, "round": 3, "learn": 6, "bias": 3}
+_RUNS = {"equalize": 9, "smooth": 12, "round": 3, "learn": 6, "bias": 3}
 """How often steps run the samples, about."""
 _CHANGES = {"round": with_rounding, "learn": learned, "bias": corrected}
 _LATE = "the budget was spent before; --budget gives more"
@@ -64,7 +66,8 @@ class StepRecord:
         step: Its name, one of :data:`ORDER`.
         applied: Whether it was kept.
         told: What it did, or why it did nothing.
-        before: Output SQNR on calibration data without it, in dB; None where nothing was tried.
+        before: Output SQNR on calibration data without it, in dB (where it lost on samples that
+            were left out, on these); None where nothing was tried.
         after: With it.
     """
 
@@ -90,8 +93,8 @@ class QuantizedState:
     profile: Profile
 
 
-Again = Callable[[Graph], QuantizedState]
-"""Profiles another float graph on the same data, and quantizes it."""
+Again = Callable[[Graph, "Samples | None"], QuantizedState]
+"""Profiles another float graph on the same data, or on a part of it, and quantizes it."""
 
 
 def check_steps(steps: Sequence[str]) -> None:
@@ -121,8 +124,8 @@ def repaired(
     Args:
         start: The graph quantized without repair.
         samples: Calibration data: where there are enough, what helped is decided on half of them,
-            which ``round`` and ``bias`` have not looked at; ``equalize`` and ``smooth`` take the
-            ranges of the rewritten graph from all.
+            which ``round`` and ``bias`` have not looked at; ``equalize`` and ``smooth``, whose
+            ranges are those of all, must not lose where a part gives no range and judges.
         again: Quantizes another float graph.
         steps: Names out of :data:`ORDER`, which they are done in.
         work: No step is begun once it is spent; None for no bound.
@@ -148,6 +151,14 @@ def repaired(
     return trials.state, tuple(records)
 
 
+_Attempt = tuple[QuantizedState | None, str, float | None, float | None]
+"""What a step makes where it helps, what it did, and dB without and with it where it was tried."""
+
+
+def _better(before: float, after: float) -> bool:
+    return before < after >= before + GAIN
+
+
 class _Trials:
     def __init__(self, start: QuantizedState, samples: Samples, again: Again) -> None:
         self.state, self._samples, self._again = start, samples, again
@@ -159,19 +170,65 @@ class _Trials:
 
     def attempt(self, name: str) -> StepRecord:
         try:
-            found, told = self._tried(name, self._seen)
-            if found is None:
-                return StepRecord(name, applied=False, told=told)
-            judge, before = self._before()
-            after = judge.sqnr(found.graph)
+            found, told, before, after = (
+                self._scaled(name) if name in GRAPH_STEPS else self._changed(name)
+            )
         except QdqBridgeError as error:  # what was quantized without it is still good
             return StepRecord(name, applied=False, told=f"it could not be tried: {error.what}")
-        if not before < after >= before + GAIN:
+        if before is None or after is None:
+            return StepRecord(name, applied=False, told=told)
+        if found is None:
             return StepRecord(name, False, f"{told}; that does not help", before, after)
-        if name not in GRAPH_STEPS and self._seen is not self._samples:
-            found = self._tried(name, self._samples)[0] or found  # it helps: now with all data
-        self.state, self._sqnr = found, judge.sqnr(found.graph)
+        self.state = found
+        self._sqnr = self._before()[0].sqnr(found.graph)
         return StepRecord(name, True, told, before, after)
+
+    def _changed(self, name: str) -> _Attempt:
+        """Tries a step that changes parameters, on samples that it has not looked at."""
+        found, told = self._tried(name, self._seen)
+        if found is None:
+            return None, told, None, None
+        judge, before = self._before()
+        after = judge.sqnr(found.graph)
+        if not _better(before, after):
+            return None, told, before, after
+        if self._seen is not self._samples:
+            found = self._tried(name, self._samples)[0] or found  # it helps: now with all data
+        return found, told, before, after
+
+    def _scaled(self, name: str) -> _Attempt:
+        """Tries a step that scales channels; it must not lose on samples that gave no range.
+
+        A channel of a scaled tensor ends at what was seen of it alone, so that other samples leave
+        it more easily than the range of the loudest channel.
+        """
+        new, told = self._rewritten(name, self._seen)
+        if new is None:
+            return None, told, None, None
+        judge, before = self._before()
+        found = self._again(new, None)
+        after = judge.sqnr(found.graph)
+        if not _better(before, after):
+            return None, told, before, after
+        plain, scaled = self._left_out(name)
+        if scaled < plain:
+            lost = f"on samples left out, {plain - scaled:.1f} dB less"
+            return None, f"{told}; {lost}", plain, scaled
+        return found, told, before, after
+
+    def _left_out(self, name: str) -> tuple[float, float]:
+        """Returns dB on samples that are left out one part after the other, without and with."""
+        graph, noise = self.state.decision.plan.graph, np.zeros(2)
+        count = len(self._samples)
+        parts = min(PARTS, count)
+        for k in range(parts if parts > 1 else 0):
+            kept = taken(self._samples, [i for i in range(count) if i % parts != k])
+            judge = FloatReference(graph, taken(self._samples, range(k, count, parts)))
+            graphs = graph, self._rewritten(name, kept)[0] or graph
+            states = [self._again(each, kept) for each in graphs]
+            noise += [10 ** (-judge.sqnr(state.graph) / 10) for state in states]
+        plain, scaled = (decibels(float(each) / max(parts, 1)) for each in noise)
+        return plain, scaled
 
     def _before(self) -> tuple[FloatReference, float]:
         """Returns what compares with the float graph; made when first needed."""
@@ -181,22 +238,22 @@ class _Trials:
         return self._judge, self._sqnr
 
     def _tried(self, name: str, samples: Samples) -> tuple[QuantizedState | None, str]:
-        decision, graph = self.state.decision, self.state.decision.plan.graph
-        if name in GRAPH_STEPS:
-            if self._has_wishes():
-                return None, "parameters that the user fixed would not fit scaled channels"
-            seen = self.state.profile.by_name()
-            new, told = (
-                equalized(graph, seen) if name == "equalize" else smoothed(decision, samples, seen)
-            )
-            if new is graph:
-                return None, told
-            self._before()
-            return self._again(new), told
+        decision = self.state.decision
         result, told = _CHANGES[name](decision, samples)
         if result is decision:
             return None, told
         return QuantizedState(apply(result), result, self.state.profile), told
+
+    def _rewritten(self, name: str, samples: Samples) -> tuple[Graph | None, str]:
+        """Returns the float graph with channels scaled by what samples show."""
+        decision, seen = self.state.decision, self.state.profile.by_name()
+        if self._has_wishes():
+            return None, "parameters that the user fixed would not fit scaled channels"
+        graph = decision.plan.graph
+        new, told = (
+            equalized(graph, seen) if name == "equalize" else smoothed(decision, samples, seen)
+        )
+        return None if new is graph else new, told
 
     def _has_wishes(self) -> bool:
         specs = self.state.decision.plan.specs.values()
