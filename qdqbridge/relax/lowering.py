@@ -8,15 +8,15 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from qdqbridge.relax.half_floats import HALF_FLOATS
 from qdqbridge.relax.integer_power import integer_power
 from qdqbridge.relax.nonfinite import NONFINITE
-from qdqbridge.relax.product_loops import along_columns
 from qdqbridge.relax.tiling import untiled
 
 _LOWERINGS: Mapping[str, Callable[[relax.BlockBuilder, ir.Call], relax.Expr | None]] = {
     "relax.tile": untiled,
     "relax.power": integer_power,
-    "relax.matmul": along_columns,
+    **HALF_FLOATS,
     **NONFINITE,
 }
 """Operators that TVM would lower to something else than they mean, or to slow loops. They stay

@@ -1,4 +1,4 @@
-"""Loops of products of float32 that go along the columns, as vectors do.
+"""Loops of products, summed in float32, that go along the columns, as vectors do.
 
 TVM sums one element of the result after the other, and reads a column of the second operand for
 each. With the columns innermost rows are read instead, which LLVM makes vectors of. Every element
@@ -14,12 +14,12 @@ from tvm.s_tir import Schedule
 
 
 def along_columns(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | None:
-    """Returns a ``matmul`` of float32 matrices as a call of such loops; None for others."""
+    """Returns a ``matmul`` of matrices that gives float32 as a call of such loops, else None."""
     types: list[Any] = [operand.ty for operand in call.args]
-    attributes: Any = call.attrs
-    if any(str(each.dtype) != "float32" or each.ndim < _MATRIX for each in types):
+    kinds = {str(each.dtype) for each in types}
+    if len(kinds) != 1 or not kinds <= _FLOATS or any(each.ndim < _MATRIX for each in types):
         return None
-    if attributes.out_dtype not in (None, "", "float32"):
+    if str(call.ty.dtype) != "float32":
         return None
     own = relax.BlockBuilder()
     made: Any = ir.Op.get("relax.matmul").get_attr("FLegalize")(own, call)
@@ -33,3 +33,4 @@ def along_columns(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | No
 
 
 _MATRIX = 2
+_FLOATS = {"float32", "float16", "bfloat16"}

@@ -1,0 +1,72 @@
+"""Half floats on TVM: computed in float32 and rounded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+from onnx import TensorProto
+
+import qdqbridge as qb
+from tests.onnx_models import Builder, canonical
+
+pytestmark = pytest.mark.relax
+
+_LSB = 1.01
+"""Of the result, in which sums of float32 in another order may be rounded otherwise."""
+Case = tuple[tuple[int, ...], Callable[[Builder, str], str]]
+
+
+def _of(*shape: int) -> np.ndarray[Any, Any]:
+    return (np.random.default_rng(1).normal(size=shape) / 8).astype(np.float16)
+
+
+def _reduction(name: str) -> Case:
+    return (2, 4096), lambda b, x: b.op(name, x, b.init(np.array([1])), keepdims=0)
+
+
+def _along(name: str, **attributes: Any) -> Case:
+    return (2, 4096), lambda b, x: b.op(name, x, **attributes)
+
+
+CASES: dict[str, Case] = {
+    "MatMul": ((2, 3, 1024), lambda b, x: b.op("MatMul", x, b.init(_of(1024, 8)))),
+    "Gemm": ((3, 1024), lambda b, x: b.op("Gemm", x, b.init(_of(8, 1024)), transB=1)),
+    "Conv1d": ((1, 256, 20), lambda b, x: b.op("Conv", x, b.init(_of(8, 256, 3)))),
+    "Conv2d": ((1, 512, 6, 6), lambda b, x: b.op("Conv", x, b.init(_of(8, 512, 3, 3)))),
+    "ConvTranspose": (
+        (1, 256, 6, 6), lambda b, x: b.op("ConvTranspose", x, b.init(_of(256, 8, 3, 3)))
+    ),
+    "ReduceMean": _reduction("ReduceMean"),
+    "ReduceSum": _reduction("ReduceSum"),
+    "ReduceL2": _reduction("ReduceL2"),
+    "Softmax": _along("Softmax", axis=-1),
+    "LogSoftmax": _along("LogSoftmax", axis=-1),
+    "Gelu": _along("Gelu"),
+    "CumSum": ((2, 4096), lambda b, x: b.op("CumSum", x, b.init(np.int64(1)))),
+    "GlobalAveragePool": ((1, 3, 40, 40), lambda b, x: b.op("GlobalAveragePool", x)),
+    "AveragePool": ((1, 3, 40, 40), lambda b, x: b.op("AveragePool", x, kernel_shape=[9, 9])),
+    "LayerNormalization": (
+        (2, 4096), lambda b, x: b.op("LayerNormalization", x, b.init(_of(4096)), b.init(_of(4096)))
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_interpreters_numbers_to_one_lsb(name: str) -> None:
+    shape, make = CASES[name]
+    b = Builder(opset=21)
+    y = make(b, b.input("x", list(shape), TensorProto.FLOAT16))
+    b.output(y, None, TensorProto.FLOAT16)
+    graph = canonical(b.model())
+    data = {"x": np.random.default_rng(2).normal(size=shape).astype(np.float16)}
+    found = qb.compile(graph, kernels="reference").run(data)[y]
+    wanted = qb.evaluate(graph, data)[y]
+    assert found.dtype == wanted.dtype == np.float16
+    largest = np.abs(wanted).max()
+    assert np.abs(found.astype(np.float32) - wanted).max() <= _LSB * np.spacing(largest)
