@@ -29,7 +29,7 @@ _SUMS: Mapping[str, tuple[Any, str]] = {
 the attribute that says it."""
 _OTHERS = (
     "relax.sum", "relax.mean", "relax.variance", "relax.std", "relax.prod",
-    "relax.einsum", "relax.sigmoid", "relax.tanh", "relax.power",
+    "relax.einsum", "relax.sigmoid", "relax.tanh",
     "relax.nn.softmax", "relax.nn.log_softmax", "relax.nn.gelu", "relax.nn.gelu_tanh",
     "relax.nn.silu", "relax.nn.softplus", "relax.nn.layer_norm", "relax.nn.rms_norm",
     "relax.nn.group_norm", "relax.nn.instance_norm", "relax.nn.conv3d_transpose",
