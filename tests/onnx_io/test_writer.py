@@ -14,6 +14,7 @@ from qdqbridge.graph.graph import Graph
 from qdqbridge.onnx_io.reader import read
 from qdqbridge.onnx_io.writer import to_proto, write
 from tests.onnx_io.writer_models import IMAGES, MATRICES, network, run, samples
+from tests.onnx_models import Builder
 
 MODELS = Path(__file__).parents[2] / "models"
 OWN_MODELS = sorted(path.name for path in MODELS.glob("*.onnx"))
@@ -121,3 +122,21 @@ def test_unknown_profile_is_refused() -> None:
     graph = canonical(MODELS / "digits_cnn_float.onnx")
     with pytest.raises(UnsupportedTargetError, match="no export profile 'rot13'"):
         to_proto(graph, "rot13")
+
+
+@pytest.mark.parametrize("profile", ["ort", "portable"])
+def test_a_result_wider_than_its_scale_is_rounded_once(profile: str, tmp_path: Path) -> None:
+    b = Builder(23)
+    x, zero_point = b.input("x", [2, 50]), b.init(np.uint8(4))
+    stored = b.op("QuantizeLinear", x, b.init(np.float16(0.1)), zero_point)
+    scale = b.init(np.float16(0.13))
+    b.output(
+        b.op("DequantizeLinear", stored, scale, zero_point, output_dtype=onnx.TensorProto.FLOAT)
+    )
+    source = saved(b.model(), tmp_path)
+    graph = canonical(source)
+    written = tmp_path / "written.onnx"
+    write(graph, written, profile=profile)
+    assert canonical(written).digest == graph.digest
+    feeds = {"x": np.linspace(-1, 30, 100, dtype=np.float32).reshape(2, 50)}
+    np.testing.assert_array_equal(run(written, feeds)[0], run(source, feeds)[0])

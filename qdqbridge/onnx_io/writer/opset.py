@@ -276,6 +276,9 @@ def _linear_needs(node: Node, attributes: LinearAttrs) -> Iterator[Need]:
 def _conversion_needs(node: Node) -> Iterator[Need]:
     source, target = node.operand(0).type, node.output.type
     if not isinstance(target, QuantType):
+        own = source.params.expressed_dtype if isinstance(source, QuantType) else target.dtype
+        if own is not target.dtype and own.bits <= target.dtype.bits:
+            yield _at_least(23, f"a {own} scale for {target.dtype} results")
         return
     own = target.params.expressed_dtype
     if isinstance(source, QuantType):

@@ -161,9 +161,13 @@ class RowWriter:
         dtype: DType,
         node: Node | None = None,
     ) -> str:
-        """Adds a DequantizeLinear, and a Cast where ``dtype`` is not that of the real values."""
+        """Adds a DequantizeLinear, and a Cast where ``dtype`` is not that of the real values.
+
+        A conversion ``node`` to a type that is not narrower rounds to that type alone, as
+        ``output_dtype`` says: a Cast behind would take what is rounded already.
+        """
         own = type_.params.expressed_dtype
-        if dtype is not own:
+        if dtype is not own and (node is None or own.bits > dtype.bits):
             real = self.free.take(f"{stem(tensor)}_DequantizeLinear_{own}")
             self.dequantize(tensor, type_, real, own)
             return self.cast(real, target, TensorType(dtype, type_.shape), node)
