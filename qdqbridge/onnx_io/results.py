@@ -64,6 +64,8 @@ _FOLDED = 4096
 _LISTED = 5
 _COUNTED = ("Range", "ai.onnx::Slice")
 """Carried operators whose extents follow from the numbers in their operands."""
+_AXES = {"ai.onnx::Squeeze": -1, "ai.onnx::Unsqueeze": 1}
+"""Carried operators whose axes only the run knows: what each of them does to the rank."""
 
 
 class Results:
@@ -207,6 +209,8 @@ class Results:
             return None if numbers is None else tuple(numbers)
         elif op.name in _COUNTED:
             return self._counted_shape(op.name, shapes[0], operands)
+        elif op.name in _AXES and len(shapes) > 1:
+            return _reranked(shapes[0], shapes[1], _AXES[op.name])
         return result_shape(op.name, attributes, shapes, target)
 
     def _counted_shape(
@@ -392,6 +396,13 @@ def _merged(known: Open | None, more: Open | None) -> Open | None:
     if more is None or len(known) != len(more):
         return known
     return tuple(b if a is None else a for a, b in zip(known, more, strict=True))
+
+
+def _reranked(shape: Shape, axes: Shape, sign: int) -> Open | None:
+    """Returns open extents, as many as are left where each axis takes one away or adds one."""
+    if shape is None or axes is None or len(axes) != 1 or not isinstance(axes[0], int):
+        return None
+    return (None,) * max(len(shape) + sign * axes[0], 0)
 
 
 def _numbers(shape: Sequence[Dim]) -> tuple[int, ...]:
