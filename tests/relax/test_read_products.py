@@ -57,7 +57,7 @@ def test_a_gemm_of_unknown_extents_keeps_its_digest(
 def test_a_matmul_behind_axes_of_run_time_keeps_its_digest(
     op_type: str, shape: list[int | str], count: int, product: str
 ) -> None:
-    """TVM knows the rank, and so a MatMul of matrices as the Gemm that it is; the reader does too."""
+    """TVM knows the rank, and so a MatMul of matrices as a Gemm; the reader does too."""
     b = Builder(17)
     x = b.op(op_type, b.input("x", shape), b.input("axes", [count], TensorProto.INT64))
     b.output(b.op("MatMul", x, b.init(np.ones((4, 5), np.float32))), None)
