@@ -334,6 +334,8 @@ class FileView:
                 tensor = node.input(1)
             elif node.op in SAME_TYPE and node.inputs:
                 tensor = node.inputs[0]
+            elif node.op == "Where":
+                tensor = node.input(1)
         if found is not None:
             self._types.update(dict.fromkeys(passed, found))
         return found
@@ -394,7 +396,9 @@ SAME_TYPE = frozenset(
     {
         "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Gather", "Split",
         "Expand", "Tile", "Identity", "MaxPool", "Pad", "Clip", "Relu", "Concat", "DepthToSpace",
-        "SpaceToDepth",
+        "SpaceToDepth", "Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Neg", "Abs", "Exp", "Log",
+        "Sqrt", "Reciprocal", "Sigmoid", "Tanh", "Erf", "Softmax", "ReduceMean", "ReduceSum",
+        "ReduceMax", "ReduceMin", "MatMul", "Gemm", "Conv", "ConvTranspose",
     }
 )  # fmt: skip
 """Operators whose result has the element type of their first operand."""

@@ -151,6 +151,8 @@ def masks_of_numbers(graph: Graph) -> Iterator[Cost]:
     for node in graph.nodes:
         if node.op is not WHERE or node.output.quant is not None:
             continue
+        if node.output.type.dtype is not DType.FLOAT32:
+            continue
         mask = node.operand(0).constant
         known = [index for index in (1, 2) if _plain_floats(node.operand(index))]
         if mask is None or len(known) != 1:

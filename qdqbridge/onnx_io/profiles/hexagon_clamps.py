@@ -107,7 +107,10 @@ def lost_clamp(view: FileView, node: FileNode) -> Reason | None:
         target = view.quantized(node.output)[0]
     else:
         return None
-    for name in node.inputs if node.op == "Concat" else node.inputs[:1]:
+    joined = node.inputs if node.op == "Concat" else node.inputs[:1]
+    if any(view.dequantized(name) is None for name in joined):
+        return None  # floats are joined as they are
+    for name in joined:
         own = view.dequantized(name)
         if own is None or view.is_constant(name) or not _wider(own, target):
             continue
@@ -118,8 +121,14 @@ def lost_clamp(view: FileView, node: FileNode) -> Reason | None:
 
 
 def _wider(own: FileEncoding, target: FileEncoding) -> bool:
-    ends = [_stored_range(own), _stored_range(target)]
-    return ends[0] is not None and ends[1] is not None and _reaches_out(ends[0], ends[1])
+    """True where what is clamped may be off by more than two steps of the result."""
+    inner, outer = _stored_range(own), _stored_range(target)
+    if inner is None or outer is None or not _reaches_out(inner, outer):
+        return False
+    return max(inner.low - outer.low, outer.high - inner.high) > _STEPS * outer.step
+
+
+_STEPS = 2
 
 
 def _stored_range(found: FileEncoding) -> StoredRange | None:

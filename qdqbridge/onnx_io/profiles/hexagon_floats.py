@@ -162,17 +162,29 @@ def _dynamic(view: FileView, node: FileNode) -> Reason | None:
 
 
 def _shared(view: FileView, node: FileNode) -> Reason | None:
-    """A tensor that two DequantizeLinear read with other scales: it is taken with one."""
-    if not is_dequantize(node):
+    """A tensor that two DequantizeLinear read with other scales: it is taken with one.
+
+    What a Pad is filled with is no tensor, but a number of it.
+    """
+    if not is_dequantize(node) or _fills(view, node):
         return None
     own = view.encoding(node)
     for other, index in view.consumers(node.input(0)):
         if other is node or index or not is_dequantize(other) or not own.per_tensor:
             continue
+        if _fills(view, other):
+            continue
         if not own.same_mapping(view.encoding(other)):
             text = f"'{node.input(0)}' has another scale in '{other.name}'"
             return Reason(text, (node.input(0),))
     return None
+
+
+def _fills(view: FileView, node: FileNode) -> bool:
+    """True for a dequantized number that only Pads read, to fill with."""
+    readers = view.consumers(node.output)
+    constant = view.is_constant(node.output) and bool(readers)
+    return constant and all(reader.op == "Pad" and index for reader, index in readers)
 
 
 def _erf(view: FileView, node: FileNode) -> Reason | None:
@@ -218,8 +230,7 @@ def _quantized_soon(view: FileView, node: FileNode) -> bool:
 def _where(view: FileView, node: FileNode) -> Reason | None:
     if node.op != "Where" or view.is_constant(node.output):
         return None
-    dtype = view.dtype(node.output)
-    if dtype is None or not dtype.is_float or view.quantized(node.output):
+    if view.dtype(node.output) is not DType.FLOAT32 or view.quantized(node.output):
         return None
     return Reason("it chooses between floats", (node.output,))
 
@@ -484,7 +495,7 @@ FLOAT_RULES: tuple[Demand, ...] = (
     Demand("no-float-gelu", "Gelu of floats, also step by step", _float_gelu,
            _UNFINISHED, Effect.REFUSED,
            "quantize operand and result"),
-    Demand("no-float-where", "Where of floats", _where, _UNFINISHED, Effect.REFUSED,
+    Demand("no-float-where", "Where of float32", _where, _UNFINISHED, Effect.REFUSED,
            "multiply by a mask and add, or quantize the result"),
     Demand("half-bias", "Conv, ConvTranspose, Gemm", _half_bias,
            f"{_HOST}: 'inserted using the NHWC format as requested', and not taken",

@@ -49,7 +49,7 @@ _NARROW = (DType.INT4, DType.UINT4)
 _ACTIVATIONS = (DType.UINT8, DType.INT8, *_WIDE)
 _FLOAT8 = tuple(dtype for dtype in DType if dtype.is_float and dtype.bits == 8)
 _STORED = (*_ACTIVATIONS, *_FLOAT8)
-_CONTRIB_BELOW = 21
+_CONTRIB_BELOW, _HALVES_SINCE = 21, 19
 _NEAR, _SAME = 0.01, 2 / (1 << 16)
 """How near scales are: of biases, and of results of 16 bits (two steps of the largest)."""
 
@@ -58,9 +58,12 @@ def _domain(view: FileView, node: FileNode) -> Reason | None:
     found = encoding_of(view, node)
     if found is None or view.opset >= _CONTRIB_BELOW or "::" in node.op:
         return None
+    tensor, real = stored_tensor(node), view.dtype(node.input(1))
+    if view.opset < _HALVES_SINCE and real in (DType.FLOAT16, DType.BFLOAT16):
+        text = f"the scale of '{tensor}' is {real}, which opset {view.opset} does not have"
+        return Reason(text, (tensor,))
     if found.dtype not in (*_WIDE, *_NARROW):
         return None
-    tensor = stored_tensor(node)
     text = f"'{tensor}' is {found.dtype}, which opset {view.opset} does not have"
     return Reason(text, (tensor,))
 
@@ -404,8 +407,9 @@ _HOST = "onnxruntime-qnn 2.7.0, host build of Hexagon"
 RULES: tuple[Demand, ...] = (
     Demand("fixed-shapes", "what reads the inputs", fixed_shapes, _DOCS, Effect.ELSEWHERE,
          "give numbers when exporting: --extent batch=1"),
-    Demand("contrib-domain", "Q and DQ of 16 and 4 bits", _domain, "ONNX: QuantizeLinear-21",
-         Effect.REFUSED, "use com.microsoft, or declare opset 21"),
+    Demand("contrib-domain", "Q and DQ of 16 and 4 bits, and of half floats", _domain,
+         "ONNX: QuantizeLinear-21, QuantizeLinear-19", Effect.REFUSED,
+         "use com.microsoft, or declare opset 21"),
     Demand("storage", "Q and DQ", storage(_STORED, (*_STORED, *_NARROW, DType.INT32)),
          _DOCS, Effect.REFUSED, "use 8 or 16 bits for activations"),
     Demand("float8", "Q and DQ", _float8, _HOST, Effect.ELSEWHERE, "quantize to integers"),
