@@ -169,7 +169,7 @@ def clamp_into_producer(node: Node, scope: Scope) -> Proposal:
         return None
     if scope.sole_reader(source) is not node or len(producer.outputs) != 1:
         return None
-    params = _intersection(source.quant.params, target.params)
+    params = intersection(source.quant.params, target.params)
     if producer.op.flow in _ROUNDING or producer.op in (QUANTIZE, REQUANTIZE):
         type_ = QuantType(params, node.output.type.shape)
         return Replace({node.output: retyped(producer, producer.inputs, type_, node.output.name)})
@@ -178,7 +178,7 @@ def clamp_into_producer(node: Node, scope: Scope) -> Proposal:
     return None
 
 
-def _intersection(source: QuantParams, target: QuantParams) -> QuantParams:
+def intersection(source: QuantParams, target: QuantParams) -> QuantParams:
     """Returns the range of a value clipped to ``source`` first and to ``target`` then."""
     qmin = min(max(source.qmin, target.qmin), target.qmax)
     return target.with_range(qmin, max(min(source.qmax, target.qmax), target.qmin))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qdqbridge.canonical.clamps import intersection
 from qdqbridge.canonical.rule import Proposal, Replace, Scope, rule, stored_behind
 from qdqbridge.canonical.storage import shifted_as
 from qdqbridge.graph.graph import Node, Value
@@ -51,6 +52,24 @@ def convert_after_concat(node: Node, scope: Scope) -> Proposal:
         return None
     joined = retyped(node, node.inputs, QuantType(own, target.shape), "")
     return Replace({node.output: requantized(joined, target.params, node.origin, node.output.name)})
+
+
+@rule("concat-keeps-range", CONCAT)
+def concat_keeps_range(node: Node, scope: Scope) -> Proposal:
+    """``Concat(a, b)`` of equal parameters ``->`` a result of their range, as of what is moved."""
+    del scope
+    target = node.output.quant
+    params = {None if v is None or v.quant is None else v.quant.params for v in node.inputs}
+    own = next(iter(params))
+    if target is None or len(params) != 1 or own is None:
+        return None
+    if not own.same_mapping(target.params):
+        return None
+    held = intersection(own, target.params)
+    if held == target.params:
+        return None
+    type_ = QuantType(held, target.shape)
+    return Replace({node.output: retyped(node, node.inputs, type_, node.output.name)})
 
 
 @rule("joined-constant", CONCAT, WHERE)

@@ -120,6 +120,7 @@ RULES: tuple[Rule, ...] = (
     concatenation.dequantize_through_concat,
     concatenation.quantize_into_concat,
     concatenation.convert_after_concat,
+    concatenation.concat_keeps_range,
     concatenation.joined_constant,
     absorb.absorb_both_sides,
     compositions.compose_elementwise,
