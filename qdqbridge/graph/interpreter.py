@@ -126,7 +126,10 @@ def evaluate_node(
         return node.op.compute(node.attributes, operands)
     dtype = np.float64 if exact else np.float32
     wide = exact or flow is not Flow.FLOAT  # a carried operator takes its own element types
-    reals = [_real(o, t, dtype, wide=wide) for o, t in zip(operands, types, strict=True)]
+    plain = not exact and not any(isinstance(type_, QuantType) for type_ in results)
+    reals = [
+        _real(o, t, dtype, wide=wide, plain=plain) for o, t in zip(operands, types, strict=True)
+    ]
     with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
         computed = node.op.compute(node.attributes, reals)
     return [
@@ -149,14 +152,22 @@ def _stored(value: Value, values: Mapping[Value, Array]) -> Array:
     return values[value] if value.constant is None else value.constant.numpy()
 
 
-def _real(operand: Array | None, type_: object, dtype: Any, *, wide: bool) -> Array | None:
-    """Returns an operand as it is computed with: float16 and bfloat16 in float32, as engines do."""
+def _real(
+    operand: Array | None, type_: object, dtype: Any, *, wide: bool, plain: bool
+) -> Array | None:
+    """Returns an operand as it is computed with: float16 and bfloat16 in float32, as engines do.
+
+    What is dequantized to such a type is rounded into it first where ``plain``: in front of an
+    operator of floats.
+    """
     if isinstance(type_, NestedType):
         return cast("Array", Nested(type_, operand))
     if operand is None:
         return None
     if isinstance(type_, QuantType):
-        return dequantize(operand, type_.params, dtype)
+        real = dequantize(operand, type_.params, dtype)
+        kind = type_.params.expressed_dtype.numpy
+        return real.astype(kind).astype(dtype) if plain and kind.itemsize < 4 else real
     if wide and isinstance(type_, TensorType) and type_.dtype.is_float:
         least = np.float32 if operand.itemsize < 4 else operand.dtype
         return operand.astype(np.promote_types(dtype, least), copy=False)

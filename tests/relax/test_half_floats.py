@@ -13,6 +13,7 @@ pytest.importorskip("tvm")
 from onnx import TensorProto
 
 import qdqbridge as qb
+from tests.onnx_io.lowering_cases import ort_run
 from tests.onnx_models import Builder, canonical
 
 pytestmark = pytest.mark.relax
@@ -70,3 +71,20 @@ def test_the_interpreters_numbers_to_one_lsb(name: str) -> None:
     assert found.dtype == wanted.dtype == np.float16
     largest = np.abs(wanted).max()
     assert np.abs(found.astype(np.float32) - wanted).max() <= _LSB * np.spacing(largest)
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16])
+def test_dequantized_weights_are_rounded_to_half_floats(kind: type[np.integer[Any]]) -> None:
+    rng, b = np.random.default_rng(0), Builder(opset=21)
+    x = b.input("x", [3, 8], TensorProto.FLOAT16)
+    ends = np.iinfo(kind)
+    codes = rng.integers(ends.min, ends.max, (8, 5)).astype(kind)
+    scale, zero = b.init(np.float16(0.037)), b.init(kind(ends.max - ends.max // 8))
+    weight = b.op("DequantizeLinear", b.init(codes), scale, zero)
+    b.output(b.op("MatMul", x, weight), [3, 5], TensorProto.FLOAT16)
+    feeds, model = {"x": rng.normal(size=(3, 8)).astype(np.float16)}, b.model()
+    (wanted,) = ort_run(model, feeds)
+    graph = canonical(model)
+    for found in (qb.evaluate(graph, feeds), qb.compile(graph, threads=1).run(feeds)):
+        (result,) = found.values()
+        np.testing.assert_array_equal(result, wanted)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 pytest.importorskip("tvm")
 import tvm
@@ -129,3 +129,29 @@ def test_inputs_and_constants_are_their_bytes() -> None:
     given = {"x": codes.view(DType.FLOAT8_E4M3FN.numpy)}
     (found,), (wanted,) = qb.compile(graph).run(given).values(), evaluate(graph, given)[0].values()
     np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("elem_type", [*TYPES, TensorProto.INT32])
+def test_blocks_and_half_scales_are_read_back(elem_type: int) -> None:
+    for scales in (np.float32, np.float16):
+        graph = blocks(elem_type, scales)
+        assert qb.from_relax(*qb.to_relax(graph)).digest == graph.digest
+
+
+def blocks(elem_type: int, scales: type[np.floating[Any]]) -> Graph:
+    """Returns a product whose weight has blocks of 3, the last a short one."""
+    b, kind = Builder(opset=28 if elem_type in SIXES else 23), scales
+    x = b.input("x", [2, 8], NP_TO_ONNX[kind])
+    if elem_type != TensorProto.INT32:
+        scale = b.init(kind(0.5))
+        low = b.op("QuantizeLinear", x, scale, output_dtype=elem_type)
+        x = b.op("DequantizeLinear", low, scale)
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 4, (8, 4)).astype(helper.tensor_dtype_to_np_dtype(elem_type))
+    steps = b.init(rng.uniform(0.1, 1, (3, 4)).astype(kind))
+    weight = b.op("DequantizeLinear", b.init(codes), steps, axis=0, block_size=3)
+    b.output(b.op("MatMul", x, weight), [2, 4], NP_TO_ONNX[kind])
+    return canonical(b.model())
+
+
+NP_TO_ONNX = {np.float32: TensorProto.FLOAT, np.float16: TensorProto.FLOAT16}

@@ -15,22 +15,30 @@ from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE
 from qdqbridge.ops.elementwise import MUL
 from qdqbridge.qnn.origin import element
 from qdqbridge.qnn.read.call import Call
-from qdqbridge.qnn.read.parameters import as_stated
+from qdqbridge.qnn.read.parameters import as_stated, small_float_as_stated
 from qdqbridge.qnn.read.reading import Reading, tensor
 
 
 def dequantized(reading: Reading, call: Call, value: Value) -> Value | None:
-    """``(x - repeat(zero_point)) * repeat(scale)`` in int32, then float32."""
+    """``(x - repeat(zero_point)) * repeat(scale)`` in int32, then float32.
+
+    Of 8- and 4-bit floats it is ``dequantize_minifloat(x, 1) * repeat(scale)``.
+    """
     node = value.producer
     scale = None if node is None or node.op is not MUL else _repeated(reading, node.operand(1))
     if node is None or scale is None:
         return None
+    small = _made_by(node.operand(0), "dequantize")
+    if small is not None:
+        return _small_floats(reading, call, small.operand(0), *scale)
     centred = _made(_made_by(node.operand(0), "Cast"), "Sub")
-    source = None if centred is None else _made_by(centred.operand(0), "Cast")
     zero = None if centred is None else _repeated(reading, centred.operand(1))
-    if source is None or zero is None:
+    if centred is None or zero is None:
         return None
-    stored = source.operand(0)
+    source = _made_by(centred.operand(0), "Cast")
+    stored = centred.operand(0) if source is None else source.operand(0)
+    if not stored.type.dtype.is_integer:
+        return None
     params = QuantParams(
         stored.type.dtype, scale[0].astype(np.float32), zero[0], axis=scale[1], block_size=scale[2]
     )
@@ -40,6 +48,37 @@ def dequantized(reading: Reading, call: Call, value: Value) -> Value | None:
             break
     data = reading.stored(stored, params)
     return reading.node(DEQUANTIZE, NO_ATTRIBUTES, [data], tensor(call), call)
+
+
+def _small_floats(
+    reading: Reading, call: Call, stored: Value, scale: NDArray[Any], axis: int, size: int
+) -> Value | None:
+    params = None if stored.quant is None else _in_blocks(stored.quant.params, scale, axis, size)
+    if params is None:
+        return None
+    texts = () if call.provenance is None else call.provenance.operands
+    data = reading.stored(reading.plain(stored), small_float_as_stated(params, texts))
+    return reading.node(DEQUANTIZE, NO_ATTRIBUTES, [data], tensor(call), call)
+
+
+def quantized_small_floats(
+    reading: Reading, data: Value, unit: QuantParams
+) -> tuple[Value, QuantParams]:
+    """``quantize_minifloat(x / repeat(scale), 1)``: returns x, and the parameters of blocks."""
+    quotient = _made_by(data, "Div")
+    scale = None if quotient is None else _repeated(reading, quotient.operand(1))
+    params = None if scale is None else _in_blocks(unit, *scale)
+    return (data, unit) if quotient is None or params is None else (quotient.operand(0), params)
+
+
+def _in_blocks(unit: QuantParams, scale: NDArray[Any], axis: int, size: int) -> QuantParams | None:
+    """Returns parameters of 8- or 4-bit floats in blocks, None if ``unit`` is not 1."""
+    if not unit.storage_dtype.is_small_float or not unit.per_tensor or unit.scale != 1:
+        return None
+    return QuantParams(
+        unit.storage_dtype, scale.astype(np.float32), np.zeros(scale.shape, np.int32), axis=axis,
+        block_size=size, saturate=unit.saturate,
+    )  # fmt: skip
 
 
 def quantized(reading: Reading, call: Call, data: Value, unit: QuantParams) -> Value | None:

@@ -17,7 +17,7 @@ from qdqbridge.ops.composition import COMPOSITION, CompositionAttrs, table
 from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REQUANTIZE
 from qdqbridge.qnn.origin import element, function_of, may_be_operand, provenance_of
 from qdqbridge.qnn.read import accumulate, parameters
-from qdqbridge.qnn.read.blocks import quantized
+from qdqbridge.qnn.read.blocks import quantized, quantized_small_floats
 from qdqbridge.qnn.read.call import Call, UnroundedProduct
 from qdqbridge.qnn.read.reading import Reading, tensor
 from qdqbridge.qnn.signatures import DEQUANTIZE as DEQUANTIZE_CALL
@@ -71,14 +71,18 @@ def dequantize(reading: Reading, call: Call) -> Value:
 
 def quantize_minifloat(reading: Reading, call: Call) -> Value:
     """``qnn.quantize_minifloat(data, scale)``."""
-    type_ = QuantType(_minifloat(reading, call), call.result.shape)
     data = reading.plain(call.args[0])
+    data, params = quantized_small_floats(reading, data, _minifloat(reading, call))
+    records = () if call.provenance is None else call.provenance.results
+    type_ = QuantType(parameters.small_float_as_stated(params, records), call.result.shape)
     return reading.node(QUANTIZE, NO_ATTRIBUTES, [data], type_, call)
 
 
 def dequantize_minifloat(reading: Reading, call: Call) -> Value:
     """``qnn.dequantize_minifloat(data, scale)``."""
-    data = reading.stored(call.args[0], _minifloat(reading, call))
+    records = () if call.provenance is None else call.provenance.operands
+    params = parameters.small_float_as_stated(_minifloat(reading, call), records)
+    data = reading.stored(call.args[0], params)
     return reading.node(DEQUANTIZE, NO_ATTRIBUTES, [data], tensor(call), call)
 
 

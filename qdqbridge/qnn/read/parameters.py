@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -132,6 +134,13 @@ def as_stated(params: QuantParams, text: str, value: Value) -> QuantParams:
     return changed(params, storage) if fits else params
 
 
+def small_float_as_stated(params: QuantParams, records: Sequence[str]) -> QuantParams:
+    """Returns parameters of 8- or 4-bit floats with a recorded scale type, where one is theirs."""
+    own = (text for text in records if text and element(text)[0] is params.storage_dtype)
+    text = next(own, "")
+    return _expressed(params, text) if text else params
+
+
 def holds(wide: DType, narrow: DType) -> bool:
     """True where ``narrow`` is a sub-byte type that hosts store as ``wide``."""
     return narrow.bits < 8 and wide.bits == 8 and narrow.is_signed == wide.is_signed
@@ -153,7 +162,4 @@ def _expressed(params: QuantParams, text: str) -> QuantParams:
         return params
     if not np.array_equal(scale.astype(np.float32), params.scale.astype(np.float32)):
         return params
-    return QuantParams(
-        params.storage_dtype, scale, params.zero_point, axis=params.axis,
-        block_size=params.block_size, qmin=params.qmin, qmax=params.qmax, expressed_dtype=expressed,
-    )  # fmt: skip
+    return replace(params, scale=scale, expressed_dtype=expressed)
