@@ -1,7 +1,7 @@
 """Pools of ceil_mode as ONNX computes them, for an inference that counts a window too many.
 
 A window that would start in the padding behind the data is dropped (ONNX's text for MaxPool and
-AveragePool, and onnxruntime). ONNX's shape inference (1.23) counts it.
+AveragePool, and onnxruntime, LpPool's too). ONNX's shape inference (1.23) counts it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from onnx import helper
 
 from qdqbridge.ops.windows import extents, span
 
-_POOLS = ("MaxPool", "AveragePool")
+_POOLS = ("MaxPool", "AveragePool", "LpPool")
 _DOMAINS = ("", "ai.onnx")
 
 

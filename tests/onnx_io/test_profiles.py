@@ -449,7 +449,7 @@ def test_every_rule_has_a_test() -> None:
     assert {rule for profile, rule in missing if profile == "ort"} == {
         "constant-scalar-parameters", "known-types", "no-dilations", "no-small-floats",
         "int8-past-movers", "zero-points-written", "float-bias-kept", "two-roundings",
-        "clamped-float8", "refused-float8", "counted-padding",
+        "clamped-float8", "refused-float8", "counted-padding", "resized-in-place",
     }  # fmt: skip
     assert {profile for profile, _ in missing} <= {"ort", "qnn", "openvino"}
 

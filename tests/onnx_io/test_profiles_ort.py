@@ -12,6 +12,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import qdqbridge as qb
 from qdqbridge.canonical import canonicalize
 from qdqbridge.onnx_io.profiles import Effect, check
 from qdqbridge.onnx_io.profiles.checker import view_of
@@ -135,6 +136,22 @@ def test_kept_rules_are_what_onnxruntime_does(name: str, tmp_path: Path) -> None
 def pool(net: Net) -> str:
     x = net.fake("x", *X)
     return net.fake(net.op("AveragePool", x, kernel_shape=[2, 2], dilations=[1, 1]), *Y)
+
+
+@pytest.mark.parametrize(("factor", "broken"), [(1.15, True), (1.0, False), (1.4, False)])
+def test_a_resize_that_keeps_every_extent_is_left_out(
+    factor: float, broken: bool, tmp_path: Path
+) -> None:
+    def build(net: Net) -> str:
+        scales = net.constant(np.array([1, 1, factor, factor], np.float32))
+        return net.op("Resize", net.fake("x", *X), "", scales, mode="linear")
+
+    path = saved(build, tmp_path)
+    assert ("resized-in-place" in {finding.rule for finding in check(path)}) == broken
+    feeds = {"x": np.random.default_rng(5).normal(size=(2, 4, 6, 6)).astype(np.float32)}
+    plain = computed(path, feeds["x"], "ORT_DISABLE_ALL")
+    (ours,) = qb.evaluate(qb.load(path), feeds).values()
+    assert (np.abs(plain - ours).max() > X[0]) == broken
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,13 @@ def oldest_alike(op_type: str, domain: str, opset: int) -> tuple[Any, ...]:
     return tuple(found)
 
 
-_CHANGED = {("GroupNormalization", 21), ("Mod", 28), ("RoiAlign", 16), ("Split", 18)}
+_CHANGED = {
+    ("GroupNormalization", 21), ("Max", 8), ("Mean", 8), ("Min", 8), ("Mod", 28), ("RoiAlign", 16),
+    ("Split", 18), ("Sum", 8),
+}  # fmt: skip
 """Versions that changed a meaning which their signature does not show: scale and bias per channel,
-not per group; floats without fmod; half a pixel by default; the number of parts has to be said."""
+not per group; operands are broadcast; floats without fmod; half a pixel by default; the number of
+parts has to be said."""
 
 
 def changed(older: Any, newer: Any) -> bool:

@@ -314,6 +314,22 @@ def _counted_beyond(view: FileView, node: FileNode) -> Reason | None:
     return None
 
 
+def _handed_on(view: FileView, node: FileNode) -> Reason | None:
+    """A Resize whose scales round to the extents that there are (upsample.cc)."""
+    scales = view.constant(node.input(2)) if node.op == "Resize" and node.input(2) else None
+    if scales is None or not scales.size or (scales == 1).all():
+        return None
+    if node.attributes.get("coordinate_transformation_mode") == b"tf_crop_and_resize":
+        return None
+    shape = view.shape(node.input(0))
+    if shape is None or len(shape) != scales.size or node.attributes.get("axes"):
+        return None
+    scaled = [(n, scale) for n, scale in zip(shape, scales, strict=True) if scale != 1]
+    if any(not isinstance(n, int) or int(n * scale) != n for n, scale in scaled):
+        return None
+    return Reason("it keeps every extent, and hands its input on", (node.output,))
+
+
 def _small_floats(view: FileView, node: FileNode) -> Reason | None:
     if node.op not in ("Conv", "Gemm", "MatMul") or _operands(view, node):
         return None
@@ -433,6 +449,10 @@ RULES: tuple[Demand, ...] = (
         "counted-padding", "AveragePool", _between(_counted_beyond),
         "onnxruntime qlinear_pool.cc; measured on 1.32: up to 44 % of a result in a corner",
         Effect.OTHER, "leave out ceil_mode or count_include_pad, or run without optimizations",
+    ),
+    Demand(
+        "resized-in-place", "Resize by scales other than 1 that keep every extent", _handed_on,
+        "onnxruntime upsample.cc; measured on 1.32", Effect.OTHER, "scale by 1, or by more",
     ),
     Demand(
         "no-small-floats", "Conv, Gemm, MatMul", _between(_small_floats),

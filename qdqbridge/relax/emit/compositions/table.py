@@ -21,6 +21,7 @@ from qdqbridge.relax.emit.compositions.experts import EXPERT_LOOPS
 from qdqbridge.relax.emit.compositions.group_query_attention import group_query_attention
 from qdqbridge.relax.emit.compositions.images import IMAGES
 from qdqbridge.relax.emit.compositions.linear_attention import LINEAR_ATTENTION
+from qdqbridge.relax.emit.compositions.pooling import POOLING
 from qdqbridge.relax.emit.compositions.products import PRODUCTS
 from qdqbridge.relax.emit.compositions.recurrent import RECURRENT
 from qdqbridge.relax.emit.compositions.reductions import REDUCTIONS
@@ -33,7 +34,7 @@ from qdqbridge.relax.emit.scope import RelaxScope
 
 _MICROSOFT = "com.microsoft"
 COMPOSITIONS: Mapping[str, Composition] = {
-    **CONVERSION, **ELEMENTWISE, **IMAGES, **PRODUCTS, **REDUCTIONS, **REGIONS, **SHAPES,
+    **CONVERSION, **ELEMENTWISE, **IMAGES, **POOLING, **PRODUCTS, **REDUCTIONS, **REGIONS, **SHAPES,
     **COMPUTED_SIZES, **CACHES, **SCATTERING, **LINEAR_ATTENTION, **RECURRENT,
 }  # fmt: skip
 """By the operator's name in ONNX's own domain."""

@@ -1,0 +1,50 @@
+"""LpPool and GlobalLpPool on TVM, beside onnxruntime's kernels, which the interpreter runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+import qdqbridge as qb
+from tests.onnx_models import Builder, canonical
+
+pytestmark = pytest.mark.relax
+
+CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "line": ((9,), {"kernel_shape": [3], "strides": [2], "p": 1}),
+    "padded": ((5, 6), {"kernel_shape": [3, 2], "pads": [1, 0, 2, 1], "p": 3}),
+    "ceil": ((6, 6), {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}),
+    "dropped window": ((4,), {"kernel_shape": [2], "strides": [3], "pads": [1, 1], "ceil_mode": 1}),
+    "dilated volume": ((5, 6, 4), {"kernel_shape": [2, 2, 2], "dilations": [2, 1, 2]}),
+    "same": ((7, 5), {"kernel_shape": [3, 2], "strides": [2, 2], "auto_pad": "SAME_LOWER"}),
+    "same, elements left over": ((6,), {"kernel_shape": [1], "strides": [3],
+                                        "auto_pad": "SAME_UPPER"}),
+    "high power": ((6,), {"kernel_shape": [3], "p": 12}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_windows(case: str) -> None:
+    extents, attributes = CASES[case]
+    _check("LpPool", extents, attributes)
+
+
+@pytest.mark.parametrize("power", [1, 2, 3])
+def test_all_of_space(power: int) -> None:
+    _check("GlobalLpPool", (4, 5), {"p": power})
+
+
+def _check(name: str, extents: tuple[int, ...], attributes: dict[str, Any]) -> None:
+    b = Builder(opset=18)
+    b.input("x", [2, 3, *extents])
+    b.output(b.op(name, "x", **attributes))
+    graph = canonical(b.model())
+    feeds = {"x": np.random.default_rng(0).normal(size=(2, 3, *extents)).astype(np.float32)}
+    (found,) = qb.compile(graph, threads=1).run(feeds).values()
+    (wanted,) = qb.evaluate(graph, feeds).values()
+    np.testing.assert_allclose(found, wanted, rtol=2e-6)  # sums of float32 in another order
+    assert qb.from_relax(*qb.to_relax(graph)).digest == graph.digest
