@@ -58,7 +58,8 @@ class Row:
         file: Within its folder.
         producer: What made it.
         what: ``original`` or ``exported``; ``source`` where nothing could be read or computed.
-        taken: ``whole``, ``part``; ``no`` where it does not load or run, or is not written.
+        taken: ``whole``, ``part``; ``no`` where it does not load or run, ``refused`` where the
+            profile does not write it.
         layers: How many there are.
         left: How many are not taken.
         products: Convolutions and products of matrices, by the engine's names.
@@ -91,9 +92,13 @@ class Row:
     @property
     def outcome(self) -> Outcome:
         """The same as of a pattern."""
-        return Outcome(
-            "yes" if self.taken == "whole" else "no", self.lsb, rules=self.rules, words=self.words
-        )
+        taken = {"whole": "yes", "refused": "refused"}.get(self.taken, "no")
+        return Outcome(taken, self.lsb, rules=self.rules, words=self.words)
+
+    @property
+    def ran(self) -> bool:
+        """The engine computed it."""
+        return self.taken not in ("no", "refused")
 
     @property
     def others(self) -> int:
@@ -218,18 +223,19 @@ def both(engine: str, path: Path, name: str, producer: str, count: int) -> list[
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / f"written{ENGINES[engine].suffix}"
         for what in ("original", "exported"):
-            rules = ""
+            rules, taken = "", "no"
             try:
                 file, shown = path, graph
                 if what == "exported":
+                    taken = "refused"
                     qdqbridge.save(graph, written, ENGINES[engine].profile)
-                    file, shown = written, qdqbridge.load(written)
+                    file, shown, taken = written, qdqbridge.load(written), "no"
                 rules = _rules(file, shown, engine, Path(folder))
                 found = judged(engine, file, shown, feeds)
                 rows.append(Row(name, producer, what, **found, rules=rules))
             except QdqBridgeError as error:
                 words = _flat(f"{error.what} {error.why}")
-                rows.append(Row(name, producer, what, "no", words=words, rules=rules))
+                rows.append(Row(name, producer, what, taken, words=words, rules=rules))
     return rows
 
 
@@ -306,7 +312,7 @@ def by_producer(rows: Iterable[Row]) -> Iterator[tuple[str, ...]]:
             name = " ".join(row.producer.split()[:2]).partition(" export")[0]
             groups[name, row.what].append(row)
     for (producer, what), each in sorted(groups.items(), key=lambda g: (g[0][0], g[0][1] < "o")):
-        ran = [row for row in each if row.taken != "no"]
+        ran = [row for row in each if row.ran]
 
         def total(name: str, of: Sequence[Row] = ran) -> str:
             return str(sum(int(getattr(row, name) or 0) for row in of))
@@ -335,9 +341,9 @@ def worse(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def _worse(own: Row, new: Row) -> Iterator[str]:
-    if own.taken == "no":
+    if not own.ran:
         return
-    if new.taken == "no":
+    if not new.ran:
         yield f"not run, but it is: {new.words}"
         return
     # an engine that computes attention as one layer counts no products there
@@ -351,14 +357,14 @@ def _worse(own: Row, new: Row) -> Iterator[str]:
 
 
 def _short(own: Row, new: Row) -> Iterator[str]:
-    if new.taken == "no":
+    if not new.ran:
         yield f"not run: {new.words}"
         return
     if int(new.lsb) > LIMIT:
         yield f"{new.lsb} LSB at {new.at}"
     if new.others:
         yield f"argmax {new.equal}/{new.samples}"
-    if own.taken != "no" and int(new.left) > int(own.left):
+    if own.ran and int(new.left) > int(own.left):
         yield f"{new.left} layers in floats, not {own.left}: {new.words} / {own.words}"
 
 

@@ -38,3 +38,12 @@ def test_of_equal_numbers_each_is_an_argmax(script: ModuleType) -> None:
     meant = np.array([[1.0, 3.0, 3.0], [1.0, 2.0, 3.0]])
     found = np.array([[0.0, 1.0, 2.0], [0.0, 2.0, 1.0]])
     assert script.same_classes(meant, found).tolist() == [True, False]
+
+
+def test_a_refused_export_says_nothing_of_the_rules(script: ModuleType) -> None:
+    rows = [script.Row("m.onnx", "tool", "exported", taken) for taken in ("refused", "no", "whole")]
+    found = [script.misjudged([(row.file, row.outcome)]) for row in rows[:2]]
+    assert [len(kept) for kept, _ in found] == [0, 1]
+    assert [row.ran for row in rows] == [False, False, True]
+    own = script.Row("m.onnx", "tool", "original", "whole")
+    assert [text[:7] for text in script.worse([own, rows[0]])][0] == "worse: "
