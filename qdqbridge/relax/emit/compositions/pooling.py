@@ -1,4 +1,4 @@
-"""LpPool: the p-norm of every window, which TVM's importer pads and counts otherwise."""
+"""Pools without a row: LpPool, which TVM's importer pads otherwise, and MaxPool with indices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from tvm import te
+from tvm import relax, te
 
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.onnx_io.codecs.windows import ResolvedWindow, window_of
@@ -101,4 +101,62 @@ def _root(site: CompositionSite, sums: Expr, power: int) -> Expr:
     return site("power", sums, site.number(np.float32(1) / np.float32(power), sums))
 
 
-POOLING: Mapping[str, Composition] = {"GlobalLpPool": _whole_power_pool, "LpPool": _power_pool}
+def _largest_and_where(site: CompositionSite) -> Sequence[Expr]:
+    """MaxPool that also gives where each largest element stands in the flattened operand.
+
+    Of equal ones the first; ``storage_order`` 1 counts the first axis of space fastest.
+    Source: ONNX MaxPool-22.
+    """
+    if not site.asks(1):
+        raise NoRow("it has no indices")
+    x = site.arg(0)
+    if "float" not in site.dtype(x):
+        raise NoRow("it looks for the largest of integers")
+    spatial = site.static(x)[2:]
+    window = window_of(site.onnx, site.onnx.ints("kernel_shape", ()))
+    kernel, pads, strides, dilations = window.kernel, window.pads, window.strides, window.dilations
+    out = extents(spatial, kernel, strides, dilations, pads, ceil_mode=site.onnx.flag("ceil_mode"))
+    order = range(len(spatial))
+    weights = _weights(spatial, order[::-1] if site.onnx.int_("storage_order", 0) else order)
+    channels, image = site.static(x)[1], int(np.prod(spatial))
+
+    def pool(data: te.Tensor) -> Any:
+        taps: list[Any] = [te.reduce_axis((0, size), name="tap") for size in kernel]
+        lowest = tirx.min_value(data.dtype)
+        later = te.comm_reducer(
+            lambda one, other: (
+                tirx.if_then_else(other[1] > one[1], other[0], one[0]),
+                tirx.if_then_else(other[1] > one[1], other[1], one[1]),
+            ),
+            lambda at, _: (tirx.const(0, at), lowest),
+            name="first_largest",
+        )
+
+        def element(*at: Any) -> Any:
+            places = [
+                at[2 + i] * strides[i] + tap * dilations[i] - pads[i] for i, tap in enumerate(taps)
+            ]
+            ends = zip(places, spatial, strict=True)
+            within = tirx.all(*(test for p, n in ends for test in (p >= 0, p < n)))
+            flat = (at[0] * channels + at[1]) * image
+            flat = flat + sum(p * weight for p, weight in zip(places, weights, strict=True))
+            value = tirx.if_then_else(within, data(*at[:2], *places), lowest)
+            return later((tirx.Cast("int64", flat), value), axis=taps)
+
+        return list(te.compute([*data.shape[:2], *out], element, name="max_pool"))
+
+    found = loops(site, "max_pool_with_indices", pool, x)
+    return [site.scope.emit(relax.TupleGetItem(found, index)) for index in (1, 0)]
+
+
+def _weights(sizes: Sequence[int], order: Sequence[int]) -> list[int]:
+    """Returns how far elements lie apart along each axis; the last of ``order`` is the nearest."""
+    weights, step = [0] * len(sizes), 1
+    for axis in reversed(order):
+        weights[axis], step = step, step * sizes[axis]
+    return weights
+
+
+POOLING: Mapping[str, Composition] = {
+    "GlobalLpPool": _whole_power_pool, "LpPool": _power_pool, "MaxPool": _largest_and_where,
+}  # fmt: skip

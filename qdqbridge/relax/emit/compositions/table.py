@@ -26,6 +26,7 @@ from qdqbridge.relax.emit.compositions.products import PRODUCTS
 from qdqbridge.relax.emit.compositions.recurrent import RECURRENT
 from qdqbridge.relax.emit.compositions.reductions import REDUCTIONS
 from qdqbridge.relax.emit.compositions.regions import REGIONS
+from qdqbridge.relax.emit.compositions.reversal import REVERSAL
 from qdqbridge.relax.emit.compositions.rotary_embedding import rotary_embedding
 from qdqbridge.relax.emit.compositions.scattering import SCATTERING
 from qdqbridge.relax.emit.compositions.shapes import SHAPES
@@ -35,7 +36,7 @@ from qdqbridge.relax.emit.scope import RelaxScope
 _MICROSOFT = "com.microsoft"
 COMPOSITIONS: Mapping[str, Composition] = {
     **CONVERSION, **ELEMENTWISE, **IMAGES, **POOLING, **PRODUCTS, **REDUCTIONS, **REGIONS, **SHAPES,
-    **COMPUTED_SIZES, **CACHES, **SCATTERING, **LINEAR_ATTENTION, **RECURRENT,
+    **COMPUTED_SIZES, **CACHES, **SCATTERING, **LINEAR_ATTENTION, **RECURRENT, **REVERSAL,
 }  # fmt: skip
 """By the operator's name in ONNX's own domain."""
 OF_MICROSOFT: Mapping[str, Composition] = {**EMBEDDINGS, **LINEAR_ATTENTION}

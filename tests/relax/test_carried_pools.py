@@ -1,4 +1,4 @@
-"""LpPool and GlobalLpPool on TVM, beside onnxruntime's kernels, which the interpreter runs."""
+"""Pools without a row on TVM, beside onnxruntime's kernels, which the interpreter runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 pytest.importorskip("tvm")
 
@@ -36,6 +37,33 @@ def test_windows(case: str) -> None:
 @pytest.mark.parametrize("power", [1, 2, 3])
 def test_all_of_space(power: int) -> None:
     _check("GlobalLpPool", (4, 5), {"p": power})
+
+
+@pytest.mark.parametrize("storage_order", [0, 1])
+@pytest.mark.parametrize(
+    ("extents", "attributes"),
+    [
+        ((9,), {"kernel_shape": [3], "strides": [2]}),
+        ((5, 6), {"kernel_shape": [3, 2], "pads": [1, 0, 2, 1], "dilations": [1, 2]}),
+        ((6, 5), {"kernel_shape": [3, 2], "strides": [2, 2], "ceil_mode": 1}),
+        ((4, 3, 5), {"kernel_shape": [2, 2, 2], "auto_pad": "SAME_UPPER"}),
+    ],
+)
+def test_where_the_largest_stands(
+    extents: tuple[int, ...], attributes: dict[str, Any], storage_order: int
+) -> None:
+    b = Builder(opset=18)
+    b.input("x", [2, 3, *extents])
+    order = storage_order if len(extents) > 1 else None
+    values = b.op("MaxPool", "x", outputs=2, storage_order=order, **attributes)
+    b.output(values)
+    b.output(f"{values}:1", elem_type=TensorProto.INT64)
+    graph = canonical(b.model())
+    data = np.random.default_rng(0).integers(-3, 3, (2, 3, *extents)).astype(np.float32)
+    found, wanted = qb.compile(graph, threads=1).run({"x": data}), qb.evaluate(graph, {"x": data})
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array)
+    assert qb.from_relax(*qb.to_relax(graph)).digest == graph.digest
 
 
 def _check(name: str, extents: tuple[int, ...], attributes: dict[str, Any]) -> None:
