@@ -28,6 +28,7 @@ from qdqbridge.onnx_io.conditional import is_conditional
 from qdqbridge.onnx_io.constants import Folding
 from qdqbridge.onnx_io.expansion import expanded
 from qdqbridge.onnx_io.foreign import ForeignAttrs
+from qdqbridge.onnx_io.unrolling import REPEATED, UnknownSteps, unrolled
 from qdqbridge.ops.attributes import CastAttrs, LinearAttrs
 from qdqbridge.ops.cast import CAST
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
@@ -73,7 +74,7 @@ def emit_foreign(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> Sequen
         raise unsupported(node, "it carries no ONNX node")
     reasons: list[str] = []
     cause: Exception | None = None
-    for way in (_composed, _imported, _defined):
+    for way in (_composed, _unrolled, _imported, _defined):
         try:
             module = way(scope, node, emit_graph)
             if module is not None:
@@ -209,6 +210,20 @@ def _composed(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> ir.IRModu
             raise unsupported(node, str(why)) from why
 
     return emit_graph(_alone(scope, node), emit)
+
+
+def _unrolled(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:
+    """Returns all steps of a Loop or Scan whose number is known."""
+    del scope
+    attributes = node.record(ForeignAttrs)
+    if attributes.domain or attributes.op_type not in REPEATED:
+        return None
+    try:
+        graph = unrolled(node)
+    except UnknownSteps as why:
+        raise unsupported(node, str(why)) from why
+    canonicalize(graph)
+    return emit_graph(graph, None)
 
 
 def _imported(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:
