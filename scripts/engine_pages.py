@@ -74,7 +74,8 @@ RUNTIMES = (
         "all figures are of what `export -o model.tflite` writes from them. *Not written* are "
         "models that take or give 16 bits with a zero point: LiteRT has kernels of 16 bits around "
         "zero only, and the export says so by name. [How its kernels round](tflite.md) is known "
-        "bit for bit; its 16-bit Softmax is up to 4 steps of 65536 off.",
+        "bit for bit; a 16-bit Softmax in its own scale is read from tables, and the export says "
+        "how far that is off.",
         "",
         "export -o model.tflite",
     ),

@@ -1,11 +1,15 @@
-"""Which tests need an onnxruntime newer than the newest one for Python 3.10 (1.23).
+"""What all tests share: numbers that do not depend on what ran before, and onnxruntime's age.
 
-They state what onnxruntime 1.31 does (kernels, fusions, what it loads), which 1.23 does otherwise.
+Some tests need an onnxruntime newer than the newest one for Python 3.10 (1.23). They
+state what onnxruntime 1.31 does (kernels, fusions, what it loads), which 1.23 does otherwise.
 Everything that qdqbridge itself promises is tested with either.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import onnxruntime
 import pytest
 
@@ -35,3 +39,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(part in item.nodeid for part in _ABOUT_NEWER):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+_FRESH: dict[str, Any] = {}
+"""The state of a module's ``RNG`` behind its import, by the module's name."""
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers(request: pytest.FixtureRequest) -> None:
+    """Gives each test the numbers that it draws when it runs alone."""
+    module = getattr(request, "module", None)
+    rng = getattr(module, "RNG", None)
+    if isinstance(rng, np.random.Generator):
+        name = request.module.__name__
+        rng.bit_generator.state = _FRESH.setdefault(name, rng.bit_generator.state)

@@ -47,6 +47,23 @@ def of_constant(value: Value, format: Format, chooser: Chooser, context: Context
     )
 
 
+def spanned(array: NDArray[Any], format: Format) -> QuantParams:
+    """Returns the parameters that the extremes of an array ask for.
+
+    Args:
+        array: Real numbers.
+        format: How they are stored; its axis is one of the array's.
+    """
+    if format.axis is None:
+        return format.params(array.min(initial=0.0), array.max(initial=0.0))
+    if format.block is not None:
+        starts = list(range(0, array.shape[format.axis], format.block))
+        low, high = (f.reduceat(array, starts, axis=format.axis) for f in (np.minimum, np.maximum))
+        return format.params(low, high)
+    others = tuple(axis for axis in range(array.ndim) if axis != format.axis)
+    return format.params(array.min(axis=others), array.max(axis=others))
+
+
 def _in_blocks(
     array: NDArray[Any], format: Format, chooser: Chooser, context: Context
 ) -> QuantParams:

@@ -172,6 +172,24 @@ def _softmax(x: Integers, scale: float, axis: int) -> Integers:
     return np.clip(rounded, 0, _QMAX)
 
 
+def tabulated_reach(node: Node) -> int:
+    """Returns how many steps a Softmax of 16 bits may be off; 0 for what is not read from tables.
+
+    What is far below the largest number of a row counts 2/32768 of it instead of nothing: that
+    many of such elements take from the others, whose own errors are up to two steps.
+    """
+    attributes, quant = node.attributes, node.operand(0).quant
+    if not isinstance(attributes, SoftmaxAttrs) or node.op.name != "Softmax":
+        return 0
+    if quant is None or quant.params.storage_dtype is not DType.INT16:
+        return 0
+    shape = node.output.type.shape
+    extents = [None if shape is None else shape[axis] for axis in attributes.axes]
+    count = math.prod(extent if isinstance(extent, int) else 1 << 15 for extent in extents)
+    taken = int(_exponentials()[0]) * (count - 1)
+    return math.ceil((1 << 15) * taken / ((1 << 15) + taken)) + 2
+
+
 # ---- Resize -----------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from qdqbridge.graph.interpreter import evaluate
 from tests.autoquant.float_models import quantize_plainly
 from tests.onnx_models import Builder, canonical
 
-RNG = np.random.default_rng(3)
+RNG = np.random.default_rng(2)
 W4 = replace(ORT, weights=Format(DType.INT4, symmetric=True), outputs=False)
 FINE = replace(W4, activations=U16)
 

@@ -1,12 +1,15 @@
-"""SmoothQuant: the function stays, large channels shrink, and the search includes both ends."""
+"""SmoothQuant and AWQ: the function stays, the error falls, and the search includes both ends."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from qdqbridge.autoquant.decide import apply
-from qdqbridge.autoquant.repair.smooth import EXPONENTS, smoothed, smoothing
+from qdqbridge.autoquant.format_names import weights_of
+from qdqbridge.autoquant.repair.smooth import EXPONENTS, activation_aware, smoothed, smoothing
 from qdqbridge.autoquant.samples import Samples
-from qdqbridge.autoquant.targets import ORT
+from qdqbridge.autoquant.targets import DYNAMIC, DYNAMIC_ROWS, ORT, WEIGHT_ONLY
 from qdqbridge.graph.interpreter import evaluate
 from tests.autoquant.float_models import quantize_plainly
 from tests.onnx_models import Builder, canonical
@@ -49,34 +52,53 @@ def images(b, x):
 MODELS = [attention, previous, images]
 
 
-def made(make):
+def made(make, target=ORT):
     b = Builder(18)
     b.output(make(b, b.input("x", ["n", 8, 16])))
     graph = canonical(b.model())
     data = {"x": drawn(32, 8, 16)}
-    return graph, data, quantize_plainly(graph, data, ORT)
+    return graph, data, quantize_plainly(graph, data, target)
 
 
 def output(graph, x, *, exact=False):
     return next(iter(evaluate(graph, x, exact=exact)[0].values())).astype(np.float64)
 
 
-@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
-def test_the_function_stays_and_the_error_falls(make):
-    graph, data, start = made(make)
+def ratio(make, target):
+    """Returns the noise of fresh samples behind smoothing, over that before; the function stays."""
+    graph, data, start = made(make, target)
     samples = Samples.of(graph.inputs, data)
     result, told = smoothed(start.decision, samples, start.profile.by_name())
     assert "1 of 1 tensors, exponents" in told
     wanted, got = output(graph, data, exact=True), output(result, data, exact=True)
     assert np.abs(wanted - got).max() <= 1e-5 * np.abs(wanted).max()
-    after = quantize_plainly(result, data, ORT)
+    after = quantize_plainly(result, data, target)
     fresh = {"x": drawn(32, 8, 16)}
     real = output(graph, fresh)
-    noise = [((output(q.graph, fresh) - real) ** 2).sum() for q in (start, after)]
-    assert noise[1] < 0.95 * noise[0]
+    before, behind = (((output(q.graph, fresh) - real) ** 2).sum() for q in (start, after))
+    return behind / before
 
 
-def test_the_formula():
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+def test_the_function_stays_and_the_error_falls(make):
+    assert np.exp(np.mean([np.log(ratio(make, ORT)) for _ in range(4)])) < 0.95
+
+
+@pytest.mark.parametrize("make", [attention, previous], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    ("target", "weights"), [(WEIGHT_ONLY, "int4/8"), (DYNAMIC, "int8"), (DYNAMIC_ROWS, "int8")],
+    ids=lambda each: getattr(each, "name", None),
+)  # fmt: skip
+def test_it_helps_where_activations_are_not_stored(make, target, weights):
+    own = replace(target, weights=weights_of(weights))
+    assert np.exp(np.mean([np.log(ratio(make, own)) for _ in range(4)])) < 0.8
+
+
+def test_the_formulas():
+    means = np.array([4.0, 0.0, 9.0])
+    np.testing.assert_array_equal(activation_aware(means, 0.5), [2, 1, 3])
+    np.testing.assert_array_equal(activation_aware(means, 1.0), [4, 1, 9])
+
     x, w = np.array([8.0, 2.0, 0.0, 5.0]), np.array([2.0, 4.0, 1.0, 0.0])
     np.testing.assert_array_equal(smoothing(x, w, 0.5), [2.0, np.sqrt(0.5), 1, 1])
     np.testing.assert_array_equal(smoothing(x, w, 1.0), [8, 2, 1, 1])

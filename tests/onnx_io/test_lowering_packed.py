@@ -13,8 +13,6 @@ from tests.onnx_io.lowering_cases import MS, Case, int4_bytes, ort_run, params_o
 from tests.onnx_models import Builder, canonical, check_carried, load, ops, run
 
 RNG = np.random.default_rng(5)
-CLOSE = 2e-5
-"""Of float32 sums of up to 48 terms, which engines add in an order of their own."""
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
@@ -25,6 +23,11 @@ def test_packing_round_trips(bits, count):
     rows = b"".join(packed(row, bits) for row in data)
     stored = np.frombuffer(rows, np.uint8).reshape(3, per_row)
     assert np.array_equal(unpacked(stored, bits, count), data)
+
+
+def close(found, wanted):
+    """True within 16 float32 steps of the largest number: each engine adds in an order of its own."""
+    return np.abs(found - wanted).max() <= 16 * np.spacing(np.float32(np.abs(wanted).max()))
 
 
 def test_codes_lie_lowest_bits_first():
@@ -87,21 +90,21 @@ def test_matmul_nbits_is_a_product_with_a_packed_weight(bits, zero, bias):
     dense = next(node for node in graph.nodes if node.op.name == "Dense")
     params = params_of(dense.operand(1))
     assert params.storage_dtype.bits == bits and params.block_size == 16
-    assert np.allclose(run(graph, it.case.feeds)[0], it.expected(), rtol=0, atol=CLOSE)
+    assert close(run(graph, it.case.feeds)[0], it.expected())
 
 
 @pytest.mark.parametrize("k", [40, 41])
 def test_a_last_block_may_be_short(k):
     it = NBits(4, k=k, zero="packed")
     graph = canonical(it.model())
-    assert np.allclose(run(graph, it.case.feeds)[0], it.expected(), rtol=0, atol=CLOSE)
-    assert np.allclose(ort_run(it.model(), it.case.feeds)[0], it.expected(), rtol=0, atol=CLOSE)
+    assert close(run(graph, it.case.feeds)[0], it.expected())
+    assert close(ort_run(it.model(), it.case.feeds)[0], it.expected())
 
 
 def test_scales_may_be_flat_and_zero_points_whole_floats():
     it = NBits(4, zero="float", flat=True)
     graph = canonical(it.model())
-    assert np.allclose(run(graph, it.case.feeds)[0], it.expected(), rtol=0, atol=CLOSE)
+    assert close(run(graph, it.case.feeds)[0], it.expected())
 
 
 @pytest.mark.idiom("B15")
@@ -131,7 +134,7 @@ def scales(it: NBits) -> np.ndarray:
 def test_an_identity_order_is_none():
     it = NBits(4, order=np.arange(48) // 16)
     graph = canonical(it.model())
-    assert np.allclose(run(graph, it.case.feeds)[0], it.expected(), rtol=0, atol=CLOSE)
+    assert close(run(graph, it.case.feeds)[0], it.expected())
 
 
 @pytest.mark.parametrize("zero", ["", "float"])
@@ -139,7 +142,7 @@ def test_a_permuting_order_gives_each_column_its_block(zero):
     """Not with packed zero points: onnxruntime 1.32 reads others then, for any order."""
     it = NBits(4, zero=zero, order=RNG.permutation(np.arange(48) // 16))
     wanted = ort_run(it.model(), it.case.feeds)[0]
-    assert np.allclose(run(canonical(it.model()), it.case.feeds)[0], wanted, rtol=0, atol=CLOSE)
+    assert close(run(canonical(it.model()), it.case.feeds)[0], wanted)
 
 
 def fed(it: NBits, *operands: int) -> onnx.ModelProto:
@@ -171,11 +174,11 @@ def test_what_only_the_run_knows_is_unpacked(given, operands, tmp_path):
     it = NBits(**given)
     model = fed(it, *operands)
     graph, wanted = canonical(model), ort_run(model, it.case.feeds)[0]
-    assert np.allclose(run(graph, it.case.feeds)[0], wanted, rtol=0, atol=CLOSE)
+    assert close(run(graph, it.case.feeds)[0], wanted)
     qb.save(graph, tmp_path / "saved.onnx")
     assert qb.load(tmp_path / "saved.onnx").digest == graph.digest
     saved = onnx.load(tmp_path / "saved.onnx")
-    assert np.allclose(ort_run(saved, it.case.feeds)[0], wanted, rtol=0, atol=CLOSE)
+    assert close(ort_run(saved, it.case.feeds)[0], wanted)
 
 
 @pytest.mark.relax
@@ -186,7 +189,7 @@ def test_what_only_the_run_knows_runs_on_tvm(given, operands):
     graph = canonical(fed(it, *operands))
     assert qb.from_relax(qb.to_relax(graph)[0]).digest == graph.digest
     (found,) = qb.compile(graph).run(it.case.feeds).values()
-    assert np.allclose(found, run(graph, it.case.feeds)[0], rtol=0, atol=CLOSE)
+    assert close(found, run(graph, it.case.feeds)[0])
 
 
 def test_a_weight_of_run_time_that_does_not_fit_is_refused():

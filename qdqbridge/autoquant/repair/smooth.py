@@ -1,10 +1,12 @@
-"""SmoothQuant: part of the spread of activations is moved into the weights that read them.
+"""SmoothQuant and AWQ: channels of activations are scaled, and the weights that read them back.
 
 A few channels of a transformer's activations are many times larger than the others and take the
 whole range. Dividing channel ``j`` by ``s_j = max|X_j|^a / max|W_j|^(1 - a)`` and multiplying the
-weights with it leaves the function as it is (Xiao et al., "SmoothQuant", 2022). The factors are
-folded into the normalization or product in front; whatever reads the tensor has to follow. The
-exponent is searched for each tensor, by the error of the products that read it.
+weights with it leaves the function as it is (Xiao et al., "SmoothQuant", 2022). Where activations
+stay real numbers only weights are rounded, and those that meet loud channels matter most: they get
+more of the codes by ``s_j = mean|X_j|^a`` (Lin et al., "AWQ", 2023). The factors are folded into
+the normalization or product in front; whatever reads the tensor has to follow. Formula and exponent
+are searched for each tensor, by the error of the products that read it.
 
 Elsewhere it is known to cost accuracy on some networks: it is kept only where it does not.
 """
@@ -12,14 +14,15 @@ Elsewhere it is known to cost accuracy on some networks: it is kept only where i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.autoquant.constants import spanned
 from qdqbridge.autoquant.decide import Decision
-from qdqbridge.autoquant.formats import Format
+from qdqbridge.autoquant.formats import Format, Unstored
 from qdqbridge.autoquant.plan import Observed, QuantizationPlan
 from qdqbridge.autoquant.repair.equalize import EqualizedLink, reach_of, rescaled
 from qdqbridge.autoquant.repair.gptq import columns
@@ -27,12 +30,15 @@ from qdqbridge.autoquant.repair.layers import Vector, layer_of, norm_of
 from qdqbridge.autoquant.repair.paths import End, PathRefused
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.stats import TensorStats
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.numerics import dequantize, quantize
 
 Array = NDArray[Any]
 EXPONENTS = tuple(i / 10 for i in range(11))
 SAMPLES = 32
+_DYNAMIC = Format(DType.UINT8)
+"""What a dynamically quantized product makes of its activation."""
 POSITIONS = 1024
 """Columns of operands that are kept of each product for the search."""
 
@@ -43,16 +49,18 @@ class ProductReader:
 
     Attributes:
         end: The product, and which channels of the source it reads.
-        activations: How its operand will be stored.
+        activations: How its operand will be stored, or read where nobody stores it.
         weights: How its weight will be.
         peaks: Largest magnitude of each channel of its operand.
+        totals: Mean magnitude of each channel, added up over samples.
         columns: Some of what its weights are multiplied with, ``[groups, n, positions]``.
     """
 
     end: End
-    activations: Format
+    activations: Format | Unstored
     weights: Format
     peaks: Vector
+    totals: Vector
     columns: list[Array]
 
 
@@ -61,6 +69,11 @@ def smoothing(largest: Vector, weights: Vector, exponent: float) -> Vector:
     usable = (largest > 0) & (weights > 0)
     x, w = np.where(usable, largest, 1.0), np.where(usable, weights, 1.0)
     return np.where(usable, x**exponent / w ** (1 - exponent), 1.0)
+
+
+def activation_aware(means: Vector, exponent: float) -> Vector:
+    """Returns ``mean|X|^a`` for each channel, up to a factor of all; 1 where it is 0."""
+    return np.where(means > 0, means, 1.0) ** exponent
 
 
 def smoothed(
@@ -91,17 +104,20 @@ def smoothed(
 
 def best(readers: Sequence[ProductReader], channels: int) -> tuple[float | None, Vector]:
     """Returns the exponent with the least error, None where no smoothing has less, and factors."""
-    largest, weights = np.zeros(channels), np.zeros(channels)
+    largest, means, weights = np.zeros((3, channels))
     for reader in readers:
         np.maximum.at(largest, reader.end.channels, reader.peaks)
+        np.maximum.at(means, reader.end.channels, reader.totals)
         own = reader.end.layer.peaks().max(axis=1, initial=0.0).reshape(-1)
         np.maximum.at(weights, reader.end.channels, own)
     one = np.ones(channels)
     choice: tuple[float | None, Vector] = (None, one)
     least = error(readers, one)
-    for exponent in EXPONENTS:
-        scale = smoothing(largest, weights, exponent)
-        scale = scale / np.exp(np.log(scale).mean())
+    tried = [(exponent, smoothing(largest, weights, exponent)) for exponent in EXPONENTS]
+    if any(reader.activations is Unstored.FLOAT for reader in readers):
+        tried += [(exponent, activation_aware(means, exponent)) for exponent in EXPONENTS[1:]]
+    for exponent, factors in tried:
+        scale = factors / np.exp(np.log(factors).mean())
         found = error(readers, scale)
         if found < least:
             least, choice = found, (exponent, scale)
@@ -121,24 +137,26 @@ def _error(reader: ProductReader, scale: Vector) -> float:
     wanted = grid.reshape(groups, rows, -1) @ x
     each = scale.reshape(groups, 1, inside, 1)
     factor = np.repeat(scale.reshape(groups, inside), taps, axis=1)[:, :, None]
-    smaller, larger = x / factor, grid * each
-    high = float((reader.peaks / scale).max())
-    low = -high if (x < 0).any() else 0.0
-    params = reader.activations.per_tensor().params(low, high)
-    operand = _stored(smaller, params)
-    peak = np.abs(larger).max(axis=(2, 3))
-    if reader.weights.axis is None:
-        peak = np.full_like(peak, peak.max())
-    scales = reader.weights.per_tensor().params
-    rounded = np.stack(
-        [
-            np.stack([_stored(larger[g, r], scales(-peak[g, r], peak[g, r])) for r in range(rows)])
-            for g in range(groups)
-        ]
-    )
-    got = rounded.reshape(groups, rows, -1) @ operand
+    larger = layer.ungrid(grid * each)
+    rounded = layer.grid(_stored(larger, spanned(larger, reader.weights)))
+    got = rounded.reshape(groups, rows, -1) @ _read(reader, x / factor, scale)
     signal = float(np.sum(wanted**2))
     return float(np.sum((wanted - got) ** 2)) / signal if signal else 0.0
+
+
+def _read(reader: ProductReader, x: Array, scale: Vector) -> Array:
+    """Returns what a product makes of its operand, whose channels are divided by ``scale``."""
+    read = reader.activations
+    if read is Unstored.FLOAT:
+        return x
+    if read is Unstored.DYNAMIC_ROWS:
+        rows = x.transpose(0, 2, 1).reshape(-1, x.shape[1])
+        stored = _stored(rows, spanned(rows, replace(_DYNAMIC, axis=0)))
+        return stored.reshape(x.shape[0], x.shape[2], x.shape[1]).transpose(0, 2, 1)
+    high = float((reader.peaks / scale).max())
+    low = -high if (x < 0).any() else 0.0
+    format = read.per_tensor() if isinstance(read, Format) else _DYNAMIC
+    return _stored(x, format.params(low, high))
 
 
 def _stored(array: Array, params: Any) -> Array:
@@ -170,12 +188,14 @@ def _links(
 def _reader(
     plan: QuantizationPlan, end: End, formats: Mapping[Node, Format]
 ) -> ProductReader | None:
-    value = end.layer.node.operand(0)
+    node = end.layer.node
+    value, weights = node.operand(0), formats.get(node)
     spec = plan.specs[plan.root(value)] if value in plan.specs else None
-    weights = formats.get(end.layer.node)
-    if not isinstance(spec, Observed) or weights is None:
+    read = spec.format if isinstance(spec, Observed) else plan.unstored.get(node)
+    if read is None or weights is None:
         return None
-    return ProductReader(end, spec.format, weights, np.zeros(end.layer.inputs), [])
+    peaks, totals = np.zeros((2, end.layer.inputs))
+    return ProductReader(end, read, weights, peaks, totals, [])
 
 
 def _watch(graph: Graph, readers: Sequence[ProductReader], samples: Samples) -> None:
@@ -195,8 +215,9 @@ def _watch(graph: Graph, readers: Sequence[ProductReader], samples: Samples) -> 
 
 def _note(reader: ProductReader, array: Array, count: int) -> None:
     layer = reader.end.layer
-    lines = np.moveaxis(array, layer.operand_axis, 0).reshape(layer.inputs, -1)
-    reader.peaks = np.maximum(reader.peaks, np.abs(lines).max(axis=1, initial=0.0))
+    lines = np.abs(np.moveaxis(array, layer.operand_axis, 0).reshape(layer.inputs, -1))
+    reader.peaks = np.maximum(reader.peaks, lines.max(axis=1, initial=0.0))
+    reader.totals = reader.totals + lines.mean(axis=1, dtype=np.float64)
     x = columns(layer, array.astype(np.float64))
     step = max(1, x.shape[2] // count)
     reader.columns.append(x[:, :, ::step][:, :, :count])

@@ -26,10 +26,12 @@ from qdqbridge.ops.table import BY_NAME, OPERATORS
 from qdqbridge.qnn.layout import ConvertedGraph, apply_layout, plan
 from qdqbridge.qnn.layout.constraints import WINDOWS
 from qdqbridge.qnn.layout.permutation import channels_first, channels_last
+from qdqbridge.tflite_io.approximations import tabulated_reach
 from qdqbridge.tflite_io.open_extents import METADATA_NAME, encoded
 from qdqbridge.tflite_io.reader import read
 from qdqbridge.tflite_io.writer import demands, expansion
 from qdqbridge.tflite_io.writer.demands import ethos
+from qdqbridge.tflite_io.writer.demands.scales import INTEGERS_ONLY, too_coarse
 from qdqbridge.tflite_io.writer.emission import Emission
 from qdqbridge.tflite_io.writer.flatbuffer import ModelRecord
 from qdqbridge.tflite_io.writer.rows import ROWS
@@ -176,8 +178,9 @@ def _emitted(legal: Graph, *, alone: bool = False) -> TFLiteModel:
     _refuse(refused, legal.name)
     told = {AROUND_ZERO, *ethos.NOTES, *(rule.name for rule in RULES)}
     notes = [note for note in legal.notes if note.rule in told]
+    notes += [*_islands(carried_.graph), *_tables(carried_.graph)]
     tensors = _tensors(legal, carried_, emission)
-    return TFLiteModel(legal, emission.model, tensors, (*notes, *_islands(carried_.graph)))
+    return TFLiteModel(legal, emission.model, tensors, tuple(notes))
 
 
 def legalized(graph: Graph, layout: str = "model", *, npu: bool = False) -> Graph:
@@ -194,7 +197,7 @@ def legalized(graph: Graph, layout: str = "model", *, npu: bool = False) -> Grap
 
 
 def _rules(*, npu: bool) -> tuple[Rule, ...]:
-    return (*ethos.RULES, *RULES) if npu else RULES
+    return (*ethos.RULES, INTEGERS_ONLY, *RULES) if npu else RULES
 
 
 def _legal(graph: Graph, *, npu: bool) -> Graph:
@@ -303,8 +306,21 @@ def _islands(graph: Graph) -> list[Note]:
     for node in graph.nodes:
         quantized = any(value.quant is not None for value in node.outputs)
         if quantized and not ROWS[node.op.name].integers(node):
-            reason = f"TFLite has no integer kernel for this {node.op.name}; it computes on floats"
-            found.append(Note("float-island", node.name, reason))
+            reason = f"TFLite has no integer kernel for this {node.op.name}"
+            if too_coarse(node):
+                reason = f"TFLite's integer kernel of {node.op.name} is too rough for its result"
+            found.append(Note("float-island", node.name, f"{reason}; it computes on floats"))
+    return found
+
+
+def _tables(graph: Graph) -> list[Note]:
+    """Returns which integer kernels are far from their function, and how far."""
+    found: list[Note] = []
+    for node in graph.nodes:
+        steps = tabulated_reach(node) if ROWS[node.op.name].integers(node) else 0
+        if steps:
+            reason = f"LiteRT reads {node.op.name} of 16 bits from tables: up to {steps} steps off"
+            found.append(Note("tabulated", node.name, reason))
     return found
 
 

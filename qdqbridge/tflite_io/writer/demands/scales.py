@@ -1,5 +1,7 @@
 """Results and operands in the scales that TFLite prescribes: fixed ones, or one on both sides."""
 
+import numpy as np
+
 from qdqbridge.canonical.rule import Proposal, Replace, Rule, Scope, rule
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Note, Value
@@ -12,6 +14,7 @@ from qdqbridge.ops.build import (
     retyped,
 )
 from qdqbridge.ops.elementwise import WHERE
+from qdqbridge.ops.softmax import SOFTMAX
 from qdqbridge.tflite_io.counterparts import COUNTERPARTS
 from qdqbridge.tflite_io.writer.rows.kernels import activation, prescribed
 from qdqbridge.tflite_io.writer.rows.windows import LOG_SOFTMAX_RESULTS, SOFTMAX_RESULTS
@@ -25,16 +28,44 @@ _FIXED = {
 }
 
 
+_COARSEST = 2
+"""How many of a result's steps the prescribed one may span: rounded twice, it is then at most 2
+off. Where it spans more, floats give the result."""
+
+
 @rule("prescribed-result", *_FIXED)
 def prescribed_result(node: Node, scope: Scope) -> Proposal:
-    """``Softmax(x) -> requantize(Softmax(x))``: TFLite prescribes scale and zero point."""
+    """``Softmax(x) -> requantize(Softmax(x))``: TFLite prescribes scale and zero point.
+
+    A result of much finer steps stays what it is, and so does a Softmax of 16 bits, whose kernel
+    gives every element of a row two steps at least: floats compute them.
+    """
+    return None if too_coarse(node) else in_prescribed_scale(node, scope)
+
+
+def too_coarse(node: Node) -> bool:
+    """True where TFLite's integer kernel of a node gives less than its result asks for."""
+    wanted, quant = _prescribed(node), node.output.quant
+    if wanted is None or quant is None or quant.params.widened() == wanted:
+        return False
+    wide_softmax = node.op is SOFTMAX and wanted.storage_dtype is DType.INT16
+    return wide_softmax or _scale(wanted) > _COARSEST * _scale(quant.params)
+
+
+def _scale(params: QuantParams) -> float:
+    return float(params.scale.min(initial=np.inf))
+
+
+def _prescribed(node: Node) -> QuantParams | None:
+    kinds = {params.storage_dtype: params for params in _FIXED.get(node.op.name, ())}
+    return kinds.get(node.operand(0).type.dtype)
+
+
+def in_prescribed_scale(node: Node, scope: Scope) -> Proposal:
+    """Returns a result in the scale that TFLite prescribes, requantized into its own."""
     del scope
-    x, quant = node.operand(0), node.output.quant
-    if not activation(x) or quant is None:
-        return None
-    kinds = {params.storage_dtype: params for params in _FIXED[node.op.name]}
-    wanted = kinds.get(x.type.dtype)
-    if wanted is None or quant.params.widened() == wanted:
+    x, quant, wanted = node.operand(0), node.output.quant, _prescribed(node)
+    if not activation(x) or quant is None or wanted is None or quant.params.widened() == wanted:
         return None
     made = retyped(node, node.inputs, QuantType(wanted, node.output.type.shape), "")
     value = requantized(made, quant.params, node.origin, node.output.name)
@@ -104,4 +135,6 @@ def _in_params(value: Value, wanted: QuantParams, node: Node) -> Value:
     return constant(data, wanted, value.name)
 
 
+INTEGERS_ONLY: Rule = rule("prescribed-result", *_FIXED)(in_prescribed_scale)
+"""The same of all, whatever it costs, where floats are out of reach."""
 RULES: tuple[Rule, ...] = (prescribed_result, result_as_operand, operands_as_result)
