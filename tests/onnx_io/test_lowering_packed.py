@@ -26,7 +26,7 @@ def test_packing_round_trips(bits, count):
 
 
 def close(found, wanted):
-    """True within 16 float32 steps of the largest number: each engine adds in an order of its own."""
+    """True within 16 float32 steps of the largest number: engines add in orders of their own."""
     return np.abs(found - wanted).max() <= 16 * np.spacing(np.float32(np.abs(wanted).max()))
 
 
