@@ -6,6 +6,7 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import qdqbridge as qb
@@ -32,6 +33,8 @@ def test_a_float_model_becomes_a_quantized_file(tmp_path, capsys) -> None:
     assert told["digest"] == graph.digest and told["samples"] == 360
     assert told["float"] == 1 and "/classifier/Gemm" in told["reasons"]
     assert [step["step"] for step in told["repairs"]] == ["bias"]
+    (low, high), data = told["inputs"]["input"], np.load(DATA)
+    assert (low, high) == (data["x"].min(), data["x"].max())
     assert told["sqnr"] > 25 and told["top1"] > 0.95
     assert page.read_text("utf-8").lstrip().lower().startswith("<!doctype html")
     convs = [node for node in graph.nodes if node.op.name == "Conv"]

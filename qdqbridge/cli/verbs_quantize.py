@@ -349,6 +349,8 @@ def _show(made: Quantization, path: Path, report: Path | None, *, as_json: bool)
     table = Table(show_header=False, box=None)
     for name in ("output", "digest", "integer", "float", "fixed", "shared", "samples"):
         table.add_row(name, Text(str(facts[name])))
+    for name, (low, high) in facts["inputs"].items():
+        table.add_row("input", Text(f"{name}: {low:.4g} to {high:.4g}, as it has to be in use"))
     if facts["sqnr"] is not None:
         table.add_row("outputs", Text(_closeness(facts["sqnr"], facts["top1"])))
     for step in facts["repairs"]:
@@ -364,6 +366,13 @@ def _show(made: Quantization, path: Path, report: Path | None, *, as_json: bool)
     for node, reason in list(facts["reasons"].items())[:10]:
         table.add_row("float", Text(f"{node}: {reason}"))
     output.show(table)
+
+
+def _ranges(made: Quantization) -> dict[str, tuple[float, float]]:
+    """Returns what the data had of every input of real numbers: data of another scale fit badly."""
+    seen = made.made.profile.by_name()
+    found = {value.name: seen[value.name] for value in made.original.inputs if value.name in seen}
+    return {name: (each.minimum, each.maximum) for name, each in found.items() if each.finite}
 
 
 def _closeness(sqnr: float, top1: float | None) -> str:
@@ -386,6 +395,7 @@ def _facts(made: Quantization, path: Path, report: Path | None) -> dict[str, Any
         "report": None if report is None else str(report),
         "digest": made.graph.digest,
         "samples": made.made.profile.samples,
+        "inputs": _ranges(made),
         "sqnr": None if outputs is None else outputs.sqnr,
         "top1": None if outputs is None else outputs.top1,
         "integer": len(decision.plan.rules) + sum(body.integers for body in made.inside),

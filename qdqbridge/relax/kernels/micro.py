@@ -207,6 +207,10 @@ class Tile:
                 start = start + splat(offsets[pixel], lanes) if offsets else start
                 store(sums, 0, start, lanes)
 
+    def put(self, pixel: int, block: int, value: Prim) -> None:
+        """Sets one accumulator."""
+        store(self._sums[pixel][block], 0, value, self.cpu.lanes)
+
     def step(self, source: Buffer, starts: Sequence[Prim], weights: Sequence[Prim]) -> None:
         """Adds the products of one step.
 

@@ -34,6 +34,8 @@ from qdqbridge.relax.kernels.dynamic import (
 )
 from qdqbridge.relax.kernels.families import kernel_of
 from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
+from qdqbridge.relax.kernels.recurrent import in_steps
+from qdqbridge.relax.kernels.recurrent_steps import KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ def plan(graph: Graph, cpu: Cpu, threads: int = 1) -> KernelPlan:
         cpu: The CPU.
         threads: How many threads it has.
     """
-    known = with_codes(with_extents(expanded(graph)), KernelPlace(cpu, False, threads))
+    place = KernelPlace(cpu, False, threads)
+    known = with_steps(with_codes(with_extents(expanded(graph)), place), place)
     bytes_up = recentered(known, DType.INT8, lambda value: not value.is_constant)
     ours = apply_layout(bytes_up, plan_layout(bytes_up, fixed=OVER_CHANNELS))
     outputs = frozenset(ours.graph.outputs)
@@ -180,5 +183,20 @@ def with_codes(graph: Graph, place: KernelPlace) -> Graph:
             value = (product_of_codes if product else float_convolution)(node, known[x])
             editor.insert(value)
             editor.replace_value(node.output, value)
+    editor.finish()
+    return copy.graph
+
+
+def with_steps(graph: Graph, place: KernelPlace) -> Graph:
+    """Returns a graph in which recurrent layers are a product and their steps; else the same."""
+    if not any(node.op.name in KINDS for node in graph.nodes):
+        return graph
+    copy = copied(graph)
+    editor = Editor(copy.graph)
+    for node in list(copy.graph.nodes):
+        results = in_steps(node, place)
+        for old, new in zip(node.outputs, results or (), strict=False):
+            editor.insert(new)
+            editor.replace_value(old, new)
     editor.finish()
     return copy.graph
