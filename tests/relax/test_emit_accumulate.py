@@ -206,6 +206,24 @@ def test_products_of_two_activations() -> None:
     assert call_names(executable.module).count("qnn.batch_matmul") == len(m.branches)
 
 
+def test_weights_of_run_time_with_scales_per_channel() -> None:
+    m = Model()
+
+    def fed(shape: tuple[int, ...], axis: int, zero: int = 0) -> X:
+        return weight(shape, 0.02, axis=axis, zero=zero).feed()
+
+    x = X(codes((3, 8), "uint8", 1), U8)
+    m.add("MatMul", [x, fed((8, 5), 1)], Y8)
+    m.add("MatMul", [x, fed((8, 5), 1, zero=3)], Y8, label="with zero points")
+    m.add("MatMul", [X(codes((2, 3, 8), "uint8", 2), U8), fed((8, 5), 1)], Y8, label="stack")
+    m.add("Gemm", [x, fed((5, 8), 0)], Y8, transB=1)
+    m.add("Gemm", [x, fed((8, 5), 1)], Y8, alpha=0.5, label="half")
+    m.add("Gemm", [X(codes((8, 3), "int8", 3), S8), fed((5, 8), 0)], Y8, transA=1, transB=1)
+    m.add("Conv", [X(codes((1, 4, 6, 6), "uint8", 4), U8), fed((6, 4, 3, 3), 0)], Y8)
+    _, executable = m.check()
+    integer_only(call_names(executable.module))
+
+
 def test_vectors() -> None:
     """A vector is a matrix of one row or column, whose axis the result does not have."""
     m = Model()

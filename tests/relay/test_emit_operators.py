@@ -10,6 +10,7 @@ from tests.relay.emitted import distances, model_of, results
 ACCUMULATE = [
     "test_convolutions", "test_sixteen_bits", "test_transposed_convolutions",
     "test_matrix_products_with_a_constant", "test_products_of_two_activations", "test_vectors",
+    "test_weights_of_run_time_with_scales_per_channel",
     "test_narrow_weights", "test_clamps_are_ranges", "test_float_results", "test_float_biases",
     "test_symbolic_batch",
 ]  # fmt: skip

@@ -99,35 +99,44 @@ def _kernel(scope: EmissionScope, node: Node, form: ConvolutionCall) -> Expr:
 
 
 def _dense(scope: EmissionScope, node: Node) -> Expr:
-    return _by_matrix(scope, node, scope.value(node.operand(0)), node.operand(1).constant)
+    w = node.operand(1)
+    stored = scope.value(w) if w.constant is None else scope.constant(w.constant, w.name)
+    return _by_matrix(scope, node, scope.value(node.operand(0)), stored)
 
 
 def _product(scope: EmissionScope, node: Node) -> Expr:
-    """Gemm and MatMul: ``qnn.dense`` where the second operand is a constant matrix."""
+    """Gemm and MatMul: ``qnn.dense`` of a constant matrix, and of one with scales per channel."""
     attributes, w = node.attributes, node.operand(1)
     gemm = attributes if isinstance(attributes, GemmAttrs) else GemmAttrs()
-    if w.constant is not None and w.rank == 2:
+    one_scale = w.quant is None or _params(node)[1].per_tensor
+    if w.rank != 2 or (w.constant is None and one_scale):
+        return _batch_matmul(scope, node, gemm)
+    if w.constant is None:
+        stored = scope.value(w)
+        stored = stored if gemm.trans_b else scope.emit(scope.op.permute_dims(stored))
+    else:
         rows, columns = w.constant.shape
         weight = w.constant
         if not gemm.trans_b:
             weight = weight.map(np.transpose, shape=(columns, rows))
-        x = scope.value(node.operand(0))
-        x = scope.emit(scope.op.permute_dims(x)) if gemm.trans_a else x
-        return _by_matrix(scope, node, x, weight, gemm)
-    return _batch_matmul(scope, node, gemm)
+        stored = scope.constant(weight, w.name)
+    x = scope.value(node.operand(0))
+    x = scope.emit(scope.op.permute_dims(x)) if gemm.trans_a else x
+    return _by_matrix(scope, node, x, stored, gemm)
 
 
 def _by_matrix(
     scope: EmissionScope,
     node: Node,
     x: Expr,
-    weight: Constant | None,
+    stored: Expr,
     gemm: GemmAttrs | None = None,
 ) -> Expr:
     """Emits ``qnn.dense`` of ``x`` and a weight of shape (units, K)."""
-    w = node.operand(1)
-    stored = scope.value(w) if weight is None else scope.constant(weight, w.name)
-    units, inner = (int(extent) for extent in scope.extents(stored))
+    extents = scope.extents(stored)
+    if not all(isinstance(extent, int) for extent in extents):
+        raise unsupported(node, "qnn.dense takes a weight of known extents")
+    units, inner = (int(extent) for extent in extents)
     attrs = {"units": units, "out_dtype": _accumulator(node, inner)}
     lead = scope.extents(x)[:-1]
     flat = scope.only_matrices and len(lead) != 1

@@ -70,11 +70,10 @@ def dense(reading: Reading, call: Call) -> UnroundedProduct:
     """``qnn.dense``: a weight of shape (units, K)."""
     x = _data(reading, call)
     w = parameters.operand(reading, call, PRODUCT.operands[1], axis=0)
-    if w.constant is None or x.rank == 1:
-        product = _accumulator(call, MATMUL, NO_ATTRIBUTES, x, _swapped(reading, w))
-    else:
-        product = _accumulator(call, DENSE, NO_ATTRIBUTES, x, w)
-    return _as_gemm(reading, product)
+    product = _as_gemm(reading, _accumulator(call, DENSE, NO_ATTRIBUTES, x, w))
+    if product.op is DENSE and (w.constant is None or x.rank == 1):
+        return _accumulator(call, MATMUL, NO_ATTRIBUTES, x, _swapped(reading, w))
+    return product
 
 
 def dynamic_dense(reading: Reading, call: Call) -> Value:
@@ -191,20 +190,35 @@ def _as_gemm(reading: Reading, product: UnroundedProduct) -> UnroundedProduct:
         if source is None:
             return product
         x = source
-    w = product.w if given.trans_b else _swapped(reading, product.w)
+    w = product.w if given.trans_b else _turned_back(reading, product.w)
     left = np.asarray(np.float32(given.alpha) * product.params[0].scale.astype(np.float32))
     scale = np.asarray(left * product.params[1].scale.astype(np.float32), np.float32)
     return replace(product, op=GEMM, attributes=given, x=x, w=w, scale=scale)
 
 
-def _before(reading: Reading, value: Value, kind: type[Attributes]) -> Value | None:
-    """Returns the operand of data movement behind a quantized value, in the same quantization."""
+def _turned_back(reading: Reading, w: Value) -> Value:
+    """Returns a matrix transposed: what was transposed before it was one of codes, if it was."""
+    params = None if w.quant is None else w.quant.params
+    if w.constant is None and params is not None and params.axis is not None:
+        source = _before(reading, w, TransposeAttrs, replace(params, axis=1 - params.axis))
+        if source is not None:
+            return source
+    return _swapped(reading, w)
+
+
+def _before(
+    reading: Reading, value: Value, kind: type[Attributes], params: QuantParams | None = None
+) -> Value | None:
+    """Returns the operand of data movement behind a quantized value.
+
+    Its quantization is the same, or the one that is given.
+    """
     node = value.producer
     if node is not None and node.op is REINTERPRET:
         node = node.operand(0).producer
     if node is None or not isinstance(node.attributes, kind) or value.quant is None:
         return None
-    return reading.stored(node.operand(0), value.quant.params)
+    return reading.stored(node.operand(0), params or value.quant.params)
 
 
 # ---- bias --------------------------------------------------------------------------------------
