@@ -283,23 +283,26 @@ class _StepWriter:
         rows, width = self.d.tile(len(stage.stage.gates))
         panel = _PanelPlace(first, blocks)
         whole = (first, blocks)
-        if isinstance(self.batch, int) and self.batch < _MANY:
-            self._tile(at, stage, panel, whole, (tirx.const(0, "int32"), self.batch))
-            return
-        if isinstance(self.batch, int):
-            pieces = [
-                (start, count, size) for start, count, size in parts(self.batch, rows).pieces()
-            ]
-        else:
-            pieces = [(0, self.batch // rows, rows)]
-        for start, count, size in pieces:
+        for start, count, size in self._rows(rows):
             with turns(count) as some:
+                row = start + some * size
+                if size < _MANY:
+                    self._tile(at, stage, panel, whole, (row, size))
+                    continue
                 for block in range(0, blocks, width):
                     own = first + block, min(width, blocks - block)
-                    self._tile(at, stage, panel, own, (start + some * size, size))
-        if not isinstance(self.batch, int):
-            with turns(self.batch % rows, self.batch // rows * rows) as row:
-                self._tile(at, stage, panel, whole, (row, 1))
+                    self._tile(at, stage, panel, own, (row, size))
+
+    def _rows(self, most: int) -> list[tuple[Prim, Prim, int]]:
+        """Returns how the batch is shared out: (first row, tiles, rows of a tile)."""
+        if isinstance(self.batch, int):
+            return [*parts(self.batch, most).pieces()]
+        start, found = self.batch - self.batch, list[tuple[Prim, Prim, int]]()
+        for size in sorted({most, min(most, _MANY - 1), 1}, reverse=True):
+            count = (self.batch - start) // size
+            found.append((start, count, size))
+            start = start + count * size
+        return found
 
     def _tile(
         self, at: _StepPlace, stage: _StagePlace, panel: _PanelPlace, own: tuple[Prim, int],
