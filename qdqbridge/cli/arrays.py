@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from qdqbridge.cli.output import warn
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.archive import read_arrays
-from qdqbridge.graph.graph import Value
+from qdqbridge.graph.graph import Graph, Value
+from qdqbridge.report.input_ranges import misfits
 
 Array = NDArray[Any]
 _LABELS = "labels"
@@ -48,6 +49,12 @@ def read_inputs(path: Path, inputs: Sequence[Value]) -> dict[str, Array]:
     for value in inputs:
         _check_axes(value, arrays[value.name], path)
     return arrays
+
+
+def tell_misfits(graph: Graph, inputs: Mapping[str, Array]) -> None:
+    """Warns of data that the quantization of the inputs does not fit."""
+    for text in misfits(graph, inputs):
+        warn(text)
 
 
 def _check_axes(value: Value, array: Array, path: Path) -> None:

@@ -182,6 +182,7 @@ def run(
     graph = reading.read(model)
     graph = with_numbers(graph, extents_of(extent))
     inputs = arrays.read_inputs(data, graph.inputs)
+    arrays.tell_misfits(graph, inputs)
     with ExitStack() as stack:
         kept = None if profile_kernels else cache  # a loaded library does not know its kernels
         runner = _runner(engine, graph, model, target, threads, stack, kept)
@@ -306,6 +307,7 @@ def compare(
     graph = reading.read(model)
     graph = with_numbers(graph, extents_of(extent))
     inputs = arrays.read_inputs(data, graph.inputs)
+    arrays.tell_misfits(graph, inputs)
     with ExitStack() as stack:
         sides = _ComparedSides(model, graph, target, stack)
         theirs: pipeline.Side

@@ -83,6 +83,7 @@ def blame(
     file = quantized or reference
     theirs = original if quantized is None else with_numbers(reading.read_any(file), extents)
     inputs = arrays.read_inputs(data, original.inputs)
+    arrays.tell_misfits(theirs, inputs)
     few = {name: array[:samples] if array.ndim else array for name, array in inputs.items()}
     with ExitStack() as stack:
         ran = None
