@@ -51,7 +51,7 @@ def _case(kind: str, seed: int, *, layout: int = 0) -> tuple[ModelProto, Feeds]:
     names.append("")
     if rng.integers(0, 2):
         names[-1] = b.input("lengths", ["n"], TensorProto.INT32)
-        feeds["lengths"] = rng.integers(1, steps + 1, batch).astype(np.int32)
+        feeds["lengths"] = rng.integers(0, steps + 1, batch).astype(np.int32)
         feeds["lengths"][0] = steps
     for state in ("first", "cell")[: 1 + (kind == "LSTM")]:
         names.append("")

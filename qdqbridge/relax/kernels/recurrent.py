@@ -41,6 +41,7 @@ class RecurrentAttrs(Attributes):
         size: Elements of the state.
         reset_first: GRU: the state is reset before the product, not behind it.
         given: Which of state and cell are operands.
+        lengths: True where sequences have lengths of their own, which are the operand before them.
         wanted: Which of all states, the last one and the last cell are results.
     """
 
@@ -49,6 +50,7 @@ class RecurrentAttrs(Attributes):
     size: int
     reset_first: bool
     given: tuple[bool, ...]
+    lengths: bool
     wanted: tuple[int, ...]
 
 
@@ -59,14 +61,14 @@ def _steps(attributes: RecurrentAttrs, operands: Operands) -> tuple[Array, ...]:
 RECURRENT_STEPS = Row(
     name="RecurrentSteps", flow=Flow.FLOAT, attributes=RecurrentAttrs, compute=_steps, data=(),
 )  # fmt: skip
-"""``sums[steps, batch, columns], recurrent weights, recurrent bias, states... -> results``."""
+"""``sums[steps, batch, columns], weights, inner bias, lengths, states... -> results``."""
 
 
 def in_steps(node: Node, place: KernelPlace) -> list[Value] | None:
     """Returns the results of a recurrent layer as a product and its steps; None of other nodes.
 
-    None too where weights are no constants, sequences have lengths of their own, or functions are
-    not the usual ones: TVM's loops compute these.
+    None too where weights are no constants, or functions are not the usual ones: TVM's loops
+    compute these.
 
     Args:
         node: The node.
@@ -105,7 +107,8 @@ def in_steps(node: Node, place: KernelPlace) -> list[Value] | None:
     last = _columns(inner[..., None], stages, attributes.size, lanes)
     steps: list[Value | None] = [product, constant(packed, None, f"{label}_r")]
     steps.append(constant(last.reshape(len(attributes.turns), -1), None, f"{label}_inner"))
-    steps += [node.optional(index) for index in _FIRST_STATES if node.optional(index)]
+    states = (_LENGTHS, *_FIRST_STATES)
+    steps += [node.optional(index) for index in states if node.optional(index)]
     found = [Value(value.type, value.name) for value in node.outputs]
     Node(RECURRENT_STEPS, attributes, steps, found, node.origin)
     return found
@@ -126,7 +129,10 @@ def _attributes(node: Node) -> RecurrentAttrs | None:
         return None
     if view.int_("layout", 0) or view.int_("input_forget", 0):
         return None
-    if node.optional(_LENGTHS) is not None or node.optional(_PEEPHOLES) is not None:
+    lengths = node.optional(_LENGTHS)
+    if node.optional(_PEEPHOLES) is not None:
+        return None
+    if lengths is not None and (lengths.type.dtype is not DType.INT32 or lengths.rank != 1):
         return None
     given = tuple(node.optional(index) is not None for index in _FIRST_STATES[: kind.states])
     states = [node.operand(i) for i, has in zip(_FIRST_STATES, given, strict=False) if has]
@@ -138,7 +144,9 @@ def _attributes(node: Node) -> RecurrentAttrs | None:
     if len(wanted) != len(node.outputs) or not all(map(is_real, node.outputs)):
         return None
     reset_first = node.op.name == "GRU" and not view.int_("linear_before_reset", 0)
-    return RecurrentAttrs(node.op.name, turns, size, reset_first, given, wanted)
+    return RecurrentAttrs(
+        node.op.name, turns, size, reset_first, given, lengths is not None, wanted
+    )
 
 
 def _real(value: Value) -> Array | None:
@@ -195,7 +203,7 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
         return None
     description = RecurrentLoops(
         place.cpu, attributes.kind, attributes.turns, attributes.size, attributes.reset_first,
-        attributes.given, attributes.wanted, shape[:2], place.threads,
+        attributes.given, attributes.lengths, attributes.wanted, shape[:2], place.threads,
     )  # fmt: skip
     constants: Any = (weights.constant.numpy(), inner.constant.numpy())
     states = tuple(value for value in node.inputs[3:] if value is not None)

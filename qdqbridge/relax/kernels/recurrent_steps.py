@@ -96,6 +96,7 @@ class RecurrentLoops:
         size: Elements of the state.
         reset_first: Whether the state is reset before the product.
         given: Which states are operands.
+        lengths: True where sequences have lengths of their own.
         wanted: Which results there are.
         shape: Steps and rows of the batch; None for open ones.
         tasks: How many threads the work is to be spread over.
@@ -107,6 +108,7 @@ class RecurrentLoops:
     size: int
     reset_first: bool
     given: tuple[bool, ...]
+    lengths: bool
     wanted: tuple[int, ...]
     shape: Open
     tasks: int
@@ -138,7 +140,7 @@ class RecurrentLoops:
 
 
 def build(d: RecurrentLoops) -> Any:
-    """Returns the PrimFunc ``(sums, states..., weights, inner, results...)``."""
+    """Returns the PrimFunc ``(sums, lengths, states..., weights, inner, results...)``."""
 
     def body() -> None:
         names = [tirx.Var(name, "int64") for name in ("steps", "batch")]
@@ -150,6 +152,7 @@ def build(d: RecurrentLoops) -> Any:
             return T.arg(name, T.buffer(shape, _REAL))
 
         sums = arg("sums", steps, batch, count * d.columns)
+        lengths = T.arg("lengths", T.buffer((batch,), "int32")) if d.lengths else None
         firsts = [
             arg(f"first{i}", count, batch, d.size) if given else None
             for i, given in enumerate(d.given)
@@ -164,7 +167,7 @@ def build(d: RecurrentLoops) -> Any:
             views = [None if each is None else flat(each) for each in (*firsts, *results)]
             flats = flat(sums), flat(weights), flat(inner)
             split = len(d.given)
-            _StepWriter(d, flats, views[:split], views[split:], (steps, batch)).write()
+            _StepWriter(d, flats, lengths, views[:split], views[split:], (steps, batch)).write()
 
     return prim_func(body)
 
@@ -175,17 +178,19 @@ class _StepWriter:
     Args:
         d: What is computed.
         operands: Sums of inputs, recurrent weights, what is added inside brackets.
+        lengths: Steps of each row; None where all take all.
         firsts: The states that are given, None for zeros.
         results: All states, the last one, the last cell; None where nobody asks.
         extents: Steps, and rows of the batch.
     """
 
     def __init__(
-        self, d: RecurrentLoops, operands: tuple[Buffer, Buffer, Buffer],
+        self, d: RecurrentLoops, operands: tuple[Buffer, Buffer, Buffer], lengths: Buffer | None,
         firsts: list[Buffer | None], results: list[Buffer | None], extents: tuple[Prim, Prim],
     ) -> None:  # fmt: skip
         self.d, self.firsts, self.results = d, firsts, results
         self.sums, self.weights, self.inner = operands
+        self.lengths = lengths
         self.steps, self.batch = extents
         self.pitch = d.blocks * d.cpu.lanes
         count = len(d.turns) * self.batch * self.pitch
@@ -193,6 +198,8 @@ class _StepWriter:
         self.second: Buffer | None = T.alloc_buffer((count,), _REAL) if d.kind == "LSTM" else None
         self.products = T.alloc_buffer((len(d.turns) * self.batch * d.columns,), _REAL)
         self.reset = [T.alloc_buffer((count,), _REAL) for _ in range(2 * d.reset_first)]
+        rows = len(d.turns) * self.batch
+        self.times = None if lengths is None else T.alloc_buffer((rows,), "int32")
         large = 4 * d.columns * d.size >= _SHARED and d.tasks > 1
         self.shares_directions = large and len(d.turns) > 1
         self.shares_panels = large and len(d.turns) == 1
@@ -240,22 +247,37 @@ class _StepWriter:
         each_piece(self.d.size, self.d.cpu.lanes, piece)
 
     def _finish(self, direction: Prim) -> None:
-        """Stores the last states."""
+        """Stores the last states; zeros of sequences without a step, as onnxruntime does."""
         for index, result in enumerate(self.results[1:]):
             if result is not None:
                 with turns(self.batch) as row:
                     room, at = self._room(index, direction, row, self.steps % 2)
-                    self._copy(room, at, result, (direction * self.batch + row) * self.d.size)
+                    to = bound((direction * self.batch + row) * self.d.size)
+                    ran = None if self.lengths is None else self._count(row) > 0
+                    self._copy_if(ran, room, at, result, to)
+
+    def _copy_if(
+        self, ran: Prim | None, source: Buffer, start: Prim, target: Buffer, to: Prim
+    ) -> None:
+        """Copies the elements of a state; zeros where ``ran`` is false."""
+        if ran is None:
+            self._copy(source, start, target, to)
+            return
+        with T.If(ran):
+            with T.Then():
+                self._copy(source, start, target, to)
+            with T.Else(), turns(self.d.size) as j:
+                store(target, to + j, tirx.const(0.0, _REAL), 1)
 
     def _step(self, direction: Prim, passed: Prim) -> None:
         """Computes one step of all rows."""
-        time = passed
-        if any(self.d.turns):  # the last direction turns, and of one it is the only one
-            last = self.steps - 1 - passed
-            time = last if len(self.d.turns) == 1 else passed + direction * (last - passed)
-        time = bound(time)
         before, after = bound(passed % 2), bound((passed + 1) % 2)
-        at = _StepPlace(direction, time, before, after)
+        at = _StepPlace(direction, passed, before, after)
+        if self.times is not None:
+            with turns(self.batch) as row:
+                turned = self._turned(at, self._count(row)).astype("int32")
+                own = tirx.Select(self._runs(at, row), turned, tirx.Cast("int32", passed))
+                T.buffer_store(self.times, own, [direction * self.batch + row])
         column = weight = 0
         for number_, stage in enumerate(self.d.stages):
             self._stage(at, _StagePlace(number_, stage, column, weight))
@@ -264,8 +286,34 @@ class _StepWriter:
         every = self.results[0]
         if every is not None:
             with turns(self.batch) as row:
-                to = ((time * len(self.d.turns) + direction) * self.batch + row) * self.d.size
-                self._copy(self.state, self.place(direction, row, after), every, to)
+                to = (self._time(at, row) * len(self.d.turns) + direction) * self.batch + row
+                place = self.place(direction, row, after)
+                ran = None if self.lengths is None else self._runs(at, row)
+                self._copy_if(ran, self.state, place, every, bound(to * self.d.size))
+
+    def _turned(self, at: _StepPlace, count: Prim) -> Prim:
+        """Returns which step of a sequence is computed: the last direction may turn."""
+        if not any(self.d.turns):
+            return at.passed
+        last = count - 1 - at.passed
+        if len(self.d.turns) == 1:
+            return last
+        return at.passed + at.direction * (last - at.passed)
+
+    def _time(self, at: _StepPlace, row: Prim) -> Prim:
+        """Returns which step of a row is computed."""
+        if self.times is None:
+            return self._turned(at, self.steps)
+        return tirx.BufferLoad(self.times, [at.direction * self.batch + row])
+
+    def _count(self, row: Prim) -> Prim:
+        """Returns how many steps a row has."""
+        own = tirx.BufferLoad(self.lengths, [row]).astype("int64")
+        return tirx.max(tirx.const(0, "int64"), tirx.min(tirx.Cast("int64", self.steps), own))
+
+    def _runs(self, at: _StepPlace, row: Prim) -> Prim:
+        """Returns whether a row's sequence has a step."""
+        return at.passed < self._count(row)
 
     def _stage(self, at: _StepPlace, stage: _StagePlace) -> None:
         """Computes the panels of a stage, and its gates."""
@@ -316,10 +364,7 @@ class _StepWriter:
         tile = Tile(d.cpu, count, len(registers), elements_of(d.cpu, floats=True))
         column = stage.column + first * gates * lanes
         inner = at.direction * d.columns + column
-        starts = [
-            ((at.time * self.batch + row + r) * len(d.turns) + at.direction) * d.columns + column
-            for r in range(count)
-        ]
+        starts = [bound(self._sum(at, row + r) + column) for r in range(count)]
         bracketed = d.kind == "GRU" and not d.reset_first
         for r, start in enumerate(starts):
             for i in registers:
@@ -341,6 +386,11 @@ class _StepWriter:
             for i in registers:
                 store(self.products, place + i * lanes, tile.sums(r, i), lanes)
 
+    def _sum(self, at: _StepPlace, row: Prim) -> Prim:
+        """Returns where what a row's input adds begins."""
+        start = (self._time(at, row) * self.batch + row) * len(self.d.turns) + at.direction
+        return start * self.d.columns
+
     def _product(self, at: _StepPlace, row: Prim) -> Prim:
         """Returns where the sums of a row begin."""
         return (at.direction * self.batch + row) * self.d.columns
@@ -349,13 +399,25 @@ class _StepWriter:
         """Makes of a stage's sums what its gates make of them; code that all panels share."""
         lanes, gates = self.d.cpu.lanes, len(stage.stage.gates)
         gate = _GATES[self.d.kind, stage.number, self.d.reset_first]
-        with turns(self.batch) as row, turns(self.d.blocks) as block:
+
+        def block_of(row: Prim, block: Prim) -> None:
             column = bound(stage.column + block * (gates * lanes))
             place = bound(self._product(at, row) + column)
             sums = [bound(load(self.products, place + g * lanes, lanes)) for g in range(gates)]
-            start = (at.time * self.batch + row) * len(self.d.turns) + at.direction
-            own = start * self.d.columns + column + (gates - 1) * lanes
+            own = self._sum(at, row) + column + (gates - 1) * lanes
             gate(self, at, row, bound(block * lanes), sums, own)
+
+        with turns(self.batch) as row:
+            if self.times is None:
+                with turns(self.d.blocks) as block:
+                    block_of(row, block)
+                return
+            with T.If(self._runs(at, row)):
+                with T.Then(), turns(self.d.blocks) as block:
+                    block_of(row, block)
+                with T.Else(), turns(self.d.blocks) as block:
+                    place = self.place(at.direction, row, at.before) + block * lanes
+                    self._keep(at, row, block * lanes, load(self.state, place, lanes))
 
     # ---- gates ------------------------------------------------------------------------------
 
@@ -421,13 +483,13 @@ class _StepPlace:
 
     Attributes:
         direction: Which direction.
-        time: Which step of the sequence.
+        passed: How many steps came before it.
         before: Which half holds the state of the step before.
         after: Which half will hold the new one.
     """
 
     direction: Prim
-    time: Prim
+    passed: Prim
     before: Prim
     after: Prim
 

@@ -39,6 +39,9 @@ def layer(kind: str, seed: int, **attributes: Any) -> tuple[onnx.ModelProto, Fee
     names = [b.input("x", [*opened, width], TensorProto.FLOAT)]
     names += [b.init(real(turns, gates * size, n)) for n in (width, size)]
     names += [b.init(real(turns, 2 * gates * size)) if rng.integers(4) else "", ""]
+    if seed % 3 == 2:
+        names[-1] = b.input("lengths", [opened[1]], TensorProto.INT32)
+        feeds["lengths"] = rng.integers(0, steps + 1, batch).astype(np.int32)
     for state in ("first", "cell")[: 1 + (kind == "LSTM")]:
         names.append("")
         if rng.integers(2):

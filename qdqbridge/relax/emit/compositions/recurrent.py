@@ -342,6 +342,8 @@ def _function(
                         kind.step(step)
                         with T.serial(layer.size) as j:
                             T.buffer_store(y, step.state("state", j), [time, direction, row, j])
+                    if lengths is not None:
+                        _end(kind, layer, buffers, (direction, row), steps)
 
     return prim_func(body)
 
@@ -359,6 +361,17 @@ def _begin(
             first = buffers.get(f"first_{name}")
             value = tirx.const(0.0, _REAL) if first is None else first[direction, row, j]
             T.buffer_store(buffers[name], value, [direction, row, j])
+
+
+def _end(
+    kind: _RecurrentKind, layer: _RecurrentLayer, buffers: Mapping[str, Any], at: tuple[int, Any],
+    steps: Any,
+) -> None:  # fmt: skip
+    """Stores zeros as the last states of a sequence without a step, as onnxruntime does."""
+    direction, row = at
+    with T.If(steps == 0), T.Then(), T.serial(layer.size) as j:
+        for name in kind.states:
+            T.buffer_store(buffers[name], tirx.const(0.0, _REAL), [direction, row, j])
 
 
 def _clear(y: Any, layer: _RecurrentLayer, at: tuple[int, Any]) -> None:
