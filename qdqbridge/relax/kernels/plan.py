@@ -35,7 +35,7 @@ from qdqbridge.relax.kernels.dynamic import (
 from qdqbridge.relax.kernels.families import kernel_of
 from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.relax.kernels.recurrent import in_steps
-from qdqbridge.relax.kernels.recurrent_steps import KINDS
+from qdqbridge.relax.kernels.recurrent_layers import KINDS
 
 
 @dataclass(frozen=True, slots=True)

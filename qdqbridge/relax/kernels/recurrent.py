@@ -7,7 +7,6 @@ columns lie as the steps read them, and the steps (:mod:`~.recurrent_steps`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from qdqbridge.canonical.rule import stored_behind
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
-from qdqbridge.graph.operator import NO_ATTRIBUTES, Array, Attributes, Flow, Operands, Row
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Array, Flow, Operands, Row
 from qdqbridge.graph.types import TensorType
 from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.foreign import ForeignAttrs
@@ -24,34 +23,12 @@ from qdqbridge.ops.matmul import DENSE
 from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.relax.kernels.operands import any_open
 from qdqbridge.relax.kernels.reals import is_real, real_constant
-from qdqbridge.relax.kernels.recurrent_steps import KINDS, RecurrentLoops, Stage, build
+from qdqbridge.relax.kernels.recurrent_layers import KINDS, RecurrentAttrs, Stage
+from qdqbridge.relax.kernels.recurrent_steps import RecurrentLoops, build
 
 _TURNS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 _FIRST_STATES = (5, 6)
 _LENGTHS, _PEEPHOLES = 4, 7
-
-
-@dataclass(frozen=True, slots=True)
-class RecurrentAttrs(Attributes):
-    """Steps of a layer.
-
-    Attributes:
-        kind: ``LSTM``, ``GRU`` or ``RNN``.
-        turns: Of each direction, whether it starts at the last step.
-        size: Elements of the state.
-        reset_first: GRU: the state is reset before the product, not behind it.
-        given: Which of state and cell are operands.
-        lengths: True where sequences have lengths of their own, which are the operand before them.
-        wanted: Which of all states, the last one and the last cell are results.
-    """
-
-    kind: str
-    turns: tuple[bool, ...]
-    size: int
-    reset_first: bool
-    given: tuple[bool, ...]
-    lengths: bool
-    wanted: tuple[int, ...]
 
 
 def _steps(attributes: RecurrentAttrs, operands: Operands) -> tuple[Array, ...]:
@@ -81,7 +58,7 @@ def in_steps(node: Node, place: KernelPlace) -> list[Value] | None:
     weights, recurrent = (_real(node.operand(index)) for index in (1, 2))
     if weights is None or recurrent is None or x.type.shape is None:
         return None
-    count = len(KINDS[attributes.kind].gates) * attributes.size
+    count = attributes.gates * attributes.size
     bias = np.zeros((len(attributes.turns), 2 * count), np.float32)
     if (given := node.optional(3)) is not None:
         held = _real(given)
@@ -89,8 +66,7 @@ def in_steps(node: Node, place: KernelPlace) -> list[Value] | None:
             return None
         bias = held
     own, inner = bias[:, :count], bias[:, count:]
-    stages = KINDS[attributes.kind].stages(reset_first=attributes.reset_first)
-    lanes = place.cpu.lanes
+    stages, lanes = attributes.stages, place.cpu.lanes
     if attributes.kind == "GRU" and not attributes.reset_first:
         inside = inner.copy()
         inside[:, : 2 * attributes.size] = 0  # only the last gate's is added in brackets
@@ -201,10 +177,7 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     shape = any_open(sums.type.shape)
     if shape is None or weights.constant is None or inner.constant is None:
         return None
-    description = RecurrentLoops(
-        place.cpu, attributes.kind, attributes.turns, attributes.size, attributes.reset_first,
-        attributes.given, attributes.lengths, attributes.wanted, shape[:2], place.threads,
-    )  # fmt: skip
+    description = RecurrentLoops(place.cpu, attributes, shape[:2], place.threads)
     constants: Any = (weights.constant.numpy(), inner.constant.numpy())
     states = tuple(value for value in node.inputs[3:] if value is not None)
     name = f"{attributes.kind.lower()}_steps_{attributes.size}"

@@ -181,22 +181,28 @@ class _SoftmaxRow:
 
 def exponential(x: Prim, lanes: int) -> Prim:
     """Returns ``graph.exp32.exp32`` of float32 numbers that are not positive."""
+    lowest = number(float(exp32.LOWEST), "float32", lanes)
+    small, power = exponential_parts(bound(tirx.max(x, lowest)), lanes)
+    y = (small + number(1.0, "float32", lanes)) * power
+    return tirx.Select(x < lowest, number(0.0, "float32", lanes), y)
+
+
+def exponential_parts(x: Prim, lanes: int) -> tuple[Prim, Prim]:
+    """Returns ``s`` and a power of two ``p`` with ``exp(x) = (s + 1) p``; x is in its range."""
 
     def f32(value: Any) -> Prim:
         return number(float(value), "float32", lanes)
 
-    clamped = bound(tirx.max(x, f32(exp32.LOWEST)))
-    whole = bound(nearest(clamped * f32(exp32.LOG2E), lanes))
+    whole = bound(nearest(x * f32(exp32.LOG2E), lanes))
     n = bound(floats(whole, lanes))
-    rest = clamped - fence(n * f32(exp32.LN2_HIGH))
+    rest = x - fence(n * f32(exp32.LN2_HIGH))
     r = bound(rest - fence(n * f32(exp32.LN2_LOW)))
     p = f32(exp32.POLYNOMIAL[0])
     for coefficient in exp32.POLYNOMIAL[1:]:
         p = fence(p * r) + f32(coefficient)
-    y = (fence((p * r) * r) + r) + f32(1)
     bits = (whole + number(127, "int32", lanes)) << number(23, "int32", lanes)
     power = tirx.reinterpret(typed("float32", lanes), bits)
-    return tirx.Select(x < f32(exp32.LOWEST), f32(0), y * power)
+    return fence((p * r) * r) + r, power
 
 
 def fixed_point(value: Prim, lanes: int) -> Prim:
