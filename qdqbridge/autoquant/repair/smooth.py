@@ -33,6 +33,7 @@ from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.numerics import dequantize, quantize
+from qdqbridge.graph.quantization import QuantParams
 
 Array = NDArray[Any]
 EXPONENTS = tuple(i / 10 for i in range(11))
@@ -41,6 +42,8 @@ _DYNAMIC = Format(DType.UINT8)
 """What a dynamically quantized product makes of its activation."""
 POSITIONS = 1024
 """Columns of operands that are kept of each product for the search."""
+ROWS = 256
+"""Result channels of each group that the search looks at."""
 
 
 @dataclass(slots=True, eq=False)
@@ -110,38 +113,64 @@ def best(readers: Sequence[ProductReader], channels: int) -> tuple[float | None,
         np.maximum.at(means, reader.end.channels, reader.totals)
         own = reader.end.layer.peaks().max(axis=1, initial=0.0).reshape(-1)
         np.maximum.at(weights, reader.end.channels, own)
+    products = [_SearchedProduct(reader) for reader in readers]
+
+    def error(scale: Vector) -> float:
+        return sum(product.error(scale) for product in products)
+
     one = np.ones(channels)
     choice: tuple[float | None, Vector] = (None, one)
-    least = error(readers, one)
+    least = error(one)
     tried = [(exponent, smoothing(largest, weights, exponent)) for exponent in EXPONENTS]
     if any(reader.activations is Unstored.FLOAT for reader in readers):
         tried += [(exponent, activation_aware(means, exponent)) for exponent in EXPONENTS[1:]]
     for exponent, factors in tried:
         scale = factors / np.exp(np.log(factors).mean())
-        found = error(readers, scale)
+        found = error(scale)
         if found < least:
             least, choice = found, (exponent, scale)
     return choice
 
 
-def error(readers: Sequence[ProductReader], scale: Vector) -> float:
-    """Returns noise to signal of all readers for channels divided by ``scale``."""
-    return sum(_error(reader, scale[reader.end.channels]) for reader in readers)
+class _SearchedProduct:
+    """A product with some of its results, by which factors are judged.
 
+    Args:
+        reader: The product, and what was noted of its operand.
+    """
 
-def _error(reader: ProductReader, scale: Vector) -> float:
-    layer = reader.end.layer
-    x = np.concatenate(reader.columns, axis=2)
-    grid = layer.grid(layer.weight.astype(np.float64))
-    groups, rows, inside, taps = grid.shape
-    wanted = grid.reshape(groups, rows, -1) @ x
-    each = scale.reshape(groups, 1, inside, 1)
-    factor = np.repeat(scale.reshape(groups, inside), taps, axis=1)[:, :, None]
-    larger = layer.ungrid(grid * each)
-    rounded = layer.grid(_stored(larger, spanned(larger, reader.weights)))
-    got = rounded.reshape(groups, rows, -1) @ _read(reader, x / factor, scale)
-    signal = float(np.sum(wanted**2))
-    return float(np.sum((wanted - got) ** 2)) / signal if signal else 0.0
+    def __init__(self, reader: ProductReader) -> None:
+        self.reader, layer = reader, reader.end.layer
+        grid = layer.grid(layer.weight)
+        count = min(grid.shape[1], ROWS)
+        picked = [i * grid.shape[1] // count for i in range(count)]
+        self.grid = np.ascontiguousarray(grid[:, picked], np.float32)
+        self.ends = grid.min(axis=(1, 3)), grid.max(axis=(1, 3))
+        self.x = np.concatenate(reader.columns, axis=2)
+        self.wanted = self.grid.reshape(*self.grid.shape[:2], -1) @ self.x
+        self.signal = float(np.sum(self.wanted**2, dtype=np.float64))
+
+    def error(self, scale: Vector) -> float:
+        """Returns noise to signal for channels of the source divided by ``scale``."""
+        own = scale[self.reader.end.channels]
+        groups, rows, inside, taps = self.grid.shape
+        each = own.reshape(groups, 1, inside, 1).astype(np.float32)
+        factor = np.repeat(each.reshape(groups, inside), taps, axis=1)[:, :, None]
+        rounded = self._rounded(self.grid * each, own.reshape(groups, inside))
+        read = _read(self.reader, self.x / factor, own)
+        noise = self.wanted - rounded.reshape(groups, rows, -1) @ read
+        return float(np.sum(noise**2, dtype=np.float64)) / self.signal if self.signal else 0.0
+
+    def _rounded(self, grid: Array, scale: Array) -> Array:
+        """Returns weights as they are stored; one range for all is that of all rows."""
+        format, first = self.reader.weights, self.reader.end.layer.geometry.axis == 0
+        if format.axis is None:
+            low, high = (end * scale for end in self.ends)
+            return _stored(grid, format.params(low.min(initial=0.0), high.max(initial=0.0)))
+        split = grid if first else grid.transpose(0, 2, 1, 3)
+        weight = split.reshape(-1, *split.shape[2:])  # as the operator has it, taps in one axis
+        rounded = _stored(weight, spanned(weight, format)).reshape(split.shape)
+        return rounded if first else rounded.transpose(0, 2, 1, 3)
 
 
 def _read(reader: ProductReader, x: Array, scale: Vector) -> Array:
@@ -159,8 +188,8 @@ def _read(reader: ProductReader, x: Array, scale: Vector) -> Array:
     return _stored(x, format.params(low, high))
 
 
-def _stored(array: Array, params: Any) -> Array:
-    return dequantize(quantize(array, params), params, np.float64)
+def _stored(array: Array, params: QuantParams) -> Array:
+    return dequantize(quantize(array, params), params).astype(np.float32, copy=False)
 
 
 def _links(
@@ -218,6 +247,6 @@ def _note(reader: ProductReader, array: Array, count: int) -> None:
     lines = np.abs(np.moveaxis(array, layer.operand_axis, 0).reshape(layer.inputs, -1))
     reader.peaks = np.maximum(reader.peaks, lines.max(axis=1, initial=0.0))
     reader.totals = reader.totals + lines.mean(axis=1, dtype=np.float64)
-    x = columns(layer, array.astype(np.float64))
+    x = columns(layer, array).astype(np.float32)
     step = max(1, x.shape[2] // count)
     reader.columns.append(x[:, :, ::step][:, :, :count])
