@@ -14,7 +14,7 @@ Elsewhere it is known to cost accuracy on some networks: it is kept only where i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,16 +30,15 @@ from qdqbridge.autoquant.repair.layers import Vector, layer_of, norm_of
 from qdqbridge.autoquant.repair.paths import End, PathRefused
 from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.stats import TensorStats
-from qdqbridge.graph.dtypes import DType
+from qdqbridge.autoquant.targets import U8
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.ops.dynamic import dynamic_codes, dynamic_parameters
 
 Array = NDArray[Any]
 EXPONENTS = tuple(i / 10 for i in range(11))
 SAMPLES = 32
-_DYNAMIC = Format(DType.UINT8)
-"""What a dynamically quantized product makes of its activation."""
 POSITIONS = 1024
 """Columns of operands that are kept of each product for the search."""
 ROWS = 256
@@ -145,7 +144,7 @@ class _SearchedProduct:
         count = min(grid.shape[1], ROWS)
         picked = [i * grid.shape[1] // count for i in range(count)]
         self.grid = np.ascontiguousarray(grid[:, picked], np.float32)
-        self.ends = grid.min(axis=(1, 3)), grid.max(axis=(1, 3))
+        self.ends = grid.min(axis=(1, 3), initial=0.0), grid.max(axis=(1, 3), initial=0.0)
         self.x = np.concatenate(reader.columns, axis=2)
         self.wanted = self.grid.reshape(*self.grid.shape[:2], -1) @ self.x
         self.signal = float(np.sum(self.wanted**2, dtype=np.float64))
@@ -179,12 +178,13 @@ def _read(reader: ProductReader, x: Array, scale: Vector) -> Array:
     if read is Unstored.FLOAT:
         return x
     if read is Unstored.DYNAMIC_ROWS:
-        rows = x.transpose(0, 2, 1).reshape(-1, x.shape[1])
-        stored = _stored(rows, spanned(rows, replace(_DYNAMIC, axis=0)))
-        return stored.reshape(x.shape[0], x.shape[2], x.shape[1]).transpose(0, 2, 1)
+        rows = x.transpose(0, 2, 1)
+        scale, zero_point = dynamic_parameters(rows, rows=True)
+        stored = (dynamic_codes(rows, scale, zero_point) - zero_point.astype(np.float32)) * scale
+        return stored.transpose(0, 2, 1)
     high = float((reader.peaks / scale).max())
     low = -high if (x < 0).any() else 0.0
-    format = read.per_tensor() if isinstance(read, Format) else _DYNAMIC
+    format = read.per_tensor() if isinstance(read, Format) else U8
     return _stored(x, format.params(low, high))
 
 

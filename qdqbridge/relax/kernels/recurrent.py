@@ -23,10 +23,9 @@ from qdqbridge.ops.matmul import DENSE
 from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.relax.kernels.operands import any_open
 from qdqbridge.relax.kernels.reals import is_real, real_constant
-from qdqbridge.relax.kernels.recurrent_layers import KINDS, RecurrentAttrs, Stage
+from qdqbridge.relax.kernels.recurrent_layers import DIRECTIONS, KINDS, RecurrentAttrs, Stage
 from qdqbridge.relax.kernels.recurrent_steps import RecurrentLoops, build
 
-_TURNS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 _FIRST_STATES = (5, 6)
 _LENGTHS, _PEEPHOLES = 4, 7
 
@@ -96,7 +95,7 @@ def _attributes(node: Node) -> RecurrentAttrs | None:
     if node.op.name not in KINDS or not isinstance(foreign, ForeignAttrs):
         return None
     view = NodeView(foreign.node.proto(), foreign.version, node.inputs)
-    turns = _TURNS.get(view.string("direction", "forward"))
+    turns = DIRECTIONS.get(view.string("direction", "forward"))
     kind = KINDS[node.op.name]
     if view.domain or turns is None or not is_real(node.operand(0)):
         return None

@@ -54,6 +54,13 @@ KINDS: Mapping[str, RecurrentKind] = {
     "RNN": RecurrentKind("h", ("tanh",), 1),
 }
 
+DIRECTIONS: Mapping[str, tuple[bool, ...]] = {
+    "forward": (False,),
+    "reverse": (True,),
+    "bidirectional": (False, True),
+}
+"""Of every direction that ONNX names, whether its parts start at the last step."""
+
 
 @dataclass(frozen=True, slots=True)
 class RecurrentAttrs(Attributes):

@@ -17,6 +17,7 @@ from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.relax.emit.compositions.recurrent_activations import Activation, activations
 from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite, wide
+from qdqbridge.relax.kernels.recurrent_layers import DIRECTIONS
 from qdqbridge.relax.kernels.script import T, prim_func, root
 
 _REAL = "float32"
@@ -177,11 +178,6 @@ _KINDS: Mapping[str, _RecurrentKind] = {
     "GRU": _RecurrentKind(3, ("Sigmoid", "Tanh"), ("state",), _gru_step),
     "RNN": _RecurrentKind(1, ("Tanh",), ("state",), _rnn_step),
 }
-_DIRECTIONS: Mapping[str, tuple[bool, ...]] = {
-    "forward": (False,),
-    "reverse": (True,),
-    "bidirectional": (False, True),
-}
 
 
 # ---- the call -----------------------------------------------------------------------------------
@@ -194,9 +190,9 @@ def _recurrent(name: str) -> Composition:
 
 def _composed(site: CompositionSite, kind: _RecurrentKind) -> Sequence[Expr]:
     direction = site.onnx.string("direction", "forward")
-    if direction not in _DIRECTIONS:
+    if direction not in DIRECTIONS:
         raise NoRow(f"its direction is '{direction}'")
-    turns = _DIRECTIONS[direction]
+    turns = DIRECTIONS[direction]
     if site.onnx.int_("layout", 0):
         raise NoRow("its batch comes first")
     x = _real(site, 0)
