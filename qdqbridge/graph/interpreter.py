@@ -19,6 +19,7 @@ from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.guard import computing
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import Flow, Nested
+from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import Dim, NestedType, QuantType, TensorType
 
 Array = NDArray[Any]
@@ -194,7 +195,7 @@ def check_inputs(values: Sequence[Value], inputs: Mapping[str, Array]) -> list[A
 
     Raises:
         InputDataError: ``inputs`` is no mapping, or an input is missing, unknown, or of the wrong
-            dtype or shape.
+            dtype or shape, or holds integers outside the range of its type.
     """
     check_mapping(values, inputs)
     names = [value.name for value in values]
@@ -275,4 +276,20 @@ def _check_input(value: Value, array: Array, bound: dict[str, int]) -> Array:
             why=f"it is {array.shape}, the model wants {shape}",
             fix="feed an array of that shape; names stand for extents that must agree",
         )
+    if value.quant is not None and not value.quant.params.full_range:
+        _check_range(value.name, value.quant.params, array)
     return array
+
+
+def _check_range(name: str, params: QuantParams, array: Array) -> None:
+    """Refuses numbers that an input's type excludes: what reads them relies on it."""
+    if not array.size:
+        return
+    lowest, highest = int(array.min()), int(array.max())
+    if not params.qmin <= lowest <= highest <= params.qmax:
+        raise InputDataError(
+            f"input '{name}' holds numbers outside its range",
+            why=f"they go from {lowest} to {highest}, the model's type from "
+            f"{params.qmin} to {params.qmax}",
+            fix=f"clip them: array.clip({params.qmin}, {params.qmax})",
+        )

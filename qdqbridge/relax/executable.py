@@ -133,8 +133,8 @@ class Executable:
             One array per output name; quantized outputs are stored integers.
 
         Raises:
-            InputDataError: An input is missing, unknown, or of the wrong dtype or shape, or open
-                extents do not fit each other.
+            InputDataError: An input is missing, unknown, of the wrong dtype or shape, or outside
+                its range, or open extents do not fit each other.
             UnsupportedTargetError: It was compiled for a CPU with instructions that this one has
                 not, or TVM computes a shape that its own code does not take.
         """
@@ -158,14 +158,15 @@ class Executable:
 
 
 PlainInput = tuple[str, "np.dtype[Any]", tuple[Dim, ...]]
-"""Name, element type and extents of an input that is a tensor of known rank."""
+"""Name, element type and extents of an input of known rank that may hold whatever its type can."""
 
 
 def _plain_inputs(graph: Graph) -> tuple[PlainInput, ...]:
-    """Returns the inputs of a graph; nothing where one is no tensor of known rank."""
+    """Returns the inputs of a graph; nothing where more than these are to be looked at."""
     found: list[PlainInput] = []
     for value in graph.inputs:
-        if isinstance(value.type, NestedType) or value.type.shape is None:
+        narrow = value.quant is not None and not value.quant.params.full_range
+        if isinstance(value.type, NestedType) or value.type.shape is None or narrow:
             return ()
         found.append((value.name, value.type.dtype.numpy, value.type.shape))
     return tuple(found)

@@ -341,6 +341,7 @@ def shared_scales(net: Net) -> str:
     [
         (matrix, "", True),
         (partial(matrix, ratio=0.5), "bias-int32", False),
+        (partial(matrix, ratio=0.98), "", True),  # less than half a step of the result
         (partial(matrix, weight="128"), "", True),
         (partial(matrix, weight="120"), "symmetric-per-channel", False),
         (partial(matrix, weight="128", act=np.int8), "unsigned", False),
@@ -361,6 +362,17 @@ def test_check_names_what_hexagon_leaves_or_computes_wrongly(
         taken = judge.taken().takes_all
         off = qdqbridge.compare(graph, judge, {"x": x}, local=True).max_lsb or 0
     assert (taken and off <= 2) == fine
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.8, 1.5])
+def test_check_says_by_how_many_steps_hexagon_misreads_a_bias(ratio: float, tmp_path: Path) -> None:
+    net, path = Net(21), tmp_path / "unit.onnx"
+    onnx.save(net.model([matrix(net, ratio=ratio)], [4, 16]), path)
+    (finding,) = check(path, "qnn")
+    x = np.random.default_rng(1).normal(size=(4, 16)).astype(np.float32)
+    with qdqbridge.open_engine("qnn-htp", path) as judge:
+        off = qdqbridge.compare(qdqbridge.load(path), judge, {"x": x}, local=True).max_lsb or 0
+    assert finding.steps - 2 <= off <= finding.steps  # each side rounds once
 
 
 def turned(net: Net, *, perm: tuple[int, ...], columns: int) -> str:

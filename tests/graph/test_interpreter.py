@@ -22,6 +22,7 @@ from tests.graph.graphs import (
     graph,
     plain,
     q,
+    quant,
     rq,
     stored,
     typed,
@@ -175,3 +176,15 @@ def test_inputs_are_not_changed() -> None:
     g = graph([x], dq(q(apply("Relu", x), U8)))
     evaluate(g, {"x": data})
     assert data.tolist() == [1, 2, 3]
+
+
+def test_stored_numbers_outside_the_range_of_an_input_are_refused() -> None:
+    """What reads an input relies on its range: the rewrites leave out what it excludes."""
+    params = quant(DType.INT8, 0.1, qmin=-20, qmax=30)
+    g = graph([x := stored("x", params, (3,))], dq(x))
+    evaluate(g, {"x": np.array([-20, 0, 30], np.int8)})
+    empty = graph([x := stored("x", params, (0,))], dq(x))
+    evaluate(empty, {"x": np.zeros(0, np.int8)})
+    with pytest.raises(InputDataError, match="from -20 to 31") as told:
+        evaluate(g, {"x": np.array([-20, 0, 31], np.int8)})
+    assert "array.clip(-20, 30)" in str(told.value)

@@ -71,7 +71,7 @@ def uneven_scales(net: Net) -> str:
     """A matrix of channels beside a bias of twice their scales."""
     weight = net.dq(net.constant(np.ones((6, 4), S8)), np.linspace(0.1, 0.4, 4), 0, S8, axis=1)
     scale = 2 * X[0] * np.linspace(0.1, 0.4, 4)
-    bias = net.dq(net.constant(np.ones(4, np.int32)), scale, 0, S32, axis=0)
+    bias = net.dq(net.constant(np.full(4, 100, np.int32)), scale, 0, S32, axis=0)
     rows = net.op("Reshape", "x", net.constant(np.array([-1, 6])))
     return net.fake(net.op("Gemm", net.fake(rows, *X), weight, bias), *Y)
 

@@ -17,6 +17,8 @@ from tvm.relax import BlockBuilder
 import qdqbridge as qb
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.relax.emit.module import LARGE
+from qdqbridge.relax.executable import build
+from tests.graph.graphs import dq, graph, stored
 from tests.relax.single_ops import Array, Model, X, call_names, codes, const, equal, params
 
 pytestmark = pytest.mark.relax
@@ -298,3 +300,11 @@ def test_the_dialects_own_reason_is_told(capfd) -> None:
     error = refused(m, capfd)
     assert "LayerNormalization" in error.what
     assert "a row has 50000 elements" in error.why
+
+
+def test_stored_numbers_outside_the_range_of_an_input_are_refused() -> None:
+    params_ = params("int8", 0.1, 3).with_range(-20, 30)
+    executable = build(graph([x := stored("x", params_, (3,))], dq(x)))
+    executable.run({"x": np.array([-20, 0, 30], np.int8)})
+    with pytest.raises(InputDataError, match="outside its range"):
+        executable.run({"x": np.array([-20, 0, 31], np.int8)})

@@ -7,6 +7,7 @@ out again (onnxruntime-qnn 2.7.0, host build). A Max in between that changes not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -112,23 +113,27 @@ def lost_clamp(view: FileView, node: FileNode) -> Reason | None:
         return None  # floats are joined as they are
     for name in joined:
         own = view.dequantized(name)
-        if own is None or view.is_constant(name) or not _wider(own, target):
-            continue
-        if _computed(view, own, node):
+        steps = 0 if own is None or view.is_constant(name) else _let_through(own, target)
+        if own is not None and steps and _computed(view, own, node):
             tensor = own.node.input(0)
-            return Reason(f"'{tensor}' has a narrower range than the result", (tensor,))
+            text = f"'{tensor}' has a narrower range than the result, by {steps} of its steps"
+            bounded = target.dtype is not None and target.dtype.bits <= _BOUNDED_BITS
+            return Reason(text, (tensor,), steps + 1 if bounded else 0)
     return None
 
 
-def _wider(own: FileEncoding, target: FileEncoding) -> bool:
-    """True where what is clamped may be off by more than two steps of the result."""
+def _let_through(own: FileEncoding, target: FileEncoding) -> int:
+    """Returns by how many steps of the result what is clamped may be off; 0 for two and less."""
     inner, outer = _stored_range(own), _stored_range(target)
     if inner is None or outer is None or not _reaches_out(inner, outer):
-        return False
-    return max(inner.low - outer.low, outer.high - inner.high) > _STEPS * outer.step
+        return 0
+    steps = max(inner.low - outer.low, outer.high - inner.high) / outer.step
+    return math.ceil(steps) if steps > _STEPS else 0
 
 
 _STEPS = 2
+_BOUNDED_BITS = 8
+"""Bits of results up to which no more than the lost clamp was ever seen; of 16 it was more."""
 
 
 def _stored_range(found: FileEncoding) -> StoredRange | None:
@@ -146,7 +151,7 @@ def _computed(view: FileView, own: FileEncoding, reader: FileNode) -> bool:
         made = view.producer(stored.input(0)) if is_quantize(stored) else None
         if made is not None and is_dequantize(made):  # a conversion, which clamps or does not
             source = view.encoding(made)
-            if _wider(own, source):
+            if _let_through(own, source):
                 return True
             made, tensor = None, made.input(0)
             continue

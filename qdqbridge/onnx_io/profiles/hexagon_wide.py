@@ -103,12 +103,15 @@ def _of_activations(view: FileView, node: FileNode, result: FileEncoding) -> int
         return None
     if view.is_constant(node.input(1)) or {x.dtype, other.dtype} != {DType.UINT8}:
         return None
-    sum_ = _typical_sum(view, node, x)
-    steps = 0 if sum_ is None else math.ceil(sum_ / scale / (1 << _SUM_BITS))
+    if other.scale is None:
+        return None
+    terms = 1 if _is_average(view, x) else _terms(view, node)
+    sum_ = _largest(x) * _largest(other) * math.sqrt(terms)
+    steps = math.ceil(sum_ / scale / (1 << _SUM_BITS))
     return steps if other.zero() != _MIDDLE and steps > _FEW else None
 
 
-_MIDDLE, _FEW = 128, 8
+_MIDDLE, _FEW = 128, 4
 """The zero point that is nothing to subtract, and the bound below which 2 steps were not seen."""
 
 
@@ -126,12 +129,26 @@ def _typical_sum(view: FileView, node: FileNode, x: FileEncoding) -> float | Non
     if view.is_constant(stored) and not (zeros - middle).any():
         return 0.0
     if array is None:
-        shape = view.shape(stored) or view.shape(node.input(1)) or ()
-        terms = shape[-2] if len(shape) > 1 and isinstance(shape[-2], int) else _TERMS
-        return largest * _largest(other) * math.sqrt(terms)
+        return largest * _largest(other) * math.sqrt(_terms(view, node))
     norms = _norms(node, array.astype(np.float64) - middle)
     along = other.scale.reshape(-1) if other.scale.size == len(norms) else other.scale.max()
     return largest * float((norms * along).max(initial=0))
+
+
+def _terms(view: FileView, node: FileNode) -> int:
+    """Returns how many products a MatMul of two activations sums up."""
+    other = view.dequantized(node.input(1))
+    shape = (None if other is None else view.shape(other.node.input(0))) or ()
+    shape = shape or view.shape(node.input(1)) or ()
+    terms = shape[-2] if len(shape) > 1 else None
+    return terms if isinstance(terms, int) else _TERMS
+
+
+def _is_average(view: FileView, x: FileEncoding) -> bool:
+    """True for what a Softmax gives: a product with it is an average of the other operand."""
+    stored = view.producer(x.node.input(0))
+    made = None if stored is None else view.producer(stored.input(0))
+    return made is not None and made.op == "Softmax"
 
 
 def _sum_of_floats(view: FileView, node: FileNode, largest: float) -> float | None:

@@ -6,6 +6,7 @@ build of Hexagon's backend computes (onnxruntime-qnn 2.7.0 on onnxruntime 1.32, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -109,7 +110,8 @@ _HALF_BYTE = 128
 def _bias(view: FileView, node: FileNode) -> Reason | None:
     """A bias that is not int32, or of other scales beside a matrix of channels.
 
-    A bias of one scale, and one of a convolution, is converted rightly.
+    A bias of one scale, and one of a convolution, is converted rightly. Beside a matrix of
+    channels it is taken as it is stored, for one of scale x * scale w.
     """
     name, x = stored_bias(view, node), view.dequantized(node.input(0))
     found = view.dequantized(name) if name else None
@@ -123,7 +125,33 @@ def _bias(view: FileView, node: FileNode) -> Reason | None:
         return None
     if (node.op in ("Conv", "ConvTranspose") or w.per_tensor) and 0 < worst < np.inf:
         return None
-    return Reason(f"the scale of the bias is {worst:.6g} times scale x * scale w", (name,))
+    off = _misread_bias(view, node, (x, w, found))
+    if off is not None and off < _ROUNDED_AWAY:
+        return None
+    text = f"the scale of the bias is {worst:.6g} times scale x * scale w"
+    return Reason(text, (name,), 0 if off is None else 1 + math.ceil(off))
+
+
+_ROUNDED_AWAY = 0.5
+"""Steps of the result below which a bias may be off: with its rounding it is one step off then."""
+
+
+def _misread_bias(
+    view: FileView, node: FileNode, units: tuple[FileEncoding, FileEncoding, FileEncoding]
+) -> float | None:
+    """Returns by how many steps of the result a bias is off that is read in scale x * scale w."""
+    stored = view.constant(units[2].node.input(0))
+    result = view.quantized(node.output) or behind_clamp(view, node) or behind_bias(view, node)
+    if stored is None or not result or result[0].scale is None:
+        return None
+    if stored.size not in (1, max(unit.scale.size for unit in units if unit.scale is not None)):
+        return None
+    sx, sw, sb = (
+        np.zeros(1) if unit.scale is None else unit.scale.astype(np.float64) for unit in units
+    )
+    off = np.abs(stored.reshape(-1) * (sb - sx * sw).reshape(-1)).max(initial=0)
+    steps = float(off / result[0].scale.min())
+    return steps if math.isfinite(steps) else None
 
 
 def _no_blocks(view: FileView, node: FileNode) -> Reason | None:

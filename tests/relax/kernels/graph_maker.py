@@ -184,4 +184,8 @@ class GraphMaker:
                 if label == "float32"
                 else every_code(rng, label, shape)
             )
+            if value.quant is not None:
+                found[value.name] = found[value.name].clip(
+                    value.quant.params.qmin, value.quant.params.qmax
+                )
         return found
