@@ -12,7 +12,7 @@ from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.ops.dynamic import BlockAttrs
 from qdqbridge.relax.executable import build
-from qdqbridge.relax.kernels import weight_codes
+from qdqbridge.relax.kernels import weight_codes_loops
 from qdqbridge.relax.kernels.cpu import Cpu
 from qdqbridge.relax.kernels.plan import plan
 from tests.graph.graphs import apply, const, graph, plain, quant, typed
@@ -98,8 +98,8 @@ def test_products_in_parts_have_every_bit(
     """Of many rows, what caches hold is gone through at a time; sums go on where they were."""
     found = network("uint4 each", 32, ("n", 256), rounded=rounded)
     whole = build(found, threads=threads)
-    monkeypatch.setattr(weight_codes, "_ROOM", room)
-    monkeypatch.setattr(weight_codes, "_PAIRS", 1)
+    monkeypatch.setattr(weight_codes_loops, "_ROOM", room)
+    monkeypatch.setattr(weight_codes_loops, "_PAIRS", 1)
     parts = build(found, threads=threads)
     for rows in (1, 8, 9, 130):
         x = np.random.default_rng(rows).normal(0, 1, (rows, 256)).astype(np.float32)
