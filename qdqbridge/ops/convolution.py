@@ -18,7 +18,14 @@ from qdqbridge.ops.accumulator import (
     with_bias,
 )
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs
-from qdqbridge.ops.shapes import differ, known, per_tensor, spatial_lengths, vector_fits
+from qdqbridge.ops.shapes import (
+    differ,
+    known,
+    per_channel,
+    per_tensor,
+    spatial_lengths,
+    vector_fits,
+)
 from qdqbridge.ops.stored import optional, present
 from qdqbridge.ops.windows import extents, padded, span, taps
 
@@ -109,7 +116,7 @@ def _contract(
 
 
 def _check_common(
-    node: Node, lists: Sequence[tuple[str, Sequence[int], int, int]]
+    node: Node, lists: Sequence[tuple[str, Sequence[int], int, int]], axis: int
 ) -> Iterator[str]:
     x, w = node.operand(0), node.operand(1)
     if x.rank is not None and x.rank < 3:
@@ -121,6 +128,7 @@ def _check_common(
     if rank is not None:
         yield from spatial_lengths(rank - 2, lists)
     yield from per_tensor(node, 0, "the input")
+    yield from per_channel(node, 1, axis, "the weight")
 
 
 def _check_conv(node: Node, attrs: ConvAttrs) -> Iterator[str]:
@@ -131,6 +139,7 @@ def _check_conv(node: Node, attrs: ConvAttrs) -> Iterator[str]:
             ("dilations", attrs.dilations, 1, 1),
             ("pads", attrs.pads, 2, 0),
         ),
+        _geometry(attrs).axis,
     )
     channels, out = known(node.operand(0), 1), known(node.operand(1), 0)
     per_group = known(node.operand(1), 1)
@@ -155,6 +164,7 @@ def _check_conv_transpose(node: Node, attrs: ConvTransposeAttrs) -> Iterator[str
             ("pads", attrs.pads, 2, 0),
             ("output_padding", attrs.output_padding, 1, 0),
         ),
+        _geometry(attrs).axis,
     )
     channels, per_group = known(node.operand(0), 1), known(node.operand(1), 1)
     if attrs.group < 1:

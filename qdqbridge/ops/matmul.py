@@ -20,7 +20,7 @@ from qdqbridge.ops.accumulator import (
     with_bias,
 )
 from qdqbridge.ops.attributes import GemmAttrs
-from qdqbridge.ops.shapes import differ, known, per_tensor, vector_fits
+from qdqbridge.ops.shapes import differ, known, per_channel, per_tensor, vector_fits
 from qdqbridge.ops.stored import optional, present
 
 
@@ -146,6 +146,7 @@ def rows_fit(node: Node) -> Iterator[str]:
 def _check_dense(node: Node, _: Attributes) -> Iterator[str]:
     yield from rows_fit(node)
     yield from per_tensor(node, 0, "the input")
+    yield from per_channel(node, 1, 0, "the weight")
 
 
 def _check_matmul(node: Node, _: Attributes) -> Iterator[str]:
@@ -162,6 +163,9 @@ def _check_matmul(node: Node, _: Attributes) -> Iterator[str]:
             if differ(*sizes) and 1 not in sizes:
                 yield f"batch axis {-axis} is {sizes[0]} in one operand and {sizes[1]} in the other"
     yield from per_tensor(node, 0, "the first operand")
+    if b.rank is not None:
+        columns = b.rank - 1 if b.rank > 1 else None
+        yield from per_channel(node, 1, columns, "the second operand")
 
 
 def _check_gemm(node: Node, attrs: GemmAttrs) -> Iterator[str]:
@@ -182,6 +186,7 @@ def _check_gemm(node: Node, attrs: GemmAttrs) -> Iterator[str]:
             if extent != 1 and differ(extent, wanted):
                 yield f"axis {axis} of the bias is {extent}, which does not broadcast to {wanted}"
     yield from per_tensor(node, 0, "the first operand")
+    yield from per_channel(node, 1, 0 if attrs.trans_b else 1, "the second operand")
 
 
 _NUMERICS = (

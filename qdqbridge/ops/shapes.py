@@ -47,12 +47,28 @@ def vector_fits(value: Value | None, length: int | None, what: str) -> Iterator[
 
 def per_tensor(node: Node, index: int, what: str) -> Iterator[str]:
     """Complains of a quantized operand with more than one scale, if others are quantized too."""
+    return per_channel(node, index, None, what)
+
+
+def per_channel(node: Node, index: int, axis: int | None, what: str) -> Iterator[str]:
+    """Complains of a quantized operand with scales along another axis, if others are quantized too.
+
+    Args:
+        node: The node.
+        index: Which operand.
+        axis: The one of its channels; None where it has to be per tensor.
+        what: The operand in words.
+    """
     value = node.optional(index)
-    if value is None or not isinstance(value.type, QuantType) or value.type.params.per_tensor:
+    if value is None or not isinstance(value.type, QuantType):
+        return
+    params = value.type.params
+    if params.per_tensor or (axis is not None and (params.blocked or params.axis == axis)):
         return
     others = (v for i, v in node.data_operands() if i != index)
     if any(isinstance(other.type, QuantType) for other in others):
-        yield f"{what} is quantized per axis {value.type.params.axis}; it has to be per tensor"
+        along = "" if axis is None else f" or along axis {axis}"
+        yield f"{what} is quantized per axis {params.axis}; it has to be per tensor{along}"
 
 
 def spatial_lengths(

@@ -228,6 +228,33 @@ def test_an_activation_with_several_scales_is_refused_where_the_weight_is_quanti
     assert list(row.problems(Node(row, attributes, [x, real], [y]))) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "axis", "wanted"),
+    [("Conv", 1, 0), ("ConvTranspose", 0, 1), ("Dense", 1, 0), ("MatMul", 0, 1), ("Gemm", 0, 1)],
+)
+def test_scales_of_a_weight_lie_along_the_channels_of_the_result(name, axis, wanted) -> None:
+    """An operand of as many channels hides it: TVM takes each scale for one of the result's."""
+    row = BY_NAME[name]
+    shape = (4, 4, 3, 3) if "Conv" in name else (4, 4)
+    attributes = {
+        "Conv": conv(),
+        "ConvTranspose": ConvTransposeAttrs((1, 1), (1, 1), (0,) * 4, (0, 0), 1),
+        "Gemm": GemmAttrs(),
+    }.get(name, NO_ATTRIBUTES)
+    x = Value(QuantType(per_tensor(DType.UINT8, 0.1), shape))
+
+    def complaints(along: int) -> list[str]:
+        several = QuantParams(DType.INT8, np.ones(4, np.float32), np.zeros(4, np.int32), axis=along)
+        operands = [x, Value(QuantType(several, shape))]
+        return list(
+            row.problems(Node(row, attributes, operands, [Value(TensorType(DType.FLOAT32, None))]))
+        )
+
+    (problem,) = complaints(axis)
+    assert f"per axis {axis}; it has to be per tensor or along axis {wanted}" in problem
+    assert complaints(wanted) == []
+
+
 def test_conversions_name_the_side_that_is_wrong() -> None:
     real = TensorType(DType.FLOAT32, (2, 3))
     eight = QuantType(per_tensor(DType.INT8, 0.1), (2, 3))

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 pytest.importorskip("tvm")
 
+import qdqbridge as qb
+from qdqbridge.errors import InputDataError
+from tests.onnx_models import Builder, canonical
 from tests.relax.single_ops import Model, X, call_names, codes, const, equal, params
 
 pytestmark = pytest.mark.relax
@@ -187,3 +191,35 @@ def test_symbolic_batch() -> None:
     for count in (1, 2):
         cut = {n: a if a.ndim == 1 else a[:count] for n, a in m.inputs.items()}
         equal(executable, cut)
+
+
+def clamped_then_padded() -> onnx.ModelProto:
+    """Stored numbers clamped to 0 and more, among pads of less."""
+    b, scale = Builder(17), (0.1, 0, np.int8)
+    ends = [b.init(np.float32(end)) for end in (0, 3)]
+    data = b.op("Clip", b.qdq(b.input("x", [2, 5]), *scale), *ends)
+    around = [b.init(np.array([0, 2, 0, 1])), b.init(np.float32(-0.3))]
+    b.output(b.qdq(b.op("Pad", b.qdq(data, *scale), *around), *scale))
+    return b.model()
+
+
+@pytest.mark.parametrize("kernels", ["fast", "reference"])
+def test_a_pad_may_lie_outside_the_range_of_what_it_surrounds(kernels: str) -> None:
+    graph = canonical(clamped_then_padded())
+    data = {"x": np.random.default_rng(0).normal(0, 2, (2, 5)).astype(np.float32)}
+    (wanted,) = qb.evaluate(graph, data).values()
+    assert wanted.min() < -0.2
+    (got,) = qb.compile(graph, kernels=kernels).run(data).values()
+    np.testing.assert_array_equal(got, wanted)
+    (again,) = qb.evaluate(qb.from_relax(qb.to_relax(graph)[0]), data).values()
+    np.testing.assert_array_equal(again, wanted)
+
+
+@pytest.mark.parametrize("index", [np.array(3), np.array([0, -4]), np.array([[3]])])
+def test_an_index_that_an_open_axis_has_not_ends_the_run(index: np.ndarray) -> None:
+    b = Builder(17)
+    b.output(b.op("Gather", b.input("x", ["n", "m"]), b.init(index), axis=1))
+    executable = qb.compile(canonical(b.model()))
+    executable.run({"x": np.zeros((2, 4), np.float32)})
+    with pytest.raises(InputDataError, match="3 where 4 is needed"):
+        executable.run({"x": np.zeros((2, 3), np.float32)})

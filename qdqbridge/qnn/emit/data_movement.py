@@ -122,6 +122,9 @@ def _gather(scope: EmissionScope, node: Node, attributes: AxisAttrs, x: Expr) ->
             picked = scope.emit(_taken(scope, x, scope.number(array.reshape(1)), attributes.axis))
             return scope.op.squeeze(picked, [attributes.axis])
         return _taken(scope, x, scope.number(array), attributes.axis)
+    if indices.constant is not None:
+        array = indices.constant.numpy().astype(np.int64)
+        scope.at_least(extent, max(array.max(initial=-1) + 1, -array.min(initial=0)))
     index = scope.value(indices)
     length = scope.run_time_extent(x, attributes.axis, scope.dtype(index))
     negative = scope.emit(scope.op.less(index, scope.number(np.zeros((), scope.dtype(index)))))
@@ -162,7 +165,7 @@ def _pad(scope: EmissionScope, node: Node, attributes: PadAttrs, x: Expr) -> Exp
     widths = [width for pair in pads for width in pair]
     modes = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
     value: float = attributes.value
-    quant = node.operand(0).quant
+    quant = node.output.quant  # a clamp before it does not reach what is put around
     if quant is not None:
         value = float(quantize(np.array([attributes.value], np.float32), quant.params)[0])
     return scope.op.nn.pad(x, widths, modes[attributes.mode], value)

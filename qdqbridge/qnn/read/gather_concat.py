@@ -11,6 +11,7 @@ from qdqbridge.graph.graph import Value
 from qdqbridge.graph.lenses import read_attributes
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.operator import Operator
+from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, TensorType, ValueType
 from qdqbridge.ops.attributes import (
     AxesAttrs,
@@ -167,18 +168,28 @@ def pad(reading: Reading, call: Call) -> Value:
     modes = {"reflect": "reflect", "edge": "edge", "replicate": "edge", "circular": "wrap"}
     mode = modes.get(str(call.get("pad_mode", "constant")), "constant")
     value = float(call.get("pad_value", 0.0)) if mode == "constant" else 0.0
+    type_ = type_like(data, call)
     if data.quant is not None and mode == "constant":
         code = np.asarray([value]).astype(data.type.dtype.numpy)
-        value = float(dequantize(code, data.quant.params)[0])
+        params = _reaching(data.quant.params, int(code[0]))
+        value = float(dequantize(code, params)[0])
+        type_ = QuantType(params, type_.shape)
     attributes = PadAttrs((*begins, *ends), mode, value)
-    return _uncropped(reading, call, data, attributes)
+    return _uncropped(reading, call, data, attributes, type_)
+
+
+def _reaching(params: QuantParams, code: int) -> QuantParams:
+    """Returns parameters whose range has a code too: what is put around is not clamped."""
+    return params.with_range(min(params.qmin, code), max(params.qmax, code))
 
 
 def _pair(pair: Any) -> tuple[int, ...]:
     return (pair,) if isinstance(pair, int) else tuple(pair)
 
 
-def _uncropped(reading: Reading, call: Call, data: Value, attributes: PadAttrs) -> Value:
+def _uncropped(
+    reading: Reading, call: Call, data: Value, attributes: PadAttrs, type_: ValueType
+) -> Value:
     """Joins a pad with the slice of its negative widths, where the span says so."""
     given, node = call.stated(PadAttrs), data.producer
     if given is not None:
@@ -188,11 +199,11 @@ def _uncropped(reading: Reading, call: Call, data: Value, attributes: PadAttrs) 
             pads_ = replace(attributes, pads=given.pads)
             if cropped and node is not None and node.op is SLICE:
                 source = node.operand(0)
-                value = reading.node("Pad", pads_, [source], type_like(source, call), call)
+                value = reading.node("Pad", pads_, [source], type_, call)
                 return hinted(reading, call, value)
             if given.mode != "constant":
                 attributes = replace(attributes, value=given.value)
-    value = reading.node("Pad", attributes, [data], type_like(data, call), call)
+    value = reading.node("Pad", attributes, [data], type_, call)
     return hinted(reading, call, value)
 
 

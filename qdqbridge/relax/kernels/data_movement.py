@@ -162,7 +162,7 @@ def _kept(source: QuantParams, result: QuantParams) -> bool:
 
 def _pad(node: Node, attributes: PadAttrs, shapes: _Shapes) -> _Box | None:
     """Negative pads cut elements off."""
-    quant = node.operand(0).quant
+    quant = node.output.quant  # a clamp before it does not reach what is put around
     rank = len(shapes.taken)
     before, after = attributes.pads[:rank], attributes.pads[rank:]
     if attributes.mode != "constant" or quant is None or not quant.params.per_tensor:

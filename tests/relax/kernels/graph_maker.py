@@ -49,7 +49,7 @@ class GraphMaker:
         self.rng, self.opened = rng, opened
         self.inputs: list[Value] = []
         self.values: list[Value] = []
-        self.weights: dict[tuple[int, ...], Value] = {}
+        self.weights: dict[tuple[tuple[int, ...], int], Value] = {}
 
     def made(self, kinds: Sequence[Callable[[GraphMaker], None]], nodes: int) -> Graph:
         """Returns a graph of about so many nodes of some kinds."""
@@ -143,8 +143,8 @@ class GraphMaker:
 
     def weight(self, shape: tuple[int, ...], axis: int) -> Value:
         """Returns a weight; one that is there already where it fits."""
-        if shape in self.weights and self.chance(0.3):
-            return self.weights[shape]
+        if (shape, axis) in self.weights and self.chance(0.3):
+            return self.weights[shape, axis]
         dtype = self.pick("int8", "int8", "int8", "uint8")
         entries = () if self.chance(0.3) else (shape[axis],)
         zero: Any = 128 if dtype == "uint8" else self.pick(0, 0, 0, 3)
@@ -154,8 +154,8 @@ class GraphMaker:
             np.full(entries, zero),
             axis if entries else None,
         )
-        self.weights[shape] = const(every_code(self.rng, dtype, shape), own)
-        return self.weights[shape]
+        self.weights[shape, axis] = const(every_code(self.rng, dtype, shape), own)
+        return self.weights[shape, axis]
 
     def bias(self, x: Value, w: Value, channels: int) -> list[Value]:
         assert x.quant is not None and w.quant is not None

@@ -206,7 +206,8 @@ def norm(m: GraphMaker) -> None:
     shape = m.shape(x)
     kind = m.pick("Softmax", "LayerNormalization", "InstanceNormalization")
     if kind == "Softmax":
-        m.add(kind, at.SoftmaxAttrs((int(m.rng.integers(1, len(shape))),)), [x], m.quant(1 / 255))
+        axis = int(m.rng.integers(min(1, len(shape) - 1), len(shape)))
+        m.add(kind, at.SoftmaxAttrs((axis,)), [x], m.quant(1 / 255))
         return
     if kind == "InstanceNormalization" and len(shape) < 3:
         return

@@ -152,7 +152,9 @@ def float_weight(node: Node, scope: Scope) -> Proposal:
     if output.quant is None:
         return Replace({output: retyped(node, operands, output.type, output.name)})
     made = retyped(node, operands, TensorType(DType.FLOAT32, output.type.shape), "")
-    return Replace({output: quantized(made, output.quant.params, node.origin, output.name)})
+    reason = "TFLite has no integer kernel for this ConvTranspose; it computes on floats"
+    result = quantized(made, output.quant.params, node.origin, output.name)
+    return Replace({output: result}, (Note("float-weight", node.name, reason),))
 
 
 def real_constant(value: Value) -> NDArray[np.float32] | None:
