@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from qdqbridge.canonical.clamps import clamped_pad
 from qdqbridge.canonical.rule import (
     Proposal,
     Reject,
@@ -36,6 +37,7 @@ from qdqbridge.ops.conversion import QUANTIZE, REQUANTIZE
 from qdqbridge.ops.data_movement import FLATTEN, RESHAPE, SQUEEZE, UNSQUEEZE
 from qdqbridge.ops.folding import proportionate
 from qdqbridge.ops.permutation import permuted_params
+from qdqbridge.ops.selection import PAD
 from qdqbridge.ops.table import OPERATORS
 
 DATA_MOVEMENT = tuple(
@@ -223,6 +225,21 @@ def _pads_outside(node: Node, source: QuantType) -> bool:
     value = np.array([attributes.value], np.float32)
     clamped = quantize(value, source.params)
     return bool(clamped[0] != quantize(value, source.params.widened())[0])
+
+
+@rule("pad-value-as-stored", PAD)
+def pad_value_as_stored(node: Node, scope: Scope) -> Proposal:
+    """``Pad(q; v) -> Pad(q; v')`` of the number that the result has for v: it may clamp it."""
+    del scope
+    quants = (node.operand(0).quant, node.output.quant)
+    if any(quant is None or not quant.params.per_tensor for quant in quants) or quants[1] is None:
+        return None
+    attributes = clamped_pad(node.attributes, quants[1].params)
+    if attributes == node.attributes:
+        return None
+    output = node.output
+    moved = result(node.op, attributes, node.inputs, output.type, node.origin, output.name)
+    return Replace({output: moved})
 
 
 @rule("requantize-after-data-movement", *DATA_MOVEMENT)

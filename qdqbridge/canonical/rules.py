@@ -100,6 +100,7 @@ RULES: tuple[Rule, ...] = (
     data_movement.quantize_through_data_movement,
     conversions.dequantize_quantize,
     conversions.requantize_nothing,
+    data_movement.pad_value_as_stored,
     data_movement.data_movement_keeps_range,
     data_movement.requantize_after_data_movement,
     clamps.clamp_into_producer,

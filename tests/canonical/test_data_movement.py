@@ -224,6 +224,20 @@ def test_an_unrepresentable_pad_between_a_pair_is_an_island_with_a_reason() -> N
 
 
 @pytest.mark.idiom("G5")
+def test_a_pad_has_the_value_that_its_result_stores() -> None:
+    """A result that clamps it would lose that in a file, where a Pad clamps nothing."""
+    params = quant(DType.INT8, 0.1, qmin=0, qmax=127)
+    x = stored("x", params, (3,))
+    pad = PadAttrs((1, 0), "constant", -0.3)
+    y = apply("Pad", x, attributes=pad, type_=typed((4,), params))
+    g = graph([x], y)
+    alone(g, data_movement.pad_value_as_stored)
+    (node,) = g.nodes
+    assert isinstance(node.attributes, PadAttrs)
+    assert node.attributes.value == 0.0
+    settled(g)
+
+
 def test_linear_resize_is_no_mover() -> None:
     linear = ResizeAttrs("linear", "half_pixel", "round_prefer_floor", (1.0, 1.0, 2.0, 2.0), None)
     x = stored("x", U8, (1, 1, 2, 2))

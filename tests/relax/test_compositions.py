@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -137,3 +138,16 @@ def test_dynamic_quantization_at_its_edges(kernels: str) -> None:
         found, wanted = executable.run(given), qb.evaluate(graph, given)
         for name, array in wanted.items():
             np.testing.assert_array_equal(found[name], array, str(row))
+
+
+def test_the_opset_of_a_file_is_that_of_every_step(tmp_path: Path) -> None:
+    """What comes from TVM has no opset; the oldest one of a chain's operators is not enough."""
+    b = Builder(14)
+    b.output(b.qdq(b.op("Neg", b.op("HardSwish", b.qdq(b.input("x", [4]), 0.1, 128))), 0.1, 128))
+    graph = canonical(b.model())
+    assert "Composition" in [node.op.name for node in graph.nodes]
+    bare = qb.from_relax(qb.to_relax(graph)[0])
+    bare.opset = 13
+    qb.save(bare, tmp_path / "chain.onnx")
+    written = qb.load(tmp_path / "chain.onnx")
+    assert (written.opset, written.digest) == (14, graph.digest)

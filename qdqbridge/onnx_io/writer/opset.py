@@ -22,6 +22,7 @@ from qdqbridge.onnx_io.structure import subgraphs
 from qdqbridge.onnx_io.tensors import onnx_name
 from qdqbridge.onnx_io.writer.sheet import Sheet
 from qdqbridge.ops.attributes import LinearAttrs
+from qdqbridge.ops.composition import CompositionAttrs
 from qdqbridge.ops.conversion import QUANTIZE, REQUANTIZE
 from qdqbridge.ops.run_time_parameters import QUANTIZE_LINEAR
 
@@ -248,9 +249,13 @@ def _node_needs(node: Node, source: int) -> Iterator[Need]:
     elif node.op.flow in (Flow.CONVERT, Flow.REINTERPRET):
         yield from _conversion_needs(node)
     else:
-        lowest = since(node.op.name, attributes) if node.op.name in BY_ROW else OLDEST
-        if lowest > OLDEST:
-            yield _at_least(lowest, f"{node.op.name} '{node.name}'")
+        parts = [(node.op.name, attributes)]
+        if isinstance(attributes, CompositionAttrs):
+            parts += [(step.op.name, step.attributes) for step in attributes.steps]
+        for name, own in parts:
+            lowest = since(name, own) if name in BY_ROW else OLDEST
+            if lowest > OLDEST:
+                yield _at_least(lowest, f"{name} '{node.name}'")
         if isinstance(attributes, LinearAttrs):
             yield from _linear_needs(node, attributes)
 
