@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from qdqbridge.graph.diff import GraphDifference
     from qdqbridge.onnx_io.profiles import ExportProfile, Finding
     from qdqbridge.onnx_io.profiles.changes import ExportChange
-    from qdqbridge.onnx_io.session import OnnxRuntimeSession
+    from qdqbridge.onnx_io.runtime.session import OnnxRuntimeSession
     from qdqbridge.relax.executable import Executable
     from qdqbridge.report.compare import Comparison
     from qdqbridge.report.engine import Engine
@@ -126,7 +126,7 @@ def evaluate(
     """Runs a graph in NumPy: the numeric contract itself, bit for bit.
 
     What stands behind ``exact`` simulates hardware whose products do otherwise; what it loses is
-    counted by :func:`qdqbridge.autoquant.arithmetic.run`.
+    counted by :func:`qdqbridge.autoquant.hardware.arithmetic.run`.
 
     Args:
         graph: Any graph.
@@ -146,7 +146,7 @@ def evaluate(
             ``graph`` is no graph; or there is no such arithmetic.
     """
     need_graph(graph, "evaluate")
-    from qdqbridge.autoquant.arithmetic import CONTRACT, arithmetic_of, run
+    from qdqbridge.autoquant.hardware.arithmetic import CONTRACT, arithmetic_of, run
 
     hardware = arithmetic_of(accumulator_bits, overflow, pairs=pairs, requantize=requantize)
     if hardware != CONTRACT:
@@ -166,7 +166,7 @@ def session(path: File) -> OnnxRuntimeSession:
     Raises:
         ModelFileError: The file cannot be read.
     """
-    from qdqbridge.onnx_io.session import OnnxRuntimeSession
+    from qdqbridge.onnx_io.runtime.session import OnnxRuntimeSession
 
     return OnnxRuntimeSession(path_of(path))
 

@@ -14,8 +14,8 @@ from qdqbridge.pipeline import load
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from qdqbridge.autoquant.profile import Profile
-    from qdqbridge.autoquant.profile_map import BindingStatistics
+    from qdqbridge.autoquant.profiling.profile import Profile
+    from qdqbridge.autoquant.profiling.profile_map import BindingStatistics
 
 File: TypeAlias = "str | PathLike[str]"
 
@@ -57,7 +57,7 @@ def profile(
         InputDataError: The data does not fit the model, or ``start`` is of another model or data.
         UnsupportedTargetError: The engine cannot run the model, or is not installed.
     """
-    from qdqbridge.autoquant.profiling import profile_model
+    from qdqbridge.autoquant.profiling.profile_model import profile_model
 
     return profile_model(
         graph_of(model),
@@ -92,7 +92,7 @@ def load_profile(path: File) -> Profile:
     Raises:
         InputDataError: The file cannot be read or is no profile.
     """
-    from qdqbridge.autoquant.profile import read_profile
+    from qdqbridge.autoquant.profiling.profile import read_profile
 
     return read_profile(path_of(path))
 
@@ -103,7 +103,7 @@ def save_profile(profile: Profile, path: File) -> None:
     Raises:
         OutputFileError: The operating system refuses.
     """
-    from qdqbridge.autoquant.profile import profile_text
+    from qdqbridge.autoquant.profiling.profile import profile_text
     from qdqbridge.graph.atomic_write import write_text
 
     write_text(path_of(path), profile_text(profile))
@@ -115,7 +115,7 @@ def merge_profiles(profiles: Sequence[Profile | File]) -> Profile:
     Raises:
         InputDataError: There is none, one cannot be read, or they are of different models.
     """
-    from qdqbridge.autoquant.profile import merge
+    from qdqbridge.autoquant.profiling.profile import merge
 
     return merge(load_profile(p) if isinstance(p, (str, PathLike)) else p for p in profiles)
 
@@ -136,7 +136,7 @@ def find_in_profile(
         InputDataError: The profile is of another model, or there is nothing of that name.
         UnsupportedTargetError: There is no such stage, or TVM is not installed.
     """
-    from qdqbridge.autoquant.profile_map import lookup
+    from qdqbridge.autoquant.profiling.profile_map import lookup
 
     need_tvm()
     found = load_profile(profile) if isinstance(profile, (str, PathLike)) else profile

@@ -20,18 +20,18 @@ from qdqbridge.profiling import load_profile
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from qdqbridge.autoquant.budget import ModelBudget
     from qdqbridge.autoquant.choosers import Chooser
-    from qdqbridge.autoquant.fallback import Fallback, Goal
-    from qdqbridge.autoquant.formats import Format, Unstored
     from qdqbridge.autoquant.inside import QuantizedBody
-    from qdqbridge.autoquant.profile import Profile
+    from qdqbridge.autoquant.planning.formats import Format, Unstored
+    from qdqbridge.autoquant.planning.targets import Target
+    from qdqbridge.autoquant.profiling.profile import Profile
+    from qdqbridge.autoquant.profiling.samples import Samples
+    from qdqbridge.autoquant.profiling.streams import FileSamples
     from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions
-    from qdqbridge.autoquant.samples import Samples
+    from qdqbridge.autoquant.search.budget import ModelBudget
+    from qdqbridge.autoquant.search.fallback import Fallback, Goal
+    from qdqbridge.autoquant.search.time_budget import TimeBudget
     from qdqbridge.autoquant.simulation.metrics import Metric, Metrics
-    from qdqbridge.autoquant.streams import FileSamples
-    from qdqbridge.autoquant.targets import Target
-    from qdqbridge.autoquant.time_budget import TimeBudget
     from qdqbridge.graph.quantization import QuantParams
 
 File: TypeAlias = "str | PathLike[str]"
@@ -100,7 +100,7 @@ class Quantization:
         Raises:
             InputDataError: There are no samples, or the goal cannot be met.
         """
-        from qdqbridge.autoquant.fallback import Goal, met
+        from qdqbridge.autoquant.search.fallback import Goal, met
 
         goal = Goal(min_sqnr, max_drop)
         if self.samples is None:
@@ -142,8 +142,8 @@ class Quantization:
             InputDataError: There are no samples, or the budget cannot be met.
             UnsupportedTargetError: There is no such engine, or it tells no times.
         """
-        from qdqbridge.autoquant.budget import ModelBudget, within
-        from qdqbridge.autoquant.fallback import Goal
+        from qdqbridge.autoquant.search.budget import ModelBudget, within
+        from qdqbridge.autoquant.search.fallback import Goal
 
         goal = None if min_sqnr is None and max_drop is None else Goal(min_sqnr, max_drop)
         if self.samples is None:
@@ -166,7 +166,7 @@ class Quantization:
         state: Path | None,
         progress: Callable[[int, int], None] | None,
     ) -> Quantization:
-        from qdqbridge.autoquant.time_budget import TimeBudget, within_time
+        from qdqbridge.autoquant.search.time_budget import TimeBudget, within_time
         from qdqbridge.judging import node_times
 
         assert self.samples is not None
@@ -180,7 +180,7 @@ class Quantization:
 
         It names the layers that do it, and a command that mends it.
         """
-        from qdqbridge.autoquant.doubts import BAD, doubt
+        from qdqbridge.autoquant.advice.doubts import BAD, doubt
 
         outputs = self.outputs()
         if outputs is None or self.samples is None or self.fallback or outputs.sqnr >= BAD:
@@ -223,7 +223,7 @@ class Quantization:
         Raises:
             OutputFileError: The operating system refuses.
         """
-        from qdqbridge.autoquant.doubts import ranked
+        from qdqbridge.autoquant.advice.doubts import ranked
         from qdqbridge.autoquant.reporting import record_of
         from qdqbridge.viewer import document_of_quantization, page
 
@@ -285,7 +285,8 @@ def quantize(
         model: A canonical float graph, or the file of one.
         data: Samples, one array per input with examples along axis 0, or an ``.npz`` file of
             such, or a folder of such files; None where ``profile`` has seen them.
-        target: What the result is for, by name (``qdqbridge.autoquant.targets``) or described.
+        target: What the result is for, by name (``qdqbridge.autoquant.planning.targets``) or
+            described.
         profile: What ``qdqbridge profile`` found on the same model.
         exclude: Nodes that stay float: names or patterns of nodes or operators.
         only: Nodes that are quantized, all others staying float.
@@ -368,19 +369,19 @@ def quantization(
     Raises:
         QdqBridgeError: As :func:`quantize`.
     """
-    from qdqbridge.autoquant.control_flow import has_bodies
-    from qdqbridge.autoquant.hardware_fit import check_fitted, fitted
-    from qdqbridge.autoquant.input_scale import misscaled
+    from qdqbridge.autoquant.advice.input_scale import misscaled
+    from qdqbridge.autoquant.hardware.fit import check_fitted, fitted
     from qdqbridge.autoquant.inside import (
         check_anything,
         options_outside,
         with_bodies_quantized,
     )
-    from qdqbridge.autoquant.presets import chosen
+    from qdqbridge.autoquant.profiling.control_flow import has_bodies
+    from qdqbridge.autoquant.profiling.samples import Samples
+    from qdqbridge.autoquant.profiling.streams import open_samples
     from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
-    from qdqbridge.autoquant.samples import Samples
-    from qdqbridge.autoquant.streams import open_samples
-    from qdqbridge.autoquant.tuning import spread
+    from qdqbridge.autoquant.search.presets import chosen
+    from qdqbridge.autoquant.search.tuning import spread
 
     if data is None and profile is None:
         raise _no_data("without it only what a profile has seen can be quantized")
@@ -425,9 +426,9 @@ def _without_outliers(
     samples: Samples | FileSamples, warn: Callable[[str], None]
 ) -> Samples | FileSamples:
     """Returns samples without those that are far larger than all others, which is told."""
-    from qdqbridge.autoquant.few_samples import FAR, outlying
-    from qdqbridge.autoquant.streams import FileSamples
-    from qdqbridge.autoquant.tuning import taken
+    from qdqbridge.autoquant.advice.few_samples import FAR, outlying
+    from qdqbridge.autoquant.profiling.streams import FileSamples
+    from qdqbridge.autoquant.search.tuning import taken
 
     far = outlying(samples)
     if not far:

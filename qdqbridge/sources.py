@@ -129,8 +129,8 @@ def read_file(file: Path) -> ModelSource:
         verify(graph, str(file))
         found = lambda: Header(file.name, None, {"tflite": 3}, "", operators(graph))  # noqa: E731
         return ModelSource(file, graph, found, channels_last=True)
-    from qdqbridge.onnx_io.header import header
-    from qdqbridge.onnx_io.reader import read as read_onnx
+    from qdqbridge.onnx_io.reading.header import header
+    from qdqbridge.onnx_io.reading.reader import read as read_onnx
 
     graph = read_onnx(file, canonicalize)
     verify(graph, str(file))

@@ -131,7 +131,7 @@ def modern(path: Path, folder: Path) -> Path:
 
 def _rewritten(path: Path, out: Path) -> None:
     import qdqbridge
-    from qdqbridge.autoquant.collect import prepared
+    from qdqbridge.autoquant.profiling.collect import prepared
 
     qdqbridge.save(prepared(qdqbridge.load(path)), out, overwrite=True)
 

@@ -94,9 +94,9 @@ def write_images(path: Path, count: int) -> None:
 def measure_time(model: str) -> dict[str, float]:
     """Returns median CPU milliseconds per sample, engines in turn in one process."""
     import qdqbridge
-    from qdqbridge.autoquant.collect import onnxruntime_observer
-    from qdqbridge.autoquant.profile import sample_hash
-    from qdqbridge.onnx_io.running import Runner
+    from qdqbridge.autoquant.profiling.collect import onnxruntime_observer
+    from qdqbridge.autoquant.profiling.profile import sample_hash
+    from qdqbridge.onnx_io.runtime.running import Runner
 
     graph = qdqbridge.load(model)
     plain = Runner(graph, threads=1)
@@ -128,7 +128,7 @@ def measure_search(model: str) -> dict[str, float]:
     """
     import qdqbridge
     from qdqbridge.autoquant.choosers import CHOOSERS, Context
-    from qdqbridge.autoquant.targets import S8, U8
+    from qdqbridge.autoquant.planning.targets import S8, U8
 
     rng = np.random.default_rng(0)
     data = {"x": rng.standard_normal((4, 3, SIZE, SIZE), np.float32)}
@@ -147,8 +147,8 @@ def _search_of_onnxruntime(model: str, images: np.ndarray) -> dict[str, float]:
     from onnxruntime.quantization.calibrate import HistogramCollector
 
     import qdqbridge
-    from qdqbridge.autoquant.collect import observable
-    from qdqbridge.onnx_io.running import Runner
+    from qdqbridge.autoquant.profiling.collect import observable
+    from qdqbridge.onnx_io.runtime.running import Runner
 
     graph = qdqbridge.load(model)
     values = observable(graph)

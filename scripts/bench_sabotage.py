@@ -151,7 +151,7 @@ def by_onnxruntime(source: Path, out: Path, digits: Digits, method: str, per_cha
 def by_us(source: Path, out: Path, digits: Digits, repair: tuple[str, ...] | None) -> list[Any]:
     """Quantizes; returns the scales of the weights in order."""
     import qdqbridge
-    from qdqbridge.autoquant.collect import prepared
+    from qdqbridge.autoquant.profiling.collect import prepared
     from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
     from qdqbridge.autoquant.repair.equalize import equalized
 

@@ -25,10 +25,10 @@ import tvm
 from bench_run import RESTS, measure, onnxruntime, ours, table
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqbridge.relax.kernels.cpu import host_target
-from qdqbridge.relax.kernels.lanes import load, number, store
-from qdqbridge.relax.kernels.loops import turns
-from qdqbridge.relax.kernels.script import T, prim_func
+from qdqbridge.relax.kernels.codegen.cpu import host_target
+from qdqbridge.relax.kernels.codegen.lanes import load, number, store
+from qdqbridge.relax.kernels.codegen.loops import turns
+from qdqbridge.relax.kernels.codegen.script import T, prim_func
 from qdqbridge.relax.tensors import lasting
 from qdqbridge.relax.threads import Caller
 

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqbridge.canonical import canonicalize
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import evaluate
-from qdqbridge.onnx_io.reader import read
+from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.onnx_io.writer import to_proto
 
 Array = np.ndarray[Any, Any]

@@ -9,9 +9,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import qdqbridge as qb
-from qdqbridge.autoquant.accumulators import accumulators
-from qdqbridge.autoquant.observed import observe
-from qdqbridge.autoquant.samples import Samples
+from qdqbridge.autoquant.hardware.accumulators import accumulators
+from qdqbridge.autoquant.hardware.observed import observe
+from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.cli.failures import run
 
 MODELS = Path(__file__).resolve().parent.parent / "models"

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.attribution.meeting import computes, keeps_elements, meet
-from qdqbridge.autoquant.units import CLAMPS
+from qdqbridge.autoquant.planning.units import CLAMPS
 from qdqbridge.graph.alignment import Alignment, main_operand
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.onnx_io.foreign import ForeignAttrs
+from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
 from qdqbridge.ops.conversion import REQUANTIZE
 from qdqbridge.ops.table import PRODUCTS
 

@@ -20,7 +20,7 @@ from qdqbridge.attribution.skeleton import (
     with_slices,
     without_arithmetic,
 )
-from qdqbridge.autoquant.units import CLAMPS
+from qdqbridge.autoquant.planning.units import CLAMPS
 from qdqbridge.graph.alignment import Alignment, align, main_operand
 from qdqbridge.graph.copying import copied
 from qdqbridge.graph.graph import Graph, Node, Value

@@ -20,7 +20,7 @@ from qdqbridge.attribution.correspondence import BODY, Correspondence, Rounded
 from qdqbridge.attribution.simulation import GraphRuns, decibels, ratio, rounding
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.interpreter import computed
-from qdqbridge.onnx_io.foreign import ForeignAttrs
+from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
 
 Array = NDArray[Any]
 KERNEL = "kernel"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.batch_norms import fold_batch_norm
+from qdqbridge.autoquant.planning.batch_norms import fold_batch_norm
 from qdqbridge.canonical import canonicalize
 from qdqbridge.canonical.driver import run
 from qdqbridge.canonical.fusions import FUSIONS

@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from qdqbridge.autoquant.arithmetic import CONTRACT
-from qdqbridge.autoquant.collect import Data, observable
-from qdqbridge.autoquant.control_flow import bodies_in, parts, runs_of_bodies, watched
-from qdqbridge.autoquant.decide import NewBodies, apply
-from qdqbridge.autoquant.formats import Unstored
-from qdqbridge.autoquant.presets import GAIN, PRESETS, chosen, with_fewer
-from qdqbridge.autoquant.profile import Profile
+from qdqbridge.autoquant.hardware.arithmetic import CONTRACT
+from qdqbridge.autoquant.planning.decide import NewBodies, apply
+from qdqbridge.autoquant.planning.formats import Unstored
+from qdqbridge.autoquant.planning.targets import PRODUCTS, Target
+from qdqbridge.autoquant.profiling.collect import Data, observable
+from qdqbridge.autoquant.profiling.control_flow import bodies_in, parts, runs_of_bodies, watched
+from qdqbridge.autoquant.profiling.profile import Profile
+from qdqbridge.autoquant.profiling.samples import RunSamples, Sample
 from qdqbridge.autoquant.quantize import Quantized, QuantizeOptions, matches, quantized
 from qdqbridge.autoquant.repair.steps import FloatReference, StepRecord
-from qdqbridge.autoquant.samples import RunSamples, Sample
-from qdqbridge.autoquant.targets import PRODUCTS, Target
-from qdqbridge.autoquant.tuning import spread
+from qdqbridge.autoquant.search.presets import GAIN, PRESETS, chosen, with_fewer
+from qdqbridge.autoquant.search.tuning import spread
 from qdqbridge.errors import QdqBridgeError, UnsupportedModelError
 from qdqbridge.graph.graph import Graph, Node
-from qdqbridge.onnx_io.bodies import Body, with_bodies
+from qdqbridge.onnx_io.control_flow.bodies import Body, with_bodies
 
 STEP = "bodies"
 """The name of this step in records."""

@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.arithmetic import arithmetic_of
+from qdqbridge.autoquant.advice.few_samples import different, untried, with_room
 from qdqbridge.autoquant.choosers import CHOOSERS, Chooser
-from qdqbridge.autoquant.collect import (
+from qdqbridge.autoquant.hardware.arithmetic import arithmetic_of
+from qdqbridge.autoquant.planning.decide import Decision, apply, decide
+from qdqbridge.autoquant.planning.format_names import in_blocks
+from qdqbridge.autoquant.planning.formats import Format, Unstored
+from qdqbridge.autoquant.planning.plan import QuantizationPlan, Wishes, plan
+from qdqbridge.autoquant.planning.targets import TARGETS, WEIGHTS, Target
+from qdqbridge.autoquant.profiling.collect import (
     Data,
     check_complete,
     check_float,
@@ -24,12 +30,8 @@ from qdqbridge.autoquant.collect import (
     prepared,
     unusable,
 )
-from qdqbridge.autoquant.decide import Decision, apply, decide
-from qdqbridge.autoquant.few_samples import different, untried, with_room
-from qdqbridge.autoquant.format_names import in_blocks
-from qdqbridge.autoquant.formats import Format, Unstored
-from qdqbridge.autoquant.plan import QuantizationPlan, Wishes, plan
-from qdqbridge.autoquant.profile import Profile
+from qdqbridge.autoquant.profiling.profile import Profile
+from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair.rounds import Rounds
 from qdqbridge.autoquant.repair.steps import (
     DEFAULT,
@@ -40,10 +42,8 @@ from qdqbridge.autoquant.repair.steps import (
     repaired,
     with_choosers_tried,
 )
-from qdqbridge.autoquant.samples import Samples
-from qdqbridge.autoquant.targets import TARGETS, WEIGHTS, Target
-from qdqbridge.autoquant.tuning import spread
-from qdqbridge.autoquant.work_budget import WorkBudget
+from qdqbridge.autoquant.search.tuning import spread
+from qdqbridge.autoquant.search.work_budget import WorkBudget
 from qdqbridge.errors import InputDataError, UnsupportedModelError, UnsupportedTargetError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
@@ -68,7 +68,8 @@ class QuantizeOptions:
     and their operators' (``Conv``).
 
     Attributes:
-        target: What the result is for, by name (:mod:`qdqbridge.autoquant.targets`) or described.
+        target: What the result is for, by name (:mod:`qdqbridge.autoquant.planning.targets`) or
+            described.
         exclude: Nodes that stay float.
         only: Nodes that are quantized, all others staying float; empty for all.
         fixed: Parameters of tensors by name, instead of a chooser's.
@@ -82,13 +83,13 @@ class QuantizeOptions:
         weight_formats: Formats of the weights of nodes; their axis means what a target's means.
         repair: Steps to try on data, see :mod:`qdqbridge.autoquant.repair.steps`.
         tune: Try the target's further choosers on the data, see
-            :mod:`qdqbridge.autoquant.tuning`; never against a chooser that the user names. With it,
-            ranges from very few samples reach further than these.
+            :mod:`qdqbridge.autoquant.search.tuning`; never against a chooser that the user names.
+            With it, ranges from very few samples reach further than these.
         accumulator_bits: Bits of the sums of the hardware; None for the target's.
         avoid_pairs: Its kernels add pairs of products in 16 bits first, which must not saturate.
         sums_of: What must fit: the sums of ``any-input``, or those of the ``data``.
-        requantize: How it rounds sums, see :class:`~qdqbridge.autoquant.arithmetic.Rescaling`;
-            None as the target does.
+        requantize: How it rounds sums, None as the target does; see
+            :class:`~qdqbridge.autoquant.hardware.arithmetic.Rescaling`.
         workers: A number of processes, or ``ray``, that try choosers and layers side by side;
             None for this process.
         budget: After so much work no further step of repair, or choice of what runs on integers,

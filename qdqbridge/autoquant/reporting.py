@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from qdqbridge.autoquant.accumulators import accumulators
-from qdqbridge.autoquant.collect import observable, prepared
-from qdqbridge.autoquant.decide import Decision
-from qdqbridge.autoquant.errors import LIMIT, Errors, errors, spread, weight_errors
-from qdqbridge.autoquant.histogram import SIDE, Histogram
-from qdqbridge.autoquant.observed import observe
-from qdqbridge.autoquant.plan import Derived, Fixed, Observed, Shared
-from qdqbridge.autoquant.profile import Profile
-from qdqbridge.autoquant.samples import Samples
-from qdqbridge.autoquant.stats import TensorStats
-from qdqbridge.autoquant.targets import Target
+from qdqbridge.autoquant.hardware.accumulators import accumulators
+from qdqbridge.autoquant.hardware.observed import observe
+from qdqbridge.autoquant.planning.decide import Decision
+from qdqbridge.autoquant.planning.plan import Derived, Fixed, Observed, Shared
+from qdqbridge.autoquant.planning.targets import Target
+from qdqbridge.autoquant.profiling.collect import observable, prepared
+from qdqbridge.autoquant.profiling.histogram import SIDE, Histogram
+from qdqbridge.autoquant.profiling.profile import Profile
+from qdqbridge.autoquant.profiling.samples import Samples
+from qdqbridge.autoquant.profiling.stats import TensorStats
+from qdqbridge.autoquant.search.errors import LIMIT, Errors, errors, spread, weight_errors
 from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.identity import origin_of
 from qdqbridge.graph.quantization import QuantParams
@@ -32,10 +32,10 @@ from qdqbridge.report.quantization.record import (
 )
 
 if TYPE_CHECKING:
-    from qdqbridge.autoquant.fallback import Fallback
     from qdqbridge.autoquant.inside import QuantizedBody
     from qdqbridge.autoquant.repair.steps import StepRecord as Repair
-    from qdqbridge.autoquant.sensitivity import Ranking
+    from qdqbridge.autoquant.search.fallback import Fallback
+    from qdqbridge.autoquant.search.sensitivity import Ranking
 
 Progress = Callable[[int, int], None]
 _BINS = 64

@@ -39,7 +39,7 @@ from qdqbridge.graph.graph import Graph
 from qdqbridge.onnx_io.writer import to_proto
 from qdqbridge.relax.emit import emit
 from qdqbridge.relax.executable import Executable
-from qdqbridge.relax.kernels.cpu import target_of
+from qdqbridge.relax.kernels.codegen.cpu import target_of
 from qdqbridge.relax.read import read_function
 
 NAME = "qdqbridge_onnxruntime"

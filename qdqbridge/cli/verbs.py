@@ -266,8 +266,8 @@ def _kernel_times(
     executable: Any, target: str, inputs: Mapping[str, NDArray[Any]]
 ) -> tuple[Any, float]:
     from qdqbridge.relax.kernel_times import kernel_times
-    from qdqbridge.relax.kernels.cpu import cpu_of, target_of
-    from qdqbridge.relax.kernels.limit import limit
+    from qdqbridge.relax.kernels.codegen.cpu import cpu_of, target_of
+    from qdqbridge.relax.kernels.tiles.limit import limit
 
     resolved = target_of(target)
     with output.status("timing kernels"):

@@ -16,8 +16,8 @@ from qdqbridge.cli.reading import AS_IT_IS, Reading
 from qdqbridge.errors import InputDataError
 
 if TYPE_CHECKING:
-    from qdqbridge.autoquant.profile import Profile
-    from qdqbridge.autoquant.profile_map import BindingStatistics
+    from qdqbridge.autoquant.profiling.profile import Profile
+    from qdqbridge.autoquant.profiling.profile_map import BindingStatistics
 
 Data = Annotated[
     Path, Parameter(help="An .npz file with one array per model input, or a folder of such files.")

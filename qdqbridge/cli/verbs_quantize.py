@@ -238,9 +238,9 @@ def quantize(
     json: Json = False,
 ) -> None:
     """Quantize a float model after a look at what it does on data."""
-    from qdqbridge.autoquant.fallback import Goal
-    from qdqbridge.autoquant.format_names import format_of, weights_of
+    from qdqbridge.autoquant.planning.format_names import format_of, weights_of
     from qdqbridge.autoquant.quantize import QuantizeOptions
+    from qdqbridge.autoquant.search.fallback import Goal
 
     path = output.free(output_, force=force, model=model, data=data)
     check_suffix(path, (ONNX, _TFLITE, *FOR_TVM))
@@ -381,7 +381,7 @@ def _closeness(sqnr: float, top1: float | None) -> str:
 
 
 def _facts(made: Quantization, path: Path, report: Path | None) -> dict[str, Any]:
-    from qdqbridge.autoquant.plan import Fixed, Shared
+    from qdqbridge.autoquant.planning.plan import Fixed, Shared
     from qdqbridge.autoquant.reporting import floats_inside
 
     found, tuning, outputs = made.fallback, made.made.tuning, made.outputs()

@@ -19,8 +19,8 @@ from qdqbridge.errors import UnsupportedModelError
 from qdqbridge.graph.graph import Graph
 
 if TYPE_CHECKING:
-    from qdqbridge.autoquant.accumulators import ProductAccumulator
-    from qdqbridge.autoquant.samples import Sample, Samples
+    from qdqbridge.autoquant.hardware.accumulators import ProductAccumulator
+    from qdqbridge.autoquant.profiling.samples import Sample, Samples
     from qdqbridge.report.quantization.record import AccumulatorRow
 
 Data = Annotated[
@@ -52,8 +52,8 @@ def accumulators(
 
     Exits with 1 if --max-bits is not kept.
     """
-    from qdqbridge.autoquant.accumulators import accumulators as found_in
-    from qdqbridge.autoquant.observed import observe
+    from qdqbridge.autoquant.hardware.accumulators import accumulators as found_in
+    from qdqbridge.autoquant.hardware.observed import observe
     from qdqbridge.cli.failures import DONE, NOT_MET
 
     graph = reading.read(model)
@@ -84,8 +84,8 @@ def _pieces(
     graph: Graph, feeds: Mapping[str, NDArray[Any]], limit: int
 ) -> tuple[Samples | Sequence[Sample], int]:
     """Returns what to run and how many examples that is; all at once where they cannot be cut."""
-    from qdqbridge.autoquant.errors import spread
-    from qdqbridge.autoquant.samples import Samples
+    from qdqbridge.autoquant.profiling.samples import Samples
+    from qdqbridge.autoquant.search.errors import spread
 
     if len({array.shape[:1] for array in feeds.values()}) > 1:
         return [feeds], 1

@@ -19,7 +19,7 @@ from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.types import Shape
-from qdqbridge.onnx_io.reader import read_proto
+from qdqbridge.onnx_io.reading.reader import read_proto
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 
 OPSET = 21
@@ -170,7 +170,7 @@ class Assembly:
         Args:
             outputs: Tensor, interface name, element type and shape of each output.
             metadata: The model's properties.
-            normal: As for :func:`qdqbridge.onnx_io.reader.read`.
+            normal: As for :func:`qdqbridge.onnx_io.reading.reader.read`.
         """
         for tensor, name, dtype, shape in outputs:
             self._graph.node.append(helper.make_node("Identity", [tensor], [name]))

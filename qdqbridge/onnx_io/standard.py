@@ -8,8 +8,8 @@ from types import MappingProxyType
 from onnx import helper
 
 from qdqbridge.graph.operator import Operator
-from qdqbridge.onnx_io.foreign import ForeignAttrs, foreign_attributes
-from qdqbridge.onnx_io.foreign_operators import foreign_operator
+from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs, foreign_attributes
+from qdqbridge.onnx_io.foreign.operators import foreign_operator
 
 OPSET = 17
 """The opset at which these operators are written: the oldest that has all of those used."""

@@ -18,7 +18,7 @@ from qdqbridge.errors import InvalidModelError, UnsupportedModelError
 from qdqbridge.graph.constant import Constant, StoredBytes
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.external_data import external_bytes
-from qdqbridge.onnx_io.structure import subgraphs
+from qdqbridge.onnx_io.reading.structure import subgraphs
 
 _ONNX_NAMES = {
     "FLOAT": DType.FLOAT32,

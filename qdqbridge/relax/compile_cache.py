@@ -22,7 +22,7 @@ from qdqbridge.errors import OutputFileError, QdqBridgeError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.relax.executable import Executable, build, load_executable, thread_count
 from qdqbridge.relax.instructions import features_of
-from qdqbridge.relax.kernels.cpu import target_of
+from qdqbridge.relax.kernels.codegen.cpu import target_of
 
 _LOGGER = logging.getLogger(__name__)
 

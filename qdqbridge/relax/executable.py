@@ -28,7 +28,7 @@ from qdqbridge.relax.emit import emit
 from qdqbridge.relax.files import without_lines
 from qdqbridge.relax.instructions import features_of, missing_features, need_features
 from qdqbridge.relax.interrupts import raise_interrupt
-from qdqbridge.relax.kernels.cpu import HOST, cpu_of, host_threads, target_of
+from qdqbridge.relax.kernels.codegen.cpu import HOST, cpu_of, host_threads, target_of
 from qdqbridge.relax.kernels.emit import emit_plan
 from qdqbridge.relax.kernels.plan import plan
 from qdqbridge.relax.lowering import lowered

@@ -8,7 +8,7 @@ from typing import Any
 from tvm.target import codegen
 
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.relax.kernels.cpu import host_target
+from qdqbridge.relax.kernels.codegen.cpu import host_target
 
 _HABITS = frozenset({"branchfusion", "ermsb", "fsrm", "macrofusion", "nopl", "vzeroupper"})
 """How LLVM likes to write code for a CPU; every CPU runs it."""

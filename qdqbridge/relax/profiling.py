@@ -20,7 +20,7 @@ from qdqbridge.graph.interpreter import check_inputs
 from qdqbridge.qnn.emit.scope import Expr, reason
 from qdqbridge.relax.emit.module import ModuleEmitter
 from qdqbridge.relax.interrupts import raise_interrupt
-from qdqbridge.relax.kernels.cpu import target_of
+from qdqbridge.relax.kernels.codegen.cpu import target_of
 from qdqbridge.relax.lowering import lowered
 from qdqbridge.relax.statistics import FACTS, SIDE, SPLIT, both, extremes
 

@@ -2,7 +2,7 @@
 
 Values are compared as whole numbers: the bits of a float32, those of a negative one turned round,
 order as the values do, with NaN beyond the infinities. So nothing depends on an order, and
-:mod:`qdqbridge.autoquant.stats` in NumPy finds the same, bit for bit.
+:mod:`qdqbridge.autoquant.profiling.stats` in NumPy finds the same, bit for bit.
 """
 
 from __future__ import annotations

@@ -159,8 +159,8 @@ class _TextParser:
             return op, read_attributes(self.types, op.attributes)
         if not self.lexer.at("{"):
             self.lexer.refuse("there is no such operator", f"it is {token}", token)
-        from qdqbridge.onnx_io.foreign import ForeignAttrs, record_problem
-        from qdqbridge.onnx_io.foreign_operators import foreign_operator
+        from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs, record_problem
+        from qdqbridge.onnx_io.foreign.operators import foreign_operator
 
         attributes = read_attributes(self.types, ForeignAttrs)
         problem = record_problem(attributes)
@@ -197,7 +197,7 @@ class _TextParser:
             if any(v and isinstance(v.type, NestedType) for v in (*node.inputs, *node.outputs)):
                 yield "it takes and gives tensors only"
         else:
-            from qdqbridge.onnx_io.foreign import interface_problem
+            from qdqbridge.onnx_io.foreign.nodes import interface_problem
 
             problem = interface_problem(node)
             if problem:

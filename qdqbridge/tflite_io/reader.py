@@ -26,7 +26,7 @@ def read(
 
     Args:
         path: The ``.tflite`` file; its weights stay in it and are mapped.
-        normal: As for :func:`qdqbridge.onnx_io.reader.read`.
+        normal: As for :func:`qdqbridge.onnx_io.reading.reader.read`.
 
     Returns:
         The raw graph: inputs and outputs with the file's names, element types and layout; inside,

@@ -2,13 +2,18 @@
 
 import numpy as np
 
-from qdqbridge.autoquant.collect import collect, observable, onnxruntime_observer, prepared
-from qdqbridge.autoquant.decide import decide
-from qdqbridge.autoquant.plan import plan
+from qdqbridge.autoquant.planning.decide import decide
+from qdqbridge.autoquant.planning.plan import plan
+from qdqbridge.autoquant.planning.targets import Target
+from qdqbridge.autoquant.profiling.collect import (
+    collect,
+    observable,
+    onnxruntime_observer,
+    prepared,
+)
+from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
-from qdqbridge.autoquant.samples import Samples
-from qdqbridge.autoquant.sensitivity_variants import Variants
-from qdqbridge.autoquant.targets import Target
+from qdqbridge.autoquant.search.sensitivity_variants import Variants
 from qdqbridge.quantizing import quantization
 from tests.onnx_models import Builder, canonical
 

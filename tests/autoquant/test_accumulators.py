@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import qdqbridge as qb
-from qdqbridge.autoquant.accumulators import accumulators, bits_of, bounds, codes_used
-from qdqbridge.autoquant.observed import observe
-from qdqbridge.autoquant.pairs import can_saturate, paired, remedy, saturating
-from qdqbridge.autoquant.products import products
-from qdqbridge.autoquant.samples import Samples
-from qdqbridge.autoquant.stats import TensorStats
+from qdqbridge.autoquant.hardware.accumulators import accumulators, bits_of, bounds, codes_used
+from qdqbridge.autoquant.hardware.observed import observe
+from qdqbridge.autoquant.hardware.pairs import can_saturate, paired, remedy, saturating
+from qdqbridge.autoquant.hardware.products import products
+from qdqbridge.autoquant.profiling.samples import Samples
+from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.graph.numerics import dequantize, quantize

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.autoquant.arithmetic import IntegerArithmetic, Overflow, arithmetic_of, run
-from qdqbridge.autoquant.products import products
+from qdqbridge.autoquant.hardware.arithmetic import IntegerArithmetic, Overflow, arithmetic_of, run
+from qdqbridge.autoquant.hardware.products import products
 from qdqbridge.autoquant.quantize import QuantizeOptions
 from qdqbridge.autoquant.simulation.metrics import measured, outputs_of
 from qdqbridge.cli.failures import run as command

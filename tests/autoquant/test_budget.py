@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.autoquant.budget import size_of
+from qdqbridge.autoquant.search.budget import size_of
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.cli.failures import run
 from qdqbridge.errors import InputDataError

@@ -5,8 +5,8 @@ import pytest
 
 from qdqbridge.autoquant.choosers import KL, MSE, Context, MeanOfMaxima, MinMax, Percentile
 from qdqbridge.autoquant.choosers.kl import divergences, threshold
-from qdqbridge.autoquant.formats import Format
-from qdqbridge.autoquant.stats import TensorStats
+from qdqbridge.autoquant.planning.formats import Format
+from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.numerics import dequantize, quantize
 

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.autoquant.collect import (
+from qdqbridge.autoquant.profiling.collect import (
     Recording,
     check_profile,
     collect,
     observable,
     onnxruntime_observer,
 )
-from qdqbridge.autoquant.profile import merge, parse_profile, profile_text
-from qdqbridge.autoquant.samples import Samples
+from qdqbridge.autoquant.profiling.profile import merge, parse_profile, profile_text
+from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.interpreter import evaluate
 

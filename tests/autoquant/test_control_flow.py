@@ -8,11 +8,11 @@ import onnxruntime as ort
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.autoquant.collect import collect, onnxruntime_observer
-from qdqbridge.autoquant.control_flow import watched
-from qdqbridge.autoquant.profile import merge, profile_text
-from qdqbridge.autoquant.profiling import profile_model
-from qdqbridge.autoquant.samples import Samples
+from qdqbridge.autoquant.profiling.collect import collect, onnxruntime_observer
+from qdqbridge.autoquant.profiling.control_flow import watched
+from qdqbridge.autoquant.profiling.profile import merge, profile_text
+from qdqbridge.autoquant.profiling.profile_model import profile_model
+from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.quantizing import quantization

@@ -9,14 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qdqbridge.autoquant.decide import apply
-from qdqbridge.autoquant.formats import Format
+from qdqbridge.autoquant.planning.decide import apply
+from qdqbridge.autoquant.planning.formats import Format
+from qdqbridge.autoquant.planning.targets import ORT, U16
+from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair import sweep as sweeping
 from qdqbridge.autoquant.repair.correct import Correcting, corrected, correction, places
 from qdqbridge.autoquant.repair.sweep import batches, sweep
-from qdqbridge.autoquant.samples import Samples
 from qdqbridge.autoquant.simulation import Simulation
-from qdqbridge.autoquant.targets import ORT, U16
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.interpreter import evaluate
 from tests.autoquant.float_models import quantize_plainly

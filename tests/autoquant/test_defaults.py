@@ -10,14 +10,14 @@ import onnx
 import pytest
 
 import qdqbridge as qb
+from qdqbridge.autoquant.advice.few_samples import ENOUGH, different, outlying, with_room
+from qdqbridge.autoquant.advice.input_scale import misscaled
 from qdqbridge.autoquant.choosers import MinMax
-from qdqbridge.autoquant.few_samples import ENOUGH, different, outlying, with_room
-from qdqbridge.autoquant.input_scale import misscaled
-from qdqbridge.autoquant.presets import STEP, chosen
+from qdqbridge.autoquant.planning.targets import ORT, POWER_OF_TWO
+from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.quantize import QuantizeOptions
-from qdqbridge.autoquant.samples import Samples
-from qdqbridge.autoquant.targets import ORT, POWER_OF_TWO
-from qdqbridge.autoquant.work_budget import WorkBudget
+from qdqbridge.autoquant.search.presets import STEP, chosen
+from qdqbridge.autoquant.search.work_budget import WorkBudget
 from qdqbridge.quantizing import quantization
 from tests.onnx_models import Builder
 

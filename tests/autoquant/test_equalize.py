@@ -7,10 +7,10 @@ were scaled by known factors have to come back to what the model without them gi
 import numpy as np
 import pytest
 
-from qdqbridge.autoquant.collect import prepared
+from qdqbridge.autoquant.profiling.collect import prepared
+from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.autoquant.repair.equalize import equalized, factors, links, rescaled
 from qdqbridge.autoquant.repair.layers import ProductLayer, layer_of
-from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.ops.attributes import ClipAttrs
 from tests.onnx_models import Builder, canonical

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.autoquant.accumulators import accumulators
-from qdqbridge.autoquant.collect import prepared
-from qdqbridge.autoquant.decide import Decision
-from qdqbridge.autoquant.errors import errors, matches, spread, sqnr, weight_errors
+from qdqbridge.autoquant.hardware.accumulators import accumulators
+from qdqbridge.autoquant.planning.decide import Decision
+from qdqbridge.autoquant.planning.targets import ORT
+from qdqbridge.autoquant.profiling.collect import prepared
+from qdqbridge.autoquant.profiling.samples import Samples
+from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.autoquant.reporting import record_of, reference_of, tensors
-from qdqbridge.autoquant.samples import Samples
-from qdqbridge.autoquant.stats import TensorStats
-from qdqbridge.autoquant.targets import ORT
+from qdqbridge.autoquant.search.errors import errors, matches, spread, sqnr, weight_errors
 from qdqbridge.graph.copying import copied
 from qdqbridge.graph.interpreter import evaluate, evaluate_node
 from qdqbridge.graph.numerics import dequantize, quantize

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.autoquant.targets import TARGETS
+from qdqbridge.autoquant.planning.targets import TARGETS
 from qdqbridge.graph.graph import Graph
 from qdqbridge.onnx_io.profiles.finding import Effect
 from qdqbridge.pipeline import check

@@ -13,9 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 import qdqbridge as qb
-from qdqbridge.autoquant.format_names import format_of, weights_of
-from qdqbridge.autoquant.formats import Format, Unstored
-from qdqbridge.autoquant.targets import E4M3, WEIGHTS
+from qdqbridge.autoquant.planning.format_names import format_of, weights_of
+from qdqbridge.autoquant.planning.formats import Format, Unstored
+from qdqbridge.autoquant.planning.targets import E4M3, WEIGHTS
 from qdqbridge.cli.failures import run
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.dtypes import DType

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from onnxruntime.quantization.quant_utils import compute_scale_zp
 
-from qdqbridge.autoquant.formats import Format
+from qdqbridge.autoquant.planning.formats import Format
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.numerics import dequantize, quantize
 

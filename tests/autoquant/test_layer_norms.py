@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from qdqbridge.autoquant.collect import prepared
+from qdqbridge.autoquant.profiling.collect import prepared
+from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair.steps import FloatReference
-from qdqbridge.autoquant.samples import Samples
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.ops.attributes import NormAttrs
 from tests.autoquant.float_models import quantize_model

@@ -6,8 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qdqbridge.autoquant.decide import apply
-from qdqbridge.autoquant.formats import Format
+from qdqbridge.autoquant.planning.decide import apply
+from qdqbridge.autoquant.planning.formats import Format
+from qdqbridge.autoquant.planning.targets import ORT
+from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair.gptq import rounded_rows, with_rounding
 from qdqbridge.autoquant.repair.layers import layer_of
 from qdqbridge.autoquant.repair.learn import (
@@ -17,8 +19,6 @@ from qdqbridge.autoquant.repair.learn import (
     learned,
     learned_rows,
 )
-from qdqbridge.autoquant.samples import Samples
-from qdqbridge.autoquant.targets import ORT
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.interpreter import evaluate
 from tests.autoquant.float_models import quantize_plainly

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qdqbridge.autoquant.formats import Format
-from qdqbridge.autoquant.plan import Fixed, Observed, Shared, Wishes, plan
+from qdqbridge.autoquant.planning.formats import Format
+from qdqbridge.autoquant.planning.plan import Fixed, Observed, Shared, Wishes, plan
+from qdqbridge.autoquant.planning.targets import ORT, PER_TENSOR, QNN, TENSORRT, OperatorRule
 from qdqbridge.autoquant.quantize import QuantizeOptions
-from qdqbridge.autoquant.targets import ORT, PER_TENSOR, QNN, TENSORRT, OperatorRule
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.interpreter import evaluate

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdqbridge.autoquant.profile import (
+from qdqbridge.autoquant.profiling.profile import (
     Profile,
     ProfileEntry,
     merge,
@@ -14,7 +14,7 @@ from qdqbridge.autoquant.profile import (
     read_profile,
     sample_hash,
 )
-from qdqbridge.autoquant.stats import TensorStats
+from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.errors import InputDataError
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.autoquant.profile import profile_text
+from qdqbridge.autoquant.profiling.profile import profile_text
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.profiling import load_profile, merge_profiles, profile, save_profile
 

@@ -16,11 +16,11 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 
 import qdqbridge as qb
 from qdqbridge.autoquant.choosers import MSE, Context, MinMax
-from qdqbridge.autoquant.formats import Format
-from qdqbridge.autoquant.stats import TensorStats
+from qdqbridge.autoquant.planning.formats import Format
+from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.numerics import dequantize, quantize
-from qdqbridge.onnx_io.running import Runner
+from qdqbridge.onnx_io.runtime.running import Runner
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 IMAGES = np.load(MODELS / "digits_test.npz")["x"]

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import qdqbridge
-from qdqbridge.autoquant.collect import prepared
-from qdqbridge.autoquant.formats import Format
+from qdqbridge.autoquant.planning.formats import Format
+from qdqbridge.autoquant.planning.targets import ORT
+from qdqbridge.autoquant.profiling.collect import prepared
+from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair import steps
 from qdqbridge.autoquant.repair.equalize import equalized, links, rescaled
 from qdqbridge.autoquant.repair.layers import layer_of
 from qdqbridge.autoquant.repair.steps import DEFAULT, GAIN, FloatReference
-from qdqbridge.autoquant.samples import Samples
-from qdqbridge.autoquant.targets import ORT
 from qdqbridge.errors import InputDataError, UnsupportedModelError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.quantization import per_tensor

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from qdqbridge.autoquant import running as module
-from qdqbridge.autoquant.running import FastRunning, PlainRunning, running
+from qdqbridge.autoquant.profiling import running_stats as module
+from qdqbridge.autoquant.profiling.running_stats import FastRunning, PlainRunning, running
 
 pytestmark = pytest.mark.relax
 pytest.importorskip("tvm_ffi", reason="the compiled loops need TVM 0.27")

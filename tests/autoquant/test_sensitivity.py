@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from qdqbridge.autoquant.decide import apply
-from qdqbridge.autoquant.fallback import Goal, fall_back, meeting
-from qdqbridge.autoquant.plan import plan
-from qdqbridge.autoquant.sensitivity import only, sensitivity
-from qdqbridge.autoquant.sensitivity_variants import LayerChange, layers_of, widened
+from qdqbridge.autoquant.planning.decide import apply
+from qdqbridge.autoquant.planning.plan import plan
+from qdqbridge.autoquant.planning.targets import A16W8, ORT, ORT_S8, TENSORRT
+from qdqbridge.autoquant.search.fallback import Goal, fall_back, meeting
+from qdqbridge.autoquant.search.sensitivity import only, sensitivity
+from qdqbridge.autoquant.search.sensitivity_variants import LayerChange, layers_of, widened
 from qdqbridge.autoquant.simulation import Simulation
-from qdqbridge.autoquant.targets import A16W8, ORT, ORT_S8, TENSORRT
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.interpreter import evaluate
 from tests.autoquant.float_models import decided, network

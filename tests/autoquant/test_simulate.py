@@ -6,11 +6,11 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from qdqbridge.autoquant.decide import Decision, apply, stored_integers
-from qdqbridge.autoquant.samples import Samples
+from qdqbridge.autoquant.planning.decide import Decision, apply, stored_integers
+from qdqbridge.autoquant.planning.targets import A16W8, ORT, ORT_S8, POWER_OF_TWO, QNN, TENSORRT
+from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.simulation.engines import OnnxRuntime
-from qdqbridge.autoquant.targets import A16W8, ORT, ORT_S8, POWER_OF_TWO, QNN, TENSORRT
 from qdqbridge.errors import InputDataError, UnsupportedQuantization, UnsupportedTargetError
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.graph.numerics import dequantize

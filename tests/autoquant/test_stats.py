@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdqbridge.autoquant.stats import TensorStats
+from qdqbridge.autoquant.profiling.stats import TensorStats
 
 
 def samples_of(rng, count):

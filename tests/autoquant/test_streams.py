@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from qdqbridge.autoquant.streams import open_samples
+from qdqbridge.autoquant.profiling.streams import open_samples
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qdqbridge.autoquant.plan import plan
+from qdqbridge.autoquant.planning.plan import plan
+from qdqbridge.autoquant.planning.targets import TARGETS
 from qdqbridge.autoquant.quantize import Quantized
-from qdqbridge.autoquant.targets import TARGETS
 from qdqbridge.cli.failures import run
 from qdqbridge.graph.copying import symbolic_extents, with_numbers
 from qdqbridge.onnx_io.profiles.finding import Effect

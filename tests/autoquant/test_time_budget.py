@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.autoquant import time_budget
+from qdqbridge.autoquant.search import time_budget
 from qdqbridge.cli.failures import run
 from qdqbridge.engines import NodeTime
 from qdqbridge.errors import InputDataError, UnsupportedTargetError

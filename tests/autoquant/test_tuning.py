@@ -9,28 +9,28 @@ import numpy as np
 import pytest
 
 import qdqbridge
-from qdqbridge.autoquant.biases import ROOM, product_of
 from qdqbridge.autoquant.choosers import MinMax, Percentile, RangeChooser
-from qdqbridge.autoquant.collect import collect, onnxruntime_observer, prepared
-from qdqbridge.autoquant.decide import apply, decide
-from qdqbridge.autoquant.formats import Format
-from qdqbridge.autoquant.plan import Derived, plan
+from qdqbridge.autoquant.hardware.biases import ROOM, product_of
+from qdqbridge.autoquant.planning.decide import apply, decide
+from qdqbridge.autoquant.planning.formats import Format
+from qdqbridge.autoquant.planning.plan import Derived, plan
+from qdqbridge.autoquant.planning.targets import ORT, OperatorRule
+from qdqbridge.autoquant.profiling.collect import collect, onnxruntime_observer, prepared
+from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair.steps import (
     FloatReference,
     QuantizedState,
     folds_of,
     with_choosers_tried,
 )
-from qdqbridge.autoquant.samples import Samples
-from qdqbridge.autoquant.simulation import Simulation
-from qdqbridge.autoquant.targets import ORT, OperatorRule
-from qdqbridge.autoquant.tuning import (
+from qdqbridge.autoquant.search.tuning import (
     LEAST,
     errors_of,
     is_better,
     is_worse,
     spread,
 )
+from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.quantization import per_tensor
 from tests.autoquant.float_models import quantize_model

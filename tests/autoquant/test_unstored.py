@@ -7,9 +7,9 @@ import pytest
 
 import qdqbridge as qb
 from qdqbridge.autoquant.choosers import HQQ, MSE, Context, MinMax
-from qdqbridge.autoquant.constants import of_constant
-from qdqbridge.autoquant.format_names import format_of, weights_of
-from qdqbridge.autoquant.formats import Format, Unstored
+from qdqbridge.autoquant.planning.constants import of_constant
+from qdqbridge.autoquant.planning.format_names import format_of, weights_of
+from qdqbridge.autoquant.planning.formats import Format, Unstored
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.autoquant import workers
-from qdqbridge.autoquant.profile import profile_text
+from qdqbridge.autoquant.profiling import workers
+from qdqbridge.autoquant.profiling.profile import profile_text
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.profiling import profile
 from qdqbridge.quantizing import Quantization, quantization

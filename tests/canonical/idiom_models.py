@@ -12,7 +12,7 @@ import onnx
 from qdqbridge.canonical import canonicalize
 from qdqbridge.graph.graph import Graph, Node
 from qdqbridge.graph.verify import verify
-from qdqbridge.onnx_io.reader import read
+from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.onnx_io.writer import write
 from tests.canonical.at_work import data_for
 from tests.onnx_models import Array, Builder, ints, load, run

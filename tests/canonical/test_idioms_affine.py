@@ -14,7 +14,7 @@ from qdqbridge.cli.failures import run as command
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.graph.verify import verify
-from qdqbridge.onnx_io.reader import read
+from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.onnx_io.writer import write
 from qdqbridge.options import ReadingOptions
 from qdqbridge.pipeline import load as load_file

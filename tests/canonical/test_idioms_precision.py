@@ -16,7 +16,7 @@ from qdqbridge.canonical import canonicalize
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.verify import verify
-from qdqbridge.onnx_io.reader import read
+from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.onnx_io.writer import write
 from qdqbridge.pipeline import session
 from tests.canonical.idiom_models import X, node_of, notes_of, settled

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.autoquant.targets import TARGETS
+from qdqbridge.autoquant.planning.targets import TARGETS
 from qdqbridge.engines import ENGINES, EngineVerdict
 from qdqbridge.graph.copying import symbolic_extents, with_numbers
 from qdqbridge.graph.graph import Graph

@@ -16,7 +16,7 @@ from qdqbridge.errors import (
 )
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.verify import verify
-from qdqbridge.onnx_io.reader import read
+from qdqbridge.onnx_io.reading.reader import read
 
 Model = onnx.ModelProto
 

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqbridge.onnx_io.structure import captured_names
+from qdqbridge.onnx_io.reading.structure import captured_names
 from tests.onnx_io.model_views import (
     DQ,
     Model,

@@ -17,7 +17,7 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.graph.quantization import per_tensor
 from qdqbridge.graph.types import QuantType
 from qdqbridge.onnx_io.codecs import NodeView, decode, why_not
-from qdqbridge.onnx_io.operators_known import check_known
+from qdqbridge.onnx_io.reading.operators_known import check_known
 from qdqbridge.ops import attributes as a
 from qdqbridge.ops.table import BY_NAME
 from tests.onnx_io.codec_nodes import computed, constant, model_of, value, view

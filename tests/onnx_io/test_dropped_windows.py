@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqbridge as qb
-from qdqbridge.onnx_io.dropped_windows import without_dropped
+from qdqbridge.onnx_io.inference.dropped_windows import without_dropped
 
 Window: TypeAlias = "dict[str, Any]"
 DROPS: Window = {"kernel_shape": [2, 2], "strides": [3, 3], "pads": [0, 0, 1, 1]}

@@ -23,11 +23,11 @@ from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.printer import attributes_text
 from qdqbridge.graph.types import TensorType
-from qdqbridge.onnx_io.foreign import ForeignAttrs, foreign_attributes, foreign_node_proto
-from qdqbridge.onnx_io.foreign_operators import foreign_node, foreign_operator
-from qdqbridge.onnx_io.reader import read
-from qdqbridge.onnx_io.session import OnnxRuntimeSession
-from qdqbridge.onnx_io.structure import captured_names
+from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs, foreign_attributes, foreign_node_proto
+from qdqbridge.onnx_io.foreign.operators import foreign_node, foreign_operator
+from qdqbridge.onnx_io.reading.reader import read
+from qdqbridge.onnx_io.reading.structure import captured_names
+from qdqbridge.onnx_io.runtime.session import OnnxRuntimeSession
 from qdqbridge.onnx_io.writer import write
 from tests.onnx_io.lowering_cases import ort_run
 from tests.onnx_models import Array, Builder, canonical, load, run

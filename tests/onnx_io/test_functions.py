@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from qdqbridge.errors import InvalidModelError, UnsupportedModelError
 from qdqbridge.graph.graph import Graph
-from qdqbridge.onnx_io.functions import inline_functions
+from qdqbridge.onnx_io.reading.functions import inline_functions
 from tests.onnx_models import Builder, canonical, ints, load, ops, run
 
 SCALES = np.array([2**-7, 2**-6, 3 * 2**-8, 2**-7], np.float32)

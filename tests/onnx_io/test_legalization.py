@@ -15,7 +15,7 @@ import qdqbridge
 from qdqbridge.cli.failures import run
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
-from qdqbridge.onnx_io.profiles.hexagon import LEGALIZATIONS
+from qdqbridge.onnx_io.profiles.hexagon.legalizations import LEGALIZATIONS
 from qdqbridge.onnx_io.profiles.legalization import legalized
 from qdqbridge.pipeline import check
 

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqbridge.errors import UnsupportedModelError
-from qdqbridge.onnx_io.operator_versions import can_be_moved, carries_over
+from qdqbridge.onnx_io.reading.operator_versions import can_be_moved, carries_over
 from qdqbridge.pipeline import evaluate, load, save, session
 from qdqbridge.quantizing import quantize
 from tests.onnx_io.old_checks import problem
@@ -193,7 +193,7 @@ def test_versions() -> None:
 
 def test_every_change_before_opset_13_is_known() -> None:
     """Each operator that changed carries over, or has a newer form."""
-    from qdqbridge.onnx_io.older_operators import FORMS
+    from qdqbridge.onnx_io.reading.older_operators import FORMS
 
     # Split and Tile of opset 1 have no known user; Erf lost integers, which nobody computes.
     rare = {"Erf", "Split", "Tile"}

@@ -17,7 +17,7 @@ from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.onnx_io.profiles import Effect, check
 from qdqbridge.onnx_io.profiles.recentering import recentered
-from qdqbridge.onnx_io.reader import read
+from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.onnx_io.writer import to_proto, write
 from tests.onnx_io.test_profiles import SYMMETRIC, conv, with_bias
 from tests.onnx_io.writer_models import (

@@ -17,7 +17,7 @@ from qdqbridge.canonical import canonicalize
 from qdqbridge.onnx_io.profiles import Effect, check
 from qdqbridge.onnx_io.profiles.checker import view_of
 from qdqbridge.onnx_io.profiles.islands import bare, islands
-from qdqbridge.onnx_io.reader import read
+from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.onnx_io.writer import write
 from tests.onnx_io import test_profiles
 from tests.onnx_io.test_profiles import BROKEN, KEPT, SYMMETRIC

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import qdqbridge as qb
 from qdqbridge.graph.quantization import per_tensor
-from qdqbridge.onnx_io.reader import read
+from qdqbridge.onnx_io.reading.reader import read
 from tests.onnx_io.lowering_cases import ort_run
 from tests.onnx_models import (
     Array,

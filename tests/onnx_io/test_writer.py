@@ -11,7 +11,7 @@ import pytest
 from qdqbridge.canonical import canonicalize
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
-from qdqbridge.onnx_io.reader import read
+from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.onnx_io.writer import to_proto, write
 from tests.onnx_io.writer_models import IMAGES, MATRICES, network, run, samples
 from tests.onnx_models import Builder

@@ -13,7 +13,7 @@ from qdqbridge.errors import ModelFileError, OutputExistsError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph
-from qdqbridge.onnx_io.reader import read
+from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.onnx_io.writer import files, to_proto, write
 from qdqbridge.onnx_io.writer.files import write_files
 from tests.onnx_io.writer_models import run, samples

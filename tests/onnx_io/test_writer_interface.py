@@ -20,7 +20,7 @@ from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.graph.quantization import per_tensor
 from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.graph.verify import verify
-from qdqbridge.onnx_io.reader import read
+from qdqbridge.onnx_io.reading.reader import read
 from qdqbridge.onnx_io.writer import to_proto, write
 from qdqbridge.ops.attributes import AxisAttrs
 from qdqbridge.ops.table import BY_NAME

@@ -16,7 +16,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 import qdqbridge as qb
-from qdqbridge.autoquant.targets import ORT
+from qdqbridge.autoquant.planning.targets import ORT
 from qdqbridge.byoc import canonical, partition
 from qdqbridge.byoc.tables import CANONICAL
 from qdqbridge.canonical.fusions import FUSIONS
@@ -29,7 +29,7 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.permutation import permuted_constant
 from qdqbridge.ops.table import BY_NAME
-from qdqbridge.relax.kernels.cpu import cpu_of, host_target
+from qdqbridge.relax.kernels.codegen.cpu import cpu_of, host_target
 from qdqbridge.relax.kernels.plan import plan
 from qdqbridge.report.bounds import exact
 from tests.ops.toys import TOYS, Toy, feed_of, model

@@ -12,7 +12,7 @@ from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import TensorType
-from qdqbridge.onnx_io.running import Runner
+from qdqbridge.onnx_io.runtime.running import Runner
 from qdqbridge.ops.simulated import CODES, DISABLED, SIMULATE, SimulatedAttrs
 
 STORAGES = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT4, DType.UINT4, None)

@@ -16,7 +16,7 @@ pytest.importorskip("tvm")
 
 import qdqbridge as qb
 from qdqbridge.graph.graph import Graph
-from qdqbridge.onnx_io.expansion import expanded
+from qdqbridge.onnx_io.foreign.expansion import expanded
 from tests.onnx_models import Builder, canonical
 from tests.relax.random_compositions import MAKERS, PER_MODEL, cases, differing
 

@@ -12,8 +12,8 @@ import pytest
 import qdqbridge as qb
 from qdqbridge.errors import InputDataError
 from qdqbridge.relax.kernel_times import kernel_times, node_times
-from qdqbridge.relax.kernels.cpu import cpu_of, host_target
-from qdqbridge.relax.kernels.limit import limit
+from qdqbridge.relax.kernels.codegen.cpu import cpu_of, host_target
+from qdqbridge.relax.kernels.tiles.limit import limit
 from tests.relax.digits import digits
 
 

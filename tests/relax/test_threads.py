@@ -16,8 +16,8 @@ import tvm
 
 import qdqbridge as qb
 from qdqbridge.errors import InputDataError
-from qdqbridge.relax.kernels.loops import turns
-from qdqbridge.relax.kernels.script import T, prim_func
+from qdqbridge.relax.kernels.codegen.loops import turns
+from qdqbridge.relax.kernels.codegen.script import T, prim_func
 from qdqbridge.relax.threads import Caller
 from tests.relax.digits import MODEL, digits
 

@@ -12,7 +12,7 @@ from tvm import relax
 
 import qdqbridge as qb
 from qdqbridge.relax.executable import lowered
-from qdqbridge.relax.kernels.cpu import target_of
+from qdqbridge.relax.kernels.codegen.cpu import target_of
 from tests.onnx_models import Array, Builder, canonical, run
 
 

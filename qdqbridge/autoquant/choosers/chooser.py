@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.formats import Format
-from qdqbridge.autoquant.stats import TensorStats
+from qdqbridge.autoquant.planning.formats import Format
+from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.graph.quantization import QuantParams
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from qdqbridge.autoquant.choosers.chooser import Context
 from qdqbridge.autoquant.choosers.mse import MSE
 from qdqbridge.autoquant.choosers.rows import Pairs, Rows, half_quadratic
-from qdqbridge.autoquant.formats import Format
-from qdqbridge.autoquant.stats import TensorStats
+from qdqbridge.autoquant.planning.formats import Format
+from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.graph.quantization import QuantParams
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.formats import Format
+from qdqbridge.autoquant.planning.formats import Format
 
 Rows = NDArray[np.float32]
 Pairs = tuple[NDArray[np.float32], NDArray[np.int32]]

@@ -8,9 +8,9 @@ import numpy as np
 
 from qdqbridge.autoquant.choosers.chooser import RangeChooser
 from qdqbridge.autoquant.choosers.rows import Pairs, Rows, extremes
-from qdqbridge.autoquant.formats import Format
-from qdqbridge.autoquant.histogram import SIDE
-from qdqbridge.autoquant.stats import TensorStats
+from qdqbridge.autoquant.planning.formats import Format
+from qdqbridge.autoquant.profiling.histogram import SIDE
+from qdqbridge.autoquant.profiling.stats import TensorStats
 
 
 @dataclass(frozen=True, slots=True)

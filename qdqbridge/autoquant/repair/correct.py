@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.biases import product_of
-from qdqbridge.autoquant.decide import Decision, about_copy
-from qdqbridge.autoquant.hardware_scales import suited
-from qdqbridge.autoquant.plan import Derived, Weight
+from qdqbridge.autoquant.hardware.biases import product_of
+from qdqbridge.autoquant.hardware.scales import suited
+from qdqbridge.autoquant.planning.decide import Decision, about_copy
+from qdqbridge.autoquant.planning.plan import Derived, Weight
+from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair.layers import along, layer_of
 from qdqbridge.autoquant.repair.sweep import SAMPLES, Batches, sweep
-from qdqbridge.autoquant.samples import Samples
 from qdqbridge.graph.copying import Slot, with_constants
 from qdqbridge.graph.graph import Node
 from qdqbridge.ops.convolution import CONV, CONV_TRANSPOSE

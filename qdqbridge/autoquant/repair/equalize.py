@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.autoquant.repair.layers import Norm, ProductLayer, Vector, layer_of
 from qdqbridge.autoquant.repair.paths import PathRefused, Reach, reach
-from qdqbridge.autoquant.stats import TensorStats
 from qdqbridge.graph.copying import Slot, with_constants
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Attributes

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.decide import Decision
-from qdqbridge.autoquant.plan import Weight
+from qdqbridge.autoquant.planning.decide import Decision
+from qdqbridge.autoquant.planning.plan import Weight
+from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair.layers import ProductLayer, layer_of
 from qdqbridge.autoquant.repair.sweep import SAMPLES, Batches, sweep
-from qdqbridge.autoquant.samples import Samples
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs
 from qdqbridge.ops.windows import extents, padded, taps

@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.decide import Decision, stored_integers
-from qdqbridge.autoquant.hardware_scales import suited
-from qdqbridge.autoquant.plan import Weight
+from qdqbridge.autoquant.hardware.scales import suited
+from qdqbridge.autoquant.planning.decide import Decision, stored_integers
+from qdqbridge.autoquant.planning.plan import Weight
+from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair.correct import Correcting, places, shifted
 from qdqbridge.autoquant.repair.gptq import columns, rounded_rows
 from qdqbridge.autoquant.repair.layers import ProductLayer, layer_of
 from qdqbridge.autoquant.repair.sweep import SAMPLES, Batches, sweep
-from qdqbridge.autoquant.samples import Samples
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.quantization import QuantParams
 

@@ -20,17 +20,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.constants import spanned
-from qdqbridge.autoquant.decide import Decision
-from qdqbridge.autoquant.formats import Format, Unstored
-from qdqbridge.autoquant.plan import Observed, QuantizationPlan
+from qdqbridge.autoquant.planning.constants import spanned
+from qdqbridge.autoquant.planning.decide import Decision
+from qdqbridge.autoquant.planning.formats import Format, Unstored
+from qdqbridge.autoquant.planning.plan import Observed, QuantizationPlan
+from qdqbridge.autoquant.planning.targets import U8
+from qdqbridge.autoquant.profiling.samples import Samples
+from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.autoquant.repair.equalize import EqualizedLink, reach_of, rescaled
 from qdqbridge.autoquant.repair.gptq import columns
 from qdqbridge.autoquant.repair.layers import Vector, layer_of, norm_of
 from qdqbridge.autoquant.repair.paths import End, PathRefused
-from qdqbridge.autoquant.samples import Samples
-from qdqbridge.autoquant.stats import TensorStats
-from qdqbridge.autoquant.targets import U8
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.quantization import QuantParams
@@ -229,7 +229,7 @@ def _reader(
 
 def _watch(graph: Graph, readers: Sequence[ProductReader], samples: Samples) -> None:
     """Runs the float graph on a few samples and notes what the readers read."""
-    from qdqbridge.onnx_io.running import Runner
+    from qdqbridge.onnx_io.runtime.running import Runner
 
     if not readers:
         return

@@ -10,22 +10,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.collect import collect, onnxruntime_observer
-from qdqbridge.autoquant.decide import (
+from qdqbridge.autoquant.planning.decide import (
     Decision,
     apply,
 )
-from qdqbridge.autoquant.plan import Fixed
-from qdqbridge.autoquant.profile import Profile
+from qdqbridge.autoquant.planning.plan import Fixed
+from qdqbridge.autoquant.planning.targets import Target
+from qdqbridge.autoquant.profiling.collect import collect, onnxruntime_observer
+from qdqbridge.autoquant.profiling.profile import Profile
+from qdqbridge.autoquant.profiling.samples import Sample, Samples, cut_along_examples
 from qdqbridge.autoquant.repair.correct import corrected
 from qdqbridge.autoquant.repair.equalize import equalized
 from qdqbridge.autoquant.repair.gptq import with_rounding
 from qdqbridge.autoquant.repair.learn import learned
 from qdqbridge.autoquant.repair.smooth import smoothed
-from qdqbridge.autoquant.samples import Sample, Samples, cut_along_examples
-from qdqbridge.autoquant.simulation import Simulation
-from qdqbridge.autoquant.targets import Target
-from qdqbridge.autoquant.tuning import (
+from qdqbridge.autoquant.search.tuning import (
     ELEMENTS,
     LEAST,
     SAMPLES,
@@ -36,7 +35,8 @@ from qdqbridge.autoquant.tuning import (
     taken,
     tuned,
 )
-from qdqbridge.autoquant.work_budget import WorkBudget
+from qdqbridge.autoquant.search.work_budget import WorkBudget
+from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.errors import InputDataError, QdqBridgeError, UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import evaluate
@@ -312,7 +312,7 @@ def decibels(ratio: float) -> float:
 
 def runner(graph: Graph) -> Run:
     """Returns what runs a graph: onnxruntime, or the interpreter where ONNX cannot express it."""
-    from qdqbridge.onnx_io.running import Runner
+    from qdqbridge.onnx_io.runtime.running import Runner
 
     try:
         return Runner(graph, optimized=False).run

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.decide import Decision, stored_integers
-from qdqbridge.autoquant.plan import Weight
-from qdqbridge.autoquant.samples import Sample, Samples
+from qdqbridge.autoquant.planning.decide import Decision, stored_integers
+from qdqbridge.autoquant.planning.plan import Weight
+from qdqbridge.autoquant.profiling.samples import Sample, Samples
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.interpreter import computed
@@ -226,7 +226,7 @@ def _engine(node: Node) -> Callable[[Sequence[Array | None]], Sequence[Array]]:
 
 
 def _compiled(node: Node) -> Callable[[Sequence[Array | None]], Sequence[Array]] | None:
-    from qdqbridge.onnx_io.running import Runner
+    from qdqbridge.onnx_io.runtime.running import Runner
 
     inputs = [
         None if v is None else Value(v.type, f"operand_{i}") for i, v in enumerate(node.inputs)

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.decide import Decision
-from qdqbridge.autoquant.plan import QuantizationPlan
-from qdqbridge.autoquant.samples import Sample, Samples
+from qdqbridge.autoquant.planning.decide import Decision
+from qdqbridge.autoquant.planning.plan import QuantizationPlan
+from qdqbridge.autoquant.profiling.samples import Sample, Samples
 from qdqbridge.autoquant.simulation.engines import (
     Arrays,
     GraphPart,

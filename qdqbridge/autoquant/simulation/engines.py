@@ -16,7 +16,7 @@ from qdqbridge.graph.interpreter import computed
 from qdqbridge.graph.types import TensorType
 
 if TYPE_CHECKING:
-    from qdqbridge.onnx_io.running import Recipe
+    from qdqbridge.onnx_io.runtime.running import Recipe
 
 Array = NDArray[Any]
 Arrays = dict[Value, Array]
@@ -54,13 +54,13 @@ class OnnxRuntime:
 
     def __call__(self, graph: Graph) -> Run:
         """Returns a function that runs ``graph``."""
-        from qdqbridge.onnx_io.running import Execution
+        from qdqbridge.onnx_io.runtime.running import Execution
 
         return Execution(self.recipe(graph)).run
 
     def recipe(self, graph: Graph) -> Recipe:
         """Returns what makes that function, here or elsewhere."""
-        from qdqbridge.onnx_io.running import Recipe
+        from qdqbridge.onnx_io.runtime.running import Recipe
 
         spinning = self.parts == 1
         return Recipe.of(graph, list(graph.outputs), threads=self.threads, spinning=spinning)

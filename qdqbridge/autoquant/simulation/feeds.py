@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.biases import is_rounded, product_of, stored_bias
-from qdqbridge.autoquant.decide import Decision, stored_integers
-from qdqbridge.autoquant.plan import Derived, Weight
+from qdqbridge.autoquant.hardware.biases import is_rounded, product_of, stored_bias
+from qdqbridge.autoquant.planning.decide import Decision, stored_integers
+from qdqbridge.autoquant.planning.plan import Derived, Weight
 from qdqbridge.autoquant.simulation.graph import Operand, RoundingPlace, SimulatedGraph
 from qdqbridge.errors import UnsupportedQuantization
 from qdqbridge.graph.graph import Value

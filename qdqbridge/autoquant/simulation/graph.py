@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from qdqbridge.autoquant.plan import Fixed, QuantizationPlan
+from qdqbridge.autoquant.planning.plan import Fixed, QuantizationPlan
 from qdqbridge.graph.copying import Copy, copied
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.edit import Editor, link, rewire

@@ -120,7 +120,7 @@ def outputs_of(graph: Graph, batches: Sequence[Mapping[str, Array]]) -> Iterator
             onnxruntime cannot.
         batches: Inputs by name.
     """
-    from qdqbridge.onnx_io.running import Runner
+    from qdqbridge.onnx_io.runtime.running import Runner
 
     try:
         runner = Runner(graph, optimized=False, spinning=False)

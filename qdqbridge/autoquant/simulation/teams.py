@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.decide import Decision
+from qdqbridge.autoquant.planning.decide import Decision
+from qdqbridge.autoquant.profiling.workers import Team, team_of
 from qdqbridge.autoquant.simulation import Simulation
-from qdqbridge.autoquant.workers import Team, team_of
 from qdqbridge.errors import UnsupportedTargetError
-from qdqbridge.onnx_io.running import Execution, Recipe
+from qdqbridge.onnx_io.runtime.running import Execution, Recipe
 
 Array = NDArray[Any]
 Outputs = Sequence[Array]

@@ -1,7 +1,7 @@
 """QuantizeLinear and DequantizeLinear whose parameters are known at run time only.
 
-Those with constant parameters become types of values (:mod:`qdqbridge.onnx_io.qdq`); no codec
-sees them.
+Those with constant parameters become types of values (:mod:`qdqbridge.onnx_io.reading.qdq`); no
+codec sees them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from qdqbridge.onnx_io.codecs.codec import (
     real_dtype,
 )
 from qdqbridge.onnx_io.codecs.view import NodeView
-from qdqbridge.onnx_io.qdq import SCALE_DTYPES, SINCE, STORAGE_DTYPES
+from qdqbridge.onnx_io.reading.qdq import SCALE_DTYPES, SINCE, STORAGE_DTYPES
 from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx
 from qdqbridge.ops.attributes import LinearAttrs
 

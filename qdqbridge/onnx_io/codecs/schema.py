@@ -74,7 +74,7 @@ def check(node: NodeView, known: tuple[str, ...]) -> None:
     """Checks attribute names, and that a string tensor goes where the operator takes one.
 
     How many operands there are, and which attributes of which type, is checked of a whole file
-    before (:func:`qdqbridge.onnx_io.operators_known.check_known`).
+    before (:func:`qdqbridge.onnx_io.reading.operators_known.check_known`).
 
     Args:
         node: The node.

@@ -15,7 +15,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.types import QuantType, Shape
-from qdqbridge.onnx_io.constants import Folding
+from qdqbridge.onnx_io.reading.constants import Folding
 
 Ints = tuple[int, ...]
 D = TypeVar("D")

@@ -19,7 +19,7 @@ from qdqbridge.onnx_io.lowering.known import Known
 from qdqbridge.onnx_io.lowering.layout import transposed
 from qdqbridge.onnx_io.lowering.site import MICROSOFT, LoweringSite
 from qdqbridge.onnx_io.lowering.table import lowering_of
-from qdqbridge.onnx_io.model_file import ONNX_DOMAINS, default_opset
+from qdqbridge.onnx_io.reading.model_file import ONNX_DOMAINS, default_opset
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from onnx import AttributeProto, helper, numpy_helper
 from qdqbridge.errors import UnsupportedQuantization
 from qdqbridge.onnx_io.codecs.view import NodeView
 from qdqbridge.onnx_io.lowering.known import Known
-from qdqbridge.onnx_io.model_file import default_opset
+from qdqbridge.onnx_io.reading.model_file import default_opset
 
 MICROSOFT = "com.microsoft"
 """The domain in which QuantizeLinear and DequantizeLinear exist alike under every opset."""

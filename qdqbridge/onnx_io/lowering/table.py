@@ -20,7 +20,7 @@ from qdqbridge.onnx_io.lowering import (
     recurrent,
 )
 from qdqbridge.onnx_io.lowering.site import MICROSOFT, LoweringSite
-from qdqbridge.onnx_io.model_file import ONNX_DOMAINS
+from qdqbridge.onnx_io.reading.model_file import ONNX_DOMAINS
 
 _MANY = 1 << 30
 

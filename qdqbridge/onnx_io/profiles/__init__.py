@@ -8,19 +8,15 @@ from types import MappingProxyType
 
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
-from qdqbridge.onnx_io.profiles import (
-    hexagon,
-    hexagon_types,
-    openvino,
-    openvino_forms,
-    ort,
-    portable,
-    qnn,
-    qoperator,
-    tensorrt,
-)
+from qdqbridge.onnx_io.profiles import portable, qoperator, tensorrt
 from qdqbridge.onnx_io.profiles.checker import check_source
 from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Finding, Reason
+from qdqbridge.onnx_io.profiles.hexagon import legalizations as hexagon
+from qdqbridge.onnx_io.profiles.hexagon import rules as qnn
+from qdqbridge.onnx_io.profiles.hexagon import types as hexagon_types
+from qdqbridge.onnx_io.profiles.openvino import legalizations as openvino_forms
+from qdqbridge.onnx_io.profiles.openvino import rules as openvino
+from qdqbridge.onnx_io.profiles.ort import rules as ort
 from qdqbridge.onnx_io.profiles.profile import Bias, Clamp, ExportProfile, Older, Versions
 
 __all__ = [

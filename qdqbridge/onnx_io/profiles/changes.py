@@ -10,12 +10,12 @@ from pathlib import Path
 import onnx
 
 from qdqbridge.graph.graph import Graph
-from qdqbridge.onnx_io.model_file import read_model
 from qdqbridge.onnx_io.profiles.checker import view_of
 from qdqbridge.onnx_io.profiles.file_view import FileView, is_dequantize, is_quantize
 from qdqbridge.onnx_io.profiles.finding import findings_of
 from qdqbridge.onnx_io.profiles.legalization import legalized
 from qdqbridge.onnx_io.profiles.profile import ExportProfile
+from qdqbridge.onnx_io.reading.model_file import read_model
 from qdqbridge.ops.dynamic import DYNAMIC_BLOCK_DENSE
 
 _UNROUNDED = "float activations: only onnxruntime's MatMulNBits rounds them to 8 bits in blocks"

@@ -11,15 +11,15 @@ import onnx
 
 from qdqbridge.errors import UnsupportedQuantization
 from qdqbridge.graph.graph import Graph
-from qdqbridge.onnx_io.branches import take_constant_branches
-from qdqbridge.onnx_io.functions import inline_functions
-from qdqbridge.onnx_io.model_file import default_opset, read_model
+from qdqbridge.onnx_io.control_flow.branches import take_constant_branches
+from qdqbridge.onnx_io.inference.shapes import infer
 from qdqbridge.onnx_io.profiles.file_view import FileView
 from qdqbridge.onnx_io.profiles.finding import Effect, Finding, findings_of
 from qdqbridge.onnx_io.profiles.profile import ExportProfile
-from qdqbridge.onnx_io.reader import read
-from qdqbridge.onnx_io.shapes import infer
-from qdqbridge.onnx_io.structure import check_text, sort_nodes
+from qdqbridge.onnx_io.reading.functions import inline_functions
+from qdqbridge.onnx_io.reading.model_file import default_opset, read_model
+from qdqbridge.onnx_io.reading.reader import read
+from qdqbridge.onnx_io.reading.structure import check_text, sort_nodes
 
 _STARTS = ("QLinear", "QGemm", "QAttention", "QMoE", "QOrdered", "MatMulNBits")
 _NO_QUANTIZATION = Finding(

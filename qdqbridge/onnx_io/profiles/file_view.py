@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.types import Shape
-from qdqbridge.onnx_io.constants import constant_of_node
-from qdqbridge.onnx_io.model_file import ONNX_DOMAINS, default_opset
-from qdqbridge.onnx_io.shapes import TypeAndShape
-from qdqbridge.onnx_io.structure import subgraphs
+from qdqbridge.onnx_io.inference.shapes import TypeAndShape
+from qdqbridge.onnx_io.reading.constants import constant_of_node
+from qdqbridge.onnx_io.reading.model_file import ONNX_DOMAINS, default_opset
+from qdqbridge.onnx_io.reading.structure import subgraphs
 from qdqbridge.onnx_io.tensors import constant_from_proto, dtype_of
 
 if TYPE_CHECKING:
-    from qdqbridge.onnx_io.profiles.ort_fusion import DequantizeFeed, QuantizeTarget
+    from qdqbridge.onnx_io.profiles.ort.fusion import DequantizeFeed, QuantizeTarget
 
 Array = NDArray[Any]
 _MICROSOFT = "com.microsoft"

@@ -11,7 +11,7 @@ from qdqbridge.onnx_io.profiles.shared_rules import (
     onnx_domain,
     stored_tensor,
 )
-from qdqbridge.onnx_io.qdq import SINCE
+from qdqbridge.onnx_io.reading.qdq import SINCE
 
 
 def _rank(view: FileView, node: FileNode) -> Reason | None:

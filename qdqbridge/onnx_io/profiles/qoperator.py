@@ -6,7 +6,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.profiles.file_view import FileNode, FileView
 from qdqbridge.onnx_io.profiles.finding import Demand, Effect, Reason
 from qdqbridge.onnx_io.profiles.islands import islands_of
-from qdqbridge.onnx_io.profiles.ort_fusion import redundant
+from qdqbridge.onnx_io.profiles.ort.fusion import redundant
 
 OPERATORS = frozenset(
     {

@@ -17,7 +17,7 @@ from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.graph.types import QuantType
-from qdqbridge.onnx_io.profiles.hexagon_clamps import kept
+from qdqbridge.onnx_io.profiles.hexagon.clamps import kept
 from qdqbridge.onnx_io.profiles.legalization import Cost, put, replace_operand
 from qdqbridge.ops.build import requantized, retyped
 from qdqbridge.ops.composition import CompositionAttrs

@@ -16,8 +16,8 @@ from onnx import ModelProto
 
 from qdqbridge.graph.symbols import name_in_files
 from qdqbridge.graph.types import NestedType, Shape, TensorType
-from qdqbridge.onnx_io.dropped_windows import leave_open
-from qdqbridge.onnx_io.node_types import nested_proto
+from qdqbridge.onnx_io.inference.dropped_windows import leave_open
+from qdqbridge.onnx_io.inference.node_types import nested_proto
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
 from qdqbridge.onnx_io.writer.opset import ir_version_of
 from qdqbridge.onnx_io.writer.sheet import NodeRow, Sheet

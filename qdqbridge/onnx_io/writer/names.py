@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.operator import Flow
-from qdqbridge.onnx_io.foreign import ForeignAttrs
-from qdqbridge.onnx_io.structure import subgraphs
+from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+from qdqbridge.onnx_io.reading.structure import subgraphs
 
 _QUANTIZED = "_QuantizeLinear_Output"
 

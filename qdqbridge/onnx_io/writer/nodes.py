@@ -10,10 +10,10 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import Flow
 from qdqbridge.graph.types import NestedType, TensorType
 from qdqbridge.onnx_io.codecs import BY_ROW, encode, since
-from qdqbridge.onnx_io.foreign import ForeignAttrs, foreign_node_proto
-from qdqbridge.onnx_io.operator_versions import moved
+from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs, foreign_node_proto
 from qdqbridge.onnx_io.profiles.profile import Clamp
-from qdqbridge.onnx_io.runtime_norms import runtime_name
+from qdqbridge.onnx_io.reading.operator_versions import moved
+from qdqbridge.onnx_io.runtime.norms import runtime_name
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
 from qdqbridge.onnx_io.writer.clamps import (
     clamp_extremes,

@@ -15,10 +15,10 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 from qdqbridge.onnx_io.codecs import BY_ROW, since
 from qdqbridge.onnx_io.codecs.schema import schema_of, schema_type
-from qdqbridge.onnx_io.foreign import ForeignAttrs
-from qdqbridge.onnx_io.operator_versions import can_be_moved
-from qdqbridge.onnx_io.runtime_norms import runtime_name
-from qdqbridge.onnx_io.structure import subgraphs
+from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+from qdqbridge.onnx_io.reading.operator_versions import can_be_moved
+from qdqbridge.onnx_io.reading.structure import subgraphs
+from qdqbridge.onnx_io.runtime.norms import runtime_name
 from qdqbridge.onnx_io.tensors import onnx_name
 from qdqbridge.onnx_io.writer.sheet import Sheet
 from qdqbridge.ops.attributes import LinearAttrs

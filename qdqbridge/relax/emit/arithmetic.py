@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tvm import sym, tirx
 
 from qdqbridge.graph.graph import Node, Value
-from qdqbridge.onnx_io.foreign import ForeignAttrs
+from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
 from qdqbridge.ops.attributes import (
     AxisAttrs,
     CastAttrs,

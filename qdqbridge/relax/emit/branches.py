@@ -12,7 +12,7 @@ from tvm import ir, relax, tirx
 
 from qdqbridge.canonical import canonicalize
 from qdqbridge.graph.graph import Graph, Node
-from qdqbridge.onnx_io.conditional import branches_of
+from qdqbridge.onnx_io.control_flow.conditional import branches_of
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.relax.emit.functions import added
 

@@ -24,11 +24,11 @@ from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.graph.types import TensorType
 from qdqbridge.graph.verify import verify
 from qdqbridge.onnx_io.codecs.view import NoRow
-from qdqbridge.onnx_io.conditional import is_conditional
-from qdqbridge.onnx_io.constants import Folding
-from qdqbridge.onnx_io.expansion import expanded
-from qdqbridge.onnx_io.foreign import ForeignAttrs
-from qdqbridge.onnx_io.unrolling import REPEATED, UnknownSteps, unrolled
+from qdqbridge.onnx_io.control_flow.conditional import is_conditional
+from qdqbridge.onnx_io.control_flow.unrolling import REPEATED, UnknownSteps, unrolled
+from qdqbridge.onnx_io.foreign.expansion import expanded
+from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+from qdqbridge.onnx_io.reading.constants import Folding
 from qdqbridge.ops.attributes import CastAttrs, LinearAttrs
 from qdqbridge.ops.cast import CAST
 from qdqbridge.qnn.emit.dtypes import tvm_dtype

@@ -13,8 +13,8 @@ import numpy as np
 
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.types import static_shape
-from qdqbridge.onnx_io.foreign import ForeignAttrs
-from qdqbridge.onnx_io.index_bounds import bound_indices
+from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+from qdqbridge.onnx_io.runtime.index_bounds import bound_indices
 
 _SCORE_THRESHOLD = 4
 """Which operand of NonMaxSuppression it is."""

@@ -10,7 +10,7 @@ import tvm
 from tvm import ir, relax
 
 from qdqbridge.graph.graph import Graph, Node, Value
-from qdqbridge.onnx_io.conditional import is_conditional
+from qdqbridge.onnx_io.control_flow.conditional import is_conditional
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.graph import agreed
 from qdqbridge.qnn.emit.nodes import Foreign

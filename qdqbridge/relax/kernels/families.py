@@ -17,31 +17,23 @@ from qdqbridge.ops.table import OPERATORS
 from qdqbridge.ops.unary import GELU
 from qdqbridge.qnn.dialect.formulas import computable
 from qdqbridge.qnn.emit.nodes import computes_minifloats
-from qdqbridge.relax.kernels import (
-    affine,
-    averages,
-    boundary,
+from qdqbridge.relax.kernels.data_movement import nodes as data_movement
+from qdqbridge.relax.kernels.elementwise import affine, binary, conversions, lookup, selection
+from qdqbridge.relax.kernels.kernel import Kernel, KernelMatch, KernelPlace
+from qdqbridge.relax.kernels.products import (
     channelwise,
     convolution,
-    data_movement,
     dense,
     dynamic,
-    elementwise,
-    lookup,
     matmul,
-    normalization,
-    real_norms,
-    real_rows,
-    recurrent,
-    resampling,
-    selection,
-    softmax,
     transposed,
-    weight_codes,
-    weight_only,
-    wide_product,
+    uint16_products,
 )
-from qdqbridge.relax.kernels.kernel import Kernel, KernelMatch, KernelPlace
+from qdqbridge.relax.kernels.recurrent import nodes as recurrent
+from qdqbridge.relax.kernels.rows import float_norms, float_rows, normalization, softmax
+from qdqbridge.relax.kernels.weight_only import codes as weight_codes
+from qdqbridge.relax.kernels.weight_only import dequantized as weight_only
+from qdqbridge.relax.kernels.windows import averages, resampling
 
 _BINARY = tuple(row.name for row in OPERATORS if computable(row))
 
@@ -52,27 +44,27 @@ def _with(record: type[Attributes], *matches: KernelMatch) -> dict[str, tuple[Ke
 
 
 FAMILIES: Mapping[str, tuple[KernelMatch, ...]] = {
-    CONV.name: (channelwise.match, convolution.match, wide_product.match_convolution),
+    CONV.name: (channelwise.match, convolution.match, uint16_products.match_convolution),
     CONV_TRANSPOSE.name: (transposed.match,),
-    "Dense": (weight_codes.match, weight_only.match, dense.match, wide_product.match_dense),
+    "Dense": (weight_codes.match, weight_only.match, dense.match, uint16_products.match_dense),
     DYNAMIC_BLOCK_DENSE.name: (weight_codes.match,),
     dynamic.DYNAMIC_CODES.name: (dynamic.match_codes,),
     dynamic.DYNAMIC_PRODUCT.name: (dynamic.match_product,),
-    "Gemm": (dense.match, wide_product.match_dense, matmul.match),
-    "MatMul": (dense.match, wide_product.match_dense, matmul.match),
-    **dict.fromkeys(_BINARY, (lookup.match, elementwise.match)),
+    "Gemm": (dense.match, uint16_products.match_dense, matmul.match),
+    "MatMul": (dense.match, uint16_products.match_dense, matmul.match),
+    **dict.fromkeys(_BINARY, (lookup.match, binary.match)),
     **{row.name: (averages.match_axes,) for row in OPERATORS if reduces(row)},
     **_with(PoolAttrs, averages.match_window),
     **dict.fromkeys(data_movement.OPERATORS, (data_movement.match,)),
     recurrent.RECURRENT_STEPS.name: (recurrent.match,),
     RESIZE.name: (resampling.match,),
     "Where": (lookup.match, selection.match),
-    "quantize": (boundary.match,),
-    "dequantize": (boundary.match,),
-    "requantize": (lookup.match, boundary.match),
-    **_with(SoftmaxAttrs, softmax.match, real_rows.match_softmax),
-    GELU.name: (lookup.match_wide, real_rows.match_gelu),
-    **{row.name: (normalization.match, real_norms.match) for row in NORMS},
+    "quantize": (conversions.match,),
+    "dequantize": (conversions.match,),
+    "requantize": (lookup.match, conversions.match),
+    **_with(SoftmaxAttrs, softmax.match, float_rows.match_softmax),
+    GELU.name: (lookup.match_wide, float_rows.match_gelu),
+    **{row.name: (normalization.match, float_norms.match) for row in NORMS},
     BATCH_NORMALIZATION.name: (affine.match,),
 }
 """Who makes the kernel of a node, by operator; other operators may be functions of one operand."""

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from qdqbridge.graph.graph import Node, Value
-from qdqbridge.relax.kernels.cpu import Cpu
+from qdqbridge.relax.kernels.codegen.cpu import Cpu
 
 Array = NDArray[Any]
 

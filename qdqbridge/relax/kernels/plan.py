@@ -24,18 +24,18 @@ from qdqbridge.qnn.emit.norms import OVER_CHANNELS
 from qdqbridge.qnn.layout import ConvertedGraph, apply_layout
 from qdqbridge.qnn.layout import plan as plan_layout
 from qdqbridge.relax.emit.module import ModuleEmitter
-from qdqbridge.relax.kernels.cpu import Cpu
-from qdqbridge.relax.kernels.dynamic import (
+from qdqbridge.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.relax.kernels.families import kernel_of
+from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
+from qdqbridge.relax.kernels.products.dynamic import (
     codes_of,
     float_convolution,
     has_kernel,
     in_floats,
     product_of_codes,
 )
-from qdqbridge.relax.kernels.families import kernel_of
-from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
-from qdqbridge.relax.kernels.recurrent import in_steps
-from qdqbridge.relax.kernels.recurrent_layers import KINDS
+from qdqbridge.relax.kernels.recurrent.layers import KINDS
+from qdqbridge.relax.kernels.recurrent.nodes import in_steps
 
 
 @dataclass(frozen=True, slots=True)

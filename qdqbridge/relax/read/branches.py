@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from qdqbridge.canonical import canonicalize
 from qdqbridge.graph.graph import Graph, Value
-from qdqbridge.onnx_io.conditional import conditional
+from qdqbridge.onnx_io.control_flow.conditional import conditional
 from qdqbridge.qnn.read import Entry
 
 if TYPE_CHECKING:

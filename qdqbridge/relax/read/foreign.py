@@ -7,7 +7,7 @@ from typing import Any
 
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.types import TensorType
-from qdqbridge.onnx_io.foreign_spans import foreign_of_span
+from qdqbridge.onnx_io.foreign.spans import foreign_of_span
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.qnn.origin import Provenance, constants_of, dtype_of
 from qdqbridge.qnn.read import Call, Entry, Reading

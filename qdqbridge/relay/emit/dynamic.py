@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from qdqbridge.graph.graph import Node
-from qdqbridge.onnx_io.foreign import ForeignAttrs
+from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
 from qdqbridge.qnn.emit.scope import Expr, unsupported
 from qdqbridge.relay.dialect.dynamic import MATMUL, QUANTIZE, SCALE, ZERO_POINT, dynamic
 from qdqbridge.relay.emit.scope import RelayScope

@@ -8,8 +8,8 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.operator import Operator
 from qdqbridge.graph.types import TensorType
-from qdqbridge.onnx_io.foreign import ForeignAttrs
-from qdqbridge.onnx_io.foreign_spans import foreign_of_span
+from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+from qdqbridge.onnx_io.foreign.spans import foreign_of_span
 from qdqbridge.onnx_io.standard import standard_operator
 from qdqbridge.qnn.read.site import Read, ReadSite
 from qdqbridge.relay.dialect.dynamic import MATMUL, QUANTIZE, SCALE, ZERO_POINT

@@ -19,7 +19,7 @@ from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.ops.table import BY_NAME
 from qdqbridge.qnn.layout.permutation import channels_first
 from qdqbridge.qnn.layout.permutation import channels_last as to_last
-from qdqbridge.relax.kernels.cpu import (
+from qdqbridge.relax.kernels.codegen.cpu import (
     AVX2,
     AVX512_VNNI,
     AVX_VNNI,

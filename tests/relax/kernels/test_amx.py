@@ -11,10 +11,10 @@ import pytest
 
 from qdqbridge.ops.attributes import ConvAttrs, GemmAttrs
 from qdqbridge.relax.amx_permission import amx_of_this_machine
-from qdqbridge.relax.kernels import convolution, dense
-from qdqbridge.relax.kernels.amx import LANES, ROWS, STEPS, AmxShape, steps_at_once
-from qdqbridge.relax.kernels.cpu import AVX512_VNNI, host_target
-from qdqbridge.relax.kernels.geometry import Direct
+from qdqbridge.relax.kernels.codegen.cpu import AVX512_VNNI, host_target
+from qdqbridge.relax.kernels.products import convolution, dense
+from qdqbridge.relax.kernels.tiles.amx import LANES, ROWS, STEPS, AmxShape, steps_at_once
+from qdqbridge.relax.kernels.tiles.geometry import Direct
 from tests.dialect.contract import every_code, params
 from tests.relax.kernels.kernel_cases import HOST, Cases, Operand
 

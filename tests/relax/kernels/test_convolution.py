@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from qdqbridge.ops.attributes import ConvAttrs
-from qdqbridge.relax.kernels.convolution import match, merge_groups
-from qdqbridge.relax.kernels.cpu import AVX512_VNNI, Cpu
-from qdqbridge.relax.kernels.geometry import Direct
+from qdqbridge.relax.kernels.codegen.cpu import AVX512_VNNI, Cpu
+from qdqbridge.relax.kernels.products.convolution import match, merge_groups
+from qdqbridge.relax.kernels.tiles.geometry import Direct
 from tests.dialect.contract import every_code, params
 from tests.relax.kernels import random_products
 from tests.relax.kernels.kernel_cases import DOT_CPUS, HOST, Cases, Operand

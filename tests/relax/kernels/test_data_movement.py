@@ -22,8 +22,8 @@ from qdqbridge.ops.attributes import (
     TransposeAttrs,
 )
 from qdqbridge.ops.table import BY_NAME
-from qdqbridge.relax.kernels.cpu import Cpu
-from qdqbridge.relax.kernels.data_movement import match
+from qdqbridge.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.relax.kernels.data_movement.nodes import match
 from qdqbridge.relax.kernels.kernel import KernelPlace
 from tests.dialect.contract import every_code, params
 from tests.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand, target_of

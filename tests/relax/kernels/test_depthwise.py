@@ -14,9 +14,9 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.attributes import ConvAttrs
 from qdqbridge.ops.table import BY_NAME
-from qdqbridge.relax.kernels.channelwise import extend, match
-from qdqbridge.relax.kernels.cpu import Cpu
+from qdqbridge.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.relax.kernels.kernel import KernelPlace
+from qdqbridge.relax.kernels.products.channelwise import extend, match
 from tests.dialect.contract import contract, every_code, params
 from tests.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 

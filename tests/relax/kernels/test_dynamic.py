@@ -15,7 +15,7 @@ from qdqbridge.graph.graph import Graph, Value
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.ops.dynamic import DynamicAttrs
 from qdqbridge.relax.executable import build
-from qdqbridge.relax.kernels.cpu import Cpu
+from qdqbridge.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.relax.kernels.plan import plan
 from tests.graph.graphs import apply, const, graph, plain, quant, typed
 from tests.relax.kernels.kernel_cases import DOT_CPUS, HOST, target_of

@@ -9,8 +9,8 @@ import pytest
 
 from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.ops.attributes import AlphaAttrs, GeluAttrs, HardSigmoidAttrs
-from qdqbridge.relax.kernels.cpu import Cpu
-from qdqbridge.relax.kernels.lookup import match, table_of
+from qdqbridge.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.relax.kernels.elementwise.lookup import match, table_of
 from tests.dialect.contract import every_code, params
 from tests.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 

@@ -14,9 +14,9 @@ from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape
 from qdqbridge.ops.attributes import ReshapeAttrs, TransposeAttrs
 from qdqbridge.relax.executable import build
-from qdqbridge.relax.kernels.cpu import Cpu
-from qdqbridge.relax.kernels.matmul import match
+from qdqbridge.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.relax.kernels.plan import plan
+from qdqbridge.relax.kernels.products.matmul import match
 from tests.dialect.contract import every_code, params
 from tests.graph.graphs import apply, plain, stored, typed
 from tests.graph.graphs import graph as small

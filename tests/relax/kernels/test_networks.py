@@ -12,7 +12,7 @@ import pytest
 import qdqbridge as qb
 from qdqbridge.canonical import canonicalize
 from qdqbridge.graph.graph import Graph
-from qdqbridge.onnx_io.reader import read
+from qdqbridge.onnx_io.reading.reader import read
 from tests.onnx_io.writer_models import CNN, IMAGES, MATRICES, Net, Y, network, samples
 
 MODELS = Path(__file__).parents[3] / "models"

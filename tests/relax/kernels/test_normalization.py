@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from qdqbridge.ops.attributes import EpsilonAttrs, GroupNormAttrs, NormAttrs
-from qdqbridge.relax.kernels.cpu import Cpu
+from qdqbridge.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.relax.kernels.families import kernel_of
-from qdqbridge.relax.kernels.normalization import match
+from qdqbridge.relax.kernels.rows.normalization import match
 from tests.dialect.contract import every_code, params
 from tests.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 

@@ -7,8 +7,8 @@ import pytest
 
 from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.ops.attributes import PoolAttrs, ReduceAttrs
-from qdqbridge.relax.kernels.averages import match_axes, match_window
-from qdqbridge.relax.kernels.cpu import Cpu
+from qdqbridge.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.relax.kernels.windows.averages import match_axes, match_window
 from tests.dialect.contract import every_code, params
 from tests.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 

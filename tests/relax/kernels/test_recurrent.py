@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from qdqbridge.relax.executable import build
-from qdqbridge.relax.kernels.cpu import Cpu
+from qdqbridge.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.relax.kernels.plan import plan
 from tests.onnx_models import Builder, canonical
 from tests.relax.kernels.kernel_cases import CPUS, HOST, target_of

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from qdqbridge.graph.operator import NO_ATTRIBUTES
-from qdqbridge.relax.kernels.cpu import Cpu
-from qdqbridge.relax.kernels.selection import match
+from qdqbridge.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.relax.kernels.elementwise.selection import match
 from tests.dialect.contract import every_code, params
 from tests.relax.kernels.kernel_cases import CPUS, Cases, Operand
 

@@ -8,7 +8,7 @@ import numpy as np
 
 import qdqbridge as qb
 from qdqbridge.graph.graph import Graph
-from qdqbridge.relax.kernels.cpu import cpu_of, host_target
+from qdqbridge.relax.kernels.codegen.cpu import cpu_of, host_target
 from qdqbridge.relax.kernels.plan import plan, with_extents
 from tests.qnn.layout_models import cnn
 

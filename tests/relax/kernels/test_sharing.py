@@ -6,7 +6,7 @@ import numpy as np
 
 from qdqbridge.graph.operator import NO_ATTRIBUTES
 from qdqbridge.ops.attributes import ConvAttrs, NormAttrs, PoolAttrs, ResizeAttrs, SoftmaxAttrs
-from qdqbridge.relax.kernels.broadcasting import worth_sharing
+from qdqbridge.relax.kernels.codegen.broadcasting import worth_sharing
 from qdqbridge.relax.kernels.families import kernel_of
 from tests.dialect.contract import every_code, params
 from tests.relax.kernels.kernel_cases import Cases, Operand

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from qdqbridge.ops.attributes import SoftmaxAttrs
-from qdqbridge.relax.kernels.cpu import Cpu
-from qdqbridge.relax.kernels.softmax import match
+from qdqbridge.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.relax.kernels.rows.softmax import match
 from tests.dialect.contract import every_code, params
 from tests.relax.kernels.kernel_cases import CPUS, HOST, Cases, Operand
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from qdqbridge.ops.attributes import ConvTransposeAttrs
-from qdqbridge.relax.kernels.cpu import Cpu
-from qdqbridge.relax.kernels.transposed import match, phases
+from qdqbridge.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.relax.kernels.products.transposed import match, phases
 from tests.dialect.contract import every_code, params
 from tests.relax.kernels import random_products
 from tests.relax.kernels.kernel_cases import DOT_CPUS, HOST, Cases, Operand

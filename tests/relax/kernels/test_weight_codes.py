@@ -12,9 +12,9 @@ from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.ops.dynamic import BlockAttrs
 from qdqbridge.relax.executable import build
-from qdqbridge.relax.kernels import weight_codes_loops
-from qdqbridge.relax.kernels.cpu import Cpu
+from qdqbridge.relax.kernels.codegen.cpu import Cpu
 from qdqbridge.relax.kernels.plan import plan
+from qdqbridge.relax.kernels.weight_only import loops as weight_codes_loops
 from tests.graph.graphs import apply, const, graph, plain, quant, typed
 from tests.relax.kernels.kernel_cases import DOT_CPUS, HOST, target_of
 

@@ -9,7 +9,7 @@ import numpy as np
 from tvm import relax, tirx
 
 from qdqbridge.onnx_io.codecs.view import NoRow
-from qdqbridge.onnx_io.foreign import ForeignAttrs
+from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite

@@ -16,7 +16,7 @@ from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite, wide
-from qdqbridge.relax.kernels.script import T, prim_func, root
+from qdqbridge.relax.kernels.codegen.script import T, prim_func, root
 
 _REAL = "float32"
 _RULES = ("linear", "gated", "delta", "gated_delta")

@@ -17,8 +17,8 @@ from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.relax.emit.compositions.recurrent_activations import Activation, activations
 from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite, wide
-from qdqbridge.relax.kernels.recurrent_layers import DIRECTIONS
-from qdqbridge.relax.kernels.script import T, prim_func, root
+from qdqbridge.relax.kernels.codegen.script import T, prim_func, root
+from qdqbridge.relax.kernels.recurrent.layers import DIRECTIONS
 
 _REAL = "float32"
 _AT_ONCE = 8

@@ -14,7 +14,7 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.operator import AnyAttributes, Row
 from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
-from qdqbridge.onnx_io.foreign import ForeignAttrs
+from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.relax.emit.scope import RelaxScope
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from qdqbridge.graph.graph import Node
-from qdqbridge.onnx_io.foreign import ForeignAttrs
+from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
 from qdqbridge.ops.dot_product_attention import ATTENTION
 from qdqbridge.ops.group_query_attention import GROUP_QUERY_ATTENTION
 from qdqbridge.ops.rotary_embedding import ROTARY_EMBEDDING

@@ -1,0 +1,65 @@
+"""What is told of a network that quantizes badly: which layers do it, and what mends it."""
+
+from __future__ import annotations
+
+from qdqbridge.autoquant.profiling.collect import observable
+from qdqbridge.autoquant.profiling.samples import Samples
+from qdqbridge.autoquant.quantize import Quantized
+from qdqbridge.autoquant.search.sensitivity import Ranking, sensitivity
+from qdqbridge.autoquant.search.sensitivity_variants import Variants, layers_of
+from qdqbridge.autoquant.search.tuning import spread
+from qdqbridge.autoquant.simulation import Simulation
+
+BAD = 20.0
+"""Outputs further than this from the float model's, in dB, are told."""
+WANTED = 30.0
+"""What the command that mends it asks for, in dB."""
+_SAMPLES, _LAYERS, _SHOWN = 16, 400, 3
+
+
+def doubt(made: Quantized, samples: Samples, sqnr: float) -> str:
+    """Returns a warning about outputs that are far from the float model's.
+
+    Args:
+        made: What was quantized.
+        samples: Some of these show which layers are to blame.
+        sqnr: Of its outputs, in dB.
+    """
+    told = f"the outputs are only {sqnr:.1f} dB from the float model's"
+    names = culprits(made, samples)
+    if names:
+        told += f"; most of it comes from {', '.join(names)}"
+    excluded = "".join(f" --exclude '{name}'" for name in names)
+    return (
+        f"{told}. 'qdqbridge quantize … --min-sqnr {WANTED:g}' gives layers more bits until that "
+        f"is met, '--fallback float' with it leaves them float;{excluded or ' --exclude NAME'} "
+        "leaves these float at once"
+    )
+
+
+def culprits(made: Quantized, samples: Samples) -> list[str]:
+    """Returns the names of the layers that cost most alone, the worst first."""
+    ranking = ranked(made, samples)
+    named = () if ranking is None else ranking.layers[:_SHOWN]
+    return [entry.layer.name for entry in named if entry.layer.name]
+
+
+def ranked(made: Quantized, samples: Samples) -> Ranking | None:
+    """Returns what every layer costs alone; None where there are very many: each takes a run.
+
+    Nor is it known of roundings to floats, which are not simulated.
+
+    Args:
+        made: What was quantized.
+        samples: Some of these are run.
+    """
+    plan = made.decision.plan
+    floats = any(params.storage_dtype.is_float for params in made.decision.values.values())
+    if floats or not 1 < len(layers_of(plan)) <= _LAYERS:
+        return None
+    seen = made.profile.by_name()
+    stats = {v: seen[v.name] for v in observable(plan.graph) if v.name in seen}
+    wishes = made.options.wishes(plan.graph)
+    variants = Variants(made.decision, made.target, stats, wishes)
+    simulation = Simulation(plan, spread(samples, _SAMPLES))
+    return sensitivity(variants, simulation, without=False)

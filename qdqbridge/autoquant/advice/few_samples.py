@@ -1,0 +1,92 @@
+"""Samples that say little of others: very few of them, or one that is far larger than all others.
+
+The extremes of one sample are those of a class or a scene, not of the tensor. How much further
+others reach falls with the number of samples; a range that is half as wide again costs less than
+one bit, and clipping what was not seen costs far more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from qdqbridge.autoquant.choosers import MinMax
+from qdqbridge.autoquant.planning.targets import Target
+from qdqbridge.autoquant.profiling.samples import Sample
+
+ENOUGH = 8
+"""Different samples from which ranges are chosen by what was seen alone."""
+
+
+def different(samples: Iterable[Sample], most: int = ENOUGH) -> int:
+    """Returns how many different samples there are; looks no further than at ``most``."""
+    seen: set[bytes] = set()
+    for sample in samples:
+        digest = hashlib.sha256()
+        for name in sorted(sample):
+            digest.update(np.ascontiguousarray(sample[name]).tobytes())
+        seen.add(digest.digest())
+        if len(seen) >= most:
+            break
+    return len(seen)
+
+
+def with_room(target: Target, count: int) -> Target:
+    """Returns a target whose ranges reach further than so few samples: twice as far as one does.
+
+    Args:
+        target: Its choosers are replaced where it lets others be tried.
+        count: How many different samples there are.
+    """
+    if count >= ENOUGH or not target.candidates or count < 1:
+        return target
+    return replace(target, chooser=MinMax(1 + count**-0.5), candidates=())
+
+
+def untried(repair: Sequence[str], target: Target, count: int) -> dict[str, str]:
+    """Returns the repair steps that so few samples say nothing of, and why.
+
+    What a step learns from samples is kept by others; of one sample there are none, and of a few
+    they are too like it: sums of 8-bit weights end further off than they began. Weights of fewer
+    bits are so far off that a few samples bring them closer.
+
+    Args:
+        repair: Steps that are asked for.
+        target: Its weights.
+        count: How many different samples there are.
+    """
+    needs = {"bias": ENOUGH, "learn": 2 if target.weights.storage.bits < 8 else ENOUGH, "round": 2}
+    told = f"{count} different {'sample says' if count == 1 else 'samples say'} nothing of others"
+    return {step: told for step in repair if count < needs.get(step, 0)}
+
+
+FAR = 100.0
+"""How many times as large as most others a sample is that is left out."""
+_SHARE = 0.02
+"""More samples than this share are no accident."""
+
+
+def outlying(samples: Iterable[Sample]) -> list[int]:
+    """Returns the numbers of samples far larger than most others; none where they are several.
+
+    A range that such a sample decides resolves nothing of the others, and in the error of the
+    outputs no other counts beside it.
+
+    Args:
+        samples: What was given to calibrate with.
+    """
+    peaks: dict[str, list[float]] = {}
+    for sample in samples:
+        for name, array in sample.items():
+            if array.dtype.kind == "f":
+                peaks.setdefault(name, []).append(float(np.abs(array).max(initial=0.0)))
+    count = max((len(each) for each in peaks.values()), default=0)
+    found: set[int] = set()
+    for each in peaks.values() if count >= ENOUGH else ():
+        wide, usual = np.array(each), float(np.median(each))
+        far = np.isfinite(wide) & (wide > FAR * usual) & (usual > 0)
+        found |= set(np.flatnonzero(far).tolist())
+    return [] if len(found) > max(1, _SHARE * count) else sorted(found)

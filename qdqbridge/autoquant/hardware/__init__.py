@@ -1,0 +1,1 @@
+"""Arithmetic that is not the contract's: narrow accumulators, other roundings."""

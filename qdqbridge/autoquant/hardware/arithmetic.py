@@ -1,0 +1,299 @@
+"""Integer arithmetic that is not the numeric contract's: narrow accumulators, other roundings.
+
+The contract adds products exactly and rounds once, half to even, in float32.
+:class:`IntegerArithmetic` says what hardware does instead, and :func:`run` computes a graph so.
+It is about products whose result is stored as integers; everything else keeps the contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.autoquant.hardware.pairs import Order
+from qdqbridge.autoquant.hardware.products import Product, products
+from qdqbridge.errors import InputDataError, UnsupportedQuantization
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.interpreter import check_inputs, computed
+from qdqbridge.graph.types import QuantType
+from qdqbridge.tflite_io.rounding import fixed_point, in_float32, rounded_twice
+
+Array = NDArray[Any]
+Sums = NDArray[np.int64]
+EXACT_BITS = 32
+"""Bits of accumulators that are taken to hold every sum."""
+
+
+class Overflow(Enum):
+    """What becomes of a sum that its accumulator does not hold."""
+
+    WRAPAROUND = "wraparound"
+    """Its low bits are kept, as two's complement does."""
+    SATURATION = "saturation"
+    """Every addition stops at the largest or the smallest number: the bias first, then the terms
+    in the order in which a kernel adds them."""
+
+
+class Rescaling(Enum):
+    """How a sum becomes a stored result."""
+
+    HALF_EVEN = "half-even"
+    """A float32 multiplier, rounded half to even: the numeric contract."""
+    FIXED_POINT = "fixed-point"
+    """TFLite's multiplier of 31 bits and a shift, each rounded."""
+    TRUNCATION = "truncation"
+    """A multiplier of 31 bits and a shift that drops what is below, towards minus infinity."""
+    SHIFT = "shift"
+    """A shift alone, rounded half up; a multiplier is taken as the nearest power of two."""
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerArithmetic:
+    """How products of integers are added and rounded.
+
+    Attributes:
+        accumulator_bits: Bits of the accumulator, in two's complement.
+        overflow: What becomes of sums that it does not hold.
+        pairs: In which order 8-bit kernels add neighbouring products with saturation to 16 bits
+            first (``vpmaddubsw``, see :mod:`qdqbridge.autoquant.hardware.pairs`); None for kernels
+            that do not.
+        requantize: How sums are rounded.
+    """
+
+    accumulator_bits: int = EXACT_BITS
+    overflow: Overflow = Overflow.WRAPAROUND
+    pairs: Order | None = None
+    requantize: Rescaling = Rescaling.HALF_EVEN
+
+    @property
+    def narrow(self) -> bool:
+        """True where a sum can be lost."""
+        return self.accumulator_bits < EXACT_BITS or self.pairs is not None
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The smallest and the largest number of an accumulator."""
+        half = 1 << (self.accumulator_bits - 1)
+        return -half, half - 1
+
+
+CONTRACT = IntegerArithmetic()
+"""The numeric contract's."""
+
+
+def arithmetic_of(
+    accumulator_bits: int = EXACT_BITS,
+    overflow: str = Overflow.WRAPAROUND.value,
+    *,
+    pairs: bool = False,
+    requantize: str = Rescaling.HALF_EVEN.value,
+) -> IntegerArithmetic:
+    """Returns an arithmetic by the names of its parts; pairs are added channels-last.
+
+    Raises:
+        InputDataError: There is no such arithmetic.
+    """
+    kinds = {"overflow": (overflow, Overflow), "requantize": (requantize, Rescaling)}
+    for what, (name, known) in kinds.items():
+        if name not in {each.value for each in known}:
+            listed = ", ".join(each.value for each in known)
+            raise InputDataError(f"there is no {what} '{name}'", fix=f"use one of {listed}")
+    if not 2 <= accumulator_bits <= EXACT_BITS:
+        raise InputDataError(
+            f"accumulators of {accumulator_bits} bits are not simulated",
+            fix=f"give 2 to {EXACT_BITS}",
+        )
+    order: Order | None = "channels-last" if pairs else None
+    return IntegerArithmetic(accumulator_bits, Overflow(overflow), order, Rescaling(requantize))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ran:
+    """What :func:`run` found.
+
+    Attributes:
+        outputs: By name, as they are stored.
+        overflows: How many sums of each product were lost on the way; products without any are
+            not listed.
+    """
+
+    outputs: Mapping[str, Array]
+    overflows: Mapping[Node, int]
+
+
+def run(graph: Graph, inputs: Mapping[str, Array], arithmetic: IntegerArithmetic) -> Ran:
+    """Runs ``graph`` with the arithmetic of some hardware.
+
+    Args:
+        graph: A canonical quantized graph.
+        inputs: One array per input, by name; quantized inputs take stored integers.
+        arithmetic: Of its products.
+
+    Raises:
+        InputDataError: The inputs do not fit the graph.
+        InvalidModelError: A node cannot be computed on them.
+    """
+    values: dict[Value, Array] = dict(
+        zip(graph.inputs, check_inputs(graph.inputs, inputs), strict=True)
+    )
+    own = {product.node: product for product in products(graph)}
+    lost: dict[Node, int] = {}
+    for node in graph.nodes:
+        operands = [None if v is None else _stored(v, values) for v in node.inputs]
+        product = own.get(node)
+        if product is None or not _is_rounded(node):
+            results = computed(node, operands)
+        else:
+            x, other = (_stored(v, values) for v in (product.x, product.other))
+            sums, count = summed(product, x, other, arithmetic)
+            results = [_requantized(product, sums, arithmetic.requantize)]
+            if count:
+                lost[node] = count
+        values.update(zip(node.outputs, results, strict=False))
+    pairs = zip(graph.output_names, graph.outputs, strict=True)
+    return Ran({name: _stored(value, values) for name, value in pairs}, lost)
+
+
+def _stored(value: Value, values: Mapping[Value, Array]) -> Array:
+    return values[value] if value.constant is None else value.constant.numpy()
+
+
+def _is_rounded(node: Node) -> bool:
+    """True for a product whose result, and bias, are integers."""
+    type_, bias = node.output.type, node.optional(2)
+    known = bias is None or (bias.constant is not None and bias.quant is not None)
+    return known and isinstance(type_, QuantType) and type_.params.per_tensor
+
+
+# ---- sums ------------------------------------------------------------------------------------
+
+
+def summed(
+    product: Product, x: Array, other: Array, arithmetic: IntegerArithmetic
+) -> tuple[Sums, int]:
+    """Returns the sums of a product as hardware has them, and how many of them were lost.
+
+    Args:
+        product: The product.
+        x: Stored codes of its activation.
+        other: Stored codes of its other operand.
+        arithmetic: How they are added.
+    """
+    exact = product.accumulators(x, other)
+    if not arithmetic.narrow:
+        return exact, 0
+    low, high = arithmetic.limits
+    found, lost = exact, np.zeros(exact.shape, bool)
+    if product.weights is not None:
+        added = _Added(product, x, other, arithmetic.pairs or "channels-last")
+        if arithmetic.pairs is not None and added.paired:
+            found, lost = added.in_pairs(exact)
+        if arithmetic.overflow is Overflow.SATURATION and arithmetic.accumulator_bits < EXACT_BITS:
+            found, lost = added.one_by_one(low, high)
+    lost |= (found < low) | (found > high)
+    return (found - low) % (high - low + 1) + low, int(lost.sum())
+
+
+class _Added:
+    """The sums of one product, term by term."""
+
+    def __init__(self, product: Product, x: Array, other: Array, order: Order) -> None:
+        self.product, self._x, self._other = product, x, other
+        self._order: Order = order
+        self._places = product.places(order)
+        zero = product.other_params.aligned(product.other_params.zero_point, other.shape)
+        self._nothing = np.array(np.broadcast_to(zero, other.shape), other.dtype)
+        self.bias = product.accumulators(x, self._nothing)
+
+    @property
+    def paired(self) -> bool:
+        """True for 8-bit products that such kernels compute."""
+        widths = (self.product.params, self.product.other_params)
+        return not self.product.depthwise and all(p.storage_dtype.bits <= 8 for p in widths)
+
+    def _of(self, columns: slice) -> Sums:
+        """Returns what some terms of every sum give, without the bias."""
+        terms, places = self._nothing.copy(), self._places[:, columns]
+        terms.flat[places] = self._other.flat[places]
+        return self.product.accumulators(self._x, terms) - self.bias
+
+    def one_by_one(self, low: int, high: int) -> tuple[Sums, NDArray[np.bool_]]:
+        """Returns the sums with saturation at every step, and where it happened."""
+        total = np.clip(self.bias, low, high)
+        lost = total != self.bias
+        for index in range(self._places.shape[1]):
+            total = total + self._of(slice(index, index + 1))
+            lost |= (total < low) | (total > high)
+            total = np.clip(total, low, high)
+        return total, lost
+
+    def in_pairs(self, exact: Sums) -> tuple[Sums, NDArray[np.bool_]]:
+        """Returns the sums where two products each are added in 16 bits first.
+
+        Activations are unsigned bytes then, weights what is stored of them, and zero points are
+        corrected outside. What lies around an image is the zero point.
+        """
+        product, info = self.product, np.iinfo(np.int16)
+        rows = product.in_order(self._order)
+        if product.axis is None or (product.centred != product.in_order("channels-first")).any():
+            raise UnsupportedQuantization(
+                f"16-bit pairs of {product.node.op.name} '{product.node.name}' are not simulated",
+                where=product.node.name,
+                why="its weights have zero points, or are several matrices",
+                fix="store weights symmetrically",
+            )
+        code = int(product.params.zero_point)
+        code += 128 if product.params.storage_dtype.is_signed else 0
+        shape = [1] * exact.ndim
+        shape[product.axis] = len(rows)
+        total, lost = exact.copy(), np.zeros(exact.shape, bool)
+        for index in range(0, rows.shape[1] - 1, 2):
+            columns = slice(index, index + 2)
+            raw = self._of(columns) + (code * rows[:, columns].sum(axis=1)).reshape(shape)
+            held = np.clip(raw, info.min, info.max)
+            lost |= held != raw
+            total += held - raw
+        return total, lost
+
+
+# ---- results ---------------------------------------------------------------------------------
+
+
+def _requantized(product: Product, sums: Sums, requantize: Rescaling) -> Array:
+    """Returns sums as the stored result."""
+    result = product.node.output.type
+    assert isinstance(result, QuantType)
+    params = result.params
+    real = product.unit(sums.ndim) / float(params.scale)
+    scaled = _FORMULAS[requantize](sums, np.broadcast_to(real, sums.shape).astype(np.float64))
+    stored = np.clip(scaled + int(params.zero_point), params.qmin, params.qmax)
+    return stored.astype(params.storage_dtype.numpy)
+
+
+def _truncated(sums: Sums, multiplier: NDArray[np.float64]) -> Sums:
+    mantissa, shift = fixed_point(multiplier)
+    return (sums * mantissa) >> (31 - shift)
+
+
+def _shifted(sums: Sums, multiplier: NDArray[np.float64]) -> Sums:
+    places = np.rint(-np.log2(multiplier)).astype(np.int64)
+    right = np.maximum(places, 0)
+    return np.where(
+        right > 0, (sums + ((np.int64(1) << right) >> 1)) >> right, sums << np.maximum(-places, 0)
+    )
+
+
+_FORMULAS: Mapping[Rescaling, Callable[[Sums, NDArray[np.float64]], Sums]] = MappingProxyType(
+    {
+        Rescaling.HALF_EVEN: in_float32,
+        Rescaling.FIXED_POINT: rounded_twice,
+        Rescaling.TRUNCATION: _truncated,
+        Rescaling.SHIFT: _shifted,
+    }
+)

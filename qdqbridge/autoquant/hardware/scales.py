@@ -1,0 +1,167 @@
+"""Scales of weights that suit a target's arithmetic: sums that fit, multipliers that are shifts.
+
+A sum of ``x * w`` lies between the sums of the lower and of the upper ends of its terms, whatever
+the input and the order (:func:`qdqbridge.autoquant.hardware.accumulators.bounds`). A channel whose
+ends do not fit its accumulator gets a larger scale, and with it smaller integers, until they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.autoquant.hardware.accumulators import bounds
+from qdqbridge.autoquant.hardware.arithmetic import CONTRACT, IntegerArithmetic, Rescaling
+from qdqbridge.autoquant.hardware.biases import product_of, stored_result, with_room_for_biases
+from qdqbridge.autoquant.hardware.pairs import FULL, saturating
+from qdqbridge.autoquant.planning.plan import Derived, Fixed, QuantizationPlan, Weight
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.operator import Flow
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.weights import geometry_of
+
+Real = NDArray[np.float64]
+_MARGIN = 1 + 2.0**-20
+"""Room for three float32 roundings: of the scale, of the real weight, of their quotient."""
+_STEPS = 24
+_MOST = 2.0**24
+
+
+def suited(
+    plan: QuantizationPlan,
+    values: Mapping[Value, QuantParams],
+    weights: Mapping[Weight, QuantParams],
+) -> dict[Weight, QuantParams]:
+    """Returns ``weights`` with scales that leave room for biases and suit the target's arithmetic.
+
+    Args:
+        plan: What is quantized, and for which arithmetic.
+        values: Parameters of activations.
+        weights: Parameters of constants.
+    """
+    result = with_room_for_biases(plan.weights, values, weights)
+    arithmetic = plan.arithmetic
+    biases = {product_of(w): w.value for w in plan.weights if isinstance(w.spec, Derived)}
+    for weight, params in result.items() if arithmetic != CONTRACT else ():
+        x = values.get(weight.node.operand(0)) if weight.index == 1 else None
+        if x is None or isinstance(weight.spec, Fixed) or params.blocked or not params.symmetric:
+            continue
+        rows = _rows(weight, x, params, arithmetic, biases.get(weight.node))
+        if rows is None:
+            continue
+        scale = params.scale.astype(np.float64).reshape(-1)
+        if arithmetic.narrow:
+            least = plan.least_scales.get(weight.node.name)
+            scale = rows.fitting(scale) if least is None else np.maximum(scale, least)
+        made = stored_result(weight.node, plan, values)
+        if arithmetic.requantize is Rescaling.SHIFT and made is not None:
+            scale = rows.shifts(scale, float(made.scale) / rows.unit)
+        found = np.asarray(scale, np.float32).reshape(params.scale.shape)
+        result[weight] = replace(params, scale=found)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A float weight as rows of terms, its bias, and what it is multiplied with.
+
+    Attributes:
+        rows: Shape (channels, terms), in the order in which a kernel adds them.
+        bias: One real number for each channel.
+        params: How the weight is stored, but for its scale.
+        codes: The smallest and the largest centred code of the activation.
+        unit: The activation's scale.
+        unsigned: The smallest and the largest code as unsigned bytes.
+        paired: Whether 8-bit kernels add such products in pairs.
+        arithmetic: The target's.
+    """
+
+    rows: Real
+    bias: Real
+    params: QuantParams
+    codes: tuple[int, int]
+    unit: float
+    unsigned: tuple[int, int]
+    paired: bool
+    arithmetic: IntegerArithmetic
+
+    def fitting(self, scale: Real) -> Real:
+        """Returns scales, raised where some input makes a sum that is lost."""
+        low = high = np.ones(len(scale))
+        while not (held := self._hold(scale * high)).all() and high.max() < _MOST:
+            low, high = np.where(held, low, high), np.where(held, high, high * 2)
+        for _ in range(_STEPS):
+            middle = (low + high) / 2
+            held = self._hold(scale * middle)
+            low, high = np.where(held, low, middle), np.where(held, middle, high)
+        return scale * np.where(self._hold(scale), 1.0, high * _MARGIN)
+
+    def _hold(self, scale: Real) -> NDArray[np.bool_]:
+        """Returns for each scale whether no input makes a sum that is lost."""
+        wide = np.tile(scale, len(self.rows) // len(scale)).astype(np.float32).astype(np.float64)
+        stored = self._stored(wide)
+        bias = self.bias / (self.unit * wide)
+        bias = np.sign(bias) * np.ceil(np.abs(bias) + 1)  # float32 units round otherwise
+        smallest, largest = bounds(stored, self.codes, bias.astype(np.int64))
+        low, high = self.arithmetic.limits
+        holds = (smallest >= low) & (largest <= high)
+        if self.arithmetic.pairs is not None and self.paired:
+            holds &= saturating(stored, self.unsigned) == 0
+        each: NDArray[np.bool_] = np.asarray(holds).reshape(-1, len(scale))
+        return np.logical_and.reduce(each, axis=0)
+
+    def _stored(self, wide: Real) -> NDArray[np.int64]:
+        found = np.rint(self.rows / wide[:, None])
+        return np.clip(found, self.params.qmin, self.params.qmax).astype(np.int64)
+
+    def shifts(self, scale: Real, step: float) -> Real:
+        """Returns scales that are ``step`` times a power of two.
+
+        Of the two neighbours that with the smaller error of the weights; the larger one where
+        sums have to fit.
+        """
+        above = step * np.exp2(np.ceil(np.log2(scale / step) - 1e-6))
+        if self.arithmetic.narrow:
+            return above
+        return np.where(self._error(above / 2) < self._error(above), above / 2, above)
+
+    def _error(self, scale: Real) -> Real:
+        wide = np.tile(scale, len(self.rows) // len(scale))
+        each = np.sum((self._stored(wide) * wide[:, None] - self.rows) ** 2, axis=1)
+        return each.reshape(-1, len(scale)).sum(axis=0)
+
+
+def _rows(
+    weight: Weight,
+    x: QuantParams,
+    params: QuantParams,
+    arithmetic: IntegerArithmetic,
+    bias: Value | None,
+) -> _Rows | None:
+    """Returns a weight as rows; None for several matrices, and for what is no product."""
+    node, constant, geometry = weight.node, weight.value.constant, geometry_of(weight.node)
+    if constant is None or geometry is None or node.op.flow is not Flow.ACCUMULATE:
+        return None
+    array = constant.numpy().astype(np.float64)
+    if not (geometry.image or array.ndim == 2):
+        return None
+    rows = geometry.rows(array)
+    if geometry.image and arithmetic.pairs != "channels-first":
+        taps = int(np.prod(array.shape[2:], dtype=np.int64))
+        rows = np.swapaxes(rows.reshape(len(rows), -1, taps), 1, 2).reshape(rows.shape)
+    zero, shift = int(x.zero_point), 128 if x.storage_dtype.is_signed else 0
+    low, high = (min(max(code + shift, FULL[0]), FULL[1]) for code in (x.qmin, x.qmax))
+    paired = x.storage_dtype.bits <= 8 and not geometry.depthwise(array.shape)
+    codes, added = (x.qmin - zero, x.qmax - zero), _bias(bias, len(rows))
+    return _Rows(rows, added, params, codes, float(x.scale), (low, high), paired, arithmetic)
+
+
+def _bias(bias: Value | None, channels: int) -> Real:
+    """Returns what is added to each channel of a product; its magnitude where that varies."""
+    if bias is None or bias.constant is None:
+        return np.zeros(channels)
+    real = bias.constant.numpy().astype(np.float64).reshape(-1)
+    return real if real.size == channels else np.full(channels, np.abs(real).max(initial=0.0))

@@ -1,0 +1,1 @@
+"""Which values are quantized, in which format, and who decides their parameters."""

@@ -1,0 +1,90 @@
+"""Parameters of a constant: one pair, a pair for each channel, or one for each block."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.autoquant.choosers import Chooser, Context, RangeChooser
+from qdqbridge.autoquant.choosers.rows import Pairs, RowChooser, in_chunks
+from qdqbridge.autoquant.planning.formats import Format
+from qdqbridge.autoquant.profiling.stats import TensorStats
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.quantization import QuantParams
+
+_ELEMENTS = 1 << 20
+"""Weights that are looked at together, about."""
+
+
+def of_constant(value: Value, format: Format, chooser: Chooser, context: Context) -> QuantParams:
+    """Returns the parameters of a constant.
+
+    Args:
+        value: The constant.
+        format: How it is stored; its axis is one of the constant's.
+        chooser: Decides; one that can is shown the rows themselves.
+        context: What it is told otherwise.
+    """
+    assert value.constant is not None
+    array = value.constant.numpy()
+    if format.axis is None:
+        return chooser(TensorStats.of(array), format, context)
+    if format.block is not None:
+        return _in_blocks(array, format, chooser, context)
+    rows = np.moveaxis(array, format.axis, 0).reshape(array.shape[format.axis], -1)
+    if not isinstance(chooser, RangeChooser) and isinstance(chooser, RowChooser):
+        scale, zero_point = in_chunks(chooser, rows, format.per_tensor(), _ELEMENTS)
+        return format.params_of(scale, zero_point)
+    each = [chooser(TensorStats.of(row), format.per_tensor(), context) for row in rows]
+    return replace(
+        each[0],
+        scale=np.array([params.scale for params in each]),
+        zero_point=np.array([params.zero_point for params in each], np.int32),
+        axis=format.axis,
+    )
+
+
+def spanned(array: NDArray[Any], format: Format) -> QuantParams:
+    """Returns the parameters that the extremes of an array ask for.
+
+    Args:
+        array: Real numbers.
+        format: How they are stored; its axis is one of the array's.
+    """
+    if format.axis is None:
+        return format.params(array.min(initial=0.0), array.max(initial=0.0))
+    if format.block is not None:
+        starts = list(range(0, array.shape[format.axis], format.block))
+        low, high = (f.reduceat(array, starts, axis=format.axis) for f in (np.minimum, np.maximum))
+        return format.params(low, high)
+    others = tuple(axis for axis in range(array.ndim) if axis != format.axis)
+    return format.params(array.min(axis=others), array.max(axis=others))
+
+
+def _in_blocks(
+    array: NDArray[Any], format: Format, chooser: Chooser, context: Context
+) -> QuantParams:
+    assert format.axis is not None and format.block is not None
+    moved = np.moveaxis(array, format.axis, -1)
+    count = -(-moved.shape[-1] // format.block)
+    missing = count * format.block - moved.shape[-1]
+    # A last short block is filled up with its own last element, which moves no extreme.
+    widths = [(0, 0)] * (moved.ndim - 1) + [(0, missing)]
+    blocks = np.pad(moved, widths, mode="edge").reshape(-1, format.block)
+    scale, zero_point = _of_rows(blocks, format.per_tensor(), chooser, context)
+    shape = (*moved.shape[:-1], count)
+    scale = np.moveaxis(scale.reshape(shape), -1, format.axis)
+    return format.params_of(scale, np.moveaxis(zero_point.reshape(shape), -1, format.axis))
+
+
+def _of_rows(rows: NDArray[Any], format: Format, chooser: Chooser, context: Context) -> Pairs:
+    if isinstance(chooser, RowChooser):
+        return in_chunks(chooser, rows, format, _ELEMENTS)
+    each = [chooser(TensorStats.of(row), format, context) for row in rows]
+    return (
+        np.array([params.scale for params in each], np.float32),
+        np.array([params.zero_point for params in each], np.int32),
+    )

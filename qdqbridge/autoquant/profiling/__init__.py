@@ -1,0 +1,1 @@
+"""What a float model does on data: statistics of every tensor, by many processes."""

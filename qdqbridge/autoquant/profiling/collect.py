@@ -1,0 +1,341 @@
+"""One pass over the data: every sample goes through the float model once, and is forgotten.
+
+The float model is made ready first, so that what is seen is what is quantized.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from qdqbridge.autoquant.planning.batch_norms import fold_batch_norm
+from qdqbridge.autoquant.profiling.control_flow import ModelRecipe, real_values, watched
+from qdqbridge.autoquant.profiling.profile import (
+    Profile,
+    ProfileEntry,
+    channel_axis,
+    profile_id,
+    sample_hash,
+)
+from qdqbridge.autoquant.profiling.running_stats import Measured, running
+from qdqbridge.autoquant.profiling.samples import Sample, cut_along_examples
+from qdqbridge.autoquant.profiling.stats import TensorStats
+from qdqbridge.canonical.driver import run
+from qdqbridge.canonical.fusions import FUSIONS
+from qdqbridge.errors import InputDataError
+from qdqbridge.graph.copying import copied
+from qdqbridge.graph.edit import name_values
+from qdqbridge.graph.graph import Graph, Value
+from qdqbridge.graph.identity import origin_of
+from qdqbridge.graph.interpreter import check_inputs
+
+_HUGE = math.ldexp(1.0, 100)
+"""Magnitudes that stand for infinity, such as the lowest float32 in an attention mask."""
+_SHOWN = 5
+
+
+Progress = Callable[[int, int], None]
+
+
+class Data(Protocol):
+    """Samples that can be gone through, any number of times."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Sample]: ...
+
+
+class Observer(Protocol):
+    """Something that runs the float model and says what it saw of each tensor.
+
+    Attributes:
+        values: The tensors it looks at.
+    """
+
+    values: Sequence[Value]
+
+    def observe(self, sample: Sample) -> None:
+        """Looks at one sample."""
+        ...
+
+    def taken(self) -> Sequence[TensorStats]:
+        """Returns the statistics of :attr:`values` over what was seen since, and starts anew."""
+        ...
+
+
+def prepared(graph: Graph) -> Graph:
+    """Returns a copy of a float graph in which what inference computes twice is computed once.
+
+    Batch normalizations are folded into products, and a norm or activation that is written step by
+    step is one operator, which is rounded once. The outputs stay what they were up to float
+    rounding. Every value has a name of its own, by which a profile knows it.
+    """
+    copy = copied(graph).graph
+    notes = list(copy.notes)
+    run(copy, (fold_batch_norm, *FUSIONS))
+    copy.notes = notes
+    return name_values(copy)
+
+
+def check_float(graph: Graph) -> None:
+    """Refuses a graph that is quantized already, at least in part.
+
+    Raises:
+        InputDataError: It holds quantized values or operators on integers.
+    """
+    found = [value.name for value in graph.values() if value.quant is not None]
+    names = [node.name for node in graph.nodes if "Integer" in node.op.name]
+    if found or names:
+        raise InputDataError(
+            "the model is quantized already",
+            why=f"quantized: {listed(found or names)}",
+            fix="give the float model that it was made from",
+        )
+
+
+def observable(graph: Graph) -> list[Value]:
+    """Returns every float tensor that is computed or fed, in topological order."""
+    return real_values(graph)
+
+
+def _unseen(value: Value) -> ProfileEntry:
+    """Returns the entry of a tensor that no sample was seen of."""
+    operator, index = origin_of(value)
+    return ProfileEntry(value.name, operator, index, value.type.shape, TensorStats())
+
+
+class Recording:
+    """An observer for any engine that returns tensors."""
+
+    def __init__(
+        self,
+        values: Sequence[Value],
+        run: Callable[[Sample], Sequence[Sequence[NDArray[Any]]]],
+        *,
+        histograms: bool = True,
+        fast: bool | None = None,
+    ) -> None:
+        """Takes an engine.
+
+        Args:
+            values: The tensors that ``run`` returns.
+            run: Runs the model on one sample; returns what each tensor holds: one array, and for
+                tensors of bodies as many as the bodies run.
+            histograms: Count values as well.
+            fast: Compiled loops, or NumPy; by default the loops where TVM is installed.
+        """
+        self.values: Sequence[Value] = list(values)
+        self._run = run
+        self._running = [
+            running(channel_axis(value), histogram=histograms, fast=fast) for value in self.values
+        ]
+
+    def observe(self, sample: Sample) -> None:
+        """Looks at one sample."""
+        for arrays, tensor in zip(self._run(sample), self._running, strict=True):
+            for array in arrays:
+                tensor.add(array)
+
+    def taken(self) -> Sequence[TensorStats]:
+        """Returns the statistics over what was seen since, and starts anew."""
+        return [tensor.taken() for tensor in self._running]
+
+
+class Computed:
+    """An observer whose engine computes the statistics itself: only these leave it."""
+
+    def __init__(
+        self, values: Sequence[Value], run: Callable[[Sample], Sequence[Sequence[NDArray[Any]]]]
+    ) -> None:
+        """Takes an engine.
+
+        Args:
+            values: The tensors that it looks at.
+            run: Runs the model on one sample; gives keys, facts and perhaps tables of each tensor,
+                see :mod:`qdqbridge.relax.statistics`.
+        """
+        self.values: Sequence[Value] = list(values)
+        self._run = run
+        self._running = [Measured(channel_axis(value)) for value in self.values]
+
+    def observe(self, sample: Sample) -> None:
+        """Looks at one sample."""
+        for parts, tensor in zip(self._run(sample), self._running, strict=True):
+            facts = parts[1].tolist()
+            tensor.measured(parts[0], facts)
+            for tables in parts[2:]:
+                tensor.counted(tables, facts[3], facts[0])
+
+    def taken(self) -> Sequence[TensorStats]:
+        """Returns the statistics over what was seen since, and starts anew."""
+        return [tensor.taken() for tensor in self._running]
+
+
+def onnxruntime_observer(graph: Graph, *, histograms: bool = True, threads: int = 0) -> Observer:
+    """Returns an observer that runs the model with onnxruntime.
+
+    Raises:
+        UnsupportedTargetError: onnxruntime cannot run the model.
+    """
+    execution = ModelRecipe.of(graph, threads=threads).execution()
+    return Recording(watched(graph), execution.run, histograms=histograms)
+
+
+def tvm_observer(graph: Graph, *, histograms: bool = True, target: Any = "llvm") -> Observer:
+    """Returns an observer that runs the model with TVM, statistics and all.
+
+    Raises:
+        UnsupportedTargetError: TVM is not there, or cannot build the model.
+    """
+    from qdqbridge.relax.profiling import ProfilingModule
+
+    values = observable(graph)
+    watched = [(value, channel_axis(value)) for value in values]
+    module = ProfilingModule(graph, watched, histograms=histograms, target=target)
+    return Computed(values, module.run)
+
+
+def collect(
+    graph: Graph,
+    samples: Data,
+    observer: Observer,
+    *,
+    histograms: bool = True,
+    start: Profile | None = None,
+    checkpoint: Callable[[Profile], None] | None = None,
+    interval: float = 5.0,
+    progress: Progress | None = None,
+) -> Profile:
+    """Returns the profile of ``graph`` over ``samples``.
+
+    Args:
+        graph: A canonical float graph.
+        samples: The data.
+        observer: Runs the model; its values are among the observable ones of ``graph``.
+        histograms: Whether the observer counts values.
+        start: A profile of the first samples, made before; they are not run again.
+        checkpoint: Called now and then with what there is to save.
+        interval: Seconds between two such calls.
+        progress: Called with the number of samples done, and of all.
+
+    Raises:
+        InputDataError: ``start`` is of another model or of other samples.
+    """
+    unseen = {profile_id(value): _unseen(value) for value in watched(graph)}
+    total = Profile(graph.digest, histograms=histograms, tensors=unseen)
+    remaining = iter(samples)
+    if start is not None:
+        total = _resumed(total, start, remaining)
+    done, seen, data, saved = total.samples, 0, 0, time.monotonic()
+    for sample in remaining:
+        check_inputs(graph.inputs, sample)
+        with cut_along_examples(graph.inputs):
+            observer.observe(sample)
+        data += sample_hash(sample)
+        seen += 1
+        if checkpoint is not None and time.monotonic() >= saved + interval:
+            total, seen, data = _added(total, observer, seen, data), 0, 0
+            checkpoint(total)
+            saved = time.monotonic()
+        done += 1
+        if progress is not None:
+            progress(done, len(samples))
+    return _added(total, observer, seen, data)
+
+
+def _added(total: Profile, observer: Observer, samples: int, data: int) -> Profile:
+    """Returns ``total`` with what the observer saw of so many further samples."""
+    tensors = dict(total.tensors)
+    for value, stats in zip(observer.values, observer.taken(), strict=True):
+        key = profile_id(value)
+        tensors[key] = replace(tensors[key], stats=tensors[key].stats.merged(stats))
+    data = (total.data + data) % (1 << 256)
+    return replace(total, samples=total.samples + samples, data=data, tensors=tensors)
+
+
+def _resumed(nothing: Profile, start: Profile, samples: Iterator[Sample]) -> Profile:
+    """Returns the profile to go on from; takes its samples off the iterator."""
+    whole = nothing.merged(start)  # or it is of another model
+    first = [sample_hash(sample) for sample in islice(samples, start.samples)]
+    if len(first) < start.samples or sum(first) % (1 << 256) != start.data:
+        raise InputDataError(
+            "the profile cannot be continued: it is of other data",
+            why=f"it holds {start.samples} samples which are not the first ones given",
+            fix="give the data it was begun with, or start anew",
+        )
+    return whole
+
+
+# ---- what statistics are refused
+
+
+def check_profile(profile: Profile, graph: Graph) -> None:
+    """Refuses a profile that is not of ``graph``.
+
+    Raises:
+        InputDataError: It is of another model, or holds no sample.
+    """
+    if profile.model != graph.digest:
+        raise InputDataError(
+            "the profile is of another model",
+            why=f"it is of the model with digest {profile.model[:12]}…, this one has "
+            f"{graph.digest[:12]}…",
+            fix="profile this model",
+        )
+    if not profile.samples:
+        raise InputDataError("the profile holds no sample", fix="profile some data")
+
+
+def check_complete(seen: Mapping[str, TensorStats], values: Iterable[Value]) -> None:
+    """Refuses statistics that lack some of ``values``.
+
+    Raises:
+        InputDataError: A tensor is not known.
+    """
+    missing = [value.name for value in values if value.name not in seen]
+    if missing:
+        raise InputDataError(
+            "the profile lacks tensors of the model",
+            why=f"it does not know {missing[0]!r} and {len(missing) - 1} others",
+            fix="profile the model file itself with this version",
+        )
+
+
+def check_numbers(seen: Mapping[Value, TensorStats]) -> None:
+    """Refuses statistics with NaN in them.
+
+    Raises:
+        InputDataError: A tensor held NaN; the first ones in the order of the graph are named.
+    """
+    found = [(value.name, stats.nans) for value, stats in seen.items() if stats.nans]
+    if found:
+        name, count = found[0]
+        raise InputDataError(
+            "the float model computes NaN on the data",
+            where=f"tensor {name!r}, {count} times",
+            why=f"NaN in {len(found)} tensors: {listed([name for name, _ in found])}",
+            fix="look at the data and at the operator that makes that tensor",
+        )
+
+
+def unusable(seen: Mapping[Value, TensorStats]) -> dict[Value, str]:
+    """Returns the values that no range describes, and why."""
+    result: dict[Value, str] = {}
+    for value, stats in seen.items():
+        if not stats.finite:
+            result[value] = f"no sample put a finite number into {value.name!r}"
+        elif stats.positive_infinities or stats.negative_infinities or stats.magnitude >= _HUGE:
+            result[value] = f"{value.name!r} holds infinities, or numbers that stand for them"
+    return result
+
+
+def listed(names: list[str]) -> str:
+    """Returns names for a message, the first few of many."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(repr, names[:_SHOWN])) + more

@@ -1,0 +1,215 @@
+"""What is remembered of one float tensor over all samples: exact, mergeable, independent of order.
+
+Every field is a count, an extreme, or an exact sum, so that the statistics of two sets of samples
+merge into those of both, bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.autoquant.profiling.histogram import Histogram
+
+_UNIT = 149
+"""Every float32 is a multiple of ``2**-149``; sums are whole numbers of these."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChannelExtremes:
+    """The smallest and largest finite value in every channel.
+
+    Attributes:
+        axis: The axis that numbers the channels.
+        minimum: float32, one entry a channel; +infinity where a channel has no finite value.
+        maximum: float32; -infinity there.
+    """
+
+    axis: int
+    minimum: NDArray[np.float32]
+    maximum: NDArray[np.float32]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ChannelExtremes):
+            return NotImplemented
+        return (
+            self.axis == other.axis
+            and np.array_equal(self.minimum, other.minimum)
+            and np.array_equal(self.maximum, other.maximum)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @staticmethod
+    def of(values: NDArray[Any], finite: NDArray[np.bool_] | None, axis: int) -> ChannelExtremes:
+        """Returns the extremes of ``values``; ``finite`` is None where all of them are."""
+        others = tuple(i for i in range(values.ndim) if i != axis)
+        low, high = values, values
+        if finite is not None:
+            low = np.where(finite, values, np.float32(np.inf))
+            high = np.where(finite, values, np.float32(-np.inf))
+        minimum = low.min(axis=others, initial=np.inf).astype(np.float32)
+        maximum = high.max(axis=others, initial=-np.inf).astype(np.float32)
+        return ChannelExtremes(axis, minimum + np.float32(0), maximum + np.float32(0))
+
+    def merged(self, other: ChannelExtremes) -> ChannelExtremes:
+        """Returns the extremes of both."""
+        minimum = np.minimum(self.minimum, other.minimum)
+        return ChannelExtremes(self.axis, minimum, np.maximum(self.maximum, other.maximum))
+
+
+@dataclass(frozen=True, slots=True)
+class SampleExtremes:
+    """What the samples' own extremes add up to, as whole numbers of ``2**-149``.
+
+    Attributes:
+        samples: Number of samples with a finite value.
+        minima: Sum of each sample's smallest finite value.
+        maxima: Sum of each sample's largest.
+        magnitudes: Sum of each sample's largest magnitude.
+    """
+
+    samples: int = 0
+    minima: int = 0
+    maxima: int = 0
+    magnitudes: int = 0
+
+    def merged(self, other: SampleExtremes) -> SampleExtremes:
+        """Returns the sums over both sets of samples."""
+        return SampleExtremes(
+            self.samples + other.samples,
+            self.minima + other.minima,
+            self.maxima + other.maxima,
+            self.magnitudes + other.magnitudes,
+        )
+
+    @property
+    def mean_minimum(self) -> float:
+        """Mean of the samples' smallest values."""
+        return _real(self.minima, self.samples)
+
+    @property
+    def mean_maximum(self) -> float:
+        """Mean of the samples' largest values."""
+        return _real(self.maxima, self.samples)
+
+    @property
+    def mean_magnitude(self) -> float:
+        """Mean of the samples' largest magnitudes."""
+        return _real(self.magnitudes, self.samples)
+
+
+@dataclass(frozen=True, slots=True, eq=True)
+class TensorStats:
+    """The statistics of one tensor.
+
+    Attributes:
+        count: Number of elements seen, of whatever value.
+        zeros: How many of them are zero.
+        nans: How many are NaN.
+        positive_infinities: How many are +infinity.
+        negative_infinities: How many are -infinity.
+        minimum: Smallest finite value; +infinity where there is none.
+        maximum: Largest finite value; -infinity where there is none.
+        per_sample: Sums of the samples' own extremes.
+        channels: Extremes per channel; None for tensors without channels.
+        histogram: Counts of the finite values that are not zero.
+    """
+
+    count: int = 0
+    zeros: int = 0
+    nans: int = 0
+    positive_infinities: int = 0
+    negative_infinities: int = 0
+    minimum: float = float("inf")
+    maximum: float = float("-inf")
+    per_sample: SampleExtremes = SampleExtremes()
+    channels: ChannelExtremes | None = None
+    histogram: Histogram = field(default_factory=Histogram.empty)
+
+    @staticmethod
+    def of(
+        sample: NDArray[Any], *, channel_axis: int | None = None, histogram: bool = True
+    ) -> TensorStats:
+        """Returns the statistics of a tensor for one sample.
+
+        Args:
+            sample: float16, bfloat16, float32 or float64 values of any shape.
+            channel_axis: The axis whose extremes are kept per channel.
+            histogram: Count values as well; extremes alone are several times cheaper.
+        """
+        values = np.asarray(sample)
+        values = values if values.dtype == np.float64 else values.astype(np.float32, copy=False)
+        low = float(values.min(initial=np.inf))
+        high = float(values.max(initial=-np.inf))
+        result = TensorStats(count=values.size)
+        finite, kept = None, values
+        if not (np.isfinite(low) and np.isfinite(high)) and values.size:
+            finite = np.isfinite(values)
+            kept = values[finite]
+            low, high = float(kept.min(initial=np.inf)), float(kept.max(initial=-np.inf))
+            result = replace(
+                result,
+                nans=int(np.isnan(values).sum()),
+                positive_infinities=int(np.isposinf(values).sum()),
+                negative_infinities=int(np.isneginf(values).sum()),
+            )
+        counts = Histogram.of(kept) if histogram else Histogram.empty()
+        channels = None
+        if channel_axis is not None and values.ndim > channel_axis:
+            channels = ChannelExtremes.of(values, finite, channel_axis)
+        return replace(
+            result,
+            zeros=int(kept.size - np.count_nonzero(kept)),
+            minimum=low + 0.0,
+            maximum=high + 0.0,
+            per_sample=_of_sample(low, high),
+            channels=channels,
+            histogram=counts,
+        )
+
+    def merged(self, other: TensorStats) -> TensorStats:
+        """Returns the statistics of both sets of samples."""
+        channels = self.channels or other.channels
+        if self.channels is not None and other.channels is not None:
+            channels = self.channels.merged(other.channels)
+        return TensorStats(
+            count=self.count + other.count,
+            zeros=self.zeros + other.zeros,
+            nans=self.nans + other.nans,
+            positive_infinities=self.positive_infinities + other.positive_infinities,
+            negative_infinities=self.negative_infinities + other.negative_infinities,
+            minimum=min(self.minimum, other.minimum),
+            maximum=max(self.maximum, other.maximum),
+            per_sample=self.per_sample.merged(other.per_sample),
+            channels=channels,
+            histogram=self.histogram.merged(other.histogram),
+        )
+
+    @property
+    def finite(self) -> int:
+        """Number of finite elements."""
+        return self.count - self.nans - self.positive_infinities - self.negative_infinities
+
+    @property
+    def magnitude(self) -> float:
+        """The largest finite magnitude; 0 where nothing is finite."""
+        return max(self.maximum, -self.minimum, 0.0)
+
+
+def _of_sample(low: float, high: float) -> SampleExtremes:
+    if low > high:
+        return SampleExtremes()
+    return SampleExtremes(1, _whole(low), _whole(high), _whole(max(high, -low)))
+
+
+def _whole(value: float) -> int:
+    numerator, denominator = float(np.float32(value)).as_integer_ratio()
+    return (numerator << _UNIT) // denominator
+
+
+def _real(total: int, samples: int) -> float:
+    return 0.0 if not samples else total / (samples << _UNIT)

@@ -1,0 +1,218 @@
+"""Calibration data in files, read sample by sample: memory does not grow with their number."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from qdqbridge.autoquant.profiling.samples import Sample, Samples
+from qdqbridge.errors import InputDataError
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.interpreter import check_mapping
+
+_LABELS = "labels"
+_NPY = ".npy"
+Warn = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype[Any]
+
+    @property
+    def row(self) -> int:
+        """Bytes of an example."""
+        return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class FileSamples:
+    """Samples of a model in ``.npz`` files, one after the other.
+
+    Attributes:
+        files: The files and the examples in each.
+        names: Name of the array in each file, per input of the model.
+        step: Examples that the model takes at once.
+        left_out: Numbers of samples that are passed over.
+    """
+
+    files: tuple[tuple[Path, int], ...]
+    names: tuple[dict[str, str], ...]
+    step: int
+    left_out: frozenset[int] = frozenset()
+
+    def __len__(self) -> int:
+        return sum(count // self.step for _, count in self.files) - len(self.left_out)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (row for number, row in enumerate(self._all()) if number not in self.left_out)
+
+    def _all(self) -> Iterator[Sample]:
+        for (path, count), names in zip(self.files, self.names, strict=True):
+            yield from _rows(path, names, count // self.step, self.step)
+
+
+def open_samples(path: Path, inputs: Sequence[Value], warn: Warn | None = None) -> FileSamples:
+    """Returns the samples in an ``.npz`` file, or in all of a folder in the order of their names.
+
+    Arrays are found by the input's name; a model with one input takes the only array of a file
+    whatever it is called. An array named ``labels`` is left out.
+
+    Args:
+        path: The file or folder.
+        inputs: The graph's inputs.
+        warn: Called with what was assumed.
+
+    Raises:
+        InputDataError: A file cannot be read, holds no sample, or other arrays than the model's
+            inputs; or the folder holds no file.
+    """
+    found = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+    if not found:
+        raise InputDataError(
+            "the folder holds no data", where=str(path), fix="put .npz files into it"
+        )
+    said: dict[str, None] = {}
+    files: list[tuple[Path, int]] = []
+    names: list[dict[str, str]] = []
+    step = 1
+    for file in found:
+        headers = _headers(file)
+        chosen = _chosen(file, [value.name for value in inputs], headers, said)
+        stand_ins = {name: _stand_in(headers[array]) for name, array in chosen.items()}
+        try:
+            check_mapping(inputs, stand_ins)
+            step = (samples := Samples.of(inputs, stand_ins)).step
+        except InputDataError as error:
+            raise InputDataError(
+                error.what, where=str(file), why=error.why, fix=error.fix
+            ) from error
+        files.append((file, len(samples) * step))
+        names.append(chosen)
+    if warn is not None:
+        for text in said:
+            warn(text)
+    return FileSamples(tuple(files), tuple(names), step)
+
+
+def _stand_in(header: _Header) -> NDArray[Any]:
+    """Returns an array of that shape which takes no memory."""
+    return np.broadcast_to(np.zeros((), header.dtype), header.shape)
+
+
+def _chosen(
+    path: Path, wanted: Sequence[str], headers: dict[str, _Header], said: dict[str, None]
+) -> dict[str, str]:
+    names = list(headers)
+    if _LABELS in names and _LABELS not in wanted:
+        said[f"the array '{_LABELS}' is no input of the model; it is left out"] = None
+        names.remove(_LABELS)
+    if len(wanted) == 1 and len(names) == 1:
+        if names != list(wanted) and path.suffix != _NPY:
+            said[f"'{names[0]}' is taken as '{wanted[0]}'"] = None
+        return {wanted[0]: names[0]}
+    if set(names) != set(wanted):
+        missing = [name for name in wanted if name not in names]
+        unknown = [name for name in names if name not in wanted]
+        raise InputDataError(
+            "the data are not the inputs of the model",
+            where=str(path),
+            why=f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}",
+            fix=f"name the arrays {', '.join(wanted)}",
+        )
+    return {name: name for name in wanted}
+
+
+# ---- NumPy's files -----------------------------------------------------------------------------
+
+
+def _headers(path: Path) -> dict[str, _Header]:
+    try:
+        if not zipfile.is_zipfile(path):
+            with path.open("rb") as stream:
+                return {path.stem: _header(stream)}
+        with zipfile.ZipFile(path) as archive:
+            found: dict[str, _Header] = {}
+            for member in archive.namelist():
+                with archive.open(member) as stream:
+                    found[member.removesuffix(_NPY)] = _header(stream)
+            return found
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        # No file, no header of NumPy's, cut short, no archive: all of them are the file's.
+        raise _unreadable(path, error) from error
+
+
+def _header(stream: IO[bytes]) -> _Header:
+    version = npy.read_magic(stream)
+    if version == (1, 0):
+        shape, fortran, dtype = npy.read_array_header_1_0(stream)
+    else:
+        shape, fortran, dtype = npy.read_array_header_2_0(stream)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    return _Header(shape, fortran, dtype)
+
+
+def _rows(
+    path: Path, names: dict[str, str], samples: int, step: int
+) -> Generator[Sample, None, None]:
+    try:
+        with ExitStack() as stack:
+            archive = stack.enter_context(zipfile.ZipFile(path)) if _is_zip(path) else None
+            readers = {
+                name: _reader(stack, path, archive, array, step) for name, array in names.items()
+            }
+            for _ in range(samples):
+                yield {name: read() for name, read in readers.items()}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        # No file, no header of NumPy's, cut short, no archive: all of them are the file's.
+        raise _unreadable(path, error) from error
+
+
+def _is_zip(path: Path) -> bool:
+    return zipfile.is_zipfile(path)
+
+
+def _reader(
+    stack: ExitStack, path: Path, archive: zipfile.ZipFile | None, array: str, step: int
+) -> Callable[[], NDArray[Any]]:
+    """Returns what reads the next ``step`` examples of an array."""
+    if archive is None:
+        stream: IO[bytes] = stack.enter_context(path.open("rb"))
+    else:
+        member = array + _NPY if array + _NPY in archive.namelist() else array
+        stream = stack.enter_context(archive.open(member))
+    header = _header(stream)
+    if header.fortran:  # its examples do not lie one behind the other
+        whole = np.frombuffer(stream.read(), header.dtype).reshape(header.shape[::-1]).T
+        parts = iter(range(0, len(whole), step))
+        return lambda: (start := next(parts), np.ascontiguousarray(whole[start : start + step]))[1]
+    shape = (step, *header.shape[1:])
+
+    def read() -> NDArray[Any]:
+        data = bytearray(header.row * step)
+        if stream.readinto(data) != len(data):  # type: ignore[attr-defined]
+            raise EOFError("it ends too early")
+        return np.frombuffer(data, header.dtype).reshape(shape)
+
+    return read
+
+
+def _unreadable(path: Path, error: Exception) -> InputDataError:
+    why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return InputDataError(
+        "cannot read the data file",
+        where=str(path),
+        why=why,
+        fix="check the path; write it with numpy.savez(path, name=array), numbers only",
+    )

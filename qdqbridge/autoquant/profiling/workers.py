@@ -1,0 +1,296 @@
+"""Several processes, here or on a cluster, that look at samples side by side.
+
+What they find merges exactly, so that the profile is the one a single process makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from typing import Any, Protocol
+
+from qdqbridge.autoquant.profiling.control_flow import ModelRecipe
+from qdqbridge.autoquant.profiling.running_stats import running
+from qdqbridge.autoquant.profiling.samples import Sample
+from qdqbridge.autoquant.profiling.stats import TensorStats
+from qdqbridge.errors import InputDataError, UnsupportedTargetError
+from qdqbridge.graph.graph import Value
+
+_BATCH = 16
+"""Samples that a worker gets at once."""
+_ATTEMPTS = 5
+"""Workers that may die at one share: something else may end them, but not again and again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a worker needs to know.
+
+    Attributes:
+        recipe: The model.
+        axes: The channel axis of each of its values.
+        histograms: Count values as well.
+    """
+
+    recipe: ModelRecipe
+    axes: tuple[int | None, ...]
+    histograms: bool
+
+    def worker(self) -> JobWorker:
+        """Returns what runs the model."""
+        return JobWorker(self)
+
+
+class JobWorker:
+    """Runs a job's model on samples."""
+
+    def __init__(self, job: Job) -> None:
+        self._execution = job.recipe.execution()
+        self._running = [running(axis, histogram=job.histograms) for axis in job.axes]
+
+    def seen(self, samples: Sequence[Sample]) -> list[TensorStats]:
+        """Returns the statistics over ``samples``."""
+        for sample in samples:
+            for arrays, tensor in zip(self._execution.run(sample), self._running, strict=True):
+                for array in arrays:
+                    tensor.add(array)
+        return [tensor.taken() for tensor in self._running]
+
+
+class Worker(Protocol):
+    """What a process has made of a job."""
+
+    def seen(self, share: Sequence[Any], /) -> Any:
+        """Returns what is found about a share; nothing of it stays behind."""
+        ...
+
+
+class Work(Protocol):
+    """A job in plain data: it goes to other processes and machines."""
+
+    def worker(self) -> Worker:
+        """Returns what does it."""
+        ...
+
+
+class Team(Protocol):
+    """Workers that know a job.
+
+    Attributes:
+        size: How many there are.
+    """
+
+    size: int
+
+    def seen(self, shares: Sequence[Sequence[Any]]) -> list[Any]:
+        """Returns what is found about each share, a share going to one worker.
+
+        A share whose worker dies is given to another one, which begins it anew: what comes back
+        is the same.
+
+        Raises:
+            UnsupportedTargetError: Workers die again and again.
+        """
+        ...
+
+    def close(self) -> None:
+        """Lets the workers go."""
+        ...
+
+
+def team_of(job: Work, workers: int | str) -> Team:
+    """Returns a team of so many processes, or of Ray's.
+
+    Raises:
+        InputDataError: It is no number of workers.
+        UnsupportedTargetError: Ray is not installed.
+    """
+    if workers == "ray":
+        return Ray(job)
+    if isinstance(workers, int) and workers > 0:
+        return Processes(job, workers)
+    raise InputDataError(
+        f"{workers!r} is no number of workers", fix="give a positive number, or 'ray'"
+    )
+
+
+def _all_seen(
+    shares: Sequence[Sequence[Any]],
+    begin: Callable[[int, Sequence[Any]], Callable[[], Any]],
+    renew: Callable[[int], None],
+    died: type[BaseException],
+) -> list[Any]:
+    """Returns what is found about each share.
+
+    Args:
+        shares: At most one for each worker.
+        begin: Gives a worker a share; what it returns waits for the result.
+        renew: Puts another worker in the place of a dead one.
+        died: What waiting raises where a worker died.
+    """
+    found: dict[int, Any] = {}
+    for _ in range(_ATTEMPTS):
+        waiting: dict[int, Callable[[], Any]] = {}
+        for index, share in enumerate(shares):
+            if index not in found:
+                try:
+                    waiting[index] = begin(index, share)
+                except died:  # since its last share
+                    renew(index)
+        for index, wait in waiting.items():
+            try:
+                found[index] = wait()
+            except died:
+                renew(index)
+        if len(found) == len(shares):
+            return [found[index] for index in range(len(shares))]
+    raise UnsupportedTargetError(
+        "workers die again and again",
+        why=f"{_ATTEMPTS} died at the same share",
+        fix="look at the memory that they have, or take fewer of them",
+    )
+
+
+class Processes:
+    """Processes on this machine."""
+
+    def __init__(self, job: Work, size: int) -> None:
+        """Starts them."""
+        self.size = size
+        self._job = job
+        self._pools = [self._pool() for _ in range(size)]
+
+    def _pool(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(
+            1, mp_context=get_context("spawn"), initializer=_begin, initargs=(self._job,)
+        )
+
+    def seen(self, shares: Sequence[Sequence[Any]]) -> list[Any]:
+        """Returns what is found about each share."""
+
+        def begin(index: int, share: Sequence[Any]) -> Callable[[], Any]:
+            return self._pools[index].submit(_seen, [*share]).result
+
+        def renew(index: int) -> None:
+            self._pools[index].shutdown(wait=False)
+            self._pools[index] = self._pool()
+
+        return _all_seen(shares, begin, renew, BrokenProcessPool)
+
+    def close(self) -> None:
+        """Ends them."""
+        for pool in self._pools:
+            pool.shutdown(cancel_futures=True)
+
+
+_HERE: list[Worker] = []
+"""The worker that this process is; a pool hands its processes nothing but a module."""
+
+
+def _begin(job: Work) -> None:
+    _HERE[:] = [job.worker()]
+
+
+def _seen(share: Sequence[Any]) -> Any:
+    return _HERE[0].seen(share)
+
+
+class _Actor:
+    """A worker as Ray starts it."""
+
+    def __init__(self, job: Work) -> None:
+        self._worker = job.worker()
+
+    def seen(self, share: Sequence[Any]) -> Any:
+        return self._worker.seen(share)
+
+
+class Ray:
+    """Workers of Ray: those of the cluster this process is connected to, else of this machine."""
+
+    def __init__(self, job: Work, size: int | None = None) -> None:
+        """Starts them.
+
+        Args:
+            job: What they do.
+            size: Their number; by default one per processor, and two at least.
+
+        Raises:
+            UnsupportedTargetError: Ray is not installed.
+        """
+        try:
+            import ray  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise UnsupportedTargetError(
+                "Ray is not installed", fix="pip install 'qdqbridge[ray]', or give a number"
+            ) from error
+        self._ray: Any = ray
+        self._ours = not self._ray.is_initialized()
+        if self._ours:
+            quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+            self._ray.init(num_cpus=size, include_dashboard=False, **quiet)
+        self.size = size or max(2, int(self._ray.available_resources().get("CPU", 2)))
+        self._shared = self._ray.put(job)
+        self._actors = [self._actor() for _ in range(self.size)]
+
+    def _actor(self) -> Any:
+        return self._ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(_Actor).remote(
+            self._shared
+        )
+
+    def seen(self, shares: Sequence[Sequence[Any]]) -> list[Any]:
+        """Returns what is found about each share."""
+
+        def begin(index: int, share: Sequence[Any]) -> Callable[[], Any]:
+            return partial(self._ray.get, self._actors[index].seen.remote([*share]))
+
+        def renew(index: int) -> None:
+            self._actors[index] = self._actor()
+
+        return _all_seen(shares, begin, renew, self._ray.exceptions.RayActorError)
+
+    def close(self) -> None:
+        """Ends them, and Ray where this object started it."""
+        for actor in self._actors:
+            with suppress(Exception):  # it may be gone already
+                self._ray.kill(actor)
+        if self._ours:
+            self._ray.shutdown()
+
+
+class TeamObserver:
+    """An observer that hands samples to a team."""
+
+    def __init__(self, values: Sequence[Value], team: Team) -> None:
+        self.values: Sequence[Value] = values
+        self._team = team
+        self._waiting: list[Sample] = []
+        self._stats = self._nothing()
+
+    def observe(self, sample: Sample) -> None:
+        """Looks at one sample, or keeps it until there is something to do for everybody."""
+        self._waiting.append(sample)
+        if len(self._waiting) == self._team.size * _BATCH:
+            self._work()
+
+    def _work(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        count = min(self._team.size, len(waiting))
+        shares = [[dict(sample) for sample in waiting[i::count]] for i in range(count)]
+        for found in self._team.seen(shares) if waiting else ():
+            pairs = zip(self._stats, found, strict=True)
+            self._stats = [one.merged(other) for one, other in pairs]
+
+    def taken(self) -> Sequence[TensorStats]:
+        """Returns the statistics over what was seen since, and starts anew."""
+        self._work()
+        stats, self._stats = self._stats, self._nothing()
+        return stats
+
+    def _nothing(self) -> list[TensorStats]:
+        return [TensorStats() for _ in self.values]

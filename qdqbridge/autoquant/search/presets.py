@@ -1,0 +1,202 @@
+"""What runs on integers at all, decided by trying where everything on integers is bad.
+
+Some networks do not bear that their norms, activations and sums of residuals are rounded to 8 bits:
+language models with a few loud channels, above all. The target's rules are tried first; only where
+the outputs of samples that nobody chose parameters by are bad, fewer operators run on integers, and
+the choice that brings most is taken. What is tried is quantized plainly, in seconds; the full work
+is done once, for what was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from qdqbridge.autoquant.planning.formats import Format, Unstored
+from qdqbridge.autoquant.planning.targets import ACCUMULATORS, OperatorRule, Target
+from qdqbridge.autoquant.profiling.collect import Data
+from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
+from qdqbridge.autoquant.repair.steps import GRAPH_STEPS, FloatReference, StepRecord
+from qdqbridge.autoquant.search.tuning import spread, taken
+from qdqbridge.autoquant.search.work_budget import WorkBudget
+from qdqbridge.errors import QdqBridgeError
+from qdqbridge.graph.graph import Graph, Node
+from qdqbridge.graph.operator import Flow
+from qdqbridge.ops.elementwise import ADD
+from qdqbridge.ops.unary import CLIP, RELU
+
+STEP = "operators"
+"""The name of this step in records."""
+GOOD, GAIN = 25.0, 3.0
+"""Outputs this close to the float model's, in dB, are not worth many float operators; what these
+have to gain at least."""
+HEAD_GOOD, HEAD_GAIN = 35.0, 1.5
+"""The same for the few operators behind the last products."""
+_SAMPLES, _LEAST, _RUNS = 64, 16, 8
+_ENDS = (ADD, RELU, CLIP)
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A choice of what runs on integers.
+
+    Attributes:
+        name: What users are told.
+        rules: From a target's rules to those that are left.
+        good: It is tried where the outputs are further from the float model's, in dB.
+        gain: What it has to gain.
+    """
+
+    name: str
+    rules: Callable[[Sequence[OperatorRule]], tuple[OperatorRule, ...]]
+    good: float = GOOD
+    gain: float = GAIN
+
+
+def _stores_weights_alone(rule: OperatorRule) -> bool:
+    """True for rules by which no activation is rounded."""
+    return isinstance(rule.operands, Unstored)
+
+
+def _products(rules: Sequence[OperatorRule]) -> tuple[OperatorRule, ...]:
+    kept = (
+        r
+        if _stores_weights_alone(r)
+        else replace(r, ops=[op for op in r.ops if op in ACCUMULATORS])
+        for r in rules
+    )
+    return tuple(rule for rule in kept if rule.ops)
+
+
+def _weighted(rules: Sequence[OperatorRule]) -> tuple[OperatorRule, ...]:
+    return tuple(replace(rule, when=_WithWeight(rule.when)) for rule in _products(rules))
+
+
+def with_fewer(
+    target: Target, name: str, rules: Sequence[OperatorRule], **changed: Unstored
+) -> Target:
+    """Returns a target with fewer integers, which says so of the nodes that stay float.
+
+    Args:
+        target: The target.
+        name: What runs on integers.
+        rules: Of what does.
+        changed: What else is otherwise.
+    """
+    told = f"the outputs are closer to the float model's with {name} on integers"
+    left = [replace(r, quantized=False, reason=told) if r.quantized else r for r in target.rules]
+    return replace(target, rules=(*rules, *left), **changed)
+
+
+@dataclass(frozen=True, slots=True)
+class _WithWeight:
+    """True for products with a constant weight that a rule is about."""
+
+    when: Callable[[Node], bool]
+
+    def __call__(self, node: Node) -> bool:
+        weight = node.optional(1)
+        return weight is not None and weight.is_constant and self.when(node)
+
+
+def _headless(rules: Sequence[OperatorRule]) -> tuple[OperatorRule, ...]:
+    return tuple(
+        rule if _stores_weights_alone(rule) else replace(rule, when=_BeforeProducts(rule.when))
+        for rule in rules
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _BeforeProducts:
+    """True for what a rule is about but operators behind the last products, and not their ends."""
+
+    when: Callable[[Node], bool]
+    known: dict[Node, bool] = field(default_factory=dict["Node", "bool"])
+
+    def __call__(self, node: Node) -> bool:
+        return self.when(node) and (_ends_product(node) or self.leads(node))
+
+    def leads(self, node: Node) -> bool:
+        """Returns whether a product is there, or depends on the node."""
+        known, path = self.known, [node]
+        while path:
+            readers = [user for value in path[-1].outputs for user, _ in value.users]
+            later = next((user for user in readers if user not in known), None)
+            if path[-1].op.flow is Flow.ACCUMULATE or any(known.get(user) for user in readers):
+                known[path.pop()] = True
+            elif later is None:
+                known[path.pop()] = False
+            else:
+                path.append(later)
+        return known[node]
+
+
+def _ends_product(node: Node) -> bool:
+    """True for the bias and the clamp of a product."""
+    while node.op in _ENDS:
+        computed = [v.producer for _, v in node.data_operands() if v.producer is not None]
+        if len(computed) != 1:
+            return False
+        node = computed[0]
+    return node.op.flow is Flow.ACCUMULATE
+
+
+PRESETS = (
+    Preset("all but what follows the last products", _headless, HEAD_GOOD, HEAD_GAIN),
+    Preset("products only", _products),
+    Preset("products with constant weights only", _weighted),
+)
+"""What is tried, most integers first."""
+
+
+def chosen(
+    graph: Graph, data: Data | None, options: QuantizeOptions
+) -> tuple[QuantizeOptions, StepRecord | None]:
+    """Returns the options with the target that is best on unseen samples, and what was found out.
+
+    Args:
+        graph: The float graph.
+        data: Samples: half of those taken choose parameters, the others judge.
+        options: What the user wants; ``budget`` says how much work this may be.
+    """
+    target = options.described()
+    if data is None or not _open(target, options) or len(data) < _LEAST:
+        return options, None
+    picked = spread(data, _SAMPLES)
+    seen, unseen = (taken(picked, range(i, len(picked), 2)) for i in (0, 1))
+    plain = replace(
+        options, tune=False, repair=[step for step in options.repair if step in GRAPH_STEPS]
+    )
+    judge, work = FloatReference(graph, unseen), WorkBudget(options.budget)
+    made = quantized(graph, seen, plain)
+    start = best = judge.sqnr(made.graph)
+    if start >= HEAD_GOOD:
+        return options, None
+    found, name, rules = options, "", made.decision.plan.rules
+    told = "fewer integer operators would not help"
+    for preset in PRESETS:
+        if best >= preset.good:
+            continue
+        if not work.left:
+            told = "the budget was spent before all choices were tried; --budget gives more"
+            break
+        work.spend(made.decision.plan.graph, made.profile, _RUNS * len(seen))
+        other = with_fewer(target, preset.name, preset.rules(target.rules))
+        if all(other.rule_for(node) for node in rules):
+            continue  # it leaves nothing float that is not so already
+        try:
+            sqnr = judge.sqnr(quantized(graph, seen, replace(plain, target=other)).graph)
+        except QdqBridgeError:  # nothing is left to quantize: the target's own rules stay
+            continue
+        if sqnr >= best + preset.gain:
+            best, found, name = sqnr, replace(options, target=other), preset.name
+    if name:
+        return found, StepRecord(STEP, True, f"{name} on integers", start, best)
+    return options, None if start >= GOOD else StepRecord(STEP, False, told, start, best)
+
+
+def _open(target: Target, options: QuantizeOptions) -> bool:
+    """True where the user left open what runs on integers."""
+    asked = options.only or options.formats or not options.tune or not options.repair
+    more = any(op not in ACCUMULATORS for rule in target.rules for op in rule.ops)
+    return more and not asked and isinstance(target.activations, Format) and bool(target.candidates)

@@ -1,0 +1,371 @@
+"""Bits per layer for a budget of time: no node of an engine may take longer than so much.
+
+An engine makes its own nodes of a model, and says what each takes. Those that take too long name
+layers; these are tried in what else they may be stored as (fewer bits of weights, 8 bits for 16,
+floats), and get what comes closest to the float model's outputs of what was fast enough. The whole
+model is timed again until no node is too slow, or nothing is left to be tried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from qdqbridge.autoquant.planning.decide import apply
+from qdqbridge.autoquant.planning.formats import Unstored
+from qdqbridge.autoquant.planning.targets import WEIGHTS, Target
+from qdqbridge.autoquant.profiling.collect import observable
+from qdqbridge.autoquant.profiling.samples import Sample, Samples
+from qdqbridge.autoquant.quantize import Quantized
+from qdqbridge.autoquant.search.budget import size_of
+from qdqbridge.autoquant.search.fallback import Changes, Fallback, Goal, Reverted
+from qdqbridge.autoquant.search.sensitivity_variants import (
+    Layer,
+    LayerChange,
+    Variants,
+    layers_of,
+    narrowed,
+)
+from qdqbridge.autoquant.search.trials import Trials, key_of, name_of
+from qdqbridge.autoquant.simulation import Simulation
+from qdqbridge.autoquant.simulation.metrics import Metrics, outputs_of
+from qdqbridge.engines import NodeTime
+from qdqbridge.errors import InputDataError
+from qdqbridge.graph.graph import Graph, Node
+from qdqbridge.report.quantization.record import ParetoRow
+
+Clock = Callable[[Graph, Sample], Sequence[NodeTime]]
+"""Returns what each node of an engine takes for a model and one sample."""
+_Pick: TypeAlias = tuple[LayerChange, int]
+"""What a layer gets, and how far around it."""
+_REACH = 2
+_POINTS = 4
+"""Points of the curve that are timed, beside those that the search needs."""
+_TOLD = 5
+_SUFFIX = "_quantized"
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBudget:
+    """What each node of a model may take.
+
+    Attributes:
+        max_seconds: For one sample.
+        engine: Whose nodes.
+        goal: How good the outputs have to be; None for as good as the time allows.
+        threads: How many the engine uses; None for its default.
+    """
+
+    max_seconds: float
+    engine: str
+    goal: Goal | None = None
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_seconds < math.inf:
+            raise InputDataError(f"{self.max_seconds} s are no limit", fix="give 2ms, or 500us")
+
+    def __str__(self) -> str:
+        limit = f"no node above {_told(self.max_seconds)} on {self.engine}"
+        return limit if self.goal is None else f"{limit}, {self.goal}"
+
+
+def within_time(
+    made: Quantized,
+    budget: TimeBudget,
+    samples: Samples,
+    clock: Clock,
+    *,
+    state: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Fallback:
+    """Returns a quantized graph of whose nodes none takes too long, and the curve.
+
+    Args:
+        made: A quantized graph and how it came about.
+        budget: What a node may take.
+        samples: What outputs are judged on; the first one is timed.
+        clock: What runs a graph in the engine.
+        state: A file of trials, to go on from and to add to.
+        progress: Called with the trials done, and how many there will be, about.
+
+    Raises:
+        InputDataError: No choice brings every node under the limit, which are named with what they
+            take; the goal is not met then; or ``state`` is of something else.
+        UnsupportedTargetError: The engine cannot run the model.
+    """
+    return _TimeSearch(made, budget, samples, clock, state, progress).run()
+
+
+class _TimeSearch:
+    def __init__(
+        self,
+        made: Quantized,
+        budget: TimeBudget,
+        samples: Samples,
+        clock: Clock,
+        state: Path | None,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        graph, seen = made.decision.plan.graph, made.profile.by_name()
+        stats = {value: seen[value.name] for value in observable(graph) if value.name in seen}
+        wishes = made.options.wishes(graph)
+        own = replace(wishes, floats={**made.decision.plan.floats, **wishes.floats})
+        self._variants = Variants(made.decision, made.target, stats, own)
+        self._simulation = Simulation(made.decision.plan, samples)
+        self._budget, self._clock, self._sample = budget, clock, samples[0]
+        self._trials = Trials(
+            state, key_of(made, samples, f"{budget.engine} {budget.threads or ''}".strip())
+        )
+        self._progress, self._done = progress, 0
+        self._graphs: dict[str, Graph] = {}
+        self._layers = layers_of(made.decision.plan)
+        self._owners = _owners(self._layers)
+        self._around = _Neighbours(graph, self._layers)
+        self._floats = made.decision.plan.floats
+        weighted = {weight.node for weight in made.decision.weights if weight.index < 2}
+        self._options = {
+            layer: [
+                change
+                for change in _changes(made.target, str(budget))
+                if change.weights is None or not weighted.isdisjoint(layer.nodes)
+            ]
+            for layer in self._layers
+        }
+
+    def run(self) -> Fallback:
+        base, chosen = self._metrics({}), self._chosen()
+        metrics = self._metrics(chosen)
+        goal = self._budget.goal
+        decision = self._variants.decision(chosen)
+        graph = apply(decision)
+        batches = self._simulation.batches
+        real = self._simulation.compared(outputs_of(graph, batches), self._simulation.reference)
+        if goal is not None and not goal.met(real):
+            raise InputDataError(
+                f"no bits per layer are {self._budget}",
+                why=f"the outputs are {real.sqnr:.2f} dB from the float model's then",
+                fix="allow more time, or ask for less",
+            )
+        return Fallback(
+            graph,
+            decision,
+            self._variants.wishes_for(chosen),
+            base,
+            metrics,
+            real,
+            self._report(chosen),
+            self._simulation.trials,
+            pareto=self._curve(chosen),
+        )
+
+    def _chosen(self) -> Changes:
+        """Returns what the layers get whose nodes are too slow, and with them their neighbours.
+
+        Raises:
+            InputDataError: Some node stays too slow, whatever its layer gets.
+        """
+        picks: dict[Layer, _Pick] = {}
+        too_slow: dict[Layer, set[_Pick]] = {}
+        while slow := [t for t in self._times(self._made(picks)) if self._is_slow(t.seconds)]:
+            moved = False
+            for layer in dict.fromkeys(filter(None, map(self._owner, slow))):
+                seen = too_slow.setdefault(layer, set())
+                if layer in picks:
+                    seen.add(picks.pop(layer))
+                pick = self._next(layer, seen)
+                if pick is not None:
+                    picks[layer], moved = pick, True
+            if not moved:
+                raise self._unmet(slow)
+        return self._made(picks)
+
+    def _is_slow(self, seconds: float) -> bool:
+        return seconds > self._budget.max_seconds
+
+    def _next(self, layer: Layer, seen: Collection[_Pick]) -> _Pick | None:
+        """Returns what a layer is given next: alone, with who reads it, then with all around it.
+
+        What is not fast where every layer has it is not tried, and of the rest first what costs
+        least.
+        """
+        fast = [c for c in self._options[layer] if not self._is_slow(self._taken(layer, c))]
+        for reach in range(_REACH + 1):
+            left = [change for change in fast if (change, reach) not in seen]
+            if left:
+                return min(left, key=lambda c: self._metrics({layer: c}).nmse), reach
+        return None
+
+    def _made(self, picks: Mapping[Layer, _Pick]) -> Changes:
+        """Returns what all layers get; what one gets for its own sake comes first."""
+        found: Changes = {layer: change for layer, (change, _) in picks.items()}
+        for layer, (change, reach) in picks.items():
+            for other in self._around.of(layer, reach):
+                if change in self._options[other]:
+                    found.setdefault(other, change)
+        return found
+
+    def _taken(self, layer: Layer, change: LayerChange | None) -> float:
+        """Returns what the slowest node of a layer takes where all that can are changed so."""
+        times = self._times(self._everywhere(change))
+        return max((t.seconds for t in times if self._owner(t) is layer), default=0.0)
+
+    def _everywhere(self, change: LayerChange | None) -> Changes:
+        if change is None:
+            return {}
+        return {layer: change for layer in self._layers if change in self._options[layer]}
+
+    def _owner(self, time: NodeTime) -> Layer | None:
+        """Returns the layer that an engine's node computes, or stores the result of."""
+        return next((self._owners[name] for name in time.names if name in self._owners), None)
+
+    def _unmet(self, slow: Sequence[NodeTime]) -> InputDataError:
+        worst = sorted(slow, key=lambda time: -time.seconds)
+        more = len(worst) - _TOLD
+        told = [self._why(time) for time in worst[:_TOLD]]
+        return InputDataError(
+            f"{len(slow)} nodes take longer than {_told(self._budget.max_seconds)} on "
+            f"{self._budget.engine} whatever their layers are stored as",
+            why="; ".join(told + ([f"and {more} more"] if more > 0 else [])),
+            fix="allow more time, cut these operators in the model, or use another engine",
+        )
+
+    def _why(self, time: NodeTime) -> str:
+        layer = self._owner(time)
+        said = f"{time.operator} '{time.node}' {_told(time.seconds)}"
+        if layer is None:
+            reasons = {node.name: why for node, why in self._floats.items()}
+            why = next((reasons[name] for name in time.names if name in reasons), "")
+            return f"{said} (it belongs to no quantized layer{f': {why}' if why else ''})"
+        each = [f"{_told(self._taken(layer, None))} as quantized"]
+        each += [f"{_told(self._taken(layer, c))} in {c}" for c in self._options[layer]]
+        return f"{said} (layer '{layer.name}': {', '.join(each)})"
+
+    def _curve(self, chosen: Changes) -> tuple[ParetoRow, ...]:
+        """Returns what the slowest node's time buys of quality.
+
+        The slowest layers get what is fastest for them, one after the other.
+        """
+        times = {layer: self._taken(layer, None) for layer in self._layers}
+        steps: list[Changes] = [{}, chosen]
+        steps += [self._everywhere(change) for change in _unique(self._options.values())]
+        ordered = sorted(self._layers, key=lambda layer: -times[layer])
+        best = {
+            layer: min(self._options[layer], key=lambda c: self._taken(layer, c))
+            for layer in ordered
+        }
+        faster = {la: c for la, c in best.items() if self._taken(la, c) < times[la]}
+        counts = {1 << i for i in range(_POINTS) if 1 << i <= len(faster)}
+        steps += [dict(list(faster.items())[:count]) for count in sorted(counts)]
+        rows = {name_of(step): self._point(step) for step in steps}
+        return tuple(sorted(rows.values(), key=lambda row: row.slowest_milliseconds or 0.0))
+
+    def _point(self, changes: Changes) -> ParetoRow:
+        metrics, times = self._metrics(changes), [t.seconds for t in self._times(changes)]
+        kinds = [str(change) for change in changes.values()]
+        told = [f"{kinds.count(kind)} in {kind}" for kind in dict.fromkeys(kinds)]
+        name = f"of {len(self._layers)} layers {', '.join(told)}" if told else "as quantized"
+        size = size_of(self._graphs[name_of(changes)])
+        whole, slowest = 1e3 * sum(times), 1e3 * max(times, default=0.0)
+        return ParetoRow(name, size, metrics.sqnr, metrics.top1, round(whole, 4), round(slowest, 4))
+
+    def _report(self, changes: Changes) -> list[Reverted]:
+        found: list[Reverted] = []
+        for rank, (layer, change) in enumerate(changes.items(), 1):
+            before, after = self._taken(layer, None), self._taken(layer, change)
+            reason = f"{change.reason}: {_told(before)} as quantized, {_told(after)} in {change}"
+            found.append(Reverted(layer, str(change), rank, self._metrics({layer: change}), reason))
+        return found
+
+    def _metrics(self, changes: Changes) -> Metrics:
+        known = self._trials.get(name_of(changes))
+        if known is not None:
+            return known
+        found = self._simulation.metrics(self._variants.decision(changes))
+        self._told()
+        return self._trials.add(name_of(changes), found)
+
+    def _times(self, changes: Changes) -> Sequence[NodeTime]:
+        name = name_of(changes)
+        if name not in self._graphs:
+            self._graphs[name] = apply(self._variants.decision(changes))
+        graph = self._graphs[name]  # several sets of changes may come to one graph
+        known = self._trials.times(graph.digest)
+        if known is not None:
+            return known
+        found = self._clock(graph, self._sample)
+        self._told()
+        return self._trials.add_times(graph.digest, found)
+
+    def _told(self) -> None:
+        self._done += 1
+        if self._progress is not None:
+            about = 2 * (len(_unique(self._options.values())) + _POINTS) + 2
+            self._progress(self._done, max(self._done, about))
+
+
+class _Neighbours:
+    """Which layers a layer hands its results to, or gets operands from, past what moves data."""
+
+    def __init__(self, graph: Graph, layers: Sequence[Layer]) -> None:
+        of = {node: layer for layer in layers for node in layer.nodes}
+        self._readers: dict[Layer, list[Layer]] = {layer: [] for layer in layers}
+        self._writers: dict[Layer, list[Layer]] = {layer: [] for layer in layers}
+        sources: dict[Node, list[Layer]] = {}
+        for node in graph.nodes:
+            written = [v.producer for _, v in node.data_operands() if v.producer is not None]
+            found = list(dict.fromkeys(la for each in written for la in sources[each]))
+            sources[node] = [of[node]] if node in of else found
+            for source in found if node in of else ():
+                if source is not of[node]:
+                    self._readers[source].append(of[node])
+                    self._writers[of[node]].append(source)
+
+    def of(self, layer: Layer, reach: int) -> list[Layer]:
+        """Returns nobody, the layers that read a layer, or these and those that it reads."""
+        readers = self._readers[layer] if reach > 0 else []
+        return [*readers, *(self._writers[layer] if reach > 1 else ())]
+
+
+def _changes(target: Target, why: str) -> list[LayerChange]:
+    """Returns what a layer may get instead of what the target wants."""
+    own = target.weights
+    narrow = replace(WEIGHTS["int4"], axis=own.axis, block=own.block)
+    dynamic = target.activations in (Unstored.DYNAMIC, Unstored.DYNAMIC_ROWS)  # of 8 bits alone
+    few = dynamic or own.storage.bits <= narrow.storage.bits
+    found = [] if few else [LayerChange(None, why, narrow)]
+    eight = narrowed(target)
+    found += [] if eight is None else [LayerChange(eight, why)]
+    return [*found, LayerChange(reason=why)]
+
+
+def _unique(options: Iterable[Sequence[LayerChange]]) -> list[LayerChange]:
+    return list(dict.fromkeys(change for each in options for change in each))
+
+
+def _owners(layers: Sequence[Layer]) -> Mapping[str, Layer]:
+    """Returns the layer by the names of its nodes, of their results, and of what it reads.
+
+    What it reads is charged to it where nobody writes it: the inputs of the model.
+    """
+    found: dict[str, Layer] = {}
+    for layer in layers:
+        for node in layer.nodes:
+            results = [value.name for value in node.outputs]
+            for name in (node.name, *results, *(f"{result}{_SUFFIX}" for result in results)):
+                if name:
+                    found.setdefault(name, layer)
+    for layer in layers:
+        for node in layer.nodes:
+            for _, value in node.data_operands():
+                if value.producer is None and value.name:
+                    found.setdefault(value.name, layer)
+                    found.setdefault(f"{value.name}{_SUFFIX}", layer)
+    return found
+
+
+def _told(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"

@@ -1,0 +1,1 @@
+"""If, Loop and Scan: their bodies as graphs, unrolled where the steps are known."""

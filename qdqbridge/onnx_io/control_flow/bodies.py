@@ -1,0 +1,354 @@
+"""The bodies of If, Loop and Scan: as graphs of their own, and back into their node.
+
+::
+
+    for body in bodies_of(node, canonicalize):
+        print(body.place, len(body.graph.nodes))
+
+The first inputs of such a graph are the body's own, the others what it captures and is no constant;
+captured constants are constants of the graph. Its outputs are the body's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
+
+from qdqbridge.errors import QdqBridgeError, UnsupportedTargetError
+from qdqbridge.graph.copying import copied
+from qdqbridge.graph.edit import link, name_values, unlink
+from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.types import Dim, Shape, TensorType
+from qdqbridge.onnx_io.control_flow.subgraph_names import bodies, nodes_inside, rename_inside
+from qdqbridge.onnx_io.foreign.nodes import IR_VERSION, ForeignAttrs, foreign_attributes
+from qdqbridge.onnx_io.reading.operator_versions import can_be_moved, moved
+from qdqbridge.onnx_io.reading.reader import read_proto
+from qdqbridge.onnx_io.reading.structure import captured_names
+from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
+from qdqbridge.onnx_io.writer import to_proto
+
+CONTROL = ("If", "Loop", "Scan")
+_OLDEST_SCAN = 9
+"""Scan of opset 8 has a batch axis of its own."""
+_OLDEST_WRITTEN = 13
+_PASSES = 4
+"""How often a body is read until what it carries has the shapes that it gives."""
+_RESERVED = ("in_", "out_", "capture_", "t_")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Body:
+    """A body of a node.
+
+    Attributes:
+        attribute: ``then_branch``, ``else_branch`` or ``body``.
+        place: Names the body in messages; the names of its values begin with it.
+        graph: What it computes.
+        own: How many of the graph's inputs are the body's own.
+        captured: Which operands of the node the other inputs are.
+    """
+
+    attribute: str
+    place: str
+    graph: Graph
+    own: int
+    captured: tuple[int, ...]
+
+
+def is_control(node: Node) -> bool:
+    """True for an If, Loop or Scan of ONNX's whose bodies can be run one by one."""
+    attributes = node.attributes
+    if not isinstance(attributes, ForeignAttrs) or attributes.domain:
+        return False
+    newest = attributes.op_type != "Scan" or attributes.version >= _OLDEST_SCAN
+    return attributes.op_type in CONTROL and newest
+
+
+def bodies_of(node: Node, place: str, normal: Callable[[Graph], Graph]) -> tuple[Body, ...]:
+    """Returns the bodies of a node that can be read as graphs of tensors; nothing for others.
+
+    Args:
+        node: Any node.
+        place: What to call it, unlike any other node with bodies.
+        normal: Makes the canonical form of a graph.
+    """
+    if not is_control(node):
+        return ()
+    found: list[Body] = []
+    for attribute in sorted(node.record(ForeignAttrs).node.proto().attribute, key=_name):
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            try:
+                body = _read(node, attribute.name, f"{place}/{attribute.name}/", normal)
+            except QdqBridgeError:  # a body that cannot be read by itself is carried as it is
+                continue
+            if body is not None:
+                found.append(body)
+    return tuple(found)
+
+
+def _name(attribute: onnx.AttributeProto) -> str:
+    return attribute.name
+
+
+def _read(node: Node, attribute: str, place: str, normal: Callable[[Graph], Graph]) -> Body | None:
+    """Returns a body; None where it takes what is no tensor."""
+    types = _own_types(node, attribute)
+    if types is None:
+        return None
+    body = None
+    for _ in range(_PASSES):
+        body = _read_with(node, attribute, types, place, normal)
+        if body is None or not (wider := _wider(node, types, body.graph)):
+            return body
+        types = [wider.get(index, type_) for index, type_ in enumerate(types)]
+    return None
+
+
+def _own_types(node: Node, attribute: str) -> list[TensorType] | None:
+    """Returns the types of a body's own inputs: those that the node's operands have at first."""
+    record = node.record(ForeignAttrs)
+    if record.op_type == "If":
+        return []
+    operands = node.inputs[: len(node.inputs) - len(record.captures)]
+    if record.op_type == "Loop":
+        declared = next(a.g for a in record.node.proto().attribute if a.name == attribute).input
+        scalars = [_declared(value) for value in declared[:2]]
+        return _plain([*scalars, *(None if v is None else v.type for v in operands[2:])])
+    count = record.node.integers()["num_scan_inputs"]
+    axes = record.node.listed("scan_input_axes") or [0] * count
+    types = [None if v is None else v.type for v in operands]
+    scanned = _plain(types[len(types) - count :])
+    states = _plain(types[: len(types) - count])
+    if scanned is None or states is None:
+        return None
+    return [*states, *(_slice(t, axis) for t, axis in zip(scanned, axes, strict=True))]
+
+
+def _declared(value: ValueInfoProto) -> TensorType:
+    """Returns the type of a Loop's counter or condition: a number, or a vector of one."""
+    from qdqbridge.onnx_io.tensors import dtype_of
+
+    tensor = value.type.tensor_type
+    return TensorType(dtype_of(tensor.elem_type, value.name), (1,) * len(tensor.shape.dim))
+
+
+def _plain(types: Iterable[object]) -> list[TensorType] | None:
+    found = [each for each in types if isinstance(each, TensorType)]
+    return found if len(found) == len(list(types)) else None
+
+
+def _slice(type_: TensorType, axis: int) -> TensorType:
+    if type_.shape is None:
+        return type_
+    axis %= len(type_.shape)
+    return type_.with_shape(type_.shape[:axis] + type_.shape[axis + 1 :])
+
+
+def _wider(node: Node, types: Sequence[TensorType], graph: Graph) -> dict[int, TensorType]:
+    """Returns types of carried values that hold for what the body gives as well."""
+    op_type = node.record(ForeignAttrs).op_type
+    if op_type == "If":
+        return {}
+    first, given = (2, graph.outputs[1:]) if op_type == "Loop" else (0, graph.outputs)
+    count = len(types) - first
+    if op_type == "Scan":
+        count = len(types) - node.record(ForeignAttrs).node.integers()["num_scan_inputs"]
+    found: dict[int, TensorType] = {}
+    for index, value in zip(range(first, first + count), given, strict=False):
+        own = types[index]
+        shape = _common(own.shape, value.type.shape, index)
+        if shape != own.shape:
+            found[index] = own.with_shape(shape)
+    return found
+
+
+def _common(own: Shape, other: Shape, index: int) -> Shape:
+    """Returns a shape that both have; extents that differ get a name."""
+    if own is None or other is None or len(own) != len(other):
+        return None
+    pairs = enumerate(zip(own, other, strict=True))
+    return tuple(a if a == b or _open(a) else f"carried_{index}_{axis}" for axis, (a, b) in pairs)
+
+
+def _open(dim: Dim) -> bool:
+    return isinstance(dim, str) and dim.startswith("carried_")
+
+
+def _read_with(
+    node: Node,
+    attribute: str,
+    types: Sequence[TensorType],
+    place: str,
+    normal: Callable[[Graph], Graph],
+) -> Body | None:
+    record = node.record(ForeignAttrs)
+    proto, own = _as_in_file(record), len(node.inputs) - len(record.captures)
+    body = next(a.g for a in proto.attribute if a.name == attribute)
+    names = {name: place + name for name in _defined(body)}
+    operands = dict(zip(record.captures, range(own, len(node.inputs)), strict=True))
+    read = [name for name in _captured(body) if name in operands]
+    taken = set(names.values())
+    for name in read:
+        names[name] = _free(place + node.operand(operands[name]).name, taken)
+        taken.add(names[name])
+    rename_inside(body, names)
+    graph = GraphProto(name=place, node=body.node, output=body.output)
+    for value, type_ in zip(body.input, types, strict=True):
+        graph.input.append(_info(value.name, type_))
+    captured: list[int] = []
+    graph.initializer.extend(body.initializer)
+    for name in read:
+        outer = node.operand(operands[name])
+        if outer.constant is not None:
+            graph.initializer.append(proto_from_constant(names[name], outer.constant))
+        elif isinstance(outer.type, TensorType):
+            graph.input.append(_info(names[name], outer.type))
+            captured.append(operands[name])
+        else:
+            return None
+    found = normal(read_proto(_model(record, proto, graph), Path(place), normal))
+    if not all(isinstance(v.type, TensorType) for v in (*found.inputs, *found.outputs)):
+        return None
+    return Body(attribute, place, _placed(found, place), len(types), tuple(captured))
+
+
+def _placed(graph: Graph, place: str) -> Graph:
+    """Gives every computed value a name that begins with the place."""
+    for node in graph.nodes:
+        for value in node.outputs:
+            if not value.name.startswith(place):
+                value.name = place + (value.name or node.op.name.lower())
+    return name_values(graph)
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _captured(body: GraphProto) -> list[str]:
+    holder = NodeProto(op_type="If")
+    holder.attribute.append(helper.make_attribute("body", body))
+    return captured_names(holder)
+
+
+def _defined(body: GraphProto) -> list[str]:
+    found = [v.name for v in (*body.input, *body.initializer)]
+    return found + [name for node in body.node for name in node.output if name]
+
+
+def _info(name: str, type_: TensorType) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, dtype_to_onnx(type_.dtype), type_.shape)
+
+
+def _model(record: ForeignAttrs, node: NodeProto, graph: GraphProto) -> ModelProto:
+    domains = {inner.domain for inner in nodes_inside(node)} - {"", "ai.onnx"}
+    imports = [helper.make_opsetid("", record.version)]
+    imports += [helper.make_opsetid(domain, 1) for domain in sorted(domains)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)
+
+
+def _as_in_file(record: ForeignAttrs) -> NodeProto:
+    """Returns the node with the names that its file has, inside, where they name one thing."""
+    node, found = record.node.named(), record.node.names.tensors
+    count = {name: found.count(name) for name in set(found)}
+    names = {
+        f"t_{number}": name
+        for number, name in enumerate(found)
+        if name and count[name] == 1 and not name.startswith(_RESERVED)
+    }
+    for attribute in node.attribute:
+        for body in bodies(attribute):
+            rename_inside(body, names)
+    return node
+
+
+# ---- back into the node
+
+
+def with_bodies(
+    node: Node, changed: Mapping[Body, Graph], profile: str = "ort"
+) -> tuple[ForeignAttrs, list[Value | None]]:
+    """Returns attributes and operands of a node with other bodies.
+
+    Args:
+        node: The node; it is not changed.
+        changed: What its bodies compute now, of the same inputs and outputs.
+        profile: How to write what can be written in several ways.
+
+    Raises:
+        UnsupportedTargetError: No opset can express them all.
+    """
+    record = node.record(ForeignAttrs)
+    own = len(node.inputs) - len(record.captures)
+    opset, written = _written(record, own, changed, profile)
+    proto = _as_in_file(record)
+    for attribute in proto.attribute:
+        for body in bodies(attribute):
+            if attribute.name not in written:
+                _move(body, record.version, opset)
+        if attribute.name in written:
+            attribute.g.CopyFrom(written[attribute.name])
+    operands = dict(zip(record.captures, node.inputs[own:], strict=True))
+    captured = [operands[name] for name in captured_names(proto)]
+    return foreign_attributes(proto, opset), [*node.inputs[:own], *captured]
+
+
+def replace_bodies(node: Node, attributes: ForeignAttrs, operands: Sequence[Value | None]) -> None:
+    """Gives a linked node of a graph other bodies, and what they capture."""
+    unlink(node)
+    node.attributes, node.inputs = attributes, list(operands)
+    link(node)
+
+
+def _written(
+    record: ForeignAttrs, own: int, changed: Mapping[Body, Graph], profile: str
+) -> tuple[int, dict[str, GraphProto]]:
+    """Returns an opset that all bodies can be written in, and those that are new."""
+    kept = {body.attribute for body in changed}
+    rest = NodeProto(attribute=[a for a in record.node.proto().attribute if a.name not in kept])
+    others = [inner for inner in nodes_inside(rest) if inner.domain in ("", "ai.onnx")]
+    failed: UnsupportedTargetError | None = None
+    for opset in range(max(record.version, _OLDEST_WRITTEN), onnx.defs.onnx_opset_version() + 1):
+        if not can_be_moved(record.op_type, record.version, opset):
+            continue
+        if not all(can_be_moved(inner.op_type, record.version, opset) for inner in others):
+            continue
+        try:
+            return opset, {
+                body.attribute: _proto(record, own, body, graph, profile, opset)
+                for body, graph in changed.items()
+            }
+        except UnsupportedTargetError as error:
+            failed = error
+    raise failed or UnsupportedTargetError(
+        f"no opset can express the bodies of {record.op_type}", fix="leave its bodies float"
+    )
+
+
+def _proto(
+    record: ForeignAttrs, own: int, body: Body, graph: Graph, profile: str, opset: int
+) -> GraphProto:
+    graph = copied(graph).graph
+    for value in {*graph.values(), *graph.inputs}:
+        value.name = value.name.removeprefix(body.place)
+    for index, value in enumerate(graph.inputs[: body.own]):
+        value.name = f"own_{index}"
+    for value, operand in zip(graph.inputs[body.own :], body.captured, strict=True):
+        value.name = record.captures[operand - own]
+    graph.output_names = [f"result_{index}" for index in range(len(graph.outputs))]
+    found = to_proto(graph, profile, opset).graph
+    del found.input[body.own :]
+    return found
+
+
+def _move(body: GraphProto, version: int, opset: int) -> None:
+    holder = NodeProto(op_type="If")
+    holder.attribute.append(helper.make_attribute("then_branch", body))
+    moved(holder, version, opset, str)
+    body.CopyFrom(holder.attribute[0].g)

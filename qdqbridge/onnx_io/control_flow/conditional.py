@@ -1,0 +1,94 @@
+"""ONNX's If, made of two graphs, and the two graphs of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from onnx import GraphProto, ModelProto, helper
+
+from qdqbridge.graph.graph import Graph, Node
+from qdqbridge.graph.operator import Operator
+from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs, foreign_attributes
+from qdqbridge.onnx_io.foreign.operators import foreign_operator, imported
+from qdqbridge.onnx_io.reading.reader import read_proto
+from qdqbridge.onnx_io.reading.structure import captured_names
+from qdqbridge.onnx_io.writer import to_proto
+
+_CAPTURE = "captured_{}"
+_CONDITION = "in_0"
+
+
+def conditional(then: Graph, other: Graph) -> tuple[Operator, ForeignAttrs, list[int]]:
+    """Returns the operator If, its attributes, and which inputs it captures in which order.
+
+    The operands of its node are the condition and then those inputs.
+
+    Args:
+        then: The branch for true. Both branches have the same inputs, which the If captures, and
+            as many results.
+        other: The branch for false.
+    """
+    opset, bodies = 0, list[GraphProto]()
+    for number, branch in enumerate((then, other)):
+        model = to_proto(_named(branch))
+        opset = max(opset, *(e.version for e in model.opset_import if not e.domain))
+        body = model.graph
+        body.name = ("then", "else")[number]
+        del body.input[:]
+        bodies.append(body)
+    outputs = [f"out_{i}" for i in range(len(then.outputs))]
+    node = helper.make_node("If", ["in_0"], outputs, then_branch=bodies[0], else_branch=bodies[1])
+    captures = [int(name.removeprefix(_CAPTURE.format(""))) for name in captured_names(node)]
+    return foreign_operator("", "If"), foreign_attributes(node, opset), captures
+
+
+def is_conditional(node: Node) -> bool:
+    """Returns whether a node is a carried If."""
+    attributes = node.attributes
+    return isinstance(attributes, ForeignAttrs) and (
+        (attributes.domain, attributes.op_type) == ("", "If")
+    )
+
+
+def branches_of(node: Node) -> tuple[Graph, Graph]:
+    """Returns the branches of a carried If, for true and for false, as raw graphs.
+
+    Args:
+        node: The If; its operands are the condition and what the branches capture.
+
+    Returns:
+        Graphs whose inputs are the captured operands that are no constants, as ``in_1`` …, in
+        their order, and whose outputs are the results of the If.
+
+    Raises:
+        QdqBridgeError: A branch cannot be read, or the If gives what is no tensor.
+    """
+    attributes = node.record(ForeignAttrs)
+    model = attributes.model(node)
+    (call,) = model.graph.node
+    bodies = {attribute.name: attribute.g for attribute in call.attribute}
+    then, other = (
+        read_proto(_alone(bodies[name], model, attributes), Path(f"the {name} of an If"), _as_it_is)
+        for name in ("then_branch", "else_branch")
+    )
+    return then, other
+
+
+def _alone(body: GraphProto, model: ModelProto, attributes: ForeignAttrs) -> ModelProto:
+    """Returns a branch as a model; what it captures are inputs and initializers."""
+    graph = GraphProto(name=body.name, node=body.node, output=body.output)
+    graph.input.extend(value for value in model.graph.input if value.name != _CONDITION)
+    graph.initializer.extend((*body.initializer, *model.graph.initializer))
+    imports = imported(attributes, model.graph.node[0])
+    return ModelProto(ir_version=model.ir_version, graph=graph, opset_import=imports)
+
+
+def _as_it_is(graph: Graph) -> Graph:
+    return graph
+
+
+def _named(graph: Graph) -> Graph:
+    """Returns a graph whose inputs have the names by which an If captures them."""
+    for index, value in enumerate(graph.inputs):
+        value.name = _CAPTURE.format(index)
+    return graph

@@ -1,0 +1,1 @@
+"""Operators without a row in the operator table: carried, computed, expanded."""

@@ -1,0 +1,298 @@
+"""The operators of nodes without a row: what onnxruntime computes, of a model of one node.
+
+Where onnxruntime has no kernel ONNX's own reference computes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import NodeProto, helper, numpy_helper
+
+from qdqbridge.errors import UnsupportedModelError
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Value
+from qdqbridge.graph.operator import (
+    EVERY_OPERAND,
+    Flow,
+    Nested,
+    Operands,
+    Operator,
+)
+from qdqbridge.graph.types import NestedType, TensorType
+from qdqbridge.onnx_io.codecs import BY_ROW
+from qdqbridge.onnx_io.control_flow.subgraph_names import (
+    bodies,
+    nodes_inside,
+)
+from qdqbridge.onnx_io.foreign.nodes import (
+    BODY_OPSET,
+    IR_VERSION,
+    ForeignAttrs,
+    foreign_attributes,
+    foreign_node_proto,
+)
+from qdqbridge.onnx_io.foreign.steps import foreign_steps
+from qdqbridge.onnx_io.inference.node_types import nested_proto
+from qdqbridge.onnx_io.lowering.refusals import refusal
+from qdqbridge.onnx_io.reading.declared import check_operand_types
+from qdqbridge.onnx_io.reading.structure import describe
+from qdqbridge.onnx_io.runtime.ort_values import run
+from qdqbridge.onnx_io.tensors import dtype_to_onnx
+
+log = logging.getLogger(__name__)
+
+_KNOWN = frozenset(dtype.numpy for dtype in DType)
+_OPTIMIZATIONS_OFF, _EXTENDED = 0, 2
+_QUANTIZING = ("QuantizeLinear", "DequantizeLinear")
+_FIXED = {
+    "Resize": ("in_1", "in_2", "in_3"),
+    "Upsample": ("in_1",),
+    **dict.fromkeys(("DynamicQuantizeLSTM", "LSTM", "GRU"), ("in_1", "in_2")),
+}
+"""Operands that onnxruntime wants to be initializers: its shape inference, and kernels that pack
+weights and add in another order where they cannot."""
+_COMMUTING = {
+    **dict.fromkeys(("And", "Or", "Xor", "Equal", "BitwiseAnd", "BitwiseOr", "BitwiseXor"), 2),
+    **dict.fromkeys(("Add", "Mul", "Sum", "Mean"), 2),  # of more, the first two are added first
+    **dict.fromkeys(("Min", "Max"), EVERY_OPERAND),
+}
+"""How many of the first operands of ONNX's own operators may change places."""
+_Signature: TypeAlias = "tuple[tuple[str, TensorType, int], ...]"
+_Fixed: TypeAlias = "tuple[str, str, tuple[int, ...], bytes]"
+
+
+def foreign_node(
+    proto: NodeProto,
+    opset: int,
+    operands: Sequence[Value | None],
+    captured: Sequence[Value],
+    file: str = "",
+) -> tuple[Operator, ForeignAttrs, list[Value | None]]:
+    """Returns operator, attributes and operands of a node without a row.
+
+    Args:
+        proto: The node.
+        opset: Version of its domain.
+        operands: One value per input.
+        captured: The values that its subgraphs read from outside, in the order of
+            :func:`~qdqbridge.onnx_io.reading.structure.captured_names`.
+        file: The model file, whose declared types are checked.
+
+    Raises:
+        InvalidModelError: The operator does not take the types of its operands.
+    """
+    if file:
+        check_operand_types(proto, opset, operands, f"{file}, {describe(proto)}")
+    attributes = foreign_attributes(proto, opset, operands)
+    op = foreign_operator(attributes.domain, attributes.op_type)
+    return op, attributes, [*operands, *captured]
+
+
+@cache
+def foreign_operator(domain: str, op_type: str) -> Operator:
+    """Returns the one operator of all foreign nodes of a kind.
+
+    Its name is ONNX's; a form of an operator that has a row gets the domain in front
+    (``ai.onnx::Slice``), so that nobody takes it for the row.
+    """
+    plain = domain == "" and op_type not in BY_ROW
+    return Operator(
+        name=op_type if plain else f"{domain or 'ai.onnx'}::{op_type}",
+        flow=Flow.FLOAT,
+        attributes=ForeignAttrs,
+        compute=_compute,
+        steps=_steps,
+        commuting=_COMMUTING.get(op_type, 0) if domain == "" else 0,
+        numerics="What onnxruntime computes with optimizations disabled, but in bodies that "
+        "quantize, which its integer kernels run; where it has no kernel, what ONNX's own "
+        "reference computes.",
+    )
+
+
+def _compute(attributes: ForeignAttrs, operands: Operands) -> tuple[Any, ...]:
+    """Runs the node in onnxruntime, and in ONNX's own reference where that has no kernel.
+
+    What the reference does not have either runs in float32 where it is asked for float64.
+    """
+    given = [_plain(operand) for operand in operands]
+    try:
+        return _run(attributes, given)
+    except UnsupportedModelError as error:
+        found = _referred(attributes, given)
+        if found is not None:
+            return found
+        if not any(isinstance(each, np.ndarray) and each.dtype == np.float64 for each in given):
+            raise error
+    results = _run(attributes, [_as(np.float64, np.float32, each) for each in given])
+    return tuple(_as(np.float32, np.float64, result) for result in results)
+
+
+def _plain(operand: Any) -> NDArray[Any] | Nested | None:
+    return operand if operand is None or isinstance(operand, Nested) else np.asarray(operand)
+
+
+def _signature(given: Mapping[str, NDArray[Any] | Nested]) -> _Signature:
+    return tuple(
+        (name, each.type if isinstance(each, Nested) else TensorType(DType.of(each.dtype), None),
+         0 if isinstance(each, Nested) else each.ndim)
+        for name, each in given.items()
+    )  # fmt: skip
+
+
+def _fed(given: Mapping[str, NDArray[Any] | Nested]) -> dict[str, Any]:
+    return {name: each.value if isinstance(each, Nested) else each for name, each in given.items()}
+
+
+def _steps(attributes: ForeignAttrs, operands: Sequence[Constant | None]) -> int | None:
+    return foreign_steps(attributes.node.proto(), attributes.domain, attributes.version, operands)
+
+
+def _referred(
+    attributes: ForeignAttrs, operands: Sequence[NDArray[Any] | Nested | None]
+) -> tuple[Any, ...] | None:
+    """Returns what ONNX's reference implementation computes; None where it cannot."""
+    given = {f"in_{i}": operand for i, operand in enumerate(operands) if operand is not None}
+    try:
+        session = _evaluator(attributes, _signature(given), len(operands))
+        results = tuple(_result(each) for each in session.run(None, _fed(given)))
+    except Exception as error:  # whatever a Python implementation of an operator raises
+        log.debug("ONNX's reference cannot run %s: %s", attributes.op_type, error)
+        return None
+    arrays = [each for each in results if isinstance(each, np.ndarray)]
+    return results if all(array.dtype in _KNOWN for array in arrays) else None
+
+
+def _result(found: Any) -> Any:
+    if isinstance(found, list | tuple):
+        return [_result(each) for each in cast("Sequence[Any]", found)]
+    return None if found is None else np.asarray(found)
+
+
+@lru_cache(maxsize=256)
+def _evaluator(attributes: ForeignAttrs, signature: _Signature, count: int) -> Any:
+    from onnx.reference import ReferenceEvaluator
+
+    return ReferenceEvaluator(_model(attributes, signature, count, ()))
+
+
+def _as(old: type, new: type, array: Any) -> Any:
+    return array.astype(new) if isinstance(array, np.ndarray) and array.dtype == old else array
+
+
+def _check_runnable(attributes: ForeignAttrs) -> None:
+    """Keeps from onnxruntime 1.32 what ends the process there: a normal distribution of no width.
+
+    Raises:
+        UnsupportedModelError: The node is one of these.
+    """
+    if attributes.op_type in ("RandomNormal", "RandomNormalLike"):
+        scales = [a.f for a in attributes.node.proto().attribute if a.name == "scale"]
+        if any(not scale > 0 for scale in scales):
+            raise _cannot_run(attributes, ValueError(f"its scale is {scales[0]}"))
+
+
+def _run(
+    attributes: ForeignAttrs, operands: Sequence[NDArray[Any] | Nested | None]
+) -> tuple[Any, ...]:
+    _check_runnable(attributes)
+    given = {f"in_{i}": operand for i, operand in enumerate(operands) if operand is not None}
+    fixed = tuple(
+        (name, array.dtype.str, array.shape, array.tobytes())
+        for name in _FIXED.get(attributes.op_type, ())
+        if isinstance(array := given.pop(name, None), np.ndarray)
+    )
+    session = _session(attributes, _signature(given), len(operands), fixed)
+    try:
+        return tuple(run(session, _fed(given)))
+    except Exception as error:  # as in _session
+        raise _cannot_run(attributes, error) from error
+
+
+@lru_cache(maxsize=256)
+def _session(
+    attributes: ForeignAttrs,
+    signature: _Signature,
+    count: int,
+    fixed: tuple[_Fixed, ...],
+) -> Any:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    level = _EXTENDED if _quantizes_inside(attributes.node.proto()) else _OPTIMIZATIONS_OFF
+    options.graph_optimization_level = ort.GraphOptimizationLevel(level)
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    data = _model(attributes, signature, count, fixed).SerializeToString()
+    try:
+        return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has a dozen classes, none documented
+        raise _cannot_run(attributes, error) from error
+
+
+def _cannot_run(attributes: ForeignAttrs, error: Exception) -> UnsupportedModelError:
+    known = refusal(attributes.domain or "ai.onnx", attributes.op_type)
+    why = (str(error).splitlines() or [""])[0][:300]
+    return UnsupportedModelError(
+        f"onnxruntime cannot run {attributes.domain or 'ai.onnx'}::{attributes.op_type}",
+        where=f"a node of opset version {attributes.version}",
+        why=why if known is None else f"it is {known.what}; {why}",
+        fix="replace the operator, or install the runtime that has it"
+        if known is None
+        else known.fix,
+    )
+
+
+def _model(
+    attributes: ForeignAttrs,
+    signature: _Signature,
+    count: int,
+    fixed: tuple[_Fixed, ...],
+) -> onnx.ModelProto:
+    present = {name for name, *_ in (*signature, *fixed)}
+    names = [f"in_{i}" if f"in_{i}" in present else "" for i in range(count)]
+    stored = attributes.node.proto()
+    node = foreign_node_proto(attributes, names, [name for name in stored.output if name])
+    inputs = [
+        helper.make_value_info(name, nested_proto(type_))
+        if isinstance(type_, NestedType)
+        else helper.make_tensor_value_info(name, dtype_to_onnx(type_.dtype), [None] * rank)
+        for name, type_, rank in signature
+    ]
+    outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
+    initializers = [
+        numpy_helper.from_array(np.frombuffer(data, np.dtype(dtype)).reshape(shape), name)
+        for name, dtype, shape, data in fixed
+    ]
+    graph = helper.make_graph([node], "foreign", inputs, outputs, initializers)
+    return helper.make_model(graph, opset_imports=imported(attributes, node), ir_version=IR_VERSION)
+
+
+def imported(attributes: ForeignAttrs, node: NodeProto) -> list[onnx.OperatorSetIdProto]:
+    """Returns the opset of every domain that a carried node and its subgraphs need."""
+    versions = {domain: 1 for domain in _domains(node)}
+    versions[""] = BODY_OPSET
+    versions[attributes.domain] = attributes.version
+    return [helper.make_opsetid(domain, version) for domain, version in versions.items()]
+
+
+def _quantizes_inside(node: NodeProto) -> bool:
+    """True where bodies round: onnxruntime's integer kernels keep the numeric contract there."""
+    return any(inner.op_type in _QUANTIZING for inner in nodes_inside(node))
+
+
+def _domains(node: NodeProto) -> set[str]:
+    found = {"" if node.domain == "ai.onnx" else node.domain}
+    for attribute in node.attribute:
+        for body in bodies(attribute):
+            for inner in body.node:
+                found |= _domains(inner)
+    return found

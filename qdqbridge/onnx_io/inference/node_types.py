@@ -1,0 +1,291 @@
+"""Element types and shapes of one node's results, by ONNX's own inference for its operator.
+
+Nothing that a file declares about results is looked at: a node is typed by what it reads. Nodes
+without bodies are inferred alone, from types whose extents are never negative, so that nothing in
+a file can make ONNX's inference abort, nor take memory (see
+:mod:`~qdqbridge.onnx_io.inference.guarded`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import onnx
+from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper
+
+from qdqbridge.graph.types import Dim, NestedType
+from qdqbridge.onnx_io.codecs.schema import schema_of
+from qdqbridge.onnx_io.control_flow.subgraph_names import forget_shape
+from qdqbridge.onnx_io.inference.attention_extents import attention_extents
+from qdqbridge.onnx_io.inference.dropped_windows import without_dropped_windows
+from qdqbridge.onnx_io.inference.guarded import guarded_inference
+from qdqbridge.onnx_io.inference.inferable_bodies import with_known_bodies
+from qdqbridge.onnx_io.inference.runtime_types import runtime_types
+from qdqbridge.onnx_io.reading.structure import subgraphs
+from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx
+
+log = logging.getLogger(__name__)
+
+Extents: TypeAlias = "tuple[Dim | None, ...]"
+"""The shape of a result, None for each extent that does not follow."""
+
+_CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
+_SHAPED_AS_INPUT = ("Gelu", "QuickGelu", "RotaryEmbedding")
+_NORMS = ("LayerNormalization", "SimplifiedLayerNormalization")
+"""Those of onnxruntime, which it has at every opset."""
+_DOMAINS = ("", "ai.onnx")
+_FAILURES = (onnx.shape_inference.InferenceError, RuntimeError, ValueError, MemoryError)
+"""What onnx raises of a node whose results it cannot tell; they stay unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inferred:
+    """What is known about a result.
+
+    Attributes:
+        proto: ONNX's type, empty where nothing is known.
+        shape: Its extents; None where even the rank is unknown, or the result is no tensor.
+    """
+
+    proto: TypeProto
+    shape: Extents | None
+
+    @property
+    def element(self) -> int:
+        """ONNX's number of the element type, 0 where it is unknown or the result is no tensor."""
+        return self.proto.tensor_type.elem_type
+
+
+UNKNOWN = Inferred(TypeProto(), None)
+_Key: TypeAlias = "tuple[Any, ...]"
+
+
+class NodeTypes:
+    """Infers the types of results, node by node.
+
+    Args:
+        opsets: The versions of the model's domains.
+        opset: That of ONNX's own domain.
+        ir_version: The model's.
+    """
+
+    def __init__(self, opsets: Mapping[str, int], opset: int, ir_version: int) -> None:
+        self.opset, self.ir_version = opset, ir_version
+        self.imports = [helper.make_opsetid(domain, opsets[domain]) for domain in opsets]
+        self.imports = [
+            e for e in self.imports if e.domain not in _DOMAINS and abs(e.version) < 1 << 31
+        ]  # the inference of a node takes no larger ones
+        self.imports.append(helper.make_opsetid("", opset))
+        self._known: dict[_Key, list[Inferred]] = {}
+
+    def results(
+        self,
+        proto: NodeProto,
+        operands: Sequence[TypeProto | None],
+        data: Mapping[int, NDArray[Any]],
+        captured: Mapping[str, TypeProto],
+    ) -> list[Inferred]:
+        """Returns what is known about the results of a node, one entry per output.
+
+        Args:
+            proto: The node.
+            operands: The types of its operands, None where one is left out.
+            data: Operands that are known to be small constants, by index.
+            captured: The types of what its bodies read from outside.
+        """
+        contrib = proto.domain not in _DOMAINS
+        if proto.op_type in _CONVERSIONS or (contrib and proto.op_type in _SHAPED_AS_INPUT):
+            return [_shaped_as_input(proto, operands)]
+        if any(True for _ in subgraphs(proto)):
+            return self._alone(_without_declared(proto), operands, data, captured)
+        key = _key(proto, operands, data)
+        if key not in self._known:
+            self._known[key] = self._inferred(proto, operands, data)
+        return self._known[key]
+
+    def _inferred(
+        self,
+        proto: NodeProto,
+        operands: Sequence[TypeProto | None],
+        data: Mapping[int, NDArray[Any]],
+    ) -> list[Inferred]:
+        domain = "" if proto.domain in _DOMAINS else proto.domain
+        versions = {entry.domain: entry.version for entry in self.imports}
+        schema = schema_of(proto.op_type, domain, versions.get(domain, 1))
+        if schema is None and not domain and proto.op_type in _NORMS and len(proto.output) == 1:
+            return [_shaped_as_input(proto, operands)]
+        if schema is None:
+            version = versions.get(domain, 1)
+            return [_told(t) for t in runtime_types(_renamed(proto), version, operands, data)]
+        if not schema.has_type_and_shape_inference_function:  # then its body is looked at
+            return self._alone(proto, operands, data, {})
+        node = without_dropped_windows(_renamed(proto), _sizes(operands))
+        types = {f"in_{i}": type_ for i, type_ in enumerate(operands) if type_ is not None}
+        tensors = {f"in_{i}": numpy_helper.from_array(array) for i, array in data.items()}
+        try:
+            found = onnx.shape_inference.infer_node_outputs(
+                schema, node, types, tensors, opset_imports=self.imports
+            )
+        except onnx.checker.ValidationError:  # element types that this version does not take yet
+            return self._alone(proto, operands, data, {})
+        except _FAILURES as error:
+            log.debug("%s: inference stopped: %s", proto.op_type, error)
+            return [UNKNOWN] * len(proto.output)
+        results = [_told(found.get(f"out_{i}")) for i in range(len(proto.output))]
+        if proto.op_type == "Attention" and not domain:
+            known = attention_extents(proto, operands)
+            results = [replace(r, shape=e or r.shape) for r, e in zip(results, known, strict=False)]
+        return results
+
+    def _alone(
+        self,
+        proto: NodeProto,
+        operands: Sequence[TypeProto | None],
+        data: Mapping[int, NDArray[Any]],
+        captured: Mapping[str, TypeProto],
+    ) -> list[Inferred]:
+        """Infers a node as a model of its own, under the guards for whole models."""
+        known_to_onnx, more = with_known_bodies(proto)
+        graph = onnx.GraphProto(name="node", node=[known_to_onnx], input=more)
+        graph.output.extend(onnx.ValueInfoProto(name=name) for name in proto.output if name)
+        types = dict(zip(proto.input, operands, strict=True)) | dict(captured)
+        constants = {proto.input[index]: array for index, array in data.items()}
+        for name, type_ in types.items():
+            if name in constants:
+                graph.initializer.append(numpy_helper.from_array(constants[name], name))
+            elif name:
+                graph.input.append(onnx.ValueInfoProto(name=name, type=type_))
+        model = onnx.ModelProto(ir_version=self.ir_version, graph=graph, opset_import=self.imports)
+        try:
+            known = {value.name: value.type for value in guarded_inference(model).graph.output}
+        except _FAILURES as error:
+            log.debug("%s: inference stopped: %s", proto.op_type, error)
+            known = {}
+        return [_told(known.get(name)) for name in proto.output]
+
+
+def tensor_type(element: int, shape: Sequence[Dim | None] | None) -> TypeProto:
+    """Returns the type of a tensor; what is no extent (below 0, or None) is left open."""
+    proto = TypeProto()
+    proto.tensor_type.elem_type = element
+    if shape is not None:
+        proto.tensor_type.shape.SetInParent()
+        for dim in shape:
+            extent = proto.tensor_type.shape.dim.add()
+            if isinstance(dim, int) and dim >= 0:
+                extent.dim_value = dim
+            elif isinstance(dim, str):
+                extent.dim_param = dim
+    return proto
+
+
+def nested_type(proto: TypeProto, where: str) -> NestedType | None:
+    """Returns the type of a sequence or an optional of tensors; None for any other."""
+    layers: list[str] = []
+    while (kind := proto.WhichOneof("value")) in ("sequence_type", "optional_type"):
+        layers.append(kind.removesuffix("_type"))
+        proto = getattr(proto, kind).elem_type
+    if not layers or kind != "tensor_type" or not proto.tensor_type.elem_type:
+        return None
+    return NestedType(dtype_of(proto.tensor_type.elem_type, where), None, tuple(layers))
+
+
+def nested_proto(type_: NestedType) -> TypeProto:
+    """Returns ONNX's type of a sequence or an optional."""
+    proto = tensor_type(dtype_to_onnx(type_.dtype), None)
+    for layer in reversed(type_.layers):
+        outer = TypeProto()
+        getattr(outer, f"{layer}_type").elem_type.CopyFrom(proto)
+        proto = outer
+    return proto
+
+
+def _told(proto: TypeProto | None) -> Inferred:
+    if proto is None:
+        return UNKNOWN
+    tensor = proto.tensor_type
+    if proto.WhichOneof("value") != "tensor_type" or not tensor.HasField("shape"):
+        return Inferred(proto, None)
+    extents = tuple(
+        int(dim.dim_value) if dim.HasField("dim_value") and dim.dim_value >= 0
+        else dim.dim_param or None
+        for dim in tensor.shape.dim
+    )  # fmt: skip
+    return Inferred(proto, extents)
+
+
+def _shaped_as_input(proto: NodeProto, operands: Sequence[TypeProto | None]) -> Inferred:
+    """Returns the type of what never changes a shape, in any domain and opset."""
+    first = operands[0]
+    if first is None:
+        return UNKNOWN
+    given = {a.name: a.i for a in proto.attribute}
+    element = first.tensor_type.elem_type
+    if proto.op_type == "QuantizeLinear":
+        zero_point = operands[2] if len(operands) > 2 else None
+        element = TensorProto.UINT8 if zero_point is None else zero_point.tensor_type.elem_type
+    elif proto.op_type == "DequantizeLinear" and operands[1] is not None:
+        element = operands[1].tensor_type.elem_type
+    element = given.get("output_dtype", 0) or element
+    known = TypeProto()
+    known.CopyFrom(first)
+    known.tensor_type.elem_type = element
+    return _told(known)
+
+
+def _renamed(proto: NodeProto) -> NodeProto:
+    node = NodeProto(op_type=proto.op_type, domain=proto.domain, attribute=proto.attribute)
+    node.input.extend(f"in_{i}" if name else "" for i, name in enumerate(proto.input))
+    node.output.extend(f"out_{i}" if name else "" for i, name in enumerate(proto.output))
+    return node
+
+
+def _sizes(operands: Sequence[TypeProto | None]) -> list[int]:
+    first = operands[0] if operands else None
+    return [] if first is None else [dim.dim_value for dim in first.tensor_type.shape.dim[2:]]
+
+
+def _key(
+    proto: NodeProto, operands: Sequence[TypeProto | None], data: Mapping[int, NDArray[Any]]
+) -> _Key:
+    return (
+        proto.op_type,
+        proto.domain,
+        tuple(bool(name) for name in proto.output),
+        tuple(attribute.SerializeToString() for attribute in proto.attribute),
+        tuple(None if type_ is None else type_.SerializeToString() for type_ in operands),
+        tuple((i, a.dtype.str, a.shape, a.tobytes()) for i, a in data.items()),
+    )
+
+
+def _without_declared(proto: NodeProto) -> NodeProto:
+    """Returns a copy of a node whose bodies declare no shapes."""
+    copy = NodeProto()
+    copy.CopyFrom(proto)
+    for graph in _bodies(copy):
+        del graph.value_info[:]
+        for value in (*graph.input, *graph.output):
+            forget_shape(value)
+    return copy
+
+
+def _bodies(proto: NodeProto) -> Iterator[onnx.GraphProto]:
+    for graph in subgraphs(proto):
+        yield graph
+        for node in graph.node:
+            yield from _bodies(node)
+
+
+__all__ = [
+    "UNKNOWN",
+    "Extents",
+    "Inferred",
+    "NodeTypes",
+    "nested_proto",
+    "nested_type",
+    "tensor_type",
+]

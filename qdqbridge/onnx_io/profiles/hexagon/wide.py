@@ -1,0 +1,182 @@
+"""How far results of 16 bits are off on Hexagon.
+
+Measured on the host build of the backend (onnxruntime-qnn 2.7.0). With weights around zero a
+product is some 20 steps off whatever it sums. With other weights, and of two activations, it keeps
+about 7 bits of a typical sum: the error follows the largest numbers of the operands and the square
+root of the number of terms. Products of 8 bits with results of 16 are exact.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.onnx_io.profiles.file_view import FileEncoding, FileNode, FileView
+from qdqbridge.onnx_io.profiles.finding import Reason
+from qdqbridge.onnx_io.profiles.hexagon.bias import behind_bias, bias_sum, is_bias
+from qdqbridge.onnx_io.profiles.shared_rules import WEIGHTED
+
+Array = NDArray[Any]
+_WIDE = (DType.INT16, DType.UINT16)
+_STEPS = {
+    "Gelu": 32, "Softmax": 16, "LayerNormalization": 64, "Div": 32, "Sigmoid": 8, "Tanh": 8,
+    "Add": 4, "Sub": 4, "Mul": 4, "Atan": 4, "Exp": 8, "HardSigmoid": 4, "Log": 4, "LogSoftmax": 4,
+    "Reciprocal": 16, "Sqrt": 64, "Softplus": 256,
+}  # fmt: skip
+"""How far results of 16 bits were seen from the exact ones, rounded up to a power of 2."""
+_ROUGH_FLOATS = frozenset({"LayerNormalization"})
+"""Operators that are off in floats as well: the others are exact."""
+_PRODUCT_STEPS, _SUM_BITS = 64, 7
+"""What every product is off (twice as much of 4 bits), and the bits that it keeps of a sum."""
+_TERMS = 64
+"""Terms of a product whose shapes are not known."""
+
+
+def wide_arithmetic(view: FileView, node: FileNode) -> Reason | None:
+    """Returns how far a result of 16 bits may be off; see :class:`Demand`."""
+    found = view.quantized(node.output) or behind_clamp(view, node) or behind_bias(view, node)
+    sum_ = bias_sum(view, node)
+    found = found or ([] if sum_ is None else behind_clamp(view, sum_))
+    if is_bias(view, node):
+        return None  # said of its product
+    if not (is_of_integers(view, node) or node.op in _ROUGH_FLOATS):
+        return None
+    if not found or found[0].dtype is None or _exact_norm(view, node):
+        return None
+    if found[0].dtype in _WIDE:
+        steps = _of_product(view, node, found[0]) if node.op in WEIGHTED else _STEPS.get(node.op)
+    else:
+        steps = _of_activations(view, node, found[0])
+    if steps is None:
+        return None
+    tensor, number = found[0].node.output, 1 << found[0].dtype.bits
+    text = f"'{tensor}' ({found[0].dtype}) is up to {steps} of {number} steps off"
+    return Reason(text, (tensor,), steps)
+
+
+def _exact_norm(view: FileView, node: FileNode) -> bool:
+    """True for a LayerNormalization of integers with a scale of uint8, and no bias or int32."""
+    if node.op != "LayerNormalization" or not is_of_integers(view, node):
+        return False
+    gain, bias = (view.dequantized(node.input(index)) for index in (1, 2))
+    whole = not node.input(2) or (bias is not None and bias.dtype is DType.INT32)
+    return whole and gain is not None and gain.dtype is DType.UINT8
+
+
+def is_of_integers(view: FileView, node: FileNode) -> bool:
+    """True where what is computed with comes from a DQ; else the backend computes in floats."""
+    operands = [name for name in node.inputs if name and not view.is_constant(name)]
+    return all(view.dequantized(name) is not None for name in operands)
+
+
+def behind_clamp(view: FileView, node: FileNode) -> list[FileEncoding]:
+    """Returns what quantizes a result behind the clamp that alone reads it."""
+    readers = view.consumers(node.output)
+    clamp = readers[0][0] if len(readers) == 1 else None
+    known = clamp is not None and clamp.op in ("Relu", "Clip")
+    return list(view.quantized(clamp.output)) if known and clamp is not None else []
+
+
+def _of_product(view: FileView, node: FileNode, result: FileEncoding) -> int | None:
+    """Returns a bound in steps; None where it is exact."""
+    x, scale = view.dequantized(node.input(0)), _largest_scale(result)
+    if x is not None and x.dtype not in _WIDE:
+        return None
+    sum_ = None if x is None or scale is None else _typical_sum(view, node, x)
+    weight = view.dequantized(node.input(1))
+    narrow = weight is not None and weight.dtype in (DType.INT4, DType.UINT4)
+    steps = 2 * _PRODUCT_STEPS if narrow else _PRODUCT_STEPS
+    if sum_ is not None and scale is not None:
+        steps += math.ceil(sum_ / scale / (1 << _SUM_BITS))
+    return min(1 << (steps - 1).bit_length(), 1 << 16)
+
+
+def _of_activations(view: FileView, node: FileNode, result: FileEncoding) -> int | None:
+    """Returns a bound for 8 bits: of two activations it keeps as little, if less is asked for."""
+    x, other = (view.dequantized(name) for name in (node.input(0), node.input(1)))
+    scale = _largest_scale(result)
+    if node.op != "MatMul" or x is None or other is None or scale is None:
+        return None
+    if view.is_constant(node.input(1)) or {x.dtype, other.dtype} != {DType.UINT8}:
+        return None
+    if other.scale is None:
+        return None
+    terms = 1 if _is_average(view, x) else _terms(view, node)
+    sum_ = _largest(x) * _largest(other) * math.sqrt(terms)
+    steps = math.ceil(sum_ / scale / (1 << _SUM_BITS))
+    return steps if other.zero() != _MIDDLE and steps > _FEW else None
+
+
+_MIDDLE, _FEW = 128, 4
+"""The zero point that is nothing to subtract, and the bound below which 2 steps were not seen."""
+
+
+def _typical_sum(view: FileView, node: FileNode, x: FileEncoding) -> float | None:
+    """Returns a sum of products of the largest operands, signs at random, in real units."""
+    other, largest = view.dequantized(node.input(1)), _largest(x)
+    if other is None:
+        return _sum_of_floats(view, node, largest)
+    if other.dtype is None or other.scale is None:
+        return None
+    stored = other.node.input(0)
+    array = view.constant(stored) if view.is_constant(stored) else None
+    middle = (int(other.dtype.qmin) + int(other.dtype.qmax) + 1) // 2
+    zeros = np.zeros(1) if other.zero_point is None else other.zero_point.astype(np.int64)
+    if view.is_constant(stored) and not (zeros - middle).any():
+        return 0.0
+    if array is None:
+        return largest * _largest(other) * math.sqrt(_terms(view, node))
+    norms = _norms(node, array.astype(np.float64) - middle)
+    along = other.scale.reshape(-1) if other.scale.size == len(norms) else other.scale.max()
+    return largest * float((norms * along).max(initial=0))
+
+
+def _terms(view: FileView, node: FileNode) -> int:
+    """Returns how many products a MatMul of two activations sums up."""
+    other = view.dequantized(node.input(1))
+    shape = (None if other is None else view.shape(other.node.input(0))) or ()
+    shape = shape or view.shape(node.input(1)) or ()
+    terms = shape[-2] if len(shape) > 1 else None
+    return terms if isinstance(terms, int) else _TERMS
+
+
+def _is_average(view: FileView, x: FileEncoding) -> bool:
+    """True for what a Softmax gives: a product with it is an average of the other operand."""
+    stored = view.producer(x.node.input(0))
+    made = None if stored is None else view.producer(stored.input(0))
+    return made is not None and made.op == "Softmax"
+
+
+def _sum_of_floats(view: FileView, node: FileNode, largest: float) -> float | None:
+    """Returns it for weights in floats, which the backend quantizes, their zero point anywhere."""
+    weight = view.constant(node.input(1))
+    if weight is None or weight.ndim < _MATRIX:
+        return None
+    return largest * float(_norms(node, weight.astype(np.float64)).max(initial=0))
+
+
+_MATRIX = 2
+
+
+def _norms(node: FileNode, weight: Array) -> Array:
+    """Returns the root of the sum of squares for each result channel."""
+    axis = {"Conv": 0, "ConvTranspose": 1}.get(node.op, weight.ndim - 1)
+    axis = 0 if node.attributes.get("transB", 0) else axis
+    rows = np.moveaxis(weight, axis, 0)
+    return np.sqrt((rows.reshape(len(rows), -1) ** 2).sum(axis=1))
+
+
+def _largest(side: FileEncoding) -> float:
+    """Returns the largest real number that an operand can have."""
+    assert side.dtype is not None
+    zero, scale = side.zero(), _largest_scale(side) or 1.0
+    return scale * max(zero - int(side.dtype.qmin), int(side.dtype.qmax) - zero)
+
+
+def _largest_scale(found: FileEncoding) -> float | None:
+    known = found.scale is not None and found.scale.size > 0
+    return float(found.scale.max()) if known and found.scale is not None else None

@@ -1,0 +1,1 @@
+"""Profile ``openvino``: what OpenVINO takes, computes wrongly, and how files are written for it."""

@@ -1,0 +1,1 @@
+"""Profile ``ort``: what onnxruntime's optimizations fuse, and what they change."""

@@ -1,0 +1,491 @@
+"""What onnxruntime's CPU provider demands of a QDQ file before it computes on integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.onnx_io.profiles.file_view import (
+    FileEncoding,
+    FileNode,
+    FileView,
+    is_dequantize,
+    is_quantize,
+)
+from qdqbridge.onnx_io.profiles.finding import Check, Demand, Effect, Reason
+from qdqbridge.onnx_io.profiles.islands import COPIES, islands_of
+from qdqbridge.onnx_io.profiles.ort.fusion import (
+    bias_add,
+    is_bias_add,
+    on_x86,
+    propagates,
+    redundant,
+    result_of,
+    source,
+    target,
+)
+from qdqbridge.onnx_io.profiles.shared_rules import bias_ratio
+from qdqbridge.ops.accumulator import BIAS_MOVES
+from qdqbridge.ops.windows import reaching
+
+_SELECTORS = "onnxruntime qdq_selectors.cc; measured on 1.31.1"
+_UNARY = frozenset({"AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid", "Softmax"})
+_DROPPED = frozenset({"MaxPool", "ReduceMax", "ReduceMin", "Resize"})
+_BINARY = frozenset({"Add", "Mul"})
+_ACCUMULATES = frozenset({"Conv", "Gemm", "MatMul"})
+_KERNELS = _UNARY | _DROPPED | _BINARY | _ACCUMULATES | {"Concat", "Where"}
+_CLAMPS = frozenset({"Relu", "Clip"})
+_FLOAT_RESULT = frozenset({"Gemm", "MatMul"})
+_SCALARS = _BINARY | {"AveragePool", "Concat"}
+_NEAR = 0.01
+_DOMAINS = frozenset(
+    {"", "com.microsoft", "ai.onnx.ml", "com.microsoft.nchwc", "com.ms.internal.nhwc"}
+)
+_EIGHT = (DType.INT8, DType.UINT8)
+
+
+def _data(node: FileNode) -> Iterator[str]:
+    """Yields the operands that must be dequantized, bias left out."""
+    if node.op in _UNARY | _DROPPED:
+        yield node.input(0)
+    elif node.op == "Where":
+        yield from node.inputs[1:3]
+    elif node.op == "Concat":
+        yield from node.inputs
+    else:
+        yield from node.inputs[:2]
+
+
+def _has_kernel(view: FileView, node: FileNode) -> bool:
+    return node.op in _KERNELS and not is_bias_add(view, node)
+
+
+def _kernel(view: FileView, node: FileNode) -> Reason | None:
+    if node.op in _KERNELS:
+        return None
+    if node.op in _CLAMPS and redundant(view, node) is not None:
+        return None
+    return Reason(f"there is no integer {node.op} on the CPU", (node.output,))
+
+
+def _operands(view: FileView, node: FileNode) -> Reason | None:
+    if not _has_kernel(view, node):
+        return None
+    for index, name in enumerate(_data(node)):
+        if source(view, name) is not None or _quantized_for_us(view, node, index):
+            continue
+        made = view.producer(name)
+        origin = "a graph input" if made is None else f"made by {made.op} '{made.name}'"
+        origin = "a float constant" if view.is_constant(name) else origin
+        return Reason(f"operand {index} is not dequantized: '{name}' is {origin}", (name,))
+    return None
+
+
+def _quantized_for_us(view: FileView, node: FileNode, index: int) -> bool:
+    """True for float operands that onnxruntime quantizes itself."""
+    if node.op == "Where":  # where_dummy_dq.cc: one constant scalar gets a DQ of its own
+        pair = [source(view, name) is not None for name in node.inputs[1:3]]
+        constant = view.constant(node.inputs[1 + index])
+        folded = view.is_folded(node.inputs[1 + index])
+        return any(pair) and folded and constant is not None and constant.size == 1
+    if node.op not in ("Conv", "Gemm") or index != 1 or not view.is_folded(node.input(1)):
+        return False  # weight_bias_quantization.cc
+    return target(view, node.output).encoding is not None
+
+
+def _result(view: FileView, node: FileNode) -> Reason | None:
+    if not _has_kernel(view, node):
+        return None
+    if node.op in _DROPPED and propagates(view, node) and source(view, node.input(0)):
+        return None
+    found = target(view, result_of(view, node))
+    floating = node.op in _FLOAT_RESULT and bias_add(view, node) is None
+    if found.encoding is not None or (found.floating and floating):
+        return None
+    return Reason(found.problem, (node.output,))
+
+
+def _encodings(view: FileView, node: FileNode) -> Iterator[tuple[str, FileEncoding, DType | None]]:
+    """Yields tensor, parameters and stored type of each operand and of the result."""
+    # A Gemm made of MatMul and Add stands between two Reshapes, past which Q and DQ are pushed.
+    reshaped = bias_add(view, node) is not None and view.rank(node.input(0)) != 2
+    for index, name in enumerate(_data(node)):
+        found = source(view, name)
+        if found is not None:
+            alone = reshaped and index == 0
+            dtype = on_x86(found.encoding, 1) if alone else found.dtype
+            yield name, found.encoding, dtype
+    behind = target(view, result_of(view, node))
+    if behind.encoding is not None:
+        dtype = on_x86(behind.encoding, 1) if reshaped else behind.dtype
+        yield result_of(view, node), behind.encoding, dtype
+
+
+def _types(view: FileView, node: FileNode) -> Reason | None:
+    if not _has_kernel(view, node):
+        return None
+    found = [(name, dtype) for name, _, dtype in _encodings(view, node) if dtype is not None]
+    wide = [(name, dtype) for name, dtype in found if dtype not in _EIGHT]
+    if wide:
+        listed = ", ".join(f"'{name}' is {dtype}" for name, dtype in wide)
+        return Reason(f"integer kernels take 8 bits: {listed}", tuple(name for name, _ in wide))
+    activations = [pair for i, pair in enumerate(found) if i != 1 or node.op not in _ACCUMULATES]
+    if len({dtype for _, dtype in activations}) > 1:
+        listed = ", ".join(f"'{name}' {dtype}" for name, dtype in activations)
+        return Reason(f"operands and result differ in type on x86: {listed}")
+    if node.op in ("Conv", "MatMul") and found and found[0][1] is DType.INT8:
+        return Reason(
+            f"'{found[0][0]}' stays int8 on x86, where {node.op} takes uint8 activations: only a "
+            "Q/DQ pair with one reader is turned into uint8", (found[0][0],),
+        )  # fmt: skip
+    return None
+
+
+def _parameters(view: FileView, node: FileNode) -> Reason | None:
+    if not _has_kernel(view, node):
+        return None
+    for index, (name, found, _) in enumerate(_encodings(view, node)):
+        weight = node.op in _ACCUMULATES and index == 1
+        if node.op in _DROPPED or (node.op == "Conv" and node.input(2)):
+            if not view.is_folded(found.node.input(1)):
+                return Reason(f"the scale of '{name}' is not an initializer", (name,))
+            if found.explicit and not view.is_folded(found.node.input(2)):
+                return Reason(f"the zero point of '{name}' is not an initializer", (name,))
+        if found.scale is None:
+            continue
+        if found.scale.dtype != np.float32 and node.op != "Concat":
+            return Reason(f"the scale of '{name}' is {found.scale.dtype}", (name,))
+        if found.block_size and weight:
+            return Reason(f"'{name}' is quantized in blocks of {found.block_size}", (name,))
+        if not found.per_tensor and not weight:
+            return Reason(f"'{name}' is quantized per channel ({found.scale.size} scales)", (name,))
+    return None
+
+
+def _bias(view: FileView, node: FileNode) -> Reason | None:
+    name = node.input(2)
+    if node.op not in ("Conv", "Gemm") or not name:
+        return None
+    beta = node.attributes.get("beta", 1.0)
+    if beta != 1.0:
+        return Reason(f"beta is {beta}", (name,))
+    found = view.dequantized(name)
+    if found is not None:
+        if found.dtype is not DType.INT32:
+            return Reason(f"the bias '{name}' is {found.dtype}, it must be int32", (name,))
+        return _bias_scale(view, node, found) if node.op == "Conv" else None
+    if view.is_folded(name) and target(view, node.output).encoding is not None:
+        return None
+    kind = "a float constant" if view.is_folded(name) else "computed"
+    return Reason(f"the bias '{name}' is {kind}, and nothing quantizes the result", (name,))
+
+
+def _bias_scale(view: FileView, node: FileNode, bias: FileEncoding) -> Reason | None:
+    """Compares the scale of a bias with the product it must be, to one percent (#28229)."""
+    x, w = (source(view, name) for name in node.inputs[:2])
+    if x is None or w is None:
+        return None
+    weight = w.encoding.scale
+    if weight is not None and not (weight > 0).all():
+        return Reason(f"a scale of the weight '{node.input(1)}' is not positive", (node.input(1),))
+    worst = bias_ratio(x.encoding, w.encoding, bias)
+    if worst is None or abs(worst - 1) < _NEAR:
+        return None
+    text = f"the scale of the bias is {worst:.6g} times scale x * scale w"
+    return Reason(text, (node.input(2),))
+
+
+def _zero_points(view: FileView, node: FileNode) -> Reason | None:
+    if node.op != "Gemm":
+        return None
+    for name, found, _ in _encodings(view, node):
+        if not found.explicit:
+            return Reason(f"the zero point of '{name}' is left out", (name,))
+    return None
+
+
+def _drop(view: FileView, node: FileNode) -> Reason | None:
+    if node.op not in _DROPPED:
+        return None
+    found, behind = source(view, node.input(0)), target(view, node.output).encoding
+    if found is None or behind is None:
+        return None
+    before = found.encoding
+    if not before.same_mapping(behind):
+        return Reason(f"'{node.input(0)}' and '{node.output}' are quantized differently")
+    if not (before.explicit and behind.explicit):
+        return Reason("a zero point is left out, and the pair is only dropped with both written")
+    if before.scale is not None and node.op != "Resize" and not (before.scale > 0).all():
+        return Reason("a scale that is not positive turns the order of the values round")
+    return None
+
+
+def _scalars(view: FileView, node: FileNode) -> Reason | None:
+    checks = (_operands, _result, _types)
+    if (
+        node.op not in _SCALARS
+        or not _has_kernel(view, node)
+        or any(check(view, node) for check in checks)
+    ):
+        return None
+    for name, found, _ in _encodings(view, node):
+        if found.scale is not None and found.scale.dtype != np.float32 and node.op == "Concat":
+            return Reason(f"the scale of '{name}' is {found.scale.dtype}")
+        rank = view.rank(found.node.input(1))
+        if rank and (found.scale is None or found.per_tensor):
+            return Reason(f"the scale of '{name}' has {rank} axes, the fused operator wants none")
+    return None
+
+
+def _clash(view: FileView, node: FileNode) -> Reason | None:
+    """From opset 21 on, a Q with ``output_dtype`` whose zero point is turned into uint8."""
+    if view.opset < 21:
+        return None
+    if is_quantize(node):
+        found = view.encoding(node)
+        written = node.attributes.get("output_dtype", 0) and found.explicit
+        readers = sum(len(view.consumers(n.output)) for n, _ in view.consumers(node.output))
+        if written and found.dtype is DType.INT8 and found.per_tensor and readers == 1:
+            return Reason("output_dtype is int8 and the zero point becomes uint8 on x86")
+        return None
+    fused = bias_add(view, node)
+    if fused is not None and view.rank(node.input(0)) != 2:
+        found_source = source(view, node.input(0))
+        if found_source is not None and found_source.encoding.dtype is DType.INT8:
+            return Reason(
+                f"MatMul and Add '{fused.name}' become a Gemm behind a Reshape, and the int8 pair "
+                f"before '{node.input(0)}' is pushed past that", (node.input(0),),
+            )  # fmt: skip
+    for name in node.inputs[:1]:
+        found_source = source(view, name)
+        if found_source is None or not found_source.moved or node.op in COPIES:
+            continue
+        encoding = found_source.encoding
+        if encoding.dtype is DType.INT8 and found_source.dtype is DType.UINT8:
+            return Reason(f"the int8 pair before '{name}' is pushed past data movement", (name,))
+    return None
+
+
+def _known(view: FileView, node: FileNode) -> Reason | None:
+    del view
+    domain = node.op.rpartition("::")[0]
+    if domain in _DOMAINS:
+        return None
+    return Reason(f"the domain '{domain}' is not registered")
+
+
+def _scale_type(view: FileView, node: FileNode) -> Reason | None:
+    if not (is_quantize(node) or is_dequantize(node)) or "::" in node.op:
+        return None
+    dtype = view.dtype(node.input(1))
+    if dtype is not None and dtype is not DType.FLOAT32 and view.opset < 19:
+        return Reason(f"the scale is {dtype}, which opset {view.opset} does not have")
+    return None
+
+
+def _dilations(view: FileView, node: FileNode) -> Reason | None:
+    checks = (_operands, _result, _types)
+    if node.op != "AveragePool" or "dilations" not in node.attributes:
+        return None
+    if any(check(view, node) for check in checks):
+        return None
+    return Reason("QLinearAveragePool does not have the attribute dilations", (node.output,))
+
+
+def _counted_beyond(view: FileView, node: FileNode) -> Reason | None:
+    given = node.attributes
+    if node.op != "AveragePool" or not given.get("ceil_mode"):
+        return None
+    if not given.get("count_include_pad") or any(c(view, node) for c in (_operands, _result)):
+        return None
+    kernel = given["kernel_shape"]
+    rank = len(kernel)
+    strides, pads = given.get("strides") or [1] * rank, given.get("pads") or [0] * 2 * rank
+    image = (view.shape(node.input(0)) or (None,) * (2 + rank))[2:]
+    for axis, extent in enumerate(image):
+        both = (pads[axis], pads[rank + axis])
+        if not isinstance(extent, int):
+            return Reason("its last windows may reach beyond the padding", (node.output,))
+        if reaching(extent, kernel[axis], strides[axis], 1, both) > both[1]:
+            return Reason(f"its last windows reach beyond the padding of axis {axis + 2}, and all "
+                          "their elements are counted", (node.output,))  # fmt: skip
+    return None
+
+
+def _handed_on(view: FileView, node: FileNode) -> Reason | None:
+    """A Resize whose scales round to the extents that there are (upsample.cc)."""
+    scales = view.constant(node.input(2)) if node.op == "Resize" and node.input(2) else None
+    if scales is None or not scales.size or (scales == 1).all():
+        return None
+    if node.attributes.get("coordinate_transformation_mode") == b"tf_crop_and_resize":
+        return None
+    shape = view.shape(node.input(0))
+    if shape is None or len(shape) != scales.size or node.attributes.get("axes"):
+        return None
+    scaled = [(n, scale) for n, scale in zip(shape, scales, strict=True) if scale != 1]
+    if any(not isinstance(n, int) or int(n * scale) != n for n, scale in scaled):
+        return None
+    return Reason("it keeps every extent, and hands its input on", (node.output,))
+
+
+def _small_floats(view: FileView, node: FileNode) -> Reason | None:
+    if node.op not in ("Conv", "Gemm", "MatMul") or _operands(view, node):
+        return None
+    found = [(name, dtype) for name, _, dtype in _encodings(view, node)]
+    if len(found) < 3 or any(dtype is None or not dtype.is_float for _, dtype in found):
+        return None
+    return Reason(f"'{found[0][0]}' is {found[0][1]}, and fusions do not look at that")
+
+
+def _float_bias(view: FileView, node: FileNode) -> Reason | None:
+    """A float bias becomes int32 with scale x * scale w (weight_bias_quantization.cc)."""
+    name = node.input(2)
+    real = view.constant(name) if name else None
+    if node.op not in ("Conv", "ConvTranspose", "Gemm") or real is None or view.dequantized(name):
+        return None
+    x, w = (source(view, operand) for operand in node.inputs[:2])
+    y = target(view, node.output).encoding
+    if x is None or w is None or y is None or not view.is_constant(node.input(1)):
+        return None
+    ours = w.encoding.scale, x.encoding.scale, y.scale
+    if any(scale is None or not (scale > 0).all() for scale in ours) or real.dtype.kind != "f":
+        return None
+    w_scale, x_scale, step = (np.asarray(scale, np.float64) for scale in ours)
+    units = w_scale * x_scale.reshape(-1)[:1]
+    if x_scale.size != 1 or step.size != 1 or units.size not in (1, real.size):
+        return None
+    bias, units = real.reshape(-1).astype(np.float64), units.reshape(-1)
+    moved = float(np.abs(bias - np.rint(bias / units) * units).max(initial=0.0) / step.reshape(()))
+    if moved <= BIAS_MOVES:
+        return None
+    return Reason(f"the float bias '{name}' is rounded, which moves the result by {moved:.3g} LSB",
+                  (name,))  # fmt: skip
+
+
+def _two_roundings(view: FileView, node: FileNode) -> Reason | None:
+    """Q, DQ, Q, DQ become one Q and DQ of another scale (double_qdq_pairs_remover.cc)."""
+    between = view.dequantized(node.input(0)) if is_quantize(node) else None
+    if between is None:
+        return None
+    first = view.producer(between.node.input(0))
+    if first is None or not is_quantize(first):
+        return None
+    own, readers = view.encoding(node), [n for n, _ in view.consumers(node.output)]
+    alone = all(len(view.consumers(n.output)) == 1 for n in (first, between.node))
+    leaves = {first.output, between.node.output, node.output} & view.outputs
+    if leaves or not alone or not readers or not all(is_dequantize(n) for n in readers):
+        return None
+    if own.dtype is not between.dtype or own.same_mapping(between):
+        return None
+    text = f"'{first.output}' and '{node.output}' are rounded once, to another scale than either"
+    return Reason(text, (first.output, node.output))
+
+
+def _clamped_float8(op: str) -> Check:
+    """Looks for a float8 with a zero point, behind a Relu or Clip that is fused into its Q."""
+
+    def check(view: FileView, node: FileNode) -> Reason | None:
+        readers = [reader for reader, _ in view.consumers(node.output)]
+        if node.op != op or len(readers) != 1 or not is_quantize(readers[0]):
+            return None
+        if node.output in view.outputs or (op == "Clip" and view.producer(node.input(0)) is None):
+            return None
+        found = view.encoding(readers[0])
+        if not found.explicit or found.dtype is None or not found.dtype.is_small_float:
+            return None
+        text = f"'{readers[0].output}' is {found.dtype}, and its zero point is read as an integer"
+        return Reason(text, (node.output,))
+
+    return check
+
+
+def _between(check: Check) -> Check:
+    """Restricts a check to float compute between Q and DQ."""
+    return lambda view, node: check(view, node) if node in islands_of(view) else None
+
+
+def _rule(
+    name: str, applies_to: str, check: Callable[[FileView, FileNode], Reason | None], fix: str
+) -> Demand:
+    return Demand(name, applies_to, _between(check), _SELECTORS, Effect.FLOAT, fix)
+
+
+_WITHOUT_ZERO_POINT = "from opset 21 on, write output_dtype and no zero point"
+
+RULES: tuple[Demand, ...] = (
+    Demand(
+        "integer-kernel", "float compute between DQ and Q", _between(_kernel),
+        "onnxruntime qdq_selector_action_transformer.cc", Effect.NO_KERNEL,
+        "leave the operator's neighbours in float, or accept one float operator",
+    ),
+    _rule("operands-dequantized", "operators with an integer kernel", _operands,
+          "quantize the operand"),
+    _rule("result-quantized", "operators with an integer kernel", _result,
+          "quantize the result, once, for all of its readers"),
+    _rule("element-types", "operators with an integer kernel", _types,
+          "use one 8-bit type for activations, int8 weights"),
+    _rule("constant-scalar-parameters", "operators with an integer kernel", _parameters,
+          "write scale and zero point as initializers"),
+    _rule("bias-int32", "Conv, Gemm", _bias, "quantize the bias to int32, scale x * scale w"),
+    _rule("zero-points-written", "Gemm", _zero_points, "write the zero points"),
+    _rule("pair-can-be-dropped", "MaxPool, ReduceMax, ReduceMin, Resize", _drop,
+          "give input and output one scale and an explicit zero point"),
+    Demand(
+        "registered-operator", "every node", _known, "onnxruntime 1.31.1", Effect.REFUSED,
+        "export without custom operators",
+    ),
+    Demand(
+        "known-types", "Q and DQ", _scale_type, "onnxruntime 1.31.1: 'Type Error'", Effect.REFUSED,
+        "write float32 scales and integers, or declare the opset that brought the type",
+    ),
+    Demand(
+        "no-dilations", "AveragePool", _between(_dilations),
+        "onnxruntime 1.31.1: 'Unrecognized attribute: dilations'", Effect.REFUSED,
+        "leave the attribute out",
+    ),
+    Demand(
+        "counted-padding", "AveragePool", _between(_counted_beyond),
+        "onnxruntime qlinear_pool.cc; measured on 1.32: up to 44 % of a result in a corner",
+        Effect.OTHER, "leave out ceil_mode or count_include_pad, or run without optimizations",
+    ),
+    Demand(
+        "resized-in-place", "Resize by scales other than 1 that keep every extent", _handed_on,
+        "onnxruntime upsample.cc; measured on 1.32", Effect.OTHER, "scale by 1, or by more",
+    ),
+    Demand(
+        "no-small-floats", "Conv, Gemm, MatMul", _between(_small_floats),
+        "onnxruntime up to 1.31: 'Type Error'", Effect.REFUSED, "quantize to integers",
+    ),
+    Demand(
+        "int8-past-movers", "int8 pairs from opset 21 on", _clash,
+        "onnxruntime 1.31.1: 'output_dtype INT8 does not match y_zero_point type UINT8'",
+        Effect.REFUSED, "quantize behind data movement as well, or declare an opset below 21",
+    ),
+    Demand(
+        "rank-0-parameters", "Add, Mul, Concat, Where, unary operators", _between(_scalars),
+        "onnxruntime up to 1.31: 'Scale and Zero-point must be a scalar'", Effect.REFUSED,
+        "reshape scale and zero point to rank 0",
+    ),
+    Demand(
+        "float-bias-kept", "Conv, ConvTranspose, Gemm", _float_bias,
+        "onnxruntime weight_bias_quantization.cc; measured on 1.32", Effect.OTHER,
+        "add the bias behind the operator, or run without graph optimizations",
+    ),
+    Demand(
+        "clamped-float8", "Relu in front of Q", _clamped_float8("Relu"),
+        "onnxruntime relu_quantizelinear.cc; measured on 1.32: up to 22 on outputs of 26",
+        Effect.OTHER, _WITHOUT_ZERO_POINT,
+    ),
+    Demand(
+        "refused-float8", "Clip in front of Q", _clamped_float8("Clip"),
+        "onnxruntime clip_quantizelinear.cc:79; measured on 1.32", Effect.REFUSED,
+        _WITHOUT_ZERO_POINT,
+    ),
+    Demand(
+        "two-roundings", "Q behind DQ", _two_roundings,
+        "onnxruntime double_qdq_pairs_remover.cc; measured on 1.32", Effect.OTHER,
+        "use one scale, or run without graph optimizations",
+    ),
+)  # fmt: skip

@@ -1,0 +1,435 @@
+"""The nodes of an ONNX file, one after another, as nodes of a raw graph.
+
+QuantizeLinear and DequantizeLinear become ``quantize`` and ``dequantize`` nodes between plain and
+quantized values. What has no row is carried, in the terms of a newer opset where it has some.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import onnx
+
+from qdqbridge.errors import InvalidModelError, UnsupportedQuantization
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Node, Note, Origin, Value
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Flow, Operator
+from qdqbridge.graph.quantization import QuantParams
+from qdqbridge.graph.types import QuantType, Shape, TensorType, ValueType
+from qdqbridge.onnx_io.codecs import decode
+from qdqbridge.onnx_io.codecs.schema import check_nested, schema_of
+from qdqbridge.onnx_io.codecs.view import NodeView
+from qdqbridge.onnx_io.control_flow.branches import taken_branch
+from qdqbridge.onnx_io.foreign.operators import foreign_node
+from qdqbridge.onnx_io.lowering import refusal
+from qdqbridge.onnx_io.lowering.table import lowering_of
+from qdqbridge.onnx_io.reading.constants import constant_of_node
+from qdqbridge.onnx_io.reading.declared import check_moved, check_quantizes
+from qdqbridge.onnx_io.reading.model_file import ONNX_DOMAINS
+from qdqbridge.onnx_io.reading.older_forms import NewForm, in_new_form
+from qdqbridge.onnx_io.reading.older_operators import NoNewForm
+from qdqbridge.onnx_io.reading.operator_versions import (
+    AXES_OPERAND,
+    REDUCTIONS,
+    with_axes_attribute,
+)
+from qdqbridge.onnx_io.reading.qdq_nodes import encoding_of, params_of
+from qdqbridge.onnx_io.reading.qdq_remarks import remarks
+from qdqbridge.onnx_io.reading.results import Results
+from qdqbridge.onnx_io.reading.structure import all_nodes, captured_names, describe
+from qdqbridge.onnx_io.runtime.norms import BEFORE
+from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx, embed_external_data, onnx_name
+from qdqbridge.ops.attributes import ClipAttrs, GemmAttrs, LinearAttrs
+from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET, REQUANTIZE
+from qdqbridge.ops.data_movement import IDENTITY
+from qdqbridge.ops.table import BY_NAME
+
+log = logging.getLogger(__name__)
+_LISTED = 5
+_LAYER_NORM = 17
+"""The opset since which LayerNormalization is ONNX's own."""
+_Q_DOMAINS = (*ONNX_DOMAINS, "com.microsoft")
+
+
+class NodeReader:
+    """Reads nodes in their order.
+
+    Args:
+        path: The file; external data lies in its folder.
+        protos: All of the nodes.
+        outputs: Names of the graph's outputs.
+        values: The graph's inputs and constants by name; the results of nodes are entered.
+        results: Types the results.
+        variants: How the file writes what makes a tensor, by the tensor's name, where that is not
+            the operator of the node.
+
+    Attributes:
+        nodes: What was read.
+        notes: What somebody should know about it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        protos: Sequence[onnx.NodeProto],
+        outputs: Iterable[str],
+        values: dict[str, Value],
+        results: Results,
+        variants: Mapping[str, str],
+    ) -> None:
+        self.path, self.file, self.protos = path, str(path), protos
+        self.values, self.results, self.variants = values, results, variants
+        self.folding = results.folding
+        self.opset, self.versions = results.opset, results.versions
+        self.nodes: list[Node] = []
+        self.notes: list[Note] = []
+        self.noted: set[tuple[str, str]] = set()
+        self.unknown: dict[tuple[str, str], list[str]] = {}
+        self.quantized_constants: dict[tuple[Value, QuantParams], Value] = {}
+        self.params: dict[tuple[object, ...], QuantParams] = {}
+        self.taken: set[str] = set()
+        self._names: set[str] = set()
+        self.wanted = {name for node in protos for name in node.input}
+        self.wanted |= {name for node in protos for name in captured_names(node)}
+        self.wanted |= set(outputs)
+
+    def unknown_operators(self) -> list[Note]:
+        """Returns a note for each operator that ONNX does not define and that has no row here."""
+        return [_carried(*key, names) for key, names in self.unknown.items()]
+
+    def read(self, proto: onnx.NodeProto, opset: int = 0) -> None:
+        """Reads a node of any operator; ``opset`` is the file's unless it is given."""
+        if proto.op_type == "Constant" and proto.domain in ONNX_DOMAINS:
+            where = f"{self.file}, {describe(proto)}"
+            constant = constant_of_node(proto, self.path.parent, where)
+            self.values[proto.output[0]] = constant_value(constant, proto.output[0])
+        elif proto.op_type == "QuantizeLinear" and proto.domain in _Q_DOMAINS:
+            self._quantize(proto)
+        elif proto.op_type == "DequantizeLinear" and proto.domain in _Q_DOMAINS:
+            self._dequantize(proto)
+        else:
+            self._compute(proto, opset)
+
+    def _view(
+        self, proto: onnx.NodeProto, operands: Sequence[Value | None], opset: int = 0
+    ) -> NodeView:
+        if proto.domain in ONNX_DOMAINS:
+            opset = opset or self.opset
+        else:
+            opset = self.versions.get(proto.domain, self.opset)
+        view = NodeView(proto, opset, list(operands), self.file, self.folding)
+        check_nested(view)
+        return view
+
+    def _take_branch(self, proto: onnx.NodeProto) -> bool:
+        """Reads the branch of an If whose condition follows from constants and known extents."""
+        if proto.op_type != "If" or proto.domain not in ONNX_DOMAINS:
+            return False
+        condition = self.results.folded(self.values[proto.input[0]]).constant
+        if condition is None:
+            return False
+        if not self._names:
+            self._names |= {name for node in self.protos for name in node.output}
+            self._names |= set(self.values)
+        nodes = taken_branch(proto, bool(condition.numpy().all()), self._names)
+        if any(lowering_of(node, self.opset) is not None for node in nodes):
+            return False  # who lowers such nodes looks at the main graph
+        for node in nodes:
+            self.wanted |= {*node.input, *captured_names(node)}
+        for node in nodes:
+            self.read(node)
+        return True
+
+    def _compute(self, proto: onnx.NodeProto, opset: int = 0) -> None:
+        if self._take_branch(proto):
+            return
+        if len(proto.output) > 1:
+            _drop_unread(proto, self.wanted, self.opset)
+            if not any(proto.output):
+                return
+        embed_external_data(proto, self.path.parent, f"{self.file}, {describe(proto)}")
+        operands = self._stored_operands(proto, self._operands(proto))
+        if operands is None:
+            return
+        view = self._view(proto, operands, opset)
+        decoded = decode(view)
+        if decoded is None:
+            form = None if view.domain else self._new_form(proto, view.opset)
+            if form is not None and form.nodes is not None:
+                for each in form.nodes:
+                    self.read(each, form.opset)
+                return
+            if form is not None:
+                view.opset = form.opset
+            proto, operands = self._reduced(proto, operands, view)
+            captured = [self._plain(self.values[name]) for name in captured_names(proto)]
+            found = foreign_node(proto, view.opset, operands, captured, self.file)
+            op, attributes, operands = found
+            if view.domain and schema_of(view.op_type, view.domain, view.opset) is None:
+                self.unknown.setdefault((view.domain, view.op_type), []).append(view.name)
+        else:
+            op, attributes = BY_NAME[decoded.op_name], decoded.attributes
+            operands = list(decoded.operands)
+        if op is IDENTITY and operands[0] is not None:
+            if operands[0].declared is None:  # what is declared of its copy holds for it
+                operands[0].declared = self.results.declared.get(proto.output[0], (0, None))[1]
+            self.values[proto.output[0]] = operands[0]
+            return
+        opset = self.opset if view.domain else view.opset
+        results = self.results.of(proto, op, attributes, operands, self.values, opset)
+        check_moved(op, operands, results, f"{self.file}, {describe(proto)}")
+        self._type_moved(op, operands, results)
+        node = self._add(op, attributes, operands, results, proto)
+        for value, constant in self.results.learn(node).items():
+            self.values[value.name] = constant
+
+    def _operand(self, name: str) -> Value | None:
+        return self.values[name] if name else None
+
+    def _operands(self, proto: onnx.NodeProto) -> list[Value | None]:
+        """Returns the operands of a node; integers that constants determine are constants."""
+        operands = [self._operand(name) for name in proto.input]
+        return [None if value is None else self.results.folded(value) for value in operands]
+
+    def _reduced(
+        self, proto: onnx.NodeProto, operands: list[Value | None], view: NodeView
+    ) -> tuple[onnx.NodeProto, list[Value | None]]:
+        """Returns a carried reduction by constant axes as opset 13 has it, whatever its opset."""
+        if view.op_type not in REDUCTIONS or view.domain or view.opset < AXES_OPERAND:
+            return proto, operands
+        axes = view.optional(1)
+        known = None if axes is None else self.folding.constant(axes)
+        x = view.operand(0).type.dtype
+        old = schema_of(view.op_type, "", 13)
+        taken = old is not None and f"tensor({onnx_name(x)})" in old.inputs[0].types
+        if (axes is not None and known is None) or not taken:
+            return proto, operands
+        older = with_axes_attribute(proto, None if known is None else known.numpy())
+        if older is None:
+            return proto, operands
+        view.opset = 13
+        return older, operands[:1]
+
+    def _new_form(self, proto: onnx.NodeProto, opset: int) -> NewForm | None:
+        """Returns a carried node in the terms of a newer opset; None where it has none there."""
+
+        def shape(name: str) -> Shape:
+            return self.values[name].type.shape
+
+        def element_type(name: str) -> int:
+            return dtype_to_onnx(self.values[name].type.dtype)
+
+        try:
+            return in_new_form(proto, opset, self._fresh, shape, element_type)
+        except NoNewForm as reason:
+            log.debug("%s is carried as it is: %s", describe(proto), reason)
+            return None
+
+    def _fresh(self, hint: str) -> str:
+        """Returns a tensor name that nothing has."""
+        if not self.taken:
+            self.taken |= {name for node in all_nodes(self.protos) for name in node.output}
+            self.taken |= set(self.values)
+        number = 1
+        while (name := f"{hint}.{number}") in self.taken:
+            number += 1
+        self.taken.add(name)
+        return name
+
+    def _stored_operands(
+        self, proto: onnx.NodeProto, operands: list[Value | None]
+    ) -> list[Value | None] | None:
+        """Operators that work on stored integers between a Q and a DQ (idioms A16, A19, G10)."""
+        first = operands[0] if operands else None
+        if not any(v is not None and v.quant for v in operands):
+            return operands
+        if first is not None and first.quant and proto.op_type in ("Clip", "Relu"):
+            self._stored_clip(proto, first, operands)
+            return None
+        if first is not None and first.quant and proto.op_type == "Cast":
+            to = next(a.i for a in proto.attribute if a.name == "to")
+            if dtype_of(to, self.file) is first.type.dtype:
+                self.values[proto.output[0]] = first
+                return None
+        row = BY_NAME.get(proto.op_type)
+        quants = [v.quant.params for v in operands if v is not None and v.quant]
+        if row is not None and row.flow is Flow.MOVE and quants[0].per_tensor:
+            return operands
+        if proto.op_type == "Concat" and len(quants) == len(operands) and len(set(quants)) == 1:
+            return operands
+        return [self._plain(v) if v is not None and v.quant else v for v in operands]
+
+    def _stored_clip(
+        self, proto: onnx.NodeProto, first: Value, operands: list[Value | None]
+    ) -> None:
+        params = first.type.params if isinstance(first.type, QuantType) else None
+        assert params is not None
+        low, high = (0, params.qmax) if proto.op_type == "Relu" else (params.qmin, params.qmax)
+        if proto.op_type == "Clip":
+            bounds = decode(self._view(proto, operands))
+            if bounds is None or not isinstance(bounds.attributes, ClipAttrs):
+                raise UnsupportedQuantization(
+                    "the bounds of a Clip on stored integers are not constants",
+                    where=f"{self.file}, {describe(proto)}",
+                    fix="export with constant bounds",
+                )
+            low = low if bounds.attributes.low is None else int(bounds.attributes.low)
+            high = high if bounds.attributes.high is None else int(bounds.attributes.high)
+        narrow = params.with_range(max(low, params.qmin), min(high, params.qmax))
+        result = Value(QuantType(narrow, first.type.shape), proto.output[0])
+        self._add(REQUANTIZE, NO_ATTRIBUTES, [first], [result], proto)
+
+    def _plain(self, value: Value) -> Value:
+        if value.quant is None:
+            return value
+        plain = Value(TensorType(value.type.dtype, value.type.shape), value.name)
+        self.nodes.append(Node(REINTERPRET, NO_ATTRIBUTES, [value], [plain]))
+        return plain
+
+    def _type_moved(
+        self, op: Operator, operands: Sequence[Value | None], results: Sequence[Value]
+    ) -> None:
+        """Gives stored integers that are moved, or joined alike, the operand's type."""
+        first = next((v for i, v in enumerate(operands) if v is not None and op.is_data(i)), None)
+        if first is None or first.quant is None or op.flow is Flow.FLOAT:
+            return
+        for result in results:
+            if result.type.dtype is first.type.dtype:
+                result.type = QuantType(first.quant.params, result.type.shape)
+
+    def _add(
+        self,
+        op: Operator,
+        attributes: object,
+        operands: Sequence[Value | None],
+        results: Sequence[Value],
+        proto: onnx.NodeProto,
+    ) -> Node:
+        origin = Origin(
+            (proto.name or (proto.output[0] if proto.output else ""),),
+            tuple((p.key, p.value) for p in proto.metadata_props),
+            self.variants.get(proto.output[0]) or _variant(proto, attributes, self.opset),
+        )
+        node = Node(op, attributes, operands, results, origin)  # type: ignore[arg-type]
+        self.nodes.append(node)
+        for value in results:
+            self.values[value.name] = value
+        return node
+
+    # ---- quantize and dequantize --------------------------------------------------------------
+
+    def _quantize(self, proto: onnx.NodeProto) -> None:
+        view = self._view(proto, [self._operand(name) for name in proto.input])
+        data = view.operand(0)
+        if data.quant is not None:
+            data = self._plain(data)
+        encoding = encoding_of(view, data, None)
+        if encoding is None:
+            self._carry(proto, view)
+            return
+        if not data.type.dtype.is_float and data.type.dtype is not DType.INT32:
+            raise InvalidModelError(
+                f"QuantizeLinear of {data.type.dtype} data",
+                where=encoding.where,
+                why="it takes float or int32 data",
+                fix="cast the data to float32 first",
+            )
+        check_quantizes(proto.domain, encoding.storage, encoding.where)
+        params = params_of(encoding, data, self.params)
+        self._note(remarks(view, encoding, params, data))
+        result = Value(QuantType(params, data.type.shape), proto.output[0])
+        self._add(QUANTIZE, NO_ATTRIBUTES, [data], [result], proto)
+
+    def _dequantize(self, proto: onnx.NodeProto) -> None:
+        view = self._view(proto, [self._operand(name) for name in proto.input])
+        data = view.operand(0)
+        folded = None if data.producer is None or data.quant else view.folding.constant(data)
+        if folded is not None:
+            data = constant_value(folded, data.name)
+        encoding = encoding_of(view, data, data.type.dtype)
+        if encoding is None:
+            self._carry(proto, view)
+            return
+        params = params_of(encoding, data, self.params)
+        self._note(remarks(view, encoding, params, data))
+        stored = self._typed(data, params)
+        dtype = view.int_("output_dtype", 0)
+        expressed = dtype_of(dtype, encoding.where) if dtype else encoding.expressed_dtype
+        result = Value(TensorType(expressed, data.type.shape), proto.output[0])
+        self._add(DEQUANTIZE, NO_ATTRIBUTES, [stored], [result], proto)
+
+    def _note(self, notes: Iterable[Note]) -> None:
+        """Enters notes about parameters, once for the Q and the DQ that share them."""
+        for note in notes:
+            if (note.rule, note.culprits[1]) not in self.noted:
+                self.noted.add((note.rule, note.culprits[1]))
+                self.notes.append(note)
+
+    def _carry(self, proto: onnx.NodeProto, view: NodeView) -> None:
+        """Keeps a Q or DQ whose parameters are computed at run time as an operator of its own."""
+        operands = [self._plain(v) if v is not None and v.quant else v for v in view.operands]
+        view = self._view(proto, operands)
+        decoded = decode(view)
+        assert decoded is not None and isinstance(decoded.attributes, LinearAttrs)
+        op, attributes = BY_NAME[decoded.op_name], decoded.attributes
+        result = Value(TensorType(attributes.to, view.shape(0)), proto.output[0])
+        self._add(op, attributes, decoded.operands, [result], proto)
+
+    def _typed(self, data: Value, params: QuantParams) -> Value:
+        """Returns ``data`` as a value of quantized type."""
+        if data.constant is not None:
+            key = (data, params)
+            if key not in self.quantized_constants:
+                typed = constant_value(data.constant, data.name)
+                typed.type = QuantType(params, data.type.shape)
+                self.quantized_constants[key] = typed
+            return self.quantized_constants[key]
+        if data.quant is not None:
+            if data.quant.params.same_mapping(params):
+                return data
+            params = params.with_range(data.quant.params.qmin, data.quant.params.qmax)
+        typed = Value(QuantType(params, data.type.shape), data.name)
+        self.nodes.append(Node(REINTERPRET, NO_ATTRIBUTES, [data], [typed]))
+        return typed
+
+
+def _carried(domain: str, op_type: str, names: Sequence[str]) -> Note:
+    """Returns the note about operators that ONNX does not define and that have no row here."""
+    known = refusal(domain, op_type)
+    others = f", and so are {len(names) - 1} more" if len(names) > 1 else ""
+    what = "ONNX does not define it" if known is None else f"{known.what}; to read it: {known.fix}"
+    reason = f"{domain}::{op_type} is carried as it is{others} ({what})"
+    return Note("carried-operator", names[0], reason, tuple(names[:_LISTED]))
+
+
+def _variant(proto: onnx.NodeProto, attributes: object, opset: int) -> str:
+    """Returns how the file writes the operator, where that decides the bits of float kernels."""
+    if proto.op_type == "LayerNormalization" and opset < _LAYER_NORM:
+        return BEFORE
+    if isinstance(attributes, GemmAttrs) and not attributes.trans_b:
+        return "Gemm(transB=0)"
+    return proto.op_type
+
+
+def _drop_unread(proto: onnx.NodeProto, read: set[str], opset: int) -> None:
+    """Forgets results that nobody reads and that may be left out, such as a Dropout's mask."""
+    schema = schema_of(proto.op_type, "", opset) if proto.domain in ONNX_DOMAINS else None
+    optional = onnx.defs.OpSchema.FormalParameterOption.Optional
+    for index, name in enumerate(proto.output):
+        # The number of a variadic operator's results (Split, Loop) has a meaning.
+        left_out = schema is None or (
+            index < len(schema.outputs) and schema.outputs[index].option == optional
+        )
+        if index and left_out and name not in read:
+            proto.output[index] = ""
+    while len(proto.output) > 1 and not proto.output[-1]:
+        proto.output.pop()
+
+
+def constant_value(constant: Constant, name: str) -> Value:
+    """Returns a plain value of a constant."""
+    type_: ValueType = TensorType(constant.dtype, constant.shape)
+    return Value(type_, name, constant=constant)

@@ -1,0 +1,194 @@
+"""ONNX file -> raw :class:`Graph`, from top to bottom.
+
+The file is checked, and what has a plainer form takes it: functions, old opsets, branches that are
+known, other encodings of quantization. Then its tensors and nodes are read in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import count
+from pathlib import Path
+
+import onnx
+
+from qdqbridge.errors import InvalidModelError, UnsupportedModelError
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.edit import Editor
+from qdqbridge.graph.graph import Graph, Note, Value
+from qdqbridge.graph.types import Dim, Shape, TensorType
+from qdqbridge.onnx_io.codecs import OLDEST_READ
+from qdqbridge.onnx_io.control_flow.branches import take_branches
+from qdqbridge.onnx_io.inference.node_types import nested_type
+from qdqbridge.onnx_io.inference.shapes import declared_types, shape_of
+from qdqbridge.onnx_io.lowering import Lowered, lower
+from qdqbridge.onnx_io.reading.constants import Folding
+from qdqbridge.onnx_io.reading.functions import inline_functions
+from qdqbridge.onnx_io.reading.model_file import default_opset, read_model
+from qdqbridge.onnx_io.reading.node_reader import NodeReader, constant_value
+from qdqbridge.onnx_io.reading.older_forms import renewed
+from qdqbridge.onnx_io.reading.operators_known import check_known
+from qdqbridge.onnx_io.reading.results import Results
+from qdqbridge.onnx_io.reading.sparse import densify
+from qdqbridge.onnx_io.reading.structure import check_names, check_text, sort_nodes
+from qdqbridge.onnx_io.tensors import constant_from_proto, dtype_of
+from qdqbridge.ops.folding import Budget
+
+
+def read(path: Path, normal: Callable[[Graph], Graph] = lambda graph: graph) -> Graph:
+    """Reads an ONNX file.
+
+    Args:
+        path: The ``.onnx`` file; external data must lie in its folder.
+        normal: Returns the form in which the two branches of an If are compared.
+
+    Returns:
+        The raw graph: one node per ONNX node that computes something.
+
+    Raises:
+        ModelFileError: The file or its external data cannot be read.
+        InvalidModelError: The model breaks ONNX's rules.
+        UnsupportedModelError: An operator or encoding has no counterpart here; all are listed.
+    """
+    return read_proto(read_model(path), path, normal)
+
+
+_BRANCHES = 1 << 11
+"""Branches of Ifs that are read to be compared: a few milliseconds each."""
+
+
+def read_proto(model: onnx.ModelProto, path: Path, normal: Callable[[Graph], Graph]) -> Graph:
+    """Reads a model in memory, which may refer to external data; it is changed.
+
+    Args:
+        model: The model.
+        path: The file that it stands for; external data must lie in its folder.
+        normal: As for :func:`read`, which says what is returned and raised too.
+    """
+    check_text(model, str(path))
+    model = inline_functions(model, str(path))
+    check_names(model.graph, str(path))
+    densify(model.graph, path.parent, str(path))
+    check_known(model, str(path))
+    if 0 < default_opset(model) < OLDEST_READ:
+        sort_nodes(model.graph, str(path))
+        model = renewed(model, str(path))
+    branches = count()
+
+    def text_of(body: onnx.ModelProto, constants: Mapping[str, Constant]) -> str:
+        if next(branches) >= _BRANCHES:
+            raise UnsupportedModelError("the branches of so many Ifs are not compared")
+        body = take_branches(body, path.parent, text_of)
+        sort_nodes(body.graph, str(path))
+        return normal(graph_of(body, path, constants)).text()
+
+    model = take_branches(model, path.parent, text_of)
+    sort_nodes(model.graph, str(path))
+    lowered = lower(model, path.parent, str(path))
+    return graph_of(model, path, lowered=lowered)
+
+
+def graph_of(
+    model: onnx.ModelProto,
+    path: Path,
+    outer: Mapping[str, Constant] | None = None,
+    lowered: Lowered | None = None,
+) -> Graph:
+    """Reads the tensors and nodes of a model: one node per ONNX node that computes something.
+
+    Args:
+        model: A checked model whose nodes are in order.
+        path: Its file; external data lies in its folder.
+        outer: The data of inputs that are constants.
+        lowered: What :func:`~qdqbridge.onnx_io.lowering.lower` says of it.
+    """
+    proto, file, lowered = model.graph, str(path), lowered or Lowered()
+    values = {name: constant_value(data, name) for name, data in (outer or {}).items()}
+    for tensor in proto.initializer:
+        constant = constant_from_proto(tensor, path.parent, f"{file}, initializer '{tensor.name}'")
+        values[tensor.name] = constant_value(constant, tensor.name)
+    held = sum(value.constant.size for value in values.values() if value.constant)
+    inputs, notes = _inputs(proto.input, values, file)
+    opset = default_opset(model)
+    results = Results(
+        proto.node,
+        declared_types((*proto.value_info, *proto.output)),
+        file,
+        opset=opset,
+        versions={entry.domain: entry.version for entry in model.opset_import},
+        ir_version=model.ir_version,
+        folding=Folding(Budget(held, len(proto.node))),
+    )
+    names = [value.name for value in proto.output]
+    reader = NodeReader(path, proto.node, names, values, results, lowered.variants)
+    for node in proto.node:
+        reader.read(node)
+    outputs = [_output(name, values, file) for name in names]
+    graph = Graph(
+        inputs,
+        outputs,
+        names,
+        reader.nodes,
+        name=proto.name,
+        metadata={p.key: p.value for p in model.metadata_props},
+        opset=opset,
+        notes=[
+            *lowered.notes,
+            *notes,
+            *reader.notes,
+            *results.contradictions(values),
+            *reader.unknown_operators(),
+        ],
+    )
+    Editor(graph).finish()
+    return graph
+
+
+def _inputs(
+    infos: Iterable[onnx.ValueInfoProto], values: dict[str, Value], file: str
+) -> tuple[list[Value], list[Note]]:
+    """Enters the graph's inputs among the values; those with initializers are constants."""
+    inputs: list[Value] = []
+    constants: list[str] = []
+    taken: set[Dim] = set()
+    for info in infos:
+        if info.name in values:
+            constants.append(info.name)
+            continue
+        where = f"{file}, graph input '{info.name}'"
+        type_ = nested_type(info.type, where)
+        if type_ is None:
+            dtype = dtype_of(info.type.tensor_type.elem_type, where)
+            type_ = TensorType(dtype, _independent(shape_of(info.type), taken))
+        values[info.name] = Value(type_, info.name)
+        inputs.append(values[info.name])
+    if not constants:
+        return inputs, []
+    reason = f"{len(constants)} graph inputs have initializers and are read as constants"
+    return inputs, [Note("input-with-initializer", constants[0], reason, tuple(constants))]
+
+
+def _output(name: str, values: Mapping[str, Value], file: str) -> Value:
+    if name not in values:
+        raise InvalidModelError(
+            f"graph output '{name}' is not produced by any node",
+            where=file,
+            why="it is no graph input and no initializer either",
+            fix="export the model again; a node was lost",
+        )
+    return values[name]
+
+
+def _independent(shape: Shape, taken: set[Dim]) -> Shape:
+    """Returns the shape of a graph input whose unnamed extents no other input has.
+
+    A file that names no extent says nothing of it; what the nodes need to be equal is checked where
+    they need it.
+    """
+    unnamed = {dim for dim in shape or () if isinstance(dim, str) and dim.startswith("?")}
+    number, renamed = 1, {dim: dim for dim in unnamed}
+    while taken & set(renamed.values()):
+        number += 1
+        renamed = {dim: f"{dim}.{number}" for dim in unnamed}
+    taken.update(renamed.values())
+    return None if shape is None else tuple(renamed.get(str(dim), dim) for dim in shape)

@@ -1,0 +1,435 @@
+"""The results of a file's nodes: typed by what the nodes compute, never by what the file declares.
+
+People change the batch of an input and leave the rest of a file as it is, so what a file declares
+about results decides nothing: where the operators do not tell the rank either, it is kept beside
+the type, for hosts that check it when they run. What contradicts the operators is told in a note.
+Extents that follow from nothing get names of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TypeProto
+
+from qdqbridge.errors import InvalidModelError, QdqBridgeError
+from qdqbridge.graph.constant import Constant
+from qdqbridge.graph.dtypes import DType
+from qdqbridge.graph.graph import Node, Note, Value
+from qdqbridge.graph.operator import Attributes, Operator
+from qdqbridge.graph.symbols import product
+from qdqbridge.graph.types import Dim, NestedType, Shape, TensorType, static_shape
+from qdqbridge.onnx_io.codecs.schema import schema_of
+from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
+from qdqbridge.onnx_io.inference.node_types import Extents as Open
+from qdqbridge.onnx_io.inference.node_types import (
+    Inferred,
+    NodeTypes,
+    nested_proto,
+    nested_type,
+    tensor_type,
+)
+from qdqbridge.onnx_io.inference.shapes import TypeAndShape
+from qdqbridge.onnx_io.reading.constants import Folding
+from qdqbridge.onnx_io.reading.model_file import ONNX_DOMAINS
+from qdqbridge.onnx_io.reading.structure import captured_names, describe
+from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx, onnx_name
+from qdqbridge.ops.attributes import (
+    ConvAttrs,
+    ConvTransposeAttrs,
+    ExpandAttrs,
+    PoolAttrs,
+    ReshapeAttrs,
+    ResizeAttrs,
+    ShapeAttrs,
+    SplitAttrs,
+)
+from qdqbridge.ops.result_shapes import result_shape, windows_shape
+from qdqbridge.ops.shape_values import (
+    MOST,
+    Extents,
+    computed_extents,
+    counted_extent,
+    shape_extents,
+    sliced_shape,
+)
+
+_NUMBERS = (DType.INT64, DType.INT32, DType.BOOL)
+_FLOAT_DATA = ("Resize", "Upsample", "Range")
+"""Operators whose shape depends on float operands."""
+_Origin: TypeAlias = "tuple[Operator, Attributes, Sequence[Value | None], int]"
+"""A node's operator, attributes and operands, and the index of a result."""
+_LIKELY = (DType.FLOAT32, DType.INT64, DType.INT32, DType.BOOL, DType.UINT8, DType.INT8)
+"""What an operator of an unknown domain is taken to make, the first that its readers take."""
+_FOLDED = 4096
+"""Elements of integers that are folded where a node reads them."""
+_LISTED = 5
+_COUNTED = ("Range", "ai.onnx::Slice")
+"""Carried operators whose extents follow from the numbers in their operands."""
+_AXES = {"ai.onnx::Squeeze": -1, "ai.onnx::Unsqueeze": 1}
+"""Carried operators whose axes only the run knows: what each of them does to the rank."""
+
+
+class Results:
+    """Types results, and follows the numbers in what is computed from shapes.
+
+    Args:
+        nodes: The nodes that are read, in their order.
+        declared: Element types and shapes that the file declares, by the tensor's name.
+        file: Its name, for messages.
+        opset: The version of ONNX's own domain.
+        versions: That of every domain.
+        ir_version: That of the file.
+        folding: Computes what only constants determine.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[onnx.NodeProto],
+        declared: Mapping[str, TypeAndShape],
+        file: str,
+        *,
+        opset: int,
+        versions: Mapping[str, int],
+        ir_version: int,
+        folding: Folding,
+    ) -> None:
+        self.file, self.declared, self._nodes = file, declared, nodes
+        self.opset, self.versions, self._ir_version = opset, versions, ir_version
+        self._taken: dict[str, frozenset[str]] | None = None
+        self.folding = folding
+        self._types: dict[int, NodeTypes] = {}
+        self._protos: dict[tuple[DType, Shape], TypeProto] = {}
+        self._no_tensors: dict[Value, TypeProto] = {}
+        self._extents: dict[Value, Extents] = {}
+        self._names: dict[tuple[object, ...], str] = {}
+
+    # ---- types --------------------------------------------------------------------------------
+
+    def of(
+        self,
+        proto: onnx.NodeProto,
+        op: Operator,
+        attributes: Attributes,
+        operands: Sequence[Value | None],
+        values: Mapping[str, Value],
+        opset: int = 0,
+    ) -> list[Value]:
+        """Returns the results of a node, without those that are left out.
+
+        Args:
+            proto: The node.
+            op: The operator it is read as.
+            attributes: Its attributes.
+            operands: Its operands.
+            values: Every tensor that the node can read, by name.
+            opset: The version of ONNX's own domain that it is written in; the file's if 0.
+
+        Raises:
+            InvalidModelError: The file declares another element type than the node computes.
+        """
+        given = [values[name] if name else None for name in proto.input]
+        captured = {name: self._proto(values[name]) for name in captured_names(proto)}
+        types = [None if value is None else self._proto(value) for value in given]
+        opset = opset or self.opset
+        if opset not in self._types:
+            self._types[opset] = NodeTypes(self.versions, opset, self._ir_version)
+        inferred = self._types[opset].results(proto, types, self._data(proto, given), captured)
+        more = self._open_shape(op, attributes, operands) if len(inferred) == 1 else None
+        results: list[Value] = []
+        for index, (name, known) in enumerate(zip(proto.output, inferred, strict=True)):
+            if not name:
+                continue
+            nested = nested_type(known.proto, f"{self.file}, {describe(proto)}")
+            if nested is not None:
+                results.append(Value(nested, name))
+                continue
+            extents = _merged(self._windows(attributes, operands), _merged(known.shape, more))
+            shape = self._shape(name, extents, (op, attributes, operands, index))
+            dtype = self._dtype(proto, name, known, operands)
+            value = Value(TensorType(dtype, shape), name)
+            if shape is None and name in self.declared:
+                value.declared = self.declared[name][1]
+            if known.proto.WhichOneof("value") not in (None, "tensor_type"):
+                self._no_tensors[value] = known.proto  # a map
+            results.append(value)
+        return results
+
+    def _proto(self, value: Value) -> TypeProto:
+        if isinstance(value.type, NestedType):
+            return nested_proto(value.type)
+        if value in self._no_tensors:
+            return self._no_tensors[value]
+        key = (value.type.dtype, value.type.shape)
+        if key not in self._protos:
+            self._protos[key] = tensor_type(dtype_to_onnx(key[0]), key[1])
+        return self._protos[key]
+
+    def _data(
+        self, proto: onnx.NodeProto, operands: Sequence[Value | None]
+    ) -> dict[int, NDArray[np.generic]]:
+        """Returns the operands that a shape may depend on and that are known, by index."""
+        data: dict[int, NDArray[np.generic]] = {}
+        for index, value in enumerate(operands):
+            if value is None or value.quant or (value.rank or 0) > 1:
+                continue
+            if value.type.dtype not in _NUMBERS and proto.op_type not in _FLOAT_DATA:
+                continue
+            constant = self._constant(value)
+            if constant is not None and constant.size <= MOST:
+                data[index] = constant.numpy()
+        return data
+
+    def _windows(self, attributes: Attributes, operands: Sequence[Value | None]) -> Open | None:
+        """Returns the shape of what slides a window; ONNX's inference counts some otherwise.
+
+        Of a Resize, it forgets the names of extents that are kept.
+        """
+        shapes = [None if value is None else value.type.shape for value in operands]
+        data = shapes[0] if shapes else None
+        if isinstance(attributes, ResizeAttrs) and data is not None and not attributes.roi:
+            scales = attributes.scales or (0.0,) * len(data)
+            return tuple(d if scale == 1 else None for d, scale in zip(data, scales, strict=True))
+        if isinstance(attributes, PoolAttrs) and data is not None and len(data) > 1:
+            return windows_shape(attributes, data, attributes.kernel_shape, data[1])
+        if not isinstance(attributes, ConvAttrs | ConvTransposeAttrs) or shapes[1] is None:
+            return None
+        channels, kernel = shapes[1][0], _numbers(shapes[1][2:])
+        if isinstance(attributes, ConvTransposeAttrs):
+            channels = product([shapes[1][1], attributes.group])
+        return windows_shape(attributes, data, kernel, channels)
+
+    def _open_shape(
+        self, op: Operator, attributes: Attributes, operands: Sequence[Value | None]
+    ) -> Open | None:
+        shapes = [None if value is None else value.type.shape for value in operands]
+        target = None
+        if isinstance(attributes, ReshapeAttrs | ExpandAttrs) and len(operands) > 1:
+            target = self.numbers(operands[1])
+        elif op.name == "ConstantOfShape":
+            numbers = self.numbers(operands[0])
+            return None if numbers is None else tuple(numbers)
+        elif op.name in _COUNTED:
+            return self._counted_shape(op.name, shapes[0], operands)
+        elif op.name in _AXES and len(shapes) > 1:
+            return _reranked(shapes[0], shapes[1], _AXES[op.name])
+        return result_shape(op.name, attributes, shapes, target)
+
+    def _counted_shape(
+        self, name: str, shape: Shape, operands: Sequence[Value | None]
+    ) -> Open | None:
+        """Returns what a Range or a Slice makes whose bounds are computed from shapes."""
+        if name != "Range":
+            return sliced_shape(shape, [self.numbers(value) for value in operands[1:]])
+        start, limit, step = (self.numbers(value) for value in operands)
+        if start is None or limit is None or step != [1]:
+            return None
+        return (counted_extent(start[0], limit[0]),)
+
+    def _shape(self, name: str, known: Open | None, origin: _Origin) -> Shape:
+        """Returns a shape in which every open extent has a name."""
+        if known is None:
+            return None
+        known = tuple(None if isinstance(dim, int) and dim < 0 else dim for dim in known)
+        key = _origin(name, *origin) if None in known else ()
+        return tuple(
+            self._name((*key, axis)) if dim is None else dim for axis, dim in enumerate(known)
+        )
+
+    def _name(self, key: tuple[object, ...]) -> str:
+        """Returns a name for an extent that nobody named; one for what is computed equally."""
+        return self._names.setdefault(key, f"?r{len(self._names)}")
+
+    def _dtype(
+        self, proto: onnx.NodeProto, name: str, known: Inferred, operands: Sequence[Value | None]
+    ) -> DType:
+        declared, _ = self.declared.get(name, (0, None))
+        where = f"{self.file}, {describe(proto)}"
+        if known.element and declared and declared != known.element:
+            made, said = (dtype_of(code, where) for code in (known.element, declared))
+            raise InvalidModelError(
+                f"the result of {proto.op_type} is declared with another element type",
+                where=where,
+                why=f"'{name}' is declared {said}, and the operator makes {made}",
+                fix="correct the declared type, or remove it from the file",
+            )
+        if known.element or declared:
+            return dtype_of(known.element or declared, f"{self.file}, tensor '{name}'")
+        first = next((v for v in operands if v is not None), None)
+        guess = DType.FLOAT32 if first is None or first.quant else first.type.dtype
+        taken = self._taken_types().get(name)
+        if not taken or f"tensor({onnx_name(guess)})" in taken:
+            return guess
+        fitting = (dtype for dtype in _LIKELY if f"tensor({onnx_name(dtype)})" in taken)
+        return next(fitting, guess)
+
+    def _taken_types(self) -> Mapping[str, frozenset[str]]:
+        """Returns the element types that all readers of a tensor take, by its name.
+
+        Only they say what an operator makes that nobody knows.
+        """
+        if self._taken is None:
+            self._taken = {}
+            for node in self._nodes:
+                domain = "" if node.domain in ONNX_DOMAINS else node.domain
+                version = self.versions.get(domain, 1) if domain else self.opset
+                schema = schema_of(node.op_type, domain, version)
+                formals = () if schema is None else schema.inputs
+                for name, formal in zip(node.input, formals, strict=False):
+                    types = frozenset(formal.types)
+                    self._taken[name] = self._taken.get(name, types) & types
+        return self._taken
+
+    def contradictions(self, values: Mapping[str, Value]) -> list[Note]:
+        """Returns a note of the declared shapes that are not those which the operators make."""
+        stale = {
+            name: shape
+            for name, (_, shape) in self.declared.items()
+            if name in values and _contradicts(shape, values[name].type.shape)
+        }
+        if not stale:
+            return []
+        first, shape = next(iter(stale.items()))
+        others = f", and so are {len(stale) - 1} more" if len(stale) > 1 else ""
+        reason = (
+            f"'{first}' is declared {_written(shape)}, and its operators make "
+            f"{_written(values[first].type.shape)}{others}; what they make counts"
+        )
+        producer = values[first].producer
+        node = first if producer is None else producer.name
+        return [Note("stale-shape", node, reason, tuple(stale)[:_LISTED])]
+
+    # ---- numbers ------------------------------------------------------------------------------
+
+    def learn(self, node: Node) -> dict[Value, Value]:
+        """Follows the numbers through a node.
+
+        Returns:
+            The constants to read in the place of its results, where extents determine these.
+        """
+        found: dict[Value, Value] = {}
+        for value, extents in zip(node.outputs, self._computed(node), strict=False):
+            shape = value.type.shape
+            if extents is None or shape is None or len(shape) > 1:
+                continue
+            if (static_shape(shape) or (1,)) != (len(extents),):
+                continue
+            if any(isinstance(dim, str) for dim in extents):
+                self._extents[value] = extents
+                continue
+            array = np.array(extents, np.int64).astype(value.type.dtype.numpy)
+            constant = Constant.of(array.reshape((len(extents),) if shape else ()))
+            found[value] = Value(
+                TensorType(value.type.dtype, constant.shape), value.name, constant=constant
+            )
+        return found
+
+    def _computed(self, node: Node) -> list[Extents | None]:
+        if node.output.type.dtype not in _NUMBERS or node.output.quant is not None:
+            return []
+        attributes, name = node.attributes, node.op.name.rpartition("::")[2]
+        if isinstance(attributes, ForeignAttrs) and attributes.domain:
+            return []
+        if isinstance(attributes, ShapeAttrs):
+            return [shape_extents(attributes, node.operand(0).type.shape)]
+        if name == "Size":
+            count = product(node.operand(0).type.shape or (None,))
+            return [None if count is None else [count]]
+        if (node.output.rank or 0) > 1:
+            return []
+        parts = [self.numbers(value) for value in node.inputs]
+        if isinstance(attributes, SplitAttrs) and parts[0] is not None:
+            ends = np.cumsum(attributes.sizes)
+            rows = zip(ends, attributes.sizes, strict=True)
+            return [parts[0][end - size : end] for end, size in rows]
+        return [computed_extents(name, attributes, parts)]
+
+    def numbers(self, value: Value | None) -> Extents | None:
+        """Returns the elements of a small integer vector or scalar; extents may be names."""
+        if value is None or value.quant or value.type.dtype not in _NUMBERS:
+            return None
+        if value in self._extents:
+            return self._extents[value]
+        if (value.rank or 0) > 1:
+            return None
+        constant = self._constant(value)
+        if constant is None or constant.size > MOST:
+            return None
+        return [int(number) for number in constant.numpy().reshape(-1)]
+
+    def folded(self, value: Value) -> Value:
+        """Returns a constant in the place of integers that constants determine."""
+        if value.producer is None or value.quant or value.type.dtype not in _NUMBERS:
+            return value
+        constant = self._constant(value)
+        if constant is None or constant.size > _FOLDED:
+            return value
+        return Value(TensorType(constant.dtype, constant.shape), value.name, constant=constant)
+
+    def _constant(self, value: Value) -> Constant | None:
+        try:
+            return self.folding.constant(value)
+        except QdqBridgeError:  # whoever has to have the numbers says why there are none
+            return None
+
+
+def _origin(
+    name: str,
+    op: Operator,
+    attributes: Attributes,
+    operands: Sequence[Value | None],
+    index: int,
+) -> tuple[object, ...]:
+    """Returns what an open extent is known by: how it is computed, or the name of its tensor."""
+    run_time = isinstance(attributes, ReshapeAttrs | ExpandAttrs) and attributes.shape is None
+    if (
+        run_time
+        or isinstance(attributes, ForeignAttrs)
+        or any(value is not None and value.type.shape is None for value in operands)
+    ):
+        return (name,)
+    shapes = tuple(None if value is None else value.type.shape for value in operands)
+    return (op.name, attributes, shapes, index)
+
+
+def _merged(known: Open | None, more: Open | None) -> Open | None:
+    if known is None:
+        return more
+    if more is None or len(known) != len(more):
+        return known
+    return tuple(b if a is None else a for a, b in zip(known, more, strict=True))
+
+
+def _reranked(shape: Shape, axes: Shape, sign: int) -> Open | None:
+    """Returns open extents, as many as are left where each axis takes one away or adds one."""
+    if shape is None or axes is None or len(axes) != 1 or not isinstance(axes[0], int):
+        return None
+    return (None,) * max(len(shape) + sign * axes[0], 0)
+
+
+def _numbers(shape: Sequence[Dim]) -> tuple[int, ...]:
+    return tuple(dim for dim in shape if isinstance(dim, int))
+
+
+def _contradicts(declared: Shape, made: Shape) -> bool:
+    """True where a declared extent is a number and not the one that is made, or the rank differs.
+
+    A name of the reader's own is none that anything contradicts.
+    """
+    if declared is None or made is None:
+        return False
+    return len(declared) != len(made) or any(
+        isinstance(a, int) and a != b and not (isinstance(b, str) and b.startswith("?"))
+        for a, b in zip(declared, made, strict=True)
+    )
+
+
+def _written(shape: Shape) -> str:
+    dims = (
+        "?" if isinstance(dim, str) and dim.startswith("?") else str(dim) for dim in shape or ()
+    )
+    return f"[{', '.join(dims)}]"

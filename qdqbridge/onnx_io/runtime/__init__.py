@@ -1,0 +1,1 @@
+"""onnxruntime as reference, and models made ready for it and for other engines."""

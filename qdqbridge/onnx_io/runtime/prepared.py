@@ -1,0 +1,98 @@
+"""A model file made ready for somebody else's engine: shapes fixed, tensors shown, data inside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import EncodeError
+
+from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.onnx_io.profiles.checker import view_of
+from qdqbridge.onnx_io.profiles.file_view import FileView
+from qdqbridge.onnx_io.reading.functions import inline_functions
+from qdqbridge.onnx_io.reading.model_file import read_model
+from qdqbridge.onnx_io.tensors import constant_from_proto, proto_from_constant
+
+Shape = tuple[int | str | None, ...]
+
+
+class PreparedModel:
+    """A model file, with other shapes and outputs on demand; the file is not changed.
+
+    Attributes:
+        inputs: The names of its inputs.
+        outputs: The names of its outputs.
+        stored: The tensors of stored integers that may be shown: results of QuantizeLinear.
+    """
+
+    def __init__(self, path: Path, shapes: Mapping[str, Shape]) -> None:
+        """Reads the file.
+
+        Args:
+            path: The ONNX file.
+            shapes: The shapes of inputs, by name, where they are to be others.
+
+        Raises:
+            ModelFileError: The file, or its external data, cannot be read.
+            InvalidModelError: It breaks ONNX's rules.
+        """
+        self._path = path
+        self._model = inline_functions(read_model(path), str(path))
+        graph = self._model.graph
+        for index, tensor in enumerate(graph.initializer):
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                constant = constant_from_proto(tensor, folder=path.parent, where=str(path))
+                graph.initializer[index].CopyFrom(proto_from_constant(tensor.name, constant))
+        _fix(graph, shapes)
+        constants = {tensor.name for tensor in graph.initializer}
+        self.inputs = [value.name for value in graph.input if value.name not in constants]
+        self.outputs = [value.name for value in graph.output]
+        shown = set(self.outputs)
+        self.stored = [
+            node.output[0]
+            for node in graph.node
+            if node.op_type == "QuantizeLinear" and node.output[0] not in shown
+        ]
+
+    def showing(self, names: Sequence[str]) -> bytes:
+        """Returns the file's bytes with tensors as further outputs.
+
+        Raises:
+            UnsupportedTargetError: It takes more than the 2 GB of one message.
+        """
+        model = onnx.ModelProto()
+        model.CopyFrom(self._model)
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+        try:
+            return model.SerializeToString()
+        except (EncodeError, ValueError) as error:  # by the version of protobuf
+            raise UnsupportedTargetError(
+                "the model is too large to be given to an engine whole",
+                where=str(self._path),
+                why="it takes more than 2 GB, which is what one ONNX message holds",
+                fix="give a part of it",
+            ) from error
+
+
+def optimized_view(path: Path) -> FileView:
+    """Returns a file that onnxruntime wrote after its optimizations, as a profile sees it."""
+    return view_of(onnx.load(path), path.parent, str(path))
+
+
+def _fix(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> None:
+    """Writes numbers over open extents; what was inferred from these is no longer so."""
+    numbers: dict[str, int] = {}
+    for value in graph.input:
+        wanted = shapes.get(value.name, ())
+        for dim, number in zip(value.type.tensor_type.shape.dim, wanted, strict=False):
+            if isinstance(number, int) and not dim.HasField("dim_value"):
+                if dim.dim_param:
+                    numbers[dim.dim_param] = number
+                dim.dim_value = number
+                graph.ClearField("value_info")
+    for value in graph.output:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in numbers:
+                dim.dim_value = numbers[dim.dim_param]

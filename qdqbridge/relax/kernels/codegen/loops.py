@@ -1,0 +1,67 @@
+"""Loops of TIR: none where there is one turn, and some with bounds that are expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from typing import Any
+
+from qdqbridge.qnn.dialect.tir import tirx
+from qdqbridge.relax.kernels.codegen.lanes import Prim
+from qdqbridge.relax.kernels.codegen.script import T
+
+
+@contextmanager
+def turns(extent: Prim, start: Prim = 0, *, parallel: bool = False) -> Generator[Prim]:
+    """Opens a loop; yields its variable, or the only value that it would have.
+
+    Args:
+        extent: Number of turns.
+        start: The first value.
+        parallel: Spread the turns over threads.
+    """
+    if isinstance(extent, int) and extent == 1:
+        yield tirx.const(start, "int32") if isinstance(start, int) else start
+        return
+    kind: Any = T.parallel if parallel else T.serial
+    with kind(extent) as i:
+        yield i if isinstance(start, int) and start == 0 else i + start
+
+
+def total_of(extents: Iterable[Prim]) -> Prim:
+    """Returns the product of extents, of which some may be open; 1 of none."""
+    total: Prim = 1
+    for extent in extents:
+        total = extent * total
+    return total
+
+
+def ceiling(extent: Prim, size: int) -> Prim:
+    """Returns in how many parts of ``size`` an extent is, the last one perhaps smaller."""
+    return -(-extent // size) if isinstance(extent, int) else (extent + (size - 1)) // size
+
+
+def each(extent: Prim, body: Callable[[Prim], None], start: Prim = 0) -> None:
+    """Emits ``body(index)`` from a start on, once per turn; in a loop where these are open."""
+    if isinstance(extent, int) and isinstance(start, int):
+        for index in range(start, start + extent):
+            body(index)
+        return
+    with turns(extent, start) as index:
+        body(index)
+
+
+def share(task: Prim, tasks: int, extent: int) -> tuple[Prim, Prim]:
+    """Returns the first element and the number of elements of one of several even shares."""
+    if tasks == 1:
+        return tirx.const(0, "int32"), extent
+    first = task * extent // tasks
+    return first, (task + 1) * extent // tasks - first
+
+
+def within(first: Prim, count: Prim, low: int, length: int) -> tuple[Prim, Prim]:
+    """Returns the part of a range that lies in ``low .. low + length``: start and extent."""
+    if isinstance(count, int):
+        return tirx.const(low, "int32"), length
+    start = tirx.max(first, low)
+    return start, tirx.max(tirx.min(first + count, low + length) - start, 0)

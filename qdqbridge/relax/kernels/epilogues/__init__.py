@@ -1,0 +1,1 @@
+"""What happens to the sums of a tile before they are stored."""

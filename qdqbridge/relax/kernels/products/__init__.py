@@ -1,0 +1,1 @@
+"""Which products have a kernel, and what its operands are: a file per kind of product."""

@@ -1,0 +1,1 @@
+"""Operators that look at a row or an axis at once: Softmax, norms, reductions."""

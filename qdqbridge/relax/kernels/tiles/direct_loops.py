@@ -1,0 +1,219 @@
+"""The loops around the register tiles of a direct convolution: tasks, channels, pixels, runs."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from qdqbridge.qnn.dialect.tir import tirx
+from qdqbridge.relax.kernels.codegen.lanes import Buffer, Prim, bound, load
+from qdqbridge.relax.kernels.codegen.loops import share, turns, within
+from qdqbridge.relax.kernels.epilogues.dequantized_sums import ScaledWriter
+from qdqbridge.relax.kernels.epilogues.float_sums import PlainWriter
+from qdqbridge.relax.kernels.epilogues.integer_sums import Writer
+from qdqbridge.relax.kernels.tiles.byte_halves import HalvesWriter
+from qdqbridge.relax.kernels.tiles.geometry import Direct, Pair
+from qdqbridge.relax.kernels.tiles.register_tile import (
+    Tile,
+    TileSums,
+    channel_pieces,
+    most_pixels,
+    parts,
+)
+from qdqbridge.relax.kernels.tiles.staging import stage_rows
+
+AnyWriter = Writer | PlainWriter | ScaledWriter | HalvesWriter
+"""What finishes the sums of a tile."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelTile:
+    """The output channels of a tile.
+
+    Attributes:
+        group: The group.
+        block: The first block of channels in it.
+        blocks: Blocks of the tile.
+        tail: Channels of the last of them.
+    """
+
+    group: Prim
+    block: Prim
+    blocks: int
+    tail: int
+
+
+class DirectLoops:
+    """Writes the loops around the tiles."""
+
+    def __init__(
+        self,
+        d: Direct,
+        x: Buffer,
+        weights: Buffer,
+        bias: Buffer,
+        code: Prim,
+        writer: AnyWriter,
+    ) -> None:
+        self.d, self.x, self.weights, self.bias = d, x, weights, bias
+        self.code, self.writer = code, writer
+        self.source = x
+
+    def write(self, batch: Prim) -> None:
+        """Writes all tasks: images, shares of rows, shares of channels."""
+        d = self.d
+        rows, channels = d.row_shares, d.channel_shares
+        images = (batch + (d.result[0] - 1)) // d.result[0] if d.open_rows else batch
+        with turns(images * (rows * channels), parallel=d.tasks > 1) as task, self._task():
+            image = task // (rows * channels)
+            row, count = share(task // channels % rows, rows, d.result[0])
+            if d.open_rows:
+                left = batch - image * d.result[0]
+                count = bound(tirx.min(left, d.result[0]))
+            origin = self._stage(image, row, count) if d.staged else self._first(image, row)
+            place = image * d.place.image + (row * d.place.row + d.place.first)
+            self._groups(task % channels, origin, place, count)
+
+    @contextmanager
+    def _task(self) -> Generator[None]:
+        """Opens what a task needs besides its operands: nothing."""
+        yield
+
+    def _first(self, image: Prim, row: Prim) -> Prim:
+        """Returns where the input of a row of the result begins."""
+        d = self.d
+        return (image * d.image[0] + row * d.strides[0]) * d.pitch
+
+    def _stage(self, image: Prim, row: Prim, count: Prim) -> Prim:
+        """Copies what the rows look at; returns where the copy begins."""
+        d = self.d
+        most = -(-d.result[0] // d.row_shares)
+        around = (d.kernel[0] - 1) * d.dilations[0] + 1
+        self.source = d.staging.room((most - 1) * d.strides[0] + around)
+        pitch = d.image[1] * d.channels
+        stage_rows(
+            d.staging, self.x, self.source, self.code, (count - 1) * d.strides[0] + around,
+            row * d.strides[0] - d.begin[0], image * (d.image[0] * pitch), d.image[0], pitch,
+            inside=bool(d.inside[0]),
+        )  # fmt: skip
+        return tirx.const(0, "int32")
+
+    def _groups(self, channels: Prim, origin: Prim, place: Prim, count: Prim) -> None:
+        """Goes over the groups, and over the tiles of channels in each."""
+        d = self.d
+        first, number = share(channels, d.channel_shares, d.channel_units)
+        if d.groups == 1:
+            self._channels(tirx.const(0, "int32"), first, number, origin, place, count)
+            return
+        with turns(number, first) as group:
+            source = origin + group * (d.channels // d.groups)
+            units = -(-d.blocks // d.tile_blocks)
+            self._channels(group, tirx.const(0, "int32"), units, source, place, count)
+
+    def _channels(
+        self, group: Prim, first: Prim, number: Prim, origin: Prim, place: Prim, count: Prim
+    ) -> None:
+        d = self.d
+        pieces = channel_pieces(d.group_channels, d.cpu.lanes, d.tile_blocks)
+        for low, length, blocks, tail in pieces:
+            start, extent = within(first, number, low, length)
+            with turns(extent, start) as unit:
+                at = ChannelTile(group, unit * d.tile_blocks, blocks, tail)
+                self._pixels(at, origin, place, count)
+
+    def _pixels(self, at: ChannelTile, origin: Prim, place: Prim, count: Prim) -> None:
+        """Goes over the tiles of pixels."""
+        d = self.d
+        if d.open_rows:
+            self._open_rows(at, origin, place, count)
+            return
+        most = most_pixels(d.cpu, d.blocks)
+        rows = parts(d.result[0], d.tile_rows).pieces() if d.tile_rows > 1 else [(0, count, 1)]
+        for row, many, height in rows:
+            for column, across, width in parts(d.result[1], most).pieces():
+                with turns(many) as i, turns(across) as j:
+                    r, c = row + i * height, column + j * width
+                    source = origin + r * (d.strides[0] * d.pitch)
+                    source = source + c * (d.strides[1] * d.channels)
+                    pixel = place + r * d.place.row + c * d.place.column
+                    self._tile(at, (height, width), source, pixel)
+
+    def _open_rows(self, at: ChannelTile, origin: Prim, place: Prim, count: Prim) -> None:
+        """Goes over tiles of rows: as high as can be, then of ever smaller powers of two."""
+        height = self.d.tile_rows
+
+        def tile(row: Prim, rows: int) -> None:
+            self._tile(at, (rows, 1), origin + row * self.d.pitch, place + row)
+
+        whole = bound(count // height)
+        with turns(whole) as i:
+            tile(i * height, height)
+        first, rest = bound(whole * height), bound(count % height)
+        size = 1 << (height.bit_length() - 1)
+        while size:
+            if size < height:
+                with turns(rest // size % 2) as i:
+                    tile(first + (rest // (2 * size) * (2 * size) + i), size)
+            size //= 2
+
+    def _tile(self, at: ChannelTile, extent: Pair, source: Prim, place: Prim) -> None:
+        """One tile: begin with the bias, go through the runs, requantize."""
+        d = self.d
+        tile = Tile(d.cpu, extent[0] * extent[1], at.blocks, d.elements)
+        pixels = [(i, j) for i in range(extent[0]) for j in range(extent[1])]
+        down, right = self._apart
+        tile.begin(self.bias, self._lane(at))
+        with self._steps(at, source) as (base, weights):
+            starts = [base + (y * down + x * right) for y, x in pixels]
+            step = d.cpu.lanes * d.elements.depth
+            tile.step(self.source, starts, [load(self.weights, w, step) for w in weights])
+        self._write(tile, at, extent, place)
+
+    @property
+    def _apart(self) -> Pair:
+        """Elements between what two pixels of the result read, below and beside each other."""
+        d = self.d
+        return d.strides[0] * d.pitch, d.strides[1] * d.channels
+
+    def _lane(self, at: ChannelTile) -> Prim:
+        """Returns the first lane of a tile in the bias and the multiplier."""
+        return (at.group * self.d.blocks + at.block) * self.d.cpu.lanes
+
+    @contextmanager
+    def _steps(
+        self, at: ChannelTile, source: Prim, once: int = 1
+    ) -> Generator[tuple[Prim, list[Prim]]]:
+        """Opens the loops over all runs, and over some steps of each at a time.
+
+        Args:
+            at: The output channels.
+            source: Where what the first pixel reads begins.
+            once: How many steps.
+
+        Yields:
+            Where the activations of the first pixel begin, and the weights of every block.
+        """
+        d = self.d
+        rows, columns = d.runs
+        step = d.cpu.lanes * d.elements.depth
+        block = d.weights * rows * columns * d.steps * step
+        first = (at.group * d.blocks + at.block) * block
+        many = d.steps // once
+        with turns(d.weights) as part, turns(rows) as i, turns(columns) as j, turns(many) as k:
+            run = (part * rows + i) * columns + j
+            under = i * (d.dilations[0] * d.pitch) + j * (d.dilations[1] * d.channels)
+            weights = first + (run * d.steps + k * once) * step
+            starts = [weights + b * block for b in range(at.blocks)]
+            yield source + under + k * (once * d.elements.depth), starts
+
+    def _write(self, tile: TileSums, at: ChannelTile, extent: Pair, place: Prim) -> None:
+        """Finishes a tile, whose first pixel is written to ``place``."""
+        d = self.d
+        channel = at.group * d.group_channels + at.block * d.cpu.lanes
+        results = [
+            (place + (y * d.place.row + x * d.place.column)) * d.out_channels + channel
+            for y in range(extent[0])
+            for x in range(extent[1])
+        ]
+        self.writer.write(tile, results, self._lane(at), at.tail)

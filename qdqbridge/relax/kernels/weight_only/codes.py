@@ -1,0 +1,110 @@
+"""Products of float32 with weights of 4 or 8 bits in blocks, on dot products of bytes.
+
+An activation is written as an integer times a scale of its own for every ``step`` neighbours of a
+row, ``max |x| / 127``: as one digit of 8 bits, which is what a ``DynamicBlockDense`` is, bit for
+bit, or as three of them, whose 24 bits are what a float32 has. The codes of the weight are read as
+they lie in memory, so the product of a row is as fast as memory is. Everything up to the product
+with both scales is exact; where an activation is infinite or no number, so is its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from qdqbridge.graph.graph import Node
+from qdqbridge.ops.dynamic import DYNAMIC_BLOCK_DENSE
+from qdqbridge.ops.matmul import DENSE
+from qdqbridge.relax.kernels.kernel import Array, Kernel, KernelPlace
+from qdqbridge.relax.kernels.products.dense import rows_of
+from qdqbridge.relax.kernels.products.float_products import is_real, real_bias
+from qdqbridge.relax.kernels.tiles.packing import per_lane
+from qdqbridge.relax.kernels.weight_only.dequantized import (
+    BlockedCodes,
+    along_lanes,
+    blocked_codes,
+    by_lanes,
+)
+from qdqbridge.relax.kernels.weight_only.loops import build
+from qdqbridge.relax.kernels.weight_only.product import DIGIT, NIBBLE, CodesProduct
+from qdqbridge.relax.tensors import lasting
+
+_STEPS = (32, 16)
+"""Activations that share a scale: no more, so that sums of three digits stay within int32."""
+_BLOCKS = (16, 32, 64, 128, 256)
+"""Activations that share a scale where they are one digit: sums stay within 24 bits."""
+
+
+def match(node: Node, place: KernelPlace) -> Kernel | None:
+    """Returns the kernel of a product of float32 with a weight of 4 or 8 bits in blocks.
+
+    Of a Dense, and of a DynamicBlockDense.
+    """
+    rounded = DYNAMIC_BLOCK_DENSE.of(node)
+    if node.op is not DENSE and rounded is None:
+        return None
+    size = 0 if rounded is None else rounded.block_size
+    rows, weight = rows_of(node), blocked_codes(node.operand(1), size)
+    if rows is None or weight is None or not place.cpu.bytes_in:
+        return None
+    if not is_real(node.operand(0)) or not is_real(node.output):
+        return None
+    steps = [step for step in _BLOCKS if step == size] if size else _STEPS
+    step = next((step for step in steps if weight.size % step == 0), None)
+    units, inner = weight.shape
+    bias = real_bias(node, units)
+    if step is None or bias is None:
+        return None
+    digits = 1 if size else 3
+    centre = int(weight.zeros.flat[0]) if (weight.zeros == weight.zeros.flat[0]).all() else None
+    description = CodesProduct(
+        place.cpu, rows.operand, rows.outcome, units, weight.bits, weight.size, step, digits,
+        centre, digits > 1 or not place.cpu.reads_ahead, place.threads,
+    )  # fmt: skip
+    unit = np.float32(2.0 ** (-DIGIT * (digits - 1)))
+    constants: list[Array] = [_packed(description, weight)]
+    each = description.inner // weight.size
+    constants.append(_paired(along_lanes(place.cpu, weight.scales * unit), each))
+    if centre is None:
+        constants.append(_paired(along_lanes(place.cpu, weight.zeros.astype(np.uint8)), each))
+    constants.append(per_lane(place.cpu, bias, 1))
+    return Kernel(
+        f"dense_w{weight.bits}a{8 if digits == 1 else 32}_{inner}x{units}", description, build,
+        (node.operand(0),), tuple(constants), (node.output,),
+        2 * (1 if rows.open else rows.count) * inner * units,
+    )  # fmt: skip
+
+
+def _packed(d: CodesProduct, weight: BlockedCodes) -> Array:
+    """Returns codes as (pairs, chunks, registers, bytes): four neighbours of a sum in every lane.
+
+    Of 4 bits a byte has one code in its low bits and the one that is four further on in its high
+    bits.
+    """
+    words = by_lanes(d.cpu, d.units, d.inner * d.bits // 32, _words(weight))
+    packed = _paired(words, d.inner // d.chunk).view(np.uint8)
+    return packed.reshape(d.pairs, -1, 2 * d.loads, d.register)
+
+
+def _paired(array: Array, parts: int) -> Array:
+    """Returns (blocks, n, lanes) as (pairs, parts, 2, n * lanes / parts); a block may be added."""
+    blocks, count, lanes = array.shape
+    size = count // parts * lanes
+    found = lasting((-(-blocks // 2), parts, 2, size), array.dtype)
+    found[-1] = 0
+    for i in range(2):
+        own = array[i::2].reshape(-1, parts, size)
+        found[: len(own), :, i] = own
+    return found
+
+
+def _words(weight: BlockedCodes) -> Iterator[Array]:
+    """Yields words of four bytes of codes; of 4 bits every second one in the high halves."""
+    for part in weight.in_bytes():
+        words = np.ascontiguousarray(part).view(np.uint32)
+        if weight.bits == NIBBLE:  # codes 0 .. 7 become 0 4 1 5 2 6 3 7
+            for mask, shift in ((0x0000FF00, 8), (0x00F000F0, 4)):
+                swap = (words ^ (words >> np.uint32(shift))) & np.uint32(mask)
+                words = words ^ swap ^ (swap << np.uint32(shift))
+        yield words

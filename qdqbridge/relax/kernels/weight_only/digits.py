@@ -1,0 +1,94 @@
+"""Rows of float32 as digits of 8 bits: an integer times a scale of its own for every part of a row.
+
+The scale is ``max |x| / 127``. One digit is what a ``DynamicBlockDense`` rounds to, bit for bit;
+three are the 24 bits that a float32 has. Where an activation is infinite or no number, so is the
+scale of its part, and with it the row.
+"""
+
+from __future__ import annotations
+
+from qdqbridge.ops.dynamic import LAST_OF_BLOCK, SMALLEST
+from qdqbridge.qnn.dialect.tir import tirx
+from qdqbridge.relax.kernels.codegen.lanes import (
+    Buffer,
+    Prim,
+    bound,
+    fence,
+    largest,
+    load,
+    nearest,
+    number,
+    splat,
+    store,
+    summed,
+    typed,
+)
+from qdqbridge.relax.kernels.codegen.loops import turns
+from qdqbridge.relax.kernels.codegen.script import T
+from qdqbridge.relax.kernels.weight_only.product import DIGIT, FEW, CodesProduct
+
+
+class RowDigits:
+    """Digits of some rows.
+
+    Attributes:
+        digits: Those of a part of a row side by side, the highest digit first.
+        steps: The scale of each part.
+        sums: The sum of each digit over a part, times what the zero point of the weight needs.
+    """
+
+    def __init__(self, d: CodesProduct, x: Buffer, most: int) -> None:
+        self.d, self.x = d, x
+        self.digits = T.alloc_buffer((most * d.inner * d.digits,), "int8")
+        self.steps = T.alloc_buffer((most * d.parts,), "float32")
+        self.sums = T.alloc_buffer((most * d.parts * d.digits,), "int32")
+
+    def write(self, first: Prim, count: Prim) -> None:
+        """Writes the digits of ``count`` rows from the ``first`` one on."""
+
+        def some(*, parallel: bool) -> None:
+            with turns(count, parallel=parallel) as row, turns(self.d.parts) as part:
+                self._part(first + row, row, part)
+
+        if self.d.tasks == 1 or (isinstance(count, int) and count <= FEW):
+            some(parallel=False)
+            return
+        with T.If(count <= FEW):
+            with T.Then():
+                some(parallel=False)
+            with T.Else():
+                some(parallel=True)
+
+    def _part(self, source: Prim, row: Prim, part: Prim) -> None:
+        """Writes the digits, the scale and the sums of one part of a row."""
+        d, lanes = self.d, self.d.step
+        value = bound(load(self.x, source * d.inner + part * lanes, lanes))
+        bits = tirx.reinterpret(typed("int32", lanes), value)
+        magnitude = tirx.bitwise_and(bits, number(0x7FFFFFFF, "int32", lanes))
+        top = bound(tirx.reinterpret("float32", bound(largest(magnitude, lanes))))
+        usual = tirx.all(top >= SMALLEST, top < float("inf"))
+        unit = float(1 << DIGIT * (d.digits - 1))
+        nothing = tirx.const(0.0, "float32")
+        inverse = tirx.Select(usual, tirx.const(LAST_OF_BLOCK * unit, "float32") / top, nothing)
+        inverse = bound(inverse)
+        step = bound(tirx.Select(top < SMALLEST, nothing, top + (top - top)))
+        last = bound(fence(tirx.const(float(LAST_OF_BLOCK), "float32")))  # TVM takes 1 / 127
+        place = row * d.parts + part
+        store(self.steps, place, step / last, 1)
+        whole = bound(nearest(bound(value * splat(inverse, lanes)), lanes))
+        centre = 1 if d.centre is None else d.centre
+        for i, digit in enumerate(self._digits(whole)):
+            at = place * d.digits + i
+            store(self.digits, at * lanes, digit.astype(typed("int8", lanes)), lanes)
+            store(self.sums, at, summed(digit, lanes) * -centre, 1)
+
+    def _digits(self, whole: Prim) -> list[Prim]:
+        """Returns balanced digits, the highest first."""
+        lanes = self.d.step
+        half, mask = (number(value, "int32", lanes) for value in (128, 255))
+        found: list[Prim] = []
+        for _ in range(self.d.digits - 1):
+            digit = bound(tirx.bitwise_and(whole + half, mask) - half)
+            whole = bound(tirx.shift_right(whole - digit, number(DIGIT, "int32", lanes)))
+            found.insert(0, digit)
+        return [whole, *found]

@@ -1,0 +1,102 @@
+"""What a product with codes of weights is: its shapes, its digits, and where a part of it lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qdqbridge.relax.kernels.codegen.cpu import Cpu
+from qdqbridge.relax.kernels.codegen.lanes import Prim
+from qdqbridge.relax.kernels.operands import Open
+
+NIBBLE, DIGIT = 4, 8
+"""Bits of a packed code, and of a digit of an activation."""
+CHUNK = 32
+"""Products whose codes are in registers at a time, at most."""
+FEW = 8
+"""Rows up to which one thread makes the digits, and a weight is read from one end to the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodesProduct:
+    """A product of rows of float32 with a matrix of codes.
+
+    Attributes:
+        cpu: The CPU.
+        operand: Shape of the activations; None for open extents.
+        outcome: Shape of the result.
+        units: Columns of the result.
+        bits: Bits of a code, 4 or 8.
+        size: Products that share a scale of the weight.
+        step: Products that share a scale of the activation.
+        digits: Digits of an activation, 1 or 3.
+        centre: The zero point of all blocks; None where they have their own.
+        asks: Whether what meets one row is asked for before it is used.
+        tasks: How many threads the columns are shared out to.
+    """
+
+    cpu: Cpu
+    operand: Open
+    outcome: Open
+    units: int
+    bits: int
+    size: int
+    step: int
+    digits: int
+    centre: int | None
+    asks: bool
+    tasks: int
+
+    @property
+    def inner(self) -> int:
+        """Products of a sum."""
+        assert self.operand[-1] is not None
+        return self.operand[-1]
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of columns."""
+        return -(-self.units // self.cpu.lanes)
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of blocks: what a row meets of both lies side by side, a stream of memory."""
+        return -(-self.blocks // 2)
+
+    def place(self, block: Prim, after: int, part: Prim, parts: int) -> Prim:
+        """Returns where a part of a block comes among those of all pairs.
+
+        Args:
+            block: The block; the first one of a pair where one after it is meant.
+            after: How many blocks after it, 0 or 1.
+            part: The part.
+            parts: How many parts a block has.
+        """
+        return (block // 2 * parts + part) * 2 + (block % 2 + after)
+
+    @property
+    def joint_digits(self) -> tuple[tuple[int, ...], ...]:
+        """Digits whose sums are one integer: three, times codes beyond -8 .. 8, do not fit."""
+        if self.digits == 1:
+            return ((0,),)
+        small = self.bits == NIBBLE and self.centre == 1 << (NIBBLE - 1)
+        return ((0, 1, 2),) if small else ((0, 1), (2,))
+
+    @property
+    def parts(self) -> int:
+        """Parts of a row that have a scale."""
+        return self.inner // self.step
+
+    @property
+    def register(self) -> int:
+        """Bytes of a register."""
+        return 4 * self.cpu.lanes
+
+    @property
+    def chunk(self) -> int:
+        """Products whose codes are in registers at a time."""
+        return min(self.step, CHUNK)
+
+    @property
+    def loads(self) -> int:
+        """Registers of packed codes that a chunk of a row meets in a block of columns."""
+        return self.chunk * self.bits // 32

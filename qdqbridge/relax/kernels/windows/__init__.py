@@ -1,0 +1,1 @@
+"""Operators over windows of channels-last images: pools and Resize."""
