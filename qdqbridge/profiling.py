@@ -22,7 +22,7 @@ File: TypeAlias = "str | PathLike[str]"
 
 def profile(
     model: Graph | File,
-    data: Mapping[str, NDArray[Any]] | File,
+    data: Mapping[str, NDArray[Any]] | Sequence[Mapping[str, NDArray[Any]]] | File,
     *,
     engine: Literal["onnxruntime", "tvm"] = "onnxruntime",
     histograms: bool = True,
@@ -42,7 +42,9 @@ def profile(
     Args:
         model: A canonical float graph, or the file of one.
         data: One array per input with examples along axis 0; or an ``.npz`` file of such, or a
-            folder of such files, which are read sample by sample.
+            folder of such files, which are read sample by sample; or what each of several runs of
+            the model is given, in a sequence or, where the model has no axis of examples, in a
+            file each.
         engine: What runs the model. With ``tvm`` statistics are computed in the compiled module.
         histograms: Count values as well, not only their extremes.
         start: A profile of the first samples, or its file, to go on from.
@@ -61,7 +63,7 @@ def profile(
 
     return profile_model(
         graph_of(model),
-        data if isinstance(data, Mapping) else path_of(data),
+        path_of(data) if isinstance(data, (str, PathLike)) else data,
         engine=engine,
         histograms=histograms,
         start=load_profile(start) if isinstance(start, (str, PathLike)) else start,

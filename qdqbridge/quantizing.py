@@ -259,7 +259,7 @@ class _Fallen:
 
 def quantize(
     model: Graph | File,
-    data: Mapping[str, NDArray[Any]] | File | None,
+    data: Mapping[str, NDArray[Any]] | Sequence[Mapping[str, NDArray[Any]]] | File | None,
     *,
     target: str | Target = "ort",
     profile: Profile | File | None = None,
@@ -284,9 +284,16 @@ def quantize(
     Args:
         model: A canonical float graph, or the file of one.
         data: Samples, one array per input with examples along axis 0, or an ``.npz`` file of
+<<<<<<< HEAD
             such, or a folder of such files; None where ``profile`` has seen them.
         target: What the result is for, by name (``qdqbridge.autoquant.planning.targets``) or
             described.
+=======
+            such, or a folder of such files; or what each of several runs of the model is given, in
+            a sequence or, where the model has no axis of examples, in a file each. None where
+            ``profile`` has seen them.
+        target: What the result is for, by name (``qdqbridge.autoquant.targets``) or described.
+>>>>>>> 7f53219 (A file or a mapping is one run where inputs share no axis of examples; models all of branches are quantized)
         profile: What ``qdqbridge profile`` found on the same model.
         exclude: Nodes that stay float: names or patterns of nodes or operators.
         only: Nodes that are quantized, all others staying float.
@@ -347,7 +354,7 @@ def quantize(
 
 def quantization(
     model: Graph | File,
-    data: Mapping[str, NDArray[Any]] | File | None,
+    data: Mapping[str, NDArray[Any]] | Sequence[Mapping[str, NDArray[Any]]] | File | None,
     options: QuantizeOptions | None = None,
     *,
     profile: Profile | File | None = None,
@@ -380,8 +387,14 @@ def quantization(
     from qdqbridge.autoquant.profiling.samples import Samples
     from qdqbridge.autoquant.profiling.streams import open_samples
     from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
+<<<<<<< HEAD
     from qdqbridge.autoquant.search.presets import chosen
     from qdqbridge.autoquant.search.tuning import spread
+=======
+    from qdqbridge.autoquant.samples import samples_of
+    from qdqbridge.autoquant.streams import open_samples
+    from qdqbridge.autoquant.tuning import spread
+>>>>>>> 7f53219 (A file or a mapping is one run where inputs share no axis of examples; models all of branches are quantized)
 
     if data is None and profile is None:
         raise _no_data("without it only what a profile has seen can be quantized")
@@ -391,7 +404,7 @@ def quantization(
     if isinstance(data, (str, PathLike)):
         samples = open_samples(Path(data), graph.inputs, warn)
     elif data is not None:
-        samples = Samples.of(graph.inputs, data)
+        samples = samples_of(graph.inputs, data)
     asked, tried = replace(options or QuantizeOptions(), **wanted), None
     if samples is not None and profile is None and asked.tune:
         samples = _without_outliers(samples, warn or _LOGGER.warning)

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from qdqbridge.autoquant.profiling.profile_map import BindingStatistics
 
 Data = Annotated[
-    Path, Parameter(help="An .npz file with one array per model input, or a folder of such files.")
+    Path,
+    Parameter(
+        help="An .npz file with one array per model input, examples along axis 0, or a folder of "
+        "such files; without that axis each file is what one run is given."
+    ),
 ]
 Out = Annotated[Path, Parameter(name=("--output", "-o"), help="The profile to write, a .json.")]
 Engine = Annotated[Literal["onnxruntime", "tvm"], Parameter(help="What runs the model.")]

@@ -26,7 +26,10 @@ _TFLITE = ".tflite"
 T = TypeVar("T")
 Data = Annotated[
     Path | None,
-    Parameter(help="An .npz file with one array per model input, or a folder of such files."),
+    Parameter(
+        help="An .npz file with one array per model input, examples along axis 0, or a folder of "
+        "such files; without that axis each file is what one run is given."
+    ),
 ]
 Out = Annotated[
     Path,

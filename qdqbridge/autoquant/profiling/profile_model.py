@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -18,11 +18,19 @@ from qdqbridge.autoquant.profiling.collect import (
     onnxruntime_observer,
     tvm_observer,
 )
+<<<<<<< HEAD:qdqbridge/autoquant/profiling/profile_model.py
 from qdqbridge.autoquant.profiling.control_flow import ModelRecipe, watched
 from qdqbridge.autoquant.profiling.profile import Profile, channel_axis
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.profiling.streams import open_samples
 from qdqbridge.autoquant.profiling.workers import Job, Team, TeamObserver, team_of
+=======
+from qdqbridge.autoquant.control_flow import ModelRecipe, watched
+from qdqbridge.autoquant.profile import Profile, channel_axis
+from qdqbridge.autoquant.samples import samples_of
+from qdqbridge.autoquant.streams import open_samples
+from qdqbridge.autoquant.workers import Job, Team, TeamObserver, team_of
+>>>>>>> 7f53219 (A file or a mapping is one run where inputs share no axis of examples; models all of branches are quantized):qdqbridge/autoquant/profiling.py
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
 
@@ -33,7 +41,7 @@ Arrays: TypeAlias = "Mapping[str, NDArray[Any]]"
 
 def profile_model(
     graph: Graph,
-    data: Arrays | Path,
+    data: Arrays | Sequence[Arrays] | Path,
     *,
     engine: Engine = "onnxruntime",
     histograms: bool = True,
@@ -50,7 +58,7 @@ def profile_model(
     Args:
         graph: A canonical float graph.
         data: Arrays with examples along axis 0, or an ``.npz`` file or a folder of such files,
-            which are read sample by sample.
+            which are read sample by sample; or what each of several runs is given.
         engine: What runs the model.
         histograms: Count values as well, not only their extremes.
         start: A profile of the first samples, to go on from.
@@ -82,7 +90,7 @@ def profile_model(
     if isinstance(data, Path):
         samples: Data = open_samples(data, graph.inputs, warn)
     else:
-        samples = Samples.of(graph.inputs, data)
+        samples = samples_of(graph.inputs, data)
     with _observer(graph, engine, workers, histograms=histograms, threads=threads) as observer:
         return collect(
             graph,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.graph import Value
-from qdqbridge.graph.interpreter import check_mapping
+from qdqbridge.graph.interpreter import check_inputs, check_mapping
 from qdqbridge.graph.operator import Flow
 from qdqbridge.ops.matmul import GEMM
 
@@ -41,6 +41,26 @@ def examples(value: Value) -> int | None:
             elif node.op.flow in _AS_THEY_LIE and len(node.inputs) == 1:
                 reached.append(node.output)
     return None
+
+
+def is_one_run(inputs: Sequence[Value], arrays: Mapping[str, Array]) -> bool:
+    """Returns whether arrays are what the model is given once, for it has no axis of examples.
+
+    So it is where the model wants a single number, or declares of axis 0 what is not the number of
+    examples of another input: a recurrent state of two layers, say, beside one piece of sound.
+
+    Args:
+        inputs: The graph's inputs.
+        arrays: One array for each.
+    """
+    lengths = {value.name: arrays[value.name].shape[:1] for value in inputs}
+    if len(set(lengths.values())) == 1 or (0,) in lengths.values():
+        return False
+    declared = [
+        (value.name, value.type.shape[:1]) for value in inputs if value.type.shape is not None
+    ]
+    fixed = [(name, shape) for name, shape in declared if not shape or isinstance(shape[0], int)]
+    return bool(fixed) and all(lengths[name] == shape for name, shape in fixed)
 
 
 @contextmanager
@@ -85,7 +105,7 @@ class Samples:
 
         Args:
             inputs: The graph's inputs.
-            data: One array per input, by name.
+            data: One array per input, by name; what :func:`is_one_run` says is a single sample.
 
         Raises:
             InputDataError: There is no sample, the arrays hold different numbers of examples, or
@@ -102,12 +122,15 @@ class Samples:
         arrays = {name: np.asarray(data[name]) for name in names}
         lengths = {name: a.shape[0] if a.ndim else 0 for name, a in arrays.items()}
         total = min(lengths.values(), default=0)
+        if is_one_run(inputs, arrays):
+            return RunSamples.of_runs([arrays])
         if len(set(lengths.values())) > 1 or total == 0:
             listed = ", ".join(f"{name}: {count}" for name, count in lengths.items())
             raise InputDataError(
                 "the inputs do not hold the same number of examples, or hold none",
                 why=listed,
-                fix="put the examples along axis 0 of every array",
+                fix="put the examples along axis 0 of every array; or, for a model without such an "
+                "axis, what one run is given into each of several files",
             )
         fixed = (examples(value) for value in inputs)
         step = next((extent for extent in fixed if extent is not None), 1)
@@ -156,6 +179,40 @@ class Samples:
             return list(self)
         several = Samples(self.arrays, size)
         return [several[index] for index in range(-(-len(self) // size))]
+
+
+def samples_of(inputs: Sequence[Value], data: Mapping[str, Array] | Sequence[Sample]) -> Samples:
+    """Returns the samples in a user's arrays.
+
+    Args:
+        inputs: The graph's inputs.
+        data: Arrays as :meth:`Samples.of` takes them, or what each of several runs is given.
+
+    Raises:
+        InputDataError: They do not fit the model.
+    """
+    if isinstance(data, Mapping):
+        return Samples.of(inputs, data)
+    if not len(data):
+        raise InputDataError("there is no sample", fix="give what at least one run is given")
+    for sample in data:
+        check_inputs(inputs, sample)
+    return joined([{name: np.asarray(array) for name, array in sample.items()} for sample in data])
+
+
+def joined(runs: Sequence[Sample]) -> Samples:
+    """Returns samples given one by one; what has the same extents everywhere may be joined again.
+
+    Args:
+        runs: What each run of the model is given; at least one.
+    """
+    shapes = {name: array.shape for name, array in runs[0].items()}
+    alike = all({name: a.shape for name, a in run.items()} == shapes for run in runs)
+    counts = {shape[:1] for shape in shapes.values()}
+    if not alike or len(counts) > 1 or () in counts:
+        return RunSamples.of_runs(runs)
+    arrays = {name: np.concatenate([run[name] for run in runs]) for name in shapes}
+    return Samples(arrays, next(iter(counts))[0])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,11 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+<<<<<<< HEAD:qdqbridge/autoquant/profiling/streams.py
 from qdqbridge.autoquant.profiling.samples import Sample, Samples
+=======
+from qdqbridge.autoquant.samples import RunSamples, Sample, Samples
+>>>>>>> 7f53219 (A file or a mapping is one run where inputs share no axis of examples; models all of branches are quantized):qdqbridge/autoquant/streams.py
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.interpreter import check_mapping
@@ -36,37 +40,55 @@ class _Header:
 
 
 @dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file of samples.
+
+    Attributes:
+        path: The file.
+        names: Name of the array in it, per input of the model.
+        samples: How many it holds.
+        step: Examples of a sample; None where the whole file is what one run is given.
+    """
+
+    path: Path
+    names: Mapping[str, str]
+    samples: int
+    step: int | None
+
+    def __iter__(self) -> Iterator[Sample]:
+        return _rows(self.path, self.names, self.samples, self.step)
+
+
+@dataclass(frozen=True, slots=True)
 class FileSamples:
     """Samples of a model in ``.npz`` files, one after the other.
 
     Attributes:
-        files: The files and the examples in each.
-        names: Name of the array in each file, per input of the model.
-        step: Examples that the model takes at once.
+        files: The files.
         left_out: Numbers of samples that are passed over.
     """
 
-    files: tuple[tuple[Path, int], ...]
-    names: tuple[dict[str, str], ...]
-    step: int
+    files: tuple[DataFile, ...]
     left_out: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
-        return sum(count // self.step for _, count in self.files) - len(self.left_out)
+        return sum(file.samples for file in self.files) - len(self.left_out)
 
     def __iter__(self) -> Iterator[Sample]:
         return (row for number, row in enumerate(self._all()) if number not in self.left_out)
 
     def _all(self) -> Iterator[Sample]:
-        for (path, count), names in zip(self.files, self.names, strict=True):
-            yield from _rows(path, names, count // self.step, self.step)
+        for file in self.files:
+            yield from file
 
 
 def open_samples(path: Path, inputs: Sequence[Value], warn: Warn | None = None) -> FileSamples:
     """Returns the samples in an ``.npz`` file, or in all of a folder in the order of their names.
 
     Arrays are found by the input's name; a model with one input takes the only array of a file
-    whatever it is called. An array named ``labels`` is left out.
+    whatever it is called. An array named ``labels`` is left out. A file holds as many samples as
+    there are examples along axis 0 of its arrays; where the model has no such axis it holds one,
+    see :func:`~qdqbridge.autoquant.samples.is_one_run`.
 
     Args:
         path: The file or folder.
@@ -83,26 +105,24 @@ def open_samples(path: Path, inputs: Sequence[Value], warn: Warn | None = None) 
             "the folder holds no data", where=str(path), fix="put .npz files into it"
         )
     said: dict[str, None] = {}
-    files: list[tuple[Path, int]] = []
-    names: list[dict[str, str]] = []
-    step = 1
+    files: list[DataFile] = []
     for file in found:
         headers = _headers(file)
         chosen = _chosen(file, [value.name for value in inputs], headers, said)
         stand_ins = {name: _stand_in(headers[array]) for name, array in chosen.items()}
         try:
             check_mapping(inputs, stand_ins)
-            step = (samples := Samples.of(inputs, stand_ins)).step
+            samples = Samples.of(inputs, stand_ins)
         except InputDataError as error:
             raise InputDataError(
                 error.what, where=str(file), why=error.why, fix=error.fix
             ) from error
-        files.append((file, len(samples) * step))
-        names.append(chosen)
+        step = None if isinstance(samples, RunSamples) else samples.step
+        files.append(DataFile(file, chosen, len(samples), step))
     if warn is not None:
         for text in said:
             warn(text)
-    return FileSamples(tuple(files), tuple(names), step)
+    return FileSamples(tuple(files))
 
 
 def _stand_in(header: _Header) -> NDArray[Any]:
@@ -164,7 +184,7 @@ def _header(stream: IO[bytes]) -> _Header:
 
 
 def _rows(
-    path: Path, names: dict[str, str], samples: int, step: int
+    path: Path, names: Mapping[str, str], samples: int, step: int | None
 ) -> Generator[Sample, None, None]:
     try:
         with ExitStack() as stack:
@@ -184,15 +204,18 @@ def _is_zip(path: Path) -> bool:
 
 
 def _reader(
-    stack: ExitStack, path: Path, archive: zipfile.ZipFile | None, array: str, step: int
+    stack: ExitStack, path: Path, archive: zipfile.ZipFile | None, array: str, step: int | None
 ) -> Callable[[], NDArray[Any]]:
-    """Returns what reads the next ``step`` examples of an array."""
+    """Returns what reads the next ``step`` examples of an array, or all of it."""
     if archive is None:
         stream: IO[bytes] = stack.enter_context(path.open("rb"))
     else:
         member = array + _NPY if array + _NPY in archive.namelist() else array
         stream = stack.enter_context(archive.open(member))
     header = _header(stream)
+    if step is None:
+        order = "F" if header.fortran else "C"
+        return lambda: np.frombuffer(stream.read(), header.dtype).reshape(header.shape, order=order)
     if header.fortran:  # its examples do not lie one behind the other
         whole = np.frombuffer(stream.read(), header.dtype).reshape(header.shape[::-1]).T
         parts = iter(range(0, len(whole), step))

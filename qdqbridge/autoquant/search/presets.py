@@ -168,7 +168,9 @@ def chosen(
         options, tune=False, repair=[step for step in options.repair if step in GRAPH_STEPS]
     )
     judge, work = FloatReference(graph, unseen), WorkBudget(options.budget)
-    made = quantized(graph, seen, plain)
+    made = quantized(graph, seen, plain, empty=True)
+    if not made.decision.plan.rules:
+        return options, None  # all that can be quantized is in bodies, if anything
     start = best = judge.sqnr(made.graph)
     if start >= HEAD_GOOD:
         return options, None

@@ -93,6 +93,7 @@ def key_of(made: Quantized, samples: Samples, engine: str = "") -> str:
     """Returns what trials are of: the model, how it was quantized, the samples, who timed it."""
     digest = hashlib.sha256(made.graph.digest.encode())
     digest.update(repr(made.target.weights).encode() + engine.encode())
-    for name in sorted(samples.arrays):
-        digest.update(name.encode() + np.ascontiguousarray(samples.arrays[name]).tobytes())
+    for sample in samples:
+        for name in sorted(sample):
+            digest.update(name.encode() + np.ascontiguousarray(sample[name]).tobytes())
     return digest.hexdigest()

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.choosers import Chooser, Context, RangeChooser
+<<<<<<< HEAD:qdqbridge/autoquant/search/tuning.py
 from qdqbridge.autoquant.hardware.scales import suited
 from qdqbridge.autoquant.planning.constants import of_constant
 from qdqbridge.autoquant.planning.decide import Decision, activations, context_of, joined_stats
@@ -27,6 +28,15 @@ from qdqbridge.autoquant.planning.plan import Observed, Weight
 from qdqbridge.autoquant.profiling.collect import Data
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.profiling.stats import TensorStats
+=======
+from qdqbridge.autoquant.collect import Data
+from qdqbridge.autoquant.constants import of_constant
+from qdqbridge.autoquant.decide import Decision, activations, context_of, joined_stats
+from qdqbridge.autoquant.formats import Format
+from qdqbridge.autoquant.hardware_scales import suited
+from qdqbridge.autoquant.plan import Observed, Weight
+from qdqbridge.autoquant.samples import Samples, joined
+>>>>>>> 7f53219 (A file or a mapping is one run where inputs share no axis of examples; models all of branches are quantized):qdqbridge/autoquant/tuning.py
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.simulation.teams import TrialTeam
 from qdqbridge.graph.graph import Value
@@ -321,6 +331,8 @@ def errors_between(
 ) -> Errors:
     """Returns the error of every sample as share of the mean power, outputs averaged.
 
+    What counts other things than examples along axis 0 is judged as a whole.
+
     Args:
         reference: The float model's outputs, batch by batch.
         outputs: Those to judge.
@@ -329,17 +341,19 @@ def errors_between(
     powers: list[NDArray[np.float64]] = []
     for wanted, found in zip(reference, outputs, strict=True):
         real = [y.astype(np.float64) for y in wanted]
-        errors.append(np.array([_squares(y - z) for y, z in zip(real, found, strict=True)]))
-        powers.append(np.array([_squares(y) for y in real]))
+        errors.append(_squares([y - z for y, z in zip(real, found, strict=True)]))
+        powers.append(_squares(real))
     each, power = np.concatenate(errors, axis=1), np.concatenate(powers, axis=1)
     mean = power.mean(axis=1, keepdims=True)
     return (each / np.where(mean > 0, mean, 1.0)).mean(axis=0)
 
 
-def _squares(difference: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the sum of squares of every example along axis 0."""
-    array = difference if difference.ndim else difference[None]
-    return np.sum(array.reshape(len(array), -1) ** 2, axis=1)
+def _squares(outputs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Returns the sums of squares of each output, for every example along axis 0 of all of them."""
+    arrays = [np.atleast_1d(output) for output in outputs]
+    counts = {len(array) for array in arrays}
+    examples = counts.pop() if len(counts) == 1 else 1
+    return np.array([np.sum(array.reshape(examples, -1) ** 2, axis=1) for array in arrays])
 
 
 def is_better(errors: NDArray[np.float64], best: NDArray[np.float64]) -> bool:
@@ -387,9 +401,7 @@ def spread(data: Data, count: int) -> Samples:
     if isinstance(data, Samples):
         return data if len(picked) == len(data) else taken(data, picked)
     wanted = set(picked)
-    kept = [sample for index, sample in enumerate(data) if index in wanted]
-    arrays = {name: np.concatenate([sample[name] for sample in kept]) for name in kept[0]}
-    return Samples(arrays, len(next(iter(kept[0].values()))))
+    return joined([sample for index, sample in enumerate(data) if index in wanted])
 
 
 def taken(samples: Samples, indices: range | list[int]) -> Samples:
