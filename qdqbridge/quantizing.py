@@ -284,16 +284,11 @@ def quantize(
     Args:
         model: A canonical float graph, or the file of one.
         data: Samples, one array per input with examples along axis 0, or an ``.npz`` file of
-<<<<<<< HEAD
-            such, or a folder of such files; None where ``profile`` has seen them.
-        target: What the result is for, by name (``qdqbridge.autoquant.planning.targets``) or
-            described.
-=======
             such, or a folder of such files; or what each of several runs of the model is given, in
             a sequence or, where the model has no axis of examples, in a file each. None where
             ``profile`` has seen them.
-        target: What the result is for, by name (``qdqbridge.autoquant.targets``) or described.
->>>>>>> 7f53219 (A file or a mapping is one run where inputs share no axis of examples; models all of branches are quantized)
+        target: What the result is for, by name (``qdqbridge.autoquant.planning.targets``) or
+            described.
         profile: What ``qdqbridge profile`` found on the same model.
         exclude: Nodes that stay float: names or patterns of nodes or operators.
         only: Nodes that are quantized, all others staying float.
@@ -384,17 +379,11 @@ def quantization(
         with_bodies_quantized,
     )
     from qdqbridge.autoquant.profiling.control_flow import has_bodies
-    from qdqbridge.autoquant.profiling.samples import Samples
+    from qdqbridge.autoquant.profiling.samples import samples_of
     from qdqbridge.autoquant.profiling.streams import open_samples
     from qdqbridge.autoquant.quantize import QuantizeOptions, quantized
-<<<<<<< HEAD
     from qdqbridge.autoquant.search.presets import chosen
     from qdqbridge.autoquant.search.tuning import spread
-=======
-    from qdqbridge.autoquant.samples import samples_of
-    from qdqbridge.autoquant.streams import open_samples
-    from qdqbridge.autoquant.tuning import spread
->>>>>>> 7f53219 (A file or a mapping is one run where inputs share no axis of examples; models all of branches are quantized)
 
     if data is None and profile is None:
         raise _no_data("without it only what a profile has seen can be quantized")

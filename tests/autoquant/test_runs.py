@@ -7,10 +7,16 @@ import onnx.parser
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.autoquant.profile import profile_text
-from qdqbridge.autoquant.samples import RunSamples, Samples, is_one_run, joined, samples_of
-from qdqbridge.autoquant.streams import open_samples
-from qdqbridge.autoquant.tuning import errors_between, spread
+from qdqbridge.autoquant.profiling.profile import profile_text
+from qdqbridge.autoquant.profiling.samples import (
+    RunSamples,
+    Samples,
+    is_one_run,
+    joined,
+    samples_of,
+)
+from qdqbridge.autoquant.profiling.streams import open_samples
+from qdqbridge.autoquant.search.tuning import errors_between, spread
 from qdqbridge.errors import InputDataError
 from qdqbridge.quantizing import quantization
 from tests.onnx_models import canonical
@@ -112,6 +118,7 @@ def test_arrays_that_are_one_run(stream):
 
 def test_runs_in_python(stream):
     nameless: Any = np.zeros((3, 1, 16), np.float32)
+    nothing: Any = 3
     assert isinstance(samples_of(stream.inputs, runs(3)), RunSamples)
     with pytest.raises(InputDataError, match="no sample"):
         samples_of(stream.inputs, [])
@@ -119,6 +126,8 @@ def test_runs_in_python(stream):
         samples_of(stream.inputs, [runs(1)[0] | {"sound": np.zeros((1, 15), np.float32)}])
     with pytest.raises(InputDataError, match="without their names"):
         samples_of(stream.inputs, nameless)
+    with pytest.raises(InputDataError, match="without their names"):
+        samples_of(stream.inputs, nothing)
 
 
 def test_pieces_of_one_length_are_joined_again():

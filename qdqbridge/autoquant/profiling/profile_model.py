@@ -18,19 +18,11 @@ from qdqbridge.autoquant.profiling.collect import (
     onnxruntime_observer,
     tvm_observer,
 )
-<<<<<<< HEAD:qdqbridge/autoquant/profiling/profile_model.py
 from qdqbridge.autoquant.profiling.control_flow import ModelRecipe, watched
 from qdqbridge.autoquant.profiling.profile import Profile, channel_axis
-from qdqbridge.autoquant.profiling.samples import Samples
+from qdqbridge.autoquant.profiling.samples import samples_of
 from qdqbridge.autoquant.profiling.streams import open_samples
 from qdqbridge.autoquant.profiling.workers import Job, Team, TeamObserver, team_of
-=======
-from qdqbridge.autoquant.control_flow import ModelRecipe, watched
-from qdqbridge.autoquant.profile import Profile, channel_axis
-from qdqbridge.autoquant.samples import samples_of
-from qdqbridge.autoquant.streams import open_samples
-from qdqbridge.autoquant.workers import Job, Team, TeamObserver, team_of
->>>>>>> 7f53219 (A file or a mapping is one run where inputs share no axis of examples; models all of branches are quantized):qdqbridge/autoquant/profiling.py
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.graph import Graph
 

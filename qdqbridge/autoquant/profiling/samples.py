@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -191,8 +191,8 @@ def samples_of(inputs: Sequence[Value], data: Mapping[str, Array] | Sequence[Sam
     Raises:
         InputDataError: They do not fit the model.
     """
-    if isinstance(data, Mapping):
-        return Samples.of(inputs, data)
+    if isinstance(data, Mapping) or not hasattr(data, "__len__"):
+        return Samples.of(inputs, cast("Mapping[str, Array]", data))
     if not len(data):
         raise InputDataError("there is no sample", fix="give what at least one run is given")
     for sample in data:

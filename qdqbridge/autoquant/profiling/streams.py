@@ -13,11 +13,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-<<<<<<< HEAD:qdqbridge/autoquant/profiling/streams.py
-from qdqbridge.autoquant.profiling.samples import Sample, Samples
-=======
-from qdqbridge.autoquant.samples import RunSamples, Sample, Samples
->>>>>>> 7f53219 (A file or a mapping is one run where inputs share no axis of examples; models all of branches are quantized):qdqbridge/autoquant/streams.py
+from qdqbridge.autoquant.profiling.samples import RunSamples, Sample, Samples
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.interpreter import check_mapping
@@ -88,7 +84,7 @@ def open_samples(path: Path, inputs: Sequence[Value], warn: Warn | None = None) 
     Arrays are found by the input's name; a model with one input takes the only array of a file
     whatever it is called. An array named ``labels`` is left out. A file holds as many samples as
     there are examples along axis 0 of its arrays; where the model has no such axis it holds one,
-    see :func:`~qdqbridge.autoquant.samples.is_one_run`.
+    see :func:`~qdqbridge.autoquant.profiling.samples.is_one_run`.
 
     Args:
         path: The file or folder.

@@ -19,24 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qdqbridge.autoquant.choosers import Chooser, Context, RangeChooser
-<<<<<<< HEAD:qdqbridge/autoquant/search/tuning.py
 from qdqbridge.autoquant.hardware.scales import suited
 from qdqbridge.autoquant.planning.constants import of_constant
 from qdqbridge.autoquant.planning.decide import Decision, activations, context_of, joined_stats
 from qdqbridge.autoquant.planning.formats import Format
 from qdqbridge.autoquant.planning.plan import Observed, Weight
 from qdqbridge.autoquant.profiling.collect import Data
-from qdqbridge.autoquant.profiling.samples import Samples
+from qdqbridge.autoquant.profiling.samples import Samples, joined
 from qdqbridge.autoquant.profiling.stats import TensorStats
-=======
-from qdqbridge.autoquant.collect import Data
-from qdqbridge.autoquant.constants import of_constant
-from qdqbridge.autoquant.decide import Decision, activations, context_of, joined_stats
-from qdqbridge.autoquant.formats import Format
-from qdqbridge.autoquant.hardware_scales import suited
-from qdqbridge.autoquant.plan import Observed, Weight
-from qdqbridge.autoquant.samples import Samples, joined
->>>>>>> 7f53219 (A file or a mapping is one run where inputs share no axis of examples; models all of branches are quantized):qdqbridge/autoquant/tuning.py
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.simulation.teams import TrialTeam
 from qdqbridge.graph.graph import Value
