@@ -16,7 +16,10 @@ import qdqbridge as qb
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
+SCRIPTS = ROOT / "scripts"
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", SCRIPTS / "README.md", *DOCS.rglob("*.md")]
+)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PATH = re.compile(
@@ -54,6 +57,13 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_named_files_exist(page: Path) -> None:
     for name in _PATH.findall(prose(page)):
         assert (ROOT / name).exists(), f"{page.name}: {name}"
+
+
+def test_every_script_is_in_the_index_of_scripts() -> None:
+    index = prose(SCRIPTS / "README.md")
+    for script in SCRIPTS.iterdir():
+        if script.is_file() and script.name != "README.md":
+            assert re.search(rf"`{re.escape(script.stem)}(\.\w+)?`", index), script.name
 
 
 @pytest.mark.parametrize("name", ["adding_a_rule"])
