@@ -225,6 +225,31 @@ def test_a_loop_may_leave_out_its_condition() -> None:
     assert run(load(b.model()), {"x": f32(1, 2)})[0].tolist() == [8, 16]
 
 
+@pytest.mark.parametrize("named", [["last", ""], ["", "all"]])
+def test_a_loop_may_leave_out_results(named: list[str], tmp_path: Path) -> None:
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go"], ["on"]),
+            helper.make_node("Add", ["a", "a"], ["b"]),
+            helper.make_node("Neg", ["b"], ["given"]),
+        ],
+        "body",
+        [info("i", [], TensorProto.INT64), info("go", [], TensorProto.BOOL), info("a", [2])],
+        [info("on", [], TensorProto.BOOL), info("b", [2]), info("given", [2])],
+    )
+    b = Builder()
+    steps, x = b.init(np.int64(2)), b.input("x", [2])
+    b.nodes.append(helper.make_node("Loop", [steps, "", x], named, body=body))
+    b.output(b.op("Abs", "last" if named[0] else "all"), None)
+    graph = canonical(b.model())  # onnxruntime 1.32 ends the process on both models
+    wanted = [[4, 8]] if named[0] else [[2, 4], [4, 8]]
+    assert run(graph, {"x": f32(1, 2)})[0].reshape(-1, 2).tolist() == wanted
+    write(graph, tmp_path / "saved.onnx")
+    (loop, _) = onnx.load(tmp_path / "saved.onnx").graph.node
+    assert [bool(name) for name in loop.output] == [bool(name) for name in named]
+    assert canonical(onnx.load(tmp_path / "saved.onnx")).digest == graph.digest
+
+
 def sequence_model(*, output: bool = False) -> onnx.ModelProto:
     """A sequence between quantized tensors, or as the graph's output."""
     b = Builder(17)

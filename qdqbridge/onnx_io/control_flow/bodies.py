@@ -11,7 +11,8 @@ captured constants are constants of the graph. Its outputs are the body's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +36,7 @@ CONTROL = ("If", "Loop", "Scan")
 _OLDEST_SCAN = 9
 """Scan of opset 8 has a batch axis of its own."""
 _OLDEST_WRITTEN = 13
-_PASSES = 4
+PASSES = 4
 """How often a body is read until what it carries has the shapes that it gives."""
 _RESERVED = ("in_", "out_", "capture_", "t_")
 
@@ -81,12 +82,9 @@ def bodies_of(node: Node, place: str, normal: Callable[[Graph], Graph]) -> tuple
     found: list[Body] = []
     for attribute in sorted(node.record(ForeignAttrs).node.proto().attribute, key=_name):
         if attribute.type == onnx.AttributeProto.GRAPH:
-            try:
-                body = _read(node, attribute.name, f"{place}/{attribute.name}/", normal)
-            except QdqBridgeError:  # a body that cannot be read by itself is carried as it is
-                continue
-            if body is not None:
-                found.append(body)
+            # a body that cannot be read by itself is carried as it is
+            with suppress(QdqBridgeError):
+                found.append(_read(node, attribute.name, f"{place}/{attribute.name}/", normal))
     return tuple(found)
 
 
@@ -94,22 +92,35 @@ def _name(attribute: onnx.AttributeProto) -> str:
     return attribute.name
 
 
-def _read(node: Node, attribute: str, place: str, normal: Callable[[Graph], Graph]) -> Body | None:
-    """Returns a body; None where it takes what is no tensor."""
-    types = _own_types(node, attribute)
-    if types is None:
-        return None
-    body = None
-    for _ in range(_PASSES):
-        body = _read_with(node, attribute, types, place, normal)
-        if body is None or not (wider := _wider(node, types, body.graph)):
+def _read(node: Node, attribute: str, place: str, normal: Callable[[Graph], Graph]) -> Body:
+    types = first_types(node, attribute)
+    for _ in range(PASSES):
+        body = read_body(node, attribute, types, place, normal)
+        if not (wider := _wider(node, types, body.graph)):
             return body
         types = [wider.get(index, type_) for index, type_ in enumerate(types)]
-    return None
+    raise _no_graph(node, "what it carries has other extents in every step")
 
 
-def _own_types(node: Node, attribute: str) -> list[TensorType] | None:
-    """Returns the types of a body's own inputs: those that the node's operands have at first."""
+def _no_graph(node: Node, why: str) -> UnsupportedTargetError:
+    return UnsupportedTargetError(
+        f"the body of {node.op.name} is no graph of tensors",
+        where=f"node '{node.name}'",
+        why=why,
+        fix="run the model with the interpreter or onnxruntime",
+    )
+
+
+def first_types(node: Node, attribute: str) -> list[TensorType]:
+    """Returns the types of a body's own inputs: those that the node's operands have at first.
+
+    Args:
+        node: An If, Loop or Scan.
+        attribute: Which body.
+
+    Raises:
+        UnsupportedTargetError: It takes what is no tensor.
+    """
     record = node.record(ForeignAttrs)
     if record.op_type == "If":
         return []
@@ -117,14 +128,12 @@ def _own_types(node: Node, attribute: str) -> list[TensorType] | None:
     if record.op_type == "Loop":
         declared = next(a.g for a in record.node.proto().attribute if a.name == attribute).input
         scalars = [_declared(value) for value in declared[:2]]
-        return _plain([*scalars, *(None if v is None else v.type for v in operands[2:])])
+        return _plain(node, [*scalars, *(None if v is None else v.type for v in operands[2:])])
     count = record.node.integers()["num_scan_inputs"]
     axes = record.node.listed("scan_input_axes") or [0] * count
     types = [None if v is None else v.type for v in operands]
-    scanned = _plain(types[len(types) - count :])
-    states = _plain(types[: len(types) - count])
-    if scanned is None or states is None:
-        return None
+    scanned = _plain(node, types[len(types) - count :])
+    states = _plain(node, types[: len(types) - count])
     return [*states, *(_slice(t, axis) for t, axis in zip(scanned, axes, strict=True))]
 
 
@@ -136,9 +145,11 @@ def _declared(value: ValueInfoProto) -> TensorType:
     return TensorType(dtype_of(tensor.elem_type, value.name), (1,) * len(tensor.shape.dim))
 
 
-def _plain(types: Iterable[object]) -> list[TensorType] | None:
+def _plain(node: Node, types: Sequence[object]) -> list[TensorType]:
     found = [each for each in types if isinstance(each, TensorType)]
-    return found if len(found) == len(list(types)) else None
+    if len(found) < len(types):
+        raise _no_graph(node, "it takes a sequence or an optional")
+    return found
 
 
 def _slice(type_: TensorType, axis: int) -> TensorType:
@@ -178,13 +189,25 @@ def _open(dim: Dim) -> bool:
     return isinstance(dim, str) and dim.startswith("carried_")
 
 
-def _read_with(
+def read_body(
     node: Node,
     attribute: str,
     types: Sequence[TensorType],
     place: str,
     normal: Callable[[Graph], Graph],
-) -> Body | None:
+) -> Body:
+    """Returns a body whose own inputs have these types.
+
+    Args:
+        node: An If, Loop or Scan.
+        attribute: Which body.
+        types: Those of :func:`first_types`, or wider ones.
+        place: With what the names of its values begin.
+        normal: Makes the canonical form of a graph.
+
+    Raises:
+        QdqBridgeError: It cannot be read, or takes or gives what is no tensor.
+    """
     record = node.record(ForeignAttrs)
     proto, own = _as_in_file(record), len(node.inputs) - len(record.captures)
     body = next(a.g for a in proto.attribute if a.name == attribute)
@@ -209,10 +232,10 @@ def _read_with(
             graph.input.append(_info(names[name], outer.type))
             captured.append(operands[name])
         else:
-            return None
+            raise _no_graph(node, f"it reads '{outer.name}', which is {outer.type}")
     found = normal(read_proto(_model(record, proto, graph), Path(place), normal))
     if not all(isinstance(v.type, TensorType) for v in (*found.inputs, *found.outputs)):
-        return None
+        raise _no_graph(node, "it gives a sequence or an optional")
     return Body(attribute, place, _placed(found, place), len(types), tuple(captured))
 
 

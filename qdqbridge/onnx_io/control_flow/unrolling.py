@@ -16,23 +16,28 @@ from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
 from qdqbridge.onnx_io.foreign.operators import imported
 from qdqbridge.onnx_io.reading.reader import read_proto
 
-_NODES = 1024
-"""How many nodes all steps may have together: TVM compiles 800 in 30 seconds, twice as many in four
-times as long."""
 _AXES_AS_OPERAND = 13
 """The opset since which Unsqueeze reads its axes."""
-_RUN_TIME = "how many steps it makes is known at run time only"
 
 
 class UnknownSteps(Exception):
-    """How often a body runs is not known, or too often; the text says why."""
+    """How often a body runs is not known, or too often."""
 
 
-def unrolled(node: Node) -> Graph:
+def is_repeated(node: Node) -> bool:
+    """True for a carried Loop or Scan."""
+    attributes = node.attributes
+    return isinstance(attributes, ForeignAttrs) and (
+        not attributes.domain and attributes.op_type in _FORMS
+    )
+
+
+def unrolled(node: Node, most: int) -> Graph:
     """Returns a carried Loop or Scan as a raw graph of all of its steps.
 
     Args:
         node: The carried node.
+        most: How many nodes they may have together.
 
     Returns:
         A graph whose inputs are the node's operands that are no constants, as ``in_0`` …, in their
@@ -48,8 +53,8 @@ def unrolled(node: Node) -> Graph:
     made = _StepNodes(attributes.version)
     given = {a.name: helper.get_attribute_value(a) for a in call.attribute}
     steps = _FORMS[attributes.op_type](node, model, given, made)
-    if not 0 < steps.count <= _NODES // max(len(steps.body.node), 1):
-        raise UnknownSteps(f"it makes {steps.count} steps")
+    if not 0 < steps.count <= most // max(len(steps.body.node), 1):
+        raise UnknownSteps
     _unroll(steps, call, made)
     graph = model.graph
     del graph.node[:], model.opset_import[:]
@@ -143,12 +148,12 @@ def _loop(node: Node, model: ModelProto, given: Mapping[str, Any], made: _StepNo
     (call,) = model.graph.node
     body: GraphProto = given["body"]
     count, condition, *_ = node.inputs
-    if count is None or count.constant is None or not _stays_true(body):
-        raise UnknownSteps(_RUN_TIME)
+    if count is None or count.constant is None or not stays_true(body):
+        raise UnknownSteps
     if condition is not None and (
         condition.constant is None or not condition.constant.numpy().all()
     ):
-        raise UnknownSteps(_RUN_TIME)
+        raise UnknownSteps
     always = made.constant(np.array(True))
 
     def inputs(step: int, states: list[str]) -> list[str]:
@@ -159,7 +164,7 @@ def _loop(node: Node, model: ModelProto, given: Mapping[str, Any], made: _StepNo
     return _BodySteps(body, int(count.constant.numpy().reshape(())), states, inputs, 1, stacks)
 
 
-def _stays_true(body: GraphProto) -> bool:
+def stays_true(body: GraphProto) -> bool:
     """True where the condition that a step gives is the one that it got, or a true constant."""
     made = {name: inner for inner in body.node for name in inner.output}
     name = body.output[0].name
@@ -190,7 +195,7 @@ def _scan(node: Node, model: ModelProto, given: Mapping[str, Any], made: _StepNo
     known = [shape[axis] if shape else None for shape, axis in zip(shapes, axes, strict=True)]
     count = next((extent for extent in known if isinstance(extent, int)), None)
     if count is None:
-        raise UnknownSteps(_RUN_TIME)
+        raise UnknownSteps
 
     def inputs(step: int, states: list[str]) -> list[str]:
         slices: list[str] = []
@@ -208,5 +213,3 @@ def _scan(node: Node, model: ModelProto, given: Mapping[str, Any], made: _StepNo
 
 
 _FORMS = {"Loop": _loop, "Scan": _scan}
-REPEATED = frozenset(_FORMS)
-"""The operators that are unrolled."""

@@ -27,7 +27,7 @@ from qdqbridge.onnx_io.control_flow.subgraph_names import (
     rename_inside,
     renamed_attribute,
 )
-from qdqbridge.onnx_io.reading.structure import captured_names
+from qdqbridge.onnx_io.reading.structure import captured_names, whole_results
 from qdqbridge.onnx_io.tensors import dtype_to_onnx, proto_from_constant
 
 _OLDEST = 7
@@ -252,6 +252,7 @@ def foreign_node_proto(
             rename_inside(body, names)
     results = iter(output_names)
     outputs = [next(results) if name else "" for name in node.output]
+    outputs += [""] * (len(whole_results(node)) - len(outputs))
     del node.input[:], node.output[:]
     node.input.extend(input_names[:own])
     node.output.extend(outputs)

@@ -43,7 +43,7 @@ from qdqbridge.onnx_io.foreign.steps import foreign_steps
 from qdqbridge.onnx_io.inference.node_types import nested_proto
 from qdqbridge.onnx_io.lowering.refusals import refusal
 from qdqbridge.onnx_io.reading.declared import check_operand_types
-from qdqbridge.onnx_io.reading.structure import describe
+from qdqbridge.onnx_io.reading.structure import describe, whole_results
 from qdqbridge.onnx_io.runtime.ort_values import run
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
 
@@ -261,13 +261,15 @@ def _model(
     names = [f"in_{i}" if f"in_{i}" in present else "" for i in range(count)]
     stored = attributes.node.proto()
     node = foreign_node_proto(attributes, names, [name for name in stored.output if name])
+    results = [name for name in node.output if name]
+    node.output[:] = whole_results(node)
     inputs = [
         helper.make_value_info(name, nested_proto(type_))
         if isinstance(type_, NestedType)
         else helper.make_tensor_value_info(name, dtype_to_onnx(type_.dtype), [None] * rank)
         for name, type_, rank in signature
     ]
-    outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
+    outputs = [onnx.ValueInfoProto(name=name) for name in results]
     initializers = [
         numpy_helper.from_array(np.frombuffer(data, np.dtype(dtype)).reshape(shape), name)
         for name, dtype, shape, data in fixed

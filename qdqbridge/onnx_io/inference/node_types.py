@@ -25,7 +25,7 @@ from qdqbridge.onnx_io.inference.dropped_windows import without_dropped_windows
 from qdqbridge.onnx_io.inference.guarded import guarded_inference
 from qdqbridge.onnx_io.inference.inferable_bodies import with_known_bodies
 from qdqbridge.onnx_io.inference.runtime_types import runtime_types
-from qdqbridge.onnx_io.reading.structure import subgraphs
+from qdqbridge.onnx_io.reading.structure import subgraphs, whole_results
 from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,8 @@ class NodeTypes:
         if proto.op_type in _CONVERSIONS or (contrib and proto.op_type in _SHAPED_AS_INPUT):
             return [_shaped_as_input(proto, operands)]
         if any(True for _ in subgraphs(proto)):
-            return self._alone(_without_declared(proto), operands, data, captured)
+            found = self._alone(_without_declared(proto), operands, data, captured)
+            return found[: len(proto.output)]
         key = _key(proto, operands, data)
         if key not in self._known:
             self._known[key] = self._inferred(proto, operands, data)
@@ -263,9 +264,10 @@ def _key(
 
 
 def _without_declared(proto: NodeProto) -> NodeProto:
-    """Returns a copy of a node whose bodies declare no shapes."""
+    """Returns a copy of a node that leaves out no result, and whose bodies declare no shapes."""
     copy = NodeProto()
     copy.CopyFrom(proto)
+    copy.output[:] = whole_results(proto)
     for graph in _bodies(copy):
         del graph.value_info[:]
         for value in (*graph.input, *graph.output):

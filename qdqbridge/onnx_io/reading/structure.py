@@ -158,6 +158,20 @@ def captured_names(node: onnx.NodeProto) -> list[str]:
     return list(found)
 
 
+def whole_results(node: onnx.NodeProto) -> list[str]:
+    """Returns names for all results of an If, Loop or Scan, those too that it leaves out.
+
+    ONNX's inference knows no result of a Loop that leaves some out at the end, and onnxruntime 1.32
+    ends the process where it leaves some out before others.
+    """
+    if node.domain not in ("", "ai.onnx") or node.op_type not in ("If", "Loop", "Scan"):
+        return list(node.output)
+    conditions = int(node.op_type == "Loop")
+    count = max((len(body.output) - conditions for body in subgraphs(node)), default=0)
+    names = [*node.output, *[""] * (count - len(node.output))]
+    return [name or f"unread_{index}" for index, name in enumerate(names)]
+
+
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """Yields the graphs among the attributes of ``node``, whose order in the file means nothing."""
     for attribute in sorted(node.attribute, key=lambda a: a.name):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from qdqbridge.graph.types import TensorType
 from qdqbridge.graph.verify import verify
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.onnx_io.control_flow.conditional import is_conditional
-from qdqbridge.onnx_io.control_flow.unrolling import REPEATED, UnknownSteps, unrolled
+from qdqbridge.onnx_io.control_flow.unrolling import UnknownSteps, is_repeated, unrolled
 from qdqbridge.onnx_io.foreign.expansion import expanded
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
 from qdqbridge.onnx_io.reading.constants import Folding
@@ -38,9 +39,12 @@ from qdqbridge.relax.emit.branches import EmitBranch, conditional_module
 from qdqbridge.relax.emit.compositions import composition_of
 from qdqbridge.relax.emit.functions import added
 from qdqbridge.relax.emit.importer_gaps import adjusted, gap
+from qdqbridge.relax.emit.loops import EmitBody, repeated_module
 from qdqbridge.relax.emit.run_time_parameters import arguments, linear_module
 from qdqbridge.relax.emit.scope import RelaxScope
 
+_FEW, _MANY = 128, 1024
+"""How many nodes steps may have together that are written out, and where nothing else goes."""
 EmitNode = Callable[[RelaxScope, Node], Sequence[Expr]]
 EmitGraph = Callable[[Graph, "EmitNode | None"], ir.IRModule]
 """Emits a graph as a module; its nodes without a row as the second argument says, if given."""
@@ -70,11 +74,13 @@ def emit_foreign(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> Sequen
         return _called(scope, node, module)
     if is_conditional(node):
         return emit_conditional(scope, node, lambda branch: emit_graph(branch, None))
+    if is_repeated(node):
+        return emit_repeated(scope, node, lambda body: emit_graph(body, None))
     if not isinstance(node.attributes, ForeignAttrs):
         raise unsupported(node, "it carries no ONNX node")
     reasons: list[str] = []
     cause: Exception | None = None
-    for way in (_composed, _unrolled, _imported, _defined):
+    for way in (_composed, _imported, _defined):
         try:
             module = way(scope, node, emit_graph)
             if module is not None:
@@ -111,6 +117,39 @@ def emit_conditional(scope: RelaxScope, node: Node, emit_branch: EmitBranch) -> 
     return results
 
 
+def emit_repeated(scope: RelaxScope, node: Node, emit_body: EmitBody) -> Sequence[Expr]:
+    """Emits a carried Loop or Scan as a call of a function that makes its steps.
+
+    A few steps whose number is known stand one behind the other, others are counted as they run:
+    compiling takes time by the square of what stands in one function.
+
+    Args:
+        scope: Where to.
+        node: The Loop or Scan.
+        emit_body: Emits a body, or several steps of it.
+
+    Raises:
+        UnsupportedTargetError: TVM cannot run the body.
+    """
+
+    def counted() -> ir.IRModule:
+        (alone,) = _alone(scope, node).nodes
+        return repeated_module(alone, emit_body)
+
+    def written_out(most: int) -> ir.IRModule:
+        return emit_body(canonicalize(unrolled(node, most)))
+
+    reasons: dict[str, QdqBridgeError] = {}
+    for way in (partial(written_out, _FEW), counted, partial(written_out, _MANY)):
+        try:
+            return _called(scope, node, way())
+        except UnknownSteps:
+            continue
+        except QdqBridgeError as error:
+            reasons[f"{error.what}: {error.why}"] = error
+    raise unsupported(node, "; ".join(reasons)) from next(iter(reasons.values()))
+
+
 def _with_extents_of_the_run(scope: RelaxScope, node: Node, result: Expr, value: Value) -> Expr:
     """Returns a result of an If with open extents of its own.
 
@@ -130,11 +169,25 @@ def _with_extents_of_the_run(scope: RelaxScope, node: Node, result: Expr, value:
 
 
 def _handed_over(scope: RelaxScope, node: Node) -> Node:
-    """Returns the node with its large constants as operands, which the call shows to readers."""
-    large = [v for v in node.inputs if v is not None and v.constant and not is_written(v)]
-    if not large:
+    """Returns the node with other operands where the call shall show or say more than the graph.
+
+    Large constants are operands, for readers; what has a rank that only TVM knows has it.
+    """
+    stands: dict[Value, Value] = {}
+    for value in node.inputs:
+        if value is None or value in stands:
+            continue
+        if value.constant is not None:
+            if not is_written(value):
+                stands[value] = Value(value.type, value.name)
+        elif value.type.shape is None and scope.value(value).ty.shape is not None:
+            shape = tuple(
+                each if isinstance(each, int) else str(each)
+                for each in scope.extents(scope.value(value))
+            )
+            stands[value] = Value(TensorType(value.type.dtype, shape), value.name)
+    if not stands:
         return node
-    stands = {value: Value(value.type, value.name) for value in large}
     scope.exprs.update((stand, scope.value(value)) for value, stand in stands.items())
     inputs = [None if value is None else stands.get(value, value) for value in node.inputs]
     outputs = [Value(value.type, value.name) for value in node.outputs]
@@ -210,20 +263,6 @@ def _composed(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> ir.IRModu
             raise unsupported(node, str(why)) from why
 
     return emit_graph(_alone(scope, node), emit)
-
-
-def _unrolled(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:
-    """Returns all steps of a Loop or Scan whose number is known."""
-    del scope
-    attributes = node.record(ForeignAttrs)
-    if attributes.domain or attributes.op_type not in REPEATED:
-        return None
-    try:
-        graph = unrolled(node)
-    except UnknownSteps as why:
-        raise unsupported(node, str(why)) from why
-    canonicalize(graph)
-    return emit_graph(graph, None)
 
 
 def _imported(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> ir.IRModule | None:

@@ -27,16 +27,29 @@ class _Moved(PyExprMutator):
         builder: relax.BlockBuilder,
         functions: Mapping[str, Any],
         names: dict[str, ir.GlobalVar],
+        moving: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__()
-        self.target, self.functions, self.names = builder, functions, names
+        self.target, self.functions, self.names, self.moving = builder, functions, names, moving
 
     def visit_global_var_(self, op: ir.GlobalVar) -> ir.GlobalVar:
         name = op.name_hint
         if name not in self.names:
             function = self.functions[name].without_attr("global_symbol")
-            if isinstance(function, relax.Function):
-                inner: Any = _Moved(self.target, self.functions, self.names)
+            if name in self.moving:  # it calls itself, so others find it before it is moved
+                function = self._declared(function)
+            elif isinstance(function, relax.Function):
+                moving = self.moving | {name}
+                inner: Any = _Moved(self.target, self.functions, self.names, moving)
                 function = inner.visit_expr(function)
-            self.names[name] = self.target.add_func(function, name)
+            if name in self.names:
+                self.target.update_func(self.names[name], function)
+            else:
+                self.names[name] = self.target.add_func(function, name)
         return self.names[name]
+
+    def _declared(self, function: relax.Function) -> relax.Function:
+        """Returns a function without its body, unlike all others: equal ones become one."""
+        number: Any = {"declared": len(self.target.get().functions)}
+        attrs: Any = ir.make_node("ir.DictAttrs", **number)
+        return relax.Function.create_empty(list(function.params), function.ret_ty, True, attrs)

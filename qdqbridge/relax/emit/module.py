@@ -13,6 +13,7 @@ from qdqbridge.arguments import renamed
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.symbols import name_in_files
 from qdqbridge.graph.types import NestedType
 from qdqbridge.qnn.emit.dtypes import as_bytes, tvm_dtype
 from qdqbridge.qnn.emit.graph import check_known, emit_nodes, expanded, joined, unique_identifier
@@ -172,15 +173,17 @@ class ModuleEmitter:
         """Returns the extents of a result that are known at run time only, by the graph's names.
 
         Where nothing tells the rank they are those that the file declares: the run checks them.
-        Those whose number only TVM knows get names here.
+        Those that it does not name, or whose number only TVM knows, get names here.
         """
-        shape = value.declared if value.type.shape is None else value.type.shape
-        if shape is not None:
-            return self.scope.shape(shape)
-        if bound.ty.ndim < 0:
-            return None
-        base = f"{value.name or 'extent'}_{len(self.extents)}"
-        return [self.scope.extent(f"{base}_{axis}") for axis in range(bound.ty.ndim)]
+        shape, base = value.type.shape, f"{value.name or 'extent'}_{len(self.extents)}"
+        if shape is None and value.declared is not None:
+            shape = tuple(
+                f"{base}_{axis}" if name_in_files(dim) is None else dim
+                for axis, dim in enumerate(value.declared)
+            )
+        if shape is None and bound.ty.ndim >= 0:
+            shape = tuple(f"{base}_{axis}" for axis in range(bound.ty.ndim))
+        return None if shape is None else self.scope.shape(shape)
 
 
 def _emit_part(graph: Graph, foreign: EmitNode | None) -> ir.IRModule:

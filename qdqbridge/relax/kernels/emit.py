@@ -11,11 +11,12 @@ from tvm import ir, relax
 
 from qdqbridge.graph.graph import Graph, Node, Value
 from qdqbridge.onnx_io.control_flow.conditional import is_conditional
+from qdqbridge.onnx_io.control_flow.unrolling import is_repeated
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.graph import agreed
 from qdqbridge.qnn.emit.nodes import Foreign
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr
-from qdqbridge.relax.emit.foreign import emit_conditional
+from qdqbridge.relax.emit.foreign import emit_conditional, emit_repeated
 from qdqbridge.relax.emit.module import ModuleEmitter
 from qdqbridge.relax.emit.qdq import in_codes
 from qdqbridge.relax.kernels.kernel import Array, Kernel
@@ -52,10 +53,12 @@ class _PlanEmitter(ModuleEmitter):
 
     def _foreign(self, node: Node) -> Sequence[Expr]:
         if is_conditional(node):
-            return emit_conditional(self.scope, node, self._branch)
+            return emit_conditional(self.scope, node, self._inside)
+        if is_repeated(node):
+            return emit_repeated(self.scope, node, self._inside)
         return super()._foreign(node)
 
-    def _branch(self, graph: Graph) -> ir.IRModule:
+    def _inside(self, graph: Graph) -> ir.IRModule:
         return emit_plan(plan(agreed(graph), self._plan.cpu, self._plan.threads))
 
     def _bound(self, value: Value, expr: Expr | None) -> Expr:
