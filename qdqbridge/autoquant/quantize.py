@@ -245,9 +245,6 @@ def quantized(
             the float model.
     """
     target, repair = options.described(), options.repair
-    read = (target.activations, *options.formats.values())
-    if any(isinstance(f, Format) and f.is_float for f in read):
-        repair, options = (), replace(options, tune=False)  # their roundings are not simulated
     check_float(graph)
     check_steps(repair)
     if profile is not None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
+from qdqbridge.graph.numerics import rounded_to
 from qdqbridge.graph.operator import Array, Attributes, Flow, Operands, Row
 from qdqbridge.ops.stored import present
 
@@ -21,13 +22,23 @@ CODES: Mapping[DType, int] = MappingProxyType(
     }
 )  # fmt: skip
 """The number of a storage type at run time: Relay's ``SQNN_DTYPE_TO_CODE``, continued."""
+FLOAT_CODES: Mapping[DType, int] = MappingProxyType(
+    {DType.FLOAT8_E4M3FN: -1, DType.FLOAT8_E5M2: -2}
+)
+"""Those of storage types that are floats: the multiples of a scale that the type has."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedAttrs(Attributes):
-    """SimulateQuantization: the axis along which scales vary; None for one pair per tensor."""
+    """SimulateQuantization.
+
+    Attributes:
+        axis: The axis along which scales vary; None for one pair per tensor.
+        floats: Whether what is stored may be floats.
+    """
 
     axis: int | None = None
+    floats: bool = False
 
 
 def _simulate(attributes: SimulatedAttrs, operands: Operands) -> tuple[Array, ...]:
@@ -37,6 +48,10 @@ def _simulate(attributes: SimulatedAttrs, operands: Operands) -> tuple[Array, ..
     scale, zero_point, low, high = (
         _along(number.astype(x.dtype), attributes.axis, x.ndim) for number in numbers
     )
+    for dtype, number in FLOAT_CODES.items():
+        if int(code) == number:
+            stored = rounded_to(x / scale, dtype)
+            return (np.asarray(stored.astype(x.dtype) * scale, x.dtype),)
     with np.errstate(over="ignore", invalid="ignore"):
         shifted = np.rint(x / scale) + zero_point
     # fmax takes the number where the other operand is NaN.
@@ -60,7 +75,8 @@ SIMULATE = Row(
     data=(0,), check=_check,
     numerics="Operands x, code, scale, zero_point, low, high. Code 0: x. Else "
     "(clip(rint(x / scale) + zero_point, low, high) - zero_point) * scale in float32: what "
-    "quantize and dequantize give. NaN gives low. Codes of at most 16 bits in ONNX.",
+    "quantize and dequantize give. NaN gives low. Codes of at most 16 bits in ONNX. Negative "
+    "codes: the nearest float8 of x / scale, times scale.",
 )  # fmt: skip
 
 OPERATORS = (SIMULATE,)

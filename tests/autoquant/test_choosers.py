@@ -14,6 +14,7 @@ RNG = np.random.default_rng(0)
 U8 = Format(DType.UINT8)
 S8 = Format(DType.INT8, symmetric=True)
 S4 = Format(DType.INT4, symmetric=True)
+F8 = [Format(dtype, symmetric=True) for dtype in (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)]
 HERE = Context()
 DRAWN = {
     "normal": RNG.standard_normal(40_000),
@@ -62,6 +63,18 @@ def test_mse_is_the_best_of_all_and_near_brute_force(name, format):
         for b in np.linspace(0.02, 1, 25)
     ]
     assert ours <= min(tried) * 1.03
+
+
+@pytest.mark.parametrize("format", F8, ids=["e4m3", "e5m2"])
+@each_tensor
+def test_mse_finds_the_best_scale_of_floats(name, format):
+    values, stats = TENSORS[name], STATS[name]
+    ours = error(values, MSE()(stats, format, HERE))
+    reach = max(-stats.minimum, stats.maximum)
+    tried = [error(values, format.params(-reach * a, reach * a)) for a in np.linspace(0.02, 1, 99)]
+    # What lies in a bin is taken as evenly spread, which floats near zero resolve far finer.
+    assert ours <= min(tried) * 1.03
+    assert ours <= error(values, MinMax()(stats, format, HERE))
 
 
 @pytest.mark.parametrize("percent", [90, 99, 99.9, 99.999])

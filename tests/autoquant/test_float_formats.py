@@ -20,6 +20,7 @@ from qdqbridge.cli.failures import run
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph
+from qdqbridge.quantizing import quantization
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 MLP = MODELS / "digits_mlp_float.onnx"
@@ -158,6 +159,18 @@ def test_activations_in_float8(tmp_path: Path) -> None:
     for level in LEVELS:  # sums in another order
         np.testing.assert_allclose(run_by_onnxruntime(path, level), computed, atol=2e-5)
     assert qb.load(path).digest == graph.digest
+
+
+def test_what_is_tried_against_float8() -> None:
+    plain = qb.quantize(MLP, SEEN, target="float8", **PLAIN)
+    made = quantization(MLP, SEEN, target="float8")
+    assert made.made.tuning is not None and made.made.tuning.applied
+    assert any(step.step == "bias" and step.applied for step in made.made.repairs)
+    assert decibels(made.graph) > decibels(plain) + 0.5
+    better = made.meeting(min_sqnr=30.0)
+    assert better.fallback is not None
+    assert 0 < len(better.fallback.reverted) < len(made.made.decision.plan.rules)
+    assert decibels(better.graph) > 27  # of samples that nobody has seen
 
 
 def test_formats_are_mixed_by_name() -> None:

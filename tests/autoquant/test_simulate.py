@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from qdqbridge.autoquant.planning.decide import Decision, apply, stored_integers
-from qdqbridge.autoquant.planning.targets import A16W8, ORT, ORT_S8, POWER_OF_TWO, QNN, TENSORRT
+from qdqbridge.autoquant.planning.targets import (
+    A16W8,
+    FLOAT8,
+    ORT,
+    ORT_S8,
+    POWER_OF_TWO,
+    QNN,
+    TENSORRT,
+)
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.simulation.engines import OnnxRuntime
@@ -72,6 +80,31 @@ def test_tvm_is_near_onnxruntime():
     wanted = one(Simulation(plan, samples).run(decision))
     step = float(next(reversed(decision.values.values())).scale)
     assert (np.abs(found - wanted) > 0.5 * step).mean() < 0.02
+
+
+@pytest.mark.parametrize("engine", ["numpy", "onnxruntime"])
+def test_float8_is_that_of_the_quantized_graph(engine):
+    samples, variants = decided(GRAPH, FLOAT8)
+    decision = variants.base
+    found = one(Simulation(decision.plan, samples, engine=engine).run(decision))
+    wanted = next(iter(really(decision, data()).values()))
+    # Sums in another order; where one falls on a middle, the step of a float8 behind it is 1/8.
+    close = np.abs(found - wanted) <= 1e-5 * np.abs(wanted).max()
+    assert close.mean() > 0.98
+    assert np.abs(found - wanted).max() < 0.13 * np.abs(wanted).max()
+    exact = Simulation(decision.plan, samples).metrics(decision)
+    assert 15 < exact.sqnr < 40
+
+
+def test_float8_beside_integers_and_on_tvm():
+    samples, variants = decided(GRAPH, FLOAT8)
+    integers = decided(GRAPH, A16W8)[1].base
+    simulation = Simulation(variants.base.plan, samples, also=[integers.plan])
+    assert simulation.metrics(integers).sqnr > simulation.metrics(variants.base).sqnr + 6
+    assert simulation.compiled == 1
+    if find_spec("tvm_ffi") is not None:
+        with pytest.raises(UnsupportedTargetError, match="not simulated by TVM"):
+            Simulation(variants.base.plan, samples, engine="tvm")
 
 
 def test_nothing_decided_is_the_float_model():

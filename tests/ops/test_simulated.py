@@ -13,13 +13,13 @@ from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import TensorType
 from qdqbridge.onnx_io.runtime.running import Runner
-from qdqbridge.ops.simulated import CODES, DISABLED, SIMULATE, SimulatedAttrs
+from qdqbridge.ops.simulated import CODES, DISABLED, FLOAT_CODES, SIMULATE, SimulatedAttrs
 
 STORAGES = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT4, DType.UINT4, None)
 CHANNELS = 5
 
 
-def graph_of(axis, opset=17):
+def graph_of(axis, opset=17, *, floats=False):
     shape = () if axis is None else (CHANNELS,)
     data = TensorType(DType.FLOAT32, ("n", CHANNELS, 4))
     inputs = [
@@ -31,7 +31,7 @@ def graph_of(axis, opset=17):
         Value(TensorType(DType.INT32, ()), "high"),
     ]
     output = Value(data, "y")
-    node = Node(SIMULATE, SimulatedAttrs(axis), inputs, [output])
+    node = Node(SIMULATE, SimulatedAttrs(axis, floats), inputs, [output])
     link(node)
     return Graph(inputs, [output], ["y"], [node], opset=opset)
 
@@ -59,11 +59,37 @@ def cases(axis):
         yield feeds, x if storage is None else dequantize(quantize(x, params), params)
 
 
+def float_cases(axis):
+    """Yields the same of float8: ties, what is below the least and beyond the largest number."""
+    rng = np.random.default_rng(2)
+    shape = () if axis is None else (CHANNELS,)
+    for storage, number in FLOAT_CODES.items():
+        scale = np.asarray(rng.uniform(1e-3, 0.1, shape), np.float32)
+        zero_point = np.zeros(shape, np.int32)
+        params = QuantParams(storage, scale, zero_point, axis=axis)
+        every = np.arange(256, dtype=np.uint8).view(storage.numpy).astype(np.float32)
+        numbers = np.sort(every[np.isfinite(every)])
+        middles = (numbers[1:] + numbers[:-1]) / 2
+        beyond = [3 * numbers[-1], -3 * numbers[-1], np.inf, -np.inf, np.nan, -0.0]
+        steps = np.append(np.concatenate([numbers, middles]), beyond).astype(np.float32)
+        steps = np.resize(steps, (-(-steps.size // 20), CHANNELS, 4))
+        x = steps * params.aligned(scale, steps.shape).astype(np.float32)
+        feeds = {
+            "x": x, "code": np.array(number, np.int32), "scale": params.scale,
+            "zero_point": params.zero_point,
+            "low": np.array(0, np.int32), "high": np.array(0, np.int32),
+        }  # fmt: skip
+        yield feeds, dequantize(quantize(x, params), params)
+
+
 @pytest.mark.parametrize("axis", [None, 1])
 def test_the_interpreter(axis):
     graph = graph_of(axis)
     for feeds, expected in cases(axis):
         np.testing.assert_array_equal(evaluate(graph, feeds)[0]["y"], expected)
+    for feeds, expected in (*float_cases(axis), *cases(axis)):
+        found = evaluate(graph_of(axis, floats=True), feeds)[0]["y"]
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("opset", [13, 17, 21])
@@ -71,6 +97,9 @@ def test_the_interpreter(axis):
 def test_onnxruntime(axis, opset):
     runner = Runner(graph_of(axis, opset))
     for feeds, expected in cases(axis):
+        np.testing.assert_array_equal(runner.run(feeds)[0], expected)
+    runner = Runner(graph_of(axis, opset, floats=True))
+    for feeds, expected in (*float_cases(axis), *cases(axis)):
         np.testing.assert_array_equal(runner.run(feeds)[0], expected)
 
 

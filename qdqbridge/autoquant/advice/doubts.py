@@ -47,15 +47,12 @@ def culprits(made: Quantized, samples: Samples) -> list[str]:
 def ranked(made: Quantized, samples: Samples) -> Ranking | None:
     """Returns what every layer costs alone; None where there are very many: each takes a run.
 
-    Nor is it known of roundings to floats, which are not simulated.
-
     Args:
         made: What was quantized.
         samples: Some of these are run.
     """
     plan = made.decision.plan
-    floats = any(params.storage_dtype.is_float for params in made.decision.values.values())
-    if floats or not 1 < len(layers_of(plan)) <= _LAYERS:
+    if not 1 < len(layers_of(plan)) <= _LAYERS:
         return None
     seen = made.profile.by_name()
     stats = {v: seen[v.name] for v in observable(plan.graph) if v.name in seen}

@@ -83,16 +83,18 @@ class Moments:
             scale: Shape (candidates,).
             zero_point: Shape (candidates,).
             format: Its codes.
-            saturation: The weight of what lies beyond half a step outside the codes.
+            saturation: The weight of what lies beyond half a step outside the codes; the last
+                step, of floats.
         """
         # Written in place: quantization spends more time here than in any other function.
-        codes = np.arange(format.low, format.high + 1, dtype=np.float64)
+        codes = format.grid
+        beyond = scale * (codes[-1] - codes[-2]) / 2
         codes = np.concatenate([codes[:1], codes, codes[-1:]])
         values = codes - zero_point[:, None]
         values *= scale[:, None]
         borders = np.empty((len(scale), len(codes) + 1))
         borders[:, 0], borders[:, -1] = -np.inf, np.inf
-        borders[:, 1], borders[:, -2] = values[:, 0] - scale / 2, values[:, -1] + scale / 2
+        borders[:, 1], borders[:, -2] = values[:, 0] - beyond, values[:, -1] + beyond
         np.add(values[:, 2:-1], values[:, 1:-2], out=borders[:, 2:-2])
         borders[:, 2:-2] /= 2
         mass, first, each = (part[:, 1:] - part[:, :-1] for part in self.below(borders))
@@ -122,7 +124,7 @@ class MSE(RangeChooser):
     def range(self, stats: TensorStats, format: Format) -> tuple[float, float]:
         """Returns the best of many ranges; that of the extremes is among them."""
         low, high = min(stats.minimum, 0.0), max(stats.maximum, 0.0)
-        if format.is_float or format.levels >= _MANY or stats.histogram.total == 0:
+        if len(format.grid) >= _MANY or stats.histogram.total == 0:
             return low, high
         if format.symmetric:
             low, high = -stats.magnitude, stats.magnitude

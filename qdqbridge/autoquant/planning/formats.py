@@ -115,6 +115,15 @@ class Format:
         """Number of codes used."""
         return self.high - self.low + 1
 
+    @property
+    def grid(self) -> NDArray[np.float64]:
+        """What numbers stand for in units of the scale, with a zero point of 0, from below."""
+        if not self.is_float:
+            return np.arange(self.low, self.high + 1, dtype=np.float64)
+        bits = np.arange(1 << self.storage.bits, dtype=np.uint8)
+        numbers = bits.view(self.storage.numpy).astype(np.float64)
+        return np.unique(numbers[np.abs(numbers) <= self.storage.largest])
+
     def per_tensor(self) -> Format:
         """Returns this format with one pair of parameters."""
         return replace(self, axis=None, block=None)

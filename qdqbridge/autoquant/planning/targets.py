@@ -328,10 +328,8 @@ FLOAT8 = Target(
     tuple(OperatorRule(rule.name, rule.ops) for rule in EVERYTHING),
     float_results=ACCUMULATORS,
     float_biases=True,
-    candidates=(),
 )
-"""float8 everywhere, each product's sums and biases floats. No chooser is tried: a float's steps
-follow the numbers, so that ranges matter little, and roundings to float8 are not simulated."""
+"""float8 everywhere, each product's sums and biases floats."""
 PRODUCTS = (OperatorRule("products", ACCUMULATORS), RECURRENT_WEIGHTS)
 """Rules of a target that stores weights and nothing else."""
 LSTM_DYNAMIC = OperatorRule("lstm", ("LSTM",), is_lstm, operands=Unstored.DYNAMIC)

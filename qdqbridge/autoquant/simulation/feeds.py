@@ -16,7 +16,7 @@ from qdqbridge.errors import UnsupportedQuantization
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.numerics import dequantize, quantize
 from qdqbridge.graph.quantization import QuantParams
-from qdqbridge.ops.simulated import CODES, DISABLED
+from qdqbridge.ops.simulated import CODES, DISABLED, FLOAT_CODES
 
 Array = NDArray[Any]
 _BITS = 16
@@ -152,11 +152,13 @@ def _parameters(place: RoundingPlace, params: QuantParams | None) -> tuple[Array
         scale, zero_point = np.ones(shape, np.float32), np.zeros(shape, np.int32)
         return _int32(DISABLED), scale, zero_point, _int32(0), _int32(0)
     storage = params.storage_dtype
-    if params.blocked or storage not in CODES or storage.bits > _BITS:
+    codes = FLOAT_CODES if storage.is_small_float else CODES
+    if params.blocked or storage not in codes or storage.bits > _BITS:
         raise UnsupportedQuantization(
             f"a rounding to {storage} is not simulated",
             where=f"tensor '{place.value.name}'",
-            fix="use integers of at most 16 bits, per tensor or per channel",
+            fix="use integers of at most 16 bits, float8_e4m3fn or float8_e5m2, per tensor or per "
+            "channel",
         )
     if params.axis is not None and params.axis != place.axis:
         raise UnsupportedQuantization(
@@ -166,11 +168,11 @@ def _parameters(place: RoundingPlace, params: QuantParams | None) -> tuple[Array
             fix="fix parameters with that axis in the plan",
         )
     return (
-        _int32(CODES[storage]),
+        _int32(codes[storage]),
         np.array(np.broadcast_to(params.scale.astype(np.float32), shape)),
         np.array(np.broadcast_to(params.zero_point, shape)),
-        _int32(params.qmin),
-        _int32(params.qmax),
+        _int32(0 if storage.is_small_float else params.qmin),
+        _int32(0 if storage.is_small_float else params.qmax),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from qdqbridge.autoquant.planning.plan import Fixed, QuantizationPlan
+from qdqbridge.autoquant.planning.plan import Fixed, Observed, QuantizationPlan, Spec
 from qdqbridge.graph.copying import Copy, copied
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.edit import Editor, link, rewire
@@ -71,11 +71,13 @@ class Needs:
         values: Values that may be rounded; per channel where an axis and an extent are given.
         apart: Operands that may be left out when other readers of their value get it rounded.
         constants: Constants that may be quantized.
+        floats: Whether values may be rounded to float8.
     """
 
     values: Mapping[Value, tuple[int, int] | None]
     apart: frozenset[Operand]
     constants: frozenset[Operand]
+    floats: bool = False
 
     @staticmethod
     def of(plans: Iterable[QuantizationPlan]) -> Needs:
@@ -83,19 +85,22 @@ class Needs:
         values: dict[Value, tuple[int, int] | None] = {}
         apart: set[Operand] = set()
         constants: set[Operand] = set()
+        floats = False
         for plan in plans:
             for value in plan.specs:
                 values[value] = values.get(value) or _channels(plan, value)
             apart |= plan.unrounded
             constants |= {(weight.node, weight.index) for weight in plan.weights}
-        return Needs(values, frozenset(apart), frozenset(constants))
+            floats = floats or any(map(_stores_floats, plan.specs.values()))
+        return Needs(values, frozenset(apart), frozenset(constants), floats)
 
     def joined(self, other: Needs) -> Needs:
         """Returns what both need."""
         values = dict(self.values)
         for value, channels in other.values.items():
             values[value] = values.get(value) or channels
-        return Needs(values, self.apart | other.apart, self.constants | other.constants)
+        constants, floats = self.constants | other.constants, self.floats or other.floats
+        return Needs(values, self.apart | other.apart, constants, floats)
 
     def covers(self, other: Needs) -> bool:
         """True where a graph for this has all that ``other`` needs."""
@@ -103,7 +108,8 @@ class Needs:
             value in self.values and (channels is None or self.values[value] == channels)
             for value, channels in other.values.items()
         )
-        return known and other.apart <= self.apart and other.constants <= self.constants
+        constants = other.constants <= self.constants
+        return known and other.apart <= self.apart and constants and self.floats >= other.floats
 
 
 def _channels(plan: QuantizationPlan, value: Value) -> tuple[int, int] | None:
@@ -111,6 +117,12 @@ def _channels(plan: QuantizationPlan, value: Value) -> tuple[int, int] | None:
     if not isinstance(spec, Fixed) or spec.params.axis is None:
         return None
     return spec.params.axis, len(spec.params.scale)
+
+
+def _stores_floats(spec: Spec) -> bool:
+    if isinstance(spec, Observed):
+        return spec.format.is_float
+    return isinstance(spec, Fixed) and spec.params.storage_dtype.is_small_float
 
 
 def simulated(graph: Graph, needs: Needs) -> SimulatedGraph:
@@ -205,7 +217,7 @@ class _SimulatedBuilder:
             self._input(f"{copy.name}.high", DType.INT32, ()),
         )
         output = Value(copy.type, self._unused(f"{copy.name}.rounded"))
-        Node(SIMULATE, SimulatedAttrs(axis), [copy, *inputs], [output])
+        Node(SIMULATE, SimulatedAttrs(axis, self._needs.floats), [copy, *inputs], [output])
         place = RoundingPlace(value, reader, extent, axis, inputs, output)
         self._places.append(place)
         return place

@@ -25,6 +25,7 @@ from qdqbridge.ops.attributes import LinearAttrs
 from qdqbridge.ops.composition import CompositionAttrs
 from qdqbridge.ops.conversion import QUANTIZE, REQUANTIZE
 from qdqbridge.ops.run_time_parameters import QUANTIZE_LINEAR
+from qdqbridge.ops.simulated import SimulatedAttrs
 
 OLDEST = 13
 TYPE_TOLD = 21
@@ -246,6 +247,9 @@ def _node_needs(node: Node, source: int) -> Iterator[Need]:
                 version = source if attributes.domain else attributes.version
                 reason = f"{proto.op_type} '{node.name}' as in opset {version}"
                 yield Need(reason, _SameSchema(proto.op_type, version))
+    elif isinstance(attributes, SimulatedAttrs):
+        if attributes.floats:
+            yield _at_least(_STORAGE[DType.FLOAT8_E4M3FN], f"{node.op.name} of float8")
     elif node.op.flow in (Flow.CONVERT, Flow.REINTERPRET):
         yield from _conversion_needs(node)
     else:

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node
 from qdqbridge.graph.types import TensorType
+from qdqbridge.onnx_io.tensors import dtype_to_onnx
 from qdqbridge.onnx_io.writer.rows import RowWriter
 from qdqbridge.onnx_io.writer.sheet import NodeRow
-from qdqbridge.ops.simulated import SimulatedAttrs
+from qdqbridge.ops.simulated import FLOAT_CODES, SimulatedAttrs
 
 _SMALLEST = -(2**15)
 _INT16 = 21
@@ -37,8 +39,12 @@ def simulated_row(writer: RowWriter, node: Node) -> None:
     condition = writer.free.take(f"{names[1]}_condition")
     bool_ = {"to": TensorProto.BOOL}
     writer.sheet.nodes.append(NodeRow("Cast", [names[1]], [condition], bool_, f"{name}_Cast"))
+    attributes, rank = node.record(SimulatedAttrs), x.rank or 0
     body = _BranchBody(writer, output)
-    body.rounded(names, node.record(SimulatedAttrs).axis, x.rank or 0)
+    if attributes.floats:
+        body.rounded_to_either(names, attributes.axis, rank)
+    else:
+        body.rounded(names, attributes.axis, rank)
     other = _BranchBody(writer, output)
     other.add("Identity", [names[0]], "same")
     proto = helper.make_node(
@@ -84,6 +90,39 @@ class _BranchBody:
             self._writer.sheet.imports.setdefault(_MICROSOFT, 1)
         codes = self.add("QuantizeLinear", [cut, scale, zero], "codes", **along)
         self.add("DequantizeLinear", [codes, scale, zero], "rounded", **along)
+
+    def rounded_to_either(self, names: Sequence[str], axis: int | None, rank: int) -> None:
+        """Adds an If that tells integers from floats, and a branch for each."""
+        code = names[1]
+        kinds: dict[str, _BranchBody] = {}
+        for kind in ("integers", *(dtype.label for dtype in FLOAT_CODES)):
+            kinds[kind] = _BranchBody(self._writer, f"{self._stem}_{kind}")
+        kinds["integers"].rounded(names, axis, rank)
+        found = kinds["integers"]
+        for dtype, number in FLOAT_CODES.items():
+            kinds[dtype.label].rounded_to_float(dtype, names, axis, rank)
+            outer = _BranchBody(self._writer, f"{self._stem}_or_{dtype.label}")
+            wanted = self._writer.array(np.array(number, np.int32), f"code_{dtype.label}")
+            chosen = outer.add("Equal", [code, wanted], "chosen")
+            branches = {
+                "then_branch": kinds[dtype.label].graph(rank), "else_branch": found.graph(rank),
+            }  # fmt: skip
+            outer.add("If", [chosen], "either", **branches)
+            found = outer
+        self._nodes = found._nodes
+
+    def rounded_to_float(
+        self, dtype: DType, names: Sequence[str], axis: int | None, rank: int
+    ) -> None:
+        """Adds what stores multiples of the scale as a small float, and reads them back."""
+        x, scale = names[0], names[2]
+        if axis is not None:
+            axes = np.array([i for i in range(rank) if i != axis], np.int64)
+            scale = self.add("Unsqueeze", [scale, self._writer.array(axes, "other_axes")], "scales")
+        steps = self.add("Div", [x, scale], "steps")
+        stored = self.add("Cast", [steps], "stored", to=dtype_to_onnx(dtype))
+        read = self.add("Cast", [stored], "read", to=TensorProto.FLOAT)
+        self.add("Mul", [read, scale], "rounded")
 
     def graph(self, rank: int | None) -> Any:
         """Returns the branch; its result is that of its last node."""

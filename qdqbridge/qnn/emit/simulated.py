@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.graph import Node
 from qdqbridge.ops.simulated import SIMULATE, SimulatedAttrs
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr
@@ -17,7 +18,12 @@ def _simulate(
 
     Without a type both calls give their operand back; the clamp is left out then as well.
     """
-    del node
+    if attributes.floats:
+        raise UnsupportedTargetError(
+            "roundings to float8 are not simulated by TVM",
+            where=f"node '{node.name}'",
+            fix="simulate with onnxruntime or numpy",
+        )
     x, code, scale, zero_point, low, high = args
     attrs = {"axis": -1 if attributes.axis is None else attributes.axis}
     codes = scope.qnn("simulated_quantize", [x, code, scale, zero_point], attrs)
