@@ -43,6 +43,9 @@ CASES: dict[str, Case] = {
     "ConvTranspose": (
         (1, 256, 6, 6), lambda b, x: b.op("ConvTranspose", x, b.init(_of(256, 8, 3, 3)))
     ),
+    "Einsum": (
+        (2, 3, 1024), lambda b, x: b.op("Einsum", x, b.init(_of(1024, 8)), equation="bij,jk->bk")
+    ),
     "ReduceMean": _reduction("ReduceMean"),
     "ReduceSum": _reduction("ReduceSum"),
     "ReduceL2": _reduction("ReduceL2"),

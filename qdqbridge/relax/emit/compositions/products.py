@@ -1,4 +1,4 @@
-"""Products of integers."""
+"""Products of integers, and of as many axes as an equation says."""
 
 from __future__ import annotations
 
@@ -35,6 +35,12 @@ def _conv_integer(site: CompositionSite) -> Sequence[Expr]:
     return [site(f"nn.conv{rank}d", x, w, out_dtype="int32", **attributes)]
 
 
+def _einsum(site: CompositionSite) -> Sequence[Expr]:
+    """Relax's operator, so that half floats are summed in float32; TVM's importer writes loops."""
+    operands = [site.arg(index) for index in range(len(site.node.inputs))]
+    return [site("einsum", operands, site.onnx.string("equation", ""))]
+
+
 def _shifted(site: CompositionSite, index: int, zero_index: int, *, axis: int) -> Expr:
     """Returns an operand less its zero point: one for all, or one for each element of an axis."""
     wide = site.cast(site.arg(index), "int32")
@@ -51,5 +57,6 @@ def _shifted(site: CompositionSite, index: int, zero_index: int, *, axis: int) -
 
 PRODUCTS: Mapping[str, Composition] = {
     "ConvInteger": _conv_integer,
+    "Einsum": _einsum,
     "MatMulInteger": _matmul_integer,
 }
