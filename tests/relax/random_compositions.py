@@ -138,6 +138,14 @@ def _filled(rng: Random) -> Case:
     return Case("ConstantOfShape", [shape], {"value": value}, (TensorProto.INT64,))
 
 
+def _affine_grid(rng: Random) -> Case:
+    axes = rng.randint(2, 3)
+    size = (rng.randint(1, 3), 2, *(rng.randint(1, 6) for _ in range(axes)))
+    matrices = _real(rng, (size[0], axes, axes + 1))
+    attributes = {"align_corners": rng.randint(0, 1)}
+    return Case("AffineGrid", [matrices, np.array(size, np.int64)], attributes)
+
+
 def _eye(rng: Random) -> Case:
     x = _whole(rng, (rng.randint(1, 5), rng.randint(1, 5)))
     attributes = {"k": rng.randint(-3, 3), "dtype": int(TensorProto.FLOAT)}
@@ -229,6 +237,7 @@ def _dynamic(rng: Random) -> Case:
 
 MAKERS: tuple[Callable[[Random], Case], ...] = (
     _reduction, _reduction, _reduction, _norm, _running, _top, _one_hot, _pad, _split, _filled,
+    _affine_grid,
     _eye, _infinite, _shift, _resize, _resize, _layer_norm, _loss,
     _regions, _regions, _dynamic,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""ConstantOfShape, whose extents are an operand, and SpaceToDepth's other order."""
+"""ConstantOfShape and AffineGrid, whose extents are an operand, and SpaceToDepth's other order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
 from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.scope import Expr
-from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite
+from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite, wide
 
 
 def extents_of(site: CompositionSite, vector: Expr) -> list[Any]:
@@ -45,7 +45,46 @@ def _space_to_depth(site: CompositionSite) -> Sequence[Expr]:
     return [site("reshape", permuted, (n, c * size * size, h // size, w // size))]
 
 
+def _affine_grid(site: CompositionSite) -> Sequence[Expr]:
+    """Where each pixel of a result looks, from -1 to 1, as a matrix per image says; x comes first.
+
+    An axis of one pixel with ``align_corners`` looks at 1, as in onnxruntime: ONNX divides by 0.
+    """
+    theta = wide(site, site.arg(0))
+    count, axes, columns = site.extents(theta)
+    size = site.integers(1)
+    if columns != axes + 1 or site.static(size) != (axes + 2,):
+        raise NoRow(f"its matrices are of {axes} x {columns}, its size of {site.static(size)}")
+    images, _, *space = site.constant_ints(1) or site.bound(size)
+    site.scope.need_same(count, images)
+    result = _column(site, theta, axes)
+    for column, extent in enumerate(reversed(space)):
+        place = site.along(_pixels(site, extent, site.dtype(theta)), axes - column, axes + 2)
+        result = site("add", site("multiply", _column(site, theta, column), place), result)
+    return [site.cast(result, site.dtype(site.arg(0)))]
+
+
+def _column(site: CompositionSite, theta: Expr, column: int) -> Expr:
+    """Returns a column of every matrix, with axes of space that broadcast."""
+    count, axes, _ = site.extents(theta)
+    sliced = site("strided_slice", theta, axes=[2], begin=[column], end=[column + 1])
+    return site("reshape", sliced, [count, *[1] * axes, axes])
+
+
+def _pixels(site: CompositionSite, extent: Any, dtype: str) -> Expr:
+    """Returns where pixels are: their middles, or the outer ones at the ends if corners align."""
+    aligned, one, two = site.onnx.flag("align_corners"), *(site.number(n, "int64") for n in (1, 2))
+    counted = site.counted(extent)
+    whole = site.scope.run_time_extent(counted, 0, "int64")
+    below = site("subtract", site("subtract", whole, one), counted)
+    parts = site("maximum", site("subtract", whole, one), one) if aligned else whole
+    above = site("subtract", parts, site("multiply", below, two))
+    top = above if aligned else site("subtract", above, one)
+    return site("divide", site.cast(top, dtype), site.cast(parts, dtype))
+
+
 COMPUTED_SIZES: Mapping[str, Composition] = {
+    "AffineGrid": _affine_grid,
     "ConstantOfShape": _constant_of_shape,
     "SpaceToDepth": _space_to_depth,
 }
