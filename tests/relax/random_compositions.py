@@ -146,6 +146,25 @@ def _affine_grid(rng: Random) -> Case:
     return Case("AffineGrid", [matrices, np.array(size, np.int64)], attributes)
 
 
+def _suppression(rng: Random) -> Case:
+    images, classes, count = rng.randint(1, 2), rng.randint(1, 3), rng.randint(1, 20)
+    boxes = np.round(_real(rng, (images, count, 4))) / 2  # so that some are as far apart as others
+    scores = np.round(_real(rng, (images, classes, count)))
+    most = np.array(rng.choice((0, 2, 30)), np.int64)
+    overlap, score = (np.array([rng.choice((0, 0.25, 0.5))], np.float32) for _ in range(2))
+    given = [most, rng.choice((None, overlap)), rng.choice((None, score))]
+    attributes = {"center_point_box": rng.randint(0, 1)}
+    return Case("NonMaxSuppression", [boxes, scores, *given], attributes, (TensorProto.INT64,))
+
+
+def _fourier(rng: Random) -> Case:
+    inverse, onesided = rng.randint(0, 1), rng.randint(0, 1)
+    complex_ = bool(inverse and onesided) or (not onesided and rng.random() < 0.5)
+    shape = (*_shape(rng, 2, 3), 1 + complex_)
+    attributes = {"inverse": inverse, "onesided": onesided}
+    return Case("DFT", [_real(rng, shape)], attributes)
+
+
 def _eye(rng: Random) -> Case:
     x = _whole(rng, (rng.randint(1, 5), rng.randint(1, 5)))
     attributes = {"k": rng.randint(-3, 3), "dtype": int(TensorProto.FLOAT)}
@@ -237,9 +256,8 @@ def _dynamic(rng: Random) -> Case:
 
 MAKERS: tuple[Callable[[Random], Case], ...] = (
     _reduction, _reduction, _reduction, _norm, _running, _top, _one_hot, _pad, _split, _filled,
-    _affine_grid,
-    _eye, _infinite, _shift, _resize, _resize, _layer_norm, _loss,
-    _regions, _regions, _dynamic,
+    _affine_grid, _suppression, _fourier, _eye, _infinite, _shift, _resize, _resize, _layer_norm,
+    _loss, _regions, _regions, _dynamic,
 )  # fmt: skip
 
 

@@ -93,9 +93,9 @@ def graph_of(make: Make, wrong: bool) -> Graph:
     return canonical(b.model())
 
 
-OURS = [resize, is_inf, layer_normalization, reduction, shrink]
+OURS = [resize, is_inf, layer_normalization, reduction, shrink, suppression]
 REDUCED = [of_nothing, mean_of_nothing]
-REFUSED = [suppression, dropout, unique, *REDUCED, scattered_behind]
+REFUSED = [dropout, unique, *REDUCED, scattered_behind]
 """What the importer gets wrong and is composed or defined here, and what nobody else knows."""
 
 
