@@ -39,8 +39,8 @@ def open_engine(
     ``taken()`` what it takes of the model, node by node, and why not. Close it, or use ``with``.
 
     Args:
-        name: ``onnxruntime-optimized``, ``qnn-htp`` (the host build of the NPU's backend),
-            ``openvino`` or ``litert``.
+        name: ``onnxruntime-optimized``, ``qnn-htp``, ``qnn-htp-v73`` (the host build of the NPU's
+            backend), ``openvino`` or ``litert``.
         source: A model file, which the engine gets as it is; or a graph, which is written as the
             engine's export profile writes it.
         extents: Numbers for symbolic extents, by name.

@@ -31,7 +31,7 @@ from qdqbridge.graph.graph import Graph
 from qdqbridge.pipeline import check
 
 TABLES = Path(__file__).resolve().parent.parent / "tests" / "engines"
-MORE = frozenset({"qnn-htp"})
+MORE = frozenset({"qnn-htp", "qnn-htp-v73"})
 """Engines whose tables have the further patterns."""
 FLOATS = "whole-node-unit"
 LIMIT = 2

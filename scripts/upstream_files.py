@@ -536,6 +536,36 @@ def pool_of_stored() -> onnx.ModelProto:
     return chain.model((1, 4, 6, 6), 17)
 
 
+def added_factor() -> onnx.ModelProto:
+    """Returns a MatMul whose second operand is a sum around 118, with numbers up to its ends."""
+    chain = _Chain()
+    x = chain.real("x", 0.02, np.uint8(128))
+    chain.stored(
+        chain.add("MatMul", x, chain.pair(chain.add("Add", x, x), 0.02, np.uint8(118))),
+        0.05,
+        np.uint8(128),
+    )
+    return chain.model((1, 16, 16), 17)
+
+
+def wide_convolution(dtype: type[np.signedinteger[Any]]) -> Callable[[], onnx.ModelProto]:
+    """Returns what makes a Conv of uint16 with weights per channel, of int16 with a float bias."""
+
+    def build() -> onnx.ModelProto:
+        chain, top = _Chain(), int(np.iinfo(dtype).max)
+        x = chain.real("x", 2.0**-15, np.uint16(30000))
+        codes = chain.number(chain.chance.integers(-top, top + 1, (12, 8, 3, 3)).astype(dtype))
+        scales = chain.number((np.linspace(0.35, 0.7, 12) / top).astype(np.float32))
+        zeros = chain.number(np.zeros(12, dtype))
+        weight = chain.add("DequantizeLinear", codes, scales, zeros, axis=0)
+        bias = [chain.number(chain.chance.normal(size=12).astype(np.float32))]
+        conv = chain.add("Conv", x, weight, *(bias if dtype is np.int16 else []))
+        chain.stored(conv, 2.0**-11, np.uint16(32000))
+        return chain.model((1, 8, 6, 6), inputs=TensorProto.UINT16)
+
+    return build
+
+
 FAULTS = (
     Fault(
         "hexagon_conv_relu_before_quantize.onnx", "qnn-htp", "wrong",
@@ -738,6 +768,24 @@ FAULTS = (
         "hexagon_max_pool_of_integers.onnx", "qnn-htp", "refused",
         "MaxPool of uint8 without DQ and Q: the layout is asked for and then not taken",
         pool_of_stored,
+    ),
+    Fault(
+        "hexagon_added_factor.onnx", "qnn-htp", "wrong",
+        "MatMul whose second operand an Add makes around 118: computed around 128, where what is "
+        "more than 127 steps above the zero point saturates",
+        added_factor,
+    ),
+    Fault(
+        "hexagon_conv_uint16.onnx", "qnn-htp", "wrong",
+        "Conv of uint16 with int8 weights per channel, before v73: some 15 steps off; where scale "
+        "x * scale w / scale y is a power of two for every channel it is exact",
+        wide_convolution(np.int8),
+    ),
+    Fault(
+        "hexagon_conv_int16_weights.onnx", "qnn-htp-v73", "wrong",
+        "Conv of uint16 with int16 weights per channel and a float bias (htp_arch 73): thousands "
+        "of steps off; with one scale, or without the bias, 5 to 40",
+        wide_convolution(np.int16),
     ),
     Fault(
         "openvino_flatten_of_concat.onnx", "openvino", "crash",

@@ -36,7 +36,7 @@ Extents = Annotated[
     ),
 ]
 
-Foreign = Literal["onnxruntime-optimized", "qnn-htp", "openvino", "litert"]
+Foreign = Literal["onnxruntime-optimized", "qnn-htp", "qnn-htp-v73", "openvino", "litert"]
 """Engines of vendors: the names of ``qdqbridge.engines.ENGINES``."""
 
 

@@ -50,6 +50,11 @@ _ALL = (
         untimed="what the host build takes says nothing of the device",
     ),
     EngineKind(
+        "qnn-htp-v73", "Hexagon v73 (host build of the NPU's backend)", "onnxruntime_qnn",
+        "pip install onnxruntime-qnn", "qnn_htp_v73", "qnn-v73", fixed=True,
+        untimed="what the host build takes says nothing of the device",
+    ),
+    EngineKind(
         "openvino", "OpenVINO, CPU", "openvino",
         "pip install openvino", "openvino_cpu", "openvino",
     ),

@@ -21,7 +21,7 @@ from qdqbridge.pipeline import check
 FOLDER = Path(__file__).parents[2] / "docs" / "upstream"
 with (FOLDER / "faults.csv").open(encoding="utf-8", newline="") as _file:
     FAULTS = list(csv.DictReader(_file))
-PROFILES = {"qnn-htp": "qnn", "openvino": "openvino"}
+PROFILES = {"qnn-htp": "qnn", "qnn-htp-v73": "qnn-v73", "openvino": "openvino"}
 
 
 @pytest.mark.parametrize("row", FAULTS, ids=lambda row: row["file"].removesuffix(".onnx"))

@@ -238,10 +238,26 @@ def functions_of_five_axes(n: Net) -> Any:
     return {"x": (U8, AXES)}, n.q(n.op("Neg", floor), 0.05, U8(120))
 
 
+def added_factor(n: Net) -> Any:
+    """The second factor of a MatMul: a sum, turned, not quite around the middle."""
+    x = n.dq("x", 0.02, U8(128))
+    turned = n.both(n.op("Transpose", n.both(n.op("Add", x, x), 0.02, U8(118)), perm=[0, 2, 1]),
+                    0.02, U8(118))  # fmt: skip
+    return {"x": (U8, [1, 8, 8])}, n.q(n.op("MatMul", x, turned), 0.05, U8(128))
+
+
+def narrow_weights(n: Net) -> Any:
+    """Weights of 4 bits beside 16, with a stored bias: in finer steps of 8 bits."""
+    codes = n.c(n.random.integers(-8, 8, (4, 3, 3, 3)).astype(S8))
+    bias = n.dq(n.c(n.random.integers(-900, 900, 4).astype(np.int32)), 0.02 * 2e-4, np.int32(0))
+    conv = n.op("Conv", n.dq("x", 2e-4, U16(30000)), n.dq(codes, 0.02, S8(0)), bias)
+    return {"x": (U16, [1, 3, 8, 8])}, n.q(conv, 5e-5, U16(32000))
+
+
 FIVE_AXES = [functions_of_five_axes, rows_of_five_axes, matrices_of_five_axes,
              signed_rows_of_five_axes, signed_concat_of_five_axes]  # fmt: skip
 EXACT = [concat, attention, signed_attention, unrounded, wider, converted_rows, shared_constant,
-         narrow_operand, converted_image, negated, smallest, *FIVE_AXES]  # fmt: skip
+         narrow_operand, converted_image, negated, smallest, added_factor, *FIVE_AXES]  # fmt: skip
 NEAR = [
     float_conv,
     float_conv_of_int8,
@@ -265,6 +281,7 @@ RULES = {
     "shared_constant": "one-encoding", "narrow_operand": "one-width", "narrow_result": "one-width",
     "converted_image": "converted-image", "negated": "taken-of-type",
     "smallest": "taken-of-type", "hard_sigmoid": "fixed-encodings",
+    "added_factor": "moved-factor",
     **{build.__name__: "up-to-four-axes" for build in FIVE_AXES},
 }  # fmt: skip
 
@@ -480,6 +497,65 @@ def test_a_reduction_is_clamped_before_a_concat(op_type: str, lost: bool, tmp_pa
     given = {"x": (U8, [1, 4, 6]), "z": (U8, [1, 4, 6])}
     source = saved(net, given, out, tmp_path / "joined.onnx")
     assert ("lost-clamp" in {finding.rule for finding in check(source, "qnn")}) is lost
+
+
+def test_small_weights_beside_16_bits_fill_their_8_bits(tmp_path: Path) -> None:
+    net = Net()
+    inputs, out = narrow_weights(net)
+    source = saved(net, inputs, out, tmp_path / "source.onnx")
+    before = max(finding.steps for finding in check(source, "qnn-v73"))
+    graph = qdqbridge.load(source)
+    qdqbridge.save(graph, tmp_path / "written.onnx", "qnn-v73")
+    again = qdqbridge.load(tmp_path / "written.onnx")
+    (node,) = (node for node in again.nodes if node.op.name == "Conv")
+    weight, bias = node.operand(1), node.operand(2)
+    assert weight.constant is not None and weight.quant is not None and bias.quant is not None
+    assert np.abs(weight.constant.numpy().astype(int)).max() == 8 * 8
+    assert weight.quant.params.scale == np.float32(0.02) / 8
+    data = feeds(graph)
+    (ours,), (theirs,) = (qdqbridge.evaluate(g, data).values() for g in (graph, again))
+    np.testing.assert_array_equal(theirs, ours)
+    assert max(f.steps for f in check(tmp_path / "written.onnx", "qnn-v73")) < before / 4
+
+
+@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize("product", ["Conv", "MatMul"])
+def test_weights_of_16_bits_are_two_of_8(product: str, channels: bool, tmp_path: Path) -> None:
+    net, image = Net(), product == "Conv"
+    shape, axis = ((4, 3, 3, 3), 0) if image else ((16, 4), 1)
+    stored = net.random.integers(-32767, 32767, shape).astype(np.int16)
+    scales = np.linspace(1e-5, 2e-5, 4).astype(np.float32) if channels else np.float32(2e-5)
+    along = {"axis": axis} if channels else {}
+    weight = net.dq(net.c(stored), scales, np.zeros(scales.shape, np.int16), **along)
+    operands = [net.dq("x", 2e-5, U16(30000)), weight]
+    operands += [net.c(np.linspace(-0.1, 0.1, 4).astype(np.float32))] if image else []
+    out = net.q(net.op(product, *operands), 6e-5, U16(32000))
+    given = {"x": (U16, [1, 3, 8, 8] if image else [2, 16])}
+    source = saved(net, given, out, tmp_path / "source.onnx")
+    assert "wide-weights" in {finding.rule for finding in check(source, "qnn")}
+    graph = qdqbridge.load(source)
+    assert any("two of 8" in cost.text for _, cost in legalized(graph, LEGALIZATIONS).costs)
+    qdqbridge.save(graph, tmp_path / "written.onnx", "qnn")
+    found = {finding.rule for finding in check(tmp_path / "written.onnx", "qnn")}
+    assert found == {"wide-arithmetic"}
+    again, data = qdqbridge.load(tmp_path / "written.onnx"), feeds(graph)
+    (ours,), (theirs,) = (qdqbridge.evaluate(g, data).values() for g in (graph, again))
+    assert ours.min() > 0 and ours.max() < (1 << 16) - 1
+    assert np.abs(theirs.astype(int) - ours.astype(int)).max() <= 2  # rounded three times
+
+
+@pytest.mark.parametrize("zero", [100, 111, 112, 127, 128, 144, 145])
+@pytest.mark.parametrize("made", ["Add", "MatMul", "Mul", ""])
+def test_a_factor_near_the_middle_of_its_type_is_moved_there(
+    made: str, zero: int, tmp_path: Path
+) -> None:
+    net = Net()
+    x = net.dq("x", 0.02, U8(128))
+    factor = net.both(net.op(made, x, x) if made else x, 0.02, U8(zero))
+    out = net.q(net.op("MatMul", x, factor), 0.05, U8(128))
+    source = saved(net, {"x": (U8, [1, 8, 8])}, out, tmp_path / "factor.onnx")
+    moved = made in ("Add", "MatMul") and zero in (112, 127, 144)
+    assert ("moved-factor" in {finding.rule for finding in check(source, "qnn")}) is moved
 
 
 def test_a_movement_keeps_its_encoding(tmp_path: Path) -> None:

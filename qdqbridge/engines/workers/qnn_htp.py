@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import IO, Any
 
 import onnxruntime as ort
@@ -34,7 +35,13 @@ _INTERFACE = "QNN EP is configured to not take"
 
 
 class HexagonWorker:
-    """Loads models for Hexagon; what it does not take runs on onnxruntime's CPU provider."""
+    """Loads models for Hexagon; what it does not take runs on onnxruntime's CPU provider.
+
+    Attributes:
+        options: Of the provider. Without an architecture the host build is one of v68.
+    """
+
+    options: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self) -> None:
         ort.register_execution_provider_library(_PROVIDER, qnn.get_library_path())
@@ -46,14 +53,16 @@ class HexagonWorker:
         from importlib.metadata import version
 
         own = version("onnxruntime-qnn")
-        return f"onnxruntime-qnn {own} on onnxruntime {ort.__version__}, host build"
+        build = ", ".join(("host build", *(f"{k} {v}" for k, v in self.options.items())))
+        return f"onnxruntime-qnn {own} on onnxruntime {ort.__version__}, {build}"
 
     def load(self, key: str, file: str) -> Loaded:
         """Loads a model; the reasons are in what the provider logs."""
         options = ort.SessionOptions()
         options.log_severity_level = 0
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        options.add_provider_for_devices([self._device], {"backend_path": qnn.get_qnn_htp_path()})
+        chosen = {"backend_path": qnn.get_qnn_htp_path(), **self.options}
+        options.add_provider_for_devices([self._device], chosen)
         with _heard() as log:
             session = ort.InferenceSession(file, options)
             ort.set_default_logger_severity(4)

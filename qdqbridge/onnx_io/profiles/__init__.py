@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from os import PathLike
 from types import MappingProxyType
 
@@ -35,6 +36,14 @@ __all__ = [
 
 _ORT = Versions("onnxruntime 1.31", opset=26, ir=13)
 """1.32 reads opset 28 and IR 14, and has kernels of opset 27; every older file is read by both."""
+# Hexagon (the host build of onnxruntime-qnn 2.7.0) fuses a clamp on float results into the operator
+# wrongly, or does not take it at all; behind the pair it loses a Clip of 16 bits, or one that is
+# not active at both ends, but no Relu, Max and Min. Of int16 it takes little.
+_QNN = ExportProfile(
+    "qnn", "onnxruntime with QNN", Clamp.BEHIND, qnn.RULES,
+    bias=Bias.INT32, unsigned=hexagon_types.unsigned_types, contrib=True, strict=True,
+    fixed=True, newest=_ORT, legalizations=hexagon.LEGALIZATIONS,
+)  # fmt: skip
 _ALL = (
     # onnxruntime 1.31 makes a float FusedConv of a Conv with a clamp right behind it; with the
     # clamp on integers the Conv is a QLinearConv, and the clamp is integer as well. On x86 that
@@ -49,13 +58,10 @@ _ALL = (
         "tensorrt", "TensorRT", Clamp.BEFORE, tensorrt.RULES,
         bias=Bias.FLOAT, recentered=True, strict=True,
     ),
-    # Hexagon (the host build of onnxruntime-qnn 2.7.0) fuses a clamp on float results into the
-    # operator wrongly, or does not take it at all; behind the pair it loses a Clip of 16 bits, or
-    # one that is not active at both ends, but no Relu, Max and Min. Of int16 it takes little.
-    ExportProfile(
-        "qnn", "onnxruntime with QNN", Clamp.BEHIND, qnn.RULES,
-        bias=Bias.INT32, unsigned=hexagon_types.unsigned_types, contrib=True, strict=True,
-        fixed=True, newest=_ORT, legalizations=hexagon.LEGALIZATIONS,
+    _QNN,
+    replace(
+        _QNN, name="qnn-v73", runtime="onnxruntime with QNN on Hexagon v73 and later",
+        rules=qnn.RULES_OF_V73,
     ),
     # OpenVINO 2026.4.1 rounds in float32 behind pools, or pads with another number, where the zero
     # points of operand and result are one initializer; it crashes where a Concat is rounded twice.

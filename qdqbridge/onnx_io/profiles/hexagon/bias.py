@@ -36,10 +36,16 @@ def behind_bias(view: FileView, node: FileNode) -> list[FileEncoding]:
     return [] if sum_ is None else list(view.quantized(sum_.output))
 
 
+def biased(view: FileView, sum_: FileNode) -> FileNode | None:
+    """Returns the MatMul of such a unit whose Add this is."""
+    made = [view.producer(name) for name in sum_.inputs if sum_.op == "Add"]
+    units = (m for m in made if m is not None and m.op == "MatMul" and behind_bias(view, m))
+    return next(units, None)
+
+
 def is_bias(view: FileView, node: FileNode) -> bool:
     """True for the Add of such a unit."""
-    made = [view.producer(name) for name in node.inputs if node.op == "Add"]
-    return any(m is not None and m.op == "MatMul" and behind_bias(view, m) for m in made)
+    return biased(view, node) is not None
 
 
 def stored_bias(view: FileView, node: FileNode) -> str:

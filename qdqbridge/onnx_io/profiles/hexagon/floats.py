@@ -398,6 +398,19 @@ def _wide_weight(view: FileView, node: FileNode) -> Reason | None:
     return Reason(f"'{tensor}' is {weight.dtype}", (tensor,))
 
 
+def wide_weight_on_v73(view: FileView, node: FileNode) -> Reason | None:
+    """Weights of 16 bits that v73 does not take either: others than int16 around 0, or uint16.
+
+    Those it takes beside activations of uint16.
+    """
+    reason, weight = _wide_weight(view, node), view.dequantized(node.input(1))
+    if reason is None or weight is None:
+        return None
+    x = view.dequantized(node.input(0))
+    taken = weight.symmetric if weight.dtype is DType.INT16 else weight.per_tensor
+    return None if taken and x is not None and x.dtype is DType.UINT16 else reason
+
+
 def _of_onnxruntime(view: FileView, node: FileNode) -> Reason | None:
     """Operators on stored integers, those of onnxruntime's optimizer, and of other domains."""
     del view

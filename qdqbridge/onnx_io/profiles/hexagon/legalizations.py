@@ -17,6 +17,8 @@ from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.onnx_io.profiles.erf_steps import erfs_in_steps
 from qdqbridge.onnx_io.profiles.hexagon.axes import as_rows
 from qdqbridge.onnx_io.profiles.hexagon.clamps import kept_clamps
+from qdqbridge.onnx_io.profiles.hexagon.digits import weights_in_digits
+from qdqbridge.onnx_io.profiles.hexagon.factors import kept_factors
 from qdqbridge.onnx_io.profiles.hexagon.norms import exact_norms, norms_of_channels, quantized_norms
 from qdqbridge.onnx_io.profiles.hexagon.products import (
     channels_of_blocks,
@@ -25,6 +27,7 @@ from qdqbridge.onnx_io.profiles.hexagon.products import (
     whole_bytes,
     wide_products,
 )
+from qdqbridge.onnx_io.profiles.hexagon.stretched import stretched_weights
 from qdqbridge.onnx_io.profiles.hexagon.types import (
     converted_interfaces,
     converted_rows,
@@ -192,6 +195,8 @@ LEGALIZATIONS = (
     Legalization("no-blocks", channels_of_blocks),
     Legalization("narrow-convolution", whole_bytes),
     Legalization("half-bias", half_biases),
+    Legalization("wide-weights", weights_in_digits),
+    Legalization("wide-arithmetic", stretched_weights),
     Legalization("wide-arithmetic", wide_products),
     Legalization("float-products", float_products),
     Legalization("wide-arithmetic", exact_norms),
@@ -202,6 +207,7 @@ LEGALIZATIONS = (
     Legalization("one-width", one_width),
     Legalization("wide-before-floats", wide_operands),
     Legalization("lost-clamp", kept_clamps),
+    Legalization("moved-factor", kept_factors),
     Legalization("unsigned", converted_interfaces),
     Legalization("converted-image", converted_rows),
 )

@@ -41,7 +41,7 @@ def float_products(graph: Graph) -> Iterator[Cost]:
     for node in graph.nodes:
         if node.op is DEQUANTIZE and _only_with_integers(node, node.operand(0)):
             Editor(graph).replace_value(
-                node.output, _as_floats(node.operand(0), node.output.type.dtype)
+                node.output, as_floats(node.operand(0), node.output.type.dtype)
             )
         if node.op.flow is not Flow.ACCUMULATE:
             continue
@@ -50,7 +50,7 @@ def float_products(graph: Graph) -> Iterator[Cost]:
             continue
         for index, value in enumerate(node.inputs):
             if index and value is not None and _only_with_integers(node, value):
-                replace_operand(node, index, _as_floats(value, _float_type(node)))
+                replace_operand(node, index, as_floats(value, _float_type(node)))
         conv = CONV.of(node)
         if x.quant is None:
             if _quantized_on_the_way(node):
@@ -81,7 +81,8 @@ def _float_type(node: Node) -> DType:
     return next((v.type.dtype for v in sides if v.quant is None), DType.FLOAT32)
 
 
-def _as_floats(value: Value, dtype: DType) -> Value:
+def as_floats(value: Value, dtype: DType) -> Value:
+    """Returns a stored constant as the real numbers that it stands for."""
     assert value.constant is not None and value.quant is not None
     params = value.quant.params
     real = value.constant.map(
@@ -142,7 +143,7 @@ def wide_products(graph: Graph) -> Iterator[Cost]:
         operands: list[Value | None] = [real]
         for value in node.inputs[1:]:
             constant_operand = value is not None and value.is_constant and value.quant is not None
-            operands.append(_as_floats(value, dtype) if value and constant_operand else value)
+            operands.append(as_floats(value, dtype) if value and constant_operand else value)
         weight = operands[1]
         if weight is not None and weight.quant is not None:
             operands[1] = _negated_twice(dequantized(weight, dtype, name=f"{name}_weight"))
@@ -202,7 +203,7 @@ def channels_of_blocks(graph: Graph) -> Iterator[Cost]:
         operands = [x, constant(stored, own, weight.name), *node.inputs[2:]]
         bias = node.optional(2)
         if bias is not None and bias.constant is not None and bias.quant is not None:
-            operands[2] = _as_floats(bias, DType.FLOAT32)
+            operands[2] = as_floats(bias, DType.FLOAT32)
         value = result(node.op, node.attributes, operands, end.type, node.origin, end.name)
         assert end.producer is not None
         put(graph, end.producer, value)

@@ -22,13 +22,15 @@ from qdqbridge.onnx_io.profiles.hexagon.bias import (
     stored_bias,
 )
 from qdqbridge.onnx_io.profiles.hexagon.dynamic import DYNAMIC_RULES
-from qdqbridge.onnx_io.profiles.hexagon.floats import FLOAT_RULES, is_padded
+from qdqbridge.onnx_io.profiles.hexagon.factors import moved_factor
+from qdqbridge.onnx_io.profiles.hexagon.floats import FLOAT_RULES, is_padded, wide_weight_on_v73
 from qdqbridge.onnx_io.profiles.hexagon.operators import OPERATOR_RULES
 from qdqbridge.onnx_io.profiles.hexagon.units import UNIT_RULES
 from qdqbridge.onnx_io.profiles.hexagon.wide import (
     behind_clamp,
     is_of_integers,
     wide_arithmetic,
+    wide_arithmetic_of_v73,
 )
 from qdqbridge.onnx_io.profiles.islands import islands_of
 from qdqbridge.onnx_io.profiles.shared_rules import (
@@ -479,8 +481,23 @@ RULES: tuple[Demand, ...] = (
          "leave it to what stands before or behind"),
     Demand("wide-arithmetic", "results of 16 bits, MatMul of two of uint8", wide_arithmetic,
          _HOST, Effect.OTHER, "expect such differences, or use 8 bits"),
+    Demand("moved-factor", "the second of two activations of a MatMul", moved_factor,
+         f"{_HOST}: numbers more than 127 steps from the zero point saturate", Effect.OTHER,
+         "put a Max with the smallest number that can be stored in front"),
     *DYNAMIC_RULES,
     *UNIT_RULES,
     *OPERATOR_RULES,
     *FLOAT_RULES,
 )  # fmt: skip
+
+_OF_V73 = (
+    Demand("wide-arithmetic", "results of 16 bits, MatMul of two of uint8", wide_arithmetic_of_v73,
+         f"{_HOST}, htp_arch 73", Effect.OTHER, "expect such differences, or use 8 bits"),
+    Demand("wide-weights", "weights of 16 bits", wide_weight_on_v73,
+         f"{_HOST}, htp_arch 73: 'fails the backend's validation, code 3110'", Effect.ELSEWHERE,
+         "store them in 8 bits, or as int16 around 0 beside activations of uint16"),
+)  # fmt: skip
+RULES_OF_V73: tuple[Demand, ...] = tuple(
+    {own.name: own for own in _OF_V73}.get(rule.name, rule) for rule in RULES
+)
+"""The same for v73 and later, which has other products of 16 bits."""
