@@ -20,7 +20,7 @@ from qdqbridge.canonical.rule import (
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.numerics import dequantize, quantize
-from qdqbridge.graph.operator import Attributes, Flow
+from qdqbridge.graph.operator import NO_ATTRIBUTES, Attributes, Flow
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.graph.types import QuantType, Shape, TensorType, static_shape
 from qdqbridge.ops import resize
@@ -33,7 +33,7 @@ from qdqbridge.ops.build import (
     requantized,
     result,
 )
-from qdqbridge.ops.conversion import QUANTIZE, REQUANTIZE
+from qdqbridge.ops.conversion import QUANTIZE, REINTERPRET, REQUANTIZE
 from qdqbridge.ops.data_movement import FLATTEN, RESHAPE, SQUEEZE, UNSQUEEZE
 from qdqbridge.ops.folding import proportionate
 from qdqbridge.ops.permutation import permuted_params
@@ -159,6 +159,46 @@ def _pad_attributes(node: Node, params: QuantParams) -> Attributes | Reject:
             f"the pad value {attributes.value!r} is not representable in the input's quantization"
         )
     return replace(attributes, value=float(rounded[0]))
+
+
+@rule("reinterpret-through-data-movement", *DATA_MOVEMENT)
+def reinterpret_through_data_movement(node: Node, scope: Scope) -> Proposal:
+    """``movement(reinterpret(q)) -> reinterpret(movement(q))`` where q's scales lie along an axis.
+
+    Integers that move as plain numbers between quantized ones keep their meaning on the way; it is
+    left to their readers where one movement of them is not told, and where none says the same.
+    Where they get another meaning, whatever the scales, they get it behind what moves them.
+    """
+    if not moves(node) or not node.inputs or isinstance(node.attributes, PadAttrs):
+        return None
+    change = made_by(node.inputs[0], REINTERPRET)
+    quant = None if change is None else change.operand(0).quant
+    if change is None or quant is None:
+        return None
+    params = moved_params(node, quant.params)
+    if params is None:
+        return None
+    if change.output.quant is None and (
+        quant.params.per_tensor
+        or not any(_means(reader, params) for v in node.outputs for reader in scope.readers(v))
+    ):
+        return None
+    outputs = [Value(QuantType(params, v.type.shape)) for v in node.outputs]
+    Node(node.op, node.attributes, [change.operand(0), *node.inputs[1:]], outputs, node.origin)
+    return Replace(
+        {
+            old: result(REINTERPRET, NO_ATTRIBUTES, [new], old.type, name=old.name)
+            for old, new in zip(node.outputs, outputs, strict=True)
+        }
+    )
+
+
+def _means(reader: Node, params: QuantParams) -> bool:
+    """True for a node that takes moved integers for those parameters, or moves them on."""
+    quant = reader.output.quant
+    if reader.op is REINTERPRET:
+        return quant is not None and quant.params.same_mapping(params)
+    return moves(reader) and quant is None
 
 
 @rule("quantize-through-data-movement", QUANTIZE)

@@ -96,6 +96,7 @@ RULES: tuple[Rule, ...] = (
     activations.division_of_one,
     norms.norm_without_offset,
     data_movement.dequantize_through_data_movement,
+    data_movement.reinterpret_through_data_movement,
     clamps.clamp_before_quantize,
     data_movement.quantize_through_data_movement,
     conversions.dequantize_quantize,

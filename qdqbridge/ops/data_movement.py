@@ -79,19 +79,19 @@ def _target(fixed: tuple[int, ...] | None, operands: Operands) -> tuple[int, ...
 def _reshape(attributes: ReshapeAttrs, operands: Operands) -> tuple[Array, ...]:
     (x,) = present(operands, 1)
     target = _target(attributes.shape, operands)
-    if not attributes.allow_zero:
-        if x.size == 0 and target.count(-1) == 1:
-            target = _without_copies(target, x.shape)
-        target = tuple(x.shape[i] if extent == 0 else extent for i, extent in enumerate(target))
-    return (x.reshape(target),)
+    copies = [] if attributes.allow_zero else [i for i, e in enumerate(target) if e == 0]
+    if copies and x.size == 0 and target.count(-1) == 1:
+        target = _without_copies(target, x.shape, copies)
+    return (x.reshape([x.shape[i] if i in copies else e for i, e in enumerate(target)]),)
 
 
-def _without_copies(target: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+def _without_copies(
+    target: tuple[int, ...], shape: tuple[int, ...], copies: list[int]
+) -> tuple[int, ...]:
     """Returns a target with -1 as what is left of the extents that are not copied (0).
 
     Of a batch of nothing the quotient of all elements would be 0 / 0.
     """
-    copies = [i for i, extent in enumerate(target) if extent == 0]
     left = math.prod(extent for i, extent in enumerate(shape) if i not in copies)
     stated = math.prod(extent for extent in target if extent > 0)
     return tuple(left // stated if extent == -1 else extent for extent in target)

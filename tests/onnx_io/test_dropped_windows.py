@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -96,3 +97,17 @@ def test_a_file_without_dropped_windows_keeps_what_it_declares(tmp_path: Path) -
     written = onnx.load(tmp_path / "out.onnx")
     assert [[d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim]
             for v in written.graph.value_info] == [["n", 1, 18, 18]]  # fmt: skip
+
+
+@pytest.mark.parametrize("padding", ["SAME_UPPER", "SAME_LOWER"])
+def test_same_padding_says_how_many_windows_there_are(padding: str, tmp_path: Path) -> None:
+    """Whatever ceil_mode says; ONNX's inference counts one more where strides are wider."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 13]> '
+        "g (float[1,1,6] x) => (float[a,b,c] y, int64[a,b,c] i) { y, i = MaxPool"
+        f'<kernel_shape = [1], strides = [2], auto_pad = "{padding}", ceil_mode = 1>(x) }}'
+    )
+    graph = loaded(model, tmp_path / "m.onnx")
+    assert [value.type.shape for value in graph.outputs] == [(1, 1, 3)] * 2
+    found = qb.evaluate(graph, {"x": np.arange(6, dtype=np.float32).reshape(1, 1, 6)})
+    assert [part.tolist() for part in found.values()] == [[[[0, 2, 4]]]] * 2

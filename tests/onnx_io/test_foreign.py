@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime as ort
 import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
@@ -389,3 +390,75 @@ def test_versions_with_another_meaning_are_told_apart() -> None:
     node = helper.make_node("Hardmax", ["in_0"], ["out_0"], axis=1)
     found = {foreign_attributes(node, opset).version for opset in (7, 11, 12, 13, 21)}
     assert found == {7, 13}
+
+
+_ROUNDING_BODY = (
+    '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> '
+    "g (float[8] x, bool c) => (float[a] y) "
+    "<float s = {0.1}, {dtype} z = {3}, float t = {0.3}, int8 o = {-5}, float low = {-0.2}> { "
+    "y = If (c) <then_branch = t () => (float[a] p) { n = Neg(x) r = Relu(n) "
+    "q = {domain}QuantizeLinear(r, s, z) p = {domain}DequantizeLinear(q, s, z) }, "
+    "else_branch = e () => (float[a] u) { k = Clip(x, low) i = {domain}QuantizeLinear(k, s, z) "
+    "j = {domain}DequantizeLinear(i, s, z) f = QuantizeLinear(j, t, o) "
+    "u = DequantizeLinear(f, t, o) }> }"
+)
+
+
+@pytest.mark.parametrize("domain", ["", "com.microsoft."])
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "int8", "uint8", "int16"])
+def test_bodies_round_as_onnx_says(dtype: str, domain: str) -> None:
+    """Not as onnxruntime's optimizations: some of them drop clamps, or refuse types."""
+    text = _ROUNDING_BODY.replace("{dtype}", dtype).replace("{domain}", domain)
+    model = onnx.parser.parse_model(text)
+    x = np.linspace(-1.5, 1.5, 8, dtype=np.float32)
+    for condition in (True, False):
+        inputs = {"x": x, "c": np.array(condition)}
+        (ours,), (theirs,) = run(canonical(model), inputs), ort_run(model, inputs)
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("parameters", ["s3", "s23"], ids=["negative axis", "blocks"])
+def test_parameters_that_need_a_rank_which_nobody_knows(parameters: str) -> None:
+    """A Loop may change the shape of what it carries."""
+    text = (
+        '<ir_version: 10, opset_import: ["": 21]> g (float[2,6] x) => (float[a,b] y) '
+        "<float[6] s3 = {1, 0.5, 0.25, 0.125, 1, 1}, float[2,3] s23 = {1, 0.5, 0.25, 0.125, 1, 1}, "
+        "int64 n = {2}> { v = Loop(n, , x) "
+        "<body = b (int64 i, bool c, float[] a) => (bool d, float[] e) "
+        "{ d = Identity(c) e = Add(a, x) }> "
+        "q = QuantizeLinear<axis = -1, BLOCKS>(v, PARAMETERS) "
+        "y = DequantizeLinear<axis = -1, BLOCKS>(q, PARAMETERS) }"
+    )
+    blocks = "block_size = 2" if parameters == "s23" else ""
+    text = text.replace(", BLOCKS" if not blocks else "BLOCKS", blocks)
+    model = onnx.parser.parse_model(text.replace("PARAMETERS", parameters))
+    inputs = {"x": np.linspace(0, 30, 12, dtype=np.float32).reshape(2, 6)}
+    (ours,), (theirs,) = run(canonical(model), inputs), ort_run(model, inputs)
+    np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        "p, i = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(q)",
+        'p = DepthToSpace<blocksize = 2, mode = "CRD">(q) i = Shape(p)',
+        "e = Slice(q, n, n, o) p = ReduceMin<axes = [0], keepdims = 0>(e) i = Shape(p)",
+    ],
+    ids=["indices", "CRD", "nothing"],
+)
+def test_stored_integers_of_operators_without_a_row(operator: str, tmp_path: Path) -> None:
+    """Forms of data movement that have no row take the integers, not what they stand for."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1,4,6,6] x) => (float y, int64 i) '
+        "<float s = {0.1}, uint8 z = {128}, int64[1] n = {9}, int64[1] o = {0}> "
+        f"{{ q = QuantizeLinear(x, s, z) {operator} y = DequantizeLinear(p, s, z) }}"
+    )
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    inputs = {"x": np.random.default_rng(0).normal(size=(1, 4, 6, 6)).astype(np.float32)}
+    graph, theirs = canonical(model), ort_run(model, inputs)
+    write(graph, tmp_path / "saved.onnx")
+    saved = ort_run(onnx.load(tmp_path / "saved.onnx"), inputs)
+    for ours, again, wanted in zip(run(graph, inputs), saved, theirs, strict=True):
+        np.testing.assert_array_equal(ours, wanted)
+        np.testing.assert_array_equal(again, wanted)

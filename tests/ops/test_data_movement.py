@@ -177,3 +177,15 @@ def test_per_channel_values_move_with_their_axis() -> None:
     np.testing.assert_array_equal(answer[0], stored.T)
     plain = (TensorType(DType.FLOAT32, (2, 2)),)
     assert contract(TransposeAttrs((1, 0)), (stored,), types, plain) is None
+
+
+@pytest.mark.parametrize(
+    ("target", "wanted"),
+    [((1, -1, 1, 1), (1, 0, 1, 1)), ((-1, 3), (0, 3)), ((0, -1), (0, 3)), ((-1, 0), (0, 3))],
+)
+def test_what_is_left_of_nothing(target: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    """A -1 that comes to 0 copies no extent."""
+    nothing = np.zeros((0, 3), np.float32)
+    attributes = ReshapeAttrs(target, allow_zero=False)
+    (found,) = BY_NAME["Reshape"].compute(attributes, (nothing,))
+    assert found.shape == wanted

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 pytest.importorskip("tvm")
 
@@ -47,19 +47,22 @@ def test_all_of_space(power: int) -> None:
         ((5, 6), {"kernel_shape": [3, 2], "pads": [1, 0, 2, 1], "dilations": [1, 2]}),
         ((6, 5), {"kernel_shape": [3, 2], "strides": [2, 2], "ceil_mode": 1}),
         ((4, 3, 5), {"kernel_shape": [2, 2, 2], "auto_pad": "SAME_UPPER"}),
+        ((6,), {"kernel_shape": [1], "strides": [2], "auto_pad": "SAME_UPPER", "ceil_mode": 1}),
     ],
 )
+@pytest.mark.parametrize("dtype", [TensorProto.FLOAT, TensorProto.UINT8, TensorProto.INT8])
 def test_where_the_largest_stands(
-    extents: tuple[int, ...], attributes: dict[str, Any], storage_order: int
+    dtype: int, extents: tuple[int, ...], attributes: dict[str, Any], storage_order: int
 ) -> None:
     b = Builder(opset=18)
-    b.input("x", [2, 3, *extents])
+    b.input("x", [2, 3, *extents], dtype)
     order = storage_order if len(extents) > 1 else None
     values = b.op("MaxPool", "x", outputs=2, storage_order=order, **attributes)
-    b.output(values)
+    b.output(values, elem_type=dtype)
     b.output(f"{values}:1", elem_type=TensorProto.INT64)
     graph = canonical(b.model())
-    data = np.random.default_rng(0).integers(-3, 3, (2, 3, *extents)).astype(np.float32)
+    data = np.random.default_rng(0).integers(-3, 3, (2, 3, *extents))
+    data = data.astype(helper.tensor_dtype_to_np_dtype(dtype))
     found, wanted = qb.compile(graph, threads=1).run({"x": data}), qb.evaluate(graph, {"x": data})
     for name, array in wanted.items():
         np.testing.assert_array_equal(found[name], array)

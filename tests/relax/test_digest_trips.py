@@ -7,6 +7,7 @@ from pathlib import Path
 import onnx
 import onnx.parser
 import pytest
+from onnx import TensorProto
 
 from qdqbridge.errors import QdqBridgeError
 from qdqbridge.ops.table import OPERATORS
@@ -105,3 +106,89 @@ def test_a_factor_beyond_half_floats_is_refused() -> None:
 def test_a_clip_of_integers_without_bounds_is_nothing() -> None:
     text = '<ir_version: 8, opset_import: ["": 13]> g (int16[4] x) => (int16[4] y) { y = Clip(x) }'
     assert loaded(onnx.parser.parse_model(text)).nodes == []
+
+
+_SIX = '<ir_version: 10, opset_import: ["": 21]> g (float[1,2,6,6] x) => (float[a,b,c,d] y)'
+_SIGNED = "float s = {0.05}, uint8 z = {128}, float t = {0.02}, uint8 o = {100}"
+_CLAMPED = {
+    "average": "p = AveragePool<kernel_shape = [2, 3], pads = [1, 1, 0, 1]>(d)",
+    "average of ceil_mode": "p = AveragePool<kernel_shape = [3, 3], strides = [2, 2], "
+    "pads = [1, 1, 1, 1], ceil_mode = 1, count_include_pad = 1>(d)",
+    "resize": 'p = Resize<mode = "cubic">(d, , f)',
+}
+
+
+@pytest.mark.parametrize("variant", HOSTED)
+@pytest.mark.parametrize("windows", _CLAMPED.values(), ids=list(_CLAMPED))
+def test_the_clamp_behind_windows_stays(windows: str, variant: str) -> None:
+    """Where a span names the operator, a Relu behind it is no part of it."""
+    numbers = f"<{_SIGNED}, float[4] f = {{1, 1, 1.5, 2}}>"
+    text = (
+        f"{_SIX} {numbers} {{ q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) {windows} "
+        "r = Relu(p) e = QuantizeLinear(r, t, o) y = DequantizeLinear(e, t, o) }"
+    )
+    graph = loaded(onnx.parser.parse_model(text))
+    assert "range=100..255" in graph.text()
+    assert hosted(graph, variant).text() == graph.text()
+
+
+_ALONG = "<float[3] s = {0.5, 0.25, 0.125}, int8[3] k = {1, 2, 3}, int64[3] to = {1, 3, 2}>"
+_MOVED = {
+    "nothing": "y = DequantizeLinear<axis = 1>(q, s, z)",
+    "floats": "d = DequantizeLinear<axis = 1>(q, s, z) y = Transpose<perm = [1, 0]>(d)",
+    "integers": "p = Transpose<perm = [1, 0]>(q) y = DequantizeLinear<axis = 0>(p, s, z)",
+    "reshape": "p = Transpose<perm = [1, 0]>(q) e = Reshape(p, to) "
+    "y = DequantizeLinear<axis = 1>(e, s, z)",
+}
+
+
+@pytest.mark.parametrize("variant", HOSTED)
+@pytest.mark.parametrize("dtype", [TensorProto.INT4, TensorProto.UINT8, TensorProto.INT16])
+@pytest.mark.parametrize("body", _MOVED.values(), ids=list(_MOVED))
+def test_activations_with_scales_along_an_axis(body: str, dtype: int, variant: str) -> None:
+    head = _HEAD.replace("float[2,3] y", "float[a,b] y")
+    quantize = f"z = Cast<to = {dtype}>(k) q = QuantizeLinear<axis = 1>(x, s, z)"
+    text = f"{head} {_ALONG} {{ {quantize} {body} }}"
+    graph = loaded(onnx.parser.parse_model(text))
+    assert "reinterpret" not in graph.text()
+    assert hosted(graph, variant).text() == graph.text()
+
+
+@pytest.mark.parametrize("variant", HOSTED)
+@pytest.mark.parametrize("dtype", ["int4", "uint4"])
+def test_four_bits_resized_to_nearest(dtype: str, variant: str) -> None:
+    numbers = f"<float s = {{0.5}}, {dtype} z = {{3}}, int64[4] f = {{1, 2, 4, 9}}>"
+    text = (
+        f"{_SIX} {numbers} {{ q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) "
+        'y = Resize<mode = "nearest">(d, , , f) }'
+    )
+    graph = loaded(onnx.parser.parse_model(text))
+    assert hosted(graph, variant).text() == graph.text()
+
+
+@pytest.mark.parametrize("variant", HOSTED)
+@pytest.mark.parametrize("movement", ["Flatten", "Transpose<perm = [1, 0]>", "Identity"])
+def test_integers_that_get_another_meaning(movement: str, variant: str) -> None:
+    """Before or behind what moves them: one place for it."""
+    head = f"{_HEAD.replace('float[2,3] y', 'float[a,b] y')} <{_SIGNED}>"
+    late = f"p = {movement}(q) y = DequantizeLinear(p, t, o)"
+    early = f"d = DequantizeLinear(q, t, o) y = {movement}(d)"
+    graphs = [
+        loaded(onnx.parser.parse_model(f"{head} {{ q = QuantizeLinear(x, s, z) {body} }}"))
+        for body in (late, early)
+    ]
+    assert graphs[0].digest == graphs[1].digest == hosted(graphs[0], variant).digest
+
+
+@pytest.mark.parametrize("variant", HOSTED)
+@pytest.mark.parametrize("zero_point", [0, 3])
+def test_dynamic_products(zero_point: int, variant: str) -> None:
+    numbers = f"float s = {{0.1}}, int8 z = {{{zero_point}}}, int8[3,2] w = {{1, -2, 3, 4, -5, 6}}"
+    text = (
+        '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> '
+        f"g (float[2,3] x) => (float[2,2] y) <{numbers}> "
+        "{ y = com.microsoft.DynamicQuantizeMatMul(x, w, s, z) }"
+    )
+    graph = loaded(onnx.parser.parse_model(text))
+    assert "DynamicDense" in graph.text()
+    assert hosted(graph, variant).text() == graph.text()

@@ -51,6 +51,13 @@ log = logging.getLogger(__name__)
 
 _KNOWN = frozenset(dtype.numpy for dtype in DType)
 _OPTIMIZATIONS_OFF, _EXTENDED = 0, 2
+_REWRITES = (
+    "Level2_RuleBasedTransformer", "DoubleQDQPairsRemover", "QDQPropagationTransformer",
+    "QDQS8ToU8Transformer", "WeightBiasQuantization",
+)  # fmt: skip
+"""Optimizations of onnxruntime that change what Q and DQ compute: a Relu or Clip in front of a Q is
+left out where the zero point is not the lowest number (and refused where the type has 4 bits), two
+roundings become one, floats are rounded."""
 _QUANTIZING = ("QuantizeLinear", "DequantizeLinear")
 _FIXED = {
     "Resize": ("in_1", "in_2", "in_3"),
@@ -226,14 +233,17 @@ def _session(
     import onnxruntime as ort
 
     options = ort.SessionOptions()
-    level = _EXTENDED if _quantizes_inside(attributes.node.proto()) else _OPTIMIZATIONS_OFF
-    options.graph_optimization_level = ort.GraphOptimizationLevel(level)
+    rounds = _quantizes_inside(attributes.node.proto())
+    options.graph_optimization_level = ort.GraphOptimizationLevel(
+        _EXTENDED if rounds else _OPTIMIZATIONS_OFF
+    )
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     data = _model(attributes, signature, count, fixed).SerializeToString()
+    without: dict[str, Any] = {"disabled_optimizers": _REWRITES} if rounds else {}
     try:
-        return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"], **without)
     except Exception as error:  # onnxruntime has a dozen classes, none documented
         raise _cannot_run(attributes, error) from error
 

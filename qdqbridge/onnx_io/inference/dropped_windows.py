@@ -1,7 +1,8 @@
 """Pools of ceil_mode as ONNX computes them, for an inference that counts a window too many.
 
 A window that would start in the padding behind the data is dropped (ONNX's text for MaxPool and
-AveragePool, and onnxruntime, LpPool's too). ONNX's shape inference (1.23) counts it.
+AveragePool, and onnxruntime, LpPool's too), and SAME has its own number of windows, whatever
+ceil_mode says. ONNX's shape inference (1.23) counts one more.
 """
 
 from __future__ import annotations
@@ -87,15 +88,21 @@ def _behind(graph: onnx.GraphProto, pools: Mapping[int, object]) -> set[str]:
 
 
 def _pads(node: onnx.NodeProto, sizes: list[int]) -> list[int] | None:
-    """Returns pads that make a pool's windows without ceil_mode; None where none is dropped."""
+    """Returns pads that make a pool's windows without ceil_mode; None where none is dropped.
+
+    None of them where ``auto_pad`` says them.
+    """
     if node.op_type not in _POOLS or node.domain not in _DOMAINS:
         return None
     given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     kernel = list(given.get("kernel_shape", ()))
     rank = len(kernel)
-    if given.get("auto_pad", b"NOTSET") != b"NOTSET" or not given.get("ceil_mode"):
+    padding = given.get("auto_pad", b"NOTSET")
+    if padding == b"VALID" or not given.get("ceil_mode"):
         return None
     strides, dilations = (list(given.get(n, [1] * rank)) for n in ("strides", "dilations"))
+    if padding != b"NOTSET":
+        return [] if any(s > k for s, k in zip(strides, kernel, strict=False)) else None
     pads = list(given.get("pads", [0] * (2 * rank)))
     fits = len(sizes) == len(strides) == len(dilations) == rank and len(pads) == 2 * rank
     if not fits or min([*sizes, *strides, *dilations, *kernel], default=0) <= 0:
@@ -112,7 +119,7 @@ def _pads(node: onnx.NodeProto, sizes: list[int]) -> list[int] | None:
 def _restate(node: onnx.NodeProto, pads: list[int]) -> None:
     kept = [a for a in node.attribute if a.name not in ("pads", "ceil_mode")]
     del node.attribute[:]
-    node.attribute.extend([*kept, helper.make_attribute("pads", pads)])
+    node.attribute.extend([*kept, *([helper.make_attribute("pads", pads)] if pads else [])])
 
 
 def _forget(graph: onnx.GraphProto, names: set[str]) -> None:

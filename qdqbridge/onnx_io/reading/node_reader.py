@@ -164,6 +164,7 @@ class NodeReader:
                 return
             if form is not None:
                 view.opset = form.opset
+            operands = self._plain_operands(operands)
             proto, operands = self._reduced(proto, operands, view)
             captured = [self._plain(self.values[name]) for name in captured_names(proto)]
             found = foreign_node(proto, view.opset, operands, captured, self.file)
@@ -260,7 +261,10 @@ class NodeReader:
             return operands
         if proto.op_type == "Concat" and len(quants) == len(operands) and len(set(quants)) == 1:
             return operands
-        return [self._plain(v) if v is not None and v.quant else v for v in operands]
+        return self._plain_operands(operands)
+
+    def _plain_operands(self, operands: Sequence[Value | None]) -> list[Value | None]:
+        return [None if value is None else self._plain(value) for value in operands]
 
     def _stored_clip(
         self, proto: onnx.NodeProto, first: Value, operands: list[Value | None]
@@ -327,7 +331,7 @@ class NodeReader:
         if data.quant is not None:
             data = self._plain(data)
         encoding = encoding_of(view, data, None)
-        if encoding is None:
+        if encoding is None or encoding.needs_rank:
             self._carry(proto, view)
             return
         if not data.type.dtype.is_float and data.type.dtype is not DType.INT32:
@@ -350,7 +354,7 @@ class NodeReader:
         if folded is not None:
             data = constant_value(folded, data.name)
         encoding = encoding_of(view, data, data.type.dtype)
-        if encoding is None:
+        if encoding is None or encoding.needs_rank:
             self._carry(proto, view)
             return
         params = params_of(encoding, data, self.params)
@@ -369,9 +373,8 @@ class NodeReader:
                 self.notes.append(note)
 
     def _carry(self, proto: onnx.NodeProto, view: NodeView) -> None:
-        """Keeps a Q or DQ whose parameters are computed at run time as an operator of its own."""
-        operands = [self._plain(v) if v is not None and v.quant else v for v in view.operands]
-        view = self._view(proto, operands)
+        """Keeps a Q or DQ as an operator of its own: only the run knows its parameters or rank."""
+        view = self._view(proto, self._plain_operands(view.operands))
         decoded = decode(view)
         assert decoded is not None and isinstance(decoded.attributes, LinearAttrs)
         op, attributes = BY_NAME[decoded.op_name], decoded.attributes

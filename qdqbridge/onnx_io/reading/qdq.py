@@ -63,6 +63,13 @@ class Encoding:
         own = DType.of(self.scale.dtype)
         return (self.expressed or DType.FLOAT32) if own is DType.FLOAT8_E8M0 else own
 
+    @property
+    def needs_rank(self) -> bool:
+        """True where only the rank of the data says what its axis or blocks are, and is unknown."""
+        if self.shape is not None or self.scale.size <= 1:
+            return False
+        return self.axis < 0 or self.scale.ndim > 1
+
     def key(self) -> tuple[object, ...]:
         """Returns what :meth:`params` depends on: equal keys have equal parameters."""
         scale, zero_point = self.scale, self.zero_point
@@ -140,13 +147,9 @@ class Encoding:
     def _granularity(self, scale: NDArray[Any]) -> tuple[int | None, int | None]:
         if scale.ndim == 0:
             return None, None
-        rank = None if self.shape is None else len(self.shape)
-        if rank is None:
-            if self.axis < 0 or scale.ndim > 1:
-                raise self._invalid(
-                    "the rank of the data is unknown", "add shape information to the model"
-                )
+        if self.shape is None:
             return self.axis, None
+        rank = len(self.shape)
         axis = self.axis + rank if self.axis < 0 else self.axis
         if not 0 <= axis < rank:
             raise self._invalid(

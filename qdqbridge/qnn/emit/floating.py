@@ -115,19 +115,23 @@ def _dynamic_dense(
     scope: EmissionScope, node: Node, attributes: DynamicAttrs, args: list[Expr]
 ) -> Expr:
     """A product whose activation is quantized while the model runs, in the QNN dialect."""
-    w = node.operand(1).quant
-    assert w is not None
-    params = [scope.zero_point(w.params), scope.scale(w.params)]
-    total = scope.qnn("dynamic_dense", [*args[:2], *params], {"rows": attributes.rows})
+    operands = [*args[:2], *_weight_parameters(scope, node)]
+    total = scope.qnn("dynamic_dense", operands, {"rows": attributes.rows})
     return total if len(args) < 3 else scope.op.add(total, args[2])
+
+
+def _weight_parameters(scope: EmissionScope, node: Node) -> list[Expr]:
+    """Returns the zero point, int32 in the dialect whatever a form has elsewhere, and the scale."""
+    quant = node.operand(1).quant
+    assert quant is not None
+    return [scope.number(quant.params.zero_point), scope.scale(quant.params)]
 
 
 def _dynamic_conv(
     scope: EmissionScope, node: Node, attributes: ConvAttrs, args: list[Expr]
 ) -> Expr:
     """As :func:`_dynamic_dense`, of a convolution."""
-    w, rank = node.operand(1).quant, len(attributes.strides)
-    assert w is not None
+    rank = len(attributes.strides)
     stated: dict[str, Any] = {
         "strides": list(attributes.strides),
         "padding": list(attributes.pads),
@@ -137,7 +141,7 @@ def _dynamic_conv(
     behind = [] if node in scope.channels_last else [1] * rank
     if node in scope.channels_last:
         stated["data_layout"] = scope.layout(node, rank + 2)
-    operands = [*args[:2], scope.zero_point(w.params), scope.scale(w.params)]
+    operands = [*args[:2], *_weight_parameters(scope, node)]
     total = scope.qnn(f"dynamic_conv{rank}d", operands, stated)
     if len(args) < 3:
         return total
@@ -149,9 +153,7 @@ def _dynamic_block_dense(
     scope: EmissionScope, node: Node, attributes: BlockAttrs, args: list[Expr]
 ) -> Expr:
     """As :func:`_dynamic_dense`, in blocks."""
-    w = node.operand(1).quant
-    assert w is not None
-    operands = [*args[:2], scope.zero_point(w.params), scope.scale(w.params)]
+    operands = [*args[:2], *_weight_parameters(scope, node)]
     total = scope.qnn("dynamic_block_dense", operands, {"block_size": attributes.block_size})
     return total if len(args) < 3 else scope.op.add(total, args[2])
 

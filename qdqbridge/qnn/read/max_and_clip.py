@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.lenses import read_attributes
 from qdqbridge.graph.operator import Flow, Operator
@@ -89,21 +88,26 @@ def clip(reading: Reading, call: Call) -> Value:
         attributes = ClipAttrs(low, high)
         value = reading.node("Clip", attributes, [data], type_like(data, call), call)
         return fused(reading, call, value)
-    if data.quant is None or not data.quant.params.per_tensor:
-        plain = reading.plain(data)
-        value = reading.node("Clip", ClipAttrs(low, high), [plain], type_like(plain, call), call)
-        return hinted(reading, call, value)
+    if data.quant is None:
+        return _clip_of_integers(reading, call, low, high)
     params = data.quant.params
     qmin, qmax = max(int(low), params.qmin), min(int(high), params.qmax)
-    narrow = params.with_range(qmin, qmax)
     storage = _stated_storage(call, data, qmin, qmax)
-    if storage is not None:
+    if storage is not None and (params.per_tensor or (qmin, qmax) == (storage.qmin, storage.qmax)):
         type_ = QuantType(changed(params, storage, qmin, qmax), data.type.shape)
         return reading.retyped(data, type_, call)
-    return reading.narrowed(data, narrow, call)
+    if not params.per_tensor:
+        return _clip_of_integers(reading, call, low, high)
+    return reading.narrowed(data, params.with_range(qmin, qmax), call)
 
 
-def _stated_storage(call: Call, data: Value, qmin: int, qmax: int) -> Any:
+def _clip_of_integers(reading: Reading, call: Call, low: float, high: float) -> Value:
+    plain = reading.plain(call.args[0])
+    value = reading.node("Clip", ClipAttrs(low, high), [plain], type_like(plain, call), call)
+    return hinted(reading, call, value)
+
+
+def _stated_storage(call: Call, data: Value, qmin: int, qmax: int) -> DType | None:
     """Returns the sub-byte type that a clamped result has where its span says so."""
     records = () if call.provenance is None else call.provenance.results
     if not records or not records[0] or data.producer is None:

@@ -134,6 +134,15 @@ def as_stated(params: QuantParams, text: str, value: Value) -> QuantParams:
     return changed(params, storage) if fits else params
 
 
+def as_moved(params: QuantParams, source: Value) -> QuantParams:
+    """Returns the parameters of moved values in the sub-byte type of their source, if it is one."""
+    quant = source.quant
+    if quant is None or not holds(params.storage_dtype, quant.params.storage_dtype):
+        return params
+    narrow = changed(params, quant.params.storage_dtype)
+    return narrow if narrow.same_mapping(quant.params) else params
+
+
 def small_float_as_stated(params: QuantParams, records: Sequence[str]) -> QuantParams:
     """Returns parameters of 8- or 4-bit floats with a recorded scale type, where one is theirs."""
     own = (text for text in records if text and element(text)[0] is params.storage_dtype)

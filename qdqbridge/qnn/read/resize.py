@@ -10,6 +10,7 @@ from qdqbridge.graph.graph import Value
 from qdqbridge.graph.lenses import permuted_attributes, read_attributes
 from qdqbridge.graph.types import QuantType, TensorType
 from qdqbridge.ops.attributes import ResizeAttrs
+from qdqbridge.ops.resize import moves
 from qdqbridge.qnn.layout.permutation import channels_first as first
 from qdqbridge.qnn.origin import layout_of
 from qdqbridge.qnn.read import parameters
@@ -41,9 +42,11 @@ def quantized_resize(rank: int) -> Row:
         (data,) = parameters.operands(reading, call, ONE)
         data, back = channels_first(reading, data, str(call.get("layout") or ""), rank)
         attributes = _call_attributes(call, data, rank, back)
-        type_ = QuantType(parameters.result(reading, call, ONE), call.result.shape)
+        params = parameters.result(reading, call, ONE)
+        if moves(attributes):
+            params = parameters.as_moved(params, data)
         return laid_out(
-            reading, type_, back,
+            reading, QuantType(params, call.result.shape), back,
             lambda inner: reading.node("Resize", attributes, [data], inner, call),
         )  # fmt: skip
 

@@ -31,7 +31,7 @@ def _power_pool(site: CompositionSite) -> Sequence[Expr]:
     pads, strides, dilations = window.pads, window.strides, window.dilations
     if window.same:
         pads = _same_pads(window, spatial)
-    out = extents(spatial, kernel, strides, dilations, pads, ceil_mode=site.onnx.flag("ceil_mode"))
+    out = extents(spatial, kernel, strides, dilations, pads, ceil_mode=_ceil_mode(site, window))
 
     def total(data: te.Tensor) -> Any:
         taps: list[Any] = [te.reduce_axis((0, size), name="tap") for size in kernel]
@@ -109,13 +109,12 @@ def _largest_and_where(site: CompositionSite) -> Sequence[Expr]:
     """
     if not site.asks(1):
         raise NoRow("it has no indices")
-    x = site.arg(0)
-    if "float" not in site.dtype(x):
-        raise NoRow("it looks for the largest of integers")
+    own = site.dtype(site.arg(0))
+    x = site.arg(0) if "float" in own else site.cast(site.arg(0), "float32")  # of 8 bits: exact
     spatial = site.static(x)[2:]
     window = window_of(site.onnx, site.onnx.ints("kernel_shape", ()))
     kernel, pads, strides, dilations = window.kernel, window.pads, window.strides, window.dilations
-    out = extents(spatial, kernel, strides, dilations, pads, ceil_mode=site.onnx.flag("ceil_mode"))
+    out = extents(spatial, kernel, strides, dilations, pads, ceil_mode=_ceil_mode(site, window))
     order = range(len(spatial))
     weights = _weights(spatial, order[::-1] if site.onnx.int_("storage_order", 0) else order)
     channels, image = site.static(x)[1], int(np.prod(spatial))
@@ -146,7 +145,13 @@ def _largest_and_where(site: CompositionSite) -> Sequence[Expr]:
         return list(te.compute([*data.shape[:2], *out], element, name="max_pool"))
 
     found = loops(site, "max_pool_with_indices", pool, x)
-    return [site.scope.emit(relax.TupleGetItem(found, index)) for index in (1, 0)]
+    value, place = (site.scope.emit(relax.TupleGetItem(found, index)) for index in (1, 0))
+    return [site.cast(value, own), place]
+
+
+def _ceil_mode(site: CompositionSite, window: ResolvedWindow) -> bool:
+    """SAME has a number of windows of its own."""
+    return site.onnx.flag("ceil_mode") and not window.same
 
 
 def _weights(sizes: Sequence[int], order: Sequence[int]) -> list[int]:
