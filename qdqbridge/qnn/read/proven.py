@@ -38,7 +38,10 @@ def proven(reading: Reading, call: Call, value: Value) -> Value | None:
     source = _source(reading, call, value, inside)
     if source is None or source.type.shape is None or call.result.shape is None:
         return None
-    if any(node.op.name == provenance.op and node.attributes == attributes for node in inside):
+    if any(
+        node.op.name == provenance.op and node.attributes == attributes and node.inputs[0] is source
+        for node in inside
+    ):
         return None  # it is read already: what follows it is the clamp of its result
     shape = tuple(d if isinstance(d, int) else _ONE for d in source.type.shape)
     wanted = tuple(d if isinstance(d, int) else _ONE for d in call.result.shape)
