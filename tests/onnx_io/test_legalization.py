@@ -510,12 +510,12 @@ def test_small_weights_beside_16_bits_fill_their_8_bits(tmp_path: Path) -> None:
     (node,) = (node for node in again.nodes if node.op.name == "Conv")
     weight, bias = node.operand(1), node.operand(2)
     assert weight.constant is not None and weight.quant is not None and bias.quant is not None
-    assert np.abs(weight.constant.numpy().astype(int)).max() == 8 * 8
-    assert weight.quant.params.scale == np.float32(0.02) / 8
+    assert weight.constant.numpy().min() == -8 * 16
+    assert weight.quant.params.scale == np.float32(0.02) / 16
     data = feeds(graph)
     (ours,), (theirs,) = (qdqbridge.evaluate(g, data).values() for g in (graph, again))
     np.testing.assert_array_equal(theirs, ours)
-    assert max(f.steps for f in check(tmp_path / "written.onnx", "qnn-v73")) < before / 4
+    assert max(f.steps for f in check(tmp_path / "written.onnx", "qnn-v73")) < before / 8
 
 
 @pytest.mark.parametrize("channels", [False, True])
@@ -542,6 +542,67 @@ def test_weights_of_16_bits_are_two_of_8(product: str, channels: bool, tmp_path:
     (ours,), (theirs,) = (qdqbridge.evaluate(g, data).values() for g in (graph, again))
     assert ours.min() > 0 and ours.max() < (1 << 16) - 1
     assert np.abs(theirs.astype(int) - ours.astype(int)).max() <= 2  # rounded three times
+
+
+def parameter(net: Net, dtype: Any, scale: float, codes: Any, *, channels: bool) -> str:
+    """A stored vector with one scale, or one for each of its numbers."""
+    stored = net.c(codes.astype(dtype))
+    if not channels:
+        return net.dq(stored, scale, dtype(0))
+    scales = scale * np.linspace(0.5, 1, len(codes))
+    return net.dq(stored, scales, np.zeros(len(codes), dtype), axis=0)
+
+
+@pytest.mark.parametrize("channels", [(True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("norm", "rule"),
+    [("InstanceNormalization", "instance-norm"), ("LayerNormalization", "norm")],
+)
+def test_norms_with_parameters_of_many_scales_have_one(
+    norm: str, rule: str, channels: tuple[bool, bool], tmp_path: Path
+) -> None:
+    net = Net()
+    gain, bias = np.arange(50, 58), np.arange(-4000, 4000, 1000)
+    operands = [
+        net.dq("x", 0.02, U8(120)),
+        parameter(net, S8, 0.01, gain, channels=channels[0]),
+        parameter(net, np.int32, 1e-4, bias, channels=channels[1]),
+    ]
+    shape = [1, 8, 6, 6] if norm.startswith("Instance") else [1, 6, 8]
+    out = net.q(net.op(norm, *operands), 0.03, U8(125))
+    source = saved(net, {"x": (U8, shape)}, out, tmp_path / "source.onnx", 21)
+    assert f"{rule}-parameters" in {finding.rule for finding in check(source, "qnn")}
+    graph = qdqbridge.load(source)
+    qdqbridge.save(graph, tmp_path / "written.onnx", "qnn")
+    assert check(tmp_path / "written.onnx", "qnn") == []
+    again, data = qdqbridge.load(tmp_path / "written.onnx"), feeds(graph)
+    (ours,), (theirs,) = (qdqbridge.evaluate(g, data).values() for g in (graph, again))
+    assert np.abs(theirs.astype(int) - ours.astype(int)).max() <= 1  # a scale is rounded to 8 bits
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_norm_of_16_bits_is_scaled_and_moved_behind_it(
+    stored: bool, biased: bool, tmp_path: Path
+) -> None:
+    net, wide = Net(), np.int16
+    gain = np.linspace(0.5, 1.3, 32).astype(np.float32)
+    numbers = net.dq(net.c(np.rint(gain / 5e-5).astype(wide)), 5e-5, wide(0))
+    operands = [net.dq("x", 1e-4, U16(30000)), numbers if stored else net.c(gain)]
+    operands += [net.c(np.linspace(-0.3, 0.4, 32).astype(np.float32))] if biased else []
+    out = net.q(net.op("LayerNormalization", *operands), 1e-4, U16(32000))
+    source = saved(net, {"x": (U16, [2, 8, 32])}, out, tmp_path / "source.onnx", 21)
+    graph = qdqbridge.load(source)
+    found = legalized(graph, LEGALIZATIONS)
+    steps = ["LayerNormalization", "Mul", *(["Add"] if biased else [])]
+    assert [node.op.name for node in found.graph.nodes] == steps
+    assert any("rounded three times" in cost.text for _, cost in found.costs)
+    before = max(finding.steps for finding in check(source, "qnn"))
+    qdqbridge.save(graph, tmp_path / "written.onnx", "qnn")
+    assert max(finding.steps for finding in check(tmp_path / "written.onnx", "qnn")) < before / 8
+    again, data = qdqbridge.load(tmp_path / "written.onnx"), feeds(graph)
+    (ours,), (theirs,) = (qdqbridge.evaluate(g, data).values() for g in (graph, again))
+    assert np.abs(theirs.astype(int) - ours.astype(int)).max() <= 2
 
 
 @pytest.mark.parametrize("zero", [100, 111, 112, 127, 128, 144, 145])

@@ -31,7 +31,7 @@ _WIDTH = {DType.UINT8: 8, DType.INT8: 8, DType.UINT16: 16, DType.INT16: 16}
 
 
 def _instance_norm(view: FileView, node: FileNode) -> Reason | None:
-    """One that is float, signed, or whose scale is not 8 bits and bias not int32."""
+    """One that is float, signed, or whose scale is not 8 bits and bias not int32, of one scale."""
     if node.op != "InstanceNormalization":
         return None
     x, gain, bias = (view.dequantized(node.input(index)) for index in range(3))
@@ -45,6 +45,10 @@ def _instance_norm(view: FileView, node: FileNode) -> Reason | None:
     if gain is None or gain.dtype not in (DType.UINT8, DType.INT8):
         dtype = "float" if gain is None else str(gain.dtype)
         return Reason(f"its scale '{node.input(1)}' is {dtype}, not 8 bits", (node.input(1),))
+    for index, own in ((1, gain), (2, bias)):
+        if not own.per_tensor:
+            text = f"its parameter '{node.input(index)}' has a scale for each channel"
+            return Reason(text, (node.input(index),))
     return None
 
 
@@ -502,7 +506,7 @@ def _round(view: FileView, node: FileNode) -> Reason | None:
 FLOAT_RULES: tuple[Demand, ...] = (
     Demand("instance-norm-parameters", "InstanceNormalization", _instance_norm, _UNFINISHED,
            Effect.REFUSED, "quantize operand and result to unsigned types, its scale to 8 bits, "
-           "its bias to int32"),
+           "its bias to int32, each with one scale"),
     Demand("quantized-divisor", "Div in front of a Softmax and a MatMul", _divisor, _UNFINISHED,
            Effect.REFUSED, "quantize the divisor as the unsigned integer 1, or multiply"),
     Demand("no-float-gelu", "Gelu of floats, also step by step", _float_gelu,

@@ -19,7 +19,12 @@ from qdqbridge.onnx_io.profiles.hexagon.axes import as_rows
 from qdqbridge.onnx_io.profiles.hexagon.clamps import kept_clamps
 from qdqbridge.onnx_io.profiles.hexagon.digits import weights_in_digits
 from qdqbridge.onnx_io.profiles.hexagon.factors import kept_factors
-from qdqbridge.onnx_io.profiles.hexagon.norms import exact_norms, norms_of_channels, quantized_norms
+from qdqbridge.onnx_io.profiles.hexagon.norms import (
+    exact_norms,
+    norms_of_channels,
+    norms_of_one_scale,
+    quantized_norms,
+)
 from qdqbridge.onnx_io.profiles.hexagon.products import (
     channels_of_blocks,
     float_products,
@@ -33,6 +38,7 @@ from qdqbridge.onnx_io.profiles.hexagon.types import (
     converted_rows,
     early_conversions,
 )
+from qdqbridge.onnx_io.profiles.hexagon.wide_norms import wide_norms
 from qdqbridge.onnx_io.profiles.legalization import (
     Cost,
     Legalization,
@@ -199,6 +205,8 @@ LEGALIZATIONS = (
     Legalization("wide-arithmetic", stretched_weights),
     Legalization("wide-arithmetic", wide_products),
     Legalization("float-products", float_products),
+    Legalization("norm-parameters", norms_of_one_scale),
+    Legalization("wide-arithmetic", wide_norms),
     Legalization("wide-arithmetic", exact_norms),
     Legalization("instance-norm-parameters", quantized_norms),
     Legalization("instance-norm-parameters", norms_of_channels),

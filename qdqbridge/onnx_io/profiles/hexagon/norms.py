@@ -51,6 +51,22 @@ def quantized_norms(graph: Graph) -> Iterator[Cost]:
                 yield Cost(node.name, f"its bias is rounded to 1 / {1 << _HALF_FINE} of its range")
 
 
+def norms_of_one_scale(graph: Graph) -> Iterator[Cost]:
+    """``LayerNormalization(x, g, b)``: parameters with a scale for each channel as floats."""
+    for node in graph.nodes:
+        if node.op is not LAYER_NORMALIZATION:
+            continue
+        for index in (1, 2):
+            value = node.optional(index)
+            params = None if value is None or value.quant is None else value.quant.params
+            if value is None or params is None or params.per_tensor or value.constant is None:
+                continue
+            array = value.constant.numpy()
+            real = dequantize(array, params).astype(params.expressed_dtype.numpy)
+            replace_operand(node, index, constant(real, None, value.name))
+    yield from ()
+
+
 def exact_norms(graph: Graph) -> Iterator[Cost]:
     """``LayerNormalization(x, g, b)`` of 16 bits: the scale in uint8, the bias in int32 or none.
 
@@ -66,7 +82,7 @@ def exact_norms(graph: Graph) -> Iterator[Cost]:
             continue
         if gain is None or gain.constant is None or (bias is not None and bias.constant is None):
             continue
-        unsigned = _as_uint8(gain)
+        unsigned = as_uint8(gain)
         if unsigned is None or unsigned.quant is None:
             continue
         replace_operand(node, 1, unsigned)
@@ -76,7 +92,7 @@ def exact_norms(graph: Graph) -> Iterator[Cost]:
             yield Cost(node.name, "its bias is rounded to int32, in units of scale x * scale g")
 
 
-def _as_uint8(gain: Value) -> Value | None:
+def as_uint8(gain: Value) -> Value | None:
     """Returns a constant as uint8 with one scale, None where it is not exact in 8 bits."""
     if _needs_eight_bits(gain):
         gain, off = _in_eight_bits(gain)
@@ -148,11 +164,13 @@ def _in_steps(node: Node, epsilon: float, shape: tuple[int, ...]) -> Value:
 
 
 def _needs_eight_bits(value: Value) -> bool:
-    return value.quant is None or value.quant.params.storage_dtype.bits != _EIGHT
+    params = None if value.quant is None else value.quant.params
+    return params is None or params.storage_dtype.bits != _EIGHT or not params.per_tensor
 
 
 def _is_int32(value: Value) -> bool:
-    return value.quant is not None and value.quant.params.storage_dtype is DType.INT32
+    params = None if value.quant is None else value.quant.params
+    return params is not None and params.storage_dtype is DType.INT32 and params.per_tensor
 
 
 def _in_eight_bits(value: Value) -> tuple[Value, float]:

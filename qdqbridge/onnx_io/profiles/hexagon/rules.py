@@ -280,6 +280,9 @@ def _norm(view: FileView, node: FileNode) -> Reason | None:
         return Reason(f"its bias '{bias.node.input(0)}' is int32", (bias.node.input(0),))
     if other and gain is not None and not node.input(2):
         return Reason(f"its scale is {gain.dtype}, and it has no bias", (node.input(1),))
+    for name, own in zip(node.inputs[1:], (gain, bias), strict=False):
+        if own is not None and not own.per_tensor:
+            return Reason(f"its parameter '{name}' has a scale for each channel", (name,))
     return None
 
 
@@ -466,7 +469,7 @@ RULES: tuple[Demand, ...] = (
     Demand("clip-of-two-ends", "Clip between DQ and Q", _clip_behind, _HEXAGON,
          Effect.REFUSED, "use Relu, or Max and Min with dequantized numbers"),
     Demand("norm-parameters", "LayerNormalization", _norm, _HOST, Effect.ELSEWHERE,
-         "normalize along the last axis, with a float bias"),
+         "normalize along the last axis, with a float bias and one scale for each parameter"),
     Demand("no-int16", "Conv by groups, pools, Resize, DepthToSpace, HardSwish", _int16, _HOST,
          Effect.REFUSED, "use uint16, zero points shifted by 32768: the same numbers"),
     Demand("unsigned", "LeakyRelu, products of two types, Max, Min and Clip of int16", _unsigned,

@@ -66,9 +66,12 @@ def _around_zero(params: QuantParams) -> bool:
 
 def _powers(codes: Array, params: QuantParams) -> Array:
     """Returns by which powers of two the numbers still fit into int8, for each scale."""
-    others = tuple(axis for axis in range(codes.ndim) if axis != params.axis)
-    most = np.abs(codes).max(axis=None if params.axis is None else others, initial=0)
-    return np.floor(np.log2(_TOP / np.maximum(most, 1))).clip(0).astype(np.int32)
+    others = (
+        None if params.axis is None else tuple(a for a in range(codes.ndim) if a != params.axis)
+    )
+    above, below = codes.max(axis=others, initial=0), -codes.min(axis=others, initial=0)
+    fit = np.minimum(_TOP / np.maximum(above, 1), (_TOP + 1) / np.maximum(below, 1))
+    return np.floor(np.log2(fit)).clip(0).astype(np.int32)
 
 
 def _finer(params: QuantParams, powers: Array, dtype: DType) -> QuantParams | None:
