@@ -83,3 +83,30 @@ def test_weights_of_16_bits_load_on_v73_alone(tmp_path: Path) -> None:
         judge.taken()
     with qdqbridge.open_engine("qnn-htp-v73", path) as judge:
         assert "htp_arch 73" in judge.version
+
+
+@pytest.mark.parametrize(
+    ("function", "low", "high", "most"),
+    [
+        ("Gelu", -4, 0, 0.17), ("Softplus", -1, 1, 1.4), ("Softmax", -1, 1, 1), ("Sqrt", 0, 1, 1),
+        ("Exp", -4, 4, 54.6),
+    ],
+)  # fmt: skip
+def test_the_rules_say_how_far_functions_are_off(
+    function: str, low: float, high: float, most: float, tmp_path: Path
+) -> None:
+    """Over all operands; they are the same on every architecture."""
+    b, path = Builder(opset=21), tmp_path / "function.onnx"
+    step = (high - low) / ((1 << 16) - 1)
+    shape = [1, 64, 1024] if function != "Softmax" else [1, 1024, 64]
+    x = b.dq(b.input("x", shape, onnx.TensorProto.UINT16), step, round(-low / step), np.uint16)
+    zero = (1 << 16) - 1 if function == "Gelu" else 0
+    stored = b.q(b.op(function, x), most / ((1 << 16) - 1), zero, np.uint16)
+    b.output(stored, shape, onnx.TensorProto.UINT16)
+    onnx.save(b.model(), path)
+    (found,) = (f for f in check(path, "qnn") if f.rule == "wide-arithmetic")
+    codes = np.random.default_rng(1).permutation(1 << 16).astype(np.uint16).reshape(shape)
+    graph = qdqbridge.load(path)
+    with qdqbridge.open_engine("qnn-htp", path) as judge:
+        worst = qdqbridge.compare(graph, judge, {"x": codes}, local=True).max_lsb or 0
+    assert worst <= found.steps <= 4 * worst + 16

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,16 +23,11 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.onnx_io.profiles.file_view import FileEncoding, FileNode, FileView
 from qdqbridge.onnx_io.profiles.finding import Reason
 from qdqbridge.onnx_io.profiles.hexagon.bias import behind_bias, bias_sum, is_bias, stored_bias
+from qdqbridge.onnx_io.profiles.hexagon.functions import steps_of
 from qdqbridge.onnx_io.profiles.shared_rules import WEIGHTED
 
 Array = NDArray[Any]
 _WIDE = (DType.INT16, DType.UINT16)
-_STEPS = {
-    "Gelu": 32, "Softmax": 16, "LayerNormalization": 64, "Div": 32, "Sigmoid": 8, "Tanh": 8,
-    "Add": 4, "Sub": 4, "Mul": 4, "Atan": 4, "Exp": 8, "HardSigmoid": 4, "Log": 4, "LogSoftmax": 4,
-    "Reciprocal": 16, "Sqrt": 64, "Softplus": 256,
-}  # fmt: skip
-"""How far results of 16 bits were seen from the exact ones, rounded up to a power of 2."""
 _ROUGH_FLOATS = frozenset({"LayerNormalization"})
 """Operators that are off in floats as well: the others are exact."""
 _PRODUCT_STEPS, _SUM_BITS = 64, 7
@@ -68,7 +64,11 @@ def _off(view: FileView, node: FileNode, of_product: Bound) -> Reason | None:
     if not found or found[0].dtype is None or _exact_norm(view, node):
         return None
     if found[0].dtype in _WIDE:
-        steps = of_product(view, node, found[0]) if node.op in WEIGHTED else _STEPS.get(node.op)
+        x = view.dequantized(node.input(0))
+        most = None if x is None else largest(x)
+        weighted = node.op in WEIGHTED
+        bound = of_product if weighted else partial(steps_of, most=most)
+        steps = bound(view, node, found[0])
     else:
         steps = _of_activations(view, node, found[0])
     if steps is None:
