@@ -2,7 +2,8 @@
 
 Run as ``python scripts/engine_pages.py``; with ``--check`` it only says whether the pages are
 current. Everything on them comes from ``tests/engines/patterns_*.csv`` (``engine_patterns.py``),
-``models_*.csv`` (``engine_models.py``) and from the rules of the export profiles.
+``models_*.csv`` (``engine_models.py``), ``winml_*.csv`` (``winml_tables.py``) and from the rules of
+the export profiles.
 """
 
 from __future__ import annotations
@@ -188,6 +189,8 @@ def page(runtime: Runtime) -> str:
     whole = TABLES / f"models_{runtime.engine}.csv"
     if whole.exists():
         parts += ["## Whole models, by producer", *producers(whole)]
+    if (TABLES / f"winml_{runtime.engine}.csv").exists():
+        parts += ["## Beside what winml-cli measured", *measured(runtime.engine)]
     prefix = "" if runtime.profile else "export_"
     parts += [
         f"## As `{runtime.export}` writes them",
@@ -218,6 +221,71 @@ def producers(table: Path) -> list[str]:
     head, *rest = list(csv.reader(line for line in lines if not line.startswith("#")))
     rows = [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rest)]
     return [f"{files} {WHOLE}", "\n".join(rows)]
+
+
+MEASURED = (
+    "The wheel of Microsoft's winml-cli (MIT) brings tables of what an NPU takes, measured on a "
+    "device with an older runtime: one operator between DequantizeLinear and QuantizeLinear, scale "
+    "1 and zero point 0 throughout. `scripts/winml_tables.py` makes the model of each row by the "
+    "wheel's own generator and holds it against the rules below that say *refused* or *elsewhere*; "
+    "other numbers are not what the tables are about. Where rule and table differ, the host build "
+    "is asked: without graph optimizations, as the tables were made, and as users run it. Models "
+    "that differ in the opset alone are asked about once."
+)
+CAUSES = {
+    "another runtime": "the host build does as the rules say: the table's runtime, or the device, "
+    "did not",
+    "another opset": "the same, and the tables themselves say otherwise of the same model at "
+    "another opset",
+    "graph optimizations": "left out by onnxruntime's graph optimizations, which the tables are "
+    "without",
+    "rules": "the host build does as the table says, and not as the rules say",
+    "not asked": "the host build was not asked",
+}
+
+
+def measured(engine: str) -> list[str]:
+    """Returns what the tables of others are, how far they agree, and why they do not."""
+    lines = (TABLES / f"winml_{engine}.csv").read_text("utf-8").splitlines()
+    comments = [line[2:] for line in lines if line.startswith("#")]
+    found = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    whole, same = (sum(int(row[name]) for row in found) for name in ("rows", "agree"))
+    causes = {name: sum(int(row[name]) for row in found) for name in CAUSES}
+    ours = causes["rules"] + causes["not asked"]
+    sums = ["| rows | share | |", "|---|---|---|"]
+    sums += [f"| {same} | {100 * same / whole:.2f} % | rule and table agree |"]
+    sums += [
+        f"| {causes[name]} | {100 * causes[name] / whole:.2f} % | {text} |"
+        for name, text in CAUSES.items()
+        if causes[name]
+    ]
+    listed = [
+        f"| operator | rows | agree | {' | '.join(CAUSES)} |",
+        "|---" * (3 + len(CAUSES)) + "|",
+    ]
+    listed += [
+        f"| {row['operator']} | {row['rows']} | {agreement(row)} | {' | '.join(shown(row))} |"
+        for row in found
+    ]
+    right = f"{whole - ours} of the {whole} rows ({100 * (whole - ours) / whole:.2f} %)"
+    return [
+        f"{MEASURED} ({'; '.join(comments)}.)",
+        f"In {right} the rules say what the table says, or what the host build does:",
+        "\n".join(sums),
+        "\n".join(listed),
+        "Each class of disagreement, with the words of the host build, is in "
+        f"`tests/engines/winml_classes_{engine}.csv`.",
+    ]
+
+
+def agreement(row: dict[str, str]) -> str:
+    """Returns how many of an operator's rows agree."""
+    return f"{100 * int(row['agree']) / int(row['rows']):.1f} %"
+
+
+def shown(row: dict[str, str]) -> list[str]:
+    """Returns the rows of each cause, empty where there are none."""
+    return [row[name] if row[name] != "0" else "" for name in CAUSES]
 
 
 def rules(runtime: Runtime) -> list[str]:

@@ -56,9 +56,17 @@ class HexagonWorker:
         build = ", ".join(("host build", *(f"{k} {v}" for k, v in self.options.items())))
         return f"onnxruntime-qnn {own} on onnxruntime {ort.__version__}, {build}"
 
-    def load(self, key: str, file: str) -> Loaded:
-        """Loads a model; the reasons are in what the provider logs."""
+    def load(self, key: str, file: str, plain: str = "") -> Loaded:
+        """Loads a model; the reasons are in what the provider logs.
+
+        Args:
+            key: Under which it is kept.
+            file: Where it is.
+            plain: Not empty for no graph optimizations.
+        """
         options = ort.SessionOptions()
+        if plain:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 0
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         chosen = {"backend_path": qnn.get_qnn_htp_path(), **self.options}

@@ -37,11 +37,13 @@ class Reason:
         text: One sentence that names the values.
         tensors: The tensors concerned.
         steps: How far results may be off for it, in steps of the result; 0 where it says nothing.
+        effect: What happens, where it is not what the rule says.
     """
 
     text: str
     tensors: tuple[str, ...] = ()
     steps: int = 0
+    effect: Effect | None = None
 
 
 Check: TypeAlias = "Callable[[FileView, FileNode], Reason | None]"
@@ -104,8 +106,8 @@ def findings_of(view: FileView, rules: tuple[Demand, ...]) -> list[Finding]:
             if reason is not None:
                 found.append(
                     Finding(
-                        rule.name, rule.effect, node.name, node.op, reason.text, reason.tensors,
-                        rule.fix, rule.source, reason.steps,
+                        rule.name, reason.effect or rule.effect, node.name, node.op, reason.text,
+                        reason.tensors, rule.fix, rule.source, reason.steps,
                     )
                 )  # fmt: skip
     return found

@@ -39,6 +39,9 @@ def _instance_norm(view: FileView, node: FileNode) -> Reason | None:
         return Reason("it is computed in floats", (node.output,))
     if x.dtype not in (DType.UINT8, DType.UINT16):
         return Reason(f"'{x.node.input(0)}' is {x.dtype}", (x.node.input(0),))
+    rank = view.rank(node.input(0)) or 0
+    if rank > MOST_AXES:
+        return Reason(f"it has {rank} axes", (node.output,))
     if bias is None or bias.dtype is not DType.INT32:
         dtype = "float" if bias is None else str(bias.dtype)
         return Reason(f"its bias '{node.input(2)}' is {dtype}, not int32", (node.input(2),))
@@ -133,8 +136,12 @@ def _float_weight(view: FileView, node: FileNode) -> Reason | None:
         return None
     for index in (1, 2):
         found, name = view.dequantized(node.input(index)), node.input(index)
-        if found is not None and view.is_constant(name) and not found.per_tensor:
+        if found is None or not view.is_constant(name):
+            continue
+        if not found.per_tensor:
             return Reason(f"'{found.node.input(0)}' has scales per channel", (name,))
+        if found.dtype is DType.INT32:
+            return Reason(f"its bias '{found.node.input(0)}' is int32", (name,))
     return None
 
 
@@ -234,9 +241,15 @@ def _quantized_soon(view: FileView, node: FileNode) -> bool:
 def _where(view: FileView, node: FileNode) -> Reason | None:
     if node.op != "Where" or view.is_constant(node.output):
         return None
-    if view.dtype(node.output) is not DType.FLOAT32 or view.quantized(node.output):
+    if view.dtype(node.output) is not DType.FLOAT32:
         return None
-    return Reason("it chooses between floats", (node.output,))
+    if not view.quantized(node.output):
+        return Reason("it chooses between floats", (node.output,))
+    for name in node.inputs[1:]:
+        array = view.constant(name)
+        if view.dequantized(name) is None and (array is None or array.size > 1):
+            return Reason(f"'{name}' is float, its result is quantized", (name,))
+    return None
 
 
 def _unfinished(view: FileView, node: FileNode) -> Reason | None:
@@ -393,26 +406,54 @@ def _sum_of_two_widths(view: FileView, node: FileNode) -> Reason | None:
 
 
 def _wide_weight(view: FileView, node: FileNode) -> Reason | None:
-    weight = view.dequantized(node.input(1)) if node.op in WEIGHTED else None
-    if weight is None or weight.dtype not in (DType.INT16, DType.UINT16):
+    """A product of integers by 16 bits; products of floats are taken."""
+    x, weight = view.dequantized(node.input(0)), view.dequantized(node.input(1))
+    if node.op not in WEIGHTED or x is None or x.dtype is None:
         return None
-    if not view.is_constant(node.input(1)):
+    if weight is None or not (view.quantized(node.output) or _clamped(view, node)):
         return None
-    tensor = weight.node.input(0)
+    if weight.dtype not in (DType.INT16, DType.UINT16) or not view.is_constant(node.input(1)):
+        return None
+    bias, tensor = node.input(2), weight.node.input(0)
+    if is_added_behind(view, node) or (x.dtype is DType.INT8 and not bias and weight.per_tensor):
+        # it is taken as a product of floats, and padded with the smallest number
+        wrong = is_padded(node) and x.zero() != x.dtype.qmin
+        text = f"'{tensor}' is {weight.dtype}, and the padding is not {x.dtype}'s zero point"
+        return Reason(text, (tensor,), effect=Effect.OTHER) if wrong else None
     return Reason(f"'{tensor}' is {weight.dtype}", (tensor,))
 
 
 def wide_weight_on_v73(view: FileView, node: FileNode) -> Reason | None:
     """Weights of 16 bits that v73 does not take either: others than int16 around 0, or uint16.
 
-    Those it takes beside activations of uint16.
+    Those it takes beside activations of uint16, and beside a bias in floats.
     """
     reason, weight = _wide_weight(view, node), view.dequantized(node.input(1))
-    if reason is None or weight is None:
-        return None
+    if reason is None or weight is None or reason.effect is not None:
+        return reason
     x = view.dequantized(node.input(0))
     taken = weight.symmetric if weight.dtype is DType.INT16 else weight.per_tensor
-    return None if taken and x is not None and x.dtype is DType.UINT16 else reason
+    taken = taken and x is not None and x.dtype is DType.UINT16
+    return None if taken or is_fused_on_v73(view, node) else reason
+
+
+def is_fused_on_v73(view: FileView, node: FileNode) -> bool:
+    """True for a constant bias in floats, which makes v73 take weights of other types."""
+    name, x = node.input(2), view.dequantized(node.input(0))
+    if not name or not view.is_constant(name) or view.dequantized(name) is not None:
+        return False
+    return node.op == "Gemm" or (x is not None and x.dtype is DType.INT8)
+
+
+def is_added_behind(view: FileView, node: FileNode) -> bool:
+    """True for a bias in floats that is no vector or not constant, or in few bits: a float sum."""
+    name, x = node.input(2), view.dequantized(node.input(0))
+    bias = view.dequantized(name) if name else None
+    if not name or bias is not None:
+        return bias is not None and bias.dtype is not DType.INT32
+    if view.is_constant(name):
+        return node.op == "Gemm" and view.rank(name) != 1
+    return node.op == "Gemm" or (x is not None and x.dtype is DType.INT8)
 
 
 def _of_onnxruntime(view: FileView, node: FileNode) -> Reason | None:
@@ -512,8 +553,9 @@ FLOAT_RULES: tuple[Demand, ...] = (
     Demand("no-float-gelu", "Gelu of floats, also step by step", _float_gelu,
            _UNFINISHED, Effect.REFUSED,
            "quantize operand and result"),
-    Demand("no-float-where", "Where of float32", _where, _UNFINISHED, Effect.REFUSED,
-           "multiply by a mask and add, or quantize the result"),
+    Demand("no-float-where", "Where of float32", _where,
+           f"{_UNFINISHED}; winml-cli 0.4.0, an NPU: with a quantized result it was taken",
+           Effect.REFUSED, "quantize both operands and the result, or multiply by a mask and add"),
     Demand("half-bias", "Conv, ConvTranspose, Gemm", _half_bias,
            f"{_HOST}: 'inserted using the NHWC format as requested', and not taken",
            Effect.REFUSED, "quantize the bias to int32, scale x * scale w"),

@@ -42,8 +42,8 @@ ROWS_ONLY = frozenset(
 )  # fmt: skip
 """Operators on each element that are taken of up to four axes."""
 _UP_TO_FOUR = ROWS_ONLY | {
-    "ArgMax", "BatchNormalization", "Expand", "GlobalMaxPool", "LayerNormalization", "LogSoftmax",
-    "LpNormalization", "LpPool", "MaxPool", "ReduceL2", "Unsqueeze",
+    "ArgMax", "BatchNormalization", "GlobalMaxPool", "LayerNormalization", "LogSoftmax",
+    "LpNormalization", "LpPool", "MaxPool", "ReduceL2", "TopK", "Unsqueeze",
 }  # fmt: skip
 _MATRIX, MOST_AXES = 2, 4
 
@@ -91,11 +91,13 @@ def _sums(view: FileView, node: FileNode) -> Reason | None:
 def _five_axes(view: FileView, node: FileNode) -> Reason | None:
     """Operators that are taken, or right, of up to four axes."""
     rank = view.rank(node.input(0)) or 0
+    if node.op == "MatMul":
+        rank = max(rank, view.rank(node.input(1)) or 0)
     if rank <= MOST_AXES or is_quantize(node) or is_dequantize(node):
         return None
     x = view.dequantized(node.input(0))
     found = view.quantized(node.output) or behind_bias(view, node)
-    wrong = node.op in _UP_TO_FOUR
+    wrong = node.op.rpartition("::")[2] in _UP_TO_FOUR
     if x is not None and found:
         signed, one_type = x.dtype in (DType.INT8, DType.INT16), x.dtype is found[0].dtype
         direct = view.producer(x.node.input(0)) is None
@@ -104,7 +106,10 @@ def _five_axes(view: FileView, node: FileNode) -> Reason | None:
             wrong = signed and direct and not nothing_left(view, node)
             wrong = wrong and (bool(behind_bias(view, node)) or found[0].same_mapping(x))
         elif node.op == "MatMul":
+            stored = view.is_constant(node.input(0)) and view.dequantized(node.input(1))
+            kept = stored.dtype is found[0].dtype if stored else one_type
             wrong = one_type and (view.is_constant(node.input(1)) or x.dtype is DType.UINT8)
+            wrong = wrong or (kept and not _same_batches(view, node))
         elif node.op == "Transpose":
             wrong = x.dtype is DType.INT16 and found[0].same_mapping(x)
         elif node.op == "Concat":
@@ -118,7 +123,17 @@ def _five_axes(view: FileView, node: FileNode) -> Reason | None:
     elif x is not None and node.op in ("Reshape", "Squeeze"):  # floats of a signed input
         direct = view.producer(x.node.input(0)) is None and not view.is_constant(x.node.input(0))
         wrong = direct and x.dtype in (DType.INT8, DType.INT16) and not nothing_left(view, node)
-    return Reason(f"it has {rank} axes", (node.output,)) if wrong else None
+    taken = node.op in ("Reshape", "Flatten", "Squeeze")
+    taken = taken or (node.op == "MatMul" and _same_batches(view, node))
+    taken = taken or (node.op == "ReduceL2" and not node.attributes.get("keepdims", 1))
+    effect = Effect.OTHER if taken else None
+    return Reason(f"it has {rank} axes", (node.output,), effect=effect) if wrong else None
+
+
+def _same_batches(view: FileView, node: FileNode) -> bool:
+    """True for a product of two stacks of matrices, one with one."""
+    left, right = (view.shape(name) for name in node.inputs[:_MATRIX])
+    return left is not None and right is not None and left[:-_MATRIX] == right[:-_MATRIX]
 
 
 def _moved(view: FileView, node: FileNode) -> Reason | None:

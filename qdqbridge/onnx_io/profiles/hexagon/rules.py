@@ -23,8 +23,15 @@ from qdqbridge.onnx_io.profiles.hexagon.bias import (
 )
 from qdqbridge.onnx_io.profiles.hexagon.dynamic import DYNAMIC_RULES
 from qdqbridge.onnx_io.profiles.hexagon.factors import moved_factor
-from qdqbridge.onnx_io.profiles.hexagon.floats import FLOAT_RULES, is_padded, wide_weight_on_v73
+from qdqbridge.onnx_io.profiles.hexagon.floats import (
+    FLOAT_RULES,
+    is_added_behind,
+    is_fused_on_v73,
+    is_padded,
+    wide_weight_on_v73,
+)
 from qdqbridge.onnx_io.profiles.hexagon.operators import OPERATOR_RULES
+from qdqbridge.onnx_io.profiles.hexagon.refusals import REFUSAL_RULES
 from qdqbridge.onnx_io.profiles.hexagon.units import UNIT_RULES
 from qdqbridge.onnx_io.profiles.hexagon.wide import (
     behind_clamp,
@@ -275,6 +282,9 @@ def _norm(view: FileView, node: FileNode) -> Reason | None:
     gain, bias = (view.dequantized(node.input(index)) for index in (1, 2))
     if gain is not None and gain.dtype is DType.INT32:
         return Reason(f"its scale '{gain.node.input(0)}' is int32", (gain.node.input(0),))
+    x = _signed_operand(view, node)
+    if x is not None and gain is not None and gain.dtype is DType.UINT8:
+        return Reason(f"its operand is {x.dtype}, its scale uint8", (node.input(1),))
     other = gain is not None and gain.dtype in (DType.INT8, *_WIDE)
     if bias is not None and bias.dtype is DType.INT32 and (other or gain is None):
         return Reason(f"its bias '{bias.node.input(0)}' is int32", (bias.node.input(0),))
@@ -299,15 +309,29 @@ def _signed_operand(view: FileView, node: FileNode) -> FileEncoding | None:
 
 def _int16(view: FileView, node: FileNode) -> Reason | None:
     found = _signed_operand(view, node)
-    depthwise = node.op == "Conv" and node.attributes.get("group", 1) > 1
-    depthwise = depthwise and bool(view.quantized(node.output))
     if found is None or found.dtype is not DType.INT16:
         return None
-    nearest = node.attributes.get("mode", b"nearest") in (b"nearest", "nearest")
-    if not depthwise and (node.op not in _UNLOADABLE or (node.op == "Resize" and not nearest)):
+    depthwise = node.op == "Conv" and node.attributes.get("group", 1) > 1
+    depthwise = depthwise and (view.shape(node.input(1)) or (0, 1))[1] == 1
+    depthwise = (depthwise and bool(view.quantized(node.output))) or _is_volume(view, node)
+    if not depthwise and (node.op not in _UNLOADABLE or _is_blurred_image(view, node)):
         return None
     tensor = found.node.input(0)
     return Reason(f"'{tensor}' is int16", (tensor,))
+
+
+def _is_blurred_image(view: FileView, node: FileNode) -> bool:
+    """True for a Resize of an image that interpolates, which is taken of int16."""
+    nearest = node.attributes.get("mode", b"nearest") in (b"nearest", "nearest")
+    return node.op == "Resize" and not nearest and view.rank(node.input(0)) in (None, _IMAGE)
+
+
+def _is_volume(view: FileView, node: FileNode) -> bool:
+    """True for a convolution over three axes."""
+    return node.op in ("Conv", "ConvTranspose") and (view.rank(node.input(0)) or 0) > _IMAGE
+
+
+_IMAGE = 4
 
 
 def _unsigned(view: FileView, node: FileNode) -> Reason | None:
@@ -318,18 +342,44 @@ def _unsigned(view: FileView, node: FileNode) -> Reason | None:
     tensor, dtype = found.node.input(0), found.dtype
     signed = not result or result[0].dtype is dtype
     wide = node.op == "Clip" or _int16_constant(view, node)
-    wide = wide or (node.op == "MatMul" and not view.is_constant(node.input(1)))
+    wide = wide or (node.op == "MatMul" and _of_two_int16(view, node))
     if dtype is DType.INT16 and node.op in WEIGHTED and not signed and _parameters(view, node):
         return Reason(f"'{tensor}' is int16, its result is {result[0].dtype}", (tensor,))
     mixed = result and {dtype, result[0].dtype} == {DType.INT8, DType.UINT8}
     if mixed and _apart_wrongly(view, node, found):
         return Reason(f"'{tensor}' is int8, its result is {result[0].dtype}", (tensor,))
-    apart = dtype is DType.INT16 or _apart_wrongly(view, node, found)
-    if apart and _unsigned_weight(view, node):
-        return Reason(f"'{tensor}' is {dtype}, its weight is uint8", (tensor,))
+    stored = bool(result) or bool(behind_clamp(view, node))
+    if stored and _unsigned_weight(view, node):
+        effect = _beside_unsigned(view, node, found)
+        if effect is not None:
+            text = f"'{tensor}' is {dtype}, its weight is uint8"
+            return Reason(text, (tensor,), effect=effect)
     if (node.op == "LeakyRelu" and signed) or (wide and dtype is DType.INT16):
         return Reason(f"'{tensor}' is {dtype} with zero point {found.zero()}", (tensor,))
     return None
+
+
+def _unsigned_on_v73(view: FileView, node: FileNode) -> Reason | None:
+    """The same, but for a weight of uint8 beside a bias in floats, which v73 takes."""
+    taken = _unsigned_weight(view, node) and is_fused_on_v73(view, node)
+    return None if taken else _unsigned(view, node)
+
+
+def _of_two_int16(view: FileView, node: FileNode) -> bool:
+    """True for a product with activations of int16, of which none is a constant of another type."""
+    if view.is_constant(node.input(1)):
+        return False
+    other = view.dequantized(node.input(1))
+    return not view.is_constant(node.input(0)) or other is None or other.dtype is DType.INT16
+
+
+def _beside_unsigned(view: FileView, node: FileNode, x: FileEncoding) -> Effect | None:
+    """Returns what happens to a product of signed numbers by a weight of uint8."""
+    weight = view.dequantized(node.input(1))
+    channels = weight is not None and not weight.per_tensor
+    if not is_added_behind(view, node) and (node.input(2) or x.dtype is DType.INT16 or channels):
+        return Effect.ELSEWHERE
+    return Effect.OTHER if is_padded(node) and x.zero() != _low(x) else None
 
 
 def _unsigned_weight(view: FileView, node: FileNode) -> bool:
@@ -490,10 +540,14 @@ RULES: tuple[Demand, ...] = (
     *DYNAMIC_RULES,
     *UNIT_RULES,
     *OPERATOR_RULES,
+    *REFUSAL_RULES,
     *FLOAT_RULES,
 )  # fmt: skip
 
 _OF_V73 = (
+    Demand("unsigned", "LeakyRelu, products of two types, Max, Min and Clip of int16",
+         _unsigned_on_v73, f"{_HOST}, htp_arch 73", Effect.ELSEWHERE,
+         "use unsigned types, zero points shifted by half the range"),
     Demand("wide-arithmetic", "results of 16 bits, MatMul of two of uint8", wide_arithmetic_of_v73,
          f"{_HOST}, htp_arch 73", Effect.OTHER, "expect such differences, or use 8 bits"),
     Demand("wide-weights", "weights of 16 bits", wide_weight_on_v73,

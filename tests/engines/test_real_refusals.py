@@ -1,0 +1,45 @@
+"""What Hexagon takes of an operator, form by form: what the rules of profile ``qnn`` say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+
+from qdqbridge.engines import engine_kind
+from qdqbridge.engines.process import EngineProcess, ProcessLimits
+from qdqbridge.errors import UnsupportedTargetError
+from tests.onnx_io.hexagon_forms import REFUSED, TAKEN
+
+
+@pytest.fixture(scope="module")
+def hexagon() -> Iterator[EngineProcess]:
+    """The host build of the NPU's backend: one process for all models, none of which ends it."""
+    kind = engine_kind("qnn-htp")
+    process = EngineProcess(kind.worker, kind.label, ProcessLimits(seconds=60))
+    yield process
+    process.close()
+
+
+def takes(hexagon: EngineProcess, model: onnx.ModelProto, folder: Path) -> bool:
+    """Returns whether no node is left to the CPU."""
+    path = folder / "model.onnx"
+    onnx.save(model, path)
+    try:
+        nodes, _ = hexagon.ask("load it", "load", "model", str(path))
+    except UnsupportedTargetError:
+        return False
+    return all(taken for _, _, _, taken, _ in nodes)
+
+
+@pytest.mark.parametrize("form", TAKEN)
+def test_hexagon_takes_it(form: str, hexagon: EngineProcess, tmp_path: Path) -> None:
+    assert takes(hexagon, TAKEN[form], tmp_path)
+
+
+@pytest.mark.parametrize("form", REFUSED)
+def test_hexagon_does_not_take_it(form: str, hexagon: EngineProcess, tmp_path: Path) -> None:
+    assert not takes(hexagon, REFUSED[form][1], tmp_path)
+    assert hexagon.alive
