@@ -192,3 +192,23 @@ def test_dynamic_products(zero_point: int, variant: str) -> None:
     graph = loaded(onnx.parser.parse_model(text))
     assert "DynamicDense" in graph.text()
     assert hosted(graph, variant).text() == graph.text()
+
+
+@pytest.mark.parametrize("variant", HOSTED)
+@pytest.mark.parametrize(
+    ("kind", "real"), [("float16", TensorProto.FLOAT16), ("bfloat16", TensorProto.BFLOAT16)]
+)
+@pytest.mark.parametrize(
+    "storage", [TensorProto.INT8, TensorProto.INT4, TensorProto.UINT8, TensorProto.FLOAT8E4M3FN]
+)
+def test_half_floats_quantized_in_blocks(storage: int, kind: str, real: int, variant: str) -> None:
+    numbers = "<float[2,2] f = {0.5, 0.25, 0.125, 0.3}, float[2,2] n = {0, 0, 0, 0}>"
+    text = (
+        f'<ir_version: 11, opset_import: ["": 24]> g ({kind}[2,3] x) => ({kind}[2,3] y) {numbers} '
+        f"{{ s = Cast<to = {real}>(f) z = Cast<to = {storage}>(n) "
+        "q = QuantizeLinear<axis = 1, block_size = 2>(x, s, z) "
+        "y = DequantizeLinear<axis = 1, block_size = 2>(q, s, z) }"
+    )
+    graph = loaded(onnx.parser.parse_model(text))
+    assert "block=2" in graph.text()
+    assert hosted(graph, variant).text() == graph.text()

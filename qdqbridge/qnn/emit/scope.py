@@ -200,9 +200,7 @@ class EmissionScope(ABC):
         if params.storage_dtype.is_small_float:
             return self._quantize_minifloat(real, params, hint)
         if params.blocked:
-            zero_point, scale = self._along_blocks(real, params)
-            rounded = self.emit(self.op.round(self.emit(self.op.divide(real, scale))))
-            real = self.emit(self.op.add(rounded, self.cast(zero_point, "float32")))
+            real = self._rounded_in_blocks(real, params)
             args = [real, self.number(np.ones((), np.float32)), self.number(np.zeros((), np.int32))]
             attrs = {"axis": -1, "out_dtype": storage(params)}
             return self.clamp(self.qnn("quantize", args, attrs, hint), params)
@@ -249,11 +247,19 @@ class EmissionScope(ABC):
         centred = self.emit(self.op.subtract(self.cast(stored, "int32"), zero_point))
         return self.emit(self.op.multiply(self.cast(centred, "float32"), scale))
 
+    def _rounded_in_blocks(self, real: Expr, params: QuantParams) -> Expr:
+        """Divides by repeated scales, in float32 whatever the numbers are, rounds and shifts."""
+        zero_point, scale = self._along_blocks(real, params)
+        quotient = self.emit(self.op.divide(self.cast(real, "float32"), scale))
+        rounded = self.emit(self.op.round(quotient))
+        return self.emit(self.op.add(rounded, self.cast(zero_point, "float32")))
+
     def _quantize_minifloat(self, real: Expr, params: QuantParams, hint: str) -> Expr:
         """Floats of 8 bits and fewer: their bits as bytes."""
         axis, scale = -1 if params.axis is None else params.axis, self.scale(params)
         if params.blocked:
-            real = self.emit(self.op.divide(real, self._along_blocks(real, params)[1]))
+            scale = self._along_blocks(real, params)[1]
+            real = self.emit(self.op.divide(self.cast(real, "float32"), scale))
             axis, scale = -1, self.number(np.ones((), np.float32))
         saturate = params.saturate or params.storage_dtype.is_finite
         attrs = {"axis": axis, "format": params.storage_dtype.label, "saturate": saturate}

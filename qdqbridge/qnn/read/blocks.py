@@ -15,7 +15,7 @@ from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE
 from qdqbridge.ops.elementwise import MUL
 from qdqbridge.qnn.origin import element
 from qdqbridge.qnn.read.call import Call
-from qdqbridge.qnn.read.parameters import as_stated, small_float_as_stated
+from qdqbridge.qnn.read.parameters import as_stated, expressed, small_float_as_stated
 from qdqbridge.qnn.read.reading import Reading, tensor
 
 
@@ -68,7 +68,14 @@ def quantized_small_floats(
     quotient = _made_by(data, "Div")
     scale = None if quotient is None else _repeated(reading, quotient.operand(1))
     params = None if scale is None else _in_blocks(unit, *scale)
-    return (data, unit) if quotient is None or params is None else (quotient.operand(0), params)
+    return (data, unit) if quotient is None or params is None else (_halves(quotient), params)
+
+
+def _halves(quotient: Node) -> Value:
+    """Returns what is divided by scales of blocks; half floats as they are, without their Cast."""
+    cast = _made_by(quotient.operand(0), "Cast")
+    source = None if cast is None else cast.operand(0)
+    return quotient.operand(0) if source is None or not source.type.dtype.is_float else source
 
 
 def _in_blocks(unit: QuantParams, scale: NDArray[Any], axis: int, size: int) -> QuantParams | None:
@@ -99,8 +106,10 @@ def quantized(reading: Reading, call: Call, data: Value, unit: QuantParams) -> V
         unit.storage_dtype, scale[0].astype(np.float32), zero[0], axis=scale[1],
         block_size=scale[2],
     )  # fmt: skip
+    for text in () if call.provenance is None else call.provenance.results[:1]:
+        params = expressed(params, text) if text else params
     type_ = QuantType(params, call.result.shape)
-    return reading.node(QUANTIZE, NO_ATTRIBUTES, [quotient.operand(0)], type_, call)
+    return reading.node(QUANTIZE, NO_ATTRIBUTES, [_halves(quotient)], type_, call)
 
 
 def _same_kind(text: str, stored: Value) -> bool:

@@ -117,13 +117,13 @@ def result(reading: Reading, call: Call, signature: Signature, *, axis: int = -1
     records = () if call.provenance is None else call.provenance.results
     if not records or not records[0]:
         return params
-    return _expressed(params, records[0])
+    return expressed(params, records[0])
 
 
 def as_stated(params: QuantParams, text: str, value: Value) -> QuantParams:
     """Returns an operand's parameters with recorded storage and scale types, if they fit."""
     storage = element(text)[0]
-    params = _expressed(params, text)
+    params = expressed(params, text)
     if storage is params.storage_dtype or not holds(params.storage_dtype, storage):
         return params
     if value.constant is not None:
@@ -147,7 +147,7 @@ def small_float_as_stated(params: QuantParams, records: Sequence[str]) -> QuantP
     """Returns parameters of 8- or 4-bit floats with a recorded scale type, where one is theirs."""
     own = (text for text in records if text and element(text)[0] is params.storage_dtype)
     text = next(own, "")
-    return _expressed(params, text) if text else params
+    return expressed(params, text) if text else params
 
 
 def holds(wide: DType, narrow: DType) -> bool:
@@ -163,7 +163,7 @@ def changed(params: QuantParams, storage: DType, qmin: int = 0, qmax: int = -1) 
     )  # fmt: skip
 
 
-def _expressed(params: QuantParams, text: str) -> QuantParams:
+def expressed(params: QuantParams, text: str) -> QuantParams:
     """Returns parameters whose scale has the recorded type, where it has the very same value."""
     _, expressed, kind = element(text)
     scale = params.scale.astype(kind.numpy)

@@ -46,9 +46,7 @@ class QdqScope(RelaxScope):
         axis, bounded = -1 if params.axis is None else params.axis, None
         scale, zero_point = self.scale(params), self.zero_point(params)
         if params.blocked:
-            points, scales = self._along_blocks(real, params)
-            rounded = self.emit(self.op.round(self.emit(self.op.divide(real, scales))))
-            real = self.emit(self.op.add(rounded, self.cast(points, "float32")))
+            real = self._rounded_in_blocks(real, params)
             scale, zero_point = (
                 self.number(np.ones((), np.float32)),
                 self.number(np.zeros((), "i1")),
