@@ -84,6 +84,13 @@ def test_a_name_that_no_file_can_have(graph: Graph, tmp_path: Path) -> None:
     assert "NUL" in error.value.why and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("path", [".", "/", ".."])
+def test_a_folder_is_no_name(graph: Graph, path: str, overwrite: bool) -> None:
+    with pytest.raises(ModelFileError, match="it is a folder"):
+        write(graph, Path(path), overwrite=overwrite)
+
+
 def test_streamed_bytes_are_protobuf(tmp_path: Path) -> None:
     arrays = {
         "empty": np.zeros((0, 3), np.float32),

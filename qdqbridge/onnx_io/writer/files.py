@@ -47,6 +47,13 @@ def write_files(
         OutputExistsError: A file is there and must not be replaced.
         ModelFileError: The operating system refuses.
     """
+    if path.is_dir():
+        raise ModelFileError(
+            "cannot write the model file",
+            where=str(path),
+            why="it is a folder",
+            fix="name a file in it",
+        )
     large = sum(map(nbytes, constants.values())) > EXTERNAL_ABOVE
     data = path.with_name(path.name + ".data")
     for file in (path, data) if large else (path,):
