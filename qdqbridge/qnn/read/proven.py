@@ -15,11 +15,14 @@ from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.interpreter import evaluate_node
 from qdqbridge.ops.attributes import PoolAttrs, ResizeAttrs
 from qdqbridge.ops.conversion import DEQUANTIZE
+from qdqbridge.ops.elementwise import MAX, MIN
 from qdqbridge.ops.table import BY_NAME
+from qdqbridge.ops.unary import CLIP, RELU
 from qdqbridge.qnn.read.call import Call
 from qdqbridge.qnn.read.reading import Reading, tensor
 
 _SAMPLE = 1 << 20
+_CLAMPS = (RELU, CLIP, MAX, MIN)
 _ONE = 3
 """Extent with which an unknown one is tried."""
 
@@ -38,11 +41,8 @@ def proven(reading: Reading, call: Call, value: Value) -> Value | None:
     source = _source(reading, call, value, inside)
     if source is None or source.type.shape is None or call.result.shape is None:
         return None
-    if any(
-        node.op.name == provenance.op and node.attributes == attributes and node.inputs[0] is source
-        for node in inside
-    ):
-        return None  # it is read already: what follows it is the clamp of its result
+    if any(node.op in _CLAMPS for node in inside):
+        return None  # of its result, and so behind it: a sample need not reach the bounds
     shape = tuple(d if isinstance(d, int) else _ONE for d in source.type.shape)
     wanted = tuple(d if isinstance(d, int) else _ONE for d in call.result.shape)
     if np.prod(shape) + np.prod(wanted) > _SAMPLE:
