@@ -212,3 +212,18 @@ def test_half_floats_quantized_in_blocks(storage: int, kind: str, real: int, var
     graph = loaded(onnx.parser.parse_model(text))
     assert "block=2" in graph.text()
     assert hosted(graph, variant).text() == graph.text()
+
+
+@pytest.mark.parametrize("variant", HOSTED)
+@pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
+@pytest.mark.parametrize("behind", ["", "r = Clip(p, l, h)"], ids=["plain", "clamped"])
+def test_floats_of_open_extents_resized(behind: str, mode: str, variant: str) -> None:
+    """They are a call of the dialect, of floats."""
+    numbers = f"<{_SIGNED}, float[4] f = {{1, 1, 0.6, 2.3}}, float l = {{-0.2}}, float h = {{0.7}}>"
+    text = (
+        f"{_SIX.replace('1,2,6,6', '1,2,h,w')} {numbers} {{ q = QuantizeLinear(x, s, z) "
+        f'd = DequantizeLinear(q, s, z) p = Resize<mode = "{mode}">(d, , f) {behind} '
+        f"e = QuantizeLinear({'r' if behind else 'p'}, t, o) y = DequantizeLinear(e, t, o) }}"
+    )
+    graph = loaded(onnx.parser.parse_model(text))
+    assert hosted(graph, variant).text() == graph.text()

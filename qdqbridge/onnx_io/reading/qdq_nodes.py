@@ -68,8 +68,9 @@ def _check_since(view: NodeView, dtype: DType, where: str) -> None:
 def _check_precision(view: NodeView, scale: DType, data: DType, where: str) -> None:
     """Refuses a QuantizeLinear whose division is to be rounded to another type than ours.
 
-    We divide in float32, as runtimes do for float16 data with a float16 scale. ``precision`` may
-    say that; another type would give other integers.
+    We divide in float32, as onnxruntime does up to opset 22. From opset 23 on ONNX's default is the
+    type of the scale, and onnxruntime (1.32) divides halves in float16: up to 11 LSB of 16 bits,
+    which docs/support.md tells. ``precision`` may say float32; another type is refused.
     """
     declared = view.int_("precision", 0)
     if not declared:

@@ -8,7 +8,7 @@ import numpy as np
 
 from qdqbridge.graph.graph import Value
 from qdqbridge.graph.lenses import permuted_attributes, read_attributes
-from qdqbridge.graph.types import QuantType, TensorType
+from qdqbridge.graph.types import QuantType, TensorType, ValueType
 from qdqbridge.ops.attributes import ResizeAttrs
 from qdqbridge.ops.resize import moves
 from qdqbridge.qnn.layout.permutation import channels_first as first
@@ -17,7 +17,7 @@ from qdqbridge.qnn.read import parameters
 from qdqbridge.qnn.read.call import Call
 from qdqbridge.qnn.read.images import in_layout
 from qdqbridge.qnn.read.layout import channels_first, laid_out
-from qdqbridge.qnn.read.reading import Reading, Row
+from qdqbridge.qnn.read.reading import Reading, Row, tensor
 from qdqbridge.qnn.read.site import Ints, ReadSite, rows_of
 from qdqbridge.qnn.signatures import ONE
 from qdqbridge.qnn.weights import axis_weights
@@ -36,21 +36,27 @@ _ROUNDING = {
 
 
 def quantized_resize(rank: int) -> Row:
-    """Returns the row of ``qnn.resize<rank>d`` (0: of any axes)."""
+    """Returns the row of ``qnn.resize<rank>d`` (0: of any axes), of open floats too."""
 
     def read(reading: Reading, call: Call) -> Value:
         (data,) = parameters.operands(reading, call, ONE)
         data, back = channels_first(reading, data, str(call.get("layout") or ""), rank)
         attributes = _call_attributes(call, data, rank, back)
-        params = parameters.result(reading, call, ONE)
-        if moves(attributes):
-            params = parameters.as_moved(params, data)
         return laid_out(
-            reading, QuantType(params, call.result.shape), back,
+            reading, _result_type(reading, call, data, attributes), back,
             lambda inner: reading.node("Resize", attributes, [data], inner, call),
         )  # fmt: skip
 
     return read
+
+
+def _result_type(reading: Reading, call: Call, data: Value, attributes: ResizeAttrs) -> ValueType:
+    if call.dtype.is_float:
+        return tensor(call)
+    params = parameters.result(reading, call, ONE)
+    if moves(attributes):
+        params = parameters.as_moved(params, data)
+    return QuantType(params, call.result.shape)
 
 
 def _call_attributes(
