@@ -52,18 +52,22 @@ EmitTyped = Callable[[RelaxScope, Node, Expr, Value], Expr]
 """Gives a result of a function the type of the graph's value."""
 
 
-def emit_foreign(scope: RelaxScope, node: Node, emit_graph: EmitGraph) -> Sequence[Expr]:
+def emit_foreign(
+    scope: RelaxScope, node: Node, emit_graph: EmitGraph, *, shown: bool = True
+) -> Sequence[Expr]:
     """Emits a carried-through node as a call of a function that computes it.
 
     Args:
         scope: Where to.
         node: The node.
         emit_graph: Emits what the node stands for.
+        shown: Its large constants are operands, which the call shows to readers; else they stand
+            in the function, where what is computed of them alone is computed once.
 
     Raises:
         UnsupportedTargetError: Nobody knows how to compute it with TVM.
     """
-    node = _handed_over(scope, node)
+    node = _handed_over(scope, node, shown=shown)
     if isinstance(node.attributes, LinearAttrs):
         callee = added(scope.builder, linear_module(node, node.attributes), node.op.name.lower())
         return [scope.emit(relax.Call(callee, list(arguments(scope, node))))]
@@ -168,7 +172,7 @@ def _with_extents_of_the_run(scope: RelaxScope, node: Node, result: Expr, value:
     return _typed(scope, node, result, value)
 
 
-def _handed_over(scope: RelaxScope, node: Node) -> Node:
+def _handed_over(scope: RelaxScope, node: Node, *, shown: bool) -> Node:
     """Returns the node with other operands where the call shall show or say more than the graph.
 
     Large constants are operands, for readers; what has a rank that only TVM knows has it.
@@ -178,7 +182,7 @@ def _handed_over(scope: RelaxScope, node: Node) -> Node:
         if value is None or value in stands:
             continue
         if value.constant is not None:
-            if not is_written(value):
+            if shown and not is_written(value):
                 stands[value] = Value(value.type, value.name)
         elif value.type.shape is None and scope.value(value).ty.shape is not None:
             shape = tuple(

@@ -147,7 +147,7 @@ class ModuleEmitter:
     def _foreign(self, node: Node) -> Sequence[Expr]:
         if self.emit_node is not None:
             return self.emit_node(self.scope, node)
-        return emit_foreign(self.scope, node, _emit_part)
+        return emit_foreign(self.scope, node, emit_part)
 
     def _bound(self, value: Value, expr: Expr) -> relax.Var:
         return self._with_extents(value, self.scope.emit(expr))
@@ -186,7 +186,7 @@ class ModuleEmitter:
         return None if shape is None else self.scope.shape(shape)
 
 
-def _emit_part(graph: Graph, foreign: EmitNode | None) -> ir.IRModule:
+def emit_part(graph: Graph, foreign: EmitNode | None) -> ir.IRModule:
     """Returns the module of what a node without a row stands for."""
     return ModuleEmitter(foreign=foreign).emit(graph)[0]
 

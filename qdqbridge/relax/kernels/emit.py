@@ -16,11 +16,12 @@ from qdqbridge.qnn.emit.dtypes import tvm_dtype
 from qdqbridge.qnn.emit.graph import agreed
 from qdqbridge.qnn.emit.nodes import Foreign
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr
-from qdqbridge.relax.emit.foreign import emit_conditional, emit_repeated
-from qdqbridge.relax.emit.module import ModuleEmitter
+from qdqbridge.relax.emit.foreign import emit_conditional, emit_foreign, emit_repeated
+from qdqbridge.relax.emit.module import ModuleEmitter, emit_part
 from qdqbridge.relax.emit.qdq import in_codes
 from qdqbridge.relax.kernels.kernel import Array, Kernel
 from qdqbridge.relax.kernels.plan import KernelPlan, plan
+from qdqbridge.relax.kernels.recurrent.layers import KINDS
 from qdqbridge.relax.tensors import to_tensor
 
 WORK = "qdqbridge.work"
@@ -56,6 +57,8 @@ class _PlanEmitter(ModuleEmitter):
             return emit_conditional(self.scope, node, self._inside)
         if is_repeated(node):
             return emit_repeated(self.scope, node, self._inside)
+        if node.op.name in KINDS:  # their weights are transposed once, not at every run
+            return emit_foreign(self.scope, node, emit_part, shown=False)
         return super()._foreign(node)
 
     def _inside(self, graph: Graph) -> ir.IRModule:

@@ -47,6 +47,11 @@ def layer(kind: str, seed: int, **attributes: Any) -> tuple[onnx.ModelProto, Fee
         if rng.integers(2):
             names[-1] = b.input(state, [turns, opened[1], size], TensorProto.FLOAT)
             feeds[state] = real(turns, batch, size)
+    if kind == "LSTM" and attributes:
+        names.append(b.init(real(turns, 3 * size)))  # peepholes
+        attributes["input_forget"] = seed % 2
+    if "activations" in attributes:
+        attributes["activations"] = attributes["activations"] * turns
     attributes |= {"hidden_size": size, "direction": "bidirectional"}
     if turns == 1:
         attributes["direction"] = "reverse" if rng.integers(2) else "forward"
@@ -86,6 +91,23 @@ def test_what_onnxruntime_computes(kind: str, cpu: Cpu) -> None:
         found = build(graph, target_of(cpu), threads=2).run(feeds)
         for name, exact in zip(graph.output_names, wanted(model, feeds), strict=True):
             assert near(found[name], exact), (seed, name)
+
+
+@pytest.mark.parametrize("kind", GATES)
+@pytest.mark.parametrize("functions", [
+    [], ["HardSigmoid", "Relu", "Softsign"], ["Softsign", "HardSigmoid", "Tanh"],
+])  # fmt: skip
+def test_clips_peepholes_and_other_functions(kind: str, functions: list[str]) -> None:
+    attributes: dict[str, Any] = {"clip": 1.5}
+    if functions:
+        attributes["activations"] = functions[: {"LSTM": 3, "GRU": 2, "RNN": 1}[kind]]
+    model, feeds = layer(kind, len(functions) // 3, **attributes)
+    graph = canonical(model)
+    names = [kernel.name for kernel in plan(graph, HOST).kernels.values()]
+    assert f"{kind.lower()}_steps" in names[-1]
+    found = build(graph, target_of(HOST), threads=1).run(feeds)
+    for name, exact in zip(graph.output_names, wanted(model, feeds), strict=True):
+        assert near(found[name], exact), name
 
 
 @pytest.mark.parametrize("turns", [1, 2])
@@ -184,11 +206,8 @@ def test_dequantized_weights_are_weights() -> None:
     assert near(build(graph, target_of(HOST)).run({"x": x})["y"], wanted(model, {"x": x})[0])
 
 
-@pytest.mark.parametrize(
-    "attributes", [{"clip": 0.5}, {"activations": ["Relu", "Tanh", "Tanh"]}, {"input_forget": 1}],
-    ids=lambda each: next(iter(each)),
-)  # fmt: skip
-def test_other_layers_are_loops(attributes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("functions", [["Sigmoid", "Elu", "Tanh"], ["Sigmoid", "Tanh", "Softplus"]])
+def test_layers_of_other_functions_are_loops(functions: list[str]) -> None:
     """:mod:`tests.relax.test_recurrent` holds these to onnxruntime."""
-    model, _ = layer("LSTM", 0, **attributes)
+    model, _ = layer("LSTM", 0, activations=functions)
     assert not plan(canonical(model), HOST).kernels

@@ -10,14 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from tvm import relax
 
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.emit.scope import Expr
-from qdqbridge.relax.emit.compositions.recurrent_activations import Activation, activations
+from qdqbridge.relax.emit.compositions.recurrent_activations import Activation, activation
 from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite, wide
 from qdqbridge.relax.kernels.codegen.script import T, prim_func, root
+from qdqbridge.relax.kernels.recurrent.functions import functions_of
 from qdqbridge.relax.kernels.recurrent.layers import DIRECTIONS
 
 _REAL = "float32"
@@ -202,7 +204,7 @@ def _composed(site: CompositionSite, kind: _RecurrentKind) -> Sequence[Expr]:
     if not isinstance(size, int):
         raise NoRow("the size of its state is open")
     operands, own = [_sums(site, kind, x, len(turns), size)], list[str]()
-    operands.append(site("permute_dims", weights, (0, 2, 1)))
+    operands.append(_transposed(site, 2, weights))
     reset_first = not site.onnx.int_("linear_before_reset", 0)
     if kind.step is _gru_step and not reset_first:
         operands.append(_recurrent_bias(site, kind, len(turns), size))
@@ -218,9 +220,10 @@ def _composed(site: CompositionSite, kind: _RecurrentKind) -> Sequence[Expr]:
     if kind.step is _lstm_step and site.has(7):
         operands.append(_real(site, 7))
         own.append("peepholes")
+    functions = functions_of(site.onnx, kind.functions, len(turns))
     layer = _RecurrentLayer(
-        size, turns, activations(site.onnx, kind.functions, len(turns)), tuple(own), reset_first,
-        coupled=bool(site.onnx.int_("input_forget", 0)),
+        size, turns, tuple(tuple(map(activation, each)) for each in functions), tuple(own),
+        reset_first, coupled=bool(site.onnx.int_("input_forget", 0)),
     )  # fmt: skip
     shapes = [(length, len(turns), batch, size), *[(len(turns), batch, size)] * len(kind.states)]
     made = _called(site, kind, layer, operands, shapes)
@@ -240,12 +243,22 @@ def _real(site: CompositionSite, index: int) -> Expr:
     return found
 
 
+def _transposed(site: CompositionSite, index: int, weights: Expr) -> Expr:
+    """Returns weights with the last two axes exchanged; TVM would do that of constants too."""
+    held = site.onnx.operand(index).constant
+    if held is None:
+        return site("permute_dims", weights, (0, 2, 1))
+    return site.number(held.numpy().astype(np.float32).transpose(0, 2, 1), _REAL)
+
+
 def _sums(site: CompositionSite, kind: _RecurrentKind, x: Expr, directions: int, size: int) -> Expr:
     """Returns what all steps add of their input and of biases, (steps, batch, directions, k H)."""
     length, batch, width = site.extents(x)
     count = kind.gates * size
-    weights = site("reshape", _real(site, 1), (directions * count, width))
-    sums = site("matmul", x, site("permute_dims", weights, (1, 0)))
+    weights = _transposed(site, 1, _real(site, 1))
+    if directions > 1:
+        weights = site("permute_dims", weights, (1, 0, 2))
+    sums = site("matmul", x, site("reshape", weights, (width, directions * count)))
     if site.has(3):
         halves = _biases(site, directions, count)
         whole = halves[0]

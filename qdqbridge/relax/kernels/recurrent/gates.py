@@ -20,6 +20,8 @@ from qdqbridge.relax.kernels.recurrent.layers import RecurrentAttrs
 from qdqbridge.relax.kernels.rows.softmax import exponential_parts
 
 _REAL = "float32"
+_PEEPING = 3
+"""Gates of an LSTM that look at its cell: i, o, f."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,13 @@ class RecurrentStates:
         layer: The layer.
         batch: Rows of the batch.
         lanes: Elements of a register.
+        peepholes: Weights by which gates look at the cell, of each direction, gate and element.
     """
 
-    def __init__(self, layer: RecurrentAttrs, batch: Prim, lanes: int) -> None:
-        self.batch, self.lanes = batch, lanes
+    def __init__(
+        self, layer: RecurrentAttrs, batch: Prim, lanes: int, peepholes: Buffer | None
+    ) -> None:
+        self.layer, self.batch, self.lanes, self.peepholes = layer, batch, lanes, peepholes
         self.pitch = -(-layer.size // lanes) * lanes
         count = len(layer.turns) * batch * self.pitch
 
@@ -103,6 +108,21 @@ class RecurrentStates:
         start = self.place(place.step.direction, place.row, place.step.after)
         store(self.state, start + place.element, value, self.lanes)
 
+    def made(self, index: int, value: Prim) -> Prim:
+        """Returns one of the layer's functions of a value."""
+        function, lanes = self.layer.functions[index], self.lanes
+        if function.clip:
+            most = number(function.clip, _REAL, lanes)
+            value = tirx.max(tirx.min(value, most), number(-function.clip, _REAL, lanes))
+        return FUNCTIONS[function.name](value, lanes, function.alpha, function.beta)
+
+    def peeped(self, place: ElementPlace, gate: int, sum_: Prim, cell: Prim) -> Prim:
+        """Returns a gate's sum with what it sees of the cell."""
+        if self.peepholes is None:
+            return sum_
+        at = (place.step.direction * _PEEPING + gate) * self.pitch + place.element
+        return sum_ + load(self.peepholes, at, self.lanes) * cell
+
 
 # ---- gates --------------------------------------------------------------------------------------
 
@@ -110,18 +130,23 @@ class RecurrentStates:
 def _lstm(states: RecurrentStates, at: ElementPlace, sums: Sequence[Prim], added: Prim) -> None:
     """Gates i, o, f, c: ``C = f C + i g`` and ``H = o tanh(C)``."""
     del added
-    lanes = states.lanes
-    taken, out, kept = (sigmoid(value, lanes) for value in sums[:3])
     place = bound(states.at(at))
-    cell = bound(kept * load(states.cell, place, lanes) + taken * tanh(sums[3], lanes))
-    store(states.cell, place, cell, lanes)
-    states.keep(at, out * tanh(cell, lanes))
+    old = bound(load(states.cell, place, states.lanes))
+    taken = bound(states.made(0, states.peeped(at, 0, sums[0], old)))
+    if states.layer.coupled:
+        kept = number(1.0, _REAL, states.lanes) - taken
+    else:
+        kept = states.made(0, states.peeped(at, 2, sums[2], old))
+    cell = bound(kept * old + taken * states.made(1, sums[3]))
+    store(states.cell, place, cell, states.lanes)
+    out = states.made(0, states.peeped(at, 1, sums[1], cell))
+    states.keep(at, out * states.made(2, cell))
 
 
 def _gru(states: RecurrentStates, at: ElementPlace, sums: Sequence[Prim], added: Prim) -> None:
     """Gates z, r, h, the state being reset behind the product."""
-    update, reset = (bound(sigmoid(value, states.lanes)) for value in sums[:2])
-    _mix(states, at, update, tanh(bound(added + reset * sums[2]), states.lanes))
+    update, reset = (bound(states.made(0, value)) for value in sums[:2])
+    _mix(states, at, update, states.made(1, bound(added + reset * sums[2])))
 
 
 def _gru_resets(
@@ -130,22 +155,22 @@ def _gru_resets(
     """Gates z and r, where the state is reset before the product of the third."""
     del added
     place = bound(states.at(at))
-    reset = sigmoid(sums[1], states.lanes) * states.old(at)
+    reset = states.made(0, sums[1]) * states.old(at)
     store(states.reset, place, reset, states.lanes)
-    store(states.update, place, sigmoid(sums[0], states.lanes), states.lanes)
+    store(states.update, place, states.made(0, sums[0]), states.lanes)
 
 
 def _gru_ends(states: RecurrentStates, at: ElementPlace, sums: Sequence[Prim], added: Prim) -> None:
     """Gate h, of a state that was reset."""
     del added
     update = bound(load(states.update, states.at(at), states.lanes))
-    _mix(states, at, update, tanh(sums[0], states.lanes))
+    _mix(states, at, update, states.made(1, sums[0]))
 
 
 def _rnn(states: RecurrentStates, at: ElementPlace, sums: Sequence[Prim], added: Prim) -> None:
     """The only gate."""
     del added
-    states.keep(at, tanh(sums[0], states.lanes))
+    states.keep(at, states.made(0, sums[0]))
 
 
 def _mix(states: RecurrentStates, at: ElementPlace, update: Prim, new: Prim) -> None:
@@ -169,16 +194,19 @@ GATES: Mapping[tuple[str, int, bool], Gates] = {
 # ---- functions ----------------------------------------------------------------------------------
 
 
-def sigmoid(x: Prim, lanes: int) -> Prim:
+def _sigmoid(x: Prim, lanes: int, alpha: float, beta: float) -> Prim:
     """Returns ``1 / (1 + exp(-x))``, of small results too with all digits."""
+    del alpha, beta
+    x = bound(x)
     one = number(1.0, _REAL, lanes)
     less, power = _powers(-tirx.abs(x), lanes)
     found = bound(less + power)
     return tirx.Select(x < number(0.0, _REAL, lanes), found, one) / (one + found)
 
 
-def tanh(x: Prim, lanes: int) -> Prim:
+def _tanh(x: Prim, lanes: int, alpha: float = 0.0, beta: float = 0.0) -> Prim:
     """Returns the hyperbolic tangent, ``-m / (2 + m)`` of ``m = exp(-2 |x|) - 1``."""
+    del alpha, beta
     one = number(1.0, _REAL, lanes)
     x = bound(x)
     less, power = _powers(number(-2.0, _REAL, lanes) * tirx.abs(x), lanes)
@@ -197,3 +225,53 @@ def _powers(x: Prim, lanes: int) -> tuple[Prim, Prim]:
     small, power = exponential_parts(clamped, lanes)
     power = bound(power)
     return bound(small * power), power
+
+
+def _relu(x: Prim, lanes: int, alpha: float, beta: float) -> Prim:
+    del alpha, beta
+    return tirx.max(x, number(0.0, _REAL, lanes))
+
+
+def _affine(x: Prim, lanes: int, alpha: float, beta: float) -> Prim:
+    return number(alpha, _REAL, lanes) * x + number(beta, _REAL, lanes)
+
+
+def _hard_sigmoid(x: Prim, lanes: int, alpha: float, beta: float) -> Prim:
+    low, high = (number(value, _REAL, lanes) for value in (0.0, 1.0))
+    return tirx.min(tirx.max(_affine(x, lanes, alpha, beta), low), high)
+
+
+def _leaky_relu(x: Prim, lanes: int, alpha: float, beta: float) -> Prim:
+    del beta
+    x = bound(x)
+    return tirx.Select(x >= number(0.0, _REAL, lanes), x, number(alpha, _REAL, lanes) * x)
+
+
+def _thresholded_relu(x: Prim, lanes: int, alpha: float, beta: float) -> Prim:
+    del beta
+    x = bound(x)
+    return tirx.Select(x > number(alpha, _REAL, lanes), x, number(0.0, _REAL, lanes))
+
+
+def _scaled_tanh(x: Prim, lanes: int, alpha: float, beta: float) -> Prim:
+    return number(alpha, _REAL, lanes) * _tanh(number(beta, _REAL, lanes) * x, lanes)
+
+
+def _softsign(x: Prim, lanes: int, alpha: float, beta: float) -> Prim:
+    del alpha, beta
+    x = bound(x)
+    return x / (number(1.0, _REAL, lanes) + tirx.abs(x))
+
+
+FUNCTIONS: Mapping[str, Callable[[Prim, int, float, float], Prim]] = {
+    "sigmoid": _sigmoid,
+    "tanh": _tanh,
+    "relu": _relu,
+    "affine": _affine,
+    "leakyrelu": _leaky_relu,
+    "thresholdedrelu": _thresholded_relu,
+    "scaledtanh": _scaled_tanh,
+    "hardsigmoid": _hard_sigmoid,
+    "softsign": _softsign,
+}
+"""By their names: of registers, and of alpha and beta."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from qdqbridge.graph.operator import Attributes
+from qdqbridge.relax.kernels.recurrent.functions import CellFunction
 
 SUMS = 8
 """Registers of sums of one row: as many as the latency of a fused multiplication and addition."""
@@ -73,6 +74,9 @@ class RecurrentAttrs(Attributes):
         reset_first: GRU: the state is reset before the product, not behind it.
         given: Which of state and cell are operands.
         lengths: True where sequences have lengths of their own, which are the operand before them.
+        functions: Of its gates and its cell, in every direction.
+        peepholes: LSTM: gates look at the cell, by weights that are a constant more.
+        coupled: LSTM: what is kept of the cell is what the input gate does not let in.
         wanted: Which of all states, the last one and the last cell are results.
     """
 
@@ -82,6 +86,9 @@ class RecurrentAttrs(Attributes):
     reset_first: bool
     given: tuple[bool, ...]
     lengths: bool
+    functions: tuple[CellFunction, ...]
+    peepholes: bool
+    coupled: bool
     wanted: tuple[int, ...]
 
     @property

@@ -16,14 +16,22 @@ from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Array, Flow, Operands, Row
 from qdqbridge.graph.types import TensorType
-from qdqbridge.onnx_io.codecs.view import NodeView
+from qdqbridge.onnx_io.codecs.view import NodeView, NoRow
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
 from qdqbridge.ops.build import constant, result
 from qdqbridge.ops.matmul import DENSE
 from qdqbridge.relax.kernels.kernel import Kernel, KernelPlace
 from qdqbridge.relax.kernels.operands import any_open
 from qdqbridge.relax.kernels.products.float_products import is_real, real_constant
-from qdqbridge.relax.kernels.recurrent.layers import DIRECTIONS, KINDS, RecurrentAttrs, Stage
+from qdqbridge.relax.kernels.recurrent.functions import CellFunction, functions_of
+from qdqbridge.relax.kernels.recurrent.gates import FUNCTIONS
+from qdqbridge.relax.kernels.recurrent.layers import (
+    DIRECTIONS,
+    KINDS,
+    RecurrentAttrs,
+    RecurrentKind,
+    Stage,
+)
 from qdqbridge.relax.kernels.recurrent.steps import RecurrentLoops, build
 
 _FIRST_STATES = (5, 6)
@@ -37,14 +45,15 @@ def _steps(attributes: RecurrentAttrs, operands: Operands) -> tuple[Array, ...]:
 RECURRENT_STEPS = Row(
     name="RecurrentSteps", flow=Flow.FLOAT, attributes=RecurrentAttrs, compute=_steps, data=(),
 )  # fmt: skip
-"""``sums[steps, batch, columns], weights, inner bias, lengths, states... -> results``."""
+"""``sums[steps, batch, columns], weights, inner bias, peepholes, lengths, states... -> results``;
+peepholes, lengths and states where the layer has them."""
 
 
 def in_steps(node: Node, place: KernelPlace) -> list[Value] | None:
     """Returns the results of a recurrent layer as a product and its steps; None of other nodes.
 
-    None too where weights are no constants, or functions are not the usual ones: TVM's loops
-    compute these.
+    None too where weights are no constants, or directions have other functions, or some that only
+    TVM's loops compute.
 
     Args:
         node: The node.
@@ -82,6 +91,12 @@ def in_steps(node: Node, place: KernelPlace) -> list[Value] | None:
     last = _columns(inner[..., None], stages, attributes.size, lanes)
     steps: list[Value | None] = [product, constant(packed, None, f"{label}_r")]
     steps.append(constant(last.reshape(len(attributes.turns), -1), None, f"{label}_inner"))
+    if attributes.peepholes:
+        peepholes = _real(node.operand(_PEEPHOLES))
+        if peepholes is None:
+            return None
+        wide = _in_blocks(peepholes[..., None], attributes.size, lanes)
+        steps.append(constant(wide.reshape(len(wide), -1), None, f"{label}_peepholes"))
     states = (_LENGTHS, *_FIRST_STATES)
     steps += [node.optional(index) for index in states if node.optional(index)]
     found = [Value(value.type, value.name) for value in node.outputs]
@@ -99,14 +114,10 @@ def _attributes(node: Node) -> RecurrentAttrs | None:
     kind = KINDS[node.op.name]
     if view.domain or turns is None or not is_real(node.operand(0)):
         return None
-    functions = tuple(name.lower() for name in view.strings("activations"))
-    if functions not in ((), kind.functions * len(turns)) or view.float_("clip", 0.0):
-        return None
-    if view.int_("layout", 0) or view.int_("input_forget", 0):
+    functions = _functions(view, kind, len(turns))
+    if functions is None or view.int_("layout", 0):
         return None
     lengths = node.optional(_LENGTHS)
-    if node.optional(_PEEPHOLES) is not None:
-        return None
     if lengths is not None and (lengths.type.dtype is not DType.INT32 or lengths.rank != 1):
         return None
     given = tuple(node.optional(index) is not None for index in _FIRST_STATES[: kind.states])
@@ -119,9 +130,23 @@ def _attributes(node: Node) -> RecurrentAttrs | None:
     if len(wanted) != len(node.outputs) or not all(map(is_real, node.outputs)):
         return None
     reset_first = node.op.name == "GRU" and not view.int_("linear_before_reset", 0)
+    coupled, peepholes = bool(view.int_("input_forget", 0)), node.optional(_PEEPHOLES) is not None
     return RecurrentAttrs(
-        node.op.name, turns, size, reset_first, given, lengths is not None, wanted
-    )
+        node.op.name, turns, size, reset_first, given, lengths is not None, functions, peepholes,
+        coupled, wanted,
+    )  # fmt: skip
+
+
+def _functions(
+    view: NodeView, kind: RecurrentKind, directions: int
+) -> tuple[CellFunction, ...] | None:
+    """Returns the functions of every direction; None where these differ, or have no kernel."""
+    try:
+        first, *others = functions_of(view, kind.functions, directions)
+    except NoRow:
+        return None
+    alike = all(each == first for each in others)
+    return first if alike and all(function.name in FUNCTIONS for function in first) else None
 
 
 def _real(value: Value) -> Array | None:
@@ -177,7 +202,9 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     if shape is None or weights.constant is None or inner.constant is None:
         return None
     description = RecurrentLoops(place.cpu, attributes, shape[:2], place.threads)
-    constants: Any = (weights.constant.numpy(), inner.constant.numpy())
-    states = tuple(value for value in node.inputs[3:] if value is not None)
+    first = 4 if attributes.peepholes else 3
+    held = [value.constant for value in node.inputs[1:first] if value is not None]
+    constants: Any = tuple(each.numpy() for each in held if each is not None)
+    states = tuple(value for value in node.inputs[first:] if value is not None)
     name = f"{attributes.kind.lower()}_steps_{attributes.size}"
     return Kernel(name, description, build, (sums, *states), constants, tuple(node.outputs))

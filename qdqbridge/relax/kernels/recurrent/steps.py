@@ -61,6 +61,11 @@ class RecurrentLoops:
         """How many sums a step of one row has."""
         return self.blocks * self.cpu.lanes * self.layer.gates
 
+    @property
+    def peeping(self) -> int:
+        """How many weights a direction's peepholes have."""
+        return 3 * self.blocks * self.cpu.lanes
+
     def tile(self, gates: int) -> tuple[int, int]:
         """Returns the rows and blocks of a tile for many rows, which read weights together."""
         blocks = max(1, SUMS // 2 // gates)
@@ -68,7 +73,7 @@ class RecurrentLoops:
 
 
 def build(d: RecurrentLoops) -> Any:
-    """Returns the PrimFunc ``(sums, lengths, states..., weights, inner, results...)``."""
+    """Returns the PrimFunc ``(sums, lengths, states, weights, inner, peepholes, results...)``."""
 
     def body() -> None:
         names = [tirx.Var(name, "int64") for name in ("steps", "batch")]
@@ -87,6 +92,7 @@ def build(d: RecurrentLoops) -> Any:
         ]
         weights = arg("weights", count, wide)
         inner = arg("inner", count, d.columns)
+        peepholes = arg("peepholes", count, d.peeping) if d.layer.peepholes else None
         results: list[Buffer | None] = [None] * 3
         for index in d.layer.wanted:
             shape = (count, batch, d.layer.size) if index else (steps, count, batch, d.layer.size)
@@ -94,8 +100,10 @@ def build(d: RecurrentLoops) -> Any:
         with root():
             views = [None if each is None else flat(each) for each in (*firsts, *results)]
             flats = flat(sums), flat(weights), flat(inner)
+            peeping = None if peepholes is None else flat(peepholes)
             split = len(d.layer.given)
-            _StepWriter(d, flats, lengths, views[:split], views[split:], (steps, batch)).write()
+            states = RecurrentStates(d.layer, batch, d.cpu.lanes, peeping)
+            _StepWriter(d, flats, states, lengths, views[:split], views[split:], steps).write()
 
     return prim_func(body)
 
@@ -106,21 +114,22 @@ class _StepWriter:
     Args:
         d: What is computed.
         operands: Sums of inputs, recurrent weights, what is added inside brackets.
+        states: What steps carry.
         lengths: Steps of each row; None where all take all.
         firsts: The states that are given, None for zeros.
         results: All states, the last one, the last cell; None where nobody asks.
-        extents: Steps, and rows of the batch.
+        steps: How many there are.
     """
 
     def __init__(
-        self, d: RecurrentLoops, operands: tuple[Buffer, Buffer, Buffer], lengths: Buffer | None,
-        firsts: list[Buffer | None], results: list[Buffer | None], extents: tuple[Prim, Prim],
+        self, d: RecurrentLoops, operands: tuple[Buffer, Buffer, Buffer], states: RecurrentStates,
+        lengths: Buffer | None, firsts: list[Buffer | None], results: list[Buffer | None],
+        steps: Prim,
     ) -> None:  # fmt: skip
         self.d, self.firsts, self.results = d, firsts, results
         self.sums, self.weights, self.inner = operands
         self.lengths = lengths
-        self.steps, self.batch = extents
-        self.states = RecurrentStates(d.layer, self.batch, d.cpu.lanes)
+        self.states, self.steps, self.batch = states, steps, states.batch
         self.products = T.alloc_buffer((len(d.layer.turns) * self.batch * d.columns,), _REAL)
         rows = len(d.layer.turns) * self.batch
         self.times = None if lengths is None else T.alloc_buffer((rows,), "int32")
