@@ -12,10 +12,14 @@ from numpy.typing import NDArray
 
 from qdqbridge.errors import InputDataError, QdqBridgeError, UnsupportedTargetError
 from qdqbridge.graph.types import ValueType
+from qdqbridge.onnx_io.control_flow.subgraph_names import nodes_inside
 from qdqbridge.onnx_io.reading.model_file import read_model
 from qdqbridge.onnx_io.runtime.ort_values import run
 
 Array = NDArray[Any]
+_LAST_IS_READ = {"QLinearSigmoid": 5, "QLinearLeakyRelu": 5}
+"""Operators of com.microsoft whose kernels (1.32) read their last operand even where there is none,
+which ends the process; where it is there by an empty name, they take it for left out."""
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
@@ -88,6 +92,10 @@ class OnnxRuntimeSession:
         """Returns the model with ``names`` among its outputs; onnxruntime infers their types."""
         model = onnx.ModelProto()
         model.CopyFrom(self._model)
+        for node in model.graph.node:
+            for each in (node, *nodes_inside(node)):
+                most = _LAST_IS_READ.get(each.op_type, 0)
+                each.input.extend([""] * (most - len(each.input)))
         extra = [name for name in names if name not in self.outputs]
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in extra)
         return model.SerializeToString()
