@@ -43,7 +43,7 @@ from qdqbridge.relax.emit.loops import EmitBody, repeated_module
 from qdqbridge.relax.emit.run_time_parameters import arguments, linear_module
 from qdqbridge.relax.emit.scope import RelaxScope
 
-_FEW, _MANY = 128, 1024
+_FEW, _MANY = 512, 1024
 """How many nodes steps may have together that are written out, and where nothing else goes."""
 EmitNode = Callable[[RelaxScope, Node], Sequence[Expr]]
 EmitGraph = Callable[[Graph, "EmitNode | None"], ir.IRModule]
