@@ -17,6 +17,7 @@ from qdqbridge.pipeline import check
 ROOT = Path(__file__).parents[2]
 TABLES = Path(__file__).parent
 LIMIT, FLOATS = 2, "whole-node-unit"
+MEASURED = 123_680
 LEAST = {"qnn": 1724, "qnn-v73": 1724, "openvino": 500}
 KNOWN = {"qnn": (0, 0), "qnn-v73": (0, 0), "openvino": (0, 0)}
 """Rows as written whose rules are falsely kept, and falsely broken: by their number."""
@@ -92,3 +93,13 @@ def test_litert_takes_and_computes_what_is_written_for_it() -> None:
         assert int(row["export_lsb"]) <= limit, row
     refused = [row for row in table if row["export_taken"] == "refused"]
     assert {row["dtype"] for row in refused} == {"u16", "s16"}
+
+
+def test_rules_say_what_was_measured_or_what_the_host_build_does() -> None:
+    """Of the tables of winml-cli: all rows, each disagreement put to the host build."""
+    lines = (TABLES / "winml_qnn-htp-v73.csv").read_text("utf-8").splitlines()
+    found = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    whole = sum(int(row["rows"]) for row in found)
+    assert whole == MEASURED
+    assert sum(int(row["not asked"]) for row in found) == 0
+    assert sum(int(row["rules"]) for row in found) <= whole / 200

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
+import qdqbridge
 from qdqbridge.engines import engine_kind
 from qdqbridge.engines.process import EngineProcess, ProcessLimits
 from qdqbridge.errors import UnsupportedTargetError
-from tests.onnx_io.hexagon_forms import REFUSED, TAKEN
+from tests.onnx_io.hexagon_forms import REFUSED, TAKEN, choice
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +45,21 @@ def test_hexagon_takes_it(form: str, hexagon: EngineProcess, tmp_path: Path) -> 
 def test_hexagon_does_not_take_it(form: str, hexagon: EngineProcess, tmp_path: Path) -> None:
     assert not takes(hexagon, REFUSED[form][1], tmp_path)
     assert hexagon.alive
+
+
+@pytest.mark.parametrize("constant", [True, False])
+def test_a_choice_beside_floats_is_written_as_one_of_stored_numbers(
+    constant: bool, hexagon: EngineProcess, tmp_path: Path
+) -> None:
+    path, written = tmp_path / "model.onnx", tmp_path / "written.onnx"
+    onnx.save(choice(constant=constant), path)
+    graph = qdqbridge.load(path)
+    qdqbridge.save(graph, written, "qnn")
+    nodes, _ = hexagon.ask("load it", "load", "written", str(written))
+    assert all(taken for _, _, _, taken, _ in nodes)
+    rng = np.random.default_rng(0)
+    feeds = {"x1": rng.integers(0, 256, (3, 4)).astype(np.uint8)}
+    feeds |= {} if constant else {"x2": rng.normal(2, 3, (3, 4)).astype(np.float32)}
+    (name,) = graph.output_names
+    found = hexagon.ask("run it", "run", "written", feeds, [name])[name]
+    np.testing.assert_array_equal(found, qdqbridge.evaluate(graph, feeds)[name])

@@ -223,3 +223,10 @@ def int8_by_int16_padded() -> onnx.ModelProto:
     """A product that is taken, and padded with another number than the zero point."""
     operands = [Stored([1, 3, 6, 6], np.int8), Stored([4, 3, 3, 3], np.int16, constant=True)]
     return unit("Conv", operands, [1, 4, 6, 6], np.int8, pads=[1, 1, 1, 1])
+
+
+def choice(*, constant: bool) -> onnx.ModelProto:
+    """A Where of stored numbers and floats, whose result is stored."""
+    floats = np.linspace(-1, 6, 12, dtype=np.float32).reshape(3, 4)
+    return unit("Where", [_MASK, _ROWS, floats if constant else Given([3, 4], TensorProto.FLOAT)],
+                [3, 4])  # fmt: skip

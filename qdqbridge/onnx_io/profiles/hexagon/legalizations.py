@@ -12,6 +12,7 @@ import numpy as np
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Graph, Node, Value
+from qdqbridge.graph.numerics import quantize
 from qdqbridge.graph.operator import NO_ATTRIBUTES, Operator
 from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.onnx_io.profiles.erf_steps import erfs_in_steps
@@ -50,7 +51,8 @@ from qdqbridge.onnx_io.profiles.legalization import (
 from qdqbridge.onnx_io.profiles.result_encodings import result_encodings
 from qdqbridge.onnx_io.profiles.whole_gelu import whole_gelus
 from qdqbridge.onnx_io.profiles.wide_operands import one_width, wide_operands
-from qdqbridge.ops.build import constant, requantized, result
+from qdqbridge.ops.build import constant, quantized, requantized, result
+from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE
 from qdqbridge.ops.elementwise import ADD, CONCAT, DIV, MUL, POW, SUB, WHERE
 
 
@@ -155,6 +157,47 @@ def retyped_as(node: Node, op: Operator, operands: list[Value]) -> Value:
     return result(op, NO_ATTRIBUTES, operands, node.output.type, node.origin, node.output.name)
 
 
+def stored_choices(graph: Graph) -> Iterator[Cost]:
+    """``quantize(Where(m, x, y)) -> Where(m, quantize(x), quantize(y))``: the same numbers."""
+    for node in graph.nodes:
+        made = node if node.op is WHERE else _made_for(node)
+        target = node.output.quant
+        if made is None or made.op is not WHERE or target is None or not target.params.per_tensor:
+            continue
+        if made.operand(0).quant is not None or target.params.expressed_dtype is not DType.FLOAT32:
+            continue
+        name = node.output.name
+        sides = [_stored(made.operand(index), target.params, name) for index in (1, 2)]
+        if made is not node or sides != [made.operand(1), made.operand(2)]:
+            operands = [made.operand(0), *sides]
+            type_, origin = node.output.type, made.origin
+            put(graph, node, result(WHERE, NO_ATTRIBUTES, operands, type_, origin, name))
+    yield from ()
+
+
+def _made_for(node: Node) -> Node | None:
+    """Returns what makes the operand of a ``quantize``, and of nothing else."""
+    source = node.operand(0) if node.op is QUANTIZE else None
+    return source.producer if source is not None and len(source.users) == 1 else None
+
+
+def _stored(value: Value, params: QuantParams, name: str) -> Value:
+    """Returns an operand in an encoding; one that is stored, or a number, is as it was."""
+    if value.quant is not None or value.type.dtype is not DType.FLOAT32:
+        return value
+    made = value.producer
+    if made is not None and made.op is DEQUANTIZE:
+        source = made.operand(0)
+        if source.quant is not None and source.quant.params.same_mapping(params):
+            return source
+    if value.constant is None:
+        return quantized(value, params, name=f"{value.name}_for_{name}")
+    array = value.constant.numpy()
+    if array.size == 1 or np.isnan(array).any():
+        return value
+    return constant(quantize(array, params), params, f"{value.name}_for_{name}")
+
+
 def masks_of_numbers(graph: Graph) -> Iterator[Cost]:
     """``Where(mask, x, c) -> x * mask + where(mask, 0, c)`` of floats, both constants: the same."""
     for node in graph.nodes:
@@ -192,6 +235,7 @@ LEGALIZATIONS = (
     Legalization("no-erf", whole_gelus),
     Legalization("no-erf", erfs_in_steps),
     Legalization("fixed-encodings", result_encodings),
+    Legalization("no-float-where", stored_choices),
     Legalization("no-float-where", masks_of_numbers),
     Legalization("quantized-divisor", divisors),
     Legalization("float-quotient", squares),
