@@ -733,3 +733,30 @@ def test_an_operator_that_is_newer_than_the_runtime_is_refused_by_name(tmp_path:
     assert "--opset" in caught.value.fix
     qdqbridge.save(graph, tmp_path / "written.onnx", opset=28)
     assert qdqbridge.load(tmp_path / "written.onnx").digest == graph.digest
+
+
+@pytest.mark.parametrize(("low", "high", "steps"), [(-1.5, 90.0, 71), (-90.0, 1.5, 126)])
+def test_a_clip_of_one_end_says_how_much_it_may_lose(
+    low: float, high: float, steps: int, tmp_path: Path
+) -> None:
+    net = Net()
+    x = net.dq("x", 0.05, U8(100))
+    pair = net.both(net.op("Add", x, x), 0.05, U8(100))
+    clip = net.op("Clip", pair, net.c(np.float32(low)), net.c(np.float32(high)))
+    source = saved(net, {"x": (U8, [4, 8])}, net.q(clip, 0.05, U8(100)), tmp_path / "clip.onnx")
+    (found,) = (f for f in check(source, "qnn") if f.rule == "clip-of-two-ends")
+    assert found.steps == steps
+
+
+def test_a_product_behind_a_lost_clamp_makes_more_of_it(tmp_path: Path) -> None:
+    told: list[int] = []
+    for scale in (9.0, 0.01):  # of the product's result
+        net = Net()
+        kept = net.both(net.op("Sub", net.dq("x", 0.1, U8(128)), net.dq("x", 0.05, U8(3))),
+                        0.02, U8(20))  # fmt: skip
+        joined = net.both(net.op("Concat", kept, net.dq("x", 0.02, U8(20)), axis=1), 0.3, U8(90))
+        out = net.q(net.op("Conv", joined, net.weight(4, 8, 1, 1)), scale, U8(100))
+        path = tmp_path / f"{scale}.onnx"
+        source = saved(net, {"x": (U8, [1, 4, 3, 3])}, out, path)
+        told += [f.steps for f in check(source, "qnn") if f.rule == "lost-clamp"]
+    assert 0 < told[0] < told[1] == 255

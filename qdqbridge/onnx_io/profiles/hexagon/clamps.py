@@ -118,7 +118,7 @@ def lost_clamp(view: FileView, node: FileNode) -> Reason | None:
             tensor = own.node.input(0)
             text = f"'{tensor}' has a narrower range than the result, by {steps} of its steps"
             bounded = target.dtype is not None and target.dtype.bits <= _BOUNDED_BITS
-            return Reason(text, (tensor,), steps + 1 if bounded else 0)
+            return Reason(text, (tensor,), _at_most(view, node, steps, target) if bounded else 0)
     return None
 
 
@@ -129,6 +129,31 @@ def _let_through(own: FileEncoding, target: FileEncoding) -> int:
         return 0
     steps = max(inner.low - outer.low, outer.high - inner.high) / outer.step
     return math.ceil(steps) if steps > _STEPS else 0
+
+
+def _at_most(view: FileView, node: FileNode, steps: int, target: FileEncoding) -> int:
+    """Returns a bound for a result and for products behind it, which may make more of it."""
+    found, top = steps + 1, (1 << _BOUNDED_BITS) - 1
+    stored = view.quantized(node.output) if node.op == "Concat" else [target]
+    for own in stored:
+        for reader, _ in view.consumers(own.node.output):
+            products = view.consumers(reader.output) if is_dequantize(reader) else []
+            gains = [_gain(view, product, target) for product, index in products if index == 0]
+            found = max([found, *(math.ceil(gain * found) for gain in gains)])
+    return min(found, top)
+
+
+def _gain(view: FileView, product: FileNode, x: FileEncoding) -> float:
+    """Returns how many steps of its result one step of each operand is at most."""
+    weight, results = view.dequantized(product.input(1)), view.quantized(product.output)
+    if product.op not in WEIGHTED or weight is None or not results or weight.scale is None:
+        return 0.0
+    stored, result = view.constant(weight.node.input(0)), results[0]
+    if stored is None or result.scale is None or x.scale is None:
+        return 0.0
+    largest = float(weight.scale.max()) * float(np.abs(stored.astype(np.int64)).max(initial=0))
+    terms = stored.size / max(stored.shape[0 if product.op == "Conv" else -1], 1)
+    return largest * terms * float(x.scale.max()) / float(result.scale.min())
 
 
 _STEPS = 2

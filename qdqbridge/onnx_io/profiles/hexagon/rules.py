@@ -44,6 +44,7 @@ from qdqbridge.onnx_io.profiles.shared_rules import (
     WEIGHTED,
     active_ends,
     bias_ratio,
+    clamp_bounds,
     constant_positive_scale,
     encoding_of,
     fixed_shapes,
@@ -254,9 +255,21 @@ def _clip_behind(view: FileView, node: FileNode) -> Reason | None:
         return None
     if not all(active):
         end = "lower" if active[0] else "upper"
-        return Reason(f"only its {end} end lies inside the range of the result", (node.output,))
+        text = f"only its {end} end lies inside the range of the result"
+        return Reason(text, (node.output,), _let_out(view, node, found[0]))
     wide = found[0].dtype in _WIDE
     return Reason(f"it clips {found[0].dtype}", (node.output,)) if wide else None
+
+
+def _let_out(view: FileView, node: FileNode, result: FileEncoding) -> int:
+    """Returns how many steps of 8 bits lie outside a clip, and one; 0 of 16 bits."""
+    low, high = clamp_bounds(view, node)
+    if result.dtype is None or result.dtype in _WIDE or result.scale is None:
+        return 0
+    scale, zero = float(result.scale.reshape(-1)[0]), result.zero()
+    below = 0.0 if low is None else low / scale + zero - int(result.dtype.qmin)
+    above = 0.0 if high is None else int(result.dtype.qmax) - zero - high / scale
+    return 1 + round(max(below, above, 0.0))
 
 
 def _apart(view: FileView, made: FileNode, result: FileEncoding) -> bool:
