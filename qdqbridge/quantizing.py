@@ -166,14 +166,17 @@ class Quantization:
         state: Path | None,
         progress: Callable[[int, int], None] | None,
     ) -> Quantization:
+        from qdqbridge.autoquant.inside_time import bodies_within_time
         from qdqbridge.autoquant.search.time_budget import TimeBudget, within_time
         from qdqbridge.judging import node_times
 
         assert self.samples is not None
         budget = TimeBudget(seconds, engine, goal, threads)
         clock = partial(node_times, engine, threads=threads)
-        found = within_time(self.made, budget, self.samples, clock, state=state, progress=progress)
-        return replace(self, goal=budget, fallback=found)
+        made, inside = bodies_within_time(self.made, budget, self.samples, clock, state)
+        found = within_time(made, budget, self.samples, clock, state=state, progress=progress)
+        found = replace(found, reverted=[*inside, *found.reverted])
+        return replace(self, made=made, goal=budget, fallback=found)
 
     def doubt(self) -> str:
         """Returns a warning where the outputs are far from the float model's, else nothing.

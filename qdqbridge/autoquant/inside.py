@@ -28,7 +28,7 @@ from qdqbridge.onnx_io.control_flow.bodies import Body, with_bodies
 
 STEP = "bodies"
 """The name of this step in records."""
-_SAMPLES, _RUNS = 64, 256
+SAMPLES, RUNS = 64, 256
 """Samples that are run to see what bodies are given, and how many runs of a body are held."""
 _GOOD = 30.0
 """Outputs this close to the float model's, in dB, bear all integers that the target wants: what a
@@ -78,9 +78,9 @@ def with_bodies_quantized(
     found = bodies_in(graph)
     if not found:
         return made
-    samples = None if data is None else spread(data, _SAMPLES)
-    runs = {} if samples is None else runs_of_bodies(graph, list(samples), _RUNS)
-    plain = _with(made, _each(made, found, runs, options), options)
+    samples = None if data is None else spread(data, SAMPLES)
+    runs = {} if samples is None else runs_of_bodies(graph, list(samples), RUNS)
+    plain = with_these(made, _each(made, found, runs, options), options)
     if samples is None or not any(body.integers for body in plain.inside):
         return plain
     judge = FloatReference(graph, samples)
@@ -88,7 +88,7 @@ def with_bodies_quantized(
     for name, target in _fewer(options.described()):
         if best >= _GOOD or before < best + GAIN:
             break
-        other = _with(made, _each(made, found, runs, replace(options, target=target)), options)
+        other = with_these(made, _each(made, found, runs, replace(options, target=target)), options)
         sqnr = judge.sqnr(other.graph)
         if sqnr >= best + GAIN:
             plain, best, told = other, sqnr, name
@@ -161,10 +161,16 @@ def _profile(profile: Profile, graph: Graph) -> Profile:
     return replace(profile, model=graph.digest, tensors=tensors)
 
 
-def _with(
+def with_these(
     made: Quantized, found: Mapping[Node, Sequence[QuantizedBody]], options: QuantizeOptions
 ) -> Quantized:
-    """Returns a model with these bodies."""
+    """Returns a model with these bodies.
+
+    Args:
+        made: The model.
+        found: The bodies of its nodes, quantized or not.
+        options: What the user wants.
+    """
     decision = replace(made.decision, bodies={})
     plan = decision.plan
     plan = decision.plan = replace(plan, floats=dict(plan.floats))

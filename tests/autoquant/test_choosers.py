@@ -65,6 +65,18 @@ def test_mse_is_the_best_of_all_and_near_brute_force(name, format):
     assert ours <= min(tried) * 1.03
 
 
+def test_no_range_reaches_beyond_an_interval():
+    gate = Context(interval=(0.0, 255 / 256))
+    seen = TensorStats.of(np.linspace(0.2, 0.9, 100, dtype=np.float32))
+    assert float(MinMax()(seen, U8, gate).scale) == np.float32(0.9 / 255)
+    assert float(MinMax(2.0)(seen, U8, gate).scale) == 1 / 256
+    assert float(MinMax(2.0)(seen, U8, HERE).scale) == np.float32(1.8 / 255)
+    both = Context(interval=(-1.0, 127 / 128))
+    reaching = TensorStats.of(np.linspace(-0.9, 0.9, 100, dtype=np.float32))
+    params = MinMax(2.0)(reaching, U8, both)
+    assert (float(params.scale), int(params.zero_point)) == (1 / 128, 128)
+
+
 @pytest.mark.parametrize("format", F8, ids=["e4m3", "e5m2"])
 @each_tensor
 def test_mse_finds_the_best_scale_of_floats(name, format):

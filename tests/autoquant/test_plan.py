@@ -99,7 +99,7 @@ def test_movers_share_and_known_ranges_are_fixed():
         y = b.op("Flatten", y)
         return b.op("Softmax", b.op("MatMul", y, b.init(drawn(72, 5))))
 
-    _, result = planned(make, 3, 6, 6)
+    _, result = planned(make, 3, 6, 6, target=QNN)
     kinds = specs(result)
     assert kinds["MaxPool"] == kinds["Flatten"] == "Shared" and kinds["Softmax"] == "Fixed"
     fixed = next(spec for spec in result.specs.values() if isinstance(spec, Fixed))
@@ -116,10 +116,13 @@ def test_fixed_ranges_by_storage():
         specs = plan(graph_of(make, 3, 6, 6), target).specs.values()
         return [spec.params for spec in specs if isinstance(spec, Fixed)]
 
-    sigmoid, tanh = fixed(ORT)
+    sigmoid, tanh = fixed(QNN)
     assert (float(sigmoid.scale), int(sigmoid.zero_point)) == (1 / 256, 0)
     assert (float(tanh.scale), int(tanh.zero_point)) == (1 / 128, 128)
-    assert all(params.symmetric for params in fixed(TENSORRT))
+    symmetric = replace(QNN, activations=TENSORRT.activations)
+    assert len(fixed(symmetric)) == 2
+    assert all(params.symmetric for params in fixed(symmetric))
+    assert not fixed(ORT)  # its kernels take any scale
 
 
 def test_float_results_of_the_last_product():

@@ -27,6 +27,8 @@ class Context:
         samples: Returns the tensor itself, one array for each batch of samples, as it arrives
             behind the tensors and weights before it, rounded as was chosen; None where there are
             no samples (a profile alone, a constant, choosers that are tried).
+        interval: What no result of its operator lies outside, as [0, 255/256] of a Softmax in 8
+            bits; None where nothing is known.
     """
 
     name: str = ""
@@ -34,6 +36,7 @@ class Context:
     readers: tuple[str, ...] = ()
     chosen: Mapping[str, QuantParams] = field(default_factory=dict[str, QuantParams])
     samples: Callable[[], Sequence[NDArray[Any]]] | None = None
+    interval: tuple[float, float] | None = None
 
 
 class Chooser(Protocol):
@@ -53,8 +56,10 @@ class RangeChooser(ABC):
         """Returns the smallest and largest number that codes shall stand for."""
 
     def __call__(self, stats: TensorStats, format: Format, context: Context) -> QuantParams:
-        """Returns per-tensor parameters that cover :meth:`range`."""
-        del context
+        """Returns parameters that cover :meth:`range`, as far as numbers can lie there."""
         if stats.minimum > stats.maximum:
             return format.per_tensor().params(0, 0)
-        return format.per_tensor().params(*self.range(stats, format))
+        low, high = self.range(stats, format)
+        if context.interval is not None:
+            low, high = max(low, context.interval[0]), min(high, context.interval[1])
+        return format.per_tensor().params(low, high)

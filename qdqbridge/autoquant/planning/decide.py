@@ -190,8 +190,10 @@ def joined_stats(
 def context_of(value: Value, chosen: Mapping[str, QuantParams]) -> Context:
     """Returns what a chooser is told about ``value``."""
     readers = tuple(sorted({node.op.name for node, _ in value.users}))
-    producer = "" if value.producer is None else value.producer.op.name
-    return Context(value.name, producer, readers, chosen)
+    if value.producer is None:
+        return Context(value.name, "", readers, chosen=chosen)
+    op = value.producer.op
+    return Context(value.name, op.name, readers, chosen, interval=op.interval)
 
 
 def apply(decision: Decision) -> Graph:

@@ -228,14 +228,17 @@ def moves(node: Node) -> bool:
     return node.op.flow is Flow.MOVE
 
 
-EVERYTHING = (
-    *BOUNDED,
+_UNBOUNDED = (
     OperatorRule("products", ACCUMULATORS),
     OperatorRule("averages", POOLS),
     OperatorRule("elementwise", ELEMENTWISE),
     OperatorRule("rows-and-windows", ROWS_AND_WINDOWS),
 )
-"""Rules of a target that runs every operator on integers."""
+EVERYTHING = (*(replace(rule, fixed=None) for rule in BOUNDED), *_UNBOUNDED)
+"""Rules of a target that runs every operator on integers. A Softmax of many numbers fills little of
+its interval, a gate rarely all: choosers decide, and no range reaches beyond the interval."""
+PRESCRIBED = (*BOUNDED, *_UNBOUNDED)
+"""The same where kernels have the scales of known intervals built in."""
 
 _FLOAT_IN_ORT = ("Gemm", "MatMul", "Dense", "ConvTranspose")
 """QGemm and MatMulIntegerToFloat give floats; there is no integer ConvTranspose."""
@@ -264,8 +267,8 @@ TENSORRT = Target(
     float_biases=True,
     residuals=False,
 )
-QNN = Target("qnn", "qnn", U8, PER_CHANNEL, EVERYTHING, functions=False)
-A16W8 = Target("a16w8", "qnn", U16, PER_CHANNEL, EVERYTHING, functions=False)
+QNN = Target("qnn", "qnn", U8, PER_CHANNEL, PRESCRIBED, functions=False)
+A16W8 = Target("a16w8", "qnn", U16, PER_CHANNEL, PRESCRIBED, functions=False)
 
 
 def _of_activations(node: Node) -> bool:
@@ -309,7 +312,7 @@ TFLITE = Target(
     (
         OperatorRule("scale-kept", KEPT, shares=True),
         OperatorRule("float-kernels", _named(*Flow), _on_floats, quantized=False),
-        *EVERYTHING,
+        *PRESCRIBED,
     ),
     functions=False,
 )

@@ -18,6 +18,7 @@ from qdqbridge.autoquant.planning.decide import apply
 from qdqbridge.autoquant.planning.formats import Unstored
 from qdqbridge.autoquant.planning.targets import WEIGHTS, Target
 from qdqbridge.autoquant.profiling.collect import observable
+from qdqbridge.autoquant.profiling.control_flow import bodies_in, parts
 from qdqbridge.autoquant.profiling.samples import Sample, Samples
 from qdqbridge.autoquant.quantize import Quantized
 from qdqbridge.autoquant.search.budget import size_of
@@ -69,8 +70,14 @@ class TimeBudget:
             raise InputDataError(f"{self.max_seconds} s are no limit", fix="give 2ms, or 500us")
 
     def __str__(self) -> str:
-        limit = f"no node above {_told(self.max_seconds)} on {self.engine}"
+        limit = f"no node above {told(self.max_seconds)} on {self.engine}"
         return limit if self.goal is None else f"{limit}, {self.goal}"
+
+
+def slow_nodes(graph: Graph, budget: TimeBudget, sample: Sample, clock: Clock) -> list[NodeTime]:
+    """Returns the nodes of a graph that take too long as they are, the slowest first."""
+    slow = [time for time in clock(graph, sample) if time.seconds > budget.max_seconds]
+    return sorted(slow, key=lambda time: -time.seconds)
 
 
 def within_time(
@@ -124,6 +131,9 @@ class _TimeSearch:
         self._graphs: dict[str, Graph] = {}
         self._layers = layers_of(made.decision.plan)
         self._owners = _owners(self._layers)
+        self._inside = _names_inside(graph)
+        results = [value.name for node in bodies_in(graph) for value in node.outputs]
+        self._starts = tuple(f"{name}." for name in results if name)
         self._around = _Neighbours(graph, self._layers)
         self._floats = made.decision.plan.floats
         weighted = {weight.node for weight in made.decision.weights if weight.index < 2}
@@ -170,7 +180,7 @@ class _TimeSearch:
         """
         picks: dict[Layer, _Pick] = {}
         too_slow: dict[Layer, set[_Pick]] = {}
-        while slow := [t for t in self._times(self._made(picks)) if self._is_slow(t.seconds)]:
+        while slow := [t for t in self._own_times(self._made(picks)) if self._is_slow(t.seconds)]:
             moved = False
             for layer in dict.fromkeys(filter(None, map(self._owner, slow))):
                 seen = too_slow.setdefault(layer, set())
@@ -225,23 +235,23 @@ class _TimeSearch:
     def _unmet(self, slow: Sequence[NodeTime]) -> InputDataError:
         worst = sorted(slow, key=lambda time: -time.seconds)
         more = len(worst) - _TOLD
-        told = [self._why(time) for time in worst[:_TOLD]]
+        reasons = [self._why(time) for time in worst[:_TOLD]]
         return InputDataError(
-            f"{len(slow)} nodes take longer than {_told(self._budget.max_seconds)} on "
+            f"{len(slow)} nodes take longer than {told(self._budget.max_seconds)} on "
             f"{self._budget.engine} whatever their layers are stored as",
-            why="; ".join(told + ([f"and {more} more"] if more > 0 else [])),
+            why="; ".join(reasons + ([f"and {more} more"] if more > 0 else [])),
             fix="allow more time, cut these operators in the model, or use another engine",
         )
 
     def _why(self, time: NodeTime) -> str:
         layer = self._owner(time)
-        said = f"{time.operator} '{time.node}' {_told(time.seconds)}"
+        said = f"{time.operator} '{time.node}' {told(time.seconds)}"
         if layer is None:
             reasons = {node.name: why for node, why in self._floats.items()}
             why = next((reasons[name] for name in time.names if name in reasons), "")
             return f"{said} (it belongs to no quantized layer{f': {why}' if why else ''})"
-        each = [f"{_told(self._taken(layer, None))} as quantized"]
-        each += [f"{_told(self._taken(layer, c))} in {c}" for c in self._options[layer]]
+        each = [f"{told(self._taken(layer, None))} as quantized"]
+        each += [f"{told(self._taken(layer, c))} in {c}" for c in self._options[layer]]
         return f"{said} (layer '{layer.name}': {', '.join(each)})"
 
     def _curve(self, chosen: Changes) -> tuple[ParetoRow, ...]:
@@ -265,18 +275,19 @@ class _TimeSearch:
 
     def _point(self, changes: Changes) -> ParetoRow:
         metrics, times = self._metrics(changes), [t.seconds for t in self._times(changes)]
+        own = [t.seconds for t in self._own_times(changes)]
         kinds = [str(change) for change in changes.values()]
-        told = [f"{kinds.count(kind)} in {kind}" for kind in dict.fromkeys(kinds)]
-        name = f"of {len(self._layers)} layers {', '.join(told)}" if told else "as quantized"
+        counts = [f"{kinds.count(kind)} in {kind}" for kind in dict.fromkeys(kinds)]
+        name = f"of {len(self._layers)} layers {', '.join(counts)}" if counts else "as quantized"
         size = size_of(self._graphs[name_of(changes)])
-        whole, slowest = 1e3 * sum(times), 1e3 * max(times, default=0.0)
+        whole, slowest = 1e3 * sum(times), 1e3 * max(own, default=0.0)
         return ParetoRow(name, size, metrics.sqnr, metrics.top1, round(whole, 4), round(slowest, 4))
 
     def _report(self, changes: Changes) -> list[Reverted]:
         found: list[Reverted] = []
         for rank, (layer, change) in enumerate(changes.items(), 1):
             before, after = self._taken(layer, None), self._taken(layer, change)
-            reason = f"{change.reason}: {_told(before)} as quantized, {_told(after)} in {change}"
+            reason = f"{change.reason}: {told(before)} as quantized, {told(after)} in {change}"
             found.append(Reverted(layer, str(change), rank, self._metrics({layer: change}), reason))
         return found
 
@@ -299,6 +310,17 @@ class _TimeSearch:
         found = self._clock(graph, self._sample)
         self._told()
         return self._trials.add_times(graph.digest, found)
+
+    def _own_times(self, changes: Changes) -> list[NodeTime]:
+        """Returns the times of nodes that are not in bodies, nor run some: these have a search."""
+        return [
+            time for time in self._times(changes) if self._owner(time) or not self._is_inside(time)
+        ]
+
+    def _is_inside(self, time: NodeTime) -> bool:
+        # Tensors of a body are written as a result of its node, a point, and more.
+        inside = any(name.startswith(self._starts) for name in time.names)
+        return inside or not self._inside.isdisjoint(time.names)
 
     def _told(self) -> None:
         self._done += 1
@@ -346,6 +368,24 @@ def _unique(options: Iterable[Sequence[LayerChange]]) -> list[LayerChange]:
     return list(dict.fromkeys(change for each in options for change in each))
 
 
+def _names_inside(graph: Graph) -> set[str]:
+    """Returns the names of nodes that run bodies, of the nodes in these, and of their results."""
+    found = _names_of(bodies_in(graph), "")
+    for body in parts(graph):
+        found |= _names_of(body.graph.nodes, body.place)
+    return found
+
+
+def _names_of(nodes: Iterable[Node], place: str) -> set[str]:
+    """Returns the names of nodes and results, also without the place that files do not have."""
+    found: set[str] = set()
+    for node in nodes:
+        results = [value.name for value in node.outputs]
+        each = [node.name, *results, *(f"{result}{_SUFFIX}" for result in results)]
+        found.update(name for full in each for name in (full, full.removeprefix(place)) if name)
+    return found
+
+
 def _owners(layers: Sequence[Layer]) -> Mapping[str, Layer]:
     """Returns the layer by the names of its nodes, of their results, and of what it reads.
 
@@ -367,5 +407,6 @@ def _owners(layers: Sequence[Layer]) -> Mapping[str, Layer]:
     return found
 
 
-def _told(seconds: float) -> str:
+def told(seconds: float) -> str:
+    """Returns a time as people write it."""
     return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"
