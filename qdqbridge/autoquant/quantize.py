@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.advice.few_samples import different, untried, with_room
 from qdqbridge.autoquant.choosers import CHOOSERS, Chooser
-from qdqbridge.autoquant.hardware.arithmetic import arithmetic_of
+from qdqbridge.autoquant.hardware.arithmetic import CONTRACT, arithmetic_of
 from qdqbridge.autoquant.planning.decide import Decision, apply, decide
 from qdqbridge.autoquant.planning.format_names import in_blocks
 from qdqbridge.autoquant.planning.formats import Format, Unstored
@@ -117,6 +117,12 @@ class QuantizeOptions:
     workers: int | str | None = None
     budget: float = 120.0
 
+    def __post_init__(self) -> None:
+        if not self.budget >= 0:
+            raise InputDataError(
+                f"{self.budget} is no budget", fix="give seconds: 0 tries nothing, inf everything"
+            )
+
     def described(self) -> Target:
         """Returns the target with the user's choosers and storage of weights.
 
@@ -136,7 +142,9 @@ class QuantizeOptions:
             target = _in_blocks(target, self.block)
         _check_dynamic(target, self.formats.values())
         _check_floats(target)
-        return self._on_hardware(target)
+        found = self._on_hardware(target)
+        _check_sums(found, self.formats.values())
+        return found
 
     def _on_hardware(self, target: Target) -> Target:
         """Returns ``target`` with the arithmetic that the user says."""
@@ -148,7 +156,7 @@ class QuantizeOptions:
             )
         own = target.arithmetic
         arithmetic = arithmetic_of(
-            self.accumulator_bits or own.accumulator_bits,
+            own.accumulator_bits if self.accumulator_bits is None else self.accumulator_bits,
             own.overflow.value,
             pairs=self.avoid_pairs or own.pairs is not None,
             requantize=self.requantize or own.requantize.value,
@@ -450,6 +458,26 @@ def _check_dynamic(target: Target, formats: Iterable[Format | Unstored]) -> None
             why="such products are of 8-bit integers with a scale for each channel or one for all",
             fix="store weights as int8 or uint8 without blocks, or only weights (weight-only)",
         )
+
+
+def _check_sums(target: Target, formats: Iterable[Format | Unstored]) -> None:
+    """Refuses what is said of the sums of integers where no integers that are known are added."""
+    if target.arithmetic == CONTRACT:
+        return
+    reads = [target.activations, *(r.operands for r in target.rules if r.quantized), *formats]
+    if any(read in (Unstored.DYNAMIC, Unstored.DYNAMIC_ROWS) for read in reads):
+        why = "activations are quantized while the model runs, so that nothing is known of its sums"
+    elif any(isinstance(read, Format) and read.is_float for read in reads):
+        why = "its products add floats"
+    elif target.activations is Unstored.FLOAT:
+        why = "it stores weights alone, and its products add floats"
+    else:
+        return
+    raise UnsupportedTargetError(
+        f"target {target.name} has no sums of integers to choose parameters for",
+        why=why,
+        fix="leave accumulators, pairs and rescaling out, or use a target of stored integers",
+    )
 
 
 def _check_floats(target: Target) -> None:

@@ -12,6 +12,7 @@ import pytest
 import qdqbridge as qb
 from qdqbridge.autoquant.hardware.arithmetic import IntegerArithmetic, Overflow, arithmetic_of, run
 from qdqbridge.autoquant.hardware.products import products
+from qdqbridge.autoquant.planning.formats import Unstored
 from qdqbridge.autoquant.quantize import QuantizeOptions
 from qdqbridge.autoquant.simulation.metrics import measured, outputs_of
 from qdqbridge.cli.failures import run as command
@@ -227,6 +228,30 @@ def test_a_profile_alone_is_not_enough() -> None:
         quantization(graph, None, profile=qb.profile(graph, DATA), accumulator_bits=16)
     with pytest.raises(UnsupportedTargetError, match="says no sums"):
         QuantizeOptions(accumulator_bits=16, sums_of="mine").described()
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"target": "dynamic", "accumulator_bits": 16}, "while the model runs"),
+        ({"target": "ort", "formats": {"Gemm": Unstored.DYNAMIC}, "avoid_pairs": True}, "runs"),
+        ({"target": "weight-only", "accumulator_bits": 16}, "weights alone"),
+        ({"target": "float8", "requantize": "shift"}, "add floats"),
+        ({"target": "float8", "avoid_pairs": True}, "add floats"),
+    ],
+)
+def test_sums_that_are_no_integers_that_are_known(asked: dict[str, Any], why: str) -> None:
+    with pytest.raises(UnsupportedTargetError, match="no sums of integers") as raised:
+        QuantizeOptions(**asked).described()
+    assert why in raised.value.why
+
+
+def test_numbers_that_say_nothing() -> None:
+    with pytest.raises(InputDataError, match="accumulators of 0 bits"):
+        QuantizeOptions(accumulator_bits=0).described()
+    for budget in (-1.0, float("nan")):
+        with pytest.raises(InputDataError, match="is no budget"):
+            QuantizeOptions(budget=budget)
 
 
 def test_the_command_line_says_what_it_costs(
