@@ -15,7 +15,13 @@ from qdqbridge.autoquant.profiling.control_flow import bodies_in, runs_of_bodies
 from qdqbridge.autoquant.profiling.samples import RunSamples, Sample, Samples
 from qdqbridge.autoquant.quantize import Quantized
 from qdqbridge.autoquant.search.fallback import Reverted
-from qdqbridge.autoquant.search.time_budget import Clock, TimeBudget, slow_nodes, told, within_time
+from qdqbridge.autoquant.search.time_budget import (
+    Clock,
+    TimeBudget,
+    slow_nodes,
+    time_text,
+    within_time,
+)
 from qdqbridge.autoquant.search.tuning import spread
 from qdqbridge.errors import InputDataError
 
@@ -83,10 +89,11 @@ class _BodySearch:
     def _check(self, body: QuantizedBody, run: Sample) -> None:
         slow = slow_nodes(body.body.graph, self.budget, run, self.clock)
         if slow:
+            worst = f"{slow[0].operator} '{slow[0].node}' {time_text(slow[0].seconds)}"
             raise InputDataError(
-                f"{len(slow)} nodes take longer than {told(self.budget.max_seconds)} on "
+                f"{len(slow)} nodes take longer than {time_text(self.budget.max_seconds)} on "
                 f"{self.budget.engine} in a body that stays float",
                 where=f"'{body.body.place}'",
-                why=f"{slow[0].operator} '{slow[0].node}' {told(slow[0].seconds)}; {body.reason}",
+                why=f"{worst}; {body.reason}",
                 fix="allow more time, or cut these operators in the model",
             )

@@ -1,15 +1,20 @@
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import qdqbridge as qb
 from qdqbridge.autoquant.choosers import KL, MSE, Context, MeanOfMaxima, MinMax, Percentile
 from qdqbridge.autoquant.choosers.kl import divergences, threshold
 from qdqbridge.autoquant.planning.formats import Format
 from qdqbridge.autoquant.profiling.stats import TensorStats
+from qdqbridge.errors import InputDataError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.numerics import dequantize, quantize
+from qdqbridge.graph.quantization import QuantParams, per_tensor
 
+MODELS = Path(__file__).resolve().parents[2] / "models"
 RNG = np.random.default_rng(0)
 U8 = Format(DType.UINT8)
 S8 = Format(DType.INT8, symmetric=True)
@@ -63,6 +68,31 @@ def test_mse_is_the_best_of_all_and_near_brute_force(name, format):
         for b in np.linspace(0.02, 1, 25)
     ]
     assert ours <= min(tried) * 1.03
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (lambda format: None, "NoneType"),
+        (lambda format: (0.1, 0), "tuple"),
+        (lambda format: per_tensor(DType.UINT8, np.inf), "a scale of inf"),
+        (
+            lambda format: QuantParams(DType.UINT8, np.ones(3), np.zeros(3, np.int32), axis=1),
+            "axis 1",
+        ),
+        (lambda format: format.params(np.nan, 1.0), ""),
+        (lambda format: format.params(-np.inf, 1.0), ""),
+    ],
+)
+def test_a_function_that_says_no_parameters_is_told(said, why):
+    images = np.load(MODELS / "digits_test.npz")["x"][:8]
+
+    def chooser(stats, format, context):
+        return said(format)
+
+    with pytest.raises(InputDataError, match="no parameters") as raised:
+        qb.quantize(MODELS / "digits_mlp_float.onnx", {"input": images}, chooser=chooser, repair=())
+    assert why in raised.value.why
 
 
 def test_no_range_reaches_beyond_an_interval():

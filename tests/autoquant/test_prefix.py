@@ -107,3 +107,13 @@ def test_a_profile_alone_shows_nothing() -> None:
     profile = qb.profile(graph, samples("cnn", graph))
     quantize_plainly(graph, None, "ort", chooser=asking, profile=profile)
     assert found and set(found) == {None}
+
+
+def test_what_is_looked_at_cannot_be_changed() -> None:
+    def emptying(stats, format, context):
+        for array in context.samples():
+            array.fill(0)
+        return MinMax()(stats, format, context)
+
+    with pytest.raises(ValueError, match="read-only"):
+        quantize_plainly(network(), {"x": data()}, "ort", chooser=emptying)

@@ -34,6 +34,7 @@ from qdqbridge.autoquant.planning.unstored import RECURRENT, packed_variant, rea
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.profiling.stats import TensorStats
 from qdqbridge.canonical import canonicalize
+from qdqbridge.errors import InputDataError
 from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.copying import Copy, copied
 from qdqbridge.graph.dtypes import DType
@@ -167,11 +168,33 @@ def activations(
             context = context_of(value, chosen)
             if look is not None:
                 context = replace(context, samples=partial(look, value, found))
-            found[value] = chooser(seen, spec.format, context)
+            found[value] = _checked(chooser(seen, spec.format, context), value)
         else:
             continue
         chosen[value.name] = found[value]
     return {value: found[root(plan.specs, value)] for value in plan.specs}
+
+
+def _checked(params: object, value: Value) -> QuantParams:
+    """Returns what a chooser said, which may be a user's.
+
+    Raises:
+        InputDataError: It is nothing that a tensor can be stored with.
+    """
+    if not isinstance(params, QuantParams):
+        said = f"it returned {type(params).__name__}, not QuantParams"
+    elif params.axis is not None:
+        said = f"it returned parameters along axis {params.axis}; activations have one pair"
+    elif not 0 < float(params.scale) < np.inf:
+        said = f"it returned a scale of {float(params.scale)}"
+    else:
+        return params
+    raise InputDataError(
+        "the chooser says no parameters",
+        where=f"tensor '{value.name}'",
+        why=said,
+        fix="return format.params(low, high) of two finite numbers",
+    )
 
 
 def joined_stats(

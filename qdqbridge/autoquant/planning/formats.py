@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.errors import UnsupportedTargetError
+from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.quantization import QuantParams
 
@@ -170,7 +170,15 @@ class Format:
             low: Smallest real number: one, an array along ``axis``, or, in blocks, an array of the
                 tensor's rank whose extent along ``axis`` counts blocks.
             high: Largest one, of the same shape.
+
+        Raises:
+            InputDataError: They are not finite.
         """
+        if not (np.isfinite(low).all() and np.isfinite(high).all()):
+            raise InputDataError(
+                f"a range from {low} to {high} has no parameters",
+                fix="give finite numbers; look for NaN and infinities in the data",
+            )
         return self.params_of(*self.scale(low, high))
 
     def params_of(self, scale: NDArray[np.float32], zero_point: NDArray[np.int32]) -> QuantParams:

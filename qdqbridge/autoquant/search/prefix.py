@@ -65,7 +65,7 @@ class QuantizedPrefix:
             end = self._position[wanted.producer] + 1
             if end > self._done:
                 self._advance(end, value, chosen)
-        return [arrays[wanted] for arrays in self._arrays]
+        return [_read_only(arrays[wanted]) for arrays in self._arrays]
 
     def _advance(self, end: int, value: Value, chosen: Mapping[Value, QuantParams]) -> None:
         """Runs the nodes up to a position."""
@@ -103,3 +103,10 @@ class QuantizedPrefix:
     def _read_behind(self, value: Value, end: int) -> bool:
         """True where a node from a position on reads a value."""
         return any(self._position[node] >= end for node, _ in value.users)
+
+
+def _read_only(array: Array) -> Array:
+    """Returns a view that nobody changes: what comes behind is computed of the same array."""
+    view = array.view()
+    view.flags.writeable = False
+    return view

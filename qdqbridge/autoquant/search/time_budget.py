@@ -70,7 +70,7 @@ class TimeBudget:
             raise InputDataError(f"{self.max_seconds} s are no limit", fix="give 2ms, or 500us")
 
     def __str__(self) -> str:
-        limit = f"no node above {told(self.max_seconds)} on {self.engine}"
+        limit = f"no node above {time_text(self.max_seconds)} on {self.engine}"
         return limit if self.goal is None else f"{limit}, {self.goal}"
 
 
@@ -237,7 +237,7 @@ class _TimeSearch:
         more = len(worst) - _TOLD
         reasons = [self._why(time) for time in worst[:_TOLD]]
         return InputDataError(
-            f"{len(slow)} nodes take longer than {told(self._budget.max_seconds)} on "
+            f"{len(slow)} nodes take longer than {time_text(self._budget.max_seconds)} on "
             f"{self._budget.engine} whatever their layers are stored as",
             why="; ".join(reasons + ([f"and {more} more"] if more > 0 else [])),
             fix="allow more time, cut these operators in the model, or use another engine",
@@ -245,13 +245,13 @@ class _TimeSearch:
 
     def _why(self, time: NodeTime) -> str:
         layer = self._owner(time)
-        said = f"{time.operator} '{time.node}' {told(time.seconds)}"
+        said = f"{time.operator} '{time.node}' {time_text(time.seconds)}"
         if layer is None:
             reasons = {node.name: why for node, why in self._floats.items()}
             why = next((reasons[name] for name in time.names if name in reasons), "")
             return f"{said} (it belongs to no quantized layer{f': {why}' if why else ''})"
-        each = [f"{told(self._taken(layer, None))} as quantized"]
-        each += [f"{told(self._taken(layer, c))} in {c}" for c in self._options[layer]]
+        each = [f"{time_text(self._taken(layer, None))} as quantized"]
+        each += [f"{time_text(self._taken(layer, c))} in {c}" for c in self._options[layer]]
         return f"{said} (layer '{layer.name}': {', '.join(each)})"
 
     def _curve(self, chosen: Changes) -> tuple[ParetoRow, ...]:
@@ -287,7 +287,9 @@ class _TimeSearch:
         found: list[Reverted] = []
         for rank, (layer, change) in enumerate(changes.items(), 1):
             before, after = self._taken(layer, None), self._taken(layer, change)
-            reason = f"{change.reason}: {told(before)} as quantized, {told(after)} in {change}"
+            reason = (
+                f"{change.reason}: {time_text(before)} as quantized, {time_text(after)} in {change}"
+            )
             found.append(Reverted(layer, str(change), rank, self._metrics({layer: change}), reason))
         return found
 
@@ -407,6 +409,6 @@ def _owners(layers: Sequence[Layer]) -> Mapping[str, Layer]:
     return found
 
 
-def told(seconds: float) -> str:
+def time_text(seconds: float) -> str:
     """Returns a time as people write it."""
     return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"
