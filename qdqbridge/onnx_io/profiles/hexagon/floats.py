@@ -26,7 +26,7 @@ from qdqbridge.onnx_io.profiles.shared_rules import WEIGHTED
 
 _HOST = "onnxruntime-qnn 2.7.0, host build of Hexagon"
 _UNFINISHED = f"{_HOST}: 'Failed to finalize QNN graph', code 1002"
-_IMAGES = frozenset({"Conv", "ConvTranspose"})
+_IMAGES, _IMAGE_AXES = frozenset({"Conv", "ConvTranspose"}), 4
 _WIDTH = {DType.UINT8: 8, DType.INT8: 8, DType.UINT16: 16, DType.INT16: 16}
 
 
@@ -426,13 +426,17 @@ def _wide_weight(view: FileView, node: FileNode) -> Reason | None:
 def wide_weight_on_v73(view: FileView, node: FileNode) -> Reason | None:
     """Weights of 16 bits that v73 does not take either: others than int16 around 0, or uint16.
 
-    Those it takes beside activations of uint16, and beside a bias in floats.
+    Those it takes beside activations of uint16 (of uint16 not in a Gemm, nor over one or three
+    axes), and beside a bias in floats.
     """
     reason, weight = _wide_weight(view, node), view.dequantized(node.input(1))
     if reason is None or weight is None or reason.effect is not None:
         return reason
     x = view.dequantized(node.input(0))
-    taken = weight.symmetric if weight.dtype is DType.INT16 else weight.per_tensor
+    taken = weight.symmetric
+    if weight.dtype is DType.UINT16:
+        images = node.op not in _IMAGES or view.rank(node.input(0)) == _IMAGE_AXES
+        taken = weight.per_tensor and images and node.op != "Gemm"
     taken = taken and x is not None and x.dtype is DType.UINT16
     return None if taken or is_fused_on_v73(view, node) else reason
 
