@@ -33,9 +33,10 @@ _FAMILIES = {
 _INTRODUCTION = """\
 # ONNX in and out
 
-The only folder that imports onnx. `reading/` turns a file into a graph, `writer/` a graph into a file;
-`reading/qdq.py` decodes the parameters of Q and DQ, `lowering/` writes other encodings as Q and DQ,
-`foreign/` carries what has no row in the operator table, `profiles/` knows what runtimes want.
+The only folder that imports onnx. `reading/` turns a file into a graph, `writer/` a graph into a
+file; `reading/qdq.py` decodes the parameters of Q and DQ, `lowering/` writes other encodings as Q
+and DQ, `foreign/` carries what has no row in the operator table, `profiles/` knows what runtimes
+want.
 
 ## Idioms
 
