@@ -50,7 +50,7 @@ from qdqbridge.onnx_io.profiles.finding import Effect
 
 TABLES = Path(__file__).resolve().parent.parent / "tests" / "engines"
 PROFILE, ENGINE = "qnn-v73", "qnn-htp-v73"
-"""The tables are of a Snapdragon X, whose NPU is one of v73."""
+"""The tables name no device; what they take is what the host build takes from v73 on."""
 _KIT = "winml.modelkit"
 PROVIDER = "QNNExecutionProvider_NPU"
 IR = 11

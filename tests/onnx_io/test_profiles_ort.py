@@ -133,6 +133,45 @@ def test_kept_rules_are_what_onnxruntime_does(name: str, tmp_path: Path) -> None
     assert assert_agrees(saved(KEPT[name][1], tmp_path))
 
 
+def product(net: Net, x: str, weight: int, *, gemm: bool, turned: bool) -> str:
+    """Returns a product of rows of 16 with a dequantized matrix, a scale for each column."""
+    codes = np.random.default_rng(3).integers(-7, 8, (6, 16) if turned else (16, 6))
+    net.tensors.append(helper.make_tensor("w", weight, codes.shape, codes.ravel().tolist()))
+    scale = net.constant(np.linspace(0.01, 0.02, 6, dtype=np.float32))
+    w = net.op("DequantizeLinear", "w", scale, axis=0 if turned else 1)
+    w = net.op("Transpose", w, perm=[1, 0]) if turned else w
+    return net.op("Gemm" if gemm else "MatMul", x, w)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("gemm", [False, True])
+@pytest.mark.parametrize("weight", [TensorProto.INT8, TensorProto.INT4])
+@pytest.mark.parametrize("dtype", [None, np.uint8, np.uint16])
+def test_products_whose_activations_onnxruntime_rounds_are_told_and_written_otherwise(
+    dtype: Any, weight: int, gemm: bool, turned: bool, tmp_path: Path
+) -> None:
+    wide = dtype is not np.uint8
+    rounded = wide and (not turned or (weight == TensorProto.INT8 and not gemm))
+    result = (4e-5, 32768, np.uint16) if wide else (0.01, 128, np.uint8)
+    net = Net(21, 10)
+    x = "x" if dtype is None else net.fake("x", *((1e-4, 32768) if wide else (0.03, 128)), dtype)
+    y = net.fake(product(net, x, weight, gemm=gemm, turned=turned), *result)
+    path, written = tmp_path / "model.onnx", tmp_path / "written.onnx"
+    onnx.save(net.model([y], [5, 16]), path)
+    graph = qb.load(path)
+    qb.save(graph, written)
+    assert qb.load(written).digest == graph.digest
+    said = [{finding.rule for finding in check(file)} for file in (path, written)]
+    assert ["rounded-activation" in rules for rules in said] == [rounded, False]
+    data = np.random.default_rng(5).normal(size=(5, 16)).astype(np.float32)
+    (ours,) = qb.evaluate(graph, {"x": data}).values()
+    off = [np.abs(computed(file, data, "ORT_ENABLE_ALL") - ours).max() for file in (path, written)]
+    step = 1.01 * result[0]  # sums of floats may meet a tie
+    assert off[1] <= step
+    if LOADS_MORE:
+        assert (off[0] > 2 * step) == rounded
+
+
 def pool(net: Net) -> str:
     x = net.fake("x", *X)
     return net.fake(net.op("AveragePool", x, kernel_shape=[2, 2], dilations=[1, 1]), *Y)

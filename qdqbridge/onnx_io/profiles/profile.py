@@ -77,7 +77,7 @@ class ExportProfile:
         guarded: Put a Max that changes nothing between a Concat and its second rounding.
         clipped: Put a Clip to what the type holds in front of a QuantizeLinear of 16 bits.
         contrib: Write Q and DQ of 16 and 4 bits in ``com.microsoft`` below opset 21.
-        packed: Keep the MatMulNBits of a file.
+        packed: Keep the MatMulNBits of a file, and hide from the runtime what it would make one of.
         operators: Use QLinear operators where there is one.
         strict: Refuse to write what the runtime would refuse to read.
         fixed: The runtime takes fixed shapes only.

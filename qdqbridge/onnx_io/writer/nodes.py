@@ -46,6 +46,7 @@ from qdqbridge.onnx_io.writer.variants import (
     dense_rows,
     file_variant,
     is_product_of_rows,
+    unfused,
 )
 from qdqbridge.ops.attributes import GemmAttrs
 from qdqbridge.ops.cast import CAST
@@ -233,7 +234,10 @@ class NodeWriter(RowWriter):
         plain = value.constant is not None and value.quant is None
         if plain and quantized and node.op.is_data(index):
             return self.converted(value, dtype)
-        return self.real(value, dtype)
+        real = self.real(value, dtype)
+        if index == 1 and _is_matrix_of_columns(node, value):
+            return unfused(self, node, real, TensorType(dtype, value.type.shape))
+        return real
 
     def _convert(self, node: Node) -> None:
         source, result = node.operand(0), node.output
@@ -337,6 +341,13 @@ class NodeWriter(RowWriter):
             del inputs[2:]  # onnxruntime's fusions read the zero point of a float8 as an integer
             stated["output_dtype"] = dtype_to_onnx(type_.dtype)
         self.row("QuantizeLinear", inputs, target, type_, stated, node)
+
+
+def _is_matrix_of_columns(node: Node, weight: Value) -> bool:
+    """True for a constant weight ``[K, N]``, as a MatMul has it."""
+    gemm = GEMM.of(node)
+    columns = node.op is MATMUL or (gemm is not None and not gemm.trans_b)
+    return columns and weight.constant is not None and weight.rank == _MATRIX
 
 
 def _has_shifted_weight(node: Node) -> bool:

@@ -29,6 +29,7 @@ ROWS = "Gemm(transB=1)"
 _SEQUENCE = ReduceAttrs((2,))
 _ROWS = GemmAttrs(trans_b=True)
 _SWAPPED = (1, 0)
+_BYTE = 8
 
 
 def file_variant(node: Node) -> tuple[str, Attributes]:
@@ -160,7 +161,32 @@ def _weight(writer: RowWriter, node: Node, *, gemm: bool) -> tuple[str, bool]:
     shape = permuted_shape(w.type.shape, _SWAPPED)
     type_ = QuantType(permuted_params(w.quant.params, _SWAPPED), shape)
     target = writer.free.take(f"{stored}_DequantizeLinear_Output")
-    return writer.dequantize(stored, type_, target, dtype), True
+    real = writer.dequantize(stored, type_, target, dtype)
+    return unfused(writer, node, real, TensorType(dtype, shape)), True
+
+
+def unfused(writer: RowWriter, node: Node, weight: str, type_: TensorType) -> str:
+    """Returns a dequantized matrix ``[K, N]`` so that onnxruntime makes no MatMulNBits of it.
+
+    onnxruntime's optimizations (1.32) make one of every MatMul, and of every Gemm by a matrix
+    ``[K, N]``, whose weight a DequantizeLinear gives and whose activation is not of 8 bits. It
+    rounds the activation to 8 bits: of 16-bit results some hundred steps are lost. A Reshape in
+    between, to the shape that there is, stays, and hides the DequantizeLinear.
+
+    Args:
+        writer: Where rows go.
+        node: What multiplies.
+        weight: The dequantized matrix.
+        type_: Its type.
+    """
+    x, w = node.operand(0).quant, node.operand(1).quant
+    stored = None if w is None else w.params.storage_dtype
+    if not writer.profile.packed or (x is not None and x.params.storage_dtype.bits == _BYTE):
+        return weight
+    if stored is None or stored.is_float or stored.bits > _BYTE:
+        return weight
+    shape = writer.array(np.array(type_.shape, np.int64), f"{weight}_shape")
+    return writer.row("Reshape", [weight, shape], writer.free.take(f"{weight}_kept"), type_)
 
 
 def _scales_laid_otherwise(w: Value) -> bool:

@@ -44,6 +44,7 @@ _DOMAINS = frozenset(
     {"", "com.microsoft", "ai.onnx.ml", "com.microsoft.nchwc", "com.ms.internal.nhwc"}
 )
 _EIGHT = (DType.INT8, DType.UINT8)
+_BYTE, _MATRIX = 8, 2
 
 
 def _data(node: FileNode) -> Iterator[str]:
@@ -330,6 +331,29 @@ def _handed_on(view: FileView, node: FileNode) -> Reason | None:
     return Reason("it keeps every extent, and hands its input on", (node.output,))
 
 
+def _rounded_activation(view: FileView, node: FileNode) -> Reason | None:
+    """A product by a dequantized matrix becomes MatMulNBits, which rounds what it multiplies."""
+    if node.op not in ("MatMul", "Gemm") or node.attributes.get("transB"):
+        return None
+    turned = view.producer(node.input(1))
+    turned = turned if turned is not None and turned.op == "Transpose" else None
+    x = view.dequantized(node.input(0))
+    w = view.dequantized(node.input(1) if turned is None else turned.input(0))
+    if w is None or w.dtype is None or not view.is_constant(w.node.input(0)):
+        return None
+    if x is not None and x.dtype in _EIGHT:
+        return None
+    shape, alone = view.shape(w.node.input(0)), len(view.consumers(w.node.output)) == 1
+    small = not w.dtype.is_float and w.dtype.bits <= _BYTE
+    if turned is not None and (node.op != "MatMul" or w.dtype.bits != _BYTE):
+        return None
+    if shape is None or len(shape) != _MATRIX or not small or not alone:
+        return None
+    name = node.input(0)
+    kind = "a float" if x is None else str(x.dtype)
+    return Reason(f"'{name}' ({kind}) is rounded to 8 bits while the model runs", (name,))
+
+
 def _small_floats(view: FileView, node: FileNode) -> Reason | None:
     if node.op not in ("Conv", "Gemm", "MatMul") or _operands(view, node):
         return None
@@ -453,6 +477,12 @@ RULES: tuple[Demand, ...] = (
     Demand(
         "resized-in-place", "Resize by scales other than 1 that keep every extent", _handed_on,
         "onnxruntime upsample.cc; measured on 1.32", Effect.OTHER, "scale by 1, or by more",
+    ),
+    Demand(
+        "rounded-activation", "MatMul and Gemm by a dequantized matrix", _rounded_activation,
+        "measured on 1.32: up to 1 % of the largest result off, some hundred steps of 16 bits",
+        Effect.OTHER, "put a Reshape behind the DequantizeLinear, or run with the option "
+        "session.qdq_matmulnbits_accuracy_level = 0",
     ),
     Demand(
         "no-small-floats", "Conv, Gemm, MatMul", _between(_small_floats),
