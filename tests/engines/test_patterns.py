@@ -95,6 +95,15 @@ def test_litert_takes_and_computes_what_is_written_for_it() -> None:
     assert {row["dtype"] for row in refused} == {"u16", "s16"}
 
 
+def test_onnxruntime_with_its_optimizations_computes_what_is_written_for_it() -> None:
+    table = rows("onnxruntime-optimized")
+    assert len(table) >= 500
+    assert all(int(row["export_lsb"]) <= 1 for row in table)
+    wrong = [row for row in table if int(row["lsb"]) > LIMIT]
+    assert len(wrong) > 40
+    assert all("rounded-activation" in row["rules"] for row in wrong)
+
+
 def test_rules_say_what_was_measured_or_what_the_host_build_does() -> None:
     """Of the tables of winml-cli: all rows, each disagreement put to the host build."""
     lines = (TABLES / "winml_qnn-htp-v73.csv").read_text("utf-8").splitlines()
