@@ -90,6 +90,15 @@ def cast(to: int, *, inside: bool = False) -> onnx.ModelProto:
     return b.model()
 
 
+def cast_of_integers() -> onnx.ModelProto:
+    """A Cast between Q and DQ to the type that there is."""
+    b = Builder(opset=17)
+    codes = b.q(b.input("x", [2, 3], TensorProto.FLOAT), 0.02, 0, np.int8)
+    y = b.dq(b.op("Cast", codes, to=TensorProto.INT8), 0.02, 0, np.int8)
+    b.output(b.q(b.op("Tanh", y), 1 / 128, 0, np.int8), [2, 3], TensorProto.INT8)
+    return b.model()
+
+
 _ROWS, _IMAGE = Stored([3, 4]), Stored([1, 3, 6, 6])
 _AXIS = np.array([1])
 _SIX = [1, 2, 2, 3, 3, 3]
@@ -108,6 +117,7 @@ TAKEN: Mapping[str, onnx.ModelProto] = {
     "int64 inside": cast(TensorProto.INT64, inside=True),
     "float64 inside": cast(TensorProto.DOUBLE, inside=True),
     "a cast to bool": cast(TensorProto.BOOL),
+    "a cast to the type that there is": cast_of_integers(),
     "one stored end": unit("Clip", [_ROWS, Stored([], constant=True)], [3, 4]),
     "two stored ends": unit(
         "Clip", [_ROWS, Stored([], constant=True), Stored([], constant=True)], [3, 4]

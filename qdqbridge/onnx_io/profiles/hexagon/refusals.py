@@ -74,6 +74,8 @@ def _reader(view: FileView, name: str) -> FileNode | None:
 def _cast(view: FileView, node: FileNode) -> Reason | None:
     if node.op != "Cast" or view.is_constant(node.output):
         return None
+    if view.dtype(node.input(0)) is view.dtype(node.output):
+        return None  # onnxruntime leaves it out
     for name in (node.input(0), node.output):
         dtype, outside = view.dtype(name), name in view.outputs
         outside = outside or (view.producer(name) is None and dtype is DType.FLOAT64)
