@@ -75,7 +75,11 @@ def _near_middle(dtype: DType | None, zero: int) -> bool:
 
 
 def _from_middle(dtype: DType, zero: int) -> int:
-    return abs(zero - (int(dtype.qmin) + int(dtype.qmax) + 1) // 2)
+    return abs(zero - _middle(dtype))
+
+
+def _middle(dtype: DType) -> int:
+    return (int(dtype.qmin) + int(dtype.qmax) + 1) // 2
 
 
 def moved_factor(view: FileView, node: FileNode) -> Reason | None:
@@ -95,10 +99,10 @@ def moved_factor(view: FileView, node: FileNode) -> Reason | None:
     steps = 0 if scale is None else _ROUNDED + math.ceil(lost * most / scale)
     if scale is not None and steps <= _STEPS:
         return None
-    tensor = factor.node.input(0)
-    text = f"'{tensor}' ({factor.dtype}) with zero point {factor.zero()} is computed around {{}}"
-    middle = 0 if factor.dtype.is_signed else 1 << (factor.dtype.bits - 1)
-    return Reason(text.format(middle), (tensor,), steps)
+    tensor, middle = factor.node.input(0), _middle(factor.dtype)
+    zero = factor.zero()
+    text = f"'{tensor}' ({factor.dtype}) with zero point {zero} is computed around {middle}"
+    return Reason(text, (tensor,), steps)
 
 
 def _is_made(view: FileView, factor: FileEncoding) -> bool:
