@@ -92,8 +92,9 @@ class Decoder:
                 given[name] = np.ones(shape, kind)
             elif name == "use_cache_branch":
                 given[name] = np.array([past > 0])
-            elif name == "position_ids":
-                given[name] = np.arange(past, past + length, dtype=kind)[None]
+            elif name == "position_ids":  # of pictures and sounds three, which text has alike
+                places = np.arange(past, past + length, dtype=kind)
+                given[name] = np.broadcast_to(places, self.shape(name, past, length)).copy()
             elif name in state:
                 given[name] = state[name]
             elif kind is not np.float32 and kind is not np.float16:

@@ -64,8 +64,12 @@ class _Layer:
 
 
 def chosen(logits: Array, attributes: ExpertsAttrs) -> tuple[Array, Array]:
-    """Returns the experts of each token, the greatest first, and their weights."""
-    order = np.argsort(-logits, axis=-1, kind="stable")[:, : attributes.k]
+    """Returns the experts of each token, the greatest first, and their weights.
+
+    Of equal ones the last comes first, as in onnxruntime.
+    """
+    last = logits.shape[-1] - 1
+    order = last - np.argsort(-logits[:, ::-1], axis=-1, kind="stable")[:, : attributes.k]
     raised = np.exp(logits - logits.max(axis=-1, keepdims=True))
     shares = np.take_along_axis(raised, order, axis=-1)
     whole = shares if attributes.normalize_routing_weights else raised
@@ -180,9 +184,10 @@ EXPERTS = Row(
     compute=_experts,
     check=_check,
     apart=True,
-    numerics="The k experts of the greatest logits; y = sum of share * (act(x @ w1' + b1) @ w2' + "
-    "b2), shares the softmax of all logits, or of the chosen ones. Sums in float32 in NumPy's "
-    "order. Against onnxruntime 1.32 on 125 random nodes: at most 2e-6 off.",
+    numerics="The k experts of the greatest logits, of equal ones the last as in onnxruntime; y = "
+    "sum of share * (act(x @ w1' + b1) @ w2' + b2), shares the softmax of all logits, or of the "
+    "chosen ones. Sums in float32 in NumPy's order. Against onnxruntime 1.32 on 125 random "
+    "nodes: at most 2e-6 off.",
 )
 STORED_EXPERTS = Row(
     name="QMoE",

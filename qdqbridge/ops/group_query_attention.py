@@ -84,7 +84,7 @@ def _group_query(a: GroupQueryAttentionAttrs, operands: Operands) -> tuple[Array
     sink = optional(operands, 11)
     if sink is None and a.smooth_softmax:
         sink = np.zeros(a.num_heads, scores.dtype)
-    result = heads_last(weights(scores, _seen(a, starts, length, at), sink) @ values)
+    result = heads_last(weights(scores, _seen(a, starts, length, at, ends), sink) @ values)
     return result.astype(own.dtype), kept_k, kept_v
 
 
@@ -105,13 +105,15 @@ def _turned(
     return next(turned), next(turned)
 
 
-def _seen(a: GroupQueryAttentionAttrs, starts: Array, length: int, at: Array) -> Array:
-    """Returns which rows of the cache each query sees."""
+def _seen(a: GroupQueryAttentionAttrs, starts: Array, length: int, at: Array, ends: Array) -> Array:
+    """Returns which rows of the cache each query sees; those behind a sequence's end are none."""
     keys = at[:, None, None, :]
     queries = (starts[:, None] + counted(length))[:, None, :, None]
     seen: Array = keys >= 0
     if a.causal:
         seen = np.logical_and(seen, keys <= queries)
+    else:
+        seen = np.logical_and(seen, keys < ends[:, None, None, None])
     if a.local_window_size > 0:
         seen = np.logical_and(seen, keys > queries - a.local_window_size)
     return seen

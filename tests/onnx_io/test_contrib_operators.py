@@ -55,14 +55,16 @@ class Case(Builder):
 
     def feeds(self, tokens: int, past: int) -> dict[str, Array]:
         r = np.random.default_rng(3)
-        extents = {"batch": BATCH, "seq": tokens, "past": past}
+        extents = {"batch": BATCH, "heads": 4, "seq": tokens, "past": past}
         given: dict[str, Array] = {}
         for info in self.inputs:
             dims = info.type.tensor_type.shape.dim
             shape = [extents[d.dim_param] if d.dim_param else d.dim_value for d in dims]
             kind = self.kinds.get(info.name)
             if kind == "tokens":
-                given[info.name] = r.integers(0, 64, shape)
+                given[info.name] = r.integers(0, 64, shape).astype(
+                    helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
+                )
             elif kind == "last":
                 given[info.name] = np.full(shape, past + tokens - 1, np.int32)
             elif kind == "total":
@@ -115,6 +117,26 @@ def part_of_heads() -> Case:
     return case.results(y, ["batch", 4, "seq", 16])
 
 
+def part_of_open_heads() -> Case:
+    case = Case()
+    x, tokens = case.real("x", "batch", "heads", "seq", 16), case.integers("at", "tokens", 1)
+    at = {"num_heads": 4, "rotary_embedding_dim": 8}
+    tables = case.constant(64, 4), case.constant(64, 4, seed=1)
+    y = case.op("RotaryEmbedding", x, tokens, *tables, domain=MS, **at)
+    return case.results(y, ["batch", "heads", "seq", 16])
+
+
+def embedded() -> Case:
+    case = Case()
+    tokens = case.input("tokens", ["batch", "seq"], TensorProto.INT32)
+    case.kinds["tokens"] = "tokens"
+    tables = [case.constant(n, 32) for n in (64, 64)]
+    norm = case.constant(32), case.constant(32, seed=1)
+    y = case.op("EmbedLayerNormalization", tokens, "", *tables, "", *norm, domain=MS, outputs=2)
+    case.outputs.append(helper.make_tensor_value_info(y, 1, ["batch", "seq", 32]))
+    return case
+
+
 def norm_of_inputs() -> Case:
     case = Case()
     both = [case.real(name, "batch", "seq", 32) for name in "xs"]
@@ -139,6 +161,14 @@ def gathered() -> Case:
     return case.results(y, ["batch", "seq", 64])
 
 
+def gathered_by_run_time_scales() -> Case:
+    case = Case()
+    tokens = case.integers("tokens", "tokens", "batch", "seq")
+    y = case.op("GatherBlockQuantized", case.codes(64, 32), tokens, case.real("scale", 64, 2),
+                domain=MS, bits=4, block_size=32, quantize_axis=1, gather_axis=0)  # fmt: skip
+    return case.results(y, ["batch", "seq", 64])
+
+
 def experts() -> Case:
     case = Case()
     x, router = case.real("x", "seq", 32), case.real("router", "seq", 4)
@@ -153,6 +183,9 @@ CASES: Mapping[str, Case] = {
     "GroupQueryAttention": gqa(rotary=False), "GroupQueryAttention, rotary": gqa(rotary=True),
     "MultiHeadAttention": mha(), "RotaryEmbedding": rotary(), "QMoE": experts(),
     "RotaryEmbedding, part of heads": part_of_heads(),
+    "RotaryEmbedding, part of open heads": part_of_open_heads(),
+    "GatherBlockQuantized, by scales of run time": gathered_by_run_time_scales(),
+    "EmbedLayerNormalization": embedded(),
     "SkipLayerNormalization, of inputs": norm_of_inputs(),
     "SkipLayerNormalization": skip_layer_norm(), "GatherBlockQuantized": gathered(),
 }  # fmt: skip
@@ -179,6 +212,20 @@ def test_operators_of_language_models_are_saved_bit_for_bit(name: str, tmp_path:
             np.testing.assert_array_equal(a, b)
         for a, b in zip(wanted, evaluate(g, feeds)[0].values(), strict=True):
             np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)  # another order of sums
+
+
+def test_a_bound_of_zero_is_a_bound() -> None:
+    """Without the attribute SwiGLU has none; the row's 0 means that."""
+    b = Builder(21)
+    x, logits = b.input("x", [3, 16]), b.input("logits", [3, 2])
+    weights = [b.init(np.ones(shape, np.float32)) for shape in ((2, 32, 16), (2, 16, 16))]
+    at: dict[str, Any] = {"activation_type": "swiglu", "swiglu_fusion": 1, "swiglu_limit": 0.0}
+    b.output(b.op("MoE", x, logits, weights[0], "", weights[1], domain=MS, **at), [3, 16])
+    feeds = {"x": np.ones((3, 16), np.float32), "logits": np.ones((3, 2), np.float32)}
+    graph = load(b.model())
+    assert graph.nodes[-1].op.name == "com.microsoft::MoE"
+    (found,) = evaluate(graph, feeds)[0].values()
+    assert not found.any()
 
 
 def test_a_cache_grows_by_an_extent_of_its_own() -> None:

@@ -121,6 +121,7 @@ def test_a_skip_of_open_extents_stays_the_skip(names, simplified, bias, tmp_path
     qdqbridge.save(canonical(model), tmp_path / "saved.onnx")
     saved = onnx.load(tmp_path / "saved.onnx")
     assert [node.op_type for node in saved.graph.node] == [b.nodes[0].op_type]
+    assert [entry.version for entry in saved.opset_import if not entry.domain] == [17]
     feeds = {x: rng.normal(size=(2, 3, 8)), skip: rng.normal(size=(1, 3, 8))}
     feeds = {name: array.astype(np.float32) for name, array in feeds.items()}
     for found, wanted in zip(ort_run(saved, feeds), ort_run(model, feeds), strict=True):

@@ -219,6 +219,26 @@ def test_contradicting_attributes_are_refused(attribute, value, error):
         load(model)
 
 
+@pytest.mark.parametrize("operands", [(), (1,)])
+def test_an_order_may_tell_of_the_padding(operands):
+    it = NBits(4, k=40, order=np.arange(48) // 16)
+    model = fed(it, *operands)
+    assert close(run(canonical(model), it.case.feeds)[0], it.expected())
+    assert close(ort_run(model, it.case.feeds)[0], it.expected())
+
+
+@pytest.mark.parametrize("level", [0, 4])
+def test_a_weight_in_the_order_of_a_gpu_is_carried(level):
+    model = NBits(4).model()
+    given = model.graph.node[0].attribute
+    given.append(onnx.helper.make_attribute("accuracy_level", level))
+    digest = load(model).digest
+    given.append(onnx.helper.make_attribute("weight_prepacked", 0))
+    assert load(model).digest == digest
+    given[-1].i = 1
+    check_carried(model, "as a GPU multiplies it")
+
+
 def test_codes_that_do_not_divide_a_byte_are_carried():
     model = NBits(4).model()
     next(a for a in model.graph.node[0].attribute if a.name == "bits").i = 5

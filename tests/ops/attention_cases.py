@@ -191,6 +191,8 @@ def grouped(seed: int) -> AttentionCase:
         rest[4] = _floats(rng, heads)
     elif rng.random() < 0.15:
         said["smooth_softmax"] = True
+    if rng.random() < 0.2 and "local_window_size" not in said:
+        said["causal"] = False
     first = length == total
     tokens = [slice(0, min(length, int(end)) if first else length) for end in ends]
     rows = [(slice(None), slice(0, int(end))) for end in ends]
@@ -409,6 +411,8 @@ def merged(seed: int) -> AttentionCase:
         operands[4] = _floats(rng, 2, batch, heads, past, size)
     if rng.random() < 0.3 and not past:
         operands[5] = _floats(rng, 1, heads, length, total)
+    if rng.random() < 0.2 and operands[3] is None:
+        operands[3] = rng.integers(0, 2, (batch, 1)).astype(np.int32)
     ahead = rng.random() >= 0.4
     asked = 2 if past or rng.random() < 0.3 else 1
     valid: list[list[Any]] = [[slice(None)] * batch, [slice(None)] * 2]
@@ -434,6 +438,8 @@ def mixture(seed: int) -> AttentionCase:
     shape = (1, tokens, hidden) if rng.random() < 0.5 else (tokens, hidden)
     small = np.float32(0.3)
     x, logits = _floats(rng, *shape) * small, _floats(rng, tokens, experts) * 2
+    if seed % 4 == 0:  # some are equal
+        logits = np.rint(logits)
     biases: list[Array | None] = [None, None]
     if rng.random() < 0.5:
         biases = [_floats(rng, experts, n) * small for n in (rows, hidden)]

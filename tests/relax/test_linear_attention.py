@@ -94,21 +94,43 @@ def test_onnxruntimes_own(rule: str, tmp_path: Path) -> None:
         assert qb.load(tmp_path / f"{seed}.onnx").digest == graph.digest
 
 
-@pytest.mark.parametrize(("attribute", "reason"), [("q_num_heads", "evenly"), ("k", "share keys")])
-def test_heads_that_share_otherwise_are_refused(attribute: str, reason: str) -> None:
+@pytest.mark.parametrize(("queries", "keys", "states"), [(2, 2, 4), (2, 1, 4), (4, 1, 2)])
+def test_states_share_keys_and_queries(queries: int, keys: int, states: int) -> None:
+    rng = np.random.default_rng(0)
+    widths = {"q": queries * _KEYS, "k": keys * _KEYS, "v": states * _VALUES}
+    node = helper.make_node(
+        "LinearAttention", list(widths), ["y", "state"], domain="com.microsoft",
+        update_rule="linear", q_num_heads=queries, kv_num_heads=states,
+    )  # fmt: skip
+    inputs = [helper.make_tensor_value_info(n, 1, ["b", "t", w]) for n, w in widths.items()]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in ("y", "state")]
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph([node], "g", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    feeds = {n: rng.standard_normal((2, 3, w)).astype(np.float32) for n, w in widths.items()}
+    found = qb.compile(canonical(model), UNOPTIMIZED).run(feeds)
+    for name, array in zip(("y", "state"), ort_run(model, feeds), strict=True):
+        assert found[name].shape == array.shape
+        assert np.abs(found[name] - array).max() < _CLOSE * max(1.0, float(np.abs(array).max()))
+
+
+@pytest.mark.parametrize(
+    ("heads", "reason"), [((2, 2, 3), "queries do not share"), ((4, 3, 4), "keys do not share")]
+)
+def test_heads_that_do_not_share_evenly_are_refused(
+    heads: tuple[int, int, int], reason: str
+) -> None:
     model = of_microsoft(_case(0, "linear")[0])
-    heads = {each.name: each for each in model.graph.node[0].attribute}
+    given = {each.name: each for each in model.graph.node[0].attribute}
     width = {value.name: value.type.tensor_type.shape.dim[-1] for value in model.graph.input}
-    heads["kv_num_heads"].i = heads["q_num_heads"].i = 2
-    for name, extent in (("q", 2 * _KEYS), ("k", 2 * _KEYS), ("v", 2 * _VALUES)):
+    queries, keys, given["kv_num_heads"].i = heads
+    given["q_num_heads"].i = queries
+    extents = (queries * _KEYS, keys * _KEYS, heads[2] * _VALUES)
+    for name, extent in zip("qkv", extents, strict=True):
         width[name].dim_value = extent
-    if attribute == "k":
-        width["k"].dim_value = _KEYS
-    else:
-        heads[attribute].i, width["q"].dim_value = 1, _KEYS
     for value in model.graph.input:
         if value.name == "past":
-            value.type.tensor_type.shape.dim[1].dim_value = 2
+            value.type.tensor_type.shape.dim[1].dim_value = heads[2]
     with pytest.raises(UnsupportedTargetError, match=reason):
         qb.to_relax(canonical(model))
 

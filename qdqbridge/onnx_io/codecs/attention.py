@@ -155,6 +155,8 @@ def _not_experts(node: NodeView) -> str:
     """What only other processors have, and other ways to store weights."""
     if node.int_("use_sparse_mixer", 0) or node.int_("swiglu_limit_after_activation", 0):
         return "it mixes sparsely, or bends behind its activation"
+    if node.has("swiglu_limit") and not node.float_("swiglu_limit", 0.0) > 0:
+        return "it bounds its activation by no positive number"
     if node.string("quant_type", "int") != "int" or node.int_("weights_prepacked", 0) == 1:
         return "its weights are stored in another form"
     bits = node.int_("expert_weight_bits", 4)
@@ -201,8 +203,11 @@ def _read_own(node: NodeView) -> Decoded:
 
 
 def _plain(node: NodeView, found: RotaryEmbeddingAttrs) -> RotaryEmbeddingAttrs:
-    """Returns a record that names no heads where the operand shows them."""
-    if node.rank() == 3:
+    """Returns a record that names no heads where the operand shows them.
+
+    With ``rotary_embedding_dim`` onnxruntime wants to be told of an axis whose extent is open, too.
+    """
+    if node.rank() == 3 or (found.rotary_embedding_dim and node.extent(1) is None):
         return found
     return RotaryEmbeddingAttrs(0, found.rotary_embedding_dim, found.interleaved)
 

@@ -63,6 +63,7 @@ _FIXED = {
     "Resize": ("in_1", "in_2", "in_3"),
     "Upsample": ("in_1",),
     **dict.fromkeys(("DynamicQuantizeLSTM", "LSTM", "GRU"), ("in_1", "in_2")),
+    "QMoE": tuple(f"in_{i}" for i in (2, 3, 5, 6, 8, 9, 11, 12, 13)),
 }
 """Operands that onnxruntime wants to be initializers: its shape inference, and kernels that pack
 weights and add in another order where they cannot."""
@@ -72,7 +73,8 @@ _COMMUTING = {
     **dict.fromkeys(("Min", "Max"), EVERY_OPERAND),
 }
 """How many of the first operands of ONNX's own operators may change places."""
-_Signature: TypeAlias = "tuple[tuple[str, TensorType, int], ...]"
+_Extents: TypeAlias = "tuple[int | None, ...]"
+_Signature: TypeAlias = "tuple[tuple[str, TensorType, _Extents], ...]"
 _Fixed: TypeAlias = "tuple[str, str, tuple[int, ...], bytes]"
 
 
@@ -146,12 +148,16 @@ def _plain(operand: Any) -> NDArray[Any] | Nested | None:
     return operand if operand is None or isinstance(operand, Nested) else np.asarray(operand)
 
 
-def _signature(given: Mapping[str, NDArray[Any] | Nested]) -> _Signature:
-    return tuple(
-        (name, each.type if isinstance(each, Nested) else TensorType(DType.of(each.dtype), None),
-         0 if isinstance(each, Nested) else each.ndim)
-        for name, each in given.items()
-    )  # fmt: skip
+def _signature(given: Mapping[str, NDArray[Any] | Nested], *, exact: bool = False) -> _Signature:
+    """Returns the types of operands, and how many extents they have or, if exact, which."""
+
+    def each(name: str, value: NDArray[Any] | Nested) -> tuple[str, TensorType, _Extents]:
+        if isinstance(value, Nested):
+            return name, value.type, ()
+        extents = value.shape if exact else (None,) * value.ndim
+        return name, TensorType(DType.of(value.dtype), None), extents
+
+    return tuple(each(name, value) for name, value in given.items())
 
 
 def _fed(given: Mapping[str, NDArray[Any] | Nested]) -> dict[str, Any]:
@@ -216,7 +222,10 @@ def _run(
         for name in _FIXED.get(attributes.op_type, ())
         if isinstance(array := given.pop(name, None), np.ndarray)
     )
-    session = _session(attributes, _signature(given), len(operands), fixed)
+    try:
+        session = _session(attributes, _signature(given), len(operands), fixed)
+    except UnsupportedModelError:  # some operators' shape inference refuses open extents
+        session = _session(attributes, _signature(given, exact=True), len(operands), fixed)
     try:
         return tuple(run(session, _fed(given)))
     except Exception as error:  # as in _session
@@ -276,8 +285,8 @@ def _model(
     inputs = [
         helper.make_value_info(name, nested_proto(type_))
         if isinstance(type_, NestedType)
-        else helper.make_tensor_value_info(name, dtype_to_onnx(type_.dtype), [None] * rank)
-        for name, type_, rank in signature
+        else helper.make_tensor_value_info(name, dtype_to_onnx(type_.dtype), extents)
+        for name, type_, extents in signature
     ]
     outputs = [onnx.ValueInfoProto(name=name) for name in results]
     initializers = [

@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from qdqbridge.graph.types import static_shape
 from qdqbridge.onnx_io.lowering.bits import UNSIGNED, tensor_of, unpacked
 from qdqbridge.onnx_io.lowering.run_time_weights import Blocks, unpacked_weight
 from qdqbridge.onnx_io.lowering.site import LoweringSite
 from qdqbridge.ops.packed_products import OWN_ORDER, PERMUTED, PackedGather, PackedProduct
 
-_ATTRIBUTES = frozenset(("N", "K", "bits", "block_size", "accuracy_level"))
+_ATTRIBUTES = frozenset(("N", "K", "bits", "block_size", "accuracy_level", "weight_prepacked"))
 _BYTES = {1: "weight", 2: "scales"}
 _STORED: dict[int, str] = {TensorProto.INT4: "int4", TensorProto.UINT4: "uint4"}
 
@@ -35,6 +36,12 @@ def matmul_nbits(site: LoweringSite) -> None:
     if min(rows, columns, block) < 1:
         raise site.fault(
             "N, K or block_size is missing", why=f"N={rows}, K={columns}, block_size={block}"
+        )
+    if site.int_("weight_prepacked", 0):
+        raise site.refusal(
+            "its weight lies as a GPU multiplies it",
+            f"weight_prepacked is {site.int_('weight_prepacked', 0)}",
+            "export the weight as it is",
         )
     blocks = -(-columns // block)
     constant = all(site.known.is_constant(site.input(i)) for i in range(1, 5) if site.input(i))
@@ -233,8 +240,14 @@ def gather_block_quantized(site: LoweringSite) -> None:
 
 
 def _gathered_zero_point(site: LoweringSite, bits: int) -> str:
+    """Returns the zero points; where nobody states them one, or as many as there are scales.
+
+    onnxruntime wants the latter of a DequantizeLinear, which scales of run time stay.
+    """
     if not site.input(3):
-        return _codes(site, np.array(1 << (bits - 1)), bits, "zero_point")
+        scale = site.input(2)
+        shape = None if site.known.is_constant(scale) else static_shape(site.known.shape(scale))
+        return _codes(site, np.full(shape or (), 1 << (bits - 1)), bits, "zero_point")
     blocks = site.array(2, "its scale").shape[-1]
     codes = unpacked(site.packed(3, "its zero point"), bits, blocks)
     return _codes(site, codes, bits, "zero_point")

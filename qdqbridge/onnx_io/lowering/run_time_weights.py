@@ -46,8 +46,8 @@ class Blocks:
 def unpacked_weight(site: LoweringSite, blocks: Blocks) -> str:
     """Returns the real weight ``[N, K]`` of a MatMulNBits.
 
-    Where there is a ``g_idx``, onnxruntime 1.32 reads packed zero points wrongly, whatever order it
-    gives; float ones and none agree.
+    Where there is a ``g_idx``, onnxruntime 1.32 takes 8 for every packed zero point of 4 bits and
+    reads codes of 2 bits as those of 4, whatever order it gives; here it is as its text says.
 
     Raises:
         InvalidModelError: An operand whose shape is known does not fit the attributes.
@@ -66,7 +66,7 @@ def unpacked_weight(site: LoweringSite, blocks: Blocks) -> str:
     scales = _fitted(site, scale, (rows, blocks.count))
     zeros = _zero_points(site, zero_point, blocks, kind)
     if order:  # the block of each column
-        every = _fitted(site, order, (blocks.columns,))
+        every = _groups(site, order, blocks.columns, padded)
         scales = site.op("Gather", [scales, every], axis=1)
         zeros = site.op("Gather", [zeros, every], axis=1) if zero_point else zeros
         codes = _first(site, codes, padded, blocks.columns)
@@ -76,6 +76,15 @@ def unpacked_weight(site: LoweringSite, blocks: Blocks) -> str:
     zeros = _shaped(site, zeros, inner) if zero_point else zeros
     real = site.op("Mul", [site.op("Sub", [codes, zeros]), _shaped(site, scales, inner)])
     return _first(site, _shaped(site, real, (rows, padded)), padded, blocks.columns)
+
+
+def _groups(site: LoweringSite, name: str, columns: int, padded: int) -> str:
+    """Returns the block of each column; a ``g_idx`` may tell those of the padding, too."""
+    known = static_shape(site.known.shape(name))
+    if known is None or math.prod(known) != padded:
+        return _fitted(site, name, (columns,))
+    begin, end = (site.enter(np.array([n], np.int64), "end") for n in (0, columns))
+    return site.op("Slice", [_fitted(site, name, (padded,)), begin, end])
 
 
 def _zero_points(site: LoweringSite, name: str, blocks: Blocks, kind: int) -> str:

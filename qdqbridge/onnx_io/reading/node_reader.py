@@ -146,6 +146,7 @@ class NodeReader:
     def _compute(self, proto: onnx.NodeProto, opset: int = 0) -> None:
         if self._take_branch(proto):
             return
+        named = list(proto.output)
         if len(proto.output) > 1:
             _drop_unread(proto, self.wanted, self.opset)
             if not any(proto.output):
@@ -164,6 +165,8 @@ class NodeReader:
                 return
             if form is not None:
                 view.opset = form.opset
+            if view.domain:  # who has the operator may want all results to be there
+                proto.output[:] = named
             operands = self._plain_operands(operands)
             proto, operands = self._reduced(proto, operands, view)
             captured = [self._plain(self.values[name]) for name in captured_names(proto)]

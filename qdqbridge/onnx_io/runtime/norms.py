@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qdqbridge.graph.graph import Node
+from qdqbridge.onnx_io.lowering.normalization import DATA, WITH_BIAS
 from qdqbridge.ops.normalization import LAYER_NORMALIZATION, RMS_NORMALIZATION
 
 _NAMES = {
@@ -19,4 +20,5 @@ BEFORE = "before 17"
 def runtime_name(node: Node) -> str:
     """Returns the name under which a file had a norm that its opset did not have; else nothing."""
     name, variants = _NAMES.get(node.op, ("", ()))  # pyright: ignore[reportArgumentType, reportCallIssue]
-    return name if node.origin.variant.partition("+")[0] in variants else ""
+    variant = node.origin.variant.partition(DATA)[0].removesuffix(WITH_BIAS)
+    return name if variant in variants else ""

@@ -237,7 +237,9 @@ def _merged(site: CompositionSite, a: MergedAttentionAttrs) -> Sequence[Expr]:
         both = site.scope.emit(site.scope.op.split(site.arg(4), 2, axis=0))
         each = [site.scope.emit(site.scope.item(both, index)) for index in range(2)]
         past = [site("squeeze", x, axis=[0]) for x in each]
-    result, k, v = _attended(site, a.heads, heads, past, mask=3, bias=5)
+    shape = site.extents(site.arg(3)) if site.has(3) else []
+    hides = bool(shape) and not (len(shape) == 2 and shape[1] == 1)
+    result, k, v = _attended(site, a.heads, heads, past, mask=3 if hides else None, bias=5)
     if len(site.node.outputs) < 2:
         return [result]
     return [result, site("concat", [site("expand_dims", x, 0) for x in (k, v)], axis=0)]
@@ -245,7 +247,7 @@ def _merged(site: CompositionSite, a: MergedAttentionAttrs) -> Sequence[Expr]:
 
 def _attended(
     site: CompositionSite, a: MultiHeadAttentionAttrs, given: Sequence[Expr],
-    cached: Sequence[Expr], *, mask: int, bias: int,
+    cached: Sequence[Expr], *, mask: int | None, bias: int,
 ) -> list[Expr]:  # fmt: skip
     """Returns the result, and keys and values with those of the past before them.
 
@@ -254,7 +256,7 @@ def _attended(
         a: Its attributes.
         given: Queries, keys and values by heads.
         cached: Keys and values of the past, if there is one.
-        mask: The operand that hides keys.
+        mask: The operand that hides keys, if any does.
         bias: The operand that is added to products.
     """
     q, k, v = given
@@ -324,12 +326,12 @@ def _multi_head_operands(site: CompositionSite, a: MultiHeadAttentionAttrs) -> l
 
 def _multi_head_bias(
     site: CompositionSite, a: MultiHeadAttentionAttrs, shape: tuple[Any, Any, Any],
-    mask_at: int, bias_at: int,
+    mask_at: int | None, bias_at: int,
 ) -> Expr | None:  # fmt: skip
     """Returns what is added to the products: the bias, and a low number where a mask hides."""
     batch, length, keys = shape
     bias = wide(site, site.arg(bias_at)) if site.has(bias_at) else None
-    if not site.has(mask_at):
+    if mask_at is None or not site.has(mask_at):
         return bias
     mask = site.arg(mask_at)
     if site.rank(mask) == 1:

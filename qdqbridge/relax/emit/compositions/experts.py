@@ -136,10 +136,7 @@ def _mixed(
     flat = site("reshape", x, (tokens, 1, extents[-1]))
     logits = wide(site, site.arg(1))
     logits = site("reshape", logits, (tokens, site.extents(logits)[-1]))
-    found = site.scope.emit(
-        site.scope.op.topk(logits, a.k, axis=1, ret_type="both", largest=True, dtype="int32")
-    )
-    values, order = (site.scope.emit(site.scope.item(found, index)) for index in range(2))
+    values, order = _greatest(site, logits, a.k)
     top = site("max", logits, axis=1, keepdims=True)
     raised = site("exp", site("subtract", values, top))
     whole = raised
@@ -152,6 +149,20 @@ def _mixed(
     weighed = site("multiply", made, site("reshape", shares, (tokens, a.k, 1)))
     result = site("reshape", site("sum", weighed, axis=1), extents)
     return [site.cast(result, site.dtype(site.arg(0)))]
+
+
+def _greatest(site: CompositionSite, logits: Expr, count: int) -> tuple[Expr, Expr]:
+    """Returns the greatest logits of each token and their places; of equal ones the last first.
+
+    TVM's own ``topk`` takes the first, so that it is given them from behind.
+    """
+    last = site.extents(logits)[-1] - 1
+    turned = site("flip", logits, axis=1)
+    found = site.scope.emit(
+        site.scope.op.topk(turned, count, axis=1, ret_type="both", largest=True, dtype="int32")
+    )
+    values, places = (site.scope.emit(site.scope.item(found, index)) for index in range(2))
+    return values, site("subtract", site.number(last, "int32"), places)
 
 
 def _activated(site: CompositionSite, a: ExpertsAttrs, x: Expr, other: Expr | None) -> Expr:

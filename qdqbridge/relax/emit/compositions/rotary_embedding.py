@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from tvm import te
 
 from qdqbridge.onnx_io.codecs.view import NoRow
@@ -12,7 +14,7 @@ from qdqbridge.ops.rotary_embedding import RotaryEmbeddingAttrs
 from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.emit.scope import Expr
-from qdqbridge.relax.emit.compositions.site import CompositionSite, loops, wide
+from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite, loops, wide
 
 _INT = "int64"
 
@@ -95,3 +97,62 @@ def rotary_embedding(site: CompositionSite, a: RotaryEmbeddingAttrs) -> Sequence
     turned = rotated(site, data, tables, places, interleaved=a.interleaved)
     result = turned if site.rank(x) == 4 else heads_last(site, turned)
     return [site.cast(result, site.dtype(x))]
+
+
+def _multimodal(site: CompositionSite) -> Sequence[Expr]:
+    """A RotaryEmbedding by three places of each token, each of which has columns of the tables.
+
+    Source: onnxruntime docs/ContribOperators.md, mrotary_embedding.
+    """
+    if site.onnx.int_("is_packed_batching", 0) or site.onnx.float_("scale", 1.0) != 1.0:
+        raise NoRow("its batch is ragged, or it has a scale")
+    x, places, tables = site.arg(0), site.cast(site.arg(1), _INT), [site.arg(2), site.arg(3)]
+    half = site.static(tables[0])[1]
+    data, heads = wide(site, x), site.onnx.int_("num_heads", 0)
+    if site.rank(data) != 4:
+        width = site.extents(data)[-1]
+        if not heads and isinstance(width, int):
+            heads = width // (2 * half)
+        data = heads_first(site, data, heads)
+    batch, _, length, _ = site.extents(data)
+    for have, want in zip(site.extents(places), (3, batch, length), strict=True):
+        site.scope.need_same(have, want)
+    places = site("reshape", places, (3, batch, length))
+    streams = site.number(_streams(site, half), _INT)
+    rows = [loops(site, "places", _by_columns, table, places, streams) for table in tables]
+    tables = [site("reshape", table, (-1, half)) for table in rows]
+    count = site.scope.run_time_extent(data, 2, _INT)
+    begin = site("multiply", site("reshape", site.counted(batch), (batch, 1)), count)
+    tokens = site("add", begin, site("reshape", site.counted(length), (1, length)))
+    interleaved = bool(site.onnx.int_("interleaved", 0))
+    turned = rotated(site, data, tables, tokens, interleaved=interleaved)
+    result = turned if site.rank(x) == 4 else heads_last(site, turned)
+    return [site.cast(result, site.dtype(x))]
+
+
+def _streams(site: CompositionSite, half: int) -> NDArray[np.int64]:
+    """Returns by which of the three places each column of the tables is found."""
+    sections = site.onnx.ints("mrope_section", ())
+    if len(sections) != 3 or sum(sections) != half:
+        raise NoRow(f"its sections {list(sections)} are not {half} columns")
+    if site.onnx.int_("mrope_layout", 0) == 0:
+        return np.repeat(np.arange(3), sections)
+    streams = np.zeros(half, np.int64)
+    for stream in (1, 2):  # every third column, as far as the section reaches
+        streams[stream : 3 * sections[stream] : 3] = stream
+    return streams
+
+
+def _by_columns(table: te.Tensor, places: te.Tensor, streams: te.Tensor) -> te.Tensor:
+    """Returns the row of a table that each token has, column by column."""
+    shape = (places.shape[1], places.shape[2], table.shape[1])
+
+    def element(b: Expr, s: Expr, c: Expr) -> Expr:
+        row = tirx.max(tirx.min(places(streams(c), b, s), table.shape[0] - 1), 0)
+        return table(row, c)
+
+    return stage(shape, element, name="rows")
+
+
+ROTARY: Mapping[str, Composition] = {"MRotaryEmbedding": _multimodal}
+"""By the operator's name in the domain com.microsoft, of those that have no row."""

@@ -19,16 +19,18 @@ from qdqbridge.relax.emit.compositions.elementwise import ELEMENTWISE
 from qdqbridge.relax.emit.compositions.embeddings import EMBEDDINGS
 from qdqbridge.relax.emit.compositions.experts import EXPERT_LOOPS
 from qdqbridge.relax.emit.compositions.fourier import FOURIER
+from qdqbridge.relax.emit.compositions.gates import GATES
 from qdqbridge.relax.emit.compositions.group_query_attention import group_query_attention
 from qdqbridge.relax.emit.compositions.images import IMAGES
 from qdqbridge.relax.emit.compositions.linear_attention import LINEAR_ATTENTION
+from qdqbridge.relax.emit.compositions.packed_products import PACKED_PRODUCTS
 from qdqbridge.relax.emit.compositions.pooling import POOLING
 from qdqbridge.relax.emit.compositions.products import PRODUCTS
 from qdqbridge.relax.emit.compositions.recurrent import RECURRENT
 from qdqbridge.relax.emit.compositions.reductions import REDUCTIONS
 from qdqbridge.relax.emit.compositions.regions import REGIONS
 from qdqbridge.relax.emit.compositions.reversal import REVERSAL
-from qdqbridge.relax.emit.compositions.rotary_embedding import rotary_embedding
+from qdqbridge.relax.emit.compositions.rotary_embedding import ROTARY, rotary_embedding
 from qdqbridge.relax.emit.compositions.scattering import SCATTERING
 from qdqbridge.relax.emit.compositions.shapes import SHAPES
 from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite, of_row
@@ -42,7 +44,10 @@ COMPOSITIONS: Mapping[str, Composition] = {
     **SUPPRESSION, **FOURIER,
 }  # fmt: skip
 """By the operator's name in ONNX's own domain."""
-OF_MICROSOFT: Mapping[str, Composition] = {**EMBEDDINGS, **LINEAR_ATTENTION}
+OF_MICROSOFT: Mapping[str, Composition] = {
+    **EMBEDDINGS, **LINEAR_ATTENTION, **GATES, **PACKED_PRODUCTS,
+    **ROTARY,
+}  # fmt: skip
 """By the operator's name in com.microsoft, of those that have no row."""
 OF_ROWS: Mapping[str, Composition] = {
     **MULTI_HEAD,
