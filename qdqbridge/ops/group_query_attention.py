@@ -106,14 +106,12 @@ def _turned(
 
 
 def _seen(a: GroupQueryAttentionAttrs, starts: Array, length: int, at: Array, ends: Array) -> Array:
-    """Returns which rows of the cache each query sees; those behind a sequence's end are none."""
-    keys = at[:, None, None, :]
-    queries = (starts[:, None] + counted(length))[:, None, :, None]
-    seen: Array = keys >= 0
+    """Returns which rows of the cache each query sees; the padding of a prompt as its end does."""
+    keys, last = at[:, None, None, :], ends[:, None, None, None] - 1
+    queries = np.minimum((starts[:, None] + counted(length))[:, None, :, None], last)
+    seen: Array = np.logical_and(keys >= 0, keys <= last)
     if a.causal:
         seen = np.logical_and(seen, keys <= queries)
-    else:
-        seen = np.logical_and(seen, keys < ends[:, None, None, None])
     if a.local_window_size > 0:
         seen = np.logical_and(seen, keys > queries - a.local_window_size)
     return seen
@@ -243,9 +241,11 @@ GROUP_QUERY_ATTENTION = Row(
     check=_check_group,
     numerics="p = q @ k' * scale, bent by softcap, plus bias; y = softmax over the keys that a "
     "query sees (its past, its window, a sink) @ v. Keys and values are the cache's, then the new "
-    "ones; a quantized cache is sat(rint(x / s)). Sums in float32 in NumPy's order. "
-    "Against onnxruntime 1.32 on 750 random nodes: at most 3e-6 off, a quantized cache equal. What "
-    "a file asks of the GPU alone (norms of heads, lengths of queries, the products) is carried.",
+    "ones; the padding of a prompt sees what its end sees, as in onnxruntime; a quantized cache is "
+    "sat(rint(x / s)). Sums in float32 in NumPy's order. Against onnxruntime 1.32 on 1,100 random "
+    "nodes: at most 3e-6 off, a quantized cache equal; its kernels differ in the padding of a "
+    "prompt where there is a window. What a file asks of the GPU alone (norms of "
+    "heads, lengths of queries, the products) is carried.",
 )  # fmt: skip
 
 OPERATORS = (GROUP_QUERY_ATTENTION,)

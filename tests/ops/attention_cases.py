@@ -193,8 +193,9 @@ def grouped(seed: int) -> AttentionCase:
         said["smooth_softmax"] = True
     if rng.random() < 0.2 and "local_window_size" not in said:
         said["causal"] = False
-    first = length == total
-    tokens = [slice(0, min(length, int(end)) if first else length) for end in ends]
+    tokens = [slice(None)] * batch
+    if "local_window_size" in said and length == total:  # kernels differ in a prompt's padding
+        tokens = [slice(0, min(length, int(end))) for end in ends]
     rows = [(slice(None), slice(0, int(end))) for end in ends]
     return AttentionCase(
         "GroupQueryAttention",

@@ -10,6 +10,7 @@ import qdqbridge as qb
 from qdqbridge.errors import InputDataError, QdqBridgeError
 from tests.onnx_models import Builder, canonical, ints
 from tests.relax.open_models import Case, case
+from tests.relax.targets import UNOPTIMIZED
 
 pytestmark = pytest.mark.relax
 QUICK = (*range(12), 32, 41, 42, 44, 110)
@@ -78,3 +79,18 @@ def test_a_weight_decides_an_extent_that_the_file_leaves_open() -> None:
     assert built.run({"x": np.ones((2, 8), np.float32)})
     with pytest.raises(InputDataError, match="wrong shape"):
         built.run({"x": np.ones((2, 7), np.float32)})
+
+
+def test_parts_of_a_concat_may_name_an_extent_otherwise() -> None:
+    """TVM's operator loses the shape of the result, and is not lowered then."""
+    b = Builder(21)
+    b.output(b.op("Concat", b.input("x", ["a", 4, 2]), b.input("y", ["b", 3, 2]), axis=1), None)
+    graph = canonical(b.model())
+    module, _ = qb.to_relax(graph)
+    assert qb.from_relax(module).digest == graph.digest
+    built = qb.compile(graph, UNOPTIMIZED)
+    x, y = np.ones((3, 4, 2), np.float32), np.zeros((3, 3, 2), np.float32)
+    (found,) = built.run({"x": x, "y": y}).values()
+    np.testing.assert_array_equal(found, np.concatenate([x, y], axis=1))
+    with pytest.raises(InputDataError):
+        built.run({"x": x, "y": y[:2]})

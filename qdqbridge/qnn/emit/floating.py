@@ -208,7 +208,7 @@ def _thresholded(
 
 def _concat(scope: EmissionScope, node: Node, attributes: AxisAttrs, args: list[Expr]) -> Expr:
     del node
-    return scope.op.concat(args, axis=attributes.axis)
+    return scope.op.concat(scope.joinable(args, attributes.axis), axis=attributes.axis)
 
 
 def _cast(scope: EmissionScope, node: Node, attributes: CastAttrs, args: list[Expr]) -> Expr:

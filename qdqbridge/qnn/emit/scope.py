@@ -121,6 +121,11 @@ class EmissionScope(ABC):
         del trailing
         return list(exprs)
 
+    def joinable(self, exprs: Sequence[Expr], axis: int) -> list[Expr]:
+        """Returns operands of a concat; a host may decide at run time whether extents fit."""
+        del axis
+        return list(exprs)
+
     # ---- spans --------------------------------------------------------------------------------
 
     def describe(self, node: Node, layout: tuple[bool, bool] | None = None) -> None:

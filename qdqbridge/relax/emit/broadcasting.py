@@ -46,6 +46,31 @@ def aligned(scope: RelaxScope, exprs: Sequence[Expr], trailing: int = 0) -> list
     ]
 
 
+def joinable(scope: RelaxScope, exprs: Sequence[Expr], axis: int) -> list[Expr]:
+    """Returns operands of a concat whose other extents can be shown to be the same.
+
+    Those that have other names end a run with an error where they are not.
+    """
+    shapes = [scope.extents(expr) for expr in exprs]
+    if len({len(shape) for shape in shapes}) > 1:
+        return list(exprs)
+    columns = list(zip(*shapes, strict=True))
+    wanted = [
+        next((extent for extent in column if isinstance(extent, int)), column[0])
+        for column in columns
+    ]
+    result: list[Expr] = []
+    for expr, shape in zip(exprs, shapes, strict=True):
+        target = [*wanted[:axis], shape[axis], *wanted[axis + 1 :]]
+        differ = [(a, b) for a, b in zip(shape, target, strict=True) if not equal(a, b)]
+        if any(isinstance(a, int) for a, _ in differ):
+            return list(exprs)  # of numbers that do not fit the operator says so itself
+        for have, want in differ:
+            scope.need_same(have, want)
+        result.append(scope.emit(broadcast_to(expr, target, implied=True)) if differ else expr)
+    return result
+
+
 def spread(scope: RelaxScope, expr: Expr, shape: Sequence[Extent]) -> Expr:
     """Returns an operand repeated to a shape; TVM's operator knows which extents are 1 or not."""
     own = scope.extents(expr)

@@ -22,7 +22,7 @@ from qdqbridge.qnn.emit.dtypes import as_bytes, tvm_dtype
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr
 from qdqbridge.relax.dialect import call
 from qdqbridge.relax.emit.arithmetic import Arithmetic, reshaped, simple
-from qdqbridge.relax.emit.broadcasting import aligned, equal, spread
+from qdqbridge.relax.emit.broadcasting import aligned, equal, joinable, spread
 from qdqbridge.relax.emit.computed_shapes import (
     run_time_broadcast,
     run_time_extent,
@@ -169,6 +169,10 @@ class RelaxScope(EmissionScope):
     def aligned(self, exprs: Sequence[Expr], trailing: int = 0) -> list[Expr]:
         """Returns operands that broadcast; what is not known is decided at run time."""
         return aligned(self, exprs, trailing)
+
+    def joinable(self, exprs: Sequence[Expr], axis: int) -> list[Expr]:
+        """Returns operands of a concat, whose other extents are the same."""
+        return joinable(self, exprs, axis)
 
     def emit(self, expr: Expr, name: str = "") -> Expr:
         """Binds an expression to a new variable of the block; a variable is itself."""

@@ -58,6 +58,7 @@ class Sight:
         short: Positions behind the bias's last column are hidden; else they have that column's.
         held: How many rows of keys hold something; None: those before this step, and the step's.
         last_sees_all: The last query sees keys behind it too.
+        padded: Queries behind the last row that holds something see what the one there sees.
     """
 
     lines: Lines
@@ -68,6 +69,7 @@ class Sight:
     short: bool = False
     held: Expr | None = None
     last_sees_all: bool = False
+    padded: bool = False
 
     def operands(self) -> list[Expr]:
         """Returns what :meth:`of` takes."""
@@ -99,6 +101,8 @@ class Sight:
 
         def seen(b: Expr, h: Expr, s: Expr, t: Expr) -> Expr:
             query, at = starts(b) + s, starts(b) - before(b) + t
+            if self.padded and held is not None:
+                query = tirx.min(query, starts(b) - before(b) + held(b) - 1)
             own = t < (before(b) + length if held is None else held(b))
             if self.causal:
                 before_it = at <= query

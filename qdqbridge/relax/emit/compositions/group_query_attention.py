@@ -59,10 +59,10 @@ def group_query_attention(site: CompositionSite, a: GroupQueryAttentionAttrs) ->
         sink = site.number(np.zeros(a.num_heads), "float32")
     bias = site.arg(10) if site.has(10) else None
 
-    held = None
-    if not a.causal:  # a prompt has rows behind the end of a short sequence
-        held = site("subtract", lines.ends, site("subtract", lines.starts, lines.before))
-    sight = Sight(lines, causal=a.causal, window=a.local_window_size, bias=bias, held=held)
+    held = site("subtract", lines.ends, site("subtract", lines.starts, lines.before))
+    sight = Sight(
+        lines, causal=a.causal, window=a.local_window_size, bias=bias, held=held, padded=True
+    )
 
     def weigh(scores: Expr) -> Expr:
         return seen_softmax(site, scores, sight, bent, sink)
