@@ -191,7 +191,9 @@ def _run(decoder: Decoder, executable: qb.Executable) -> dict[str, Any]:
         tokens = np.random.default_rng(length).integers(3, 250, (1, length))
         feeds = decoder.feeds(tokens, 0, {})
         wanted, found = decoder.run(feeds), executable.run(feeds)
-        worst = max(worst, *(_apart(array, found[name]) for name, array in wanted.items()))
+        unsaid = "present" if decoder.windowed else "\0"  # as in check
+        said = [name for name in wanted if not name.startswith(unsaid)]
+        worst = max(worst, *(_apart(wanted[name], found[name]) for name in said))
     return {"status": "ok" if worst < CLOSE else "other results", "difference": f"{worst:.1e}"}
 
 

@@ -129,6 +129,35 @@ def test_a_skip_of_open_extents_stays_the_skip(names, simplified, bias, tmp_path
     assert qdqbridge.load(tmp_path / "saved.onnx").digest == canonical(model).digest
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_skip_with_dequantized_parameters_stays_one(asked, tmp_path):
+    """Files of quantize_dynamic have them; where the sum is a result, they stand behind it."""
+    b, rng = Builder(17), np.random.default_rng(0)
+    x, skip = (b.input(name, ["n", 3, 8]) for name in "xs")
+
+    def parameter():
+        codes, scale = rng.integers(-99, 99, 8).astype(np.int8), np.float32(0.01)
+        return b.op("DequantizeLinear", b.init(codes), b.init(scale), b.init(np.int8(0)))
+
+    norm = [parameter() for _ in range(3)]
+    y = b.op("SkipLayerNormalization", x, skip, *norm, domain=MS, outputs=4 if asked else 1)
+    if asked:
+        b.nodes[-1].output[1] = b.nodes[-1].output[2] = ""
+        b.output(f"{y}:3", None)
+    b.output(y, None)
+    model = b.model()
+    qdqbridge.save(canonical(model), tmp_path / "saved.onnx")
+    saved = onnx.load(tmp_path / "saved.onnx")
+    assert ("SkipLayerNormalization" in {node.op_type for node in saved.graph.node}) != asked
+    feeds = {name: rng.normal(size=(2, 3, 8)).astype(np.float32) for name in "xs"}
+    for found, wanted in zip(ort_run(saved, feeds), ort_run(model, feeds), strict=True):
+        if asked:
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(found, wanted)
+    assert qdqbridge.load(tmp_path / "saved.onnx").digest == canonical(model).digest
+
+
 @pytest.mark.parametrize("opset", [13, 18])
 def test_simplified_norms(opset):
     case = Case(Builder(opset))

@@ -119,3 +119,47 @@ def test_zero_points_between_codes(bits: int, columns: int, bias: bool, tmp_path
         opened={0: (0, 1)}, N=rows, K=columns, bits=bits, block_size=block,
     )  # fmt: skip
     check(*made, tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("per_column", [False, True])
+@pytest.mark.parametrize("past", [0, 4])
+def test_attention_of_integers(per_column: bool, past: int, tmp_path: Path) -> None:
+    heads, size, hidden, length = 2, 8, 12, 3
+    width = heads * size
+    shape = (3 * width,) if per_column else ()
+    scale = RNG.uniform(0.005, 0.02, shape).astype(np.float32)
+    zero = RNG.integers(-3, 4, shape).astype(np.int8)
+    mask = np.ones((2, past + length), np.int32)
+    mask[1, -1] = 0
+    x = RNG.integers(0, 256, (2, length, hidden)).astype(np.uint8)
+    weight = RNG.integers(-128, 128, (hidden, 3 * width)).astype(np.int8)
+    old = real(2, 2, heads, past, size) if past else None
+    operands = [
+        x, weight, real(3 * width), np.array(0.02, np.float32), scale, mask,
+        np.array(120, np.uint8), zero, old,
+    ]  # fmt: skip
+    made = model(
+        "QAttention", operands if past else operands[:-1], results=2 if past else 1,
+        constant=(1, 2, 4, 7), opened={0: (0, 1), 5: (0, 1), 8: (1, 3)}, num_heads=heads,
+        unidirectional=int(per_column),
+    )  # fmt: skip
+    check(*made, tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("segments", [False, True])
+def test_embeddings_of_integers(segments: bool, tmp_path: Path) -> None:
+    rows, hidden = (20, 16, 2), 8
+    ids = RNG.integers(0, 20, (2, 5)).astype(np.int32)
+    tables = [RNG.integers(0, 256, (n, hidden)).astype(np.uint8) for n in rows]
+    norm = [RNG.integers(0, 256, hidden).astype(np.uint8) for _ in range(2)]
+    scales = [np.array(RNG.uniform(0.01, 0.05), np.float32) for _ in range(5)]
+    points = [np.array(RNG.integers(100, 140), np.uint8) for _ in range(5)]
+    kinds = RNG.integers(0, 2, (2, 5)).astype(np.int32) if segments else None
+    operands: list[Array | None] = [ids, kinds, *tables, *norm, None, *scales, *points]
+    for index in () if segments else (4, 10, 15):
+        operands[index] = None
+    made = model(
+        "QEmbedLayerNormalization", operands, results=2, constant=range(2, 18),
+        opened={0: (0, 1), 1: (0, 1)}, epsilon=1e-12,
+    )  # fmt: skip
+    check(*made, tmp_path / "m.onnx")

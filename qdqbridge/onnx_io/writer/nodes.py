@@ -82,7 +82,7 @@ class NodeWriter(RowWriter):
                 gather_row(self, node, gathers[node])
             elif whole is None and node not in unwritten:
                 self.node(node)
-            elif whole is not None and node is whole.sums[-1]:
+            elif whole is not None and node is whole.place:
                 skip_norm_row(self, whole)
 
     def node(self, node: Node) -> None:

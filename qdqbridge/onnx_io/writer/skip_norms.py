@@ -28,7 +28,7 @@ class SkipNorm:
         sums: The sums in their order.
         data: The operand that has the shape of the result.
         skip: The other one.
-        bias: The constant that is added, too.
+        bias: The vector that is added, too.
         asked: Others read the sum, too.
     """
 
@@ -40,12 +40,17 @@ class SkipNorm:
     bias: Value | None
     asked: bool
 
+    @property
+    def place(self) -> Node:
+        """The node in whose place the operator is written.
+
+        Whoever reads the sum stands behind it, and what makes the norm's parameters before that.
+        """
+        return self.sums[-1] if self.asked else self.norm
+
 
 def skip_norms(nodes: Iterable[Node], outputs: set[Value]) -> dict[Node, SkipNorm]:
-    """Returns, for each node that goes into such an operator, the whole.
-
-    The operator takes the place of its last sum, so that whoever reads the sum stands behind it.
-    """
+    """Returns, for each node that goes into such an operator, the whole."""
     found: dict[Node, SkipNorm] = {}
     for node in nodes:
         whole = _whole(node, outputs)
@@ -59,8 +64,6 @@ def _whole(norm: Node, outputs: set[Value]) -> SkipNorm | None:
     variant, _, bias = variant.partition("+")
     if variant != _OF_ROW.get(norm.op) or not _plain(norm):  # pyright: ignore[reportArgumentType]
         return None
-    if any(value is not None and value.producer is not None for value in norm.inputs[1:]):
-        return None
     rank = norm.operand(0).rank
     if rank not in (2, 3) or norm.record(NormAttrs).axis != rank - 1:
         return None
@@ -71,7 +74,7 @@ def _whole(norm: Node, outputs: set[Value]) -> SkipNorm | None:
         return _made(norm, (last,), None, outputs, name)
     for added, other in (last.inputs, reversed(last.inputs)):
         first = None if other is None else other.producer
-        if added is None or added.producer is not None or added.rank != 1 or first is None:
+        if added is None or added.rank != 1 or first is None:
             continue
         alone = len(first.output.users) == 1 and first.output not in outputs
         if first.op is ADD and _plain(first) and alone:
@@ -93,7 +96,7 @@ def _made(
     Args:
         norm: The norm.
         sums: The sums in their order.
-        bias: The constant that is added, too.
+        bias: The vector that is added, too.
         outputs: Those of the graph.
         name: The tensor that had the sum's shape in the operator of the file.
     """
@@ -111,6 +114,9 @@ def _made(
     if (skip.rank or 0) not in (len(shape), 2):
         return None
     asked = len(total.users) > 1 or total in outputs
+    own = (*norm.inputs[1:], bias)
+    if asked and any(value is not None and value.producer is not None for value in own):
+        return None
     return SkipNorm(norm, total, sums, data, skip, bias, asked)
 
 

@@ -23,6 +23,7 @@ from qdqbridge.ops.attention import (
 from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.emit.scope import Expr
+from qdqbridge.relax.emit.broadcasting import equal
 from qdqbridge.relax.emit.compositions.rotary_embedding import heads_first, heads_last
 from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite, loops, of_row, wide
 
@@ -229,6 +230,23 @@ def _merged(site: CompositionSite, a: MergedAttentionAttrs) -> Sequence[Expr]:
     made = site("matmul", wide(site, site.arg(0)), wide(site, site.arg(1)))
     if site.has(2):
         made = site("add", made, wide(site, site.arg(2)))
+    return _of_parts(site, a, made, mask=3, past=4, bias=5)
+
+
+def _of_parts(
+    site: CompositionSite, a: MergedAttentionAttrs, made: Expr, *, mask: int, past: int,
+    bias: int | None = None,
+) -> Sequence[Expr]:  # fmt: skip
+    """Returns the attention of queries, keys and values that lie side by side, and the new past.
+
+    Args:
+        site: The node.
+        a: Its attributes.
+        made: The three.
+        mask: The operand that hides keys.
+        past: The operand that has keys and values of the past.
+        bias: The operand that is added to products.
+    """
     width = site.extents(made)[-1]
     if not isinstance(width, int):
         raise NoRow("the width of its weights is open")
@@ -236,22 +254,49 @@ def _merged(site: CompositionSite, a: MergedAttentionAttrs) -> Sequence[Expr]:
     parts = site.scope.emit(site.scope.op.split(made, [widths[0], widths[0] + widths[1]], axis=2))
     given = [site.scope.emit(site.scope.item(parts, index)) for index in range(3)]
     heads = [heads_first(site, x, a.num_heads) for x in given]
-    past: list[Expr] = []
-    if site.has(4):
-        both = site.scope.emit(site.scope.op.split(site.arg(4), 2, axis=0))
+    olds: list[Expr] = []
+    if site.has(past):
+        both = site.scope.emit(site.scope.op.split(site.arg(past), 2, axis=0))
         each = [site.scope.emit(site.scope.item(both, index)) for index in range(2)]
-        past = [site("squeeze", x, axis=[0]) for x in each]
-    shape = site.extents(site.arg(3)) if site.has(3) else []
+        olds = [site("squeeze", x, axis=[0]) for x in each]
+    shape = site.extents(site.arg(mask)) if site.has(mask) else []
     hides = bool(shape) and not (len(shape) == 2 and shape[1] == 1)
-    result, k, v = _attended(site, a.heads, heads, past, mask=3 if hides else None, bias=5)
+    result, k, v = _attended(site, a.heads, heads, olds, mask=mask if hides else None, bias=bias)
     if len(site.node.outputs) < 2:
         return [result]
     return [result, site("concat", [site("expand_dims", x, 0) for x in (k, v)], axis=0)]
 
 
+def _quantized(site: CompositionSite) -> Sequence[Expr]:
+    """QAttention: data and weights are integers, whose product is scaled; sums of int32.
+
+    Source: onnxruntime docs/ContribOperators.md, attention_quant.cc.
+    """
+    if site.onnx.int_("do_rotary", 0) or site.onnx.int_("past_present_share_buffer", 0):
+        raise NoRow("it turns its queries, or shares a buffer")
+    batch = site.extents(site.arg(0))[0]
+    if site.has(5) and site.rank(site.arg(5)) == 1 and not equal(
+        site.extents(site.arg(5))[0], batch
+    ):  # fmt: skip
+        raise NoRow("its mask tells where sequences begin and end, or may")
+    x, weights = (site.cast(site.arg(index), "int32") for index in (0, 1))
+    if site.has(6):
+        x = site("subtract", x, site("reshape", site.cast(site.arg(6), "int32"), ()))
+    if site.has(7):
+        weights = site("subtract", weights, site.cast(site.arg(7), "int32"))
+    total = site.cast(site("matmul", x, weights, out_dtype="int32"), "float32")
+    scale = site("multiply", site("reshape", site.arg(3), ()), site.arg(4))
+    made = site("add", site("multiply", total, scale), site.arg(2))
+    attributes = MergedAttentionAttrs(
+        site.onnx.int_("num_heads", 0), (), site.onnx.float_("scale", 0.0),
+        site.onnx.float_("mask_filter_value", -10000.0), bool(site.onnx.int_("unidirectional", 0)),
+    )  # fmt: skip
+    return _of_parts(site, attributes, made, mask=5, past=8)
+
+
 def _attended(
     site: CompositionSite, a: MultiHeadAttentionAttrs, given: Sequence[Expr],
-    cached: Sequence[Expr], *, mask: int | None, bias: int,
+    cached: Sequence[Expr], *, mask: int | None, bias: int | None,
 ) -> list[Expr]:  # fmt: skip
     """Returns the result, and keys and values with those of the past before them.
 
@@ -261,10 +306,10 @@ def _attended(
         given: Queries, keys and values by heads.
         cached: Keys and values of the past, if there is one.
         mask: The operand that hides keys, if any does.
-        bias: The operand that is added to products.
+        bias: The operand that is added to products, if any is.
     """
     q, k, v = given
-    own = site.dtype(site.arg(0))
+    own = str(site.result_dtype())
     if cached:
         olds: list[Expr] = []
         for stored, new in zip(cached, (k, v), strict=True):
@@ -330,11 +375,11 @@ def _multi_head_operands(site: CompositionSite, a: MultiHeadAttentionAttrs) -> l
 
 def _multi_head_bias(
     site: CompositionSite, a: MultiHeadAttentionAttrs, shape: tuple[Any, Any, Any],
-    mask_at: int | None, bias_at: int,
+    mask_at: int | None, bias_at: int | None,
 ) -> Expr | None:  # fmt: skip
     """Returns what is added to the products: the bias, and a low number where a mask hides."""
     batch, length, keys = shape
-    bias = wide(site, site.arg(bias_at)) if site.has(bias_at) else None
+    bias = wide(site, site.arg(bias_at)) if bias_at is not None and site.has(bias_at) else None
     if mask_at is None or not site.has(mask_at):
         return bias
     mask = site.arg(mask_at)
@@ -354,3 +399,5 @@ MULTI_HEAD: Mapping[str, Composition] = dict((
     of_row(MULTI_HEAD_ATTENTION, _multi_head), of_row(MERGED_ATTENTION, _merged),
 ))  # fmt: skip
 """By the row's name."""
+QUANTIZED_ATTENTION: Mapping[str, Composition] = {"QAttention": _quantized}
+"""By the operator's name in the domain com.microsoft."""

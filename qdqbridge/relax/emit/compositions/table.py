@@ -10,7 +10,7 @@ from qdqbridge.ops.dot_product_attention import ATTENTION
 from qdqbridge.ops.group_query_attention import GROUP_QUERY_ATTENTION
 from qdqbridge.ops.rotary_embedding import ROTARY_EMBEDDING
 from qdqbridge.qnn.emit.scope import Expr
-from qdqbridge.relax.emit.compositions.attention import MULTI_HEAD
+from qdqbridge.relax.emit.compositions.attention import MULTI_HEAD, QUANTIZED_ATTENTION
 from qdqbridge.relax.emit.compositions.caches import CACHES
 from qdqbridge.relax.emit.compositions.computed_sizes import COMPUTED_SIZES
 from qdqbridge.relax.emit.compositions.conversion import CONVERSION
@@ -46,6 +46,7 @@ COMPOSITIONS: Mapping[str, Composition] = {
 """By the operator's name in ONNX's own domain."""
 OF_MICROSOFT: Mapping[str, Composition] = {
     **EMBEDDINGS, **LINEAR_ATTENTION, **GATES, **PACKED_PRODUCTS,
+    **QUANTIZED_ATTENTION,
     **ROTARY,
 }  # fmt: skip
 """By the operator's name in com.microsoft, of those that have no row."""
