@@ -28,6 +28,18 @@ IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 HEAD = {"head_dim": 16}
 SLIDING = {"sliding_window": 32, "layer_types": ["sliding_attention", "full_attention"]}
 MIXED = {"layer_types": ["conv", "full_attention"]}
+TEXT = {**SIZES, **HEAD}
+PICTURES: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "depth": 1, "num_heads": 2, "image_size": 28, "patch_size": 14, "out_hidden_size": 64,
+}  # fmt: skip
+LINEAR: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4, "mtp_num_hidden_layers": 0,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 0],
+                        "mrope_interleaved": True, "partial_rotary_factor": 0.25},
+}  # fmt: skip
 ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ernie": ("Ernie4_5Config", "Ernie4_5ForCausalLM", HEAD),
     "gemma": ("GemmaConfig", "GemmaForCausalLM", HEAD),
@@ -45,6 +57,13 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
                 {**MIXED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
                  "num_dense_layers": 1}),
     "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
+    "lfm2vl": ("Lfm2VlConfig", "Lfm2VlForConditionalGeneration",
+               {"text_config": {**TEXT, **MIXED, "block_auto_adjust_ff_dim": False,
+                                "model_type": "lfm2"},
+                "vision_config": {**PICTURES, "model_type": "siglip2_vision_model"}}),
+    "mistral3": ("Mistral3Config", "Mistral3ForConditionalGeneration",
+                 {"text_config": {**TEXT, "model_type": "mistral"},
+                  "vision_config": {**PICTURES, "model_type": "pixtral", "head_dim": 16}}),
     "mistral": ("MistralConfig", "MistralForCausalLM", {**HEAD, "sliding_window": 32}),
     "nemotron": ("NemotronConfig", "NemotronForCausalLM", {"head_dim": 32}),
     "olmo": ("OlmoConfig", "OlmoForCausalLM", {}),
@@ -55,7 +74,24 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
                   "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8,
                                    "long_factor": [1 + i / 10 for i in range(8)]}}),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {}),
+    "qwen25vl": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration",
+                 {"text_config": {**TEXT, "rope_scaling": {
+                      "rope_type": "default", "type": "mrope", "mrope_section": [2, 3, 3]}},
+                  "vision_config": PICTURES}),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", HEAD),
+    "qwen3vl": ("Qwen3VLConfig", "Qwen3VLForConditionalGeneration",
+                {"text_config": {**TEXT, "rope_scaling": {
+                     "rope_type": "default", "mrope_section": [2, 3, 3],
+                     "mrope_interleaved": True}},
+                 "vision_config": {**PICTURES, "deepstack_visual_indexes": [0],
+                                   "num_position_embeddings": 16}}),
+    "qwen35": ("Qwen3_5Config", "Qwen3_5ForConditionalGeneration",
+               {"text_config": {**TEXT, **LINEAR}, "vision_config": PICTURES}),
+    "qwen35moe": ("Qwen3_5MoeConfig", "Qwen3_5MoeForConditionalGeneration",
+                  {"text_config": {**TEXT, **LINEAR, "num_experts": 4, "num_experts_per_tok": 2,
+                                   "moe_intermediate_size": 64,
+                                   "shared_expert_intermediate_size": 64},
+                   "vision_config": PICTURES}),
     "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {}),
     "whisper": ("WhisperConfig", "WhisperForConditionalGeneration",
                 {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "num_mel_bins": 16,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import ModelProto, helper
+from onnx import ModelProto, helper, numpy_helper
 
 from qdqbridge.graph.operator import Attributes
 from qdqbridge.ops.attention import MergedAttentionAttrs, MultiHeadAttentionAttrs
@@ -27,6 +27,8 @@ _WEIGHTS = {
     "MoE": range(2, 20), "QMoE": range(2, 20), "CausalConvWithState": (1,), "MergedAttention": (1,),
 }  # fmt: skip
 """Operands whose extents are numbers in every file."""
+_FIXED = {"QMoE": range(2, 20)}
+"""Operands that are initializers: onnxruntime multiplies with others otherwise."""
 _MASK = 4
 """Where a MultiHeadAttention has a mask: one of a single axis is known by its batch."""
 
@@ -51,7 +53,7 @@ class AttentionCase:
 
     def model(self, *, open_axes: bool = False) -> ModelProto:
         """A model of the node alone; with ``open_axes`` no extent but the innermost is a number."""
-        weights = _WEIGHTS.get(self.op, ())
+        weights, fixed = _WEIGHTS.get(self.op, ()), _FIXED.get(self.op, ())
         given = [(i, x) for i, x in enumerate(self.operands) if x is not None]
         results = [f"out_{i}" for i in range(len(self.valid))]
         defaults = {each.name: each.default for each in fields(self.attributes)}
@@ -71,21 +73,24 @@ class AttentionCase:
                 _shape(i, x, open_axes and i not in weights),
             )
             for i, x in given
+            if i not in fixed
         ]  # fmt: skip
         present = {i for i, _ in given}
         names = [f"in_{i}" if i in present else "" for i in range(given[-1][0] + 1)]
         node = helper.make_node(
             name, names, asked, "node", domain="" if own else "com.microsoft", **told
         )
-        graph = helper.make_graph(
-            [node], "g", inputs, [helper.make_empty_tensor_value_info(name) for name in results]
-        )
+        constants = [numpy_helper.from_array(x, f"in_{i}") for i, x in given if i in fixed]
+        outputs = [helper.make_empty_tensor_value_info(name) for name in results]
+        graph = helper.make_graph([node], "g", inputs, outputs, constants)
         opsets = [helper.make_opsetid("", self.opset), helper.make_opsetid("com.microsoft", 1)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
     def feeds(self) -> dict[str, Array]:
-        """The operands by their names in the model."""
-        return {f"in_{i}": x for i, x in enumerate(self.operands) if x is not None}
+        """The operands by their names in the model, but for initializers."""
+        fixed = _FIXED.get(self.op, ())
+        given = {i: x for i, x in enumerate(self.operands) if x is not None and i not in fixed}
+        return {f"in_{i}": x for i, x in given.items()}
 
     def reference(self) -> list[Array]:
         """What onnxruntime computes."""
@@ -451,6 +456,8 @@ def mixture(seed: int) -> AttentionCase:
         return AttentionCase("MoE", ExpertsAttrs(**said), operands, [[slice(None)] * shape[0]])
     bits, block = int(rng.choice([4, 8])), int(rng.choice([0, 16, 32]))
     said |= {"expert_weight_bits": bits, "block_size": block}
+    if block and seed % 3 == 0:
+        said["accuracy_level"] = 4
     with_points, parts = rng.random() < 0.4, list[list[Array | None]]()
     for n, k in sizes:
         codes = rng.integers(0, 256, (experts, n, k * bits // 8)).astype(np.uint8)

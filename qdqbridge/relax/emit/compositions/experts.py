@@ -9,6 +9,7 @@ from typing import Any
 from tvm import te
 
 from qdqbridge.ops.causal_convolution import CAUSAL_CONV, CausalConvAttrs
+from qdqbridge.ops.dynamic import LAST_OF_BLOCK, SMALLEST
 from qdqbridge.ops.experts import (
     EXPERTS,
     HALVES,
@@ -38,13 +39,26 @@ def _stored_experts(site: CompositionSite, a: ExpertsAttrs) -> Sequence[Expr]:
     """As :data:`qdqbridge.ops.experts.STORED_EXPERTS` says: weights stay as they are stored."""
 
     def layer(x: Expr, order: Expr, index: int) -> Expr:
-        place = 3 * index - 1
+        place, x = 3 * index - 1, _rounded(site, x, a.block_size) if a.rounds else x
         given = [site.arg(place), wide(site, site.arg(place + 1))]
         if site.has(10 + index):
             given.append(site.arg(10 + index))
         return _layer(site, x, order, given, _as_codes(a), place + 2)
 
     return _mixed(site, a, layer, normalized=True)
+
+
+def _rounded(site: CompositionSite, x: Expr, block: int) -> Expr:
+    """Returns what is left of data that are rounded to 8 bits, as many neighbours together."""
+    shape = site.extents(x)
+    parts = site("reshape", x, (*shape[:-1], shape[-1] // block, block))
+    top = site("max", site("abs", parts), axis=-1, keepdims=True)
+    usual = site("greater_equal", top, site.number(SMALLEST, _KIND))
+    last, one, none = (site.number(n, _KIND) for n in (LAST_OF_BLOCK, 1, 0))
+    safe = site("where", usual, top, one)
+    codes = site("round", site("multiply", parts, site("divide", last, safe)))
+    real = site("where", usual, site("multiply", codes, site("divide", safe, last)), none)
+    return site("reshape", real, shape)
 
 
 def _as_floats(tensors: Sequence[te.Tensor], terms: int) -> _Weight:
