@@ -48,13 +48,17 @@ class ExpertsAttrs(Attributes):
     block_size: int = 0
     accuracy_level: int = 0
 
-    @property
-    def rounds(self) -> bool:
-        """True where what weights in blocks multiply is rounded to 8 bits, block by block."""
-        given = self.expert_weight_bits, self.accuracy_level
-        return self.block_size > 0 and any(
-            bits == given[0] and level in (None, given[1]) for bits, level in _ROUNDED
-        )
+    def rounded(self, terms: int) -> int:
+        """Returns how many neighbours of what is multiplied are rounded to 8 bits together.
+
+        0 where none are: onnxruntime multiplies rows that are no whole blocks as floats.
+
+        Args:
+            terms: How many terms a product has.
+        """
+        given, block = (self.expert_weight_bits, self.accuracy_level), self.block_size
+        rounds = any(bits == given[0] and level in (None, given[1]) for bits, level in _ROUNDED)
+        return block if rounds and block > 0 and terms % block == 0 else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +159,13 @@ def _stored_experts(a: ExpertsAttrs, operands: Operands) -> tuple[Array, ...]:
             layers.append(None)
             continue
         real = expert_weights(a, codes, scales, optional(operands, points))
-        block = a.block_size if a.rounds else 0
-        layers.append(_Layer(real, optional(operands, index + 2), block))
+        bias = optional(operands, index + 2)
+        layers.append(_Layer(real, bias, a.rounded(real.shape[2])))
     return (_mixed(replace(a, normalize_routing_weights=True), x, logits, layers),)
 
 
 def expert_weights(a: ExpertsAttrs, codes: Array, scales: Array, points: Array | None) -> Array:
-    """Returns stored weights as float32: ``(code - zero point) * scale``."""
+    """Returns weights as float32, ``(code - zero point) * scale``; a last block may be short."""
     bits = a.expert_weight_bits
     numbers = _unpacked(codes, bits)
     experts, rows, terms = numbers.shape
@@ -171,9 +175,10 @@ def expert_weights(a: ExpertsAttrs, codes: Array, scales: Array, points: Array |
         flat = points.reshape(experts, rows, -1) if scales.ndim == 3 else points
         zero = _unpacked(flat, bits)
         zero = zero[..., :blocks] if scales.ndim == 3 else zero[:, :rows, None]
-    parts = numbers.reshape(experts, rows, blocks, terms // blocks) - zero[..., None]
-    factor = scales.reshape(experts, rows, blocks, 1).astype(np.float32)
-    return (parts.astype(np.float32) * factor).reshape(experts, rows, terms)
+    size = a.block_size or terms
+    factor = scales.reshape(experts, rows, blocks).astype(np.float32)
+    zero, factor = (np.repeat(each, size, axis=2)[..., :terms] for each in (zero, factor))
+    return (numbers - zero).astype(np.float32) * factor
 
 
 def _unpacked(stored: Array, bits: int) -> Array:

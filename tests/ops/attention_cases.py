@@ -429,7 +429,7 @@ def merged(seed: int) -> AttentionCase:
 def mixture(seed: int) -> AttentionCase:
     """A MoE, or a QMoE."""
     rng = np.random.default_rng(seed)
-    experts, hidden = int(rng.integers(2, 6)), 32
+    experts, hidden = int(rng.integers(2, 6)), 32 if seed % 5 else 48
     inner, tokens = int(rng.choice([32, 64])), int(rng.integers(1, 9))
     kind = str(rng.choice(["relu", "gelu", "silu", "swiglu", "swiglu", "identity"]))
     said: dict[str, Any] = {"k": int(rng.integers(1, experts + 1)), "activation_type": kind}
@@ -461,9 +461,9 @@ def mixture(seed: int) -> AttentionCase:
     with_points, parts = rng.random() < 0.4, list[list[Array | None]]()
     for n, k in sizes:
         codes = rng.integers(0, 256, (experts, n, k * bits // 8)).astype(np.uint8)
-        wide = (experts, n, k // block) if block else (experts, n)
+        wide = (experts, n, -(-k // block)) if block else (experts, n)
         scales = rng.uniform(0.01, 0.05, wide) * (1 if bits == 4 else 0.08)
-        held = (experts, n, -(-k // block * bits // 8)) if block else (experts, n * bits // 8)
+        held = (experts, n, -(-wide[2] * bits // 8)) if block else (experts, n * bits // 8)
         points = rng.integers(0, 256, held).astype(np.uint8) if with_points else None
         parts.append([codes, scales.astype(np.float32), points])
     (c1, s1, z1), (c2, s2, z2) = parts

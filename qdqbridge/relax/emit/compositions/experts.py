@@ -39,7 +39,8 @@ def _stored_experts(site: CompositionSite, a: ExpertsAttrs) -> Sequence[Expr]:
     """As :data:`qdqbridge.ops.experts.STORED_EXPERTS` says: weights stay as they are stored."""
 
     def layer(x: Expr, order: Expr, index: int) -> Expr:
-        place, x = 3 * index - 1, _rounded(site, x, a.block_size) if a.rounds else x
+        place, block = 3 * index - 1, a.rounded(site.extents(x)[-1])
+        x = _rounded(site, x, block) if block else x
         given = [site.arg(place), wide(site, site.arg(place + 1))]
         if site.has(10 + index):
             given.append(site.arg(10 + index))
@@ -79,7 +80,7 @@ def _as_codes(a: ExpertsAttrs) -> Callable[[Sequence[te.Tensor], int], _Weight]:
         stored, scales = tensors[:2]
         points = tensors[2] if len(tensors) > 2 else None
         blocks = int(scales.shape[2]) if len(scales.shape) == 3 else 0
-        block = terms // blocks if blocks else 1
+        block = a.block_size or terms
 
         def weight(e: Expr, n: Expr, k: Expr) -> Expr:
             number = code(stored(e, n, k // each), k)
