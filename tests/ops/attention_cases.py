@@ -463,7 +463,7 @@ def mixture(seed: int) -> AttentionCase:
         codes = rng.integers(0, 256, (experts, n, k * bits // 8)).astype(np.uint8)
         wide = (experts, n, -(-k // block)) if block else (experts, n)
         scales = rng.uniform(0.01, 0.05, wide) * (1 if bits == 4 else 0.08)
-        held = (experts, n, -(-wide[2] * bits // 8)) if block else (experts, n * bits // 8)
+        held = (experts, n, -(-wide[-1] * bits // 8)) if block else (experts, n * bits // 8)
         points = rng.integers(0, 256, held).astype(np.uint8) if with_points else None
         parts.append([codes, scales.astype(np.float32), points])
     (c1, s1, z1), (c2, s2, z2) = parts

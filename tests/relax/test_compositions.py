@@ -19,6 +19,7 @@ from qdqbridge.graph.graph import Graph
 from qdqbridge.onnx_io.foreign.expansion import expanded
 from tests.onnx_models import Builder, canonical
 from tests.relax.random_compositions import MAKERS, PER_MODEL, cases, differing
+from tests.relax.targets import UNOPTIMIZED
 
 pytestmark = pytest.mark.relax
 
@@ -32,6 +33,22 @@ def test_one_of_each() -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_relatives(seed: int) -> None:
     assert differing(cases(PER_MODEL, seed + 1)) == []
+
+
+def test_the_deviation_around_a_large_mean() -> None:
+    """ONNX's definition takes its square off that of the data, which leaves three digits of it."""
+    b = Builder(17)
+    y = b.op("LayerNormalization", b.input("x", ["n", 8]), b.init(np.ones(8, np.float32)),
+             outputs=3)  # fmt: skip
+    for index, extent in enumerate((8, 1, 1)):
+        b.output(y if index == 0 else f"{y}:{index}", ["n", extent])
+    x = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32) + 1000
+    found = list(qb.compile(canonical(b.model()), UNOPTIMIZED).run({"x": x}).values())
+    wide = x.astype(np.float64)
+    deviation = np.sqrt(wide.var(axis=1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(found[0], (wide - wide.mean(axis=1, keepdims=True)) / deviation,
+                               atol=2e-4)  # fmt: skip
+    np.testing.assert_allclose(found[2], 1 / deviation, rtol=1e-5)
 
 
 def _normalized() -> Graph:

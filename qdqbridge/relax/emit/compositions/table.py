@@ -23,6 +23,7 @@ from qdqbridge.relax.emit.compositions.gates import GATES
 from qdqbridge.relax.emit.compositions.group_query_attention import group_query_attention
 from qdqbridge.relax.emit.compositions.images import IMAGES
 from qdqbridge.relax.emit.compositions.linear_attention import LINEAR_ATTENTION
+from qdqbridge.relax.emit.compositions.normalization import NORMS
 from qdqbridge.relax.emit.compositions.packed_products import PACKED_PRODUCTS
 from qdqbridge.relax.emit.compositions.pooling import POOLING
 from qdqbridge.relax.emit.compositions.products import PRODUCTS
@@ -41,7 +42,7 @@ _MICROSOFT = "com.microsoft"
 COMPOSITIONS: Mapping[str, Composition] = {
     **CONVERSION, **ELEMENTWISE, **IMAGES, **POOLING, **PRODUCTS, **REDUCTIONS, **REGIONS, **SHAPES,
     **COMPUTED_SIZES, **CACHES, **SCATTERING, **LINEAR_ATTENTION, **RECURRENT, **REVERSAL,
-    **SUPPRESSION, **FOURIER,
+    **SUPPRESSION, **FOURIER, **NORMS,
 }  # fmt: skip
 """By the operator's name in ONNX's own domain."""
 OF_MICROSOFT: Mapping[str, Composition] = {
