@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -57,6 +57,7 @@ class Scope:
         editor: Knows the graph.
         budget: What rules may compute of constants, all together.
         quantized: How each constant was quantized: by the type that it is given, the outcome.
+        shared: The node that stands for all that compute the same, by what they compute.
     """
 
     editor: Editor
@@ -64,6 +65,7 @@ class Scope:
     quantized: dict[tuple[Constant, ValueType], dict[QuantParams, Constant]] = field(
         default_factory=dict[tuple[Constant, ValueType], dict[QuantParams, Constant]]
     )
+    shared: dict[Hashable, Node] = field(default_factory=dict[Hashable, Node])
 
     def is_output(self, value: Value) -> bool:
         """True where ``value`` leaves the graph."""

@@ -13,6 +13,7 @@ from qdqbridge.ops.table import OPERATORS
 
 _MERGED = (Flow.CONVERT, Flow.REINTERPRET, Flow.MOVE)
 _MANY = 64
+"""Readers of one value that are compared one by one."""
 _FEW = 64
 
 
@@ -25,16 +26,26 @@ _SHARED = (
 @rule("merge-equal", *_SHARED)
 def merge_equal(node: Node, scope: Scope) -> Proposal:
     """``f(x), f(x) -> f(x)`` for conversions and data-movement operators (idioms A23, A24)."""
-    del scope
     if len(node.outputs) != 1 or not node.inputs:
         return None
     if any(value is not None and value.constant is not None for value in node.inputs[:1]):
         return None
     for count, (other, _) in enumerate(node.operand(0).users):
-        if other is node or count > _MANY:
+        if other is node:
             return None
+        if count == _MANY:
+            break
         if _equal(node, other):
             return Replace({node.output: other.output})
+    # Behind so many readers: what was met before, which may have been rewritten meanwhile.
+    operands = tuple(map(_identity, node.inputs))
+    key = node.op.name, repr(node.attributes), operands, node.output.type
+    other = scope.shared.setdefault(key, node)
+    if other is node:
+        return None
+    if other.linked and _equal(node, other):
+        return Replace({node.output: other.output})
+    scope.shared[key] = node
     return None
 
 

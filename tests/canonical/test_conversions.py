@@ -226,6 +226,16 @@ def test_many_equal_readers_stay_linear() -> None:
     assert names(g).count("dequantize") == 1
 
 
+def test_equal_conversions_behind_many_other_readers_are_one() -> None:
+    x = stored("x", U8, (2,))
+    others = [apply("Neg", x, type_=typed((2,), U8)) for _ in range(200)]
+    narrow = [U8.with_range(low, 255) for low in range(128)] * 2
+    g = graph([x], *others, *(apply("requantize", x, type_=typed((2,), p)) for p in narrow))
+    alone(g, sharing.merge_equal)
+    assert names(g).count("requantize") == 128
+    assert g.outputs[200:328] == g.outputs[328:]
+
+
 # ---- small-constant ---------------------------------------------------------------------------
 
 

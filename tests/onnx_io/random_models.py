@@ -193,8 +193,10 @@ def reshaped(m: Maker) -> str | None:
     if m.rng.random() < 0.4:
         target = [0] * len(shape)
         target[m.rng.randrange(len(target))] = -1
-    elif m.rng.random() < 0.5 or isinstance(shape[0], str):
+    elif m.rng.random() < 0.5 or any(isinstance(d, str) for d in shape):
         target = [m.some(0, -1), *(d for d in shape[1:] if isinstance(d, int))]
+        if len(target) < len(shape):  # an open extent is left out: the first takes it
+            target[0] = -1
         if len(target) > 1 and m.rng.random() < 0.5:
             target = [target[0], int(np.prod(target[1:]))]
     else:
