@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import lzma
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,17 @@ from numpy.typing import NDArray
 
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.atomic_write import placed
+from qdqbridge.graph.guard import most_bytes
 
 Array = NDArray[Any]
+
+# Headers that are cut off in a bracket end in a TokenError; a KeyError is a member that is not
+# there, a RuntimeError one that is encrypted, a NotImplementedError a compression nobody has.
+DAMAGES = (
+    OSError, ValueError, EOFError, KeyError, RuntimeError, NotImplementedError, MemoryError,
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, tokenize.TokenError,
+)  # fmt: skip
+"""What Python and NumPy raise of files that are no archives of arrays, or damaged ones."""
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
@@ -44,16 +56,36 @@ def read_arrays(path: Path) -> dict[str, Array]:
             if isinstance(loaded, np.ndarray):
                 return {path.stem: loaded}
             with loaded:
+                check_members(loaded.zip)
                 return {name: np.asarray(loaded[name]) for name in loaded.files}
     except OSError as error:
         why = error.strerror or str(error)
         raise _unreadable(path, why, "check the path") from error
-    except (ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
-        # what NumPy raises of a damaged file
+    except MemoryError as error:
+        raise _unreadable(
+            path, str(error) or "memory is exhausted", "feed fewer samples"
+        ) from error
+    except DAMAGES as error:
         pickled = "pickle" in str(error).lower()
         why = "it is damaged, holds Python objects, or is no NumPy file" if pickled else str(error)
         fix = "write it with numpy.savez(path, name=array), numbers only"
         raise _unreadable(path, why, fix) from error
+
+
+def check_members(archive: zipfile.ZipFile) -> None:
+    """Checks what the table of contents says, before anything is unpacked.
+
+    Raises:
+        MemoryError: The arrays are larger than a value may be: kilobytes can stand for gigabytes.
+        ValueError: Two members have one name.
+    """
+    names = archive.namelist()
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"it holds '{twice}' twice")
+    total = sum(member.file_size for member in archive.infolist())
+    if total > most_bytes():
+        raise MemoryError(f"unpacked it has {total} bytes, and at most {most_bytes()} are read")
 
 
 def _unreadable(path: Path, why: str, fix: str) -> InputDataError:

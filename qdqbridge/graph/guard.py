@@ -18,13 +18,18 @@ _UNKNOWN_MEMORY = 16 << 30
 
 
 @cache
-def most_elements() -> int:
-    """Returns how many elements a value may have: those that a quarter of the memory holds."""
+def most_bytes() -> int:
+    """Returns how many bytes of data may be asked for at once: a quarter of the memory."""
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # no POSIX system
         memory = _UNKNOWN_MEMORY
-    return memory // 4 // _BYTES_EACH
+    return memory // 4
+
+
+def most_elements() -> int:
+    """Returns how many elements a value may have: those that a quarter of the memory holds."""
+    return most_bytes() // _BYTES_EACH
 
 
 @contextmanager

@@ -295,6 +295,17 @@ def test_scales_that_are_no_usable_numbers_are_refused_by_name(kind: str, scale:
     assert "quantize (1, 'q'): its scale is too large or too small" in caught.value.why
 
 
+def test_an_open_number_of_channels_is_refused_by_name() -> None:
+    graph_ = qb.parse(
+        f"{HEADER}input %x: quant<int8, 0.05, 3>[1,'n',4,4]\n"
+        "%y = Conv(%x, const quant<int8, 0.01, 0>[2,1,1,1] [1 2]) {strides=[1 1], "
+        "dilations=[1 1], pads=[0 0 0 0], group=1}: quant<int8, 0.12, -7>[1,2,4,4]\noutput %y\n"
+    )
+    with pytest.raises(UnsupportedTargetError) as caught:
+        converted(graph_)
+    assert "the number of its image's channels is open" in caught.value.why
+
+
 def test_extents_beyond_32_bits_are_refused_by_name() -> None:
     graph_ = qb.parse(
         f"{HEADER}input %x: quant<int8, 0.05, 3>[1,35184372088832]\n"

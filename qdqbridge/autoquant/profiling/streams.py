@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,7 +16,9 @@ from numpy.typing import NDArray
 
 from qdqbridge.autoquant.profiling.samples import RunSamples, Sample, Samples
 from qdqbridge.errors import InputDataError
+from qdqbridge.graph.archive import DAMAGES
 from qdqbridge.graph.graph import Value
+from qdqbridge.graph.guard import most_bytes
 from qdqbridge.graph.interpreter import check_mapping
 
 _LABELS = "labels"
@@ -32,7 +35,7 @@ class _Header:
     @property
     def row(self) -> int:
         """Bytes of an example."""
-        return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +166,7 @@ def _headers(path: Path) -> dict[str, _Header]:
                 with archive.open(member) as stream:
                     found[member.removesuffix(_NPY)] = _header(stream)
             return found
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        # No file, no header of NumPy's, cut short, no archive: all of them are the file's.
+    except DAMAGES as error:  # all of them are the file's
         raise _unreadable(path, error) from error
 
 
@@ -176,7 +178,11 @@ def _header(stream: IO[bytes]) -> _Header:
         shape, fortran, dtype = npy.read_array_header_2_0(stream)
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
-    return _Header(shape, fortran, dtype)
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > np.iinfo(np.int64).max:
+        raise ValueError(f"no array has the shape {list(shape)}")
+    header = _Header(shape, fortran, dtype)
+    _stand_in(header)  # NumPy's own limit on the number of axes
+    return header
 
 
 def _rows(
@@ -190,8 +196,7 @@ def _rows(
             }
             for _ in range(samples):
                 yield {name: read() for name, read in readers.items()}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        # No file, no header of NumPy's, cut short, no archive: all of them are the file's.
+    except DAMAGES as error:  # all of them are the file's
         raise _unreadable(path, error) from error
 
 
@@ -209,11 +214,18 @@ def _reader(
         member = array + _NPY if array + _NPY in archive.namelist() else array
         stream = stack.enter_context(archive.open(member))
     header = _header(stream)
+    at_once = math.prod(header.shape) * header.dtype.itemsize
+    if step is not None and not header.fortran:
+        at_once = header.row * step
+    if at_once > most_bytes():
+        raise MemoryError(f"a sample has {at_once} bytes, and at most {most_bytes()} are read")
     if step is None:
         order = "F" if header.fortran else "C"
-        return lambda: np.frombuffer(stream.read(), header.dtype).reshape(header.shape, order=order)
+        return lambda: np.frombuffer(stream.read(at_once), header.dtype).reshape(
+            header.shape, order=order
+        )
     if header.fortran:  # its examples do not lie one behind the other
-        whole = np.frombuffer(stream.read(), header.dtype).reshape(header.shape[::-1]).T
+        whole = np.frombuffer(stream.read(at_once), header.dtype).reshape(header.shape[::-1]).T
         parts = iter(range(0, len(whole), step))
         return lambda: (start := next(parts), np.ascontiguousarray(whole[start : start + step]))[1]
     shape = (step, *header.shape[1:])

@@ -54,7 +54,7 @@ def check_known(model: onnx.ModelProto, file: str) -> None:
     for node in all_nodes(model.graph.node):
         if not any(node.output):
             raise InvalidModelError(
-                f"{node.op_type} has no result",
+                f"{node.op_type or 'a node without an operator'} has no result",
                 where=f"{file}, {describe(node)}",
                 fix="export the model again",
             )

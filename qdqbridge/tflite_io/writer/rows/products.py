@@ -65,6 +65,8 @@ def convolution(
         raise NoCounterpart(f"its image has rank {image.rank}", "use 2-D convolutions")
     shape = fixed_extents(weight)
     channels = extents(image)[-1]
+    if channels == -1:
+        raise NoCounterpart("the number of its image's channels is open", "fix it with --extent")
     depthwise = attributes.group == channels and shape[1] == 1 and channels > 1
     order = (1, 2, 3, 0) if depthwise else (0, 2, 3, 1)
     padding = same_or_valid(node, attributes, shape[2:])
