@@ -151,7 +151,7 @@ def test_a_skip_with_dequantized_parameters_stays_one(asked, tmp_path):
     assert ("SkipLayerNormalization" in {node.op_type for node in saved.graph.node}) != asked
     feeds = {name: rng.normal(size=(2, 3, 8)).astype(np.float32) for name in "xs"}
     for found, wanted in zip(ort_run(saved, feeds), ort_run(model, feeds), strict=True):
-        if asked:
+        if asked:  # saved as its parts: onnxruntime's fused kernel rounds the last bits otherwise
             np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
         else:
             np.testing.assert_array_equal(found, wanted)
