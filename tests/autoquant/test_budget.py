@@ -127,6 +127,8 @@ def test_a_search_goes_on_where_it_was_ended(
     state.write_text("{", "utf-8")
     with pytest.raises(InputDataError, match="holds no trials"):
         made().within(max_bytes=limit, state=state)
+    with pytest.raises(InputDataError, match="cannot read the file of trials"):
+        made().within(max_bytes=limit, state=tmp_path)
 
 
 def _counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:

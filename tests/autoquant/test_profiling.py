@@ -7,6 +7,8 @@ import qdqbridge as qb
 from qdqbridge.autoquant.profiling.profile import profile_text
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
 from qdqbridge.profiling import load_profile, merge_profiles, profile, save_profile
+from qdqbridge.quantizing import quantization
+from tests.onnx_models import Builder, canonical
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "digits_cnn_float.onnx"
@@ -103,6 +105,18 @@ def test_tvm_counts_what_is_not_finite():
     same = profile(MODEL, {"input": images}).by_name()["input"]
     assert found == same
     assert (found.nans, found.positive_infinities) == (1, 1)
+
+
+def test_nan_is_told_with_the_infinities_that_made_it():
+    b = Builder(17)
+    x = b.input("x", ["n", 4])
+    eye = np.eye(4, dtype=np.float32)
+    large = b.op("MatMul", b.op("MatMul", x, b.init(eye)), b.init(1e30 * eye))
+    b.output(b.op("MatMul", large, b.init(eye)))
+    data = {"x": np.array([[1e30] * 4, [1] * 4], np.float32)}
+    with pytest.raises(InputDataError, match="NaN in 1 tensors") as caught:
+        quantization(canonical(b.model()), data, target="qnn")
+    assert f"infinities in 1: '{large}'" in str(caught.value)
 
 
 def test_engines_that_are_none():

@@ -19,11 +19,13 @@ from qdqbridge.autoquant.planning.targets import (
 from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.simulation import Simulation
 from qdqbridge.autoquant.simulation.engines import OnnxRuntime
+from qdqbridge.autoquant.simulation.teams import TrialJob, TrialWorker
 from qdqbridge.errors import InputDataError, UnsupportedQuantization, UnsupportedTargetError
 from qdqbridge.graph.interpreter import evaluate
 from qdqbridge.graph.numerics import dequantize
 from qdqbridge.graph.quantization import QuantParams
-from tests.autoquant.float_models import data, decided, network
+from tests.autoquant.float_models import data, decided, network, quantize_plainly
+from tests.onnx_models import Builder, canonical
 
 GRAPH = network()
 TARGETS = (ORT, ORT_S8, TENSORRT, A16W8, POWER_OF_TWO)
@@ -175,6 +177,29 @@ def test_values_on_the_way_and_a_metric():
     scored = Simulation(variants.base.plan, samples, metric=metric, batch=5)
     assert scored.metrics(variants.base).score == 24
     assert scored.metrics(variants.base).drop == 0
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "numpy", "exact", "tvm"])
+def test_constants_and_inputs_are_outputs_too(engine):
+    if engine == "tvm" and find_spec("tvm_ffi") is None:
+        return
+    weight, x = np.arange(12, dtype=np.float32).reshape(3, 4), data()
+    b = Builder(17)
+    w, given = b.init(weight), b.input("x", ["n", 3])
+    for output in (b.op("MatMul", given, w), w, given, w):
+        b.output(b.op("Identity", output))
+    made = quantize_plainly(canonical(b.model()), {"x": x[:, :, 0, 0]}, ORT)
+    simulation = Simulation(made.decision.plan, [{"x": x[:5, :, 0, 0]}], engine=engine)
+    found = next(simulation.run(made.decision))
+    real = evaluate(made.graph, {"x": x[:5, :, 0, 0]})[0].values()
+    for array, wanted in zip(found, real, strict=True):
+        assert np.abs(array - wanted).max() < 0.1
+    np.testing.assert_array_equal(found[1], weight)
+    sent = simulation.sent() if engine == "onnxruntime" else None
+    if sent is not None:
+        outputs = next(iter(TrialWorker(TrialJob((sent,))).seen([(0, {})])[0]))
+        for array, wanted in zip(outputs, simulation.reference[0], strict=True):
+            np.testing.assert_array_equal(array, wanted)
 
 
 def test_samples_that_come_one_by_one():

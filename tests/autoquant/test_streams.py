@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.profiling.streams import open_samples
 from qdqbridge.errors import InputDataError
 from qdqbridge.graph.dtypes import DType
@@ -71,6 +72,13 @@ def test_what_is_no_data(tmp_path):
     np.savez(tmp_path / "d.npz", x=np.array([{}, {}]))
     with pytest.raises(InputDataError, match="objects"):
         open_samples(tmp_path / "d.npz", [X])
+
+
+def test_samples_that_are_none_of_the_model():
+    with pytest.raises(InputDataError, match="shape"):
+        Samples.of([X, Y], {"x": ARRAY[:, :1], "y": NUMBERS})
+    with pytest.raises(InputDataError, match="type"):
+        Samples.of([X, Y], {"x": ARRAY, "y": NUMBERS.astype(np.float32)})
 
 
 def test_a_file_that_ends_too_early(tmp_path):

@@ -316,10 +316,18 @@ def check_numbers(seen: Mapping[Value, TensorStats]) -> None:
     found = [(value.name, stats.nans) for value, stats in seen.items() if stats.nans]
     if found:
         name, count = found[0]
+        infinite = [
+            value.name
+            for value, stats in seen.items()
+            if stats.positive_infinities or stats.negative_infinities
+        ]
+        why = f"NaN in {len(found)} tensors: {listed([name for name, _ in found])}"
+        if infinite:
+            why += f"; infinities in {len(infinite)}: {listed(infinite)}"
         raise InputDataError(
             "the float model computes NaN on the data",
             where=f"tensor {name!r}, {count} times",
-            why=f"NaN in {len(found)} tensors: {listed([name for name, _ in found])}",
+            why=why,
             fix="look at the data and at the operator that makes that tensor",
         )
 

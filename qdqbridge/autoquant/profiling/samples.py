@@ -108,8 +108,9 @@ class Samples:
             data: One array per input, by name; what :func:`is_one_run` says is a single sample.
 
         Raises:
-            InputDataError: There is no sample, the arrays hold different numbers of examples, or
-                examples are left over where the model takes several at once.
+            InputDataError: There is no sample, the arrays hold different numbers of examples,
+                examples are left over where the model takes several at once, or an example has
+                not the shape or element type of its input.
         """
         check_mapping(inputs, data)
         names = [value.name for value in inputs]
@@ -140,7 +141,9 @@ class Samples:
                 why=f"axis 0 of its inputs is fixed to {step}, the data holds {total}",
                 fix=f"give a multiple of {step} examples",
             )
-        return Samples(arrays, step)
+        found = Samples(arrays, step)
+        check_inputs(inputs, found[0])
+        return found
 
     def __len__(self) -> int:
         return len(next(iter(self.arrays.values()))) // self.step

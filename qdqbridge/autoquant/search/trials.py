@@ -41,6 +41,11 @@ class Trials:
         try:
             saved = json.loads(self.path.read_text("utf-8"))
             of, found = saved["of"], {part: dict(saved.get(part, {})) for part in _PARTS}
+        except OSError as error:
+            raise InputDataError(
+                "cannot read the file of trials", where=str(self.path), why=str(error.strerror),
+                fix="name a file that may be written; it need not exist",
+            ) from error  # fmt: skip
         except (ValueError, KeyError, TypeError, AttributeError) as error:  # another file
             raise InputDataError(
                 f"'{self.path}' holds no trials", why=str(error), fix="remove it, or give another"

@@ -112,6 +112,7 @@ class Simulation:
         self._simulated: SimulatedGraph = graph
         self._wanted = [graph.values[v] for v in self._asked] or list(graph.graph.outputs)
         self._feeds = Feeds(graph)
+        self._constants = {v: v.constant.numpy() for v in self._wanted if v.constant is not None}
         self._parts: list[GraphPart] = parts_of(
             graph.graph, self._wanted, self._engine, self._count
         )
@@ -166,7 +167,7 @@ class Simulation:
                 fix="make a new simulation of the graph that was decided about",
             )
         self.cover((decision.plan,))
-        return self._feeds.of(decision, constants)
+        return {**self._constants, **self._feeds.of(decision, constants)}
 
     def cover(self, plans: Iterable[QuantizationPlan]) -> None:
         """Compiles the model anew if decisions of ``plans`` could not be tried without.
