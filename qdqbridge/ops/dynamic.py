@@ -297,11 +297,12 @@ DYNAMIC_BLOCK_DENSE = Row(
     numerics="x[..., K] quantized while the model runs, block_size neighbours of a row at a time: "
     "m = max |x|, codes rint(x * (127 / m)), s = m / 127, in float32; y = sum over blocks, from "
     "the first on, of f32(exact sum of code * (w - zw)) * s * sw, a float32 operation after the "
-    "other; rounded to x's type, then + bias. A block up to 2^-110 is zeros, one with an "
-    "infinity or NaN makes the row NaN. What accuracy_level 4 of MatMulNBits means: onnxruntime "
-    "1.32 has the same codes and s for 4 and 8 bits with any block, for 2 bits with blocks of 32, "
-    "64 and 128; it computes the others in float32, and adds blocks and zero points in float32 in "
-    "an order of its own.",
+    "other; rounded to x's type, then + bias (onnxruntime's float16 kernel adds a bias of its own "
+    "before it rounds, an Add behind it after that: 1 LSB of float16). A block up to 2^-110 is "
+    "zeros, one with an infinity or NaN makes the row NaN. What accuracy_level 4 of MatMulNBits "
+    "means: onnxruntime 1.32 has the same codes and s for 4 and 8 bits with any block, for 2 bits "
+    "with blocks of 32, 64 and 128; it computes the others in float32, and adds blocks and zero "
+    "points in float32 in an order of its own.",
 )
 
 OPERATORS = (DYNAMIC_DENSE, DYNAMIC_CONV, DYNAMIC_BLOCK_DENSE)

@@ -319,6 +319,29 @@ def test_a_packed_product_comes_back_byte_for_byte(bits, zero, bias, level, act_
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("level", [0, 4])
+def test_a_vector_of_half_floats_and_a_bias_are_rounded_once(level, tmp_path):
+    """A MatMul and an Add would round twice; only of rows are they one operator."""
+    b = Builder(17)
+    stored, scale, bias = (
+        b.init(x) for x in (
+            RNG.integers(0, 256, (32, 2, 16)).astype(np.uint8),
+            RNG.uniform(0.01, 0.1, (32, 2)).astype(np.float16),
+            RNG.normal(size=32).astype(np.float16),
+        )
+    )  # fmt: skip
+    x = b.input("x", [64], onnx.TensorProto.FLOAT16)
+    at = {"N": 32, "K": 64, "bits": 4, "block_size": 32, "accuracy_level": level}
+    y = b.op("MatMulNBits", x, stored, scale, "", "", bias, domain=MS, **at)
+    b.output(y, [32], onnx.TensorProto.FLOAT16)
+    onnx.save(b.model(), tmp_path / "model.onnx")
+    qb.save(qb.load(tmp_path / "model.onnx"), tmp_path / "saved.onnx")
+    feeds = {"x": RNG.normal(size=64).astype(np.float16)}
+    saved = onnx.load(tmp_path / "saved.onnx")
+    (wanted,), (found,) = ort_run(b.model(), feeds), ort_run(saved, feeds)
+    np.testing.assert_array_equal(found, wanted)
+
+
 def constant(model: onnx.ModelProto, name: str) -> np.ndarray:
     return next(onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.name == name)
 

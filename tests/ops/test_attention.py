@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import qdqbridge as qb
 from qdqbridge.graph.verify import verify
+from qdqbridge.ops.attention import MergedAttentionAttrs
 from qdqbridge.ops.table import BY_NAME
 from tests.onnx_models import Builder, canonical
 from tests.ops.attention_cases import FAMILIES, AttentionCase
@@ -78,6 +80,30 @@ def test_an_extent_that_one_operand_knows(tmp_path: Path) -> None:
             info.type.tensor_type.shape.dim[1].dim_value = past.shape[1]
     results = qb.compile(canonical(model), UNOPTIMIZED).run(case.feeds())
     assert case.distance([results["out_0"], results["out_1"]], case.reference()) < CLOSE
+
+
+def test_a_past_of_nothing() -> None:
+    """A 0 among the extents of TVM's reshape stands for another one."""
+    case = FAMILIES["merged"](8)
+    x, weight = case.operands[:2]
+    assert isinstance(case.attributes, MergedAttentionAttrs) and x is not None
+    assert weight is not None and case.operands[4] is None
+    heads = case.attributes.num_heads
+    past = np.zeros((2, len(x), heads, 0, weight.shape[1] // 3 // heads), np.float32)
+    operands = [*case.operands[:4], past, *case.operands[5:]]
+    case = replace(case, operands=operands, valid=[*case.valid, [slice(None)] * 2])
+    results = qb.compile(canonical(case.model()), UNOPTIMIZED).run(case.feeds())
+    assert case.distance([results["out_0"], results["out_1"]], case.reference()) < CLOSE
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_negative_places_count_from_the_end(seed: int) -> None:
+    """As ONNX's Gather does; onnxruntime refuses them."""
+    case = FAMILIES["rotary"](seed)
+    places = case.feeds()["in_3"]
+    graph = canonical(case.model())
+    results = qb.compile(graph, UNOPTIMIZED).run({**case.feeds(), "in_3": places - 64})
+    assert case.distance([results["out_0"]], case.reference()) < CLOSE
 
 
 HEADS = (["b", 4, "n", 8], ["b", 2, "m", 8], ["b", 2, "m", 16])

@@ -81,15 +81,21 @@ def _product(
         order: Which columns of ``a`` to take, one after the other; empty or None: all as they are.
     """
     bias, output, x = site.input(5), site.proto.output[0], site.input(0)
+    rank = site.known.rank(x)
+    alone = bool(bias) and rank == 1  # only of rows are a product and a bias one operator
+    if alone:
+        x, rank = site.op("Reshape", [x, site.enter(np.array([1, -1]), "row")]), 2
     if order is not None and order.size:
-        rank = site.known.rank(x) or 1
-        x = site.op("Gather", [x, site.enter(order.astype(np.int64), "order")], axis=rank - 1)
+        chosen = site.enter(order.astype(np.int64), "order")
+        x = site.op("Gather", [x, chosen], axis=(rank or 1) - 1)
     permuted = site.op("Transpose", [real], perm=[1, 0])
     y = site.op("MatMul", [x, permuted], "" if bias else output)
     if variant:
         site.known.variants[y] = variant
     if bias:
-        site.op("Add", [y, bias], output)
+        y = site.op("Add", [y, bias], "" if alone else output)
+    if alone:
+        site.op("Reshape", [y, site.enter(np.array([-1]), "vector")], output)
 
 
 def _width(site: LoweringSite) -> int:

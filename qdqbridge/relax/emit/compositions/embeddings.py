@@ -19,7 +19,7 @@ def _embedded(site: CompositionSite) -> Sequence[Expr]:
     """
 
     def rows(table: int, ids: Expr) -> Expr:
-        return site("take", site.arg(table), ids, axis=0)
+        return site("take", site.arg(table), ids, axis=0, mode="clip")
 
     total = _sum_of_rows(site, rows, _PLACES)
     results = _normed(site, total, site.arg(_GAMMA), site.arg(_BETA))
@@ -40,7 +40,7 @@ def _stored(site: CompositionSite) -> Sequence[Expr]:
         return site("multiply", site("subtract", site.cast(stored, "float32"), zero), scale)
 
     def rows(table: int, ids: Expr) -> Expr:
-        return real(table, site("take", site.arg(table), ids, axis=0))
+        return real(table, site("take", site.arg(table), ids, axis=0, mode="clip"))
 
     norm = [real(operand, site.arg(operand)) for operand in (_GAMMA, _BETA)]
     results = _normed(site, _sum_of_rows(site, rows), norm[0], norm[1])

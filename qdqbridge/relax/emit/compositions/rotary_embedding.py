@@ -47,8 +47,8 @@ def rotated(
 ) -> Expr:
     """Returns pairs of numbers turned by their places.
 
-    As :func:`qdqbridge.ops.rotary_embedding.rotated` does, but a place behind the tables is taken
-    to be their last one.
+    As :func:`qdqbridge.ops.rotary_embedding.rotated` does, but a place beyond the tables is taken
+    to be their last one, or their first.
     """
     half = site.extents(tables[0])[-1]
     size = site.extents(x)[-1]
@@ -57,7 +57,9 @@ def rotated(
 
     def rotary(data: te.Tensor, cosine: te.Tensor, sine: te.Tensor, at: te.Tensor) -> te.Tensor:
         def element(b: Expr, n: Expr, s: Expr, d: Expr) -> Expr:
-            row = tirx.max(tirx.min(at(b, s).astype(_INT), cosine.shape[0] - 1), 0)
+            place, rows = at(b, s).astype(_INT), cosine.shape[0]
+            from_first = tirx.Select(place < 0, place + rows, place)
+            row = tirx.max(tirx.min(from_first, rows - 1), 0)
             pair = d // 2 if interleaved else d % half
             first = d % 2 == 0 if interleaved else d < half
             other = d + tirx.Select(first, tirx.const(1, _INT), tirx.const(-1, _INT)) * (
