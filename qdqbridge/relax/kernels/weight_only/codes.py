@@ -19,13 +19,8 @@ from qdqbridge.ops.matmul import DENSE
 from qdqbridge.relax.kernels.kernel import Array, Kernel, KernelPlace
 from qdqbridge.relax.kernels.products.dense import rows_of
 from qdqbridge.relax.kernels.products.float_products import is_real, real_bias
-from qdqbridge.relax.kernels.tiles.packing import per_lane
-from qdqbridge.relax.kernels.weight_only.dequantized import (
-    BlockedCodes,
-    along_lanes,
-    blocked_codes,
-    by_lanes,
-)
+from qdqbridge.relax.kernels.tiles.packing import padded, per_lane
+from qdqbridge.relax.kernels.weight_only.dequantized import BlockedCodes, blocked_codes
 from qdqbridge.relax.kernels.weight_only.loops import build
 from qdqbridge.relax.kernels.weight_only.product import DIGIT, NIBBLE, CodesProduct
 from qdqbridge.relax.tensors import lasting
@@ -60,14 +55,12 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     centre = int(weight.zeros.flat[0]) if (weight.zeros == weight.zeros.flat[0]).all() else None
     description = CodesProduct(
         place.cpu, rows.operand, rows.outcome, units, weight.bits, weight.size, step, digits,
-        centre, digits > 1 or not place.cpu.reads_ahead, place.threads,
+        centre, not place.cpu.reads_ahead, place.threads,
     )  # fmt: skip
     unit = np.float32(2.0 ** (-DIGIT * (digits - 1)))
-    constants: list[Array] = [_packed(description, weight)]
-    each = description.inner // weight.size
-    constants.append(_paired(along_lanes(place.cpu, weight.scales * unit), each))
+    constants: list[Array] = [_stream(description, weight, unit)]
     if centre is None:
-        constants.append(_paired(along_lanes(place.cpu, weight.zeros.astype(np.uint8)), each))
+        constants.append(_in_pairs(description, weight.zeros.astype(np.uint8)))
     constants.append(per_lane(place.cpu, bias, 1))
     return Kernel(
         f"dense_w{weight.bits}a{8 if digits == 1 else 32}_{inner}x{units}", description, build,
@@ -76,27 +69,30 @@ def match(node: Node, place: KernelPlace) -> Kernel | None:
     )  # fmt: skip
 
 
-def _packed(d: CodesProduct, weight: BlockedCodes) -> Array:
-    """Returns codes as (pairs, chunks, registers, bytes): four neighbours of a sum in every lane.
+def _stream(d: CodesProduct, weight: BlockedCodes, unit: np.float32) -> Array:
+    """Returns codes and scales as (pairs, groups, registers, bytes), in the order of reading.
 
-    Of 4 bits a byte has one code in its low bits and the one that is four further on in its high
-    bits.
+    A register has four neighbours of a sum in every lane. Of 4 bits a byte has one code in its low
+    bits and the one that is four further on in its high bits.
     """
-    words = by_lanes(d.cpu, d.units, d.inner * d.bits // 32, _words(weight))
-    packed = _paired(words, d.inner // d.chunk).view(np.uint8)
-    return packed.reshape(d.pairs, -1, 2 * d.loads, d.register)
-
-
-def _paired(array: Array, parts: int) -> Array:
-    """Returns (blocks, n, lanes) as (pairs, parts, 2, n * lanes / parts); a block may be added."""
-    blocks, count, lanes = array.shape
-    size = count // parts * lanes
-    found = lasting((-(-blocks // 2), parts, 2, size), array.dtype)
-    found[-1] = 0
-    for i in range(2):
-        own = array[i::2].reshape(-1, parts, size)
-        found[: len(own), :, i] = own
+    found = lasting((d.pairs, d.groups, d.group_registers, d.register), np.dtype(np.uint8))
+    words = found.view(np.uint32)
+    codes = words[:, :, :-2].reshape(d.pairs, d.groups, d.group_codes, 2, d.cpu.lanes)
+    assert np.shares_memory(codes, words)
+    done = 0
+    for part in _words(weight):
+        some = _in_pairs(d, part)
+        codes[done : done + len(some)] = some
+        done += len(some)
+    words.view(np.float32)[:, :, -2:] = _in_pairs(d, weight.scales * unit)[:, :, 0]
     return found
+
+
+def _in_pairs(d: CodesProduct, rows: Array) -> Array:
+    """Returns (units, groups * n) as (pairs, groups, n, 2, lanes); a block of 0 may be added."""
+    several = padded(rows, 0, 2 * d.cpu.lanes)
+    shape = (-1, 2, d.cpu.lanes, d.groups, rows.shape[1] // d.groups)
+    return several.reshape(shape).transpose(0, 3, 4, 1, 2)
 
 
 def _words(weight: BlockedCodes) -> Iterator[Array]:

@@ -26,11 +26,11 @@ through for all columns before the next ones."""
 
 
 def build(description: CodesProduct) -> Any:
-    """Returns the PrimFunc ``(x, codes, scales, [zero points], bias, y)``."""
+    """Returns the PrimFunc ``(x, codes and scales, [zero points], bias, y)``."""
     d = description
 
     def body() -> None:
-        lanes, groups = d.cpu.lanes, d.inner // d.size
+        lanes = d.cpu.lanes
         names = [tirx.Var(f"n{axis}", "int64") for axis in range(len(d.operand))]
         given, taken = (
             [name if extent is None else extent for name, extent in zip(names, shape, strict=True)]
@@ -38,17 +38,15 @@ def build(description: CodesProduct) -> Any:
         )
         rows = total_of(given[:-1])
         x = T.arg("x", T.buffer(given, "float32"))
-        packed = T.buffer((d.pairs, d.inner // d.chunk, 2 * d.loads, d.register), "uint8")
-        codes = T.arg("codes", packed)
-        each = (d.pairs, groups, 2, lanes)
-        scales = T.arg("scales", T.buffer(each, "float32"))
+        packed = T.buffer((d.pairs, d.groups, d.group_registers, d.register), "uint8")
+        stream = T.arg("codes_and_scales", packed)
         zeros = None
         if d.centre is None:
-            zeros = T.arg("zeros", T.buffer(each, "uint8"))
+            zeros = T.arg("zeros", T.buffer((d.pairs, d.groups, 1, 2, lanes), "uint8"))
         bias = T.arg("bias", T.buffer((d.blocks * lanes,), "float32"))
         y = T.arg("y", T.buffer(taken, "float32"))
         with root():
-            shared = [flat(codes), flat(scales), None if zeros is None else flat(zeros), bias]
+            shared = [flat(stream), None if zeros is None else flat(zeros), bias]
             _CodesProduct(d, flat(x), shared, flat(y)).write(rows)
 
     return prim_func(body)

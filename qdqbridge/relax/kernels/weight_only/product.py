@@ -62,16 +62,28 @@ class CodesProduct:
         """Pairs of blocks: what a row meets of both lies side by side, a stream of memory."""
         return -(-self.blocks // 2)
 
-    def place(self, block: Prim, after: int, part: Prim, parts: int) -> Prim:
-        """Returns where a part of a block comes among those of all pairs.
+    @property
+    def groups(self) -> int:
+        """Groups of products of a sum that share a scale of the weight."""
+        return self.inner // self.size
 
-        Args:
-            block: The block; the first one of a pair where one after it is meant.
-            after: How many blocks after it, 0 or 1.
-            part: The part.
-            parts: How many parts a block has.
+    @property
+    def group_codes(self) -> int:
+        """Registers of codes of a group in a block of columns."""
+        return self.size * self.bits // 32
+
+    @property
+    def group_registers(self) -> int:
+        """Registers of a group of a pair: codes, of both blocks in turn, and the scales of both.
+
+        Memory comes at its full speed only where it is read from one end to the other, line after
+        line: a second stream of scales takes a tenth of it, lines out of turn a fourth.
         """
-        return (block // 2 * parts + part) * 2 + (block % 2 + after)
+        return 2 * self.group_codes + 2
+
+    def group_start(self, pair: Prim, group: Prim) -> Prim:
+        """Returns the first byte of a group of a pair of blocks."""
+        return (pair * self.groups + group) * (self.group_registers * self.register)
 
     @property
     def joint_digits(self) -> tuple[tuple[int, ...], ...]:

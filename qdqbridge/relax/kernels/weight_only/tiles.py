@@ -51,7 +51,7 @@ class CodesTiles:
         self, d: CodesProduct, rows: RowDigits, shared: Sequence[Buffer], writer: PlainWriter
     ) -> None:
         self.d, self.rows, self.writer = d, rows, writer
-        self.codes, self.scales, self.zeros, self.bias = shared
+        self.stream, self.zeros, self.bias = shared
         self.partial: Buffer | None = None
         self.range: tuple[Prim, Prim] = (0, d.parts)
 
@@ -118,20 +118,24 @@ class CodesTiles:
                 other()
 
     def _one_digit(self, totals: Sequence[Buffer], block: Prim, row: Prim, height: int) -> None:
-        """Adds the products of the rows, step by step as a ``DynamicBlockDense`` has them."""
+        """Adds the products of the rows, step by step as a ``DynamicBlockDense`` has them.
+
+        Chunks are one loop: of an inner one LLVM would make straight code, and read it out of turn.
+        """
         d, lanes = self.d, self.d.cpu.lanes
         chunks, blocks = d.step // d.chunk, range(len(totals))
         chains = _CHAINS if height == 1 and chunks > 1 else 1
         sums = [self._register("int32", height * chains) for _ in blocks]
         codes = [self._register("int32", d.chunk // 4) for _ in blocks]
         begin, some = self.range
-        with turns(some, begin) as part:
-            places = [bound(d.place(block, b, part, d.parts) * lanes) for b in blocks]
+        with turns(some * chunks, begin * chunks) as chunk:
+            part = bound(chunk // chunks)
+            group = bound(part // (d.size // d.step))
 
             def start(p: int) -> None:
                 place = bound((row + p) * d.parts + part)
                 for b in blocks:
-                    store(sums[b], p * lanes, self._start(place, places[b]), lanes)
+                    store(sums[b], p * lanes, self._start(place, block, b, group), lanes)
                     for chain in range(1, chains):
                         store(sums[b], chain * lanes, number(0, "int32", lanes), lanes)
 
@@ -143,44 +147,59 @@ class CodesTiles:
                         whole = whole + load(sums[b], chain * lanes, lanes)
                     real = floats(whole, lanes)
                     real = real * splat(load(self.rows.steps, place, 1), lanes)
-                    term = fence(bound(real * load(self.scales, places[b], lanes)))
+                    term = fence(bound(real * self._scales(block, b, group)))
                     store(total, p * lanes, load(total, p * lanes, lanes) + term, lanes)
 
             if chunks > 1:
-                for p in range(height):
-                    start(p)
-            with turns(chunks) as i:
-                chunk = bound(part * chunks + i)
-                for b in blocks:
-                    packed = bound(d.place(block, b, chunk, d.parts * chunks))
-                    if height == 1 and d.asks:
-                        for later in self._later(packed, places[b]):
-                            _ask(*later)
-                    self._load_codes(codes[b], packed)
-                for p in range(height):
-                    if chunks == 1:
+                with T.If(chunk % chunks == 0), T.Then():
+                    for p in range(height):
                         start(p)
-                    digits = bound((row + p) * d.inner + chunk * d.chunk)
-                    own = [(each, p * lanes) for each in sums]
-                    self._add_dots(own, codes, digits, chains=chains)
-                    if chunks == 1:
-                        finish(p)
-            if chunks > 1:
-                for p in range(height):
+            first = bound(self._codes_of(block, chunk))
+            for later in self._later(first, height):
+                _ask(*later)
+            self._load_codes(codes, first)
+            for p in range(height):
+                if chunks == 1:
+                    start(p)
+                digits = bound((row + p) * d.inner + chunk * d.chunk)
+                own = [(each, p * lanes) for each in sums]
+                self._add_dots(own, codes, digits, chains=chains)
+                if chunks == 1:
                     finish(p)
+            if chunks > 1:
+                with T.If(chunk % chunks == chunks - 1), T.Then():
+                    for p in range(height):
+                        finish(p)
 
-    def _start(self, place: Prim, at: Prim) -> Prim:
-        """Returns what the zero points of a block of the weight add to its sums.
+    def _start(self, place: Prim, block: Prim, after: int, group: Prim) -> Prim:
+        """Returns what the zero points of a group of the weight add to its sums.
 
         Args:
             place: Index of the sum of the digits.
-            at: Where the zero points of the block begin.
+            block: The first block of the pair.
+            after: How many blocks after it, 0 or 1.
+            group: The group.
         """
-        lanes = self.d.cpu.lanes
+        d, lanes = self.d, self.d.cpu.lanes
         start = splat(load(self.rows.sums, place, 1), lanes)
         if self.zeros is None:
             return start
+        at = ((block // 2 * d.groups + group) * 2 + after) * lanes
         return start * load(self.zeros, at, lanes).astype(typed("int32", lanes))
+
+    def _scales(self, block: Prim, after: int, group: Prim) -> Prim:
+        """Returns the scales of a group of the weight: of a block, or of the one after it."""
+        d = self.d
+        last = (d.group_registers - 2 + after) * d.register
+        stored = load(self.stream, d.group_start(block // 2, group) + last, d.register)
+        return tirx.reinterpret(typed("float32", d.cpu.lanes), stored)
+
+    def _codes_of(self, block: Prim, chunk: Prim) -> Prim:
+        """Returns the first byte of the codes of a chunk of a pair of blocks."""
+        d = self.d
+        chunks = d.size // d.chunk
+        start = d.group_start(block // 2, chunk // chunks)
+        return start + chunk % chunks * (2 * d.loads * d.register)
 
     def _add_dots(
         self,
@@ -222,63 +241,73 @@ class CodesTiles:
         d, lanes, blocks = self.d, self.d.cpu.lanes, range(len(totals))
         sums = [[self._register("int32") for _ in range(d.digits)] for _ in blocks]
         codes = [self._register("int32", d.step // 4) for _ in blocks]
-        groups, inside = d.inner // d.size, d.size // d.step
+        own = [self._register("float32", height) for _ in blocks]
+        inside = d.size // d.step
         begin, some = self.range
-        with turns(some // inside, begin // inside) as group, turns(inside) as j:
-            part = bound(group * inside + j)
-            places = [bound(d.place(block, b, group, groups) * lanes) for b in blocks]
-            asked: list[Place] = []
-            for b in blocks:
-                packed = bound(d.place(block, b, part, d.parts))
-                if height == 1 and d.asks:
-                    asked += self._later(packed, places[b])
-                self._load_codes(codes[b], packed)
+        with turns(some // inside, begin // inside) as group:
             for p in range(height):
-                place = bound((row + p) * d.parts + part)
-                for digit in range(d.digits):
-                    at = place * d.digits + digit
-                    for b in blocks:
-                        store(sums[b][digit], 0, self._start(at, places[b]), lanes)
-                    own = [(each[digit], 0) for each in sums]
-                    later = _piece(asked, digit, d.digits)
-                    self._add_dots(own, codes, bound(at * d.step), later)
+                for total in own:
+                    store(total, p * lanes, number(0.0, "float32", lanes), lanes)
+            with turns(inside) as j:
+                part = bound(group * inside + j)
+                first = bound(self._codes_of(block, part))
+                asked = self._later(first, height)
+                self._load_codes(codes, first)
+                for p in range(height):
+                    place = bound((row + p) * d.parts + part)
+                    for digit in range(d.digits):
+                        at = place * d.digits + digit
+                        for b in blocks:
+                            store(sums[b][digit], 0, self._start(at, block, b, group), lanes)
+                        places = [(each[digit], 0) for each in sums]
+                        later = _piece(asked, digit, d.digits) if p == 0 else ()
+                        self._add_dots(places, codes, bound(at * d.step), later)
+                    for b, total in enumerate(own):
+                        step = splat(load(self.rows.steps, place, 1), lanes)
+                        before = load(total, p * lanes, lanes)
+                        store(total, p * lanes, fused(self._real(sums[b]), step, before), lanes)
+            for p in range(height):
                 for b, total in enumerate(totals):
-                    real = self._real(sums[b]) * splat(load(self.rows.steps, place, 1), lanes)
-                    before = load(total, p * lanes, lanes)
-                    added = fused(real, load(self.scales, places[b], lanes), before)
+                    before, value = load(total, p * lanes, lanes), load(own[b], p * lanes, lanes)
+                    added = fused(value, self._scales(block, b, group), before)
                     store(total, p * lanes, added, lanes)
 
     def _register(self, dtype: str, count: int = 1) -> Buffer:
         shape: Any = (count * self.d.cpu.lanes,)
         return T.alloc_buffer(shape, dtype)
 
-    def _later(self, part: Prim, group: Prim) -> list[Place]:
-        """Returns codes and scales of later parts: memory does not wait for a row's products.
+    def _later(self, first: Prim, height: int) -> list[Place]:
+        """Returns what is asked for beside a chunk: memory does not wait for a row's products.
 
         Args:
-            part: Index of what a chunk of a row meets.
-            group: Where the scales of its block begin.
+            first: The first byte of the chunk.
+            height: Rows that meet it: several take longer than memory does.
         """
         d = self.d
-        size = d.loads * d.register
-        first = part * size + _AHEAD
-        found = [(self.codes, first + i * d.register) for i in range(d.loads)]
-        group = group + _AHEAD // size * d.chunk // d.size * d.cpu.lanes
-        return [*found, (self.scales, group)]
+        if not d.asks or height > 1:
+            return []
+        last = 2 * d.loads + (2 if d.size == d.chunk else 0)
+        return [(self.stream, first + _AHEAD + i * d.register) for i in range(last)]
 
-    def _load_codes(self, codes: Buffer, part: Prim) -> None:
-        """Fills registers with codes: four neighbours of a sum in every lane."""
+    def _load_codes(self, codes: Sequence[Buffer], first: Prim) -> None:
+        """Fills registers with codes, of the blocks in turn: four neighbours of a sum in a lane.
+
+        Args:
+            codes: The registers of every block.
+            first: The first byte of the chunk.
+        """
         d, lanes = self.d, self.d.cpu.lanes
         mask = number(0x0F0F0F0F, "int32", lanes)
         with T.unroll(d.loads) as i:
-            packed = load(self.codes, (part * d.loads + i) * d.register, d.register)
-            stored = tirx.reinterpret(typed("int32", lanes), packed)
-            if d.bits != NIBBLE:
-                store(codes, i * lanes, stored, lanes)
-            else:
+            for b, own in enumerate(codes):
+                packed = load(self.stream, first + (2 * i + b) * d.register, d.register)
+                stored = tirx.reinterpret(typed("int32", lanes), packed)
+                if d.bits != NIBBLE:
+                    store(own, i * lanes, stored, lanes)
+                    continue
                 high = tirx.shift_right(stored, number(NIBBLE, "int32", lanes))
-                store(codes, i * (2 * lanes), tirx.bitwise_and(stored, mask), lanes)
-                store(codes, i * (2 * lanes) + lanes, tirx.bitwise_and(high, mask), lanes)
+                store(own, i * (2 * lanes), tirx.bitwise_and(stored, mask), lanes)
+                store(own, i * (2 * lanes) + lanes, tirx.bitwise_and(high, mask), lanes)
 
     def _real(self, sums: Sequence[Buffer]) -> Prim:
         """Returns the sums of all digits as float32, in units of the lowest one."""
