@@ -193,7 +193,7 @@ class Operator:
         body: The operators that it stands for, from its attributes, where hosts have no other
             (:mod:`qdqbridge.ops.bodies`); for what is no function of single elements.
         magnitude: How large its intermediate results get.
-        interval: The real interval of its results where it is known, for scales of 8 bits.
+        interval: The real interval of its results where it is known.
         quantize: Whether quantization targets run it on integers.
         weight: How the second operand of a product lies, from its attributes and that operand's
             rank; None for a vector, whose product has no channels.

@@ -182,7 +182,7 @@ def unary(
         tvm: TVM's operator on floats; by default the name in lower case where there is no form.
         forms: Ways to write it out; the first is what a host without the operator gets.
         magnitude: How large its intermediate results get.
-        interval: The real interval of its results, for scales of 8 bits.
+        interval: The real interval of its results.
     """
     written = OnnxOp(name=name, since=since, defaults=defaults)
     return Row(
@@ -204,8 +204,8 @@ _MLAS = (
 )
 _EXACT = "quantize of {}, one float32 operation after the other. "
 _UNIT, _OPERAND = Magnitude.UNIT, Magnitude.OPERAND
-_ZERO_TO_ONE = (0.0, 255 / 256)
-_AROUND_ZERO = (-1.0, 127 / 128)
+_ZERO_TO_ONE = (0.0, 1.0)
+_AROUND_ZERO = (-1.0, 1.0)
 
 
 # ---- ways to write them out --------------------------------------------------------------------

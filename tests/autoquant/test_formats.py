@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from onnxruntime.quantization.quant_utils import compute_scale_zp
@@ -89,3 +91,17 @@ def test_per_channel():
     params = Format(DType.INT8, symmetric=True, axis=0).params([-1, -2, 0], [1, 0, 0])
     assert params.axis == 0
     assert params.scale.tolist() == [np.float32(1 / 127), np.float32(2 / 127), 1]
+
+
+def test_whole_reciprocals_reach_as_far_and_lose_no_fraction():
+    format = replace(FORMATS["u8"], whole_reciprocal=True)
+    high = np.concatenate([10.0 ** RNG.uniform(-4, 2, 2000), [1.0, 0.5, 1 / 3]])
+    scale, zero_point = format.scale(np.zeros_like(high), high)
+    plain, _ = FORMATS["u8"].scale(np.zeros_like(high), high)
+    whole = plain < 1
+    reciprocal = np.float32(1) / scale[whole]
+    count = np.floor(reciprocal)
+    assert (count == np.floor(1 / (high[whole] / 255) * (1 + 1e-9))).all()
+    assert (reciprocal - count <= count * 2.0**-22).all()
+    assert (scale >= plain * (1 - 2.0**-22)).all() and not zero_point.any()
+    np.testing.assert_array_equal(scale[~whole], plain[~whole])

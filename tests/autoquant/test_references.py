@@ -189,3 +189,38 @@ def run(path, x):
     options.log_severity_level = 4
     session = ort.InferenceSession(str(path), options, ["CPUExecutionProvider"])
     return np.asarray(session.run(None, {"input": x})[0])
+
+
+@pytest.mark.parametrize("storage", [DType.UINT8, DType.INT8], ids=str)
+def test_a_fused_softmax_counts_in_whole_parts_of_the_scales_reciprocal(storage):
+    """With a whole one it computes what it does unfused, but for a result in many thousands."""
+    format = Format(storage, whole_reciprocal=True)
+    x = (np.random.default_rng(0).standard_normal((4000, 2)) * 3).astype(np.float32)
+    for high in (1.0, 0.77, 0.3):
+        params = format.params(0, high)
+        unfused, fused = (run(None, {"x": x})[0] for _, run in [*engines(_softmax(params))][1:])
+        steps = np.rint((fused - unfused) / params.scale)
+        assert np.abs(steps).max() <= 1 and (steps != 0).mean() <= 1e-3
+        assert np.rint(fused.max() / params.scale) == 255
+
+
+def _softmax(params):
+    """A model of a Softmax between stored integers."""
+    stored = params.storage_dtype.numpy.type
+    constants = {
+        "sx": np.float32(0.06), "zx": stored(0), "sy": params.scale,
+        "zy": params.zero_point.astype(stored),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "sx", "zx"], ["qx"]),
+        helper.make_node("DequantizeLinear", ["qx", "sx", "zx"], ["real"]),
+        helper.make_node("Softmax", ["real"], ["y"]),
+        helper.make_node("QuantizeLinear", ["y", "sy", "zy"], ["qy"]),
+        helper.make_node("DequantizeLinear", ["qy", "sy", "zy"], ["out"]),
+    ]
+    x, out = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 2]) for name in ("x", "out")
+    )
+    held = [numpy_helper.from_array(np.asarray(a), name) for name, a in constants.items()]
+    graph = helper.make_graph(nodes, "softmax", [x], [out], held)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)

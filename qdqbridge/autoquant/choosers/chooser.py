@@ -27,8 +27,8 @@ class Context:
         samples: Returns the tensor itself, one array for each batch of samples, as it arrives
             behind the tensors and weights before it, rounded as was chosen; None where there are
             no samples (a profile alone, a constant, choosers that are tried).
-        interval: What no result of its operator lies outside, as [0, 255/256] of a Softmax in 8
-            bits; None where nothing is known.
+        interval: What no result of its operator lies outside, as [0, 1] of a Softmax; None where
+            nothing is known.
     """
 
     name: str = ""

@@ -53,6 +53,8 @@ class Format:
             formats of the Open Compute Project (MX, version 1.0). It is the smallest one that
             clips nothing; choosers may take a smaller one.
         power_of_two: The scale is a power of two.
+        whole_reciprocal: The reciprocal of a scale below 1 is whole in float32, or barely above:
+            for kernels that multiply with the whole part of it.
         axis: The axis with parameters per channel; None for one pair per tensor.
         block: Every so many neighbours along ``axis`` have parameters of their own; None for one
             pair for each index of the axis. In a target the axis is any but None then: the planner
@@ -67,6 +69,7 @@ class Format:
     block: int | None = None
     bits: int | None = None
     microscaled: bool = False
+    whole_reciprocal: bool = False
 
     def __post_init__(self) -> None:
         own = self.storage
@@ -146,6 +149,8 @@ class Format:
         step = self._step(bottom, top)
         if self.power_of_two or self.microscaled:
             step = np.exp2(np.ceil(np.log2(step)))
+        elif self.whole_reciprocal:
+            step = _next_with_whole_reciprocal(step)
         scale = np.asarray(np.maximum(step, _TINY), np.float32)
         if self.symmetric:
             return scale, np.full(scale.shape, self.middle, np.int32)
@@ -194,3 +199,11 @@ class Format:
             qmin=self.low if narrow else 0,
             qmax=self.high if narrow else -1,
         )
+
+
+def _next_with_whole_reciprocal(step: NDArray[Any]) -> NDArray[np.float64]:
+    """Returns the smallest scales that reach as far, but for a rounding, and lose no fraction."""
+    count = np.maximum(np.floor((1 + 2.0**-40) / step), 1)
+    scale = np.asarray(1 / count, np.float32)
+    below = np.where(np.float32(1) / scale < count, np.nextafter(scale, np.float32(0)), scale)
+    return np.where(step < 1, below.astype(np.float64), step)

@@ -8,7 +8,7 @@ quantized; the values inside are never rounded, so they need no parameters.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -304,7 +304,7 @@ class _QuantizationPlanner:
             if self._ends_product(node) and value not in self.read_as_codes:
                 continue  # its float result costs nothing and is not rounded twice
             self.wanted.setdefault(value, []).append(self._format(own, rule.result))
-            if rule.fixed is not None:
+            if rule.fixed is not None or rule.whole_reciprocal:
                 self.ranges[value] = rule
 
     def _want_operand(
@@ -429,7 +429,8 @@ class _QuantizationPlanner:
         if rule is not None and rule.fixed is not None:
             specs[value] = Fixed(bounded(format, rule.fixed), f"rule {rule.name}")
         else:
-            specs[value] = Observed(format.per_tensor())
+            whole = rule is not None and rule.whole_reciprocal
+            specs[value] = Observed(replace(format.per_tensor(), whole_reciprocal=whole))
 
     def _share(self, node: Node) -> None:
         specs, result = self.specs, node.output
@@ -487,8 +488,8 @@ def moves_only(node: Node | None) -> bool:
 def bounded(format: Format, interval: tuple[float, float]) -> QuantParams:
     """Returns parameters for a known interval.
 
-    Its ends are those for 8 bits, ``2**n - 1`` steps of ``2**-8`` or ``2**-7``; wider storage
-    divides the same interval more finely.
+    Codes that are not symmetric count steps of ``2**-n`` or ``2**(1 - n)`` for n bits, so that the
+    upper end itself is the code after the last.
     """
     low, high = interval
     whole = 1.0 if low == 0 else 2.0

@@ -106,6 +106,7 @@ class OperatorRule:
         fixed: The real range of the result where it is known in advance, as [0, 1] of a Softmax.
         shares: Operands and result have one pair of parameters, so that nothing is rescaled: of
             the result for operators that join tensors, of the operand for those of one tensor.
+        whole_reciprocal: The result's scale has a whole reciprocal, see :class:`Format`.
         reason: Why they stay float where it does not quantize them; by default that the target
             has none of them.
     """
@@ -119,6 +120,7 @@ class OperatorRule:
     result: Format | None = None
     fixed: tuple[float, float] | None = None
     shares: bool = False
+    whole_reciprocal: bool = False
     reason: str = ""
 
     def matches(self, node: Node) -> bool:
@@ -217,10 +219,11 @@ ELEMENTWISE = _named(Flow.ELEMENTWISE)
 POOLS = _named(Flow.AVERAGE)
 ROWS_AND_WINDOWS = _named(Flow.ROUND)
 BOUNDED = (
-    _bounded("unit-range", (0.0, 255 / 256)),
-    _bounded("signed-unit-range", (-1.0, 127 / 128)),
+    _bounded("unit-range", (0.0, 1.0)),
+    _bounded("signed-unit-range", (-1.0, 1.0)),
 )
-"""Operators whose results lie in a known interval: a scale of 1/256 or 1/128 for 8 bits."""
+"""Operators whose results lie in a known interval: where it is fixed, a scale of 1/256 or 1/128 for
+8 bits."""
 
 
 def moves(node: Node) -> bool:
@@ -245,6 +248,7 @@ _FLOAT_IN_ORT = ("Gemm", "MatMul", "Dense", "ConvTranspose")
 RECURRENT_WEIGHTS = OperatorRule("recurrent", RECURRENT, operands=Unstored.FLOAT)
 """LSTM, GRU and RNN have no integer kernel that reads stored activations: weights alone."""
 _IN_ORT = (
+    OperatorRule("softmax", ("Softmax",), whole_reciprocal=True),
     *EVERYTHING,
     replace(
         RECURRENT_WEIGHTS,
@@ -254,7 +258,8 @@ _IN_ORT = (
     ),
 )
 """onnxruntime 1.32 makes stored weights of an LSTM or GRU real numbers in every run: a quarter of
-the size, and 1.2 to 1.5 times the time."""
+the size, and 1.2 to 1.5 times the time. Its QLinearSoftmax multiplies with the whole part of the
+scale's reciprocal: where that is 254.99998, 1.0 is stored as 254."""
 ORT = Target("ort", "ort", U8, PER_CHANNEL, _IN_ORT, float_results=_FLOAT_IN_ORT)
 ORT_S8 = Target("ort-s8", "ort", S8, PER_CHANNEL, _IN_ORT, float_results=_FLOAT_IN_ORT)
 TENSORRT = Target(
