@@ -55,6 +55,17 @@ def test_a_normal_distribution_of_no_width_is_its_mean(op: str) -> None:
     assert got.tolist() == [4, 4]
 
 
+@pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("GRU", 3)])
+def test_recurrent_layers_of_no_examples_give_none(op: str, gates: int) -> None:
+    """onnxruntime ends the process; ONNX's reference runs it."""
+    b = Builder(17)
+    x, ones = b.input("x", ["steps", "n", 5]), np.ones((2, gates * 4, 5), np.float32)
+    weights = b.init(ones), b.init(ones[:, :, :4])
+    b.output(b.op(op, x, *weights, hidden_size=4, direction="bidirectional"))
+    (got,) = qb.evaluate(canonical(b.model()), {"x": np.zeros((3, 0, 5), np.float32)}).values()
+    assert got.shape == (3, 2, 0, 4)
+
+
 def test_constants_of_no_elements_are_refused_by_tvm() -> None:
     """TVM cannot load a library with one in it."""
     b = Builder(20)

@@ -112,6 +112,9 @@ def test_tvm(axis):
     compiled = build(graph_of(axis))
     for feeds, expected in cases(axis):
         np.testing.assert_array_equal(compiled.run(feeds)["y"], expected)
+    compiled = build(graph_of(axis, floats=True))
+    for feeds, expected in (*float_cases(axis), *cases(axis)):
+        np.testing.assert_array_equal(compiled.run(feeds)["y"], expected)
 
 
 def test_the_module_has_the_calls_of_relay():

@@ -59,10 +59,11 @@ _REWRITES = (
 left out where the zero point is not the lowest number (and refused where the type has 4 bits), two
 roundings become one, floats are rounded."""
 _QUANTIZING = ("QuantizeLinear", "DequantizeLinear")
+_RECURRENT = ("DynamicQuantizeLSTM", "LSTM", "GRU")
 _FIXED = {
     "Resize": ("in_1", "in_2", "in_3"),
     "Upsample": ("in_1",),
-    **dict.fromkeys(("DynamicQuantizeLSTM", "LSTM", "GRU"), ("in_1", "in_2")),
+    **dict.fromkeys(_RECURRENT, ("in_1", "in_2")),
     "QMoE": tuple(f"in_{i}" for i in (2, 3, 5, 6, 8, 9, 11, 12, 13)),
 }
 """Operands that onnxruntime wants to be initializers: its shape inference, and kernels that pack
@@ -200,12 +201,21 @@ def _as(old: type, new: type, array: Any) -> Any:
     return array.astype(new) if isinstance(array, np.ndarray) and array.dtype == old else array
 
 
-def _check_runnable(attributes: ForeignAttrs) -> None:
-    """Keeps from onnxruntime 1.32 what ends the process there: a normal distribution of no width.
+def _check_runnable(
+    attributes: ForeignAttrs, operands: Sequence[NDArray[Any] | Nested | None]
+) -> None:
+    """Keeps from onnxruntime 1.32 what ends the process there.
+
+    That is a normal distribution of no width, an LSTM of no examples, a GRU also of no steps.
 
     Raises:
         UnsupportedModelError: The node is one of these.
     """
+    first = operands[0] if operands else None
+    shape = first.shape if isinstance(first, np.ndarray) else ()
+    counted = shape[0 if attributes.op_type == "GRU" else 1 : 2]
+    if attributes.op_type in _RECURRENT and 0 in counted:
+        raise _cannot_run(attributes, ValueError(f"it is given shape {shape}"))
     if attributes.op_type in ("RandomNormal", "RandomNormalLike"):
         scales = [a.f for a in attributes.node.proto().attribute if a.name == "scale"]
         if any(not scale > 0 for scale in scales):
@@ -215,7 +225,7 @@ def _check_runnable(attributes: ForeignAttrs) -> None:
 def _run(
     attributes: ForeignAttrs, operands: Sequence[NDArray[Any] | Nested | None]
 ) -> tuple[Any, ...]:
-    _check_runnable(attributes)
+    _check_runnable(attributes, operands)
     given = {f"in_{i}": operand for i, operand in enumerate(operands) if operand is not None}
     fixed = tuple(
         (name, array.dtype.str, array.shape, array.tobytes())
