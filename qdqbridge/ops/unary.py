@@ -230,6 +230,9 @@ _LOW: Pattern = ("Min", "x", 0.0)
 _HIGH: Pattern = ("Max", "x", 0.0)
 _ELU: Pattern = ("Add", _HIGH, _grown(_LOW))
 _SOFTPLUS: Pattern = ("Add", _HIGH, ("Log", ("Add", ("Exp", ("Neg", ("Abs", "x"))), 1.0)))
+_REST: Pattern = ("Div", ("Mul", ("Exp", ("Neg", "x")), 2.0), ("Add", ("Exp", "x"), 2.0))
+_MISH: Pattern = ("Div", "x", ("Add", _REST, 1.0))
+"""``tanh(log(1 + e)) = 1 / (1 + 2 / (e * (e + 2)))``: nothing is added to 1 that would be lost."""
 
 
 def _hard(alpha: Pattern, beta: Pattern) -> Pattern:
@@ -335,7 +338,9 @@ MISH = unary(
     _ROUNDED.format("x * tanh(log(1 + exp(x)))") + _MLAS.format("1 in 8,000"),
     since=18,
     forms=(
-        *_forms(("Mul", "x", ("Tanh", _SOFTPLUS)), ("Mul", "x", ("Tanh", ("Softplus", "x")))),
+        *_forms(
+            _MISH, ("Mul", "x", ("Tanh", _SOFTPLUS)), ("Mul", "x", ("Tanh", ("Softplus", "x")))
+        ),
         *_unmistakable(("Mul", "x", ("Tanh", ("Log", ("Add", 1.0, ("Exp", "x")))))),
     ),
     magnitude=_OPERAND,

@@ -254,10 +254,55 @@ def _dynamic(rng: Random) -> Case:
     return Case("DynamicQuantizeLinear", [x], {}, results)
 
 
+def _folded(rng: Random) -> Case:
+    """Windows of an image of two axes, onto which they are added."""
+    image, block = ([rng.randint(low, low + 3) for _ in range(2)] for low in (4, 1))
+    strides, dilations = ([rng.randint(1, 2) for _ in range(2)] for _ in range(2))
+    pads = [rng.randint(0, 2) for _ in range(4)]
+    ends = [n + pads[i] + pads[2 + i] for i, n in enumerate(image)]
+    block = [min(k, (e - 1) // d + 1) for k, d, e in zip(block, dilations, ends, strict=True)]
+    counts = [
+        (e - (k - 1) * d - 1) // s + 1
+        for e, k, d, s in zip(ends, block, dilations, strides, strict=True)
+    ]
+    shape = (rng.randint(1, 2), rng.randint(1, 3) * block[0] * block[1], counts[0] * counts[1])
+    attributes = {"strides": strides, "dilations": dilations, "pads": pads}
+    return Case("Col2Im", [_real(rng, shape), np.array(image), np.array(block)], attributes)
+
+
+def _deformed(rng: Random) -> Case:
+    """Samples that lie between pixels and beyond the border, groups of channels and of offsets."""
+    group, offsets = rng.choice((1, 2)), rng.choice((1, 2))
+    inner, results = rng.choice((2, 4)), group * rng.randint(1, 3)
+    kernel, strides, dilations = ([rng.randint(1, most) for _ in range(2)] for most in (3, 2, 2))
+    image = [rng.randint(6, 9) for _ in range(2)]
+    space = [
+        (n + 1 - (k - 1) * d - 1) // s + 1
+        for n, k, d, s in zip(image, kernel, dilations, strides, strict=True)
+    ]
+    taps = kernel[0] * kernel[1]
+    x, weight = _real(rng, (2, group * inner, *image)), _real(rng, (results, inner, *kernel))
+    moves = _real(rng, (2, 2 * offsets * taps, *space))
+    bias = _real(rng, (results,)) if rng.random() < 0.5 else None
+    mask = _real(rng, (2, offsets * taps, *space)) if rng.random() < 0.5 else None
+    attributes = {"group": group, "offset_group": offsets, "strides": strides,
+                  "dilations": dilations, "pads": [1, 0, 0, 1]}  # fmt: skip
+    return Case("DeformConv", [x, weight, moves, bias, mask], attributes)
+
+
+def _determinant(rng: Random) -> Case:
+    """Also of matrices of a lower rank, whose determinants are 0 within the last bits."""
+    size = rng.randint(1, 5)
+    x = _real(rng, (*_shape(rng, 0, 2, 3), size, size))
+    if rng.random() < 0.3:
+        x[..., 0, :] = 0
+    return Case("Det", [x], {})
+
+
 MAKERS: tuple[Callable[[Random], Case], ...] = (
     _reduction, _reduction, _reduction, _norm, _running, _top, _one_hot, _pad, _split, _filled,
     _affine_grid, _suppression, _fourier, _eye, _infinite, _shift, _resize, _resize, _layer_norm,
-    _loss, _regions, _regions, _dynamic,
+    _loss, _regions, _regions, _dynamic, _folded, _deformed, _determinant,
 )  # fmt: skip
 
 

@@ -138,6 +138,40 @@ def test_regions_of_open_count(mode: str, kernels: str) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+_WINDOWS = np.array([4, 4]), np.array([2, 2])
+_OPEN: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "Det": ([("n", "k", "k")], {}),
+    "Col2Im": ([("n", "c", 9), *_WINDOWS], {}),
+    "DeformConv": ([("n", 4, "h", "w"), (3, 4, 2, 2), ("n", 8, "y", "x")], {}),
+    "DFT": ([("n", 1, 2)], {"inverse": 1, "onesided": 1, "axis": 1}),
+}
+"""By operator its operands, where symbols are of open extent, and its attributes."""
+_EXTENTS = {"n": 2, "k": 3, "c": 12, "h": 5, "w": 6, "y": 4, "x": 5}
+
+
+@pytest.mark.parametrize("op_type", _OPEN)
+@pytest.mark.parametrize("kernels", ["fast", "reference"])
+def test_open_extents(op_type: str, kernels: str) -> None:
+    """Those of a matrix, of windows and images; a DFT of no length has no results."""
+    operands, attributes = _OPEN[op_type]
+    b, given = Builder(19), dict[str, Any]()
+    rng, names = np.random.default_rng(0), list[str]()
+    for index, operand in enumerate(operands):
+        if isinstance(operand, np.ndarray):
+            names.append(b.init(operand))
+        else:
+            shape = [e if isinstance(e, int) else _EXTENTS[e] for e in operand]
+            names.append(b.input(f"x{index}", operand))
+            given[f"x{index}"] = rng.normal(size=shape).astype(np.float32)
+    b.output(b.op(op_type, *names, **attributes), None)
+    graph = canonical(b.model())
+    assert qb.from_relax(qb.to_relax(graph)[0]).digest == graph.digest
+    (found,) = qb.compile(graph, kernels=kernels).run(given).values()
+    (wanted,) = qb.evaluate(graph, given).values()
+    # Sums of float32 products, in TVM's order.
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
 def test_dynamic_quantization_at_its_edges(kernels: str) -> None:
     """No extent at all, scales that underflow or overflow, and what is no number."""

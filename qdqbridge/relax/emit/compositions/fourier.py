@@ -32,6 +32,9 @@ def _dft(site: CompositionSite) -> Sequence[Expr]:
         raise NoRow("how long its signal is, or whether it is complex, is known at run time only")
     inverse, onesided = site.onnx.flag("inverse"), site.onnx.flag("onesided")
     length = _length(site, 2 * (given - 1) if inverse and onesided else given)
+    if not length:  # half of a spectrum of one element
+        extents[axis], extents[-1] = (1, 2) if onesided and not inverse else (0, 2 - onesided)
+        return [site("zeros", extents, site.dtype(site.arg(0)))]
     used = min(given, length // 2 + 1 if inverse and onesided else length)
     waves = (
         _real_inverse(length, used)

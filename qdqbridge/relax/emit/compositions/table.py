@@ -14,10 +14,13 @@ from qdqbridge.relax.emit.compositions.attention import MULTI_HEAD, QUANTIZED_AT
 from qdqbridge.relax.emit.compositions.caches import CACHES
 from qdqbridge.relax.emit.compositions.computed_sizes import COMPUTED_SIZES
 from qdqbridge.relax.emit.compositions.conversion import CONVERSION
+from qdqbridge.relax.emit.compositions.deformable import DEFORMABLE
+from qdqbridge.relax.emit.compositions.determinants import DETERMINANTS
 from qdqbridge.relax.emit.compositions.dot_product_attention import attention
 from qdqbridge.relax.emit.compositions.elementwise import ELEMENTWISE
 from qdqbridge.relax.emit.compositions.embeddings import EMBEDDINGS
 from qdqbridge.relax.emit.compositions.experts import EXPERT_LOOPS
+from qdqbridge.relax.emit.compositions.folding import FOLDING
 from qdqbridge.relax.emit.compositions.fourier import FOURIER
 from qdqbridge.relax.emit.compositions.gates import GATES
 from qdqbridge.relax.emit.compositions.group_query_attention import group_query_attention
@@ -42,7 +45,7 @@ _MICROSOFT = "com.microsoft"
 COMPOSITIONS: Mapping[str, Composition] = {
     **CONVERSION, **ELEMENTWISE, **IMAGES, **POOLING, **PRODUCTS, **REDUCTIONS, **REGIONS, **SHAPES,
     **COMPUTED_SIZES, **CACHES, **SCATTERING, **LINEAR_ATTENTION, **RECURRENT, **REVERSAL,
-    **SUPPRESSION, **FOURIER, **NORMS,
+    **SUPPRESSION, **FOURIER, **NORMS, **FOLDING, **DEFORMABLE, **DETERMINANTS,
 }  # fmt: skip
 """By the operator's name in ONNX's own domain."""
 OF_MICROSOFT: Mapping[str, Composition] = {
