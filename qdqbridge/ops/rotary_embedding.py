@@ -42,12 +42,13 @@ def counted(count: int) -> Array:
 
 def heads_first(x: Array, heads: int) -> Array:
     """Returns (batch, length, heads * size) as (batch, heads, length, size)."""
-    return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+    return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).transpose(0, 2, 1, 3)
 
 
 def heads_last(x: Array) -> Array:
     """Returns (batch, heads, length, size) as (batch, length, heads * size)."""
-    return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1)
+    batch, heads, length, size = x.shape
+    return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * size)
 
 
 def rotated(x: Array, cosine: Array, sine: Array, places: Array, *, interleaved: bool) -> Array:

@@ -214,6 +214,38 @@ def test_operators_of_language_models_are_saved_bit_for_bit(name: str, tmp_path:
             np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)  # another order of sums
 
 
+@pytest.mark.parametrize("opset", [17, 23, 25])
+def test_operators_of_onnxruntime_ask_for_no_opset(opset: int, tmp_path: Path) -> None:
+    """What lies in bytes of theirs is no tensor of 2 or 4 bits, and a QuickGelu stays one."""
+    b, r, shape = Builder(opset), np.random.default_rng(0), (16, 2, 4)
+    table = b.init(r.integers(0, 256, (8, 16)).astype(np.uint8))
+    scales = b.init(r.uniform(0.1, 1, (8, 2)).astype(np.float32))
+    ids, codes = b.input("ids", ["n"], TensorProto.INT64), r.integers(0, 256, shape)
+    at = {"bits": 4, "block_size": 16, "gather_axis": 0, "quantize_axis": 1}
+    x = b.op("GatherBlockQuantized", table, ids, scales, domain=MS, **at)
+    weight = [b.init(codes.astype(np.uint8)), b.init(np.ones(shape[:2], np.float32))]
+    at = {"K": 32, "N": 16, "bits": 2, "block_size": 16}
+    b.output(b.op("QuickGelu", b.op("MatMulNBits", x, *weight, domain=MS, **at), domain=MS), None)
+    path, saved = tmp_path / "model.onnx", tmp_path / "saved.onnx"
+    onnx.save(b.model(), path)
+    qb.save(qb.load(path), saved)
+    proto, feeds = onnx.load(saved), {"ids": np.array([0, 5])}
+    assert {each.domain: each.version for each in proto.opset_import} == {"": opset, MS: 1}
+    assert [node.op_type for node in proto.graph.node] == [
+        "GatherBlockQuantized", "MatMulNBits", "QuickGelu",
+    ]  # fmt: skip
+    np.testing.assert_array_equal(ran(saved, feeds)[0], ran(path, feeds)[0])
+
+
+def test_batches_of_none() -> None:
+    b = Builder(21)
+    given = [b.input(name, ["b", 3, 16]) for name in "qkv"]
+    b.output(b.op("MultiHeadAttention", *given, domain=MS, num_heads=2), None)
+    feeds = {name: np.zeros((0, 3, 16), np.float32) for name in "qkv"}
+    (found,) = evaluate(load(b.model()), feeds)[0].values()
+    assert found.shape == (0, 3, 16)
+
+
 def test_a_bound_of_zero_is_a_bound() -> None:
     """Without the attribute SwiGLU has none; the row's 0 means that."""
     b = Builder(21)

@@ -18,8 +18,10 @@ from qdqbridge.onnx_io.codecs.schema import schema_of, schema_type
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
 from qdqbridge.onnx_io.reading.operator_versions import can_be_moved
 from qdqbridge.onnx_io.reading.structure import subgraphs
-from qdqbridge.onnx_io.runtime.norms import runtime_name
+from qdqbridge.onnx_io.runtime.operators import runtime_name
 from qdqbridge.onnx_io.tensors import onnx_name
+from qdqbridge.onnx_io.writer.packed import packed_weights
+from qdqbridge.onnx_io.writer.packed_gathers import packed_tables
 from qdqbridge.onnx_io.writer.sheet import Sheet
 from qdqbridge.ops.attributes import LinearAttrs
 from qdqbridge.ops.composition import CompositionAttrs
@@ -69,13 +71,12 @@ def choose_opset(
         contrib: 16-bit and 4-bit types may be written in ``com.microsoft``.
         newest: The newest opset to take, and the first to try where the source's is newer.
         reader: Who reads no newer one, for messages.
-        packed: The runtime has operators of its own in ONNX's domain, and files keep them.
+        packed: The runtime has operators of its own, and files keep them.
 
     Raises:
         UnsupportedTargetError: No opset can; the message lists what contradicts.
     """
-    nodes = [node for node in graph.nodes if not (packed and runtime_name(node))]
-    needs = list(dict.fromkeys(_needs(graph.values(), nodes, graph.opset, contrib=contrib)))
+    needs = _needs(graph, contrib=contrib, packed=packed)
     preferred = [graph.opset] if newest is None or graph.opset <= newest else [graph.opset, newest]
     if graph.opset < TYPE_TOLD and any(map(_is_small_float, graph.values())):
         preferred.insert(0, TYPE_TOLD)
@@ -104,7 +105,7 @@ def check_opset(graph: Graph, opset: int, *, contrib: bool = False, packed: bool
         graph: What is to be written.
         opset: The opset.
         contrib: 16-bit and 4-bit types may be written in ``com.microsoft``.
-        packed: The runtime has operators of its own in ONNX's domain, and files keep them.
+        packed: The runtime has operators of its own, and files keep them.
 
     Raises:
         UnsupportedTargetError: It cannot say everything, or there is no such opset.
@@ -116,8 +117,7 @@ def check_opset(graph: Graph, opset: int, *, contrib: bool = False, packed: bool
             why=f"opsets {OLDEST} to {newest} are written (onnx {onnx.__version__})",
             fix="choose one of these",
         )
-    nodes = [node for node in graph.nodes if not (packed and runtime_name(node))]
-    needs = dict.fromkeys(_needs(graph.values(), nodes, graph.opset, contrib=contrib))
+    needs = _needs(graph, contrib=contrib, packed=packed)
     missing = {need.reason: _span(need, newest) for need in needs if not need.accepts(opset)}
     if missing:
         raise UnsupportedTargetError(
@@ -217,14 +217,20 @@ class _IntegerQuantize:
         return opset >= 23 or opset < 19
 
 
-def _needs(
-    values: Iterable[Value], nodes: Iterable[Node], source: int, *, contrib: bool
-) -> Iterator[Need]:
-    for value in values:
-        if isinstance(value.type, QuantType):
-            yield from _type_needs(value.type.params, contrib=contrib)
-    for node in nodes:
-        yield from _node_needs(node, source)
+def _needs(graph: Graph, *, contrib: bool, packed: bool) -> list[Need]:
+    """Returns each need once."""
+    own, held = set[Node](), set[Value]()
+    if packed:
+        own = {node for node in graph.nodes if runtime_name(node)[0]}
+        held = packed_weights(graph.values()) | packed_tables(graph.nodes, graph.outputs)
+    needs = list[Need]()
+    for value in graph.values():
+        if isinstance(value.type, QuantType) and value not in held:
+            needs += _type_needs(value.type.params, contrib=contrib)
+    for node in graph.nodes:
+        if node not in own:
+            needs += _node_needs(node, graph.opset)
+    return list(dict.fromkeys(needs))
 
 
 def _type_needs(params: QuantParams, *, contrib: bool) -> Iterator[Need]:

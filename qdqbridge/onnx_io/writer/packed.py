@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,6 +67,15 @@ def unread_orders(nodes: Sequence[Node], outputs: Collection[Value]) -> set[Node
     return {
         maker for maker in makers
         if maker.output not in outputs and all(user in ordered for user, _ in maker.output.users)
+    }  # fmt: skip
+
+
+def packed_weights(values: Iterable[Value]) -> set[Value]:
+    """Returns the weights that only MatMulNBits hold, in bytes: any opset has these."""
+    return {
+        value for value in values
+        if value.is_constant and value.quant is not None and value.users
+        and all(index == 1 and _packed_weight(user) is not None for user, index in value.users)
     }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,17 @@ def unread(gathers: Mapping[Node, GatheredTable], outputs: set[Value]) -> set[No
         maker for maker in makers
         if maker.output not in outputs and all(user in gathers for user, _ in maker.output.users)
     }  # fmt: skip
+
+
+def packed_tables(nodes: Sequence[Node], outputs: Iterable[Value]) -> set[Value]:
+    """Returns the tables that only these operators hold, in bytes: any opset has these."""
+    in_bytes = {
+        node: table for node, table in packed_gathers(nodes).items()
+        if table.said.storage == DType.UINT8.label
+    }  # fmt: skip
+    makers = unread(in_bytes, set(outputs))
+    tables = {maker.operand(0) for maker in makers}
+    return {table for table in tables if all(user in makers for user, _ in table.users)}
 
 
 def _table(node: Node) -> GatheredTable | None:
