@@ -172,6 +172,46 @@ def test_open_extents(op_type: str, kernels: str) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("inverse", [0, 1])
+@pytest.mark.parametrize("onesided", [0, 1])
+def test_a_transform_along_an_axis_of_run_time(inverse: int, onesided: int, parts: int) -> None:
+    """Of a length that only the run knows as well: as by ONNX's reference."""
+    if onesided and parts != 1 + inverse:
+        return  # half a spectrum is of real data
+    b = Builder(20)
+    names = [b.input("x", ["n", 3, "m", parts]), b.input("length", [], TensorProto.INT64),
+             b.input("axis", [], TensorProto.INT64)]  # fmt: skip
+    b.output(b.op("DFT", *names, inverse=inverse, onesided=onesided), None)
+    model = b.model()
+    graph, reference = canonical(model), ReferenceEvaluator(model)
+    assert qb.from_relax(qb.to_relax(graph)[0]).digest == graph.digest
+    executable = qb.compile(graph)
+    x = np.random.default_rng(0).normal(size=(2, 3, 5, parts)).astype(np.float32)
+    for axis, length in ((0, 2), (1, 5), (2, 4), (-2, 6), (-4, 1)):
+        given = {"x": x, "length": np.array(length), "axis": np.array(axis)}
+        (found,) = executable.run(given).values()
+        (wanted,) = reference.run(None, given)
+        # Sums of float32 products, in TVM's order.
+        np.testing.assert_allclose(found, np.asarray(wanted), rtol=1e-5, atol=1e-5)
+
+
+def test_frames_of_run_time() -> None:
+    b = Builder(17)
+    names = [b.input("x", ["n", "t", 1]), b.input("step", [], TensorProto.INT64),
+             b.input("window", ["w"])]  # fmt: skip
+    b.output(b.op("STFT", *names), None)
+    graph = canonical(b.model())
+    assert qb.from_relax(qb.to_relax(graph)[0]).digest == graph.digest
+    rng, executable = np.random.default_rng(0), qb.compile(graph)
+    for extent, step, width in ((16, 3, 5), (16, 4, 16), (9, 1, 2)):
+        x, window = (rng.normal(size=shape).astype(np.float32) for shape in ((2, extent, 1), width))
+        given = {"x": x, "step": np.array(step), "window": window}
+        (found,), (wanted,) = executable.run(given).values(), qb.evaluate(graph, given).values()
+        # Sums of float32 products, in TVM's order.
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
 def test_dynamic_quantization_at_its_edges(kernels: str) -> None:
     """No extent at all, scales that underflow or overflow, and what is no number."""

@@ -15,6 +15,11 @@ from numpy.typing import NDArray
 
 from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.qnn.emit.scope import Expr
+from qdqbridge.relax.emit.compositions.open_fourier import (
+    dft_of_run_time,
+    frames_of_run_time,
+    spectrum,
+)
 from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite, wide
 
 _AXIS_AS_OPERAND = 20
@@ -27,10 +32,16 @@ def _dft(site: CompositionSite) -> Sequence[Expr]:
     """Sums over an axis, each times a wave; ``dft_length`` cuts the axis, or adds zeros to it."""
     x = wide(site, site.arg(0))
     extents, axis = site.extents(x), _axis(site)
-    parts, given = extents[-1], extents[axis]
-    if parts not in (1, 2) or not isinstance(given, int):
-        raise NoRow("how long its signal is, or whether it is complex, is known at run time only")
+    parts = extents[-1]
+    if parts not in (1, 2):
+        raise NoRow("whether its signal is complex is known at run time only")
     inverse, onesided = site.onnx.flag("inverse"), site.onnx.flag("onesided")
+    given = None if axis is None else extents[axis]
+    if axis is None or not isinstance(given, int) or not _known(site, 1):
+        along = site.integers(2) if axis is None else site.number([axis], "int64")
+        count = site.integers(1) if site.has(1) else None
+        made = dft_of_run_time(site, x, along, count, inverse=inverse, onesided=onesided)
+        return [site.cast(made, site.dtype(site.arg(0)))]
     length = _length(site, 2 * (given - 1) if inverse and onesided else given)
     if not length:  # half of a spectrum of one element
         extents[axis], extents[-1] = (1, 2) if onesided and not inverse else (0, 2 - onesided)
@@ -56,9 +67,12 @@ def _stft(site: CompositionSite) -> Sequence[Expr]:
     """The DFT of frames of a signal, which begin ``frame_step`` elements from each other."""
     x, step = wide(site, site.arg(0)), site.constant_ints(1)
     batch, given, parts = site.extents(x)
-    if step is None or parts not in (1, 2) or not isinstance(given, int):
-        raise NoRow("the length of its signal, or its step, is known at run time only")
+    if parts not in (1, 2):
+        raise NoRow("whether its signal is complex is known at run time only")
     window = wide(site, site.arg(2)) if site.has(2) else None
+    spans = [given, *(site.extents(window) if window is not None else ())]
+    if step is None or not _known(site, 3) or not all(isinstance(n, int) for n in spans):
+        return [site.cast(_open_stft(site, x, window), site.dtype(site.arg(0)))]
     length = site.static(window)[0] if window is not None else _length(site, given, 3)
     count = (given - length) // step[0] + 1
     starts = np.arange(count)[:, None] * step[0] + np.arange(length)
@@ -74,6 +88,22 @@ def _stft(site: CompositionSite) -> Sequence[Expr]:
     return [site.cast(made, site.dtype(site.arg(0)))]
 
 
+def _open_stft(site: CompositionSite, x: Expr, window: Expr | None) -> Expr:
+    """The same where the step, or a length, is known at run time only."""
+    if window is not None:
+        length = site.shape_vector(window)
+    elif site.has(3):
+        length = site.integers(3)
+    else:
+        length = site("strided_slice", site.shape_vector(x), axes=[0], begin=[1], end=[2])
+    frames = frames_of_run_time(site, x, site.integers(1), length, window)
+    batch, count, elements, parts = site.extents(frames)
+    rows = site("reshape", frames, [batch * count, elements, 1, parts])
+    onesided = site.onnx.flag("onesided", default=True)
+    made = spectrum(site, rows, elements, inverse=False, onesided=onesided)
+    return site("reshape", made, [batch, count, site.extents(made)[1], 2])
+
+
 def _summed(site: CompositionSite, x: Expr, waves: NDArray[Any]) -> Expr:
     """Returns the products of rows of real and imaginary parts with waves: of each the results."""
     if waves.size > _LARGEST:
@@ -85,16 +115,20 @@ def _summed(site: CompositionSite, x: Expr, waves: NDArray[Any]) -> Expr:
     return site("reshape", site("matmul", rows, matrix), [*others, results, count])
 
 
-def _axis(site: CompositionSite) -> int:
+def _known(site: CompositionSite, index: int) -> bool:
+    """True where an operand is left out, or is a constant."""
+    return not site.has(index) or site.constant_ints(index) is not None
+
+
+def _axis(site: CompositionSite) -> int | None:
+    """Returns the axis; None where only the run knows it."""
     rank = site.rank(site.arg(0))
     if site.onnx.opset < _AXIS_AS_OPERAND:
         return site.onnx.int_("axis", 1) % rank
     if not site.has(2):
         return rank - 2
     axis = site.constant_ints(2)
-    if axis is None:
-        raise NoRow("its axis is known at run time only")
-    return axis[0] % rank
+    return None if axis is None else axis[0] % rank
 
 
 def _length(site: CompositionSite, default: int, index: int = 1) -> int:
