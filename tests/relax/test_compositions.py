@@ -213,6 +213,26 @@ def test_frames_of_run_time() -> None:
 
 
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
+def test_a_product_of_nothing_is_1(kernels: str) -> None:
+    """Loops of no step leave what the memory held before: a first run fills it."""
+    b = Builder(18)
+    b.output(b.op("ReduceProd", b.input("x", ["m", "n"]), b.init(np.array([-1])), keepdims=0), None)
+    executable = qb.compile(canonical(b.model()), kernels=kernels)
+    for extent, wanted in ((2, 9.0), (0, 1.0), (1, 3.0)):
+        (found,) = executable.run({"x": np.full((40, extent), 3, np.float32)}).values()
+        np.testing.assert_array_equal(found, np.full(40, wanted, np.float32))
+
+
+def test_the_largest_none() -> None:
+    b = Builder(18)
+    y = b.op("TopK", b.input("x", ["n", 3]), b.init(np.array([0])), outputs=2)
+    b.output(y, None)
+    graph, given = canonical(b.model()), {"x": np.ones((2, 3), np.float32)}
+    (found,), (wanted,) = qb.compile(graph).run(given).values(), qb.evaluate(graph, given).values()
+    assert found.shape == wanted.shape == (2, 0)
+
+
+@pytest.mark.parametrize("kernels", ["fast", "reference"])
 def test_dynamic_quantization_at_its_edges(kernels: str) -> None:
     """No extent at all, scales that underflow or overflow, and what is no number."""
     b = Builder(13)

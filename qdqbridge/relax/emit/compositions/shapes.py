@@ -53,9 +53,13 @@ def _eye_like(site: CompositionSite) -> Sequence[Expr]:
 
 
 def _top_k(site: CompositionSite) -> Sequence[Expr]:
-    if not site.has(1) or site.constant_ints(1) is not None:
-        raise NoRow("its k is known")
+    known = site.constant_ints(1) if site.has(1) else ()
     x, axis = site.arg(0), site.onnx.wrap(site.onnx.int_("axis", -1))
+    if known == (0,):
+        shape = [0 if place == axis else n for place, n in enumerate(site.extents(x))]
+        return [site("zeros", shape, kind) for kind in (site.dtype(x), "int64")]
+    if known is not None:
+        raise NoRow("its k is known")
     extent, kind = site.static(x)[axis], site.dtype(x)
     largest = site.onnx.flag("largest", default=True)
     order = site("topk", _ordered(site, x), extent, axis, "indices", largest, "int64")

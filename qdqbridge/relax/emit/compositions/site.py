@@ -156,8 +156,8 @@ class CompositionSite:
 
     def along(self, vector: Expr, axis: int, rank: int) -> Expr:
         """Returns a vector that broadcasts along an axis of a tensor of ``rank`` axes."""
-        extent = self.extents(vector)[0]
-        return self("reshape", vector, tuple(extent if i == axis else 1 for i in range(rank)))
+        others = [place for place in range(rank) if place != axis]
+        return self("expand_dims", vector, others) if others else vector
 
 
 Composition: TypeAlias = "Callable[[CompositionSite], Sequence[Expr]]"
