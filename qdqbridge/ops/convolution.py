@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -55,7 +56,7 @@ def spread(attrs: ConvTransposeAttrs, x: Array, w: Array) -> Array:
     room = [extent + attrs.output_padding[i] for i, extent in enumerate(full)]
     channels = w.shape[1] * group
     total = np.zeros((x.shape[0], channels, *room), x.dtype)
-    columns = x.reshape(x.shape[0], group, x.shape[1] // group, -1)
+    columns = x.reshape(x.shape[0], group, x.shape[1] // group, math.prod(x.shape[2:]))
     weights = w.reshape(group, w.shape[0] // group, *w.shape[1:])
     for tap, view in taps(total, kernel, attrs.strides, attrs.dilations, x.shape[2:]):
         matrix = np.swapaxes(weights[(..., *tap)], 1, 2)

@@ -10,6 +10,7 @@ import pytest
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.quantization import QuantParams, per_tensor
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs
+from qdqbridge.ops.convolution import spread
 from qdqbridge.ops.table import BY_NAME
 from tests.ops.onnxruntime_oracle import (
     Array,
@@ -266,3 +267,10 @@ def test_a_large_image_takes_no_more_than_seconds() -> None:
     (our,) = ours("Conv", ConvAttrs((1, 1), (1, 1), (1,) * 4), [x, w], [py])
     assert our.shape == (1, 16, 320, 320)
     assert time.perf_counter() - begin < 10
+
+
+def test_transposed_convolutions_of_no_examples_give_none() -> None:
+    w = np.ones((2, 3, 3, 3), np.float32)
+    attributes = ConvTransposeAttrs((1, 1), (1, 1), (1, 1, 1, 1), (0, 0))
+    found = spread(attributes, np.zeros((0, 2, 4, 4), np.float32), w)
+    assert found.shape == (0, 3, 4, 4)
