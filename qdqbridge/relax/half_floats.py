@@ -12,6 +12,7 @@ from typing import Any
 
 from tvm import ir, relax
 
+from qdqbridge.relax.empty_reductions import set_first
 from qdqbridge.relax.product_loops import along_columns
 
 _HALVES = ("float16", "bfloat16")
@@ -27,8 +28,10 @@ _SUMS: Mapping[str, tuple[Any, str]] = {
 }
 """What can be told to sum in another type than it reads, so that no weight gets twice the size; and
 the attribute that says it."""
+_REDUCTIONS = ("relax.sum", "relax.mean", "relax.prod")
+"""What may run over open axes that have no element."""
 _OTHERS = (
-    "relax.sum", "relax.mean", "relax.variance", "relax.std", "relax.prod",
+    *_REDUCTIONS, "relax.variance", "relax.std",
     "relax.einsum", "relax.sigmoid", "relax.tanh",
     "relax.nn.softmax", "relax.nn.log_softmax", "relax.nn.gelu", "relax.nn.gelu_tanh",
     "relax.nn.silu", "relax.nn.softplus", "relax.nn.layer_norm", "relax.nn.rms_norm",
@@ -58,12 +61,15 @@ def _summed_wide(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | Non
 
 def _computed_wide(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | None:
     """Returns what stands for an operator of half floats; None for others."""
-    kind = _kind(call)
+    kind, reduces = _kind(call), str(call.op.name) in _REDUCTIONS
     if kind not in _HALVES:
-        return None
+        return set_first(builder, call) if reduces else None
     args = [_widened(builder, arg) for arg in call.args]
     wide: Any = builder.normalize(relax.Call(call.op, args, call.attrs, call.ty_args))
-    return relax.op.astype(builder.emit(wide), kind) if _kind(wide) == "float32" else None
+    if _kind(wide) != "float32":
+        return None
+    loops = set_first(builder, wide) if reduces else None
+    return relax.op.astype(builder.emit(wide if loops is None else loops), kind)
 
 
 def _kind(expr: Any) -> str:

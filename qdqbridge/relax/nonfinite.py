@@ -17,6 +17,7 @@ from tvm import ir, relax, te, tirx, topi
 
 from qdqbridge.qnn.dialect.broadcast import broadcast_indices
 from qdqbridge.qnn.dialect.kernel import stage
+from qdqbridge.relax.empty_reductions import set_first
 
 Prim = Any
 Choose = Callable[[Prim, Prim], Prim]
@@ -129,9 +130,21 @@ def _over_axes(name: str, choose: Choose) -> Rewrite:
         def compute(x: te.Tensor) -> te.Tensor:
             return _reduced(x, axes, list(call.ty.shape.values), name, _reducer(choose))
 
-        return builder.call_te(compute, call.args[0], primfunc_name_hint=name) if axes else None
+        def loops(own: relax.BlockBuilder, call: ir.Call) -> relax.Expr:
+            return own.call_te(compute, call.args[0], primfunc_name_hint=name)
 
-    return _floats_only(rewrite)
+        if not axes:
+            return None
+        begun = set_first(builder, call, loops)
+        return loops(builder, call) if begun is None else begun
+
+    floats = _floats_only(rewrite)
+
+    def any_type(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | None:
+        found = floats(builder, call)
+        return set_first(builder, call) if found is None else found
+
+    return any_type
 
 
 def _reduced(

@@ -213,14 +213,28 @@ def test_frames_of_run_time() -> None:
 
 
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
-def test_a_product_of_nothing_is_1(kernels: str) -> None:
+@pytest.mark.parametrize(
+    ("op", "elem", "nothing"),
+    [
+        ("ReduceProd", np.float32, 1), ("ReduceSum", np.float32, 0), ("ReduceSum", np.float16, 0),
+        ("ReduceSumSquare", np.int32, 0), ("ReduceL2", np.float32, 0),
+        ("ReduceLogSumExp", np.float32, -np.inf), ("ReduceMean", np.float32, np.nan),
+        ("ReduceMax", np.float32, -np.inf), ("ReduceMin", np.float16, np.inf),
+        ("ReduceMax", np.int32, -(2**31)),
+    ],
+)  # fmt: skip
+def test_reductions_of_nothing(op: str, elem: type, nothing: float, kernels: str) -> None:
     """Loops of no step leave what the memory held before: a first run fills it."""
     b = Builder(18)
-    b.output(b.op("ReduceProd", b.input("x", ["m", "n"]), b.init(np.array([-1])), keepdims=0), None)
+    kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(elem))
+    y = b.op(op, b.input("x", ["m", "n"], kind), b.init(np.array([-1])), keepdims=0)
+    b.output(y, None, kind)
     executable = qb.compile(canonical(b.model()), kernels=kernels)
-    for extent, wanted in ((2, 9.0), (0, 1.0), (1, 3.0)):
-        (found,) = executable.run({"x": np.full((40, extent), 3, np.float32)}).values()
-        np.testing.assert_array_equal(found, np.full(40, wanted, np.float32))
+    one = 9.0 if op == "ReduceSumSquare" else 3.0
+    for extent, wanted in ((2, None), (0, nothing), (1, one)):
+        (found,) = executable.run({"x": np.full((40, extent), 3, elem)}).values()
+        if wanted is not None:
+            np.testing.assert_array_equal(found, np.full(40, wanted, elem))
 
 
 def test_the_largest_none() -> None:

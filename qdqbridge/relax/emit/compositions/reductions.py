@@ -163,24 +163,6 @@ def _reduction(over: _Over) -> Composition:
     return emit
 
 
-def _product(site: CompositionSite) -> Sequence[Expr]:
-    """A product over open axes is 1 where they have no element: TVM's loops would not set it."""
-    known = site.constant_ints(1) if site.has(1) else site.onnx.ints("axes", ())
-    if known is None:
-        return _reduction(_by("prod"))(site)
-    x, keepdims = site.arg(0), site.onnx.flag("keepdims", default=True)
-    extents, kind = site.extents(x), site.dtype(x)
-    if not known and site.onnx.flag("noop_with_empty_axes"):
-        raise NoRow("it reduces nothing")
-    axes = sorted({axis % len(extents) for axis in known} or range(len(extents)))
-    if all(isinstance(extents[axis], int) for axis in axes):
-        raise NoRow("its axes are known, and how long they are")
-    y, one = site("prod", x, axes, keepdims=keepdims), site.number(1, kind)
-    sizes = site("take", site.shape_vector(x), site.number(axes, "int64"), axis=0)
-    empty = site("equal", site("prod", sizes), site.number(0, "int64"))
-    return [site("where", empty, one, y)]
-
-
 def _lp_normalization(site: CompositionSite) -> Sequence[Expr]:
     """``x / norm``, and 0 where the norm is 0."""
     x, axis, p = site.arg(0), site.onnx.int_("axis", -1), site.onnx.int_("p", 2)
@@ -199,7 +181,7 @@ REDUCTIONS: Mapping[str, Composition] = {
     "ReduceMean": _reduction(_mean),
     "ReduceMax": _reduction(_by("max")),
     "ReduceMin": _reduction(_by("min")),
-    "ReduceProd": _product,
+    "ReduceProd": _reduction(_by("prod")),
     "ReduceL1": _reduction(_by("sum", before="abs")),
     "ReduceL2": _reduction(_euclidean),
     "ReduceSumSquare": _reduction(_by("sum", before="square")),
