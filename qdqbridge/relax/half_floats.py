@@ -60,7 +60,7 @@ def _summed_wide(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | Non
 
 
 def _computed_wide(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | None:
-    """Returns what stands for an operator of half floats; None for others."""
+    """Returns what stands for an operator of half floats, or a reduction; None for others."""
     kind, reduces = _kind(call), str(call.op.name) in _REDUCTIONS
     if kind not in _HALVES:
         return set_first(builder, call) if reduces else None
