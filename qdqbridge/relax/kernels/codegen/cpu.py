@@ -31,8 +31,9 @@ class Cpu:
         permutes: True where one instruction looks 64 bytes up in 128 entries (AVX-512 VBMI). A
             kernel that cares says so in its description.
         amx: True where tiles of bytes are multiplied by one instruction (AMX-INT8).
-        reads_ahead: True where a stream of memory comes as fast as it can by itself, so that asking
-            for it only costs (Zen; measured on Zen 4). As ``permutes``, where one cares.
+        reads_ahead: True where a page of memory comes as fast as it can by itself once it is begun,
+            so that asking for every line costs (Zen; measured on Zen 4). As ``permutes``, where one
+            cares.
     """
 
     name: str

@@ -30,7 +30,7 @@ class CodesProduct:
         step: Products that share a scale of the activation.
         digits: Digits of an activation, 1 or 3.
         centre: The zero point of all blocks; None where they have their own.
-        asks: Whether what meets one row is asked for before it is used.
+        asks: Whether all that meets one row is asked for before it is used, or one line of a chunk.
         tasks: How many threads the columns are shared out to.
     """
 

@@ -163,7 +163,7 @@ class CodesTiles:
                     start(p)
                 digits = bound((row + p) * d.inner + chunk * d.chunk)
                 own = [(each, p * lanes) for each in sums]
-                self._add_dots(own, codes, digits, chains=chains)
+                self._add_dots([(digits, own)], codes, chains=chains)
                 if chunks == 1:
                     finish(p)
             if chunks > 1:
@@ -203,38 +203,41 @@ class CodesTiles:
 
     def _add_dots(
         self,
-        sums: Sequence[tuple[Buffer, int]],
+        digits: Sequence[tuple[Prim, Sequence[Place]]],
         codes: Sequence[Buffer],
-        digits: Prim,
         asked: Sequence[Place] = (),
         chains: int = 1,
     ) -> None:
         """Adds the exact products of the codes of a chunk, of every block, and digits of a row.
 
+        A code meets all digits before the next one: what waits for memory is then one line's.
+
         Args:
-            sums: Of every block, a buffer and the place of its sums there.
+            digits: Of every digit of an activation, where those of the row begin, and of every
+                block a buffer and the place of its sums there.
             codes: Of every block.
-            digits: Where the digits begin.
             asked: What is asked for meanwhile, spread over the dot products.
             chains: How many sums of a block, one register behind another, take turns.
         """
         d, lanes = self.d, self.d.cpu.lanes
         name, kind = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", typed("int8", 4 * lanes)
-        steps, runs = d.chunk // 4, max(1, len(asked))
+        steps = d.chunk // 4
+        runs = min(steps, max(1, len(asked)))
         for run in range(runs):
-            for later in asked[run : run + 1]:
+            for later in _piece(asked, run, runs):
                 _ask(*later)
             first = steps * run // runs
             with T.unroll(steps * (run + 1) // runs - first) as i:
                 chain = tirx.floormod(i, chains) * lanes
-                four = load(self.rows.digits, digits + 4 * (first + i), 4)
-                spread = splat(tirx.reinterpret("int32", four), lanes)
-                spread = bound(tirx.reinterpret(kind, spread))
-                for (total, at), own in zip(sums, codes, strict=True):
-                    code = tirx.reinterpret(kind, load(own, (first + i) * lanes, lanes))
-                    before = load(total, at + chain, lanes)
-                    after = intrinsic(name, typed("int32", lanes), before, code, spread)
-                    store(total, at + chain, after, lanes)
+                for begin, sums in digits:
+                    four = load(self.rows.digits, begin + 4 * (first + i), 4)
+                    spread = splat(tirx.reinterpret("int32", four), lanes)
+                    spread = bound(tirx.reinterpret(kind, spread))
+                    for (total, at), own in zip(sums, codes, strict=True):
+                        code = tirx.reinterpret(kind, load(own, (first + i) * lanes, lanes))
+                        before = load(total, at + chain, lanes)
+                        after = intrinsic(name, typed("int32", lanes), before, code, spread)
+                        store(total, at + chain, after, lanes)
 
     def _three_digits(self, totals: Sequence[Buffer], block: Prim, row: Prim, height: int) -> None:
         """Adds the products of the rows, with the accuracy of float32."""
@@ -255,13 +258,13 @@ class CodesTiles:
                 self._load_codes(codes, first)
                 for p in range(height):
                     place = bound((row + p) * d.parts + part)
+                    digits: list[tuple[Prim, list[Place]]] = []
                     for digit in range(d.digits):
                         at = place * d.digits + digit
                         for b in blocks:
                             store(sums[b][digit], 0, self._start(at, block, b, group), lanes)
-                        places = [(each[digit], 0) for each in sums]
-                        later = _piece(asked, digit, d.digits) if p == 0 else ()
-                        self._add_dots(places, codes, bound(at * d.step), later)
+                        digits.append((bound(at * d.step), [(each[digit], 0) for each in sums]))
+                    self._add_dots(digits, codes, asked if p == 0 else ())
                     for b, total in enumerate(own):
                         step = splat(load(self.rows.steps, place, 1), lanes)
                         before = load(total, p * lanes, lanes)
@@ -279,14 +282,17 @@ class CodesTiles:
     def _later(self, first: Prim, height: int) -> list[Place]:
         """Returns what is asked for beside a chunk: memory does not wait for a row's products.
 
+        A CPU that reads ahead by itself begins anew with every page of memory: it is asked for one
+        line of a chunk, which lets it begin early; asking for all takes more than it gives there.
+
         Args:
             first: The first byte of the chunk.
             height: Rows that meet it: several take longer than memory does.
         """
         d = self.d
-        if not d.asks or height > 1:
+        if height > 1:
             return []
-        last = 2 * d.loads + (2 if d.size == d.chunk else 0)
+        last = 2 * d.loads + (2 if d.size == d.chunk else 0) if d.asks else 1
         return [(self.stream, first + _AHEAD + i * d.register) for i in range(last)]
 
     def _load_codes(self, codes: Sequence[Buffer], first: Prim) -> None:
