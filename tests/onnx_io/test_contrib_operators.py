@@ -237,6 +237,31 @@ def test_operators_of_onnxruntime_ask_for_no_opset(opset: int, tmp_path: Path) -
     np.testing.assert_array_equal(ran(saved, feeds)[0], ran(path, feeds)[0])
 
 
+@pytest.mark.parametrize("opset", [17, 20, 25])
+@pytest.mark.parametrize(
+    ("op", "biased"), [("FastGelu", False), ("FastGelu", True), ("Gelu", False)]
+)
+def test_gelus_of_onnxruntime_stay_theirs(
+    op: str, biased: bool, opset: int, tmp_path: Path
+) -> None:
+    """Of half floats onnxruntime computes ONNX's Gelu by other steps: thousands of last bits."""
+    b, half = Builder(opset), TensorProto.FLOAT16
+    b.input("x", ["n", 2], half)
+    bias = [b.init(np.array([0.25, -1], np.float16))] if biased else []
+    b.output(b.op(op, "x", *bias, domain=MS), None, half)
+    path, saved = tmp_path / "model.onnx", tmp_path / "saved.onnx"
+    onnx.save(b.model(), path)
+    g = qb.load(path)
+    qb.save(g, saved)
+    proto = onnx.load(saved)
+    assert {each.domain: each.version for each in proto.opset_import} == {"": opset, MS: 1}
+    assert [node.op_type for node in proto.graph.node] == ["Add"] * biased + [op]
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    feeds = {"x": every[np.isfinite(every)].reshape(-1, 2)}
+    np.testing.assert_array_equal(ran(saved, feeds)[0], ran(path, feeds)[0])
+    assert qb.load(saved).digest == g.digest
+
+
 def test_batches_of_none() -> None:
     b = Builder(21)
     given = [b.input(name, ["b", 3, 16]) for name in "qkv"]

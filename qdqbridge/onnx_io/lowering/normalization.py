@@ -55,7 +55,7 @@ def bias_gelu(site: LoweringSite) -> None:
 
 
 def fast_gelu(site: LoweringSite) -> None:
-    """``Gelu(x + bias)`` by tanh, whose bits are those of ONNX's in onnxruntime 1.32.
+    """``Gelu(x + bias)`` by tanh: the bits of ONNX's in onnxruntime 1.32, but of half floats.
 
     Source: onnxruntime docs/ContribOperators.md.
     """

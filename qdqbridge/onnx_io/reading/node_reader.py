@@ -40,7 +40,7 @@ from qdqbridge.onnx_io.reading.qdq_nodes import encoding_of, params_of
 from qdqbridge.onnx_io.reading.qdq_remarks import remarks
 from qdqbridge.onnx_io.reading.results import Results
 from qdqbridge.onnx_io.reading.structure import all_nodes, captured_names, describe
-from qdqbridge.onnx_io.runtime.operators import BEFORE
+from qdqbridge.onnx_io.runtime.operators import BEFORE, OWN_GELU
 from qdqbridge.onnx_io.tensors import dtype_of, dtype_to_onnx, embed_external_data, onnx_name
 from qdqbridge.ops.attributes import ClipAttrs, GemmAttrs, LinearAttrs
 from qdqbridge.ops.conversion import DEQUANTIZE, QUANTIZE, REINTERPRET, REQUANTIZE
@@ -417,6 +417,8 @@ def _variant(proto: onnx.NodeProto, attributes: object, opset: int) -> str:
         return BEFORE
     if isinstance(attributes, GemmAttrs) and not attributes.trans_b:
         return "Gemm(transB=0)"
+    if proto.op_type == "Gelu" and proto.domain not in ONNX_DOMAINS:
+        return OWN_GELU
     return proto.op_type
 
 

@@ -2,27 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 from qdqbridge.graph.graph import Node
 from qdqbridge.onnx_io.lowering.normalization import DATA, WITH_BIAS
 from qdqbridge.onnx_io.lowering.site import MICROSOFT
 from qdqbridge.ops.normalization import LAYER_NORMALIZATION, RMS_NORMALIZATION
-from qdqbridge.ops.unary import SWISH
+from qdqbridge.ops.unary import GELU, SWISH
 
-_NAMES = {
-    LAYER_NORMALIZATION: ("LayerNormalization", "", ("SkipLayerNormalization", "before 17")),
-    RMS_NORMALIZATION: (
-        "SimplifiedLayerNormalization", "",
-        ("SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization"),
-    ),
-    SWISH: ("QuickGelu", MICROSOFT, ("QuickGelu",)),
-}  # fmt: skip
-"""By row: name, domain, and the variants of nodes that files had so."""
 BEFORE = "before 17"
 """The variant of a LayerNormalization of an opset that does not have it."""
+OWN_GELU = "com.microsoft::Gelu"
+"""The variant of the Gelu that is older than ONNX's."""
 
 
-def runtime_name(node: Node) -> tuple[str, str]:
-    """Returns name and domain under which a file had what its opset did not have; else nothing."""
-    name, domain, variants = _NAMES.get(node.op, ("", "", ()))  # pyright: ignore[reportArgumentType, reportCallIssue]
+@dataclass(frozen=True, slots=True)
+class RuntimeOperator:
+    """What onnxruntime has.
+
+    Attributes:
+        name: Its name.
+        domain: Its domain.
+        implied: Attributes of the row that the name stands for, and that it does not have.
+    """
+
+    name: str
+    domain: str = ""
+    implied: tuple[str, ...] = ()
+
+    def stated(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the attributes of ONNX's operator that this one has."""
+        return {name: value for name, value in attributes.items() if name not in self.implied}
+
+
+_NORM = RuntimeOperator("LayerNormalization")
+_SIMPLIFIED = RuntimeOperator("SimplifiedLayerNormalization")
+_APPROXIMATE = ("approximate",)
+_OPERATORS = {
+    LAYER_NORMALIZATION: {"SkipLayerNormalization": _NORM, BEFORE: _NORM},
+    RMS_NORMALIZATION: {
+        "SkipSimplifiedLayerNormalization": _SIMPLIFIED,
+        "SimplifiedLayerNormalization": _SIMPLIFIED,
+    },
+    SWISH: {"QuickGelu": RuntimeOperator("QuickGelu", MICROSOFT)},
+    GELU: {
+        "FastGelu": RuntimeOperator("FastGelu", MICROSOFT, _APPROXIMATE),
+        OWN_GELU: RuntimeOperator("Gelu", MICROSOFT, _APPROXIMATE),
+    },
+}
+"""By row and variant of the node, which says how its file had it. Half floats are computed by steps
+that differ from those of ONNX's operator (1.32)."""
+
+
+def runtime_operator(node: Node) -> RuntimeOperator | None:
+    """Returns what a file had where that was onnxruntime's own, or its opset did not have it."""
+    variants = _OPERATORS.get(node.op)  # pyright: ignore[reportArgumentType, reportCallIssue]
     variant = node.origin.variant.partition(DATA)[0].removesuffix(WITH_BIAS)
-    return (name, domain) if variant in variants else ("", "")
+    return variants.get(variant) if variants else None

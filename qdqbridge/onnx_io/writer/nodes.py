@@ -13,7 +13,7 @@ from qdqbridge.onnx_io.codecs import BY_ROW, encode, since
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs, foreign_node_proto
 from qdqbridge.onnx_io.profiles.profile import Clamp
 from qdqbridge.onnx_io.reading.operator_versions import moved
-from qdqbridge.onnx_io.runtime.operators import runtime_name
+from qdqbridge.onnx_io.runtime.operators import runtime_operator
 from qdqbridge.onnx_io.tensors import dtype_to_onnx
 from qdqbridge.onnx_io.writer.clamps import (
     clamp_extremes,
@@ -125,7 +125,7 @@ class NodeWriter(RowWriter):
     def _compute(self, node: Node) -> None:
         behind = adds_behind(node)
         operands = node.inputs[:_BIAS] if behind else node.inputs
-        own, own_domain = runtime_name(node) if self.profile.packed else ("", "")
+        own = runtime_operator(node) if self.profile.packed else None
         name, attributes = file_variant(node)
         opset = max(self.opset, since(name, attributes)) if own else self.opset
         encoded = encode(name, attributes, operands, opset)
@@ -148,7 +148,9 @@ class NodeWriter(RowWriter):
         if encoded.results:
             by_place = dict(zip(encoded.results, results, strict=True))
             results = [by_place.get(place, "") for place in range(max(by_place) + 1)]
-        op_type, domain = own or encoded.op_type, own_domain or encoded.domain
+        op_type, domain = encoded.op_type, encoded.domain
+        if own:
+            op_type, domain, stated = own.name, own.domain, own.stated(stated)
         row = NodeRow(op_type, inputs, results, stated, name, metadata, domain=domain)
         if domain:
             self.sheet.imports.setdefault(domain, 1)

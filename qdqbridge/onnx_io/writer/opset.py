@@ -18,7 +18,7 @@ from qdqbridge.onnx_io.codecs.schema import schema_of, schema_type
 from qdqbridge.onnx_io.foreign.nodes import ForeignAttrs
 from qdqbridge.onnx_io.reading.operator_versions import can_be_moved
 from qdqbridge.onnx_io.reading.structure import subgraphs
-from qdqbridge.onnx_io.runtime.operators import runtime_name
+from qdqbridge.onnx_io.runtime.operators import runtime_operator
 from qdqbridge.onnx_io.tensors import onnx_name
 from qdqbridge.onnx_io.writer.packed import packed_weights
 from qdqbridge.onnx_io.writer.packed_gathers import packed_tables
@@ -221,7 +221,7 @@ def _needs(graph: Graph, *, contrib: bool, packed: bool) -> list[Need]:
     """Returns each need once."""
     own, held = set[Node](), set[Value]()
     if packed:
-        own = {node for node in graph.nodes if runtime_name(node)[0]}
+        own = {node for node in graph.nodes if runtime_operator(node)}
         held = packed_weights(graph.values()) | packed_tables(graph.nodes, graph.outputs)
     needs = list[Need]()
     for value in graph.values():
