@@ -302,7 +302,9 @@ DYNAMIC_BLOCK_DENSE = Row(
     "zeros, one with an infinity or NaN makes the row NaN. What accuracy_level 4 of MatMulNBits "
     "means: onnxruntime 1.32 has the same codes and s for 4 and 8 bits with any block, for 2 bits "
     "with blocks of 32, 64 and 128; it computes the others in float32, and adds blocks and zero "
-    "points in float32 in an order of its own.",
+    "points in float32 in an order of its own. Scales that are no constants it takes for 0, and "
+    "leaves such zero points out (rule scales-of-run-time of profile ort); scales of half floats "
+    "become such where its optimizations are off and only nodes of float32 are around.",
 )
 
 OPERATORS = (DYNAMIC_DENSE, DYNAMIC_CONV, DYNAMIC_BLOCK_DENSE)

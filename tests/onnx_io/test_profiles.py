@@ -445,12 +445,12 @@ def test_every_rule_has_a_test() -> None:
     tested |= {("openvino", "blocks-of-terms"), ("tensorrt", "blocks-of-4-bits")}
     tested |= {("qnn", "no-blocks"), ("ort", "registered-operator")}
     missing = {(p.name, r.name) for p in PROFILES.values() for r in p.rules} - tested
-    # In test_profiles_ort: against what onnxruntime does. Openvino's shared checks: above.
+    # In test_profiles_ort*: against what onnxruntime does. Openvino's shared checks: above.
     assert {rule for profile, rule in missing if profile == "ort"} == {
         "constant-scalar-parameters", "known-types", "no-dilations", "no-small-floats",
         "int8-past-movers", "zero-points-written", "float-bias-kept", "two-roundings",
         "clamped-float8", "refused-float8", "counted-padding", "resized-in-place",
-        "rounded-activation",
+        "rounded-activation", "scales-of-run-time",
     }  # fmt: skip
     assert {profile for profile, _ in missing} <= {"ort", "qnn", "qnn-v73", "openvino"}
 

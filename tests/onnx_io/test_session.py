@@ -1,14 +1,20 @@
-"""onnxruntime as the reference: files that would end the process."""
+"""onnxruntime as the reference: files that would end the process, or that it gets wrong."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
+
+import qdqbridge as qb
+from qdqbridge.onnx_io.runtime.running import Runner
+from qdqbridge.onnx_io.runtime.session import OnnxRuntimeSession
 
 CODE = """
 import sys
@@ -38,3 +44,37 @@ def test_a_last_operand_that_is_left_out_does_not_end_the_process(op: str, tmp_p
         [sys.executable, "-c", CODE, str(path)], capture_output=True, text=True, check=False
     )
     assert (found.returncode, found.stdout) == (0, "0\n"), found.stderr
+
+
+def test_products_of_half_floats_between_operators_of_float32_keep_their_scales(
+    tmp_path: Path,
+) -> None:
+    """Alone, onnxruntime (1.32) makes this product 0 where its optimizations are off."""
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, 256, (8, 1, 16)).astype(np.uint8)
+    scales = np.full(8, 0.25, np.float16)
+    at: dict[str, Any] = {"K": 32, "N": 8, "bits": 4, "block_size": 32, "accuracy_level": 4}
+    nodes = [
+        helper.make_node("Add", ["x", "x"], ["twice"]),
+        helper.make_node(
+            "MatMulNBits", ["twice", "w", "s"], ["product"], domain="com.microsoft", **at
+        ),
+        helper.make_node("Add", ["product", "product"], ["y"]),
+    ]
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT16, shape)
+        for name, shape in (("x", [2, 32]), ("y", [2, 8]))
+    ]
+    constants = [numpy_helper.from_array(words, "w"), numpy_helper.from_array(scales, "s")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], constants)
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=10), path)
+    x = rng.integers(-127, 128, (2, 32)).astype(np.float16)
+    x[:, 0] = 127  # a whole step per code: rounding to 8 bits moves nothing
+    codes = np.stack([words & 15, words >> 4], -1).reshape(8, 32) - 8.0
+    meant = (4 * 0.25 * x.astype(np.float64) @ codes.T).astype(np.float16)
+    found = OnnxRuntimeSession(path).run({"x": x}, ["y"])["y"]
+    np.testing.assert_array_equal(found, meant)
+    (found,) = Runner(qb.load(path), optimized=False).run({"x": x})
+    np.testing.assert_array_equal(found, meant)

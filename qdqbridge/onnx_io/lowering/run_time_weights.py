@@ -48,8 +48,8 @@ def unpacked_weight(site: LoweringSite, blocks: Blocks) -> str:
 
     Where there is a ``g_idx``, onnxruntime 1.32 takes 8 for every packed zero point of 4 bits and
     reads codes of 2 bits as those of 4, whatever order it gives. Where the weight is a constant and
-    ``accuracy_level`` 4 it takes scales and zero points of run time for none. Here both are as its
-    text says.
+    ``accuracy_level`` 4 it takes scales of run time for 0 and leaves zero points of run time out
+    (rule ``scales-of-run-time`` of profile ``ort``). Here both are as its text says.
 
     Raises:
         InvalidModelError: An operand whose shape is known does not fit the attributes.

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from qdqbridge.errors import UnsupportedTargetError
 from qdqbridge.graph.copying import with_outputs
 from qdqbridge.graph.graph import Graph, Value
+from qdqbridge.onnx_io.runtime.half_products import shown_half_products
 from qdqbridge.onnx_io.runtime.ort_values import run
 
 Array = NDArray[Any]
@@ -56,8 +57,11 @@ class Recipe:
 
         shown = with_outputs(graph, [v for v in values if v not in set(graph.inputs)])
         names = dict(zip(shown.outputs, shown.output_names, strict=True))
+        model = to_proto(shown)
+        if not optimized:
+            shown_half_products(model.graph)
         return Recipe(
-            to_proto(shown).SerializeToString(),
+            model.SerializeToString(),
             tuple(value.name for value in graph.inputs),
             tuple(("output", names[v]) if v in names else ("input", v.name) for v in values),
             optimized,

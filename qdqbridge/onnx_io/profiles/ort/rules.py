@@ -28,6 +28,7 @@ from qdqbridge.onnx_io.profiles.ort.fusion import (
 )
 from qdqbridge.onnx_io.profiles.shared_rules import bias_ratio
 from qdqbridge.ops.accumulator import BIAS_MOVES
+from qdqbridge.ops.packed_products import OWN_ORDER, PackedProduct
 from qdqbridge.ops.windows import reaching
 
 _SELECTORS = "onnxruntime qdq_selectors.cc; measured on 1.31.1"
@@ -44,7 +45,8 @@ _DOMAINS = frozenset(
     {"", "com.microsoft", "ai.onnx.ml", "com.microsoft.nchwc", "com.ms.internal.nhwc"}
 )
 _EIGHT = (DType.INT8, DType.UINT8)
-_BYTE, _MATRIX = 8, 2
+_BYTE, _NIBBLE, _MATRIX = 8, 4, 2
+_PACKED_PRODUCT = "com.microsoft::MatMulNBits"
 
 
 def _data(node: FileNode) -> Iterator[str]:
@@ -354,6 +356,23 @@ def _rounded_activation(view: FileView, node: FileNode) -> Reason | None:
     return Reason(f"'{name}' ({kind}) is rounded to 8 bits while the model runs", (name,))
 
 
+def _scales_of_run_time(view: FileView, node: FileNode) -> Reason | None:
+    """The kernel packs scales and zero points into a constant weight when it is made, or never."""
+    if node.op != _PACKED_PRODUCT or not view.is_folded(node.input(1)):
+        return None
+    given, zeros = node.attributes, view.dtype(node.input(3)) if node.input(3) else None
+    said = PackedProduct(
+        given.get("accuracy_level"),
+        "float" if zeros is not None and zeros.is_float else "",
+        OWN_ORDER if node.input(4) else "",
+        block_size=given["block_size"],
+    )
+    late = tuple(name for name in node.inputs[2:4] if name and not view.is_folded(name))
+    if not late or not said.rounds(given.get("bits", _NIBBLE)):
+        return None
+    return Reason(f"only the run knows {' and '.join(map(repr, late))}", late)
+
+
 def _small_floats(view: FileView, node: FileNode) -> Reason | None:
     if node.op not in ("Conv", "Gemm", "MatMul") or _operands(view, node):
         return None
@@ -483,6 +502,11 @@ RULES: tuple[Demand, ...] = (
         "measured on 1.32: up to 1 % of the largest result off, some hundred steps of 16 bits",
         Effect.OTHER, "put a Reshape behind the DequantizeLinear, or run with the option "
         "session.qdq_matmulnbits_accuracy_level = 0",
+    ),
+    Demand(
+        "scales-of-run-time", "MatMulNBits with accuracy_level 4", _scales_of_run_time,
+        "onnxruntime matmul_nbits.cc; measured on 1.32: 0 for a product, or zero points left out",
+        Effect.OTHER, "make scales and zero points initializers, or leave accuracy_level out",
     ),
     Demand(
         "no-small-floats", "Conv, Gemm, MatMul", _between(_small_floats),
