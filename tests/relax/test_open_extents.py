@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
 
 import qdqbridge as qb
 from qdqbridge.errors import InputDataError, QdqBridgeError
+from qdqbridge.relax.files import write_module
+from qdqbridge.sources import load_model
 from tests.onnx_models import Builder, canonical, ints
 from tests.relax.open_models import Case, case
 from tests.relax.targets import UNOPTIMIZED
@@ -94,3 +98,31 @@ def test_parts_of_a_concat_may_name_an_extent_otherwise() -> None:
     np.testing.assert_array_equal(found, np.concatenate([x, y], axis=1))
     with pytest.raises(InputDataError):
         built.run({"x": x, "y": y[:2]})
+
+
+_BOUNDS = (
+    (1, -1, 1), (5, -1, 2), (2, -3, 3), (-3, 2, 1), (-4, 0, 1), (3, 2, 1), (-1, -3, 1),
+    (-2, 0, -1), (1, -1, -2), (0, -3, -1), (2, 2**63 - 1, 1), (2**63 - 1, -(2**63), -1),
+)  # fmt: skip
+"""Start, end and step of slices of which some or all axes leave nothing."""
+
+
+def test_slices_that_leave_nothing(tmp_path: Path) -> None:
+    b = Builder(21)
+    x = b.qdq(b.input("x", ["n", 2]), 0.1, 3)
+    for start, end, step in _BOUNDS:
+        listed = (b.init(np.array([number])) for number in (start, end, 0, step))
+        b.output(b.qdq(b.op("Slice", x, *listed), 0.1, 3), None)
+    model = b.model()
+    graph = canonical(model)
+    module, parameters = qb.to_relax(graph)
+    assert qb.from_relax(module, parameters).digest == graph.digest
+    write_module(module, tmp_path / "slices.json")
+    assert load_model(tmp_path / "slices.json").digest == graph.digest
+    executable = qb.compile(graph)
+    for extent in range(8):
+        given = {"x": np.arange(2 * extent, dtype=np.float32).reshape(extent, 2)}
+        found, wanted = executable.run(given), qb.evaluate(graph, given)
+        for (name, array), bounds in zip(wanted.items(), _BOUNDS, strict=True):
+            assert array.shape == (len(range(extent)[slice(*bounds)]), 2)
+            np.testing.assert_array_equal(found[name], array, f"{bounds} of {extent}")

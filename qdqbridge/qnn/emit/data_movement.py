@@ -43,10 +43,9 @@ from qdqbridge.ops.table import MOVED_ALIKE, OPERATORS
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr, unsupported
 from qdqbridge.qnn.emit.table import at
 from qdqbridge.qnn.emit.windows import pool, reduction, window_pads
+from qdqbridge.qnn.slices import FAR, are_ordered, open_bounds
 
 Emit = Callable[[EmissionScope, Node, Expr], Any]
-_FAR = 1 << 31
-"""An end of a slice behind every axis."""
 _BEYOND = {"reflect": 1, "wrap": 0}
 """How many elements more than it adds on a side an axis has to have, by the mode of a Pad."""
 
@@ -104,12 +103,26 @@ def _slice(scope: EmissionScope, node: Node, attributes: SliceAttrs, x: Expr) ->
             if step > 0 and stop < begin:
                 stop = begin
         else:
-            begin, stop = start, min(end, _FAR)
+            begin, stop = _bounds(scope, extent, start, end, step)
         begins.append(begin)
         ends.append(stop)
     return scope.op.strided_slice(
         x, axes=list(attributes.axes), begin=begins, end=ends, strides=list(attributes.steps)
     )
+
+
+def _bounds(scope: EmissionScope, extent: Any, start: int, end: int, step: int) -> tuple[Any, Any]:
+    """Returns the bounds along an open axis, of which nothing may be left.
+
+    Hosts subtract one bound from the other, so that the one that counts from the other side of the
+    axis must not pass it.
+    """
+    begin, stop = open_bounds(start, end, step)
+    if are_ordered(begin, stop) or abs(stop) == FAR or (step > 0 and begin == 0):
+        return begin, stop
+    if step > 0:
+        return begin, scope.larger_bound(extent, stop, begin)
+    return scope.larger_bound(extent, begin, stop), stop
 
 
 def _gather(scope: EmissionScope, node: Node, attributes: AxisAttrs, x: Expr) -> Expr:
@@ -181,7 +194,7 @@ def _cropped(scope: EmissionScope, node: Node, x: Expr, pads: tuple[int, ...]) -
     ends = [
         have[axis] + min(pads[rank + axis], 0)
         if isinstance(have[axis], int)
-        else min(pads[rank + axis], 0) or _FAR
+        else min(pads[rank + axis], 0) or FAR
         for axis in axes
     ]
     return scope.emit(scope.op.strided_slice(x, axes=axes, begin=begins, end=ends))

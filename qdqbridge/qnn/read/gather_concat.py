@@ -34,6 +34,7 @@ from qdqbridge.qnn.read.call import Call
 from qdqbridge.qnn.read.data_movement import hinted, moved, per_tensor, type_like
 from qdqbridge.qnn.read.proven import proven
 from qdqbridge.qnn.read.reading import Reading, Row, flat
+from qdqbridge.qnn.slices import open_bounds
 
 
 def strided_slice(reading: Reading, call: Call) -> Value:
@@ -73,7 +74,7 @@ def _ranges(attributes: SliceAttrs, shape: tuple[Any, ...]) -> list[Any]:
         if isinstance(extent, int):
             found.append((axis, range(extent)[slice(start, end, step)]))
         else:
-            found.append((axis, start, min(end, 1 << 31), step))
+            found.append((axis, *open_bounds(start, end, step), step))
     return found
 
 

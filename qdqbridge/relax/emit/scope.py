@@ -20,6 +20,7 @@ from qdqbridge.graph.types import Shape
 from qdqbridge.ops.attributes import ReshapeAttrs
 from qdqbridge.qnn.emit.dtypes import as_bytes, tvm_dtype
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr
+from qdqbridge.relax.bounds import larger_bound
 from qdqbridge.relax.dialect import call
 from qdqbridge.relax.emit.arithmetic import Arithmetic, reshaped, simple
 from qdqbridge.relax.emit.broadcasting import aligned, equal, joinable, spread
@@ -151,6 +152,10 @@ class RelaxScope(EmissionScope):
                 for each in (extent, wanted)
             )
             self._match_shape(found, tirx.Select(found == wanted, found, wanted))
+
+    def larger_bound(self, extent: Any, bound: int, other: int) -> Any:
+        """Returns a bound of a slice, or another one that is further from the first element."""
+        return larger_bound(extent, bound, other)
 
     def at_least(self, extent: Any, count: int) -> None:
         """Ends a run with an error where an open extent is less than ``count``."""

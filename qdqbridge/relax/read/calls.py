@@ -9,6 +9,7 @@ from tvm import ir, relax, tirx
 
 from qdqbridge.graph.types import Shape
 from qdqbridge.qnn.read import Result
+from qdqbridge.relax.bounds import written_bound
 from qdqbridge.relax.read.plain import Decoded, plain
 
 
@@ -86,11 +87,27 @@ def _numbers(*names: str) -> Special:
     return split
 
 
+def _strided_slice(args: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Bounds of an open axis may be the larger one of two: see :mod:`qdqbridge.relax.bounds`."""
+    (x,), found = _to_attributes("axes", "begin", "end", "strides")(args)
+    shape = getattr(x.ty, "shape", None)
+    begins, ends = list(found["begin"]), list(found["end"])
+    if not isinstance(shape, relax.ShapeExpr) or len(found["axes"]) != len(begins):
+        return [x], found
+    for index, axis in enumerate(found["axes"]):
+        for computed, known in ((ends, begins), (begins, ends)):
+            if not isinstance(computed[index], int) and isinstance(known[index], int):
+                extent = shape.values[axis]
+                written = written_bound(extent, computed[index], known[index])
+                computed[index] = computed[index] if written is None else written
+    return [x], {**found, "begin": tuple(begins), "end": tuple(ends)}
+
+
 _SPECIAL: dict[str, Special] = {
     "reshape": _to_attributes("newshape"),
     "broadcast_to": _to_attributes("shape"),
     "qnn.broadcast_to": _to_attributes("shape"),
-    "strided_slice": _to_attributes("axes", "begin", "end", "strides"),
+    "strided_slice": _strided_slice,
     "clip": _to_attributes("a_min", "a_max"),
     "image.resize2d": _to_attributes("size"),
     "image.resize3d": _to_attributes("size"),
