@@ -299,10 +299,35 @@ def _determinant(rng: Random) -> Case:
     return Case("Det", [x], {})
 
 
+def _ngrams(rng: Random) -> Case:
+    """N-grams of one to three small numbers, at places of the result in any order."""
+    pools = [
+        sorted({tuple(rng.randint(0, 3) for _ in range(length)) for _ in range(rng.randint(1, 5))})
+        for length in (1, 2, 3)
+    ]
+    starts = [sum(i * len(pool) for i, pool in enumerate(pools[:n], 1)) for n in range(3)]
+    count = sum(map(len, pools))
+    places = rng.sample(range(count + 2), count)
+    attributes: dict[str, Any] = {
+        "mode": rng.choice(("TF", "IDF", "TFIDF")),
+        "pool_int64s": [number for pool in pools for gram in pool for number in gram],
+        "ngram_counts": starts,
+        "ngram_indexes": places,
+        "min_gram_length": rng.randint(1, 2),
+        "max_gram_length": rng.randint(2, 3),
+        "max_skip_count": rng.randint(0, 3),
+    }
+    if rng.random() < 0.5:
+        attributes["weights"] = [rng.random() for _ in range(max(places) + 1)]
+    x = abs(_whole(rng, _shape(rng, 1, 2, 9), rng.choice(("int32", "int64")), 3))
+    return Case("TfIdfVectorizer", [x], attributes)
+
+
 MAKERS: tuple[Callable[[Random], Case], ...] = (
     _reduction, _reduction, _reduction, _norm, _running, _top, _one_hot, _pad, _split, _filled,
     _affine_grid, _suppression, _fourier, _eye, _infinite, _shift, _resize, _resize, _layer_norm,
     _loss, _regions, _regions, _dynamic, _folded, _deformed, _determinant,
+    _ngrams,
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.emit.scope import Expr
+from qdqbridge.relax.emit.compositions.broadcasting import repeated
 from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite
 
 
@@ -44,10 +45,10 @@ def _bit_shift(site: CompositionSite) -> Sequence[Expr]:
 
 def _mod(site: CompositionSite) -> Sequence[Expr]:
     """``fmod=0`` of floats: the remainder has the divisor's sign, as Python's ``%`` has it."""
+    kind = site.dtype(site.arg(0))
+    if "float" not in kind or site.onnx.flag("fmod"):
+        return [site("mod" if site.onnx.flag("fmod") else "floor_mod", *repeated(site))]
     x, y = site.scope.aligned([site.arg(0), site.arg(1)])
-    if "float" not in site.dtype(x) or site.onnx.flag("fmod"):
-        raise NoRow("TVM has it")
-    kind = site.dtype(x)
 
     def floor_mod(a: te.Tensor, b: te.Tensor) -> te.Tensor:
         wide = "float64" if kind == "float64" else "float32"

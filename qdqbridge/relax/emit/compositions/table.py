@@ -11,15 +11,18 @@ from qdqbridge.ops.group_query_attention import GROUP_QUERY_ATTENTION
 from qdqbridge.ops.rotary_embedding import ROTARY_EMBEDDING
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.relax.emit.compositions.attention import MULTI_HEAD, QUANTIZED_ATTENTION
+from qdqbridge.relax.emit.compositions.broadcasting import BROADCASTING
 from qdqbridge.relax.emit.compositions.caches import CACHES
 from qdqbridge.relax.emit.compositions.computed_sizes import COMPUTED_SIZES
 from qdqbridge.relax.emit.compositions.conversion import CONVERSION
+from qdqbridge.relax.emit.compositions.counting import COUNTING
 from qdqbridge.relax.emit.compositions.deformable import DEFORMABLE
 from qdqbridge.relax.emit.compositions.determinants import DETERMINANTS
 from qdqbridge.relax.emit.compositions.dot_product_attention import attention
 from qdqbridge.relax.emit.compositions.elementwise import ELEMENTWISE
 from qdqbridge.relax.emit.compositions.embeddings import EMBEDDINGS
 from qdqbridge.relax.emit.compositions.experts import EXPERT_LOOPS
+from qdqbridge.relax.emit.compositions.features import FEATURES
 from qdqbridge.relax.emit.compositions.folding import FOLDING
 from qdqbridge.relax.emit.compositions.fourier import FOURIER
 from qdqbridge.relax.emit.compositions.gates import GATES
@@ -27,6 +30,7 @@ from qdqbridge.relax.emit.compositions.group_query_attention import group_query_
 from qdqbridge.relax.emit.compositions.images import IMAGES
 from qdqbridge.relax.emit.compositions.linear_attention import LINEAR_ATTENTION
 from qdqbridge.relax.emit.compositions.normalization import NORMS
+from qdqbridge.relax.emit.compositions.optimizers import OPTIMIZERS
 from qdqbridge.relax.emit.compositions.packed_products import PACKED_PRODUCTS
 from qdqbridge.relax.emit.compositions.pooling import POOLING
 from qdqbridge.relax.emit.compositions.products import PRODUCTS
@@ -39,13 +43,14 @@ from qdqbridge.relax.emit.compositions.scattering import SCATTERING
 from qdqbridge.relax.emit.compositions.shapes import SHAPES
 from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite, of_row
 from qdqbridge.relax.emit.compositions.suppression import SUPPRESSION
+from qdqbridge.relax.emit.compositions.trees import TREES
 from qdqbridge.relax.emit.scope import RelaxScope
 
-_MICROSOFT = "com.microsoft"
 COMPOSITIONS: Mapping[str, Composition] = {
     **CONVERSION, **ELEMENTWISE, **IMAGES, **POOLING, **PRODUCTS, **REDUCTIONS, **REGIONS, **SHAPES,
     **COMPUTED_SIZES, **CACHES, **SCATTERING, **LINEAR_ATTENTION, **RECURRENT, **REVERSAL,
-    **SUPPRESSION, **FOURIER, **NORMS, **FOLDING, **DEFORMABLE, **DETERMINANTS,
+    **SUPPRESSION, **FOURIER, **NORMS, **FOLDING, **DEFORMABLE, **DETERMINANTS, **COUNTING,
+    **BROADCASTING,
 }  # fmt: skip
 """By the operator's name in ONNX's own domain."""
 OF_MICROSOFT: Mapping[str, Composition] = {
@@ -54,6 +59,13 @@ OF_MICROSOFT: Mapping[str, Composition] = {
     **ROTARY,
 }  # fmt: skip
 """By the operator's name in com.microsoft, of those that have no row."""
+OF_DOMAINS: Mapping[str, Mapping[str, Composition]] = {
+    "": COMPOSITIONS,
+    "com.microsoft": OF_MICROSOFT,
+    "ai.onnx.ml": {**FEATURES, **TREES},
+    "ai.onnx.preview.training": OPTIMIZERS,
+}
+"""Those without a row, by their domain."""
 OF_ROWS: Mapping[str, Composition] = {
     **MULTI_HEAD,
     **EXPERT_LOOPS,
@@ -75,9 +87,8 @@ def composition_of(node: Node) -> Callable[[RelaxScope, Node], Sequence[Expr]] |
     attributes = node.attributes
     if node.op.apart:
         composition = OF_ROWS.get(node.op.name)
-    elif isinstance(attributes, ForeignAttrs) and attributes.domain in ("", _MICROSOFT):
-        known = OF_MICROSOFT if attributes.domain else COMPOSITIONS
-        composition = known.get(attributes.op_type)
+    elif isinstance(attributes, ForeignAttrs):
+        composition = OF_DOMAINS.get(attributes.domain, {}).get(attributes.op_type)
     else:
         return None
     if composition is None:
