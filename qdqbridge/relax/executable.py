@@ -25,6 +25,7 @@ from qdqbridge.qnn.emit.graph import agreed
 from qdqbridge.qnn.emit.scope import reason
 from qdqbridge.relax import saving
 from qdqbridge.relax.emit import emit
+from qdqbridge.relax.emit.compositions.rotary_embedding import ROTARY_ROWS
 from qdqbridge.relax.files import without_lines
 from qdqbridge.relax.instructions import features_of, missing_features, need_features
 from qdqbridge.relax.interrupts import raise_interrupt
@@ -134,7 +135,8 @@ class Executable:
 
         Raises:
             InputDataError: An input is missing, unknown, of the wrong dtype or shape, or outside
-                its range, or open extents do not fit each other.
+                its range, or open extents do not fit each other, or tables of rotation have no row
+                for a place.
             UnsupportedTargetError: It was compiled for a CPU with instructions that this one has
                 not, or TVM computes a shape that its own code does not take.
         """
@@ -147,6 +149,8 @@ class Executable:
             result = self._caller.call(main, *tensors)
         except Exception as error:  # TVM raises what it likes
             raise_interrupt(error)
+            if ROTARY_ROWS in str(error):
+                raise _beyond_tables(error) from error
             if not symbolic_extents(self.graph):
                 raise _cannot_run(error) from error
             raise _unfit(error, arrays) from error
@@ -225,6 +229,17 @@ def _cannot_run(error: Exception) -> UnsupportedTargetError:
         "TVM cannot run the model on these inputs",
         why=reason(error),
         fix="run the graph with the interpreter, and report the module (to_relax)",
+    )
+
+
+def _beyond_tables(error: Exception) -> InputDataError:
+    """Returns the error of a place that tables of rotation do not have."""
+    found = re.search(r"\(-?\d+ vs\. (\d+)\)", str(error))
+    rows = "" if found is None else f", which have {found[1]} rows"
+    return InputDataError(
+        "the model cannot run on these inputs",
+        why=f"a place is beyond its tables of rotation{rows}",
+        fix="feed places that they have, and no more tokens than the model is made for",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from qdqbridge.relax.half_floats import HALF_FLOATS
@@ -36,11 +36,21 @@ def lowered(module: ir.IRModule) -> ir.IRModule:
     return lowering.builder_.get()
 
 
+def _is_empty(type_: Any) -> bool:
+    """True of a tensor that is known to have no element; TVM has no loops that make one."""
+    shape = getattr(type_, "shape", None)
+    return isinstance(shape, relax.ShapeExpr) and any(
+        isinstance(extent, tirx.IntImm) and extent.value == 0 for extent in shape.values
+    )
+
+
 @mutator
 class _Lowering(PyExprMutator):
     """Rewrites the calls of one module."""
 
     def visit_call_(self, op: ir.Call) -> relax.Expr:
+        if _is_empty(op.ty):
+            return relax.op.zeros(op.ty.shape, op.ty.dtype)
         made: Any = self.visit_expr_post_order(op)
         row = _LOWERINGS.get(str(getattr(made.op, "name", "")))
         if row is None:

@@ -20,7 +20,12 @@ from qdqbridge.qnn.dialect.kernel import stage
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.relax.emit.compositions.attention import Lines, Sight, products, seen_softmax
-from qdqbridge.relax.emit.compositions.rotary_embedding import heads_first, heads_last, rotated
+from qdqbridge.relax.emit.compositions.rotary_embedding import (
+    heads_first,
+    heads_last,
+    need_rows,
+    rotated,
+)
 from qdqbridge.relax.emit.compositions.site import CompositionSite, loops, wide
 
 _INT = "int64"
@@ -33,6 +38,7 @@ def group_query_attention(site: CompositionSite, a: GroupQueryAttentionAttrs) ->
     lines, places = _group_lines(site, a, q)
     if a.do_rotary:
         tables = [site.arg(7), site.arg(8)]
+        need_rows(site, tables[0], places)
         q, k = (rotated(site, x, tables, places, interleaved=a.rotary_interleaved) for x in (q, k))
     room = _room(site, a, q)
     kept: list[Expr] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite, loops, wide
 
 _INT = "int64"
+ROTARY_ROWS = "rotary_rows"
+"""What the extent is called that says how many rows tables need; errors of a run name it."""
 
 
 def heads_first(
@@ -42,13 +45,55 @@ def heads_last(site: CompositionSite, x: Expr) -> Expr:
     return site("reshape", site("permute_dims", x, [0, 2, 1, 3]), (batch, length, heads * size))
 
 
+def need_rows(
+    site: CompositionSite, table: Expr, places: Expr, *, from_the_end: bool = False
+) -> None:
+    """Ends a run with an error where a place is beyond the rows of a table.
+
+    Args:
+        site: The node.
+        table: (rows, pairs).
+        places: Whole numbers of any shape.
+        from_the_end: Negative places count from there; else there are none.
+    """
+    count = site.extents(table)[0]
+    if 0 in site.extents(places):
+        return
+
+    def rows(data: te.Tensor, held: te.Tensor) -> te.Tensor:
+        def needed(i: Expr) -> Expr:
+            at = data(*_unraveled(i, data.shape)).astype(_INT)
+            return tirx.Select(at < 0, -at if from_the_end else held.shape[0] + 1, at + 1)
+
+        total = math.prod(data.shape, start=tirx.const(1, _INT))
+        every: Any = te.reduce_axis((0, total + 1), "i")  # one more, so that there is always one
+        own = held.shape[0].astype(_INT)
+
+        def most(_: Expr) -> Expr:
+            return te.max(tirx.if_then_else(every < total, needed(every), own), axis=every)
+
+        return stage((1,), most, name="rows")
+
+    (most,) = site.bound(loops(site, "rows", rows, places, table), ROTARY_ROWS)
+    site.scope.need_same(most, count)
+
+
+def _unraveled(index: Expr, shape: Sequence[Any]) -> list[Expr]:
+    """Returns the indices of an element by its place in order of rows."""
+    found: list[Expr] = []
+    for extent in reversed(shape[1:]):
+        found.insert(0, index % extent)
+        index = index // extent
+    return [index, *found]
+
+
 def rotated(
     site: CompositionSite, x: Expr, tables: Sequence[Expr], places: Expr, *, interleaved: bool
 ) -> Expr:
     """Returns pairs of numbers turned by their places.
 
-    As :func:`qdqbridge.ops.rotary_embedding.rotated` does, but a place beyond the tables is taken
-    to be their last one, or their first.
+    As :func:`qdqbridge.ops.rotary_embedding.rotated` does, of places that the tables have
+    (:func:`need_rows`); no memory beyond them is read before a run ends with the error.
     """
     half = site.extents(tables[0])[-1]
     size = site.extents(x)[-1]
@@ -96,6 +141,8 @@ def rotary_embedding(site: CompositionSite, a: RotaryEmbeddingAttrs) -> Sequence
         places = site("broadcast_to", site("add", begin, steps), (batch, length))
     else:
         places = site("reshape", site.cast(site.arg(3), _INT), (batch, length))
+    if site.has(3):
+        need_rows(site, tables[0], places, from_the_end=True)
     turned = rotated(site, data, tables, places, interleaved=a.interleaved)
     result = turned if site.rank(x) == 4 else heads_last(site, turned)
     return [site.cast(result, site.dtype(x))]
@@ -120,6 +167,7 @@ def _multimodal(site: CompositionSite) -> Sequence[Expr]:
     for have, want in zip(site.extents(places), (3, batch, length), strict=True):
         site.scope.need_same(have, want)
     places = site("reshape", places, (3, batch, length))
+    need_rows(site, tables[0], places)
     streams = site.number(_streams(site, half), _INT)
     rows = [loops(site, "places", _by_columns, table, places, streams) for table in tables]
     tables = [site("reshape", table, (-1, half)) for table in rows]

@@ -66,6 +66,8 @@ class CompositionSite:
 
     def __call__(self, name: str, *args: Any, **attributes: Any) -> Expr:
         """Emits a call of one of Relax's operators, by its dotted name."""
+        if name == "reshape" and 0 in (target := tuple(args[1])):  # Relax's copies an extent there
+            name, args = "zeros", (target, self.dtype(args[0]))
         return self.scope.emit(self.scope.function(name)(*args, **attributes))
 
     def number(self, value: Any, like: Expr | str) -> Expr:
