@@ -13,6 +13,7 @@ import qdqbridge as qb
 from qdqbridge.graph.verify import verify
 from qdqbridge.ops.attention import MergedAttentionAttrs
 from qdqbridge.ops.table import BY_NAME
+from tests.onnx_io.lowering_cases import ort_run
 from tests.onnx_models import Builder, canonical
 from tests.ops.attention_cases import FAMILIES, AttentionCase
 from tests.relax.targets import UNOPTIMIZED
@@ -127,6 +128,48 @@ def test_extents_of_what_attention_gives(shapes: Any, past: int | str | None, co
     assert [value.type.shape for value in canonical(b.model()).outputs] == [
         y, ("b", 2, count, 8), ("b", 2, count, 16), ("b", 4, "n", count),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("past", "count"), [(None, "n"), ("p", "(n+p)"), (3, "(n+3)")])
+@pytest.mark.parametrize("op", ["MultiHeadAttention", "Attention"])
+def test_extents_of_what_onnxruntimes_attentions_keep(
+    op: str, past: int | str | None, count: str
+) -> None:
+    """It tells them only where both counts are numbers."""
+    b = Builder(21)
+    if op == "Attention":
+        data = (
+            b.input("x", ["b", "n", 32]),
+            *(b.init(np.ones(shape, np.float32)) for shape in ((32, 96), 96)),
+        )
+        kept, expected = ([2, "b", 2, past, 16],), [(2, "b", 2, count, 16)]
+    else:
+        data = tuple(b.input(name, ["b", "n", 32]) for name in "qkv")
+        kept, expected = (["b", 2, past, 16],) * 2, [("b", 2, count, 16)] * 2
+    olds = [b.input(f"past_{i}", shape) for i, shape in enumerate(kept)] if past else []
+    between = [""] * ({"MultiHeadAttention": 6, "Attention": 4}[op] - len(data)) if past else []
+    results = 1 + len(expected)
+    first = b.op(op, *data, *between, *olds, domain="com.microsoft", outputs=results, num_heads=2)
+    for name in (first, *(f"{first}:{i}" for i in range(1, results))):
+        b.output(name, None)
+    shapes = [value.type.shape for value in canonical(b.model()).outputs]
+    assert shapes == [("b", "n", 32), *expected]
+
+
+def test_keys_that_an_earlier_layer_keeps() -> None:
+    """Its rank was unknown, so that TVM refused the second attention."""
+    b, rng = Builder(21), np.random.default_rng(0)
+    data = [b.input(name, ["b", "n", 32]) for name in "qkv"]
+    kept = [b.input(name, ["b", 2, "p", 16]) for name in ("old_k", "old_v")]
+    at: dict[str, Any] = {"domain": "com.microsoft", "num_heads": 2}
+    first = b.op("MultiHeadAttention", *data, "", "", "", *kept, outputs=3, **at)
+    b.output(b.op("MultiHeadAttention", first, f"{first}:1", f"{first}:2", **at), None)
+    feeds = {name: rng.standard_normal((2, 3, 32)).astype(np.float32) for name in "qkv"}
+    feeds |= {n: rng.standard_normal((2, 2, 4, 16)).astype(np.float32) for n in kept}
+    wanted = ort_run(b.model(), feeds)[0]
+    graph = canonical(b.model())
+    for results in (qb.evaluate(graph, feeds), qb.compile(graph, UNOPTIMIZED).run(feeds)):
+        assert np.abs(next(iter(results.values())) - wanted).max() < CLOSE
 
 
 @pytest.mark.slow

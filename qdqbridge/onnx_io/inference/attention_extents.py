@@ -1,7 +1,8 @@
-"""Extents of what an Attention of ONNX gives.
+"""Extents of what attentions give, where ONNX and onnxruntime do not tell them, or wrongly.
 
 ONNX's inference (1.23) takes an open count of keys, or of what is kept of earlier ones, for 0: its
-last result had no elements, or as many as there are new keys.
+last result had no elements, or as many as there are new keys. onnxruntime (1.32) tells of the keys
+and values that its own attentions keep only where both counts are numbers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from qdqbridge.graph.types import Dim
 
 _Extents: TypeAlias = "tuple[Dim | None, ...]"
 _Q, _K, _V, _PAST = 0, 1, 2, 4
+_RANK = 3
+_KEPT = {"MultiHeadAttention": 6, "Attention": _PAST}
+"""Where the attentions of com.microsoft have what is kept of earlier keys."""
 
 
 def attention_extents(
@@ -53,6 +57,47 @@ def attention_extents(
     ]
 
 
+def kept_extents(node: NodeProto, operands: Sequence[TypeProto | None]) -> list[_Extents | None]:
+    """Returns the extents of the results of an attention of com.microsoft, as far as they follow.
+
+    Args:
+        node: The node, of any operator.
+        operands: The types of its operands, None where one is left out.
+
+    Returns:
+        An entry per result; None for the first, and where nothing follows.
+    """
+    made = _kept(node, operands) if node.op_type in _KEPT else ()
+    return [None, *made, None, None, None][: len(node.output)]
+
+
+def _kept(node: NodeProto, operands: Sequence[TypeProto | None]) -> list[_Extents | None]:
+    """Returns the extents of keys and of values, or of both in one."""
+    given = {attribute.name: attribute for attribute in node.attribute}
+    heads, past = given["num_heads"].i if "num_heads" in given else 0, _KEPT[node.op_type]
+    if node.op_type == "MultiHeadAttention":
+        new = [_with_heads(_extents(operands, index), heads) for index in (_K, _V)]
+        return [_behind(x, operands, past + index) for index, x in enumerate(new)]
+    x, weights = (_extents(operands, index) for index in (_Q, _K))
+    if x is None or len(x) != _RANK or not weights or "past_present_share_buffer" in given:
+        return []
+    width, (batch, length, _) = quotient(weights[-1], 3), x
+    if "qkv_hidden_sizes" in given:
+        width = next(iter(given["qkv_hidden_sizes"].ints[_K:]), None)
+    return [_behind((2, batch, heads, length, quotient(width, heads)), operands, past)]
+
+
+def _behind(
+    new: _Extents | None, operands: Sequence[TypeProto | None], place: int
+) -> _Extents | None:
+    """Returns the extents of new rows behind those of an operand, if there is one."""
+    if new is None or place >= len(operands) or operands[place] is None:
+        return new
+    past = _extents(operands, place)
+    same = past is not None and len(past) == len(new)
+    return *new[:-2], total([past[-2], new[-2]]) if past and same else None, new[-1]
+
+
 def _extents(operands: Sequence[TypeProto | None], place: int) -> _Extents | None:
     type_ = operands[place] if place < len(operands) else None
     if type_ is None or not type_.tensor_type.HasField("shape"):
@@ -73,4 +118,4 @@ def _with_heads(extents: _Extents | None, heads: int) -> _Extents | None:
     return batch, heads or None, length, quotient(width, heads)
 
 
-__all__ = ["attention_extents"]
+__all__ = ["attention_extents", "kept_extents"]

@@ -20,7 +20,7 @@ from onnx import NodeProto, TensorProto, TypeProto, helper, numpy_helper
 from qdqbridge.graph.types import Dim, NestedType
 from qdqbridge.onnx_io.codecs.schema import schema_of
 from qdqbridge.onnx_io.control_flow.subgraph_names import forget_shape
-from qdqbridge.onnx_io.inference.attention_extents import attention_extents
+from qdqbridge.onnx_io.inference.attention_extents import attention_extents, kept_extents
 from qdqbridge.onnx_io.inference.dropped_windows import without_dropped_windows
 from qdqbridge.onnx_io.inference.guarded import guarded_inference
 from qdqbridge.onnx_io.inference.inferable_bodies import with_known_bodies
@@ -121,7 +121,9 @@ class NodeTypes:
             return [_shaped_as_input(proto, operands)]
         if schema is None:
             version = versions.get(domain, 1)
-            return [_told(t) for t in runtime_types(_renamed(proto), version, operands, data)]
+            found = map(_told, runtime_types(_renamed(proto), version, operands, data))
+            known = kept_extents(proto, operands)
+            return [replace(r, shape=r.shape or e) for r, e in zip(found, known, strict=True)]
         if not schema.has_type_and_shape_inference_function:  # then its body is looked at
             return self._alone(proto, operands, data, {})
         node = without_dropped_windows(_renamed(proto), _sizes(operands))
