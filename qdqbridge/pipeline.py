@@ -62,7 +62,9 @@ def load(
         fold_affine: Fold float Mul, Div, Add, Sub and BatchNormalization per channel behind an
             integer product into its scales and bias. This moves float32 roundings.
         fuse: Make one operator of each activation, norm and softmax that is written out step by
-            step (Gelu, HardSwish, LayerNormalization …). This moves float32 roundings.
+            step (Gelu, HardSwish, LayerNormalization …), and of each product of codes that a
+            DynamicQuantizeLinear makes and a DequantizeLinear brings back. This moves float32
+            roundings.
 
     Raises:
         ModelFileError: The file cannot be read.

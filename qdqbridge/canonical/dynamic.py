@@ -13,6 +13,7 @@ from qdqbridge.canonical.rule import Proposal, Replace, Scope, made_by, rule
 from qdqbridge.canonical.weights import signed_constant
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.operator import Attributes
 from qdqbridge.graph.patterns import PatternMatch, match
 from qdqbridge.graph.quantization import QuantParams
 from qdqbridge.ops.accumulator import centered
@@ -28,13 +29,16 @@ from qdqbridge.ops.dynamic import (
     DynamicAttrs,
 )
 from qdqbridge.ops.elementwise import ADD, MUL, SUB
-from qdqbridge.ops.matmul import MATMUL
+from qdqbridge.ops.matmul import DENSE, MATMUL
 from qdqbridge.ops.packed_products import packed_product
 from qdqbridge.ops.reduction import REDUCE_MIN
+from qdqbridge.ops.run_time_parameters import DEQUANTIZE_LINEAR
 
 _QUANTIZE, _PRODUCT = "DynamicQuantizeLinear", "MatMulInteger"
 _CODES, _SCALE, _ZERO_POINT = range(3)
 """Results of DynamicQuantizeLinear."""
+_BYTE = 8
+"""Bits of the codes that MatMulInteger and ConvInteger multiply."""
 
 
 @rule("dynamic-product", MUL)
@@ -252,6 +256,49 @@ def _window(node: Node) -> ConvAttrs | None:
     strides, dilations = each("strides", rank, 1), each("dilations", rank, 1)
     pads = each("pads", 2 * rank, 0)
     return ConvAttrs(strides=strides, dilations=dilations, pads=pads, group=group)
+
+
+@rule("dynamic-activation", DENSE, CONV)
+def dynamic_activation(node: Node, scope: Scope) -> Proposal:
+    """``Dense(DequantizeLinear(q, s, z), w) -> DynamicDense(x, w)``, all three being those of x.
+
+    Of a Conv a DynamicConv. Sums of floats become exact ones, so it is asked for.
+    """
+    del scope
+    source, w, bias = _dequantized_source(node.operand(0)), node.operand(1), node.optional(2)
+    if source is None or w.constant is None or w.quant is None or node.output.quant is not None:
+        return None
+    x, params = source.operand(0), w.quant.params
+    if x.type.dtype is not DType.FLOAT32 or node.output.type.dtype is not DType.FLOAT32:
+        return None
+    bytes_ = params.storage_dtype.is_integer and params.storage_dtype.bits == _BYTE
+    if not bytes_ or params.blocked or params.axis not in (None, 0):
+        return None
+    if bias is not None and (bias.constant is None or bias.quant is not None):
+        return None
+    whole = np.abs(centered(w.constant.numpy(), params).astype(np.int64))
+    if _REACH * int(whole.reshape(len(whole), -1).sum(axis=1).max(initial=0)) >= _MOST:
+        return None
+    attributes: Attributes = DynamicAttrs()
+    if node.op is CONV:
+        attributes = node.attributes
+        if (params.zero_point != params.zero_point.flat[0]).any():  # a ConvInteger has one
+            return None
+    elif x.rank is None or x.rank < 2:
+        return None
+    op, operands = (DYNAMIC_CONV if node.op is CONV else DYNAMIC_DENSE), [x, *node.inputs[1:]]
+    origin, output = source.origin.joined(node.origin), node.output
+    made = result(op, attributes, operands, output.type, origin, output.name)
+    return Replace({output: made})
+
+
+def _dequantized_source(value: Value) -> Node | None:
+    """Returns the DynamicQuantizeLinear whose codes a DequantizeLinear turns back to floats."""
+    back = made_by(value, DEQUANTIZE_LINEAR)
+    node = None if back is None else made_by(back.operand(0), _QUANTIZE)
+    if back is None or node is None or len(node.outputs) != 3:
+        return None
+    return node if back.inputs == node.outputs else None
 
 
 @rule("block-product", MATMUL)

@@ -140,6 +140,7 @@ def rules_with(options: ReadingOptions, *, channels_first: bool = False) -> tupl
         (options.decomposed, (decompositions.fake_quantize,)),
         (options.fold_affine, (affine.fold_affine,)),
         (options.fuse, FUSIONS),
+        (options.fuse or options.dynamic, (dynamic.dynamic_activation,)),
         (channels_first, CHANNELS),
     )
     return (*(rule for wanted, rules in chosen if wanted for rule in rules), *RULES)

@@ -19,7 +19,7 @@ from qdqbridge.graph.printer import text
 from qdqbridge.ops.dynamic import DYNAMIC_DENSE, DynamicAttrs
 from qdqbridge.pipeline import load, save
 from tests.graph.graphs import W8, apply, const, graph, plain, typed
-from tests.onnx_models import Builder
+from tests.onnx_models import Builder, ops
 
 INNER, UNITS = 37, 21
 Fed = dict[str, np.ndarray]
@@ -53,7 +53,14 @@ def one_node(n: Builder, x: str, w: str, points: str, scale: str, bias: str) -> 
     return n.op("DynamicQuantizeMatMul", x, w, scale, points, bias, domain="com.microsoft")
 
 
+def pairs(n: Builder, x: str, w: str, points: str, scale: str, bias: str) -> str:
+    codes = n.op("DynamicQuantizeLinear", x, outputs=3)
+    real = n.op("DequantizeLinear", codes, f"{codes}:1", f"{codes}:2")
+    return n.op("Add", n.op("MatMul", real, n.op("DequantizeLinear", w, scale, points)), bias)
+
+
 SPELLINGS = (integer_steps, integer_to_float, one_node)
+"""Those that onnxruntime computes in integers."""
 Form = Callable[[Builder, str, str, str, str, str], str]
 
 
@@ -105,9 +112,34 @@ def test_bits_of_onnxruntime_from_the_file_and_from_what_is_saved(
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
 def test_every_spelling_is_one_graph(dtype: Any, columns: bool, tmp_path: Path) -> None:
-    found = [load(written(model(s, dtype, columns=columns), tmp_path)) for s in SPELLINGS]
+    forms = (*SPELLINGS, pairs)
+    found = [load(written(model(s, dtype, columns=columns), tmp_path), fuse=True) for s in forms]
     assert len({text(graph) for graph in found}) == 1
     assert [node.op for node in found[0].nodes] == [DYNAMIC_DENSE]
+
+
+def test_pairs_in_floats_differ_from_integers_in_last_bits_only(tmp_path: Path) -> None:
+    path, fed = written(model(pairs), tmp_path), {"x": data("both")}
+    assert DYNAMIC_DENSE not in [node.op for node in load(path).nodes]
+    found, (wanted,) = load(path, fuse=True), run(path, fed)
+    y = evaluate(found, fed)[0][found.output_names[0]]
+    # onnxruntime sums INNER float32 terms
+    np.testing.assert_allclose(y, wanted, rtol=0, atol=INNER * 2**-24 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("what", ["another scale", "16-bit weight", "sums beyond int32"])
+def test_pairs_that_no_integer_product_computes_stay(what: str, tmp_path: Path) -> None:
+    inner = 40_000 if what == "sums beyond int32" else INNER
+    n = Builder(21)
+    x = n.input("x", [2, inner])
+    codes = n.op("DynamicQuantizeLinear", x, outputs=3)
+    scale = n.input("s", []) if what == "another scale" else f"{codes}:1"
+    real = n.op("DequantizeLinear", codes, scale, f"{codes}:2")
+    dtype = np.int16 if what == "16-bit weight" else np.uint8
+    w = n.op("DequantizeLinear", n.init(np.full((inner, 3), 255, dtype)), n.init(np.float32(0.5)))
+    n.output(n.op("MatMul", real, w))
+    names = ops(load(written(n.model(), tmp_path), fuse=True))
+    assert "DynamicQuantizeLinear" in names and "DynamicDense" not in names
 
 
 def float_model(folder: Path) -> Path:

@@ -53,6 +53,30 @@ def model(case: dict[str, Any], *, bias: bool = True) -> onnx.ModelProto:
     return n.model()
 
 
+@pytest.mark.parametrize("channels", [False, True])
+def test_a_convolution_of_dequantized_codes_is_one_too(channels: bool, tmp_path: Path) -> None:
+    """Its sums are floats: last bits."""
+    chance, n = np.random.default_rng(3), Builder(17)
+    codes = n.op("DynamicQuantizeLinear", n.input("x", [2, 4, 7, 6]), outputs=3)
+    real = n.op("DequantizeLinear", codes, f"{codes}:1", f"{codes}:2")
+    scale = chance.uniform(1e-3, 1e-2, 6 if channels else ()).astype(np.float32)
+    weight = n.init(chance.integers(-127, 128, (6, 4, 3, 3), np.int8))
+    w = n.op("DequantizeLinear", weight, n.init(scale), axis=0)
+    bias = n.init(chance.normal(size=6).astype(np.float32))
+    n.output(n.op("Conv", real, w, bias, pads=[1, 1, 1, 1]), None)
+    path, again = tmp_path / "model.onnx", tmp_path / "again.onnx"
+    onnx.save(n.model(), path)
+    graph = load(path, fuse=True)
+    assert only(graph) and not only(load(path))
+    save(graph, again)
+    assert load(again).digest == graph.digest
+    x = samples([2, 4, 7, 6])[0]
+    wanted, (ours,) = runs(path, x), evaluate(graph, {"x": x})[0].values()
+    np.testing.assert_array_equal(runs(again, x), ours)
+    # float32 sums of 36 terms
+    np.testing.assert_allclose(ours, wanted, rtol=0, atol=36 * 2**-24 * np.abs(wanted).max())
+
+
 def runs(path: Path, x: np.ndarray) -> np.ndarray:
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     return np.asarray(session.run(None, {"x": x})[0])

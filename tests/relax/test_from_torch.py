@@ -175,15 +175,64 @@ def test_training_is_refused() -> None:
     assert "statistics of the batch" in error.value.why
 
 
-def test_dynamic_quantization_is_refused() -> None:
-    config = xnnpack.get_symmetric_quantization_config(is_dynamic=True)
-    dynamic = xnnpack.XNNPACKQuantizer().set_global(config)
-    model = torch.export.export(nn.Linear(8, 8).eval(), (torch.rand(2, 8),)).module()
-    prepared = pt2e.prepare_pt2e(model, dynamic)
-    prepared(torch.rand(2, 8))
-    program = torch.export.export(pt2e.convert_pt2e(prepared), (torch.rand(2, 8),))
-    with pytest.raises(UnsupportedQuantization, match="while it runs"):
+class Shared(nn.Module):
+    """Two products of one activation behind a third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(8, 16), nn.Linear(16, 4), nn.Linear(16, 4)
+
+    def forward(self, x: Any) -> Any:
+        y = functional.relu(self.first(x))
+        return self.second(y) + self.third(y)
+
+
+def dynamically_quantized(model: Any, quantizer: Any) -> Any:
+    torch.manual_seed(1)
+    data, shapes = torch.randn(16, 8), ({0: torch.export.Dim.DYNAMIC},)
+    prepared = pt2e.prepare_pt2e(
+        torch.export.export(model.eval(), (data,), dynamic_shapes=shapes).module(), quantizer
+    )
+    prepared(data)
+    return torch.export.export(pt2e.convert_pt2e(prepared), (data,), dynamic_shapes=shapes)
+
+
+DYNAMIC = {
+    "per tensor": lambda: xnnpack.XNNPACKQuantizer().set_global(
+        xnnpack.get_symmetric_quantization_config(is_dynamic=True)
+    ),
+    "per channel": lambda: xnnpack.XNNPACKQuantizer().set_global(
+        xnnpack.get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True)
+    ),
+    "x86": lambda: x86.X86InductorQuantizer().set_global(
+        x86.get_default_x86_inductor_quantization_config(is_dynamic=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DYNAMIC)
+def test_dynamic_quantization_is_products_of_its_own(kind: str, tmp_path: Path) -> None:
+    """PyTorch sums dequantized floats: last bits, where no tie rounds to the other side."""
+    program = dynamically_quantized(Shared(), DYNAMIC[kind]())
+    graph = from_torch(program)
+    assert ops(graph) == ["DynamicDense", "Relu", "DynamicDense", "DynamicDense", "Add"]
+    assert [note.rule for note in graph.notes] == ["smallest-scale"] * 2
+    x = torch.randn(5, 8)
+    wanted = program.module()(x).detach().numpy()
+    (found,) = qb.evaluate(graph, {"x": x.numpy()}).values()
+    # float32 sums of 8 and 16 terms
+    assert np.abs(found - wanted).max() < 1e-6 * np.abs(wanted).max()
+    same(read_back(graph), graph)
+    qb.save(graph, tmp_path / "m.onnx")
+    same(qb.load(tmp_path / "m.onnx"), graph)
+
+
+def test_dynamic_quantization_that_onnx_does_not_have_is_refused() -> None:
+    config = x86.get_default_x86_inductor_quantization_config(is_dynamic=True, reduce_range=True)
+    program = dynamically_quantized(Shared(), x86.X86InductorQuantizer().set_global(config))
+    with pytest.raises(UnsupportedQuantization) as error:
         from_torch(program)
+    assert "the codes 0 to 127 of uint8" in error.value.why
 
 
 def test_operators_that_tvm_does_not_know_are_named() -> None:

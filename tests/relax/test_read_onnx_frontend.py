@@ -104,3 +104,21 @@ def test_products_of_quantize_dynamic(zero_point: Any) -> None:
     again = through_tvm(found)
     same(again, canonical(found))
     assert [n.op.name for n in again.nodes] == ["DynamicDense"]
+
+
+@pytest.mark.parametrize("axis", [None, 1])
+def test_parameters_that_the_run_finds(axis: int | None) -> None:
+    n = Builder(21)
+    x, scale = n.input("x", [4, 6]), n.input("scale", [] if axis is None else [6])
+    zero_point = n.init(np.full(() if axis is None else 6, 3, np.int8))
+    along = {} if axis is None else {"axis": axis}
+    q = n.op("QuantizeLinear", x, scale, zero_point, **along)
+    n.output(n.op("DequantizeLinear", q, scale, zero_point, **along))
+    same(through_tvm(n.model()), canonical(n.model()))
+
+
+def test_dequantized_codes_of_dynamic_quantization() -> None:
+    n = Builder(21)
+    codes = n.op("DynamicQuantizeLinear", n.input("x", [4, 6]), outputs=3)
+    n.output(n.op("DequantizeLinear", codes, f"{codes}:1", f"{codes}:2"))
+    same(through_tvm(n.model()), canonical(n.model()))

@@ -15,16 +15,15 @@ from qdqbridge.errors import (
     InputDataError,
     QdqBridgeError,
     UnsupportedModelError,
-    UnsupportedQuantization,
 )
 from qdqbridge.graph.graph import Graph
 from qdqbridge.graph.verify import verify
 from qdqbridge.options import ReadingOptions
+from qdqbridge.relax.frontends import dynamic_parameters
 from qdqbridge.relax.frontends.missing import imported
-from qdqbridge.relax.frontends.quantized_decomposed import DYNAMIC, converters
+from qdqbridge.relax.frontends.quantized_decomposed import converters
 from qdqbridge.relax.read import read_function
 
-_LISTED = 8
 _WHOLE = (
     "aten.elu.default", "aten.gelu.default", "aten.hardsigmoid.default", "aten.hardswish.default",
     "aten.leaky_relu.default", "aten.linear.default", "aten.matmul.default",
@@ -43,7 +42,8 @@ def from_torch(program: Any, *, canonical: bool = True, fuse: bool = False) -> G
     """Reads an exported PyTorch program through TVM's frontend.
 
     A program quantized by PT2E (operators ``quantized_decomposed.*``) becomes the graph that the
-    QDQ ONNX file of the same program is read as.
+    QDQ ONNX file of the same program is read as. Products whose activations it quantizes while it
+    runs (``choose_qparams``) are a ``DynamicDense`` or ``DynamicConv``.
 
     Args:
         program: What ``torch.export.export`` returned, of a model in evaluation mode.
@@ -57,7 +57,8 @@ def from_torch(program: Any, *, canonical: bool = True, fuse: bool = False) -> G
         InputDataError: It is no exported program.
         UnsupportedModelError: PyTorch is not installed, TVM's frontend does not know an operator,
             or an operator has no counterpart here; all of them are listed.
-        UnsupportedQuantization: Its scales are computed at run time, or a type is not known.
+        UnsupportedQuantization: Scales that it finds while it runs are not those of ONNX's
+            DynamicQuantizeLinear, or a type is not known.
     """
     torch = imported("torch", "from_torch", "torch")
     if not isinstance(program, torch.export.ExportedProgram):
@@ -68,13 +69,14 @@ def from_torch(program: Any, *, canonical: bool = True, fuse: bool = False) -> G
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's about itself
         program = program.run_decompositions(_decompositions(torch))
-    _refuse_dynamic(program)
+    dynamic_parameters.check(program)
     module = _imported(program)
     names = [str(name) for name in program.graph_signature.user_outputs]
     graph = read_function(module["main"], module, output_names=names, where="the exported program")
     verify(graph)
     if canonical:
-        verify(canonicalize(graph, ReadingOptions(fuse=fuse)))
+        verify(canonicalize(graph, ReadingOptions(fuse=fuse, dynamic=True)))
+    graph.notes.extend(dynamic_parameters.notes(program))
     return graph
 
 
@@ -119,21 +121,6 @@ def _hard_sigmoid(node: Any, importer: Any) -> Any:
     line = relax.op.add(relax.op.multiply(sixth, x), half)
     clipped = relax.op.clip(line, 0, 1)  # type: ignore[arg-type] # TVM takes numbers
     return importer.block_builder.emit(clipped)
-
-
-def _refuse_dynamic(program: Any) -> None:
-    """Refuses scales that are found at run time, which would be many unknown operators to TVM."""
-    nodes = [n for n in program.graph.nodes if n.op == "call_function"]
-    found = [n.name for n in nodes if str(n.target.__name__).partition(".")[0] in DYNAMIC]
-    if found:
-        raise UnsupportedQuantization(
-            "the program finds scales while it runs",
-            where=", ".join(found[:_LISTED]),
-            why="dynamic quantization has no scales to read",
-            fix="use a quantizer with is_dynamic=False; or export the float model as ONNX (torch "
-            "2.13 has no ONNX function for such a program) and quantize that: qdqbridge quantize "
-            "--target dynamic",
-        )
 
 
 def _constants(program: Any) -> Iterator[tuple[str, NDArray[Any]]]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tvm import relax
 
 from qdqbridge.errors import UnsupportedQuantization
+from qdqbridge.relax.frontends import dynamic_parameters
 
 Array = NDArray[Any]
 Convert = Callable[[Any, Any], Any]
@@ -27,11 +28,6 @@ _OVERLOADS = {
     "quantize_per_channel": ("default",),
     "dequantize_per_channel": ("default",),
 }
-DYNAMIC = (
-    "choose_qparams", "choose_qparams_symmetric", "choose_qparams_per_token",
-    "choose_qparams_per_token_asymmetric",
-)  # fmt: skip
-"""Operators that find scales at run time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +64,7 @@ def converters(constants: Mapping[str, Array]) -> dict[str, Convert]:
         convert = _quantize if name.startswith("quantize") else _dequantize
         for overload in overloads:
             found[f"{name}.{overload}"] = _bound(convert, name, constants)
+    found["choose_qparams.tensor"] = dynamic_parameters.choose
     return found
 
 
@@ -75,6 +72,9 @@ def _bound(
     convert: Callable[[Any, Any, Arguments], Any], name: str, constants: Mapping[str, Array]
 ) -> Convert:
     def run(node: Any, importer: Any) -> Any:
+        chosen = dynamic_parameters.parameters_of(node)
+        if chosen is not None:
+            return _by_run_time(node, importer, [importer.env[part] for part in chosen])
         return convert(node, importer, _arguments(node, name, constants))
 
     return run
@@ -103,6 +103,15 @@ def _dequantize(node: Any, importer: Any, given: Arguments) -> Any:
             axis=given.axis, out_dtype=given.real,
         )
     )  # fmt: skip
+
+
+def _by_run_time(node: Any, importer: Any, parameters: Sequence[Any]) -> Any:
+    """A quantize or dequantize by a scale and a uint8 zero point that the run finds."""
+    quantizes = node.target.__name__.startswith("quantize")
+    make = relax.op.quantize if quantizes else relax.op.dequantize
+    dtype = "uint8" if quantizes else "float32"
+    data = importer.env[node.args[0]]
+    return importer.block_builder.emit(make(data, *parameters, axis=0, out_dtype=dtype))
 
 
 _PER_TENSOR = ("input", "scale", "zero_point", "quant_min", "quant_max", "dtype")

@@ -1,7 +1,8 @@
 """Dynamic quantization, which TVM's ONNX frontend takes apart, put together again.
 
 Of ``DynamicQuantizeLinear`` it makes the arithmetic that ONNX defines it by, of ``MatMulInteger``
-a product of differences in int32.
+a product of differences in int32. Q and DQ whose parameters the run finds in another way are read
+as ONNX's QuantizeLinear and DequantizeLinear.
 """
 
 from __future__ import annotations
@@ -10,10 +11,19 @@ from collections.abc import Mapping
 
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.graph import Node, Value
+from qdqbridge.graph.operator import Operator
 from qdqbridge.graph.patterns import Pattern, PatternMatch, match
 from qdqbridge.graph.types import TensorType
-from qdqbridge.ops.attributes import AxesAttrs, CastAttrs, ClipAttrs, ReduceAttrs
+from qdqbridge.ops.attributes import (
+    AxesAttrs,
+    CastAttrs,
+    ClipAttrs,
+    LinearAttrs,
+    ReduceAttrs,
+)
+from qdqbridge.ops.run_time_parameters import DEQUANTIZE_LINEAR, QUANTIZE_LINEAR
 from qdqbridge.qnn.read import Call, Entry, Reading, Row
+from qdqbridge.qnn.read.constants import constant_of
 from qdqbridge.qnn.read.reading import tensor
 from qdqbridge.relax.read.standard import standard
 
@@ -33,13 +43,27 @@ def quantize(row: Row) -> Row:
         if not isinstance(scale, Value) or not isinstance(zero_point, Value):
             return row(reading, call)
         if not _from_the_data(x, scale, zero_point):
-            return row(reading, call)
+            return at_run_time(QUANTIZE_LINEAR, row)(reading, call)
         operand = reading.plain(x)
         types = [tensor(call), *(TensorType(v.type.dtype, ()) for v in (scale, zero_point))]
         y = standard(reading, "DynamicQuantizeLinear", [operand], types, call)[0]
         assert y.producer is not None
         _take_over(reading, y.producer, [scale, zero_point])
         return y
+
+    return read
+
+
+def at_run_time(op: Operator, row: Row) -> Row:
+    """Returns ``row`` of a Q or DQ that also knows parameters that only the run knows."""
+
+    def read(reading: Reading, call: Call) -> Entry | list[Value]:
+        operands = [reading.value(entry) for entry in call.args[:3]]
+        if all(constant_of(parameter) is not None for parameter in operands[1:]):
+            return row(reading, call)
+        type_, vector = tensor(call), any(parameter.rank for parameter in operands[1:])
+        attributes = LinearAttrs(type_.dtype, call.integer("axis") if vector else None)
+        return reading.node(op, attributes, operands, type_, call)
 
     return read
 
@@ -104,4 +128,8 @@ def _codes(entry: Entry, rank: int) -> tuple[Value, Value] | None:
 
 def rows(shared: Mapping[str, Row]) -> dict[str, Row]:
     """Returns the rows by Relax's name."""
-    return {"quantize": quantize(shared["quantize"]), "matmul": matmul(shared["matmul"])}
+    return {
+        "quantize": quantize(shared["quantize"]),
+        "dequantize": at_run_time(DEQUANTIZE_LINEAR, shared["dequantize"]),
+        "matmul": matmul(shared["matmul"]),
+    }
