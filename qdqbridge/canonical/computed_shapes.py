@@ -49,6 +49,8 @@ def known_extents(node: Node, scope: Scope) -> Proposal:
     shape = node.output.type.shape
     if any(abs(int(dim)) >= _LARGEST for dim in extents):
         return None
+    if shape is None and len(extents) == 1:
+        return None  # a scalar, or a vector of one
     array = np.array(extents, np.int64).astype(node.output.type.dtype.numpy)
     if shape is not None and len(shape) == 0:
         array = array.reshape(())

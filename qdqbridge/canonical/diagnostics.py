@@ -86,7 +86,8 @@ def _float_weights(node: Node) -> Iterator[Value]:
         return
     x, w = node.operand(0), node.operand(1)
     quantized = x.quant is not None or stored_behind(x) is not None
-    if quantized and w.constant is not None and w.quant is None and (w.rank or 0) >= 2:
+    data = w.constant
+    if quantized and data is not None and data.size and w.quant is None and (w.rank or 0) >= 2:
         yield w
 
 

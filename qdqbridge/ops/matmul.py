@@ -44,9 +44,16 @@ def _matmul(attrs: NoAttributes, operands: Operands) -> tuple[Array, ...]:
     return (np.asarray(_product(a, b), a.dtype),)
 
 
+def broken_factors(attrs: GemmAttrs) -> bool:
+    """True where a factor is no whole number: sums of integers are real ones then."""
+    return not (float(attrs.alpha).is_integer() and float(attrs.beta).is_integer())
+
+
 def _gemm(attrs: GemmAttrs, operands: Operands) -> tuple[Array, ...]:
     a, b = present(operands, 2)
     total = _product(a.T if attrs.trans_a else a, b.T if attrs.trans_b else b)
+    if a.dtype.kind in "iu" and broken_factors(attrs):
+        total = total.astype(np.float64)
     if attrs.alpha != 1.0:
         total = total * total.dtype.type(attrs.alpha)
     bias = optional(operands, 2)

@@ -45,12 +45,27 @@ def _split(attributes: SplitAttrs, operands: Operands) -> tuple[Array, ...]:
     return tuple(np.split(x, borders, axis=attributes.axis))
 
 
+def within(begin: int, end: int, size: int) -> tuple[int, int]:
+    """Returns a pair of constant pads that crops no more than the ``size`` elements of an axis.
+
+    What one end crops beyond these is taken off what the other adds.
+    """
+    if begin < -size:
+        return -size, end + begin + size
+    return (begin + end + size, -size) if end < -size else (begin, end)
+
+
 def _surrounded(attributes: PadAttrs, x: Array, value: Array) -> Array:
     """Returns ``x`` cropped by negative pads, then padded; ``value`` is in x's dtype."""
     rank = x.ndim
     begin, end = attributes.pads[:rank], attributes.pads[rank:]
+    if attributes.mode == "constant":
+        begin, end = zip(*map(within, begin, end, x.shape), strict=True) if rank else ((), ())
+    if any(size + b + e < 0 for b, e, size in zip(begin, end, x.shape, strict=True)):
+        raise ValueError(f"pads {attributes.pads} crop more than there is of {list(x.shape)}")
     crop = tuple(
-        slice(max(-b, 0), size - max(-e, 0)) for b, e, size in zip(begin, end, x.shape, strict=True)
+        slice(max(-b, 0), max(size - max(-e, 0), 0))
+        for b, e, size in zip(begin, end, x.shape, strict=True)
     )
     widths = [(max(b, 0), max(e, 0)) for b, e in zip(begin, end, strict=True)]
     inner = x[crop]
@@ -125,6 +140,8 @@ def _check_pad(node: Node, attributes: PadAttrs) -> Iterator[str]:
         begin, end, size = attributes.pads[axis], attributes.pads[axis + x.rank], known(x, axis)
         if size is None:
             continue
+        if attributes.mode == "constant":
+            begin, end = within(begin, end, size)
         left = size + min(begin, 0) + min(end, 0)
         if left < 0:
             yield f"pads crop more than the {size} elements of axis {axis}"

@@ -101,7 +101,8 @@ def _cast(to: DType, data: Extents) -> Extents | None:
 def _sliced(attributes: SliceAttrs, data: Extents) -> Extents | None:
     if attributes.axes != (0,):
         return None
-    return data[attributes.starts[0] : attributes.ends[0] : attributes.steps[0]]
+    start, end, step = attributes.starts[0], attributes.ends[0], attributes.steps[0]
+    return data[0 if step < 0 and start < -len(data) else start : end : step]
 
 
 def _gathered(data: Extents, indices: Extents) -> Extents | None:

@@ -19,7 +19,7 @@ _FRACTION = 2.0**40
 
 def _exponentials(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array, Array]:
     """Returns ``d = x - max``, ``exp(d)`` and its sum in float64; NaN where max is not finite."""
-    top = x.max(axis=axes, keepdims=True)
+    top = x.max(axis=axes, keepdims=True, initial=-np.inf)
     with np.errstate(invalid="ignore"):
         difference = x - top
         if x.dtype == np.float64:

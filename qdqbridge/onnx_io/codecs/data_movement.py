@@ -75,7 +75,7 @@ def _read_split(node: NodeView) -> Decoded:
 def _equal_parts(node: NodeView, axis: int, parts: int) -> Ints:
     extent = node.known_extent(axis)
     size = -(-extent // parts) if parts > 0 else 0
-    if size == 0 or (node.opset < 18 and extent % parts) or extent - size * (parts - 1) < 0:
+    if parts < 1 or (node.opset < 18 and extent % parts) or extent - size * (parts - 1) < 0:
         raise node.fault(
             "Split cannot make equal parts",
             why=f"extent {extent}, {parts} parts",

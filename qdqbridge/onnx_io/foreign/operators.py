@@ -204,9 +204,10 @@ def _as(old: type, new: type, array: Any) -> Any:
 def _check_runnable(
     attributes: ForeignAttrs, operands: Sequence[NDArray[Any] | Nested | None]
 ) -> None:
-    """Keeps from onnxruntime 1.32 what ends the process there.
+    """Keeps from onnxruntime 1.32 what ends the process there, or is not computed.
 
-    That is a normal distribution of no width, an LSTM of no examples, a GRU also of no steps.
+    That is a normal distribution of no width, an LSTM of no examples, a GRU also of no steps; and
+    an integer product of no terms, whose sums are whatever the memory held.
 
     Raises:
         UnsupportedModelError: The node is one of these.
@@ -215,6 +216,8 @@ def _check_runnable(
     shape = first.shape if isinstance(first, np.ndarray) else ()
     counted = shape[0 if attributes.op_type == "GRU" else 1 : 2]
     if attributes.op_type in _RECURRENT and 0 in counted:
+        raise _cannot_run(attributes, ValueError(f"it is given shape {shape}"))
+    if attributes.op_type == "MatMulInteger" and shape[-1:] == (0,):
         raise _cannot_run(attributes, ValueError(f"it is given shape {shape}"))
     if attributes.op_type in ("RandomNormal", "RandomNormalLike"):
         scales = [a.f for a in attributes.node.proto().attribute if a.name == "scale"]

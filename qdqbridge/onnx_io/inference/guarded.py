@@ -1,14 +1,15 @@
 """ONNX's shape inference where a file cannot make it take the machine, or the process, with it.
 
-Two things in a file can (onnx 1.23): a Slice of an axis of negative extent aborts the process, and
-propagating the data of a vector makes a symbol for each of its elements, 40 bytes each. Both are
-looked for first, in passes that cannot meet them.
+Three things in a file can (onnx 1.23): a Slice of an axis of negative extent aborts the process,
+propagating the data of a vector makes a symbol for each of its elements, 40 bytes each, and EyeLike
+and RegexFullMatch of a value whose type nobody knows end it. The first two are looked for first, in
+passes that cannot meet them; a Cast, which has their types and shapes, stands for the third.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import onnx
 from onnx import TensorProto, helper
@@ -20,6 +21,11 @@ _INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 _MAKERS = ("ConstantOfShape", "Range", "Expand", "Tile", "Pad", "Resize", "Reshape", "OneHot")
 """Operators whose result is as large as their operands' data say."""
 _OPAQUE = "qdqbridge.opaque"
+_TYPED: Mapping[str, Callable[[onnx.NodeProto], int]] = {
+    "EyeLike": lambda node: next((a.i for a in node.attribute if a.name == "dtype"), 0),
+    "RegexFullMatch": lambda node: TensorProto.BOOL,
+}
+"""Operators that read the type of their operand unasked, and the type of their result."""
 
 
 def guarded_inference(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -34,6 +40,7 @@ def guarded_inference(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     for value in _declared(model.graph):
         _forget_negative(value)
+    _cast_typed(model.graph)
     if _has_long_vector(model):
         return _without_slices(model) or _inferred(model, data=False)
     safe = _without_slices(model)
@@ -59,6 +66,17 @@ def _declared(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
         for attribute in node.attribute:
             for body in (attribute.g, *attribute.graphs):
                 yield from _declared(body)
+
+
+def _cast_typed(graph: onnx.GraphProto) -> None:
+    for node in graph.node:
+        to = _TYPED[node.op_type](node) if node.op_type in _TYPED else 0
+        if to:
+            cast = helper.make_node("Cast", node.input[:1], node.output[:1], node.name, to=to)
+            node.CopyFrom(cast)
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                _cast_typed(body)
 
 
 def _forget_negative(value: onnx.ValueInfoProto) -> None:

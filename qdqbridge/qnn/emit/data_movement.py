@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ from qdqbridge.ops.data_movement import (
 )
 from qdqbridge.ops.pooling import MAX_POOL
 from qdqbridge.ops.reduction import reduces
-from qdqbridge.ops.selection import GATHER, PAD, SLICE, SPLIT
+from qdqbridge.ops.selection import GATHER, PAD, SLICE, SPLIT, within
 from qdqbridge.ops.table import MOVED_ALIKE, OPERATORS
 from qdqbridge.qnn.emit.scope import EmissionScope, Expr, unsupported
 from qdqbridge.qnn.emit.table import at
@@ -163,8 +163,14 @@ def _split(scope: EmissionScope, node: Node, attributes: SplitAttrs, x: Expr) ->
 
 def _pad(scope: EmissionScope, node: Node, attributes: PadAttrs, x: Expr) -> Expr:
     rank = len(attributes.pads) // 2
-    x = _cropped(scope, node, x, attributes.pads)
-    pads = [(max(attributes.pads[i], 0), max(attributes.pads[rank + i], 0)) for i in range(rank)]
+    given = list(zip(attributes.pads[:rank], attributes.pads[rank:], strict=True))
+    if attributes.mode == "constant":
+        given = [
+            within(*pair, extent) if isinstance(extent, int) else pair
+            for pair, extent in zip(given, scope.extents(x), strict=True)
+        ]
+    x = _cropped(scope, x, given)
+    pads = [(max(begin, 0), max(end, 0)) for begin, end in given]
     for axis, extent in enumerate(scope.extents(x)):
         least = max(pads[axis])
         least += _BEYOND.get(attributes.mode, -least)
@@ -184,19 +190,21 @@ def _pad(scope: EmissionScope, node: Node, attributes: PadAttrs, x: Expr) -> Exp
     return scope.op.nn.pad(x, widths, modes[attributes.mode], value)
 
 
-def _cropped(scope: EmissionScope, node: Node, x: Expr, pads: tuple[int, ...]) -> Expr:
-    """Negative pads cut elements off, before the others add any."""
-    rank, have = len(pads) // 2, scope.extents(x)
-    axes = [axis for axis in range(rank) if pads[axis] < 0 or pads[rank + axis] < 0]
+def _cropped(scope: EmissionScope, x: Expr, pads: Sequence[tuple[int, int]]) -> Expr:
+    """Negative pads cut elements off, before the others add any; an open axis must have them."""
+    have = scope.extents(x)
+    axes = [axis for axis, pair in enumerate(pads) if min(pair) < 0]
     if not axes:
         return x
-    begins = [max(-pads[axis], 0) for axis in axes]
-    ends = [
-        have[axis] + min(pads[rank + axis], 0)
-        if isinstance(have[axis], int)
-        else min(pads[rank + axis], 0) or FAR
-        for axis in axes
-    ]
+    begins = [max(-pads[axis][0], 0) for axis in axes]
+    ends: list[Any] = []
+    for axis, begin in zip(axes, begins, strict=True):
+        extent, cut = have[axis], max(-pads[axis][1], 0)
+        if isinstance(extent, int):
+            ends.append(extent - cut)
+        else:
+            scope.at_least(extent, begin + cut)
+            ends.append(-cut or FAR)
     return scope.emit(scope.op.strided_slice(x, axes=axes, begin=begins, end=ends))
 
 

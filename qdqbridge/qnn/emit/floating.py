@@ -39,7 +39,7 @@ from qdqbridge.ops.dynamic import (
 )
 from qdqbridge.ops.elementwise import CONCAT, DIV, POW, WHERE
 from qdqbridge.ops.forms import OPERANDS, form_for
-from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL
+from qdqbridge.ops.matmul import DENSE, GEMM, MATMUL, broken_factors
 from qdqbridge.ops.reduction import reduces
 from qdqbridge.ops.shape_operator import SHAPE
 from qdqbridge.ops.table import OPERATORS
@@ -162,15 +162,17 @@ def _gemm(scope: EmissionScope, node: Node, attributes: GemmAttrs, args: list[Ex
     del node
     a = scope.emit(scope.op.permute_dims(args[0])) if attributes.trans_a else args[0]
     b = scope.emit(scope.op.permute_dims(args[1])) if attributes.trans_b else args[1]
-    total = scope.emit(scope.op.matmul(a, b))
+    own = scope.dtype(a)
+    wide = "float64" if "int" in own and broken_factors(attributes) else own
+    total = scope.cast(scope.emit(scope.op.matmul(a, b)), wide)
     if attributes.alpha != 1.0:
         total = scope.emit(scope.op.multiply(total, _factor(scope, total, attributes.alpha)))
-    if len(args) < 3:
-        return total
-    bias = args[2]
-    if attributes.beta != 1.0:
-        bias = scope.emit(scope.op.multiply(bias, _factor(scope, bias, attributes.beta)))
-    return scope.op.add(total, bias)
+    if len(args) > 2:
+        bias = scope.cast(args[2], wide)
+        if attributes.beta != 1.0:
+            bias = scope.emit(scope.op.multiply(bias, _factor(scope, bias, attributes.beta)))
+        total = scope.op.add(total, bias)
+    return total if wide == own else scope.op.astype(scope.emit(total), own)
 
 
 def _softmax(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:

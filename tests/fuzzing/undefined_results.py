@@ -1,0 +1,125 @@
+"""What ONNX leaves open, or onnxruntime does otherwise: nodes whose results nobody is judged by.
+
+A row per operator, of a node's operands and attributes on one set of inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from tests.onnx_models import Array
+
+_GREATEST = (1 << 63) - 1
+Operands = Sequence[Array | None]
+
+
+def undefined(op_type: str, operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """Returns whether the text leaves open what a node gives, or onnxruntime contradicts it."""
+    row = _ROWS.get(op_type)
+    return row is not None and row(operands, attributes)
+
+
+def _given(operands: Operands, index: int) -> Array:
+    array = operands[index]
+    assert array is not None
+    return array
+
+
+def _nan(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """What compares: ONNX says nothing about NaN among numbers."""
+    del attributes
+    return any(bool(np.isnan(a).any()) for a in operands if a is not None and a.dtype.kind == "f")
+
+
+def _out_of_range(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """A float that the integer type does not hold."""
+    x = _given(operands, 0)
+    to = helper.tensor_dtype_to_np_dtype(attributes["to"]) if "to" in attributes else None
+    dtype = np.dtype(to if to is not None else _given(operands, 1).dtype)
+    if x.dtype.kind != "f" or dtype.kind not in "iu":
+        return False
+    info, wide = np.iinfo(dtype), x.astype(np.float64)
+    high = float(info.max) if info.bits < 64 else 0.99 * float(info.max)
+    return not bool(np.all(np.isfinite(wide) & (wide >= float(info.min)) & (wide <= high)))
+
+
+def _quotient(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """Of integers by 0, and of the least by -1."""
+    del attributes
+    x, divisor = _given(operands, 0), _given(operands, 1)
+    if x.dtype.kind not in "iu":
+        return False
+    least = x.dtype.kind == "i" and bool(
+        np.any(divisor == -1) and np.any(x == np.iinfo(x.dtype).min)
+    )
+    return least or bool(np.any(divisor == 0))
+
+
+def _shift(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    del attributes
+    count = _given(operands, 1)
+    return bool(np.any(count >= count.itemsize * 8))
+
+
+def _mean(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """Of nothing; and of integers whose sum leaves their type."""
+    del attributes
+    x = _given(operands, 0)
+    wraps = x.dtype.kind in "iu" and bool(np.any(np.abs(x.astype(np.float64)) > 1e6))
+    return not x.size or wraps
+
+
+def _joined(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """onnxruntime joins what is empty whatever its other extents are."""
+    shapes = [a.shape for a in operands if a is not None]
+    return len({tuple(np.delete(shape, attributes["axis"])) for shape in shapes}) > 1
+
+
+def _sliced(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """onnxruntime takes the greatest number for the end of a slice backwards, too."""
+    del attributes
+    if len(operands) < 5:
+        return False
+    return bool(np.any((_given(operands, 4) < 0) & (_given(operands, 2) == _GREATEST)))
+
+
+def _squeezed(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """onnxruntime squeezes every axis where the list of axes is there and empty."""
+    del attributes
+    return len(operands) == 2 and _given(operands, 1).size == 0
+
+
+def _scalar(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """onnxruntime gives a NonZero of a scalar one axis; ONNX none."""
+    del attributes
+    return _given(operands, 0).ndim == 0
+
+
+def _slope(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """onnxruntime lets the slope have more axes than the data, and stretches these."""
+    del attributes
+    x, slope = _given(operands, 0), _given(operands, 1)
+    try:
+        return np.broadcast_shapes(x.shape, slope.shape) != x.shape
+    except ValueError:
+        return True
+
+
+def _window(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """onnxruntime pads a dilated window of LpPool by what the plain one needs."""
+    del operands
+    return "dilations" in attributes and "auto_pad" in attributes
+
+
+_COMPARE = ("MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "TopK",
+            "Unique", "Hardmax", "QuantizeLinear", "DynamicQuantizeLinear")  # fmt: skip
+_ROWS: Mapping[str, Callable[[Operands, Mapping[str, Any]], bool]] = {
+    **dict.fromkeys(_COMPARE, _nan), "Cast": _out_of_range, "CastLike": _out_of_range,
+    "Div": _quotient, "Mod": _quotient, "BitShift": _shift, "ReduceMean": _mean,
+    "Concat": _joined, "Slice": _sliced, "Squeeze": _squeezed, "NonZero": _scalar,
+    "PRelu": _slope, "LpPool": _window,
+}  # fmt: skip
