@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from qdqbridge.qnn.dialect.tir import tirx
 from qdqbridge.relax.kernels.codegen.lanes import Buffer, Prim, bound, load
-from qdqbridge.relax.kernels.codegen.loops import share, turns, within
+from qdqbridge.relax.kernels.codegen.loops import ceiling, share, turns, within
 from qdqbridge.relax.kernels.epilogues.dequantized_sums import ScaledWriter
 from qdqbridge.relax.kernels.epilogues.float_sums import PlainWriter
 from qdqbridge.relax.kernels.epilogues.integer_sums import Writer
@@ -61,19 +61,24 @@ class DirectLoops:
         self.source = x
 
     def write(self, batch: Prim) -> None:
-        """Writes all tasks: images, shares of rows, shares of channels."""
+        """Writes all tasks: images, shares of rows, shares of channels.
+
+        Of an open number of rows the shares of channels come first: threads take even numbers of
+        tasks that follow each other, and the last rows are fewer than the others.
+        """
         d = self.d
         rows, channels = d.row_shares, d.channel_shares
-        images = (batch + (d.result[0] - 1)) // d.result[0] if d.open_rows else batch
+        images = ceiling(batch, d.result[0]) if d.open_rows else batch
         with turns(images * (rows * channels), parallel=d.tasks > 1) as task, self._task():
-            image = task // (rows * channels)
-            row, count = share(task // channels % rows, rows, d.result[0])
             if d.open_rows:
-                left = batch - image * d.result[0]
-                count = bound(tirx.min(left, d.result[0]))
+                image, row, channel = task % images, 0, task // images
+                count: Prim = bound(tirx.min(batch - image * d.result[0], d.result[0]))
+            else:
+                image, channel = task // (rows * channels), task % channels
+                row, count = share(task // channels % rows, rows, d.result[0])
             origin = self._stage(image, row, count) if d.staged else self._first(image, row)
             place = image * d.place.image + (row * d.place.row + d.place.first)
-            self._groups(task % channels, origin, place, count)
+            self._groups(channel, origin, place, count)
 
     @contextmanager
     def _task(self) -> Generator[None]:
