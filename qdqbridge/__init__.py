@@ -11,7 +11,7 @@ from qdqbridge.errors import QdqBridgeError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.hosting import compile, from_relax, load_executable, to_relax
 from qdqbridge.judging import blame, open_engine
-from qdqbridge.pipeline import compare, evaluate, explain, load, parse, save
+from qdqbridge.pipeline import compare, evaluate, explain, load, load_adapter, parse, save
 from qdqbridge.profiling import load_profile, merge_profiles, profile, save_profile
 from qdqbridge.quantizing import quantize
 from qdqbridge.viewing import view
@@ -33,6 +33,7 @@ __all__ = [
     "explain",
     "from_relax",
     "load",
+    "load_adapter",
     "load_executable",
     "load_profile",
     "merge_profiles",

@@ -50,6 +50,7 @@ def load(
     decomposed: bool = False,
     fold_affine: bool = False,
     fuse: bool = False,
+    adapter: File | None = None,
 ) -> Graph:
     """Reads an ONNX model, or a TFLite one.
 
@@ -65,17 +66,35 @@ def load(
             step (Gelu, HardSwish, LayerNormalization …), and of each product of codes that a
             DynamicQuantizeLinear makes and a DequantizeLinear brings back. This moves float32
             roundings.
+        adapter: An ``.onnx_adapter`` file of onnxruntime, whose arrays are constants in the place
+            of the inputs that they are for. :func:`load_adapter` returns them as arrays, to be
+            fed to a model that keeps these inputs.
 
     Raises:
-        ModelFileError: The file cannot be read.
+        ModelFileError: A file cannot be read.
         InvalidModelError: The model breaks ONNX's rules.
         UnsupportedModelError: Something in it has no counterpart here; all of it is listed.
-        InputDataError: ``path`` is no path.
+        InputDataError: ``path`` is no path, or the adapter is another model's.
     """
-    source = read_file(path_of(path))
+    source = read_file(path_of(path), None if adapter is None else path_of(adapter))
     if not canonical:
         return source.graph
     return source.canonical(ReadingOptions(decomposed, fold_affine, fuse))
+
+
+def load_adapter(path: File) -> dict[str, NDArray[Any]]:
+    """Returns the arrays of a low-rank adapter by the names of the inputs that they are for.
+
+    Args:
+        path: An ``.onnx_adapter`` file, which onnxruntime and Olive write.
+
+    Raises:
+        ModelFileError: It cannot be read, or is no such file.
+        InputDataError: ``path`` is no path.
+    """
+    from qdqbridge.onnx_io.adapters import read_adapter
+
+    return read_adapter(path_of(path))
 
 
 def parse(text: str, weights: Mapping[str, NDArray[Any]] | None = None) -> Graph:

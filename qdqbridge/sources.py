@@ -112,8 +112,8 @@ def is_onnx(path: Path) -> bool:
     return not is_module(path) and not is_tflite(path)
 
 
-def read_file(file: Path) -> ModelSource:
-    """Reads a TFLite file, or what is taken as ONNX.
+def read_file(file: Path, adapter: Path | None = None) -> ModelSource:
+    """Reads a TFLite file, or what is taken as ONNX, with the arrays of an adapter as constants.
 
     Raises:
         QdqBridgeError: As :func:`qdqbridge.load`.
@@ -122,6 +122,10 @@ def read_file(file: Path) -> ModelSource:
     from qdqbridge.graph.verify import verify
 
     if is_tflite(file):
+        if adapter is not None:
+            raise InputDataError(
+                "TFLite files have no adapters", where=str(adapter), fix="leave adapter out"
+            )
         from qdqbridge.report.inspection import operators
         from qdqbridge.tflite_io.reader import read
 
@@ -132,7 +136,7 @@ def read_file(file: Path) -> ModelSource:
     from qdqbridge.onnx_io.reading.header import header
     from qdqbridge.onnx_io.reading.reader import read as read_onnx
 
-    graph = read_onnx(file, canonicalize)
+    graph = read_onnx(file, canonicalize, adapter)
     verify(graph, str(file))
     return ModelSource(file, graph, lambda: header(file))
 

@@ -22,6 +22,8 @@ _LOWERINGS: Mapping[str, Callable[[relax.BlockBuilder, ir.Call], relax.Expr | No
 """Operators that TVM would lower to something else than they mean, or to slow loops. They stay
 what they are in the modules that are shown, saved and partitioned; only what is compiled is
 rewritten."""
+_MATMUL = ir.Op.get("relax.matmul")
+"""Its sums of no products are 0, as those are that a TVM loop of no steps leaves unset."""
 _AS_IT_IS = "vm.builtin.copy"
 """A function of TVM's runtime that returns what it is given."""
 
@@ -49,7 +51,7 @@ class _Lowering(PyExprMutator):
     """Rewrites the calls of one module."""
 
     def visit_call_(self, op: ir.Call) -> relax.Expr:
-        if _is_empty(op.ty):
+        if _is_empty(op.ty) or (op.op == _MATMUL and any(_is_empty(x.ty) for x in op.args)):
             return relax.op.zeros(op.ty.shape, op.ty.dtype)
         made: Any = self.visit_expr_post_order(op)
         row = _LOWERINGS.get(str(getattr(made.op, "name", "")))

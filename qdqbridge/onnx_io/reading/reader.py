@@ -17,6 +17,7 @@ from qdqbridge.graph.constant import Constant
 from qdqbridge.graph.edit import Editor
 from qdqbridge.graph.graph import Graph, Note, Value
 from qdqbridge.graph.types import Dim, Shape, TensorType
+from qdqbridge.onnx_io.adapters import adapt, read_adapter
 from qdqbridge.onnx_io.codecs import OLDEST_READ
 from qdqbridge.onnx_io.control_flow.branches import take_branches
 from qdqbridge.onnx_io.inference.node_types import nested_type
@@ -35,12 +36,17 @@ from qdqbridge.onnx_io.tensors import constant_from_proto, dtype_of
 from qdqbridge.ops.folding import Budget
 
 
-def read(path: Path, normal: Callable[[Graph], Graph] = lambda graph: graph) -> Graph:
+def read(
+    path: Path,
+    normal: Callable[[Graph], Graph] = lambda graph: graph,
+    adapter: Path | None = None,
+) -> Graph:
     """Reads an ONNX file.
 
     Args:
         path: The ``.onnx`` file; external data must lie in its folder.
         normal: Returns the form in which the two branches of an If are compared.
+        adapter: A file whose arrays are constants in the place of inputs.
 
     Returns:
         The raw graph: one node per ONNX node that computes something.
@@ -49,8 +55,12 @@ def read(path: Path, normal: Callable[[Graph], Graph] = lambda graph: graph) -> 
         ModelFileError: The file or its external data cannot be read.
         InvalidModelError: The model breaks ONNX's rules.
         UnsupportedModelError: An operator or encoding has no counterpart here; all are listed.
+        InputDataError: The adapter is another model's.
     """
-    return read_proto(read_model(path), path, normal)
+    model = read_model(path)
+    if adapter is not None:
+        adapt(model, read_adapter(adapter), str(adapter))
+    return read_proto(model, path, normal)
 
 
 _BRANCHES = 1 << 11
