@@ -13,7 +13,7 @@ def shown_half_products(graph: onnx.GraphProto) -> None:
     Between nodes that its CPU has in float32 only, onnxruntime 1.32 makes such a product one of
     float32, and its scales the result of a Cast. Without constant folding they stay that, and with
     ``accuracy_level`` 4 its kernel takes scales that are no constants for 0 (rule
-    ``scales-of-run-time``). A node that makes an output keeps its type.
+    ``scales-of-run-time``). A node that makes an output keeps its type; those of bodies are left.
     """
     halves = {
         tensor.name for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT16
