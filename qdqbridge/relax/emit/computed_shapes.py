@@ -78,8 +78,8 @@ def _target(scope: RelaxScope, node: Node) -> tuple[Expr, int]:
 
 def shape_vector(scope: RelaxScope, x: Expr, count: int | None = None) -> Expr:
     """Returns the extents of ``x`` as an int64 vector: the first ``count``, or 1 beyond them."""
+    rank = len(scope.extents(x))
     whole = scope.emit(op.shape_to_tensor(scope.emit(op.shape_of(x))))
-    rank = len(x.ty.shape.values)
     if count is None or count == rank:
         return whole
     if count < rank:

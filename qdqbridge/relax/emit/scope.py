@@ -147,10 +147,7 @@ class RelaxScope(EmissionScope):
         a name of the extent, and never ends where the extent is an expression of it.
         """
         if not equal(extent, wanted):
-            found, wanted = (
-                tirx.const(each, "int64") if isinstance(each, int) else each
-                for each in (extent, wanted)
-            )
+            found, wanted = (_expression(each) for each in (extent, wanted))
             self._match_shape(found, tirx.Select(found == wanted, found, wanted))
 
     def larger_bound(self, extent: Any, bound: int, other: int) -> Any:
@@ -161,6 +158,22 @@ class RelaxScope(EmissionScope):
         """Ends a run with an error where an open extent is less than ``count``."""
         if not isinstance(extent, int) and count > 0:
             self._match_shape(extent, tirx.max(extent, tirx.const(count, "int64")))
+
+    def need_at_most(self, extent: Any, limit: Any) -> None:
+        """Ends a run with an error where an extent is more than another one."""
+        if isinstance(extent, int) and isinstance(limit, int):
+            if extent > limit:
+                raise _too_many(extent, limit)
+        elif not equal(extent, limit):
+            found, bound = (_expression(each) for each in (extent, limit))
+            self._match_shape(found, tirx.min(found, bound))
+
+    def some_where_some(self, extent: Any, others: Sequence[Any]) -> None:
+        """Ends a run with an error where an axis has no element, and a tensor has some."""
+        if extent == 0 or not isinstance(extent, int):
+            count: Any = math.prod(others)
+            some = tirx.min(count, 1) if isinstance(count, tirx.PrimExpr) else min(count, 1)
+            self.need_at_most(some, extent)
 
     def _match_shape(self, extent: Any, wanted: Any) -> None:
         """Matches one extent; TVM 0.27 needs a variable to match, not an expression."""
@@ -235,6 +248,18 @@ class RelaxScope(EmissionScope):
     def shape_vector(self, expr: Expr) -> Expr:
         """Returns the extents of an expression as an int64 vector."""
         return shape_vector(self, expr)
+
+
+def _too_many(extent: int, limit: int) -> UnsupportedTargetError:
+    return UnsupportedTargetError(
+        "indices reach beyond the data",
+        why=f"they are for {extent} elements along an axis that has {limit}",
+        fix="give indices that fit the data",
+    )
+
+
+def _expression(extent: Any) -> Any:
+    return tirx.const(extent, "int64") if isinstance(extent, int) else extent
 
 
 PACKED = 1 << 20

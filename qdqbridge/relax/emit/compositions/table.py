@@ -28,6 +28,7 @@ from qdqbridge.relax.emit.compositions.fourier import FOURIER
 from qdqbridge.relax.emit.compositions.gates import GATES
 from qdqbridge.relax.emit.compositions.group_query_attention import group_query_attention
 from qdqbridge.relax.emit.compositions.images import IMAGES
+from qdqbridge.relax.emit.compositions.indexing import INDEXING
 from qdqbridge.relax.emit.compositions.linear_attention import LINEAR_ATTENTION
 from qdqbridge.relax.emit.compositions.normalization import NORMS
 from qdqbridge.relax.emit.compositions.optimizers import OPTIMIZERS
@@ -39,7 +40,6 @@ from qdqbridge.relax.emit.compositions.reductions import REDUCTIONS
 from qdqbridge.relax.emit.compositions.regions import REGIONS
 from qdqbridge.relax.emit.compositions.reversal import REVERSAL
 from qdqbridge.relax.emit.compositions.rotary_embedding import ROTARY, rotary_embedding
-from qdqbridge.relax.emit.compositions.scattering import SCATTERING
 from qdqbridge.relax.emit.compositions.shapes import SHAPES
 from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite, of_row
 from qdqbridge.relax.emit.compositions.suppression import SUPPRESSION
@@ -48,7 +48,7 @@ from qdqbridge.relax.emit.scope import RelaxScope
 
 COMPOSITIONS: Mapping[str, Composition] = {
     **CONVERSION, **ELEMENTWISE, **IMAGES, **POOLING, **PRODUCTS, **REDUCTIONS, **REGIONS, **SHAPES,
-    **COMPUTED_SIZES, **CACHES, **SCATTERING, **LINEAR_ATTENTION, **RECURRENT, **REVERSAL,
+    **COMPUTED_SIZES, **CACHES, **INDEXING, **LINEAR_ATTENTION, **RECURRENT, **REVERSAL,
     **SUPPRESSION, **FOURIER, **NORMS, **FOLDING, **DEFORMABLE, **DETERMINANTS, **COUNTING,
     **BROADCASTING,
 }  # fmt: skip
