@@ -98,11 +98,18 @@ def _global_average_contract(
     return (averaged(total, count, params, results[0]),)
 
 
-def lowest(dtype: np.dtype[Any]) -> object:
+def lowest(dtype: np.dtype[Any]) -> Any:
     """Returns the smallest value of a type that can be compared."""
     if dtype.kind in "iu":
         return np.iinfo(dtype).min
     return False if dtype.kind == "b" else -np.inf
+
+
+def highest(dtype: np.dtype[Any]) -> Any:
+    """Returns the largest value of a type that can be compared."""
+    if dtype.kind in "iu":
+        return np.iinfo(dtype).max
+    return True if dtype.kind == "b" else np.inf
 
 
 def comparable(x: Array) -> Array:

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from qdqbridge.graph.graph import Node
-from qdqbridge.graph.operator import Array, Flow, OnnxOp, Operands, Operator, Row, Types
+from qdqbridge.graph.operator import (
+    Array,
+    Compute,
+    Contract,
+    Flow,
+    OnnxOp,
+    Operands,
+    Operator,
+    Row,
+    Types,
+)
+from qdqbridge.graph.types import QuantType
 from qdqbridge.ops.accumulator import accumulation_dtype, averaged, centered, integer_params
 from qdqbridge.ops.attributes import ReduceAttrs
-from qdqbridge.ops.pooling import GLOBAL_POOLS, NAN_WINS, comparable
+from qdqbridge.ops.pooling import GLOBAL_POOLS, NAN_WINS, comparable, highest, lowest
 from qdqbridge.ops.shapes import axes_fit
 from qdqbridge.ops.stored import moved, present
 
@@ -50,14 +62,34 @@ def _reduce_mean(attrs: ReduceAttrs, operands: Operands) -> tuple[Array, ...]:
 
 def _reduce_max(attrs: ReduceAttrs, operands: Operands) -> tuple[Array, ...]:
     (x,) = present(operands, 1)
-    best = comparable(x).max(axis=attrs.axes, keepdims=attrs.keepdims)
+    wide = comparable(x)
+    best = wide.max(axis=attrs.axes, keepdims=attrs.keepdims, initial=lowest(wide.dtype))
     return (np.asarray(best).astype(x.dtype),)
 
 
 def _reduce_min(attrs: ReduceAttrs, operands: Operands) -> tuple[Array, ...]:
     (x,) = present(operands, 1)
-    best = comparable(x).min(axis=attrs.axes, keepdims=attrs.keepdims)
+    wide = comparable(x)
+    best = wide.min(axis=attrs.axes, keepdims=attrs.keepdims, initial=highest(wide.dtype))
     return (np.asarray(best).astype(x.dtype),)
+
+
+def _within(compute: Compute) -> Contract:
+    """Returns the contract of the largest or smallest stored value, or bound of the range."""
+    stored = moved(compute)
+
+    def contract(
+        attributes: Any, operands: Operands, types: Types, results: Types
+    ) -> tuple[Array, ...] | None:
+        found = stored(attributes, operands, types, results)
+        if found is None or not isinstance(results[0], QuantType):
+            return found
+        (part,), params = found, results[0].params
+        if not params.storage_dtype.is_integer:
+            return found
+        return (np.clip(part, params.qmin, params.qmax).astype(part.dtype),)
+
+    return contract
 
 
 def _summed(
@@ -134,10 +166,10 @@ REDUCE_MAX = Row(
     flow=Flow.MOVE,
     attributes=ReduceAttrs,
     compute=_reduce_max,
-    contract=moved(_reduce_max),
+    contract=_within(_reduce_max),
     check=_check,
     tvm="max",
-    numerics="The largest stored value. Exact." + NAN_WINS,
+    numerics="The largest stored value; of no element the least one. Exact." + NAN_WINS,
 )
 REDUCE_MIN = Row(
     name="ReduceMin",
@@ -145,10 +177,10 @@ REDUCE_MIN = Row(
     flow=Flow.MOVE,
     attributes=ReduceAttrs,
     compute=_reduce_min,
-    contract=moved(_reduce_min),
+    contract=_within(_reduce_min),
     check=_check,
     tvm="min",
-    numerics="The smallest stored value. Exact." + NAN_WINS,
+    numerics="The smallest stored value; of no element the greatest one. Exact." + NAN_WINS,
 )
 
 OPERATORS = (REDUCE_MEAN, REDUCE_SUM, REDUCE_MAX, REDUCE_MIN)

@@ -1,4 +1,4 @@
-"""Reductions over open axes, whose loops may have no step.
+"""Reductions over open axes and empty ones, whose loops may have no step.
 
 TVM's loops set a result at their first step, so that a reduction of no elements is what the memory
 held. Here results are set before the loops: a sum of nothing is 0, as ONNX says.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from tvm import ir, relax, tirx
 from tvm.s_tir import Schedule
 
@@ -21,7 +22,7 @@ Legalize = Callable[[relax.BlockBuilder, ir.Call], "relax.Expr"]
 def set_first(
     builder: relax.BlockBuilder, call: ir.Call, legalize: Legalize | None = None
 ) -> relax.Expr | None:
-    """Returns a reduction as a call of such loops; None where all its axes have known extents.
+    """Returns a reduction as a call of such loops; None where all its axes have elements.
 
     Args:
         builder: Gets the function.
@@ -33,8 +34,12 @@ def set_first(
     if not isinstance(shape, relax.ShapeExpr):
         return None
     axes = range(len(shape.values)) if attrs.axis is None else [int(axis) for axis in attrs.axis]
-    if all(isinstance(shape.values[axis], tirx.IntImm) for axis in axes):
+    if all(isinstance(e, tirx.IntImm) and int(e) for e in (shape.values[axis] for axis in axes)):
         return None
+    if str(call.op.name) == "relax.mean" and any(_is_zero(shape.values[axis]) for axis in axes):
+        kind = str(call.ty.dtype)  # TVM divides by the number of elements when it compiles
+        number = np.array(np.nan if "float" in kind else 0, kind)
+        return relax.op.broadcast_to(relax.const(number, kind), call.ty.shape)
     own = relax.BlockBuilder()
     made: Any = (legalize or ir.Op.get(str(call.op.name)).get_attr("FLegalize"))(own, call)
     schedule: Any = Schedule(own.get()[made.args[0]])
@@ -46,3 +51,7 @@ def set_first(
     name = str(call.op.name).removeprefix("relax.")
     function = builder.add_func(schedule.mod["main"].without_attr("global_symbol"), name)
     return relax.Call(made.op, [function, *made.args[1:]], made.attrs, made.ty_args)
+
+
+def _is_zero(extent: Any) -> bool:
+    return isinstance(extent, tirx.IntImm) and not int(extent)

@@ -15,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 pytest.importorskip("tvm")
 
 import qdqbridge as qb
+from qdqbridge.errors import InputDataError
 from qdqbridge.graph.graph import Graph
 from qdqbridge.onnx_io.foreign.expansion import expanded
 from tests.onnx_models import Builder, canonical
@@ -235,6 +236,71 @@ def test_reductions_of_nothing(op: str, elem: type, nothing: float, kernels: str
         (found,) = executable.run({"x": np.full((40, extent), 3, elem)}).values()
         if wanted is not None:
             np.testing.assert_array_equal(found, np.full(40, wanted, elem))
+
+
+_OF_NONE = ("ReduceMax", "ReduceMin", "ReduceMean", "ReduceProd", "ReduceSum", "ReduceLogSumExp")
+
+
+@pytest.mark.parametrize("extent", ["n", 0])
+def test_reductions_of_nothing_as_in_the_interpreter(extent: int | str) -> None:
+    """Of quantized numbers too; an integer mean of nothing is undefined, and ends a run."""
+    b = Builder(18)
+    x, axes = b.input("x", ["m", extent]), b.init(np.array([1]))
+    stored = b.qdq(x, 0.1, 3)
+    for op in _OF_NONE:
+        b.output(b.op(op, x, axes), None)
+        if op in _OF_NONE[:2]:
+            b.output(b.qdq(b.op(op, stored, axes), 0.1, 3), None)
+    graph, given = canonical(b.model()), {"x": np.zeros((2, 0), np.float32)}
+    assert qb.from_relax(qb.to_relax(graph)[0]).digest == graph.digest
+    found, wanted = qb.compile(graph).run(given), qb.evaluate(graph, given)
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array, name)
+
+
+def test_an_integer_mean_of_nothing_ends_the_run() -> None:
+    b = Builder(18)
+    x = b.input("x", ["m", "n"], TensorProto.INT32)
+    b.output(b.op("ReduceMean", x, b.init(np.array([1]))), None, TensorProto.INT32)
+    executable = qb.compile(canonical(b.model()))
+    (found,) = executable.run({"x": np.array([[3, 6]], np.int32)}).values()
+    assert found.tolist() == [[4]]
+    with pytest.raises(InputDataError):
+        executable.run({"x": np.zeros((2, 0), np.int32)})
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("k", [None, 2])
+def test_the_largest_along_an_open_axis(k: int | None, axis: int) -> None:
+    """Of equal ones those in front; more than there are end the run, as in onnxruntime."""
+    b = Builder(18)
+    x = b.input("x", ["n", "c"])
+    count = b.input("k", [1], TensorProto.INT64) if k is None else b.init(np.array([k]))
+    for largest in (0, 1):
+        y = b.op("TopK", x, count, outputs=2, axis=axis, largest=largest)
+        b.output(y, None)
+        b.output(f"{y}:1", None, TensorProto.INT64)
+    graph = canonical(b.model())
+    assert qb.from_relax(qb.to_relax(graph)[0]).digest == graph.digest
+    executable, rng = qb.compile(graph), np.random.default_rng(0)
+    for extent, wanted in ((6, 3), (6, 6), (2, 2), (1, 2), (0, 0)):
+        shape = (extent, 3) if axis == 0 else (3, extent)
+        given = {"x": rng.integers(0, 4, shape).astype(np.float32)}
+        given |= {"k": np.array([wanted])} if k is None else {}
+        if extent < (wanted if k is None else k):
+            with pytest.raises(InputDataError):
+                executable.run(given)
+            continue
+        found = executable.run(given)
+        for name, array in qb.evaluate(graph, given).items():
+            np.testing.assert_array_equal(found[name], array, name)
+
+
+def test_a_unit_matrix_of_no_columns() -> None:
+    b = Builder(18)
+    b.output(b.op("EyeLike", b.input("x", ["n", 0])), None)
+    (found,) = qb.compile(canonical(b.model())).run({"x": np.ones((2, 0), np.float32)}).values()
+    assert found.shape == (2, 0)
 
 
 def test_the_largest_none() -> None:

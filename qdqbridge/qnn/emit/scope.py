@@ -38,6 +38,8 @@ class EmissionScope(ABC):
     """True where a convolution of one spatial axis is to be one of an image of height 1."""
     only_matrices = False
     """True where products take matrices and stacks of matrices only, the second one (N, K)."""
+    reduces_nothing = False
+    """True where a reduction of no elements is what ONNX says; elsewhere what the memory held."""
     raises_integers = False
     """True where ``power`` of integers is exact; elsewhere it goes through float64."""
 
@@ -304,13 +306,18 @@ class EmissionScope(ABC):
         """Emits the clamp where the range is narrower than the storage type."""
         if params.storage_dtype.is_small_float:
             return stored
-        if params.full_range and params.storage_dtype.bits >= 8:
+        if fills(params):
             return stored
         return self.variant.clamp(self, stored, params)
 
     def cast(self, expr: Expr, dtype: str) -> Expr:
         """Emits a change of element type where there is one."""
         return expr if self.dtype(expr) == dtype else self.emit(self.op.astype(expr, dtype))
+
+
+def fills(params: QuantParams) -> bool:
+    """True where integers have the whole range of the type in which hosts hold them."""
+    return params.full_range and params.storage_dtype.bits >= 8
 
 
 def unsupported(node: Node, why: str) -> UnsupportedTargetError:

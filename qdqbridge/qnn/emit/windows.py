@@ -9,9 +9,9 @@ from qdqbridge.graph.graph import Node
 from qdqbridge.graph.lenses import call_attributes
 from qdqbridge.graph.operator import Attributes, Flow
 from qdqbridge.ops.attributes import ConvAttrs, ConvTransposeAttrs, PoolAttrs, ReduceAttrs
-from qdqbridge.ops.reduction import REDUCE_SUM, reduction_of
+from qdqbridge.ops.reduction import REDUCE_MAX, REDUCE_MEAN, REDUCE_MIN, REDUCE_SUM, reduction_of
 from qdqbridge.ops.windows import reaching, span
-from qdqbridge.qnn.emit.scope import EmissionScope, Expr, unsupported
+from qdqbridge.qnn.emit.scope import EmissionScope, Expr, fills, unsupported
 
 Emit = Callable[[EmissionScope, Node, list[Expr]], Expr]
 
@@ -103,11 +103,23 @@ def _counted_pool(
     return scope.op.divide(total, scope.emit(pool(scope, node, counts, left)))
 
 
+def _wants_some(scope: EmissionScope, node: Node, x: Expr) -> bool:
+    """True where hosts divide integers by 0, or give a bound that the result's type has not."""
+    if node.op is REDUCE_MEAN:
+        return "float" not in scope.dtype(x)
+    quant = node.output.quant
+    return node.op in (REDUCE_MAX, REDUCE_MIN) and quant is not None and not fills(quant.params)
+
+
 def reduction(scope: EmissionScope, node: Node, x: Expr) -> Expr:
     """Emits the host's reduction, of the spatial axes for a global pool."""
     found, have = reduction_of(node, scope.spatial(node, scope.rank(x))), scope.extents(x)
-    if node.op is not REDUCE_SUM and any(have[axis] == 0 for axis in found.axes):
+    unset = not (scope.reduces_nothing or node.op is REDUCE_SUM)
+    if unset and any(have[axis] == 0 for axis in found.axes):
         raise unsupported(node, "it reduces no elements, and TVM leaves such a result unset")
+    if _wants_some(scope, node, x):
+        for axis in found.axes:
+            scope.at_least(have[axis], 1)
     return scope.function(node.op.tvm)(x, list(found.axes), found.keepdims)
 
 

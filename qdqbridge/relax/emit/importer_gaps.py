@@ -185,14 +185,6 @@ def _element_reduction(node: Node, attributes: ForeignAttrs) -> str | None:
     return "without axes it leaves out what happens to each element"
 
 
-def _reduction(node: Node, attributes: ForeignAttrs) -> str | None:
-    del attributes
-    data, result = node.operand(0).type.shape, node.outputs[0].type.shape
-    if data is None or 0 not in data or (result is not None and 0 in result):
-        return None
-    return "it leaves the result of no elements as the memory was"
-
-
 def _suppression(node: Node, attributes: ForeignAttrs) -> str | None:
     del node, attributes
     return "it takes limits that only the run knows for numbers of its own"
@@ -206,9 +198,6 @@ _GAPS: Mapping[str, Callable[[Node, ForeignAttrs], str | None]] = {
     "Resize": _resize,
     "Unique": _unique,
     **dict.fromkeys(_INDEXED, _indexing),
-    **dict.fromkeys(
-        ("ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd"), _reduction
-    ),
     **dict.fromkeys(
         ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceSumSquare"), _element_reduction
     ),

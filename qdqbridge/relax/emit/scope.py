@@ -43,6 +43,7 @@ class RelaxScope(EmissionScope):
     """
 
     op: Any = relax.op
+    reduces_nothing = True
     raises_integers = True
 
     def __init__(

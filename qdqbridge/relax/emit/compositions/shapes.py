@@ -46,6 +46,8 @@ def _one_hot(site: CompositionSite) -> Sequence[Expr]:
 def _eye_like(site: CompositionSite) -> Sequence[Expr]:
     rows, columns = site.extents(site.arg(0))
     offset, kind = site.onnx.int_("k", 0), str(site.result_dtype())
+    if 0 in (rows, columns):  # TVM compares no vectors of nothing
+        return [site("zeros", (rows, columns), kind)]
     down = site.along(site.counted(rows), 0, 2)
     right = site.along(site.counted(columns), 1, 2)
     shifted = site("add", down, site.number(offset, "int64"))
@@ -53,19 +55,21 @@ def _eye_like(site: CompositionSite) -> Sequence[Expr]:
 
 
 def _top_k(site: CompositionSite) -> Sequence[Expr]:
+    """The first of all in order; of equal ones those in front are first."""
     known = site.constant_ints(1) if site.has(1) else ()
     x, axis = site.arg(0), site.onnx.wrap(site.onnx.int_("axis", -1))
+    extent = site.extents(x)[axis]
     if known == (0,):
         shape = [0 if place == axis else n for place, n in enumerate(site.extents(x))]
         return [site("zeros", shape, kind) for kind in (site.dtype(x), "int64")]
-    if known is not None:
+    if known is not None and isinstance(extent, int):
         raise NoRow("its k is known")
-    extent, kind = site.static(x)[axis], site.dtype(x)
     largest = site.onnx.flag("largest", default=True)
-    order = site("topk", _ordered(site, x), extent, axis, "indices", largest, "int64")
-    (k,) = site.bound(site.integers(1), "k")
+    order = site("argsort", _ordered(site, x), axis, largest, "int64")
+    (k,) = known or site.bound(site.integers(1), "k")
+    site.scope.need_at_most(k, extent)
     first = site("strided_slice", order, axes=[axis], begin=[0], end=[k])
-    return [site.cast(site("gather_elements", x, first, axis), kind), first]
+    return [site.cast(site("gather_elements", x, first, axis), site.dtype(x)), first]
 
 
 def _ordered(site: CompositionSite, x: Expr) -> Expr:
