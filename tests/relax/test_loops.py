@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -201,3 +202,31 @@ def test_a_loop_whose_span_is_lost_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedModelError, match="no counterpart") as caught:
         qb.from_relax(text, params)
     assert "calls itself" in caught.value.why
+
+
+_CUTS = """
+<ir_version: 8, opset_import: ["": 17]>
+agraph (int64 count, bool going, float[1] y, float[6] x) => (float[1] last, float[n, m] rows) {
+    last, rows = Loop (count, going, y) <body = inner
+        (int64 number, bool before, float[1] have) => (bool behind, float[k] next, float[k] row) {
+            behind = Identity (before)
+            zero = Constant <value = int64[1] {0}> ()
+            one = Constant <value = int64[1] {1}> ()
+            shape = Constant <value = int64[1] {1}> ()
+            begin = Reshape (number, shape)
+            end = Add (begin, one)
+            part = Slice (x, begin, end, zero)
+            next = Add (have, part)
+            row = Identity (next)
+        }>
+}
+"""
+
+
+def test_rows_whose_extents_only_a_step_knows() -> None:
+    """A step that cuts by its number, and broadcasts what it carries to what it cuts."""
+    made = onnx.parser.parse_model(_CUTS)
+    x = np.arange(6, dtype=np.float32)
+    given = {"going": np.array(True), "y": np.ones(1, np.float32), "x": x}
+    for count in (5, 1):
+        checked(made, {"count": np.array(count), **given})

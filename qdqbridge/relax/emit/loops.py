@@ -213,11 +213,22 @@ class _Repetition:
                     for each, own in zip(parts.carried, carried, strict=True)
                 ]
                 rows = [
-                    scope.emit(op.expand_dims(row, self._axis(index, row.ty.ndim + 1)))
+                    scope.emit(
+                        op.expand_dims(
+                            self._shaped(scope, index, row), self._axis(index, row.ty.ndim + 1)
+                        )
+                    )
                     for index, row in zip(self.stacked, parts.rows, strict=True)
                 ]
                 result = self.builder.emit_output(relax.Tuple([*going, *kept, *rows]))
             return self.builder.emit_func_output(result)
+
+    def _shaped(self, scope: RelaxScope, index: int, row: Expr) -> Expr:
+        """Returns a row with a shape, without which TVM does not build what follows."""
+        if row.ty.shape is not None or row.ty.ndim < 0:
+            return row
+        shape: list[Any] = [scope.extent(f"made_{index}_{axis}") for axis in range(row.ty.ndim)]
+        return self.builder.match_cast(row, relax.TensorType(shape, str(row.ty.dtype)))
 
     def _called_body(
         self, scope: RelaxScope, number: Expr, carried: list[Expr], read: list[Expr]

@@ -172,9 +172,8 @@ class RelaxScope(EmissionScope):
     def some_where_some(self, extent: Any, others: Sequence[Any]) -> None:
         """Ends a run with an error where an axis has no element, and a tensor has some."""
         if extent == 0 or not isinstance(extent, int):
-            count: Any = math.prod(others)
-            some = tirx.min(count, 1) if isinstance(count, tirx.PrimExpr) else min(count, 1)
-            self.need_at_most(some, extent)
+            some = tirx.min(_expression(math.prod(others)), tirx.const(1, "int64"))
+            self.need_at_most(simple(some), extent)
 
     def _match_shape(self, extent: Any, wanted: Any) -> None:
         """Matches one extent; TVM 0.27 needs a variable to match, not an expression."""
