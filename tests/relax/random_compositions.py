@@ -323,11 +323,20 @@ def _ngrams(rng: Random) -> Case:
     return Case("TfIdfVectorizer", [x], attributes)
 
 
+def _filters(rng: Random) -> Case:
+    """Filters of a bin and of many, of any band."""
+    rate = rng.choice((8000, 16000, 44100))
+    low = rng.choice((0.0, 20.0, 300.0))
+    sizes = [np.array(n, np.int64) for n in (rng.randint(1, 20), rng.randint(16, 512), rate)]
+    band = [np.array(f, np.float32) for f in (low, rng.uniform(low + 100, rate / 2))]
+    return Case("MelWeightMatrix", [*sizes, *band], {})
+
+
 MAKERS: tuple[Callable[[Random], Case], ...] = (
     _reduction, _reduction, _reduction, _norm, _running, _top, _one_hot, _pad, _split, _filled,
     _affine_grid, _suppression, _fourier, _eye, _infinite, _shift, _resize, _resize, _layer_norm,
     _loss, _regions, _regions, _dynamic, _folded, _deformed, _determinant,
-    _ngrams,
+    _ngrams, _filters,
 )  # fmt: skip
 
 

@@ -303,6 +303,26 @@ def test_a_unit_matrix_of_no_columns() -> None:
     assert found.shape == (2, 0)
 
 
+def test_dropping_ends_the_run() -> None:
+    """A mode of run time: which elements are dropped ONNX leaves to chance."""
+    b = Builder(13)
+    ratio, training = b.input("ratio", []), b.input("training", [], TensorProto.BOOL)
+    y = b.op("Dropout", b.input("x", ["n", 3]), ratio, training, outputs=2)
+    b.output(y, None)
+    b.output(f"{y}:1", None, TensorProto.BOOL)
+    graph, x = canonical(b.model()), np.ones((2, 3), np.float32)
+    assert qb.from_relax(qb.to_relax(graph)[0]).digest == graph.digest
+    executable = qb.compile(graph)
+    for part, mode in ((0.5, False), (0.0, True), (0.0, False)):
+        given = {"x": x, "ratio": np.array(part, np.float32), "training": np.array(mode)}
+        found, wanted = executable.run(given), qb.evaluate(graph, given)
+        for name, array in wanted.items():
+            np.testing.assert_array_equal(found[name], array)
+    given = {"x": x, "ratio": np.array(0.5, np.float32), "training": np.array(True)}
+    with pytest.raises(InputDataError):
+        executable.run(given)
+
+
 def test_the_largest_none() -> None:
     b = Builder(18)
     y = b.op("TopK", b.input("x", ["n", 3]), b.init(np.array([0])), outputs=2)

@@ -23,6 +23,7 @@ from qdqbridge.relax.emit.compositions.elementwise import ELEMENTWISE
 from qdqbridge.relax.emit.compositions.embeddings import EMBEDDINGS
 from qdqbridge.relax.emit.compositions.experts import EXPERT_LOOPS
 from qdqbridge.relax.emit.compositions.features import FEATURES
+from qdqbridge.relax.emit.compositions.filter_banks import FILTER_BANKS
 from qdqbridge.relax.emit.compositions.folding import FOLDING
 from qdqbridge.relax.emit.compositions.fourier import FOURIER
 from qdqbridge.relax.emit.compositions.gates import GATES
@@ -34,6 +35,7 @@ from qdqbridge.relax.emit.compositions.normalization import NORMS
 from qdqbridge.relax.emit.compositions.optimizers import OPTIMIZERS
 from qdqbridge.relax.emit.compositions.packed_products import PACKED_PRODUCTS
 from qdqbridge.relax.emit.compositions.pooling import POOLING
+from qdqbridge.relax.emit.compositions.presence import PRESENCE
 from qdqbridge.relax.emit.compositions.products import PRODUCTS
 from qdqbridge.relax.emit.compositions.recurrent import RECURRENT
 from qdqbridge.relax.emit.compositions.reductions import REDUCTIONS
@@ -50,7 +52,7 @@ COMPOSITIONS: Mapping[str, Composition] = {
     **CONVERSION, **ELEMENTWISE, **IMAGES, **POOLING, **PRODUCTS, **REDUCTIONS, **REGIONS, **SHAPES,
     **COMPUTED_SIZES, **CACHES, **INDEXING, **LINEAR_ATTENTION, **RECURRENT, **REVERSAL,
     **SUPPRESSION, **FOURIER, **NORMS, **FOLDING, **DEFORMABLE, **DETERMINANTS, **COUNTING,
-    **BROADCASTING,
+    **BROADCASTING, **PRESENCE, **FILTER_BANKS,
 }  # fmt: skip
 """By the operator's name in ONNX's own domain."""
 OF_MICROSOFT: Mapping[str, Composition] = {
