@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from qdqbridge.qnn.emit.graph import agreed
 from qdqbridge.qnn.emit.scope import reason
 from qdqbridge.relax import saving
 from qdqbridge.relax.emit import emit
+from qdqbridge.relax.emit.compositions.presence import DROPPED
 from qdqbridge.relax.emit.compositions.rotary_embedding import ROTARY_ROWS
 from qdqbridge.relax.files import without_lines
 from qdqbridge.relax.instructions import features_of, missing_features, need_features
@@ -149,8 +150,9 @@ class Executable:
             result = self._caller.call(main, *tensors)
         except Exception as error:  # TVM raises what it likes
             raise_interrupt(error)
-            if ROTARY_ROWS in str(error):
-                raise _beyond_tables(error) from error
+            for extent, told in _TOLD.items():
+                if extent in str(error):
+                    raise told(error) from error
             if not symbolic_extents(self.graph):
                 raise _cannot_run(error) from error
             raise _unfit(error, arrays) from error
@@ -241,6 +243,23 @@ def _beyond_tables(error: Exception) -> InputDataError:
         why=f"a place is beyond its tables of rotation{rows}",
         fix="feed places that they have, and no more tokens than the model is made for",
     )
+
+
+def _dropping(error: Exception) -> InputDataError:
+    """Returns the error of a Dropout that is told to drop something."""
+    del error
+    return InputDataError(
+        "the model cannot run on these inputs",
+        why="a Dropout is to drop elements, and ONNX leaves to chance which",
+        fix="feed it a ratio of 0, or a mode that is not training",
+    )
+
+
+_TOLD: Mapping[str, Callable[[Exception], InputDataError]] = {
+    ROTARY_ROWS: _beyond_tables,
+    DROPPED: _dropping,
+}
+"""What a run's error means that names one of these extents."""
 
 
 def _unfit(error: Exception, arrays: Sequence[NDArray[Any]]) -> InputDataError:

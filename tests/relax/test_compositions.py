@@ -319,7 +319,7 @@ def test_dropping_ends_the_run() -> None:
         for name, array in wanted.items():
             np.testing.assert_array_equal(found[name], array)
     given = {"x": x, "ratio": np.array(0.5, np.float32), "training": np.array(True)}
-    with pytest.raises(InputDataError):
+    with pytest.raises(InputDataError, match="to drop elements"):
         executable.run(given)
 
 

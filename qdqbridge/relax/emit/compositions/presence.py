@@ -10,6 +10,8 @@ from qdqbridge.onnx_io.codecs.view import NoRow
 from qdqbridge.qnn.emit.scope import Expr
 from qdqbridge.relax.emit.compositions.site import Composition, CompositionSite
 
+DROPPED = "dropped_elements"
+"""What the extent is called that has to be 0; errors of a run name it."""
 _OPERAND = 12
 """The opset since which the ratio and the mode of Dropout are operands."""
 
@@ -31,7 +33,7 @@ def _dropout(site: CompositionSite) -> Sequence[Expr]:
     ratio = site("reshape", site.arg(1), ()) if site.has(1) else site.number(0.5, "float32")
     training = site.cast(site("reshape", site.arg(2), ()), "bool")
     drops = site("logical_and", training, site("greater", ratio, site.number(0, ratio)))
-    (count,) = site.bound(site.cast(site("reshape", drops, (1,)), "int64"), "dropped")
+    (count,) = site.bound(site.cast(site("reshape", drops, (1,)), "int64"), DROPPED)
     site.scope.need_at_most(count, 0)
     x = site.arg(0)
     mask = site("broadcast_to", site.number(np.True_, "bool"), site.extents(x))
