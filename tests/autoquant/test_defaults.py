@@ -19,7 +19,7 @@ from qdqbridge.autoquant.quantize import QuantizeOptions
 from qdqbridge.autoquant.search.presets import STEP, chosen
 from qdqbridge.autoquant.search.work_budget import WorkBudget
 from qdqbridge.quantizing import quantization
-from tests.onnx_models import Builder
+from tests.onnx_models import Builder, canonical
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 CNN = MODELS / "digits_cnn_float.onnx"
@@ -196,6 +196,40 @@ def test_data_of_few_classes_are_no_data_of_another_scale():
             kept = np.isin(labels, rng.choice(10, count, replace=False))
             data = {"input": IMAGES[kept][:64]}
             assert not misscaled(graph, Samples.of(graph.inputs, data)), (network, count)
+
+
+def classifier(*, bounded):
+    """Ten classes, told apart by which input is the largest; ``bounded`` with biases and a Tanh."""
+    b = Builder(17)
+    y = b.op("MatMul", b.input("x", ["n", 10]), b.init(2 * np.eye(10, dtype=np.float32)))
+    if bounded:
+        y = b.op("Tanh", b.op("Add", y, b.init(np.linspace(-0.3, 0.3, 10).astype(np.float32))))
+    b.output(y, ["n", 10])
+    return canonical(b.model())
+
+
+def told_of(graph, factor, classes=10, count=64):
+    rng = np.random.default_rng(2)
+    chosen = rng.permutation(10)[rng.integers(0, classes, count)]
+    x = np.eye(10)[chosen] + rng.normal(0, 0.1, (count, 10))
+    data = {"x": (x * factor).astype(np.float32)}
+    return misscaled(graph, Samples.of(graph.inputs, data))
+
+
+def test_data_that_lose_no_class_are_told_where_another_scale_decides_more_firmly():
+    """All ten are used at ten times the scale too, where 0.1 saturates nearly as 1 does."""
+    graph = classifier(bounded=True)
+    found = told_of(graph, 10.0)
+    assert "prefers its first choice by" in found and "divided by 10 or so" in found
+    for classes in (1, 2, 3, 5, 10):
+        for count in (8, 20, 64):
+            assert not told_of(graph, 1.0, classes, count), (classes, count)
+
+
+def test_a_network_without_biases_has_no_scale():
+    """Its answers at ten times the scale are ten times these: nothing can be told, and is not."""
+    graph = classifier(bounded=False)
+    assert not any(told_of(graph, factor) for factor in (0.01, 0.1, 1.0, 10.0, 100.0))
 
 
 def test_a_batch_normalization_knows_the_scale_of_its_training(tmp_path):
