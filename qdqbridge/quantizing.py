@@ -299,7 +299,7 @@ def quantize(
         formats: Formats of what nodes read and compute, by names or patterns; or that products
             read activations as they are, or quantized while the model runs (``Unstored``).
         chooser: Parameters of activations: ``mse``, ``minmax``, ``percentile``,
-            ``mean-of-maxima``, ``kl``, or any function; by default the target's.
+            ``mean-of-maxima``, ``extrapolated``, ``kl``, or any function; by default the target's.
         weight_chooser: Parameters of weights: the same, or ``hqq``.
         weights: How weights are stored: ``int8``, ``uint8``, ``int16``, ``int4``, ``uint4``,
             ``int2``, ``uint2``; by default the target's type.

@@ -75,7 +75,7 @@ class QuantizeOptions:
         fixed: Parameters of tensors by name, instead of a chooser's.
         formats: Formats of what nodes read and compute, or how products read what nobody stores.
         chooser: Parameters of activations: ``mse``, ``minmax``, ``percentile``,
-            ``mean-of-maxima``, ``kl``, or any function; None for the target's.
+            ``mean-of-maxima``, ``extrapolated``, ``kl``, or any function; None for the target's.
         weight_chooser: Parameters of weights; None for the target's.
         weights: How weights are stored, see :data:`WEIGHTS`; None for the target's type.
         block: So many neighbours along the terms of a sum have a scale of their own; None for a

@@ -55,7 +55,7 @@ ExportProfile = Annotated[
     str | None, Parameter(help="Whose conventions the file follows; by default the target's.")
 ]
 ChooserName = Annotated[
-    Literal["mse", "minmax", "percentile", "mean-of-maxima", "kl", "hqq"] | None,
+    Literal["mse", "minmax", "percentile", "mean-of-maxima", "extrapolated", "kl", "hqq"] | None,
     Parameter(name="--chooser", help="How ranges of activations are chosen; default the target's."),
 ]
 Weights = Annotated[

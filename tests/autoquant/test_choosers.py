@@ -5,7 +5,15 @@ import numpy as np
 import pytest
 
 import qdqbridge as qb
-from qdqbridge.autoquant.choosers import KL, MSE, Context, MeanOfMaxima, MinMax, Percentile
+from qdqbridge.autoquant.choosers import (
+    KL,
+    MSE,
+    Context,
+    Extrapolated,
+    MeanOfMaxima,
+    MinMax,
+    Percentile,
+)
 from qdqbridge.autoquant.choosers.kl import divergences, threshold
 from qdqbridge.autoquant.planning.formats import Format
 from qdqbridge.autoquant.profiling.stats import TensorStats
@@ -105,6 +113,28 @@ def test_no_range_reaches_beyond_an_interval():
     reaching = TensorStats.of(np.linspace(-0.9, 0.9, 100, dtype=np.float32))
     params = MinMax(2.0)(reaching, U8, both)
     assert (float(params.scale), int(params.zero_point)) == (1 / 128, 128)
+
+
+def reached(samples, times=4.0):
+    """The range of so many samples, each of which reaches as far as it says on either side."""
+    stats = TensorStats()
+    for value in samples:
+        stats = stats.merged(TensorStats.of(np.array([-0.5, value], np.float32)))
+    return Extrapolated(times).range(stats, U8)
+
+
+def test_room_is_what_more_samples_of_an_exponential_tail_reach():
+    rng = np.random.default_rng(0)
+    drawn = 1 + rng.exponential(1, (2000, 128)).astype(np.float32)
+    found = np.array([reached(row[:32])[1] for row in drawn[:400]])
+    assert abs(found.mean() - drawn.max(axis=1).mean()) < 0.1  # four times as many reach so far
+    assert found.mean() > drawn[:400, :32].max(axis=1).mean() + 1
+
+
+def test_samples_that_reach_alike_get_no_room():
+    assert reached([1.0] * 16) == (-0.5, 1.0)
+    assert reached([1.0, 3.0], times=1.0) == (-0.5, 3.0)
+    assert reached([3.0]) == (-0.5, 3.0)  # one sample tells no spread
 
 
 @pytest.mark.parametrize("format", F8, ids=["e4m3", "e5m2"])

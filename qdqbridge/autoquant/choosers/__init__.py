@@ -13,13 +13,14 @@ from qdqbridge.autoquant.choosers.chooser import Chooser, Context, RangeChooser
 from qdqbridge.autoquant.choosers.hqq import HQQ
 from qdqbridge.autoquant.choosers.kl import KL
 from qdqbridge.autoquant.choosers.mse import MSE
-from qdqbridge.autoquant.choosers.simple import MeanOfMaxima, MinMax, Percentile
+from qdqbridge.autoquant.choosers.simple import Extrapolated, MeanOfMaxima, MinMax, Percentile
 
 CHOOSERS: Mapping[str, Chooser] = MappingProxyType(
     {
         "mse": MSE(),
         "minmax": MinMax(),
         "percentile": Percentile(),
+        "extrapolated": Extrapolated(),
         "mean-of-maxima": MeanOfMaxima(),
         "kl": KL(),
         "hqq": HQQ(),
@@ -34,6 +35,7 @@ __all__ = [
     "MSE",
     "Chooser",
     "Context",
+    "Extrapolated",
     "MeanOfMaxima",
     "MinMax",
     "Percentile",

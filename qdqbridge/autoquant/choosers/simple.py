@@ -45,6 +45,33 @@ class MeanOfMaxima(RangeChooser):
 
 
 @dataclass(frozen=True, slots=True)
+class Extrapolated(RangeChooser):
+    """What more samples would reach: all that was seen, and further where samples differ in it.
+
+    The largest of ``n`` numbers of an exponential tail lies ``H(n) - 1`` of its means beyond their
+    own mean (``H`` the harmonic numbers), and that of ``times`` as many ``ln(times)`` further.
+    Pictures that all reach white get no more room; what has long tails does.
+
+    Attributes:
+        times: How many times as many samples.
+    """
+
+    times: float = 4.0
+
+    def range(self, stats: TensorStats, format: Format) -> tuple[float, float]:
+        """Returns the extremes moved by what that tail of the samples' extremes says."""
+        del format
+        seen = stats.per_sample
+        if seen.samples < 2:
+            return stats.minimum, stats.maximum
+        means = float(np.sum(1 / np.arange(2, seen.samples + 1)))
+        share = float(np.log(self.times)) / means
+        below = max(seen.mean_minimum - stats.minimum, 0.0)
+        above = max(stats.maximum - seen.mean_maximum, 0.0)
+        return stats.minimum - share * below, stats.maximum + share * above
+
+
+@dataclass(frozen=True, slots=True)
 class Percentile(RangeChooser):
     """All but a share of the values, taken in equal parts from both ends.
 

@@ -22,7 +22,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from qdqbridge.autoquant.choosers import MSE, Chooser, MinMax, Percentile
+from qdqbridge.autoquant.choosers import MSE, Chooser, Extrapolated, MinMax, Percentile
 from qdqbridge.autoquant.hardware.arithmetic import CONTRACT, IntegerArithmetic
 from qdqbridge.autoquant.planning.formats import Format, Unstored
 from qdqbridge.autoquant.planning.unstored import RECURRENT
@@ -77,8 +77,9 @@ WEIGHTS: Mapping[str, Format] = MappingProxyType(
 
 CANDIDATES: tuple[Chooser, ...] = (
     MSE(), MSE(saturation=3.0), MSE(saturation=10.0), Percentile(99.99), MinMax(), MinMax(1.1),
+    Extrapolated(),
 )  # fmt: skip
-"""Choosers of activations worth trying, from those that clip most to one that leaves room."""
+"""Choosers of activations worth trying, from those that clip most to those that leave room."""
 WEIGHT_CANDIDATES: tuple[Chooser, ...] = (MinMax(), MSE())
 
 
