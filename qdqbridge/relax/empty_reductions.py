@@ -1,4 +1,4 @@
-"""Reductions over open axes and empty ones, whose loops may have no step.
+"""Reductions and products over open axes and empty ones, whose loops may have no step.
 
 TVM's loops set a result at their first step, so that a reduction of no elements is what the memory
 held. Here results are set before the loops: a sum of nothing is 0, as ONNX says.
@@ -26,17 +26,13 @@ def set_first(
 
     Args:
         builder: Gets the function.
-        call: A reduction of one tensor, with the attribute ``axis``.
+        call: A reduction of one tensor, with the attribute ``axis``; a ``matmul`` or an ``einsum``.
         legalize: Makes the loops; TVM's own by default.
     """
-    shape: Any = getattr(call.args[0].ty, "shape", None)
-    attrs: Any = call.attrs
-    if not isinstance(shape, relax.ShapeExpr):
+    summed = _summed_extents(call)
+    if summed is None or all(isinstance(e, tirx.IntImm) and int(e) for e in summed):
         return None
-    axes = range(len(shape.values)) if attrs.axis is None else [int(axis) for axis in attrs.axis]
-    if all(isinstance(e, tirx.IntImm) and int(e) for e in (shape.values[axis] for axis in axes)):
-        return None
-    if str(call.op.name) == "relax.mean" and any(_is_zero(shape.values[axis]) for axis in axes):
+    if str(call.op.name) == "relax.mean" and any(map(_is_zero, summed)):
         kind = str(call.ty.dtype)  # TVM divides by the number of elements when it compiles
         number = np.array(np.nan if "float" in kind else 0, kind)
         return relax.op.broadcast_to(relax.const(number, kind), call.ty.shape)
@@ -55,3 +51,36 @@ def set_first(
 
 def _is_zero(extent: Any) -> bool:
     return isinstance(extent, tirx.IntImm) and not int(extent)
+
+
+def product_of_nothing(call: ir.Call) -> relax.Expr | None:
+    """Returns the zeros that a product is one of whose operands has no element; None for others."""
+    if any(is_empty(tensor.ty) for tensor in _tensors(call)):
+        return relax.op.zeros(call.ty.shape, call.ty.dtype)
+    return None
+
+
+def is_empty(type_: Any) -> bool:
+    """True of a tensor that is known to have no element; TVM has no loops that make one."""
+    shape = getattr(type_, "shape", None)
+    return isinstance(shape, relax.ShapeExpr) and any(map(_is_zero, shape.values))
+
+
+def _tensors(call: ir.Call) -> list[Any]:
+    first: Any = call.args[0]
+    return [*first.fields] if isinstance(first, relax.Tuple) else [*call.args]
+
+
+def _summed_extents(call: ir.Call) -> list[Any] | None:
+    """Returns the extents that a sum may go along; None where a shape is unknown."""
+    shapes: list[Any] = [getattr(tensor.ty, "shape", None) for tensor in _tensors(call)]
+    if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
+        return None
+    name, attrs = str(call.op.name), call.attrs
+    first = list(shapes[0].values)
+    if name == "relax.matmul":
+        return first[-1:]
+    if name == "relax.einsum":
+        return [extent for shape in shapes for extent in shape.values]
+    axes: Any = getattr(attrs, "axis", None)
+    return first if axes is None else [first[int(axis)] for axis in axes]

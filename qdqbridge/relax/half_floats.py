@@ -12,7 +12,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from qdqbridge.relax.empty_reductions import set_first
+from qdqbridge.relax.empty_reductions import product_of_nothing, set_first
 from qdqbridge.relax.product_loops import along_columns
 
 _HALVES = ("float16", "bfloat16")
@@ -28,11 +28,12 @@ _SUMS: Mapping[str, tuple[Any, str]] = {
 }
 """What can be told to sum in another type than it reads, so that no weight gets twice the size; and
 the attribute that says it."""
-_REDUCTIONS = ("relax.sum", "relax.mean", "relax.prod")
+_EINSUM = "relax.einsum"
+_REDUCTIONS = ("relax.sum", "relax.mean", "relax.prod", _EINSUM)
 """What may run over open axes that have no element."""
 _OTHERS = (
     *_REDUCTIONS, "relax.variance", "relax.std",
-    "relax.einsum", "relax.sigmoid", "relax.tanh",
+    "relax.sigmoid", "relax.tanh",
     "relax.nn.softmax", "relax.nn.log_softmax", "relax.nn.gelu", "relax.nn.gelu_tanh",
     "relax.nn.silu", "relax.nn.softplus", "relax.nn.layer_norm", "relax.nn.rms_norm",
     "relax.nn.group_norm", "relax.nn.instance_norm", "relax.nn.conv3d_transpose",
@@ -46,6 +47,9 @@ _OTHERS = (
 def _summed_wide(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | None:
     """Returns what stands for a sum; None where it is right as it is."""
     kind, name = _kind(call), str(call.op.name)
+    nothing = product_of_nothing(call)
+    if nothing is not None:
+        return nothing
     wide: Any = call
     if kind in _HALVES:
         operator, result = _SUMS[name]
@@ -54,6 +58,8 @@ def _summed_wide(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | Non
         made = operator(*call.args, **given | {result: "float32"})
         wide = builder.normalize(made)
     loops = along_columns(builder, wide) if name == "relax.matmul" else None
+    if loops is None and name == "relax.matmul":
+        loops = set_first(builder, wide)
     if wide is call:
         return loops
     return relax.op.astype(builder.emit(wide if loops is None else loops), kind)
@@ -62,6 +68,9 @@ def _summed_wide(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | Non
 def _computed_wide(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | None:
     """Returns what stands for an operator of half floats, or a reduction; None for others."""
     kind, reduces = _kind(call), str(call.op.name) in _REDUCTIONS
+    nothing = product_of_nothing(call) if str(call.op.name) == _EINSUM else None
+    if nothing is not None:
+        return nothing
     if kind not in _HALVES:
         return set_first(builder, call) if reduces else None
     args = [_widened(builder, arg) for arg in call.args]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tvm import ir, relax, tirx
+from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from qdqbridge.relax.empty_reductions import is_empty
 from qdqbridge.relax.half_floats import HALF_FLOATS
 from qdqbridge.relax.integer_power import integer_power
 from qdqbridge.relax.nonfinite import NONFINITE
@@ -22,8 +23,6 @@ _LOWERINGS: Mapping[str, Callable[[relax.BlockBuilder, ir.Call], relax.Expr | No
 """Operators that TVM would lower to something else than they mean, or to slow loops. They stay
 what they are in the modules that are shown, saved and partitioned; only what is compiled is
 rewritten."""
-_MATMUL = ir.Op.get("relax.matmul")
-"""Its sums of no products are 0, as those are that a TVM loop of no steps leaves unset."""
 _AS_IT_IS = "vm.builtin.copy"
 """A function of TVM's runtime that returns what it is given."""
 
@@ -38,20 +37,12 @@ def lowered(module: ir.IRModule) -> ir.IRModule:
     return lowering.builder_.get()
 
 
-def _is_empty(type_: Any) -> bool:
-    """True of a tensor that is known to have no element; TVM has no loops that make one."""
-    shape = getattr(type_, "shape", None)
-    return isinstance(shape, relax.ShapeExpr) and any(
-        isinstance(extent, tirx.IntImm) and extent.value == 0 for extent in shape.values
-    )
-
-
 @mutator
 class _Lowering(PyExprMutator):
     """Rewrites the calls of one module."""
 
     def visit_call_(self, op: ir.Call) -> relax.Expr:
-        if _is_empty(op.ty) or (op.op == _MATMUL and any(_is_empty(x.ty) for x in op.args)):
+        if is_empty(op.ty):
             return relax.op.zeros(op.ty.shape, op.ty.dtype)
         made: Any = self.visit_expr_post_order(op)
         row = _LOWERINGS.get(str(getattr(made.op, "name", "")))

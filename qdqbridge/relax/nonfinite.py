@@ -4,7 +4,8 @@ TVM's ``max`` and ``min`` return their second operand beside NaN, and reductions
 lowest finite number; it folds ``0 * x`` and ``0 / x`` to 0 and refuses ``x / 0`` where the 0 is a
 constant. Here NaN wins (IEEE 754-2019 ``maximum`` and ``minimum``), infinities are compared as
 numbers, and a product by 0 is computed. ArgMax and ArgMin scan as onnxruntime does: from the first
-element on, replaced by what is greater, so that NaN stays where it is the first, and never wins.
+element on, replaced by what is greater, so that NaN stays where it is the first, and never wins. So
+they do among integers, too: TVM's begin at the least number, and find it nowhere.
 """
 
 from __future__ import annotations
@@ -48,16 +49,29 @@ def _ceiling(x: Prim, high: Prim) -> Prim:
     return tirx.Select(x > high, high, x)
 
 
-def _floats_only(rewrite: Rewrite) -> Rewrite:
-    """Leaves integers, which know no NaN, to TVM, and what has no shape to its refusal."""
+def _shaped_only(rewrite: Rewrite) -> Rewrite:
+    """Leaves what has no shape to TVM's refusal."""
 
-    def among_floats(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | None:
-        types: list[Any] = [call.ty, *(arg.ty for arg in call.args)]
-        tensors = [type_ for type_ in types if isinstance(type_, relax.TensorType)]
-        known = "float" in str(tensors[-1].dtype) and all(t.shape is not None for t in tensors)
+    def shaped(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | None:
+        known = all(tensor.shape is not None for tensor in _tensors(call))
         return rewrite(builder, call) if known else None
 
+    return shaped
+
+
+def _floats_only(rewrite: Rewrite) -> Rewrite:
+    """Leaves integers, which know no NaN, to TVM, too."""
+    shaped = _shaped_only(rewrite)
+
+    def among_floats(builder: relax.BlockBuilder, call: ir.Call) -> relax.Expr | None:
+        return shaped(builder, call) if "float" in str(_tensors(call)[-1].dtype) else None
+
     return among_floats
+
+
+def _tensors(call: ir.Call) -> list[Any]:
+    types: list[Any] = [call.ty, *(arg.ty for arg in call.args)]
+    return [type_ for type_ in types if isinstance(type_, relax.TensorType)]
 
 
 def _unary(name: str, function: Callable[[Prim, str], Prim]) -> Rewrite:
@@ -184,7 +198,7 @@ def _position(name: str, choose: Choose) -> Rewrite:
         found = builder.emit(builder.call_te(compute, call.args[0], primfunc_name_hint=name))
         return relax.TupleGetItem(found, 0)
 
-    return _floats_only(rewrite)
+    return _shaped_only(rewrite)
 
 
 def _positions(x: te.Tensor, given: Any, shape: list[Any], kind: str, most: bool) -> list[Any]:
@@ -199,7 +213,7 @@ def _positions(x: te.Tensor, given: Any, shape: list[Any], kind: str, most: bool
         return tirx.Select(take, new[0], best[0]), tirx.Select(take, new[1], best[1])
 
     def identity(place: str, value: str) -> tuple[Prim, Prim]:
-        return tirx.const(-1, place), tirx.const(-math.inf if most else math.inf, value)
+        return tirx.const(-1, place), tirx.const(0, value)
 
     reducer: Any = te.comm_reducer(combine, identity, name="position")
 

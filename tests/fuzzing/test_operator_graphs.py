@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 pytest.importorskip("tvm")
 
@@ -138,3 +138,140 @@ def test_operands_of_unknown_type_do_not_end_the_process(op: str) -> None:
     kind = TensorProto.FLOAT if op == "EyeLike" else TensorProto.BOOL
     b.output(b.op(op, b.op("Mystery", b.input("x", [2, 2]), domain="own"), **given), None, kind)
     assert [node.op.name for node in canonical(b.model()).nodes] == ["own::Mystery", op]
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int32"])
+@pytest.mark.parametrize("last", [0, 1])
+def test_extremes_of_integers_are_found_on_tvm(op: str, dtype: str, last: int) -> None:
+    """A row of nothing but the least number had its greatest at -1."""
+    b = Builder(13)
+    x = np.array([[0, 0, 0], [5, 9, 9], [3, 1, 1], [127, 127, 0]], dtype)
+    name = b.input("x", [4, 3], helper.np_dtype_to_tensor_dtype(x.dtype))
+    b.output(b.op(op, name, axis=1, select_last_index=last), None, INT64)
+    everywhere(canonical(b.model()), {"x": x})
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize("reduction", ["none", "add", "max"])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("opened", [False, True])
+def test_fewer_updates_than_data(reduction: str, axis: int, opened: bool) -> None:
+    """TVM's own takes the updates for as wide as the data along the other axes."""
+    b, random = Builder(18), np.random.default_rng(0)
+    feeds: dict[str, Any] = {
+        "x": random.standard_normal((4, 3, 5)).astype(np.float32),
+        "i": np.array([[[0, -1, 1], [1, 0, 2]]]),
+        "u": random.standard_normal((1, 2, 3)).astype(np.float32),
+    }
+    kinds = (TensorProto.FLOAT, INT64, TensorProto.FLOAT)
+    names = [
+        b.input(n, ["n", *a.shape[1:]] if opened and n == "x" else a.shape, kind)
+        for (n, a), kind in zip(feeds.items(), kinds, strict=True)
+    ]
+    b.output(b.op("ScatterElements", *names, axis=axis, reduction=reduction))
+    everywhere(canonical(b.model()), feeds)
+
+
+@pytest.mark.relax
+def test_elements_are_gathered_of_an_open_extent() -> None:
+    b = Builder(18)
+    b.output(b.op("GatherElements", b.input("x", ["n", 3]), b.init(np.array([[0, -1], [1, 0]]))))
+    feeds = {"x": np.arange(12, dtype=np.float32).reshape(4, 3)}
+    assert everywhere(canonical(b.model()), feeds).tolist() == [[0, 10], [3, 1]]
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("dtype", ["int8", "int32"])
+def test_integers_are_interpolated_with_broken_weights(mode: str, dtype: str) -> None:
+    """Weights had been cut to whole numbers: what lay between two elements was 0."""
+    b = Builder(18)
+    x = np.array([[-25, 38], [32, 28], [-10, 30], [28, 10]], dtype).reshape(1, 1, 4, 2)
+    name = b.input("x", x.shape, helper.np_dtype_to_tensor_dtype(x.dtype))
+    scales = b.init(np.array([1, 1, 2, 2], np.float32))
+    resized = b.op("Resize", name, "", scales, mode=mode,
+                   coordinate_transformation_mode="asymmetric")  # fmt: skip
+    b.output(resized, None, helper.np_dtype_to_tensor_dtype(x.dtype))
+    assert everywhere(canonical(b.model()), {"x": x}).any()
+
+
+PRODUCTS_OF_NOTHING: dict[str, tuple[list[tuple[int, ...]], dict[str, Any]]] = {
+    "MatMul": ([(2, 0), (0, 3)], {}),
+    "Gemm": ([(2, 0), (0, 3), (3,)], {}),
+    "Conv": ([(1, 0, 3, 3), (2, 0, 2, 2), (2,)], {"kernel_shape": [2, 2]}),
+    "ConvTranspose": ([(1, 0, 3, 3), (0, 2, 2, 2), (2,)], {"kernel_shape": [2, 2]}),
+    "Einsum": ([(2, 0), (2, 0)], {"equation": "ab,ab->a"}),
+}
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize("op", PRODUCTS_OF_NOTHING)
+@pytest.mark.parametrize("opened", [False, True])
+def test_products_of_nothing_are_zero_on_tvm(op: str, opened: bool) -> None:
+    """They gave what the memory held."""
+    (shapes, attributes), b = PRODUCTS_OF_NOTHING[op], Builder(17)
+    feeds = {f"x{i}": np.ones(shape, np.float32) for i, shape in enumerate(shapes)}
+    fixed = 1 if op.startswith("Conv") else len(feeds)  # weights are constants
+    names = [
+        b.input(n, [f"{n}_{i}" if opened else e for i, e in enumerate(a.shape)])
+        if at < fixed
+        else b.init(a)
+        for at, (n, a) in enumerate(feeds.items())
+    ]
+    b.output(b.op(op, *names, **attributes))
+    everywhere(canonical(b.model()), dict([*feeds.items()][:fixed]))
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_an_open_integer_product_of_nothing_is_zero_on_tvm(dtype: str) -> None:
+    b, kind = Builder(17), helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    b.output(b.op("MatMul", b.input("x", [2, "k"], kind), b.input("y", ["k", 3], kind)), None, kind)
+    feeds: dict[str, Any] = {"x": np.ones((2, 0), dtype), "y": np.ones((0, 3), dtype)}
+    assert not everywhere(canonical(b.model()), feeds).any()
+
+
+@pytest.mark.relax
+def test_nothing_is_padded_by_pads_of_the_run() -> None:
+    b = Builder(13)
+    x, pads = b.input("x", [0]), b.input("p", [2], INT64)
+    b.output(b.op("Pad", x, pads, b.init(np.float32(7))))
+    feeds: dict[str, Any] = {"x": np.ones(0, np.float32), "p": np.array([2, 1])}
+    assert everywhere(canonical(b.model()), feeds).tolist() == [7, 7, 7]
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize(("start", "end"), [(-5, -5), (-5, -9), (-5, -3), (-2, -4), (-5, 0)])
+def test_slices_go_backwards_from_the_first_element_on(start: int, end: int) -> None:
+    b = Builder(17)
+    bounds = [b.init(np.array([n])) for n in (start, end, 0, -1)]
+    b.output(b.op("Slice", b.input("x", ["n"]), *bounds))
+    graph = canonical(b.model())
+    executable = qb.compile(graph, UNOPTIMIZED, threads=1)
+    for count in (0, 1, 2, 4, 5, 7):
+        feeds = {"x": np.arange(count, dtype=np.float32)}
+        (meant,), (found,) = run(graph, feeds), executable.run(feeds).values()
+        np.testing.assert_array_equal(found, meant)
+        fixed = Builder(17)
+        bounds = [fixed.init(np.array([n])) for n in (start, end, 0, -1)]
+        fixed.output(fixed.op("Slice", fixed.input("x", [count]), *bounds))
+        np.testing.assert_array_equal(everywhere(canonical(fixed.model()), feeds), meant)
+
+
+@pytest.mark.relax
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+def test_a_flat_softmax_of_nothing_is_no_python_error_on_tvm(op: str) -> None:
+    b = Builder(8)
+    b.output(b.op(op, b.input("x", [4, 0]), axis=0))
+    assert everywhere(canonical(b.model()), {"x": np.ones((4, 0), np.float32)}).shape == (4, 0)
+
+
+@pytest.mark.relax
+def test_a_resize_of_nothing_is_no_python_error_on_tvm() -> None:
+    b = Builder(18)
+    scales = b.init(np.array([1, 2, 0.6], np.float32))
+    b.output(b.op("Resize", b.input("x", [3, 0, 5]), "", scales, mode="linear"))
+    found = everywhere(canonical(b.model()), {"x": np.ones((3, 0, 5), np.float32)})
+    assert found.shape == (3, 0, 3)

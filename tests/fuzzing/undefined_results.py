@@ -109,6 +109,12 @@ def _slope(operands: Operands, attributes: Mapping[str, Any]) -> bool:
         return True
 
 
+def _broken_index(operands: Operands, attributes: Mapping[str, Any]) -> bool:
+    """ONNX cuts them to whole numbers; onnxruntime and ONNX's reference find them nowhere."""
+    del attributes
+    return any(bool(np.any(_given(operands, i) % 1 != 0)) for i in (0, 1))
+
+
 def _window(operands: Operands, attributes: Mapping[str, Any]) -> bool:
     """onnxruntime pads a dilated window of LpPool by what the plain one needs."""
     del operands
@@ -121,5 +127,5 @@ _ROWS: Mapping[str, Callable[[Operands, Mapping[str, Any]], bool]] = {
     **dict.fromkeys(_COMPARE, _nan), "Cast": _out_of_range, "CastLike": _out_of_range,
     "Div": _quotient, "Mod": _quotient, "BitShift": _shift, "ReduceMean": _mean,
     "Concat": _joined, "Slice": _sliced, "Squeeze": _squeezed, "NonZero": _scalar,
-    "PRelu": _slope, "LpPool": _window,
+    "PRelu": _slope, "LpPool": _window, "OneHot": _broken_index,
 }  # fmt: skip

@@ -98,9 +98,10 @@ def _slice(scope: EmissionScope, node: Node, attributes: SliceAttrs, x: Expr) ->
         extent = have[axis]
         if isinstance(extent, int):
             begin, stop, _ = slice(start, end, step).indices(extent)
+            begin = max(begin, 0)  # backwards from before the first element is from the first
             if step < 0 and stop < 0:
                 stop = -extent - 1
-            if step > 0 and stop < begin:
+            elif stop < begin if step > 0 else begin < stop:
                 stop = begin
         else:
             begin, stop = _bounds(scope, extent, start, end, step)
@@ -117,6 +118,9 @@ def _bounds(scope: EmissionScope, extent: Any, start: int, end: int, step: int) 
     Hosts subtract one bound from the other, so that the one that counts from the other side of the
     axis must not pass it.
     """
+    if step < 0 and start < -1 and end < 0:  # from the first element on where there is none
+        stop = max(end, -FAR)
+        return scope.larger_bound(extent, max(start, stop), 0), stop
     begin, stop = open_bounds(start, end, step)
     if are_ordered(begin, stop) or abs(stop) == FAR or (step > 0 and begin == 0):
         return begin, stop

@@ -171,7 +171,7 @@ def _gemm(scope: EmissionScope, node: Node, attributes: GemmAttrs, args: list[Ex
         bias = scope.cast(args[2], wide)
         if attributes.beta != 1.0:
             bias = scope.emit(scope.op.multiply(bias, _factor(scope, bias, attributes.beta)))
-        total = scope.op.add(total, bias)
+        total = scope.op.add(*scope.aligned([total, bias]))
     return total if wide == own else scope.op.astype(scope.emit(total), own)
 
 
@@ -181,6 +181,8 @@ def _softmax(scope: EmissionScope, node: Node, args: list[Expr]) -> Expr:
     if len(attributes.axes) == 1:
         return function(x, attributes.axes[0])
     shape = scope.extents(x)
+    if 0 in [extent for extent in shape if isinstance(extent, int)]:
+        return x  # nothing, of which no extent follows
     flat = scope.emit(scope.op.reshape(x, (*shape[: attributes.axes[0]], -1)))
     return scope.op.reshape(scope.emit(function(flat, -1)), shape)
 

@@ -106,9 +106,15 @@ def _floating(scope: EmissionScope, node: Node, attributes: ResizeAttrs) -> Expr
         value = _opened(scope, node, attributes, value)
         quant = node.output.quant
         return value if quant is None else scope.quantize(value, quant.params)
+    own = scope.dtype(value)
+    if not moves(attributes) and "int" in own:
+        value = scope.cast(value, "float32")
     for axis, (length, size) in enumerate(zip(shape, extents, strict=True)):
-        if isinstance(length, int) and not (size == length and _unscaled(attributes, axis)):
+        if not isinstance(length, int) or length == 0:
+            continue
+        if not (size == length and _unscaled(attributes, axis)):
             value = _along(scope, value, axis, _weights(attributes, axis, length, size))
+    value = scope.cast(value, own)
     quant = node.output.quant
     return value if quant is None else scope.quantize(value, quant.params)
 

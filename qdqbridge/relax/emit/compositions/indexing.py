@@ -1,7 +1,9 @@
 """Gathering and scattering where extents are open, or 0: TVM reads and writes wherever indices say.
 
 Indices are taken modulo the extents that they go along, so that negative ones count from the end
-and others stay within the data; what does not fit the data ends a run with an error.
+and others stay within the data; what does not fit the data ends a run with an error. A
+ScatterElements is a ScatterND of every element, whatever is known of its extents: TVM's own takes
+the updates for as wide as the data along the other axes.
 """
 
 from __future__ import annotations
@@ -79,12 +81,28 @@ def _gather_elements(site: CompositionSite) -> Sequence[Expr]:
 
 
 def _scatter_elements(site: CompositionSite) -> Sequence[Expr]:
-    reduction = _reduction(site)
-    data, indices, places, axis = _along(site)
+    reduction, data = _reduction(site), site.arg(0)
+    extents, places = site.extents(data), site.extents(site.arg(1))
+    axis, rank = site.onnx.wrap(site.onnx.int_("axis", 0)), len(extents)
+    if len(places) != rank:
+        raise NoRow(f"its indices have {len(places)} axes, its data {rank}")
+    for each, (place, extent) in enumerate(zip(places, extents, strict=True)):
+        if each != axis and isinstance(place, int) and isinstance(extent, int) and place > extent:
+            raise NoRow("its indices are wider than the data along another axis than theirs")
+        if each != axis:
+            site.scope.need_at_most(place, extent)
     updates = _fitting(site, site.arg(2), places)
     if 0 in places:
         return [data]
-    return [site("scatter_elements", data, indices, updates, axis, reduction)]
+    columns: list[Expr] = []
+    for each, place in enumerate(places):
+        column = site.cast(site.arg(1), "int64")
+        if each != axis:
+            along = site.along(site.counted(place), each, rank)
+            column = site.scope.emit(site.scope.broadcast(along, tuple(places)))
+        columns.append(site("expand_dims", column, rank))
+    rows = _bound(site, data, site("concat", columns, rank), slice(0, rank), places)
+    return [site("scatter_nd", data, rows, updates, reduction)]
 
 
 def _rows(site: CompositionSite, batch: int) -> tuple[Expr, Expr, list[Any]]:
@@ -119,6 +137,7 @@ def _scatter_nd(site: CompositionSite) -> Sequence[Expr]:
 INDEXING: Mapping[str, Composition] = {
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
+    "Scatter": _scatter_elements,
     "ScatterElements": _scatter_elements,
     "ScatterND": _scatter_nd,
 }

@@ -161,7 +161,7 @@ def _padded(site: CompositionSite, x: Expr, axis: int, index: Expr, mode: str, v
     bounded = site("maximum", site("minimum", index, last), zero)
     if mode == "constant":
         taken = site("take", x, bounded, axis=axis, mode="clip")
-        inside = site("equal", index, bounded)
+        inside = site("logical_and", site("equal", index, bounded), site("less", index, extent))
         return site("where", site.along(inside, axis, site.rank(x)), taken, value)
     if mode == "wrap":
         bounded = site("floor_mod", index, extent)
