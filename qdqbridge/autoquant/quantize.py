@@ -346,6 +346,8 @@ def _plainly(
     """
     seen = profile.by_name()
     check_complete(seen, observable(graph))
+    ends = (*graph.inputs, *graph.outputs)
+    check_numbers({value: seen[value.name] for value in ends if value.name in seen})
     wishes = options.wishes(graph)
     while True:
         planned = plan(graph, target, wishes)

@@ -383,3 +383,14 @@ def test_recurrent_weights_that_are_computed_stay(tmp_path):
     floats = plan.made.decision.plan.floats
     told = {node.op.name: reason for node, reason in floats.items()}
     assert told["LSTM"] == "its weights are computed"
+
+
+@pytest.mark.parametrize("target", ["ort", "weight-only", "dynamic", "dynamic-rows"])
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_data_that_make_no_numbers_are_refused_though_no_range_is_needed(target, number, tmp_path):
+    path = tmp_path / "m.onnx"
+    network(path)
+    x = drawn(1, 8, 5, 72)
+    x[3, 4, 5] = number
+    with pytest.raises(InputDataError, match="computes NaN"):
+        qb.quantize(path, {"x": x}, target=target)
