@@ -38,7 +38,7 @@ def computing(node: Node) -> Generator[None, None, None]:
 
     Raises:
         InvalidModelError: NumPy cannot bring the operands together.
-        UnsupportedModelError: A result is larger than memory.
+        UnsupportedModelError: A result is larger than memory, or nothing here computes it.
     """
     for value in node.outputs:
         shape = static_shape(value.type.shape)
@@ -48,6 +48,10 @@ def computing(node: Node) -> Generator[None, None, None]:
         yield
     except MemoryError as error:
         raise _too_large(node, str(error) or "memory is exhausted") from error
+    except UnsupportedModelError as error:  # of what computes it, which knows no node
+        if node.name not in error.where:
+            error.where = f"{node.name}, {error.where}" if error.where else node.name
+        raise
     except (ValueError, IndexError, TypeError, ArithmeticError) as error:
         # NumPy's words for operands that do not fit each other, or the attributes.
         raise InvalidModelError(

@@ -341,6 +341,19 @@ def test_what_onnxruntime_does_not_know_is_named() -> None:
         foreign_operator("com.acme", "Frobnicate").compute(attributes, [np.zeros(2, np.float32)])
 
 
+def test_the_node_that_onnxruntime_does_not_run_is_named() -> None:
+    b = Builder()
+    x = b.input("x", [1, 32])
+    codes, scales = b.init(np.zeros((4, 1, 12), np.uint8)), b.init(np.ones((4, 1), np.float32))
+    sizes = {"K": 32, "N": 4, "bits": 3, "block_size": 32}
+    b.output(b.op("MatMulNBits", x, codes, scales, domain="com.microsoft", **sizes))
+    model = b.model()
+    model.graph.node[0].name = "layer7"
+    with pytest.raises(UnsupportedModelError) as error:
+        evaluate(canonical(model), {"x": np.ones((1, 32), np.float32)})
+    assert error.value.where.startswith("layer7, ")
+
+
 def test_wrong_operands_are_named() -> None:
     attributes = foreign_attributes(helper.make_node("TopK", ["x", "k"], ["v", "i"]), 13)
     with pytest.raises(UnsupportedModelError, match=r"ai\.onnx::TopK"):
