@@ -39,6 +39,8 @@ from qdqbridge.autoquant.repair.steps import (
     QuantizedState,
     StepRecord,
     check_steps,
+    is_closer,
+    outdone,
     repaired,
     with_choosers_tried,
 )
@@ -297,13 +299,17 @@ def quantized(
         profiled.append((found.profile, other))
         return QuantizedState(found.graph, found.decision, found.profile)
 
-    state = QuantizedState(start.graph, start.decision, start.profile)
+    plain = QuantizedState(start.graph, start.decision, start.profile)
     work = WorkBudget(options.budget)
-    state, scaled = repaired(state, few, again, [s for s in repair if s in GRAPH_STEPS], work)
+    state, scaled = repaired(plain, few, again, [s for s in repair if s in GRAPH_STEPS], work)
     tuning = None
     if tune:
         told = _in_units(rounds.next(), len(samples))
         state, tuning = with_choosers_tried(state, few, target, told, options.workers)
+        if any(step.applied for step in scaled):
+            other = with_choosers_tried(plain, few, target, workers=options.workers)
+            if is_closer(other[1], tuning):
+                (state, tuning), scaled = other, outdone(scaled)
     state, rounded = repaired(state, few, again, [s for s in repair if s not in GRAPH_STEPS], work)
     rounds.finish()
     return replace(

@@ -15,7 +15,7 @@ from qdqbridge.autoquant.profiling.samples import Samples
 from qdqbridge.autoquant.repair import steps
 from qdqbridge.autoquant.repair.equalize import equalized, links, rescaled
 from qdqbridge.autoquant.repair.layers import layer_of
-from qdqbridge.autoquant.repair.steps import DEFAULT, GAIN, FloatReference
+from qdqbridge.autoquant.repair.steps import DEFAULT, GAIN, FloatReference, left_out_sqnr
 from qdqbridge.errors import InputDataError, UnsupportedModelError
 from qdqbridge.graph.dtypes import DType
 from qdqbridge.graph.quantization import per_tensor
@@ -109,6 +109,22 @@ def test_channels_are_not_scaled_where_samples_left_out_lose(seed):
     assert judge.sqnr(scaled.graph) == judge.sqnr(plain.graph)
 
 
+def test_one_sample_of_many_does_not_decide():
+    """Its error falls by half, and that of all others rises by a tenth."""
+    before = np.array([50.0, *np.full(31, 1.0)])
+    after = before * np.array([0.5, *np.full(31, 1.1)])
+    assert after.sum() < before.sum()
+    plain, scaled = left_out_sqnr(before, after)
+    assert scaled < plain
+    plain, scaled = left_out_sqnr(before, before * 0.9)
+    # approx: means of 32 logarithms are added in another order
+    assert scaled == pytest.approx(plain - 10 * np.log10(0.9))
+    plain, scaled = left_out_sqnr(np.full(8, 1.0), np.array([*np.full(7, 0.5), 100.0]))
+    assert scaled < plain == 0
+    plain, scaled = left_out_sqnr(before, before)
+    assert scaled == plain
+
+
 def test_channels_are_scaled_where_samples_left_out_gain():
     graph, x = long_tailed(4)
     plain, scaled = (
@@ -116,6 +132,29 @@ def test_channels_are_scaled_where_samples_left_out_gain():
     )
     judge = FloatReference(graph, Samples.of(graph.inputs, {"x": x[64:]}), 512)
     assert scaled.repairs[0].applied and judge.sqnr(scaled.graph) > judge.sqnr(plain.graph) + 3
+
+
+@pytest.mark.parametrize("apart", [-2.0, 0.5, 2.0])
+def test_channels_stay_as_they_are_where_other_choosers_do_better(apart, monkeypatch):
+    """Choosers are tried behind scaled channels and without; what is clearly closer is taken."""
+    tried = []
+
+    def choosers_tried(state, *_, **__):
+        tried.append(state)
+        sqnr = 30.0 + apart * len(tried)
+        return state, steps.StepRecord(steps.CHOOSERS, True, "", 20.0, sqnr)
+
+    monkeypatch.setattr("qdqbridge.autoquant.quantize.with_choosers_tried", choosers_tried)
+    graph, x = long_tailed(4)
+    found = quantize_model(graph, {"x": x[:64]}, repair=("smooth",))
+    scaled, plain = tried
+    (record,) = found.repairs
+    taken = plain if apart > steps.CLEARLY else scaled
+    assert found.decision is taken.decision and found.profile is taken.profile
+    assert found.tuning is not None
+    assert found.tuning.after == 30 + (2 * apart if taken is plain else apart)
+    assert record.applied == (taken is scaled)
+    assert ("other choosers do better without it" in record.told) == (taken is plain)
 
 
 @pytest.mark.parametrize("name", ["digits_cnn_float", "digits_attention_float", "digits_mlp_float"])

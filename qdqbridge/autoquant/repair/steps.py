@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,8 @@ from qdqbridge.graph.interpreter import evaluate
 
 GAIN = 0.02
 """What a step has to gain at least, in dB; less is chance."""
+CLEARLY = 1.0
+"""How much closer, in dB, choosers have to come without scaled channels to leave them unscaled."""
 ORDER = ("equalize", "smooth", "round", "learn", "bias")
 """All steps in the order in which they are done."""
 PARTS = 4
@@ -66,8 +68,8 @@ class StepRecord:
         step: Its name, one of :data:`ORDER`.
         applied: Whether it was kept.
         told: What it did, or why it did nothing.
-        before: Output SQNR on calibration data without it, in dB (where it lost on samples that
-            were left out, on these); None where nothing was tried.
+        before: Output SQNR on calibration data without it, in dB (where it did not help on samples
+            that were left out, on these); None where nothing was tried.
         after: With it.
     """
 
@@ -125,7 +127,7 @@ def repaired(
         start: The graph quantized without repair.
         samples: Calibration data: where there are enough, what helped is decided on half of them,
             which ``round`` and ``bias`` have not looked at; ``equalize`` and ``smooth``, whose
-            ranges are those of all, must not lose where a part gives no range and judges.
+            ranges are those of all, must gain where a part gives no range and judges.
         again: Quantizes another float graph.
         steps: Names out of :data:`ORDER`, which they are done in.
         work: No step is begun once it is spent; None for no bound.
@@ -157,6 +159,26 @@ _Attempt = tuple[QuantizedState | None, str, float | None, float | None]
 
 def _better(before: float, after: float) -> bool:
     return before < after >= before + GAIN
+
+
+def left_out_sqnr(before: Array, after: Array) -> tuple[float, float]:
+    """Returns dB that decide whether a change helped on samples left out: the second is larger.
+
+    One sample that leaves a range outweighs all others in the sum of errors; that it does so less
+    is no reason to make the others worse. So where the sum fell, so must the logarithms of most
+    samples' errors: theirs is the mean SQNR without the change, and with it, less a standard error.
+
+    Args:
+        before: Errors of the samples without it.
+        after: With it, of the same samples.
+    """
+    if after.mean() > before.mean():
+        return decibels(float(before.mean())), decibels(float(after.mean()))
+    least = float(np.finfo(np.float64).tiny)
+    each, changed = (-10 * np.log10(np.maximum(errors, least)) for errors in (before, after))
+    gain = changed - each
+    sure = float(gain.mean() - gain.std(ddof=1) / math.sqrt(len(gain)))
+    return float(each.mean()), float(each.mean()) + sure
 
 
 class _Trials:
@@ -197,7 +219,7 @@ class _Trials:
         return found, told, before, after
 
     def _scaled(self, name: str) -> _Attempt:
-        """Tries a step that scales channels; it must not lose on samples that gave no range.
+        """Tries a step that scales channels; it must gain on samples that gave no range.
 
         A channel of a scaled tensor ends at what was seen of it alone, so that other samples leave
         it more easily than the range of the loudest channel.
@@ -210,24 +232,28 @@ class _Trials:
         after = judge.sqnr(found.graph)
         if not _better(before, after):
             return None, told, before, after
-        plain, scaled = self._left_out(name)
-        if scaled < plain:
-            lost = f"on samples left out, {plain - scaled:.1f} dB less"
-            return None, f"{told}; {lost}", plain, scaled
+        if len(self._samples) < 2:
+            return found, told, before, after
+        plain, scaled = left_out_sqnr(*self._left_out(name))
+        if not scaled > plain:  # no number is no gain
+            return None, f"{told}; samples left out are no closer on the whole", plain, scaled
         return found, told, before, after
 
-    def _left_out(self, name: str) -> tuple[float, float]:
-        """Returns dB on samples that are left out one part after the other, without and with."""
-        graph, noise = self.state.decision.plan.graph, np.zeros(2)
+    def _left_out(self, name: str) -> tuple[Array, Array]:
+        """Returns errors of samples that are left out one part after the other, without and with.
+
+        Those of a part are shares of the power of its samples.
+        """
+        graph, errors = self.state.decision.plan.graph, list[list[Array]]()
         count = len(self._samples)
         parts = min(PARTS, count)
-        for k in range(parts if parts > 1 else 0):
+        for k in range(parts):
             kept = taken(self._samples, [i for i in range(count) if i % parts != k])
             judge = FloatReference(graph, taken(self._samples, range(k, count, parts)))
             graphs = graph, self._rewritten(name, kept)[0] or graph
             states = [self._again(each, kept) for each in graphs]
-            noise += [10 ** (-judge.sqnr(state.graph) / 10) for state in states]
-        plain, scaled = (decibels(float(each) / max(parts, 1)) for each in noise)
+            errors.append([judge.errors(state.graph) for state in states])
+        plain, scaled = (np.concatenate(each) for each in zip(*errors, strict=True))
         return plain, scaled
 
     def _before(self) -> tuple[FloatReference, float]:
@@ -291,16 +317,20 @@ class FloatReference:
 
     def sqnr(self, graph: Graph) -> float:
         """Returns the output SQNR of ``graph`` in dB; of several outputs the mean noise counts."""
+        return decibels(float(self.errors(graph).mean()))
+
+    def errors(self, graph: Graph) -> Array:
+        """Returns the noise of every sample as share of the mean power, outputs averaged."""
         run = runner(graph)
-        noise = np.zeros(len(self._wanted[0]))
+        noise = np.zeros((len(self.samples), len(self._wanted[0])))
         signal = np.zeros_like(noise)
-        for sample, wanted in zip(self.samples, self._wanted, strict=True):
+        for k, (sample, wanted) in enumerate(zip(self.samples, self._wanted, strict=True)):
             for i, (got, want) in enumerate(zip(run(sample), wanted, strict=True)):
                 usable = np.isfinite(want)
-                noise[i] += float(np.sum((got[usable] - want[usable]) ** 2))
-                signal[i] += float(np.sum(want[usable] ** 2))
-        ratio = noise / np.where(signal > 0, signal, 1.0)
-        return decibels(float(ratio.mean()))
+                noise[k, i] = np.sum((got[usable] - want[usable]) ** 2)
+                signal[k, i] = np.sum(want[usable] ** 2)
+        power = signal.mean(axis=0)
+        return (noise / np.where(power > 0, power, 1.0)).mean(axis=1)
 
 
 def decibels(ratio: float) -> float:
@@ -359,6 +389,22 @@ def with_choosers_tried(
         return state, StepRecord(CHOOSERS, False, told, found.start, found.end)
     record = StepRecord(CHOOSERS, True, _told(found), found.start, found.end)
     return QuantizedState(apply(found.decision), found.decision, state.profile), record
+
+
+def is_closer(tried: StepRecord, other: StepRecord) -> bool:
+    """True where choosers came clearly closer to the outputs of samples left out than elsewhere."""
+    if tried.after is None or other.after is None:
+        return False
+    return tried.after >= other.after + CLEARLY
+
+
+def outdone(steps: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
+    """Returns what became of steps that helped until choosers were tried without them."""
+    told = "other choosers do better without it"
+    return tuple(
+        replace(step, applied=False, told=f"{step.told}; {told}") if step.applied else step
+        for step in steps
+    )
 
 
 def folds_of(state: QuantizedState, samples: Samples) -> list[Fold]:
